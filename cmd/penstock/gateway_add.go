@@ -137,19 +137,9 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 		if i < 0 {
 			return addr, true
 		}
-		addr = last(taken[i]) // a prefix may have more than can be counted
+		addr = access.LastOf(taken[i]) // a prefix may have more than can be counted
 	}
 	return netip.Addr{}, false
-}
-
-// last is the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < 8*len(b); bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
 }
 
 // clientConfig is what the client's app wants.

@@ -190,7 +190,7 @@ func (h *hider) line(s string) string {
 		h.column, h.quote = neverEnds, 0
 		from = colon + 1
 		value := strings.TrimSpace(s[from:])
-		if h.last == open && strings.HasSuffix(key, "_file") && maySecret(firstWord(value)) {
+		if h.last == open && strings.HasSuffix(key, "_file") && mayBeSecret(firstWord(value)) {
 			h.last = secret
 		}
 		h.valued = value != "" && !strings.ContainsAny(value[:1], "#[{|>\"'")

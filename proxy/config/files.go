@@ -49,7 +49,7 @@ func (f *files) bytes(name string) ([]byte, error) {
 		}
 		data, info, err := readFile(path)
 		if err != nil {
-			if !maySecret(name) {
+			if !mayBeSecret(name) {
 				f.lacks = append(f.lacks, path)
 			}
 			return nil, err
@@ -134,7 +134,7 @@ func (f *files) path(name string) string {
 
 // shown is the file's path for messages, without what may be a secret in the place of its name.
 func (f *files) shown(name string) string {
-	if maySecret(name) {
+	if mayBeSecret(name) {
 		return hidden + " (which may be a secret; the name of a file belongs here)"
 	}
 	return f.path(name)

@@ -32,9 +32,9 @@ func inlineSecret(key string, v reflect.Value) string {
 // leastSecret is how many bytes of base64 may be a key or a token.
 const leastSecret = 16
 
-// maySecret reports whether what stands where a file's name belongs may be a secret: lines, or base64 that
-// does not look like a path.
-func maySecret(name string) bool {
+// mayBeSecret reports whether the name of a file may be a secret instead: it has several lines, or is base64
+// and does not look like a path.
+func mayBeSecret(name string) bool {
 	data, err := base64.StdEncoding.DecodeString(name)
 	path := strings.HasPrefix(name, "/") && strings.Count(name, "/") > 1
 	return strings.ContainsAny(name, "\r\n") || err == nil && len(data) >= leastSecret && !path

@@ -22,7 +22,7 @@ const (
 	minFresh = time.Second
 	maxFresh = 10 * time.Second
 	share    = 40
-	// lately is how long ago a look may be for rates since then to be present ones.
+	// lately bounds the time since the last look: a rate over a longer time is not the present one.
 	lately = 3 * maxFresh
 )
 

@@ -252,11 +252,19 @@ func (d *device) reroute() error {
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return nil
 	}
+	if len(d.routes) == 0 {
+		return nil
+	}
+	others, err := d.others()
+	if err != nil {
+		return d.explain("list routes", err)
+	}
 	for _, p := range d.routes {
-		err := d.alone(p)
-		if err == nil {
-			err = netlink.RouteAdd(d.route(p))
+		if r, taken := others[p.Masked().String()]; taken {
+			return fmt.Errorf("add a route to %v: this machine has another (%v), and one of the two would be lost: "+
+				"remove it, or the peer's addresses", p, r)
 		}
+		err := netlink.RouteAdd(d.route(p))
 		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
 			return d.explain("add a route to "+p.String(), err)
 		}
@@ -264,25 +272,25 @@ func (d *device) reroute() error {
 	return nil
 }
 
-// alone wants that no other interface has a route to the same addresses: by their metrics, one of
-// the two would not be used.
-func (d *device) alone(to netip.Prefix) error {
-	family := netlink.FAMILY_V4
-	if to.Addr().Is6() {
-		family = netlink.FAMILY_V6
-	}
-	same := netlink.Route{Dst: ipNet(to.Masked()), Table: unix.RT_TABLE_MAIN}
-	routes, err := nldump.Retry(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(family, &same, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
-	})
-	for _, r := range routes {
-		refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
-		if r.LinkIndex != d.link.Attrs().Index && !refuses {
-			return fmt.Errorf("this machine has another (%s), and one of the two would be lost: remove it, or the "+
-				"peer's addresses", r)
+// others are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
+// route of ours to the same ones, their metrics would decide which is used.
+func (d *device) others() (map[string]netlink.Route, error) {
+	all := map[string]netlink.Route{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
+			if r.Dst != nil && r.LinkIndex != d.link.Attrs().Index && !refuses {
+				all[r.Dst.String()] = r
+			}
 		}
 	}
-	return err
+	return all, nil
 }
 
 func (d *device) route(to netip.Prefix) *netlink.Route {

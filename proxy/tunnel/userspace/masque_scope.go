@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	connectip "github.com/quic-go/connect-ip-go"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // ipPath is the path of a CONNECT-IP request by the default template of RFC 9484 §3, before
@@ -92,20 +94,10 @@ func (s ipScope) routes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	for _, p := range slices.Compact(prefixes) {
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() }) {
-			routes = append(routes, connectip.IPRoute{StartIP: p.Addr(), EndIP: lastOf(p), IPProtocol: s.protocol})
+			routes = append(routes, connectip.IPRoute{StartIP: p.Addr(), EndIP: access.LastOf(p), IPProtocol: s.protocol})
 		}
 	}
 	return routes
-}
-
-// lastOf is the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < 8*len(b); bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	return last
 }
 
 // protocolOf is a packet's transport protocol, behind the extension headers of IPv6.
