@@ -28,7 +28,7 @@ func recipeTableCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "table FILE...",
 		Short:   "Make a table of what --json wrote: the paper's figures, in virtual time and over real sockets",
-		Example: "  penstock-lab bench recipe table docs/measurements/recipes.jsonl",
+		Example: "  penstock-lab bench recipe table docs/measurements/virtual.jsonl docs/measurements/real.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			files, err := readRecords(names)
