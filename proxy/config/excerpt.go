@@ -190,7 +190,7 @@ func (h *hider) line(s string) string {
 		h.column, h.quote = neverEnds, 0
 		from = colon + 1
 		value := strings.TrimSpace(s[from:])
-		if h.last == open && strings.HasSuffix(key, "_file") && mayBeSecret(firstWord(value)) {
+		if h.last == open && strings.HasSuffix(key, "_file") && (continues(value) || mayBeSecret(firstWord(value))) {
 			h.last = secret
 		}
 		h.valued = value != "" && !strings.ContainsAny(value[:1], "#[{|>\"'")
@@ -209,6 +209,9 @@ func (h *hider) line(s string) string {
 		}
 	}
 }
+
+// continues reports whether the lines below may have the value, or a tag or an anchor is before it.
+func continues(value string) bool { return value == "" || strings.ContainsAny(value[:1], "|>!&#") }
 
 // firstWord is the first of a value, without quotation marks.
 func firstWord(value string) string {

@@ -189,6 +189,8 @@ func TestMistakesInFilesShowNoSecrets(t *testing.T) {
 // A secret in the place of its file's name is no name that a message shows.
 func TestASecretInPlaceOfAFileIsNotShown(t *testing.T) {
 	const body = "MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g"
+	const urlToken, hexToken = "1ZzLHwoT4iFr5elVoApjm0Q6iFBxnnOplYJ-iNsvcHk", "3f786850e387550fdab836ed7e6dc881"
+	const noEnd = "6DJ4+Yw0CG7EiYqk7WKzXg8iV5TTBuCqVq0nhzzzm1g"
 	masque := "listeners:\n  - name: m\n    mode: masque\n    address: ':1'\n    masque: {open: true}\n" +
 		"    tls: {certificate: c.pem, key: \"%s\"}\n"
 	wireguard := "listeners:\n  - name: v\n    mode: wireguard\n    address: ':1'\n    wireguard: {%s}\n"
@@ -198,14 +200,25 @@ func TestASecretInPlaceOfAFileIsNotShown(t *testing.T) {
 		"a WireGuard key":       fmt.Sprintf(wireguard, "private_key_file: \""+keyA+"\""),
 		"where peers are":       fmt.Sprintf(wireguard, "private_key: "+keyA+", peers_file: "+keyA),
 		"a token":               lan + "telemetry:\n  change_token_file: bm8gb25lIHNlZXMgdGhpcyB0b2tlbg==\n",
+		"without its end":       lan + "telemetry:\n  change_token_file: " + noEnd + "\n",
+		"base64url":             lan + "telemetry:\n  change_token_file: " + urlToken + "\n",
+		"hexadecimal":           lan + "telemetry:\n  change_token_file: " + hexToken + "\n",
+		"in the line below":     lan + "telemetry:\n  change_token_file:\n    " + urlToken + "\n",
+		"in a block":            lan + "telemetry:\n  change_token_file: |\n    " + urlToken + "\n",
+		"folded":                lan + "telemetry:\n  change_token_file: >-\n    " + urlToken + "\n",
+		"behind a tag":          lan + "telemetry:\n  change_token_file: !!str " + urlToken + "\n",
+		"behind an anchor":      lan + "telemetry:\n  change_token_file: &a " + urlToken + "\n",
 	} {
 		dir := folder(t, map[string]string{"c.yaml": text, "c.pem": "-----BEGIN CERTIFICATE-----\n"})
 		_, err := config.Load(filepath.Join(dir, "c.yaml"))
 		var ce *config.Error
 		require.ErrorAs(t, err, &ce, name)
 		told := ce.Error() + ce.Excerpt
-		assert.Contains(t, told, "may be a secret", name)
-		for _, secret := range []string{body[:32], body[32:], keyA[:43], "bm8gb25lIHNlZXMgdGhpcyB0b2tlbg"} {
+		if !strings.HasPrefix(name, "behind") { // which is a mistake of its own
+			assert.Contains(t, told, "may be a secret", name)
+		}
+		for _, secret := range []string{body[:32], body[32:], keyA[:43], "bm8gb25lIHNlZXMgdGhpcyB0b2tlbg", urlToken,
+			hexToken, noEnd} {
 			assert.NotContains(t, told, secret, name)
 		}
 	}

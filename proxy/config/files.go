@@ -143,6 +143,17 @@ func (f *files) shown(name string) string {
 // names are the files that were read, in order, and those that could not be.
 func (f *files) names() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
 
+// infos are those of the files that were read, from the descriptors that they were read by.
+func (f *files) infos() map[string]fs.FileInfo {
+	all := map[string]fs.FileInfo{}
+	for name, one := range f.read {
+		if one.info != nil {
+			all[name] = one.info
+		}
+	}
+	return all
+}
+
 // withoutMark cuts off the byte order mark that some editors begin a file with.
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
 

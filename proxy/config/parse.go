@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -73,6 +74,7 @@ type Loaded struct {
 	Hash string // SHA-256 of it, in hexadecimal
 	// Files were read: the configuration and those it names. With an error those are among them that could not be.
 	Files []string
+	Infos map[string]fs.FileInfo // of the Files as they were read; of those that could not be, or are saved ones, none
 	files *files
 }
 
@@ -95,10 +97,10 @@ func (f *files) load(path string) (Loaded, error) {
 	}
 	c, mistake := load(data, name, f)
 	if mistake != nil {
-		return Loaded{Files: f.names()}, mistake.in(path)
+		return Loaded{Files: f.names(), Infos: f.infos()}, mistake.in(path)
 	}
 	sum := sha256.Sum256(f.read[f.path(name)].data)
-	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), files: f}, nil
+	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), Infos: f.infos(), files: f}, nil
 }
 
 // load reads a configuration and the files that it names. What they hold is checked

@@ -78,6 +78,8 @@ var scalars = map[reflect.Type]scalar{
 	reflect.TypeFor[Fraction](): written(parseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
 	reflect.TypeFor[Refuse](): written(parseRefuse, object{
 		"type": []string{"boolean", "string"}, "minLength": 1,
+		"not": object{"type": "string", "pattern": `^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy]([Ee][Ss])?|` +
+			`[Nn][Oo]?|[Oo][Nn]|[Oo][Ff][Ff])$`},
 	}),
 	reflect.TypeFor[access.Mode]():     oneOf(access.Modes...),
 	reflect.TypeFor[policy.Protocol](): oneOf(policy.TCP, policy.UDP, policy.ICMP),

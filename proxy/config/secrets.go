@@ -2,10 +2,14 @@ package config
 
 import (
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
+	"unicode"
 )
 
 // A field with the tag secret:"true" holds what nobody else may see: its value
@@ -29,15 +33,28 @@ func inlineSecret(key string, v reflect.Value) string {
 	return ""
 }
 
-// leastSecret is how many bytes of base64 may be a key or a token.
+// leastSecret is how many bytes of base64, or of hexadecimal digits, may be a key or a token.
 const leastSecret = 16
 
-// mayBeSecret reports whether the name of a file may be a secret instead: it has several lines, or is base64
-// and does not look like a path.
+// mayBeSecret reports whether the name of a file may be a secret instead: it has several lines, or is base64 or
+// hexadecimal as only chance writes it, and not a path to a directory that there is.
 func mayBeSecret(name string) bool {
-	data, err := base64.StdEncoding.DecodeString(name)
-	path := strings.HasPrefix(name, "/") && strings.Count(name, "/") > 1
-	return strings.ContainsAny(name, "\r\n") || err == nil && len(data) >= leastSecret && !path
+	if strings.ContainsAny(name, "\r\n") {
+		return true
+	}
+	if dir := filepath.Dir(name); filepath.IsAbs(name) && dir != "/" {
+		if _, err := os.Stat(dir); err == nil {
+			return false
+		}
+	}
+	bare := strings.TrimRight(name, "=")
+	if data, err := hex.DecodeString(bare); err == nil {
+		return len(data) >= leastSecret
+	}
+	data, err := base64.RawURLEncoding.DecodeString(strings.NewReplacer("+", "-", "/", "_").Replace(bare))
+	mixed := strings.ContainsAny(bare, "0123456789") && strings.ContainsFunc(bare, unicode.IsUpper) &&
+		strings.ContainsFunc(bare, unicode.IsLower)
+	return err == nil && len(data) >= leastSecret && (mixed || bare != name)
 }
 
 // hasSecrets reports whether values of the type are, or directly hold, secrets;
