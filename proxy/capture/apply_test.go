@@ -68,7 +68,7 @@ func TestApplyTwiceIsApplyOnce(t *testing.T) {
 			if r.Mode == TPROXY {
 				routed = len(r.families())
 			}
-			assert.Equal(t, count(clean, "policy")+routed, count(once, "policy"))
+			assert.Equal(t, count(clean, "policy")+2*routed, count(once, "policy"))
 			assert.Equal(t, count(clean, "route")+routed, count(once, "route"))
 
 			ns.do(t, func() error { return row.rules.Apply(t.Context()) })
@@ -126,9 +126,9 @@ func TestOtherSettingsReplaceTheOldOnes(t *testing.T) {
 	other := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1082, IPv4: true, Mark: 0x40, RouteTable: 7}
 	ns.do(t, func() error { return other.Apply(t.Context()) })
 	s := ns.state(t)
-	assert.Equal(t, count(clean, "policy")+1, count(s, "policy"))
+	assert.Equal(t, count(clean, "policy")+2, count(s, "policy"))
 	assert.Equal(t, count(clean, "route")+1, count(s, "route"))
-	assert.Equal(t, 1, count(s, "policy 2 priority 1120 mark 0x40/0x40 table 7 proto 112"))
+	assert.Equal(t, 1, count(s, "policy 2 priority 120 mark 0x40/0x40 table 7 proto 112"))
 
 	ns.do(t, func() error { return Rules{Mode: Redirect, Interfaces: anywhere, Port: 1083}.Apply(t.Context()) })
 	s = ns.state(t)

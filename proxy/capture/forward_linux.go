@@ -2,7 +2,9 @@ package capture
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -50,8 +52,11 @@ func ForwardFilters() ([]string, error) {
 	// The older iptables keeps rules of its own, which nftables does not see.
 	for _, list := range []string{"ip", "ip6"} {
 		tables, err := os.ReadFile("/proc/thread-self/net/" + list + "_tables_names")
-		if err == nil && slices.Contains(strings.Fields(string(tables)), "filter") {
+		switch {
+		case err == nil && slices.Contains(strings.Fields(string(tables)), "filter"):
 			filters = append(filters, list+"tables-legacy FORWARD (not looked into)")
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			filters = append(filters, list+"tables-legacy FORWARD (which root alone may look for)")
 		}
 	}
 	return filters, nil

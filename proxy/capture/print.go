@@ -20,12 +20,14 @@ func (r Rules) Print(w io.Writer) error {
 	t := r.ruleset()
 	var b strings.Builder
 	if r.Mode == TPROXY {
-		b.WriteString("# Marked packets are routed to this machine.\n")
+		b.WriteString("# Marked packets are routed to this machine, and what it sends itself by its usual routes.\n")
 		for _, f := range r.families() {
 			ip := "ip"
 			if !f.v4() {
 				ip = "ip -6"
 			}
+			fmt.Fprintf(&b, "%s rule add priority %d iif lo fwmark %#x/%#x lookup main protocol %d\n",
+				ip, RulePriority-1, r.Mark, r.Mark, RouteProtocol)
 			fmt.Fprintf(&b, "%s rule add priority %d fwmark %#x/%#x lookup %d protocol %d\n",
 				ip, RulePriority, r.Mark, r.Mark, r.RouteTable, RouteProtocol)
 			fmt.Fprintf(&b, "%s route add local default dev lo table %d proto %d\n", ip, r.RouteTable, RouteProtocol)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -18,8 +19,8 @@ type object struct {
 	route *netlink.Route
 }
 
-// routing is what sends marked packets to this machine: per family a policy
-// rule for the mark, and in its table a default route of type local.
+// routing is what sends marked packets to this machine: per family the policy
+// rules for the mark, and in the table of the last a default route of type local.
 type routing struct {
 	handle *netlink.Handle
 	added  []object // by this call, oldest first
@@ -31,6 +32,15 @@ func policyRule(r Rules, f family) *netlink.Rule {
 	rule.Family, rule.Priority, rule.Table = int(f.af), RulePriority, r.RouteTable
 	rule.Mark, rule.Mask, rule.Protocol = r.Mark, &mask, RouteProtocol
 	return rule
+}
+
+// policyRules are those for the mark. What this machine asks for itself goes by its usual routes: with
+// src_valid_mark, which wg-quick and Tailscale set, the kernel looks up the source of a marked packet
+// by its mark, and drops it where that leads here.
+func policyRules(r Rules, f family) []*netlink.Rule {
+	own := policyRule(r, f)
+	own.Priority, own.IifName, own.Table = RulePriority-1, "lo", unix.RT_TABLE_MAIN
+	return []*netlink.Rule{own, policyRule(r, f)}
 }
 
 func localRoute(table int, f family, lo int) *netlink.Route {
@@ -63,9 +73,12 @@ func (g *routing) add(r Rules) error {
 			}
 			g.added = append(g.added, route)
 		}
-		rule := object{rule: policyRule(r, f)}
-		if !contains(have, rule) {
-			if err := g.handle.RuleAdd(rule.rule); errors.Is(err, syscall.EEXIST) {
+		for _, add := range policyRules(r, f) {
+			rule := object{rule: add}
+			if contains(have, rule) {
+				continue
+			}
+			if err := g.handle.RuleAdd(add); errors.Is(err, syscall.EEXIST) {
 				return fmt.Errorf("capture: another program has the same %s policy rule for mark %#x: choose "+
 					"another mark", f.name, r.Mark)
 			} else if err != nil {
@@ -149,7 +162,8 @@ func (g *routing) delete(o object) error {
 // wanted reports whether o is one of those that r needs.
 func (o object) wanted(r Rules) bool {
 	for _, f := range r.families() {
-		if o.same(object{rule: policyRule(r, f)}) || o.same(object{route: localRoute(r.RouteTable, f, 0)}) {
+		if o.same(object{route: localRoute(r.RouteTable, f, 0)}) ||
+			slices.ContainsFunc(policyRules(r, f), func(rule *netlink.Rule) bool { return o.same(object{rule: rule}) }) {
 			return true
 		}
 	}
@@ -171,7 +185,7 @@ func (o object) same(p object) bool {
 	case o.rule != nil && p.rule != nil:
 		a, b := o.rule, p.rule
 		return a.Family == b.Family && a.Priority == b.Priority && a.Table == b.Table &&
-			a.Mark == b.Mark && a.Mask != nil && *a.Mask == *b.Mask
+			a.IifName == b.IifName && a.Mark == b.Mark && a.Mask != nil && *a.Mask == *b.Mask
 	case o.route != nil && p.route != nil:
 		a, b := o.route, p.route
 		return a.Family == b.Family && a.Table == b.Table && isDefault(a.Dst) && isDefault(b.Dst)

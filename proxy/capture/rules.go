@@ -16,11 +16,11 @@ import (
 const (
 	Table         = "penstock" // the nftables table, family inet
 	RouteProtocol = 112        // origin ("proto") of our routes and policy rules; unassigned in rt_protos
-	RulePriority  = 1120       // of our policy rules: before other software's, behind the local table
+	RulePriority  = 120        // of our policy rules: before other software's, behind the local table
 )
 
-// Defaults of Rules. Both marks are single high bits: the lower ones and the
-// middle are used by Kubernetes, Tailscale and others.
+// Defaults of Rules. Both marks are single high bits: the middle ones are used by
+// kube-proxy, Tailscale and others. Cilium and Calico use these too: see deploy/kubernetes.
 const (
 	DefaultMark       = 0x0100_0000
 	DefaultOwnMark    = 0x0200_0000

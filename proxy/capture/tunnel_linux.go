@@ -50,6 +50,16 @@ func (t Tunnel) Apply(context.Context) error {
 	return nil
 }
 
+// There reports whether the table is, as far as anybody knows.
+func (t Tunnel) There() bool {
+	c, err := nftables.New()
+	if err != nil {
+		return true
+	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	return err != nil || slices.ContainsFunc(tables, func(is *nftables.Table) bool { return is.Name == t.table() })
+}
+
 // Remove takes away what Apply made, the interface gone or not.
 func (t Tunnel) Remove(context.Context) error {
 	c, err := nftables.New()
