@@ -16,12 +16,13 @@ import (
 
 // arrangement is what becomes of the listeners: all is open, and nothing of it in force.
 type arrangement struct {
-	listeners []*listenerState // of the next configuration
-	opened    []*listenerState
-	gone      []*listenerState
-	yielded   []*listenerState // of those that are gone: others have their places
-	resuming  []func()         // each seeks the peers of a tunnel that has taken another's place
-	undoing   []func()         // each takes one step back
+	listeners  []*listenerState // of the next configuration
+	opened     []*listenerState
+	gone       []*listenerState
+	yielded    []*listenerState // of those that are gone: others have their places
+	committing []func()         // each has a listener that stays take clients by its next configuration
+	resuming   []func()         // each seeks the peers of a tunnel that has taken another's place
+	undoing    []func()         // each takes one step back
 }
 
 func (a *arrangement) undo() {
@@ -77,12 +78,16 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 	}
 	for i, cfg := range next.Listeners {
 		if old := stay[i]; old != nil {
-			err = old.cfg.CheckReload(i, cfg)
-		} else if len(a.rivals(cfg)) == 0 {
-			err = open(i, cfg)
+			if err := old.cfg.CheckReload(i, cfg); err != nil {
+				return nil, err
+			}
 		}
-		if err != nil {
-			return nil, err
+	}
+	for i, cfg := range next.Listeners {
+		if stay[i] == nil && len(a.rivals(cfg)) == 0 && len(s.drainingFor(cfg)) == 0 {
+			if err := open(i, cfg); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for i, cfg := range next.Listeners {
@@ -91,12 +96,14 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 			continue
 		}
 		at := endpoints(old)
-		if err := old.Apply(wayConfig(next, cfg, after)); err != nil {
+		commit, err := old.Apply(wayConfig(next, cfg, after))
+		if err != nil {
 			return nil, fmt.Errorf("proxy: listeners[%d]: %w", i, err)
 		}
+		a.committing = append(a.committing, commit)
 		a.undoing = append(a.undoing, func() {
-			_ = old.Apply(wayConfig(&present.cfg, old.cfg, before))
-			if len(at) > 0 { // peers that had gone come back without their sessions
+			_, _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) // what commit does has not been done
+			if len(at) > 0 {                                           // peers that had gone come back without their sessions
 				old.Tunnel().Resume(at)
 			}
 		})
@@ -176,6 +183,9 @@ func (s *Server) commit(a *arrangement) {
 	for _, l := range a.listeners {
 		l.now.Store(l)
 	}
+	for _, commit := range a.committing {
+		commit()
+	}
 	for _, l := range a.gone {
 		s.retire(l)
 	}
@@ -249,21 +259,25 @@ func (s *Server) cut(l *listenerState) {
 // returns where their peers were.
 func (s *Server) evict(by config.Listener) map[access.Key]netip.AddrPort {
 	at := map[access.Key]netip.AddrPort{}
-	var old []*listenerState
-	s.mu.Lock()
-	for l := range s.retired {
-		if l.cfg.Excludes(by) {
-			old = append(old, l)
-		}
-	}
-	s.mu.Unlock()
-	for _, l := range old {
+	for _, l := range s.drainingFor(by) {
 		s.log.Info("listener drains no longer: another takes its place", "listener", l.cfg.Name, "by", by.Name)
 		maps.Copy(at, endpoints(l))
 		l.evict()
 		<-l.closed
 	}
 	return at
+}
+
+// drainingFor are the tunnels that drain at the port or device that another needs.
+func (s *Server) drainingFor(next config.Listener) (all []*listenerState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.retired {
+		if l.cfg.Excludes(next) {
+			all = append(all, l)
+		}
+	}
+	return all
 }
 
 // endpoints are where the peers of a tunnel are; of those that are not known nobody is

@@ -342,16 +342,16 @@ type fakeTunnel struct {
 	early           error // of the first
 }
 
-func (f *fakeTunnel) Addr() net.Addr                       { return nil }
-func (f *fakeTunnel) Apply(proxy.WayConfig) error          { return nil }
-func (f *fakeTunnel) Close() error                         { return f.fakeListener.Close() }
-func (f *fakeTunnel) Drain()                               { f.fakeListener.Drain() }
-func (f *fakeTunnel) Health() error                        { return nil }
-func (f *fakeTunnel) Place(netip.Addr) tunnel.Place        { return tunnel.Elsewhere }
-func (f *fakeTunnel) Prompt(datapath.Conn) bool            { return false }
-func (f *fakeTunnel) Serve(take func(datapath.Conn)) error { return f.fakeListener.Serve(take) }
-func (f *fakeTunnel) Status() (tunnel.Status, error)       { return tunnel.Status{}, nil }
-func (f *fakeTunnel) Tunnel() tunnel.Listener              { return f }
+func (f *fakeTunnel) Addr() net.Addr                        { return nil }
+func (f *fakeTunnel) Apply(proxy.WayConfig) (func(), error) { return func() {}, nil }
+func (f *fakeTunnel) Close() error                          { return f.fakeListener.Close() }
+func (f *fakeTunnel) Drain()                                { f.fakeListener.Drain() }
+func (f *fakeTunnel) Health() error                         { return nil }
+func (f *fakeTunnel) Place(netip.Addr) tunnel.Place         { return tunnel.Elsewhere }
+func (f *fakeTunnel) Prompt(datapath.Conn) bool             { return false }
+func (f *fakeTunnel) Serve(take func(datapath.Conn)) error  { return f.fakeListener.Serve(take) }
+func (f *fakeTunnel) Status() (tunnel.Status, error)        { return tunnel.Status{}, nil }
+func (f *fakeTunnel) Tunnel() tunnel.Listener               { return f }
 func (f *fakeTunnel) Greet(ctx context.Context, c datapath.Conn) (ingress.Client, error) {
 	return f.fakeListener.Greet(ctx, c)
 }

@@ -327,7 +327,7 @@ func (l *fakeListener) Health() error { return l.health }
 
 func (l *fakeListener) Drain() { _ = l.Close() }
 
-func (l *fakeListener) Apply(proxy.WayConfig) error { return nil }
+func (l *fakeListener) Apply(proxy.WayConfig) (func(), error) { return func() {}, nil }
 
 func (l *fakeListener) Tunnel() tunnel.Listener { return nil }
 

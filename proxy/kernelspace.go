@@ -96,13 +96,13 @@ func kernelRules(r config.Rule) []kernelspace.Rule {
 }
 
 // Apply implements Way.
-func (w kernelWay) Apply(next WayConfig) error {
+func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
 	s, err := next.kernelSettings()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if next.KernelLacks != nil {
-		return fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
+		return nil, fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
 	}
 	return w.WireGuard.Apply(s, next.ingress(w.log))
 }

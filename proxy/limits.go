@@ -115,8 +115,11 @@ func (l *listenerState) sourceOf(conn datapath.Conn) source {
 	} else if t := l.Tunnel(); t != nil {
 		name = t.Peer(addr)
 	}
-	if name == "" || isAddr(name) {
+	if name == "" {
 		return source{host: datapath.Host(addr)}
+	}
+	if a, err := netip.ParseAddr(name); err == nil {
+		return source{host: datapath.Host(a)}
 	}
 	return source{peer: peerKey{l.cfg.Name, name}}
 }

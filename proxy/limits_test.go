@@ -123,6 +123,11 @@ type told struct {
 
 func (t told) Peer() string { return t.name }
 
+// overQUIC is one over HTTP/3.
+type overQUIC struct{ told }
+
+func (q overQUIC) RemoteAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(q.addr)} }
+
 func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
 	l := &listenerState{entrance: &entrance{Way: inTunnel{}}, cfg: config.Listener{Name: "vpn"}}
 	site := l.sourceOf(from{addr: "10.9.0.2"})
@@ -132,6 +137,7 @@ func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
 	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(from{addr: "192.0.2.1"}))
 	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(told{from{addr: "192.0.2.1"}, "192.0.2.1"}),
 		"whose name is its address")
+	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(overQUIC{told{from{addr: "192.0.2.1"}, "192.0.2.1"}}), "over UDP")
 
 	var most limiter
 	most.change(config.Config{Limits: config.Limits{PerSource: new(1)}}, nil)
@@ -214,4 +220,12 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	g.released(leg)
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
+	assert.Empty(t, g.lately)
+
+	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
+	require.NoError(t, g.dialled(here))
+	g.closed(here)
+	s := &Server{loops: g}
+	assert.True(t, s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")), "what it brought may be read after its end")
+	assert.NoError(t, g.capture(here), "it has come to its end all the same")
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // loopGuard keeps the proxy from talking to itself. The firewall mark keeps
@@ -17,7 +18,12 @@ type loopGuard struct {
 	mu       sync.Mutex
 	dialling map[wire]int // our server legs, from us to the server
 	captured map[wire]int // captured client legs, from the client to where it meant to go
+	lately   map[wire]int // of dialling, to this machine, that have gone: what came by them may be yet to be read
 }
+
+// readLate is how long a service of this machine may take to read what came by a connection that has gone,
+// more than the telemetry address waits for a request.
+const readLate = 30 * time.Second
 
 // wire is a connection as it is on the wire. Addresses alone would not do: on
 // one machine, a client and we may use one port for different destinations.
@@ -34,7 +40,7 @@ func wireOf(from, to netip.AddrPort) wire { return wire{endpointOf(from), endpoi
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
 
 func newLoopGuard(local func(netip.Addr) (bool, error)) *loopGuard {
-	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}}
+	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}, lately: map[wire]int{}}
 	g.listen(nil)
 	return g
 }
@@ -86,18 +92,28 @@ func (g *loopGuard) dialled(w wire) error {
 	return nil
 }
 
-// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client.
+// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client,
+// though that may have gone since.
 func (s *Server) Dialled(from, to netip.AddrPort) bool {
 	s.loops.mu.Lock()
 	defer s.loops.mu.Unlock()
-	return s.loops.dialling[wireOf(from, to)] > 0
+	w := wireOf(from, to)
+	return s.loops.dialling[w] > 0 || s.loops.lately[w] > 0
 }
 
 // released forgets what capture noted.
 func (g *loopGuard) released(w wire) { g.forget(g.captured, w) }
 
 // closed forgets what dialled noted.
-func (g *loopGuard) closed(w wire) { g.forget(g.dialling, w) }
+func (g *loopGuard) closed(w wire) {
+	if from := netip.AddrFrom16(w.from.addr); from.Unmap().IsLoopback() || w.from.addr == w.to.addr {
+		g.mu.Lock()
+		g.lately[w]++
+		g.mu.Unlock()
+		time.AfterFunc(readLate, func() { g.forget(g.lately, w) })
+	}
+	g.forget(g.dialling, w)
+}
 
 func (g *loopGuard) forget(m map[wire]int, w wire) {
 	g.mu.Lock()

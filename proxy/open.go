@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -22,11 +25,12 @@ type Kernel struct {
 	Datapath *kernel.Datapath
 	agents   agents
 	routes   *ingress.Routes
+	sockets  []handedOver
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
 // together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup.
-// sockets listen at some of the configured addresses already; those at others are closed.
+// sockets listen at some of the configured addresses already, or at those of a later configuration.
 // End it with Close once Serve has returned, or without Serve.
 func Open(
 	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
@@ -52,10 +56,14 @@ func Open(
 	}
 	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
 	flows.Lookup = links.lookup
-	own, others := assign(cfg, sockets)
-	for _, ln := range others {
-		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
-		_ = ln.Close()
+	given, err := keep(sockets)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close(), dp.Close())
+	}
+	for _, s := range given {
+		if !slices.ContainsFunc(cfg.Listeners, s.isOf) {
+			log.Warn("a socket was handed over that no listener has", "address", s.at.String())
+		}
 	}
 	dial := func(d kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
 		return dp.Connect(d, func(conn *kernel.Conn, err error) {
@@ -67,16 +75,18 @@ func Open(
 		})
 	}
 	open := func(l WayConfig) (Way, error) {
-		socket := own[l.Name]
-		delete(own, l.Name)
+		socket, err := socketOf(given, l.Listener)
+		if err != nil {
+			return nil, err
+		}
 		return openWay(ctx, l, socket, clock, accept, dp, log)
 	}
 	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Local: routes.Local, Log: log})
 	if err != nil {
 		routes.Close()
-		return nil, errors.Join(err, links.close(), dp.Close())
+		return nil, errors.Join(err, closeAll(given), links.close(), dp.Close())
 	}
-	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes}, nil
+	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: given}, nil
 }
 
 // Reload is the Server's, and has the next connections to agents on other machines be by
@@ -95,23 +105,65 @@ func (k *Kernel) Close() error {
 		_ = l.Close()
 	}
 	k.routes.Close()
-	return errors.Join(k.agents.close(), k.Datapath.Close())
+	return errors.Join(closeAll(k.sockets), k.agents.close(), k.Datapath.Close())
 }
 
-// assign finds the listener of each socket, by its address.
-func assign(c config.Config, sockets []*net.TCPListener) (own map[string]*net.TCPListener, others []*net.TCPListener) {
-	own = map[string]*net.TCPListener{}
+// handedOver is a socket that somebody else goes on listening at, so that nobody can listen there anew. A
+// reload may leave its address and come back.
+type handedOver struct {
+	at net.Addr
+	fd int
+}
+
+// keep takes sockets as descriptors that the runtime does not wait for.
+func keep(sockets []*net.TCPListener) (kept []handedOver, err error) {
 	for _, ln := range sockets {
-		i := slices.IndexFunc(c.Listeners, func(l config.Listener) bool {
-			return own[l.Name] == nil && !l.Mode.Tunnels() && sameAddress(l.Address, ln.Addr())
-		})
-		if i < 0 {
-			others = append(others, ln)
-			continue
+		raw, rawErr := ln.SyscallConn()
+		if rawErr == nil {
+			rawErr = raw.Control(func(fd uintptr) {
+				s := handedOver{at: ln.Addr()}
+				if s.fd, err = duplicate(int(fd)); err == nil {
+					kept = append(kept, s)
+				}
+			})
 		}
-		own[c.Listeners[i].Name] = ln
+		if err = errors.Join(err, rawErr, ln.Close()); err != nil {
+			return nil, errors.Join(fmt.Errorf("keep a socket that was handed over: %w", err), closeAll(kept))
+		}
 	}
-	return own, others
+	return kept, nil
+}
+
+func closeAll(sockets []handedOver) (err error) {
+	for _, s := range sockets {
+		err = errors.Join(err, unix.Close(s.fd))
+	}
+	return err
+}
+
+func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
+
+// isOf reports whether a listener belongs at the socket.
+func (s handedOver) isOf(l config.Listener) bool {
+	return !l.Mode.Tunnels() && sameAddress(l.Address, s.at)
+}
+
+// socketOf is one that was handed over for a listener; nil: there is none.
+func socketOf(given []handedOver, l config.Listener) (*net.TCPListener, error) {
+	i := slices.IndexFunc(given, func(s handedOver) bool { return s.isOf(l) })
+	if i < 0 {
+		return nil, nil
+	}
+	fd, err := duplicate(given[i].fd)
+	if err != nil {
+		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
+	}
+	f := os.NewFile(uintptr(fd), given[i].at.String())
+	ln, err := net.FileListener(f) // with a descriptor of its own
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
+	}
+	return ln.(*net.TCPListener), nil
 }
 
 // sameAddress tells whether a listener of an address would be at that socket's.

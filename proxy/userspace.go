@@ -58,12 +58,12 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 }
 
 // Apply implements Way.
-func (w tunnelWay) Apply(next WayConfig) error {
+func (w tunnelWay) Apply(next WayConfig) (commit func(), err error) {
 	s, err := next.settings()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return w.Listener.Apply(s)
+	return func() {}, w.Listener.Apply(s)
 }
 
 // Tunnel implements Way.

@@ -21,9 +21,10 @@ import (
 // Way is one way in: what a Server asks of sockets and of tunnels alike.
 type Way interface {
 	ingress.Listener
-	// Apply puts into force what of a configuration may change while running, for
-	// clients that come from now on. An error changes nothing.
-	Apply(WayConfig) error
+	// Apply puts into force what of a configuration may change while running, for clients that
+	// come from now on. An error changes nothing. What decides about clients together with the
+	// server's settings is in force once commit has been called.
+	Apply(WayConfig) (commit func(), err error)
 	// Tunnel is what its clients are inside of; nil: they are in none.
 	Tunnel() tunnel.Listener
 }
@@ -78,7 +79,9 @@ type socketWay struct {
 }
 
 // Apply implements Way.
-func (w *socketWay) Apply(next WayConfig) error { return w.Socket.Apply(next.ingress(w.log)) }
+func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
+	return w.Socket.Apply(next.ingress(w.log))
+}
 
 // Tunnel implements Way.
 func (*socketWay) Tunnel() tunnel.Listener { return nil }

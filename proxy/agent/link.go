@@ -344,7 +344,7 @@ func (c Config) queued(fd int) (early [][]byte) {
 		return nil
 	}
 	buf, oob := make([]byte, ccp.MaxFromAgent+1), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	for range mostEarly {
+	for len(early) < mostEarly {
 		n, nc, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EINTR) {
 			continue

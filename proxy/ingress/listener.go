@@ -77,23 +77,22 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	return l, nil
 }
 
-// Apply has cfg in force for clients that come from now on; its mode may be another, and its Addr and
-// Socket do not count. An error changes nothing.
-func (l *Socket) Apply(cfg Config) error {
+// Apply prepares cfg, whose mode may be another, and whose Addr and Socket do not count. commit has it in
+// force for clients that come from then on. An error changes nothing.
+func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validate(); err != nil {
-		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
 	g, err := newGreeter(cfg, addrPort(l.Addr()))
 	if err != nil {
-		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
 	if cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
 		if err := l.ln.SetTransparent(); err != nil {
-			return fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+			return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 		}
 	}
-	l.greeter.Store(g)
-	return nil
+	return func() { l.greeter.Store(g) }, nil
 }
 
 func (l *Socket) config() *Config { return &l.greeter.Load().cfg }

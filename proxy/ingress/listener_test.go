@@ -213,6 +213,20 @@ func TestPermanentAcceptErrorIsReturned(t *testing.T) {
 	assert.ErrorIs(t, l.Serve(func(datapath.Conn) {}), syscall.EINVAL)
 }
 
+func TestWhatIsAppliedIsInForceOnceItIsCommitted(t *testing.T) {
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0"}, sockets(t))
+	require.NoError(t, err)
+	defer l.Close()
+	commit, err := l.Apply(Config{Name: "lan", Mode: access.Connect})
+	require.NoError(t, err)
+	assert.Equal(t, access.SOCKS5, l.config().Mode)
+	commit()
+	assert.Equal(t, access.Connect, l.config().Mode)
+	_, err = l.Apply(Config{Name: "lan", Mode: access.Forward})
+	require.Error(t, err, "without a target")
+	assert.Equal(t, access.Connect, l.config().Mode)
+}
+
 func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {
 	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0"}, sockets(t))
 	require.NoError(t, err)

@@ -117,7 +117,7 @@ func (m *machine) device(name string) (*device, error) {
 	}
 	attrs := l.Attrs()
 	d := &device{index: attrs.Index, above: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
-	if attrs.MasterIndex != 0 {
+	if attrs.MasterIndex != 0 && (attrs.Slave == nil || attrs.Slave.SlaveType() != "vrf") { // which leaves them here
 		d.above = attrs.MasterIndex
 	}
 	qs, err := qdiscs(m.route, d.index, true)

@@ -1,6 +1,7 @@
 package linkstat
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -124,13 +125,8 @@ func (m *machine) stations(d *device) ([]station, error) {
 		if err != nil {
 			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
 		}
-		s := station{
-			mac: string(info.HardwareAddr), rate: cc.Rate(info.TransmitBitrate), failed: uint32(info.TransmitFailed),
-		}
-		if n := info.TransmittedPackets; n > 0 {
-			s.frame = cc.Bytes(info.TransmittedBytes / n)
-		}
-		if s.expected, err = expectedThroughput(reply.Data); err != nil {
+		s := station{mac: string(info.HardwareAddr), failed: uint32(info.TransmitFailed)}
+		if err := s.sent(reply.Data); err != nil {
 			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
 		}
 		out = append(out, s)
@@ -138,26 +134,51 @@ func (m *machine) stations(d *device) ([]station, error) {
 	return out, nil
 }
 
-// expectedThroughput is the rate control's estimate of a station's throughput; 0: it makes none.
-func expectedThroughput(attrs []byte) (expected cc.Rate, err error) {
+// sent fills in what was sent to the station, and how fast. The library has it in words that are too short
+// on machines of 32 bits.
+func (s *station) sent(attrs []byte) error {
 	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
-		return 0, err
+		return err
 	}
+	var bytes, packets uint64
 	for ad.Next() {
 		if ad.Type() != unix.NL80211_ATTR_STA_INFO {
 			continue
 		}
 		ad.Nested(func(ad *netlink.AttributeDecoder) error {
 			for ad.Next() {
-				if ad.Type() == unix.NL80211_STA_INFO_EXPECTED_THROUGHPUT {
-					expected = cc.Rate(ad.Uint32()) * 1000
+				switch ad.Type() {
+				case unix.NL80211_STA_INFO_EXPECTED_THROUGHPUT:
+					s.expected = cc.Rate(ad.Uint32()) * 1000
+				case unix.NL80211_STA_INFO_TX_BYTES64:
+					bytes = ad.Uint64()
+				case unix.NL80211_STA_INFO_TX_PACKETS:
+					packets = uint64(ad.Uint32())
+				case unix.NL80211_STA_INFO_TX_BITRATE:
+					ad.Nested(s.bitrate)
 				}
 			}
 			return nil
 		})
 	}
-	return expected, ad.Err()
+	if packets > 0 {
+		s.frame = cc.Bytes(bytes / packets)
+	}
+	return ad.Err()
+}
+
+func (s *station) bitrate(ad *netlink.AttributeDecoder) error {
+	const unit = 100 * 1000 // bits per second
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.NL80211_RATE_INFO_BITRATE32:
+			s.rate = cc.Rate(ad.Uint32()) * unit
+		case unix.NL80211_RATE_INFO_BITRATE:
+			s.rate = cmp.Or(s.rate, cc.Rate(ad.Uint16())*unit)
+		}
+	}
+	return nil
 }
 
 // listener is a station, the hosts behind it, and what was lost on the way to it.

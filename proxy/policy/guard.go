@@ -154,10 +154,13 @@ func embedded(addr netip.Addr) (all []netip.Addr) {
 	case sixToFour.Contains(addr):
 		add(2)
 	case nat64Priv.Contains(addr):
-		add(12)
 		if b[8] == 0 && b[9] != 0 { // of a /64 (RFC 6052 §2.2): in a /96 these bytes are the translator's
 			add(9)
+			if [3]byte(b[13:]) == [3]byte{} { // as a /64 ends; in a /96 no host's
+				break
+			}
 		}
+		add(12)
 	case addr.IsUnspecified(), addr.IsLoopback():
 	case nat64.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr):
 		add(12)

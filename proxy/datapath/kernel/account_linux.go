@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"time"
 	"unsafe"
 
@@ -38,10 +39,15 @@ const (
 
 // tcpi_delivery_rate_app_limited is the first bit of a bit field that
 // unix.TCPInfo leaves unnamed behind Options and the window scales.
-const (
-	appLimitedAt  = unsafe.Offsetof(unix.TCPInfo{}.Options) + 2
-	appLimitedBit = 1
-)
+const appLimitedAt = unsafe.Offsetof(unix.TCPInfo{}.Options) + 2
+
+// appLimitedBit is the lowest bit where the first byte of a word is its lowest, else the highest.
+var appLimitedBit = func() uint8 {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return 1
+	}
+	return 1 << 7
+}()
 
 // lacking says in words what a TCP_INFO of that length leaves out.
 func lacking(size uintptr) []string {

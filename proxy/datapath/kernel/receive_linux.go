@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"unsafe"
@@ -29,12 +30,23 @@ func settleReceiving(fd int) (r receiving, why string) {
 			"net.ipv4.tcp_rmem allows"
 	}
 	var least, initial int64
-	errs := errors.Join(scan("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most),
-		scan("/proc/sys/net/core/rmem_max", &r.free))
-	if errs != nil {
+	free := scan("/proc/sys/net/core/rmem_max", &r.free)
+	if errors.Is(free, fs.ErrNotExist) { // in a network namespace, before Linux 6.11
+		r.free, free = mostReceive(fd)
+	}
+	if errs := errors.Join(scan("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most), free); errs != nil {
 		return receiving{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
 	}
 	return r, ""
+}
+
+// mostReceive finds out what may be asked for without CAP_NET_ADMIN: the kernel gives twice that at most (socket(7)).
+func mostReceive(fd int) (cc.Bytes, error) {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, math.MaxInt32/2); err != nil {
+		return 0, os.NewSyscallError("setsockopt SO_RCVBUF", err)
+	}
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	return cc.Bytes(n) / 2, os.NewSyscallError("getsockopt SO_RCVBUF", err)
 }
 
 func scan(path string, to ...any) error {

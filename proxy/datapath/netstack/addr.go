@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // LocalAddr implements net.Conn: the address that the client connected to.
@@ -36,8 +38,8 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(c.reads, t) }
 // SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(c.writes, t) }
 
-func (c *Conn) set(d *deadline, t time.Time) error {
-	d.set(t)
+func (c *Conn) set(d *datapath.Deadline, t time.Time) error {
+	d.Set(t)
 	// A call may be waiting with the old one.
 	c.queue.Notify(waiter.ReadableEvents | waiter.WritableEvents)
 	return nil

@@ -32,8 +32,8 @@ type Conn struct {
 	signals  signals
 	incoming incoming
 	queue    waiter.Queue
-	reads    *deadline
-	writes   *deadline
+	reads    *datapath.Deadline
+	writes   *datapath.Deadline
 	aborted  atomic.Bool // by the peer, or by a timeout
 	managed  atomic.Bool // the relay writes no more than a window
 	watched  atomic.Bool // the poller looks at it
@@ -64,7 +64,7 @@ var (
 )
 
 func newConn(s *Stack, id stack.TransportEndpointID) *Conn {
-	return &Conn{stack: s, id: id, reads: newDeadline(), writes: newDeadline()}
+	return &Conn{stack: s, id: id, reads: datapath.NewDeadline(), writes: datapath.NewDeadline()}
 }
 
 // Admit answers the SYN and waits until the client has completed its handshake, or c is closed.
@@ -123,7 +123,7 @@ func (c *Conn) live() (tcpip.Endpoint, error) {
 }
 
 // block repeats try until it does not return ErrWouldBlock, or the deadline has come.
-func (c *Conn) block(d *deadline, events waiter.EventMask, try func() tcpip.Error) error {
+func (c *Conn) block(d *datapath.Deadline, events waiter.EventMask, try func() tcpip.Error) error {
 	err := try()
 	if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
 		return failure(err)
@@ -132,7 +132,7 @@ func (c *Conn) block(d *deadline, events waiter.EventMask, try func() tcpip.Erro
 	c.queue.EventRegister(&entry)
 	defer c.queue.EventUnregister(&entry)
 	for {
-		expired := d.wait()
+		expired := d.Wait()
 		err := try()
 		if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
 			return failure(err)
@@ -159,7 +159,7 @@ func (c *Conn) read(room datapath.Room, peek bool) (n int, err error) {
 		return 0, c.opError("read", err)
 	}
 	select {
-	case <-c.reads.wait():
+	case <-c.reads.Wait():
 		return 0, c.opError("read", os.ErrDeadlineExceeded)
 	default:
 	}
@@ -217,7 +217,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 		return 0, c.opError("write", err)
 	}
 	select {
-	case <-c.writes.wait():
+	case <-c.writes.Wait():
 		return 0, c.opError("write", os.ErrDeadlineExceeded)
 	default:
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,12 +49,24 @@ func TestSegmentsAreCutSmallerOnlyForAnErrorAboutThem(t *testing.T) {
 			} {
 				a.Deliver(p)
 				a.Deliver(f.parts(p, 8)...)
+				if f.client.Addr().Is6() {
+					a.Deliver(behind(p, 253, []byte{58, 0, 0, 0, 0, 0, 0, 0}),
+						behind(p, 44, []byte{60, 0, 0, 0, 0, 0, 0, 7, 58, 0, 1, 4, 0, 0, 0, 0}))
+				}
 				require.Equal(t, whole, conn.mostBytes(t), what)
 			}
 			a.Deliver(f.tooBig(f.client.Addr(), first, MinMTU))
 			assert.Equal(t, MinMTU-f.head-header.TCPMinimumSize, conn.mostBytes(t))
 		})
 	}
+}
+
+// behind puts headers between that of an IPv6 packet and its payload, the first of them of a type.
+func behind(p []byte, first uint8, headers []byte) []byte {
+	q := slices.Concat(p[:header.IPv6MinimumSize], headers, p[header.IPv6MinimumSize:])
+	q[6] = first
+	header.IPv6(q).SetPayloadLength(uint16(len(q) - header.IPv6MinimumSize))
+	return q
 }
 
 // The stack keeps what an ICMP error says of a connection that goes on all the same.

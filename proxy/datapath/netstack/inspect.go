@@ -89,8 +89,16 @@ func inspect6(p []byte) ([]byte, verdict) {
 			if len(rest) < header.IPv6FragmentExtHdrLength {
 				return p, malformed
 			}
+			switch header.IPv6ExtensionHeaderIdentifier(rest[0]) { // behind which the stack would look
+			case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
+				header.IPv6FragmentExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier,
+				header.IPv6ExperimentExtHdrIdentifier:
+				return p, malformed
+			}
 			first := binary.BigEndian.Uint16(rest[2:])>>3 == 0
 			return p, inspectPart(rest[header.IPv6FragmentExtHdrLength:], rest[0], first)
+		case header.IPv6ExperimentExtHdrIdentifier: // likewise
+			return p, malformed
 		default:
 			return p, inspectTransport(rest, next, p[8:40], true)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,6 @@ type Stream interface {
 	Context() context.Context
 	CancelRead(quic.StreamErrorCode)
 	CancelWrite(quic.StreamErrorCode)
-	SetReadDeadline(time.Time) error
 	SetWriteDeadline(time.Time) error
 	QlogTrace() qlogwriter.Trace
 }
@@ -44,6 +44,8 @@ type Conn struct {
 	writing       sync.Mutex  // one write at a time, and none beside the end of the stream
 	torn          bool        // a write ended within an HTTP/3 frame; guarded by writing
 	ahead         []byte      // read by Peek and not by Read
+	filling       chan filled // a read of the stream that is underway, of ahead; nil: there is none
+	reads         *datapath.Deadline
 
 	mu      sync.Mutex
 	stream  Stream // nil before it is admitted
@@ -62,7 +64,7 @@ var (
 // NewConn returns the leg of a request that has not been answered yet. Admit gives
 // it its stream. If it is closed before that, it calls refuse, unless that is nil.
 func NewConn(local, remote net.Addr, refuse func()) *Conn {
-	return &Conn{local: local, remote: remote, refuse: refuse}
+	return &Conn{local: local, remote: remote, refuse: refuse, reads: datapath.NewDeadline()}
 }
 
 var errNotAdmitted = errors.New("the request has not been answered yet")
@@ -103,6 +105,11 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
+	if len(c.ahead) == 0 && (c.filling != nil || c.reads.Pending()) {
+		if err := c.fill(s, len(b)); err != nil {
+			return 0, err
+		}
+	}
 	if len(c.ahead) > 0 {
 		n := copy(b, c.ahead)
 		c.ahead = c.ahead[n:]
@@ -123,20 +130,50 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 	}
 	n := copy(b, c.ahead)
 	for n == 0 || !look(b[:n]) && n < len(b) {
-		more, err := s.Read(b[n:])
-		c.ahead = append(c.ahead, b[n:n+more]...)
-		n += more
-		if errors.Is(err, io.EOF) {
-			if more > 0 {
-				look(b[:n])
-			}
+		if err := c.fill(s, len(b)-n); errors.Is(err, io.EOF) {
 			return nil
+		} else if err != nil {
+			return err
 		}
-		if err != nil {
-			return c.result("read", err)
-		}
+		n = copy(b, c.ahead)
 	}
 	return nil
+}
+
+// filled is what a read has brought.
+type filled struct {
+	b   []byte
+	err error
+}
+
+// fill reads up to n bytes ahead, unless the deadline comes first: then the read goes on by itself. The stream has no
+// deadline of its own, since HTTP/3 forgets the part of a frame's header that it has read when a read fails.
+func (c *Conn) fill(s Stream, n int) error {
+	select {
+	case <-c.reads.Wait():
+		return c.opError("read", os.ErrDeadlineExceeded)
+	default:
+	}
+	if c.filling == nil {
+		done := make(chan filled, 1)
+		c.filling = done
+		go func() {
+			b := make([]byte, n)
+			n, err := s.Read(b)
+			done <- filled{b[:n], err}
+		}()
+	}
+	select {
+	case f := <-c.filling:
+		c.filling = nil
+		c.ahead = append(c.ahead, f.b...)
+		if len(f.b) > 0 {
+			return nil // the next read returns the error
+		}
+		return c.result("read", f.err)
+	case <-c.reads.Wait():
+		return c.opError("read", os.ErrDeadlineExceeded)
+	}
 }
 
 // Write implements net.Conn. It returns once all but at most one packet's bytes have left.
@@ -299,15 +336,19 @@ func (c *Conn) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(Stream.SetReadDeadline, t) }
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	_, err := c.live()
+	if err == nil {
+		c.reads.Set(t)
+	}
+	return c.opError("set", err)
+}
 
 // SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(Stream.SetWriteDeadline, t) }
-
-func (c *Conn) set(of func(Stream, time.Time) error, t time.Time) error {
+func (c *Conn) SetWriteDeadline(t time.Time) error {
 	s, err := c.live()
 	if err == nil {
-		err = of(s, t)
+		err = s.SetWriteDeadline(t)
 	}
 	return c.opError("set", err)
 }

@@ -42,6 +42,9 @@ type Trace struct {
 	left      bool          // a wait for few has timed out; only QUIC's goroutine touches it
 
 	mu      sync.Mutex
+	begun   int64  // requests that the client has begun
+	most    int64  // of these, for which beyond is called
+	beyond  func() // nil: there may be as many as QUIC lets it begin
 	streams map[quic.StreamID]*signals
 	packets flight
 	touched []*signals    // scratch: the streams that the present event is about
@@ -79,6 +82,7 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 		if e.Header.PacketType == qlog.PacketType1RTT {
 			t.received(e.Frames)
 			t.came(e.Frames)
+			t.asked(e.Frames)
 		}
 	case qlog.DatagramDropped:
 		if e.Direction == qlog.DirectionReceiving {
@@ -313,4 +317,37 @@ func (t *Trace) signalsOf(id quic.StreamID) *signals {
 	}
 	s.leg = true
 	return s
+}
+
+// BoundRequests has beyond called, by a goroutine of its own, once the client has begun more than most requests on a
+// connection. trace is the connection's QlogTrace, made by Tracer.
+func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
+	t, ok := trace.(*Trace)
+	if !ok {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.most, t.beyond = most, beyond
+	t.bound()
+}
+
+// asked notes which streams of the client's frames are about.
+func (t *Trace) asked(frames []qlog.Frame) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range frames {
+		if s, ok := f.Frame.(*qlog.StreamFrame); ok && s.StreamID%4 == 0 { // a client's, both ways (RFC 9000 §2.1)
+			t.begun = max(t.begun, int64(s.StreamID/4)+1)
+		}
+	}
+	t.bound()
+}
+
+// bound is called with t.mu held.
+func (t *Trace) bound() {
+	if t.beyond != nil && t.begun > t.most {
+		go t.beyond()
+		t.beyond = nil
+	}
 }

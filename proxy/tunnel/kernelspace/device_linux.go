@@ -3,7 +3,6 @@ package kernelspace
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -14,12 +13,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/capture"
-	"github.com/penstock-net/penstock/proxy/nldump"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -44,6 +41,7 @@ type device struct {
 	routes  []netip.Prefix // those of inside that are no gateway's
 	carried traffic        // by interfaces that have gone
 	newest  traffic        // by the present one, as was seen last
+	probes  []netip.Addr   // inside: their routes go as the link is set down, and do not come back with it
 }
 
 // traffic is of packets inside the tunnel: bytes, and packets to peers that were lost.
@@ -202,6 +200,7 @@ func (d *device) address(gateways, inside []netip.Prefix) error {
 	if err := d.fence(inside); err != nil {
 		return err
 	}
+	d.probe(gateways, inside)
 	before := d.routes
 	d.routes = slices.DeleteFunc(slices.Clone(inside), func(p netip.Prefix) bool {
 		return slices.ContainsFunc(gateways, func(g netip.Prefix) bool { return g.Masked() == p.Masked() })
@@ -214,90 +213,6 @@ func (d *device) address(gateways, inside []netip.Prefix) error {
 		}
 	}
 	return d.reroute()
-}
-
-// fence has what is for addresses inside refused while the interface is not there or down:
-// other routes would take it outside as it is.
-func (d *device) fence(inside []netip.Prefix) error {
-	for _, p := range inside {
-		if err := netlink.RouteReplace(refusal(p)); err != nil {
-			return d.explain("add the route that refuses "+p.String(), err)
-		}
-	}
-	for _, p := range d.inside {
-		if !slices.Contains(inside, p) {
-			if err := netlink.RouteDel(refusal(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return d.explain("remove the route that refuses "+p.String(), err)
-			}
-		}
-	}
-	d.inside = inside
-	return nil
-}
-
-// refusal is a route that any other to the same addresses comes before.
-func refusal(to netip.Prefix) *netlink.Route {
-	return &netlink.Route{
-		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
-	}
-}
-
-// reroute adds the routes that peers' addresses need beside the pool's. A link that is
-// down has none.
-func (d *device) reroute() error {
-	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
-	if err != nil {
-		return d.explain("find it", err)
-	}
-	if link.Attrs().Flags&net.FlagUp == 0 {
-		return nil
-	}
-	if len(d.routes) == 0 {
-		return nil
-	}
-	others, err := d.others()
-	if err != nil {
-		return d.explain("list routes", err)
-	}
-	for _, p := range d.routes {
-		if r, taken := others[p.Masked().String()]; taken {
-			return fmt.Errorf("add a route to %v: this machine has another (%v), and one of the two would be lost: "+
-				"remove it, or the peer's addresses", p, r)
-		}
-		err := netlink.RouteAdd(d.route(p))
-		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
-			return d.explain("add a route to "+p.String(), err)
-		}
-	}
-	return nil
-}
-
-// others are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
-// route of ours to the same ones, their metrics would decide which is used.
-func (d *device) others() (map[string]netlink.Route, error) {
-	all := map[string]netlink.Route{}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		})
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range routes {
-			refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
-			if r.Dst != nil && r.LinkIndex != d.link.Attrs().Index && !refuses {
-				all[r.Dst.String()] = r
-			}
-		}
-	}
-	return all, nil
-}
-
-func (d *device) route(to netip.Prefix) *netlink.Route {
-	return &netlink.Route{
-		LinkIndex: d.link.Attrs().Index, Dst: ipNet(to.Masked()), Scope: netlink.SCOPE_LINK,
-		Protocol: capture.TunnelProtocol,
-	}
 }
 
 // resume says where peers were, and sends them something, unless they have been heard from.
@@ -337,6 +252,9 @@ var errGone = errors.New("it is not there")
 
 // look finds out what the interface has carried, or that it has gone: errGone.
 func (d *device) look() error {
+	if d.link == nil {
+		return errGone
+	}
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	switch {
 	case errors.As(err, new(netlink.LinkNotFoundError)):

@@ -69,12 +69,13 @@ type WireGuard struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	mu      sync.Mutex // of what follows, and of the device
-	gone    bool       // there is no interface that is set up
-	yielded bool       // on purpose
-	peers   map[access.Key]access.Peer
-	at      map[access.Key]netip.AddrPort // where peers were last seen
-	inForce Settings
+	mu       sync.Mutex // of what follows, and of the device
+	gone     bool       // there is no interface that is set up
+	yielded  bool       // on purpose
+	unrouted bool       // when it was looked at last
+	peers    map[access.Key]access.Peer
+	at       map[access.Key]netip.AddrPort // where peers were last seen
+	inForce  Settings
 }
 
 // lookEvery is how often the interface is looked for.
@@ -174,21 +175,20 @@ func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.Ad
 	return c, nil
 }
 
-// Apply puts settings into force, and what may change of our socket; an error changes
-// nothing.
-func (w *WireGuard) Apply(s Settings, socket ingress.Config) error {
+// Apply puts settings into force, and with commit what may change of our socket; an error
+// changes nothing.
+func (w *WireGuard) Apply(s Settings, socket ingress.Config) (commit func(), err error) {
 	w.mu.Lock()
 	before := w.inForce
 	w.mu.Unlock()
-	err := w.apply(s)
-	if err == nil {
-		err = w.Socket.Apply(transparent(socket))
+	if err = w.apply(s); err == nil {
+		commit, err = w.Socket.Apply(transparent(socket))
 	}
 	if err != nil {
-		return fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface,
+		return nil, fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface,
 			errors.Join(err, w.apply(before)))
 	}
-	return nil
+	return commit, nil
 }
 
 // apply puts settings into force: peers that stay keep their sessions.
@@ -282,14 +282,26 @@ func (w *WireGuard) watch(ctx context.Context) {
 	}
 }
 
-// look tells whether the interface has gone; nil: it has not, as far as anybody knows.
+// look tells whether the interface has gone; nil: it has not, as far as anybody knows. It puts back what
+// else is lost: addresses and routes as a link goes down, the table as "nft flush ruleset" runs.
 func (w *WireGuard) look() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.yielded || !w.missing() {
+	if w.yielded {
 		return nil
 	}
-	return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
+	if w.missing() {
+		return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
+	}
+	unrouted := w.device.unrouted()
+	if (!unrouted || w.unrouted) && (capture.Tunnel{Interface: w.cfg.Interface}).There() {
+		w.unrouted = unrouted
+		return nil
+	}
+	w.unrouted = unrouted // where it does not help, once is enough
+	w.log.Warn("tunnel: addresses, routes or rules of the interface have gone, and are put back", "listener", w.cfg.Name,
+		"interface", w.cfg.Interface, "err", w.put(w.inForce))
+	return nil
 }
 
 // missing tells whether there is no interface that is set up. The caller holds w.mu.

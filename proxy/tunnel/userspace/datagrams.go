@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -60,6 +61,7 @@ type origin struct {
 	echo   bool
 	stream *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
 	asked  netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
+	server netip.AddrPort // that name server: another one is another session
 }
 
 // shown is the source address that the peer is shown of a datagram from source outside.
@@ -104,9 +106,16 @@ func forwardDatagrams(
 }
 
 // Configure puts another configuration into force. Sessions stay, unless their peers are
-// gone. A new Share applies only to peers that have no session yet.
+// gone or may not have as many. A new Share applies only to peers that have no session yet.
 func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.cfg.Store(&cfg)
+	d.mu.Lock()
+	for _, p := range maps.Clone(d.peers) {
+		for p.sessions.Len() > cfg.Sessions {
+			d.end(p.sessions.Back().Value.(*session))
+		}
+	}
+	d.mu.Unlock()
 	d.sweep(d.with.Clock())
 }
 
@@ -171,7 +180,8 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 			return
 		}
 		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
-			from.asked, target, hops = target, server, udpHops // the peer's datagram ends here: this one is ours
+			from.asked, from.server = target, server
+			target, hops = server, udpHops // the peer's datagram ends here: this one is ours
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
 	}
@@ -415,33 +425,4 @@ func (d *Datagrams) takeWoken() []*shaper {
 	all := d.woken
 	d.woken = nil
 	return all
-}
-
-// sweep ends the sessions that have been idle for long enough, and those whose
-// address is another peer's now.
-func (d *Datagrams) sweep(now cc.Time) {
-	idle := d.cfg.Load().Idle
-	owners := map[netip.Addr]string{}
-	d.mu.Lock()
-	for _, s := range d.sessions {
-		if now.Sub(s.used) > s.lasts(idle) {
-			d.end(s)
-			continue
-		}
-		if s.from.stream == nil {
-			owners[s.from.Addr()] = ""
-		}
-	}
-	d.separate(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
-	d.mu.Unlock()
-	for addr := range owners {
-		owners[addr] = d.inside.Peer(addr)
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.sessions {
-		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
-			d.end(s)
-		}
-	}
 }

@@ -203,6 +203,10 @@ func TestTheGatewaysOwnAddressAnswersDNSWhereThereIsAServer(t *testing.T) {
 	for _, other := range []netip.AddrPort{netip.MustParseAddrPort("10.9.0.1:80"), netip.AddrPortFrom(outside4, 53)} {
 		assert.Equal(t, other, g.listener.target(other))
 	}
+	cfg.DNS = netip.MustParseAddrPort("[2001:db8::53]:53")
+	g.Configure(cfg)
+	g.UDP(local, own, 64, []byte("from the port of the session with the server before"))
+	assert.Equal(t, 2, g.Stats().Sessions)
 }
 
 func TestANameIsFoundThroughTheTunnel(t *testing.T) {
@@ -415,6 +419,7 @@ func TestAPeerWithTooManySessionsLosesItsOldest(t *testing.T) {
 	assert.Equal(t, 4, g.Stats().Sessions)
 
 	g.Configure(access.Datagrams{})
+	assert.Zero(t, g.Stats().Sessions)
 	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, server)
 	require.NoError(t, err)
 	_, err = ask(t, c, []byte("hello"), now)

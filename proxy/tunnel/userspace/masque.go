@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -102,6 +103,8 @@ type masqueConn struct {
 	tokens  map[digest]bool // that have been used on it
 	streams atomic.Bool     // there have been some
 	closed  <-chan struct{}
+
+	expelled bool // before it had told who it is
 }
 
 // masqueDrops counts packets that were not passed on.
@@ -227,7 +230,11 @@ func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context 
 	m.mu.Lock()
 	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
 	m.mu.Unlock()
+	expel := func() { m.expel(c) }
+	quic.BoundRequests(c.QlogTrace(), strangerRequests, func() { time.AfterFunc(strangerAnswers, expel) })
+	timer := time.AfterFunc(strangerFor, expel)
 	context.AfterFunc(c.Context(), func() {
+		timer.Stop()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if name := m.conns[c].name; name != "" {
@@ -238,6 +245,21 @@ func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context 
 		delete(m.conns, c)
 	})
 	return context.WithValue(ctx, connKey{}, c)
+}
+
+// expel closes a connection whose client is not known yet.
+func (m *MASQUE) expel(c *quicgo.Conn) {
+	m.mu.Lock()
+	state := m.conns[c]
+	stranger := state != nil && state.name == ""
+	if stranger {
+		state.expelled = true
+	}
+	m.mu.Unlock()
+	if stranger {
+		m.refused.Add(1)
+		_ = c.CloseWithError(quicgo.ApplicationErrorCode(http3.ErrCodeRequestRejected), errUnknown.Error())
+	}
 }
 
 var (
@@ -256,6 +278,9 @@ func (m *MASQUE) note(r *http.Request, who identity) error {
 	state := m.conns[c]
 	if state == nil {
 		return nil // it has just ended
+	}
+	if state.expelled {
+		return errUnknown
 	}
 	if state.name == "" {
 		if m.known[who.name] >= maxConns {

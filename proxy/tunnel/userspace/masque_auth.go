@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // digest is a token's hash: the time to compare hashes depends neither on the tokens'
@@ -66,7 +67,7 @@ type identity struct {
 // address if the listener is open to everybody.
 func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 	if m.cfg.Open {
-		return identity{name: clientAddr(r.RemoteAddr).Addr().String()}, true
+		return identity{name: datapath.Host(clientAddr(r.RemoteAddr).Addr()).String()}, true
 	}
 	given := r.Header.Get("Authorization")
 	if given == "" {

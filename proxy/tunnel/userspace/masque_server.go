@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	quicgo "github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
@@ -25,6 +26,12 @@ const (
 	// address, which takes another round trip (Retry, RFC 9000 §8.1.2).
 	maxStrangers = 1024
 	verifyFrom   = 128
+
+	// What a stranger may do before it has to say who it is: each request holds memory, though its header
+	// never comes.
+	strangerFor      = 10 * time.Second
+	strangerRequests = 64
+	strangerAnswers  = time.Second // for the first of more requests to be understood
 )
 
 // masqueServer is what serves at one socket.
@@ -71,7 +78,7 @@ func (m *MASQUE) listen() error {
 	}
 	server := &http3.Server{
 		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
-		IdleTimeout: idleTimeout,
+		IdleTimeout: idleTimeout, Logger: m.log,
 	}
 	s := &masqueServer{server, udp, transport, listener}
 	m.mu.Lock()

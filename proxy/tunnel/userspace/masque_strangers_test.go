@@ -71,6 +71,25 @@ func TestConnectionsOfAClientAreBounded(t *testing.T) {
 	assert.Equal(t, maxConns, known())
 }
 
+// Requests whose headers never come hold memory.
+func TestAStrangerDoesNotBeginManyRequests(t *testing.T) {
+	m, _ := masque(t, nil)
+	c, err := quicgo.DialAddr(deadlineOf(t), m.Addr().String(),
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quicgo.Config{})
+	require.NoError(t, err)
+	for range strangerRequests + 1 {
+		s, err := c.OpenStreamSync(deadlineOf(t))
+		if err != nil {
+			break // it is closed already
+		}
+		_, _ = s.Write([]byte{1, 0x60, 0}) // HEADERS, of 8 KiB
+	}
+	var closed *quicgo.ApplicationError
+	<-c.Context().Done()
+	require.ErrorAs(t, context.Cause(c.Context()), &closed)
+	assert.EqualValues(t, http3.ErrCodeRequestRejected, closed.ErrorCode)
+}
+
 // retries counts the Retry packets that a client gets.
 type retries struct{ n *atomic.Int32 }
 

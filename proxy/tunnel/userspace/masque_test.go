@@ -609,6 +609,9 @@ func TestAnOpenListenerTellsClientsApartByTheirAddress(t *testing.T) {
 	require.NoError(t, err)
 	exchange(t, s, []byte("question"))
 	assert.Equal(t, "127.0.0.1", (<-seen).Peer)
+	one, _ := m.authenticate(&http.Request{RemoteAddr: "[2001:db8::1]:4000"})
+	other, _ := m.authenticate(&http.Request{RemoteAddr: "[2001:db8::2]:4000"})
+	assert.Equal(t, one, other, "a host may use all of its /64")
 }
 
 func TestOnlyWhatIsServedIsAnswered(t *testing.T) {

@@ -100,6 +100,11 @@ func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
 	conn := <-conns
 	l.forward.UDP(netip.AddrPortFrom(phone.addrs[0], 5000), echoUDP(t), 64, []byte("ping"))
 	require.Equal(t, 1, l.forward.Stats().Sessions)
+	l.forward.mu.Lock()
+	s := l.forward.sessions[origin{AddrPort: netip.AddrPortFrom(phone.addrs[0], 5000)}]
+	l.forward.mu.Unlock()
+	unanswered, err := l.Greet(t.Context(), conn.Conn)
+	require.NoError(t, err)
 
 	require.NoError(t, phone.ip.Close())
 	free := func() bool {
@@ -111,6 +116,9 @@ func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
 	_, err = conn.Conn.Write([]byte("for the phone"))
 	require.ErrorIs(t, err, syscall.ECONNABORTED)
 	assert.Zero(t, l.forward.Stats().Sessions)
+	s.peer.send(packet{fiveTuple: fiveTuple{target: s.from}, to: s}) // that has waited
+	assert.EqualValues(t, 1, l.forward.Stats().Late)
+	require.ErrorContains(t, unanswered.Answer(netip.AddrPort{}, nil), "has gone while its server was dialled")
 }
 
 func TestUDPGoesWhereItsClientAsked(t *testing.T) {

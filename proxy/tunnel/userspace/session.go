@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,7 +22,8 @@ type session struct {
 
 	remotes  map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
 	used     cc.Time
-	dns      bool // all remotes are name servers
+	over     atomic.Bool // what waits for it may not reach who has its address next
+	dns      bool        // all remotes are name servers
 	answered bool
 }
 
@@ -54,7 +56,7 @@ func (s *session) pass(up *uplink, target netip.AddrPort, payload []byte, hops u
 		s.send(target, payload, hops)
 		return
 	}
-	up.pass(s.d.with.Clock(), packet{fiveTuple{target, s.from}, payload, s, hops})
+	up.pass(s.d.with.Clock(), packet{fiveTuple: fiveTuple{target, s.from}, payload: payload, by: s, hops: hops})
 }
 
 // send sends a datagram outside. If the network does not take it, the peer gets an ICMP error.
@@ -129,12 +131,43 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 	}
 }
 
+// sweep ends the sessions that have been idle for long enough, and those whose
+// address is another peer's now.
+func (d *Datagrams) sweep(now cc.Time) {
+	idle := d.cfg.Load().Idle
+	owners := map[netip.Addr]string{}
+	d.mu.Lock()
+	for _, s := range d.sessions {
+		if now.Sub(s.used) > s.lasts(idle) {
+			d.end(s)
+			continue
+		}
+		if s.from.stream == nil {
+			owners[s.from.Addr()] = ""
+		}
+	}
+	d.separate(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
+	d.mu.Unlock()
+	for addr := range owners {
+		owners[addr] = d.inside.Peer(addr)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
+			s.over.Store(true)
+			d.end(s)
+		}
+	}
+}
+
 // forget ends what there is of addresses inside.
 func (d *Datagrams) forget(inner []netip.Addr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.sessions {
 		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
+			s.over.Store(true)
 			d.end(s)
 		}
 	}
@@ -178,7 +211,7 @@ func (s *session) take(news received) {
 			if news.segment > 0 {
 				n = min(n, news.segment)
 			}
-			s.peer.pass(now, packet{fiveTuple: fiveTuple{news.from, s.from}, payload: left[:n]})
+			s.peer.pass(now, packet{fiveTuple: fiveTuple{news.from, s.from}, payload: left[:n], to: s})
 			if left = left[n:]; len(left) == 0 {
 				return
 			}

@@ -47,6 +47,7 @@ type packet struct {
 	fiveTuple
 	payload []byte
 	by      *session // that sends it outside; nil: it is for the peer
+	to      *session // that it answers; nil: another peer or session sends it
 	hops    uint8
 }
 
@@ -172,6 +173,10 @@ func (s *shaper) send(pkt packet) {
 		return
 	}
 	c := &s.d.count
+	if pkt.to != nil && pkt.to.over.Load() {
+		c.late.Add(1)
+		return
+	}
 	c.receivedPackets.Add(1)
 	c.receivedBytes.Add(uint64(len(pkt.payload)))
 	var err error

@@ -202,8 +202,9 @@ func (s *socket) limit(hops uint8) []byte {
 func pending(err error) bool {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
-		errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err,
-			unix.EACCES):
+		errors.Is(err, unix.EHOSTDOWN), errors.Is(err, unix.ENONET), errors.Is(err, unix.EOPNOTSUPP),
+		errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO), errors.Is(err, unix.ENOPROTOOPT),
+		errors.Is(err, unix.EACCES):
 		return true
 	}
 	return false

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // FuzzEchoReplies looks for what an ICMP socket might read, or the kernel say of an
@@ -30,4 +31,12 @@ func FuzzEchoReplies(f *testing.F) {
 		assert.GreaterOrEqual(t, segmentSize(b), 0)
 		failureIn(b)
 	})
+}
+
+// Linux makes these of Destination Unreachable codes 5, 7 and 8 (icmp_err_convert).
+func TestAnErrorAboutOneDatagramEndsNoSocket(t *testing.T) {
+	for _, err := range []error{unix.EOPNOTSUPP, unix.EHOSTDOWN, unix.ENONET, unix.ECONNREFUSED} {
+		assert.True(t, pending(err), "%v", err)
+	}
+	assert.False(t, pending(unix.EBADF))
 }

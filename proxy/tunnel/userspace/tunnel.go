@@ -165,12 +165,16 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	}
 	from := c.Source()
 	peer := l.outside.Peer(from.Addr())
+	current := func() bool { return l.outside.Peer(from.Addr()) == peer }
 	return ingress.Client{
 		Conn: c, Listener: l.name, Source: from, Target: l.target(c.Target()), Peer: peer, Hops: c.Hops(),
-		Current: func() bool { return l.outside.Peer(from.Addr()) == peer },
+		Current: current,
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
 				return c.Reset()
+			}
+			if !current() {
+				return fmt.Errorf("tunnel: listener %q: %v has gone while its server was dialled", l.name, peer)
 			}
 			return c.Admit(context.WithoutCancel(ctx))
 		},

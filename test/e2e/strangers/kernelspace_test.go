@@ -388,6 +388,28 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	}
 }
 
+// The table goes with "nft flush ruleset", addresses and routes go as a link is set down.
+func TestWhatAnInterfaceHasLostIsPutBack(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	s, _, _, _ := overAnInterface(t, is)
+	all := s.has()
+	back := func() bool { return s.has() == all }
+	require.NoError(t, s.Edge.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		c.FlushRuleset()
+		return c.Flush()
+	}))
+	require.Eventually(t, back, patience, 50*time.Millisecond)
+	for _, state := range []string{"down", "up"} {
+		require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "set", edgeDevice, state).Run())
+	}
+	require.False(t, back())
+	require.Eventually(t, back, patience, 50*time.Millisecond)
+}
+
 // One reload puts another tunnel in the place of one that an interface ends, be it with an
 // interface again or in the program, and the other way round.
 func TestATunnelOfAnInterfaceIsReplacedByOneReload(t *testing.T) {
@@ -437,7 +459,7 @@ func TestATunnelTakesNoRouteOfTheMachine(t *testing.T) {
 		assert.Contains(t, refused, taken)
 		assert.Equal(t, running, s.has())
 	}
-	s.reload(peers, laptop+", 10.9.5.0/24\n")
+	s.reload(peers, laptop+", 10.9.5.0/24, fe80::/64\n") // each link has its own
 	assert.Contains(t, s.has(), "10.9.5.0/24 dev "+edgeDevice)
 	require.NoError(t, s.proxy.Stop())
 	assert.Equal(t, before, s.has())

@@ -1,28 +1,29 @@
-package netstack
+package datapath
 
 import (
 	"sync"
 	"time"
 )
 
-// deadline is the read or the write deadline of a connection.
-type deadline struct {
+// Deadline is the read or the write deadline of a connection.
+type Deadline struct {
 	mu      sync.Mutex
 	timer   *time.Timer
 	expired chan struct{} // closed once the moment has come
 }
 
-func newDeadline() *deadline { return &deadline{expired: make(chan struct{})} }
+// NewDeadline returns one that never comes.
+func NewDeadline() *Deadline { return &Deadline{expired: make(chan struct{})} }
 
-// wait returns a channel that is closed when the present deadline has come.
-func (d *deadline) wait() <-chan struct{} {
+// Wait returns a channel that is closed when the present deadline has come.
+func (d *Deadline) Wait() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.expired
 }
 
-// set moves the deadline; the zero time is never.
-func (d *deadline) set(t time.Time) {
+// Set moves the deadline; the zero time is never.
+func (d *Deadline) Set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil && !d.timer.Stop() {
@@ -44,4 +45,16 @@ func (d *deadline) set(t time.Time) {
 		return
 	}
 	d.timer = time.AfterFunc(in, func() { close(expired) })
+}
+
+// Pending reports whether there is one, be it over or not.
+func (d *Deadline) Pending() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.expired:
+		return true
+	default:
+		return d.timer != nil
+	}
 }

@@ -1,0 +1,129 @@
+package kernelspace
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/nldump"
+)
+
+// probe notes an address for each family: of IPv4 one beside the pool, whose route is the interface's.
+func (d *device) probe(pool, inside []netip.Prefix) {
+	d.probes = nil
+	for _, six := range []bool{false, true} {
+		i := slices.IndexFunc(inside, func(p netip.Prefix) bool {
+			return p.Addr().Is6() == six && !slices.ContainsFunc(pool, func(g netip.Prefix) bool {
+				return g.Masked() == p.Masked() || !six && g.Contains(p.Addr())
+			})
+		})
+		if i >= 0 {
+			d.probes = append(d.probes, inside[i].Addr())
+		}
+	}
+}
+
+// unrouted reports whether the fence refuses what is for peers, although the link is up.
+func (d *device) unrouted() bool {
+	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
+	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		return false
+	}
+	return slices.ContainsFunc(d.probes, func(a netip.Addr) bool {
+		_, err := netlink.RouteGet(a.AsSlice())
+		return errors.Is(err, syscall.EHOSTUNREACH)
+	})
+}
+
+// fence has what is for addresses inside refused while the interface is not there or down:
+// other routes would take it outside as it is.
+func (d *device) fence(inside []netip.Prefix) error {
+	for _, p := range inside {
+		if err := netlink.RouteReplace(refusal(p)); err != nil {
+			return d.explain("add the route that refuses "+p.String(), err)
+		}
+	}
+	for _, p := range d.inside {
+		if !slices.Contains(inside, p) {
+			if err := netlink.RouteDel(refusal(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return d.explain("remove the route that refuses "+p.String(), err)
+			}
+		}
+	}
+	d.inside = inside
+	return nil
+}
+
+// refusal is a route that any other to the same addresses comes before.
+func refusal(to netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
+	}
+}
+
+// reroute adds the routes that peers' addresses need beside the pool's. A link that is
+// down has none.
+func (d *device) reroute() error {
+	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
+	if err != nil {
+		return d.explain("find it", err)
+	}
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		return nil
+	}
+	if len(d.routes) == 0 {
+		return nil
+	}
+	others, err := d.others()
+	if err != nil {
+		return d.explain("list routes", err)
+	}
+	for _, p := range d.routes {
+		if r, taken := others[p.Masked().String()]; taken {
+			return fmt.Errorf("add a route to %v: this machine has another (%v), and one of the two would be lost: "+
+				"remove it, or the peer's addresses", p, r)
+		}
+		err := netlink.RouteAdd(d.route(p))
+		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
+			return d.explain("add a route to "+p.String(), err)
+		}
+	}
+	return nil
+}
+
+// others are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
+// route of ours to the same ones, their metrics would decide which is used.
+func (d *device) others() (map[string]netlink.Route, error) {
+	all := map[string]netlink.Route{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
+			onLink := r.Dst != nil && r.Dst.IP.To4() == nil && r.Dst.IP.IsLinkLocalUnicast()  // each link has the same
+			if r.Dst != nil && !onLink && r.LinkIndex != d.link.Attrs().Index && !refuses {
+				all[r.Dst.String()] = r
+			}
+		}
+	}
+	return all, nil
+}
+
+func (d *device) route(to netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: d.link.Attrs().Index, Dst: ipNet(to.Masked()), Scope: netlink.SCOPE_LINK,
+		Protocol: capture.TunnelProtocol,
+	}
+}
