@@ -100,6 +100,11 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--address: %w", err)
 		}
+		for i, p := range list {
+			if p != p.Masked() { // as wg-quick writes an address: the network is not the peer's
+				list[i] = netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
+			}
+		}
 		return list, nil
 	}
 	if len(g.WireGuard.Pool) == 0 {
@@ -192,7 +197,8 @@ func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	switch {
-	case err != nil, strings.ContainsAny(host, " /\t\n[]"), given != "" && host == "":
+	case err != nil, strings.ContainsAny(host, " /\t\n[]#"), strings.Contains(host, ":") && !isIP(host),
+		given != "" && host == "":
 		return "", fmt.Errorf("--endpoint: %q is not HOST or HOST:PORT", given)
 	case n == 0:
 		return "", fmt.Errorf("--endpoint: say the port, since listener %s has a new one each time", g.Name)
@@ -207,6 +213,11 @@ func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
 		host = own
 	}
 	return net.JoinHostPort(host, port), nil
+}
+
+func isIP(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err == nil
 }
 
 // ownAddress is the address from which this machine reaches the rest of the

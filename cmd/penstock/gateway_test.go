@@ -133,6 +133,16 @@ func TestASharedKeyGoesToBothEnds(t *testing.T) {
 	assert.Equal(t, shared, client.Peers[0].Preshared)
 }
 
+// wg-quick has an address with the length of its network, which is not the peer's alone.
+func TestAnAddressWithALengthIsOnePeers(t *testing.T) {
+	path := gatewayFolder(t, gatewayConfig)
+	code, _, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820", "--address", "10.9.0.7/24")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	c, err := config.Load(path)
+	require.NoError(t, err)
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}, c.Listeners[0].WireGuard.Peers[1].AllowedIPs)
+}
+
 func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 	plain := strings.Replace(gatewayConfig, "      peers_file: peers.conf\n", "", 1)
 	two := strings.Replace(gatewayConfig, "listeners:\n",
@@ -168,6 +178,12 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 		},
 		"an endpoint with half its brackets": {
 			gatewayConfig, []string{"add", "phone", "--endpoint", "[vpn.example.com"}, "is not HOST or HOST:PORT",
+		},
+		"an endpoint that is no address": {
+			gatewayConfig, []string{"add", "phone", "--endpoint", "2001:db8::zz"}, "is not HOST or HOST:PORT",
+		},
+		"an endpoint with a comment": {
+			gatewayConfig, []string{"add", "phone", "--endpoint", "x#y:1"}, "is not HOST or HOST:PORT",
 		},
 		"an endpoint that is none": {gatewayConfig, []string{"add", "phone", "--endpoint", "a b:1"}, "--endpoint"},
 		"name servers by name": {

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -24,8 +26,9 @@ type reloads struct {
 	now telemetry.Config
 	err error // of the last time
 
-	files  []string // that the configuration in force was read from
-	wanted []string // that the one which was refused last names
+	files  []string               // that the configuration in force was read from
+	wanted []string               // that the one which was refused last names
+	infos  map[string]fs.FileInfo // of both, as they were read last
 
 	written config.Config // that was reread last, or that of the start: without later changes
 }
@@ -43,17 +46,19 @@ func (r *reloads) went(c telemetry.Config, err error) {
 }
 
 // reads notes that cfg is in force, and which files it is from.
-func (r *reloads) reads(cfg config.Config, files []string) {
+func (r *reloads) reads(cfg config.Config, from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.written, r.files, r.wanted = cfg, files, nil
+	r.written, r.files, r.wanted, r.infos = cfg, from.Files, nil, map[string]fs.FileInfo{}
+	maps.Copy(r.infos, from.Infos)
 }
 
 // wants notes which files a configuration names that cannot be put into force: what is wrong may be in one of them.
-func (r *reloads) wants(files []string) {
+func (r *reloads) wants(from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.wanted = files
+	r.wanted = from.Files
+	maps.Copy(r.infos, from.Infos)
 }
 
 // why is what keeps the file that lies there from being in force; nil: nothing.
@@ -124,7 +129,7 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 		done, err = h.proxy.Reload(cfg)
 	}
 	if err != nil {
-		h.reloads.wants(flags.loaded.Files)
+		h.reloads.wants(flags.loaded)
 		return "", done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())
@@ -134,7 +139,7 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 		h.log.Warn(w)
 	}
 	h.keep(flags.loaded)
-	h.reloads.reads(cfg, flags.loaded.Files)
+	h.reloads.reads(cfg, flags.loaded)
 	return flags.loaded.Hash, done, nil
 }
 

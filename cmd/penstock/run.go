@@ -48,6 +48,7 @@ change while running is refused.`,
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			signal.Ignore(syscall.SIGPIPE)         // who reads the log may go
 			rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
 			signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 			defer signal.Stop(rereads)
@@ -138,7 +139,7 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
-	h.reloads.reads(h.cfg, h.flags.loaded.Files)
+	h.reloads.reads(h.cfg, h.flags.loaded)
 	h.reloads.wants(h.flags.wanted)
 	h.resume()
 	h.announce()
@@ -307,8 +308,7 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 	}
 	others.Go(func() { h.watch(pagesCtx) })
 	others.Go(func() { h.keepEndpoints(pagesCtx) })
-	files := h.stamps() // before anybody is told that we are ready, and may change them
-	others.Go(func() { h.watchFiles(pagesCtx, files) })
+	others.Go(func() { h.watchFiles(pagesCtx) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
 	h.tell(daemon.SdNotifyReady + "\n" + h.status())
 

@@ -35,7 +35,7 @@ type runFlags struct {
 
 	loaded config.Loaded // the configuration file
 	broken error         // what is wrong with it, where loaded is the last good one
-	wanted []string      // the files that it names then
+	wanted config.Loaded // what of it was read then
 }
 
 func (f *runFlags) register(flags *pflag.FlagSet) {
@@ -112,7 +112,7 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 		}
 		return config.Config{}, broken
 	}
-	f.loaded, f.broken, f.wanted = saved, broken, f.loaded.Files
+	f.loaded, f.broken, f.wanted = saved, broken, f.loaded
 	return f.lay(flags, saved.Config)
 }
 

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -22,54 +24,63 @@ type stamp struct {
 	size, modified     int64 // bytes, nanoseconds
 }
 
-// stamps looks at the files that the configuration is from.
-func (h *service) stamps() map[string]stamp {
-	h.reloads.mu.Lock()
-	files := slices.Concat([]string{h.flags.config}, h.reloads.files, h.reloads.wanted)
-	h.reloads.mu.Unlock()
-	out := map[string]stamp{}
-	for _, name := range files {
-		out[name] = stamp{}
-		info, err := os.Stat(name) // of what links lead to
-		if err != nil {
-			continue
-		}
-		if s, ok := info.Sys().(*syscall.Stat_t); ok {
-			out[name] = stamp{
-				uint64(s.Dev), s.Ino, //nolint:unconvert // other widths elsewhere
-				s.Mode, s.Uid, s.Gid, info.Size(), info.ModTime().UnixNano(),
-			}
-		}
+func stampOf(info fs.FileInfo) stamp {
+	if info == nil {
+		return stamp{}
 	}
-	return out
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{}
+	}
+	return stamp{
+		uint64(s.Dev), s.Ino, //nolint:unconvert // other widths elsewhere
+		s.Mode, s.Uid, s.Gid, info.Size(), info.ModTime().UnixNano(),
+	}
 }
 
-// watchFiles reloads once files, which were as known, have changed and then stayed as they are for a period,
-// until ctx is done. One that cannot be taken over is tried again when it has changed again.
-func (h *service) watchFiles(ctx context.Context, known map[string]stamp) {
+// stamps are of the files that the configuration is from: as they are, and as they were read last.
+func (h *service) stamps() (now, read map[string]stamp) {
+	h.reloads.mu.Lock()
+	files := slices.Concat([]string{filepath.Clean(h.flags.config)}, h.reloads.files, h.reloads.wanted)
+	infos := maps.Clone(h.reloads.infos)
+	h.reloads.mu.Unlock()
+	now, read = map[string]stamp{}, map[string]stamp{}
+	for _, name := range files {
+		read[name] = stampOf(infos[name])
+		info, err := os.Stat(name) // of what links lead to
+		if err != nil {
+			info = nil
+		}
+		now[name] = stampOf(info)
+	}
+	return now, read
+}
+
+// watchFiles reloads once files have changed since they were read and then stayed as they are for a period, until ctx
+// is done. What cannot be taken over is tried again when it has changed again.
+func (h *service) watchFiles(ctx context.Context) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
 	}
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
-	before := known
+	tried, _ := h.stamps() // as files were that could not be read
+	before := tried
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := h.stamps()
-		if maps.Equal(now, before) && !maps.Equal(now, known) {
-			_, err := h.reload("file") // which has logged what came of it
-			known = h.stamps()         // of other files, perhaps
-			for name := range known {
-				if s, ok := now[name]; ok {
-					known[name] = s
-				} else if err != nil { // it may have come since it was missed
-					known[name] = stamp{}
-				}
+		now, read := h.stamps()
+		for name, is := range read {
+			if is == (stamp{}) {
+				read[name] = tried[name]
 			}
+		}
+		if maps.Equal(now, before) && !maps.Equal(now, read) {
+			_, _ = h.reload("file") // which has logged what came of it
+			tried = now
 		}
 		before = now
 	}

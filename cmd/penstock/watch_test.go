@@ -17,11 +17,15 @@ func TestAFileThatIsClosedToOthersHasChanged(t *testing.T) {
 	h := &service{}
 	h.flags.config = filepath.Join(t.TempDir(), "penstock.yaml")
 	require.NoError(t, os.WriteFile(h.flags.config, nil, 0o600))
-	closed := h.stamps()
+	now := func() map[string]stamp {
+		now, _ := h.stamps()
+		return now
+	}
+	closed := now()
 	require.NoError(t, os.Chmod(h.flags.config, 0o644)) //nolint:gosec // it has no secret
-	assert.NotEqual(t, closed, h.stamps())
+	assert.NotEqual(t, closed, now())
 	require.NoError(t, os.Chmod(h.flags.config, 0o600))
-	assert.Equal(t, closed, h.stamps())
+	assert.Equal(t, closed, now())
 }
 
 // A ConfigMap may come before the Secret that it names a file of: what is missing is waited for, whether a
