@@ -16,6 +16,8 @@ func TestNamesAreSeparatedByCommas(t *testing.T) {
 		"copa:a=1,b=2,static:c=3,bbr": {"copa:a=1,b=2", "static:c=3", "bbr"},
 		"a=1,copa":                    {"a=1", "copa"},
 		"copa,":                       {"copa", ""},
+		"copa:delta=0.25,alcc,bbr":    {"copa:delta=0.25,alcc", "bbr"},
+		"copa,bbr,copa":               {"copa", "bbr"},
 	} {
 		list := []string{"penstock"}
 		require.NoError(t, (&names{list: &list}).Set(text))
