@@ -81,6 +81,9 @@ func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 	}
 	g.changed, g.now, g.divideAt = true, true, 0
 	g.provide(&f.member, now, true)
+	if g.alg == nil && f.gate.blocked { // it has no window yet, and before has forgotten its turn
+		f.wake()
+	}
 }
 
 // redirect has m's bytes go along another path of the group.

@@ -163,6 +163,18 @@ func TestAMaximumRateHoldsBackWhatIsWrittenToALegThatEnforcesTheWindow(t *testin
 	assert.Equal(t, cc.Bytes(1<<20), a.Take(p.now, 1<<20).Bytes, "one flow alone is held by its transport")
 }
 
+func TestWhoWaitsForAMaximumRateAsksAgainAfterAMoveThoughNothingIsKnownOfIt(t *testing.T) {
+	p := newTestbed(t)
+	terms := limited("host", "none", 8e6)
+	a, b := p.openEnforced(terms), p.openEnforced(terms)
+	for a.Take(p.now, mss).Bytes+b.Take(p.now, mss).Bytes > 0 {
+	}
+	require.Zero(t, b.woken)
+	terms.Weight = 2
+	require.NoError(t, b.Move(p.now, terms))
+	assert.Positive(t, b.woken)
+}
+
 func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rate := cc.Rate(rapid.Int64Range(1e5, 1e10).Draw(rt, "rate"))
