@@ -133,7 +133,8 @@ test-e2e: ## real clients and servers in network namespaces; as root or with use
 
 fuzz: ## every fuzz target for FUZZTIME each
 	@set -e; for pkg in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+		list=$$($(GO) test -list '^Fuzz' $$pkg); \
+		for target in $$(echo "$$list" | grep '^Fuzz' || true); do \
 			echo "fuzz $$pkg $$target"; \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg; \
 		done; \
@@ -172,7 +173,7 @@ measurements: build ## play every recipe and rewrite the results in docs/measure
 		--json $(RESULTS)/real.jsonl || [ $$? = 1 ]; fi
 	git ls-files -s cc | grep -v _test.go | sha256sum | cut -d' ' -f1 > $(RESULTS)/cc.sha256
 	sed '/^<!-- Generated/q' docs/measurements.md > docs/measurements.md.new
-	(echo; bin/penstock-lab sim --all --markdown; echo; echo '## Published experiments'; echo; \
+	(set -e; echo; bin/penstock-lab sim --all --markdown; echo; echo '## Published experiments'; echo; \
 		bin/penstock-lab bench recipe table $$(ls $(RESULTS)/*.jsonl)) >> docs/measurements.md.new
 	mv docs/measurements.md.new docs/measurements.md
 
@@ -226,7 +227,7 @@ dist: ## the program for every kind of machine, and its man pages and completion
 	gzip -9n $(DIST)/man/*.1
 
 packages: dist ## deb, rpm and apk of what dist made
-	rm -f $(addprefix $(DIST)/,*.deb *.rpm *.apk *.tar.gz *.cdx.json SHA256SUMS)
+	rm -f $(addprefix $(DIST)/,*.deb *.rpm *.apk)
 	@set -e; for arch in $(patsubst arm,arm7,$(filter-out mipsle,$(ARCHS))); do \
 		rm -rf dist/package; mkdir -p dist/package; \
 		cp -r $(DIST)/linux-$${arch%7}/penstock $(DIST)/man $(DIST)/completion dist/package/; \
@@ -243,9 +244,10 @@ image: ## the container image for this machine, by buildah or docker; with dist
 		--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t penstock:$(PACKAGE_VERSION) .
 
 release: packages ## all that a release has, with checksums and a bill of materials
+	rm -f $(addprefix $(DIST)/,*.tar.gz *.cdx.json SHA256SUMS)
 	set -e; for arch in $(ARCHS); do \
 		cp LICENSE README.md $(DIST)/linux-$$arch/; \
-		tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$(DATE) -C $(DIST) -cf - linux-$$arch/penstock \
+		tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@$(DATE) -C $(DIST) -cf - linux-$$arch/penstock \
 			linux-$$arch/LICENSE linux-$$arch/README.md | gzip -9n > $(DIST)/penstock-$(PACKAGE_VERSION)-linux-$$arch.tar.gz; \
 	done
 	$(GO) run -tags packaging ./cmd/penstock sbom $(DIST)/linux-amd64/penstock > $(DIST)/penstock.cdx.json

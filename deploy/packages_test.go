@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/assert"
@@ -46,16 +47,20 @@ func TestPackagesNameFilesThatAreThere(t *testing.T) {
 	}
 }
 
-// script runs one of a package's on a system that has systemd, with programs that write down how they
-// are called, and returns that.
-func script(t *testing.T, name string, config bool, args ...string) string {
+// script runs one of a package's on a system that systemd manages, or OpenRC, with programs that write
+// down how they are called, and returns that.
+func script(t *testing.T, name string, systemd, config bool, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
+	manager := dir
+	if !systemd {
+		manager = filepath.Join(dir, "none")
+	}
 	text, err := os.ReadFile(filepath.Join("package", name))
 	require.NoError(t, err)
 	here := strings.NewReplacer("/etc/penstock", dir+"/etc", "/usr/bin/penstock", "penstock",
-		"/run/systemd/system", dir).Replace(string(text))
-	for _, program := range []string{"systemctl", "systemd-sysusers", "getent", "penstock"} {
+		"/run/systemd/system", manager).Replace(string(text))
+	for _, program := range []string{"systemctl", "systemd-sysusers", "rc-service", "getent", "penstock"} {
 		call := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s/calls\n", program, dir)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(call), 0o755)) //nolint:gosec // a program
 	}
@@ -79,20 +84,23 @@ func script(t *testing.T, name string, config bool, args ...string) string {
 // apk says which version goes, deb that one does, rpm how many stay.
 func TestWhatCapturesGoesWithThePackage(t *testing.T) {
 	for _, args := range [][]string{{"remove"}, {"0"}, {"1.2.3-r0"}, nil} {
-		calls := script(t, "preremove.sh", true, args...)
+		calls := script(t, "preremove.sh", true, true, args...)
 		assert.Contains(t, calls, "penstock rules remove", args)
 		assert.Contains(t, calls, "systemctl disable --now penstock.service", args)
 	}
 	for _, args := range [][]string{{"upgrade", "1.2.4"}, {"failed-upgrade", "1.2.3"}, {"1"}} {
-		assert.Empty(t, script(t, "preremove.sh", true, args...), args)
+		assert.Empty(t, script(t, "preremove.sh", true, true, args...), args)
 	}
 }
 
 func TestThePackageIsInstalledWithoutTheFileThatItBrought(t *testing.T) {
-	assert.Contains(t, script(t, "postinstall.sh", true), "chgrp penstock")
-	calls := script(t, "postinstall.sh", false, "configure", "1.2.3") // its administrator has removed it
+	assert.Contains(t, script(t, "postinstall.sh", true, true), "chgrp penstock")
+	calls := script(t, "postinstall.sh", true, false, "configure", "1.2.3") // its administrator has removed it
 	assert.Contains(t, calls, "systemctl try-restart")
 	assert.NotContains(t, calls, "rc-service", "where systemd runs")
+	calls = script(t, "postinstall.sh", false, true)
+	assert.Contains(t, calls, "rc-service --ifstarted penstock restart")
+	assert.NotContains(t, calls, "systemctl", "where OpenRC runs")
 }
 
 // uci has the functions of OpenWrt's that the init script reads its settings with.
@@ -166,7 +174,7 @@ func TestOpenWrtPutsWhatChangesIntoForce(t *testing.T) {
 			reloads + "SIGHUP to penstock\npenstock rules apply --interface br-lan --port 7000 --dport 80,443\n",
 		},
 		"switched on":  {[]string{"UCI_enabled=1", "UCI_interface=br-lan"}, "start\n"},
-		"switched off": {[]string{"UCI_enabled=0", "RUNNING=1"}, "stop\n"},
+		"switched off": {[]string{"UCI_enabled=0", "RUNNING=1"}, "stop\nstart\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -188,7 +196,7 @@ sleep() { echo sleep; kill "$proxy"; wait "$proxy"; }
 . openwrt/files/penstock.init
 penstock() { echo "penstock $*"; }
 PROG=penstock PID=$DIR/pid
-cat <&3 & # ends at SIGTERM
+cat <&3 >/dev/null 2>&1 & # ends at SIGTERM
 proxy=$!
 echo $proxy >"$PID"
 stop_service; echo procd_kill; service_stopped
@@ -210,7 +218,8 @@ func TestTheImageHasAConfiguration(t *testing.T) {
 	c, err := config.Load("container.yaml")
 	require.NoError(t, err)
 	assert.NotEqual(t, "off", c.Telemetry.Health, "penstock ready asks there")
+	assert.Less(t, c.Shutdown.Drain, 10*time.Second, "docker stop kills then")
 	text, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
-	assert.Contains(t, string(text), "COPY deploy/container.yaml /etc/penstock/penstock.yaml")
+	assert.Contains(t, string(text), " deploy/container.yaml /etc/penstock/penstock.yaml")
 }

@@ -234,7 +234,7 @@ func (p *peer) take(m ccp.Message) {
 		case r.Program == 0 && len(r.Fields) == 0:
 			p.forget(m.Flow)
 		case f.program != nil && r.Program == f.program.number && len(r.Fields) == len(f.program.Fields):
-			f.controller.Report(Report{f, r.Fields})
+			f.controller.Report(Report{f, f.program, r.Fields})
 		}
 	default: // of the other direction, or of a version to come
 	}

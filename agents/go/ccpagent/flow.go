@@ -58,16 +58,17 @@ func (f *Flow) decide(program uint32, set Set) {
 
 // Report is what a flow's program has folded.
 type Report struct {
-	flow   *Flow
-	values []uint64
+	flow    *Flow
+	program *program // that has reported: the flow may run another by now
+	values  []uint64
 }
 
 // Program is the name of the program.
-func (r Report) Program() string { return r.flow.program.name }
+func (r Report) Program() string { return r.program.name }
 
 // Field is the value of one of the program's Report, named without that word.
 func (r Report) Field(name string) uint64 {
-	i := slices.Index(r.flow.program.Fields, name)
+	i := slices.Index(r.program.Fields, name)
 	if i < 0 {
 		r.flow.peer.agent.fail("program %q reports no field %q", r.Program(), name)
 		return 0

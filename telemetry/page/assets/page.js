@@ -143,7 +143,7 @@ function draw() {
   set($("up"), rate(t.up_bits_per_second));
   set($("connections"), t.connections.toLocaleString("en") + (t.limit ? " of " + t.limit.toLocaleString("en") : ""));
   set($("queue"), t.queue_p50_seconds === undefined ? "–" : ms(t.queue_p50_seconds) + " / " + ms(t.queue_p95_seconds));
-  document.title = rate(t.down_bits_per_second) + " · Penstock";
+  document.title = (document.hidden ? "" : rate(t.down_bits_per_second) + " · ") + "Penstock";
   chart($("rates"), $("rates-now"), "Throughput", ["down", "up"], rate);
   chart($("delays"), $("delays-now"), "Queueing delay", ["q50", "q95"], ms);
   table();

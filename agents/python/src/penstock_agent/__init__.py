@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from typing import Dict, List, Optional, Tuple, Type
 
 from .program import Program, ProgramError, Register, compile_program
@@ -17,7 +18,7 @@ CREATE, MEASURE, UPDATE, CHANGE, READY = 0, 1, 3, 4, 5
 _HEADER = struct.Struct("<HHI")
 _MOST = (1 << 64) - 1
 _MOST_PROGRAMS = 256  # that a datapath takes
-_ROOM_WITHIN = 100_000  # µs
+_ROOM_WITHIN = 0.1  # seconds
 
 
 class Report:
@@ -87,8 +88,6 @@ class Agent:
         if os.path.exists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)  # an earlier process left it
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # A message is lost if the socket of a datapath stays full, as that of one that is stopped; others wait.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", 0, _ROOM_WITHIN))
         self._socket.bind(path)
 
     def serve(self) -> None:
@@ -148,7 +147,16 @@ class Agent:
         self._transmit(address, _HEADER.pack(kind, _HEADER.size + len(body), sid) + body)
 
     def _transmit(self, address: str, message: bytes) -> None:
+        # A message is lost if the socket of a datapath stays full, as that of one that is stopped; others wait.
+        until = time.monotonic() + _ROOM_WITHIN
         try:
-            self._socket.sendto(message, address)
+            while True:
+                try:
+                    self._socket.sendto(message, socket.MSG_DONTWAIT, address)
+                    return
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.001)
         except OSError:  # the datapath has gone, or has lost what may have been a program
             self._known.discard(address)
