@@ -217,8 +217,10 @@ func TestASecretInPlaceOfAFileIsNotShown(t *testing.T) {
 		if !strings.HasPrefix(name, "behind") { // which is a mistake of its own
 			assert.Contains(t, told, "may be a secret", name)
 		}
-		for _, secret := range []string{body[:32], body[32:], keyA[:43], "bm8gb25lIHNlZXMgdGhpcyB0b2tlbg", urlToken,
-			hexToken, noEnd} {
+		for _, secret := range []string{
+			body[:32], body[32:], keyA[:43], "bm8gb25lIHNlZXMgdGhpcyB0b2tlbg", urlToken,
+			hexToken, noEnd,
+		} {
 			assert.NotContains(t, told, secret, name)
 		}
 	}
