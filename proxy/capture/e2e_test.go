@@ -232,6 +232,9 @@ func TestConnectionsAreCaptured(t *testing.T) {
 				}},
 			}
 			n.router.do(t, func() error { return rules.Apply(t.Context()) })
+			n.router.do(t, func() error { // as wg-quick and Tailscale set it
+				return os.WriteFile("/proc/sys/net/ipv4/conf/all/src_valid_mark", []byte("1"), 0)
+			})
 
 			for _, family := range []struct{ client, other, server, router, near string }{
 				{"10.1.0.2", "10.1.0.3", "10.2.0.2", "10.2.0.1", "10.1.0.1"},
