@@ -102,8 +102,8 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 		a.committing = append(a.committing, commit)
 		a.undoing = append(a.undoing, func() {
-			_, _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) // what commit does has not been done
-			if len(at) > 0 {                                           // peers that had gone come back without their sessions
+			_, _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) // commit has not been called
+			if len(at) > 0 {                                           // peers come back without their sessions
 				old.Tunnel().Resume(at)
 			}
 		})

@@ -136,7 +136,8 @@ func TestASharedKeyGoesToBothEnds(t *testing.T) {
 // wg-quick has an address with the length of its network, which is not the peer's alone.
 func TestAnAddressWithALengthIsOnePeers(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
-	code, _, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820", "--address", "10.9.0.7/24")...)
+	code, _, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820",
+		"--address", "10.9.0.7/24")...)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	c, err := config.Load(path)
 	require.NoError(t, err)

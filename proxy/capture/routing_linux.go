@@ -162,8 +162,11 @@ func (g *routing) delete(o object) error {
 // wanted reports whether o is one of those that r needs.
 func (o object) wanted(r Rules) bool {
 	for _, f := range r.families() {
-		if o.same(object{route: localRoute(r.RouteTable, f, 0)}) ||
-			slices.ContainsFunc(policyRules(r, f), func(rule *netlink.Rule) bool { return o.same(object{rule: rule}) }) {
+		needed := []object{{route: localRoute(r.RouteTable, f, 0)}}
+		for _, rule := range policyRules(r, f) {
+			needed = append(needed, object{rule: rule})
+		}
+		if slices.ContainsFunc(needed, o.same) {
 			return true
 		}
 	}

@@ -96,11 +96,13 @@ func (f *files) load(path string) (Loaded, error) {
 		return Loaded{}, &Error{File: path, Message: err.Error()}
 	}
 	c, mistake := load(data, name, f)
+	l := Loaded{Files: f.names(), Infos: f.infos()}
 	if mistake != nil {
-		return Loaded{Files: f.names(), Infos: f.infos()}, mistake.in(path)
+		return l, mistake.in(path)
 	}
 	sum := sha256.Sum256(f.read[f.path(name)].data)
-	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), Infos: f.infos(), files: f}, nil
+	l.Config, l.Path, l.Hash, l.files = c, path, hex.EncodeToString(sum[:]), f
+	return l, nil
 }
 
 // load reads a configuration and the files that it names. What they hold is checked

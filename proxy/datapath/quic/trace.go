@@ -82,7 +82,6 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 		if e.Header.PacketType == qlog.PacketType1RTT {
 			t.received(e.Frames)
 			t.came(e.Frames)
-			t.asked(e.Frames)
 		}
 	case qlog.DatagramDropped:
 		if e.Direction == qlog.DirectionReceiving {
@@ -207,8 +206,13 @@ func (t *Trace) received(frames []qlog.Frame) {
 			}
 		case *qlog.MaxDataFrame:
 			t.blocked = false
+		case *qlog.StreamFrame:
+			if f.StreamID%4 == 0 { // a client's, both ways (RFC 9000 §2.1)
+				t.begun = max(t.begun, int64(f.StreamID/4)+1)
+			}
 		}
 	}
+	t.bound()
 	t.tell(rtt)
 }
 
@@ -332,19 +336,7 @@ func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
 	t.bound()
 }
 
-// asked notes which streams of the client's frames are about.
-func (t *Trace) asked(frames []qlog.Frame) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, f := range frames {
-		if s, ok := f.Frame.(*qlog.StreamFrame); ok && s.StreamID%4 == 0 { // a client's, both ways (RFC 9000 §2.1)
-			t.begun = max(t.begun, int64(s.StreamID/4)+1)
-		}
-	}
-	t.bound()
-}
-
-// bound is called with t.mu held.
+// bound calls beyond if the client has begun too many requests. The caller holds t.mu.
 func (t *Trace) bound() {
 	if t.beyond != nil && t.begun > t.most {
 		go t.beyond()

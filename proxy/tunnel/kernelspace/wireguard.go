@@ -299,8 +299,8 @@ func (w *WireGuard) look() error {
 		return nil
 	}
 	w.unrouted = unrouted // where it does not help, once is enough
-	w.log.Warn("tunnel: addresses, routes or rules of the interface have gone, and are put back", "listener", w.cfg.Name,
-		"interface", w.cfg.Interface, "err", w.put(w.inForce))
+	w.log.Warn("tunnel: addresses, routes or rules of the interface have gone, and are put back",
+		"listener", w.cfg.Name, "interface", w.cfg.Interface, "err", w.put(w.inForce))
 	return nil
 }
 

@@ -94,7 +94,9 @@ func (s ipScope) routes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	for _, p := range slices.Compact(prefixes) {
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == p.Addr().Is4() }) {
-			routes = append(routes, connectip.IPRoute{StartIP: p.Addr(), EndIP: access.LastOf(p), IPProtocol: s.protocol})
+			routes = append(routes, connectip.IPRoute{
+				StartIP: p.Addr(), EndIP: access.LastOf(p), IPProtocol: s.protocol,
+			})
 		}
 	}
 	return routes

@@ -22,7 +22,7 @@ type session struct {
 
 	remotes  map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
 	used     cc.Time
-	over     atomic.Bool // what waits for it may not reach who has its address next
+	over     atomic.Bool // its address may be another client's: queued packets are dropped
 	dns      bool        // all remotes are name servers
 	answered bool
 }
