@@ -78,7 +78,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-tool test-race test-e2e bare-test fuzz bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -113,13 +113,19 @@ lint-tool: ## install golangci-lint at the version that CI has
 test: test-unit test-race test-e2e ## everything that can be checked without judging it
 
 test-unit: ## unit and property tests, scenarios, fuzz corpora
-	$(GOTESTSUM) --format pkgname --packages "$(call packages,$(UNIT),$(REAL_TIME))" -- -timeout $(TIMEOUT)
-	$(GOTESTSUM) $(RERUN) --format pkgname --packages "$(REAL_TIME)" -- -timeout $(TIMEOUT)
+	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(UNIT),$(REAL_TIME))" -- -timeout $(TIMEOUT)
+	$(GOTESTSUM) $(RERUN) --format pkgname-and-test-fails --packages "$(REAL_TIME)" -- -timeout $(TIMEOUT)
+
+test-tool: # fetches and builds what runs the tests
+	$(GOTESTSUM) --version
+
+bare-test: ## make test in a bare Debian 12, as root and as a user; as root, with debootstrap
+	test/bare/run.sh
 
 test-race: ## the concurrent packages under the race detector
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \
 		set -ex; \
-		$(GOTESTSUM) $(RERUN) --format pkgname --packages "$(CONCURRENT)" -- -race -timeout $(TIMEOUT); \
+		$(GOTESTSUM) $(RERUN) --format pkgname-and-test-fails --packages "$(CONCURRENT)" -- -race -timeout $(TIMEOUT); \
 	else \
 		echo "test-race: SKIPPED: the race detector needs a C compiler (CC=$$($(GO) env CC)," \
 			"CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
