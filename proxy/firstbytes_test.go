@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -357,15 +358,15 @@ func TestNobodyWaitsWhereNoRuleNeedsTheName(t *testing.T) {
 // A request for a whole URL shows its name in whatever form the rest of it has.
 func TestTheServerNameOfAURL(t *testing.T) {
 	for name, request := range map[string]string{
-		"as usual":              "GET http://LocalHost:%s/ HTTP/1.1\r\n\r\n",
-		"a method in lowercase": "get http://localhost:%s/ HTTP/1.1\r\n\r\n",
-		"a long header":         "GET http://localhost:%s/ HTTP/1.1\r\nX: " + strings.Repeat("x", 16_310) + "\r\n\r\n",
+		"as usual":              "GET http://Loopback.Test:%s/ HTTP/1.1\r\n\r\n",
+		"a method in lowercase": "get http://loopback.test:%s/ HTTP/1.1\r\n\r\n",
+		"a long header":         "GET http://loopback.test:%s/ HTTP/1.1\r\nX: " + strings.Repeat("x", 16_310) + "\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, asking(byName(t, func(cfg *config.Config) {
 				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed),
 					netip.MustParsePrefix("::1/128"))
-				cfg.Rules[1].Match.ServerName = serverNames(t, "localhost")
+				cfg.Rules[1].Match.ServerName = serverNames(t, need.LoopbackName)
 			})))
 			conn, err := net.Dial("tcp", r.addr())
 			require.NoError(t, err)

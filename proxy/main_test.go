@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	need.ResolveLoopbackName()
 	os.Exit(need.Run(m))
 }
 

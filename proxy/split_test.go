@@ -97,7 +97,7 @@ func TestWhereAskingClientsMayGo(t *testing.T) {
 		reason proxy.Reason
 	}{
 		{"loopback is denied", nil, func(b string) string { return b }, http.StatusForbidden, proxy.RejectedDenied},
-		{"also under a name", nil, func(b string) string { return "localhost:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
+		{"also under a name", nil, func(b string) string { return need.LoopbackName + ":" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
 		{"also mapped into IPv6", nil, func(b string) string { return "[::ffff:127.0.0.1]:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
 		{"metadata is denied", nil, func(string) string { return "169.254.169.254:80" }, http.StatusForbidden, proxy.RejectedDenied},
 		{"what is listed is allowed", func(c *config.Config) { c.Listeners[0].Allow = loopbackAllowed }, func(b string) string { return b }, http.StatusOK, ""},

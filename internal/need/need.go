@@ -6,6 +6,7 @@ package need
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -59,4 +60,14 @@ func NoNamespaces(missing error) (code int) {
 	}
 	fmt.Println("SKIPPED: the tests here need network namespaces:", missing)
 	return 0
+}
+
+// Program returns the path of a program, or skips a test of a machine that lacks it.
+func Program(tb testing.TB, name string) (path string) {
+	tb.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		tb.Skipf("needs %s: %v", name, err)
+	}
+	return path
 }

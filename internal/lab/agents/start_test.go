@@ -126,27 +126,40 @@ func TestACommandStartsAnAgent(t *testing.T) {
 
 	_, _, err = commanded(t, "dies", "sh -c 'echo no; exit 1'").Start()
 	assert.ErrorContains(t, err, "ended: no")
-	const crashes = `python3 -c "import os, socket
-s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-s.bind(os.environ['SOCKET'])
-print('no' * 9999)
-s.recv(9999)
-raise ValueError('a mistake')"`
-	_, err = commanded(t, "crashes", crashes).Run(sim.Scenario{
+	t.Setenv(crashing, "1")
+	_, err = commanded(t, "crashes", os.Args[0]).Run(sim.Scenario{
 		Down: sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 40}, Duration: time.Second,
 		Flows: []sim.FlowConfig{{Algorithm: "ccp:crashes"}},
 	})
 	require.ErrorContains(t, err, "nobody reads what is sent")
-	assert.ErrorContains(t, err, "ValueError: a mistake")
+	assert.ErrorContains(t, err, "panic: a mistake")
 	assert.Less(t, len(err.Error()), 4096)
 	_, err = agents.Parse([]string{"x=run: "})
 	assert.ErrorContains(t, err, "it has no command; write x=run:./x")
 }
 
-// dying makes the test binary start agents and print their processes' ids, and wait.
-const dying = "PENSTOCK_TEST_AGENTS_DYING"
+const (
+	// dying makes the test binary start agents and print their processes' ids, and wait.
+	dying = "PENSTOCK_TEST_AGENTS_DYING"
+	// crashing makes the test binary an agent that crashes at its first message.
+	crashing = "PENSTOCK_TEST_AGENTS_CRASHING"
+)
+
+// crash listens as an agent does, prints much, and panics when the first message comes.
+func crash() {
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: os.Getenv("SOCKET"), Net: "unixgram"})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(strings.Repeat("no", 9999))
+	_, _, _ = c.ReadFrom(make([]byte, 9999))
+	panic("a mistake")
+}
 
 func TestMain(m *testing.M) {
+	if os.Getenv(crashing) != "" {
+		crash()
+	}
 	if os.Getenv(dying) != "" {
 		_, _, err := agents.Agents{{Name: "reno"}, {Name: "fixed", Command: "penstock-agent-reno $SOCKET"}}.Start()
 		fmt.Println(err)

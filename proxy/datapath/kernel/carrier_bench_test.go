@@ -33,6 +33,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	need.ResolveLoopbackName()
 	os.Exit(m.Run())
 }
 

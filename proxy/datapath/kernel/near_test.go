@@ -24,7 +24,7 @@ func TestADialEndsWhenTheLegThatItBelongsToIsReset(t *testing.T) {
 	d := still(t, Config{})
 	at := need.Silent(t)
 	for name, cfg := range map[string]DialConfig{
-		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("localhost:%d", at.Port)},
+		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("%s:%d", need.LoopbackName, at.Port)},
 	} {
 		for when, early := range map[string]bool{"reset before": true, "reset while it is dialled": false} {
 			t.Run(name+", "+when, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestADialGoesOnForWhatALegHadSentBeforeItsReset(t *testing.T) {
 	d := still(t, Config{})
 	at := need.Silent(t)
 	for name, cfg := range map[string]DialConfig{
-		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("localhost:%d", at.Port)},
+		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("%s:%d", need.LoopbackName, at.Port)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			near, client := d.pair(t, loopback4)

@@ -141,10 +141,10 @@ func TestUDPGoesWhereItsClientAsked(t *testing.T) {
 	assert.Equal(t, c.conn.LocalAddr().(*net.UDPAddr).Port, int(asked.Load().Source.Port()))
 
 	// By name: the first of its addresses that may be reached.
-	named, said := c.udp(fmt.Sprintf("%slocalhost/%d/", udpPath, server.Port()))
+	named, said := c.udp(fmt.Sprintf("%s%s/%d/", udpPath, need.LoopbackName, server.Port()))
 	require.Equal(t, http.StatusOK, said.status)
 	echoes(t, named, "by name")
-	assert.Equal(t, "localhost", asked.Load().Host)
+	assert.Equal(t, need.LoopbackName, asked.Load().Host)
 
 	// In a capsule, among others that nobody knows, and of a context that nobody has.
 	var b []byte
@@ -295,7 +295,7 @@ func FuzzUDPTarget(f *testing.F) {
 func TestNamesThatAreLookedUpAreBoundedForEachPeer(t *testing.T) {
 	m, _ := udpListener(t, access.Datagrams{}, nil)
 	server := echoUDP(t)
-	byName := fmt.Sprintf("%slocalhost/%d/", udpPath, server.Port())
+	byName := fmt.Sprintf("%s%s/%d/", udpPath, need.LoopbackName, server.Port())
 	c := dialMASQUE(t, m)
 	for range maxLookups / 2 {
 		require.True(t, m.lookups.Take("phone"))
@@ -305,7 +305,7 @@ func TestNamesThatAreLookedUpAreBoundedForEachPeer(t *testing.T) {
 	why, err := io.ReadAll(refused)
 	require.NoError(t, err)
 	assert.Contains(t, string(why), errLookups.Error())
-	_, said = c.ask("connect-ip", ipPath+"localhost/*/")
+	_, said = c.ask("connect-ip", ipPath+need.LoopbackName+"/*/")
 	assert.Equal(t, http.StatusServiceUnavailable, said.status)
 	_, said = c.udp(pathOf(server))
 	assert.Equal(t, http.StatusOK, said.status, "an address is not looked up")

@@ -26,6 +26,7 @@ const mtu = 1420
 
 func TestMain(m *testing.M) {
 	apart()
+	need.ResolveLoopbackName()
 	os.Exit(need.Run(m))
 }
 
