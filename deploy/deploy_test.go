@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -123,9 +124,7 @@ func TestUnitIsHardened(t *testing.T) {
 // they start, and returns the path of the service.
 func unitElsewhere(t *testing.T) string {
 	t.Helper()
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Skip("systemd-analyze is not installed")
-	}
+	need.Programs(t, "systemd-analyze")
 	dir := t.TempDir()
 	program := filepath.Join(dir, "penstock")
 	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755))
@@ -172,9 +171,7 @@ func TestDashboardIsValid(t *testing.T) {
 // TestPrometheusUnderstandsAlertsAndDashboard has promtool, which is Prometheus's own,
 // judge the alerts, and the queries of the dashboard as rules.
 func TestPrometheusUnderstandsAlertsAndDashboard(t *testing.T) {
-	if _, err := exec.LookPath("promtool"); err != nil {
-		t.Skip("promtool is not installed; Debian's package prometheus has it")
-	}
+	need.Programs(t, "promtool")
 	type rule struct {
 		Record, Expr string
 	}

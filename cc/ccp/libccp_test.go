@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // libccpVersion is of the crate libccp, which has the authors' datapath in C.
@@ -30,11 +32,7 @@ type libccp struct {
 // crate's own binding goes by the real clock; testdata/libccp.c is told the time.
 func startLibccp(t testing.TB) *libccp {
 	t.Helper()
-	for _, tool := range []string{"cargo", "cc"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("needs %s for the crate libccp: %v", tool, err)
-		}
-	}
+	need.Programs(t, "cargo", "cc")
 	dir := t.TempDir()
 	manifest := fmt.Sprintf("[package]\nname = \"fetch\"\nversion = \"0.0.0\"\n[lib]\npath = \"lib.rs\"\n"+
 		"[dependencies]\nlibccp = \"=%s\"\n", libccpVersion)

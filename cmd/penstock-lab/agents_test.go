@@ -14,15 +14,14 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // agentAt starts an agent and returns its socket once it is there.
 func agentAt(t *testing.T, command string, args ...string) string {
 	t.Helper()
-	if _, err := exec.LookPath(command); err != nil {
-		t.Skipf("needs %s: %v", command, err)
-	}
+	need.Programs(t, command)
 	socket := filepath.Join(t.TempDir(), "agent")
 	cmd := exec.Command(command, append(args, socket)...)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../agents/python/src", "PYTHONDONTWRITEBYTECODE=1")

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/logqueue"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -115,11 +116,7 @@ Station 02:00:00:00:00:08 (on wlan0)
 )
 
 func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
-	for _, program := range []string{"sh", "awk", "curl", "sleep"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not installed, which the example on the page needs", program)
-		}
-	}
+	need.Programs(t, "sh", "awk", "curl", "sleep")
 	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(clitest.Doc(t, "hints.md"))
 	require.NotNil(t, block)
 	dir := t.TempDir()

@@ -488,9 +488,7 @@ telemetry: {address: "127.0.0.1:0"}
 // Without the privilege that could be kept, the start says what no reload will read.
 func TestTheStartSaysWhatNoReloadWillRead(t *testing.T) {
 	needRoot(t)
-	if _, err := exec.LookPath("setpriv"); err != nil {
-		t.Skip("setpriv is not installed")
-	}
+	need.Programs(t, "setpriv")
 	p := launch(t, `listeners: [{name: local, mode: connect, address: "127.0.0.1:0"}]
 telemetry: {address: "off"}
 envelope: reno

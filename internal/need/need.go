@@ -62,12 +62,12 @@ func NoNamespaces(missing error) (code int) {
 	return 0
 }
 
-// Program returns the path of a program, or skips a test of a machine that lacks it.
-func Program(tb testing.TB, name string) (path string) {
+// Programs skips a test of a machine that lacks one of these programs.
+func Programs(tb testing.TB, names ...string) {
 	tb.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		tb.Skipf("needs %s: %v", name, err)
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			tb.Skipf("needs %s: %v", name, err)
+		}
 	}
-	return path
 }

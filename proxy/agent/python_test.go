@@ -16,14 +16,13 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // python is a command that finds the package penstock_agent.
 func python(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	if _, err := exec.LookPath("python3"); err != nil {
-		t.Skipf("needs python3: %v", err)
-	}
+	need.Programs(t, "python3")
 	sources, err := filepath.Abs("../../agents/python/src")
 	require.NoError(t, err)
 	cmd := exec.Command("python3", args...)

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/agent"
 )
 
@@ -33,9 +34,7 @@ func startPython(t *testing.T) (socket string) {
 // startScript starts an agent in Python that listens at a socket.
 func startScript(t *testing.T, script, socket string) {
 	t.Helper()
-	if _, err := exec.LookPath("python3"); err != nil {
-		t.Skipf("needs python3: %v", err)
-	}
+	need.Programs(t, "python3")
 	cmd := exec.Command("python3", script, socket)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../agents/python/src", "PYTHONDONTWRITEBYTECODE=1")
 	labtest.StartAgent(t, cmd, socket)

@@ -28,9 +28,7 @@ type terminal struct {
 // openTerminal runs a command in a terminal of its own.
 func openTerminal(t *testing.T, command string) *terminal {
 	t.Helper()
-	if _, err := exec.LookPath("tmux"); err != nil {
-		t.Skip("tmux is not installed: apt-get install tmux")
-	}
+	need.Programs(t, "tmux")
 	s := &terminal{t, filepath.Join(t.TempDir(), "tmux")}
 	s.run("-f", "/dev/null", "new-session", "-d", "-x", "150", "-y", "20", command+`; echo "ended with $?"; cat`)
 	t.Cleanup(func() { _ = exec.Command("tmux", "-S", s.socket, "kill-server").Run() })

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -106,9 +107,7 @@ var crates sync.Map
 // stays from run to run.
 func cargo(t *testing.T, crate, program string, flags []string, prepare func(dir string) error) string {
 	t.Helper()
-	if _, err := exec.LookPath("cargo"); err != nil {
-		t.Skipf("needs cargo: %v", err)
-	}
+	need.Programs(t, "cargo")
 	cache, err := os.UserCacheDir()
 	require.NoError(t, err)
 	dir := filepath.Join(cache, "penstock-ccp-agents", crate)

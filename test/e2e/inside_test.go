@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -72,11 +71,7 @@ func ourClient(s *scene, n *netlab.Node, device string, key access.Key, inner, g
 
 // wireguardGoItself is the program of package wireguard-go, set up by wg and ip.
 func wireguardGoItself(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr) {
-	for _, tool := range []string{"wireguard-go", "wg", "ip"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			s.t.Skipf("needs %s in PATH", tool)
-		}
-	}
+	need.Programs(s.t, "wireguard-go", "wg", "ip")
 	need.WireGuardGo(s.t)
 	daemon := n.Command(s.t.Context(), "wireguard-go", "-f", device)
 	require.NoError(s.t, daemon.Start())

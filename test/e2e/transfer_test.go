@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -177,9 +176,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 }
 
 func TestRealCurlAgainstARealServer(t *testing.T) {
-	if _, err := exec.LookPath("curl"); err != nil {
-		t.Skip("needs curl in PATH")
-	}
+	need.Programs(t, "curl")
 	const size = 10 * megabyte
 	edge := fmt.Sprintf("10.77.1.1:%d", port)
 	tests := []struct {

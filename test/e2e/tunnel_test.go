@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -354,11 +353,7 @@ func wgQuick(s *scene, file string) {
 	}); err != nil {
 		s.t.Skipf("needs a kernel with WireGuard (CONFIG_WIREGUARD): %v", err)
 	}
-	for _, tool := range []string{"wg", "wg-quick"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			s.t.Skipf("needs %s in PATH, of package wireguard-tools", tool)
-		}
-	}
+	need.Programs(s.t, "wg", "wg-quick")
 	out, err := s.Client.Command(s.t.Context(), "wg-quick", "up", file).CombinedOutput()
 	require.NoError(s.t, err, string(out))
 }

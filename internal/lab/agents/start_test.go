@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestAgentsAreStartedAndEnded(t *testing.T) {
@@ -85,9 +86,7 @@ func TestAnAgentsPathLeavesRoomForOurs(t *testing.T) {
 // commanded is an agent by a command, which listens where agents on portus do.
 func commanded(t *testing.T, name, command string) agents.Agents {
 	t.Helper()
-	if _, err := exec.LookPath("mount"); err != nil {
-		t.Skip(err)
-	}
+	need.Programs(t, "mount")
 	all, err := agents.Parse([]string{name + "=run:" + command})
 	require.NoError(t, err)
 	return all

@@ -55,9 +55,7 @@ func markAll(t *testing.T, receiver *net.TCPConn) (stop func()) {
 // TestAMarkThatIsNotAnsweredYetHalvesTheWindow: each round trip of them once, until
 // the process says what it makes of it.
 func TestAMarkThatIsNotAnsweredYetHalvesTheWindow(t *testing.T) {
-	if _, err := exec.LookPath("nft"); err != nil {
-		t.Skipf("needs nft, which marks packets: %v", err)
-	}
+	need.Programs(t, "nft")
 	c := open(t, Config{Cells: 1})
 	setECN(t, "1")
 	defer setECN(t, "2")
