@@ -137,14 +137,22 @@ test-race: ## the concurrent packages under the race detector
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
 	$(GOTESTSUM) $(RERUN) --format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT)
 
+# A target that fails does not keep the others from their turn.
 fuzz: ## every fuzz target for FUZZTIME each
-	@set -e; for pkg in $$($(GO) list ./...); do \
+	@set -e; failed=; for pkg in $$($(GO) list ./...); do \
 		list=$$($(GO) test -list '^Fuzz' $$pkg); \
 		for target in $$(echo "$$list" | grep '^Fuzz' || true); do \
 			echo "fuzz $$pkg $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg \
+				|| failed="$$failed $$pkg.$$target"; \
 		done; \
-	done
+	done; \
+	if [ -n "$$failed" ]; then \
+		echo "fuzz: FAILED:$$failed"; echo "fuzz: each input is in testdata/fuzz; commit it with its repair"; exit 1; \
+	fi
+
+fuzz-nightly: FUZZTIME = 10m
+fuzz-nightly: fuzz ## every fuzz target for ten minutes: some hours
 
 bench: ## benchmarks that match BENCH
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m ./...

@@ -39,7 +39,8 @@ func TestSchemaAndParserAgree(t *testing.T) {
 		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(doc))
 		require.NoError(t, err)
 		bySchema := agreed.Validate(value)
-		r, _ := shape(doc)
+		r := newReading()
+		r.shape(doc)
 		var unread error
 		if e := r.mistake(nil); e != nil {
 			unread = e

@@ -302,6 +302,7 @@ func FuzzMistakesShowNoSecrets(f *testing.F) {
 			var ce *config.Error
 			require.ErrorAs(t, err, &ce)
 			assert.NotContains(t, ce.Error()+ce.Excerpt, s, text)
+			assert.NotContains(t, ce.Message, "a defect of Penstock", text)
 		}
 	})
 }

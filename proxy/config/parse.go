@@ -108,8 +108,11 @@ func (f *files) load(path string) (Loaded, error) {
 // load reads a configuration and the files that it names. What they hold is checked
 // like what stands in the configuration itself.
 func load(data []byte, name string, from *files) (Config, *Error) {
-	r, fine := shape(data)
-	if fine {
+	r := newReading()
+	mistake := r.examine(data, func() {
+		if !r.shape(data) {
+			return
+		}
 		r.pass(r.check(), true)
 		if key := inlineSecret("", reflect.ValueOf(r.Config)); key != "" {
 			if err := from.closed(name); err != nil {
@@ -118,8 +121,8 @@ func load(data []byte, name string, from *files) (Config, *Error) {
 		}
 		r.pass(r.readSecrets(from), false)
 		r.pass(r.check(), true)
-	}
-	return r.Config, r.mistake(data)
+	})
+	return r.Config, mistake
 }
 
 // in names the file of the mistakes.
@@ -149,12 +152,14 @@ func Written(path string) (Config, error) {
 // Parse reads and checks a configuration. Files of secrets are not read.
 func Parse(data []byte) (Config, error) {
 	data = withoutMark(data)
-	r, fine := shape(data)
-	if fine {
-		r.pass(r.check(), true)
-	}
-	if e := r.mistake(data); e != nil {
-		return Config{}, e
+	r := newReading()
+	mistake := r.examine(data, func() {
+		if r.shape(data) {
+			r.pass(r.check(), true)
+		}
+	})
+	if mistake != nil {
+		return Config{}, mistake
 	}
 	return r.Config, nil
 }
@@ -163,40 +168,38 @@ func Parse(data []byte) (Config, error) {
 // file, since flags changed it, or once more with one that did. The error is an *Error.
 func (c Config) Validate() error {
 	r := reading{Config: c}
-	r.pass(c.check(), true)
-	if e := r.mistake(nil); e != nil {
-		return e
+	if mistake := r.examine(nil, func() { r.pass(c.check(), true) }); mistake != nil {
+		return mistake
 	}
 	return nil
 }
 
 // shape reads a configuration: each value may stand where it does, whatever others
 // say. It is not fine where it cannot be read at all.
-func shape(data []byte) (r *reading, fine bool) {
-	r = &reading{Config: defaults(), places: places{}}
+func (r *reading) shape(data []byte) (fine bool) {
 	if len(data) > maxFile {
 		r.wrong = []*Error{{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}}
-		return r, false
+		return false
 	}
 	if err := bounded(data); err != nil {
 		r.blame("", err)
-		return r, false
+		return false
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		r.blame("", err)
 		withoutValues(r.wrong[0])
-		return r, false
+		return false
 	}
 	root, err := document(file)
 	if err != nil {
 		r.blame("", err)
-		return r, false
+		return false
 	}
 	if root != nil {
 		r.decode("", root, reflect.ValueOf(&r.Config).Elem())
 	}
-	return r, true
+	return true
 }
 
 // Decode reads a YAML node of another kind of file into what v points to, by its yaml
@@ -204,8 +207,7 @@ func shape(data []byte) (r *reading, fine bool) {
 // root. data is the file, for excerpts. nil: nothing is wrong.
 func Decode(data []byte, key string, node ast.Node, v any) *Error {
 	r := &reading{places: places{}}
-	r.decode(key, node, reflect.ValueOf(v).Elem())
-	return r.mistake(data)
+	return r.examine(data, func() { r.decode(key, node, reflect.ValueOf(v).Elem()) })
 }
 
 // document returns the root of the only document; nil when there is nothing.

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -15,6 +17,54 @@ type reading struct {
 	Config
 	places places
 	wrong  []*Error
+}
+
+func newReading() *reading { return &reading{Config: defaults(), places: places{}} }
+
+// examine calls read, which notes mistakes in r, and returns the first of them; nil: there is none. It also
+// ends a panic of read, so that no configuration can end a process that runs with another one.
+func (r *reading) examine(data []byte, read func()) (mistake *Error) {
+	defer func() {
+		if e := mistakeOf(recover()); e != nil {
+			mistake = e
+		}
+	}()
+	read()
+	return r.mistake(data)
+}
+
+// mistakeOf returns the mistake that refuses a configuration whose reading has panicked; nil: it has not.
+// The value of the panic is shown only if Go's runtime made it, since any other may hold a secret of the file.
+// A deferred function calls it with recover(), so that the stack is still that of the panic.
+func mistakeOf(panicked any) *Error {
+	if panicked == nil {
+		return nil
+	}
+	why := "panic"
+	if err, ok := panicked.(runtime.Error); ok {
+		why = err.Error()
+	}
+	return &Error{Message: fmt.Sprintf("Penstock failed to read this (%s at %s), which is a defect of Penstock's; "+
+		"please report it with the file, without the secrets in it", oneLine(why), panickedAt())}
+}
+
+// panickedAt names the line that panicked: the first below the runtime's own functions.
+func panickedAt() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	inPanic := false
+	for {
+		f, more := frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			inPanic = true
+		case inPanic && !strings.HasPrefix(f.Function, "runtime."):
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return "an unknown line"
+		}
+	}
 }
 
 // blame notes an error of a node, for the key.
@@ -71,20 +121,15 @@ func within(key, above string) bool {
 	return ok && (above == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// section is the part of a key whose values depend on each other: one element of a list, or
-// two names.
+// section returns the part of a key whose values depend on each other: one element of a list, or
+// two names. A name may be empty, since an unknown key may hold any bytes.
 func section(key string) string {
-	end := strings.IndexByte(key, '.')
-	if end < 0 {
-		return key
+	first, rest, more := strings.Cut(key, ".")
+	if !more || strings.HasSuffix(first, "]") || first == "defaults" {
+		return first
 	}
-	if key[end-1] == ']' || key[:end] == "defaults" {
-		return key[:end]
-	}
-	if next := strings.IndexByte(key[end+1:], '.'); next >= 0 {
-		return key[:end+1+next]
-	}
-	return key
+	second, _, _ := strings.Cut(rest, ".")
+	return first + "." + second
 }
 
 // mistake is the first one in the file, with its place there, and the others; nil:

@@ -11,7 +11,12 @@ import (
 // CheckReload finds what differs in next and cannot change while the proxy runs, but for
 // what listeners are. What may has the tag reload:"yes". The error is an *Error.
 func (c Config) CheckReload(next Config) error {
-	return cannotChange(firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)))
+	var key string
+	compare := func() { key = firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)) }
+	if mistake := new(reading).examine(nil, compare); mistake != nil {
+		return mistake
+	}
+	return cannotChange(key)
 }
 
 // CheckReload is that of Config for listener i of next, which is at the place of l.
