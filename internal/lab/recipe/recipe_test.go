@@ -162,42 +162,42 @@ func TestAResultIsWritten(t *testing.T) {
 	var page bytes.Buffer
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, {Experiment: result.Name}, other}))
 	assert.Contains(t, page.String(),
-		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | 1 | ok |")
-	assert.Contains(t, page.String(), "| 0.1 s | 0.2 s | **no** |")
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | 3 of 4 | **no** |")
-	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not run | - |")
-	assert.Contains(t, page.String(), "6 of 8 bounds hold")
+		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | ok | 1 | ok |")
+	assert.Contains(t, page.String(), "| 0.1 s | **no** | 0.2 s | **no** |")
+	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | 3 of 4 | **no** |")
+	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not measured | not run | not measured |")
+	assert.Contains(t, page.String(), "in virtual time 3 of 4; over real sockets 3 of 4.")
 
 	first := other
 	first.Findings, first.Noisy = nil, true // another run of the same experiment
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
-	assert.Contains(t, page.String(), "| 3 of 4 | 3 of 4, disturbed | **no** |")
-	assert.Contains(t, page.String(), "3 of 4 bounds hold")
-	assert.Contains(t, page.String(), "not counted: `live-switch`.")
+	assert.Contains(t, page.String(), "| 3 of 4 | **no** | 3 of 4, disturbed | not measured |")
+	assert.Contains(t, page.String(), "in virtual time 3 of 4; over real sockets 0 of 0, 4 not measured.")
+	assert.Contains(t, page.String(), "so not measured: `live-switch`.")
 
 	first.Noisy, first.Discarded = false, "the emulator lost packets"
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
-	assert.Contains(t, page.String(), "| 3 of 4 | 3 of 4, disturbed | **no** |", "what does not count is no finding")
+	assert.Contains(t, page.String(), "| 3 of 4, disturbed | not measured |", "what does not count is no finding")
 
 	other.Findings = other.Findings[:2]
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
-	assert.Contains(t, page.String(), "| 3 of 4 | 2 of 2, 2 are later | **no** |", "of an earlier form")
+	assert.Contains(t, page.String(), "| 3 of 4 | **no** | 2 of 2, 2 not measured | ok |", "of an earlier form")
 
 	short := last
 	short.Scale, short.Findings = "short", last.Findings[:1]
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, short}))
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | not run |",
+	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | not run | not measured |",
 		"a short form takes no full one's place")
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short, last}))
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | not run |")
+	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | not run | not measured |")
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short}))
-	assert.Contains(t, page.String(), "| 1 of 1, short | not run |")
+	assert.Contains(t, page.String(), "| 1 of 1, short | ok | not run | not measured |")
 
 	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
 	require.NoError(t, err)
@@ -205,6 +205,81 @@ func TestAResultIsWritten(t *testing.T) {
 	png, err := os.ReadFile(names[0])
 	require.NoError(t, err)
 	assert.True(t, strings.HasPrefix(string(png), "\x89PNG"))
+}
+
+// A table says of each figure whether it was measured, and if so whether its bound holds.
+func TestVerdictsOfTheTable(t *testing.T) {
+	const bound, none = "at most 1", "for comparison"
+	found := func(virtual bool, bound string, ok bool) *record.Run {
+		f := record.Finding{What: "ratio", Bound: bound, Got: "2", OK: ok}
+		return &record.Run{Experiment: "made-up", Virtual: virtual, Findings: []record.Finding{f}}
+	}
+	disturbed := func(r *record.Run) *record.Run { r.Noisy = true; return r }
+	discarded := func(r *record.Run) *record.Run { r.Discarded = "packets were lost"; return r }
+	for name, c := range map[string]struct {
+		virtual, real *record.Run
+		row, counts   string
+	}{
+		"both hold": {
+			found(true, bound, true), found(false, bound, true),
+			"| 2 | ok | 2 | ok |", "in virtual time 1 of 1; over real sockets 1 of 1.",
+		},
+		"the real one is broken": {
+			found(true, bound, true), found(false, bound, false),
+			"| 2 | ok | 2 | **no** |", "in virtual time 1 of 1; over real sockets 0 of 1.",
+		},
+		"broken while the machine disturbed the run": {
+			found(true, bound, true), disturbed(found(false, bound, false)),
+			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1; over real sockets 0 of 0, 1 not measured.",
+		},
+		"held while the machine disturbed the run": {
+			found(true, bound, false), disturbed(found(false, bound, true)),
+			"| 2 | **no** | 2 | not measured |", "in virtual time 0 of 1; over real sockets 0 of 0, 1 not measured.",
+		},
+		"broken in a run that does not count": {
+			found(true, bound, true), discarded(found(false, bound, false)),
+			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1; over real sockets 0 of 0, 1 not measured.",
+		},
+		"only in virtual time": {
+			found(true, bound, false), nil,
+			"| 2 | **no** | - | not measured |", "in virtual time 0 of 1; over real sockets 0 of 0, 1 not measured.",
+		},
+		"only over real sockets": {
+			nil, found(false, bound, false),
+			"| - | not measured | 2 | **no** |", "in virtual time 0 of 0, 1 not measured; over real sockets 0 of 1.",
+		},
+		"without a bound": {
+			found(true, none, true), found(false, none, true),
+			"| 2 |  | 2 |  |", "in virtual time 0 of 0; over real sockets 0 of 0.",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var runs []record.Run
+			for _, r := range []*record.Run{c.virtual, c.real} {
+				if r != nil {
+					runs = append(runs, *r)
+				}
+			}
+			var page bytes.Buffer
+			require.NoError(t, recipe.WriteMarkdown(&page, runs))
+			assert.Contains(t, page.String(), c.row)
+			assert.Contains(t, page.String(), c.counts)
+		})
+	}
+}
+
+// What only a real proxy has, such as processor time, is in the table though virtual time has no figure of it.
+func TestTheTableHasFindingsOfRealSocketsAlone(t *testing.T) {
+	runs := []record.Run{
+		{Experiment: "made-up", Virtual: true, Findings: []record.Finding{{What: "both", Bound: "at least 1", OK: true}}},
+		{Experiment: "made-up", Findings: []record.Finding{
+			{What: "both", Bound: "at least 1", OK: true}, {What: "real alone", Bound: "at most 1 ms", Got: "3 ms"},
+		}},
+	}
+	var page bytes.Buffer
+	require.NoError(t, recipe.WriteMarkdown(&page, runs))
+	assert.Contains(t, page.String(), "| real alone | - | at most 1 ms | - | not measured | 3 ms | **no** |")
+	assert.Contains(t, page.String(), "| `made-up` | 1 of 1, 1 not measured | ok | 1 of 2 | **no** |")
 }
 
 func TestAFindingMustHoldInEachRun(t *testing.T) {

@@ -63,93 +63,151 @@ func last(runs []record.Run) (all []played) {
 	return all
 }
 
-// WriteMarkdown writes a table of all published experiments and how many of their bounds hold, and one of
-// their findings: the last in virtual time beside the last over real sockets, and whether they hold.
+// Verdicts of a bound, and of an experiment over its bounds.
+const (
+	holds       = "ok"
+	broken      = "**no**"
+	notMeasured = unmeasured // it was not played, does not apply there, or the machine disturbed the run
+)
+
+// boundCount counts the bounds of one experiment, or of all, by their verdicts on one side: virtual time or real sockets.
+type boundCount struct{ held, broken, notMeasured int }
+
+// add counts one verdict.
+func (c *boundCount) add(verdict string) {
+	switch verdict {
+	case holds:
+		c.held++
+	case broken:
+		c.broken++
+	case notMeasured:
+		c.notMeasured++
+	}
+}
+
+// verdict judges an experiment by the bounds that were measured.
+func (c *boundCount) verdict() string {
+	switch {
+	case c.broken > 0:
+		return broken
+	case c.held > 0:
+		return holds
+	}
+	return notMeasured
+}
+
+// String is how many of the measured bounds hold, and how many were not measured.
+func (c *boundCount) String() string {
+	text := fmt.Sprintf("%d of %d", c.held, c.held+c.broken)
+	if c.notMeasured > 0 {
+		text += fmt.Sprintf(", %d %s", c.notMeasured, notMeasured)
+	}
+	return text
+}
+
+// verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they hold
+// or not, because the machine may have caused either.
+func verdict(bound string, ok, measured bool) string {
+	switch {
+	case bound == comparing:
+		return ""
+	case !measured:
+		return notMeasured
+	case !ok:
+		return broken
+	}
+	return holds
+}
+
+// row is one finding of an experiment, with the figures and verdicts in virtual time and over real sockets.
+type row struct {
+	record.Finding
+	figures, verdicts [2]string
+}
+
+// rows are the findings of both sides, in the order of virtual time. Some are of one side alone, such as processor
+// time, which only a real proxy uses.
+func (p played) rows() (all []row) {
+	list := slices.Clone(p.virtual.Findings)
+	for _, f := range p.sockets.Findings {
+		if _, there := finding(p.virtual, f.What); !there {
+			list = append(list, f)
+		}
+	}
+	for _, f := range list {
+		v, isVirtual := finding(p.virtual, f.What)
+		r, isReal := finding(p.sockets, f.What)
+		all = append(all, row{Finding: f, figures: [2]string{v.Got, r.Got}, verdicts: [2]string{
+			verdict(f.Bound, v.OK, isVirtual), verdict(f.Bound, r.OK, isReal && !p.disturbed),
+		}})
+	}
+	return all
+}
+
+// describe is an experiment's cell on one side: how many of its bounds hold.
+func (p played) describe(run record.Run, count boundCount) string {
+	if run.Findings == nil {
+		return "not run"
+	}
+	text := count.String()
+	if p.disturbed && !run.Virtual {
+		var undecided boundCount
+		for _, f := range run.Findings {
+			undecided.add(verdict(f.Bound, f.OK, true))
+		}
+		text = undecided.String() + ", disturbed"
+	}
+	if run.Scale != "" {
+		text += ", " + run.Scale
+	}
+	return text
+}
+
+// WriteMarkdown writes a table of all published experiments and how many of their bounds hold, and one of their
+// findings: the last in virtual time beside the last over real sockets, with a verdict on each side.
 func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	all := last(runs)
-	var b strings.Builder
-	b.WriteString("| experiment | recipe | bounds that hold, virtual | real | verdict |\n|---|---|---|---|---|\n")
-	held, of := 0, 0
+	var b, findings strings.Builder
+	b.WriteString("| experiment | recipe | virtual: bounds that hold | verdict | real: bounds that hold | verdict |\n" +
+		"|---|---|---|---|---|---|\n")
+	findings.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n" +
+		"|---|---|---|---|---|---|---|---|\n")
+	var virtual, sockets boundCount
 	var disturbed []string
 	for _, p := range all {
-		verdict := "-"
-		asked := max(bounds(p.virtual), bounds(p.sockets))
-		count := func(r record.Run) string {
-			n, ok := bounds(r), 0
-			if n == 0 {
-				return "not run"
+		var counts [2]boundCount
+		title := "`" + p.name + "`"
+		for _, r := range p.rows() {
+			fmt.Fprintf(&findings, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", title, escape(r.What), escape(r.Paper),
+				escape(r.Bound), escape(r.figures[0]), r.verdicts[0], escape(r.figures[1]), r.verdicts[1])
+			title = ""
+			for i, total := range []*boundCount{&virtual, &sockets} {
+				counts[i].add(r.verdicts[i])
+				total.add(r.verdicts[i])
 			}
-			for _, f := range r.Findings {
-				if f.Bound != comparing && f.OK {
-					ok++
-				}
-			}
-			short := ""
-			if r.Scale != "" {
-				short = ", " + r.Scale
-			}
-			if p.disturbed && !r.Virtual {
-				disturbed = append(disturbed, "`"+p.name+"`")
-				return fmt.Sprintf("%d of %d%s, disturbed", ok, n, short)
-			}
-			held, of = held+ok, of+n
-			switch {
-			case ok < n:
-				verdict = "**no**"
-			case verdict == "-":
-				verdict = "ok"
-			}
-			if n < asked { // an earlier form of the experiment
-				return fmt.Sprintf("%d of %d%s, %d are later", ok, n, short, asked-n)
-			}
-			return fmt.Sprintf("%d of %d%s", ok, n, short)
 		}
-		virtual, sockets := count(p.virtual), count(p.sockets)
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", escape(p.source), p.name, virtual, sockets, verdict)
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s | %s |\n", escape(p.source), p.name,
+			p.describe(p.virtual, counts[0]), counts[0].verdict(), p.describe(p.sockets, counts[1]), counts[1].verdict())
+		if p.disturbed {
+			disturbed = append(disturbed, "`"+p.name+"`")
+		}
 	}
 	for _, u := range unplayed {
-		fmt.Fprintf(&b, "| %s: %s | none | not run | not run | %s |\n", u[0], u[1], u[2])
+		fmt.Fprintf(&b, "| %s: %s | none | not run | %s | not run | %s: %s |\n", u[0], u[1], notMeasured, notMeasured, u[2])
 	}
-	fmt.Fprintf(&b, "\n%d of %d bounds hold. Builds: in virtual time %s; over real sockets %s.\n\n", held, of,
+	fmt.Fprintf(&b, "\nBounds that hold, of those that were measured: in virtual time %s; over real sockets %s. A verdict is "+
+		"`ok` where each measured bound holds and `no` where one does not. It is `%s` where the experiment was not played, "+
+		"where a bound has no meaning on that side, and where the machine disturbed a run: its figures stand in the table "+
+		"and prove nothing.\n\n", &virtual, &sockets, notMeasured)
+	fmt.Fprintf(&b, "Builds: in virtual time %s; over real sockets %s.\n\n",
 		builds(all, func(p played) record.Run { return p.virtual }),
 		builds(all, func(p played) record.Run { return p.sockets }))
 	if disturbed != nil {
-		fmt.Fprintf(&b, "Disturbed by the machine over real sockets, and not counted: %s.\n\n", strings.Join(disturbed, ", "))
+		fmt.Fprintf(&b, "Disturbed by the machine over real sockets, and so not measured: %s.\n\n",
+			strings.Join(disturbed, ", "))
 	}
-	b.WriteString("| recipe | finding | paper | bound | virtual | real | verdict |\n|---|---|---|---|---|---|---|\n")
-	for _, p := range all {
-		title := "`" + p.name + "`"
-		findings := p.virtual.Findings
-		if findings == nil {
-			findings = p.sockets.Findings
-		}
-		for _, f := range findings {
-			v, isVirtual := finding(p.virtual, f.What)
-			r, isReal := finding(p.sockets, f.What)
-			verdict := ""
-			if f.Bound != comparing {
-				verdict = "ok"
-			}
-			if verdict != "" && (isVirtual && !v.OK || isReal && !r.OK && !p.disturbed) {
-				verdict = "**no**"
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", title, escape(f.What), escape(f.Paper), escape(f.Bound),
-				escape(v.Got), escape(r.Got), verdict)
-			title = ""
-		}
-	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, b.String()+findings.String())
 	return err
-}
-
-// bounds is how much is asked of an experiment.
-func bounds(r record.Run) (n int) {
-	for _, f := range r.Findings {
-		if f.Bound != comparing {
-			n++
-		}
-	}
-	return n
 }
 
 // builds names those that records are of, and how many experiments each has played.
