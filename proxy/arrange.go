@@ -50,7 +50,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 	}()
 	stay := staying(present.listeners, next.Listeners)
-	before, after := DescriptorBudget(present.cfg.Listeners), DescriptorBudget(next.Listeners)
+	before, after := DescriptorBudget(&present.cfg), DescriptorBudget(next)
 	for _, l := range present.listeners {
 		if !slices.Contains(stay, l) {
 			a.gone = append(a.gone, l)

@@ -13,9 +13,16 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Descriptors kept back from connections: listeners, telemetry, timers, the
-// resolver, files, and room to accept a connection in order to refuse it.
+// Descriptors kept back from connections: listeners, timers, the resolver, files, and room to
+// accept a connection in order to refuse it. Connections to telemetry are counted besides.
 const descriptorHeadroom = 128
+
+// Each port of telemetry may have one of portShare of all descriptors.
+const (
+	portShare   = 32
+	minPortConn = 8
+	maxPortConn = 64
+)
 
 // descriptorsPerConnection counts both sockets. Pipes for splicing have a
 // bound of their own, pipeShare of what there is; beyond it bytes are copied.
@@ -35,23 +42,27 @@ type Descriptors struct {
 	Connections int            // connections that fit
 	Pipes       int            // pipes that may be in use for splicing
 	Sessions    map[string]int // of datagrams, by the names of tunnels
+	Port        int            // connections that each port of telemetry may have: pages, health, socket for hints
 }
 
 // DescriptorBudget divides RLIMIT_NOFILE, which Go has raised to its hard limit,
-// among listeners and connections.
-func DescriptorBudget(listeners []config.Listener) Descriptors {
+// among telemetry, listeners and connections.
+func DescriptorBudget(cfg *config.Config) Descriptors {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		lim.Cur = 1024 // POSIX promises less, Linux starts with this
 	}
-	return divideDescriptors(int(min(lim.Cur, 1<<30)), listeners)
+	return divideDescriptors(int(min(lim.Cur, 1<<30)), cfg)
 }
 
-func divideDescriptors(total int, listeners []config.Listener) Descriptors {
-	usable := max(0, total-min(descriptorHeadroom, total/4)-len(listeners)*descriptorsPerListener)
+func divideDescriptors(total int, cfg *config.Config) Descriptors {
+	listeners := cfg.Listeners
+	port := min(maxPortConn, max(minPortConn, total/portShare))
+	usable := max(0, total-min(descriptorHeadroom, total/4)-telemetryPorts(&cfg.Telemetry)*port-
+		len(listeners)*descriptorsPerListener)
 	pipes := usable / pipeShare / 2 // two descriptors each
 	rest := usable - 2*pipes
-	d := Descriptors{Total: total, Pipes: max(1, pipes), Sessions: map[string]int{}}
+	d := Descriptors{Total: total, Pipes: max(1, pipes), Sessions: map[string]int{}, Port: port}
 	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessions(l) == 0 })
 	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessions(a), sessions(b)) })
 	left := rest / sessionShare
@@ -63,6 +74,16 @@ func divideDescriptors(total int, listeners []config.Listener) Descriptors {
 	}
 	d.Connections = max(1, rest/descriptorsPerConnection)
 	return d
+}
+
+// telemetryPorts is how many ports telemetry listens at.
+func telemetryPorts(t *config.Telemetry) (n int) {
+	for _, on := range []bool{t.Address != "off", t.Health != "off", t.Hints.Socket != ""} {
+		if on {
+			n++
+		}
+	}
+	return n
 }
 
 // sessions is how many of datagrams the listener would have at most.
@@ -128,7 +149,7 @@ func (l *listenerState) sourceOf(conn datapath.Conn) source {
 func (l *limiter) change(cfg config.Config, listeners []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.global = DescriptorBudget(cfg.Listeners).Connections
+	l.global = DescriptorBudget(&cfg).Connections
 	if cfg.Limits.Connections > 0 {
 		l.global = min(l.global, cfg.Limits.Connections)
 	}

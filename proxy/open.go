@@ -43,7 +43,7 @@ func Open(
 	before, onTick := links.tick(flows.Tick)
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: DescriptorBudget(cfg.Listeners).Pipes, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
+		Pipes: DescriptorBudget(&cfg).Pipes, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close())

@@ -41,6 +41,8 @@ type Options struct {
 	Hints func() map[HintOutcome]uint64
 	// Changes returns how many changes of algorithms were asked for, by what became of them; nil: not shown.
 	Changes func() map[ChangeOutcome]uint64
+	// Ports are those of telemetry, by name.
+	Ports map[string]*BoundedListener
 	// HintSources returns the interfaces that tell hints; nil: not shown.
 	HintSources func() []HintSource
 	// Agents returns the congestion control agents; nil: not shown.
@@ -163,6 +165,8 @@ var (
 		"Groups whose hints say more (high) or less (low) than is delivered.", "algorithm", "doubt")
 	hintsTotal = counter("hints_total",
 		"Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+	portRefusals = counter("telemetry_rejections_total",
+		"Connections to a port of telemetry that were closed at once, by the bound that they met.", "listener", "reason")
 	hintReadings = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
 	hintErrors   = counter("hint_source_errors_total",
 		"Times an interface could not be read for hints; it is tried again each second.", "interface")
@@ -251,6 +255,11 @@ func (e *Exporter) facts(out sink) {
 	if e.o.Changes != nil {
 		for outcome, n := range e.o.Changes() {
 			out.put(changesTotal, float64(n), string(outcome))
+		}
+	}
+	for name, port := range e.o.Ports {
+		for reason, n := range port.Refused() {
+			out.put(portRefusals, float64(n), name, string(reason))
 		}
 	}
 	if e.o.Dropped != nil {

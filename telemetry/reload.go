@@ -26,8 +26,13 @@ func (p Pages) fromHere(r *http.Request) bool {
 	if err != nil || !ok {
 		return false
 	}
-	from, to := peer.Addr().Unmap().WithZone(""), own.AddrPort().Addr().Unmap().WithZone("")
-	return (from.IsLoopback() || from == to) && (p.Dialled == nil || !p.Dialled(peer, own.AddrPort()))
+	return ofThisMachine(peer, own.AddrPort(), p.Dialled)
+}
+
+// ofThisMachine reports whether a connection comes from this machine, and not from a client by way of the proxy.
+func ofThisMachine(peer, own netip.AddrPort, dialled func(from, to netip.AddrPort) bool) bool {
+	from, to := peer.Addr().Unmap().WithZone(""), own.Addr().Unmap().WithZone("")
+	return (from.IsLoopback() || from == to) && (dialled == nil || !dialled(peer, own))
 }
 
 // ErrNoFile is what Pages.Reload returns where there is nothing to reread.

@@ -82,9 +82,9 @@ type service struct {
 
 	flows      flow.Manager
 	trace      *telemetry.Trace
-	pages      net.Listener // where telemetry is; nil: nowhere
-	probe      net.Listener // where probes ask for the health alone; nil: nowhere
-	hintSocket net.Listener // the Unix socket for hints; nil: there is none
+	pages      *telemetry.BoundedListener // where telemetry is; nil: nowhere
+	probe      *telemetry.BoundedListener // where probes ask for the health alone; nil: nowhere
+	hintSocket *telemetry.BoundedListener // the Unix socket for hints; nil: there is none
 	hints      telemetry.HintReceiver
 	changes    telemetry.Changer
 	proxy      *proxy.Kernel
@@ -178,36 +178,6 @@ func handedOver() (sockets []*net.TCPListener, err error) {
 		sockets = append(sockets, tcp)
 	}
 	return sockets, nil
-}
-
-// openTelemetry opens what telemetry listens on.
-func (h *service) openTelemetry() (err error) {
-	if h.cfg.Telemetry.Address != "off" {
-		if h.pages, err = net.Listen("tcp", h.cfg.Telemetry.Address); err != nil {
-			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
-		}
-	}
-	if at := h.cfg.Telemetry.Health; at != "off" {
-		if h.probe, err = net.Listen("tcp", at); err != nil {
-			return errors.Join(fmt.Errorf("telemetry.health: %w (off does without)", err), h.closeTelemetry())
-		}
-	}
-	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
-		if h.hintSocket, err = telemetry.ListenSocket(path); err != nil {
-			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
-		}
-	}
-	return nil
-}
-
-// closeTelemetry closes what openTelemetry opened, where nothing has been served.
-func (h *service) closeTelemetry() (err error) {
-	for _, ln := range []net.Listener{h.pages, h.probe, h.hintSocket} {
-		if ln != nil {
-			err = errors.Join(err, ln.Close())
-		}
-	}
-	return err
 }
 
 // openTrace starts writing events to the file of --trace.
@@ -355,52 +325,6 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 
 // ending reports whether the proxy is to end: it drains, or will after shutdown.delay.
 func (h *service) ending() bool { return h.leaving.Load() || !h.proxy.Ready() }
-
-// telemetryPages puts the HTTP pages together.
-func (h *service) telemetryPages() telemetry.Pages {
-	b := cli.ReadBuild()
-	o := telemetry.Options{
-		Facts: telemetry.Facts{
-			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
-			Start: float64(started.UnixNano()) / 1e9,
-			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
-		},
-		Clock:   now,
-		Wall:    time.Now,
-		Load:    h.load,
-		Config:  h.reloads.status,
-		Hints:   h.hints.Outcomes,
-		Changes: h.changes.Outcomes,
-
-		HintSources: h.sourceStats,
-		Agents:      h.proxy.Agents,
-	}
-	if h.trace != nil {
-		o.Dropped = h.trace.Dropped
-	}
-	ready := func() error {
-		if h.ending() {
-			return errors.New("draining: connect elsewhere")
-		}
-		return h.proxy.Health()
-	}
-	return telemetry.Pages{
-		Source:  h.proxy,
-		Metrics: telemetry.NewExporter(h.proxy, o),
-		Page: page.New(page.Options{
-			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
-			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,
-			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.status().Changed },
-		}),
-		Ready:   ready,
-		Profile: h.flags.pprof,
-		Hints:   &h.hints,
-		Changes: &h.changes,
-		Reload:  func() (string, error) { return h.reload("http") },
-		Dialled: h.proxy.Dialled,
-		Log:     h.log,
-	}
-}
 
 // load is the datapath's, in telemetry's terms.
 func (h *service) load() telemetry.Load {

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 	"github.com/penstock-net/penstock/proxy/linkstat"
@@ -68,7 +69,7 @@ var sysctlNames = []string{
 func look(ctx context.Context, p Program) facts {
 	f := facts{
 		version: p.Version, machine: runtime.GOARCH,
-		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(nil), sysctls: map[string]string{},
+		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(&config.Config{}), sysctls: map[string]string{},
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {

@@ -48,6 +48,13 @@ func (p *Places) Taken() int {
 	return p.taken
 }
 
+// TakenBy is how many one has.
+func (p *Places) TakenBy(who string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.by[who]
+}
+
 // Host is what counts as one host: an IPv4 address, or an IPv6 /64, since any may use all
 // of its own.
 func Host(addr netip.Addr) netip.Addr {

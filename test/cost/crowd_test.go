@@ -25,6 +25,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // message is the size in bytes of what a client sends, and of the answer. Its
@@ -66,7 +67,7 @@ func raiseDescriptors() {
 // n: two descriptors for each in the proxy, and two here.
 func enough(n int) int {
 	const others = 16 // connections beside those
-	return min(n, proxy.DescriptorBudget(nil).Connections-others)
+	return min(n, proxy.DescriptorBudget(&config.Config{}).Connections-others)
 }
 
 // room skips what has more connections than that.
@@ -74,7 +75,7 @@ func room(b *testing.B, connections int) {
 	if fit := enough(connections); fit < connections {
 		const cure = "raise its hard limit (ulimit -Hn)"
 		fmt.Printf("SKIPPED: %s: RLIMIT_NOFILE (%d) has room for %d connections, not for %d: "+cure+"\n",
-			b.Name(), proxy.DescriptorBudget(nil).Total, fit, connections)
+			b.Name(), proxy.DescriptorBudget(&config.Config{}).Total, fit, connections)
 		b.SkipNow()
 	}
 }

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/telemetry"
+	"github.com/penstock-net/penstock/telemetry/page"
+)
+
+// openTelemetry opens what telemetry listens on.
+func (h *service) openTelemetry() error {
+	if at := h.cfg.Telemetry.Address; at != "off" {
+		ln, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
+		}
+		h.pages = h.bound(ln)
+	}
+	if at := h.cfg.Telemetry.Health; at != "off" {
+		ln, err := net.Listen("tcp", at)
+		if err != nil {
+			return errors.Join(fmt.Errorf("telemetry.health: %w (off does without)", err), h.closeTelemetry())
+		}
+		h.probe = h.bound(ln)
+	}
+	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
+		ln, err := telemetry.ListenSocket(path)
+		if err != nil {
+			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
+		}
+		h.hintSocket = h.bound(ln)
+	}
+	return nil
+}
+
+// bound keeps a port of telemetry from taking descriptors that are meant for connections.
+func (h *service) bound(ln net.Listener) *telemetry.BoundedListener {
+	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
+	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled)
+}
+
+// telemetryPorts are the ports of telemetry that are open, by the names that metrics have for them.
+func (h *service) telemetryPorts() map[string]*telemetry.BoundedListener {
+	ports := map[string]*telemetry.BoundedListener{"pages": h.pages, "health": h.probe, "hints": h.hintSocket}
+	maps.DeleteFunc(ports, func(_ string, ln *telemetry.BoundedListener) bool { return ln == nil })
+	return ports
+}
+
+// closeTelemetry closes what openTelemetry opened, where nothing has been served.
+func (h *service) closeTelemetry() (err error) {
+	for _, ln := range h.telemetryPorts() {
+		err = errors.Join(err, ln.Close())
+	}
+	return err
+}
+
+// telemetryPages puts the HTTP pages together.
+func (h *service) telemetryPages() telemetry.Pages {
+	b := cli.ReadBuild()
+	o := telemetry.Options{
+		Facts: telemetry.Facts{
+			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
+			Start: float64(started.UnixNano()) / 1e9,
+			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
+		},
+		Clock:   now,
+		Wall:    time.Now,
+		Load:    h.load,
+		Config:  h.reloads.status,
+		Hints:   h.hints.Outcomes,
+		Changes: h.changes.Outcomes,
+		Ports:   h.telemetryPorts(),
+
+		HintSources: h.sourceStats,
+		Agents:      h.proxy.Agents,
+	}
+	if h.trace != nil {
+		o.Dropped = h.trace.Dropped
+	}
+	ready := func() error {
+		if h.ending() {
+			return errors.New("draining: connect elsewhere")
+		}
+		return h.proxy.Health()
+	}
+	return telemetry.Pages{
+		Source:  h.proxy,
+		Metrics: telemetry.NewExporter(h.proxy, o),
+		Page: page.New(page.Options{
+			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
+			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,
+			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.status().Changed },
+		}),
+		Ready:   ready,
+		Profile: h.flags.pprof,
+		Hints:   &h.hints,
+		Changes: &h.changes,
+		Reload:  func() (string, error) { return h.reload("http") },
+		Dialled: h.proxy.Dialled,
+		Log:     h.log,
+	}
+}

@@ -1,0 +1,133 @@
+package telemetry
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// maxPerSource bounds the connections of one other host at a port: a browser opens six.
+const maxPerSource = 8
+
+// BoundedListener closes connections beyond its bounds at once, since each takes a descriptor
+// that a client's connection could have had. There is a total for all. Other hosts have at most
+// three quarters of it, and one of them at most maxPerSource, and no more than is left free
+// besides. This machine is not bounded by itself. On a Unix socket a user counts as a host.
+type BoundedListener struct {
+	net.Listener
+	total   int
+	dialled func(from, to netip.AddrPort) bool
+	refused tally[proxy.Reason]
+
+	mu     sync.Mutex
+	taken  int
+	others *datapath.Places
+}
+
+// Bound has at most total connections of ln be open at a time. dialled reports whether the proxy
+// opened a connection for a client, which then is not one of this machine; nil: none is.
+func Bound(ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool) *BoundedListener {
+	return &BoundedListener{
+		Listener: ln, total: total, dialled: dialled, others: datapath.NewPlaces(max(2, total*3/4)),
+	}
+}
+
+// Refused counts the connections that were closed for a bound.
+func (l *BoundedListener) Refused() map[proxy.Reason]uint64 {
+	return l.refused.counts(proxy.RejectedListenerLimit, proxy.RejectedSourceLimit)
+}
+
+// Accept implements net.Listener.
+func (l *BoundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		who := l.sourceOf(conn)
+		if reason, ok := l.admit(who); !ok {
+			if tcp, ok := conn.(*net.TCPConn); ok {
+				_ = tcp.SetLinger(0) // nothing of it is kept, not even by the kernel
+			}
+			_ = conn.Close()
+			l.refused.add(reason, 1)
+			continue
+		}
+		return &boundedConn{Conn: conn, leave: sync.OnceFunc(func() { l.leave(who) })}, nil
+	}
+}
+
+// admit counts a connection of who, or returns which bound it met.
+func (l *BoundedListener) admit(who string) (proxy.Reason, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.taken >= l.total:
+		return proxy.RejectedListenerLimit, false
+	case who != "" && (l.others.TakenBy(who) >= maxPerSource || !l.others.Take(who)):
+		return proxy.RejectedSourceLimit, false
+	}
+	l.taken++
+	return "", true
+}
+
+func (l *BoundedListener) leave(who string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.taken--
+	if who != "" {
+		l.others.Leave(who)
+	}
+}
+
+// sourceOf is whom a connection counts against; empty: this machine.
+func (l *BoundedListener) sourceOf(conn net.Conn) string {
+	if user, ok := userOf(conn); ok {
+		return user
+	}
+	from, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	if err != nil {
+		return "unknown"
+	}
+	if to, err := netip.ParseAddrPort(conn.LocalAddr().String()); err == nil && ofThisMachine(from, to, l.dialled) {
+		return ""
+	}
+	return datapath.Host(from.Addr()).String()
+}
+
+// userOf is who has connected to a Unix socket.
+func userOf(conn net.Conn) (string, bool) {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return "", false
+	}
+	user := "unknown"
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return user, true
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			user = fmt.Sprint("user ", who.Uid)
+		}
+	})
+	return user, true
+}
+
+// boundedConn gives its place back when it is closed.
+type boundedConn struct {
+	net.Conn
+	leave func()
+}
+
+// Close implements net.Conn.
+func (c *boundedConn) Close() error {
+	defer c.leave()
+	return c.Conn.Close()
+}
