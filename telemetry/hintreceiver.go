@@ -99,6 +99,9 @@ type pathHint struct {
 func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]pathHint,
 	*refusal,
 ) {
+	if fromWebPage(r) { // also with the token, which a browser may have been given
+		return nil, &refusal{http.StatusForbidden, HintRefused, errors.New("hints are not taken from web pages")}
+	}
 	if err := permit(r); err != nil {
 		code := http.StatusForbidden
 		if errors.Is(err, errToken) {

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"bytes"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -180,6 +181,36 @@ func TestHintsThatAreRefused(t *testing.T) {
 			}
 			assert.EqualValues(t, 1, p.Hints.Outcomes()[want])
 		})
+	}
+}
+
+func TestHintsAreNotTakenFromWebPages(t *testing.T) {
+	const token = "0123456789abcdef"
+	for name, c := range map[string]struct {
+		header map[string]string
+		code   int
+	}{
+		"another page":                   {map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}, 403},
+		"another page, in old browsers":  {map[string]string{"Origin": "http://evil.example"}, 403},
+		"a page without a name":          {map[string]string{"Origin": "null"}, 403},
+		"one of the same site":           {map[string]string{"Sec-Fetch-Site": "same-site"}, 403},
+		"our own, which has none to say": {map[string]string{"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}, 403},
+		"no page":                        {map[string]string{}, 200},
+		"a person in the address bar":    {map[string]string{"Sec-Fetch-Site": "none"}, 200},
+	} {
+		for _, secret := range []string{"", token} {
+			e := &recorder{n: 1}
+			p, _ := hintPages(e)
+			p.Hints.SetToken(secret)
+			header := map[string]string{"Authorization": "Bearer " + secret}
+			maps.Copy(header, c.header)
+			rec := post(p, true, header, `{"host": "192.0.2.7"}`)
+			assert.Equal(t, c.code, rec.Code, "%s, with the token %q", name, secret)
+			assert.Equal(t, c.code == 200, len(e.about) == 1, name)
+			if c.code == 403 {
+				assert.EqualValues(t, 1, p.Hints.Outcomes()[HintRefused])
+			}
+		}
 	}
 }
 

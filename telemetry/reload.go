@@ -38,6 +38,12 @@ func ofThisMachine(peer, own netip.AddrPort, dialled func(from, to netip.AddrPor
 // ErrNoFile is what Pages.Reload returns where there is nothing to reread.
 var ErrNoFile = errors.New("the proxy runs without --config: there is no file to reread")
 
+// fromWebPage reports whether a page in a browser asks, whichever page: none of ours has a use for it.
+func fromWebPage(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return r.Header.Get("Origin") != "" || site != "" && site != "none"
+}
+
 // reload has the configuration be reread. Who may is whoever asks from this
 // machine, but no page in a browser there, which says where it comes from.
 func (p Pages) reload(w http.ResponseWriter, r *http.Request) {
@@ -46,7 +52,7 @@ func (p Pages) reload(w http.ResponseWriter, r *http.Request) {
 			http.StatusForbidden)
 		return
 	}
-	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {
+	if fromWebPage(r) {
 		http.Error(w, "reloads are not taken from web pages", http.StatusForbidden)
 		return
 	}

@@ -26,6 +26,7 @@ var started = time.Now()
 func now() cc.Time { return cc.Time(time.Since(started) + time.Second) }
 
 func main() {
+	forbidCoreDumps()
 	os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
