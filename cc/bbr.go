@@ -115,7 +115,7 @@ type bbr struct {
 	timedOut   bool    // from a timeout: what is lost then, an outage may have taken, and no token bucket
 	entering   bool    // since the last acknowledgement
 	conserving bool    // the first round trip of it: send what is delivered
-	prior      float64 // packets; the window to return to
+	priorCwnd  float64 // packets; the window to return to
 	lost       float64 // packets since the last acknowledgement
 	idle       bool    // nothing was in flight, and nothing to send
 }
@@ -128,8 +128,8 @@ func newBbr(cfg Config) *bbr {
 		window:   time.Duration(cfg.Params["rtprop_window"] * float64(time.Second)),
 		policing: cfg.Params["policer"] != 0,
 	}
-	b.initial = b.packets(cfg.InitialCwnd)
-	b.cwnd = b.clamp(b.initial, bbrMinCwnd)
+	b.initial = b.toPackets(cfg.InitialCwnd)
+	b.cwnd = b.clampWindow(b.initial, bbrMinCwnd)
 	b.startPacing(0)
 	return b
 }
@@ -140,29 +140,29 @@ func (b *bbr) startPacing(srtt time.Duration) {
 	if srtt <= 0 {
 		srtt = bbrUnknownRTT
 	}
-	b.pacing = min(b.pace(bbrHighGain*bbrPacingMargin, b.cwnd, srtt), maxBbrRate)
+	b.pacing = min(b.pacingRate(bbrHighGain*bbrPacingMargin, b.cwnd, srtt), maxBbrRate)
 }
 
 func (b *bbr) OnAck(a Ack) {
-	b.learn(a.MSS)
+	b.setMSS(a.MSS)
 	restarted := b.idle && a.Sent.AppLimited
 	if restarted {
-		b.bunched.restart(a.left())
+		b.bunched.restartEpoch(a.sentTime())
 	}
-	b.next(a)
+	b.countRound(a)
 	if b.newRound {
 		b.conserving = false
 	}
 	lossy := b.lost > 0
-	understates := a.Sent.AppLimited || b.drained.covers(a, b.state == bbrProbingRTT)
+	understates := a.Sent.AppLimited || b.drained.understatesRate(a, b.state == bbrProbingRTT)
 	b.sampleRate(a, understates)
-	b.police(a.State, b.newRound, lossy, understates)
-	b.bunched.onAck(a, &b.bbrModel, b.rate(), b.cwnd, bunchRounds)
+	b.checkPolicer(a.State, b.newRound, lossy, understates)
+	b.bunched.onAck(a, &b.bbrModel, b.sendingRate(), b.cwnd, bunchRounds)
 
-	inflight := b.packets(a.Inflight + a.Acked)
-	if b.state == bbrProbingBW && b.cycle.over(a.Now, b.rtprop, inflight+b.lost, b.inflightAt(b.cycle.gain()),
-		b.inflightAt(1), lossy) {
-		b.cycle.advance(a.Now)
+	inflight := b.toPackets(a.Inflight + a.Acked)
+	high, low := b.inflightForGain(b.cycle.pacingGain()), b.inflightForGain(1)
+	if b.state == bbrProbingBW && b.cycle.phaseIsOver(a.Now, b.rtprop, inflight+b.lost, high, low, lossy) {
+		b.cycle.nextPhase(a.Now)
 	}
 	if b.newRound && !understates {
 		b.checkFullPipe()
@@ -170,8 +170,8 @@ func (b *bbr) OnAck(a Ack) {
 	if b.state == bbrStartup && b.fullPipe {
 		b.state = bbrDrain
 	}
-	if b.state == bbrDrain && b.packets(a.Inflight) <= b.inflightAt(1) {
-		b.probeBW(a.Now)
+	if b.state == bbrDrain && b.toPackets(a.Inflight) <= b.inflightForGain(1) {
+		b.enterProbeBW(a.Now)
 	}
 	b.checkRTprop(a, restarted)
 	b.setPacing(a.SRTT)
@@ -180,30 +180,30 @@ func (b *bbr) OnAck(a Ack) {
 	b.idle = a.Inflight <= 0 && !a.CwndLimited
 }
 
-// police looks for a token bucket, and ends the use of one that was found.
-func (b *bbr) police(s State, newRound, lossy, understates bool) {
+// checkPolicer looks for a token bucket, and ends the use of one that was found.
+func (b *bbr) checkPolicer(s State, newRound, lossy, understates bool) {
 	switch {
 	case !b.policing || b.timedOut:
 	case !b.policer.found:
-		b.policer.sample(s, newRound, lossy, understates)
+		b.policer.checkInterval(s, newRound, lossy, understates)
 	case b.state == bbrProbingBW && newRound:
 		if b.policer.rounds++; b.policer.rounds >= policerUse {
-			b.policer.restart(s)
-			b.probeBW(s.Now)
+			b.policer.restartSampling(s)
+			b.enterProbeBW(s.Now)
 		}
 	}
 }
 
-// rate is BtlBw, or a token bucket's.
-func (b *bbr) rate() Rate {
+// sendingRate is BtlBw, or a token bucket's.
+func (b *bbr) sendingRate() Rate {
 	if b.policer.found {
 		return b.policer.bw
 	}
-	return b.bw.get()
+	return b.bw.maxRate()
 }
 
-// gains are those of pacing and window that are in force.
-func (b *bbr) gains() (pacing, cwnd float64) {
+// currentGains are those of pacing and window that are in force.
+func (b *bbr) currentGains() (pacing, cwnd float64) {
 	switch b.state {
 	case bbrStartup:
 		return bbrHighGain, bbrHighGain
@@ -215,18 +215,18 @@ func (b *bbr) gains() (pacing, cwnd float64) {
 	if b.policer.found {
 		return 1, b.gain
 	}
-	return b.cycle.gain(), b.gain
+	return b.cycle.pacingGain(), b.gain
 }
 
-// probeBW begins the cycle.
-func (b *bbr) probeBW(now Time) {
+// enterProbeBW begins the cycle.
+func (b *bbr) enterProbeBW(now Time) {
 	b.state = bbrProbingBW
-	b.cycle.start(now, b.rng)
+	b.cycle.startCycle(now, b.rng)
 }
 
 // checkFullPipe looks, once per round trip, for the plateau that ends Startup.
 func (b *bbr) checkFullPipe() {
-	if bw := b.bw.get(); float64(bw) >= bbrFullGrowth*float64(b.fullBw) {
+	if bw := b.bw.maxRate(); float64(bw) >= bbrFullGrowth*float64(b.fullBw) {
 		b.fullBw, b.fullRounds = bw, 0
 		return
 	}
@@ -237,17 +237,17 @@ func (b *bbr) checkFullPipe() {
 // checkRTprop watches the least round trip, and drains the path to see it.
 func (b *bbr) checkRTprop(a Ack, restarted bool) {
 	if b.sampleRTT(a, b.window) && !restarted && b.state != bbrProbingRTT {
-		b.save()
+		b.saveCwnd()
 		b.state = bbrProbingRTT
 		b.probeRTTDone = 0
-		b.drained.begin(a.Now)
+		b.drained.beginDrain(a.Now)
 	}
 	if b.state != bbrProbingRTT {
 		return
 	}
-	b.drained.last(a.State)
+	b.drained.noteInflight(a.State)
 	switch {
-	case b.probeRTTDone == 0 && b.packets(a.Inflight) <= bbrMinCwnd:
+	case b.probeRTTDone == 0 && b.toPackets(a.Inflight) <= bbrMinCwnd:
 		b.probeRTTDone, b.probeRTTRound = a.Now.Add(bbrProbeRTT), false
 		b.round.start = a.Now
 	case b.probeRTTDone != 0:
@@ -264,9 +264,9 @@ func (b *bbr) endProbeRTT(now Time) {
 		return
 	}
 	b.rtpropAt = now
-	b.cwnd = max(b.cwnd, b.prior)
+	b.cwnd = max(b.cwnd, b.priorCwnd)
 	if b.fullPipe {
-		b.probeBW(now)
+		b.enterProbeBW(now)
 	} else {
 		b.state = bbrStartup
 	}
@@ -277,28 +277,30 @@ func (b *bbr) setPacing(srtt time.Duration) {
 	if !b.seenRTT && srtt > 0 {
 		b.startPacing(srtt)
 	}
-	gain, _ := b.gains()
-	if r := b.rate().times(gain * bbrPacingMargin); r > b.pacing || b.fullPipe && r > 0 {
+	gain, _ := b.currentGains()
+	if r := b.sendingRate().scaleBy(gain * bbrPacingMargin); r > b.pacing || b.fullPipe && r > 0 {
 		b.pacing = r
 	}
 }
 
-// inflightAt is gain times what fills the path at BtlBw, with the allowance
+// inflightForGain is gain times what fills the path at BtlBw, with the allowance
 // for bursts.
-func (b *bbr) inflightAt(gain float64) float64 { return b.allow(b.target(b.bw.get(), gain)) }
+func (b *bbr) inflightForGain(gain float64) float64 {
+	return b.addBurstAllowance(b.bdpPackets(b.bw.maxRate(), gain))
+}
 
-// target is gain bandwidth-delay products, in whole packets.
-func (b *bbr) target(bw Rate, gain float64) float64 {
+// bdpPackets is gain bandwidth-delay products, in whole packets.
+func (b *bbr) bdpPackets(bw Rate, gain float64) float64 {
 	if bw <= 0 || b.rtprop <= 0 {
 		return b.initial
 	}
-	return math.Ceil(gain * b.bdp(bw))
+	return math.Ceil(gain * b.bdpAt(bw))
 }
 
-// allow adds what bursts at the hosts hold back, and makes it even: receivers
+// addBurstAllowance adds what bursts at the hosts hold back, and makes it even: receivers
 // acknowledge every second packet.
-func (b *bbr) allow(packets float64) float64 {
-	packets += bbrQuanta * b.quantum()
+func (b *bbr) addBurstAllowance(packets float64) float64 {
+	packets += bbrQuanta * b.burstPackets()
 	packets = 2 * math.Ceil(packets/2)
 	if b.state == bbrProbingBW && b.cycle.phase == 0 {
 		packets += 2 // so that a small window asks for more, too
@@ -306,8 +308,8 @@ func (b *bbr) allow(packets float64) float64 {
 	return packets
 }
 
-// quantum is the burst of a host that paces, in packets.
-func (b *bbr) quantum() float64 {
+// burstPackets is the burst of a host that paces, in packets.
+func (b *bbr) burstPackets() float64 {
 	least := 2.0
 	if b.pacing < bbrLowRate {
 		least = 1
@@ -317,84 +319,84 @@ func (b *bbr) quantum() float64 {
 }
 
 func (b *bbr) setCwnd(a Ack) {
-	acked := b.packets(a.Acked)
-	if b.recovering && !b.recovery.covers(a.left()) {
-		b.recovered()
+	acked := b.toPackets(a.Acked)
+	if b.recovering && !b.recovery.covers(a.sentTime()) {
+		b.endRecovery()
 	}
 	if b.entering {
 		b.entering, b.conserving = false, true
 		b.round.start = a.Now // for one round trip from here
 	}
 	if b.conserving {
-		b.cwnd = max(b.cwnd, b.packets(a.Inflight)+acked)
+		b.cwnd = max(b.cwnd, b.toPackets(a.Inflight)+acked)
 	} else {
-		_, gain := b.gains()
-		bw := b.rate()
-		target := b.target(bw, gain)
+		_, gain := b.currentGains()
+		bw := b.sendingRate()
+		target := b.bdpPackets(bw, gain)
 		if b.fullPipe {
-			target += b.bunched.packets(&b.bbrModel, bw)
+			target += b.bunched.allowance(&b.bbrModel, bw)
 		}
-		target = b.allow(target)
+		target = b.addBurstAllowance(target)
 		switch {
 		case b.fullPipe:
 			b.cwnd = min(b.cwnd+acked, target)
-		case b.cwnd < target || b.packets(a.Delivered) < b.initial:
+		case b.cwnd < target || b.toPackets(a.Delivered) < b.initial:
 			b.cwnd += acked
 		}
 	}
-	b.cwnd = b.clamp(b.cwnd, bbrMinCwnd)
+	b.cwnd = b.clampWindow(b.cwnd, bbrMinCwnd)
 	if b.state == bbrProbingRTT {
 		b.cwnd = min(b.cwnd, bbrMinCwnd)
 	}
 }
 
-// save remembers the window that a recovery or ProbeRTT will take away.
-func (b *bbr) save() {
+// saveCwnd remembers the window that a recovery or ProbeRTT will take away.
+func (b *bbr) saveCwnd() {
 	if b.recovering || b.state == bbrProbingRTT {
-		b.prior = max(b.prior, b.cwnd)
+		b.priorCwnd = max(b.priorCwnd, b.cwnd)
 		return
 	}
-	b.prior = b.cwnd
+	b.priorCwnd = b.cwnd
 }
 
-func (b *bbr) recovered() {
+func (b *bbr) endRecovery() {
 	b.recovering, b.entering, b.conserving, b.timedOut = false, false, false, false
-	b.cwnd = max(b.cwnd, b.prior)
+	b.cwnd = max(b.cwnd, b.priorCwnd)
 }
 
 func (b *bbr) OnLoss(l Loss) {
-	b.learn(l.MSS)
+	b.setMSS(l.MSS)
 	if !l.Timeout && b.expiry.covers(l.SentAt) {
 		return
 	}
-	lost := b.packets(l.Lost)
+	lost := b.toPackets(l.Lost)
 	b.lost += lost
 	b.policer.lost += l.Lost
 	if l.Timeout {
-		b.timeout(l)
+		b.onTimeout(l)
 		return
 	}
-	switch begins := b.recovery.begin(l); {
+	switch begins := b.recovery.beginEpoch(l); {
 	case begins:
 		if b.recovering {
-			b.recovered()
+			b.endRecovery()
 		}
-		b.save()
+		b.saveCwnd()
 		b.recovering, b.entering = true, true
-		b.cwnd = b.packets(l.Inflight)
+		b.cwnd = b.toPackets(l.Inflight)
 	case !b.recovering: // the recovery that the lost bytes belong to is over
-		b.save()
+		b.saveCwnd()
 		b.recovering, b.recovery.reacted = true, l.Now
 		fallthrough
 	default:
 		b.cwnd -= lost
 	}
-	b.cwnd = b.clamp(b.cwnd, 1)
+	b.cwnd = b.clampWindow(b.cwnd, 1)
 }
 
-// timeout starts over with a packet, but not the model.
-func (b *bbr) timeout(l Loss) {
-	b.save()
+// onTimeout starts over with a packet, but not the model.
+func (b *bbr) onTimeout(l Loss) {
+	b.saveCwnd()
 	b.recovery.reacted, b.expiry.reacted = l.Now, l.Now
 	b.recovering, b.entering, b.conserving = true, false, false
 	b.cwnd = 1
@@ -402,13 +404,13 @@ func (b *bbr) timeout(l Loss) {
 	b.lost = max(b.lost, 1)
 	b.timedOut = true
 	if !b.policer.found {
-		b.policer.restart(l.State)
+		b.policer.restartSampling(l.State)
 	}
 }
 
 // OnTick ends ProbeRTT where nothing is sent.
 func (b *bbr) OnTick(s State) {
-	b.learn(s.MSS)
+	b.setMSS(s.MSS)
 	if b.state == bbrProbingRTT && s.Inflight <= 0 {
 		b.endProbeRTT(s.Now)
 	}
@@ -416,10 +418,10 @@ func (b *bbr) OnTick(s State) {
 
 // Inspect shows what Spec.Internals lists.
 func (b *bbr) Inspect() Internals {
-	pacing, cwnd := b.gains()
+	pacing, cwnd := b.currentGains()
 	in := Internals{
-		b.bw.get().Mbps(), millis(b.rtprop), pacing, cwnd, max(b.bunched.most[0], b.bunched.most[1]), 0,
-		b.bdp(b.rate()),
+		b.bw.maxRate().Mbps(), toMillis(b.rtprop), pacing, cwnd, max(b.bunched.most[0], b.bunched.most[1]), 0,
+		b.bdpAt(b.sendingRate()),
 	}
 	if b.policer.found {
 		in[5] = b.policer.bw.Mbps()
@@ -428,11 +430,11 @@ func (b *bbr) Inspect() Internals {
 }
 
 func (b *bbr) Control() Control {
-	ctl := Control{Cwnd: b.bytes(b.cwnd), PacingRate: max(b.pacing, 1), Phase: bbrPhases[b.state]}
-	gain, _ := b.gains()
+	ctl := Control{Cwnd: b.toBytes(b.cwnd), PacingRate: max(b.pacing, 1), Phase: bbrPhases[b.state]}
+	gain, _ := b.currentGains()
 	switch {
 	case b.idle && b.state == bbrProbingBW: // a restart does not ask for more
-		ctl.PacingRate = max(b.rate().times(bbrPacingMargin), 1)
+		ctl.PacingRate = max(b.sendingRate().scaleBy(bbrPacingMargin), 1)
 	case gain > 1 && b.maxRate > 0:
 		ctl.PacingRate = min(ctl.PacingRate, b.maxRate)
 	}

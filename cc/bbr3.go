@@ -85,11 +85,11 @@ var bbr3Phases = [...]string{
 	"startup", "drain", "probe_bw_down", "probe_bw_cruise", "probe_bw_refill", "probe_bw_up", "probe_rtt",
 }
 
-// probing reports whether the sender asks for more than it knows of, so that losses are
+// isProbing reports whether the sender asks for more than it knows of, so that losses are
 // no news of the path.
-func (s bbr3State) probing() bool { return s == bbr3Startup || s == bbr3Refill || s == bbr3Up }
+func (s bbr3State) isProbing() bool { return s == bbr3Startup || s == bbr3Refill || s == bbr3Up }
 
-func (s bbr3State) probeBW() bool { return s >= bbr3Down && s <= bbr3Up }
+func (s bbr3State) isProbeBW() bool { return s >= bbr3Down && s <= bbr3Up }
 
 type bbr3 struct {
 	bbrModel
@@ -124,7 +124,7 @@ type bbr3 struct {
 	recovery   epoch
 	timeout    epoch
 	recovering bool
-	prior      float64 // packets; the window to return to
+	priorCwnd  float64 // packets; the window to return to
 
 	shortest   time.Duration // round trip of the last five seconds; 0: no sample
 	shortestAt Time
@@ -153,11 +153,11 @@ type bbr3FullBw struct {
 	reached bool // ever
 }
 
-func (f *bbr3FullBw) restart(rate Rate) { f.rate, f.rounds, f.now = rate, 0, false }
+func (f *bbr3FullBw) setBaseline(rate Rate) { f.rate, f.rounds, f.now = rate, 0, false }
 
-func (f *bbr3FullBw) add(rate Rate) {
+func (f *bbr3FullBw) addRoundRate(rate Rate) {
 	if float64(rate) >= bbrFullGrowth*float64(f.rate) {
-		f.restart(rate)
+		f.setBaseline(rate)
 		return
 	}
 	f.rounds++
@@ -175,8 +175,8 @@ func newBbr3(cfg Config) *bbr3 {
 		inflightShort: infinite,
 		bwShort:       maxBbrRate,
 	}
-	b.initial = b.packets(cfg.InitialCwnd)
-	b.cwnd = b.clamp(b.initial, bbrMinCwnd)
+	b.initial = b.toPackets(cfg.InitialCwnd)
+	b.cwnd = b.clampWindow(b.initial, bbrMinCwnd)
 	b.startPacing(0)
 	return b
 }
@@ -187,36 +187,36 @@ func (b *bbr3) startPacing(srtt time.Duration) {
 	if srtt <= 0 {
 		srtt = bbrUnknownRTT
 	}
-	b.pacing = min(b.pace(bbr3StartupGain, b.cwnd, srtt), maxBbrRate)
+	b.pacing = min(b.pacingRate(bbr3StartupGain, b.cwnd, srtt), maxBbrRate)
 }
 
 func (b *bbr3) OnAck(a Ack) {
-	b.learn(a.MSS)
+	b.setMSS(a.MSS)
 	restarted := b.idle && a.Sent.AppLimited
 	if restarted {
-		b.bunched.restart(a.left())
+		b.bunched.restartEpoch(a.sentTime())
 	}
-	if b.next(a); b.newRound {
+	if b.countRound(a); b.newRound {
 		b.cycle.roundsSinceUp++
 	}
-	b.take(a)
-	lossRound := b.lossRound.ended(a)
-	if lossRound && b.lossInRound && !b.state.probing() {
+	b.takeSample(a)
+	lossRound := b.lossRound.endsWith(a)
+	if lossRound && b.lossInRound && !b.state.isProbing() {
 		b.lowerShortTerm()
 	}
 	rounds := 1
 	if b.fullBw.reached {
 		rounds = bunchRounds
 	}
-	b.bunched.onAck(a, &b.bbrModel, b.bw(), b.cwnd, rounds)
+	b.bunched.onAck(a, &b.bbrModel, b.bandwidth(), b.cwnd, rounds)
 
 	if b.newRound && !b.fullBw.now && !b.sample.limited && b.sample.rate > 0 {
-		b.fullBw.add(b.sample.rate)
+		b.fullBw.addRoundRate(b.sample.rate)
 	}
 	b.checkStartup(lossRound)
 	b.checkDrain(a)
 	b.advanceCycle(a)
-	b.checkRTT(a, restarted)
+	b.checkMinRTT(a, restarted)
 	if lossRound {
 		b.lossInRound, b.lossReports = false, 0
 		b.bwLatest, b.inflightLatest = b.sample.rate, b.sample.delivered
@@ -227,18 +227,18 @@ func (b *bbr3) OnAck(a Ack) {
 	b.idle = a.Inflight <= 0 && !a.CwndLimited
 }
 
-// take reads the sample that a carries. What was in flight when its newest byte left
+// takeSample reads the sample that a carries. What was in flight when its newest byte left
 // has since arrived or been lost, however coarse the sender's record of it is.
-func (b *bbr3) take(a Ack) {
+func (b *bbr3) takeSample(a Ack) {
 	s := bbr3Sample{
-		rate: a.DeliveryRate, lost: b.packets(b.losses.since(a.left())), newlyLost: b.packets(b.newlyLost),
-		limited: a.Sent.AppLimited || b.drained.covers(a, b.state == bbr3ProbeRTT),
+		rate: a.DeliveryRate, lost: b.toPackets(b.losses.lostSince(a.sentTime())), newlyLost: b.toPackets(b.newlyLost),
+		limited: a.Sent.AppLimited || b.drained.understatesRate(a, b.state == bbr3ProbeRTT),
 	}
 	if a.Sent.At != 0 {
-		s.delivered = b.clamp(b.packets(a.Delivered-a.Sent.Delivered), 0)
-		s.inflight = b.clamp(max(b.packets(a.Sent.Inflight), s.delivered+s.lost), 0)
+		s.delivered = b.clampWindow(b.toPackets(a.Delivered-a.Sent.Delivered), 0)
+		s.inflight = b.clampWindow(max(b.toPackets(a.Sent.Inflight), s.delivered+s.lost), 0)
 	}
-	if s.rate > 0 && (!s.limited || s.rate >= b.maxBwNow()) {
+	if s.rate > 0 && (!s.limited || s.rate >= b.maxBandwidth()) {
 		b.maxBw[1] = max(b.maxBw[1], min(s.rate, maxBbrRate))
 	}
 	b.bwLatest = max(b.bwLatest, s.rate)
@@ -246,25 +246,25 @@ func (b *bbr3) take(a Ack) {
 	b.sample = s
 }
 
-func (b *bbr3) maxBwNow() Rate { return max(b.maxBw[0], b.maxBw[1]) }
+func (b *bbr3) maxBandwidth() Rate { return max(b.maxBw[0], b.maxBw[1]) }
 
-// bw is the rate that the path is known to take.
-func (b *bbr3) bw() Rate { return min(b.maxBwNow(), b.bwShort) }
+// bandwidth is the rate that the path is known to take.
+func (b *bbr3) bandwidth() Rate { return min(b.maxBandwidth(), b.bwShort) }
 
 // lowerShortTerm answers a round trip with losses outside of a probe: what was
 // delivered in it, and at least beta of what was kept to before (§5.5.10.3). A window
 // that a timeout has closed is no measure of that.
 func (b *bbr3) lowerShortTerm() {
 	if b.bwShort == maxBbrRate {
-		b.bwShort = b.maxBwNow()
+		b.bwShort = b.maxBandwidth()
 	}
 	if b.inflightShort == infinite {
 		b.inflightShort = b.cwnd
 		if b.recovering {
-			b.inflightShort = max(b.cwnd, b.prior)
+			b.inflightShort = max(b.cwnd, b.priorCwnd)
 		}
 	}
-	b.bwShort = max(b.bwLatest, b.bwShort.times(bbr3Beta))
+	b.bwShort = max(b.bwLatest, b.bwShort.scaleBy(bbr3Beta))
 	b.inflightShort = max(b.inflightLatest, bbr3Beta*b.inflightShort)
 }
 
@@ -275,9 +275,9 @@ func (b *bbr3) checkStartup(lossRound bool) {
 	if b.state != bbr3Startup {
 		return
 	}
-	if lossRound && b.recovering && b.lossReports >= bbr3FullLosses && b.tooHigh() {
+	if lossRound && b.recovering && b.lossReports >= bbr3FullLosses && b.lossIsTooHigh() {
 		b.fullBw.reached = true
-		b.inflightLong = max(b.bdp(b.bw()), b.inflightLatest, bbrMinCwnd)
+		b.inflightLong = max(b.bdpAt(b.bandwidth()), b.inflightLatest, bbrMinCwnd)
 	}
 	if b.fullBw.reached {
 		b.state, b.drainRound = bbr3Drain, b.rounds
@@ -288,13 +288,13 @@ func (b *bbr3) checkDrain(a Ack) {
 	if b.state != bbr3Drain {
 		return
 	}
-	if b.packets(a.Inflight) <= b.inflightAt(b.bw()) || b.rounds > b.drainRound+bbr3DrainRounds {
+	if b.toPackets(a.Inflight) <= b.inflightForRate(b.bandwidth()) || b.rounds > b.drainRound+bbr3DrainRounds {
 		b.startDown(a.Now)
 	}
 }
 
-// gains are those of pacing and window that are in force.
-func (b *bbr3) gains() (pacing, cwnd float64) {
+// currentGains are those of pacing and window that are in force.
+func (b *bbr3) currentGains() (pacing, cwnd float64) {
 	switch b.state {
 	case bbr3Startup:
 		return bbr3StartupGain, b.gain
@@ -315,27 +315,27 @@ func (b *bbr3) setPacing(srtt time.Duration) {
 	if !b.seenRTT && srtt > 0 {
 		b.startPacing(srtt)
 	}
-	gain, _ := b.gains()
-	if r := b.bw().times(gain * bbrPacingMargin); r > b.pacing || b.fullBw.reached && r > 0 {
+	gain, _ := b.currentGains()
+	if r := b.bandwidth().scaleBy(gain * bbrPacingMargin); r > b.pacing || b.fullBw.reached && r > 0 {
 		b.pacing = r
 	}
 }
 
-// target is gain bandwidth-delay products at rate bw.
-func (b *bbr3) target(bw Rate, gain float64) float64 {
+// bdpPackets is gain bandwidth-delay products at rate bw.
+func (b *bbr3) bdpPackets(bw Rate, gain float64) float64 {
 	if bw <= 0 || b.rtprop <= 0 {
 		return b.initial
 	}
-	return gain * b.bdp(bw)
+	return gain * b.bdpAt(bw)
 }
 
-// inflightAt is what fills the path at rate bw, and at least what the hosts hold back.
-func (b *bbr3) inflightAt(bw Rate) float64 { return b.allow(b.target(bw, 1)) }
+// inflightForRate is what fills the path at rate bw, and at least what the hosts hold back.
+func (b *bbr3) inflightForRate(bw Rate) float64 { return b.addBurstAllowance(b.bdpPackets(bw, 1)) }
 
-// allow has a window be at least what bursts at the hosts hold back, and enough for a
+// addBurstAllowance has a window be at least what bursts at the hosts hold back, and enough for a
 // receiver that acknowledges every second packet (§5.6.4.2).
-func (b *bbr3) allow(packets float64) float64 {
-	quantum := max(min(b.packets(b.pacing.BytesIn(time.Millisecond)), b.packets(bbr3MaxQuantum)), 2)
+func (b *bbr3) addBurstAllowance(packets float64) float64 {
+	quantum := max(min(b.toPackets(b.pacing.BytesIn(time.Millisecond)), b.toPackets(bbr3MaxQuantum)), 2)
 	packets = max(packets, bbrQuanta*quantum, bbrMinCwnd)
 	if b.state == bbr3Up {
 		packets += 2
@@ -344,17 +344,17 @@ func (b *bbr3) allow(packets float64) float64 {
 }
 
 func (b *bbr3) setCwnd(a Ack) {
-	acked := b.packets(a.Acked)
-	if b.recovering && !b.recovery.covers(a.left()) {
+	acked := b.toPackets(a.Acked)
+	if b.recovering && !b.recovery.covers(a.sentTime()) {
 		b.recovering = false
-		b.cwnd = max(b.cwnd, b.prior)
+		b.cwnd = max(b.cwnd, b.priorCwnd)
 	}
-	_, gain := b.gains()
-	most := b.allow(b.target(b.bw(), gain) + max(b.bunched.most[0], b.bunched.most[1]))
+	_, gain := b.currentGains()
+	most := b.addBurstAllowance(b.bdpPackets(b.bandwidth(), gain) + max(b.bunched.most[0], b.bunched.most[1]))
 	switch {
 	case b.fullBw.reached:
 		b.cwnd = min(b.cwnd+acked, most)
-	case b.cwnd < most || b.packets(a.Delivered) < b.initial:
+	case b.cwnd < most || b.toPackets(a.Delivered) < b.initial:
 		b.cwnd += acked
 	}
 	if b.state == bbr3ProbeRTT {
@@ -363,19 +363,19 @@ func (b *bbr3) setCwnd(a Ack) {
 	bound := b.inflightShort
 	switch {
 	case b.state == bbr3ProbeRTT || b.state == bbr3Cruise:
-		bound = min(bound, b.withHeadroom())
-	case b.state.probeBW():
+		bound = min(bound, b.longTermWithHeadroom())
+	case b.state.isProbeBW():
 		bound = min(bound, b.inflightLong)
 	}
-	b.cwnd = b.clamp(min(b.cwnd, bound), bbrMinCwnd)
+	b.cwnd = b.clampWindow(min(b.cwnd, bound), bbrMinCwnd)
 }
 
 func (b *bbr3) OnLoss(l Loss) {
-	b.learn(l.MSS)
+	b.setMSS(l.MSS)
 	if !l.Timeout && b.timeout.covers(l.SentAt) { // sent again, and known to be lost since the timer fired
 		return
 	}
-	b.losses.add(l)
+	b.losses.addLoss(l)
 	b.newlyLost = min(b.newlyLost+max(l.Lost, 0), MaxCwnd)
 	if !b.lossInRound {
 		b.lossRound.start = l.Now
@@ -385,29 +385,29 @@ func (b *bbr3) OnLoss(l Loss) {
 	switch {
 	case l.Timeout:
 		if b.cycle.sample { // all that the probe had in flight
-			b.cutTo(l.Now, b.sample.inflight)
+			b.endProbeAt(l.Now, b.sample.inflight)
 		}
-		b.save()
+		b.saveCwnd()
 		b.recovering, b.recovery.reacted, b.timeout.reacted = true, l.Now, l.Now
-		b.cwnd = b.clamp(b.packets(l.Inflight)+1, 1)
-	case b.recovery.begin(l):
-		b.save()
+		b.cwnd = b.clampWindow(b.toPackets(l.Inflight)+1, 1)
+	case b.recovery.beginEpoch(l):
+		b.saveCwnd()
 		b.recovering = true
 	}
 }
 
-// save remembers the window that a recovery or ProbeRTT will take away.
-func (b *bbr3) save() {
+// saveCwnd remembers the window that a recovery or ProbeRTT will take away.
+func (b *bbr3) saveCwnd() {
 	if b.recovering || b.state == bbr3ProbeRTT {
-		b.prior = max(b.prior, b.cwnd)
+		b.priorCwnd = max(b.priorCwnd, b.cwnd)
 		return
 	}
-	b.prior = b.cwnd
+	b.priorCwnd = b.cwnd
 }
 
 // OnTick ends ProbeRTT where nothing is sent.
 func (b *bbr3) OnTick(s State) {
-	b.learn(s.MSS)
+	b.setMSS(s.MSS)
 	if b.state == bbr3ProbeRTT && s.Inflight <= 0 {
 		b.endProbeRTT(s.Now)
 	}
@@ -415,17 +415,18 @@ func (b *bbr3) OnTick(s State) {
 
 // Inspect shows what Spec.Internals lists.
 func (b *bbr3) Inspect() Internals {
-	pacing, _ := b.gains()
+	pacing, _ := b.currentGains()
 	return Internals{
-		b.maxBwNow().Mbps(), b.bw().Mbps(), millis(b.rtprop), pacing, finite(b.inflightLong), finite(b.inflightShort),
-		max(b.bunched.most[0], b.bunched.most[1]), b.bdp(b.bw()),
+		b.maxBandwidth().Mbps(), b.bandwidth().Mbps(), toMillis(b.rtprop), pacing,
+		finiteOrZero(b.inflightLong), finiteOrZero(b.inflightShort),
+		max(b.bunched.most[0], b.bunched.most[1]), b.bdpAt(b.bandwidth()),
 	}
 }
 
 func (b *bbr3) Control() Control {
-	ctl := Control{Cwnd: b.bytes(b.cwnd), PacingRate: max(b.pacing, 1), Phase: bbr3Phases[b.state]}
-	if b.idle && b.state.probeBW() { // a restart does not ask for more
-		ctl.PacingRate = max(b.bw().times(bbrPacingMargin), 1)
+	ctl := Control{Cwnd: b.toBytes(b.cwnd), PacingRate: max(b.pacing, 1), Phase: bbr3Phases[b.state]}
+	if b.idle && b.state.isProbeBW() { // a restart does not ask for more
+		ctl.PacingRate = max(b.bandwidth().scaleBy(bbrPacingMargin), 1)
 	}
 	if b.idle && b.state == bbr3ProbeRTT && b.rttDone != 0 {
 		ctl.NextTick = b.rttDone + 1

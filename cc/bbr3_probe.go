@@ -65,9 +65,9 @@ func (b *bbr3) startRefill(now Time) {
 func (b *bbr3) startUp(now Time) {
 	b.cycle.acks = bbr3Starts
 	b.round.start = now
-	b.fullBw.restart(b.sample.rate)
+	b.fullBw.setBaseline(b.sample.rate)
 	b.state = bbr3Up
-	b.steepen()
+	b.steepenLongTerm()
 }
 
 // advanceCycle is UpdateProbeBWCyclePhase of §5.3.3.9.
@@ -78,7 +78,7 @@ func (b *bbr3) advanceCycle(a Ack) {
 	switch b.state {
 	case bbr3Down:
 		if !b.probeDue(a.Now) {
-			if in := b.packets(a.Inflight); in <= b.withHeadroom() && in <= b.inflightAt(b.maxBwNow()) {
+			if in := b.toPackets(a.Inflight); in <= b.longTermWithHeadroom() && in <= b.inflightForRate(b.maxBandwidth()) {
 				b.state = bbr3Cruise
 			}
 		}
@@ -111,16 +111,16 @@ func (b *bbr3) probeDue(now Time) bool {
 
 // targetInflight is what should be in flight: what fills the path, unless congestion
 // has closed the window further.
-func (b *bbr3) targetInflight() float64 { return min(b.bdp(b.bw()), b.cwnd) }
+func (b *bbr3) targetInflight() float64 { return min(b.bdpAt(b.bandwidth()), b.cwnd) }
 
 // wentFarEnough is IsTimeToGoDown.
 func (b *bbr3) wentFarEnough(a Ack) bool {
-	if b.cycle.tooHigh && b.packets(a.Inflight+a.Acked) > b.inflightLong-1 { // less than a packet of room
+	if b.cycle.tooHigh && b.toPackets(a.Inflight+a.Acked) > b.inflightLong-1 { // less than a packet of room
 		b.cycle.cautious = true
 		return true
 	}
 	if a.CwndLimited && b.cwnd >= b.inflightLong { // the bound, not the path, sets the rate
-		b.fullBw.restart(b.sample.rate)
+		b.fullBw.setBaseline(b.sample.rate)
 		return false
 	}
 	return b.fullBw.now
@@ -137,43 +137,43 @@ func (b *bbr3) adaptLongTerm(a Ack) (decided bool) {
 	if c.acks == bbr3Stops && b.newRound {
 		c.sample = false
 		c.acks = bbr3NoProbe
-		if b.state.probeBW() && !b.sample.limited && b.maxBw[1] > 0 {
+		if b.state.isProbeBW() && !b.sample.limited && b.maxBw[1] > 0 {
 			b.maxBw = [2]Rate{b.maxBw[1], 0}
 		}
-		if b.state.probeBW() && c.cautious && !c.tooHigh {
+		if b.state.isProbeBW() && c.cautious && !c.tooHigh {
 			b.startRefill(a.Now)
 			return true
 		}
 	}
 	switch {
-	case b.tooHigh():
-		return c.sample && b.cut(a.Now)
+	case b.lossIsTooHigh():
+		return c.sample && b.cutLongTerm(a.Now)
 	case b.inflightLong == infinite:
 	default:
 		b.inflightLong = max(b.inflightLong, b.sample.inflight)
 		if b.state == bbr3Up {
-			b.raise(a)
+			b.raiseLongTerm(a)
 		}
 	}
 	return false
 }
 
-// tooHigh reports whether more was lost of the flight of the newest byte than is
+// lossIsTooHigh reports whether more was lost of the flight of the newest byte than is
 // tolerated.
-func (b *bbr3) tooHigh() bool { return b.sample.lost > b.tolerated*b.sample.inflight }
+func (b *bbr3) lossIsTooHigh() bool { return b.sample.lost > b.tolerated*b.sample.inflight }
 
-// cut lowers inflight_longterm to where the losses of a probe crossed the threshold, once
+// cutLongTerm lowers inflight_longterm to where the losses of a probe crossed the threshold, once
 // in each, and ends it.
-func (b *bbr3) cut(now Time) (decided bool) {
+func (b *bbr3) cutLongTerm(now Time) (decided bool) {
 	s := &b.sample
 	size := min(s.newlyLost, s.inflight)
 	before := s.inflight - size
 	prefix := (b.tolerated*before - max(s.lost-size, 0)) / (1 - b.tolerated)
-	return b.cutTo(now, before+min(max(prefix, 0), size))
+	return b.endProbeAt(now, before+min(max(prefix, 0), size))
 }
 
-// cutTo ends a probe in which so much in flight was too much.
-func (b *bbr3) cutTo(now Time, inflight float64) (decided bool) {
+// endProbeAt ends a probe in which so much in flight was too much.
+func (b *bbr3) endProbeAt(now Time, inflight float64) (decided bool) {
 	b.cycle.tooHigh, b.cycle.sample = true, false
 	if !b.sample.limited {
 		b.inflightLong = max(inflight, bbr3Beta*b.targetInflight(), bbrMinCwnd)
@@ -185,41 +185,41 @@ func (b *bbr3) cutTo(now Time, inflight float64) (decided bool) {
 	return false
 }
 
-// steepen has inflight_longterm grow by twice as many packets in a round trip as in the
+// steepenLongTerm has inflight_longterm grow by twice as many packets in a round trip as in the
 // one before.
-func (b *bbr3) steepen() {
+func (b *bbr3) steepenLongTerm() {
 	c := &b.cycle
 	c.perStep = max(b.cwnd/math.Exp2(float64(c.doubles)), 1)
 	c.doubles = min(c.doubles+1, bbr3MostDoubles)
 }
 
-// raise lets inflight_longterm grow while it is what bounds the flow.
-func (b *bbr3) raise(a Ack) {
+// raiseLongTerm lets inflight_longterm grow while it is what bounds the flow.
+func (b *bbr3) raiseLongTerm(a Ack) {
 	c := &b.cycle
 	if !a.CwndLimited || b.cwnd < b.inflightLong {
 		return
 	}
-	c.acked += b.packets(a.Acked)
+	c.acked += b.toPackets(a.Acked)
 	if steps := math.Floor(c.acked / c.perStep); steps >= 1 {
 		c.acked -= steps * c.perStep
-		b.inflightLong = b.clamp(b.inflightLong+steps, bbrMinCwnd)
+		b.inflightLong = b.clampWindow(b.inflightLong+steps, bbrMinCwnd)
 	}
 	if b.newRound {
-		b.steepen()
+		b.steepenLongTerm()
 	}
 }
 
-// withHeadroom is inflight_longterm with room for others.
-func (b *bbr3) withHeadroom() float64 {
+// longTermWithHeadroom is inflight_longterm with room for others.
+func (b *bbr3) longTermWithHeadroom() float64 {
 	if b.inflightLong == infinite {
 		return infinite
 	}
 	return max(b.inflightLong-max(1, bbr3Headroom*b.inflightLong), bbrMinCwnd)
 }
 
-// checkRTT keeps the least round trip, of five seconds and of ten, and drains the path
+// checkMinRTT keeps the least round trip, of five seconds and of ten, and drains the path
 // to see it (§5.3.4.3).
-func (b *bbr3) checkRTT(a Ack, restarted bool) {
+func (b *bbr3) checkMinRTT(a Ack, restarted bool) {
 	expired := b.shortest != 0 && a.Now.Sub(b.shortestAt) > bbr3RTTInterval
 	if rtt := max(a.RTT, minDivisor); a.RTT > 0 && (b.shortest == 0 || rtt < b.shortest || expired) {
 		b.shortest, b.shortestAt = rtt, a.Now
@@ -228,19 +228,19 @@ func (b *bbr3) checkRTT(a Ack, restarted bool) {
 		b.rtprop, b.rtpropAt = b.shortest, b.shortestAt
 	}
 	if expired && !restarted && b.state != bbr3ProbeRTT {
-		b.save()
+		b.saveCwnd()
 		b.state = bbr3ProbeRTT
 		b.rttDone = 0
 		b.cycle.acks = bbr3Stops
 		b.round.start = a.Now
-		b.drained.begin(a.Now)
+		b.drained.beginDrain(a.Now)
 	}
 	if b.state != bbr3ProbeRTT {
 		return
 	}
-	b.drained.last(a.State)
+	b.drained.noteInflight(a.State)
 	switch {
-	case b.rttDone == 0 && b.packets(a.Inflight) <= b.probeRTTCwnd():
+	case b.rttDone == 0 && b.toPackets(a.Inflight) <= b.probeRTTCwnd():
 		b.rttDone, b.rttRound = a.Now.Add(bbrProbeRTT), false
 		b.round.start = a.Now
 	case b.rttDone != 0:
@@ -251,7 +251,7 @@ func (b *bbr3) checkRTT(a Ack, restarted bool) {
 }
 
 func (b *bbr3) probeRTTCwnd() float64 {
-	return max(b.target(b.bw(), bbr3ProbeRTTCwnd), bbrMinCwnd)
+	return max(b.bdpPackets(b.bandwidth(), bbr3ProbeRTTCwnd), bbrMinCwnd)
 }
 
 // endProbeRTT goes on with the cycle, or with Startup, once the time has come.
@@ -260,7 +260,7 @@ func (b *bbr3) endProbeRTT(now Time) {
 		return
 	}
 	b.shortestAt = now
-	b.cwnd = max(b.cwnd, b.prior)
+	b.cwnd = max(b.cwnd, b.priorCwnd)
 	b.resetShortTerm()
 	if !b.fullBw.reached {
 		b.state = bbr3Startup

@@ -139,7 +139,7 @@ func TestBbr3StaysInStartupWhileTheApplicationHasLittle(t *testing.T) {
 	p.limited = true
 	p.Rounds(50, 1e6)
 	assert.Equal(t, "startup", p.Control().Phase)
-	assert.Equal(t, Rate(5e6), p.maxBwNow(), "what understates the path does not count")
+	assert.Equal(t, Rate(5e6), p.maxBandwidth(), "what understates the path does not count")
 }
 
 func TestBbr3DrainsForThreeRoundTripsAtMost(t *testing.T) {
@@ -193,7 +193,7 @@ func TestBbr3KeepsProbingWhileTheApplicationHasLittle(t *testing.T) {
 	p.limited = true
 	p.Rounds(60, 3e6)
 	assert.Equal(t, "probe_bw_up", p.Control().Phase)
-	assert.Equal(t, Rate(12e6), p.maxBwNow())
+	assert.Equal(t, Rate(12e6), p.maxBandwidth())
 }
 
 func TestBbr3LowersWhatMayBeInFlightByTheLossesOfAProbe(t *testing.T) {
@@ -305,21 +305,21 @@ func TestBbr3KeepsToWhatWasDeliveredWhereLossesAreNotAProbes(t *testing.T) {
 	p.flight = 35
 	p.Lose(1)
 	p.Ack(1, 9e6)
-	assert.Equal(t, Rate(12e6), p.bw(), "the round trip is not over")
+	assert.Equal(t, Rate(12e6), p.bandwidth(), "the round trip is not over")
 	p.Rounds(1, 9e6)
-	assert.Equal(t, Rate(12e6), p.bw(), "as much was delivered in it")
+	assert.Equal(t, Rate(12e6), p.bandwidth(), "as much was delivered in it")
 	p.Lose(1)
 	p.Rounds(1, 9e6)
-	assert.Equal(t, Rate(9e6), p.bw(), "what was delivered in the round trip")
+	assert.Equal(t, Rate(9e6), p.bandwidth(), "what was delivered in the round trip")
 	assert.InDelta(t, max(35, 0.7*0.7*window), p.inflightShort, 1)
 	p.Lose(1)
 	p.Rounds(1, 1e6)
 	p.Lose(1)
 	p.Rounds(1, 1e6)
-	assert.Equal(t, Rate(9e6*0.7), p.bw(), "and no less than 0.7 of what it was")
-	assert.Equal(t, Rate(12e6), p.maxBwNow())
+	assert.Equal(t, Rate(9e6*0.7), p.bandwidth(), "and no less than 0.7 of what it was")
+	assert.Equal(t, Rate(12e6), p.maxBandwidth())
 	p.until(t, "probe_bw_refill", 6e6)
-	assert.Equal(t, Rate(12e6), p.bw(), "until the next probe")
+	assert.Equal(t, Rate(12e6), p.bandwidth(), "until the next probe")
 	assert.Equal(t, infinite, p.inflightShort)
 }
 
@@ -331,7 +331,7 @@ func TestBbr3ForgetsARateAfterTwoCycles(t *testing.T) {
 		p.until(t, "probe_bw_up", 6e6)
 		p.until(t, "probe_bw_cruise", 6e6)
 		p.Rounds(2, 6e6)
-		assert.InDelta(t, want, p.maxBwNow().Mbps(), 1e-6, "cycle %d", i+1)
+		assert.InDelta(t, want, p.maxBandwidth().Mbps(), 1e-6, "cycle %d", i+1)
 	}
 }
 
@@ -356,7 +356,7 @@ func TestBbr3DrainsHalfOfThePathToSeeItsRoundTrip(t *testing.T) {
 	assert.InDelta(t, 0.22, p.Now().Sub(entered).Seconds(), 0.02, "200 ms from when it was drained")
 	assert.Equal(t, "probe_bw_cruise", p.Control().Phase)
 	assert.Greater(t, p.Cwnd(), 70.0, "the window is what it was")
-	assert.Equal(t, Rate(12e6), p.maxBwNow(), "what half a flight delivered says nothing of the path")
+	assert.Equal(t, Rate(12e6), p.maxBandwidth(), "what half a flight delivered says nothing of the path")
 }
 
 func TestBbr3ReturnsToStartupFromProbeRTT(t *testing.T) {
@@ -406,7 +406,7 @@ func TestBbr3StartsFromOnePacketAfterATimeout(t *testing.T) {
 	assert.InDelta(t, 6, p.Cwnd(), 1e-3)
 	p.Rounds(1, 12e6)
 	assert.GreaterOrEqual(t, p.Cwnd(), 0.7*before, "what left since then arrives: the window is back, or nearly")
-	assert.Equal(t, Rate(12e6), p.maxBwNow(), "the model stays")
+	assert.Equal(t, Rate(12e6), p.maxBandwidth(), "the model stays")
 }
 
 // Below a packet there must be room for receivers that acknowledge every second one.
@@ -439,12 +439,12 @@ func TestBbr3AnswersATimeoutOnce(t *testing.T) {
 	fired := p.Now()
 	p.OnLoss(Loss{State: p.path.state, Lost: DefaultMSS, SentAt: fired, Timeout: true})
 	p.Rounds(1, 0)
-	rate := p.bw()
+	rate := p.bandwidth()
 	for range 10 {
 		p.OnLoss(Loss{State: p.path.state, Lost: 10 * DefaultMSS, SentAt: fired})
 		p.Rounds(1, 0)
 	}
-	assert.GreaterOrEqual(t, p.bw(), rate)
+	assert.GreaterOrEqual(t, p.bandwidth(), rate)
 	assert.GreaterOrEqual(t, rate, Rate(0.7*12e6))
 }
 

@@ -13,8 +13,8 @@ const bbrBwRounds = 10
 // maxBbrRate bounds what gains make of a rate.
 const maxBbrRate Rate = 1 << 60
 
-// times scales a rate.
-func (r Rate) times(gain float64) Rate {
+// scaleBy scales a rate.
+func (r Rate) scaleBy(gain float64) Rate {
 	if v := float64(r) * gain; v < float64(maxBbrRate) {
 		return Rate(v)
 	}
@@ -28,7 +28,7 @@ type roundMax struct {
 	round int64             // of the newest sample
 }
 
-func (f *roundMax) add(round int64, v Rate) {
+func (f *roundMax) addRate(round int64, v Rate) {
 	for r := max(f.round+1, round-bbrBwRounds+1); r <= round; r++ {
 		f.slots[r%bbrBwRounds] = 0
 	}
@@ -37,8 +37,8 @@ func (f *roundMax) add(round int64, v Rate) {
 	*s = max(*s, v)
 }
 
-// get is 0 before the first sample.
-func (f *roundMax) get() Rate {
+// maxRate is 0 before the first sample.
+func (f *roundMax) maxRate() Rate {
 	var most Rate
 	for _, v := range f.slots {
 		most = max(most, v)
@@ -60,9 +60,9 @@ type bbrModel struct {
 	drained  drained
 }
 
-// next counts round trips.
-func (m *bbrModel) next(a Ack) {
-	m.newRound = m.round.ended(a)
+// countRound counts round trips.
+func (m *bbrModel) countRound(a Ack) {
+	m.newRound = m.round.endsWith(a)
 	if m.newRound {
 		m.rounds++
 	}
@@ -75,8 +75,8 @@ func (b *bbr) sampleRate(a Ack, understates bool) {
 		b.bwRounds, b.rated = b.bwRounds+1, false
 	}
 	b.rated = b.rated || a.DeliveryRate > 0
-	if a.DeliveryRate > 0 && (!understates || a.DeliveryRate >= b.bw.get()) {
-		b.bw.add(b.bwRounds, a.DeliveryRate)
+	if a.DeliveryRate > 0 && (!understates || a.DeliveryRate >= b.bw.maxRate()) {
+		b.bw.addRate(b.bwRounds, a.DeliveryRate)
 	}
 }
 
@@ -93,9 +93,9 @@ func (b *bbr) sampleRTT(a Ack, window time.Duration) (expired bool) {
 	return expired
 }
 
-// bdp is what fills the path at rate bw without a queue, in packets; 0 while
+// bdpAt is what fills the path at rate bw without a queue, in packets; 0 while
 // one of the two is unknown.
-func (m *bbrModel) bdp(bw Rate) float64 { return m.packets(bw.BytesIn(m.rtprop)) }
+func (m *bbrModel) bdpAt(bw Rate) float64 { return m.toPackets(bw.BytesIn(m.rtprop)) }
 
 // drained is when a sender kept little in flight to see the round trip of the path:
 // the delivery rates of what left meanwhile understate it.
@@ -104,17 +104,17 @@ type drained struct {
 	until    Bytes // what must be delivered before that ends; 0: it has
 }
 
-func (d *drained) begin(now Time) { d.from = now }
+func (d *drained) beginDrain(now Time) { d.from = now }
 
-// last is as long as little is in flight.
-func (d *drained) last(s State) { d.until = max(s.Delivered+s.Inflight, 1) }
+// noteInflight is as long as little is in flight.
+func (d *drained) noteInflight(s State) { d.until = max(s.Delivered+s.Inflight, 1) }
 
-// covers reports whether a's delivery rate says nothing; lasts: little is in flight still.
-func (d *drained) covers(a Ack, lasts bool) bool {
+// understatesRate reports whether a's delivery rate says nothing; lasts: little is in flight still.
+func (d *drained) understatesRate(a Ack, lasts bool) bool {
 	if d.until != 0 && !lasts && a.Delivered > d.until {
 		d.until, d.to = 0, a.Now
 	}
-	return d.from != 0 && a.left() >= d.from && (d.until != 0 || a.left() < d.to)
+	return d.from != 0 && a.sentTime() >= d.from && (d.until != 0 || a.sentTime() < d.to)
 }
 
 const (
@@ -147,18 +147,18 @@ func (b *bunching) onAck(a Ack, m *bbrModel, bw Rate, cwnd float64, rounds int) 
 	}
 	expected := bw.BytesIn(a.Now.Sub(b.since))
 	if b.acked <= expected {
-		b.restart(a.Now)
+		b.restartEpoch(a.Now)
 		expected = 0
 	}
 	b.acked = min(b.acked+a.Acked, MaxCwnd)
-	b.most[b.slot] = max(b.most[b.slot], min(m.packets(b.acked-expected), cwnd))
+	b.most[b.slot] = max(b.most[b.slot], min(m.toPackets(b.acked-expected), cwnd))
 }
 
-func (b *bunching) restart(now Time) { b.since, b.acked = now, 0 }
+func (b *bunching) restartEpoch(now Time) { b.since, b.acked = now, 0 }
 
-// packets is what to keep in flight for it, at rate bw.
-func (b *bunching) packets(m *bbrModel, bw Rate) float64 {
-	return min(max(b.most[0], b.most[1]), m.packets(bw.BytesIn(maxBunch)))
+// allowance is what to keep in flight for it, at rate bw.
+func (b *bunching) allowance(m *bbrModel, bw Rate) float64 {
+	return min(max(b.most[0], b.most[1]), m.toPackets(bw.BytesIn(maxBunch)))
 }
 
 // bbrGains is the cycle of ProbeBW: ask for more, drain what that queued,
@@ -171,22 +171,22 @@ type bbrCycle struct {
 	since Time
 }
 
-// start begins anywhere but with the draining phase: there is nothing to drain.
-func (c *bbrCycle) start(now Time, rng *rand.Rand) {
+// startCycle begins anywhere but with the draining phase: there is nothing to drain.
+func (c *bbrCycle) startCycle(now Time, rng *rand.Rand) {
 	c.phase = len(bbrGains) - 1 - rng.IntN(len(bbrGains)-1)
-	c.advance(now)
+	c.nextPhase(now)
 }
 
-func (c *bbrCycle) advance(now Time) { c.phase, c.since = (c.phase+1)%len(bbrGains), now }
+func (c *bbrCycle) nextPhase(now Time) { c.phase, c.since = (c.phase+1)%len(bbrGains), now }
 
-func (c *bbrCycle) gain() float64 { return bbrGains[c.phase] }
+func (c *bbrCycle) pacingGain() float64 { return bbrGains[c.phase] }
 
-// over reports whether the phase has done its work: each lasts a round trip,
+// phaseIsOver reports whether the phase has done its work: each lasts a round trip,
 // but asking goes on until it fills the path, and draining ends as soon as the
 // queue has. High and low are the packets in flight that say so.
-func (c *bbrCycle) over(now Time, rtprop time.Duration, inflight, high, low float64, lossy bool) bool {
+func (c *bbrCycle) phaseIsOver(now Time, rtprop time.Duration, inflight, high, low float64, lossy bool) bool {
 	full := now.Sub(c.since) > rtprop
-	switch g := c.gain(); {
+	switch g := c.pacingGain(); {
 	case g > 1:
 		return full && (lossy || inflight >= high)
 	case g < 1:
@@ -220,26 +220,26 @@ type policer struct {
 	deliveredThen Bytes
 }
 
-func (p *policer) restart(s State) {
+func (p *policer) restartSampling(s State) {
 	p.bw, p.found, p.sampling = 0, false, false
-	p.interval(s)
+	p.beginInterval(s)
 }
 
-func (p *policer) interval(s State) {
+func (p *policer) beginInterval(s State) {
 	p.since, p.lostThen, p.deliveredThen, p.rounds = s.Now, p.lost, s.Delivered, 0
 }
 
-// sample watches for lossy intervals, after each acknowledgement and timeout.
-func (p *policer) sample(s State, newRound, lossy, appLimited bool) {
+// checkInterval watches for lossy intervals, after each acknowledgement and timeout.
+func (p *policer) checkInterval(s State, newRound, lossy, appLimited bool) {
 	if !p.sampling {
 		if !lossy {
 			return
 		}
-		p.interval(s)
+		p.beginInterval(s)
 		p.sampling = true
 	}
 	if appLimited {
-		p.restart(s)
+		p.restartSampling(s)
 		return
 	}
 	if newRound {
@@ -249,7 +249,7 @@ func (p *policer) sample(s State, newRound, lossy, appLimited bool) {
 	case p.rounds < policerMinRounds:
 		return
 	case p.rounds > policerMaxRounds:
-		p.restart(s)
+		p.restartSampling(s)
 		return
 	case !lossy: // an interval ends with a loss, so that the tokens are spent
 		return
@@ -259,11 +259,11 @@ func (p *policer) sample(s State, newRound, lossy, appLimited bool) {
 	if delivered <= 0 || float64(lost) < policerLoss*float64(delivered) || took < time.Millisecond {
 		return
 	}
-	p.done(RateOf(delivered, took), s)
+	p.endInterval(RateOf(delivered, took), s)
 }
 
-// done ends an interval that delivered at rate bw.
-func (p *policer) done(bw Rate, s State) {
+// endInterval ends an interval that delivered at rate bw.
+func (p *policer) endInterval(bw Rate, s State) {
 	if p.bw > 0 {
 		diff := math.Abs(float64(bw - p.bw))
 		if diff <= policerRatio*float64(p.bw) || diff <= float64(policerDiff) {
@@ -272,5 +272,5 @@ func (p *policer) done(bw Rate, s State) {
 		}
 	}
 	p.bw = bw
-	p.interval(s)
+	p.beginInterval(s)
 }

@@ -63,15 +63,15 @@ func cruising(t *testing.T, ref string) *bbrPath {
 
 func TestBbrFillsTheBandwidthDelayProduct(t *testing.T) {
 	m := bbrModel{segments: segments{DefaultMSS}, rtprop: 20 * ms}
-	assert.InDelta(t, 82.9, m.bdp(48e6), 0.05, "worked number: 48 Mbit/s and 20 ms are 120000 bytes")
-	assert.InDelta(t, 165.7, 2*m.bdp(48e6), 0.05)
+	assert.InDelta(t, 82.9, m.bdpAt(48e6), 0.05, "worked number: 48 Mbit/s and 20 ms are 120000 bytes")
+	assert.InDelta(t, 165.7, 2*m.bdpAt(48e6), 0.05)
 
 	p := cruising(t, "bbr")
 	p.Rounds(20, 12e6)
 	// 12 Mbit/s in 40 ms: 41.4 packets; twice, rounded up, and three bursts of two; 2 more in the first phase.
 	p.cycle.phase = 2
 	p.Ack(10, 12e6)
-	aggregated := p.bunched.packets(&p.bbrModel, 12e6)
+	aggregated := p.bunched.allowance(&p.bbrModel, 12e6)
 	assert.InDelta(t, 2*math.Ceil((math.Ceil(2*41.44)+aggregated+6)/2), p.Cwnd(), 1e-3)
 }
 
@@ -96,9 +96,9 @@ func TestBbrStartupIgnoresWhatTheApplicationLimits(t *testing.T) {
 	p.limited = true
 	p.Rounds(20, 1e6)
 	assert.Equal(t, "startup", p.Control().Phase)
-	assert.Equal(t, Rate(5e6), p.bw.get(), "a sample that understates does not count")
+	assert.Equal(t, Rate(5e6), p.bw.maxRate(), "a sample that understates does not count")
 	p.Rounds(1, 6e6)
-	assert.Equal(t, Rate(6e6), p.bw.get(), "unless it says more than is known")
+	assert.Equal(t, Rate(6e6), p.bw.maxRate(), "unless it says more than is known")
 }
 
 func TestBbrFirstPaces(t *testing.T) {
@@ -133,9 +133,9 @@ func TestBbrRemembersRatesForTenRoundTrips(t *testing.T) {
 	} {
 		var f roundMax
 		for i, r := range tt.rounds {
-			f.add(r, tt.rates[i])
+			f.addRate(r, tt.rates[i])
 		}
-		assert.Equal(t, tt.want, f.get(), tt.name)
+		assert.Equal(t, tt.want, f.maxRate(), tt.name)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestBbrCycle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 1000 {
 		var c bbrCycle
-		c.start(1, rng)
+		c.startCycle(1, rng)
 		seen[c.phase] = true
 	}
 	assert.Equal(t, map[int]bool{0: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true}, seen,
@@ -174,7 +174,7 @@ func TestBbrCycle(t *testing.T) {
 		{2, 41 * ms, 60, false, true},
 	} {
 		c := bbrCycle{phase: tt.phase, since: 1}
-		assert.Equal(t, tt.want, c.over(Time(1).Add(tt.elapsed), 40*ms, tt.inflight, 50, 40, tt.lossy), "%+v", tt)
+		assert.Equal(t, tt.want, c.phaseIsOver(Time(1).Add(tt.elapsed), 40*ms, tt.inflight, 50, 40, tt.lossy), "%+v", tt)
 	}
 }
 
@@ -199,10 +199,10 @@ func TestBbrAllowsForBunchedAcknowledgements(t *testing.T) {
 			p.Wait(every)
 			p.Ack(n, rate)
 		}
-		return p.bunched.packets(&p.bbrModel, rate)
+		return p.bunched.allowance(&p.bbrModel, rate)
 	}
 	p.bw = roundMax{}
-	p.bw.add(p.bwRounds, rate)
+	p.bw.addRate(p.bwRounds, rate)
 	p.bbr.cwnd = 1000
 	assert.InDelta(t, 1, feed(1, ms, 100), 0.01, "packet by packet there is hardly anything to allow for")
 	assert.InDelta(t, 30, feed(30, 30*ms, 20), 0.1, "a link that lets go 30 packets every 30 ms")
@@ -241,7 +241,7 @@ func TestBbrDrainsThePathToSeeItsRoundTrip(t *testing.T) {
 	assert.Equal(t, "probe_bw", p.Control().Phase)
 	assert.Equal(t, 40*ms, p.rtprop)
 	assert.Greater(t, p.Cwnd(), 83.0, "the window is what it was: twice what fills the path")
-	assert.Equal(t, Rate(12e6), p.bw.get(), "what four packets delivered says nothing of the path")
+	assert.Equal(t, Rate(12e6), p.bw.maxRate(), "what four packets delivered says nothing of the path")
 }
 
 func TestBbrProbesNoRoundTripRightBehindAPause(t *testing.T) {
@@ -300,7 +300,7 @@ func TestBbrRecoversFromLoss(t *testing.T) {
 	p.Wait(40 * ms)
 	p.Ack(1, 12e6)
 	assert.GreaterOrEqual(t, p.Cwnd(), before-2, "what left since then arrives: the window is what it was")
-	assert.Equal(t, Rate(12e6), p.bw.get(), "the rate never changed")
+	assert.Equal(t, Rate(12e6), p.bw.maxRate(), "the rate never changed")
 	lose(20, 120*ms)
 	assert.InDelta(t, before-20, p.Cwnd(), 2, "bytes of before the recovery, lost after its end")
 	p.Wait(50 * ms)
@@ -315,7 +315,7 @@ func TestBbrStartsFromOnePacketAfterATimeout(t *testing.T) {
 	p.path.Timeout()
 	assert.InDelta(t, 1, p.Cwnd(), 1e-3)
 	assert.Zero(t, p.fullBw)
-	assert.Equal(t, Rate(12e6), p.bw.get(), "the model stays")
+	assert.Equal(t, Rate(12e6), p.bw.maxRate(), "the model stays")
 	p.Wait(10 * ms)
 	p.Ack(5, 0)
 	assert.InDelta(t, 6, p.Cwnd(), 1e-3)
@@ -396,9 +396,9 @@ func TestBbrKeepsItsRateWhileNoneIsMeasured(t *testing.T) {
 	p := cruising(t, "bbr")
 	p.Rounds(30, 0)
 	p.Rounds(1, 1e6)
-	assert.Equal(t, Rate(12e6), p.bw.get())
+	assert.Equal(t, Rate(12e6), p.bw.maxRate())
 	p.Rounds(10, 1e6)
-	assert.Equal(t, Rate(1e6), p.bw.get())
+	assert.Equal(t, Rate(1e6), p.bw.maxRate())
 }
 
 func TestBbrTakesAnOutageForNoPolicer(t *testing.T) {

@@ -142,15 +142,15 @@ type Closer interface {
 
 // Close tells an algorithm that New has built that it is given up.
 func Close(a Algorithm) {
-	if c := closer(a); c != nil {
+	if c := findCloser(a); c != nil {
 		c.Close()
 	}
 }
 
 // Closes reports whether somebody outside knows of an algorithm that New has built.
-func Closes(a Algorithm) bool { return closer(a) != nil }
+func Closes(a Algorithm) bool { return findCloser(a) != nil }
 
-func closer(a Algorithm) Closer {
+func findCloser(a Algorithm) Closer {
 	for a != nil {
 		switch w := a.(type) {
 		case Closer:

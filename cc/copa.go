@@ -118,19 +118,19 @@ func newCopa(cfg Config) *copa {
 	c := &copa{
 		segments: segments{cfg.MSS},
 		compete:  newCopaCompete(copaMode(cfg.Params["mode"]), cfg.Params["delta"]),
-		minRTT:   minFilter(),
-		standing: minFilter(),
+		minRTT:   newMinFilter(),
+		standing: newMinFilter(),
 	}
-	c.initial = c.packets(cfg.InitialCwnd)
+	c.initial = c.toPackets(cfg.InitialCwnd)
 	c.restart()
-	c.ssthresh = c.packets(cfg.Ssthresh)
+	c.ssthresh = c.toPackets(cfg.Ssthresh)
 	return c
 }
 
 // restart forgets the path.
 func (c *copa) restart() {
-	c.cwnd, c.slowStart = c.clamp(c.initial, copaMinCwnd), true
-	c.calm(0)
+	c.cwnd, c.slowStart = c.clampWindow(c.initial, copaMinCwnd), true
+	c.resetVelocity(0)
 	c.snapAt = 0
 	c.minRTT.reset()
 	c.standing.reset()
@@ -140,8 +140,8 @@ func (c *copa) restart() {
 	c.compete.reset()
 }
 
-// calm takes the momentum out of the window.
-func (c *copa) calm(now Time) {
+// resetVelocity takes the momentum out of the window.
+func (c *copa) resetVelocity(now Time) {
 	c.velocity, c.dir, c.agreed = 1, still, 0
 	c.snapAt, c.snapCwnd = now, c.cwnd
 }
@@ -150,23 +150,23 @@ func (c *copa) OnAck(a Ack) {
 	c.OnTick(a.State) // which may be late
 	c.deadline = a.Now.Add(max(copaSilence, copaSilenceRTTs*a.SRTT))
 	// One event never moves the window by more than a round trip's worth.
-	n := min(c.packets(a.Acked), c.cwnd)
+	n := min(c.toPackets(a.Acked), c.cwnd)
 	c.acked += n
 	c.guardLoss(a.State)
-	if !c.sample(a) {
+	if !c.addRTTSample(a) {
 		if c.sampled == 0 && a.RTT <= 0 && a.CwndLimited && c.cwnd < c.resend {
 			c.cwnd = min(c.cwnd+n, c.resend) // what a timeout has sent again shows no delay
 		}
 		return
 	}
-	c.step(a, n)
+	c.stepWindow(a, n)
 	if !c.slowStart {
-		c.compete.onAck(a.State, c.minRTT.get())
+		c.compete.onAck(a.State, c.minRTT.extreme())
 	}
 }
 
-// sample feeds the filters and reports whether they say enough to act on.
-func (c *copa) sample(a Ack) bool {
+// addRTTSample feeds the filters and reports whether they say enough to act on.
+func (c *copa) addRTTSample(a Ack) bool {
 	if a.RTT <= 0 {
 		// Bytes that may have been sent twice carry no sample (Karn). What was
 		// last known stands for a round trip.
@@ -175,53 +175,53 @@ func (c *copa) sample(a Ack) bool {
 	rtt := max(a.RTT, minDivisor)
 	least := rtt
 	if c.sampled != 0 {
-		least = min(least, c.minRTT.get())
+		least = min(least, c.minRTT.extreme())
 	}
-	c.minRTT.add(a.Now, rtt, max(copaMinWindow, copaMinWindowRTTs*least))
+	c.minRTT.addSample(a.Now, rtt, max(copaMinWindow, copaMinWindowRTTs*least))
 	if c.sampled != 0 && a.Inflight+a.Acked <= c.mss {
 		// A lone segment: the receiver may have held its acknowledgement back,
 		// which would read as a queue.
 		return false
 	}
 	c.sampled = a.Now
-	c.standing.add(a.Now, rtt, a.SRTT/2)
-	c.compete.sample(a.State, rtt)
+	c.standing.addSample(a.Now, rtt, a.SRTT/2)
+	c.compete.addRTTSample(a.State, rtt)
 	return true
 }
 
-// target is the window at which the rate is 1/(delta·dq); infinite without a queue.
-func (c *copa) target() float64 {
-	standing := c.standing.get()
-	dq := standing - c.minRTT.get()
+// targetWindow is the window at which the rate is 1/(delta·dq); infinite without a queue.
+func (c *copa) targetWindow() float64 {
+	standing := c.standing.extreme()
+	dq := standing - c.minRTT.extreme()
 	if dq <= noQueue {
 		return infinite
 	}
 	return float64(standing) / (c.compete.delta * float64(dq))
 }
 
-// step moves the window for n acknowledged packets.
-func (c *copa) step(a Ack, n float64) {
-	if c.standing.get() < c.minRTT.get() {
+// stepWindow moves the window for n acknowledged packets.
+func (c *copa) stepWindow(a Ack, n float64) {
+	if c.standing.extreme() < c.minRTT.extreme() {
 		return // the filters' windows differ: the least has expired first
 	}
-	target := c.target()
+	target := c.targetWindow()
 	up := c.cwnd <= target
 	known := c.ssthresh > 0 && c.cwnd >= c.ssthresh
 	// A window that is not used says nothing about the path, and the missing
 	// queue would make it grow for ever.
-	grow := a.CwndLimited && c.packets(a.Inflight)+n >= c.cwnd/2
+	grow := a.CwndLimited && c.toPackets(a.Inflight)+n >= c.cwnd/2
 	switch {
 	case c.slowStart && up && !known:
 		if grow {
-			c.cwnd = c.clamp(c.cwnd+n, copaMinCwnd)
+			c.cwnd = c.clampWindow(c.cwnd+n, copaMinCwnd)
 		}
 		return
 	case c.slowStart:
 		c.slowStart = false
-		c.calm(a.Now)
-		c.compete.started()
+		c.resetVelocity(a.Now)
+		c.compete.beginSettling()
 	case a.Now.Sub(c.snapAt) >= a.SRTT:
-		c.turn(a.Now)
+		c.updateVelocity(a.Now)
 	}
 	if up && !grow {
 		return
@@ -231,7 +231,7 @@ func (c *copa) step(a Ack, n float64) {
 		dir = rising
 	}
 	if c.velocity > 1 && dir != c.dir {
-		c.calm(a.Now)
+		c.resetVelocity(a.Now)
 		c.dir = dir
 	}
 	// Beyond this an acknowledgement would move the window by more than a packet.
@@ -245,13 +245,13 @@ func (c *copa) step(a Ack, n float64) {
 	} else {
 		c.cwnd = max(c.cwnd-move, min(target, c.cwnd-unit))
 	}
-	c.cwnd = c.clamp(c.cwnd, copaMinCwnd)
+	c.cwnd = c.clampWindow(c.cwnd, copaMinCwnd)
 }
 
-// turn judges, once per round trip and the window's lag, where the window has been
+// updateVelocity judges, once per round trip and the window's lag, where the window has been
 // moving, and doubles the velocity once it has kept its direction: faster, it would
 // double several times before the first of it shows in the queue.
-func (c *copa) turn(now Time) {
+func (c *copa) updateVelocity(now Time) {
 	dir := still // unused, or at its floor: nothing to speed up
 	switch {
 	case c.cwnd > c.snapCwnd:
@@ -260,7 +260,7 @@ func (c *copa) turn(now Time) {
 		dir = falling
 	}
 	if dir != c.dir || dir == still {
-		c.calm(now)
+		c.resetVelocity(now)
 		c.dir = dir
 		return
 	}
@@ -272,7 +272,7 @@ func (c *copa) turn(now Time) {
 }
 
 func (c *copa) OnLoss(l Loss) {
-	c.learn(l.MSS)
+	c.setMSS(l.MSS)
 	if l.Timeout {
 		if c.sampled != 0 {
 			c.resend = c.cwnd / 2 // RFC 5681 §3.1
@@ -284,7 +284,7 @@ func (c *copa) OnLoss(l Loss) {
 	if c.timeout.covers(l.SentAt) {
 		return
 	}
-	c.lost += c.packets(l.Lost)
+	c.lost += c.toPackets(l.Lost)
 	c.guardLoss(l.State)
 	c.compete.onLoss(l)
 }
@@ -300,20 +300,20 @@ func (c *copa) guardLoss(s State) {
 		return
 	}
 	if c.lost > copaMaxLoss*total {
-		c.cwnd = c.clamp(copaLossCut*c.cwnd, copaMinCwnd)
+		c.cwnd = c.clampWindow(copaLossCut*c.cwnd, copaMinCwnd)
 		// Slow start, or momentum, would undo the cut within the period.
 		if c.slowStart {
 			c.slowStart = false
-			c.compete.started()
+			c.compete.beginSettling()
 		}
-		c.calm(s.Now)
+		c.resetVelocity(s.Now)
 	}
 	c.lossSince, c.acked, c.lost = s.Now, 0, 0
 }
 
 // OnTick ends a silence.
 func (c *copa) OnTick(s State) {
-	c.learn(s.MSS)
+	c.setMSS(s.MSS)
 	if c.deadline != 0 && s.Now >= c.deadline {
 		c.restart()
 	}
@@ -321,15 +321,18 @@ func (c *copa) OnTick(s State) {
 
 // Inspect shows what Spec.Internals lists.
 func (c *copa) Inspect() Internals {
-	return Internals{finite(c.target()), c.velocity, c.compete.delta, millis(c.standing.get()), millis(c.minRTT.get())}
+	return Internals{
+		finiteOrZero(c.targetWindow()), c.velocity, c.compete.delta, toMillis(c.standing.extreme()),
+		toMillis(c.minRTT.extreme()),
+	}
 }
 
 func (c *copa) Control() Control {
 	ctl := Control{
-		Cwnd:       c.bytes(c.cwnd),
-		PacingRate: c.pace(copaGain, c.cwnd, c.standing.get()),
+		Cwnd:       c.toBytes(c.cwnd),
+		PacingRate: c.pacingRate(copaGain, c.cwnd, c.standing.extreme()),
 		NextTick:   c.deadline,
-		Phase:      c.compete.phase(),
+		Phase:      c.compete.phaseName(),
 	}
 	if c.slowStart {
 		ctl.Phase = "slow_start"

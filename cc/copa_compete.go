@@ -54,7 +54,7 @@ type copaCompete struct {
 }
 
 func newCopaCompete(mode copaMode, delta float64) copaCompete {
-	return copaCompete{mode: mode, base: delta, high: maxFilter(), low: minFilter()}
+	return copaCompete{mode: mode, base: delta, high: newMaxFilter(), low: newMinFilter()}
 }
 
 func (c *copaCompete) reset() {
@@ -67,15 +67,15 @@ func (c *copaCompete) reset() {
 	c.busy, c.settle, c.lossFree, c.probe = 0, 0, 0, 0
 }
 
-// started tells that slow start, with the queue it leaves behind, is over.
-func (c *copaCompete) started() { c.settle = copaSettleRounds }
+// beginSettling tells that slow start, with the queue it leaves behind, is over.
+func (c *copaCompete) beginSettling() { c.settle = copaSettleRounds }
 
-func (c *copaCompete) sample(s State, rtt time.Duration) {
+func (c *copaCompete) addRTTSample(s State, rtt time.Duration) {
 	if c.mode != copaAuto {
 		return
 	}
-	c.high.add(s.Now, rtt, copaMaxRTTs*s.SRTT)
-	c.low.add(s.Now, rtt, copaEmptyRTTs*s.SRTT)
+	c.high.addSample(s.Now, rtt, copaMaxRTTs*s.SRTT)
+	c.low.addSample(s.Now, rtt, copaEmptyRTTs*s.SRTT)
 }
 
 // onAck acts once per round trip.
@@ -88,28 +88,28 @@ func (c *copaCompete) onAck(s State, minRTT time.Duration) {
 	c.lossy = false
 	was := c.competitive
 	if c.mode == copaAuto {
-		c.detect(minRTT)
+		c.detectMode(minRTT)
 	}
 	if was && c.competitive && !lossy {
 		c.delta = max(1/(1/c.delta+1), min(copaMinDelta, c.base))
 	}
-	c.watch(lossy)
+	c.maybeProbe(lossy)
 }
 
 // onLoss doubles delta, once per round trip.
 func (c *copaCompete) onLoss(l Loss) {
 	c.lossy = true
-	if c.competitive && c.loss.begin(l) {
+	if c.competitive && c.loss.beginEpoch(l) {
 		c.delta = min(2*c.delta, c.base)
 	}
 }
 
-// detect switches between the modes.
-func (c *copaCompete) detect(minRTT time.Duration) {
-	high := c.high.get()
+// detectMode switches between the modes.
+func (c *copaCompete) detectMode(minRTT time.Duration) {
+	high := c.high.extreme()
 	queue := high - minRTT
 	if c.peak != 0 && queue > 2*c.peak {
-		c.started() // as when another flow is in its slow start
+		c.beginSettling() // as when another flow is in its slow start
 	}
 	c.peak = max(c.peak, queue)
 	c.probe = max(0, c.probe-1)
@@ -117,9 +117,9 @@ func (c *copaCompete) detect(minRTT time.Duration) {
 	case c.settle > 0:
 		c.settle--
 		c.busy = 0
-	case nearlyEmpty(minRTT, c.low.get(), high):
+	case queueIsNearlyEmpty(minRTT, c.low.extreme(), high):
 		c.busy = 0
-		c.leave()
+		c.enterDefaultMode()
 	default:
 		c.busy++
 		if c.busy >= copaBusyRounds && c.probe == 0 {
@@ -128,19 +128,19 @@ func (c *copaCompete) detect(minRTT time.Duration) {
 	}
 }
 
-// nearlyEmpty reports whether the lowest of the recent round trips is within a
+// queueIsNearlyEmpty reports whether the lowest of the recent round trips is within a
 // tenth of the way from the least ever to the highest of the recent ones.
-func nearlyEmpty(minRTT, low, high time.Duration) bool {
+func queueIsNearlyEmpty(minRTT, low, high time.Duration) bool {
 	return low <= minRTT+noQueue || float64(low) < float64(minRTT)+copaEmpty*float64(high-minRTT)
 }
 
-func (c *copaCompete) leave() {
+func (c *copaCompete) enterDefaultMode() {
 	c.competitive = false
 	c.delta = c.base
 }
 
-// watch starts a probe when the queue may be our own doing.
-func (c *copaCompete) watch(lossy bool) {
+// maybeProbe starts a probe when the queue may be our own doing.
+func (c *copaCompete) maybeProbe(lossy bool) {
 	if c.mode != copaAuto || !c.competitive || lossy || 1/c.delta <= copaProbeScale/c.base {
 		c.lossFree = 0
 		return
@@ -149,11 +149,11 @@ func (c *copaCompete) watch(lossy bool) {
 	if c.lossFree >= copaProbeAfter {
 		c.lossFree = 0
 		c.probe = copaProbeRounds
-		c.leave()
+		c.enterDefaultMode()
 	}
 }
 
-func (c *copaCompete) phase() string {
+func (c *copaCompete) phaseName() string {
 	switch {
 	case c.competitive:
 		return "competitive"

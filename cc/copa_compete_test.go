@@ -19,7 +19,7 @@ func TestCopaNearlyEmpty(t *testing.T) {
 		{"55 ms", 55 * ms, 60 * ms, false},
 		{"no queue at all", 50 * ms, 50 * ms, true},
 	} {
-		assert.Equal(t, tt.want, nearlyEmpty(50*ms, tt.low, tt.high), "least 50 ms, highest %v: %s", tt.high, tt.name)
+		assert.Equal(t, tt.want, queueIsNearlyEmpty(50*ms, tt.low, tt.high), "least 50 ms, highest %v: %s", tt.high, tt.name)
 	}
 }
 
@@ -40,7 +40,7 @@ func (r *rounds) pass(n int, rtt time.Duration) {
 	for range n {
 		r.now = r.now.Add(50 * ms)
 		s := State{Now: r.now, SRTT: 50 * ms}
-		r.sample(s, rtt)
+		r.addRTTSample(s, rtt)
 		r.onAck(s, 50*ms)
 	}
 }
@@ -69,13 +69,13 @@ func TestCopaEntersCompetitiveModeAfterTwoWindowsWithoutAnEmptyQueue(t *testing.
 	assert.False(t, r.competitive, "one window of five round trips, and the next not yet over")
 	r.pass(1, 60*ms)
 	assert.True(t, r.competitive, "two of them")
-	assert.Equal(t, "competitive", r.phase())
+	assert.Equal(t, "competitive", r.phaseName())
 	assert.InDelta(t, 0.5, r.delta, 0)
 
 	r.pass(1, 50*ms)
 	assert.False(t, r.competitive, "a nearly empty queue ends it at once")
 	assert.InDelta(t, 0.5, r.delta, 0)
-	assert.Equal(t, "default", r.phase())
+	assert.Equal(t, "default", r.phaseName())
 
 	r = newRounds(copaConstant, 0.5)
 	r.pass(100, 60*ms)
@@ -86,7 +86,7 @@ func TestCopaEntersCompetitiveModeAfterTwoWindowsWithoutAnEmptyQueue(t *testing.
 
 func TestCopaWaitsForStartsToPass(t *testing.T) {
 	r := newRounds(copaAuto, 0.5)
-	r.started()
+	r.beginSettling()
 	r.pass(10+5, 60*ms)
 	assert.False(t, r.competitive, "ten round trips after its own start nothing counts")
 	r.pass(1, 60*ms)
@@ -142,7 +142,7 @@ func TestCopaProbesWhetherTheQueueIsItsOwn(t *testing.T) {
 	assert.True(t, r.competitive)
 	r.pass(1, 60*ms)
 	assert.False(t, r.competitive, "20 round trips beyond four times the usual 1/delta, and no loss")
-	assert.Equal(t, "probe", r.phase())
+	assert.Equal(t, "probe", r.phaseName())
 	assert.InDelta(t, 0.5, r.delta, 0)
 	r.pass(9, 60*ms)
 	assert.False(t, r.competitive, "ten round trips to empty the queue")

@@ -20,20 +20,20 @@ func copaAt(t *testing.T, ref string, cwnd float64, standing time.Duration) (*pa
 	p.Ack(0, standing)
 	c.slowStart = false
 	c.cwnd = cwnd
-	c.calm(p.state.Now)
+	c.resetVelocity(p.state.Now)
 	c.lossSince = p.state.Now
-	require.Equal(t, 50*ms, c.minRTT.get())
-	require.Equal(t, standing, c.standing.get())
+	require.Equal(t, 50*ms, c.minRTT.extreme())
+	require.Equal(t, standing, c.standing.extreme())
 	return p, c
 }
 
 func TestCopaSteps(t *testing.T) {
 	_, c := copaAt(t, "copa:delta=0.5", 51, 52*ms)
-	assert.InDelta(t, 52, c.target(), 1e-9, "dq 2 ms at 52 ms gives a target of 52 packets")
+	assert.InDelta(t, 52, c.targetWindow(), 1e-9, "dq 2 ms at 52 ms gives a target of 52 packets")
 	_, c = copaAt(t, "copa:delta=0.5", 51, 50*ms)
-	assert.Equal(t, infinite, c.target(), "dq 0 gives none")
+	assert.Equal(t, infinite, c.targetWindow(), "dq 0 gives none")
 	_, c = copaAt(t, "copa:delta=0.5", 51, 50*ms+time.Microsecond)
-	assert.Equal(t, infinite, c.target(), "1 µs counts as 0")
+	assert.Equal(t, infinite, c.targetWindow(), "1 µs counts as 0")
 
 	for _, tt := range []struct {
 		name     string
@@ -190,14 +190,14 @@ func TestCopaSamples(t *testing.T) {
 	p.state.Inflight = 0
 	p.alg.OnAck(Ack{State: p.state, Acked: DefaultMSS, RTT: 90 * ms})
 	assert.InDelta(t, 60, c.cwnd, 0, "a lone segment's delayed acknowledgement is no queue")
-	assert.Equal(t, 50*ms, c.standing.get())
+	assert.Equal(t, 50*ms, c.standing.extreme())
 
 	p, c = copaAt(t, "copa:delta=0.5", 60, 60*ms)
 	for range 200 { // 10.1 s in all
 		p.Wait(50 * ms)
 		p.Ack(1, 60*ms)
 	}
-	assert.Equal(t, 60*ms, c.minRTT.get(), "the least round trip is forgotten after 10 s")
+	assert.Equal(t, 60*ms, c.minRTT.extreme(), "the least round trip is forgotten after 10 s")
 
 	p = newPath(t, "copa")
 	p.Ack(0, time.Second)
@@ -205,7 +205,7 @@ func TestCopaSamples(t *testing.T) {
 		p.Wait(time.Second)
 		p.Ack(1, 1100*ms)
 	}
-	assert.Equal(t, time.Second, as[*copa](p).minRTT.get(), "but not before 20 of itself")
+	assert.Equal(t, time.Second, as[*copa](p).minRTT.extreme(), "but not before 20 of itself")
 }
 
 func TestCopaHeavyLoss(t *testing.T) {
@@ -254,7 +254,7 @@ func TestCopaStartsAnew(t *testing.T) {
 		c := as[*copa](p)
 		assert.InDelta(t, 10, p.Cwnd(), 0)
 		assert.True(t, c.slowStart)
-		assert.Zero(t, c.minRTT.get(), "what was known of the path is forgotten")
+		assert.Zero(t, c.minRTT.extreme(), "what was known of the path is forgotten")
 		assert.Zero(t, p.alg.Control().PacingRate)
 		assert.Zero(t, p.alg.Control().NextTick, "nothing to wait for")
 	}

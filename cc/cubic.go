@@ -75,21 +75,21 @@ type cubic struct {
 }
 
 func (c *cubic) OnAck(a Ack) {
-	n := c.credit(a)
+	n := c.growthCredit(a)
 	c.srtt = a.SRTT
 	c.skipIdle(a)
 	if c.inSlowStart() {
 		if c.hystart && c.ssthresh == c.first {
-			slower, exit := c.hy.observe(a)
+			slower, exit := c.hy.onAck(a)
 			n /= slower
 			if exit {
 				c.ssthresh = c.cwnd
 			}
 		}
-		n = c.slowStart(n)
+		n = c.growInSlowStart(n)
 	}
 	if n > 0 && !c.recovering {
-		c.follow(a.Now, n)
+		c.growAlongCubic(a.Now, n)
 	}
 }
 
@@ -97,7 +97,7 @@ func (c *cubic) OnAck(a Ack) {
 // window, held the sender back (RFC 9438 §5.8).
 func (c *cubic) skipIdle(a Ack) {
 	if c.epochStart != 0 {
-		switch left := a.left(); {
+		switch left := a.sentTime(); {
 		case !a.CwndLimited:
 			c.epochStart += a.Now - c.heard
 		case c.idle != 0 && left > c.idle:
@@ -111,14 +111,14 @@ func (c *cubic) skipIdle(a Ack) {
 	}
 }
 
-// at is W_cubic (RFC 9438 §4.2, equation 1), t seconds into the epoch.
-func (c *cubic) at(t float64) float64 {
+// wCubic is W_cubic (RFC 9438 §4.2, equation 1), t seconds into the epoch.
+func (c *cubic) wCubic(t float64) float64 {
 	d := t - c.k
 	return cubicC*d*d*d + c.wMax
 }
 
-// follow is congestion avoidance for n acknowledged packets.
-func (c *cubic) follow(now Time, n float64) {
+// growAlongCubic is congestion avoidance for n acknowledged packets.
+func (c *cubic) growAlongCubic(now Time, n float64) {
 	if c.epochStart == 0 {
 		c.epochStart, c.wEst, c.k = now, c.cwnd, 0
 		if c.cwnd < c.wMax {
@@ -133,23 +133,23 @@ func (c *cubic) follow(now Time, n float64) {
 	if c.wEst >= c.cwndPrior {
 		alpha = 1
 	}
-	c.wEst = c.clamp(c.wEst+alpha*n/c.cwnd, timeoutWindow)
+	c.wEst = c.clampWindow(c.wEst+alpha*n/c.cwnd, timeoutWindow)
 	next := c.cwnd
 	if c.linuxGrowth && !c.hasLost {
 		next += n * linuxMinRise
 	}
-	if c.at(t) < c.wEst { // Reno would be ahead
+	if c.wCubic(t) < c.wEst { // Reno would be ahead
 		next = max(next, c.wEst)
 	} else {
-		target := min(max(c.at(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
+		target := min(max(c.wCubic(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
 		next = max(next, c.cwnd+n*(target-c.cwnd)/c.cwnd)
 	}
-	c.cwnd = c.clamp(next, timeoutWindow)
+	c.cwnd = c.clampWindow(next, timeoutWindow)
 }
 
 func (c *cubic) OnLoss(l Loss) {
 	before := c.cwnd
-	if c.lose(l, cubicBeta) {
+	if c.cutWindow(l, cubicBeta) {
 		c.cwndPrior = before
 		if before < c.wMax { // fast convergence: make room for newcomers (RFC 9438 §4.7)
 			before *= (1 + cubicBeta) / 2
@@ -164,18 +164,18 @@ func (c *cubic) OnLoss(l Loss) {
 }
 
 // Inspect shows what Spec.Internals lists.
-func (c *cubic) Inspect() Internals { return Internals{finite(c.ssthresh), c.wMax, c.k, c.wEst} }
+func (c *cubic) Inspect() Internals { return Internals{finiteOrZero(c.ssthresh), c.wMax, c.k, c.wEst} }
 
 func (c *cubic) Control() Control {
-	ctl := Control{Cwnd: c.bytes(c.cwnd), Phase: c.phase()}
+	ctl := Control{Cwnd: c.toBytes(c.cwnd), Phase: c.phaseName()}
 	if c.paced {
 		gain := cubicGain
 		if c.cwnd < c.ssthresh/2 {
 			gain = slowStartGain
 		}
-		ctl.PacingRate = c.pace(gain, c.cwnd, c.srtt)
+		ctl.PacingRate = c.pacingRate(gain, c.cwnd, c.srtt)
 	}
-	if ctl.Phase == "slow_start" && c.ssthresh == c.first && c.hy.conservative() {
+	if ctl.Phase == "slow_start" && c.ssthresh == c.first && c.hy.isConservative() {
 		ctl.Phase = "conservative_slow_start"
 	}
 	return ctl

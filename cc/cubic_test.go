@@ -24,10 +24,10 @@ func TestCubicAfterALoss(t *testing.T) {
 	p.Wait(200 * ms)
 	p.Ack(1, 100*ms)
 	assert.InDelta(t, 4.217, c.k, 0.001, "the plateau is 4.217 s away")
-	assert.InDelta(t, 70, c.at(0), 0.01)
-	assert.InDelta(t, 100, c.at(c.k), 0.01, "at the old window")
-	assert.InDelta(t, 130, c.at(2*c.k), 0.01, "the other half mirrors the first")
-	assert.InDelta(t, 102.27, c.at(6), 0.01)
+	assert.InDelta(t, 70, c.wCubic(0), 0.01)
+	assert.InDelta(t, 100, c.wCubic(c.k), 0.01, "at the old window")
+	assert.InDelta(t, 130, c.wCubic(2*c.k), 0.01, "the other half mirrors the first")
+	assert.InDelta(t, 102.27, c.wCubic(6), 0.01)
 
 	c.cwnd = 90
 	p.Wait(time.Second)
@@ -48,8 +48,8 @@ func TestCubicFollowsItsCurve(t *testing.T) {
 		p.Round(100 * ms)
 	}
 	since := p.state.Now.Sub(c.epochStart).Seconds()
-	assert.InDelta(t, c.at(since+0.1), p.Cwnd(), 3, "one round trip ahead, as the acknowledgements come in")
-	assert.Greater(t, c.at(since), c.wEst, "beyond Reno's window")
+	assert.InDelta(t, c.wCubic(since+0.1), p.Cwnd(), 3, "one round trip ahead, as the acknowledgements come in")
+	assert.Greater(t, c.wCubic(since), c.wEst, "beyond Reno's window")
 }
 
 func TestCubicThroughputLaw(t *testing.T) {
@@ -100,7 +100,7 @@ func TestCubicInTheRenoFriendlyRegion(t *testing.T) {
 		p.Round(10 * ms)
 	}
 	assert.InDelta(t, 1.957, c.k, 0.001)
-	assert.InDelta(t, 7.44, c.at(0.1), 0.01, "the cubic would be at 7.44 after ten round trips")
+	assert.InDelta(t, 7.44, c.wCubic(0.1), 0.01, "the cubic would be at 7.44 after ten round trips")
 	assert.InDelta(t, 14.18, p.Cwnd(), 0.6, "Reno is at 14: 0.53 packets a round trip up to 10, then 1")
 }
 
@@ -188,7 +188,7 @@ func TestHystart(t *testing.T) {
 	assert.InDelta(t, 40, p.Cwnd(), 0.01, "doubles while the round trip stays")
 
 	p.Round(112 * ms)
-	assert.False(t, c.hy.conservative(), "12 ms more than 100 ms is within an eighth")
+	assert.False(t, c.hy.isConservative(), "12 ms more than 100 ms is within an eighth")
 	p.Round(130 * ms)
 	assert.Equal(t, "conservative_slow_start", p.alg.Control().Phase, "18 ms more is beyond the greatest allowance")
 
@@ -205,10 +205,10 @@ func TestHystart(t *testing.T) {
 	assert.Equal(t, "slow_start", other.alg.Control().Phase, "the second one grows as ever")
 
 	p.Round(100 * ms)
-	assert.False(t, c.hy.conservative(), "back at the old round trip it was jitter")
+	assert.False(t, c.hy.isConservative(), "back at the old round trip it was jitter")
 
 	p.Round(130 * ms)
-	assert.True(t, c.hy.conservative())
+	assert.True(t, c.hy.isConservative())
 	for range 7 {
 		p.Round(130 * ms)
 	}
@@ -234,12 +234,12 @@ func TestHystartEndsAfterFiveConservativeRounds(t *testing.T) {
 		if rounds >= 2 {
 			rtt = 70 * ms
 		}
-		if h.conservative() {
+		if h.isConservative() {
 			slow++
 		}
 		sent := now - 1 // after the start of the round that ends here, before that of the next
 		for range 10 {
-			if _, exit := h.observe(Ack{State: State{Now: now}, RTT: rtt, Sent: Sent{At: sent}}); exit {
+			if _, exit := h.onAck(Ack{State: State{Now: now}, RTT: rtt, Sent: Sent{At: sent}}); exit {
 				assert.Equal(t, 5, slow, "the round in which the phase began counts, and four more")
 				return
 			}
@@ -266,9 +266,9 @@ func TestHystartThresholds(t *testing.T) {
 	} {
 		h := hystart{last: tt.last, round: round{start: Time(time.Hour)}}
 		for range tt.n {
-			h.observe(Ack{State: State{Now: Time(time.Hour)}, RTT: tt.newest, Sent: Sent{At: 1}})
+			h.onAck(Ack{State: State{Now: Time(time.Hour)}, RTT: tt.newest, Sent: Sent{At: 1}})
 		}
-		assert.Equal(t, tt.want, h.conservative(), tt.name)
+		assert.Equal(t, tt.want, h.isConservative(), tt.name)
 	}
 }
 

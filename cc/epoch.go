@@ -4,9 +4,9 @@ package cc
 // bytes that left before the last reaction belong to the same event.
 type epoch struct{ reacted Time }
 
-// begin reports whether a loss opens a new event, and if so closes it for
+// beginEpoch reports whether a loss opens a new event, and if so closes it for
 // everything that left until now.
-func (e *epoch) begin(l Loss) bool {
+func (e *epoch) beginEpoch(l Loss) bool {
 	if e.covers(l.SentAt) {
 		return false
 	}
@@ -18,9 +18,9 @@ func (e *epoch) begin(l Loss) bool {
 // such bytes are being acknowledged the sender is in recovery.
 func (e *epoch) covers(left Time) bool { return e.reacted != 0 && left <= e.reacted }
 
-// left tells when the newest acknowledged byte left: a smoothed round trip ago
+// sentTime tells when the newest acknowledged byte left: a smoothed round trip ago
 // where there is no record of it.
-func (a Ack) left() Time {
+func (a Ack) sentTime() Time {
 	if a.Sent.At != 0 {
 		return a.Sent.At
 	}
@@ -31,9 +31,9 @@ func (a Ack) left() Time {
 // start is acknowledged. The first acknowledgement of all ends an empty one.
 type round struct{ start Time }
 
-// ended reports whether a ends the round, and if so starts the next.
-func (r *round) ended(a Ack) bool {
-	if a.left() < r.start {
+// endsWith reports whether a ends the round, and if so starts the next.
+func (r *round) endsWith(a Ack) bool {
+	if a.sentTime() < r.start {
 		return false
 	}
 	r.start = a.Now

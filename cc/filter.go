@@ -23,58 +23,58 @@ type filterSample struct {
 	v  time.Duration
 }
 
-func minFilter() windowedFilter {
+func newMinFilter() windowedFilter {
 	return windowedFilter{less: func(a, b time.Duration) bool { return a < b }}
 }
 
-func maxFilter() windowedFilter {
+func newMaxFilter() windowedFilter {
 	return windowedFilter{less: func(a, b time.Duration) bool { return a > b }}
 }
 
-func (f *windowedFilter) slot(i int) *filterSample { return &f.ring[(f.head+i)%len(f.ring)] }
+func (f *windowedFilter) sampleAt(i int) *filterSample { return &f.ring[(f.head+i)%len(f.ring)] }
 
-// add takes a sample and forgets those older than window, which may differ from
+// addSample takes a sample and forgets those older than window, which may differ from
 // call to call.
-func (f *windowedFilter) add(now Time, v time.Duration, window time.Duration) {
-	for f.n > 0 && !f.less(f.slot(f.n-1).v, v) {
+func (f *windowedFilter) addSample(now Time, v time.Duration, window time.Duration) {
+	for f.n > 0 && !f.less(f.sampleAt(f.n-1).v, v) {
 		f.n--
 	}
-	f.expire(now, window)
+	f.expireSamples(now, window)
 	// A sample right behind a more extreme one is covered by it.
-	if f.n > 0 && now.Sub(f.slot(f.n-1).at) < window/filterSlots {
+	if f.n > 0 && now.Sub(f.sampleAt(f.n-1).at) < window/filterSlots {
 		return
 	}
 	if f.n == len(f.ring) {
-		f.thin()
+		f.dropEverySecond()
 	}
-	*f.slot(f.n) = filterSample{now, v}
+	*f.sampleAt(f.n) = filterSample{now, v}
 	f.n++
-	f.expire(now, window)
+	f.expireSamples(now, window)
 }
 
-// expire forgets samples older than window, but never the last.
-func (f *windowedFilter) expire(now Time, window time.Duration) {
-	for f.n > 1 && now.Sub(f.slot(0).at) > window {
+// expireSamples forgets samples older than window, but never the last.
+func (f *windowedFilter) expireSamples(now Time, window time.Duration) {
+	for f.n > 1 && now.Sub(f.sampleAt(0).at) > window {
 		f.head = (f.head + 1) % len(f.ring)
 		f.n--
 	}
 }
 
-// thin drops every other sample. Refusing the newest instead would leave a hole
+// dropEverySecond drops every other sample. Refusing the newest instead would leave a hole
 // that nothing fills once the old ones have expired.
-func (f *windowedFilter) thin() {
+func (f *windowedFilter) dropEverySecond() {
 	for i := range f.n / 2 {
-		*f.slot(i) = *f.slot(2 * i)
+		*f.sampleAt(i) = *f.sampleAt(2 * i)
 	}
 	f.n /= 2
 }
 
-// get returns the extreme of the window; 0 before the first sample.
-func (f *windowedFilter) get() time.Duration {
+// extreme returns the extreme of the window; 0 before the first sample.
+func (f *windowedFilter) extreme() time.Duration {
 	if f.n == 0 {
 		return 0
 	}
-	return f.slot(0).v
+	return f.sampleAt(0).v
 }
 
 func (f *windowedFilter) reset() { f.head, f.n = 0, 0 }

@@ -25,9 +25,9 @@ type htcp struct {
 	heard      Time          // the first acknowledgement: from when Delta counts without a loss
 }
 
-// rise is how many packets a round trip adds (§2.2), scaled by 2(1-beta) so that flows whose
+// growthPerRound is how many packets a round trip adds (§2.2), scaled by 2(1-beta) so that flows whose
 // losses leave more are no more aggressive.
-func (h *htcp) rise(now Time) float64 {
+func (h *htcp) growthPerRound(now Time) float64 {
 	since := max(h.cut, h.heard)
 	d := (now.Sub(since) - htcpLow).Seconds()
 	rise := 1.0
@@ -38,7 +38,7 @@ func (h *htcp) rise(now Time) float64 {
 }
 
 func (h *htcp) onAck(w *lossWindow, a Ack) {
-	n := w.credit(a)
+	n := w.growthCredit(a)
 	if h.heard == 0 {
 		h.heard = a.Now
 	}
@@ -49,10 +49,10 @@ func (h *htcp) onAck(w *lossWindow, a Ack) {
 		h.high = max(h.high, a.RTT)
 	}
 	if w.inSlowStart() {
-		n = w.slowStart(n)
+		n = w.growInSlowStart(n)
 	}
 	if n > 0 {
-		w.cwnd = w.clamp(w.cwnd+h.rise(a.Now)*n/w.cwnd, timeoutWindow)
+		w.cwnd = w.clampWindow(w.cwnd+h.growthPerRound(a.Now)*n/w.cwnd, timeoutWindow)
 	}
 }
 
@@ -66,7 +66,7 @@ func (h *htcp) onLoss(w *lossWindow, l Loss) (fresh bool) {
 	if h.throughput > 0 && math.Abs(rate-h.throughput) <= htcpSteady*h.throughput && h.high > 0 {
 		left = min(max(float64(h.low)/float64(h.high), htcpLeast), htcpMost)
 	}
-	if fresh = w.lose(l, left); fresh {
+	if fresh = w.cutWindow(l, left); fresh {
 		*h = htcp{cut: l.Now, delivered: l.Delivered, throughput: rate, left: left, heard: h.heard}
 	}
 	return fresh

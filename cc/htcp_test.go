@@ -12,11 +12,11 @@ func TestHTCPGrowsFasterTheLongerNothingIsLost(t *testing.T) {
 	for after, want := range map[time.Duration]float64{
 		500 * ms: 1, time.Second: 1, 2 * time.Second: 1 + 10 + 0.25, 3 * time.Second: 1 + 20 + 1,
 	} {
-		assert.InDelta(t, want, h.rise(h.cut.Add(after)), 1e-9, after)
+		assert.InDelta(t, want, h.growthPerRound(h.cut.Add(after)), 1e-9, after)
 	}
 	h.left = 0.8
-	assert.InDelta(t, 0.4*11.25, h.rise(h.cut.Add(2*time.Second)), 1e-9, "less where a loss leaves more")
-	assert.InDelta(t, 1, h.rise(h.cut), 1e-9, "but no less than Reno")
+	assert.InDelta(t, 0.4*11.25, h.growthPerRound(h.cut.Add(2*time.Second)), 1e-9, "less where a loss leaves more")
+	assert.InDelta(t, 1, h.growthPerRound(h.cut), 1e-9, "but no less than Reno")
 }
 
 // The queue held a third of the round trip: a loss leaves two thirds of the window, once the

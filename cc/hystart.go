@@ -24,12 +24,12 @@ const (
 	hystartRounds  = 5
 )
 
-// observe takes an acknowledgement in slow start and returns by how much to
+// onAck takes an acknowledgement in slow start and returns by how much to
 // slow down its growth, and whether to leave slow start.
-func (h *hystart) observe(a Ack) (slower float64, exit bool) {
-	if h.round.ended(a) {
+func (h *hystart) onAck(a Ack) (slower float64, exit bool) {
+	if h.round.endsWith(a) {
 		h.last, h.newest, h.samples = h.newest, 0, 0
-		if h.conservative() {
+		if h.isConservative() {
 			h.rounds++
 			exit = h.rounds >= hystartRounds
 		}
@@ -41,17 +41,17 @@ func (h *hystart) observe(a Ack) (slower float64, exit bool) {
 		}
 	}
 	if h.samples >= hystartSamples {
-		h.judge()
+		h.compareRounds()
 	}
-	if h.conservative() {
+	if h.isConservative() {
 		return hystartSlower, exit
 	}
 	return 1, exit
 }
 
-// judge compares this round's least sample with the one it should be near to.
-func (h *hystart) judge() {
-	if h.conservative() {
+// compareRounds compares this round's least sample with the one it should be near to.
+func (h *hystart) compareRounds() {
+	if h.isConservative() {
 		if h.newest < h.baseline {
 			h.baseline = 0
 		}
@@ -63,4 +63,4 @@ func (h *hystart) judge() {
 	}
 }
 
-func (h *hystart) conservative() bool { return h.baseline != 0 }
+func (h *hystart) isConservative() bool { return h.baseline != 0 }

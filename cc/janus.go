@@ -173,7 +173,7 @@ func newJanus(cfg Config) *janus {
 		meter:    janusMeter{xi: cfg.Params["xi"]},
 	}
 	if janusClass(cfg.Params["class"]) == janusGuarantee {
-		j.target.set(bytesPerSecond(cfg.Params["target_mbit"]), bytesPerSecond(cfg.Params["min_mbit"]))
+		j.target.setOriginal(mbitToBytes(cfg.Params["target_mbit"]), mbitToBytes(cfg.Params["min_mbit"]))
 	}
 	j.pair = janusPair(cfg.Params["aggressive"])
 	j.guarantee = j.target.original > 0
@@ -185,31 +185,31 @@ func newJanus(cfg Config) *janus {
 }
 
 func (j *janus) OnAck(a Ack) {
-	j.learn(a.MSS)
-	j.meter.add(a)
+	j.setMSS(a.MSS)
+	j.meter.addAck(a)
 	if j.first {
 		j.propagation = j.meter.base
 	}
 	if j.aggressive {
 		j.limitSlowStart()
-		j.grow(a)
+		j.growAggressively(a)
 	} else {
 		j.vegas.OnAck(a)
 	}
-	if j.meter.ended(a) {
-		j.decide(a)
+	if j.meter.endsRound(a) {
+		j.endRound(a)
 	}
 	if j.cap > 0 {
 		j.vegas.cwnd = min(j.vegas.cwnd, j.cap)
 	}
 }
 
-// grow is an acknowledgement in the aggressive stage.
-func (j *janus) grow(a Ack) {
+// growAggressively is an acknowledgement in the aggressive stage.
+func (j *janus) growAggressively(a Ack) {
 	w := &j.cubic.lossWindow
 	switch j.pair {
 	case janusReno:
-		w.grow(w.credit(a))
+		w.growWindow(w.growthCredit(a))
 	case janusHTCP:
 		j.htcp.onAck(w, a)
 	case janusCubic:
@@ -217,12 +217,12 @@ func (j *janus) grow(a Ack) {
 	}
 }
 
-// shrink is a loss there.
-func (j *janus) shrink(l Loss) {
+// shrinkAggressively is a loss there.
+func (j *janus) shrinkAggressively(l Loss) {
 	w, fresh := &j.cubic.lossWindow, false
 	switch j.pair {
 	case janusReno:
-		fresh = w.lose(l, renoBeta)
+		fresh = w.cutWindow(l, renoBeta)
 	case janusHTCP:
 		fresh = j.htcp.onLoss(w, l)
 	case janusCubic:
@@ -236,53 +236,53 @@ func (j *janus) shrink(l Loss) {
 func (j *janus) limitSlowStart() {
 	c := &j.cubic
 	if j.first && j.propagation > 0 && c.inSlowStart() && c.epoch.reacted == 0 {
-		c.ssthresh = max(j.inFlight(j.target.original, j.propagation), janusMinCwnd)
+		c.ssthresh = max(j.windowFor(j.target.original, j.propagation), janusMinCwnd)
 	}
 }
 
-// inFlight is the window in packets that moves rate bytes/s over that round trip.
-func (j *janus) inFlight(rate float64, rtt time.Duration) float64 {
+// windowFor is the window in packets that moves rate bytes/s over that round trip.
+func (j *janus) windowFor(rate float64, rtt time.Duration) float64 {
 	return rate * rtt.Seconds() / float64(j.mss)
 }
 
-// decide acts on the round trip that a has ended.
-func (j *janus) decide(a Ack) {
+// endRound acts on the round trip that a has ended.
+func (j *janus) endRound(a Ack) {
 	m, t := &j.meter, &j.target
 	switch {
 	case j.aggressive:
-		m.average()
+		m.updateAverage()
 		p := m.avg
 		if j.first { // the average started at 0 and lags (TMC 2018 §4.3)
 			p = m.smp
 		}
 		switch {
 		case p > t.now:
-			j.relax(a)
+			j.enterConservative(a)
 		case !m.limited:
 			if j.cubic.hasLost {
-				t.drained(m.rtt)
+				t.noteDrainedQueue(m.rtt)
 			}
-			t.lower(a.Now, m.rtt, a.RTTVar, j.leastTarget())
+			t.lowerTarget(a.Now, m.rtt, a.RTTVar, j.leastTarget())
 		}
 	case t.now == 0:
-		j.start()
+		j.measureTarget()
 	default:
 		j.rounds++
 		if j.rounds == 1 {
 			return // the window was cut: a pause in sending is no loss of throughput
 		}
-		m.average()
+		m.updateAverage()
 		if j.rounds == janusProbe {
-			j.estimate()
+			j.estimatePropagation()
 		}
-		t.raise(m.avg)
+		t.raiseTarget(m.avg)
 		j.limitRate()
 		switch {
 		case m.limited: // neither a lack nor a queue is the network's
-		case m.avg < t.unmet():
-			j.contend(a.Now)
+		case m.avg < t.unmetBelow():
+			j.enterAggressive(a.Now)
 		case j.rounds >= janusClearEvery && j.cap == 0: // a cap leaves no queue behind
-			j.clear(&j.vegas.lossWindow)
+			j.clearQueue(&j.vegas.lossWindow)
 		}
 	}
 }
@@ -290,9 +290,9 @@ func (j *janus) decide(a Ack) {
 // leastTarget is a segment per second: a target of 0 could never be raised.
 func (j *janus) leastTarget() float64 { return float64(j.mss) }
 
-// start takes the target from the network: Vegas leaves slow start as soon as
+// measureTarget takes the target from the network: Vegas leaves slow start as soon as
 // a queue builds up, so its rate is what the others left over (TMC 2018 §4.2).
-func (j *janus) start() {
+func (j *janus) measureTarget() {
 	m := &j.meter
 	switch {
 	case j.vegas.inSlowStart():
@@ -303,45 +303,45 @@ func (j *janus) start() {
 		if j.rounds > janusSettle && m.smp > 0 {
 			j.target.now = max(m.smp, j.target.floor, j.leastTarget())
 			m.avg = m.smp
-			j.clear(&j.vegas.lossWindow)
+			j.clearQueue(&j.vegas.lossWindow)
 		}
 	}
 }
 
-// relax enters the conservative stage: what exceeds the flow's rate times the
+// enterConservative enters the conservative stage: what exceeds the flow's rate times the
 // propagation delay stands in the queue, and is cleared (TMC 2018 §4.4). Vegas
 // learns its base from what comes after.
-func (j *janus) relax(a Ack) {
+func (j *janus) enterConservative(a Ack) {
 	if j.first {
 		j.meter.avg = j.meter.smp
 	}
 	j.vegas = vegas{lossWindow: j.cubic.lossWindow, beta: vegasAlpha, start: janusStart}
-	j.clear(&j.vegas.lossWindow)
+	j.clearQueue(&j.vegas.lossWindow)
 	j.vegas.restart(a.Now)
 	j.aggressive, j.cap = false, 0
 }
 
-// clear takes out of the window what stands in the queue: all that exceeds the
+// clearQueue takes out of the window what stands in the queue: all that exceeds the
 // flow's rate times the propagation delay (TMC 2018 §4.4).
-func (j *janus) clear(w *lossWindow) {
-	w.cwnd = max(min(w.cwnd, j.inFlight(j.meter.avg, j.propagation)), janusMinCwnd)
+func (j *janus) clearQueue(w *lossWindow) {
+	w.cwnd = max(min(w.cwnd, j.windowFor(j.meter.avg, j.propagation)), janusMinCwnd)
 	w.ssthresh = w.cwnd
 	j.first, j.rounds = false, 0
 }
 
-// contend enters the aggressive stage.
-func (j *janus) contend(now Time) {
+// enterAggressive enters the aggressive stage.
+func (j *janus) enterAggressive(now Time) {
 	w := j.vegas.lossWindow
 	w.ssthresh = min(w.ssthresh, w.cwnd)
 	j.cubic, j.htcp = cubic{lossWindow: w, linuxGrowth: true}, htcp{}
 	j.aggressive, j.cap = true, 0
-	j.target.contend(now, j.meter.rtt)
+	j.target.beginAggressive(now, j.meter.rtt)
 }
 
-// estimate sets the propagation delay (TMC 2018 §4.4, equation 1).
-func (j *janus) estimate() {
+// estimatePropagation sets the propagation delay (TMC 2018 §4.4, equation 1).
+func (j *janus) estimatePropagation() {
 	m := &j.meter
-	if m.avg <= 0 || j.inFlight(m.avg, m.rtt) < j.queue {
+	if m.avg <= 0 || j.windowFor(m.avg, m.rtt) < j.queue {
 		return
 	}
 	own := time.Duration(j.queue * float64(j.mss) / m.avg * float64(time.Second))
@@ -358,23 +358,23 @@ func (j *janus) limitRate() {
 	r := j.target.original
 	switch {
 	case j.meter.avg > (1+j.epsilon)*r, j.cap > 0 && j.meter.avg >= r:
-		j.cap = max(j.inFlight((1+j.epsilon)*r, j.meter.rtt), janusMinCwnd)
+		j.cap = max(j.windowFor((1+j.epsilon)*r, j.meter.rtt), janusMinCwnd)
 	default:
 		j.cap = 0
 	}
 }
 
 func (j *janus) OnLoss(l Loss) {
-	j.learn(l.MSS)
+	j.setMSS(l.MSS)
 	if j.aggressive {
-		j.shrink(l)
+		j.shrinkAggressively(l)
 	} else {
 		j.vegas.OnLoss(l)
 	}
 }
 
-// window is that of the stage in force.
-func (j *janus) window() *lossWindow {
+// activeWindow is that of the stage in force.
+func (j *janus) activeWindow() *lossWindow {
 	if j.aggressive {
 		return &j.cubic.lossWindow
 	}
@@ -384,18 +384,18 @@ func (j *janus) window() *lossWindow {
 // Inspect shows what Spec.Internals lists.
 func (j *janus) Inspect() Internals {
 	return Internals{
-		megabits(j.target.now), megabits(j.meter.avg), millis(j.propagation), j.cap,
-		finite(j.window().ssthresh),
+		bytesToMbit(j.target.now), bytesToMbit(j.meter.avg), toMillis(j.propagation), j.cap,
+		finiteOrZero(j.activeWindow().ssthresh),
 	}
 }
 
 func (j *janus) Control() Control {
-	return Control{Cwnd: j.bytes(j.window().cwnd), Phase: j.phase()}
+	return Control{Cwnd: j.toBytes(j.activeWindow().cwnd), Phase: j.phaseName()}
 }
 
-func (j *janus) phase() string {
+func (j *janus) phaseName() string {
 	switch {
-	case j.first && j.window().inSlowStart():
+	case j.first && j.activeWindow().inSlowStart():
 		return "slow_start"
 	case j.aggressive:
 		return "aggressive"

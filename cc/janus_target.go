@@ -23,10 +23,10 @@ type janusMeter struct {
 	base time.Duration // least sample of all; 0: none
 }
 
-// add takes an acknowledgement into the round trip under way.
-func (m *janusMeter) add(a Ack) {
+// addAck takes an acknowledgement into the round trip under way.
+func (m *janusMeter) addAck(a Ack) {
 	m.acked += a.Acked
-	if left := a.left(); m.idle != 0 && left > m.idle {
+	if left := a.sentTime(); m.idle != 0 && left > m.idle {
 		m.paused += left.Sub(m.idle)
 	}
 	m.idle = 0
@@ -46,10 +46,10 @@ func (m *janusMeter) add(a Ack) {
 	}
 }
 
-// ended reports whether a ends the round trip, with something to act on.
-func (m *janusMeter) ended(a Ack) bool {
+// endsRound reports whether a ends the round trip, with something to act on.
+func (m *janusMeter) endsRound(a Ack) bool {
 	from := m.round.start
-	if !m.round.ended(a) {
+	if !m.round.endsWith(a) {
 		return false
 	}
 	acked, took := m.acked, a.Now.Sub(from)-m.paused
@@ -65,9 +65,9 @@ func (m *janusMeter) ended(a Ack) bool {
 	return true
 }
 
-// average smooths the throughput. A round trip that the application did not
+// updateAverage smooths the throughput. A round trip that the application did not
 // fill counts only for more than is known already: it shows no lack.
-func (m *janusMeter) average() {
+func (m *janusMeter) updateAverage() {
 	if !m.limited || m.smp > m.avg {
 		m.avg += m.xi * (m.smp - m.avg)
 	}
@@ -93,57 +93,57 @@ const janusCutEvery = 2
 // and schedulers make as much.
 const janusMinSigma = time.Millisecond
 
-// set gives the target; 0 leaves it to the network.
-func (t *janusTarget) set(original, floor float64) {
+// setOriginal gives the target; 0 leaves it to the network.
+func (t *janusTarget) setOriginal(original, floor float64) {
 	t.original, t.now, t.floor = original, original, floor
 	if original > 0 {
 		t.floor = min(floor, original)
 	}
 }
 
-// unmet is the throughput below which the flow does not have its target.
-func (t *janusTarget) unmet() float64 { return (1 - t.gamma) * t.now }
+// unmetBelow is the throughput below which the flow does not have its target.
+func (t *janusTarget) unmetBelow() float64 { return (1 - t.gamma) * t.now }
 
-// contend starts an aggressive stage.
-func (t *janusTarget) contend(now Time, rtt time.Duration) {
+// beginAggressive starts an aggressive stage.
+func (t *janusTarget) beginAggressive(now Time, rtt time.Duration) {
 	t.since, t.sinceRTT, t.cuts = now, rtt, 0
 }
 
-// wait is how long the stage goes on before the next cut: at first for as long
+// cutInterval is how long the stage goes on before the next cut: at first for as long
 // as it takes to regain the target where there is room, then only for the last
 // cut to show.
-func (t *janusTarget) wait(rtt time.Duration) time.Duration {
+func (t *janusTarget) cutInterval(rtt time.Duration) time.Duration {
 	if t.cuts == 0 {
 		return time.Duration(t.tau * t.gamma / (1 - t.gamma) * float64(rtt))
 	}
 	return janusCutEvery * rtt
 }
 
-// lower cuts the target in an aggressive stage whose queue has grown without
+// lowerTarget cuts the target in an aggressive stage whose queue has grown without
 // its being met: the link is full. It never falls below floor and least.
-func (t *janusTarget) lower(now Time, rtt, rttvar time.Duration, least float64) {
+func (t *janusTarget) lowerTarget(now Time, rtt, rttvar time.Duration, least float64) {
 	if t.since == 0 { // the stage began with the flow
-		t.contend(now, rtt)
+		t.beginAggressive(now, rtt)
 	}
 	// The mean deviation of a normal distribution is 4/5 of the standard one.
 	sigma := max(rttvar+rttvar/4, janusMinSigma)
-	if now.Sub(t.since) <= t.wait(rtt) || rtt-t.sinceRTT <= sigma {
+	if now.Sub(t.since) <= t.cutInterval(rtt) || rtt-t.sinceRTT <= sigma {
 		return
 	}
-	t.now = min(t.now, max(t.unmet(), t.floor, least))
+	t.now = min(t.now, max(t.unmetBelow(), t.floor, least))
 	t.since, t.sinceRTT = now, rtt
 	t.cuts++
 }
 
-// drained lets the queue's growth count from rtt, where that is less, once a
+// noteDrainedQueue lets the queue's growth count from rtt, where that is less, once a
 // loss has taken something out of it. Behind a full buffer, where the last cut
 // may have been, the round trip cannot grow: by the paper's rule alone the flow
 // would compete for ever for what the link does not have.
-func (t *janusTarget) drained(rtt time.Duration) { t.sinceRTT = min(t.sinceRTT, rtt) }
+func (t *janusTarget) noteDrainedQueue(rtt time.Duration) { t.sinceRTT = min(t.sinceRTT, rtt) }
 
-// raise undoes a cut once the flow, in a conservative stage, has more than the
+// raiseTarget undoes a cut once the flow, in a conservative stage, has more than the
 // target was before it. A target that was given is never exceeded.
-func (t *janusTarget) raise(avg float64) {
+func (t *janusTarget) raiseTarget(avg float64) {
 	before := t.now / (1 - t.gamma)
 	if t.original > 0 {
 		before = min(before, t.original)

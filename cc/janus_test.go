@@ -24,7 +24,7 @@ func janusTrip(p *path, packets float64, rtt time.Duration) {
 		j.meter.base = rtt
 	}
 	j.meter.round.start = p.state.Now
-	j.decide(Ack{State: p.state})
+	j.endRound(Ack{State: p.state})
 }
 
 // contentJanus returns a flow past the second round trip of its first conservative
@@ -89,7 +89,7 @@ func TestJanusChangesStage(t *testing.T) {
 
 	janusTrip(p, 2000, 60*ms)
 	assert.False(t, j.aggressive, "back again once the average, 733, is above the target")
-	j.contend(p.state.Now)
+	j.enterAggressive(p.state.Now)
 	j.meter.avg = 500 * float64(DefaultMSS)
 	janusTrip(p, 1500, 60*ms)
 	assert.True(t, j.aggressive, "625 is not, whatever one round trip brought")
@@ -99,7 +99,7 @@ func TestJanusStagesStartAfresh(t *testing.T) {
 	p, j := contentJanus(t, janus8, 700, 60*ms)
 	j.vegas.cwnd, j.vegas.ssthresh, j.vegas.base = 40, 100, 50*ms
 	j.cubic.wMax, j.cubic.hasLost = 300, true
-	j.contend(p.state.Now)
+	j.enterAggressive(p.state.Now)
 	assert.InDelta(t, 40, p.Cwnd(), 0.001, "the window stays")
 	assert.InDelta(t, 40, j.cubic.ssthresh, 0, "in congestion avoidance")
 	j.meter.avg = 500 * float64(DefaultMSS)
@@ -133,7 +133,7 @@ func TestJanusClearsTheBuffer(t *testing.T) {
 		j := as[*janus](p)
 		j.cubic.cwnd, j.propagation = tt.cwnd, 60*ms
 		j.first, j.meter.avg = false, tt.avg*float64(DefaultMSS)
-		j.relax(Ack{State: p.state})
+		j.enterConservative(Ack{State: p.state})
 		assert.InDelta(t, tt.want, p.Cwnd(), 0.01, tt.name)
 		assert.InDelta(t, tt.want, j.vegas.ssthresh, 0.01, "%s: no slow start", tt.name)
 	}
@@ -183,8 +183,8 @@ func TestJanusEstimatesThePropagationDelay(t *testing.T) {
 		j := as[*janus](newPath(t, janus8))
 		j.propagation = 77 * ms
 		j.meter.avg, j.meter.rtt, j.meter.base = tt.avg*float64(DefaultMSS), tt.rtt, tt.base
-		j.estimate()
-		assert.InDelta(t, millis(tt.want), millis(j.propagation), 0.01, tt.name)
+		j.estimatePropagation()
+		assert.InDelta(t, toMillis(tt.want), toMillis(j.propagation), 0.01, tt.name)
 	}
 
 	p := newPath(t, janus8)
@@ -195,9 +195,9 @@ func TestJanusEstimatesThePropagationDelay(t *testing.T) {
 	janusTrip(p, 800, 90*ms)
 	assert.Equal(t, 60*ms, j.propagation, "while the queue drains the least round trip of all stands for it")
 	janusTrip(p, 800, 65*ms)
-	assert.InDelta(t, 60, millis(j.propagation), 0.01, "the second round trip tells")
+	assert.InDelta(t, 60, toMillis(j.propagation), 0.01, "the second round trip tells")
 	janusTrip(p, 800, 61*ms)
-	assert.InDelta(t, 60, millis(j.propagation), 0.01, "and only that one")
+	assert.InDelta(t, 60, toMillis(j.propagation), 0.01, "and only that one")
 	assert.Zero(t, j.vegas.base, "it never becomes Vegas' base")
 }
 
@@ -236,7 +236,7 @@ func TestJanusLimitsTheRateOfAGuarantee(t *testing.T) {
 // janusAim returns a target of 10, for which the unit does not matter.
 func janusAim(floor float64) *janusTarget {
 	a := &janusTarget{gamma: 0.2, tau: 20}
-	a.set(10, floor)
+	a.setOriginal(10, floor)
 	return a
 }
 
@@ -251,10 +251,10 @@ func TestJanusLowersItsTargetAndRaisesItAgain(t *testing.T) {
 	} {
 		a := janusAim(tt.floor)
 		now, rtt := Time(time.Second), 60*ms
-		a.contend(now, rtt)
+		a.beginAggressive(now, rtt)
 		for i, want := range tt.want {
 			now, rtt = now.Add(time.Second), rtt+5*ms
-			a.lower(now, rtt, 0, 0)
+			a.lowerTarget(now, rtt, 0, 0)
 			assert.InDelta(t, want, a.now, 1e-9, "cut %d with a floor of %v", i+1, tt.floor)
 		}
 	}
@@ -270,22 +270,22 @@ func TestJanusLowersItsTargetAndRaisesItAgain(t *testing.T) {
 		{10.01, 10},
 		{30, 10},
 	} {
-		a.raise(tt.avg)
+		a.raiseTarget(tt.avg)
 		assert.InDelta(t, tt.want, a.now, 1e-9, "at %v", tt.avg)
 	}
 	a.now = 9.77
-	a.raise(10.5)
+	a.raiseTarget(10.5)
 	assert.InDelta(t, 10, a.now, 1e-9, "a floor puts steps elsewhere; whoever has it all aims at it all")
 
 	free := &janusTarget{gamma: 0.2, tau: 20, now: 8}
-	free.raise(10.01)
-	free.raise(12.6)
+	free.raiseTarget(10.01)
+	free.raiseTarget(12.6)
 	assert.InDelta(t, 12.5, free.now, 1e-9, "a target from the network has no upper bound")
 	free.now = 1
-	free.contend(1, 60*ms)
-	free.lower(Time(time.Hour), time.Second, 0, 0.9)
+	free.beginAggressive(1, 60*ms)
+	free.lowerTarget(Time(time.Hour), time.Second, 0, 0.9)
 	assert.InDelta(t, 0.9, free.now, 1e-9, "but a lower one: from nothing it could not rise")
-	free.lower(2*Time(time.Hour), 2*time.Second, 0, 5)
+	free.lowerTarget(2*Time(time.Hour), 2*time.Second, 0, 5)
 	assert.InDelta(t, 0.9, free.now, 1e-9, "which never raises it")
 }
 
@@ -293,10 +293,10 @@ func TestJanusTakesItsTime(t *testing.T) {
 	cuts := func(rtt func(time.Duration) time.Duration, rttvar time.Duration) (at []time.Duration) {
 		a := janusAim(0)
 		start := Time(time.Second)
-		a.contend(start, 60*ms)
+		a.beginAggressive(start, 60*ms)
 		before := a.now
 		for d := 10 * ms; d <= time.Second; d += 10 * ms {
-			a.lower(start.Add(d), rtt(d), rttvar, 0)
+			a.lowerTarget(start.Add(d), rtt(d), rttvar, 0)
 			if a.now != before {
 				at, before = append(at, d), a.now
 			}
@@ -335,9 +335,9 @@ func TestJanusTakesItsTime(t *testing.T) {
 		{"a loss has emptied part of it: growth counts from there", true, 6.4},
 	} {
 		p, j := contentJanus(t, "janus:class=guarantee,target_mbit=10", 1000, 60*ms)
-		j.contend(p.state.Now)
-		j.target.now, j.target.cuts, j.target.sinceRTT = bytesPerSecond(8), 1, 175*ms
-		j.meter.avg = bytesPerSecond(4)
+		j.enterAggressive(p.state.Now)
+		j.target.now, j.target.cuts, j.target.sinceRTT = mbitToBytes(8), 1, 175*ms
+		j.meter.avg = mbitToBytes(4)
 		p.state.RTTVar = 0
 		if tt.lost {
 			p.Lose(1)
@@ -345,7 +345,7 @@ func TestJanusTakesItsTime(t *testing.T) {
 		for i := range 4 {
 			janusTrip(p, 400, 130*ms+time.Duration(i)*ms)
 		}
-		assert.InDelta(t, tt.want, megabits(j.target.now), 1e-9, tt.name)
+		assert.InDelta(t, tt.want, bytesToMbit(j.target.now), 1e-9, tt.name)
 	}
 }
 
@@ -359,7 +359,7 @@ func TestJanusLeavesTheTargetAloneOutsideTheAggressiveStage(t *testing.T) {
 	assert.InDelta(t, 1, p.Cwnd(), 0, "a timeout is the stage's own business")
 	assert.False(t, j.aggressive)
 	assert.InDelta(t, j.target.original, j.target.now, 0)
-	j.contend(p.state.Now)
+	j.enterAggressive(p.state.Now)
 	p.Timeout()
 	assert.InDelta(t, j.target.original, j.target.now, 0)
 	assert.True(t, j.aggressive)
@@ -375,7 +375,7 @@ func TestJanusDoesNotCompeteForWhatTheApplicationDoesNotSend(t *testing.T) {
 	assert.False(t, j.aggressive, "83 packets/s are all there was")
 	assert.InDelta(t, 700, janusPPS(j.meter.avg), 0.1, "and say nothing of the path")
 
-	j.contend(p.state.Now)
+	j.enterAggressive(p.state.Now)
 	j.meter.avg = 600 * float64(DefaultMSS)
 	for i := range 50 {
 		p.Wait(60*ms + time.Duration(5*i)*ms)
@@ -468,13 +468,13 @@ func TestJanusTakesTheTargetOfABulkFlowFromTheNetwork(t *testing.T) {
 	for range 3 {
 		janusTrip(p, 100, 60*ms)
 	}
-	assert.InDelta(t, 5, megabits(j.target.now), 1e-9, "a target that was not known is not below the least one")
+	assert.InDelta(t, 5, bytesToMbit(j.target.now), 1e-9, "a target that was not known is not below the least one")
 }
 
 func TestJanusParameters(t *testing.T) {
 	j := as[*janus](newPath(t, "janus:class=guarantee,target_mbit=8,min_mbit=5"))
-	assert.InDelta(t, 8, megabits(j.target.original), 1e-9)
-	assert.InDelta(t, 5, megabits(j.target.floor), 1e-9)
+	assert.InDelta(t, 8, bytesToMbit(j.target.original), 1e-9)
+	assert.InDelta(t, 5, bytesToMbit(j.target.floor), 1e-9)
 	assert.Equal(t, Internals{8, 0, 0, 0, 0}, j.Inspect())
 
 	for _, ref := range []string{
@@ -511,7 +511,7 @@ func TestJanusTargetsStayWithinTheirBounds(t *testing.T) {
 			gamma: rapid.Float64Range(0.01, 0.9).Draw(t, "gamma"),
 			tau:   rapid.Float64Range(0, 1000).Draw(t, "tau"),
 		}
-		a.set(original, floor)
+		a.setOriginal(original, floor)
 		if original == 0 {
 			a.now = max(1, floor)
 		}
@@ -522,14 +522,14 @@ func TestJanusTargetsStayWithinTheirBounds(t *testing.T) {
 			before := a.now
 			switch rapid.IntRange(0, 2).Draw(t, "step") {
 			case 0:
-				a.contend(now, rtt)
+				a.beginAggressive(now, rtt)
 				require.InDelta(t, before, a.now, 0)
 			case 1:
-				a.lower(now, rtt, ms, 0.01)
+				a.lowerTarget(now, rtt, ms, 0.01)
 				require.LessOrEqual(t, a.now, before)
 				require.GreaterOrEqual(t, a.now, before*(1-a.gamma)*(1-1e-12), "by one step at the most")
 			case 2:
-				a.raise(rapid.Float64Range(0, 1e6).Draw(t, "avg"))
+				a.raiseTarget(rapid.Float64Range(0, 1e6).Draw(t, "avg"))
 				require.GreaterOrEqual(t, a.now, before)
 			}
 			require.Positive(t, a.now)

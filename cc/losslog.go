@@ -13,28 +13,28 @@ type lossEntry struct {
 	total Bytes // lost by then
 }
 
-// add takes in a loss. Reports less than a sixteenth of a round trip apart share an entry.
-func (l *lossLog) add(e Loss) {
+// addLoss takes in a loss. Reports less than a sixteenth of a round trip apart share an entry.
+func (l *lossLog) addLoss(e Loss) {
 	l.total += min(max(e.Lost, 0), MaxCwnd)
-	if last := l.last(0); l.n == 0 || e.Now.Sub(last.at) >= e.SRTT/16 {
+	if last := l.entryBefore(0); l.n == 0 || e.Now.Sub(last.at) >= e.SRTT/16 {
 		l.n++
-		*l.last(0) = lossEntry{at: e.Now}
+		*l.entryBefore(0) = lossEntry{at: e.Now}
 	}
-	l.last(0).total = l.total
+	l.entryBefore(0).total = l.total
 }
 
-// last is the entry i before the newest.
-func (l *lossLog) last(i int) *lossEntry { return &l.ring[(l.n-1-i+len(l.ring))%len(l.ring)] }
+// entryBefore is the entry i before the newest.
+func (l *lossLog) entryBefore(i int) *lossEntry { return &l.ring[(l.n-1-i+len(l.ring))%len(l.ring)] }
 
-// since is what has been lost after then.
-func (l *lossLog) since(then Time) Bytes {
+// lostSince is what has been lost after then.
+func (l *lossLog) lostSince(then Time) Bytes {
 	for i := range min(l.n, len(l.ring)) {
-		if e := l.last(i); e.at <= then {
+		if e := l.entryBefore(i); e.at <= then {
 			return l.total - e.total
 		}
 	}
 	if l.n > len(l.ring) {
-		return l.total - l.last(len(l.ring)-1).total
+		return l.total - l.entryBefore(len(l.ring)-1).total
 	}
 	return l.total
 }

@@ -59,7 +59,7 @@ type lossMarks struct {
 
 func (m lossMarks) OnAck(a Ack) {
 	if a.Marked > 0 && !(a.L4S && m.l4s) {
-		m.OnLoss(Loss{State: a.State, SentAt: a.left()})
+		m.OnLoss(Loss{State: a.State, SentAt: a.sentTime()})
 	}
 	m.Algorithm.OnAck(a)
 }
@@ -79,44 +79,44 @@ type ceiling struct {
 
 func (c *ceiling) OnAck(a Ack) {
 	c.srtt, c.l4s = a.SRTT, a.L4S
-	c.window.learn(a.MSS)
+	c.window.setMSS(a.MSS)
 	own := a
-	if c.held(a.left()) {
+	if c.wasBinding(a.sentTime()) {
 		own.CwndLimited, own.Sent.AppLimited = false, true
 	}
 	c.Algorithm.OnAck(own)
 	if a.L4S {
-		c.window.follow(a)
+		c.window.onAck(a)
 	}
 	if a.Marked > 0 {
-		c.lower(a)
+		c.lowerCeiling(a)
 	}
 	if !c.low {
 		return
 	}
 	if a.L4S {
-		c.window.extend(a)
-		c.window.hasten(a)
+		c.window.growUnmarked(a)
+		c.window.growFaster(a)
 	} else {
-		c.window.grow(c.window.credit(a))
+		c.window.growWindow(c.window.growthCredit(a))
 	}
-	if (a.Marked == 0 || !a.L4S) && c.window.bytes(c.window.cwnd) >= c.wanted() {
+	if (a.Marked == 0 || !a.L4S) && c.window.toBytes(c.window.cwnd) >= c.wantedInflight() {
 		c.low, c.till = false, a.Now
 	}
 }
 
-// held reports whether the ceiling held back what left then.
-func (c *ceiling) held(left Time) bool {
+// wasBinding reports whether the ceiling held back what left then.
+func (c *ceiling) wasBinding(left Time) bool {
 	return c.from != 0 && left >= c.from && (c.low || left <= c.till)
 }
 
-// lower answers a mark. A window that the application or the pacing rate leaves
+// lowerCeiling answers a mark. A window that the application or the pacing rate leaves
 // unused stands for what is in flight, or for a first window.
-func (c *ceiling) lower(a Ack) {
-	if a.L4S && a.left() <= c.window.first || !a.L4S && c.window.epoch.covers(a.left()) {
+func (c *ceiling) lowerCeiling(a Ack) {
+	if a.L4S && a.sentTime() <= c.window.first || !a.L4S && c.window.epoch.covers(a.sentTime()) {
 		return
 	}
-	w := min(c.Control().Cwnd, c.wanted())
+	w := min(c.Control().Cwnd, c.wantedInflight())
 	if !a.CwndLimited {
 		flight := max(a.Sent.Inflight, a.Inflight+a.Acked)
 		w = min(w, max(flight, InitialCwndPackets*c.window.mss))
@@ -124,16 +124,16 @@ func (c *ceiling) lower(a Ack) {
 	if !c.low {
 		c.low, c.from = true, a.Now
 	}
-	c.window.cwnd = c.window.packets(w)
+	c.window.cwnd = c.window.toPackets(w)
 	if a.L4S {
-		c.window.answer(a)
+		c.window.answerMark(a)
 	} else {
-		c.window.lose(Loss{State: a.State, SentAt: a.left()}, renoBeta)
+		c.window.cutWindow(Loss{State: a.State, SentAt: a.sentTime()}, renoBeta)
 	}
 }
 
-// wanted is what the algorithm by itself would have in flight.
-func (c *ceiling) wanted() Bytes {
+// wantedInflight is what the algorithm by itself would have in flight.
+func (c *ceiling) wantedInflight() Bytes {
 	ctl := c.Algorithm.Control()
 	if ctl.PacingRate > 0 && c.srtt > 0 {
 		return min(ctl.Cwnd, ctl.PacingRate.BytesIn(c.srtt))
@@ -144,7 +144,7 @@ func (c *ceiling) wanted() Bytes {
 // OnLoss has a loss on an L4S path cut the ceiling, too (RFC 9331 §4.3).
 func (c *ceiling) OnLoss(l Loss) {
 	if c.low && c.l4s {
-		c.window.lose(l, renoBeta)
+		c.window.cutWindow(l, renoBeta)
 	}
 	l.CwndLimited = l.CwndLimited && !c.low
 	c.Algorithm.OnLoss(l)
@@ -158,19 +158,19 @@ func (c *ceiling) OnTick(s State) {
 func (c *ceiling) Control() Control {
 	ctl := c.Algorithm.Control()
 	if c.l4s && ctl.PacingRate == 0 { // no bursts
-		ctl.PacingRate = c.window.pace(slowStartGain, c.window.packets(ctl.Cwnd), c.srtt)
+		ctl.PacingRate = c.window.pacingRate(slowStartGain, c.window.toPackets(ctl.Cwnd), c.srtt)
 	}
 	if !c.low {
 		return ctl
 	}
-	if w := c.window.bytes(c.window.cwnd); w < ctl.Cwnd {
+	if w := c.window.toBytes(c.window.cwnd); w < ctl.Cwnd {
 		ctl.Cwnd, ctl.Phase = w, "marked"
 	}
 	gain := cubicGain
 	if c.l4s {
-		gain = c.window.gain()
+		gain = c.window.pacingGain()
 	}
-	rate := c.window.pace(gain, c.window.cwnd, c.srtt)
+	rate := c.window.pacingRate(gain, c.window.cwnd, c.srtt)
 	if rate > 0 {
 		ctl.PacingRate = min(ctl.PacingRate, rate)
 	}

@@ -159,20 +159,20 @@ func newMDI(cfg Config) *mdi {
 	if m.rand == nil {
 		m.rand = rand.New(rand.NewPCG(0, 0))
 	}
-	m.reset(mdiStart)
+	m.resetWindow(mdiStart)
 	return m
 }
 
-// reset sets the window without a change that could be imitated.
-func (m *mdi) reset(window float64) {
+// resetWindow sets the window without a change that could be imitated.
+func (m *mdi) resetWindow(window float64) {
 	m.window = min(max(window, 1), mdiMaxWindow)
 	m.before = m.window
 	m.credit, m.rate = m.window, 0
 }
 
 func (m *mdi) OnAck(a Ack) {
-	m.learn(a.MSS)
-	m.credit = max(0, m.credit-m.packets(a.Acked))
+	m.setMSS(a.MSS)
+	m.credit = max(0, m.credit-m.toPackets(a.Acked))
 	if m.next == 0 {
 		m.next = a.Now.Add(mdiEpoch)
 	}
@@ -182,35 +182,35 @@ func (m *mdi) OnAck(a Ack) {
 }
 
 func (m *mdi) OnLoss(l Loss) {
-	m.learn(l.MSS)
+	m.setMSS(l.MSS)
 	switch {
 	case l.Timeout:
 		m.cut.reacted = l.Now
-		m.reset(mdiStart)
-	case m.cut.begin(l):
-		m.reset(mdiLossCut * m.window)
+		m.resetWindow(mdiStart)
+	case m.cut.beginEpoch(l):
+		m.resetWindow(mdiLossCut * m.window)
 	}
 }
 
 // OnTick ends an epoch. However many have passed, it is one.
 func (m *mdi) OnTick(s State) {
-	m.learn(s.MSS)
+	m.setMSS(s.MSS)
 	if m.next == 0 || s.Now < m.next {
 		return
 	}
 	late := s.Now.Sub(m.next)
 	m.next = m.next.Add(late - late%mdiEpoch + mdiEpoch)
-	d0 := millis(m.longest)
+	d0 := toMillis(m.longest)
 	sampled := m.longest > 0
 	m.longest = 0
 	if !sampled {
-		d0 = max(m.d1, millis(s.Now.Sub(m.heard)))
+		d0 = max(m.d1, toMillis(s.Now.Sub(m.heard)))
 	}
-	d0 = max(d0, millis(minDivisor))
+	d0 = max(d0, toMillis(minDivisor))
 	if m.d1 == 0 {
 		m.d1, m.d2 = d0, d0
 	}
-	window := m.decide(d0)
+	window := m.nextWindow(d0)
 	if m.idle {
 		window = min(window, m.window) // a window that is not used says nothing about the path
 	}
@@ -218,13 +218,13 @@ func (m *mdi) OnTick(s State) {
 	if sampled {
 		m.d1, m.d2 = d0, m.d1
 	}
-	m.allot(s, d0)
+	m.allotCredit(s, d0)
 }
 
-// decide returns the next window, the newest epoch's delay being d0.
-func (m *mdi) decide(d0 float64) float64 {
+// nextWindow returns the next window, the newest epoch's delay being d0.
+func (m *mdi) nextWindow(d0 float64) float64 {
 	g := m.model.Grid
-	m.delay, m.change = d0, mdiChange(d0, m.d1)
+	m.delay, m.change = d0, relativeChange(d0, m.d1)
 	m.edge = still
 	switch {
 	case m.change > g.Delay.Max:
@@ -237,27 +237,27 @@ func (m *mdi) decide(d0 float64) float64 {
 		m.edge = falling
 		return m.window * max(m.model.Up, 1)
 	}
-	state := m.model.state(mdiChange(m.d1, m.d2), mdiChange(m.window, m.before))
-	return mdiApply(m.model.next(state, m.change, m.rand.Float64()), m.window)
+	state := m.model.stateIndex(relativeChange(m.d1, m.d2), relativeChange(m.window, m.before))
+	return applyChange(m.model.drawChange(state, m.change, m.rand.Float64()), m.window)
 }
 
-// allot sets what the next epoch sends, of the round trip delay in milliseconds.
-func (m *mdi) allot(s State, delay float64) {
+// allotCredit sets what the next epoch sends, of the round trip delay in milliseconds.
+func (m *mdi) allotCredit(s State, delay float64) {
 	if s.Inflight <= 0 { // until something is heard again
 		m.next, m.credit = 0, m.window
-		m.rate = m.pace(1, m.window, time.Duration(delay*float64(time.Millisecond)))
+		m.rate = m.pacingRate(1, m.window, time.Duration(delay*float64(time.Millisecond)))
 		return
 	}
-	inflight := m.packets(s.Inflight)
-	send := mdiAllot(m.window, inflight, delay)
+	inflight := m.toPackets(s.Inflight)
+	send := packetsPerEpoch(m.window, inflight, delay)
 	m.credit = inflight + send
-	m.rate = RateOf(m.bytes(send), mdiEpoch)
+	m.rate = RateOf(m.toBytes(send), mdiEpoch)
 }
 
-// mdiAllot returns how many packets an epoch sends, so that the window is in
+// packetsPerEpoch returns how many packets an epoch sends, so that the window is in
 // flight a round trip of delay milliseconds from now (Verus, SIGCOMM 2015 eq. 5).
-func mdiAllot(window, inflight, delay float64) float64 {
-	n := math.Ceil(delay / millis(mdiEpoch))
+func packetsPerEpoch(window, inflight, delay float64) float64 {
+	n := math.Ceil(delay / toMillis(mdiEpoch))
 	if n <= 1 {
 		return max(0, window-inflight)
 	}
@@ -266,10 +266,10 @@ func mdiAllot(window, inflight, delay float64) float64 {
 
 // Inspect shows what Spec.Internals lists.
 func (m *mdi) Inspect() Internals {
-	return Internals{m.window, m.delay, m.change, mdiChange(m.window, m.before)}
+	return Internals{m.window, m.delay, m.change, relativeChange(m.window, m.before)}
 }
 
 func (m *mdi) Control() Control {
 	phases := [...]string{still: "imitate", rising: "delay_exploding", falling: "delay_collapsing"}
-	return Control{Cwnd: m.bytes(m.credit), PacingRate: m.rate, NextTick: m.next, Phase: phases[m.edge]}
+	return Control{Cwnd: m.toBytes(m.credit), PacingRate: m.rate, NextTick: m.next, Phase: phases[m.edge]}
 }

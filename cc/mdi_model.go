@@ -48,30 +48,30 @@ const (
 	mdiMaxStates = 1200 // bounds what a file may make us allocate
 )
 
-// mdiChange is the change from before to now in percent, weighted by magnitude.
-func mdiChange(now, before float64) float64 {
+// relativeChange is the change from before to now in percent, weighted by magnitude.
+func relativeChange(now, before float64) float64 {
 	return (now/before*100 - 100) * math.Log10(max(before, mdiLeastLog))
 }
 
-// mdiApply is the inverse: what before becomes with the change v.
-func mdiApply(v, before float64) float64 {
+// applyChange is the inverse: what before becomes with the change v.
+func applyChange(v, before float64) float64 {
 	return (v/math.Log10(max(before, mdiLeastLog)) + 100) * before / 100
 }
 
-// len is how many values the axis has.
-func (a MDIAxis) len() int { return int(math.Round((a.Max-a.Min)/a.Step)) + 1 }
+// valueCount is how many values the axis has.
+func (a MDIAxis) valueCount() int { return int(math.Round((a.Max-a.Min)/a.Step)) + 1 }
 
-// index is that of the value nearest to v.
-func (a MDIAxis) index(v float64) int {
+// nearestIndex is that of the value nearest to v.
+func (a MDIAxis) nearestIndex(v float64) int {
 	return int(math.Round((min(max(v, a.Min), a.Max) - a.Min) / a.Step))
 }
 
-func (a MDIAxis) value(i int) float64 { return a.Min + float64(i)*a.Step }
+func (a MDIAxis) valueAt(i int) float64 { return a.Min + float64(i)*a.Step }
 
-// holds reports whether v rounds to a value of the axis.
-func (a MDIAxis) holds(v float64) bool { return v >= a.Min-a.Step/2 && v < a.Max+a.Step/2 }
+// coversValue reports whether v rounds to a value of the axis.
+func (a MDIAxis) coversValue(v float64) bool { return v >= a.Min-a.Step/2 && v < a.Max+a.Step/2 }
 
-func (a MDIAxis) check(name string) error {
+func (a MDIAxis) checkAxis(name string) error {
 	n := (a.Max - a.Min) / a.Step
 	switch {
 	case math.IsNaN(n) || math.IsInf(n, 0) || a.Step <= 0 || a.Max < a.Min || n > mdiMaxStates:
@@ -86,13 +86,13 @@ func (a MDIAxis) check(name string) error {
 
 // Check tells what is wrong with the grid.
 func (g MDIGrid) Check() error {
-	if err := g.Window.check("window's"); err != nil {
+	if err := g.Window.checkAxis("window's"); err != nil {
 		return err
 	}
-	if err := g.Delay.check("delay's"); err != nil {
+	if err := g.Delay.checkAxis("delay's"); err != nil {
 		return err
 	}
-	if n := g.Window.len() * g.Delay.len(); n > mdiMaxStates {
+	if n := g.Window.valueCount() * g.Delay.valueCount(); n > mdiMaxStates {
 		return fmt.Errorf("a grid of %d states is larger than the %d there may be", n, mdiMaxStates)
 	}
 	return nil
@@ -103,20 +103,20 @@ func newMDIModel(g MDIGrid) (*MDIModel, error) {
 	if err := g.Check(); err != nil {
 		return nil, err
 	}
-	m := &MDIModel{Grid: g, states: g.Window.len() * g.Delay.len()}
+	m := &MDIModel{Grid: g, states: g.Window.valueCount() * g.Delay.valueCount()}
 	m.p = make([]float64, m.states*m.states)
 	return m, nil
 }
 
-// state is the row of a delay's and a window's change.
-func (m *MDIModel) state(delay, window float64) int {
-	return m.Grid.Delay.index(delay)*m.Grid.Window.len() + m.Grid.Window.index(window)
+// stateIndex is the row of a delay's and a window's change.
+func (m *MDIModel) stateIndex(delay, window float64) int {
+	return m.Grid.Delay.nearestIndex(delay)*m.Grid.Window.valueCount() + m.Grid.Window.nearestIndex(window)
 }
 
-// block is the distribution of the next window's change in a state, given the
+// nextWindowProbabilities is the distribution of the next window's change in a state, given the
 // index of the next delay's.
-func (m *MDIModel) block(state, delay int) []float64 {
-	n := m.Grid.Window.len()
+func (m *MDIModel) nextWindowProbabilities(state, delay int) []float64 {
+	n := m.Grid.Window.valueCount()
 	at := state*m.states + delay*n
 	return m.p[at : at+n]
 }
@@ -132,11 +132,11 @@ func TrainMDI(g MDIGrid, runs ...[]MDIEpoch) (*MDIModel, error) {
 	var falls, rises []float64 // ratios of windows beyond the edges
 	for _, run := range runs {
 		for k := 2; k < len(run); k++ {
-			if !run[k-2].valid() || !run[k-1].valid() || !run[k].valid() {
+			if !run[k-2].isValid() || !run[k-1].isValid() || !run[k].isValid() {
 				continue
 			}
-			delay, window := run[k-1].since(run[k-2])
-			nextDelay, nextWindow := run[k].since(run[k-1])
+			delay, window := run[k-1].changesSince(run[k-2])
+			nextDelay, nextWindow := run[k].changesSince(run[k-1])
 			switch {
 			case nextDelay > g.Delay.Max:
 				falls = append(falls, run[k].Window/run[k-1].Window)
@@ -144,41 +144,42 @@ func TrainMDI(g MDIGrid, runs ...[]MDIEpoch) (*MDIModel, error) {
 			case nextDelay < g.Delay.Min:
 				rises = append(rises, run[k].Window/run[k-1].Window)
 				continue
-			case !g.Delay.holds(delay) || !g.Window.holds(window) || !g.Window.holds(nextWindow):
+			case !g.Delay.coversValue(delay) || !g.Window.coversValue(window) || !g.Window.coversValue(nextWindow):
 				continue
 			}
-			m.block(m.state(delay, window), g.Delay.index(nextDelay))[g.Window.index(nextWindow)]++
+			counts := m.nextWindowProbabilities(m.stateIndex(delay, window), g.Delay.nearestIndex(nextDelay))
+			counts[g.Window.nearestIndex(nextWindow)]++
 			learned++
 		}
 	}
 	if learned == 0 {
 		return nil, fmt.Errorf("cc: train mdi: the %d runs hold no three successive epochs within the grid", len(runs))
 	}
-	m.Down, m.Up = median(falls), median(rises)
+	m.Down, m.Up = medianOf(falls), medianOf(rises)
 	m.eachBlock(func(counts []float64) { // divided once: a second rounding could leave less than mdiLeastP
-		least := mdiLeastP * sum(counts)
+		least := mdiLeastP * sumOf(counts)
 		for i, n := range counts {
 			if n < least {
 				counts[i] = 0
 			}
 		}
-		normalise(counts)
+		normaliseBlock(counts)
 	})
 	m.findNearest()
 	return m, nil
 }
 
-func (e MDIEpoch) valid() bool {
+func (e MDIEpoch) isValid() bool {
 	return e.Delay > 0 && e.Window > 0 && !math.IsInf(e.Delay, 0) && !math.IsInf(e.Window, 0)
 }
 
-// since is what has changed.
-func (e MDIEpoch) since(before MDIEpoch) (delay, window float64) {
-	return mdiChange(e.Delay, before.Delay), mdiChange(e.Window, before.Window)
+// changesSince is what has changed.
+func (e MDIEpoch) changesSince(before MDIEpoch) (delay, window float64) {
+	return relativeChange(e.Delay, before.Delay), relativeChange(e.Window, before.Window)
 }
 
-// median returns 0 for none. It sorts its argument.
-func median(v []float64) float64 {
+// medianOf returns 0 for none. It sorts its argument.
+func medianOf(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
 	}
@@ -188,22 +189,22 @@ func median(v []float64) float64 {
 
 func (m *MDIModel) eachBlock(do func([]float64)) {
 	for s := range m.states {
-		for d := range m.Grid.Delay.len() {
-			do(m.block(s, d))
+		for d := range m.Grid.Delay.valueCount() {
+			do(m.nextWindowProbabilities(s, d))
 		}
 	}
 }
 
-func sum(v []float64) (s float64) {
+func sumOf(v []float64) (s float64) {
 	for _, x := range v {
 		s += x
 	}
 	return s
 }
 
-// normalise scales a distribution to 1; an empty one stays so.
-func normalise(b []float64) {
-	if s := sum(b); s > 0 {
+// normaliseBlock scales a distribution to 1; an empty one stays so.
+func normaliseBlock(b []float64) {
+	if s := sumOf(b); s > 0 {
 		for i := range b {
 			b[i] /= s
 		}
@@ -214,14 +215,14 @@ func normalise(b []float64) {
 // is empty: of those that have one for the same next delay, the one whose
 // changes differ least.
 func (m *MDIModel) findNearest() {
-	windows, delays := m.Grid.Window.len(), m.Grid.Delay.len()
+	windows, delays := m.Grid.Window.valueCount(), m.Grid.Delay.valueCount()
 	m.nearest = make([]int32, m.states*delays)
 	type place struct{ row, delay, window int }
 	filled := make([]place, 0, m.states)
 	for d := range delays {
 		filled = filled[:0]
 		for s := range m.states {
-			if slices.ContainsFunc(m.block(s, d), func(p float64) bool { return p > 0 }) {
+			if slices.ContainsFunc(m.nextWindowProbabilities(s, d), func(p float64) bool { return p > 0 }) {
 				filled = append(filled, place{s, s / windows, s % windows})
 				m.nearest[s*delays+d] = int32(s)
 			} else {
@@ -244,16 +245,16 @@ func (m *MDIModel) findNearest() {
 	}
 }
 
-// next draws the window's next change in a state, given the next delay's, with
+// drawChange draws the window's next change in a state, given the next delay's, with
 // u uniform from 0 to less than 1. Where nothing like it was seen, it is 0.
-func (m *MDIModel) next(state int, delay, u float64) float64 {
-	d := m.Grid.Delay.index(delay)
-	stand := m.nearest[state*m.Grid.Delay.len()+d]
+func (m *MDIModel) drawChange(state int, delay, u float64) float64 {
+	d := m.Grid.Delay.nearestIndex(delay)
+	stand := m.nearest[state*m.Grid.Delay.valueCount()+d]
 	if stand < 0 {
 		return 0
 	}
 	cumulated, last := 0.0, 0
-	for i, p := range m.block(int(stand), d) {
+	for i, p := range m.nextWindowProbabilities(int(stand), d) {
 		if p == 0 {
 			continue
 		}
@@ -263,7 +264,7 @@ func (m *MDIModel) next(state int, delay, u float64) float64 {
 			break
 		}
 	}
-	return m.Grid.Window.value(last)
+	return m.Grid.Window.valueAt(last)
 }
 
 // Write writes the model as text: comments, the grid (number, least, largest and
@@ -275,8 +276,8 @@ func (m *MDIModel) Write(w io.Writer, comments ...string) error {
 		fmt.Fprintf(b, "# %s\n", strings.ReplaceAll(c, "\n", "\n# "))
 	}
 	g := m.Grid
-	fmt.Fprintf(b, "%d,%v,%v,%v,%d,%v,%v,%v\n", g.Window.len(), g.Window.Min, g.Window.Max, g.Window.Step,
-		g.Delay.len(), g.Delay.Min, g.Delay.Max, g.Delay.Step)
+	fmt.Fprintf(b, "%d,%v,%v,%v,%d,%v,%v,%v\n", g.Window.valueCount(), g.Window.Min, g.Window.Max, g.Window.Step,
+		g.Delay.valueCount(), g.Delay.Min, g.Delay.Max, g.Delay.Step)
 	var line []byte
 	for s := range m.states {
 		line = line[:0]
@@ -337,8 +338,8 @@ func ReadMDI(r io.Reader) (*MDIModel, error) {
 	}
 	m.eachBlock(func(b []float64) {
 		const rounding = 1e-3 // of a file, which is left as it is
-		if math.Abs(sum(b)-1) > rounding {
-			normalise(b)
+		if math.Abs(sumOf(b)-1) > rounding {
+			normaliseBlock(b)
 		}
 	})
 	m.findNearest()
@@ -362,9 +363,9 @@ func readMDIGrid(text string) (*MDIModel, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v[0] != float64(m.Grid.Window.len()) || v[4] != float64(m.Grid.Delay.len()) {
+	if v[0] != float64(m.Grid.Window.valueCount()) || v[4] != float64(m.Grid.Delay.valueCount()) {
 		return nil, fmt.Errorf("the grid is said to have %v by %v values, but has %d by %d", v[0], v[4],
-			m.Grid.Window.len(), m.Grid.Delay.len())
+			m.Grid.Window.valueCount(), m.Grid.Delay.valueCount())
 	}
 	return m, nil
 }

@@ -22,11 +22,11 @@ func TestMDIChange(t *testing.T) {
 		{102, 100, 4, 4},
 		{99, 100, -2, -2},
 	} {
-		v := mdiChange(tt.now, tt.before)
+		v := relativeChange(tt.now, tt.before)
 		assert.InDelta(t, tt.want, v, 0.005)
 		fine := MDIAxis{-20, 20, 2}
-		assert.Equal(t, tt.quantised, fine.value(fine.index(v)))
-		assert.InEpsilon(t, tt.now, mdiApply(v, tt.before), 1e-9, "and back")
+		assert.Equal(t, tt.quantised, fine.valueAt(fine.nearestIndex(v)))
+		assert.InEpsilon(t, tt.now, applyChange(v, tt.before), 1e-9, "and back")
 	}
 	for _, tt := range []struct{ v, before, want float64 }{
 		{20, 100, 110}, // worked numbers
@@ -34,9 +34,9 @@ func TestMDIChange(t *testing.T) {
 		{0, 100, 100},
 		{60, 1000, 1200},
 	} {
-		assert.InDelta(t, tt.want, mdiApply(tt.v, tt.before), 1e-9, "%+v", tt)
+		assert.InDelta(t, tt.want, applyChange(tt.v, tt.before), 1e-9, "%+v", tt)
 	}
-	assert.InEpsilon(t, 100*math.Log10(1.1), mdiChange(2, 1), 1e-9, "below 1.1 the logarithm's weight stays above 0")
+	assert.InEpsilon(t, 100*math.Log10(1.1), relativeChange(2, 1), 1e-9, "below 1.1 the logarithm's weight stays above 0")
 }
 
 func TestMDIStates(t *testing.T) {
@@ -56,7 +56,7 @@ func TestMDIStates(t *testing.T) {
 		{2.4, -2.4, 137}, // the nearest, not the one below
 		{2.6, 2.6, 137 + 25 + 1},
 	} {
-		assert.Equal(t, tt.row, m.state(tt.delay, tt.window), "%+v", tt)
+		assert.Equal(t, tt.row, m.stateIndex(tt.delay, tt.window), "%+v", tt)
 	}
 }
 
@@ -94,7 +94,7 @@ func trainsDistributions(t require.TestingT, g MDIGrid, seed uint64) {
 	require.NoError(t, err)
 	filled := 0
 	m.eachBlock(func(b []float64) {
-		s := sum(b)
+		s := sumOf(b)
 		if s == 0 {
 			return
 		}
@@ -162,24 +162,26 @@ func TestMDIRefusesToLearnFromNothing(t *testing.T) {
 func TestMDILooksAtTheNearestStateWhereItHasNone(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
-	m.block(m.state(0, 0), m.Grid.Delay.index(5))[m.Grid.Window.index(-10)] = 1
-	m.block(m.state(-25, 60), m.Grid.Delay.index(5))[m.Grid.Window.index(20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(0, 0), m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(-10)] = 1
+	m.nextWindowProbabilities(m.stateIndex(-25, 60), m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(20)] = 1
 	m.findNearest()
-	assert.Equal(t, -10.0, m.next(m.state(0, 0), 5, 0.5))
-	assert.Equal(t, -10.0, m.next(m.state(15, -60), 5, 0.5))
-	assert.Equal(t, 20.0, m.next(m.state(-25, 50), 5, 0.5))
-	assert.Equal(t, 20.0, m.next(0+m.Grid.Window.len()-1, 5, 0.5), "row 0 is as good as any")
-	assert.Equal(t, 0.0, m.next(m.state(0, 0), -5, 0.5), "nowhere: the window stays")
+	assert.Equal(t, -10.0, m.drawChange(m.stateIndex(0, 0), 5, 0.5))
+	assert.Equal(t, -10.0, m.drawChange(m.stateIndex(15, -60), 5, 0.5))
+	assert.Equal(t, 20.0, m.drawChange(m.stateIndex(-25, 50), 5, 0.5))
+	assert.Equal(t, 20.0, m.drawChange(0+m.Grid.Window.valueCount()-1, 5, 0.5), "row 0 is as good as any")
+	assert.Equal(t, 0.0, m.drawChange(m.stateIndex(0, 0), -5, 0.5), "nowhere: the window stays")
 }
 
 func TestMDIDrawsInProportion(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
-	b := m.block(m.state(0, 0), m.Grid.Delay.index(0))
-	b[m.Grid.Window.index(-5)], b[m.Grid.Window.index(0)], b[m.Grid.Window.index(5)] = 0.25, 0.5, 0.2499
+	b := m.nextWindowProbabilities(m.stateIndex(0, 0), m.Grid.Delay.nearestIndex(0))
+	for change, probability := range map[float64]float64{-5: 0.25, 0: 0.5, 5: 0.2499} {
+		b[m.Grid.Window.nearestIndex(change)] = probability
+	}
 	m.findNearest()
 	for u, want := range map[float64]float64{0: -5, 0.2499: -5, 0.25: 0, 0.7499: 0, 0.75: 5, 0.99999: 5} {
-		assert.Equal(t, want, m.next(m.state(0, 0), 0, u), "%v", u)
+		assert.Equal(t, want, m.drawChange(m.stateIndex(0, 0), 0, u), "%v", u)
 	}
 }
 
@@ -204,7 +206,7 @@ func TestMDIReadsPublishedModels(t *testing.T) {
 	m, err := ReadMDI(strings.NewReader(text))
 	require.NoError(t, err)
 	assert.Equal(t, MDIGrid{Window: MDIAxis{-60, 60, 5}, Delay: MDIAxis{-5, 5, 5}}, m.Grid)
-	assert.Equal(t, 5.0, m.next(m.state(0, 0), 0, 0.5))
+	assert.Equal(t, 5.0, m.drawChange(m.stateIndex(0, 0), 0, 0.5))
 	assert.Zero(t, m.Down, "they have no edges")
 
 	whole, err := ReadMDI(strings.NewReader("1,0,0,1,2,0,1,1\n0.2,0.6\n0,0\nedges,0.9,1.1\n\n"))
@@ -251,12 +253,12 @@ func FuzzReadMDI(f *testing.F) {
 			return
 		}
 		m.eachBlock(func(b []float64) {
-			if s := sum(b); s != 0 {
+			if s := sumOf(b); s != 0 {
 				require.InDelta(t, 1, s, 2e-3)
 			}
 		})
 		for s := range m.states {
-			v := m.next(s, 0, 0.5)
+			v := m.drawChange(s, 0, 0.5)
 			require.True(t, v >= m.Grid.Window.Min && v <= m.Grid.Window.Max || v == 0)
 		}
 		var first, second bytes.Buffer
@@ -293,12 +295,12 @@ func epochs(p *path, delays ...time.Duration) (windows []float64) {
 func TestMDIReproducesADeterministicBlock(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
-	m.block(m.state(0, 0), m.Grid.Delay.index(0))[m.Grid.Window.index(20)] = 1
-	m.block(m.state(0, 20), m.Grid.Delay.index(0))[m.Grid.Window.index(-20)] = 1
-	m.block(m.state(0, -20), m.Grid.Delay.index(0))[m.Grid.Window.index(0)] = 1
+	m.nextWindowProbabilities(m.stateIndex(0, 0), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(0, 20), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(-20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(0, -20), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(0)] = 1
 	p, alg := imitating(t, m)
-	alg.reset(100)
-	want := []float64{110, mdiApply(-20, 110)}
+	alg.resetWindow(100)
+	want := []float64{110, applyChange(-20, 110)}
 	want = append(want, want[1])
 	assert.InDeltaSlice(t, want, epochs(p, 50*ms, 50*ms, 50*ms), 1e-9)
 }
@@ -309,25 +311,25 @@ func TestMDIImitatesWhatItLearned(t *testing.T) {
 	for i := range 400 {
 		last := run[len(run)-1]
 		up := i%4 < 2
-		e := MDIEpoch{Delay: mdiApply(-8, last.Delay), Window: mdiApply(8, last.Window)}
+		e := MDIEpoch{Delay: applyChange(-8, last.Delay), Window: applyChange(8, last.Window)}
 		if up {
-			e = MDIEpoch{Delay: mdiApply(8, last.Delay), Window: mdiApply(-8, last.Window)}
+			e = MDIEpoch{Delay: applyChange(8, last.Delay), Window: applyChange(-8, last.Window)}
 		}
 		run = append(run, e)
 	}
 	m, err := TrainMDI(DefaultMDIGrid, run)
 	require.NoError(t, err)
 	p, alg := imitating(t, m)
-	alg.reset(100)
+	alg.resetWindow(100)
 	rtt, window := 100.0, 100.0
 	epochs(p, 100*ms)
-	alg.reset(100)
+	alg.resetWindow(100)
 	for i := range 100 {
 		v := 8.0
 		if i%4 >= 2 {
 			v = -8
 		}
-		rtt, window = mdiApply(v, rtt), mdiApply(-v, window)
+		rtt, window = applyChange(v, rtt), applyChange(-v, window)
 		got := epochs(p, time.Duration(rtt*float64(time.Millisecond)))
 		require.InEpsilon(t, window, got[0], 1e-3, "epoch %d", i)
 	}
@@ -370,7 +372,7 @@ func TestMDIBeyondTheTable(t *testing.T) {
 		p := newPath(t, tt.settings)
 		mdiModels[0].model = before
 		epochs(p, 50*ms, 50*ms)
-		as[*mdi](p).reset(100)
+		as[*mdi](p).resetWindow(100)
 		assert.InDelta(t, tt.rise, epochs(p, tt.delays[0])[0], 1e-9, tt.name)
 		assert.Equal(t, tt.phase1, p.alg.Control().Phase)
 		assert.InDelta(t, tt.fall, epochs(p, tt.delays[1])[0], 1e-9, tt.name)
@@ -384,7 +386,7 @@ func TestMDIBacksOffInAnOutage(t *testing.T) {
 	p := newPath(t, "mdi:held")
 	alg := as[*mdi](p)
 	epochs(p, 50*ms, 50*ms)
-	alg.reset(100)
+	alg.resetWindow(100)
 	for range 100 { // half a second without an acknowledgement
 		p.Wait(mdiEpoch)
 		p.fill()
@@ -401,7 +403,7 @@ func TestMDISendsAnEpochsPart(t *testing.T) {
 		{60, 50, 10, 60},
 		{10, 50, 52, 0},
 	} {
-		assert.InDelta(t, tt.want, mdiAllot(tt.window, tt.inflight, tt.delay), 1e-9, "%+v", tt)
+		assert.InDelta(t, tt.want, packetsPerEpoch(tt.window, tt.inflight, tt.delay), 1e-9, "%+v", tt)
 	}
 }
 
@@ -409,7 +411,7 @@ func TestMDILosses(t *testing.T) {
 	p := newPath(t, "mdi")
 	alg := as[*mdi](p)
 	epochs(p, 50*ms)
-	alg.reset(100)
+	alg.resetWindow(100)
 	p.Lose(1)
 	assert.Equal(t, 50.0, alg.window)
 	p.loseSent(1, p.state.Now.Add(-ms))
@@ -422,10 +424,10 @@ func TestMDILeavesAWindowThatIsNotUsed(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
 	for s := range m.states {
-		m.block(s, m.Grid.Delay.index(0))[m.Grid.Window.index(20)] = 1
+		m.nextWindowProbabilities(s, m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(20)] = 1
 	}
 	p, alg := imitating(t, m)
-	alg.reset(100)
+	alg.resetWindow(100)
 	alg.OnAck(Ack{State: p.state, Acked: DefaultMSS, RTT: 50 * ms, Sent: Sent{AppLimited: true}})
 	p.Wait(mdiEpoch)
 	alg.OnTick(p.state)

@@ -118,23 +118,23 @@ func newNacc(cfg Config) *nacc {
 		priority:   min(cfg.Params["priority"], levels),
 		levels:     levels,
 		usable:     cfg.Params["usable_fraction"],
-		minRTT:     minFilter(),
+		minRTT:     newMinFilter(),
 		ceiling:    1,
 	}
 }
 
 func (c *nacc) OnAck(a Ack) {
-	n := c.credit(a)
+	n := c.growthCredit(a)
 	if a.RTT > 0 {
-		c.minRTT.add(a.Now, max(a.RTT, minDivisor), naccRTTWindow)
+		c.minRTT.addSample(a.Now, max(a.RTT, minDivisor), naccRTTWindow)
 	}
 	before := c.hint
-	fresh := c.hear(a.State)
+	fresh := c.readHint(a.State)
 	if c.trust == naccUnaided {
-		c.grow(n)
+		c.growWindow(n)
 		return
 	}
-	c.bound()
+	c.setBounds()
 	if fresh {
 		c.makeRoom(before)
 	}
@@ -143,28 +143,29 @@ func (c *nacc) OnAck(a Ack) {
 	case c.hint.ArrivalRate > c.arrivalLimit():
 		// What a report says of the time before the last cut, that cut has answered.
 		if fresh && (c.cutAt == 0 || c.hint.At.Sub(c.cutAt) >= a.SRTT) {
-			c.cut(a.Now, c.keep(0))
+			c.scaleWindow(a.Now, c.cutFactor(0))
 		}
 	case c.trust == naccGuided:
-		c.step = c.increase(a.SRTT)
+		c.step = c.growthPerRound(a.SRTT)
 		c.cwnd += c.step * n / c.cwnd
 	}
-	c.settle()
+	c.applyBounds()
 }
 
-// hear takes in a hint and reports whether it is new.
-func (c *nacc) hear(s State) (fresh bool) {
+// readHint takes in a hint and reports whether it is new.
+func (c *nacc) readHint(s State) (fresh bool) {
 	c.age = s.Hint.Age(s.Now)
 	fresh = s.Hint != nil && (!c.heard || s.Hint.At > c.hint.At)
 	if fresh {
 		c.hint, c.heard = *s.Hint, true
 		c.ceiling = 1
-		c.cwnd = max(c.cwnd, c.radio.report(s, c.patience(s)))
+		c.cwnd = max(c.cwnd, c.radio.addReport(s, c.hintLifetime(s)))
 	}
-	patience := c.patience(s)
+	patience := c.hintLifetime(s)
 	was := c.trust
 	switch {
-	case !c.heard || c.hint.LinkRate <= 0 || c.minRTT.get() <= 0 || c.age > max(naccGuideWait, naccGuideWaits*patience):
+	case !c.heard || c.hint.LinkRate <= 0 || c.minRTT.extreme() <= 0,
+		c.age > max(naccGuideWait, naccGuideWaits*patience):
 		c.trust = naccUnaided
 	case c.age > patience:
 		c.trust = naccFrozen
@@ -178,11 +179,11 @@ func (c *nacc) hear(s State) (fresh bool) {
 	return fresh
 }
 
-// patience is how long a report holds.
-func (c *nacc) patience(s State) time.Duration { return max(naccLeastWait, naccPatience*s.SRTT) }
+// hintLifetime is how long a report holds.
+func (c *nacc) hintLifetime(s State) time.Duration { return max(naccLeastWait, naccPatience*s.SRTT) }
 
-// share is the part of the link's rate that the flow may count on.
-func (c *nacc) share() float64 {
+// linkShare is the part of the link's rate that the flow may count on.
+func (c *nacc) linkShare() float64 {
 	switch {
 	case !c.byPriority:
 		return 1
@@ -196,19 +197,19 @@ func (c *nacc) share() float64 {
 // arrivalLimit is A_UP (equation 3).
 func (c *nacc) arrivalLimit() Rate { return Rate(c.usable * float64(c.hint.LinkRate)) }
 
-// bound sets the window's bounds (equations 1 and 2, or 9 and 10).
-func (c *nacc) bound() {
+// setBounds sets the window's bounds (equations 1 and 2, or 9 and 10).
+func (c *nacc) setBounds() {
 	c.lower = naccFloor
 	if c.byPriority {
 		c.lower *= c.priority
 	}
-	bits := c.share() * c.usable * float64(c.hint.LinkRate) * c.minRTT.get().Seconds()
-	c.upper = c.clamp((c.lower+bits/8/float64(c.mss))*c.ceiling, c.lower)
+	bits := c.linkShare() * c.usable * float64(c.hint.LinkRate) * c.minRTT.extreme().Seconds()
+	c.upper = c.clampWindow((c.lower+bits/8/float64(c.mss))*c.ceiling, c.lower)
 }
 
-// settle keeps the window within its bounds.
-func (c *nacc) settle() {
-	c.cwnd = c.clamp(min(max(c.cwnd, c.lower), c.upper), timeoutWindow)
+// applyBounds keeps the window within its bounds.
+func (c *nacc) applyBounds() {
+	c.cwnd = c.clampWindow(min(max(c.cwnd, c.lower), c.upper), timeoutWindow)
 	c.ssthresh = c.cwnd
 }
 
@@ -226,8 +227,8 @@ func (c *nacc) makeRoom(before Hint) {
 	c.cwnd *= max(1-newcomers-load, naccMostRoom)
 }
 
-// increase is what a round trip may add (equations 6 and 11).
-func (c *nacc) increase(rtt time.Duration) float64 {
+// growthPerRound is what a round trip may add (equations 6 and 11).
+func (c *nacc) growthPerRound(rtt time.Duration) float64 {
 	if c.hint.QueueRoom <= 0 { // not known: as Reno would
 		return 1
 	}
@@ -242,63 +243,63 @@ func (c *nacc) increase(rtt time.Duration) float64 {
 	return min(step, c.cwnd)
 }
 
-// keep is the factor of a cut, which takes off atLeast (equations 5, 7 and 12).
-func (c *nacc) keep(atLeast float64) float64 {
+// cutFactor is the factor of a cut, which takes off atLeast (equations 5, 7 and 12).
+func (c *nacc) cutFactor(atLeast float64) float64 {
 	if !c.byPriority {
 		return 1 - naccCut
 	}
 	return 1 - max(naccCut*(c.levels-c.priority), atLeast)
 }
 
-func (c *nacc) cut(now Time, factor float64) {
+func (c *nacc) scaleWindow(now Time, factor float64) {
 	c.cutAt = now
 	c.cwnd *= factor
 }
 
 func (c *nacc) OnLoss(l Loss) {
-	c.learn(l.MSS)
-	c.hear(l.State)
+	c.setMSS(l.MSS)
+	c.readHint(l.State)
 	switch {
 	case c.trust == naccUnaided:
-		c.lose(l, renoBeta)
+		c.cutWindow(l, renoBeta)
 		return
 	case l.Timeout:
 		c.epoch.reacted = l.Now
 		c.recovering, c.timedOut = true, true
 		c.cwnd, c.ceiling = naccFloor, 1
-		c.radio.forget()
+		c.radio.forgetAll()
 		c.ssthresh = c.cwnd
 		return
-	case c.radio.explains(l, c.cwnd, c.patience(l.State)):
+	case c.radio.explainsLoss(l, c.cwnd, c.hintLifetime(l.State)):
 		return
 	}
-	if c.epoch.begin(l) {
+	if c.epoch.beginEpoch(l) {
 		c.recovering, c.timedOut = true, false
-		c.cut(l.Now, c.keep(naccLeastCut))
-		c.ceiling *= c.keep(naccLeastCut)
+		c.scaleWindow(l.Now, c.cutFactor(naccLeastCut))
+		c.ceiling *= c.cutFactor(naccLeastCut)
 	}
-	c.bound()
-	c.settle()
+	c.setBounds()
+	c.applyBounds()
 }
 
 // Inspect shows what Spec.Internals lists.
 func (c *nacc) Inspect() Internals {
-	in := Internals{c.lower, c.upper, 0, c.step, 0, c.packets(c.radio.credit), finite(c.ssthresh)}
+	in := Internals{c.lower, c.upper, 0, c.step, 0, c.toPackets(c.radio.credit), finiteOrZero(c.ssthresh)}
 	if c.heard {
-		in[2], in[4] = c.arrivalLimit().Mbps(), millis(c.age)
+		in[2], in[4] = c.arrivalLimit().Mbps(), toMillis(c.age)
 	}
 	return in
 }
 
 func (c *nacc) Control() Control {
-	ctl := Control{Cwnd: c.bytes(c.cwnd)}
+	ctl := Control{Cwnd: c.toBytes(c.cwnd)}
 	switch c.trust {
 	case naccGuided:
 		ctl.Phase = "guided"
 	case naccFrozen:
 		ctl.Phase = "frozen"
 	default:
-		ctl.Phase = c.phase()
+		ctl.Phase = c.phaseName()
 	}
 	return ctl
 }
@@ -318,9 +319,9 @@ type radioLosses struct {
 	uncut    float64 // packets; the window before owed was held against it
 }
 
-// report takes in the network's count. Where that explains, within patience, all
+// addReport takes in the network's count. Where that explains, within patience, all
 // that was taken for congestion's, it returns the window from before; 0 otherwise.
-func (r *radioLosses) report(s State, patience time.Duration) (uncut float64) {
+func (r *radioLosses) addReport(s State, patience time.Duration) (uncut float64) {
 	more := max(0, s.Hint.RadioLost-r.total)
 	if !r.heard {
 		more = 0 // before our time
@@ -329,7 +330,7 @@ func (r *radioLosses) report(s State, patience time.Duration) (uncut float64) {
 	if more == 0 {
 		return 0
 	}
-	r.expire(s.Now, patience)
+	r.dropExpired(s.Now, patience)
 	paid := min(more, r.owed)
 	r.owed -= paid
 	r.credit, r.creditAt = min(r.credit+more-paid, MaxCwnd), s.Now
@@ -339,10 +340,10 @@ func (r *radioLosses) report(s State, patience time.Duration) (uncut float64) {
 	return 0
 }
 
-// explains reports whether all of a loss was the radio's; cwnd is the window, in
+// explainsLoss reports whether all of a loss was the radio's; cwnd is the window, in
 // packets, that it may cost otherwise.
-func (r *radioLosses) explains(l Loss, cwnd float64, patience time.Duration) bool {
-	r.expire(l.Now, patience)
+func (r *radioLosses) explainsLoss(l Loss, cwnd float64, patience time.Duration) bool {
+	r.dropExpired(l.Now, patience)
 	lost := max(l.Lost, 0)
 	paid := min(lost, r.credit)
 	r.credit -= paid
@@ -356,8 +357,8 @@ func (r *radioLosses) explains(l Loss, cwnd float64, patience time.Duration) boo
 	return false
 }
 
-// expire drops what is too old to belong to anything.
-func (r *radioLosses) expire(now Time, patience time.Duration) {
+// dropExpired drops what is too old to belong to anything.
+func (r *radioLosses) dropExpired(now Time, patience time.Duration) {
 	if r.credit > 0 && now.Sub(r.creditAt) > patience {
 		r.credit = 0
 	}
@@ -366,4 +367,4 @@ func (r *radioLosses) expire(now Time, patience time.Duration) {
 	}
 }
 
-func (r *radioLosses) forget() { r.credit, r.owed = 0, 0 }
+func (r *radioLosses) forgetAll() { r.credit, r.owed = 0, 0 }

@@ -152,9 +152,9 @@ func newNimbus(cfg Config) *nimbus {
 		cfg:     cfg,
 		auto:    cfg.Params["mode"] == 0,
 		first:   nimbusDelay,
-		mu:      capacity{fixed: bytesPerSecond(cfg.Params["mu_mbit"]), slowest: minFilter()},
+		mu:      capacity{fixed: mbitToBytes(cfg.Params["mu_mbit"]), slowest: newMinFilter()},
 		window:  time.Duration(cfg.Params["mu_window_s"] * float64(time.Second)),
-		base:    minFilter(),
+		base:    newMinFilter(),
 		elastic: newElasticity(),
 		aim:     cfg.Params["queue_ratio"],
 	}
@@ -169,7 +169,7 @@ func newNimbus(cfg Config) *nimbus {
 func (n *nimbus) restart() {
 	mss := n.mss
 	n.cubic = cubic{lossWindow: newLossWindow(n.cfg), hystart: true}
-	n.learn(mss)
+	n.setMSS(mss)
 	n.mode, n.ratio = nimbusStarting, n.aim
 	n.flight.reset()
 	n.base.reset()
@@ -186,8 +186,8 @@ func (n *nimbus) OnAck(a Ack) {
 	n.deadline = a.Now.Add(max(nimbusSilence, nimbusSilenceRTTs*a.SRTT))
 	if a.RTT > 0 {
 		n.rtt = max(a.RTT, minDivisor)
-		n.base.add(a.Now, n.rtt, nimbusBase)
-		if float64(n.rtt) <= nimbusNear*float64(n.base.get()) {
+		n.base.addSample(a.Now, n.rtt, nimbusBase)
+		if float64(n.rtt) <= nimbusNear*float64(n.base.extreme()) {
 			n.near = a.Now
 		}
 	}
@@ -195,51 +195,51 @@ func (n *nimbus) OnAck(a Ack) {
 	switch n.mode {
 	case nimbusStarting:
 		n.cubic.OnAck(a)
-		n.leaveStart(a.State)
+		n.checkSlowStartEnd(a.State)
 	case nimbusCompetitive:
 		// The pacer holds the sender back, not the window.
-		a.CwndLimited = !a.Sent.AppLimited && n.packets(a.Inflight+a.Acked) >= n.cwnd/2
+		a.CwndLimited = !a.Sent.AppLimited && n.toPackets(a.Inflight+a.Acked) >= n.cwnd/2
 		n.cubic.OnAck(a)
 	case nimbusDelay:
 	}
 }
 
-// leaveStart ends the start once slow start has found the capacity, or filled
+// checkSlowStartEnd ends the start once slow start has found the capacity, or filled
 // the one it was told.
-func (n *nimbus) leaveStart(s State) {
-	mu := n.mu.get()
-	full := n.mu.fixed > 0 && n.base.n > 0 && n.cwnd*float64(n.mss) >= mu*n.base.get().Seconds()
+func (n *nimbus) checkSlowStartEnd(s State) {
+	mu := n.mu.estimate()
+	full := n.mu.fixed > 0 && n.base.n > 0 && n.cwnd*float64(n.mss) >= mu*n.base.extreme().Seconds()
 	switch {
 	case mu == 0 || n.received == 0 || n.base.n == 0:
 	case n.inSlowStart() && !full:
 	case n.first == nimbusDelay:
-		n.enterDelay(s, n.aim) // the queue is our own, and in nobody's way to let out
+		n.enterDelayMode(s, n.aim) // the queue is our own, and in nobody's way to let out
 	default:
-		n.compete(s.Now, n.cwnd)
+		n.enterCompetitiveMode(s.Now, n.cwnd)
 	}
 }
 
-// enterDelay enters delay mode with a first target.
-func (n *nimbus) enterDelay(s State, ratio float64) {
+// enterDelayMode enters delay mode with a first target.
+func (n *nimbus) enterDelayMode(s State, ratio float64) {
 	n.mode, n.switched, n.ratio = nimbusDelay, s.Now, max(n.aim, ratio)
 	// What filled the queue may have hidden the least round trip.
 	n.near, n.drain = s.Now.Add(nimbusStay-nimbusDrainAfter), 0
-	n.steer(s)
+	n.setRate(s)
 }
 
-// compete enters competitive mode with a window in packets, as if CUBIC had
+// enterCompetitiveMode enters competitive mode with a window in packets, as if CUBIC had
 // levelled off there.
-func (n *nimbus) compete(now Time, window float64) {
+func (n *nimbus) enterCompetitiveMode(now Time, window float64) {
 	mss := n.mss
 	n.cubic = cubic{lossWindow: newLossWindow(n.cfg), hasLost: true}
-	n.learn(mss)
-	n.cwnd = n.clamp(window, minLossWindow)
+	n.setMSS(mss)
+	n.cwnd = n.clampWindow(window, minLossWindow)
 	n.ssthresh = n.cwnd
 	n.mode, n.switched = nimbusCompetitive, now
 }
 
 func (n *nimbus) OnLoss(l Loss) {
-	n.learn(l.MSS)
+	n.setMSS(l.MSS)
 	if n.mode != nimbusDelay { // which the rates steer
 		n.cubic.OnLoss(l)
 	}
@@ -248,7 +248,7 @@ func (n *nimbus) OnLoss(l Loss) {
 // OnTick samples the rates, looks at the spectrum, and shapes the pulse. It
 // ends a silence.
 func (n *nimbus) OnTick(s State) {
-	n.learn(s.MSS)
+	n.setMSS(s.MSS)
 	if n.deadline != 0 && s.Now >= n.deadline {
 		n.restart()
 	}
@@ -258,27 +258,27 @@ func (n *nimbus) OnTick(s State) {
 	sent, received, ok := n.flight.Rates(nimbusSpan, Bytes(nimbusLeast*float64(n.mss)))
 	if ok {
 		n.sent, n.received = sent, received
-		n.mu.add(s.Now, received, n.window)
+		n.mu.addRate(s.Now, received, n.window)
 	}
-	mu := n.mu.get()
+	mu := n.mu.estimate()
 	n.cross = crossTraffic(mu, n.sent, n.received)
 	// The samples of a tick that is late are alike; more of them than the history
 	// holds are of no use.
 	n.grid = max(n.grid, s.Now.Add(-nimbusHistory*nimbusGrid))
 	for n.grid <= s.Now {
-		n.elastic.push(n.cross, n.received, n.rtt)
+		n.elastic.addSample(n.cross, n.received, n.rtt)
 		n.ratio = max(n.aim, n.ratio-nimbusSettle)
 		n.grid = n.grid.Add(nimbusGrid)
 		n.looks++
 	}
 	if n.mode != nimbusStarting {
-		n.judge(s, mu)
-		n.steer(s)
+		n.chooseMode(s, mu)
+		n.setRate(s)
 	}
 }
 
-// judge looks at the cross traffic and switches modes.
-func (n *nimbus) judge(s State, mu float64) {
+// chooseMode looks at the cross traffic and switches modes.
+func (n *nimbus) chooseMode(s State, mu float64) {
 	run := s.Now.Sub(n.began)
 	if n.looks < nimbusLook || run < nimbusLookFrom {
 		return
@@ -287,7 +287,7 @@ func (n *nimbus) judge(s State, mu float64) {
 	if n.drained != 0 && s.Now.Sub(n.drained) < nimbusHistory*nimbusGrid {
 		return // without a queue the cross traffic cannot be told, and the dip would be all there is to see
 	}
-	n.elastic.look(mu)
+	n.elastic.updateElasticity(mu)
 	if !n.auto || run < nimbusActFrom {
 		return
 	}
@@ -297,41 +297,41 @@ func (n *nimbus) judge(s State, mu float64) {
 			// What the elastic flows have taken since is to be had back. Those that were
 			// there before anything could be told have taken it earlier: a half is the
 			// share beside one of them.
-			before := max(n.elastic.ago(int(nimbusStay/nimbusGrid)), mu/2)
-			n.compete(s.Now, before*max(n.rtt, minDivisor).Seconds()/float64(n.mss))
+			before := max(n.elastic.receivedAgo(int(nimbusStay/nimbusGrid)), mu/2)
+			n.enterCompetitiveMode(s.Now, before*max(n.rtt, minDivisor).Seconds()/float64(n.mss))
 		}
 	case nimbusCompetitive:
 		if n.elastic.value < inelasticBelow && s.Now.Sub(n.switched) >= nimbusStay {
-			n.enterDelay(s, float64(n.rtt)/float64(n.base.get()))
+			n.enterDelayMode(s, float64(n.rtt)/float64(n.base.extreme()))
 		}
 	case nimbusStarting:
 	}
 }
 
-// steer sets the rate, and the pulse on top of it.
-func (n *nimbus) steer(s State) {
-	mu := n.mu.get()
+// setRate sets the rate, and the pulse on top of it.
+func (n *nimbus) setRate(s State) {
+	mu := n.mu.estimate()
 	rtt := max(n.rtt, minDivisor)
 	switch n.mode {
 	case nimbusDelay:
-		n.rate = delayRate(mu, n.cross, n.sent, rtt, n.base.get(), n.ratio)
+		n.rate = delayRate(mu, n.cross, n.sent, rtt, n.base.extreme(), n.ratio)
 		n.rate = min(max(n.rate, nimbusFloor*mu), nimbusCeiling*mu)
-		n.letOut(s)
+		n.drainForBaseRTT(s)
 	case nimbusCompetitive:
 		n.rate = n.cwnd * float64(n.mss) / rtt.Seconds()
 	case nimbusStarting:
 	}
 	_, phase := math.Modf(s.Now.Sub(n.began).Seconds() * nimbusPulseHz)
 	if n.mode == nimbusDelay {
-		n.paced, n.extra = max(n.rate+pulse(phase, nimbusPulse*mu), nimbusFloor*mu), 0
+		n.paced, n.extra = max(n.rate+pulseRate(phase, nimbusPulse*mu), nimbusFloor*mu), 0
 		return
 	}
 	// The window is CUBIC's and breathes with the pulse. A rate that is not
 	// clocked by acknowledgements runs on into a full queue and takes the losses;
 	// and a pulse that is high beside the flow's own rate does so, too.
 	height := nimbusLow * min(mu, n.rate)
-	n.paced = cubicGain*n.rate + max(0, pulse(phase, height))
-	n.extra = pulsed(phase, height)
+	n.paced = cubicGain*n.rate + max(0, pulseRate(phase, height))
+	n.extra = pulseIntegral(phase, height)
 }
 
 // delayRate is delay mode's law, in bytes per second: what the cross traffic
@@ -340,10 +340,10 @@ func delayRate(mu, cross, sent float64, rtt, base time.Duration, ratio float64) 
 	return sent + nimbusAlpha*(mu-cross-sent) - mu*nimbusBeta/rtt.Seconds()*(rtt.Seconds()-ratio*base.Seconds())
 }
 
-// letOut empties the queue when it has hidden the least round trip for long,
+// drainForBaseRTT empties the queue when it has hidden the least round trip for long,
 // and again soon while that uncovers a shorter one.
-func (n *nimbus) letOut(s State) {
-	base := n.base.get()
+func (n *nimbus) drainForBaseRTT(s State) {
+	base := n.base.extreme()
 	if n.drain == 0 && s.Now.Sub(n.near) >= nimbusDrainAfter {
 		n.drain, n.covered = s.Now.Add(nimbusDrainRTTs*n.rtt), base
 	}
@@ -364,16 +364,16 @@ func (n *nimbus) letOut(s State) {
 func (n *nimbus) Inspect() Internals {
 	const mbit = 8 / 1e6
 	return Internals{
-		n.mu.get() * mbit, n.cross * mbit, n.sent * mbit, n.received * mbit,
-		n.elastic.value, n.elastic.eta, n.rate * mbit, millis(n.base.get()),
+		n.mu.estimate() * mbit, n.cross * mbit, n.sent * mbit, n.received * mbit,
+		n.elastic.value, n.elastic.eta, n.rate * mbit, toMillis(n.base.extreme()),
 	}
 }
 
 func (n *nimbus) Control() Control {
 	ctl := Control{Phase: n.mode.String(), NextTick: n.grid}
 	if n.mode == nimbusStarting {
-		ctl.Cwnd = n.bytes(n.cwnd)
-		ctl.PacingRate = n.pace(slowStartGain, n.cwnd, n.srtt)
+		ctl.Cwnd = n.toBytes(n.cwnd)
+		ctl.PacingRate = n.pacingRate(slowStartGain, n.cwnd, n.srtt)
 		if !n.inSlowStart() {
 			ctl.Phase = "starting"
 		}
@@ -382,9 +382,9 @@ func (n *nimbus) Control() Control {
 	const most = 1e17                                   // bytes/s, still a Rate
 	ctl.PacingRate = max(1, Rate(8*min(n.paced, most))) // 0 would not pace
 	if n.mode == nimbusCompetitive {
-		ctl.Cwnd = n.bytes(n.cwnd + n.extra/float64(n.mss))
+		ctl.Cwnd = n.toBytes(n.cwnd + n.extra/float64(n.mss))
 		return ctl
 	}
-	ctl.Cwnd = n.bytes(nimbusGain * n.rate * n.rtt.Seconds() / float64(n.mss))
+	ctl.Cwnd = n.toBytes(nimbusGain * n.rate * n.rtt.Seconds() / float64(n.mss))
 	return ctl
 }

@@ -31,19 +31,19 @@ const (
 	elasticityBlind   = 3.0  // and when the pulse does not stand out
 )
 
-// pulse is what is sent beyond the rate, at the given phase from 0 to 1, of a
+// pulseRate is what is sent beyond the rate, at the given phase from 0 to 1, of a
 // pulse of height a: half a sine in a quarter of the time, and a shallow one
 // below 0 in the rest that takes it back.
-func pulse(phase, a float64) float64 {
+func pulseRate(phase, a float64) float64 {
 	if phase < 0.25 {
 		return a * math.Sin(4*math.Pi*phase)
 	}
 	return -a / 3 * math.Sin(2*math.Pi*(phase-0.25)*2/3)
 }
 
-// pulsed is how much has been sent beyond the rate since the pulse began: its
+// pulseIntegral is how much has been sent beyond the rate since the pulse began: its
 // integral, 0 again at the end.
-func pulsed(phase, a float64) float64 {
+func pulseIntegral(phase, a float64) float64 {
 	most := a / (2 * math.Pi * nimbusPulseHz)
 	if phase < 0.25 {
 		return most / 2 * (1 - math.Cos(4*math.Pi*phase))
@@ -81,48 +81,48 @@ func newElasticity() elasticity {
 // reset forgets what was seen.
 func (e *elasticity) reset() { e.value, e.eta, e.head, e.n = elasticityStart, 0, 0, 0 }
 
-func (e *elasticity) at(i int) *nimbusSample { return &e.ring[(e.head+i)%nimbusHistory] }
+func (e *elasticity) sampleAt(i int) *nimbusSample { return &e.ring[(e.head+i)%nimbusHistory] }
 
-// push takes the next sample.
-func (e *elasticity) push(cross, received float64, rtt time.Duration) {
+// addSample takes the next sample.
+func (e *elasticity) addSample(cross, received float64, rtt time.Duration) {
 	if e.n == nimbusHistory {
 		e.head = (e.head + 1) % nimbusHistory
 		e.n--
 	}
 	e.n++
 	lag := min(2*rtt/nimbusGrid, nimbusLagMost)
-	*e.at(e.n - 1) = nimbusSample{cross, received, int(lag)}
+	*e.sampleAt(e.n - 1) = nimbusSample{cross, received, int(lag)}
 }
 
-// ago returns the rate at which bytes arrived k samples ago, or as long ago as
+// receivedAgo returns the rate at which bytes arrived k samples ago, or as long ago as
 // is known.
-func (e *elasticity) ago(k int) float64 {
+func (e *elasticity) receivedAgo(k int) float64 {
 	if e.n == 0 {
 		return 0
 	}
-	return e.at(max(0, e.n-1-k)).received
+	return e.sampleAt(max(0, e.n-1-k)).received
 }
 
-// look compares the spectra of cross traffic and of what arrives, of a link of
+// updateElasticity compares the spectra of cross traffic and of what arrives, of a link of
 // capacity mu in bytes per second.
-func (e *elasticity) look(mu float64) {
+func (e *elasticity) updateElasticity(mu float64) {
 	if e.n < nimbusHistory {
 		return
 	}
-	first := e.n - nimbusWindow - e.at(e.n-1).lag
+	first := e.n - nimbusWindow - e.sampleAt(e.n-1).lag
 	for i := range e.samples {
-		e.samples[i] = e.at(first + i).received
+		e.samples[i] = e.sampleAt(first + i).received
 	}
-	arrives, arrivesElse := e.peaks()
+	arrives, arrivesElse := e.pulsePeaks()
 	recent := 0.0
 	for i := range e.samples {
-		e.samples[i] = e.at(min(first+i+e.at(first+i).lag, e.n-1)).cross
+		e.samples[i] = e.sampleAt(min(first+i+e.sampleAt(first+i).lag, e.n-1)).cross
 		if i >= nimbusWindow*3/4 {
 			recent += e.samples[i] / (nimbusWindow / 4)
 		}
 	}
-	shows, showsElse := e.peaks()
-	e.eta = eta(shows, showsElse, arrives)
+	shows, showsElse := e.pulsePeaks()
+	e.eta = elasticityOf(shows, showsElse, arrives)
 	look := e.eta
 	switch {
 	case recent < elasticityTooFew*mu:
@@ -136,10 +136,10 @@ func (e *elasticity) look(mu float64) {
 	e.value += elasticityGain * (look - e.value)
 }
 
-// eta is by how much the pulse stands out of cross traffic: the peak there over
+// elasticityOf is by how much the pulse stands out of cross traffic: the peak there over
 // the peak elsewhere. It counts for less where the pulse in what arrives is much
 // larger: then it is our own that shows.
-func eta(shows, showsElse, arrives float64) float64 {
+func elasticityOf(shows, showsElse, arrives float64) float64 {
 	const tiny = 1e-9 // bytes/s; a spectrum without noise is one of a model
 	e := shows / max(showsElse, tiny)
 	if shows < elasticityVisible*arrives {
@@ -151,9 +151,9 @@ func eta(shows, showsElse, arrives float64) float64 {
 // maxEta keeps a spectrum without noise from deciding for ever.
 const maxEta = 10.0
 
-// peaks returns the largest amplitude of samples around the pulse's frequency,
+// pulsePeaks returns the largest amplitude of samples around the pulse's frequency,
 // and between there and its first harmonic.
-func (e *elasticity) peaks() (around, beside float64) {
+func (e *elasticity) pulsePeaks() (around, beside float64) {
 	mean := 0.0
 	for _, v := range e.samples {
 		mean += v / nimbusWindow
@@ -163,11 +163,11 @@ func (e *elasticity) peaks() (around, beside float64) {
 	}
 	e.coeffs = e.fft.Coefficients(e.coeffs, e.samples)
 	const f = nimbusPulseHz
-	return e.peak(f-0.5, f+0.5), e.peak(f+1.5, 2*f-0.5)
+	return e.peakBetween(f-0.5, f+0.5), e.peakBetween(f+1.5, 2*f-0.5)
 }
 
-// peak is the largest amplitude between two frequencies in hertz.
-func (e *elasticity) peak(from, to float64) float64 {
+// peakBetween is the largest amplitude between two frequencies in hertz.
+func (e *elasticity) peakBetween(from, to float64) float64 {
 	span := nimbusWindow * nimbusGrid.Seconds() // one bin is 1/span
 	most := 0.0
 	for k := int(math.Ceil(from * span)); k <= int(to*span); k++ {

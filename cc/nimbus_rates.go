@@ -21,7 +21,7 @@ type flightMark struct {
 	delivered   Bytes
 }
 
-func (f *FlightRates) at(i int) *flightMark { return &f.ring[(f.head+i)%flightSlots] }
+func (f *FlightRates) markAt(i int) *flightMark { return &f.ring[(f.head+i)%flightSlots] }
 
 // Add takes an acknowledgement; span is that of Rates. Bytes that may have left twice are counted with
 // those behind them.
@@ -30,11 +30,11 @@ func (f *FlightRates) Add(a Ack, span time.Duration) {
 	if m.left == 0 {
 		return
 	}
-	if f.n > 0 && m.left <= f.at(f.n-1).left {
+	if f.n > 0 && m.left <= f.markAt(f.n-1).left {
 		return
 	}
-	if f.n > 1 && m.acked.Sub(f.at(f.n-2).acked) < span*4/flightSlots {
-		*f.at(f.n - 1) = m
+	if f.n > 1 && m.acked.Sub(f.markAt(f.n-2).acked) < span*4/flightSlots {
+		*f.markAt(f.n - 1) = m
 		return
 	}
 	if f.n == flightSlots {
@@ -42,7 +42,7 @@ func (f *FlightRates) Add(a Ack, span time.Duration) {
 		f.n--
 	}
 	f.n++
-	*f.at(f.n - 1) = m
+	*f.markAt(f.n - 1) = m
 }
 
 func (f *FlightRates) reset() { f.head, f.n = 0, 0 }
@@ -53,12 +53,12 @@ func (f *FlightRates) Rates(span time.Duration, least Bytes) (sent, received flo
 	if f.n < 2 {
 		return 0, 0, false
 	}
-	newest := f.at(f.n - 1)
+	newest := f.markAt(f.n - 1)
 	i := f.n - 2
-	for i > 0 && (newest.acked.Sub(f.at(i).acked) < span || newest.delivered-f.at(i).delivered < least) {
+	for i > 0 && (newest.acked.Sub(f.markAt(i).acked) < span || newest.delivered-f.markAt(i).delivered < least) {
 		i--
 	}
-	first := f.at(i)
+	first := f.markAt(i)
 	n, toLeave, toArrive := newest.delivered-first.delivered, newest.left.Sub(first.left), newest.acked.Sub(first.acked)
 	if n < least || toLeave < minDivisor || toArrive < minDivisor {
 		return 0, 0, false
@@ -89,22 +89,22 @@ type capacity struct {
 // less than the longest duration.
 const capacityUnit = 1 << 30 // bytes
 
-// add takes a sample of the rate received, in bytes per second.
-func (c *capacity) add(now Time, received float64, window time.Duration) {
+// addRate takes a sample of the rate received, in bytes per second.
+func (c *capacity) addRate(now Time, received float64, window time.Duration) {
 	if c.smooth == 0 {
 		c.smooth = received
 	}
 	c.smooth += nimbusSmoothing * (received - c.smooth)
-	c.slowest.add(now, time.Duration(capacityUnit/max(c.smooth, 1)*float64(time.Second)), window)
+	c.slowest.addSample(now, time.Duration(capacityUnit/max(c.smooth, 1)*float64(time.Second)), window)
 }
 
-// get returns it in bytes per second; 0: not known yet.
-func (c *capacity) get() float64 {
+// estimate returns it in bytes per second; 0: not known yet.
+func (c *capacity) estimate() float64 {
 	if c.fixed > 0 {
 		return c.fixed
 	}
 	if c.slowest.n == 0 {
 		return 0
 	}
-	return capacityUnit / max(c.slowest.get(), time.Nanosecond).Seconds()
+	return capacityUnit / max(c.slowest.extreme(), time.Nanosecond).Seconds()
 }

@@ -35,7 +35,7 @@ func TestNimbusPulsesTakeBackWhatTheyGive(t *testing.T) {
 	atMost, atLeast := 0.0, 0.0
 	for i := range steps {
 		phase := (float64(i) + 0.5) / steps
-		v := pulse(phase, a)
+		v := pulseRate(phase, a)
 		sum += v / steps
 		if v > most {
 			most, atMost = v, phase
@@ -43,7 +43,7 @@ func TestNimbusPulsesTakeBackWhatTheyGive(t *testing.T) {
 		if v < least {
 			least, atLeast = v, phase
 		}
-		assert.InDelta(t, sum/nimbusPulseHz, pulsed(phase, a), 1e-5, "the integral, at %v", phase)
+		assert.InDelta(t, sum/nimbusPulseHz, pulseIntegral(phase, a), 1e-5, "the integral, at %v", phase)
 	}
 	assert.InDelta(t, 0, sum, 1e-6, "mean over a period")
 	assert.InDelta(t, a, most, 1e-6)
@@ -76,9 +76,9 @@ func watch(cross, received func(t float64) float64) *elasticity {
 	e := newElasticity()
 	for i := range nimbusHistory {
 		at := float64(i) * nimbusGrid.Seconds()
-		e.push(cross(at), received(at), 50*ms)
+		e.addSample(cross(at), received(at), 50*ms)
 	}
-	e.look(12)
+	e.updateElasticity(12)
 	return &e
 }
 
@@ -124,12 +124,12 @@ func TestNimbusJudgesByWhatElseItSees(t *testing.T) {
 func TestNimbusNeedsAFullHistory(t *testing.T) {
 	e := newElasticity()
 	for range nimbusHistory - 1 {
-		e.push(6, 6, 50*ms)
+		e.addSample(6, 6, 50*ms)
 	}
-	e.look(12)
+	e.updateElasticity(12)
 	assert.Equal(t, elasticityStart, e.value)
-	assert.Equal(t, 6.0, e.ago(10_000), "as long ago as is known")
-	assert.Zero(t, new(elasticity).ago(0))
+	assert.Equal(t, 6.0, e.receivedAgo(10_000), "as long ago as is known")
+	assert.Zero(t, new(elasticity).receivedAgo(0))
 }
 
 func TestNimbusMeasuresBothRatesOverTheSamePackets(t *testing.T) {
@@ -174,23 +174,23 @@ func TestNimbusMarksReachBackForTheSpanHoweverManyAcknowledgementsThereAre(t *te
 }
 
 func TestNimbusRemembersTheLargestRate(t *testing.T) {
-	c := capacity{slowest: minFilter()}
-	assert.Zero(t, c.get())
+	c := capacity{slowest: newMinFilter()}
+	assert.Zero(t, c.estimate())
 	now := Time(time.Second)
 	for range 100 {
 		now = now.Add(nimbusGrid)
-		c.add(now, 1.5e6, 10*time.Second)
+		c.addRate(now, 1.5e6, 10*time.Second)
 	}
-	assert.InEpsilon(t, 1.5e6, c.get(), 1e-3)
-	c.add(now.Add(nimbusGrid), 15e6, 10*time.Second)
-	assert.InEpsilon(t, 0.8*1.5e6+0.2*15e6, c.get(), 1e-3, "one sample moves it by a fifth")
+	assert.InEpsilon(t, 1.5e6, c.estimate(), 1e-3)
+	c.addRate(now.Add(nimbusGrid), 15e6, 10*time.Second)
+	assert.InEpsilon(t, 0.8*1.5e6+0.2*15e6, c.estimate(), 1e-3, "one sample moves it by a fifth")
 	for range 1200 {
 		now = now.Add(nimbusGrid)
-		c.add(now, 0.5e6, 10*time.Second)
+		c.addRate(now, 0.5e6, 10*time.Second)
 	}
-	assert.InEpsilon(t, 0.5e6, c.get(), 1e-2, "and the window forgets")
+	assert.InEpsilon(t, 0.5e6, c.estimate(), 1e-2, "and the window forgets")
 	c.fixed = 2e6
-	assert.Equal(t, 2e6, c.get(), "what it is told counts")
+	assert.Equal(t, 2e6, c.estimate(), "what it is told counts")
 }
 
 // between is a nimbus in the given mode with known rates, in bytes per second.
@@ -203,7 +203,7 @@ func between(t *testing.T, mode nimbusMode, run time.Duration) (*path, *nimbus) 
 	n.cwnd, n.ssthresh = 40, 40
 	n.began = p.state.Now.Add(-run)
 	for range nimbusHistory {
-		n.elastic.push(0.75e6, 0.6e6, 50*ms)
+		n.elastic.addSample(0.75e6, 0.6e6, 50*ms)
 	}
 	return p, n
 }
@@ -227,7 +227,7 @@ func TestNimbusSwitchesModes(t *testing.T) {
 		p, n := between(t, tt.mode, tt.run)
 		n.elastic.n-- // no look: what was seen before decides
 		n.elastic.value, n.looks, n.switched = tt.e, nimbusLook, p.state.Now.Add(-tt.since)
-		n.judge(p.state, n.mu.get())
+		n.chooseMode(p.state, n.mu.estimate())
 		assert.Equal(t, tt.want, n.mode, tt.name)
 	}
 }
@@ -242,14 +242,14 @@ func TestNimbusTakesBackWhatItHadBeforeTheSwitch(t *testing.T) {
 	} {
 		p, n := between(t, nimbusDelay, time.Minute)
 		for range nimbusHistory {
-			n.elastic.push(1.4e6, tt.had, 50*ms)
+			n.elastic.addSample(1.4e6, tt.had, 50*ms)
 		}
 		for range 300 { // the last 3 s: little is left
-			n.elastic.push(1.4e6, 0.1e6, 50*ms)
+			n.elastic.addSample(1.4e6, 0.1e6, 50*ms)
 		}
 		n.elastic.n--
 		n.elastic.value, n.looks = 3, nimbusLook
-		n.judge(p.state, n.mu.get())
+		n.chooseMode(p.state, n.mu.estimate())
 		require.Equal(t, nimbusCompetitive, n.mode)
 		assert.InEpsilon(t, tt.want*0.05/float64(DefaultMSS), n.cwnd, 1e-6, tt.name)
 		assert.Equal(t, n.cwnd, n.ssthresh, "no slow start from there")
@@ -258,7 +258,7 @@ func TestNimbusTakesBackWhatItHadBeforeTheSwitch(t *testing.T) {
 
 func TestNimbusCompetesAsCubicDoes(t *testing.T) {
 	p, n := between(t, nimbusCompetitive, time.Minute)
-	n.compete(p.state.Now, 40)
+	n.enterCompetitiveMode(p.state.Now, 40)
 	p.Wait(ms)
 	p.Lose(1)
 	assert.InEpsilon(t, 28, n.cwnd, 1e-9, "CUBIC's cut")
@@ -271,7 +271,7 @@ func TestNimbusCompetesAsCubicDoes(t *testing.T) {
 
 func TestNimbusLowersItsTargetGently(t *testing.T) {
 	p, n := between(t, nimbusDelay, 5*time.Second)
-	n.enterDelay(p.state, 2)
+	n.enterDelayMode(p.state, 2)
 	assert.InDelta(t, 2, n.ratio, 1e-9, "a queue that is there")
 	n.grid = p.state.Now.Add(nimbusGrid)
 	p.Wait(100 * ms)
@@ -286,13 +286,13 @@ func TestNimbusLetsAQueueOutThatHidesTheLeastRoundTrip(t *testing.T) {
 	p, n := between(t, nimbusDelay, 5*time.Second)
 	n.near, n.rtt, n.sent = p.state.Now, 62500*time.Microsecond, 1.5e6
 	n.cross = 0
-	n.steer(p.state)
+	n.setRate(p.state)
 	before := n.rate
 	p.Wait(nimbusDrainAfter)
-	n.steer(p.state)
+	n.setRate(p.state)
 	assert.InEpsilon(t, before/2, n.rate, 1e-9)
 	p.Wait(nimbusDrainRTTs * n.rtt)
-	n.steer(p.state)
+	n.setRate(p.state)
 	assert.InEpsilon(t, before, n.rate, 1e-9, "for three round trips")
 }
 
@@ -312,7 +312,7 @@ func TestNimbusPacesWithItsPulse(t *testing.T) {
 	least, most, sum := Rate(math.MaxInt64), Rate(0), 0.0
 	for range 20 { // one pulse
 		p.Wait(nimbusGrid)
-		n.steer(p.state)
+		n.setRate(p.state)
 		ctl := n.Control()
 		least, most, sum = min(least, ctl.PacingRate), max(most, ctl.PacingRate), sum+float64(ctl.PacingRate)/20
 		assert.InEpsilon(t, 2*1.5e6*0.0625, float64(ctl.Cwnd), 0.001, "two windows")

@@ -12,18 +12,18 @@ const minDivisor = time.Microsecond
 // segment each in which the literature counts windows.
 type segments struct{ mss Bytes }
 
-// learn adopts the sender's segment size; 0 leaves it as it is.
-func (s *segments) learn(mss Bytes) {
+// setMSS adopts the sender's segment size; 0 leaves it as it is.
+func (s *segments) setMSS(mss Bytes) {
 	if mss > 0 {
 		s.mss = mss
 	}
 }
 
-// packets converts bytes; a fraction of a segment counts as that fraction.
-func (s segments) packets(b Bytes) float64 { return float64(max(b, 0)) / float64(s.mss) }
+// toPackets converts bytes; a fraction of a segment counts as that fraction.
+func (s segments) toPackets(b Bytes) float64 { return float64(max(b, 0)) / float64(s.mss) }
 
-// bytes converts a window and keeps it within what Control allows.
-func (s segments) bytes(packets float64) Bytes {
+// toBytes converts a window and keeps it within what Control allows.
+func (s segments) toBytes(packets float64) Bytes {
 	b := packets * float64(s.mss)
 	switch {
 	case b >= float64(MaxCwnd):
@@ -35,30 +35,30 @@ func (s segments) bytes(packets float64) Bytes {
 	}
 }
 
-// clamp keeps a window between floor and the largest one there is, so that it
+// clampWindow keeps a window between floor and the largest one there is, so that it
 // never grows out of what a float counts exactly.
-func (s segments) clamp(packets, floor float64) float64 {
+func (s segments) clampWindow(packets, floor float64) float64 {
 	return min(max(packets, floor), max(float64(MaxCwnd)/float64(s.mss), floor))
 }
 
-// pace returns the rate that sends gain windows per round trip; 0 without a round trip.
-func (s segments) pace(gain, packets float64, rtt time.Duration) Rate {
+// pacingRate returns the rate that sends gain windows per round trip; 0 without a round trip.
+func (s segments) pacingRate(gain, packets float64, rtt time.Duration) Rate {
 	if rtt <= 0 {
 		return 0
 	}
-	return RateOf(s.bytes(gain*packets), max(rtt, minDivisor))
+	return RateOf(s.toBytes(gain*packets), max(rtt, minDivisor))
 }
 
-// bytesPerSecond and megabits convert between the Mbit/s of settings and traces
+// mbitToBytes and megabits convert between the Mbit/s of settings and traces
 // and the bytes per second that some algorithms reckon in.
-func bytesPerSecond(mbit float64) float64 { return mbit * 1e6 / 8 }
-func megabits(bytes float64) float64      { return bytes * 8 / 1e6 }
+func mbitToBytes(mbit float64) float64  { return mbit * 1e6 / 8 }
+func bytesToMbit(bytes float64) float64 { return bytes * 8 / 1e6 }
 
-// millis is d for Inspect.
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// toMillis is d for Inspect.
+func toMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// finite is v for Inspect: 0 where it is infinite.
-func finite(v float64) float64 {
+// finiteOrZero is v for Inspect: 0 where it is infinite.
+func finiteOrZero(v float64) float64 {
 	if math.IsInf(v, 0) {
 		return 0
 	}

@@ -143,8 +143,8 @@ func newPbe(cfg Config) *pbe {
 		late:     time.Duration(cfg.Params["late_ms"] * float64(time.Millisecond)),
 		byRate:   cfg.Params["detect"] == pbeByRate,
 		claims:   cfg.Params["claim"] == pbeFairShare,
-		least:    minFilter(),
-		slowest:  maxFilter(),
+		least:    newMinFilter(),
+		slowest:  newMaxFilter(),
 	}
 	spec, err := Lookup("bbr")
 	if err == nil {
@@ -159,27 +159,27 @@ func newPbe(cfg Config) *pbe {
 }
 
 func (p *pbe) OnAck(a Ack) {
-	p.bbr.learn(a.MSS)
+	p.bbr.setMSS(a.MSS)
 	if a.RTT > 0 {
 		p.flight = max(a.RTT, minDivisor)
-		p.least.add(a.Now, p.flight, pbeWindow)
+		p.least.addSample(a.Now, p.flight, pbeWindow)
 	}
 	if p.mode == pbeRamp || p.mode == pbeWireless {
 		// The queue is short as it is: BBR need not drain it to see RTprop.
-		p.bbr.rtprop, p.bbr.rtpropAt = p.least.get(), a.Now
+		p.bbr.rtprop, p.bbr.rtpropAt = p.least.extreme(), a.Now
 	}
 	p.bbr.OnAck(a)
-	p.hear(a.State)
-	p.count(a)
-	p.judge(a)
-	p.steer(a.State)
+	p.readHint(a.State)
+	p.countLatePackets(a)
+	p.locateBottleneck(a)
+	p.setLimits(a.State)
 }
 
 // rtprop is the least round trip of the last ten seconds.
-func (p *pbe) rtprop() time.Duration { return p.least.get() }
+func (p *pbe) rtprop() time.Duration { return p.least.extreme() }
 
-// hear takes in a hint, or that there is none.
-func (p *pbe) hear(s State) {
+// readHint takes in a hint, or that there is none.
+func (p *pbe) readHint(s State) {
 	p.age = s.Hint.Age(s.Now)
 	told := s.Hint != nil && s.Hint.Capacity > 0 && p.rtprop() > 0
 	if told {
@@ -187,26 +187,26 @@ func (p *pbe) hear(s State) {
 		if p.fair <= 0 {
 			p.fair = p.capacity
 		}
-		p.slowest.add(s.Now, p.capacity.TimeFor(p.bbr.mss), pbeFlights*max(s.SRTT, p.flight))
+		p.slowest.addSample(s.Now, p.capacity.TimeFor(p.bbr.mss), pbeFlights*max(s.SRTT, p.flight))
 	}
 	fresh := told && p.age <= max(pbeStale, pbeStaleRTTs*p.rtprop())
 	switch {
 	case !fresh && p.mode == pbeInternet:
 		p.stale = true
 		if !told || p.age > max(pbeSilence, pbeStaleRTTs*pbeStaleRTTs*p.rtprop()) {
-			p.enter(pbeAlone, s)
+			p.enterMode(pbeAlone, s)
 		}
 	case !fresh && p.mode != pbeAlone:
 		p.stale = true
-		p.enter(pbeInternet, s)
+		p.enterMode(pbeInternet, s)
 	case fresh && p.mode == pbeAlone && !p.bbr.fullPipe:
-		p.enter(pbeRamp, s)
+		p.enterMode(pbeRamp, s)
 	case fresh && (p.mode == pbeAlone || p.mode == pbeInternet && p.stale):
-		p.enter(pbeWireless, s)
+		p.enterMode(pbeWireless, s)
 	}
 }
 
-func (p *pbe) enter(m pbeMode, s State) {
+func (p *pbe) enterMode(m pbeMode, s State) {
 	from := p.mode
 	p.mode, p.since = m, s.Now
 	p.over, p.under = 0, 0
@@ -217,87 +217,87 @@ func (p *pbe) enter(m pbeMode, s State) {
 		p.stale = false
 	case pbeInternet:
 		if from != pbeAlone {
-			p.bbr.takeOver(s)
+			p.bbr.startFromModel(s)
 		}
 	}
 }
 
-// takeOver begins to probe from what the model has learnt under another's rate.
-func (b *bbr) takeOver(s State) {
+// startFromModel begins to probe from what the model has learnt under another's rate.
+func (b *bbr) startFromModel(s State) {
 	b.recovering, b.conserving = false, false
 	b.drained = drained{}
 	b.fullPipe = true
-	b.probeBW(s.Now)
+	b.enterProbeBW(s.Now)
 	b.setPacing(s.SRTT)
-	b.cwnd = b.clamp(b.allow(b.target(b.rate(), b.gain)), bbrMinCwnd)
+	b.cwnd = b.clampWindow(b.addBurstAllowance(b.bdpPackets(b.sendingRate(), b.gain)), bbrMinCwnd)
 }
 
-// threshold is the round trip beyond which a packet is late.
-func (p *pbe) threshold() time.Duration { return p.rtprop() + p.late }
+// lateThreshold is the round trip beyond which a packet is late.
+func (p *pbe) lateThreshold() time.Duration { return p.rtprop() + p.late }
 
-// row is how many late packets in a row mean a queue elsewhere.
-func (p *pbe) row() float64 {
+// lateRow is how many late packets in a row mean a queue elsewhere.
+func (p *pbe) lateRow() float64 {
 	span := time.Duration(p.rowSpan * float64(time.Millisecond))
-	return max(p.bbr.packets(p.capacity.BytesIn(span)), pbeLeastRow)
+	return max(p.bbr.toPackets(p.capacity.BytesIn(span)), pbeLeastRow)
 }
 
-// count notes whether packets are late.
-func (p *pbe) count(a Ack) {
+// countLatePackets notes whether packets are late.
+func (p *pbe) countLatePackets(a Ack) {
 	if a.RTT <= 0 {
 		return
 	}
-	n := p.bbr.packets(min(a.Acked, MaxCwnd))
+	n := p.bbr.toPackets(min(a.Acked, MaxCwnd))
 	switch {
-	case a.RTT <= p.threshold():
+	case a.RTT <= p.lateThreshold():
 		p.over, p.under = 0, p.under+n
 	case p.byRate && a.DeliveryRate <= 0: // there is no telling
-	case p.byRate && p.full(a):
+	case p.byRate && p.linkIsFull(a):
 		p.over, p.under = 0, p.under+n
 	default:
 		p.over, p.under = p.over+n, 0
 	}
 }
 
-// full reports whether the link carried all it could while the newest
+// linkIsFull reports whether the link carried all it could while the newest
 // acknowledged packet was under way, as far as is known: then what queues does
 // so there. PBE-CC's judgement is by delay alone, which takes each fade of the
 // link for a queue elsewhere.
-func (p *pbe) full(a Ack) bool {
-	segment := p.slowest.get()
-	return segment > 0 && a.DeliveryRate >= RateOf(p.bbr.mss, segment).times(pbeFull)
+func (p *pbe) linkIsFull(a Ack) bool {
+	segment := p.slowest.extreme()
+	return segment > 0 && a.DeliveryRate >= RateOf(p.bbr.mss, segment).scaleBy(pbeFull)
 }
 
-// judge decides where the bottleneck is.
-func (p *pbe) judge(a Ack) {
-	elsewhere := p.over >= p.row()
+// locateBottleneck decides where the bottleneck is.
+func (p *pbe) locateBottleneck(a Ack) {
+	elsewhere := p.over >= p.lateRow()
 	switch p.mode {
 	case pbeRamp:
 		switch {
 		case elsewhere:
-			p.enter(pbeDrain, a.State)
-		case p.ramped(a.Now) >= 1 || p.reached(a, max(p.capacity, p.fair)):
-			p.enter(pbeWireless, a.State)
+			p.enterMode(pbeDrain, a.State)
+		case p.rampProgress(a.Now) >= 1 || p.deliversAt(a, max(p.capacity, p.fair)):
+			p.enterMode(pbeWireless, a.State)
 		}
 	case pbeWireless:
 		if elsewhere {
-			p.enter(pbeDrain, a.State)
+			p.enterMode(pbeDrain, a.State)
 		}
 	case pbeDrain:
 		if a.Now.Sub(p.since) >= p.rtprop() {
-			p.enter(pbeInternet, a.State)
+			p.enterMode(pbeInternet, a.State)
 		}
 	case pbeInternet:
-		if !p.stale && p.under >= p.row() && p.reached(a, min(p.capacity, p.fair)) {
-			p.enter(pbeWireless, a.State)
+		if !p.stale && p.under >= p.lateRow() && p.deliversAt(a, min(p.capacity, p.fair)) {
+			p.enterMode(pbeWireless, a.State)
 		}
 	}
 }
 
-// reached reports whether the path delivers at a rate.
-func (p *pbe) reached(a Ack, r Rate) bool { return a.DeliveryRate >= r.times(pbeReached) }
+// deliversAt reports whether the path delivers at a rate.
+func (p *pbe) deliversAt(a Ack, r Rate) bool { return a.DeliveryRate >= r.scaleBy(pbeReached) }
 
-// ramped is how much of the ramp is over.
-func (p *pbe) ramped(now Time) float64 {
+// rampProgress is how much of the ramp is over.
+func (p *pbe) rampProgress(now Time) float64 {
 	span := p.rampRTTs * float64(p.rtprop())
 	if span <= 0 {
 		return 1
@@ -305,38 +305,38 @@ func (p *pbe) ramped(now Time) float64 {
 	return min(float64(now.Sub(p.since))/span, 1)
 }
 
-// steer sets rate and window where BBR does not, and what BBR may ask for.
-func (p *pbe) steer(s State) {
+// setLimits sets rate and window where BBR does not, and what BBR may ask for.
+func (p *pbe) setLimits(s State) {
 	p.ticks = 0
 	b := p.bbr
 	// The link may be silent; but the news that it no longer is come with
 	// acknowledgements.
-	least := b.pace(1, pbeMinCwnd, p.rtprop())
+	least := b.pacingRate(1, pbeMinCwnd, p.rtprop())
 	switch p.mode {
 	case pbeAlone:
 		return
 	case pbeInternet:
 		b.maxRate = p.fair
 		if p.stale { // what has been delivered is all that is known
-			b.maxRate = b.rate()
+			b.maxRate = b.sendingRate()
 		}
 		b.maxRate = max(b.maxRate, least)
 		return
 	case pbeRamp:
-		p.rate = max(p.fair.times(p.ramped(s.Now)), b.pace(1, p.floor, p.rtprop()))
+		p.rate = max(p.fair.scaleBy(p.rampProgress(s.Now)), b.pacingRate(1, p.floor, p.rtprop()))
 	case pbeWireless:
 		p.rate = p.capacity
 		if p.claims { // what the host had is what it asked for, a round trip ago
 			p.rate = max(p.rate, p.fair)
 		}
 	case pbeDrain:
-		p.rate = b.rate().times(pbeDrainGain)
+		p.rate = b.sendingRate().scaleBy(pbeDrainGain)
 	}
 	p.rate = min(max(p.rate, least), maxBbrRate)
 	if p.mode == pbeDrain {
-		p.cwnd = b.clamp(b.gain*b.bdp(b.rate()), pbeMinCwnd)
+		p.cwnd = b.clampWindow(b.gain*b.bdpAt(b.sendingRate()), pbeMinCwnd)
 	} else {
-		p.cwnd = b.clamp(p.headroom*b.bdp(p.rate)+pbeQuanta, pbeMinCwnd)
+		p.cwnd = b.clampWindow(p.headroom*b.bdpAt(p.rate)+pbeQuanta, pbeMinCwnd)
 	}
 	if s.Inflight > 0 {
 		p.ticks = s.Now.Add(pbeTick)
@@ -347,29 +347,31 @@ func (p *pbe) steer(s State) {
 // is lost was lost to the radio.
 func (p *pbe) OnLoss(l Loss) {
 	p.bbr.OnLoss(l)
-	p.hear(l.State)
+	p.readHint(l.State)
 	if l.Timeout && p.mode != pbeAlone && !p.stale {
 		p.floor = pbeMinCwnd
-		p.enter(pbeRamp, l.State)
+		p.enterMode(pbeRamp, l.State)
 	}
-	p.steer(l.State)
+	p.setLimits(l.State)
 }
 
 // OnTick looks for news while no acknowledgement comes.
 func (p *pbe) OnTick(s State) {
 	p.bbr.OnTick(s)
-	p.hear(s)
-	p.steer(s)
+	p.readHint(s)
+	p.setLimits(s)
 }
 
 // Inspect shows what Spec.Internals lists.
 func (p *pbe) Inspect() Internals {
-	in := Internals{p.capacity.Mbps(), p.fair.Mbps(), 0, p.bbr.bw.get().Mbps(), millis(p.rtprop()), p.over, p.row(), 0}
+	in := Internals{
+		p.capacity.Mbps(), p.fair.Mbps(), 0, p.bbr.bw.maxRate().Mbps(), toMillis(p.rtprop()), p.over, p.lateRow(), 0,
+	}
 	if p.mode != pbeAlone && p.mode != pbeInternet {
 		in[2] = p.rate.Mbps()
 	}
 	if p.mode != pbeAlone {
-		in[7] = millis(p.age)
+		in[7] = toMillis(p.age)
 	}
 	return in
 }
@@ -383,5 +385,5 @@ func (p *pbe) Control() Control {
 		ctl.Phase = pbePhases[pbeInternet]
 		return ctl
 	}
-	return Control{Cwnd: p.bbr.bytes(p.cwnd), PacingRate: max(p.rate, 1), NextTick: p.ticks, Phase: pbePhases[p.mode]}
+	return Control{Cwnd: p.bbr.toBytes(p.cwnd), PacingRate: max(p.rate, 1), NextTick: p.ticks, Phase: pbePhases[p.mode]}
 }

@@ -39,38 +39,38 @@ func (r RadioReport) Hint() Hint {
 	}
 	var capacity, fair, link float64
 	for _, c := range r.Cells {
-		c = c.sane()
+		c = c.clampValues()
 		users := float64(c.Users)
 		capacity += radioGoodput(c.BitsPerBlock*(c.Mine+c.Idle/users), c.BitErrors, radioPasses)
 		fair += radioGoodput(c.BitsPerBlock*c.Blocks/users, c.BitErrors, radioPasses)
 		link += c.BitsPerBlock * c.Blocks
 		h.Flows = max(h.Flows, c.Users)
 	}
-	h.Capacity, h.FairShare, h.LinkRate = subframes(capacity), subframes(fair), subframes(link)
+	h.Capacity, h.FairShare, h.LinkRate = rateOfSubframe(capacity), rateOfSubframe(fair), rateOfSubframe(link)
 	return h
 }
 
-// sane bounds what a monitor may have got wrong.
-func (c RadioCell) sane() RadioCell {
-	c.Blocks = bounded(c.Blocks, 1e6)
-	c.Mine = bounded(c.Mine, c.Blocks)
-	c.Idle = bounded(c.Idle, c.Blocks-c.Mine)
-	c.BitsPerBlock = bounded(c.BitsPerBlock, 1e6)
-	c.BitErrors = bounded(c.BitErrors, 1)
+// clampValues bounds what a monitor may have got wrong.
+func (c RadioCell) clampValues() RadioCell {
+	c.Blocks = clampFinite(c.Blocks, 1e6)
+	c.Mine = clampFinite(c.Mine, c.Blocks)
+	c.Idle = clampFinite(c.Idle, c.Blocks-c.Mine)
+	c.BitsPerBlock = clampFinite(c.BitsPerBlock, 1e6)
+	c.BitErrors = clampFinite(c.BitErrors, 1)
 	c.Users = max(c.Users, 1)
 	return c
 }
 
-// bounded is v within 0 and most; 0 for what is no number.
-func bounded(v, most float64) float64 {
+// clampFinite is v within 0 and most; 0 for what is no number.
+func clampFinite(v, most float64) float64 {
 	if math.IsNaN(v) {
 		return 0
 	}
 	return min(max(v, 0), most)
 }
 
-// subframes turns bits per subframe into a rate.
-func subframes(bits float64) Rate { return max(Rate(math.Round(bits*subframeRate)), 1) }
+// rateOfSubframe turns bits per subframe into a rate.
+func rateOfSubframe(bits float64) Rate { return max(Rate(math.Round(bits*subframeRate)), 1) }
 
 // radioGoodput is what a transport gets, C_t, of what the radio carries, C_p,
 // both in bits per subframe: overhead γ is taken off, and a block of L bits is

@@ -151,8 +151,8 @@ func TestPbeThresholds(t *testing.T) {
 		c := newPbePath(t, tt.ref, tt.capacity, tt.capacity)
 		c.path.state.MSS = 1500
 		c.Ack(1, 30*ms, 0)
-		assert.Equal(t, tt.late, c.threshold(), tt.name)
-		assert.InDelta(t, tt.row, c.row(), 1e-9, tt.name)
+		assert.Equal(t, tt.late, c.lateThreshold(), tt.name)
+		assert.InDelta(t, tt.row, c.lateRow(), 1e-9, tt.name)
 	}
 }
 

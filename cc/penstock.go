@@ -108,19 +108,19 @@ type penstock struct {
 	idle    time.Duration  // of silences so far, in which nothing was in flight: no rate is over them
 	empty   Time           // when the queue was last seen empty, or was to be emptied
 
-	receives   bool // as in Config
-	next       Time // when to drain, unless the queue is seen empty before
-	drainDepth float64
-	drainFrom  Time          // what left after this finds the queue drained
-	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
-	drained    Time          // what left before this found the queue as draining left it
-	drainLeft  time.Duration // least round trip of that; 0: none yet
-	doubted    time.Duration // that of the draining before, where it did not come down to the base
-	stand      standing
-	train      train
-	sole       sole
-	asked      bool // a train is to tell whether others have filled the queue
-	slow       bool // few packets of the newest train took long enough to tell
+	receives    bool // as in Config
+	next        Time // when to drain, unless the queue is seen empty before
+	drainDepth  float64
+	drainFrom   Time          // what left after this finds the queue drained
+	drainEnd    Time          // by then it is over, whatever an outage has made of the round trip
+	drained     Time          // what left before this found the queue as draining left it
+	drainLeft   time.Duration // least round trip of that; 0: none yet
+	doubted     time.Duration // that of the draining before, where it did not come down to the base
+	rivalQueue  standingQueue
+	train       ackTrain
+	aloneOnEdge aloneDetector
+	asked       bool // a train is to tell whether others have filled the queue
+	slow        bool // few packets of the newest train took long enough to tell
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -133,12 +133,12 @@ func newPenstock(cfg Config) *penstock {
 		segments: segments{cfg.MSS},
 		competes: cfg.Params["compete"] == 1,
 		receives: cfg.Receives,
-		base:     minFilter(),
-		best:     maxFilter(),
+		base:     newMinFilter(),
+		best:     newMaxFilter(),
 		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
 		rival:    cubic{lossWindow: newLossWindow(cfg)},
 	}
-	p.initial = p.packets(cfg.InitialCwnd)
+	p.initial = p.toPackets(cfg.InitialCwnd)
 	p.restart()
 	return p
 }
@@ -147,8 +147,9 @@ func newPenstock(cfg Config) *penstock {
 // is sent again shows no round trip: until one comes the newest queue counts, and a long one ends slow start.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
-	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link, guess: p.stand.guess}
-	p.cwnd, p.back = p.clamp(p.initial, ownMinCwnd), 0
+	known := p.rivalQueue
+	p.rivalQueue = standingQueue{rest: known.rest, rate: known.rate, link: known.link, guess: known.guess}
+	p.cwnd, p.back = p.clampWindow(p.initial, ownMinCwnd), 0
 	p.short.reset()
 	p.long.reset()
 	p.rate, p.held = 0, 0
@@ -156,75 +157,77 @@ func (p *penstock) restart() {
 }
 
 func (p *penstock) OnAck(a Ack) {
-	p.learn(a.MSS)
+	p.setMSS(a.MSS)
 	p.rival.OnAck(a)
-	if p.sole.update(a.State); !p.sole.is {
-		p.surrender(a.Now)
+	if p.aloneOnEdge.onState(a.State); !p.aloneOnEdge.is {
+		p.forgetTrain(a.Now)
 	}
-	p.sample(a)
-	p.deliver(a)
-	p.aim.excess.judge(a.State, float64(a.Acked), p.target)
-	base := p.base.get()
+	p.addRTTSample(a)
+	p.updateDeliveryRate(a)
+	p.aim.excess.onAck(a.State, float64(a.Acked), p.target)
+	base := p.base.extreme()
 	if base == 0 || p.rate == 0 {
-		p.start(a)
+		p.growInSlowStart(a)
 		return
 	}
 	if p.phase == ownStarting {
-		if p.start(a); p.queue > max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base))) {
-			p.track(a.Now)
+		p.growInSlowStart(a)
+		ownQueue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base)))
+		if p.queue > ownQueue {
+			p.leaveSlowStart(a.Now)
 		}
 		return
 	}
-	counts := p.phase == ownTracking && a.CwndLimited && a.left() >= p.drained
-	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
+	counts := p.phase == ownTracking && a.CwndLimited && a.sentTime() >= p.drained
+	p.aim.addAck(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyThreshold(), counts && a.RTT > 0)
 	switch p.phase {
 	case ownTracking:
-		if p.due(a.Now) || p.asks(a.Now) {
-			p.drain(a.State, ownDrainDepth)
+		if p.isDrainDue(a.Now) || p.shouldDrainForTrain(a.Now) {
+			p.beginDraining(a.State, ownDrainDepth)
 		}
 	case ownDraining:
-		p.endDrain(a)
+		p.checkDrainEnd(a)
 	}
 	p.followTrain(a)
-	p.follow(a)
+	p.setWindowFromRate(a)
 	if p.phase == ownTracking && a.RTT > 0 {
-		p.watch(a, a.RTT-p.reverse)
+		p.watchForRivals(a, a.RTT-p.reverse)
 	}
 }
 
-// sample takes in a round trip.
-func (p *penstock) sample(a Ack) {
+// addRTTSample takes in a round trip.
+func (p *penstock) addRTTSample(a Ack) {
 	if a.RTT <= 0 {
 		return
 	}
 	p.reverse = a.ReverseQueue
 	rtt := max(a.RTT-p.reverse, minDivisor)
 	p.srtt = max(a.SRTT, minDivisor)
-	if p.phase == ownTracking && rtt < p.base.get()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
-		p.drain(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
+	if p.phase == ownTracking && rtt < p.base.extreme()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
+		p.beginDraining(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
 	}
-	if rtt < p.base.get()-p.emptyBelow() {
-		p.aim.doubt()
+	if rtt < p.base.extreme()-p.emptyThreshold() {
+		p.aim.discountEmpty()
 	}
 	least := rtt
-	if p.stand.link != 0 { // the base is not to become the others' queue
-		least = min(rtt, p.base.get())
+	if p.rivalQueue.link != 0 { // the base is not to become the others' queue
+		least = min(rtt, p.base.extreme())
 	}
-	p.base.add(a.Now, least, 2*p.drainEvery())
-	p.queue = rtt - p.base.get()
-	paused := p.phase == ownTracking && a.Sent.At > p.drained && p.packets(a.Sent.Inflight) <= ownMinDrain
+	p.base.addSample(a.Now, least, 2*p.drainInterval())
+	p.queue = rtt - p.base.extreme()
+	paused := p.phase == ownTracking && a.Sent.At > p.drained && p.toPackets(a.Sent.Inflight) <= ownMinDrain
 	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
 		p.empty = a.Now
 	}
-	if p.queue <= p.emptyBelow() && a.left() >= p.stand.from && !(p.stand.guess && rtt >= trainLong) {
+	if p.queue <= p.emptyThreshold() && a.sentTime() >= p.rivalQueue.from && !(p.rivalQueue.guess && rtt >= trainLong) {
 		p.rivals = false
-		p.release(a.Now)
+		p.releaseShare(a.Now)
 	}
 }
 
-// deliver updates the delivery rate.
-func (p *penstock) deliver(a Ack) {
-	short, long := p.windows()
+// updateDeliveryRate updates the delivery rate.
+func (p *penstock) updateDeliveryRate(a Ack) {
+	short, long := p.rateWindows()
 	if idle := a.Sent.At.Sub(p.heard); p.heard != 0 && a.Sent.Inflight == 0 && idle > p.srtt/ownIdle {
 		p.idle += idle
 		if p.phase == ownTracking { // in the first round trip there is nothing to come
@@ -236,12 +239,12 @@ func (p *penstock) deliver(a Ack) {
 	at := p.arrived.Add(-p.idle)
 	if p.long.n == 0 {
 		began := at.Add(-max(a.RTT, a.SRTT))
-		p.short.add(began, a.Delivered-a.Acked, short)
-		p.long.add(began, a.Delivered-a.Acked, long)
+		p.short.addMark(began, a.Delivered-a.Acked, short)
+		p.long.addMark(began, a.Delivered-a.Acked, long)
 	}
-	p.short.add(at, a.Delivered, short)
-	p.long.add(at, a.Delivered, long)
-	p.rate = (p.short.rate(short) + p.long.rate(long)) / 2
+	p.short.addMark(at, a.Delivered, short)
+	p.long.addMark(at, a.Delivered, long)
+	p.rate = (p.short.rateOver(short) + p.long.rateOver(long)) / 2
 	switch {
 	case p.phase == ownDraining: // which sends less, not the link
 		p.rate, p.until = p.held, a.Now.Add(long)
@@ -250,29 +253,29 @@ func (p *penstock) deliver(a Ack) {
 	}
 }
 
-// start grows the window by what is delivered.
-func (p *penstock) start(a Ack) {
+// growInSlowStart grows the window by what is delivered.
+func (p *penstock) growInSlowStart(a Ack) {
 	if a.CwndLimited {
-		p.cwnd = p.clamp(p.cwnd+min(p.packets(a.Acked), p.cwnd), ownMinCwnd)
+		p.cwnd = p.clampWindow(p.cwnd+min(p.toPackets(a.Acked), p.cwnd), ownMinCwnd)
 	}
 }
 
-// track ends slow start: the rates before it are those of smaller windows.
-func (p *penstock) track(now Time) {
+// leaveSlowStart ends slow start: the rates before it are those of smaller windows.
+func (p *penstock) leaveSlowStart(now Time) {
 	p.phase, p.empty = ownTracking, now.Add(-ownDrainEvery)
-	p.stand.rate = max(p.stand.rate, p.rate)
-	p.next = p.multiple(now, ownDrainEvery)
-	short, _ := p.windows()
-	p.long.keep(short)
+	p.rivalQueue.rate = max(p.rivalQueue.rate, p.rate)
+	p.next = p.nextDrainTime(now, ownDrainEvery)
+	short, _ := p.rateWindows()
+	p.long.keepLast(short)
 }
 
-// windows are those that the rate is measured over. What is in flight comes back as
+// rateWindows are those that the rate is measured over. What is in flight comes back as
 // a train of acknowledgements, so that the short one is whole round trips: over a
 // part of one the rate would swing with the train, the window with the rate, and of
 // several connections that share it each would always meet the same part of the
 // swing. Where others fill the queue the swing is let be: it holds our place.
-func (p *penstock) windows() (short, long time.Duration) {
-	base := p.base.get()
+func (p *penstock) rateWindows() (short, long time.Duration) {
+	base := p.base.extreme()
 	short, long = max(ownShort, base), max(ownLong, ownLongBases*base)
 	alone := time.Duration(ownAloneQueue * p.target * float64(time.Second))
 	if p.queue < alone || p.reverse > base {
@@ -283,16 +286,18 @@ func (p *penstock) windows() (short, long time.Duration) {
 	return short, max(short, long)
 }
 
-func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), p.rate, p.mss) }
+func (p *penstock) emptyThreshold() time.Duration {
+	return emptyQueueThreshold(p.base.extreme(), p.rate, p.mss)
+}
 
-// follow sets the window by the rate.
-func (p *penstock) follow(a Ack) {
-	base := p.base.get().Seconds()
-	p.target = p.aim.seconds(p.rate, base)
-	p.best.add(a.Now, time.Duration(p.rate), max(ownBest, 2*p.srtt))
+// setWindowFromRate sets the window by the rate.
+func (p *penstock) setWindowFromRate(a Ack) {
+	base := p.base.extreme().Seconds()
+	p.target = p.aim.targetDelay(p.rate, base)
+	p.best.addSample(a.Now, time.Duration(p.rate), max(ownBest, 2*p.srtt))
 	back := p.rate
 	if p.phase != ownDraining && p.queue.Seconds() < p.target { // the way back tells late what the link carries
-		back = float64(p.best.get())
+		back = float64(p.best.extreme())
 	}
 	back *= min(p.reverse.Seconds(), ownReverseMost) / float64(p.mss)
 	cwnd := p.rate * (base + p.target)
@@ -303,27 +308,27 @@ func (p *penstock) follow(a Ack) {
 	if p.rivals && p.phase != ownDraining {
 		n = max(n, p.rival.cwnd)
 	}
-	if p.stand.link != 0 && p.phase != ownDraining {
-		n = p.share(a.Now, n)
+	if p.rivalQueue.link != 0 && p.phase != ownDraining {
+		n = p.shareWindow(a.Now, n)
 	}
 	if !a.CwndLimited { // the rate is the application's, but the queue on the way back is what it is now
 		n = max(n, p.cwnd-p.back+back)
 	}
 	p.back = back
-	least := max(ownMinCwnd, p.trainLeaves(a.Now))
+	least := max(ownMinCwnd, p.trainWindow(a.Now))
 	if p.phase == ownDraining {
 		least = ownMinDrain
 	}
-	p.cwnd = p.clamp(n, least)
+	p.cwnd = p.clampWindow(n, least)
 }
 
 func (p *penstock) OnLoss(l Loss) {
-	p.learn(l.MSS)
+	p.setMSS(l.MSS)
 	if l.Timeout {
 		p.rival.OnLoss(l)
 		p.expiry.reacted = l.Now
 		p.restart()
-		p.ask(l.Now)
+		p.requestTrain(l.Now)
 		return
 	}
 	if p.expiry.covers(l.SentAt) {
@@ -331,42 +336,44 @@ func (p *penstock) OnLoss(l Loss) {
 	}
 	p.aim.excess.lost += float64(l.Lost)
 	if p.phase == ownStarting && p.rate > 0 {
-		p.track(l.Now)
+		p.leaveSlowStart(l.Now)
 	}
-	if p.competes && p.losses.begin(l) {
-		p.ask(l.Now)
-		p.contend(l)
+	if p.competes && p.losses.beginEpoch(l) {
+		p.requestTrain(l.Now)
+		p.answerLoss(l)
 	}
 	p.rival.OnLoss(l)
 }
 
 // Inspect shows what Spec.Internals lists.
 func (p *penstock) Inspect() Internals {
-	i := Internals{megabits(p.rate), p.target * 1e3, millis(p.queue), millis(p.base.get()), 100 * p.aim.share()}
+	i := Internals{
+		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()), 100 * p.aim.emptyShare(),
+	}
 	if p.rivals {
 		i[5] = p.rival.cwnd
 	}
-	i[6] = megabits(p.stand.link)
-	i[7] = millis(p.reverse)
+	i[6] = bytesToMbit(p.rivalQueue.link)
+	i[7] = toMillis(p.reverse)
 	return i
 }
 
 func (p *penstock) Control() Control {
-	c := Control{Cwnd: p.bytes(p.cwnd), Phase: p.name()}
-	if base := p.base.get(); p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
+	c := Control{Cwnd: p.toBytes(p.cwnd), Phase: p.phaseName()}
+	if base := p.base.extreme(); p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
 		rtt := base + p.reverse + time.Duration(p.target*float64(time.Second))
-		c.PacingRate = p.pace(ownReverseGain, p.cwnd, rtt)
+		c.PacingRate = p.pacingRate(ownReverseGain, p.cwnd, rtt)
 	}
 	return c
 }
 
-func (p *penstock) name() string {
+func (p *penstock) phaseName() string {
 	switch {
 	case p.phase == ownStarting:
 		return "slow_start"
 	case p.phase == ownDraining:
 		return "draining"
-	case p.stand.link != 0 || p.rivals && p.rival.cwnd >= p.cwnd:
+	case p.rivalQueue.link != 0 || p.rivals && p.rival.cwnd >= p.cwnd:
 		return "competing"
 	default:
 		return "tracking"

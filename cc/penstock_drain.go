@@ -18,30 +18,30 @@ const (
 	ownProbeDepth   = 0.75 // where the question is whether others fill the queue: they leave less than this of it
 )
 
-// drainEvery is the interval of drainings.
-func (p *penstock) drainEvery() time.Duration {
+// drainInterval is the interval of drainings.
+func (p *penstock) drainInterval() time.Duration {
 	every := ownDrainEvery
-	for every < ownDrainBases*p.base.get() || p.stand.link != 0 && every < shareDrains*p.srtt {
+	for every < ownDrainBases*p.base.extreme() || p.rivalQueue.link != 0 && every < shareDrains*p.srtt {
 		every *= 2
 	}
 	return every
 }
 
-// due is whether to drain now: not where the queue was empty just before.
-func (p *penstock) due(now Time) bool {
+// isDrainDue is whether to drain now: not where the queue was empty just before.
+func (p *penstock) isDrainDue(now Time) bool {
 	if now < p.next || p.train.from != 0 {
 		return false
 	}
-	every := p.drainEvery()
-	p.next = p.multiple(now, every)
+	every := p.drainInterval()
+	p.next = p.nextDrainTime(now, every)
 	return now.Sub(p.empty) > every/2
 }
 
-// multiple is the next of an interval: all flows of an edge drain then, since none of
+// nextDrainTime is the next of an interval: all flows of an edge drain then, since none of
 // them empties the queue by itself. A window that a host is let send in drains half-way
 // between: its round trips meet the queue that our flows to the host make, and it is
 // not to shrink for that.
-func (p *penstock) multiple(now Time, every time.Duration) Time {
+func (p *penstock) nextDrainTime(now Time, every time.Duration) Time {
 	past := time.Duration(now) % every
 	if p.receives {
 		past = (past + every/2) % every
@@ -49,42 +49,42 @@ func (p *penstock) multiple(now Time, every time.Duration) Time {
 	return now.Add(every - past)
 }
 
-func (p *penstock) drain(s State, depth float64) {
+func (p *penstock) beginDraining(s State, depth float64) {
 	p.drainDepth = depth
 	p.phase, p.held = ownDraining, p.rate
 	p.drainFrom, p.drainLeft = s.Now.Add(s.SRTT), 0
-	p.drainEnd = s.Now.Add(p.drainEvery())
+	p.drainEnd = s.Now.Add(p.drainInterval())
 	p.empty = s.Now
 }
 
-// endDrain ends it once a round trip has passed with the queue drained. Where that
+// checkDrainEnd ends it once a round trip has passed with the queue drained. Where that
 // is as long as ever a second time, soon after, the queue is not ours: the first time
 // it may have been a flow that began. It is part of the path, but where it is long and
 // leaves us less than a share of the link; there a trial tells.
-func (p *penstock) endDrain(a Ack) {
-	left := a.left()
+func (p *penstock) checkDrainEnd(a Ack) {
+	left := a.sentTime()
 	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
 		p.drainLeft = a.RTT - p.reverse
 	}
-	if left < p.drainFrom.Add(p.base.get()) && a.Now < p.drainEnd {
+	if left < p.drainFrom.Add(p.base.extreme()) && a.Now < p.drainEnd {
 		return
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	if p.competes && p.sole.is {
-		p.train = train{from: a.Now, queued: p.drainLeft}
+	if p.competes && p.aloneOnEdge.is {
+		p.train = ackTrain{from: a.Now, queued: p.drainLeft}
 	}
 	first := p.doubted
 	p.doubted = 0
 	switch {
-	case p.drainLeft <= p.base.get()+p.emptyBelow():
-	case p.stand.link != 0:
-		p.try(a.Now, p.drainLeft)
+	case p.drainLeft <= p.base.extreme()+p.emptyThreshold():
+	case p.rivalQueue.link != 0:
+		p.beginTrial(a.Now, p.drainLeft)
 	case first == 0:
 		p.doubted = p.drainLeft
-		p.again(a.Now, a.Now.Add(ownRejoin))
-	case p.competes && min(first, p.drainLeft) > p.alone() && p.held < shareOfLink*p.stand.rate:
-		p.try(a.Now, p.drainLeft)
+		p.scheduleDrain(a.Now, a.Now.Add(ownRejoin))
+	case p.competes && min(first, p.drainLeft) > p.longestOwnRTT() && p.held < shareOfLink*p.rivalQueue.rate:
+		p.beginTrial(a.Now, p.drainLeft)
 	default:
-		p.rebase(a.Now, min(first, p.drainLeft))
+		p.resetBase(a.Now, min(first, p.drainLeft))
 	}
 }

@@ -25,42 +25,42 @@ type deliveryMark struct {
 	delivered Bytes
 }
 
-func (h *history) mark(i int) *deliveryMark { return &h.marks[(h.head+i)%historyMarks] }
+func (h *history) markAt(i int) *deliveryMark { return &h.marks[(h.head+i)%historyMarks] }
 
-// add notes the bytes delivered by now, for a window that may differ from call to call.
-func (h *history) add(now Time, delivered Bytes, window time.Duration) {
-	if h.n > 1 && now.Sub(h.mark(h.n-2).at) < window/historySpacing {
-		*h.mark(h.n - 1) = deliveryMark{now, delivered}
+// addMark notes the bytes delivered by now, for a window that may differ from call to call.
+func (h *history) addMark(now Time, delivered Bytes, window time.Duration) {
+	if h.n > 1 && now.Sub(h.markAt(h.n-2).at) < window/historySpacing {
+		*h.markAt(h.n - 1) = deliveryMark{now, delivered}
 		return
 	}
 	if h.n == historyMarks {
 		h.head = (h.head + 1) % historyMarks
 		h.n--
 	}
-	*h.mark(h.n) = deliveryMark{now, delivered}
+	*h.markAt(h.n) = deliveryMark{now, delivered}
 	h.n++
 }
 
-// rate returns the bytes per second delivered within the window before the
+// rateOver returns the bytes per second delivered within the window before the
 // newest note; over less time where there is less to remember, and 0 where there
 // is nothing.
-func (h *history) rate(window time.Duration) float64 {
+func (h *history) rateOver(window time.Duration) float64 {
 	if h.n < 2 {
 		return 0
 	}
-	newest, from := h.mark(h.n-1), h.mark(0)
+	newest, from := h.markAt(h.n-1), h.markAt(0)
 	if since := newest.at.Add(-window); from.at <= since {
-		later := sort.Search(h.n-1, func(i int) bool { return h.mark(i).at > since })
-		from = h.mark(later - 1)
+		later := sort.Search(h.n-1, func(i int) bool { return h.markAt(i).at > since })
+		from = h.markAt(later - 1)
 	} else {
 		window = newest.at.Sub(from.at)
 	}
 	return float64(newest.delivered-from.delivered) / max(window, minDivisor).Seconds()
 }
 
-// keep forgets all but the last d.
-func (h *history) keep(d time.Duration) {
-	for h.n > 2 && h.mark(h.n-1).at.Sub(h.mark(1).at) >= d {
+// keepLast forgets all but the last d.
+func (h *history) keepLast(d time.Duration) {
+	for h.n > 2 && h.markAt(h.n-1).at.Sub(h.markAt(1).at) >= d {
 		h.head = (h.head + 1) % historyMarks
 		h.n--
 	}

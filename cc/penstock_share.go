@@ -22,13 +22,13 @@ const (
 	shareDrains = 8      // round trips at least from one draining to the next
 )
 
-// standing is what is known of a round trip that stands above what we make it by ourselves.
+// standingQueue is what is known of a round trip that stands above what we make it by ourselves.
 // A queue of ours goes as less is in flight. What stays is a longer path, or the queue of
 // others, or a link that became slower meanwhile. A trial settles it: the window becomes
 // what half of the link, as it was before, has in flight at this round trip. Over a longer
 // path there is no more queue after it than before. On a slower link the round trip
 // grows as the window. Between the two are others, and the half of the link is held.
-type standing struct {
+type standingQueue struct {
 	round round
 	least time.Duration // round trip of this round
 
@@ -45,79 +45,81 @@ type standing struct {
 	rest   Time          // no trial before
 }
 
-// end forgets all but what the link carried.
-func (s *standing) end(rest Time) { *s = standing{round: s.round, rate: s.rate, rest: rest} }
-
-// alone is the longest round trip that we make by ourselves.
-func (p *penstock) alone() time.Duration {
-	target := p.target
-	if p.stand.rate > p.rate { // that others left us less is no reason for a longer queue
-		target = min(target, p.aim.seconds(p.stand.rate, p.base.get().Seconds()))
-	}
-	return p.base.get() + time.Duration(ownAloneQueue*target*float64(time.Second))
+// endStanding forgets all but what the link carried.
+func (s *standingQueue) endStanding(rest Time) {
+	*s = standingQueue{round: s.round, rate: s.rate, rest: rest}
 }
 
-// watch is called with each round trip of tracking, less its way back.
-func (p *penstock) watch(a Ack, rtt time.Duration) {
-	s := &p.stand
-	if a.left() < s.from {
+// longestOwnRTT is the longest round trip that we make by ourselves.
+func (p *penstock) longestOwnRTT() time.Duration {
+	target := p.target
+	if p.rivalQueue.rate > p.rate { // that others left us less is no reason for a longer queue
+		target = min(target, p.aim.targetDelay(p.rivalQueue.rate, p.base.extreme().Seconds()))
+	}
+	return p.base.extreme() + time.Duration(ownAloneQueue*target*float64(time.Second))
+}
+
+// watchForRivals is called with each round trip of tracking, less its way back.
+func (p *penstock) watchForRivals(a Ack, rtt time.Duration) {
+	s := &p.rivalQueue
+	if a.sentTime() < s.from {
 		s.least, s.round.start = 0, a.Now
 		return
 	}
 	if s.least == 0 || rtt < s.least {
 		s.least = rtt
 	}
-	if !s.round.ended(a) {
+	if !s.round.endsWith(a) {
 		return
 	}
 	least := s.least
 	s.least = 0
 	switch {
-	case least <= p.alone() && !s.guess:
+	case least <= p.longestOwnRTT() && !s.guess:
 		if s.since == 0 && a.CwndLimited {
 			s.rate += (p.rate - s.rate) * shareMemory
 		}
 		if s.link == 0 {
-			s.end(s.rest)
+			s.endStanding(s.rest)
 		}
 	case s.former != 0: // it was a queue
-		p.rebase(a.Now, s.former)
+		p.resetBase(a.Now, s.former)
 		p.until = 0
-		s.end(a.Now.Add(p.drainEvery()))
+		s.endStanding(a.Now.Add(p.drainInterval()))
 	case s.before != 0:
-		p.judge(a, least)
+		p.endTrial(a, least)
 	case s.link != 0:
 		if s.since != 0 && float64(least) > shareJump*float64(s.since) {
-			s.end(a.Now.Add(p.drainEvery()))
+			s.endStanding(a.Now.Add(p.drainInterval()))
 			return
 		}
 		s.since = least
 	case s.since == 0 || (least-s.since).Abs() > time.Duration(standWavers*float64(s.since)):
 		if p.rate < trainStarved*s.rate && float64(least) < shareJump*float64(s.since) {
-			p.ask(a.Now)
+			p.requestTrain(a.Now)
 		}
 		s.since, s.window = least, p.cwnd
 	case p.cwnd <= standShrink*s.window && a.CwndLimited && a.Now > s.rest:
-		p.try(a.Now, least)
+		p.beginTrial(a.Now, least)
 	}
 }
 
-// contend answers a loss: somebody may be filling the queue. Draining our part of
+// answerLoss answers a loss: somebody may be filling the queue. Draining our part of
 // it tells, once they have grown as large as we are.
-func (p *penstock) contend(l Loss) {
+func (p *penstock) answerLoss(l Loss) {
 	switch {
-	case p.stand.link != 0:
+	case p.rivalQueue.link != 0:
 	case !p.rivals:
 		p.rivals = true
 		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
-	case p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainEvery():
-		p.drain(l.State, ownProbeDepth)
+	case p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainInterval():
+		p.beginDraining(l.State, ownProbeDepth)
 	}
 }
 
-// try begins a trial, at that round trip.
-func (p *penstock) try(now Time, rtt time.Duration) {
-	s := &p.stand
+// beginTrial begins a trial, at that round trip.
+func (p *penstock) beginTrial(now Time, rtt time.Duration) {
+	s := &p.rivalQueue
 	p.rivals = false
 	s.before, s.small = rtt, p.cwnd
 	if s.link == 0 {
@@ -128,9 +130,9 @@ func (p *penstock) try(now Time, rtt time.Duration) {
 	s.least, s.round.start = 0, now
 }
 
-// judge ends a trial with the least round trip after it.
-func (p *penstock) judge(a Ack, least time.Duration) {
-	s := &p.stand
+// endTrial ends a trial with the least round trip after it.
+func (p *penstock) endTrial(a Ack, least time.Duration) {
+	s := &p.rivalQueue
 	before := s.before
 	s.before, s.since = 0, least
 	grown := float64(least-before) / float64(before)
@@ -138,23 +140,23 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 	case rise < trialRise:
 	case grown >= trialOwn*rise:
 		s.rate = p.rate
-		s.end(a.Now.Add(p.drainEvery()))
+		s.endStanding(a.Now.Add(p.drainInterval()))
 	case math.Abs(grown) <= standWavers && !s.guess:
-		s.former, s.link, s.guess = p.base.get(), 0, false
-		p.rebase(a.Now, least)
-		_, long := p.windows()
+		s.former, s.link, s.guess = p.base.extreme(), 0, false
+		p.resetBase(a.Now, least)
+		_, long := p.rateWindows()
 		p.held, p.until = s.rate, a.Now.Add(long)
 		s.from = a.Now.Add(least)
 	case !p.competes:
-		s.end(a.Now.Add(p.drainEvery()))
+		s.endStanding(a.Now.Add(p.drainInterval()))
 	}
 }
 
-// share is the window that half of the link has at the present round trip, without
+// shareWindow is the window that half of the link has at the present round trip, without
 // packets, the window without it, where it is in force.
-func (p *penstock) share(now Time, without float64) float64 {
-	s := &p.stand
-	rtt := p.base.get() + p.queue
+func (p *penstock) shareWindow(now Time, without float64) float64 {
+	s := &p.rivalQueue
+	rtt := p.base.extreme() + p.queue
 	if s.since != 0 {
 		rtt = min(rtt, shareMost*s.since)
 	}
@@ -163,25 +165,25 @@ func (p *penstock) share(now Time, without float64) float64 {
 	}
 	n := shareOfLink * s.link * (rtt + p.reverse).Seconds() / float64(p.mss)
 	if without > shareLess*n && s.before == 0 {
-		p.release(now)
+		p.releaseShare(now)
 	}
 	return max(n, without)
 }
 
-// rebase forgets the base for another.
-func (p *penstock) rebase(now Time, base time.Duration) {
+// resetBase forgets the base for another.
+func (p *penstock) resetBase(now Time, base time.Duration) {
 	p.base.reset()
-	p.base.add(now, base, 2*p.drainEvery())
+	p.base.addSample(now, base, 2*p.drainInterval())
 }
 
-// again has the next draining be at that time, even though the queue was seen empty.
-func (p *penstock) again(now, at Time) { p.next, p.empty = at, now.Add(-p.drainEvery()) }
+// scheduleDrain has the next draining be at that time, even though the queue was seen empty.
+func (p *penstock) scheduleDrain(now, at Time) { p.next, p.empty = at, now.Add(-p.drainInterval()) }
 
-// release holds the share no longer. Where the link was guessed the base may be of the others' queue.
-func (p *penstock) release(now Time) {
-	s := &p.stand
+// releaseShare holds the share no longer. Where the link was guessed the base may be of the others' queue.
+func (p *penstock) releaseShare(now Time) {
+	s := &p.rivalQueue
 	if s.guess {
-		p.again(now, now)
+		p.scheduleDrain(now, now)
 	}
 	s.link, s.guess = 0, false
 }

@@ -47,10 +47,10 @@ type queueTarget struct {
 	excess     lossGuard
 }
 
-// observe takes in an acknowledgement of n bytes at rate (bytes/s), and whether
+// addAck takes in an acknowledgement of n bytes at rate (bytes/s), and whether
 // it found the queue empty. counts is false where that says nothing: the sender
 // did not fill its window, or the window was not the target's.
-func (t *queueTarget) observe(now Time, n, rate float64, empty, counts bool) {
+func (t *queueTarget) addAck(now Time, n, rate float64, empty, counts bool) {
 	worth := n / rate // in seconds: bytes would count a faster start for longer
 	if t.heard == 0 {
 		t.all = targetPrior.Seconds()
@@ -72,31 +72,32 @@ func (t *queueTarget) observe(now Time, n, rate float64, empty, counts bool) {
 	}
 }
 
-// doubt is called when what found the queue empty did not: the base was too long.
-func (t *queueTarget) doubt() { t.empty = min(t.empty, targetEmpty*t.all) }
+// discountEmpty is called when what found the queue empty did not: the base was too long.
+func (t *queueTarget) discountEmpty() { t.empty = min(t.empty, targetEmpty*t.all) }
 
-// share is the part of the time in which bytes found no queue.
-func (t *queueTarget) share() float64 {
+// emptyShare is the part of the time in which bytes found no queue.
+func (t *queueTarget) emptyShare() float64 {
 	if t.all <= 0 {
 		return targetEmpty
 	}
 	return t.empty / t.all
 }
 
-// seconds is the queueing delay asked for at rate (bytes/s) over a path with that
+// targetDelay is the queueing delay asked for at rate (bytes/s) over a path with that
 // least round trip.
-func (t *queueTarget) seconds(rate, base float64) float64 {
-	adapted := min(max(targetGain*(t.share()-targetEmpty), targetLeast), targetMost)
+func (t *queueTarget) targetDelay(rate, base float64) float64 {
+	adapted := min(max(targetGain*(t.emptyShare()-targetEmpty), targetLeast), targetMost)
 	s := t.set * math.Exp(adapted) * math.Pow(rate/targetReference, -targetPower)
 	s *= math.Pow(max(base/targetBase, 1), targetBasePower)
 	s = min(s, t.excess.bound)
 	return max(s, targetFloor*base, t.gap)
 }
 
-// emptyBelow is the queueing delay up to which there is as good as no queue.
-func emptyBelow(base time.Duration, rate float64, mss Bytes) time.Duration {
+// emptyQueueThreshold is the queueing delay up to which there is as good as no queue.
+func emptyQueueThreshold(base time.Duration, rate float64, mss Bytes) time.Duration {
 	segment := queueEmptyParts * float64(mss) / max(rate, 1)
-	return max(queueEmpty, time.Duration(queueEmptyBases*float64(base)), time.Duration(min(segment, 1)*float64(time.Second)))
+	serialisation := time.Duration(min(segment, 1) * float64(time.Second))
+	return max(queueEmpty, time.Duration(queueEmptyBases*float64(base)), serialisation)
 }
 
 const (
@@ -123,9 +124,9 @@ type lossGuard struct {
 
 func newLossGuard() lossGuard { return lossGuard{bound: guardFree} }
 
-// judge is called with each acknowledgement of n bytes; target is the delay in
+// onAck is called with each acknowledgement of n bytes; target is the delay in
 // force, in seconds.
-func (g *lossGuard) judge(s State, n, target float64) {
+func (g *lossGuard) onAck(s State, n, target float64) {
 	g.acked += n
 	if g.since == 0 {
 		g.since = s.Now

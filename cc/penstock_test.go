@@ -30,7 +30,7 @@ func tracking(t *testing.T) (*path, *penstock) {
 func TestPenstockWindowIsRateTimesBaseAndTarget(t *testing.T) {
 	p, own := tracking(t)
 	assert.InEpsilon(t, 1000, own.rate/float64(DefaultMSS), 0.01) // a window ends between two packets
-	assert.Equal(t, 40*ms, own.base.get())
+	assert.Equal(t, 40*ms, own.base.extreme())
 	assert.InDelta(t, own.rate/float64(DefaultMSS)*(0.040+own.target), p.Cwnd(), 0.1)
 	assert.Equal(t, "tracking", p.alg.Control().Phase)
 }
@@ -66,7 +66,7 @@ func TestPenstockStartsAnewAfterATimeout(t *testing.T) {
 	p.Timeout()
 	assert.Equal(t, "slow_start", p.alg.Control().Phase)
 	assert.InDelta(t, InitialCwndPackets, p.Cwnd(), 0.1)
-	assert.Equal(t, 40*ms, own.base.get(), "the path is as long as it was")
+	assert.Equal(t, 40*ms, own.base.extreme(), "the path is as long as it was")
 }
 
 func TestPenstockDrainsWhenTheBaseHasNotBeenSeen(t *testing.T) {
@@ -87,16 +87,16 @@ func TestPenstockDrainsWhenTheBaseHasNotBeenSeen(t *testing.T) {
 	at := func() time.Duration { return time.Duration(p.state.Now) % ownDrainEvery }
 	drain(5001, 55*ms)
 	assert.Less(t, at(), 500*ms, "at the multiples of the interval, as all flows")
-	assert.Equal(t, 40*ms, own.base.get(), "that once may be a flow that began")
+	assert.Equal(t, 40*ms, own.base.extreme(), "that once may be a flow that began")
 	drain(1001, 40*ms)
 	drain(7500, 55*ms)
 	assert.Less(t, at(), 500*ms, "the next of them at which the queue was not empty just before")
-	assert.Equal(t, 40*ms, own.base.get(), "and so may this")
+	assert.Equal(t, 40*ms, own.base.extreme(), "and so may this")
 	drain(1001, 54*ms)
-	assert.Equal(t, 54*ms, own.base.get(), "what does not drain twice is part of the path, the lesser of both")
+	assert.Equal(t, 54*ms, own.base.extreme(), "what does not drain twice is part of the path, the lesser of both")
 	p.Wait(ms)
 	p.Ack(1, 45*ms)
-	assert.Equal(t, 45*ms, own.base.get(), "until something shorter is seen")
+	assert.Equal(t, 45*ms, own.base.extreme(), "until something shorter is seen")
 }
 
 func TestPenstockDrainsTheWindowThatAHostIsLetSendBetweenItsFlows(t *testing.T) {
@@ -146,10 +146,10 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 		for range 12 {
 			p.Round(tt.rtt(p.Cwnd()))
 		}
-		assert.Equal(t, tt.base, own.base.get(), tt.name)
-		assert.Equal(t, tt.half, own.stand.link != 0, tt.name)
+		assert.Equal(t, tt.base, own.base.extreme(), tt.name)
+		assert.Equal(t, tt.half, own.rivalQueue.link != 0, tt.name)
 		if tt.half {
-			link := own.stand.link / float64(DefaultMSS)
+			link := own.rivalQueue.link / float64(DefaultMSS)
 			assert.InEpsilon(t, 1000, link, 0.1, "what it carried")
 			for range 12 { // a draining among them
 				p.Round(tt.rtt(p.Cwnd()))
@@ -157,21 +157,21 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 			rtt := tt.rtt(p.Cwnd())
 			assert.InDelta(t, 0.5, p.Cwnd()/(link*rtt.Seconds()), 0.05, "as much as the others")
 			p.Round(41 * ms)
-			assert.Zero(t, own.stand.link, "they have left")
+			assert.Zero(t, own.rivalQueue.link, "they have left")
 		}
 	}
 }
 
 func TestPenstockDoesNotFillALinkThatStandsStill(t *testing.T) {
 	p, own := tracking(t)
-	for own.stand.link == 0 || own.stand.before != 0 {
+	for own.rivalQueue.link == 0 || own.rivalQueue.before != 0 {
 		p.Round(140*ms + time.Duration(p.Cwnd())*ms) // a queue of others
 	}
 	half := func(rtt time.Duration) float64 {
-		return shareOfLink * own.stand.link * rtt.Seconds() / float64(DefaultMSS)
+		return shareOfLink * own.rivalQueue.link * rtt.Seconds() / float64(DefaultMSS)
 	}
 	for _, n := range []float64{1.5, 2, 3, 6} { // times the least round trip
-		least := float64(own.stand.since)
+		least := float64(own.rivalQueue.since)
 		p.Wait(ms)
 		p.Ack(1, time.Duration(n*least))
 		assert.InDelta(t, half(time.Duration(min(n, 2)*least)), p.Cwnd(), 1)
@@ -221,7 +221,7 @@ func TestQueueTarget(t *testing.T) {
 		{"enough to grow by on the longest", 1000 * mbit, 0.6, 0, 600 * targetFloor},
 	} {
 		target := queueTarget{set: 0.030, empty: tt.empty * 1e6, all: 1e6, excess: newLossGuard()}
-		assert.InDelta(t, tt.want, 1e3*target.seconds(tt.rate, tt.base), 0.01, tt.name)
+		assert.InDelta(t, tt.want, 1e3*target.targetDelay(tt.rate, tt.base), 0.01, tt.name)
 	}
 }
 
@@ -232,17 +232,17 @@ func TestQueueTargetCountsTheLastMinute(t *testing.T) {
 	feed := func(d time.Duration, empty, counts bool) {
 		for range int(d / (10 * ms)) {
 			now = now.Add(10 * ms)
-			target.observe(now, rate/100, rate, empty, counts)
+			target.addAck(now, rate/100, rate, empty, counts)
 		}
 	}
 	feed(ms*10, false, false)
-	assert.InDelta(t, targetEmpty, target.share(), 1e-9, "before anything is known")
+	assert.InDelta(t, targetEmpty, target.emptyShare(), 1e-9, "before anything is known")
 	feed(time.Minute, false, false)
-	assert.InDelta(t, targetEmpty, target.share(), 1e-9, "what says nothing changes nothing")
+	assert.InDelta(t, targetEmpty, target.emptyShare(), 1e-9, "what says nothing changes nothing")
 	feed(4*time.Minute, false, true)
-	assert.Less(t, target.share(), 0.01)
+	assert.Less(t, target.emptyShare(), 0.01)
 	feed(6*time.Second, true, true)
-	assert.InDelta(t, 0.1, target.share(), 0.02, "a tenth of it")
+	assert.InDelta(t, 0.1, target.emptyShare(), 0.02, "a tenth of it")
 }
 
 func TestQueueTargetCoversTheGapsBetweenAcknowledgements(t *testing.T) {
@@ -250,10 +250,10 @@ func TestQueueTargetCoversTheGapsBetweenAcknowledgements(t *testing.T) {
 	now := Time(time.Second)
 	for range 200 {
 		now = now.Add(50 * ms)
-		target.observe(now, 50_000, 1e6, false, false)
+		target.addAck(now, 50_000, 1e6, false, false)
 	}
 	assert.InDelta(t, 0.050, target.gap, 0.001)
-	assert.InDelta(t, 0.050, target.seconds(1e6, 0.02), 0.001)
+	assert.InDelta(t, 0.050, target.targetDelay(1e6, 0.02), 0.001)
 }
 
 func TestLossGuard(t *testing.T) {
@@ -264,7 +264,7 @@ func TestLossGuard(t *testing.T) {
 			s.Now = s.Now.Add(ms)
 			share := loss(min(g.bound, 0.030))
 			g.lost += 1000 * share
-			g.judge(s, 1000*(1-share), min(g.bound, 0.030))
+			g.onAck(s, 1000*(1-share), min(g.bound, 0.030))
 		}
 		return &g
 	}
@@ -286,10 +286,10 @@ func TestHistoryRate(t *testing.T) {
 		for range rapid.IntRange(2, 800).Draw(t, "acks") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "ms")) * ms)
 			sum += Bytes(rapid.IntRange(0, 10_000).Draw(t, "bytes"))
-			h.add(now, sum, d)
+			h.addMark(now, sum, d)
 			at, total = append(at, now), append(total, sum)
 		}
-		got := h.rate(d)
+		got := h.rateOver(d)
 		if now.Sub(at[0]) < d+10*ms {
 			require.False(t, math.IsNaN(got) || got < 0)
 			return

@@ -26,8 +26,8 @@ const (
 	soleMemory = 5 * time.Second // sole looks back as long as this, or twice as long
 )
 
-// train is the burst behind a draining.
-type train struct {
+// ackTrain is the burst behind a draining.
+type ackTrain struct {
 	from   Time          // what leaves from here on is part of it; 0: there is no train
 	queued time.Duration // round trip before it, drained
 	first  Time          // when its first packet arrived
@@ -38,10 +38,10 @@ type train struct {
 	bytes  Bytes         // between head and before
 }
 
-// take counts an acknowledgement of what arrived then. Once the train is over it returns its
+// addAck counts an acknowledgement of what arrived then. Once the train is over it returns its
 // rate in bytes/s, or 0 where it was too short to tell.
-func (t *train) take(a Ack, arrived Time) (rate float64, over bool) {
-	left := a.left()
+func (t *ackTrain) addAck(a Ack, arrived Time) (rate float64, over bool) {
+	left := a.sentTime()
 	switch {
 	case t.from == 0 || left < t.from:
 	case left > t.from.Add(trainBurst):
@@ -62,8 +62,8 @@ func (t *train) take(a Ack, arrived Time) (rate float64, over bool) {
 	return 0, false
 }
 
-// sole tells whether a window has been the only one of the edge that its algorithm decides.
-type sole struct {
+// aloneDetector tells whether a window has been the only one of the edge that its algorithm decides.
+type aloneDetector struct {
 	marks [2]edgeMark // sole looks back to the first, the older one
 	is    bool
 }
@@ -74,8 +74,8 @@ type edgeMark struct {
 	own, edge Bytes
 }
 
-// update is called with each acknowledgement.
-func (o *sole) update(s State) {
+// onState is called with each acknowledgement.
+func (o *aloneDetector) onState(s State) {
 	if o.marks[1].at == 0 || s.Now.Sub(o.marks[1].at) >= soleMemory {
 		o.marks[0], o.marks[1] = o.marks[1], edgeMark{s.Now, s.Delivered, s.EdgeDelivered}
 	}
@@ -83,27 +83,27 @@ func (o *sole) update(s State) {
 	o.is = since.at != 0 && float64(s.Delivered-since.own) >= soleShare*float64(s.EdgeDelivered-since.edge)
 }
 
-// ask is called where something was lost, or hardly anything is left to us: the next train is to
+// requestTrain is called where something was lost, or hardly anything is left to us: the next train is to
 // tell whether others have filled the queue.
-func (p *penstock) ask(now Time) {
-	if p.competes && p.sole.is && p.srtt >= trainLong && now > p.stand.rest {
+func (p *penstock) requestTrain(now Time) {
+	if p.competes && p.aloneOnEdge.is && p.srtt >= trainLong && now > p.rivalQueue.rest {
 		p.asked = true
 	}
 }
 
-// asks is whether to drain for a train. It does not while half of a link is held that a train
+// shouldDrainForTrain is whether to drain for a train. It does not while half of a link is held that a train
 // told, or that was measured before others came. A short round trip tells that nobody has filled
 // the queue: a loss or a timeout was of something else, such as a link that was gone.
-func (p *penstock) asks(now Time) bool {
-	p.asked = p.asked && p.base.get()+p.queue >= trainLong
-	known := p.stand.guess || p.stand.link != 0 && p.base.get() < trainLong
+func (p *penstock) shouldDrainForTrain(now Time) bool {
+	p.asked = p.asked && p.base.extreme()+p.queue >= trainLong
+	known := p.rivalQueue.guess || p.rivalQueue.link != 0 && p.base.extreme() < trainLong
 	pause := max(ownDrainEvery, trainRounds*p.srtt)
 	return p.asked && !known && p.train.from == 0 && now.Sub(p.drainFrom) > pause
 }
 
-// trainLeaves is the least window now, in packets, so that the train tells the rate. A link so
+// trainWindow is the least window now, in packets, so that the train tells the rate. A link so
 // slow that a few packets told it needs none.
-func (p *penstock) trainLeaves(now Time) float64 {
+func (p *penstock) trainWindow(now Time) float64 {
 	if !p.asked || p.slow || p.train.from == 0 || now > p.train.from.Add(trainBurst) || p.train.queued < trainLong {
 		return 0
 	}
@@ -112,38 +112,38 @@ func (p *penstock) trainLeaves(now Time) float64 {
 
 // followTrain takes an acknowledgement of the train into account.
 func (p *penstock) followTrain(a Ack) {
-	if rate, over := p.train.take(a, p.arrived); over {
-		p.compare(a.Now, rate)
+	if rate, over := p.train.addAck(a, p.arrived); over {
+		p.compareTrainRate(a.Now, rate)
 	}
 }
 
-// compare answers by the rate of a train, where that told one. Where it did not, the next
+// compareTrainRate answers by the rate of a train, where that told one. Where it did not, the next
 // train is asked as well, unless the draining emptied the queue.
-func (p *penstock) compare(now Time, rate float64) {
-	s := &p.stand
+func (p *penstock) compareTrainRate(now Time, rate float64) {
+	s := &p.rivalQueue
 	told, asked := rate > 0, p.asked
 	link := trainFew * rate
 	p.asked = asked && !told && p.train.queued >= trainLong
 	p.slow = told && p.train.bytes < trainPackets*p.mss
 	switch {
 	case p.train.queued < trainLong || s.guess && told && p.held > trainJoint*link:
-		p.surrender(now)
+		p.forgetTrain(now)
 	case !told:
 	case s.guess:
 		s.link = link
 	case !asked && s.link == 0:
 	case max(p.held, s.link) > trainBelow*link:
-		s.rest = now.Add(trainRest * p.drainEvery())
+		s.rest = now.Add(trainRest * p.drainInterval())
 	default:
 		s.link, s.guess = link, true
-		p.doubted, p.next = 0, p.multiple(now, p.drainEvery())
-		p.try(now, p.train.queued)
+		p.doubted, p.next = 0, p.nextDrainTime(now, p.drainInterval())
+		p.beginTrial(now, p.train.queued)
 	}
 }
 
-// surrender gives up what a train said.
-func (p *penstock) surrender(now Time) {
-	if p.stand.guess {
-		p.stand.end(now)
+// forgetTrain gives up what a train said.
+func (p *penstock) forgetTrain(now Time) {
+	if p.rivalQueue.guess {
+		p.rivalQueue.endStanding(now)
 	}
 }

@@ -34,21 +34,22 @@ type prague struct {
 func (p *prague) OnAck(a Ack) {
 	p.srtt = a.SRTT
 	if !a.L4S {
-		p.grow(p.credit(a))
+		p.growWindow(p.growthCredit(a))
 		return
 	}
-	p.follow(a)
-	p.answer(a)
-	p.extend(a)
+	p.onAck(a)
+	p.answerMark(a)
+	p.growUnmarked(a)
 }
 
-func (p *prague) OnLoss(l Loss) { p.lose(l, renoBeta) }
+func (p *prague) OnLoss(l Loss) { p.cutWindow(l, renoBeta) }
 
 // Inspect shows what Spec.Internals lists.
 func (p *prague) Inspect() Internals {
-	return Internals{finite(p.ssthresh), p.alpha, float64(p.classic)}
+	return Internals{finiteOrZero(p.ssthresh), p.alpha, float64(p.classic)}
 }
 
 func (p *prague) Control() Control {
-	return Control{Cwnd: p.bytes(p.cwnd), PacingRate: p.pace(p.gain(), p.cwnd, p.srtt), Phase: p.phase()}
+	rate := p.pacingRate(p.pacingGain(), p.cwnd, p.srtt)
+	return Control{Cwnd: p.toBytes(p.cwnd), PacingRate: rate, Phase: p.phaseName()}
 }

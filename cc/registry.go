@@ -78,12 +78,12 @@ const Default = "penstock"
 // CheckReceives tells what keeps the algorithm from deciding the window that a receiver
 // advertises: what it needs and a receiver does not have.
 func (s Spec) CheckReceives() error {
-	if s.receives() {
+	if s.canReceive() {
 		return nil
 	}
 	var can []string
 	for _, other := range Specs() {
-		if other.receives() {
+		if other.canReceive() {
 			can = append(can, other.Name)
 		}
 	}
@@ -91,7 +91,7 @@ func (s Spec) CheckReceives() error {
 		"are about the other way; there are %s", s.Name, strings.Join(can, ", "))
 }
 
-func (s Spec) receives() bool {
+func (s Spec) canReceive() bool {
 	return !slices.Contains(s.Needs, NeedsPacing) && !slices.Contains(s.Needs, NeedsHints)
 }
 
@@ -143,14 +143,14 @@ func New(name string, cfg Config) (Algorithm, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = s.complete(cfg); err != nil {
+	if cfg, err = s.completeConfig(cfg); err != nil {
 		return nil, err
 	}
 	return s.New(cfg), nil
 }
 
-// complete fills in what New's caller may leave out.
-func (s Spec) complete(cfg Config) (Config, error) {
+// completeConfig fills in what New's caller may leave out.
+func (s Spec) completeConfig(cfg Config) (Config, error) {
 	var err error
 	if cfg.Params, err = s.Resolve(cfg.Params); err != nil {
 		return cfg, err
@@ -173,11 +173,11 @@ func (s Spec) Resolve(over Params) (Params, error) {
 		p[d.Name] = d.Default
 	}
 	for _, name := range slices.Sorted(maps.Keys(over)) {
-		d, err := s.param(name)
+		d, err := s.findParam(name)
 		if err != nil {
 			return nil, err
 		}
-		if err := d.check(over[name]); err != nil {
+		if err := d.checkValue(over[name]); err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
 		}
 		p[name] = over[name]
@@ -190,7 +190,7 @@ func (s Spec) Resolve(over Params) (Params, error) {
 	return p, nil
 }
 
-func (s Spec) param(name string) (Param, error) {
+func (s Spec) findParam(name string) (Param, error) {
 	i := slices.IndexFunc(s.Params, func(d Param) bool { return d.Name == name })
 	if i >= 0 {
 		return s.Params[i], nil
@@ -205,7 +205,7 @@ func (s Spec) param(name string) (Param, error) {
 	return Param{}, fmt.Errorf("%s has no parameter %q; it takes %s", s.Name, name, strings.Join(names, ", "))
 }
 
-func (d Param) check(v float64) error {
+func (d Param) checkValue(v float64) error {
 	lo, hi := d.Min, d.Max
 	if len(d.Choices) > 0 {
 		lo, hi = 0, float64(len(d.Choices)-1)
@@ -221,7 +221,7 @@ func (d Param) check(v float64) error {
 
 // ParseParam reads one setting: a number, or the name of a choice.
 func (s Spec) ParseParam(name, value string) (float64, error) {
-	d, err := s.param(name)
+	d, err := s.findParam(name)
 	if err != nil {
 		return 0, err
 	}
@@ -236,7 +236,7 @@ func (s Spec) ParseParam(name, value string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: parameter %s is %q, but must be a number", s.Name, name, value)
 	}
-	if err := d.check(v); err != nil {
+	if err := d.checkValue(v); err != nil {
 		return 0, fmt.Errorf("%s: %w", s.Name, err)
 	}
 	return v, nil

@@ -35,22 +35,22 @@ type lossWindow struct {
 func newLossWindow(cfg Config) lossWindow {
 	w := lossWindow{segments: segments{cfg.MSS}, ssthresh: infinite}
 	if cfg.Ssthresh > 0 {
-		w.ssthresh = max(w.packets(cfg.Ssthresh), minLossWindow)
+		w.ssthresh = max(w.toPackets(cfg.Ssthresh), minLossWindow)
 	}
 	w.first = w.ssthresh
-	w.cwnd = w.clamp(w.packets(cfg.InitialCwnd), timeoutWindow)
+	w.cwnd = w.clampWindow(w.toPackets(cfg.InitialCwnd), timeoutWindow)
 	return w
 }
 
-// credit returns how many acknowledged packets may grow the window. One event
+// growthCredit returns how many acknowledged packets may grow the window. One event
 // never counts for more than a window: that is what a round trip can bring.
-func (w *lossWindow) credit(a Ack) float64 {
-	w.learn(a.MSS)
-	w.recovering = w.epoch.covers(a.left())
+func (w *lossWindow) growthCredit(a Ack) float64 {
+	w.setMSS(a.MSS)
+	w.recovering = w.epoch.covers(a.sentTime())
 	if !w.recovering {
 		w.timedOut = false
 	}
-	n := min(w.packets(a.Acked), w.cwnd)
+	n := min(w.toPackets(a.Acked), w.cwnd)
 	switch {
 	case !a.CwndLimited:
 		return 0
@@ -67,35 +67,35 @@ var showSsthresh = Internal{Name: "ssthresh_packets", About: "window at which sl
 
 func (w *lossWindow) inSlowStart() bool { return w.cwnd < w.ssthresh }
 
-// slowStart grows the window by n packets up to ssthresh and returns how many
+// growInSlowStart grows the window by n packets up to ssthresh and returns how many
 // of n are left for congestion avoidance. There is no limit of two segments per
 // acknowledgement (RFC 3465 §2.2): an event may stand for many of them.
-func (w *lossWindow) slowStart(n float64) (left float64) {
+func (w *lossWindow) growInSlowStart(n float64) (left float64) {
 	step := min(n, w.ssthresh-w.cwnd)
-	w.cwnd = w.clamp(w.cwnd+step, timeoutWindow)
+	w.cwnd = w.clampWindow(w.cwnd+step, timeoutWindow)
 	return n - step
 }
 
-// avoid is congestion avoidance: one packet per window acknowledged.
-func (w *lossWindow) avoid(n float64) { w.cwnd = w.clamp(w.cwnd+n/w.cwnd, timeoutWindow) }
+// growLinearly is congestion avoidance: one packet per window acknowledged.
+func (w *lossWindow) growLinearly(n float64) { w.cwnd = w.clampWindow(w.cwnd+n/w.cwnd, timeoutWindow) }
 
-// grow is slow start followed by congestion avoidance.
-func (w *lossWindow) grow(n float64) {
+// growWindow is slow start followed by congestion avoidance.
+func (w *lossWindow) growWindow(n float64) {
 	if w.inSlowStart() {
-		n = w.slowStart(n)
+		n = w.growInSlowStart(n)
 	}
 	if n > 0 {
-		w.avoid(n)
+		w.growLinearly(n)
 	}
 }
 
-// lose applies a loss or a timeout with the factor beta and reports whether it
+// cutWindow applies a loss or a timeout with the factor beta and reports whether it
 // opened a new congestion event. The cut is taken from the window instead of
 // the flight size: an event may have acknowledged much of the flight, and the
 // window does not grow while it is not used (RFC 9438 §4.6 allows it then).
-func (w *lossWindow) lose(l Loss, beta float64) (fresh bool) {
-	w.learn(l.MSS)
-	fresh = w.epoch.begin(l)
+func (w *lossWindow) cutWindow(l Loss, beta float64) (fresh bool) {
+	w.setMSS(l.MSS)
+	fresh = w.epoch.beginEpoch(l)
 	if fresh {
 		w.ssthresh = max(w.cwnd*beta, minLossWindow)
 		w.cwnd = min(w.cwnd, w.ssthresh)
@@ -112,7 +112,7 @@ func (w *lossWindow) lose(l Loss, beta float64) (fresh bool) {
 	return fresh
 }
 
-func (w *lossWindow) phase() string {
+func (w *lossWindow) phaseName() string {
 	switch {
 	case w.inSlowStart():
 		return "slow_start"
@@ -127,10 +127,10 @@ type reno struct {
 	lossWindow
 }
 
-func (r *reno) OnAck(a Ack)   { r.grow(r.credit(a)) }
-func (r *reno) OnLoss(l Loss) { r.lose(l, renoBeta) }
+func (r *reno) OnAck(a Ack)   { r.growWindow(r.growthCredit(a)) }
+func (r *reno) OnLoss(l Loss) { r.cutWindow(l, renoBeta) }
 
 // Inspect shows the slow-start threshold.
-func (r *reno) Inspect() Internals { return Internals{finite(r.ssthresh)} }
+func (r *reno) Inspect() Internals { return Internals{finiteOrZero(r.ssthresh)} }
 
-func (r *reno) Control() Control { return Control{Cwnd: r.bytes(r.cwnd), Phase: r.phase()} }
+func (r *reno) Control() Control { return Control{Cwnd: r.toBytes(r.cwnd), Phase: r.phaseName()} }

@@ -44,15 +44,17 @@ type scalable struct {
 }
 
 // newScalable starts at an alpha of 1: the first mark says nothing of how many follow.
-func newScalable(w lossWindow) scalable { return scalable{lossWindow: w, alpha: 1, base: minFilter()} }
+func newScalable(w lossWindow) scalable {
+	return scalable{lossWindow: w, alpha: 1, base: newMinFilter()}
+}
 
-// follow takes in an acknowledgement of bytes that said ECT(1).
-func (s *scalable) follow(a Ack) {
-	s.learn(a.MSS)
+// onAck takes in an acknowledgement of bytes that said ECT(1).
+func (s *scalable) onAck(a Ack) {
+	s.setMSS(a.MSS)
 	s.acked += a.Acked
 	s.marked += a.Marked
 	if forward := a.RTT - a.ReverseQueue; a.RTT > 0 {
-		s.base.add(a.Now, forward, classicBase)
+		s.base.addSample(a.Now, forward, classicBase)
 		if s.least == 0 || forward < s.least {
 			s.least = forward
 		}
@@ -68,7 +70,7 @@ func (s *scalable) follow(a Ack) {
 	}
 	s.alpha += scalableGain * (float64(s.marked)/float64(s.acked) - s.alpha)
 	if s.marked > 0 && s.least > 0 {
-		if s.stands(a.SRTT) {
+		if s.queueIsStanding(a.SRTT) {
 			s.classic = min(s.classic+1, classicMost)
 		} else {
 			s.classic = max(s.classic-1, 0)
@@ -77,10 +79,10 @@ func (s *scalable) follow(a Ack) {
 	s.round, s.acked, s.marked, s.least = a.Now, 0, 0, 0
 }
 
-// stands tells whether the queue never was short in the round that ends.
-func (s *scalable) stands(srtt time.Duration) bool {
+// queueIsStanding tells whether the queue never was short in the round that ends.
+func (s *scalable) queueIsStanding(srtt time.Duration) bool {
 	packets := time.Duration(classicSize / s.cwnd * float64(srtt))
-	return s.least-s.base.get() >= max(classicQueue, packets)
+	return s.least-s.base.extreme() >= max(classicQueue, packets)
 }
 
 // isClassic tells whether marks stand for losses.
@@ -89,53 +91,53 @@ func (s *scalable) isClassic() bool { return s.classic >= classicRounds }
 // virtualRound is what a round trip counts as.
 func virtualRound(rtt time.Duration) time.Duration { return max(rtt, scalableRound) }
 
-// answer has a mark in a shorten the window, unless one did in this round trip.
-func (s *scalable) answer(a Ack) {
+// answerMark has a mark in a shorten the window, unless one did in this round trip.
+func (s *scalable) answerMark(a Ack) {
 	switch {
-	case a.Marked == 0 || a.left() <= s.first: // nothing is paced before there is a round trip
+	case a.Marked == 0 || a.sentTime() <= s.first: // nothing is paced before there is a round trip
 	case s.isClassic():
-		s.lose(Loss{State: a.State, SentAt: a.left()}, renoBeta)
+		s.cutWindow(Loss{State: a.State, SentAt: a.sentTime()}, renoBeta)
 	case s.cut == 0 || a.Now.Sub(s.cut) >= virtualRound(a.SRTT):
 		s.cut = a.Now
-		s.cwnd = s.clamp(s.cwnd*(1-s.alpha/2), minLossWindow)
+		s.cwnd = s.clampWindow(s.cwnd*(1-s.alpha/2), minLossWindow)
 		s.ssthresh = s.cwnd
 	}
 }
 
-// extend has unmarked bytes lengthen the window: by a packet per round trip of 25 ms or
+// growUnmarked has unmarked bytes lengthen the window: by a packet per round trip of 25 ms or
 // more, and by as much less as shorter ones are.
-func (s *scalable) extend(a Ack) {
+func (s *scalable) growUnmarked(a Ack) {
 	if s.isClassic() {
-		s.grow(s.credit(a))
+		s.growWindow(s.growthCredit(a))
 		return
 	}
 	a.Acked -= min(a.Marked, a.Acked)
-	n := s.credit(a)
+	n := s.growthCredit(a)
 	if s.inSlowStart() {
-		n = s.slowStart(n)
+		n = s.growInSlowStart(n)
 	}
-	s.avoid(n * scalableRise(a.SRTT))
+	s.growLinearly(n * scalableGrowth(a.SRTT))
 }
 
-// hasten has a window that no mark holds any more grow by a sixteenth per round trip:
+// growFaster has a window that no mark holds any more grow by a sixteenth per round trip:
 // one sender alone at a queue that marks from a threshold on meets a mark every
 // sqrt(cwnd / 2) round trips (RFC 8257 §1; Alizadeh et al., SIGMETRICS 2011), and twice as
 // long without any is taken for room.
-func (s *scalable) hasten(a Ack) {
-	period := math.Sqrt(s.cwnd/2/scalableRise(a.SRTT)) * a.SRTT.Seconds()
+func (s *scalable) growFaster(a Ack) {
+	period := math.Sqrt(s.cwnd/2/scalableGrowth(a.SRTT)) * a.SRTT.Seconds()
 	if !s.isClassic() && a.Marked == 0 && a.Now.Sub(s.heard).Seconds() > scalablePatience*period {
-		s.cwnd = s.clamp(s.cwnd+s.credit(a)*scalableHaste, minLossWindow)
+		s.cwnd = s.clampWindow(s.cwnd+s.growthCredit(a)*scalableHaste, minLossWindow)
 	}
 }
 
-// scalableRise is by how many packets per round trip the window grows.
-func scalableRise(rtt time.Duration) float64 {
+// scalableGrowth is by how many packets per round trip the window grows.
+func scalableGrowth(rtt time.Duration) float64 {
 	part := float64(max(rtt, minDivisor)) / float64(virtualRound(rtt))
 	return part * part
 }
 
-// gain is how many windows are paced out in a round trip: an L4S queue has no room for bursts.
-func (s *scalable) gain() float64 {
+// pacingGain is how many windows are paced out in a round trip: an L4S queue has no room for bursts.
+func (s *scalable) pacingGain() float64 {
 	if s.cwnd < s.ssthresh/2 {
 		return slowStartGain
 	}

@@ -116,35 +116,35 @@ type sprout struct {
 func newSprout(cfg Config) *sprout {
 	s := &sprout{
 		segments: segments{cfg.MSS},
-		model:    newSproutModel(sproutTableOf(cfg.Params)),
+		model:    newSproutModel(sproutTableFor(cfg.Params)),
 		unit:     cfg.Params["unit_bytes"],
 		quantile: cfg.Params["quantile"],
 		target:   int(cfg.Params["target_ticks"]),
 		spread:   int(cfg.Params["spread_ticks"]),
 		initial:  cfg.InitialCwnd,
 	}
-	s.rest(State{})
+	s.forgetRate(State{})
 	return s
 }
 
-// sproutTableOf returns the constants of the model, which all flows share.
-func sproutTableOf(p Params) *sproutTable {
+// sproutTableFor returns the constants of the model, which all flows share.
+func sproutTableFor(p Params) *sproutTable {
 	if p["outage"] == sproutNormalise {
 		return sproutNormalised()
 	}
 	return sproutReference()
 }
 
-// rest forgets the rate; ticks begin anew with the next acknowledgement.
-func (s *sprout) rest(st State) {
+// forgetRate forgets the rate; ticks begin anew with the next acknowledgement.
+func (s *sprout) forgetRate(st State) {
 	s.ends, s.came, s.some, s.limited, s.idle, s.silent = 0, 0, false, false, 0, 0
-	s.model.forget()
-	s.foresee(st)
+	s.model.resetToUniform()
+	s.updateForecast(st)
 }
 
 func (s *sprout) OnAck(a Ack) {
-	s.advance(a.State, a.Acked)
-	if s.fed.on() {
+	s.endTicks(a.State, a.Acked)
+	if s.fed.hasForecast() {
 		return
 	}
 	if s.ends == 0 {
@@ -153,21 +153,21 @@ func (s *sprout) OnAck(a Ack) {
 	}
 	s.came += float64(max(a.Acked, 0))
 	s.some = s.some || a.Acked > 0
-	s.base.sample(a)
+	s.base.addRTTSample(a)
 }
 
 // OnLoss leaves the rate as it is: what is lost is not acknowledged, and that says it.
-func (s *sprout) OnLoss(l Loss) { s.advance(l.State, 0) }
+func (s *sprout) OnLoss(l Loss) { s.endTicks(l.State, 0) }
 
 // OnTick takes in the ticks that have ended.
-func (s *sprout) OnTick(st State) { s.advance(st, 0) }
+func (s *sprout) OnTick(st State) { s.endTicks(st, 0) }
 
-// advance closes the ticks that ended before an event, by which acked more
+// endTicks closes the ticks that ended before an event, by which acked more
 // bytes are known to be delivered.
-func (s *sprout) advance(st State, acked Bytes) {
-	s.learn(st.MSS)
-	if s.fed.on() {
-		s.fed.advance(st)
+func (s *sprout) endTicks(st State, acked Bytes) {
+	s.setMSS(st.MSS)
+	if s.fed.hasForecast() {
+		s.fed.drainQueue(st)
 		return
 	}
 	s.limited = s.limited || st.CwndLimited
@@ -175,25 +175,25 @@ func (s *sprout) advance(st State, acked Bytes) {
 	case s.ends == 0 || st.Now < s.ends:
 		return
 	case st.Now.Sub(s.ends) >= sproutRest:
-		s.rest(st)
+		s.forgetRate(st)
 		return
 	}
 	for ; s.ends <= st.Now; s.ends = s.ends.Add(sproutTick) {
-		s.close(st.Delivered+st.Inflight, st.Delivered-acked)
+		s.endTick(st.Delivered+st.Inflight, st.Delivered-acked)
 	}
 	s.limited = false
 	switch {
 	case st.Inflight+acked > 0:
 		s.idle = 0
 	case s.idle >= int(sproutRest/sproutTick):
-		s.rest(st)
+		s.forgetRate(st)
 		return
 	}
-	s.foresee(st)
+	s.updateForecast(st)
 }
 
-// close ends a tick: so many bytes had been sent by then, and so many delivered.
-func (s *sprout) close(sent, delivered Bytes) {
+// endTick ends a tick: so many bytes had been sent by then, and so many delivered.
+func (s *sprout) endTick(sent, delivered Bytes) {
 	s.sent[s.ticks%sproutMemory] = sent
 	back := min(int((s.base.rtt+sproutTick-1)/sproutTick), sproutMemory-1)
 	overdue := s.sent[(s.ticks+sproutMemory-back)%sproutMemory] > delivered
@@ -210,47 +210,49 @@ func (s *sprout) close(sent, delivered Bytes) {
 	case !s.limited || n == 0 && !overdue:
 		// What the application does not send cannot arrive, nor what has not had the
 		// time: neither says anything about the link.
-		s.observe(s.silent, 0)
+		s.addArrivals(s.silent, 0)
 		s.silent = 0
-		s.model.evolve()
+		s.model.evolveTick()
 	case n > 0:
-		s.observe(s.silent+1, n)
+		s.addArrivals(s.silent+1, n)
 		s.silent = 0
 	case s.silent+1 < s.spread:
 		s.silent++ // nothing can be sent for it, so its time to be taken in may come
 	default:
-		s.observe(1, 0)
+		s.addArrivals(1, 0)
 	}
 }
 
-// observe takes in n units that came in the course of so many ticks.
-func (s *sprout) observe(ticks, n int) {
+// addArrivals takes in n units that came in the course of so many ticks.
+func (s *sprout) addArrivals(ticks, n int) {
 	for i := range ticks {
-		s.model.evolve()
-		s.model.observe(n*(i+1)/ticks - n*i/ticks)
+		s.model.evolveTick()
+		s.model.addArrivals(n*(i+1)/ticks - n*i/ticks)
 	}
 }
 
-// foresee draws the conclusions, once a tick.
-func (s *sprout) foresee(st State) {
-	s.rate = s.model.mean()
-	s.ahead = s.model.forecast(s.target, s.quantile, s.ahead)
+// updateForecast draws the conclusions, once a tick.
+func (s *sprout) updateForecast(st State) {
+	s.rate = s.model.meanRate()
+	s.ahead = s.model.forecastUnits(s.target, s.quantile, s.ahead)
 	// What the window has room for, and what will leave it, goes out over a tick.
-	room := max(0, s.window()-float64(st.Inflight)) + s.rate*s.unit*sproutTickSecs
-	s.pace = RateOf(Bytes(max(room, sproutLeast(s.unit))), sproutTick)
+	room := max(0, s.windowBytes()-float64(st.Inflight)) + s.rate*s.unit*sproutTickSecs
+	s.pace = RateOf(Bytes(max(room, leastBytesPerTick(s.unit))), sproutTick)
 }
 
-// sproutLeast is what is always let go in a tick, in bytes: a unit each sproutProbe.
-func sproutLeast(unit float64) float64 { return unit * float64(sproutTick) / float64(sproutProbe) }
+// leastBytesPerTick is what is always let go in a tick, in bytes: a unit each sproutProbe.
+func leastBytesPerTick(unit float64) float64 {
+	return unit * float64(sproutTick) / float64(sproutProbe)
+}
 
-// window is what may be in the network, in bytes: what is under way without a
+// windowBytes is what may be in the network, in bytes: what is under way without a
 // queue, and what will have left the queue in time.
-func (s *sprout) window() float64 {
+func (s *sprout) windowBytes() float64 {
 	under := s.rate * s.base.rtt.Seconds()
 	switch {
 	case s.base.rtt == 0:
 		return float64(s.initial)
-	case s.base.draining():
+	case s.base.isDraining():
 		return s.base.holds
 	}
 	return s.unit * (under + float64(s.ahead))
@@ -259,22 +261,22 @@ func (s *sprout) window() float64 {
 // OnForecast hands over what a receiver forecasts, when the sender's next byte
 // has number next. From the first one on they alone decide; see SproutSender.
 func (s *sprout) OnForecast(st State, next Bytes, f SproutForecast) {
-	s.learn(st.MSS)
+	s.setMSS(st.MSS)
 	s.fed.unit, s.fed.target = s.unit, s.target
-	s.fed.take(st, next, f)
+	s.fed.setForecast(st, next, f)
 }
 
 // Inspect shows what Spec.Internals lists.
 func (s *sprout) Inspect() Internals {
-	return Internals{s.rate, s.model.p[0], float64(s.ahead), millis(s.base.rtt), s.window(), float64(s.silent)}
+	return Internals{s.rate, s.model.p[0], float64(s.ahead), toMillis(s.base.rtt), s.windowBytes(), float64(s.silent)}
 }
 
 func (s *sprout) Control() Control {
-	if s.fed.on() {
-		return s.fed.control(s.segments)
+	if s.fed.hasForecast() {
+		return s.fed.currentLimits(s.segments)
 	}
 	ctl := Control{
-		Cwnd:       s.bytes(s.window() / float64(s.mss)),
+		Cwnd:       s.toBytes(s.windowBytes() / float64(s.mss)),
 		PacingRate: s.pace,
 		NextTick:   s.ends,
 		Phase:      "forecast",
@@ -284,7 +286,7 @@ func (s *sprout) Control() Control {
 		ctl.Phase = "start"
 	case s.ends == 0:
 		ctl.Phase = "idle"
-	case s.base.draining():
+	case s.base.isDraining():
 		ctl.Phase = "probe_rtt"
 	}
 	return ctl
@@ -300,16 +302,16 @@ type sproutBase struct {
 	holds float64       // what may be in flight meanwhile, bytes
 }
 
-func (b *sproutBase) draining() bool { return b.until != 0 }
+func (b *sproutBase) isDraining() bool { return b.until != 0 }
 
-func (b *sproutBase) sample(a Ack) {
+func (b *sproutBase) addRTTSample(a Ack) {
 	rtt := max(a.RTT, minDivisor)
 	switch {
 	case a.RTT <= 0:
 	case b.rtt == 0 || rtt <= b.rtt+b.rtt/sproutNear:
 		b.rtt = min(rtt, cmp.Or(b.rtt, rtt))
 		b.seen, b.until = a.Now, 0
-	case !b.draining():
+	case !b.isDraining():
 		if a.Now.Sub(b.seen) >= sproutBaseWindow {
 			b.until, b.least = a.Now.Add(max(sproutLeastDrain, 2*a.SRTT)), rtt
 			// Of what is in flight, what would be without the queue: true of any link,

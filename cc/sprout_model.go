@@ -24,19 +24,19 @@ const sproutMost = 100
 
 func newSproutModel(t *sproutTable) sproutModel {
 	m := sproutModel{sproutTable: t}
-	m.forget()
+	m.resetToUniform()
 	return m
 }
 
-// forget believes any rate as likely as any other.
-func (m *sproutModel) forget() {
+// resetToUniform believes any rate as likely as any other.
+func (m *sproutModel) resetToUniform() {
 	for i := range m.p {
 		m.p[i] = 1.0 / sproutBins
 	}
 }
 
-// evolve lets a tick pass: the rate may have wandered.
-func (m *sproutModel) evolve() {
+// evolveTick lets a tick pass: the rate may have wandered.
+func (m *sproutModel) evolveTick() {
 	const last = sproutBins - 1
 	outage, bottom, top := m.p[0], 0.0, 0.0
 	for k := range m.spread {
@@ -67,12 +67,12 @@ func (m *sproutModel) evolve() {
 		m.p[k] += outage * m.outage[k]
 	}
 	m.p[0], m.p[last] = bottom+outage*m.outage[0], top
-	m.normalise()
+	m.normaliseBelief()
 }
 
-// observe takes in that n units arrived in the tick: Bayes' rule with the
+// addArrivals takes in that n units arrived in the tick: Bayes' rule with the
 // Poisson distribution.
-func (m *sproutModel) observe(n int) {
+func (m *sproutModel) addArrivals(n int) {
 	likely := &m.arrive[min(n, sproutCounts-1)]
 	for i := range m.p {
 		m.p[i] *= likely[i]
@@ -82,16 +82,16 @@ func (m *sproutModel) observe(n int) {
 			m.p[i] *= math.Pow(m.rate[i]/sproutMaxRate, float64(beyond)) // but for a factor that all share
 		}
 	}
-	m.normalise()
+	m.normaliseBelief()
 }
 
-func (m *sproutModel) normalise() {
+func (m *sproutModel) normaliseBelief() {
 	sum := 0.0
 	for _, p := range m.p {
 		sum += p
 	}
 	if !(sum > 0) { // no rate explains it
-		m.forget()
+		m.resetToUniform()
 		return
 	}
 	scale := 1 / sum
@@ -100,8 +100,8 @@ func (m *sproutModel) normalise() {
 	}
 }
 
-// mean is the expected rate, units/s.
-func (m *sproutModel) mean() float64 {
+// meanRate is the expected rate, units/s.
+func (m *sproutModel) meanRate() float64 {
 	sum := 0.0
 	for i, p := range m.p {
 		sum += p * m.rate[i]
@@ -109,21 +109,21 @@ func (m *sproutModel) mean() float64 {
 	return sum
 }
 
-// forecast returns how many units will be delivered within h ticks but for the
+// forecastUnits returns how many units will be delivered within h ticks but for the
 // probability quantile; from is a guess, such as the last answer.
-func (m *sproutModel) forecast(h int, quantile float64, from int) int {
+func (m *sproutModel) forecastUnits(h int, quantile float64, from int) int {
 	c := min(max(from, 0), len(m.reaches[h])-1)
-	for c > 0 && m.atMost(h, c-1) >= quantile {
+	for c > 0 && m.probabilityAtMost(h, c-1) >= quantile {
 		c--
 	}
-	for c < len(m.reaches[h])-1 && m.atMost(h, c) < quantile {
+	for c < len(m.reaches[h])-1 && m.probabilityAtMost(h, c) < quantile {
 		c++
 	}
 	return c
 }
 
-// atMost is the probability that at most c units are delivered within h ticks.
-func (m *sproutModel) atMost(h, c int) float64 {
+// probabilityAtMost is the probability that at most c units are delivered within h ticks.
+func (m *sproutModel) probabilityAtMost(h, c int) float64 {
 	row := &m.reaches[h][c]
 	var a, b float64
 	for i := 0; i+1 < sproutBins; i += 2 {

@@ -12,8 +12,8 @@ import (
 func belief(t *sproutTable, counts ...int) *sproutModel {
 	m := newSproutModel(t)
 	for _, n := range counts {
-		m.evolve()
-		m.observe(n)
+		m.evolveTick()
+		m.addArrivals(n)
 	}
 	return &m
 }
@@ -35,7 +35,7 @@ func certain(bin int) (p sproutRow) {
 
 func (m *sproutModel) forecasts(quantile float64) (counts [sproutHorizons]int) {
 	for h := range counts {
-		counts[h] = m.forecast(h+1, quantile, 0)
+		counts[h] = m.forecastUnits(h+1, quantile, 0)
 	}
 	return counts
 }
@@ -45,7 +45,7 @@ func TestSproutModelWorkedNumbers(t *testing.T) {
 	unobserved := func(t *sproutTable, n int, counts ...int) *sproutModel {
 		m := belief(t, counts...)
 		for range n {
-			m.evolve()
+			m.evolveTick()
 		}
 		return m
 	}
@@ -130,11 +130,11 @@ func TestSproutModelWorkedNumbers(t *testing.T) {
 			[8]int{},
 		},
 		"beyond 100, all counts are one": {
-			belief(reference, 100_000), 0.05, belief(reference, 100).mean(), 0,
+			belief(reference, 100_000), 0.05, belief(reference, 100).meanRate(), 0,
 			belief(reference, 100).forecasts(0.05),
 		},
 	} {
-		assert.InDelta(t, tt.mean, tt.model.mean(), max(0.01*tt.mean, 0.05), "%s: mean rate", name)
+		assert.InDelta(t, tt.mean, tt.model.meanRate(), max(0.01*tt.mean, 0.05), "%s: mean rate", name)
 		assert.InDelta(t, tt.outage, tt.model.p[0], 0.001, "%s: outage", name)
 		for h, c := range tt.model.forecasts(tt.quantile) {
 			assert.InDelta(t, tt.counts[h], c, 1, "%s: within %d ticks", name, h+1)
@@ -188,12 +188,12 @@ func TestSproutModelWandersAsTheDefinitionSays(t *testing.T) {
 		for j := range want {
 			mean += want[j] * value[j]
 		}
-		back, backward := table.before(&value), 0.0
+		back, backward := table.stepBack(&value), 0.0
 		for i, p := range m.p {
 			backward += p * back[i]
 		}
 		assert.InDelta(t, mean, backward, 1e-5, "from bin %d, backwards", start)
-		m.evolve()
+		m.evolveTick()
 		for j := range want {
 			assert.InDelta(t, want[j]/sum, m.p[j], 1e-5, "from bin %d to bin %d", start, j)
 		}
@@ -223,7 +223,7 @@ func TestSproutForecastIsThatOfItsDefinition(t *testing.T) {
 					h, start)
 			}
 			m := sproutModel{sproutTable: table, p: p}
-			m.evolve()
+			m.evolveTick()
 			p = m.p
 		}
 	}
@@ -249,22 +249,22 @@ func TestSproutModelProperties(t *testing.T) {
 			}
 		}
 		guess := rapid.IntRange(-10, 1000).Draw(t, "guess")
-		assert.Equal(t, cautious[4], m.forecast(5, 0.05, guess), "the guess does not matter")
+		assert.Equal(t, cautious[4], m.forecastUnits(5, 0.05, guess), "the guess does not matter")
 	})
 }
 
 func TestSproutModelUnobservedWidens(t *testing.T) {
 	m := belief(sproutReference(), times(200, 10)...)
-	mean, before := m.mean(), m.forecasts(0.05)
+	mean, before := m.meanRate(), m.forecasts(0.05)
 	for range 10 {
-		m.evolve()
+		m.evolveTick()
 	}
-	assert.InDelta(t, mean, m.mean(), 1, "the mean stays")
+	assert.InDelta(t, mean, m.meanRate(), 1, "the mean stays")
 	for h, c := range m.forecasts(0.05) {
 		assert.Less(t, c, before[h], "the forecast within %d ticks gets more cautious", h+1)
 	}
 	m.p = sproutRow{}
-	m.observe(1)
+	m.addArrivals(1)
 	assert.Equal(t, belief(sproutReference()).p, m.p, "what no rate explains leaves no belief")
 }
 

@@ -68,13 +68,13 @@ func newSproutTable(normalised bool) *sproutTable {
 			p *= t.rate[i] * sproutTickSecs / float64(k+1)
 		}
 	}
-	t.wander(normalised)
-	t.foresee()
+	t.fillTransitions(normalised)
+	t.fillReaches()
 	return t
 }
 
-// wander works out the transitions of one tick.
-func (t *sproutTable) wander(normalised bool) {
+// fillTransitions works out the transitions of one tick.
+func (t *sproutTable) fillTransitions(normalised bool) {
 	s := sproutSigma * math.Sqrt(sproutTickSecs)
 	below := func(edge, rate float64) float64 { return math.Erfc((rate-edge)/(s*math.Sqrt2)) / 2 }
 	edge := func(i int) float64 { return float64(i) * sproutBinWidth }
@@ -105,10 +105,10 @@ func (t *sproutTable) wander(normalised bool) {
 	}
 }
 
-// foresee works out reaches. The counts of successive ticks are taken as
+// fillReaches works out reaches. The counts of successive ticks are taken as
 // independent once the first rate is given, as in the reference; within a tick
 // the arrivals come first, the wandering after.
-func (t *sproutTable) foresee() {
+func (t *sproutTable) fillReaches() {
 	// ahead[k][i] is the probability of k arrivals in the h-th tick when the first
 	// one had bin i, times mass[i]: what is left of a row that sums to less than 1.
 	ahead, tick, mass := t.arrive, t.arrive, sproutRow{}
@@ -122,17 +122,17 @@ func (t *sproutTable) foresee() {
 				tick[k][i] = ahead[k][i] / mass[i]
 			}
 		}
-		exactly = convolve(exactly, tick[:])
-		t.reaches[h] = cumulate(exactly)
+		exactly = convolveCounts(exactly, tick[:])
+		t.reaches[h] = cumulateCounts(exactly)
 		for k := range ahead {
-			ahead[k] = t.before(&ahead[k])
+			ahead[k] = t.stepBack(&ahead[k])
 		}
-		mass = t.before(&mass)
+		mass = t.stepBack(&mass)
 	}
 }
 
-// before returns, for each bin, what v amounts to on average a tick later.
-func (t *sproutTable) before(v *sproutRow) (out sproutRow) {
+// stepBack returns, for each bin, what v amounts to on average a tick later.
+func (t *sproutTable) stepBack(v *sproutRow) (out sproutRow) {
 	const last = sproutBins - 1
 	for k, p := range t.outage {
 		out[0] += p * v[k]
@@ -154,8 +154,8 @@ func (t *sproutTable) before(v *sproutRow) (out sproutRow) {
 	return out
 }
 
-// convolve returns the distribution of the sum of two independent counts.
-func convolve(a, b []sproutRow) []sproutRow {
+// convolveCounts returns the distribution of the sum of two independent counts.
+func convolveCounts(a, b []sproutRow) []sproutRow {
 	sum := make([]sproutRow, len(a)+len(b)-1)
 	for m := range a {
 		for n := range b {
@@ -168,8 +168,8 @@ func convolve(a, b []sproutRow) []sproutRow {
 	return sum
 }
 
-// cumulate turns probabilities of exactly so many into those of at most so many.
-func cumulate(exactly []sproutRow) []sproutRow {
+// cumulateCounts turns probabilities of exactly so many into those of at most so many.
+func cumulateCounts(exactly []sproutRow) []sproutRow {
 	most := make([]sproutRow, len(exactly))
 	most[0] = exactly[0]
 	for c := 1; c < len(most); c++ {

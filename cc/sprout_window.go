@@ -52,13 +52,13 @@ func NewSproutReceiver(now Time, over Params) (*SproutReceiver, error) {
 		return nil, err
 	}
 	return &SproutReceiver{
-		model: newSproutModel(sproutTableOf(p)), unit: p["unit_bytes"], quantile: p["quantile"], began: now,
+		model: newSproutModel(sproutTableFor(p)), unit: p["unit_bytes"], quantile: p["quantile"], began: now,
 	}, nil
 }
 
 // OnPacket takes in a packet.
 func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
-	r.advance(now)
+	r.endTicks(now)
 	r.came += float64(p.Size)
 	r.silent = max(r.silent, r.began.Add(p.Pause))
 	if p.Seq >= r.below {
@@ -79,28 +79,28 @@ func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
 
 // Forecast says what the link will deliver from now on.
 func (r *SproutReceiver) Forecast(now Time) SproutForecast {
-	r.advance(now)
+	r.endTicks(now)
 	f := SproutForecast{ReceivedOrLost: r.below}
 	for _, p := range r.above {
 		f.ReceivedOrLost += p.Size
 	}
 	c := 0
 	for h := range f.Counts {
-		c = r.model.forecast(h+1, r.quantile, c)
+		c = r.model.forecastUnits(h+1, r.quantile, c)
 		f.Counts[h] = c
 	}
 	return f
 }
 
-// advance takes in the ticks that have ended. An empty one is evidence only
+// endTicks takes in the ticks that have ended. An empty one is evidence only
 // when the sender did not say that it would be silent.
-func (r *SproutReceiver) advance(now Time) {
+func (r *SproutReceiver) endTicks(now Time) {
 	if now.Sub(r.began) >= sproutRest {
-		r.model.forget()
+		r.model.resetToUniform()
 		r.began, r.came = now, 0
 	}
 	for ; r.began.Add(sproutTick) < now; r.began = r.began.Add(sproutTick) {
-		r.model.evolve()
+		r.model.evolveTick()
 		if r.came == 0 && r.began < r.silent {
 			continue
 		}
@@ -108,7 +108,7 @@ func (r *SproutReceiver) advance(now Time) {
 		if r.came > 0 {
 			n = max(n, 1)
 		}
-		r.model.observe(n)
+		r.model.addArrivals(n)
 		r.came = 0
 	}
 }
@@ -134,7 +134,7 @@ func NewSproutSender(cfg Config, cumulative bool) (SproutSender, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg, err = spec.complete(cfg); err != nil {
+	if cfg, err = spec.completeConfig(cfg); err != nil {
 		return nil, err
 	}
 	s := newSprout(cfg)
@@ -157,31 +157,31 @@ type sproutDrainer struct {
 	inflight Bytes                   // at the last event
 }
 
-// on tells whether there is a forecast.
-func (d *sproutDrainer) on() bool { return d.came != 0 }
+// hasForecast tells whether there is a forecast.
+func (d *sproutDrainer) hasForecast() bool { return d.came != 0 }
 
-// take adopts a forecast.
-func (d *sproutDrainer) take(st State, next Bytes, f SproutForecast) {
+// setForecast adopts a forecast.
+func (d *sproutDrainer) setForecast(st State, next Bytes, f SproutForecast) {
 	copy(d.forecast[1:], f.Counts[:])
 	d.came, d.tick = max(st.Now, 1), 0
 	d.sent, d.inflight = st.Delivered+st.Inflight, st.Inflight
 	d.queue = float64(max(0, next-f.ReceivedOrLost))
 }
 
-// ends is when the tick does; 0: the forecast goes no further.
-func (d *sproutDrainer) ends() Time {
+// tickEnd is when the tick does; 0: the forecast goes no further.
+func (d *sproutDrainer) tickEnd() Time {
 	if d.tick == sproutHorizons-1 {
 		return 0
 	}
 	return d.came.Add(time.Duration(d.tick+1) * sproutTick)
 }
 
-// advance lets the queue fill by what has been sent, and drain.
-func (d *sproutDrainer) advance(st State) {
+// drainQueue lets the queue fill by what has been sent, and drain.
+func (d *sproutDrainer) drainQueue(st State) {
 	sent := st.Delivered + st.Inflight
 	d.queue += float64(max(0, sent-d.sent))
 	d.sent, d.inflight = sent, st.Inflight
-	for d.ends() != 0 && d.ends() <= st.Now {
+	for d.tickEnd() != 0 && d.tickEnd() <= st.Now {
 		d.tick++
 		left := d.forecast[d.tick]
 		if !d.cumulative {
@@ -191,8 +191,8 @@ func (d *sproutDrainer) advance(st State) {
 	}
 }
 
-// room is what may be sent at once, in bytes.
-func (d *sproutDrainer) room() float64 {
+// roomBytes is what may be sent at once, in bytes.
+func (d *sproutDrainer) roomBytes() float64 {
 	from := d.tick
 	if d.cumulative {
 		from++
@@ -201,13 +201,13 @@ func (d *sproutDrainer) room() float64 {
 	return max(0, d.unit*float64(d.forecast[to]-d.forecast[from])-d.queue)
 }
 
-// control is the algorithm's while it is fed. What may be sent goes out over a tick.
-func (d *sproutDrainer) control(seg segments) Control {
-	room := d.room()
+// currentLimits is the algorithm's while it is fed. What may be sent goes out over a tick.
+func (d *sproutDrainer) currentLimits(seg segments) Control {
+	room := d.roomBytes()
 	return Control{
-		Cwnd:       seg.bytes((float64(d.inflight) + room) / float64(seg.mss)),
-		PacingRate: RateOf(Bytes(max(room, sproutLeast(d.unit))), sproutTick),
-		NextTick:   d.ends(),
+		Cwnd:       seg.toBytes((float64(d.inflight) + room) / float64(seg.mss)),
+		PacingRate: RateOf(Bytes(max(room, leastBytesPerTick(d.unit))), sproutTick),
+		NextTick:   d.tickEnd(),
 		Phase:      "fed",
 	}
 }

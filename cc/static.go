@@ -27,9 +27,9 @@ type static struct {
 	rate Rate
 }
 
-func (s *static) OnAck(a Ack)   { s.learn(a.MSS) }
-func (s *static) OnLoss(l Loss) { s.learn(l.MSS) }
+func (s *static) OnAck(a Ack)   { s.setMSS(a.MSS) }
+func (s *static) OnLoss(l Loss) { s.setMSS(l.MSS) }
 
 func (s *static) Control() Control {
-	return Control{Cwnd: s.bytes(s.cwnd), PacingRate: s.rate, Phase: "static"}
+	return Control{Cwnd: s.toBytes(s.cwnd), PacingRate: s.rate, Phase: "static"}
 }

@@ -42,7 +42,7 @@ func RateOf(n Bytes, d time.Duration) Rate {
 	if n <= 0 || d <= 0 {
 		return 0
 	}
-	return Rate(muldiv(uint64(n), 8*uint64(time.Second), uint64(d)))
+	return Rate(mulDiv(uint64(n), 8*uint64(time.Second), uint64(d)))
 }
 
 // BytesIn returns how many whole bytes the rate moves in d.
@@ -50,7 +50,7 @@ func (r Rate) BytesIn(d time.Duration) Bytes {
 	if r <= 0 || d <= 0 {
 		return 0
 	}
-	return Bytes(muldiv(uint64(r), uint64(d), 8*uint64(time.Second)))
+	return Bytes(mulDiv(uint64(r), uint64(d), 8*uint64(time.Second)))
 }
 
 // TimeFor returns how long the rate needs for n bytes, rounded up; the longest
@@ -62,7 +62,7 @@ func (r Rate) TimeFor(n Bytes) time.Duration {
 	if r <= 0 {
 		return math.MaxInt64
 	}
-	d := muldiv(uint64(n), 8*uint64(time.Second), uint64(r))
+	d := mulDiv(uint64(n), 8*uint64(time.Second), uint64(r))
 	if d == math.MaxInt64 {
 		return math.MaxInt64
 	}
@@ -81,8 +81,8 @@ func Repace(now, until Time, from, to Rate) Time {
 	return now.Add(to.TimeFor(from.BytesIn(until.Sub(now))))
 }
 
-// muldiv returns a·b/c without overflow, saturating at the largest int64.
-func muldiv(a, b, c uint64) uint64 {
+// mulDiv returns a·b/c without overflow, saturating at the largest int64.
+func mulDiv(a, b, c uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	if hi >= c {
 		return math.MaxInt64

@@ -105,20 +105,20 @@ func FuzzParseUnits(f *testing.F) {
 
 func TestSegments(t *testing.T) {
 	s := segments{DefaultMSS}
-	assert.Equal(t, 10*DefaultMSS, s.bytes(10))
-	assert.Equal(t, DefaultMSS, s.bytes(0), "never less than a segment")
-	assert.Equal(t, DefaultMSS, s.bytes(-5))
-	assert.Equal(t, DefaultMSS, s.bytes(math.NaN()))
-	assert.Equal(t, MaxCwnd, s.bytes(math.Inf(1)), "never more than the largest window")
-	assert.Equal(t, MaxCwnd, s.bytes(s.clamp(1e300, 1)))
-	assert.InDelta(t, 1.5, s.packets(DefaultMSS*3/2), 1e-9, "fractions count")
-	assert.Zero(t, s.packets(-1))
-	assert.Zero(t, s.pace(2, 10, 0), "no round trip, no rate")
-	assert.Equal(t, s.pace(2, 10, time.Microsecond), s.pace(2, 10, 1), "no division by less than 1 µs")
-	s.learn(0)
+	assert.Equal(t, 10*DefaultMSS, s.toBytes(10))
+	assert.Equal(t, DefaultMSS, s.toBytes(0), "never less than a segment")
+	assert.Equal(t, DefaultMSS, s.toBytes(-5))
+	assert.Equal(t, DefaultMSS, s.toBytes(math.NaN()))
+	assert.Equal(t, MaxCwnd, s.toBytes(math.Inf(1)), "never more than the largest window")
+	assert.Equal(t, MaxCwnd, s.toBytes(s.clampWindow(1e300, 1)))
+	assert.InDelta(t, 1.5, s.toPackets(DefaultMSS*3/2), 1e-9, "fractions count")
+	assert.Zero(t, s.toPackets(-1))
+	assert.Zero(t, s.pacingRate(2, 10, 0), "no round trip, no rate")
+	assert.Equal(t, s.pacingRate(2, 10, time.Microsecond), s.pacingRate(2, 10, 1), "no division by less than 1 µs")
+	s.setMSS(0)
 	assert.Equal(t, DefaultMSS, s.mss, "unknown leaves it as it is")
-	s.learn(9000)
-	assert.Equal(t, Bytes(90000), s.bytes(10))
+	s.setMSS(9000)
+	assert.Equal(t, Bytes(90000), s.toBytes(10))
 }
 
 func TestARaiseOfTheRateShortensAPause(t *testing.T) {

@@ -48,22 +48,22 @@ type vegas struct {
 }
 
 func (v *vegas) OnAck(a Ack) {
-	n := v.credit(a)
+	n := v.growthCredit(a)
 	if v.recovering || v.idle {
 		// Vegas pauses in recovery and starts afresh after a pause.
 		v.restart(a.Now)
 	}
 	v.idle = a.Inflight <= 0
-	v.sample(a)
+	v.addRTTSample(a)
 	switch {
 	case v.recovering:
-		v.grow(n)
-	case !v.round.ended(a):
+		v.growWindow(n)
+	case !v.round.endsWith(a):
 		if v.inSlowStart() {
-			v.slowStart(v.start * n)
+			v.growInSlowStart(v.start * n)
 		}
 	default:
-		v.evaluate(n, a.CwndLimited)
+		v.adjustWindow(n, a.CwndLimited)
 		v.least, v.acks = 0, 0
 	}
 }
@@ -73,7 +73,7 @@ func (v *vegas) restart(now Time) {
 	v.least, v.acks = 0, 0
 }
 
-func (v *vegas) sample(a Ack) {
+func (v *vegas) addRTTSample(a Ack) {
 	if a.RTT <= 0 {
 		return
 	}
@@ -86,13 +86,13 @@ func (v *vegas) sample(a Ack) {
 	}
 	// An event for many packets stands for the acknowledgements a receiver
 	// sends at the least, one for every second segment (RFC 5681 §4.2).
-	v.acks += max(1, v.packets(a.Acked)/2)
+	v.acks += max(1, v.toPackets(a.Acked)/2)
 }
 
-// evaluate adjusts the window once per round; n packets may grow it.
-func (v *vegas) evaluate(n float64, limited bool) {
+// adjustWindow adjusts the window once per round; n packets may grow it.
+func (v *vegas) adjustWindow(n float64, limited bool) {
 	if v.acks <= vegasMinAcks {
-		v.grow(n)
+		v.growWindow(n)
 		return
 	}
 	// whole nanoseconds: the quotients below are exact where they should be
@@ -104,23 +104,23 @@ func (v *vegas) evaluate(n float64, limited bool) {
 		v.cwnd = min(v.cwnd, target+1)
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case v.inSlowStart():
-		v.slowStart(v.start * n)
+		v.growInSlowStart(v.start * n)
 	case queued > v.beta:
 		v.cwnd--
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case queued < vegasAlpha && limited:
 		v.cwnd++
 	}
-	v.cwnd = v.clamp(v.cwnd, vegasMinCwnd)
+	v.cwnd = v.clampWindow(v.cwnd, vegasMinCwnd)
 	v.ssthresh = max(v.ssthresh, vegasKeep*v.cwnd)
 }
 
 func (v *vegas) OnLoss(l Loss) {
-	v.lose(l, renoBeta)
+	v.cutWindow(l, renoBeta)
 	v.restart(l.Now)
 }
 
 // Inspect shows what Spec.Internals lists.
-func (v *vegas) Inspect() Internals { return Internals{finite(v.ssthresh), millis(v.base)} }
+func (v *vegas) Inspect() Internals { return Internals{finiteOrZero(v.ssthresh), toMillis(v.base)} }
 
-func (v *vegas) Control() Control { return Control{Cwnd: v.bytes(v.cwnd), Phase: v.phase()} }
+func (v *vegas) Control() Control { return Control{Cwnd: v.toBytes(v.cwnd), Phase: v.phaseName()} }

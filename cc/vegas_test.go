@@ -42,7 +42,7 @@ func TestVegasOncePerRound(t *testing.T) {
 	}
 
 	_, v := vegasAt(t, 20, infinite, 110*ms)
-	v.evaluate(1, true)
+	v.adjustWindow(1, true)
 	assert.InDelta(t, 19, v.ssthresh, 0, "slow start at 110 ms leaves a threshold of 19")
 }
 

@@ -118,7 +118,7 @@ func newVerus(cfg Config) *verus {
 		epoch:   time.Duration(p["epoch_ms"] * float64(time.Millisecond)),
 		refresh: time.Duration(p["refresh_s"] * float64(time.Second)),
 	}
-	v.restart(0, v.packets(cfg.InitialCwnd))
+	v.restart(0, v.toPackets(cfg.InitialCwnd))
 	return v
 }
 
@@ -129,32 +129,32 @@ func (v *verus) restart(now Time, window float64) {
 	v.profile.reset()
 	v.windows.reset()
 	v.started, v.sampled, v.refit = now, now, 0
-	v.resize(now, window)
+	v.setWindow(now, window)
 }
 
-// resize sets the window and remembers it for what leaves from now on.
-func (v *verus) resize(now Time, window float64) {
+// setWindow sets the window and remembers it for what leaves from now on.
+func (v *verus) setWindow(now Time, window float64) {
 	v.wBar = min(max(window, 1), profileMaxWindow-1)
-	v.windows.add(now, v.wBar, time.Duration(v.dTBar*float64(time.Millisecond))/(windowLogSlots/2))
+	v.windows.addChange(now, v.wBar, time.Duration(v.dTBar*float64(time.Millisecond))/(windowLogSlots/2))
 }
 
 func (v *verus) OnAck(a Ack) {
-	v.learn(a.MSS)
-	n := v.packets(a.Acked)
+	v.setMSS(a.MSS)
+	n := v.toPackets(a.Acked)
 	v.credit = max(0, v.credit-n)
 	if v.next == 0 {
 		v.next = a.Now.Add(v.epoch)
-		v.profile.reserve(2 * v.wBar)
+		v.profile.reserveWindows(2 * v.wBar)
 	}
-	left := a.left()
+	left := a.sentTime()
 	if left < v.started {
 		return
 	}
-	w := v.windows.at(left, v.wBar)
-	delay := millis(a.Now.Sub(v.sampled)) // at least, where there is no sample
+	w := v.windows.windowAt(left, v.wBar)
+	delay := toMillis(a.Now.Sub(v.sampled)) // at least, where there is no sample
 	if a.RTT > 0 {
-		delay = millis(max(a.RTT, minDivisor))
-		v.sample(a, delay)
+		delay = toMillis(max(a.RTT, minDivisor))
+		v.addRTTSample(a, delay)
 	}
 	if v.slowStart && v.dMin > 0 && delay > v.exitDelay() {
 		v.leaveSlowStart(a.Now, w, delay)
@@ -171,21 +171,21 @@ func (v *verus) OnAck(a Ack) {
 	switch {
 	case v.recovery:
 		if a.CwndLimited {
-			v.resize(a.Now, v.wBar+min(n, v.wBar)/v.wBar)
+			v.setWindow(a.Now, v.wBar+min(n, v.wBar)/v.wBar)
 		}
-		if v.profile.fitted() {
-			v.dEst = min(v.dEst, v.profile.at(int(v.wBar)))
+		if v.profile.isFitted() {
+			v.dEst = min(v.dEst, v.profile.delayAt(int(v.wBar)))
 		}
 	case a.RTT > 0 && used:
-		v.profile.add(w, delay)
+		v.profile.addPoint(w, delay)
 	}
 	if v.slowStart && a.CwndLimited {
-		v.resize(a.Now, v.wBar+min(n, v.wBar))
+		v.setWindow(a.Now, v.wBar+min(n, v.wBar))
 	}
 }
 
-// sample takes in the newest delay, in ms.
-func (v *verus) sample(a Ack, delay float64) {
+// addRTTSample takes in the newest delay, in ms.
+func (v *verus) addRTTSample(a Ack, delay float64) {
 	v.sampled = a.Now
 	if v.dMin == 0 || delay < v.dMin {
 		v.dMin = delay
@@ -196,7 +196,7 @@ func (v *verus) sample(a Ack, delay float64) {
 	}
 	v.dTBar += (1 - verusKeep) * (delay - v.dTBar)
 	v.alone = 0
-	if a.Sent.At != 0 && v.packets(a.Sent.Inflight) < verusAlone {
+	if a.Sent.At != 0 && v.toPackets(a.Sent.Inflight) < verusAlone {
 		v.alone = delay
 	}
 }
@@ -211,27 +211,27 @@ func (v *verus) exitDelay() float64 {
 func (v *verus) leaveSlowStart(now Time, w, delay float64) {
 	v.slowStart, v.recovery, v.leaving = false, true, true
 	v.lost = now
-	v.resize(now, v.m*w)
+	v.setWindow(now, v.m*w)
 	v.dEst = delay / 2
-	v.fit(now)
-	v.follow()
+	v.fitProfile(now)
+	v.setTargetFromWindow()
 }
 
-// follow sets the target to the delay of the window.
-func (v *verus) follow() {
-	if v.profile.fitted() {
-		v.dEst = v.profile.at(int(v.wBar))
+// setTargetFromWindow sets the target to the delay of the window.
+func (v *verus) setTargetFromWindow() {
+	if v.profile.isFitted() {
+		v.dEst = v.profile.delayAt(int(v.wBar))
 	}
 	v.dEst = max(v.dMin, v.dEst)
 }
 
-func (v *verus) fit(now Time) {
-	v.profile.fit(v.dMin)
+func (v *verus) fitProfile(now Time) {
+	v.profile.fitCurve(v.dMin)
 	v.refit = now.Add(v.refresh)
 }
 
 func (v *verus) OnLoss(l Loss) {
-	v.learn(l.MSS)
+	v.setMSS(l.MSS)
 	if v.next == 0 {
 		v.next = l.Now.Add(v.epoch)
 	}
@@ -242,37 +242,37 @@ func (v *verus) OnLoss(l Loss) {
 	case l.Timeout:
 		v.cut.reacted = l.Now
 		v.dEst = v.dMin
-		v.look(l.Now, falling)
-	case !v.recovery && v.cut.begin(l):
-		v.lose(l.Now, v.windows.at(l.SentAt, v.wBar))
+		v.setWindowFromTarget(l.Now, falling)
+	case !v.recovery && v.cut.beginEpoch(l):
+		v.onFirstLoss(l.Now, v.windows.windowAt(l.SentAt, v.wBar))
 	case l.SRTT > 0 && l.Now.Sub(v.cut.reacted) > verusPatience*l.SRTT:
 		v.cut.reacted = l.Now
-		v.lose(l.Now, v.wBar) // what was sent since is lost, too
+		v.onFirstLoss(l.Now, v.wBar) // what was sent since is lost, too
 	}
 	v.recovery, v.lost = true, l.Now
 	// What is sent again is sent: no burst takes the place of what was lost.
-	inflight := v.packets(l.Inflight)
-	v.credit = min(v.credit, inflight+v.allot(inflight))
+	inflight := v.toPackets(l.Inflight)
+	v.credit = min(v.credit, inflight+v.packetsPerEpoch(inflight))
 }
 
-// lose reacts to the first loss of a phase, of a packet sent in window w.
-func (v *verus) lose(now Time, w float64) {
-	v.resize(now, min(v.wBar, v.m*w))
+// onFirstLoss reacts to the first loss of a phase, of a packet sent in window w.
+func (v *verus) onFirstLoss(now Time, w float64) {
+	v.setWindow(now, min(v.wBar, v.m*w))
 	if v.slowStart {
 		if v.wBar <= verusLeaveWindow {
 			return
 		}
 		// The delays just before the loss are those of a full queue.
 		v.slowStart, v.dEst = false, v.dTBar/2
-		v.profile.forget(max(verusLeastCut, w))
-		v.fit(now)
+		v.profile.dropFrom(max(verusLeastCut, w))
+		v.fitProfile(now)
 	}
-	v.follow()
+	v.setTargetFromWindow()
 }
 
 // OnTick ends an epoch. However many have passed, it is one.
 func (v *verus) OnTick(s State) {
-	v.learn(s.MSS)
+	v.setMSS(s.MSS)
 	if v.next == 0 || s.Now < v.next {
 		return
 	}
@@ -280,33 +280,33 @@ func (v *verus) OnTick(s State) {
 	if s.Inflight <= 0 {
 		v.next = 0 // until something is heard again
 	}
-	v.profile.reserve(2 * v.wBar)
+	v.profile.reserveWindows(2 * v.wBar)
 	if v.slowStart {
 		return
 	}
 	if s.Now >= v.refit {
-		v.fit(s.Now)
+		v.fitProfile(s.Now)
 	}
-	inflight := v.packets(s.Inflight)
-	rest := v.aim(s, inflight)
+	inflight := v.toPackets(s.Inflight)
+	rest := v.moveTarget(s, inflight)
 	send := 0.0
 	if !rest {
-		send = v.allot(inflight)
+		send = v.packetsPerEpoch(inflight)
 	}
 	v.credit = inflight + send
-	v.rate = RateOf(v.bytes(send), v.epoch)
+	v.rate = RateOf(v.toBytes(send), v.epoch)
 	if v.next == 0 && v.dMin > 0 {
 		// Who begins again has no epoch's packets to send, but a window, and finds no queue.
-		v.rate = v.pace(1, v.wBar, time.Duration(v.dMin*float64(time.Millisecond)))
+		v.rate = v.pacingRate(1, v.wBar, time.Duration(v.dMin*float64(time.Millisecond)))
 	}
 }
 
-// aim moves the target by what this epoch has shown, and the window with it. It
+// moveTarget moves the target by what this epoch has shown, and the window with it. It
 // reports whether to send nothing in the next: the queue must drain.
-func (v *verus) aim(s State, inflight float64) (rest bool) {
+func (v *verus) moveTarget(s State, inflight float64) (rest bool) {
 	longest := v.dMax
 	if longest == 0 {
-		longest = max(v.dMaxLast, millis(s.Now.Sub(v.sampled)))
+		longest = max(v.dMaxLast, toMillis(s.Now.Sub(v.sampled)))
 	}
 	v.dMax = 0
 	if v.dMaxLast == 0 {
@@ -338,34 +338,34 @@ func (v *verus) aim(s State, inflight float64) (rest bool) {
 		v.dEst += v.delta2
 	}
 	if dir == falling || !v.recovery {
-		v.look(s.Now, dir)
+		v.setWindowFromTarget(s.Now, dir)
 	}
 	v.dMaxLast = verusKeepMax*v.dMaxLast + (1-verusKeepMax)*longest
 	return rest
 }
 
-// look sets the window that the profile has for the target. Without a profile
+// setWindowFromTarget sets the window that the profile has for the target. Without a profile
 // it moves by a packet.
-func (v *verus) look(now Time, dir direction) {
-	if v.profile.fitted() {
-		w := v.profile.lookup(v.dEst)
-		v.resize(now, float64(w))
+func (v *verus) setWindowFromTarget(now Time, dir direction) {
+	if v.profile.isFitted() {
+		w := v.profile.windowForDelay(v.dEst)
+		v.setWindow(now, float64(w))
 		// A target out of reach would take as long to come back.
-		v.dEst = max(v.dMin, min(v.dEst, v.profile.at(w+1)))
+		v.dEst = max(v.dMin, min(v.dEst, v.profile.delayAt(w+1)))
 		return
 	}
 	switch dir {
 	case rising:
-		v.resize(now, v.wBar+1)
+		v.setWindow(now, v.wBar+1)
 	case falling:
-		v.resize(now, v.wBar-1)
+		v.setWindow(now, v.wBar-1)
 	}
 }
 
-// allot returns how many packets the next epoch sends, so that the window is
+// packetsPerEpoch returns how many packets the next epoch sends, so that the window is
 // in flight a round trip from now (SIGCOMM 2015 eq. 5; yzaki/verus truncates).
-func (v *verus) allot(inflight float64) float64 {
-	n := math.Ceil(v.dTBar / millis(v.epoch))
+func (v *verus) packetsPerEpoch(inflight float64) float64 {
+	n := math.Ceil(v.dTBar / toMillis(v.epoch))
 	if n <= 1 {
 		return math.Trunc(max(0, v.wBar-inflight))
 	}
@@ -378,10 +378,10 @@ func (v *verus) Inspect() Internals {
 }
 
 func (v *verus) Control() Control {
-	ctl := Control{Cwnd: v.bytes(v.credit), PacingRate: v.rate, NextTick: v.next, Phase: "profile"}
+	ctl := Control{Cwnd: v.toBytes(v.credit), PacingRate: v.rate, NextTick: v.next, Phase: "profile"}
 	switch {
 	case v.slowStart:
-		ctl.Cwnd, ctl.PacingRate, ctl.Phase = v.bytes(v.wBar), 0, "slow_start"
+		ctl.Cwnd, ctl.PacingRate, ctl.Phase = v.toBytes(v.wBar), 0, "slow_start"
 	case v.recovery:
 		ctl.Phase = "recovery"
 	}

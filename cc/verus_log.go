@@ -20,15 +20,15 @@ type windowChange struct {
 	window float32
 }
 
-func (l *windowLog) slot(i int) *windowChange { return &l.ring[(l.head+i)%len(l.ring)] }
+func (l *windowLog) changeAt(i int) *windowChange { return &l.ring[(l.head+i)%len(l.ring)] }
 
 func (l *windowLog) reset() { l.head, l.n = 0, 0 }
 
-// add notes a change at now. Changes closer together than apart share a slot,
+// addChange notes a change at now. Changes closer together than apart share a slot,
 // so that a round trip of them fits.
-func (l *windowLog) add(now Time, window float64, apart time.Duration) {
+func (l *windowLog) addChange(now Time, window float64, apart time.Duration) {
 	if l.n > 0 {
-		last := l.slot(l.n - 1)
+		last := l.changeAt(l.n - 1)
 		if float64(last.window) == window {
 			return
 		}
@@ -41,15 +41,15 @@ func (l *windowLog) add(now Time, window float64, apart time.Duration) {
 		l.head, l.n = (l.head+1)%len(l.ring), l.n-1
 	}
 	l.n++
-	*l.slot(l.n - 1) = windowChange{now, float32(window)}
+	*l.changeAt(l.n - 1) = windowChange{now, float32(window)}
 }
 
-// at returns the window in force when a packet left, the oldest known if that
+// windowAt returns the window in force when a packet left, the oldest known if that
 // was earlier, and otherwise if none is.
-func (l *windowLog) at(left Time, otherwise float64) float64 {
+func (l *windowLog) windowAt(left Time, otherwise float64) float64 {
 	if l.n == 0 {
 		return otherwise
 	}
-	i := sort.Search(l.n, func(i int) bool { return l.slot(i).at > left })
-	return float64(l.slot(max(0, i-1)).window)
+	i := sort.Search(l.n, func(i int) bool { return l.changeAt(i).at > left })
+	return float64(l.changeAt(max(0, i-1)).window)
 }

@@ -69,8 +69,8 @@ func profileWindow(step int) (middle, width float64) {
 // profileIndex keeps a window within the profile.
 func profileIndex(w float64) int { return int(min(max(w, 1), profileMaxWindow-1)) }
 
-// reserve makes room for windows up to w.
-func (p *delayProfile) reserve(w float64) {
+// reserveWindows makes room for windows up to w.
+func (p *delayProfile) reserveWindows(w float64) {
 	need := profileStep(profileIndex(w)) + 1
 	if need <= len(p.points) {
 		return
@@ -86,9 +86,9 @@ func (p *delayProfile) reserve(w float64) {
 	p.points, p.curve = points, curve
 }
 
-// add takes in that window w was met with this delay, in ms. A window that
+// addPoint takes in that window w was met with this delay, in ms. A window that
 // there is no room for is not remembered.
-func (p *delayProfile) add(w, delay float64) {
+func (p *delayProfile) addPoint(w, delay float64) {
 	i := profileStep(profileIndex(w))
 	if i >= len(p.points) || delay <= 0 {
 		return
@@ -102,8 +102,8 @@ func (p *delayProfile) add(w, delay float64) {
 	}
 }
 
-// forget drops all points from window w on.
-func (p *delayProfile) forget(w float64) {
+// dropFrom drops all points from window w on.
+func (p *delayProfile) dropFrom(w float64) {
 	p.top = min(p.top, max(0, profileIndex(w)-1))
 	for i := profileStep(profileIndex(w)); i < len(p.points); i++ {
 		if p.points[i] != 0 {
@@ -118,11 +118,11 @@ func (p *delayProfile) reset() {
 	p.count, p.top, p.last = 0, 0, 0
 }
 
-func (p *delayProfile) fitted() bool { return p.last != 0 }
+func (p *delayProfile) isFitted() bool { return p.last != 0 }
 
-// fit draws the curve anew and reports whether there are enough points for it.
+// fitCurve draws the curve anew and reports whether there are enough points for it.
 // base, in ms, stands for the delay of a single packet while that is unknown.
-func (p *delayProfile) fit(base float64) bool {
+func (p *delayProfile) fitCurve(base float64) bool {
 	if p.count < profileMinPoints {
 		return false
 	}
@@ -132,30 +132,30 @@ func (p *delayProfile) fit(base float64) bool {
 	}
 	middle, _ := profileWindow(top)
 	var s spline
-	s.span(1, middle)
+	s.setRange(1, middle)
 	if p.points[1] == 0 {
-		s.add(1, base)
+		s.addPoint(1, base)
 	}
 	for i := 1; i <= top; i++ {
 		if p.points[i] != 0 {
 			w, _ := profileWindow(i)
-			s.add(w, float64(p.points[i]))
+			s.addPoint(w, float64(p.points[i]))
 		}
 	}
-	s.solve(profilePenalty)
+	s.solveCoefficients(profilePenalty)
 	for i := 1; i <= top; i++ {
 		w, _ := profileWindow(i)
-		p.curve[i] = float32(s.at(w))
+		p.curve[i] = float32(s.valueAt(w))
 	}
-	monotone(p.curve[1 : top+1])
+	makeMonotone(p.curve[1 : top+1])
 	p.last = int(middle)
-	before := max(1, int(middle-(middle-1)/float64(s.pieces())))
-	p.slope = max(profileMinSlope, (p.at(p.last)-p.at(before))/float64(max(1, p.last-before)))
+	before := max(1, int(middle-(middle-1)/float64(s.pieceCount())))
+	p.slope = max(profileMinSlope, (p.delayAt(p.last)-p.delayAt(before))/float64(max(1, p.last-before)))
 	return true
 }
 
-// at is the delay of window w, in ms.
-func (p *delayProfile) at(w int) float64 {
+// delayAt is the delay of window w, in ms.
+func (p *delayProfile) delayAt(w int) float64 {
 	w = max(w, 1)
 	beyond := 0.0
 	if w > p.last {
@@ -179,16 +179,16 @@ func (p *delayProfile) at(w int) float64 {
 	return d + (float64(p.curve[j])-d)*(float64(w)-middle)/(other-middle) + beyond
 }
 
-// farthest is the largest window that may be tried: a quarter above what has
+// largestToTry is the largest window that may be tried: a quarter above what has
 // been measured. Where the curve is flat, its slope would lead anywhere.
-func (p *delayProfile) farthest() int {
+func (p *delayProfile) largestToTry() int {
 	return min(p.top+max(1, p.top/profileReach), profileMaxWindow-1)
 }
 
-// lookup returns the largest window whose delay is not above delay, in ms:
+// windowForDelay returns the largest window whose delay is not above delay, in ms:
 // one less than the least from 2 on that exceeds it, or the farthest.
-func (p *delayProfile) lookup(delay float64) int {
-	return 1 + sort.Search(p.farthest()-1, func(i int) bool { return p.at(i+2) > delay })
+func (p *delayProfile) windowForDelay(delay float64) int {
+	return 1 + sort.Search(p.largestToTry()-1, func(i int) bool { return p.delayAt(i+2) > delay })
 }
 
 // spline is a cubic B-spline over equal pieces, fitted by least squares with a
@@ -200,15 +200,15 @@ type spline struct {
 	c         [profileMaxKnots]float64 // the right side, then the coefficients
 }
 
-func (s *spline) pieces() int { return s.n - 3 }
+func (s *spline) pieceCount() int { return s.n - 3 }
 
-func (s *spline) span(lo, hi float64) {
+func (s *spline) setRange(lo, hi float64) {
 	s.n = min(max(int(hi/profilePerKnot), profileMinKnots), profileMaxKnots)
-	s.lo, s.scale = lo, float64(s.pieces())/(hi-lo)
+	s.lo, s.scale = lo, float64(s.pieceCount())/(hi-lo)
 }
 
-// basis returns the first of the four coefficients that matter at x, and by how much each does.
-func (s *spline) basis(x float64) (first int, b [4]float64) {
+// basisAt returns the first of the four coefficients that matter at x, and by how much each does.
+func (s *spline) basisAt(x float64) (first int, b [4]float64) {
 	t := (x - s.lo) * s.scale
 	first = min(max(int(t), 0), s.n-4)
 	t -= float64(first)
@@ -221,8 +221,8 @@ func (s *spline) basis(x float64) (first int, b [4]float64) {
 	}
 }
 
-func (s *spline) add(x, y float64) {
-	first, b := s.basis(x)
+func (s *spline) addPoint(x, y float64) {
+	first, b := s.basisAt(x)
 	for i := range b {
 		s.c[first+i] += b[i] * y
 		for j := i; j < len(b); j++ {
@@ -232,8 +232,8 @@ func (s *spline) add(x, y float64) {
 	s.points++
 }
 
-// solve turns the sums of add into coefficients.
-func (s *spline) solve(penalty float64) {
+// solveCoefficients turns the sums of add into coefficients.
+func (s *spline) solveCoefficients(penalty float64) {
 	weight := penalty * float64(s.points) / float64(s.n)
 	second := [3]float64{1, -2, 1}
 	for first := range s.n - 2 {
@@ -261,8 +261,8 @@ func (s *spline) solve(penalty float64) {
 	}
 }
 
-func (s *spline) at(x float64) float64 {
-	first, b := s.basis(x)
+func (s *spline) valueAt(x float64) float64 {
+	first, b := s.basisAt(x)
 	y := 0.0
 	for i := range b {
 		y += b[i] * s.c[first+i]
@@ -270,9 +270,9 @@ func (s *spline) at(x float64) float64 {
 	return y
 }
 
-// monotone replaces y, from step 1 on, by the non-decreasing sequence nearest
+// makeMonotone replaces y, from step 1 on, by the non-decreasing sequence nearest
 // to it: neighbours that violate the order are pooled (PAV).
-func monotone(y []float32) {
+func makeMonotone(y []float32) {
 	// Blocks: their means are in y[:n], their last steps here.
 	var ends [profileSteps]int16
 	n := 0

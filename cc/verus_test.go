@@ -15,12 +15,12 @@ func steadyVerus(t *testing.T, ref string) (*path, *verus) {
 	p := newPath(t, ref)
 	v := as[*verus](p)
 	v.profile = *delayProfileOf(200, verusLine)
-	require.True(t, v.profile.fit(50))
+	require.True(t, v.profile.fitCurve(50))
 	v.slowStart = false
 	v.dMin, v.dMaxLast, v.dTBar, v.dEst = 50, 100, 100, 100
 	v.sampled = p.state.Now
 	v.next, v.refit = p.state.Now.Add(5*ms), Never
-	v.resize(p.state.Now, 100)
+	v.setWindow(p.state.Now, 100)
 	p.state.CwndLimited, p.state.Inflight = true, 100*DefaultMSS
 	return p, v
 }
@@ -47,14 +47,14 @@ func TestVerusCredit(t *testing.T) {
 	} {
 		_, v := steadyVerus(t, "verus")
 		v.dTBar, v.wBar = tt.dTBar, tt.wBar
-		assert.InDelta(t, tt.s, v.allot(tt.wCrt), 1e-9, tt.row)
+		assert.InDelta(t, tt.s, v.packetsPerEpoch(tt.wCrt), 1e-9, tt.row)
 	}
 }
 
 func TestVerusCreditIsTheEpochs(t *testing.T) {
 	p, v := steadyVerus(t, "verus")
 	verusEpoch(p) // target 102: window 104 (103.99…), 20 epochs to a round trip of 100 ms
-	credit := v.allot(100)
+	credit := v.packetsPerEpoch(100)
 	require.InDelta(t, 9, credit, 1.1)
 	assert.InDelta(t, 100+credit, p.Cwnd(), 1e-6, "what is in flight and the credit")
 	assert.Equal(t, RateOf(Bytes(credit)*DefaultMSS, 5*ms), p.alg.Control().PacingRate, "spread over the epoch")
@@ -87,7 +87,7 @@ func TestVerusEpochRule(t *testing.T) {
 		verusEpoch(p)
 		assert.InDelta(t, tt.after, v.dEst, 1e-9, tt.row)
 		assert.InDelta(t, 0.2*tt.dMaxLast+0.8*tt.dMax, v.dMaxLast, 1e-9, tt.row)
-		assert.InDelta(t, float64(v.profile.lookup(tt.after)), v.wBar, 1e-9, "%s: window of the target", tt.row)
+		assert.InDelta(t, float64(v.profile.windowForDelay(tt.after)), v.wBar, 1e-9, "%s: window of the target", tt.row)
 	}
 
 	p, v := steadyVerus(t, "verus:r=2,delta1_ms=0.5,delta2_ms=4,epoch_ms=10")
@@ -148,9 +148,9 @@ func TestVerusMissedEpochsAreOne(t *testing.T) {
 func TestVerusLoss(t *testing.T) {
 	p, v := steadyVerus(t, "verus")
 	at80 := p.state.Now.Add(10 * ms)
-	v.resize(at80, 80)
+	v.setWindow(at80, 80)
 	p.Wait(50 * ms)
-	v.resize(p.state.Now, 100)
+	v.setWindow(p.state.Now, 100)
 	p.Wait(50 * ms)
 
 	p.loseSent(1, at80.Add(ms))
@@ -202,7 +202,7 @@ func TestVerusLossLeavesNoRoomForABurst(t *testing.T) {
 		State: State{Now: p.state.Now, MSS: DefaultMSS, Inflight: 40 * DefaultMSS},
 		Lost:  60 * DefaultMSS, SentAt: p.state.Now,
 	})
-	assert.InDelta(t, 40+v.allot(40), p.Cwnd(), 1e-6, "an epoch's credit above what is still in flight")
+	assert.InDelta(t, 40+v.packetsPerEpoch(40), p.Cwnd(), 1e-6, "an epoch's credit above what is still in flight")
 }
 
 func TestVerusSlowStart(t *testing.T) {
@@ -228,7 +228,7 @@ func TestVerusSlowStart(t *testing.T) {
 	p.Ack(1, 501*ms)
 	assert.Equal(t, "recovery", p.alg.Control().Phase)
 	assert.InDelta(t, 7+1./7, v.wBar, 1e-9, "0.7 of the 10 of half a second ago, and recovery's share of this one")
-	assert.True(t, v.profile.fitted())
+	assert.True(t, v.profile.isFitted())
 	assert.InDelta(t, 50, v.dEst, 2, "which met 50 ms")
 
 	v.dMaxLast = 400
@@ -273,7 +273,7 @@ func TestVerusSlowStartEndsWithoutSamples(t *testing.T) {
 func TestVerusLossInSlowStart(t *testing.T) {
 	p := newPath(t, "verus")
 	v := as[*verus](p)
-	v.resize(p.state.Now, 28)
+	v.setWindow(p.state.Now, 28)
 	p.Ack(0, 50*ms)
 	p.Wait(ms)
 	p.Lose(1)
@@ -288,17 +288,17 @@ func TestVerusLossInSlowStart(t *testing.T) {
 	}
 	require.Greater(t, v.wBar, 150.0)
 	for w := 1; w < 160; w++ {
-		v.profile.add(float64(w), verusLine(w))
+		v.profile.addPoint(float64(w), verusLine(w))
 	}
 	p.Wait(ms)
 	sent := p.state.Now.Add(-50 * ms)
-	lost := v.windows.at(sent, 0)
+	lost := v.windows.windowAt(sent, 0)
 	require.Less(t, lost, 100.0)
 	p.loseSent(1, sent)
 	assert.InDelta(t, 0.7*lost, v.wBar, 1e-3)
 	assert.Equal(t, "recovery", p.alg.Control().Phase)
 	assert.Equal(t, 99, v.profile.top, "points from 100 on are a full queue's")
-	assert.True(t, v.profile.fitted())
+	assert.True(t, v.profile.isFitted())
 }
 
 func TestVerusTimeout(t *testing.T) {
@@ -307,7 +307,7 @@ func TestVerusTimeout(t *testing.T) {
 	assert.InDelta(t, 50, v.dEst, 1e-9, "the target starts from the least delay")
 	assert.InDelta(t, 1, v.wBar, 1e-9)
 	assert.Equal(t, "recovery", p.alg.Control().Phase)
-	assert.True(t, v.profile.fitted(), "the profile stays")
+	assert.True(t, v.profile.isFitted(), "the profile stays")
 
 	p = newPath(t, "verus")
 	v = as[*verus](p)
@@ -343,7 +343,7 @@ func TestVerusUnusedWindowsTeachNothing(t *testing.T) {
 	assert.Equal(t, points, v.profile.points)
 	assert.LessOrEqual(t, v.dEst, target, "nor does the target rise")
 
-	v.resize(p.state.Now, 100)
+	v.setWindow(p.state.Now, 100)
 	p.Wait(60 * ms)
 	ack := Ack{
 		State: p.state, Acked: DefaultMSS, RTT: 50 * ms,
@@ -398,16 +398,16 @@ func TestVerusFitsTheProfileAnew(t *testing.T) {
 	v.refit = p.state.Now.Add(100 * ms)
 	for w := 1; w <= 200; w++ {
 		for range 50 {
-			v.profile.add(float64(w), 2*verusLine(w))
+			v.profile.addPoint(float64(w), 2*verusLine(w))
 		}
 	}
-	at := v.profile.at(100)
+	at := v.profile.delayAt(100)
 	for p.state.Now < v.refit.Add(-5*ms) {
 		verusEpoch(p)
 	}
-	assert.InDelta(t, at, v.profile.at(100), 1e-9, "not yet")
+	assert.InDelta(t, at, v.profile.delayAt(100), 1e-9, "not yet")
 	verusEpoch(p)
-	assert.InDelta(t, 2*at, v.profile.at(100), 2)
+	assert.InDelta(t, 2*at, v.profile.delayAt(100), 2)
 	assert.Equal(t, p.state.Now.Add(500*ms), v.refit)
 }
 
@@ -420,7 +420,7 @@ func TestVerusHasNoClockWhileNothingIsInFlight(t *testing.T) {
 	assert.InDelta(t, v.wBar, p.Cwnd(), 1, "who begins again has the window")
 	require.Greater(t, v.dTBar, v.dMin)
 	least := time.Duration(v.dMin * float64(ms))
-	assert.Equal(t, v.pace(1, v.wBar, least), ctl.PacingRate, "over the least round trip: there is no queue")
+	assert.Equal(t, v.pacingRate(1, v.wBar, least), ctl.PacingRate, "over the least round trip: there is no queue")
 	p.Wait(time.Minute)
 	p.Ack(1, 50*ms)
 	assert.Equal(t, p.state.Now.Add(5*ms), p.alg.Control().NextTick)
@@ -432,27 +432,27 @@ func TestVerusHasNoClockWhileNothingIsInFlight(t *testing.T) {
 
 func TestVerusWindowLog(t *testing.T) {
 	var l windowLog
-	assert.InDelta(t, 7, l.at(5, 7), 0, "nothing is known")
-	l.add(10, 1, 0)
-	l.add(20, 2, 0)
-	l.add(20, 3, 0)
-	l.add(30, 3, 0)
+	assert.InDelta(t, 7, l.windowAt(5, 7), 0, "nothing is known")
+	l.addChange(10, 1, 0)
+	l.addChange(20, 2, 0)
+	l.addChange(20, 3, 0)
+	l.addChange(30, 3, 0)
 	for _, tt := range []struct {
 		left Time
 		want float64
 	}{{5, 1}, {10, 1}, {19, 1}, {20, 3}, {40, 3}} {
-		assert.InDelta(t, tt.want, l.at(tt.left, 7), 0, "left at %d", tt.left)
+		assert.InDelta(t, tt.want, l.windowAt(tt.left, 7), 0, "left at %d", tt.left)
 	}
 	assert.Equal(t, 2, l.n, "an equal window is no change")
 
 	for i := range 1000 {
-		l.add(Time(1000+100*i), float64(i+10), 10)
+		l.addChange(Time(1000+100*i), float64(i+10), 10)
 	}
 	assert.Equal(t, windowLogSlots, l.n)
-	assert.InDelta(t, 1009, l.at(Time(1_000_000), 7), 0)
-	assert.InDelta(t, 1000-windowLogSlots+10, l.at(1, 7), 0, "before the oldest: the oldest")
+	assert.InDelta(t, 1009, l.windowAt(Time(1_000_000), 7), 0)
+	assert.InDelta(t, 1000-windowLogSlots+10, l.windowAt(1, 7), 0, "before the oldest: the oldest")
 	n := l.n
-	l.add(Time(1000+100*999+5), 5, 10)
+	l.addChange(Time(1000+100*999+5), 5, 10)
 	assert.Equal(t, n, l.n)
-	assert.InDelta(t, 5, l.at(Time(1_000_000), 7), 0, "close changes share a slot, which has the newest")
+	assert.InDelta(t, 5, l.windowAt(Time(1_000_000), 7), 0, "close changes share a slot, which has the newest")
 }

@@ -170,18 +170,20 @@ func newVivace(cfg Config) *vivace {
 	}
 	v.segments, v.monitor.unit = segments{cfg.MSS}, v.mbit
 	v.bound = v.leastBound
-	v.initial = v.packets(cfg.InitialCwnd)
-	v.rate = v.clampRate(v.inMbit(cfg.InitialCwnd, vivaceFirstRTT))
+	v.initial = v.toPackets(cfg.InitialCwnd)
+	v.rate = v.clampRate(v.mbitPerSecond(cfg.InitialCwnd, vivaceFirstRTT))
 	return v
 }
 
-func (v *vivace) inMbit(n Bytes, d time.Duration) float64 { return float64(RateOf(n, d)) / v.mbit }
+func (v *vivace) mbitPerSecond(n Bytes, d time.Duration) float64 {
+	return float64(RateOf(n, d)) / v.mbit
+}
 
 func (v *vivace) clampRate(r float64) float64 { return min(max(r, vivaceMinRate), v.most) }
 
-// value is the utility of a rate x in Mbit/s whose round trip grows by slope
+// utilityOf is the utility of a rate x in Mbit/s whose round trip grows by slope
 // and which loses a part of its packets (NSDI 2018 §4.1, eq. 1).
-func (v *vivace) value(x, slope, loss float64) float64 {
+func (v *vivace) utilityOf(x, slope, loss float64) float64 {
 	cost := v.lossCost * loss
 	if !v.code {
 		cost *= x
@@ -189,17 +191,17 @@ func (v *vivace) value(x, slope, loss float64) float64 {
 	return math.Pow(x, vivaceExponent) - v.latency*x*slope - cost
 }
 
-// judge returns the utility of interval k.
-func (v *vivace) judge(k int) float64 {
+// utilityOfInterval returns the utility of interval k.
+func (v *vivace) utilityOfInterval(k int) float64 {
 	i := &v.intervals[k]
-	v.slope, v.loss = i.growth(v.noise), i.lossRate()
-	v.utility = v.value(i.rate, v.slope, v.loss)
+	v.slope, v.loss = i.rttSlope(v.noise), i.lossRate()
+	v.utility = v.utilityOf(i.rate, v.slope, v.loss)
 	return v.utility
 }
 
-// amplify is the factor of the streak's next step (NSDI 2018 §4.2): it grows
+// streakFactor is the factor of the streak's next step (NSDI 2018 §4.2): it grows
 // with τ, faster beyond three.
-func (v *vivace) amplify(streak int) float64 {
+func (v *vivace) streakFactor(streak int) float64 {
 	tau := float64(streak)
 	switch {
 	case v.code:
@@ -211,10 +213,10 @@ func (v *vivace) amplify(streak int) float64 {
 	}
 }
 
-// step is by how much a gradient moves rate r. What would move it further than
+// boundedStep is by how much a gradient moves rate r. What would move it further than
 // the bound widens it for the next one.
-func (v *vivace) step(gradient, r float64) float64 {
-	size := v.amplify(max(v.streak, 1)) * math.Abs(gradient)
+func (v *vivace) boundedStep(gradient, r float64) float64 {
+	size := v.streakFactor(max(v.streak, 1)) * math.Abs(gradient)
 	if most := v.bound * r; size > most {
 		size = most
 		v.bound += v.widen
@@ -224,24 +226,24 @@ func (v *vivace) step(gradient, r float64) float64 {
 	return math.Copysign(max(size, vivaceMinStep*r), gradient)
 }
 
-// run begins the intervals that state calls for.
-func (v *vivace) run(now Time, state vivaceState) {
+// beginState begins the intervals that state calls for.
+func (v *vivace) beginState(now Time, state vivaceState) {
 	v.state = state
 	if state != vivaceProbing {
-		v.plan(now, v.rate)
+		v.beginPlan(now, v.rate)
 		return
 	}
 	v.streak, v.bound = 0, v.leastBound
 	high, low := v.rate*(1+v.epsilon), v.rate*(1-v.epsilon)
 	if v.highFirst = v.rng.IntN(2) == 0; v.highFirst {
-		v.plan(now, high, low, low, high)
+		v.beginPlan(now, high, low, low, high)
 	} else {
-		v.plan(now, low, high, high, low)
+		v.beginPlan(now, low, high, high, low)
 	}
 }
 
 func (v *vivace) OnAck(a Ack) {
-	v.learn(a.MSS)
+	v.setMSS(a.MSS)
 	v.srtt = a.SRTT
 	v.timedOut = false
 	v.OnTick(a.State) // which may be late
@@ -251,22 +253,22 @@ func (v *vivace) OnAck(a Ack) {
 	}
 	if !v.started && a.SRTT > 0 {
 		v.started = true
-		v.rate = v.clampRate(v.inMbit(v.segments.bytes(v.initial), max(a.SRTT, minDivisor)))
-		v.run(a.Now, vivaceStarting)
+		v.rate = v.clampRate(v.mbitPerSecond(v.segments.toBytes(v.initial), max(a.SRTT, minDivisor)))
+		v.beginState(a.Now, vivaceStarting)
 		return
 	}
 	complete := v.onAck(a)
 	if v.follow && v.overrun >= vivaceOverruns {
 		v.overrun = 0
 		v.rate = v.clampRate(vivaceMinSent * v.through)
-		v.run(a.Now, vivaceProbing)
+		v.beginState(a.Now, vivaceProbing)
 		return
 	}
 	if !complete {
 		return
 	}
-	if !v.usable() {
-		v.run(a.Now, v.state) // again
+	if !v.planIsUsable() {
+		v.beginState(a.Now, v.state) // again
 		return
 	}
 	switch v.state {
@@ -282,26 +284,26 @@ func (v *vivace) OnAck(a Ack) {
 // decideStart doubles the rate for as long as that is worth more. A deep buffer
 // hides for long that it is not, where only loss counts.
 func (v *vivace) decideStart(now Time) {
-	u := v.judge(0)
+	u := v.utilityOfInterval(0)
 	if v.last.rate > 0 && (u < v.last.utility || v.follow && v.intervals[0].overruns(v.mbit)) {
 		v.rate = v.last.rate
-		v.run(now, vivaceProbing)
+		v.beginState(now, vivaceProbing)
 		return
 	}
 	v.last = worth{v.rate, u}
 	if v.rate >= v.most {
-		v.run(now, vivaceProbing)
+		v.beginState(now, vivaceProbing)
 		return
 	}
 	v.rate = v.clampRate(2 * v.rate)
-	v.run(now, vivaceStarting)
+	v.beginState(now, vivaceStarting)
 }
 
 // decideProbes compares the two pairs of probes.
 func (v *vivace) decideProbes(now Time) {
 	var high, low [2]float64 // utilities, of each pair
 	for pair := range 2 {
-		first, second := v.judge(2*pair), v.judge(2*pair+1)
+		first, second := v.utilityOfInterval(2*pair), v.utilityOfInterval(2*pair+1)
 		if v.highFirst == (pair == 0) {
 			high[pair], low[pair] = first, second
 		} else {
@@ -310,7 +312,7 @@ func (v *vivace) decideProbes(now Time) {
 	}
 	rising := high[0] > low[0]
 	if rising != (high[1] > low[1]) {
-		v.run(now, vivaceProbing)
+		v.beginState(now, vivaceProbing)
 		return
 	}
 	u := [2]float64{(low[0] + low[1]) / 2, (high[0] + high[1]) / 2}
@@ -324,33 +326,33 @@ func (v *vivace) decideProbes(now Time) {
 	} else {
 		v.last = worth{v.rate * (1 - v.epsilon), u[0]}
 	}
-	v.rate = v.clampRate(v.last.rate + v.step(v.gradient, v.last.rate))
-	v.run(now, vivaceMoving)
+	v.rate = v.clampRate(v.last.rate + v.boundedStep(v.gradient, v.last.rate))
+	v.beginState(now, vivaceMoving)
 }
 
 // decideMove goes on while the slope keeps its sign.
 func (v *vivace) decideMove(now Time) {
-	u := v.judge(0)
+	u := v.utilityOfInterval(0)
 	if v.rate == v.last.rate { // at the floor or the ceiling
-		v.run(now, vivaceProbing)
+		v.beginState(now, vivaceProbing)
 		return
 	}
 	v.gradient = (u - v.last.utility) / (v.rate - v.last.rate)
 	if (v.gradient > 0) != v.rising {
 		v.streak, v.bound = 0, v.leastBound
-		v.rate = v.clampRate(v.last.rate + v.step(v.gradient, v.last.rate))
-		v.run(now, vivaceProbing)
+		v.rate = v.clampRate(v.last.rate + v.boundedStep(v.gradient, v.last.rate))
+		v.beginState(now, vivaceProbing)
 		return
 	}
 	v.last = worth{v.rate, u}
 	v.streak++
-	v.rate = v.clampRate(v.rate + v.step(v.gradient, v.rate))
-	v.run(now, vivaceMoving)
+	v.rate = v.clampRate(v.rate + v.boundedStep(v.gradient, v.rate))
+	v.beginState(now, vivaceMoving)
 }
 
 func (v *vivace) OnLoss(l Loss) {
-	v.learn(l.MSS)
-	v.advance(l.Now)
+	v.setMSS(l.MSS)
+	v.endInterval(l.Now)
 	if !l.Timeout && v.expiry.covers(l.SentAt) {
 		return
 	}
@@ -375,23 +377,23 @@ func (v *vivace) restart(now Time) {
 	if v.state == vivaceMoving {
 		v.state = vivaceProbing
 	}
-	v.run(now, v.state)
+	v.beginState(now, v.state)
 }
 
 // OnTick ends an interval, or a silence.
 func (v *vivace) OnTick(s State) {
-	v.learn(s.MSS)
+	v.setMSS(s.MSS)
 	if v.deadline != 0 && s.Now >= v.deadline {
 		v.deadline = 0
 		v.state = vivaceStarting
 		v.restart(s.Now)
 		return
 	}
-	v.advance(s.Now)
+	v.endInterval(s.Now)
 }
 
-// now is the rate of the present interval.
-func (v *vivace) now() float64 {
+// currentRate is the rate of the present interval.
+func (v *vivace) currentRate() float64 {
 	if v.sending < v.planned {
 		return v.intervals[v.sending].rate
 	}
@@ -404,15 +406,15 @@ func (v *vivace) Inspect() Internals {
 }
 
 func (v *vivace) Control() Control {
-	rate := Rate(v.now() * v.mbit)
+	rate := Rate(v.currentRate() * v.mbit)
 	rtt := v.srtt
 	if rtt <= 0 {
 		rtt = vivaceFirstRTT
 	}
 	ctl := Control{
-		Cwnd:       v.bytes(vivaceWindows*v.packets(rate.BytesIn(rtt)) + vivaceExtra),
+		Cwnd:       v.toBytes(vivaceWindows*v.toPackets(rate.BytesIn(rtt)) + vivaceExtra),
 		PacingRate: rate,
-		NextTick:   v.due(),
+		NextTick:   v.intervalEnd(),
 		Phase:      vivacePhases[v.state],
 	}
 	if ctl.NextTick == 0 || v.deadline != 0 && v.deadline < ctl.NextTick {

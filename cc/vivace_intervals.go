@@ -41,32 +41,32 @@ type interval struct {
 	slope         slope
 }
 
-// fits reports whether what left then belongs to it.
-func (i *interval) fits(left Time) bool {
+// containsSent reports whether what left then belongs to it.
+func (i *interval) containsSent(left Time) bool {
 	return i.from != 0 && left >= i.from && (i.to == 0 || left < i.to)
 }
 
-// sent reports whether as much left as the rate calls for, or enough of it to
+// sentEnough reports whether as much left as the rate calls for, or enough of it to
 // be lost. Where not, a policy, the receiver or the transport held it back.
-func (i *interval) sent(mbit float64) bool {
+func (i *interval) sentEnough(mbit float64) bool {
 	wanted := i.rate * mbit / 8 * i.to.Sub(i.from).Seconds()
 	return !i.limited && (i.lost > 0 || float64(i.acked) >= vivaceMinSent*wanted)
 }
 
-// usable reports whether the interval shows what its rate does. Loss speaks for
+// isUsable reports whether the interval shows what its rate does. Loss speaks for
 // itself, however few samples came through.
-func (i *interval) usable(mbit float64) bool {
-	return i.sent(mbit) && !i.paused && (i.lost > 0 || i.slope.n >= vivaceMinSamples)
+func (i *interval) isUsable(mbit float64) bool {
+	return i.sentEnough(mbit) && !i.paused && (i.lost > 0 || i.slope.n >= vivaceMinSamples)
 }
 
-// through is the rate at which what was sent came through, in Mbit/s.
-func (i *interval) through(mbit float64) float64 {
+// deliveredRate is the rate at which what was sent came through, in Mbit/s.
+func (i *interval) deliveredRate(mbit float64) float64 {
 	return float64(RateOf(i.acked, max(i.heard.Sub(i.before), i.to.Sub(i.from)))) / mbit
 }
 
 // overruns reports whether far less came through than was sent.
 func (i *interval) overruns(mbit float64) bool {
-	return i.sent(mbit) && i.acked > 0 && i.through(mbit) < vivaceMinSent*i.rate
+	return i.sentEnough(mbit) && i.acked > 0 && i.deliveredRate(mbit) < vivaceMinSent*i.rate
 }
 
 // lossRate is the part that was lost.
@@ -77,11 +77,11 @@ func (i *interval) lossRate() float64 {
 	return float64(i.lost) / float64(i.lost+i.acked)
 }
 
-// growth is by how much the round trip grew, in seconds per second. Below
+// rttSlope is by how much the round trip grew, in seconds per second. Below
 // noise it is none. A shrinking one is none either: draining would be worth
 // something otherwise. What waits behind a hole gives no sample to begin with.
-func (i *interval) growth(noise float64) float64 {
-	if g := i.slope.value(); g >= noise {
+func (i *interval) rttSlope(noise float64) float64 {
+	if g := i.slope.slopeValue(); g >= noise {
 		return g
 	}
 	return 0
@@ -94,7 +94,7 @@ type slope struct {
 	sxx, sxy, syy float64 // sums of squared deviations, and of products
 }
 
-func (s *slope) add(x, y float64) {
+func (s *slope) addPoint(x, y float64) {
 	s.n++
 	dx, dy := x-s.x, y-s.y
 	s.x += dx / s.n
@@ -104,9 +104,9 @@ func (s *slope) add(x, y float64) {
 	s.syy += dy * (y - s.y)
 }
 
-// value is 0 where the points have no extent, or lie too far off their line to
+// slopeValue is 0 where the points have no extent, or lie too far off their line to
 // tell its slope from none.
-func (s *slope) value() float64 {
+func (s *slope) slopeValue() float64 {
 	if s.sxx <= 0 || s.n < 3 {
 		return 0
 	}
@@ -135,42 +135,42 @@ type monitor struct {
 	through   float64       // Mbit/s, at which the last of them came through
 }
 
-// timeFor is how long n packets take at a rate in Mbit/s.
-func (m *monitor) timeFor(n, rate float64) time.Duration {
+// packetTime is how long n packets take at a rate in Mbit/s.
+func (m *monitor) packetTime(n, rate float64) time.Duration {
 	return time.Duration(n * float64(m.mss) * 8 / (rate * m.unit) * float64(time.Second))
 }
 
-// plan begins the intervals with the given rates.
-func (m *monitor) plan(now Time, rates ...float64) {
+// beginPlan begins the intervals with the given rates.
+func (m *monitor) beginPlan(now Time, rates ...float64) {
 	m.planned, m.sending, m.known = len(rates), 0, 0
 	for i, r := range rates {
 		m.intervals[i] = interval{rate: r}
 	}
-	m.open(now)
+	m.openInterval(now)
 }
 
-func (m *monitor) open(now Time) {
+func (m *monitor) openInterval(now Time) {
 	i := &m.intervals[m.sending]
 	i.from, i.newest = now, now
-	i.due = now.Add(max(m.srtt, m.timeFor(vivaceIntervalPackets, i.rate), vivaceGapsPerInterval*m.gap))
+	i.due = now.Add(max(m.srtt, m.packetTime(vivaceIntervalPackets, i.rate), vivaceGapsPerInterval*m.gap))
 }
 
-// due is when the interval that lasts shall end; 0: none does.
-func (m *monitor) due() Time {
+// intervalEnd is when the interval that lasts shall end; 0: none does.
+func (m *monitor) intervalEnd() Time {
 	if m.sending >= m.planned {
 		return 0
 	}
 	return m.intervals[m.sending].due
 }
 
-// advance ends the interval whose time has come.
-func (m *monitor) advance(now Time) {
-	if due := m.due(); due == 0 || now < due {
+// endInterval ends the interval whose time has come.
+func (m *monitor) endInterval(now Time) {
+	if due := m.intervalEnd(); due == 0 || now < due {
 		return
 	}
 	m.intervals[m.sending].to = now
 	if m.sending++; m.sending < m.planned {
-		m.open(now)
+		m.openInterval(now)
 	}
 }
 
@@ -183,10 +183,10 @@ func (m *monitor) onAck(a Ack) (complete bool) {
 		}
 		m.sampled = a.Now
 	}
-	left := a.left()
+	left := a.sentTime()
 	for k := m.known; k < m.planned; k++ {
 		i := &m.intervals[k]
-		if !i.fits(left) {
+		if !i.containsSent(left) {
 			continue
 		}
 		i.acked += a.Acked
@@ -197,23 +197,23 @@ func (m *monitor) onAck(a Ack) (complete bool) {
 		i.limited = i.limited || a.Sent.AppLimited
 		// It takes time to send what one acknowledgement tells of, be it a batch or a
 		// packet at a slow rate: no pause is in that.
-		i.paused = i.paused || left.Sub(i.newest)-m.timeFor(m.packets(a.Acked), i.rate) > a.SRTT
+		i.paused = i.paused || left.Sub(i.newest)-m.packetTime(m.toPackets(a.Acked), i.rate) > a.SRTT
 		i.newest = max(i.newest, left)
 		if a.RTT > 0 {
-			i.slope.add(left.Sub(i.from).Seconds(), a.RTT.Seconds())
+			i.slope.addPoint(left.Sub(i.from).Seconds(), a.RTT.Seconds())
 		}
 	}
 	m.heard = a.Now
 	before := m.known
 	for m.known < m.planned {
 		i := &m.intervals[m.known]
-		if i.to == 0 || left < i.to.Add(m.timeFor(vivaceGuardPackets, i.rate)) {
+		if i.to == 0 || left < i.to.Add(m.packetTime(vivaceGuardPackets, i.rate)) {
 			return false
 		}
 		m.known++
 		if i.overruns(m.unit) {
 			m.overrun++
-			m.through = i.through(m.unit)
+			m.through = i.deliveredRate(m.unit)
 		} else {
 			m.overrun = 0
 		}
@@ -229,10 +229,10 @@ func (m *monitor) onLoss(lost Bytes) {
 	}
 }
 
-// usable reports whether each interval of the plan shows what its rate does.
-func (m *monitor) usable() bool {
+// planIsUsable reports whether each interval of the plan shows what its rate does.
+func (m *monitor) planIsUsable() bool {
 	for k := range m.planned {
-		if !m.intervals[k].usable(m.unit) {
+		if !m.intervals[k].isUsable(m.unit) {
 			return false
 		}
 	}

@@ -22,7 +22,7 @@ func TestVivaceUtility(t *testing.T) {
 		{"vivace:loss", 10, 0.5, 0, 7.943},
 	} {
 		v := as[*vivace](newPath(t, tt.ref))
-		assert.InDelta(t, tt.want, v.value(tt.x, tt.slope, tt.loss), max(0.005, math.Abs(tt.want)/1e4),
+		assert.InDelta(t, tt.want, v.utilityOf(tt.x, tt.slope, tt.loss), max(0.005, math.Abs(tt.want)/1e4),
 			"worked number: %+v", tt)
 	}
 }
@@ -32,7 +32,7 @@ func TestVivaceToleratesLoss(t *testing.T) {
 	v := as[*vivace](newPath(t, "vivace:loss"))
 	for rate, tolerated := range map[float64]float64{10: 0.063, 100: 0.050} {
 		slope := func(loss float64) float64 {
-			return (v.value(rate+0.01, 0, loss) - v.value(rate-0.01, 0, loss)) / 0.02
+			return (v.utilityOf(rate+0.01, 0, loss) - v.utilityOf(rate-0.01, 0, loss)) / 0.02
 		}
 		assert.Positive(t, slope(tolerated-0.001), "worked number: %v Mbit/s", rate)
 		assert.Negative(t, slope(tolerated+0.001), "worked number: %v Mbit/s", rate)
@@ -43,23 +43,23 @@ func TestVivaceSteps(t *testing.T) {
 	v := as[*vivace](newPath(t, "vivace"))
 	code := as[*vivace](newPath(t, "vivace:uspace"))
 	for i, want := range []float64{1, 2, 3, 5, 7, 9} {
-		assert.InDelta(t, want, v.amplify(i+1), 1e-9, "worked number: τ=%d", i+1)
-		assert.InDelta(t, 0.1*float64(10+i), code.amplify(i+1), 1e-9, "PCC-Uspace: 10, 11, 12, … tenths")
+		assert.InDelta(t, want, v.streakFactor(i+1), 1e-9, "worked number: τ=%d", i+1)
+		assert.InDelta(t, 0.1*float64(10+i), code.streakFactor(i+1), 1e-9, "PCC-Uspace: 10, 11, 12, … tenths")
 	}
 
 	v.streak = 1
-	assert.InDelta(t, 0.5, v.step(100, 10), 1e-9, "worked number: 10 Mbit/s change by 5 % at most")
+	assert.InDelta(t, 0.5, v.boundedStep(100, 10), 1e-9, "worked number: 10 Mbit/s change by 5 % at most")
 	assert.InDelta(t, 0.15, v.bound, 1e-9, "and next by 15 %")
-	assert.InDelta(t, -1.5, v.step(-100, 10), 1e-9)
+	assert.InDelta(t, -1.5, v.boundedStep(-100, 10), 1e-9)
 	assert.InDelta(t, 0.25, v.bound, 1e-9)
-	assert.InDelta(t, 0.7, v.step(0.7, 10), 1e-9, "within the bound: as the gradient has it")
+	assert.InDelta(t, 0.7, v.boundedStep(0.7, 10), 1e-9, "within the bound: as the gradient has it")
 	assert.InDelta(t, 0.05, v.bound, 1e-9, "and the bound is back")
-	assert.InDelta(t, 0.1, v.step(1e-6, 10), 1e-9, "worked number: a tiny gradient still moves it by 1 %")
-	assert.InDelta(t, -0.1, v.step(-1e-6, 10), 1e-9)
+	assert.InDelta(t, 0.1, v.boundedStep(1e-6, 10), 1e-9, "worked number: a tiny gradient still moves it by 1 %")
+	assert.InDelta(t, -0.1, v.boundedStep(-1e-6, 10), 1e-9)
 	v.streak = 3
-	assert.InDelta(t, 0.3, v.step(0.1, 10), 1e-9)
+	assert.InDelta(t, 0.3, v.boundedStep(0.1, 10), 1e-9)
 
-	assert.InDelta(t, 1, code.step(100, 10), 1e-9)
+	assert.InDelta(t, 1, code.boundedStep(100, 10), 1e-9)
 	assert.InDelta(t, 0.15, code.bound, 1e-9)
 }
 
@@ -75,7 +75,7 @@ func settled(rate, slope, loss float64) interval {
 	i.acked = Bytes(sent) - i.lost
 	for k := range 20 {
 		at := float64(k) * 0.005
-		i.slope.add(at, 0.04+slope*at)
+		i.slope.addPoint(at, 0.04+slope*at)
 	}
 	return i
 }
@@ -147,7 +147,7 @@ func TestVivaceProbes(t *testing.T) {
 	assert.InDelta(t, v.intervals[0].rate, v.intervals[3].rate, 0, "the second pair in the reverse order of the first")
 
 	code := probed(t, "vivace:uspace", true, [4]float64{0.05, 0, 0.03, 0.05})
-	assert.InDelta(t, (code.value(10.2, 0.05, 0)-code.value(9.8, 0.03, 0))/0.4, code.gradient, 1e-6,
+	assert.InDelta(t, (code.utilityOf(10.2, 0.05, 0)-code.utilityOf(9.8, 0.03, 0))/0.4, code.gradient, 1e-6,
 		"PCC-Uspace: the last pair's slope")
 }
 
@@ -177,15 +177,15 @@ func TestVivaceMoves(t *testing.T) {
 func TestVivaceCountsWhatLeftInAnInterval(t *testing.T) {
 	m := monitor{segments: segments{DefaultMSS}, unit: 1e6, srtt: 40 * ms}
 	start := linkStart
-	m.plan(start, 10, 12)
-	assert.Equal(t, start.Add(40*ms), m.due(), "a round trip, which is more than 20 packets take")
-	m.advance(start.Add(39 * ms))
+	m.beginPlan(start, 10, 12)
+	assert.Equal(t, start.Add(40*ms), m.intervalEnd(), "a round trip, which is more than 20 packets take")
+	m.endInterval(start.Add(39 * ms))
 	assert.Equal(t, 0, m.sending)
-	m.advance(start.Add(42 * ms)) // late
+	m.endInterval(start.Add(42 * ms)) // late
 	assert.Equal(t, 1, m.sending)
-	assert.Equal(t, start.Add(82*ms), m.due())
-	m.advance(start.Add(82 * ms))
-	assert.Zero(t, m.due(), "it coasts")
+	assert.Equal(t, start.Add(82*ms), m.intervalEnd())
+	m.endInterval(start.Add(82 * ms))
+	assert.Zero(t, m.intervalEnd(), "it coasts")
 
 	ack := func(left time.Duration, n Bytes) bool {
 		return m.onAck(Ack{
@@ -209,11 +209,11 @@ func TestVivaceCountsWhatLeftInAnInterval(t *testing.T) {
 	assert.Equal(t, []Bytes{750, 125}, []Bytes{m.intervals[0].lost, m.intervals[1].lost})
 	assert.InDelta(t, 750./3750, m.intervals[0].lossRate(), 1e-9)
 
-	m.plan(start, 0.5)
-	assert.InDelta(t, (20 * 1448 * 8 / 0.5e6), m.due().Sub(start).Seconds(), 1e-6, "20 packets at the least")
+	m.beginPlan(start, 0.5)
+	assert.InDelta(t, (20 * 1448 * 8 / 0.5e6), m.intervalEnd().Sub(start).Seconds(), 1e-6, "20 packets at the least")
 	m.gap = 20 * ms
-	m.plan(start, 10)
-	assert.Equal(t, start.Add(120*ms), m.due(), "as long as six bunches of acknowledgements")
+	m.beginPlan(start, 10)
+	assert.Equal(t, start.Add(120*ms), m.intervalEnd(), "as long as six bunches of acknowledgements")
 }
 
 func TestVivaceJudgesOnlyWhatTellsOfItsRate(t *testing.T) {
@@ -240,7 +240,7 @@ func TestVivaceJudgesOnlyWhatTellsOfItsRate(t *testing.T) {
 	} {
 		i := settled(10, 0, 0)
 		tt.change(&i)
-		assert.Equal(t, tt.usable, i.usable(1e6), tt.name)
+		assert.Equal(t, tt.usable, i.isUsable(1e6), tt.name)
 		assert.Equal(t, tt.overrun, i.overruns(1e6), tt.name)
 	}
 }
@@ -258,7 +258,7 @@ func TestVivaceTellsAPauseFromABatchOfAcknowledgements(t *testing.T) {
 		{"one packet at a rate at which they are that far apart", 8 * 0.001448 / 0.05, 1448, false},
 	} {
 		m := monitor{segments: segments{DefaultMSS}, unit: 1e6, srtt: 40 * ms, gap: 40 * ms}
-		m.plan(linkStart, tt.rate)
+		m.beginPlan(linkStart, tt.rate)
 		for left := 50 * ms; left <= 200*ms; left += 50 * ms {
 			m.onAck(Ack{
 				State: State{Now: linkStart.Add(left + 40*ms), SRTT: 40 * ms},
@@ -273,18 +273,18 @@ func TestVivaceSlope(t *testing.T) {
 	var line, flat, noisy slope
 	for k := range 40 {
 		x := float64(k) * 0.001
-		line.add(x, 0.05+0.3*x)
-		flat.add(x, 0.05)
-		noisy.add(x, 0.05+0.003*float64(k*7%5)+0.01*x)
+		line.addPoint(x, 0.05+0.3*x)
+		flat.addPoint(x, 0.05)
+		noisy.addPoint(x, 0.05+0.003*float64(k*7%5)+0.01*x)
 	}
-	assert.InDelta(t, 0.3, line.value(), 1e-9)
-	assert.Zero(t, flat.value())
-	assert.Zero(t, noisy.value(), "within two standard errors of none")
+	assert.InDelta(t, 0.3, line.slopeValue(), 1e-9)
+	assert.Zero(t, flat.slopeValue())
+	assert.Zero(t, noisy.slopeValue(), "within two standard errors of none")
 	var once slope
-	once.add(1, 2)
-	once.add(1, 3)
-	once.add(1, 4)
-	assert.Zero(t, once.value(), "points of one time have no slope")
+	once.addPoint(1, 2)
+	once.addPoint(1, 3)
+	once.addPoint(1, 4)
+	assert.Zero(t, once.slopeValue(), "points of one time have no slope")
 }
 
 func TestVivaceFallsToWhatComesThrough(t *testing.T) {
@@ -333,7 +333,7 @@ func TestVivaceStartsAnewAfterASilence(t *testing.T) {
 	v := as[*vivace](p)
 	p.Ack(1, 40*ms)
 	v.state, v.rate, v.last = vivaceProbing, 5, worth{5, 4}
-	v.run(p.state.Now, vivaceProbing)
+	v.beginState(p.state.Now, vivaceProbing)
 	tick := func(d time.Duration) {
 		p.Wait(d)
 		p.alg.OnTick(p.state)
@@ -348,7 +348,7 @@ func TestVivaceStartsAnewAfterASilence(t *testing.T) {
 
 	p.idle = true
 	p.Ack(1, 40*ms)
-	v.run(p.state.Now, vivaceProbing)
+	v.beginState(p.state.Now, vivaceProbing)
 	tick(10 * time.Second)
 	assert.Equal(t, "probing", p.alg.Control().Phase, "nothing was in flight to be heard of")
 }
