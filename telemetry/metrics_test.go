@@ -290,6 +290,18 @@ penstock_tunnel_peers_active{listener="vpn2"} 1
 # TYPE penstock_tunnel_refused_packets_total counter
 penstock_tunnel_refused_packets_total{listener="vpn"} 3
 penstock_tunnel_refused_packets_total{listener="vpn2"} 0
+# HELP penstock_tunnel_send_errors_total WireGuard's packets outside that the kernel did not take: too_large, unreachable (no route, or the device is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.
+# TYPE penstock_tunnel_send_errors_total counter
+penstock_tunnel_send_errors_total{listener="vpn",reason="forbidden"} 3
+penstock_tunnel_send_errors_total{listener="vpn",reason="no_buffer"} 4
+penstock_tunnel_send_errors_total{listener="vpn",reason="other"} 5
+penstock_tunnel_send_errors_total{listener="vpn",reason="too_large"} 1
+penstock_tunnel_send_errors_total{listener="vpn",reason="unreachable"} 2
+penstock_tunnel_send_errors_total{listener="vpn2",reason="forbidden"} 0
+penstock_tunnel_send_errors_total{listener="vpn2",reason="no_buffer"} 0
+penstock_tunnel_send_errors_total{listener="vpn2",reason="other"} 0
+penstock_tunnel_send_errors_total{listener="vpn2",reason="too_large"} 0
+penstock_tunnel_send_errors_total{listener="vpn2",reason="unreachable"} 0
 # HELP penstock_tunnel_stalls_total How often a connection in user space had stopped retransmitting, and was made to go on.
 # TYPE penstock_tunnel_stalls_total counter
 penstock_tunnel_stalls_total{listener="vpn"} 4

@@ -26,6 +26,9 @@ var (
 		"Packets that were no peer's, or not from its addresses.", "listener")
 	tunnelLost = counter("tunnel_lost_packets_total",
 		"Packets to peers that were lost here, since more waited than may.", "listener")
+	tunnelSendErrors = counter("tunnel_send_errors_total",
+		"WireGuard's packets outside that the kernel did not take: too_large, unreachable (no route, or the device "+
+			"is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.", "listener", "reason")
 	tunnelHandshakes = counter("tunnel_dropped_handshakes_total",
 		"Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
 	tunnelStalls = counter("tunnel_stalls_total",
@@ -166,6 +169,12 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelBytes, float64(t.Sent), t.Listener, "sent")
 	s.put(tunnelRefused, float64(t.Refused), t.Listener)
 	s.put(tunnelLost, float64(t.Lost), t.Listener)
+	for reason, n := range map[string]uint64{
+		"too_large": t.SendErrors.TooLarge, "unreachable": t.SendErrors.Unreachable, "forbidden": t.SendErrors.Forbidden,
+		"no_buffer": t.SendErrors.NoBuffer, "other": t.SendErrors.Other,
+	} {
+		s.put(tunnelSendErrors, float64(n), t.Listener, reason)
+	}
 	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
 	s.put(tunnelStalls, float64(t.Stalls), t.Listener)
 	s.put(tunnelInvalid, float64(t.Malformed), t.Listener, "malformed")

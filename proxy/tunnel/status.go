@@ -18,11 +18,15 @@ type Status struct {
 	// wrong checksum, with TCP flags that make no sense, and those whose hop limit had
 	// run out.
 	Malformed, Damaged, Senseless, Expired uint64
+	SendErrors                             SendErrors
 	Peers                                  []PeerState
 	Sessions                               []SessionState     // CONNECT-IP's
 	Clients                                map[string]Traffic // by all CONNECT-IP sessions of a peer, past ones too
 	Datagrams                              DatagramStats
 }
+
+// SendErrors counts WireGuard's packets outside that the kernel did not take, by its reason.
+type SendErrors struct{ TooLarge, Unreachable, Forbidden, NoBuffer, Other uint64 }
 
 // PeerState is a WireGuard peer as the tunnel sees it.
 type PeerState struct {

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/udpbatch"
 )
 
 const (
@@ -32,9 +32,9 @@ const (
 // while the kernel is busy with what was written before.
 type Socket struct {
 	*net.UDPConn
-	arrived // read by one goroutine, as quic-go does
-	write   func(b, oob []byte, to *net.UDPAddr) error
-	whole   bool // UDP_SEGMENT fails, as a device cannot do it; only run uses it
+	*udpbatch.Reader // used by one goroutine, as quic-go does
+	write            func(b, oob []byte, to *net.UDPAddr) error
+	whole            bool // UDP_SEGMENT fails, as a device cannot do it; only run uses it
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -69,16 +69,16 @@ func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	udp := conn.(*net.UDPConn)
-	raw, err := udp.SyscallConn()
+	socket := conn.(*net.UDPConn)
+	raw, err := socket.SyscallConn()
 	if err == nil {
 		err = share(raw, false)
 	}
 	if err != nil {
-		return nil, errors.Join(err, udp.Close())
+		return nil, errors.Join(err, socket.Close())
 	}
-	return socketTo(udp, func(b, oob []byte, to *net.UDPAddr) error {
-		_, _, err := udp.WriteMsgUDP(b, oob, to)
+	return socketTo(socket, func(b, oob []byte, to *net.UDPAddr) error {
+		_, _, err := socket.WriteMsgUDP(b, oob, to)
 		return err
 	}), nil
 }
@@ -103,8 +103,8 @@ func share(raw syscall.RawConn, with bool) error {
 	})
 }
 
-func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
-	w := &Socket{UDPConn: udp, arrived: arrivals(udp), write: write, ended: make(chan struct{})}
+func socketTo(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
+	w := &Socket{UDPConn: conn, Reader: udpbatch.NewReader(conn), write: write, ended: make(chan struct{})}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
@@ -189,7 +189,7 @@ func (w *Socket) send(p *batch) error {
 		return w.write(p.data, p.oob, p.addr)
 	}
 	if !w.whole {
-		err := w.write(p.data, withSize(p.oob, p.segment), p.addr)
+		err := w.write(p.data, udpbatch.AppendSegmentSize(p.oob, p.segment), p.addr)
 		if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
 			return err
 		}
@@ -234,15 +234,4 @@ func withoutSize(oob, rest []byte) (int, []byte) {
 		left = after
 	}
 	return segment, rest
-}
-
-// withSize appends the size of packets (UDP_SEGMENT) to control messages.
-func withSize(oob []byte, segment int) []byte {
-	at := len(oob)
-	oob = append(oob, make([]byte, unix.CmsgSpace(2))...)
-	h := (*unix.Cmsghdr)(unsafe.Pointer(&oob[at]))
-	h.Level, h.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
-	h.SetLen(unix.CmsgLen(2))
-	binary.NativeEndian.PutUint16(oob[at+unix.CmsgLen(0):], uint16(segment))
-	return oob
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/proxy/datapath/udpbatch"
 )
 
 // cutter stands in for the kernel: it cuts what it is given into packets.
@@ -41,15 +43,15 @@ func newCutter(t require.TestingT, fails func(int, netip.AddrPort) error) (*cutt
 	if fails == nil {
 		fails = func(int, netip.AddrPort) error { return nil }
 	}
-	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
 	c := &cutter{packets: map[netip.AddrPort][][]byte{}, fails: fails}
-	return c, socketTo(udp, c.write)
+	return c, socketTo(conn, c.write)
 }
 
 // mark is a control message of so many, as those for ECN are.
 func mark(value byte) []byte {
-	b := withSize(nil, int(value)) // of the same shape
+	b := udpbatch.AppendSegmentSize(nil, int(value)) // of the same shape
 	b[8], b[12] = unix.IPPROTO_IP, unix.IP_TOS
 	return b
 }
@@ -80,7 +82,7 @@ func TestBatchesLeaveThePacketsAsTheyAre(t *testing.T) {
 			if rapid.Bool().Draw(t, "sized") {
 				segments = rapid.IntRange(1, 14).Draw(t, "segments")
 				last = rapid.IntRange(1, size).Draw(t, "last")
-				oob = withSize(bytes.Clone(told), size)
+				oob = udpbatch.AppendSegmentSize(bytes.Clone(told), size)
 			}
 			var b []byte
 			for i := range segments {
@@ -144,7 +146,7 @@ func TestPacketsJoinWithoutAllocations(t *testing.T) {
 		<-goOn
 		return nil
 	})
-	to, oob := &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 1}, append(withSize(nil, 1452), mark(2)...)
+	to, oob := &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 1}, append(udpbatch.AppendSegmentSize(nil, 1452), mark(2)...)
 	write := func() {
 		_, _, err := w.WriteMsgUDP(make([]byte, 1300), oob, to)
 		require.NoError(t, err)

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"sync"
 
@@ -15,6 +16,7 @@ import (
 type link struct {
 	stack  *netstack.Stack
 	mtu    int
+	room   func(inner netip.Addr) int // bytes of a packet to or from a peer that need no fragments outside; 0: mtu
 	events chan tun.Event
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -23,22 +25,55 @@ type link struct {
 
 var _ tun.Device = (*link)(nil)
 
-func newLink(stack *netstack.Stack, mtu int) *link {
+func newLink(stack *netstack.Stack, mtu int, room func(netip.Addr) int) *link {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &link{stack: stack, mtu: mtu, events: make(chan tun.Event, 1), ctx: ctx, cancel: cancel}
+	l := &link{stack: stack, mtu: mtu, room: room, events: make(chan tun.Event, 1), ctx: ctx, cancel: cancel}
 	l.events <- tun.EventUp
 	return l
 }
 
 // Read implements tun.Device: it returns packets for peers.
 func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
-	return l.stack.Collect(l.ctx, bufs, sizes, offset)
+	n, err := l.stack.Collect(l.ctx, bufs, sizes, offset)
+	for i := range n {
+		l.fitOutgoing(bufs[i][offset : offset+sizes[i]])
+	}
+	return n, err
+}
+
+// fitOutgoing has connections to a peer send smaller segments where a packet would need fragments
+// outside. The packet leaves all the same.
+func (l *link) fitOutgoing(p []byte) {
+	_, to, ok := endsOf(p)
+	if !ok {
+		return
+	}
+	room := l.room(to)
+	switch {
+	case room == 0:
+	case isSYN(p):
+		clampMSS(p, room)
+	case len(p) > room && isTCP(p):
+		if icmp := tooBig(p, room); icmp != nil {
+			l.stack.Deliver(icmp)
+		}
+	}
+}
+
+// fitIncoming lowers the MSS that a peer tells, to what needs no fragments outside.
+func (l *link) fitIncoming(p []byte) {
+	if from, _, ok := endsOf(p); ok {
+		if room := l.room(from); room > 0 && isSYN(p) {
+			clampMSS(p, room)
+		}
+	}
 }
 
 // Write implements tun.Device: it takes packets from peers.
 func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {
+		l.fitIncoming(b[offset:])
 		packets = append(packets, b[offset:])
 	}
 	l.stack.Deliver(packets...)

@@ -33,6 +33,14 @@ func synOf(p []byte) (segment []byte, header, end int) {
 	return segment, header, end
 }
 
+// isTCP tells whether an IP packet that endsOf has accepted has TCP right behind its IP header.
+func isTCP(p []byte) bool {
+	if p[0]>>4 == 4 {
+		return p[9] == protocolTCP
+	}
+	return p[6] == protocolTCP
+}
+
 func isSYN(p []byte) bool {
 	segment, _, _ := synOf(p)
 	return segment != nil

@@ -37,7 +37,7 @@ type WireGuardConfig struct {
 	MTU        int            // of the stack it feeds
 	Log        *slog.Logger
 
-	bind conn.Bind // its sockets; nil: WireGuard's own
+	bind conn.Bind // its sockets; nil: a udpBind
 }
 
 // WireGuard is the endpoint of a WireGuard tunnel, in this process.
@@ -50,6 +50,8 @@ type WireGuard struct {
 	device   *device.Device
 	refused  atomic.Uint64
 	failures chan error // of its sockets
+	sockets  *udpBind   // nil: a test's
+	rooms    atomic.Pointer[map[string]int]
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
@@ -72,9 +74,10 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	}
 	w.log = w.log.With("listener", cfg.Name)
 	if cfg.bind == nil {
-		cfg.bind = conn.NewDefaultBind()
+		w.sockets = newUDPBind()
+		cfg.bind = w.sockets
 	}
-	w.device = device.NewDevice(newLink(stack, cfg.MTU), cfg.bind, w.logger())
+	w.device = device.NewDevice(newLink(stack, cfg.MTU, w.room), cfg.bind, w.logger())
 	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
 	err := w.device.IpcSet(setup)
 	if err == nil {
@@ -98,7 +101,56 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
 	w.done.Go(func() { w.watch(ctx) })
+	if w.sockets != nil {
+		w.done.Go(func() { w.followPaths(ctx) })
+	}
 	return w, nil
+}
+
+// followPaths keeps the rooms of peers up to date: a path may change, and a peer may take another.
+func (w *WireGuard) followPaths(ctx context.Context) {
+	tick := time.NewTicker(pathPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.sockets.paths.changed:
+		case <-tick.C:
+			if w.rooms.Load() == nil {
+				continue
+			}
+		}
+		states, err := w.States()
+		if err != nil {
+			continue // the device is being closed
+		}
+		rooms := map[string]int{}
+		for _, s := range states {
+			at, err := netip.ParseAddrPort(s.Endpoint)
+			if err != nil {
+				continue
+			}
+			if room := w.sockets.paths.largestInner(at); room > 0 && room < w.stack.MTU() {
+				rooms[s.Name] = room
+			}
+		}
+		if len(rooms) == 0 {
+			w.rooms.Store(nil)
+		} else {
+			w.rooms.Store(&rooms)
+		}
+	}
+}
+
+// room returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
+// outside; 0: as large as the tunnel's MTU.
+func (w *WireGuard) room(inner netip.Addr) int {
+	rooms := w.rooms.Load()
+	if rooms == nil {
+		return 0
+	}
+	return (*rooms)[w.Peer(inner)]
 }
 
 // watch opens the UDP port again where it has failed. Sessions go on.
@@ -247,6 +299,9 @@ func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 // Report implements Outside.
 func (w *WireGuard) Report(s *tunnel.Status) (err error) {
 	s.Refused = w.Refused()
+	if w.sockets != nil {
+		s.SendErrors = w.sockets.errors.report()
+	}
 	s.Peers, err = w.States()
 	return err
 }

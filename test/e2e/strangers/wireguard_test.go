@@ -8,6 +8,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -64,9 +67,15 @@ func (s *scene) wireGuardGo(at *netlab.Node, is map[string]string, device string
 // wireGuard brings the client's tunnel to the edge up; what is for the server takes it.
 func (s *scene) wireGuard(is map[string]string, k keys) {
 	s.t.Helper()
+	s.wireGuardAt(is, k, s.EdgeNear.V4)
+}
+
+// wireGuardAt is wireGuard with the edge at an address outside.
+func (s *scene) wireGuardAt(is map[string]string, k keys, outside netip.Addr) {
+	s.t.Helper()
 	s.wireGuardGo(s.Client, is, device)
 	s.run(nil, is["wg"], "set", device, "private-key", k.own, "peer", k.edge.String(),
-		"endpoint", netip.AddrPortFrom(s.EdgeNear.V4, 51820).String(), "allowed-ips", "10.77.2.0/24")
+		"endpoint", netip.AddrPortFrom(outside, 51820).String(), "allowed-ips", "10.77.2.0/24")
 	s.run(nil, is["ip"], "addr", "add", inner+"/32", "dev", device)
 	s.run(nil, is["ip"], "link", "set", device, "mtu", "1420", "up")
 	s.run(nil, is["ip"], "route", "add", "10.77.2.0/24", "dev", device, "src", inner)
@@ -210,4 +219,116 @@ func (s *scene) ping(to netip.AddrPort) *pings {
 func (p *pings) await(t *testing.T, n int64) {
 	t.Helper()
 	require.Eventually(t, func() bool { return p.answers.Load() >= n }, patience, time.Millisecond)
+}
+
+// Where the path to a client carries less than a full packet of the tunnel, the first of them leave in
+// fragments; then connections have segments that need none.
+func TestWireGuardGoOverANarrowPath(t *testing.T) {
+	link := func(mtu int) func(*scene, string) {
+		return func(s *scene, ip string) {
+			for _, n := range []*netlab.Node{s.Client, s.Edge} {
+				s.do(n, ip, "link", "set", netlab.NearDevice, "mtu", strconv.Itoa(mtu))
+			}
+		}
+	}
+	route := func(s *scene, ip string) {
+		for _, to := range []string{s.ClientAddr.V4.String() + "/32", s.ClientAddr.V6.String() + "/128"} {
+			s.do(s.Edge, ip, "route", "add", to, "dev", netlab.NearDevice, "mtu", "1400")
+		}
+	}
+	for name, c := range map[string]struct {
+		narrow func(s *scene, ip string)
+		six    bool
+		during bool // a download runs already
+	}{
+		"a link of 1400":                    {narrow: link(1400)},
+		"a link of 1280":                    {narrow: link(1280)},
+		"a route of 1400":                   {narrow: route},
+		"IPv6, a link of 1400":              {narrow: link(1400), six: true},
+		"IPv6, a route of 1400":             {narrow: route, six: true},
+		"a link of 1400 from now on":        {narrow: link(1400), during: true},
+		"a route of 1400 from now on":       {narrow: route, during: true},
+		"IPv6, a link of 1400 from now on":  {narrow: link(1400), six: true, during: true},
+		"IPv6, a route of 1400 from now on": {narrow: route, six: true, during: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
+			k := newKeys(t)
+			s := open(t, k.Options)
+			s.file("file", 1, size)
+			s.nginx(is["nginx"])
+			outside := s.EdgeNear.V4
+			if c.six {
+				outside = s.EdgeNear.V6
+			}
+			if !c.during {
+				c.narrow(s, is["ip"])
+			}
+			s.wireGuardAt(is, k, outside)
+			url := fmt.Sprintf("http://%v/file", s.ServerAddr.V4)
+			got := make(chan struct{})
+			if c.during {
+				slow := s.Client.Command(t.Context(), is["curl"], "-sS", "--fail", "--noproxy", "*",
+					"--limit-rate", strconv.Itoa(size/2), "-o", s.dir+"/slow", url)
+				require.NoError(t, slow.Start())
+				go func() {
+					defer close(got)
+					assert.NoError(t, slow.Wait())
+				}()
+				require.Eventually(t, func() bool {
+					begun, err := os.Stat(s.dir + "/slow")
+					return err == nil && begun.Size() > size/8
+				}, patience, 10*time.Millisecond)
+				c.narrow(s, is["ip"])
+				<-got
+				s.same(s.dir+"/file", s.dir+"/slow")
+			}
+			download := func() {
+				s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-o", s.dir+"/got", url)
+				s.same(s.dir+"/file", s.dir+"/got")
+			}
+			download()
+			before := s.fragments()
+			download()
+			assert.Equal(t, before, s.fragments(), "fragments of a download over a path that is known")
+		})
+	}
+}
+
+// do runs a command at a node.
+func (s *scene) do(at *netlab.Node, program string, args ...string) {
+	s.t.Helper()
+	out, err := at.Command(s.t.Context(), program, args...).CombinedOutput()
+	require.NoError(s.t, err, "%s %q: %s", program, args, out)
+}
+
+// fragments counts those that the edge has made.
+func (s *scene) fragments() (n int) {
+	s.t.Helper()
+	require.NoError(s.t, s.Edge.Do(func() error {
+		four, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		six, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(four) + string(six)) {
+			f := strings.Fields(line)
+			switch {
+			case f[0] == "Ip6FragCreates":
+				count, _ := strconv.Atoi(f[1])
+				n += count
+			case f[0] == "Ip:" && names == nil:
+				names = f
+			case f[0] == "Ip:":
+				count, _ := strconv.Atoi(f[slices.Index(names, "FragCreates")])
+				n += count
+			}
+		}
+		return nil
+	}))
+	return n
 }

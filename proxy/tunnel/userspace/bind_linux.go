@@ -1,0 +1,439 @@
+package userspace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/udpbatch"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+const (
+	bindBuffer   = 7 << 20 // bytes of a socket's buffers, as far as the system allows; wireguard-go's choice
+	bindTries    = 100     // ports that are tried to find one that is free for both families
+	bindOOB      = 128     // bytes of control messages
+	mostSegments = 64      // packets of one message (UDP_MAX_SEGMENTS)
+	mostMessage  = 65535 - ipv4Header - udpHeader
+	cookieReply  = 3 // WireGuard: the type of a message to somebody who is not authenticated
+)
+
+// udpBind is the sockets of a WireGuard device. wireguard-go's own bind has the kernel cut its
+// messages into packets (UDP_SEGMENT), which Linux refuses for packets larger than the path's
+// MTU, so such packets would be lost for ever. This one passes larger packets one by one, and the kernel
+// sends them in fragments, as it does for its own WireGuard.
+type udpBind struct {
+	paths  *paths
+	errors sendErrors
+
+	mu      sync.RWMutex
+	sockets [2]*udpSocket // of IPv4 and IPv6; nil: closed, or the machine lacks the family
+	mark    uint32
+}
+
+type udpSocket struct {
+	*net.UDPConn
+	batch  *ipv4.PacketConn // for IPv6 as well: WriteBatch is the same
+	reader *udpbatch.Reader
+	whole  atomic.Bool // UDP_SEGMENT does not work, as a device computes no checksums
+}
+
+func newUDPBind() *udpBind { return &udpBind{paths: newPaths(readRouteMTU)} }
+
+// udpEndpoint is where a peer is, and the address of this machine that it sent to.
+type udpEndpoint struct {
+	to       netip.AddrPort
+	addr     *net.UDPAddr
+	source   netip.Addr // invalid: the kernel chooses
+	device   uint32     // index of the interface, for a link-local source
+	unpinned atomic.Bool
+}
+
+func newEndpoint(addr *net.UDPAddr) *udpEndpoint {
+	to := addr.AddrPort()
+	return &udpEndpoint{addr: addr, to: netip.AddrPortFrom(to.Addr().Unmap(), to.Port())}
+}
+
+func (e *udpEndpoint) ClearSrc()           { e.unpinned.Store(true) }
+func (e *udpEndpoint) SrcToString() string { return e.SrcIP().String() }
+func (e *udpEndpoint) DstToString() string { return e.to.String() }
+func (e *udpEndpoint) DstIP() netip.Addr   { return e.to.Addr() }
+
+func (e *udpEndpoint) DstToBytes() []byte {
+	b, _ := e.to.MarshalBinary() //nolint:errcheck // it never fails
+	return b
+}
+
+func (e *udpEndpoint) SrcIP() netip.Addr {
+	if e.unpinned.Load() {
+		return netip.Addr{}
+	}
+	return e.source
+}
+
+// readSource notes the address that a packet was sent to.
+func (e *udpEndpoint) readSource(control []byte) {
+	for len(control) >= unix.SizeofCmsghdr {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return
+		}
+		switch {
+		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			e.source = netip.AddrFrom4([4]byte(data[4:8]))
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			e.source = netip.AddrFrom16([16]byte(data[:16]))
+			if e.source.IsLinkLocalUnicast() {
+				e.device = binary.NativeEndian.Uint32(data[16:])
+			}
+		}
+		control = rest
+	}
+}
+
+// appendSource appends the control message that sets a packet's source address. It leaves the
+// interface to the routes, which may depend on the address.
+func (e *udpEndpoint) appendSource(oob []byte) []byte {
+	switch source := e.SrcIP(); {
+	case !source.IsValid():
+		return oob
+	case source.Is4():
+		var info [unix.SizeofInet4Pktinfo]byte
+		copy(info[4:], source.AsSlice())
+		return udpbatch.AppendControl(oob, unix.IPPROTO_IP, unix.IP_PKTINFO, info[:])
+	default:
+		info := append(source.AsSlice(), 0, 0, 0, 0)
+		binary.NativeEndian.PutUint32(info[16:], e.device)
+		return udpbatch.AppendControl(oob, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, info)
+	}
+}
+
+// ParseEndpoint implements conn.Bind.
+func (b *udpBind) ParseEndpoint(s string) (conn.Endpoint, error) {
+	at, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return nil, err
+	}
+	return newEndpoint(net.UDPAddrFromAddrPort(netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))), nil
+}
+
+// BatchSize implements conn.Bind.
+func (b *udpBind) BatchSize() int { return conn.IdealBatchSize }
+
+// Open implements conn.Bind.
+func (b *udpBind) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sockets[0] != nil || b.sockets[1] != nil {
+		return nil, 0, conn.ErrBindAlreadyOpen
+	}
+	for range bindTries {
+		if actual, err = b.open(port); port != 0 || !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, s := range b.sockets {
+		if s != nil {
+			receive = append(receive, s.receiver())
+		}
+	}
+	return receive, actual, nil
+}
+
+// open opens the port for both families. The caller holds b.mu.
+func (b *udpBind) open(port uint16) (uint16, error) {
+	for i, network := range []string{"udp4", "udp6"} {
+		s, err := b.openSocket(network, port)
+		switch {
+		case errors.Is(err, unix.EAFNOSUPPORT):
+			continue
+		case err != nil:
+			return 0, errors.Join(err, b.closeSockets())
+		}
+		b.sockets[i], port = s, uint16(s.LocalAddr().(*net.UDPAddr).Port)
+	}
+	if b.sockets[0] == nil && b.sockets[1] == nil {
+		return 0, unix.EAFNOSUPPORT
+	}
+	return port, nil
+}
+
+func (b *udpBind) openSocket(network string, port uint16) (*udpSocket, error) {
+	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		return datapath.Control(raw, func(fd int) error { return setUpSocket(fd, network == "udp6", b.mark) })
+	}}
+	c, err := listen.ListenPacket(context.Background(), network, fmt.Sprintf(":%d", port))
+	if err != nil {
+		return nil, err
+	}
+	s := &udpSocket{UDPConn: c.(*net.UDPConn)}
+	s.batch, s.reader = ipv4.NewPacketConn(s.UDPConn), udpbatch.NewReader(s.UDPConn)
+	return s, nil
+}
+
+func setUpSocket(fd int, six bool, mark uint32) error {
+	for _, buffer := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF, unix.SO_RCVBUFFORCE, unix.SO_SNDBUFFORCE} {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, buffer, bindBuffer)
+	}
+	if mark != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+			return fmt.Errorf("mark %d: %w", mark, err)
+		}
+	}
+	options := []struct{ level, name, value int }{
+		{unix.IPPROTO_IP, unix.IP_PKTINFO, 1},
+		{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT},
+	}
+	if six {
+		options = []struct{ level, name, value int }{
+			{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
+			{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1},
+			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT},
+		}
+	}
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return fmt.Errorf("set option %d of a UDP socket: %w", o.name, err)
+		}
+	}
+	return nil
+}
+
+// receiver returns the function that reads packets from the socket. One goroutine calls it.
+func (s *udpSocket) receiver() conn.ReceiveFunc {
+	messages := make([]ipv4.Message, conn.IdealBatchSize)
+	for i := range messages {
+		messages[i] = ipv4.Message{Buffers: make([][]byte, 1), OOB: make([]byte, bindOOB)}
+	}
+	return func(packets [][]byte, sizes []int, from []conn.Endpoint) (int, error) {
+		ms := messages[:min(len(packets), len(messages))]
+		for i := range ms {
+			ms[i].Buffers[0] = packets[i]
+		}
+		n, err := s.reader.ReadBatch(ms, 0)
+		if err != nil {
+			return 0, err
+		}
+		var e *udpEndpoint
+		for i, m := range ms[:n] {
+			if sizes[i] = m.N; m.N == 0 {
+				continue
+			}
+			if addr := m.Addr.(*net.UDPAddr); e == nil || e.addr != addr {
+				e = newEndpoint(addr)
+				e.readSource(m.OOB[:m.NN])
+			}
+			from[i] = e
+		}
+		return n, nil
+	}
+}
+
+// Close implements conn.Bind.
+func (b *udpBind) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.closeSockets()
+}
+
+func (b *udpBind) closeSockets() (err error) {
+	for i, s := range b.sockets {
+		if s != nil {
+			err = errors.Join(err, s.Close())
+			b.sockets[i] = nil
+		}
+	}
+	return err
+}
+
+// SetMark implements conn.Bind.
+func (b *udpBind) SetMark(mark uint32) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mark = mark
+	for _, s := range b.sockets {
+		if s == nil {
+			continue
+		}
+		raw, err := s.SyscallConn()
+		if err == nil {
+			err = datapath.Control(raw, func(fd int) error {
+				return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("mark %d: %w", mark, err)
+		}
+	}
+	return nil
+}
+
+// Send implements conn.Bind.
+func (b *udpBind) Send(packets [][]byte, to conn.Endpoint) error {
+	e, ok := to.(*udpEndpoint)
+	if !ok {
+		return conn.ErrWrongEndpointType
+	}
+	b.mu.RLock()
+	s := b.sockets[0]
+	if e.to.Addr().Is6() {
+		s = b.sockets[1]
+	}
+	b.mu.RUnlock()
+	if s == nil {
+		return unix.EAFNOSUPPORT
+	}
+	return b.send(s.batch.WriteBatch, &s.whole, packets, e)
+}
+
+// outbox is the memory of one Send.
+type outbox struct{ messages []ipv4.Message }
+
+var outboxes = sync.Pool{New: func() any { return new(outbox) }}
+
+// writeBatch passes messages to the kernel, and returns how many it took.
+type writeBatch func(messages []ipv4.Message, flags int) (int, error)
+
+// send passes packets to the kernel. Those that it does not take are counted.
+func (b *udpBind) send(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
+	box := outboxes.Get().(*outbox)
+	largest := mostMessage
+	if whole.Load() {
+		largest = 0
+	} else if packets[0][0] != cookieReply {
+		largest = b.paths.largest(e)
+	}
+	ms := box.fill(packets, e, largest)
+	err := b.sendMessages(write, whole, ms, e)
+	for i := range ms {
+		ms[i].Buffers = nil // the caller's
+	}
+	outboxes.Put(box)
+	return err
+}
+
+func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.Message, e *udpEndpoint) error {
+	var failure error
+	pinned := true // as far as we know, to the source address
+	for len(ms) > 0 {
+		n, err := write(ms, 0)
+		if ms = ms[max(n, 0):]; err == nil {
+			continue
+		}
+		packets := ms[0].Buffers
+		switch {
+		case len(packets) > 1 && (isTooLarge(err) || errors.Is(err, unix.EIO)):
+			if errors.Is(err, unix.EIO) {
+				whole.Store(true)
+			} else {
+				b.paths.shrink(e, len(packets[0]))
+			}
+			if err := b.sendMessages(write, whole, new(outbox).fill(packets, e, 0), e); err != nil {
+				failure = err
+			}
+			ms = ms[1:]
+		case isSourceGone(err) && pinned:
+			pinned = false
+			e.ClearSrc()
+			for i := range ms {
+				ms[i].OOB = appendSize(ms[i].OOB[:0], ms[i].Buffers)
+			}
+		case isTooLarge(err): // the others may fit
+			failure = err
+			b.errors.add(err, len(packets))
+			ms = ms[1:]
+		default:
+			for _, m := range ms {
+				b.errors.add(err, len(m.Buffers))
+			}
+			return err
+		}
+	}
+	return failure
+}
+
+// fill makes messages of packets. Successive packets of one size, of which the last may be smaller, go
+// into one message, unless they have more than largest bytes.
+func (o *outbox) fill(packets [][]byte, e *udpEndpoint, largest int) []ipv4.Message {
+	var source [bindOOB]byte
+	pinned := e.appendSource(source[:0])
+	n := 0
+	for len(packets) > 0 {
+		size, total, count := len(packets[0]), 0, 0
+		for _, p := range packets {
+			if count > 0 && (size > largest || len(p) > size || total%size != 0 || count == mostSegments ||
+				total+len(p) > mostMessage) {
+				break
+			}
+			total += len(p)
+			count++
+		}
+		if n == len(o.messages) {
+			o.messages = append(o.messages, ipv4.Message{})
+		}
+		m := &o.messages[n]
+		m.Buffers, m.Addr = packets[:count:count], e.addr
+		m.OOB = appendSize(append(m.OOB[:0], pinned...), m.Buffers)
+		packets = packets[count:]
+		n++
+	}
+	return o.messages[:n]
+}
+
+// appendSize appends the size of packets, if they are several.
+func appendSize(oob []byte, packets [][]byte) []byte {
+	if len(packets) == 1 {
+		return oob
+	}
+	return udpbatch.AppendSegmentSize(oob, len(packets[0]))
+}
+
+// isTooLarge tells whether the kernel did not take a message since its packets are larger than the
+// path's MTU: older kernels say EINVAL of UDP_SEGMENT.
+func isTooLarge(err error) bool { return errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.EINVAL) }
+
+// isSourceGone tells whether a failure may be of the source address, which may have left the machine.
+func isSourceGone(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENETUNREACH) ||
+		errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENODEV)
+}
+
+// sendErrors counts packets that the kernel did not take, by the reason.
+type sendErrors struct{ tooLarge, unreachable, forbidden, noBuffer, other atomic.Uint64 }
+
+func (s *sendErrors) add(err error, packets int) {
+	counter := &s.other
+	switch {
+	case isTooLarge(err):
+		counter = &s.tooLarge
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETDOWN):
+		counter = &s.unreachable
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		counter = &s.forbidden
+	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		counter = &s.noBuffer
+	}
+	counter.Add(uint64(packets))
+}
+
+// report returns the counters by reason.
+func (s *sendErrors) report() tunnel.SendErrors {
+	return tunnel.SendErrors{
+		TooLarge: s.tooLarge.Load(), Unreachable: s.unreachable.Load(), Forbidden: s.forbidden.Load(),
+		NoBuffer: s.noBuffer.Load(), Other: s.other.Load(),
+	}
+}
