@@ -52,8 +52,7 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 		}
 		left = made % opportunity
 	}
-	t.closeAt(d)
-	return t, nil
+	return t.closeAt(d)
 }
 
 // Without returns the trace, played for the length d, with the opportunities
@@ -71,13 +70,18 @@ func (t *Trace) Without(from, to, d time.Duration) (*Trace, error) {
 			cut.times = append(cut.times, int64(at/time.Millisecond))
 		}
 	}
-	cut.closeAt(d)
-	return cut, nil
+	return cut.closeAt(d)
 }
 
-// closeAt makes the loop last d: its last line is its length.
-func (t *Trace) closeAt(d time.Duration) {
+// closeAt makes the loop last d: its last line is its length. A trace without an opportunity is refused, because that
+// line would be its only one, and a link that carries one packet in d would pass for one that is used.
+func (t *Trace) closeAt(d time.Duration) (*Trace, error) {
+	if len(t.times) == 0 {
+		return nil, fmt.Errorf("sim: trace %s carries nothing in %v: give it a rate above 0, at which a packet of %d bytes "+
+			"leaves in that time", t.Name, d, OpportunityBytes)
+	}
 	if end := d.Milliseconds(); len(t.times) == 0 || t.times[len(t.times)-1] < end {
 		t.times = append(t.times, end)
 	}
+	return t, nil
 }

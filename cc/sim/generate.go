@@ -147,8 +147,7 @@ func (g GenConfig) Generate(seed uint64, d time.Duration) (*Trace, error) {
 			t.times = append(t.times, int64(i+1))
 		}
 	}
-	t.closeAt(d)
-	return t, nil
+	return t.closeAt(d)
 }
 
 // level returns the level in bits per second in each of n milliseconds.

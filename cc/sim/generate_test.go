@@ -98,6 +98,8 @@ func TestGenerateRefuses(t *testing.T) {
 		_, err := Generate("lte", 1, d)
 		assert.ErrorContains(t, err, "whole number of milliseconds", "%v", d)
 	}
+	_, err = Generate("lte", 1, time.Millisecond)
+	assert.ErrorContains(t, err, "carries nothing in 1ms")
 	_, err = GenConfig{Name: "torrent", Min: 1e12, Max: 1e12, Redraw: time.Second}.Generate(1, time.Second)
 	assert.ErrorContains(t, err, "more than the 12582912 opportunities")
 }
@@ -110,9 +112,11 @@ func TestSteps(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []int64{5, 7, 8, 9}, trace.times, "a third of a packet in each of three steps make one")
 	for complaint, steps := range map[string][]Step{
-		"first step must be at 0 s":   {{At: ms, Rate: 1e6}},
-		"comes after the one at 30ms": {{0, 1e6}, {30 * ms, 1e6}, {20 * ms, 1e6}},
-		"more than 12582912":          {{0, 1e15}},
+		"first step must be at 0 s":                            {{At: ms, Rate: 1e6}},
+		"comes after the one at 30ms":                          {{0, 1e6}, {30 * ms, 1e6}, {20 * ms, 1e6}},
+		"more than 12582912":                                   {{0, 1e15}},
+		"test carries nothing in 40ms: give it a rate above 0": {{0, 0}},
+		"carries nothing":                                      {{0, 0}, {20 * ms, 1e3}},
 	} {
 		_, err := Steps("test", 40*ms, steps...)
 		assert.ErrorContains(t, err, complaint)
@@ -123,9 +127,11 @@ func TestWithout(t *testing.T) {
 	trace, err := readTrace(t, "1\n").Without(3*ms, 7*ms, 12*ms)
 	require.NoError(t, err)
 	assert.Equal(t, []int64{1, 2, 3, 8, 9, 10, 11, 12}, trace.times)
-	trace, err = readTrace(t, "1\n").Without(0, time.Second, 12*ms)
+	trace, err = readTrace(t, "1\n").Without(ms, time.Second, 12*ms)
 	require.NoError(t, err)
-	assert.Equal(t, []int64{12}, trace.times, "the end stays: it is the length")
+	assert.Equal(t, []int64{1, 12}, trace.times, "the end stays: it is the length")
+	_, err = readTrace(t, "1\n").Without(0, time.Second, 12*ms)
+	assert.ErrorContains(t, err, "carries nothing in 12ms")
 	_, err = readTrace(t, "1\n").Without(0, 1, 0)
 	assert.Error(t, err)
 }

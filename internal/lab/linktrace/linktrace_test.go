@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestRatesBecomeATraceAndBack(t *testing.T) {
@@ -107,6 +109,8 @@ func TestRatesAreRefused(t *testing.T) {
 		"0,1e9\n1,2\n":    `rates: line 1: "1e9" is not a number from 0 to 1000000`,
 		"0,NaN\n0,2\n":    `rates: line 1: "NaN" is not a number`,
 		"0,1\n1,x\n":      `rates: line 2: "x" is not a number`,
+		"0,0\n1,0\n":      "rates carries nothing in 2s: give it a rate above 0",
+		"0,1e-6\n1,0\n":   "rates carries nothing in 2s",
 		"0,1\n1,-1\n":     `rates: line 2: "-1" is not a number`,
 		"0,1\n1,1\n1,2\n": "rates: line 3: the time 1s is not after",
 	} {
@@ -144,6 +148,26 @@ func TestAWayIsRecorded(t *testing.T) {
 	}
 	stop()
 	require.NoError(t, <-over)
+}
+
+// A trace of a link that carried nothing would be one of an unused link.
+func TestALinkThatCarriedNothingIsNotRecorded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	udp, err := net.ListenPacket("udp", l.Addr().String())
+	require.NoError(t, err)
+	defer udp.Close()
+	need.Serve(t, l, func(conn net.Conn) {
+		word := make([]byte, nonce)
+		_, _ = io.ReadFull(conn, word[:request])
+		_, _ = conn.Write(word)
+		if _, from, err := udp.ReadFrom(word); err == nil {
+			_, _ = udp.WriteTo(make([]byte, payload), from) // which says that the way is open
+		}
+		_, _ = io.Copy(io.Discard, conn)
+	})
+	_, err = Record(t.Context(), l.Addr().String(), 8e6, 20*time.Millisecond)
+	assert.ErrorContains(t, err, "carried less than one packet of 1500 bytes in 20ms: record for longer")
 }
 
 // A server that is gone is no outage of the link; silence is one.
@@ -189,7 +213,9 @@ func TestADeadServerIsNoOutage(t *testing.T) {
 				}
 				_, _ = conn.Write(word)
 				if _, from, err := udp.ReadFrom(word); err == nil {
-					_, _ = udp.WriteTo(make([]byte, payload), from)
+					for range 3 {
+						_, _ = udp.WriteTo(make([]byte, payload), from)
+					}
 				}
 				if !c.before {
 					c.end(conn.(*net.TCPConn), udp, stop)

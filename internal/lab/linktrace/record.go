@@ -199,6 +199,9 @@ func Record(ctx context.Context, server string, rate cc.Rate, d time.Duration) (
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case at >= d && noted == 0:
+			return nil, fmt.Errorf("the link carried less than one packet of %d bytes in %v: record for longer",
+				sim.OpportunityBytes, d)
 		case at >= d:
 			lines.WriteString(strconv.FormatInt(d.Milliseconds(), 10) + "\n") // the length of the loop
 			return sim.ReadTrace(server, strings.NewReader(lines.String()))
