@@ -35,11 +35,16 @@ stands, up to 19 others have a line each.`,
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
-			for _, w := range cfg.Warnings() {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", config.Printable(w))
-			}
+			printWarnings(cmd.ErrOrStderr(), cfg)
 			return describeConfig(cmd.OutOrStdout(), cfg)
 		},
+	}
+}
+
+// printWarnings writes a line for each warning of cfg.
+func printWarnings(w io.Writer, cfg config.Config) {
+	for _, warning := range cfg.Warnings() {
+		fmt.Fprintln(w, warningMark+config.Printable(warning))
 	}
 }
 

@@ -33,6 +33,7 @@ listeners:
 - {name: lan, mode: socks5, address: "192.168.1.1:1080"}
 rules:
 - {name: mail, match: {ports: [25]}, refuse: no mail}
+- {name: old, match: {ports: [25], source: [192.168.1.0/24]}}
 - {name: call, match: {ports: [5061]}, down: {algorithm: cubic, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}, up: {algorithm: janus, group: flow, class: delay_sensitive}}
 - {name: video, match: {ports: [443]}, down: {algorithm: "copa:delta=0.1", max_rate: 20mbit, weight: 2}, up: {algorithm: none}}
 `)
@@ -44,6 +45,8 @@ rules:
 		"hints, up janus:class=delay_sensitive, clients' windows held by penstock\n")
 	assert.Contains(t, out, "otherwise: down penstock, up penstock, clients' windows held by penstock\n")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
+	assert.Contains(t, errs, "warning: rules[0]: mail matches all that these rules below it match, so that they are "+
+		"never reached: old; put it below them")
 }
 
 func TestCheckPrintsTunnels(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -164,6 +165,9 @@ func (g *gateway) reload(ctx context.Context, notes io.Writer) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errTelemetryOff):
 		fmt.Fprintf(notes, "not reloaded: %v\n", err)
+		if cfg, err := config.Load(g.config); err == nil { // with the changed file
+			printWarnings(notes, cfg)
+		}
 		return nil
 	case err != nil:
 		return fmt.Errorf("the proxy was not reloaded; systemctl reload penstock does it: %w", err)
@@ -171,6 +175,10 @@ func (g *gateway) reload(ctx context.Context, notes io.Writer) error {
 		return fmt.Errorf("the proxy was not reloaded: %s", strings.TrimSpace(string(body)))
 	}
 	fmt.Fprintln(notes, "the running proxy has taken it over")
+	_, warnings := splitAnswer(string(body))
+	for _, warning := range warnings {
+		fmt.Fprintln(notes, config.Printable(warning))
+	}
 	return nil
 }
 

@@ -252,9 +252,10 @@ func TestAddressesAreTakenInOrderUntilThereAreNone(t *testing.T) {
 }
 
 func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
-	path := gatewayFolder(t, gatewayConfig)
+	path := gatewayFolder(t, gatewayConfig+neverReached)
 	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
 	in := startRunWithout(t, "--config", path)
+	in.log.has(t, `"WARN","msg":"rules[0]: all matches every connection`)
 	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
 	require.True(t, ok)
 	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
@@ -270,7 +271,7 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 		return stdout, stderr
 	}
 	printed, notes := peer("add", "phone", "--endpoint", "127.0.0.1:"+port)
-	assert.Contains(t, notes, "the running proxy has taken it over")
+	assert.Contains(t, notes, "the running proxy has taken it over\nwarning: rules[0]: all matches every connection")
 	phone := joinAs(t, printed)
 	list, _ := peer("list")
 	assert.Regexp(t, `(?m)^phone +10\.9\.0\.3/32, fd00:9::2/128 +never `, list)

@@ -90,7 +90,7 @@ func (h *service) reload(by string) (string, error) {
 		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
 		return "", telemetry.ErrNoFile
 	}
-	hash, done, err := h.reread()
+	hash, warnings, done, err := h.reread()
 	status := h.reloads.status()
 	if err != nil {
 		status.Failed++
@@ -115,13 +115,34 @@ func (h *service) reload(by string) (string, error) {
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
 		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept,
 		"refused", done.Refused, "revoked", done.Revoked)
-	return describeReload("reloaded", done), nil
+	answer := describeReload("reloaded", done)
+	for _, w := range warnings {
+		answer += "\n" + warningMark + w
+	}
+	return answer, nil
 }
 
-// reread does what can fail.
-func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
+// warningMark begins each line of the answer to a reload that tells of a warning.
+const warningMark = "warning: "
+
+// splitAnswer takes the warnings out of the answer to a reload.
+func splitAnswer(answer string) (words string, warnings []string) {
+	var other []string
+	for line := range strings.Lines(answer) {
+		line = strings.TrimRight(line, "\n")
+		if strings.HasPrefix(line, warningMark) {
+			warnings = append(warnings, line)
+		} else {
+			other = append(other, line)
+		}
+	}
+	return strings.Join(other, "\n"), warnings
+}
+
+// reread does what can fail. It logs the warnings, too.
+func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded, err error) {
 	if !h.proxy.Ready() {
-		return "", done, errors.New("the proxy is ending")
+		return "", nil, done, errors.New("the proxy is ending")
 	}
 	flags := h.flags
 	cfg, err := flags.load(h.written)
@@ -130,17 +151,18 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 	}
 	if err != nil {
 		h.reloads.wants(flags.loaded)
-		return "", done, err
+		return "", nil, done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())
 	h.hints.SetToken(cfg.Telemetry.Hints.Token)
 	h.changes.SetToken(cfg.Telemetry.ChangeToken)
-	for _, w := range cfg.Warnings() {
+	warnings = cfg.Warnings()
+	for _, w := range warnings {
 		h.log.Warn(w)
 	}
 	h.keep(flags.loaded)
 	h.reloads.reads(cfg, flags.loaded)
-	return flags.loaded.Hash, done, nil
+	return flags.loaded.Hash, warnings, done, nil
 }
 
 // keep saves a configuration that works, for a start with one that does not.

@@ -235,6 +235,9 @@ func TestARotatedPasswordIsTakenIn(t *testing.T) {
 	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
+// neverReached is a rule behind one that matches every connection.
+const neverReached = "rules: [{name: all}, {name: pages, match: {ports: [443]}}]\n"
+
 func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	in := startRun(t, runConfig)
 	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
@@ -246,13 +249,22 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	code, out, errs := reload()
 	assert.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "reloaded: 0 directions")
+	assert.NotContains(t, errs, "warning")
 	in.counts(1, 0, 1)
+
+	in.rewrite(runConfig + neverReached)
+	code, out, errs = reload()
+	assert.Equal(t, cli.ExitOK, code, errs)
+	assert.NotContains(t, out, "warning")
+	assert.Contains(t, errs, "warning: rules[0]: all matches every connection")
+	in.log.has(t, `"WARN","msg":"rules[0]: all matches every connection`)
+	in.counts(2, 0, 1)
 
 	in.rewrite(runConfig + "mark: 7\n")
 	code, _, errs = reload()
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "mark: cannot change while running")
-	in.counts(1, 1, 0)
+	in.counts(2, 1, 0)
 
 	t.Setenv("MAINPID", strconv.Itoa(os.Getpid()))
 	in.rewrite(runConfig + "frob: 1\nfrubs: 2\n")
@@ -262,7 +274,7 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	in.expect("RELOADING=1")
 	for !strings.Contains(in.status(), "the configuration file is not in force: "+in.config+":4:1: frob: unknown key") {
 	}
-	in.counts(1, 2, 0)
+	in.counts(2, 2, 0)
 
 	in.signal()
 	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())

@@ -60,6 +60,7 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 			return errTelemetryOff
 		}
 		fmt.Fprintln(w, "told by SIGHUP; telemetry.address is off, so that only its log says whether it took the file")
+		printWarnings(notes, cfg)
 		return nil
 	}
 	answer := strings.TrimSpace(string(body))
@@ -73,7 +74,11 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 	case status != http.StatusOK:
 		return fmt.Errorf("not reloaded: %s", answer)
 	}
-	fmt.Fprintln(w, config.Printable(answer))
+	words, warnings := splitAnswer(answer)
+	for _, warning := range warnings {
+		fmt.Fprintln(notes, config.Printable(warning))
+	}
+	fmt.Fprintln(w, config.Printable(words))
 	return nil
 }
 

@@ -351,7 +351,14 @@ func sharedPool(a, b Listener) netip.Prefix {
 }
 
 // Warnings names what is allowed and probably not meant.
-func (c Config) Warnings() []string {
+func (c Config) Warnings() (out []string) {
+	if failed := new(reading).examine(nil, func() { out = c.findWarnings() }); failed != nil {
+		return []string{failed.Message}
+	}
+	return out
+}
+
+func (c *Config) findWarnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
 		if (l.Mode.Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
@@ -374,6 +381,7 @@ func (c Config) Warnings() []string {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
 		}
 	}
+	out = append(out, c.unreachableRules()...)
 	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
 		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody "+
 			"who can "+

@@ -590,6 +590,49 @@ func TestWarnings(t *testing.T) {
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
 
+func TestRulesThatAreNeverReachedAreWarnedOf(t *testing.T) {
+	const (
+		pages = "{name: pages, match: {ports: [80, 443]}}"
+		calls = "{name: calls, match: {server_name: ['*.meet.example'], ports: [443]}}"
+		inner = "{name: inner, match: {destination: [10.1.0.0/16]}}"
+		outer = "{name: outer, match: {destination: [10.0.0.0/8]}}"
+	)
+	for name, c := range map[string]struct {
+		rules string
+		says  []string
+	}{
+		"in a good order": {calls + ", " + pages + ", " + inner + ", " + outer + ", {name: rest}", nil},
+		"behind one without a match": {"{name: all}, " + pages + ", " + calls, []string{
+			"rules[0]: all matches every connection, so that these rules below it are never reached: pages, calls; " +
+				"put it below them, or narrow its match",
+		}},
+		"behind all addresses": {"{name: all, match: {destination: ['::/0', 0.0.0.0/0]}}, " + inner, []string{
+			"rules[0]: all matches every connection, so that these rules below it are never reached: inner; ",
+		}},
+		"behind the only listener": {"{name: all, match: {listener: [a], protocol: tcp, ports: [1-65535]}}, " + pages, []string{
+			"rules[0]: all matches every connection, so that these rules below it are never reached: pages; ",
+		}},
+		"behind a wider one": {outer + ", " + inner + ", " + pages + ", " + calls, []string{
+			"rules[0]: outer matches all that these rules below it match, so that they are never reached: inner; ",
+			"rules[2]: pages matches all that these rules below it match, so that they are never reached: calls; ",
+		}},
+		"of many": {"{name: all}, {name: b}, {name: c}, {name: d}, {name: e}, {name: f}, {name: g}, {name: h}", []string{
+			"are never reached: b, c, d, e, f and 2 more; ",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := config.Parse([]byte("listeners: [{name: a, mode: tproxy, address: ':1'}]\nrules: [" +
+				c.rules + "]\n"))
+			require.NoError(t, err)
+			warnings := cfg.Warnings()
+			require.Len(t, warnings, len(c.says))
+			for i, says := range c.says {
+				assert.Contains(t, warnings[i], says)
+			}
+		})
+	}
+}
+
 // Two listeners share a port where the kernel lets them.
 func TestListenersShareAPort(t *testing.T) {
 	masque := func(name, address string) string {

@@ -1,0 +1,82 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// maxCoverPairs bounds how many pairs of entries Covers compares in one field. It gives lists beyond
+// that up, and reports that nothing is covered.
+const maxCoverPairs = 1 << 16
+
+// MatchesAll reports whether the rule matches every connection.
+func (r *Rule) MatchesAll() bool { return r.Covers(&Rule{Nameless: true}) }
+
+// Covers reports whether the rule matches every connection that next matches, so that next is never
+// reached below it. It may miss that several entries of a list cover one of next's together.
+func (r *Rule) Covers(next *Rule) bool {
+	m, n := &r.Match, &next.Match
+	everywhere := matchesAnyAddress(m.Destinations)
+	switch {
+	case m.Protocol != "" && m.Protocol != next.protocol():
+		return false
+	case !covers(m.Listeners, n.Listeners, func(a, b string) bool { return a == b }):
+		return false
+	case !matchesAnyAddress(m.Sources) && !covers(m.Sources, n.Sources, coversPrefix):
+		return false
+	case !everywhere && !covers(m.Destinations, n.Destinations, coversPrefix):
+		return false
+	case !everywhere && next.Refuse != "" && r.Refuse == "":
+		return false // next refuses IPv6 addresses that embed its IPv4 ones, too
+	case !covers(m.Ports, n.Ports, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last }):
+		return false
+	case !covers(m.Hosts, n.Hosts, hostMatches):
+		return false
+	}
+	if len(m.ServerNames) == 0 {
+		return true
+	}
+	return (r.Nameless || !next.Nameless) && covers(m.ServerNames, n.ServerNames, NamePattern.covers)
+}
+
+// protocol is the only transport that the rule matches; empty: any.
+func (r *Rule) protocol() Protocol {
+	if len(r.Match.Hosts) > 0 || len(r.Match.ServerNames) > 0 && !r.Nameless {
+		return TCP // nothing else shows a name
+	}
+	return r.Match.Protocol
+}
+
+// covers reports whether each entry of inner is covered by one of outer. An empty list matches everything.
+func covers[T any](outer, inner []T, covers func(outer, inner T) bool) bool {
+	if len(outer) == 0 {
+		return true
+	}
+	if len(inner) == 0 || len(outer) > maxCoverPairs/len(inner) {
+		return false
+	}
+	for _, b := range inner {
+		if !slices.ContainsFunc(outer, func(a T) bool { return covers(a, b) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func coversPrefix(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// matchesAnyAddress reports whether a list of prefixes matches the addresses of both families.
+func matchesAnyAddress(list []netip.Prefix) bool {
+	every := func(is4 bool) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Bits() == 0 && p.Addr().Is4() == is4 })
+	}
+	return len(list) == 0 || every(true) && every(false)
+}
+
+// covers reports whether p matches every name that q matches.
+func (p NamePattern) covers(q NamePattern) bool {
+	return p == q || p.below && strings.HasSuffix(q.name, "."+p.name)
+}
