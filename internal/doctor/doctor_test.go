@@ -48,6 +48,7 @@ func healthy() facts {
 			"net.ipv4.tcp_wmem":                            "4096 16384 4194304", "net.ipv4.tcp_rmem": "4096 " +
 				"131072 6291456",
 			"net.ipv4.tcp_sack": "1", "net.ipv4.tcp_timestamps": "1", "net.ipv4.tcp_window_scaling": "1",
+			"net.ipv4.tcp_mtu_probing":           "1",
 			"net.ipv4.tcp_slow_start_after_idle": "0", "net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "0",
 		},
 	}
@@ -319,6 +320,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"no window scaling": {
 			sysctl("net.ipv4.tcp_window_scaling", "0"), "net.ipv4.tcp_window_scaling", Warn,
 			"sysctl -w net.ipv4.tcp_window_scaling=1",
+		},
+		"black holes are not found out": {
+			sysctl("net.ipv4.tcp_mtu_probing", "0"), "net.ipv4.tcp_mtu_probing", Warn,
+			"sysctl -w net.ipv4.tcp_mtu_probing=1",
 		},
 		"capabilities are unknown": {
 			func(f *facts) { f.capabilityLoss = unix.EPERM }, "capabilities", Warn,

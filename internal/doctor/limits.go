@@ -38,6 +38,7 @@ func (f facts) judgeSettings() []Check {
 		{"net.ipv4.tcp_sack", judgeSwitch("losses are found one in a round trip, and the datapath sees less of them")},
 		{"net.ipv4.tcp_timestamps", judgeSwitch("round trips are measured more rarely, and retransmissions blur them")},
 		{"net.ipv4.tcp_window_scaling", judgeSwitch("at most 64 KiB are in flight, 5 Mbit/s at 100 ms")},
+		{"net.ipv4.tcp_mtu_probing", judgeMTUProbing},
 		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno "+
 			"only)", "the kernel's window stays as it was over a pause")},
 		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs",
@@ -80,6 +81,19 @@ func judgeSwitch(off string) func(name, value string) Check {
 			return fine(name, "on")
 		}
 		return Check{Name: name, State: Warn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
+	}
+}
+
+// judgeMTUProbing is about paths that are narrower further on (RFC 4821). With 1 the kernel probes once a
+// connection loses packets without end, with 2 from the start. No socket can set it for itself.
+func judgeMTUProbing(name, value string) Check {
+	if value != "0" {
+		return fine(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)
+	}
+	return Check{
+		Name: name, State: Warn,
+		Found: "0: a path that swallows full packets without a word of ICMP (a black hole) stops connections for good",
+		Fix:   "sysctl -w " + name + "=1",
 	}
 }
 

@@ -61,7 +61,7 @@ type facts struct {
 var sysctlNames = []string{
 	"kernel.unprivileged_userns_clone", "user.max_user_namespaces", "kernel.apparmor_restrict_unprivileged_userns",
 	"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_sack", "net.ipv4.tcp_timestamps",
-	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle",
+	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_mtu_probing",
 	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts, pingGroups,
 }
 

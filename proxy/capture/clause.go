@@ -109,7 +109,26 @@ func notFirst() clause {
 	}}
 }
 
-// ofTransparentSocket matches what a transparent socket of this machine fits.
+// isICMPError matches the ICMP messages that tell a sender what became of its packet (RFC 792, RFC 4443 §2.1).
+// A redirect is none: it changes routes, and no socket needs it.
+func isICMPError(f family) clause {
+	if f.v4() {
+		const redirect = 5
+		return clause{"icmp type != redirect", append(isICMP(f).exprs, icmpType(),
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{redirect}})}
+	}
+	const firstInformational = 128
+	return clause{"icmpv6 type < 128", append(isICMP(f).exprs, icmpType(),
+		&expr.Cmp{Op: expr.CmpOpLt, Register: reg, Data: []byte{firstInformational}})}
+}
+
+// icmpType loads the type of an ICMP message of either family.
+func icmpType() expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}
+}
+
+// ofTransparentSocket matches what a transparent socket of this machine fits. An ICMP error fits the
+// socket that sent the packet quoted in it; other ICMP fits none.
 func ofTransparentSocket() clause {
 	return clause{"socket transparent 1", []expr.Any{
 		&expr.Socket{Key: expr.SocketKeyTransparent, Register: reg}, equal(1),
@@ -217,8 +236,7 @@ func isEcho(f family) clause {
 	if !f.v4() {
 		text, kind = "icmpv6 type echo-request", 128
 	}
-	return clause{text, append(isICMP(f).exprs,
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, equal(kind))}
+	return clause{text, append(isICMP(f).exprs, icmpType(), equal(kind))}
 }
 
 func targetIs(f family, a netip.Addr) clause {

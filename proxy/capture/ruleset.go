@@ -38,7 +38,9 @@ type set struct {
 
 // ruleset builds the table of rules that were normalised.
 //
-//	our own packets, other protocols         pass
+//	our own packets                          pass
+//	ICMP errors about captured connections   to us     TPROXY; NAT sees to it by itself
+//	other protocols                          pass
 //	not first, of a connection we captured   to us     TPROXY; NAT sees to it by itself
 //	not first                                pass
 //	not from Interfaces, to this machine     pass
@@ -58,12 +60,14 @@ func (r Rules) ruleset() ruleset {
 			"type filter hook prerouting priority mangle")
 	}
 	t.rule(hasMark(r.OwnMark), pass())
+	if r.Mode == TPROXY {
+		t.deliverICMPErrors(r.Mark, r.families())
+	}
 	t.rule(notTCP(), pass())
 	if r.Mode == TPROXY {
 		// First packets are left to tproxy, which knows what to do where they
 		// reopen a connection in TIME_WAIT.
-		t.rule(notFirst(), ofWildcardSocket(), pass())
-		t.rule(notFirst(), ofTransparentSocket(), addMark(r.Mark), accept())
+		t.deliverToSocket(r.Mark, notFirst())
 	}
 	t.rule(notFirst(), pass())
 	if !slices.Contains(r.Interfaces, AnyInterface) {
@@ -79,6 +83,22 @@ func (r Rules) ruleset() ruleset {
 		t.capture(r, f, ports)
 	}
 	return t
+}
+
+// deliverICMPErrors delivers ICMP errors to the transparent socket that sent the packet quoted in them.
+// They are addressed to that socket's address, which is another machine's. Forwarded there, they would
+// leave the socket without path MTU discovery (RFC 1191, RFC 8201) and without word of unreachable hosts.
+func (t *ruleset) deliverICMPErrors(mark uint32, families []family) {
+	for _, f := range families {
+		t.deliverToSocket(mark, isICMPError(f))
+	}
+}
+
+// deliverToSocket delivers to this machine the packets that match and belong to a connection of a transparent
+// socket. A listener on every address fits what is about any other machine's port of the same number: that passes.
+func (t *ruleset) deliverToSocket(mark uint32, match clause) {
+	t.rule(match, ofWildcardSocket(), pass())
+	t.rule(match, ofTransparentSocket(), addMark(mark), accept())
 }
 
 func (r Rules) families() []family {

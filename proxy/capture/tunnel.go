@@ -53,7 +53,7 @@ func (t Tunnel) families() []family {
 
 // ruleset builds the tunnel's table.
 //
-//	prerouting   TCP from the tunnel, but to this machine     to us
+//	prerouting   TCP from the tunnel, but to this machine     to us, with the ICMP errors about it
 //	dns          port 53 at the gateway's own address         to the name server
 //	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
 //	forward      from the tunnel to a peer                    passes, unless Isolate, and not Open
@@ -87,9 +87,9 @@ func (t Tunnel) ruleset() ruleset {
 	r.chain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
 		"type filter hook prerouting priority mangle")
 	r.rule(notFromInterface(t.Interface), pass())
+	r.deliverICMPErrors(DefaultMark, families)
 	r.rule(notTCP(), pass())
-	r.rule(notFirst(), ofWildcardSocket(), pass())
-	r.rule(notFirst(), ofTransparentSocket(), addMark(DefaultMark), accept())
+	r.deliverToSocket(DefaultMark, notFirst())
 	r.rule(notFirst(), pass())
 	r.rule(toThisMachine(), pass())
 	for _, f := range families {
