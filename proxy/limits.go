@@ -26,12 +26,14 @@ const (
 
 // descriptorsPerConnection counts both sockets. Pipes for splicing have a
 // bound of their own, pipeShare of what there is; beyond it bytes are copied.
-// So have the sessions of tunnels' datagrams, each of which is a socket: each
-// tunnel has as many as it asks for, or its part of sessionShare.
+// So have attempts to reach further addresses of names, attemptShare; beyond it one
+// follows another. So have the sessions of tunnels' datagrams, each of which is a socket:
+// each tunnel has as many as it asks for, or its part of sessionShare.
 const (
 	descriptorsPerConnection = 2
 	descriptorsPerListener   = 2       // WireGuard has a socket for each family
 	pipeShare                = 8       // one eighth of all descriptors
+	attemptShare             = 16      // one sixteenth
 	sessionShare             = 4       // a quarter of the rest, where there are tunnels
 	maxSessions              = 1 << 14 // of one tunnel
 )
@@ -41,6 +43,7 @@ type Descriptors struct {
 	Total       int            // RLIMIT_NOFILE
 	Connections int            // connections that fit
 	Pipes       int            // pipes that may be in use for splicing
+	Attempts    int            // connections that may be made beside others towards the same names
 	Sessions    map[string]int // of datagrams, by the names of tunnels
 	Port        int            // connections that each port of telemetry may have: pages, health, socket for hints
 }
@@ -61,8 +64,9 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	usable := max(0, total-min(descriptorHeadroom, total/4)-telemetryPorts(&cfg.Telemetry)*port-
 		len(listeners)*descriptorsPerListener)
 	pipes := usable / pipeShare / 2 // two descriptors each
-	rest := usable - 2*pipes
-	d := Descriptors{Total: total, Pipes: max(1, pipes), Sessions: map[string]int{}, Port: port}
+	attempts := usable / attemptShare
+	rest := usable - 2*pipes - attempts
+	d := Descriptors{Total: total, Pipes: max(1, pipes), Attempts: attempts, Sessions: map[string]int{}, Port: port}
 	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessions(l) == 0 })
 	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessions(a), sessions(b)) })
 	left := rest / sessionShare

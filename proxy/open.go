@@ -41,9 +41,10 @@ func Open(
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	before, onTick := links.tick(flows.Tick)
+	budget := DescriptorBudget(&cfg)
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: DescriptorBudget(&cfg).Pipes, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
+		Pipes: budget.Pipes, Attempts: budget.Attempts, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close())

@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
 const (
@@ -30,7 +32,20 @@ var remoteKeepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Second, Inter
 func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteDial)
 	defer cancel()
-	d := tls.Dialer{Config: l.secure.Load(), NetDialer: &net.Dialer{
+	conn, err := l.handshake(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("agent %q: connecting to %s: %w", l.cfg.Name, l.cfg.Address, err)
+	}
+	return conn, nil
+}
+
+// handshake connects to the first of the agent's addresses that answers, and shakes hands there.
+func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
+	name, port, err := net.SplitHostPort(l.cfg.Address)
+	if err != nil {
+		return nil, err
+	}
+	d := net.Dialer{
 		KeepAliveConfig: remoteKeepAlive,
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			var err error
@@ -39,12 +54,32 @@ func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms)
 			}), err)
 		},
-	}}
-	conn, err := d.DialContext(ctx, "tcp", l.cfg.Address)
-	if err != nil {
-		return nil, fmt.Errorf("agent %q: connecting to %s: %w", l.cfg.Name, l.cfg.Address, err)
 	}
-	return conn, nil
+	dial := func(ctx context.Context, addr netip.Addr) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", net.JoinHostPort(addr.String(), port))
+	}
+	var conn net.Conn
+	if addr, literal := netip.ParseAddr(name); literal == nil {
+		conn, err = dial(ctx, addr)
+	} else {
+		conn, err = happyeyeballs.Dial(ctx, happyeyeballs.Host{
+			Name: name, Spare: make(chan struct{}, happyeyeballs.MaxAttempts),
+		}, dial, func(late net.Conn) { _ = late.Close() })
+	}
+	if err != nil {
+		return nil, err
+	}
+	secure := l.secure.Load()
+	if secure.ServerName == "" {
+		secure = secure.Clone()
+		secure.ServerName = name
+	}
+	secured := tls.Client(conn, secure)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return secured, nil
 }
 
 // reason is why there is no connection, without what differs each time: the hour, and our port.

@@ -48,9 +48,10 @@ var table = []rule{
 	{packages: "cc/ccp", module: []string{"cc"}, banned: impure}, // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "proxy/nldump"},
+	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
 	{packages: "proxy/linkstat", module: []string{"cc", "proxy/nldump"}},
-	{packages: "proxy/agent", module: []string{"cc", "cc/ccp", "proxy/datapath"}},
+	{packages: "proxy/agent", module: []string{"cc", "cc/ccp", "proxy/datapath", "proxy/happyeyeballs"}},
 	{packages: "proxy/access", banned: active},
 	{
 		packages: "proxy/config", module: []string{"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/policy"},
@@ -60,7 +61,7 @@ var table = []rule{
 	{packages: "proxy/policy", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/datapathtest", module: []string{"cc", "cc/flow", "proxy/datapath/...", "internal/need"}},
-	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
+	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/...", "proxy/happyeyeballs"}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath/..."}},
 	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath", "proxy/ingress"}},
 	{packages: "proxy/tunnel/kernelspace", module: []string{
@@ -68,7 +69,7 @@ var table = []rule{
 		"proxy/tunnel",
 	}},
 	{packages: "proxy/tunnel/userspace", module: []string{
-		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
+		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/happyeyeballs", "proxy/ingress", "proxy/tunnel",
 	}},
 	{packages: "proxy", module: []string{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config", "proxy/policy",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
 // Tier names this datapath in datapath.Info.
@@ -72,7 +73,10 @@ type Config struct {
 
 	PollsPerTick int          // of each shard; 0: 256
 	Pipes        int          // pipes in use for splicing at most; 0: 128
+	Attempts     int          // beside others towards addresses of the same names, of all dials; 0: one follows another
 	Log          *slog.Logger // nil: silent
+
+	Resolver happyeyeballs.Resolver // nil: the system's
 }
 
 // DialConfig says where a leg goes and as whom.

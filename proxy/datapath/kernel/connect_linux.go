@@ -30,11 +30,13 @@ type attempt struct {
 	near *eventloop.Socket // of the leg that it belongs to; nil: there is none
 }
 
-// connect makes a connection to cfg.Target, unless cancel is called.
-func (d *Datapath) connect(cfg DialConfig, done func(*Conn, error)) (cancel func()) {
+// connect makes a connection to cfg.Target, unless cancel is called or near is reset; nil: there is no near leg.
+func (d *Datapath) connect(
+	cfg DialConfig, loop *eventloop.Loop, near *Conn, done func(*Conn, error),
+) (cancel func()) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
-	a := &attempt{dp: d, cfg: cfg, loop: d.loopFor(cfg), done: done}
-	if near, ok := cfg.Near.(*Conn); ok {
+	a := &attempt{dp: d, cfg: cfg, loop: loop, done: done}
+	if near != nil {
 		a.near = near.raw
 	}
 	if err := a.begin(); err != nil {

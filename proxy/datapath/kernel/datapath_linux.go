@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
 // Datapath makes legs over kernel TCP and serves those that are busy.
@@ -34,6 +35,8 @@ type Datapath struct {
 	log       *slog.Logger
 	pipes     *pipes
 	loops     *eventloop.Loops
+	resolver  happyeyeballs.Resolver
+	spare     chan struct{} // see happyeyeballs.Host
 	shards    []*shard
 	closing   sync.Once
 }
@@ -64,6 +67,7 @@ func prepared(cfg Config) (*Datapath, error) {
 	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
 		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
+		resolver: cfg.Resolver, spare: make(chan struct{}, cfg.Attempts),
 	}
 	if d.budget <= 0 {
 		d.budget = defaultPollsPerTick

@@ -8,13 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
 // errTransparent says what IP_TRANSPARENT takes.
@@ -22,6 +23,11 @@ var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP
 
 // Dial is Connect for callers that can wait.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
+	return await(ctx, func(done func(*Conn, error)) (cancel func()) { return d.Connect(cfg, done) })
+}
+
+// await waits for what connect is done with, and cancels it once ctx has ended.
+func await(ctx context.Context, connect func(done func(*Conn, error)) (cancel func())) (*Conn, error) {
 	type result struct {
 		conn *Conn
 		err  error
@@ -30,7 +36,7 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 		return nil, fmt.Errorf("kernel: dial: %w", context.Cause(ctx))
 	}
 	came := make(chan result, 1)
-	cancel := d.Connect(cfg, func(c *Conn, err error) { came <- result{c, err} })
+	cancel := connect(func(c *Conn, err error) { came <- result{c, err} })
 	select {
 	case r := <-came:
 		return r.conn, r.err
@@ -52,13 +58,15 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	if at, err := netip.ParseAddrPort(cfg.Host); err == nil && !cfg.Target.IsValid() {
 		cfg.Target = at
 	}
+	loop := d.loopFor(cfg)
 	if cfg.Target.IsValid() {
-		return d.connect(cfg, done)
+		near, _ := cfg.Near.(*Conn)
+		return d.connect(cfg, loop, near, done)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer cancel()
-		done(UntilReset(ctx, cfg.Near, func(ctx context.Context) (*Conn, error) { return d.dialName(ctx, cfg) }))
+		done(UntilReset(ctx, cfg.Near, func(ctx context.Context) (*Conn, error) { return d.dialName(ctx, loop, cfg) }))
 	}()
 	return cancel
 }
@@ -88,40 +96,32 @@ func UntilReset[C any](
 	return conn, err
 }
 
-// dialName tries the addresses of a name as package net does (RFC 6555).
-func (d *Datapath) dialName(ctx context.Context, cfg DialConfig) (*Conn, error) {
-	// Why Source may only be one of this host's addresses. Two attempts may be
-	// under way at a time, one for each family.
-	var foreign atomic.Pointer[error]
-	dialer := net.Dialer{
-		Timeout:   cfg.Timeout,
-		KeepAlive: -1, // Conn.KeepAlive sets it
-		Control: func(network, address string, raw syscall.RawConn) error {
-			if err := guard(cfg.Guard, address); err != nil {
-				return err
-			}
-			return datapath.Control(raw, func(fd int) error {
-				why, err := prepare(fd, network, cfg)
-				if why != nil {
-					foreign.Store(&why)
-				}
-				return err
-			})
-		},
-	}
-	dialer.SetMultipathTCP(false)
-	if cfg.Source.IsValid() {
-		dialer.LocalAddr = net.TCPAddrFromAddrPort(cfg.Source)
-	}
-	nc, err := dialer.DialContext(ctx, "tcp", cfg.Host)
+// dialName connects to one of the addresses of a name.
+func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialConfig) (*Conn, error) {
+	name, service, err := net.SplitHostPort(cfg.Host)
 	if err != nil {
-		var why error
-		if of := foreign.Load(); of != nil {
-			why = *of
-		}
-		return nil, fmt.Errorf("kernel: %w", explained(err, why))
+		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
 	}
-	return d.adopt(nc.(*net.TCPConn), d.loopFor(cfg), true)
+	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", service)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
+	}
+	if cfg.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, cfg.Timeout)
+		defer cancel()
+		cfg.Timeout = 0 // of each attempt
+	}
+	host := happyeyeballs.Host{Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Spare: d.spare}
+	conn, err := happyeyeballs.Dial(ctx, host, func(ctx context.Context, addr netip.Addr) (*Conn, error) {
+		to := cfg
+		to.Target = netip.AddrPortFrom(addr, uint16(port))
+		return await(ctx, func(done func(*Conn, error)) (cancel func()) { return d.connect(to, loop, nil, done) })
+	}, func(late *Conn) { _ = late.Reset() })
+	if err != nil {
+		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
+	}
+	return conn, nil
 }
 
 // explained says more of a failed dial: why, if it is known, it cannot be made from an address that is not this
@@ -138,18 +138,6 @@ func explained(err, why error) error {
 		return fmt.Errorf("%w: %w", err, ErrNoPort)
 	}
 	return err
-}
-
-// guard asks allow about an address as package net writes it; nil allows all.
-func guard(allow func(netip.AddrPort) error, address string) error {
-	if allow == nil {
-		return nil
-	}
-	ap, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return fmt.Errorf("dial guard: %w", err)
-	}
-	return allow(netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
 }
 
 // prepare sets what must be set before the socket is bound. Without the

@@ -4,16 +4,20 @@ package kernel
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/need"
@@ -69,24 +73,108 @@ func TestANameIsGuardedByItsAddresses(t *testing.T) {
 	}
 }
 
-// A name with addresses of both families has two attempts under way at a time.
-func TestAttemptsOfBothFamiliesMayOverlap(t *testing.T) {
-	ln, err := net.Listen("tcp6", "[::1]:0")
-	if err != nil {
-		t.Skipf("needs ::1: %v", err)
+// nameServer answers for one name with these addresses, over a stream. It never answers for the families that it has
+// no addresses of.
+func nameServer(t *testing.T, addrs ...string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		asks, asked := net.Pipe()
+		go func() { assert.NoError(t, answerName(asked, addrs)) }()
+		return asks, nil
+	}}
+}
+
+// answerName reads one query and answers it (RFC 1035 §4.2.2), or waits until nobody waits for an answer.
+func answerName(conn net.Conn, addrs []string) error {
+	defer conn.Close() //nolint:errcheck // it is read to its end
+	var size [2]byte
+	if _, err := io.ReadFull(conn, size[:]); err != nil {
+		return err
 	}
-	require.NoError(t, ln.Close())
-	var together sync.WaitGroup
-	together.Add(2)
-	_, err = still(t, Config{}).Dial(t.Context(), DialConfig{
-		Host: need.LoopbackName + ":1",
-		Guard: func(netip.AddrPort) error {
-			together.Done()
-			together.Wait()
+	query := make([]byte, binary.BigEndian.Uint16(size[:]))
+	if _, err := io.ReadFull(conn, query); err != nil {
+		return err
+	}
+	var m dnsmessage.Message
+	if err := m.Unpack(query); err != nil {
+		return err
+	}
+	q := m.Questions[0]
+	m.Response, m.Additionals = true, nil
+	for _, a := range addrs {
+		var body dnsmessage.ResourceBody
+		switch addr := netip.MustParseAddr(a); {
+		case q.Type == dnsmessage.TypeA && addr.Is4():
+			body = &dnsmessage.AResource{A: addr.As4()}
+		case q.Type == dnsmessage.TypeAAAA && addr.Is6():
+			body = &dnsmessage.AAAAResource{AAAA: addr.As16()}
+		default:
+			continue
+		}
+		m.Answers = append(m.Answers, dnsmessage.Resource{
+			Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class}, Body: body,
+		})
+	}
+	if len(m.Answers) == 0 {
+		_, _ = conn.Read(size[:])
+		return nil
+	}
+	answer, err := m.Pack()
+	if err == nil {
+		_, err = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
+	}
+	return err
+}
+
+func TestANameIsReachedThoughItsIPv6AddressesAreNeverTold(t *testing.T) {
+	ln, err := Listen(t.Context(), loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	d := still(t, Config{Resolver: nameServer(t, "127.0.0.1")})
+	c, err := d.Dial(t.Context(), DialConfig{
+		Host: fmt.Sprintf("a.test:%d", ln.Addr().(*net.TCPAddr).Port), Timeout: patience,
+	})
+	require.NoError(t, err)
+	assert.Equal(t, ln.Addr().String(), c.RemoteAddr().String())
+	require.NoError(t, c.Close())
+}
+
+func TestANameIsReachedThoughItsFirstAddressesAreDead(t *testing.T) {
+	dead := need.Silent(t)
+	ln, err := Listen(t.Context(), fmt.Sprintf("127.0.0.9:%d", dead.Port), false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	d := still(t, Config{Resolver: nameServer(t, dead.IP.String(), dead.IP.String(), "127.0.0.9"), Attempts: 2})
+	near, _ := d.pair(t, loopback4)
+	var mu sync.Mutex
+	var seen []netip.AddrPort
+	c, err := d.Dial(t.Context(), DialConfig{
+		Host: fmt.Sprintf("a.test:%d", dead.Port), Timeout: patience, Near: near, Guard: func(ap netip.AddrPort) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, ap)
 			return nil
 		},
 	})
-	require.ErrorIs(t, err, unix.ECONNREFUSED)
+	require.NoError(t, err)
+	assert.Equal(t, ln.Addr().String(), c.RemoteAddr().String())
+	assert.Equal(t, []netip.AddrPort{dead.AddrPort(), dead.AddrPort(), ln.Addr().(*net.TCPAddr).AddrPort()}, seen)
+	assert.Same(t, near.raw.Loop(), c.raw.Loop())
+	require.Eventually(t, func() bool { return len(d.spare) == 0 }, patience, time.Millisecond, "attempts go on")
+	require.NoError(t, c.Close())
+}
+
+func TestANameIsDialledByTheFamilyOfTheSource(t *testing.T) {
+	ln, err := Listen(t.Context(), loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	cfg := DialConfig{
+		Host:   fmt.Sprintf("a.test:%d", ln.Addr().(*net.TCPAddr).Port),
+		Source: netip.MustParseAddrPort("127.0.0.9:0"), Timeout: patience,
+	}
+	c, err := still(t, Config{Resolver: nameServer(t, "::1", "127.0.0.1")}).Dial(t.Context(), cfg)
+	require.NoError(t, err)
+	assert.Contains(t, c.LocalAddr().String(), "127.0.0.9:")
+	require.NoError(t, c.Close())
 }
 
 func TestALegPassesNoMoreRoutersThanItMay(t *testing.T) {

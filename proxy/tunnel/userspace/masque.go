@@ -84,7 +84,7 @@ type MASQUE struct {
 
 	leave     time.Duration    // leaveWithin
 	strangers *datapath.Places // by host
-	lookups   *datapath.Places // by peer
+	lookups   lookups
 	mu        sync.RWMutex
 	draining  bool
 	serving   *masqueServer // replaced where its socket has failed
@@ -135,7 +135,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
 		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
 		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, known: map[string]int{},
-		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: datapath.NewPlaces(maxLookups),
+		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: lookups{Places: datapath.NewPlaces(maxLookups)},
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:

@@ -18,7 +18,9 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
 
+	"github.com/penstock-net/penstock/proxy/datapath"
 	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -224,15 +226,30 @@ func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, 
 	if err != nil {
 		return nil, target, err
 	}
-	addrs, err := m.lookup(ctx, u.name, name)
-	for _, a := range addrs {
-		target = netip.AddrPortFrom(a, uint16(n))
-		var s *session
-		if s, err = d.toward(from, target, name); err == nil {
-			return s, target, nil
-		}
+	if !m.lookups.Take(u.name) {
+		return nil, target, errLookups
 	}
-	return nil, target, err
+	defer m.lookups.Leave(u.name)
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	defer cancel()
+	type reached struct {
+		session *session
+		target  netip.AddrPort
+	}
+	// There is no Spare: two sessions of one request would be one.
+	r, err := happyeyeballs.Dial(ctx, happyeyeballs.Host{Name: name, Resolver: m.lookups.resolver},
+		func(_ context.Context, a netip.Addr) (reached, error) {
+			target := netip.AddrPortFrom(a.WithZone(""), uint16(n))
+			s, err := d.toward(from, target, name)
+			return reached{s, target}, err
+		}, func(late reached) { d.finish(late.session) })
+	return r.session, r.target, err
+}
+
+// lookups are the names that are being looked up, by peer.
+type lookups struct {
+	*datapath.Places
+	resolver happyeyeballs.Resolver // nil: the system's
 }
 
 var errLookups = errors.New("too many names are being looked up")
@@ -245,9 +262,9 @@ func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, e
 	defer m.lookups.Leave(peer)
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	addrs, err := happyeyeballs.LookUp(ctx, happyeyeballs.Host{Name: name, Resolver: m.lookups.resolver})
 	for i, a := range addrs {
-		addrs[i] = a.Unmap().WithZone("")
+		addrs[i] = a.WithZone("")
 	}
 	return addrs, err
 }

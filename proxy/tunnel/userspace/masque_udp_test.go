@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"io/fs"
@@ -290,6 +291,40 @@ func FuzzUDPTarget(f *testing.F) {
 		assert.NotEqual(t, target.IsValid(), host != "")
 		assert.False(t, strings.ContainsAny(host, "/%"))
 	})
+}
+
+// oneFamily is a name server that never answers for the other family.
+type oneFamily struct {
+	network string
+	addrs   []netip.Addr
+}
+
+func (o oneFamily) LookupNetIP(ctx context.Context, network, _ string) ([]netip.Addr, error) {
+	if network == o.network {
+		return o.addrs, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestNamesAreReachedThoughOneFamilyIsNeverAnswered(t *testing.T) {
+	refused := netip.MustParseAddr("192.0.2.1")
+	m, _ := udpListener(t, access.Datagrams{}, func(s tunnel.Sent) error {
+		if s.Target.Addr() == refused {
+			return fs.ErrPermission
+		}
+		return nil
+	})
+	server := echoUDP(t)
+	m.lookups.resolver = oneFamily{"ip4", []netip.Addr{refused, server.Addr()}}
+	c := dialMASQUE(t, m)
+	_, said := c.udp(fmt.Sprintf("%sa.test/%d/", udpPath, server.Port()))
+	assert.Equal(t, http.StatusOK, said.status)
+	scope, err := scopeOf(&http.Request{URL: &url.URL{Path: ipPath + "a.test/*/"}},
+		func(ctx context.Context, name string) ([]netip.Addr, error) { return m.lookup(ctx, "phone", name) })
+	require.NoError(t, err)
+	assert.Equal(t, []netip.Prefix{prefixOf(refused), prefixOf(server.Addr())}, scope.prefixes)
+	assert.Zero(t, m.lookups.Taken(), "they are over")
 }
 
 func TestNamesThatAreLookedUpAreBoundedForEachPeer(t *testing.T) {

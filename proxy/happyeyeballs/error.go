@@ -1,0 +1,58 @@
+package happyeyeballs
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// maxTold is how many failed attempts of each family an error names.
+const maxTold = 3
+
+// Error tells why a host could not be reached. It wraps the failure of the last attempt; where there was none, that
+// of a lookup.
+type Error struct {
+	Host string
+
+	lookups [2]error
+	told    [2][]error
+	failed  [2]int // attempts
+	last    error
+}
+
+// add notes a failed attempt.
+func (e *Error) add(addr netip.Addr, err error) {
+	f := familyOf(addr)
+	e.failed[f]++
+	if len(e.told[f]) < maxTold {
+		e.told[f] = append(e.told[f], err)
+	}
+	e.last = err
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "no address of %s could be reached", e.Host)
+	said := false
+	for _, f := range []family{ipv6, ipv4} {
+		reasons := e.told[f]
+		if e.lookups[f] != nil {
+			reasons = []error{e.lookups[f]}
+		}
+		for i, err := range reasons {
+			fmt.Fprintf(&b, "; %v: %v", f, err)
+			if more := e.failed[f] - maxTold; i == maxTold-1 && more > 0 {
+				fmt.Fprintf(&b, "; and %d more", more)
+			}
+			said = true
+		}
+	}
+	if !said {
+		fmt.Fprintf(&b, ": %v", e.last)
+	}
+	return b.String()
+}
+
+// Unwrap returns the failure that decided.
+func (e *Error) Unwrap() error { return e.last }
