@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -26,9 +25,7 @@ type reloads struct {
 	now telemetry.Config
 	err error // of the last time
 
-	files  []string               // that the configuration in force was read from
-	wanted []string               // that the one which was refused last names
-	infos  map[string]fs.FileInfo // of both, as they were read last
+	seen map[string]fs.FileInfo // files of the configuration that was read last, as they were then; nil: not there
 
 	written config.Config // that was reread last, or that of the start: without later changes
 }
@@ -45,20 +42,19 @@ func (r *reloads) went(c telemetry.Config, err error) {
 	r.now, r.err = c, err
 }
 
-// reads notes that cfg is in force, and which files it is from.
-func (r *reloads) reads(cfg config.Config, from config.Loaded) {
+// took notes that cfg is in force, and which files were looked for to read it.
+func (r *reloads) took(cfg config.Config, from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.written, r.files, r.wanted, r.infos = cfg, from.Files, nil, map[string]fs.FileInfo{}
-	maps.Copy(r.infos, from.Infos)
+	r.written, r.seen = cfg, from.Seen
 }
 
-// wants notes which files a configuration names that cannot be put into force: what is wrong may be in one of them.
-func (r *reloads) wants(from config.Loaded) {
+// refused notes which files were looked for to read a configuration that cannot be put into force: what is wrong may
+// be in one of them.
+func (r *reloads) refused(from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.wanted = from.Files
-	maps.Copy(r.infos, from.Infos)
+	r.seen = from.Seen
 }
 
 // why is what keeps the file that lies there from being in force; nil: nothing.
@@ -150,7 +146,7 @@ func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded,
 		done, err = h.proxy.Reload(cfg)
 	}
 	if err != nil {
-		h.reloads.wants(flags.loaded)
+		h.reloads.refused(flags.loaded)
 		return "", nil, done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())
@@ -161,7 +157,7 @@ func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded,
 		h.log.Warn(w)
 	}
 	h.keep(flags.loaded)
-	h.reloads.reads(cfg, flags.loaded)
+	h.reloads.took(cfg, flags.loaded)
 	return flags.loaded.Hash, warnings, done, nil
 }
 

@@ -139,8 +139,10 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
-	h.reloads.reads(h.cfg, h.flags.loaded)
-	h.reloads.wants(h.flags.wanted)
+	h.reloads.took(h.cfg, h.flags.loaded)
+	if h.flags.broken != nil {
+		h.reloads.refused(h.flags.wanted)
+	}
 	h.resume()
 	h.announce()
 	if h.flags.broken == nil {

@@ -5,8 +5,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 )
@@ -38,22 +36,28 @@ func stampOf(info fs.FileInfo) stamp {
 	}
 }
 
-// stamps are of the files that the configuration is from: as they are, and as they were read last.
-func (h *service) stamps() (now, read map[string]stamp) {
-	h.reloads.mu.Lock()
-	files := slices.Concat([]string{filepath.Clean(h.flags.config)}, h.reloads.files, h.reloads.wanted)
-	infos := maps.Clone(h.reloads.infos)
-	h.reloads.mu.Unlock()
-	now, read = map[string]stamp{}, map[string]stamp{}
-	for _, name := range files {
-		read[name] = stampOf(infos[name])
+// stamps returns those of the configuration's files as they were when it was read last.
+func (r *reloads) stamps() map[string]stamp {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	read := map[string]stamp{}
+	for name, info := range r.seen {
+		read[name] = stampOf(info)
+	}
+	return read
+}
+
+// stampsNow returns the stamps of the same files as they are.
+func stampsNow(read map[string]stamp) map[string]stamp {
+	now := map[string]stamp{}
+	for name := range read {
 		info, err := os.Stat(name) // of what links lead to
 		if err != nil {
 			info = nil
 		}
 		now[name] = stampOf(info)
 	}
-	return now, read
+	return now
 }
 
 // watchFiles reloads once files have changed since they were read and then stayed as they are for a period, until ctx
@@ -62,25 +66,29 @@ func (h *service) watchFiles(ctx context.Context) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
 	}
+	watchStamps(ctx, h.reloads.stamps, func() {
+		if !h.ending() {
+			_, _ = h.reload("file") // which has logged what came of it
+		}
+	})
+}
+
+// watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period.
+// It compares with what was read and not with what it saw first: files may change before its first look.
+func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
-	tried, _ := h.stamps() // as files were that could not be read
-	before := tried
+	var before map[string]stamp
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, read := h.stamps()
-		for name, is := range read {
-			if is == (stamp{}) {
-				read[name] = tried[name]
-			}
-		}
-		if maps.Equal(now, before) && !maps.Equal(now, read) {
-			_, _ = h.reload("file") // which has logged what came of it
-			tried = now
+		asRead := read()
+		now := stampsNow(asRead)
+		if maps.Equal(now, before) && !maps.Equal(now, asRead) {
+			changed()
 		}
 		before = now
 	}

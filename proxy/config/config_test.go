@@ -609,9 +609,10 @@ func TestRulesThatAreNeverReachedAreWarnedOf(t *testing.T) {
 		"behind all addresses": {"{name: all, match: {destination: ['::/0', 0.0.0.0/0]}}, " + inner, []string{
 			"rules[0]: all matches every connection, so that these rules below it are never reached: inner; ",
 		}},
-		"behind the only listener": {"{name: all, match: {listener: [a], protocol: tcp, ports: [1-65535]}}, " + pages, []string{
-			"rules[0]: all matches every connection, so that these rules below it are never reached: pages; ",
-		}},
+		"behind the only listener": {
+			"{name: all, match: {listener: [a], protocol: tcp, ports: [1-65535]}}, " + pages,
+			[]string{"rules[0]: all matches every connection, so that these rules below it are never reached: pages; "},
+		},
 		"behind a wider one": {outer + ", " + inner + ", " + pages + ", " + calls, []string{
 			"rules[0]: outer matches all that these rules below it match, so that they are never reached: inner; ",
 			"rules[2]: pages matches all that these rules below it match, so that they are never reached: calls; ",

@@ -26,12 +26,13 @@ const (
 type files struct {
 	dir   string // where relative names begin
 	read  map[string]file
-	lacks []string // that could not be read
-	saved bool     // all is in read; there is nothing to look at elsewhere
+	lacks []string               // that could not be read
+	seen  map[string]fs.FileInfo // each file that was looked for, as it was then; nil: it was not there
+	saved bool                   // all is in read; there is nothing to look at elsewhere
 }
 
 func newFiles(config string) *files {
-	return &files{dir: filepath.Dir(config), read: map[string]file{}}
+	return &files{dir: filepath.Dir(config), read: map[string]file{}, seen: map[string]fs.FileInfo{}}
 }
 
 // file is one that was read.
@@ -47,14 +48,19 @@ func (f *files) bytes(name string) ([]byte, error) {
 		if f.saved {
 			return nil, fs.ErrNotExist
 		}
+		before, err := os.Stat(path)
+		if err != nil {
+			before = nil
+		}
 		data, info, err := readFile(path)
 		if err != nil {
+			f.seen[path] = before // whoever mends it from now on has changed it
 			if !mayBeSecret(name) {
 				f.lacks = append(f.lacks, path)
 			}
 			return nil, err
 		}
-		f.read[path] = file{data, info}
+		f.read[path], f.seen[path] = file{data, info}, info
 	}
 	return withoutMark(f.read[path].data), nil
 }
@@ -142,17 +148,6 @@ func (f *files) shown(name string) string {
 
 // names are the files that were read, in order, and those that could not be.
 func (f *files) names() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
-
-// infos are those of the files that were read, from the descriptors that they were read by.
-func (f *files) infos() map[string]fs.FileInfo {
-	all := map[string]fs.FileInfo{}
-	for name, one := range f.read {
-		if one.info != nil {
-			all[name] = one.info
-		}
-	}
-	return all
-}
 
 // withoutMark cuts off the byte order mark that some editors begin a file with.
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }

@@ -74,7 +74,8 @@ type Loaded struct {
 	Hash string // SHA-256 of it, in hexadecimal
 	// Files were read: the configuration and those it names. With an error those are among them that could not be.
 	Files []string
-	Infos map[string]fs.FileInfo // of the Files as they were read; of those that could not be, or are saved ones, none
+	// Seen has each file that was looked for, as it was then; nil: it was not there. Saved files are not looked for.
+	Seen  map[string]fs.FileInfo
 	files *files
 }
 
@@ -93,10 +94,10 @@ func (f *files) load(path string) (Loaded, error) {
 	name := filepath.Base(path)
 	data, err := f.bytes(name)
 	if err != nil {
-		return Loaded{}, &Error{File: path, Message: err.Error()}
+		return Loaded{Files: f.names(), Seen: f.seen}, &Error{File: path, Message: err.Error()}
 	}
 	c, mistake := load(data, name, f)
-	l := Loaded{Files: f.names(), Infos: f.infos()}
+	l := Loaded{Files: f.names(), Seen: f.seen}
 	if mistake != nil {
 		return l, mistake.in(path)
 	}
