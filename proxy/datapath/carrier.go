@@ -99,8 +99,8 @@ func NewBuffers(limit cc.Bytes) *Buffers {
 	return &Buffers{bound: int64(limit) / LargeBuffer}
 }
 
-// take lends a buffer for n bytes, or for less where memory is short.
-func (b *Buffers) take(n int) []byte {
+// lendBuffer lends a buffer for n bytes, or for less where memory is short.
+func (b *Buffers) lendBuffer(n int) []byte {
 	if n > SmallBuffer {
 		if out := b.out.Add(1); b.bound == 0 || out <= b.bound {
 			if p, ok := b.large.Get().(*[LargeBuffer]byte); ok {
@@ -116,7 +116,7 @@ func (b *Buffers) take(n int) []byte {
 	return make([]byte, SmallBuffer)
 }
 
-func (b *Buffers) put(buf []byte) {
+func (b *Buffers) returnBuffer(buf []byte) {
 	if len(buf) == LargeBuffer {
 		b.large.Put((*[LargeBuffer]byte)(buf))
 		b.out.Add(-1)
@@ -144,7 +144,7 @@ func NewCopy(dst io.Writer, src io.Reader, buffers *Buffers) Carrier {
 // Take implements Room.
 func (c *copier) Take() []byte {
 	if c.buf == nil {
-		c.buf = c.buffers.take(c.limit)
+		c.buf = c.buffers.lendBuffer(c.limit)
 	}
 	return c.buf[:min(c.limit, len(c.buf))]
 }
@@ -152,7 +152,7 @@ func (c *copier) Take() []byte {
 // GiveBack implements Room.
 func (c *copier) GiveBack() {
 	if c.buf != nil {
-		c.buffers.put(c.buf)
+		c.buffers.returnBuffer(c.buf)
 		c.buf = nil
 	}
 	c.r, c.w = 0, 0

@@ -108,7 +108,7 @@ func TestLargeBuffersAreBoundedAndSmallOnesKeepItGoing(t *testing.T) {
 	b := NewBuffers(3*LargeBuffer + 1)
 	var lent [][]byte
 	for range 5 {
-		lent = append(lent, b.take(LargeBuffer))
+		lent = append(lent, b.lendBuffer(LargeBuffer))
 	}
 	var sizes []int
 	for _, buf := range lent {
@@ -116,18 +116,18 @@ func TestLargeBuffersAreBoundedAndSmallOnesKeepItGoing(t *testing.T) {
 	}
 	assert.Equal(t, []int{LargeBuffer, LargeBuffer, LargeBuffer, SmallBuffer, SmallBuffer}, sizes)
 	for _, buf := range lent {
-		b.put(buf)
+		b.returnBuffer(buf)
 	}
 	assert.Zero(t, b.out.Load())
-	assert.Len(t, b.take(LargeBuffer), LargeBuffer)
+	assert.Len(t, b.lendBuffer(LargeBuffer), LargeBuffer)
 
 	var unbounded Buffers
 	for range 5 {
-		assert.Len(t, unbounded.take(LargeBuffer), LargeBuffer)
+		assert.Len(t, unbounded.lendBuffer(LargeBuffer), LargeBuffer)
 	}
-	assert.Len(t, NewBuffers(LargeBuffer).take(LargeBuffer), LargeBuffer)
-	assert.Len(t, NewBuffers(LargeBuffer-1).take(LargeBuffer), SmallBuffer, "less than one large buffer is none")
-	assert.Len(t, unbounded.take(SmallBuffer), SmallBuffer, "what a small one holds takes no more")
+	assert.Len(t, NewBuffers(LargeBuffer).lendBuffer(LargeBuffer), LargeBuffer)
+	assert.Len(t, NewBuffers(LargeBuffer-1).lendBuffer(LargeBuffer), SmallBuffer, "less than one large buffer is none")
+	assert.Len(t, unbounded.lendBuffer(SmallBuffer), SmallBuffer, "what a small one holds takes no more")
 }
 
 func TestMovingBytesAllocatesNothing(t *testing.T) {

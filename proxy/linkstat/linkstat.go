@@ -50,7 +50,7 @@ type Stats struct {
 	Up        bool // the last reading worked
 }
 
-func (c *Config) check() error {
+func (c *Config) checkConfig() error {
 	switch {
 	case c.Interface == "":
 		return fmt.Errorf("linkstat: no interface is named")

@@ -32,20 +32,20 @@ func openMachine() (m *machine, err error) {
 		m.links, err = vnl.NewHandle(unix.NETLINK_ROUTE)
 	}
 	if err != nil {
-		m.close()
+		m.closeSockets()
 		return nil, fmt.Errorf("linkstat: %w (systemd: RestrictAddressFamilies needs AF_NETLINK)", err)
 	}
 	return m, nil
 }
 
-// interrupt ends what is being read, and all that would be later. It may be
+// interruptReads ends what is being read, and all that would be later. It may be
 // called while others read.
-func (m *machine) interrupt() {
+func (m *machine) interruptReads() {
 	_ = m.route.Close()
 	_ = m.generic.Close()
 }
 
-func (m *machine) close() {
+func (m *machine) closeSockets() {
 	if m.route != nil {
 		_ = m.route.Close()
 	}
@@ -71,22 +71,22 @@ func Interfaces() ([]Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.closeSockets()
 	all, err := nldump.Retry(m.links.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: %w", err)
 	}
-	return m.interfaces(all)
+	return m.describeInterfaces(all)
 }
 
-// interfaces leaves out what has vanished since it was listed.
-func (m *machine) interfaces(listed []vnl.Link) (out []Interface, err error) {
+// describeInterfaces leaves out what has vanished since it was listed.
+func (m *machine) describeInterfaces(listed []vnl.Link) (out []Interface, err error) {
 	for _, l := range listed {
 		attrs := l.Attrs()
 		if attrs.Flags&net.FlagUp == 0 || attrs.Flags&net.FlagLoopback != 0 {
 			continue
 		}
-		d, err := m.device(attrs.Name)
+		d, err := m.describeDevice(attrs.Name)
 		if err != nil {
 			if _, now := m.links.LinkByName(attrs.Name); errors.As(now, new(vnl.LinkNotFoundError)) {
 				continue
@@ -109,8 +109,8 @@ type device struct {
 	radio    *radio         // nil: it has none
 }
 
-// device finds out what changes rarely about an interface.
-func (m *machine) device(name string) (*device, error) {
+// describeDevice finds out what changes rarely about an interface.
+func (m *machine) describeDevice(name string) (*device, error) {
 	l, err := m.links.LinkByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: %w", err)
@@ -120,12 +120,12 @@ func (m *machine) device(name string) (*device, error) {
 	if attrs.MasterIndex != 0 && (attrs.Slave == nil || attrs.Slave.SlaveType() != "vrf") { // which leaves them here
 		d.above = attrs.MasterIndex
 	}
-	qs, err := qdiscs(m.route, d.index, true)
+	qs, err := listQdiscs(m.route, d.index, true)
 	if err != nil {
 		return nil, err
 	}
 	d.limit = limitOf(qs, attrs.TxQLen)
-	q, err := root(qs)
+	q, err := rootQdisc(qs)
 	if err != nil {
 		return nil, err
 	}
@@ -136,12 +136,12 @@ func (m *machine) device(name string) (*device, error) {
 		}
 	}
 	if d.rate == 0 {
-		d.rate = m.speed(d.index)
+		d.rate = m.linkSpeed(d.index)
 	}
-	if d.radio, err = m.radio(d.index); err != nil {
+	if d.radio, err = m.describeRadio(d.index); err != nil {
 		return nil, err
 	}
-	d.prefixes, d.others, err = m.prefixes(d.above)
+	d.prefixes, d.others, err = m.interfacePrefixes(d.above)
 	return d, err
 }
 
@@ -159,8 +159,8 @@ func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
 	return sum, nil
 }
 
-// prefixes are those of an interface's addresses, and of all others'.
-func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
+// interfacePrefixes are those of an interface's addresses, and of all others'.
+func (m *machine) interfacePrefixes(index int) (own, others []netip.Prefix, err error) {
 	addrs, err := nldump.Retry(func() ([]vnl.Addr, error) { return m.links.AddrList(nil, vnl.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("linkstat: read addresses: %w", err)
@@ -181,8 +181,8 @@ func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
 	return own, others, nil
 }
 
-// neighbours are the hosts on an interface, by hardware address.
-func (m *machine) neighbours(index int) (map[string][]netip.Addr, error) {
+// neighbourHosts are the hosts on an interface, by hardware address.
+func (m *machine) neighbourHosts(index int) (map[string][]netip.Addr, error) {
 	known, err := nldump.Retry(func() ([]vnl.Neigh, error) { return m.links.NeighList(index, vnl.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: read neighbours: %w", err)
@@ -197,14 +197,14 @@ func (m *machine) neighbours(index int) (map[string][]netip.Addr, error) {
 	return out, nil
 }
 
-// read takes a reading of an interface's queue. An interface that has none, or
+// readQueue takes a reading of an interface's queue. An interface that has none, or
 // keeps it where only its driver knows, counts what it sends.
-func (m *machine) read(d *device, at cc.Time) (reading, error) {
-	qs, err := qdiscs(m.route, d.index, false)
+func (m *machine) readQueue(d *device, at cc.Time) (reading, error) {
+	qs, err := listQdiscs(m.route, d.index, false)
 	if err != nil {
 		return reading{}, err
 	}
-	q, err := root(qs)
+	q, err := rootQdisc(qs)
 	if err != nil {
 		return reading{}, err
 	}
@@ -221,13 +221,13 @@ func (m *machine) read(d *device, at cc.Time) (reading, error) {
 		r.sent, r.packets, r.dropped = cc.Bytes(s.TxBytes), uint32(s.TxPackets), uint32(s.TxDropped)
 	}
 	if d.radio != nil {
-		return r, m.waiting(d, &r)
+		return r, m.addRadioQueue(d, &r)
 	}
 	return r, nil
 }
 
-// speed is the rate that both ends of the cable have agreed on; 0: it is not known.
-func (m *machine) speed(index int) cc.Rate {
+// linkSpeed is the rate that both ends of the cable have agreed on; 0: it is not known.
+func (m *machine) linkSpeed(index int) cc.Rate {
 	const unknown = 1<<32 - 1
 	family, err := m.generic.GetFamily(unix.ETHTOOL_GENL_NAME)
 	if err != nil {
@@ -238,7 +238,7 @@ func (m *machine) speed(index int) cc.Rate {
 		ae.Uint32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(index))
 		return nil
 	})
-	replies, err := m.ask(family, unix.ETHTOOL_MSG_LINKMODES_GET, 0, ae)
+	replies, err := m.sendRequest(family, unix.ETHTOOL_MSG_LINKMODES_GET, 0, ae)
 	if err != nil {
 		return 0 // its driver does not say
 	}
@@ -254,8 +254,8 @@ func (m *machine) speed(index int) cc.Rate {
 	return cc.Rate(mbit) * 1_000_000
 }
 
-// ask sends one request to a generic netlink family.
-func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFlags,
+// sendRequest sends one request to a generic netlink family.
+func (m *machine) sendRequest(f genetlink.Family, command uint8, flags netlink.HeaderFlags,
 	ae *netlink.AttributeEncoder,
 ) ([]genetlink.Message, error) {
 	data, err := ae.Encode()
@@ -283,7 +283,7 @@ func eachAttribute(replies []genetlink.Message, f func(*netlink.AttributeDecoder
 	return nil
 }
 
-// missing tells whether what was asked for does not exist, or not for that interface.
-func missing(err error) bool {
+// isMissing tells whether what was asked for does not exist, or not for that interface.
+func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP)
 }

@@ -46,9 +46,9 @@ func newMeter(interval time.Duration) *meter {
 	return &meter{window: max(meterWindow, meterPeriods*interval)}
 }
 
-// add takes in a reading. Where it is of another queue than the last, or of one
+// addReading takes in a reading. Where it is of another queue than the last, or of one
 // that has begun anew, what came before counts no longer.
-func (m *meter) add(r reading) {
+func (m *meter) addReading(r reading) {
 	if n := len(m.readings); n > 0 {
 		switch last := m.readings[n-1]; {
 		case r.queue != last.queue || r.sent < last.sent:
@@ -66,9 +66,9 @@ func (m *meter) add(r reading) {
 	m.readings = append(m.readings[:0], m.readings[old:]...)
 }
 
-// arrival is the rate at which bytes came to the queue, those among them that it
+// arrivalRate is the rate at which bytes came to the queue, those among them that it
 // dropped; 0: not known yet.
-func (m *meter) arrival(frame cc.Bytes) cc.Rate {
+func (m *meter) arrivalRate(frame cc.Bytes) cc.Rate {
 	if len(m.readings) < 2 {
 		return 0
 	}
@@ -82,7 +82,7 @@ func (m *meter) arrival(frame cc.Bytes) cc.Rate {
 		}
 		came += cc.Bytes(dropped) * size
 	}
-	return known(cc.RateOf(max(0, came), last.at.Sub(first.at)))
+	return knownValue(cc.RateOf(max(0, came), last.at.Sub(first.at)))
 }
 
 // limit is what a queue holds at most; 0: not known, or no limit of that kind.
@@ -91,18 +91,18 @@ type limit struct {
 	packets int
 }
 
-// least joins two limits that both hold.
-func (l limit) least(o limit) limit {
-	return limit{leastKnown(l.bytes, o.bytes), leastKnown(l.packets, o.packets)}
+// smallerOf joins two limits that both hold.
+func (l limit) smallerOf(o limit) limit {
+	return limit{leastKnownOf(l.bytes, o.bytes), leastKnownOf(l.packets, o.packets)}
 }
 
-// room is what is free in a queue with that limit; 0: not known.
-func (l limit) room(r reading, frame cc.Bytes) (room cc.Bytes) {
+// freeRoom is what is free in a queue with that limit; 0: not known.
+func (l limit) freeRoom(r reading, frame cc.Bytes) (room cc.Bytes) {
 	if l.bytes > 0 {
-		room = known(l.bytes - r.backlog)
+		room = knownValue(l.bytes - r.backlog)
 	}
 	if l.packets > 0 {
-		room = leastKnown(room, known(cc.Bytes(l.packets-r.waiting)*frame))
+		room = leastKnownOf(room, knownValue(cc.Bytes(l.packets-r.waiting)*frame))
 	}
 	return room
 }
@@ -114,39 +114,39 @@ type link struct {
 	mtu   cc.Bytes
 }
 
-// frame is the largest packet on the link.
-func (l link) frame() cc.Bytes { return l.mtu + frameHeader }
+// maxFrame is the largest packet on the link.
+func (l link) maxFrame() cc.Bytes { return l.mtu + frameHeader }
 
-// payload is what is left of a rate on the link without headers, in full segments.
-func (l link) payload(r cc.Rate) cc.Rate {
+// payloadRate is what is left of a rate on the link without headers, in full segments.
+func (l link) payloadRate(r cc.Rate) cc.Rate {
 	if l.mtu <= 0 {
 		return r
 	}
 	segment := max(0, l.mtu-packetHeaders)
-	return cc.Rate(float64(r) * float64(segment) / float64(l.frame()))
+	return cc.Rate(float64(r) * float64(segment) / float64(l.maxFrame()))
 }
 
-// hint makes a hint for each host behind the link of m, whose newest reading tells the queue, and of
+// makeHint makes a hint for each host behind the link of m, whose newest reading tells the queue, and of
 // the link's users. Other traffic on the link is not known here: the hosts divide all of its rate.
-func (l link) hint(m *meter, u Users) cc.Hint {
+func (l link) makeHint(m *meter, u Users) cc.Hint {
 	r := m.readings[len(m.readings)-1]
 	h := cc.Hint{
 		At:          max(1, r.at),
 		LinkRate:    l.rate,
-		ArrivalRate: m.arrival(l.frame()),
-		QueueRoom:   l.limit.room(r, l.frame()),
+		ArrivalRate: m.arrivalRate(l.maxFrame()),
+		QueueRoom:   l.limit.freeRoom(r, l.maxFrame()),
 		Flows:       u.Flows,
 	}
-	h.FairShare = l.payload(l.rate) / cc.Rate(max(1, u.Hosts))
+	h.FairShare = l.payloadRate(l.rate) / cc.Rate(max(1, u.Hosts))
 	h.Capacity = h.FairShare
 	return h
 }
 
-// known keeps a value that is 0 apart from one that is not known, in a cc.Hint.
-func known[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
+// knownValue keeps a value that is 0 apart from one that is not known, in a cc.Hint.
+func knownValue[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
 
-// leastKnown is the lesser of those two that are known: not 0.
-func leastKnown[N cc.Bytes | cc.Rate | int](a, b N) N {
+// leastKnownOf is the lesser of those two that are known: not 0.
+func leastKnownOf[N cc.Bytes | cc.Rate | int](a, b N) N {
 	if a == 0 || b == 0 {
 		return max(a, b)
 	}

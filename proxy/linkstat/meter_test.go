@@ -98,21 +98,21 @@ func TestArrivalRateIsWhatLeavesAndWhatWaitsAndWhatIsDropped(t *testing.T) {
 	} {
 		m := newMeter(tt.interval)
 		for _, r := range tt.readings {
-			m.add(r)
+			m.addReading(r)
 		}
-		assert.Equal(t, tt.want, m.arrival(frame), tt.name)
+		assert.Equal(t, tt.want, m.arrivalRate(frame), tt.name)
 	}
 }
 
 func TestAnotherQueueBeginsAnew(t *testing.T) {
 	m := newMeter(20 * ms)
-	m.add(at(0, reading{sent: 1000}))
-	m.add(at(40, reading{sent: 2000}))
-	require.NotZero(t, m.arrival(frame))
+	m.addReading(at(0, reading{sent: 1000}))
+	m.addReading(at(40, reading{sent: 2000}))
+	require.NotZero(t, m.arrivalRate(frame))
 	other := at(60, reading{sent: 1 << 30})
 	other.queue.handle++
-	m.add(other)
-	assert.Zero(t, m.arrival(frame))
+	m.addReading(other)
+	assert.Zero(t, m.arrivalRate(frame))
 }
 
 func TestArrivalRateOfAnySeriesIsWhatCame(t *testing.T) {
@@ -131,19 +131,19 @@ func TestArrivalRateOfAnySeriesIsWhatCame(t *testing.T) {
 			came += in
 			out := cc.Bytes(rapid.Int64Range(0, int64(came-sent)).Draw(t, "out"))
 			sent += out
-			m.add(reading{at: now, sent: sent, backlog: came - sent})
+			m.addReading(reading{at: now, sent: sent, backlog: came - sent})
 			totals = append(totals, total{now, came})
 			now = now.Add(interval + time.Duration(rapid.IntRange(0, 30).Draw(t, "late"))*ms)
 		}
 		last := totals[len(totals)-1]
-		got := m.arrival(frame)
+		got := m.arrivalRate(frame)
 		least := m.readings[0].at
 		if span := last.at.Sub(least); len(totals)*int(interval) > 2*int(m.window) {
 			assert.GreaterOrEqual(t, span, m.window, "over at least the window")
 		}
 		for _, first := range totals {
 			if first.at == least {
-				assert.Equal(t, known(cc.RateOf(last.came-first.came, last.at.Sub(first.at))), got)
+				assert.Equal(t, knownValue(cc.RateOf(last.came-first.came, last.at.Sub(first.at))), got)
 			}
 		}
 		assert.LessOrEqual(t, len(m.readings), 2+int(m.window/interval), "what is kept is bounded")
@@ -164,24 +164,24 @@ func TestRoomIsWhatTheLimitLeaves(t *testing.T) {
 		{"full: known, and next to nothing", limit{bytes: 30_000}, 1},
 		{"more than full", limit{packets: 10}, 1},
 	} {
-		assert.Equal(t, tt.want, tt.limit.room(waits, frame), tt.name)
+		assert.Equal(t, tt.want, tt.limit.freeRoom(waits, frame), tt.name)
 	}
 }
 
 func TestHostsDivideTheLink(t *testing.T) {
 	m := newMeter(20 * ms)
-	m.add(at(0, reading{}))
-	m.add(at(40, reading{sent: 25_000, backlog: 10_000}))
+	m.addReading(at(0, reading{}))
+	m.addReading(at(40, reading{sent: 25_000, backlog: 10_000}))
 	l := link{rate: 15_140_000, mtu: 1500, limit: limit{bytes: 50_000}}
 
-	h := l.hint(m, Users{Flows: 8, Hosts: 2})
+	h := l.makeHint(m, Users{Flows: 8, Hosts: 2})
 	assert.Equal(t, cc.Hint{
 		At:       cc.Time(time.Second + 40*ms),
 		LinkRate: 15_140_000, Capacity: 7_240_000, FairShare: 7_240_000, // 1448 of 1514 bytes are payload
 		ArrivalRate: 7_000_000, QueueRoom: 40_000, Flows: 8,
 	}, h)
-	assert.EqualValues(t, 14_480_000, l.hint(m, Users{}).Capacity, "all of it for whoever comes first")
-	unknown := link{mtu: 1500}.hint(m, Users{Flows: 1, Hosts: 1})
+	assert.EqualValues(t, 14_480_000, l.makeHint(m, Users{}).Capacity, "all of it for whoever comes first")
+	unknown := link{mtu: 1500}.makeHint(m, Users{Flows: 1, Hosts: 1})
 	assert.Zero(t, unknown.LinkRate)
 	assert.Zero(t, unknown.Capacity)
 	assert.Zero(t, unknown.QueueRoom)

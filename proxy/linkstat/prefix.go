@@ -2,9 +2,9 @@ package linkstat
 
 import "net/netip"
 
-// behind returns prefixes without the networks of other interfaces that lie within them: with 0.0.0.0/0
+// prefixesBehind returns prefixes without the networks of other interfaces that lie within them: with 0.0.0.0/0
 // every host is behind the interface towards the internet, except those on this machine's other interfaces.
-func behind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
+func prefixesBehind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
 	for _, p := range prefixes {
 		var parts []netip.Prefix
 		for _, other := range others {
@@ -12,27 +12,27 @@ func behind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
 				parts = append(parts, other)
 			}
 		}
-		rest = append(rest, without(p, parts)...)
+		rest = append(rest, subtractPrefixes(p, parts)...)
 	}
 	return rest
 }
 
-// without is p less some parts.
-func without(p netip.Prefix, parts []netip.Prefix) []netip.Prefix {
+// subtractPrefixes is p less some parts.
+func subtractPrefixes(p netip.Prefix, parts []netip.Prefix) []netip.Prefix {
 	for _, part := range parts {
 		switch {
 		case !p.Overlaps(part):
 		case part.Bits() <= p.Bits(): // all of it
 			return nil
 		default:
-			low, high := halves(p)
-			return append(without(low, parts), without(high, parts)...)
+			low, high := splitPrefix(p)
+			return append(subtractPrefixes(low, parts), subtractPrefixes(high, parts)...)
 		}
 	}
 	return []netip.Prefix{p}
 }
 
-func halves(p netip.Prefix) (low, high netip.Prefix) {
+func splitPrefix(p netip.Prefix) (low, high netip.Prefix) {
 	bits := p.Bits()
 	upper := p.Addr().AsSlice()
 	upper[bits/8] |= 0x80 >> (bits % 8)

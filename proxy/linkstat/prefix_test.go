@@ -34,7 +34,7 @@ func TestWhoIsOnAnotherInterfaceIsNotBehindThisOne(t *testing.T) {
 		},
 		{"elsewhere", prefixList("10.1.0.0/16"), prefixList("192.168.0.0/16"), prefixList("10.1.0.0/16")},
 	} {
-		assert.ElementsMatch(t, tt.want, behind(tt.prefixes, tt.others), tt.name)
+		assert.ElementsMatch(t, tt.want, prefixesBehind(tt.prefixes, tt.others), tt.name)
 	}
 }
 
@@ -48,7 +48,7 @@ func TestEveryHostIsBehindExactlyWhatIsLeft(t *testing.T) {
 		}
 		whole := netip.MustParsePrefix("10.0.0.0/8")
 		others := []netip.Prefix{draw("a", 9), draw("b", 9)}
-		rest := behind([]netip.Prefix{whole}, others)
+		rest := prefixesBehind([]netip.Prefix{whole}, others)
 		for _, host := range []netip.Addr{
 			draw("host", 32).Addr(), others[0].Addr(), others[1].Addr(),
 			others[1].Addr().Next(),

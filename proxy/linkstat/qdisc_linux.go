@@ -39,10 +39,10 @@ type qdisc struct {
 // isQueue tells whether packets that are sent wait in it: ingress and clsact only hold filters.
 func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
 
-// qdiscs reads the queueing disciplines of an interface: those that "tc qdisc show" lists, and with
+// listQdiscs reads the queueing disciplines of an interface: those that "tc qdisc show" lists, and with
 // hidden those that the kernel put into them by itself. It reads those of all interfaces, because a
 // dump has no filter, and because the kernel multicasts the answer to a request for a single one.
-func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
+func listQdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
 	req := netlink.Message{
 		Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump},
@@ -69,7 +69,7 @@ func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 			continue
 		}
 		q := qdisc{handle: tc.Handle, parent: tc.Parent}
-		if err := q.decode(m.Data[nl.SizeofTcMsg:]); err != nil {
+		if err := q.decodeAttributes(m.Data[nl.SizeofTcMsg:]); err != nil {
 			return nil, fmt.Errorf("linkstat: queueing discipline %x of interface %d: %w", tc.Handle, index, err)
 		}
 		q.queue = queueID{link: index, handle: q.handle, kind: q.kind}
@@ -78,8 +78,8 @@ func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	return out, nil
 }
 
-// root is the qdisc that all others of an interface are below.
-func root(qs []qdisc) (qdisc, error) {
+// rootQdisc is the qdisc that all others of an interface are below.
+func rootQdisc(qs []qdisc) (qdisc, error) {
 	for _, q := range qs {
 		if q.parent == rootHandle {
 			return q, nil
@@ -94,7 +94,7 @@ var errNoQueue = errors.New("linkstat: the interface has no queueing discipline"
 // rootHandle is where an interface's first qdisc and a qdisc's first classes are.
 const rootHandle = 0xffffffff
 
-func (q *qdisc) decode(attrs []byte) error {
+func (q *qdisc) decodeAttributes(attrs []byte) error {
 	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
 		return err
@@ -107,17 +107,17 @@ func (q *qdisc) decode(attrs []byte) error {
 		case unix.TCA_OPTIONS:
 			options = ad.Bytes()
 		case unix.TCA_STATS2:
-			ad.Nested(q.stats)
+			ad.Nested(q.decodeStats)
 		}
 	}
 	if err := ad.Err(); err != nil {
 		return err
 	}
-	return q.settings(options)
+	return q.decodeSettings(options)
 }
 
-// stats reads counters (linux/gen_stats.h).
-func (q *qdisc) stats(ad *netlink.AttributeDecoder) error {
+// decodeStats reads counters (linux/gen_stats.h).
+func (q *qdisc) decodeStats(ad *netlink.AttributeDecoder) error {
 	for ad.Next() {
 		switch ad.Type() {
 		case nl.TCA_STATS_BASIC:
@@ -133,14 +133,14 @@ func (q *qdisc) stats(ad *netlink.AttributeDecoder) error {
 			}
 		case nl.TCA_STATS_APP:
 			if q.kind == "cake" { // its kind comes first
-				ad.Nested(q.cakeStats)
+				ad.Nested(q.decodeCakeStats)
 			}
 		}
 	}
 	return nil // Nested asks ad itself
 }
 
-func (q *qdisc) cakeStats(ad *netlink.AttributeDecoder) error {
+func (q *qdisc) decodeCakeStats(ad *netlink.AttributeDecoder) error {
 	for ad.Next() {
 		if ad.Type() == tcaCakeStatsMemoryLimit {
 			q.limit.bytes = cc.Bytes(ad.Uint32()) * (cc.DefaultMSS + packetHeaders + frameHeader) / cakeOverhead
@@ -149,8 +149,8 @@ func (q *qdisc) cakeStats(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// settings reads those of its options that bound a rate or a queue.
-func (q *qdisc) settings(options []byte) error {
+// decodeSettings reads those of its options that bound a rate or a queue.
+func (q *qdisc) decodeSettings(options []byte) error {
 	switch q.kind {
 	case "pfifo", "bfifo":
 		if len(options) < 4 { // what it has inherited
@@ -208,7 +208,7 @@ func limitOf(qs []qdisc, txQueue int) limit {
 		if q.kind == "pfifo_fast" { // in each of its bands
 			q.limit.packets = txQueue
 		}
-		own, under = own.least(q.limit), under.least(q.under)
+		own, under = own.smallerOf(q.limit), under.smallerOf(q.under)
 	}
 	if own == (limit{}) {
 		return under

@@ -61,7 +61,7 @@ func TestEachKindTellsItsRateAndItsLimit(t *testing.T) {
 		{kind: "something new", options: u32(1, 1)},
 	} {
 		var q qdisc
-		require.NoError(t, q.decode(message(t, tt.kind, tt.app, tt.options)), tt.kind)
+		require.NoError(t, q.decodeAttributes(message(t, tt.kind, tt.app, tt.options)), tt.kind)
 		assert.Equal(t, tt.kind, q.kind)
 		assert.Equal(t, tt.rate, q.rate, tt.kind)
 		assert.Equal(t, tt.limit, q.limit, tt.kind)
@@ -107,7 +107,7 @@ func FuzzQdisc(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q qdisc
-		if q.decode(b) == nil {
+		if q.decodeAttributes(b) == nil {
 			assert.GreaterOrEqual(t, q.rate, cc.Rate(0))
 			assert.GreaterOrEqual(t, q.limit.bytes, cc.Bytes(0))
 		}

@@ -29,17 +29,17 @@ type station struct {
 	failed   uint32   // frames that were given up; wraps around
 }
 
-// radio describes the radio of an interface; nil: it has none.
-func (m *machine) radio(index int) (*radio, error) {
+// describeRadio describes the radio of an interface; nil: it has none.
+func (m *machine) describeRadio(index int) (*radio, error) {
 	family, err := m.generic.GetFamily(unix.NL80211_GENL_NAME)
-	if missing(err) {
+	if isMissing(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: nl80211: %w", err)
 	}
-	replies, err := m.ask(family, unix.NL80211_CMD_GET_INTERFACE, 0, ofInterface(index))
-	if missing(err) {
+	replies, err := m.sendRequest(family, unix.NL80211_CMD_GET_INTERFACE, 0, interfaceAttribute(index))
+	if isMissing(err) {
 		return nil, nil
 	}
 	var known []*wifi.Interface
@@ -57,7 +57,7 @@ func (m *machine) radio(index int) (*radio, error) {
 	return r, err
 }
 
-func ofInterface(index int) *netlink.AttributeEncoder {
+func interfaceAttribute(index int) *netlink.AttributeEncoder {
 	ae := netlink.NewAttributeEncoder()
 	ae.Uint32(unix.NL80211_ATTR_IFINDEX, uint32(index))
 	return ae
@@ -68,7 +68,7 @@ func (m *machine) txqLimit(family genetlink.Family, phy int) (packets int, err e
 	ae := netlink.NewAttributeEncoder()
 	ae.Uint32(unix.NL80211_ATTR_WIPHY, uint32(phy))
 	ae.Flag(unix.NL80211_ATTR_SPLIT_WIPHY_DUMP, true)
-	replies, err := m.ask(family, unix.NL80211_CMD_GET_WIPHY, netlink.Dump, ae)
+	replies, err := m.sendRequest(family, unix.NL80211_CMD_GET_WIPHY, netlink.Dump, ae)
 	if err == nil {
 		err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.NL80211_ATTR_TXQ_LIMIT {
@@ -82,14 +82,14 @@ func (m *machine) txqLimit(family genetlink.Family, phy int) (packets int, err e
 	return packets, nil
 }
 
-// waiting adds to r what waits in the radio's own queues, which stand in for a
+// addRadioQueue adds to r what waits in the radio's own queues, which stand in for a
 // queueing discipline.
-func (m *machine) waiting(d *device, r *reading) error {
-	replies, err := m.ask(d.radio.family, unix.NL80211_CMD_GET_INTERFACE, 0, ofInterface(d.index))
+func (m *machine) addRadioQueue(d *device, r *reading) error {
+	replies, err := m.sendRequest(d.radio.family, unix.NL80211_CMD_GET_INTERFACE, 0, interfaceAttribute(d.index))
 	if err == nil {
 		err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.NL80211_ATTR_TXQ_STATS {
-				ad.Nested(r.txq)
+				ad.Nested(r.decodeTXQ)
 			}
 		})
 	}
@@ -99,7 +99,7 @@ func (m *machine) waiting(d *device, r *reading) error {
 	return nil
 }
 
-func (r *reading) txq(ad *netlink.AttributeDecoder) error {
+func (r *reading) decodeTXQ(ad *netlink.AttributeDecoder) error {
 	for ad.Next() {
 		switch ad.Type() {
 		case unix.NL80211_TXQ_STATS_BACKLOG_BYTES:
@@ -113,9 +113,9 @@ func (r *reading) txq(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// stations are all that an interface sends to.
-func (m *machine) stations(d *device) ([]station, error) {
-	replies, err := m.ask(d.radio.family, unix.NL80211_CMD_GET_STATION, netlink.Dump, ofInterface(d.index))
+// listStations are all that an interface sends to.
+func (m *machine) listStations(d *device) ([]station, error) {
+	replies, err := m.sendRequest(d.radio.family, unix.NL80211_CMD_GET_STATION, netlink.Dump, interfaceAttribute(d.index))
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
 	}
@@ -126,7 +126,7 @@ func (m *machine) stations(d *device) ([]station, error) {
 			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
 		}
 		s := station{mac: string(info.HardwareAddr), failed: uint32(info.TransmitFailed)}
-		if err := s.sent(reply.Data); err != nil {
+		if err := s.decodeSent(reply.Data); err != nil {
 			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
 		}
 		out = append(out, s)
@@ -134,9 +134,9 @@ func (m *machine) stations(d *device) ([]station, error) {
 	return out, nil
 }
 
-// sent fills in what was sent to the station, and how fast. The library has it in words that are too short
+// decodeSent fills in what was sent to the station, and how fast. The library has it in words that are too short
 // on machines of 32 bits.
-func (s *station) sent(attrs []byte) error {
+func (s *station) decodeSent(attrs []byte) error {
 	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (s *station) sent(attrs []byte) error {
 				case unix.NL80211_STA_INFO_TX_PACKETS:
 					packets = uint64(ad.Uint32())
 				case unix.NL80211_STA_INFO_TX_BITRATE:
-					ad.Nested(s.bitrate)
+					ad.Nested(s.decodeBitrate)
 				}
 			}
 			return nil
@@ -168,7 +168,7 @@ func (s *station) sent(attrs []byte) error {
 	return ad.Err()
 }
 
-func (s *station) bitrate(ad *netlink.AttributeDecoder) error {
+func (s *station) decodeBitrate(ad *netlink.AttributeDecoder) error {
 	const unit = 100 * 1000 // bits per second
 	for ad.Next() {
 		switch ad.Type() {
@@ -188,19 +188,19 @@ type listener struct {
 	lost  cc.Bytes // payload of frames that were given up since the source began, by their mean size
 }
 
-// hear takes in newer figures of the station.
-func (l *listener) hear(s station, hosts []netip.Addr) {
+// updateFrom takes in newer figures of the station.
+func (l *listener) updateFrom(s station, hosts []netip.Addr) {
 	if failed := s.failed - l.failed; l.mac == s.mac && failed < 1<<31 { // else it has come back, and counts anew
 		l.lost += cc.Bytes(failed) * max(0, s.frame-packetHeaders)
 	}
 	l.station, l.hosts = s, hosts
 }
 
-// hint makes the hint for a station's hosts of the one for the whole link, which that many hosts
+// makeHint makes the hint for a station's hosts of the one for the whole link, which that many hosts
 // divide. Stations divide the time on the air, and each has a rate of its own.
-func (l *listener) hint(h cc.Hint, hosts int) cc.Hint {
-	h.LinkRate = leastKnown(l.rate, h.LinkRate)
-	h.FairShare = leastKnown(l.expected/cc.Rate(max(1, hosts)), h.FairShare)
+func (l *listener) makeHint(h cc.Hint, hosts int) cc.Hint {
+	h.LinkRate = leastKnownOf(l.rate, h.LinkRate)
+	h.FairShare = leastKnownOf(l.expected/cc.Rate(max(1, hosts)), h.FairShare)
 	h.Capacity, h.RadioLost = h.FairShare, l.lost
 	return h
 }

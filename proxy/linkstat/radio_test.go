@@ -109,14 +109,14 @@ func TestARadioTellsOfItsStations(t *testing.T) {
 		stationSays("02:00:00:00:00:02", 6, 4, 0, 0),
 	}}
 	m := d.machine(t)
-	r, err := m.radio(wlan)
+	r, err := m.describeRadio(wlan)
 	require.NoError(t, err)
 	require.NotNil(t, r)
 	assert.False(t, r.client)
 	assert.Equal(t, 8192, r.packets)
 
 	dev := &device{index: wlan, radio: r}
-	stations, err := m.stations(dev)
+	stations, err := m.listStations(dev)
 	require.NoError(t, err)
 	assert.Equal(t, []station{
 		{mac: "\x02\x00\x00\x00\x00\x01", rate: 54_000_000, expected: 24_000_000, frame: 1500, failed: 10},
@@ -124,11 +124,11 @@ func TestARadioTellsOfItsStations(t *testing.T) {
 	}, stations)
 
 	read := reading{dropped: 1}
-	require.NoError(t, m.waiting(dev, &read))
+	require.NoError(t, m.addRadioQueue(dev, &read))
 	assert.Equal(t, reading{dropped: 8, backlog: 90_840, waiting: 60}, read)
 
 	d.kind = asClient
-	r, err = m.radio(wlan)
+	r, err = m.describeRadio(wlan)
 	require.NoError(t, err)
 	assert.True(t, r.client)
 }
@@ -139,7 +139,7 @@ func TestAnInterfaceThatIsNoRadio(t *testing.T) {
 			return nil, genltest.Error(int(unix.ENODEV))
 		}))
 	defer conn.Close()
-	r, err := (&machine{generic: conn}).radio(wlan)
+	r, err := (&machine{generic: conn}).describeRadio(wlan)
 	require.NoError(t, err)
 	assert.Nil(t, r)
 
@@ -147,7 +147,7 @@ func TestAnInterfaceThatIsNoRadio(t *testing.T) {
 		func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
 			return make([]genetlink.Message, 2), nil
 		}))
-	_, err = (&machine{generic: conn}).radio(wlan)
+	_, err = (&machine{generic: conn}).describeRadio(wlan)
 	assert.EqualError(t, err, "linkstat: nl80211: read the interface: 2 answers")
 	require.NoError(t, conn.Close())
 
@@ -155,7 +155,7 @@ func TestAnInterfaceThatIsNoRadio(t *testing.T) {
 		return nil, genltest.Error(int(unix.ENOENT)) // nobody knows the family
 	})
 	defer conn.Close()
-	r, err = (&machine{generic: conn}).radio(wlan)
+	r, err = (&machine{generic: conn}).describeRadio(wlan)
 	require.NoError(t, err)
 	assert.Nil(t, r)
 }
@@ -163,32 +163,32 @@ func TestAnInterfaceThatIsNoRadio(t *testing.T) {
 func TestWhatTheRadioLosesIsCountedFromWhenItIsFirstHeard(t *testing.T) {
 	says := func(failed uint32) station { return station{mac: "a", frame: 1500, failed: failed} }
 	var l listener
-	l.hear(says(1000), nil)
+	l.updateFrom(says(1000), nil)
 	assert.Zero(t, l.lost, "before our time")
-	l.hear(says(1010), nil)
+	l.updateFrom(says(1010), nil)
 	assert.EqualValues(t, 10*1448, l.lost, "payload")
-	l.hear(says(3), nil)
+	l.updateFrom(says(3), nil)
 	assert.EqualValues(t, 10*1448, l.lost, "it has come back, and counts anew")
-	l.hear(says(5), nil)
+	l.updateFrom(says(5), nil)
 	assert.EqualValues(t, 12*1448, l.lost)
 }
 
 func TestStationsDivideTheAirAndNotItsRate(t *testing.T) {
 	host := netip.MustParseAddr("192.168.7.9")
 	m := newMeter(20 * time.Millisecond)
-	m.add(at(0, reading{}))
-	whole := link{mtu: 1500}.hint(m, Users{Flows: 4, Hosts: 2})
+	m.addReading(at(0, reading{}))
+	whole := link{mtu: 1500}.makeHint(m, Users{Flows: 4, Hosts: 2})
 	l := listener{station: station{rate: 54_000_000, expected: 24_000_000}, hosts: []netip.Addr{host}, lost: 99}
 
-	h := l.hint(whole, 2)
+	h := l.makeHint(whole, 2)
 	assert.EqualValues(t, 54_000_000, h.LinkRate)
 	assert.EqualValues(t, 12_000_000, h.Capacity, "what gets through, for half of the time")
 	assert.EqualValues(t, 12_000_000, h.FairShare)
 	assert.Equal(t, cc.Bytes(99), h.RadioLost)
 	assert.Equal(t, 4, h.Flows)
 
-	bounded := link{mtu: 1500, rate: 20_000_000}.hint(m, Users{Hosts: 1})
-	assert.EqualValues(t, 20_000_000, l.hint(bounded, 1).LinkRate, "but no more than the link behind it carries")
+	bounded := link{mtu: 1500, rate: 20_000_000}.makeHint(m, Users{Hosts: 1})
+	assert.EqualValues(t, 20_000_000, l.makeHint(bounded, 1).LinkRate, "but no more than the link behind it carries")
 	silent := listener{}
-	assert.Zero(t, silent.hint(whole, 2).Capacity, "not known")
+	assert.Zero(t, silent.makeHint(whole, 2).Capacity, "not known")
 }

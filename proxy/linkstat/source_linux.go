@@ -29,7 +29,7 @@ type Source struct {
 // Open prepares a source for an interface, which need not exist yet, in the
 // network namespace of the calling thread. End it with Close.
 func Open(cfg Config) (*Source, error) {
-	if err := cfg.check(); err != nil {
+	if err := cfg.checkConfig(); err != nil {
 		return nil, err
 	}
 	m, err := openMachine()
@@ -40,7 +40,7 @@ func Open(cfg Config) (*Source, error) {
 }
 
 // Close ends what Open began, once Run has returned.
-func (s *Source) Close() { s.machine.close() }
+func (s *Source) Close() { s.machine.closeSockets() }
 
 // Stats may be called from any goroutine.
 func (s *Source) Stats() Stats {
@@ -49,11 +49,11 @@ func (s *Source) Stats() Stats {
 
 // Run reads until ctx is done. What does not work is tried again each second.
 func (s *Source) Run(ctx context.Context) {
-	defer context.AfterFunc(ctx, s.machine.interrupt)()
+	defer context.AfterFunc(ctx, s.machine.interruptReads)()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
-		s.turn(ctx, s.cfg.Clock())
+		s.readOnce(ctx, s.cfg.Clock())
 		select {
 		case <-ctx.Done():
 			return
@@ -62,12 +62,12 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// turn makes one reading, or none within linkEvery of one that failed.
-func (s *Source) turn(ctx context.Context, now cc.Time) {
+// readOnce makes one reading, or none within linkEvery of one that failed.
+func (s *Source) readOnce(ctx context.Context, now cc.Time) {
 	if s.device == nil && s.found != 0 && now.Sub(s.found) < linkEvery {
 		return
 	}
-	err := s.tell(now)
+	err := s.giveHints(now)
 	if ctx.Err() != nil {
 		return
 	}
@@ -90,40 +90,40 @@ func (s *Source) turn(ctx context.Context, now cc.Time) {
 	s.said = true
 }
 
-// tell makes a reading and gives the hints that follow from it.
-func (s *Source) tell(now cc.Time) error {
+// giveHints makes a reading and gives the hints that follow from it.
+func (s *Source) giveHints(now cc.Time) error {
 	if s.device == nil || now.Sub(s.found) >= linkEvery {
-		if err := s.find(now); err != nil {
+		if err := s.findInterface(now); err != nil {
 			return err
 		}
 	}
-	r, err := s.machine.read(s.device, now)
+	r, err := s.machine.readQueue(s.device, now)
 	if err != nil {
 		return err
 	}
 	if r.queue != s.device.queue { // somebody has put another in its place
-		if err := s.find(now); err != nil {
+		if err := s.findInterface(now); err != nil {
 			return err
 		}
 	}
-	s.meter.add(r)
+	s.meter.addReading(r)
 	if s.asked == 0 || now.Sub(s.asked) >= stationEvery {
 		s.asked = now
-		if err := s.ask(); err != nil {
+		if err := s.findUsers(); err != nil {
 			return err
 		}
 	}
-	h := s.device.hint(s.meter, s.users)
+	h := s.device.makeHint(s.meter, s.users)
 	if d := s.device; d.radio != nil && !d.radio.client {
 		for _, l := range s.stations {
 			for _, host := range l.hosts {
-				s.cfg.Hint(netip.PrefixFrom(host, host.BitLen()), l.hint(h, s.users.Hosts))
+				s.cfg.Hint(netip.PrefixFrom(host, host.BitLen()), l.makeHint(h, s.users.Hosts))
 			}
 		}
 		return nil
 	}
 	for _, l := range s.stations { // the access point, or nobody
-		h = l.hint(h, s.users.Hosts)
+		h = l.makeHint(h, s.users.Hosts)
 	}
 	for _, p := range s.device.prefixes {
 		s.cfg.Hint(p, h)
@@ -131,25 +131,25 @@ func (s *Source) tell(now cc.Time) error {
 	return nil
 }
 
-// find looks at the interface anew.
-func (s *Source) find(now cc.Time) error {
-	d, err := s.machine.device(s.cfg.Interface)
+// findInterface looks at the interface anew.
+func (s *Source) findInterface(now cc.Time) error {
+	d, err := s.machine.describeDevice(s.cfg.Interface)
 	if err != nil {
 		return err
 	}
-	d.rate = leastKnown(d.rate, s.cfg.Capacity)
+	d.rate = leastKnownOf(d.rate, s.cfg.Capacity)
 	if d.radio != nil && d.queue.kind == kindNone {
 		d.limit.packets = d.radio.packets
 	}
 	if len(s.cfg.Prefixes) > 0 {
-		d.prefixes = behind(s.cfg.Prefixes, d.others)
+		d.prefixes = prefixesBehind(s.cfg.Prefixes, d.others)
 	}
 	s.device, s.found = d, now
 	return nil
 }
 
-// ask finds out who uses the link and, of a radio, which stations there are.
-func (s *Source) ask() error {
+// findUsers finds out who uses the link and, of a radio, which stations there are.
+func (s *Source) findUsers() error {
 	prefixes := s.device.prefixes
 	if s.cfg.Users != nil {
 		s.users = s.cfg.Users(prefixes)
@@ -158,11 +158,11 @@ func (s *Source) ask() error {
 		clear(s.stations)
 		return nil
 	}
-	heard, err := s.machine.stations(s.device)
+	heard, err := s.machine.listStations(s.device)
 	if err != nil {
 		return err
 	}
-	near, err := s.machine.neighbours(s.device.above)
+	near, err := s.machine.neighbourHosts(s.device.above)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (s *Source) ask() error {
 			l = &listener{}
 			s.stations[each.mac] = l
 		}
-		l.hear(each, within(prefixes, near[each.mac]))
+		l.updateFrom(each, hostsWithin(prefixes, near[each.mac]))
 		present[each.mac] = true
 	}
 	for mac := range s.stations {
@@ -184,8 +184,8 @@ func (s *Source) ask() error {
 	return nil
 }
 
-// within are those hosts that lie in any of the prefixes.
-func within(prefixes []netip.Prefix, hosts []netip.Addr) (out []netip.Addr) {
+// hostsWithin are those hosts that lie in any of the prefixes.
+func hostsWithin(prefixes []netip.Prefix, hosts []netip.Addr) (out []netip.Addr) {
 	for _, host := range hosts {
 		for _, p := range prefixes {
 			if p.Contains(host) {

@@ -300,13 +300,13 @@ func TestAnInterfaceThatVanishesWhileAllAreAskedIsLeftOut(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer m.close()
+		defer m.closeSockets()
 		gone := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "gone0", Index: 1 << 20, Flags: net.FlagUp}}
 		link, err := netlink.LinkByName(near)
 		if err != nil {
 			return err
 		}
-		there, err := m.interfaces([]netlink.Link{gone, link})
+		there, err := m.describeInterfaces([]netlink.Link{gone, link})
 		if assert.Len(t, there, 1) {
 			assert.Equal(t, near, there[0].Name)
 		}
@@ -324,19 +324,19 @@ func BenchmarkReading(b *testing.B) {
 		m, err = openMachine()
 		return err
 	})
-	defer m.close()
-	d, err := m.device(near)
+	defer m.closeSockets()
+	d, err := m.describeDevice(near)
 	require.NoError(b, err)
 	b.Run("of a queue", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := m.read(d, 0); err != nil {
+			if _, err := m.readQueue(d, 0); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("of all about an interface", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := m.device(near); err != nil {
+			if _, err := m.describeDevice(near); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -15,31 +15,32 @@ import (
 // Read is read(2).
 func Read(fd int, b []byte) (int, error) {
 	first := unsafe.Pointer(unsafe.SliceData(b))
-	return call(unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(first), uintptr(len(b))))
+	return errnoResult(unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(first), uintptr(len(b))))
 }
 
 // Write is write(2).
 func Write(fd int, b []byte) (int, error) {
 	first := unsafe.Pointer(unsafe.SliceData(b))
-	return call(unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(first), uintptr(len(b))))
+	return errnoResult(unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(first), uintptr(len(b))))
 }
 
 // Shutdown is shutdown(2).
 func Shutdown(fd, how int) error {
-	_, err := call(unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), uintptr(how), 0))
+	_, err := errnoResult(unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), uintptr(how), 0))
 	return err
 }
 
 // Close is close(2) of a socket that is not to wait for its bytes to arrive.
 func Close(fd int) error {
-	_, err := call(unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0))
+	_, err := errnoResult(unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0))
 	return err
 }
 
 // epollReady is epoll_wait(2) without waiting.
 func epollReady(epoll int, events []unix.EpollEvent) (int, error) {
 	first := unsafe.Pointer(unsafe.SliceData(events))
-	return call(unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(first), uintptr(len(events)), 0, 0, 0))
+	return errnoResult(unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(first), uintptr(len(events)),
+		0, 0, 0))
 }
 
 // Connect is connect(2). scope is the interface of an address with a zone.
@@ -56,11 +57,11 @@ func Connect(fd int, to netip.AddrPort, scope uint32) error {
 		*(*[2]byte)(unsafe.Pointer(&sa.Port)) = port
 		at, size = unsafe.Pointer(&sa), unix.SizeofSockaddrInet6
 	}
-	_, err := call(unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(at), size))
+	_, err := errnoResult(unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(at), size))
 	return err
 }
 
-func call(n, _ uintptr, errno unix.Errno) (int, error) {
+func errnoResult(n, _ uintptr, errno unix.Errno) (int, error) {
 	if errno != 0 {
 		return 0, errno
 	}

@@ -23,7 +23,7 @@ type deadlines struct {
 // Expect has run be called on the loop's goroutine after so long, unless Forget comes first.
 func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
 	d := &l.deadlines
-	x.at, x.run, x.index = now().Add(after), run, len(d.all)
+	x.at, x.run, x.index = currentTime().Add(after), run, len(d.all)
 	d.all = append(d.all, x)
 	if d.until.IsZero() || x.at.Before(d.until) {
 		l.setTimer(x.at)
@@ -48,18 +48,18 @@ func (l *Loop) Forget(x *Deadline) {
 func (l *Loop) setTimer(at time.Time) {
 	d := &l.deadlines
 	d.until = at
-	after := at.Sub(now())
+	after := at.Sub(currentTime())
 	if d.timer == nil {
-		d.timer = time.AfterFunc(after, func() { l.Do(l.expire) })
+		d.timer = time.AfterFunc(after, func() { l.Do(l.runExpired) })
 		return
 	}
 	d.timer.Reset(after)
 }
 
-// expire runs what is due.
-func (l *Loop) expire() {
+// runExpired runs what is due.
+func (l *Loop) runExpired() {
 	d := &l.deadlines
-	at := now()
+	at := currentTime()
 	var earliest time.Time
 	var due []*Deadline
 	for _, x := range d.all {
@@ -85,4 +85,4 @@ func (l *Loop) expire() {
 	}
 }
 
-func now() time.Time { return time.Now() } //nolint:forbidigo // what is waited for happens in real time
+func currentTime() time.Time { return time.Now() } //nolint:forbidigo // what is waited for happens in real time

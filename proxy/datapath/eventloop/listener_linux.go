@@ -29,18 +29,18 @@ func (ls *Loops) Listen(fd int, accept func(l *Loop, most int) (pause time.Durat
 	n := &Listener{loops: ls, fd: fd, accept: accept}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.watch(); err != nil {
+	if err := n.watchOnLoops(); err != nil {
 		return nil, err
 	}
 	return n, nil
 }
 
-// watch has the loops watch. mu is held.
-func (n *Listener) watch() error {
+// watchOnLoops has the loops watch. mu is held.
+func (n *Listener) watchOnLoops() error {
 	for _, l := range n.loops.all {
-		slot, err := l.watch(n.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, n)
+		slot, err := l.register(n.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, n)
 		if err != nil {
-			n.unwatch()
+			n.unwatchOnLoops()
 			return err
 		}
 		n.slots = append(n.slots, slot)
@@ -48,32 +48,32 @@ func (n *Listener) watch() error {
 	return nil
 }
 
-// unwatch has them watch no more. mu is held.
-func (n *Listener) unwatch() {
+// unwatchOnLoops has them watch no more. mu is held.
+func (n *Listener) unwatchOnLoops() {
 	for i, slot := range n.slots {
-		n.loops.all[i].unwatch(n.fd, slot)
+		n.loops.all[i].unregister(n.fd, slot)
 	}
 	n.slots = nil
 }
 
-// happened implements watcher.
-func (n *Listener) happened(l *Loop, _ uint32) {
+// handleEvent implements watcher.
+func (n *Listener) handleEvent(l *Loop, _ uint32) {
 	if pause := n.accept(l, l.got); pause > 0 {
-		n.pause(pause)
+		n.pauseAccepting(pause)
 	}
 }
 
-func (n *Listener) pause(d time.Duration) {
+func (n *Listener) pauseAccepting(d time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || n.slots == nil {
 		return
 	}
-	n.unwatch()
+	n.unwatchOnLoops()
 	n.resume = time.AfterFunc(d, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if !n.closed && n.slots == nil && n.watch() != nil { // memory is short: once more
+		if !n.closed && n.slots == nil && n.watchOnLoops() != nil { // memory is short: once more
 			n.resume.Reset(d)
 		}
 	})
@@ -87,12 +87,12 @@ func (n *Listener) Close() error {
 		return net.ErrClosed
 	}
 	n.closed = true
-	n.unwatch()
+	n.unwatchOnLoops()
 	if n.resume != nil {
 		n.resume.Stop()
 	}
 	n.mu.Unlock()
-	n.loops.settle() // no accept is underway any more
-	n.loops.settle() // nor is what one has handed to another loop
+	n.loops.waitForTurns() // no accept is underway any more
+	n.loops.waitForTurns() // nor is what one has handed to another loop
 	return os.NewSyscallError("close", unix.Close(n.fd))
 }

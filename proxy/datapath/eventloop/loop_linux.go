@@ -38,14 +38,14 @@ func New(n int) (*Loops, error) {
 		l, err := newLoop()
 		if err != nil {
 			for _, l := range ls.all {
-				l.close()
+				l.closeDescriptors()
 			}
 			return nil, fmt.Errorf("eventloop: %w", err)
 		}
 		ls.all = append(ls.all, l)
 	}
 	for _, l := range ls.all {
-		ls.done.Go(l.run)
+		ls.done.Go(l.runLoop)
 	}
 	return ls, nil
 }
@@ -70,8 +70,8 @@ func (ls *Loops) Least() *Loop {
 	return least
 }
 
-// settle waits until the loops have done what they were doing. No loop may call it.
-func (ls *Loops) settle() {
+// waitForTurns waits until the loops have done what they were doing. No loop may call it.
+func (ls *Loops) waitForTurns() {
 	var all sync.WaitGroup
 	for _, l := range ls.all {
 		all.Add(1)
@@ -113,12 +113,12 @@ func (l *Loop) Load() int64 { return l.load.Load() }
 
 // watched is a slot. Events of a watcher that had the slot before have another generation.
 type watched struct {
-	watcher    watcher // nil: the slot is free
+	watcher    eventHandler // nil: the slot is free
 	generation int32
 }
 
-// watcher is told of the events of a descriptor.
-type watcher interface{ happened(l *Loop, events uint32) }
+// eventHandler is told of the events of a descriptor.
+type eventHandler interface{ handleEvent(l *Loop, events uint32) }
 
 func newLoop() (l *Loop, err error) {
 	l = &Loop{wakeup: -1}
@@ -133,34 +133,34 @@ func newLoop() (l *Loop, err error) {
 	}
 	l.file = os.NewFile(uintptr(l.epoll), "epoll")
 	if l.raw, err = l.file.SyscallConn(); err != nil {
-		l.close()
+		l.closeDescriptors()
 		return nil, err
 	}
 	l.look = func(epoll uintptr) bool {
-		if l.poll(epoll) {
+		if l.pollEvents(epoll) {
 			return true
 		}
 		l.turns = 0 // it is about to wait, and others run
 		return false
 	}
 	if l.wakeup, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		l.close()
+		l.closeDescriptors()
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	// Edge-triggered: each write is an event, and nobody reads.
-	if _, err := l.watch(l.wakeup, unix.EPOLLIN|unix.EPOLLET, awoken{}); err != nil {
-		l.close()
+	if _, err := l.register(l.wakeup, unix.EPOLLIN|unix.EPOLLET, wakeupHandler{}); err != nil {
+		l.closeDescriptors()
 		return nil, err
 	}
 	return l, nil
 }
 
-// awoken is the watcher of wakeup: that the loop runs is all there is to it.
-type awoken struct{}
+// wakeupHandler is the watcher of wakeup: that the loop runs is all there is to it.
+type wakeupHandler struct{}
 
-func (awoken) happened(*Loop, uint32) {}
+func (wakeupHandler) handleEvent(*Loop, uint32) {}
 
-func (l *Loop) close() {
+func (l *Loop) closeDescriptors() {
 	if l.deadlines.timer != nil {
 		l.deadlines.timer.Stop()
 	}
@@ -170,8 +170,8 @@ func (l *Loop) close() {
 	}
 }
 
-// watch has the watcher told of a descriptor's events.
-func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
+// register has the watcher told of a descriptor's events.
+func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err error) {
 	l.mu.Lock()
 	if l.ended {
 		l.mu.Unlock()
@@ -188,24 +188,24 @@ func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 	err = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event) // mu is held, so that epoll is not closed
 	l.mu.Unlock()
 	if err != nil {
-		l.forget(slot)
+		l.freeSlot(slot)
 		return 0, os.NewSyscallError("epoll_ctl", err)
 	}
 	return slot, nil
 }
 
-// unwatch has the watcher told no more.
-func (l *Loop) unwatch(fd int, slot int32) {
+// unregister has the watcher told no more.
+func (l *Loop) unregister(fd int, slot int32) {
 	l.mu.Lock()
 	if !l.ended { // else the number may be another file's
 		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 	}
 	l.mu.Unlock()
-	l.forget(slot)
+	l.freeSlot(slot)
 }
 
-// forget frees a slot. It leaves the descriptor with epoll, which drops one that is closed.
-func (l *Loop) forget(slot int32) {
+// freeSlot frees a slot. It leaves the descriptor with epoll, which drops one that is closed.
+func (l *Loop) freeSlot(slot int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watched[slot].watcher = nil
@@ -213,8 +213,8 @@ func (l *Loop) forget(slot int32) {
 	l.free = append(l.free, slot)
 }
 
-// find returns the watcher of an event; nil: it was forgotten.
-func (l *Loop) find(event *unix.EpollEvent) watcher {
+// findHandler returns the watcher of an event; nil: it was forgotten.
+func (l *Loop) findHandler(event *unix.EpollEvent) eventHandler {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w := &l.watched[event.Fd]; w.generation == event.Pad {
@@ -236,7 +236,7 @@ func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
 // Do has f run on the loop's goroutine, once. Where the loop has ended it runs on another, and still
 // beside nothing else of the loop's.
 func (l *Loop) Do(f func()) {
-	if !l.Task(f).post() {
+	if !l.Task(f).tryPost() {
 		go func() {
 			l.after.Lock()
 			defer l.after.Unlock()
@@ -247,10 +247,10 @@ func (l *Loop) Do(f func()) {
 
 // Post has the task run soon, unless the loop has ended. It may be called from any goroutine, the task's
 // own run included, and neither waits nor calls back. What is posted before it runs is one run.
-func (t *Task) Post() { t.post() }
+func (t *Task) Post() { t.tryPost() }
 
-// post is Post; false: the loop has ended.
-func (t *Task) post() bool {
+// tryPost is Post; false: the loop has ended.
+func (t *Task) tryPost() bool {
 	if t.queued.Swap(true) {
 		return true
 	}
@@ -272,45 +272,45 @@ func (t *Task) post() bool {
 	return true
 }
 
-// schedule is Post on the loop's goroutine.
-func (l *Loop) schedule(t *Task) {
+// scheduleTask is Post on the loop's goroutine.
+func (l *Loop) scheduleTask(t *Task) {
 	if !t.queued.Swap(true) {
 		l.due = append(l.due, t)
 	}
 }
 
-func (l *Loop) run() {
+func (l *Loop) runLoop() {
 	for !l.ending {
-		if err := l.wait(); err != nil {
+		if err := l.waitForEvents(); err != nil {
 			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
 		}
 		for i := range l.got {
-			if w := l.find(&l.events[i]); w != nil {
-				w.happened(l, l.events[i].Events)
+			if w := l.findHandler(&l.events[i]); w != nil {
+				w.handleEvent(l, l.events[i].Events)
 			}
 		}
-		l.work()
+		l.runDueTasks()
 		if l.turns++; l.turns == mostTurns {
 			l.turns = 0
 			runtime.Gosched() // who else wants to run has waited for long enough
 		}
 	}
-	l.end()
+	l.runLastTasks()
 }
 
-// end does what was posted last, and closes the loop.
-func (l *Loop) end() {
+// runLastTasks does what was posted last, and closes the loop.
+func (l *Loop) runLastTasks() {
 	l.after.Lock()
 	defer l.after.Unlock()
 	l.mu.Lock()
 	l.ended = true
 	l.mu.Unlock()
-	l.work()
-	l.close()
+	l.runDueTasks()
+	l.closeDescriptors()
 }
 
-// work runs what is due: what this batch of events brought about, then what others posted.
-func (l *Loop) work() {
+// runDueTasks runs what is due: what this batch of events brought about, then what others posted.
+func (l *Loop) runDueTasks() {
 	l.mu.Lock()
 	l.due = append(l.due, l.posted...)
 	clear(l.posted)
@@ -326,14 +326,14 @@ func (l *Loop) work() {
 	l.spare = due[:0]
 }
 
-// wait takes a batch of events. It waits for them, unless there is something to do.
-func (l *Loop) wait() error {
+// waitForEvents takes a batch of events. It waits for them, unless there is something to do.
+func (l *Loop) waitForEvents() error {
 	l.mu.Lock()
 	l.asleep = len(l.due)+len(l.posted) == 0
 	asleep := l.asleep
 	l.mu.Unlock()
 	if !asleep {
-		l.poll(uintptr(l.epoll))
+		l.pollEvents(uintptr(l.epoll))
 		return nil
 	}
 	err := l.raw.Read(l.look)
@@ -343,8 +343,8 @@ func (l *Loop) wait() error {
 	return err
 }
 
-// poll takes a batch of events; false: there are none.
-func (l *Loop) poll(epoll uintptr) bool {
+// pollEvents takes a batch of events; false: there are none.
+func (l *Loop) pollEvents(epoll uintptr) bool {
 	for {
 		n, err := epollReady(int(epoll), l.events[:])
 		if errors.Is(err, unix.EINTR) {

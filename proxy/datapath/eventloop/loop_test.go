@@ -386,7 +386,7 @@ func TestWhatIsToBeDoneOnceIsDoneAfterTheEnd(t *testing.T) {
 	}
 	all.Wait()
 	assert.Equal(t, 100, done)
-	ls.settle()
+	ls.waitForTurns()
 }
 
 func TestLoopsAcceptFromOneListener(t *testing.T) {

@@ -63,7 +63,7 @@ func (l *Loop) Watch(fd int) (*Socket, error) {
 	s := &Socket{loop: l, fd: fd}
 	s.users.Store(1)
 	var err error
-	if s.slot, err = l.watch(fd, allEvents&(1<<32-1), s); err != nil {
+	if s.slot, err = l.register(fd, allEvents&(1<<32-1), s); err != nil {
 		return nil, err
 	}
 	l.load.Add(1)
@@ -73,8 +73,8 @@ func (l *Loop) Watch(fd int) (*Socket, error) {
 // Loop is the one that watches it.
 func (s *Socket) Loop() *Loop { return s.loop }
 
-// happened implements watcher.
-func (s *Socket) happened(l *Loop, events uint32) {
+// handleEvent implements watcher.
+func (s *Socket) handleEvent(l *Loop, events uint32) {
 	const broken = unix.EPOLLHUP | unix.EPOLLERR
 	in := events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLPRI|broken) != 0
 	out := events&(unix.EPOLLOUT|broken) != 0
@@ -87,7 +87,7 @@ func (s *Socket) happened(l *Loop, events uint32) {
 	if events&unix.EPOLLHUP != 0 {
 		s.broken = true
 		if s.onBroken != nil {
-			l.schedule(s.onBroken)
+			l.scheduleTask(s.onBroken)
 		}
 	}
 	t := s.task.Load()
@@ -95,21 +95,21 @@ func (s *Socket) happened(l *Loop, events uint32) {
 		s.told, s.early = t, t == nil
 	}
 	if t != nil {
-		l.schedule(t)
+		l.scheduleTask(t)
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if in {
-		s.in.tell()
+		s.in.wakeWaiters()
 	}
 	if out {
-		s.out.tell()
+		s.out.wakeWaiters()
 	}
 }
 
-// tell wakes who waits. The socket's mu is held.
-func (d *side) tell() {
+// wakeWaiters wakes who waits. The socket's mu is held.
+func (d *side) wakeWaiters() {
 	if d.wake == nil {
 		return
 	}
@@ -154,7 +154,7 @@ func (s *Socket) Broken() bool { return s.broken }
 func (s *Socket) OnBroken(t *Task) {
 	s.onBroken = t
 	if t != nil && s.broken {
-		s.loop.schedule(t)
+		s.loop.scheduleTask(t)
 	}
 }
 
@@ -176,26 +176,26 @@ func (s *Socket) Control(f func(fd uintptr)) error {
 
 // Visit calls f with the descriptor, which stays open meanwhile. Unlike datapath.Control it allocates nothing.
 func (s *Socket) Visit(f func(fd int) error) error {
-	if !s.enter() {
+	if !s.acquire() {
 		return net.ErrClosed
 	}
-	defer s.leave()
+	defer s.release()
 	return f(s.fd)
 }
 
 // Read implements syscall.RawConn.
-func (s *Socket) Read(f func(fd uintptr) bool) error { return s.try(&s.in, f) }
+func (s *Socket) Read(f func(fd uintptr) bool) error { return s.waitUntilDone(&s.in, f) }
 
 // Write implements syscall.RawConn.
-func (s *Socket) Write(f func(fd uintptr) bool) error { return s.try(&s.out, f) }
+func (s *Socket) Write(f func(fd uintptr) bool) error { return s.waitUntilDone(&s.out, f) }
 
-func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
-	if !s.enter() {
+func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
+	if !s.acquire() {
 		return net.ErrClosed
 	}
-	defer s.leave()
+	defer s.release()
 	if !s.Driven() {
-		return s.wait(d, f)
+		return s.waitLoop(d, f)
 	}
 	done := d.ready && f(uintptr(s.fd))
 	if d == &s.in {
@@ -208,8 +208,8 @@ func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
 	return datapath.ErrWait
 }
 
-// wait calls f until it returns true.
-func (s *Socket) wait(d *side, f func(fd uintptr) bool) error {
+// waitLoop calls f until it returns true.
+func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	d.calls.Lock()
 	defer d.calls.Unlock()
 	s.waited.Store(true)
@@ -234,8 +234,8 @@ func (s *Socket) wait(d *side, f func(fd uintptr) bool) error {
 	}
 }
 
-// enter keeps the descriptor open until leave; false: it is closed.
-func (s *Socket) enter() bool {
+// acquire keeps the descriptor open until leave; false: it is closed.
+func (s *Socket) acquire() bool {
 	for {
 		n := s.users.Load()
 		if n&closing != 0 {
@@ -247,9 +247,9 @@ func (s *Socket) enter() bool {
 	}
 }
 
-func (s *Socket) leave() {
+func (s *Socket) release() {
 	if s.users.Add(-1) == closing {
-		s.loop.forget(s.slot)
+		s.loop.freeSlot(s.slot)
 		s.loop.load.Add(-1)
 		_ = Close(s.fd)
 	}
@@ -267,16 +267,16 @@ func (s *Socket) Close() error {
 		}
 	}
 	for _, d := range []*side{&s.in, &s.out} {
-		s.deadline(d, time.Time{})
+		s.expireDeadline(d, time.Time{})
 	}
 	if t := s.task.Load(); t != nil {
 		t.Post()
 	}
 	s.mu.Lock()
-	s.in.tell()
-	s.out.tell()
+	s.in.wakeWaiters()
+	s.out.wakeWaiters()
 	s.mu.Unlock()
-	s.leave()
+	s.release()
 	return nil
 }
 
@@ -287,15 +287,15 @@ func (s *Socket) SetReadDeadline(t time.Time) error { return s.setDeadline(&s.in
 func (s *Socket) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.out, t) }
 
 func (s *Socket) setDeadline(d *side, t time.Time) error {
-	if !s.enter() {
+	if !s.acquire() {
 		return net.ErrClosed
 	}
-	defer s.leave()
-	s.deadline(d, t)
+	defer s.release()
+	s.expireDeadline(d, t)
 	return nil
 }
 
-func (s *Socket) deadline(d *side, t time.Time) {
+func (s *Socket) expireDeadline(d *side, t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.timer != nil {
@@ -309,7 +309,7 @@ func (s *Socket) deadline(d *side, t time.Time) {
 	after := time.Until(t) //nolint:forbidigo // a deadline of net.Conn is of the real clock
 	if after <= 0 {
 		d.expired.Store(true)
-		d.tell()
+		d.wakeWaiters()
 		return
 	}
 	var timer *time.Timer
@@ -318,7 +318,7 @@ func (s *Socket) deadline(d *side, t time.Time) {
 		defer s.mu.Unlock()
 		if d.timer == timer { // it has not been set anew meanwhile
 			d.expired.Store(true)
-			d.tell()
+			d.wakeWaiters()
 		}
 	})
 	d.timer = timer

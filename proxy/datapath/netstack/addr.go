@@ -19,13 +19,13 @@ func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target())
 func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
 
 // Source is the client's address.
-func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
+func (c *Conn) Source() netip.AddrPort { return addrPortOf(c.id.RemoteAddress, c.id.RemotePort) }
 
 // Hops is the hop limit that the client's SYN would leave us with if it were forwarded.
 func (c *Conn) Hops() uint8 { return c.hops }
 
 // Target is the address that the client connected to.
-func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }
+func (c *Conn) Target() netip.AddrPort { return addrPortOf(c.id.LocalAddress, c.id.LocalPort) }
 
 // SetDeadline implements net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
@@ -33,12 +33,12 @@ func (c *Conn) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(c.reads, t) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(c.reads, t) }
 
 // SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(c.writes, t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadline(c.writes, t) }
 
-func (c *Conn) set(d *datapath.Deadline, t time.Time) error {
+func (c *Conn) setDeadline(d *datapath.Deadline, t time.Time) error {
 	d.Set(t)
 	// A call may be waiting with the old one.
 	c.queue.Notify(waiter.ReadableEvents | waiter.WritableEvents)

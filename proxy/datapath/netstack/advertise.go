@@ -59,7 +59,7 @@ type stamp struct {
 // Arrivals implements datapath.Advertiser. Until data has shown a round trip, RTT is that
 // of the handshake.
 func (c *Conn) Arrivals() (flow.Arrivals, error) {
-	e := c.tcp()
+	e := c.tcpEndpoint()
 	if e == nil {
 		return flow.Arrivals{}, errNotAdmitted
 	}
@@ -100,9 +100,9 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 	return nil
 }
 
-// leaves notes what a segment that leaves acknowledges, and reduces its window to the bound. The
+// onSegmentSent notes what a segment that leaves acknowledges, and reduces its window to the bound. The
 // right edge of the window never moves to the left.
-func (in *incoming) leaves(segment header.TCP, now cc.Time) {
+func (in *incoming) onSegmentSent(segment header.TCP, now cc.Time) {
 	if !segment.Flags().Contains(header.TCPFlagAck) {
 		return
 	}
@@ -125,17 +125,17 @@ func (in *incoming) leaves(segment header.TCP, now cc.Time) {
 		if least := (max(in.edge-in.upTo, in.window) + step - 1) / step; least < field {
 			field = least
 			word := segment[header.TCPWinSizeOffset : header.TCPWinSizeOffset+2]
-			rewrite(segment, word, func() { binary.BigEndian.PutUint16(word, uint16(field)) })
+			rewriteField(segment, word, func() { binary.BigEndian.PutUint16(word, uint16(field)) })
 		}
 	}
 	in.edge = max(in.edge, in.upTo+field<<scale)
-	if at := stampAt(segment.Options()); in.asked && at >= 0 {
-		in.stamped(binary.BigEndian.Uint32(segment.Options()[at:]), now)
+	if at := timestampIndex(segment.Options()); in.asked && at >= 0 {
+		in.rememberTimestamp(binary.BigEndian.Uint32(segment.Options()[at:]), now)
 	}
 }
 
-// stamped remembers when a timestamp left first; in.mu is held.
-func (in *incoming) stamped(value uint32, now cc.Time) {
+// rememberTimestamp remembers when a timestamp left first; in.mu is held.
+func (in *incoming) rememberTimestamp(value uint32, now cc.Time) {
 	if n := len(in.stamps); n > 0 && int32(value-in.stamps[n-1].value) <= 0 {
 		return
 	}
@@ -145,9 +145,9 @@ func (in *incoming) stamped(value uint32, now cc.Time) {
 	in.stamps = append(in.stamps, stamp{value, now})
 }
 
-// comes notes a segment that brings data. The first one that echoes a timestamp was sent when the
+// onSegmentReceived notes a segment that brings data. The first one that echoes a timestamp was sent when the
 // segment with that timestamp arrived.
-func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
+func (in *incoming) onSegmentReceived(segment header.TCP, size cc.Bytes, now cc.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if !in.asked || !in.began {
@@ -159,7 +159,7 @@ func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
 	}
 	in.highest = max(in.highest, from+size)
 	in.mss = max(in.mss, size)
-	at := stampAt(segment.Options())
+	at := timestampIndex(segment.Options())
 	if at < 0 {
 		return
 	}
@@ -178,23 +178,23 @@ func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
 	in.stamps = slices.Delete(in.stamps, 0, known)
 }
 
-// probed notes the stack's window scale.
-func (in *incoming) probed(state *tcp.TCPEndpointState) {
+// onProbe notes the stack's window scale.
+func (in *incoming) onProbe(state *tcp.TCPEndpointState) {
 	in.mu.Lock()
 	in.scale = state.Receiver.RcvWndScale
 	in.mu.Unlock()
 }
 
-// end makes comes ignore all segments from now on, and tells whether it did not before.
-func (in *incoming) end() (was bool) {
+// stopCounting makes comes ignore all segments from now on, and tells whether it did not before.
+func (in *incoming) stopCounting() (was bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	was, in.asked, in.over, in.stamps = in.asked, false, true, nil
 	return was
 }
 
-// bring tells a valid packet's connection of the data in it, if there is such a connection.
-func (s *Stack) bring(p []byte) {
+// noteIncoming tells a valid packet's connection of the data in it, if there is such a connection.
+func (s *Stack) noteIncoming(p []byte) {
 	var id stack.TransportEndpointID
 	var segment header.TCP
 	if p[0]>>4 == 6 {
@@ -212,14 +212,14 @@ func (s *Stack) bring(p []byte) {
 		return
 	}
 	id.LocalPort, id.RemotePort = segment.DestinationPort(), segment.SourcePort()
-	if c := s.conns.find(id); c != nil {
-		c.incoming.comes(segment, cc.Bytes(len(segment)-head), s.clock())
+	if c := s.conns.findConn(id); c != nil {
+		c.incoming.onSegmentReceived(segment, cc.Bytes(len(segment)-head), s.clock())
 	}
 }
 
-// rewrite changes a part of a segment that begins at an even offset, and corrects the
+// rewriteField changes a part of a segment that begins at an even offset, and corrects the
 // checksum (RFC 1624 §3).
-func rewrite(segment header.TCP, part []byte, change func()) {
+func rewriteField(segment header.TCP, part []byte, change func()) {
 	sum := checksum.Combine(^segment.Checksum(), ^checksum.Checksum(part, 0))
 	change()
 	segment.SetChecksum(^checksum.Combine(sum, checksum.Checksum(part, 0)))

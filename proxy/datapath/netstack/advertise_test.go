@@ -62,13 +62,13 @@ func (u *uploader) send(at, n int, stamped bool) (acked, edge int) {
 	if stamped {
 		options = append([]byte{1, 1}, stamps(uint32(*u.now/1e6), u.echo)...)
 	}
-	u.wire.queue.discard() // a reader makes room, which the stack tells
+	u.wire.queue.dropAll() // a reader makes room, which the stack tells
 	u.Deliver(tcpPacket(u.from, server, header.TCPFlagAck, 101+uint32(at), u.ack, options, make([]byte, n)...))
 	p := u.next()
-	_, verdict := inspect(p)
+	_, verdict := inspectPacket(p)
 	require.Equal(u.t, valid, verdict, "its checksum is right")
 	s := segment(p)
-	if i := stampAt(s.Options()); i >= 0 {
+	if i := timestampIndex(s.Options()); i >= 0 {
 		u.echo = binary.BigEndian.Uint32(s.Options()[i:])
 	}
 	acked = int(s.AckNumber() - 101)

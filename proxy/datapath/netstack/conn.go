@@ -76,24 +76,24 @@ func (c *Conn) Admit(ctx context.Context) error {
 	if r == nil {
 		return fmt.Errorf("netstack: admit: %w", os.ErrClosed)
 	}
-	c.stack.conns.add(c)
+	c.stack.conns.addConn(c)
 	endpoint, err := r.CreateEndpoint(&c.queue)
 	c.mu.Lock()
 	c.admits = false
 	c.mu.Unlock()
 	r.Complete(false)
 	if err != nil {
-		c.forget()
-		return fmt.Errorf("netstack: admit: %w", failure(err))
+		c.removeFromTable()
+		return fmt.Errorf("netstack: admit: %w", kernelError(err))
 	}
-	return c.adopt(ctx, endpoint)
+	return c.adoptEndpoint(ctx, endpoint)
 }
 
-// adopt takes an endpoint that is connected.
-func (c *Conn) adopt(ctx context.Context, endpoint tcpip.Endpoint) error {
+// adoptEndpoint takes an endpoint that is connected.
+func (c *Conn) adoptEndpoint(ctx context.Context, endpoint tcpip.Endpoint) error {
 	endpoint.SocketOptions().SetDelayOption(false)
-	if err := keepAlive(endpoint); err != nil {
-		c.forget()
+	if err := enableKeepAlive(endpoint); err != nil {
+		c.removeFromTable()
 		endpoint.Abort()
 		return fmt.Errorf("netstack: admit: %w", err)
 	}
@@ -102,15 +102,15 @@ func (c *Conn) adopt(ctx context.Context, endpoint tcpip.Endpoint) error {
 	closed := c.closed
 	c.mu.Unlock()
 	if closed || ctx.Err() != nil {
-		c.forget()
+		c.removeFromTable()
 		endpoint.Abort()
 		return fmt.Errorf("netstack: admit: %w", errors.Join(context.Cause(ctx), os.ErrClosed))
 	}
 	return nil
 }
 
-// live returns the endpoint, or why there is none.
-func (c *Conn) live() (tcpip.Endpoint, error) {
+// liveEndpoint returns the endpoint, or why there is none.
+func (c *Conn) liveEndpoint() (tcpip.Endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -122,11 +122,11 @@ func (c *Conn) live() (tcpip.Endpoint, error) {
 	return c.endpoint, nil
 }
 
-// block repeats try until it does not return ErrWouldBlock, or the deadline has come.
-func (c *Conn) block(d *datapath.Deadline, events waiter.EventMask, try func() tcpip.Error) error {
+// retryUntilReady repeats try until it does not return ErrWouldBlock, or the deadline has come.
+func (c *Conn) retryUntilReady(d *datapath.Deadline, events waiter.EventMask, try func() tcpip.Error) error {
 	err := try()
 	if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
-		return failure(err)
+		return kernelError(err)
 	}
 	entry, ready := waiter.NewChannelEntry(events)
 	c.queue.EventRegister(&entry)
@@ -135,7 +135,7 @@ func (c *Conn) block(d *datapath.Deadline, events waiter.EventMask, try func() t
 		expired := d.Wait()
 		err := try()
 		if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
-			return failure(err)
+			return kernelError(err)
 		}
 		select {
 		case <-ready:
@@ -147,14 +147,14 @@ func (c *Conn) block(d *datapath.Deadline, events waiter.EventMask, try func() t
 
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
-	return c.read(datapath.Lent(b), false)
+	return c.readInto(datapath.Lent(b), false)
 }
 
 // ReadReady implements datapath.ReadyReader.
-func (c *Conn) ReadReady(room datapath.Room) (int, error) { return c.read(room, false) }
+func (c *Conn) ReadReady(room datapath.Room) (int, error) { return c.readInto(room, false) }
 
-func (c *Conn) read(room datapath.Room, peek bool) (n int, err error) {
-	endpoint, err := c.live()
+func (c *Conn) readInto(room datapath.Room, peek bool) (n int, err error) {
+	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
@@ -163,7 +163,7 @@ func (c *Conn) read(room datapath.Room, peek bool) (n int, err error) {
 		return 0, c.opError("read", os.ErrDeadlineExceeded)
 	default:
 	}
-	err = c.block(c.reads, waiter.ReadableEvents, func() tcpip.Error {
+	err = c.retryUntilReady(c.reads, waiter.ReadableEvents, func() tcpip.Error {
 		if endpoint.Readiness(waiter.ReadableEvents) == 0 {
 			return &tcpip.ErrWouldBlock{}
 		}
@@ -177,17 +177,17 @@ func (c *Conn) read(room datapath.Room, peek bool) (n int, err error) {
 	if n > 0 && !peek {
 		endpoint.(interface{ ModerateRecvBuf(int) }).ModerateRecvBuf(n)
 	}
-	return n, c.result("read", err)
+	return n, c.resultError("read", err)
 }
 
 // Peek implements datapath.Peeker.
 func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
-	endpoint, err := c.live()
+	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return c.opError("read", err)
 	}
 	seen := 0
-	err = c.block(c.reads, waiter.ReadableEvents, func() tcpip.Error {
+	err = c.retryUntilReady(c.reads, waiter.ReadableEvents, func() tcpip.Error {
 		w := tcpip.SliceWriter(b)
 		result, err := endpoint.Read(&w, tcpip.ReadOptions{Peek: true})
 		if _, ended := err.(*tcpip.ErrClosedForReceive); ended {
@@ -212,7 +212,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 
 // Write implements net.Conn.
 func (c *Conn) Write(b []byte) (n int, err error) {
-	endpoint, err := c.live()
+	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return 0, c.opError("write", err)
 	}
@@ -223,34 +223,34 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	}
 	var r bytes.Reader
 	for n < len(b) && err == nil {
-		err = c.block(c.writes, waiter.WritableEvents, func() tcpip.Error {
-			c.widen()
+		err = c.retryUntilReady(c.writes, waiter.WritableEvents, func() tcpip.Error {
+			c.widenStackWindow()
 			r.Reset(b[n:])
 			wrote, err := endpoint.Write(&r, tcpip.WriteOptions{})
-			c.signals.took(int(wrote))
-			c.watch()
+			c.signals.noteAccepted(int(wrote))
+			c.startWatching()
 			n += int(wrote)
 			return err
 		})
 	}
-	return n, c.result("write", err)
+	return n, c.resultError("write", err)
 }
 
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
-	endpoint, err := c.live()
+	endpoint, err := c.liveEndpoint()
 	if err == nil {
-		err = failure(endpoint.Shutdown(tcpip.ShutdownWrite))
-		c.watch()
+		err = kernelError(endpoint.Shutdown(tcpip.ShutdownWrite))
+		c.startWatching()
 	}
 	return c.opError("close", err)
 }
 
 // Close implements net.Conn.
-func (c *Conn) Close() error { return c.shut(tcpip.Endpoint.Close) }
+func (c *Conn) Close() error { return c.shutEndpoint(tcpip.Endpoint.Close) }
 
 // Reset implements datapath.Conn. A SYN that waits is answered with a RST.
-func (c *Conn) Reset() error { return c.shut(tcpip.Endpoint.Abort) }
+func (c *Conn) Reset() error { return c.shutEndpoint(tcpip.Endpoint.Abort) }
 
 // Leave forgets a SYN that waits, without an answer to it.
 func (c *Conn) Leave() {
@@ -263,7 +263,7 @@ func (c *Conn) Leave() {
 	}
 }
 
-func (c *Conn) shut(how func(tcpip.Endpoint)) error {
+func (c *Conn) shutEndpoint(how func(tcpip.Endpoint)) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -273,43 +273,43 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 	endpoint, request, admits := c.endpoint, c.request, c.admits
 	c.request = nil
 	c.mu.Unlock()
-	c.signals.end()
+	c.signals.stopReports()
 	if request != nil {
 		request.Complete(true)
 	}
 	if admits {
-		c.interrupt()
+		c.interruptAdmit()
 	}
 	if endpoint != nil {
 		how(endpoint)
-		if c.waits() {
-			c.watch() // until the peer has acknowledged what was written
+		if c.isWaitingForAck() {
+			c.startWatching() // until the peer has acknowledged what was written
 		} else {
-			c.forget()
+			c.removeFromTable()
 		}
 		c.queue.Notify(waiter.EventHUp | waiter.ReadableEvents | waiter.WritableEvents) // for calls that wait
 	}
 	return nil
 }
 
-// interrupt ends an Admit that waits for the client, or is about to.
-func (c *Conn) interrupt() {
-	for c.admitting() && c.queue.IsEmpty() {
+// interruptAdmit ends an Admit that waits for the client, or is about to.
+func (c *Conn) interruptAdmit() {
+	for c.isAdmitting() && c.queue.IsEmpty() {
 		runtime.Gosched()
 	}
 	c.queue.Notify(waiter.WritableEvents)
 }
 
-func (c *Conn) admitting() bool {
+func (c *Conn) isAdmitting() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.admits
 }
 
-// forget removes c from the table by which the stack's signals find it.
-func (c *Conn) forget() {
-	c.stack.conns.remove(c)
-	if c.incoming.end() {
+// removeFromTable removes c from the table by which the stack's signals find it.
+func (c *Conn) removeFromTable() {
+	c.stack.conns.removeConn(c)
+	if c.incoming.stopCounting() {
 		c.stack.asked.Add(-1)
 	}
 }
@@ -329,7 +329,7 @@ func (c *Conn) Observe(report func(flow.Report)) {
 	if report == nil {
 		c.Enforce(0, 0)
 	}
-	c.signals.observe(c.stack.clock, report)
+	c.signals.setObserver(c.stack.clock, report)
 }
 
 // Apply implements datapath.Conn. The relay keeps the window; Write opens the stack's own for it.
@@ -339,40 +339,40 @@ func (c *Conn) Apply(l flow.Limit) {
 	}
 }
 
-// widen opens the stack's window if ours has grown since the last segment came.
-func (c *Conn) widen() {
+// widenStackWindow opens the stack's window if ours has grown since the last segment came.
+func (c *Conn) widenStackWindow() {
 	window := c.window.Load()
 	if window <= c.widened.Load() {
 		return
 	}
-	if e := c.tcp(); e != nil {
+	if e := c.tcpEndpoint(); e != nil {
 		e.LockUser()
 		if snd, ok := senderOf(e); ok {
-			snd.widen(cc.Bytes(window))
+			snd.widenCwnd(cc.Bytes(window))
 		}
 		e.UnlockUser()
 		c.widened.Store(window)
 	}
 }
 
-// tcp is the endpoint, which may outlive Close; nil: there is none yet.
-func (c *Conn) tcp() *tcp.Endpoint {
+// tcpEndpoint is the endpoint, which may outlive Close; nil: there is none yet.
+func (c *Conn) tcpEndpoint() *tcp.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e, _ := c.endpoint.(*tcp.Endpoint)
 	return e
 }
 
-// timeouts counts the expiries of the retransmission timer.
-func (c *Conn) timeouts() int {
-	endpoint, err := c.live()
+// timeoutCount counts the expiries of the retransmission timer.
+func (c *Conn) timeoutCount() int {
+	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return 0
 	}
-	return timeouts(endpoint)
+	return endpointTimeouts(endpoint)
 }
 
-func timeouts(endpoint tcpip.Endpoint) int {
+func endpointTimeouts(endpoint tcpip.Endpoint) int {
 	stats, ok := endpoint.Stats().(*tcp.Stats)
 	if !ok {
 		return 0
@@ -393,10 +393,10 @@ func (c *Conn) Info() datapath.Info {
 
 // Undelivered implements datapath.Ending.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
-	if _, err := c.live(); err != nil {
+	if _, err := c.liveEndpoint(); err != nil {
 		return 0, c.opError("read", err)
 	}
-	if c.Aborted() || !c.waits() {
+	if c.Aborted() || !c.isWaitingForAck() {
 		return 0, nil // nothing will be delivered any more, or all is
 	}
 	c.signals.mu.Lock()
@@ -409,17 +409,17 @@ func (c *Conn) InProcess() bool { return true }
 
 // Aborted implements datapath.Ending.
 func (c *Conn) Aborted() bool {
-	endpoint, err := c.live()
+	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return false
 	}
-	return tcp.EndpointState(endpoint.State()) == tcp.StateError || c.ended() && c.aborted.Load()
+	return tcp.EndpointState(endpoint.State()) == tcp.StateError || c.hasEnded() && c.aborted.Load()
 }
 
-// ended tells whether the connection is in state CLOSED, without an error before its end;
+// hasEnded tells whether the connection is in state CLOSED, without an error before its end;
 // and notes whether a RST came behind a FIN, which the stack says only once.
-func (c *Conn) ended() bool {
-	endpoint, err := c.live()
+func (c *Conn) hasEnded() bool {
+	endpoint, err := c.liveEndpoint()
 	if err != nil || tcp.EndpointState(endpoint.State()) != tcp.StateClose {
 		return false
 	}
@@ -430,8 +430,8 @@ func (c *Conn) ended() bool {
 	return true
 }
 
-// result is the error that a caller gets for err.
-func (c *Conn) result(op string, err error) error {
+// resultError is the error that a caller gets for err.
+func (c *Conn) resultError(op string, err error) error {
 	if err != nil && c.stuck.Load() {
 		err = errStuck
 	}

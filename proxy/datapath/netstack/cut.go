@@ -18,9 +18,9 @@ type outgoing struct {
 	omit      []bool // segments that need not leave, by their numbers; nil: all should
 }
 
-// cut copies each segment into a buffer of its own, from offset on, sets its length in
+// copySegments copies each segment into a buffer of its own, from offset on, sets its length in
 // sizes, and returns how many there were. One that does not fit its buffer is lost.
-func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
+func (o outgoing) copySegments(bufs [][]byte, sizes []int, offset int) (n int) {
 	network, transport := o.pkt.NetworkHeader().Slice(), o.pkt.TransportHeader().Slice()
 	head, size, mss := len(network)+len(transport), o.pkt.Data().Size(), 0
 	if gso := o.pkt.GSOOptions; gso.Type != stack.GSONone && gso.NeedsCsum {
@@ -30,7 +30,7 @@ func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
 	}
 	payload := newCursor(o.pkt, head)
 	if mss > 0 {
-		payload.skip(o.next * mss)
+		payload.skipBytes(o.next * mss)
 	}
 	for i := o.next; i < o.end; i++ {
 		from, to := 0, size
@@ -38,14 +38,14 @@ func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
 			from, to = i*mss, min(size, (i+1)*mss)
 		}
 		if o.omit != nil && o.omit[i] || offset+head+to-from > len(bufs[n]) {
-			payload.skip(to - from)
+			payload.skipBytes(to - from)
 			continue
 		}
 		p := bufs[n][offset : offset+head+to-from]
 		copy(p[copy(p, network):], transport)
-		payload.read(p[head:])
+		payload.readBytes(p[head:])
 		if mss > 0 {
-			finish(p, len(network), i, from, to == size)
+			finishSegment(p, len(network), i, from, to == size)
 		}
 		sizes[n] = len(p)
 		n++
@@ -53,9 +53,9 @@ func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
 	return n
 }
 
-// finish makes p a packet of its own: segment number i, whose payload begins at byte from of the
+// finishSegment makes p a packet of its own: segment number i, whose payload begins at byte from of the
 // payload that the stack has sent as one.
-func finish(p []byte, network, i, from int, last bool) {
+func finishSegment(p []byte, network, i, from int, last bool) {
 	var source, target tcpip.Address
 	if p[0]>>4 == 4 {
 		ip := header.IPv4(p)
@@ -91,12 +91,12 @@ func newCursor(pkt *stack.PacketBuffer, head int) *cursor {
 	if c.view != nil {
 		c.part = c.view.AsSlice()
 	}
-	c.skip(before + head)
+	c.skipBytes(before + head)
 	return c
 }
 
-// more makes sure that part is not empty where there is something left.
-func (c *cursor) more() bool {
+// nextPart makes sure that part is not empty where there is something left.
+func (c *cursor) nextPart() bool {
 	for len(c.part) == 0 {
 		if c.view == nil {
 			return false
@@ -108,15 +108,15 @@ func (c *cursor) more() bool {
 	return true
 }
 
-func (c *cursor) skip(n int) {
-	for n > 0 && c.more() {
+func (c *cursor) skipBytes(n int) {
+	for n > 0 && c.nextPart() {
 		k := min(n, len(c.part))
 		c.part, n = c.part[k:], n-k
 	}
 }
 
-func (c *cursor) read(b []byte) {
-	for len(b) > 0 && c.more() {
+func (c *cursor) readBytes(b []byte) {
+	for len(b) > 0 && c.nextPart() {
 		k := copy(b, c.part)
 		c.part, b = c.part[k:], b[k:]
 	}

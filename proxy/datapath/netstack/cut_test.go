@@ -71,7 +71,7 @@ func TestWhatIsSentAsOneLeavesAsSegments(t *testing.T) {
 			for i := range bufs {
 				bufs[i] = make([]byte, 2000)
 			}
-			n := o.cut(bufs, sizes, offset)
+			n := o.copySegments(bufs, sizes, offset)
 			k := 0
 			for i := next; i < o.end; i++ {
 				if omit[i] {
@@ -99,15 +99,15 @@ func TestTheQueueCountsSegments(t *testing.T) {
 	put := 0
 	for ; put*segments < queuePackets; put++ {
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Mark: uint32(put)})
-		_, over := a.wire.queue.put(outgoing{pkt: pkt, end: segments})
+		_, over := a.wire.queue.enqueue(outgoing{pkt: pkt, end: segments})
 		require.False(t, over)
 		pkt.DecRef()
 	}
 	require.EqualValues(t, put*segments-queuePackets, a.wire.drops.Load())
 	next := 0
 	var pieces [3]outgoing
-	for !a.wire.empty() {
-		n := a.wire.queue.take(pieces[:], 64)
+	for !a.wire.isEmpty() {
+		n := a.wire.queue.dequeue(pieces[:], 64)
 		require.Positive(t, n)
 		for _, o := range pieces[:n] {
 			require.Equal(t, next, int(o.pkt.Mark)*segments+o.next)

@@ -32,22 +32,22 @@ type Datagrams interface {
 // is never the stack's own address.
 func (s *Stack) Handle(h Datagrams) { s.datagrams.Store(&h) }
 
-func (s *Stack) handler() Datagrams {
+func (s *Stack) datagramHandler() Datagrams {
 	if h := s.datagrams.Load(); h != nil {
 		return *h
 	}
 	return nil
 }
 
-// intercept makes the stack hand over UDP and ICMP.
-func (s *Stack) intercept() {
+// interceptDatagrams makes the stack hand over UDP and ICMP.
+func (s *Stack) interceptDatagrams() {
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
 	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.takeEcho)
 	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber6, s.takeEcho)
 }
 
 func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
-	h := s.handler()
+	h := s.datagramHandler()
 	if h == nil {
 		return false
 	}
@@ -60,8 +60,8 @@ func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	// The packet may be longer than the datagram, whose length includes its header (RFC 768).
 	payload := pkt.Data().AsRange().ToSlice()
 	payload = payload[:min(len(payload), int(segment.Length())-header.UDPMinimumSize)]
-	source, target := addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
-	if oneFamily(source.Addr(), target.Addr()) {
+	source, target := addrPortOf(id.RemoteAddress, id.RemotePort), addrPortOf(id.LocalAddress, id.LocalPort)
+	if isOneFamily(source.Addr(), target.Addr()) {
 		h.UDP(source, target, hopsOf(pkt), payload)
 	}
 	return true
@@ -80,9 +80,9 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 		s.dropped[damaged].Add(1)
 		return true
 	}
-	source, target := addrPort(id.RemoteAddress, 0).Addr(), addrPort(id.LocalAddress, 0).Addr()
-	h := s.handler()
-	if h == nil || len(b) < echoHeader || !oneFamily(source, target) {
+	source, target := addrPortOf(id.RemoteAddress, 0).Addr(), addrPortOf(id.LocalAddress, 0).Addr()
+	h := s.datagramHandler()
+	if h == nil || len(b) < echoHeader || !isOneFamily(source, target) {
 		return true
 	}
 	switch b[0] {
@@ -102,16 +102,16 @@ func hopsOf(pkt *stack.PacketBuffer) uint8 {
 	return header.IPv4(pkt.NetworkHeader().Slice()).TTL() - 1
 }
 
-// oneFamily is false for an IPv6 packet with one IPv4-mapped address (RFC 4291 §2.5.5.2),
+// isOneFamily is false for an IPv6 packet with one IPv4-mapped address (RFC 4291 §2.5.5.2),
 // which belongs in sockets, not in packets: forwarded, it would leave with another address.
-func oneFamily(source, target netip.Addr) bool { return source.Is4() == target.Is4() }
+func isOneFamily(source, target netip.Addr) bool { return source.Is4() == target.Is4() }
 
 // echoHeader is type, code, checksum, identifier and sequence number.
 const echoHeader = 8
 
 // SendUDP sends a datagram into the tunnel, in fragments where it does not fit.
 func (s *Stack) SendUDP(source, target netip.AddrPort, payload []byte) error {
-	return s.send(source.Addr(), target.Addr(), udp.ProtocolNumber, header.UDPMinimumSize, payload,
+	return s.sendDatagram(source.Addr(), target.Addr(), udp.ProtocolNumber, header.UDPMinimumSize, payload,
 		func(r *stack.Route, h []byte, sum uint16) {
 			segment := header.UDP(h)
 			length := uint16(len(h) + len(payload))
@@ -134,7 +134,7 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 	if target.Is6() {
 		protocol = icmp.ProtocolNumber6
 	}
-	return s.send(source, target, protocol, echoHeader, message[echoHeader:],
+	return s.sendDatagram(source, target, protocol, echoHeader, message[echoHeader:],
 		func(r *stack.Route, h []byte, sum uint16) {
 			copy(h, message)
 			binary.BigEndian.PutUint16(h[2:], 0)
@@ -145,9 +145,9 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 		})
 }
 
-// send sends a packet with a transport header of n bytes, which encode writes, given the
+// sendDatagram sends a packet with a transport header of n bytes, which encode writes, given the
 // payload's checksum.
-func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte,
+func (s *Stack) sendDatagram(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte,
 	encode func(r *stack.Route, h []byte, sum uint16),
 ) error {
 	select {
@@ -162,7 +162,7 @@ func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocol
 	r, err := s.net.FindRoute(nic, tcpip.AddrFromSlice(source.AsSlice()), tcpip.AddrFromSlice(target.AsSlice()),
 		network, false)
 	if err != nil {
-		return fmt.Errorf("netstack: send to %v: %w", target, failure(err))
+		return fmt.Errorf("netstack: send to %v: %w", target, kernelError(err))
 	}
 	defer r.Release()
 	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{
@@ -172,7 +172,7 @@ func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocol
 	pkt.TransportProtocolNumber = protocol
 	encode(r, pkt.TransportHeader().Push(n), checksum.Checksum(payload, 0))
 	if err := r.WritePacket(stack.NetworkHeaderParams{Protocol: protocol, TTL: r.DefaultTTL()}, pkt); err != nil {
-		return fmt.Errorf("netstack: send to %v: %w", target, failure(err))
+		return fmt.Errorf("netstack: send to %v: %w", target, kernelError(err))
 	}
 	return nil
 }
@@ -200,12 +200,12 @@ func (s *Stack) SendUnreachable(u Unreachable) (bool, error) {
 	if from.Is4() != u.Target.Addr().Is4() || !from.IsValid() {
 		from = u.Target.Addr()
 	}
-	err := s.SendICMP(from, u.Source.Addr(), u.message())
+	err := s.SendICMP(from, u.Source.Addr(), u.icmpMessage())
 	return err == nil, err
 }
 
-// message is the ICMP message, with the first eight bytes of the packet it is about.
-func (u Unreachable) message() []byte {
+// icmpMessage is the ICMP message, with the first eight bytes of the packet it is about.
+func (u Unreachable) icmpMessage() []byte {
 	var quoted [8]byte
 	if u.Echo {
 		quoted[0] = uint8(header.ICMPv4Echo)

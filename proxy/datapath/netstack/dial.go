@@ -15,14 +15,14 @@ import (
 
 // Dial opens a connection into the tunnel, with the source address from.
 func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
-	c, err := s.connect(ctx, from, to)
+	c, err := s.connectEndpoint(ctx, from, to)
 	if err != nil {
 		return nil, fmt.Errorf("netstack: dial %v: %w", to, err)
 	}
 	return c, nil
 }
 
-func (s *Stack) connect(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
+func (s *Stack) connectEndpoint(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
 	select {
 	case <-s.closed:
 		return nil, os.ErrClosed
@@ -35,7 +35,7 @@ func (s *Stack) connect(ctx context.Context, from netip.Addr, to netip.AddrPort)
 	c := newConn(s, stack.TransportEndpointID{})
 	endpoint, failed := s.net.NewEndpoint(tcp.ProtocolNumber, network, &c.queue)
 	if failed != nil {
-		return nil, failure(failed)
+		return nil, kernelError(failed)
 	}
 	remote := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(to.Addr().AsSlice()), Port: to.Port()}
 	failed = endpoint.Bind(tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(from.AsSlice())})
@@ -45,12 +45,12 @@ func (s *Stack) connect(ctx context.Context, from netip.Addr, to netip.AddrPort)
 	}
 	if failed != nil {
 		endpoint.Close()
-		return nil, failure(failed)
+		return nil, kernelError(failed)
 	}
 	c.id = stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	}
-	s.conns.add(c) // before its SYN leaves
+	s.conns.addConn(c) // before its SYN leaves
 	entry, connected := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
 	c.queue.EventRegister(&entry)
 	defer c.queue.EventUnregister(&entry)
@@ -60,17 +60,17 @@ func (s *Stack) connect(ctx context.Context, from netip.Addr, to netip.AddrPort)
 		case <-connected:
 			failed = endpoint.LastError()
 		case <-ctx.Done():
-			c.forget()
+			c.removeFromTable()
 			endpoint.Abort()
 			return nil, ctx.Err()
 		}
 	}
 	if failed != nil {
-		c.forget()
+		c.removeFromTable()
 		endpoint.Close()
-		return nil, failure(failed)
+		return nil, kernelError(failed)
 	}
-	if err := c.adopt(ctx, endpoint); err != nil {
+	if err := c.adoptEndpoint(ctx, endpoint); err != nil {
 		return nil, err
 	}
 	return c, nil

@@ -67,5 +67,5 @@ func TestADialIntoTheTunnelFailsAsThePeerSays(t *testing.T) {
 	require.Equal(t, header.TCPFlagSyn, segment(a.next()).Flags())
 	cancel()
 	require.ErrorIs(t, <-failed, context.Canceled)
-	assert.Empty(t, a.conns.all())
+	assert.Empty(t, a.conns.allConns())
 }

@@ -52,15 +52,15 @@ func findPlaces(endpoint reflect.Type) (p places, err error) {
 	}
 	p = places{
 		sender:   snd.Offset,
-		state:    field("TCPSenderState", is[tcp.TCPSenderState]),
-		leastRTO: field("minRTO", is[time.Duration]),
+		state:    field("TCPSenderState", isType[tcp.TCPSenderState]),
+		leastRTO: field("minRTO", isType[time.Duration]),
 		resend:   field("resendTimer", isTimer),
 		probe:    field("probeTimer", isTimer),
 	}
 	return p, err
 }
 
-func is[T any](t reflect.Type) bool { return t == reflect.TypeFor[T]() }
+func isType[T any](t reflect.Type) bool { return t == reflect.TypeFor[T]() }
 
 // isTimer tells whether t is laid out as timer.
 func isTimer(t reflect.Type) bool {
@@ -93,10 +93,10 @@ const (
 	timerRuns    = 2
 )
 
-func (t *timer) runs() bool { return t.state == timerRuns }
+func (t *timer) isRunning() bool { return t.state == timerRuns }
 
-// start makes the timer expire after d, as gVisor's enable does.
-func (t *timer) start(d time.Duration) {
+// startTimer makes the timer expire after d, as gVisor's enable does.
+func (t *timer) startTimer(d time.Duration) {
 	t.target = t.clock.NowMonotonic().Add(d)
 	t.clockTarget, t.state = t.target, timerRuns
 	if t.timer == nil {
@@ -131,12 +131,12 @@ func senderOf(e *tcp.Endpoint) (s sender, ok bool) {
 	}, true
 }
 
-// recount corrects how many packets the stack takes to be in flight. During a
+// correctOutstanding corrects how many packets the stack takes to be in flight. During a
 // recovery it leaves out those it has sent again, but takes them off when they are
 // acknowledged, so that the count is too low, or 0, for the packets sent since. With
 // 0 in flight, it stops its retransmission timer. Outside of a recovery, all that was
 // sent and neither acknowledged nor SACKed is in flight (RFC 6675 §2).
-func (s sender) recount(sacked []header.SACKBlock) {
+func (s sender) correctOutstanding(sacked []header.SACKBlock) {
 	sent := s.SndUna.Size(s.SndNxt)
 	if sent == 0 || s.MaxPayloadSize <= 0 {
 		return
@@ -153,9 +153,9 @@ func (s sender) recount(sacked []header.SACKBlock) {
 	s.Outstanding = max(1, (int(sent)+s.MaxPayloadSize-1)/s.MaxPayloadSize)
 }
 
-// widen opens the stack's window by ours, in bytes, above what it takes to be in flight; it
+// widenCwnd opens the stack's window by ours, in bytes, above what it takes to be in flight; it
 // never narrows it. The relay bounds what is in flight.
-func (s sender) widen(ours cc.Bytes) {
+func (s sender) widenCwnd(ours cc.Bytes) {
 	if ours == 0 {
 		return
 	}
@@ -163,13 +163,13 @@ func (s sender) widen(ours cc.Bytes) {
 	s.SndCwnd = max(s.SndCwnd, s.Outstanding+int(ours)/max(s.MaxPayloadSize, 1))
 }
 
-// resume starts the retransmission timer if the stack waits for an acknowledgement and no
+// resumeRetransmission starts the retransmission timer if the stack waits for an acknowledgement and no
 // timer runs that would make it send again; it tells whether that was so.
-func (s sender) resume() bool {
-	if s.SndUna == s.SndNxt || s.resend.runs() || s.probe.runs() || s.resend.clock == nil {
+func (s sender) resumeRetransmission() bool {
+	if s.SndUna == s.SndNxt || s.resend.isRunning() || s.probe.isRunning() || s.resend.clock == nil {
 		return false
 	}
 	s.Outstanding = max(1, s.Outstanding)
-	s.resend.start(s.RTO)
+	s.resend.startTimer(s.RTO)
 	return true
 }

@@ -100,7 +100,7 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 			// left before that one for lost (rackControl.update): up to three times what was lost leaves again.
 			// Were what the peer holds sent again, it would be six to ten times. A timeout, which a slow machine brings
 			// about, sends again whatever may have arrived.
-			if near.timeouts() == 0 {
+			if near.timeoutCount() == 0 {
 				assert.LessOrEqual(t, lost, 5*cc.Bytes(gone.Load())*mss, "what has arrived is not sent again")
 			}
 			if observed {

@@ -9,9 +9,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 )
 
-// failure turns an error of the stack into the one that a kernel socket would return, so
+// kernelError turns an error of the stack into the one that a kernel socket would return, so
 // that whoever reads errors need not know which transport is below.
-func failure(err tcpip.Error) error {
+func kernelError(err tcpip.Error) error {
 	switch err.(type) {
 	case nil:
 		return nil

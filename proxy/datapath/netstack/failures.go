@@ -24,10 +24,10 @@ func isEcho(b []byte, protocol uint8) bool {
 	return kind == header.ICMPv4Echo || kind == header.ICMPv4EchoReply
 }
 
-// founded tells whether a packet with an ICMP message other than echoes is an error about a
+// errorIsFounded tells whether a packet with an ICMP message other than echoes is an error about a
 // segment that a connection has in flight (RFC 5927 §4.1). The stack would believe anybody, and
 // send one byte in each segment after an error with an MTU that no segment fits.
-func (s *Stack) founded(p []byte) bool {
+func (s *Stack) errorIsFounded(p []byte) bool {
 	var id stack.TransportEndpointID
 	var segment []byte
 	if p[0]>>4 == 6 {
@@ -59,14 +59,14 @@ func (s *Stack) founded(p []byte) bool {
 		segment = quoted[header.IPv4MinimumSize:]
 	}
 	id.LocalPort, id.RemotePort = header.TCP(segment).SourcePort(), header.TCP(segment).DestinationPort()
-	c := s.conns.find(id)
-	return c != nil && c.signals.underway(seqnum.Value(header.TCP(segment).SequenceNumber()))
+	c := s.conns.findConn(id)
+	return c != nil && c.signals.isInFlight(seqnum.Value(header.TCP(segment).SequenceNumber()))
 }
 
-// underway tells whether a segment that begins at seq may be in flight.
-func (g *signals) underway(seq seqnum.Value) bool {
+// isInFlight tells whether a segment that begins at seq may be in flight.
+func (g *signals) isInFlight(seq seqnum.Value) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	at := g.offset(seq)
+	at := g.offsetOf(seq)
 	return g.started && g.una-1 <= at && at <= g.sndMax // a SYN lies before the stream
 }

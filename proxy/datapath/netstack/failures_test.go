@@ -88,7 +88,7 @@ func TestAnErrorThatPassedIsNoReset(t *testing.T) {
 			require.ErrorIs(t, err, io.EOF)
 			require.NoError(t, conn.CloseWrite())
 			a.Deliver(tcpPacket(f.client, f.server, header.TCPFlagAck, 102, ends+1, nil))
-			require.Eventually(t, conn.ended, time.Minute, time.Millisecond)
+			require.Eventually(t, conn.hasEnded, time.Minute, time.Millisecond)
 			assert.False(t, conn.Aborted())
 		})
 	}
@@ -96,7 +96,7 @@ func TestAnErrorThatPassedIsNoReset(t *testing.T) {
 
 // mostBytes is what a segment has at most.
 func (c *Conn) mostBytes(t *testing.T) int {
-	e := c.tcp()
+	e := c.tcpEndpoint()
 	e.LockUser()
 	defer e.UnlockUser()
 	snd, ok := senderOf(e)

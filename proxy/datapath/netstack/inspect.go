@@ -26,10 +26,10 @@ const (
 	verdicts
 )
 
-// inspect judges a packet, and returns it without the bytes behind its end. The tunnel
+// inspectPacket judges a packet, and returns it without the bytes behind its end. The tunnel
 // authenticates what its peer sent, but that may have been damaged in a network behind the
 // peer; and what is damaged must not leave with a right checksum.
-func inspect(p []byte) ([]byte, verdict) {
+func inspectPacket(p []byte) ([]byte, verdict) {
 	if len(p) == 0 {
 		return p, malformed
 	}
@@ -112,7 +112,7 @@ func inspectPart(b []byte, protocol uint8, first bool) verdict {
 		if len(b) < header.TCPMinimumSize {
 			return malformed
 		}
-		if !sensible(header.TCP(b).Flags()) {
+		if !flagsAreSensible(header.TCP(b).Flags()) {
 			return senseless
 		}
 	}
@@ -136,7 +136,7 @@ func inspectTransport(b []byte, protocol uint8, addresses []byte, six bool) verd
 		if checksum.Checksum(b, pseudo(len(b))) != 0xffff {
 			return damaged
 		}
-		if !sensible(header.TCP(b).Flags()) {
+		if !flagsAreSensible(header.TCP(b).Flags()) {
 			return senseless
 		}
 	case uint8(udp.ProtocolNumber):
@@ -175,9 +175,9 @@ func inspectICMP(b []byte, protocol uint8, family bool, sum uint16) verdict {
 	return notice
 }
 
-// sensible tells whether a TCP sends such flags together (RFC 9293 §3.10). PSH, URG
+// flagsAreSensible tells whether a TCP sends such flags together (RFC 9293 §3.10). PSH, URG
 // and the ECN flags may go with any.
-func sensible(f header.TCPFlags) bool {
+func flagsAreSensible(f header.TCPFlags) bool {
 	switch f & (header.TCPFlagSyn | header.TCPFlagAck | header.TCPFlagFin | header.TCPFlagRst) {
 	case header.TCPFlagSyn, header.TCPFlagSyn | header.TCPFlagAck,
 		header.TCPFlagAck, header.TCPFlagAck | header.TCPFlagFin,
@@ -200,8 +200,8 @@ func (s *Stack) ownBeside(inner netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// spent tells whether a packet's hop limit is 0, or is 1 and the packet is not for us.
-func (s *Stack) spent(p []byte) bool {
+// hopLimitIsSpent tells whether a packet's hop limit is 0, or is 1 and the packet is not for us.
+func (s *Stack) hopLimitIsSpent(p []byte) bool {
 	if p[0]>>4 == 6 {
 		hops, target := header.IPv6(p).HopLimit(), netip.AddrFrom16([16]byte(p[24:40]))
 		return hops == 0 || hops == 1 && s.ownBeside(target) != target
@@ -217,19 +217,19 @@ var (
 	dummy6 = netip.MustParseAddr("fe80::1")
 )
 
-// tellExpired answers a packet whose hop limit has run out, as a router does, unless
+// sendTimeExceeded answers a packet whose hop limit has run out, as a router does, unless
 // there have been many such answers of late (RFC 1812 §4.3.2, RFC 4443 §2.4 and 3.3).
-func (s *Stack) tellExpired(p []byte) {
+func (s *Stack) sendTimeExceeded(p []byte) {
 	var to netip.Addr
 	var answerable bool
 	from, quotable := dummy4, 576-header.IPv4MinimumSize-echoHeader
 	message := [echoHeader]byte{uint8(header.ICMPv4TimeExceeded), uint8(header.ICMPv4TTLExceeded)}
 	if p[0]>>4 == 6 {
-		to, from, answerable = netip.AddrFrom16([16]byte(p[8:24])), dummy6, answerable6(p)
+		to, from, answerable = netip.AddrFrom16([16]byte(p[8:24])), dummy6, mayAnswerIPv6(p)
 		quotable = MinMTU - header.IPv6MinimumSize - echoHeader
 		message = [echoHeader]byte{uint8(header.ICMPv6TimeExceeded), uint8(header.ICMPv6HopLimitExceeded)}
 	} else {
-		to, answerable = netip.AddrFrom4([4]byte(p[12:16])), answerable4(p)
+		to, answerable = netip.AddrFrom4([4]byte(p[12:16])), mayAnswerIPv4(p)
 	}
 	if own := s.ownBeside(to); own.IsValid() {
 		from = own
@@ -239,9 +239,9 @@ func (s *Stack) tellExpired(p []byte) {
 	}
 }
 
-// answerable4 tells whether an ICMP error may be sent about a packet: not if it is an ICMP
+// mayAnswerIPv4 tells whether an ICMP error may be sent about a packet: not if it is an ICMP
 // error, was sent to many, or is a fragment but the first (RFC 1122 §3.2.2).
-func answerable4(p []byte) bool {
+func mayAnswerIPv4(p []byte) bool {
 	ip := header.IPv4(p)
 	if ip.Protocol() == uint8(icmp.ProtocolNumber4) {
 		b := p[ip.HeaderLength():]
@@ -253,8 +253,8 @@ func answerable4(p []byte) bool {
 	return ip.FragmentOffset() == 0 && !target.IsMulticast() && target != broadcast
 }
 
-// answerable6 is answerable4 for IPv6 (RFC 4443 §2.4 e).
-func answerable6(p []byte) bool {
+// mayAnswerIPv6 is answerable4 for IPv6 (RFC 4443 §2.4 e).
+func mayAnswerIPv6(p []byte) bool {
 	b := p[header.IPv6MinimumSize:]
 	failure := p[6] == uint8(icmp.ProtocolNumber6) && (len(b) == 0 ||
 		header.ICMPv6Type(b[0]) < header.ICMPv6EchoRequest)

@@ -199,7 +199,7 @@ func TestSegmentsWithSenselessFlagsAreDropped(t *testing.T) {
 					senseless++
 					a.silent()
 				}
-				a.wire.queue.discard()
+				a.wire.queue.dropAll()
 				assert.Equal(t, flags&relevant == header.TCPFlagSyn, a.asked() > before, flags)
 			}
 			assert.Equal(t, senseless, a.Counts().Senseless)
@@ -233,18 +233,18 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 						answer := a.next()
 						var source, target netip.Addr
 						if name == "IPv4" {
-							source, target = addrPort(header.IPv4(answer).SourceAddress(),
-								0).Addr(), addrPort(header.IPv4(answer).DestinationAddress(), 0).Addr()
+							source, target = addrPortOf(header.IPv4(answer).SourceAddress(),
+								0).Addr(), addrPortOf(header.IPv4(answer).DestinationAddress(), 0).Addr()
 							assert.Equal(t, []byte{11, 0}, answer[f.head:f.head+2])
 						} else {
-							source, target = addrPort(header.IPv6(answer).SourceAddress(),
-								0).Addr(), addrPort(header.IPv6(answer).DestinationAddress(), 0).Addr()
+							source, target = addrPortOf(header.IPv6(answer).SourceAddress(),
+								0).Addr(), addrPortOf(header.IPv6(answer).DestinationAddress(), 0).Addr()
 							assert.Equal(t, []byte{3, 0}, answer[f.head:f.head+2])
 						}
 						assert.Equal(t, from, source)
 						assert.Equal(t, f.client.Addr(), target)
 						assert.Equal(t, p, answer[f.head+echoHeader:])
-						_, v := inspect(answer)
+						_, v := inspectPacket(answer)
 						assert.Equal(t, notice, v)
 					}
 				}
@@ -266,7 +266,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 				for range many {
 					a.Deliver(f.withHops(f.udp(), 1))
 				}
-				assert.Less(t, a.wire.queue.discard(), many, "there is a limit to answers")
+				assert.Less(t, a.wire.queue.dropAll(), many, "there is a limit to answers")
 			})
 		}
 	}

@@ -14,8 +14,8 @@ const (
 	keepAliveCount    = 4
 )
 
-// keepAlive turns on TCP keep-alive.
-func keepAlive(endpoint tcpip.Endpoint) error {
+// enableKeepAlive turns on TCP keep-alive.
+func enableKeepAlive(endpoint tcpip.Endpoint) error {
 	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
 	err := endpoint.SetSockOpt(&idle)
 	if err == nil {
@@ -25,7 +25,7 @@ func keepAlive(endpoint tcpip.Endpoint) error {
 		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
 	}
 	if err != nil {
-		return failure(err)
+		return kernelError(err)
 	}
 	endpoint.SocketOptions().SetKeepAlive(true)
 	return nil

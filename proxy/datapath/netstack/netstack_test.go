@@ -77,7 +77,7 @@ func dial(t testing.TB, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	c := newConn(s, stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	})
-	s.conns.add(c)
+	s.conns.addConn(c)
 	protocol := header.IPv4ProtocolNumber
 	if from.Is6() {
 		protocol = header.IPv6ProtocolNumber
@@ -91,7 +91,7 @@ func dial(t testing.TB, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	require.IsType(t, &tcpip.ErrConnectStarted{}, ep.Connect(remote))
 	<-connected
 	require.Nil(t, ep.LastError())
-	require.NoError(t, c.adopt(context.Background(), ep))
+	require.NoError(t, c.adoptEndpoint(context.Background(), ep))
 	return c
 }
 

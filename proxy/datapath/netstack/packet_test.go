@@ -99,7 +99,7 @@ func (a alone) next() []byte {
 // silent checks that the stack has sent nothing.
 func (a alone) silent() {
 	a.t.Helper()
-	assert.Zero(a.t, a.wire.queue.discard())
+	assert.Zero(a.t, a.wire.queue.dropAll())
 }
 
 // admit opens a connection, whose first byte is number 101, and returns the answer
@@ -113,7 +113,7 @@ func (a alone) admit(from, to netip.AddrPort, options []byte) (*Conn, header.TCP
 	answer := segment(a.next())
 	require.Equal(a.t, header.TCPFlagSyn|header.TCPFlagAck, answer.Flags())
 	var stamped []byte
-	if at := stampAt(answer.Options()); at >= 0 {
+	if at := timestampIndex(answer.Options()); at >= 0 {
 		stamped = append([]byte{1, 1}, stamps(0, binary.BigEndian.Uint32(answer.Options()[at:]))...)
 	}
 	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, stamped))
@@ -143,7 +143,7 @@ func TestAConnectionThatIsClosedWaitsForNoHandshake(t *testing.T) {
 				case <-time.After(time.Minute):
 					require.Fail(t, "it waits")
 				}
-				assert.Empty(t, a.conns.all())
+				assert.Empty(t, a.conns.allConns())
 			})
 		}
 	}
@@ -395,8 +395,8 @@ func FuzzDeliver(f *testing.F) {
 				ended = true
 			}
 		}
-		a.wire.queue.discard()
+		a.wire.queue.dropAll()
 		r.what, r.replies = r.what[:0], r.replies[:0]
 	})
-	assert.Empty(f, a.conns.all(), "connections that nobody has asked for any more")
+	assert.Empty(f, a.conns.allConns(), "connections that nobody has asked for any more")
 }

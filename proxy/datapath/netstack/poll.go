@@ -29,8 +29,8 @@ type poller struct {
 	done    sync.WaitGroup
 }
 
-// watch makes the poller look at c until c waits for no acknowledgement any more.
-func (p *poller) watch(c *Conn) {
+// watchConn makes the poller look at c until c waits for no acknowledgement any more.
+func (p *poller) watchConn(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
@@ -42,7 +42,7 @@ func (p *poller) watch(c *Conn) {
 	switch soon := p.clock().Add(pollEvery); {
 	case !p.running:
 		p.running = true
-		p.done.Go(p.run)
+		p.done.Go(p.pollLoop)
 	case soon < p.next:
 		p.next = soon // so that others do not kick as well
 		select {
@@ -52,48 +52,48 @@ func (p *poller) watch(c *Conn) {
 	}
 }
 
-// stop ends the poller, and waits until it has ended.
-func (p *poller) stop() {
+// stopAndWait ends the poller, and waits until it has ended.
+func (p *poller) stopAndWait() {
 	p.mu.Lock()
 	close(p.closed)
 	p.mu.Unlock()
 	p.done.Wait()
 }
 
-func (p *poller) run() {
+func (p *poller) pollLoop() {
 	timer := time.NewTimer(pollEvery)
 	defer timer.Stop()
 	var conns []*Conn
 	for {
 		now := p.clock()
-		if conns = p.join(conns, now); len(conns) == 0 {
+		if conns = p.takeNewConns(conns, now); len(conns) == 0 {
 			return
 		}
 		next := cc.Never
 		for i := 0; i < len(conns); {
 			c := conns[i]
 			if now >= c.due {
-				if !c.look() {
+				if !c.checkProgress() {
 					last := len(conns) - 1
 					conns[i], conns[last] = conns[last], nil
 					conns = conns[:last]
-					p.forget(c)
+					p.forgetConn(c)
 					continue
 				}
-				silence := now.Sub(max(c.signals.heard(), c.since))
+				silence := now.Sub(max(c.signals.lastSegmentTime(), c.since))
 				c.due = now.Add(min(max(pollEvery, silence/pollShare), quiet))
 			}
 			next = min(next, c.due)
 			i++
 		}
-		if !p.sleep(timer, now, next) {
+		if !p.sleepUntil(timer, now, next) {
 			return
 		}
 	}
 }
 
-// join adds the connections that watch was called for; if it returns none, the poller ends.
-func (p *poller) join(conns []*Conn, now cc.Time) []*Conn {
+// takeNewConns adds the connections that watch was called for; if it returns none, the poller ends.
+func (p *poller) takeNewConns(conns []*Conn, now cc.Time) []*Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.joining {
@@ -106,8 +106,8 @@ func (p *poller) join(conns []*Conn, now cc.Time) []*Conn {
 	return conns
 }
 
-// sleep waits until next, or a kick; false: the poller is to end.
-func (p *poller) sleep(timer *time.Timer, now, next cc.Time) bool {
+// sleepUntil waits until next, or a kick; false: the poller is to end.
+func (p *poller) sleepUntil(timer *time.Timer, now, next cc.Time) bool {
 	p.mu.Lock()
 	if len(p.joining) > 0 {
 		next = min(next, now.Add(pollEvery))
@@ -126,12 +126,12 @@ func (p *poller) sleep(timer *time.Timer, now, next cc.Time) bool {
 	return true
 }
 
-// forget stops looking at c, unless it waits again meanwhile.
-func (p *poller) forget(c *Conn) {
+// forgetConn stops looking at c, unless it waits again meanwhile.
+func (p *poller) forgetConn(c *Conn) {
 	c.watched.Store(false)
-	if c.waits() {
-		c.watch()
-	} else if c.over() {
-		c.forget()
+	if c.isWaitingForAck() {
+		c.startWatching()
+	} else if c.isClosed() {
+		c.removeFromTable()
 	}
 }

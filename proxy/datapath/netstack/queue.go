@@ -29,8 +29,8 @@ func newQueue(most int, drops *atomic.Uint64) *queue {
 	return &queue{most: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
 }
 
-// put appends a packet, or as many of its segments as there is room for. over: the queue is closed.
-func (q *queue) put(o outgoing) (fits, over bool) {
+// enqueue appends a packet, or as many of its segments as there is room for. over: the queue is closed.
+func (q *queue) enqueue(o outgoing) (fits, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.over {
@@ -44,21 +44,21 @@ func (q *queue) put(o outgoing) (fits, over bool) {
 		o.pkt.IncRef()
 		q.waiting = append(q.waiting, o)
 		q.packets += o.end
-		q.wake()
+		q.wakeReader()
 	}
 	return o.end > 0 || n == 0, false
 }
 
-func (q *queue) wake() {
+func (q *queue) wakeReader() {
 	select {
 	case q.ready <- struct{}{}:
 	default:
 	}
 }
 
-// take moves what waits into pieces, which own it then, up to most segments, and returns how
+// dequeue moves what waits into pieces, which own it then, up to most segments, and returns how
 // many pieces there are.
-func (q *queue) take(pieces []outgoing, most int) (n int) {
+func (q *queue) dequeue(pieces []outgoing, most int) (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	whole := 0
@@ -79,15 +79,15 @@ func (q *queue) take(pieces []outgoing, most int) (n int) {
 	}
 	q.waiting = slices.Delete(q.waiting, 0, whole)
 	if len(q.waiting) > 0 {
-		q.wake() // another may collect, too
+		q.wakeReader() // another may collect, too
 	}
 	return n
 }
 
-// await is take once something waits; 0: the queue is closed, or ctx is done.
-func (q *queue) await(ctx context.Context, pieces []outgoing, most int) int {
+// waitAndDequeue is take once something waits; 0: the queue is closed, or ctx is done.
+func (q *queue) waitAndDequeue(ctx context.Context, pieces []outgoing, most int) int {
 	for {
-		if n := q.take(pieces, most); n > 0 {
+		if n := q.dequeue(pieces, most); n > 0 {
 			return n
 		}
 		select {
@@ -100,14 +100,14 @@ func (q *queue) await(ctx context.Context, pieces []outgoing, most int) int {
 	}
 }
 
-func (q *queue) empty() bool {
+func (q *queue) isEmpty() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting) == 0
 }
 
-// close drops what waits; false: the queue was closed before.
-func (q *queue) close() bool {
+// closeQueue drops what waits; false: the queue was closed before.
+func (q *queue) closeQueue() bool {
 	q.mu.Lock()
 	again := q.over
 	q.over = true
@@ -115,15 +115,15 @@ func (q *queue) close() bool {
 	if again {
 		return false
 	}
-	q.discard()
+	q.dropAll()
 	close(q.ended)
 	return true
 }
 
-// discard drops what waits, and returns how many packets that was.
-func (q *queue) discard() (n int) {
+// dropAll drops what waits, and returns how many packets that was.
+func (q *queue) dropAll() (n int) {
 	var p [1]outgoing
-	for q.take(p[:], q.most) > 0 {
+	for q.dequeue(p[:], q.most) > 0 {
 		n += p[0].end - p[0].next
 		p[0].pkt.DecRef()
 	}
@@ -156,29 +156,31 @@ func (o *Outlet) Close() {
 		delete(o.stack.wire.outlets, a)
 	}
 	o.stack.wire.mu.Unlock()
-	o.close()
+	o.closeQueue()
 }
 
 // Collect waits for packets that are to go into the tunnel and copies as many
 // as there are, at most len(bufs), each into its buffer from offset on. It sets
 // their lengths in sizes, in bytes, and returns how many there are.
 func (o *Outlet) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	return o.stack.collect(ctx, o.queue, bufs, sizes, offset)
+	return o.stack.collectFrom(ctx, o.queue, bufs, sizes, offset)
 }
 
 // Collect is like Outlet.Collect, for the packets that no outlet is for.
 func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	return s.collect(ctx, s.wire.queue, bufs, sizes, offset)
+	return s.collectFrom(ctx, s.wire.queue, bufs, sizes, offset)
 }
 
-func (s *Stack) collect(ctx context.Context, from *queue, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+func (s *Stack) collectFrom(
+	ctx context.Context, from *queue, bufs [][]byte, sizes []int, offset int,
+) (n int, err error) {
 	var batch [128]outgoing
-	took := from.await(ctx, batch[:], len(bufs))
+	took := from.waitAndDequeue(ctx, batch[:], len(bufs))
 	if took == 0 {
 		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
 	}
 	for _, o := range batch[:took] {
-		for range o.cut(bufs[n:], sizes[n:], offset) {
+		for range o.copySegments(bufs[n:], sizes[n:], offset) {
 			s.collected.Add(uint64(sizes[n]))
 			n++
 		}

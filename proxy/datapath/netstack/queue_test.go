@@ -33,7 +33,7 @@ func TestAnOutletHasWhatIsForItsAddresses(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	a.Flush(over)
-	assert.False(t, a.wire.empty())
+	assert.False(t, a.wire.isEmpty())
 
 	bufs, sizes := [][]byte{make([]byte, mtu), make([]byte, mtu)}, make([]int, 2)
 	n, err := o.Collect(t.Context(), bufs, sizes, 8)
@@ -41,7 +41,7 @@ func TestAnOutletHasWhatIsForItsAddresses(t *testing.T) {
 	require.Equal(t, 2, n)
 	assert.Equal(t, to4, netip.AddrFrom4([4]byte(bufs[0][8+16:])))
 	assert.Equal(t, to6, netip.AddrFrom16([16]byte(bufs[1][8+24:])))
-	assert.True(t, a.wire.empty())
+	assert.True(t, a.wire.isEmpty())
 
 	for range most + 1 {
 		send(to4, 1)

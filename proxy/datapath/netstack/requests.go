@@ -47,13 +47,13 @@ type request struct {
 	hops uint8 // see Conn.Hops
 }
 
-// take takes a segment of no connection from the stack; false: the stack is to answer it.
-func (r *requests) take(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+// takeSegment takes a segment of no connection from the stack; false: the stack is to answer it.
+func (r *requests) takeSegment(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	flags := header.TCP(pkt.TransportHeader().Slice()).Flags()
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
 		return false
 	}
-	peer := r.peerOf(addrPort(id.RemoteAddress, 0).Addr())
+	peer := r.peerOf(addrPortOf(id.RemoteAddress, 0).Addr())
 	r.mu.Lock()
 	_, again := r.asked[id]
 	full := !again && !r.places.Take(peer)
@@ -70,12 +70,12 @@ func (r *requests) take(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	}
 	taken := r.forwarder.HandlePacket(id, pkt)
 	if !taken {
-		r.remove(id)
+		r.removeRequest(id)
 	}
 	return taken
 }
 
-func (r *requests) remove(id stack.TransportEndpointID) {
+func (r *requests) removeRequest(id stack.TransportEndpointID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if a, there := r.asked[id]; there {
@@ -88,11 +88,11 @@ func (r *requests) remove(id stack.TransportEndpointID) {
 func (r *request) Complete(reset bool) {
 	id := r.ID()
 	r.ForwarderRequest.Complete(reset)
-	r.of.remove(id)
+	r.of.removeRequest(id)
 }
 
-// ask makes a SYN wait for Accept.
-func (s *Stack) ask(asked *tcp.ForwarderRequest) {
+// queueRequest makes a SYN wait for Accept.
+func (s *Stack) queueRequest(asked *tcp.ForwarderRequest) {
 	r := &request{ForwarderRequest: asked, of: &s.requests}
 	s.requests.mu.Lock()
 	r.hops = s.requests.asked[asked.ID()].hops

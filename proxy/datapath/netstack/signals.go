@@ -53,18 +53,18 @@ type signals struct {
 	peer    flow.PeerClock
 }
 
-// offset is where seq lies in the stream.
-func (g *signals) offset(seq seqnum.Value) cc.Bytes {
+// offsetOf is where seq lies in the stream.
+func (g *signals) offsetOf(seq seqnum.Value) cc.Bytes {
 	return g.una + cc.Bytes(int32(seq-g.unaSeq))
 }
 
 // span is a part of the stream, by offsets.
 type span struct{ from, end cc.Bytes }
 
-// sent notes that n bytes from seq leave, in segments of mss bytes, and returns which segments,
+// onSegmentsSent notes that n bytes from seq leave, in segments of mss bytes, and returns which segments,
 // by their numbers, are to be left out; nil: none. Those are what the peer has SACKed: the stack
 // sends it again if it has sent several segments as one and one of them was lost.
-func (g *signals) sent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
+func (g *signals) onSegmentsSent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if syn {
@@ -76,10 +76,10 @@ func (g *signals) sent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bo
 		return nil
 	}
 	g.left = now
-	from := g.offset(seqnum.Value(seq))
+	from := g.offsetOf(seqnum.Value(seq))
 	end := from + cc.Bytes(n)
 	if len(g.blocks)+len(g.kept) == 0 {
-		g.leaves(from, end)
+		g.noteSentRange(from, end)
 		return nil
 	}
 	for i := 0; from < end; i++ {
@@ -91,15 +91,15 @@ func (g *signals) sent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bo
 			}
 			omit[i] = true
 		} else {
-			g.leaves(part.from, part.end)
+			g.noteSentRange(part.from, part.end)
 		}
 		from = part.end
 	}
 	return omit
 }
 
-// leaves notes that a part of the stream leaves.
-func (g *signals) leaves(from, end cc.Bytes) {
+// noteSentRange notes that a part of the stream leaves.
+func (g *signals) noteSentRange(from, end cc.Bytes) {
 	if again := min(end, g.sndMax) - from; again > 0 {
 		g.lost += again
 		g.resent = max(g.resent, from+again)
@@ -108,10 +108,10 @@ func (g *signals) leaves(from, end cc.Bytes) {
 	g.pipe += end - from
 }
 
-// restamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack repeats
+// updateTimestamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack repeats
 // that of the first, so that the timeout between them would be a part of the round trip that
 // the acknowledgement measures (RFC 7323 §4.1).
-func (g *signals) restamp(syn header.TCP, now cc.Time) {
+func (g *signals) updateTimestamp(syn header.TCP, now cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.synAt == 0 {
@@ -119,18 +119,18 @@ func (g *signals) restamp(syn header.TCP, now cc.Time) {
 		return
 	}
 	late := uint32(now.Sub(g.synAt).Milliseconds()) // the stack's stamps are milliseconds, too
-	at := stampAt(syn.Options())
+	at := timestampIndex(syn.Options())
 	if at < 0 || late < 2 {
 		return
 	}
 	stamp := syn.Options()[at : at+4]
 	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the stack's
 	// clock. It lies at an even offset, as the stack pads its options so.
-	rewrite(syn, stamp, func() { binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1) })
+	rewriteField(syn, stamp, func() { binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1) })
 }
 
-// stampAt is the index of the timestamp's value in a segment's options; -1: it has none.
-func stampAt(options []byte) int {
+// timestampIndex is the index of the timestamp's value in a segment's options; -1: it has none.
+func timestampIndex(options []byte) int {
 	for i := 0; i < len(options); {
 		switch options[i] {
 		case header.TCPOptionEOL:
@@ -150,54 +150,54 @@ func stampAt(options []byte) int {
 	return -1
 }
 
-// took notes that the stack has accepted n bytes.
-func (g *signals) took(n int) {
+// noteAccepted notes that the stack has accepted n bytes.
+func (g *signals) noteAccepted(n int) {
 	g.mu.Lock()
 	g.written += cc.Bytes(n)
 	g.mu.Unlock()
 }
 
-// probe is called by the stack after each segment that came.
-func (s *Stack) probe(state *tcp.TCPEndpointState) {
+// onProbe is called by the stack after each segment that came.
+func (s *Stack) onProbe(state *tcp.TCPEndpointState) {
 	id := stack.TransportEndpointID{
 		LocalPort: state.ID.LocalPort, LocalAddress: state.ID.LocalAddress,
 		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
 	}
-	if c := s.conns.find(id); c != nil {
-		c.probed(state)
+	if c := s.conns.findConn(id); c != nil {
+		c.onProbe(state)
 	}
 }
 
-// probed takes in the stack's state after a segment that came, and reports it. The
+// onProbe takes in the stack's state after a segment that came, and reports it. The
 // stack holds its lock of the endpoint: a report that waited for another goroutine
 // would cost a switch for each segment, and come out of order with what the stack does
 // next. A report takes no lock that anybody holds who waits for an endpoint.
-func (c *Conn) probed(state *tcp.TCPEndpointState) {
-	e := c.tcp()
+func (c *Conn) onProbe(state *tcp.TCPEndpointState) {
+	e := c.tcpEndpoint()
 	if e == nil {
 		return
 	}
 	snd, ok := senderOf(e)
 	if ok {
-		snd.recount(state.SACK.ReceivedBlocks)
+		snd.correctOutstanding(state.SACK.ReceivedBlocks)
 		state.Sender.Outstanding = snd.Outstanding
 	}
 	if ok && !c.settled {
-		c.settled = c.settle(e, snd.probe)
+		c.settled = c.delayTailProbe(e, snd.probe)
 	}
-	c.incoming.probed(state)
-	c.signals.absorb(state, timeouts(e), c.stack.clock)
+	c.incoming.onProbe(state)
+	c.signals.updateFromState(state, endpointTimeouts(e), c.stack.clock)
 	if ok {
 		window := c.window.Load()
-		snd.widen(cc.Bytes(window))
+		snd.widenCwnd(cc.Bytes(window))
 		c.widened.Store(window)
 		state.Sender.SndCwnd = snd.SndCwnd
 	}
-	c.signals.opened(state.Sender.SndCwnd)
+	c.signals.noteStackWindow(state.Sender.SndCwnd)
 }
 
-// absorb takes in the stack's state and reports it.
-func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
+// updateFromState takes in the stack's state and reports it.
+func (g *signals) updateFromState(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.started {
@@ -206,21 +206,21 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	now := clock() // with the lock held: reports are in the order of their times
 	snd := &state.Sender
 	sent := max(g.sndMax, g.written) // a FIN takes a sequence number, but is no byte
-	una := min(g.offset(snd.SndUna), sent)
+	una := min(g.offsetOf(snd.SndUna), sent)
 	if una > g.una {
 		g.una, g.unaSeq = una, g.first+seqnum.Value(una)
 	}
-	g.keep(timeouts)
+	g.keepSACKs(timeouts)
 	g.sacked, g.blocks = 0, g.blocks[:0]
 	for _, b := range state.SACK.ReceivedBlocks {
-		if s := (span{max(g.una, g.offset(b.Start)), g.offset(b.End)}); s.end > s.from {
+		if s := (span{max(g.una, g.offsetOf(b.Start)), g.offsetOf(b.End)}); s.end > s.from {
 			g.sacked += s.end - s.from
 			g.blocks = append(g.blocks, s)
 		}
 	}
 	g.newest = 0
 	if g.sacked > 0 {
-		g.newest = g.offset(state.SACK.MaxSACKED)
+		g.newest = g.offsetOf(state.SACK.MaxSACKED)
 	} else if g.una > g.resent {
 		g.newest = g.una
 	}
@@ -247,12 +247,12 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 		g.stamp = stamp
 	}
 	g.at = now
-	g.report(now, rtt, timeouts)
+	g.sendReport(now, rtt, timeouts)
 }
 
-// keep remembers over a timeout what the peer has SACKed, unless the peer has dropped that
+// keepSACKs remembers over a timeout what the peer has SACKed, unless the peer has dropped that
 // since (RFC 2018 §8): an acknowledgement that reaches a range must go beyond it.
-func (g *signals) keep(timeouts int) {
+func (g *signals) keepSACKs(timeouts int) {
 	if timeouts > g.expired {
 		g.expired = timeouts
 		g.kept = append(g.kept, g.blocks...)
@@ -270,15 +270,15 @@ func (g *signals) peerClock() (flow.PeerClock, time.Duration) {
 	return g.peer, g.shake
 }
 
-// opened notes how wide the stack's own window is, in segments.
-func (g *signals) opened(segments int) {
+// noteStackWindow notes how wide the stack's own window is, in segments.
+func (g *signals) noteStackWindow(segments int) {
 	g.mu.Lock()
 	g.cwnd = cc.Bytes(segments) * g.mss
 	g.mu.Unlock()
 }
 
-// report reports to whoever observes; g.mu is held.
-func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
+// sendReport reports to whoever observes; g.mu is held.
+func (g *signals) sendReport(now cc.Time, rtt time.Duration, timeouts int) {
 	if g.observer == nil || g.over {
 		return
 	}
@@ -293,10 +293,10 @@ func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
 	})
 }
 
-// look reports what changes without a segment that comes, and tells whether it is too early
+// checkSilently reports what changes without a segment that comes, and tells whether it is too early
 // for that. finished says that the peer has acknowledged our FIN and with it all bytes: the
 // stack does not call the probe then.
-func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
+func (g *signals) checkSilently(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := clock()
@@ -310,21 +310,21 @@ func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool)
 		g.una, g.unaSeq, g.sndMax = g.written, g.first+seqnum.Value(g.written), g.written
 		g.sacked, g.newest, g.pipe = 0, 0, 0
 	}
-	g.report(now, 0, timeouts())
+	g.sendReport(now, 0, timeouts())
 	return false
 }
 
-// observe sends reports to observer from now on.
-func (g *signals) observe(clock func() cc.Time, observer func(flow.Report)) {
+// setObserver sends reports to observer from now on.
+func (g *signals) setObserver(clock func() cc.Time, observer func(flow.Report)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.observer, g.base = observer, g.written
 	g.resent, g.lost = 0, 0
-	g.report(clock(), 0, 0)
+	g.sendReport(clock(), 0, 0)
 }
 
-// end stops reports for good.
-func (g *signals) end() {
+// stopReports stops reports for good.
+func (g *signals) stopReports() {
 	g.mu.Lock()
 	g.over = true
 	g.mu.Unlock()

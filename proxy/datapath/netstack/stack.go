@@ -109,18 +109,18 @@ func New(cfg Config) (*Stack, error) {
 	s.net = stack.New(stack.Options{
 		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{
-			tcp.NewProtocolProbe(s.probe), udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6,
+			tcp.NewProtocolProbe(s.onProbe), udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6,
 		},
 		Clock: cfg.timers,
 	})
-	if err := s.set(cfg); err != nil {
+	if err := s.configure(cfg); err != nil {
 		s.net.Destroy()
 		return nil, fmt.Errorf("netstack: %w", err)
 	}
 	return s, nil
 }
 
-func (s *Stack) set(cfg Config) error {
+func (s *Stack) configure(cfg Config) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	below := tcpip.CongestionControlOption(envelope)
 	recovery, wait := tcpip.TCPRACKLossDetection, tcpip.TCPTimeWaitTimeoutOption(timeWait)
@@ -131,26 +131,26 @@ func (s *Stack) set(cfg Config) error {
 		&receiving,
 	} {
 		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
-			return fmt.Errorf("set %T: %w", o, failure(err))
+			return fmt.Errorf("set %T: %w", o, kernelError(err))
 		}
 	}
 	if err := s.net.CreateNIC(nic, s.wire); err != nil {
-		return fmt.Errorf("create the interface: %w", failure(err))
+		return fmt.Errorf("create the interface: %w", kernelError(err))
 	}
 	// Every address is ours, to receive for and to send from.
 	if err := s.net.SetPromiscuousMode(nic, true); err != nil {
-		return failure(err)
+		return kernelError(err)
 	}
 	if err := s.net.SetSpoofing(nic, true); err != nil {
-		return failure(err)
+		return kernelError(err)
 	}
 	s.net.SetRouteTable([]tcpip.Route{
 		{Destination: header.IPv4EmptySubnet, NIC: nic},
 		{Destination: header.IPv6EmptySubnet, NIC: nic},
 	})
-	s.requests.forwarder = tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.ask)
-	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.take)
-	s.intercept()
+	s.requests.forwarder = tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.queueRequest)
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.takeSegment)
+	s.interceptDatagrams()
 	return nil
 }
 
@@ -183,7 +183,7 @@ func (s *Stack) Drain() {
 // Abort resets every connection. The resets still have to be collected.
 func (s *Stack) Abort() {
 	s.Drain()
-	for _, c := range s.conns.all() {
+	for _, c := range s.conns.allConns() {
 		_ = c.Reset()
 	}
 }
@@ -191,11 +191,11 @@ func (s *Stack) Abort() {
 // AbortFor resets every connection with these addresses inside, and those that were closed and
 // have yet to send something. The resets still have to be collected.
 func (s *Stack) AbortFor(inner []netip.Addr) {
-	for _, c := range s.conns.all() {
-		if !slices.Contains(inner, addrPort(c.id.RemoteAddress, 0).Addr()) {
+	for _, c := range s.conns.allConns() {
+		if !slices.Contains(inner, addrPortOf(c.id.RemoteAddress, 0).Addr()) {
 			continue
 		}
-		if e := c.tcp(); e != nil {
+		if e := c.tcpEndpoint(); e != nil {
 			e.Abort()
 		} else {
 			_ = c.Reset() // it is being opened
@@ -211,7 +211,7 @@ const flushEvery = time.Millisecond
 func (s *Stack) Flush(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
-	for !s.wire.empty() {
+	for !s.wire.isEmpty() {
 		select {
 		case <-ctx.Done():
 			return
@@ -230,25 +230,25 @@ func (s *Stack) Deliver(packets ...[]byte) {
 		merged.Dispatcher = s.wire
 	}
 	for _, p := range packets {
-		p, v := inspect(p)
+		p, v := inspectPacket(p)
 		s.received.Add(uint64(len(p)))
 		if v == notice {
-			if v = unfounded; s.founded(p) {
+			if v = unfounded; s.errorIsFounded(p) {
 				v = valid
 			}
 		}
-		if v <= unchecked && s.spent(p) {
+		if v <= unchecked && s.hopLimitIsSpent(p) {
 			v = expired
 		}
 		if v > unchecked {
 			s.dropped[v].Add(1)
 			if v == expired {
-				s.tellExpired(p)
+				s.sendTimeExceeded(p)
 			}
 			continue
 		}
 		if v == valid && s.asked.Load() > 0 {
-			s.bring(p)
+			s.noteIncoming(p)
 		}
 		protocol := header.IPv4ProtocolNumber
 		if p[0]>>4 == 6 {
@@ -318,15 +318,15 @@ func (s *Stack) Close() error {
 	s.closing.Do(func() {
 		close(s.closed)
 		s.Abort()
-		s.poller.stop()
+		s.poller.stopAndWait()
 		s.net.Destroy()
 		s.wire.Close()
 	})
 	return nil
 }
 
-// addrPort turns an address and a port of the stack into a netip.AddrPort.
-func addrPort(a tcpip.Address, port uint16) netip.AddrPort {
+// addrPortOf turns an address and a port of the stack into a netip.AddrPort.
+func addrPortOf(a tcpip.Address, port uint16) netip.AddrPort {
 	addr, _ := netip.AddrFromSlice(a.AsSlice())
 	return netip.AddrPortFrom(addr.Unmap(), port)
 }

@@ -15,21 +15,21 @@ type table struct {
 	conns map[stack.TransportEndpointID]*Conn
 }
 
-// find returns the connection; nil: there is none.
-func (t *table) find(id stack.TransportEndpointID) *Conn {
+// findConn returns the connection; nil: there is none.
+func (t *table) findConn(id stack.TransportEndpointID) *Conn {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.conns[id]
 }
 
-func (t *table) add(c *Conn) {
+func (t *table) addConn(c *Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.conns[c.id] = c
 }
 
-// remove takes c out, unless another has its addresses and ports by now.
-func (t *table) remove(c *Conn) {
+// removeConn takes c out, unless another has its addresses and ports by now.
+func (t *table) removeConn(c *Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.conns[c.id] == c {
@@ -37,7 +37,7 @@ func (t *table) remove(c *Conn) {
 	}
 }
 
-func (t *table) all() []*Conn {
+func (t *table) allConns() []*Conn {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return slices.Collect(maps.Values(t.conns))

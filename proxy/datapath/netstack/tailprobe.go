@@ -14,16 +14,16 @@ import (
 // for two round trips, and each probe counts as a loss.
 const leastProbe = 10 * time.Millisecond
 
-// settle makes the stack's timer for tail loss probes wait for leastProbe. The caller holds the
+// delayTailProbe makes the stack's timer for tail loss probes wait for leastProbe. The caller holds the
 // endpoint's lock, and calls it again later if it returns false: the timer has just expired.
-func (c *Conn) settle(e *tcp.Endpoint, probe *timer) bool {
+func (c *Conn) delayTailProbe(e *tcp.Endpoint, probe *timer) bool {
 	if probe.state != timerStopped && probe.timer != nil && !probe.timer.Stop() {
 		return false
 	}
 	expired := probe.callback
 	probe.callback = func() {
 		e.LockUser()
-		if quiet := c.signals.quiet(c.stack.clock()); probe.runs() && quiet < leastProbe {
+		if quiet := c.signals.quietTime(c.stack.clock()); probe.isRunning() && quiet < leastProbe {
 			if due := probe.clock.NowMonotonic().Add(leastProbe - quiet); probe.target.Before(due) {
 				probe.target = due
 			}
@@ -32,16 +32,16 @@ func (c *Conn) settle(e *tcp.Endpoint, probe *timer) bool {
 		expired()
 	}
 	probe.timer = nil
-	if probe.runs() {
-		probe.start(probe.target.Sub(probe.clock.NowMonotonic()))
+	if probe.isRunning() {
+		probe.startTimer(probe.target.Sub(probe.clock.NowMonotonic()))
 	} else {
 		probe.state = timerStopped
 	}
 	return true
 }
 
-// quiet is the time since a segment came or bytes left.
-func (g *signals) quiet(now cc.Time) time.Duration {
+// quietTime is the time since a segment came or bytes left.
+func (g *signals) quietTime(now cc.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return now.Sub(max(g.at, g.left))

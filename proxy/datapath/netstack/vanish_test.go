@@ -34,7 +34,7 @@ func (c *Conn) heard() cc.Time {
 // idle returns once the stack has done with the newest segment, and set its timers: both are
 // under the endpoint's lock.
 func (c *Conn) idle(t *testing.T) {
-	endpoint, err := c.live()
+	endpoint, err := c.liveEndpoint()
 	require.NoError(t, err)
 	require.Nil(t, endpoint.GetSockOpt(&tcpip.TCPInfoOption{}))
 }
@@ -79,7 +79,7 @@ func TestAPeerThatAcknowledgesNothingIsGivenUp(t *testing.T) {
 	waited := time.Duration(0)
 	for ; !conn.Aborted() && waited < time.Hour; waited += time.Second {
 		timers.Advance(time.Second)
-		a.wire.queue.discard()
+		a.wire.queue.dropAll()
 	}
 	assert.InDelta(t, 15*time.Minute, waited, float64(10*time.Minute))
 	_, err = conn.Read(make([]byte, 1))

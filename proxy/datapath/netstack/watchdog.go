@@ -19,16 +19,16 @@ const (
 
 var errStuck = fmt.Errorf("the stack in user space has stopped retransmitting: %w", syscall.ECONNABORTED)
 
-// watch makes the poller look at the connection until it waits for no acknowledgement.
-func (c *Conn) watch() {
+// startWatching makes the poller look at the connection until it waits for no acknowledgement.
+func (c *Conn) startWatching() {
 	if !c.watched.Swap(true) {
-		c.stack.poller.watch(c)
+		c.stack.poller.watchConn(c)
 	}
 }
 
-// waits tells whether the peer has yet to acknowledge bytes, or our FIN.
-func (c *Conn) waits() bool {
-	e := c.tcp()
+// isWaitingForAck tells whether the peer has yet to acknowledge bytes, or our FIN.
+func (c *Conn) isWaitingForAck() bool {
+	e := c.tcpEndpoint()
 	if e == nil {
 		return false
 	}
@@ -44,38 +44,38 @@ func (c *Conn) waits() bool {
 	}
 }
 
-// over tells whether the connection was closed.
-func (c *Conn) over() bool {
+// isClosed tells whether the connection was closed.
+func (c *Conn) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed
 }
 
-// look is called by the poller. It reports what changes without a segment that comes, makes a
+// checkProgress is called by the poller. It reports what changes without a segment that comes, makes a
 // stack that has stopped retransmitting go on, and tells whether the poller is to look again.
-func (c *Conn) look() bool {
-	early := c.signals.look(c.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
-	if !c.waits() {
+func (c *Conn) checkProgress() bool {
+	early := c.signals.checkSilently(c.stack.clock, c.timeoutCount, c.hasEnded() && !c.aborted.Load())
+	if !c.isWaitingForAck() {
 		return early
 	}
 	now := c.stack.clock()
-	switch heard := c.signals.heard(); {
+	switch heard := c.signals.lastSegmentTime(); {
 	case heard > c.checked:
 		c.checked, c.resumed = heard, 0
 	case now.Sub(c.checked) >= quiet:
 		c.checked = now
-		c.revive(c.tcp())
+		c.restartTimer(c.tcpEndpoint())
 	}
 	return true
 }
 
-// revive starts the retransmission timer of a stack that waits for an acknowledgement with no
+// restartTimer starts the retransmission timer of a stack that waits for an acknowledgement with no
 // timer running. The stack starts none while it counts nothing in flight, and recount corrects
 // that count only when the next segment comes.
-func (c *Conn) revive(e *tcp.Endpoint) {
+func (c *Conn) restartTimer(e *tcp.Endpoint) {
 	e.LockUser()
 	snd, ok := senderOf(e)
-	resumed := ok && snd.resume()
+	resumed := ok && snd.resumeRetransmission()
 	e.UnlockUser()
 	if !resumed {
 		return
@@ -87,8 +87,8 @@ func (c *Conn) revive(e *tcp.Endpoint) {
 	}
 }
 
-// heard is when the newest segment came.
-func (g *signals) heard() cc.Time {
+// lastSegmentTime is when the newest segment came.
+func (g *signals) lastSegmentTime() cc.Time {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.at

@@ -77,14 +77,14 @@ func TestWhatIsLostBehindARecoveryIsSentAgain(t *testing.T) {
 
 // halt has the stack stop its timers, as it does where it takes nothing to be in flight.
 func halt(t *testing.T, c *Conn) {
-	e := c.tcp()
+	e := c.tcpEndpoint()
 	e.LockUser()
 	defer e.UnlockUser()
 	snd, ok := senderOf(e)
 	require.True(t, ok)
 	running := 0
 	for _, timer := range []*timer{snd.resend, snd.probe} {
-		if timer.runs() {
+		if timer.isRunning() {
 			running++
 			timer.state++ // disabled, as the stack does it
 		}
@@ -156,7 +156,7 @@ func TestALostAnswerToASYNIsNoPartOfTheRoundTrip(t *testing.T) {
 			a.Deliver(tcpPacket(from, c.to, header.TCPFlagAck, 101, answer.SequenceNumber()+1,
 				stamps(header.ParseSynOptions(answer.Options(), true).TSVal)))
 			require.NoError(t, <-admitted)
-			e := conn.tcp()
+			e := conn.tcpEndpoint()
 			e.LockUser()
 			snd, ok := senderOf(e)
 			require.True(t, ok)

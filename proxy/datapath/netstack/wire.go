@@ -51,8 +51,8 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 // not be sent again is left out, and counts as written.
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
 	for _, p := range pkts.AsSlice() {
-		o := w.note(p)
-		fits, over := w.towards(p).put(o)
+		o := w.noteSent(p)
+		fits, over := w.queueFor(p).enqueue(o)
 		if over {
 			return written, &tcpip.ErrClosedForSend{}
 		}
@@ -83,8 +83,8 @@ func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack
 // DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
 func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
 
-// towards is the queue for a packet.
-func (w *wire) towards(p *stack.PacketBuffer) *queue {
+// queueFor is the queue for a packet.
+func (w *wire) queueFor(p *stack.PacketBuffer) *queue {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	if len(w.outlets) > 0 {
@@ -95,30 +95,30 @@ func (w *wire) towards(p *stack.PacketBuffer) *queue {
 	return w.queue
 }
 
-// queues returns all queues.
-func (w *wire) queues() []*queue {
+// allQueues returns all queues.
+func (w *wire) allQueues() []*queue {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
 }
 
-// empty tells whether no packet waits.
-func (w *wire) empty() bool {
-	return !slices.ContainsFunc(w.queues(), func(q *queue) bool { return !q.empty() })
+// isEmpty tells whether no packet waits.
+func (w *wire) isEmpty() bool {
+	return !slices.ContainsFunc(w.allQueues(), func(q *queue) bool { return !q.isEmpty() })
 }
 
 // Close implements stack.LinkEndpoint. What waits is lost.
 func (w *wire) Close() {
-	for _, q := range w.queues() {
-		if q.close() && q == w.queue {
+	for _, q := range w.allQueues() {
+		if q.closeQueue() && q == w.queue {
 			w.Endpoint.Close()
 		}
 	}
 }
 
-// note tells a packet's connection that it leaves, and returns the segments that should leave.
+// noteSent tells a packet's connection that it leaves, and returns the segments that should leave.
 // The packet itself stays the caller's.
-func (w *wire) note(p *stack.PacketBuffer) outgoing {
+func (w *wire) noteSent(p *stack.PacketBuffer) outgoing {
 	o := outgoing{pkt: p, end: 1}
 	if p.TransportProtocolNumber != header.TCPProtocolNumber {
 		return o
@@ -130,16 +130,16 @@ func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	}
 	segment, id := header.TCP(p.TransportHeader().Slice()), endpointOf(p)
 	id.LocalPort, id.RemotePort = segment.SourcePort(), segment.DestinationPort()
-	conn := w.stack.conns.find(id)
+	conn := w.stack.conns.findConn(id)
 	if conn == nil {
 		return o
 	}
 	now, syn := w.stack.clock(), segment.Flags().Contains(header.TCPFlagSyn)
 	if syn {
-		conn.signals.restamp(segment, now)
+		conn.signals.updateTimestamp(segment, now)
 	}
-	conn.incoming.leaves(segment, now)
-	o.omit = conn.signals.sent(now, segment.SequenceNumber(), size, mss, syn)
+	conn.incoming.onSegmentSent(segment, now)
+	o.omit = conn.signals.onSegmentsSent(now, segment.SequenceNumber(), size, mss, syn)
 	if o.omit != nil && !slices.Contains(o.omit, false) {
 		o.end = 0
 	}

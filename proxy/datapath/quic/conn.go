@@ -79,15 +79,15 @@ func (c *Conn) Admit(s Stream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || c.stream != nil {
-		cancel(s, http3.ErrCodeConnectError)
+		cancelStream(s, http3.ErrCodeConnectError)
 		return fmt.Errorf("quic: admit: %w", net.ErrClosed)
 	}
 	c.stream, c.signals = s, t.signalsOf(s.StreamID())
 	return nil
 }
 
-// live returns the stream, or why there is none.
-func (c *Conn) live() (Stream, error) {
+// liveStream returns the stream, or why there is none.
+func (c *Conn) liveStream() (Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -101,12 +101,12 @@ func (c *Conn) live() (Stream, error) {
 
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
 	if len(c.ahead) == 0 && (c.filling != nil || c.reads.Pending()) {
-		if err := c.fill(s, len(b)); err != nil {
+		if err := c.readAhead(s, len(b)); err != nil {
 			return 0, err
 		}
 	}
@@ -119,18 +119,18 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if n > 0 {
 		return n, nil // the next Read returns the error, as a socket's would
 	}
-	return 0, c.result("read", err)
+	return 0, c.resultError("read", err)
 }
 
 // Peek implements datapath.Peeker.
 func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err != nil {
 		return c.opError("read", err)
 	}
 	n := copy(b, c.ahead)
 	for n == 0 || !look(b[:n]) && n < len(b) {
-		if err := c.fill(s, len(b)-n); errors.Is(err, io.EOF) {
+		if err := c.readAhead(s, len(b)-n); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -146,9 +146,9 @@ type filled struct {
 	err error
 }
 
-// fill reads up to n bytes ahead, unless the deadline comes first: then the read goes on by itself. The stream has no
-// deadline of its own, since HTTP/3 forgets the part of a frame's header that it has read when a read fails.
-func (c *Conn) fill(s Stream, n int) error {
+// readAhead reads up to n bytes ahead, unless the deadline comes first. Then the read goes on by itself: the stream has
+// no deadline of its own, since HTTP/3 forgets the part of a frame's header that it has read when a read fails.
+func (c *Conn) readAhead(s Stream, n int) error {
 	select {
 	case <-c.reads.Wait():
 		return c.opError("read", os.ErrDeadlineExceeded)
@@ -170,7 +170,7 @@ func (c *Conn) fill(s Stream, n int) error {
 		if len(f.b) > 0 {
 			return nil // the next read returns the error
 		}
-		return c.result("read", f.err)
+		return c.resultError("read", f.err)
 	case <-c.reads.Wait():
 		return c.opError("read", os.ErrDeadlineExceeded)
 	}
@@ -178,7 +178,7 @@ func (c *Conn) fill(s Stream, n int) error {
 
 // Write implements net.Conn. It returns once all but at most one packet's bytes have left.
 func (c *Conn) Write(b []byte) (int, error) {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err != nil {
 		return 0, c.opError("write", err)
 	}
@@ -186,29 +186,29 @@ func (c *Conn) Write(b []byte) (int, error) {
 	defer c.writing.Unlock()
 	n, err := s.Write(b)
 	c.torn = err != nil && n < len(b)
-	return n, c.result("write", err)
+	return n, c.resultError("write", err)
 }
 
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err != nil {
 		return c.opError("close", err)
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.signals.finish()
-	return c.result("close", s.Close())
+	c.signals.noteFIN()
+	return c.resultError("close", s.Close())
 }
 
 // Close implements net.Conn. What has been written still arrives.
 func (c *Conn) Close() error {
-	return c.shut(func(s Stream) {
+	return c.shutStream(func(s Stream) {
 		_ = s.SetWriteDeadline(expired) // a write may wait
 		c.writing.Lock()
 		defer c.writing.Unlock()
 		if c.torn {
-			cancel(s, http3.ErrCodeRequestCanceled)
+			cancelStream(s, http3.ErrCodeRequestCanceled)
 			return
 		}
 		_ = s.Close()
@@ -218,19 +218,19 @@ func (c *Conn) Close() error {
 
 // Reset implements datapath.Conn.
 func (c *Conn) Reset() error {
-	return c.shut(func(s Stream) { cancel(s, http3.ErrCodeConnectError) })
+	return c.shutStream(func(s Stream) { cancelStream(s, http3.ErrCodeConnectError) })
 }
 
 // expired is a deadline in the past.
 var expired = time.Unix(1, 0)
 
-// cancel aborts both directions.
-func cancel(s Stream, code http3.ErrCode) {
+// cancelStream aborts both directions.
+func cancelStream(s Stream, code http3.ErrCode) {
 	s.CancelWrite(quic.StreamErrorCode(code))
 	s.CancelRead(quic.StreamErrorCode(code))
 }
 
-func (c *Conn) shut(how func(Stream)) error {
+func (c *Conn) shutStream(how func(Stream)) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -241,7 +241,7 @@ func (c *Conn) shut(how func(Stream)) error {
 	c.mu.Unlock()
 	switch {
 	case s != nil:
-		c.signals.end()
+		c.signals.stopReports()
 		how(s)
 	case c.refuse != nil:
 		c.refuse()
@@ -254,8 +254,8 @@ func (c *Conn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 
 // Observe implements datapath.Conn.
 func (c *Conn) Observe(report func(flow.Report)) {
-	if _, err := c.live(); err == nil {
-		c.signals.observe(report)
+	if _, err := c.liveStream(); err == nil {
+		c.signals.setObserver(report)
 	}
 }
 
@@ -266,26 +266,26 @@ func (c *Conn) Apply(flow.Limit) {}
 // which its streams have in common.
 func (c *Conn) Info() datapath.Info {
 	info := datapath.Info{Tier: "quic", Envelope: envelope}
-	if _, err := c.live(); err != nil {
+	if _, err := c.liveStream(); err != nil {
 		return info
 	}
 	s, t := c.signals, c.signals.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	info.Cwnd, info.SRTT, info.MinRTT = t.cwnd, t.srtt, t.minRTT
-	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payload(s.next)), s.again
+	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payloadBefore(s.next)), s.again
 	return info
 }
 
 // Undelivered implements datapath.Ending.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
-	if _, err := c.live(); err != nil {
+	if _, err := c.liveStream(); err != nil {
 		return 0, c.opError("read", err)
 	}
 	if c.Aborted() {
 		return 0, nil // nothing will be delivered any more
 	}
-	return c.signals.undelivered(), nil
+	return c.signals.undeliveredBytes(), nil
 }
 
 // InProcess implements datapath.Ending.
@@ -293,7 +293,7 @@ func (c *Conn) InProcess() bool { return true }
 
 // Aborted implements datapath.Ending.
 func (c *Conn) Aborted() bool {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err != nil {
 		return false
 	}
@@ -308,9 +308,9 @@ func (c *Conn) Aborted() bool {
 	return cause != nil && !errors.Is(cause, quic.ErrStreamClosed)
 }
 
-// result is the error that a caller gets for err: that of a kernel socket.
-func (c *Conn) result(op string, err error) error {
-	aborted, err := failure(err)
+// resultError is the error that a caller gets for err: that of a kernel socket.
+func (c *Conn) resultError(op string, err error) error {
+	aborted, err := kernelError(err)
 	c.mu.Lock()
 	closed := c.closed
 	c.mu.Unlock()
@@ -337,7 +337,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 
 // SetReadDeadline implements net.Conn.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	_, err := c.live()
+	_, err := c.liveStream()
 	if err == nil {
 		c.reads.Set(t)
 	}
@@ -346,7 +346,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 
 // SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	s, err := c.live()
+	s, err := c.liveStream()
 	if err == nil {
 		err = s.SetWriteDeadline(t)
 	}

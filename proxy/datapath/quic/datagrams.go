@@ -69,15 +69,15 @@ func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, erro
 			return batch, err
 		}
 		batch = append(batch, b)
-		if !d.took() || len(batch) == cap(batch) {
+		if !d.noteTaken() || len(batch) == cap(batch) {
 			return batch, nil
 		}
 	}
 }
 
-// took notes that one has been received, and tells whether there are more. Those that came
+// noteTaken notes that one has been received, and tells whether there are more. Those that came
 // before ReceiveDatagrams are not counted.
-func (d *Datagrams) took() bool {
+func (d *Datagrams) noteTaken() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.waiting = max(0, d.waiting-1)
@@ -85,8 +85,8 @@ func (d *Datagrams) took() bool {
 	return d.waiting > 0
 }
 
-// comes waits until there is room for one more.
-func (d *Datagrams) comes() {
+// waitForRoom waits until there is room for one more.
+func (d *Datagrams) waitForRoom() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.waiting >= keptDatagrams && !d.closed {
@@ -95,9 +95,9 @@ func (d *Datagrams) comes() {
 	d.waiting++
 }
 
-// came notes the datagrams in a packet that QUIC has received, and waits if many are queued.
+// noteDatagrams notes the datagrams in a packet that QUIC has received, and waits if many are queued.
 // After a wait in which too few were taken it does not wait again until few are queued.
-func (t *Trace) came(frames []qlog.Frame) {
+func (t *Trace) noteDatagrams(frames []qlog.Frame) {
 	n := int64(0)
 	for _, f := range frames {
 		if _, ok := f.Frame.(*qlog.DatagramFrame); ok {
@@ -127,8 +127,8 @@ func (t *Trace) came(frames []qlog.Frame) {
 	}
 }
 
-// taken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
-func (t *Trace) taken() {
+// noteDatagramTaken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
+func (t *Trace) noteDatagramTaken() {
 	if t.datagrams.Add(-1) == fewDatagrams {
 		select {
 		case t.few <- struct{}{}:

@@ -10,10 +10,10 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// failure turns an error of quic-go into the one that a kernel socket would
+// kernelError turns an error of quic-go into the one that a kernel socket would
 // return, so that whoever reads errors need not know which transport is below. It
 // also tells whether the peer, or a timeout, has ended the stream.
-func failure(err error) (aborted bool, _ error) {
+func kernelError(err error) (aborted bool, _ error) {
 	var stream *quic.StreamError
 	var idle *quic.IdleTimeoutError
 	var timeout net.Error

@@ -23,7 +23,7 @@ type packet struct {
 	done bool   // acknowledged or lost
 }
 
-func (p *packet) add(b span) {
+func (p *packet) addSpan(b span) {
 	if p.one.of == nil {
 		p.one = b
 		return
@@ -31,7 +31,7 @@ func (p *packet) add(b span) {
 	p.more = append(p.more, b)
 }
 
-func (p *packet) spans(yield func(span) bool) {
+func (p *packet) eachSpan(yield func(span) bool) {
 	if !yield(p.one) {
 		return
 	}
@@ -49,7 +49,7 @@ type flight struct {
 	packets []packet
 }
 
-func (f *flight) push(pn int64, p packet) {
+func (f *flight) addPacket(pn int64, p packet) {
 	if len(f.packets) == 0 {
 		f.first = pn
 	}
@@ -59,8 +59,8 @@ func (f *flight) push(pn int64, p packet) {
 	f.packets = append(f.packets, p)
 }
 
-// each calls use with the packets from first to last that are not done, and marks them done.
-func (f *flight) each(first, last int64, use func(*packet)) {
+// takePackets calls use with the packets from first to last that are not done, and marks them done.
+func (f *flight) takePackets(first, last int64, use func(*packet)) {
 	from, to := max(0, first-f.first), min(int64(len(f.packets)), last-f.first+1)
 	for i := from; i < to; i++ {
 		if p := &f.packets[i]; !p.done {
@@ -70,14 +70,14 @@ func (f *flight) each(first, last int64, use func(*packet)) {
 	}
 }
 
-// forget gives up the packets before pn.
-func (f *flight) forget(pn int64) {
-	f.each(f.first, pn-1, func(*packet) {})
-	f.trim()
+// forgetBefore gives up the packets before pn.
+func (f *flight) forgetBefore(pn int64) {
+	f.takePackets(f.first, pn-1, func(*packet) {})
+	f.dropDone()
 }
 
-// trim drops what is done from the front.
-func (f *flight) trim() {
+// dropDone drops what is done from the front.
+func (f *flight) dropDone() {
 	n := 0
 	for n < len(f.packets) && f.packets[n].done {
 		f.packets[n] = packet{}

@@ -41,8 +41,8 @@ type signals struct {
 
 type piece struct{ from, to int64 }
 
-// leaves notes that bytes are sent.
-func (s *signals) leaves(from, to int64) span {
+// noteSent notes that bytes are sent.
+func (s *signals) noteSent(from, to int64) span {
 	b := span{of: s, from: from, to: to, again: from < s.next}
 	if b.again {
 		n := min(to, s.next) - from
@@ -53,10 +53,10 @@ func (s *signals) leaves(from, to int64) span {
 	return b
 }
 
-// arrived notes that b is acknowledged.
-func (s *signals) arrived(b span) {
+// noteAcked notes that b is acknowledged.
+func (s *signals) noteAcked(b span) {
 	s.ended = s.ended || b.fin
-	n := s.unarrived(b.from, b.to)
+	n := s.missingBytes(b.from, b.to)
 	s.fresh += cc.Bytes(n)
 	if !b.again && b.to > b.from {
 		s.newest = max(s.newest, b.to)
@@ -65,7 +65,7 @@ func (s *signals) arrived(b span) {
 		return
 	}
 	if b.from > s.una {
-		s.insert(b.from, b.to)
+		s.insertPiece(b.from, b.to)
 		return
 	}
 	s.una = max(s.una, b.to)
@@ -73,11 +73,11 @@ func (s *signals) arrived(b span) {
 		s.una = max(s.una, s.beyond[0].to)
 		s.beyond = s.beyond[1:]
 	}
-	s.layout.trim(s.una)
+	s.layout.forgetBefore(s.una)
 }
 
-// insert adds a piece beyond a hole, joined with those that it touches.
-func (s *signals) insert(from, to int64) {
+// insertPiece adds a piece beyond a hole, joined with those that it touches.
+func (s *signals) insertPiece(from, to int64) {
 	i := sort.Search(len(s.beyond), func(i int) bool { return s.beyond[i].to >= from })
 	j := i
 	for ; j < len(s.beyond) && s.beyond[j].from <= to; j++ {
@@ -86,8 +86,8 @@ func (s *signals) insert(from, to int64) {
 	s.beyond = slices.Replace(s.beyond, i, j, piece{from, to})
 }
 
-// unarrived counts the bytes between from and to that have not arrived.
-func (s *signals) unarrived(from, to int64) int64 {
+// missingBytes counts the bytes between from and to that have not arrived.
+func (s *signals) missingBytes(from, to int64) int64 {
 	from = max(from, s.una)
 	n := max(0, to-from)
 	for _, p := range s.beyond {
@@ -96,13 +96,13 @@ func (s *signals) unarrived(from, to int64) int64 {
 	return n
 }
 
-// report reports to whoever observes.
-func (s *signals) report(now cc.Time, rtt time.Duration) {
+// sendReport reports to whoever observes.
+func (s *signals) sendReport(now cc.Time, rtt time.Duration) {
 	if s.observer == nil || s.over {
 		return
 	}
 	after := func(payload int64) cc.Bytes { return max(0, cc.Bytes(payload)-s.base) }
-	at := s.layout.payload
+	at := s.layout.payloadBefore
 	sacked := int64(0)
 	for _, p := range s.beyond {
 		sacked += at(p.to) - at(p.from)
@@ -122,18 +122,18 @@ func (s *signals) report(now cc.Time, rtt time.Duration) {
 	})
 }
 
-// observe sends reports to observer from now on.
-func (s *signals) observe(observer func(flow.Report)) {
+// setObserver sends reports to observer from now on.
+func (s *signals) setObserver(observer func(flow.Report)) {
 	t := s.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.observer, s.base = observer, cc.Bytes(s.layout.end)
 	s.again, s.marked, s.timeouts = 0, 0, 0
-	s.report(t.clock(), 0)
+	s.sendReport(t.clock(), 0)
 }
 
-// end stops reports for good.
-func (s *signals) end() {
+// stopReports stops reports for good.
+func (s *signals) stopReports() {
 	t := s.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -141,21 +141,21 @@ func (s *signals) end() {
 	delete(t.streams, s.id)
 }
 
-// finish notes that the FIN is written.
-func (s *signals) finish() {
+// noteFIN notes that the FIN is written.
+func (s *signals) noteFIN() {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
 	s.finished = true
 }
 
-// undelivered is how much of the payload has not arrived; the FIN counts as a byte.
-func (s *signals) undelivered() cc.Bytes {
+// undeliveredBytes is how much of the payload has not arrived; the FIN counts as a byte.
+func (s *signals) undeliveredBytes() cc.Bytes {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
 	if s.reset {
 		return 0
 	}
-	at := s.layout.payload
+	at := s.layout.payloadBefore
 	n := s.layout.end - at(s.una)
 	for _, p := range s.beyond {
 		n -= at(p.to) - at(p.from)
@@ -179,15 +179,15 @@ type frame struct {
 	before int64 // payload in the frames before it
 }
 
-// add notes the next frame, of length bytes, the last payload bytes of which are payload.
-func (l *layout) add(length, payload int64) {
+// addFrame notes the next frame, of length bytes, the last payload bytes of which are payload.
+func (l *layout) addFrame(length, payload int64) {
 	l.frames = append(l.frames, frame{body: l.wire + length - payload, before: l.end})
 	l.wire += length
 	l.end += payload
 }
 
-// payload returns how much payload lies before offset.
-func (l *layout) payload(offset int64) int64 {
+// payloadBefore returns how much payload lies before offset.
+func (l *layout) payloadBefore(offset int64) int64 {
 	i := sort.Search(len(l.frames), func(i int) bool { return l.frames[i].body >= offset }) - 1
 	if i < 0 {
 		if len(l.frames) > 0 {
@@ -202,8 +202,8 @@ func (l *layout) payload(offset int64) int64 {
 	return min(l.frames[i].before+offset-l.frames[i].body, next)
 }
 
-// trim forgets the frames that end before offset, up to which all has arrived.
-func (l *layout) trim(offset int64) {
+// forgetBefore forgets the frames that end before offset, up to which all has arrived.
+func (l *layout) forgetBefore(offset int64) {
 	n := 0
 	for n+1 < len(l.frames) && l.frames[n+1].body <= offset {
 		n++

@@ -76,35 +76,35 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	switch e := e.(type) {
 	case qlog.PacketSent:
 		if e.Header.PacketType == qlog.PacketType1RTT {
-			t.sent(int64(e.Header.PacketNumber), e.Frames)
+			t.onPacketSent(int64(e.Header.PacketNumber), e.Frames)
 		}
 	case qlog.PacketReceived:
 		if e.Header.PacketType == qlog.PacketType1RTT {
-			t.received(e.Frames)
-			t.came(e.Frames)
+			t.onPacketReceived(e.Frames)
+			t.noteDatagrams(e.Frames)
 		}
 	case qlog.DatagramDropped:
 		if e.Direction == qlog.DirectionReceiving {
-			t.taken()
+			t.noteDatagramTaken()
 		}
 	case qlog.PacketLost:
 		if e.Header.PacketType == qlog.PacketType1RTT {
-			t.lost(int64(e.Header.PacketNumber))
+			t.onPacketLost(int64(e.Header.PacketNumber))
 		}
 	case qlog.MetricsUpdated:
-		t.metrics(e)
+		t.onMetrics(e)
 	case qlog.PTOCountUpdated:
 		// The first probe asks whether the tail is lost; from the second on the
 		// peer has not answered for as long as a retransmission timer waits.
 		if e.PTOCount > 1 {
-			t.timeout()
+			t.onTimeout()
 		}
 	case h3log.FrameCreated:
-		t.framed(e)
+		t.onFrameCreated(e)
 	case h3log.DatagramParsed:
-		t.taken()
+		t.noteDatagramTaken()
 		if d, ok := t.inboxes.Load(quic.StreamID(4 * e.QuarterStreamID)); ok {
-			d.(*Datagrams).comes()
+			d.(*Datagrams).waitForRoom()
 		}
 	case qlog.ConnectionClosed:
 		t.mu.Lock()
@@ -123,8 +123,8 @@ func aboutCertificate(code uint64) bool {
 	return alert >= 42 && alert <= 48 || alert == 116
 }
 
-// framed notes that a frame of HTTP/3 is about to be written to a stream.
-func (t *Trace) framed(e h3log.FrameCreated) {
+// onFrameCreated notes that a frame of HTTP/3 is about to be written to a stream.
+func (t *Trace) onFrameCreated(e h3log.FrameCreated) {
 	payload := 0
 	if _, data := e.Frame.Frame.(h3log.DataFrame); data {
 		payload = e.Raw.PayloadLength
@@ -139,11 +139,11 @@ func (t *Trace) framed(e h3log.FrameCreated) {
 		s = &signals{trace: t, id: e.StreamID}
 		t.streams[e.StreamID] = s
 	}
-	s.layout.add(int64(e.Raw.Length), int64(payload))
+	s.layout.addFrame(int64(e.Raw.Length), int64(payload))
 }
 
-// sent notes what packet number pn carries.
-func (t *Trace) sent(pn int64, frames []qlog.Frame) {
+// onPacketSent notes what packet number pn carries.
+func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.touched = t.touched[:0]
@@ -157,9 +157,9 @@ func (t *Trace) sent(pn int64, frames []qlog.Frame) {
 			}
 			if f.Length > 0 || f.Fin {
 				t.mss = max(t.mss, cc.Bytes(f.Length))
-				b := s.leaves(f.Offset, f.Offset+f.Length)
+				b := s.noteSent(f.Offset, f.Offset+f.Length)
 				b.fin = f.Fin
-				p.add(b)
+				p.addSpan(b)
 			}
 			if f.Fin && !s.leg {
 				delete(t.streams, s.id)
@@ -174,24 +174,24 @@ func (t *Trace) sent(pn int64, frames []qlog.Frame) {
 		case *qlog.StreamDataBlockedFrame:
 			if s := t.streams[f.StreamID]; s != nil {
 				s.blockedAt = int64(f.MaximumStreamData)
-				t.touch(s)
+				t.markChanged(s)
 			}
 		case *qlog.DataBlockedFrame:
 			t.blocked = true
 			for _, s := range t.streams {
-				t.touch(s)
+				t.markChanged(s)
 			}
 		}
 	}
 	if p.one.of != nil {
 		p.at = t.clock()
-		t.packets.push(pn, p)
+		t.packets.addPacket(pn, p)
 	}
-	t.tell(0)
+	t.reportChanged(0)
 }
 
-// received notes what a packet from the peer acknowledges, and the flow control limits in it.
-func (t *Trace) received(frames []qlog.Frame) {
+// onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in it.
+func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.touched = t.touched[:0]
@@ -199,7 +199,7 @@ func (t *Trace) received(frames []qlog.Frame) {
 	for _, f := range frames {
 		switch f := f.Frame.(type) {
 		case *qlog.AckFrame:
-			rtt = t.acked(f)
+			rtt = t.onAckFrame(f)
 		case *qlog.MaxStreamDataFrame:
 			if s := t.streams[f.StreamID]; s != nil && int64(f.MaximumStreamData) > s.blockedAt {
 				s.blockedAt = 0
@@ -212,26 +212,26 @@ func (t *Trace) received(frames []qlog.Frame) {
 			}
 		}
 	}
-	t.bound()
-	t.tell(rtt)
+	t.checkRequestBound()
+	t.reportChanged(rtt)
 }
 
-// acked takes in an acknowledgement and returns the round trip of the newest
+// onAckFrame takes in an acknowledgement and returns the round trip of the newest
 // packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
-func (t *Trace) acked(f *qlog.AckFrame) time.Duration {
+func (t *Trace) onAckFrame(f *qlog.AckFrame) time.Duration {
 	var newest cc.Time
 	packets := uint64(0)
 	for _, r := range f.AckRanges {
-		t.packets.each(int64(r.Smallest), int64(r.Largest), func(p *packet) {
+		t.packets.takePackets(int64(r.Smallest), int64(r.Largest), func(p *packet) {
 			packets++
 			newest = max(newest, p.at)
-			for b := range p.spans {
-				b.of.arrived(b)
-				t.touch(b.of)
+			for b := range p.eachSpan {
+				b.of.noteAcked(b)
+				t.markChanged(b.of)
 			}
 		})
 	}
-	t.packets.forget(int64(f.AckRanges[0].Largest) - forgotten)
+	t.packets.forgetBefore(int64(f.AckRanges[0].Largest) - forgotten)
 	if packets == 0 {
 		return 0
 	}
@@ -248,18 +248,18 @@ func (t *Trace) acked(f *qlog.AckFrame) time.Duration {
 	return max(rtt, time.Nanosecond)
 }
 
-func (t *Trace) lost(pn int64) {
+func (t *Trace) onPacketLost(pn int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.packets.each(pn, pn, func(p *packet) {
-		for b := range p.spans {
-			b.of.missing += b.of.unarrived(b.from, b.to)
+	t.packets.takePackets(pn, pn, func(p *packet) {
+		for b := range p.eachSpan {
+			b.of.missing += b.of.missingBytes(b.from, b.to)
 		}
 	})
-	t.packets.trim()
+	t.packets.dropDone()
 }
 
-func (t *Trace) metrics(e qlog.MetricsUpdated) {
+func (t *Trace) onMetrics(e qlog.MetricsUpdated) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e.CongestionWindow > 0 {
@@ -273,28 +273,28 @@ func (t *Trace) metrics(e qlog.MetricsUpdated) {
 	}
 }
 
-func (t *Trace) timeout() {
+func (t *Trace) onTimeout() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.touched = t.touched[:0]
 	for _, s := range t.streams {
 		if s.next > s.una {
 			s.timeouts++
-			t.touch(s)
+			t.markChanged(s)
 		}
 	}
-	t.tell(0)
+	t.reportChanged(0)
 }
 
-// touch makes tell report s.
-func (t *Trace) touch(s *signals) {
+// markChanged makes tell report s.
+func (t *Trace) markChanged(s *signals) {
 	if !s.touched {
 		s.touched, t.touched = true, append(t.touched, s)
 	}
 }
 
-// tell reports the streams that the present event is about.
-func (t *Trace) tell(rtt time.Duration) {
+// reportChanged reports the streams that the present event is about.
+func (t *Trace) reportChanged(rtt time.Duration) {
 	if len(t.touched) == 0 {
 		return
 	}
@@ -306,7 +306,7 @@ func (t *Trace) tell(rtt time.Duration) {
 			sample = 0
 		}
 		s.touched, s.fresh = false, 0
-		s.report(now, sample)
+		s.sendReport(now, sample)
 	}
 }
 
@@ -333,11 +333,11 @@ func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.most, t.beyond = most, beyond
-	t.bound()
+	t.checkRequestBound()
 }
 
-// bound calls beyond if the client has begun too many requests. The caller holds t.mu.
-func (t *Trace) bound() {
+// checkRequestBound calls beyond if the client has begun too many requests. The caller holds t.mu.
+func (t *Trace) checkRequestBound() {
 	if t.beyond != nil && t.begun > t.most {
 		go t.beyond()
 		t.beyond = nil

@@ -67,7 +67,7 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 		for _, m := range streams {
 			frame(m, rapid.IntRange(1, 60).Draw(t, "answer"), 0)
 			s := trace.signalsOf(m.id)
-			s.observe(func(r flow.Report) { m.last = r })
+			s.setObserver(func(r flow.Report) { m.last = r })
 		}
 		underway := map[int64]sentPacket{}
 		var lost []sentPacket
@@ -141,7 +141,7 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 				s := trace.streams[m.id]
 				trace.mu.Lock()
 				before := m.last
-				s.report(trace.clock(), 0)
+				s.sendReport(trace.clock(), 0)
 				trace.mu.Unlock()
 				r := m.last
 				all := make([]bool, len(m.payload))
@@ -295,20 +295,20 @@ func TestTheEndOfAStreamIsUndeliveredUntilItHasArrivedOrTheStreamIsReset(t *test
 			trace.RecordEvent(h3log.FrameCreated{
 				Raw: h3log.RawInfo{Length: 110, PayloadLength: 100}, Frame: h3log.Frame{Frame: h3log.DataFrame{}},
 			})
-			assert.EqualValues(t, 100, s.undelivered())
-			s.finish()
-			assert.EqualValues(t, 101, s.undelivered())
+			assert.EqualValues(t, 100, s.undeliveredBytes())
+			s.noteFIN()
+			assert.EqualValues(t, 101, s.undeliveredBytes())
 			send(1, &qlog.StreamFrame{Length: 110})
 			send(2, &qlog.StreamFrame{Offset: 110, Fin: true})
 			ack(1)
-			assert.EqualValues(t, 1, s.undelivered())
+			assert.EqualValues(t, 1, s.undeliveredBytes())
 			trace.RecordEvent(qlog.PacketLost{Header: header(2)})
 			send(3, c.last)
 			if c.acked {
-				assert.EqualValues(t, 1, s.undelivered())
+				assert.EqualValues(t, 1, s.undeliveredBytes())
 				ack(3)
 			}
-			assert.Zero(t, s.undelivered())
+			assert.Zero(t, s.undeliveredBytes())
 		})
 	}
 }
