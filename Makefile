@@ -8,13 +8,20 @@ GOLANGCI_LINT_VERSION = v2.15.0
 
 GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 
-# Tests of these packages and the end-to-end tests drive a kernel, its sockets and
-# emulated links in real time, and a machine that others share may stand still for
-# longer than any deadline. Such a test that fails is run again, up to twice, and
-# counts when it fails each time; a table at the end names it. A data race counts at
-# once. All other tests run once.
+# Tests of these packages drive a kernel and its sockets in real time. They run apart from those that only compute.
 REAL_TIME = ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry/... ./test/browser
-RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
+# These packages, and the end-to-end tests, have tests over emulated links. A machine that others share may stand
+# still for longer than such a link allows for: a test over one that fails is run again, up to twice, and counts when it
+# fails each time; a table at the end names it. A data race counts at once. Every other test that fails once is a
+# failure, in these packages too: test/reruns/check.sh finds those that were run again.
+LINKS = ./cmd/penstock-lab ./internal/lab/stage ./internal/netlab
+RERUN = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
+# run-links runs gotestsum with the arguments $(1), and tests over emulated links again.
+define run-links
+	@set -e; dir=$$(mktemp -d); trap 'rm -r "$$dir"' EXIT; set -x; \
+	$(GOTESTSUM) $(RERUN) --rerun-fails-report="$$dir/again" --jsonfile="$$dir/output" $(1); \
+	test/reruns/check.sh "$$dir/again" "$$dir/output"
+endef
 
 # Property tests draw the same cases in each run of make, so that what passes here passes
 # in CI; go test by itself, or RAPID_SEED=0, draws others. What one fails with is printed,
@@ -78,7 +85,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-tool test-race test-e2e bare-test fuzz bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -114,7 +121,8 @@ test: test-unit test-race test-e2e ## everything that can be checked without jud
 
 test-unit: ## unit and property tests, scenarios, fuzz corpora
 	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(UNIT),$(REAL_TIME))" -- -timeout $(TIMEOUT)
-	$(GOTESTSUM) $(RERUN) --format pkgname-and-test-fails --packages "$(REAL_TIME)" -- -timeout $(TIMEOUT)
+	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(REAL_TIME),$(LINKS))" -- -timeout $(TIMEOUT)
+	$(call run-links,--format pkgname-and-test-fails --packages "$(LINKS)" -- -timeout $(TIMEOUT))
 
 test-tool: # fetches and builds what runs the tests
 	$(GOTESTSUM) --version
@@ -124,18 +132,21 @@ bare-test: ## make test in a bare Debian 12, as root and as a user; as root, wit
 
 test-race: ## the concurrent packages under the race detector
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \
-		set -ex; \
-		$(GOTESTSUM) $(RERUN) --format pkgname-and-test-fails --packages "$(CONCURRENT)" -- -race -timeout $(TIMEOUT); \
+		$(MAKE) --no-print-directory raced; \
 	else \
 		echo "test-race: SKIPPED: the race detector needs a C compiler (CC=$$($(GO) env CC)," \
 			"CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
 	fi
 
+raced: # with a C compiler
+	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(CONCURRENT),$(LINKS))" -- -race -timeout $(TIMEOUT)
+	$(call run-links,--format pkgname-and-test-fails --packages "$(LINKS)" -- -race -timeout $(TIMEOUT))
+
 # Each tier of test/e2e (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged; PENSTOCK_E2E_SOAK=10m
 # has the mix of loads go on for so long in place of 20 s), then other
 # people's programs. Tests that mostly wait run four at a time.
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
-	$(GOTESTSUM) $(RERUN) --format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT)
+	$(call run-links,--format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT))
 
 # A target that fails does not keep the others from their turn.
 fuzz: ## every fuzz target for FUZZTIME each

@@ -41,6 +41,7 @@ func TestRunsThroughAnotherBuildOfTheProxyAreItsOwn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs in real time, left out with -short")
 	}
+	need.OverLink(t)
 	proxy, err := labtest.Build(t.TempDir())
 	require.NoError(t, err)
 	t.Chdir(t.TempDir())

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // inode identifies the calling thread's network namespace.
@@ -144,6 +145,7 @@ func TestCommand(t *testing.T) {
 
 func TestCloseLeavesNothing(t *testing.T) {
 	needPath(t)
+	need.OverLink(t)
 	link := sim.LinkConfig{Rate: 100e6, Delay: time.Millisecond}
 	build := func() {
 		c, err := NewCellular(CellularConfig{Down: link, Up: link})

@@ -59,6 +59,7 @@ func newLab(tb testing.TB) *Lab {
 func newCellular(tb testing.TB, cfg CellularConfig) *Cellular {
 	tb.Helper()
 	needPath(tb)
+	need.OverLink(tb)
 	c, err := NewCellular(cfg)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, c.Close()) })

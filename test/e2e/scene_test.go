@@ -57,6 +57,7 @@ func newScene(t *testing.T) *scene {
 // other direction only delays, by as much.
 func newCellular(t *testing.T, down sim.LinkConfig) (*scene, *netlab.Path) {
 	t.Helper()
+	need.OverLink(t)
 	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: down, Up: sim.LinkConfig{Delay: down.Delay}})
 	if err != nil {
 		t.Skipf("needs /dev/net/tun: %v", err)

@@ -34,6 +34,7 @@ func holdingClients(receive string) string {
 // 2 MB, and a proxy at its edge, which has these sysctls.
 func hop(t *testing.T, link sim.LinkConfig, edge map[string]string, config string) (*scene, *netlab.Path) {
 	t.Helper()
+	need.OverLink(t)
 	link.QueueBytes = 2e6
 	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: link, Up: link})
 	if err != nil {

@@ -45,12 +45,13 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Need skips the test where there can be no lab.
+// Need skips the test where there can be no lab, and else marks it as one over an emulated link.
 func Need(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs in real time, left out with -short")
 	}
+	need.OverLink(t)
 	if none != nil {
 		need.Namespaces(t, none)
 	}
