@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/netip"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -11,15 +12,28 @@ import (
 // public key as wg writes it.
 type Endpoints map[string]map[string]netip.AddrPort
 
-// Endpoints returns those of peers with whom there has been a handshake.
-func (s *Server) Endpoints() Endpoints {
+// Equal tells whether both have the same peers at the same addresses.
+func (e Endpoints) Equal(other Endpoints) bool { return maps.EqualFunc(e, other, maps.Equal) }
+
+// Endpoints returns where peers are, or were when Resume was called. A tunnel that cannot list its
+// peers at present has those that it had before.
+func (s *Server) Endpoints(before Endpoints) Endpoints {
 	all := Endpoints{}
-	for _, t := range s.Tunnels() {
-		for key, at := range tunnel.Endpoints(t.Peers) {
-			if all[t.Listener] == nil {
-				all[t.Listener] = map[string]netip.AddrPort{}
-			}
-			all[t.Listener][key.String()] = at
+	for _, l := range s.settings().listeners {
+		t := l.Tunnel()
+		if t == nil {
+			continue
+		}
+		at := map[string]netip.AddrPort{}
+		status, err := t.Status()
+		if err != nil || t.Health() != nil {
+			maps.Copy(at, before[l.cfg.Name])
+		}
+		for key, where := range tunnel.Endpoints(status.Peers) {
+			at[key.String()] = where
+		}
+		if len(at) > 0 {
+			all[l.cfg.Name] = at
 		}
 	}
 	return all

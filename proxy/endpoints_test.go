@@ -17,9 +17,9 @@ func TestAGatewayTakesUpItsPeersWhereTheOneBeforeItLeftThem(t *testing.T) {
 	first := newGateway(t, nil, p)
 	p.connect(first)
 	page := website(t, []byte("hello"))
-	assert.Empty(t, first.proxy.Endpoints(), "nobody has come yet")
+	assert.Empty(t, first.proxy.Endpoints(nil), "nobody has come yet")
 	p.download(t, page.URL)
-	all := first.proxy.Endpoints()
+	all := first.proxy.Endpoints(nil)
 	require.Len(t, all["vpn"], 1)
 	at := all["vpn"][p.public.String()]
 	assert.True(t, at.Addr().Unmap().IsLoopback(), at)
@@ -33,6 +33,6 @@ func TestAGatewayTakesUpItsPeersWhereTheOneBeforeItLeftThem(t *testing.T) {
 	second.proxy.Resume(all)
 	require.Eventually(t, func() bool { return !second.proxy.Tunnels()[0].Peers[0].Handshake.IsZero() }, patience, time.Millisecond,
 		"the phone has said nothing since")
-	assert.Equal(t, proxy.Endpoints{"vpn": {p.public.String(): at}}, second.proxy.Endpoints())
+	assert.Equal(t, proxy.Endpoints{"vpn": {p.public.String(): at}}, second.proxy.Endpoints(nil))
 	p.download(t, page.URL)
 }

@@ -52,6 +52,7 @@ change while running is refused.`,
 			rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
 			signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 			defer signal.Stop(rereads)
+			f.locateState(os.Getenv("STATE_DIRECTORY"))
 			cfg, err := f.load(cmd.Flags())
 			var mistake *config.Error
 			if errors.As(err, &mistake) {
@@ -91,8 +92,9 @@ type service struct {
 
 	sources []*linkstat.Source
 
-	reloads reloads
-	leaving atomic.Bool // a signal has come
+	reloads   reloads
+	endpoints endpointKeeper
+	leaving   atomic.Bool // a signal has come
 }
 
 // run builds everything, serves until a signal comes, and takes it down again.
@@ -143,12 +145,14 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 	if h.flags.broken != nil {
 		h.reloads.refused(h.flags.wanted)
 	}
+	h.makeStateDirectory()
 	h.resume()
 	h.announce()
 	if h.flags.broken == nil {
 		h.keep(h.flags.loaded)
 	}
 	h.dropPrivileges()
+	h.checkStateDirectory()
 	return errors.Join(h.serve(ctx, rereads, signals), h.proxy.Close())
 }
 

@@ -23,6 +23,8 @@ import (
 type runFlags struct {
 	config, listen, telemetry string
 	trace, lastGood           string
+	stateDirectory            string
+	ownState                  bool // stateDirectory was given
 	pprof, keepPrivileges     bool
 	watch                     bool
 
@@ -44,8 +46,11 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 		"not with --config")
 	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off "+
 		"(default "+config.DefaultTelemetry+")")
-	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, "+
-		"and start with that when --config has a mistake")
+	flags.StringVar(&f.stateDirectory, "state-directory", "", "`DIR` for what the next start needs: where peers of "+
+		"tunnels are, and the configuration that works, with its secrets, to start with when --config has a mistake "+
+		"(default $STATE_DIRECTORY, as systemd sets it, else FILE.state beside the file of --config, for peers alone)")
+	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, not in the state "+
+		"directory")
 	flags.BoolVar(&f.watch, "watch", false, "reload when the file of --config, or one that it names, has changed")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
@@ -108,7 +113,7 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 	saved, err := config.LoadSaved(f.lastGood, f.config)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			broken = fmt.Errorf("%w (and --last-good: %v)", broken, err) //nolint:errorlint // the file's mistake decides
+			broken = fmt.Errorf("%w (and the last good one: %v)", broken, err) //nolint:errorlint // the file's mistake decides
 		}
 		return config.Config{}, broken
 	}

@@ -39,11 +39,11 @@ type PeerState struct {
 	Sent      uint64
 }
 
-// Endpoints are where peers are with whom there has been a handshake.
+// Endpoints are where peers are, as far as it is known.
 func Endpoints(peers []PeerState) map[access.Key]netip.AddrPort {
 	at := map[access.Key]netip.AddrPort{}
 	for _, p := range peers {
-		if where, err := netip.ParseAddrPort(p.Endpoint); err == nil && !p.Handshake.IsZero() {
+		if where, err := netip.ParseAddrPort(p.Endpoint); err == nil {
 			at[p.PublicKey] = where
 		}
 	}

@@ -292,8 +292,8 @@ func overAnInterface(t *testing.T, is map[string]string, args ...string) (s *sce
 
 func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
 	s, k, pings, _ := overAnInterface(t, find(t, "wireguard-go", "wg", "ip"),
-		"--last-good", filepath.Join(t.TempDir(), "good"))
-	s.restart(k.Options, pings)
+		"--state-directory", t.TempDir())
+	s.restart(k.Options, pings, func() { require.NoError(t, s.proxy.Stop()) })
 }
 
 // A crash takes the proxy alone: UDP goes on through the tunnel, new connections go past
