@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -87,6 +87,7 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 	f.StringSliceVar(&n.allowed, "allowed-ips", []string{"0.0.0.0/0", "::/0"}, "what the client sends into the tunnel")
 	f.StringSliceVar(&n.addresses, "address", nil,
 		"the client's own addresses in the tunnel (default the next that is free of each prefix in wireguard.pool)")
+	f.BoolVar(&n.exit, "exit", false, "it is the way out for others: --address may be 0.0.0.0/0")
 	f.StringSliceVar(&n.dns, "dns", nil, "name servers that the client is to use")
 	f.BoolVar(&n.preshared, "preshared-key", false, "give both ends a shared key, too")
 	f.BoolVar(&n.noQR, "no-qr", false, "print no QR code")
@@ -239,7 +240,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 			if k.Handshake > 0 {
 				handshake = ago(time.Since(time.UnixMilli(int64(k.Handshake * 1e3))))
 			}
-			received, sent = cc.Bytes(k.Received).String(), cc.Bytes(k.Sent).String()
+			received, sent = roundBytes(k.Received), roundBytes(k.Sent)
 			if k.QueueingDelay > 0 {
 				queue = time.Duration(k.QueueingDelay * float64(time.Second)).Round(time.Millisecond).String()
 			}
@@ -251,6 +252,22 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 			p.Name, access.JoinPrefixes(p.AllowedIPs), handshake, received, sent, queue, from)
 	}
 	return table.Flush()
+}
+
+// roundBytes is a count of bytes for people, with two or three digits.
+func roundBytes(n uint64) string {
+	v, unit := float64(n), "B"
+	for _, next := range []string{"kB", "MB", "GB", "TB", "PB"} {
+		if v < 999.5 {
+			break
+		}
+		v, unit = v/1000, next
+	}
+	digits := 0
+	if unit != "B" && v < 9.95 {
+		digits = 1
+	}
+	return strconv.FormatFloat(v, 'f', digits, 64) + unit
 }
 
 // ago is a time in the past for people.

@@ -23,7 +23,7 @@ type newPeer struct {
 	name                    string
 	endpoint                string
 	allowed, addresses, dns []string
-	preshared, noQR         bool
+	preshared, exit, noQR   bool
 }
 
 // clientKeepalive keeps the way to a client open in translators of addresses.
@@ -37,7 +37,7 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		return err
 	}
 	defer g.release()
-	p := access.Peer{Name: n.name}
+	p := access.Peer{Name: n.name, Exit: n.exit}
 	var err error
 	if p.AllowedIPs, err = g.chooseAddresses(n.addresses); err != nil {
 		return cli.BadInput(err)
@@ -55,6 +55,9 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		}
 	}
 	if err := access.CheckPeers(append(g.WireGuard.Access(), p)); err != nil {
+		return cli.BadInput(err)
+	}
+	if err := p.CheckExit(g.WireGuard.Pool, "--exit"); err != nil {
 		return cli.BadInput(err)
 	}
 	client, err := g.clientConfig(n, p, private, notes)

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -79,5 +81,17 @@ func initGateway(config string, notes io.Writer) (err error) {
 		}
 		fmt.Fprintf(notes, "made: %s\n", f.path)
 	}
+	fmt.Fprintf(notes, "next:\n  penstock gateway peer add NAME --config %s --endpoint HOST\n  penstock run --config %[1]s\n",
+		shellWord(config))
 	return nil
+}
+
+// shellWord is a file's name as a shell takes it.
+func shellWord(name string) string {
+	if !strings.ContainsFunc(name, func(r rune) bool {
+		return !strings.ContainsRune("/._-+,:@%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

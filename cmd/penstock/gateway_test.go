@@ -411,3 +411,73 @@ func TestTheGatewayReadsNoDevice(t *testing.T) {
 		assert.Contains(t, stderr, says)
 	}
 }
+
+func TestBytesAreRounded(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0B", 999: "999B", 1000: "1.0kB", 1234567: "1.2MB", 9949: "9.9kB", 9950: "10kB", 48_000_123: "48MB",
+		250_349_752: "250MB", 1_161_962_416: "1.2GB", 999_499_999: "999MB", 999_500_000: "1.0GB", 1 << 63: "9223PB",
+	} {
+		assert.Equal(t, want, roundBytes(n), n)
+	}
+}
+
+// Whoever makes a gateway anywhere else than in /etc/penstock needs its path in the next command.
+func TestInitTellsTheNextCommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "my gateway.yaml")
+	code, _, stderr := run(t, "gateway", "init", file)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Contains(t, stderr, "penstock gateway peer add NAME --config '"+file+"'")
+	assert.Contains(t, stderr, "penstock run --config '"+file+"'")
+}
+
+// A peer with its client's AllowedIPs would shut all others out.
+func TestAPeerThatTakesEverythingIsRefused(t *testing.T) {
+	for list, refused := range map[string]bool{
+		"0.0.0.0/0": true, "10.9.0.7/32, ::/0": true, "128.0.0.0/1": true, "10.0.0.0/8": true, "fd00:9::/64": true,
+		"10.9.0.7/32": false, "10.9.0.7/32, 192.168.50.0/24, 172.16.0.0/12": false,
+	} {
+		path := gatewayFolder(t, gatewayConfig)
+		peers := filepath.Join(filepath.Dir(path), "peers.conf")
+		write := func(extra string) (code int, stderr string) {
+			text := "[Peer]\n# Name = laptop\n" + extra + "PublicKey = CCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCA=\nAllowedIPs = " + list + "\n"
+			require.NoError(t, os.WriteFile(peers, []byte(text), 0o600))
+			code, _, stderr = run(t, "check", path)
+			return code, stderr
+		}
+		code, stderr := write("")
+		if !refused {
+			assert.Equal(t, cli.ExitOK, code, "%s: %s", list, stderr)
+			continue
+		}
+		assert.Equal(t, cli.ExitConfig, code, list)
+		assert.Contains(t, stderr, peers+": line 4: peer \"laptop\" has ", list)
+		assert.Contains(t, stderr, `"# Exit = true"`)
+		assert.Equal(t, 1, strings.Count(stderr, "laptop"), "it is told once: %s", stderr)
+		code, stderr = write("# Exit = true\n")
+		assert.Equal(t, cli.ExitOK, code, stderr)
+		assert.Contains(t, stderr, "tunnel.isolate: false", "nobody would reach it")
+	}
+}
+
+func TestAPeerIsAddedAsAnExitOnlyWhereThatIsMeant(t *testing.T) {
+	path := gatewayFolder(t, gatewayConfig)
+	peers := filepath.Join(filepath.Dir(path), "peers.conf")
+	require.NoError(t, os.WriteFile(peers, nil, 0o600))
+	add := []string{
+		"gateway", "-c", path, "peer", "add", "site", "--endpoint", "192.0.2.1:7", "--telemetry", "127.0.0.1:1",
+		"--address", "10.9.0.9,0.0.0.0/0",
+	}
+	code, _, stderr := run(t, add...)
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, "--exit")
+	text, err := os.ReadFile(peers)
+	require.NoError(t, err)
+	assert.Empty(t, text)
+	code, _, stderr = run(t, append(add, "--exit")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	text, err = os.ReadFile(peers)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), "# Exit = true\n")
+	code, _, stderr = run(t, "check", path)
+	assert.Equal(t, cli.ExitOK, code, stderr)
+}

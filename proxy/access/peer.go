@@ -14,12 +14,44 @@ type Peer struct {
 	Preshared  Key            // zero: none
 	AllowedIPs []netip.Prefix // its addresses inside the tunnel: no other is taken from it, or sent to it
 	Keepalive  time.Duration  // of ours, in whole seconds; 0: none, clients behind NAT send their own
+	Exit       bool           // AllowedIPs may cover other peers and most of the Internet
 }
 
 // Equal reports whether nothing differs.
 func (p Peer) Equal(q Peer) bool {
 	return p.Name == q.Name && p.PublicKey == q.PublicKey && p.Preshared == q.Preshared &&
-		p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
+		p.Keepalive == q.Keepalive && p.Exit == q.Exit && slices.Equal(p.AllowedIPs, q.AllowedIPs)
+}
+
+// exitBits is the shortest length of a prefix that a site behind a peer may have. A list with a shorter
+// one has been copied from a client's configuration.
+const exitBits = 8
+
+// CheckExit finds a prefix that takes destinations from everybody else: all of the Internet, or the pool that
+// other peers have their addresses from. Only a peer that is an exit may have it; mark is how the
+// configuration says so.
+func (p Peer) CheckExit(pool []netip.Prefix, mark string) error {
+	if p.Exit {
+		return nil
+	}
+	for _, a := range p.AllowedIPs {
+		covers := func(other netip.Prefix) bool { return a.Bits() <= other.Bits() && a.Overlaps(other) }
+		what := "most destinations outside"
+		switch {
+		case a.Bits() < exitBits:
+			if a.Bits() == 0 {
+				what = "all destinations"
+			}
+		case slices.ContainsFunc(pool, covers):
+			what = "the addresses of other peers"
+		default:
+			continue
+		}
+		return fmt.Errorf("peer %q has %v in its allowed_ips: %s would lie behind it, out of everybody else's reach; "+
+			"write its own addresses, such as 10.9.0.2/32 (%v belongs into the client's configuration), or mark it as an "+
+			"exit with %s", p.Name, a, what, a, mark)
+	}
+	return nil
 }
 
 // CheckPeers finds what keeps peers from standing side by side.
@@ -49,7 +81,7 @@ func CheckPeers(peers []Peer) error {
 	return nil
 }
 
-// Overlap returns a peer whose addresses lie within those of another; empty:
+// Overlap returns a peer whose addresses lie within those of another, which is no exit; empty:
 // there is none. WireGuard lets the narrower one have them.
 func Overlap(peers []Peer) (inner, outer string) {
 	for i, p := range peers {
@@ -57,7 +89,7 @@ func Overlap(peers []Peer) (inner, outer string) {
 			for _, a := range p.AllowedIPs {
 				for _, b := range q.AllowedIPs {
 					switch {
-					case !a.Overlaps(b):
+					case !a.Overlaps(b), a.Bits() < b.Bits() && p.Exit, b.Bits() < a.Bits() && q.Exit:
 					case a.Bits() > b.Bits():
 						return p.Name, q.Name
 					default:

@@ -18,7 +18,8 @@ type QuickFile struct {
 	Addresses  []netip.Prefix // of ours inside the tunnel, with the tunnel's length
 	Peers      []Peer
 
-	spans []span // of each peer's section
+	spans   []span // of each peer's section
+	allowed []int  // each peer's line with AllowedIPs, or of its head, from 0
 }
 
 // span is lines of the file, from 0; the last is not in it.
@@ -32,7 +33,8 @@ const maxPeerName = 64
 //
 // WireGuard has no names for peers: a comment gives one, "# Name = phone"
 // anywhere in the section or right above it, or else "# phone" right above its
-// head or right below. A peer without is called by the beginning of its key.
+// head or right below. A peer without is called by the beginning of its key. Another comment
+// that is read says that the peer is an exit: "# Exit = true".
 func ParseQuick(text string) (QuickFile, error) {
 	p := quickParser{}
 	lines := strings.Split(text, "\n")
@@ -46,6 +48,16 @@ func ParseQuick(text string) (QuickFile, error) {
 		return QuickFile{}, err
 	}
 	return p.file, nil
+}
+
+// CheckExits calls CheckExit for each peer. The error has the line of its AllowedIPs.
+func (f QuickFile) CheckExits(pool []netip.Prefix) error {
+	for i, p := range f.Peers {
+		if err := p.CheckExit(pool, `"# Exit = true"`); err != nil {
+			return fmt.Errorf("line %d: %w", f.allowed[i]+1, err)
+		}
+	}
+	return nil
 }
 
 // quickParser is where the reading has come to.
@@ -62,6 +74,7 @@ type quickParser struct {
 type quickPeer struct {
 	Peer
 	line         int  // of its head
+	allowed      int  // likewise of AllowedIPs
 	from         int  // of the comment above it, if that is its name
 	named, keyed bool // a name was given with Name =; a public key was
 	fresh        bool // nothing stands below the head yet
@@ -93,7 +106,11 @@ func (p *quickParser) line(n int, line string) error {
 		if p.peer != nil {
 			p.peer.fresh = false
 		}
-		return p.set(strings.ToLower(strings.TrimSpace(key)), strings.TrimSpace(value))
+		key = strings.ToLower(strings.TrimSpace(key))
+		if p.peer != nil && key == "allowedips" {
+			p.peer.allowed = n
+		}
+		return p.set(key, strings.TrimSpace(value))
 	}
 	return nil
 }
@@ -104,7 +121,7 @@ func (p *quickParser) head(n int, name string) error {
 	switch name {
 	case "[interface]":
 	case "[peer]":
-		next = &quickPeer{line: n, from: n, fresh: true}
+		next = &quickPeer{line: n, allowed: n, from: n, fresh: true}
 	default:
 		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", word(name, "this"))
 	}
@@ -145,6 +162,8 @@ func (p *quickParser) settle(next *quickPeer) {
 			if name := peerName(value); name != "" {
 				about.Name, about.named = name, true
 			}
+		case given && strings.EqualFold(strings.TrimSpace(key), "exit"):
+			about.Exit = strings.EqualFold(strings.TrimSpace(value), "true")
 		case given || about.Name != "":
 		case next != nil && i == len(p.comments)-1, next == nil && about.fresh:
 			about.Name = peerName(c)
@@ -176,6 +195,7 @@ func (p *quickParser) end(line int) error {
 	}
 	p.file.Peers = append(p.file.Peers, q.Peer)
 	p.file.spans = append(p.file.spans, span{q.from, line})
+	p.file.allowed = append(p.file.allowed, q.allowed)
 	return nil
 }
 
@@ -280,7 +300,11 @@ func AddSection(text string, p Peer) string {
 		}
 		b.WriteByte('\n')
 	}
-	fmt.Fprintf(&b, "[Peer]\n# Name = %s\nPublicKey = %v\n", p.Name, p.PublicKey)
+	fmt.Fprintf(&b, "[Peer]\n# Name = %s\n", p.Name)
+	if p.Exit {
+		b.WriteString("# Exit = true\n")
+	}
+	fmt.Fprintf(&b, "PublicKey = %v\n", p.PublicKey)
 	if p.Preshared != (Key{}) {
 		fmt.Fprintf(&b, "PresharedKey = %v\n", p.Preshared)
 	}

@@ -371,6 +371,11 @@ func (c *Config) findWarnings() []string {
 				"does not get "+
 				"what is sent there", i, inner, outer))
 		}
+		if exit := slices.IndexFunc(l.WireGuard.Peers, func(p Peer) bool { return p.Exit }); exit >= 0 &&
+			l.Tunnel.Datagrams().Isolate {
+			out = append(out, fmt.Sprintf("listeners[%d]: peer %s is an exit, but nobody reaches it: peers are isolated; "+
+				"set tunnel.isolate: false", i, l.WireGuard.Peers[exit].Name))
+		}
 		for j, other := range c.Listeners[:i] {
 			if shared := sharedPool(other, l); shared.IsValid() {
 				out = append(out, fmt.Sprintf("listeners[%d]: its peers and those of listeners[%d] have their "+

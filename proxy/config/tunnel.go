@@ -45,6 +45,7 @@ type Peer struct {
 	PresharedKeyFile string         `yaml:"preshared_key_file"`
 	AllowedIPs       []netip.Prefix `yaml:"allowed_ips" required:"yes"`
 	Keepalive        time.Duration  `yaml:"keepalive"`
+	Exit             bool           `yaml:"exit"`
 }
 
 // MASQUEMTU is what a CONNECT-IP session carries from its first packet on,
@@ -111,7 +112,7 @@ func (w WireGuard) Access() []access.Peer {
 func (p Peer) Access() access.Peer {
 	return access.Peer{
 		Name: p.Name, PublicKey: p.PublicKey, Preshared: p.PresharedKey,
-		AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive,
+		AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive, Exit: p.Exit,
 	}
 }
 
@@ -237,7 +238,7 @@ func (l *Listener) checkWireGuard(key string) error {
 	errs = append(errs, checkPool(at+".pool", w.Pool))
 	var peers []error
 	for i, p := range w.Peers {
-		peers = append(peers, p.check(fmt.Sprintf("%s.peers[%d]", at, i)))
+		peers = append(peers, p.check(fmt.Sprintf("%s.peers[%d]", at, i), w.Pool))
 	}
 	err := errors.Join(peers...)
 	if err == nil {
@@ -248,8 +249,11 @@ func (l *Listener) checkWireGuard(key string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-func (p Peer) check(key string) error {
+func (p Peer) check(key string, pool []netip.Prefix) error {
 	var errs []error
+	if err := p.Access().CheckExit(pool, "exit: true"); err != nil {
+		errs = append(errs, keyErrorf(key+".allowed_ips", "%v", err))
+	}
 	switch {
 	case p.Name == "":
 		errs = append(errs, keyErrorf(key+".name", "missing; give it a name such as phone"))
@@ -308,7 +312,7 @@ func (l *Listener) readTunnelFiles(key string, from *files) error {
 func (l *Listener) readConfigFile(key string, from *files) error {
 	f, err := from.quick(key, l.WireGuard.ConfigFile)
 	if err == nil {
-		err = l.adopt(f, key)
+		err = l.adopt(f, key, from.shown(l.WireGuard.ConfigFile))
 	}
 	if err != nil {
 		return err
@@ -326,6 +330,9 @@ func (w *WireGuard) readPeers(key string, from *files) error {
 	if (f.PrivateKey != access.Key{}) {
 		return keyErrorf(key, "it has an [Interface] section with a private key; write config_file: %s instead",
 			w.PeersFile)
+	}
+	if err := f.CheckExits(w.Pool); err != nil {
+		return keyErrorf(key, "%s: %v", from.shown(w.PeersFile), err)
 	}
 	if err := w.add(f.Peers); err != nil {
 		return keyErrorf(key, "%v", err)
@@ -351,7 +358,7 @@ func checkPool(key string, pool []netip.Prefix) error {
 }
 
 // adopt takes over what a whole file of wg-quick's says and the listener does not.
-func (l *Listener) adopt(f access.QuickFile, key string) error {
+func (l *Listener) adopt(f access.QuickFile, key, file string) error {
 	if (f.PrivateKey == access.Key{}) {
 		return keyErrorf(key, "it has no PrivateKey in an [Interface] section; a file of peers alone is a peers_file")
 	}
@@ -375,6 +382,9 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 			}
 		}
 	}
+	if err := f.CheckExits(l.WireGuard.Pool); err != nil {
+		return keyErrorf(key, "%s: %v", file, err)
+	}
 	if err := l.WireGuard.add(f.Peers); err != nil {
 		return keyErrorf(key, "%v", err)
 	}
@@ -387,7 +397,7 @@ func (w *WireGuard) add(peers []access.Peer) error {
 	for _, p := range peers {
 		w.Peers = append(w.Peers, Peer{
 			Name: p.Name, PublicKey: p.PublicKey, PresharedKey: p.Preshared,
-			AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive,
+			AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive, Exit: p.Exit,
 		})
 	}
 	return access.CheckPeers(w.Access())

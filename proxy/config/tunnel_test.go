@@ -175,6 +175,16 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 				"b, public_key: " + keyC + ", allowed_ips: [10.9.0.2]}]}"),
 			"listeners[0].wireguard.peers", `"a" and "b" both have 10.9.0.2/32`,
 		},
+		"a peer that takes everything": {
+			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: [10.9.0.2, " +
+				"0.0.0.0/0]}]}"),
+			"listeners[0].wireguard.peers[0].allowed_ips", "exit: true",
+		},
+		"a peer that takes the pool": {
+			wireguard("wireguard: {" + key + ", pool: [10.9.0.0/24], peers: [{name: a, public_key: " + keyB + ", " +
+				"allowed_ips: [10.9.0.0/16]}]}"),
+			"listeners[0].wireguard.peers[0].allowed_ips", "the addresses of other peers",
+		},
 		"half a second": {wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", " +
 			"allowed_ips: [10.9.0.2], keepalive: 500ms}]}"), "listeners[0].wireguard.peers[0].keepalive", "whole " +
 			"seconds"},
