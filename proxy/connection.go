@@ -90,7 +90,7 @@ func (c *connection) side(l *leg) Side {
 func (c *connection) relay(done func()) {
 	c.done = done
 	c.moving.Store(2)
-	if c.chosen.Content == nil { // reading that may take several reads for a byte
+	if c.chosen.Exchange == nil { // reading that may take several reads for a byte
 		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.step); ok {
 			c.post = post
 			c.post()

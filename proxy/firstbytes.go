@@ -20,7 +20,7 @@ var expired = time.Unix(1, 0)
 // client is not the first, and bytes would be held up. Both legs are there by
 // now, since a client that asked speaks only once it is answered.
 func (c *connection) awaitServerName() string {
-	if c.chosen.Content != nil {
+	if c.chosen.Exchange != nil {
 		return policy.HostName(c.decidedOn.Host) // of the URL, in whatever form the request has
 	}
 	early := c.up.early

@@ -275,10 +275,13 @@ func (c *connection) openDirection(d *direction, src, dst *leg, terms, receives 
 	d.read.Store(int64(len(d.early)))
 	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
-	if content := c.chosen.Content; content != nil && src == &c.client {
-		d.carrier = datapath.NewCopy(dst.conn, content.From(src.conn), c.srv.buffers)
-	} else {
+	switch exchange := c.chosen.Exchange; {
+	case exchange == nil:
 		d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
+	case src == &c.client:
+		d.carrier = datapath.NewCopy(dst.conn, exchange.RequestFrom(src.conn), c.srv.buffers)
+	default:
+		d.carrier = datapath.NewCopy(dst.conn, exchange.AnswerFrom(src.conn), c.srv.buffers)
 	}
 	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
 		d.source, d.unbound = src.conn.(datapath.Receiver)

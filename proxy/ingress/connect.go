@@ -11,14 +11,11 @@ import (
 // maxRequestHeader bounds the request line and header fields of a request, in bytes.
 const maxRequestHeader = 16 << 10
 
-// errNotHTTP replaces net/http's errors, which quote lines and URLs, with passwords in them.
-var errNotHTTP = errors.New("malformed HTTP request")
-
 // http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
 // http:// URL.
 func (l *greeter) http(in *input, c *Client) error {
 	in.left = maxRequestHeader
-	req, err := http.ReadRequest(in.Reader)
+	req, err := readRequest(in)
 	if err != nil {
 		switch {
 		case errors.Is(in.err, errTooLong):
@@ -28,33 +25,33 @@ func (l *greeter) http(in *input, c *Client) error {
 			err = in.err
 		default:
 			_ = refuseHTTP(in, http.StatusBadRequest, "", "this is not an HTTP request")
-			err = errNotHTTP
 		}
 		return fmt.Errorf("connect: %w", err)
 	}
-	tunnel := req.Method == http.MethodConnect
-	if !tunnel && !wholeURL(req) {
+	tunnel := req.method == http.MethodConnect
+	to, whole := parseWholeURL(req)
+	if !tunnel && !whole {
 		_ = refuseHTTP(in, http.StatusMethodNotAllowed, "Allow: CONNECT\r\n",
 			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
-		return fmt.Errorf("connect: method %.24q without an http:// URL", req.Method)
+		return fmt.Errorf("connect: method %.24q without an http:// URL", req.method)
 	}
-	if len(l.users) > 0 && !l.httpUser(req) {
+	if len(l.users) > 0 && !l.httpUser(req.parsed) {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
 		return errors.New("connect: no name, or unknown name or wrong password")
 	}
 	if !tunnel {
-		return l.absolute(in, c, req)
+		return l.wholeURL(in, c, req, to)
 	}
 	return l.connect(in, c, req)
 }
 
 // connect serves a CONNECT request. It has no content (RFC 9110 §9.3.6), so what follows the empty
 // line is for the server.
-func (l *greeter) connect(in *input, c *Client, req *http.Request) (err error) {
+func (l *greeter) connect(in *input, c *Client, req request) (err error) {
 	// The request line alone says where to; a Host header is ignored.
-	c.Target, c.Host, err = Destination(req.RequestURI)
-	if err == nil && (req.ContentLength != 0 || len(req.TransferEncoding) > 0) {
+	c.Target, c.Host, err = Destination(req.target)
+	if err == nil && (req.parsed.ContentLength != 0 || len(req.parsed.TransferEncoding) > 0) {
 		err = errors.New("a CONNECT cannot have content")
 	}
 	if err != nil {

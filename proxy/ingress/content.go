@@ -3,14 +3,15 @@ package ingress
 import (
 	"errors"
 	"io"
+	"math"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Content follows where the content of a client's request ends. Requests behind it on the same
-// connection may be for other servers and hold their secrets, or the proxy's: they are dropped.
-type Content struct {
+// content follows where the content of a message ends (RFC 9112 §6).
+type content struct {
 	left    int64 // bytes to come of the content, or of the chunk
 	chunked bool  // RFC 9112 §7.1
 	at      chunkPart
@@ -38,12 +39,29 @@ var errChunk = errors.New("content: a chunk is malformed (RFC 9112, section 7.1)
 // maxChunkDigits keeps a chunk's size within 63 bits.
 const maxChunkDigits = 15
 
-func newContent(req *http.Request) *Content {
-	return &Content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
+func contentOfRequest(req *http.Request) *content {
+	return &content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
 }
 
+// contentOfAnswer is that of the answer to a request with a method.
+func contentOfAnswer(answer *http.Response, method string) *content {
+	switch {
+	case method == http.MethodHead, answer.StatusCode < http.StatusOK, answer.StatusCode == http.StatusNoContent,
+		answer.StatusCode == http.StatusNotModified:
+		return &content{}
+	case len(answer.TransferEncoding) > 0:
+		return &content{chunked: true}
+	case answer.ContentLength < 0: // it ends with the connection
+		return &content{left: math.MaxInt64}
+	}
+	return &content{left: answer.ContentLength}
+}
+
+// isOver tells whether all has been taken.
+func (c *content) isOver() bool { return c.chunked && c.at == noMore || !c.chunked && c.left == 0 }
+
 // take returns how many of the next bytes b belong to the content.
-func (c *Content) take(b []byte) (int, error) {
+func (c *content) take(b []byte) (int, error) {
 	if !c.chunked {
 		n := min(c.left, int64(len(b)))
 		c.left -= n
@@ -71,7 +89,7 @@ func (c *Content) take(b []byte) (int, error) {
 
 // frame takes a byte that is not of a chunk's data. Lines end with CR LF alone: a server that took
 // another end for one would see other chunks than we do.
-func (c *Content) frame(b byte) error {
+func (c *content) frame(b byte) error {
 	switch {
 	case c.at == chunkSize && hexDigit(b) >= 0 && c.digits < maxChunkDigits:
 		c.left, c.digits = c.left<<4|int64(hexDigit(b)), c.digits+1
@@ -114,26 +132,27 @@ func hexDigit(b byte) int {
 	return -1
 }
 
-// From returns a reader of the content, which src has the bytes of. It ends when src does.
-func (c *Content) From(src io.Reader) io.Reader { return contentReader{c, src} }
-
-var _ datapath.ReadyReader = contentReader{}
-
+// contentReader reads the content that src has the bytes of. It ends when src does.
 type contentReader struct {
-	content *Content
+	content *content
 	src     io.Reader
+	last    bool         // it ends with the content as well; else what follows is dropped
+	raw     bool         // whatever comes is read
+	unbound *atomic.Bool // likewise, once it is set; nil: it is not
 }
 
+var _ datapath.ReadyReader = (*contentReader)(nil)
+
 // Read implements io.Reader.
-func (r contentReader) Read(b []byte) (int, error) {
+func (r *contentReader) Read(b []byte) (int, error) {
 	return r.ReadReady(datapath.Lent(b))
 }
 
 // ReadReady implements datapath.ReadyReader. Where src does not, room is taken before src is read.
-func (r contentReader) ReadReady(room datapath.Room) (int, error) {
+func (r *contentReader) ReadReady(room datapath.Room) (int, error) {
 	ready, _ := r.src.(datapath.ReadyReader)
 	noting := &noting{Room: room}
-	for {
+	for !r.last || r.raw || !r.content.isOver() {
 		var n int
 		var err error
 		if ready != nil {
@@ -141,7 +160,7 @@ func (r contentReader) ReadReady(room datapath.Room) (int, error) {
 		} else {
 			n, err = r.src.Read(noting.Take())
 		}
-		n, malformed := r.content.take(noting.taken[:n])
+		n, malformed := r.take(noting.taken[:n])
 		if malformed != nil {
 			err = malformed
 		}
@@ -149,6 +168,23 @@ func (r contentReader) ReadReady(room datapath.Room) (int, error) {
 			return n, err
 		}
 	}
+	return 0, io.EOF
+}
+
+// take returns how many of the next bytes b are to be read.
+func (r *contentReader) take(b []byte) (int, error) {
+	if r.unbound != nil && r.unbound.Load() {
+		r.raw = true
+	}
+	if r.raw {
+		return len(b), nil
+	}
+	n, err := r.content.take(b)
+	if err != nil && r.last { // the client may understand it
+		r.raw = true
+		return len(b), nil
+	}
+	return n, err
 }
 
 // noting is a Room that remembers what it lent last.

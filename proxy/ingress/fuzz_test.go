@@ -1,11 +1,15 @@
 package ingress
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"io"
+	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -38,8 +42,8 @@ func play(t *testing.T, l *Socket, data []byte, chunk uint8) {
 	if err != nil && !errors.Is(err, errChunk) {
 		t.Fatal(err)
 	}
-	if c.Content != nil {
-		_, rest, _ = bytes.Cut(rest, []byte("Connection: close\r\n\r\n"))
+	if c.Exchange != nil {
+		_, rest, _ = bytes.Cut(rest, []byte("\r\n\r\n"))
 		if !bytes.Contains(data, rest) {
 			t.Fatalf("content %q is not in %q", rest, data)
 		}
@@ -72,6 +76,49 @@ func FuzzConnect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
 		play(t, open, data, chunk)
 		play(t, locked, data, chunk)
+	})
+}
+
+// FuzzWholeURL holds what a server makes of a forwarded request against what is known of it: it sees one request, with
+// the path that the client wrote.
+func FuzzWholeURL(f *testing.F) {
+	f.Add([]byte("GET http://a.test/b%zz?c#d HTTP/1.1\r\nx: y\r\n\r\n"))
+	f.Add([]byte("POST http://a.test/ HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("PUT http://a.test HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n1\r\na\r\n0\r\n\r\nG"))
+	f.Add([]byte("GET ws://a.test/ HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nG"))
+	l := testListener(f, Config{Mode: access.Connect})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		conn := newFakeConn(string(data))
+		conn.hangUp = true
+		c, err := l.Greet(t.Context(), conn)
+		if err != nil || c.Exchange == nil {
+			return
+		}
+		sent, err := io.ReadAll(c)
+		if err != nil {
+			return // chunks are cut or malformed
+		}
+		server := bufio.NewReader(bytes.NewReader(sent))
+		req, err := http.ReadRequest(server)
+		if err != nil {
+			if bytes.Contains(bytes.SplitN(sent, []byte("\r\n"), 2)[0], []byte("%")) || !utf8.Valid(sent) {
+				return // package net/http judges the path, which is for the server to do
+			}
+			t.Fatalf("%q: %v", sent, err)
+		}
+		target := strings.Fields(string(bytes.TrimLeft(data, "\r\n")))[1]
+		if path, _, _ := strings.Cut(req.RequestURI, "#"); !strings.Contains(target, strings.TrimLeft(path, "/*")) {
+			t.Fatalf("path %q of %q", path, target)
+		}
+		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+			if strings.Contains(err.Error(), "unexpected EOF") {
+				return // the client hung up in it
+			}
+			t.Fatalf("%q: content: %v", sent, err)
+		}
+		if rest, _ := io.ReadAll(server); len(rest) > 0 {
+			t.Fatalf("%q follows the request", rest)
+		}
 	})
 }
 

@@ -62,12 +62,12 @@ func (s source) Read(b []byte) (int, error) {
 }
 
 // rest is the connection for the relay: it begins with what was read beyond the handshake.
-func (in *input) rest(content *Content) datapath.Conn {
+func (in *input) rest(exchange *Exchange) datapath.Conn {
 	early, _ := in.Peek(in.Buffered())
 	if len(in.ahead)+len(early) == 0 {
 		return in.conn
 	}
-	return &prefixed{Conn: in.conn, rest: slices.Concat(in.ahead, early), content: content}
+	return &prefixed{Conn: in.conn, rest: slices.Concat(in.ahead, early), exchange: exchange}
 }
 
 // Prompt implements Listener.
@@ -184,7 +184,7 @@ func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Clien
 		return c, err
 	}
 	if in != nil {
-		c.Conn = in.rest(c.Content)
+		c.Conn = in.rest(c.Exchange)
 	}
 	return c, nil
 }

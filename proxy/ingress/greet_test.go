@@ -85,8 +85,8 @@ func (h handshake) run(t *testing.T, cfg Config) {
 		early, raw := c.Detach()
 		assert.Same(t, conn, raw)
 		rest := io.Reader(raw)
-		if c.Content != nil {
-			rest = c.Content.From(raw)
+		if c.Exchange != nil {
+			rest = c.Exchange.RequestFrom(raw)
 		}
 		got, err := io.ReadAll(rest)
 		require.NoError(t, err)

@@ -53,7 +53,7 @@ type Client struct {
 	Peer     string         // of the tunnel that it came through; empty: through none
 	Current  func() bool    // reports whether the Peer still has the Source; nil: its connections end with it
 	Hops     uint8          // hop limit of the packets towards the server; 0: the system's default
-	Content  *Content       // bounds what the server is sent behind the early bytes; nil: all that comes
+	Exchange *Exchange      // bounds what passes behind the early bytes; nil: all that comes
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap
@@ -70,7 +70,7 @@ var ErrNotAllowed = errors.New("destination not allowed")
 // Detach returns the bytes that the client sent behind its handshake, already
 // read from the connection, and the transport's connection itself. A relay
 // writes early to the server first and then works on conn, which it may splice unless
-// there is a Content.
+// there is an Exchange.
 // Without it, Read returns the early bytes before any others; a byte comes out
 // only once, through the one way or the other.
 func (c Client) Detach() (early []byte, conn datapath.Conn) {
@@ -84,13 +84,13 @@ func (c Client) Detach() (early []byte, conn datapath.Conn) {
 // prefixed is a connection whose first bytes, rest, have been read already.
 type prefixed struct {
 	datapath.Conn
-	rest    []byte
-	content *Content // bounds what is read behind rest; nil: no bound
+	rest     []byte
+	exchange *Exchange // bounds what is read behind rest; nil: no bound
 }
 
 func (p *prefixed) Read(b []byte) (int, error) {
-	if len(p.rest) == 0 && p.content != nil {
-		return p.content.From(p.Conn).Read(b)
+	if len(p.rest) == 0 && p.exchange != nil {
+		return p.exchange.RequestFrom(p.Conn).Read(b)
 	}
 	if len(p.rest) == 0 {
 		return p.Conn.Read(b)

@@ -30,6 +30,54 @@ func TestRequestsForWholeURLs(t *testing.T) {
 			host: "a.test:80", early: "GET /a%2Fb|c^[d]/../e//?q=%|x HTTP/1.1\r\nHost: a.test\r\n" + ends,
 		},
 		{
+			name: "a stray percent sign", says: "GET http://a.test/100%zz%?%q HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET /100%zz%?%q HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "bytes beyond ASCII", says: "GET http://a.test/\xc3\xbc\xff HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET /\xc3\xbc\xff HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a fragment goes no further", says: "GET http://a.test/a?b#c/d?e HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET /a?b HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a fragment and no path", says: "GET http://a.test#/b HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "fields keep their order and spelling", host: "A.test:80",
+			says:  "GET HTTP://A.test/ HTTP/1.1\r\nx-b: 1\r\nHOST: z\r\nX-A:2\r\naccept:\t*/* \r\nX-A: 3\n\r\n",
+			early: "GET / HTTP/1.1\r\nx-b: 1\r\nHOST: A.test\r\nX-A: 2\r\naccept: */*\r\nX-A: 3\r\n" + ends,
+		},
+		{
+			name: "an empty line first", says: "\r\n\r\nGET http://a.test/ HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a WebSocket", host: "a.test:80",
+			says: "GET ws://a.test/chat HTTP/1.1\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n" +
+				"Sec-WebSocket-Key: k\r\n\r\nearly",
+			early: "GET /chat HTTP/1.1\r\nHost: a.test\r\nSec-WebSocket-Key: k\r\nVia: 1.1 penstock\r\n" +
+				"Upgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+		},
+		{
+			name: "HTTP/2 without TLS is no WebSocket", host: "a.test:80",
+			says: "GET http://a.test/ HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" +
+				"HTTP2-Settings: x\r\n\r\n",
+			early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a length that is told twice", host: "a.test:80",
+			says:  "POST http://a.test/ HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\nhello",
+			early: "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n" + ends + "hello",
+		},
+		{
+			name: "chunks to an old server are none", host: "a.test:80",
+			says:  "PUT http://a.test/ HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks,
+			early: "PUT / HTTP/1.0\r\nHost: a.test\r\nVia: 1.0 penstock\r\nConnection: close\r\n\r\n",
+		},
+		{
 			name: "a query, and no path", says: "GET http://a.test?http://b/ HTTP/1.1\r\n\r\n",
 			host: "a.test:80", early: "GET /?http://b/ HTTP/1.1\r\nHost: a.test\r\n" + ends,
 		},
@@ -79,7 +127,7 @@ func TestRequestsForWholeURLs(t *testing.T) {
 		{
 			name: "fields between client and proxy", host: "a.test:80",
 			says: "GET http://a.test/ HTTP/1.1\r\nConnection: keep-alive, X-Mine\r\n" +
-				"Connection: content-length\r\nContent-Length: 0\r\n" +
+				"Connection: content-length, host\r\nContent-Length: 0\r\n" +
 				"Keep-Alive: 5\r\nProxy-Connection: keep-alive\r\nX-Mine: 1\r\nTE: trailers\r\nUpgrade: " +
 				"h2c\r\nCookie: c=1\r\n\r\n",
 			early: "GET / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nCookie: c=1\r\n" + ends,
@@ -120,6 +168,33 @@ func TestRequestsForWholeURLs(t *testing.T) {
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) { row.run(t, locked) })
+	}
+}
+
+func TestRequestsThatServersUnderstandInDifferentWaysAreRefused(t *testing.T) {
+	for name, fields := range map[string]string{
+		"a blank before the colon":  "Transfer-Encoding : chunked\r\n",
+		"a tab before the colon":    "Transfer-Encoding\t: chunked\r\n",
+		"a continued line":          "X: 1\r\n Transfer-Encoding: chunked\r\n",
+		"a first line that is one":  " Transfer-Encoding: chunked\r\n",
+		"no name":                   ": chunked\r\n",
+		"no colon":                  "Transfer-Encoding\r\n",
+		"a return in a line":        "X: 1\rTransfer-Encoding: chunked\r\n",
+		"NUL":                       "X: \x00\r\n",
+		"two lengths":               "Content-Length: 1\r\nContent-Length: 2\r\n",
+		"a list of lengths":         "Content-Length: 1, 1\r\n",
+		"a length with a sign":      "Content-Length: +1\r\n",
+		"another transfer encoding": "Transfer-Encoding: gzip, chunked\r\n",
+		"two transfer encodings":    "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+		"two hosts":                 "Host: a\r\nHost: b\r\n",
+	} {
+		for _, target := range []string{"GET http://a.test/", "CONNECT a.test:443"} {
+			conn := newFakeConn(target + " HTTP/1.1\r\n" + fields + "\r\nG")
+			conn.hangUp = true
+			_, err := testListener(t, Config{Mode: access.Connect}).Greet(t.Context(), conn)
+			require.ErrorIs(t, err, errNotHTTP, name)
+			assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 400 "), name)
+		}
 	}
 }
 
@@ -178,7 +253,7 @@ func TestContentInChunks(t *testing.T) {
 		for _, chunk := range []int{0, 1, 3} {
 			conn := newFakeConn(row.says)
 			conn.chunk, conn.hangUp = chunk, true
-			got, err := io.ReadAll((&Content{chunked: true}).From(conn))
+			got, err := io.ReadAll(&contentReader{content: &content{chunked: true}, src: conn})
 			assert.Equal(t, row.want, string(got), row.name)
 			assert.Equal(t, row.err, err != nil, row.name)
 		}
