@@ -146,15 +146,25 @@ var topTables = []topTable{
 		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }},
 	),
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
-		topColumn[page.Host]{"name", "GROUP", func(h page.Host) string { return h.Name }},
+		topColumn[page.Host]{"name", "GROUP", func(h page.Host) string { return cmp.Or(h.Label, h.Name) }},
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }},
-		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string { return delayWords(h.Queue) }},
+		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string {
+			if h.Active == 0 { // it was measured when something was sent
+				return "-"
+			}
+			return delayWords(h.Queue)
+		}},
 		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return windowWords(h.Window) }},
 		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string {
 			return fmt.Sprintf("%d of "+
 				"%d", h.Active, h.Members)
 		}},
-		topColumn[page.Host]{"limited", "LIMITED BY", func(h page.Host) string { return h.LimitedBy }},
+		topColumn[page.Host]{"limited", "LIMITED BY", func(h page.Host) string {
+			if h.Active == 0 {
+				return "-"
+			}
+			return h.LimitedBy
+		}},
 		topColumn[page.Host]{"algorithm", "ALGORITHM", func(h page.Host) string { return h.Algorithm }},
 	),
 	tableOf("peers", func(v page.View) []page.Peer { return v.Peers },

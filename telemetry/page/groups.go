@@ -42,8 +42,15 @@ func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.
 func (h *hosts) all() []Host {
 	if h.rows == nil {
 		h.rows = make([]Host, len(h.groups))
+		count := map[string]int{}
 		for i := range h.groups {
 			h.rows[i] = h.row(&h.groups[i])
+			count[h.rows[i].Label]++
+		}
+		for i := range h.rows { // of two listeners
+			if r := &h.rows[i]; count[r.Label] > 1 {
+				_, r.Label = labelGroup(r.Name)
+			}
 		}
 	}
 	return h.rows
@@ -56,6 +63,7 @@ func (h *hosts) row(g *flow.Group) Host {
 		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= HintedWithin, Capped: g.Capped,
 		Delivered: g.Delivered,
 	}
+	v.Label, _ = labelGroup(g.Name)
 	if v.Window >= cc.MaxCwnd {
 		v.Window = 0
 	}
@@ -68,6 +76,41 @@ func (h *hosts) row(g *flow.Group) Host {
 	return v
 }
 
+// labelGroup returns what an operator calls a group with that name: the host or network that the bytes go to or come
+// from, the peer of a tunnel, or the name that a rule gives. In full it ends with the listener, if it has one. A name
+// is the direction and the parts that proxy/policy joins by "|".
+func labelGroup(name string) (label, full string) {
+	rest, received := strings.CutPrefix(name, "from ")
+	parts := strings.SplitN(rest, "|", 3)
+	if len(parts) < 2 {
+		return name, name
+	}
+	direction, listener, key := parts[0], "", parts[1]
+	if len(parts) == 3 {
+		listener, key = parts[1], parts[2]
+	}
+	address, toServer := strings.CutPrefix(key, "to ")
+	usual := "down" // the direction that the label needs not tell
+	if toServer {
+		usual = "up"
+	}
+	switch {
+	case key == "":
+		label = "all of " + listener
+	case received:
+		label, usual = "from "+address, direction
+	default:
+		label = key
+	}
+	if direction != usual {
+		label += ", " + direction
+	}
+	if listener == "" || key == "" {
+		return label, label
+	}
+	return label, label + " (" + listener + ")"
+}
+
 // texts are the elements of a list in words; never nil.
 func texts[T fmt.Stringer](list []T) []string {
 	all := make([]string, len(list))
@@ -78,7 +121,7 @@ func texts[T fmt.Stringer](list []T) []string {
 }
 
 func (h *Host) words(to []byte) []byte {
-	return join(to, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
+	return join(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
 }
 
 // peers are those of tunnels at one moment.

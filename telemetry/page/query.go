@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -121,7 +122,7 @@ var (
 		"window":    func(a, b *Host) int { return cmp.Compare(a.Window, b.Window) },
 		"members":   func(a, b *Host) int { return cmp.Compare(a.Members, b.Members) },
 		"delivered": func(a, b *Host) int { return cmp.Compare(a.Delivered, b.Delivered) },
-		"name":      func(a, b *Host) int { return cmp.Compare(a.Name, b.Name) },
+		"name":      func(a, b *Host) int { return cmp.Or(compareLabels(a, b), cmp.Compare(a.Name, b.Name)) },
 		"algorithm": func(a, b *Host) int { return cmp.Compare(a.Algorithm, b.Algorithm) },
 		"limited":   func(a, b *Host) int { return cmp.Compare(a.LimitedBy, b.LimitedBy) },
 	}
@@ -144,6 +145,21 @@ func bySide[T cmp.Ordered](of func(*side) T) func(a, b *row) int {
 		_, y := b.main()
 		return cmp.Compare(of(x), of(y))
 	}
+}
+
+// compareLabels orders groups by what they are called, those of hosts by the addresses.
+func compareLabels(a, b *Host) int {
+	x, xErr := netip.ParseAddr(a.Label)
+	y, yErr := netip.ParseAddr(b.Label)
+	switch {
+	case xErr == nil && yErr == nil:
+		return x.Compare(y)
+	case xErr == nil:
+		return -1
+	case yErr == nil:
+		return 1
+	}
+	return cmp.Compare(a.Label, b.Label)
 }
 
 // compareKnown puts what is not known before all that is.

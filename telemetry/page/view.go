@@ -101,7 +101,8 @@ type Side struct {
 
 // Host is one group of flows that share a window.
 type Host struct {
-	Name      string   `json:"name"`
+	Name      string   `json:"name"`  // of the group, as in /hosts: down|lan|192.0.2.7
+	Label     string   `json:"label"` // what an operator calls it: 192.0.2.7
 	Algorithm string   `json:"algorithm"`
 	Receives  bool     `json:"receives,omitempty"` // hosts send, and this is the window they are let send in
 	Phase     string   `json:"phase"`

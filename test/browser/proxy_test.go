@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"sync"
@@ -25,7 +26,9 @@ import (
 // busy is a proxy with as many flows as a test wants, each of which goes on between
 // two counts.
 type busy struct {
-	n int
+	n     int
+	flow  func(i, looks int) proxy.FlowInfo // nil: flowInfo
+	group func(i, looks int) flow.Group     // nil: groupInfo
 
 	mu    sync.Mutex
 	looks int
@@ -40,7 +43,7 @@ func (b *busy) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
 	looks := b.looks
 	return b.n, func(yield func(*proxy.FlowInfo) bool) {
 		for i := range b.n {
-			if f := flowInfo(i, looks); !yield(&f) {
+			if f := b.flowAt(i, looks); !yield(&f) {
 				return
 			}
 		}
@@ -60,7 +63,7 @@ func (b *busy) Counters() proxy.Counters {
 	b.mu.Unlock()
 	var down, up cc.Bytes
 	for i := range b.n {
-		f := flowInfo(i, looks)
+		f := b.flowAt(i, looks)
 		down += f.Down.Written
 		up += f.Up.Written
 	}
@@ -78,6 +81,13 @@ func (b *busy) Counters() proxy.Counters {
 		}},
 		Active: b.n, Sources: 250, Limit: 65536,
 	}
+}
+
+func (b *busy) flowAt(i, looks int) proxy.FlowInfo {
+	if b.flow != nil {
+		return b.flow(i, looks)
+	}
+	return flowInfo(i, looks)
 }
 
 // flowInfo is the i-th flow at the time of a look.
@@ -120,14 +130,21 @@ func (b *busy) Groups() ([]flow.Group, cc.Time) {
 	defer b.mu.Unlock()
 	groups := make([]flow.Group, min(b.n, 250))
 	for i := range groups {
-		groups[i] = flow.Group{
-			Name: fmt.Sprintf("down|lan|10.7.0.%d", 1+i), Algorithm: "penstock", Phase: "steady",
-			Hosts: []netip.Addr{netip.AddrFrom4([4]byte{10, 7, 0, byte(1 + i)})}, Members: 40, Active: 12,
-			Cwnd: 90000, Inflight: 70000, SRTT: 60 * time.Millisecond, MinRTT: 40 * time.Millisecond,
-			QueueingDelay: time.Duration(5+i%40) * time.Millisecond, Delivered: cc.Bytes(b.looks) * 1e6, LimitedBy: flow.LimitedByCwnd,
+		if groups[i] = groupInfo(i, b.looks); b.group != nil {
+			groups[i] = b.group(i, b.looks)
 		}
 	}
 	return groups, now()
+}
+
+// groupInfo is the i-th group at the time of a look.
+func groupInfo(i, looks int) flow.Group {
+	return flow.Group{
+		Name: fmt.Sprintf("down|lan|10.7.0.%d", 1+i), Algorithm: "penstock", Phase: "steady",
+		Hosts: []netip.Addr{netip.AddrFrom4([4]byte{10, 7, 0, byte(1 + i)})}, Members: 40, Active: 12,
+		Cwnd: 90000, Inflight: 70000, SRTT: 60 * time.Millisecond, MinRTT: 40 * time.Millisecond,
+		QueueingDelay: time.Duration(5+i%40) * time.Millisecond, Delivered: cc.Bytes(looks) * 1e6, LimitedBy: flow.LimitedByCwnd,
+	}
 }
 
 func (b *busy) Tunnels() []proxy.TunnelInfo {
@@ -153,12 +170,18 @@ func serve(t *testing.T, src *busy, events *page.Events) (at string, p *page.Pag
 // serveAt is serve where it is later by so much.
 func serveAt(t *testing.T, src *busy, events *page.Events, later func() time.Duration) (at string, p *page.Page) {
 	t.Helper()
-	p = page.New(page.Options{
+	handler, p := handlerOf(src, events, later)
+	srv := httptest.NewServer(handler)
+	t.Cleanup(srv.Close)
+	return srv.URL, p
+}
+
+// handlerOf returns what serves the page of src.
+func handlerOf(src *busy, events *page.Events, later func() time.Duration) (http.Handler, *page.Page) {
+	p := page.New(page.Options{
 		Source: src, Version: "v1.2.3", Start: float64(began.Unix()), Events: events,
 		Clock: func() cc.Time { return now().Add(later()) }, Wall: func() time.Time { return time.Now().Add(later()) },
 	})
 	pages := telemetry.Pages{Source: src, Page: p}
-	srv := httptest.NewServer(pages.Handler(true))
-	t.Cleanup(srv.Close)
-	return srv.URL, p
+	return pages.Handler(true), p
 }

@@ -3,29 +3,40 @@
 "use strict";
 (() => {
 const $ = (id) => document.getElementById(id);
-const POLL = 2000, OVERSCAN = 12, HOUR = 3600;
+const POLL = 2000, PATIENCE = 5000, OVERSCAN = 12, HOUR = 3600, PADDING = 16;
 
 // ---- what is known, and what is asked for
+// A column: what sorts by it, its title, its classes, the widest text that it shows in full, and when it is left out where
+// there is no room for all: the highest rank first, rank 0 never. Of the classes n is a figure and t a text, which may
+// take two lines; w takes the room that is left. On a phone w and f have a line of their own, l has two thirds of one,
+// s a third, and off is left out.
+const HOST = "255.255.255.255:65535", RATE = "99.9 Mbit/s", SIZE = "99.9 MB", DELAY = "9999 ms ↑";
 const columns = {
   flows: [
-    ["client", "Client", "w2", 17], ["server", "Server", "w", 19], ["listener", "Listener", "off", 8], ["down", "Down ↓", "n"], ["up", "Up ↑", "n"],
-    ["queue", "Queue", "n"], ["window", "Window", "n"], ["limited", "Limited by", "", 13], ["algorithm", "Algorithm", "", 9], ["age", "Age", "n", 7],
+    ["client", "Client", "t w", HOST, 0], ["server", "Server", "t w", HOST, 0], ["listener", "Listener", "t off", "listener", 9],
+    ["down", "Down ↓", "n", RATE, 1], ["up", "Up ↑", "n", RATE, 3], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5],
+    ["limited", "Limited by", "l", "application 59 min", 4], ["algorithm", "Algorithm", "t off", "penstock", 8], ["age", "Age", "n s", "59 min", 7],
   ],
   hosts: [
-    ["name", "Group", "w", 25], ["algorithm", "Algorithm", "", 15], ["members", "Flows", "n"], ["rate", "Rate", "n"], ["queue", "Queue", "n"],
-    ["window", "Window", "n"], ["limited", "Limited by", ""], ["delivered", "Delivered", "n"],
+    ["name", "Group", "t w", HOST, 0], ["algorithm", "Algorithm", "t f", "penstock · tracking", 8], ["members", "Flows", "n", "9999 of 9999", 4],
+    ["rate", "Rate", "n", RATE, 1], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5], ["limited", "Limited by", "", "application", 6],
+    ["delivered", "Delivered", "n", SIZE, 7],
   ],
   peers: [
-    ["name", "Peer", ""], ["listener", "Listener", ""], ["", "Addresses", "w", 18], ["endpoint", "Endpoint", "w2", 16], ["handshake", "Handshake", "n"],
-    ["down", "Down ↓", "n"], ["up", "Up ↑", "n"], ["received", "Received", "n"], ["sent", "Sent", "n"],
+    ["name", "Peer", "t w", "somebody's phone", 0], ["listener", "Listener", "t f", "vpn (wireguard)", 8], ["", "Addresses", "t w", "255.255.255.255", 5],
+    ["endpoint", "Endpoint", "t w", HOST, 4], ["handshake", "Handshake", "n", "59 min", 3], ["down", "Down ↓", "n", RATE, 1],
+    ["up", "Up ↑", "n", RATE, 2], ["received", "Received", "n", SIZE, 6], ["sent", "Sent", "n", SIZE, 7],
   ],
-  listeners: [["", "Listener", ""], ["", "Mode", ""], ["", "Open", "n"], ["", "Accepted", "n"], ["", "Refused", "n"], ["", "Down ↓", "n"], ["", "Up ↑", "n"]],
-  events: [["", "When", "", 11], ["", "Level", "", 8], ["", "What", "w"], ["", "Times", "n", 8]],
+  listeners: [
+    ["", "Listener", "t w", "listener", 0], ["", "Mode", "t", "wireguard", 5], ["", "Open", "n", "1,000,000", 3], ["", "Accepted", "n", "10,000,000,000", 4],
+    ["", "Refused", "n", "1,000,000,000", 6], ["", "Down ↓", "n", RATE, 1], ["", "Up ↑", "n", RATE, 2],
+  ],
+  events: [["", "When", "", "12:34:56 PM", 0], ["", "Level", "", "ERROR", 0], ["", "What", "w", "", 0], ["", "Times", "n", "10,000", 0]],
 };
 const first = { flows: "-rate", hosts: "-rate", peers: "name" };
 const wish = { tab: "flows", sort: "-rate", search: "", detail: 0 };
 let view = null, events = [], seq = 0, history = [], start = 0, lost = 0, paused = false;
-let timer = 0, asking = null, again = false, rowHeight = 34;
+let timer = 0, asking = null, again = false, rowHeight = 34, answered = 0, hidden = new Set();
 
 function fromHash() {
   const h = new URLSearchParams(location.hash.slice(1));
@@ -48,19 +59,22 @@ function toHash() {
 // ---- words for figures
 const unit = (v, base, names) => {
   let i = 0;
-  while (v >= base && i < names.length - 1) { v /= base; i++; }
-  return (v >= 100 || i === 0 ? v.toFixed(0) : v.toFixed(1)) + " " + names[i];
+  const text = () => v >= 99.95 || i === 0 ? v.toFixed(0) : v.toFixed(1);
+  while (Number(text()) >= base && i < names.length - 1) { v /= base; i++; }
+  return text() + " " + names[i];
 };
 const rate = (v) => v === undefined ? "–" : unit(v, 1000, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]);
-const bytes = (v) => v === undefined ? "–" : unit(v, 1000, ["B", "kB", "MB", "GB", "TB"]);
-const ms = (s) => s === undefined ? "–" : (s * 1000 >= 100 ? (s * 1000).toFixed(0) : (s * 1000).toFixed(1)) + " ms";
+const bytes = (v) => v === undefined ? "–" : unit(v, 1000, ["B", "kB", "MB", "GB", "TB", "PB"]);
+const ms = (s) => s === undefined ? "–" : s >= 9.9995 ? s.toFixed(1) + " s" : (s * 1000).toFixed(s >= 0.09995 ? 0 : 1) + " ms";
 const age = (s) => s === undefined ? "never" : s < 60 ? s.toFixed(0) + " s" : s < 3600 ? (s / 60).toFixed(0) + " min" :
   s < 86400 ? (s / 3600).toFixed(1) + " h" : (s / 86400).toFixed(1) + " d";
+const whole = (text) => text.replaceAll(" ", "\u00a0"); // on one line
 const option = (value, text, selected) => {
   const o = document.createElement("option");
   o.value = value; o.textContent = text; o.selected = selected;
   return o;
 };
+const count = (n) => n.toLocaleString("en");
 const clock = (t) => {
   const at = new Date(t * 1000), day = at.toLocaleDateString();
   return (day === new Date().toLocaleDateString() ? "" : day + " ") + at.toLocaleTimeString();
@@ -102,19 +116,29 @@ async function ask() {
     }
   } catch (e) { } // the proxy is away, or the network to it
   if (!next) {
-    document.title = "Penstock";
-    if (!lost) lost = Date.now() / 1000;
-    say("bad", refused ? "refused: " + refused : "no answer since " + clock(lost) + "; trying again");
+    if (!again) markStale(refused && "refused: " + refused);
   }
   clearTimeout(asking);
   asking = null;
   if (next) {
     lost = 0;
+    answered = performance.now();
+    document.body.classList.remove("stale");
     if (tab === wish.tab) take(next); else again = true;
   }
   if (again) { again = false; ask(); return; }
   if (!document.hidden && !paused) timer = setTimeout(ask, Math.max(POLL, view ? view.fresh_seconds * 1000 : 0));
 }
+// markStale greys the figures, which are no longer the proxy's.
+function markStale(why) {
+  if (!lost) lost = Date.now() / 1000;
+  say("bad", why || "no answer since " + clock(lost) + "; trying again");
+  document.title = "Penstock";
+  document.body.classList.add("stale");
+}
+setInterval(() => { // the proxy may hold a request without an answer
+  if (view && !paused && !document.hidden && performance.now() - answered > PATIENCE + view.fresh_seconds * 1000) markStale();
+}, 1000);
 function take(next) {
   if (next.start !== start) { // another process: its events are not those known
     if (start && next.events === undefined) { start = next.start; seq = 0; again = true; return; }
@@ -141,8 +165,8 @@ function draw() {
   set($("about"), view.version + ", up " + age(view.now - view.start));
   set($("down"), rate(t.down_bits_per_second));
   set($("up"), rate(t.up_bits_per_second));
-  set($("connections"), t.connections.toLocaleString("en") + (t.limit ? " of " + t.limit.toLocaleString("en") : ""));
-  set($("queue"), t.queue_p50_seconds === undefined ? "–" : ms(t.queue_p50_seconds) + " / " + ms(t.queue_p95_seconds));
+  set($("connections"), count(t.connections) + (t.limit ? " of " + count(t.limit) : ""));
+  set($("queue"), t.queue_p50_seconds === undefined ? "–" : whole(ms(t.queue_p50_seconds)) + " / " + whole(ms(t.queue_p95_seconds)));
   document.title = (document.hidden ? "" : rate(t.down_bits_per_second) + " · ") + "Penstock";
   chart($("rates"), $("rates-now"), "Throughput", ["down", "up"], rate);
   chart($("delays"), $("delays-now"), "Queueing delay", ["q50", "q95"], ms);
@@ -186,8 +210,8 @@ const cells = {
       f.down.algorithm ? limited(s) : f.state, s.algorithm || "–", age(f.age_seconds)];
   },
   hosts(h) {
-    return [h.name, h.algorithm + (h.phase ? " · " + h.phase : ""), h.active + " of " + h.members, rate(h.bits_per_second),
-      ms(h.queueing_delay_seconds), h.window_bytes ? bytes(h.window_bytes) : "–", h.limited_by, bytes(h.delivered_bytes)];
+    return [h.label, h.algorithm + (h.phase ? " · " + h.phase : ""), h.active + " of " + h.members, rate(h.bits_per_second),
+      h.active ? ms(h.queueing_delay_seconds) : "–", h.window_bytes ? bytes(h.window_bytes) : "–", h.active ? h.limited_by : "–", bytes(h.delivered_bytes)];
   },
   peers(p) {
     return [p.name, p.listener + " (" + p.mode + ")", p.addresses.join(" "), p.endpoint || "never heard from",
@@ -195,10 +219,41 @@ const cells = {
       bytes(p.received_bytes), bytes(p.sent_bytes)];
   },
   listeners(l) {
-    return [l.name, l.mode, String(l.active), String(l.accepted), String(l.refused), rate(l.down_bits_per_second), rate(l.up_bits_per_second)];
+    return [l.name, l.mode, count(l.active), count(l.accepted), count(l.refused), rate(l.down_bits_per_second), rate(l.up_bits_per_second)];
   },
-  events(e) { return [clock(e.t), e.level, e.text, String(e.count)]; },
+  events(e) { return [clock(e.t), e.level, e.text, count(e.count)]; },
 };
+// widths returns the room that the columns of a list need, so that no figure and no title is cut.
+function widths(tab) {
+  const probe = document.createElement("span");
+  probe.className = "probe";
+  $("panel").append(probe);
+  const wide = (text, bold) => {
+    probe.textContent = text;
+    probe.style.fontWeight = bold ? 600 : 400;
+    return Math.ceil(probe.getBoundingClientRect().width);
+  };
+  const all = columns[tab].map(([id, name, , sample]) => PADDING + Math.max(wide(name + (id ? " ▾" : ""), true), wide(sample, id === "queue")));
+  probe.remove();
+  return all;
+}
+// layout leaves out columns until the rest has room, and gives what is left to those that can take it. The column that
+// sorts stays.
+function layout() {
+  const look = columns[wish.tab], heads = [...$("table").tHead.rows[0].cells], room = $("panel").clientWidth;
+  const phone = matchMedia("(max-width: 760px)").matches, need = widths(wish.tab), by = wish.sort.replace("-", "");
+  const rank = (i) => look[i][0] && look[i][0] === by ? 0 : look[i][4];
+  const total = () => need.reduce((sum, n, i) => hidden.has(i) ? sum : sum + n, 0);
+  hidden = new Set();
+  const order = look.map((_, i) => i).filter((i) => rank(i) > 0).sort((a, b) => rank(b) - rank(a));
+  while (!phone && total() > room && order.length) hidden.add(order.shift());
+  const takers = look.map((_, i) => i).filter((i) => !hidden.has(i) && look[i][2].split(" ").includes("w"));
+  const more = Math.floor((room - total()) / takers.length);
+  heads.forEach((th, i) => {
+    th.hidden = hidden.has(i);
+    th.style.width = need[i] + (takers.includes(i) ? more : 0) + "px";
+  });
+}
 let headed = "";
 function head() {
   const key = wish.tab + wish.sort;
@@ -208,19 +263,19 @@ function head() {
   const tr = document.createElement("tr");
   tr.setAttribute("role", "row");
   const options = [];
-  for (const [id, name, look, width] of columns[wish.tab]) {
+  for (const [id, name, look] of columns[wish.tab]) {
     const th = document.createElement("th");
     th.setAttribute("role", "columnheader");
     th.scope = "col";
-    if (look === "n") th.className = "n";
-    if (width) th.style.width = width + "%";
+    const figure = look.split(" ").includes("n");
+    if (figure) th.className = "n";
     if (!id) th.textContent = name;
     else {
       const on = wish.sort.replace("-", "") === id, down = wish.sort[0] === "-";
       const b = document.createElement("button");
       b.textContent = name + (on ? (down ? " ▾" : " ▴") : "");
       b.dataset.sort = id;
-      b.addEventListener("click", () => sortBy(on ? (down ? id : "-" + id) : look === "n" ? "-" + id : id));
+      b.addEventListener("click", () => sortBy(on ? (down ? id : "-" + id) : figure ? "-" + id : id));
       th.setAttribute("aria-sort", on ? (down ? "descending" : "ascending") : "none");
       th.append(b);
       for (const [v, way] of [["-" + id, "greatest first"], [id, "least first"]]) options.push(option(v, name + ", " + way, wish.sort === v));
@@ -229,6 +284,7 @@ function head() {
   }
   if (wish.sort.endsWith("rate")) options.unshift(option("-rate", "Rate, greatest first", true));
   $("table").tHead.replaceChildren(tr);
+  layout();
   $("sort").replaceChildren(...options);
   $("sort").parentNode.hidden = !options.length;
   $("search").parentNode.hidden = !first[wish.tab];
@@ -241,7 +297,7 @@ function table() {
   if (cut && view.table !== wish.tab) return;
   const rows = lists[wish.tab] || [], offset = cut ? view.offset : 0, all = cut ? view.matches : rows.length;
   const body = $("table").tBodies[0];
-  $("table").className = wish.tab === "events" ? "wrap" : "";
+  $("table").className = wish.tab === "events" ? "wrap" : wish.tab;
   $("table").setAttribute("aria-rowcount", all + 1);
   const kept = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.id : "";
   const want = rows.length + (cut ? 2 : 0);
@@ -250,7 +306,7 @@ function table() {
   const gap = (tr, n) => {
     tr.className = "gap"; tr.removeAttribute("data-id"); tr.setAttribute("aria-hidden", "true");
     if (tr.cells.length !== 1) { tr.replaceChildren(); tr.insertCell(); }
-    tr.cells[0].colSpan = columns[wish.tab].length; tr.cells[0].className = ""; tr.cells[0].removeAttribute("data-k");
+    tr.cells[0].colSpan = columns[wish.tab].length - hidden.size; tr.cells[0].hidden = false; tr.cells[0].className = ""; tr.cells[0].removeAttribute("data-k");
     set(tr.cells[0], ""); tr.cells[0].style.height = n * rowHeight + "px";
   };
   let at = 0;
@@ -267,7 +323,7 @@ function table() {
 }
 function fill(tr, r, index) {
   const look = columns[wish.tab], texts = cells[wish.tab](r);
-  tr.className = r.level || "";
+  tr.className = r.level || (wish.tab === "hosts" && !r.active ? "idle" : "");
   tr.removeAttribute("aria-hidden");
   tr.dataset.id = String(r.id || r.name || "");
   tr.setAttribute("aria-rowindex", index + 2);
@@ -278,21 +334,27 @@ function fill(tr, r, index) {
     td.setAttribute("role", "cell");
     if (td.colSpan !== 1) td.colSpan = 1;
     if (td.style.height) td.style.height = "";
+    td.hidden = hidden.has(i);
+    const classes = look[i][2].split(" ");
     const style = look[i][2] + (i === 5 && wish.tab === "flows" && r[r.main].queueing_delay_seconds > 0.25 ? " late" : "");
     if (td.className !== style) td.className = style;
-    td.dataset.k = look[i][2].startsWith("w") ? "" : look[i][1].replace(/ [↓↑]/, "");
-    td.title = text;
-    if (i === 0 && wish.tab === "flows") {
-      let b = td.firstElementChild;
-      if (!b) {
-        b = document.createElement("button");
-        b.addEventListener("click", () => open(Number(b.closest("tr").dataset.id)));
-        td.replaceChildren(b);
-      }
-      set(b, text);
-    } else if (td.firstElementChild) td.replaceChildren(text);
-    else set(td, text);
+    td.dataset.k = classes.includes("w") ? "" : look[i][1].replace(/ [↓↑]/, "");
+    td.title = i === 0 && wish.tab === "hosts" ? r.name : text;
+    const e = inside(td, i === 0 && wish.tab === "flows" ? "BUTTON" : classes.includes("t") ? "SPAN" : "");
+    if (e !== td) e.className = text.length > HOST.length ? "long" : ""; // an address of IPv6 takes two lines of these
+    set(e, text);
   });
+}
+// inside returns what has the text of a cell: an element of that kind, or the cell.
+function inside(td, kind) {
+  const e = td.firstElementChild;
+  if ((e ? e.tagName : "") === kind) return e || td;
+  td.replaceChildren();
+  if (!kind) return td;
+  const made = document.createElement(kind);
+  if (kind === "BUTTON") made.addEventListener("click", () => open(Number(made.closest("tr").dataset.id)));
+  td.append(made);
+  return made;
 }
 function measure(body, i) {
   const tr = body.rows[i];
@@ -399,7 +461,7 @@ function tabs(focus) {
   }
   $("panel").setAttribute("aria-labelledby", "tab-" + wish.tab);
 }
-let typing = 0, scrolling = 0;
+let typing = 0, scrolling = 0, laidOut = 0;
 $("search").addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(() => { wish.search = bounded($("search").value.trim()); $("panel").scrollTop = 0; toHash(); ask(); }, 150);
@@ -417,6 +479,12 @@ $("panel").addEventListener("scroll", () => {
   const inside = from + OVERSCAN >= view.offset && Math.min(view.matches, from + n - OVERSCAN) <= view.offset + have;
   if (!inside && !scrolling) scrolling = setTimeout(() => { scrolling = 0; ask(); }, 60);
 });
+new ResizeObserver(() => { // of the window, and of the panel by a bar to scroll
+  if (!view || $("panel").clientWidth === laidOut) return;
+  laidOut = $("panel").clientWidth;
+  layout();
+  table();
+}).observe($("panel"));
 $("tabs").addEventListener("click", (e) => { if (e.target.id.startsWith("tab-")) show(e.target.id.slice(4)); });
 $("tabs").addEventListener("keydown", (e) => {
   const all = [...$("tabs").children], i = all.findIndex((b) => b.id === "tab-" + wish.tab);
@@ -429,7 +497,7 @@ document.addEventListener("keydown", (e) => {
   if (e.key === "/" && !["INPUT", "SELECT"].includes(document.activeElement.tagName) && !document.querySelector("dialog[open]")) { e.preventDefault(); $("search").focus(); }
 });
 $("close").addEventListener("click", () => $("detail").close());
-$("detail").addEventListener("close", () => { wish.detail = 0; });
+$("detail").addEventListener("close", () => { if (!$("detail").open) wish.detail = 0; }); // else another was opened since
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) document.title = "Penstock"; // nobody asks, and a rate would stay
   else if (!paused) ask();
