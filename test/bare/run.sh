@@ -3,8 +3,9 @@
 # the Go toolchain of this machine. It has no /etc/hosts, C compiler, Python, curl, ip or nft. The command runs as
 # root and then as an ordinary user, each in a copy of the committed tree with the uncommitted changes of its files.
 #   test/bare/run.sh [COMMAND [ARGUMENT]...]
-# It needs root, debootstrap, unshare and Go. AS names who runs the command (default: "root user"). BARE_ROOT names a
-# directory where the root is made and kept, so that the next call starts at once (default: a temporary one).
+# It needs root, debootstrap, unshare and Go. AS names who runs the command (default: "root user"): "chrooted" is the
+# user where no user namespace can be made, because the kernel refuses them in a chroot. BARE_ROOT names a directory where
+# the root is made and kept, so that the next call starts at once (default: a temporary one).
 # Packages come from the mirror that apt uses here. Modules come from this machine's module cache.
 set -eu
 release=bookworm
@@ -42,10 +43,11 @@ go mod download
 make -s test-tool
 git diff HEAD --binary >"$work/changes"
 cat >"$work/start" <<'START'
-# start ROOT GOROOT MODULES USER HOME COMMAND...: runs COMMAND as USER in ROOT, which becomes this namespace's root.
+# start ROOT GOROOT MODULES USER HOME AS COMMAND...: runs COMMAND as USER in ROOT, which becomes this namespace's root,
+# unless AS is chrooted.
 set -eu
-root=$1 go=$2 modules=$3 user=$4 home=$5
-shift 5
+root=$1 go=$2 modules=$3 user=$4 home=$5 as=$6
+shift 6
 mount --rbind "$root" "$root"
 cd "$root"
 mount --bind -o ro "$go" usr/local/go
@@ -54,27 +56,35 @@ mount --rbind /dev dev
 mount --rbind /sys sys
 mount -t proc proc proc
 mount -t tmpfs tmpfs tmp
-pivot_root . old
-umount -l /old
-cd "$home/penstock"
-exec setpriv --reuid "$user" --regid "$user" --init-groups env -i HOME="$home" USER="$user" LANG=C.UTF-8 \
+enter=
+if [ "$as" = chrooted ]; then
+	enter="chroot ."
+else
+	pivot_root . old
+	umount -l /old
+fi
+# shellcheck disable=SC2086 # it is two words, or none
+exec $enter setpriv --reuid "$user" --regid "$user" --init-groups env -i HOME="$home" USER="$user" LANG=C.UTF-8 \
 	PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-	GOPROXY=file:///modules/cache/download GOSUMDB=off GOTOOLCHAIN=local "$@"
+	GOPROXY=file:///modules/cache/download GOSUMDB=off GOTOOLCHAIN=local \
+	sh -c 'cd "$HOME/penstock" && exec "$@"' sh "$@"
 START
 failed=
-for user in ${AS:-root user}; do
+for as in ${AS:-root user}; do
+	user=$as
+	[ "$as" != chrooted ] || user=user
 	home=$(chroot "$root" getent passwd "$user" | cut -d: -f6)
 	rm -rf "$root$home/penstock"
 	git clone -q --no-hardlinks . "$root$home/penstock"
 	git -C "$root$home/penstock" apply --allow-empty --index "$work/changes"
 	chroot "$root" chown -R "$user:$user" "$home/penstock"
-	say "as $user: $*"
+	say "as $as: $*"
 	if unshare --mount --pid --fork --kill-child sh "$work/start" "$root" "$(go env GOROOT)" "$(go env GOMODCACHE)" \
-		"$user" "$home" "$@"; then
-		say "as $user: passed"
+		"$user" "$home" "$as" "$@"; then
+		say "as $as: passed"
 	else
-		say "as $user: FAILED with $?"
-		failed="$failed $user"
+		say "as $as: FAILED with $?"
+		failed="$failed $as"
 	fi
 done
 [ -z "$failed" ] || { say "FAILED as$failed"; exit 1; }

@@ -89,9 +89,8 @@ func TestNoFigureIsCutAtAnyWidth(t *testing.T) {
 	fits := func(width int64, what string) {
 		t.Helper()
 		b.do(chromedp.EmulateViewport(width, 800))
-		var wrong string
-		require.Eventually(t, func() bool { wrong = b.text(cut); return wrong == "" }, 5*time.Second, 50*time.Millisecond,
-			"%s at %d px: %s", what, width, &wrong)
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Empty(c, b.text(cut)) }, 5*time.Second,
+			50*time.Millisecond, "%s at %d px", what, width)
 		assert.Empty(t, b.text(clipped), "%s at %d px", what, width)
 		assert.Equal(t, "true", b.text("document.documentElement.scrollWidth <= innerWidth"), "%s at %d px scrolls sideways",
 			what, width)
