@@ -158,6 +158,26 @@ func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
 	}
 }
 
+func TestTheServerOfAnotherFamilyIsToldWhoTheClientIs(t *testing.T) {
+	for _, version := range []config.SendProxy{"v1", "v2"} {
+		t.Run(string(version), func(t *testing.T) {
+			if ln, err := net.Listen("tcp", "[::1]:0"); err != nil {
+				t.Skipf("needs ::1: %v", err)
+			} else {
+				require.NoError(t, ln.Close())
+			}
+			r := newRig(t, func(c *config.Config) {
+				c.Defaults.SendProxy, c.Listeners[0].Address = version, "[::1]:0"
+			})
+			client, server := r.pair()
+			header, err := proxyproto.Read(bufio.NewReader(server))
+			require.NoError(t, err)
+			assert.Equal(t, client.LocalAddr().String(), header.SourceAddr.String())
+			assert.Equal(t, client.RemoteAddr().String(), header.DestinationAddr.String())
+		})
+	}
+}
+
 // A load balancer in front tells who the client is; limits are for that host.
 func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
 	r := newRig(t, func(c *config.Config) {

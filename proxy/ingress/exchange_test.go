@@ -151,7 +151,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		content, err := io.ReadAll(answer.Body)
 		original, wrong := http.ReadResponse(bufio.NewReader(bytes.NewReader(server)), nil) //nolint:bodyclose // it is memory
-		if wrong != nil { // it was forwarded in the form that it should have
+		if wrong != nil {                                                                   // it was forwarded in the form that it should have
 			return
 		}
 		first, cut := io.ReadAll(original.Body)

@@ -147,16 +147,18 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 // understand runs the handshake of the listener's mode. Where it fails the
 // client has its answer, if the protocol has one, and the connection is open.
 func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
-	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
+	c := Client{
+		Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr()), CameTo: addrPort(conn.LocalAddr()),
+	}
 	var in *input
 	if l.trusts(c.Source.Addr()) {
 		in = newInput(conn)
-		source, err := readProxyHeader(in)
+		told, err := readProxyHeader(in)
 		if err != nil {
 			return c, err
 		}
-		if source.IsValid() {
-			c.Source = source
+		if told.source.IsValid() {
+			c.Source, c.CameTo = told.source, told.destination
 		}
 	}
 	var err error

@@ -47,6 +47,7 @@ type Client struct {
 	datapath.Conn
 	Listener string
 	Source   netip.AddrPort // the client's own address: from PROXY protocol where it was used
+	CameTo   netip.AddrPort // the address that the client connected to, likewise; invalid: it is not known
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
 	Fixed    bool           // Target or Host is the listener's own, and not the client's choice

@@ -16,84 +16,131 @@ import (
 // Sizes of PROXY protocol headers (haproxy.org, proxy-protocol.txt §2).
 const (
 	proxyV1Longest = 107
-	proxyV2Fixed   = 16   // signature, command, family, length
-	proxyV2Longest = 2048 // of what follows it: addresses, and TLVs up to a client certificate
+	proxyV2Fixed   = 16 // signature, version and command, family, length of the rest
 )
 
-// readProxyHeader reads the header that a trusted peer must send first, and returns the client's
-// address; invalid where the peer is the client itself (LOCAL, UNKNOWN).
-//
-// The library parses the header, but we find its end: the library takes one that arrives in pieces
-// for an attack.
-func readProxyHeader(in *input) (netip.AddrPort, error) {
-	in.left = proxyV2Fixed + proxyV2Longest + inputBuffer
-	header, err := frameProxyHeader(in)
+// told is what a PROXY header says of a connection: the client's address, and the one that it came to. Both are invalid
+// where the header does not tell.
+type told struct{ source, destination netip.AddrPort }
+
+// readProxyHeader reads the header that a trusted peer must send first, and no byte behind it.
+func readProxyHeader(in *input) (told, error) {
+	in.left = inputBuffer
+	t, err := readEitherProxyHeader(in)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("proxy protocol: %w", err)
+		return told{}, fmt.Errorf("proxy protocol: %w", err)
+	}
+	return t, nil
+}
+
+func readEitherProxyHeader(in *input) (told, error) {
+	first, err := in.Peek(1)
+	if err != nil {
+		return told{}, err
+	}
+	if first[0] == proxyproto.SIGV2[0] {
+		return readProxyV2(in)
+	}
+	return readProxyV1(in)
+}
+
+// readByteLike reads a byte of a header that begins with signature, of which at bytes have been read.
+func readByteLike(in *input, signature []byte, at int) (byte, error) {
+	b, err := in.ReadByte()
+	if err == nil && at < len(signature) && b != signature[at] {
+		err = errors.New("a trusted peer must begin with a PROXY header, and this is none")
+	}
+	return b, err
+}
+
+// readProxyV1 finds the end of a header of version 1 and has the library parse it, which takes one that arrives in
+// pieces for an attack.
+func readProxyV1(in *input) (told, error) {
+	header := make([]byte, 0, proxyV1Longest)
+	for !bytes.HasSuffix(header, []byte("\n")) {
+		if len(header) == proxyV1Longest {
+			return told{}, errors.New("v1 header without an end")
+		}
+		b, err := readByteLike(in, proxyproto.SIGV1, len(header))
+		if err != nil {
+			return told{}, err
+		}
+		header = append(header, b)
 	}
 	h, err := proxyproto.Read(bufio.NewReader(bytes.NewReader(header)))
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("proxy protocol: %w", err)
+		return told{}, err
 	}
-	if h.Command.IsLocal() {
-		return netip.AddrPort{}, nil
+	source, destination, ok := h.TCPAddrs()
+	if !ok { // UNKNOWN
+		return told{}, nil
 	}
-	source, _, ok := h.TCPAddrs()
-	if !ok {
-		return netip.AddrPort{}, errors.New("proxy protocol: the header is not of a TCP connection")
-	}
-	return addrPort(source), nil
+	return told{addrPort(source), addrPort(destination)}, nil
 }
 
-// frameProxyHeader reads exactly one header, v1 or v2, and stops at the first
-// byte that cannot belong to one.
-func frameProxyHeader(in *input) ([]byte, error) {
-	first, err := in.Peek(1)
-	if err != nil {
-		return nil, err
-	}
-	signature, longest := proxyproto.SIGV1, proxyV1Longest
-	if first[0] == proxyproto.SIGV2[0] {
-		signature, longest = proxyproto.SIGV2, proxyV2Fixed
-	}
-	header := make([]byte, 0, longest)
-	for len(header) < longest {
-		b, err := in.ReadByte()
+// readProxyV2 reads a header of version 2. Commands and families that are not in the specification are refused. Those
+// that are of no TCP connection tell nothing, as LOCAL does. What follows the addresses is passed over.
+func readProxyV2(in *input) (told, error) {
+	var fixed [proxyV2Fixed]byte
+	for i := range fixed {
+		b, err := readByteLike(in, proxyproto.SIGV2, i)
 		if err != nil {
-			return nil, err
+			return told{}, err
 		}
-		if n := len(header); n < len(signature) && b != signature[n] {
-			return nil, errors.New("a trusted peer must begin with a PROXY header, and this is none")
-		}
-		header = append(header, b)
-		if longest == proxyV1Longest && b == '\n' {
-			return header, nil
-		}
+		fixed[i] = b
 	}
-	if longest == proxyV1Longest {
-		return nil, errors.New("v1 header without an end")
+	length := int(binary.BigEndian.Uint16(fixed[proxyV2Fixed-2:]))
+	in.left = length + inputBuffer
+	size := 0 // of an address
+	switch version, command, family := fixed[12]>>4, fixed[12]&0xf, fixed[13]; {
+	case version != 2 || command > 1:
+		return told{}, fmt.Errorf("unsupported version and command %#02x", fixed[12])
+	case command == 0: // LOCAL: the family means nothing
+	case family == 0x11:
+		size = 4
+	case family == 0x21:
+		size = 16
+	case family != 0 && family != 0x12 && family != 0x22 && family != 0x31 && family != 0x32:
+		return told{}, fmt.Errorf("family and transport %#02x are not of version 2", family)
 	}
-	length := int(binary.BigEndian.Uint16(header[proxyV2Fixed-2:]))
-	if length > proxyV2Longest {
-		return nil, fmt.Errorf("v2 header of %d bytes", length)
+	if size == 0 {
+		_, err := in.Discard(length)
+		return told{}, err
 	}
-	header = append(header, make([]byte, length)...)
-	_, err = io.ReadFull(in, header[proxyV2Fixed:])
-	return header, err
+	addresses := make([]byte, 2*size+4) // two addresses and two ports
+	if length < len(addresses) {
+		return told{}, fmt.Errorf("v2 header of %d bytes, where the addresses take %d", length, len(addresses))
+	}
+	if _, err := io.ReadFull(in, addresses); err != nil {
+		return told{}, err
+	}
+	at := func(i int) netip.AddrPort {
+		addr, _ := netip.AddrFromSlice(addresses[i*size:][:size])
+		return plain(netip.AddrPortFrom(addr, binary.BigEndian.Uint16(addresses[2*size+2*i:])))
+	}
+	_, err := in.Discard(length - len(addresses))
+	return told{at(0), at(1)}, err
 }
 
-// WriteProxyHeader writes the header of version 1 or 2 that tells a server who the client is. Where
-// source or target is unknown, or they are of two families, which neither version can tell, the header
-// tells no addresses (LOCAL, UNKNOWN).
-func WriteProxyHeader(w io.Writer, version int, source, target netip.AddrPort) error {
+// WriteProxyHeader writes the header of version 1 or 2 that tells a server who the client is. A header has addresses of
+// one family: where target is of another than source, the server is told where the client came to instead; if that is
+// of another family as well, IPv4 addresses are told in their IPv6 form. Without source or target the header tells no
+// addresses (LOCAL, UNKNOWN).
+func WriteProxyHeader(w io.Writer, version int, source, target, cameTo netip.AddrPort) error {
 	if version != 1 && version != 2 {
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	source, target = plain(source), plain(target)
-	if source.IsValid() && target.IsValid() && source.Addr().Is4() == target.Addr().Is4() {
-		h = proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(source),
-			net.TCPAddrFromAddrPort(target))
+	source, target, cameTo = plain(source), plain(target), plain(cameTo)
+	if source.Addr().Is4() != target.Addr().Is4() && cameTo.IsValid() {
+		target = cameTo
+	}
+	if source.IsValid() && target.IsValid() {
+		h.Command, h.TransportProtocol = proxyproto.PROXY, proxyproto.TCPv6
+		if source.Addr().Is4() && target.Addr().Is4() {
+			h.TransportProtocol = proxyproto.TCPv4
+		}
+		h.SourceAddr, h.DestinationAddr = net.TCPAddrFromAddrPort(source), net.TCPAddrFromAddrPort(target)
 	}
 	if _, err := h.WriteTo(w); err != nil {
 		return fmt.Errorf("ingress: proxy protocol: write header: %w", err)

@@ -38,6 +38,24 @@ func TestProxyHeader(t *testing.T) {
 		},
 		{name: "v2 local speaks for the peer", says: v2 + "\x20\x00\x00\x00", source: peer},
 		{name: "v2 local with something to skip", says: v2 + "\x20\x11\x00\x03abc", source: peer},
+		{name: "v2 local of an unknown family", says: v2 + "\x20\x7f\x00\x03abc", source: peer},
+		{name: "v2 unspecified", says: v2 + "\x21\x00\x00\x00", source: peer},
+		{name: "v2 unspecified with something to skip", says: v2 + "\x21\x00\x00\x14" + strings.Repeat("q", 20), source: peer},
+		{name: "v2 of UDP", says: v2 + "\x21\x12\x00\x0c" + strings.Repeat("\x00", 12), source: peer},
+		{name: "v2 of UDP over IPv6", says: v2 + "\x21\x22\x00\x24" + strings.Repeat("\x00", 36), source: peer},
+		{name: "v2 of a UNIX socket", says: v2 + "\x21\x31\x00\xd8" + strings.Repeat("\x00", 216), source: peer},
+		{name: "v2 of a UNIX datagram", says: v2 + "\x21\x32\x00\xd8" + strings.Repeat("\x00", 216), source: peer},
+		{
+			name: "v2 of full length", says: v2IPv4[:14] + "\xff\xff" + v2IPv4[16:] + strings.Repeat("\x00", 65535-12),
+			source: "203.0.113.5:1234",
+		},
+		{
+			name: "v2 local of full length", says: v2 + "\x20\x00\xff\xff" + strings.Repeat("\x00", 65535), source: peer,
+		},
+		{
+			name: "v1 unknown with any text", says: "PROXY UNKNOWN TCP4 \x00\xff  1 2 3 4 5 6\r\n", source: peer,
+		},
+		{name: "v1 of IPv4 in its IPv6 form", says: "PROXY TCP6 ::ffff:203.0.113.5 2001:db8::80 1234 443\r\n", source: "203.0.113.5:1234"},
 		{name: "v2 with a TLV", says: v2 + "\x21\x11\x00\x11\xcb\x00\x71\x05\xc0\x00\x02\x50\x04\xd2\x01\xbb\x04\x00\x02hi", source: "203.0.113.5:1234"},
 
 		{name: "nothing", err: "EOF"},
@@ -61,13 +79,27 @@ func TestProxyHeader(t *testing.T) {
 			name: "v2 of version 3", says: v2 + "\x31\x11\x00\x0c" + strings.Repeat("\x00", 12),
 			err: "version and command",
 		},
-		{name: "v2 of UDP", says: v2 + "\x21\x12\x00\x0c" + strings.Repeat("\x00", 12), err: "not of a TCP connection"},
 		{
-			name: "v2 of a UNIX socket", says: v2 + "\x21\x31\x00\xd8" + strings.Repeat("\x00", 216),
-			err: "not of a TCP connection",
+			name: "v2 with another command", says: v2 + "\x22\x11\x00\x0c" + strings.Repeat("\x00", 12),
+			err: "version and command",
 		},
-		{name: "v2 shorter than its addresses", says: v2 + "\x21\x11\x00\x04\xcb\x00\x71\x05", err: "invalid length"},
-		{name: "v2 too long", says: v2 + "\x21\x11\xff\xff" + strings.Repeat("\x00", 65535), err: "65535 bytes"},
+		{
+			name: "v2 of an unknown family", says: v2 + "\x21\x41\x00\x0c" + strings.Repeat("\x00", 12),
+			err: "family and transport 0x41",
+		},
+		{
+			name: "v2 of an unknown transport", says: v2 + "\x21\x13\x00\x0c" + strings.Repeat("\x00", 12),
+			err: "family and transport 0x13",
+		},
+		{
+			name: "v2 shorter than its addresses", says: v2 + "\x21\x11\x00\x04\xcb\x00\x71\x05",
+			err: "4 bytes, where the addresses take 12",
+		},
+		{
+			name: "v2 with IPv6 addresses cut", says: v2 + "\x21\x21\x00\x0c" + strings.Repeat("\x00", 12),
+			err: "12 bytes, where the addresses take 36",
+		},
+		{name: "v2 cut in what follows the addresses", says: v2IPv4[:15] + "\x10" + v2IPv4[16:] + "abc", err: "EOF"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			for _, chunk := range []int{0, 1} {
@@ -116,6 +148,7 @@ func TestOnlyListedPeersMaySpeakForOthers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "203.0.113.5:1234", c.Source.String())
 	assert.Equal(t, "192.0.2.80:443", c.Target.String(), "the header's destination is not the client's wish")
+	assert.Equal(t, "192.0.2.80:443", c.CameTo.String())
 	early, _ := c.Detach()
 	assert.Equal(t, "early", string(early))
 
@@ -133,26 +166,63 @@ func TestOnlyListedPeersMaySpeakForOthers(t *testing.T) {
 }
 
 func TestWriteProxyHeader(t *testing.T) {
-	source, target := netip.MustParseAddrPort("203.0.113.5:1234"), netip.MustParseAddrPort("192.0.2.80:443")
+	ap := netip.MustParseAddrPort
+	client4, client6 := ap("203.0.113.5:1234"), ap("[2001:db8::5]:1234")
+	server4, server6 := ap("192.0.2.80:443"), ap("[2001:db8::80]:443")
+	here4, here6 := ap("198.51.100.1:7000"), ap("[2001:db8::1]:7000")
+	none := netip.AddrPort{}
+	mapped := netip.AddrPortFrom(netip.AddrFrom16(client4.Addr().As16()), 1234)
 	for _, row := range []struct {
-		name           string
-		version        int
-		source, target netip.AddrPort
-		want           string
+		name                   string
+		source, target, cameTo netip.AddrPort
+		v1, v2                 string // of v2 what follows the signature and version: family, source, target
 	}{
-		{"v1", 1, source, target, "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\n"},
+		{"IPv4", client4, server4, here4, "TCP4 203.0.113.5 192.0.2.80 1234 443", v2IPv4[len(v2):]},
+		{"IPv4 in its IPv6 form", mapped, server4, here4, "TCP4 203.0.113.5 192.0.2.80 1234 443", v2IPv4[len(v2):]},
 		{
-			"v1 between families", 1, source, netip.MustParseAddrPort("[2001:db8::80]:443"),
-			"PROXY UNKNOWN\r\n",
+			"IPv6", client6, server6, here6, "TCP6 2001:db8::5 2001:db8::80 1234 443",
+			"\x21\x21\x00\x24" + bytesOf(client6, server6) + "\x04\xd2\x01\xbb",
 		},
-		{"v1 unknown", 1, netip.AddrPort{}, target, "PROXY UNKNOWN\r\n"},
-		{"v2", 2, source, target, v2IPv4},
-		{"v2 of mapped addresses", 2, netip.AddrPortFrom(netip.AddrFrom16(source.Addr().As16()), 1234), target, v2IPv4},
-		{"v2 local", 2, netip.AddrPort{}, netip.AddrPort{}, v2 + "\x20\x00\x00\x00"},
+		{
+			"IPv6 to an IPv4 server", client6, server4, here6, "TCP6 2001:db8::5 2001:db8::1 1234 7000",
+			"\x21\x21\x00\x24" + bytesOf(client6, here6) + "\x04\xd2\x1b\x58",
+		},
+		{
+			"IPv4 to an IPv6 server", client4, server6, here4, "TCP4 203.0.113.5 198.51.100.1 1234 7000",
+			"\x21\x11\x00\x0c\xcb\x00\x71\x05\xc6\x33\x64\x01\x04\xd2\x1b\x58",
+		},
+		{
+			"IPv4 to an IPv6 server, told where it came over IPv6", client4, server6, here6,
+			"TCP6 ::ffff:203.0.113.5 2001:db8::1 1234 7000",
+			"\x21\x21\x00\x24" + bytesOf(client4, here6) + "\x04\xd2\x1b\x58",
+		},
+		{
+			"IPv6 to an IPv4 server, and nobody knows where it came to", client6, server4, none,
+			"TCP6 2001:db8::5 ::ffff:192.0.2.80 1234 443",
+			"\x21\x21\x00\x24" + bytesOf(client6, server4) + "\x04\xd2\x01\xbb",
+		},
+		{"unknown", none, server4, none, "UNKNOWN", "\x20\x00\x00\x00"},
+		{"nothing", none, none, none, "UNKNOWN", "\x20\x00\x00\x00"},
 	} {
-		var b bytes.Buffer
-		require.NoError(t, WriteProxyHeader(&b, row.version, row.source, row.target), row.name)
-		assert.Equal(t, row.want, b.String(), row.name)
+		t.Run(row.name, func(t *testing.T) {
+			for version, want := range map[int]string{1: "PROXY " + row.v1 + "\r\n", 2: v2 + row.v2} {
+				var b bytes.Buffer
+				require.NoError(t, WriteProxyHeader(&b, version, row.source, row.target, row.cameTo))
+				assert.Equal(t, want, b.String())
+				got, err := readProxyHeader(newInput(newFakeConn(want)))
+				require.NoError(t, err)
+				assert.Equal(t, plain(row.source).IsValid(), got.source.IsValid())
+				if got.source.IsValid() {
+					assert.Equal(t, plain(row.source), got.source, "what is written is read")
+				}
+			}
+		})
 	}
-	assert.ErrorContains(t, WriteProxyHeader(&bytes.Buffer{}, 3, source, target), "version 3")
+	assert.ErrorContains(t, WriteProxyHeader(&bytes.Buffer{}, 3, client4, server4, here4), "version 3")
+}
+
+// bytesOf are IPv6 addresses on the wire.
+func bytesOf(a, b netip.AddrPort) string {
+	from, to := a.Addr().As16(), b.Addr().As16()
+	return string(from[:]) + string(to[:])
 }
