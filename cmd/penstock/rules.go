@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/doctor"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
 
@@ -51,6 +52,8 @@ apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 			Short: "Make the installed rules exactly these",
 			Long: `Replaces what an earlier apply installed, whatever its settings; applying the
 same rules again changes nothing, but follows changes of this machine's networks.
+IPv6 is left out where it is switched off. It warns of chains of the firewall and of
+kernel settings that keep captured connections from working, with the cure of each.
 Needs CAP_NET_ADMIN.`,
 		}, func(c *cobra.Command, r capture.Rules) error {
 			if err := r.Apply(c.Context()); err != nil {
@@ -58,6 +61,9 @@ Needs CAP_NET_ADMIN.`,
 			}
 			for _, note := range r.Advice() {
 				fmt.Fprintln(c.ErrOrStderr(), "note: "+note) //nolint:errcheck // the rules are in place
+			}
+			for _, warning := range warnings(r) {
+				fmt.Fprintln(c.ErrOrStderr(), "warning: "+warning) //nolint:errcheck // as above
 			}
 			return nil
 		}),
@@ -78,6 +84,26 @@ for another machine give --connected.`,
 		}, func(c *cobra.Command, r capture.Rules) error { return r.Print(c.OutOrStdout()) }),
 	)
 	return cmd
+}
+
+// warnings returns what keeps rules that were applied from working, with the cure of each.
+func warnings(r capture.Rules) (say []string) {
+	obstacles, err := r.Obstacles()
+	if err != nil {
+		say = append(say, fmt.Sprintf("whether the input and output chains let captured connections in is unknown: %v", err))
+	}
+	for _, o := range obstacles {
+		say = append(say, o.String())
+	}
+	for _, c := range doctor.Settings() {
+		if r.Mode == capture.Redirect && c.Name == doctor.SYNCookies {
+			continue // address translation does not need the socket
+		}
+		if c.State != doctor.OK {
+			say = append(say, fmt.Sprintf("%s is %s: %s", c.Name, c.Found, c.Fix))
+		}
+	}
+	return say
 }
 
 // rulesFor gives cmd the flags that describe rules, and do the rules.

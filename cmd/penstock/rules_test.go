@@ -93,6 +93,48 @@ func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
 	}))
 }
 
+// A machine without IPv6 has IPv4 captured all the same, and what breaks that is told with its cure.
+func TestRulesApplyWarnsOfSettingsInTheWay(t *testing.T) {
+	lab, err := netlab.NewRouted()
+	if errors.Is(err, os.ErrPermission) {
+		need.Namespaces(t, err)
+	}
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lab.Close()) }()
+	apply := func(more ...string) (said string, err error) {
+		_ = lab.Edge.Do(func() error {
+			said, err = runRules(t, append([]string{"apply", "--port", "1081", "--interface", netlab.NearDevice}, more...)...)
+			return nil
+		})
+		return said, err
+	}
+	said, err := apply()
+	require.NoError(t, err)
+	assert.NotContains(t, said, "warning")
+	assert.NotContains(t, said, "IPv6")
+
+	require.NoError(t, lab.Edge.Sysctl("net.ipv4.tcp_syncookies", "2"))
+	require.NoError(t, lab.Edge.Sysctl("net.ipv4.ip_local_port_range", "50000 50999"))
+	for setting, cure := range map[string]string{
+		"net.ipv6.conf.lo.disable_ipv6":  "on lo, so the rules leave it out; to capture it: sysctl -w net.ipv6.conf.lo.disable_ipv6=0",
+		"net.ipv6.conf.all.disable_ipv6": "here, so the rules leave it out; to capture it: sysctl -w net.ipv6.conf.all.disable_ipv6=0",
+	} {
+		require.NoError(t, lab.Edge.Sysctl(setting, "1"))
+		said, err = apply()
+		require.NoError(t, err)
+		assert.Contains(t, said, "note: IPv6 is switched off "+cure)
+		assert.Contains(t, said, "warning: net.ipv4.tcp_syncookies is 2, always: every connection captured by tproxy is reset: "+
+			"sysctl -w net.ipv4.tcp_syncookies=1")
+		assert.Contains(t, said, "warning: net.ipv4.ip_local_port_range is 1000 ports")
+		_, err = apply("--ipv4=false")
+		require.ErrorContains(t, err, "or switch it on (sysctl -w net.ipv6.conf.all.disable_ipv6=0)")
+		require.NoError(t, lab.Edge.Sysctl(setting, "0"))
+	}
+	said, err = apply("--mode", "redirect")
+	require.NoError(t, err)
+	assert.NotContains(t, said, "syncookies", "address translation needs no socket")
+}
+
 func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 	for want, args := range map[string][]string{
 		"port: the port of the":          {"print"},

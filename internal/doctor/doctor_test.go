@@ -48,7 +48,9 @@ func healthy() facts {
 			"net.ipv4.tcp_wmem":                            "4096 16384 4194304", "net.ipv4.tcp_rmem": "4096 " +
 				"131072 6291456",
 			"net.ipv4.tcp_sack": "1", "net.ipv4.tcp_timestamps": "1", "net.ipv4.tcp_window_scaling": "1",
-			"net.ipv4.tcp_mtu_probing":           "1",
+			"net.ipv4.tcp_mtu_probing": "1",
+			"net.ipv4.tcp_syncookies":  "1", "net.ipv4.ip_local_port_range": "32768 60999",
+			"net.ipv4.tcp_tw_reuse": "2", "net.ipv6.conf.all.disable_ipv6": "0", "net.ipv6.conf.lo.disable_ipv6": "0",
 			"net.ipv4.tcp_slow_start_after_idle": "0", "net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "0",
 		},
 	}
@@ -290,6 +292,58 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 				f.newcomers = []capture.Network{{Prefix: netip.MustParsePrefix("2001:db8::/64"), Interface: "lan0"}}
 			},
 			"captured_networks", Warn, "penstock rules apply once more",
+		},
+		"an input chain that drops": {
+			func(f *facts) {
+				f.inForce = true
+				f.obstacles = []capture.Obstacle{{Hook: "input", Chain: "inet fw input", Drops: "all", Cure: "nft insert"}}
+			}, "input_chain", Warn, "nft insert",
+		},
+		"which is no output chain": {
+			func(f *facts) { f.obstacles = []capture.Obstacle{{Hook: "input", Cure: "nft"}} }, "output_chain", OK, "",
+		},
+		"an output chain that drops": {
+			func(f *facts) {
+				f.obstacles = []capture.Obstacle{{Hook: "output", Chain: "ip a b", Drops: "all", Cure: "nft insert"}}
+			}, "output_chain", Warn, "nft insert",
+		},
+		"which is in nobody's way": {
+			func(f *facts) {
+				f.obstacles = []capture.Obstacle{{Hook: "output", Chain: "ip a b", Drops: "all", Cure: "nft insert"}}
+				f.sysctls["net.ipv4.ip_forward"] = "0"
+			}, "output_chain", OK, "",
+		},
+		"nobody may look at the input chain": {
+			func(f *facts) { f.filterless = unix.EPERM }, "input_chain", Warn, "run penstock doctor as root",
+		},
+		"SYN cookies for all": {
+			sysctl("net.ipv4.tcp_syncookies", "2"), "net.ipv4.tcp_syncookies", Warn,
+			"sysctl -w net.ipv4.tcp_syncookies=1",
+		},
+		"SYN cookies in a flood are for information": {
+			sysctl("net.ipv4.tcp_syncookies", "1"), "net.ipv4.tcp_syncookies", OK, "",
+		},
+		"few ports that rest": {
+			sysctl("net.ipv4.ip_local_port_range", "50000 59999"), "net.ipv4.ip_local_port_range", Warn,
+			`sysctl -w net.ipv4.ip_local_port_range="32768 60999" net.ipv4.tcp_tw_reuse=1`,
+		},
+		"few ports that do not rest": {
+			func(f *facts) {
+				f.sysctls["net.ipv4.ip_local_port_range"], f.sysctls["net.ipv4.tcp_tw_reuse"] = "50000 59999", "1"
+			}, "net.ipv4.ip_local_port_range", OK, "",
+		},
+		"hardly any ports": {
+			func(f *facts) {
+				f.sysctls["net.ipv4.ip_local_port_range"], f.sysctls["net.ipv4.tcp_tw_reuse"] = "50000 50050", "1"
+			}, "net.ipv4.ip_local_port_range", Warn, "32768 60999",
+		},
+		"IPv6 is off where it is delivered": {
+			sysctl("net.ipv6.conf.lo.disable_ipv6", "1"), "ipv6", Warn, "sysctl -w net.ipv6.conf.lo.disable_ipv6=0",
+		},
+		"IPv6 is off": {
+			func(f *facts) {
+				f.sysctls["net.ipv6.conf.lo.disable_ipv6"], f.sysctls["net.ipv6.conf.all.disable_ipv6"] = "1", "1"
+			}, "ipv6", OK, "",
 		},
 		"nobody may look at the forward chain": {
 			func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", Warn, "run penstock doctor as root",

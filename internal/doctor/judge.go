@@ -214,37 +214,10 @@ func (f facts) judgeCapture() []Check {
 			checks = append(checks, f.judgeRules(mode, v6))
 		}
 	}
-	return append(checks, f.judgeForward()...)
-}
-
-// judgeForward is about what the machine's firewall keeps apart and capture
-// would join.
-func (f facts) judgeForward() []Check {
-	const filters, networks = "forward_chain", "captured_networks"
-	if f.filterless != nil {
-		unknown := Check{State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot}
-		forward, own := unknown, unknown
-		forward.Name, own.Name = filters, networks
-		return []Check{forward, own}
-	}
-	forward := fine(filters, "nothing is dropped there that captured connections would go round")
-	if len(f.filters) > 0 {
-		forward.State = Warn
-		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
-		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
-			"connections " +
-			"in an input chain or by a rule with refuse (docs/operations.md, The forward chain)"
-	}
-	own := fine(networks, "connections to networks of this machine go past the rules, or are captured as asked")
-	if len(f.newcomers) > 0 {
-		var words []string
-		for _, n := range f.newcomers {
-			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
-		}
-		own.State, own.Found = Warn, "captured, since they came after the rules: "+strings.Join(words, ", ")
-		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
-	}
-	return []Check{forward, own}
+	checks = append(checks, f.judgeIPv6())
+	checks = append(checks, f.judgeForward()...)
+	return append(checks, f.judgeObstacles("input", "lets captured connections in"),
+		f.judgeObstacles("output", "lets answers to clients and the proxy's own connections out"))
 }
 
 func (f facts) judgeTransparent(name, option string, err error) Check {

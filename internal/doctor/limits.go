@@ -26,19 +26,38 @@ func (f facts) judgeDescriptors() Check {
 	return c
 }
 
+// judgedSetting is a setting of the kernel and what to say of its value.
+type judgedSetting struct {
+	name  string
+	judge func(name, value string) Check
+}
+
+// Settings that may keep captured connections from working at all.
+const (
+	SYNCookies = "net.ipv4.tcp_syncookies"
+	localPorts = "net.ipv4.ip_local_port_range"
+	reusePorts = "net.ipv4.tcp_tw_reuse"
+)
+
+// Settings judges those settings alone, where the calling thread is.
+func Settings() []Check {
+	f := facts{sysctls: map[string]string{}}
+	f.readSettings(SYNCookies, localPorts, reusePorts)
+	return f.judgeSettings()
+}
+
 // judgeSettings is about what the kernel's TCP is told, where it is told.
 func (f facts) judgeSettings() []Check {
 	var checks []Check
-	for _, s := range []struct {
-		name  string
-		judge func(name, value string) Check
-	}{
+	for _, s := range []judgedSetting{
 		{"net.ipv4.tcp_wmem", judgeBuffer("in flight towards a client or server")},
 		{"net.ipv4.tcp_rmem", judgeBuffer("in flight towards this machine")},
 		{"net.ipv4.tcp_sack", judgeSwitch("losses are found one in a round trip, and the datapath sees less of them")},
 		{"net.ipv4.tcp_timestamps", judgeSwitch("round trips are measured more rarely, and retransmissions blur them")},
 		{"net.ipv4.tcp_window_scaling", judgeSwitch("at most 64 KiB are in flight, 5 Mbit/s at 100 ms")},
 		{"net.ipv4.tcp_mtu_probing", judgeMTUProbing},
+		{SYNCookies, judgeSYNCookies},
+		{localPorts, f.judgeLocalPorts},
 		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno "+
 			"only)", "the kernel's window stays as it was over a pause")},
 		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs",
@@ -95,6 +114,46 @@ func judgeMTUProbing(name, value string) Check {
 		Found: "0: a path that swallows full packets without a word of ICMP (a black hole) stops connections for good",
 		Fix:   "sysctl -w " + name + "=1",
 	}
+}
+
+// judgeSYNCookies is about handshakes that leave no socket behind, by which TPROXY knows the rest of a connection.
+func judgeSYNCookies(name, value string) Check {
+	switch value {
+	case "0":
+		return fine(name, "0: in a flood of SYNs clients try again")
+	case "2":
+		return Check{
+			Name: name, State: Warn, Found: "2, always: every connection captured by tproxy is reset",
+			Fix: "sysctl -w " + name + "=1",
+		}
+	}
+	return fine(name, "%s: in a flood of SYNs, connections captured by tproxy are reset (with 0 clients try again)", value)
+}
+
+// What a port rests for behind a connection, and how few of them are worth a word.
+const (
+	portRest     = time.Minute
+	fewPorts     = 16384
+	fewOpenPorts = 1024
+)
+
+// judgeLocalPorts is about connections to one server: each takes a local port, which rests behind it.
+func (f facts) judgeLocalPorts(name, value string) Check {
+	var first, last int
+	if n, _ := fmt.Sscan(value, &first, &last); n != 2 {
+		return fine(name, "%s", value)
+	}
+	ports, reuse := last-first+1, f.sysctls[reusePorts]
+	c := fine(name, "%d ports: so many connections to one server", ports)
+	if reuse != "1" {
+		c.Found = fmt.Sprintf("%d ports: %d new connections in a second to one server, as %s is %q", ports,
+			ports/int(portRest.Seconds()), reusePorts, reuse)
+	}
+	if ports < fewOpenPorts || ports < fewPorts && reuse != "1" {
+		c.State = Warn
+		c.Fix = fmt.Sprintf("sysctl -w %s=\"32768 60999\" %s=1", name, reusePorts)
+	}
+	return c
 }
 
 // inform is about what is right for some and wrong for others.

@@ -36,9 +36,11 @@ type facts struct {
 	available, allowed []string // congestion controls
 	controls           error    // why they are unknown
 
-	filters    []string          // forward chains that captured connections do not pass
-	newcomers  []capture.Network // of this machine, that its rules capture by now
-	filterless error             // why these are unknown
+	obstacles  []capture.Obstacle // what drops captured connections, and the proxy's own
+	inForce    bool               // there are rules that they are obstacles to
+	filters    []string           // forward chains that captured connections do not pass
+	newcomers  []capture.Network  // of this machine, that its rules capture by now
+	filterless error              // why these are unknown
 
 	sources    []linkstat.Interface // that could tell hints
 	sourceless error                // why they are unknown
@@ -63,6 +65,7 @@ var sysctlNames = []string{
 	"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_sack", "net.ipv4.tcp_timestamps",
 	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_mtu_probing",
 	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts, pingGroups,
+	SYNCookies, localPorts, reusePorts, ipv6OffAll, ipv6OffLoopback,
 }
 
 // look tries everything once.
@@ -85,6 +88,9 @@ func look(ctx context.Context, p Program) facts {
 	if f.filters, f.filterless = capture.ForwardFilters(); f.filterless == nil {
 		f.newcomers, f.filterless = capture.Captured()
 	}
+	if f.filterless == nil {
+		f.obstacles, f.inForce, f.filterless = capture.Obstacles()
+	}
 	f.infoSize = infoSize()
 	f.ebpf = bpf.Check()
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
@@ -100,18 +106,23 @@ func look(ctx context.Context, p Program) facts {
 		maySet(unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT),
 		maySet(unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT),
 	}
-	for _, name := range sysctlNames {
-		text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
-		if err == nil {
-			f.sysctls[name] = strings.Join(strings.Fields(string(text)), " ")
-		}
-	}
+	f.readSettings(sysctlNames...)
 	var inUser map[string]attempt
 	inUser, f.user = tryInUserNamespace(ctx, p.Trials)
 	if f.trials, f.own = tryInNamespace(ctx); f.own != nil {
 		f.trials, f.inUserTrials = inUser, true
 	}
 	return f
+}
+
+// readSettings reads kernel settings where the calling thread is.
+func (f facts) readSettings(names ...string) {
+	for _, name := range names {
+		text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+		if err == nil {
+			f.sysctls[name] = strings.Join(strings.Fields(string(text)), " ")
+		}
+	}
 }
 
 // mayPing tries to open a ping socket.

@@ -28,6 +28,7 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	r, _ = r.leaveOutIPv6()
 	if r, err = r.lookedAt(); err != nil {
 		return err
 	}
@@ -219,8 +220,8 @@ func explain(what string, err error) error {
 		return fmt.Errorf("capture: %s: needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+
 			"or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit: %w", what, err)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EAFNOSUPPORT):
-		return fmt.Errorf("capture: %s: this address family is switched off here: leave it out of the rules: %w",
-			what, err)
+		return fmt.Errorf("capture: %s: this address family is switched off here: leave it out of the rules, or switch "+
+			"it on (sysctl -w %s=0): %w", what, ipv6Switches[0], err)
 	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("capture: %s: the kernel lacks a part of nftables: load the modules nft_fib_inet and "+
 			"nft_tproxy, nft_socket (tproxy) or nft_redir, nft_chain_nat (redirect): %w", what, err)

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -117,6 +119,33 @@ func (r Rules) lookedAt() (Rules, error) {
 	return r, nil
 }
 
+// ipv6Switches are the settings that switch IPv6 off everywhere, and where captured packets are delivered.
+var ipv6Switches = []string{"net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.lo.disable_ipv6"}
+
+// leaveOutIPv6 leaves IPv6 out of rules for both families where captured packets of it cannot be routed to this
+// machine, and returns why, with the cure. Empty: it stays.
+func (r Rules) leaveOutIPv6() (_ Rules, why string) {
+	if r.Mode != TPROXY || !r.IPv4 || !r.IPv6 {
+		return r, ""
+	}
+	off := func(name string) bool {
+		text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+		return err == nil && strings.TrimSpace(string(text)) == "1"
+	}
+	where, cure := "in this kernel", "boot without ipv6.disable=1"
+	switch _, err := os.Stat("/proc/sys/net/ipv6"); {
+	case off(ipv6Switches[1]) && off(ipv6Switches[0]):
+		where, cure = "here", "sysctl -w "+ipv6Switches[0]+"=0"
+	case off(ipv6Switches[1]):
+		where, cure = "on lo", "sysctl -w "+ipv6Switches[1]+"=0"
+	case !errors.Is(err, fs.ErrNotExist):
+		return r, ""
+	}
+	r.IPv6 = false
+	return r, fmt.Sprintf("IPv6 is switched off %s, so the rules leave it out; to capture it: %s, and apply again",
+		where, cure)
+}
+
 // Advice returns what an operator should know of these rules on this machine,
 // a sentence each. What cannot be looked at is left out.
 func (r Rules) Advice() []string {
@@ -130,6 +159,11 @@ func (r Rules) Advice() []string {
 			add("interface %s does not exist: nothing is captured there until it does", name)
 		}
 	}
+	if r, err := r.normalise(); err == nil {
+		if _, why := r.leaveOutIPv6(); why != "" {
+			add("%s", why)
+		}
+	}
 	networks, err := Networks()
 	if r.settled().Connected == ConnectedLeave && err == nil && len(networks) > 0 {
 		var words []string
@@ -141,7 +175,7 @@ func (r Rules) Advice() []string {
 	}
 	if filters, err := ForwardFilters(); err == nil && len(filters) > 0 {
 		add("captured connections do not pass the forward chain, which drops some here: %s; what it forbids, "+
-			"forbid for them in an input chain or by a rule with refuse (docs/operations.md, The forward chain)",
+			"forbid for them by a rule with refuse, too (docs/operations.md, The forward chain)",
 			strings.Join(filters, ", "))
 	}
 	return say

@@ -118,7 +118,18 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	for _, off := range ForwardingOff(s.Pool) {
 		w.log.Warn("what is not TCP does not leave the tunnel: the kernel does not forward", "fix", "sysctl -w "+off+"=1")
 	}
+	w.warnOfObstacles(s)
 	return w, nil
+}
+
+// warnOfObstacles logs which chains of the machine's firewall drop what comes out of the tunnel. Chains that cannot
+// be looked at are left to penstock doctor.
+func (w *WireGuard) warnOfObstacles(s Settings) {
+	obstacles, _ := capture.Tunnel{Interface: w.cfg.Interface, Inside: s.Pool}.Obstacles()
+	for _, o := range obstacles {
+		w.log.Warn("the firewall of this machine is in the way of connections out of the tunnel",
+			"hook", o.Hook, "chain", o.Chain, "drops", o.Drops, "fix", o.Cure)
+	}
 }
 
 // transparent is a configuration of our socket, which the kernel hands connections to.
