@@ -14,7 +14,9 @@ var (
 		"Reports for which the agent's queue had no room; the next ones have what they would have told.", "agent")
 	agentDecisions = counter("agent_decisions_total", "Messages of the agent about flows that there are.", "agent")
 	agentRefused   = counter("agent_messages_refused_total",
-		"Messages of the agent that are malformed, or about flows or programs that there are none of.", "agent")
+		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of (no_such_flow), "+
+			"as one that has just ended; about a program that was not installed (no_such_program); or of a kind that "+
+			"agents do not send (unexpected_kind).", "agent", "reason")
 	agentAborts = counter("agent_program_aborts_total",
 		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")
 	agentFallbacks = counter("agent_fallbacks_total",
@@ -33,9 +35,11 @@ func (s sink) agent(a agent.Info) {
 	s.put(agentReports, float64(a.Reports), a.Name)
 	s.put(agentDropped, float64(a.Dropped), a.Name)
 	s.put(agentDecisions, float64(a.Decisions), a.Name)
-	s.put(agentRefused, float64(a.Refused), a.Name)
 	s.put(agentAborts, float64(a.Aborted), a.Name)
 	s.histogram(agentTook, a.Took, a.Name)
+	for reason, n := range a.Refused {
+		s.put(agentRefused, float64(n), a.Name, reason)
+	}
 	for reason, n := range a.Fallbacks {
 		s.put(agentFallbacks, float64(n), a.Name, reason)
 	}

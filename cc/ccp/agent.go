@@ -35,6 +35,7 @@ type Agent struct {
 
 	epoch    atomic.Uint64 // of the connection; 0: nobody is there
 	unread   atomic.Int64  // cc.Time since when a message waits to be read; 0: none does
+	starts   atomic.Uint64 // times that the agent has said Ready: it has begun anew
 	counters counters
 
 	mu       sync.Mutex // taken after that of a group
@@ -46,9 +47,23 @@ type Agent struct {
 
 // counters are what has happened, for metrics.
 type counters struct {
-	reports, dropped, decisions, refused, aborted, steered atomic.Uint64
-	fallbacks                                              [reasons]atomic.Uint64
+	reports, dropped, decisions, aborted, steered atomic.Uint64
+	refused                                       [refusals]atomic.Uint64
+	fallbacks                                     [reasons]atomic.Uint64
 }
+
+// refusal is why a message of the agent was not heeded.
+type refusal int
+
+const (
+	malformed      refusal = iota // its bytes are no message, or install no program that can run
+	noSuchFlow                    // it is about a flow that there is none of, as one that has just ended
+	noSuchProgram                 // it sets a program that was not installed
+	unexpectedKind                // it is of the other direction, or of a version to come
+	refusals
+)
+
+var refusalNames = [refusals]string{"malformed", "no_such_flow", "no_such_program", "unexpected_kind"}
 
 // Counters are what an agent's flows have seen since the start.
 type Counters struct {
@@ -58,7 +73,7 @@ type Counters struct {
 	Reports   uint64            // sent
 	Dropped   uint64            // reports that found no room; the next one has what they would have told
 	Decisions uint64            // messages that set a flow's program or registers
-	Refused   uint64            // messages that were malformed, or about what there is none of
+	Refused   map[string]uint64 // messages that were not heeded, by reason
 	Aborted   uint64            // runs of programs that ended in arithmetic without a result
 	Fallbacks map[string]uint64 // by reason
 }
@@ -138,13 +153,16 @@ func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 			err = a.take(now, m)
 		}
 		if err != nil {
-			a.counters.refused.Add(1)
+			a.CountMalformed()
 			return fmt.Errorf("ccp: agent %q: %w", a.name, err)
 		}
 		datagram = rest
 	}
 	return nil
 }
+
+// CountMalformed counts a message that was malformed, as Receive does. It is for those that cannot be handed to it.
+func (a *Agent) CountMalformed() { a.counters.refused[malformed].Add(1) }
 
 func (a *Agent) take(now cc.Time, m Message) error {
 	switch m.Kind {
@@ -160,8 +178,13 @@ func (a *Agent) take(now cc.Time, m Message) error {
 			return err
 		}
 		a.decide(now, c)
-	default: // of the other direction, or of a version to come
-		a.counters.refused.Add(1)
+	case KindReady: // the agent has begun anew, and knows no flow
+		a.starts.Add(1)
+		if !a.Inline {
+			a.wakeAll(now)
+		}
+	default:
+		a.counters.refused[unexpectedKind].Add(1)
 	}
 	return nil
 }
@@ -188,8 +211,12 @@ func (a *Agent) decide(now cc.Time, c Change) {
 	a.mu.Lock()
 	f, p := a.flows[c.Flow], a.programs[c.Program]
 	a.mu.Unlock()
-	if f == nil || c.Program != 0 && p == nil {
-		a.counters.refused.Add(1)
+	switch {
+	case f == nil:
+		a.counters.refused[noSuchFlow].Add(1)
+		return
+	case c.Program != 0 && p == nil:
+		a.counters.refused[noSuchProgram].Add(1)
 		return
 	}
 	a.counters.decisions.Add(1)
@@ -225,7 +252,10 @@ func (a *Agent) Counters() Counters {
 	out := Counters{
 		Flows: flows, Programs: programs, Steered: int(c.steered.Load()),
 		Reports: c.reports.Load(), Dropped: c.dropped.Load(), Decisions: c.decisions.Load(),
-		Refused: c.refused.Load(), Aborted: c.aborted.Load(), Fallbacks: map[string]uint64{},
+		Refused: map[string]uint64{}, Aborted: c.aborted.Load(), Fallbacks: map[string]uint64{},
+	}
+	for i := range c.refused {
+		out.Refused[refusalNames[i]] = c.refused[i].Load()
 	}
 	for i := range c.fallbacks {
 		out.Fallbacks[reasonNames[i]] = c.fallbacks[i].Load()

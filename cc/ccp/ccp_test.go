@@ -147,7 +147,7 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 			a, err := NewAgent("x", "", func([]byte) error { return nil })
 			require.NoError(t, err)
 			assert.ErrorIs(t, a.Receive(1, b), ErrMalformed)
-			assert.EqualValues(t, 1, a.Counters().Refused)
+			assert.EqualValues(t, 1, a.Counters().Refused["malformed"])
 		})
 	}
 }

@@ -21,6 +21,14 @@ const (
 
 // Flow is the algorithm that an agent decides: it runs the agent's program for each
 // acknowledgement and loss, and the fallback while there is no agent or no program.
+//
+//	announced ── program ──▶ steered ◀── late answer ── suspended
+//	    ▲                    │     └─ stalled, silent ──▶    │
+//	    └── gone, program ───┘                               │
+//	    └── gone, Ready of the agent, silent for long ───────┘
+//
+// A suspended flow keeps its number and its program, which goes on reporting while the fallback decides. So an agent
+// that was slow loses none of its state.
 type Flow struct {
 	agent    *Agent // nil: there is none at all
 	cfg      cc.Config
@@ -29,13 +37,17 @@ type Flow struct {
 	most     float64 // packets
 	silence  time.Duration
 
-	standby cc.Algorithm // decides while the agent does not; nil: the agent does
-	ctl     cc.Control   // the agent's
-	machine machine
-	epoch   uint64 // of the agent's connection to which the flow was announced; 0: to none
-	at      cc.Time
-	retry   time.Duration // to the next Create
-	create  cc.Time       // when it is due; 0: none is
+	standby   cc.Algorithm // decides while the agent does not; nil: the agent does
+	suspended bool         // standby decides, and the agent knows the flow
+	ctl       cc.Control   // what the agent has asked for
+	allowance allowance
+	resumed   cc.Bytes // largest window of a resumed flow, until that is what the agent asks for; 0: not bounded
+	machine   machine
+	epoch     uint64 // of the agent's connection to which the flow was announced; 0: to none
+	starts    uint64 // Agent.starts when the agent last decided
+	at        cc.Time
+	retry     time.Duration // to the next Create
+	create    cc.Time       // when it is due; 0: none is
 
 	mss       cc.Bytes
 	rtt       time.Duration // newest sample
@@ -111,10 +123,14 @@ func (f *Flow) OnAck(a cc.Ack) {
 		f.rate = a.DeliveryRate
 	}
 	f.rates.Add(a, a.SRTT)
+	f.allowance.addAck(a)
+	f.raiseResumed(a.Acked)
 	f.attend(a.State)
 	if f.standby != nil {
 		f.standby.OnAck(a)
-		return
+		if !f.suspended {
+			return
+		}
 	}
 	r := f.machine.regs[slotPrimitives:]
 	r[primBytesAcked], r[primPacketsAcked] = uint64(a.Acked), f.acked.of(a.Acked, f.mss)
@@ -129,7 +145,9 @@ func (f *Flow) OnLoss(l cc.Loss) {
 	f.attend(l.State)
 	if f.standby != nil {
 		f.standby.OnLoss(l)
-		return
+		if !f.suspended {
+			return
+		}
 	}
 	r := f.machine.regs[slotPrimitives:]
 	r[primBytesAcked], r[primPacketsAcked], r[primECNBytes], r[primECNPackets] = 0, 0, 0, 0
@@ -158,7 +176,11 @@ func (f *Flow) learn(s cc.State) {
 // Control returns the limits of whoever decides.
 func (f *Flow) Control() cc.Control {
 	if f.standby == nil {
-		return f.ctl
+		ctl := f.allowance.limit(f.ctl, cc.InitialCwndPackets*f.mss)
+		if f.resumed > 0 {
+			ctl.Cwnd = min(ctl.Cwnd, f.resumed)
+		}
+		return ctl
 	}
 	ctl := f.standby.Control()
 	ctl.Phase = "fallback"
@@ -207,8 +229,11 @@ func (f *Flow) attend(s cc.State) {
 			f.fallBack(s, why)
 		}
 	}
+	if f.suspended && f.isForgotten(s) {
+		f.renumber()
+	}
 	f.listen(s.Now) // where an answer has come another announcement would make the agent begin anew
-	if f.standby != nil {
+	if f.standby != nil && !f.suspended {
 		f.announce(s)
 		f.listen(s.Now) // in virtual time the answer is there
 	}
@@ -220,6 +245,8 @@ func (f *Flow) verdict(s cc.State) (why reason, over bool) {
 	switch {
 	case f.epoch != f.agent.epoch.Load():
 		return gone, true
+	case f.starts != f.agent.starts.Load() && f.asked != 0 && s.Now.Sub(f.asked) > Patience(s.SRTT):
+		return gone, true // it has begun anew, and answers for this flow no more
 	case unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT):
 		return stalled, true
 	case f.asked != 0 && s.Now.Sub(f.asked) > f.silence:
@@ -230,31 +257,74 @@ func (f *Flow) verdict(s cc.State) (why reason, over bool) {
 	return 0, false
 }
 
+// isForgotten reports whether the agent does not know a suspended flow any more: it has gone, has begun anew, or has
+// read reports and answered none for as long again as made it count as silent.
+func (f *Flow) isForgotten(s cc.State) bool {
+	if f.epoch != f.agent.epoch.Load() || f.starts != f.agent.starts.Load() {
+		return true
+	}
+	if f.agent.unread.Load() != 0 { // it cannot have answered what it has not read
+		f.asked = s.Now
+	}
+	return f.asked != 0 && s.Now.Sub(f.asked) > 2*f.silence
+}
+
 // fallBack lets the fallback decide: from the window that there is, but with no more than
 // what has arrived of late in a round trip, or ten segments. The path is known to carry
-// that. The agent is told of a new flow once it is there again: what it says about the
-// old one is late.
+// that. An agent that is slow keeps the flow.
 func (f *Flow) fallBack(s cc.State, why reason) {
 	least := cc.InitialCwndPackets * f.mss
+	inForce := f.Control().Cwnd
 	cfg := f.cfg
 	cfg.MSS, cfg.Wake, cfg.Ssthresh = f.mss, nil, 0
-	if arrived := f.rate.BytesIn(s.MinRTT); arrived >= least {
-		cfg.Ssthresh = min(f.ctl.Cwnd, arrived)
+	if arrived := f.allowance.delivered(); arrived >= least {
+		cfg.Ssthresh = min(inForce, arrived)
 	}
-	cfg.InitialCwnd = max(f.mss, min(f.ctl.Cwnd, max(least, cfg.Ssthresh)))
+	cfg.InitialCwnd = max(f.mss, min(inForce, max(least, cfg.Ssthresh)))
 	f.standby = f.fallback.New(cfg)
+	f.suspended = why == stalled || why == silent
 	f.fallbacks++
 	f.agent.counters.fallbacks[why].Add(1)
 	f.agent.counters.steered.Add(^uint64(0))
-	f.leave()
-	f.agent.open(f)
-	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
+	if f.suspended {
+		return
+	}
+	f.renumber()
 	if why == failing { // the same program would fail again
 		f.epoch, f.create = f.agent.epoch.Load(), s.Now.Add(afterFailing)
 	}
+}
+
+// renumber makes the flow a new one to the agent: what the agent says about the old one is late.
+func (f *Flow) renumber() {
+	f.leave()
+	f.agent.open(f)
+	f.suspended = false
+	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
 	f.mu.Lock()
 	f.staged = staged{}
 	f.mu.Unlock()
+}
+
+// resume lets the agent decide again for a suspended flow. The window goes on from that of the fallback: it rises to
+// what the agent asked for last as in slow start, and does not fall until the agent asks for less.
+func (f *Flow) resume() {
+	held := f.standby.Control().Cwnd
+	f.standby, f.suspended = nil, false
+	f.failed = 0
+	f.resumed = max(held, leastWindow*f.mss)
+	f.ctl.Cwnd = max(f.ctl.Cwnd, held)
+	f.agent.counters.steered.Add(1)
+}
+
+// raiseResumed raises the bound on a resumed flow's window by what was acknowledged.
+func (f *Flow) raiseResumed(acked cc.Bytes) {
+	if f.resumed == 0 {
+		return
+	}
+	if f.resumed += acked; f.resumed >= f.ctl.Cwnd {
+		f.resumed = 0
+	}
 }
 
 // announce tells the agent of the flow, until it answers.
@@ -322,6 +392,9 @@ func (f *Flow) listen(now cc.Time) {
 		return
 	}
 	st.any = false
+	if f.suspended {
+		f.resume()
+	}
 	if st.program != nil {
 		f.steer(st.program, now)
 	}
@@ -330,7 +403,7 @@ func (f *Flow) listen(now cc.Time) {
 			f.update(u)
 		}
 		f.decisions++
-		f.asked = 0
+		f.asked, f.starts = 0, f.agent.starts.Load()
 	}
 	st.program, st.n = nil, 0
 }
@@ -339,7 +412,7 @@ func (f *Flow) listen(now cc.Time) {
 func (f *Flow) steer(p *Program, now cc.Time) {
 	if f.standby != nil {
 		f.ctl = cc.Control{Cwnd: f.firstWindow(), Phase: "agent"}
-		f.standby, f.create = nil, 0
+		f.standby, f.create, f.resumed = nil, 0, 0
 		f.agent.counters.steered.Add(1)
 	}
 	f.machine.reset(p, micros(now))
@@ -384,7 +457,12 @@ func (f *Flow) setRate(v uint64) {
 	f.ctl.PacingRate = cc.Rate(8 * rate)
 }
 
-func micros(t cc.Time) uint64 { return uint64(max(t, 0)) / uint64(time.Microsecond) }
+// clockStart is what the time of agents begins with. They subtract windows of seconds from it without a sign, and a
+// kernel's clock, for which they were made, is hours up.
+const clockStart = cc.Time(time.Hour)
+
+// micros is a time as agents see it.
+func micros(t cc.Time) uint64 { return uint64(max(t, 0)+clockStart) / uint64(time.Microsecond) }
 
 // invoke runs the program on the primitives, of which the caller has set those of the event.
 func (f *Flow) invoke(s cc.State) {
@@ -401,7 +479,9 @@ func (f *Flow) invoke(s cc.State) {
 	if sent, received, ok := f.rates.Rates(s.SRTT, f.mss); ok {
 		p[primRateOutgoing], p[primRateIncoming] = uint64(sent), uint64(received)
 	}
-	r[implicitCwnd], r[implicitRate] = uint64(f.ctl.Cwnd), uint64(f.ctl.PacingRate/8)
+	inForce := f.Control()
+	cwnd, rate := uint64(inForce.Cwnd), uint64(inForce.PacingRate/8)
+	r[implicitCwnd], r[implicitRate] = cwnd, rate
 	if !f.machine.invoke(micros(f.at)) {
 		f.agent.counters.aborted.Add(1)
 		if f.failed == 0 {
@@ -411,10 +491,10 @@ func (f *Flow) invoke(s cc.State) {
 		return
 	}
 	f.failed = 0
-	if r[implicitCwnd] > 0 {
+	if f.standby == nil && r[implicitCwnd] > 0 && r[implicitCwnd] != cwnd {
 		f.setCwnd(r[implicitCwnd])
 	}
-	if r[implicitRate] > 0 {
+	if f.standby == nil && r[implicitRate] > 0 && r[implicitRate] != rate {
 		f.setRate(r[implicitRate])
 	}
 	if r[implicitReport] != 0 {

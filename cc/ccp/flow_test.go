@@ -202,62 +202,166 @@ func TestAnAnswerThatComesAsTheNextAnnouncementIsDueIsHeardFirst(t *testing.T) {
 	assert.Equal(t, 1, b.count(KindCreate))
 }
 
-func TestTheFallbackTakesOver(t *testing.T) {
-	for why, happens := range map[string]func(b *bench){
-		"gone": func(b *bench) {
-			b.err = errors.New("connection refused")
+// faults are what has the fallback take over, by the reason that is counted.
+var faults = map[string]func(b *bench){
+	"gone": func(b *bench) {
+		b.err = errors.New("connection refused")
+		b.ack(1)
+	},
+	"stalled": func(b *bench) {
+		b.agent.Unread(b.now)
+		for range 100 {
 			b.ack(1)
-		},
-		"stalled": func(b *bench) {
-			b.agent.Unread(b.now)
-			for range 60 {
-				b.ack(1)
-			}
-			assert.True(b.t, b.steered(), "three round trips are not over")
-		},
-		"silent": func(b *bench) { b.now = b.now.Add(31 * time.Second) },
-		"program": func(b *bench) {
-			b.say(2)
-			for range 61 {
-				b.ack(1)
-			}
-		},
-	} {
+		}
+		assert.True(b.t, b.steered(), "100 ms are not over")
+	},
+	"silent": func(b *bench) { b.now = b.now.Add(31 * time.Second) },
+	"program": func(b *bench) {
+		b.say(2)
+		for range 101 {
+			b.ack(1)
+		}
+	},
+}
+
+// fault has the fallback take over from an agent whose window of 400 packets is beyond the 172 that arrive in a round
+// trip.
+func fault(t *testing.T, why string) *bench {
+	b := newBench(t, reports, "(def (Report (x 0))) (when true (:= Report.x (- 1 2)))")
+	b.ack(1)
+	b.say(1)
+	b.say(0, cwnd(400*1448))
+	b.ack(1)
+	require.True(t, b.steered())
+
+	faults[why](b)
+	b.ack(1)
+	require.False(t, b.steered())
+	ctl := b.alg.Control()
+	assert.Equal(t, "fallback", ctl.Phase)
+	assert.LessOrEqual(t, ctl.Cwnd, cc.Rate(100e6).BytesIn(21*ms)+2*1448, "what has arrived in a round trip")
+	assert.GreaterOrEqual(t, ctl.Cwnd, cc.Bytes(14480))
+	counters := b.agent.Counters()
+	assert.EqualValues(t, 1, counters.Fallbacks[why])
+	assert.Zero(t, counters.Steered)
+	return b
+}
+
+func TestAnAgentThatIsGoneIsToldOfANewFlow(t *testing.T) {
+	for _, why := range []string{"gone", "program"} {
 		t.Run(why, func(t *testing.T) {
-			b := newBench(t, reports, "(def (Report (x 0))) (when true (:= Report.x (- 1 2)))")
-			b.ack(1)
-			b.say(1)
-			b.say(0, cwnd(400*1448))
-			b.ack(1)
+			b := fault(t, why)
 			first := b.create().Flow
-			require.True(t, b.steered())
-
-			happens(b)
-			b.ack(1)
-			require.False(t, b.steered())
-			ctl := b.alg.Control()
-			assert.Equal(t, "fallback", ctl.Phase)
-			assert.LessOrEqual(t, ctl.Cwnd, cc.Rate(100e6).BytesIn(21*ms)+2*1448, "what has arrived in a round trip")
-			assert.GreaterOrEqual(t, ctl.Cwnd, cc.Bytes(14480))
-			counters := b.agent.Counters()
-			assert.EqualValues(t, 1, counters.Fallbacks[why])
-			assert.Zero(t, counters.Steered)
-
 			b.err = nil
 			if why == "gone" {
 				b.connect(reports)
 			}
-			b.agent.Unread(0)
 			b.now = b.now.Add(2 * time.Second)
 			b.ack(1)
 			assert.NotEqual(t, first, b.create().Flow, "what is late is about another flow")
 			require.NoError(t, b.agent.Receive(b.now, Change{first, 0, []Update{cwnd(1)}}.Append(nil)))
 			assert.False(t, b.steered())
+			assert.EqualValues(t, 1, b.agent.Counters().Refused["no_such_flow"])
 			b.say(1)
 			assert.True(t, b.steered())
 			assert.EqualValues(t, 14480, b.alg.Control().Cwnd, "as the agent was told")
 		})
 	}
+}
+
+func TestASlowAgentHasItsFlowBackWithItsLateAnswer(t *testing.T) {
+	for _, why := range []string{"stalled", "silent"} {
+		t.Run(why, func(t *testing.T) {
+			b := fault(t, why)
+			reported := b.count(KindMeasure)
+			for range 20 {
+				b.ack(1)
+			}
+			assert.Greater(t, b.count(KindMeasure), reported, "the program goes on, for agents that answer few reports")
+			held := b.alg.Control().Cwnd
+
+			b.agent.Unread(0)
+			b.say(0, cwnd(400*1448))
+			require.True(t, b.steered())
+			assert.Equal(t, held, b.alg.Control().Cwnd, "no burst")
+			for acked := cc.Bytes(0); acked < 400*1448-held; acked += 10 * 1448 {
+				assert.InDelta(t, float64(held+acked), float64(b.alg.Control().Cwnd), 1448, "as in slow start")
+				b.ack(10)
+			}
+			assert.EqualValues(t, 400*1448, b.alg.Control().Cwnd, "which the agent believes it has")
+			b.say(0, cwnd(100*1448))
+			assert.EqualValues(t, 100*1448, b.alg.Control().Cwnd, "nor is it bounded below what is asked for")
+
+			assert.Equal(t, 1, b.count(KindCreate), "it never began anew")
+			assert.EqualValues(t, 1, b.last(KindMeasure).Flow)
+			assert.EqualValues(t, 1, b.agent.Counters().Fallbacks[why])
+			assert.EqualValues(t, 1, b.agent.Counters().Steered)
+			cc.Close(b.alg)
+			assert.Zero(t, b.agent.Counters().Steered)
+		})
+	}
+}
+
+func TestALateAnswerWithoutAWindowLeavesTheWindow(t *testing.T) {
+	b := fault(t, "stalled")
+	for b.alg.Control().Cwnd <= 400*1448 { // the fallback's grows beyond what the agent asked for
+		b.ack(20)
+	}
+	held := b.alg.Control().Cwnd
+	b.say(0, Update{Register{ClassControl, 0}, 2500})
+	require.True(t, b.steered())
+	assert.Equal(t, held, b.alg.Control().Cwnd)
+}
+
+func TestASuspendedFlowIsAnnouncedAnewOnceTheAgentHasForgottenIt(t *testing.T) {
+	ready := func(b *bench) { require.NoError(b.t, b.agent.Receive(b.now, Ready{1}.Append(nil))) }
+	for name, happens := range map[string]func(*bench){
+		"the agent has gone": func(b *bench) {
+			b.agent.Lost(b.now)
+			b.connect(reports)
+		},
+		"it says Ready": ready,
+		"it reads, and answers nothing for as long again as made it silent": func(b *bench) {
+			b.now = b.now.Add(59 * time.Second)
+			b.ack(1)
+			assert.Equal(b.t, 1, b.count(KindCreate))
+			b.now = b.now.Add(2 * time.Second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := fault(t, "stalled")
+			b.now = b.now.Add(10 * time.Minute) // stopped, it keeps the flow
+			b.ack(1)
+			require.Equal(t, 1, b.count(KindCreate))
+			b.agent.Unread(0)
+			happens(b)
+			b.ack(1)
+			assert.Equal(t, 2, b.count(KindCreate))
+			assert.EqualValues(t, 2, b.create().Flow)
+			b.say(1)
+			assert.True(t, b.steered())
+		})
+	}
+}
+
+func TestAnAgentThatSaysReadyAndAnswersGoesOn(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	b.say(1)
+	for range 5 {
+		require.NoError(t, b.agent.Receive(b.now, Ready{1}.Append(nil)))
+		b.ack(1)
+		b.say(0, cwnd(20_000))
+		b.now = b.now.Add(200 * ms)
+		b.ack(1)
+		require.True(t, b.steered())
+	}
+	require.NoError(t, b.agent.Receive(b.now, Ready{1}.Append(nil)))
+	for range 102 {
+		b.ack(1)
+	}
+	assert.False(t, b.steered(), "it has begun anew, and knows no flow")
+	assert.Equal(t, 2, b.count(KindCreate))
 }
 
 func TestWindowsAreBounded(t *testing.T) {
@@ -427,4 +531,111 @@ func TestTimeOfAProgramDoesNotRunBackwards(t *testing.T) {
 	m, err := b.last(KindMeasure).Measure()
 	require.NoError(t, err)
 	assert.Less(t, m.Fields[0], uint64(1<<32))
+}
+
+func TestAnAgentsTimeBeginsAnHourUp(t *testing.T) {
+	b := newBench(t, `(def (Report (now 0) (micros 0)))
+		(when true (:= Report.now Ack.now) (:= Report.micros Micros) (report))`)
+	b.now = 1
+	b.ack(1)
+	b.say(1)
+	b.ack(1)
+	m, err := b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{3_600_002_000, 1000}, m.Fields, "ten seconds before that is no negative number")
+}
+
+// path is a bench whose acknowledgements are those of a path: bytes arrive at a rate after a round trip.
+type path struct {
+	*bench
+	rtt, minRTT time.Duration
+	rate        cc.Rate
+	appLimited  bool
+}
+
+// onPath has an agent decide over a path on which nothing was measured yet.
+func onPath(t *testing.T) *path {
+	p := &path{bench: newBench(t, reports), rtt: 40 * ms, minRTT: 40 * ms, rate: 24e6}
+	p.alg.OnTick(p.state())
+	p.say(1)
+	require.True(t, p.steered())
+	return p
+}
+
+// pass has time pass on the path, an acknowledgement each millisecond.
+func (p *path) pass(d time.Duration) {
+	for end := p.now.Add(d); p.now < end; {
+		p.now = p.now.Add(ms)
+		acked := p.rate.BytesIn(ms)
+		p.total += acked
+		s := p.state()
+		s.SRTT, s.MinRTT = p.rtt, p.minRTT
+		left := p.now.Add(-p.rtt)
+		p.alg.OnAck(cc.Ack{
+			State: s, Acked: acked, RTT: p.rtt, DeliveryRate: p.rate,
+			Sent: cc.Sent{
+				At: left, DeliveredAt: left, Delivered: max(0, p.total-p.rate.BytesIn(p.rtt)), AppLimited: p.appLimited,
+			},
+		})
+	}
+}
+
+func TestAWindowIsBoundedByWhatRoundTripsDeliver(t *testing.T) {
+	const bdp, all = cc.Bytes(120_000), 16_700_000
+	p := onPath(t)
+	p.say(0, cwnd(all))
+	assert.EqualValues(t, 14480, p.alg.Control().Cwnd, "before anything is delivered")
+	p.pass(5 * ms)
+	assert.Equal(t, 4*bdp, p.alg.Control().Cwnd)
+	p.pass(time.Second)
+	assert.Equal(t, 4*bdp, p.alg.Control().Cwnd, "without asking again")
+	p.say(0, cwnd(uint64(3*bdp)), Update{Register{ClassImplicit, implicitRate}, uint64(24e6 / 8 * 2.89)})
+	assert.Equal(t, 3*bdp, p.alg.Control().Cwnd, "BBR's start is not bounded")
+	assert.InDelta(t, 2.89*24e6, float64(p.alg.Control().PacingRate), 8)
+	p.say(0, Update{Register{ClassImplicit, implicitRate}, 312_500_000})
+	assert.InDelta(t, 4*24e6, float64(p.alg.Control().PacingRate), 1000)
+	p.say(0, cwnd(all))
+
+	p.rtt = 400 * ms // a queue
+	p.pass(time.Second)
+	assert.EqualValues(t, 14480+2*10*bdp, p.alg.Control().Cwnd, "slow start goes on in a deep queue")
+	p.rtt, p.rate = 40*ms, 1e6
+	p.pass(200 * ms)
+	assert.EqualValues(t, 14480+2*10*bdp, p.alg.Control().Cwnd, "for some round trips")
+	p.pass(10 * time.Second)
+	assert.EqualValues(t, 14480+2*5_000, p.alg.Control().Cwnd)
+}
+
+func TestAnApplicationThatPausesLosesNoWindow(t *testing.T) {
+	p := onPath(t)
+	p.say(0, cwnd(300_000))
+	p.pass(time.Second)
+	p.rate, p.appLimited = 1e5, true
+	p.pass(20 * time.Second)
+	assert.EqualValues(t, 300_000, p.alg.Control().Cwnd)
+	p.say(0)
+	p.now = p.now.Add(time.Minute)
+	p.pass(ms)
+	assert.EqualValues(t, 300_000, p.alg.Control().Cwnd, "nor after a rest")
+}
+
+func TestAWindowThatIsAskedForOnceIsReachedInSlowStart(t *testing.T) {
+	p := onPath(t)
+	p.say(0, cwnd(100*1448))
+	p.rtt, p.minRTT = 100*ms, 100*ms
+	for range 4 {
+		p.rate = cc.RateOf(p.alg.Control().Cwnd, p.rtt)
+		p.pass(p.rtt)
+	}
+	assert.EqualValues(t, 100*1448, p.alg.Control().Cwnd)
+}
+
+func TestAWindowMayDoubleWhereNoFlightIsMeasured(t *testing.T) {
+	b := newBench(t, reports)
+	b.alg.OnTick(b.state())
+	b.say(1, cwnd(1<<30))
+	for range 20 {
+		b.alg.OnAck(cc.Ack{State: b.state(), Acked: 1448})
+	}
+	assert.EqualValues(t, 30*1448, b.alg.Control().Cwnd)
 }

@@ -96,7 +96,7 @@ var reasonNames = [reasons]string{"gone", "stalled", "silent", "program"}
 // busy machine may take to give a process its turn.
 func Patience(srtt time.Duration) time.Duration { return max(3*srtt, leastPatience) }
 
-const leastPatience = 20 * time.Millisecond
+const leastPatience = 100 * time.Millisecond
 
 // leastAborted is how many runs in a row have to be aborted until a program counts as failing: after one that was,
 // nothing may come for long, as where a timer has fired.

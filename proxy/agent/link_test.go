@@ -225,7 +225,7 @@ func TestAnAgentThatIsStartedAgainWhileNothingIsSentIsFound(t *testing.T) {
 func TestAnAgentThatDoesNotReadLosesItsFlowsAndGetsThemBack(t *testing.T) {
 	s := start(t)
 	p := listen(t, s.path)
-	p.greet()
+	flow := p.greet()
 	s.until("agent")
 	s.told <- func() { s.srtt = time.Millisecond }
 	s.until("fallback") // nobody reads the reports
@@ -234,8 +234,16 @@ func TestAnAgentThatDoesNotReadLosesItsFlowsAndGetsThemBack(t *testing.T) {
 	assert.True(t, info.Up)
 
 	s.told <- func() { s.srtt = patience }
-	p.greet() // after all the reports of the flow that was
+	report := p.next()
+	require.Equal(t, ccp.KindMeasure, report.Kind, "the flow is not announced again")
+	p.say(ccp.Change{Flow: report.Flow}.Append(nil))
 	s.until("agent")
+	for range 20 {
+		s.ack()
+		m := p.next()
+		require.Equal(t, ccp.KindMeasure, m.Kind)
+		require.Equal(t, flow, m.Flow)
+	}
 }
 
 func TestAnAgentThatHangsGivesWayToOneInItsPlace(t *testing.T) {

@@ -57,8 +57,10 @@ func (l *Link) judge(datagram []byte) {
 	var err error
 	switch n := len(datagram); {
 	case n > ccp.MaxFromAgent:
+		l.agent.CountMalformed()
 		err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
 	case n == 0:
+		l.agent.CountMalformed()
 		err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
 	default:
 		err = l.hear(datagram)

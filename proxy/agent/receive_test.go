@@ -270,7 +270,7 @@ func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) 
 	stopped := c.now()
 	for steered() > 0 {
 		c.tick(time.Millisecond, true)
-		require.Less(t, c.now().Sub(stopped), 3*roundTrip+looks+2*time.Millisecond, "it reads no more")
+		require.Less(t, c.now().Sub(stopped), ccp.Patience(roundTrip)+looks+2*time.Millisecond, "it reads no more")
 	}
 	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"])
 }
@@ -306,4 +306,30 @@ func TestAnAgentMayTakeItsTimeOverANewFlow(t *testing.T) {
 		turn(beginning + 4*roundTrip)
 	}
 	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"], "but not for ever")
+}
+
+func TestMessagesThatAreNotHeededAreCountedByReason(t *testing.T) {
+	c := gather(t, 1)
+	c.tick(time.Millisecond, false)
+	flow := c.next().Flow
+	for reason, b := range map[string][]byte{
+		"malformed":       {1, 2, 3},
+		"no_such_flow":    ccp.Change{Flow: flow + 1}.Append(nil),
+		"no_such_program": ccp.Change{Flow: flow, Program: 99}.Append(nil),
+		"unexpected_kind": ccp.Create{Flow: flow}.Append(nil),
+	} {
+		before := c.link.Info().Refused
+		c.say(b)
+		c.link.takeNow()
+		for other, n := range c.link.Info().Refused {
+			want := before[other]
+			if other == reason {
+				want++
+			}
+			assert.Equal(t, want, n, "%s after %s", other, reason)
+		}
+	}
+	c.say(make([]byte, ccp.MaxFromAgent+1))
+	c.link.takeNow()
+	assert.EqualValues(t, 2, c.link.Info().Refused["malformed"], "a message that is too long is malformed, too")
 }

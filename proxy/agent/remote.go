@@ -145,6 +145,7 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		n, err := ccp.Length(buf)
 		if err != nil || n > len(buf) {
 			l.malformed.Add(1)
+			l.agent.CountMalformed()
 			return errors.Join(fmt.Errorf("%w: one of %d bytes", ccp.ErrMalformed, n), err)
 		}
 		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {

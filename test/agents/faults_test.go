@@ -5,6 +5,7 @@ package agents
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type bus struct {
 	deaf  cc.Time // since when a message has waited; 0: none does
 
 	stopped bool                         // the agent reads nothing
+	unread  [][]byte                     // messages meanwhile
+	creates int                          // announcements of flows that the agent has read
 	from    func(answer []byte) [][]byte // what arrives of an answer; nil: itself
 	lost    func() bool                  // whether a message to the agent is
 	windows func() (cwnd, rate uint64)
@@ -65,6 +68,10 @@ func (b *bus) transmit(message []byte) error {
 			b.deaf = b.now
 			b.agent.Unread(b.deaf)
 		}
+		if len(b.unread) >= 10 { // as many as a socket has room for
+			return ccp.ErrBusy
+		}
+		b.unread = append(b.unread, slices.Clone(message))
 		return nil
 	case b.lost != nil && b.lost():
 		return nil
@@ -75,6 +82,7 @@ func (b *bus) transmit(message []byte) error {
 	case ccp.KindReady:
 		b.hear(b.code.Install(1).Append(nil))
 	case ccp.KindCreate:
+		b.creates++
 		b.hear(b.code.Install(1).Append(nil)) // as to a datapath whose Ready was lost
 		b.hear(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
 	case ccp.KindMeasure:
@@ -86,6 +94,16 @@ func (b *bus) transmit(message []byte) error {
 		b.hear(ccp.Change{Flow: m.Flow, Updates: set}.Append(nil))
 	}
 	return nil
+}
+
+// goOn has an agent that was stopped read and answer what waits.
+func (b *bus) goOn() {
+	b.stopped, b.deaf = false, 0
+	b.agent.Unread(0)
+	for _, message := range b.unread {
+		require.NoError(b.t, b.transmit(message))
+	}
+	b.unread = nil
 }
 
 func (b *bus) hear(answer []byte) {
@@ -167,20 +185,22 @@ func srttAt(f sim.FlowResult, at time.Duration) time.Duration {
 }
 
 func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *testing.T) {
-	for name, c := range map[string]struct{ fault, over func(*bus) }{
+	for name, c := range map[string]struct {
+		fault, over func(*bus)
+		creates     int
+	}{
 		"killed and started again": {
 			func(b *bus) { b.gone = true },
 			func(b *bus) {
 				b.gone = false
 				require.NoError(b.t, b.agent.Connect(b.now, 1))
 			},
+			2,
 		},
 		"stopped and continued": {
 			func(b *bus) { b.stopped = true },
-			func(b *bus) {
-				b.stopped, b.deaf = false, 0
-				b.agent.Unread(0)
-			},
+			(*bus).goOn,
+			1,
 		},
 		"its host unreachable": {
 			func(b *bus) {
@@ -191,6 +211,7 @@ func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *te
 				b.gone = false
 				require.NoError(b.t, b.agent.Connect(b.now, 1))
 			},
+			2,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -204,6 +225,7 @@ func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *te
 			assert.Greater(t, fell, faultAt)
 			assert.Greater(t, back, overAt)
 			assert.Less(t, back, overAt+trickle+200*time.Millisecond)
+			assert.Equal(t, c.creates, b.creates, "an agent that was only slow does not begin anew")
 			for i, s := range f.Samples {
 				if i > 100 && s.At > 500*time.Millisecond && s.At < f.Completed-500*time.Millisecond {
 					before := f.Samples[i-100] // 200 ms
@@ -211,6 +233,23 @@ func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *te
 				}
 			}
 		})
+	}
+}
+
+func TestTheWindowOfASlowAgentIsHandedOverSmoothly(t *testing.T) {
+	b := newBus(t)
+	f := b.play(func() { b.stopped = true }, b.goOn)
+	const bdp = 40 * cc.DefaultMSS
+	require.NotZero(t, inPhase(f, "agent", overAt))
+	for i, s := range f.Samples {
+		if s.At <= faultAt || s.At >= f.Completed {
+			continue
+		}
+		before := f.Samples[i-1]
+		if s.Phase != before.Phase || s.Phase == "agent" { // the rest is the fallback's business
+			require.LessOrEqual(t, s.Cwnd, before.Cwnd+10*cc.DefaultMSS, "no burst at %v", s.At)
+			require.GreaterOrEqual(t, s.Cwnd, min(before.Cwnd, bdp), "no collapse at %v", s.At)
+		}
 	}
 }
 
