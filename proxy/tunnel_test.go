@@ -326,9 +326,7 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		need.Namespaces(t, os.ErrPermission)
 	}
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skipf("needs TUN devices: %v", err)
-	}
+	need.TUN(t)
 	file := random(4, 1<<20)
 	page, own := website(t, file), ownAddresses(t)
 	result := make(chan [32]byte, 1)

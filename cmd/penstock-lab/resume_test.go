@@ -42,6 +42,7 @@ func TestRunsThroughAnotherBuildOfTheProxyAreItsOwn(t *testing.T) {
 		t.Skip("runs in real time, left out with -short")
 	}
 	need.OverLink(t)
+	need.TUN(t)
 	proxy, err := labtest.Build(t.TempDir())
 	require.NoError(t, err)
 	t.Chdir(t.TempDir())

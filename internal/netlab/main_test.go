@@ -41,11 +41,7 @@ func needNamespaces(tb testing.TB) {
 func needPath(tb testing.TB) {
 	tb.Helper()
 	needNamespaces(tb)
-	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		tb.Skipf("needs %s: %v", tunDevice, err)
-	}
-	require.NoError(tb, unix.Close(fd))
+	need.TUN(tb)
 }
 
 func newLab(tb testing.TB) *Lab {

@@ -55,6 +55,7 @@ func peersOf(isolate bool) string {
 type aClient func(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr)
 
 func ourClient(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr) {
+	need.TUN(s.t)
 	w, err := n.WireGuard(netlab.WireGuardConfig{
 		Device: device, Addrs: []netip.Prefix{netip.PrefixFrom(inner, 32)}, MTU: 1420, PrivateKey: key,
 		Peers: []netlab.WireGuardPeer{{
@@ -62,9 +63,6 @@ func ourClient(s *scene, n *netlab.Node, device string, key access.Key, inner, g
 				gatewayPort), Allowed: []netip.Prefix{insidePool},
 		}},
 	})
-	if errors.Is(err, unix.ENOENT) {
-		s.t.Skipf("needs /dev/net/tun: %v", err)
-	}
 	require.NoError(s.t, err)
 	s.t.Cleanup(w.Close)
 }

@@ -58,10 +58,9 @@ func newScene(t *testing.T) *scene {
 func newCellular(t *testing.T, down sim.LinkConfig) (*scene, *netlab.Path) {
 	t.Helper()
 	need.OverLink(t)
+	need.TUN(t)
 	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: down, Up: sim.LinkConfig{Delay: down.Delay}})
-	if err != nil {
-		t.Skipf("needs /dev/net/tun: %v", err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
 	return &scene{Routed: lab.Routed, t: t}, lab.Path
 }
@@ -372,6 +371,9 @@ func (w way) open(t *testing.T, extra string) *scene {
 	t.Helper()
 	if w.privileged() {
 		needsPrivilege(t)
+	}
+	if w.tunnel == throughDevice {
+		need.TUN(t)
 	}
 	s := newScene(t)
 	s.start(w.yaml(extra))

@@ -35,11 +35,10 @@ func holdingClients(receive string) string {
 func hop(t *testing.T, link sim.LinkConfig, edge map[string]string, config string) (*scene, *netlab.Path) {
 	t.Helper()
 	need.OverLink(t)
+	need.TUN(t)
 	link.QueueBytes = 2e6
 	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: link, Up: link})
-	if err != nil {
-		t.Skipf("needs /dev/net/tun: %v", err)
-	}
+	require.NoError(t, err)
 	s := &scene{Routed: lab.Routed, t: t}
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
 	for key, value := range edge {

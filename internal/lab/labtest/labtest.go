@@ -58,9 +58,7 @@ func Need(t *testing.T) {
 	l := netlab.New()
 	_, err := l.Node("probe")
 	require.NoError(t, errors.Join(err, l.Close()))
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skip(err)
-	}
+	need.TUN(t)
 }
 
 // Penstock is the program as it is shipped, built once for the package.

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/conn"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -60,9 +60,7 @@ func (w *watch) recovers(t *testing.T, what string) {
 
 func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 	needNamespace(t)
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skipf("needs TUN devices: %v", err)
-	}
+	need.TUN(t)
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: testClock()})
 	require.NoError(t, err)
 	health := newWatch()
@@ -86,9 +84,7 @@ func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 // that stays or not.
 func TestADeviceIsLentWithItsAddresses(t *testing.T) {
 	needNamespace(t)
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skipf("needs TUN devices: %v", err)
-	}
+	need.TUN(t)
 	open := func(name string) *Listener {
 		stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: testClock()})
 		require.NoError(t, err)
