@@ -271,8 +271,8 @@ func TestWhatATunnelIsCannotChangeAtItsPort(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, nil, p)
 	for key, change := range map[string]func(*config.Listener){
-		"listeners[0].wireguard.private_key": func(l *config.Listener) { l.WireGuard.PrivateKey = p.private },
-		"listeners[0].tunnel.mtu":            func(l *config.Listener) { l.Tunnel.MTU = 1300 },
+		"listeners[0].wireguard.datapath": func(l *config.Listener) { l.WireGuard.Datapath = config.DatapathKernel },
+		"listeners[0].tunnel.mtu":         func(l *config.Listener) { l.Tunnel.MTU = 1300 },
 	} {
 		l := g.cfg.Listeners[0]
 		change(&l)

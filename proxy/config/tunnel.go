@@ -27,7 +27,7 @@ type Tunnel struct {
 
 // WireGuard is a WireGuard endpoint.
 type WireGuard struct {
-	PrivateKey     access.Key     `yaml:"private_key" secret:"true"`
+	PrivateKey     access.Key     `yaml:"private_key" secret:"true" reload:"yes"`
 	PrivateKeyFile string         `yaml:"private_key_file"`
 	ConfigFile     string         `yaml:"config_file"`
 	PeersFile      string         `yaml:"peers_file" reload:"yes"`

@@ -46,6 +46,7 @@ type Settings struct {
 	Allow       []netip.Prefix  // where peers may go that is closed to them otherwise
 	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
 	Peers       []access.Peer   // WireGuard's
+	PrivateKey  access.Key      // WireGuard's
 	Tokens      []access.Token  // MASQUE's, as is the rest
 	Certificate tls.Certificate // for clients that come from now on
 	Authorities *x509.CertPool  // likewise; nil: certificates are not asked for

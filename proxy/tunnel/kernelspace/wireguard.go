@@ -28,14 +28,13 @@ import (
 
 // Config describes a tunnel.
 type Config struct {
-	Name       string
-	Interface  string // its name; one that is there is used if it has no other private key, and stays
-	Port       uint16 // UDP, on every address; 0: any
-	PrivateKey access.Key
-	MTU        int
-	Closed     []netip.Prefix // where nothing that the kernel forwards may go
-	Socket     ingress.Config // of the transparent socket; its address and mode are set here
-	Open       ingress.Open
+	Name      string
+	Interface string // its name; one that is there is used if it has no other private key, and stays
+	Port      uint16 // UDP, on every address; 0: any
+	MTU       int
+	Closed    []netip.Prefix // where nothing that the kernel forwards may go
+	Socket    ingress.Config // of the transparent socket; its address and mode are set here
+	Open      ingress.Open
 	// Dial opens a connection from a source, which need not be this machine's; invalid: any.
 	Dial func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
 	Log  *slog.Logger // nil: silent
@@ -99,7 +98,7 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	if w.Socket, err = ingress.Listen(ctx, transparent(cfg.Socket), cfg.Open); err != nil {
 		return nil, err
 	}
-	if w.device, w.peers, err = openDevice(cfg); err != nil {
+	if w.device, w.peers, err = openDevice(cfg, s.PrivateKey); err != nil {
 		return nil, err
 	}
 	if err := w.apply(s); err != nil {
@@ -254,7 +253,10 @@ func (w *WireGuard) put(s Settings) error {
 		return err
 	}
 	w.peers = next
-	return nil
+	if s.PrivateKey == w.inForce.PrivateKey {
+		return nil
+	}
+	return w.device.setPrivateKey(s.PrivateKey)
 }
 
 // staying are those of the peers whose keys are among others.
@@ -327,7 +329,7 @@ func (w *WireGuard) missing() bool {
 func (w *WireGuard) again() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.peers, err = w.device.take(w.cfg); err != nil {
+	if w.peers, err = w.device.take(w.cfg, w.inForce.PrivateKey); err != nil {
 		return err
 	}
 	if err := w.put(w.inForce); err != nil {

@@ -16,7 +16,7 @@ import (
 type link struct {
 	stack  *netstack.Stack
 	mtu    int
-	room   func(inner netip.Addr) int // bytes of a packet to or from a peer that need no fragments outside; 0: mtu
+	peers  peerGate
 	events chan tun.Event
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -25,9 +25,18 @@ type link struct {
 
 var _ tun.Device = (*link)(nil)
 
-func newLink(stack *netstack.Stack, mtu int, room func(netip.Addr) int) *link {
+// peerGate is what a link asks about the peers.
+type peerGate interface {
+	// mayEnter tells whether a packet from a peer is taken.
+	mayEnter(packet []byte) bool
+	// room returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
+	// outside; 0: as large as the tunnel's MTU.
+	room(inner netip.Addr) int
+}
+
+func newLink(stack *netstack.Stack, mtu int, peers peerGate) *link {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &link{stack: stack, mtu: mtu, room: room, events: make(chan tun.Event, 1), ctx: ctx, cancel: cancel}
+	l := &link{stack: stack, mtu: mtu, peers: peers, events: make(chan tun.Event, 1), ctx: ctx, cancel: cancel}
 	l.events <- tun.EventUp
 	return l
 }
@@ -48,7 +57,7 @@ func (l *link) fitOutgoing(p []byte) {
 	if !ok {
 		return
 	}
-	room := l.room(to)
+	room := l.peers.room(to)
 	switch {
 	case room == 0:
 	case isSYN(p):
@@ -63,7 +72,7 @@ func (l *link) fitOutgoing(p []byte) {
 // fitIncoming lowers the MSS that a peer tells, to what needs no fragments outside.
 func (l *link) fitIncoming(p []byte) {
 	if from, _, ok := endsOf(p); ok {
-		if room := l.room(from); room > 0 && isSYN(p) {
+		if room := l.peers.room(from); room > 0 && isSYN(p) {
 			clampMSS(p, room)
 		}
 	}
@@ -73,8 +82,10 @@ func (l *link) fitIncoming(p []byte) {
 func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {
-		l.fitIncoming(b[offset:])
-		packets = append(packets, b[offset:])
+		if l.peers.mayEnter(b[offset:]) {
+			l.fitIncoming(b[offset:])
+			packets = append(packets, b[offset:])
+		}
 	}
 	l.stack.Deliver(packets...)
 	return len(bufs), nil

@@ -55,17 +55,19 @@ type WireGuard struct {
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
-	mu     sync.Mutex
-	port   uint16
-	peers  map[access.Key]access.Peer
-	owners atomic.Pointer[tunnel.Owners]
+	mu         sync.Mutex
+	port       uint16
+	privateKey access.Key
+	peers      map[access.Key]access.Peer
+	owners     atomic.Pointer[tunnel.Owners]
+	leaving    atomic.Pointer[leaving] // changed under mu; nil: nobody is
 }
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
 	w := &WireGuard{
 		name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1),
-		peers: map[access.Key]access.Peer{},
+		peers: map[access.Key]access.Peer{}, privateKey: cfg.PrivateKey,
 	}
 	w.owners.Store(tunnel.OwnersOf(nil))
 	w.SetPool(cfg.Pool)
@@ -77,7 +79,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 		w.sockets = newUDPBind()
 		cfg.bind = w.sockets
 	}
-	w.device = device.NewDevice(newLink(stack, cfg.MTU, w.room), cfg.bind, w.logger())
+	w.device = device.NewDevice(newLink(stack, cfg.MTU, w), cfg.bind, w.logger())
 	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
 	err := w.device.IpcSet(setup)
 	if err == nil {
@@ -143,8 +145,7 @@ func (w *WireGuard) followPaths(ctx context.Context) {
 	}
 }
 
-// room returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
-// outside; 0: as large as the tunnel's MTU.
+// room implements peerGate.
 func (w *WireGuard) room(inner netip.Addr) int {
 	rooms := w.rooms.Load()
 	if rooms == nil {
@@ -215,35 +216,117 @@ func (w *WireGuard) logger() *device.Logger {
 	}
 }
 
-// SetPeers replaces the peers. Those that stay as they are keep their sessions,
-// and those that go lose theirs at once.
+// leavingTime is how long a peer that has been removed is still sent the resets of its connections.
+const leavingTime = 500 * time.Millisecond
+
+// leaving is what the device still has of peers and addresses that have been removed.
+type leaving struct {
+	addresses *tunnel.Owners
+	rest      map[access.Key]*access.Peer // what is left of each peer; nil: nothing
+	timer     *time.Timer
+}
+
+// SetPeers replaces the peers. Those that stay as they are keep their sessions. Those that go, and addresses
+// that peers lose, are let in no further; their keys go once the resets of their connections have left.
 func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	if err := access.CheckPeers(peers); err != nil {
 		return err
 	}
-	next := make(map[access.Key]access.Peer, len(peers))
+	next, taken := make(map[access.Key]access.Peer, len(peers)), map[netip.Prefix]bool{}
 	for _, p := range peers {
 		next[p.PublicKey] = p
+		for _, a := range p.AllowedIPs {
+			taken[a.Masked()] = true
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var b strings.Builder
-	for key := range w.peers {
-		if _, stays := next[key]; !stays {
-			fmt.Fprintf(&b, "public_key=%s\nremove=true\n", key.Hex())
+	before := w.leaving.Load()
+	if before == nil {
+		before = &leaving{}
+	}
+	after := &leaving{rest: map[access.Key]*access.Peer{}}
+	var change strings.Builder
+	var gone []access.Peer
+	for key := range before.rest { // they have had their time
+		if _, back := next[key]; !back {
+			fmt.Fprintf(&change, "public_key=%s\nremove=true\n", key.Hex())
+		}
+	}
+	for key, old := range w.peers {
+		p, stays := next[key]
+		if !stays {
+			after.rest[key] = nil
+			gone = append(gone, old)
+			continue
+		}
+		if lost := without(old.AllowedIPs, taken); len(lost) > 0 {
+			after.rest[key] = &p
+			gone = append(gone, access.Peer{Name: old.Name, AllowedIPs: lost})
 		}
 	}
 	for key, p := range next {
-		if old, known := w.peers[key]; !known || !old.Equal(p) {
-			writePeer(&b, p)
+		old, known := w.peers[key]
+		if _, changed := before.rest[key]; known && !changed && old.Equal(p) {
+			continue
 		}
+		if _, loses := after.rest[key]; loses {
+			p.AllowedIPs = slices.Concat(p.AllowedIPs, without(old.AllowedIPs, taken))
+		}
+		writePeer(&change, p)
 	}
-	if err := w.device.IpcSet(b.String()); err != nil {
+	if err := w.device.IpcSet(change.String()); err != nil {
 		return fmt.Errorf("set peers: %w", err)
+	}
+	if before.timer != nil {
+		before.timer.Stop()
 	}
 	w.peers = next
 	w.owners.Store(tunnel.OwnersOf(peers))
+	if len(gone) == 0 {
+		w.leaving.Store(nil)
+		return nil
+	}
+	after.addresses = tunnel.OwnersOf(gone)
+	after.timer = time.AfterFunc(leavingTime, func() { w.removeLeaving(after) })
+	w.leaving.Store(after)
 	return nil
+}
+
+func without(prefixes []netip.Prefix, taken map[netip.Prefix]bool) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(prefixes), func(a netip.Prefix) bool { return taken[a.Masked()] })
+}
+
+// removeLeaving removes what is leaving from the device, unless that has been done.
+func (w *WireGuard) removeLeaving(l *leaving) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.leaving.Load() != l {
+		return
+	}
+	var change strings.Builder
+	for key, rest := range l.rest {
+		if rest == nil {
+			fmt.Fprintf(&change, "public_key=%s\nremove=true\n", key.Hex())
+		} else {
+			writePeer(&change, *rest)
+		}
+	}
+	if err := w.device.IpcSet(change.String()); err != nil {
+		w.log.Error("tunnel: peers that have been removed are still let in", "err", err)
+		return
+	}
+	w.leaving.Store(nil)
+}
+
+// mayEnter implements peerGate. Peers that are leaving may answer resets.
+func (w *WireGuard) mayEnter(p []byte) bool {
+	l := w.leaving.Load()
+	if l == nil {
+		return true
+	}
+	from, _, ok := endsOf(p)
+	return !ok || w.Peer(from) != "" || l.addresses.Peer(from) == "" || isTCP(p) && !isSYN(p)
 }
 
 // writePeer adds the peer in WireGuard's configuration protocol (UAPI).
@@ -268,7 +351,24 @@ func (w *WireGuard) Apply(s tunnel.Settings) error {
 	if err := w.SetPeers(s.Peers); err != nil {
 		return err
 	}
+	if err := w.setPrivateKey(s.PrivateKey); err != nil {
+		return err
+	}
 	w.SetPool(s.Pool)
+	return nil
+}
+
+// setPrivateKey ends the sessions of peers if the key is another: they need its public half.
+func (w *WireGuard) setPrivateKey(key access.Key) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if key == w.privateKey {
+		return nil
+	}
+	if err := w.device.IpcSet("private_key=" + key.Hex() + "\n"); err != nil {
+		return errors.New("set the private key: the device refuses it") // its words may have the key
+	}
+	w.privateKey = key
 	return nil
 }
 
@@ -333,6 +433,7 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 	defer w.mu.Unlock()
 	var states []tunnel.PeerState
 	var seconds int64
+	known := false // the peer that lines are about is ours
 	lines := bufio.NewScanner(strings.NewReader(said))
 	for lines.Scan() {
 		key, value, _ := strings.Cut(lines.Text(), "=")
@@ -341,10 +442,13 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 			if err != nil {
 				return nil, fmt.Errorf("tunnel: read peers: %w", err)
 			}
+			if _, known = w.peers[k]; !known {
+				continue // it is leaving
+			}
 			states = append(states, tunnel.PeerState{Name: w.peers[k].Name, PublicKey: k, Addresses: w.peers[k].AllowedIPs})
 			continue
 		}
-		if len(states) == 0 {
+		if !known {
 			continue
 		}
 		s := &states[len(states)-1]
@@ -400,6 +504,11 @@ func (w *WireGuard) Close() error {
 	}
 	w.cancel()
 	w.done.Wait()
+	w.mu.Lock()
+	if l := w.leaving.Swap(nil); l != nil {
+		l.timer.Stop()
+	}
+	w.mu.Unlock()
 	w.device.Close()
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
@@ -165,4 +166,68 @@ func TestPeersThatContradictEachOtherChangeNothing(t *testing.T) {
 		assert.ErrorContains(t, w.SetPeers(peers), want)
 		assert.Equal(t, "one", w.Peer(inner))
 	}
+}
+
+// Whoever is removed while it downloads is told, and is let in no further.
+func TestAPeerThatGoesIsSentTheResetsOfItsConnections(t *testing.T) {
+	for name, after := range map[string]func(p access.Peer) []access.Peer{
+		"removed": func(access.Peer) []access.Peer { return nil },
+		"another address": func(p access.Peer) []access.Peer {
+			p.AllowedIPs = []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}
+			return []access.Peer{p}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			private, public := keys(t)
+			phoneKey, phonePublic := keys(t)
+			p := access.Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}
+			w, l := endpoint(t, private, p)
+			open := make(chan ingress.Client, 1)
+			answering(t, l, nil, func(c ingress.Client) { open <- c })
+			n := phone(t, phoneKey, public, w.Addr())
+			c, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+			require.NoError(t, err)
+			client := <-open
+
+			require.NoError(t, w.SetPeers(after(p)))
+			assert.False(t, client.Current())
+			require.NoError(t, client.Conn.(interface{ Reset() error }).Reset()) // as the proxy does
+			require.NoError(t, c.SetReadDeadline(time.Now().Add(soon)))
+			_, err = c.Read(make([]byte, 1))
+			assert.ErrorContains(t, err, "reset")
+			require.Eventually(t, func() bool { return w.leaving.Load() == nil }, soon, 10*time.Millisecond)
+			states, err := w.States()
+			require.NoError(t, err)
+			assert.Len(t, states, len(after(p)))
+			stays := len(after(p)) > 0
+			assert.Equal(t, stays, w.device.LookupPeer(device.NoisePublicKey(phonePublic)) != nil, "its key")
+		})
+	}
+}
+
+func TestAPeerThatIsLeavingAsksForNothing(t *testing.T) {
+	private, _ := keys(t)
+	_, phonePublic := keys(t)
+	p := access.Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}
+	w, _ := endpoint(t, private, p)
+	packet := func(protocol, flags byte) []byte {
+		b := make([]byte, ipv4Header+tcpHeader)
+		b[0], b[9], b[ipv4Header+12], b[ipv4Header+13] = 0x45, protocol, 5<<4, flags
+		copy(b[12:], inner.AsSlice())
+		return b
+	}
+	ack, syn, ping := packet(protocolTCP, 0x10), packet(protocolTCP, flagSYN), packet(protocolICMP, 0)
+	for _, b := range [][]byte{ack, syn, ping} {
+		assert.True(t, w.mayEnter(b))
+	}
+	require.NoError(t, w.SetPeers(nil))
+	assert.True(t, w.mayEnter(ack), "it may answer a reset")
+	assert.False(t, w.mayEnter(syn))
+	assert.False(t, w.mayEnter(ping))
+	states, err := w.States()
+	require.NoError(t, err)
+	assert.Empty(t, states)
+	require.NoError(t, w.SetPeers([]access.Peer{p}))
+	assert.True(t, w.mayEnter(syn), "it is back")
+	assert.NotNil(t, w.device.LookupPeer(device.NoisePublicKey(phonePublic)))
 }
