@@ -74,6 +74,10 @@ func TestTheRulesOfTheEdgeOnNodesAreRules(t *testing.T) {
 	out, err := runRules(t, append([]string{"print"}, args[2:]...)...)
 	require.NoError(t, err)
 	assert.Contains(t, out, "{ 10.244.0.0/16 }")
+	// Pods behind an overlay are narrower than the nodes' network.
+	for _, errors := range []string{"icmp type != redirect", "icmpv6 type < 128"} {
+		assert.Contains(t, out, errors+" socket transparent 1 meta mark set meta mark | 0x00000010 accept")
+	}
 }
 
 func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"github.com/stretchr/testify/assert"
@@ -316,6 +317,29 @@ func TestMatchesOfIptablesAreEvaluated(t *testing.T) {
 	} {
 		assert.Equal(t, row.is, row.of.matches(row.match), name)
 	}
+}
+
+// What the kernel tells of others' rules is of whatever length.
+func FuzzRulesOfOthers(f *testing.F) {
+	f.Add("mark", slices.Concat(native(1), native(1), make([]byte, 4)))
+	f.Add("state", native(8))
+	f.Add("multiport", append([]byte{1, 15}, make([]byte, 46)...))
+	f.Add("vmap", []byte("\x08\x00\x01\x00\xff\xff\xff\xfd\x09\x00\x02\x00more\x00"))
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		info := xt.Unknown(data)
+		p := packet{family: ipv4, mark: bearing(1), targetPort: portValue(443)}
+		is := p.matches(&expr.Match{Name: name, Info: &info})
+		assert.Contains(t, []answer{no, maybe, yes}, is)
+		if v := mapped(nftables.SetElement{Val: data}); v.chain != "" {
+			assert.Greater(t, len(data), 12)
+		}
+		for op := range expr.CmpOpGte + 2 {
+			assert.Contains(t, []answer{no, maybe, yes}, p.targetPort.compare(op, data))
+		}
+		p.mark.bitwise(&expr.Bitwise{Len: 4, Mask: data, Xor: data})
+		set := filterSet{&nftables.Set{Interval: true}, []nftables.SetElement{{Key: data}, {Key: data, IntervalEnd: true}}}
+		assert.Contains(t, []answer{no, maybe, yes}, p.targetPort.isIn(set))
+	})
 }
 
 // Doctor asks without knowing what was applied.

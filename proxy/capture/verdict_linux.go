@@ -3,6 +3,7 @@ package capture
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -194,22 +195,27 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 			}
 			delete(registers, x.Register)
 		case *expr.Lookup:
-			var s filterSet
-			if s, e.err = e.set(table, x.SetName); e.err != nil {
-				return maybe, nil
-			}
 			key := registers[x.SourceRegister]
 			delete(registers, x.SourceRegister)
-			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
+			decides := x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT
+			if !decides && x.IsDestRegSet {
+				delete(registers, x.DestRegister)
+			}
+			if !decides && !slices.ContainsFunc(key, bits.whole) {
+				is = maybe // whatever is in it, which may be a lot
+				break
+			}
+			s, err := e.set(table, x.SetName)
+			if err != nil {
+				e.err = err
+				return maybe, nil
+			}
+			if decides {
 				is, ends = key.mapTo(s)
-			} else {
-				is = key.isIn(s)
-				if x.Invert {
-					is = is.inverted()
-				}
-				if x.IsDestRegSet {
-					delete(registers, x.DestRegister)
-				}
+				break
+			}
+			if is = key.isIn(s); x.Invert {
+				is = is.inverted()
 			}
 		case *expr.Match:
 			is = e.packet.matches(x)
