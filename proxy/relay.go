@@ -272,7 +272,7 @@ func (d *direction) take(n int) (int, error) {
 	if err := d.begin(n); err != nil {
 		return 0, err
 	}
-	if d.flow == nil || d.enforces && !d.flow.HasMaxRate() {
+	if d.flow == nil || d.enforces && !d.flow.NeedsGrants() {
 		return n, nil
 	}
 	for {

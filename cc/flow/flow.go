@@ -1,10 +1,31 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"time"
 
-// HasMaxRate reports whether f's group has a maximum rate, so that Take is to be asked
-// even where the transport enforces the window.
-func (f *Flow) HasMaxRate() bool { return f.limited.Load() }
+	"github.com/penstock-net/penstock/cc"
+)
+
+// unpacedSegments is how many segments of a connection Linux sends whatever the pacing rate is
+// (tcp_output.c, tcp_update_skb_after_send).
+const unpacedSegments = 10
+
+// pacedAhead is how far ahead of a maximum rate a flow may write that has the rate for itself, where
+// its transport keeps the rate: a busy machine must not leave the transport without bytes.
+const pacedAhead = 50 * time.Millisecond
+
+// NeedsGrants reports whether Take is to be asked even where the transport enforces the window: there
+// is a maximum rate, or one of f's own at the start, when the transport does not keep it.
+func (f *Flow) NeedsGrants() bool { return f.asks.Load() }
+
+// notePermits has NeedsGrants say what f's terms and its start ask for. The caller holds the mutex of f's
+// group, if it has one.
+func (f *Flow) notePermits() { f.asks.Store(f.maxRate != nil || f.startsPaced()) }
+
+// startsPaced reports whether f's first segments are spread here, over a transport that enforces the window.
+func (f *Flow) startsPaced() bool {
+	return f.enforced && f.unpaced > 0 && (f.terms.ConnectionRate > 0 || f.terms.HintCap > 0)
+}
 
 // lock returns f's group, locked.
 func (f *Flow) lock() *group {
@@ -55,7 +76,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		}
 		return Grant{}
 	case f.enforced:
-		n := f.pass(now, want, min(want, f.mss()))
+		n := f.takeEnforced(g, now, want)
 		f.gate.blocked = n == 0
 		return Grant{n}
 	}
@@ -81,19 +102,55 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	return Grant{n}
 }
 
+// takeEnforced is Take over a leg that enforces the window.
+func (f *Flow) takeEnforced(g *group, now cc.Time, want cc.Bytes) (n cc.Bytes) {
+	quantum := min(want, f.mss())
+	n = want
+	if f.startsPaced() {
+		if n = f.startCredit(g, now, want, quantum); n == 0 {
+			return 0
+		}
+	}
+	n = f.pass(now, n, quantum)
+	if f.unpaced > 0 && n > 0 {
+		f.starting.spend(now, n)
+		f.unpaced = max(0, f.unpaced-n)
+		f.notePermits()
+	}
+	return n
+}
+
+// startCredit returns how many of want bytes f's own rates let pass at its start. After 0 f is woken when some may.
+func (f *Flow) startCredit(g *group, now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
+	rate := f.own
+	if f.terms.HintCap > 0 {
+		g.begin(&f.member, now) // so that there is a limit
+		rate = lesser(rate, f.limit.PacingRate)
+	}
+	f.starting.setRate(now, rate)
+	if n = min(want, f.starting.credit(now, f.mss())); n < want {
+		n -= n % quantum
+	}
+	if n == 0 {
+		f.retryAt = f.starting.ready(now, quantum, f.mss())
+		g.timers.schedule(f, f.retryAt)
+		f.limits.enter(now, LimitedByPacing)
+	}
+	return n
+}
+
 // pass asks the group's maximum rate to let up to want bytes pass, in whole quanta,
-// and returns how many may. A flow that has the rate for itself passes freely where
-// its transport keeps the rate.
+// and returns how many may.
 func (f *Flow) pass(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
-	switch {
-	case f.maxRate == nil || want == 0:
-		return want
-	case f.enforced && f.maxRate.users.Load() == 1:
-		f.maxRate.spend(now, want, f.mss())
+	if f.maxRate == nil || want == 0 {
 		return want
 	}
+	ahead := time.Duration(0)
+	if f.enforced && f.unpaced == 0 && f.maxRate.users.Load() == 1 {
+		ahead = pacedAhead
+	}
 	f.maxRate.mu.Lock()
-	n = f.maxRate.take(now, &f.waiter, want, quantum, f.mss())
+	n = f.maxRate.take(now, &f.waiter, want, quantum, f.mss(), ahead)
 	f.maxRate.mu.Unlock()
 	if n == 0 {
 		f.limits.enter(now, LimitedByPacing)

@@ -326,11 +326,14 @@ func (m *Manager) trimPaths(g *indexed) {
 // Flow is one sending direction of one connection. Its methods may be called
 // from any goroutine.
 type Flow struct {
-	mgr     *Manager
-	home    atomic.Pointer[group]
-	limited atomic.Bool // it has a maximum rate, for those who do not hold the group's mutex
-	due     timer
+	mgr  *Manager
+	home atomic.Pointer[group]
+	asks atomic.Bool // NeedsGrants, for those who do not hold the group's mutex
+	due  timer
 	member
+	unpaced  cc.Bytes // over a leg that enforces the window: what it sends yet whatever the pacing rate is
+	starting pacer    // spreads these by f's own rates
+
 	closed bool // guarded by the group's mutex, as member is
 	gone   bool // not in Snapshots any more; guarded by the manager's flowsMu
 }

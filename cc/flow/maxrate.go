@@ -9,7 +9,7 @@ func (f *Flow) limitTo(l *rateLimit) {
 	if l != nil && f.waiter.wake == nil {
 		f.waiter.wake = f.tick
 	}
-	f.limited.Store(l != nil)
+	f.notePermits()
 }
 
 // rateLimit returns the one that t leads to, counted as used once more; nil if t
@@ -37,7 +37,8 @@ func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
 // bucket is full: a client that opens a connection for each object gains nothing. The
 // caller holds m.mu.
 func (m *Manager) release(now cc.Time, l *rateLimit) {
-	if l != nil && l.users.Add(-1) == 0 {
+	if l != nil && l.users.Add(-1) == 0 && !l.parked {
+		l.parked = true
 		m.unused = append(m.unused, l)
 	}
 	m.forgetLimits(now)
@@ -48,12 +49,14 @@ func (m *Manager) release(now cc.Time, l *rateLimit) {
 func (m *Manager) forgetLimits(now cc.Time) {
 	kept := m.unused[:0]
 	for _, l := range m.unused {
-		switch {
-		case l.users.Load() > 0:
-		case l.full(now):
-			delete(m.limits, l.key)
-		default:
+		used := l.users.Load() > 0
+		if !used && !l.full(now) {
 			kept = append(kept, l)
+			continue
+		}
+		l.parked = false
+		if !used {
+			delete(m.limits, l.key)
 		}
 	}
 	clear(m.unused[len(kept):])

@@ -69,6 +69,7 @@ func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 	f.mgr.release(now, before)
 	g.weights -= f.weight
 	f.terms, f.allocation = t, t.allocation()
+	f.notePermits()
 	g.weights += f.weight
 	before.leave(&f.waiter)
 	f.retryAt = 0 // it may ask once more than it needs to

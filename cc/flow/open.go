@@ -23,7 +23,9 @@ func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 		id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(),
 		limits: limits{since: now},
 	}
-	f.enforced = leg.Enforces
+	if f.enforced = leg.Enforces; f.enforced {
+		f.unpaced = unpacedSegments * cc.DefaultMSS
+	}
 	f.limitTo(m.rateLimit(now, t))
 	f.home.Store(g.group)
 	g.mu.Lock()

@@ -31,7 +31,11 @@ func (p *pacer) setRate(now cc.Time, rate cc.Rate) {
 }
 
 func (p *pacer) burst(mss cc.Bytes) time.Duration {
-	return max(pacerBurst, p.most, p.rate.TimeFor(2*mss))
+	if p.most == 0 {
+		return max(pacerBurst, p.rate.TimeFor(2*mss))
+	}
+	// At a low rate four segments, or one and time to be late.
+	return max(p.most, min(p.rate.TimeFor(4*mss), p.rate.TimeFor(mss)+2*p.most))
 }
 
 // credit returns how many bytes may leave now.

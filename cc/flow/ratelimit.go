@@ -25,6 +25,7 @@ type rateLimit struct {
 	timers *timers
 	key    limitKey
 	users  atomic.Int32 // flows and datagrams that share it; the manager's mu is held for a change
+	parked bool         // it is in Manager.unused; the manager's mu guards it
 	timer
 
 	mu      sync.Mutex // taken after a group's
@@ -57,11 +58,11 @@ const (
 )
 
 // take lets up to want bytes of w pass and returns how many: all of them, or whole quanta.
-// If it returns 0, w waits for its turn, and is woken then to ask again. The caller holds
-// l.mu.
-func (l *rateLimit) take(now cc.Time, w *waiter, want, quantum, mss cc.Bytes) cc.Bytes {
+// If it returns 0, w waits for its turn, and is woken then to ask again. Of a w that may be ahead of the rate
+// it is when half of that is used up. The caller holds l.mu.
+func (l *rateLimit) take(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
 	l.call(now)
-	n := min(want, l.bucket.credit(now, mss))
+	n := min(want, l.bucket.credit(now.Add(ahead), mss))
 	if n < want {
 		n -= n % quantum
 	}
@@ -77,7 +78,8 @@ func (l *rateLimit) take(now cc.Time, w *waiter, want, quantum, mss cc.Bytes) cc
 		if piece -= piece % quantum; want < piece {
 			piece = want
 		}
-		w.from, w.after = max(l.bucket.ready(now, quantum, mss), now+1), rate.TimeFor(piece)
+		ready := l.bucket.ready(now.Add(ahead), quantum, mss).Add(-ahead / 2)
+		w.from, w.after = max(ready, now+1), rate.TimeFor(piece)
 		w.turn.Store(turnWaits)
 		l.waiting = append(l.waiting, w)
 		l.plan()
@@ -125,7 +127,7 @@ func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool
 	}
 	if w.passed < n { // a turn lets as much pass as one of a flow
 		segment := max(n, cc.DefaultMSS)
-		w.passed = l.take(now, w, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment)
+		w.passed = l.take(now, w, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, 0)
 	}
 	passes := w.passed >= n
 	if passes {
@@ -166,15 +168,6 @@ func (l *rateLimit) leave(w *waiter) {
 	}
 	l.due = slices.DeleteFunc(l.due, is)
 	l.plan()
-}
-
-// spend counts n bytes that pass without asking. What they exceed the rate by
-// delays others for no longer than a burst lasts.
-func (l *rateLimit) spend(now cc.Time, n, mss cc.Bytes) {
-	l.mu.Lock()
-	l.bucket.spend(now, n)
-	l.bucket.tat = min(l.bucket.tat, now.Add(l.bucket.burst(mss)))
-	l.mu.Unlock()
 }
 
 // full reports whether the bucket holds nothing back, so that a new one would do as well.

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -71,6 +72,7 @@ func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 		l := p.open(limited("host", "none", 8e6))
 		sent += l.send(100 * mss)
 		l.Close(p.now)
+		assert.Len(t, p.mgr.unused, 1)
 		p.wait(time.Millisecond)
 	}
 	assert.InEpsilon(t, 1e6, float64(sent), 0.05)
@@ -138,7 +140,7 @@ func TestAMaximumRateMovesWithItsFlow(t *testing.T) {
 	assert.InEpsilon(t, 1e6, float64(sent[1]), 0.03)
 	require.NoError(t, a.Move(p.now, Terms{Group: "host", Algorithm: "none"}))
 	require.NoError(t, b.Move(p.now, Terms{Group: "host", Algorithm: "none"}))
-	assert.False(t, a.HasMaxRate())
+	assert.False(t, a.NeedsGrants())
 	assert.Equal(t, 100*mss, b.send(100*mss))
 }
 
@@ -160,7 +162,90 @@ func TestAMaximumRateHoldsBackWhatIsWrittenToALegThatEnforcesTheWindow(t *testin
 	assert.Positive(t, a.woken)
 
 	b.Close(p.now)
-	assert.Equal(t, cc.Bytes(1<<20), a.Take(p.now, 1<<20).Bytes, "one flow alone is held by its transport")
+	total = 0
+	for end := p.now.Add(time.Second); p.now < end; p.wait(time.Millisecond) {
+		total += a.Take(p.now, 1<<20).Bytes
+	}
+	assert.InEpsilon(t, 1.01e6, float64(total), 0.07, "one flow alone as well, which may be ahead a little")
+}
+
+// fetch has connections one after another take size bytes each over legs that enforce the window, as fast as they
+// are let, and returns what they had within a second.
+func fetch(p *testbed, terms Terms, size cc.Bytes) (total cc.Bytes) {
+	end := p.now.Add(time.Second)
+	for p.now < end {
+		l := p.openEnforced(terms)
+		l.report()
+		for left := size; left > 0 && p.now < end; {
+			n := l.Take(p.now, left).Bytes
+			if n == 0 {
+				p.wait(time.Millisecond)
+				continue
+			}
+			l.write(n, n)
+			total, left = total+n, left-n
+		}
+		l.ack(l.r.Pipe)
+		l.Close(p.now)
+	}
+	return total
+}
+
+// Linux sends the first ten segments of each connection whatever their pacing rate is.
+func TestAMaximumRateHoldsFromTheFirstByteOfEachConnection(t *testing.T) {
+	for _, algorithm := range []string{"none", "penstock", "copa", "cubic"} {
+		for _, size := range []cc.Bytes{1, 14_000, 70_000, 1 << 30} {
+			for _, rate := range []cc.Rate{64e3, 1e6, 100e6} {
+				if size == 1 && rate > 64e3 {
+					continue // connections would have to open faster than they can
+				}
+				p := newTestbed(t)
+				bytes := float64(rate) / 8
+				burst := bytes*(limitBurst+pacedAhead).Seconds() + float64(2*mss)
+				first := float64(fetch(p, limited("host", algorithm, rate), size))
+				assert.LessOrEqual(t, first, 1.011*bytes+burst, "%s, %d bytes at %v: first second", algorithm, size, rate)
+				for range 4 {
+					first += float64(fetch(p, limited("host", algorithm, rate), size))
+				}
+				assert.LessOrEqual(t, first, 5.055*bytes+burst, "%s, %d bytes at %v", algorithm, size, rate)
+				if size > 1 {
+					assert.GreaterOrEqual(t, first, 4.6*bytes, "%s, %d bytes at %v", algorithm, size, rate)
+				}
+			}
+		}
+	}
+}
+
+func TestARateOfItsOwnHoldsFromTheFirstByteOfAConnection(t *testing.T) {
+	const rate = 64e3
+	window := unpacedSegments * mss
+	hint := func(p *testbed) {
+		p.mgr.Hint(netip.MustParsePrefix("192.0.2.1/32"), cc.Hint{At: p.now, Capacity: 2 * rate})
+	}
+	for name, terms := range map[string]Terms{
+		"connection_rate": {Group: "host", Host: addr("192.0.2.1"), Algorithm: "cubic", ConnectionRate: rate},
+		"hint_cap":        {Group: "host", Host: addr("192.0.2.1"), Algorithm: "cubic", HintCap: 0.5},
+	} {
+		p := newTestbed(t)
+		idle := p.openEnforced(terms) // hints are for groups that there are
+		hint(p)
+		idle.report()
+		l := p.openEnforced(terms)
+		l.report()
+		require.True(t, l.NeedsGrants(), name)
+		total, began := cc.Bytes(0), p.now
+		for ; total < window && l.NeedsGrants(); p.wait(time.Millisecond) {
+			hint(p)
+			n := l.Take(p.now, 1<<20).Bytes
+			require.LessOrEqual(t, n, 2*mss, name)
+			l.write(n, n)
+			total += n
+			l.report()
+		}
+		assert.InEpsilon(t, float64(window-2*mss)*8, p.now.Sub(began).Seconds()*rate, 0.05, name)
+		assert.False(t, l.NeedsGrants(), "%s: from then on the transport keeps the rate", name)
+		assert.Equal(t, cc.Bytes(1<<20), l.Take(p.now, 1<<20).Bytes, name)
+	}
 }
 
 func TestWhoWaitsForAMaximumRateAsksAgainAfterAMoveThoughNothingIsKnownOfIt(t *testing.T) {
@@ -186,7 +271,7 @@ func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(30*time.Millisecond)).Draw(rt, "wait")))
 			i := rapid.IntRange(0, len(flows)-1).Draw(rt, "flow")
 			want := cc.Bytes(rapid.Int64Range(1, 1<<20).Draw(rt, "want"))
-			n := l.take(now, &flows[i], want, min(want, size), size)
+			n := l.take(now, &flows[i], want, min(want, size), size, 0)
 			require.LessOrEqual(rt, n, want)
 			require.Equal(rt, n == 0, flows[i].turn.Load() == turnWaits, "who gets nothing waits for a turn")
 			passed += n

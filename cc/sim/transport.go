@@ -128,7 +128,7 @@ func (s *sender) write(n cc.Bytes) {
 	}
 	switch {
 	case room <= 0:
-	case !s.flow.HasMaxRate():
+	case !s.flow.NeedsGrants():
 		s.wrote += room
 	default:
 		s.wrote += s.flow.Take(s.w.now, room).Bytes

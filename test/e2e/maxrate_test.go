@@ -76,6 +76,42 @@ func TestAMaximumRateBindsAllConnectionsOfAHost(t *testing.T) {
 	}
 }
 
+// TestAMaximumRateBindsConnectionsOneAfterAnother has a host fetch, and send, small objects over a connection for
+// each, as pages and apps do. Linux lets the first ten segments of each go whatever their pacing rate is.
+func TestAMaximumRateBindsConnectionsOneAfterAnother(t *testing.T) {
+	const (
+		rate  = 2e6 / 8 // bytes a second
+		size  = 14_000
+		n     = 40
+		burst = 16 << 10
+	)
+	for _, algorithm := range []string{"penstock", "copa", "none"} {
+		for _, up := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s up %v", algorithm, up), func(t *testing.T) {
+				w := named("tproxy over IPv4")
+				s := w.open(t, "defaults: {max_rate: 2mbit, algorithm: "+algorithm+"}\n")
+				start := time.Now()
+				for range n {
+					client, server := w.pair(s)
+					from, to := server, client
+					if up {
+						from, to = client, server
+					}
+					_, err := from.Write(make([]byte, size))
+					require.NoError(t, err)
+					_, err = io.ReadFull(to, make([]byte, size))
+					require.NoError(t, err)
+					require.NoError(t, client.Close())
+					require.NoError(t, server.Close())
+				}
+				elapsed := time.Since(start).Seconds()
+				t.Logf("%.3f of the rate", n*size/(rate*elapsed))
+				assert.LessOrEqual(t, float64(n*size), 1.02*rate*elapsed+burst)
+			})
+		}
+	}
+}
+
 // TestAMaximumRateBindsWhatAPeerSendsByUDP has a phone send datagrams beside an upload,
 // several times as many as its rule lets pass: both together have no more.
 func TestAMaximumRateBindsWhatAPeerSendsByUDP(t *testing.T) {
