@@ -312,7 +312,6 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	hears(t, client, "still here")
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
 	assert.Equal(t, "phone", g.proxy.Tunnels()[0].Peers[0].Name)
-
 }
 
 // The gateway's key changes as a client's does: who has the new public key is let in.
