@@ -1,6 +1,6 @@
 """Reno, decided once per round trip: python3 reno.py [SOCKET]"""
 
-import sys
+import argparse
 
 from penstock_agent import DEFAULT_SOCKET, Agent, Flow, Report
 
@@ -51,4 +51,6 @@ class Reno(Flow):
 
 
 if __name__ == "__main__":
-    Agent(Reno, sys.argv[1] if len(sys.argv) > 1 else DEFAULT_SOCKET).serve()
+    arguments = argparse.ArgumentParser(description="Reno as an agent of the congestion control plane")
+    arguments.add_argument("socket", nargs="?", default=DEFAULT_SOCKET, help="where it listens (default: %(default)s)")
+    Agent(Reno, arguments.parse_args().socket).serve()

@@ -6,7 +6,9 @@ package ccpagent
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -62,20 +64,55 @@ const roomWithin = 100 * time.Millisecond
 // DefaultSocket is where datapaths expect the agents of the control plane's authors.
 const DefaultSocket = ccp.DefaultSocket
 
-// Main is a program's whole main: it serves at the socket that the first argument names, or
-// at DefaultSocket, until an interrupt. An error ends the program with status 1.
+// Main is a program's whole main: it serves at the socket that the only argument names, or
+// at DefaultSocket, until an interrupt. An error ends the program with status 1, and arguments that are wrong
+// with status 2.
 func (a *Agent) Main() {
-	socket := DefaultSocket
-	if len(os.Args) > 1 {
-		socket = os.Args[1]
+	socket, err := parseArguments(filepath.Base(os.Args[0]), os.Args[1:], os.Stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := a.Serve(ctx, socket)
+	err = a.Serve(ctx, socket)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// parseArguments returns the socket that a command line names. It writes help where that is asked for, and then
+// returns flag.ErrHelp.
+func parseArguments(program string, args []string, out io.Writer) (socket string, err error) {
+	use := "usage: " + program + " [SOCKET]"
+	flags := flag.NewFlagSet(program, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		_, err := fmt.Fprintf(out, `%s
+
+A congestion control agent: it decides windows and rates for connections of datapaths that reach
+it at SOCKET, the path of a Unix datagram socket that it makes (default %s).
+Penstock is told of it by
+    agents: [{name: mine, socket: SOCKET}]
+    defaults: {algorithm: "ccp:mine"}
+and penstock-lab by --agent mine=SOCKET. An interrupt ends it.
+`, use, DefaultSocket)
+		return "", errors.Join(err, flag.ErrHelp)
+	case err != nil:
+		return "", fmt.Errorf("%w; %s (a path that begins with a dash: ./-x)", err, use)
+	case flags.NArg() > 1:
+		return "", fmt.Errorf("there is one argument, the path of the socket, and not %d; %s", flags.NArg(), use)
+	case flags.NArg() == 1 && flags.Arg(0) == "":
+		return "", fmt.Errorf("the path of the socket is empty; %s", use)
+	case flags.NArg() == 1:
+		return flags.Arg(0), nil
+	}
+	return DefaultSocket, nil
 }
 
 // Serve listens at a Unix datagram socket, which is made in its directory, and serves

@@ -3,10 +3,12 @@ package ccpagent
 import (
 	"context"
 	"errors"
+	"flag"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -263,4 +265,38 @@ func TestServingEndsWithItsContext(t *testing.T) {
 	a := &Agent{Programs: map[string]string{"folds": folds}, New: func(*Flow) Controller { return nil }}
 	cancel()
 	assert.NoError(t, a.Serve(ctx, filepath.Join(t.TempDir(), "deep", "agent")))
+}
+
+func TestArgumentsOfAnAgentsProgram(t *testing.T) {
+	const use = "usage: mine [SOCKET]"
+	for _, c := range []struct {
+		args   []string
+		socket string
+		wrong  string // empty: it is right
+	}{
+		{nil, DefaultSocket, ""},
+		{[]string{"/run/mine"}, "/run/mine", ""},
+		{[]string{"--", "-x"}, "-x", ""},
+		{[]string{"--socket=/run/mine"}, "", "not defined: -socket; " + use},
+		{[]string{"-v"}, "", "not defined: -v; " + use},
+		{[]string{"/run/mine", "--help"}, "", "and not 2; " + use},
+		{[]string{""}, "", "is empty; " + use},
+	} {
+		var out strings.Builder
+		socket, err := parseArguments("mine", c.args, &out)
+		assert.Equal(t, c.socket, socket, c.args)
+		assert.Empty(t, out.String())
+		if c.wrong == "" {
+			assert.NoError(t, err, c.args)
+		} else {
+			assert.ErrorContains(t, err, c.wrong)
+		}
+	}
+	for _, ask := range []string{"-h", "--help", "-help"} {
+		var out strings.Builder
+		_, err := parseArguments("mine", []string{ask}, &out)
+		assert.ErrorIs(t, err, flag.ErrHelp)
+		assert.Contains(t, out.String(), use)
+		assert.Contains(t, out.String(), DefaultSocket)
+	}
 }
