@@ -153,7 +153,7 @@ func socksRequest(in *input) (host, port string, code byte, err error) {
 		if err != nil {
 			return "", "", 0, err
 		}
-		host = string(name)
+		host = withoutBrackets(string(name))
 	default:
 		return "", "", replyNoAddress, fmt.Errorf("address type %d", head[3])
 	}
@@ -165,6 +165,14 @@ func socksRequest(in *input) (host, port string, code byte, err error) {
 		return "", "", replyNoCommand, fmt.Errorf("command %d is not CONNECT", head[1])
 	}
 	return host, strconv.Itoa(int(binary.BigEndian.Uint16(number[:]))), 0, nil
+}
+
+// withoutBrackets returns an IPv6 address of which a client has made a name as it stands in a URL.
+func withoutBrackets(name string) string {
+	if addr, err := netip.ParseAddrPort(name + ":0"); err == nil && addr.Addr().Is6() {
+		return addr.Addr().String()
+	}
+	return name
 }
 
 // readCounted reads a length byte and as many bytes.

@@ -49,6 +49,10 @@ func TestSOCKS5Handshake(t *testing.T) {
 			target: "127.0.0.1:80",
 		},
 		{
+			name: "address as a name in brackets", says: hello + "\x05\x01\x00\x03\x0b[fd91:2::2]\x00\x50", hears: accepted,
+			target: "[fd91:2::2]:80",
+		},
+		{
 			name: "longest name", says: hello + "\x05\x01\x00\x03\xff" + strings.Repeat("a", 255) + "\x00\x50",
 			hears: accepted, host: strings.Repeat("a", 255) + ":80",
 		},

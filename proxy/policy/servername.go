@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"net/http"
@@ -30,7 +29,7 @@ func ServerName(b []byte) (name string, more bool) {
 	switch {
 	case len(b) == 0:
 		return "", true
-	case b[0] == recordHandshake:
+	case b[0] == recordHandshake, b[0] == recordAlert:
 		name, more = tlsServerName(b)
 	default:
 		name, more = httpServerName(b)
@@ -41,14 +40,17 @@ func ServerName(b []byte) (name string, more bool) {
 // TLS on the wire: RFC 8446 §4 and §5.1, and RFC 5246, which has the same
 // framing.
 const (
+	recordAlert       = 21
 	recordHandshake   = 22
 	recordHeader      = 5
 	maxRecord         = 1 << 14
 	messageHeader     = 4
 	clientHello       = 1
+	alertLength       = 2
+	alertWarning      = 1
 	extServerName     = 0
 	nameTypeHost      = 0
-	maxRecordMinor    = 4 // of 3.x; clients send 1 or 3
+	maxRecordMajor    = 15 // clients send 3; crypto/tls takes so much
 	maxSessionID      = 32
 	helloRandomLength = 32
 )
@@ -62,24 +64,35 @@ func tlsServerName(b []byte) (name string, more bool) {
 	return name, false
 }
 
-// handshakeMessage joins the body of the first handshake message from as many
-// records as it takes. It is wrong as soon as its beginning is.
+// handshakeMessage joins the body of the first handshake message from as many records as it takes, some of which may be
+// empty. It is wrong as soon as its beginning is. Warnings between the records are passed over, as servers do. What
+// follows in the last record is not looked at: servers that speak TLS 1.2 take it for the next message.
 func handshakeMessage(b []byte) (body []byte, more, ok bool) {
 	var message []byte
-	for declared := 0; ; {
-		if len(b) > 0 && b[0] != recordHandshake || len(b) > 1 && b[1] != 3 || len(b) > 2 && b[2] > maxRecordMinor {
+	for {
+		isAlert := len(b) > 0 && b[0] == recordAlert
+		if len(b) > 0 && b[0] != recordHandshake && !isAlert || len(b) > 1 && b[1] > maxRecordMajor {
 			return nil, false, false
 		}
 		if len(b) < recordHeader {
 			return nil, true, true
 		}
 		length := int(b[3])<<8 | int(b[4])
-		if length == 0 || length > maxRecord { // no empty handshake fragments: RFC 8446 §5.1
+		if length > maxRecord {
 			return nil, false, false
 		}
-		declared += length
 		b = b[recordHeader:]
 		got := min(length, len(b))
+		if isAlert {
+			if length != alertLength || got > 0 && b[0] != alertWarning {
+				return nil, false, false
+			}
+			if got < length {
+				return nil, true, true
+			}
+			b = b[got:]
+			continue
+		}
 		message = append(message, b[:got]...)
 		b = b[got:]
 		if len(message) > 0 && message[0] != clientHello {
@@ -87,11 +100,11 @@ func handshakeMessage(b []byte) (body []byte, more, ok bool) {
 		}
 		if len(message) >= messageHeader {
 			whole := messageHeader + (int(message[1])<<16 | int(message[2])<<8 | int(message[3]))
-			if whole > MaxFirstBytes || declared > whole { // nothing may follow before the server's answer
+			if whole > MaxFirstBytes {
 				return nil, false, false
 			}
-			if len(message) == whole {
-				return message[messageHeader:], false, true
+			if len(message) >= whole {
+				return message[messageHeader:whole], false, true
 			}
 		}
 		if got < length {
@@ -156,60 +169,107 @@ func nameList(data cryptobyte.String) (name string, ok bool) {
 		if name != "" {
 			return "", false
 		}
-		if name, ok = hostName(string(entry)); !ok {
+		if name, ok = hostName(withoutPort(string(entry))); !ok {
 			return "", false
 		}
 	}
 	return name, true
 }
 
-// maxMethod is longer than any registered method (RFC 9110 §16.1).
-const maxMethod = 24
-
-// httpServerName waits for the whole header, since a second Host makes the
-// first one worthless, but gives up as soon as the first line is no HTTP.
+// httpServerName waits for the whole header, since a second Host makes the first one worthless, but gives up as soon as
+// the first line is no HTTP. Servers differ in what they take for a request. So it is read as the most lenient of them
+// do, in all that cannot make another name of it.
 func httpServerName(b []byte) (name string, more bool) {
-	line, _, whole := bytes.Cut(b, []byte("\n"))
-	line = bytes.TrimSuffix(line, []byte("\r"))
-	method, _, spaced := bytes.Cut(line, []byte(" "))
-	switch {
-	case len(method) == 0, len(method) > maxMethod, bytes.ContainsFunc(method, notMethod), bytes.ContainsFunc(line,
-		notPrinted):
-		return "", false
-	case whole && (!spaced || !bytes.HasSuffix(line, []byte(" HTTP/1.1")) &&
-		!bytes.HasSuffix(line, []byte(" HTTP/1.0"))):
+	b = bytes.TrimLeft(b, "\r\n") // RFC 9112 §2.2
+	line, rest, whole := bytes.Cut(b, []byte("\n"))
+	method, target, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\r")), []byte(" "))
+	target = bytes.Trim(target, " ")
+	if bytes.ContainsFunc(method, notToken) || len(line) > 0 && len(method) == 0 ||
+		bytes.ContainsFunc(target, notPrinted) {
 		return "", false
 	}
-	header := requestHeader(b)
-	if header == nil {
+	if !whole {
 		return "", true
 	}
-	req, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(header)))
-	if err != nil {
+	end := bytes.LastIndexByte(target, ' ')
+	if end < 0 || !isHTTP1(string(target[end+1:])) {
 		return "", false
 	}
-	name, _ = hostName(withoutPort(req.Host))
+	header, complete := requestHeader(rest)
+	if !complete {
+		return "", true
+	}
+	host, ok := hostField(header)
+	if !ok {
+		return "", false
+	}
+	if authority := targetAuthority(string(method), strings.TrimRight(string(target[:end]), " ")); authority != "" {
+		host = authority
+	}
+	name, _ = hostName(withoutPort(host))
 	return name, false
 }
 
-// Methods are any token, but those that are in use are in capitals; most other
-// protocols are told by that from their first byte.
-func notMethod(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }
+// isHTTP1 tells whether a version is HTTP/1 with any minor version.
+func isHTTP1(version string) bool {
+	minor, ok := strings.CutPrefix(version, "HTTP/1.")
+	return ok && minor != "" && strings.Trim(minor, "0123456789") == ""
+}
+
+// targetAuthority is the host and port of a request target in absolute form, or that of CONNECT; empty: it has none.
+func targetAuthority(method, target string) string {
+	if method == http.MethodConnect && !strings.HasPrefix(target, "/") {
+		return target
+	}
+	scheme, rest, absolute := strings.Cut(target, "://")
+	if !absolute || strings.ContainsAny(scheme, "/?#") {
+		return ""
+	}
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		rest = rest[:end]
+	}
+	return rest[strings.LastIndexByte(rest, '@')+1:]
+}
+
+// hostField returns the value of the Host field; not ok: there are several. Lines that are no fields are passed over, as
+// servers do. One that begins with a blank goes on with the field before (RFC 9112 §5.2).
+func hostField(header []byte) (host string, ok bool) {
+	hosts, inHost := 0, false
+	for line := range bytes.Lines(header) {
+		field := strings.TrimRight(string(line), "\r\n")
+		if strings.HasPrefix(field, " ") || strings.HasPrefix(field, "\t") {
+			if inHost {
+				host += " " + strings.Trim(field, " \t")
+			}
+			continue
+		}
+		name, value, _ := strings.Cut(field, ":")
+		if inHost = strings.EqualFold(name, "Host"); inHost {
+			hosts++
+			host = strings.Trim(value, " \t")
+		}
+	}
+	return strings.Trim(host, " "), hosts <= 1
+}
+
+// notToken tells whether a character is in no method (RFC 9110 §5.6.2).
+func notToken(r rune) bool {
+	return notLabel(r) && !strings.ContainsRune("!#$%&'*+.^`|~", r)
+}
 
 func notPrinted(r rune) bool { return r < ' ' || r == 0x7f }
 
-// requestHeader returns b up to and with the first empty line; nil: there is
-// none yet.
-func requestHeader(b []byte) []byte {
+// requestHeader returns b up to the first empty line, and whether there is one.
+func requestHeader(b []byte) (header []byte, complete bool) {
 	for at := 0; ; {
 		line, _, whole := bytes.Cut(b[at:], []byte("\n"))
 		if !whole {
-			return nil
+			return nil, false
+		}
+		if len(bytes.TrimRight(line, "\r")) == 0 {
+			return b[:at], true
 		}
 		at += len(line) + 1
-		if len(bytes.TrimSuffix(line, []byte("\r"))) == 0 {
-			return b[:at]
-		}
 	}
 }
 

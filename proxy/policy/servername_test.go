@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -143,6 +144,7 @@ func TestTheServerNameOfAClientHello(t *testing.T) {
 		{"in capitals", "example.com", named(t, "Example.COM")},
 		{"without a name", "", hello(t, &tls.Config{InsecureSkipVerify: true})},
 		{"of an address, which has no name", "", named(t, "192.0.2.1")},
+		{"with a port, which nginx takes off", "example.com", crafted(sni("example.com:443"))},
 		{"encrypted, of which the outer name shows", "provider.example", hello(t, &tls.Config{
 			ServerName: "secret.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t,
 				"provider.example"),
@@ -187,13 +189,13 @@ func TestWhatIsNoClientHelloWithAName(t *testing.T) {
 	}{
 		{"another record type", flipped(good, 0, 23)},
 		{"SSL 2", []byte{0x80, 0x2e, 1, 0, 2}},
-		{"a major version that is none", flipped(good, 1, 2)},
-		{"an empty record", []byte{22, 3, 1, 0, 0}},
+		{"a major version that is none", flipped(good, 1, 16)},
 		{"a record that is too long", []byte{22, 3, 1, 0x40, 1}},
 		{"another handshake message", flipped(good, 5, 2)},
 		{"a message longer than is looked at", big},
 		{"a message shorter than its record", flipped(good, 8, good[8]-1)},
-		{"an alert in the midst of it", append(fragmented(good, 50)[:55], 21, 3, 1)},
+		{"an alert in the midst of it", append(fragmented(good, 50)[:55], 21, 3, 1, 0, 2, 2)},
+		{"an alert that is too long", []byte{21, 3, 1, 0, 3}},
 		{"extensions that end early", crafted(junk)},
 		{"two extensions of the kind", crafted(sni("a.example"), sni("b.example"))},
 		{"two names", crafted(sni("a.example", "b.example"))},
@@ -215,6 +217,20 @@ func TestWhatIsNoClientHelloWithAName(t *testing.T) {
 			assert.False(t, more)
 		})
 	}
+}
+
+func TestAClientHelloMayHaveEmptyRecordsAndWarnings(t *testing.T) {
+	good := named(t, "example.com")
+	empty := []byte{22, 3, 1, 0, 0, 21, 3, 1, 0, 2, 1, 90}
+	sent := append(append(append(slices.Clone(empty), empty...), fragmented(good, 100)[:105]...), empty...)
+	sent = append(sent, fragmented(good, 100)[105:]...)
+	for i := range sent {
+		_, more := policy.ServerName(sent[:i])
+		require.True(t, more, "the first %d bytes", i)
+	}
+	name, more := policy.ServerName(sent)
+	assert.Equal(t, "example.com", name)
+	assert.False(t, more)
 }
 
 // Whichever byte of a ClientHello is another, there is a name of a host, more
@@ -251,17 +267,28 @@ func TestTheHostOfARequest(t *testing.T) {
 		{"that is an IPv6 address", "GET / HTTP/1.1\r\nHost: [2001:db8::1]\r\n\r\n", ""},
 		{"that is an IPv6 address with a port", "GET / HTTP/1.1\r\nHost: [2001:db8::1]:80\r\n\r\n", ""},
 		{"that is no name", "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", ""},
-		{"behind a header that is none", "GET / HTTP/1.1\r\nno header\r\nHost: example.com\r\n\r\n", ""},
+		{"behind a line that is no field", "GET / HTTP/1.1\r\nno header\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"behind a name that no field has", "GET / HTTP/1.1\r\nX(: y\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"behind an empty line", "\r\nGET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"behind empty lines of any kind", "\n\r\r\n\nGET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"of a method with an underscore", "GET_IT / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"of a method in lowercase", "get / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"of a method of any letters", "!#$%&'*+.^`|~0 / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"of a long method", strings.Repeat("A", 1000) + " / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"between more blanks", "GET   /  HTTP/1.1 \r\nHost:  \texample.com \t\r\n\r\n", "example.com"},
+		{"of another minor version", "GET / HTTP/1.10\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"with a path that is none", "GET /%zz HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"with a URL as the query", "GET /?http://a.example/ HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
+		{"of a URL with a password", "GET HTTP://a:b@a.example?x HTTP/1.1\r\nHost: b.example\r\n\r\n", "a.example"},
+		{"on the next line", "GET / HTTP/1.1\r\nHost:\r\n example.com\r\nX: y\r\n z\r\n\r\n", "example.com"},
+		{"that goes on in the next line", "GET / HTTP/1.1\r\nHost: example.com\r\n .evil\r\n\r\n", ""},
+		{"behind two returns", "GET / HTTP/1.1\r\nHost: example.com\r\r\n\r\r\n", "example.com"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			name, more := policy.ServerName([]byte(row.sent))
 			assert.Equal(t, row.want, name)
 			assert.False(t, more)
-			header, body := len(row.sent), strings.Index(row.sent, "\r\n\r\n")
-			if body >= 0 {
-				header = body + 4
-			}
-			for i := range header {
+			for i := range len(strings.TrimSuffix(row.sent, "body")) {
 				_, more := policy.ServerName([]byte(row.sent[:i]))
 				require.True(t, more, "after %q", row.sent[:i])
 			}
@@ -272,17 +299,16 @@ func TestTheHostOfARequest(t *testing.T) {
 // Protocols in which the client speaks first are told at their first bytes.
 func TestWhatIsNeitherTLSNorHTTP(t *testing.T) {
 	for name, sent := range map[string]string{
-		"SSH":                     "SSH-2",
-		"a number":                "4",
-		"words":                   "hello",
-		"an empty line":           "\r\n",
-		"HTTP/2 without TLS":      "PRI * HTTP/2.0\r\n",
-		"a line that is too long": strings.Repeat("A", 25),
-		"a line without an end":   "GET\n",
-		"a line of another kind":  "EHLO client.example\r\n",
-		"binary":                  "\x00\x00\x00\x08",
-		"binary behind a word":    "GET \x01",
-		"a return within":         "GET /\rx",
+		"SSH":                    "SSH-2.0-x\r\n",
+		"a quotation":            "\"",
+		"a blank":                " GET",
+		"words":                  "hello\r\n",
+		"HTTP/2 without TLS":     "PRI * HTTP/2.0\r\n",
+		"a line without an end":  "GET\n",
+		"a line of another kind": "EHLO client.example\r\n",
+		"binary":                 "\x00\x00\x00\x08",
+		"binary behind a word":   "GET \x01",
+		"a return within":        "GET /\rx",
 	} {
 		t.Run(name, func(t *testing.T) {
 			found, more := policy.ServerName([]byte(sent))
