@@ -353,6 +353,16 @@ type bench struct {
 	served   chan error
 	dialErr  error
 	dialling func() // before each dial; nil: nothing happens
+
+	addressed atomic.Pointer[[]netip.Addr] // this machine's; nil: those of all legs
+}
+
+// addresses are this machine's.
+func (b *bench) addresses() []netip.Addr {
+	if is := b.addressed.Load(); is != nil {
+		return *is
+	}
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 }
 
 func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
@@ -376,7 +386,7 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	var err error
 	b.server, err = proxy.New(cfg, proxy.Parts{
 		Clock: b.clock, Flows: &flow.Manager{}, Open: func(proxy.WayConfig) (proxy.Way, error) { return b.listener, nil },
-		Dial: b.dial, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
+		Dial: b.dial, Addresses: func() ([]netip.Addr, error) { return b.addresses(), nil }, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
 	})
 	require.NoError(tb, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -28,13 +28,14 @@ type Reason string
 
 // Why a connection that was relayed ended.
 const (
-	ClosedEOF        Reason = "eof"   // both sides had finished; Cause.Who finished first
-	ClosedReset      Reason = "reset" // a RST arrived
-	ClosedError      Reason = "error" // any other failure of a leg: timed out, unreachable, …
-	ClosedIdle       Reason = "idle_timeout"
-	ClosedHalfClosed Reason = "half_closed_timeout" // one side had finished and nothing came from the other
-	ClosedShutdown   Reason = "shutdown"
-	ClosedRevoked    Reason = "revoked" // its peer, or the one it led to, has gone from the tunnel
+	ClosedEOF         Reason = "eof"   // both sides had finished; Cause.Who finished first
+	ClosedReset       Reason = "reset" // a RST arrived
+	ClosedError       Reason = "error" // any other failure of a leg: timed out, unreachable, …
+	ClosedIdle        Reason = "idle_timeout"
+	ClosedHalfClosed  Reason = "half_closed_timeout" // one side had finished and nothing came from the other
+	ClosedShutdown    Reason = "shutdown"
+	ClosedRevoked     Reason = "revoked"      // its peer, or the one it led to, has gone from the tunnel
+	ClosedAddressGone Reason = "address_gone" // that of a leg has left the machine
 )
 
 // Why a connection was never relayed.

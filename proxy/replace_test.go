@@ -98,6 +98,8 @@ func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
 	g := newGatewayAt(t, []config.Listener{other}, p)
 	p.connect(g)
 	client, server := p.pair(t, listenHere(t))
+	send(t, server, "it is relayed") // while it is not, it is refused like a new one
+	hears(t, client, "it is relayed")
 
 	without, another := g.cfg.Listeners[0], g.cfg.Listeners[1]
 	without.WireGuard.Peers = nil

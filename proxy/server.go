@@ -33,7 +33,9 @@ type Parts struct {
 	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
 	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
 	Local func(netip.Addr) (bool, error)
-	Log   *slog.Logger // nil: silent
+	// Addresses returns those of this machine's interfaces. nil: as the kernel says.
+	Addresses func() ([]netip.Addr, error)
+	Log       *slog.Logger // nil: silent
 }
 
 // Server accepts, splits and relays connections.
@@ -81,6 +83,9 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 	if parts.Local == nil {
 		parts.Local = new(ingress.Routes).Local
 	}
+	if parts.Addresses == nil {
+		parts.Addresses = readAddresses
+	}
 	s := &Server{
 		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(parts.Local),
 		buffers: datapath.NewBuffers(cfg.Limits.Memory),
@@ -116,11 +121,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	s.reloading.Unlock()
 	sweeping := make(chan struct{})
-	swept := make(chan struct{})
-	go func() {
-		defer close(swept)
-		s.sweep(sweeping)
-	}()
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() { s.sweep(sweeping) })
+	sweeps.Go(func() { s.watchAddresses(sweeping) })
 
 	<-ctx.Done()
 	s.reloading.Lock() // no listener comes or goes from now on
@@ -139,7 +142,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	closing.Wait()
 	close(sweeping)
-	<-swept
+	sweeps.Wait()
 	s.setters.end()
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, ctx.Err()) {
 		return err
