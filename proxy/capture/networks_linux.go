@@ -154,7 +154,7 @@ func (r Rules) Advice() []string {
 	for _, name := range r.Interfaces {
 		if name == AnyInterface {
 			add("interface any: connections from outside are captured too; " +
-				"where the input chain lets them in, they reach inside hosts past the forward chain")
+				"where the firewall lets them in, they reach inside hosts past the forward chain")
 		} else if _, err := net.InterfaceByName(name); err != nil {
 			add("interface %s does not exist: nothing is captured there until it does", name)
 		}

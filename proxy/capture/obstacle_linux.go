@@ -168,8 +168,8 @@ func hookName(hook *nftables.ChainHook) string {
 	return "output"
 }
 
-// passages returns the packets that begin a captured connection: the client's first, the answer to it, and the
-// first of the proxy's own connection.
+// passages returns the packets that begin a captured connection: the client's first, the answer and what follows,
+// and of the proxy's own connection the first and the answer.
 func (t *trap) passages(m machine) []passage {
 	var all []passage
 	for _, f := range t.families {
@@ -200,14 +200,18 @@ func (t *trap) passages(m machine) []passage {
 					back.sourcePort = in.targetPort
 					match = func(iptables bool) string { return redirectedMatch(t.port, iptables) }
 				}
+				next := in
+				next.flags, next.state = flagACK, expr.CtStateBitESTABLISHED
 				all = append(all,
 					passage{
 						in, t, nftables.ChainHookInput,
 						fmt.Sprintf("captured connections%s, such as over %s to port %d", by, version, port), match,
 					},
 					passage{
-						back, t, nftables.ChainHookOutput, "answers to captured clients" + by, establishedMatch,
-					})
+						next, t, nftables.ChainHookInput, "what follows the first packet of captured connections" + by,
+						establishedMatch,
+					},
+					passage{back, t, nftables.ChainHookOutput, "answers to captured clients" + by, establishedMatch})
 			}
 		}
 		for _, port := range t.ports {
@@ -215,11 +219,17 @@ func (t *trap) passages(m machine) []passage {
 				family: f, to: m.outside, flags: flagSYN, state: expr.CtStateBitNEW, mark: bearing(t.own),
 				targetPort: portValue(port), targetType: unix.RTN_UNICAST, foreign: m.addresses,
 			}
-			all = append(all, passage{
-				dial, t, nftables.ChainHookOutput,
-				fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
-				func(iptables bool) string { return markMatch(t.own, iptables) },
-			})
+			answer := packet{
+				family: f, from: m.outside, flags: flagSYN | flagACK, state: expr.CtStateBitESTABLISHED, reply: true,
+				sourcePort: dial.targetPort, sourceType: unix.RTN_UNICAST, targetType: unix.RTN_LOCAL,
+			}
+			all = append(all,
+				passage{
+					dial, t, nftables.ChainHookOutput,
+					fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
+					func(iptables bool) string { return markMatch(t.own, iptables) },
+				},
+				passage{answer, t, nftables.ChainHookInput, "answers to the proxy's own connections", establishedMatch})
 		}
 	}
 	return all

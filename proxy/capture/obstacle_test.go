@@ -125,11 +125,12 @@ func TestObstaclesAreChainsThatDropWhatIsCaptured(t *testing.T) {
 	web.Ports = []PortRange{{443, 443}}
 	four := tproxy
 	four.IPv4 = true
+	known := "ct state established,related accept; "
 	chain := func(rules string) string {
 		return "table inet fw { set admins { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }; " +
 			"map services { type inet_service : verdict; elements = { 22 : accept, 80 : drop }; }; " +
 			"chain more { " + "tcp dport 22 accept; }; " +
-			"chain input { type filter hook input priority 0; policy drop; " + rules + " }; }"
+			"chain input { type filter hook input priority 0; policy drop; " + known + rules + " }; }"
 	}
 	with := func(template string, pairs ...string) string {
 		return strings.NewReplacer(append(pairs, "EXTRA", "", "ZONE", "", "LAN", "handle_reject")...).Replace(template)
@@ -142,9 +143,15 @@ func TestObstaclesAreChainsThatDropWhatIsCaptured(t *testing.T) {
 	}{
 		"no firewall":               {tproxy, "", ""},
 		"an empty chain that drops": {tproxy, chain(""), "input chain inet fw input drops captured connections from lan0"},
-		"known connections and a service": {
-			tproxy, chain("ct state established,related accept; iif lo accept; tcp dport 22 accept;"), "inet fw input",
+		"a service":                 {tproxy, chain("iif lo accept; tcp dport 22 accept;"), "inet fw input"},
+		"what is new alone": {
+			tproxy, bareChain("ct state new accept;"), "drops what follows the first packet of captured connections from lan0: ",
 		},
+		"what is captured alone": {tproxy, bareChain(mark + ";"), ""}, // with keep_client, answers have the mark, too
+		"what is redirected alone": {
+			redirected, bareChain("ct status dnat accept;"), "drops answers to the proxy's own connections: ",
+		},
+		"either":                   {tproxy, bareChain(mark + "; ct state established accept;"), ""},
 		"the mark":                 {tproxy, chain("ct state invalid drop; " + mark + ";"), ""},
 		"the mark, after others":   {tproxy, chain("tcp dport 22 accept; jump more; " + mark + ";"), ""},
 		"the mark, after a drop":   {tproxy, chain("tcp dport 1-65535 drop; " + mark + ";"), "inet fw input"},
@@ -244,6 +251,10 @@ func TestObstaclesAreChainsThatDropWhatIsCaptured(t *testing.T) {
 			assert.Empty(t, found)
 		})
 	}
+}
+
+func bareChain(rules string) string {
+	return "table inet fw { chain input { type filter hook input priority 0; policy drop; " + rules + " }; }"
 }
 
 func outputChain(rules string) string {
