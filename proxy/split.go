@@ -254,7 +254,7 @@ func (c *connection) sendProxyHeader() error {
 		target = addrPort(c.server.conn.RemoteAddr())
 	}
 	// A fresh connection has room for it, so this does not wait.
-	if err := ingress.WriteProxyHeader(c.server.conn, version, c.chosen.Source, target, c.chosen.CameTo); err != nil {
+	if err := ingress.WriteProxyHeader(c.server.conn, version, c.chosen.Source, target, c.chosen.CameTo()); err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
 	return nil

@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, echo(path))
 		os.Exit(1)
 	}
+	need.ResolveLoopbackName()
 	os.Exit(m.Run())
 }
 

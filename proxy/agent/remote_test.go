@@ -21,7 +21,7 @@ import (
 
 // here is a certificate by an authority for the addresses of these tests.
 func here(by *certs.Authority) []tls.Certificate {
-	return []tls.Certificate{by.Issue("x", "127.0.0.1", need.Host())}
+	return []tls.Certificate{by.Issue("x", "127.0.0.1", need.Host(), need.LoopbackName)}
 }
 
 // trusting is how a datapath connects whose certificate is by one authority and that
@@ -85,6 +85,20 @@ func TestAnAgentOnAnotherMachineDecides(t *testing.T) {
 	elsewhere(t, at, ca, ca.Pool())
 	s.until("agent")
 	assert.EqualValues(t, 2, s.link.Info().Connects)
+}
+
+// The name has an IPv6 address as well, where nobody listens.
+func TestAnAgentIsReachedByItsName(t *testing.T) {
+	ca := certs.NewAuthority()
+	at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
+	_, port, err := net.SplitHostPort(at)
+	require.NoError(t, err)
+	link := &Link{cfg: Config{Name: "x", Address: net.JoinHostPort(need.LoopbackName, port)}}
+	link.Secure(trusting(ca, ca))
+	conn, err := link.dialRemote(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, at, conn.RemoteAddr().String())
+	require.NoError(t, conn.Close())
 }
 
 func TestBothEndsWantACertificate(t *testing.T) {

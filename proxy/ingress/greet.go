@@ -147,9 +147,7 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 // understand runs the handshake of the listener's mode. Where it fails the
 // client has its answer, if the protocol has one, and the connection is open.
 func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
-	c := Client{
-		Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr()), CameTo: addrPort(conn.LocalAddr()),
-	}
+	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
 	var in *input
 	if l.trusts(c.Source.Addr()) {
 		in = newInput(conn)
@@ -158,7 +156,7 @@ func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Clien
 			return c, err
 		}
 		if told.source.IsValid() {
-			c.Source, c.CameTo = told.source, told.destination
+			c.Source, c.cameTo = told.source, &told.destination
 		}
 	}
 	var err error

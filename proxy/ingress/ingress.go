@@ -46,15 +46,15 @@ type Client struct {
 	// bytes wait that the client sent behind its handshake (see Detach).
 	datapath.Conn
 	Listener string
-	Source   netip.AddrPort // the client's own address: from PROXY protocol where it was used
-	CameTo   netip.AddrPort // the address that the client connected to, likewise; invalid: it is not known
-	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
-	Host     string         // "name:port" when the client named it
-	Fixed    bool           // Target or Host is the listener's own, and not the client's choice
-	Peer     string         // of the tunnel that it came through; empty: through none
-	Current  func() bool    // reports whether the Peer still has the Source; nil: its connections end with it
-	Hops     uint8          // hop limit of the packets towards the server; 0: the system's default
-	Exchange *Exchange      // bounds what passes behind the early bytes; nil: all that comes
+	Source   netip.AddrPort  // the client's own address: from PROXY protocol where it was used
+	Target   netip.AddrPort  // invalid when the client named a Host; never with a zone
+	Host     string          // "name:port" when the client named it
+	Fixed    bool            // Target or Host is the listener's own, and not the client's choice
+	Peer     string          // of the tunnel that it came through; empty: through none
+	Current  func() bool     // reports whether the Peer still has the Source; nil: its connections end with it
+	Hops     uint8           // hop limit of the packets towards the server; 0: the system's default
+	cameTo   *netip.AddrPort // what a PROXY header says of it; nil: there was none
+	Exchange *Exchange       // bounds what passes behind the early bytes; nil: all that comes
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap
@@ -62,6 +62,14 @@ type Client struct {
 	// After an error the connection is closed: with RST where it was captured,
 	// since its handshake was answered before the dial could be tried.
 	Answer func(bound netip.AddrPort, err error) error
+}
+
+// CameTo is the address that the client connected to, from PROXY protocol where it was used; invalid: it is not known.
+func (c Client) CameTo() netip.AddrPort {
+	if c.cameTo != nil {
+		return *c.cameTo
+	}
+	return addrPort(c.LocalAddr())
 }
 
 // ErrNotAllowed is wrapped by the error given to Answer when policy refused

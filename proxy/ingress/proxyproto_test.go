@@ -148,7 +148,7 @@ func TestOnlyListedPeersMaySpeakForOthers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "203.0.113.5:1234", c.Source.String())
 	assert.Equal(t, "192.0.2.80:443", c.Target.String(), "the header's destination is not the client's wish")
-	assert.Equal(t, "192.0.2.80:443", c.CameTo.String())
+	assert.Equal(t, "192.0.2.80:443", c.CameTo().String())
 	early, _ := c.Detach()
 	assert.Equal(t, "early", string(early))
 
