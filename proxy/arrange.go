@@ -1,12 +1,10 @@
 package proxy
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -64,7 +62,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 		in, err := s.parts.Open(wayConfig(next, cfg, after))
 		if err != nil {
-			return cannotOpen(i, err)
+			return cannotOpen(i, cfg, present.listeners, err)
 		}
 		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
@@ -149,15 +147,6 @@ func (s *Server) totalsOf(name string) *listenerTotals {
 		}
 	}
 	return newListenerTotals()
-}
-
-// cannotOpen says what keeps a listener from being opened.
-func cannotOpen(i int, err error) error {
-	if errors.Is(err, syscall.EADDRINUSE) {
-		err = fmt.Errorf("%w; where a tunnel in force has it, leave that out by one reload, and add this by the next, "+
-			"which resets its connections", err)
-	}
-	return fmt.Errorf("proxy: listeners[%d]: %w", i, err)
 }
 
 // staying finds the listener that each of next is already; nil: none. It is the one of

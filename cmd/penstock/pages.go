@@ -19,16 +19,16 @@ import (
 // openTelemetry opens what telemetry listens on.
 func (h *service) openTelemetry() error {
 	if at := h.cfg.Telemetry.Address; at != "off" {
-		ln, err := net.Listen("tcp", at)
+		ln, err := listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
 		if err != nil {
-			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
+			return err
 		}
 		h.pages = h.bound(ln)
 	}
 	if at := h.cfg.Telemetry.Health; at != "off" {
-		ln, err := net.Listen("tcp", at)
+		ln, err := listenTCP("telemetry.health", at, "write another, or off to do without")
 		if err != nil {
-			return errors.Join(fmt.Errorf("telemetry.health: %w (off does without)", err), h.closeTelemetry())
+			return errors.Join(err, h.closeTelemetry())
 		}
 		h.probe = h.bound(ln)
 	}

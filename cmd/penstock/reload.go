@@ -143,7 +143,9 @@ func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded,
 	flags := h.flags
 	cfg, err := flags.load(h.written)
 	if err == nil {
-		done, err = h.proxy.Reload(cfg)
+		if done, err = h.proxy.Reload(cfg); err != nil {
+			err = h.explainListen(err)
+		}
 	}
 	if err != nil {
 		h.reloads.refused(flags.loaded)

@@ -130,7 +130,7 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, now, h.log); err != nil {
-		return errors.Join(err, h.closeTelemetry())
+		return errors.Join(h.explainListen(err), h.closeTelemetry())
 	}
 	roomForTicks(h.proxy.Datapath.Shards())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
@@ -310,9 +310,15 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 			h.reloadOnSignal()
 		case s := <-signals:
 			if stopping {
+				open := h.proxy.Counters().Active
 				cancel()
 				h.proxy.Abort()
-				return errors.Join(errStoppedAtOnce, failed, <-ended)
+				err := errors.Join(failed, <-ended)
+				if open > 0 {
+					return errors.Join(errStoppedAtOnce, err)
+				}
+				h.log.Info("penstock ends") // timeout(1) sends two signals: to the process and to its group
+				return err
 			}
 			stopping = true
 			h.leaving.Store(true)

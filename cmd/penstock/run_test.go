@@ -229,6 +229,15 @@ func TestRunDrainsOnASignal(t *testing.T) {
 	assert.IsType(t, 0.0, closed["duration_seconds"])
 }
 
+func TestASecondSignalIsNoFailureWhereNothingIsOpen(t *testing.T) {
+	in := startRun(t, runConfig+"shutdown: {delay: 1h, drain: 1h}\n")
+	in.signal()
+	in.expect("STOPPING=1")
+	in.signal()
+	assert.Equal(t, cli.ExitOK, in.ends(), in.log.String())
+	assert.NotContains(t, in.log.String(), "second signal")
+}
+
 func TestASecondSignalDoesNotWait(t *testing.T) {
 	in := startRun(t, runConfig, "--drain", "1h")
 	conn := in.connect()

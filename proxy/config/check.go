@@ -41,7 +41,7 @@ func (c *Config) check() error {
 		case !inKernel && l.Device != "":
 			errs = append(errs, unique(devices, key+".device", l.Device))
 		}
-		errs = append(errs, taken.add(key+".address", l.network(), l.Address))
+		errs = append(errs, taken.add(key+".address", l.Network(), l.Address))
 	}
 	rules := c.checkRules(names)
 	if _, _, err := c.terms(); err != nil || rules != nil {
@@ -145,8 +145,8 @@ func (l *Listener) check(key string) error {
 	return errors.Join(append(errs, l.checkUsers(key))...)
 }
 
-// network is what the listener's address is of.
-func (l *Listener) network() string {
+// Network is what the listener's address is of: tcp or udp.
+func (l *Listener) Network() string {
 	if l.Mode == access.WireGuard || l.Mode == access.MASQUE {
 		return "udp"
 	}

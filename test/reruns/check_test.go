@@ -23,11 +23,11 @@ func TestOnlyTestsOverEmulatedLinksMayBeRunAgain(t *testing.T) {
 		report string
 		fails  string // the test that is named; empty: the check passes
 	}{
-		"nothing was run again":       {"", ""},
-		"a test over a link":          {"example.com/m/lab.TestLink: 2 runs, 1 failures\n", ""},
-		"one below it":                {"example.com/m/lab.TestLink/bbr.Test: x: 2 runs, 1 failures\n", ""},
-		"a test of files":             {"example.com/m/lab.TestFile: 2 runs, 1 failures\n", "example.com/m/lab.TestFile\n"},
-		"one of its name elsewhere":   {"example.com/m/other.TestLink: 2 runs, 1 failures\n", "example.com/m/other.TestLink\n"},
+		"nothing was run again":     {"", ""},
+		"a test over a link":        {"example.com/m/lab.TestLink: 2 runs, 1 failures\n", ""},
+		"one below it":              {"example.com/m/lab.TestLink/bbr.Test: x: 2 runs, 1 failures\n", ""},
+		"a test of files":           {"example.com/m/lab.TestFile: 2 runs, 1 failures\n", "example.com/m/lab.TestFile\n"},
+		"one of its name elsewhere": {"example.com/m/other.TestLink: 2 runs, 1 failures\n", "example.com/m/other.TestLink\n"},
 		"one that begins with a name": {
 			"example.com/m/lab.TestLink2: 2 runs, 1 failures\n", "example.com/m/lab.TestLink2\n",
 		},
