@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -125,7 +126,8 @@ func TestAStateDirectoryThatCannotBeIsToldWithTheCure(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
 	require.NoError(t, os.WriteFile(path+".state", nil, 0o600))
 	in := startRunWithout(t, "--config", path)
-	assert.Regexp(t, "WARN.*nothing is kept for the next start.*--state-directory", in.log.String())
+	warns := regexp.MustCompile("WARN.*nothing is kept for the next start.*--state-directory")
+	require.Eventually(t, func() bool { return warns.MatchString(in.log.String()) }, time.Minute, time.Millisecond)
 	in.signal()
 	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
