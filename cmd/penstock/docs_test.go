@@ -71,6 +71,10 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 	nobody := need.Host() + ":9464" // in place of the address at which this machine may run a proxy
 	for line := range strings.Lines(block[1]) {
 		command, _, _ := strings.Cut(line, "#")
+		if strings.HasPrefix(command, "kill ") { // here a signal ends it
+			continue
+		}
+		command, _, _ = strings.Cut(command, "&")
 		words := strings.Fields(command)
 		require.Equal(t, "penstock", words[0])
 		if words[1] == "run" { // on ports of its own, since other tests have others
