@@ -21,6 +21,7 @@ const (
 	mostSegments = 32       // packets that one system call sends
 	mostBatch    = 48 << 10 // their bytes; a UDP message has less than 64 KiB
 	mostWaiting  = 16       // batches; with as many a write waits
+	mostPaths    = 4096     // addresses whose largest packet is known
 
 	flushWithin = 100 * time.Millisecond // bound of how long Close waits for what was written last
 )
@@ -30,11 +31,20 @@ const (
 // (UDP_GRO). quic-go uses UDP_SEGMENT only for packets as large as the path carries, and those
 // with a tunnel's packets in them are smaller; it does not use UDP_GRO. What is written waits only
 // while the kernel is busy with what was written before.
+//
+// quic-go raises the size of its packets as the path allows, and never lowers it. Where a path has become
+// narrower, packets of sizes that it has carried leave in fragments; larger ones are probes of quic-go's, which
+// have to fail.
 type Socket struct {
 	*net.UDPConn
 	*udpbatch.Reader // used by one goroutine, as quic-go does
 	write            func(b, oob []byte, to *net.UDPAddr) error
-	whole            bool // UDP_SEGMENT fails, as a device cannot do it; only run uses it
+
+	// Only run uses these.
+	whole    bool                   // UDP_SEGMENT fails, as a device cannot do it
+	carried  map[netip.AddrPort]int // bytes of the largest packet that has left whole for an address
+	fragment func(allow bool) error // sets whether the kernel may make fragments
+	set      bool                   // fragment has been called; quic-go sets the option, too, before it sends
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -104,7 +114,10 @@ func share(raw syscall.RawConn, with bool) error {
 }
 
 func socketTo(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
-	w := &Socket{UDPConn: conn, Reader: udpbatch.NewReader(conn), write: write, ended: make(chan struct{})}
+	w := &Socket{
+		UDPConn: conn, Reader: udpbatch.NewReader(conn), write: write, ended: make(chan struct{}),
+		carried: map[netip.AddrPort]int{}, fragment: func(allow bool) error { return setFragments(conn, allow) },
+	}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
@@ -185,24 +198,78 @@ func (w *Socket) run() {
 
 // send passes a batch to the kernel, packet by packet if UDP_SEGMENT fails.
 func (w *Socket) send(p *batch) error {
+	if !w.set {
+		w.set = true
+		_ = w.fragment(false) // without, a path is narrow only where the device is
+	}
 	if len(p.data) <= p.segment {
-		return w.write(p.data, p.oob, p.addr)
+		return w.sendPacket(p, p.data)
 	}
 	if !w.whole {
 		err := w.write(p.data, udpbatch.AppendSegmentSize(p.oob, p.segment), p.addr)
-		if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
+		switch {
+		case err == nil:
+			w.noteCarried(p.to, p.segment)
+			return nil
+		case errors.Is(err, unix.EIO):
+			w.whole = true
+		case !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EMSGSIZE): // they are larger than the path's MTU
 			return err
 		}
-		w.whole = true
 	}
 	for b := p.data; len(b) > 0; {
 		n := min(p.segment, len(b))
-		if err := w.write(b[:n], p.oob, p.addr); err != nil {
+		if err := w.sendPacket(p, b[:n]); err != nil {
 			return err
 		}
 		b = b[n:]
 	}
 	return nil
+}
+
+// sendPacket sends one packet of a batch, in fragments if the path has carried such packets and does no more.
+func (w *Socket) sendPacket(p *batch, packet []byte) error {
+	err := w.write(packet, p.oob, p.addr)
+	switch {
+	case err == nil:
+		w.noteCarried(p.to, len(packet))
+		return nil
+	case !errors.Is(err, unix.EMSGSIZE) || len(packet) > w.carried[p.to] || w.fragment(true) != nil:
+		return err
+	}
+	err = w.write(packet, p.oob, p.addr)
+	return errors.Join(err, w.fragment(false))
+}
+
+func (w *Socket) noteCarried(to netip.AddrPort, size int) {
+	if size <= w.carried[to] {
+		return
+	}
+	if len(w.carried) >= mostPaths {
+		clear(w.carried)
+	}
+	w.carried[to] = size
+}
+
+// setFragments sets whether the kernel makes fragments of what is larger than the path's MTU, or refuses
+// it. A socket of IPv6 sends IPv4, too.
+func setFragments(conn *net.UDPConn, allow bool) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	four, six := unix.IP_PMTUDISC_DO, unix.IPV6_PMTUDISC_DO
+	if allow {
+		four, six = unix.IP_PMTUDISC_DONT, unix.IPV6_PMTUDISC_DONT
+	}
+	return datapath.Control(raw, func(fd int) error {
+		err4 := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, four)
+		err6 := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, six)
+		if err4 == nil || err6 == nil {
+			return nil // a socket of one family refuses the other's option
+		}
+		return err4
+	})
 }
 
 // Close sends what has been written, and closes the socket.

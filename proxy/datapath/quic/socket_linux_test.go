@@ -20,6 +20,10 @@ type cutter struct {
 	packets map[netip.AddrPort][][]byte
 	calls   int
 	fails   func(segment int, to netip.AddrPort) error
+
+	mtu       int // bytes of the largest payload; 0: any
+	fragment  bool
+	fragments int // packets that left in fragments
 }
 
 func (c *cutter) write(b, oob []byte, to *net.UDPAddr) error {
@@ -28,6 +32,14 @@ func (c *cutter) write(b, oob []byte, to *net.UDPAddr) error {
 		return err
 	}
 	c.calls++
+	switch {
+	case segment > 0 && c.mtu > 0 && segment > c.mtu:
+		return unix.EINVAL
+	case segment == 0 && c.mtu > 0 && len(b) > c.mtu && !c.fragment:
+		return unix.EMSGSIZE
+	case segment == 0 && c.mtu > 0 && len(b) > c.mtu:
+		c.fragments++
+	}
 	if segment == 0 {
 		segment = len(b)
 	}
@@ -46,7 +58,9 @@ func newCutter(t require.TestingT, fails func(int, netip.AddrPort) error) (*cutt
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
 	c := &cutter{packets: map[netip.AddrPort][][]byte{}, fails: fails}
-	return c, socketTo(conn, c.write)
+	w := socketTo(conn, c.write)
+	w.fragment = func(allow bool) error { c.fragment = allow; return nil }
+	return c, w
 }
 
 // mark is a control message of so many, as those for ECN are.
@@ -187,5 +201,30 @@ func TestErrorsOfBatchesAreTold(t *testing.T) {
 	<-told // that of 1 has been taken in
 	assert.ErrorIs(t, write(1), refused)
 	assert.NoError(t, write(1))
+	require.NoError(t, w.Close())
+}
+
+// quic-go does not lower the size of its packets. What the path has carried leaves in fragments then; larger
+// packets are probes, which fail as they should, and packets to others leave together.
+func TestAPathThatBecomesNarrowStillCarries(t *testing.T) {
+	c, w := newCutter(t, nil)
+	near, far := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:1")
+	send := func(to netip.AddrPort, size, packets int) error {
+		return w.send(&batch{to: to, addr: net.UDPAddrFromAddrPort(to), segment: size, data: make([]byte, packets*size)})
+	}
+	require.NoError(t, send(near, 1452, 3))
+	c.mtu, c.packets = 1372, map[netip.AddrPort][][]byte{}
+	require.NoError(t, send(near, 1452, 3))
+	assert.Len(t, c.packets[near], 3)
+	assert.Equal(t, 3, c.fragments)
+	assert.False(t, c.fragment, "the next probe is to fail")
+	require.NoError(t, send(near, 1452, 1))
+	assert.Equal(t, 4, c.fragments)
+	require.ErrorIs(t, send(near, 1492, 1), unix.EMSGSIZE)
+	require.ErrorIs(t, send(far, 1452, 1), unix.EMSGSIZE, "a probe of another path")
+
+	calls := c.calls
+	require.NoError(t, send(far, 1300, 10))
+	assert.Equal(t, 1, c.calls-calls)
 	require.NoError(t, w.Close())
 }
