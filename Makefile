@@ -67,15 +67,8 @@ NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 ARCHS     = amd64 arm64 arm mips mipsle
 # Those of routers have the build for routers: without a network stack of its own and QUIC.
 ROUTERS   = arm mips mipsle
-# Nothing of ours speaks HTTP/2, which net/http would bring: half a megabyte.
-TAGS      = nethttpomithttp2
-ROUTER    = $(TAGS),nonetstack
-# What does not run for each packet or connection is compiled without inlining: a megabyte less.
-COLD      = crypto/tls net/http github.com/cilium/ebpf/... github.com/goccy/go-yaml/... \
-	github.com/google/nftables/... github.com/mdlayher/... github.com/spf13/... github.com/vishvananda/... \
-	golang.zx2c4.com/wireguard/wgctrl/... \
-	$(addprefix $(MODULE)/,cmd/penstock internal/doctor proxy/capture proxy/config telemetry/...)
-PROGRAM   = -trimpath $(foreach package,$(COLD),-gcflags '$(package)=-l') -ldflags '$(LDFLAGS)'
+ROUTER    = -tags nonetstack
+PROGRAM   = -trimpath -ldflags '$(LDFLAGS)'
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # A tag v1.2.3, or what sorts before every release.
 PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/dev/null || \
@@ -94,14 +87,14 @@ all: build lint test ## build, lint and test
 build: penstock penstock-lab agents ## bin/penstock, bin/penstock-lab and its agents, static (elsewhere: BIN)
 
 penstock penstock-lab:
-	CGO_ENABLED=0 $(GO) build -tags $(TAGS) $(PROGRAM) -o $(BIN)/$@ ./cmd/$@
+	CGO_ENABLED=0 $(GO) build $(PROGRAM) -o $(BIN)/$@ ./cmd/$@
 
 agents:
 	@set -e; for agent in $(AGENTS); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' \
 		-o $(BIN)/penstock-agent-$$agent ./agents/go/$$agent; done
 
 penstock-router: ## bin/penstock-router, smaller: without tunnels that end in the program, and QUIC
-	CGO_ENABLED=0 $(GO) build -tags $(ROUTER) $(PROGRAM) -o $(BIN)/$@ ./cmd/penstock
+	CGO_ENABLED=0 $(GO) build $(ROUTER) $(PROGRAM) -o $(BIN)/$@ ./cmd/penstock
 
 lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is not installed
 	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
@@ -242,9 +235,9 @@ demo: build ## the main job on an emulated cellular link, measured
 
 dist: ## the program for every kind of machine, and its man pages and completions, in dist
 	@set -e; for arch in $(ARCHS); do \
-		tags=$(TAGS); case " $(ROUTERS) " in *" $$arch "*) tags=$(ROUTER);; esac; \
-		echo GOARCH=$$arch $(GO) build -tags $$tags -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build -tags $$tags -buildvcs=false \
+		tags=; case " $(ROUTERS) " in *" $$arch "*) tags="$(ROUTER)";; esac; \
+		echo GOARCH=$$arch $(GO) build $$tags -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build $$tags -buildvcs=false \
 			$(PROGRAM) -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
 	done
 	rm -rf $(DIST)/man $(DIST)/completion

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -41,9 +40,7 @@ func ReadBuild() Build {
 		case "vcs.modified":
 			b.Modified = s.Value == "true"
 		case "-tags":
-			b.Tags = strings.Join(slices.DeleteFunc(strings.Split(s.Value, ","), func(tag string) bool {
-				return tag == "nethttpomithttp2"
-			}), ",")
+			b.Tags = s.Value
 		}
 	}
 	return b
