@@ -44,6 +44,7 @@ const (
 	RejectedListenerLimit Reason = "listener_limit"
 	RejectedSourceLimit   Reason = "source_limit"
 	RejectedHandshake     Reason = "handshake" // malformed, refused or too slow
+	RejectedAuth          Reason = "auth"      // a wrong name, password or token
 	RejectedDenied        Reason = "denied"    // the destination guard
 	RejectedRule          Reason = "rule"      // a rule with refuse
 	RejectedLoop          Reason = "loop"      // it would have come back to us

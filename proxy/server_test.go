@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 func TestAnIdleConnectionIsReset(t *testing.T) {
@@ -92,6 +94,20 @@ func TestASilentClientRunsOutOfTime(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, uint64(1), b.server.Counters().Listeners[0].Rejected[proxy.RejectedHandshake])
 		assert.Zero(t, b.server.Counters().Active)
+	})
+}
+
+func TestAWrongPasswordHasAReasonOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *config.Config, b *bench) {
+			b.listener.greet = func(context.Context) error { return fmt.Errorf("socks5: %w", ingress.ErrUnauthorized) }
+		})
+		defer b.end()
+		b.listener.legs <- newFakeLeg(b.clock, 1, 1)
+		synctest.Wait()
+		rejected := b.server.Counters().Listeners[0].Rejected
+		assert.Equal(t, uint64(1), rejected[proxy.RejectedAuth])
+		assert.Zero(t, rejected[proxy.RejectedHandshake])
 	})
 }
 

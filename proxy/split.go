@@ -32,7 +32,10 @@ func (c *connection) greet() *rejection {
 		c.endsBy(cancel)
 	}
 	chosen, err := c.listener.Greet(ctx, c.accepted)
-	if err != nil {
+	switch {
+	case errors.Is(err, ingress.ErrUnauthorized):
+		return &rejection{RejectedAuth, err}
+	case err != nil:
 		return &rejection{RejectedHandshake, err}
 	}
 	early, conn := chosen.Detach()

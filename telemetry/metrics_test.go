@@ -178,6 +178,7 @@ penstock_flow_duration_seconds_count{listener="lan",rule="all"} 6
 # HELP penstock_flow_rejections_total Connections that were accepted and never relayed, by why.
 # TYPE penstock_flow_rejections_total counter
 penstock_flow_rejections_total{listener="lan",reason="dial_refused"} 5
+penstock_flow_rejections_total{listener="vpn",reason="auth"} 2
 # HELP penstock_group_borrowed_bytes Bytes in flight beyond members' shares by weight, of what others leave, summed over groups.
 # TYPE penstock_group_borrowed_bytes gauge
 penstock_group_borrowed_bytes{algorithm="copa"} 6000

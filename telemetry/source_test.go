@@ -122,7 +122,7 @@ func busyProxy() *still {
 		},
 		tunnels: []proxy.TunnelInfo{
 			{Listener: "vpn", Mode: "wireguard", Up: true, Status: vpn.Status{
-				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1, Stalls: 4, Malformed: 5, Damaged: 6, Senseless: 7, Expired: 8,
+				Received: 1000, Sent: 9000, Refused: 3, Unauthorized: 2, Lost: 2, Handshakes: 1, Stalls: 4, Malformed: 5, Damaged: 6, Senseless: 7, Expired: 8,
 				SendErrors: vpn.SendErrors{TooLarge: 1, Unreachable: 2, Forbidden: 3, NoBuffer: 4, Other: 5},
 				Datagrams: vpn.DatagramStats{
 					Sessions: 4, Peers: 2, SentPackets: 50, ReceivedPackets: 60,

@@ -168,6 +168,9 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelBytes, float64(t.Received), t.Listener, "received")
 	s.put(tunnelBytes, float64(t.Sent), t.Listener, "sent")
 	s.put(tunnelRefused, float64(t.Refused), t.Listener)
+	if t.Unauthorized > 0 { // before there is a connection of a client's
+		s.put(rejections, float64(t.Unauthorized), t.Listener, string(proxy.RejectedAuth))
+	}
 	s.put(tunnelLost, float64(t.Lost), t.Listener)
 	for reason, n := range map[string]uint64{
 		"too_large": t.SendErrors.TooLarge, "unreachable": t.SendErrors.Unreachable, "forbidden": t.SendErrors.Forbidden,

@@ -1,8 +1,10 @@
 package ingress
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"net/netip"
 )
 
 // users are the accounts of a listener, hashed so that the time to compare them depends neither on
@@ -28,4 +30,17 @@ func (us users) allow(name, password []byte) bool {
 			subtle.ConstantTimeCompare(us[i].password[:], p[:])
 	}
 	return found == 1
+}
+
+// checkPassword says why the client at from may not use the listener. Where its password is wrong that may take
+// as long as most of a handshake.
+func (l *greeter) checkPassword(ctx context.Context, from netip.Addr, name, password []byte) error {
+	if !l.guesses.May(from) {
+		return errGuessing
+	}
+	if !l.users.allow(name, password) {
+		l.guesses.Wrong(ctx, from, l.cfg.HandshakeTimeout*9/10) // so that the answer is in time
+		return errWrongPassword
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,7 +14,7 @@ const maxRequestHeader = 16 << 10
 
 // http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
 // http:// URL.
-func (l *greeter) http(in *input, c *Client) error {
+func (l *greeter) http(ctx context.Context, in *input, c *Client) error {
 	in.left = maxRequestHeader
 	req, err := readRequest(in)
 	if err != nil {
@@ -35,10 +36,10 @@ func (l *greeter) http(in *input, c *Client) error {
 			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
 		return fmt.Errorf("connect: method %.24q without an http:// URL", req.method)
 	}
-	if len(l.users) > 0 && !l.httpUser(req.parsed) {
+	if err := l.httpUser(ctx, c.Source.Addr(), req.parsed); err != nil {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
-		return errors.New("connect: no name, or unknown name or wrong password")
+		return fmt.Errorf("connect: %w", err)
 	}
 	if !tunnel {
 		return l.wholeURL(in, c, req, to)
@@ -75,11 +76,19 @@ func failHTTP(in *input, err error) error {
 	return errors.Join(err, linger(in.conn))
 }
 
-func (l *greeter) httpUser(req *http.Request) bool {
+// httpUser says why the client of a request may not use the listener. Without a password it was not asked for
+// one yet, so that is no wrong one.
+func (l *greeter) httpUser(ctx context.Context, from netip.Addr, req *http.Request) error {
+	if len(l.users) == 0 {
+		return nil
+	}
 	// BasicAuth reads the one header; a proxy's credentials are in the other.
 	asked := http.Request{Header: http.Header{"Authorization": req.Header["Proxy-Authorization"]}}
 	name, password, ok := asked.BasicAuth()
-	return ok && l.users.allow([]byte(name), []byte(password))
+	if !ok {
+		return errors.New("no name and password")
+	}
+	return l.checkPassword(ctx, from, []byte(name), []byte(password))
 }
 
 // refuseHTTP writes an answer after which the caller closes the connection. header is whole lines.

@@ -86,18 +86,19 @@ func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) 
 // greeter runs the handshakes of a listener's clients by one configuration. It is never changed;
 // Apply puts another in its place.
 type greeter struct {
-	cfg    Config
-	users  users
-	target netip.AddrPort // of mode forward; invalid where host is set
-	host   string         // likewise, "name:port"
-	self   netip.AddrPort // where we listen; unspecified: every local address
+	cfg     Config
+	users   users
+	guesses *Guesses       // the listener's
+	target  netip.AddrPort // of mode forward; invalid where host is set
+	host    string         // likewise, "name:port"
+	self    netip.AddrPort // where we listen; unspecified: every local address
 }
 
-func newGreeter(cfg Config, self netip.AddrPort) (*greeter, error) {
+func newGreeter(cfg Config, self netip.AddrPort, guesses *Guesses) (*greeter, error) {
 	if cfg.HandshakeTimeout == 0 {
 		cfg.HandshakeTimeout = defaultHandshakeTimeout
 	}
-	g := &greeter{cfg: cfg, users: newUsers(cfg.Auth), self: self}
+	g := &greeter{cfg: cfg, users: newUsers(cfg.Auth), self: self, guesses: guesses}
 	if cfg.Mode != access.Forward {
 		return g, nil
 	}
@@ -113,7 +114,7 @@ func newGreeter(cfg Config, self netip.AddrPort) (*greeter, error) {
 
 func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
 	if l.prompt(conn) { // nothing is read, so nothing waits
-		client, err := l.understand(conn, original)
+		client, err := l.understand(ctx, conn, original)
 		if err != nil {
 			_ = conn.Reset()
 			return Client{}, fmt.Errorf("ingress: listener %q: %w", l.cfg.Name, err)
@@ -124,7 +125,7 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })
 
-	client, err := l.understand(conn, original)
+	client, err := l.understand(ctx, conn, original)
 	if err != nil {
 		if l.cfg.Mode.Asks() {
 			_ = linger(conn)
@@ -146,7 +147,7 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 
 // understand runs the handshake of the listener's mode. Where it fails the
 // client has its answer, if the protocol has one, and the connection is open.
-func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
+func (l *greeter) understand(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
 	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
 	var in *input
 	if l.trusts(c.Source.Addr()) {
@@ -173,11 +174,11 @@ func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Clien
 		}
 		switch l.cfg.Mode {
 		case access.SOCKS5:
-			err = l.socks5(in, &c)
+			err = l.socks5(ctx, in, &c)
 		case access.Connect:
-			err = l.http(in, &c)
+			err = l.http(ctx, in, &c)
 		default:
-			err = l.mixed(in, &c)
+			err = l.mixed(ctx, in, &c)
 		}
 	}
 	if err != nil {

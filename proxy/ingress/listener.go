@@ -30,7 +30,8 @@ type Socket struct {
 	ln      Acceptor
 	greeter atomic.Pointer[greeter]
 	delay   atomic.Int64 // time.Duration of the last wait; 0: a connection has been accepted since
-	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
+	guesses Guesses
+	quiet   atomic.Bool // a complaint was logged less than complaintPeriod ago
 }
 
 // Listen opens a listener, or takes cfg.Socket, which it closes where it fails. ctx only bounds the opening.
@@ -68,11 +69,11 @@ func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
 }
 
 func newListener(cfg Config, ln Acceptor) (*Socket, error) {
-	g, err := newGreeter(cfg, addrPort(ln.Addr()))
+	l := &Socket{ln: ln}
+	g, err := newGreeter(cfg, addrPort(ln.Addr()), &l.guesses)
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	l := &Socket{ln: ln}
 	l.greeter.Store(g)
 	return l, nil
 }
@@ -83,7 +84,7 @@ func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	g, err := newGreeter(cfg, addrPort(l.Addr()))
+	g, err := newGreeter(cfg, addrPort(l.Addr()), &l.guesses)
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -40,9 +41,9 @@ const (
 //	client: version, methods        server: method
 //	client: name, password          server: status        (method 2)
 //	client: CONNECT address port    server: reply         (after the dial)
-func (l *greeter) socks5(in *input, c *Client) error {
+func (l *greeter) socks5(ctx context.Context, in *input, c *Client) error {
 	in.left = maxHandshake
-	if err := l.socksMethod(in); err != nil {
+	if err := l.socksMethod(ctx, in, c.Source.Addr()); err != nil {
 		return fmt.Errorf("socks5: %w", err)
 	}
 	host, port, code, err := socksRequest(in)
@@ -70,7 +71,7 @@ func (l *greeter) socks5(in *input, c *Client) error {
 
 // socksMethod agrees on a method and, where there are users, checks the
 // client's name and password.
-func (l *greeter) socksMethod(in *input) error {
+func (l *greeter) socksMethod(ctx context.Context, in *input, from netip.Addr) error {
 	var head [2]byte
 	if _, err := io.ReadFull(in, head[:1]); err != nil {
 		return err
@@ -99,10 +100,10 @@ func (l *greeter) socksMethod(in *input) error {
 	if method == methodNone {
 		return nil
 	}
-	return l.socksPassword(in)
+	return l.socksPassword(ctx, in, from)
 }
 
-func (l *greeter) socksPassword(in *input) error {
+func (l *greeter) socksPassword(ctx context.Context, in *input, from netip.Addr) error {
 	version, err := in.ReadByte()
 	if err != nil {
 		return err
@@ -119,9 +120,9 @@ func (l *greeter) socksPassword(in *input) error {
 	if err != nil {
 		return err
 	}
-	if !l.users.allow(name, password) {
+	if err := l.checkPassword(ctx, from, name, password); err != nil {
 		_, _ = in.conn.Write([]byte{socksAuthVersion, authNotAccepted})
-		return errors.New("unknown name or wrong password")
+		return err
 	}
 	_, err = in.conn.Write([]byte{socksAuthVersion, authAccepted})
 	return err

@@ -11,6 +11,7 @@ import (
 type Status struct {
 	Received, Sent uint64 // bytes of inner packets that came out of it and went into it
 	Refused        uint64 // packets that were no peer's, or not from the peer's addresses
+	Unauthorized   uint64 // requests with a wrong token; they count in Refused as well
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
 	Stalls         uint64 // how often a connection had stopped retransmitting, and was made to go on

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
+	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -79,8 +80,11 @@ type MASQUE struct {
 	stopServing context.CancelFunc
 	done        sync.WaitGroup
 	refused     atomic.Uint64
-	drops       masqueDrops
-	forward     atomic.Pointer[Datagrams] // nil until there is one
+
+	unauthorized atomic.Uint64 // by a wrong token; of refused
+	guesses      ingress.Guesses
+	drops        masqueDrops
+	forward      atomic.Pointer[Datagrams] // nil until there is one
 
 	leave     time.Duration    // leaveWithin
 	strangers *datapath.Places // by host
@@ -262,46 +266,9 @@ func (m *MASQUE) expel(c *quicgo.Conn) {
 	}
 }
 
-var (
-	errUnknown      = errors.New("a token or a certificate is needed")
-	errTooManyConns = fmt.Errorf("a client may have %d connections at a time", maxConns)
-)
-
-// note remembers the client of a request's connection, and the token that it has used.
-func (m *MASQUE) note(r *http.Request, who identity) error {
-	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := find(m.tokens, who.token); !ok && who.token != (digest{}) {
-		return errUnknown // the token has just gone
-	}
-	state := m.conns[c]
-	if state == nil {
-		return nil // it has just ended
-	}
-	if state.expelled {
-		return errUnknown
-	}
-	if state.name == "" {
-		if m.known[who.name] >= maxConns {
-			return errTooManyConns
-		}
-		m.known[who.name]++
-		state.name = who.name
-	}
-	if who.token != (digest{}) {
-		state.tokens[who.token] = true
-	}
-	return nil
-}
-
 // ServeHTTP implements http.Handler.
 func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	who, ok := m.authenticate(r)
-	err := errUnknown
-	if ok {
-		err = m.note(r, who)
-	}
+	who, err := m.identify(r)
 	switch {
 	case errors.Is(err, errUnknown):
 		m.refused.Add(1)
@@ -359,6 +326,7 @@ func (m *MASQUE) Yield() (retake func(), err error) {
 func (m *MASQUE) Report(s *tunnel.Status) error {
 	d := m.Drops()
 	s.Refused += m.Refused() + d.Malformed + d.Source
+	s.Unauthorized = m.unauthorized.Load()
 	s.Sessions, s.Clients = m.Sessions(), m.clients()
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 
+	quicgo "github.com/quic-go/quic-go"
+
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -60,6 +62,67 @@ func find(tokens []hashedToken, h digest) (name string, ok bool) {
 type identity struct {
 	name  string
 	token digest // zero: came without one
+}
+
+var (
+	errUnknown      = errors.New("a token or a certificate is needed")
+	errGuessing     = fmt.Errorf("%w: too many wrong ones of this host wait for their answers", errUnknown)
+	errTooManyConns = fmt.Errorf("a client may have %d connections at a time", maxConns)
+)
+
+// identify returns who a request's client is, or why it is not served. The answer to a wrong token may wait.
+func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
+	from := clientAddr(r.RemoteAddr).Addr()
+	if !m.isKnown(r) && !m.guesses.May(from) {
+		m.unauthorized.Add(1)
+		return identity{}, errGuessing
+	}
+	who, ok := m.authenticate(r)
+	if ok {
+		return who, m.note(r, who)
+	}
+	if who.token != (digest{}) {
+		m.unauthorized.Add(1)
+		m.guesses.Wrong(r.Context(), from, strangerFor*9/10) // before the connection is closed
+	}
+	return identity{}, errUnknown
+}
+
+// isKnown reports whether the client of a request's connection has told who it is.
+func (m *MASQUE) isKnown(r *http.Request) bool {
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	state := m.conns[c]
+	return state != nil && state.name != ""
+}
+
+// note remembers the client of a request's connection, and the token that it has used.
+func (m *MASQUE) note(r *http.Request, who identity) error {
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := find(m.tokens, who.token); !ok && who.token != (digest{}) {
+		return errUnknown // the token has just gone
+	}
+	state := m.conns[c]
+	if state == nil {
+		return nil // it has just ended
+	}
+	if state.expelled {
+		return errUnknown
+	}
+	if state.name == "" {
+		if m.known[who.name] >= maxConns {
+			return errTooManyConns
+		}
+		m.known[who.name]++
+		state.name = who.name
+	}
+	if who.token != (digest{}) {
+		state.tokens[who.token] = true
+	}
+	return nil
 }
 
 // authenticate tells who r is from: by its token if it has one, in the field Authorization

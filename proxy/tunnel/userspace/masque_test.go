@@ -34,6 +34,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 const (
@@ -497,7 +498,7 @@ func TestAPacketThatIsTooBigIsCountedAndTheNextIsSent(t *testing.T) {
 func TestWhoMayNotIsRefusedAndCounted(t *testing.T) {
 	m, _ := masque(t, nil)
 	c := dialMASQUE(t, m)
-	refusals := uint64(0)
+	refusals, wrong := uint64(0), uint64(0)
 	for _, token := range []string{"", "wrong-0123456789abcdef", phoneToken + "x", phoneToken[:len(phoneToken)-1]} {
 		_, said, err := c.stream("192.0.2.80:443", token)
 		require.NoError(t, err)
@@ -508,8 +509,22 @@ func TestWhoMayNotIsRefusedAndCounted(t *testing.T) {
 		assert.Equal(t, http.StatusUnauthorized, said.status)
 		refusals += 2
 		assert.Equal(t, refusals, m.Refused())
+		if token != "" {
+			wrong += 2
+		}
+		var s tunnel.Status
+		require.NoError(t, m.Report(&s))
+		assert.Equal(t, wrong, s.Unauthorized)
 	}
+	began := time.Now()
+	_, said, err := c.stream("192.0.2.80:443", "wrong-0123456789abcdef")
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusUnauthorized, said.status)
+	assert.GreaterOrEqual(t, time.Since(began), 2*time.Second, "who guesses waits")
 	assert.Empty(t, m.Sessions())
+	ip, _, err := c.packets(phoneToken)
+	require.NoError(t, err, "who knows it does not")
+	require.NoError(t, ip.Close())
 }
 
 func TestACertificateOpensTheDoorToWhoeverItIsOf(t *testing.T) {
