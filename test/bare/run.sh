@@ -4,8 +4,8 @@
 # root and then as an ordinary user, each in a copy of the committed tree with the uncommitted changes of its files.
 #   test/bare/run.sh [COMMAND [ARGUMENT]...]
 # It needs root, debootstrap, unshare and Go. AS names who runs the command (default: "root user"): "chrooted" is the
-# user where no user namespace can be made, because the kernel refuses them in a chroot. BARE_ROOT names a directory where
-# the root is made and kept, so that the next call starts at once (default: a temporary one).
+# user where no user namespace can be made, because the kernel refuses them in a chroot. BARE_ROOT names a directory
+# where the root is made and kept, so that the next call starts at once (default: a temporary one).
 # Packages come from the mirror that apt uses here. Modules come from this machine's module cache.
 set -eu
 release=bookworm
