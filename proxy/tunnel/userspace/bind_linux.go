@@ -49,7 +49,7 @@ type udpSocket struct {
 	whole  atomic.Bool // UDP_SEGMENT does not work, as a device computes no checksums
 }
 
-func newUDPBind() *udpBind { return &udpBind{paths: newPaths(readRouteMTU)} }
+func newUDPBind() *udpBind { return &udpBind{paths: newPaths(readRouteMTU, pathPeriod)} }
 
 // udpEndpoint is where a peer is, and the address of this machine that it sent to.
 type udpEndpoint struct {

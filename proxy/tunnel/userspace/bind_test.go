@@ -84,7 +84,7 @@ func (k *fakeKernel) bind() *udpBind {
 	return &udpBind{paths: newPaths(func(netip.Addr, netip.AddrPort) (int, error) {
 		k.asked++
 		return k.mtu, nil
-	})}
+	}, pathPeriod)}
 }
 
 var peerOutside = net.UDPAddr{IP: net.IPv4(198, 51, 100, 9).To4(), Port: 4000}
@@ -187,7 +187,7 @@ func TestAStrangerTakesNoPlaceAmongThePaths(t *testing.T) {
 }
 
 func TestPathsAreBounded(t *testing.T) {
-	p := newPaths(func(netip.Addr, netip.AddrPort) (int, error) { return 1500, nil })
+	p := newPaths(func(netip.Addr, netip.AddrPort) (int, error) { return 1500, nil }, pathPeriod)
 	for i := range mostPaths + 10 {
 		p.largest(newEndpoint(&net.UDPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)).To4(), Port: 1}))
 	}

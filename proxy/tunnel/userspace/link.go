@@ -45,35 +45,39 @@ func newLink(stack *netstack.Stack, mtu int, peers peerGate) *link {
 func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	n, err := l.stack.Collect(l.ctx, bufs, sizes, offset)
 	for i := range n {
-		l.fitOutgoing(bufs[i][offset : offset+sizes[i]])
+		fitOutgoing(l.stack, bufs[i][offset:offset+sizes[i]], l.peers.room)
 	}
 	return n, err
 }
 
-// fitOutgoing has connections to a peer send smaller segments where a packet would need fragments
-// outside. The packet leaves all the same.
-func (l *link) fitOutgoing(p []byte) {
+// fitOutgoing has connections send smaller segments where a packet would need fragments outside. room
+// returns how large packets to an address may be, in bytes; 0: as large as they are. The packet leaves all the
+// same.
+func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
 	_, to, ok := endsOf(p)
-	if !ok {
+	if !ok || !isTCP(p) {
 		return
 	}
-	room := l.peers.room(to)
-	switch {
-	case room == 0:
-	case isSYN(p):
-		clampMSS(p, room)
-	case len(p) > room && isTCP(p):
-		if icmp := tooBig(p, room); icmp != nil {
-			l.stack.Deliver(icmp)
+	syn := isSYN(p)
+	if !syn && len(p) <= netstack.MinMTU {
+		return // no path carries less but for a few, whose SYNs have told so
+	}
+	switch most := room(to); {
+	case most == 0:
+	case syn:
+		clampMSS(p, most)
+	case len(p) > most:
+		if icmp := tooBig(p, most); icmp != nil {
+			stack.Deliver(icmp)
 		}
 	}
 }
 
 // fitIncoming lowers the MSS that a peer tells, to what needs no fragments outside.
-func (l *link) fitIncoming(p []byte) {
-	if from, _, ok := endsOf(p); ok {
-		if room := l.peers.room(from); room > 0 && isSYN(p) {
-			clampMSS(p, room)
+func fitIncoming(p []byte, room func(netip.Addr) int) {
+	if from, _, ok := endsOf(p); ok && isSYN(p) {
+		if most := room(from); most > 0 {
+			clampMSS(p, most)
 		}
 	}
 }
@@ -83,7 +87,7 @@ func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {
 		if l.peers.mayEnter(b[offset:]) {
-			l.fitIncoming(b[offset:])
+			fitIncoming(b[offset:], l.peers.room)
 			packets = append(packets, b[offset:])
 		}
 	}

@@ -9,8 +9,10 @@ import (
 )
 
 const (
-	pathPeriod = 10 * time.Second // how long a path's MTU counts
-	mostPaths  = 4096
+	pathPeriod  = 10 * time.Second // how long a path's MTU counts where a send fails once it is less
+	routePeriod = time.Second      // and where none does
+	mostPaths   = 4096
+	anyPort     = 9 // a route has none, but a socket needs one
 
 	udpHeader       = 8
 	wireGuardHeader = 16 + 16 // with the tag behind the packet
@@ -20,6 +22,7 @@ const (
 // paths are the paths to peers' endpoints.
 type paths struct {
 	readMTU func(from netip.Addr, to netip.AddrPort) (int, error)
+	period  time.Duration
 	changed chan struct{} // has a value once a path's largest packet is another
 
 	mu sync.Mutex
@@ -32,51 +35,63 @@ type path struct {
 	read    time.Time
 }
 
-func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error)) *paths {
-	return &paths{readMTU: readMTU, changed: make(chan struct{}, 1), at: map[netip.AddrPort]path{}}
+func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error), period time.Duration) *paths {
+	return &paths{readMTU: readMTU, period: period, changed: make(chan struct{}, 1), at: map[netip.AddrPort]path{}}
 }
 
 // largest returns how large a payload to an endpoint may be to leave in one packet, in bytes. It
-// asks the kernel again after pathPeriod.
+// asks the kernel again after a period.
 func (p *paths) largest(e *udpEndpoint) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known, exists := p.at[e.to]
-	if !exists || time.Since(known.read) > pathPeriod { //nolint:forbidigo // the kernel's routes are of the real clock
-		known = p.read(e)
+	return p.find(e.SrcIP(), e.to).largest
+}
+
+// routeMTU returns the MTU of the route to an address; 0: the kernel does not tell.
+func (p *paths) routeMTU(to netip.Addr) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.find(netip.Addr{}, netip.AddrPortFrom(to, anyPort)).mtu
+}
+
+// find returns what is known of a path, not older than a period. The caller holds p.mu.
+func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
+	known, exists := p.at[to]
+	if !exists || time.Since(known.read) > p.period { //nolint:forbidigo // the kernel's routes are of the real clock
+		return p.read(from, to)
 	}
-	return known.largest
+	return known
 }
 
 // shrink notes that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not the
-// reason, no size is tried until pathPeriod is over.
+// reason, no size is tried until a period is over.
 func (p *paths) shrink(e *udpEndpoint, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now := p.read(e); now.largest >= size {
+	if now := p.read(e.SrcIP(), e.to); now.largest >= size {
 		now.largest = 0
 		p.at[e.to] = now
 	}
 }
 
-// read asks the kernel for the path to an endpoint. The caller holds p.mu.
-func (p *paths) read(e *udpEndpoint) path {
+// read asks the kernel for the path to an address. The caller holds p.mu.
+func (p *paths) read(from netip.Addr, to netip.AddrPort) path {
 	now := path{largest: mostMessage, read: time.Now()} //nolint:forbidigo // see above
-	if mtu, err := p.readMTU(e.SrcIP(), e.to); err == nil {
-		now.mtu, now.largest = mtu, mtu-outerHeaders(e.to.Addr())
+	if mtu, err := p.readMTU(from, to); err == nil {
+		now.mtu, now.largest = mtu, mtu-outerHeaders(to.Addr())
 	}
-	before, exists := p.at[e.to]
+	before, exists := p.at[to]
 	if !exists && len(p.at) >= mostPaths {
-		for to, old := range p.at {
-			if now.read.Sub(old.read) > pathPeriod {
-				delete(p.at, to)
+		for other, old := range p.at {
+			if now.read.Sub(old.read) > p.period {
+				delete(p.at, other)
 			}
 		}
 		if len(p.at) >= mostPaths {
 			return now
 		}
 	}
-	p.at[e.to] = now
+	p.at[to] = now
 	if before.mtu != now.mtu {
 		select {
 		case p.changed <- struct{}{}:

@@ -39,6 +39,7 @@ type TUN struct {
 	yields chan yielding
 	kept   bool // the device outlives its descriptor, for another to open; run's alone
 	stack  *netstack.Stack
+	paths  *paths // to the addresses behind the device
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -46,7 +47,10 @@ type TUN struct {
 // OpenTUN opens the device and joins it to a stack. The administrator gives it addresses
 // and routes.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
-	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack, yields: make(chan yielding)}
+	t := &TUN{
+		cfg: cfg, log: cfg.Log, stack: stack, yields: make(chan yielding),
+		paths: newPaths(readRouteMTU, routePeriod),
+	}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
 	}
@@ -227,6 +231,7 @@ func (t *TUN) inward(dev tun.Device) error {
 		n, err := dev.Read(bufs, sizes, headroom)
 		for i := range n {
 			packets[i] = bufs[i][headroom : headroom+sizes[i]]
+			fitIncoming(packets[i], t.paths.routeMTU)
 		}
 		t.stack.Deliver(packets[:n]...)
 		if err != nil && !errors.Is(err, tun.ErrTooManySegments) {
@@ -246,6 +251,7 @@ func (t *TUN) outward(ctx context.Context, dev tun.Device) {
 		}
 		for i := range n {
 			out[i] = bufs[i][:headroom+sizes[i]]
+			fitOutgoing(t.stack, out[i][headroom:], t.paths.routeMTU)
 		}
 		if _, err := dev.Write(out[:n], headroom); err != nil && ctx.Err() == nil {
 			t.log.Debug("tunnel: packets to the TUN device lost", "err", err)

@@ -68,3 +68,24 @@ func TestMASQUEOverANarrowPath(t *testing.T) {
 		})
 	}
 }
+
+// The kernel tells senders of packets that are too large, and the sender of those out of a TUN device is the
+// server, as far as it knows: the proxy has to look itself.
+func TestATUNDeviceBeforeANarrowPath(t *testing.T) {
+	is := find(t, "ip", "nginx", "curl")
+	s := open(t, edge.Options{Listener: "{name: edge, mode: tun, device: penstock0}"})
+	s.file("file", 1, size)
+	s.nginx(is["nginx"])
+	server := s.ServerAddr.V4.String()
+	s.do(s.Edge, is["ip"], "link", "set", "penstock0", "up")
+	s.do(s.Edge, is["ip"], "route", "add", "default", "dev", "penstock0", "table", "100")
+	s.do(s.Edge, is["ip"], "rule", "add", "iif", netlab.NearDevice, "to", server, "table", "100")
+	download := func() {
+		s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-m", "20", "-o", s.dir+"/got", "http://"+server+"/file")
+		s.same(s.dir+"/file", s.dir+"/got")
+	}
+	download()
+	s.do(s.Edge, is["ip"], "link", "set", netlab.NearDevice, "mtu", "1400")
+	download()
+	s.carried(2)
+}
