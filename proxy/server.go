@@ -243,6 +243,9 @@ func (s *Server) connected(c *connection, server datapath.Conn, err error) {
 // join has the connection be relayed.
 func (s *Server) join(c *connection) {
 	c.prospects = nil
+	if c.verdict.KeepDSCP {
+		c.carryDSCP()
+	}
 	if err := c.open(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.close()

@@ -178,6 +178,9 @@ func (c *connection) dial(done func(datapath.Conn, error)) {
 	if c.listener.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
 	}
+	if c.decidedBy.policy.KeepsDSCP() {
+		cfg.DSCP = c.dscpTowards
+	}
 	c.endsBy(c.srv.parts.Dial(cfg, func(conn datapath.Conn, err error) {
 		if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
 			err = c.noteDialled(conn)

@@ -121,6 +121,9 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 		if r.SendProxy > 0 {
 			fmt.Fprintf(&b, ", PROXY protocol v%d to the server", r.SendProxy)
 		}
+		if r.KeepDSCP {
+			b.WriteString(", DSCP kept")
+		}
 		b.WriteByte('\n')
 	}
 	if named > 0 {

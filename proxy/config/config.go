@@ -82,6 +82,7 @@ type Terms struct {
 	Down      Direction `yaml:"down"`
 	Up        Direction `yaml:"up"`
 	SendProxy SendProxy `yaml:"send_proxy"`
+	DSCP      DSCP      `yaml:"dscp"`
 }
 
 // Direction is how one direction sends. What it leaves out comes from

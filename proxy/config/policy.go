@@ -33,11 +33,13 @@ func (c *Config) Policy() (*policy.Policy, error) {
 
 // terms are the rules with what each gives, and what holds where none matches.
 func (c *Config) terms() (rules []policy.Rule, base policy.Rule, err error) {
-	base, err = c.directions(policy.Rule{SendProxy: c.Defaults.SendProxy.version()}, "defaults", nil)
+	base, err = c.directions(policy.Rule{
+		SendProxy: c.Defaults.SendProxy.version(), KeepDSCP: c.Defaults.DSCP == KeepDSCP,
+	}, "defaults", nil)
 	errs := []error{err}
 	rules = make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
-		rules[i], err = c.directions(r.policy(base.SendProxy), fmt.Sprintf("rules[%d]", i), &r.Terms)
+		rules[i], err = c.directions(r.policy(base), fmt.Sprintf("rules[%d]", i), &r.Terms)
 		errs = append(errs, because("defaults", err))
 	}
 	return rules, base, errors.Join(errs...)
@@ -64,10 +66,11 @@ func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, e
 	return r, errors.Join(errs[:]...)
 }
 
-// policy is the rule without its terms.
-func (r Rule) policy(sendProxy int) policy.Rule {
+// policy is the rule without its terms; base is what holds where it says nothing.
+func (r Rule) policy(base policy.Rule) policy.Rule {
 	out := policy.Rule{
-		Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: sendProxy,
+		Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse",
+		SendProxy: base.SendProxy, KeepDSCP: base.KeepDSCP,
 		Match: policy.Match{
 			Protocol:     r.Match.Protocol,
 			Listeners:    r.Match.Listener,
@@ -80,6 +83,9 @@ func (r Rule) policy(sendProxy int) policy.Rule {
 	}
 	if r.SendProxy != "" {
 		out.SendProxy = r.SendProxy.version()
+	}
+	if r.DSCP != "" {
+		out.KeepDSCP = r.DSCP == KeepDSCP
 	}
 	return out
 }

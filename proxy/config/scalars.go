@@ -37,6 +37,8 @@ type (
 	Refuse string
 	// SendProxy is the version of the PROXY protocol header sent; empty: not set.
 	SendProxy string
+	// DSCP says what becomes of the mark of a connection's packets; empty: not set.
+	DSCP string
 	// Envelope names the kernel's congestion control.
 	Envelope string
 	// LogLevel is a slog level's name in lower case.
@@ -266,6 +268,9 @@ func (e Envelope) Kernel() string {
 	}
 	return string(e)
 }
+
+// KeepDSCP has packets carry the mark that the other side's had.
+const KeepDSCP DSCP = "keep"
 
 // version is 0 for no header.
 func (p SendProxy) version() int {

@@ -88,6 +88,7 @@ var scalars = map[reflect.Type]scalar{
 	reflect.TypeFor[Datapath]():  oneOf(DatapathAuto, DatapathKernel, DatapathNetstack),
 	reflect.TypeFor[Undecided](): oneOf[Undecided]("next", "refuse"),
 	reflect.TypeFor[SendProxy](): oneOf[SendProxy]("off", "v1", "v2"),
+	reflect.TypeFor[DSCP]():      oneOf[DSCP]("off", KeepDSCP),
 	reflect.TypeFor[Envelope]():  oneOf[Envelope]("auto", "ebpf", "bbr", "cubic", "reno"),
 	reflect.TypeFor[LogLevel]():  oneOf[LogLevel]("debug", "info", "warn", "error"),
 	reflect.TypeFor[LogFormat](): oneOf[LogFormat]("auto", "text", "json"),

@@ -37,7 +37,8 @@ type Verdict struct {
 	// FromServer and FromClient are what decides the windows that servers and clients are
 	// let send in.
 	FromServer, FromClient flow.Terms
-	SendProxy              int // version of the PROXY protocol header sent to the server; 0: none
+	SendProxy              int  // version of the PROXY protocol header sent to the server; 0: none
+	KeepDSCP               bool // packets carry the DSCP that the other side's had
 }
 
 // Unmanaged is the algorithm that leaves a direction to the kernel alone.
@@ -51,6 +52,7 @@ type Rule struct {
 	Nameless  bool   // refuse what Match would match if it had one of the ServerNames, and that has none at all
 	Down, Up  Terms
 	SendProxy int
+	KeepDSCP  bool
 }
 
 // Terms are flow.Terms whose group is still a template.
@@ -215,7 +217,7 @@ func (r *Rule) nameless() Verdict {
 }
 
 func (r *Rule) verdict(f Facts) Verdict {
-	v := Verdict{Rule: r.Name, Refuse: r.Refuse, SendProxy: r.SendProxy}
+	v := Verdict{Rule: r.Name, Refuse: r.Refuse, SendProxy: r.SendProxy, KeepDSCP: r.KeepDSCP}
 	if r.Refuse == "" {
 		v.Down = r.Down.terms(f, down)
 		v.Up = r.Up.terms(f, up)
@@ -273,6 +275,11 @@ func (t Terms) receive(f Facts, d direction) flow.Terms {
 	out := r.terms(f, back)
 	out.Group = "from " + out.Group
 	return out
+}
+
+// KeepsDSCP reports whether any verdict has KeepDSCP.
+func (p *Policy) KeepsDSCP() bool {
+	return p.defaults.KeepDSCP || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.KeepDSCP })
 }
 
 // Verdicts returns the verdict of each rule in order, and last that of the

@@ -90,6 +90,9 @@ type DialConfig struct {
 
 	Mark uint32 // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
 	Hops uint8  // routers that its packets may pass; 0: the system's default
+	// DSCP returns what the packets towards an address are marked with, and whether the mark of those that the server
+	// sends is kept for Conn.ReceivedDSCP. It is called before the address is tried; nil: neither.
+	DSCP func(netip.AddrPort) (dscp uint8, keep bool)
 	// Near is the leg that it belongs to; nil: there is none. One loop serves both, and a reset of Near ends
 	// the dial unless bytes of Near's wait to be read.
 	Near    datapath.Conn

@@ -48,6 +48,7 @@ type Conn struct {
 	account  *account // what TCP_INFO says, while that is reported
 	closed   bool
 	dialled  bool
+	dscp     uint8 // see ReceivedDSCP
 	holds    datapath.Hold
 	envelope string // the socket's congestion control; empty: not asked for yet
 	system   string // what it had before Enforce

@@ -26,6 +26,7 @@ type attempt struct {
 	raw  *eventloop.Socket
 	done func(*Conn, error)
 	why  error // Source can only be one of this host's addresses; nil: it can be any
+	keep bool  // the DSCP of what comes is to be read
 	late eventloop.Deadline
 	near *eventloop.Socket // of the leg that it belongs to; nil: there is none
 }
@@ -111,6 +112,14 @@ func (a *attempt) start(fd int, network string) (err error) {
 			return os.NewSyscallError("bind", err)
 		}
 	}
+	if a.cfg.DSCP != nil {
+		var dscp uint8
+		if dscp, a.keep = a.cfg.DSCP(a.cfg.Target); a.keep {
+			if err := a.dp.markDialled(fd, a.cfg.Target.Addr().Is4(), dscp); err != nil {
+				return err
+			}
+		}
+	}
 	err = eventloop.Connect(fd, a.cfg.Target, scope(a.cfg.Target.Addr()))
 	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
 		return nil
@@ -150,6 +159,15 @@ func (a *attempt) look() {
 	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == c.remote.AddrPort() {
 		a.end(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
 		return
+	}
+	if a.keep {
+		err := a.raw.Visit(func(fd int) (err error) {
+			c.dscp, err = a.dp.readDialled(fd, a.cfg.Target.Addr().Is4())
+			return err
+		})
+		if err != nil {
+			a.dp.log.Debug("a server's DSCP is not known", "target", a.cfg.Target, "err", err)
+		}
 	}
 	a.settle()
 	c.raw.Drive(nil)

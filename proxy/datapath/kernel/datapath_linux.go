@@ -37,6 +37,7 @@ type Datapath struct {
 	loops     *eventloop.Loops
 	resolver  happyeyeballs.Resolver
 	spare     chan struct{} // see happyeyeballs.Host
+	tos       tosReader
 	shards    []*shard
 	closing   sync.Once
 }
@@ -84,6 +85,7 @@ func prepared(cfg Config) (*Datapath, error) {
 		return nil, errors.Join(err, d.abandon())
 	}
 	d.loops = loops
+	d.tos.open()
 	if d.enforcer != nil {
 		cfg.Shards = d.enforcer.control.Parts()
 	}
@@ -108,7 +110,7 @@ func (d *Datapath) abandon() (err error) {
 	if d.loops != nil {
 		d.loops.Close()
 	}
-	return err
+	return errors.Join(err, d.tos.close())
 }
 
 // place gives c a shard, unless it has one: the one asked for, or if that has no cells
@@ -196,6 +198,7 @@ func (d *Datapath) Close() (err error) {
 		}
 		d.loops.Close()
 		d.pipes.close()
+		err = errors.Join(err, d.tos.close())
 		if d.enforcer != nil {
 			err = errors.Join(err, d.enforcer.control.Close())
 		}

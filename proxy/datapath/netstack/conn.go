@@ -29,6 +29,7 @@ type Conn struct {
 	stack    *Stack
 	id       stack.TransportEndpointID
 	hops     uint8 // see Hops
+	dscp     uint8 // see ReceivedDSCP
 	signals  signals
 	incoming incoming
 	queue    waiter.Queue

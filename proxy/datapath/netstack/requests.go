@@ -27,6 +27,7 @@ type requests struct {
 type asked struct {
 	peer string
 	hops uint8
+	dscp uint8
 }
 
 // SetPeer sets the function that returns the name of the peer that has an address inside the
@@ -45,6 +46,7 @@ type request struct {
 	*tcp.ForwarderRequest
 	of   *requests
 	hops uint8 // see Conn.Hops
+	dscp uint8 // see Conn.ReceivedDSCP
 }
 
 // takeSegment takes a segment of no connection from the stack; false: the stack is to answer it.
@@ -58,7 +60,7 @@ func (r *requests) takeSegment(id stack.TransportEndpointID, pkt *stack.PacketBu
 	_, again := r.asked[id]
 	full := !again && !r.places.Take(peer)
 	if !again && !full {
-		r.asked[id] = asked{peer, hopsOf(pkt)}
+		r.asked[id] = asked{peer, hopsOf(pkt), dscpOf(pkt)}
 	}
 	r.mu.Unlock()
 	switch {
@@ -95,7 +97,8 @@ func (r *request) Complete(reset bool) {
 func (s *Stack) queueRequest(asked *tcp.ForwarderRequest) {
 	r := &request{ForwarderRequest: asked, of: &s.requests}
 	s.requests.mu.Lock()
-	r.hops = s.requests.asked[asked.ID()].hops
+	syn := s.requests.asked[asked.ID()]
+	r.hops, r.dscp = syn.hops, syn.dscp
 	s.requests.mu.Unlock()
 	select {
 	case <-s.draining:
@@ -104,7 +107,7 @@ func (s *Stack) queueRequest(asked *tcp.ForwarderRequest) {
 	default:
 	}
 	c := newConn(s, r.ID())
-	c.request, c.hops = r, r.hops
+	c.request, c.hops, c.dscp = r, r.hops, r.dscp
 	select {
 	case s.syns <- c:
 	default: // Config.Handshakes wait already
