@@ -132,8 +132,11 @@ func Lookup(name string) (Spec, error) {
 	if word, member, named := strings.Cut(name, ":"); named && families[word] != nil {
 		return families[word](member)
 	}
-	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name,
-		strings.Join(slices.Sorted(maps.Keys(registry)), ", "))
+	names := slices.Sorted(maps.Keys(registry))
+	if n := Nearest(name, names); n != "" {
+		return Spec{}, fmt.Errorf("no algorithm %q; did you mean %s? There are %s", name, n, strings.Join(names, ", "))
+	}
+	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name, strings.Join(names, ", "))
 }
 
 // New builds an algorithm. Params may be partial; MSS and InitialCwnd default
@@ -202,7 +205,8 @@ func (s Spec) findParam(name string) (Param, error) {
 	for _, d := range s.Params {
 		names = append(names, d.Name)
 	}
-	return Param{}, fmt.Errorf("%s has no parameter %q; it takes %s", s.Name, name, strings.Join(names, ", "))
+	return Param{}, fmt.Errorf("%s has no parameter %q; it takes %s%s", s.Name, name, strings.Join(names, ", "),
+		orNearest(name, names))
 }
 
 func (d Param) checkValue(v float64) error {
@@ -229,8 +233,8 @@ func (s Spec) ParseParam(name, value string) (float64, error) {
 		return float64(i), nil
 	}
 	if len(d.Choices) > 0 {
-		return 0, fmt.Errorf("%s: parameter %s is %q, but must be one of %s", s.Name, name, value,
-			strings.Join(d.Choices, ", "))
+		return 0, fmt.Errorf("%s: parameter %s is %q, but must be one of %s%s", s.Name, name, value,
+			strings.Join(d.Choices, ", "), orNearest(value, d.Choices))
 	}
 	v, err := strconv.ParseFloat(value, 64)
 	if err != nil {

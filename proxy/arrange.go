@@ -96,7 +96,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		at := endpoints(old)
 		commit, err := old.Apply(wayConfig(next, cfg, after))
 		if err != nil {
-			return nil, fmt.Errorf("proxy: listeners[%d]: %w", i, err)
+			return nil, fmt.Errorf("listeners[%d]: %w", i, err)
 		}
 		a.committing = append(a.committing, commit)
 		a.undoing = append(a.undoing, func() {

@@ -166,6 +166,10 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		if !r.IPv4 && !r.IPv6 {
 			return cli.BadInput(errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture"))
 		}
+		if r.Port == 0 {
+			return cli.BadInput(fmt.Errorf("--port: missing; name the port of the listener of mode %s in the "+
+				"configuration, such as --port 7000", mode))
+		}
 		if err := r.Validate(); err != nil {
 			return cli.BadInput(err)
 		}

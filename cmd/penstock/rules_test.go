@@ -141,7 +141,7 @@ func TestRulesApplyWarnsOfSettingsInTheWay(t *testing.T) {
 
 func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 	for want, args := range map[string][]string{
-		"port: the port of the":          {"print"},
+		"--port: missing; name the port": {"print"},
 		"or --interface any":             {"apply", "--port", "1"},
 		`mode "tun" is neither`:          {"apply", "--port", "1", "--mode", "tun"},
 		`--dport: capture: port "https"`: {"apply", "--port", "1", "--dport", "https"},

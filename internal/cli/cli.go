@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -57,6 +58,9 @@ func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
 	return root
 }
 
+// packages are those of the module in front of an error. They tell a user nothing.
+var packages = regexp.MustCompile(`^(?:(?:proxy|ingress|kernel|kernelspace|userspace|capture|netlab): )+`)
+
 // Run runs root and returns its exit code. It reports an error once, to stderr, and
 // tells whose fault it was.
 func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
@@ -65,7 +69,7 @@ func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err == nil {
 		return ExitOK
 	}
-	fmt.Fprintf(stderr, "%s: %s\n", root.Name(), config.Printable(err.Error()))
+	fmt.Fprintf(stderr, "%s: %s\n", root.Name(), config.Printable(packages.ReplaceAllString(err.Error(), "")))
 	var input inputError
 	var mistake *config.Error
 	switch {

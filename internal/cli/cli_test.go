@@ -15,13 +15,17 @@ func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
 	for name, err := range map[string]error{
 		"fail":  errors.New("disk full"),
 		"input": fmt.Errorf("read: %w", BadInput(errors.New("no such key"))),
+		"named": errors.New("proxy: ingress: listener \"a\": kernel: it is closed"),
 	} {
 		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
 	}
-	for name, want := range map[string]int{"fail": ExitFail, "input": ExitInput} {
+	for name, want := range map[string]int{"fail": ExitFail, "named": ExitFail, "input": ExitInput} {
 		root.SetArgs([]string{name})
 		var stderr bytes.Buffer
 		assert.Equal(t, want, Run(t.Context(), root, &stderr), name)
+		if name == "named" {
+			assert.Equal(t, "x: listener \"a\": kernel: it is closed\n", stderr.String(), "without the packages in front")
+		}
 	}
 }
 

@@ -93,7 +93,7 @@ const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
 func begin() (h *netlink.Handle, done func(), err error) {
 	lock, err := os.Open(lockFile)
 	if errors.Is(err, os.ErrPermission) {
-		err = syscall.EPERM
+		return nil, nil, explain("change rules", syscall.EPERM)
 	}
 	if err != nil {
 		return nil, nil, explain("open "+lockFile, err)

@@ -128,7 +128,7 @@ func secrecyOf(key string) secrecy {
 		return secret
 	}
 	for other, s := range keySecrecy {
-		if len(other) >= len(key)-1 && len(other) <= len(key)+1 && edits(key, other) <= 1 {
+		if len(other) >= len(key)-1 && len(other) <= len(key)+1 && cc.EditDistance(key, other) <= 1 {
 			least, found = min(least, s), true
 		}
 	}

@@ -157,3 +157,40 @@ func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 }
 
 const pemHead = "-----BEGIN NOTHING-----"
+
+// What looks right, or nearly so, is told in words that help.
+func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
+	const listener = "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\n"
+	for name, c := range map[string]struct{ doc, says string }{
+		"a tab":               {"listeners:\n\t- name: a\n", "2:1: a tab begins the line; YAML wants spaces"},
+		"a tab behind spaces": {"listeners:\n- name: a\n \t mode: mixed\n", ": a tab begins the line; YAML wants spaces"},
+		"a mode": {
+			"listeners: [{name: a, mode: sock5, address: '127.0.0.1:1'}]\n", "; did you mean socks5?",
+		},
+		"an envelope": {
+			listener + "envelope: ebfp\n", `"ebfp" is not one of auto, ebpf, bbr, cubic, reno; did you mean ebpf?`,
+		},
+		"an algorithm": {
+			listener + "defaults: {algorithm: pensotck}\n", `"pensotck"; did you mean penstock? There are bbr,`,
+		},
+		"a setting": {listener + "defaults: {algorithm: 'copa:dleta=1'}\n", "; did you mean delta?"},
+		"a setting of its own": {
+			listener + "defaults: {algorithm: copa, params: {dleta: 1}}\n", "; did you mean delta?",
+		},
+		"letters that swapped": {
+			"defualts: {algorithm: copa}\n" + listener, "defualts: unknown key; did you mean defaults?",
+		},
+		"nothing that is nearby": {
+			listener + "log: {level: verbose}\n", `"verbose" is not one of debug, info, warn, error`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := config.Parse([]byte(c.doc))
+			assert.ErrorContains(t, err, c.says)
+		})
+	}
+	_, err := config.Parse([]byte("defualts: {algorithm: copa}\n" + listener))
+	var mistake *config.Error
+	require.ErrorAs(t, err, &mistake)
+	assert.Contains(t, mistake.Excerpt, "defualts: {algorithm: copa}", "it is no secret")
+}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -190,6 +191,7 @@ func (r *reading) shape(data []byte) (fine bool) {
 	if err != nil {
 		r.blame("", err)
 		withoutValues(r.wrong[0])
+		nameTab(r.wrong[0], data)
 		return false
 	}
 	root, err := document(file)
@@ -255,6 +257,18 @@ var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 func withoutValues(e *Error) {
 	if !strings.HasPrefix(e.Message, "mapping key ") {
 		e.Message = quoted.ReplaceAllString(e.Message, "this")
+	}
+}
+
+// nameTab says so where a tab is in the way: it looks like the spaces that YAML wants.
+func nameTab(e *Error, data []byte) {
+	lines := bytes.Split(data, []byte("\n"))
+	if e.Line < 1 || e.Line > len(lines) {
+		return
+	}
+	line := lines[e.Line-1]
+	if indent := line[:len(line)-len(bytes.TrimLeft(line, " \t-"))]; bytes.Contains(indent, []byte("\t")) {
+		e.Message = "a tab begins the line; YAML wants spaces"
 	}
 }
 

@@ -63,7 +63,11 @@ func oneOf[T ~string](values ...T) scalar {
 	words := texts(values)
 	return scalar{object{"enum": words}, func(s string) (any, error) {
 		if !slices.Contains(words, s) {
-			return nil, fmt.Errorf("%q is not one of %s", s, strings.Join(words, ", "))
+			hint := ""
+			if nearest := cc.Nearest(s, words); nearest != "" {
+				hint = "; did you mean " + nearest + "?"
+			}
+			return nil, fmt.Errorf("%q is not one of %s%s", s, strings.Join(words, ", "), hint)
 		}
 		return T(s), nil
 	}}

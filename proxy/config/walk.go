@@ -12,6 +12,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/token"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 var configType = reflect.TypeFor[Config]()
@@ -238,40 +240,13 @@ func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bo
 // suggest helps after a key that does not exist.
 func suggest(name string, fields map[string]reflect.StructField) string {
 	names := slices.Sorted(maps.Keys(fields))
-	best, distance := "", 3
-	for _, n := range names {
-		if d := edits(name, n); d < distance || d == distance && strings.HasPrefix(n, name) {
-			best, distance = n, d
-		}
+	if nearest := cc.Nearest(name, names); nearest != "" {
+		return fmt.Sprintf("did you mean %s?", nearest)
 	}
-	if best != "" {
-		return fmt.Sprintf("did you mean %s?", best)
+	if i := slices.IndexFunc(names, func(n string) bool { return len(name) > 2 && strings.HasPrefix(n, name) }); i >= 0 {
+		return fmt.Sprintf("did you mean %s?", names[i])
 	}
 	return "there are " + strings.Join(names, ", ")
-}
-
-// edits is the Levenshtein distance; long strings are simply far apart.
-func edits(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // describe names for people what node is in the place of a t. It shows no value

@@ -43,14 +43,14 @@ func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 		}
 	}()
 	if err := cfg.validate(); err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	if tcp, err = cfg.listen(ctx); err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 	}
 	ln, err := open(tcp)
 	if err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	l, err := newListener(cfg, ln)
 	if err != nil {
@@ -72,7 +72,7 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	l := &Socket{ln: ln}
 	g, err := newGreeter(cfg, addrPort(ln.Addr()), &l.guesses)
 	if err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	l.greeter.Store(g)
 	return l, nil
@@ -82,15 +82,15 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 // force for clients that come from then on. An error changes nothing.
 func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validate(); err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	g, err := newGreeter(cfg, addrPort(l.Addr()), &l.guesses)
 	if err != nil {
-		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	if cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
 		if err := l.ln.SetTransparent(); err != nil {
-			return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+			return nil, fmt.Errorf("listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 		}
 	}
 	return func() { l.greeter.Store(g) }, nil

@@ -49,7 +49,7 @@ func TestConfigurationErrorsNameTheKey(t *testing.T) {
 			row.cfg.Addr = "127.0.0.1:0"
 		}
 		_, err := Listen(t.Context(), row.cfg, sockets(t))
-		assert.ErrorContains(t, err, `ingress: listener "lan": `)
+		assert.ErrorContains(t, err, `listener "lan": `)
 		assert.ErrorContains(t, err, row.want)
 	}
 }
