@@ -93,7 +93,7 @@ func (unwanted) Reset() error { return nil }
 
 func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 	log, end := unread()
-	s := &Server{log: log, limits: limiter{global: 1, active: 1}}
+	s := &Server{log: log, limits: limiter{global: 1, active: 1}, clock: func() cc.Time { return 1 }}
 	s.inForce.Store(&settings{cfg: config.Default()})
 	e := &entrance{Way: crowd{connections: 10_000}}
 	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})

@@ -109,6 +109,7 @@ const sourceShare = 4 // a quarter
 // limiter counts connections against their limits; 0 is no limit.
 type limiter struct {
 	global, perSource int
+	configured        bool // global is the configuration's, not what descriptors have room for
 	sparesLoopback    bool // perSource is the default: clients on loopback have no bound of their own
 
 	mu      sync.Mutex
@@ -161,6 +162,7 @@ func (l *limiter) change(cfg config.Config, listeners []*listenerState) {
 	if given := cfg.Limits.PerSource; given != nil {
 		l.perSource, l.sparesLoopback = *given, false
 	}
+	l.configured = cfg.Limits.Connections == l.global
 	for _, in := range listeners {
 		in.max = in.cfg.Connections
 	}
@@ -220,6 +222,16 @@ func (l *limiter) leaveSource(c *client) {
 	if c.active--; c.active == 0 {
 		delete(l.sources, c.source)
 	}
+}
+
+// raise is what raises the global limit.
+func (l *limiter) raise() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.configured {
+		return "limits.connections"
+	}
+	return raises[RejectedDescriptors]
 }
 
 func (l *limiter) counts() (active, sources, limit int) {

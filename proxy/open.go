@@ -82,7 +82,15 @@ func Open(
 		}
 		return openWay(ctx, l, socket, clock, accept, dp, log)
 	}
-	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Local: routes.Local, Log: log})
+	s, err := New(cfg, Parts{
+		Clock: clock, Flows: flows, Dial: dial, Open: open, Local: routes.Local, Log: log,
+		UnenforcedLegs: func() uint64 {
+			if e := dp.Status().Enforced; e != nil {
+				return e.Full
+			}
+			return 0
+		},
+	})
 	if err != nil {
 		routes.Close()
 		return nil, errors.Join(err, closeAll(given), links.close(), dp.Close())

@@ -33,6 +33,9 @@ type Parts struct {
 	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
 	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
 	Local func(netip.Addr) (bool, error)
+	// UnenforcedLegs counts the legs for which there was no room among those whose windows the kernel enforces; nil:
+	// nobody does.
+	UnenforcedLegs func() uint64
 	// Addresses returns those of this machine's interfaces. nil: as the kernel says.
 	Addresses func() ([]netip.Addr, error)
 	Log       *slog.Logger // nil: silent
@@ -40,15 +43,16 @@ type Parts struct {
 
 // Server accepts, splits and relays connections.
 type Server struct {
-	parts   Parts
-	log     *slog.Logger
-	clock   func() cc.Time
-	limits  limiter
-	loops   *loopGuard
-	buffers *datapath.Buffers
-	totals  totals
-	lines   lines
-	infos   sync.Pool // of *FlowInfo
+	parts     Parts
+	log       *slog.Logger
+	clock     func() cc.Time
+	limits    limiter
+	limitsMet limitLog
+	loops     *loopGuard
+	buffers   *datapath.Buffers
+	totals    totals
+	lines     lines
+	infos     sync.Pool // of *FlowInfo
 
 	inForce   atomic.Pointer[settings]
 	reloading sync.Mutex
@@ -157,6 +161,7 @@ func (s *Server) accept(e *entrance) error {
 		l.taken.Add(1)
 		if reason, ok := s.admit(l, conn); !ok {
 			l.refused.add(reason)
+			s.noteRefusal(l.cfg.Name, reason)
 			s.logLimited(l, addrPort(conn.RemoteAddr()), reason)
 			_ = conn.Reset()
 		}
@@ -299,6 +304,7 @@ func (s *Server) rejected(c *connection, r *rejection) {
 		c.mu.Unlock()
 	}
 	c.listener.refused.add(r.reason)
+	s.noteRefusal(c.listener.cfg.Name, r.reason)
 	s.logRejected(c, r)
 	s.forget(c)
 }

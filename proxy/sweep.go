@@ -31,6 +31,7 @@ func (s *Server) sweep(done <-chan struct{}) {
 			period = next
 			ticker.Reset(period)
 		}
+		s.lookAtLimits()
 		now := s.clock()
 		for _, c := range s.live() {
 			quiet := now.Sub(cc.Time(c.active.Load()))

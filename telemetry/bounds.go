@@ -23,6 +23,7 @@ type BoundedListener struct {
 	net.Listener
 	total   int
 	dialled func(from, to netip.AddrPort) bool
+	met     func(proxy.Reason)
 	refused tally[proxy.Reason]
 
 	mu     sync.Mutex
@@ -31,10 +32,13 @@ type BoundedListener struct {
 }
 
 // Bound has at most total connections of ln be open at a time. dialled reports whether the proxy
-// opened a connection for a client, which then is not one of this machine; nil: none is.
-func Bound(ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool) *BoundedListener {
+// opened a connection for a client, which then is not one of this machine; nil: none is. met is told of each
+// connection that is closed; nil: nobody is.
+func Bound(
+	ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool, met func(proxy.Reason),
+) *BoundedListener {
 	return &BoundedListener{
-		Listener: ln, total: total, dialled: dialled, others: datapath.NewPlaces(max(2, total*3/4)),
+		Listener: ln, total: total, dialled: dialled, met: met, others: datapath.NewPlaces(max(2, total*3/4)),
 	}
 }
 
@@ -57,6 +61,9 @@ func (l *BoundedListener) Accept() (net.Conn, error) {
 			}
 			_ = conn.Close()
 			l.refused.add(reason, 1)
+			if l.met != nil {
+				l.met(reason)
+			}
 			continue
 		}
 		return &boundedConn{Conn: conn, leave: sync.OnceFunc(func() { l.leave(who) })}, nil

@@ -51,7 +51,7 @@ type portUnderTest struct {
 
 func newPort(t *testing.T, total int, dialled func(from, to netip.AddrPort) bool) portUnderTest {
 	next := make(chan net.Conn, 1)
-	return portUnderTest{t, Bound(arrivals{next: next}, total, dialled), next}
+	return portUnderTest{t, Bound(arrivals{next: next}, total, dialled, nil), next}
 }
 
 // connect has n connections come, and returns those that are let in.
@@ -119,7 +119,7 @@ func TestOneUserDoesNotTakeTheSocketForHints(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hints.sock")
 	ln, err := ListenSocket(path)
 	require.NoError(t, err)
-	bound := Bound(ln, 64, nil)
+	bound := Bound(ln, 64, nil, nil)
 	for range maxPerSource {
 		conn, err := net.Dial("unix", path)
 		require.NoError(t, err)

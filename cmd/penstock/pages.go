@@ -23,29 +23,33 @@ func (h *service) openTelemetry() error {
 		if err != nil {
 			return err
 		}
-		h.pages = h.bound(ln)
+		h.pages = h.bound(ln, "telemetry")
 	}
 	if at := h.cfg.Telemetry.Health; at != "off" {
 		ln, err := listenTCP("telemetry.health", at, "write another, or off to do without")
 		if err != nil {
 			return errors.Join(err, h.closeTelemetry())
 		}
-		h.probe = h.bound(ln)
+		h.probe = h.bound(ln, "telemetry.health")
 	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
 		ln, err := telemetry.ListenSocket(path)
 		if err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
-		h.hintSocket = h.bound(ln)
+		h.hintSocket = h.bound(ln, "telemetry.hints")
 	}
 	return nil
 }
 
 // bound keeps a port of telemetry from taking descriptors that are meant for connections.
-func (h *service) bound(ln net.Listener) *telemetry.BoundedListener {
+func (h *service) bound(ln net.Listener, name string) *telemetry.BoundedListener {
 	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
-	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled)
+	met := func(reason proxy.Reason) {
+		h.proxy.LimitMet(name, reason, "nothing beyond 64 connections, 8 of a host: keep others out by a firewall; "+
+			"below that LimitNOFILE (ulimit -n)")
+	}
+	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled, met)
 }
 
 // telemetryPorts are the ports of telemetry that are open, by the names that metrics have for them.

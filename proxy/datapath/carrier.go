@@ -87,6 +87,7 @@ const (
 type Buffers struct {
 	bound        int64 // large buffers out at most; 0: no bound, below 0: none
 	out          atomic.Int64
+	short        atomic.Uint64 // how often there was no large one
 	large, small sync.Pool
 }
 
@@ -99,6 +100,9 @@ func NewBuffers(limit cc.Bytes) *Buffers {
 	return &Buffers{bound: int64(limit) / LargeBuffer}
 }
 
+// Short returns how often there was a small buffer in place of a large one, since all of those were out.
+func (b *Buffers) Short() uint64 { return b.short.Load() }
+
 // lendBuffer lends a buffer for n bytes, or for less where memory is short.
 func (b *Buffers) lendBuffer(n int) []byte {
 	if n > SmallBuffer {
@@ -109,6 +113,7 @@ func (b *Buffers) lendBuffer(n int) []byte {
 			return make([]byte, LargeBuffer)
 		}
 		b.out.Add(-1)
+		b.short.Add(1)
 	}
 	if p, ok := b.small.Get().(*[SmallBuffer]byte); ok {
 		return p[:]
