@@ -370,7 +370,7 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 		},
 		"a listener on a taken port": {
 			[]string{"--listen", taken.Addr().String(), "--telemetry", "off"},
-			cli.ExitFail, "address already in use",
+			cli.ExitFail, "is in use by penstock.test",
 		},
 		"telemetry on a taken port": {
 			[]string{"-c", good, "--telemetry", taken.Addr().String()},
