@@ -23,6 +23,7 @@ const (
 	Flag  = "agent"
 	Usage = "`NAME=SOCKET`: the agent that decides for ccp:NAME, and where it listens; NAME alone: " +
 		ccp.DefaultSocket + "; NAME=" + byCommand + "COMMAND: how to start it, at that path or at $SOCKET; " +
+		"NAME=IN,OUT: one on portus 0.5, which reads at IN, answers to OUT, and is started once OUT is there; " +
 		"repeat for several"
 
 	byCommand = "run:"
@@ -38,6 +39,7 @@ type Agent struct {
 	Name      string
 	Socket    string // where it listens; empty: it is yet to be started
 	Command   string // that Start has a shell start, in place of Program
+	In, Out   string // paths of one on portus 0.5 that somebody else starts once Start has made Out
 	Program   string // that Start starts, without Prefix; empty: the one of its name
 	Algorithm string // that flows ask it for; empty: its default
 
@@ -67,6 +69,14 @@ func Parse(specs []string) (Agents, error) {
 				return nil, fmt.Errorf("--%s %s: it has no command; write %s=%s./%s", Flag, spec, name, byCommand, name)
 			}
 			out = append(out, Agent{Name: name, Command: command})
+			continue
+		}
+		if input, output, two := strings.Cut(socket, ","); two {
+			if input == "" || output == "" {
+				return nil, fmt.Errorf("--%s %s: an agent on portus 0.5 has two sockets; write %s=/tmp/ccp/0/in,/tmp/ccp/0/out",
+					Flag, spec, name)
+			}
+			out = append(out, Agent{Name: name, In: input, Out: output})
 			continue
 		}
 		socket, err := filepath.Abs(socket)

@@ -38,7 +38,11 @@ func (a Agents) Start() (there Agents, stop func(), err error) {
 		if there[i].Socket != "" {
 			continue
 		}
-		end, err := there[i].start()
+		start := there[i].start
+		if there[i].In != "" {
+			start = there[i].awaitOldForm
+		}
+		end, err := start()
 		if err != nil {
 			stop()
 			return nil, nil, there[i].failed(err)
@@ -51,7 +55,7 @@ func (a Agents) Start() (there Agents, stop func(), err error) {
 // Startable tells which of them Start cannot start, since its program is missing.
 func (a Agents) Startable() error {
 	for _, one := range a {
-		if one.Socket != "" || one.Command != "" {
+		if one.Socket != "" || one.Command != "" || one.In != "" {
 			continue
 		}
 		if _, err := one.program(); err != nil {
@@ -128,6 +132,10 @@ func (a *Agent) start() (end func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
+	old, err := newOldForm(socket, filepath.Join(dir, oldPlace, "in"), filepath.Join(dir, oldPlace, "out"))
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	said := &edge.Tail{Most: lastWords}
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.SysProcAttr.Setpgid = true              // the terminal's Ctrl-C is for us, who end it in its turn
@@ -144,9 +152,11 @@ func (a *Agent) start() (end func(), err error) {
 		close(over)
 	}()
 	if err := <-started; err != nil {
+		old.close()
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	end = func() {
+		old.close()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended just now
 		<-over
 		_ = os.RemoveAll(dir) // what is left there harms nobody
@@ -157,6 +167,13 @@ func (a *Agent) start() (end func(), err error) {
 	look := time.NewTicker(startLook)
 	defer look.Stop()
 	for {
+		if there, err := old.connect(); err != nil {
+			end()
+			return nil, err
+		} else if there {
+			a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
+			return end, nil
+		}
 		if _, err := os.Stat(socket); err == nil {
 			a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
 			return end, nil
@@ -168,6 +185,49 @@ func (a *Agent) start() (end func(), err error) {
 		case <-late.C:
 			end()
 			return nil, fmt.Errorf("%s makes no socket within %s", what, startLimit)
+		case <-look.C:
+		}
+	}
+}
+
+// oldPlace is where agents on portus 0.5 have their sockets, below the directory of today's.
+const oldPlace = "0"
+
+// awaitOldForm makes the path to which an agent on portus 0.5 answers, and waits for somebody to start that.
+func (a *Agent) awaitOldForm() (end func(), err error) {
+	dir, err := os.MkdirTemp("", Prefix)
+	if err != nil {
+		return nil, fmt.Errorf("make a place for its socket: %w", err)
+	}
+	place := filepath.Join(dir, "socket")
+	old, err := newOldForm(place, a.In, a.Out)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	end = func() {
+		old.close()
+		_ = os.Remove(a.Out)
+		_ = os.RemoveAll(dir) // what is left there harms nobody
+	}
+	late := time.NewTimer(startLimit)
+	defer late.Stop()
+	look := time.NewTicker(startLook)
+	defer look.Stop()
+	for {
+		there, err := old.connect()
+		if err != nil {
+			end()
+			return nil, err
+		}
+		if there {
+			a.Socket = place
+			return end, nil
+		}
+		select {
+		case <-late.C:
+			end()
+			return nil, fmt.Errorf("nobody listens at %s within %s; one on portus 0.5 is started after this program, which "+
+				"takes its answers at %s", a.In, startLimit, a.Out)
 		case <-look.C:
 		}
 	}

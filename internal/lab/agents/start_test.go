@@ -142,6 +142,8 @@ const (
 	dying = "PENSTOCK_TEST_AGENTS_DYING"
 	// crashing makes the test binary an agent that crashes at its first message.
 	crashing = "PENSTOCK_TEST_AGENTS_CRASHING"
+	// old makes the test binary an agent of the form of portus 0.5.
+	old = "PENSTOCK_TEST_AGENTS_OLD"
 )
 
 // crash listens as an agent does, prints much, and panics when the first message comes.
@@ -158,6 +160,10 @@ func crash() {
 func TestMain(m *testing.M) {
 	if os.Getenv(crashing) != "" {
 		crash()
+	}
+	if os.Getenv(old) != "" {
+		fmt.Println(serveOldForm("/tmp/ccp/0/in", "/tmp/ccp/0/out"))
+		os.Exit(1)
 	}
 	if os.Getenv(dying) != "" {
 		_, _, err := agents.Agents{{Name: "reno"}, {Name: "fixed", Command: "penstock-agent-reno $SOCKET"}}.Start()
@@ -183,7 +189,7 @@ func TestAgentsEndWithWhoStartedThem(t *testing.T) {
 		t.Skip(line)
 	}
 	require.Equal(t, "<nil>\n", line)
-	sockets, err := filepath.Glob(place + "/*/*")
+	sockets, err := filepath.Glob(place + "/*/*o*") // socket and portus
 	require.NoError(t, err)
 	require.Len(t, sockets, 2)
 	for _, path := range sockets {
