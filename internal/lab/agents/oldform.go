@@ -83,7 +83,7 @@ func (o *oldForm) connect() (there bool, err error) {
 	if err != nil {
 		return false, os.NewSyscallError("socket", err)
 	}
-	if unix.Connect(agent, &unix.SockaddrUnix{Name: o.input}) != nil { // it is yet to come
+	if there = unix.Connect(agent, &unix.SockaddrUnix{Name: o.input}) == nil; !there { // it is yet to come
 		_ = unix.Close(agent)
 		return false, nil
 	}
