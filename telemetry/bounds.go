@@ -44,7 +44,7 @@ func Bound(
 
 // Refused counts the connections that were closed for a bound.
 func (l *BoundedListener) Refused() map[proxy.Reason]uint64 {
-	return l.refused.counts(proxy.RejectedListenerLimit, proxy.RejectedSourceLimit)
+	return l.refused.outcomeCounts(proxy.RejectedListenerLimit, proxy.RejectedSourceLimit)
 }
 
 // Accept implements net.Listener.
@@ -55,23 +55,23 @@ func (l *BoundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		who := l.sourceOf(conn)
-		if reason, ok := l.admit(who); !ok {
+		if reason, ok := l.admitHost(who); !ok {
 			if tcp, ok := conn.(*net.TCPConn); ok {
 				_ = tcp.SetLinger(0) // nothing of it is kept, not even by the kernel
 			}
 			_ = conn.Close()
-			l.refused.add(reason, 1)
+			l.refused.countOutcome(reason, 1)
 			if l.met != nil {
 				l.met(reason)
 			}
 			continue
 		}
-		return &boundedConn{Conn: conn, leave: sync.OnceFunc(func() { l.leave(who) })}, nil
+		return &boundedConn{Conn: conn, leave: sync.OnceFunc(func() { l.releaseHost(who) })}, nil
 	}
 }
 
-// admit counts a connection of who, or returns which bound it met.
-func (l *BoundedListener) admit(who string) (proxy.Reason, bool) {
+// admitHost counts a connection of who, or returns which bound it met.
+func (l *BoundedListener) admitHost(who string) (proxy.Reason, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -84,7 +84,7 @@ func (l *BoundedListener) admit(who string) (proxy.Reason, bool) {
 	return "", true
 }
 
-func (l *BoundedListener) leave(who string) {
+func (l *BoundedListener) releaseHost(who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.taken--

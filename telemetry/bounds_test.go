@@ -102,9 +102,9 @@ func TestAPortOfTelemetryHasRoomForThisMachineWhateverOthersDo(t *testing.T) {
 	assert.Len(t, p.connect(7, "127.0.0.1:4000"), 7, "by loopback")
 	assert.Len(t, p.connect(8, "192.0.2.1:4000"), 8, "by its own address")
 	last := &arrivingConn{from: "127.0.0.1:4000", to: "127.0.0.1:9465"}
-	_, ok := p.bound.admit(p.bound.sourceOf(last))
+	_, ok := p.bound.admitHost(p.bound.sourceOf(last))
 	require.True(t, ok)
-	reason, ok := p.bound.admit(p.bound.sourceOf(last))
+	reason, ok := p.bound.admitHost(p.bound.sourceOf(last))
 	assert.False(t, ok, "the total holds for all")
 	assert.Equal(t, proxy.RejectedListenerLimit, reason)
 }

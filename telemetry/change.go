@@ -58,21 +58,21 @@ const (
 
 // Outcomes returns how many changes were asked for so far, by what became of them.
 func (k *Changer) Outcomes() map[ChangeOutcome]uint64 {
-	return k.outcomes.counts(ChangeMade, ChangeForeign, ChangeDisabled, ChangeRefused, ChangeInvalid, ChangeFailed)
+	return k.outcomes.outcomeCounts(ChangeMade, ChangeForeign, ChangeDisabled, ChangeRefused, ChangeInvalid, ChangeFailed)
 }
 
 // SetToken has changes carry a token from now on; empty: none are taken.
-func (k *Changer) SetToken(secret string) { k.token.set(secret) }
+func (k *Changer) SetToken(secret string) { k.token.setSecret(secret) }
 
 // On reports whether changes are taken.
-func (k *Changer) On() bool { return k.token.given() }
+func (k *Changer) On() bool { return k.token.isSet() }
 
-func (k *Changer) register(mux *http.ServeMux) {
-	mux.HandleFunc("GET /v1/rules", k.rules)
-	mux.HandleFunc("POST /v1/algorithm", k.change)
+func (k *Changer) registerPages(mux *http.ServeMux) {
+	mux.HandleFunc("GET /v1/rules", k.serveRules)
+	mux.HandleFunc("POST /v1/algorithm", k.serveChange)
 }
 
-func (k *Changer) rules(w http.ResponseWriter, _ *http.Request) {
+func (k *Changer) serveRules(w http.ResponseWriter, _ *http.Request) {
 	rules, err := k.Rules()
 	var text []byte
 	if err == nil {
@@ -86,15 +86,15 @@ func (k *Changer) rules(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(append(text, '\n')) // who has gone needs no answer
 }
 
-func (k *Changer) change(w http.ResponseWriter, r *http.Request) {
+func (k *Changer) serveChange(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, o ChangeOutcome, err error) {
-		k.outcomes.add(o, 1)
+		k.outcomes.countOutcome(o, 1)
 		if code == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 		}
 		http.Error(w, err.Error(), code)
 	}
-	if code, o, err := k.permit(r); err != nil {
+	if code, o, err := k.permitChange(r); err != nil {
 		refuse(code, o, err)
 		return
 	}
@@ -108,17 +108,17 @@ func (k *Changer) change(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusUnprocessableEntity, ChangeFailed, err)
 		return
 	}
-	k.outcomes.add(ChangeMade, 1)
+	k.outcomes.countOutcome(ChangeMade, 1)
 	fmt.Fprintln(w, words)
 }
 
-// permit says why a request may change nothing. No page but our own may ask for a
+// permitChange says why a request may change nothing. No page but our own may ask for a
 // change in a browser that has the token.
-func (k *Changer) permit(r *http.Request) (code int, o ChangeOutcome, err error) {
+func (k *Changer) permitChange(r *http.Request) (code int, o ChangeOutcome, err error) {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
 		return http.StatusForbidden, ChangeForeign, errors.New("changes are not taken from other web pages")
 	}
-	switch given, carried := k.token.carried(r); {
+	switch given, carried := k.token.carriedBy(r); {
 	case !given:
 		return http.StatusForbidden, ChangeDisabled, errors.New("changes need a token: give " +
 			"telemetry.change_token_file in the configuration, and reload")

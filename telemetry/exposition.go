@@ -17,27 +17,27 @@ type metric struct {
 // metrics are all families, in the order in which they are written.
 var metrics []*metric
 
-func declare(kind, name, help string, labels ...string) *metric {
+func newMetric(kind, name, help string, labels ...string) *metric {
 	m := &metric{kind: kind, name: name, help: help, labels: labels}
 	metrics = append(metrics, m)
 	return m
 }
 
-func counter(name, help string, labels ...string) *metric {
-	return declare("counter", "penstock_"+name, help, labels...)
+func newCounter(name, help string, labels ...string) *metric {
+	return newMetric("counter", "penstock_"+name, help, labels...)
 }
 
-func gauge(name, help string, labels ...string) *metric {
-	return declare("gauge", "penstock_"+name, help, labels...)
+func newGauge(name, help string, labels ...string) *metric {
+	return newMetric("gauge", "penstock_"+name, help, labels...)
 }
 
-func histogram(name, help string, labels ...string) *metric {
-	return declare("histogram", "penstock_"+name, help, labels...)
+func newHistogram(name, help string, labels ...string) *metric {
+	return newMetric("histogram", "penstock_"+name, help, labels...)
 }
 
-// formerly has m shown under the name that it had before as well.
-func formerly(name string, m *metric) *metric {
-	m.former = declare(m.kind, "penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.",
+// alsoNamed has m shown under the name that it had before as well.
+func alsoNamed(name string, m *metric) *metric {
+	m.former = newMetric(m.kind, "penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.",
 		m.labels...)
 	return m
 }
@@ -45,22 +45,22 @@ func formerly(name string, m *metric) *metric {
 // sink has the samples of each family, one a line.
 type sink map[*metric][]byte
 
-func (s sink) put(m *metric, v float64, labels ...string) {
-	s.sample(m, "", v, labels, "")
+func (s sink) putSample(m *metric, v float64, labels ...string) {
+	s.addLine(m, "", v, labels, "")
 	if m.former != nil {
-		s.sample(m.former, "", v, labels, "")
+		s.addLine(m.former, "", v, labels, "")
 	}
 }
 
-func (s sink) histogram(m *metric, h datapath.Histogram, labels ...string) {
+func (s sink) putHistogram(m *metric, h datapath.Histogram, labels ...string) {
 	n := uint64(0)
 	for i, bound := range h.Bounds {
 		n += h.Counts[i]
-		s.sample(m, "_bucket", float64(n), labels, strconv.FormatFloat(bound, 'g', -1, 64))
+		s.addLine(m, "_bucket", float64(n), labels, strconv.FormatFloat(bound, 'g', -1, 64))
 	}
-	s.sample(m, "_bucket", float64(h.Count()), labels, "+Inf")
-	s.sample(m, "_sum", h.Sum, labels, "")
-	s.sample(m, "_count", float64(h.Count()), labels, "")
+	s.addLine(m, "_bucket", float64(h.Count()), labels, "+Inf")
+	s.addLine(m, "_sum", h.Sum, labels, "")
+	s.addLine(m, "_count", float64(h.Count()), labels, "")
 }
 
 // What the format wants escaped.
@@ -69,8 +69,8 @@ var (
 	labelValue = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// sample adds a line; le is the upper bound of a histogram's bucket.
-func (s sink) sample(m *metric, suffix string, v float64, labels []string, le string) {
+// addLine adds a line; le is the upper bound of a histogram's bucket.
+func (s sink) addLine(m *metric, suffix string, v float64, labels []string, le string) {
 	line := append(s[m], m.name+suffix...)
 	open := byte('{')
 	label := func(name, value string) {
@@ -90,8 +90,8 @@ func (s sink) sample(m *metric, suffix string, v float64, labels []string, le st
 	s[m] = append(strconv.AppendFloat(append(line, ' '), v, 'g', -1, 64), '\n')
 }
 
-// append appends the families that have samples.
-func (s sink) append(text []byte) []byte {
+// appendFamilies appends the families that have samples.
+func (s sink) appendFamilies(text []byte) []byte {
 	for _, m := range metrics {
 		if samples := s[m]; samples != nil {
 			text = append(text, "# HELP "+m.name+" "+helpText.Replace(m.help)+"\n# TYPE "+m.name+" "+m.kind+"\n"...)

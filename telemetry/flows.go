@@ -108,8 +108,8 @@ type Leg struct {
 	Falls     uint64 `json:"falls"` // Fallbacks under its former name, for one release more
 }
 
-// describe turns the proxy's account of a connection into ours.
-func describe(f *proxy.FlowInfo) Flow {
+// describeFlow turns the proxy's account of a connection into ours.
+func describeFlow(f *proxy.FlowInfo) Flow {
 	out := Flow{
 		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),

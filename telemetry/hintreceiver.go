@@ -46,11 +46,11 @@ const (
 )
 
 // SetToken has hints over TCP carry a token from now on; empty: no longer.
-func (k *HintReceiver) SetToken(secret string) { k.token.set(secret) }
+func (k *HintReceiver) SetToken(secret string) { k.token.setSecret(secret) }
 
 // Outcomes returns how many hints have come so far, by what became of them.
 func (k *HintReceiver) Outcomes() map[HintOutcome]uint64 {
-	return k.outcomes.counts(HintHeard, HintUnheard, HintInvalid, HintRefused, HintTooOften)
+	return k.outcomes.outcomeCounts(HintHeard, HintUnheard, HintInvalid, HintRefused, HintTooOften)
 }
 
 // refusal is an answer other than what was asked for.
@@ -60,11 +60,11 @@ type refusal struct {
 	err     error
 }
 
-// answer takes the hints of a request for which permit says nothing else.
-func (k *HintReceiver) answer(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
-	hints, no := k.receive(w, r, permit)
+// answerHints takes the hints of a request for which permit says nothing else.
+func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
+	hints, no := k.receiveHints(w, r, permit)
 	if no != nil {
-		k.outcomes.add(no.outcome, max(1, len(hints)))
+		k.outcomes.countOutcome(no.outcome, max(1, len(hints)))
 		switch no.code {
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -79,9 +79,9 @@ func (k *HintReceiver) answer(w http.ResponseWriter, r *http.Request, permit fun
 		groups := k.Pass(h.about, h.hint)
 		total += groups
 		if groups > 0 {
-			k.outcomes.add(HintHeard, 1)
+			k.outcomes.countOutcome(HintHeard, 1)
 		} else {
-			k.outcomes.add(HintUnheard, 1)
+			k.outcomes.countOutcome(HintUnheard, 1)
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -94,11 +94,11 @@ type pathHint struct {
 	hint  cc.Hint
 }
 
-// receive returns the hints of a request, all of them or a refusal; with one for
+// receiveHints returns the hints of a request, all of them or a refusal; with one for
 // coming too often also those that are refused.
-func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]pathHint,
-	*refusal,
-) {
+func (k *HintReceiver) receiveHints(
+	w http.ResponseWriter, r *http.Request, permit func(*http.Request) error,
+) ([]pathHint, *refusal) {
 	if fromWebPage(r) { // also with the token, which a browser may have been given
 		return nil, &refusal{http.StatusForbidden, HintRefused, errors.New("hints are not taken from web pages")}
 	}
@@ -131,16 +131,16 @@ func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit fu
 	now := k.Clock()
 	out := make([]pathHint, len(hints))
 	for i, h := range hints {
-		about, err := h.check()
+		about, err := h.checkHint()
 		if err != nil && len(hints) > 1 {
 			err = fmt.Errorf("hint %d of %d: %w", i+1, len(hints), err)
 		}
 		if err != nil {
 			return nil, &refusal{http.StatusBadRequest, HintInvalid, err}
 		}
-		out[i] = pathHint{about, h.at(now)}
+		out[i] = pathHint{about, h.hintAt(now)}
 	}
-	if !k.admit(now, len(out)) {
+	if !k.admitHints(now, len(out)) {
 		return out, &refusal{
 			http.StatusTooManyRequests, HintTooOften,
 			fmt.Errorf("at most %d hints a second are taken", hintRate),
@@ -149,8 +149,8 @@ func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit fu
 	return out, nil
 }
 
-// admit lets n hints pass, or none of them.
-func (k *HintReceiver) admit(now cc.Time, n int) bool {
+// admitHints lets n hints pass, or none of them.
+func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.filled == 0 {
@@ -174,7 +174,7 @@ var errToken = errors.New("hints over TCP need the token of telemetry.hints.toke
 // answered.
 func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Request) error {
 	return func(r *http.Request) error {
-		given, carried := k.token.carried(r)
+		given, carried := k.token.carriedBy(r)
 		switch {
 		case given && !carried:
 			return errToken
@@ -191,7 +191,7 @@ func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Requ
 func (k *HintReceiver) Serve(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
-		k.answer(w, r, func(*http.Request) error { return nil })
+		k.answerHints(w, r, func(*http.Request) error { return nil })
 	})
-	return serve(ctx, ln, mux, k.Log)
+	return serveHTTP(ctx, ln, mux, k.Log)
 }

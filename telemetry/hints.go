@@ -100,9 +100,9 @@ func readArray(d *json.Decoder) ([]Hint, error) {
 	return hints, err
 }
 
-// check returns whom h is about, and what is wrong with it.
-func (h Hint) check() (netip.Prefix, error) {
-	about, err := h.about()
+// checkHint returns whom h is about, and what is wrong with it.
+func (h Hint) checkHint() (netip.Prefix, error) {
+	about, err := h.hintPrefix()
 	if err != nil {
 		return about, err
 	}
@@ -127,8 +127,8 @@ func (h Hint) check() (netip.Prefix, error) {
 	return about, nil
 }
 
-// about returns the hosts that the path leads to.
-func (h Hint) about() (netip.Prefix, error) {
+// hintPrefix returns the hosts that the path leads to.
+func (h Hint) hintPrefix() (netip.Prefix, error) {
 	if h.Host != "" && h.Prefix != "" {
 		return netip.Prefix{}, errors.New("a hint is about a host or a prefix, not both")
 	}
@@ -147,8 +147,8 @@ func (h Hint) about() (netip.Prefix, error) {
 	return netip.PrefixFrom(host, host.BitLen()), nil
 }
 
-// at is the hint as of now.
-func (h Hint) at(now cc.Time) cc.Hint {
+// hintAt is the hint as of now.
+func (h Hint) hintAt(now cc.Time) cc.Hint {
 	return cc.Hint{
 		At:       max(1, now.Add(-time.Duration(h.Age*float64(time.Millisecond)))),
 		Capacity: cc.Rate(h.Capacity), FairShare: cc.Rate(h.FairShare),

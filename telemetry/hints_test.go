@@ -307,14 +307,14 @@ func FuzzReadHints(f *testing.F) {
 		assert.LessOrEqual(t, len(hints), maxHints)
 		const now = cc.Time(time.Hour)
 		for _, h := range hints {
-			about, err := h.check()
+			about, err := h.checkHint()
 			if err != nil {
 				assert.NotContains(t, err.Error(), "\n")
 				continue
 			}
 			assert.True(t, about.IsValid() && about == about.Masked() && !about.Addr().Is4In6() &&
 				about.Addr().Zone() == "", "%v", about)
-			got := h.at(now)
+			got := h.hintAt(now)
 			assert.True(t, got.At <= now && got.At >= now.Add(-maxHintAge), "%v", got.At)
 			assert.True(t, min(got.Capacity, got.FairShare, got.LinkRate, got.ArrivalRate) >= 0 &&
 				min(got.QueueRoom, got.RadioLost) >= 0 && got.Flows >= 0, "%+v", got)

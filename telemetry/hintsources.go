@@ -9,7 +9,7 @@ type HintSource struct {
 }
 
 func (s sink) hintSource(h HintSource) {
-	s.put(hintReadings, float64(h.Readings), h.Interface)
-	s.put(hintErrors, float64(h.Errors), h.Interface)
-	s.put(hintSourceUp, oneIf(h.Up), h.Interface)
+	s.putSample(hintReadings, float64(h.Readings), h.Interface)
+	s.putSample(hintErrors, float64(h.Errors), h.Interface)
+	s.putSample(hintSourceUp, oneIf(h.Up), h.Interface)
 }

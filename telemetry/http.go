@@ -70,23 +70,23 @@ type Pages struct {
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
 	scrapes := make(chan struct{}, maxScrapes)
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) { p.metrics(w, r, scrapes) })
-	p.health(mux)
-	mux.HandleFunc("GET /flows", p.flows)
-	mux.HandleFunc("GET /hosts", p.hosts)
-	mux.HandleFunc("GET /v1/peers", p.peers)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) { p.serveMetrics(w, r, scrapes) })
+	p.addHealthPages(mux)
+	mux.HandleFunc("GET /flows", p.serveFlows)
+	mux.HandleFunc("GET /hosts", p.serveHosts)
+	mux.HandleFunc("GET /v1/peers", p.servePeers)
 	if p.Page != nil {
 		p.Page.Register(mux)
 	}
 	if p.Reload != nil {
-		mux.HandleFunc("POST /-/reload", p.reload)
+		mux.HandleFunc("POST /-/reload", p.serveReload)
 	}
 	if p.Changes != nil {
-		p.Changes.register(mux)
+		p.Changes.registerPages(mux)
 	}
 	if p.Hints != nil {
 		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
-		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.Hints.answer(w, r, permit) })
+		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.Hints.answerHints(w, r, permit) })
 	}
 	if p.Profile {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -121,23 +121,23 @@ func namesThisHost(host string) bool {
 	return err == nil
 }
 
-// health adds the pages for probes.
-func (p Pages) health(mux *http.ServeMux) {
+// addHealthPages adds the pages for probes.
+func (p Pages) addHealthPages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", p.ready)
+	mux.HandleFunc("GET /readyz", p.serveReady)
 }
 
 // ServeHealth is Serve for the pages for probes alone, which anybody may see.
 func (p Pages) ServeHealth(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
-	p.health(mux)
-	return serve(ctx, ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.addHealthPages(mux)
+	return serveHTTP(ctx, ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close") // or anybody could have thousands stay open
 		mux.ServeHTTP(w, r)
 	}), p.Log)
 }
 
-func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
+func (p Pages) serveReady(w http.ResponseWriter, _ *http.Request) {
 	if p.Ready != nil {
 		if err := p.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -147,8 +147,8 @@ func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ready")
 }
 
-func (p Pages) metrics(w http.ResponseWriter, r *http.Request, scrapes chan struct{}) {
-	text, err := p.scrape(scrapes)
+func (p Pages) serveMetrics(w http.ResponseWriter, r *http.Request, scrapes chan struct{}) {
+	text, err := p.collectMetrics(scrapes)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -162,11 +162,11 @@ func (p Pages) metrics(w http.ResponseWriter, r *http.Request, scrapes chan stru
 	} else {
 		_, err = w.Write(text)
 	}
-	p.unsent(r, err)
+	p.logUnsent(r, err)
 }
 
-// scrape puts the metrics together. Who is slow to read them keeps nobody from it.
-func (p Pages) scrape(scrapes chan struct{}) ([]byte, error) {
+// collectMetrics puts the metrics together. Who is slow to read them keeps nobody from it.
+func (p Pages) collectMetrics(scrapes chan struct{}) ([]byte, error) {
 	select {
 	case scrapes <- struct{}{}:
 		defer func() { <-scrapes }()
@@ -176,27 +176,27 @@ func (p Pages) scrape(scrapes chan struct{}) ([]byte, error) {
 	}
 }
 
-// unsent logs that an answer could not be sent.
-func (p Pages) unsent(r *http.Request, err error) {
+// logUnsent logs that an answer could not be sent.
+func (p Pages) logUnsent(r *http.Request, err error) {
 	if err != nil && p.Log != nil {
 		p.Log.Debug("telemetry: answer not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
 	}
 }
 
-func (p Pages) flows(w http.ResponseWriter, r *http.Request) {
+func (p Pages) serveFlows(w http.ResponseWriter, r *http.Request) {
 	n, flows := p.Source.Flows()
-	p.list(w, r, n, func(yield func(any) bool) {
+	p.serveList(w, r, n, func(yield func(any) bool) {
 		for f := range flows {
-			if !yield(describe(f)) {
+			if !yield(describeFlow(f)) {
 				return
 			}
 		}
 	})
 }
 
-func (p Pages) hosts(w http.ResponseWriter, r *http.Request) {
+func (p Pages) serveHosts(w http.ResponseWriter, r *http.Request) {
 	groups, now := p.Source.Groups()
-	p.list(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
+	p.serveList(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
 }
 
 // eachOf yields what describe makes of each of all.
@@ -210,9 +210,9 @@ func eachOf[T any](all []T, describe func(*T) any) iter.Seq[any] {
 	}
 }
 
-// list answers with the first of n items, as many as the request wants. The others are
+// serveList answers with the first of n items, as many as the request wants. The others are
 // not looked at.
-func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, items iter.Seq[any]) {
+func (p Pages) serveList(w http.ResponseWriter, r *http.Request, n int, items iter.Seq[any]) {
 	limit := defaultLimit
 	if text := r.URL.Query().Get("limit"); text != "" {
 		var err error
@@ -227,7 +227,7 @@ func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, items iter.Se
 	if limit == 0 {
 		limit = math.MaxInt
 	}
-	p.unsent(r, writeList(w, limit, items))
+	p.logUnsent(r, writeList(w, limit, items))
 }
 
 // listChunk is how many bytes of a list are sent at once.
@@ -272,12 +272,12 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 		defer looks.Wait()
 		defer end()
 	}
-	return serve(ctx, ln, p.Handler(local), p.Log)
+	return serveHTTP(ctx, ln, p.Handler(local), p.Log)
 }
 
-// serve answers on ln until ctx ends, then lets answers underway finish, but not
+// serveHTTP answers on ln until ctx ends, then lets answers underway finish, but not
 // for long.
-func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
+func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,

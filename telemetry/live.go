@@ -37,24 +37,24 @@ func newLive() live {
 	}
 }
 
-// flow counts a connection in.
-func (l live) flow(f *proxy.FlowInfo) {
+// countFlow counts a connection in.
+func (l live) countFlow(f *proxy.FlowInfo) {
 	if !f.Relayed() {
 		return
 	}
 	l.buffered["down"] += max(0, f.Down.Read-f.Down.Written)
 	l.buffered["up"] += max(0, f.Up.Read-f.Up.Written)
-	for k, s := range controlled(f) {
-		l.add(k, s)
+	for k, s := range controlledWindows(f) {
+		l.addSnapshot(k, s)
 	}
-	l.leg("client", &f.Client)
-	l.leg("server", &f.Server)
+	l.addLeg("client", &f.Client)
+	l.addLeg("server", &f.Server)
 }
 
-// controlled yields the windows of ours that a connection has. A direction of down or up is
+// controlledWindows yields the windows of ours that a connection has. A direction of down or up is
 // towards the client or the server; one of from_client or from_server is what they are let
 // send in.
-func controlled(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
+func controlledWindows(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
 	return func(yield func(controlKey, *flow.Snapshot) bool) {
 		side := func(d *proxy.DirectionInfo, name, from string) bool {
 			return (!d.Managed || yield(controlKey{d.Algorithm, name}, &d.Flow)) &&
@@ -64,7 +64,7 @@ func controlled(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
 	}
 }
 
-func (l live) add(k controlKey, s *flow.Snapshot) {
+func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	c := l.control[k]
 	if c == nil {
 		c = &control{}
@@ -81,24 +81,24 @@ func (l live) add(k controlKey, s *flow.Snapshot) {
 	c.pacing += float64(s.PacingRate) / 8 / members
 }
 
-func (l live) leg(name string, i *datapath.Info) {
+func (l live) addLeg(name string, i *datapath.Info) {
 	l.legs[name].cwnd += i.Cwnd
 	l.legs[name].unsent += i.Unsent
 }
 
-func (l live) write(out sink) {
+func (l live) writeMetrics(out sink) {
 	for k, c := range l.control {
-		out.put(ccFlows, float64(c.flows), k.algorithm, k.direction)
-		out.put(ccWindow, c.window, k.algorithm, k.direction)
-		out.put(ccInflight, c.inflight, k.algorithm, k.direction)
-		out.put(ccPacing, c.pacing, k.algorithm, k.direction)
+		out.putSample(ccFlows, float64(c.flows), k.algorithm, k.direction)
+		out.putSample(ccWindow, c.window, k.algorithm, k.direction)
+		out.putSample(ccInflight, c.inflight, k.algorithm, k.direction)
+		out.putSample(ccPacing, c.pacing, k.algorithm, k.direction)
 	}
 	for name, g := range l.legs {
-		out.put(tcpCwnd, float64(g.cwnd), name)
-		out.put(tcpUnsent, float64(g.unsent), name)
+		out.putSample(tcpCwnd, float64(g.cwnd), name)
+		out.putSample(tcpUnsent, float64(g.unsent), name)
 	}
 	for name, n := range l.buffered {
-		out.put(buffered, float64(n), name)
+		out.putSample(buffered, float64(n), name)
 	}
 }
 
@@ -147,17 +147,17 @@ func sumGroups(all []flow.Group, now cc.Time) groups {
 	return sums
 }
 
-func (sums groups) write(out sink) {
+func (sums groups) writeMetrics(out sink) {
 	for algorithm, s := range sums {
-		out.put(groupsOpen, float64(s.used), algorithm, "used")
-		out.put(groupsOpen, float64(s.lingering), algorithm, "lingering")
-		out.put(groupMembers, float64(s.active), algorithm, "active")
-		out.put(groupMembers, float64(s.idle), algorithm, "idle")
-		out.put(groupBorrowed, s.borrowed, algorithm)
-		out.put(groupUnused, s.unused, algorithm)
-		out.put(groupsHinted, float64(s.hinted), algorithm)
-		out.put(groupsDoubting, float64(s.high), algorithm, string(flow.HintTooHigh))
-		out.put(groupsDoubting, float64(s.low), algorithm, string(flow.HintTooLow))
-		out.put(groupsCapped, float64(s.capped), algorithm)
+		out.putSample(groupsOpen, float64(s.used), algorithm, "used")
+		out.putSample(groupsOpen, float64(s.lingering), algorithm, "lingering")
+		out.putSample(groupMembers, float64(s.active), algorithm, "active")
+		out.putSample(groupMembers, float64(s.idle), algorithm, "idle")
+		out.putSample(groupBorrowed, s.borrowed, algorithm)
+		out.putSample(groupUnused, s.unused, algorithm)
+		out.putSample(groupsHinted, float64(s.hinted), algorithm)
+		out.putSample(groupsDoubting, float64(s.high), algorithm, string(flow.HintTooHigh))
+		out.putSample(groupsDoubting, float64(s.low), algorithm, string(flow.HintTooLow))
+		out.putSample(groupsCapped, float64(s.capped), algorithm)
 	}
 }

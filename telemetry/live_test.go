@@ -11,7 +11,7 @@ import (
 
 func sumLive(src Source) live {
 	l := newLive()
-	src.Snapshot(l.flow)
+	src.Snapshot(l.countFlow)
 	return l
 }
 

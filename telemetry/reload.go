@@ -44,9 +44,9 @@ func fromWebPage(r *http.Request) bool {
 	return r.Header.Get("Origin") != "" || site != "" && site != "none"
 }
 
-// reload has the configuration be reread. Who may is whoever asks from this
+// serveReload has the configuration be reread. Who may is whoever asks from this
 // machine, but no page in a browser there, which says where it comes from.
-func (p Pages) reload(w http.ResponseWriter, r *http.Request) {
+func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
 	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",
 			http.StatusForbidden)

@@ -44,13 +44,14 @@ var rateBuckets = []float64{
 
 // Of legs, and of directions under our congestion control.
 var (
-	rtt    = histogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
-	minRTT = histogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
+	rtt    = newHistogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
+	minRTT = newHistogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
 
-	queueing = histogram("tcp_queueing_delay_seconds",
+	queueing = newHistogram("tcp_queueing_delay_seconds",
 		"Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", "leg")
-	delivery = histogram("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.", "leg")
-	ccDelay  = histogram("cc_queueing_delay_seconds",
+	delivery = newHistogram("tcp_delivery_rate_bytes_per_second",
+		"Delivery rate of busy legs, sampled at scrapes.", "leg")
+	ccDelay = newHistogram("cc_queueing_delay_seconds",
 		"Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at "+
 			"scrapes.", "algorithm", "direction")
 )
@@ -63,8 +64,8 @@ type distribution struct {
 
 func newSampler() *sampler { return &sampler{of: map[distribution]*datapath.Histogram{}} }
 
-// observe counts v. Callers hold mu.
-func (s *sampler) observe(m *metric, bounds []float64, v float64, labels ...string) {
+// observeValue counts v. Callers hold mu.
+func (s *sampler) observeValue(m *metric, bounds []float64, v float64, labels ...string) {
 	key := distribution{metric: m}
 	copy(key.labels[:], labels)
 	h := s.of[key]
@@ -76,11 +77,11 @@ func (s *sampler) observe(m *metric, bounds []float64, v float64, labels ...stri
 	h.Sum += v
 }
 
-func (s *sampler) write(out sink) {
+func (s *sampler) writeMetrics(out sink) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for d, h := range s.of {
-		out.histogram(d.metric, *h, d.labels[:]...)
+		out.putHistogram(d.metric, *h, d.labels[:]...)
 	}
 }
 
@@ -90,8 +91,8 @@ type sample struct {
 	before, now []moved // those before go as their flows come
 }
 
-// begin locks s until the sample ends; nil: there was one just now.
-func (s *sampler) begin(now cc.Time) *sample {
+// beginSample locks s until the sample ends; nil: there was one just now.
+func (s *sampler) beginSample(now cc.Time) *sample {
 	s.mu.Lock()
 	if s.last != 0 && now.Sub(s.last) < sampleEvery {
 		s.mu.Unlock()
@@ -101,15 +102,15 @@ func (s *sampler) begin(now cc.Time) *sample {
 	return &sample{s, s.seen, make([]moved, 0, len(s.seen))}
 }
 
-func (s *sample) end() {
+func (s *sample) endSample() {
 	if s != nil {
 		s.seen = s.now
 		s.mu.Unlock()
 	}
 }
 
-// flow adds one observation for each busy leg. Flows come in the order of their numbers.
-func (s *sample) flow(f *proxy.FlowInfo) {
+// addFlow adds one observation for each busy leg. Flows come in the order of their numbers.
+func (s *sample) addFlow(f *proxy.FlowInfo) {
 	if s == nil || !f.Relayed() {
 		return
 	}
@@ -122,28 +123,28 @@ func (s *sample) flow(f *proxy.FlowInfo) {
 	}
 	s.now = append(s.now, is)
 	if is.down > was.down {
-		s.leg("client", &f.Client)
+		s.observeLeg("client", &f.Client)
 	}
 	if is.up > was.up {
-		s.leg("server", &f.Server)
+		s.observeLeg("server", &f.Server)
 	}
-	for k, c := range controlled(f) {
+	for k, c := range controlledWindows(f) {
 		down := k.direction == "down" || k.direction == "from_server"
 		if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
-			s.observe(ccDelay, delayBuckets, c.QueueingDelay.Seconds(), k.algorithm, k.direction)
+			s.observeValue(ccDelay, delayBuckets, c.QueueingDelay.Seconds(), k.algorithm, k.direction)
 		}
 	}
 }
 
-func (s *sampler) leg(name string, i *datapath.Info) {
+func (s *sampler) observeLeg(name string, i *datapath.Info) {
 	if i.SRTT > 0 {
-		s.observe(rtt, delayBuckets, i.SRTT.Seconds(), name)
+		s.observeValue(rtt, delayBuckets, i.SRTT.Seconds(), name)
 	}
 	if i.MinRTT > 0 {
-		s.observe(minRTT, delayBuckets, i.MinRTT.Seconds(), name)
-		s.observe(queueing, delayBuckets, max(0, i.SRTT-i.MinRTT).Seconds(), name)
+		s.observeValue(minRTT, delayBuckets, i.MinRTT.Seconds(), name)
+		s.observeValue(queueing, delayBuckets, max(0, i.SRTT-i.MinRTT).Seconds(), name)
 	}
 	if i.DeliveryRate > 0 {
-		s.observe(delivery, rateBuckets, float64(i.DeliveryRate)/8, name)
+		s.observeValue(delivery, rateBuckets, float64(i.DeliveryRate)/8, name)
 	}
 }

@@ -17,7 +17,7 @@ const socketMode = 0o660
 // is replaced; another file, or a socket that somebody answers, is not. The
 // listener's Close removes it, unless another has taken its place.
 func ListenSocket(path string) (net.Listener, error) {
-	if err := vacant(path); err != nil {
+	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
 	// Made beside its place and moved there: nobody finds it with another mode,
@@ -36,14 +36,14 @@ func ListenSocket(path string) (net.Listener, error) {
 	}
 	ln.SetUnlinkOnClose(false) // it would look under its first name
 	s := &socket{Listener: ln, path: path}
-	if err := s.settle(fresh); err != nil {
+	if err := s.moveIntoPlace(fresh); err != nil {
 		return nil, errors.Join(fmt.Errorf("telemetry: %w", err), ln.Close(), os.Remove(fresh))
 	}
 	return s, nil
 }
 
-// vacant reports why nothing may be put at path.
-func vacant(path string) error {
+// checkVacant reports why nothing may be put at path.
+func checkVacant(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -71,8 +71,8 @@ type socket struct {
 	own  fs.FileInfo
 }
 
-// settle moves the socket to its place.
-func (s *socket) settle(from string) (err error) {
+// moveIntoPlace moves the socket to its place.
+func (s *socket) moveIntoPlace(from string) (err error) {
 	if err = os.Chmod(from, socketMode); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ type tally[Outcome comparable] struct {
 	n  map[Outcome]uint64
 }
 
-func (t *tally[Outcome]) add(o Outcome, n int) {
+func (t *tally[Outcome]) countOutcome(o Outcome, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.n == nil {
@@ -21,8 +21,8 @@ func (t *tally[Outcome]) add(o Outcome, n int) {
 	t.n[o] += uint64(n)
 }
 
-// counts returns how many there were of each, of those in all even if there were none.
-func (t *tally[Outcome]) counts(all ...Outcome) map[Outcome]uint64 {
+// outcomeCounts returns how many there were of each, of those in all even if there were none.
+func (t *tally[Outcome]) outcomeCounts(all ...Outcome) map[Outcome]uint64 {
 	out := map[Outcome]uint64{}
 	for _, o := range all {
 		out[o] = 0

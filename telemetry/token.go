@@ -14,8 +14,8 @@ type token struct {
 	sum atomic.Pointer[[sha256.Size]byte]
 }
 
-// set replaces it; empty: there is none.
-func (t *token) set(secret string) {
+// setSecret replaces it; empty: there is none.
+func (t *token) setSecret(secret string) {
 	var sum *[sha256.Size]byte
 	if secret != "" {
 		sum = new(sha256.Sum256([]byte(secret)))
@@ -23,11 +23,11 @@ func (t *token) set(secret string) {
 	t.sum.Store(sum)
 }
 
-// given reports whether there is a token.
-func (t *token) given() bool { return t.sum.Load() != nil }
+// isSet reports whether there is a token.
+func (t *token) isSet() bool { return t.sum.Load() != nil }
 
-// carried reports whether there is a token, and whether r has it.
-func (t *token) carried(r *http.Request) (given, carried bool) {
+// carriedBy reports whether there is a token, and whether r has it.
+func (t *token) carriedBy(r *http.Request) (given, carried bool) {
 	want := t.sum.Load()
 	if want == nil {
 		return false, false

@@ -44,7 +44,7 @@ type Trace struct {
 // NewTrace starts writing to w, until Close.
 func NewTrace(w io.Writer) *Trace {
 	t := &Trace{events: make(chan flow.Event, traceBacklog), done: make(chan struct{})}
-	go t.run(w)
+	go t.writeLoop(w)
 	return t
 }
 
@@ -81,7 +81,7 @@ func (t *Trace) Close() error {
 	return t.err
 }
 
-func (t *Trace) run(w io.Writer) {
+func (t *Trace) writeLoop(w io.Writer) {
 	defer close(t.done)
 	ticks := time.NewTicker(traceFlush)
 	defer ticks.Stop()

@@ -12,65 +12,66 @@ import (
 )
 
 var (
-	tunnelUp = gauge("tunnel_up",
+	tunnelUp = newGauge("tunnel_up",
 		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened again.",
 		"listener")
-	tunnelPeers  = gauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
-	tunnelActive = gauge("tunnel_peers_active",
+	tunnelPeers  = newGauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
+	tunnelActive = newGauge("tunnel_peers_active",
 		"Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and "+
 			"CONNECT-IP's.", "listener")
-	tunnelBytes = counter("tunnel_bytes_total",
+	tunnelBytes = newCounter("tunnel_bytes_total",
 		"Bytes of the packets inside the tunnel, their headers included, received from peers and sent to "+
 			"them.", "listener", "direction")
-	tunnelRefused = counter("tunnel_refused_packets_total",
+	tunnelRefused = newCounter("tunnel_refused_packets_total",
 		"Packets that were no peer's, or not from its addresses.", "listener")
-	tunnelLost = counter("tunnel_lost_packets_total",
+	tunnelLost = newCounter("tunnel_lost_packets_total",
 		"Packets to peers that were lost here, since more waited than may.", "listener")
-	tunnelSendErrors = counter("tunnel_send_errors_total",
+	tunnelSendErrors = newCounter("tunnel_send_errors_total",
 		"WireGuard's packets outside that the kernel did not take: too_large, unreachable (no route, or the device "+
 			"is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.", "listener", "reason")
-	tunnelHandshakes = counter("tunnel_dropped_handshakes_total",
+	tunnelHandshakes = newCounter("tunnel_dropped_handshakes_total",
 		"Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
-	tunnelStalls = counter("tunnel_stalls_total",
+	tunnelStalls = newCounter("tunnel_stalls_total",
 		"How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
-	tunnelInvalid = counter("tunnel_invalid_packets_total",
+	tunnelInvalid = newCounter("tunnel_invalid_packets_total",
 		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) "+
 			"and flags "+
 			"(no TCP sends them together).", "listener", "reason")
-	tunnelExpired = counter("tunnel_expired_packets_total",
+	tunnelExpired = newCounter("tunnel_expired_packets_total",
 		"Packets out of the tunnel whose hop limit had run out.", "listener")
 
-	tunnelDatagrams = counter("tunnel_datagrams_total",
+	tunnelDatagrams = newCounter("tunnel_datagrams_total",
 		"UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
-	tunnelDropped = counter("tunnel_datagrams_dropped_total",
+	tunnelDropped = newCounter("tunnel_datagrams_dropped_total",
 		"UDP datagrams and echo messages that were dropped: refused by policy, "+
 			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was "+
 			"full) on the way to a peer, or at a maximum rate on the way from it, "+
 			"unsolicited (from whom the peer had not written to), failed (not taken by the network or the "+
 			"tunnel).", "listener", "reason")
-	tunnelSessions = gauge("tunnel_datagram_sessions",
+	tunnelSessions = newGauge("tunnel_datagram_sessions",
 		"Addresses and ports of peers that have sent datagrams and may be answered.", "listener")
-	tunnelEvicted = counter("tunnel_datagram_sessions_evicted_total",
+	tunnelEvicted = newCounter("tunnel_datagram_sessions_evicted_total",
 		"Sessions that ended early to make room for others.", "listener")
-	tunnelNotices = counter("tunnel_icmp_errors_total", "ICMP errors about datagrams that peers were told.", "listener")
+	tunnelNotices = newCounter("tunnel_icmp_errors_total",
+		"ICMP errors about datagrams that peers were told.", "listener")
 )
 
 // What is told of single peers, by the names that configuration, tokens or certificates
 // give them.
 var (
-	peerBytes = counter("peer_bytes_total",
+	peerBytes = newCounter("peer_bytes_total",
 		"Bytes received from a peer and sent to it: WireGuard's with the tunnel's own, of a MASQUE client "+
 			"those of the packets in its CONNECT-IP sessions.", "listener", "peer", "direction")
-	peerHandshake = gauge("peer_last_handshake_timestamp_seconds",
+	peerHandshake = newGauge("peer_last_handshake_timestamp_seconds",
 		"When WireGuard's last handshake with a peer was, in Unix time; absent: there was none.", "listener", "peer")
-	peerConnections = gauge("peer_connections_active", "Connections of a peer that are relayed.", "listener", "peer")
-	peerQueueing    = gauge("peer_queueing_delay_seconds",
+	peerConnections = newGauge("peer_connections_active", "Connections of a peer that are relayed.", "listener", "peer")
+	peerQueueing    = newGauge("peer_queueing_delay_seconds",
 		"Newest round-trip time towards a peer above the least, the greatest of the connections that have "+
 			"something in flight under our congestion control; 0: none has.", "listener", "peer")
-	peerRate = gauge("peer_delivery_rate_bytes_per_second",
+	peerRate = newGauge("peer_delivery_rate_bytes_per_second",
 		"Newest delivery rates towards a peer, summed over the connections that have something in flight "+
 			"under our congestion control.", "listener", "peer")
-	peerRetransmitted = counter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener",
+	peerRetransmitted = newCounter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener",
 		"peer")
 )
 
@@ -92,8 +93,8 @@ type peerLoad struct {
 // peerLoads sums up connections by their peers.
 type peerLoads map[peerKey]peerLoad
 
-// flow counts a connection in.
-func (loads peerLoads) flow(f *proxy.FlowInfo) {
+// addFlow counts a connection in.
+func (loads peerLoads) addFlow(f *proxy.FlowInfo) {
 	s := &f.Down.Flow
 	if f.Peer == "" || !f.Down.Managed || s.Inflight == 0 {
 		return
@@ -104,8 +105,8 @@ func (loads peerLoads) flow(f *proxy.FlowInfo) {
 	loads[k] = l
 }
 
-// count adds what is counted of peers.
-func (loads peerLoads) count(peers []proxy.PeerCounters) {
+// addCounters adds what is counted of peers.
+func (loads peerLoads) addCounters(peers []proxy.PeerCounters) {
 	for _, p := range peers {
 		k := peerKey{p.Listener, p.Peer}
 		l := loads[k]
@@ -114,8 +115,8 @@ func (loads peerLoads) count(peers []proxy.PeerCounters) {
 	}
 }
 
-// peers writes what is known of a tunnel's peers.
-func (s sink) peers(t proxy.TunnelInfo, loads peerLoads) {
+// writePeers writes what is known of a tunnel's peers.
+func (s sink) writePeers(t proxy.TunnelInfo, loads peerLoads) {
 	type state struct {
 		received, sent uint64
 		handshake      time.Time
@@ -137,15 +138,15 @@ func (s sink) peers(t proxy.TunnelInfo, loads peerLoads) {
 	names = slices.DeleteFunc(names, func(name string) bool { _, err := netip.ParseAddr(name); return err == nil })
 	for _, name := range names[:min(len(names), maxPeerSeries)] {
 		load, is := loads[peerKey{t.Listener, name}], known[name]
-		s.put(peerBytes, float64(is.received), t.Listener, name, "received")
-		s.put(peerBytes, float64(is.sent), t.Listener, name, "sent")
+		s.putSample(peerBytes, float64(is.received), t.Listener, name, "received")
+		s.putSample(peerBytes, float64(is.sent), t.Listener, name, "sent")
 		if !is.handshake.IsZero() {
-			s.put(peerHandshake, unixSeconds(is.handshake), t.Listener, name)
+			s.putSample(peerHandshake, unixSeconds(is.handshake), t.Listener, name)
 		}
-		s.put(peerConnections, float64(load.connections), t.Listener, name)
-		s.put(peerQueueing, load.queueing.Seconds(), t.Listener, name)
-		s.put(peerRate, float64(load.rate)/8, t.Listener, name)
-		s.put(peerRetransmitted, float64(load.retransmitted), t.Listener, name)
+		s.putSample(peerConnections, float64(load.connections), t.Listener, name)
+		s.putSample(peerQueueing, load.queueing.Seconds(), t.Listener, name)
+		s.putSample(peerRate, float64(load.rate)/8, t.Listener, name)
+		s.putSample(peerRetransmitted, float64(load.retransmitted), t.Listener, name)
 	}
 }
 
@@ -154,48 +155,48 @@ func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 // sessionLife is how long after its handshake a WireGuard session ends at the latest.
 const sessionLife = 3 * time.Minute
 
-// tunnel writes what is known of a tunnel; now is the wall clock's.
-func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
+// writeTunnel writes what is known of a tunnel; now is the wall clock's.
+func (s sink) writeTunnel(t proxy.TunnelInfo, now time.Time) {
 	active := len(t.Sessions)
 	for _, p := range t.Peers {
 		if !p.Handshake.IsZero() && now.Sub(p.Handshake) < sessionLife {
 			active++
 		}
 	}
-	s.put(tunnelUp, oneIf(t.Up), t.Listener)
-	s.put(tunnelPeers, float64(len(t.Peers)), t.Listener)
-	s.put(tunnelActive, float64(active), t.Listener)
-	s.put(tunnelBytes, float64(t.Received), t.Listener, "received")
-	s.put(tunnelBytes, float64(t.Sent), t.Listener, "sent")
-	s.put(tunnelRefused, float64(t.Refused), t.Listener)
+	s.putSample(tunnelUp, oneIf(t.Up), t.Listener)
+	s.putSample(tunnelPeers, float64(len(t.Peers)), t.Listener)
+	s.putSample(tunnelActive, float64(active), t.Listener)
+	s.putSample(tunnelBytes, float64(t.Received), t.Listener, "received")
+	s.putSample(tunnelBytes, float64(t.Sent), t.Listener, "sent")
+	s.putSample(tunnelRefused, float64(t.Refused), t.Listener)
 	if t.Unauthorized > 0 { // before there is a connection of a client's
-		s.put(rejections, float64(t.Unauthorized), t.Listener, string(proxy.RejectedAuth))
+		s.putSample(rejections, float64(t.Unauthorized), t.Listener, string(proxy.RejectedAuth))
 	}
-	s.put(tunnelLost, float64(t.Lost), t.Listener)
+	s.putSample(tunnelLost, float64(t.Lost), t.Listener)
 	for reason, n := range map[string]uint64{
 		"too_large": t.SendErrors.TooLarge, "unreachable": t.SendErrors.Unreachable, "forbidden": t.SendErrors.Forbidden,
 		"no_buffer": t.SendErrors.NoBuffer, "other": t.SendErrors.Other,
 	} {
-		s.put(tunnelSendErrors, float64(n), t.Listener, reason)
+		s.putSample(tunnelSendErrors, float64(n), t.Listener, reason)
 	}
-	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
-	s.put(tunnelStalls, float64(t.Stalls), t.Listener)
-	s.put(tunnelInvalid, float64(t.Malformed), t.Listener, "malformed")
-	s.put(tunnelInvalid, float64(t.Damaged), t.Listener, "checksum")
-	s.put(tunnelInvalid, float64(t.Senseless), t.Listener, "flags")
-	s.put(tunnelExpired, float64(t.Expired), t.Listener)
+	s.putSample(tunnelHandshakes, float64(t.Handshakes), t.Listener)
+	s.putSample(tunnelStalls, float64(t.Stalls), t.Listener)
+	s.putSample(tunnelInvalid, float64(t.Malformed), t.Listener, "malformed")
+	s.putSample(tunnelInvalid, float64(t.Damaged), t.Listener, "checksum")
+	s.putSample(tunnelInvalid, float64(t.Senseless), t.Listener, "flags")
+	s.putSample(tunnelExpired, float64(t.Expired), t.Listener)
 	d := t.Datagrams
-	s.put(tunnelDatagrams, float64(d.SentPackets), t.Listener, "received")
-	s.put(tunnelDatagrams, float64(d.ReceivedPackets), t.Listener, "sent")
+	s.putSample(tunnelDatagrams, float64(d.SentPackets), t.Listener, "received")
+	s.putSample(tunnelDatagrams, float64(d.ReceivedPackets), t.Listener, "sent")
 	for reason, n := range map[string]uint64{
 		"refused": d.Refused, "crowded": d.Crowded, "late": d.Late,
 		"overflow": d.Overflow, "unsolicited": d.Unsolicited, "failed": d.Failed,
 	} {
-		s.put(tunnelDropped, float64(n), t.Listener, reason)
+		s.putSample(tunnelDropped, float64(n), t.Listener, reason)
 	}
-	s.put(tunnelSessions, float64(d.Sessions), t.Listener)
-	s.put(tunnelEvicted, float64(d.Evicted), t.Listener)
-	s.put(tunnelNotices, float64(d.Notices), t.Listener)
+	s.putSample(tunnelSessions, float64(d.Sessions), t.Listener)
+	s.putSample(tunnelEvicted, float64(d.Evicted), t.Listener)
+	s.putSample(tunnelNotices, float64(d.Notices), t.Listener)
 }
 
 // Peer is one peer of a WireGuard tunnel as /v1/peers lists it, or one session of
@@ -218,18 +219,18 @@ type Peer struct {
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 }
 
-// with adds what the connections of a peer do.
-func (p Peer) with(loads peerLoads) Peer {
+// withLoads adds what the connections of a peer do.
+func (p Peer) withLoads(loads peerLoads) Peer {
 	l := loads[peerKey{p.Listener, p.Name}]
 	p.Connections, p.QueueingDelay = l.connections, l.queueing.Seconds()
 	p.DeliveryRate, p.Retransmitted = l.rate, l.retransmitted
 	return p
 }
 
-func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
+func (p Pages) servePeers(w http.ResponseWriter, r *http.Request) {
 	var peers []Peer
 	loads := peerLoads{}
-	loads.count(p.Source.Snapshot(loads.flow).Peers)
+	loads.addCounters(p.Source.Snapshot(loads.addFlow).Peers)
 	for _, t := range p.Source.Tunnels() {
 		for _, s := range t.Peers {
 			out := Peer{
@@ -239,15 +240,15 @@ func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 			if !s.Handshake.IsZero() {
 				out.Handshake = unixSeconds(s.Handshake)
 			}
-			peers = append(peers, out.with(loads))
+			peers = append(peers, out.withLoads(loads))
 		}
 		for _, s := range t.Sessions {
 			out := Peer{Listener: t.Listener, Name: s.Name, Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent}
 			for _, a := range s.Addresses {
 				out.Addresses = append(out.Addresses, netip.PrefixFrom(a, a.BitLen()))
 			}
-			peers = append(peers, out.with(loads))
+			peers = append(peers, out.withLoads(loads))
 		}
 	}
-	p.list(w, r, len(peers), eachOf(peers, func(q *Peer) any { return q }))
+	p.serveList(w, r, len(peers), eachOf(peers, func(q *Peer) any { return q }))
 }

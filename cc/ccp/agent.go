@@ -124,12 +124,12 @@ func (a *Agent) wakeAll(now cc.Time) {
 	flows := slices.Collect(maps.Values(a.flows))
 	a.mu.Unlock()
 	for _, f := range flows {
-		f.wake(now)
+		f.wakeGroup(now)
 	}
 }
 
-// send transmits a message. One that nobody reads ends the connection.
-func (a *Agent) send(b []byte) error {
+// sendMessage transmits a message. One that nobody reads ends the connection.
+func (a *Agent) sendMessage(b []byte) error {
 	epoch := a.epoch.Load()
 	if epoch == 0 {
 		return errGone
@@ -150,7 +150,7 @@ func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 	for len(datagram) > 0 {
 		m, rest, err := Next(datagram)
 		if err == nil {
-			err = a.take(now, m)
+			err = a.takeMessage(now, m)
 		}
 		if err != nil {
 			a.CountMalformed()
@@ -164,20 +164,20 @@ func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 // CountMalformed counts a message that was malformed, as Receive does. It is for those that cannot be handed to it.
 func (a *Agent) CountMalformed() { a.counters.refused[malformed].Add(1) }
 
-func (a *Agent) take(now cc.Time, m Message) error {
+func (a *Agent) takeMessage(now cc.Time, m Message) error {
 	switch m.Kind {
 	case KindInstall:
 		in, err := m.Install()
 		if err != nil {
 			return err
 		}
-		return a.install(in)
+		return a.installProgram(in)
 	case KindChange, KindUpdate:
 		c, err := m.Change()
 		if err != nil {
 			return err
 		}
-		a.decide(now, c)
+		a.decideFlow(now, c)
 	case KindReady: // the agent has begun anew, and knows no flow
 		a.starts.Add(1)
 		if !a.Inline {
@@ -189,7 +189,7 @@ func (a *Agent) take(now cc.Time, m Message) error {
 	return nil
 }
 
-func (a *Agent) install(in Install) error {
+func (a *Agent) installProgram(in Install) error {
 	p, err := in.Verify()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
@@ -206,8 +206,8 @@ func (a *Agent) install(in Install) error {
 	return nil
 }
 
-// decide hands a decision to its flow.
-func (a *Agent) decide(now cc.Time, c Change) {
+// decideFlow hands a decision to its flow.
+func (a *Agent) decideFlow(now cc.Time, c Change) {
 	a.mu.Lock()
 	f, p := a.flows[c.Flow], a.programs[c.Program]
 	a.mu.Unlock()
@@ -220,14 +220,14 @@ func (a *Agent) decide(now cc.Time, c Change) {
 		return
 	}
 	a.counters.decisions.Add(1)
-	f.stage(p, c.Updates)
+	f.stageDecision(p, c.Updates)
 	if !a.Inline {
-		f.wake(now)
+		f.wakeGroup(now)
 	}
 }
 
-// open gives a flow a number that no message in flight is about.
-func (a *Agent) open(f *Flow) {
+// openFlow gives a flow a number that no message in flight is about.
+func (a *Agent) openFlow(f *Flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.flows, f.id)
@@ -237,7 +237,7 @@ func (a *Agent) open(f *Flow) {
 	a.flows[f.id] = f
 }
 
-func (a *Agent) close(f *Flow) {
+func (a *Agent) closeFlow(f *Flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.flows, f.id)

@@ -191,11 +191,11 @@ func TestProgramsThatCannotRunAreRefused(t *testing.T) {
 func run(t *testing.T, text string) (*machine, bool) {
 	t.Helper()
 	m := &machine{}
-	m.reset(compiled(t, text), 0)
+	m.resetProgram(compiled(t, text), 0)
 	m.regs[slotPrimitives+primBytesAcked] = 100
 	m.regs[slotPrimitives+primRTT] = 25_000
 	m.regs[implicitCwnd] = 14480
-	return m, m.invoke(5000)
+	return m, m.runOnce(5000)
 }
 
 func (m *machine) field(i int) uint64 { return m.regs[m.program.reports[i]] }
@@ -242,7 +242,7 @@ func TestAverage(t *testing.T) {
 		require.True(t, ok)
 		assert.Equal(t, row.want, m.field(0))
 	}
-	v, ok := ewma(10, math.MaxUint64, 1)
+	v, ok := ewmaOf(10, math.MaxUint64, 1)
 	assert.True(t, ok)
 	assert.EqualValues(t, uint64(math.MaxUint64), v, "no product overflows")
 }
@@ -277,10 +277,10 @@ func TestAnAbortedRunGoesNoFurther(t *testing.T) {
 
 func TestTimeIsSetByARunThatIsAbortedAsWell(t *testing.T) {
 	m := &machine{}
-	m.reset(compiled(t, `(def (Report (at 0) (zero 0)))
+	m.resetProgram(compiled(t, `(def (Report (at 0) (zero 0)))
 		(when true (:= Report.at Micros) (:= Micros 7) (:= Report.zero (- Report.zero 1)))`), 0)
-	require.False(t, m.invoke(5000))
-	require.False(t, m.invoke(5001))
+	require.False(t, m.runOnce(5000))
+	require.False(t, m.runOnce(5001))
 	assert.EqualValues(t, 8, m.field(0))
 }
 
@@ -300,8 +300,8 @@ func TestABodyThatTakesItsFlagBackIsFollowedByTheNextEvent(t *testing.T) {
 	}.Verify()
 	require.NoError(t, err)
 	m := &machine{}
-	m.reset(p, 0)
-	require.True(t, m.invoke(1))
+	m.resetProgram(p, 0)
+	require.True(t, m.runOnce(1))
 	assert.EqualValues(t, 9, m.field(1))
 }
 
@@ -328,22 +328,22 @@ func TestVolatileRegistersGoBackToTheirFirstValues(t *testing.T) {
 	turns, all := m.program.control[0], m.program.control[1]
 	assert.Equal(t, []uint64{100, 25_000, 1, 4, 1},
 		[]uint64{m.field(0), m.field(1), m.field(2), m.regs[turns], m.regs[all]})
-	m.renew()
+	m.renewVolatile()
 	assert.Equal(t, []uint64{0, math.MaxUint32, 1, 3, 1},
 		[]uint64{m.field(0), m.field(1), m.field(2), m.regs[turns], m.regs[all]})
 }
 
 func TestMicrosCountFromWhereTheyAreSet(t *testing.T) {
 	m := &machine{}
-	m.reset(compiled(t, `(def (Report (at 0)))
+	m.resetProgram(compiled(t, `(def (Report (at 0)))
 		(when (> Micros 100) (:= Report.at Micros) (:= Micros 10))`), 1000)
-	require.True(t, m.invoke(1100))
+	require.True(t, m.runOnce(1100))
 	assert.EqualValues(t, 0, m.field(0), "100 are not more than 100")
-	require.True(t, m.invoke(1200))
+	require.True(t, m.runOnce(1200))
 	assert.EqualValues(t, 200, m.field(0))
-	require.True(t, m.invoke(1290))
+	require.True(t, m.runOnce(1290))
 	assert.EqualValues(t, 200, m.field(0), "10 + 90")
-	require.True(t, m.invoke(1291))
+	require.True(t, m.runOnce(1291))
 	assert.EqualValues(t, 101, m.field(0))
 }
 

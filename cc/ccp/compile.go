@@ -54,7 +54,7 @@ type compiler struct {
 // Compile translates a program's text. Errors wrap ErrProgram and name the line, or the
 // variable.
 func Compile(text string) (*Code, error) {
-	report, plain, events, err := (&parser{text: text}).program()
+	report, plain, events, err := (&parser{text: text}).parseProgram()
 	if err != nil {
 		return nil, err
 	}
@@ -72,15 +72,15 @@ func Compile(text string) (*Code, error) {
 			c.code.Registers[name] = Register{ClassImplicit, uint32(i)}
 		}
 	}
-	if err := c.declare(report, ClassReport, ClassVolatileReport); err != nil {
+	if err := c.declareVariables(report, ClassReport, ClassVolatileReport); err != nil {
 		return nil, err
 	}
-	if err := c.declare(plain, ClassControl, ClassVolatileControl); err != nil {
+	if err := c.declareVariables(plain, ClassControl, ClassVolatileControl); err != nil {
 		return nil, err
 	}
-	c.defs(slices.Concat(report, plain))
+	c.emitDefinitions(slices.Concat(report, plain))
 	for i, e := range events {
-		if err := c.event(e); err != nil {
+		if err := c.compileEvent(e); err != nil {
 			return nil, fmt.Errorf("%w: (when …) number %d: %w", ErrProgram, i+1, err)
 		}
 	}
@@ -90,8 +90,8 @@ func Compile(text string) (*Code, error) {
 	return &c.code, nil
 }
 
-// declare gives variables their registers.
-func (c *compiler) declare(list []decl, kept, volatile Class) error {
+// declareVariables gives variables their registers.
+func (c *compiler) declareVariables(list []decl, kept, volatile Class) error {
 	for i, d := range list {
 		if c.names[d.name] != nil {
 			return fmt.Errorf("%w: %s is declared twice, or is a name of the language", ErrProgram, d.name)
@@ -113,90 +113,90 @@ func (c *compiler) declare(list []decl, kept, volatile Class) error {
 	return nil
 }
 
-// defs emits the first values, in the order of names.
-func (c *compiler) defs(list []decl) {
+// emitDefinitions emits the first values, in the order of names.
+func (c *compiler) emitDefinitions(list []decl) {
 	slices.SortFunc(list, func(a, b decl) int { return strings.Compare(a.name, b.name) })
 	for _, d := range list {
 		if d.first.atom == "" {
 			reg := c.names[d.name].reg
-			c.emit(OpDef, reg, reg, Register{ClassImmediate, d.first.num})
+			c.emitInstruction(OpDef, reg, reg, Register{ClassImmediate, d.first.num})
 		}
 	}
 }
 
-func (c *compiler) emit(op Op, result, left, right Register) {
+func (c *compiler) emitInstruction(op Op, result, left, right Register) {
 	c.code.Instructions = append(c.code.Instructions, Instruction{op, result, left, right})
 }
 
-// next is the index of the next instruction.
-func (c *compiler) next() uint32 { return uint32(len(c.code.Instructions)) }
+// nextIndex is the index of the next instruction.
+func (c *compiler) nextIndex() uint32 { return uint32(len(c.code.Instructions)) }
 
-func (c *compiler) event(e clause) error {
-	at := Event{Flag: c.next()}
-	if err := c.flag(e.flag); err != nil {
+func (c *compiler) compileEvent(e clause) error {
+	at := Event{Flag: c.nextIndex()}
+	if err := c.compileFlag(e.flag); err != nil {
 		return err
 	}
-	at.Flags, at.Body = c.next()-at.Flag, c.next()
+	at.Flags, at.Body = c.nextIndex()-at.Flag, c.nextIndex()
 	for _, n := range e.body {
 		c.temp = 0
-		if _, _, err := c.expr(n); err != nil {
+		if _, _, err := c.compileExpr(n); err != nil {
 			return err
 		}
 	}
-	at.Bodies = c.next() - at.Body
+	at.Bodies = c.nextIndex() - at.Body
 	c.code.Events = append(c.code.Events, at)
 	return nil
 }
 
-// flag emits a condition, whose result is the event's flag.
-func (c *compiler) flag(n node) error {
+// compileFlag emits a condition, whose result is the event's flag.
+func (c *compiler) compileFlag(n node) error {
 	flag := Register{ClassImplicit, implicitFlag}
 	c.temp = 0
-	from := c.next()
-	reg, kind, err := c.expr(n)
+	from := c.nextIndex()
+	reg, kind, err := c.compileExpr(n)
 	switch {
 	case err != nil:
 		return err
 	case kind != boolType:
 		return fmt.Errorf("the condition is a number")
-	case c.next() > from && reg.Class == ClassTemporary:
-		c.code.Instructions[c.next()-1].Result = flag
+	case c.nextIndex() > from && reg.Class == ClassTemporary:
+		c.code.Instructions[c.nextIndex()-1].Result = flag
 	case n.op == "" && n.atom == "":
-		c.emit(OpBind, flag, flag, reg)
+		c.emitInstruction(OpBind, flag, flag, reg)
 	default:
 		return fmt.Errorf("the condition is a name; write (|| %s false)", n.atom)
 	}
 	return nil
 }
 
-// expr emits an expression, and returns where its value is.
-func (c *compiler) expr(n node) (Register, typ, error) {
+// compileExpr emits an expression, and returns where its value is.
+func (c *compiler) compileExpr(n node) (Register, typ, error) {
 	switch {
 	case n.op == "" && n.atom == "":
 		return Register{ClassImmediate, n.num}, n.kind, nil
 	case n.op == "":
-		v := c.lookup(n.atom)
+		v := c.lookUpName(n.atom)
 		return v.reg, v.typ, nil
 	case n.op == "fallthrough", n.op == "report":
 		reg := Register{ClassImplicit, implicitContinue}
 		if n.op == "report" {
 			reg.Index = implicitReport
 		}
-		c.emit(OpBind, reg, reg, Register{ClassImmediate, 1})
+		c.emitInstruction(OpBind, reg, reg, Register{ClassImmediate, 1})
 		return reg, unknownType, nil
 	}
 	switch op := operators[n.op]; op {
 	case OpBind:
-		return c.bind(n.args[0], n.args[1])
+		return c.compileBind(n.args[0], n.args[1])
 	case OpIf, OpNotIf, OpEwma:
 		return Register{}, 0, fmt.Errorf("%s stands only at the right of a := to a control or a report variable", n.op)
 	default:
-		return c.arithmetic(n, op)
+		return c.compileArithmetic(n, op)
 	}
 }
 
-// lookup finds a name; one that is not known is a local's.
-func (c *compiler) lookup(name string) *variable {
+// lookUpName finds a name; one that is not known is a local's.
+func (c *compiler) lookUpName(name string) *variable {
 	v := c.names[name]
 	if v == nil {
 		v = &variable{reg: Register{ClassLocal, c.local}}
@@ -206,12 +206,12 @@ func (c *compiler) lookup(name string) *variable {
 	return v
 }
 
-// bind emits an assignment.
-func (c *compiler) bind(left, right node) (Register, typ, error) {
+// compileBind emits an assignment.
+func (c *compiler) compileBind(left, right node) (Register, typ, error) {
 	if left.atom == "" {
 		return Register{}, 0, fmt.Errorf("a := has no variable at its left")
 	}
-	v := c.lookup(left.atom)
+	v := c.lookUpName(left.atom)
 	if v.reg.Class == ClassPrimitive {
 		return Register{}, 0, fmt.Errorf("%s cannot be set", left.atom)
 	}
@@ -219,26 +219,26 @@ func (c *compiler) bind(left, right node) (Register, typ, error) {
 		if v.reg.Class == ClassLocal || v.reg.Class == ClassImplicit {
 			return Register{}, 0, fmt.Errorf("%s sets control and report variables alone, not %s", right.op, left.atom)
 		}
-		a, b, err := c.operands(right, op)
+		a, b, err := c.compileOperands(right, op)
 		if err != nil {
 			return Register{}, 0, err
 		}
-		c.emit(op, v.reg, a, b)
+		c.emitInstruction(op, v.reg, a, b)
 		return v.reg, v.typ, nil
 	}
-	value, kind, err := c.expr(right)
+	value, kind, err := c.compileExpr(right)
 	if err != nil {
 		return Register{}, 0, err
 	}
 	if v.typ == unknownType {
 		v.typ = kind
 	}
-	c.emit(OpBind, v.reg, v.reg, value)
+	c.emitInstruction(OpBind, v.reg, v.reg, value)
 	return v.reg, v.typ, nil
 }
 
-// operands emits what an operation takes, and checks what it is.
-func (c *compiler) operands(n node, op Op) (a, b Register, err error) {
+// compileOperands emits what an operation takes, and checks what it is.
+func (c *compiler) compileOperands(n node, op Op) (a, b Register, err error) {
 	want := [2]typ{numType, numType}
 	switch {
 	case op == OpIf || op == OpNotIf:
@@ -249,7 +249,7 @@ func (c *compiler) operands(n node, op Op) (a, b Register, err error) {
 	var regs [2]Register
 	for i, arg := range n.args {
 		var kind typ
-		if regs[i], kind, err = c.expr(arg); err != nil {
+		if regs[i], kind, err = c.compileExpr(arg); err != nil {
 			return a, b, err
 		}
 		if want[i] != unknownType && kind != want[i] {
@@ -261,9 +261,9 @@ func (c *compiler) operands(n node, op Op) (a, b Register, err error) {
 	return regs[0], regs[1], nil
 }
 
-// arithmetic emits an operation whose result is a temporary.
-func (c *compiler) arithmetic(n node, op Op) (Register, typ, error) {
-	a, b, err := c.operands(n, op)
+// compileArithmetic emits an operation whose result is a temporary.
+func (c *compiler) compileArithmetic(n node, op Op) (Register, typ, error) {
+	a, b, err := c.compileOperands(n, op)
 	if err != nil {
 		return Register{}, 0, err
 	}
@@ -273,6 +273,6 @@ func (c *compiler) arithmetic(n node, op Op) (Register, typ, error) {
 	case "&&", "and", "||", "or", ">", "gt", "<", "lt", "==", "eq":
 		kind = boolType
 	}
-	c.emit(op, result, a, b)
+	c.emitInstruction(op, result, a, b)
 	return result, kind, nil
 }

@@ -82,7 +82,7 @@ type staged struct {
 // packets counts bytes in packets, each rest with the next.
 type packets struct{ rest cc.Bytes }
 
-func (p *packets) of(n, mss cc.Bytes) uint64 {
+func (p *packets) packetsOf(n, mss cc.Bytes) uint64 {
 	p.rest += n
 	whole := max(0, (p.rest+mss/2)/mss)
 	p.rest -= whole * mss
@@ -90,7 +90,7 @@ func (p *packets) of(n, mss cc.Bytes) uint64 {
 }
 
 func newFlow(cfg cc.Config, a *Agent) *Flow {
-	fallback, err := cc.Lookup(fallbacks()[int(cfg.Params["fallback"])])
+	fallback, err := cc.Lookup(fallbackNames()[int(cfg.Params["fallback"])])
 	if err != nil {
 		panic(err) // it was in the list
 	}
@@ -102,12 +102,12 @@ func newFlow(cfg cc.Config, a *Agent) *Flow {
 	f.cfg.Params, _ = fallback.Resolve(nil) // the defaults go together
 	f.standby = fallback.New(f.cfg)
 	if a != nil {
-		a.open(f)
+		a.openFlow(f)
 	}
 	return f
 }
 
-func (f *Flow) wake(now cc.Time) {
+func (f *Flow) wakeGroup(now cc.Time) {
 	if f.waker != nil {
 		f.waker(now)
 	}
@@ -115,7 +115,7 @@ func (f *Flow) wake(now cc.Time) {
 
 // OnAck runs the program.
 func (f *Flow) OnAck(a cc.Ack) {
-	f.learn(a.State)
+	f.readState(a.State)
 	if a.RTT > 0 {
 		f.rtt = a.RTT
 	}
@@ -125,7 +125,7 @@ func (f *Flow) OnAck(a cc.Ack) {
 	f.rates.Add(a, a.SRTT)
 	f.allowance.addAck(a)
 	f.raiseResumed(a.Acked)
-	f.attend(a.State)
+	f.chooseDecider(a.State)
 	if f.standby != nil {
 		f.standby.OnAck(a)
 		if !f.suspended {
@@ -133,16 +133,16 @@ func (f *Flow) OnAck(a cc.Ack) {
 		}
 	}
 	r := f.machine.regs[slotPrimitives:]
-	r[primBytesAcked], r[primPacketsAcked] = uint64(a.Acked), f.acked.of(a.Acked, f.mss)
-	r[primECNBytes], r[primECNPackets] = uint64(a.Marked), f.marked.of(a.Marked, f.mss)
+	r[primBytesAcked], r[primPacketsAcked] = uint64(a.Acked), f.acked.packetsOf(a.Acked, f.mss)
+	r[primECNBytes], r[primECNPackets] = uint64(a.Marked), f.marked.packetsOf(a.Marked, f.mss)
 	r[primLostPackets], r[primTimeout] = 0, 0
-	f.invoke(a.State)
+	f.runProgram(a.State)
 }
 
 // OnLoss runs the program.
 func (f *Flow) OnLoss(l cc.Loss) {
-	f.learn(l.State)
-	f.attend(l.State)
+	f.readState(l.State)
+	f.chooseDecider(l.State)
 	if f.standby != nil {
 		f.standby.OnLoss(l)
 		if !f.suspended {
@@ -151,14 +151,14 @@ func (f *Flow) OnLoss(l cc.Loss) {
 	}
 	r := f.machine.regs[slotPrimitives:]
 	r[primBytesAcked], r[primPacketsAcked], r[primECNBytes], r[primECNPackets] = 0, 0, 0, 0
-	r[primLostPackets], r[primTimeout] = uint64((l.Lost+f.mss-1)/f.mss), boolean(l.Timeout)
-	f.invoke(l.State)
+	r[primLostPackets], r[primTimeout] = uint64((l.Lost+f.mss-1)/f.mss), boolValue(l.Timeout)
+	f.runProgram(l.State)
 }
 
 // OnTick looks whether the agent is there and what it has said.
 func (f *Flow) OnTick(s cc.State) {
-	f.learn(s)
-	f.attend(s)
+	f.readState(s)
+	f.chooseDecider(s)
 	if f.standby != nil {
 		if due := f.standby.Control().NextTick; due != 0 && due <= s.Now {
 			f.standby.OnTick(s)
@@ -166,7 +166,7 @@ func (f *Flow) OnTick(s cc.State) {
 	}
 }
 
-func (f *Flow) learn(s cc.State) {
+func (f *Flow) readState(s cc.State) {
 	f.at = max(f.at, s.Now) // members of a group report in any order within a tick
 	if s.MSS > 0 {
 		f.mss = s.MSS
@@ -207,40 +207,40 @@ func (f *Flow) Close() {
 	if f.standby == nil {
 		f.agent.counters.steered.Add(^uint64(0))
 	}
-	f.leave()
-	f.agent.close(f)
+	f.closeAtAgent()
+	f.agent.closeFlow(f)
 }
 
-// leave closes the flow at the agent, if it was announced to one that is still there.
-func (f *Flow) leave() {
+// closeAtAgent closes the flow at the agent, if it was announced to one that is still there.
+func (f *Flow) closeAtAgent() {
 	if f.epoch != 0 && f.epoch == f.agent.epoch.Load() {
 		f.out = Measure{Flow: f.id}.Append(f.out[:0])
-		_ = f.agent.send(f.out) // lost, it costs the agent some memory
+		_ = f.agent.sendMessage(f.out) // lost, it costs the agent some memory
 	}
 }
 
-// attend finds out who decides now, and takes in what the agent has said.
-func (f *Flow) attend(s cc.State) {
+// chooseDecider finds out who decides now, and takes in what the agent has said.
+func (f *Flow) chooseDecider(s cc.State) {
 	if f.agent == nil {
 		return
 	}
 	if f.standby == nil {
-		if why, over := f.verdict(s); over {
+		if why, over := f.agentIsOver(s); over {
 			f.fallBack(s, why)
 		}
 	}
 	if f.suspended && f.isForgotten(s) {
 		f.renumber()
 	}
-	f.listen(s.Now) // where an answer has come another announcement would make the agent begin anew
+	f.applyStaged(s.Now) // where an answer has come another announcement would make the agent begin anew
 	if f.standby != nil && !f.suspended {
-		f.announce(s)
-		f.listen(s.Now) // in virtual time the answer is there
+		f.announceFlow(s)
+		f.applyStaged(s.Now) // in virtual time the answer is there
 	}
 }
 
-// announce tells the agent of the flow, until it answers.
-func (f *Flow) announce(s cc.State) {
+// announceFlow tells the agent of the flow, until it answers.
+func (f *Flow) announceFlow(s cc.State) {
 	epoch := f.agent.epoch.Load()
 	if epoch != f.epoch {
 		f.epoch, f.retry, f.create = epoch, createFirst, s.Now
@@ -257,10 +257,10 @@ func (f *Flow) announce(s cc.State) {
 		return
 	}
 	f.out = Create{
-		Flow: f.id, InitialCwnd: clamp(f.firstWindow()), MSS: clamp(f.mss), Algorithm: f.agent.algorithm,
+		Flow: f.id, InitialCwnd: clampToUint32(f.firstWindow()), MSS: clampToUint32(f.mss), Algorithm: f.agent.algorithm,
 		Local: f.cfg.Ends.From, Remote: f.cfg.Ends.To,
 	}.Append(f.out[:0])
-	if err := f.agent.send(f.out); err != nil {
+	if err := f.agent.sendMessage(f.out); err != nil {
 		f.create = s.Now.Add(createSoon)
 		return
 	}
@@ -271,9 +271,9 @@ func (f *Flow) announce(s cc.State) {
 // firstWindow is what an agent starts from: some never go below it.
 func (f *Flow) firstWindow() cc.Bytes { return min(f.cfg.InitialCwnd, cc.InitialCwndPackets*f.mss) }
 
-// stage keeps a decision until the flow's next event. A program replaces what was decided
+// stageDecision keeps a decision until the flow's next event. A program replaces what was decided
 // before; registers are set one by one.
-func (f *Flow) stage(p *Program, updates []Update) {
+func (f *Flow) stageDecision(p *Program, updates []Update) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := &f.staged
@@ -282,7 +282,7 @@ func (f *Flow) stage(p *Program, updates []Update) {
 		st.program, st.n = p, 0
 	}
 	for _, u := range updates {
-		u.Register = named(u.Class, u.Index)
+		u.Register = namedRegister(u.Class, u.Index)
 		i := 0
 		for i < st.n && st.updates[i].Register != u.Register {
 			i++
@@ -295,8 +295,8 @@ func (f *Flow) stage(p *Program, updates []Update) {
 	}
 }
 
-// listen puts into force what the agent has decided.
-func (f *Flow) listen(now cc.Time) {
+// applyStaged puts into force what the agent has decided.
+func (f *Flow) applyStaged(now cc.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	st := &f.staged
@@ -308,11 +308,11 @@ func (f *Flow) listen(now cc.Time) {
 		f.resume()
 	}
 	if st.program != nil {
-		f.steer(st.program, now)
+		f.startProgram(st.program, now)
 	}
 	if f.standby == nil {
 		for _, u := range st.updates[:st.n] {
-			f.update(u)
+			f.setRegister(u)
 		}
 		f.decisions++
 		f.asked, f.starts = 0, f.agent.starts.Load()
@@ -320,19 +320,19 @@ func (f *Flow) listen(now cc.Time) {
 	st.program, st.n = nil, 0
 }
 
-// steer lets the agent's program decide from now on.
-func (f *Flow) steer(p *Program, now cc.Time) {
+// startProgram lets the agent's program decide from now on.
+func (f *Flow) startProgram(p *Program, now cc.Time) {
 	if f.standby != nil {
 		f.ctl = cc.Control{Cwnd: f.firstWindow(), Phase: "agent"}
 		f.standby, f.create, f.resumed = nil, 0, 0
 		f.agent.counters.steered.Add(1)
 	}
-	f.machine.reset(p, micros(now))
+	f.machine.resetProgram(p, microseconds(now))
 	f.failed = 0
 }
 
-// update sets a register. What a program does not use is nobody's.
-func (f *Flow) update(u Update) {
+// setRegister sets a register. What a program does not use is nobody's.
+func (f *Flow) setRegister(u Update) {
 	switch {
 	case u.Class == ClassControl:
 		if slot, ok := f.machine.program.control[u.Index]; ok {
@@ -373,14 +373,14 @@ func (f *Flow) setRate(v uint64) {
 // kernel's clock, for which they were made, is hours up.
 const clockStart = cc.Time(time.Hour)
 
-// micros is a time as agents see it.
-func micros(t cc.Time) uint64 { return uint64(max(t, 0)+clockStart) / uint64(time.Microsecond) }
+// microseconds is a time as agents see it.
+func microseconds(t cc.Time) uint64 { return uint64(max(t, 0)+clockStart) / uint64(time.Microsecond) }
 
-// invoke runs the program on the primitives, of which the caller has set those of the event.
-func (f *Flow) invoke(s cc.State) {
+// runProgram runs the program on the primitives, of which the caller has set those of the event.
+func (f *Flow) runProgram(s cc.State) {
 	r := f.machine.regs
 	p := r[slotPrimitives:]
-	p[primNow] = micros(f.at)
+	p[primNow] = microseconds(f.at)
 	p[primBytesInFlight] = uint64(max(s.Inflight, 0))
 	p[primPacketsInFlight] = uint64(max(s.Inflight+f.mss/2, 0) / f.mss)
 	p[primRTT] = noRTT
@@ -394,7 +394,7 @@ func (f *Flow) invoke(s cc.State) {
 	inForce := f.Control()
 	cwnd, rate := uint64(inForce.Cwnd), uint64(inForce.PacingRate/8)
 	r[implicitCwnd], r[implicitRate] = cwnd, rate
-	if !f.machine.invoke(micros(f.at)) {
+	if !f.machine.runOnce(microseconds(f.at)) {
 		f.agent.counters.aborted.Add(1)
 		if f.failed == 0 {
 			f.failed, f.aborted = s.Now, 0
@@ -410,18 +410,18 @@ func (f *Flow) invoke(s cc.State) {
 		f.setRate(r[implicitRate])
 	}
 	if r[implicitReport] != 0 {
-		f.report(s.Now)
+		f.sendReport(s.Now)
 	}
 }
 
-// report sends what the program has folded. One that finds no room is part of the next.
-func (f *Flow) report(now cc.Time) {
+// sendReport sends what the program has folded. One that finds no room is part of the next.
+func (f *Flow) sendReport(now cc.Time) {
 	f.fields = f.fields[:0]
 	for _, slot := range f.machine.program.reports {
 		f.fields = append(f.fields, f.machine.regs[slot])
 	}
 	f.out = Measure{Flow: f.id, Program: f.machine.program.id, Fields: f.fields}.Append(f.out[:0])
-	err := f.agent.send(f.out)
+	err := f.agent.sendMessage(f.out)
 	if errors.Is(err, ErrBusy) {
 		f.dropped++
 		f.agent.counters.dropped.Add(1)
@@ -430,11 +430,11 @@ func (f *Flow) report(now cc.Time) {
 	if err != nil {
 		return // the next event notices
 	}
-	f.machine.renew()
+	f.machine.renewVolatile()
 	f.reports++
 	f.agent.counters.reports.Add(1)
 	if f.asked == 0 {
 		f.asked = now
 	}
-	f.listen(now) // in virtual time the answer is there
+	f.applyStaged(now) // in virtual time the answer is there
 }

@@ -102,13 +102,13 @@ func FuzzPrograms(f *testing.F) {
 			return
 		}
 		var m machine
-		m.reset(p, a)
+		m.resetProgram(p, a)
 		for i := range uint64(4) {
 			for s := range m.regs[:slotNamed] {
 				m.regs[s] = a*i + b*uint64(s)
 			}
-			m.invoke(a + i)
-			m.renew()
+			m.runOnce(a + i)
+			m.renewVolatile()
 		}
 		for _, c := range p.consts {
 			require.Equal(t, c.value, m.regs[c.slot], "an immediate has changed")

@@ -125,7 +125,7 @@ func ours(t testing.TB, in Install, set Change, events []event) (all []ran) {
 	p, err := in.Verify()
 	require.NoError(t, err)
 	var m machine
-	m.reset(p, events[0].now)
+	m.resetProgram(p, events[0].now)
 	for _, u := range set.Updates {
 		m.regs[p.control[u.Index]] = u.Value
 	}
@@ -137,7 +137,7 @@ func ours(t testing.TB, in Install, set Change, events []event) (all []ran) {
 			r[slotPrimitives+primRTT] = noRTT
 		}
 		r[implicitCwnd], r[implicitRate] = e.cwnd, e.rate
-		if !m.invoke(e.now) {
+		if !m.runOnce(e.now) {
 			all = append(all, ran{failed: true})
 			continue
 		}
@@ -148,7 +148,7 @@ func ours(t testing.TB, in Install, set Change, events []event) (all []ran) {
 				report.Fields = append(report.Fields, r[slot])
 			}
 			out.report = report.Append(nil)
-			m.renew()
+			m.renewVolatile()
 		}
 		all = append(all, out)
 	}

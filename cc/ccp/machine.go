@@ -12,8 +12,8 @@ type machine struct {
 	zero    uint64 // µs by the flow's clock at which Micros is 0
 }
 
-// reset puts a program in place, with the first values of its registers.
-func (m *machine) reset(p *Program, now uint64) {
+// resetProgram puts a program in place, with the first values of its registers.
+func (m *machine) resetProgram(p *Program, now uint64) {
 	m.program, m.zero = p, now
 	if cap(m.regs) < p.size {
 		m.regs = make([]uint64, p.size)
@@ -28,8 +28,8 @@ func (m *machine) reset(p *Program, now uint64) {
 	}
 }
 
-// renew gives volatile registers their first values, as each report does.
-func (m *machine) renew() {
+// renewVolatile gives volatile registers their first values, as each report does.
+func (m *machine) renewVolatile() {
 	for _, d := range m.program.presets {
 		if d.volatile {
 			m.regs[d.slot] = d.value
@@ -37,16 +37,16 @@ func (m *machine) renew() {
 	}
 }
 
-// invoke runs the program for one acknowledgement, loss or timeout, whose primitives and
+// runOnce runs the program for one acknowledgement, loss or timeout, whose primitives and
 // present limits are in the registers. Where the arithmetic fails the rest of the program
 // is skipped, and nothing of it counts but what it has stored.
-func (m *machine) invoke(now uint64) (ok bool) {
+func (m *machine) runOnce(now uint64) (ok bool) {
 	r := m.regs
 	r[implicitFlag], r[implicitContinue], r[implicitReport] = 0, 0, 0
 	r[implicitMicros] = now - m.zero
 	ok = true
 	for _, e := range m.program.events {
-		ok = m.run(e[0]) && (r[implicitFlag] == 0 || m.run(e[1]))
+		ok = m.execute(e[0]) && (r[implicitFlag] == 0 || m.execute(e[1]))
 		if !ok || r[implicitFlag] != 0 && r[implicitContinue] == 0 {
 			break
 		}
@@ -55,8 +55,8 @@ func (m *machine) invoke(now uint64) (ok bool) {
 	return ok
 }
 
-// run executes a range of instructions; false: a result has no place in 64 bits.
-func (m *machine) run(s span) bool {
+// execute executes a range of instructions; false: a result has no place in 64 bits.
+func (m *machine) execute(s span) bool {
 	r := m.regs
 	for _, in := range m.program.steps[s.from:s.to] {
 		left, right := r[in.left], r[in.right]
@@ -75,21 +75,21 @@ func (m *machine) run(s span) bool {
 			}
 			r[in.result] = left / right
 		case OpEquiv:
-			r[in.result] = boolean(left == right)
+			r[in.result] = boolValue(left == right)
 		case OpEwma:
-			v, ok := ewma(left, r[in.result], right)
+			v, ok := ewmaOf(left, r[in.result], right)
 			if !ok {
 				return false
 			}
 			r[in.result] = v
 		case OpGt:
-			r[in.result] = boolean(left > right)
+			r[in.result] = boolValue(left > right)
 		case OpIf:
 			if left != 0 {
 				r[in.result] = right
 			}
 		case OpLt:
-			r[in.result] = boolean(left < right)
+			r[in.result] = boolValue(left < right)
 		case OpMax:
 			r[in.result] = max(left, right)
 		case OpMaxWrap:
@@ -116,15 +116,15 @@ func (m *machine) run(s span) bool {
 	return true
 }
 
-func boolean(b bool) uint64 {
+func boolValue(b bool) uint64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// ewma is an average of which a tenths are the old value's; the first value counts whole.
-func ewma(a, old, x uint64) (v uint64, ok bool) {
+// ewmaOf is an average of which a tenths are the old value's; the first value counts whole.
+func ewmaOf(a, old, x uint64) (v uint64, ok bool) {
 	switch {
 	case old == 0:
 		return x, true

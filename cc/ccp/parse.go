@@ -38,20 +38,20 @@ type parser struct {
 // maxDepth bounds how deep expressions are nested; more have no registers.
 const maxDepth = 32
 
-func (p *parser) fail(format string, args ...any) error {
+func (p *parser) failf(format string, args ...any) error {
 	line := 1 + strings.Count(p.text[:p.at], "\n")
 	return fmt.Errorf("%w: line %d: %s", ErrProgram, line, fmt.Sprintf(format, args...))
 }
 
-func (p *parser) blanks() {
+func (p *parser) skipBlanks() {
 	for p.at < len(p.text) && strings.IndexByte(" \t\r\n", p.text[p.at]) >= 0 {
 		p.at++
 	}
 }
 
-// comment skips blanks and comments.
-func (p *parser) comment() {
-	for p.blanks(); p.at < len(p.text) && p.text[p.at] == '#'; p.blanks() {
+// skipComments skips blanks and comments.
+func (p *parser) skipComments() {
+	for p.skipBlanks(); p.at < len(p.text) && p.text[p.at] == '#'; p.skipBlanks() {
 		end := strings.IndexByte(p.text[p.at:], '\n')
 		if end < 0 {
 			end = len(p.text) - p.at - 1
@@ -60,9 +60,9 @@ func (p *parser) comment() {
 	}
 }
 
-// take skips s, if it is next.
-func (p *parser) take(s string) bool {
-	p.blanks()
+// takeText skips s, if it is next.
+func (p *parser) takeText(s string) bool {
+	p.skipBlanks()
 	if !strings.HasPrefix(p.text[p.at:], s) {
 		return false
 	}
@@ -70,23 +70,23 @@ func (p *parser) take(s string) bool {
 	return true
 }
 
-func (p *parser) want(s string) error {
-	if !p.take(s) {
-		return p.fail("expected %q before %q", s, p.near())
+func (p *parser) wantText(s string) error {
+	if !p.takeText(s) {
+		return p.failf("expected %q before %q", s, p.nextText())
 	}
 	return nil
 }
 
-// near is what comes next, for errors.
-func (p *parser) near() string { return p.text[p.at:min(len(p.text), p.at+12)] }
+// nextText is what comes next, for errors.
+func (p *parser) nextText() string { return p.text[p.at:min(len(p.text), p.at+12)] }
 
 func nameByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_'
 }
 
-// word takes what names are made of.
-func (p *parser) word() string {
-	p.blanks()
+// parseWord takes what names are made of.
+func (p *parser) parseWord() string {
+	p.skipBlanks()
 	from := p.at
 	for p.at < len(p.text) && nameByte(p.text[p.at]) {
 		p.at++
@@ -94,16 +94,16 @@ func (p *parser) word() string {
 	return p.text[from:p.at]
 }
 
-// program reads the whole text.
-func (p *parser) program() (report, plain []decl, events []clause, err error) {
-	p.comment()
-	if err := p.want("(def"); err != nil {
+// parseProgram reads the whole text.
+func (p *parser) parseProgram() (report, plain []decl, events []clause, err error) {
+	p.skipComments()
+	if err := p.wantText("(def"); err != nil {
 		return nil, nil, nil, err
 	}
-	for !p.take(")") {
-		if p.report() {
-			for !p.take(")") {
-				d, err := p.decl()
+	for !p.takeText(")") {
+		if p.parseReport() {
+			for !p.takeText(")") {
+				d, err := p.parseDecl()
 				if err != nil {
 					return nil, nil, nil, err
 				}
@@ -112,7 +112,7 @@ func (p *parser) program() (report, plain []decl, events []clause, err error) {
 			}
 			continue
 		}
-		d, err := p.decl()
+		d, err := p.parseDecl()
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -122,59 +122,59 @@ func (p *parser) program() (report, plain []decl, events []clause, err error) {
 			plain = append(plain, d)
 		}
 	}
-	for p.comment(); p.at < len(p.text); p.comment() {
-		e, err := p.event()
+	for p.skipComments(); p.at < len(p.text); p.skipComments() {
+		e, err := p.parseEvent()
 		if err != nil {
 			return nil, nil, nil, err
 		}
 		events = append(events, e)
 	}
 	if len(events) == 0 {
-		return nil, nil, nil, p.fail("there is no (when …)")
+		return nil, nil, nil, p.failf("there is no (when …)")
 	}
 	return report, plain, events, nil
 }
 
-// report takes the beginning of a list of the report's fields; (Report.name …) is none.
-func (p *parser) report() bool {
-	p.blanks()
+// parseReport takes the beginning of a list of the report's fields; (Report.name …) is none.
+func (p *parser) parseReport() bool {
+	p.skipBlanks()
 	rest, is := strings.CutPrefix(p.text[p.at:], "(Report")
 	if !is || rest != "" && nameByte(rest[0]) {
 		return false
 	}
-	return p.take("(Report")
+	return p.takeText("(Report")
 }
 
-func (p *parser) decl() (d decl, err error) {
-	if err := p.want("("); err != nil {
+func (p *parser) parseDecl() (d decl, err error) {
+	if err := p.wantText("("); err != nil {
 		return d, err
 	}
-	d.volatile = p.take("volatile")
-	if d.name = p.word(); d.name == "" || strings.HasPrefix(d.name, "__") {
-		return d, p.fail("%q is no name", d.name)
+	d.volatile = p.takeText("volatile")
+	if d.name = p.parseWord(); d.name == "" || strings.HasPrefix(d.name, "__") {
+		return d, p.failf("%q is no name", d.name)
 	}
-	if d.first, err = p.atom(); err != nil {
+	if d.first, err = p.parseAtom(); err != nil {
 		return d, err
 	}
-	return d, p.want(")")
+	return d, p.wantText(")")
 }
 
-func (p *parser) event() (c clause, err error) {
-	if err := p.want("(when"); err != nil {
+func (p *parser) parseEvent() (c clause, err error) {
+	if err := p.wantText("(when"); err != nil {
 		return c, err
 	}
-	if c.flag, err = p.expr(); err != nil {
+	if c.flag, err = p.parseExpr(); err != nil {
 		return c, err
 	}
-	for p.comment(); !p.take(")"); p.comment() {
-		n, err := p.expr()
+	for p.skipComments(); !p.takeText(")"); p.skipComments() {
+		n, err := p.parseExpr()
 		if err != nil {
 			return c, err
 		}
 		c.body = append(c.body, n)
 	}
 	if len(c.body) == 0 {
-		return c, p.fail("a (when …) has nothing to do")
+		return c, p.failf("a (when …) has nothing to do")
 	}
 	return c, nil
 }
@@ -187,62 +187,62 @@ var operators = map[string]Op{
 	"-": OpSub, "sub": OpSub,
 }
 
-func (p *parser) expr() (n node, err error) {
-	p.comment()
-	if !p.take("(") {
-		return p.atom()
+func (p *parser) parseExpr() (n node, err error) {
+	p.skipComments()
+	if !p.takeText("(") {
+		return p.parseAtom()
 	}
-	p.blanks()
+	p.skipBlanks()
 	from := p.at
 	for p.at < len(p.text) && strings.IndexByte(" \t\r\n()", p.text[p.at]) < 0 {
 		p.at++
 	}
 	n.op = p.text[from:p.at]
 	if n.op == "fallthrough" || n.op == "report" {
-		return n, p.want(")")
+		return n, p.wantText(")")
 	}
 	if _, known := operators[n.op]; !known {
-		return n, p.fail("there is no operation %q", n.op)
+		return n, p.failf("there is no operation %q", n.op)
 	}
 	if p.depth++; p.depth > maxDepth {
-		return n, p.fail("an expression is nested more than %d deep", maxDepth)
+		return n, p.failf("an expression is nested more than %d deep", maxDepth)
 	}
 	defer func() { p.depth-- }()
 	for range 2 {
-		arg, err := p.expr()
+		arg, err := p.parseExpr()
 		if err != nil {
 			return n, err
 		}
 		n.args = append(n.args, arg)
 	}
-	p.comment()
-	return n, p.want(")")
+	p.skipComments()
+	return n, p.wantText(")")
 }
 
-func (p *parser) atom() (node, error) {
+func (p *parser) parseAtom() (node, error) {
 	switch {
-	case p.take("true"):
+	case p.takeText("true"):
 		return node{num: 1, kind: boolType}, nil
-	case p.take("false"):
+	case p.takeText("false"):
 		return node{kind: boolType}, nil
-	case p.take("+infinity"):
+	case p.takeText("+infinity"):
 		return node{num: 1<<32 - 1, kind: numType}, nil
 	}
 	from := p.at
-	w := p.word()
+	w := p.parseWord()
 	switch {
 	case w == "":
-		return node{}, p.fail("expected a name or a number before %q", p.near())
+		return node{}, p.failf("expected a name or a number before %q", p.nextText())
 	case w[0] >= '0' && w[0] <= '9':
 		digits := w[:len(w)-len(strings.TrimLeft(w, "0123456789"))]
 		p.at = from + len(digits)
 		v, err := strconv.ParseUint(digits, 10, 31)
 		if err != nil {
-			return node{}, p.fail("%s is no number below 2147483648", digits)
+			return node{}, p.failf("%s is no number below 2147483648", digits)
 		}
 		return node{num: uint32(v), kind: numType}, nil
 	case strings.HasPrefix(w, "__"):
-		return node{}, p.fail("%q is no name", w)
+		return node{}, p.failf("%q is no name", w)
 	}
 	return node{atom: w}, nil
 }

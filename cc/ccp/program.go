@@ -166,15 +166,15 @@ func (m Install) Verify() (*Program, error) {
 	p := &Program{id: m.Program, control: map[uint32]uint16{}, size: slotNamed}
 	v := verifier{p: p, slots: map[Register]uint16{}}
 	for i, in := range m.Instructions {
-		if err := v.add(in); err != nil {
+		if err := v.addInstruction(in); err != nil {
 			return fail("instruction %d: %v", i, err)
 		}
 	}
 	total := uint32(len(m.Instructions))
 	steps := uint64(0) // of all events, which may have instructions in common
 	for i, e := range m.Events {
-		flag, ok := within(e.Flag, e.Flags, total)
-		body, okBody := within(e.Body, e.Bodies, total)
+		flag, ok := spanWithin(e.Flag, e.Flags, total)
+		body, okBody := spanWithin(e.Body, e.Bodies, total)
 		if !ok || !okBody {
 			return fail("event %d is beyond the %d instructions", i, total)
 		}
@@ -190,7 +190,7 @@ func (m Install) Verify() (*Program, error) {
 	}
 	// What a program reports is what it has a first value for; their indexes begin at 0.
 	for i := range v.defined {
-		slot, ok := v.slots[named(ClassReport, uint32(i))]
+		slot, ok := v.slots[namedRegister(ClassReport, uint32(i))]
 		if !ok {
 			return fail("it defines %d fields of a report, but not field %d", v.defined, i)
 		}
@@ -202,7 +202,7 @@ func (m Install) Verify() (*Program, error) {
 	return p, nil
 }
 
-func within(from, n, total uint32) (span, bool) {
+func spanWithin(from, n, total uint32) (span, bool) {
 	ok := from <= total && n <= total-from
 	return span{int(from), int(from) + int(n)}, ok
 }
@@ -214,8 +214,8 @@ type verifier struct {
 	defined int // fields of the report
 }
 
-// named is a register under the class that all that share its index have.
-func named(c Class, i uint32) Register {
+// namedRegister is a register under the class that all that share its index have.
+func namedRegister(c Class, i uint32) Register {
 	switch c {
 	case ClassVolatileControl:
 		c = ClassControl
@@ -225,8 +225,8 @@ func named(c Class, i uint32) Register {
 	return Register{c, i}
 }
 
-// slot returns a register's place.
-func (v *verifier) slot(r Register) (uint16, error) {
+// slotOf returns a register's place.
+func (v *verifier) slotOf(r Register) (uint16, error) {
 	if r.Class >= classEnd {
 		return 0, fmt.Errorf("there is no register of class %d", r.Class)
 	}
@@ -240,7 +240,7 @@ func (v *verifier) slot(r Register) (uint16, error) {
 	case ClassPrimitive:
 		return uint16(slotPrimitives) + uint16(r.Index), nil
 	}
-	key := named(r.Class, r.Index)
+	key := namedRegister(r.Class, r.Index)
 	s, ok := v.slots[key]
 	if !ok {
 		s = uint16(v.p.size)
@@ -256,8 +256,8 @@ func (v *verifier) slot(r Register) (uint16, error) {
 	return s, nil
 }
 
-// add takes the next instruction.
-func (v *verifier) add(in Instruction) error {
+// addInstruction takes the next instruction.
+func (v *verifier) addInstruction(in Instruction) error {
 	if in.Op >= opEnd {
 		return fmt.Errorf("there is no operation %d", in.Op)
 	}
@@ -268,7 +268,7 @@ func (v *verifier) add(in Instruction) error {
 		of  Register
 		dst *uint16
 	}{{in.Result, &s.result}, {in.Left, &s.left}, {in.Right, &s.right}} {
-		if *o.dst, err = v.slot(o.of); err != nil {
+		if *o.dst, err = v.slotOf(o.of); err != nil {
 			return err
 		}
 	}
@@ -277,7 +277,7 @@ func (v *verifier) add(in Instruction) error {
 		return fmt.Errorf("the result goes to a register of class %s", classNames[in.Result.Class])
 	}
 	if in.Op == OpDef {
-		if err := v.define(in, s.result); err != nil {
+		if err := v.defineValue(in, s.result); err != nil {
 			return err
 		}
 	}
@@ -285,8 +285,8 @@ func (v *verifier) add(in Instruction) error {
 	return nil
 }
 
-// define notes a first value.
-func (v *verifier) define(in Instruction, slot uint16) error {
+// defineValue notes a first value.
+func (v *verifier) defineValue(in Instruction, slot uint16) error {
 	if in.Right.Class != ClassImmediate {
 		return errors.New("a def of something other than a number")
 	}

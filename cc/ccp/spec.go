@@ -16,7 +16,7 @@ func init() {
 		if err := CheckName(name); err != nil {
 			return cc.Spec{}, err
 		}
-		return spec(name, nil), nil
+		return specFor(name, nil), nil
 	})
 }
 
@@ -35,9 +35,9 @@ func CheckName(name string) error {
 
 // Spec is the algorithm that a decides. Where no agent is given at all, as by the
 // registry, the fallback decides alone.
-func (a *Agent) Spec() cc.Spec { return spec(a.name, a) }
+func (a *Agent) Spec() cc.Spec { return specFor(a.name, a) }
 
-func spec(name string, a *Agent) cc.Spec {
+func specFor(name string, a *Agent) cc.Spec {
 	return cc.Spec{
 		Name: Family + ":" + name,
 		About: "What an agent in another process decides, by the messages and programs of the congestion " +
@@ -46,7 +46,7 @@ func spec(name string, a *Agent) cc.Spec {
 		Params: []cc.Param{
 			{
 				Name: "fallback", About: "algorithm while the agent is not there, is silent or sends nonsense",
-				Default: float64(slices.Index(fallbacks(), cc.Default)), Choices: fallbacks(),
+				Default: float64(slices.Index(fallbackNames(), cc.Default)), Choices: fallbackNames(),
 			},
 			{
 				Name: "max_window", About: "window that the agent cannot exceed", Unit: "packets",
@@ -70,8 +70,8 @@ func spec(name string, a *Agent) cc.Spec {
 	}.Answering()
 }
 
-// fallbacks are the algorithms that need nobody: those that are registered.
-func fallbacks() []string {
+// fallbackNames are the algorithms that need nobody: those that are registered.
+func fallbackNames() []string {
 	var names []string
 	for _, s := range cc.Specs() {
 		names = append(names, s.Name)

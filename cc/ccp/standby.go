@@ -2,8 +2,8 @@ package ccp
 
 import "github.com/penstock-net/penstock/cc"
 
-// verdict says whether the agent decides no more, and why.
-func (f *Flow) verdict(s cc.State) (why reason, over bool) {
+// agentIsOver says whether the agent decides no more, and why.
+func (f *Flow) agentIsOver(s cc.State) (why reason, over bool) {
 	unread := cc.Time(f.agent.unread.Load())
 	switch {
 	case f.epoch != f.agent.epoch.Load():
@@ -60,8 +60,8 @@ func (f *Flow) fallBack(s cc.State, why reason) {
 
 // renumber makes the flow a new one to the agent: what the agent says about the old one is late.
 func (f *Flow) renumber() {
-	f.leave()
-	f.agent.open(f)
+	f.closeAtAgent()
+	f.agent.openFlow(f)
 	f.suspended = false
 	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
 	f.mu.Lock()

@@ -102,7 +102,7 @@ type Change struct {
 // Ready tells the agent that a datapath has started.
 type Ready struct{ Datapath uint32 }
 
-func header(b []byte, k Kind, length int, flow uint32) []byte {
+func appendHeader(b []byte, k Kind, length int, flow uint32) []byte {
 	b = le.AppendUint16(b, uint16(k))
 	b = le.AppendUint16(b, uint16(length))
 	return le.AppendUint32(b, flow)
@@ -110,7 +110,7 @@ func header(b []byte, k Kind, length int, flow uint32) []byte {
 
 // Append appends the message to b.
 func (m Create) Append(b []byte) []byte {
-	b = header(b, KindCreate, createLen, m.Flow)
+	b = appendHeader(b, KindCreate, createLen, m.Flow)
 	b = le.AppendUint32(b, m.InitialCwnd)
 	b = le.AppendUint32(b, m.MSS)
 	b = appendAddr(b, m.Local)
@@ -133,7 +133,7 @@ func appendAddr(b []byte, a netip.AddrPort) []byte {
 
 // Append appends the message to b.
 func (m Measure) Append(b []byte) []byte {
-	b = header(b, KindMeasure, 16+8*len(m.Fields), m.Flow)
+	b = appendHeader(b, KindMeasure, 16+8*len(m.Fields), m.Flow)
 	b = le.AppendUint32(b, m.Program)
 	b = le.AppendUint32(b, uint32(len(m.Fields)))
 	for _, v := range m.Fields {
@@ -144,12 +144,12 @@ func (m Measure) Append(b []byte) []byte {
 
 // Append appends the message to b.
 func (m Ready) Append(b []byte) []byte {
-	return le.AppendUint32(header(b, KindReady, 12, 0), m.Datapath)
+	return le.AppendUint32(appendHeader(b, KindReady, 12, 0), m.Datapath)
 }
 
 // Append appends the message to b.
 func (m Install) Append(b []byte) []byte {
-	b = header(b, KindInstall, 20+instructionLen*(len(m.Events)+len(m.Instructions)), 0)
+	b = appendHeader(b, KindInstall, 20+instructionLen*(len(m.Events)+len(m.Instructions)), 0)
 	b = le.AppendUint32(b, m.Program)
 	b = le.AppendUint32(b, uint32(len(m.Events)))
 	b = le.AppendUint32(b, uint32(len(m.Instructions)))
@@ -170,9 +170,9 @@ func (m Install) Append(b []byte) []byte {
 // Append appends the message to b.
 func (m Change) Append(b []byte) []byte {
 	if m.Program == 0 {
-		b = header(b, KindUpdate, 12+updateLen*len(m.Updates), m.Flow)
+		b = appendHeader(b, KindUpdate, 12+updateLen*len(m.Updates), m.Flow)
 	} else {
-		b = header(b, KindChange, 16+updateLen*len(m.Updates), m.Flow)
+		b = appendHeader(b, KindChange, 16+updateLen*len(m.Updates), m.Flow)
 		b = le.AppendUint32(b, m.Program)
 	}
 	b = le.AppendUint32(b, uint32(len(m.Updates)))
@@ -213,8 +213,8 @@ func Next(b []byte) (m Message, rest []byte, err error) {
 	return m, b[n:], nil
 }
 
-// short is the error about a body that is not as long as it should be.
-func (m Message) short(want int) error {
+// lengthError is the error about a body that is not as long as it should be.
+func (m Message) lengthError(want int) error {
 	return fmt.Errorf("%w: a %v of %d bytes has to have %d",
 		ErrMalformed, m.Kind, HeaderLen+len(m.body), HeaderLen+want)
 }
@@ -223,7 +223,7 @@ func (m Message) short(want int) error {
 func (m Message) Create() (Create, error) {
 	b := m.body
 	if len(b) != createLen-HeaderLen {
-		return Create{}, m.short(createLen - HeaderLen)
+		return Create{}, m.lengthError(createLen - HeaderLen)
 	}
 	c := Create{Flow: m.Flow, InitialCwnd: le.Uint32(b), MSS: le.Uint32(b[4:])}
 	c.Local, c.Remote = readAddr(b[8:]), readAddr(b[16:])
@@ -252,7 +252,7 @@ func readAddr(b []byte) netip.AddrPort {
 func (m Message) Measure() (Measure, error) {
 	b := m.body
 	if len(b) < 8 {
-		return Measure{}, m.short(8)
+		return Measure{}, m.lengthError(8)
 	}
 	n := uint64(le.Uint32(b[4:]))
 	if uint64(len(b)) != 8+8*n {
@@ -269,7 +269,7 @@ func (m Message) Measure() (Measure, error) {
 // Ready decodes the message that a datapath starts with.
 func (m Message) Ready() (Ready, error) {
 	if len(m.body) != 4 {
-		return Ready{}, m.short(4)
+		return Ready{}, m.lengthError(4)
 	}
 	return Ready{le.Uint32(m.body)}, nil
 }
@@ -278,7 +278,7 @@ func (m Message) Ready() (Ready, error) {
 func (m Message) Install() (Install, error) {
 	b := m.body
 	if len(b) < 12 {
-		return Install{}, m.short(12)
+		return Install{}, m.lengthError(12)
 	}
 	events, instructions := le.Uint32(b[4:]), le.Uint32(b[8:])
 	if events > maxEvents || instructions > maxInstructions {
@@ -286,7 +286,7 @@ func (m Message) Install() (Install, error) {
 			ErrMalformed, ErrProgram, events, instructions, maxEvents)
 	}
 	if want := 12 + instructionLen*int(events+instructions); len(b) != want {
-		return Install{}, m.short(want)
+		return Install{}, m.lengthError(want)
 	}
 	out := Install{
 		Program: le.Uint32(b), Events: make([]Event, events), Instructions: make([]Instruction, instructions),
@@ -314,7 +314,7 @@ func (m Message) Change() (Change, error) {
 		least = 8
 	}
 	if len(b) < least {
-		return out, m.short(least)
+		return out, m.lengthError(least)
 	}
 	if m.Kind == KindChange {
 		if out.Program, b = le.Uint32(b), b[4:]; out.Program == 0 {
@@ -334,5 +334,5 @@ func (m Message) Change() (Change, error) {
 	return out, nil
 }
 
-// clamp is a size as 32 bits have room for it.
-func clamp(b cc.Bytes) uint32 { return uint32(min(max(b, 0), 1<<32-1)) }
+// clampToUint32 is a size as 32 bits have room for it.
+func clampToUint32(b cc.Bytes) uint32 { return uint32(min(max(b, 0), 1<<32-1)) }

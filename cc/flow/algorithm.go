@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// start builds the algorithm on first use.
-func (g *group) start(now cc.Time) {
+// startAlgorithm builds the algorithm on first use.
+func (g *group) startAlgorithm(now cc.Time) {
 	if g.alg != nil {
 		return
 	}
@@ -32,7 +32,7 @@ func (g *group) start(now cc.Time) {
 	g.starts++
 	cfg := cc.Config{
 		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params, Receives: g.receives,
-		Rand: rand.New(rand.NewPCG(g.seed, 0)), Wake: g.waker(),
+		Rand: rand.New(rand.NewPCG(g.seed, 0)), Wake: g.newWakeFunc(),
 	}
 	if len(g.members) > 0 {
 		first := g.members[0]
@@ -42,11 +42,11 @@ func (g *group) start(now cc.Time) {
 		}
 	}
 	g.alg = g.spec.New(cfg)
-	g.adopt(now)
+	g.adoptControl(now)
 }
 
-// giveUp drops the algorithm, if there is one.
-func (g *group) giveUp() {
+// closeAlgorithm drops the algorithm, if there is one.
+func (g *group) closeAlgorithm() {
 	if g.alg != nil {
 		cc.Close(g.alg)
 		g.alg = nil
@@ -57,10 +57,10 @@ func (g *group) giveUp() {
 // enough for: a window of as many segments has one in flight at any time.
 const smallRaise = 8
 
-// waker has the algorithm that is about to be built look at what has changed outside it. Having the
+// newWakeFunc has the algorithm that is about to be built look at what has changed outside it. Having the
 // transport send what a small raise lets out costs as much as the rest of a decision, so that waits
 // for an acknowledgement, as it does where the algorithm has decided by itself.
-func (g *group) waker() func(cc.Time) {
+func (g *group) newWakeFunc() func(cc.Time) {
 	number := g.starts
 	return func(now cc.Time) {
 		g.mu.Lock()
@@ -69,54 +69,54 @@ func (g *group) waker() func(cc.Time) {
 			return
 		}
 		cwnd := g.ctl.Cwnd
-		event := g.clock(now)
-		g.now = g.now || g.ctl.Cwnd-cwnd >= cwnd/smallRaise
-		g.unlock(now)
-		g.trace(event)
+		event := g.tickAlgorithm(now)
+		g.sendNow = g.sendNow || g.ctl.Cwnd-cwnd >= cwnd/smallRaise
+		g.divideAndUnlock(now)
+		g.emitEvents(event)
 	}
 }
 
-// clock has the algorithm's OnTick called.
-func (g *group) clock(now cc.Time) Event {
-	state := g.state(now)
+// tickAlgorithm has the algorithm's OnTick called.
+func (g *group) tickAlgorithm(now cc.Time) Event {
+	state := g.algorithmState(now)
 	g.alg.OnTick(state)
-	g.adopt(now)
-	return g.event(nil, KindTick, state, 0, 0)
+	g.adoptControl(now)
+	return g.makeEvent(nil, KindTick, state, 0, 0)
 }
 
-// adopt takes over the algorithm's limits after it has seen an event at now.
-func (g *group) adopt(now cc.Time) {
+// adoptControl takes over the algorithm's limits after it has seen an event at now.
+func (g *group) adoptControl(now cc.Time) {
 	before := g.ctl
 	g.ctl = g.alg.Control()
 	if g.ctl.NextTick != 0 {
-		g.timers.schedule(g, max(g.ctl.NextTick, now.Add(leastTick)))
+		g.timers.scheduleAt(g, max(g.ctl.NextTick, now.Add(leastTick)))
 	}
-	g.cap(now)
+	g.applyCaps(now)
 	g.changed = g.changed || g.ctl.Cwnd != before.Cwnd || g.ctl.PacingRate != before.PacingRate
 }
 
-// adoptCut is adopt after a loss or a mark. Where the window or the rate is smaller by now, it is
+// adoptReduction is adopt after a loss or a mark. Where the window or the rate is smaller by now, it is
 // divided soon, but not for each loss: many members lose packets in the same round trip.
-func (g *group) adoptCut(now cc.Time) {
+func (g *group) adoptReduction(now cc.Time) {
 	before := g.ctl
-	g.adopt(now)
+	g.adoptControl(now)
 	if g.ctl.Cwnd < before.Cwnd || g.ctl.PacingRate < before.PacingRate {
 		g.divideAt = min(g.divideAt, g.dividedAt.Add(time.Duration(len(g.alloc.members))*perMemberCut))
 	}
 }
 
-// recap applies what has become of the caps since the algorithm's last event, and
+// reapplyCaps applies what has become of the caps since the algorithm's last event, and
 // reports whether there may be any.
-func (g *group) recap(now cc.Time) bool {
+func (g *group) reapplyCaps(now cc.Time) bool {
 	if g.alg == nil || !g.caps.bind && g.caps.hintCap == 0 {
 		return false
 	}
-	g.adopt(now)
+	g.adoptControl(now)
 	return true
 }
 
-// state is what the algorithm may know.
-func (g *group) state(now cc.Time) cc.State {
+// algorithmState is what the algorithm may know.
+func (g *group) algorithmState(now cc.Time) cc.State {
 	s := cc.State{
 		Now:           now,
 		MSS:           g.mss,
@@ -141,7 +141,7 @@ func (g *group) state(now cc.Time) cc.State {
 func (g *group) ownInflight() cc.Bytes {
 	switch {
 	case g.inflight <= g.ctl.Cwnd:
-		return min(g.inflight+g.lent(false), g.ctl.Cwnd)
+		return min(g.inflight+g.datagramBytes(false), g.ctl.Cwnd)
 	case g.overflow > 0:
 		return g.inflight
 	}
@@ -164,24 +164,27 @@ func (g *group) noteAppLimited() {
 	if g.delivered.total > g.delivered.appLimited {
 		g.delivered.appLimited = 0
 	}
-	if !g.caps.bind && (g.wanting > 0 || g.inflight+g.mss > g.window()) {
+	if !g.caps.bind && (g.wanting > 0 || g.inflight+g.mss > g.memberWindow()) {
 		return
 	}
 	g.delivered.appLimited = max(g.delivered.total+g.inflight, 1)
 }
 
-// seen is s as the algorithm may see it, which counts from its own start.
-func (g *group) seen(s cc.Sent) cc.Sent {
+// sinceStart is s as the algorithm may see it, which counts from its own start.
+func (g *group) sinceStart(s cc.Sent) cc.Sent {
 	s.Delivered = max(0, s.Delivered-g.base)
 	return s
 }
 
-// event describes what g's algorithm has just been told.
-func (g *group) event(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
+// makeEvent describes what g's algorithm has just been told.
+func (g *group) makeEvent(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
 	if g.emit == nil {
 		return Event{}
 	}
-	e := Event{Kind: kind, Algorithm: g.spec.Name, State: s, RTT: rtt, Bytes: n, Control: g.ctl, Internals: g.inspect()}
+	e := Event{
+		Kind: kind, Algorithm: g.spec.Name, State: s, RTT: rtt, Bytes: n, Control: g.ctl,
+		Internals: g.algorithmInternals(),
+	}
 	e.State.Hint = nil // which is the group's to change
 	if m != nil {
 		e.Flow, e.Group = m.id, m.terms.Group
@@ -189,8 +192,8 @@ func (g *group) event(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.
 	return e
 }
 
-// trace emits events, outside all locks.
-func (g *group) trace(events ...Event) {
+// emitEvents emits events, outside all locks.
+func (g *group) emitEvents(events ...Event) {
 	if g.emit == nil {
 		return
 	}
@@ -199,8 +202,8 @@ func (g *group) trace(events ...Event) {
 	}
 }
 
-// inspect is what g's algorithm shows.
-func (g *group) inspect() cc.Internals {
+// algorithmInternals is what g's algorithm shows.
+func (g *group) algorithmInternals() cc.Internals {
 	if a, ok := g.alg.(cc.Inspector); ok {
 		return a.Inspect()
 	}

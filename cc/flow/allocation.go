@@ -38,15 +38,17 @@ type allocation struct {
 // satisfied is how far above its Target a Guarantee may get (Janus' 1+ε).
 const satisfied = 1.1
 
-func above(target cc.Rate) cc.Rate { return cc.Rate(satisfied * float64(target)) }
+func satisfiedRate(target cc.Rate) cc.Rate { return cc.Rate(satisfied * float64(target)) }
 
-// allocation is what Terms ask for.
-func (t Terms) allocation() allocation {
-	a := allocation{weight: cc.Bytes(max(1, t.Weight)), priority: t.Priority, ceiling: t.most(), own: t.ConnectionRate}
+// newAllocation is what Terms ask for.
+func (t Terms) newAllocation() allocation {
+	a := allocation{
+		weight: cc.Bytes(max(1, t.Weight)), priority: t.Priority, ceiling: t.maxAllowedRate(), own: t.ConnectionRate,
+	}
 	if t.Class == Guarantee && t.Target > 0 {
-		a.target = lesser(t.Target, a.ceiling)
-		a.ceiling = lesser(a.ceiling, above(a.target))
-		a.own = lesser(a.own, above(a.target))
+		a.target = lesserRate(t.Target, a.ceiling)
+		a.ceiling = lesserRate(a.ceiling, satisfiedRate(a.target))
+		a.own = lesserRate(a.own, satisfiedRate(a.target))
 	}
 	return a
 }
@@ -60,7 +62,7 @@ const (
 	aboveTarget              // the Guarantees once more, up to what they may use
 )
 
-func (c *allocation) upTo(r round) cc.Bytes {
+func (c *allocation) boundFor(r round) cc.Bytes {
 	switch {
 	case r == toTarget && c.goal > 0:
 		return min(c.goal, c.most)
@@ -70,7 +72,7 @@ func (c *allocation) upTo(r round) cc.Bytes {
 	return 0
 }
 
-// pairs is what c is due in whole pairs of segments, or what it has at least.
-func (c *allocation) pairs() cc.Bytes {
+// wholePairs is what c is due in whole pairs of segments, or what it has at least.
+func (c *allocation) wholePairs() cc.Bytes {
 	return max(c.due-c.due%(ackedTogether*c.unit), c.least)
 }

@@ -27,7 +27,7 @@ func compareMembers(a, b *member) int {
 	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.id, b.id))
 }
 
-// divide divides window among the members. In this order, each has
+// divideWindow divides window among the members. In this order, each has
 //
 //   - its floor, two segments or what its MinRate takes;
 //   - then, the lowest Priority first and before all others: a Guarantee its
@@ -38,9 +38,9 @@ func compareMembers(a, b *member) int {
 // What a member that does not contend leaves unused is lent to the others. The dues add
 // up to the window, or to the floors. A part of the window that a rate does not let
 // anybody fill, unpaced, is not given above targets.
-func (a *allocator) divide(window, unpaced cc.Bytes) {
+func (a *allocator) divideWindow(window, unpaced cc.Bytes) {
 	a.tiers = a.tiers[:0]
-	spare := max(0, window-reserve(a.members, window))
+	spare := max(0, window-reserveFloors(a.members, window))
 	for from := 0; from < len(a.members); {
 		to, targets := from, false
 		for ; to < len(a.members) && a.members[to].priority == a.members[from].priority; to++ {
@@ -48,9 +48,9 @@ func (a *allocator) divide(window, unpaced cc.Bytes) {
 		}
 		equals := a.members[from:to]
 		if targets {
-			spare, _ = fill(equals, toTarget, spare)
+			spare, _ = fillUpTo(equals, toTarget, spare)
 		}
-		left, t := fill(equals, toMost, spare)
+		left, t := fillUpTo(equals, toMost, spare)
 		t.priority = equals[0].priority
 		for _, m := range equals {
 			t.active += m.weight
@@ -59,17 +59,17 @@ func (a *allocator) divide(window, unpaced cc.Bytes) {
 		spare = left
 		if targets { // above them there is nothing to give where the rate, not the window, is what is short
 			idle := min(spare, unpaced)
-			left, _ = fill(equals, aboveTarget, spare-idle)
+			left, _ = fillUpTo(equals, aboveTarget, spare-idle)
 			spare = idle + left
 		}
 		from = to
 	}
-	a.cut()
+	a.cutToPairs()
 }
 
-// reserve has each member due its floor, and returns the sum: at most the window, or two
+// reserveFloors has each member due its floor, and returns the sum: at most the window, or two
 // segments each.
-func reserve(members []*member, window cc.Bytes) (sum cc.Bytes) {
+func reserveFloors(members []*member, window cc.Bytes) (sum cc.Bytes) {
 	var above cc.Bytes // two segments each
 	for _, m := range members {
 		sum += m.least
@@ -99,21 +99,21 @@ type level struct {
 	weight, of    cc.Bytes // of is the level of weight
 }
 
-func (l *level) due(weight cc.Bytes) cc.Bytes {
+func (l *level) dueFor(weight cc.Bytes) cc.Bytes {
 	if weight != l.weight {
 		l.weight, l.of = weight, l.pool*weight/l.weights
 	}
 	return l.of
 }
 
-// fill raises what members are due by spare at most: to a common level, times their
+// fillUpTo raises what members are due by spare at most: to a common level, times their
 // weights, but nobody below what it was due before nor above its cap (water-filling).
 // Each pass settles those on one side of the level: as a rule there are two or three.
 // It returns what is left, and the pool for those whom the level alone bounds.
-func fill(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
+func fillUpTo(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
 	pool, weights := spare, cc.Bytes(0)
 	for _, m := range members {
-		m.cap = m.upTo(r)
+		m.cap = m.boundFor(r)
 		if m.open = m.cap > m.due; m.open {
 			pool += m.due
 			weights += m.weight
@@ -124,7 +124,7 @@ func fill(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
 		var below, above cc.Bytes // by how much the level misses their dues and exceeds their caps
 		for _, m := range members {
 			if m.open {
-				due := l.due(m.weight)
+				due := l.dueFor(m.weight)
 				below += max(0, m.due-due)
 				above += max(0, due-m.cap)
 			}
@@ -133,7 +133,7 @@ func fill(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
 			if !m.open {
 				continue
 			}
-			switch due := l.due(m.weight); {
+			switch due := l.dueFor(m.weight); {
 			case below == 0 && above == 0:
 				m.due = due
 				continue
@@ -155,15 +155,15 @@ func fill(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
 	return left, tier{pool: left}
 }
 
-// cut makes shares of the dues: whole pairs of segments for those that contend. The odd
+// cutToPairs makes shares of the dues: whole pairs of segments for those that contend. The odd
 // pairs that this leaves go round from member to member as turn counts up, slowly: a
 // window that changed with each report would send in bursts.
-func (a *allocator) cut() {
+func (a *allocator) cutToPairs() {
 	var odd cc.Bytes
 	n := 0
 	for _, m := range a.members {
 		if m.wants {
-			odd += m.due - m.pairs() + 1 // dues are cut to whole bytes
+			odd += m.due - m.wholePairs() + 1 // dues are cut to whole bytes
 			n++
 		}
 	}
@@ -175,12 +175,12 @@ func (a *allocator) cut() {
 	for _, m := range a.members {
 		switch {
 		case !m.wants:
-			m.share = a.asIf(&m.allocation)
+			m.share = a.shareIfActive(&m.allocation)
 			m.due = m.share
 		case n == 1: // the window is long enough for another segment to follow
 			m.share = max(m.due-m.due%m.unit, m.least)
 		default:
-			m.share = m.pairs()
+			m.share = m.wholePairs()
 			if pair := ackedTogether * m.unit; cc.Bytes(place) < odd/pair {
 				m.share += pair
 			}
@@ -191,20 +191,20 @@ func (a *allocator) cut() {
 	}
 }
 
-// asIf is what a member that does not contend, or was not active when the window was
+// shareIfActive is what a member that does not contend, or was not active when the window was
 // last divided, would have if it contended; among many at most fewMembers times what it
 // would have if all did. A thousand that take turns, each done before the next division,
 // would otherwise have the window each.
-func (a *allocator) asIf(c *allocation) cc.Bytes {
-	t := a.tier(c.priority)
+func (a *allocator) shareIfActive(c *allocation) cc.Bytes {
+	t := a.tierOf(c.priority)
 	weights := max(t.weights+c.weight, t.active/fewMembers)
 	share := max(c.due, (t.pool+c.due)*c.weight/weights, c.goal, c.floor)
 	share = min(share, max(c.bound, c.floor))
 	return max(share-share%c.unit, c.floor)
 }
 
-// tier is what there is for members of a priority.
-func (a *allocator) tier(priority int) (t tier) {
+// tierOf is what there is for members of a priority.
+func (a *allocator) tierOf(priority int) (t tier) {
 	for i, each := range a.tiers {
 		switch {
 		case each.priority == priority:
@@ -223,8 +223,8 @@ func (a *allocator) tier(priority int) (t tier) {
 	return t
 }
 
-// whole has the window be one member's.
-func (a *allocator) whole(c *allocation, window cc.Bytes) {
+// giveWhole has the window be one member's.
+func (a *allocator) giveWhole(c *allocation, window cc.Bytes) {
 	c.due, c.share = window, window
 	t := tier{priority: c.priority, pool: window, weights: c.weight}
 	if !c.wants {

@@ -24,8 +24,8 @@ type caps struct {
 	burst     time.Duration // sending time that pacers may accumulate; 0: the usual
 }
 
-// add counts m's caps.
-func (c *caps) add(m *member) {
+// addMember counts m's caps.
+func (c *caps) addMember(m *member) {
 	if m.terms.HintCap > 0 {
 		if c.hintCaps == nil {
 			c.hintCaps = map[float64]int{}
@@ -38,18 +38,18 @@ func (c *caps) add(m *member) {
 		}
 		c.maxRates[m.maxRate]++
 	}
-	c.least()
+	c.updateLeastHintCap()
 }
 
-// remove undoes add. Call it before the terms of m change.
-func (c *caps) remove(m *member) {
-	uncount(c.hintCaps, m.terms.HintCap)
-	uncount(c.maxRates, m.maxRate)
-	c.least()
+// removeMember undoes add. Call it before the terms of m change.
+func (c *caps) removeMember(m *member) {
+	decrementCount(c.hintCaps, m.terms.HintCap)
+	decrementCount(c.maxRates, m.maxRate)
+	c.updateLeastHintCap()
 }
 
-// uncount takes one off the count of key, if there is one.
-func uncount[K comparable](counts map[K]int, key K) {
+// decrementCount takes one off the count of key, if there is one.
+func decrementCount[K comparable](counts map[K]int, key K) {
 	if n := counts[key]; n > 1 {
 		counts[key] = n - 1
 	} else if n == 1 {
@@ -57,8 +57,8 @@ func uncount[K comparable](counts map[K]int, key K) {
 	}
 }
 
-// least finds the least HintCap.
-func (c *caps) least() {
+// updateLeastHintCap finds the least HintCap.
+func (c *caps) updateLeastHintCap() {
 	c.hintCap = 0
 	for each := range c.hintCaps {
 		if c.hintCap == 0 || each < c.hintCap {

@@ -18,17 +18,17 @@ type Claims struct {
 func (m *Manager) Claims(p netip.Prefix) Claims {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.claims(plainPrefix(p))
+	return m.claimsIn(plainPrefix(p))
 }
 
-// claims is Claims for who holds m.mu.
-func (m *Manager) claims(p netip.Prefix) (c Claims) {
-	m.eachIn(p, func(g *group) { c = c.plus(g.claims()) })
+// claimsIn is Claims for who holds m.mu.
+func (m *Manager) claimsIn(p netip.Prefix) (c Claims) {
+	m.eachIn(p, func(g *group) { c = c.addClaims(g.memberClaims()) })
 	return c
 }
 
-// claims adds up those of g's members. The caller holds m.mu.
-func (g *group) claims() (c Claims) {
+// memberClaims adds up those of g's members. The caller holds m.mu.
+func (g *group) memberClaims() (c Claims) {
 	priority := g.params["priority"]
 	if priority == 0 {
 		priority = 1
@@ -43,14 +43,14 @@ func (g *group) claims() (c Claims) {
 	return c
 }
 
-func (c Claims) plus(d Claims) Claims {
+func (c Claims) addClaims(d Claims) Claims {
 	return Claims{c.flows + d.flows, c.rated + d.rated, c.priority + d.priority, c.traffic + d.traffic}
 }
 
-// among is c with others of which nothing is known, for so many flows in all.
-func (c Claims) among(flows int) Claims {
+// withUnknown is c with others of which nothing is known, for so many flows in all.
+func (c Claims) withUnknown(flows int) Claims {
 	others := max(0, flows-c.flows)
-	return c.plus(Claims{flows: others, priority: float64(others)})
+	return c.addClaims(Claims{flows: others, priority: float64(others)})
 }
 
 // Of is c's part of all, which it is among; 0 where all is nothing.

@@ -306,7 +306,7 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 			l.report()
 		}
 		p.wait(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
-		g.divide(p.now)
+		g.divideWindow(p.now)
 		W := g.ctl.Cwnd
 		var due, shared, floors cc.Bytes // of those that contend
 		var least, most cc.Bytes         // that the others use

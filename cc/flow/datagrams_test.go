@@ -171,7 +171,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 			}
 			require.Equal(rt, sum, d.loose)
 			if m.alg != nil {
-				require.GreaterOrEqual(rt, m.window(), window*mss-cc.Bytes(share*float64(window*mss)))
+				require.GreaterOrEqual(rt, m.memberWindow(), window*mss-cc.Bytes(share*float64(window*mss)))
 			}
 			require.LessOrEqual(rt, l.inflight(), window*mss)
 		}
@@ -220,7 +220,7 @@ func TestWhatPassesForBeingLittleRunsUpNoDebt(t *testing.T) {
 		trip()
 		require.Equal(t, 2, p.pour(d))
 	}
-	assert.GreaterOrEqual(t, d.room, -d.mayOwe(), "it is not to be made up for when the window is wide again")
+	assert.GreaterOrEqual(t, d.room, -d.lendingBound(), "it is not to be made up for when the window is wide again")
 }
 
 // What datagrams no longer use goes back to the flows, though no acknowledgement comes.

@@ -24,20 +24,20 @@ const (
 	perMemberCut = perMember / 8 // after a loss or a mark that has made the window smaller
 )
 
-// divide divides the window among the active members and tells those whose limits change.
-func (g *group) divide(now cc.Time) {
-	atOnce := g.now || g.ctl.PacingRate > 0
-	g.changed, g.now = false, false
+// divideWindow divides the window among the active members and tells those whose limits change.
+func (g *group) divideWindow(now cc.Time) {
+	atOnce := g.sendNow || g.ctl.PacingRate > 0
+	g.changed, g.sendNow = false, false
 	rto := g.rtt.rto()
 	kept := g.alloc.members[:0]
 	var resting []*member
 	for _, m := range g.alloc.members {
-		if m.silent(now, rto) {
+		if m.isSilent(now, rto) {
 			resting = append(resting, m)
 			continue
 		}
-		m.wants = m.contends(now, &g.rtt)
-		g.bound(m)
+		m.wants = m.wantsMore(now, &g.rtt)
+		g.setBounds(m)
 		kept = append(kept, m)
 	}
 	clear(g.alloc.members[len(kept):])
@@ -48,42 +48,42 @@ func (g *group) divide(now cc.Time) {
 		g.alloc.turnEnds = now.Add(turnRTTs * max(g.rtt.srtt, time.Millisecond))
 	}
 	if len(kept) > 1 {
-		unpaced := g.unpaced()
+		unpaced := g.unpacedWindow()
 		if g.caps.rateBound {
 			unpaced = 0
 		}
-		g.alloc.divide(g.window(), unpaced)
-		g.timers.schedule(g, now.Add(rto)) // some may have ceased to contend by then, or to send
+		g.alloc.divideWindow(g.memberWindow(), unpaced)
+		g.timers.scheduleAt(g, now.Add(rto)) // some may have ceased to contend by then, or to send
 	}
 	if g.alloc.odd {
-		g.timers.schedule(g, g.alloc.turnEnds)
+		g.timers.scheduleAt(g, g.alloc.turnEnds)
 	}
 	contend, content := false, true
 	for _, m := range kept {
-		g.provide(m, now, atOnce)
-		contend, content = contend || m.wants, content && (!m.wants || g.content(m))
+		g.updateLimit(m, now, atOnce)
+		contend, content = contend || m.wants, content && (!m.wants || g.hasAllItMayUse(m))
 	}
 	g.allContent = contend && content
-	g.rest(resting, now)
+	g.deactivateAll(resting, now)
 	g.dividedAt = now
 	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
 
-// lone reports whether m has the window for itself: no other member is active.
-func (g *group) lone(m *member) bool {
+// hasWindowAlone reports whether m has the window for itself: no other member is active.
+func (g *group) hasWindowAlone(m *member) bool {
 	active := g.alloc.members
 	return len(active) == 0 || len(active) == 1 && active[0] == m
 }
 
-// bound sets what m may have at least and at most.
-func (g *group) bound(m *member) {
-	window, least := g.window(), m.leastWindow()
-	m.unit, m.used, m.segments = m.mss(), m.counts, least
+// setBounds sets what m may have at least and at most.
+func (g *group) setBounds(m *member) {
+	window, least := g.memberWindow(), m.leastWindow()
+	m.unit, m.used, m.segments = m.segmentSize(), m.counts, least
 	m.floor, m.goal, m.bound = least, 0, window
 	if m.terms.MinRate > 0 {
 		m.floor = max(m.floor, roundUp(g.windowFor(m.terms.MinRate), m.unit))
 	}
-	if m.ceiling > 0 && g.known() {
+	if m.ceiling > 0 && g.rttIsKnown() {
 		m.bound = roundUp(g.windowFor(m.ceiling), m.unit)
 		if m.target > 0 {
 			m.goal = roundUp(g.windowFor(m.target), m.unit)
@@ -100,75 +100,75 @@ func (g *group) bound(m *member) {
 	m.least = min(m.floor, m.most)
 }
 
-// provide works out m's limit and puts it into force. What a raise lets out goes at once
+// updateLimit works out m's limit and puts it into force. What a raise lets out goes at once
 // where time brought it about, where it is paced, or where it is more than double, so that
 // acknowledgements of what is in flight would not let it out. Otherwise it waits for them:
 // members that share a window, and all send when it grows, send in bursts.
-func (g *group) provide(m *member, now cc.Time, atOnce bool) {
+func (g *group) updateLimit(m *member, now cc.Time, atOnce bool) {
 	if g.alg == nil {
 		return
 	}
 	switch {
-	case g.lone(m):
-		m.wants = m.contends(now, &g.rtt)
-		g.bound(m)
-		g.alloc.whole(&m.allocation, g.window())
+	case g.hasWindowAlone(m):
+		m.wants = m.wantsMore(now, &g.rtt)
+		g.setBounds(m)
+		g.alloc.giveWhole(&m.allocation, g.memberWindow())
 	case !m.active || m.share == 0: // no division knows it yet
 		m.wants = true
-		g.bound(m)
+		g.setBounds(m)
 		m.due = 0
-		m.share = g.alloc.asIf(&m.allocation)
+		m.share = g.alloc.shareIfActive(&m.allocation)
 		m.due = m.share
 	}
-	l := g.limit(m)
+	l := g.computeLimit(m)
 	l.Now = atOnce || l.Cwnd > 2*max(m.inflight, m.limit.Cwnd)
-	m.apply(now, l)
+	m.applyLimit(now, l)
 	m.pacer.most = g.caps.burst
 	if atOnce || m.inflight == 0 || m.waiter.turn.Load() != noTurn {
-		g.open(m, now)
+		g.wakeIfAllowed(m, now)
 	}
 }
 
-// open wakes m if a refused Take may succeed now, or plans to once pacing lets it.
-func (g *group) open(m *member, now cc.Time) {
+// wakeIfAllowed wakes m if a refused Take may succeed now, or plans to once pacing lets it.
+func (g *group) wakeIfAllowed(m *member, now cc.Time) {
 	if turn := m.waiter.turn.Load(); turn != noTurn { // at the maximum rate
 		if m.gate.blocked && turn == turnCame {
-			m.wake()
+			m.wakeRelay()
 		}
 		return
 	}
-	if m.enforced || m.gate.opens(now, m.want, m.inflight, m.mss()) {
+	if m.enforced || m.gate.mayOpen(now, m.want, m.inflight, m.segmentSize()) {
 		if m.gate.blocked {
-			m.wake()
+			m.wakeRelay()
 		}
 		return
 	}
 	if m.gate.blocked && m.gate.retryAt > now {
-		g.timers.schedule(m.clock, m.gate.retryAt)
+		g.timers.scheduleAt(m.clock, m.gate.retryAt)
 	}
 }
 
-// limit is what m may use from now on: its share of the window, all of it if it is the
+// computeLimit is what m may use from now on: its share of the window, all of it if it is the
 // only member, and the same part of the pacing rate.
-func (g *group) limit(m *member) Limit {
+func (g *group) computeLimit(m *member) Limit {
 	share := m.share
 	if !m.active { // a burst after silence is no longer than that of a new connection
-		burst := cc.InitialCwndPackets * m.mss()
+		burst := cc.InitialCwndPackets * m.segmentSize()
 		if g.receives {
 			burst = ReceiveBulk
 		}
-		share = min(share, m.path.shrink(burst))
+		share = min(share, m.path.toReference(burst))
 	}
 	l := Limit{Cwnd: share, PacingRate: g.ctl.PacingRate}
-	if m.path.far() {
-		l.Cwnd = max(m.path.expand(share)/m.mss(), 1) * m.mss()
+	if m.path.isFar() {
+		l.Cwnd = max(m.path.fromReference(share)/m.segmentSize(), 1) * m.segmentSize()
 	}
 	if m.due < g.ctl.Cwnd && l.PacingRate > 0 { // 0 would not pace
 		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(m.due)/float64(g.ctl.Cwnd)))
 	}
-	l.PacingRate = lesser(lesser(l.PacingRate, m.ceiling), m.own)
-	if m.rampEnd != 0 && g.known() {
-		l.PacingRate = lesser(l.PacingRate, max(1, cc.RateOf(m.share, g.rtt.srtt)))
+	l.PacingRate = lesserRate(lesserRate(l.PacingRate, m.ceiling), m.own)
+	if m.rampEnd != 0 && g.rttIsKnown() {
+		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.share, g.rtt.srtt)))
 	}
 	return l
 }
@@ -182,12 +182,12 @@ func (g *group) windowFor(r cc.Rate) cc.Bytes {
 	return min(r.BytesIn(g.rtt.srtt), cc.MaxCwnd)
 }
 
-// known reports whether windows can be had from rates yet.
-func (g *group) known() bool { return g.rtt.srtt > 0 }
+// rttIsKnown reports whether windows can be had from rates yet.
+func (g *group) rttIsKnown() bool { return g.rtt.srtt > 0 }
 
-// content reports whether m has all that its terms allow, so that a wider window would
+// hasAllItMayUse reports whether m has all that its terms allow, so that a wider window would
 // be none to it. It goes by what the last division gave it, before that was cut to whole
 // pairs of segments.
-func (g *group) content(m *member) bool {
-	return g.known() && m.ceiling > 0 && m.due >= m.bound && m.bound < g.window()
+func (g *group) hasAllItMayUse(m *member) bool {
+	return g.rttIsKnown() && m.ceiling > 0 && m.due >= m.bound && m.bound < g.memberWindow()
 }

@@ -88,7 +88,7 @@ func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets
 // Pass reports whether a packet of size bytes of the flow key may go at once, and
 // accounts for it. Otherwise it is to be pushed.
 func (q *FairQueue[K, P]) Pass(now cc.Time, key K, size cc.Bytes) bool {
-	f := q.meter(now, key, size)
+	f := q.meterFlow(now, key, size)
 	return q.packets == 0 && q.window.Take(now, size, f.sparse)
 }
 
@@ -97,7 +97,7 @@ func (q *FairQueue[K, P]) Push(now cc.Time, key K, size cc.Bytes, what P) {
 	f := q.flows[key]
 	if !f.listed {
 		f.credit = fairQuantum
-		q.list(f).push(f)
+		q.listFor(f).pushFlow(f)
 	}
 	f.queue = append(f.queue, fairPacket[P]{now, size, what})
 	f.bytes += size
@@ -105,8 +105,8 @@ func (q *FairQueue[K, P]) Push(now cc.Time, key K, size cc.Bytes, what P) {
 	q.bytes += size
 }
 
-// meter notes that a flow sends size bytes.
-func (q *FairQueue[K, P]) meter(now cc.Time, key K, size cc.Bytes) *fairFlow[K, P] {
+// meterFlow notes that a flow sends size bytes.
+func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow[K, P] {
 	f := q.flows[key]
 	if f == nil {
 		if len(q.flows) >= meteredFlows {
@@ -123,8 +123,8 @@ func (q *FairQueue[K, P]) meter(now cc.Time, key K, size cc.Bytes) *fairFlow[K, 
 	return f
 }
 
-// list is where f belongs.
-func (q *FairQueue[K, P]) list(f *fairFlow[K, P]) *fairList[K, P] {
+// listFor is where f belongs.
+func (q *FairQueue[K, P]) listFor(f *fairFlow[K, P]) *fairList[K, P] {
 	if f.sparse {
 		return &q.fresh
 	}
@@ -143,29 +143,29 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 				}
 			}
 		}
-		q.dropped(q.take(fattest), DroppedOverflow)
+		q.dropped(q.takeHead(fattest), DroppedOverflow)
 	}
 }
 
 // Pop returns the packet that may go now; false: none does.
 func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
-	for f := q.turn(); f != nil; f = q.turn() {
+	for f := q.nextFlow(); f != nil; f = q.nextFlow() {
 		head := f.queue[0]
 		if f.codel.Signals(now, now.Sub(head.at), f.bytes-head.size) {
-			q.dropped(q.take(f), DroppedLate)
+			q.dropped(q.takeHead(f), DroppedLate)
 			continue
 		}
 		if !q.window.Take(now, head.size, f.sparse) {
 			return what, false
 		}
 		f.credit -= head.size
-		return q.take(f), true
+		return q.takeHead(f), true
 	}
 	return what, false
 }
 
-// turn returns the flow whose turn it is (RFC 8290 §4.2); nil: nothing waits.
-func (q *FairQueue[K, P]) turn() *fairFlow[K, P] {
+// nextFlow returns the flow whose turn it is (RFC 8290 §4.2); nil: nothing waits.
+func (q *FairQueue[K, P]) nextFlow() *fairFlow[K, P] {
 	for {
 		list := &q.fresh
 		if list.head == nil {
@@ -176,19 +176,19 @@ func (q *FairQueue[K, P]) turn() *fairFlow[K, P] {
 		case f == nil:
 			return nil
 		case len(f.queue) == 0:
-			list.pop()
+			list.popFlow()
 		case f.credit <= 0:
 			f.credit += fairQuantum
-			list.pop()
-			q.list(f).push(f)
+			list.popFlow()
+			q.listFor(f).pushFlow(f)
 		default:
 			return f
 		}
 	}
 }
 
-// take removes the head of f's queue.
-func (q *FairQueue[K, P]) take(f *fairFlow[K, P]) P {
+// takeHead removes the head of f's queue.
+func (q *FairQueue[K, P]) takeHead(f *fairFlow[K, P]) P {
 	p := f.queue[0]
 	f.queue[0] = fairPacket[P]{}
 	if f.queue = f.queue[1:]; len(f.queue) == 0 {
@@ -203,7 +203,7 @@ func (q *FairQueue[K, P]) take(f *fairFlow[K, P]) P {
 // fairList is a list of flows, first in, first out.
 type fairList[K comparable, P any] struct{ head, tail *fairFlow[K, P] }
 
-func (l *fairList[K, P]) push(f *fairFlow[K, P]) {
+func (l *fairList[K, P]) pushFlow(f *fairFlow[K, P]) {
 	if l.head == nil {
 		l.head = f
 	} else {
@@ -212,7 +212,7 @@ func (l *fairList[K, P]) push(f *fairFlow[K, P]) {
 	l.tail, f.listed = f, true
 }
 
-func (l *fairList[K, P]) pop() {
+func (l *fairList[K, P]) popFlow() {
 	f := l.head
 	l.head, f.next, f.listed = f.next, nil, false
 }

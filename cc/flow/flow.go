@@ -27,8 +27,8 @@ func (f *Flow) startsPaced() bool {
 	return f.enforced && f.unpaced > 0 && (f.terms.ConnectionRate > 0 || f.terms.HintCap > 0)
 }
 
-// lock returns f's group, locked.
-func (f *Flow) lock() *group {
+// lockGroup returns f's group, locked.
+func (f *Flow) lockGroup() *group {
 	for {
 		g := f.home.Load()
 		g.mu.Lock()
@@ -41,18 +41,18 @@ func (f *Flow) lock() *group {
 
 // Report tells what became of the bytes. Stale and repeated reports are ignored.
 func (f *Flow) Report(r Report) {
-	g := f.lock()
+	g := f.lockGroup()
 	var events [2]Event // at most a loss, then an acknowledgement
 	n, news, doubts := 0, HintNews{}, false
 	if !f.closed && r.At >= f.last.At {
-		n = g.absorb(&f.member, r, &events)
+		n = g.processReport(&f.member, r, &events)
 		g.wakeDatagrams(r.At)
-		g.settle(r.At)
-		g.open(&f.member, r.At)
-		news, doubts = g.hintNews()
+		g.divideIfDue(r.At)
+		g.wakeIfAllowed(&f.member, r.At)
+		news, doubts = g.takeHintNews()
 	}
 	g.mu.Unlock()
-	g.trace(events[:n]...)
+	g.emitEvents(events[:n]...)
 	if doubts && f.mgr.HintNews != nil {
 		f.mgr.HintNews(news)
 	}
@@ -64,8 +64,8 @@ func (f *Flow) Report(r Report) {
 // leg that enforces the window only a maximum rate refuses anything, and bytes count once
 // they leave.
 func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
-	g := f.lock()
-	defer g.unlock(now)
+	g := f.lockGroup()
+	defer g.divideAndUnlock(now)
 	switch {
 	case f.closed || want < 0:
 		return Grant{}
@@ -80,20 +80,20 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		f.gate.blocked = n == 0
 		return Grant{n}
 	}
-	f.lossBegan(g.lossEpoch, g.lossAt)
-	g.begin(&f.member, now)
+	f.noteLossEpoch(g.lossEpoch, g.lossAt)
+	g.onSendStart(&f.member, now)
 	f.asked, f.lastBusy = now, now
-	quantum := f.quantum(want, f.mss())
-	if f.limit.Cwnd-f.inflight < want && !g.content(&f.member) {
+	quantum := f.grantQuantum(want, f.segmentSize())
+	if f.limit.Cwnd-f.inflight < want && !g.hasAllItMayUse(&f.member) {
 		g.cwndFullAt = now
 	}
-	n, by := f.grant(now, want, f.inflight, f.mss())
-	f.limits.enter(now, by)
-	if n = f.pass(now, n, quantum); n > 0 {
-		g.send(&f.member, now, n)
-		f.pacer.spend(now, n)
+	n, by := f.grantBytes(now, want, f.inflight, f.segmentSize())
+	f.limits.enterState(now, by)
+	if n = f.passMaxRate(now, n, quantum); n > 0 {
+		g.noteSent(&f.member, now, n)
+		f.pacer.spendBytes(now, n)
 	} else if f.retryAt > now {
-		g.timers.schedule(f, f.retryAt)
+		g.timers.scheduleAt(f, f.retryAt)
 	}
 	f.gate.blocked = n == 0
 	if g.setWant(&f.member, want-n); n < want {
@@ -104,16 +104,16 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 
 // takeEnforced is Take over a leg that enforces the window.
 func (f *Flow) takeEnforced(g *group, now cc.Time, want cc.Bytes) (n cc.Bytes) {
-	quantum := min(want, f.mss())
+	quantum := min(want, f.segmentSize())
 	n = want
 	if f.startsPaced() {
 		if n = f.startCredit(g, now, want, quantum); n == 0 {
 			return 0
 		}
 	}
-	n = f.pass(now, n, quantum)
+	n = f.passMaxRate(now, n, quantum)
 	if f.unpaced > 0 && n > 0 {
-		f.starting.spend(now, n)
+		f.starting.spendBytes(now, n)
 		f.unpaced = max(0, f.unpaced-n)
 		f.notePermits()
 	}
@@ -124,24 +124,24 @@ func (f *Flow) takeEnforced(g *group, now cc.Time, want cc.Bytes) (n cc.Bytes) {
 func (f *Flow) startCredit(g *group, now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 	rate := f.own
 	if f.terms.HintCap > 0 {
-		g.begin(&f.member, now) // so that there is a limit
-		rate = lesser(rate, f.limit.PacingRate)
+		g.onSendStart(&f.member, now) // so that there is a limit
+		rate = lesserRate(rate, f.limit.PacingRate)
 	}
 	f.starting.setRate(now, rate)
-	if n = min(want, f.starting.credit(now, f.mss())); n < want {
+	if n = min(want, f.starting.creditBytes(now, f.segmentSize())); n < want {
 		n -= n % quantum
 	}
 	if n == 0 {
-		f.retryAt = f.starting.ready(now, quantum, f.mss())
-		g.timers.schedule(f, f.retryAt)
-		f.limits.enter(now, LimitedByPacing)
+		f.retryAt = f.starting.readyAt(now, quantum, f.segmentSize())
+		g.timers.scheduleAt(f, f.retryAt)
+		f.limits.enterState(now, LimitedByPacing)
 	}
 	return n
 }
 
-// pass asks the group's maximum rate to let up to want bytes pass, in whole quanta,
+// passMaxRate asks the group's maximum rate to let up to want bytes pass, in whole quanta,
 // and returns how many may.
-func (f *Flow) pass(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
+func (f *Flow) passMaxRate(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 	if f.maxRate == nil || want == 0 {
 		return want
 	}
@@ -150,37 +150,37 @@ func (f *Flow) pass(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 		ahead = pacedAhead
 	}
 	f.maxRate.mu.Lock()
-	n = f.maxRate.take(now, &f.waiter, want, quantum, f.mss(), ahead)
+	n = f.maxRate.takeBytes(now, &f.waiter, want, quantum, f.segmentSize(), ahead)
 	f.maxRate.mu.Unlock()
 	if n == 0 {
-		f.limits.enter(now, LimitedByPacing)
+		f.limits.enterState(now, LimitedByPacing)
 	}
 	return n
 }
 
-// when implements ticker.
-func (f *Flow) when() *timer { return &f.due }
+// timerState implements ticker.
+func (f *Flow) timerState() *timer { return &f.due }
 
-// tick wakes f if its pacer, or its turn at the maximum rate, lets it send.
-func (f *Flow) tick(now cc.Time) {
-	g := f.lock()
+// onTimer wakes f if its pacer, or its turn at the maximum rate, lets it send.
+func (f *Flow) onTimer(now cc.Time) {
+	g := f.lockGroup()
 	defer g.mu.Unlock()
 	if f.closed {
 		return
 	}
-	g.open(&f.member, now)
+	g.wakeIfAllowed(&f.member, now)
 }
 
 // Close leaves the group; what was in flight no longer counts.
 func (f *Flow) Close(now cc.Time) {
-	g := f.lock()
+	g := f.lockGroup()
 	if f.closed {
 		g.mu.Unlock()
 		return
 	}
 	f.closed = true
-	f.maxRate.leave(&f.waiter)
-	g.leave(&f.member, now)
-	g.unlock(now)
-	f.mgr.left(f, now)
+	f.maxRate.removeWaiter(&f.waiter)
+	g.removeMember(&f.member, now)
+	g.divideAndUnlock(now)
+	f.mgr.removeFlow(f, now)
 }

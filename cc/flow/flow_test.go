@@ -80,22 +80,22 @@ func TestPacingSpreadsGrants(t *testing.T) {
 
 func TestPacerCreditIsBoundedAfterIdleness(t *testing.T) {
 	p := pacer{rate: 8e6} // 1000 bytes a millisecond
-	p.spend(1, 4000)
-	assert.Equal(t, cc.Bytes(4000), p.credit(cc.Time(time.Hour), 100))
-	assert.Equal(t, cc.Bytes(4000), p.credit(cc.Time(2*time.Hour), 100))
+	p.spendBytes(1, 4000)
+	assert.Equal(t, cc.Bytes(4000), p.creditBytes(cc.Time(time.Hour), 100))
+	assert.Equal(t, cc.Bytes(4000), p.creditBytes(cc.Time(2*time.Hour), 100))
 }
 
 func TestDebtDoesNotSurviveARaiseOfTheRate(t *testing.T) {
 	p := pacer{}
 	p.setRate(1, 8e3) // 1000 bytes a second
-	p.spend(1, 10_000)
+	p.spendBytes(1, 10_000)
 	require.Equal(t, cc.Time(1).Add(10*time.Second), p.tat)
 	p.setRate(1, 8e6)
 	assert.Equal(t, cc.Time(1).Add(10*time.Millisecond), p.tat, "they take the new rate's time")
 	p.setRate(1, 0)
-	assert.Equal(t, cc.MaxCwnd, p.credit(1, mss))
+	assert.Equal(t, cc.MaxCwnd, p.creditBytes(1, mss))
 	p.setRate(1, 8e3)
-	assert.Positive(t, p.credit(1, mss), "nor one in which nothing was paced")
+	assert.Positive(t, p.creditBytes(1, mss), "nor one in which nothing was paced")
 }
 
 func TestAWaitForTheOldRateEndsWithIt(t *testing.T) {

@@ -11,8 +11,8 @@ type gate struct {
 	retryAt cc.Time // pacing does not let the flow send before this; 0: pacing holds nothing back
 }
 
-// apply puts a limit into force.
-func (g *gate) apply(now cc.Time, l Limit) {
+// setLimit puts a limit into force.
+func (g *gate) setLimit(now cc.Time, l Limit) {
 	if l.PacingRate != g.limit.PacingRate {
 		g.retryAt = 0 // it was for the old rate
 	}
@@ -20,14 +20,14 @@ func (g *gate) apply(now cc.Time, l Limit) {
 	g.pacer.setRate(now, l.PacingRate)
 }
 
-// quantum is the least worth waking for: a segment, or all that is wanted; never more
+// grantQuantum is the least worth waking for: a segment, or all that is wanted; never more
 // than a window that is smaller than a segment.
-func (g *gate) quantum(want, mss cc.Bytes) cc.Bytes { return min(want, mss, max(g.limit.Cwnd, 1)) }
+func (g *gate) grantQuantum(want, mss cc.Bytes) cc.Bytes { return min(want, mss, max(g.limit.Cwnd, 1)) }
 
-// grant returns how many of want bytes may go now, in whole quanta or all of them, and
+// grantBytes returns how many of want bytes may go now, in whole quanta or all of them, and
 // what holds the rest back.
-func (g *gate) grant(now cc.Time, want, inflight, mss cc.Bytes) (n cc.Bytes, by LimitedBy) {
-	quantum, room, credit := g.quantum(want, mss), g.limit.Cwnd-inflight, g.pacer.credit(now, mss)
+func (g *gate) grantBytes(now cc.Time, want, inflight, mss cc.Bytes) (n cc.Bytes, by LimitedBy) {
+	quantum, room, credit := g.grantQuantum(want, mss), g.limit.Cwnd-inflight, g.pacer.creditBytes(now, mss)
 	g.retryAt = 0
 	switch n = min(want, room, credit); n {
 	case want:
@@ -41,22 +41,22 @@ func (g *gate) grant(now cc.Time, want, inflight, mss cc.Bytes) (n cc.Bytes, by 
 		return n - n%quantum, by
 	}
 	if room >= quantum {
-		g.retryAt = g.pacer.ready(now, quantum, mss)
+		g.retryAt = g.pacer.readyAt(now, quantum, mss)
 	}
 	return 0, by
 }
 
-// opens reports whether a refused Take may succeed now. If only pacing refuses it,
+// mayOpen reports whether a refused Take may succeed now. If only pacing refuses it,
 // retryAt says until when.
-func (g *gate) opens(now cc.Time, want, inflight, mss cc.Bytes) bool {
+func (g *gate) mayOpen(now cc.Time, want, inflight, mss cc.Bytes) bool {
 	if !g.blocked || g.retryAt > now {
 		return false
 	}
-	quantum := g.quantum(want, mss)
+	quantum := g.grantQuantum(want, mss)
 	if g.limit.Cwnd-inflight < quantum {
 		return false
 	}
-	if g.retryAt = g.pacer.ready(now, quantum, mss); g.retryAt > now {
+	if g.retryAt = g.pacer.readyAt(now, quantum, mss); g.retryAt > now {
 		return false
 	}
 	g.retryAt = 0

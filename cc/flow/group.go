@@ -38,7 +38,7 @@ type group struct {
 	wanting   int      // members that want more than they have
 
 	changed   bool    // the window or what members want: divide anew
-	now       bool    // likewise, and what the limits let out is not to wait for acknowledgements
+	sendNow   bool    // likewise, and what the limits let out is not to wait for acknowledgements
 	divideAt  cc.Time // not before this, unless it is urgent
 	dividedAt cc.Time // the newest division
 	lossEpoch uint64  // counts loss events
@@ -61,11 +61,11 @@ type group struct {
 	timer
 }
 
-// recount works out anew what m counts in the group's window. Bytes that wait for the
+// countInflight works out anew what m counts in the group's window. Bytes that wait for the
 // peer to open its own window load no path, and must not keep the others from theirs.
-func (g *group) recount(m *member) {
+func (g *group) countInflight(m *member) {
 	before := m.counts
-	m.counts = m.path.shrink(m.inflight - m.sampler.blocked)
+	m.counts = m.path.toReference(m.inflight - m.sampler.blocked)
 	g.inflight += m.counts - before
 	if overflow := m.counts > m.leastWindow(); overflow != m.overflow {
 		m.overflow = overflow
@@ -77,17 +77,17 @@ func (g *group) recount(m *member) {
 	}
 }
 
-// recountAll does so for each of some members.
-func (g *group) recountAll(members []*member) {
+// countInflightOf does so for each of some members.
+func (g *group) countInflightOf(members []*member) {
 	for _, m := range members {
-		g.recount(m)
+		g.countInflight(m)
 	}
 }
 
-// anchor makes p the reference path.
-func (g *group) anchor(p *path) {
-	g.paths.anchor(p, g.rtt.srtt)
-	g.recountAll(g.members)
+// setReferencePath makes p the reference path.
+func (g *group) setReferencePath(p *path) {
+	g.paths.setReference(p, g.rtt.srtt)
+	g.countInflightOf(g.members)
 }
 
 // setWant notes how much m wants beyond what it has.
@@ -107,20 +107,20 @@ func (g *group) setWant(m *member, want cc.Bytes) {
 	m.want = want
 }
 
-// send counts n bytes of m in flight that leave now.
-func (g *group) send(m *member, now cc.Time, n cc.Bytes) {
-	granule := max(m.mss(), g.ctl.Cwnd/(ledgerChunks/2))
-	m.sampler.send(n, roundUp(min(granule, cc.MaxCwnd/ledgerChunks), m.mss()), g.sent(now))
-	g.recount(m)
+// noteSent counts n bytes of m in flight that leave now.
+func (g *group) noteSent(m *member, now cc.Time, n cc.Bytes) {
+	granule := max(m.segmentSize(), g.ctl.Cwnd/(ledgerChunks/2))
+	m.sampler.addSent(n, roundUp(min(granule, cc.MaxCwnd/ledgerChunks), m.segmentSize()), g.sentState(now))
+	g.countInflight(m)
 }
 
 // roundUp rounds to whole units.
 func roundUp(n, unit cc.Bytes) cc.Bytes { return (n + unit - 1) / unit * unit }
 
-// sent describes the group to the bytes that leave now.
-func (g *group) sent(now cc.Time) chunk {
+// sentState describes the group to the bytes that leave now.
+func (g *group) sentState(now cc.Time) chunk {
 	if g.inflight == 0 {
-		g.delivered.idle(now)
+		g.delivered.restartMeasuring(now)
 	}
 	return chunk{
 		sent: cc.Sent{
@@ -137,14 +137,14 @@ func (g *group) sent(now cc.Time) chunk {
 
 // srtt and leastRTT are the round trips of m's own path.
 func (g *group) srtt(m *member) time.Duration {
-	if m.path.far() && m.rtt.srtt > 0 {
+	if m.path.isFar() && m.rtt.srtt > 0 {
 		return m.rtt.srtt
 	}
 	return g.rtt.srtt
 }
 
 func (g *group) leastRTT(m *member) time.Duration {
-	if m.path.far() {
+	if m.path.isFar() {
 		return m.path.base
 	}
 	return g.rtt.min
@@ -161,9 +161,9 @@ func (g *group) leastRTT(m *member) time.Duration {
 // whatever else goes on. Towards that share they fall by half with each round trip,
 // which is how fast a flow that starts beside them can grow.
 type Datagrams struct {
-	leave func(*Datagrams) // the manager's
-	key   string
-	share float64
+	closeFunc func(*Datagrams) // the manager's
+	key       string
+	share     float64
 	waiter
 	home atomic.Pointer[group] // nil while there is none: nobody to give way to
 
@@ -195,32 +195,32 @@ type idleness struct {
 	cwnd  cc.Bytes // the window when the algorithm was forgotten; 0: it is not
 }
 
-// window is what the members may have in flight together: what datagrams use, or wait
+// memberWindow is what the members may have in flight together: what datagrams use, or wait
 // for, of their share is not theirs.
-func (g *group) window() cc.Bytes { return g.ctl.Cwnd - g.lent(true) }
+func (g *group) memberWindow() cc.Bytes { return g.ctl.Cwnd - g.datagramBytes(true) }
 
-// lent is what datagrams have in flight of the window, with those that wait or not.
-func (g *group) lent(waiting bool) cc.Bytes {
+// datagramBytes is what datagrams have in flight of the window, with those that wait or not.
+func (g *group) datagramBytes(waiting bool) cc.Bytes {
 	var loose, most cc.Bytes
 	for _, d := range g.datagrams {
 		loose += d.loose
 		if waiting {
 			loose += d.waiting
 		}
-		most = max(most, d.due())
+		most = max(most, d.shareOfWindow())
 	}
 	return min(loose, most)
 }
 
-// due is d's share of what the members can use of the window: a pacer may not let
+// shareOfWindow is d's share of what the members can use of the window: a pacer may not let
 // them fill it.
-func (d *Datagrams) due() cc.Bytes {
+func (d *Datagrams) shareOfWindow() cc.Bytes {
 	g := d.group
-	return cc.Bytes(d.share * float64(g.ctl.Cwnd-g.unpaced()))
+	return cc.Bytes(d.share * float64(g.ctl.Cwnd-g.unpacedWindow()))
 }
 
-// unpaced is the part of the window that the pacing rate does not let anybody fill.
-func (g *group) unpaced() cc.Bytes {
+// unpacedWindow is the part of the window that the pacing rate does not let anybody fill.
+func (g *group) unpacedWindow() cc.Bytes {
 	if g.ctl.PacingRate == 0 || g.rtt.srtt == 0 {
 		return 0
 	}

@@ -55,56 +55,56 @@ func (m *Manager) Groups(now cc.Time) []Group {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.groups))
 	m.mu.Unlock()
-	slices.SortFunc(all, func(a, b *indexed) int { return cmp.Compare(a.key, b.key) })
+	slices.SortFunc(all, func(a, b *managedGroup) int { return cmp.Compare(a.key, b.key) })
 	groups := make([]Group, len(all))
 	for i, g := range all {
-		groups[i] = g.describe(now)
+		groups[i] = g.describeGroup(now)
 		groups[i].Key = g.key
 	}
 	return groups
 }
 
-// describe is g's state at now.
-func (g *group) describe(now cc.Time) Group {
+// describeGroup is g's state at now.
+func (g *group) describeGroup(now cc.Time) Group {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d := Group{
 		Name: g.name, Algorithm: g.spec.Name, Receives: g.receives, Phase: g.ctl.Phase, Members: len(g.members),
 		Cwnd: g.ctl.Cwnd, Inflight: g.inflight, PacingRate: g.ctl.PacingRate,
 		SRTT: g.rtt.srtt, MinRTT: g.rtt.min, LatestRTT: g.rtt.latest, QueueingDelay: g.rtt.latest - g.rtt.min,
-		DeliveryRate: g.rate, Delivered: g.delivered.total, Capped: g.caps.bind, Internals: g.inspect(),
+		DeliveryRate: g.rate, Delivered: g.delivered.total, Capped: g.caps.bind, Internals: g.algorithmInternals(),
 	}
 	for _, p := range g.paths.all {
-		if g.inUse(p) && p.host.IsValid() {
+		if g.pathInUse(p) && p.host.IsValid() {
 			d.Hosts = append(d.Hosts, p.host)
 		}
 	}
 	slices.SortFunc(d.Hosts, netip.Addr.Compare)
 	d.Hosts = d.Hosts[:min(len(d.Hosts), maxGroupHosts)]
 	if len(g.members) == 0 {
-		g.forget(now)
+		g.forgetAfterIdle(now)
 		d.Idle = max(0, now.Sub(g.idle.since))
 	}
 	if g.idle.cwnd > 0 {
-		d.Cwnd = g.remembered(now)
+		d.Cwnd = g.rememberedWindow(now)
 	}
 	if g.caps.hinted {
 		hint := g.caps.hint
-		d.Hint, d.HintDoubt, d.Believed = &hint, g.caps.check.doubted(), g.caps.check.part()
+		d.Hint, d.HintDoubt, d.Believed = &hint, g.caps.check.certainDoubt(), g.caps.check.believedPart()
 	}
-	g.account(now, &d)
+	g.fillUsage(now, &d)
 	return d
 }
 
-// account fills in who uses how much of the window. It looks at active members alone:
+// fillUsage fills in who uses how much of the window. It looks at active members alone:
 // the others have nothing in flight.
-func (g *group) account(now cc.Time, d *Group) {
+func (g *group) fillUsage(now cc.Time, d *Group) {
 	var over cc.Bytes // what members have in flight above their parts by weight
 	var limited [numLimits]int
 	waiting := false
 	for _, m := range g.alloc.members {
 		over += max(0, m.counts-g.ctl.Cwnd*m.weight/g.weights)
-		waiting = waiting || m.contends(now, &g.rtt)
+		waiting = waiting || m.wantsMore(now, &g.rtt)
 		if m.want > 0 || m.inflight > 0 {
 			d.Active++
 			limited[m.limits.by]++

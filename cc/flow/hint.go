@@ -19,18 +19,18 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	p = plainPrefix(p)
 	all, assigns := Claims{}, h.Share == 0
 	if assigns {
-		all = m.claims(p).among(h.Flows)
+		all = m.claimsIn(p).withUnknown(h.Flows)
 	}
 	host := cc.Rate(0) // delivered to the host, if p is one
 	if p.IsSingleIP() {
-		m.eachIn(p, func(g *group) { host += g.caps.check.lately(h.At) })
+		m.eachIn(p, func(g *group) { host += g.caps.check.recentRate(h.At) })
 	}
 	m.eachIn(p, func(g *group) {
 		groups++
 		if assigns {
-			h.Share = g.claims().Of(all)
+			h.Share = g.memberClaims().Of(all)
 		}
-		g.hear(h, max(0, host-g.caps.check.lately(h.At)))
+		g.addHint(h, max(0, host-g.caps.check.recentRate(h.At)))
 	})
 	return groups
 }

@@ -35,7 +35,7 @@ func listening(l *leg) *listener {
 	l.group().mu.Lock()
 	defer l.group().mu.Unlock()
 	l.group().alg, l.group().mss = a, mss
-	l.group().adopt(l.p.now)
+	l.group().adoptControl(l.p.now)
 	return a
 }
 

@@ -54,8 +54,8 @@ type doubt struct {
 	rate      cc.Rate // what is so
 }
 
-// believed is what is believed of a hint that says so much.
-func (d doubt) believed(told cc.Rate) cc.Rate {
+// believedRate is what is believed of a hint that says so much.
+func (d doubt) believedRate(told cc.Rate) cc.Rate {
 	if d.high {
 		told = min(told, d.rate)
 	}
@@ -80,7 +80,7 @@ type trial struct {
 	drained     cc.Time // it failed, and what it queued has drained then; 0: it has not failed
 }
 
-func (t *trial) runs() bool { return t.cut || t.rise }
+func (t *trial) isRunning() bool { return t.cut || t.rise }
 
 // backoff keeps trials that fail apart.
 type backoff struct {
@@ -88,7 +88,7 @@ type backoff struct {
 	free cc.Time // for the next one
 }
 
-func (b *backoff) failed(now cc.Time) {
+func (b *backoff) backOff(now cc.Time) {
 	b.wait = min(max(leastWait, waitLonger*b.wait), mostWait)
 	b.free = now.Add(b.wait)
 }
@@ -99,17 +99,17 @@ type span struct {
 	sum, n      float64
 }
 
-// once is a span with one hint.
-func once(r cc.Rate) span { return span{r, r, float64(r), 1} }
+// spanOf is a span with one hint.
+func spanOf(r cc.Rate) span { return span{r, r, float64(r), 1} }
 
-func (s *span) add(o span) {
+func (s *span) addSpan(o span) {
 	if s.n == 0 || o.n > 0 && o.least < s.least {
 		s.least = o.least
 	}
 	s.most, s.sum, s.n = max(s.most, o.most), s.sum+o.sum, s.n+o.n
 }
 
-func (s span) mean() cc.Rate { return cc.Rate(s.sum / max(1, s.n)) }
+func (s span) meanRate() cc.Rate { return cc.Rate(s.sum / max(1, s.n)) }
 
 // baseRTT is the least round trip since some time, without the queue on the way back.
 type baseRTT struct {
@@ -143,30 +143,30 @@ const (
 	leastProof = 4 * time.Second // that a doubted hint says what is so
 )
 
-// says is what h has for a group to which so much is delivered.
-func says(h *cc.Hint, delivered cc.Rate) cc.Rate {
+// claimedRate is what h has for a group to which so much is delivered.
+func claimedRate(h *cc.Hint, delivered cc.Rate) cc.Rate {
 	others := max(0, h.ArrivalRate-delivered)
 	return max(h.Capacity, h.FairShare, h.LinkRate-others)
 }
 
-// hear takes in a new hint about a host to which so much is delivered to other groups.
-func (k *hintCheck) hear(h *cc.Hint, others cc.Rate) {
-	told := says(h, k.got)
+// addHint takes in a new hint about a host to which so much is delivered to other groups.
+func (k *hintCheck) addHint(h *cc.Hint, others cc.Rate) {
+	told := claimedRate(h, k.got)
 	k.told = max(told-others, told/mostBelow)
-	k.now.add(once(k.told))
+	k.now.addSpan(spanOf(k.told))
 }
 
-// lately is what was delivered in the last interval, if that is not long ago.
-func (k *hintCheck) lately(now cc.Time) cc.Rate {
+// recentRate is what was delivered in the last interval, if that is not long ago.
+func (k *hintCheck) recentRate(now cc.Time) cc.Rate {
 	if k.since == 0 || now.Sub(k.since) > freshHint {
 		return 0
 	}
 	return k.got
 }
 
-// apply is h as far as it is believed.
-func (k *hintCheck) apply(h cc.Hint) cc.Hint {
-	part := k.part()
+// correctedHint is h as far as it is believed.
+func (k *hintCheck) correctedHint(h cc.Hint) cc.Hint {
+	part := k.believedPart()
 	if part == 1 {
 		return h
 	}
@@ -178,12 +178,12 @@ func (k *hintCheck) apply(h cc.Hint) cc.Hint {
 	return h
 }
 
-// part is what is believed of the newest hint, over what it says.
-func (k *hintCheck) part() float64 {
+// believedPart is what is believed of the newest hint, over what it says.
+func (k *hintCheck) believedPart() float64 {
 	if k.told <= 0 || !k.high && !k.low {
 		return 1
 	}
-	return float64(k.believed(k.told)) / float64(k.told)
+	return float64(k.believedRate(k.told)) / float64(k.told)
 }
 
 // acked is what an acknowledgement shows.
@@ -196,14 +196,14 @@ type acked struct {
 	free      bool     // something other than the hint holds the sender back
 }
 
-// take takes in an acknowledgement, and tells whether more or less is believed than before.
-func (k *hintCheck) take(a acked) (changed bool) {
+// onAck takes in an acknowledgement, and tells whether more or less is believed than before.
+func (k *hintCheck) onAck(a acked) (changed bool) {
 	if k.told <= 0 || a.forward <= 0 {
 		return false
 	}
-	base := k.least(a.now, a.forward)
+	base := k.leastRTT(a.now, a.forward)
 	if k.since == 0 {
-		k.begin(a)
+		k.beginInterval(a)
 		return false
 	}
 	k.queue = min(k.queue, a.forward-base)
@@ -213,20 +213,20 @@ func (k *hintCheck) take(a acked) (changed bool) {
 	}
 	k.got = cc.RateOf(a.delivered-k.delivered, a.now.Sub(k.since))
 	before := k.doubt
-	k.judge(a, base)
-	k.forgive(a.now)
-	k.begin(a)
+	k.judgeInterval(a, base)
+	k.maybeTrustAgain(a.now)
+	k.beginInterval(a)
 	return k.doubt != before
 }
 
-// begin starts an interval.
-func (k *hintCheck) begin(a acked) {
+// beginInterval starts an interval.
+func (k *hintCheck) beginInterval(a acked) {
 	k.since, k.delivered, k.queue, k.free = a.now, a.delivered, a.forward, a.free
-	k.was, k.now = k.now, once(k.told)
+	k.was, k.now = k.now, spanOf(k.told)
 }
 
-// least is the least round trip of the last 10 to 20 s.
-func (k *hintCheck) least(now cc.Time, rtt time.Duration) time.Duration {
+// leastRTT is the least round trip of the last 10 to 20 s.
+func (k *hintCheck) leastRTT(now cc.Time, rtt time.Duration) time.Duration {
 	cur, old := &k.base[0], &k.base[1]
 	if cur.least == 0 || now.Sub(cur.from) > baseLasts {
 		*old, *cur = *cur, baseRTT{rtt, now}
@@ -238,36 +238,36 @@ func (k *hintCheck) least(now cc.Time, rtt time.Duration) time.Duration {
 	return min(cur.least, old.least)
 }
 
-// judge looks at the interval that has ended.
-func (k *hintCheck) judge(a acked, base time.Duration) {
+// judgeInterval looks at the interval that has ended.
+func (k *hintCheck) judgeInterval(a acked, base time.Duration) {
 	stands := k.queue > max(leastQueue, time.Duration(queuePart*float64(base)))
-	k.note(stands)
-	switch said := k.said(); {
+	k.countInterval(stands)
+	switch said := k.recentlySaid(); {
 	case k.trial.cut:
 		k.judgeCut(a.now, stands)
 	case k.trial.rise:
 		k.judgeRise(a.now, stands)
-	case stands && a.now >= k.cuts.free && !k.free && (k.high || k.low || k.unfulfilled(said, a.uses)):
+	case stands && a.now >= k.cuts.free && !k.free && (k.high || k.low || k.isUnfulfilled(said, a.uses)):
 		if k.row++; k.row >= checkRow {
-			k.start(trial{cut: true, until: a.now.Add(2*a.srtt + checkRow*max(checkEvery, base))})
+			k.beginTrial(trial{cut: true, until: a.now.Add(2*a.srtt + checkRow*max(checkEvery, base))})
 			k.rate = max(1, cc.Rate(cutTo/a.uses*float64(k.got)))
 			k.high = k.high || k.rate < k.told
 		}
 		return
 	case stands || k.free:
 	case k.high || k.low:
-		k.grow(said.most)
-	case k.calm >= calmFor && a.now >= k.rises.free && float64(k.got) > fulfilled*float64(said.mean()):
+		k.raiseBelieved(said.most)
+	case k.calm >= calmFor && a.now >= k.rises.free && float64(k.got) > fulfilled*float64(said.meanRate()):
 		pulse := 7 * max(checkEvery, base) / 4 // has an interval in it, whenever that begins
 		shows := a.now.Add(a.srtt * 9 / 10)
-		k.start(trial{rise: true, began: a.now, turn: a.now.Add(pulse), from: shows, until: shows.Add(pulse)})
+		k.beginTrial(trial{rise: true, began: a.now, turn: a.now.Add(pulse), from: shows, until: shows.Add(pulse)})
 		k.low, k.rate = true, cc.Rate(riseBy*float64(k.told))
 	}
 	k.row = 0
 }
 
-// note counts the interval that has ended.
-func (k *hintCheck) note(stands bool) {
+// countInterval counts the interval that has ended.
+func (k *hintCheck) countInterval(stands bool) {
 	switch {
 	case stands:
 		k.short, k.calm = 0, max(0, k.calm-checkRow)
@@ -279,23 +279,23 @@ func (k *hintCheck) note(stands bool) {
 	}
 }
 
-// said is what hints said in the interval that has ended and in the one before it: they
+// recentlySaid is what hints said in the interval that has ended and in the one before it: they
 // are averages, and late.
-func (k *hintCheck) said() span {
+func (k *hintCheck) recentlySaid() span {
 	said := k.now
-	said.add(k.was)
+	said.addSpan(k.was)
 	return said
 }
 
-// unfulfilled reports whether clearly less is delivered than was said, to a sender that
+// isUnfulfilled reports whether clearly less is delivered than was said, to a sender that
 // goes for a part of that.
-func (k *hintCheck) unfulfilled(said span, uses float64) bool {
-	least, mean := float64(k.believed(said.least)), float64(k.believed(said.mean()))
+func (k *hintCheck) isUnfulfilled(said span, uses float64) bool {
+	least, mean := float64(k.believedRate(said.least)), float64(k.believedRate(said.meanRate()))
 	return float64(k.got) < uses*max(fulfilled*least, roughly*mean)
 }
 
-// start begins a trial.
-func (k *hintCheck) start(t trial) {
+// beginTrial begins a trial.
+func (k *hintCheck) beginTrial(t trial) {
 	t.before, t.queue = k.doubt, k.queue
 	k.trial, k.row, k.calm = t, 0, 0
 }
@@ -307,7 +307,7 @@ func (k *hintCheck) judgeCut(now cc.Time, stands bool) {
 		k.cuts, k.trial = backoff{}, trial{}
 	case now >= k.trial.until:
 		k.doubt, k.trial = k.trial.before, trial{}
-		k.cuts.failed(now)
+		k.cuts.backOff(now)
 	}
 }
 
@@ -315,15 +315,15 @@ func (k *hintCheck) judgeCut(now cc.Time, stands bool) {
 func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
 	t := &k.trial
 	if k.since >= t.from && now <= t.until {
-		t.told.add(k.now)
+		t.told.addSpan(k.now)
 		t.got, t.n = t.got+k.got, t.n+1
 	}
 	more := min(now, t.turn).Sub(t.began)
 	switch {
 	case t.drained > 0:
-	case stands || k.free || now >= t.until && !t.rose():
+	case stands || k.free || now >= t.until && !t.deliveredMore():
 		t.drained = t.began.Add(more + time.Duration(riseBy*float64(more)))
-		k.rises.failed(now)
+		k.rises.backOff(now)
 	case now >= t.until:
 		k.doubt, k.trial, k.rises = doubt{low: true, rate: cc.Rate(riseBy * float64(k.told))}, trial{}, backoff{}
 		return
@@ -336,13 +336,13 @@ func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
 	}
 }
 
-// rose reports whether clearly more was delivered than hints said.
-func (t *trial) rose() bool {
-	return t.n > 0 && float64(t.got) >= risen*float64(t.told.mean())*float64(t.n)
+// deliveredMore reports whether clearly more was delivered than hints said.
+func (t *trial) deliveredMore() bool {
+	return t.n > 0 && float64(t.got) >= risen*float64(t.told.meanRate())*float64(t.n)
 }
 
-// grow raises what is believed in place of hints that said most at most.
-func (k *hintCheck) grow(most cc.Rate) {
+// raiseBelieved raises what is believed in place of hints that said most at most.
+func (k *hintCheck) raiseBelieved(most cc.Rate) {
 	if k.low {
 		most *= mostBelow
 	}
@@ -354,10 +354,10 @@ func (k *hintCheck) grow(most cc.Rate) {
 	k.rate = max(k.rate, min(grown, most))
 }
 
-// forgive has a hint be believed again that has said what is so for a while.
-func (k *hintCheck) forgive(now cc.Time) {
+// maybeTrustAgain has a hint be believed again that has said what is so for a while.
+func (k *hintCheck) maybeTrustAgain(now cc.Time) {
 	switch {
-	case !k.high && !k.low || k.trial.runs():
+	case !k.high && !k.low || k.trial.isRunning():
 	case k.high && k.told > k.rate, k.low && nearly*float64(k.told) < float64(k.rate):
 		k.agrees = 0
 	case k.agrees == 0:
@@ -384,10 +384,10 @@ type HintNews struct {
 	Told, Delivered, Believed cc.Rate
 }
 
-// doubted is how hints are wrong, as far as it is certain: while a trial runs, as before.
-func (k *hintCheck) doubted() HintDoubt {
+// certainDoubt is how hints are wrong, as far as it is certain: while a trial runs, as before.
+func (k *hintCheck) certainDoubt() HintDoubt {
 	d := k.doubt
-	if k.trial.runs() {
+	if k.trial.isRunning() {
 		d = k.trial.before
 	}
 	switch {
@@ -399,13 +399,13 @@ func (k *hintCheck) doubted() HintDoubt {
 	return ""
 }
 
-// hintNews is what is to be told of g's hints, and whether there is anything.
-func (g *group) hintNews() (news HintNews, is bool) {
+// takeHintNews is what is to be told of g's hints, and whether there is anything.
+func (g *group) takeHintNews() (news HintNews, is bool) {
 	k := &g.caps.check
-	doubt := k.doubted()
+	doubt := k.certainDoubt()
 	if doubt == k.reported {
 		return HintNews{}, false
 	}
 	k.reported = doubt
-	return HintNews{g.name, g.spec.Name, doubt, k.told, k.got, k.believed(k.told)}, true
+	return HintNews{g.name, g.spec.Name, doubt, k.told, k.got, k.believedRate(k.told)}, true
 }

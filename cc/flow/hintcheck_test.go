@@ -23,45 +23,45 @@ type checked struct {
 func (c *checked) run(d time.Duration, told, delivered cc.Rate, queue time.Duration) {
 	for end := c.now.Add(d); c.now < end; c.now = c.now.Add(time.Millisecond) {
 		if c.now/cc.Time(time.Millisecond)%10 == 0 {
-			c.hear(&cc.Hint{At: c.now, Capacity: told}, 0)
+			c.addHint(&cc.Hint{At: c.now, Capacity: told}, 0)
 		}
 		c.total += delivered.BytesIn(time.Millisecond)
 		rtt := 40*time.Millisecond + queue
-		c.take(acked{now: c.now, forward: rtt, srtt: rtt, delivered: c.total, uses: 1})
+		c.onAck(acked{now: c.now, forward: rtt, srtt: rtt, delivered: c.total, uses: 1})
 	}
 }
 
 func TestAHintIsBelievedAtOnce(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	for _, told := range []cc.Rate{10e6, 100e6, 1e6, 50e6} {
-		c.hear(&cc.Hint{Capacity: told}, 0)
-		assert.Equal(t, told, c.apply(cc.Hint{Capacity: told}).Capacity)
+		c.addHint(&cc.Hint{Capacity: told}, 0)
+		assert.Equal(t, told, c.correctedHint(cc.Hint{Capacity: told}).Capacity)
 	}
 	c.run(time.Second, 10e6, 10e6, 0)
 	c.run(time.Second, 100e6, 10e6, 0)
-	assert.EqualValues(t, 100e6, c.believed(c.told), "less is delivered, but no queue stands")
+	assert.EqualValues(t, 100e6, c.believedRate(c.told), "less is delivered, but no queue stands")
 	c.run(150*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
-	assert.EqualValues(t, 100e6, c.believed(c.told), "what left before the hint is still on its way")
+	assert.EqualValues(t, 100e6, c.believedRate(c.told), "what left before the hint is still on its way")
 }
 
 func TestAHintThatIsTooHighIsCutToWhatIsDelivered(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	c.run(time.Second, 10e6, 10e6, 0)
 	c.run(300*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
-	assert.InEpsilon(t, cutTo*10e6, float64(c.believed(c.told)), 0.01)
-	assert.Empty(t, c.doubted(), "it is to show first that the queue drains")
-	part := c.apply(cc.Hint{Capacity: 100e6, FairShare: 50e6, LinkRate: 200e6, Flows: 3})
+	assert.InEpsilon(t, cutTo*10e6, float64(c.believedRate(c.told)), 0.01)
+	assert.Empty(t, c.certainDoubt(), "it is to show first that the queue drains")
+	part := c.correctedHint(cc.Hint{Capacity: 100e6, FairShare: 50e6, LinkRate: 200e6, Flows: 3})
 	assert.InEpsilon(t, 2*float64(part.FairShare), float64(part.Capacity), 0.01)
 	assert.InEpsilon(t, 2*float64(part.Capacity), float64(part.LinkRate), 0.01)
 	assert.Equal(t, 3, part.Flows)
 	assert.Zero(t, part.ArrivalRate, "what is not known stays so")
 
 	c.run(100*time.Millisecond, 100e6, cutTo*10e6, 0)
-	assert.Equal(t, HintTooHigh, c.doubted())
-	c.hear(&cc.Hint{Capacity: 1e6}, 0)
-	assert.EqualValues(t, 1e6, c.believed(c.told), "less is believed at once")
+	assert.Equal(t, HintTooHigh, c.certainDoubt())
+	c.addHint(&cc.Hint{Capacity: 1e6}, 0)
+	assert.EqualValues(t, 1e6, c.believedRate(c.told), "less is believed at once")
 	c.run(10*time.Second, 10e6, 10e6, 0)
-	assert.Empty(t, c.doubted(), "what it says is so again")
+	assert.Empty(t, c.certainDoubt(), "what it says is so again")
 }
 
 func TestACutThatDrainsNothingIsTakenBack(t *testing.T) {
@@ -69,8 +69,8 @@ func TestACutThatDrainsNothingIsTakenBack(t *testing.T) {
 	c.run(time.Second, 10e6, 10e6, 0)
 	cut := 0
 	for range 600 { // another's queue: who sends less has less
-		c.run(100*time.Millisecond, 10e6, c.believed(10e6)/2, 60*time.Millisecond)
-		assert.Empty(t, c.doubted())
+		c.run(100*time.Millisecond, 10e6, c.believedRate(10e6)/2, 60*time.Millisecond)
+		assert.Empty(t, c.certainDoubt())
 		if c.trial.cut {
 			cut++
 		}
@@ -82,25 +82,25 @@ func TestACutThatDrainsNothingIsTakenBack(t *testing.T) {
 func TestAHintThatIsTooLowIsFoundOut(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	for range 400 {
-		c.run(10*time.Millisecond, 1e6, min(10e6, c.believed(1e6)), 0)
+		c.run(10*time.Millisecond, 1e6, min(10e6, c.believedRate(1e6)), 0)
 	}
-	assert.Equal(t, HintTooLow, c.doubted())
-	assert.Greater(t, c.believed(1e6), cc.Rate(5e6))
+	assert.Equal(t, HintTooLow, c.certainDoubt())
+	assert.Greater(t, c.believedRate(1e6), cc.Rate(5e6))
 	for range 100 {
 		const rtt = 20 * time.Millisecond
-		stands := max(0, cc.Rate(10e6).TimeFor(c.believed(1e6).BytesIn(rtt))-rtt)
-		c.run(10*time.Millisecond, 1e6, min(10e6, c.believed(1e6)), stands)
+		stands := max(0, cc.Rate(10e6).TimeFor(c.believedRate(1e6).BytesIn(rtt))-rtt)
+		c.run(10*time.Millisecond, 1e6, min(10e6, c.believedRate(1e6)), stands)
 	}
-	assert.InDelta(t, 11e6, float64(c.believed(1e6)), 6e6)
+	assert.InDelta(t, 11e6, float64(c.believedRate(1e6)), 6e6)
 }
 
 func TestAHintThatIsRightIsTriedEverMoreRarely(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	tried := 0
 	for range 6000 {
-		c.run(10*time.Millisecond, 10e6, min(10e6, c.believed(10e6)), 0)
-		assert.Empty(t, c.doubted())
-		if c.trial.rise && c.believed(10e6) > 10e6 {
+		c.run(10*time.Millisecond, 10e6, min(10e6, c.believedRate(10e6)), 0)
+		assert.Empty(t, c.certainDoubt())
+		if c.trial.rise && c.believedRate(10e6) > 10e6 {
 			tried++
 		}
 	}
@@ -167,13 +167,13 @@ func FuzzHintCheck(f *testing.F) {
 				Capacity: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), FairShare: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
 				LinkRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), ArrivalRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
 			}
-			c.hear(&h, cc.Rate(r.Int64N(1e12)))
+			c.addHint(&h, cc.Rate(r.Int64N(1e12)))
 			c.total += cc.Bytes(r.Int64N(1e6))
-			c.take(acked{
+			c.onAck(acked{
 				now: c.now, forward: time.Duration(r.Int64N(1e9)), srtt: time.Duration(r.Int64N(1e9)), delivered: c.total,
 				uses: max(0.01, r.Float64()), free: r.Int64N(3) == 0,
 			})
-			got := c.apply(h)
+			got := c.correctedHint(h)
 			told := [...]cc.Rate{h.Capacity, h.FairShare, h.LinkRate}
 			for i, believed := range [...]cc.Rate{got.Capacity, got.FairShare, got.LinkRate} {
 				if told := told[i]; (told > 0) != (believed > 0) || believed < 0 {

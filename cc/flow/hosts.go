@@ -21,22 +21,22 @@ func plainPrefix(p netip.Prefix) netip.Prefix {
 func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
 	if p.IsSingleIP() {
 		for _, l := range m.hosts[p.Addr()] {
-			l.within(p, do)
+			l.callIfWithin(p, do)
 		}
 		return
 	}
 	for host, all := range m.hosts {
 		if p.Contains(host) {
 			for _, l := range all {
-				l.within(p, do)
+				l.callIfWithin(p, do)
 			}
 		}
 	}
 }
 
-// within calls do if all paths of the group that are in use lead into p, and this is the
+// callIfWithin calls do if all paths of the group that are in use lead into p, and this is the
 // first of them: so a group is met once. Of a group without members all paths are in use.
-func (l located) within(p netip.Prefix, do func(*group)) {
+func (l hostPath) callIfWithin(p netip.Prefix, do func(*group)) {
 	g := l.group.group
 	if g.receives { // hints are about the way to a host
 		return
@@ -45,7 +45,7 @@ func (l located) within(p netip.Prefix, do func(*group)) {
 	defer g.mu.Unlock()
 	first := true
 	for _, each := range g.paths.all {
-		if !g.inUse(each) {
+		if !g.pathInUse(each) {
 			continue
 		}
 		if first && each != l.path || !p.Contains(each.host) {
@@ -58,26 +58,26 @@ func (l located) within(p netip.Prefix, do func(*group)) {
 	}
 }
 
-// inUse reports whether g's bytes go along p: as long as g has members, theirs do; one
+// pathInUse reports whether g's bytes go along p: as long as g has members, theirs do; one
 // without members waits for all that it remembers.
-func (g *group) inUse(p *path) bool { return len(p.members) > 0 || len(g.members) == 0 }
+func (g *group) pathInUse(p *path) bool { return len(p.members) > 0 || len(g.members) == 0 }
 
-// meet tells g, which is new, what others have heard lately whose bytes go along its
+// shareHints tells g, which is new, what others have heard lately whose bytes go along its
 // path and no other. The caller holds m.mu, and no group's.
-func (m *Manager) meet(now cc.Time, g *indexed) {
+func (m *Manager) shareHints(now cc.Time, g *managedGroup) {
 	if !m.hinted || g.receives || len(g.paths.all) != 1 || !g.paths.all[0].host.IsValid() {
 		return
 	}
 	host := g.paths.all[0].host
 	var best cc.Hint
 	m.eachIn(netip.PrefixFrom(host, host.BitLen()), func(other *group) {
-		if other.fresh(now) && other.caps.hint.At > best.At {
+		if other.hintIsFresh(now) && other.caps.hint.At > best.At {
 			best = other.caps.hint
 		}
 	})
 	if best.At > 0 {
 		g.mu.Lock()
-		g.hear(best, 0)
+		g.addHint(best, 0)
 		g.mu.Unlock()
 	}
 }

@@ -26,11 +26,11 @@ func (g *group) noteIdle(now cc.Time) {
 		return
 	}
 	if len(g.members) == 0 && cc.Closes(g.alg) {
-		g.giveBack() // whoever knows of it outside hears at once that the last connection has ended
+		g.saveWindow() // whoever knows of it outside hears at once that the last connection has ended
 	}
 	if g.idle.since == 0 {
 		g.idle.since = max(now, 1)
-		g.timers.schedule(g, now.Add(g.rtt.rto()))
+		g.timers.scheduleAt(g, now.Add(g.rtt.rto()))
 		return
 	}
 	if g.alg == nil {
@@ -44,117 +44,117 @@ func (g *group) noteIdle(now cc.Time) {
 		}
 	}
 	if now < rested {
-		g.timers.schedule(g, rested)
+		g.timers.scheduleAt(g, rested)
 		return
 	}
 	active := g.alloc.members
 	g.alloc.members = nil
-	g.rest(active, now)
-	if !g.forget(now) {
-		g.timers.schedule(g, g.idle.since.Add(g.lingers()+1))
+	g.deactivateAll(active, now)
+	if !g.forgetAfterIdle(now) {
+		g.timers.scheduleAt(g, g.idle.since.Add(g.lingerTime()+1))
 	}
 }
 
-// rest has members be active no more, and tells each what it may burst when it sends
+// deactivateAll has members be active no more, and tells each what it may burst when it sends
 // again. They are not in the allocator's list.
-func (g *group) rest(members []*member, now cc.Time) {
+func (g *group) deactivateAll(members []*member, now cc.Time) {
 	for _, m := range members {
 		m.active = false
 	}
 	for _, m := range members {
-		m.ledger.release()
-		g.provide(m, now, false)
+		m.ledger.releaseRing()
+		g.updateLimit(m, now, false)
 	}
 }
 
-// resume ends an idle time for a member on path p, and reports whether it was longer
+// endIdle ends an idle time for a member on path p, and reports whether it was longer
 // than a retransmission timeout.
-func (g *group) resume(p *path, now cc.Time) bool {
+func (g *group) endIdle(p *path, now cc.Time) bool {
 	if g.idle.since == 0 {
 		return false
 	}
 	long := now.Sub(g.idle.since) > g.rtt.rto() && g.rtt.srtt > 0
-	g.revive(p, now)
+	g.restartFromMemory(p, now)
 	g.idle.since = 0
 	return long
 }
 
-// forget drops the algorithm of a group that has been idle for so long that it would not
+// forgetAfterIdle drops the algorithm of a group that has been idle for so long that it would not
 // go on from where it was, and reports whether it has been.
-func (g *group) forget(now cc.Time) bool {
-	if g.idle.since == 0 || now.Sub(g.idle.since) <= g.lingers() {
+func (g *group) forgetAfterIdle(now cc.Time) bool {
+	if g.idle.since == 0 || now.Sub(g.idle.since) <= g.lingerTime() {
 		return false
 	}
-	g.giveBack()
+	g.saveWindow()
 	return true
 }
 
-// giveBack drops the algorithm, if there is one, and keeps its window.
-func (g *group) giveBack() {
+// saveWindow drops the algorithm, if there is one, and keeps its window.
+func (g *group) saveWindow() {
 	if g.alg == nil {
 		return
 	}
 	g.idle.cwnd = g.alg.Control().Cwnd
-	g.giveUp()
+	g.closeAlgorithm()
 	g.initial, g.ssthresh, g.takenAway = 0, 0, 0
 	g.ctl = cc.Control{}
 }
 
-// lingers is how long an idle group stays as it is.
-func (g *group) lingers() time.Duration {
-	if g.restarts() {
+// lingerTime is how long an idle group stays as it is.
+func (g *group) lingerTime() time.Duration {
+	if g.restartsAfterIdle() {
 		return g.rtt.rto()
 	}
 	return max(linger, 3*g.rtt.rto())
 }
 
-// restarts is Terms.Restarts.
-func (g *group) restarts() bool { return len(g.members) > 0 && g.members[0].terms.Restarts }
+// restartsAfterIdle is Terms.Restarts.
+func (g *group) restartsAfterIdle() bool { return len(g.members) > 0 && g.members[0].terms.Restarts }
 
-// remembered is the window with which a group would start at now whose algorithm is
+// rememberedWindow is the window with which a group would start at now whose algorithm is
 // forgotten: at least the usual first one, unless it was less.
-func (g *group) remembered(now cc.Time) cc.Bytes {
-	idle := now.Sub(g.idle.since) - g.lingers()
+func (g *group) rememberedWindow(now cc.Time) cc.Bytes {
+	idle := now.Sub(g.idle.since) - g.lingerTime()
 	halvings := min(max(0, idle/g.rtt.rto()), 62)
-	if g.restarts() {
+	if g.restartsAfterIdle() {
 		halvings++ // for the timeout that it lingered
 	}
 	return max(g.idle.cwnd>>halvings, min(g.idle.cwnd, cc.InitialCwndPackets*g.mss))
 }
 
-// revive readies a group that has forgotten its algorithm for a member on path p: it
+// restartFromMemory readies a group that has forgotten its algorithm for a member on path p: it
 // starts anew from what is left of the window, up to which the path is known, and with
 // p's base round trip. Of a path that is new nothing is known.
-func (g *group) revive(p *path, now cc.Time) {
-	g.forget(now)
+func (g *group) restartFromMemory(p *path, now cc.Time) {
+	g.forgetAfterIdle(now)
 	if g.idle.cwnd == 0 {
 		return
 	}
-	initial, ssthresh := p.expand(g.remembered(now)), p.expand(g.idle.cwnd)
+	initial, ssthresh := p.fromReference(g.rememberedWindow(now)), p.fromReference(g.idle.cwnd)
 	if p.base == 0 {
 		initial, ssthresh = 0, 0
 	}
 	g.initial, g.ssthresh, g.idle.cwnd = initial, ssthresh, 0
 	g.rtt = rttEstimator{srtt: p.base, rttvar: p.base / 2, min: p.base}
 	g.cwndFullAt = 0
-	g.anchor(p)
+	g.setReferencePath(p)
 }
 
-// settle divides the window if something has changed, now or when it is time to. Each
+// divideIfDue divides the window if something has changed, now or when it is time to. Each
 // call into the group that may change anything ends with it.
-func (g *group) settle(now cc.Time) {
+func (g *group) divideIfDue(now cc.Time) {
 	g.noteIdle(now)
 	switch {
 	case !g.changed || g.alg == nil:
 	case now < g.divideAt && len(g.alloc.members) > fewMembers*max(1, g.alloc.fresh):
-		g.timers.schedule(g, g.divideAt)
+		g.timers.scheduleAt(g, g.divideAt)
 	default:
-		g.divide(now)
+		g.divideWindow(now)
 	}
 }
 
-// unlock divides the window anew where that is due, and releases the lock.
-func (g *group) unlock(now cc.Time) {
-	g.settle(now)
+// divideAndUnlock divides the window anew where that is due, and releases the lock.
+func (g *group) divideAndUnlock(now cc.Time) {
+	g.divideIfDue(now)
 	g.mu.Unlock()
 }

@@ -25,20 +25,20 @@ func TestLedgerForgetsDetailButNeverBytes(t *testing.T) {
 			now := cc.Time(step+1) * cc.Time(time.Millisecond)
 			if rapid.Bool().Draw(rt, "send") {
 				n := rapid.IntRange(1, 40).Draw(rt, "bytes")
-				l.push(cc.Bytes(n), 7, chunk{sent: cc.Sent{At: now}})
+				l.addChunk(cc.Bytes(n), 7, chunk{sent: cc.Sent{At: now}})
 				for range n {
 					times = append(times, now)
 				}
 				continue
 			}
 			to := rapid.IntRange(acked, len(times)).Draw(rt, "ack")
-			c, ok := l.advance(base + cc.Bytes(to))
+			c, ok := l.dropArrived(base + cc.Bytes(to))
 			if ok {
 				require.LessOrEqual(rt, c.end, base+cc.Bytes(to), "only what has arrived in full")
 				require.Equal(rt, times[int(c.end-base)-1], c.sent.At, "the record is exact for its newest byte")
 			}
 			acked = to
-			require.Equal(rt, base+cc.Bytes(len(times)), l.end())
+			require.Equal(rt, base+cc.Bytes(len(times)), l.endOffset())
 			require.LessOrEqual(rt, len(l.ring), ledgerChunks)
 		}
 	})
@@ -47,11 +47,11 @@ func TestLedgerForgetsDetailButNeverBytes(t *testing.T) {
 func TestLedgerMergesWhenFull(t *testing.T) {
 	var l ledger
 	for i := range 10 * ledgerChunks {
-		l.push(100, 100, chunk{sent: cc.Sent{At: cc.Time(i + 1)}})
+		l.addChunk(100, 100, chunk{sent: cc.Sent{At: cc.Time(i + 1)}})
 	}
 	require.LessOrEqual(t, l.n, ledgerChunks)
-	assert.Equal(t, cc.Bytes(10*ledgerChunks*100), l.end())
-	c, ok := l.advance(l.end())
+	assert.Equal(t, cc.Bytes(10*ledgerChunks*100), l.endOffset())
+	c, ok := l.dropArrived(l.endOffset())
 	require.True(t, ok)
 	assert.Equal(t, cc.Time(10*ledgerChunks), c.sent.At)
 }
@@ -116,9 +116,9 @@ func TestSamplesKeepComing(t *testing.T) {
 func TestAChunkWaitsWhileItsNewestByteDoes(t *testing.T) {
 	for left, want := range map[cc.Bytes]cc.Time{0: 9, 50: 9, 99: 9, 100: 1} {
 		var l ledger
-		l.push(100, 100, chunk{sent: cc.Sent{At: 1}})
-		l.waiting(left, 9)
-		c, ok := l.advance(100)
+		l.addChunk(100, 100, chunk{sent: cc.Sent{At: 1}})
+		l.noteUnsent(left, 9)
+		c, ok := l.dropArrived(100)
 		require.True(t, ok)
 		assert.Equal(t, want, c.sent.At, "%d of 100 bytes have left", left)
 	}

@@ -9,10 +9,10 @@ const (
 	mostWidth  = 25e9  // ns, after which it does not double; so 32 spans are about fourteen minutes
 )
 
-// lows are the least readings of both ways of a round trip in each of the spans of time
+// spanMinima are the least readings of both ways of a round trip in each of the spans of time
 // that passed: short spans at first, then ever longer ones. In the end the oldest is
 // forgotten.
-type lows struct {
+type spanMinima struct {
 	spans [lowsKept]low
 	n     int
 	width float64 // of a span, ns
@@ -25,25 +25,25 @@ type low struct {
 	backAt, thereAt float64
 }
 
-// add takes in readings at t; there is infinite where it is not known. It tells whether
+// addReading takes in readings at t; there is infinite where it is not known. It tells whether
 // a span has ended.
-func (l *lows) add(t, back, there, skew float64) (ended bool) {
+func (l *spanMinima) addReading(t, back, there, skew float64) (ended bool) {
 	if l.n == 0 || t-l.from >= l.width {
 		ended = l.n > 0
-		l.push(skew)
+		l.beginSpan(skew)
 		l.from = t
 	}
 	s := &l.spans[l.n-1]
-	s.join(low{back, there, t, t}, skew)
+	s.keepLower(low{back, there, t, t}, skew)
 	return ended
 }
 
-// push begins a span.
-func (l *lows) push(skew float64) {
+// beginSpan begins a span.
+func (l *spanMinima) beginSpan(skew float64) {
 	if l.n == lowsKept && l.width < mostWidth {
 		for i := range lowsKept / 2 {
 			l.spans[i] = l.spans[2*i]
-			l.spans[i].join(l.spans[2*i+1], skew)
+			l.spans[i].keepLower(l.spans[2*i+1], skew)
 		}
 		l.n, l.width = lowsKept/2, 2*l.width
 	} else if l.n == lowsKept {
@@ -54,8 +54,8 @@ func (l *lows) push(skew float64) {
 	l.n++
 }
 
-// join keeps the lesser of each, with a clock of that skew.
-func (s *low) join(o low, skew float64) {
+// keepLower keeps the lesser of each, with a clock of that skew.
+func (s *low) keepLower(o low, skew float64) {
 	if o.back-skew*o.backAt < s.back-skew*s.backAt {
 		s.back, s.backAt = o.back, o.backAt
 	}
@@ -64,8 +64,8 @@ func (s *low) join(o low, skew float64) {
 	}
 }
 
-// least returns the least of all, with a clock of that skew.
-func (l *lows) least(skew float64) (back, there float64) {
+// leastOfAll returns the least of all, with a clock of that skew.
+func (l *spanMinima) leastOfAll(skew float64) (back, there float64) {
 	back, there = math.Inf(1), math.Inf(1)
 	for i := range l.n {
 		s := &l.spans[i]

@@ -46,12 +46,12 @@ type Manager struct {
 	shards []timers
 
 	mu        sync.Mutex // taken before any group's
-	groups    map[string]*indexed
-	hosts     map[netip.Addr][]located // the paths of all groups, which hints are about
-	hinted    bool                     // there has been a hint
-	datagrams map[string][]*Datagrams  // by the keys of their groups, whether there are such or not
-	idle      list.List                // of *indexed without members, the longest idle first
-	forgotten list.List                // likewise, of those whose algorithms are forgotten: idle before all others
+	groups    map[string]*managedGroup
+	hosts     map[netip.Addr][]hostPath // the paths of all groups, which hints are about
+	hinted    bool                      // there has been a hint
+	datagrams map[string][]*Datagrams   // by the keys of their groups, whether there are such or not
+	idle      list.List                 // of *indexed without members, the longest idle first
+	forgotten list.List                 // likewise, of those whose algorithms are forgotten: idle before all others
 	limits    map[limitKey]*rateLimit
 	unused    []*rateLimit // of limits, those without users
 	nextID    uint64
@@ -62,20 +62,20 @@ type Manager struct {
 	open    int        // how many are not
 }
 
-// indexed is a group as the manager knows it. The manager's mutex guards it.
-type indexed struct {
+// managedGroup is a group as the manager knows it. The manager's mutex guards it.
+type managedGroup struct {
 	*group
 	waits *list.Element // in one of the manager's lists, while without members
 }
 
-// located is a path of a group.
-type located struct {
-	group *indexed
+// hostPath is a path of a group.
+type hostPath struct {
+	group *managedGroup
 	path  *path
 }
 
-// clocks returns the timers of all shards.
-func (m *Manager) clocks() []timers {
+// shardTimers returns the timers of all shards.
+func (m *Manager) shardTimers() []timers {
 	m.once.Do(func() {
 		m.shards = make([]timers, max(1, m.Shards))
 		for i := range m.shards {
@@ -90,15 +90,15 @@ func (m *Manager) clocks() []timers {
 // Tick serves what time alone brings about in a shard: pacing credit, algorithms' own
 // clocks, divisions of windows, groups that are idle. It returns when it wants to be
 // called next; cc.Never: not before Arm says so.
-func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.clocks()[shard].run(now) }
+func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shardTimers()[shard].runDue(now) }
 
 // Shard is where the clock of the group that t leads to runs. A leg whose reports come
 // from there waits for nobody else who ticks.
-func (m *Manager) Shard(t Terms) int { return m.shard(t.Group) }
+func (m *Manager) Shard(t Terms) int { return m.shardOf(t.Group) }
 
-// shard is that of the groups with a name.
-func (m *Manager) shard(name string) int {
-	return int(maphash.String(hashSeed, name) % uint64(len(m.clocks())))
+// shardOf is that of the groups with a name.
+func (m *Manager) shardOf(name string) int {
+	return int(maphash.String(hashSeed, name) % uint64(len(m.shardTimers())))
 }
 
 // resolved is what Terms say about the group they lead to.
@@ -109,15 +109,15 @@ type resolved struct {
 	receives  bool
 }
 
-// resolve checks t and finds out where it leads.
-func (m *Manager) resolve(t Terms) (resolved, error) {
+// resolveTerms checks t and finds out where it leads.
+func (m *Manager) resolveTerms(t Terms) (resolved, error) {
 	if m.Lookup != nil {
-		return t.resolve(m.Lookup)
+		return t.resolveWith(m.Lookup)
 	}
-	return t.resolve(cc.Lookup)
+	return t.resolveWith(cc.Lookup)
 }
 
-func (t Terms) resolve(lookup func(string) (cc.Spec, error)) (resolved, error) {
+func (t Terms) resolveWith(lookup func(string) (cc.Spec, error)) (resolved, error) {
 	spec, err := lookup(t.Algorithm)
 	if err != nil {
 		return resolved{}, err
@@ -140,36 +140,36 @@ func (t Terms) resolve(lookup func(string) (cc.Spec, error)) (resolved, error) {
 
 // Check tells what Open would refuse of t.
 func (t Terms) Check() error {
-	_, err := t.resolve(cc.Lookup)
+	_, err := t.resolveWith(cc.Lookup)
 	return err
 }
 
 // hashSeed spreads groups over shards.
 var hashSeed = maphash.MakeSeed()
 
-// group returns the one that r leads to, a new one if need be. The caller holds m.mu.
-func (m *Manager) group(now cc.Time, r resolved) (g *indexed, fresh bool) {
+// findOrMakeGroup returns the one that r leads to, a new one if need be. The caller holds m.mu.
+func (m *Manager) findOrMakeGroup(now cc.Time, r resolved) (g *managedGroup, fresh bool) {
 	if m.groups == nil {
-		m.groups, m.hosts = map[string]*indexed{}, map[netip.Addr][]located{}
+		m.groups, m.hosts = map[string]*managedGroup{}, map[netip.Addr][]hostPath{}
 		m.delivered = map[string]*atomic.Int64{}
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
-		g = &indexed{group: &group{
+		g = &managedGroup{group: &group{
 			key: r.key, name: r.name, spec: r.spec, params: r.params, receives: r.receives, seed: m.Seed + m.nextID,
-			timers: &m.clocks()[m.shard(r.name)], emit: m.Trace, idle: idleness{since: max(now, 1)},
-			delivered: delivery{edge: m.deliveredBy(r.spec.Name)},
+			timers: &m.shardTimers()[m.shardOf(r.name)], emit: m.Trace, idle: idleness{since: max(now, 1)},
+			delivered: delivery{edge: m.deliveredCounter(r.spec.Name)},
 		}}
 		m.groups[r.key] = g
 		g.mu.Lock()
-		g.accompany(m.datagrams[r.key])
+		g.setDatagrams(m.datagrams[r.key])
 		g.mu.Unlock()
 	}
 	return g, fresh
 }
 
-// deliveredBy counts the bytes that all groups of an algorithm deliver. The caller holds m.mu.
-func (m *Manager) deliveredBy(algorithm string) *atomic.Int64 {
+// deliveredCounter counts the bytes that all groups of an algorithm deliver. The caller holds m.mu.
+func (m *Manager) deliveredCounter(algorithm string) *atomic.Int64 {
 	n := m.delivered[algorithm]
 	if n == nil {
 		n = new(atomic.Int64)
@@ -178,8 +178,8 @@ func (m *Manager) deliveredBy(algorithm string) *atomic.Int64 {
 	return n
 }
 
-// occupied has g wait in none of the lists: it has members, or is dropped. The caller holds m.mu.
-func (m *Manager) occupied(g *indexed) {
+// removeFromIdle has g wait in none of the lists: it has members, or is dropped. The caller holds m.mu.
+func (m *Manager) removeFromIdle(g *managedGroup) {
 	if g.waits != nil {
 		m.idle.Remove(g.waits) // it is in one of them
 		m.forgotten.Remove(g.waits)
@@ -187,10 +187,10 @@ func (m *Manager) occupied(g *indexed) {
 	}
 }
 
-// vacated notes that the group with a key has fewer members, or none, and returns it if
+// noteFewerMembers notes that the group with a key has fewer members, or none, and returns it if
 // it has none; nil: it has, or has been dropped. The caller holds m.mu, but not the
 // group's.
-func (m *Manager) vacated(key string) *indexed {
+func (m *Manager) noteFewerMembers(key string) *managedGroup {
 	g := m.groups[key]
 	if g == nil {
 		return nil
@@ -225,13 +225,13 @@ func groupKey(name, algorithm string, p cc.Params, receives bool) string {
 	return b.String()
 }
 
-// forget drops what is known of groups that have been without members for long enough:
+// forgetIdleGroups drops what is known of groups that have been without members for long enough:
 // first their algorithms, then all of it. The caller holds m.mu.
-func (m *Manager) forget(now cc.Time) {
+func (m *Manager) forgetIdleGroups(now cc.Time) {
 	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
-		g := e.Value.(*indexed)
+		g := e.Value.(*managedGroup)
 		g.mu.Lock()
-		forgotten := g.forget(now)
+		forgotten := g.forgetAfterIdle(now)
 		g.mu.Unlock()
 		if !forgotten && m.idle.Len() <= maxIdleGroups {
 			break
@@ -240,40 +240,40 @@ func (m *Manager) forget(now cc.Time) {
 		g.waits = m.forgotten.PushBack(g)
 	}
 	for e := m.forgotten.Front(); e != nil; e = m.forgotten.Front() {
-		g := e.Value.(*indexed)
+		g := e.Value.(*managedGroup)
 		g.mu.Lock()
 		recent := now.Sub(g.idle.since) <= memoryLasts
 		g.mu.Unlock()
 		if recent && m.idle.Len()+m.forgotten.Len() <= maxIdleGroups {
 			return
 		}
-		m.drop(g)
+		m.dropGroup(g)
 	}
 }
 
-// drop forgets a group without members altogether. The caller holds m.mu.
-func (m *Manager) drop(g *indexed) {
-	m.occupied(g)
+// dropGroup forgets a group without members altogether. The caller holds m.mu.
+func (m *Manager) dropGroup(g *managedGroup) {
+	m.removeFromIdle(g)
 	delete(m.groups, g.key)
 	g.mu.Lock()
-	g.accompany(nil)
-	g.giveUp()
+	g.setDatagrams(nil)
+	g.closeAlgorithm()
 	for len(g.paths.all) > 0 {
 		m.dropPath(g, len(g.paths.all)-1)
 	}
 	g.mu.Unlock()
-	g.timers.cancel(g.group)
+	g.timers.cancelTimer(g.group)
 }
 
-// path returns g's path to host, a new one if need be. The caller holds m.mu and g.mu.
-func (m *Manager) path(g *indexed, host netip.Addr) *path {
-	host = plain(host)
+// findOrMakePath returns g's path to host, a new one if need be. The caller holds m.mu and g.mu.
+func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
+	host = plainAddr(host)
 	known := m.hosts[host]
 	if len(g.paths.all) < len(known) {
-		if p := g.paths.to(host); p != nil {
+		if p := g.paths.pathTo(host); p != nil {
 			return p
 		}
-	} else if i := slices.IndexFunc(known, func(l located) bool { return l.group == g }); i >= 0 {
+	} else if i := slices.IndexFunc(known, func(l hostPath) bool { return l.group == g }); i >= 0 {
 		return known[i].path
 	}
 	p := &path{host: host, slot: len(known)}
@@ -281,7 +281,7 @@ func (m *Manager) path(g *indexed, host netip.Addr) *path {
 		p.queue.Store(known[0].path.queue.Load())
 	}
 	g.paths.all = append(g.paths.all, p)
-	m.hosts[host] = append(known, located{g, p})
+	m.hosts[host] = append(known, hostPath{g, p})
 	if g.receives && host.IsValid() && p.queue.Load() == nil {
 		shared := new(hostQueue)
 		for _, l := range m.hosts[host] {
@@ -292,13 +292,13 @@ func (m *Manager) path(g *indexed, host netip.Addr) *path {
 }
 
 // dropPath forgets the i-th path of g. The caller holds m.mu and g.mu.
-func (m *Manager) dropPath(g *indexed, i int) {
+func (m *Manager) dropPath(g *managedGroup, i int) {
 	p := g.paths.all[i]
 	g.paths.all = slices.Delete(g.paths.all, i, i+1)
 	all := m.hosts[p.host]
 	last := len(all) - 1
 	all[p.slot], all[last].path.slot = all[last], p.slot
-	all[last] = located{}
+	all[last] = hostPath{}
 	if last == 0 {
 		delete(m.hosts, p.host)
 		return
@@ -308,7 +308,7 @@ func (m *Manager) dropPath(g *indexed, i int) {
 
 // trimPaths forgets the path that has been without members for longest, where there
 // are too many of them. The caller holds m.mu and g.mu.
-func (m *Manager) trimPaths(g *indexed) {
+func (m *Manager) trimPaths(g *managedGroup) {
 	idle, oldest := 0, -1
 	for i, p := range g.paths.all {
 		if len(p.members) > 0 {

@@ -2,20 +2,20 @@ package flow
 
 import "github.com/penstock-net/penstock/cc"
 
-// limitTo has f keep to l; nil: to none. The caller holds the mutex of f's group,
+// setMaxRate has f keep to l; nil: to none. The caller holds the mutex of f's group,
 // if it has one.
-func (f *Flow) limitTo(l *rateLimit) {
+func (f *Flow) setMaxRate(l *rateLimit) {
 	f.maxRate = l
 	if l != nil && f.waiter.wake == nil {
-		f.waiter.wake = f.tick
+		f.waiter.wake = f.onTimer
 	}
 	f.notePermits()
 }
 
-// rateLimit returns the one that t leads to, counted as used once more; nil if t
+// acquireRateLimit returns the one that t leads to, counted as used once more; nil if t
 // has none. The caller holds m.mu.
-func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
-	m.forgetLimits(now)
+func (m *Manager) acquireRateLimit(now cc.Time, t Terms) *rateLimit {
+	m.dropUnusedLimits(now)
 	if t.MaxRate == 0 {
 		return nil
 	}
@@ -26,31 +26,31 @@ func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
 			m.limits = map[limitKey]*rateLimit{}
 		}
 		rate := cc.Rate(rateLimitSlack * float64(t.MaxRate))
-		l = &rateLimit{timers: &m.clocks()[0], key: key, bucket: pacer{rate: rate, most: limitBurst}}
+		l = &rateLimit{timers: &m.shardTimers()[0], key: key, bucket: pacer{rate: rate, most: limitBurst}}
 		m.limits[key] = l
 	}
 	l.users.Add(1)
 	return l
 }
 
-// release undoes one call of rateLimit. A rateLimit without users is kept until its
+// releaseRateLimit undoes one call of rateLimit. A rateLimit without users is kept until its
 // bucket is full: a client that opens a connection for each object gains nothing. The
 // caller holds m.mu.
-func (m *Manager) release(now cc.Time, l *rateLimit) {
+func (m *Manager) releaseRateLimit(now cc.Time, l *rateLimit) {
 	if l != nil && l.users.Add(-1) == 0 && !l.parked {
 		l.parked = true
 		m.unused = append(m.unused, l)
 	}
-	m.forgetLimits(now)
+	m.dropUnusedLimits(now)
 }
 
-// forgetLimits drops the rateLimits that have no users and a full bucket. The caller
+// dropUnusedLimits drops the rateLimits that have no users and a full bucket. The caller
 // holds m.mu.
-func (m *Manager) forgetLimits(now cc.Time) {
+func (m *Manager) dropUnusedLimits(now cc.Time) {
 	kept := m.unused[:0]
 	for _, l := range m.unused {
 		used := l.users.Load() > 0
-		if !used && !l.full(now) {
+		if !used && !l.isFull(now) {
 			kept = append(kept, l)
 			continue
 		}

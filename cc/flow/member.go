@@ -25,7 +25,7 @@ type member struct {
 	active   bool     // it is in the group's list of active members
 	rampEnd  cc.Time  // until then it is paced to its share; 0: it is not
 	told     bool     // the leg has been told a limit, the newest of which the gate has
-	limits   limits
+	limits   limitTimes
 
 	maxRate *rateLimit // of its group; nil: none
 	waiter  waiter     // at maxRate
@@ -34,15 +34,15 @@ type member struct {
 }
 
 // leastWindow is floorSegments as they count in the group's window.
-func (m *member) leastWindow() cc.Bytes { return m.path.shrink(floorSegments * m.mss()) }
+func (m *member) leastWindow() cc.Bytes { return m.path.toReference(floorSegments * m.segmentSize()) }
 
-// contends reports whether m can use more of the window than it has. A member that has sent
+// wantsMore reports whether m can use more of the window than it has. A member that has sent
 // ahead of its pacing rate does, until the rate has caught up: on a path of microseconds the
 // kernel sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then pauses for long.
 // One that was granted bytes and has not asked again for a retransmission timeout does not. A
 // kernel that paces reports nothing for as long as what waits there takes at the rate.
-func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
-	if m.gate.blocked && !m.enforced || m.pacer.credit(now, m.mss()) <= 0 {
+func (m *member) wantsMore(now cc.Time, rtt *rttEstimator) bool {
+	if m.gate.blocked && !m.enforced || m.pacer.creditBytes(now, m.segmentSize()) <= 0 {
 		return true
 	}
 	silence := rtt.rto()
@@ -52,50 +52,50 @@ func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
 	return m.want > 0 && now.Sub(m.asked) <= silence
 }
 
-// silent reports whether m has neither sent nor wanted to for a retransmission timeout.
-func (m *member) silent(now cc.Time, rto time.Duration) bool {
-	return !m.busy() && (m.lastBusy == 0 || now.Sub(max(m.lastBusy, m.pacer.tat)) > rto)
+// isSilent reports whether m has neither sent nor wanted to for a retransmission timeout.
+func (m *member) isSilent(now cc.Time, rto time.Duration) bool {
+	return !m.isBusy() && (m.lastBusy == 0 || now.Sub(max(m.lastBusy, m.pacer.tat)) > rto)
 }
 
-// busy reports whether m wants to send or has bytes in flight.
-func (m *member) busy() bool { return m.want > 0 || m.inflight > 0 || m.gate.blocked }
+// isBusy reports whether m wants to send or has bytes in flight.
+func (m *member) isBusy() bool { return m.want > 0 || m.inflight > 0 || m.gate.blocked }
 
-// apply puts a limit into force.
-func (m *member) apply(now cc.Time, l Limit) {
+// applyLimit puts a limit into force.
+func (m *member) applyLimit(now cc.Time, l Limit) {
 	if m.told && l.Cwnd == m.limit.Cwnd && l.PacingRate == m.limit.PacingRate {
 		return
 	}
 	m.told = true
-	m.gate.apply(now, l)
+	m.gate.setLimit(now, l)
 	if m.leg.Apply != nil {
 		m.leg.Apply(l)
 	}
 }
 
-// wake has the relay ask again.
-func (m *member) wake() {
+// wakeRelay has the relay ask again.
+func (m *member) wakeRelay() {
 	m.gate.blocked, m.gate.retryAt = false, 0
 	if m.leg.Wake != nil {
 		m.leg.Wake()
 	}
 }
 
-// limits tells what held a flow back, and for how long so far.
-type limits struct {
+// limitTimes tells what held a flow back, and for how long so far.
+type limitTimes struct {
 	by    LimitedBy
 	since cc.Time
 	spent LimitedTime
 }
 
-func (l *limits) enter(now cc.Time, by LimitedBy) {
+func (l *limitTimes) enterState(now cc.Time, by LimitedBy) {
 	if by == l.by {
 		return
 	}
-	l.settle(now)
+	l.addElapsed(now)
 	l.by = by
 }
 
-func (l *limits) settle(now cc.Time) {
+func (l *limitTimes) addElapsed(now cc.Time) {
 	if now > l.since {
 		l.spent[l.by] += now.Sub(l.since)
 	}

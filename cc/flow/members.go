@@ -6,53 +6,53 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// join has m be a member on path p.
-func (g *group) join(m *member, p *path) {
+// addMember has m be a member on path p.
+func (g *group) addMember(m *member, p *path) {
 	m.place = len(g.members)
 	g.members = append(g.members, m)
 	g.weights += m.weight
-	p.join(m)
-	g.caps.add(m)
+	p.addMember(m)
+	g.caps.addMember(m)
 	g.changed = true
 }
 
-// leave has m be a member no more.
-func (g *group) leave(m *member, now cc.Time) {
+// removeMember has m be a member no more.
+func (g *group) removeMember(m *member, now cc.Time) {
 	g.setWant(m, 0)
 	m.inflight, m.sampler.blocked = 0, 0
-	g.recount(m)
-	g.deactivate(m)
-	m.path.leave(m, now)
+	g.countInflight(m)
+	g.deactivateMember(m)
+	m.path.removeMember(m, now)
 	last := g.members[len(g.members)-1]
 	g.members[m.place], last.place = last, m.place
 	g.members[len(g.members)-1] = nil
 	g.members = g.members[:len(g.members)-1]
 	g.weights -= m.weight
-	g.caps.remove(m)
-	g.recap(now)
-	g.timers.cancel(m.clock)
-	g.changed, g.now = true, true
+	g.caps.removeMember(m)
+	g.reapplyCaps(now)
+	g.timers.cancelTimer(m.clock)
+	g.changed, g.sendNow = true, true
 }
 
-// begin notes that m begins to send or to want to, if it did neither. One that comes
+// onSendStart notes that m begins to send or to want to, if it did neither. One that comes
 // after silence, its own among others that send or the group's, gets up to its share
 // over a round trip: what others leave to it they leave over a round trip, and the path
 // may have changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others.
-func (g *group) begin(m *member, now cc.Time) {
-	wasIdle := g.resume(m.path, now)
-	g.start(now)
+func (g *group) onSendStart(m *member, now cc.Time) {
+	wasIdle := g.endIdle(m.path, now)
+	g.startAlgorithm(now)
 	others := g.inflight > m.counts || g.wanting > 0 && m.want == 0
-	if m.want == 0 && (wasIdle || m.silent(now, g.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
+	if m.want == 0 && (wasIdle || m.isSilent(now, g.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
 		m.rampEnd = now.Add(g.rtt.srtt)
 	}
 	if !m.active {
-		g.activate(m)
-		g.provide(m, now, true)
+		g.activateMember(m)
+		g.updateLimit(m, now, true)
 	}
 }
 
-// activate puts m into the list of active members, if it is not there.
-func (g *group) activate(m *member) {
+// activateMember puts m into the list of active members, if it is not there.
+func (g *group) activateMember(m *member) {
 	if m.active {
 		return
 	}
@@ -63,8 +63,8 @@ func (g *group) activate(m *member) {
 	g.changed = true
 }
 
-// deactivate takes m out of the list of active members.
-func (g *group) deactivate(m *member) {
+// deactivateMember takes m out of the list of active members.
+func (g *group) deactivateMember(m *member) {
 	if !m.active {
 		return
 	}

@@ -127,7 +127,7 @@ func (m *mixed) check(rt *rapid.T) {
 		if s.active && s.wants {
 			limits += s.limit.Cwnd
 			floors += s.segments
-			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.window(), s.segments), "member %d", i)
+			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.memberWindow(), s.segments), "member %d", i)
 		}
 	}
 	if g == nil {
@@ -135,7 +135,8 @@ func (m *mixed) check(rt *rapid.T) {
 	}
 	require.Equal(rt, sum, g.inflight, "the group counts what its members do")
 	if !g.changed && g.alg != nil {
-		require.LessOrEqual(rt, limits, max(g.window(), floors)+cc.Bytes(len(m.legs)), "shares add up to what there is")
+		require.LessOrEqual(rt, limits, max(g.memberWindow(), floors)+cc.Bytes(len(m.legs)),
+			"shares add up to what there is")
 	}
 }
 

@@ -332,7 +332,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 				require.True(rt, slices.Contains(l.group().members, &l.member))
 				require.Same(rt, l.group(), l.home.Load())
 				for j := range l.ledger.n {
-					require.LessOrEqual(rt, l.ledger.at(j).sent.Delivered, l.group().delivered.total)
+					require.LessOrEqual(rt, l.ledger.chunkAt(j).sent.Delivered, l.group().delivered.total)
 				}
 			}
 			for _, g := range c.mgr.groups {

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// oneWay tells the way back of a flow's round trips from the way there, by the peer's
+// oneWayEstimator tells the way back of a flow's round trips from the way there, by the peer's
 // clock. Neither the clock's rate nor what it showed at the start is known. So there is
 // no one-way delay, but what a way took beyond the least it took.
 //
@@ -32,7 +32,7 @@ import (
 // A peer that lies about its clock can have any part of RTT−MinRTT count as a queue on its
 // way back. Then its algorithm sees no round trip below the least, nor misses a loss or a
 // mark, and the queue that it lets stand is that of the peer's own path.
-type oneWay struct {
+type oneWayEstimator struct {
 	first, last PeerClock
 	firstRTT    time.Duration
 	rtt         time.Duration // newest
@@ -44,7 +44,7 @@ type oneWay struct {
 	unusual float64 // an unusual one that was measured once; 0: none was
 	skew    float64 // part of it by which the peer's clock is slow
 	within  float64 // most that skew may be
-	lows    *lows
+	lows    *spanMinima
 	back    float64 // least reading of the way back without skew, ns
 	rises   float64 // to this, slowly
 	there   float64 // of the way there
@@ -72,15 +72,17 @@ var usualTicks = [...]time.Duration{
 	10 * time.Millisecond,
 }
 
-// read takes in a reading of the peer's clock with a round trip of the same
+// addReading takes in a reading of the peer's clock with a round trip of the same
 // acknowledgement, 0: unknown, and the flow's least one. It returns by how much longer
 // than at least that was on its way back.
-func (o *oneWay) read(c PeerClock, now cc.Time, rtt, least time.Duration) (queue time.Duration, known bool) {
+func (o *oneWayEstimator) addReading(
+	c PeerClock, now cc.Time, rtt, least time.Duration,
+) (queue time.Duration, known bool) {
 	if rtt > 0 {
 		o.rtt = rtt
 	}
 	if c.At >= o.last.At && c != o.last && o.rtt > 0 {
-		o.take(c, rtt, least)
+		o.processReading(c, rtt, least)
 	}
 	if o.tick == 0 || now.Sub(o.last.At) > o.rtt {
 		return 0, false
@@ -88,25 +90,25 @@ func (o *oneWay) read(c PeerClock, now cc.Time, rtt, least time.Duration) (queue
 	return max(0, min(o.queue, rtt-least)), true
 }
 
-// take takes in a reading that is new.
-func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
+// processReading takes in a reading that is new.
+func (o *oneWayEstimator) processReading(c PeerClock, rtt, least time.Duration) {
 	step := int64(int32(c.Value - o.last.Value))
 	silence := float64(c.At.Sub(o.last.At))
 	switch {
 	case o.first.At == 0 || silence > wrap*max(o.tick, float64(usualTicks[0])):
-		o.begin(c, rtt)
+		o.beginAt(c, rtt)
 		return
 	case step < 0 && o.overtaken < mostStale:
 		o.overtaken++
 		return
 	case step < 0:
-		o.restart(c, rtt)
+		o.restartLearning(c, rtt)
 		return
 	}
 	o.last, o.ticks, o.overtaken = c, o.ticks+step, 0
 	elapsed := c.At.Sub(o.first.At)
 	if o.tick == 0 {
-		if o.measure(c, elapsed, least); o.tick == 0 {
+		if o.measureTick(c, elapsed, least); o.tick == 0 {
 			return
 		}
 	}
@@ -118,7 +120,7 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 		if rtt == 0 { // so long may it have been on its way
 			return
 		}
-		o.restart(c, rtt)
+		o.restartLearning(c, rtt)
 		return
 	}
 	o.back = min(o.back+min(max(0, o.rises-o.back), silence*riseSlowly), level)
@@ -127,8 +129,8 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 		there = float64(rtt) - back
 		o.there = min(o.there, there+o.skew*t)
 	}
-	if o.lows.add(t, back, there, o.skew) {
-		o.fit(t)
+	if o.lows.addReading(t, back, there, o.skew) {
+		o.fitSkew(t)
 		level = back - o.skew*t
 	}
 	// Where the way there was the least, the way back was all the rest.
@@ -136,26 +138,26 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 	o.queue = time.Duration(max(0, level-least0-o.tick))
 }
 
-// begin has c be the first reading, unless the round trip that it is of is not known:
+// beginAt has c be the first reading, unless the round trip that it is of is not known:
 // that of another acknowledgement says nothing of how long this one was on its way.
-func (o *oneWay) begin(c PeerClock, rtt time.Duration) {
-	*o = oneWay{rtt: o.rtt, restarts: o.restarts, unusual: o.unusual}
+func (o *oneWayEstimator) beginAt(c PeerClock, rtt time.Duration) {
+	*o = oneWayEstimator{rtt: o.rtt, restarts: o.restarts, unusual: o.unusual}
 	if rtt > 0 {
 		o.first, o.last, o.firstRTT = c, c, rtt
 	}
 }
 
-// restart learns the clock anew.
-func (o *oneWay) restart(c PeerClock, rtt time.Duration) {
+// restartLearning learns the clock anew.
+func (o *oneWayEstimator) restartLearning(c PeerClock, rtt time.Duration) {
 	o.restarts = min(o.restarts+1, mostRestarts)
 	o.unusual = 0
-	o.begin(c, rtt)
+	o.beginAt(c, rtt)
 }
 
-// measure finds the tick, once enough time has passed since the first reading. One that is
+// measureTick finds the tick, once enough time has passed since the first reading. One that is
 // not usual must be found twice in a row: else an odd reading at the start would pass for one,
 // and what it is wrong by for a queue that grows without end.
-func (o *oneWay) measure(c PeerClock, elapsed, least time.Duration) {
+func (o *oneWayEstimator) measureTick(c PeerClock, elapsed, least time.Duration) {
 	if o.ticks == 0 {
 		return
 	}
@@ -165,7 +167,7 @@ func (o *oneWay) measure(c PeerClock, elapsed, least time.Duration) {
 	for _, usual := range usualTicks {
 		tick := float64(usual)
 		if (unsure+tick)*certain <= t && math.Abs(float64(o.ticks)*tick-t) <= unsure+tick+usualSkew*t {
-			o.start(tick, usualSkew)
+			o.setTick(tick, usualSkew)
 			return
 		}
 	}
@@ -174,41 +176,41 @@ func (o *oneWay) measure(c PeerClock, elapsed, least time.Duration) {
 	case (unsure+tick)*max(certain, wellMeasured) > t:
 	case tick < float64(usualTicks[0]) || tick > float64(usualTicks[len(usualTicks)-1]):
 	case math.Abs(tick-o.unusual) <= 2*tick/wellMeasured:
-		o.start(tick, 2.0/wellMeasured)
+		o.setTick(tick, 2.0/wellMeasured)
 	default:
 		o.unusual = tick
-		o.begin(c, o.rtt)
+		o.beginAt(c, o.rtt)
 	}
 }
 
-// start has the tick be known.
-func (o *oneWay) start(tick, within float64) {
+// setTick has the tick be known.
+func (o *oneWayEstimator) setTick(tick, within float64) {
 	o.tick, o.within = tick, within
 	t := float64(o.last.At.Sub(o.first.At))
 	back := t - float64(o.ticks)*tick
-	o.lows = &lows{width: firstWidth}
-	o.lows.add(0, 0, float64(o.firstRTT), 0) // a connection's first round trip is often the least
+	o.lows = &spanMinima{width: firstWidth}
+	o.lows.addReading(0, 0, float64(o.firstRTT), 0) // a connection's first round trip is often the least
 	o.back, o.rises, o.there = min(0, back), 0, float64(o.firstRTT)
 }
 
-// fit finds the skew anew, and with it the least of either way, at t. It changes no more
+// fitSkew finds the skew anew, and with it the least of either way, at t. It changes no more
 // than the data ask for beyond what they may be wrong by: the skew is what it was unless
 // another explains the least round trip better.
-func (o *oneWay) fit(t float64) {
+func (o *oneWayEstimator) fitSkew(t float64) {
 	was := o.skew
 	if o.within > usualSkew || t > tooEarly {
 		o.skew = o.bestSkew()
 	}
-	o.rises, o.there = o.lows.least(o.skew)
+	o.rises, o.there = o.lows.leastOfAll(o.skew)
 	o.back = min(o.rises, o.back+(was-o.skew)*t)
 }
 
 // bestSkew is what makes the least of both ways together the longest.
-func (o *oneWay) bestSkew() float64 {
+func (o *oneWayEstimator) bestSkew() float64 {
 	// It is concave in the skew: a sum of minima of straight lines. When within a span
 	// the least was is known only for one moment of it.
 	sum := func(s float64) float64 {
-		back, there := o.lows.least(s)
+		back, there := o.lows.leastOfAll(s)
 		return back + there - 2*o.lows.width*math.Abs(s-o.skew)
 	}
 	// By golden sections: each step needs the sum at one more place only.

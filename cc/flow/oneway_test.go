@@ -31,7 +31,7 @@ type told struct {
 }
 
 // watchWays has r acknowledge every so often, and shows what o tells of it.
-func watchWays(o *oneWay, r remote, every, until time.Duration, see func(told)) {
+func watchWays(o *oneWayEstimator, r remote, every, until time.Duration, see func(told)) {
 	origin := cc.Time(time.Second)
 	least := time.Duration(math.MaxInt64)
 	var came, returned time.Duration // of the one before, which none overtakes
@@ -47,7 +47,7 @@ func watchWays(o *oneWay, r remote, every, until time.Duration, see func(told)) 
 			value = r.shows(at, value)
 		}
 		least = min(least, rtt)
-		queue, known := o.read(PeerClock{arrives, value}, arrives, rtt, least)
+		queue, known := o.addReading(PeerClock{arrives, value}, arrives, rtt, least)
 		see(told{at, rtt, least, there, back, queue, known})
 	}
 }
@@ -104,7 +104,7 @@ func TestOneWayTellsAnUploadOfAMinute(t *testing.T) {
 		back := draw("back", ms, 100*ms)
 		begins := draw("begins", 30*time.Second, 40*time.Second)
 		r.back = between(steady(back), begins, begins+time.Minute, draw("upload", 100*ms, 2*time.Second))
-		var o oneWay
+		var o oneWayEstimator
 		known := time.Duration(-1)
 		watchWays(&o, r, draw("every", 2*ms, 20*ms), 2*time.Minute, func(h told) {
 			truth := min(h.back-back, h.rtt-h.least)
@@ -125,7 +125,7 @@ func TestOneWayTellsAnUploadOfAMinute(t *testing.T) {
 // is, at once; the way back becomes the least in time, without a step.
 func TestOneWayFollowsAPathThatGrew(t *testing.T) {
 	const by, at = 50 * ms, 20 * time.Second
-	var o oneWay
+	var o oneWayEstimator
 	r := remote{
 		tick: ms, skew: 50e-6, there: longer(swings(10*ms, 20*ms, time.Second), at, by), back: longer(steady(10*ms),
 			at, by),
@@ -159,7 +159,7 @@ func TestOneWayOfClocksThatAreNone(t *testing.T) {
 		"much too slow":  func(at time.Duration, _ uint32) uint32 { return uint32(at / (500 * ms)) },
 		"noise":          func(at time.Duration, _ uint32) uint32 { return uint32(at) * 2654435761 },
 	} {
-		var o oneWay
+		var o oneWayEstimator
 		r := remote{
 			tick: ms, there: swings(10*ms, 30*ms, time.Second), back: swings(10*ms, 10*ms, 700*ms),
 			shows: shows,
@@ -169,8 +169,8 @@ func TestOneWayOfClocksThatAreNone(t *testing.T) {
 			require.Zero(t, h.queue, name)
 		})
 	}
-	var o oneWay
-	queue, known := o.read(PeerClock{}, cc.Time(time.Second), 20*ms, 10*ms)
+	var o oneWayEstimator
+	queue, known := o.addReading(PeerClock{}, cc.Time(time.Second), 20*ms, 10*ms)
 	assert.Zero(t, queue)
 	assert.False(t, known)
 }
@@ -178,7 +178,7 @@ func TestOneWayOfClocksThatAreNone(t *testing.T) {
 // A clock that is set is learnt again; one that wraps around goes on.
 func TestOneWayOfAClockThatIsSet(t *testing.T) {
 	for _, set := range []int64{-100_000, -300, 300, 100_000} {
-		var o oneWay
+		var o oneWayEstimator
 		r := remote{
 			tick: ms, offset: math.MaxUint32 - 5000, there: swings(10*ms, 20*ms, 500*ms), back: swings(10*ms, 40*ms,
 				900*ms),
@@ -207,7 +207,7 @@ func TestOneWayOfAClockThatIsSet(t *testing.T) {
 
 // One that is set by less than shows at once is not taken for a queue for long.
 func TestOneWayOfAClockThatIsSetBackALittle(t *testing.T) {
-	var o oneWay
+	var o oneWayEstimator
 	r := remote{
 		tick: ms, there: swings(10*ms, 20*ms, 500*ms), back: steady(10 * ms),
 		shows: func(at time.Duration, v uint32) uint32 {
@@ -230,7 +230,7 @@ func TestOneWayOfAClockThatIsSetBackALittle(t *testing.T) {
 func TestOneWayOfAcknowledgementsThatAnOutageKept(t *testing.T) {
 	const least, rtt, late, step = 20 * ms, 50 * ms, time.Second, 5 * ms
 	for _, outage := range []time.Duration{0, 20 * time.Second} {
-		var o oneWay
+		var o oneWayEstimator
 		known := false
 		for at := time.Duration(0); at < 2*time.Minute; at += step {
 			arrives := cc.Time(time.Hour).Add(at)
@@ -239,7 +239,7 @@ func TestOneWayOfAcknowledgementsThatAnOutageKept(t *testing.T) {
 				said, sample = said.Add(-late), 0
 			}
 			var queue time.Duration
-			queue, known = o.read(PeerClock{arrives, uint32(time.Duration(said) / ms)}, arrives, sample, least)
+			queue, known = o.addReading(PeerClock{arrives, uint32(time.Duration(said) / ms)}, arrives, sample, least)
 			if at > outage+time.Second {
 				require.LessOrEqual(t, queue, 2*ms, "outage at %v, %v later", outage, at-outage)
 			}
@@ -251,7 +251,7 @@ func TestOneWayOfAcknowledgementsThatAnOutageKept(t *testing.T) {
 func FuzzOneWay(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var o oneWay
+		var o oneWayEstimator
 		now, least := cc.Time(1), time.Duration(math.MaxInt64)
 		for ; len(data) >= 8; data = data[8:] {
 			now = now.Add(time.Duration(data[0]) << (data[1] % 40))
@@ -260,7 +260,7 @@ func FuzzOneWay(f *testing.F) {
 				least = min(least, rtt)
 			}
 			value := uint32(data[4]) | uint32(data[5])<<8 | uint32(data[6])<<16 | uint32(data[7])<<24
-			queue, known := o.read(PeerClock{now, value}, now, rtt, least)
+			queue, known := o.addReading(PeerClock{now, value}, now, rtt, least)
 			require.GreaterOrEqual(t, queue, time.Duration(0))
 			require.LessOrEqual(t, queue, max(0, rtt-least))
 			require.True(t, known || queue == 0)

@@ -9,32 +9,32 @@ import (
 
 // Open adds a flow to its group, over a leg.
 func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
-	r, err := m.resolve(t)
+	r, err := m.resolveTerms(t)
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.forget(now)
+	m.forgetIdleGroups(now)
 	m.nextID++
-	g, fresh := m.group(now, r)
+	g, fresh := m.findOrMakeGroup(now, r)
 	f := &Flow{mgr: m}
 	f.member = member{
-		id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(),
-		limits: limits{since: now},
+		id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.newAllocation(),
+		limits: limitTimes{since: now},
 	}
 	if f.enforced = leg.Enforces; f.enforced {
 		f.unpaced = unpacedSegments * cc.DefaultMSS
 	}
-	f.limitTo(m.rateLimit(now, t))
+	f.setMaxRate(m.acquireRateLimit(now, t))
 	f.home.Store(g.group)
 	g.mu.Lock()
-	g.join(&f.member, m.path(g, t.Host))
+	g.addMember(&f.member, m.findOrMakePath(g, t.Host))
 	g.mu.Unlock()
 	if fresh {
-		m.meet(now, g)
+		m.shareHints(now, g)
 	}
-	m.occupied(g)
+	m.removeFromIdle(g)
 	m.flowsMu.Lock()
 	m.flows = append(m.flows, f)
 	m.open++
@@ -49,15 +49,15 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	if !(share > 0 && share <= 1) {
 		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
 	}
-	r, err := m.resolve(t)
+	r, err := m.resolveTerms(t)
 	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d := &Datagrams{
-		leave: m.leave, key: r.key, share: share, waiter: waiter{wake: func(cc.Time) { wake() }},
-		maxRate: m.rateLimit(now, t),
+		closeFunc: m.removeDatagrams, key: r.key, share: share, waiter: waiter{wake: func(cc.Time) { wake() }},
+		maxRate: m.acquireRateLimit(now, t),
 	}
 	if m.datagrams == nil {
 		m.datagrams = map[string][]*Datagrams{}
@@ -65,18 +65,18 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	m.datagrams[d.key] = append(m.datagrams[d.key], d)
 	if g := m.groups[d.key]; g != nil {
 		g.mu.Lock()
-		g.accompany(m.datagrams[d.key])
+		g.setDatagrams(m.datagrams[d.key])
 		g.mu.Unlock()
 	}
 	return d, nil
 }
 
-// leave forgets d, which is closed.
-func (m *Manager) leave(d *Datagrams) {
+// removeDatagrams forgets d, which is closed.
+func (m *Manager) removeDatagrams(d *Datagrams) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d.maxRate.leave(&d.waiter)
-	m.release(0, d.maxRate)
+	d.maxRate.removeWaiter(&d.waiter)
+	m.releaseRateLimit(0, d.maxRate)
 	rest := slices.DeleteFunc(m.datagrams[d.key], func(e *Datagrams) bool { return e == d })
 	m.datagrams[d.key] = rest
 	if len(rest) == 0 {
@@ -84,15 +84,15 @@ func (m *Manager) leave(d *Datagrams) {
 	}
 	if g := m.groups[d.key]; g != nil {
 		g.mu.Lock()
-		g.accompany(rest)
+		g.setDatagrams(rest)
 		g.changed = true // the flows have the window back
-		g.timers.schedule(g.group, 0)
+		g.timers.scheduleAt(g.group, 0)
 		g.mu.Unlock()
 	}
 }
 
-// left takes note that f has gone.
-func (m *Manager) left(f *Flow, now cc.Time) {
+// removeFlow takes note that f has gone.
+func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.flowsMu.Lock()
 	f.gone = true
 	if m.open--; len(m.flows) > 2*m.open+64 {
@@ -101,9 +101,9 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.flowsMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.release(now, f.maxRate)
-	if g := m.vacated(f.home.Load().key); g != nil && f.terms.Alone {
-		m.drop(g)
+	m.releaseRateLimit(now, f.maxRate)
+	if g := m.noteFewerMembers(f.home.Load().key); g != nil && f.terms.Alone {
+		m.dropGroup(g)
 	}
-	m.forget(now)
+	m.forgetIdleGroups(now)
 }

@@ -30,7 +30,7 @@ func (p *pacer) setRate(now cc.Time, rate cc.Rate) {
 	}
 }
 
-func (p *pacer) burst(mss cc.Bytes) time.Duration {
+func (p *pacer) burstTime(mss cc.Bytes) time.Duration {
 	if p.most == 0 {
 		return max(pacerBurst, p.rate.TimeFor(2*mss))
 	}
@@ -38,23 +38,23 @@ func (p *pacer) burst(mss cc.Bytes) time.Duration {
 	return max(p.most, min(p.rate.TimeFor(4*mss), p.rate.TimeFor(mss)+2*p.most))
 }
 
-// credit returns how many bytes may leave now.
-func (p *pacer) credit(now cc.Time, mss cc.Bytes) cc.Bytes {
+// creditBytes returns how many bytes may leave now.
+func (p *pacer) creditBytes(now cc.Time, mss cc.Bytes) cc.Bytes {
 	if p.rate == 0 {
 		return cc.MaxCwnd
 	}
-	return p.rate.BytesIn(now.Add(p.burst(mss)).Sub(max(p.tat, now)))
+	return p.rate.BytesIn(now.Add(p.burstTime(mss)).Sub(max(p.tat, now)))
 }
 
-// ready returns when n bytes may leave.
-func (p *pacer) ready(now cc.Time, n, mss cc.Bytes) cc.Time {
+// readyAt returns when n bytes may leave.
+func (p *pacer) readyAt(now cc.Time, n, mss cc.Bytes) cc.Time {
 	if p.rate == 0 {
 		return now
 	}
-	return max(now, max(p.tat, now).Add(p.rate.TimeFor(n)-p.burst(mss)))
+	return max(now, max(p.tat, now).Add(p.rate.TimeFor(n)-p.burstTime(mss)))
 }
 
-func (p *pacer) spend(now cc.Time, n cc.Bytes) {
+func (p *pacer) spendBytes(now cc.Time, n cc.Bytes) {
 	if p.rate != 0 {
 		p.tat = max(p.tat, now).Add(p.rate.TimeFor(n))
 	}

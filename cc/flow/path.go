@@ -56,8 +56,8 @@ type hostQueue struct {
 // uploads lose half of their rate whenever the download lets its queue run empty.
 const queueSpan = 15 * time.Millisecond
 
-// note takes in a queueing delay.
-func (q *hostQueue) note(now cc.Time, delay time.Duration) {
+// addDelay takes in a queueing delay.
+func (q *hostQueue) addDelay(now cc.Time, delay time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.at = now
@@ -71,9 +71,9 @@ func (q *hostQueue) note(now cc.Time, delay time.Duration) {
 	}
 }
 
-// lately returns the queueing delay that was there at least; false: none was noted within
+// recentLeast returns the queueing delay that was there at least; false: none was noted within
 // a time.
-func (q *hostQueue) lately(now cc.Time, within time.Duration) (time.Duration, bool) {
+func (q *hostQueue) recentLeast(now cc.Time, within time.Duration) (time.Duration, bool) {
 	if q == nil {
 		return 0, false
 	}
@@ -90,14 +90,14 @@ type paths struct {
 	qAt cc.Time
 }
 
-// join has m's bytes go along p.
-func (p *path) join(m *member) {
+// addMember has m's bytes go along p.
+func (p *path) addMember(m *member) {
 	m.path, m.along = p, len(p.members)
 	p.members = append(p.members, m)
 }
 
-// leave undoes join.
-func (p *path) leave(m *member, now cc.Time) {
+// removeMember undoes join.
+func (p *path) removeMember(m *member, now cc.Time) {
 	last := len(p.members) - 1
 	p.members[m.along] = p.members[last]
 	p.members[m.along].along = m.along
@@ -106,53 +106,53 @@ func (p *path) leave(m *member, now cc.Time) {
 	p.idle = now
 }
 
-// far reports whether p's round trips are unlike the reference's.
-func (p *path) far() bool { return p.scale != 0 }
+// isFar reports whether p's round trips are unlike the reference's.
+func (p *path) isFar() bool { return p.scale != 0 }
 
-// shrink is what n bytes on p count in the group's window, rounded up.
-func (p *path) shrink(n cc.Bytes) cc.Bytes {
-	if !p.far() {
+// toReference is what n bytes on p count in the group's window, rounded up.
+func (p *path) toReference(n cc.Bytes) cc.Bytes {
+	if !p.isFar() {
 		return n
 	}
 	return cc.Bytes(math.Ceil(float64(n) * p.scale))
 }
 
-// expand is how many bytes on p count for n; it errs by less than one of those,
+// fromReference is how many bytes on p count for n; it errs by less than one of those,
 // upwards, so that a whole segment that has room keeps it.
-func (p *path) expand(n cc.Bytes) cc.Bytes {
-	if !p.far() || n <= 0 {
+func (p *path) fromReference(n cc.Bytes) cc.Bytes {
+	if !p.isFar() || n <= 0 {
 		return n
 	}
 	return cc.Bytes(min(float64(n+1)/p.scale, float64(cc.MaxCwnd)))
 }
 
-// sample takes in a round trip on p and returns what it would have been on the
+// addRTTSample takes in a round trip on p and returns what it would have been on the
 // reference. changed says whether bytes on p count otherwise from now on; srtt is the
 // reference's.
-func (s *paths) sample(now cc.Time, p *path, rtt, srtt time.Duration) (seen time.Duration, changed bool) {
+func (s *paths) addRTTSample(now cc.Time, p *path, rtt, srtt time.Duration) (seen time.Duration, changed bool) {
 	rtt = max(rtt, time.Microsecond) // clocks are coarse; nothing may divide by zero
 	switch {
 	case s.ref == nil:
 		s.ref, p.base = p, cmp.Or(min(p.base, rtt), rtt)
 	case p.base == 0 || now < p.learnt:
-		s.learn(now, p, rtt)
+		s.learnBase(now, p, rtt)
 	default:
 		p.base = min(p.base, rtt)
 	}
 	if now >= p.learnt {
 		s.q, s.qAt = rtt-p.base, now
 	}
-	changed = s.fit(p, srtt)
-	if p.far() {
+	changed = s.updateScale(p, srtt)
+	if p.isFar() {
 		rtt = max(rtt-p.base+s.ref.base, time.Microsecond)
 	}
 	return rtt, changed
 }
 
-// learn takes in one of p's first round trips. Others may know how much of it is the
+// learnBase takes in one of p's first round trips. Others may know how much of it is the
 // queue: the base is what the samples are longer than that queue, on average, since
 // neither sees it at the same moment. Where the others are silent, there is only the sample.
-func (s *paths) learn(now cc.Time, p *path, rtt time.Duration) {
+func (s *paths) learnBase(now cc.Time, p *path, rtt time.Duration) {
 	if p.base == 0 {
 		p.learnt = now.Add(learnFor * rtt)
 	}
@@ -164,8 +164,8 @@ func (s *paths) learn(now cc.Time, p *path, rtt time.Duration) {
 	p.base = min(p.base+(base-p.base)/p.samples, rtt)
 }
 
-// fit works out anew how bytes on p count, and reports whether that has changed.
-func (s *paths) fit(p *path, srtt time.Duration) bool {
+// updateScale works out anew how bytes on p count, and reports whether that has changed.
+func (s *paths) updateScale(p *path, srtt time.Duration) bool {
 	if p == s.ref || p.base == 0 {
 		return false
 	}
@@ -181,9 +181,9 @@ func (s *paths) fit(p *path, srtt time.Duration) bool {
 	return true
 }
 
-// anchor makes p the reference, as it is whenever an algorithm starts that will see
+// setReference makes p the reference, as it is whenever an algorithm starts that will see
 // nothing of what was before.
-func (s *paths) anchor(p *path, srtt time.Duration) {
+func (s *paths) setReference(p *path, srtt time.Duration) {
 	s.ref = nil
 	if p.base > 0 {
 		s.ref = p
@@ -191,13 +191,13 @@ func (s *paths) anchor(p *path, srtt time.Duration) {
 	for _, each := range s.all {
 		each.scale = 0
 		if s.ref != nil {
-			s.fit(each, srtt)
+			s.updateScale(each, srtt)
 		}
 	}
 }
 
-// to returns the path to a host; nil: there is none.
-func (s *paths) to(host netip.Addr) *path {
+// pathTo returns the path to a host; nil: there is none.
+func (s *paths) pathTo(host netip.Addr) *path {
 	for _, p := range s.all {
 		if p.host == host {
 			return p
@@ -206,5 +206,5 @@ func (s *paths) to(host netip.Addr) *path {
 	return nil
 }
 
-// plain is a host's address as paths and hints are told apart by it.
-func plain(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }
+// plainAddr is a host's address as paths and hints are told apart by it.
+func plainAddr(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }

@@ -136,7 +136,7 @@ func TestAStandingQueueIsNotTakenForALongWay(t *testing.T) {
 	b.host(static(300), 20*ms)
 	b.run(3 * time.Second)
 	assert.InDelta(t, 20, float64(b.legs[1].path.base)/1e6, 20*0.2)
-	assert.False(t, b.legs[1].path.far(), "they are alike")
+	assert.False(t, b.legs[1].path.isFar(), "they are alike")
 	before := append([]cc.Bytes(nil), b.got...)
 	b.run(5 * time.Second)
 	assert.InEpsilon(t, float64(b.got[0]-before[0]), float64(b.got[1]-before[1]), 0.1)
@@ -150,7 +150,7 @@ func TestWaysThatAreAlikeAreOne(t *testing.T) {
 	b.host(static(30), 47*ms)
 	b.run(2 * time.Second)
 	for _, l := range b.legs {
-		assert.False(t, l.path.far())
+		assert.False(t, l.path.isFar())
 		assert.Equal(t, l.inflight(), l.counts)
 	}
 }
@@ -216,7 +216,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 					continue
 				}
 				require.Equal(rt, l.r.Pipe, l.inflight(), "a flow counts its own bytes")
-				require.Equal(rt, l.path.shrink(l.Flow.inflight), l.counts)
+				require.Equal(rt, l.path.toReference(l.Flow.inflight), l.counts)
 				require.True(rt, slices.Contains(l.group().paths.all, l.path))
 				sums[l.group()] += l.counts
 				members[l.path]++
@@ -232,7 +232,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 						idle++
 					}
 					n := cc.Bytes(rapid.IntRange(0, 1<<30).Draw(rt, "bytes"))
-					require.GreaterOrEqual(rt, r.expand(r.shrink(n)), n, "what has room keeps it")
+					require.GreaterOrEqual(rt, r.fromReference(r.toReference(n)), n, "what has room keeps it")
 				}
 				require.LessOrEqual(rt, idle, maxIdlePaths)
 			}

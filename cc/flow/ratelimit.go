@@ -57,44 +57,46 @@ const (
 	turnCame         // it may pass before those that wait
 )
 
-// take lets up to want bytes of w pass and returns how many: all of them, or whole quanta.
+// takeBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta.
 // If it returns 0, w waits for its turn, and is woken then to ask again. Of a w that may be ahead of the rate
 // it is when half of that is used up. The caller holds l.mu.
-func (l *rateLimit) take(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
-	l.call(now)
-	n := min(want, l.bucket.credit(now.Add(ahead), mss))
+func (l *rateLimit) takeBytes(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
+	l.startDueTurns(now)
+	n := min(want, l.bucket.creditBytes(now.Add(ahead), mss))
 	if n < want {
 		n -= n % quantum
 	}
 	turn := w.turn.Load()
 	if n > 0 && (turn == turnCame || len(l.waiting) == 0) {
-		l.bucket.spend(now, n)
+		l.bucket.spendBytes(now, n)
 		w.turn.Store(noTurn)
 		return n
 	}
 	if turn != turnWaits {
 		rate := l.bucket.rate
-		piece := rate.BytesIn(l.bucket.burst(mss)) // the most that a turn lets pass
+		piece := rate.BytesIn(l.bucket.burstTime(mss)) // the most that a turn lets pass
 		if piece -= piece % quantum; want < piece {
 			piece = want
 		}
-		ready := l.bucket.ready(now.Add(ahead), quantum, mss).Add(-ahead / 2)
+		ready := l.bucket.readyAt(now.Add(ahead), quantum, mss).Add(-ahead / 2)
 		w.from, w.after = max(ready, now+1), rate.TimeFor(piece)
 		w.turn.Store(turnWaits)
 		l.waiting = append(l.waiting, w)
-		l.plan()
+		l.scheduleNextTurn()
 	}
 	return 0
 }
 
-// next is when the first turn comes of those who wait; there are some.
-func (l *rateLimit) next() cc.Time { return max(l.waiting[0].from, l.newest.Add(l.waiting[0].after)) }
+// nextTurnAt is when the first turn comes of those who wait; there are some.
+func (l *rateLimit) nextTurnAt() cc.Time {
+	return max(l.waiting[0].from, l.newest.Add(l.waiting[0].after))
+}
 
-// call has those turns come that are due.
-func (l *rateLimit) call(now cc.Time) {
-	for len(l.waiting) > 0 && l.next() <= now {
+// startDueTurns has those turns come that are due.
+func (l *rateLimit) startDueTurns(now cc.Time) {
+	for len(l.waiting) > 0 && l.nextTurnAt() <= now {
 		w := l.waiting[0]
-		w.from = l.next()
+		w.from = l.nextTurnAt()
 		l.newest = w.from
 		l.waiting[0] = nil
 		l.waiting = l.waiting[1:]
@@ -103,10 +105,10 @@ func (l *rateLimit) call(now cc.Time) {
 	}
 }
 
-// plan has tick be called for the next turn, if anybody waits for one.
-func (l *rateLimit) plan() {
+// scheduleNextTurn has tick be called for the next turn, if anybody waits for one.
+func (l *rateLimit) scheduleNextTurn() {
 	if len(l.waiting) > 0 {
-		l.timers.schedule(l, l.next())
+		l.timers.scheduleAt(l, l.nextTurnAt())
 	}
 }
 
@@ -121,13 +123,13 @@ func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool
 	}
 	l.mu.Lock()
 	if sparse && l.bucket.tat <= now.Add(sparseAhead) {
-		l.bucket.spend(now, n)
+		l.bucket.spendBytes(now, n)
 		l.mu.Unlock()
 		return true
 	}
 	if w.passed < n { // a turn lets as much pass as one of a flow
 		segment := max(n, cc.DefaultMSS)
-		w.passed = l.take(now, w, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, 0)
+		w.passed = l.takeBytes(now, w, l.bucket.rate.BytesIn(l.bucket.burstTime(segment)), n, segment, 0)
 	}
 	passes := w.passed >= n
 	if passes {
@@ -137,21 +139,21 @@ func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool
 	return passes
 }
 
-// tick wakes those whose turns have come.
-func (l *rateLimit) tick(now cc.Time) {
+// onTimer wakes those whose turns have come.
+func (l *rateLimit) onTimer(now cc.Time) {
 	l.mu.Lock()
-	l.call(now)
+	l.startDueTurns(now)
 	due := l.due
 	l.due = nil
-	l.plan()
+	l.scheduleNextTurn()
 	l.mu.Unlock()
 	for _, w := range due {
 		w.wake(now)
 	}
 }
 
-// leave forgets w, which asks no more: its turn is that of those behind it.
-func (l *rateLimit) leave(w *waiter) {
+// removeWaiter forgets w, which asks no more: its turn is that of those behind it.
+func (l *rateLimit) removeWaiter(w *waiter) {
 	if l == nil {
 		return
 	}
@@ -167,11 +169,11 @@ func (l *rateLimit) leave(w *waiter) {
 		}
 	}
 	l.due = slices.DeleteFunc(l.due, is)
-	l.plan()
+	l.scheduleNextTurn()
 }
 
-// full reports whether the bucket holds nothing back, so that a new one would do as well.
-func (l *rateLimit) full(now cc.Time) bool {
+// isFull reports whether the bucket holds nothing back, so that a new one would do as well.
+func (l *rateLimit) isFull(now cc.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.bucket.tat <= now

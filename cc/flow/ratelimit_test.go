@@ -271,11 +271,11 @@ func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(30*time.Millisecond)).Draw(rt, "wait")))
 			i := rapid.IntRange(0, len(flows)-1).Draw(rt, "flow")
 			want := cc.Bytes(rapid.Int64Range(1, 1<<20).Draw(rt, "want"))
-			n := l.take(now, &flows[i], want, min(want, size), size, 0)
+			n := l.takeBytes(now, &flows[i], want, min(want, size), size, 0)
 			require.LessOrEqual(rt, n, want)
 			require.Equal(rt, n == 0, flows[i].turn.Load() == turnWaits, "who gets nothing waits for a turn")
 			passed += n
-			most := rate.BytesIn(now.Sub(1)) + rate.BytesIn(l.bucket.burst(size)) + 2
+			most := rate.BytesIn(now.Sub(1)) + rate.BytesIn(l.bucket.burstTime(size)) + 2
 			require.LessOrEqual(rt, passed, most)
 		}
 	})

@@ -72,7 +72,7 @@ func (r *Receiving) Arrived(a Arrivals) {
 		r.origin = a
 		r.round = roundTrip{a.At, a.Received, a.Window}
 	}
-	flight, limited := r.flight(a)
+	flight, limited := r.estimateFlight(a)
 	p := &r.report
 	p.At, p.RTT, p.Peer, p.MSS = a.At, a.RTT, a.Peer, a.MSS
 	if p.Acked == 0 {
@@ -89,24 +89,24 @@ func (r *Receiving) Arrived(a Arrivals) {
 	r.flow.Report(*p)
 }
 
-// flight is how many bytes are on their way, by what came in the last round trip, and
+// estimateFlight is how many bytes are on their way, by what came in the last round trip, and
 // whether our window kept the peer from sending more: then they fill most of it, and it
 // is not a reader that lags behind which keeps it small.
-func (r *Receiving) flight(a Arrivals) (n cc.Bytes, limited bool) {
+func (r *Receiving) estimateFlight(a Arrivals) (n cc.Bytes, limited bool) {
 	took := a.At.Sub(r.round.at)
 	if r.rtt == 0 || took < max(r.rtt, time.Millisecond) {
 		return r.report.Pipe, r.report.Unsent > 0
 	}
 	n = cc.Bytes(float64(a.Received-r.round.received) * r.rtt.Seconds() / took.Seconds())
 	window := min(r.round.window, r.before)
-	limited = n >= most(window) && a.Unread <= window/4
+	limited = n >= threeQuarters(window) && a.Unread <= window/4
 	r.before = r.round.window
 	r.round = roundTrip{a.At, a.Received, a.Window}
 	return n, limited
 }
 
-// most is three quarters: acknowledgements are late, and windows are in steps.
-func most(n cc.Bytes) cc.Bytes { return n - n/4 }
+// threeQuarters is three quarters: acknowledgements are late, and windows are in steps.
+func threeQuarters(n cc.Bytes) cc.Bytes { return n - n/4 }
 
 // Move gives the flow other terms.
 func (r *Receiving) Move(now cc.Time, t Terms) error {

@@ -125,17 +125,17 @@ func (t Terms) checkClass() error {
 		return fmt.Errorf("a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
 	case t.MaxRate < 0 || t.ConnectionRate < 0:
 		return fmt.Errorf("maximum rates %v and %v must not be negative; 0: none", t.MaxRate, t.ConnectionRate)
-	case t.most() > 0 && t.MinRate > t.most():
-		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.most())
+	case t.maxAllowedRate() > 0 && t.MinRate > t.maxAllowedRate():
+		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.maxAllowedRate())
 	}
 	return nil
 }
 
-// most is the rate that a flow never exceeds; 0: any.
-func (t Terms) most() cc.Rate { return lesser(t.MaxRate, t.ConnectionRate) }
+// maxAllowedRate is the rate that a flow never exceeds; 0: any.
+func (t Terms) maxAllowedRate() cc.Rate { return lesserRate(t.MaxRate, t.ConnectionRate) }
 
-// lesser is the lesser of two rates, of which 0 stands for none.
-func lesser(a, b cc.Rate) cc.Rate {
+// lesserRate is the lesser of two rates, of which 0 stands for none.
+func lesserRate(a, b cc.Rate) cc.Rate {
 	if a == 0 || b > 0 && b < a {
 		return b
 	}

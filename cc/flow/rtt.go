@@ -7,7 +7,7 @@ type rttEstimator struct {
 	latest, srtt, rttvar, min time.Duration
 }
 
-func (e *rttEstimator) add(sample time.Duration) {
+func (e *rttEstimator) addSample(sample time.Duration) {
 	sample = max(sample, time.Microsecond) // clocks are coarse; nothing may divide by zero
 	e.latest = sample
 	if e.srtt == 0 {
@@ -19,8 +19,8 @@ func (e *rttEstimator) add(sample time.Duration) {
 	e.srtt += (sample - e.srtt) / 8
 }
 
-// along is e for a path whose base round trip is d longer.
-func (e rttEstimator) along(d time.Duration) rttEstimator {
+// shiftedBy is e for a path whose base round trip is d longer.
+func (e rttEstimator) shiftedBy(d time.Duration) rttEstimator {
 	for _, rtt := range []*time.Duration{&e.latest, &e.srtt, &e.min} {
 		if *rtt > 0 {
 			*rtt = max(*rtt+d, time.Microsecond)

@@ -22,7 +22,7 @@ type sampler struct {
 	measured bool     // the leg has measured round trips: the ledger's samples would be worse
 	rtt      rttEstimator
 	rate     cc.Rate // newest delivery-rate sample
-	ways     oneWay
+	ways     oneWayEstimator
 	reverse  time.Duration // of the newest round trip, the queue on the way back
 	oneWay   bool          // which is known
 	timedOut bool          // the retransmission timer fired, and nothing has been acknowledged since
@@ -49,18 +49,18 @@ type delivery struct {
 	appLimited cc.Bytes      // deliveries up to this count understate the path; 0: none do
 }
 
-// idle has rates measured from now on: nothing is in flight.
-func (d *delivery) idle(now cc.Time) { d.at, d.firstSent = now, now }
+// restartMeasuring has rates measured from now on: nothing is in flight.
+func (d *delivery) restartMeasuring(now cc.Time) { d.at, d.firstSent = now, now }
 
-func (s *sampler) mss() cc.Bytes {
+func (s *sampler) segmentSize() cc.Bytes {
 	if s.last.MSS > 0 {
 		return s.last.MSS
 	}
 	return cc.DefaultMSS
 }
 
-// read takes in a report and returns what is new in it. Counters never run backwards.
-func (s *sampler) read(r Report) (n news) {
+// readReport takes in a report and returns what is new in it. Counters never run backwards.
+func (s *sampler) readReport(r Report) (n news) {
 	last := &s.last
 	r.Written, r.Acked = max(r.Written, last.Written), max(r.Acked, last.Acked)
 	r.Newest, r.Lost = max(r.Newest, 0), max(r.Lost, last.Lost)
@@ -78,18 +78,18 @@ func (s *sampler) read(r Report) (n news) {
 	return n
 }
 
-// left returns how many bytes have left that were not known to have, over a leg that
+// newlyDeparted returns how many bytes have left that were not known to have, over a leg that
 // enforces the window. Call it after read.
-func (s *sampler) left() cc.Bytes {
+func (s *sampler) newlyDeparted() cc.Bytes {
 	if !s.enforced {
 		return 0
 	}
 	return max(0, max(s.last.Written-s.last.Unsent, s.last.Acked)-s.taken)
 }
 
-// departure tells when the bytes left that a report is the first to show: just now,
+// departureTime tells when the bytes left that a report is the first to show: just now,
 // unless some of them have been acknowledged already, at most window bytes of them.
-func (s *sampler) departure(before cc.Time, left, window cc.Bytes) cc.Time {
+func (s *sampler) departureTime(before cc.Time, left, window cc.Bytes) cc.Time {
 	r := &s.last
 	if r.RTT == 0 || max(r.Acked, r.Newest) <= s.taken || left > window {
 		return r.At
@@ -97,24 +97,24 @@ func (s *sampler) departure(before cc.Time, left, window cc.Bytes) cc.Time {
 	return min(r.At, max(before, r.At.Add(-r.RTT)))
 }
 
-// send counts n bytes in flight that leave with record c, kept in chunks of about granule.
-func (s *sampler) send(n, granule cc.Bytes, c chunk) {
-	s.ledger.push(n, granule, c)
+// addSent counts n bytes in flight that leave with record c, kept in chunks of about granule.
+func (s *sampler) addSent(n, granule cc.Bytes, c chunk) {
+	s.ledger.addChunk(n, granule, c)
 	s.taken += n
 	s.inflight += n
 }
 
-// settle brings the ledger and the bytes in flight up to the last report. What the
+// updateInflight brings the ledger and the bytes in flight up to the last report. What the
 // transport has, on the wire or before it, is its word; what was taken and has not
 // reached it yet is ours. Where the leg enforces the window, only what is on the wire
 // counts. To count by acknowledgements alone would stall in every recovery and then
 // release a burst.
-func (s *sampler) settle(n news) {
+func (s *sampler) updateInflight(n news) {
 	r := &s.last
 	if n.timeouts > 0 || n.lost > 0 && r.Newest == 0 {
-		s.ledger.taint(n.timeouts > 0)
+		s.ledger.markResent(n.timeouts > 0)
 	}
-	s.ledger.waiting(r.Written-r.Unsent, r.At)
+	s.ledger.noteUnsent(r.Written-r.Unsent, r.At)
 	inflight := s.taken - r.Acked
 	switch {
 	case s.enforced && r.Pipe >= 0:
@@ -128,39 +128,39 @@ func (s *sampler) settle(n news) {
 	}
 }
 
-// sent is the stream offset of what has left so far.
-func (s *sampler) sent() cc.Bytes {
+// sentOffset is the stream offset of what has left so far.
+func (s *sampler) sentOffset() cc.Bytes {
 	if s.enforced {
 		return s.taken
 	}
 	return s.taken - s.last.Unsent
 }
 
-// lossBegan notes that the group's loss event number epoch began at a time, unless
+// noteLossEpoch notes that the group's loss event number epoch began at a time, unless
 // that is known. Call it before anything else changes.
-func (s *sampler) lossBegan(epoch uint64, at cc.Time) {
+func (s *sampler) noteLossEpoch(epoch uint64, at cc.Time) {
 	if s.lossEpoch != epoch {
-		s.lossEpoch, s.recover, s.lossAt = epoch, s.sent(), at
+		s.lossEpoch, s.recover, s.lossAt = epoch, s.sentOffset(), at
 	}
 }
 
-// recovering reports whether a hole of the last loss event is still open: then a loss
+// isRecovering reports whether a hole of the last loss event is still open: then a loss
 // belongs to that event (RFC 6582's recovery point), however many round trips it takes.
-func (s *sampler) recovering() bool {
+func (s *sampler) isRecovering() bool {
 	return s.lossAt != 0 && s.last.Acked-s.last.Sacked < s.recover
 }
 
-// arrived takes n.acked bytes as delivered, with beside bytes of others, and returns
+// takeDelivered takes n.acked bytes as delivered, with beside bytes of others, and returns
 // the samples that they show: the record of the newest byte, its round trip and its
 // delivery rate, 0 where there is none. leastRTT is the path's.
-func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
+func (s *sampler) takeDelivered(n news, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
 	sent cc.Sent, rtt time.Duration, rate cc.Rate,
 ) {
 	r := &s.last
 	d.total += n.acked + beside
 	d.edge.Add(int64(n.acked + beside))
 	s.newest = max(s.newest, r.Newest, r.Acked)
-	c, ok := s.ledger.advance(s.newest)
+	c, ok := s.ledger.dropArrived(s.newest)
 	if ok && r.RTT > 0 { // known exactly, where the ledger knows the report that first showed it
 		c.sent.At = min(r.At, max(d.firstSent, r.At.Add(-r.RTT)))
 		d.firstSent = c.sent.At
@@ -170,7 +170,7 @@ func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Du
 		if !s.measured {
 			rtt = r.At.Sub(c.sent.At)
 		}
-		rate = d.rate(r.At, c, leastRTT)
+		rate = d.deliveryRate(r.At, c, leastRTT)
 		d.firstSent = c.sent.At
 	case ok && s.rtt.srtt > 0: // sent again, a round trip ago: what leaves now did not take as long as the timer ran
 		d.firstSent = max(d.firstSent, r.At.Add(-s.rtt.srtt))
@@ -180,7 +180,7 @@ func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Du
 	}
 	d.at = r.At
 	if rtt > 0 {
-		s.rtt.add(rtt)
+		s.rtt.addSample(rtt)
 	}
 	if rate > 0 {
 		s.rate = rate
@@ -188,11 +188,11 @@ func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Du
 	return c.sent, rtt, rate
 }
 
-// rate is the delivery rate over the flight of chunk c: bytes delivered since it
+// deliveryRate is the delivery rate over the flight of chunk c: bytes delivered since it
 // left, over the longer of the time it took to send and to acknowledge them
 // (draft-cardwell-iccrg-bbr §4.1.2.3), so that bunched acknowledgements do not inflate
 // it; 0 for a burst shorter than a round trip.
-func (d *delivery) rate(now cc.Time, c chunk, leastRTT time.Duration) cc.Rate {
+func (d *delivery) deliveryRate(now cc.Time, c chunk, leastRTT time.Duration) cc.Rate {
 	took := max(now.Sub(c.sent.DeliveredAt), c.sent.At.Sub(c.first))
 	if took < leastRTT {
 		return 0

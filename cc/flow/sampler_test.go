@@ -171,13 +171,13 @@ func TestCumulativeAcknowledgementsMapToChunksOfAnySize(t *testing.T) {
 
 func TestSmoothedRTTFollowsTheRFC(t *testing.T) {
 	var e rttEstimator
-	e.add(100 * time.Millisecond)
+	e.addSample(100 * time.Millisecond)
 	assert.Equal(t, 100*time.Millisecond, e.srtt)
 	assert.Equal(t, 50*time.Millisecond, e.rttvar)
-	e.add(180 * time.Millisecond)
+	e.addSample(180 * time.Millisecond)
 	assert.Equal(t, 110*time.Millisecond, e.srtt)
 	assert.Equal(t, 57500*time.Microsecond, e.rttvar)
-	e.add(60 * time.Millisecond)
+	e.addSample(60 * time.Millisecond)
 	assert.Equal(t, 60*time.Millisecond, e.min)
 }
 

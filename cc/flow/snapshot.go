@@ -45,7 +45,7 @@ func (m *Manager) Snapshots() []Snapshot {
 	m.flowsMu.Unlock()
 	all := make([]Snapshot, 0, len(flows))
 	for _, f := range flows {
-		if s, open := f.snapshot(); open {
+		if s, open := f.takeSnapshot(); open {
 			all = append(all, s)
 		}
 	}
@@ -54,15 +54,15 @@ func (m *Manager) Snapshots() []Snapshot {
 
 // Snapshot returns the flow's present state.
 func (f *Flow) Snapshot() Snapshot {
-	s, _ := f.snapshot()
+	s, _ := f.takeSnapshot()
 	return s
 }
 
-func (f *Flow) snapshot() (s Snapshot, open bool) {
-	g := f.lock()
+func (f *Flow) takeSnapshot() (s Snapshot, open bool) {
+	g := f.lockGroup()
 	s = Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: g.spec.Name, Phase: g.ctl.Phase, Members: len(g.members),
-		Internals: g.inspect(), Class: f.terms.Class, Target: f.terms.Target,
+		Internals: g.algorithmInternals(), Class: f.terms.Class, Target: f.terms.Target,
 		Cwnd: g.ctl.Cwnd, PacingRate: g.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
 		SRTT: g.srtt(&f.member), MinRTT: g.leastRTT(&f.member), LatestRTT: f.rtt.latest,
 		DeliveryRate: f.rate, OneWay: f.oneWay,
@@ -72,7 +72,7 @@ func (f *Flow) snapshot() (s Snapshot, open bool) {
 	if open = !f.closed; open {
 		s.Share = f.limit.Cwnd
 		if f.want == 0 {
-			s.Lent = f.path.expand(max(0, f.share-f.counts))
+			s.Lent = f.path.fromReference(max(0, f.share-f.counts))
 		}
 	}
 	reverse := f.reverse

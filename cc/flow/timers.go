@@ -17,8 +17,8 @@ const leastTick = 100 * time.Microsecond
 
 // ticker is called when its timer has come.
 type ticker interface {
-	tick(now cc.Time)
-	when() *timer
+	onTimer(now cc.Time)
+	timerState() *timer
 }
 
 // timer is a ticker's place in the heap. The mutex of the timers that it is in guards it.
@@ -26,7 +26,7 @@ type timer struct {
 	place int // counted from 1; 0: it is not there
 }
 
-func (t *timer) when() *timer { return t }
+func (t *timer) timerState() *timer { return t }
 
 // timers calls tickers in time. Its mutex is taken last.
 type timers struct {
@@ -35,37 +35,37 @@ type timers struct {
 	due dueHeap
 }
 
-// schedule has g called at t, unless it will be called before.
-func (t *timers) schedule(g ticker, at cc.Time) {
+// scheduleAt has g called at t, unless it will be called before.
+func (t *timers) scheduleAt(g ticker, at cc.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	due := g.when()
+	due := g.timerState()
 	switch {
 	case due.place == 0:
 		t.due = append(t.due, entry{})
-		t.due.up(len(t.due)-1, entry{at, g, due})
+		t.due.siftUp(len(t.due)-1, entry{at, g, due})
 	case t.due[due.place-1].at <= at:
 		return
 	default:
-		t.due.up(due.place-1, entry{at, g, due})
+		t.due.siftUp(due.place-1, entry{at, g, due})
 	}
 	if t.arm != nil && due.place == 1 {
 		t.arm(at)
 	}
 }
 
-// cancel has g not called any more.
-func (t *timers) cancel(g ticker) {
+// cancelTimer has g not called any more.
+func (t *timers) cancelTimer(g ticker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if place := g.when().place; place > 0 {
-		t.due.remove(place - 1)
+	if place := g.timerState().place; place > 0 {
+		t.due.removeAt(place - 1)
 	}
 }
 
-// run calls the tickers that are due at now, and returns when the next one is;
+// runDue calls the tickers that are due at now, and returns when the next one is;
 // cc.Never: there is none.
-func (t *timers) run(now cc.Time) cc.Time {
+func (t *timers) runDue(now cc.Time) cc.Time {
 	for {
 		t.mu.Lock()
 		if len(t.due) == 0 || t.due[0].at > now {
@@ -77,9 +77,9 @@ func (t *timers) run(now cc.Time) cc.Time {
 			return next
 		}
 		g := t.due[0].ticker
-		t.due.remove(0)
+		t.due.removeAt(0)
 		t.mu.Unlock()
-		g.tick(now)
+		g.onTimer(now)
 	}
 }
 
@@ -93,26 +93,26 @@ type entry struct {
 	timer  *timer // the ticker's
 }
 
-func (h dueHeap) put(i int, e entry) {
+func (h dueHeap) putAt(i int, e entry) {
 	h[i] = e
 	e.timer.place = i + 1
 }
 
-// up puts e in the place i, or above it.
-func (h dueHeap) up(i int, e entry) {
+// siftUp puts e in the place i, or above it.
+func (h dueHeap) siftUp(i int, e entry) {
 	for i > 0 {
 		parent := (i - 1) / 2
 		if e.at >= h[parent].at {
 			break
 		}
-		h.put(i, h[parent])
+		h.putAt(i, h[parent])
 		i = parent
 	}
-	h.put(i, e)
+	h.putAt(i, e)
 }
 
-// down puts e in the place i, or below it, and returns where.
-func (h dueHeap) down(i int, e entry) int {
+// siftDown puts e in the place i, or below it, and returns where.
+func (h dueHeap) siftDown(i int, e entry) int {
 	for {
 		child := 2*i + 1
 		if child+1 < len(h) && h[child+1].at < h[child].at {
@@ -121,20 +121,20 @@ func (h dueHeap) down(i int, e entry) int {
 		if child >= len(h) || h[child].at >= e.at {
 			break
 		}
-		h.put(i, h[child])
+		h.putAt(i, h[child])
 		i = child
 	}
-	h.put(i, e)
+	h.putAt(i, e)
 	return i
 }
 
-func (h *dueHeap) remove(i int) {
+func (h *dueHeap) removeAt(i int) {
 	(*h)[i].timer.place = 0
 	last := len(*h) - 1
 	e := (*h)[last]
 	(*h)[last] = entry{}
 	*h = (*h)[:last]
-	if i < last && h.down(i, e) == i {
-		h.up(i, e)
+	if i < last && h.siftDown(i, e) == i {
+		h.siftUp(i, e)
 	}
 }

@@ -21,9 +21,9 @@ type paced struct {
 	timer
 }
 
-func (p *paced) tick(now cc.Time) {
+func (p *paced) onTimer(now cc.Time) {
 	if p.every > 0 {
-		p.timers.schedule(p, now.Add(p.every))
+		p.timers.scheduleAt(p, now.Add(p.every))
 	} else {
 		p.calls = append(p.calls, now)
 	}
@@ -38,12 +38,12 @@ func TestTimersCallInOrderWhatIsNotCancelled(t *testing.T) {
 		p := &paced{}
 		tickers = append(tickers, p)
 		due[p] = cc.Time(1 + rng.IntN(1000))
-		all.schedule(p, due[p])
+		all.scheduleAt(p, due[p])
 	}
 	for range 1000 {
 		p := tickers[rng.IntN(len(tickers))]
 		if rng.IntN(4) == 0 {
-			all.cancel(p)
+			all.cancelTimer(p)
 			delete(due, p)
 			continue
 		}
@@ -51,9 +51,9 @@ func TestTimersCallInOrderWhatIsNotCancelled(t *testing.T) {
 		if before, waits := due[p]; !waits || at < before {
 			due[p] = at
 		}
-		all.schedule(p, at)
+		all.scheduleAt(p, at)
 	}
-	for now := all.run(0); now != cc.Never; now = all.run(now) {
+	for now := all.runDue(0); now != cc.Never; now = all.runDue(now) {
 		require.LessOrEqual(t, now, cc.Time(1000))
 	}
 	for _, p := range tickers {
@@ -77,12 +77,12 @@ func BenchmarkTimers(b *testing.B) {
 	rng.Shuffle(flows, func(i, j int) { tickers[i], tickers[j] = tickers[j], tickers[i] })
 	now := cc.Time(time.Second)
 	for _, p := range tickers {
-		all.schedule(p, now.Add(time.Duration(rng.Int64N(int64(10*time.Millisecond)))))
+		all.scheduleAt(p, now.Add(time.Duration(rng.Int64N(int64(10*time.Millisecond)))))
 	}
-	now = all.run(now)
+	now = all.runDue(now)
 	b.ReportAllocs()
 	for b.Loop() {
-		now = all.run(now)
+		now = all.runDue(now)
 	}
 	assert.Len(b, all.due, flows)
 }

@@ -273,7 +273,7 @@ func TestAnExperimentThatCannotBePrintedIsAFailure(t *testing.T) {
 	require.NoError(t, err)
 	defer full.Close()
 	var stderr bytes.Buffer
-	code := execute(t.Context(), []string{"bench", "--print"}, full, &stderr)
+	code := runCommandLine(t.Context(), []string{"bench", "--print"}, full, &stderr)
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr.String(), "no space left on device")
 }

@@ -17,11 +17,11 @@ import (
 )
 
 func main() {
-	os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// execute runs one command line and returns its exit code.
-func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommandLine runs one command line and returns its exit code.
+func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { clitest.Main(m, main) }
 // run executes one command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	return clitest.Run(t, execute, args)
+	return clitest.Run(t, runCommandLine, args)
 }
 
 func TestWhatGivesNoResultIsRefused(t *testing.T) {

@@ -39,11 +39,11 @@ func TestCheckAndRunAgree(t *testing.T) {
 		taken++
 		require.Equal(t, cli.ExitOK, code, "seed %d: %s\n%s", seed, told, doc)
 		f := runFlags{config: path}
-		cfg, err := f.load(pflag.NewFlagSet("run", pflag.ContinueOnError))
+		cfg, err := f.loadConfig(pflag.NewFlagSet("run", pflag.ContinueOnError))
 		require.NoError(t, err, "seed %d: %s", seed, doc)
 		if opened < 20 && unprivileged(&cfg) {
 			opened++
-			p, err := proxy.Open(t.Context(), cfg, nil, &flow.Manager{}, now, nil)
+			p, err := proxy.Open(t.Context(), cfg, nil, &flow.Manager{}, monotonicTime, nil)
 			require.NoError(t, err, "seed %d: %s", seed, doc)
 			require.NoError(t, p.Close())
 		}

@@ -32,7 +32,7 @@ func algorithmsCommand() *cobra.Command {
 				if err != nil {
 					return cli.BadInput(err)
 				}
-				return explain(out, spec)
+				return explainAlgorithm(out, spec)
 			}
 			if markdown {
 				return writeAlgorithmsPage(out, cc.Specs())
@@ -62,8 +62,8 @@ var signals = map[cc.Signal]string{
 	cc.NeedsHints:  "what the network says of the path; where that is silent, another algorithm's rules apply",
 }
 
-// needs lists what s needs, each as format has it.
-func needs(s cc.Spec, format string) string {
+// listNeeds lists what s needs, each as format has it.
+func listNeeds(s cc.Spec, format string) string {
 	var names []string
 	for _, n := range s.Needs {
 		names = append(names, fmt.Sprintf(format, n))
@@ -85,19 +85,19 @@ func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, orDash(strings.Join(params, ",")),
 			orDash(strings.Join(profiles, ",")),
-			orDash(strings.ReplaceAll(needs(s, "%s"), " ", "")), orDash(s.Source))
+			orDash(strings.ReplaceAll(listNeeds(s, "%s"), " ", "")), orDash(s.Source))
 	}
 	return t.Flush()
 }
 
-// explain prints all there is to know about one algorithm.
-func explain(w io.Writer, s cc.Spec) error {
+// explainAlgorithm prints all there is to know about one algorithm.
+func explainAlgorithm(w io.Writer, s cc.Spec) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s: %s\n", s.Name, s.About)
 	if s.Source != "" {
 		fmt.Fprintf(t, "Source: %s\n", s.Source)
 	}
-	fmt.Fprintln(t, marks(s))
+	fmt.Fprintln(t, describeMarks(s))
 	if len(s.Params) == 0 {
 		fmt.Fprintln(t, "\nIt takes no parameters.")
 	} else {
@@ -111,7 +111,7 @@ func explain(w io.Writer, s cc.Spec) error {
 		fmt.Fprintln(t, "\nPROFILE\tSETS\tMEANING")
 	}
 	for _, f := range s.Profiles {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Name, settings(s, f.Params), f.About)
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Name, formatSettings(s, f.Params), f.About)
 	}
 	if len(s.Needs) > 0 {
 		fmt.Fprintln(t, "\nNEEDS\tMEANING")
@@ -149,7 +149,7 @@ What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock-lab
 |---|---|---|
 `)
 	for _, s := range specs {
-		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s |\n", s.Name, s.Name, cell(s.About), cell(s.Source))
+		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s |\n", s.Name, s.Name, escapeCell(s.About), escapeCell(s.Source))
 	}
 	writeNeeds(&b, specs)
 	for _, s := range specs {
@@ -170,7 +170,7 @@ func writeNeeds(b *strings.Builder, specs []cc.Spec) {
 				who = append(who, s.Name)
 			}
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", n, cell(signals[n]), orDash(strings.Join(who, ", ")))
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", n, escapeCell(signals[n]), orDash(strings.Join(who, ", ")))
 	}
 }
 
@@ -181,34 +181,34 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 		fmt.Fprintf(b, "\nSource: %s.\n", strings.TrimSuffix(s.Source, "."))
 	}
 	if len(s.Needs) > 0 {
-		fmt.Fprintf(b, "\nNeeds: %s.\n", needs(s, "`%s`"))
+		fmt.Fprintf(b, "\nNeeds: %s.\n", listNeeds(s, "`%s`"))
 	}
-	fmt.Fprintf(b, "\n%s\n", marks(s))
+	fmt.Fprintf(b, "\n%s\n", describeMarks(s))
 	if len(s.Params) == 0 {
 		b.WriteString("\nIt takes no parameters.\n")
 	} else {
 		b.WriteString("\n| parameter | default | unit | values | meaning |\n|---|---|---|---|---|\n")
 	}
 	for _, p := range s.Params {
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), cell(orDash(p.Unit)),
-			cell(valueRange(p)), cell(p.About))
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), escapeCell(orDash(p.Unit)),
+			escapeCell(valueRange(p)), escapeCell(p.About))
 	}
 	if len(s.Profiles) > 0 {
 		b.WriteString("\n| profile | sets | meaning |\n|---|---|---|\n")
 	}
 	for _, f := range s.Profiles {
-		fmt.Fprintf(b, "| `%s` | `%s` | %s |\n", f.Name, settings(s, f.Params), cell(f.About))
+		fmt.Fprintf(b, "| `%s` | `%s` | %s |\n", f.Name, formatSettings(s, f.Params), escapeCell(f.About))
 	}
 	if len(s.Internals) > 0 {
 		b.WriteString("\n| shows | meaning |\n|---|---|\n")
 	}
 	for _, show := range s.Internals {
-		fmt.Fprintf(b, "| `%s` | %s |\n", show.Name, cell(show.About))
+		fmt.Fprintf(b, "| `%s` | %s |\n", show.Name, escapeCell(show.About))
 	}
 }
 
-// settings writes params as one would on a command line, in the Spec's order.
-func settings(s cc.Spec, params cc.Params) string {
+// formatSettings writes params as one would on a command line, in the Spec's order.
+func formatSettings(s cc.Spec, params cc.Params) string {
 	var items []string
 	for _, p := range s.Params {
 		if v, ok := params[p.Name]; ok {
@@ -246,11 +246,11 @@ func valueRange(p cc.Param) string {
 
 func orDash(s string) string { return cmp.Or(s, "-") }
 
-// cell makes s safe inside a Markdown table.
-func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+// escapeCell makes s safe inside a Markdown table.
+func escapeCell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// marks says how an algorithm answers ECN marks.
-func marks(s cc.Spec) string {
+// describeMarks says how an algorithm answers ECN marks.
+func describeMarks(s cc.Spec) string {
 	text := fmt.Sprintf("ECN marks %s.", s.Marks)
 	if s.Scales() {
 		text += " On ECT(1) packets they are answered in proportion (RFC 9331)."

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-net/penstock/telemetry"
 )
 
-// rules are those in force, and what there is to choose from.
-func (h *service) rules() (out telemetry.Rules, err error) {
+// currentRules are those in force, and what there is to choose from.
+func (h *service) currentRules() (out telemetry.Rules, err error) {
 	cfg := h.proxy.Config()
 	routes, err := cfg.Routes()
 	if err != nil {
@@ -33,10 +33,10 @@ func (h *service) rules() (out telemetry.Rules, err error) {
 	return out, nil
 }
 
-// change puts what is in force, but for one algorithm, into force as a reload would: until
+// changeAlgorithm puts what is in force, but for one algorithm, into force as a reload would: until
 // the next reload, for the file does not have it. It logs one line and returns the same in
 // words; on an error nothing has changed.
-func (h *service) change(c telemetry.Change, client string) (string, error) {
+func (h *service) changeAlgorithm(c telemetry.Change, client string) (string, error) {
 	h.reloads.turn.Lock()
 	defer h.reloads.turn.Unlock()
 	log := h.log.With("rule", ruleName(*c.Rule), "direction", cmp.Or(c.Direction, "both"), "algorithm", c.Algorithm,
@@ -56,7 +56,7 @@ func (h *service) putChanged(c telemetry.Change) (done proxy.Reloaded, err error
 	if err != nil {
 		return done, err
 	}
-	different, err := cfg.Different(h.reloads.file())
+	different, err := cfg.Different(h.reloads.fileConfig())
 	if err != nil {
 		return done, err
 	}
@@ -67,7 +67,7 @@ func (h *service) putChanged(c telemetry.Change) (done proxy.Reloaded, err error
 	for _, v := range different {
 		words = append(words, describeRule(v))
 	}
-	h.reloads.change(words)
+	h.reloads.noteChange(words)
 	return done, nil
 }
 
@@ -83,15 +83,15 @@ func describeRule(v policy.Verdict) string {
 	return ruleName(v.Rule) + ": down " + down + ", up " + up
 }
 
-// file is the configuration as it was read, with the flags over it.
-func (r *reloads) file() config.Config {
+// fileConfig is the configuration as it was read, with the flags over it.
+func (r *reloads) fileConfig() config.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.written
 }
 
-// change notes which rules differ from the file from now on.
-func (r *reloads) change(words []string) {
+// noteChange notes which rules differ from the file from now on.
+func (r *reloads) noteChange(words []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.now.Changed = words

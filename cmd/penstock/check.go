@@ -31,7 +31,7 @@ stands, up to 19 others have a line each.`,
 				return cli.BadInput(errNoName)
 			}
 			f := runFlags{config: args[0]}
-			cfg, err := f.load(cmd.Flags())
+			cfg, err := f.loadConfig(cmd.Flags())
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
@@ -55,7 +55,7 @@ func badConfig(w io.Writer, err error) error {
 		return cli.BadInput(err)
 	}
 	if ce.Excerpt != "" {
-		fmt.Fprintln(complaints(w), strings.TrimRight(ce.Excerpt, "\n"))
+		fmt.Fprintln(errorWriter(w), strings.TrimRight(ce.Excerpt, "\n"))
 	}
 	return err
 }
@@ -103,7 +103,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 			if cfg.Rules[i].Undecided == "refuse" {
 				none = ", or none: refuse"
 			}
-			name += fmt.Sprintf(" (server name %s%s)", joined(names), none)
+			name += fmt.Sprintf(" (server name %s%s)", joinPatterns(names), none)
 		}
 		if r.Refuse != "" {
 			fmt.Fprintf(&b, "%s: refuse (%s)\n", name, r.Refuse)
@@ -154,7 +154,7 @@ func hintWays(cfg config.Config) (ways []string) {
 	return ways
 }
 
-func joined(names []policy.NamePattern) string {
+func joinPatterns(names []policy.NamePattern) string {
 	words := make([]string, len(names))
 	for i, n := range names {
 		words[i] = n.String()

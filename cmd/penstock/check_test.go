@@ -23,7 +23,7 @@ func checkFile(t *testing.T, content string) (code int, stdout, stderr string) {
 	file := filepath.Join(t.TempDir(), "penstock.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 	var out, errs bytes.Buffer
-	code = execute(context.Background(), []string{"check", file}, &out, &errs)
+	code = runCommandLine(context.Background(), []string{"check", file}, &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -115,14 +115,15 @@ func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 
 func TestCheckOfAFileThatIsNotThere(t *testing.T) {
 	var out, errs bytes.Buffer
-	code := execute(context.Background(), []string{"check", filepath.Join(t.TempDir(), "absent.yaml")}, &out, &errs)
+	args := []string{"check", filepath.Join(t.TempDir(), "absent.yaml")}
+	code := runCommandLine(context.Background(), args, &out, &errs)
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs.String(), "absent.yaml: no such file")
 }
 
 func TestSchemaIsJSON(t *testing.T) {
 	var out, errs bytes.Buffer
-	require.Equal(t, cli.ExitOK, execute(context.Background(), []string{"schema"}, &out, &errs), errs.String())
+	require.Equal(t, cli.ExitOK, runCommandLine(context.Background(), []string{"schema"}, &out, &errs), errs.String())
 	var schema map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &schema))
 	assert.Equal(t, "object", schema["type"])

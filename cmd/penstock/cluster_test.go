@@ -108,7 +108,7 @@ func TestProbesSeeTheHealthAlone(t *testing.T) {
 	}
 	ready := func(more ...string) (code int, out, complaint string) {
 		var stdout, stderr bytes.Buffer
-		code = execute(t.Context(), append([]string{"ready", "--telemetry", at}, more...), &stdout, &stderr)
+		code = runCommandLine(t.Context(), append([]string{"ready", "--telemetry", at}, more...), &stdout, &stderr)
 		return code, stdout.String(), stderr.String()
 	}
 	code, out, _ := ready()
@@ -131,7 +131,7 @@ func TestProbesSeeTheHealthAlone(t *testing.T) {
 func TestReadyReadsWhereToAsk(t *testing.T) {
 	var stderr bytes.Buffer
 	if _, err := os.Stat(defaultConfig); errors.Is(err, fs.ErrNotExist) {
-		code := execute(t.Context(), []string{"ready"}, &stderr, &stderr)
+		code := runCommandLine(t.Context(), []string{"ready"}, &stderr, &stderr)
 		assert.NotEqual(t, cli.ExitConfig, code, "asked at the usual address")
 		assert.NotContains(t, stderr.String(), defaultConfig)
 	}
@@ -141,9 +141,9 @@ func TestReadyReadsWhereToAsk(t *testing.T) {
 			"'127.0.0.1:1'}]\ntelemetry: "+telemetry+"\n"), 0o600))
 	}
 	write("{address: off}")
-	assert.Equal(t, cli.ExitFail, execute(t.Context(), []string{"ready", "--config", path}, &stderr, &stderr))
+	assert.Equal(t, cli.ExitFail, runCommandLine(t.Context(), []string{"ready", "--config", path}, &stderr, &stderr))
 	assert.Contains(t, stderr.String(), "telemetry.health is off, too")
 	write("{address: off, health: 'somewhere'}")
-	assert.Equal(t, cli.ExitConfig, execute(t.Context(), []string{"ready", "--config", path}, &stderr, &stderr))
+	assert.Equal(t, cli.ExitConfig, runCommandLine(t.Context(), []string{"ready", "--config", path}, &stderr, &stderr))
 	assert.Contains(t, stderr.String(), "telemetry.health")
 }

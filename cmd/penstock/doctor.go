@@ -34,7 +34,7 @@ the way. The exit code is 0 unless Penstock cannot run here at all.`,
 				return doctor.PrintTrials(cmd.Context(), cmd.OutOrStdout())
 			}
 			r := doctor.Diagnose(cmd.Context(), doctor.Program{
-				Version: cli.ReadBuild().Version, Clock: now, Trials: []string{"doctor", "--" + trialsFlag},
+				Version: cli.ReadBuild().Version, Clock: monotonicTime, Trials: []string{"doctor", "--" + trialsFlag},
 			})
 			write := r.Text
 			if asJSON {

@@ -70,7 +70,7 @@ func TestDoctorTellsRootAboutThisMachine(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, available, fmt.Sprintf("penstock%d", pid), "a control was left behind")
 
-	d, err := kernel.New(kernel.Config{Clock: now})
+	d, err := kernel.New(kernel.Config{Clock: monotonicTime})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	assert.Equal(t, d.Envelope(), r.Envelope)

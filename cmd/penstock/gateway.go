@@ -78,7 +78,7 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			n.name = args[0]
-			return g.add(c.Context(), n, c.OutOrStdout(), c.ErrOrStderr())
+			return g.addPeer(c.Context(), n, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	f := add.Flags()
@@ -98,14 +98,16 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 			Short: "Let a client in no longer",
 			Args:  cobra.ExactArgs(1),
 			RunE: func(c *cobra.Command, args []string) error {
-				return g.remove(c.Context(), args[0], c.ErrOrStderr())
+				return g.removePeer(c.Context(), args[0], c.ErrOrStderr())
 			},
 		},
 		&cobra.Command{
 			Use:   "list",
 			Short: "List the clients, with what a running proxy knows of them",
 			Args:  cli.NoArgs,
-			RunE:  func(c *cobra.Command, _ []string) error { return g.list(c.Context(), c.OutOrStdout(), c.ErrOrStderr()) },
+			RunE: func(c *cobra.Command, _ []string) error {
+				return g.listPeers(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
+			},
 		},
 	)
 	return cmd
@@ -121,9 +123,9 @@ type gateway struct {
 	config.Listener
 }
 
-// open finds the listener and its file, which it makes if need be and locks.
+// openFiles finds the listener and its file, which it makes if need be and locks.
 // Call release afterwards.
-func (g *gateway) open() (err error) {
+func (g *gateway) openFiles() (err error) {
 	if g.release, err = lockFile(g.config); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w; penstock gateway init makes one, and --config names another", err)
@@ -139,16 +141,16 @@ func (g *gateway) open() (err error) {
 	if err != nil {
 		return err
 	}
-	i, err := g.find(written.Listeners)
+	i, err := g.findListener(written.Listeners)
 	if err != nil {
 		return cli.BadInput(err)
 	}
 	w := written.Listeners[i].WireGuard
 	switch {
 	case w.ConfigFile != "":
-		g.file = beside(g.config, w.ConfigFile)
+		g.file = pathBeside(g.config, w.ConfigFile)
 	case w.PeersFile != "":
-		g.file = beside(g.config, w.PeersFile)
+		g.file = pathBeside(g.config, w.PeersFile)
 		if err := makeLike(g.config, g.file); err != nil {
 			return err
 		}
@@ -164,8 +166,8 @@ func (g *gateway) open() (err error) {
 	return nil
 }
 
-// find returns which listener is meant.
-func (g *gateway) find(listeners []config.Listener) (int, error) {
+// findListener returns which listener is meant.
+func (g *gateway) findListener(listeners []config.Listener) (int, error) {
 	var names []string
 	at := -1
 	for i, l := range listeners {
@@ -188,8 +190,8 @@ func (g *gateway) find(listeners []config.Listener) (int, error) {
 	return at, nil
 }
 
-func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) error {
-	if err := g.open(); err != nil {
+func (g *gateway) removePeer(ctx context.Context, name string, notes io.Writer) error {
+	if err := g.openFiles(); err != nil {
 		return err
 	}
 	defer g.release()
@@ -213,16 +215,16 @@ func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) erro
 		return err
 	}
 	fmt.Fprintf(notes, "%s is no longer in %s\n", name, g.file)
-	return g.reload(ctx, notes)
+	return g.reloadProxy(ctx, notes)
 }
 
-func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
-	if err := g.open(); err != nil {
+func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
+	if err := g.openFiles(); err != nil {
 		return err
 	}
 	g.release() // nothing is written
 	known := map[string]telemetry.Peer{}
-	running, err := g.ask(ctx)
+	running, err := g.askPeers(ctx)
 	if err != nil {
 		fmt.Fprintf(notes, "only what the files say: %s\n", config.Printable(err.Error()))
 	}
@@ -238,7 +240,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 		if k, ok := known[p.Name]; ok {
 			handshake = "never"
 			if k.Handshake > 0 {
-				handshake = ago(time.Since(time.UnixMilli(int64(k.Handshake * 1e3))))
+				handshake = formatAgo(time.Since(time.UnixMilli(int64(k.Handshake * 1e3))))
 			}
 			received, sent = roundBytes(k.Received), roundBytes(k.Sent)
 			if k.QueueingDelay > 0 {
@@ -270,5 +272,5 @@ func roundBytes(n uint64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64) + unit
 }
 
-// ago is a time in the past for people.
-func ago(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }
+// formatAgo is a time in the past for people.
+func formatAgo(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }

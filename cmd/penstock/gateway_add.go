@@ -29,11 +29,11 @@ type newPeer struct {
 // clientKeepalive keeps the way to a client open in translators of addresses.
 const clientKeepalive = 25
 
-func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error {
+func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) error {
 	if err := checkPeerName(n.name); err != nil {
 		return cli.BadInput(err)
 	}
-	if err := g.open(); err != nil {
+	if err := g.openFiles(); err != nil {
 		return err
 	}
 	defer g.release()
@@ -82,7 +82,7 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		return err
 	}
 	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
-	return g.reload(ctx, notes)
+	return g.reloadProxy(ctx, notes)
 }
 
 // checkPeerName wants what is as good a name in a comment as in a list.
@@ -156,7 +156,7 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 	if err != nil {
 		return "", err
 	}
-	endpoint, err := g.endpoint(n.endpoint, notes)
+	endpoint, err := g.endpointFor(n.endpoint, notes)
 	if err != nil {
 		return "", err
 	}
@@ -189,8 +189,8 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 	return b.String(), nil
 }
 
-// endpoint is where the client reaches us.
-func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
+// endpointFor is where the client reaches us.
+func (g *gateway) endpointFor(given string, notes io.Writer) (string, error) {
 	_, port, _ := net.SplitHostPort(g.Address) // it has been checked
 	host := given
 	if h, p, err := net.SplitHostPort(given); err == nil {

@@ -36,8 +36,8 @@ func lockFile(path string) (release func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// beside is a file named in the configuration.
-func beside(config, name string) string {
+// pathBeside is a file named in the configuration.
+func pathBeside(config, name string) string {
 	if filepath.IsAbs(name) {
 		return name
 	}
@@ -117,8 +117,8 @@ const proxyPatience = 10 * time.Second
 var errTelemetryOff = errors.New("telemetry.address is off, so that no proxy can be asked; SIGHUP has it reread its " +
 	"files")
 
-// request asks the running proxy for a page and returns what it answers.
-func (g *gateway) request(ctx context.Context, method, page string) (status int, body []byte, err error) {
+// requestPage asks the running proxy for a page and returns what it answers.
+func (g *gateway) requestPage(ctx context.Context, method, page string) (status int, body []byte, err error) {
 	at := g.telemetry
 	if at == "" {
 		at = g.cfg.Telemetry.Address
@@ -159,9 +159,9 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	return resp.StatusCode, body, err
 }
 
-// reload has a running proxy take the file over. That none runs is no error.
-func (g *gateway) reload(ctx context.Context, notes io.Writer) error {
-	status, body, err := g.request(ctx, http.MethodPost, "/-/reload")
+// reloadProxy has a running proxy take the file over. That none runs is no error.
+func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
+	status, body, err := g.requestPage(ctx, http.MethodPost, "/-/reload")
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errTelemetryOff):
 		fmt.Fprintf(notes, "not reloaded: %v\n", err)
@@ -182,9 +182,9 @@ func (g *gateway) reload(ctx context.Context, notes io.Writer) error {
 	return nil
 }
 
-// ask returns what the running proxy knows of peers.
-func (g *gateway) ask(ctx context.Context) ([]telemetry.Peer, error) {
-	status, body, err := g.request(ctx, http.MethodGet, "/v1/peers?limit=0")
+// askPeers returns what the running proxy knows of peers.
+func (g *gateway) askPeers(ctx context.Context) ([]telemetry.Peer, error) {
+	status, body, err := g.requestPage(ctx, http.MethodGet, "/v1/peers?limit=0")
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("it answers %d: %s", status, strings.TrimSpace(string(body)))
 	}

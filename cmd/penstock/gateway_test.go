@@ -374,7 +374,7 @@ func TestWhoeverCannotBeGivenTheKeyIsNotLetIn(t *testing.T) {
 	peers := filepath.Join(filepath.Dir(path), "peers.conf")
 	require.NoError(t, os.WriteFile(peers, nil, 0o600))
 	args := peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820")
-	assert.Equal(t, cli.ExitFail, execute(t.Context(), args, full{}, io.Discard))
+	assert.Equal(t, cli.ExitFail, runCommandLine(t.Context(), args, full{}, io.Discard))
 	text, err := os.ReadFile(peers)
 	require.NoError(t, err)
 	assert.Empty(t, text)

@@ -156,7 +156,7 @@ func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
 	_, err := config.Parse([]byte(example[1]))
 	assert.NoError(t, err)
 
-	receiver := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
+	receiver := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: monotonicTime}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -182,7 +182,7 @@ func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "absent", "hints.sock")
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n",
 		`address: "127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)), 0o600))
-	code := execute(t.Context(), []string{"run", "--keep-privileges", "--config", path}, &log, &log)
+	code := runCommandLine(t.Context(), []string{"run", "--keep-privileges", "--config", path}, &log, &log)
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, log.String(), "telemetry.hints.socket: telemetry: there is no directory "+filepath.Dir(socket))
 }

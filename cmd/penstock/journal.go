@@ -52,8 +52,8 @@ func newJournalHandler(w io.Writer, of func(io.Writer, func([]string,
 	return h
 }
 
-// priority is the journal's for a level of slog.
-func priority(l slog.Level) int {
+// journalPriority is the journal's for a level of slog.
+func journalPriority(l slog.Level) int {
 	switch {
 	case l >= slog.LevelError:
 		return priorityError
@@ -72,20 +72,20 @@ func (h journalHandler) Enabled(ctx context.Context, l slog.Level) bool {
 
 // Handle implements slog.Handler.
 func (h journalHandler) Handle(ctx context.Context, r slog.Record) error {
-	return h.byPriority[priority(r.Level)].Handle(ctx, r)
+	return h.byPriority[journalPriority(r.Level)].Handle(ctx, r)
 }
 
 // WithAttrs implements slog.Handler.
 func (h journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return h.each(func(of slog.Handler) slog.Handler { return of.WithAttrs(attrs) })
+	return h.withEach(func(of slog.Handler) slog.Handler { return of.WithAttrs(attrs) })
 }
 
 // WithGroup implements slog.Handler.
 func (h journalHandler) WithGroup(name string) slog.Handler {
-	return h.each(func(of slog.Handler) slog.Handler { return of.WithGroup(name) })
+	return h.withEach(func(of slog.Handler) slog.Handler { return of.WithGroup(name) })
 }
 
-func (h journalHandler) each(change func(slog.Handler) slog.Handler) slog.Handler {
+func (h journalHandler) withEach(change func(slog.Handler) slog.Handler) slog.Handler {
 	out := journalHandler{map[int]slog.Handler{}}
 	for p, of := range h.byPriority {
 		out.byPriority[p] = change(of)
@@ -111,8 +111,8 @@ func (p prioritized) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// complaints is where errors outside the log are told.
-func complaints(w io.Writer) io.Writer {
+// errorWriter is where errors outside the log are told.
+func errorWriter(w io.Writer) io.Writer {
 	if isJournal(w) {
 		return prioritized{w, priorityError}
 	}

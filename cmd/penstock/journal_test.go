@@ -34,7 +34,7 @@ func TestTheJournalGetsPriorities(t *testing.T) {
 	level.Set(slog.LevelWarn)
 	log.Info("not logged")
 	newLogger(w, "text", &level).Warn("five")
-	fmt.Fprintf(complaints(w), "six\nseven\n")
+	fmt.Fprintf(errorWriter(w), "six\nseven\n")
 	require.NoError(t, w.Close())
 	text, err := io.ReadAll(r)
 	require.NoError(t, err)

@@ -21,24 +21,24 @@ import (
 // everything below is handed a Clock.
 var started = time.Now()
 
-// now reads the monotonic clock: the time since the process started, plus one
+// monotonicTime reads the monotonic clock: the time since the process started, plus one
 // second so that it is never zero, which means "unset".
-func now() cc.Time { return cc.Time(time.Since(started) + time.Second) }
+func monotonicTime() cc.Time { return cc.Time(time.Since(started) + time.Second) }
 
 func main() {
 	forbidCoreDumps()
-	os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// execute runs one command line and returns its exit code.
-func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommandLine runs one command line and returns its exit code.
+func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	log := &logqueue.Writer{To: stderr}
 	defer log.Flush()
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(log)
-	return cli.Run(ctx, root, complaints(log))
+	return cli.Run(ctx, root, errorWriter(log))
 }
 
 // inLab are commands of the laboratory, for those who look for them here.

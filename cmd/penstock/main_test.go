@@ -15,7 +15,7 @@ import (
 // run executes one command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	return clitest.Run(t, execute, args)
+	return clitest.Run(t, runCommandLine, args)
 }
 
 func TestExitCodes(t *testing.T) {
@@ -76,9 +76,9 @@ func TestExitCodes(t *testing.T) {
 }
 
 func TestClockIsNeverZeroAndNeverGoesBack(t *testing.T) {
-	first := now()
+	first := monotonicTime()
 	assert.Positive(t, first)
-	assert.GreaterOrEqual(t, now(), first)
+	assert.GreaterOrEqual(t, monotonicTime(), first)
 }
 
 func TestVersionNamesTheProgram(t *testing.T) {
@@ -129,7 +129,7 @@ func TestDefaultsAndProfilesReadBackAsWritten(t *testing.T) {
 			assert.Equal(t, p.Default, v, "%s %s", s.Name, p.Name)
 		}
 		for _, f := range s.Profiles {
-			_, params, err := cc.Parse(s.Name + ":" + settings(s, f.Params))
+			_, params, err := cc.Parse(s.Name + ":" + formatSettings(s, f.Params))
 			require.NoError(t, err, "%s %s", s.Name, f.Name)
 			assert.Equal(t, f.Params, params, "%s %s", s.Name, f.Name)
 		}

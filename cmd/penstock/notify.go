@@ -20,9 +20,9 @@ const statusPeriod = 5 * time.Second
 // readWithin is how long a notification waits for systemd to read it, and the last of a trace for its reader.
 const readWithin = time.Second
 
-// watch tells systemd how it goes and, if it asked, that we are alive: that every
+// watchHealth tells systemd how it goes and, if it asked, that we are alive: that every
 // lock on the way to every connection can still be had.
-func (h *service) watch(ctx context.Context) {
+func (h *service) watchHealth(ctx context.Context) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
 	}
@@ -38,7 +38,7 @@ func (h *service) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			h.proxy.Groups() // blocks where a group is stuck, and then the watchdog is not told
-			h.tell(alive + h.status())
+			h.notifySystemd(alive + h.statusLine())
 		}
 	}
 }
@@ -46,14 +46,14 @@ func (h *service) watch(ctx context.Context) {
 // maxReason bounds what a status shows of an error, in bytes.
 const maxReason = 200
 
-// status is what systemctl status shows.
-func (h *service) status() string {
+// statusLine is what systemctl status shows.
+func (h *service) statusLine() string {
 	open := h.proxy.Counters().Active
 	words := fmt.Sprintf("serving %d connections", open)
-	if h.ending() {
+	if h.isEnding() {
 		words = fmt.Sprintf("draining, %d connections open", open)
 	}
-	if err := h.reloads.why(); err != nil {
+	if err := h.reloads.pendingError(); err != nil {
 		why := config.Printable(strings.Join(strings.Fields(err.Error()), " "))
 		if len(why) > maxReason {
 			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
@@ -63,19 +63,19 @@ func (h *service) status() string {
 	return "STATUS=" + words
 }
 
-// tell notifies systemd where it waits for that.
-func (h *service) tell(state string) {
+// notifySystemd notifies systemd where it waits for that.
+func (h *service) notifySystemd(state string) {
 	at := os.Getenv("NOTIFY_SOCKET")
 	if at == "" {
 		return
 	}
-	if err := notify(at, state); err != nil {
+	if err := sendNotification(at, state); err != nil {
 		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
 	}
 }
 
-// notify is sd_notify(3), but does not wait for a reader for long.
-func notify(at, state string) error {
+// sendNotification is sd_notify(3), but does not wait for a reader for long.
+func sendNotification(at, state string) error {
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: at, Net: "unixgram"})
 	if err != nil {
 		return err

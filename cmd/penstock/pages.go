@@ -23,27 +23,27 @@ func (h *service) openTelemetry() error {
 		if err != nil {
 			return err
 		}
-		h.pages = h.bound(ln, "telemetry")
+		h.pages = h.boundListener(ln, "telemetry")
 	}
 	if at := h.cfg.Telemetry.Health; at != "off" {
 		ln, err := listenTCP("telemetry.health", at, "write another, or off to do without")
 		if err != nil {
 			return errors.Join(err, h.closeTelemetry())
 		}
-		h.probe = h.bound(ln, "telemetry.health")
+		h.probe = h.boundListener(ln, "telemetry.health")
 	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
 		ln, err := telemetry.ListenSocket(path)
 		if err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
-		h.hintSocket = h.bound(ln, "telemetry.hints")
+		h.hintSocket = h.boundListener(ln, "telemetry.hints")
 	}
 	return nil
 }
 
-// bound keeps a port of telemetry from taking descriptors that are meant for connections.
-func (h *service) bound(ln net.Listener, name string) *telemetry.BoundedListener {
+// boundListener keeps a port of telemetry from taking descriptors that are meant for connections.
+func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
 	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
 	met := func(reason proxy.Reason) {
 		h.proxy.LimitMet(name, reason, "nothing beyond 64 connections, 8 of a host: keep others out by a firewall; "+
@@ -76,10 +76,10 @@ func (h *service) telemetryPages() telemetry.Pages {
 			Start: float64(started.UnixNano()) / 1e9,
 			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
 		},
-		Clock:   now,
+		Clock:   monotonicTime,
 		Wall:    time.Now,
-		Load:    h.load,
-		Config:  h.reloads.status,
+		Load:    h.datapathLoad,
+		Config:  h.reloads.configStatus,
 		Hints:   h.hints.Outcomes,
 		Changes: h.changes.Outcomes,
 		Ports:   h.telemetryPorts(),
@@ -91,7 +91,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		o.Dropped = h.trace.Dropped
 	}
 	ready := func() error {
-		if h.ending() {
+		if h.isEnding() {
 			return errors.New("draining: connect elsewhere")
 		}
 		return h.proxy.Health()
@@ -100,15 +100,15 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Source:  h.proxy,
 		Metrics: telemetry.NewExporter(h.proxy, o),
 		Page: page.New(page.Options{
-			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
-			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,
-			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.status().Changed },
+			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
+			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
+			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
 		}),
 		Ready:   ready,
 		Profile: h.flags.pprof,
 		Hints:   &h.hints,
 		Changes: &h.changes,
-		Reload:  func() (string, error) { return h.reload("http") },
+		Reload:  func() (string, error) { return h.reloadConfig("http") },
 		Dialled: h.proxy.Dialled,
 		Log:     h.log,
 	}

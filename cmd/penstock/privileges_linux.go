@@ -12,9 +12,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// needed returns what a proxy with all its sockets open still needs of what it
+// neededCapabilities returns what a proxy with all its sockets open still needs of what it
 // has. envelope is set on each socket; allowed are those that anybody may set.
-func needed(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
+func neededCapabilities(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
 	foreign := cfg.Mark != 0 // what either of two capabilities permits
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
@@ -49,7 +49,7 @@ func (h *service) dropPrivileges() {
 	if err != nil { // then nothing counts as allowed
 		h.log.Debug("which congestion controls are for everybody is unknown", "err", err)
 	}
-	keep := needed(h.cfg, h.proxy.Datapath.Beneath(), allowed, has) | h.neededToReread(has)
+	keep := neededCapabilities(h.cfg, h.proxy.Datapath.Beneath(), allowed, has) | h.neededToReread(has)
 	dropped, err := caps.Drop(keep)
 	switch {
 	case err == nil:

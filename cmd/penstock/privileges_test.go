@@ -79,7 +79,7 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 			if c.change != nil {
 				c.change(&cfg)
 			}
-			assert.Equal(t, c.want.String(), needed(cfg, c.envelope, []string{"reno", "bbr"}, c.has).String())
+			assert.Equal(t, c.want.String(), neededCapabilities(cfg, c.envelope, []string{"reno", "bbr"}, c.has).String())
 		})
 	}
 }

@@ -28,7 +28,7 @@ at the usual address.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
-				cfg, err := running(cmd, path)
+				cfg, err := runningConfig(cmd, path)
 				if err != nil {
 					return err
 				}

@@ -30,41 +30,41 @@ type reloads struct {
 	written config.Config // that was reread last, or that of the start: without later changes
 }
 
-// start notes that the first configuration is in force.
+// noteStart notes that the first configuration is in force.
 // broken is what is wrong with the file, where an older one is in force.
-func (r *reloads) start(hash string, broken error) {
-	r.went(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
+func (r *reloads) noteStart(hash string, broken error) {
+	r.noteOutcome(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
 }
 
-func (r *reloads) went(c telemetry.Config, err error) {
+func (r *reloads) noteOutcome(c telemetry.Config, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.now, r.err = c, err
 }
 
-// took notes that cfg is in force, and which files were looked for to read it.
-func (r *reloads) took(cfg config.Config, from config.Loaded) {
+// noteTaken notes that cfg is in force, and which files were looked for to read it.
+func (r *reloads) noteTaken(cfg config.Config, from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.written, r.seen = cfg, from.Seen
 }
 
-// refused notes which files were looked for to read a configuration that cannot be put into force: what is wrong may
+// noteRefused notes which files were looked for to read a configuration that cannot be put into force: the mistake may
 // be in one of them.
-func (r *reloads) refused(from config.Loaded) {
+func (r *reloads) noteRefused(from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seen = from.Seen
 }
 
-// why is what keeps the file that lies there from being in force; nil: nothing.
-func (r *reloads) why() error {
+// pendingError is what keeps the file that lies there from being in force; nil: nothing.
+func (r *reloads) pendingError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-func (r *reloads) status() telemetry.Config {
+func (r *reloads) configStatus() telemetry.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.now
@@ -72,26 +72,26 @@ func (r *reloads) status() telemetry.Config {
 
 // unixNow is what the wall clock showed when the process began, plus the time since.
 func unixNow() float64 {
-	return float64(started.UnixNano()+int64(now().Sub(cc.Time(time.Second)))) / 1e9
+	return float64(started.UnixNano()+int64(monotonicTime().Sub(cc.Time(time.Second)))) / 1e9
 }
 
-// reload rereads the configuration file, lays the flags over it as at the start
+// reloadConfig rereads the configuration file, lays the flags over it as at the start
 // and puts it into force. It logs one line and returns the same in words; on an
 // error nothing has changed.
-func (h *service) reload(by string) (string, error) {
+func (h *service) reloadConfig(by string) (string, error) {
 	h.reloads.turn.Lock()
 	defer h.reloads.turn.Unlock()
-	defer func() { h.tell(h.status()) }()
+	defer func() { h.notifySystemd(h.statusLine()) }()
 	if h.flags.config == "" {
 		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
 		return "", telemetry.ErrNoFile
 	}
-	hash, warnings, done, err := h.reread()
-	status := h.reloads.status()
+	hash, warnings, done, err := h.rereadConfig()
+	status := h.reloads.configStatus()
 	if err != nil {
 		status.Failed++
 		status.OK = false
-		h.reloads.went(status, err)
+		h.reloads.noteOutcome(status, err)
 		h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", err)
 		var rest strings.Builder
 		for _, line := range config.Rest(err) {
@@ -104,7 +104,7 @@ func (h *service) reload(by string) (string, error) {
 		h.log.Info("changes of algorithms have ended with the reload", "were", status.Changed)
 	}
 	status.Succeeded++
-	h.reloads.went(telemetry.Config{
+	h.reloads.noteOutcome(telemetry.Config{
 		Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded,
 		Failed: status.Failed,
 	}, nil)
@@ -135,20 +135,20 @@ func splitAnswer(answer string) (words string, warnings []string) {
 	return strings.Join(other, "\n"), warnings
 }
 
-// reread does what can fail. It logs the warnings, too.
-func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded, err error) {
+// rereadConfig does what can fail. It logs the warnings, too.
+func (h *service) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
 	if !h.proxy.Ready() {
 		return "", nil, done, errors.New("the proxy is ending")
 	}
 	flags := h.flags
-	cfg, err := flags.load(h.written)
+	cfg, err := flags.loadConfig(h.written)
 	if err == nil {
 		if done, err = h.proxy.Reload(cfg); err != nil {
 			err = h.explainListen(err)
 		}
 	}
 	if err != nil {
-		h.reloads.refused(flags.loaded)
+		h.reloads.noteRefused(flags.loaded)
 		return "", nil, done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())
@@ -158,13 +158,13 @@ func (h *service) reread() (hash string, warnings []string, done proxy.Reloaded,
 	for _, w := range warnings {
 		h.log.Warn(w)
 	}
-	h.keep(flags.loaded)
-	h.reloads.took(cfg, flags.loaded)
+	h.saveLastGood(flags.loaded)
+	h.reloads.noteTaken(cfg, flags.loaded)
 	return flags.loaded.Hash, warnings, done, nil
 }
 
-// keep saves a configuration that works, for a start with one that does not.
-func (h *service) keep(l config.Loaded) {
+// saveLastGood saves a configuration that works, for a start with one that does not.
+func (h *service) saveLastGood(l config.Loaded) {
 	if h.flags.lastGood == "" || h.flags.config == "" {
 		return
 	}
@@ -197,14 +197,14 @@ func describeReload(what string, done proxy.Reloaded) string {
 
 // reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
 func (h *service) reloadOnSignal() {
-	tell := !h.ending() // else it has been told that we are stopping
+	tell := !h.isEnding() // else it has been told that we are stopping
 	if tell {
 		var t unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail
-		h.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
+		h.notifySystemd(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
-	_, _ = h.reload("SIGHUP") // which has logged what came of it
+	_, _ = h.reloadConfig("SIGHUP") // which has logged what came of it
 	if tell {
-		h.tell(daemon.SdNotifyReady)
+		h.notifySystemd(daemon.SdNotifyReady)
 	}
 }

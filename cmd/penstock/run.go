@@ -53,7 +53,7 @@ change while running is refused.`,
 			signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 			defer signal.Stop(rereads)
 			f.locateState(os.Getenv("STATE_DIRECTORY"))
-			cfg, err := f.load(cmd.Flags())
+			cfg, err := f.loadConfig(cmd.Flags())
 			var mistake *config.Error
 			if errors.As(err, &mistake) {
 				cfg, err = f.loadLastGood(cmd.Flags(), err)
@@ -65,10 +65,10 @@ change while running is refused.`,
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
 			takeStandardLog(h.log)
-			return h.run(cmd.Context(), rereads)
+			return h.runService(cmd.Context(), rereads)
 		},
 	}
-	f.register(cmd.Flags())
+	f.registerFlags(cmd.Flags())
 	return cmd
 }
 
@@ -97,9 +97,9 @@ type service struct {
 	leaving   atomic.Bool // a signal has come
 }
 
-// run builds everything, serves until a signal comes, and takes it down again.
-func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error) {
-	defer runtime.KeepAlive(untouched())
+// runService builds everything, serves until a signal comes, and takes it down again.
+func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err error) {
+	defer runtime.KeepAlive(newBallast())
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
 	if h.flags.broken != nil {
 		h.log.Error("the configuration has a mistake; the last good one is in force until it is mended and reloaded",
@@ -129,37 +129,37 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 	signals := make(chan os.Signal, 2) // from now on: interfaces and rules are to be taken down
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
-	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, now, h.log); err != nil {
+	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, monotonicTime, h.log); err != nil {
 		return errors.Join(h.explainListen(err), h.closeTelemetry())
 	}
 	roomForTicks(h.proxy.Datapath.Shards())
-	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
+	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
 	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
 	h.changes.SetToken(h.cfg.Telemetry.ChangeToken)
-	h.changes.Rules, h.changes.Change = h.rules, h.change
+	h.changes.Rules, h.changes.Change = h.currentRules, h.changeAlgorithm
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
-	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
-	h.reloads.took(h.cfg, h.flags.loaded)
+	h.reloads.noteStart(h.flags.loaded.Hash, h.flags.broken)
+	h.reloads.noteTaken(h.cfg, h.flags.loaded)
 	if h.flags.broken != nil {
-		h.reloads.refused(h.flags.wanted)
+		h.reloads.noteRefused(h.flags.wanted)
 	}
 	h.makeStateDirectory()
-	h.resume()
-	h.announce()
+	h.resumePeers()
+	h.logStart()
 	if h.flags.broken == nil {
-		h.keep(h.flags.loaded)
+		h.saveLastGood(h.flags.loaded)
 	}
 	h.dropPrivileges()
 	h.checkStateDirectory()
-	return errors.Join(h.serve(ctx, rereads, signals), h.proxy.Close())
+	return errors.Join(h.serveUntilSignal(ctx, rereads, signals), h.proxy.Close())
 }
 
-// untouched is never written to, so that it occupies no memory, but the garbage collector counts
+// newBallast is never written to, so that it occupies no memory, but the garbage collector counts
 // it as live. It collects when the heap has grown to twice what is live: without this after a few
 // MB, which is every few hundred connections.
-func untouched() []byte {
+func newBallast() []byte {
 	var machine unix.Sysinfo_t
 	if unix.Sysinfo(&machine) != nil {
 		return nil
@@ -204,8 +204,8 @@ func (h *service) openTrace() (done func() error, err error) {
 	}, nil
 }
 
-// announce logs what is in use, and what is missing.
-func (h *service) announce() {
+// logStart logs what is in use, and what is missing.
+func (h *service) logStart() {
 	d := h.proxy.Datapath
 	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
 	if control := d.Control(); control != "" {
@@ -258,9 +258,9 @@ func (h *service) announce() {
 // errStoppedAtOnce says that connections were reset because somebody was in a hurry.
 var errStoppedAtOnce = errors.New("stopped at once by a second signal; open connections were reset")
 
-// serve runs until a signal or a failure ends it. A second signal does not
+// serveUntilSignal runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
-func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) error {
+func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan os.Signal) error {
 	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -282,11 +282,11 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 	if h.hintSocket != nil {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.hintSocket) })
 	}
-	others.Go(func() { h.watch(pagesCtx) })
+	others.Go(func() { h.watchHealth(pagesCtx) })
 	others.Go(func() { h.keepEndpoints(pagesCtx) })
 	others.Go(func() { h.watchFiles(pagesCtx) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
-	h.tell(daemon.SdNotifyReady + "\n" + h.status())
+	h.notifySystemd(daemon.SdNotifyReady + "\n" + h.statusLine())
 
 	var delayed <-chan time.Time
 	var failed error // of telemetry
@@ -325,7 +325,7 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 			h.saveEndpoints()
 			delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
 			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
-			h.tell(daemon.SdNotifyStopping + "\n" + h.status())
+			h.notifySystemd(daemon.SdNotifyStopping + "\n" + h.statusLine())
 			if delay > 0 {
 				delayed = time.After(delay)
 			} else {
@@ -335,11 +335,11 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 	}
 }
 
-// ending reports whether the proxy is to end: it drains, or will after shutdown.delay.
-func (h *service) ending() bool { return h.leaving.Load() || !h.proxy.Ready() }
+// isEnding reports whether the proxy is to end: it drains, or will after shutdown.delay.
+func (h *service) isEnding() bool { return h.leaving.Load() || !h.proxy.Ready() }
 
-// load is the datapath's, in telemetry's terms.
-func (h *service) load() telemetry.Load {
+// datapathLoad is the datapath's, in telemetry's terms.
+func (h *service) datapathLoad() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
 	if k := s.Enforced; k != nil {
@@ -350,8 +350,8 @@ func (h *service) load() telemetry.Load {
 	return l
 }
 
-// fallbacks counts how often the kernel ran Reno on a leg.
-func (h *service) fallbacks() uint64 {
+// fallbackCount counts how often the kernel ran Reno on a leg.
+func (h *service) fallbackCount() uint64 {
 	if k := h.proxy.Datapath.Status().Enforced; k != nil {
 		return k.Fallbacks
 	}

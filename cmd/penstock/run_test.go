@@ -91,7 +91,7 @@ func startRunWithout(t *testing.T, flags ...string) *instance {
 	in := &instance{t: t, code: make(chan int, 1), notify: conn}
 	// The process is the test's: other tests need what it may do.
 	args := append([]string{"run", "--keep-privileges"}, flags...)
-	go func() { in.code <- execute(t.Context(), args, io.Discard, &in.log) }()
+	go func() { in.code <- runCommandLine(t.Context(), args, io.Discard, &in.log) }()
 	in.expect("READY=1")
 	return in
 }
@@ -407,9 +407,9 @@ log: {level: debug}
 		t.Helper()
 		var f runFlags
 		flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
-		f.register(flags)
+		f.registerFlags(flags)
 		require.NoError(t, flags.Parse(append([]string{"--config", path}, args...)))
-		cfg, err := f.load(flags)
+		cfg, err := f.loadConfig(flags)
 		require.NoError(t, err)
 		return cfg, &f
 	}

@@ -40,7 +40,7 @@ type runFlags struct {
 	wanted config.Loaded // what of it was read then
 }
 
-func (f *runFlags) register(flags *pflag.FlagSet) {
+func (f *runFlags) registerFlags(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.config, "config", "c", "", "configuration `FILE`")
 	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; "+
 		"not with --config")
@@ -85,8 +85,8 @@ func (s scalar) String() string { return "" }
 // errNoName refuses an empty file name, which comes of a script's variable that is not set.
 var errNoName = errors.New("the name of the configuration file is empty")
 
-// load reads the configuration and lays the flags over it.
-func (f *runFlags) load(flags *pflag.FlagSet) (config.Config, error) {
+// loadConfig reads the configuration and lays the flags over it.
+func (f *runFlags) loadConfig(flags *pflag.FlagSet) (config.Config, error) {
 	cfg := config.Default()
 	if f.config == "" && flags.Changed("config") {
 		return cfg, errNoName
@@ -101,7 +101,7 @@ func (f *runFlags) load(flags *pflag.FlagSet) (config.Config, error) {
 		}
 		cfg = f.loaded.Config
 	}
-	return f.lay(flags, cfg)
+	return f.layOver(flags, cfg)
 }
 
 // loadLastGood is load for the configuration that worked last, where there is one.
@@ -118,11 +118,11 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 		return config.Config{}, broken
 	}
 	f.loaded, f.broken, f.wanted = saved, broken, f.loaded
-	return f.lay(flags, saved.Config)
+	return f.layOver(flags, saved.Config)
 }
 
-// lay lays the flags over cfg.
-func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
+// layOver lays the flags over cfg.
+func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
 	for name, apply := range map[string]func(){
 		"listen":    func() { cfg.Listeners[0].Address = f.listen },
 		"telemetry": func() { cfg.Telemetry.Address = f.telemetry },

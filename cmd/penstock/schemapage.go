@@ -42,7 +42,7 @@ func referenceRows(path string, schema map[string]any) []string {
 			about += " Required."
 		}
 		at := path + "." + name
-		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, cell(valueKind(part)), cell(about)))
+		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, escapeCell(valueKind(part)), escapeCell(about)))
 		rows = append(rows, referenceRows(at, part)...)
 	}
 	return rows

@@ -19,7 +19,7 @@ func (h *service) openSources() error {
 	for _, s := range h.cfg.Hints {
 		source, err := linkstat.Open(linkstat.Config{
 			Interface: s.Interface, Prefixes: s.Prefix, Capacity: s.Capacity, Interval: s.Every(),
-			Clock: now, Users: h.users, Hint: h.proxy.Hint, Log: h.log,
+			Clock: monotonicTime, Users: h.linkUsers, Hint: h.proxy.Hint, Log: h.log,
 		})
 		if err != nil {
 			h.closeSources()
@@ -46,8 +46,8 @@ func (h *service) closeSources() {
 	}
 }
 
-// users are those that send through a link to hosts in prefixes.
-func (h *service) users(prefixes []netip.Prefix) linkstat.Users {
+// linkUsers are those that send through a link to hosts in prefixes.
+func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
 	flows, hosts := h.proxy.Toward(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}
 }

@@ -93,8 +93,8 @@ type endpointKeeper struct {
 	failed  bool // the last time
 }
 
-// resume has the peers of tunnels found where the process before this one left them.
-func (h *service) resume() {
+// resumePeers has the peers of tunnels found where the process before this one left them.
+func (h *service) resumePeers() {
 	if h.flags.stateDirectory == "" {
 		return
 	}

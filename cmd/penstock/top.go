@@ -52,7 +52,7 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
-				cfg, err := running(cmd, path)
+				cfg, err := runningConfig(cmd, path)
 				if err != nil {
 					return err
 				}
@@ -60,9 +60,9 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 			}
 			t := newTop(at, search)
 			if out, ok := cmd.OutOrStdout().(*os.File); once || !ok || !isTerminal(out) {
-				return t.print(cmd.Context(), cmd.OutOrStdout())
+				return t.printOnce(cmd.Context(), cmd.OutOrStdout())
 			}
-			return t.run(cmd.Context())
+			return t.runScreen(cmd.Context())
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
@@ -73,9 +73,9 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 	return cmd
 }
 
-// running is the configuration of the proxy that runs; the defaults where nobody said which
+// runningConfig is the configuration of the proxy that runs; the defaults where nobody said which
 // file has it, and the usual one cannot be read.
-func running(cmd *cobra.Command, path string) (config.Config, error) {
+func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	cfg, err := config.Load(path)
 	switch {
 	case err == nil:
@@ -264,8 +264,8 @@ func newTop(at, search string) *top {
 	return &top{at: at, search: search, news: make(chan struct{}, 1), sort: 2, down: true, height: 50}
 }
 
-// ask gets the rows in sight.
-func (t *top) ask(ctx context.Context) error {
+// fetchRows gets the rows in sight.
+func (t *top) fetchRows(ctx context.Context) error {
 	t.mu.Lock()
 	table := topTables[t.table]
 	q := url.Values{"table": {table.name}, "sort": {table.sort[t.sort]}, "q": {t.search}, "events": {"0"}}
@@ -298,10 +298,10 @@ func (t *top) ask(ctx context.Context) error {
 	return err
 }
 
-// print prints the rows once; rates take two looks.
-func (t *top) print(ctx context.Context, w io.Writer) error {
+// printOnce prints the rows once; rates take two looks.
+func (t *top) printOnce(ctx context.Context, w io.Writer) error {
 	t.height = 500
-	if err := t.ask(ctx); err != nil {
+	if err := t.fetchRows(ctx); err != nil {
 		return err
 	}
 	select {
@@ -309,11 +309,11 @@ func (t *top) print(ctx context.Context, w io.Writer) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := t.ask(ctx); err != nil {
+	if err := t.fetchRows(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintln(w, t.summary())
-	for _, line := range t.lines(topTables[t.table].heads) {
+	fmt.Fprintln(w, t.summaryLine())
+	for _, line := range t.tableLines(topTables[t.table].heads) {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}
@@ -327,8 +327,8 @@ func (t *top) print(ctx context.Context, w io.Writer) error {
 // widest is how much of a cell is shown.
 const widest = 44
 
-// lines are the heads and the rows that the proxy told, in columns. Callers hold mu or are alone.
-func (t *top) lines(heads []string) (lines []string) {
+// tableLines are the heads and the rows that the proxy told, in columns. Callers hold mu or are alone.
+func (t *top) tableLines(heads []string) (lines []string) {
 	widths := make([]int, len(heads))
 	rows := append([][]string{heads}, t.cells...)
 	for _, row := range rows {
@@ -346,8 +346,8 @@ func (t *top) lines(heads []string) (lines []string) {
 	return lines
 }
 
-// summary is the first line. Callers hold mu or are alone.
-func (t *top) summary() string {
+// summaryLine is the first line. Callers hold mu or are alone.
+func (t *top) summaryLine() string {
 	if t.trouble != nil {
 		return "no answer: " + config.Printable(t.trouble.Error())
 	}

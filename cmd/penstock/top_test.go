@@ -26,16 +26,16 @@ func TestTopFollowsAListThatShrinks(t *testing.T) {
 	defer proxy.Close()
 	s := newTop(strings.TrimPrefix(proxy.URL, "http://"), "")
 	s.height = 10
-	require.NoError(t, s.ask(t.Context()))
-	require.True(t, s.press("\x1b[F")) // the end
+	require.NoError(t, s.fetchRows(t.Context()))
+	require.True(t, s.handleKey("\x1b[F")) // the end
 	<-s.news
-	require.NoError(t, s.ask(t.Context()))
+	require.NoError(t, s.fetchRows(t.Context()))
 	require.Equal(t, 990, s.offset)
 
 	rows = 5
-	require.NoError(t, s.ask(t.Context()))
+	require.NoError(t, s.fetchRows(t.Context()))
 	require.Len(t, s.news, 1, "it does not ask again")
-	require.NoError(t, s.ask(t.Context()))
+	require.NoError(t, s.fetchRows(t.Context()))
 	assert.Zero(t, s.offset)
 	assert.Len(t, s.cells, rows)
 }

@@ -19,8 +19,8 @@ const (
 	closeScreen = "\x1b[?25h\x1b[?1049l"
 )
 
-// run shows the screen until it is left.
-func (t *top) run(ctx context.Context) error {
+// runScreen shows the screen until it is left.
+func (t *top) runScreen(ctx context.Context) error {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("no terminal to read keys from, which --once does without: %w", err)
@@ -42,16 +42,16 @@ func (t *top) run(ctx context.Context) error {
 	defer signal.Stop(resized)
 	keys, answers := make(chan string), make(chan struct{})
 	go readKeys(ctx, tty, keys) // it is not waited for: it may be reading
-	go t.poll(ctx, answers)
+	go t.pollLoop(ctx, answers)
 	for {
-		t.draw(tty)
+		t.drawScreen(tty)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-resized:
 		case <-answers:
 		case key, more := <-keys:
-			if !more || !t.press(key) {
+			if !more || !t.handleKey(key) {
 				return nil
 			}
 		}
@@ -82,10 +82,10 @@ func readKeys(ctx context.Context, tty *os.File, keys chan<- string) {
 	}
 }
 
-// poll asks until ctx is done, and sends after each answer.
-func (t *top) poll(ctx context.Context, answers chan<- struct{}) {
+// pollLoop asks until ctx is done, and sends after each answer.
+func (t *top) pollLoop(ctx context.Context, answers chan<- struct{}) {
 	for {
-		_ = t.ask(ctx) // which is shown
+		_ = t.fetchRows(ctx) // which is shown
 		t.mu.Lock()
 		wait, paused := max(topPoll, time.Duration(t.view.Fresh*float64(time.Second))), t.paused
 		t.mu.Unlock()
@@ -107,8 +107,8 @@ func (t *top) poll(ctx context.Context, answers chan<- struct{}) {
 	}
 }
 
-// press does what a key asks for, unless that is to end.
-func (t *top) press(key string) (goOn bool) {
+// handleKey does what a key asks for, unless that is to end.
+func (t *top) handleKey(key string) (goOn bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	columns := len(topTables[t.table].heads)
@@ -187,8 +187,8 @@ func (t *top) askSoon() {
 	}
 }
 
-// draw fills the screen.
-func (t *top) draw(tty *os.File) {
+// drawScreen fills the screen.
+func (t *top) drawScreen(tty *os.File) {
 	width, height, err := term.GetSize(int(tty.Fd()))
 	if err != nil {
 		return
@@ -205,8 +205,8 @@ func (t *top) draw(tty *os.File) {
 	table := topTables[t.table]
 	heads := append([]string(nil), table.heads...)
 	heads[t.sort] += map[bool]string{true: " ▼", false: " ▲"}[t.down]
-	body := t.lines(heads)
-	lines := append([]string{t.summary(), body[0]}, make([]string, t.height)...)
+	body := t.tableLines(heads)
+	lines := append([]string{t.summaryLine(), body[0]}, make([]string, t.height)...)
 	for i := range t.height { // a row that has not been told yet is empty
 		if row := 1 + t.offset - t.view.Offset + i; row > 0 && row < len(body) {
 			lines[2+i] = body[row]

@@ -36,8 +36,8 @@ func stampOf(info fs.FileInfo) stamp {
 	}
 }
 
-// stamps returns those of the configuration's files as they were when it was read last.
-func (r *reloads) stamps() map[string]stamp {
+// currentStamps returns those of the configuration's files as they were when it was read last.
+func (r *reloads) currentStamps() map[string]stamp {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	read := map[string]stamp{}
@@ -66,9 +66,9 @@ func (h *service) watchFiles(ctx context.Context) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
 	}
-	watchStamps(ctx, h.reloads.stamps, func() {
-		if !h.ending() {
-			_, _ = h.reload("file") // which has logged what came of it
+	watchStamps(ctx, h.reloads.currentStamps, func() {
+		if !h.isEnding() {
+			_, _ = h.reloadConfig("file") // which has logged what came of it
 		}
 	})
 }

@@ -74,7 +74,7 @@ func TestAChangeBeforeTheFirstLookIsSeen(t *testing.T) {
 			var r reloads
 			read := func() {
 				loaded, _ := config.LoadFiles(filepath.Join(dir, "c.yaml"))
-				r.refused(loaded)
+				r.noteRefused(loaded)
 			}
 			read()
 			if c.after != nil {
@@ -84,7 +84,7 @@ func TestAChangeBeforeTheFirstLookIsSeen(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*watchPeriod+watchPeriod/2)
 				defer cancel()
 				reloads := 0
-				watchStamps(ctx, r.stamps, func() { reloads++; read() })
+				watchStamps(ctx, r.currentStamps, func() { reloads++; read() })
 				assert.Equal(t, c.reloads, reloads)
 			})
 		})

@@ -72,22 +72,22 @@ func (c Set) Words() string {
 	return c.String()
 }
 
-// header is for every call about the calling thread's capabilities.
-func header() unix.CapUserHeader {
+// capHeader is for every call about the calling thread's capabilities.
+func capHeader() unix.CapUserHeader {
 	return unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 }
 
 // Held returns what the calling thread may use now, and what it could have:
 // permitted to it, or handed on to a program that it starts.
 func Held() (effective, all Set, err error) {
-	effective, permitted, inheritable, err := read()
+	effective, permitted, inheritable, err := readSets()
 	return effective, permitted | inheritable, err
 }
 
-// read returns the sets of the calling thread.
-func read() (effective, permitted, inheritable Set, err error) {
+// readSets returns the sets of the calling thread.
+func readSets() (effective, permitted, inheritable Set, err error) {
 	var data [2]unix.CapUserData
-	h := header()
+	h := capHeader()
 	if err := unix.Capget(&h, &data[0]); err != nil {
 		return 0, 0, 0, fmt.Errorf("capabilities: read capabilities: %w", err)
 	}
@@ -99,7 +99,7 @@ func read() (effective, permitted, inheritable Set, err error) {
 // Drop gives up every capability outside keep, in all sets of all threads, and
 // the way to get one back by starting a program. It returns what was given up.
 func Drop(keep Set) (dropped Set, err error) {
-	effective, permitted, inheritable, err := read()
+	effective, permitted, inheritable, err := readSets()
 	if err != nil {
 		return 0, err
 	}
@@ -113,7 +113,7 @@ func Drop(keep Set) (dropped Set, err error) {
 		{Effective: uint32(effective), Permitted: uint32(permitted)},
 		{Effective: uint32(effective >> 32), Permitted: uint32(permitted >> 32)},
 	}
-	h := header()
+	h := capHeader()
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)),
 		uintptr(unsafe.Pointer(&data)), 0)
 	if errno != 0 {
@@ -125,7 +125,7 @@ func Drop(keep Set) (dropped Set, err error) {
 // ReadOnlyBy returns those of the files that cannot be opened without some.
 func ReadOnlyBy(some Set, files []string) (closed []string, err error) {
 	var data [2]unix.CapUserData
-	h := header()
+	h := capHeader()
 	runtime.LockOSThread() // whose capabilities change for a moment
 	if err := unix.Capget(&h, &data[0]); err != nil {
 		runtime.UnlockOSThread()

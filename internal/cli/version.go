@@ -47,10 +47,10 @@ func ReadBuild() Build {
 }
 
 // String is the build as records of runs have it.
-func (b Build) String() string { return b.line("penstock") }
+func (b Build) String() string { return b.versionLine("penstock") }
 
-// line tells the build of a program in one line.
-func (b Build) line(program string) string {
+// versionLine tells the build of a program in one line.
+func (b Build) versionLine(program string) string {
 	s := program + " " + b.Version
 	if b.Revision != "" {
 		s += " " + b.Revision
@@ -82,6 +82,6 @@ func VersionCommand() *cobra.Command {
 }
 
 func printVersion(cmd *cobra.Command) error {
-	_, err := fmt.Fprintln(cmd.OutOrStdout(), ReadBuild().line(cmd.Root().Name()))
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), ReadBuild().versionLine(cmd.Root().Name()))
 	return err
 }

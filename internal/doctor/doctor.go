@@ -54,7 +54,7 @@ type Program struct {
 }
 
 // Diagnose looks at this machine, with the rights of this process, and judges.
-func Diagnose(ctx context.Context, p Program) Report { return judge(look(ctx, p)) }
+func Diagnose(ctx context.Context, p Program) Report { return judgeFacts(gatherFacts(ctx, p)) }
 
 // JSON writes the report for programs.
 func (r Report) JSON(w io.Writer) error {

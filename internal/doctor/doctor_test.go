@@ -97,7 +97,7 @@ func TestTheReportIsRenderedAsBefore(t *testing.T) {
 	for name, f := range map[string]facts{"healthy": healthy(), "limited": limited()} {
 		t.Run(name, func(t *testing.T) {
 			var text, object bytes.Buffer
-			r := judge(f)
+			r := judgeFacts(f)
 			require.NoError(t, r.Text(&text))
 			require.NoError(t, r.JSON(&object))
 			golden(t, name+".txt", text.Bytes())
@@ -115,7 +115,7 @@ func (r Report) check(t *testing.T, name string) Check {
 
 func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 	refused := func(name string, errno syscall.Errno) func(*facts) {
-		return func(f *facts) { f.trials[name] = tried(fmt.Errorf("capture: refused: %w", errno)) }
+		return func(f *facts) { f.trials[name] = attemptOf(fmt.Errorf("capture: refused: %w", errno)) }
 	}
 	sysctl := func(name, value string) func(*facts) { return func(f *facts) { f.sysctls[name] = value } }
 	without := func(c caps.Set) func(*facts) {
@@ -401,7 +401,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := healthy()
 			c.change(&f)
-			r := judge(f)
+			r := judgeFacts(f)
 			got := r.check(t, c.check)
 			assert.Equal(t, c.state, got.State, got.Found)
 			assert.Contains(t, got.Fix, c.fix)
@@ -438,11 +438,11 @@ func TestTheVerdictIsWhatRunWillDo(t *testing.T) {
 			"the unprivileged tier of the kernel datapath with envelope bbr",
 		},
 		"without tproxy": {
-			func(f *facts) { f.trials["tproxy_rules_ipv4"] = tried(unix.ENOENT) },
+			func(f *facts) { f.trials["tproxy_rules_ipv4"] = attemptOf(unix.ENOENT) },
 			"can capture connections by redirect.",
 		},
 		"without redirect": {
-			func(f *facts) { f.trials["redirect_rules_ipv4"] = tried(unix.ENOENT) },
+			func(f *facts) { f.trials["redirect_rules_ipv4"] = attemptOf(unix.ENOENT) },
 			"can capture connections by tproxy.",
 		},
 		"without rights": {func(f *facts) { f.capabilities = 0 }, "cannot capture connections as it is"},
@@ -455,7 +455,7 @@ func TestTheVerdictIsWhatRunWillDo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := healthy()
 			c.change(&f)
-			assert.Contains(t, judge(f).Verdict, c.says)
+			assert.Contains(t, judgeFacts(f).Verdict, c.says)
 		})
 	}
 }
@@ -474,11 +474,11 @@ func TestCapabilitiesAreSaidInTheShorterWay(t *testing.T) {
 }
 
 func TestOnlyAProxyThatCannotRunIsAFailure(t *testing.T) {
-	assert.NoError(t, judge(healthy()).Fatal)
-	assert.NoError(t, judge(limited()).Fatal)
+	assert.NoError(t, judgeFacts(healthy()).Fatal)
+	assert.NoError(t, judgeFacts(limited()).Fatal)
 	f := healthy()
 	f.datapath = errors.New("kernel: no TCP_INFO")
-	r := judge(f)
+	r := judgeFacts(f)
 	assert.ErrorIs(t, r.Fatal, f.datapath)
 	assert.Empty(t, r.Tier)
 }

@@ -17,11 +17,11 @@ func (f facts) judgeIPv6() Check {
 	everywhere, loopback := f.sysctls[ipv6OffAll], f.sysctls[ipv6OffLoopback]
 	switch {
 	case loopback == "":
-		return fine(name, "switched off in this kernel: penstock rules apply leaves it out")
+		return okCheck(name, "switched off in this kernel: penstock rules apply leaves it out")
 	case loopback == "0":
-		return fine(name, "on: its connections may be captured")
+		return okCheck(name, "on: its connections may be captured")
 	case everywhere == "1":
-		return fine(name, "switched off: penstock rules apply leaves it out (sysctl -w %s=0 switches it on)", ipv6OffAll)
+		return okCheck(name, "switched off: penstock rules apply leaves it out (sysctl -w %s=0 switches it on)", ipv6OffAll)
 	}
 	return Check{
 		Name: name, State: Warn, Found: "switched off on lo alone: penstock rules apply leaves it out, so its " +
@@ -47,9 +47,9 @@ func (f facts) judgeObstacles(hook, passes string) Check {
 	routes := f.sysctls["net.ipv4.ip_forward"] == "1" || f.sysctls["net.ipv6.conf.all.forwarding"] == "1"
 	switch {
 	case len(found) == 0:
-		return fine(name, "%s, as far as can be told", passes)
+		return okCheck(name, "%s, as far as can be told", passes)
 	case !f.inForce && !routes:
-		return fine(name, "nothing is captured here; otherwise in the way: %s", strings.Join(found, "; "))
+		return okCheck(name, "nothing is captured here; otherwise in the way: %s", strings.Join(found, "; "))
 	}
 	return Check{Name: name, State: Warn, Found: strings.Join(found, "; "), Fix: strings.Join(cures, "; ")}
 }
@@ -64,14 +64,14 @@ func (f facts) judgeForward() []Check {
 		forward.Name, own.Name = filters, networks
 		return []Check{forward, own}
 	}
-	forward := fine(filters, "nothing is dropped there that captured connections would go round")
+	forward := okCheck(filters, "nothing is dropped there that captured connections would go round")
 	if len(f.filters) > 0 {
 		forward.State = Warn
 		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
 		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
 			"connections by a rule with refuse, too (docs/operations.md, The forward chain)"
 	}
-	own := fine(networks, "connections to networks of this machine go past the rules, or are captured as asked")
+	own := okCheck(networks, "connections to networks of this machine go past the rules, or are captured as asked")
 	if len(f.newcomers) > 0 {
 		var words []string
 		for _, n := range f.newcomers {

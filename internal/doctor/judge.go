@@ -13,11 +13,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// judge turns facts into checks, group by group, and the verdict.
-func judge(f facts) Report {
+// judgeFacts turns facts into checks, group by group, and the verdict.
+func judgeFacts(f facts) Report {
 	r := Report{Version: f.version, Kernel: f.release, Envelope: f.envelope, Fatal: f.datapath}
 	if f.datapath == nil {
-		r.Tier = f.tier()
+		r.Tier = f.kernelTier()
 	}
 	for _, group := range []struct {
 		name   string
@@ -37,25 +37,25 @@ func judge(f facts) Report {
 			r.Checks = append(r.Checks, c)
 		}
 	}
-	r.Verdict = f.verdict(r)
+	r.Verdict = f.overallVerdict(r)
 	return r
 }
 
-// tier is the kernel datapath's that run would use.
-func (f facts) tier() string {
+// kernelTier is the kernel datapath's that run would use.
+func (f facts) kernelTier() string {
 	if f.envelope == kernel.EBPF {
 		return "ebpf"
 	}
 	return "unprivileged"
 }
 
-func fine(name, format string, args ...any) Check {
+func okCheck(name, format string, args ...any) Check {
 	return Check{Name: name, State: OK, Found: fmt.Sprintf(format, args...)}
 }
 
-// grant is how the process comes to have capabilities. setcap replaces what a
+// grantHint is how the process comes to have capabilities. setcap replaces what a
 // file had, so those of use that are there already are named again.
-func (f facts) grant(c caps.Set) string {
+func (f facts) grantHint(c caps.Set) string {
 	if f.guest && f.capabilities.Has(c) {
 		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
 	}
@@ -65,15 +65,15 @@ func (f facts) grant(c caps.Set) string {
 }
 
 func (f facts) judgeKernel() []Check {
-	release := fine("release", "Linux %s on %s", f.release, f.machine)
+	release := okCheck("release", "Linux %s on %s", f.release, f.machine)
 	if f.datapath != nil {
 		release.State, release.Fix = Missing, "boot Linux 4.6 or later; in a sandbox that emulates Linux, leave it"
 		release.Found += ": " + f.datapath.Error()
 	}
-	info := fine("tcp_info", "%d bytes, with all that is used", f.infoSize)
+	info := okCheck("tcp_info", "%d bytes, with all that is used", f.infoSize)
 	if f.datapath != nil {
 		info = Check{Name: "tcp_info", State: Warn, Found: "not looked at: there is no datapath", Fix: "see release"}
-	} else if less := f.lack("TCP_INFO"); less != "" {
+	} else if less := f.joinMissing("TCP_INFO"); less != "" {
 		info = Check{
 			Name: "tcp_info", State: Warn, Found: fmt.Sprintf("%d bytes: %s", f.infoSize, less),
 			Fix: "boot Linux 6.7 or later, which has all of it",
@@ -82,8 +82,8 @@ func (f facts) judgeKernel() []Check {
 	return []Check{release, info}
 }
 
-// lack joins what the datapath misses of one kind.
-func (f facts) lack(kind string) string {
+// joinMissing joins what the datapath misses of one kind.
+func (f facts) joinMissing(kind string) string {
 	var words []string
 	for _, w := range f.lacking {
 		if strings.HasPrefix(w, kind) {
@@ -94,8 +94,8 @@ func (f facts) lack(kind string) string {
 }
 
 func (f facts) judgeDatapath() []Check {
-	tier := fine("tier", "%s: the relay keeps the windows, with %s below them", f.tier(), f.beneath)
-	if f.tier() == "ebpf" {
+	tier := okCheck("tier", "%s: the relay keeps the windows, with %s below them", f.kernelTier(), f.beneath)
+	if f.kernelTier() == "ebpf" {
 		tier.Found = fmt.Sprintf("ebpf: the kernel enforces the windows; %s where it has no room for more", f.beneath)
 	}
 	if f.datapath != nil {
@@ -108,14 +108,14 @@ func (f facts) judgeDatapath() []Check {
 const ebpfNeeds = caps.BPF | caps.Perfmon
 
 func (f facts) judgeEBPF() Check {
-	c := fine("ebpf", "a congestion control of ours loads and registers")
+	c := okCheck("ebpf", "a congestion control of ours loads and registers")
 	if f.ebpf == nil {
 		return c
 	}
 	c.State, c.Found = Warn, f.ebpf.Error()
 	lacks := ebpfNeeds &^ f.capabilities
 	switch {
-	case before(f.release, 6, 10):
+	case isBefore(f.release, 6, 10):
 		c.Found = "a congestion control of ours needs Linux 6.10"
 		c.Fix = "boot Linux 6.10 or later"
 	case !f.btf:
@@ -124,10 +124,10 @@ func (f facts) judgeEBPF() Check {
 	case lacks != 0 && !f.capabilities.Has(caps.SysAdmin):
 		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s",
 			strings.ReplaceAll(lacks.String(), " ", " and "))
-		c.Fix = f.grant(lacks)
+		c.Fix = f.grantHint(lacks)
 	case errors.Is(f.ebpf, unix.EPERM) && f.guest:
 		c.Found = "a congestion control of ours may not be loaded from a user namespace"
-		c.Fix = f.grant(ebpfNeeds)
+		c.Fix = f.grantHint(ebpfNeeds)
 	case errors.Is(f.ebpf, unix.EPERM):
 		c.Found = "a congestion control of ours may not be loaded, although the capabilities are held"
 		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: " +
@@ -141,8 +141,8 @@ func (f facts) judgeEBPF() Check {
 	return c
 }
 
-// before compares a release such as "6.10.3-amd64" with a version.
-func before(release string, major, minor int) bool {
+// isBefore compares a release such as "6.10.3-amd64" with a version.
+func isBefore(release string, major, minor int) bool {
 	var a, b int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
 		return false
@@ -159,9 +159,9 @@ func (f facts) judgeControls() []Check {
 			Fix: "let /proc/sys be read (under systemd: without ProcSubset=pid)",
 		}}
 	}
-	list := fine("congestion_controls", "loaded: %s; for everybody: %s", words(f.available), words(f.allowed))
+	list := okCheck("congestion_controls", "loaded: %s; for everybody: %s", joinWords(f.available), joinWords(f.allowed))
 	permit := fmt.Sprintf("sysctl -w net.ipv4.tcp_allowed_congestion_control=%q",
-		strings.Join(with(f.allowed, "bbr"), " "))
+		strings.Join(addName(f.allowed, "bbr"), " "))
 	bbr := Check{Name: "bbr", State: Warn}
 	admin := f.capabilities.Has(caps.NetAdmin)
 	switch {
@@ -180,14 +180,14 @@ func (f facts) judgeControls() []Check {
 	return []Check{list, bbr}
 }
 
-func words(names []string) string {
+func joinWords(names []string) string {
 	if len(names) == 0 {
 		return "none"
 	}
 	return strings.Join(names, " ")
 }
 
-func with(names []string, name string) []string {
+func addName(names []string, name string) []string {
 	if slices.Contains(names, name) {
 		return names
 	}
@@ -195,13 +195,13 @@ func with(names []string, name string) []string {
 }
 
 func (f facts) judgeCapture() []Check {
-	admin := fine("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may "+
+	admin := okCheck("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may "+
 		"be used")
 	if !f.capabilities.Has(caps.NetAdmin) {
 		admin = Check{
 			Name: "net_admin", State: Missing,
 			Found: "CAP_NET_ADMIN is not held: no tproxy listeners, no keep_client, no mark, no penstock rules",
-			Fix:   f.grant(caps.NetAdmin),
+			Fix:   f.grantHint(caps.NetAdmin),
 		}
 	}
 	checks := []Check{
@@ -221,14 +221,14 @@ func (f facts) judgeCapture() []Check {
 }
 
 func (f facts) judgeTransparent(name, option string, err error) Check {
-	c := fine(name, "%s can be set: listeners of mode tproxy and keep_client work", option)
+	c := okCheck(name, "%s can be set: listeners of mode tproxy and keep_client work", option)
 	if err == nil {
 		return c
 	}
 	c.State, c.Found = Missing, fmt.Sprintf("%s: %v", option, err)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		c.Fix = f.grant(caps.NetAdmin)
+		c.Fix = f.grantHint(caps.NetAdmin)
 	case errors.Is(err, unix.EAFNOSUPPORT):
 		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it " +
 			"on, or " +
@@ -243,16 +243,16 @@ func (f facts) judgeTransparent(name, option string, err error) Check {
 func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	c := Check{Name: rulesCheck(mode, v6)}
 	t, made := f.trials[c.Name]
-	err := t.err()
+	err := t.asError()
 	switch {
 	case !made:
-		return f.untried(c)
+		return f.untriedCheck(c)
 	case err == nil:
 		where := "in a network namespace of their own"
 		if f.inUserTrials {
 			where += " (and a user namespace, which has the rights that this process has not)"
 		}
-		return fine(c.Name, "rules applied and removed %s", where)
+		return okCheck(c.Name, "rules applied and removed %s", where)
 	}
 	c.State, c.Found = Missing, err.Error()
 	modules := "nft_fib_inet nft_tproxy nft_socket"
@@ -261,7 +261,7 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	}
 	switch {
 	case errors.Is(err, unix.EPERM):
-		c.Fix = f.grant(caps.NetAdmin)
+		c.Fix = f.grantHint(caps.NetAdmin)
 	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
 		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the " +
 			"kernel's " +
@@ -275,8 +275,8 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 // lookAsRoot is the cure for what this process may not look at.
 const lookAsRoot = "run penstock doctor as root, outside of any container"
 
-// untried is a check that needs a namespace where none can be made.
-func (f facts) untried(c Check) Check {
+// untriedCheck is a check that needs a namespace where none can be made.
+func (f facts) untriedCheck(c Check) Check {
 	c.State = Warn
 	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
 	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
@@ -298,7 +298,7 @@ func (f facts) judgeUserNamespaces() Check {
 	}()
 	switch err := f.user; {
 	case err == nil && (!f.root || limits == ""):
-		return fine(c.Name, "may be made: penstock-lab needs no root")
+		return okCheck(c.Name, "may be made: penstock-lab needs no root")
 	case err == nil:
 		c.Found, c.Fix = "for root only: other users may not run penstock-lab", "sysctl -w "+limits
 	default:
@@ -308,7 +308,7 @@ func (f facts) judgeUserNamespaces() Check {
 			c.Fix = "sysctl -w " + limits
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
 			c.Fix = "too many are in use or nested: sysctl -w " +
-				"user.max_user_namespaces=" + f.more("user.max_user_namespaces")
+				"user.max_user_namespaces=" + f.doubleSetting("user.max_user_namespaces")
 		case !f.traceable:
 			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command " +
 				"-v " +
@@ -324,8 +324,8 @@ func (f facts) judgeUserNamespaces() Check {
 	return c
 }
 
-// more is twice a setting, and enough where it is unknown.
-func (f facts) more(name string) string {
+// doubleSetting is twice a setting, and enough where it is unknown.
+func (f facts) doubleSetting(name string) string {
 	var n int
 	if _, err := fmt.Sscan(f.sysctls[name], &n); err != nil || n < 5000 {
 		n = 5000
@@ -336,12 +336,12 @@ func (f facts) more(name string) string {
 func (f facts) judgeTUN() Check {
 	c := Check{Name: "tun"}
 	t, made := f.trials["tun"]
-	err := t.err()
+	err := t.asError()
 	switch {
 	case !made:
-		return f.untried(c)
+		return f.untriedCheck(c)
 	case err == nil:
-		return fine(c.Name, "%s makes devices: emulated links and listeners of mode tun work", tunDevice)
+		return okCheck(c.Name, "%s makes devices: emulated links and listeners of mode tun work", tunDevice)
 	}
 	c.State, c.Found = Missing, fmt.Sprintf("%v; listeners of mode tun, penstock-lab needs it", err)
 	switch {
@@ -366,13 +366,13 @@ func (f facts) judgeCapabilities() Check {
 			Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)",
 		}
 	case f.capabilities == 0:
-		return fine("capabilities", "none: what needs no privilege works")
+		return okCheck("capabilities", "none: what needs no privilege works")
 	}
-	return fine("capabilities", "%s", f.capabilities.Words())
+	return okCheck("capabilities", "%s", f.capabilities.Words())
 }
 
-// verdict is what all of it comes to, in a sentence.
-func (f facts) verdict(r Report) string {
+// overallVerdict is what all of it comes to, in a sentence.
+func (f facts) overallVerdict(r Report) string {
 	if f.datapath != nil {
 		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
 	}

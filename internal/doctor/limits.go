@@ -17,7 +17,7 @@ const leastBuffer cc.Bytes = 4 << 20
 const fewConnections = 1000
 
 func (f facts) judgeDescriptors() Check {
-	c := fine("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total,
+	c := okCheck("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total,
 		f.descriptors.Connections, f.descriptors.Pipes)
 	if f.descriptors.Connections < fewConnections {
 		c.State = Warn
@@ -58,11 +58,11 @@ func (f facts) judgeSettings() []Check {
 		{"net.ipv4.tcp_mtu_probing", judgeMTUProbing},
 		{SYNCookies, judgeSYNCookies},
 		{localPorts, f.judgeLocalPorts},
-		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno "+
+		{"net.ipv4.tcp_slow_start_after_idle", informOnly("the kernel's window starts over after a pause (cubic and reno "+
 			"only)", "the kernel's window stays as it was over a pause")},
-		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs",
+		{"net.ipv4.ip_forward", informOnly("IPv4 is routed, as capturing other machines' connections needs",
 			"IPv4 is not routed; a router that captures needs 1")},
-		{"net.ipv6.conf.all.forwarding", inform("IPv6 is routed, as capturing other machines' connections needs",
+		{"net.ipv6.conf.all.forwarding", informOnly("IPv6 is routed, as capturing other machines' connections needs",
 			"IPv6 is not routed; a router that captures needs 1")},
 	} {
 		if value, ok := f.sysctls[s.name]; ok {
@@ -77,12 +77,12 @@ func judgeBuffer(what string) func(name, value string) Check {
 	return func(name, value string) Check {
 		sizes := strings.Fields(value)
 		if len(sizes) != 3 {
-			return fine(name, "%s", value)
+			return okCheck(name, "%s", value)
 		}
 		n, err := strconv.ParseInt(sizes[2], 10, 64)
 		most := cc.Bytes(n)
 		if err != nil || most >= leastBuffer {
-			return fine(name, "at most %s bytes of a connection", sizes[2])
+			return okCheck(name, "at most %s bytes of a connection", sizes[2])
 		}
 		return Check{
 			Name: name, State: Warn,
@@ -97,7 +97,7 @@ func judgeBuffer(what string) func(name, value string) Check {
 func judgeSwitch(off string) func(name, value string) Check {
 	return func(name, value string) Check {
 		if value != "0" {
-			return fine(name, "on")
+			return okCheck(name, "on")
 		}
 		return Check{Name: name, State: Warn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
 	}
@@ -107,7 +107,7 @@ func judgeSwitch(off string) func(name, value string) Check {
 // connection loses packets without end, with 2 from the start. No socket can set it for itself.
 func judgeMTUProbing(name, value string) Check {
 	if value != "0" {
-		return fine(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)
+		return okCheck(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)
 	}
 	return Check{
 		Name: name, State: Warn,
@@ -120,14 +120,15 @@ func judgeMTUProbing(name, value string) Check {
 func judgeSYNCookies(name, value string) Check {
 	switch value {
 	case "0":
-		return fine(name, "0: in a flood of SYNs clients try again")
+		return okCheck(name, "0: in a flood of SYNs clients try again")
 	case "2":
 		return Check{
 			Name: name, State: Warn, Found: "2, always: every connection captured by tproxy is reset",
 			Fix: "sysctl -w " + name + "=1",
 		}
 	}
-	return fine(name, "%s: in a flood of SYNs, connections captured by tproxy are reset (with 0 clients try again)", value)
+	return okCheck(name, "%s: in a flood of SYNs, connections captured by tproxy are reset "+
+		"(with 0 clients try again)", value)
 }
 
 // What a port rests for behind a connection, and how few of them are worth a word.
@@ -141,10 +142,10 @@ const (
 func (f facts) judgeLocalPorts(name, value string) Check {
 	var first, last int
 	if n, _ := fmt.Sscan(value, &first, &last); n != 2 {
-		return fine(name, "%s", value)
+		return okCheck(name, "%s", value)
 	}
 	ports, reuse := last-first+1, f.sysctls[reusePorts]
-	c := fine(name, "%d ports: so many connections to one server", ports)
+	c := okCheck(name, "%d ports: so many connections to one server", ports)
 	if reuse != "1" {
 		c.Found = fmt.Sprintf("%d ports: %d new connections in a second to one server, as %s is %q", ports,
 			ports/int(portRest.Seconds()), reusePorts, reuse)
@@ -156,13 +157,13 @@ func (f facts) judgeLocalPorts(name, value string) Check {
 	return c
 }
 
-// inform is about what is right for some and wrong for others.
-func inform(on, off string) func(name, value string) Check {
+// informOnly is about what is right for some and wrong for others.
+func informOnly(on, off string) func(name, value string) Check {
 	return func(name, value string) Check {
 		if value == "0" {
-			return fine(name, "0: %s", off)
+			return okCheck(name, "0: %s", off)
 		}
-		return fine(name, "%s: %s", value, on)
+		return okCheck(name, "%s: %s", value, on)
 	}
 }
 
@@ -194,5 +195,5 @@ func (f facts) judgeSources() Check {
 	if len(words) == 0 {
 		words = []string{"no interface is up but loopback"}
 	}
-	return fine("sources", "%s", strings.Join(words, "; "))
+	return okCheck("sources", "%s", strings.Join(words, "; "))
 }

@@ -68,8 +68,8 @@ var sysctlNames = []string{
 	SYNCookies, localPorts, reusePorts, ipv6OffAll, ipv6OffLoopback,
 }
 
-// look tries everything once.
-func look(ctx context.Context, p Program) facts {
+// gatherFacts tries everything once.
+func gatherFacts(ctx context.Context, p Program) facts {
 	f := facts{
 		version: p.Version, machine: runtime.GOARCH,
 		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(&config.Config{}), sysctls: map[string]string{},

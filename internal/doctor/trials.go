@@ -36,15 +36,15 @@ type outcome struct {
 	Trials    map[string]attempt `json:"trials"`
 }
 
-func tried(err error) attempt {
+func attemptOf(err error) attempt {
 	if err == nil {
 		return attempt{}
 	}
 	return attempt{Failed: err.Error(), Errno: errnoOf(err)}
 }
 
-// err is the trial's failure as an error again, for errors.Is as it was.
-func (t attempt) err() error {
+// asError is the trial's failure as an error again, for errors.Is as it was.
+func (t attempt) asError() error {
 	if t.Failed == "" {
 		return nil
 	}
@@ -90,11 +90,11 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 			if left := capture.Remove(ctx); err == nil {
 				err = left
 			}
-			trials[rulesCheck(mode, v6)] = tried(err)
+			trials[rulesCheck(mode, v6)] = attemptOf(err)
 		}
 	}
-	trials["tun"] = tried(tryTUN())
-	trials[wireGuardTrial] = tried(tryDevice("wireguard"))
+	trials["tun"] = attemptOf(tryTUN())
+	trials[wireGuardTrial] = attemptOf(tryDevice("wireguard"))
 	return trials, nil
 }
 
@@ -156,11 +156,11 @@ func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt,
 	if err := json.Unmarshal(out, &o); err != nil {
 		return nil, fmt.Errorf("what the trials printed: %w", err)
 	}
-	return o.Trials, o.Namespace.err()
+	return o.Trials, o.Namespace.asError()
 }
 
 // PrintTrials is the whole work of the child that Diagnose starts in a user namespace.
 func PrintTrials(ctx context.Context, w io.Writer) error {
 	trials, err := tryInNamespace(ctx)
-	return json.NewEncoder(w).Encode(outcome{Namespace: tried(err), Trials: trials})
+	return json.NewEncoder(w).Encode(outcome{Namespace: attemptOf(err), Trials: trials})
 }

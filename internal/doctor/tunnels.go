@@ -27,16 +27,16 @@ func (f facts) judgeTunnels() []Check {
 func (f facts) judgePing() Check {
 	switch {
 	case f.ping == nil:
-		return fine("ping", "pings through a tunnel are sent by ping sockets, which this process may open")
+		return okCheck("ping", "pings through a tunnel are sent by ping sockets, which this process may open")
 	case f.capabilities.Has(caps.NetRaw):
-		return fine("ping", "pings through a tunnel are sent by raw sockets, opened at the start with CAP_NET_RAW")
+		return okCheck("ping", "pings through a tunnel are sent by raw sockets, opened at the start with CAP_NET_RAW")
 	}
 	return Check{
 		Name: "ping", State: Missing,
 		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, "+
 			"and "+
 			"CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
-		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grant(caps.NetRaw)),
+		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grantHint(caps.NetRaw)),
 	}
 }
 
@@ -47,9 +47,9 @@ func (f facts) judgePorts() Check {
 		first = 1024
 	}
 	if f.capabilities.Has(caps.NetBindService) || first <= 1 {
-		return fine("ports", "listeners may be on every port")
+		return okCheck("ports", "listeners may be on every port")
 	}
-	return fine("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, "+
+	return okCheck("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, "+
 		"CAP_NET_BIND_SERVICE is needed", first)
 }
 
@@ -57,17 +57,17 @@ func (f facts) judgePorts() Check {
 func (f facts) judgeWireGuard() Check {
 	c := Check{Name: wireGuardTrial}
 	t, made := f.trials[wireGuardTrial]
-	err := t.err()
+	err := t.asError()
 	switch {
 	case !made:
-		return f.untried(c)
+		return f.untriedCheck(c)
 	case err == nil:
-		return fine(c.Name, "makes devices: tunnels may end in the kernel, by wireguard.datapath: kernel")
+		return okCheck(c.Name, "makes devices: tunnels may end in the kernel, by wireguard.datapath: kernel")
 	}
 	c.State, c.Found = Warn, err.Error()+"; listeners of mode wireguard do without, and take more CPU"
 	switch {
 	case errors.Is(err, unix.EPERM):
-		c.Fix = f.grant(caps.NetAdmin)
+		c.Fix = f.grantHint(caps.NetAdmin)
 	default:
 		c.Fix = "modprobe wireguard; where there is no such module, boot a kernel with CONFIG_WIREGUARD (5.6 or later)"
 	}

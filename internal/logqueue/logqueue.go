@@ -44,13 +44,13 @@ func (w *Writer) Write(line []byte) (int, error) {
 	}
 	if w.written == nil {
 		w.written = make(chan struct{})
-		go w.write(w.written)
+		go w.writeWaiting(w.written)
 	}
 	return len(line), nil
 }
 
-// write writes what waits until nothing does.
-func (w *Writer) write(written chan struct{}) {
+// writeWaiting writes what waits until nothing does.
+func (w *Writer) writeWaiting(written chan struct{}) {
 	for {
 		w.mu.Lock()
 		lines, lost := w.waiting, w.lost

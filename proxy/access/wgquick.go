@@ -39,12 +39,12 @@ func ParseQuick(text string) (QuickFile, error) {
 	p := quickParser{}
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		if err := p.line(i, strings.TrimSpace(line)); err != nil {
+		if err := p.parseLine(i, strings.TrimSpace(line)); err != nil {
 			return QuickFile{}, fmt.Errorf("line %d: %w", i+1, err)
 		}
 	}
-	p.settle(nil)
-	if err := p.end(len(lines)); err != nil {
+	p.placeComments(nil)
+	if err := p.endSection(len(lines)); err != nil {
 		return QuickFile{}, err
 	}
 	return p.file, nil
@@ -80,7 +80,7 @@ type quickPeer struct {
 	fresh        bool // nothing stands below the head yet
 }
 
-func (p *quickParser) line(n int, line string) error {
+func (p *quickParser) parseLine(n int, line string) error {
 	if i := strings.IndexByte(line, '#'); i >= 0 {
 		comment := strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
 		if line = strings.TrimSpace(line[:i]); line == "" {
@@ -93,11 +93,11 @@ func (p *quickParser) line(n int, line string) error {
 	}
 	switch {
 	case line == "":
-		p.settle(nil)
+		p.placeComments(nil)
 	case line[0] == '[':
-		return p.head(n, strings.ToLower(line))
+		return p.beginSection(n, strings.ToLower(line))
 	default:
-		p.settle(nil)
+		p.placeComments(nil)
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
 			// and is not shown: it may hold a secret
@@ -110,44 +110,44 @@ func (p *quickParser) line(n int, line string) error {
 		if p.peer != nil && key == "allowedips" {
 			p.peer.allowed = n
 		}
-		return p.set(key, strings.TrimSpace(value))
+		return p.setKey(key, strings.TrimSpace(value))
 	}
 	return nil
 }
 
-// head begins a section; comments right above it are about it.
-func (p *quickParser) head(n int, name string) error {
+// beginSection begins a section; comments right above it are about it.
+func (p *quickParser) beginSection(n int, name string) error {
 	var next *quickPeer
 	switch name {
 	case "[interface]":
 	case "[peer]":
 		next = &quickPeer{line: n, allowed: n, from: n, fresh: true}
 	default:
-		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", word(name, "this"))
+		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", wordOr(name, "this"))
 	}
 	if next != nil && len(p.comments) > 0 {
 		next.from = p.above
-		p.settle(next)
+		p.placeComments(next)
 	}
 	p.comments = nil
-	if err := p.end(next.begins(n)); err != nil {
+	if err := p.endSection(next.firstLine(n)); err != nil {
 		return err
 	}
 	p.section, p.peer = name, next
 	return nil
 }
 
-// begins is the section's first line.
-func (q *quickPeer) begins(n int) int {
+// firstLine is the section's first line.
+func (q *quickPeer) firstLine(n int) int {
 	if q == nil {
 		return n
 	}
 	return q.from
 }
 
-// settle gives waiting comments to the section below them, or to the one they
+// placeComments gives waiting comments to the section below them, or to the one they
 // stand in where next is nil.
-func (p *quickParser) settle(next *quickPeer) {
+func (p *quickParser) placeComments(next *quickPeer) {
 	about := next
 	if about == nil {
 		about = p.peer
@@ -181,8 +181,8 @@ func peerName(s string) string {
 	return s
 }
 
-// end closes the section that is open; the line is the next one's first.
-func (p *quickParser) end(line int) error {
+// endSection closes the section that is open; the line is the next one's first.
+func (p *quickParser) endSection(line int) error {
 	q := p.peer
 	if q == nil {
 		return nil
@@ -199,23 +199,23 @@ func (p *quickParser) end(line int) error {
 	return nil
 }
 
-func (p *quickParser) set(key, value string) (err error) {
+func (p *quickParser) setKey(key, value string) (err error) {
 	switch p.section {
 	case "[interface]":
 		err = p.setInterface(key, value)
 	case "[peer]":
 		err = p.setPeer(key, value)
 	default:
-		return fmt.Errorf("%s stands in no section; begin with [Peer]", word(key, "it"))
+		return fmt.Errorf("%s stands in no section; begin with [Peer]", wordOr(key, "it"))
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", word(key, "what stands before ="), err)
+		return fmt.Errorf("%s: %w", wordOr(key, "what stands before ="), err)
 	}
 	return nil
 }
 
-// word is s if it could be a word of the format; a key of WireGuard's could not.
-func word(s, otherwise string) string {
+// wordOr is s if it could be a word of the format; a key of WireGuard's could not.
+func wordOr(s, otherwise string) string {
 	odd := func(r rune) bool { return (r < 'a' || r > 'z') && r != '[' && r != ']' }
 	if len(s) > 24 || strings.ContainsFunc(s, odd) {
 		return otherwise

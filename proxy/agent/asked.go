@@ -30,8 +30,8 @@ type pending struct {
 	at   cc.Time
 }
 
-// closes reports whether a message closes its flow, as a report of no program without fields does.
-func closes(b []byte) bool {
+// closesFlow reports whether a message closes its flow, as a report of no program without fields does.
+func closesFlow(b []byte) bool {
 	m, _, err := ccp.Next(b)
 	if err != nil || m.Kind != ccp.KindMeasure || len(b) > ccp.HeaderLen+8 {
 		return false
@@ -44,41 +44,41 @@ func newAsked() *asked {
 	return &asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
 }
 
-// sent notes a message to the agent, if it is a report.
-func (a *asked) sent(now cc.Time, b []byte) {
+// noteSent notes a message to the agent, if it is a report.
+func (a *asked) noteSent(now cc.Time, b []byte) {
 	m, _, err := ccp.Next(b)
 	if err != nil || m.Kind != ccp.KindMeasure {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if closes(b) {
+	if closesFlow(b) {
 		delete(a.since, m.Flow)
 	} else if _, waits := a.since[m.Flow]; !waits {
 		a.since[m.Flow] = now
 		if len(a.order) > 2*len(a.since)+len(tookBounds) { // an agent that decides nothing, and flows come and go
-			a.order = slices.DeleteFunc(a.order, a.over)
+			a.order = slices.DeleteFunc(a.order, a.isAnswered)
 		}
 		a.order = append(a.order, pending{m.Flow, now})
 	}
 }
 
-func (a *asked) over(p pending) bool {
+func (a *asked) isAnswered(p pending) bool {
 	at, waits := a.since[p.flow]
 	return !waits || at != p.at
 }
 
-// clear forgets all reports, when the agent is gone.
-func (a *asked) clear() {
+// forgetAll forgets all reports, when the agent is gone.
+func (a *asked) forgetAll() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.since)
 	a.order = nil
 }
 
-// decided notes that a datagram of the agent is in force. Agents read reports in order: one that
+// noteDecision notes that a datagram of the agent is in force. Agents read reports in order: one that
 // answers a report does not answer those before it any more.
-func (a *asked) decided(now cc.Time, b []byte) {
+func (a *asked) noteDecision(now cc.Time, b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for m := range messagesIn(b) {
@@ -88,7 +88,7 @@ func (a *asked) decided(now cc.Time, b []byte) {
 			delete(a.since, m.Flow)
 			n := 0
 			for ; n < len(a.order) && a.order[n].at < since; n++ {
-				if !a.over(a.order[n]) {
+				if !a.isAnswered(a.order[n]) {
 					delete(a.since, a.order[n].flow)
 				}
 			}
@@ -110,20 +110,20 @@ func messagesIn(b []byte) iter.Seq[ccp.Message] {
 	}
 }
 
-// hear hands a datagram of the agent to the flows: what it decides is in force when hear returns.
-func (l *Link) hear(datagram []byte) error {
-	l.known(datagram)
+// handleDatagram hands a datagram of the agent to the flows: what it decides is in force when hear returns.
+func (l *Link) handleDatagram(datagram []byte) error {
+	l.dropAnsweredCreates(datagram)
 	err := l.agent.Receive(l.cfg.Clock(), datagram)
-	l.asked.decided(l.cfg.Clock(), datagram)
+	l.asked.noteDecision(l.cfg.Clock(), datagram)
 	return err
 }
 
-// known drops waiting Creates of flows that the agent knows, as it answers for them: it would begin anew.
-func (l *Link) known(datagram []byte) {
+// dropAnsweredCreates drops waiting Creates of flows that the agent answers for: it knows them, and would begin anew.
+func (l *Link) dropAnsweredCreates(datagram []byte) {
 	for m := range messagesIn(datagram) {
 		if m.Kind == ccp.KindChange {
 			l.mu.Lock()
-			l.waiting.drop(m.Flow)
+			l.waiting.dropCreate(m.Flow)
 			delete(l.sent.begun, m.Flow)
 			l.mu.Unlock()
 		}

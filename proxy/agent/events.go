@@ -32,19 +32,19 @@ func newEvents(socket int) (*events, error) {
 	}
 	e := &events{file: os.NewFile(uintptr(fd), "epoll"), fd: fd}
 	if e.raw, err = e.file.SyscallConn(); err != nil {
-		e.close()
+		e.closeFile()
 		return nil, err
 	}
 	return e, nil
 }
 
-// once asks for one event out of what (EPOLLIN, EPOLLOUT), in place of what was asked for before.
-func (e *events) once(socket int, what uint32) {
+// askOnce asks for one event out of what (EPOLLIN, EPOLLOUT), in place of what was asked for before.
+func (e *events) askOnce(socket int, what uint32) {
 	_ = unix.EpollCtl(e.fd, unix.EPOLL_CTL_MOD, socket, &unix.EpollEvent{Events: what | unix.EPOLLONESHOT})
 }
 
-// wait waits for the event.
-func (e *events) wait() error {
+// waitForEvent waits for the event.
+func (e *events) waitForEvent() error {
 	var failed error
 	err := e.raw.Read(func(fd uintptr) bool {
 		var got [1]unix.EpollEvent
@@ -55,4 +55,4 @@ func (e *events) wait() error {
 	return errors.Join(failed, err)
 }
 
-func (e *events) close() { _ = e.file.Close() }
+func (e *events) closeFile() { _ = e.file.Close() }

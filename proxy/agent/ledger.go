@@ -38,8 +38,8 @@ type mark struct {
 	total int64
 }
 
-// of returns the size of messages of a length.
-func (l *ledger) of(length int) *size {
+// sizeOf returns the size of messages of a length.
+func (l *ledger) sizeOf(length int) *size {
 	s := l.sizes[length/classLen]
 	if s == nil {
 		if l.sizes == nil {
@@ -51,19 +51,19 @@ func (l *ledger) of(length int) *size {
 	return s
 }
 
-// unknown reports whether the memory of messages that long is still to be learnt.
-func (l *ledger) unknown(length int) bool { return l.of(length).seen < learning }
+// isUnknown reports whether the memory of messages that long is still to be learnt.
+func (l *ledger) isUnknown(length int) bool { return l.sizeOf(length).seen < learning }
 
-// learn takes the growth of the memory in use by one message: too little where others were read meanwhile.
-func (l *ledger) learn(length, grown int) {
-	s := l.of(length)
+// learnGrowth takes the growth of the memory in use by one message: too little where others were read meanwhile.
+func (l *ledger) learnGrowth(length, grown int) {
+	s := l.sizeOf(length)
 	s.seen++
 	s.memory = max(s.memory, grown)
 }
 
-// add notes a message that has left.
-func (l *ledger) add(m message) {
-	l.total += int64(l.of(len(m.bytes)).memory)
+// addMessage notes a message that has left.
+func (l *ledger) addMessage(m message) {
+	l.total += int64(l.sizeOf(len(m.bytes)).memory)
 	what := aboutOf(m.bytes)
 	switch {
 	case what.kind == ccp.KindCreate:
@@ -71,17 +71,17 @@ func (l *ledger) add(m message) {
 			l.begun = map[uint32]bool{}
 		}
 		l.begun[what.flow] = true
-	case closes(m.bytes):
+	case closesFlow(m.bytes):
 		delete(l.begun, what.flow)
 	}
 	l.ring[l.n%marks] = mark{what, m.at, l.total}
 	l.n++
 }
 
-// begins is the flow that the agent is setting up: its Create is what the agent read last, and not answered
+// flowBeingSetUp is the flow that the agent is setting up: its Create is what the agent read last, and not answered
 // yet; 0: none. memory is what unread messages take, here and below.
-func (l *ledger) begins(now cc.Time, memory int) (flow uint32) {
-	i := l.oldest(memory) - 1
+func (l *ledger) flowBeingSetUp(now cc.Time, memory int) (flow uint32) {
+	i := l.oldestUnread(memory) - 1
 	if i < max(0, l.n-marks) {
 		return 0
 	}
@@ -92,25 +92,25 @@ func (l *ledger) begins(now cc.Time, memory int) (flow uint32) {
 	return m.about.flow
 }
 
-// waits is since when a message has been unread, and the agent has neither read nor sent anything; 0: none is.
-func (l *ledger) waits(now cc.Time, memory int) cc.Time {
+// unreadSince is since when a message has been unread, and the agent has neither read nor sent anything; 0: none is.
+func (l *ledger) unreadSince(now cc.Time, memory int) cc.Time {
 	if memory < l.unread {
 		l.stirred = now
 	}
 	l.unread = memory
-	i := l.oldest(memory)
+	i := l.oldestUnread(memory)
 	if i == l.n {
 		return 0
 	}
 	return max(l.ring[i%marks].at, l.stirred)
 }
 
-// hears reports whether a flow's Create is among the unread messages, or the agent is at work on it.
-func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
-	if l.begins(now, memory) == flow {
+// isHearingOf reports whether a flow's Create is among the unread messages, or the agent is at work on it.
+func (l *ledger) isHearingOf(now cc.Time, flow uint32, memory int) bool {
+	if l.flowBeingSetUp(now, memory) == flow {
 		return true
 	}
-	for i := l.oldest(memory); i < l.n; i++ {
+	for i := l.oldestUnread(memory); i < l.n; i++ {
 		if l.ring[i%marks].about == (about{ccp.KindCreate, flow}) {
 			return true
 		}
@@ -118,8 +118,8 @@ func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
 	return false
 }
 
-// oldest is the number of the oldest unread message's mark; l.n: there is none.
-func (l *ledger) oldest(memory int) int64 {
+// oldestUnread is the number of the oldest unread message's mark; l.n: there is none.
+func (l *ledger) oldestUnread(memory int) int64 {
 	if memory <= 0 || l.n == 0 {
 		return l.n
 	}

@@ -18,10 +18,10 @@ func TestALedgerCountsBeyond32Bits(t *testing.T) {
 	at := cc.Time(1)
 	for range 8 {
 		at = at.Add(time.Second)
-		l.add(message{ccp.Ready{}.Append(nil), at})
+		l.addMessage(message{ccp.Ready{}.Append(nil), at})
 	}
-	memory := l.of(len(ccp.Ready{}.Append(nil))).memory
-	assert.Equal(t, at, l.waits(at, memory), "the last one is unread")
-	assert.Equal(t, at.Add(-time.Second), l.waits(at, 2*memory), "the last two are")
-	assert.Zero(t, l.waits(at, 0), "none is")
+	memory := l.sizeOf(len(ccp.Ready{}.Append(nil))).memory
+	assert.Equal(t, at, l.unreadSince(at, memory), "the last one is unread")
+	assert.Equal(t, at.Add(-time.Second), l.unreadSince(at, 2*memory), "the last two are")
+	assert.Zero(t, l.unreadSince(at, 0), "none is")
 }

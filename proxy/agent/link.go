@@ -100,7 +100,7 @@ func Start(cfg Config) (*Link, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
-	l.done.Go(func() { l.run(ctx) })
+	l.done.Go(func() { l.connectLoop(ctx) })
 	return l, nil
 }
 
@@ -115,7 +115,7 @@ func newLink(cfg Config) (l *Link, err error) {
 	}
 	l.log = l.log.With("agent", cfg.Name)
 	l.Secure(cfg.TLS)
-	l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmit)
+	l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmitMessage)
 	return l, err
 }
 
@@ -141,13 +141,13 @@ func (l *Link) Info() Info {
 	}
 }
 
-// run connects to the agent, and again after each failure, until ctx is done.
-func (l *Link) run(ctx context.Context) {
-	defer func() { l.own.close(l.cfg.Reply) }()
+// connectLoop connects to the agent, and again after each failure, until ctx is done.
+func (l *Link) connectLoop(ctx context.Context) {
+	defer func() { l.own.closeUnused(l.cfg.Reply) }()
 	after, said := redialAfter, ""
 	for {
 		began := l.cfg.Clock()
-		session, err := l.dial(ctx)
+		session, err := l.dialAgent(ctx)
 		reached := err == nil
 		if reached {
 			err = session(ctx)
@@ -159,7 +159,7 @@ func (l *Link) run(ctx context.Context) {
 		if reached {
 			said = ""
 			l.log.Warn("agent lost: its flows go on under their fallback", "err", err)
-		} else if why := reason(err); why != said { // once for each
+		} else if why := disconnectReason(err); why != said { // once for each
 			said = why
 			l.log.Info("agent not reached; its flows go on under their fallback", "err", err)
 		}
@@ -180,8 +180,8 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
-// dial connects to the agent. session serves the connection until it is over.
-func (l *Link) dial(ctx context.Context) (session func(context.Context) error, err error) {
+// dialAgent connects to the agent. session serves the connection until it is over.
+func (l *Link) dialAgent(ctx context.Context) (session func(context.Context) error, err error) {
 	if l.cfg.Address != "" {
 		conn, err := l.dialRemote(ctx)
 		if err != nil {
@@ -190,7 +190,7 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 		return func(ctx context.Context) error { return l.serveRemote(ctx, conn) }, nil
 	}
 	l.there, _ = os.Stat(l.cfg.Socket)
-	fd, early, err := l.cfg.dial(&l.own)
+	fd, early, err := l.cfg.dialSocket(&l.own)
 	if err != nil {
 		return nil, err
 	}
@@ -202,11 +202,11 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 	return func(ctx context.Context) error {
 		defer func() { _ = unix.Close(fd) }() // when nobody uses it any more
 		end := func() {
-			e.close()
-			l.own.remove(l.cfg.Reply)
+			e.closeFile()
+			l.own.removePath(l.cfg.Reply)
 		}
-		return l.serve(ctx, l.cfg.Socket, connection{fd, e, early}, end, l.watch,
-			func(context.Context) error { return l.attend(e) })
+		return l.serveUntilEnd(ctx, l.cfg.Socket, connection{fd, e, early}, end, l.watchAgent,
+			func(context.Context) error { return l.serveEvents(e) })
 	}, nil
 }
 
@@ -217,49 +217,49 @@ type socket struct {
 	open bool        // it waits for an agent
 }
 
-// close closes a socket that nobody has taken over.
-func (s *socket) close(path string) {
+// closeUnused closes a socket that nobody has taken over.
+func (s *socket) closeUnused(path string) {
 	if s.open {
 		_ = unix.Close(s.fd)
-		s.remove(path)
+		s.removePath(path)
 	}
 	*s = socket{}
 }
 
-// bound reports whether the path still leads to the socket.
-func (s *socket) bound(path string) bool {
+// isBound reports whether the path still leads to the socket.
+func (s *socket) isBound(path string) bool {
 	at, err := os.Lstat(path)
-	return err == nil && same(at, s.at)
+	return err == nil && isSameFile(at, s.at)
 }
 
-// remove removes the path, unless somebody else has it now.
-func (s *socket) remove(path string) {
-	if s.bound(path) {
+// removePath removes the path, unless somebody else has it now.
+func (s *socket) removePath(path string) {
+	if s.isBound(path) {
 		_ = os.Remove(path)
 	}
 }
 
-// same reports whether two looks at a path saw the same file. An inode's number may be used again at once.
-func same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
+// isSameFile reports whether two looks at a path saw the same file. An inode's number may be used again at once.
+func isSameFile(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
-// dial binds a socket to the path where the agent answers, and connects it to the agent's,
+// dialSocket binds a socket to the path where the agent answers, and connects it to the agent's,
 // so that nobody else can send to it. While no agent listens it waits, bound, in own: agents
 // of portus 0.5 send their programs as they start, and exit if nobody receives them. early is
 // what the agent has sent by then.
-func (c Config) dial(own *socket) (fd int, early [][]byte, err error) {
+func (c Config) dialSocket(own *socket) (fd int, early [][]byte, err error) {
 	fail := func(what, path string, err error) (int, [][]byte, error) {
 		return -1, nil, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
 	}
-	if own.open && !own.bound(c.Reply) {
-		own.close(c.Reply)
+	if own.open && !own.isBound(c.Reply) {
+		own.closeUnused(c.Reply)
 	}
 	if !own.open {
-		if own.fd, err = c.bind(); err != nil {
+		if own.fd, err = c.bindReply(); err != nil {
 			return fail("binding", c.Reply, err)
 		}
 		own.open = true
 		if own.at, err = os.Lstat(c.Reply); err != nil {
-			own.close(c.Reply)
+			own.closeUnused(c.Reply)
 			return fail("binding", c.Reply, err)
 		}
 	}
@@ -267,12 +267,12 @@ func (c Config) dial(own *socket) (fd int, early [][]byte, err error) {
 		return fail("connecting to", c.Socket, err)
 	}
 	own.open = false
-	return own.fd, c.queued(own.fd), nil
+	return own.fd, c.readEarly(own.fd), nil
 }
 
-// bind makes a socket at the path where the agent answers.
-func (c Config) bind() (fd int, err error) {
-	if err := c.clear(); err != nil {
+// bindReply makes a socket at the path where the agent answers.
+func (c Config) bindReply() (fd int, err error) {
+	if err := c.removeStale(); err != nil {
 		return -1, err
 	}
 	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -284,7 +284,7 @@ func (c Config) bind() (fd int, err error) {
 		err = unix.Bind(fd, &unix.SockaddrUnix{Name: ccp.Upward + c.Reply})
 	}
 	if err == nil {
-		err = c.admit()
+		err = c.admitSenders()
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -293,9 +293,9 @@ func (c Config) bind() (fd int, err error) {
 	return fd, nil
 }
 
-// admit lets everybody send to the reply's socket: only the agent's is listened to. It follows no link
+// admitSenders lets everybody send to the reply's socket: only the agent's is listened to. It follows no link
 // that somebody has put in the socket's place.
-func (c Config) admit() error {
+func (c Config) admitSenders() error {
 	fd, err := unix.Open(c.Reply, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -311,8 +311,8 @@ func (c Config) admit() error {
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }
 
-// clear removes a socket that an earlier process has left where ours is to be.
-func (c Config) clear() error {
+// removeStale removes a socket that an earlier process has left where ours is to be.
+func (c Config) removeStale() error {
 	const cure = "; remove it, or give this agent another reply"
 	info, err := os.Lstat(c.Reply)
 	if errors.Is(err, os.ErrNotExist) {
@@ -336,9 +336,9 @@ func (c Config) clear() error {
 	return nil
 }
 
-// queued reads what anybody sent before the socket was connected, and returns what came from
+// readEarly reads what anybody sent before the socket was connected, and returns what came from
 // the user who owns the agent's socket.
-func (c Config) queued(fd int) (early [][]byte) {
+func (c Config) readEarly(fd int) (early [][]byte) {
 	var agent unix.Stat_t
 	if unix.Stat(c.Socket, &agent) != nil {
 		return nil
@@ -370,19 +370,19 @@ type connection struct {
 	early  [][]byte // what the agent has sent before
 }
 
-// serve runs tasks, which pass messages on, until one of them returns, as the agent is gone or
+// serveUntilEnd runs tasks, which pass messages on, until one of them returns, as the agent is gone or
 // sends what is malformed, or ctx is done. end closes the connection.
-func (l *Link) serve(
+func (l *Link) serveUntilEnd(
 	ctx context.Context, at string, c connection, end func(), tasks ...func(context.Context) error,
 ) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var running sync.WaitGroup
-	if err := l.begin(c); err != nil {
+	if err := l.beginConnection(c); err != nil {
 		cancel(err)
 	} else {
 		if l.cfg.Address == "" {
-			l.reached(at)
+			l.noteReached(at)
 		}
 		for _, task := range tasks {
 			running.Go(func() { cancel(task(ctx)) })
@@ -394,7 +394,7 @@ func (l *Link) serve(
 	l.open, l.fd, l.events, l.waiting = false, -1, nil, backlog{}
 	l.mu.Unlock()
 	l.in.mu.Unlock()
-	l.asked.clear()
+	l.asked.forgetAll()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
 	end()
@@ -402,8 +402,8 @@ func (l *Link) serve(
 	return context.Cause(ctx)
 }
 
-// begin lets flows use a connection, and takes in what came early before anything else.
-func (l *Link) begin(c connection) error {
+// beginConnection lets flows use a connection, and takes in what came early before anything else.
+func (l *Link) beginConnection(c connection) error {
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
 	l.in.bad = 0
@@ -412,22 +412,22 @@ func (l *Link) begin(c connection) error {
 	l.open, l.failed, l.fd, l.events = true, nil, c.fd, c.events
 	l.sent, l.looking = ledger{sizes: l.sent.sizes}, false
 	if c.fd < 0 {
-		l.waiting.scarce() // what leaves waits for a goroutine anyway
+		l.waiting.noteScarce() // what leaves waits for a goroutine anyway
 	}
 	l.mu.Unlock()
 	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
 		return err
 	}
 	for _, b := range c.early {
-		if err := l.hear(b); err != nil {
-			l.refuse(err)
+		if err := l.handleDatagram(b); err != nil {
+			l.noteRefused(err)
 		}
 	}
 	return nil
 }
 
-// reached notes that an agent is there.
-func (l *Link) reached(at string) {
+// noteReached notes that an agent is there.
+func (l *Link) noteReached(at string) {
 	l.connects.Add(1)
 	l.log.Info("agent reached", "socket", at)
 }

@@ -288,15 +288,15 @@ func TestOnlyTheAgentIsListenedTo(t *testing.T) {
 
 func TestTheAgeOfWhatIsUnreadIsThatOfTheOldest(t *testing.T) {
 	var l ledger
-	l.learn(100, 768)
-	assert.Zero(t, l.waits(0, 0))
+	l.learnGrowth(100, 768)
+	assert.Zero(t, l.unreadSince(0, 0))
 	for i := range 3000 {
-		l.add(message{make([]byte, 100), cc.Time(i + 1)})
+		l.addMessage(message{make([]byte, 100), cc.Time(i + 1)})
 	}
-	assert.EqualValues(t, 2977, l.waits(0, 24*768))
-	assert.EqualValues(t, 2977, l.waits(0, 24*768))
+	assert.EqualValues(t, 2977, l.unreadSince(0, 24*768))
+	assert.EqualValues(t, 2977, l.unreadSince(0, 24*768))
 	l.unread = 0
-	assert.EqualValues(t, 1977, l.waits(0, 2000*768), "as far as is known")
+	assert.EqualValues(t, 1977, l.unreadSince(0, 2000*768), "as far as is known")
 }
 
 func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
@@ -306,32 +306,32 @@ func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
 	}
 	decision := func(flow uint32) []byte { return ccp.Change{Flow: flow}.Append(nil) }
 	ms := cc.Time(time.Millisecond)
-	a.decided(1*ms, decision(1)) // that nobody asked for
-	a.sent(2*ms, report(1, 5))
-	a.sent(3*ms, report(1, 5))                       // the first counts
-	a.sent(3*ms, ccp.Create{Flow: 2}.Append(nil))    // which is no report
-	a.decided(4*ms, ccp.Ready{}.Append(decision(2))) // nor is this a decision
-	a.decided(6*ms, append(decision(1), 1, 2, 3))
-	a.decided(7*ms, decision(1))
-	a.sent(8*ms, report(3, 5))
-	a.sent(9*ms, report(3)) // it is closed
-	a.decided(10*ms, decision(3))
+	a.noteDecision(1*ms, decision(1)) // that nobody asked for
+	a.noteSent(2*ms, report(1, 5))
+	a.noteSent(3*ms, report(1, 5))                        // the first counts
+	a.noteSent(3*ms, ccp.Create{Flow: 2}.Append(nil))     // which is no report
+	a.noteDecision(4*ms, ccp.Ready{}.Append(decision(2))) // nor is this a decision
+	a.noteDecision(6*ms, append(decision(1), 1, 2, 3))
+	a.noteDecision(7*ms, decision(1))
+	a.noteSent(8*ms, report(3, 5))
+	a.noteSent(9*ms, report(3)) // it is closed
+	a.noteDecision(10*ms, decision(3))
 	assert.EqualValues(t, 1, a.took.Snapshot().Count())
 	assert.InDelta(t, 0.004, a.took.Snapshot().Sum, 1e-9)
-	a.sent(11*ms, report(1, 5))
-	a.sent(12*ms, report(2, 5))
-	a.sent(13*ms, report(3, 5))
-	a.decided(14*ms, decision(2)) // and nothing about the first, which it has read before
-	a.decided(90*ms, decision(1)) // of its own accord
-	a.decided(16*ms, decision(3))
+	a.noteSent(11*ms, report(1, 5))
+	a.noteSent(12*ms, report(2, 5))
+	a.noteSent(13*ms, report(3, 5))
+	a.noteDecision(14*ms, decision(2)) // and nothing about the first, which it has read before
+	a.noteDecision(90*ms, decision(1)) // of its own accord
+	a.noteDecision(16*ms, decision(3))
 	assert.EqualValues(t, 3, a.took.Snapshot().Count())
 	assert.InDelta(t, 0.004+0.002+0.003, a.took.Snapshot().Sum, 1e-9)
-	a.sent(91*ms, ccp.Measure{Flow: 4, Program: 1}.Append(nil)) // of a program that reports no field
-	a.decided(92*ms, decision(4))
+	a.noteSent(91*ms, ccp.Measure{Flow: 4, Program: 1}.Append(nil)) // of a program that reports no field
+	a.noteDecision(92*ms, decision(4))
 	assert.EqualValues(t, 4, a.took.Snapshot().Count())
 	for i := range cc.Time(10_000) { // flows that come and go under an agent that says nothing
-		a.sent((100+i)*ms, report(uint32(i), 5))
-		a.sent((100+i)*ms, report(uint32(i)))
+		a.noteSent((100+i)*ms, report(uint32(i), 5))
+		a.noteSent((100+i)*ms, report(uint32(i)))
 	}
 	assert.Less(t, len(a.order), 100)
 
@@ -349,7 +349,7 @@ func TestTwoProxiesDoNotTakeOneReply(t *testing.T) {
 	listen(t, path)
 	cfg := Config{Name: "x", Socket: path, Reply: path + ".reply"}
 	dial := func() (int, error) {
-		fd, _, err := cfg.dial(&socket{})
+		fd, _, err := cfg.dialSocket(&socket{})
 		return fd, err
 	}
 	first, err := dial()
@@ -424,7 +424,7 @@ func TestWhatIsInTheWayOfAReplyIsNamed(t *testing.T) {
 	const cure = "; remove it, or give this agent another reply"
 	path := filepath.Join(t.TempDir(), "reply")
 	bind := func() (err error) {
-		_, _, err = Config{Name: "x", Socket: path + ".agent", Reply: path}.dial(&socket{})
+		_, _, err = Config{Name: "x", Socket: path + ".agent", Reply: path}.dialSocket(&socket{})
 		return err
 	}
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
@@ -449,7 +449,7 @@ func TestTheReplyOpensNoOtherFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(secret, nil, 0o600))
 	c := Config{Reply: filepath.Join(dir, "reply")}
 	require.NoError(t, os.Symlink(secret, c.Reply))
-	require.Error(t, c.admit())
+	require.Error(t, c.admitSenders())
 	info, err := os.Stat(secret)
 	require.NoError(t, err)
 	assert.EqualValues(t, 0o600, info.Mode())

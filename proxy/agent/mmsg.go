@@ -26,15 +26,15 @@ type datagrams struct {
 	pieces  [together]unix.Iovec
 }
 
-// set makes b the buffer of the i-th.
-func (t *datagrams) set(i int, b []byte) {
+// setBuffer makes b the buffer of the i-th.
+func (t *datagrams) setBuffer(i int, b []byte) {
 	t.pieces[i].Base = &b[0]
 	t.pieces[i].SetLen(len(b))
 	t.headers[i].Iov = &t.pieces[i]
 	t.headers[i].SetIovlen(1)
 }
 
-func (t *datagrams) move(call, fd uintptr, n, flags int) (moved int, err error) {
+func (t *datagrams) moveMessages(call, fd uintptr, n, flags int) (moved int, err error) {
 	first := unsafe.Pointer(&t.headers[0])
 	got, _, errno := unix.RawSyscall6(call, fd, uintptr(first), uintptr(n), uintptr(flags), 0, 0)
 	runtime.KeepAlive(t)
@@ -44,12 +44,12 @@ func (t *datagrams) move(call, fd uintptr, n, flags int) (moved int, err error) 
 	return int(got), nil
 }
 
-// write sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
-func (t *datagrams) write(fd int, messages []message) (n int, err error) {
+// sendMessages sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
+func (t *datagrams) sendMessages(fd int, messages []message) (n int, err error) {
 	for i, m := range messages {
-		t.set(i, m.bytes)
+		t.setBuffer(i, m.bytes)
 	}
-	n, err = t.move(unix.SYS_SENDMMSG, uintptr(fd), len(messages), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	n, err = t.moveMessages(unix.SYS_SENDMMSG, uintptr(fd), len(messages), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {
 		err = ccp.ErrBusy
 	}
@@ -65,16 +65,16 @@ type batch struct {
 func newBatch() *batch {
 	b := new(batch)
 	for i := range b.bytes {
-		b.set(i, b.bytes[i][:])
+		b.setBuffer(i, b.bytes[i][:])
 	}
 	return b
 }
 
-// read takes the datagrams that wait at a socket, and returns how many: 0 and no error if there are none,
+// readWaiting takes the datagrams that wait at a socket, and returns how many: 0 and no error if there are none,
 // together if there may be more.
-func (b *batch) read(fd uintptr) (n int, err error) {
+func (b *batch) readWaiting(fd uintptr) (n int, err error) {
 	for {
-		n, err = b.move(unix.SYS_RECVMMSG, fd, together, unix.MSG_DONTWAIT)
+		n, err = b.moveMessages(unix.SYS_RECVMMSG, fd, together, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
 			return 0, nil
 		}
@@ -84,5 +84,5 @@ func (b *batch) read(fd uintptr) (n int, err error) {
 	}
 }
 
-// datagram is the i-th of those that were read last.
-func (b *batch) datagram(i int) []byte { return b.bytes[i][:b.headers[i].n] }
+// datagramAt is the i-th of those that were read last.
+func (b *batch) datagramAt(i int) []byte { return b.bytes[i][:b.headers[i].n] }

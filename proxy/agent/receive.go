@@ -19,13 +19,13 @@ type inbox struct {
 	bad   int        // datagrams in a row that were malformed
 }
 
-// take reads what the agent has sent and hands it to the flows. What it sends meanwhile may wait for
+// takeDatagrams reads what the agent has sent and hands it to the flows. What it sends meanwhile may wait for
 // the next call: one that never pauses is not to hold up who calls. l.in.mu is held.
-func (l *Link) take() {
+func (l *Link) takeDatagrams() {
 	for range mostReads {
-		n := l.read()
+		n := l.readDatagrams()
 		for i := range n {
-			l.judge(l.in.batch.datagram(i))
+			l.judgeDatagram(l.in.batch.datagramAt(i))
 		}
 		if n < together {
 			return
@@ -33,8 +33,8 @@ func (l *Link) take() {
 	}
 }
 
-// read reads datagrams of the agent, and returns how many.
-func (l *Link) read() (n int) {
+// readDatagrams reads datagrams of the agent, and returns how many.
+func (l *Link) readDatagrams() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fd < 0 {
@@ -43,17 +43,17 @@ func (l *Link) read() (n int) {
 	if l.in.batch == nil {
 		l.in.batch = newBatch()
 	}
-	n, err := l.in.batch.read(uintptr(l.fd))
+	n, err := l.in.batch.readWaiting(uintptr(l.fd))
 	if err != nil {
-		l.fail(fmt.Errorf("hearing it: %w", err))
+		l.failWith(fmt.Errorf("hearing it: %w", err))
 	} else if n > 0 {
-		l.stirs(l.cfg.Clock())
+		l.noteAlive(l.cfg.Clock())
 	}
 	return n
 }
 
-// judge takes a datagram. Too many in a row that are malformed end the connection.
-func (l *Link) judge(datagram []byte) {
+// judgeDatagram takes a datagram. Too many in a row that are malformed end the connection.
+func (l *Link) judgeDatagram(datagram []byte) {
 	var err error
 	switch n := len(datagram); {
 	case n > ccp.MaxFromAgent:
@@ -63,31 +63,31 @@ func (l *Link) judge(datagram []byte) {
 		l.agent.CountMalformed()
 		err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
 	default:
-		err = l.hear(datagram)
+		err = l.handleDatagram(datagram)
 	}
-	if l.in.bad = l.tally(l.in.bad, err); l.in.bad >= nonsense {
+	if l.in.bad = l.countMalformed(l.in.bad, err); l.in.bad >= nonsense {
 		l.mu.Lock()
-		l.fail(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
+		l.failWith(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
 		l.mu.Unlock()
 	}
 }
 
-// tally is how many messages in a row are malformed after one more, which led to err. One that installs a program
-// that cannot run is not: the agent's others may.
-func (l *Link) tally(bad int, err error) int {
+// countMalformed returns how many messages in a row are malformed after one more, which led to err. A message that
+// installs a program that cannot run is not malformed: the agent's other programs may run.
+func (l *Link) countMalformed(bad int, err error) int {
 	if err == nil {
 		return 0
 	}
-	l.refuse(err)
+	l.noteRefused(err)
 	if errors.Is(err, ccp.ErrProgram) {
 		return bad
 	}
 	return bad + 1
 }
 
-// refuse notes a datagram that is malformed, or that installs a program that cannot run: flows that the agent
+// noteRefused notes a datagram that is malformed, or that installs a program that cannot run: flows that the agent
 // sets that program for keep their fallback. The first one of a connection is logged as a warning.
-func (l *Link) refuse(err error) {
+func (l *Link) noteRefused(err error) {
 	l.malformed.Add(1)
 	level := slog.LevelWarn
 	if l.refused.Swap(true) {
@@ -100,31 +100,31 @@ func (l *Link) refuse(err error) {
 func (l *Link) takeNow() {
 	if l.in.mu.TryLock() {
 		defer l.in.mu.Unlock()
-		l.take()
+		l.takeDatagrams()
 	}
 }
 
-// attend takes in what comes between ticks, all of it at once, and sends what waits as soon as the agent
+// serveEvents takes in what comes between ticks, all of it at once, and sends what waits as soon as the agent
 // makes room.
-func (l *Link) attend(e *events) error {
+func (l *Link) serveEvents(e *events) error {
 	for {
 		l.in.mu.Lock()
-		l.take()
+		l.takeDatagrams()
 		l.in.mu.Unlock()
 		l.mu.Lock()
 		if l.waiting.full {
-			_ = l.flush() // watch ends the connection after an error
+			_ = l.flushBacklog() // watch ends the connection after an error
 		}
-		l.await()
+		l.armEvents()
 		l.mu.Unlock()
-		if err := e.wait(); err != nil {
+		if err := e.waitForEvent(); err != nil {
 			return fmt.Errorf("waiting for it: %w", err)
 		}
 	}
 }
 
-// await asks for the event that attend has to wake for. l.mu is held.
-func (l *Link) await() {
+// armEvents asks for the event that attend has to wake for. l.mu is held.
+func (l *Link) armEvents() {
 	if l.fd < 0 {
 		return
 	}
@@ -132,5 +132,5 @@ func (l *Link) await() {
 	if l.waiting.full {
 		what |= unix.EPOLLOUT
 	}
-	l.events.once(l.fd, what)
+	l.events.askOnce(l.fd, what)
 }

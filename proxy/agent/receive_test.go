@@ -43,13 +43,13 @@ func gather(t *testing.T, flows int) *crowd {
 	require.NoError(t, err)
 	c.link, err = newLink(Config{Name: "x", Socket: path, Clock: c.now})
 	require.NoError(t, err)
-	fd, early, err := c.link.cfg.dial(&c.link.own)
+	fd, early, err := c.link.cfg.dialSocket(&c.link.own)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, unix.Close(fd)) })
 	c.events, err = newEvents(fd)
 	require.NoError(t, err)
-	t.Cleanup(c.events.close)
-	require.NoError(t, c.link.begin(connection{fd, c.events, early}))
+	t.Cleanup(c.events.closeFile)
+	require.NoError(t, c.link.beginConnection(connection{fd, c.events, early}))
 	require.Equal(t, ccp.KindReady, c.next().Kind)
 	c.say(c.code.Install(1).Append(nil))
 	for range flows {
@@ -62,11 +62,11 @@ func gather(t *testing.T, flows int) *crowd {
 func (c *crowd) serve() {
 	ctx, end := context.WithCancel(c.t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { _ = c.link.watch(ctx) })
-	running.Go(func() { _ = c.link.attend(c.events) })
+	running.Go(func() { _ = c.link.watchAgent(ctx) })
+	running.Go(func() { _ = c.link.serveEvents(c.events) })
 	c.t.Cleanup(func() {
 		end()
-		c.events.close()
+		c.events.closeFile()
 		running.Wait()
 	})
 }
@@ -143,7 +143,7 @@ func (c *crowd) pass(d time.Duration) {
 func (c *crowd) about(flow uint32) (kinds []ccp.Kind) {
 	for m, there := c.read(); there; m, there = c.read() {
 		c.seen = append(c.seen, m)
-		require.NoError(c.t, c.link.flush())
+		require.NoError(c.t, c.link.flushBacklog())
 	}
 	for _, m := range c.seen {
 		if m.Flow == flow {
@@ -182,7 +182,7 @@ func TestAProgramThatIsRefusedIsAWarning(t *testing.T) {
 				c.link.takeNow()
 			}
 			assert.EqualValues(t, nonsense, c.link.Info().Malformed)
-			assert.NoError(t, c.link.failure(), "others of it may run")
+			assert.NoError(t, c.link.failureCause(), "others of it may run")
 			assert.Equal(t, 1, strings.Count(said.String(), "\n"))
 			assert.Contains(t, said.String(), "level=WARN")
 			assert.Contains(t, said.String(), why)
@@ -211,7 +211,7 @@ func TestAnAgentHearsOfAFlowOnce(t *testing.T) {
 
 	fill := func() {
 		for n := 0; n < 60; n++ { // that find no room
-			if c.link.waiting.empty() {
+			if c.link.waiting.isEmpty() {
 				n = 0
 			}
 			c.join().OnTick(c.state())

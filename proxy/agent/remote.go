@@ -82,8 +82,8 @@ func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
 	return secured, nil
 }
 
-// reason is why there is no connection, without what differs each time: the hour, and our port.
-func reason(err error) string {
+// disconnectReason is why there is no connection, without what differs each time: the hour, and our port.
+func disconnectReason(err error) string {
 	var invalid x509.CertificateInvalidError
 	var op *net.OpError
 	switch {
@@ -97,7 +97,7 @@ func reason(err error) string {
 
 // serveRemote is serve for a connection to an agent on another machine.
 func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
-	return l.serve(ctx, l.cfg.Address, connection{fd: -1}, func() { _ = conn.Close() },
+	return l.serveUntilEnd(ctx, l.cfg.Address, connection{fd: -1}, func() { _ = conn.Close() },
 		func(context.Context) error { return l.receiveRemote(conn) },
 		func(ctx context.Context) error { return l.sendRemote(ctx, conn) })
 }
@@ -111,7 +111,7 @@ func (l *Link) sendRemote(ctx context.Context, conn net.Conn) error {
 			return context.Cause(ctx)
 		case <-l.room:
 		}
-		for b := l.next(); b != nil; b = l.next() {
+		for b := l.takeOldest(); b != nil; b = l.takeOldest() {
 			_, _ = w.Write(b) // Flush has the error as well
 		}
 		if err := w.Flush(); err != nil { // the other direction tells why, as with the alert of who does not trust us
@@ -124,14 +124,14 @@ func (l *Link) sendRemote(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// next takes what waits longest; nil: nothing does.
-func (l *Link) next() []byte {
+// takeOldest takes what waits longest; nil: nothing does.
+func (l *Link) takeOldest() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.waiting.empty() {
+	if l.waiting.isEmpty() {
 		return nil
 	}
-	return l.waiting.pop().bytes
+	return l.waiting.removeFirst().bytes
 }
 
 // receiveRemote hands on what the agent sends. A malformed header ends it: where the next
@@ -152,9 +152,9 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 			return fmt.Errorf("the agent has closed the connection: %w", err)
 		}
 		if !l.heard.Swap(true) { // by now it has taken our certificate
-			l.reached(l.cfg.Address)
+			l.noteReached(l.cfg.Address)
 		}
-		bad = l.tally(bad, l.hear(buf[:n]))
+		bad = l.countMalformed(bad, l.handleDatagram(buf[:n]))
 	}
 	return fmt.Errorf("%w: %d in a row", ccp.ErrMalformed, nonsense)
 }

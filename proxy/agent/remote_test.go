@@ -199,7 +199,7 @@ func sameReason(t *testing.T, at string, secure *tls.Config) {
 	require.Error(t, first)
 	require.Error(t, second)
 	require.NotEqual(t, first.Error(), second.Error())
-	assert.Equal(t, reason(first), reason(second))
+	assert.Equal(t, disconnectReason(first), disconnectReason(second))
 }
 
 func TestWhatIsNoMessageEndsAConnectionToAnotherMachine(t *testing.T) {

@@ -18,27 +18,27 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 		return ccp.Measure{Flow: flow, Program: uint32(min(len(acked), 1)), Fields: acked}.Append(nil)
 	}
 	var q backlog
-	require.True(t, q.empty())
-	q.scarce()
-	assert.True(t, q.push(1, report(1, 10)))
-	assert.True(t, q.push(2, report(2, 20)))
-	assert.False(t, q.push(3, report(1, 11)), "the next one has what it would have told")
-	assert.False(t, q.push(3, ccp.Measure{Flow: 1, Program: 1}.Append(nil)), "one without fields is no close")
-	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)))
-	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)), "which is the same")
-	assert.True(t, q.push(4, report(2)), "nobody wants a report of a flow that is closed")
-	assert.Equal(t, message{report(1, 10), 1}, q.pop())
-	assert.True(t, q.push(6, report(1, 12)))
-	assert.Equal(t, message{report(2), 2}, q.pop())
-	assert.Equal(t, message{ccp.Create{Flow: 3}.Append(nil), 3}, q.pop())
-	assert.Equal(t, message{report(1, 12), 6}, q.pop())
-	assert.True(t, q.empty())
+	require.True(t, q.isEmpty())
+	q.noteScarce()
+	assert.True(t, q.addMessage(1, report(1, 10)))
+	assert.True(t, q.addMessage(2, report(2, 20)))
+	assert.False(t, q.addMessage(3, report(1, 11)), "the next one has what it would have told")
+	assert.False(t, q.addMessage(3, ccp.Measure{Flow: 1, Program: 1}.Append(nil)), "one without fields is no close")
+	assert.True(t, q.addMessage(3, ccp.Create{Flow: 3}.Append(nil)))
+	assert.True(t, q.addMessage(3, ccp.Create{Flow: 3}.Append(nil)), "which is the same")
+	assert.True(t, q.addMessage(4, report(2)), "nobody wants a report of a flow that is closed")
+	assert.Equal(t, message{report(1, 10), 1}, q.removeFirst())
+	assert.True(t, q.addMessage(6, report(1, 12)))
+	assert.Equal(t, message{report(2), 2}, q.removeFirst())
+	assert.Equal(t, message{ccp.Create{Flow: 3}.Append(nil), 3}, q.removeFirst())
+	assert.Equal(t, message{report(1, 12), 6}, q.removeFirst())
+	assert.True(t, q.isEmpty())
 	assert.Empty(t, q.waits)
 
 	for i := range uint32(mostWaiting) {
-		require.True(t, q.push(8, report(i, 1)))
+		require.True(t, q.addMessage(8, report(i, 1)))
 	}
-	assert.False(t, q.push(8, report(mostWaiting, 1)))
+	assert.False(t, q.addMessage(8, report(mostWaiting, 1)))
 }
 
 // More flows than may wait are announced at once, as when an agent comes back to a large proxy.
@@ -57,7 +57,7 @@ func TestAFlowForWhichThereIsNoRoomIsAnnouncedOnceThereIs(t *testing.T) {
 			require.True(t, there)
 		}
 		announced[m.Flow]++
-		require.NoError(t, c.link.flush())
+		require.NoError(t, c.link.flushBacklog())
 	}
 	for flow, times := range announced {
 		require.Equal(t, 1, times, "flow %d", flow)
@@ -185,23 +185,23 @@ func TestACreateIsDroppedFromWhereverItWaits(t *testing.T) {
 	for _, scarce := range []bool{false, true} {
 		var q backlog
 		if scarce {
-			q.scarce()
+			q.noteScarce()
 		}
 		for _, b := range [][]byte{create(1), create(2), report, create(3), create(4)} {
-			require.True(t, q.push(1, b))
+			require.True(t, q.addMessage(1, b))
 		}
-		q.drop(2)
-		q.drop(2)
-		q.drop(4)
-		assert.Equal(t, []message{{create(1), 1}}, q.next(together))
-		q.drop(1)
-		assert.Equal(t, []message{{report, 1}, {create(3), 1}}, q.next(together))
-		assert.Len(t, q.next(1), 1)
-		assert.True(t, q.push(2, create(2)), "after all others")
-		assert.Equal(t, message{report, 1}, q.pop())
-		q.drop(3)
-		assert.Equal(t, message{create(2), 2}, q.pop())
-		assert.True(t, q.empty())
+		q.dropCreate(2)
+		q.dropCreate(2)
+		q.dropCreate(4)
+		assert.Equal(t, []message{{create(1), 1}}, q.firstMessages(together))
+		q.dropCreate(1)
+		assert.Equal(t, []message{{report, 1}, {create(3), 1}}, q.firstMessages(together))
+		assert.Len(t, q.firstMessages(1), 1)
+		assert.True(t, q.addMessage(2, create(2)), "after all others")
+		assert.Equal(t, message{report, 1}, q.removeFirst())
+		q.dropCreate(3)
+		assert.Equal(t, message{create(2), 2}, q.removeFirst())
+		assert.True(t, q.isEmpty())
 		assert.Empty(t, q.waits)
 	}
 }

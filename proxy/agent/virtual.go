@@ -61,7 +61,7 @@ func Reach(cfg Config) (*Virtual, error) {
 		}.Append(nil),
 	}
 	var err error
-	if v.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, v.transmit); err != nil {
+	if v.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, v.transmitMessage); err != nil {
 		return nil, err
 	}
 	v.agent.Inline = true
@@ -70,14 +70,14 @@ func Reach(cfg Config) (*Virtual, error) {
 	var own socket
 	var early [][]byte
 	for {
-		if v.fd, early, err = cfg.dial(&own); err == nil {
+		if v.fd, early, err = cfg.dialSocket(&own); err == nil {
 			break
 		}
 		again := time.NewTimer(redial)
 		select {
 		case <-again.C:
 		case <-starting.C:
-			own.close(cfg.Reply)
+			own.closeUnused(cfg.Reply)
 			return nil, err
 		}
 	}
@@ -88,7 +88,7 @@ func Reach(cfg Config) (*Virtual, error) {
 		err = v.agent.Receive(0, early[i])
 	}
 	if err != nil {
-		return nil, errors.Join(v.wrap(err), v.Close())
+		return nil, errors.Join(v.wrapError(err), v.Close())
 	}
 	return v, nil
 }
@@ -99,16 +99,16 @@ func (v *Virtual) Spec() cc.Spec { return v.agent.Spec() }
 // Err tells, after a run, why its result is not what the agent decides; nil: it is.
 func (v *Virtual) Err() error {
 	if v.err != nil {
-		return v.wrap(v.err)
+		return v.wrapError(v.err)
 	}
 	c := v.agent.Counters()
 	if v.sent > 1 && c.Decisions == 0 { // the first is a Ready
-		return v.wrap(errors.New("it has set no program for any flow; has it an algorithm of the name that is " +
+		return v.wrapError(errors.New("it has set no program for any flow; has it an algorithm of the name that is " +
 			"asked for?"))
 	}
 	for why, n := range c.Fallbacks {
 		if n > 0 {
-			return v.wrap(fmt.Errorf("the fallback took over %d times (%s)", n, why))
+			return v.wrapError(fmt.Errorf("the fallback took over %d times (%s)", n, why))
 		}
 	}
 	return nil
@@ -117,32 +117,32 @@ func (v *Virtual) Err() error {
 // Close tells the agent of the end of its flows, and ends the connection.
 func (v *Virtual) Close() error {
 	for _, flow := range slices.Sorted(maps.Keys(v.flows)) {
-		_ = v.transmit(ccp.Measure{Flow: flow}.Append(nil)) // lost, it costs the agent some memory
+		_ = v.transmitMessage(ccp.Measure{Flow: flow}.Append(nil)) // lost, it costs the agent some memory
 	}
 	_ = os.Remove(v.cfg.Reply)
 	return unix.Close(v.fd)
 }
 
-func (v *Virtual) wrap(err error) error {
+func (v *Virtual) wrapError(err error) error {
 	return fmt.Errorf("agent %q at %s: %w", v.cfg.Name, v.cfg.Socket, err)
 }
 
-// transmit is the agent's ccp.Transmit: what the agent answers has been taken in when it returns.
-func (v *Virtual) transmit(b []byte) error {
+// transmitMessage is the agent's ccp.Transmit: what the agent answers has been taken in when it returns.
+func (v *Virtual) transmitMessage(b []byte) error {
 	if v.err == nil {
 		v.sent++
 		if what := aboutOf(b); what.kind == ccp.KindCreate {
 			v.flows[what.flow] = true
-		} else if closes(b) {
+		} else if closesFlow(b) {
 			delete(v.flows, what.flow)
 		}
-		v.err = v.turn(b)
+		v.err = v.runAgentTurn(b)
 	}
 	return v.err
 }
 
-// turn has the agent read b and then the fence: by then it has sent all that it decides on b.
-func (v *Virtual) turn(b []byte) error {
+// runAgentTurn has the agent read b and then the fence: by then it has sent all that it decides on b.
+func (v *Virtual) runAgentTurn(b []byte) error {
 	limit := time.NewTimer(v.cfg.Limit)
 	defer limit.Stop()
 	for _, m := range [...][]byte{b, v.fence} {
@@ -154,21 +154,21 @@ func (v *Virtual) turn(b []byte) error {
 			if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
 				return fmt.Errorf("nobody reads what is sent: %w", err)
 			}
-			if err := v.wait(limit.C); err != nil {
+			if err := v.waitForAgent(limit.C); err != nil {
 				return err
 			}
 		}
 	}
-	for queued(v.fd) > 0 {
-		if err := v.wait(limit.C); err != nil {
+	for unreadMemory(v.fd) > 0 {
+		if err := v.waitForAgent(limit.C); err != nil {
 			return err
 		}
 	}
-	return v.receive()
+	return v.receiveAll()
 }
 
-// wait waits until the agent has read or said something, and takes in what it says.
-func (v *Virtual) wait(limit <-chan time.Time) error {
+// waitForAgent waits until the agent has read or said something, and takes in what it says.
+func (v *Virtual) waitForAgent(limit <-chan time.Time) error {
 	select {
 	case <-limit:
 		return fmt.Errorf("it has not taken a message within %v; is it stopped, or in an endless loop?", v.cfg.Limit)
@@ -179,11 +179,11 @@ func (v *Virtual) wait(limit <-chan time.Time) error {
 	if _, err := unix.Poll(fds, int(most.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
 		return fmt.Errorf("waiting for it: %w", err)
 	}
-	return v.receive()
+	return v.receiveAll()
 }
 
-// receive takes in all that has come.
-func (v *Virtual) receive() error {
+// receiveAll takes in all that has come.
+func (v *Virtual) receiveAll() error {
 	for {
 		n, _, err := unix.Recvfrom(v.fd, v.buf, unix.MSG_DONTWAIT)
 		switch {

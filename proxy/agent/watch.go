@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// watch looks since when messages have been unread, while any are; whether the agent can still answer; and
+// watchAgent looks since when messages have been unread, while any are; whether the agent can still answer; and
 // whether it is still there, while nothing is sent to it or nothing that was sent is read.
-func (l *Link) watch(ctx context.Context) error {
+func (l *Link) watchAgent(ctx context.Context) error {
 	timer := time.NewTimer(probes)
 	defer timer.Stop()
 	seen := int64(0)       // messages that had been sent when it looked
@@ -24,20 +24,20 @@ func (l *Link) watch(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-l.kick: // what was just sent has its time
 			timer.Reset(ccp.Patience(0))
-			if l.failure() == nil {
+			if l.failureCause() == nil {
 				continue
 			}
 		case <-timer.C:
-			if !l.own.bound(l.cfg.Reply) {
+			if !l.own.isBound(l.cfg.Reply) {
 				return errors.New("it answers at " + l.cfg.Reply + ", which somebody has removed or made anew")
 			}
-			if quiet && !l.reachable() {
+			if quiet && !l.isReachable() {
 				return errors.New("it listens no more at " + l.cfg.Socket)
 			}
 		}
 		now := l.cfg.Clock()
 		l.mu.Lock()
-		since := l.look(now)
+		since := l.checkUnread(now)
 		idle := since == 0 && l.sent.n == seen
 		hangs := since != 0 && now.Sub(max(since, tried)) >= probes // another may have taken its place
 		if quiet = idle || hangs; quiet {
@@ -45,7 +45,7 @@ func (l *Link) watch(ctx context.Context) error {
 		}
 		l.looking, seen = !idle, l.sent.n
 		l.mu.Unlock()
-		if err := l.failure(); err != nil {
+		if err := l.failureCause(); err != nil {
 			return err
 		}
 		next := ccp.Patience(0)
@@ -59,24 +59,24 @@ func (l *Link) watch(ctx context.Context) error {
 	}
 }
 
-// fail ends the connection. l.mu is held.
-func (l *Link) fail(why error) {
+// failWith ends the connection. l.mu is held.
+func (l *Link) failWith(why error) {
 	l.open, l.fd, l.failed = false, -1, why
-	signal(l.kick)
+	notifyChannel(l.kick)
 }
 
-// failure is what has ended the connection.
-func (l *Link) failure() error {
+// failureCause is what has ended the connection.
+func (l *Link) failureCause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.failed
 }
 
-// reachable tries the agent's path with a socket of its own, unless another agent has made that path anew. One
+// isReachable tries the agent's path with a socket of its own, unless another agent has made that path anew. One
 // that is connected to ours (EPERM) is there, too.
-func (l *Link) reachable() bool {
+func (l *Link) isReachable() bool {
 	at, err := os.Stat(l.cfg.Socket)
-	if err != nil || !same(at, l.there) {
+	if err != nil || !isSameFile(at, l.there) {
 		return false
 	}
 	err = unixConnect(l.cfg.Socket)

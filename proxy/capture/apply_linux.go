@@ -24,7 +24,7 @@ const ourChain = "prerouting"
 // needs are removed afterwards, so that a crash between leaves a state that
 // works. On an error, what this call added is taken back.
 func (r Rules) Apply(ctx context.Context) (err error) {
-	r, err = r.normalise()
+	r, err = r.withDefaults()
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	if r, err = r.lookedAt(); err != nil {
 		return err
 	}
-	h, done, err := begin()
+	h, done, err := lockNetlink()
 	if err != nil {
 		return err
 	}
@@ -40,28 +40,28 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	routing := routing{handle: h}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, routing.undo())
+			err = errors.Join(err, routing.undoAdded())
 		}
 	}()
 	if r.Mode == TPROXY {
-		if err := routing.add(r); err != nil {
+		if err := routing.addObjects(r); err != nil {
 			return err
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	if err := replaceTable(r.ruleset()); err != nil {
+	if err := replaceTable(r.buildRuleset()); err != nil {
 		return err
 	}
 	routing.added = nil // from here on the table needs them
-	return routing.remove(func(o object) bool { return r.Mode == TPROXY && o.wanted(r) })
+	return routing.removeUnless(func(o object) bool { return r.Mode == TPROXY && o.isWantedBy(r) })
 }
 
 // Remove takes away everything that Apply can have made, with whatever
 // settings and however far it came. Without anything to remove it does nothing.
 func Remove(ctx context.Context) error {
-	h, done, err := begin()
+	h, done, err := lockNetlink()
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func Remove(ctx context.Context) error {
 		return fmt.Errorf("capture: %w", err)
 	}
 	routing := routing{handle: h}
-	return routing.remove(func(object) bool { return false })
+	return routing.removeUnless(func(object) bool { return false })
 }
 
 // keysAtOnce bounds the keys in one message: the library puts all of a call into one attribute, whose
@@ -88,23 +88,23 @@ const transaction = 1 << 26
 // lockFile is one of each network namespace, and whoever may not change rules may not open it.
 const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
 
-// begin opens netlink once no other call changes the rules of this network namespace, in
+// lockNetlink opens netlink once no other call changes the rules of this network namespace, in
 // whatever process: each would take what the other has just made for left over.
-func begin() (h *netlink.Handle, done func(), err error) {
+func lockNetlink() (h *netlink.Handle, done func(), err error) {
 	lock, err := os.Open(lockFile)
 	if errors.Is(err, os.ErrPermission) {
-		return nil, nil, explain("change rules", syscall.EPERM)
+		return nil, nil, explainError("change rules", syscall.EPERM)
 	}
 	if err != nil {
-		return nil, nil, explain("open "+lockFile, err)
+		return nil, nil, explainError("open "+lockFile, err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		_ = lock.Close()
-		return nil, nil, explain("lock "+lockFile, err)
+		return nil, nil, explainError("lock "+lockFile, err)
 	}
 	if h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		_ = lock.Close()
-		return nil, nil, explain("open netlink", err)
+		return nil, nil, explainError("open netlink", err)
 	}
 	return h, func() {
 		h.Close()
@@ -117,7 +117,7 @@ func replaceTable(t ruleset) error {
 		return errors.Join(c.SetWriteBuffer(transaction), c.SetReadBuffer(transaction))
 	}))
 	if err != nil {
-		return explain("open nftables", err)
+		return explainError("open nftables", err)
 	}
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.table}
 	if t.table == Table {
@@ -139,7 +139,7 @@ func replaceTable(t ruleset) error {
 			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
 		}
 		err := c.AddSet(to, nil)
-		for part := range slices.Chunk(s.keys(), keysAtOnce) {
+		for part := range slices.Chunk(s.setElements(), keysAtOnce) {
 			err = errors.Join(err, c.SetAddElements(to, part))
 		}
 		if err != nil {
@@ -156,7 +156,7 @@ func replaceTable(t ruleset) error {
 		}
 	}
 	if err := c.Flush(); err != nil {
-		return explain("install the nftables table", err)
+		return explainError("install the nftables table", err)
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func replaceTable(t ruleset) error {
 func deleteTable() error {
 	c, err := nftables.New()
 	if err != nil {
-		return explain("open nftables", err)
+		return explainError("open nftables", err)
 	}
 	table, mine, err := findTable(c)
 	if err != nil || !mine {
@@ -172,7 +172,7 @@ func deleteTable() error {
 	}
 	c.DelTable(table)
 	if err := c.Flush(); err != nil && !errors.Is(err, syscall.ENOENT) {
-		return explain("delete the nftables table", err)
+		return explainError("delete the nftables table", err)
 	}
 	return nil
 }
@@ -183,7 +183,7 @@ func deleteTable() error {
 func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, false, explain("list nftables tables", err)
+		return nil, false, explainError("list nftables tables", err)
 	}
 	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == Table })
 	if i < 0 {
@@ -192,7 +192,7 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	table = tables[i]
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, false, explain("list nftables chains", err)
+		return nil, false, explainError("list nftables chains", err)
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != Table })
 	switch {
@@ -205,7 +205,7 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	case errors.Is(err, syscall.ENOENT): // replaced in the meantime, by an Apply of ours
 		return table, true, nil
 	case err != nil:
-		return nil, false, explain("list nftables rules", err)
+		return nil, false, explainError("list nftables rules", err)
 	case len(rules) == 0 || len(rules[0].Exprs) == 0:
 		return table, false, nil
 	}
@@ -213,8 +213,8 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	return table, ok && first.Key == expr.MetaKeyMARK, nil
 }
 
-// explain says what is missing, and how to get it.
-func explain(what string, err error) error {
+// explainError says what is missing, and how to get it.
+func explainError(what string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("capture: %s: needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+

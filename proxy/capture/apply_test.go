@@ -61,12 +61,12 @@ func TestApplyTwiceIsApplyOnce(t *testing.T) {
 			once := ns.state(t)
 			require.Equal(t, 1, count(once, "table "))
 			require.Equal(t, 1, count(once, "table 1 penstock"))
-			r, err := row.rules.normalise()
+			r, err := row.rules.withDefaults()
 			require.NoError(t, err)
-			assert.Equal(t, len(r.ruleset().chains[0].rules), count(once, "rule 1 penstock"))
+			assert.Equal(t, len(r.buildRuleset().chains[0].rules), count(once, "rule 1 penstock"))
 			routed := 0
 			if r.Mode == TPROXY {
-				routed = len(r.families())
+				routed = len(r.usedFamilies())
 			}
 			assert.Equal(t, count(clean, "policy")+2*routed, count(once, "policy"))
 			assert.Equal(t, count(clean, "route")+routed, count(once, "route"))
@@ -293,25 +293,25 @@ func TestAFailedApplyTakesBackWhatItAdded(t *testing.T) {
 		}
 		defer h.Close()
 		g := routing{handle: h}
-		r, err := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}.normalise()
+		r, err := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}.withDefaults()
 		if err != nil {
 			return err
 		}
-		if err := g.add(r); err != nil {
+		if err := g.addObjects(r); err != nil {
 			return err
 		}
-		broken := r.ruleset()
+		broken := r.buildRuleset()
 		broken.chains[0].kind = "no such type"
 		if err := replaceTable(broken); assert.Error(t, err) {
 			assert.NotContains(t, err.Error(), "CAP_NET_ADMIN")
 		}
-		return g.undo()
+		return g.undoAdded()
 	})
 	assert.Equal(t, clean, ns.state(t))
 }
 
 func TestRemoveAfterACrashAtAnyStep(t *testing.T) {
-	r, err := everything().normalise()
+	r, err := everything().withDefaults()
 	require.NoError(t, err)
 	steps := []struct {
 		name string
@@ -334,7 +334,7 @@ func TestRemoveAfterACrashAtAnyStep(t *testing.T) {
 				}
 				defer h.Close()
 				g := routing{handle: h}
-				return g.add(r)
+				return g.addObjects(r)
 			})
 		}},
 		{"of a removal, after the table", func(ns namespace) {
@@ -346,7 +346,7 @@ func TestRemoveAfterACrashAtAnyStep(t *testing.T) {
 			ns.do(t, func() error { return netlink.RuleDel(policyRule(r, ipv6)) })
 		}},
 		{"with the table alone", func(ns namespace) {
-			ns.do(t, func() error { return replaceTable(r.ruleset()) })
+			ns.do(t, func() error { return replaceTable(r.buildRuleset()) })
 		}},
 	}
 	for _, step := range steps {

@@ -33,28 +33,28 @@ var (
 	ipv6 = family{"ip6", unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24, 16}
 )
 
-func (f family) v4() bool { return f.proto == unix.NFPROTO_IPV4 }
+func (f family) isIPv4() bool { return f.proto == unix.NFPROTO_IPV4 }
 
-// suffix is what names of sets of the family end in.
-func (f family) suffix() string {
-	if f.v4() {
+// setSuffix is what names of sets of the family end in.
+func (f family) setSuffix() string {
+	if f.isIPv4() {
 		return "4"
 	}
 	return "6"
 }
 
-func equal(data ...byte) expr.Any {
+func equalTo(data ...byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
 }
 
-func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+func nativeBytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
 func ofFamily(f family) clause {
 	text := "meta nfproto ipv4"
-	if !f.v4() {
+	if !f.isIPv4() {
 		text = "meta nfproto ipv6"
 	}
-	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equal(f.proto)}}
+	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equalTo(f.proto)}}
 }
 
 func isTCP() clause { return isProtocol("tcp", unix.IPPROTO_TCP) }
@@ -62,7 +62,7 @@ func isTCP() clause { return isProtocol("tcp", unix.IPPROTO_TCP) }
 func isUDP() clause { return isProtocol("udp", unix.IPPROTO_UDP) }
 
 func isICMP(f family) clause {
-	if f.v4() {
+	if f.isIPv4() {
 		return isProtocol("icmp", unix.IPPROTO_ICMP)
 	}
 	return isProtocol("icmpv6", unix.IPPROTO_ICMPV6)
@@ -70,7 +70,7 @@ func isICMP(f family) clause {
 
 func isProtocol(name string, number byte) clause {
 	return clause{"meta l4proto " + name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(number),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equalTo(number),
 	}}
 }
 
@@ -85,8 +85,8 @@ func notTCP() clause {
 func hasMark(mark uint32) clause {
 	return clause{fmt.Sprintf("meta mark & 0x%08x == 0x%08x", mark, mark), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(mark), Xor: native(0)},
-		equal(native(mark)...),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(mark), Xor: nativeBytes(0)},
+		equalTo(nativeBytes(mark)...),
 	}}
 }
 
@@ -94,7 +94,7 @@ func hasMark(mark uint32) clause {
 func addMark(mark uint32) clause {
 	return clause{fmt.Sprintf("meta mark set meta mark | 0x%08x", mark), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(^mark), Xor: native(mark)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(^mark), Xor: nativeBytes(mark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
 	}}
 }
@@ -112,7 +112,7 @@ func notFirst() clause {
 // isICMPError matches the ICMP messages that tell a sender what became of its packet (RFC 792, RFC 4443 §2.1).
 // A redirect is none: it changes routes, and no socket needs it.
 func isICMPError(f family) clause {
-	if f.v4() {
+	if f.isIPv4() {
 		const redirect = 5
 		return clause{"icmp type != redirect", append(isICMP(f).exprs, icmpType(),
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{redirect}})}
@@ -131,7 +131,7 @@ func icmpType() expr.Any {
 // socket that sent the packet quoted in it; other ICMP fits none.
 func ofTransparentSocket() clause {
 	return clause{"socket transparent 1", []expr.Any{
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: reg}, equal(1),
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: reg}, equalTo(1),
 	}}
 }
 
@@ -139,13 +139,13 @@ func ofTransparentSocket() clause {
 // never matches a half-open or closing connection: those are no full sockets.
 func ofWildcardSocket() clause {
 	return clause{"socket wildcard 1", []expr.Any{
-		&expr.Socket{Key: expr.SocketKeyWildcard, Register: reg}, equal(1),
+		&expr.Socket{Key: expr.SocketKeyWildcard, Register: reg}, equalTo(1),
 	}}
 }
 
 func toThisMachine() clause {
 	return clause{"fib daddr type local", []expr.Any{
-		&expr.Fib{Register: reg, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)...),
+		&expr.Fib{Register: reg, FlagDADDR: true, ResultADDRTYPE: true}, equalTo(nativeBytes(unix.RTN_LOCAL)...),
 	}}
 }
 
@@ -175,7 +175,7 @@ func inSet(base expr.PayloadBase, offset, length uint32, s set) []expr.Any {
 	}
 }
 
-func counted() clause { return clause{"counter", []expr.Any{&expr.Counter{}}} }
+func countPackets() clause { return clause{"counter", []expr.Any{&expr.Counter{}}} }
 
 func toProxy(f family, port uint16) clause {
 	return clause{fmt.Sprintf("tproxy %s to :%d", f.name, port), []expr.Any{
@@ -184,16 +184,20 @@ func toProxy(f family, port uint16) clause {
 	}}
 }
 
-func redirect(port uint16) clause {
+func redirectTo(port uint16) clause {
 	return clause{fmt.Sprintf("redirect to :%d", port), []expr.Any{
 		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, port)},
 		&expr.Redir{RegisterProtoMin: reg},
 	}}
 }
 
-func accept() clause { return clause{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
+func acceptPacket() clause {
+	return clause{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}}
+}
 
-func pass() clause { return clause{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}} }
+func returnToCaller() clause {
+	return clause{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}}
+}
 
 const dnsPort = 53
 
@@ -204,9 +208,9 @@ func familyOf(a netip.Addr) family {
 	return ipv6
 }
 
-// addresses is the kind of sets of the family's addresses.
-func (f family) addresses() nftables.SetDatatype {
-	if f.v4() {
+// addressType is the kind of sets of the family's addresses.
+func (f family) addressType() nftables.SetDatatype {
+	if f.isIPv4() {
 		return nftables.TypeIPAddr
 	}
 	return nftables.TypeIP6Addr
@@ -233,47 +237,48 @@ func toInterface(name string) clause { return interfaceIs(expr.MetaKeyOIFNAME, "
 // isEcho matches echo requests.
 func isEcho(f family) clause {
 	text, kind := "icmp type echo-request", byte(8)
-	if !f.v4() {
+	if !f.isIPv4() {
 		text, kind = "icmpv6 type echo-request", 128
 	}
-	return clause{text, append(isICMP(f).exprs, icmpType(), equal(kind))}
+	return clause{text, append(isICMP(f).exprs, icmpType(), equalTo(kind))}
 }
 
 func targetIs(f family, a netip.Addr) clause {
 	return clause{f.name + " daddr " + a.String(), []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: f.target, Len: f.length},
-		equal(a.AsSlice()...),
+		equalTo(a.AsSlice()...),
 	}}
 }
 
 func toPort(port uint16) clause {
 	return clause{fmt.Sprintf("th dport %d", port), []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		equal(binary.BigEndian.AppendUint16(nil, port)...),
+		equalTo(binary.BigEndian.AppendUint16(nil, port)...),
 	}}
 }
 
-// tracked matches connections by bits that the connection tracking knows.
-func tracked(key expr.CtKey, bits uint32, text string) clause {
+// matchTracked matches connections by bits that the connection tracking knows.
+func matchTracked(key expr.CtKey, bits uint32, text string) clause {
 	return clause{text, []expr.Any{
 		&expr.Ct{Key: key, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(bits), Xor: native(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(0)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(bits), Xor: nativeBytes(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: nativeBytes(0)},
 	}}
 }
 
-// answers matches what belongs to a connection that there is.
-func answers() clause {
-	return tracked(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, "ct state established,related")
+// isAnswer matches what belongs to a connection that there is.
+func isAnswer() clause {
+	return matchTracked(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED,
+		"ct state established,related")
 }
 
 // ofTranslated matches what has been sent elsewhere than it was meant to.
 func ofTranslated() clause {
 	const destination = 1 << 5 // IPS_DST_NAT
-	return tracked(expr.CtKeySTATUS, destination, "ct status dnat")
+	return matchTracked(expr.CtKeySTATUS, destination, "ct status dnat")
 }
 
-func translated(f family, to netip.AddrPort) clause {
+func translateTo(f family, to netip.AddrPort) clause {
 	const port = unix.NFT_REG_2
 	return clause{fmt.Sprintf("dnat %s to %v", f.name, to), []expr.Any{
 		&expr.Immediate{Register: reg, Data: to.Addr().AsSlice()},
@@ -282,13 +287,13 @@ func translated(f family, to netip.AddrPort) clause {
 	}}
 }
 
-func masquerade() clause { return clause{"masquerade", []expr.Any{&expr.Masq{}}} }
+func masqueradeSource() clause { return clause{"masquerade", []expr.Any{&expr.Masq{}}} }
 
-func reset() clause {
+func rejectWithReset() clause {
 	return clause{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 }
 
-func reject() clause {
+func rejectPacket() clause {
 	return clause{"reject with icmpx admin-prohibited", []expr.Any{
 		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED},
 	}}

@@ -394,7 +394,7 @@ func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
 				DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4.target,
 				Len: ipv4.length,
 			},
-			equal(10, 2, 0, 2), isTCP().exprs[0], isTCP().exprs[1], &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})})
+			equalTo(10, 2, 0, 2), isTCP().exprs[0], isTCP().exprs[1], &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})})
 		return c.Flush()
 	})
 	_, _, err := n.ask("10.1.0.2:0", "10.2.0.2:80")

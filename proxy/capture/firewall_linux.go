@@ -43,15 +43,15 @@ type filterSet struct {
 func readFirewall() (*firewall, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return nil, explain("open nftables", err)
+		return nil, explainError("open nftables", err)
 	}
 	chains, err := c.ListChains()
 	if err != nil {
-		return nil, explain("list nftables chains", err)
+		return nil, explainError("list nftables chains", err)
 	}
 	tables, err := c.ListTables()
 	if err != nil {
-		return nil, explain("list nftables tables", err)
+		return nil, explainError("list nftables tables", err)
 	}
 	return &firewall{
 		conn: c, tables: tables, chains: chains, rules: map[chainName][]*nftables.Rule{}, sets: map[chainName]filterSet{},
@@ -96,7 +96,7 @@ func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
 	}
 	rules, err := w.conn.GetRules(c.Table, c)
 	if err != nil {
-		return nil, explain("list nftables rules", err)
+		return nil, explainError("list nftables rules", err)
 	}
 	w.rules[name] = rules
 	return rules, nil
@@ -109,11 +109,11 @@ func (w *firewall) set(table *nftables.Table, name string) (filterSet, error) {
 	}
 	found, err := w.conn.GetSetByName(table, name)
 	if err != nil {
-		return filterSet{}, explain("read an nftables set", err)
+		return filterSet{}, explainError("read an nftables set", err)
 	}
 	elements, err := w.conn.GetSetElements(found)
 	if err != nil {
-		return filterSet{}, explain("list an nftables set", err)
+		return filterSet{}, explainError("list an nftables set", err)
 	}
 	w.sets[key] = filterSet{found, elements}
 	return w.sets[key], nil
@@ -158,7 +158,7 @@ type legacyFilter struct {
 
 // command is the program that shows and changes the table.
 func (l legacyFilter) command() string {
-	if l.family.v4() {
+	if l.family.isIPv4() {
 		return "iptables-legacy"
 	}
 	return "ip6tables-legacy"

@@ -212,7 +212,7 @@ func markFrom(name string, mark uint32) error {
 	key := make([]byte, 16)
 	copy(key, name)
 	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append([]expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, equal(key...),
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, equalTo(key...),
 	}, addMark(mark).exprs...)})
 	return c.Flush()
 }

@@ -31,12 +31,12 @@ type Network struct {
 func Networks() ([]Network, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, explain("open netlink", err)
+		return nil, explainError("open netlink", err)
 	}
 	defer h.Close()
 	links, err := nldump.Retry(h.LinkList)
 	if err != nil {
-		return nil, explain("list the interfaces", err)
+		return nil, explainError("list the interfaces", err)
 	}
 	names := map[int]string{}
 	for _, l := range links {
@@ -53,7 +53,7 @@ func Networks() ([]Network, error) {
 	}
 	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, explain("list the addresses", err)
+		return nil, explainError("list the addresses", err)
 	}
 	for _, a := range addrs {
 		add(a.IPNet, a.LinkIndex)
@@ -64,7 +64,7 @@ func Networks() ([]Network, error) {
 			return h.RouteListFiltered(int(f.af), &netlink.Route{Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TYPE)
 		})
 		if err != nil {
-			return nil, explain("list the routes", err)
+			return nil, explainError("list the routes", err)
 		}
 		for _, r := range routes {
 			// An address need not be within the network that its link has.
@@ -91,9 +91,9 @@ func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
 	return netip.PrefixFrom(addr, ones).Masked(), true
 }
 
-// settled decides by the machine's forward chains what was left to them. Chains that
+// withForwardDecision decides by the machine's forward chains what was left to them. Chains that
 // cannot be looked at count as some that drop.
-func (r Rules) settled() Rules {
+func (r Rules) withForwardDecision() Rules {
 	if r.Connected == "" || r.Connected == ConnectedAuto {
 		r.Connected = ConnectedLeave
 		if filters, err := ForwardFilters(); err == nil && len(filters) == 0 {
@@ -105,7 +105,7 @@ func (r Rules) settled() Rules {
 
 // lookedAt fills in what the rules take from the machine.
 func (r Rules) lookedAt() (Rules, error) {
-	if r = r.settled(); r.Connected == ConnectedCapture {
+	if r = r.withForwardDecision(); r.Connected == ConnectedCapture {
 		return r, nil
 	}
 	networks, err := Networks()
@@ -159,13 +159,13 @@ func (r Rules) Advice() []string {
 			add("interface %s does not exist: nothing is captured there until it does", name)
 		}
 	}
-	if r, err := r.normalise(); err == nil {
+	if r, err := r.withDefaults(); err == nil {
 		if _, why := r.leaveOutIPv6(); why != "" {
 			add("%s", why)
 		}
 	}
 	networks, err := Networks()
-	if r.settled().Connected == ConnectedLeave && err == nil && len(networks) > 0 {
+	if r.withForwardDecision().Connected == ConnectedLeave && err == nil && len(networks) > 0 {
 		var words []string
 		for _, n := range networks {
 			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
@@ -187,7 +187,7 @@ func (r Rules) Advice() []string {
 func Captured() ([]Network, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return nil, explain("open nftables", err)
+		return nil, explainError("open nftables", err)
 	}
 	table, mine, err := findTable(c)
 	if err != nil || !mine {
@@ -198,28 +198,28 @@ func Captured() ([]Network, error) {
 		return nil, err
 	}
 	for _, f := range []family{ipv4, ipv6} {
-		set, err := c.GetSetByName(table, connectedSet+f.suffix())
+		set, err := c.GetSetByName(table, connectedSet+f.setSuffix())
 		if errors.Is(err, syscall.ENOENT) { // all of the family is captured, or nothing
-			networks = slices.DeleteFunc(networks, func(n Network) bool { return n.Prefix.Addr().Is4() == f.v4() })
+			networks = slices.DeleteFunc(networks, func(n Network) bool { return n.Prefix.Addr().Is4() == f.isIPv4() })
 			continue
 		}
 		if err != nil {
-			return nil, explain("read an nftables set", err)
+			return nil, explainError("read an nftables set", err)
 		}
 		elements, err := c.GetSetElements(set)
 		if err != nil {
-			return nil, explain("read an nftables set", err)
+			return nil, explainError("read an nftables set", err)
 		}
 		slices.SortFunc(elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 		networks = slices.DeleteFunc(networks, func(n Network) bool {
-			return n.Prefix.Addr().Is4() == f.v4() && covers(elements, n.Prefix)
+			return n.Prefix.Addr().Is4() == f.isIPv4() && setCovers(elements, n.Prefix)
 		})
 	}
 	return networks, nil
 }
 
-// covers reports whether the sorted elements of an interval set hold all of p.
-func covers(elements []nftables.SetElement, p netip.Prefix) bool {
+// setCovers reports whether the sorted elements of an interval set hold all of p.
+func setCovers(elements []nftables.SetElement, p netip.Prefix) bool {
 	first, last := p.Addr().AsSlice(), lastOf(p).AsSlice()
 	for i, e := range elements {
 		if e.IntervalEnd || bytes.Compare(e.Key, first) > 0 {

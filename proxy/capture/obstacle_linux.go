@@ -41,7 +41,7 @@ var somePorts = []uint16{443, 80, 50000}
 
 func (r Rules) trap() trap {
 	t := trap{
-		mode: r.Mode, port: r.Port, mark: r.Mark, own: r.OwnMark, interfaces: r.Interfaces, families: r.families(),
+		mode: r.Mode, port: r.Port, mark: r.Mark, own: r.OwnMark, interfaces: r.Interfaces, families: r.usedFamilies(),
 	}
 	for _, p := range r.Ports {
 		t.ports = append(t.ports, p.First)
@@ -55,7 +55,7 @@ func (r Rules) trap() trap {
 // Obstacles returns what keeps connections of these rules from the proxy, and the proxy's own from the world. It
 // takes CAP_NET_ADMIN.
 func (r Rules) Obstacles() ([]Obstacle, error) {
-	r, err := r.normalise()
+	r, err := r.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (r Rules) Obstacles() ([]Obstacle, error) {
 // trap returns what a tunnel needs.
 func (t Tunnel) trap() trap {
 	return trap{
-		mode: TPROXY, port: t.Port, mark: DefaultMark, interfaces: []string{t.Interface}, families: t.families(),
+		mode: TPROXY, port: t.Port, mark: DefaultMark, interfaces: []string{t.Interface}, families: t.usedFamilies(),
 		ports: somePorts,
 	}
 }
@@ -83,7 +83,7 @@ func Obstacles() (found []Obstacle, inForce bool, err error) {
 	}
 	if len(traps) == 0 {
 		r := Rules{Mode: TPROXY, Port: 1, Interfaces: []string{AnyInterface}}
-		if r, err = r.normalise(); err != nil {
+		if r, err = r.withDefaults(); err != nil {
 			return nil, false, err
 		}
 		t := r.trap()
@@ -142,8 +142,8 @@ func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found [
 	for _, p := range passages {
 		f := p.packet.family
 		if *p.hook != *chain.Hooknum ||
-			chain.Table.Family == nftables.TableFamilyIPv4 && !f.v4() ||
-			chain.Table.Family == nftables.TableFamilyIPv6 && f.v4() {
+			chain.Table.Family == nftables.TableFamilyIPv4 && !f.isIPv4() ||
+			chain.Table.Family == nftables.TableFamilyIPv6 && f.isIPv4() {
 			continue
 		}
 		cure := w.cure(chain, p)
@@ -174,7 +174,7 @@ func (t *trap) passages(m machine) []passage {
 	var all []passage
 	for _, f := range t.families {
 		version := "IPv4"
-		if !f.v4() {
+		if !f.isIPv4() {
 			version = "IPv6"
 		}
 		for _, from := range t.sides(m) {
@@ -364,7 +364,7 @@ func (w *firewall) readTrap(c *nftables.Chain) (trap, error) {
 				switch {
 				case i == 0 && len(x.Mask) == 4:
 					t.own = binary.NativeEndian.Uint32(x.Mask)
-				case len(x.Xor) == 4 && !slices.Equal(x.Xor, native(0)):
+				case len(x.Xor) == 4 && !slices.Equal(x.Xor, nativeBytes(0)):
 					t.mark = binary.NativeEndian.Uint32(x.Xor)
 				}
 			case *expr.Immediate:

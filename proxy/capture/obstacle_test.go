@@ -301,14 +301,14 @@ func TestMatchesOfIptablesAreEvaluated(t *testing.T) {
 		of    packet
 		is    answer
 	}{
-		"the mark":               {raw("mark", native(0x10), native(0x10), []byte{0}), p, yes},
-		"not the mark":           {raw("mark", native(0x10), native(0x10), []byte{1}), p, no},
-		"another bit":            {raw("mark", native(0x20), native(0x20), []byte{0}), p, maybe},
-		"no mark":                {raw("mark", native(0), native(0x10), []byte{0}), p, no},
+		"the mark":               {raw("mark", nativeBytes(0x10), nativeBytes(0x10), []byte{0}), p, yes},
+		"not the mark":           {raw("mark", nativeBytes(0x10), nativeBytes(0x10), []byte{1}), p, no},
+		"another bit":            {raw("mark", nativeBytes(0x20), nativeBytes(0x20), []byte{0}), p, maybe},
+		"no mark":                {raw("mark", nativeBytes(0), nativeBytes(0x10), []byte{0}), p, no},
 		"known connections":      {states(2|4, 0), p, no},
 		"but known ones":         {states(2|4, conntrackState), p, yes},
 		"new connections":        {states(8, 0), p, yes},
-		"in the older form":      {raw("state", native(8)), p, yes},
+		"in the older form":      {raw("state", nativeBytes(8)), p, yes},
 		"what was translated":    {states(conntrackDNAT, 0), redirected, yes},
 		"and was not":            {states(conntrackDNAT, 0), p, no},
 		"a port":                 {tcp(22, 22, 0), p, no},
@@ -332,8 +332,8 @@ func TestMatchesOfIptablesAreEvaluated(t *testing.T) {
 
 // What the kernel tells of others' rules is of whatever length.
 func FuzzRulesOfOthers(f *testing.F) {
-	f.Add("mark", slices.Concat(native(1), native(1), make([]byte, 4)))
-	f.Add("state", native(8))
+	f.Add("mark", slices.Concat(nativeBytes(1), nativeBytes(1), make([]byte, 4)))
+	f.Add("state", nativeBytes(8))
 	f.Add("multiport", append([]byte{1, 15}, make([]byte, 46)...))
 	f.Add("vmap", []byte("\x08\x00\x01\x00\xff\xff\xff\xfd\x09\x00\x02\x00more\x00"))
 	f.Fuzz(func(t *testing.T, name string, data []byte) {

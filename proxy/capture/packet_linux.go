@@ -50,12 +50,12 @@ type machine struct {
 func readMachine() (m machine, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return m, explain("open netlink", err)
+		return m, explainError("open netlink", err)
 	}
 	defer h.Close()
 	links, err := nldump.Retry(h.LinkList)
 	if err != nil {
-		return m, explain("list the interfaces", err)
+		return m, explainError("list the interfaces", err)
 	}
 	for _, l := range links {
 		if l.Attrs().Flags&net.FlagLoopback == 0 {
@@ -64,7 +64,7 @@ func readMachine() (m machine, err error) {
 	}
 	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return m, explain("list the addresses", err)
+		return m, explainError("list the addresses", err)
 	}
 	for _, a := range addrs {
 		b := a.IP.To4()
@@ -95,7 +95,7 @@ func (m machine) named(names []string) []iface {
 
 // bearing is a mark whose bits are known where they are ours.
 func bearing(mark uint32) value {
-	return value{{data: native(mark), known: native(mark), native: true}}
+	return value{{data: nativeBytes(mark), known: nativeBytes(mark), native: true}}
 }
 
 func portValue(port uint16) value {
@@ -140,7 +140,7 @@ func (p packet) meta(key expr.MetaKey) value {
 	case expr.MetaKeyL4PROTO:
 		return value{exactly([]byte{unix.IPPROTO_TCP})}
 	case expr.MetaKeyPROTOCOL:
-		if p.family.v4() {
+		if p.family.isIPv4() {
 			return value{exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))}
 		}
 		return value{exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6))}
@@ -155,7 +155,7 @@ func (p packet) payload(base expr.PayloadBase, offset, length uint32) value {
 	const sourcePort, targetPort, flags = 0, 2, 13
 	switch {
 	case base == expr.PayloadBaseNetworkHeader && length == 1 &&
-		(p.family.v4() && offset == protocol4 || !p.family.v4() && offset == protocol6):
+		(p.family.isIPv4() && offset == protocol4 || !p.family.isIPv4() && offset == protocol6):
 		return value{exactly([]byte{unix.IPPROTO_TCP})}
 	case base == expr.PayloadBaseNetworkHeader && length == p.family.length && offset == p.family.target:
 		unknown := make([]byte, length)
@@ -176,9 +176,9 @@ func (p packet) ct(key expr.CtKey) value {
 	case expr.CtKeySTATE:
 		return value{nativeNumber(p.state)}
 	case expr.CtKeySTATUS:
-		status := bits{data: native(0), known: native(statusDNAT), native: true}
+		status := bits{data: nativeBytes(0), known: nativeBytes(statusDNAT), native: true}
 		if p.translated {
-			status.data = native(statusDNAT)
+			status.data = nativeBytes(statusDNAT)
 		}
 		return value{status}
 	case expr.CtKeyDIRECTION:

@@ -10,20 +10,20 @@ import (
 // review or for machines that are configured by other means. It needs no
 // privilege.
 func (r Rules) Print(w io.Writer) error {
-	r, err := r.normalise()
+	r, err := r.withDefaults()
 	if err != nil {
 		return err
 	}
 	if r, err = r.lookedAt(); err != nil {
 		return err
 	}
-	t := r.ruleset()
+	t := r.buildRuleset()
 	var b strings.Builder
 	if r.Mode == TPROXY {
 		b.WriteString("# Marked packets are routed to this machine, and what it sends itself by its usual routes.\n")
-		for _, f := range r.families() {
+		for _, f := range r.usedFamilies() {
 			ip := "ip"
-			if !f.v4() {
+			if !f.isIPv4() {
 				ip = "ip -6"
 			}
 			fmt.Fprintf(&b, "%s rule add priority %d iif lo fwmark %#x/%#x lookup main protocol %d\n",

@@ -106,8 +106,8 @@ func interfaceElements(names []string) []element {
 	return elements
 }
 
-// keys are the elements as nftables wants them.
-func (s set) keys() []nftables.SetElement {
+// setElements are the elements as nftables wants them.
+func (s set) setElements() []nftables.SetElement {
 	var keys []nftables.SetElement
 	for _, e := range s.elements {
 		keys = append(keys, nftables.SetElement{Key: e.first})

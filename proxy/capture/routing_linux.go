@@ -51,38 +51,38 @@ func localRoute(table int, f family, lo int) *netlink.Route {
 	}
 }
 
-// add installs what is not there yet.
-func (g *routing) add(r Rules) error {
+// addObjects installs what is not there yet.
+func (g *routing) addObjects(r Rules) error {
 	lo, err := g.handle.LinkByName("lo")
 	if err != nil {
-		return explain("find lo", err)
+		return explainError("find lo", err)
 	}
-	have, err := g.list()
+	have, err := g.listOwn()
 	if err != nil {
 		return err
 	}
-	for _, f := range r.families() {
+	for _, f := range r.usedFamilies() {
 		route := object{route: localRoute(r.RouteTable, f, lo.Attrs().Index)}
-		if !contains(have, route) {
+		if !containsObject(have, route) {
 			if err := g.handle.RouteAdd(route.route); errors.Is(err, syscall.EEXIST) {
 				return fmt.Errorf("capture: route-table %d already has a default route that is not ours: choose "+
 					"another table", r.RouteTable)
 			} else if err != nil {
-				return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name,
+				return explainError(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name,
 					r.RouteTable), err)
 			}
 			g.added = append(g.added, route)
 		}
 		for _, add := range policyRules(r, f) {
 			rule := object{rule: add}
-			if contains(have, rule) {
+			if containsObject(have, rule) {
 				continue
 			}
 			if err := g.handle.RuleAdd(add); errors.Is(err, syscall.EEXIST) {
 				return fmt.Errorf("capture: another program has the same %s policy rule for mark %#x: choose "+
 					"another mark", f.name, r.Mark)
 			} else if err != nil {
-				return explain(fmt.Sprintf("add the %s policy rule for mark %#x", f.name, r.Mark), err)
+				return explainError(fmt.Sprintf("add the %s policy rule for mark %#x", f.name, r.Mark), err)
 			}
 			g.added = append(g.added, rule)
 		}
@@ -90,38 +90,38 @@ func (g *routing) add(r Rules) error {
 	return nil
 }
 
-func (g *routing) undo() error {
+func (g *routing) undoAdded() error {
 	var errs error
 	for i := len(g.added) - 1; i >= 0; i-- {
-		errs = errors.Join(errs, g.delete(g.added[i]))
+		errs = errors.Join(errs, g.deleteObject(g.added[i]))
 	}
 	g.added = nil
 	return errs
 }
 
-// remove deletes all that is ours but what keep wants: policy rules first, so
+// removeUnless deletes all that is ours but what keep wants: policy rules first, so
 // that none ever points to an empty table.
-func (g *routing) remove(keep func(object) bool) error {
-	objects, err := g.list()
+func (g *routing) removeUnless(keep func(object) bool) error {
+	objects, err := g.listOwn()
 	if err != nil {
 		return err
 	}
 	for _, o := range objects {
 		if !keep(o) {
-			err = errors.Join(err, g.delete(o))
+			err = errors.Join(err, g.deleteObject(o))
 		}
 	}
 	return err
 }
 
-// list finds what bears our protocol number, in every table: policy rules,
+// listOwn finds what bears our protocol number, in every table: policy rules,
 // then routes.
-func (g *routing) list() ([]object, error) {
+func (g *routing) listOwn() ([]object, error) {
 	var objects []object
 	for _, f := range []family{ipv4, ipv6} {
 		rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
 		if err != nil {
-			return nil, explain("list the policy rules", err)
+			return nil, explainError("list the policy rules", err)
 		}
 		for _, rule := range rules {
 			// A kernel without the family answers for all of them.
@@ -137,7 +137,7 @@ func (g *routing) list() ([]object, error) {
 				netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
 		})
 		if err != nil {
-			return nil, explain("list the routes", err)
+			return nil, explainError("list the routes", err)
 		}
 		for _, route := range routes {
 			objects = append(objects, object{route: &route})
@@ -146,44 +146,44 @@ func (g *routing) list() ([]object, error) {
 	return objects, nil
 }
 
-func (g *routing) delete(o object) error {
+func (g *routing) deleteObject(o object) error {
 	if o.rule != nil {
 		if err := g.handle.RuleDel(o.rule); err != nil && !errors.Is(err, syscall.ENOENT) {
-			return explain("delete a policy rule", err)
+			return explainError("delete a policy rule", err)
 		}
 		return nil
 	}
 	if err := g.handle.RouteDel(o.route); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return explain("delete a local route", err)
+		return explainError("delete a local route", err)
 	}
 	return nil
 }
 
-// wanted reports whether o is one of those that r needs.
-func (o object) wanted(r Rules) bool {
-	for _, f := range r.families() {
+// isWantedBy reports whether o is one of those that r needs.
+func (o object) isWantedBy(r Rules) bool {
+	for _, f := range r.usedFamilies() {
 		needed := []object{{route: localRoute(r.RouteTable, f, 0)}}
 		for _, rule := range policyRules(r, f) {
 			needed = append(needed, object{rule: rule})
 		}
-		if slices.ContainsFunc(needed, o.same) {
+		if slices.ContainsFunc(needed, o.equalsObject) {
 			return true
 		}
 	}
 	return false
 }
 
-func contains(have []object, o object) bool {
+func containsObject(have []object, o object) bool {
 	for _, h := range have {
-		if h.same(o) {
+		if h.equalsObject(o) {
 			return true
 		}
 	}
 	return false
 }
 
-// same compares what we set; all routes listed are ours, and of type local.
-func (o object) same(p object) bool {
+// equalsObject compares what we set; all routes listed are ours, and of type local.
+func (o object) equalsObject(p object) bool {
 	switch {
 	case o.rule != nil && p.rule != nil:
 		a, b := o.rule, p.rule

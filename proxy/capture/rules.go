@@ -119,13 +119,13 @@ type Rules struct {
 // Validate reports what keeps the rules from being applied, without a look at
 // the machine.
 func (r Rules) Validate() error {
-	_, err := r.normalise()
+	_, err := r.withDefaults()
 	return err
 }
 
-// normalise fills in the defaults and refuses what cannot work; the error
+// withDefaults fills in the defaults and refuses what cannot work; the error
 // names the field as flags and files do.
-func (r Rules) normalise() (Rules, error) {
+func (r Rules) withDefaults() (Rules, error) {
 	if !r.IPv4 && !r.IPv6 {
 		r.IPv4, r.IPv6 = true, true
 	}

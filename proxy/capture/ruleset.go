@@ -36,7 +36,7 @@ type set struct {
 	elements []element
 }
 
-// ruleset builds the table of rules that were normalised.
+// buildRuleset builds the table of rules that were normalised.
 //
 //	our own packets                          pass
 //	ICMP errors about captured connections   to us     TPROXY; NAT sees to it by itself
@@ -50,37 +50,38 @@ type set struct {
 //
 // Only first packets come as far as the filters. Past them, the answers in
 // connections that were excluded would seem to be new connections.
-func (r Rules) ruleset() ruleset {
+func (r Rules) buildRuleset() ruleset {
 	t := ruleset{table: Table}
 	if r.Mode == Redirect {
-		t.chain(ourChain, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
+		t.beginChain(ourChain, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
 			"type nat hook prerouting priority dstnat")
 	} else {
-		t.chain(ourChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+		t.beginChain(ourChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
 			"type filter hook prerouting priority mangle")
 	}
-	t.rule(hasMark(r.OwnMark), pass())
+	t.addRule(hasMark(r.OwnMark), returnToCaller())
 	if r.Mode == TPROXY {
-		t.deliverICMPErrors(r.Mark, r.families())
+		t.deliverICMPErrors(r.Mark, r.usedFamilies())
 	}
-	t.rule(notTCP(), pass())
+	t.addRule(notTCP(), returnToCaller())
 	if r.Mode == TPROXY {
 		// First packets are left to tproxy, which knows what to do where they
 		// reopen a connection in TIME_WAIT.
 		t.deliverToSocket(r.Mark, notFirst())
 	}
-	t.rule(notFirst(), pass())
+	t.addRule(notFirst(), returnToCaller())
 	if !slices.Contains(r.Interfaces, AnyInterface) {
-		t.rule(notFromInterfaces(t.set("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))), pass())
+		interfaces := t.addSet("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
+		t.addRule(notFromInterfaces(interfaces), returnToCaller())
 	}
-	t.rule(toThisMachine(), pass())
+	t.addRule(toThisMachine(), returnToCaller())
 
 	var ports []clause
 	if len(r.Ports) > 0 {
-		ports = append(ports, portIn(t.set("ports", nftables.TypeInetService, portElements(r.Ports))))
+		ports = append(ports, portIn(t.addSet("ports", nftables.TypeInetService, portElements(r.Ports))))
 	}
-	for _, f := range r.families() {
-		t.capture(r, f, ports)
+	for _, f := range r.usedFamilies() {
+		t.captureFamily(r, f, ports)
 	}
 	return t
 }
@@ -97,11 +98,11 @@ func (t *ruleset) deliverICMPErrors(mark uint32, families []family) {
 // deliverToSocket delivers to this machine the packets that match and belong to a connection of a transparent
 // socket. A listener on every address fits what is about any other machine's port of the same number: that passes.
 func (t *ruleset) deliverToSocket(mark uint32, match clause) {
-	t.rule(match, ofWildcardSocket(), pass())
-	t.rule(match, ofTransparentSocket(), addMark(mark), accept())
+	t.addRule(match, ofWildcardSocket(), returnToCaller())
+	t.addRule(match, ofTransparentSocket(), addMark(mark), acceptPacket())
 }
 
-func (r Rules) families() []family {
+func (r Rules) usedFamilies() []family {
 	var fs []family
 	if r.IPv4 {
 		fs = append(fs, ipv4)
@@ -112,12 +113,13 @@ func (r Rules) families() []family {
 	return fs
 }
 
-// capture adds what is excluded and what is included of one family.
-func (t *ruleset) capture(r Rules, f family, ports []clause) {
-	suffix, kind := f.suffix(), f.addresses()
+// captureFamily adds what is excluded and what is included of one family.
+func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
+	suffix, kind := f.setSuffix(), f.addressType()
 	if r.Connected == ConnectedLeave {
 		// The set is there even if it is empty: it tells how the rules were applied.
-		t.rule(ofFamily(f), targetIn(f, t.set(connectedSet+suffix, kind, addressElements(r.connected, f.v4()))), pass())
+		connected := t.addSet(connectedSet+suffix, kind, addressElements(r.connected, f.isIPv4()))
+		t.addRule(ofFamily(f), targetIn(f, connected), returnToCaller())
 	}
 	rule := []clause{ofFamily(f)}
 	for _, part := range []struct {
@@ -128,30 +130,30 @@ func (t *ruleset) capture(r Rules, f family, ports []clause) {
 		{"sources", sourceIn, r.Sources},
 		{"destinations", targetIn, r.Destinations},
 	} {
-		if excluded := addressElements(part.match.Exclude, f.v4()); len(excluded) > 0 {
-			t.rule(ofFamily(f), part.in(f, t.set("not_"+part.name+suffix, kind, excluded)), pass())
+		if excluded := addressElements(part.match.Exclude, f.isIPv4()); len(excluded) > 0 {
+			t.addRule(ofFamily(f), part.in(f, t.addSet("not_"+part.name+suffix, kind, excluded)), returnToCaller())
 		}
 		if len(part.match.Include) == 0 {
 			continue
 		}
-		included := addressElements(part.match.Include, f.v4())
+		included := addressElements(part.match.Include, f.isIPv4())
 		if len(included) == 0 {
 			return // what is wanted is all of the other family
 		}
-		rule = append(rule, part.in(f, t.set(part.name+suffix, kind, included)))
+		rule = append(rule, part.in(f, t.addSet(part.name+suffix, kind, included)))
 	}
 	if len(ports) == 0 {
 		rule = append(rule, isTCP()) // the statements below ask for it
 	}
-	rule = append(append(rule, ports...), counted())
+	rule = append(append(rule, ports...), countPackets())
 	if r.Mode == Redirect {
-		t.rule(append(rule, redirect(r.Port))...)
+		t.addRule(append(rule, redirectTo(r.Port))...)
 		return
 	}
-	t.rule(append(rule, toProxy(f, r.Port), addMark(r.Mark), accept())...)
+	t.addRule(append(rule, toProxy(f, r.Port), addMark(r.Mark), acceptPacket())...)
 }
 
-func (t *ruleset) set(name string, kind nftables.SetDatatype, elements []element) set {
+func (t *ruleset) addSet(name string, kind nftables.SetDatatype, elements []element) set {
 	s := set{
 		name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName,
 		order: binaryutil.BigEndian,
@@ -163,14 +165,14 @@ func (t *ruleset) set(name string, kind nftables.SetDatatype, elements []element
 	return s
 }
 
-// chain begins a chain, to which rules are added from now on.
-func (t *ruleset) chain(
+// beginChain begins a chain, to which rules are added from now on.
+func (t *ruleset) beginChain(
 	name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, words string,
 ) {
 	t.chains = append(t.chains, &chain{name: name, kind: kind, hook: hook, priority: priority, words: words})
 }
 
-func (t *ruleset) rule(clauses ...clause) {
+func (t *ruleset) addRule(clauses ...clause) {
 	last := t.chains[len(t.chains)-1]
 	last.rules = append(last.rules, clauses)
 }

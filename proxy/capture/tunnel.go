@@ -41,17 +41,17 @@ type Verdict struct {
 	TCP, UDP, ICMP   bool           // that alone; none of them: whatever it is
 }
 
-// table is the name of the tunnel's table.
-func (t Tunnel) table() string { return tunnelTable + t.Interface }
+// tableName is the name of the tunnel's table.
+func (t Tunnel) tableName() string { return tunnelTable + t.Interface }
 
-// families are those that there are addresses of inside.
-func (t Tunnel) families() []family {
+// usedFamilies are those that there are addresses of inside.
+func (t Tunnel) usedFamilies() []family {
 	return slices.DeleteFunc([]family{ipv4, ipv6}, func(f family) bool {
-		return !slices.ContainsFunc(t.Inside, func(p netip.Prefix) bool { return p.Addr().Is4() == f.v4() })
+		return !slices.ContainsFunc(t.Inside, func(p netip.Prefix) bool { return p.Addr().Is4() == f.isIPv4() })
 	})
 }
 
-// ruleset builds the tunnel's table.
+// buildRuleset builds the tunnel's table.
 //
 //	prerouting   TCP from the tunnel, but to this machine     to us, with the ICMP errors about it
 //	dns          port 53 at the gateway's own address         to the name server
@@ -61,107 +61,107 @@ func (t Tunnel) families() []family {
 //	             from elsewhere into the tunnel               answers alone, but for From
 //	both         what a Verdict refuses                       refused, Open or not
 //	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
-func (t Tunnel) ruleset() ruleset {
-	r := ruleset{table: t.table()}
-	families := t.families()
+func (t Tunnel) buildRuleset() ruleset {
+	r := ruleset{table: t.tableName()}
+	families := t.usedFamilies()
 	closed, open, outside := map[family]set{}, map[family]set{}, map[family]set{}
 	verdicts := map[family][][]clause{}
 	for _, f := range families {
-		kind := f.addresses()
-		closed[f] = r.set("closed"+f.suffix(), kind, addressElements(t.Closed, f.v4()))
-		open[f] = r.set("open"+f.suffix(), kind, addressElements(t.Open, f.v4()))
-		outside[f] = r.set("outside"+f.suffix(), kind, addressElements(t.From, f.v4()))
+		kind := f.addressType()
+		closed[f] = r.addSet("closed"+f.setSuffix(), kind, addressElements(t.Closed, f.isIPv4()))
+		open[f] = r.addSet("open"+f.setSuffix(), kind, addressElements(t.Open, f.isIPv4()))
+		outside[f] = r.addSet("outside"+f.setSuffix(), kind, addressElements(t.From, f.isIPv4()))
 		for i, v := range t.Verdicts {
-			verdicts[f] = append(verdicts[f], r.verdict(v, f, strconv.Itoa(i)+f.suffix())...)
+			verdicts[f] = append(verdicts[f], r.verdictRules(v, f, strconv.Itoa(i)+f.setSuffix())...)
 		}
 	}
 	decide := func(where func(f family) []clause) {
 		for _, f := range families {
 			for _, v := range verdicts[f] {
-				r.rule(slices.Concat(where(f), v)...)
+				r.addRule(slices.Concat(where(f), v)...)
 			}
 		}
 	}
 	from, to := fromInterface(t.Interface), toInterface(t.Interface)
 
-	r.chain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+	r.beginChain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
 		"type filter hook prerouting priority mangle")
-	r.rule(notFromInterface(t.Interface), pass())
+	r.addRule(notFromInterface(t.Interface), returnToCaller())
 	r.deliverICMPErrors(DefaultMark, families)
-	r.rule(notTCP(), pass())
+	r.addRule(notTCP(), returnToCaller())
 	r.deliverToSocket(DefaultMark, notFirst())
-	r.rule(notFirst(), pass())
-	r.rule(toThisMachine(), pass())
+	r.addRule(notFirst(), returnToCaller())
+	r.addRule(toThisMachine(), returnToCaller())
 	for _, f := range families {
-		r.rule(ofFamily(f), isTCP(), counted(), toProxy(f, t.Port), addMark(DefaultMark), accept())
+		r.addRule(ofFamily(f), isTCP(), countPackets(), toProxy(f, t.Port), addMark(DefaultMark), acceptPacket())
 	}
 
-	r.chain("dns", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
+	r.beginChain("dns", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
 		"type nat hook prerouting priority dstnat")
 	for _, gateway := range t.Gateways {
 		if f := familyOf(gateway); t.DNS.IsValid() && f == familyOf(t.DNS.Addr()) {
 			for _, protocol := range []clause{isUDP(), isTCP()} {
-				r.rule(from, ofFamily(f), targetIs(f, gateway), protocol, toPort(dnsPort), translated(f, t.DNS))
+				r.addRule(from, ofFamily(f), targetIs(f, gateway), protocol, toPort(dnsPort), translateTo(f, t.DNS))
 			}
 		}
 	}
 
-	r.chain("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+	r.beginChain("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		"type filter hook input priority filter")
-	r.rule(notFromInterface(t.Interface), pass())
-	r.rule(hasMark(DefaultMark), pass())
-	r.rule(answers(), pass())
-	r.rule(ofTranslated(), pass())
+	r.addRule(notFromInterface(t.Interface), returnToCaller())
+	r.addRule(hasMark(DefaultMark), returnToCaller())
+	r.addRule(isAnswer(), returnToCaller())
+	r.addRule(ofTranslated(), returnToCaller())
 	for _, gateway := range t.Gateways {
 		f := familyOf(gateway)
-		r.rule(ofFamily(f), targetIs(f, gateway), isEcho(f), pass())
+		r.addRule(ofFamily(f), targetIs(f, gateway), isEcho(f), returnToCaller())
 	}
 	decide(func(f family) []clause { return []clause{ofFamily(f), targetIn(f, open[f])} })
 	for _, f := range families {
-		r.rule(ofFamily(f), targetIn(f, open[f]), pass())
+		r.addRule(ofFamily(f), targetIn(f, open[f]), returnToCaller())
 	}
-	r.rule(isTCP(), counted(), reset())
-	r.rule(counted(), reject())
+	r.addRule(isTCP(), countPackets(), rejectWithReset())
+	r.addRule(countPackets(), rejectPacket())
 
-	r.chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
+	r.beginChain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
 		"type filter hook forward priority filter")
-	r.rule(answers(), pass())
+	r.addRule(isAnswer(), returnToCaller())
 	decide(func(f family) []clause { return []clause{from, ofFamily(f), targetIn(f, open[f])} })
 	if t.Isolate {
 		for _, f := range families {
-			r.rule(from, to, ofFamily(f), targetIn(f, open[f]), pass())
+			r.addRule(from, to, ofFamily(f), targetIn(f, open[f]), returnToCaller())
 		}
-		r.rule(from, to, counted(), reject())
+		r.addRule(from, to, countPackets(), rejectPacket())
 	} else {
 		decide(func(f family) []clause { return []clause{from, to, ofFamily(f)} })
-		r.rule(from, to, pass())
+		r.addRule(from, to, returnToCaller())
 	}
 	for _, f := range families {
-		r.rule(from, ofFamily(f), targetIn(f, open[f]), pass())
-		r.rule(from, ofFamily(f), targetIn(f, closed[f]), counted(), reject())
+		r.addRule(from, ofFamily(f), targetIn(f, open[f]), returnToCaller())
+		r.addRule(from, ofFamily(f), targetIn(f, closed[f]), countPackets(), rejectPacket())
 	}
 	decide(func(f family) []clause { return []clause{from, ofFamily(f)} })
-	r.rule(from, pass())
+	r.addRule(from, returnToCaller())
 	for _, f := range families {
-		r.rule(to, ofFamily(f), sourceIn(f, outside[f]), pass())
+		r.addRule(to, ofFamily(f), sourceIn(f, outside[f]), returnToCaller())
 	}
-	r.rule(to, counted(), reject())
+	r.addRule(to, countPackets(), rejectPacket())
 
-	r.chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
+	r.beginChain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
 		"type nat hook postrouting priority srcnat")
 	for _, f := range families {
-		r.rule(to, ofFamily(f), sourceIn(f, outside[f]), masquerade())
+		r.addRule(to, ofFamily(f), sourceIn(f, outside[f]), masqueradeSource())
 	}
-	r.rule(to, pass())
+	r.addRule(to, returnToCaller())
 	for _, f := range families {
-		inside := r.set("inside"+f.suffix(), f.addresses(), addressElements(t.Inside, f.v4()))
-		r.rule(ofFamily(f), sourceIn(f, inside), masquerade())
+		inside := r.addSet("inside"+f.setSuffix(), f.addressType(), addressElements(t.Inside, f.isIPv4()))
+		r.addRule(ofFamily(f), sourceIn(f, inside), masqueradeSource())
 	}
 	return r
 }
 
-// verdict returns what a Verdict means for a family: the ends of rules. suffix makes the names of its sets.
-func (t *ruleset) verdict(v Verdict, f family, suffix string) (ends [][]clause) {
+// verdictRules returns what a Verdict means for a family: the ends of rules. suffix makes the names of its sets.
+func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]clause) {
 	var match []clause
 	for _, part := range []struct {
 		name  string
@@ -171,11 +171,11 @@ func (t *ruleset) verdict(v Verdict, f family, suffix string) (ends [][]clause) 
 		if len(part.addrs) == 0 {
 			continue
 		}
-		elements := addressElements(part.addrs, f.v4())
+		elements := addressElements(part.addrs, f.isIPv4())
 		if len(elements) == 0 {
 			return nil // it is about the other family
 		}
-		match = append(match, part.in(f, t.set(part.name+suffix, f.addresses(), elements)))
+		match = append(match, part.in(f, t.addSet(part.name+suffix, f.addressType(), elements)))
 	}
 	protocols := [][]clause{nil}
 	switch {
@@ -191,14 +191,14 @@ func (t *ruleset) verdict(v Verdict, f family, suffix string) (ends [][]clause) 
 		protocols = [][]clause{{isUDP()}, {isTCP()}}
 	}
 	if len(v.Ports) > 0 {
-		s := t.set("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
+		s := t.addSet("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
 		for i := range protocols {
 			protocols[i] = append(protocols[i], clause{"th dport @" + s.name, portIn(s).exprs})
 		}
 	}
-	end := []clause{pass()}
+	end := []clause{returnToCaller()}
 	if v.Refuse {
-		end = []clause{counted(), reject()}
+		end = []clause{countPackets(), rejectPacket()}
 	}
 	for _, protocol := range protocols {
 		ends = append(ends, slices.Concat(match, protocol, end))

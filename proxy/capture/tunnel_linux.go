@@ -28,22 +28,22 @@ const (
 func (t Tunnel) Apply(context.Context) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return explain("open netlink", err)
+		return explainError("open netlink", err)
 	}
 	defer h.Close()
 	link, err := h.LinkByName(t.Interface)
 	if err != nil {
-		return explain("find interface "+t.Interface, err)
+		return explainError("find interface "+t.Interface, err)
 	}
 	t.routeTable = tunnelRoutes + link.Attrs().Index
-	if err := t.route(h); err != nil {
+	if err := t.addRoutes(h); err != nil {
 		return err
 	}
-	if err := replaceTable(t.ruleset()); err != nil {
+	if err := replaceTable(t.buildRuleset()); err != nil {
 		return err
 	}
 	for _, f := range []family{ipv4, ipv6} {
-		if err := t.unroute(h, f, slices.Contains(t.families(), f)); err != nil {
+		if err := t.removeRoutes(h, f, slices.Contains(t.usedFamilies(), f)); err != nil {
 			return err
 		}
 	}
@@ -57,48 +57,48 @@ func (t Tunnel) There() bool {
 		return true
 	}
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	return err != nil || slices.ContainsFunc(tables, func(is *nftables.Table) bool { return is.Name == t.table() })
+	return err != nil || slices.ContainsFunc(tables, func(is *nftables.Table) bool { return is.Name == t.tableName() })
 }
 
 // Remove takes away what Apply made, the interface gone or not.
 func (t Tunnel) Remove(context.Context) error {
 	c, err := nftables.New()
 	if err != nil {
-		return explain("open nftables", err)
+		return explainError("open nftables", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.table()}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.tableName()}
 	c.AddTable(table) // deleting needs it to be there
 	c.DelTable(table)
 	if err := c.Flush(); err != nil {
-		return explain("delete the nftables table", err)
+		return explainError("delete the nftables table", err)
 	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return explain("open netlink", err)
+		return explainError("open netlink", err)
 	}
 	defer h.Close()
 	var errs error
 	for _, f := range []family{ipv4, ipv6} {
-		errs = errors.Join(errs, t.unroute(h, f, false))
+		errs = errors.Join(errs, t.removeRoutes(h, f, false))
 	}
 	return errs
 }
 
-// route has captured packets of the tunnel routed to this machine. What is right already
+// addRoutes has captured packets of the tunnel routed to this machine. What is right already
 // stays: a packet of an open connection must not go elsewhere in between.
-func (t Tunnel) route(h *netlink.Handle) error {
+func (t Tunnel) addRoutes(h *netlink.Handle) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
-		return explain("find lo", err)
+		return explainError("find lo", err)
 	}
-	for _, f := range t.families() {
+	for _, f := range t.usedFamilies() {
 		route := localRoute(t.routeTable, f, lo.Attrs().Index)
 		route.Protocol = TunnelProtocol
 		if err := h.RouteReplace(route); err != nil {
-			return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, t.routeTable), err)
+			return explainError(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, t.routeTable), err)
 		}
 		if err := h.RuleAdd(t.policyRule(f)); err != nil && !errors.Is(err, syscall.EEXIST) {
-			return explain(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
+			return explainError(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
 		}
 	}
 	return nil
@@ -110,12 +110,12 @@ func (t Tunnel) policyRule(f family) *netlink.Rule {
 	return rule
 }
 
-// unroute removes the policy rules of the interface's name and the routes that they lead
+// removeRoutes removes the policy rules of the interface's name and the routes that they lead
 // to, but for the present one where it is to stay.
-func (t Tunnel) unroute(h *netlink.Handle, f family, stays bool) error {
+func (t Tunnel) removeRoutes(h *netlink.Handle, f family, stays bool) error {
 	rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
 	if err != nil {
-		return explain("list the policy rules", err)
+		return explainError("list the policy rules", err)
 	}
 	for _, rule := range rules {
 		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface ||
@@ -123,12 +123,12 @@ func (t Tunnel) unroute(h *netlink.Handle, f family, stays bool) error {
 			continue
 		}
 		if err := h.RuleDel(&rule); err != nil && !errors.Is(err, syscall.ENOENT) {
-			return explain("delete a policy rule", err)
+			return explainError("delete a policy rule", err)
 		}
 		route := localRoute(rule.Table, f, 0)
 		route.Protocol = TunnelProtocol
 		if err := h.RouteDel(route); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return explain("delete a local route", err)
+			return explainError("delete a local route", err)
 		}
 	}
 	return nil

@@ -47,11 +47,11 @@ func TestATunnelIsSurroundedAndLeftAsItWas(t *testing.T) {
 			once := ns.state(t)
 			require.Equal(t, 1, count(once, "table 1 penstock_wg0"))
 			rules := 0
-			for _, c := range tunnel.ruleset().chains {
+			for _, c := range tunnel.buildRuleset().chains {
 				rules += len(c.rules)
 			}
 			assert.Equal(t, rules, count(once, "rule 1 penstock_wg0"))
-			families := len(tunnel.families())
+			families := len(tunnel.usedFamilies())
 			assert.Equal(t, count(before, "policy")+families, count(once, "policy"))
 			assert.Equal(t, count(before, "route")+families, count(once, "route"))
 			ns.do(t, func() error { return tunnel.Apply(t.Context()) })
@@ -109,7 +109,7 @@ func TestATunnelThatTheKernelRefusesLeavesWhatThereWas(t *testing.T) {
 // What is printed for a rule is what nft says of it.
 func TestVerdictsReadAsTheyAreMeant(t *testing.T) {
 	var texts []string
-	for _, c := range aTunnel().ruleset().chains {
+	for _, c := range aTunnel().buildRuleset().chains {
 		if c.name == "forward" {
 			for _, r := range c.rules {
 				texts = append(texts, ruleText(r))
@@ -136,7 +136,7 @@ func TestVerdictsReadAsTheyAreMeant(t *testing.T) {
 
 // What may be reached although it is closed to others is still what a rule may refuse.
 func TestWhatIsOpenIsRefusedByAVerdictAllTheSame(t *testing.T) {
-	for _, c := range aTunnel().ruleset().chains {
+	for _, c := range aTunnel().buildRuleset().chains {
 		texts := make([]string, len(c.rules))
 		for i, r := range c.rules {
 			texts[i] = ruleText(r)
@@ -169,7 +169,7 @@ func TestPeersReachEachOtherWhereTheirAddressesAreClosed(t *testing.T) {
 	tunnel := aTunnel()
 	tunnel.Isolate = false
 	var texts []string
-	for _, c := range tunnel.ruleset().chains {
+	for _, c := range tunnel.buildRuleset().chains {
 		if c.name == "forward" {
 			for _, r := range c.rules {
 				texts = append(texts, ruleText(r))

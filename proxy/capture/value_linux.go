@@ -45,7 +45,7 @@ func exactly(data []byte) bits {
 
 // nativeNumber is a number as meta and ct have it.
 func nativeNumber(v uint32) bits {
-	b := exactly(native(v))
+	b := exactly(nativeBytes(v))
 	b.native = true
 	return b
 }

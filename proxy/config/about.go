@@ -28,15 +28,15 @@ var abouts = sync.OnceValue(func() map[string]string {
 	return texts
 })
 
-// about says what a key of a struct, or of one that is inlined there, is for; empty:
+// aboutKey says what a key of a struct, or of one that is inlined there, is for; empty:
 // nothing does.
-func about(t reflect.Type, key string) string {
+func aboutKey(t reflect.Type, key string) string {
 	if text := abouts()[t.Name()+"."+key]; text != "" {
 		return text
 	}
 	for f := range t.Fields() {
 		if _, opts, _ := strings.Cut(f.Tag.Get("yaml"), ","); opts == "inline" {
-			if text := about(f.Type, key); text != "" {
+			if text := aboutKey(f.Type, key); text != "" {
 				return text
 			}
 		}

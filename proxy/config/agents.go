@@ -38,7 +38,7 @@ func (c *Config) checkAgents() error {
 		if err := ccp.CheckName(a.Name); err != nil {
 			errs = append(errs, keyErrorf(key+".name", "%v", err))
 		} else {
-			errs = append(errs, unique(names, key+".name", a.Name))
+			errs = append(errs, checkUnique(names, key+".name", a.Name))
 		}
 		switch {
 		case a.Address == "" && a.TLS == AgentTLS{}:
@@ -46,7 +46,7 @@ func (c *Config) checkAgents() error {
 		default:
 			errs = append(errs, a.checkRemote(key))
 			if a.Address != "" {
-				errs = append(errs, unique(sockets, key+".address", a.Address))
+				errs = append(errs, checkUnique(sockets, key+".address", a.Address))
 			}
 		}
 		if len(a.Algorithm) > ccp.MaxName || strings.ContainsRune(a.Algorithm, 0) {
@@ -54,14 +54,14 @@ func (c *Config) checkAgents() error {
 				a.Algorithm, len(a.Algorithm), ccp.MaxName))
 		}
 	}
-	scopes := slices.Concat(c.Defaults.scopes("defaults", "down"), c.Defaults.scopes("defaults", "up"))
+	scopes := slices.Concat(c.Defaults.scopesOf("defaults", "down"), c.Defaults.scopesOf("defaults", "up"))
 	for i, r := range c.Rules {
 		key := fmt.Sprintf("rules[%d]", i)
-		scopes = append(append(scopes, r.scopes(key, "down")...), r.scopes(key, "up")...)
+		scopes = append(append(scopes, r.scopesOf(key, "down")...), r.scopesOf(key, "up")...)
 	}
 	for _, s := range scopes {
 		name, _, _ := strings.Cut(string(s.Algorithm), ",")
-		errs = append(errs, because("agents", c.checkAgent(s.key+".algorithm", name)))
+		errs = append(errs, withCause("agents", c.checkAgent(s.key+".algorithm", name)))
 	}
 	return errors.Join(errs...)
 }
@@ -79,7 +79,7 @@ func (a Agent) checkSockets(key string, taken map[string]string) error {
 			}
 			continue
 		}
-		errs = append(errs, unique(taken, key+name, path))
+		errs = append(errs, checkUnique(taken, key+name, path))
 	}
 	return errors.Join(errs...)
 }
@@ -114,7 +114,7 @@ func (a Agent) checkRemote(key string) error {
 
 // readFiles puts what is in the agent's files where their names were.
 func (a *Agent) readFiles(key string, from *files) error {
-	err := from.pem(
+	err := from.readPEM(
 		pemKey{key + ".tls.certificate", &a.TLS.Certificate, false},
 		pemKey{key + ".tls.key", &a.TLS.Key, true},
 		pemKey{key + ".tls.ca", &a.TLS.CA, false},

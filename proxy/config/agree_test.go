@@ -40,9 +40,9 @@ func TestSchemaAndParserAgree(t *testing.T) {
 		require.NoError(t, err)
 		bySchema := agreed.Validate(value)
 		r := newReading()
-		r.shape(doc)
+		r.readShape(doc)
 		var unread error
-		if e := r.mistake(nil); e != nil {
+		if e := r.firstMistake(nil); e != nil {
 			unread = e
 		}
 		_, byParser := Parse(doc)
@@ -63,7 +63,7 @@ func TestSchemaAndParserAgree(t *testing.T) {
 }
 
 func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {
-	assert.GreaterOrEqual(t, defaults().Limits.IdleTimeout, 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
-	assert.GreaterOrEqual(t, defaults().Limits.HalfClosedTimeout, 4*time.Minute,
+	assert.GreaterOrEqual(t, defaultConfig().Limits.IdleTimeout, 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
+	assert.GreaterOrEqual(t, defaultConfig().Limits.HalfClosedTimeout, 4*time.Minute,
 		"likewise, of closing ones")
 }

@@ -28,7 +28,7 @@ func inBounds(key string, v reflect.Value) error {
 		if n.Kind() != reflect.Int || n.IsZero() {
 			continue
 		}
-		if wrong := outside(f.StructField, int(n.Int())); wrong != "" {
+		if wrong := outsideBounds(f.StructField, int(n.Int())); wrong != "" {
 			errs = append(errs, keyErrorf(at, "%s", wrong))
 		}
 	}
@@ -43,14 +43,14 @@ type level struct {
 	count  int // of its keys or items
 }
 
-// bounded refuses what would take the parser long, by the tokens alone.
-func bounded(data []byte) error {
+// checkBounds refuses what would take the parser long, by the tokens alone.
+func checkBounds(data []byte) error {
 	if bytes.HasPrefix(data, []byte("%")) || bytes.Contains(data, []byte("\n%")) {
 		return &Error{Message: "a line begins with %; YAML directives are not supported"}
 	}
 	var open []level
 	for _, tk := range lexer.Tokenize(string(data)) {
-		if open = follow(open, tk); len(open) == 0 {
+		if open = nestingAfter(open, tk); len(open) == 0 {
 			continue
 		}
 		top := open[len(open)-1]
@@ -72,8 +72,8 @@ func tooMuch(tk *token.Token, format string, most int) error {
 	return &yaml.SyntaxError{Message: fmt.Sprintf(format+"; the configuration has far fewer", most), Token: tk}
 }
 
-// follow returns what is open behind the token tk.
-func follow(open []level, tk *token.Token) []level {
+// nestingAfter returns what is open behind the token tk.
+func nestingAfter(open []level, tk *token.Token) []level {
 	inFlow := len(open) > 0 && open[len(open)-1].flow
 	switch tk.Type {
 	case token.SequenceStartType, token.MappingStartType:
@@ -90,19 +90,19 @@ func follow(open []level, tk *token.Token) []level {
 		return open[:0]
 	case token.SequenceEntryType, token.MappingKeyType:
 		if !inFlow {
-			return enter(open, tk, tk.Type == token.SequenceEntryType)
+			return openBlock(open, tk, tk.Type == token.SequenceEntryType)
 		}
 	case token.MappingValueType: // a colon; its key stands before it
 		if !inFlow && tk.Prev != nil {
-			return enter(open, tk.Prev, false)
+			return openBlock(open, tk.Prev, false)
 		}
 	}
 	return open
 }
 
-// enter closes the blocks that end where tk stands, and opens its own unless it is
+// openBlock closes the blocks that end where tk stands, and opens its own unless it is
 // that of the entry before.
-func enter(open []level, tk *token.Token, list bool) []level {
+func openBlock(open []level, tk *token.Token, list bool) []level {
 	column := tk.Position.Column
 	for len(open) > 0 {
 		top := &open[len(open)-1]

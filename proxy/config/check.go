@@ -19,8 +19,8 @@ import (
 // maxName bounds names that become metric labels.
 const maxName = 64
 
-// check finds what the shape alone does not show: *keyErrors, joined.
-func (c *Config) check() error {
+// checkAll finds what the shape alone does not show: *keyErrors, joined.
+func (c *Config) checkAll() error {
 	if len(c.Listeners) == 0 {
 		return keyErrorf("listeners",
 			"at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
@@ -31,34 +31,34 @@ func (c *Config) check() error {
 	for i := range c.Listeners {
 		l := &c.Listeners[i]
 		key := fmt.Sprintf("listeners[%d]", i)
-		errs = append(errs, l.check(key))
+		errs = append(errs, l.checkListener(key))
 		if l.Name != "" {
-			errs = append(errs, unique(names, key+".name", l.Name))
+			errs = append(errs, checkUnique(names, key+".name", l.Name))
 		}
 		switch inKernel := l.Mode == access.WireGuard && l.WireGuard.Path() != DatapathNetstack; {
 		case inKernel && l.Name != "":
-			errs = append(errs, unique(devices, key+".device", l.Interface()))
+			errs = append(errs, checkUnique(devices, key+".device", l.Interface()))
 		case !inKernel && l.Device != "":
-			errs = append(errs, unique(devices, key+".device", l.Device))
+			errs = append(errs, checkUnique(devices, key+".device", l.Device))
 		}
-		errs = append(errs, taken.add(key+".address", l.Network(), l.Address))
+		errs = append(errs, taken.addSocket(key+".address", l.Network(), l.Address))
 	}
 	rules := c.checkRules(names)
-	if _, _, err := c.terms(); err != nil || rules != nil {
+	if _, _, err := c.compileTerms(); err != nil || rules != nil {
 		errs = append(errs, rules, err)
 	} else if _, err := c.Policy(); err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, c.checkDatapath(), c.checkAgents(), c.checkSources(), c.Limits.check())
+	errs = append(errs, c.checkDatapath(), c.checkAgents(), c.checkSources(), c.Limits.checkLimits())
 	if c.Telemetry.Address != "off" {
 		errs = append(errs, checkAddress("telemetry.address", c.Telemetry.Address),
-			taken.add("telemetry.address", "tcp", c.Telemetry.Address))
+			taken.addSocket("telemetry.address", "tcp", c.Telemetry.Address))
 	}
 	if c.Telemetry.Health != "off" {
 		errs = append(errs, checkAddress("telemetry.health", c.Telemetry.Health),
-			taken.add("telemetry.health", "tcp", c.Telemetry.Health))
+			taken.addSocket("telemetry.health", "tcp", c.Telemetry.Health))
 	}
-	return errors.Join(append(errs, c.Telemetry.Hints.check("telemetry.hints"),
+	return errors.Join(append(errs, c.Telemetry.Hints.checkHints("telemetry.hints"),
 		checkGiven("telemetry.change_token", c.Telemetry.ChangeToken, c.Telemetry.ChangeTokenFile))...)
 }
 
@@ -70,7 +70,7 @@ func (c *Config) checkRules(listeners map[string]string) error {
 		key := fmt.Sprintf("rules[%d]", i)
 		errs = append(errs, checkName(key+".name", r.Name))
 		if r.Name != "" {
-			errs = append(errs, unique(rules, key+".name", r.Name))
+			errs = append(errs, checkUnique(rules, key+".name", r.Name))
 		}
 		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
 			errs = append(errs, keyErrorf(key+".undecided",
@@ -83,7 +83,7 @@ func (c *Config) checkRules(listeners map[string]string) error {
 		for j, l := range r.Match.Listener {
 			if _, ok := listeners[l]; !ok {
 				err := keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
-				errs = append(errs, because("listeners", err))
+				errs = append(errs, withCause("listeners", err))
 			}
 		}
 		for j, h := range r.Match.Host {
@@ -110,11 +110,11 @@ func noHostPattern(s string) string {
 	return "write example.com, or .example.com for all names below it"
 }
 
-func (l *Listener) check(key string) error {
+func (l *Listener) checkListener(key string) error {
 	errs := []error{checkName(key+".name", l.Name)}
 	if l.Mode == "" {
 		return errors.Join(append(errs,
-			keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(texts(access.Modes), ", ")))...)
+			keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(stringsOf(access.Modes), ", ")))...)
 	}
 	errs = append(errs, l.checkTunnel(key))
 	if !l.Mode.Tunnels() {
@@ -161,7 +161,7 @@ func (l *Listener) checkUsers(key string) error {
 		if len(u.Name) < 1 || len(u.Name) > 255 {
 			errs = append(errs, keyErrorf(at+".name", "a name has 1 to 255 bytes, not %d", len(u.Name)))
 		} else {
-			errs = append(errs, unique(seen, at+".name", u.Name))
+			errs = append(errs, checkUnique(seen, at+".name", u.Name))
 		}
 		switch {
 		case u.Password != "" && u.PasswordFile != "":
@@ -187,7 +187,7 @@ const (
 // maxServerNameWait is longer than any client takes that is going to speak.
 const maxServerNameWait = time.Minute
 
-func (l Limits) check() error {
+func (l Limits) checkLimits() error {
 	var errs []error
 	wrong := func(key, format string, args ...any) {
 		errs = append(errs, keyErrorf("limits."+key, format, args...))
@@ -237,7 +237,7 @@ func uniqueSecret(seen map[string]string, key, value string) error {
 	return nil
 }
 
-func unique(seen map[string]string, key, value string) error {
+func checkUnique(seen map[string]string, key, value string) error {
 	if other, taken := seen[value]; taken {
 		return keyErrorf(key, "%q is already %s", value, other)
 	}
@@ -254,9 +254,9 @@ type socket struct {
 	port                  string
 }
 
-// add notes an address that has been checked, unless the kernel would refuse it
+// addSocket notes an address that has been checked, unless the kernel would refuse it
 // beside one that is there. Port 0 is another each time.
-func (list *sockets) add(key, network, address string) error {
+func (list *sockets) addSocket(key, network, address string) error {
 	host, port, _ := net.SplitHostPort(address)
 	if port == "" || port == "0" { // or known once its config_file is read
 		return nil
@@ -270,7 +270,7 @@ func (list *sockets) add(key, network, address string) error {
 	}
 	for _, other := range *list {
 		switch {
-		case s.network != other.network || s.port != other.port || !s.covers(other) && !other.covers(s):
+		case s.network != other.network || s.port != other.port || !s.coversSocket(other) && !other.coversSocket(s):
 		case s.host == other.host:
 			return keyErrorf(key, "%q is already %s", address, other.key)
 		default:
@@ -282,8 +282,8 @@ func (list *sockets) add(key, network, address string) error {
 	return nil
 }
 
-// covers reports whether what comes to other could come to s.
-func (s socket) covers(other socket) bool {
+// coversSocket reports whether what comes to other could come to s.
+func (s socket) coversSocket(other socket) bool {
 	return s.host == other.host || s.host.IsUnspecified() && (s.host.Is6() || other.host.Is4())
 }
 
@@ -326,7 +326,7 @@ func checkTarget(key, s string) error {
 // its final zero), less what tells apart the one that is being made.
 const maxSocketPath = 107 - len(".new")
 
-func (h Hints) check(key string) error {
+func (h Hints) checkHints(key string) error {
 	var errs []error
 	switch {
 	case h.Socket != "" && !filepath.IsAbs(h.Socket):
@@ -352,7 +352,7 @@ func sharedPool(a, b Listener) netip.Prefix {
 
 // Warnings names what is allowed and probably not meant.
 func (c Config) Warnings() (out []string) {
-	if failed := new(reading).examine(nil, func() { out = c.findWarnings() }); failed != nil {
+	if failed := new(reading).runRecovering(nil, func() { out = c.findWarnings() }); failed != nil {
 		return []string{failed.Message}
 	}
 	return out

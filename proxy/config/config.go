@@ -165,8 +165,8 @@ const (
 	defaultReceiveBuffer = 256 << 10
 )
 
-// defaults is what a file leaves out.
-func defaults() Config {
+// defaultConfig is what a file leaves out.
+func defaultConfig() Config {
 	return Config{
 		Defaults: Terms{Direction: Direction{Algorithm: cc.Default}},
 		Limits: Limits{
@@ -190,7 +190,7 @@ func defaults() Config {
 // Default is what runs without a file: SOCKS5 and HTTP CONNECT on one
 // loopback port, our own algorithm in both directions. It needs no privilege.
 func Default() Config {
-	c := defaults()
+	c := defaultConfig()
 	c.Listeners = []Listener{{Name: "local", Mode: access.Mixed, Address: "127.0.0.1:1080"}}
 	return c
 }

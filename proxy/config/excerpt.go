@@ -20,16 +20,16 @@ const (
 	neverEnds = math.MaxInt
 )
 
-// excerpt shows a place in a configuration and the lines around it, with nothing
+// makeExcerpt shows a place in a configuration and the lines around it, with nothing
 // that may be a secret, whether or not the text is a configuration at all.
-func excerpt(data []byte, line, column int) string {
+func makeExcerpt(data []byte, line, column int) string {
 	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(data))
 	var out strings.Builder
 	hide := newHider()
 	n := 0
 	for s := range strings.Lines(text) {
 		n++
-		s = hide.line(strings.TrimSuffix(s, "\n"))
+		s = hide.visibleLine(strings.TrimSuffix(s, "\n"))
 		if n > line+around {
 			break
 		}
@@ -40,7 +40,7 @@ func excerpt(data []byte, line, column int) string {
 		if n == line {
 			mark, at = '>', min(max(1, column), utf8.RuneCountInString(s)+1)
 		}
-		s, at = window(s, at)
+		s, at = lineWindow(s, at)
 		fmt.Fprintf(&out, "%c%3d | %s\n", mark, n, s)
 		if at > 0 {
 			fmt.Fprintf(&out, "%*s^\n", len(">  1 | ")+at-1, "")
@@ -49,9 +49,9 @@ func excerpt(data []byte, line, column int) string {
 	return out.String()
 }
 
-// window makes a line printable and cuts it to what is around the character at,
+// lineWindow makes a line printable and cuts it to what is around the character at,
 // from 1; 0: its beginning. It returns where that character is then.
-func window(s string, at int) (string, int) {
+func lineWindow(s string, at int) (string, int) {
 	runes := []rune(s)
 	from := 0
 	if len(runes) > maxLine && at > maxLine/2 {
@@ -66,9 +66,9 @@ func window(s string, at int) (string, int) {
 		after = cutMark
 	}
 	if at > 0 {
-		at = utf8.RuneCountInString(before+printable(string(runes[from:min(at-1, to)]), false)) + 1
+		at = utf8.RuneCountInString(before+escapeControls(string(runes[from:min(at-1, to)]), false)) + 1
 	}
-	return before + printable(string(runes[from:to]), false) + after, at
+	return before + escapeControls(string(runes[from:to]), false) + after, at
 }
 
 // secrecy is what is known of the value of a key.
@@ -95,7 +95,7 @@ func addSecrecy(known map[string]secrecy, t reflect.Type) {
 	if t.Kind() == reflect.Map {
 		for _, spec := range cc.Specs() {
 			for _, p := range spec.Params {
-				add(known, p.Name, open)
+				addKnown(known, p.Name, open)
 			}
 		}
 	}
@@ -107,11 +107,11 @@ func addSecrecy(known map[string]secrecy, t reflect.Type) {
 		switch {
 		case name == "":
 		case f.Tag.Get("secret") != "":
-			add(known, name, secret)
+			addKnown(known, name, secret)
 		case hasSecrets(f.Type, true):
-			add(known, name, holder)
+			addKnown(known, name, holder)
 		default:
-			add(known, name, open)
+			addKnown(known, name, open)
 		}
 		addSecrecy(known, f.Type)
 	}
@@ -138,8 +138,8 @@ func secrecyOf(key string) secrecy {
 	return least
 }
 
-// add notes a key; of two with one name the one with secrets counts.
-func add(known map[string]secrecy, name string, s secrecy) {
+// addKnown notes a key; of two with one name the one with secrets counts.
+func addKnown(known map[string]secrecy, name string, s secrecy) {
 	if before, ok := known[name]; !ok || s < before {
 		known[name] = s
 	}
@@ -157,8 +157,8 @@ type hider struct {
 
 func newHider() *hider { return &hider{last: secret, column: neverEnds} }
 
-// line returns the line up to where a value is hidden.
-func (h *hider) line(s string) string {
+// visibleLine returns the line up to where a value is hidden.
+func (h *hider) visibleLine(s string) string {
 	indent := len(s) - len(strings.TrimLeft(s, " \t"))
 	switch {
 	case indent == len(s):
@@ -179,7 +179,7 @@ func (h *hider) line(s string) string {
 		if colon >= 0 {
 			end = keyBegin(s, from, colon)
 		}
-		if cut := h.visible(s, begin, end); cut < end {
+		if cut := h.visibleEnd(s, begin, end); cut < end {
 			return s[:cut] + hidden
 		}
 		if colon < 0 {
@@ -190,7 +190,7 @@ func (h *hider) line(s string) string {
 		h.column, h.quote = neverEnds, 0
 		from = colon + 1
 		value := strings.TrimSpace(s[from:])
-		if h.last == open && strings.HasSuffix(key, "_file") && (continues(value) || mayBeSecret(firstWord(value))) {
+		if h.last == open && strings.HasSuffix(key, "_file") && (valueContinues(value) || mayBeSecret(firstWord(value))) {
 			h.last = secret
 		}
 		h.valued = value != "" && !strings.ContainsAny(value[:1], "#[{|>\"'")
@@ -210,8 +210,8 @@ func (h *hider) line(s string) string {
 	}
 }
 
-// continues reports whether the lines below may have the value, or a tag or an anchor is before it.
-func continues(value string) bool { return value == "" || strings.ContainsAny(value[:1], "|>!&#") }
+// valueContinues reports whether the lines below may have the value, or a tag or an anchor is before it.
+func valueContinues(value string) bool { return value == "" || strings.ContainsAny(value[:1], "|>!&#") }
 
 // firstWord is the first of a value, without quotation marks.
 func firstWord(value string) string {
@@ -222,9 +222,9 @@ func firstWord(value string) string {
 	return words[0]
 }
 
-// visible returns where in s, from begin to end, what is shown ends.
-func (h *hider) visible(s string, begin, end int) int {
-	if i := comment(s[begin:end]); i >= 0 {
+// visibleEnd returns where in s, from begin to end, what is shown ends.
+func (h *hider) visibleEnd(s string, begin, end int) int {
+	if i := commentStart(s[begin:end]); i >= 0 {
 		end = begin + i
 	}
 	if h.last == open {
@@ -257,8 +257,8 @@ func strayKey(s string) int {
 	return len(s)
 }
 
-// comment returns where a comment begins; -1: there is none.
-func comment(s string) int {
+// commentStart returns where a comment begins; -1: there is none.
+func commentStart(s string) int {
 	for i := range len(s) {
 		if s[i] == '#' && (i == 0 || s[i-1] == ' ' || s[i-1] == '\t') {
 			return i
@@ -275,15 +275,15 @@ func nextColon(s string, from int) int {
 			continue
 		}
 		key := strings.ToLower(strings.Trim(strings.TrimSpace(s[keyBegin(s, from, i):i]), `"'`))
-		if known, ok := keySecrecy[key]; spaced(s, i) || ok && known == secret {
+		if known, ok := keySecrecy[key]; endsKey(s, i) || ok && known == secret {
 			return i
 		}
 	}
 	return -1
 }
 
-// spaced reports whether what follows the colon shows that it ends a key.
-func spaced(s string, colon int) bool {
+// endsKey reports whether what follows the colon shows that it ends a key.
+func endsKey(s string, colon int) bool {
 	return colon+1 == len(s) || strings.IndexByte(" \t\"'[{|>", s[colon+1]) >= 0
 }
 
@@ -316,9 +316,9 @@ func endOfQuote(s string, quote byte) bool {
 
 // Printable returns s with everything that a terminal would act on written as an
 // escape. The ends of lines and tabs stay.
-func Printable(s string) string { return printable(s, true) }
+func Printable(s string) string { return escapeControls(s, true) }
 
-func printable(s string, lines bool) string {
+func escapeControls(s string, lines bool) string {
 	fine := func(r rune) bool {
 		return unicode.IsPrint(r) && r != utf8.RuneError || lines && (r == '\n' || r == '\t')
 	}

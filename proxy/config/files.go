@@ -41,9 +41,9 @@ type file struct {
 	info fs.FileInfo
 }
 
-// bytes returns the content of a file, without a byte order mark.
-func (f *files) bytes(name string) ([]byte, error) {
-	path := f.path(name)
+// readBytes returns the content of a file, without a byte order mark.
+func (f *files) readBytes(name string) ([]byte, error) {
+	path := f.pathOf(name)
 	if _, ok := f.read[path]; !ok {
 		if f.saved {
 			return nil, fs.ErrNotExist
@@ -65,24 +65,24 @@ func (f *files) bytes(name string) ([]byte, error) {
 	return withoutMark(f.read[path].data), nil
 }
 
-// closed wants that nobody but the owner of a file that was read, and its group,
+// checkPrivate wants that nobody but the owner of a file that was read, and its group,
 // reads it, and that nobody but the owner writes it.
-func (f *files) closed(path string) error {
-	path = f.path(path)
+func (f *files) checkPrivate(path string) error {
+	path = f.pathOf(path)
 	if f.saved { // it was, and Save's file is
 		return nil
 	}
 	return closedToOthers(path, f.read[path].info)
 }
 
-// text is bytes for the file that a key names; err says which key.
-func (f *files) text(key, path string, secret bool) (string, error) {
-	data, err := f.bytes(path)
+// readText is bytes for the file that a key names; err says which key.
+func (f *files) readText(key, path string, secret bool) (string, error) {
+	data, err := f.readBytes(path)
 	if err != nil {
-		return "", keyErrorf(key, "%s: %v", f.shown(path), err)
+		return "", keyErrorf(key, "%s: %v", f.displayPath(path), err)
 	}
 	if secret {
-		if err := f.closed(path); err != nil {
+		if err := f.checkPrivate(path); err != nil {
 			return "", keyErrorf(key, "%v", err)
 		}
 	}
@@ -98,8 +98,8 @@ type pemKey struct {
 	secret bool
 }
 
-// pem puts what is in the keys' files where their names were.
-func (f *files) pem(keys ...pemKey) error {
+// readPEM puts what is in the keys' files where their names were.
+func (f *files) readPEM(keys ...pemKey) error {
 	var errs []error
 	for _, k := range keys {
 		if *k.value == "" {
@@ -109,13 +109,13 @@ func (f *files) pem(keys ...pemKey) error {
 			*k.value = (*k.value)[begin:]
 			continue
 		}
-		text, err := f.text(k.name, *k.value, k.secret)
+		text, err := f.readText(k.name, *k.value, k.secret)
 		begin := strings.Index(text, pemBegin)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
 		case begin < 0:
-			errs = append(errs, keyErrorf(k.name, "there is no PEM in %s", f.path(*k.value)))
+			errs = append(errs, keyErrorf(k.name, "there is no PEM in %s", f.pathOf(*k.value)))
 		default:
 			*k.value = text[begin:]
 		}
@@ -125,29 +125,29 @@ func (f *files) pem(keys ...pemKey) error {
 
 // firstLine returns the first line of a file that holds a secret.
 func (f *files) firstLine(key, path string) (string, error) {
-	text, err := f.text(key, path, true)
+	text, err := f.readText(key, path, true)
 	first, _, _ := strings.Cut(text, "\n")
 	return strings.TrimSuffix(first, "\r"), err
 }
 
-// path is the file's from where the process runs.
-func (f *files) path(name string) string {
+// pathOf is the file's from where the process runs.
+func (f *files) pathOf(name string) string {
 	if filepath.IsAbs(name) {
 		return name
 	}
 	return filepath.Join(f.dir, name)
 }
 
-// shown is the file's path for messages, without what may be a secret in the place of its name.
-func (f *files) shown(name string) string {
+// displayPath is the file's path for messages, without what may be a secret in the place of its name.
+func (f *files) displayPath(name string) string {
 	if mayBeSecret(name) {
 		return hidden + " (which may be a secret; the name of a file belongs here)"
 	}
-	return f.path(name)
+	return f.pathOf(name)
 }
 
-// names are the files that were read, in order, and those that could not be.
-func (f *files) names() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
+// fileNames are the files that were read, in order, and those that could not be.
+func (f *files) fileNames() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
 
 // withoutMark cuts off the byte order mark that some editors begin a file with.
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
@@ -190,7 +190,7 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 		late := time.AfterFunc(pipePatience, func() { _ = f.SetReadDeadline(time.Unix(0, 1)) })
 		defer late.Stop()
 	default:
-		return nil, nil, fmt.Errorf("it is %s; name a regular file", kind(info.Mode()))
+		return nil, nil, fmt.Errorf("it is %s; name a regular file", fileKind(info.Mode()))
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	switch {
@@ -229,7 +229,7 @@ func withoutPath(err error) error {
 	return err
 }
 
-func kind(m fs.FileMode) string {
+func fileKind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():
 		return "a directory"

@@ -41,12 +41,12 @@ func (l *Listener) checkMASQUE(key string) error {
 	names, values := map[string]string{}, map[string]string{}
 	for i, t := range m.Tokens {
 		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)
-		if err := t.access().CheckName(); err != nil {
+		if err := t.accessToken().CheckName(); err != nil {
 			errs = append(errs, keyErrorf(at+".name", "%v", err))
 		} else {
-			errs = append(errs, unique(names, at+".name", t.Name))
+			errs = append(errs, checkUnique(names, at+".name", t.Name))
 		}
-		if err := t.access().CheckValue(); err != nil {
+		if err := t.accessToken().CheckValue(); err != nil {
 			errs = append(errs, keyErrorf(at+".token", "%v", err))
 		} else {
 			errs = append(errs, uniqueSecret(values, at+".token", t.Token))
@@ -72,19 +72,19 @@ func (l *Listener) checkMASQUE(key string) error {
 
 // readMASQUEFiles puts what is in l's files where their names were.
 func (l *Listener) readMASQUEFiles(key string, from *files) error {
-	err := from.pem(
+	err := from.readPEM(
 		pemKey{key + ".tls.certificate", &l.TLS.Certificate, false},
 		pemKey{key + ".tls.key", &l.TLS.Key, true},
 		pemKey{key + ".tls.client_ca", &l.TLS.ClientCA, false},
 	)
 	if err == nil {
-		err = l.TLS.check(key + ".tls")
+		err = l.TLS.checkFiles(key + ".tls")
 	}
 	return errors.Join(err, l.readTokens(key+".masque.tokens_file", from))
 }
 
-// check finds out whether what the files hold is what it should be.
-func (t TLS) check(key string) error {
+// checkFiles finds out whether what the files hold is what it should be.
+func (t TLS) checkFiles(key string) error {
 	var errs []error
 	if _, err := t.Pair(); t.Certificate != "" && err != nil {
 		errs = append(errs, keyErrorf(key, "%v", err))
@@ -101,7 +101,7 @@ func (l *Listener) readTokens(key string, from *files) error {
 	if m.TokensFile == "" {
 		return nil
 	}
-	text, err := from.text(key, m.TokensFile, true)
+	text, err := from.readText(key, m.TokensFile, true)
 	if err != nil {
 		return err
 	}
@@ -146,12 +146,12 @@ func certificatePool(text string) (*x509.CertPool, error) {
 func (m MASQUE) Access() []access.Token {
 	var out []access.Token
 	for _, t := range m.Tokens {
-		out = append(out, t.access())
+		out = append(out, t.accessToken())
 	}
 	return out
 }
 
-func (t Token) access() access.Token { return access.Token{Name: t.Name, Value: t.Token} }
+func (t Token) accessToken() access.Token { return access.Token{Name: t.Name, Value: t.Token} }
 
 func (m MASQUE) isZero() bool {
 	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open

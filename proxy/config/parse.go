@@ -49,7 +49,7 @@ func (e *Error) Error() string {
 	if e.Key != "" {
 		b.WriteString(e.Key + ": ")
 	}
-	return printable(b.String()+e.Message, false)
+	return escapeControls(b.String()+e.Message, false)
 }
 
 // Rest are the lines that tell of the mistakes behind the first one, which err tells of;
@@ -88,47 +88,47 @@ func Load(path string) (Config, error) {
 }
 
 // LoadFiles is Load, and tells what was read, or was to be where there is a mistake.
-func LoadFiles(path string) (Loaded, error) { return newFiles(path).load(path) }
+func LoadFiles(path string) (Loaded, error) { return newFiles(path).loadFile(path) }
 
-// load reads the configuration at path.
-func (f *files) load(path string) (Loaded, error) {
+// loadFile reads the configuration at path.
+func (f *files) loadFile(path string) (Loaded, error) {
 	name := filepath.Base(path)
-	data, err := f.bytes(name)
+	data, err := f.readBytes(name)
 	if err != nil {
-		return Loaded{Files: f.names(), Seen: f.seen}, &Error{File: path, Message: err.Error()}
+		return Loaded{Files: f.fileNames(), Seen: f.seen}, &Error{File: path, Message: err.Error()}
 	}
-	c, mistake := load(data, name, f)
-	l := Loaded{Files: f.names(), Seen: f.seen}
+	c, mistake := loadData(data, name, f)
+	l := Loaded{Files: f.fileNames(), Seen: f.seen}
 	if mistake != nil {
-		return l, mistake.in(path)
+		return l, mistake.setFile(path)
 	}
-	sum := sha256.Sum256(f.read[f.path(name)].data)
+	sum := sha256.Sum256(f.read[f.pathOf(name)].data)
 	l.Config, l.Path, l.Hash, l.files = c, path, hex.EncodeToString(sum[:]), f
 	return l, nil
 }
 
-// load reads a configuration and the files that it names. What they hold is checked
+// loadData reads a configuration and the files that it names. What they hold is checked
 // like what stands in the configuration itself.
-func load(data []byte, name string, from *files) (Config, *Error) {
+func loadData(data []byte, name string, from *files) (Config, *Error) {
 	r := newReading()
-	mistake := r.examine(data, func() {
-		if !r.shape(data) {
+	mistake := r.runRecovering(data, func() {
+		if !r.readShape(data) {
 			return
 		}
-		r.pass(r.check(), true)
+		r.noteErrors(r.checkAll(), true)
 		if key := inlineSecret("", reflect.ValueOf(r.Config)); key != "" {
-			if err := from.closed(name); err != nil {
-				r.pass(keyErrorf(key, "%v, or put the secret into a file of its own", err), false)
+			if err := from.checkPrivate(name); err != nil {
+				r.noteErrors(keyErrorf(key, "%v, or put the secret into a file of its own", err), false)
 			}
 		}
-		r.pass(r.readSecrets(from), false)
-		r.pass(r.check(), true)
+		r.noteErrors(r.readSecrets(from), false)
+		r.noteErrors(r.checkAll(), true)
 	})
 	return r.Config, mistake
 }
 
-// in names the file of the mistakes.
-func (e *Error) in(path string) *Error {
+// setFile names the file of the mistakes.
+func (e *Error) setFile(path string) *Error {
 	e.File = path
 	for _, other := range e.Others {
 		other.File = path
@@ -146,7 +146,7 @@ func Written(path string) (Config, error) {
 	c, err := Parse(data)
 	var mistake *Error
 	if errors.As(err, &mistake) {
-		return Config{}, mistake.in(path)
+		return Config{}, mistake.setFile(path)
 	}
 	return c, err
 }
@@ -155,9 +155,9 @@ func Written(path string) (Config, error) {
 func Parse(data []byte) (Config, error) {
 	data = withoutMark(data)
 	r := newReading()
-	mistake := r.examine(data, func() {
-		if r.shape(data) {
-			r.pass(r.check(), true)
+	mistake := r.runRecovering(data, func() {
+		if r.readShape(data) {
+			r.noteErrors(r.checkAll(), true)
 		}
 	})
 	if mistake != nil {
@@ -170,37 +170,37 @@ func Parse(data []byte) (Config, error) {
 // file, since flags changed it, or once more with one that did. The error is an *Error.
 func (c Config) Validate() error {
 	r := reading{Config: c}
-	if mistake := r.examine(nil, func() { r.pass(c.check(), true) }); mistake != nil {
+	if mistake := r.runRecovering(nil, func() { r.noteErrors(c.checkAll(), true) }); mistake != nil {
 		return mistake
 	}
 	return nil
 }
 
-// shape reads a configuration: each value may stand where it does, whatever others
+// readShape reads a configuration: each value may stand where it does, whatever others
 // say. It is not fine where it cannot be read at all.
-func (r *reading) shape(data []byte) (fine bool) {
+func (r *reading) readShape(data []byte) (fine bool) {
 	if len(data) > maxFile {
 		r.wrong = []*Error{{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}}
 		return false
 	}
-	if err := bounded(data); err != nil {
-		r.blame("", err)
+	if err := checkBounds(data); err != nil {
+		r.noteError("", err)
 		return false
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		r.blame("", err)
+		r.noteError("", err)
 		withoutValues(r.wrong[0])
 		nameTab(r.wrong[0], data)
 		return false
 	}
-	root, err := document(file)
+	root, err := rootOf(file)
 	if err != nil {
-		r.blame("", err)
+		r.noteError("", err)
 		return false
 	}
 	if root != nil {
-		r.decode("", root, reflect.ValueOf(&r.Config).Elem())
+		r.decodeNode("", root, reflect.ValueOf(&r.Config).Elem())
 	}
 	return true
 }
@@ -210,26 +210,26 @@ func (r *reading) shape(data []byte) (fine bool) {
 // root. data is the file, for excerpts. nil: nothing is wrong.
 func Decode(data []byte, key string, node ast.Node, v any) *Error {
 	r := &reading{places: places{}}
-	return r.examine(data, func() { r.decode(key, node, reflect.ValueOf(v).Elem()) })
+	return r.runRecovering(data, func() { r.decodeNode(key, node, reflect.ValueOf(v).Elem()) })
 }
 
-// document returns the root of the only document; nil when there is nothing.
-func document(file *ast.File) (ast.Node, error) {
+// rootOf returns the root of the only document; nil when there is nothing.
+func rootOf(file *ast.File) (ast.Node, error) {
 	var root ast.Node
 	for _, d := range file.Docs {
 		if d.Body == nil || d.Body.Type() == ast.NullType || d.Body.Type() == ast.CommentType {
 			continue
 		}
 		if root != nil {
-			return nil, at(d.Body, "a second document; the configuration is one")
+			return nil, errorAt(d.Body, "a second document; the configuration is one")
 		}
 		root = d.Body
 	}
 	return root, nil
 }
 
-// positioned turns an error of the YAML library into ours.
-func positioned(err error) *Error {
+// fromYAMLError turns an error of the YAML library into ours.
+func fromYAMLError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
 		return e
@@ -239,11 +239,11 @@ func positioned(err error) *Error {
 		return &Error{Message: oneLine(err.Error())}
 	}
 	e = &Error{Message: oneLine(ye.GetMessage())}
-	e.mark(ye.GetToken())
+	e.markToken(ye.GetToken())
 	return e
 }
 
-func (e *Error) mark(tk *token.Token) {
+func (e *Error) markToken(tk *token.Token) {
 	if tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
 	}

@@ -20,7 +20,7 @@ type scope struct {
 // Policy compiles the rules: what decides about connections. The configuration has been
 // checked, or the errors name the keys.
 func (c *Config) Policy() (*policy.Policy, error) {
-	rules, base, err := c.terms()
+	rules, base, err := c.compileTerms()
 	if err != nil {
 		return nil, err
 	}
@@ -31,34 +31,34 @@ func (c *Config) Policy() (*policy.Policy, error) {
 	return p, nil
 }
 
-// terms are the rules with what each gives, and what holds where none matches.
-func (c *Config) terms() (rules []policy.Rule, base policy.Rule, err error) {
-	base, err = c.directions(policy.Rule{
-		SendProxy: c.Defaults.SendProxy.version(), KeepDSCP: c.Defaults.DSCP == KeepDSCP,
+// compileTerms are the rules with what each gives, and what holds where none matches.
+func (c *Config) compileTerms() (rules []policy.Rule, base policy.Rule, err error) {
+	base, err = c.addDirections(policy.Rule{
+		SendProxy: c.Defaults.SendProxy.headerVersion(), KeepDSCP: c.Defaults.DSCP == KeepDSCP,
 	}, "defaults", nil)
 	errs := []error{err}
 	rules = make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
-		rules[i], err = c.directions(r.policy(base), fmt.Sprintf("rules[%d]", i), &r.Terms)
-		errs = append(errs, because("defaults", err))
+		rules[i], err = c.addDirections(r.policyRule(base), fmt.Sprintf("rules[%d]", i), &r.Terms)
+		errs = append(errs, withCause("defaults", err))
 	}
 	return rules, base, errors.Join(errs...)
 }
 
-// directions adds the terms of both directions to a rule: what t says at key, and
+// addDirections adds the terms of both directions to a rule: what t says at key, and
 // else the defaults. Where neither says who decides the window that clients are let send
 // in, our own algorithm does, unless the direction is left to the kernel.
-func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, error) {
+func (c *Config) addDirections(r policy.Rule, key string, t *Terms) (policy.Rule, error) {
 	var errs [2]error
 	for i, d := range [...]struct {
 		name string
 		to   *policy.Terms
 	}{{"down", &r.Down}, {"up", &r.Up}} {
-		scopes := c.Defaults.scopes("defaults", d.name)
+		scopes := c.Defaults.scopesOf("defaults", d.name)
 		if t != nil {
-			scopes = append(scopes, t.scopes(key, d.name)...)
+			scopes = append(scopes, t.scopesOf(key, d.name)...)
 		}
-		*d.to, errs[i] = merge(scopes...)
+		*d.to, errs[i] = mergeScopes(scopes...)
 		if d.to == &r.Up && d.to.Receive == "" && d.to.Algorithm != policy.Unmanaged {
 			d.to.Receive = cc.Default
 		}
@@ -66,8 +66,8 @@ func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, e
 	return r, errors.Join(errs[:]...)
 }
 
-// policy is the rule without its terms; base is what holds where it says nothing.
-func (r Rule) policy(base policy.Rule) policy.Rule {
+// policyRule is the rule without its terms; base is what holds where it says nothing.
+func (r Rule) policyRule(base policy.Rule) policy.Rule {
 	out := policy.Rule{
 		Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse",
 		SendProxy: base.SendProxy, KeepDSCP: base.KeepDSCP,
@@ -82,7 +82,7 @@ func (r Rule) policy(base policy.Rule) policy.Rule {
 		},
 	}
 	if r.SendProxy != "" {
-		out.SendProxy = r.SendProxy.version()
+		out.SendProxy = r.SendProxy.headerVersion()
 	}
 	if r.DSCP != "" {
 		out.KeepDSCP = r.DSCP == KeepDSCP
@@ -90,8 +90,8 @@ func (r Rule) policy(base policy.Rule) policy.Rule {
 	return out
 }
 
-// scopes are what t says about a direction, the widest first.
-func (t Terms) scopes(key, direction string) []scope {
+// scopesOf are what t says about a direction, the widest first.
+func (t Terms) scopesOf(key, direction string) []scope {
 	narrow := t.Down
 	if direction == "up" {
 		narrow = t.Up
@@ -99,10 +99,10 @@ func (t Terms) scopes(key, direction string) []scope {
 	return []scope{{key, t.Direction}, {key + "." + direction, narrow}}
 }
 
-// merge lets each scope override what the wider ones before it said. An
+// mergeScopes lets each scope override what the wider ones before it said. An
 // algorithm brings its own parameters and drops those of another, and a class
 // that has no target drops one.
-func merge(scopes ...scope) (policy.Terms, error) {
+func mergeScopes(scopes ...scope) (policy.Terms, error) {
 	t := policy.Terms{Algorithm: policy.Unmanaged}
 	var errs []error
 	said := map[string]string{} // by key: where what holds was said
@@ -114,7 +114,7 @@ func merge(scopes ...scope) (policy.Terms, error) {
 			}
 			t.Algorithm, t.Params = name, params
 		}
-		errs = append(errs, s.params(&t), s.receive(&t))
+		errs = append(errs, s.addParams(&t), s.addReceive(&t))
 		if s.Group != "" {
 			g, err := policy.ParseGroup(s.Group)
 			if err != nil {
@@ -134,7 +134,7 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if s.ConnectionRate > 0 {
 			t.ConnectionRate = s.ConnectionRate
 		}
-		errs = append(errs, s.class(&t, said))
+		errs = append(errs, s.addClass(&t, said))
 	}
 	if key, err := t.CheckClass(); err != nil {
 		errs = append(errs, keyErrorf(said[key]+"."+key, "%v", err))
@@ -142,8 +142,8 @@ func merge(scopes ...scope) (policy.Terms, error) {
 	return t, errors.Join(errs...)
 }
 
-// class adds what s promises the flow, and notes in said what it says.
-func (s scope) class(t *policy.Terms, said map[string]string) error {
+// addClass adds what s promises the flow, and notes in said what it says.
+func (s scope) addClass(t *policy.Terms, said map[string]string) error {
 	if s.Class != "" {
 		c, err := flow.ParseClass(string(s.Class))
 		if err != nil {
@@ -166,8 +166,8 @@ func (s scope) class(t *policy.Terms, said map[string]string) error {
 	return nil
 }
 
-// receive adds the algorithm of the window that the sender is let send in.
-func (s scope) receive(t *policy.Terms) error {
+// addReceive adds the algorithm of the window that the sender is let send in.
+func (s scope) addReceive(t *policy.Terms) error {
 	if s.Receive == "" {
 		return nil
 	}
@@ -186,7 +186,7 @@ func (s scope) receive(t *policy.Terms) error {
 	return nil
 }
 
-func (s scope) params(t *policy.Terms) error {
+func (s scope) addParams(t *policy.Terms) error {
 	if len(s.Params) == 0 {
 		return nil
 	}

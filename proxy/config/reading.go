@@ -19,18 +19,18 @@ type reading struct {
 	wrong  []*Error
 }
 
-func newReading() *reading { return &reading{Config: defaults(), places: places{}} }
+func newReading() *reading { return &reading{Config: defaultConfig(), places: places{}} }
 
-// examine calls read, which notes mistakes in r, and returns the first of them; nil: there is none. It also
+// runRecovering calls read, which notes mistakes in r, and returns the first of them; nil: there is none. It also
 // ends a panic of read, so that no configuration can end a process that runs with another one.
-func (r *reading) examine(data []byte, read func()) (mistake *Error) {
+func (r *reading) runRecovering(data []byte, read func()) (mistake *Error) {
 	defer func() {
 		if e := mistakeOf(recover()); e != nil {
 			mistake = e
 		}
 	}()
 	read()
-	return r.mistake(data)
+	return r.firstMistake(data)
 }
 
 // mistakeOf returns the mistake that refuses a configuration whose reading has panicked; nil: it has not.
@@ -67,25 +67,25 @@ func panickedAt() string {
 	}
 }
 
-// blame notes an error of a node, for the key.
-func (r *reading) blame(key string, err error) {
-	e := positioned(err)
+// noteError notes an error of a node, for the key.
+func (r *reading) noteError(key string, err error) {
+	e := fromYAMLError(err)
 	e.Key = key
 	r.wrong = append(r.wrong, e)
 }
 
-// pass notes the mistakes that are joined in err, but for those that may only follow
+// noteErrors notes the mistakes that are joined in err, but for those that may only follow
 // from one that an earlier pass has found: one at the same key, or, for checks, in the
 // same section.
-func (r *reading) pass(err error, checks bool) {
+func (r *reading) noteErrors(err error, checks bool) {
 	earlier := r.wrong
-	for _, err := range separate(err) {
+	for _, err := range splitErrors(err) {
 		var ke *keyError
 		if errors.As(err, &ke) && slices.ContainsFunc(earlier,
-			func(e *Error) bool { return ke.follows(e.Key, checks) }) {
+			func(e *Error) bool { return ke.mayFollowFrom(e.Key, checks) }) {
 			continue
 		}
-		e := r.places.locate(err)
+		e := r.places.locateError(err)
 		same := func(other *Error) bool { return e.Key == other.Key && e.Message == other.Message }
 		if !slices.ContainsFunc(r.wrong, same) {
 			r.wrong = append(r.wrong, e)
@@ -93,8 +93,8 @@ func (r *reading) pass(err error, checks bool) {
 	}
 }
 
-// separate takes joined errors apart.
-func separate(err error) []error {
+// splitErrors takes joined errors apart.
+func splitErrors(err error) []error {
 	if err == nil {
 		return nil
 	}
@@ -104,26 +104,26 @@ func separate(err error) []error {
 	}
 	var all []error
 	for _, e := range joined.Unwrap() {
-		all = append(all, separate(e)...)
+		all = append(all, splitErrors(e)...)
 	}
 	return all
 }
 
-// follows reports whether the mistake may come of another at that key.
-func (e *keyError) follows(key string, sections bool) bool {
-	return within(key, e.key) || within(e.key, key) || e.on != "" && within(key, e.on) ||
-		sections && section(e.key) == section(key)
+// mayFollowFrom reports whether the mistake may come of another at that key.
+func (e *keyError) mayFollowFrom(key string, sections bool) bool {
+	return isWithin(key, e.key) || isWithin(e.key, key) || e.on != "" && isWithin(key, e.on) ||
+		sections && sectionOf(e.key) == sectionOf(key)
 }
 
-// within reports whether a key is another, or below it.
-func within(key, above string) bool {
+// isWithin reports whether a key is another, or below it.
+func isWithin(key, above string) bool {
 	rest, ok := strings.CutPrefix(key, above)
 	return ok && (above == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// section returns the part of a key whose values depend on each other: one element of a list, or
+// sectionOf returns the part of a key whose values depend on each other: one element of a list, or
 // two names. A name may be empty, since an unknown key may hold any bytes.
-func section(key string) string {
+func sectionOf(key string) string {
 	first, rest, more := strings.Cut(key, ".")
 	if !more || strings.HasSuffix(first, "]") || first == "defaults" {
 		return first
@@ -132,9 +132,9 @@ func section(key string) string {
 	return first + "." + second
 }
 
-// mistake is the first one in the file, with its place there, and the others; nil:
+// firstMistake is the first one in the file, with its place there, and the others; nil:
 // there is none.
-func (r *reading) mistake(data []byte) *Error {
+func (r *reading) firstMistake(data []byte) *Error {
 	if len(r.wrong) == 0 {
 		return nil
 	}
@@ -146,7 +146,7 @@ func (r *reading) mistake(data []byte) *Error {
 	})
 	first := r.wrong[0]
 	if first.Line > 0 && data != nil {
-		first.Excerpt = excerpt(data, first.Line, first.Column)
+		first.Excerpt = makeExcerpt(data, first.Line, first.Column)
 	}
 	others := r.wrong[1:]
 	first.Untold = max(0, len(others)-maxOthers)
@@ -166,10 +166,10 @@ func keyErrorf(key, format string, args ...any) error {
 	return &keyError{key: key, message: fmt.Sprintf(format, args...)}
 }
 
-// because says which key's mistakes may be the cause of err.
-func because(key string, err error) error {
+// withCause says which key's mistakes may be the cause of err.
+func withCause(key string, err error) error {
 	var errs []error
-	for _, e := range separate(err) {
+	for _, e := range splitErrors(err) {
 		var ke *keyError
 		if errors.As(e, &ke) {
 			e = &keyError{ke.key, ke.message, key}
@@ -182,23 +182,23 @@ func because(key string, err error) error {
 // places are the tokens of the values that were given, by path.
 type places map[string]*token.Token
 
-// locate finds the place of a keyError: its own, or that of the nearest
+// locateError finds the place of a keyError: its own, or that of the nearest
 // enclosing key where its own was left out.
-func (p places) locate(err error) *Error {
+func (p places) locateError(err error) *Error {
 	var ke *keyError
 	if !errors.As(err, &ke) {
 		return &Error{Message: oneLine(err.Error())}
 	}
 	out := &Error{Key: ke.key, Message: oneLine(ke.message)}
-	for key := ke.key; key != ""; key = parent(key) {
+	for key := ke.key; key != ""; key = parentKey(key) {
 		if tk := p[key]; tk != nil {
-			out.mark(tk)
+			out.markToken(tk)
 			break
 		}
 	}
 	return out
 }
 
-func parent(key string) string {
+func parentKey(key string) string {
 	return key[:max(0, strings.LastIndexAny(key, ".["))]
 }

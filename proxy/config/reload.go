@@ -13,7 +13,7 @@ import (
 func (c Config) CheckReload(next Config) error {
 	var key string
 	compare := func() { key = firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)) }
-	if mistake := new(reading).examine(nil, compare); mistake != nil {
+	if mistake := new(reading).runRecovering(nil, compare); mistake != nil {
 		return mistake
 	}
 	return cannotChange(key)
@@ -61,7 +61,7 @@ func cannotChange(key string) error {
 	if key == "" {
 		return nil
 	}
-	return places(nil).locate(keyErrorf(key, "cannot change while running; put the old value back, or restart the "+
+	return places(nil).locateError(keyErrorf(key, "cannot change while running; put the old value back, or restart the "+
 		"proxy"))
 }
 

@@ -83,5 +83,5 @@ func LoadSaved(path, config string) (Loaded, error) {
 	for name, data := range s.Files {
 		from.read[name] = file{data: data}
 	}
-	return from.load(config)
+	return from.loadFile(config)
 }

@@ -53,14 +53,14 @@ type scalar struct {
 	parse  func(string) (any, error)
 }
 
-// written is a scalar whose texts another function parses.
-func written[T any](parse func(string) (T, error), schema object) scalar {
+// newTextScalar is a scalar whose texts another function parses.
+func newTextScalar[T any](parse func(string) (T, error), schema object) scalar {
 	return scalar{schema, func(s string) (any, error) { return parse(s) }}
 }
 
 // oneOf is a scalar that is one of some words.
 func oneOf[T ~string](values ...T) scalar {
-	words := texts(values)
+	words := stringsOf(values)
 	return scalar{object{"enum": words}, func(s string) (any, error) {
 		if !slices.Contains(words, s) {
 			hint := ""
@@ -73,8 +73,8 @@ func oneOf[T ~string](values ...T) scalar {
 	}}
 }
 
-// texts are words without their type.
-func texts[T ~string](values []T) []string {
+// stringsOf are words without their type.
+func stringsOf[T ~string](values []T) []string {
 	all := make([]string, len(values))
 	for i, v := range values {
 		all[i] = string(v)
@@ -82,13 +82,13 @@ func texts[T ~string](values []T) []string {
 	return all
 }
 
-// at is an error at a node's position.
-func at(node ast.Node, format string, args ...any) error {
+// errorAt is an error at a node's position.
+func errorAt(node ast.Node, format string, args ...any) error {
 	return &yaml.SyntaxError{Message: fmt.Sprintf(format, args...), Token: node.GetToken()}
 }
 
-// text returns a scalar as it was written.
-func text(node ast.Node) (string, error) {
+// scalarText returns a scalar as it was written.
+func scalarText(node ast.Node) (string, error) {
 	switch n := node.(type) {
 	case *ast.StringNode:
 		return n.Value, nil
@@ -97,7 +97,7 @@ func text(node ast.Node) (string, error) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
 		return node.GetToken().Value, nil
 	}
-	return "", at(node, "expected one value, not %s", describe(node, configType))
+	return "", errorAt(node, "expected one value, not %s", describeNode(node, configType))
 }
 
 // isText tells whether a scalar is a text to YAML, as it is in quotes.
@@ -105,8 +105,8 @@ func isText(node ast.Node) bool {
 	return node.Type() == ast.StringType || node.Type() == ast.LiteralType
 }
 
-// takes tells whether a scalar is of one of the kinds that JSON Schema knows.
-func takes(kinds []string, node ast.Node) bool {
+// acceptsScalar tells whether a scalar is of one of the kinds that JSON Schema knows.
+func acceptsScalar(kinds []string, node ast.Node) bool {
 	kind := "string"
 	switch node.Type() {
 	case ast.IntegerType:
@@ -133,20 +133,20 @@ func kindNames(kinds []string) string {
 
 // readScalar reads a node into one of the scalars, and puts the parser's words where the value stands.
 func readScalar(node ast.Node, to reflect.Value) error {
-	s, err := text(node)
+	s, err := scalarText(node)
 	if err != nil {
 		return err
 	}
 	t := to.Type()
 	v, err := scalars[t].parse(s)
 	if err != nil {
-		return at(node, "%v", err)
+		return errorAt(node, "%v", err)
 	}
-	if kinds := types(scalars[t].schema); !takes(kinds, node) {
-		return at(node, "expected %s; a text is written in quotes, a number without", kindNames(kinds))
+	if kinds := jsonTypes(scalars[t].schema); !acceptsScalar(kinds, node) {
+		return errorAt(node, "expected %s; a text is written in quotes, a number without", kindNames(kinds))
 	}
 	if p := patterns()[t]; p != nil && isText(node) && !p.MatchString(s) {
-		return at(node, "%q is not how this is written", s)
+		return errorAt(node, "%q is not how this is written", s)
 	}
 	to.Set(reflect.ValueOf(v))
 	return nil
@@ -155,7 +155,7 @@ func readScalar(node ast.Node, to reflect.Value) error {
 // Set reads a text into the scalar that v points to, as a file that has it in quotes is read.
 func Set(v any, s string) error {
 	if err := readScalar(&ast.StringNode{Value: s}, reflect.ValueOf(v).Elem()); err != nil {
-		return errors.New(positioned(err).Message)
+		return errors.New(fromYAMLError(err).Message)
 	}
 	return nil
 }
@@ -276,8 +276,8 @@ func (e Envelope) Kernel() string {
 // KeepDSCP has packets carry the mark that the other side's had.
 const KeepDSCP DSCP = "keep"
 
-// version is 0 for no header.
-func (p SendProxy) version() int {
+// headerVersion is 0 for no header.
+func (p SendProxy) headerVersion() int {
 	switch p {
 	case "v1":
 		return 1

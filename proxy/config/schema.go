@@ -34,49 +34,49 @@ const (
 
 // scalars are the types whose values are one text, number or word each.
 var scalars = map[reflect.Type]scalar{
-	reflect.TypeFor[cc.Rate](): written(parseRate, object{
+	reflect.TypeFor[cc.Rate](): newTextScalar(parseRate, object{
 		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK]?[bB][iI][tT])\s*$`,
 		"examples": []string{"20mbit", "1.5gbit"},
 	}),
-	reflect.TypeFor[cc.Bytes](): written(cc.ParseBytes, object{
+	reflect.TypeFor[cc.Bytes](): newTextScalar(cc.ParseBytes, object{
 		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK][iI]?)?[bB]\s*$`,
 		"examples": []string{"256KiB", "1GiB"},
 	}),
-	reflect.TypeFor[time.Duration](): written(parseDuration, object{
+	reflect.TypeFor[time.Duration](): newTextScalar(parseDuration, object{
 		"type": "string", "pattern": `^\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`,
 		"examples": []string{"10s", "1h30m"},
 	}),
-	reflect.TypeFor[netip.Prefix](): written(parsePrefix, object{
+	reflect.TypeFor[netip.Prefix](): newTextScalar(parsePrefix, object{
 		"type": "string", "pattern": `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`,
 		"examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"},
 	}),
-	reflect.TypeFor[netip.Addr](): written(parseAddr, object{
+	reflect.TypeFor[netip.Addr](): newTextScalar(parseAddr, object{
 		"type": "string", "pattern": `^[0-9a-fA-F:.]+$`, "examples": []string{"192.0.2.1", "2001:db8::1"},
 	}),
-	reflect.TypeFor[policy.PortRange](): written(policy.ParsePorts, object{"anyOf": []any{
+	reflect.TypeFor[policy.PortRange](): newTextScalar(policy.ParsePorts, object{"anyOf": []any{
 		object{"type": "integer", "minimum": 1, "maximum": 65535},
 		object{"type": "string", "pattern": `^\s*` + portNumber + `\s*(-\s*` + portNumber + `\s*)?$`},
 	}}),
-	reflect.TypeFor[policy.NamePattern](): written(policy.ParseNamePattern, object{
+	reflect.TypeFor[policy.NamePattern](): newTextScalar(policy.ParseNamePattern, object{
 		"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`,
 		"examples": []string{"example.com", "*.example.com"},
 	}),
-	reflect.TypeFor[Mark](): written(parseMark, object{
+	reflect.TypeFor[Mark](): newTextScalar(parseMark, object{
 		"type": []string{"integer", "string"}, "minimum": 0, "maximum": uint32(math.MaxUint32),
 		"pattern": `^(0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8})$`,
 	}),
-	reflect.TypeFor[access.Key](): written(access.ParseKey, object{
+	reflect.TypeFor[access.Key](): newTextScalar(access.ParseKey, object{
 		"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`,
 	}),
-	reflect.TypeFor[Algorithm](): written(parseAlgorithm, object{
+	reflect.TypeFor[Algorithm](): newTextScalar(parseAlgorithm, object{
 		"type": "string", "pattern": algorithmPattern(),
 		"examples": []string{cc.Default, cc.Default + ":target_ms=20", "none"},
 	}),
-	reflect.TypeFor[Param](): written(func(s string) (Param, error) { return Param(s), nil }, object{
+	reflect.TypeFor[Param](): newTextScalar(func(s string) (Param, error) { return Param(s), nil }, object{
 		"type": []string{"number", "string"},
 	}),
-	reflect.TypeFor[Fraction](): written(parseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
-	reflect.TypeFor[Refuse](): written(parseRefuse, object{
+	reflect.TypeFor[Fraction](): newTextScalar(parseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
+	reflect.TypeFor[Refuse](): newTextScalar(parseRefuse, object{
 		"type": []string{"boolean", "string"}, "minLength": 1,
 		"not": object{"type": "string", "pattern": `^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy]([Ee][Ss])?|` +
 			`[Nn][Oo]?|[Oo][Nn]|[Oo][Ff][Ff])$`},
@@ -128,7 +128,7 @@ func schemaOf(t reflect.Type) object {
 		s := object{"type": "object", "properties": properties, "additionalProperties": false}
 		var required []string
 		for name, f := range fieldsOf(t) {
-			properties[name] = property(f, about(t, name))
+			properties[name] = fieldSchema(f, aboutKey(t, name))
 			if f.Tag.Get("required") != "" {
 				required = append(required, name)
 			}
@@ -148,15 +148,15 @@ func schemaOf(t reflect.Type) object {
 	}
 }
 
-// property is the schema of a field, with what it is for and what its tags say: min and
+// fieldSchema is the schema of a field, with what it is for and what its tags say: min and
 // max bound a number, and reload is whether a running proxy takes another value.
-func property(f reflect.StructField, purpose string) object {
+func fieldSchema(f reflect.StructField, purpose string) object {
 	s := schemaOf(f.Type)
 	s["description"] = purpose
 	if f.Tag.Get("reload") != "" {
 		s["description"] = purpose + " A reload changes it."
 	}
-	least, most := bounds(f)
+	least, most := numberBounds(f)
 	if least != nil {
 		s["minimum"] = *least
 	}
@@ -166,8 +166,8 @@ func property(f reflect.StructField, purpose string) object {
 	return s
 }
 
-// bounds are those of a number; nil: none.
-func bounds(f reflect.StructField) (least, most *int) {
+// numberBounds are those of a number; nil: none.
+func numberBounds(f reflect.StructField) (least, most *int) {
 	read := func(tag string) *int {
 		if v, err := strconv.Atoi(f.Tag.Get(tag)); err == nil {
 			return &v
@@ -177,9 +177,9 @@ func bounds(f reflect.StructField) (least, most *int) {
 	return read("min"), read("max")
 }
 
-// outside says what is wrong with a number in the field; empty: nothing.
-func outside(f reflect.StructField, v int) string {
-	least, most := bounds(f)
+// outsideBounds says what is wrong with a number in the field; empty: nothing.
+func outsideBounds(f reflect.StructField, v int) string {
+	least, most := numberBounds(f)
 	switch {
 	case least != nil && v < *least && most == nil:
 		return fmt.Sprintf("%d is less than %d", v, *least)
@@ -189,8 +189,8 @@ func outside(f reflect.StructField, v int) string {
 	return ""
 }
 
-// types are the kinds of JSON values that a schema takes.
-func types(schema object) (all []string) {
+// jsonTypes are the kinds of JSON values that a schema takes.
+func jsonTypes(schema object) (all []string) {
 	switch t := schema["type"].(type) {
 	case string:
 		all = []string{t}
@@ -202,7 +202,7 @@ func types(schema object) (all []string) {
 	}
 	if either, ok := schema["anyOf"].([]any); ok {
 		for _, s := range either {
-			all = append(all, types(s.(object))...)
+			all = append(all, jsonTypes(s.(object))...)
 		}
 	}
 	return all

@@ -102,8 +102,8 @@ func checkToken(key, token string) error {
 func (c *Config) readSecrets(from *files) error {
 	t := &c.Telemetry
 	errs := []error{
-		from.token("telemetry.hints.token_file", &t.Hints.TokenFile, &t.Hints.Token),
-		from.token("telemetry.change_token_file", &t.ChangeTokenFile, &t.ChangeToken),
+		from.readToken("telemetry.hints.token_file", &t.Hints.TokenFile, &t.Hints.Token),
+		from.readToken("telemetry.change_token_file", &t.ChangeTokenFile, &t.ChangeToken),
 	}
 	for i := range c.Agents {
 		errs = append(errs, c.Agents[i].readFiles(fmt.Sprintf("agents[%d]", i), from))
@@ -119,8 +119,8 @@ func (c *Config) readSecrets(from *files) error {
 	return errors.Join(errs...)
 }
 
-// token puts what is in the file that a key names into token, and empties the key.
-func (f *files) token(key string, file, token *string) error {
+// readToken puts what is in the file that a key names into token, and empties the key.
+func (f *files) readToken(key string, file, token *string) error {
 	if *file == "" {
 		return nil
 	}

@@ -46,7 +46,7 @@ func (c *Config) checkSources() error {
 			errs = append(errs, keyErrorf(key, "%q is no interface's name, such as wlan0: "+
 				"it has at most %d characters, without spaces, / and :", name, maxInterfaceName))
 		default:
-			errs = append(errs, unique(seen, key, name))
+			errs = append(errs, checkUnique(seen, key, name))
 		}
 	}
 	return errors.Join(errs...)

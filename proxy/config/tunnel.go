@@ -208,7 +208,7 @@ func (l *Listener) checkWireGuard(key string) error {
 		err := checkAddress(key+".address", l.Address)
 		if host, _, _ := net.SplitHostPort(l.Address); err == nil && host != "" && host != "::" && host != "0.0.0.0" {
 			err = keyErrorf(key+".address", "mode wireguard listens on every address of the machine: "+
-				"write :%s, and keep others out with the packet filter", port(l.Address))
+				"write :%s, and keep others out with the packet filter", portOf(l.Address))
 		}
 		errs = append(errs, err)
 	}
@@ -236,7 +236,7 @@ func (l *Listener) checkWireGuard(key string) error {
 	errs = append(errs, checkPool(at+".pool", w.Pool))
 	var peers []error
 	for i, p := range w.Peers {
-		peers = append(peers, p.check(fmt.Sprintf("%s.peers[%d]", at, i), w.Pool))
+		peers = append(peers, p.checkPeer(fmt.Sprintf("%s.peers[%d]", at, i), w.Pool))
 	}
 	err := errors.Join(peers...)
 	if err == nil {
@@ -247,7 +247,7 @@ func (l *Listener) checkWireGuard(key string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-func (p Peer) check(key string, pool []netip.Prefix) error {
+func (p Peer) checkPeer(key string, pool []netip.Prefix) error {
 	var errs []error
 	if err := p.Access().CheckExit(pool, "exit: true"); err != nil {
 		errs = append(errs, keyErrorf(key+".allowed_ips", "%v", err))
@@ -278,8 +278,8 @@ func (w WireGuard) isZero() bool {
 		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == "" && len(w.ReachableFrom) == 0
 }
 
-// port is that of an address that has been checked.
-func port(address string) string {
+// portOf is that of an address that has been checked.
+func portOf(address string) string {
 	_, p, _ := net.SplitHostPort(address)
 	return p
 }

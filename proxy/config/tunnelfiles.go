@@ -19,11 +19,11 @@ func (l *Listener) readTunnelFiles(key string, from *files) error {
 	}
 	w := &l.WireGuard
 	key += ".wireguard"
-	errs := []error{from.key(key+".private_key_file", &w.PrivateKeyFile, &w.PrivateKey)}
+	errs := []error{from.readKey(key+".private_key_file", &w.PrivateKeyFile, &w.PrivateKey)}
 	for i := range w.Peers {
 		p := &w.Peers[i]
 		at := fmt.Sprintf("%s.peers[%d].preshared_key_file", key, i)
-		errs = append(errs, from.key(at, &p.PresharedKeyFile, &p.PresharedKey))
+		errs = append(errs, from.readKey(at, &p.PresharedKeyFile, &p.PresharedKey))
 	}
 	switch {
 	case w.ConfigFile != "":
@@ -36,9 +36,9 @@ func (l *Listener) readTunnelFiles(key string, from *files) error {
 
 // readConfigFile takes over what is in a file that wg-quick has.
 func (l *Listener) readConfigFile(key string, from *files) error {
-	f, err := from.quick(key, l.WireGuard.ConfigFile)
+	f, err := from.readQuickFile(key, l.WireGuard.ConfigFile)
 	if err == nil {
-		err = l.adopt(f, key, from.shown(l.WireGuard.ConfigFile))
+		err = l.adoptQuickFile(f, key, from.displayPath(l.WireGuard.ConfigFile))
 	}
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func (l *Listener) readConfigFile(key string, from *files) error {
 
 // readPeers adds the peers of a file.
 func (w *WireGuard) readPeers(key string, from *files) error {
-	f, err := from.quick(key, w.PeersFile)
+	f, err := from.readQuickFile(key, w.PeersFile)
 	if err != nil {
 		return err
 	}
@@ -58,17 +58,17 @@ func (w *WireGuard) readPeers(key string, from *files) error {
 			w.PeersFile)
 	}
 	if err := f.CheckExits(w.Pool); err != nil {
-		return keyErrorf(key, "%s: %v", from.shown(w.PeersFile), err)
+		return keyErrorf(key, "%s: %v", from.displayPath(w.PeersFile), err)
 	}
-	if err := w.add(f.Peers); err != nil {
+	if err := w.addPeers(f.Peers); err != nil {
 		return keyErrorf(key, "%v", err)
 	}
 	w.PeersFile = ""
 	return nil
 }
 
-// adopt takes over what a whole file of wg-quick's says and the listener does not.
-func (l *Listener) adopt(f access.QuickFile, key, file string) error {
+// adoptQuickFile takes over what a whole file of wg-quick's says and the listener does not.
+func (l *Listener) adoptQuickFile(f access.QuickFile, key, file string) error {
 	if (f.PrivateKey == access.Key{}) {
 		return keyErrorf(key, "it has no PrivateKey in an [Interface] section; a file of peers alone is a peers_file")
 	}
@@ -95,14 +95,14 @@ func (l *Listener) adopt(f access.QuickFile, key, file string) error {
 	if err := f.CheckExits(l.WireGuard.Pool); err != nil {
 		return keyErrorf(key, "%s: %v", file, err)
 	}
-	if err := l.WireGuard.add(f.Peers); err != nil {
+	if err := l.WireGuard.addPeers(f.Peers); err != nil {
 		return keyErrorf(key, "%v", err)
 	}
 	return nil
 }
 
-// add adds peers, unless they cannot stand beside those that there are.
-func (w *WireGuard) add(peers []access.Peer) error {
+// addPeers adds peers, unless they cannot stand beside those that there are.
+func (w *WireGuard) addPeers(peers []access.Peer) error {
 	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
 	for _, p := range peers {
 		w.Peers = append(w.Peers, Peer{
@@ -113,8 +113,8 @@ func (w *WireGuard) add(peers []access.Peer) error {
 	return access.CheckPeers(w.Access())
 }
 
-// key puts the key in the first line of a file where its name was.
-func (f *files) key(key string, path *string, to *access.Key) error {
+// readKey puts the key in the first line of a file where its name was.
+func (f *files) readKey(key string, path *string, to *access.Key) error {
 	if *path == "" {
 		return nil
 	}
@@ -130,30 +130,30 @@ func (f *files) key(key string, path *string, to *access.Key) error {
 	return nil
 }
 
-// quick reads a file in wg-quick's format; one with secrets must be closed to others.
-func (f *files) quick(key, path string) (access.QuickFile, error) {
-	data, err := f.bytes(path)
+// readQuickFile reads a file in wg-quick's format; one with secrets must be closed to others.
+func (f *files) readQuickFile(key, path string) (access.QuickFile, error) {
+	data, err := f.readBytes(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		cure := "penstock gateway peer add makes a peers_file, and so does touch"
 		if strings.HasSuffix(key, ".config_file") {
 			cure = "penstock gateway init makes a configuration of its own; the file of a wg-quick interface is " +
 				"/etc/wireguard/INTERFACE.conf"
 		}
-		return access.QuickFile{}, keyErrorf(key, "there is no %s; %s", f.shown(path), cure)
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; %s", f.displayPath(path), cure)
 	}
 	if err != nil {
-		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.shown(path), err)
+		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.displayPath(path), err)
 	}
 	q, err := access.ParseQuick(string(data))
 	if err != nil {
-		return q, keyErrorf(key, "%s: %v", f.path(path), err)
+		return q, keyErrorf(key, "%s: %v", f.pathOf(path), err)
 	}
 	secret := q.PrivateKey != access.Key{}
 	for _, p := range q.Peers {
 		secret = secret || p.Preshared != access.Key{}
 	}
 	if secret {
-		if err := f.closed(path); err != nil {
+		if err := f.checkPrivate(path); err != nil {
 			return q, keyErrorf(key, "%v", err)
 		}
 	}

@@ -20,7 +20,7 @@ const (
 func (c *Config) unreachableRules() []string {
 	rules := make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
-		rules[i] = c.withoutVoidConditions(r).policy(policy.Rule{})
+		rules[i] = c.withoutVoidConditions(r).policyRule(policy.Rule{})
 	}
 	behind := map[int][]string{}
 	catchAll := slices.IndexFunc(rules, func(r policy.Rule) bool { return r.MatchesAll() })

@@ -18,15 +18,15 @@ import (
 
 var configType = reflect.TypeFor[Config]()
 
-// decode reads a node into v, and notes where each value stands. What is wrong is
+// decodeNode reads a node into v, and notes where each value stands. What is wrong is
 // noted in the words of the file and not of Go, and left as it was in v.
-func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
+func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 	r.places[key] = node.GetToken()
 	t := v.Type()
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	wrong := func(format string, args ...any) { r.blame(key, at(node, format, args...)) }
+	wrong := func(format string, args ...any) { r.noteError(key, errorAt(node, format, args...)) }
 	switch node.Type() {
 	case ast.AliasType:
 		wrong("a value that begins with * is written in quotes; aliases are not supported")
@@ -45,10 +45,10 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 	read := reflect.New(t)
 	set := func(err error) {
 		if err != nil {
-			r.blame(key, err)
+			r.noteError(key, err)
 			return
 		}
-		put(v, read)
+		setThrough(v, read)
 	}
 	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
 		set(u.UnmarshalYAML(node))
@@ -64,26 +64,26 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 	case reflect.Slice:
 		seq, ok := node.(*ast.SequenceNode)
 		if !ok {
-			wrong("expected a list, not %s", describe(node, t))
+			wrong("expected a list, not %s", describeNode(node, t))
 			return
 		}
 		list := reflect.MakeSlice(t, len(seq.Values), len(seq.Values))
 		for i, item := range seq.Values {
-			r.decode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
+			r.decodeNode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
 		}
 		v.Set(list)
 	case reflect.Bool:
 		b, ok := node.(*ast.BoolNode)
 		if !ok {
-			wrong("expected true or false, not %s", describe(node, t))
+			wrong("expected true or false, not %s", describeNode(node, t))
 			return
 		}
 		read.Elem().SetBool(b.Value)
-		put(v, read)
+		setThrough(v, read)
 	case reflect.Int:
 		n, ok := node.(*ast.IntegerNode)
 		if !ok {
-			wrong("expected a whole number, not %s", describe(node, t))
+			wrong("expected a whole number, not %s", describeNode(node, t))
 			return
 		}
 		i, ok := n.Value.(int64)
@@ -91,14 +91,14 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 			i, ok = int64(u), u <= math.MaxInt
 		}
 		if !ok || read.Elem().OverflowInt(i) {
-			wrong("%s is out of range", cut(n.Token.Value))
+			wrong("%s is out of range", cutText(n.Token.Value))
 			return
 		}
 		read.Elem().SetInt(i)
-		put(v, read)
+		setThrough(v, read)
 	case reflect.String:
-		if _, err := text(node); err != nil {
-			wrong("expected a text, not %s", describe(node, t))
+		if _, err := scalarText(node); err != nil {
+			wrong("expected a text, not %s", describeNode(node, t))
 			return
 		}
 		switch n := node.(type) {
@@ -121,8 +121,8 @@ func goesOn(node ast.Node) bool {
 	return ok && s.Token.Type == token.StringType && strings.Contains(strings.TrimSpace(s.Token.Origin), "\n")
 }
 
-// put sets v, or what it points to, to what read points to.
-func put(v, read reflect.Value) {
+// setThrough sets v, or what it points to, to what read points to.
+func setThrough(v, read reflect.Value) {
 	if v.Kind() == reflect.Pointer {
 		v.Set(read)
 		return
@@ -133,7 +133,7 @@ func put(v, read reflect.Value) {
 func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	m, ok := node.(ast.MapNode)
 	if !ok {
-		r.blame(key, at(node, "expected keys with values, not %s", describe(node, v.Type())))
+		r.noteError(key, errorAt(node, "expected keys with values, not %s", describeNode(node, v.Type())))
 		return
 	}
 	var fields map[string]reflect.StructField
@@ -144,18 +144,18 @@ func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	}
 	for it := m.MapRange(); it.Next(); {
 		if it.Key().IsMergeKey() {
-			r.blame(key, at(it.Key(), "anchors, aliases and tags are not supported; write the value out"))
+			r.noteError(key, errorAt(it.Key(), "anchors, aliases and tags are not supported; write the value out"))
 			continue
 		}
-		name, err := text(it.Key())
+		name, err := scalarText(it.Key())
 		if err != nil {
-			r.blame(key, err)
+			r.noteError(key, err)
 			continue
 		}
-		full := strings.TrimPrefix(key+"."+cut(name), ".")
+		full := strings.TrimPrefix(key+"."+cutText(name), ".")
 		if fields == nil {
 			value := reflect.New(v.Type().Elem()).Elem()
-			r.decode(full, it.Value(), value)
+			r.decodeNode(full, it.Value(), value)
 			v.SetMapIndex(reflect.ValueOf(name), value)
 			continue
 		}
@@ -163,16 +163,16 @@ func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 		if !known {
 			shown := full
 			if i := strings.IndexAny(name, " \t="); i >= 0 { // a value may follow, after an equal sign or a space
-				shown = strings.TrimPrefix(key+"."+cut(name[:i])+cutMark, ".")
+				shown = strings.TrimPrefix(key+"."+cutText(name[:i])+cutMark, ".")
 			}
-			r.blame(shown, at(it.Key(), "unknown key; %s", suggest(name, fields)))
+			r.noteError(shown, errorAt(it.Key(), "unknown key; %s", suggestKey(name, fields)))
 			continue
 		}
 		field := v.FieldByName(f.Name)
-		r.decode(full, it.Value(), field)
+		r.decodeNode(full, it.Value(), field)
 		if n := reflect.Indirect(field); n.Kind() == reflect.Int {
-			if wrong := outside(f, int(n.Int())); wrong != "" && it.Value().Type() == ast.IntegerType {
-				r.blame(full, at(it.Value(), "%s", wrong))
+			if wrong := outsideBounds(f, int(n.Int())); wrong != "" && it.Value().Type() == ast.IntegerType {
+				r.noteError(full, errorAt(it.Value(), "%s", wrong))
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 // maxShown is how much of a value or an unknown key a message shows, in bytes.
 const maxShown = 64
 
-func cut(s string) string {
+func cutText(s string) string {
 	if len(s) > maxShown {
 		return s[:maxShown] + "…"
 	}
@@ -237,8 +237,8 @@ func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bo
 	return true
 }
 
-// suggest helps after a key that does not exist.
-func suggest(name string, fields map[string]reflect.StructField) string {
+// suggestKey helps after a key that does not exist.
+func suggestKey(name string, fields map[string]reflect.StructField) string {
 	names := slices.Sorted(maps.Keys(fields))
 	if nearest := cc.Nearest(name, names); nearest != "" {
 		return fmt.Sprintf("did you mean %s?", nearest)
@@ -249,9 +249,9 @@ func suggest(name string, fields map[string]reflect.StructField) string {
 	return "there are " + strings.Join(names, ", ")
 }
 
-// describe names for people what node is in the place of a t. It shows no value
+// describeNode names for people what node is in the place of a t. It shows no value
 // that may be a secret.
-func describe(node ast.Node, t reflect.Type) string {
+func describeNode(node ast.Node, t reflect.Type) string {
 	switch node.Type() {
 	case ast.MappingType, ast.MappingValueType:
 		return "keys with values"

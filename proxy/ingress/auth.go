@@ -21,8 +21,8 @@ func newUsers(list []User) users {
 	return us
 }
 
-// allow tells whether there is such an account. It looks at all of them, so that its time is the same.
-func (us users) allow(name, password []byte) bool {
+// allowUser tells whether there is such an account. It looks at all of them, so that its time is the same.
+func (us users) allowUser(name, password []byte) bool {
 	n, p := sha256.Sum256(name), sha256.Sum256(password)
 	found := 0
 	for i := range us {
@@ -38,7 +38,7 @@ func (l *greeter) checkPassword(ctx context.Context, from netip.Addr, name, pass
 	if !l.guesses.May(from) {
 		return errGuessing
 	}
-	if !l.users.allow(name, password) {
+	if !l.users.allowUser(name, password) {
 		l.guesses.Wrong(ctx, from, l.cfg.HandshakeTimeout*9/10) // so that the answer is in time
 		return errWrongPassword
 	}

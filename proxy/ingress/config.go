@@ -52,7 +52,7 @@ type Open func(*net.TCPListener) (Acceptor, error)
 
 const defaultHandshakeTimeout = 10 * time.Second
 
-func (c Config) validate() error {
+func (c Config) validateConfig() error {
 	switch {
 	case !c.Mode.Known() || c.Mode.Tunnels():
 		return fmt.Errorf("mode %q is none of a listener for TCP", c.Mode)

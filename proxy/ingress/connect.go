@@ -12,9 +12,9 @@ import (
 // maxRequestHeader bounds the request line and header fields of a request, in bytes.
 const maxRequestHeader = 16 << 10
 
-// http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
+// serveHTTP reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
 // http:// URL.
-func (l *greeter) http(ctx context.Context, in *input, c *Client) error {
+func (l *greeter) serveHTTP(ctx context.Context, in *input, c *Client) error {
 	in.left = maxRequestHeader
 	req, err := readRequest(in)
 	if err != nil {
@@ -44,12 +44,12 @@ func (l *greeter) http(ctx context.Context, in *input, c *Client) error {
 	if !tunnel {
 		return l.wholeURL(in, c, req, to)
 	}
-	return l.connect(in, c, req)
+	return l.serveConnect(in, c, req)
 }
 
-// connect serves a CONNECT request. It has no content (RFC 9110 §9.3.6), so what follows the empty
+// serveConnect serves a CONNECT request. It has no content (RFC 9110 §9.3.6), so what follows the empty
 // line is for the server.
-func (l *greeter) connect(in *input, c *Client, req request) (err error) {
+func (l *greeter) serveConnect(in *input, c *Client, req request) (err error) {
 	// The request line alone says where to; a Host header is ignored.
 	c.Target, c.Host, err = Destination(req.target)
 	if err == nil && (req.parsed.ContentLength != 0 || len(req.parsed.TransferEncoding) > 0) {
@@ -73,7 +73,7 @@ func (l *greeter) connect(in *input, c *Client, req request) (err error) {
 func failHTTP(in *input, err error) error {
 	status, why, reason := HTTPFailure(err)
 	err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
-	return errors.Join(err, linger(in.conn))
+	return errors.Join(err, closeAfterAnswer(in.conn))
 }
 
 // httpUser says why the client of a request may not use the listener. Without a password it was not asked for

@@ -61,8 +61,8 @@ func (s source) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// rest is the connection for the relay: it begins with what was read beyond the handshake.
-func (in *input) rest(exchange *Exchange) datapath.Conn {
+// remainingConn is the connection for the relay: it begins with what was read beyond the handshake.
+func (in *input) remainingConn(exchange *Exchange) datapath.Conn {
 	early, _ := in.Peek(in.Buffered())
 	if len(in.ahead)+len(early) == 0 {
 		return in.conn
@@ -71,16 +71,16 @@ func (in *input) rest(exchange *Exchange) datapath.Conn {
 }
 
 // Prompt implements Listener.
-func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.prompt(conn) }
+func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.isPrompt(conn) }
 
-func (l *greeter) prompt(conn datapath.Conn) bool {
-	return !l.cfg.Mode.Asks() && !l.trusts(addrPort(conn.RemoteAddr()).Addr())
+func (l *greeter) isPrompt(conn datapath.Conn) bool {
+	return !l.cfg.Mode.Asks() && !l.trustsPeer(addrPort(conn.RemoteAddr()).Addr())
 }
 
 // Greet implements Listener.
 func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
 	a := l.arrivalOf(conn)
-	return a.by.greet(ctx, a.Conn, a.original)
+	return a.by.greetClient(ctx, a.Conn, a.original)
 }
 
 // greeter runs the handshakes of a listener's clients by one configuration. It is never changed;
@@ -104,7 +104,7 @@ func newGreeter(cfg Config, self netip.AddrPort, guesses *Guesses) (*greeter, er
 	}
 	host, port, err := net.SplitHostPort(cfg.Target)
 	if err == nil {
-		g.target, g.host, err = destination(host, port)
+		g.target, g.host, err = destinationOf(host, port)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("target %q: %w", cfg.Target, err)
@@ -112,9 +112,9 @@ func newGreeter(cfg Config, self netip.AddrPort, guesses *Guesses) (*greeter, er
 	return g, nil
 }
 
-func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
-	if l.prompt(conn) { // nothing is read, so nothing waits
-		client, err := l.understand(ctx, conn, original)
+func (l *greeter) greetClient(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
+	if l.isPrompt(conn) { // nothing is read, so nothing waits
+		client, err := l.runHandshake(ctx, conn, original)
 		if err != nil {
 			_ = conn.Reset()
 			return Client{}, fmt.Errorf("ingress: listener %q: %w", l.cfg.Name, err)
@@ -125,10 +125,10 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })
 
-	client, err := l.understand(ctx, conn, original)
+	client, err := l.runHandshake(ctx, conn, original)
 	if err != nil {
 		if l.cfg.Mode.Asks() {
-			_ = linger(conn)
+			_ = closeAfterAnswer(conn)
 		} else {
 			_ = conn.Reset()
 		}
@@ -145,12 +145,12 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.
 	return client, nil
 }
 
-// understand runs the handshake of the listener's mode. Where it fails the
+// runHandshake runs the handshake of the listener's mode. Where it fails the
 // client has its answer, if the protocol has one, and the connection is open.
-func (l *greeter) understand(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
+func (l *greeter) runHandshake(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
 	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
 	var in *input
-	if l.trusts(c.Source.Addr()) {
+	if l.trustsPeer(c.Source.Addr()) {
 		in = newInput(conn)
 		told, err := readProxyHeader(in)
 		if err != nil {
@@ -163,9 +163,9 @@ func (l *greeter) understand(ctx context.Context, conn datapath.Conn, original n
 	var err error
 	switch l.cfg.Mode {
 	case access.TPROXY:
-		err = l.captured(&c, addrPort(conn.LocalAddr()))
+		err = l.setCapturedTarget(&c, addrPort(conn.LocalAddr()))
 	case access.Redirect:
-		err = l.captured(&c, original)
+		err = l.setCapturedTarget(&c, original)
 	case access.Forward:
 		c.Target, c.Host, c.Fixed, c.Answer = l.target, l.host, true, answerWithReset(conn)
 	default:
@@ -174,23 +174,23 @@ func (l *greeter) understand(ctx context.Context, conn datapath.Conn, original n
 		}
 		switch l.cfg.Mode {
 		case access.SOCKS5:
-			err = l.socks5(ctx, in, &c)
+			err = l.serveSOCKS5(ctx, in, &c)
 		case access.Connect:
-			err = l.http(ctx, in, &c)
+			err = l.serveHTTP(ctx, in, &c)
 		default:
-			err = l.mixed(ctx, in, &c)
+			err = l.serveMixed(ctx, in, &c)
 		}
 	}
 	if err != nil {
 		return c, err
 	}
 	if in != nil {
-		c.Conn = in.rest(c.Exchange)
+		c.Conn = in.remainingConn(c.Exchange)
 	}
 	return c, nil
 }
 
-func (l *greeter) trusts(peer netip.Addr) bool {
+func (l *greeter) trustsPeer(peer netip.Addr) bool {
 	for _, p := range l.cfg.TrustedProxies {
 		if p.Contains(peer) {
 			return true
@@ -199,21 +199,21 @@ func (l *greeter) trusts(peer netip.Addr) bool {
 	return false
 }
 
-// captured sets the destination of a connection whose client did not ask.
-func (l *greeter) captured(c *Client, target netip.AddrPort) error {
+// setCapturedTarget sets the destination of a connection whose client did not ask.
+func (l *greeter) setCapturedTarget(c *Client, target netip.AddrPort) error {
 	if !target.IsValid() {
 		return fmt.Errorf("%s: no original destination: the connection came here without a capture rule", l.cfg.Mode)
 	}
-	if l.own(target) {
+	if l.reachesSelf(target) {
 		return fmt.Errorf("%s: destination %v is this listener: dialling it would loop", l.cfg.Mode, target)
 	}
 	c.Target, c.Answer = target, answerWithReset(c.Conn)
 	return nil
 }
 
-// own reports whether dialling target would reach this listener, which would
+// reachesSelf reports whether dialling target would reach this listener, which would
 // dial it again, without end.
-func (l *greeter) own(target netip.AddrPort) bool {
+func (l *greeter) reachesSelf(target netip.AddrPort) bool {
 	if target.Port() != l.self.Port() {
 		return false
 	}
@@ -238,9 +238,9 @@ func answerWithReset(conn datapath.Conn) func(netip.AddrPort, error) error {
 	}
 }
 
-// linger closes conn once the client has had time to read the answer just written: to close it with
+// closeAfterAnswer closes conn once the client has had time to read the answer just written: to close it with
 // unread input sends RST, at which the client drops the answer.
-func linger(conn datapath.Conn) error {
+func closeAfterAnswer(conn datapath.Conn) error {
 	if conn.CloseWrite() == nil {
 		timer := time.AfterFunc(lingerTime, func() { _ = conn.SetReadDeadline(expired) })
 		_, _ = io.CopyN(io.Discard, conn, lingerBytes)
@@ -259,18 +259,18 @@ func Destination(authority string) (netip.AddrPort, string, error) {
 	if err != nil {
 		return netip.AddrPort{}, "", err
 	}
-	return destination(host, port)
+	return destinationOf(host, port)
 }
 
-// destination makes an address or a "name:port" of what a client asked for. An address that a client
+// destinationOf makes an address or a "name:port" of what a client asked for. An address that a client
 // sends in the place of a name is an address, so that policy's rules for addresses apply.
-func destination(host, port string) (netip.AddrPort, string, error) {
+func destinationOf(host, port string) (netip.AddrPort, string, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || port[0] == '+' {
 		return netip.AddrPort{}, "", fmt.Errorf("port %.8q is not in 1..65535", port)
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
-		return plain(netip.AddrPortFrom(addr, uint16(n))), "", nil
+		return plainAddrPort(netip.AddrPortFrom(addr, uint16(n))), "", nil
 	}
 	if len(host) == 0 || len(host) > 255 {
 		return netip.AddrPort{}, "", fmt.Errorf("host name of %d bytes", len(host))

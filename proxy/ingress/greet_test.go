@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func testListener(tb testing.TB, cfg Config) *Socket {
 	tb.Helper()
 	cfg.Name = "test"
-	require.NoError(tb, cfg.validate())
+	require.NoError(tb, cfg.validateConfig())
 	l, err := newListener(cfg, &fakeAcceptor{})
 	require.NoError(tb, err)
 	return l
@@ -212,7 +212,7 @@ func TestAnAddressWrittenAsANameIsAnAddress(t *testing.T) {
 		{host: "a.test", port: "-1", err: "not in 1..65535"},
 		{host: "a.test", port: "http", err: "not in 1..65535"},
 	} {
-		target, name, err := destination(row.host, row.port)
+		target, name, err := destinationOf(row.host, row.port)
 		if row.err != "" {
 			assert.ErrorContains(t, err, row.err)
 			continue

@@ -42,11 +42,11 @@ func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 			_ = tcp.Close()
 		}
 	}()
-	if err := cfg.validate(); err != nil {
+	if err := cfg.validateConfig(); err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
-	if tcp, err = cfg.listen(ctx); err != nil {
-		return nil, fmt.Errorf("listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+	if tcp, err = cfg.openSocket(ctx); err != nil {
+		return nil, fmt.Errorf("listener %q: %w", cfg.Name, explainError(cfg.Mode, err))
 	}
 	ln, err := open(tcp)
 	if err != nil {
@@ -60,8 +60,8 @@ func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 	return l, nil
 }
 
-// listen opens the socket, or takes c.Socket.
-func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
+// openSocket opens the socket, or takes c.Socket.
+func (c Config) openSocket(ctx context.Context) (*net.TCPListener, error) {
 	if c.Socket != nil {
 		return c.Socket, kernel.Adopt(c.Socket, c.Mode == access.TPROXY)
 	}
@@ -81,25 +81,25 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 // Apply prepares cfg, whose mode may be another, and whose Addr and Socket do not count. commit has it in
 // force for clients that come from then on. An error changes nothing.
 func (l *Socket) Apply(cfg Config) (commit func(), err error) {
-	if err := cfg.validate(); err != nil {
+	if err := cfg.validateConfig(); err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
 	g, err := newGreeter(cfg, addrPort(l.Addr()), &l.guesses)
 	if err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
-	if cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
+	if cfg.Mode == access.TPROXY && l.currentConfig().Mode != access.TPROXY {
 		if err := l.ln.SetTransparent(); err != nil {
-			return nil, fmt.Errorf("listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+			return nil, fmt.Errorf("listener %q: %w", cfg.Name, explainError(cfg.Mode, err))
 		}
 	}
 	return func() { l.greeter.Store(g) }, nil
 }
 
-func (l *Socket) config() *Config { return &l.greeter.Load().cfg }
+func (l *Socket) currentConfig() *Config { return &l.greeter.Load().cfg }
 
-// explain names the capability that a listener lacks and how to grant it.
-func explain(mode access.Mode, err error) error {
+// explainError names the capability that a listener lacks and how to grant it.
+func explainError(mode access.Mode, err error) error {
 	var what, capability string
 	switch {
 	case mode == access.TPROXY && errors.Is(err, syscall.EPERM):
@@ -132,21 +132,21 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 		if l.delay.Load() != 0 {
 			l.delay.Store(0)
 		}
-		take(l.arrived(conn))
-	}, l.failed)
-	return fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
+		take(l.wrapArrival(conn))
+	}, l.acceptFailed)
+	return fmt.Errorf("ingress: listener %q: accept: %w", l.currentConfig().Name, err)
 }
 
-// failed returns how long to wait after a failure of accept; below 0: it is permanent.
-func (l *Socket) failed(err error) (pause time.Duration) {
+// acceptFailed returns how long to wait after a failure of accept; below 0: it is permanent.
+func (l *Socket) acceptFailed(err error) (pause time.Duration) {
 	switch {
 	case isOneOf(err, unaccepted):
-		l.complain(err)
+		l.logFailure(err)
 		return 0
 	case !isOneOf(err, shortages):
 		return -1
 	}
-	l.complain(err)
+	l.logFailure(err)
 	pause = firstDelay
 	if last := time.Duration(l.delay.Load()); last > 0 {
 		pause = min(2*last, lastDelay)
@@ -163,7 +163,7 @@ type arrival struct {
 	original netip.AddrPort // destination in mode redirect; invalid: conntrack knows of none
 }
 
-func (l *Socket) arrived(conn datapath.Conn) datapath.Conn {
+func (l *Socket) wrapArrival(conn datapath.Conn) datapath.Conn {
 	a := &arrival{Conn: conn, by: l.greeter.Load()}
 	if a.by.cfg.Mode != access.Redirect {
 		return a
@@ -197,8 +197,8 @@ func isOneOf(err error, these []syscall.Errno) bool {
 	return slices.ContainsFunc(these, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
-func (l *Socket) complain(err error) {
-	cfg := l.config()
+func (l *Socket) logFailure(err error) {
+	cfg := l.currentConfig()
 	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
 		return
 	}
@@ -213,10 +213,10 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	if !ok || tcp == nil {
 		return netip.AddrPort{}
 	}
-	return plain(tcp.AddrPort())
+	return plainAddrPort(tcp.AddrPort())
 }
 
-// plain is addrPort of what is an AddrPort already.
-func plain(ap netip.AddrPort) netip.AddrPort {
+// plainAddrPort is addrPort of what is an AddrPort already.
+func plainAddrPort(ap netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
 }

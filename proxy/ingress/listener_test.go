@@ -55,12 +55,12 @@ func TestConfigurationErrorsNameTheKey(t *testing.T) {
 }
 
 func TestAMissingCapabilityIsNamedWithItsRemedy(t *testing.T) {
-	err := explain(access.TPROXY, os.NewSyscallError("setsockopt", syscall.EPERM))
+	err := explainError(access.TPROXY, os.NewSyscallError("setsockopt", syscall.EPERM))
 	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep")
-	err = explain(access.SOCKS5, os.NewSyscallError("bind", syscall.EACCES))
+	err = explainError(access.SOCKS5, os.NewSyscallError("bind", syscall.EACCES))
 	assert.ErrorContains(t, err, "needs CAP_NET_BIND_SERVICE")
 	assert.ErrorIs(t, err, syscall.EACCES)
-	assert.Equal(t, syscall.EADDRINUSE, explain(access.TPROXY, syscall.EADDRINUSE))
+	assert.Equal(t, syscall.EADDRINUSE, explainError(access.TPROXY, syscall.EADDRINUSE))
 }
 
 func TestTPROXYListenWithoutTheCapability(t *testing.T) {
@@ -219,12 +219,12 @@ func TestWhatIsAppliedIsInForceOnceItIsCommitted(t *testing.T) {
 	defer l.Close()
 	commit, err := l.Apply(Config{Name: "lan", Mode: access.Connect})
 	require.NoError(t, err)
-	assert.Equal(t, access.SOCKS5, l.config().Mode)
+	assert.Equal(t, access.SOCKS5, l.currentConfig().Mode)
 	commit()
-	assert.Equal(t, access.Connect, l.config().Mode)
+	assert.Equal(t, access.Connect, l.currentConfig().Mode)
 	_, err = l.Apply(Config{Name: "lan", Mode: access.Forward})
 	require.Error(t, err, "without a target")
-	assert.Equal(t, access.Connect, l.config().Mode)
+	assert.Equal(t, access.Connect, l.currentConfig().Mode)
 }
 
 func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {

@@ -116,7 +116,7 @@ func readProxyV2(in *input) (told, error) {
 	}
 	at := func(i int) netip.AddrPort {
 		addr, _ := netip.AddrFromSlice(addresses[i*size:][:size])
-		return plain(netip.AddrPortFrom(addr, binary.BigEndian.Uint16(addresses[2*size+2*i:])))
+		return plainAddrPort(netip.AddrPortFrom(addr, binary.BigEndian.Uint16(addresses[2*size+2*i:])))
 	}
 	_, err := in.Discard(length - len(addresses))
 	return told{at(0), at(1)}, err
@@ -131,7 +131,7 @@ func WriteProxyHeader(w io.Writer, version int, source, target, cameTo netip.Add
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	source, target, cameTo = plain(source), plain(target), plain(cameTo)
+	source, target, cameTo = plainAddrPort(source), plainAddrPort(target), plainAddrPort(cameTo)
 	if source.Addr().Is4() != target.Addr().Is4() && cameTo.IsValid() {
 		target = cameTo
 	}

@@ -53,5 +53,5 @@ func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("redirect: %w", os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err))
 	}
-	return plain(dst), nil
+	return plainAddrPort(dst), nil
 }

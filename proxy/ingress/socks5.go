@@ -35,20 +35,20 @@ const (
 	authNotAccepted = 1
 )
 
-// socks5 is the server's side of the handshake, up to and without the reply:
+// serveSOCKS5 is the server's side of the handshake, up to and without the reply:
 // that is Answer's.
 //
 //	client: version, methods        server: method
 //	client: name, password          server: status        (method 2)
 //	client: CONNECT address port    server: reply         (after the dial)
-func (l *greeter) socks5(ctx context.Context, in *input, c *Client) error {
+func (l *greeter) serveSOCKS5(ctx context.Context, in *input, c *Client) error {
 	in.left = maxHandshake
 	if err := l.socksMethod(ctx, in, c.Source.Addr()); err != nil {
 		return fmt.Errorf("socks5: %w", err)
 	}
 	host, port, code, err := socksRequest(in)
 	if err == nil {
-		if c.Target, c.Host, err = destination(host, port); err != nil {
+		if c.Target, c.Host, err = destinationOf(host, port); err != nil {
 			code = replyFailure
 		}
 	}
@@ -64,7 +64,7 @@ func (l *greeter) socks5(ctx context.Context, in *input, c *Client) error {
 			return err
 		}
 		_, err = in.conn.Write(socksReply(failureOf(err).socks, netip.AddrPort{}))
-		return errors.Join(err, linger(in.conn))
+		return errors.Join(err, closeAfterAnswer(in.conn))
 	}
 	return nil
 }

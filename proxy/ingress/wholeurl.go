@@ -22,7 +22,7 @@ func (l *greeter) wholeURL(in *input, c *Client, req request, to wholeURL) (err 
 	if port == "" {
 		port = "80"
 	}
-	if c.Target, c.Host, err = destination(to.authority.Hostname(), port); err != nil {
+	if c.Target, c.Host, err = destinationOf(to.authority.Hostname(), port); err != nil {
 		_ = refuseHTTP(in, http.StatusBadRequest, "", "the URL needs a host, and a port in 1..65535 if any")
 		return fmt.Errorf("connect: %w", err)
 	}

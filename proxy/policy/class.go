@@ -40,7 +40,7 @@ func (t Terms) CheckClass() (key string, err error) {
 		return "hint_cap", fmt.Errorf("%v is no part of a capacity; write a number above 0, up to 1, or 0 for no cap",
 			t.HintCap)
 	}
-	if t.distributed() {
+	if t.isDistributed() {
 		for _, name := range []string{"class", "target_mbit", "min_mbit"} {
 			if _, given := t.Params[name]; given {
 				return "class", fmt.Errorf("%v, and janus is given %s as well; leave one of them out", t.Class, name)
@@ -50,22 +50,22 @@ func (t Terms) CheckClass() (key string, err error) {
 	return "", nil
 }
 
-// distributed reports whether the class is Janus' own matter: each flow has a
+// isDistributed reports whether the class is Janus' own matter: each flow has a
 // window for itself, so that nobody sees all that share the link.
-func (t Terms) distributed() bool {
+func (t Terms) isDistributed() bool {
 	return t.Algorithm == janus && t.Group.by == byFlow && t.Class != flow.Bulk
 }
 
-// settle gives classes to who keeps to them.
-func (r *Rule) settle() {
-	r.Down.settle()
-	r.Up.settle()
+// resolveClasses gives classes to who keeps to them.
+func (r *Rule) resolveClasses() {
+	r.Down.resolveClass()
+	r.Up.resolveClass()
 }
 
-// settle hands the class to Janus where it has to find its part of the link by
+// resolveClass hands the class to Janus where it has to find its part of the link by
 // its distributed rule (TMC 2018 §5); all else is the flow manager's.
-func (t *Terms) settle() {
-	if !t.distributed() {
+func (t *Terms) resolveClass() {
+	if !t.isDistributed() {
 		return
 	}
 	params := maps.Clone(t.Params)

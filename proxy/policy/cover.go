@@ -19,37 +19,37 @@ func (r *Rule) Covers(next *Rule) bool {
 	m, n := &r.Match, &next.Match
 	everywhere := matchesAnyAddress(m.Destinations)
 	switch {
-	case m.Protocol != "" && m.Protocol != next.protocol():
+	case m.Protocol != "" && m.Protocol != next.onlyProtocol():
 		return false
-	case !covers(m.Listeners, n.Listeners, func(a, b string) bool { return a == b }):
+	case !coversAll(m.Listeners, n.Listeners, func(a, b string) bool { return a == b }):
 		return false
-	case !matchesAnyAddress(m.Sources) && !covers(m.Sources, n.Sources, coversPrefix):
+	case !matchesAnyAddress(m.Sources) && !coversAll(m.Sources, n.Sources, coversPrefix):
 		return false
-	case !everywhere && !covers(m.Destinations, n.Destinations, coversPrefix):
+	case !everywhere && !coversAll(m.Destinations, n.Destinations, coversPrefix):
 		return false
 	case !everywhere && next.Refuse != "" && r.Refuse == "":
 		return false // next refuses IPv6 addresses that embed its IPv4 ones, too
-	case !covers(m.Ports, n.Ports, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last }):
+	case !coversAll(m.Ports, n.Ports, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last }):
 		return false
-	case !covers(m.Hosts, n.Hosts, hostMatches):
+	case !coversAll(m.Hosts, n.Hosts, hostMatches):
 		return false
 	}
 	if len(m.ServerNames) == 0 {
 		return true
 	}
-	return (r.Nameless || !next.Nameless) && covers(m.ServerNames, n.ServerNames, NamePattern.covers)
+	return (r.Nameless || !next.Nameless) && coversAll(m.ServerNames, n.ServerNames, NamePattern.coversPattern)
 }
 
-// protocol is the only transport that the rule matches; empty: any.
-func (r *Rule) protocol() Protocol {
+// onlyProtocol is the only transport that the rule matches; empty: any.
+func (r *Rule) onlyProtocol() Protocol {
 	if len(r.Match.Hosts) > 0 || len(r.Match.ServerNames) > 0 && !r.Nameless {
 		return TCP // nothing else shows a name
 	}
 	return r.Match.Protocol
 }
 
-// covers reports whether each entry of inner is covered by one of outer. An empty list matches everything.
-func covers[T any](outer, inner []T, covers func(outer, inner T) bool) bool {
+// coversAll reports whether each entry of inner is covered by one of outer. An empty list matches everything.
+func coversAll[T any](outer, inner []T, covers func(outer, inner T) bool) bool {
 	if len(outer) == 0 {
 		return true
 	}
@@ -76,7 +76,7 @@ func matchesAnyAddress(list []netip.Prefix) bool {
 	return len(list) == 0 || every(true) && every(false)
 }
 
-// covers reports whether p matches every name that q matches.
-func (p NamePattern) covers(q NamePattern) bool {
+// coversPattern reports whether p matches every name that q matches.
+func (p NamePattern) coversPattern(q NamePattern) bool {
 	return p == q || p.below && strings.HasSuffix(q.name, "."+p.name)
 }

@@ -83,7 +83,7 @@ func ParseGroup(s string) (Group, error) {
 	return Group{by: bySource, v4: int(v4), v6: int(v6)}, nil
 }
 
-func (g Group) expand(f Facts, d direction) string {
+func (g Group) expandFor(f Facts, d direction) string {
 	by := g.by
 	switch {
 	case by == byPeer && d == up && f.TargetPeer != "": // the last hop is that peer's, as for what it downloads
@@ -100,7 +100,7 @@ func (g Group) expand(f Facts, d direction) string {
 	case byName:
 		return string(d) + "|" + g.name
 	case bySource:
-		key = g.mask(f.Source.Addr())
+		key = g.maskAddr(f.Source.Addr())
 	case byDestination:
 		key = "to " + f.Target.Addr().WithZone("").String()
 	case byFlow:
@@ -112,8 +112,8 @@ func (g Group) expand(f Facts, d direction) string {
 	return string(d) + "|" + f.Listener + "|" + key
 }
 
-// mask is the part of an address that members of a group have in common.
-func (g Group) mask(a netip.Addr) string {
+// maskAddr is the part of an address that members of a group have in common.
+func (g Group) maskAddr(a netip.Addr) string {
 	bits := g.v4
 	if a.Is6() {
 		bits = g.v6

@@ -30,7 +30,7 @@ type class struct {
 // special-purpose address registries; metadata addresses: the providers' own
 // documentation and cloud-init's data sources.
 var classes = []class{
-	{"a cloud metadata service", true, prefixes(
+	{"a cloud metadata service", true, mustPrefixes(
 		"169.254.169.254/32", "fd00:ec2::254/128", // most clouds; AWS over IPv6
 		"169.254.170.2/32", "169.254.170.23/32", "fd00:ec2::23/128", // AWS container credentials
 		"168.63.129.16/32",                            // Azure
@@ -41,16 +41,16 @@ var classes = []class{
 		"169.254.0.23/32", "169.254.10.10/32", // Tencent
 		"fe80::a9fe:a9fe/128", "fd00:a9fe:a9fe::1/128", // OpenStack; Akamai
 	)},
-	{"unspecified", true, prefixes("0.0.0.0/8", "::/128")},
-	{"loopback", true, prefixes("127.0.0.0/8", "::1/128")},
-	{"link-local", true, prefixes("169.254.0.0/16", "fe80::/10", "fec0::/10")},
-	{"shared carrier-grade NAT space (100.64.0.0/10)", false, prefixes("100.64.0.0/10")},
-	{"multicast", false, prefixes("224.0.0.0/4", "ff00::/8")},
-	{"broadcast or reserved", false, prefixes("240.0.0.0/4")},
-	{"for protocol assignments only", false, prefixes("192.0.0.0/24")},
+	{"unspecified", true, mustPrefixes("0.0.0.0/8", "::/128")},
+	{"loopback", true, mustPrefixes("127.0.0.0/8", "::1/128")},
+	{"link-local", true, mustPrefixes("169.254.0.0/16", "fe80::/10", "fec0::/10")},
+	{"shared carrier-grade NAT space (100.64.0.0/10)", false, mustPrefixes("100.64.0.0/10")},
+	{"multicast", false, mustPrefixes("224.0.0.0/4", "ff00::/8")},
+	{"broadcast or reserved", false, mustPrefixes("240.0.0.0/4")},
+	{"for protocol assignments only", false, mustPrefixes("192.0.0.0/24")},
 }
 
-func prefixes(list ...string) []netip.Prefix {
+func mustPrefixes(list ...string) []netip.Prefix {
 	out := make([]netip.Prefix, len(list))
 	for i, s := range list {
 		out[i] = netip.MustParsePrefix(s)
@@ -74,7 +74,7 @@ func Refused(destinations []netip.Prefix) (all []netip.Prefix) {
 	for _, p := range destinations {
 		all = append(all, p)
 		if p.Addr().Is4() {
-			all = append(all, embeddings(p)...)
+			all = append(all, embeddingPrefixes(p)...)
 		}
 	}
 	return all
@@ -89,11 +89,11 @@ func (g Guard) Check(addr netip.Addr) error {
 	if Contains(g.Allow, plain) {
 		return nil
 	}
-	for i, c := range append([]netip.Addr{plain}, embedded(plain)...) {
+	for i, c := range append([]netip.Addr{plain}, embeddedIPv4(plain)...) {
 		if i > 0 && Contains(g.Allow, c) {
 			continue
 		}
-		what, err := g.refuses(c)
+		what, err := g.refusedAs(c)
 		switch {
 		case err != nil: // what cannot be told apart is not let through
 			return fmt.Errorf("policy: whether destination %v is this machine's: %w", addr, err)
@@ -105,8 +105,8 @@ func (g Guard) Check(addr netip.Addr) error {
 	return nil
 }
 
-// refuses returns what addr is, if it is refused.
-func (g Guard) refuses(addr netip.Addr) (what string, err error) {
+// refusedAs returns what addr is, if it is refused.
+func (g Guard) refusedAs(addr netip.Addr) (what string, err error) {
 	for _, k := range classes {
 		if (k.captured || !g.Captured) && Contains(k.prefixes, addr) {
 			return k.what, nil
@@ -130,8 +130,8 @@ var (
 	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
 )
 
-// embeddings are the prefixes of which embedded returns the addresses in an IPv4 one.
-func embeddings(p netip.Prefix) (all []netip.Prefix) {
+// embeddingPrefixes are the prefixes of which embedded returns the addresses in an IPv4 one.
+func embeddingPrefixes(p netip.Prefix) (all []netip.Prefix) {
 	v4 := p.Addr().As4()
 	for into, at := range map[netip.Prefix]int{nat64: 12, siit: 12, v4Compat: 12, sixToFour: 2} {
 		b := into.Addr().As16()
@@ -141,10 +141,10 @@ func embeddings(p netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
-// embedded returns the IPv4 addresses that a translator or tunnel on the way may turn addr
+// embeddedIPv4 returns the IPv4 addresses that a translator or tunnel on the way may turn addr
 // into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and RFC 2765's form, which
 // translators still know).
-func embedded(addr netip.Addr) (all []netip.Addr) {
+func embeddedIPv4(addr netip.Addr) (all []netip.Addr) {
 	if !addr.Is6() {
 		return nil
 	}

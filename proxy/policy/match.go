@@ -49,7 +49,7 @@ func ParsePorts(s string) (PortRange, error) {
 	return PortRange{uint16(a), uint16(b)}, nil
 }
 
-func (r PortRange) contains(port uint16) bool { return r.First <= port && port <= r.Last }
+func (r PortRange) containsPort(port uint16) bool { return r.First <= port && port <= r.Last }
 
 // String writes the range so that ParsePorts reads it.
 func (r PortRange) String() string {
@@ -59,7 +59,7 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-func (m Match) check() error {
+func (m Match) checkMatch() error {
 	for _, p := range slices.Concat(m.Sources, m.Destinations) {
 		if !p.IsValid() || p.Addr().Is4In6() {
 			return fmt.Errorf("%v is no prefix", p)
@@ -82,7 +82,7 @@ func (m Match) check() error {
 // matchesName is the matcher of a name as ServerName returns it.
 func (m *Match) matchesName(name string) bool {
 	return len(m.ServerNames) == 0 ||
-		slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matches(name) })
+		slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matchesName(name) })
 }
 
 // matchesBeforeName has one case per matcher; all but ServerNames, since that
@@ -98,7 +98,7 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 	case len(m.Destinations) > 0 && !Contains(m.Destinations, f.Target.Addr()):
 		return false
 	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports,
-		func(r PortRange) bool { return r.contains(f.Target.Port()) }):
+		func(r PortRange) bool { return r.containsPort(f.Target.Port()) }):
 		return false
 	case len(m.Hosts) > 0 && !slices.ContainsFunc(m.Hosts,
 		func(pattern string) bool { return hostMatches(pattern, f.Host) }):

@@ -90,50 +90,50 @@ func New(rules []Rule, defaults Rule) (*Policy, error) {
 				r.Name)
 		}
 		names[r.Name] = true
-		if err := r.check(); err != nil {
+		if err := r.checkRule(); err != nil {
 			return nil, fmt.Errorf("policy: rule %q: %w", r.Name, err)
 		}
 	}
-	if err := p.defaults.check(); err != nil {
+	if err := p.defaults.checkRule(); err != nil {
 		return nil, fmt.Errorf("policy: defaults: %w", err)
 	}
 	for i := range p.rules {
-		p.rules[i].settle()
+		p.rules[i].resolveClasses()
 	}
-	p.defaults.settle()
+	p.defaults.resolveClasses()
 	return p, nil
 }
 
-func (r Rule) check() error {
+func (r Rule) checkRule() error {
 	if r.SendProxy < 0 || r.SendProxy > 2 {
 		return fmt.Errorf("PROXY protocol version %d; there are 1 and 2", r.SendProxy)
 	}
-	if err := r.Match.check(); err != nil {
+	if err := r.Match.checkMatch(); err != nil {
 		return err
 	}
 	if r.Nameless && len(r.Match.ServerNames) == 0 {
 		return errors.New("nothing shows a name that it does not ask for")
 	}
-	if err := r.Down.check(); err != nil {
+	if err := r.Down.checkTerms(); err != nil {
 		return fmt.Errorf("down: %w", err)
 	}
-	if err := r.Up.check(); err != nil {
+	if err := r.Up.checkTerms(); err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
 	return nil
 }
 
-func (t Terms) check() error {
+func (t Terms) checkTerms() error {
 	if t.Weight < 0 || t.MaxRate < 0 || t.ConnectionRate < 0 {
 		return fmt.Errorf("weight and maximum rates cannot be negative")
 	}
 	if key, err := t.CheckClass(); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
-	if err := resolve(t.Algorithm, t.Params); err != nil {
+	if err := checkAlgorithm(t.Algorithm, t.Params); err != nil {
 		return err
 	}
-	if err := resolve(t.Receive, t.ReceiveParams); err != nil || t.Receive == "" {
+	if err := checkAlgorithm(t.Receive, t.ReceiveParams); err != nil || t.Receive == "" {
 		return err
 	}
 	spec, err := cc.Lookup(t.Receive)
@@ -143,8 +143,8 @@ func (t Terms) check() error {
 	return spec.CheckReceives()
 }
 
-// resolve tells what is wrong with an algorithm and its settings.
-func resolve(name string, params cc.Params) error {
+// checkAlgorithm tells what is wrong with an algorithm and its settings.
+func checkAlgorithm(name string, params cc.Params) error {
 	if name == "" {
 		return nil
 	}
@@ -158,25 +158,25 @@ func resolve(name string, params cc.Params) error {
 
 // Decide returns the verdict of the first rule that matches.
 func (p *Policy) Decide(f Facts) Verdict {
-	f.Source, f.Target = unmap(f.Source), unmap(f.Target)
+	f.Source, f.Target = unmapAddrPort(f.Source), unmapAddrPort(f.Target)
 	for i := range p.rules {
 		r := &p.rules[i]
 		switch {
 		case !r.matchesBeforeName(f):
 		case r.Match.matchesName(f.ServerName):
-			return r.verdict(f)
+			return r.verdictFor(f)
 		case r.Nameless && f.ServerName == "":
-			return r.nameless()
+			return r.namelessVerdict()
 		}
 	}
-	return p.defaults.verdict(f)
+	return p.defaults.verdictFor(f)
 }
 
 // Prospects returns what Decide may say once the server name of f is known: the
 // verdicts of the rules that only wait for it, in their order, and last the one
 // without any of them. A single one is settled. They are appended to out.
 func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
-	f.Source, f.Target, f.ServerName = unmap(f.Source), unmap(f.Target), ""
+	f.Source, f.Target, f.ServerName = unmapAddrPort(f.Source), unmapAddrPort(f.Target), ""
 	var nameless []Verdict
 	last := &p.defaults
 	for i := range p.rules {
@@ -188,12 +188,12 @@ func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 			last = r
 			break
 		}
-		out = append(out, r.verdict(f))
+		out = append(out, r.verdictFor(f))
 		if r.Nameless && nameless == nil {
-			nameless = []Verdict{r.nameless()}
+			nameless = []Verdict{r.namelessVerdict()}
 		}
 	}
-	return append(append(out, last.verdict(f)), nameless...)
+	return append(append(out, last.verdictFor(f)), nameless...)
 }
 
 // matchesBeforeName reports whether the rule may be for f, whatever the server name is. Where it refuses
@@ -205,29 +205,29 @@ func (r *Rule) matchesBeforeName(f Facts) bool {
 	if r.Refuse == "" {
 		return false
 	}
-	return slices.ContainsFunc(embedded(f.Target.Addr()), func(inner netip.Addr) bool {
+	return slices.ContainsFunc(embeddedIPv4(f.Target.Addr()), func(inner netip.Addr) bool {
 		f.Target = netip.AddrPortFrom(inner, f.Target.Port())
 		return r.Match.matchesBeforeName(f)
 	})
 }
 
-// nameless is the verdict on a connection that shows no name and had to.
-func (r *Rule) nameless() Verdict {
+// namelessVerdict is the verdict on a connection that shows no name and had to.
+func (r *Rule) namelessVerdict() Verdict {
 	return Verdict{Rule: r.Name, Refuse: "it shows no server name", SendProxy: r.SendProxy}
 }
 
-func (r *Rule) verdict(f Facts) Verdict {
+func (r *Rule) verdictFor(f Facts) Verdict {
 	v := Verdict{Rule: r.Name, Refuse: r.Refuse, SendProxy: r.SendProxy, KeepDSCP: r.KeepDSCP}
 	if r.Refuse == "" {
-		v.Down = r.Down.terms(f, down)
-		v.Up = r.Up.terms(f, up)
-		v.FromServer = r.Down.receive(f, down)
-		v.FromClient = r.Up.receive(f, up)
+		v.Down = r.Down.flowTerms(f, down)
+		v.Up = r.Up.flowTerms(f, up)
+		v.FromServer = r.Down.receiveTerms(f, down)
+		v.FromClient = r.Up.receiveTerms(f, up)
 	}
 	return v
 }
 
-func (t Terms) terms(f Facts, d direction) flow.Terms {
+func (t Terms) flowTerms(f Facts, d direction) flow.Terms {
 	name := t.Algorithm
 	if name == "" {
 		name = Unmanaged
@@ -242,7 +242,7 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 		ends = &cc.Ends{From: from, To: to}
 	}
 	return flow.Terms{
-		Group:          t.Group.expand(f, d),
+		Group:          t.Group.expandFor(f, d),
 		Alone:          alone,
 		Host:           to.Addr().WithZone(""),
 		Ends:           ends,
@@ -259,10 +259,10 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	}
 }
 
-// receive is what decides the window of who sends the bytes of a direction: as in terms,
+// receiveTerms is what decides the window of who sends the bytes of a direction: as in terms,
 // but its group is that of the hosts that they come from. Maximum rates are kept by who
 // sends the bytes on, and hints are about the other way.
-func (t Terms) receive(f Facts, d direction) flow.Terms {
+func (t Terms) receiveTerms(f Facts, d direction) flow.Terms {
 	if t.Receive == "" || t.Receive == Unmanaged {
 		return flow.Terms{Algorithm: Unmanaged}
 	}
@@ -272,7 +272,7 @@ func (t Terms) receive(f Facts, d direction) flow.Terms {
 	}
 	r := t
 	r.Algorithm, r.Params, r.MaxRate, r.ConnectionRate, r.HintCap = t.Receive, t.ReceiveParams, 0, 0, 0
-	out := r.terms(f, back)
+	out := r.flowTerms(f, back)
 	out.Group = "from " + out.Group
 	return out
 }
@@ -287,9 +287,11 @@ func (p *Policy) KeepsDSCP() bool {
 func (p *Policy) Verdicts() []Verdict {
 	out := make([]Verdict, 0, len(p.rules)+1)
 	for i := range p.rules {
-		out = append(out, p.rules[i].verdict(Facts{}))
+		out = append(out, p.rules[i].verdictFor(Facts{}))
 	}
-	return append(out, p.defaults.verdict(Facts{}))
+	return append(out, p.defaults.verdictFor(Facts{}))
 }
 
-func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+func unmapAddrPort(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}

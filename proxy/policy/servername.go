@@ -334,11 +334,11 @@ func ParseNamePattern(s string) (NamePattern, error) {
 	if ok {
 		return NamePattern{name, below}, nil
 	}
-	return NamePattern{}, fmt.Errorf("%q is no server name; %s", s, cure(host))
+	return NamePattern{}, fmt.Errorf("%q is no server name; %s", s, hostNameCure(host))
 }
 
-// cure says what to write instead of what is no host name.
-func cure(s string) string {
+// hostNameCure says what to write instead of what is no host name.
+func hostNameCure(s string) string {
 	_, afterScheme, isURL := strings.Cut(s, "://")
 	if isURL {
 		s, _, _ = strings.Cut(afterScheme, "/")
@@ -377,8 +377,8 @@ func (p NamePattern) String() string {
 	return p.name
 }
 
-// matches takes a name as ServerName returns it.
-func (p NamePattern) matches(name string) bool {
+// matchesName takes a name as ServerName returns it.
+func (p NamePattern) matchesName(name string) bool {
 	if p.below {
 		above, ok := strings.CutSuffix(name, p.name)
 		return ok && strings.HasSuffix(above, ".")

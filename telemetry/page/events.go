@@ -29,9 +29,9 @@ type Events struct {
 	ring []Event // oldest first, at most maxEvents
 }
 
-// add notes an event. The same text again within a minute is counted.
-func (e *Events) add(at float64, level slog.Level, text string, count int) {
-	text = cut(text)
+// addEvent notes an event. The same text again within a minute is counted.
+func (e *Events) addEvent(at float64, level slog.Level, text string, count int) {
+	text = cutText(text)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
@@ -48,8 +48,8 @@ func (e *Events) add(at float64, level slog.Level, text string, count int) {
 	e.ring = append(e.ring, Event{At: at, Level: level.String(), Text: text, Count: count})
 }
 
-// cut bounds a text, at the end of a character.
-func cut(text string) string {
+// cutText bounds a text, at the end of a character.
+func cutText(text string) string {
 	if len(text) <= maxEventText {
 		return text
 	}
@@ -60,8 +60,8 @@ func cut(text string) string {
 	return text[:end] + "…"
 }
 
-// since returns all events, newest first, if there is one after seq.
-func (e *Events) since(seq uint64) ([]Event, uint64) {
+// eventsSince returns all events, newest first, if there is one after seq.
+func (e *Events) eventsSince(seq uint64) ([]Event, uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if seq == e.seq {
@@ -97,7 +97,7 @@ func (n noting) Handle(ctx context.Context, r slog.Record) error {
 			b.WriteString(" " + a.String())
 			return b.Len() < maxEventText
 		})
-		n.events.add(float64(r.Time.UnixMilli())/1e3, r.Level, b.String(), 1)
+		n.events.addEvent(float64(r.Time.UnixMilli())/1e3, r.Level, b.String(), 1)
 	}
 	if !n.next.Enabled(ctx, r.Level) {
 		return nil

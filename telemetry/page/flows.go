@@ -53,14 +53,14 @@ func sideOf(d *proxy.DirectionInfo) side {
 	return s
 }
 
-// progress tells the rate since before.
-func (s *side) progress(before side, d time.Duration) {
+// updateRate tells the rate since before.
+func (s *side) updateRate(before side, d time.Duration) {
 	s.known, s.rate = true, rateOf(before.bytes, s.bytes, d)
 }
 
-// follow fills in the rates of rows, which are in the order of their numbers as
+// updateRates fills in the rates of rows, which are in the order of their numbers as
 // those before are.
-func follow(rows, before []row, d time.Duration) {
+func updateRates(rows, before []row, d time.Duration) {
 	i := 0
 	for n := range rows {
 		r := &rows[n]
@@ -77,8 +77,8 @@ func follow(rows, before []row, d time.Duration) {
 		if lived <= 0 {
 			continue
 		}
-		r.down.progress(was.down, lived)
-		r.up.progress(was.up, lived)
+		r.down.updateRate(was.down, lived)
+		r.up.updateRate(was.up, lived)
 	}
 }
 
@@ -90,10 +90,11 @@ func (r *row) main() (name string, s *side) {
 	return "down", &r.down
 }
 
-func (r *row) view() Flow {
+func (r *row) flowView() Flow {
 	out := Flow{
 		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer,
-		Host: r.host, ServerName: r.server, Age: r.age.Seconds(), Idle: r.idle.Seconds(), Down: r.down.view(), Up: r.up.view(),
+		Host: r.host, ServerName: r.server, Age: r.age.Seconds(), Idle: r.idle.Seconds(),
+		Down: r.down.sideView(), Up: r.up.sideView(),
 	}
 	out.Main, _ = r.main()
 	if r.client.IsValid() {
@@ -105,7 +106,7 @@ func (r *row) view() Flow {
 	return out
 }
 
-func (s *side) view() Side {
+func (s *side) sideView() Side {
 	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
 	if s.known {
 		out.Rate = &s.rate
@@ -125,8 +126,8 @@ func (s *side) view() Side {
 	return out
 }
 
-// words appends what a search looks at.
-func (r *row) words(to []byte) []byte {
+// searchWords appends what a search looks at.
+func (r *row) searchWords(to []byte) []byte {
 	if r.client.IsValid() {
 		to = r.client.AppendTo(to)
 	}
@@ -137,5 +138,5 @@ func (r *row) words(to []byte) []byte {
 	if _, s := r.main(); s.managed {
 		words = append(words, s.limitedBy.String())
 	}
-	return join(to, words...)
+	return appendWords(to, words...)
 }

@@ -21,9 +21,9 @@ type hosts struct {
 	rows       []Host              // of groups; nil until somebody wants to see them
 }
 
-// next looks at groups after h was looked at. It returns the queueing delays of those
+// nextLook looks at groups after h was looked at. It returns the queueing delays of those
 // that had bytes delivered since, too.
-func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
+func (h hosts) nextLook(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
 	out = hosts{at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups))}
 	for i := range h.groups {
 		g := &h.groups[i]
@@ -38,13 +38,13 @@ func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.
 	return out, delays
 }
 
-// all are the groups as rows show them.
-func (h *hosts) all() []Host {
+// allHosts are the groups as rows show them.
+func (h *hosts) allHosts() []Host {
 	if h.rows == nil {
 		h.rows = make([]Host, len(h.groups))
 		count := map[string]int{}
 		for i := range h.groups {
-			h.rows[i] = h.row(&h.groups[i])
+			h.rows[i] = h.hostRow(&h.groups[i])
 			count[h.rows[i].Label]++
 		}
 		for i := range h.rows { // of two listeners
@@ -56,9 +56,9 @@ func (h *hosts) all() []Host {
 	return h.rows
 }
 
-func (h *hosts) row(g *flow.Group) Host {
+func (h *hosts) hostRow(g *flow.Group) Host {
 	v := Host{
-		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: texts(g.Hosts),
+		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: stringsOf(g.Hosts),
 		Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
 		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= HintedWithin, Capped: g.Capped,
 		Delivered: g.Delivered,
@@ -111,8 +111,8 @@ func labelGroup(name string) (label, full string) {
 	return label, label + " (" + listener + ")"
 }
 
-// texts are the elements of a list in words; never nil.
-func texts[T fmt.Stringer](list []T) []string {
+// stringsOf are the elements of a list in words; never nil.
+func stringsOf[T fmt.Stringer](list []T) []string {
 	all := make([]string, len(list))
 	for i, v := range list {
 		all[i] = v.String()
@@ -120,8 +120,8 @@ func texts[T fmt.Stringer](list []T) []string {
 	return all
 }
 
-func (h *Host) words(to []byte) []byte {
-	return join(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
+func (h *Host) searchWords(to []byte) []byte {
+	return appendWords(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
 }
 
 // peers are those of tunnels at one moment.
@@ -131,8 +131,8 @@ type peers struct {
 	moved map[string][2]uint64 // received and sent, by listener and name
 }
 
-// next looks at tunnels after p was looked at; wall is the date.
-func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) peers {
+// nextLook looks at tunnels after p was looked at; wall is the date.
+func (p peers) nextLook(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) peers {
 	out := peers{at: now, moved: map[string][2]uint64{}}
 	add := func(v Peer, key string) {
 		key = v.Listener + "\x00" + key
@@ -147,7 +147,7 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 	for _, t := range tunnels {
 		for _, s := range t.Peers {
 			v := Peer{
-				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: texts(s.Addresses),
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: stringsOf(s.Addresses),
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
 			}
 			if !s.Handshake.IsZero() {
@@ -157,7 +157,7 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 		}
 		for _, s := range t.Sessions {
 			add(Peer{
-				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: texts(s.Addresses),
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: stringsOf(s.Addresses),
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
 			}, fmt.Sprint(s.Name, "\x00", s.Endpoint, s.Addresses))
 		}
@@ -165,6 +165,6 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 	return out
 }
 
-func (p *Peer) words(to []byte) []byte {
-	return join(to, p.Listener, p.Mode, p.Name, p.Endpoint, strings.Join(p.Addresses, " "))
+func (p *Peer) searchWords(to []byte) []byte {
+	return appendWords(to, p.Listener, p.Mode, p.Name, p.Endpoint, strings.Join(p.Addresses, " "))
 }

@@ -37,7 +37,7 @@ func TestAGroupIsCalledByItsAddress(t *testing.T) {
 func TestOneHostOfTwoListenersIsToldApart(t *testing.T) {
 	h := hosts{groups: []flow.Group{{Name: "down|lan|192.0.2.7"}, {Name: "down|wifi|192.0.2.7"}, {Name: "down|lan|192.0.2.8"}}}
 	var labels []string
-	for _, r := range h.all() {
+	for _, r := range h.allHosts() {
 		labels = append(labels, r.Label)
 	}
 	assert.Equal(t, []string{"192.0.2.7 (lan)", "192.0.2.7 (wifi)", "192.0.2.8"}, labels)

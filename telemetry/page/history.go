@@ -23,8 +23,9 @@ type history struct {
 	next int // where the next point goes once the ring is full
 }
 
-// add adds a point. One that is older than the newest shows that the clock was set back: what was before is forgotten.
-func (h *history) add(p Point) {
+// addPoint adds a point. One that is older than the newest shows that the clock was set back: then the points
+// before it are forgotten.
+func (h *history) addPoint(p Point) {
 	if n := len(h.ring); n > 0 && p.At < h.ring[(h.next+n-1)%n].At {
 		*h = history{}
 	}
@@ -36,8 +37,8 @@ func (h *history) add(p Point) {
 	h.next = (h.next + 1) % points
 }
 
-// since returns the points after at, oldest first; never nil.
-func (h *history) since(at float64) []Point {
+// pointsSince returns the points after at, oldest first; never nil.
+func (h *history) pointsSince(at float64) []Point {
 	all := append(append(make([]Point, 0, len(h.ring)), h.ring[h.next:]...), h.ring[:h.next]...)
 	i, _ := slices.BinarySearchFunc(all, at, func(p Point, at float64) int {
 		if p.At <= at {
@@ -56,7 +57,7 @@ type counted struct {
 	fallbacks uint64
 }
 
-func count(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
+func countAll(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
 	out := counted{
 		at: now, down: map[string]cc.Bytes{}, up: map[string]cc.Bytes{},
 		refused: map[string]map[proxy.Reason]uint64{}, fallbacks: fallbacks,
@@ -92,9 +93,9 @@ func rateOf(was, is cc.Bytes, d time.Duration) cc.Rate {
 	return cc.RateOf(is-was, d)
 }
 
-// quantiles returns the median and the 95th percentile of delays, which it sorts;
+// medianAndP95 returns the median and the 95th percentile of delays, which it sorts;
 // nil where there are none.
-func quantiles(delays []time.Duration) (p50, p95 *float64) {
+func medianAndP95(delays []time.Duration) (p50, p95 *float64) {
 	if len(delays) == 0 {
 		return nil, nil
 	}

@@ -114,29 +114,29 @@ func (p *Page) Run(ctx context.Context) {
 func (p *Page) Note() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sum()
+	p.updateSums()
 	before, now := p.noted, p.counted
 	p.noted = now
 	if before.at == 0 || before.at == now.at {
 		return // what was counted before nobody looked
 	}
-	at := p.wall()
-	tell := func(l slog.Level, text string, n int) { p.o.Events.add(at, l, text, n) }
+	at := p.wallSeconds()
+	tell := func(l slog.Level, text string, n int) { p.o.Events.addEvent(at, l, text, n) }
 	refused := now.refusedSince(before, tell)
 	if n := now.fallbacks - before.fallbacks; now.fallbacks > before.fallbacks {
 		tell(slog.LevelWarn, "connections fell back to Reno in the kernel: the process did not answer in time", int(n))
 	}
-	down, up := rates(before, now)
-	p.history.add(Point{
+	down, up := ratesBetween(before, now)
+	p.history.addPoint(Point{
 		At: at, Down: down, Up: up, Connections: p.totals.Connections,
 		Queue50: p.totals.Queue50, Queue95: p.totals.Queue95, Refused: refused,
 	})
 }
 
-func (p *Page) wall() float64 { return float64(p.o.Wall().UnixMilli()) / 1e3 }
+func (p *Page) wallSeconds() float64 { return float64(p.o.Wall().UnixMilli()) / 1e3 }
 
-// rates are those of all listeners between two counts.
-func rates(before, now counted) (down, up cc.Rate) {
+// ratesBetween are those of all listeners between two counts.
+func ratesBetween(before, now counted) (down, up cc.Rate) {
 	d := now.at.Sub(before.at)
 	for name, n := range now.down {
 		down += rateOf(before.down[name], n, d)
@@ -145,23 +145,23 @@ func rates(before, now counted) (down, up cc.Rate) {
 	return down, up
 }
 
-// sum counts anew unless it just did: what the whole proxy and its groups do, without
+// updateSums counts anew unless it just did: what the whole proxy and its groups do, without
 // a look at each flow. Callers hold mu.
-func (p *Page) sum() {
+func (p *Page) updateSums() {
 	now := p.o.Clock()
 	before := p.counted
 	if before.at != 0 && now.Sub(before.at) < minFresh {
 		return
 	}
 	c := p.o.Source.Counters()
-	p.counted = count(c, p.o.Fallbacks(), now)
+	p.counted = countAll(c, p.o.Fallbacks(), now)
 	var delays []time.Duration
-	p.hosts, delays = p.hosts.next(p.o.Source.Groups())
+	p.hosts, delays = p.hosts.nextLook(p.o.Source.Groups())
 	p.totals = Totals{Connections: c.Active, Limit: c.Limit, Sources: c.Sources}
 	if before.at != 0 {
-		p.totals.Down, p.totals.Up = rates(before, p.counted)
+		p.totals.Down, p.totals.Up = ratesBetween(before, p.counted)
 	}
-	p.totals.Queue50, p.totals.Queue95 = quantiles(delays)
+	p.totals.Queue50, p.totals.Queue95 = medianAndP95(delays)
 	p.lists = make([]Listener, len(c.Listeners))
 	for i, l := range c.Listeners {
 		v := Listener{Name: l.Listener, Mode: l.Mode, Active: l.Active, Accepted: l.Accepted}
@@ -177,8 +177,8 @@ func (p *Page) sum() {
 	}
 }
 
-// look looks at all flows unless the last look is fresh. Callers hold mu.
-func (p *Page) look() {
+// updateFlows looks at all flows unless the last look is fresh. Callers hold mu.
+func (p *Page) updateFlows() {
 	now := p.o.Clock()
 	d := now.Sub(p.looked)
 	if p.looked != 0 && d < p.fresh {
@@ -190,21 +190,21 @@ func (p *Page) look() {
 		rows = append(rows, rowOf(f))
 	}
 	if p.looked != 0 && d <= lately {
-		follow(rows, p.rows, d)
+		updateRates(rows, p.rows, d)
 	}
 	p.rows, p.looked = rows, now
 	p.fresh = min(max(minFresh, share*p.o.Clock().Sub(now)), maxFresh)
 }
 
-// view answers q.
-func (p *Page) view(q query) View {
+// answerQuery answers q.
+func (p *Page) answerQuery(q query) View {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sum()
+	p.updateSums()
 	out := View{
-		Now: p.wall(), Version: p.o.Version, Start: p.o.Start,
+		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
 		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
-		History: History{Step: step.Seconds(), Points: p.history.since(q.since)},
+		History: History{Step: step.Seconds(), Points: p.history.pointsSince(q.since)},
 	}
 	if err := p.o.Ready(); err != nil {
 		out.State, out.Serving = err.Error(), false
@@ -212,31 +212,31 @@ func (p *Page) view(q query) View {
 	if p.o.Changes != nil {
 		out.Changeable, out.Changed = p.o.Changes()
 	}
-	out.Events, out.EventsSeq = p.o.Events.since(q.events)
+	out.Events, out.EventsSeq = p.o.Events.eventsSince(q.events)
 	now := p.o.Clock()
 	switch q.table {
 	case "hosts":
-		all := p.hosts.all()
-		rows, n := choose(all, q, hostOrder[q.sort], (*Host).words)
-		out.Total, out.Matches, out.Hosts = len(all), n, values(rows)
+		all := p.hosts.allHosts()
+		rows, n := selectRows(all, q, hostOrder[q.sort], (*Host).searchWords)
+		out.Total, out.Matches, out.Hosts = len(all), n, valuesOf(rows)
 	case "peers":
 		if p.peers.at == 0 || now.Sub(p.peers.at) >= p.fresh {
-			p.peers = p.peers.next(p.o.Source.Tunnels(), now, p.o.Wall())
+			p.peers = p.peers.nextLook(p.o.Source.Tunnels(), now, p.o.Wall())
 		}
-		rows, n := choose(p.peers.all, q, peerOrder[q.sort], (*Peer).words)
-		out.Total, out.Matches, out.Peers = len(p.peers.all), n, values(rows)
+		rows, n := selectRows(p.peers.all, q, peerOrder[q.sort], (*Peer).searchWords)
+		out.Total, out.Matches, out.Peers = len(p.peers.all), n, valuesOf(rows)
 	default:
-		p.look()
-		rows, n := choose(p.rows, q, flowOrder[q.sort], (*row).words)
+		p.updateFlows()
+		rows, n := selectRows(p.rows, q, flowOrder[q.sort], (*row).searchWords)
 		out.Total, out.Matches = len(p.rows), n
 		for _, r := range rows {
-			out.Flows = append(out.Flows, r.view())
+			out.Flows = append(out.Flows, r.flowView())
 		}
 	}
 	if q.detail != 0 {
-		p.look()
-		if i, ok := find(p.rows, q.detail); ok {
-			out.Detail = new(p.rows[i].view())
+		p.updateFlows()
+		if i, ok := findFlow(p.rows, q.detail); ok {
+			out.Detail = new(p.rows[i].flowView())
 		}
 	}
 	out.Fresh = p.fresh.Seconds()
@@ -245,14 +245,14 @@ func (p *Page) view(q query) View {
 
 // Register puts the page at / and what it is made of beside it.
 func (p *Page) Register(mux *http.ServeMux) {
-	mux.HandleFunc("GET /{$}", asset("index.html"))
-	mux.HandleFunc("GET /page.js", asset("page.js"))
-	mux.HandleFunc("GET /page.css", asset("page.css"))
-	mux.HandleFunc("GET /favicon.svg", asset("favicon.svg"))
-	mux.HandleFunc("GET /v1/view", p.answer)
+	mux.HandleFunc("GET /{$}", serveAsset("index.html"))
+	mux.HandleFunc("GET /page.js", serveAsset("page.js"))
+	mux.HandleFunc("GET /page.css", serveAsset("page.css"))
+	mux.HandleFunc("GET /favicon.svg", serveAsset("favicon.svg"))
+	mux.HandleFunc("GET /v1/view", p.serveView)
 }
 
-func asset(name string) http.HandlerFunc {
+func serveAsset(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", policy)
 		w.Header().Set("Referrer-Policy", "no-referrer")
@@ -261,13 +261,13 @@ func asset(name string) http.HandlerFunc {
 	}
 }
 
-func (p *Page) answer(w http.ResponseWriter, r *http.Request) {
+func (p *Page) serveView(w http.ResponseWriter, r *http.Request) {
 	q, err := readQuery(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	text, err := json.Marshal(p.view(q))
+	text, err := json.Marshal(p.answerQuery(q))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

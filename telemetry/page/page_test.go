@@ -314,12 +314,12 @@ func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 func TestTheHistoryBeginsAnewWhereTheClockIsSetBack(t *testing.T) {
 	var h history
 	for at := range points + 3 { // past its end
-		h.add(Point{At: 1000 + float64(at)})
+		h.addPoint(Point{At: 1000 + float64(at)})
 	}
-	h.add(Point{At: 500})
-	h.add(Point{At: 505})
-	assert.Equal(t, []Point{{At: 500}, {At: 505}}, h.since(0))
-	assert.Equal(t, []Point{{At: 505}}, h.since(500))
+	h.addPoint(Point{At: 500})
+	h.addPoint(Point{At: 505})
+	assert.Equal(t, []Point{{At: 500}, {At: 505}}, h.pointsSince(0))
+	assert.Equal(t, []Point{{At: 505}}, h.pointsSince(500))
 }
 
 func TestRunNotesAPointEachStep(t *testing.T) {
@@ -380,15 +380,15 @@ func TestTheLogIsEvents(t *testing.T) {
 	log.Debug("nobody asks")
 	log.WithGroup("g").Error(strings.Repeat("é", maxEventText))
 	assert.Equal(t, 1, strings.Count(out.String(), "\n"), "the level of the log is kept")
-	all, _ := e.since(0)
+	all, _ := e.eventsSince(0)
 	require.Len(t, all, 2)
 	assert.Equal(t, "configuration reloaded listener=lan hash=abc", all[1].Text)
 	assert.Equal(t, maxEventText/2+1, len([]rune(all[0].Text)), "cut between characters")
 
 	for i := range 10 * maxEvents {
-		e.add(float64(i), slog.LevelInfo, fmt.Sprint("event ", i), 1)
+		e.addEvent(float64(i), slog.LevelInfo, fmt.Sprint("event ", i), 1)
 	}
-	all, _ = e.since(0)
+	all, _ = e.eventsSince(0)
 	assert.Len(t, all, maxEvents)
 	assert.Equal(t, fmt.Sprint("event ", 10*maxEvents-1), all[0].Text)
 }
@@ -462,7 +462,7 @@ func TestAnyFlowsAnyQuery(t *testing.T) {
 			if err != nil {
 				r.Fatal(err)
 			}
-			v := p.view(q)
+			v := p.answerQuery(q)
 			if len(v.Flows) > q.rows || v.Matches > v.Total || len(v.Flows) > max(0, v.Matches-q.offset) {
 				r.Fatalf("%d rows of %d found of %d from %d", len(v.Flows), v.Matches, v.Total, q.offset)
 			}
@@ -501,6 +501,6 @@ func BenchmarkView(b *testing.B) {
 	q := query{table: "flows", sort: "queue", descending: true, search: "server1", rows: 60}
 	for b.Loop() {
 		h.at = h.at.Add(2 * time.Second)
-		p.view(q)
+		p.answerQuery(q)
 	}
 }

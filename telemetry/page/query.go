@@ -175,9 +175,11 @@ func compareKnown[T cmp.Ordered](a, b *T) int {
 	return cmp.Compare(*a, *b)
 }
 
-// choose returns the rows of all that q wants, and how many it finds. Rows that
+// selectRows returns the rows of all that q wants, and how many it finds. Rows that
 // compare equal stay in the order of all.
-func choose[T any](all []T, q query, order func(a, b *T) int, words func(*T, []byte) []byte) (rows []*T, matches int) {
+func selectRows[T any](
+	all []T, q query, order func(a, b *T) int, words func(*T, []byte) []byte,
+) (rows []*T, matches int) {
 	found := make([]*T, 0, len(all))
 	var text []byte
 	for i := range all {
@@ -199,14 +201,14 @@ func choose[T any](all []T, q query, order func(a, b *T) int, words func(*T, []b
 	return found[:min(q.rows, len(found))], matches
 }
 
-func join(to []byte, words ...string) []byte {
+func appendWords(to []byte, words ...string) []byte {
 	for _, w := range words {
 		to = append(append(to, ' '), w...)
 	}
 	return to
 }
 
-func values[T any](rows []*T) []T {
+func valuesOf[T any](rows []*T) []T {
 	out := make([]T, len(rows))
 	for i, r := range rows {
 		out[i] = *r
@@ -214,7 +216,7 @@ func values[T any](rows []*T) []T {
 	return out
 }
 
-// find looks for a flow among rows, which are in the order of their numbers.
-func find(rows []row, id uint64) (int, bool) {
+// findFlow looks for a flow among rows, which are in the order of their numbers.
+func findFlow(rows []row, id uint64) (int, bool) {
 	return slices.BinarySearchFunc(rows, id, func(r row, id uint64) int { return cmp.Compare(r.id, id) })
 }

@@ -119,7 +119,7 @@ and penstock-lab by --agent mine=SOCKET. An interrupt ends it.
 // datapaths until ctx ends; that is no error. A controller that names a program, register
 // or field that there is none of ends it with an error, as does a program that is not correct.
 func (a *Agent) Serve(ctx context.Context, socket string) error {
-	if err := a.compile(); err != nil {
+	if err := a.compilePrograms(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil { //nolint:gosec // others have to reach it
@@ -153,25 +153,25 @@ func (a *Agent) Serve(ctx context.Context, socket string) error {
 		}
 		p := peers[from.Name]
 		if p == nil {
-			p = a.peer(func(b []byte) error {
+			p = a.newPeer(func(b []byte) error {
 				_ = conn.SetWriteDeadline(time.Now().Add(roomWithin))
 				_, err := conn.WriteToUnix(b, from)
 				return err
 			})
 			peers[from.Name] = p
 		}
-		if gone := p.datagram(buf[:n]); gone != nil { // when it is back it is a new one
+		if gone := p.takeDatagram(buf[:n]); gone != nil { // when it is back it is a new one
 			delete(peers, from.Name)
-			p.close()
+			p.closeFlows()
 		}
-		if err := a.fault(); err != nil {
+		if err := a.firstFault(); err != nil {
 			return err
 		}
 	}
 }
 
-// compile compiles the programs, and numbers them by their names' order.
-func (a *Agent) compile() error {
+// compilePrograms compiles the programs, and numbers them by their names' order.
+func (a *Agent) compilePrograms() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.New == nil || len(a.Programs) == 0 {
@@ -200,14 +200,14 @@ func (a *Agent) compile() error {
 	return nil
 }
 
-func (a *Agent) fault() error {
+func (a *Agent) firstFault() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.err
 }
 
-// fail keeps a controller's first mistake.
-func (a *Agent) fail(format string, args ...any) {
+// failf keeps a controller's first mistake.
+func (a *Agent) failf(format string, args ...any) {
 	if a.err == nil {
 		a.err = fmt.Errorf("ccpagent: "+format, args...)
 	}
@@ -222,13 +222,13 @@ type peer struct {
 	gone  error // of the last send
 }
 
-func (a *Agent) peer(send func([]byte) error) *peer {
+func (a *Agent) newPeer(send func([]byte) error) *peer {
 	return &peer{agent: a, send: send, flows: map[uint32]*Flow{}}
 }
 
-// datagram takes the messages of one; malformed ones are left alone. An error says that
+// takeDatagram takes the messages of one; malformed ones are left alone. An error says that
 // the datapath does not hear us.
-func (p *peer) datagram(b []byte) error {
+func (p *peer) takeDatagram(b []byte) error {
 	p.agent.mu.Lock()
 	defer p.agent.mu.Unlock()
 	for len(b) > 0 && p.gone == nil {
@@ -236,26 +236,26 @@ func (p *peer) datagram(b []byte) error {
 		if err != nil {
 			break
 		}
-		p.take(m)
+		p.takeMessage(m)
 		b = rest
 	}
 	return p.gone
 }
 
-func (p *peer) take(m ccp.Message) {
+func (p *peer) takeMessage(m ccp.Message) {
 	switch m.Kind {
 	case ccp.KindReady:
 		p.forgetAll()
-		p.install()
+		p.installPrograms()
 	case ccp.KindCreate:
 		c, err := m.Create()
 		if err != nil {
 			return
 		}
 		if !p.known {
-			p.install()
+			p.installPrograms()
 		}
-		p.forget(c.Flow)
+		p.forgetFlow(c.Flow)
 		f := &Flow{
 			InitialCwnd: c.InitialCwnd, MSS: c.MSS, Algorithm: c.Algorithm, Remote: c.Remote,
 			peer: p, id: c.Flow,
@@ -269,7 +269,7 @@ func (p *peer) take(m ccp.Message) {
 		switch {
 		case err != nil || f == nil:
 		case r.Program == 0 && len(r.Fields) == 0:
-			p.forget(m.Flow)
+			p.forgetFlow(m.Flow)
 		case f.program != nil && r.Program == f.program.number && len(r.Fields) == len(f.program.Fields):
 			f.controller.Report(Report{f, f.program, r.Fields})
 		}
@@ -277,8 +277,8 @@ func (p *peer) take(m ccp.Message) {
 	}
 }
 
-// forget ends a flow, if there is one of that number.
-func (p *peer) forget(flow uint32) {
+// forgetFlow ends a flow, if there is one of that number.
+func (p *peer) forgetFlow(flow uint32) {
 	f := p.flows[flow]
 	delete(p.flows, flow)
 	if f == nil {
@@ -291,25 +291,25 @@ func (p *peer) forget(flow uint32) {
 
 func (p *peer) forgetAll() {
 	for _, flow := range slices.Sorted(maps.Keys(p.flows)) {
-		p.forget(flow)
+		p.forgetFlow(flow)
 	}
 }
 
-// close ends the flows of a datapath that has gone.
-func (p *peer) close() {
+// closeFlows ends the flows of a datapath that has gone.
+func (p *peer) closeFlows() {
 	p.agent.mu.Lock()
 	defer p.agent.mu.Unlock()
 	p.forgetAll()
 }
 
-func (p *peer) install() {
+func (p *peer) installPrograms() {
 	p.known = true
 	for _, name := range slices.Sorted(maps.Keys(p.agent.programs)) {
-		p.say(p.agent.programs[name].install)
+		p.sendMessage(p.agent.programs[name].install)
 	}
 }
 
-func (p *peer) say(b []byte) {
+func (p *peer) sendMessage(b []byte) {
 	if p.gone != nil {
 		return
 	}

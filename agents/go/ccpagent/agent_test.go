@@ -49,9 +49,9 @@ type wire struct {
 // start has an agent with controllers that begin as begin has them.
 func start(t *testing.T, begin func(f *Flow) Controller) (*Agent, *wire) {
 	a := &Agent{Programs: map[string]string{"folds": folds, "other": other}, New: begin}
-	require.NoError(t, a.compile())
+	require.NoError(t, a.compilePrograms())
 	w := &wire{t: t}
-	w.peer = a.peer(func(b []byte) error {
+	w.peer = a.newPeer(func(b []byte) error {
 		if w.err != nil {
 			return w.err
 		}
@@ -68,7 +68,7 @@ func start(t *testing.T, begin func(f *Flow) Controller) (*Agent, *wire) {
 func (w *wire) hear(b []byte) []ccp.Message {
 	w.t.Helper()
 	w.said = nil
-	require.Equal(w.t, w.err, w.peer.datagram(b))
+	require.Equal(w.t, w.err, w.peer.takeDatagram(b))
 	return w.said
 }
 
@@ -135,7 +135,7 @@ func TestAnAgentInstallsRunsAndUpdates(t *testing.T) {
 	assert.Len(t, w.hear(append(measure(7, 1, 1, 0), measure(7, 1, 2, 0)...)), 2, "several messages in one datagram")
 	w.hear(measure(7, 0))
 	assert.Empty(t, w.hear(measure(7, 1, 3000, 0)), "the flow is closed")
-	assert.NoError(t, a.fault())
+	assert.NoError(t, a.firstFault())
 }
 
 func TestADatapathThatAnAgentLearnsOfLaterGetsTheProgramsFirst(t *testing.T) {
@@ -162,7 +162,7 @@ func TestAControllersMistakeIsNamed(t *testing.T) {
 		})
 		w.hear(create(1))
 		w.hear(measure(1, 2, 5))
-		assert.ErrorContains(t, a.fault(), says)
+		assert.ErrorContains(t, a.firstFault(), says)
 	}
 	ctx := context.Background()
 	assert.ErrorContains(t, (&Agent{}).Serve(ctx, ""), "needs a program")
@@ -206,7 +206,7 @@ func TestAControllerHearsOfItsFlowsEnd(t *testing.T) {
 	w.hear(ccp.Ready{Datapath: 1}.Append(nil))
 	assert.Equal(t, []uint32{2, 3, 1, 3, 4}, closed, "the datapath has started anew")
 	w.hear(create(5))
-	w.peer.close()
+	w.peer.closeFlows()
 	assert.Equal(t, []uint32{2, 3, 1, 3, 4, 5}, closed, "the datapath has gone")
 }
 

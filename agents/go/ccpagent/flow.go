@@ -29,31 +29,31 @@ type Flow struct {
 func (f *Flow) Run(name string, set Set) {
 	p := f.peer.agent.programs[name]
 	if p == nil {
-		f.peer.agent.fail("there is no program %q to run", name)
+		f.peer.agent.failf("there is no program %q to run", name)
 		return
 	}
 	f.program = p
-	f.decide(p.number, set)
+	f.sendDecision(p.number, set)
 }
 
 // Update sets registers of the program that runs.
-func (f *Flow) Update(set Set) { f.decide(0, set) }
+func (f *Flow) Update(set Set) { f.sendDecision(0, set) }
 
-func (f *Flow) decide(program uint32, set Set) {
+func (f *Flow) sendDecision(program uint32, set Set) {
 	if f.program == nil {
-		f.peer.agent.fail("a flow was updated that runs no program")
+		f.peer.agent.failf("a flow was updated that runs no program")
 		return
 	}
 	c := ccp.Change{Flow: f.id, Program: program}
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		r, ok := f.program.Registers[name]
 		if !ok {
-			f.peer.agent.fail("program %q has no register %q to set", f.program.name, name)
+			f.peer.agent.failf("program %q has no register %q to set", f.program.name, name)
 			return
 		}
 		c.Updates = append(c.Updates, ccp.Update{Register: r, Value: set[name]})
 	}
-	f.peer.say(c.Append(nil))
+	f.peer.sendMessage(c.Append(nil))
 }
 
 // Report is what a flow's program has folded.
@@ -70,7 +70,7 @@ func (r Report) Program() string { return r.program.name }
 func (r Report) Field(name string) uint64 {
 	i := slices.Index(r.program.Fields, name)
 	if i < 0 {
-		r.flow.peer.agent.fail("program %q reports no field %q", r.Program(), name)
+		r.flow.peer.agent.failf("program %q reports no field %q", r.Program(), name)
 		return 0
 	}
 	return r.values[i]

@@ -26,7 +26,7 @@ const (
 // connect to l, which is one of TLS that asks for certificates. It closes l. While 256
 // handshakes are under way, each of which may take 5 s, further connections wait.
 func (a *Agent) ServeListener(ctx context.Context, l net.Listener) error {
-	if err := a.compile(); err != nil {
+	if err := a.compilePrograms(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -39,33 +39,33 @@ func (a *Agent) ServeListener(ctx context.Context, l net.Listener) error {
 		select {
 		case room <- struct{}{}:
 		case <-ctx.Done():
-			return a.fault()
+			return a.firstFault()
 		}
-		conn, err := accept(ctx, l)
+		conn, err := acceptNext(ctx, l)
 		if ctx.Err() != nil {
-			return a.fault()
+			return a.firstFault()
 		}
 		if err != nil {
 			cancel(err)
 			return fmt.Errorf("ccpagent: accept datapaths: %w", err)
 		}
 		running.Go(func() {
-			err := meet(ctx, conn)
+			err := finishHandshake(ctx, conn)
 			<-room
 			if err != nil {
 				_ = conn.Close()
 				return
 			}
-			a.stream(ctx, conn)
-			if err := a.fault(); err != nil {
+			a.serveConnection(ctx, conn)
+			if err := a.firstFault(); err != nil {
 				cancel(err)
 			}
 		})
 	}
 }
 
-// accept waits until a connection comes, also where there is no room for one now.
-func accept(ctx context.Context, l net.Listener) (net.Conn, error) {
+// acceptNext waits until a connection comes, also where there is no room for one now.
+func acceptNext(ctx context.Context, l net.Listener) (net.Conn, error) {
 	for {
 		conn, err := l.Accept()
 		passes := slices.ContainsFunc([]error{
@@ -84,8 +84,8 @@ func accept(ctx context.Context, l net.Listener) (net.Conn, error) {
 	}
 }
 
-// meet has the handshake of TLS end.
-func meet(ctx context.Context, conn net.Conn) error {
+// finishHandshake has the handshake of TLS end.
+func finishHandshake(ctx context.Context, conn net.Conn) error {
 	c, ok := conn.(interface{ HandshakeContext(context.Context) error })
 	if !ok {
 		return nil
@@ -97,8 +97,8 @@ func meet(ctx context.Context, conn net.Conn) error {
 
 var errBehind = errors.New("the datapath does not take what is sent")
 
-// stream serves one connection, in which messages follow one another.
-func (a *Agent) stream(ctx context.Context, conn net.Conn) {
+// serveConnection serves one connection, in which messages follow one another.
+func (a *Agent) serveConnection(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -127,7 +127,7 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 			}
 		}
 	})
-	p := a.peer(func(b []byte) error {
+	p := a.newPeer(func(b []byte) error {
 		select {
 		case queue <- slices.Clone(b):
 			return nil
@@ -135,9 +135,9 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 			return errBehind
 		}
 	})
-	defer p.close()
+	defer p.closeFlows()
 	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxToAgent)
-	for a.fault() == nil {
+	for a.firstFault() == nil {
 		for len(queue) > waiting/2 { // as where a datapath announces all its flows
 			select {
 			case <-taken:
@@ -155,7 +155,7 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {
 			return
 		}
-		if p.datagram(buf[:n]) != nil {
+		if p.takeDatagram(buf[:n]) != nil {
 			return
 		}
 	}

@@ -56,7 +56,7 @@ func TestAnAgentReadsNoFasterThanItsAnswersLeave(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			a.stream(ctx, its)
+			a.serveConnection(ctx, its)
 		}()
 		const flows = 4 * waiting
 		go func() {

@@ -28,7 +28,7 @@ func openControl() (*control, error) {
 // Device returns what an interface has.
 func (c *control) Device(name string) (is *wgtypes.Device, err error) {
 	answer := make(chan *wgtypes.Device, 1)
-	err = c.call(func() error {
+	err = c.callWithin(func() error {
 		is, err := c.client.Device(name)
 		answer <- is
 		return err
@@ -41,11 +41,11 @@ func (c *control) Device(name string) (is *wgtypes.Device, err error) {
 
 // ConfigureDevice changes an interface.
 func (c *control) ConfigureDevice(name string, cfg wgtypes.Config) error {
-	return c.call(func() error { return c.client.ConfigureDevice(name, cfg) })
+	return c.callWithin(func() error { return c.client.ConfigureDevice(name, cfg) })
 }
 
-// call calls f, and waits for its end for at most answerWithin.
-func (c *control) call(f func() error) error {
+// callWithin calls f, and waits for its end for at most answerWithin.
+func (c *control) callWithin(f func() error) error {
 	select {
 	case c.busy <- struct{}{}:
 	default:

@@ -47,7 +47,7 @@ type device struct {
 // traffic is of packets inside the tunnel: bytes, and packets to peers that were lost.
 type traffic struct{ received, sent, lost uint64 }
 
-func (t traffic) plus(o traffic) traffic {
+func (t traffic) addTraffic(o traffic) traffic {
 	return traffic{t.received + o.received, t.sent + o.sent, t.lost + o.lost}
 }
 
@@ -58,28 +58,28 @@ func openDevice(cfg Config, private access.Key) (d *device, peers map[access.Key
 	if d.control, err = openControl(); err != nil {
 		return nil, nil, err
 	}
-	if peers, err = d.take(cfg, private); err != nil {
-		return nil, nil, errors.Join(err, d.close())
+	if peers, err = d.takeInterface(cfg, private); err != nil {
+		return nil, nil, errors.Join(err, d.closeDevice())
 	}
 	return d, peers, nil
 }
 
-// take makes the interface ours, be it the first or one in place of one that has gone.
-func (d *device) take(cfg Config, private access.Key) (peers map[access.Key]access.Peer, err error) {
+// takeInterface makes the interface ours, be it the first or one in place of one that has gone.
+func (d *device) takeInterface(cfg Config, private access.Key) (peers map[access.Key]access.Peer, err error) {
 	if d.claim == nil {
 		if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
 			return nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
 		}
 	}
 	d.raised, d.blank, d.added, d.routes = false, false, nil, nil
-	d.carried, d.newest = d.carried.plus(d.newest), traffic{}
-	if err := d.find(); err != nil {
+	d.carried, d.newest = d.carried.addTraffic(d.newest), traffic{}
+	if err := d.findOrMake(); err != nil {
 		return nil, err
 	}
 	key, port := wgtypes.Key(private), int(cfg.Port)
 	is, err := d.control.Device(d.name)
 	if err != nil {
-		return nil, d.explain("is no WireGuard interface", err)
+		return nil, d.explainError("is no WireGuard interface", err)
 	}
 	d.blank = is.PrivateKey == wgtypes.Key{}
 	if is.PrivateKey != key && !d.blank && !d.made {
@@ -87,7 +87,7 @@ func (d *device) take(cfg Config, private access.Key) (peers map[access.Key]acce
 	}
 	err = d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key, ListenPort: &port})
 	if err != nil {
-		return nil, d.explain(fmt.Sprintf("UDP port %d", port), err)
+		return nil, d.explainError(fmt.Sprintf("UDP port %d", port), err)
 	}
 	peers = map[access.Key]access.Peer{}
 	for _, p := range is.Peers {
@@ -96,31 +96,31 @@ func (d *device) take(cfg Config, private access.Key) (peers map[access.Key]acce
 	return peers, netlink.LinkSetMTU(d.link, cfg.MTU)
 }
 
-// find looks for the interface, and makes it where there is none.
-func (d *device) find() (err error) {
+// findOrMake looks for the interface, and makes it where there is none.
+func (d *device) findOrMake() (err error) {
 	d.link, err = netlink.LinkByName(d.name)
 	if err == nil {
 		d.made = d.link.Attrs().Alias == ours
 		return nil
 	}
 	if !errors.As(err, new(netlink.LinkNotFoundError)) {
-		return d.explain("find it", err)
+		return d.explainError("find it", err)
 	}
 	if err := capture.MakeInterface(d.name, "wireguard"); err != nil {
-		return d.explain("make it", err)
+		return d.explainError("make it", err)
 	}
 	d.made = true
 	if d.link, err = netlink.LinkByName(d.name); err != nil {
-		return d.explain("find it", err)
+		return d.explainError("find it", err)
 	}
 	if err := netlink.LinkSetAlias(d.link, ours); err != nil {
-		return d.explain("name it", err)
+		return d.explainError("name it", err)
 	}
 	return nil
 }
 
-// explain says what is missing, and how to get it.
-func (d *device) explain(what string, err error) error {
+// explainError says what is missing, and how to get it.
+func (d *device) explainError(what string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP):
 		return fmt.Errorf("%s: the kernel has no WireGuard: load its module (modprobe wireguard): %w", what, err)
@@ -131,20 +131,20 @@ func (d *device) explain(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// up has packets come.
-func (d *device) up() error {
+// bringUp has packets come.
+func (d *device) bringUp() error {
 	d.raised = d.link.Attrs().Flags&net.FlagUp == 0
 	if err := netlink.LinkSetUp(d.link); err != nil {
-		return d.explain("set it up", err)
+		return d.explainError("set it up", err)
 	}
-	return d.reroute() // routes need an interface that is up
+	return d.addPeerRoutes() // routes need an interface that is up
 }
 
-// port is the one that was chosen.
-func (d *device) port() (uint16, error) {
+// chosenPort is the one that was chosen.
+func (d *device) chosenPort() (uint16, error) {
 	is, err := d.control.Device(d.name)
 	if err != nil {
-		return 0, d.explain("ask for its port", err)
+		return 0, d.explainError("ask for its port", err)
 	}
 	return uint16(is.ListenPort), nil
 }
@@ -188,44 +188,44 @@ func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
 	return nil
 }
 
-// address gives the interface the gateway's addresses, and has what is inside routed there.
-func (d *device) address(gateways, inside []netip.Prefix) error {
+// addAddresses gives the interface the gateway's addresses, and has what is inside routed there.
+func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
 	var wanted []netlink.Addr
 	for _, g := range gateways {
 		a := netlink.Addr{IPNet: ipNet(g)}
 		wanted = append(wanted, a)
 		if err := netlink.AddrReplace(d.link, &a); err != nil {
-			return d.explain("add address "+g.String(), err)
+			return d.explainError("add address "+g.String(), err)
 		}
 	}
 	for _, a := range d.added {
 		if !slices.ContainsFunc(wanted, a.Equal) {
 			if err := netlink.AddrDel(d.link, &a); err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL) {
-				return d.explain("remove address "+a.String(), err)
+				return d.explainError("remove address "+a.String(), err)
 			}
 		}
 	}
 	d.added = wanted
-	if err := d.fence(inside); err != nil {
+	if err := d.addFence(inside); err != nil {
 		return err
 	}
-	d.probe(gateways, inside)
+	d.chooseProbes(gateways, inside)
 	before := d.routes
 	d.routes = slices.DeleteFunc(slices.Clone(inside), func(p netip.Prefix) bool {
 		return slices.ContainsFunc(gateways, func(g netip.Prefix) bool { return g.Masked() == p.Masked() })
 	})
 	for _, p := range before {
 		if !slices.Contains(d.routes, p) {
-			if err := netlink.RouteDel(d.route(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return d.explain("remove the route to "+p.String(), err)
+			if err := netlink.RouteDel(d.routeTo(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return d.explainError("remove the route to "+p.String(), err)
 			}
 		}
 	}
-	return d.reroute()
+	return d.addPeerRoutes()
 }
 
-// resume says where peers were, and sends them something, unless they have been heard from.
-func (d *device) resume(peers map[access.Key]access.Peer, at map[access.Key]netip.AddrPort) error {
+// resumePeers says where peers were, and sends them something, unless they have been heard from.
+func (d *device) resumePeers(peers map[access.Key]access.Peer, at map[access.Key]netip.AddrPort) error {
 	is, err := d.control.Device(d.name)
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func (d *device) resume(peers map[access.Key]access.Peer, at map[access.Key]neti
 	for _, known := range is.Peers {
 		key := access.Key(known.PublicKey)
 		if where, was := at[key]; was && known.Endpoint == nil {
-			if err := d.seek(peers[key], where); err != nil {
+			if err := d.seekPeer(peers[key], where); err != nil {
 				errs = append(errs, fmt.Errorf("peer %q at %v: %w", peers[key].Name, where, err))
 			}
 		}
@@ -242,7 +242,7 @@ func (d *device) resume(peers map[access.Key]access.Peer, at map[access.Key]neti
 	return errors.Join(errs...)
 }
 
-func (d *device) seek(p access.Peer, where netip.AddrPort) error {
+func (d *device) seekPeer(p access.Peer, where netip.AddrPort) error {
 	err := d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(where),
 	}}})
@@ -259,8 +259,8 @@ func (d *device) seek(p access.Peer, where netip.AddrPort) error {
 
 var errGone = errors.New("it is not there")
 
-// look finds out what the interface has carried, or that it has gone: errGone.
-func (d *device) look() error {
+// readTraffic finds out what the interface has carried, or that it has gone: errGone.
+func (d *device) readTraffic() error {
 	if d.link == nil {
 		return errGone
 	}
@@ -279,8 +279,8 @@ func (d *device) look() error {
 	return nil
 }
 
-// states are the peers as WireGuard knows them, by name.
-func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, error) {
+// peerStates are the peers as WireGuard knows them, by name.
+func (d *device) peerStates(peers map[access.Key]access.Peer) ([]tunnel.PeerState, error) {
 	is, err := d.control.Device(d.name)
 	if err != nil {
 		return nil, err
@@ -305,19 +305,19 @@ func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, e
 	return states, nil
 }
 
-// release takes away what was added, and the interface if it was made.
-func (d *device) release() error {
-	errs := []error{d.fence(nil)}
+// releaseAdded takes away what was added, and the interface if it was made.
+func (d *device) releaseAdded() error {
+	errs := []error{d.addFence(nil)}
 	switch {
 	case d.link == nil: // there is none
 	case d.made:
 		err := netlink.LinkDel(d.link)
 		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, syscall.ENODEV) {
-			errs = append(errs, d.explain("remove it", err))
+			errs = append(errs, d.explainError("remove it", err))
 		}
 	default:
 		for _, p := range d.routes {
-			_ = netlink.RouteDel(d.route(p)) // gone with the interface, or by another's hand
+			_ = netlink.RouteDel(d.routeTo(p)) // gone with the interface, or by another's hand
 		}
 		for _, a := range d.added {
 			_ = netlink.AddrDel(d.link, &a)
@@ -338,7 +338,7 @@ func (d *device) release() error {
 	return errors.Join(errs...)
 }
 
-func (d *device) close() error { return errors.Join(d.release(), d.control.Close()) }
+func (d *device) closeDevice() error { return errors.Join(d.releaseAdded(), d.control.Close()) }
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// probe notes an address for each family: of IPv4 one beside the pool, whose route is the interface's.
-func (d *device) probe(pool, inside []netip.Prefix) {
+// chooseProbes notes an address for each family: of IPv4 one beside the pool, whose route is the interface's.
+func (d *device) chooseProbes(pool, inside []netip.Prefix) {
 	d.probes = nil
 	for _, six := range []bool{false, true} {
 		i := slices.IndexFunc(inside, func(p netip.Prefix) bool {
@@ -31,8 +31,8 @@ func (d *device) probe(pool, inside []netip.Prefix) {
 	}
 }
 
-// unrouted reports whether the fence refuses what is for peers, although the link is up.
-func (d *device) unrouted() bool {
+// isUnrouted reports whether the fence refuses what is for peers, although the link is up.
+func (d *device) isUnrouted() bool {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
 		return false
@@ -43,18 +43,18 @@ func (d *device) unrouted() bool {
 	})
 }
 
-// fence has what is for addresses inside refused while the interface is not there or down:
+// addFence has what is for addresses inside refused while the interface is not there or down:
 // other routes would take it outside as it is.
-func (d *device) fence(inside []netip.Prefix) error {
+func (d *device) addFence(inside []netip.Prefix) error {
 	for _, p := range inside {
-		if err := netlink.RouteReplace(refusal(p)); err != nil {
-			return d.explain("add the route that refuses "+p.String(), err)
+		if err := netlink.RouteReplace(refusalRoute(p)); err != nil {
+			return d.explainError("add the route that refuses "+p.String(), err)
 		}
 	}
 	for _, p := range d.inside {
 		if !slices.Contains(inside, p) {
-			if err := netlink.RouteDel(refusal(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return d.explain("remove the route that refuses "+p.String(), err)
+			if err := netlink.RouteDel(refusalRoute(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return d.explainError("remove the route that refuses "+p.String(), err)
 			}
 		}
 	}
@@ -62,19 +62,19 @@ func (d *device) fence(inside []netip.Prefix) error {
 	return nil
 }
 
-// refusal is a route that any other to the same addresses comes before.
-func refusal(to netip.Prefix) *netlink.Route {
+// refusalRoute is a route that any other to the same addresses comes before.
+func refusalRoute(to netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
 	}
 }
 
-// reroute adds the routes that peers' addresses need beside the pool's. A link that is
+// addPeerRoutes adds the routes that peers' addresses need beside the pool's. A link that is
 // down has none.
-func (d *device) reroute() error {
+func (d *device) addPeerRoutes() error {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil {
-		return d.explain("find it", err)
+		return d.explainError("find it", err)
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return nil
@@ -82,26 +82,26 @@ func (d *device) reroute() error {
 	if len(d.routes) == 0 {
 		return nil
 	}
-	others, err := d.others()
+	others, err := d.otherRoutes()
 	if err != nil {
-		return d.explain("list routes", err)
+		return d.explainError("list routes", err)
 	}
 	for _, p := range d.routes {
 		if r, taken := others[p.Masked().String()]; taken {
 			return fmt.Errorf("add a route to %v: this machine has another (%v), and one of the two would be lost: "+
 				"remove it, or the peer's addresses", p, r)
 		}
-		err := netlink.RouteAdd(d.route(p))
+		err := netlink.RouteAdd(d.routeTo(p))
 		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
-			return d.explain("add a route to "+p.String(), err)
+			return d.explainError("add a route to "+p.String(), err)
 		}
 	}
 	return nil
 }
 
-// others are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
+// otherRoutes are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
 // route of ours to the same ones, their metrics would decide which is used.
-func (d *device) others() (map[string]netlink.Route, error) {
+func (d *device) otherRoutes() (map[string]netlink.Route, error) {
 	all := map[string]netlink.Route{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
@@ -121,7 +121,7 @@ func (d *device) others() (map[string]netlink.Route, error) {
 	return all, nil
 }
 
-func (d *device) route(to netip.Prefix) *netlink.Route {
+func (d *device) routeTo(to netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: d.link.Attrs().Index, Dst: ipNet(to.Masked()), Scope: netlink.SCOPE_LINK,
 		Protocol: capture.TunnelProtocol,

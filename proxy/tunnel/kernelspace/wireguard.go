@@ -92,27 +92,27 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	w.owners.Store(tunnel.OwnersOf(nil))
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.undo())
+			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.undoAll())
 		}
 	}()
-	if w.Socket, err = ingress.Listen(ctx, transparent(cfg.Socket), cfg.Open); err != nil {
+	if w.Socket, err = ingress.Listen(ctx, transparentConfig(cfg.Socket), cfg.Open); err != nil {
 		return nil, err
 	}
 	if w.device, w.peers, err = openDevice(cfg, s.PrivateKey); err != nil {
 		return nil, err
 	}
-	if err := w.apply(s); err != nil {
+	if err := w.applySettings(s); err != nil {
 		return nil, err
 	}
-	if err := w.device.up(); err != nil {
+	if err := w.device.bringUp(); err != nil {
 		return nil, err
 	}
-	if w.cfg.Port, err = w.device.port(); err != nil {
+	if w.cfg.Port, err = w.device.chosenPort(); err != nil {
 		return nil, err
 	}
 	watching, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
-	w.done.Go(func() { w.watch(watching) })
+	w.done.Go(func() { w.watchInterface(watching) })
 	w.log.Info("tunnel: the kernel ends it", "device", cfg.Interface)
 	for _, off := range ForwardingOff(s.Pool) {
 		w.log.Warn("what is not TCP does not leave the tunnel: the kernel does not forward", "fix", "sysctl -w "+off+"=1")
@@ -131,8 +131,8 @@ func (w *WireGuard) warnOfObstacles(s Settings) {
 	}
 }
 
-// transparent is a configuration of our socket, which the kernel hands connections to.
-func transparent(c ingress.Config) ingress.Config {
+// transparentConfig is a configuration of our socket, which the kernel hands connections to.
+func transparentConfig(c ingress.Config) ingress.Config {
 	c.Mode, c.Addr, c.Socket = access.TPROXY, ":0", nil
 	return c
 }
@@ -191,25 +191,25 @@ func (w *WireGuard) Apply(s Settings, socket ingress.Config) (commit func(), err
 	w.mu.Lock()
 	before := w.inForce
 	w.mu.Unlock()
-	if err = w.apply(s); err == nil {
-		commit, err = w.Socket.Apply(transparent(socket))
+	if err = w.applySettings(s); err == nil {
+		commit, err = w.Socket.Apply(transparentConfig(socket))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface,
-			errors.Join(err, w.apply(before)))
+			errors.Join(err, w.applySettings(before)))
 	}
 	return commit, nil
 }
 
-// apply puts settings into force: peers that stay keep their sessions.
-func (w *WireGuard) apply(s Settings) error {
+// applySettings puts settings into force: peers that stay keep their sessions.
+func (w *WireGuard) applySettings(s Settings) error {
 	if err := access.CheckPeers(s.Peers); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.missing() { // else it is put in with the interface
-		if err := w.put(s); err != nil {
+	if !w.isMissing() { // else it is put in with the interface
+		if err := w.configureAll(s); err != nil {
 			return err
 		}
 	}
@@ -219,8 +219,8 @@ func (w *WireGuard) apply(s Settings) error {
 	return nil
 }
 
-// put makes the device and what surrounds it as settings say. The caller holds w.mu.
-func (w *WireGuard) put(s Settings) error {
+// configureAll makes the device and what surrounds it as settings say. The caller holds w.mu.
+func (w *WireGuard) configureAll(s Settings) error {
 	next := make(map[access.Key]access.Peer, len(s.Peers))
 	inside := s.Pool
 	for _, p := range s.Peers {
@@ -229,7 +229,7 @@ func (w *WireGuard) put(s Settings) error {
 	}
 	// Peers go before the table changes, and come after: nothing of theirs passes that
 	// neither configuration lets pass.
-	stay := staying(w.peers, next)
+	stay := peersThatStay(w.peers, next)
 	if err := w.device.setPeers(w.peers, stay); err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func (w *WireGuard) put(s Settings) error {
 	if err := around.Apply(context.Background()); err != nil {
 		return err
 	}
-	if err := w.device.address(gateways, inside); err != nil {
+	if err := w.device.addAddresses(gateways, inside); err != nil {
 		return err
 	}
 	if err := w.device.setPeers(stay, next); err != nil {
@@ -259,8 +259,8 @@ func (w *WireGuard) put(s Settings) error {
 	return w.device.setPrivateKey(s.PrivateKey)
 }
 
-// staying are those of the peers whose keys are among others.
-func staying(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
+// peersThatStay are those of the peers whose keys are among others.
+func peersThatStay(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
 	stay := maps.Clone(peers)
 	maps.DeleteFunc(stay, func(key access.Key, _ access.Peer) bool {
 		_, stays := others[key]
@@ -278,9 +278,9 @@ func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// watch looks after the interface until ctx is done, and makes it again where it has gone:
+// watchInterface looks after the interface until ctx is done, and makes it again where it has gone:
 // it may be deleted, or end with the program that made it. Connections wait for it.
-func (w *WireGuard) watch(ctx context.Context) {
+func (w *WireGuard) watchInterface(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
@@ -289,57 +289,57 @@ func (w *WireGuard) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if err := w.look(); err != nil && !w.Reopen(ctx, w.log, err, w.again) {
+		if err := w.checkInterface(); err != nil && !w.Reopen(ctx, w.log, err, w.makeAgain) {
 			return
 		}
 	}
 }
 
-// look tells whether the interface has gone; nil: it has not, as far as anybody knows. It puts back what
+// checkInterface tells whether the interface has gone; nil: it has not, as far as anybody knows. It puts back what
 // else is lost: addresses and routes as a link goes down, the table as "nft flush ruleset" runs.
-func (w *WireGuard) look() error {
+func (w *WireGuard) checkInterface() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.yielded {
 		return nil
 	}
-	if w.missing() {
+	if w.isMissing() {
 		return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
 	}
-	unrouted := w.device.unrouted()
+	unrouted := w.device.isUnrouted()
 	if (!unrouted || w.unrouted) && (capture.Tunnel{Interface: w.cfg.Interface}).There() {
 		w.unrouted = unrouted
 		return nil
 	}
 	w.unrouted = unrouted // where it does not help, once is enough
 	w.log.Warn("tunnel: addresses, routes or rules of the interface have gone, and are put back",
-		"listener", w.cfg.Name, "interface", w.cfg.Interface, "err", w.put(w.inForce))
+		"listener", w.cfg.Name, "interface", w.cfg.Interface, "err", w.configureAll(w.inForce))
 	return nil
 }
 
-// missing tells whether there is no interface that is set up. The caller holds w.mu.
-func (w *WireGuard) missing() bool {
-	if w.device.link != nil && errors.Is(w.device.look(), errGone) {
+// isMissing tells whether there is no interface that is set up. The caller holds w.mu.
+func (w *WireGuard) isMissing() bool {
+	if w.device.link != nil && errors.Is(w.device.readTraffic(), errGone) {
 		w.gone, w.device.link = true, nil
 	}
 	return w.gone
 }
 
-// again finds or makes the interface once more, with all that belongs to it.
-func (w *WireGuard) again() (err error) {
+// makeAgain finds or makes the interface once more, with all that belongs to it.
+func (w *WireGuard) makeAgain() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.peers, err = w.device.take(w.cfg, w.inForce.PrivateKey); err != nil {
+	if w.peers, err = w.device.takeInterface(w.cfg, w.inForce.PrivateKey); err != nil {
 		return err
 	}
-	if err := w.put(w.inForce); err != nil {
+	if err := w.configureAll(w.inForce); err != nil {
 		return err
 	}
-	if err := w.device.up(); err != nil {
+	if err := w.device.bringUp(); err != nil {
 		return err
 	}
 	w.gone = false
-	w.resume(w.at)
+	w.resumePeers(w.at)
 	return nil
 }
 
@@ -348,11 +348,11 @@ func (w *WireGuard) again() (err error) {
 func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.resume(at)
+	w.resumePeers(at)
 }
 
-func (w *WireGuard) resume(at map[access.Key]netip.AddrPort) {
-	if err := w.device.resume(w.peers, at); err != nil {
+func (w *WireGuard) resumePeers(at map[access.Key]netip.AddrPort) {
+	if err := w.device.resumePeers(w.peers, at); err != nil {
 		w.log.Debug("tunnel: peers are not where they were", "err", err)
 	}
 }
@@ -362,7 +362,7 @@ func (w *WireGuard) resume(at map[access.Key]netip.AddrPort) {
 func (w *WireGuard) Yield() (retake func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	err = w.leave()
+	err = w.removeInterface()
 	w.gone, w.yielded = true, err == nil
 	if err != nil { // watch makes it again
 		return nil, fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface, err)
@@ -371,7 +371,7 @@ func (w *WireGuard) Yield() (retake func(), err error) {
 		w.mu.Lock()
 		w.yielded = false
 		w.mu.Unlock()
-		if err := w.again(); err != nil { // likewise
+		if err := w.makeAgain(); err != nil { // likewise
 			w.log.Debug("tunnel: not open again yet", "err", err)
 		}
 	}, nil
@@ -387,11 +387,11 @@ func (w *WireGuard) Status() (tunnel.Status, error) {
 		for _, p := range w.inForce.Peers {
 			s.Peers = append(s.Peers, tunnel.PeerState{Name: p.Name, PublicKey: p.PublicKey, Addresses: p.AllowedIPs})
 		}
-	} else if err = w.device.look(); err == nil {
-		s.Peers, err = w.device.states(w.peers)
+	} else if err = w.device.readTraffic(); err == nil {
+		s.Peers, err = w.device.peerStates(w.peers)
 		w.at = tunnel.Endpoints(s.Peers)
 	}
-	all := w.device.carried.plus(w.device.newest)
+	all := w.device.carried.addTraffic(w.device.newest)
 	s.Received, s.Sent, s.Lost = all.received, all.sent, all.lost
 	if err != nil {
 		return s, fmt.Errorf("tunnel: listener %q: %w", w.cfg.Name, err)
@@ -407,12 +407,12 @@ func (w *WireGuard) Drain() { w.drain.Do(w.Socket.Drain) }
 
 // Close implements tunnel.Listener.
 func (w *WireGuard) Close() error {
-	w.once.Do(func() { w.err = w.undo() })
+	w.once.Do(func() { w.err = w.undoAll() })
 	return w.err
 }
 
-// undo takes away what there is by now.
-func (w *WireGuard) undo() error {
+// undoAll takes away what there is by now.
+func (w *WireGuard) undoAll() error {
 	var errs []error
 	if w.cancel != nil {
 		w.cancel()
@@ -424,13 +424,13 @@ func (w *WireGuard) undo() error {
 	if w.device != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		errs = append(errs, w.leave(), w.device.control.Close())
+		errs = append(errs, w.removeInterface(), w.device.control.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// leave takes the interface away, and what surrounds it. The caller holds w.mu.
-func (w *WireGuard) leave() error {
+// removeInterface takes the interface away, and what surrounds it. The caller holds w.mu.
+func (w *WireGuard) removeInterface() error {
 	if w.yielded { // another may have it
 		return nil
 	}
@@ -438,5 +438,6 @@ func (w *WireGuard) leave() error {
 	if w.device.link != nil {
 		err = w.device.setPeers(w.peers, nil)
 	}
-	return errors.Join(err, w.device.release(), capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
+	rules := capture.Tunnel{Interface: w.cfg.Interface}
+	return errors.Join(err, w.device.releaseAdded(), rules.Remove(context.Background()))
 }

@@ -16,22 +16,22 @@ type association struct {
 	to   netip.AddrPort // of an echo request without a port
 }
 
-// across forwards a datagram from one peer to another, and keeps its source address.
-func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
+// forwardAcross forwards a datagram from one peer to another, and keeps its source address.
+func (d *Datagrams) forwardAcross(from origin, to netip.AddrPort, payload []byte) {
 	if err := d.mayCross(from, to); err != nil {
-		d.refuse(from, to, payload, err)
+		d.refuseDatagram(from, to, payload, err)
 		return
 	}
 	target := origin{AddrPort: to, echo: from.echo}
 	if from.echo {
 		target.AddrPort = netip.AddrPortFrom(to.Addr(), from.Port()) // the identifier stays
 	}
-	d.deliver(from.AddrPort, target, payload)
+	d.deliverToPeer(from.AddrPort, target, payload)
 }
 
-// deliver sends a packet to the peer that has the target. If that peer has sessions, the
+// deliverToPeer sends a packet to the peer that has the target. If that peer has sessions, the
 // packet waits for room in the peer's share of a window.
-func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte) {
+func (d *Datagrams) deliverToPeer(source netip.AddrPort, target origin, payload []byte) {
 	name := d.inside.Peer(target.Addr())
 	d.count.sentPackets.Add(1)
 	d.count.sentBytes.Add(uint64(len(payload)))
@@ -52,7 +52,8 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 		return errors.New("its source is no peer's")
 	}
 	begun := association{sender, from, to}
-	if d.refresh(begun) || !from.echo && d.refresh(association{receiver, origin{AddrPort: to}, from.AddrPort}) {
+	answered := association{receiver, origin{AddrPort: to}, from.AddrPort}
+	if d.refreshAssociation(begun) || !from.echo && d.refreshAssociation(answered) {
 		return nil
 	}
 	if _, _, err := d.with.Verdict(tunnel.Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
@@ -71,8 +72,8 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	return nil
 }
 
-// refresh tells whether there is such an association, and notes that it is used now.
-func (d *Datagrams) refresh(a association) bool {
+// refreshAssociation tells whether there is such an association, and notes that it is used now.
+func (d *Datagrams) refreshAssociation(a association) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, exists := d.associations[a]; !exists {
@@ -82,8 +83,8 @@ func (d *Datagrams) refresh(a association) bool {
 	return true
 }
 
-// separate forgets the associations that are over. The caller holds d.mu.
-func (d *Datagrams) separate(over func(a association, used cc.Time) bool) {
+// forgetAssociations forgets the associations that are over. The caller holds d.mu.
+func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bool) {
 	for a, used := range d.associations {
 		if !over(a, used) {
 			continue
@@ -98,15 +99,15 @@ func (d *Datagrams) separate(over func(a association, used cc.Time) bool) {
 // EchoReply implements netstack.Datagrams.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
-	if !d.refresh(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+	if !d.refreshAssociation(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
 		d.count.unsolicited.Add(1)
 		return
 	}
-	d.deliver(netip.AddrPortFrom(source, 0), asked, message)
+	d.deliverToPeer(netip.AddrPortFrom(source, 0), asked, message)
 }
 
-// answer answers an echo request for the gateway's own address inside.
-func (d *Datagrams) answer(from origin, gateway netip.Addr, message []byte) {
+// answerEcho answers an echo request for the gateway's own address inside.
+func (d *Datagrams) answerEcho(from origin, gateway netip.Addr, message []byte) {
 	message[0] = echoReply4
 	if gateway.Is6() {
 		message[0] = echoReply6

@@ -139,7 +139,7 @@ func (b *udpBind) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, 
 		return nil, 0, conn.ErrBindAlreadyOpen
 	}
 	for range bindTries {
-		if actual, err = b.open(port); port != 0 || !errors.Is(err, unix.EADDRINUSE) {
+		if actual, err = b.openPort(port); port != 0 || !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
@@ -148,14 +148,14 @@ func (b *udpBind) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, 
 	}
 	for _, s := range b.sockets {
 		if s != nil {
-			receive = append(receive, s.receiver())
+			receive = append(receive, s.newReceiver())
 		}
 	}
 	return receive, actual, nil
 }
 
-// open opens the port for both families. The caller holds b.mu.
-func (b *udpBind) open(port uint16) (uint16, error) {
+// openPort opens the port for both families. The caller holds b.mu.
+func (b *udpBind) openPort(port uint16) (uint16, error) {
 	for i, network := range []string{"udp4", "udp6"} {
 		s, err := b.openSocket(network, port)
 		switch {
@@ -213,8 +213,8 @@ func setUpSocket(fd int, six bool, mark uint32) error {
 	return nil
 }
 
-// receiver returns the function that reads packets from the socket. One goroutine calls it.
-func (s *udpSocket) receiver() conn.ReceiveFunc {
+// newReceiver returns the function that reads packets from the socket. One goroutine calls it.
+func (s *udpSocket) newReceiver() conn.ReceiveFunc {
 	messages := make([]ipv4.Message, conn.IdealBatchSize)
 	for i := range messages {
 		messages[i] = ipv4.Message{Buffers: make([][]byte, 1), OOB: make([]byte, bindOOB)}
@@ -297,7 +297,7 @@ func (b *udpBind) Send(packets [][]byte, to conn.Endpoint) error {
 	if s == nil {
 		return unix.EAFNOSUPPORT
 	}
-	return b.send(s.batch.WriteBatch, &s.whole, packets, e)
+	return b.sendPackets(s.batch.WriteBatch, &s.whole, packets, e)
 }
 
 // outbox is the memory of one Send.
@@ -308,16 +308,16 @@ var outboxes = sync.Pool{New: func() any { return new(outbox) }}
 // writeBatch passes messages to the kernel, and returns how many it took.
 type writeBatch func(messages []ipv4.Message, flags int) (int, error)
 
-// send passes packets to the kernel. Those that it does not take are counted.
-func (b *udpBind) send(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
+// sendPackets passes packets to the kernel. Those that it does not take are counted.
+func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
 	box := outboxes.Get().(*outbox)
 	largest := mostMessage
 	if whole.Load() {
 		largest = 0
 	} else if packets[0][0] != cookieReply {
-		largest = b.paths.largest(e)
+		largest = b.paths.largestPayload(e)
 	}
-	ms := box.fill(packets, e, largest)
+	ms := box.fillMessages(packets, e, largest)
 	err := b.sendMessages(write, whole, ms, e)
 	for i := range ms {
 		ms[i].Buffers = nil // the caller's
@@ -340,9 +340,9 @@ func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.M
 			if errors.Is(err, unix.EIO) {
 				whole.Store(true)
 			} else {
-				b.paths.shrink(e, len(packets[0]))
+				b.paths.noteTooLarge(e, len(packets[0]))
 			}
-			if err := b.sendMessages(write, whole, new(outbox).fill(packets, e, 0), e); err != nil {
+			if err := b.sendMessages(write, whole, new(outbox).fillMessages(packets, e, 0), e); err != nil {
 				failure = err
 			}
 			ms = ms[1:]
@@ -354,11 +354,11 @@ func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.M
 			}
 		case isTooLarge(err): // the others may fit
 			failure = err
-			b.errors.add(err, len(packets))
+			b.errors.countError(err, len(packets))
 			ms = ms[1:]
 		default:
 			for _, m := range ms {
-				b.errors.add(err, len(m.Buffers))
+				b.errors.countError(err, len(m.Buffers))
 			}
 			return err
 		}
@@ -366,9 +366,9 @@ func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.M
 	return failure
 }
 
-// fill makes messages of packets. Successive packets of one size, of which the last may be smaller, go
+// fillMessages makes messages of packets. Successive packets of one size, of which the last may be smaller, go
 // into one message, unless they have more than largest bytes.
-func (o *outbox) fill(packets [][]byte, e *udpEndpoint, largest int) []ipv4.Message {
+func (o *outbox) fillMessages(packets [][]byte, e *udpEndpoint, largest int) []ipv4.Message {
 	var source [bindOOB]byte
 	pinned := e.appendSource(source[:0])
 	n := 0
@@ -415,7 +415,7 @@ func isSourceGone(err error) bool {
 // sendErrors counts packets that the kernel did not take, by the reason.
 type sendErrors struct{ tooLarge, unreachable, forbidden, noBuffer, other atomic.Uint64 }
 
-func (s *sendErrors) add(err error, packets int) {
+func (s *sendErrors) countError(err error, packets int) {
 	counter := &s.other
 	switch {
 	case isTooLarge(err):
@@ -430,8 +430,8 @@ func (s *sendErrors) add(err error, packets int) {
 	counter.Add(uint64(packets))
 }
 
-// report returns the counters by reason.
-func (s *sendErrors) report() tunnel.SendErrors {
+// errorCounts returns the counters by reason.
+func (s *sendErrors) errorCounts() tunnel.SendErrors {
 	return tunnel.SendErrors{
 		TooLarge: s.tooLarge.Load(), Unreachable: s.unreachable.Load(), Forbidden: s.forbidden.Load(),
 		NoBuffer: s.noBuffer.Load(), Other: s.other.Load(),

@@ -109,11 +109,11 @@ func TestEveryPacketLeavesOverAnyPath(t *testing.T) {
 			k.gone = rapid.Bool().Draw(t, "gone")
 			packets := packetsOf(rapid.SliceOfN(rapid.SampledFrom([]int{32, 148, 1232, 1360, 1452}), 1,
 				conn.IdealBatchSize).Draw(t, "sizes")...)
-			require.NoError(t, b.send(k.write, whole, packets, e))
+			require.NoError(t, b.sendPackets(k.write, whole, packets, e))
 			want = append(want, packets...)
 		}
 		require.Equal(t, want, k.packets)
-		require.Zero(t, b.errors.report())
+		require.Zero(t, b.errors.errorCounts())
 	})
 }
 
@@ -124,7 +124,7 @@ func TestAPathsMTUIsRemembered(t *testing.T) {
 	send := func(packets [][]byte) {
 		t.Helper()
 		k.cut = 0
-		require.NoError(t, b.send(k.write, whole, packets, e))
+		require.NoError(t, b.sendPackets(k.write, whole, packets, e))
 	}
 	send(large)
 	assert.Equal(t, 4, k.cut, "the path carries them")
@@ -145,16 +145,16 @@ func TestARefusalThatIsNotTheMTUsEndsSegmentsToThatPeer(t *testing.T) {
 	b := k.bind()
 	b.paths.readMTU = func(netip.Addr, netip.AddrPort) (int, error) { return 9000, nil }
 	k.mtu = 1
-	require.NoError(t, b.send(k.write, new(atomic.Bool), packetsOf(100, 100, 100), newEndpoint(&peerOutside)))
+	require.NoError(t, b.sendPackets(k.write, new(atomic.Bool), packetsOf(100, 100, 100), newEndpoint(&peerOutside)))
 	assert.Len(t, k.packets, 3)
-	assert.Zero(t, b.paths.largest(newEndpoint(&peerOutside)))
+	assert.Zero(t, b.paths.largestPayload(newEndpoint(&peerOutside)))
 }
 
 func TestADeviceWithoutChecksumsEndsSegmentsOfTheSocket(t *testing.T) {
 	k := &fakeKernel{mtu: 1, refuses: unix.EIO}
 	b, whole := k.bind(), new(atomic.Bool)
 	b.paths.readMTU = func(netip.Addr, netip.AddrPort) (int, error) { return 1500, nil }
-	require.NoError(t, b.send(k.write, whole, packetsOf(100, 100, 100), newEndpoint(&peerOutside)))
+	require.NoError(t, b.sendPackets(k.write, whole, packetsOf(100, 100, 100), newEndpoint(&peerOutside)))
 	assert.Len(t, k.packets, 3)
 	assert.True(t, whole.Load())
 }
@@ -172,9 +172,9 @@ func TestWhatTheKernelDoesNotTakeIsCounted(t *testing.T) {
 	} {
 		k := &fakeKernel{mtu: 1500, fails: c.err}
 		b := k.bind()
-		err := b.send(k.write, new(atomic.Bool), packetsOf(1452, 1452, 32), newEndpoint(&peerOutside))
+		err := b.sendPackets(k.write, new(atomic.Bool), packetsOf(1452, 1452, 32), newEndpoint(&peerOutside))
 		assert.ErrorIs(t, err, c.err)
-		assert.Equal(t, c.want, b.errors.report(), "%v", c.err)
+		assert.Equal(t, c.want, b.errors.errorCounts(), "%v", c.err)
 	}
 }
 
@@ -182,14 +182,15 @@ func TestWhatTheKernelDoesNotTakeIsCounted(t *testing.T) {
 func TestAStrangerTakesNoPlaceAmongThePaths(t *testing.T) {
 	k := &fakeKernel{mtu: 1500}
 	b := k.bind()
-	require.NoError(t, b.send(k.write, new(atomic.Bool), [][]byte{{cookieReply, 0, 0, 0}}, newEndpoint(&peerOutside)))
+	cookie := [][]byte{{cookieReply, 0, 0, 0}}
+	require.NoError(t, b.sendPackets(k.write, new(atomic.Bool), cookie, newEndpoint(&peerOutside)))
 	assert.Empty(t, b.paths.at)
 }
 
 func TestPathsAreBounded(t *testing.T) {
 	p := newPaths(func(netip.Addr, netip.AddrPort) (int, error) { return 1500, nil }, pathPeriod)
 	for i := range mostPaths + 10 {
-		p.largest(newEndpoint(&net.UDPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)).To4(), Port: 1}))
+		p.largestPayload(newEndpoint(&net.UDPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)).To4(), Port: 1}))
 	}
 	assert.Len(t, p.at, mostPaths)
 }
@@ -219,7 +220,7 @@ func TestABindsPacketsArrive(t *testing.T) {
 		var got [][]byte
 		var at conn.Endpoint
 		for len(got) < len(want) {
-			bufs, sizes := buffers(far.BatchSize(), largestPacket)
+			bufs, sizes := makeBuffers(far.BatchSize(), largestPacket)
 			ends := make([]conn.Endpoint, len(bufs))
 			n, err := from(bufs, sizes, ends)
 			require.NoError(t, err)

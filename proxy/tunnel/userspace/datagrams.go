@@ -64,8 +64,8 @@ type origin struct {
 	server netip.AddrPort // that name server: another one is another session
 }
 
-// shown is the source address that the peer is shown of a datagram from source outside.
-func (o origin) shown(source netip.AddrPort) netip.AddrPort {
+// shownSource is the source address that the peer is shown of a datagram from source outside.
+func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
 	if o.asked.IsValid() {
 		return o.asked
 	}
@@ -100,7 +100,7 @@ func forwardDatagrams(
 	}
 	d.Configure(cfg)
 	d.openEchoes()
-	d.done.Go(d.keep)
+	d.done.Go(d.endIdleSessions)
 	stack.Handle(d)
 	return d
 }
@@ -112,7 +112,7 @@ func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.mu.Lock()
 	for _, p := range maps.Clone(d.peers) {
 		for p.sessions.Len() > cfg.Sessions {
-			d.end(p.sessions.Back().Value.(*session))
+			d.removeSession(p.sessions.Back().Value.(*session))
 		}
 	}
 	d.mu.Unlock()
@@ -144,11 +144,11 @@ func (d *Datagrams) Close() error {
 	}
 	d.closed = true
 	for _, s := range d.sessions {
-		d.end(s)
+		d.removeSession(s)
 	}
 	d.mu.Unlock()
 	for _, raw := range d.raw {
-		raw.close()
+		raw.closeSocket()
 	}
 	close(d.stop)
 	d.done.Wait()
@@ -157,26 +157,26 @@ func (d *Datagrams) Close() error {
 
 // UDP implements netstack.Datagrams.
 func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byte) {
-	d.forward(origin{AddrPort: source}, target, hops, payload)
+	d.forwardDatagram(origin{AddrPort: source}, target, hops, payload)
 }
 
 // Echo implements netstack.Datagrams.
 func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) {
 	identifier := binary.BigEndian.Uint16(message[4:])
-	d.forward(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0),
+	d.forwardDatagram(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0),
 		hops, message)
 }
 
 var errCrowded = errors.New("too many sessions")
 
-func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payload []byte) {
+func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uint8, payload []byte) {
 	switch d.inside.Place(target.Addr()) {
 	case tunnel.OfPeer:
-		d.across(from, target, payload)
+		d.forwardAcross(from, target, payload)
 		return
 	case tunnel.OfGateway:
 		if from.echo {
-			d.answer(from, target.Addr(), payload)
+			d.answerEcho(from, target.Addr(), payload)
 			return
 		}
 		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
@@ -185,16 +185,16 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
 	}
-	s, up, err := d.session(from, target, "")
+	s, up, err := d.sessionFor(from, target, "")
 	if err != nil {
-		d.refuse(from, target, payload, err)
+		d.refuseDatagram(from, target, payload, err)
 		return
 	}
 	s.pass(up, target, payload, hops)
 }
 
-// refuse drops a datagram and says why, unless there was only no room for it.
-func (d *Datagrams) refuse(from origin, target netip.AddrPort, payload []byte, err error) {
+// refuseDatagram drops a datagram and says why, unless there was only no room for it.
+func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
 	if errors.Is(err, errCrowded) {
 		d.count.crowded.Add(1)
 		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
@@ -204,29 +204,29 @@ func (d *Datagrams) refuse(from origin, target netip.AddrPort, payload []byte, e
 	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
 	notice, ok := toTell(err, target)
 	if !ok {
-		notice = prohibited(target)
+		notice = prohibitedError(target)
 	}
-	d.tell(from, target, payload, notice)
+	d.sendICMPError(from, target, payload, notice)
 }
 
-// prohibited is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
-func prohibited(target netip.AddrPort) netstack.Unreachable {
+// prohibitedError is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
+func prohibitedError(target netip.AddrPort) netstack.Unreachable {
 	if target.Addr().Is6() {
 		return netstack.Unreachable{Type: 1, Code: 1}
 	}
 	return netstack.Unreachable{Type: 3, Code: 13}
 }
 
-// tell sends the sender of payload an ICMP error about it, unless there have been many
+// sendICMPError sends the sender of payload an ICMP error about it, unless there have been many
 // of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
-func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
+func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
 	if six := about.Addr().Is6(); six != target.Addr().Is6() { // a name server that answers in the gateway's place
 		if u.MTU > 0 {
 			return // of another path
 		}
-		u = translated(u, six)
+		u = translateICMP(u, six)
 	}
-	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shown(target), about.echo, len(payload)
+	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shownSource(target), about.echo, len(payload)
 	if u.Echo && len(payload) >= icmpHeader {
 		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
 	}
@@ -238,21 +238,21 @@ func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u 
 	}
 }
 
-// session returns the session of a datagram, a new one if there is none and policy permits
+// sessionFor returns the session of a datagram, a new one if there is none and policy permits
 // it, and the uplink that holds the datagram to a maximum rate; nil: none. host is the name
 // that the target was given as, if it was.
-func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, *uplink, error) {
+func (d *Datagrams) sessionFor(from origin, target netip.AddrPort, host string) (*session, *uplink, error) {
 	now := d.with.Clock()
 	d.mu.Lock()
 	s := d.sessions[from]
 	if s != nil {
-		if up, known := s.toward(target, now); known {
+		if up, known := s.uplinkFor(target, now); known {
 			d.mu.Unlock()
 			return s, up, nil
 		}
 	}
 	d.mu.Unlock()
-	name := d.owner(from)
+	name := d.ownerOf(from)
 	if name == "" {
 		return nil, nil, errors.New("its source is no peer's")
 	}
@@ -272,30 +272,30 @@ func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*s
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s = d.sessions[from]; s == nil && fresh != nil {
-		s = d.begin(from, name, down, fresh)
+		s = d.addSession(from, name, down, fresh)
 	} else if fresh != nil { // another was faster
-		fresh.release()
+		fresh.releaseSocket()
 	}
 	if s == nil {
 		return nil, nil, errCrowded
 	}
-	s.learn(target, s.peer.uplink(up))
-	held, _ := s.toward(target, now)
+	s.learn(target, s.peer.uplinkFor(up))
+	held, _ := s.uplinkFor(target, now)
 	return s, held, nil
 }
 
-// owner is the name of the peer that has an origin; empty: none has.
-func (d *Datagrams) owner(from origin) string {
+// ownerOf is the name of the peer that has an origin; empty: none has.
+func (d *Datagrams) ownerOf(from origin) string {
 	if from.stream != nil {
 		return from.stream.name
 	}
 	return d.inside.Peer(from.Addr())
 }
 
-// begin adds a session; nil if there is no room for it. The caller holds d.mu.
-func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *socket) *session {
+// addSession adds a session; nil if there is no room for it. The caller holds d.mu.
+func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock *socket) *session {
 	if !d.makeRoom(name) {
-		sock.release()
+		sock.releaseSocket()
 		return nil
 	}
 	p := d.peers[name]
@@ -311,8 +311,8 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 	s.place = p.sessions.PushFront(s)
 	heap.Fix(&d.bySessions, p.place)
 	d.sessions[from] = s
-	if sock.raw() {
-		s.id = d.identify(s)
+	if sock.isShared() {
+		s.id = d.assignIdentifier(s)
 	} else {
 		d.done.Go(s.receive)
 	}
@@ -323,27 +323,27 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 func (d *Datagrams) hasRoom(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.yields(name)
+	_, ok := d.peerToEvict(name)
 	return ok
 }
 
 // makeRoom ends sessions until a peer may have one more. The caller holds d.mu.
 func (d *Datagrams) makeRoom(name string) bool {
 	for {
-		p, ok := d.yields(name)
+		p, ok := d.peerToEvict(name)
 		if p == nil {
 			return ok
 		}
 		d.count.evicted.Add(1)
-		d.end(p.sessions.Back().Value.(*session))
+		d.removeSession(p.sessions.Back().Value.(*session))
 	}
 }
 
-// yields returns the peer whose longest idle session has to end for a peer to have one more: the peer
+// peerToEvict returns the peer whose longest idle session has to end for a peer to have one more: the peer
 // itself if it has as many as one may, and if the tunnel has as many as it may, the peer with the
 // most. No peer loses its last one to another. nil: none has to end, or, if not ok, none can. The
 // caller holds d.mu.
-func (d *Datagrams) yields(name string) (p *peer, ok bool) {
+func (d *Datagrams) peerToEvict(name string) (p *peer, ok bool) {
 	cfg := d.cfg.Load()
 	p = d.peers[name]
 	switch {
@@ -362,9 +362,9 @@ func (d *Datagrams) yields(name string) (p *peer, ok bool) {
 	return p, true
 }
 
-// identify gives a session that shares a raw socket an identifier of its own. The
+// assignIdentifier gives a session that shares a raw socket an identifier of its own. The
 // caller holds d.mu.
-func (d *Datagrams) identify(s *session) uint16 {
+func (d *Datagrams) assignIdentifier(s *session) uint16 {
 	for {
 		d.lastID++ // there are fewer sessions than identifiers
 		e := echoID{s.from.Addr().Is6(), d.lastID}
@@ -375,18 +375,18 @@ func (d *Datagrams) identify(s *session) uint16 {
 	}
 }
 
-// end forgets a session. The caller holds d.mu.
-func (d *Datagrams) end(s *session) {
+// removeSession forgets a session. The caller holds d.mu.
+func (d *Datagrams) removeSession(s *session) {
 	if d.sessions[s.from] != s {
 		return
 	}
 	delete(d.sessions, s.from)
 	s.peer.sessions.Remove(s.place)
 	heap.Fix(&d.bySessions, s.peer.place)
-	if s.socket.raw() {
+	if s.socket.isShared() {
 		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
 	}
-	s.socket.release()
+	s.socket.releaseSocket()
 	if s.from.stream != nil {
 		s.from.stream.cancel()
 	}
@@ -395,13 +395,13 @@ func (d *Datagrams) end(s *session) {
 		delete(d.peers, s.peer.name)
 		s.peer.leave()
 		for _, u := range s.peer.uplinks {
-			s.peer.drop(u)
+			s.peer.dropUplink(u)
 		}
 	}
 }
 
-// keep ends idle sessions, and sends what has waited for room.
-func (d *Datagrams) keep() {
+// endIdleSessions ends idle sessions, and sends what has waited for room.
+func (d *Datagrams) endIdleSessions() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -58,7 +58,7 @@ func udp4(from, to netip.AddrPort, payload int) []byte {
 	binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
 	copy(p[12:], from.Addr().AsSlice())
 	copy(p[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(p[10:], ^sum(p[:20]))
+	binary.BigEndian.PutUint16(p[10:], ^checksumSum(p[:20]))
 	binary.BigEndian.PutUint16(p[20:], from.Port())
 	binary.BigEndian.PutUint16(p[22:], to.Port())
 	binary.BigEndian.PutUint16(p[24:], uint16(8+payload))
@@ -95,7 +95,7 @@ func BenchmarkDatagramsFromOutside(b *testing.B) {
 				}
 			}))
 			require.NoError(b, err)
-			bufs, sizes := buffers(64, 1<<11)
+			bufs, sizes := makeBuffers(64, 1<<11)
 			data := make([]byte, batch*benchPayload)
 			report(b, func() {
 				for sent, got := 0, 0; got < b.N; {

@@ -198,10 +198,10 @@ func TestTheGatewaysOwnAddressAnswersDNSWhereThereIsAServer(t *testing.T) {
 	require.NoError(t, c.Close())
 	g.UDP(local, own, 0, []byte("whose hops end here"))
 	assert.Zero(t, g.Stats().Failed)
-	assert.Equal(t, server, g.listener.target(own), "over TCP")
+	assert.Equal(t, server, g.listener.targetOf(own), "over TCP")
 	assert.Equal(t, 1, g.Stats().Sessions)
 	for _, other := range []netip.AddrPort{netip.MustParseAddrPort("10.9.0.1:80"), netip.AddrPortFrom(outside4, 53)} {
-		assert.Equal(t, other, g.listener.target(other))
+		assert.Equal(t, other, g.listener.targetOf(other))
 	}
 	cfg.DNS = netip.MustParseAddrPort("[2001:db8::53]:53")
 	g.Configure(cfg)
@@ -621,7 +621,7 @@ func TestADatagramForWhichThereIsNoRoomCostsNoSocket(t *testing.T) {
 	require.Equal(t, 1, f.of("10.9.0.2"))
 	f.with.Mark = 1 // which no socket can have without the capability
 	assert.Equal(t, errCrowded, need.Unprivileged(func() error {
-		_, _, err := f.session(origin{AddrPort: netip.MustParseAddrPort("10.9.0.3:1000")}, server, "")
+		_, _, err := f.sessionFor(origin{AddrPort: netip.MustParseAddrPort("10.9.0.3:1000")}, server, "")
 		return err
 	}))
 }

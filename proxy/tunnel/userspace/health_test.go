@@ -199,7 +199,7 @@ func TestAMASQUESocketThatFailsIsOpenedAgain(t *testing.T) {
 	accepted := echoing(t, l)
 	at := m.Addr()
 	for range 2 {
-		require.NoError(t, m.server().udp.Close())
+		require.NoError(t, m.currentServer().udp.Close())
 		health.recovers(t, "failed")
 		assert.Equal(t, at.String(), m.Addr().String())
 		s := dialMASQUE(t, m).mustStream("203.0.113.7:443")

@@ -29,9 +29,9 @@ var _ tun.Device = (*link)(nil)
 type peerGate interface {
 	// mayEnter tells whether a packet from a peer is taken.
 	mayEnter(packet []byte) bool
-	// room returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
+	// largestPacket returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
 	// outside; 0: as large as the tunnel's MTU.
-	room(inner netip.Addr) int
+	largestPacket(inner netip.Addr) int
 }
 
 func newLink(stack *netstack.Stack, mtu int, peers peerGate) *link {
@@ -45,7 +45,7 @@ func newLink(stack *netstack.Stack, mtu int, peers peerGate) *link {
 func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	n, err := l.stack.Collect(l.ctx, bufs, sizes, offset)
 	for i := range n {
-		fitOutgoing(l.stack, bufs[i][offset:offset+sizes[i]], l.peers.room)
+		fitOutgoing(l.stack, bufs[i][offset:offset+sizes[i]], l.peers.largestPacket)
 	}
 	return n, err
 }
@@ -87,7 +87,7 @@ func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {
 		if l.peers.mayEnter(b[offset:]) {
-			fitIncoming(b[offset:], l.peers.room)
+			fitIncoming(b[offset:], l.peers.largestPacket)
 			packets = append(packets, b[offset:])
 		}
 	}

@@ -160,9 +160,9 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if m.pool, err = newPool(cfg.Pool); err != nil {
 		return nil, err
 	}
-	m.pool.reserve(namesOf(cfg.Tokens))
+	m.pool.reserveFor(namesOf(cfg.Tokens))
 	if m.addr, err = net.ResolveUDPAddr("udp", cfg.Addr); err == nil {
-		err = m.listen()
+		err = m.listenUDP()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
@@ -171,14 +171,14 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	m.ended, m.cancel = context.WithCancel(context.Background())
 	serving, stopServing := context.WithCancel(m.ended)
 	m.stopServing = stopServing
-	m.done.Go(func() { m.astray(m.ended) })
-	m.done.Go(func() { m.serve(serving) })
+	m.done.Go(func() { m.dropUnmatched(m.ended) })
+	m.done.Go(func() { m.serveUntilDrained(serving) })
 	return m, nil
 }
 
-// tls asks for a certificate if clients may authenticate by one, and requires it if they
+// tlsConfig asks for a certificate if clients may authenticate by one, and requires it if they
 // have no other way.
-func (m *MASQUE) tls() *tls.Config {
+func (m *MASQUE) tlsConfig() *tls.Config {
 	all := &tls.Config{
 		MinVersion:     tls.VersionTLS13,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return m.certificate.Load(), nil },
@@ -211,10 +211,10 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	var gone []*quicgo.Conn
 	m.mu.Lock()
 	m.tokens = hashed
-	m.pool.reserve(namesOf(tokens))
+	m.pool.reserveFor(namesOf(tokens))
 	for c, state := range m.conns {
 		for h := range state.tokens {
-			if _, stays := find(hashed, h); !stays {
+			if _, stays := findToken(hashed, h); !stays {
 				gone = append(gone, c)
 				break
 			}
@@ -230,11 +230,11 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 // connKey is the key of a request's QUIC connection in its context.
 type connKey struct{}
 
-func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context {
+func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Context {
 	m.mu.Lock()
 	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
 	m.mu.Unlock()
-	expel := func() { m.expel(c) }
+	expel := func() { m.closeUnauthenticated(c) }
 	quic.BoundRequests(c.QlogTrace(), strangerRequests, func() { time.AfterFunc(strangerAnswers, expel) })
 	timer := time.AfterFunc(strangerFor, expel)
 	context.AfterFunc(c.Context(), func() {
@@ -251,8 +251,8 @@ func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context 
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// expel closes a connection whose client is not known yet.
-func (m *MASQUE) expel(c *quicgo.Conn) {
+// closeUnauthenticated closes a connection whose client is not known yet.
+func (m *MASQUE) closeUnauthenticated(c *quicgo.Conn) {
 	m.mu.Lock()
 	state := m.conns[c]
 	stranger := state != nil && state.name == ""
@@ -273,19 +273,19 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errUnknown):
 		m.refused.Add(1)
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		m.reject(w, r, http.StatusUnauthorized, err.Error())
+		m.rejectRequest(w, r, http.StatusUnauthorized, err.Error())
 		return
 	case err != nil:
-		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
 	if known, ok := r.Context().Value(strangerKey{}).(func()); ok {
 		known()
 	}
-	switch protocol := extended(r); {
+	switch protocol := extendedProtocol(r); {
 	case r.Method != http.MethodConnect:
 		w.Header().Set("Allow", http.MethodConnect)
-		m.reject(w, r, http.StatusMethodNotAllowed, "only CONNECT is served here")
+		m.rejectRequest(w, r, http.StatusMethodNotAllowed, "only CONNECT is served here")
 	case protocol == "":
 		m.serveStream(w, r, who)
 	case protocol == "connect-ip" && len(m.cfg.Pool) > 0:
@@ -293,14 +293,14 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case protocol == "connect-udp":
 		m.serveUDP(w, r, who)
 	default:
-		m.reject(w, r, http.StatusNotImplemented, "this protocol is not served here")
+		m.rejectRequest(w, r, http.StatusNotImplemented, "this protocol is not served here")
 	}
 }
 
-// reject refuses a request.
-func (m *MASQUE) reject(w http.ResponseWriter, r *http.Request, status int, reason string) {
+// rejectRequest refuses a request.
+func (m *MASQUE) rejectRequest(w http.ResponseWriter, r *http.Request, status int, reason string) {
 	m.log.Debug("tunnel: refused", "client", r.RemoteAddr, "status", status, "reason", reason)
-	refuse(w, status, reason)
+	refuseWith(w, status, reason)
 }
 
 // Apply implements Outside.
@@ -318,7 +318,7 @@ func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
 // Yield implements Outside: another socket may be opened beside this one, which our connections still need.
 func (m *MASQUE) Yield() (retake func(), err error) {
-	udp := m.server().udp
+	udp := m.currentServer().udp
 	return func() { _ = udp.Share(false) }, udp.Share(true)
 }
 
@@ -327,7 +327,7 @@ func (m *MASQUE) Report(s *tunnel.Status) error {
 	d := m.Drops()
 	s.Refused += m.Refused() + d.Malformed + d.Source
 	s.Unauthorized = m.unauthorized.Load()
-	s.Sessions, s.Clients = m.Sessions(), m.clients()
+	s.Sessions, s.Clients = m.Sessions(), m.clientTraffic()
 	return nil
 }
 
@@ -377,7 +377,7 @@ func (m *MASQUE) Drain() {
 		return
 	}
 	m.stopServing()
-	m.done.Go(func() { _ = m.server().Shutdown(m.ended) }) // what is left then is closed
+	m.done.Go(func() { _ = m.currentServer().Shutdown(m.ended) }) // what is left then is closed
 }
 
 // Close implements Outside.
@@ -386,11 +386,11 @@ func (m *MASQUE) Close() (err error) {
 		m.Drain()
 		close(m.closed)
 		if m.awaitClients() {
-			linger()
+			waitForSending()
 		}
 		m.cancel()
 		m.done.Wait()
-		err = m.server().end()
+		err = m.currentServer().closeServer()
 	})
 	return err
 }

@@ -48,8 +48,8 @@ func namesOf(tokens []access.Token) (names []string) {
 	return names
 }
 
-// find looks up a token. It compares with all of them, so that its time is the same.
-func find(tokens []hashedToken, h digest) (name string, ok bool) {
+// findToken looks up a token. It compares with all of them, so that its time is the same.
+func findToken(tokens []hashedToken, h digest) (name string, ok bool) {
 	for i := range tokens {
 		if subtle.ConstantTimeCompare(tokens[i].value[:], h[:]) == 1 {
 			name, ok = tokens[i].name, true
@@ -79,7 +79,7 @@ func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	}
 	who, ok := m.authenticate(r)
 	if ok {
-		return who, m.note(r, who)
+		return who, m.recordClient(r, who)
 	}
 	if who.token != (digest{}) {
 		m.unauthorized.Add(1)
@@ -97,12 +97,12 @@ func (m *MASQUE) isKnown(r *http.Request) bool {
 	return state != nil && state.name != ""
 }
 
-// note remembers the client of a request's connection, and the token that it has used.
-func (m *MASQUE) note(r *http.Request, who identity) error {
+// recordClient remembers the client of a request's connection, and the token that it has used.
+func (m *MASQUE) recordClient(r *http.Request, who identity) error {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := find(m.tokens, who.token); !ok && who.token != (digest{}) {
+	if _, ok := findToken(m.tokens, who.token); !ok && who.token != (digest{}) {
 		return errUnknown // the token has just gone
 	}
 	state := m.conns[c]
@@ -140,7 +140,7 @@ func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 		scheme, value, _ := strings.Cut(given, " ")
 		h := digest(sha256.Sum256([]byte(strings.TrimSpace(value))))
 		m.mu.RLock()
-		name, ok := find(m.tokens, h)
+		name, ok := findToken(m.tokens, h)
 		m.mu.RUnlock()
 		return identity{name, h}, ok && strings.EqualFold(scheme, "Bearer")
 	}

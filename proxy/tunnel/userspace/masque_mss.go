@@ -63,16 +63,16 @@ func clampMSS(p []byte, mtu int) {
 			return
 		}
 		if segment[at] == optionMSS && segment[at+1] == 4 {
-			lower(segment, at+2, mtu-header-tcpHeader)
+			lowerMSS(segment, at+2, mtu-header-tcpHeader)
 			return
 		}
 		at += int(segment[at+1])
 	}
 }
 
-// lower sets the number at offset to most, if it is more, and corrects the checksum
+// lowerMSS sets the number at offset to most, if it is more, and corrects the checksum
 // of the segment (RFC 1624 §3).
-func lower(segment []byte, offset, most int) {
+func lowerMSS(segment []byte, offset, most int) {
 	old := binary.BigEndian.Uint16(segment[offset:])
 	if int(old) <= most || most < 1 {
 		return

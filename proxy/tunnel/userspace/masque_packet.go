@@ -51,12 +51,12 @@ func tooBig(p []byte, mtu int) []byte {
 		binary.BigEndian.PutUint16(b[2:], uint16(cap(b)))
 		copy(b[12:16], p[16:20])
 		copy(b[16:20], p[12:16])
-		binary.BigEndian.PutUint16(b[10:], checksum(0, b[:ipv4Header]))
+		binary.BigEndian.PutUint16(b[10:], internetChecksum(0, b[:ipv4Header]))
 		icmp := b[ipv4Header:]
 		icmp[0], icmp[1] = unreachable, needsFragments
 		binary.BigEndian.PutUint16(icmp[6:], uint16(mtu)) // RFC 1191 §4
 		b = append(b, quoted...)
-		binary.BigEndian.PutUint16(b[ipv4Header+2:], checksum(0, b[ipv4Header:]))
+		binary.BigEndian.PutUint16(b[ipv4Header+2:], internetChecksum(0, b[ipv4Header:]))
 		return b
 	}
 	if p[6] == protocolICMPv6 && len(p) > ipv6Header && p[ipv6Header] < icmpv6Info {
@@ -72,12 +72,12 @@ func tooBig(p []byte, mtu int) []byte {
 	binary.BigEndian.PutUint32(b[ipv6Header+4:], uint32(mtu))
 	b = append(b, quoted...)
 	pseudo := uint32(8+len(quoted)) + protocolICMPv6 // RFC 8200 §8.1
-	binary.BigEndian.PutUint16(b[ipv6Header+2:], checksum(pseudo, b[8:]))
+	binary.BigEndian.PutUint16(b[ipv6Header+2:], internetChecksum(pseudo, b[8:]))
 	return b
 }
 
-// checksum is the Internet checksum (RFC 1071) of b, added to sum.
-func checksum(sum uint32, b []byte) uint16 {
+// internetChecksum is the Internet checksum (RFC 1071) of b, added to sum.
+func internetChecksum(sum uint32, b []byte) uint16 {
 	for ; len(b) > 1; b = b[2:] {
 		sum += uint32(b[0])<<8 | uint32(b[1])
 	}

@@ -197,21 +197,21 @@ func TestAPoolGivesNobodyWhatIsSomebodysAndEverythingOnce(t *testing.T) {
 		}
 		p, err := newPool(prefixes)
 		require.NoError(t, err)
-		p.reserve([]string{"phone", "tablet", "laptop"})
+		p.reserveFor([]string{"phone", "tablet", "laptop"})
 		room := 1<<(32-bits) - 3 // less its own, the gateway's and everybody's
 		var out [][]netip.Addr
 		held := map[netip.Addr]bool{}
 		for range rapid.IntRange(1, 600).Draw(t, "steps") {
 			if len(out) > 0 && rapid.IntRange(0, 2).Draw(t, "give") == 0 {
 				i := rapid.IntRange(0, len(out)-1).Draw(t, "which")
-				p.give(out[i])
+				p.returnAddresses(out[i])
 				for _, a := range out[i] {
 					delete(held, a)
 				}
 				out = slices.Delete(out, i, i+1)
 				continue
 			}
-			got, err := p.take(rapid.SampledFrom([]string{"phone", "tablet", "nobody"}).Draw(t, "name"))
+			got, err := p.takeAddresses(rapid.SampledFrom([]string{"phone", "tablet", "nobody"}).Draw(t, "name"))
 			if len(out) == room {
 				require.ErrorIs(t, err, errPoolExhausted)
 				require.Len(t, p.used, 2*room)
@@ -236,39 +236,39 @@ func TestANameHasTheSameAddressesEachTime(t *testing.T) {
 		names = append(names, fmt.Sprint("other", i))
 	}
 	taken := func(p *pool, name string) []netip.Addr {
-		a, err := p.take(name)
+		a, err := p.takeAddresses(name)
 		require.NoError(t, err)
 		return a
 	}
 	p, err := newPool(prefixes)
 	require.NoError(t, err)
-	p.reserve(names)
+	p.reserveFor(names)
 	phone := taken(p, "phone")
 	assert.NotEqual(t, phone, taken(p, "phone"), "a second session beside the first")
-	p.give(phone)
+	p.returnAddresses(phone)
 	for _, name := range names[1:] {
 		assert.NotEqual(t, phone, taken(p, name), "it is kept for its owner")
 	}
 	assert.Equal(t, phone, taken(p, "phone"))
-	p.give(phone)
-	p.reserve(append([]string{"new"}, names[:2]...))
+	p.returnAddresses(phone)
+	p.reserveFor(append([]string{"new"}, names[:2]...))
 	assert.Equal(t, phone, taken(p, "phone"), "after a reload")
 
 	again, err := newPool(prefixes)
 	require.NoError(t, err)
-	again.reserve(names)
+	again.reserveFor(names)
 	assert.Equal(t, phone, taken(again, "phone"), "in another process")
 }
 
 func TestMoreNamesThanAddressesShareThem(t *testing.T) {
 	p, err := newPool([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/30")}) // one for clients
 	require.NoError(t, err)
-	p.reserve([]string{"phone", "tablet"})
+	p.reserveFor([]string{"phone", "tablet"})
 	for _, name := range []string{"tablet", "phone", "guest"} {
-		a, err := p.take(name)
+		a, err := p.takeAddresses(name)
 		require.NoError(t, err)
-		_, err = p.take("phone")
+		_, err = p.takeAddresses("phone")
 		require.ErrorIs(t, err, errPoolExhausted)
-		p.give(a)
+		p.returnAddresses(a)
 	}
 }

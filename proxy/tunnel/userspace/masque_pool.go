@@ -39,36 +39,36 @@ func newPool(prefixes []netip.Prefix) (*pool, error) {
 	return p, nil
 }
 
-// least is the first address for clients: the prefix's own is not used, and the next one
+// leastAddress is the first address for clients: the prefix's own is not used, and the next one
 // is by convention the gateway's.
-func (r addressRange) least() netip.Addr { return r.prefix.Addr().Next().Next() }
+func (r addressRange) leastAddress() netip.Addr { return r.prefix.Addr().Next().Next() }
 
-// holds reports whether a client may have an address; the last of an IPv4 prefix is
+// containsClient reports whether a client may have an address; the last of an IPv4 prefix is
 // for broadcast.
-func (r addressRange) holds(a netip.Addr) bool {
-	return r.prefix.Contains(a) && a.Compare(r.least()) >= 0 && !(a.Is4() && !r.prefix.Contains(a.Next()))
+func (r addressRange) containsClient(a netip.Addr) bool {
+	return r.prefix.Contains(a) && a.Compare(r.leastAddress()) >= 0 && !(a.Is4() && !r.prefix.Contains(a.Next()))
 }
 
-// of is the address to try first for a name: the same each time, also in another process.
-func (r addressRange) of(name string) netip.Addr {
+// preferredFor is the address to try first for a name: the same each time, also in another process.
+func (r addressRange) preferredFor(name string) netip.Addr {
 	a, hash := r.prefix.Addr().AsSlice(), sha256.Sum256([]byte(name))
 	for bit := r.prefix.Bits(); bit < 8*len(a); bit++ {
 		a[bit/8] |= hash[bit/8] & (0x80 >> (bit % 8))
 	}
-	if addr, _ := netip.AddrFromSlice(a); r.holds(addr) {
+	if addr, _ := netip.AddrFromSlice(a); r.containsClient(addr) {
 		return addr
 	}
-	return r.least()
+	return r.leastAddress()
 }
 
-// find is the first address from of(name) on that is not taken, and false if all are. most is
+// findFree is the first address from of(name) on that is not taken, and false if all are. most is
 // an upper bound of how many are taken.
-func (r addressRange) find(name string, most int, taken func(netip.Addr) bool) (netip.Addr, bool) {
-	first := r.of(name)
+func (r addressRange) findFree(name string, most int, taken func(netip.Addr) bool) (netip.Addr, bool) {
+	first := r.preferredFor(name)
 	a := first
 	for tries := 0; taken(a); tries++ {
-		if a = a.Next(); !r.holds(a) {
-			a = r.least()
+		if a = a.Next(); !r.containsClient(a) {
+			a = r.leastAddress()
 		}
 		if a == first || tries > most {
 			return netip.Addr{}, false
@@ -77,9 +77,9 @@ func (r addressRange) find(name string, most int, taken func(netip.Addr) bool) (
 	return a, true
 }
 
-// reserve reserves addresses for these names, and frees those of others. A name keeps those
+// reserveFor reserves addresses for these names, and frees those of others. A name keeps those
 // that it has; one for which all are reserved gets what is free when it asks.
-func (p *pool) reserve(names []string) {
+func (p *pool) reserveFor(names []string) {
 	before := p.reserved
 	p.reserved, p.owner = map[string][]netip.Addr{}, map[netip.Addr]string{}
 	keep := func(name string, addrs []netip.Addr) {
@@ -99,7 +99,7 @@ func (p *pool) reserve(names []string) {
 		}
 		addrs := make([]netip.Addr, 0, len(p.ranges))
 		for _, r := range p.ranges {
-			if a, ok := r.find(name, len(p.owner), func(a netip.Addr) bool { return p.owner[a] != "" }); ok {
+			if a, ok := r.findFree(name, len(p.owner), func(a netip.Addr) bool { return p.owner[a] != "" }); ok {
 				addrs = append(addrs, a)
 			}
 		}
@@ -109,8 +109,8 @@ func (p *pool) reserve(names []string) {
 	}
 }
 
-// take hands out one address of each prefix for a session of that name.
-func (p *pool) take(name string) ([]netip.Addr, error) {
+// takeAddresses hands out one address of each prefix for a session of that name.
+func (p *pool) takeAddresses(name string) ([]netip.Addr, error) {
 	taken := make([]netip.Addr, 0, len(p.ranges))
 	for i, r := range p.ranges {
 		a, ok := netip.Addr{}, false
@@ -119,13 +119,13 @@ func (p *pool) take(name string) ([]netip.Addr, error) {
 		}
 		most := len(p.used) + len(p.owner)
 		if !ok {
-			a, ok = r.find(name, most, func(a netip.Addr) bool { return p.used[a] || p.owner[a] != "" })
+			a, ok = r.findFree(name, most, func(a netip.Addr) bool { return p.used[a] || p.owner[a] != "" })
 		}
 		if !ok {
-			a, ok = r.find(name, most, func(a netip.Addr) bool { return p.used[a] })
+			a, ok = r.findFree(name, most, func(a netip.Addr) bool { return p.used[a] })
 		}
 		if !ok {
-			p.give(taken)
+			p.returnAddresses(taken)
 			return nil, fmt.Errorf("%w in %v", errPoolExhausted, r.prefix)
 		}
 		p.used[a] = true
@@ -137,8 +137,8 @@ func (p *pool) take(name string) ([]netip.Addr, error) {
 	return taken, nil
 }
 
-// give takes addresses back.
-func (p *pool) give(addrs []netip.Addr) {
+// returnAddresses takes addresses back.
+func (p *pool) returnAddresses(addrs []netip.Addr) {
 	for _, a := range addrs {
 		delete(p.used, a)
 	}

@@ -69,8 +69,8 @@ func scopeOf(r *http.Request, lookup func(ctx context.Context, name string) ([]n
 	return s, err
 }
 
-// holds reports whether a packet for an address, which endsOf has accepted, is in it.
-func (s ipScope) holds(p []byte, to netip.Addr) bool {
+// containsPacket reports whether a packet for an address, which endsOf has accepted, is in it.
+func (s ipScope) containsPacket(p []byte, to netip.Addr) bool {
 	if s.prefixes != nil && !slices.ContainsFunc(s.prefixes, func(f netip.Prefix) bool { return f.Contains(to) }) {
 		return false
 	}
@@ -81,9 +81,9 @@ func (s ipScope) holds(p []byte, to netip.Addr) bool {
 	return protocol == s.protocol || protocol == protocolICMP || protocol == protocolICMPv6
 }
 
-// routes are those advertised to a session with these addresses, in the order that RFC 9484
+// advertisedRoutes are those advertised to a session with these addresses, in the order that RFC 9484
 // §4.7.3 asks for; none: it reaches nothing.
-func (s ipScope) routes(addrs []netip.Addr) (routes []connectip.IPRoute) {
+func (s ipScope) advertisedRoutes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	prefixes := slices.Clone(s.prefixes)
 	if prefixes == nil {
 		prefixes = []netip.Prefix{

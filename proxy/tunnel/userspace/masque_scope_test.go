@@ -46,11 +46,11 @@ func TestScopesAreReadAndTold(t *testing.T) {
 	} {
 		s, err := scoped(t, rest)
 		require.NoError(t, err, rest)
-		assert.Equal(t, want, s.routes(both), rest)
+		assert.Equal(t, want, s.advertisedRoutes(both), rest)
 	}
 	four, err := scoped(t, "203.0.113.7/*/")
 	require.NoError(t, err)
-	assert.Empty(t, four.routes([]netip.Addr{client6}), "from an address of the other family")
+	assert.Empty(t, four.advertisedRoutes([]netip.Addr{client6}), "from an address of the other family")
 
 	for _, rest := range []string{
 		"", "*", "*/*", "*/*/x", "/*/", "*//", "*/0/", "*/256/", "*/tcp/", "203.0.113.7%2F24/*/", "fe80%3A%3A1%25eth0/*/", "a%2Fb/*/",

@@ -42,15 +42,15 @@ type masqueServer struct {
 	listener  *quicgo.EarlyListener
 }
 
-// serve takes connections until the server is shut down, or the socket fails.
-func (s *masqueServer) serve() error {
+// serveConnections takes connections until the server is shut down, or the socket fails.
+func (s *masqueServer) serveConnections() error {
 	err := s.ServeListener(s.listener)
 	_ = s.listener.Close()
 	return err
 }
 
-// end closes the socket, and what is left there.
-func (s *masqueServer) end() error {
+// closeServer closes the socket, and what is left there.
+func (s *masqueServer) closeServer() error {
 	_ = s.transport.Close()
 	if err := s.udp.Close(); !errors.Is(err, net.ErrClosed) { // it had failed
 		return err
@@ -58,17 +58,17 @@ func (s *masqueServer) end() error {
 	return nil
 }
 
-// listen opens the UDP socket and puts a server on it.
-func (m *MASQUE) listen() error {
+// listenUDP opens the UDP socket and puts a server on it.
+func (m *MASQUE) listenUDP() error {
 	udp, err := quic.ListenUDP(m.addr)
 	if err != nil {
 		return err
 	}
 	transport := &quicgo.Transport{
-		Conn: udp, ConnContext: m.arrive,
+		Conn: udp, ConnContext: m.admitConnection,
 		VerifySourceAddress: func(net.Addr) bool { return m.strangers.Taken() >= verifyFrom },
 	}
-	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(m.tls()), &quicgo.Config{
+	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(m.tlsConfig()), &quicgo.Config{
 		Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
 		InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams, EnableDatagrams: true,
 		MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
@@ -77,36 +77,36 @@ func (m *MASQUE) listen() error {
 		return errors.Join(err, udp.Close())
 	}
 	server := &http3.Server{
-		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
+		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.onConnected,
 		IdleTimeout: idleTimeout, Logger: m.log,
 	}
 	s := &masqueServer{server, udp, transport, listener}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.draining {
-		return errors.Join(http.ErrServerClosed, s.end())
+		return errors.Join(http.ErrServerClosed, s.closeServer())
 	}
 	m.serving = s
 	return nil
 }
 
-// server is what serves at present.
-func (m *MASQUE) server() *masqueServer {
+// currentServer is what serves at present.
+func (m *MASQUE) currentServer() *masqueServer {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.serving
 }
 
-// serve takes connections until it is drained, over another socket after one has failed.
-func (m *MASQUE) serve(ctx context.Context) {
+// serveUntilDrained takes connections until it is drained, over another socket after one has failed.
+func (m *MASQUE) serveUntilDrained(ctx context.Context) {
 	for {
-		s := m.server()
-		err := s.serve()
+		s := m.currentServer()
+		err := s.serveConnections()
 		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 			return
 		}
-		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), s.Close(), s.end())
-		if !m.Reopen(ctx, m.log, err, m.listen) {
+		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), s.Close(), s.closeServer())
+		if !m.Reopen(ctx, m.log, err, m.listenUDP) {
 			return
 		}
 	}
@@ -117,8 +117,8 @@ type strangerKey struct{}
 
 var errStrangers = errors.New("too many clients have not told who they are")
 
-// arrive lets a connection begin, unless there are too many whose clients are not known yet.
-func (m *MASQUE) arrive(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
+// admitConnection lets a connection begin, unless there are too many whose clients are not known yet.
+func (m *MASQUE) admitConnection(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
 	host := datapath.Host(clientAddr(from.RemoteAddr.String()).Addr()).String()
 	if !m.strangers.Take(host) {
 		m.refused.Add(1)

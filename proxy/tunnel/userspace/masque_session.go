@@ -75,8 +75,8 @@ func (m *MASQUE) Sessions() []tunnel.SessionState {
 	return states
 }
 
-// add returns the sum of t and the session's traffic.
-func (s *ipSession) add(t tunnel.Traffic) tunnel.Traffic {
+// addTraffic returns the sum of t and the session's traffic.
+func (s *ipSession) addTraffic(t tunnel.Traffic) tunnel.Traffic {
 	return tunnel.Traffic{Received: t.Received + s.received.Load(), Sent: t.Sent + s.sent.Load()}
 }
 
@@ -84,14 +84,14 @@ func (s *ipSession) add(t tunnel.Traffic) tunnel.Traffic {
 // any number.
 const maxClients = 4096
 
-// clients returns the traffic of all sessions so far, by the name of their peer.
-func (m *MASQUE) clients() map[string]tunnel.Traffic {
+// clientTraffic returns the traffic of all sessions so far, by the name of their peer.
+func (m *MASQUE) clientTraffic() map[string]tunnel.Traffic {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	all := maps.Clone(m.past)
 	for a, s := range m.sessions {
 		if a == s.addrs[0] {
-			all[s.name] = s.add(all[s.name])
+			all[s.name] = s.addTraffic(all[s.name])
 		}
 	}
 	return all
@@ -112,27 +112,27 @@ func prefixOf(a netip.Addr) netip.Prefix              { return netip.PrefixFrom(
 // serveIP runs a CONNECT-IP session until either side ends it.
 func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 	scope, err := scopeOf(r, func(ctx context.Context, name string) ([]netip.Addr, error) {
-		return m.lookup(ctx, who.name, name)
+		return m.resolveName(ctx, who.name, name)
 	})
 	switch {
 	case errors.Is(err, errLookups):
-		m.reject(w, r, http.StatusServiceUnavailable, errLookups.Error())
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, errLookups.Error())
 		return
 	case err != nil:
-		m.reject(w, r, http.StatusBadRequest, err.Error())
+		m.rejectRequest(w, r, http.StatusBadRequest, err.Error())
 		return
 	}
-	addrs, err := m.admit(who.name)
+	addrs, err := m.takeSessionAddresses(who.name)
 	if err != nil {
 		m.log.Warn("tunnel: CONNECT-IP refused", "peer", who.name, "err", err)
-		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
 	conn, _ := r.Context().Value(connKey{}).(*quic.Conn)
 	s := &ipSession{
 		masque: m, conn: conn, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
 	}
-	if err := s.run(w, r); err != nil {
+	if err := s.runSession(w, r); err != nil {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
 	}
 	// What is for this client must not reach the next with its addresses.
@@ -142,20 +142,20 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.pool.give(addrs)
+	m.pool.returnAddresses(addrs)
 	if m.open[who.name]--; m.open[who.name] == 0 {
 		delete(m.open, who.name)
 	}
 }
 
-// admit takes addresses for one more session of a peer.
-func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
+// takeSessionAddresses takes addresses for one more session of a peer.
+func (m *MASQUE) takeSessionAddresses(name string) ([]netip.Addr, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.open[name] >= maxSessions {
 		return nil, errTooManySessions
 	}
-	addrs, err := m.pool.take(name)
+	addrs, err := m.pool.takeAddresses(name)
 	if err == nil {
 		m.open[name]++
 	}
@@ -164,7 +164,7 @@ func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
 
 var errTooManySessions = fmt.Errorf("a peer may have %d sessions at a time", maxSessions)
 
-func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
+func (s *ipSession) runSession(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
 	w.WriteHeader(http.StatusOK)
 	if s.stream, err = w.(http3.HTTPStreamer).HTTPStream(); err != nil {
@@ -181,16 +181,16 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	var done sync.WaitGroup
 	defer func() {
-		s.masque.remove(s)
+		s.masque.removeSession(s)
 		cancel()
 		_ = capsules.Close()
 		done.Wait()
 	}()
-	s.masque.add(s)
-	done.Go(func() { s.inward(ctx) })
-	done.Go(func() { s.outward(ctx) })
+	s.masque.addSession(s)
+	done.Go(func() { s.moveInward(ctx) })
+	done.Go(func() { s.moveOutward(ctx) })
 
-	if err := s.assign(capsules); err != nil {
+	if err := s.assignAddresses(capsules); err != nil {
 		return err
 	}
 	done.Go(func() { // what the client assigns to us is of no use, but would wait
@@ -208,14 +208,14 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 		if len(asked.Prefixes) > maxAsked {
 			return fmt.Errorf("the client asks for %d addresses at once", len(asked.Prefixes))
 		}
-		if err := s.answer(asked); err != nil {
+		if err := s.answerAddressRequest(asked); err != nil {
 			return err
 		}
 	}
 }
 
-// assign tells the client its addresses, and what it may reach.
-func (s *ipSession) assign(capsules *connectip.Conn) error {
+// assignAddresses tells the client its addresses, and what it may reach.
+func (s *ipSession) assignAddresses(capsules *connectip.Conn) error {
 	var prefixes []netip.Prefix
 	for _, a := range s.addrs {
 		prefixes = append(prefixes, prefixOf(a))
@@ -223,12 +223,12 @@ func (s *ipSession) assign(capsules *connectip.Conn) error {
 	if err := capsules.AssignAddresses(prefixes); err != nil {
 		return err
 	}
-	return capsules.AdvertiseRoute(s.scope.routes(s.addrs))
+	return capsules.AdvertiseRoute(s.scope.advertisedRoutes(s.addrs))
 }
 
-// answer gives a client that asks for addresses those that it has: an answer
+// answerAddressRequest gives a client that asks for addresses those that it has: an answer
 // replaces all before it (RFC 9484 §4.7.1).
-func (s *ipSession) answer(asked *connectip.AddressRequest) error {
+func (s *ipSession) answerAddressRequest(asked *connectip.AddressRequest) error {
 	rest := slices.Clone(s.addrs)
 	given := make([]netip.Prefix, len(asked.Prefixes)) // zero: refused
 	for i, p := range asked.Prefixes {
@@ -247,8 +247,8 @@ func (s *ipSession) answer(asked *connectip.AddressRequest) error {
 	return asked.Respond(given, others)
 }
 
-// inward moves packets from the client into the stack, those that come together at once.
-func (s *ipSession) inward(ctx context.Context) {
+// moveInward moves packets from the client into the stack, those that come together at once.
+func (s *ipSession) moveInward(ctx context.Context) {
 	defer s.datagrams.Close()
 	batch, packets := make([][]byte, 0, inwardBatch), make([][]byte, 0, inwardBatch)
 	for {
@@ -258,8 +258,8 @@ func (s *ipSession) inward(ctx context.Context) {
 		}
 		packets = packets[:0]
 		for _, b := range batch {
-			if p, ok := s.accept(b); ok {
-				s.clamp(p)
+			if p, ok := s.packetOf(b); ok {
+				s.clampMSS(p)
 				s.received.Add(uint64(len(p)))
 				packets = append(packets, p)
 			}
@@ -268,8 +268,8 @@ func (s *ipSession) inward(ctx context.Context) {
 	}
 }
 
-// accept returns the packet in a datagram, if it is one that this client may send.
-func (s *ipSession) accept(b []byte) ([]byte, bool) {
+// packetOf returns the packet in a datagram, if it is one that this client may send.
+func (s *ipSession) packetOf(b []byte) ([]byte, bool) {
 	drops := &s.masque.drops
 	id, n, err := quicvarint.Parse(b)
 	if err != nil {
@@ -288,16 +288,16 @@ func (s *ipSession) accept(b []byte) ([]byte, bool) {
 		drops.source.Add(1)
 		return nil, false
 	}
-	if !s.scope.holds(b[n:], to) {
+	if !s.scope.containsPacket(b[n:], to) {
 		drops.destination.Add(1)
 		return nil, false
 	}
 	return b[n:], true
 }
 
-// outward moves packets to the client.
-func (s *ipSession) outward(ctx context.Context) {
-	bufs, sizes := buffers(outwardBatch, beforePacket+s.masque.stack.MTU())
+// moveOutward moves packets to the client.
+func (s *ipSession) moveOutward(ctx context.Context) {
+	bufs, sizes := makeBuffers(outwardBatch, beforePacket+s.masque.stack.MTU())
 	prefix := append(quicvarint.Append(nil, uint64(s.stream.StreamID()/4)), 0)
 	begin := beforePacket - len(prefix)
 	for _, b := range bufs {
@@ -309,17 +309,17 @@ func (s *ipSession) outward(ctx context.Context) {
 			return
 		}
 		for i, b := range bufs[:n] {
-			if !s.send(b[begin:beforePacket+sizes[i]], b[beforePacket:beforePacket+sizes[i]]) {
+			if !s.sendDatagram(b[begin:beforePacket+sizes[i]], b[beforePacket:beforePacket+sizes[i]]) {
 				return
 			}
 		}
 	}
 }
 
-// send sends a datagram, the last part of which is packet, to the client; false: the connection
+// sendDatagram sends a datagram, the last part of which is packet, to the client; false: the connection
 // has ended. The stream's SendDatagram would copy it once more.
-func (s *ipSession) send(datagram, packet []byte) bool {
-	s.clamp(packet)
+func (s *ipSession) sendDatagram(datagram, packet []byte) bool {
+	s.clampMSS(packet)
 	err := s.conn.SendDatagram(datagram)
 	var large *quic.DatagramTooLargeError
 	switch {
@@ -327,7 +327,7 @@ func (s *ipSession) send(datagram, packet []byte) bool {
 		s.sent.Add(uint64(len(packet)))
 	case errors.As(err, &large):
 		s.masque.drops.large.Add(1)
-		if icmp := tooBig(packet, s.room(large)); icmp != nil {
+		if icmp := tooBig(packet, s.largestPacket(large)); icmp != nil {
 			s.masque.stack.Deliver(icmp)
 		}
 	default:
@@ -336,8 +336,8 @@ func (s *ipSession) send(datagram, packet []byte) bool {
 	return true
 }
 
-// room is the size of the largest packet, in bytes, that fits a datagram behind stream and context.
-func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
+// largestPacket is the size of the largest packet, in bytes, that fits a datagram behind stream and context.
+func (s *ipSession) largestPacket(large *quic.DatagramTooLargeError) int {
 	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
 }
 
@@ -345,19 +345,19 @@ func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
 // fit only by the error about one that does not.
 var oversized [2048]byte
 
-// clamp lowers the MSS in SYNs of both ends of a connection to what fits at present; the
+// clampMSS lowers the MSS in SYNs of both ends of a connection to what fits at present; the
 // path may turn out to carry more, never less.
-func (s *ipSession) clamp(p []byte) {
+func (s *ipSession) clampMSS(p []byte) {
 	if !isSYN(p) {
 		return
 	}
 	var large *quic.DatagramTooLargeError
 	if errors.As(s.stream.SendDatagram(oversized[:]), &large) {
-		clampMSS(p, s.room(large))
+		clampMSS(p, s.largestPacket(large))
 	}
 }
 
-func (m *MASQUE) add(s *ipSession) {
+func (m *MASQUE) addSession(s *ipSession) {
 	s.outlet = m.stack.Outlet(sessionQueue, s.addrs)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -366,21 +366,21 @@ func (m *MASQUE) add(s *ipSession) {
 	}
 }
 
-func (m *MASQUE) remove(s *ipSession) {
+func (m *MASQUE) removeSession(s *ipSession) {
 	s.outlet.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t, known := m.past[s.name]; known || len(m.past) < maxClients {
-		m.past[s.name] = s.add(t)
+		m.past[s.name] = s.addTraffic(t)
 	}
 	for _, a := range s.addrs {
 		delete(m.sessions, a)
 	}
 }
 
-// astray drops what the stack sends to addresses without a session.
-func (m *MASQUE) astray(ctx context.Context) {
-	bufs, sizes := buffers(outwardBatch, m.stack.MTU())
+// dropUnmatched drops what the stack sends to addresses without a session.
+func (m *MASQUE) dropUnmatched(ctx context.Context) {
+	bufs, sizes := makeBuffers(outwardBatch, m.stack.MTU())
 	for {
 		n, err := m.stack.Collect(ctx, bufs, sizes, 0)
 		if err != nil {
@@ -390,8 +390,8 @@ func (m *MASQUE) astray(ctx context.Context) {
 	}
 }
 
-// extended is the protocol of an extended CONNECT (RFC 9220); empty: r is a plain one.
-func extended(r *http.Request) string {
+// extendedProtocol is the protocol of an extended CONNECT (RFC 9220); empty: r is a plain one.
+func extendedProtocol(r *http.Request) string {
 	if strings.HasPrefix(r.Proto, "HTTP/") {
 		return ""
 	}

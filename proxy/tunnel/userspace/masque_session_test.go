@@ -239,7 +239,7 @@ func FuzzTokens(f *testing.F) {
 		hashed, err := hashTokens(tokens)
 		require.NoError(t, err)
 		for i, x := range tokens {
-			name, ok := find(hashed, hashed[i].value)
+			name, ok := findToken(hashed, hashed[i].value)
 			assert.True(t, ok)
 			assert.Equal(t, x.Name, name)
 		}

@@ -34,8 +34,8 @@ type request struct {
 // Peer is the name of the client, whatever its address.
 func (r *request) Peer() string { return r.peer }
 
-// settle runs how unless the request has been settled before.
-func (r *request) settle(how func() error) error {
+// settleOnce runs how unless the request has been settled before.
+func (r *request) settleOnce(how func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.settled {
@@ -51,17 +51,17 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	req := &request{writer: w, peer: who.name, source: clientAddr(r.RemoteAddr), done: make(chan struct{})}
 	var err error
 	if req.target, req.host, err = ingress.Destination(r.Host); err != nil {
-		m.reject(w, r, http.StatusBadRequest, "CONNECT needs host:port")
+		m.rejectRequest(w, r, http.StatusBadRequest, "CONNECT needs host:port")
 		return
 	}
 	full := func() error {
-		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another connection")
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy has no room for another connection")
 		return nil
 	}
-	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settle(full) })
+	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settleOnce(full) })
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
-	if !m.pass(req, c) {
-		_ = req.settle(full)
+	if !m.queueRequest(req, c) {
+		_ = req.settleOnce(full)
 		return
 	}
 	select {
@@ -69,12 +69,12 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	case <-r.Context().Done():
 	case <-m.closed:
 	}
-	_ = req.settle(func() error { return nil }) // nobody may write to w once this returns
+	_ = req.settleOnce(func() error { return nil }) // nobody may write to w once this returns
 }
 
-// pass queues a request to be accepted; false: there is no room, or the listener drains. What
+// queueRequest queues a request to be accepted; false: there is no room, or the listener drains. What
 // was queued before Drain is refused by it.
-func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
+func (m *MASQUE) queueRequest(req *request, from *quicgo.Conn) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.draining {
@@ -91,16 +91,16 @@ func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
 	}
 }
 
-// client is the ingress.Client of the request.
-func (r *request) client(listener string) ingress.Client {
+// ingressClient is the ingress.Client of the request.
+func (r *request) ingressClient(listener string) ingress.Client {
 	return ingress.Client{
 		Conn: r.Conn, Listener: listener, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,
 		Answer: func(_ netip.AddrPort, err error) error {
-			answer := r.admit
+			answer := r.admitRequest
 			if err != nil {
-				answer = func() error { return r.fail(err) }
+				answer = func() error { return r.failRequest(err) }
 			}
-			if err := r.settle(answer); err != nil {
+			if err := r.settleOnce(answer); err != nil {
 				return fmt.Errorf("tunnel: answer a CONNECT: %w", err)
 			}
 			return nil
@@ -108,7 +108,7 @@ func (r *request) client(listener string) ingress.Client {
 	}
 }
 
-func (r *request) admit() error {
+func (r *request) admitRequest() error {
 	r.writer.WriteHeader(http.StatusOK)
 	stream, err := r.writer.(http3.HTTPStreamer).HTTPStream()
 	if err != nil {
@@ -117,15 +117,15 @@ func (r *request) admit() error {
 	return r.Admit(stream)
 }
 
-func (r *request) fail(err error) error {
+func (r *request) failRequest(err error) error {
 	status, why, reason := ingress.HTTPFailure(err)
 	r.writer.Header().Set("Proxy-Status", why)
-	refuse(r.writer, status, reason)
+	refuseWith(r.writer, status, reason)
 	return nil
 }
 
-// refuse answers with a sentence for people.
-func refuse(w http.ResponseWriter, status int, reason string) {
+// refuseWith answers with a sentence for people.
+func refuseWith(w http.ResponseWriter, status int, reason string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = fmt.Fprintln(w, reason)

@@ -246,7 +246,7 @@ func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 	})
 	done.Go(func() { // towards the gateway
 		defer close(errors)
-		bufs, sizes := buffers(1, largestPacket)
+		bufs, sizes := makeBuffers(1, largestPacket)
 		for {
 			if _, err := dev.Read(bufs, sizes, 0); err != nil {
 				return
@@ -393,7 +393,7 @@ func TestARequestThatNobodyTakesUpIsAnswered(t *testing.T) {
 		assert.NoError(t, err)
 		answered <- said
 	}()
-	taken, err := l.(*Listener).accept()
+	taken, err := l.(*Listener).acceptNext()
 	require.NoError(t, err)
 	_, err = taken.Write([]byte("x"))
 	require.ErrorContains(t, err, "not been answered")
@@ -405,7 +405,7 @@ func TestAClientThatGoesWhileItsServerIsDialledGetsNothing(t *testing.T) {
 	m, l := masque(t, nil)
 	c := dialMASQUE(t, m)
 	go func() { _, _, _ = c.stream("192.0.2.80:443", phoneToken) }()
-	taken, err := l.(*Listener).accept()
+	taken, err := l.(*Listener).acceptNext()
 	require.NoError(t, err)
 	asked, err := l.Greet(t.Context(), taken)
 	require.NoError(t, err)

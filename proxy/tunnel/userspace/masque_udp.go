@@ -66,33 +66,33 @@ func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
 func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) {
 	target, host, err := udpTarget(r)
 	if err != nil {
-		m.reject(w, r, http.StatusBadRequest, err.Error())
+		m.rejectRequest(w, r, http.StatusBadRequest, err.Error())
 		return
 	}
 	d := m.forward.Load()
 	if d == nil {
-		m.reject(w, r, http.StatusServiceUnavailable, "the proxy is starting")
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy is starting")
 		return
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	u := &udpStream{name: who.name, queue: make(chan []byte, udpQueue), cancel: cancel}
-	s, target, err := m.reach(ctx, d, u, clientAddr(r.RemoteAddr), target, host)
+	s, target, err := m.beginUDPSession(ctx, d, u, clientAddr(r.RemoteAddr), target, host)
 	switch {
 	case errors.Is(err, errLookups):
-		m.reject(w, r, http.StatusServiceUnavailable, errLookups.Error())
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, errLookups.Error())
 		return
 	case errors.Is(err, errCrowded):
-		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another UDP session")
+		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy has no room for another UDP session")
 		return
 	case err != nil:
 		m.log.Debug("tunnel: CONNECT-UDP refused", "peer", who.name, "target", target, "host", host, "err", err)
 		status, why, reason := ingress.HTTPFailure(err)
 		w.Header().Set("Proxy-Status", why)
-		refuse(w, status, reason)
+		refuseWith(w, status, reason)
 		return
 	}
-	defer d.finish(s)
+	defer d.finishSession(s)
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
 	w.WriteHeader(http.StatusOK)
 	stream, err := w.(http3.HTTPStreamer).HTTPStream()
@@ -105,8 +105,12 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	}
 	var done sync.WaitGroup
 	for _, part := range []func() error{
-		func() error { return inwardUDP(ctx, datagrams, func(b []byte) bool { return d.pass(s, target, b) }) },
-		func() error { return capsulesUDP(stream, func(b []byte) bool { return d.pass(s, target, b) }) },
+		func() error {
+			return inwardUDP(ctx, datagrams, func(b []byte) bool { return d.sendFromClient(s, target, b) })
+		},
+		func() error {
+			return capsulesUDP(stream, func(b []byte) bool { return d.sendFromClient(s, target, b) })
+		},
 		func() error { return m.outwardUDP(ctx, stream, u) },
 	} {
 		done.Go(func() {
@@ -193,9 +197,9 @@ func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStr
 	}
 }
 
-// deliver queues a datagram for the client; an error: there is no room. One that fits no QUIC
+// queueDatagram queues a datagram for the client; an error: there is no room. One that fits no QUIC
 // datagram is not queued, so that the queue of a client that acknowledges nothing stays small.
-func (u *udpStream) deliver(payload []byte) error {
+func (u *udpStream) queueDatagram(payload []byte) error {
 	if contextID+len(payload) > len(oversized) {
 		return syscall.EMSGSIZE
 	}
@@ -208,14 +212,16 @@ func (u *udpStream) deliver(payload []byte) error {
 	}
 }
 
-// reach begins the session of a request: with target, or with the first address of host
+// beginUDPSession begins the session of a request: with target, or with the first address of host
 // that policy permits.
-func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, target netip.AddrPort, host string) (
+func (m *MASQUE) beginUDPSession(
+	ctx context.Context, d *Datagrams, u *udpStream, source, target netip.AddrPort, host string,
+) (
 	*session, netip.AddrPort, error,
 ) {
 	from := origin{AddrPort: source, stream: u}
 	if target.IsValid() {
-		s, err := d.toward(from, target, "")
+		s, err := d.beginOutside(from, target, "")
 		return s, target, err
 	}
 	name, port, err := net.SplitHostPort(host)
@@ -240,9 +246,9 @@ func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, 
 	r, err := happyeyeballs.Dial(ctx, happyeyeballs.Host{Name: name, Resolver: m.lookups.resolver},
 		func(_ context.Context, a netip.Addr) (reached, error) {
 			target := netip.AddrPortFrom(a.WithZone(""), uint16(n))
-			s, err := d.toward(from, target, name)
+			s, err := d.beginOutside(from, target, name)
 			return reached{s, target}, err
-		}, func(late reached) { d.finish(late.session) })
+		}, func(late reached) { d.finishSession(late.session) })
 	return r.session, r.target, err
 }
 
@@ -254,8 +260,8 @@ type lookups struct {
 
 var errLookups = errors.New("too many names are being looked up")
 
-// lookup resolves a name that a peer asks for, unless too many are being resolved.
-func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, error) {
+// resolveName resolves a name that a peer asks for, unless too many are being resolved.
+func (m *MASQUE) resolveName(ctx context.Context, peer, name string) ([]netip.Addr, error) {
 	if !m.lookups.Take(peer) {
 		return nil, errLookups
 	}
@@ -269,32 +275,32 @@ func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, e
 	return addrs, err
 }
 
-// toward begins a session with a target outside the tunnel: peers inside are reached only
+// beginOutside begins a session with a target outside the tunnel: peers inside are reached only
 // by packets (CONNECT-IP).
-func (d *Datagrams) toward(from origin, target netip.AddrPort, host string) (*session, error) {
+func (d *Datagrams) beginOutside(from origin, target netip.AddrPort, host string) (*session, error) {
 	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
 		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)
 	}
-	s, _, err := d.session(from, target, host)
+	s, _, err := d.sessionFor(from, target, host)
 	return s, err
 }
 
-// pass sends what a request's client sends; false: the session is over.
-func (d *Datagrams) pass(s *session, target netip.AddrPort, payload []byte) bool {
+// sendFromClient sends what a request's client sends; false: the session is over.
+func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []byte) bool {
 	d.mu.Lock()
 	if d.sessions[s.from] != s {
 		d.mu.Unlock()
 		return false
 	}
-	up, _ := s.toward(target, d.with.Clock()) // the one that it knows
+	up, _ := s.uplinkFor(target, d.with.Clock()) // the one that it knows
 	d.mu.Unlock()
 	s.pass(up, target, payload, udpHops)
 	return true
 }
 
-// finish ends a session, unless it has ended.
-func (d *Datagrams) finish(s *session) {
+// finishSession ends a session, unless it has ended.
+func (d *Datagrams) finishSession(s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.end(s)
+	d.removeSession(s)
 }

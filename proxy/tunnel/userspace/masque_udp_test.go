@@ -117,7 +117,7 @@ func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
 	_, err = conn.Conn.Write([]byte("for the phone"))
 	require.ErrorIs(t, err, syscall.ECONNABORTED)
 	assert.Zero(t, l.forward.Stats().Sessions)
-	s.peer.send(packet{fiveTuple: fiveTuple{target: s.from}, to: s}) // that has waited
+	s.peer.sendPacket(packet{fiveTuple: fiveTuple{target: s.from}, to: s}) // that has waited
 	assert.EqualValues(t, 1, l.forward.Stats().Late)
 	require.ErrorContains(t, unanswered.Answer(netip.AddrPort{}, nil), "has gone while its server was dialled")
 }
@@ -321,7 +321,7 @@ func TestNamesAreReachedThoughOneFamilyIsNeverAnswered(t *testing.T) {
 	_, said := c.udp(fmt.Sprintf("%sa.test/%d/", udpPath, server.Port()))
 	assert.Equal(t, http.StatusOK, said.status)
 	scope, err := scopeOf(&http.Request{URL: &url.URL{Path: ipPath + "a.test/*/"}},
-		func(ctx context.Context, name string) ([]netip.Addr, error) { return m.lookup(ctx, "phone", name) })
+		func(ctx context.Context, name string) ([]netip.Addr, error) { return m.resolveName(ctx, "phone", name) })
 	require.NoError(t, err)
 	assert.Equal(t, []netip.Prefix{prefixOf(refused), prefixOf(server.Addr())}, scope.prefixes)
 	assert.Zero(t, m.lookups.Taken(), "they are over")

@@ -39,9 +39,9 @@ func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error), period time
 	return &paths{readMTU: readMTU, period: period, changed: make(chan struct{}, 1), at: map[netip.AddrPort]path{}}
 }
 
-// largest returns how large a payload to an endpoint may be to leave in one packet, in bytes. It
+// largestPayload returns how large a payload to an endpoint may be to leave in one packet, in bytes. It
 // asks the kernel again after a period.
-func (p *paths) largest(e *udpEndpoint) int {
+func (p *paths) largestPayload(e *udpEndpoint) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.find(e.SrcIP(), e.to).largest
@@ -58,24 +58,24 @@ func (p *paths) routeMTU(to netip.Addr) int {
 func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
 	known, exists := p.at[to]
 	if !exists || time.Since(known.read) > p.period { //nolint:forbidigo // the kernel's routes are of the real clock
-		return p.read(from, to)
+		return p.readPath(from, to)
 	}
 	return known
 }
 
-// shrink notes that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not the
+// noteTooLarge notes that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not the
 // reason, no size is tried until a period is over.
-func (p *paths) shrink(e *udpEndpoint, size int) {
+func (p *paths) noteTooLarge(e *udpEndpoint, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now := p.read(e.SrcIP(), e.to); now.largest >= size {
+	if now := p.readPath(e.SrcIP(), e.to); now.largest >= size {
 		now.largest = 0
 		p.at[e.to] = now
 	}
 }
 
-// read asks the kernel for the path to an address. The caller holds p.mu.
-func (p *paths) read(from netip.Addr, to netip.AddrPort) path {
+// readPath asks the kernel for the path to an address. The caller holds p.mu.
+func (p *paths) readPath(from netip.Addr, to netip.AddrPort) path {
 	now := path{largest: mostMessage, read: time.Now()} //nolint:forbidigo // see above
 	if mtu, err := p.readMTU(from, to); err == nil {
 		now.mtu, now.largest = mtu, mtu-outerHeaders(to.Addr())

@@ -27,14 +27,14 @@ type session struct {
 	answered bool
 }
 
-func (s *session) knows(remote netip.AddrPort) bool {
+func (s *session) knowsRemote(remote netip.AddrPort) bool {
 	_, ok := s.remotes[remote]
 	return ok
 }
 
-// toward returns the uplink that holds datagrams for a remote to a rate; false: the remote is
+// uplinkFor returns the uplink that holds datagrams for a remote to a rate; false: the remote is
 // new, so policy is to be asked. The caller holds d.mu.
-func (s *session) toward(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
+func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	up, known := s.remotes[remote]
 	if !known {
 		return nil, false
@@ -42,7 +42,7 @@ func (s *session) toward(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	s.touch(now)
 	if up != nil {
 		if up.gone {
-			up = s.peer.uplink(up.terms)
+			up = s.peer.uplinkFor(up.terms)
 			s.remotes[remote] = up
 		}
 		up.used = now
@@ -64,13 +64,13 @@ func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	c := &s.d.count
 	c.sentPackets.Add(1)
 	c.sentBytes.Add(uint64(len(payload)))
-	err := s.socket.send(target, payload, s.id, hops)
+	err := s.socket.sendDatagram(target, payload, s.id, hops)
 	if err == nil {
 		return
 	}
 	c.failed.Add(1)
 	if notice, ok := toTell(err, target); ok && s.from.stream == nil {
-		s.d.tell(s.from, target, payload, notice)
+		s.d.sendICMPError(s.from, target, payload, notice)
 	}
 }
 
@@ -102,22 +102,22 @@ func (s *session) lasts(idle time.Duration) time.Duration {
 // receive passes on what comes to the session's socket until the session ends.
 func (s *session) receive() {
 	for {
-		news, err := s.socket.receive()
+		news, err := s.socket.receiveOne()
 		if err != nil {
 			s.d.mu.Lock()
-			s.d.end(s)
+			s.d.removeSession(s)
 			s.d.mu.Unlock()
 			return
 		}
 		s.take(news)
-		news.release()
+		news.releaseMemory()
 	}
 }
 
 // receiveEchoes passes on what comes to the raw socket that sessions share.
 func (d *Datagrams) receiveEchoes(raw *socket) {
 	for {
-		news, err := raw.receive()
+		news, err := raw.receiveOne()
 		if err != nil {
 			return
 		}
@@ -127,7 +127,7 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 		if s != nil { // a raw socket also receives the replies to other processes' pings
 			s.take(news)
 		}
-		news.release()
+		news.releaseMemory()
 	}
 }
 
@@ -139,14 +139,14 @@ func (d *Datagrams) sweep(now cc.Time) {
 	d.mu.Lock()
 	for _, s := range d.sessions {
 		if now.Sub(s.used) > s.lasts(idle) {
-			d.end(s)
+			d.removeSession(s)
 			continue
 		}
 		if s.from.stream == nil {
 			owners[s.from.Addr()] = ""
 		}
 	}
-	d.separate(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
+	d.forgetAssociations(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
 	d.mu.Unlock()
 	for addr := range owners {
 		owners[addr] = d.inside.Peer(addr)
@@ -156,7 +156,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 	for _, s := range d.sessions {
 		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
 			s.over.Store(true)
-			d.end(s)
+			d.removeSession(s)
 		}
 	}
 }
@@ -168,10 +168,10 @@ func (d *Datagrams) forget(inner []netip.Addr) {
 	for _, s := range d.sessions {
 		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
 			s.over.Store(true)
-			d.end(s)
+			d.removeSession(s)
 		}
 	}
-	d.separate(func(a association, _ cc.Time) bool {
+	d.forgetAssociations(func(a association, _ cc.Time) bool {
 		return slices.Contains(inner, a.from.Addr()) || slices.Contains(inner, a.to.Addr())
 	})
 }
@@ -190,7 +190,7 @@ func (s *session) take(news received) {
 	d := s.d
 	now := d.with.Clock()
 	d.mu.Lock()
-	known := s.knows(news.from)
+	known := s.knowsRemote(news.from)
 	if known && news.failure == nil {
 		s.answered = true
 		s.touch(now)
@@ -201,9 +201,9 @@ func (s *session) take(news received) {
 		d.count.unsolicited.Add(1)
 	case news.failure != nil:
 		if s.from.stream == nil {
-			d.tell(s.from, news.from, news.payload, *news.failure)
+			d.sendICMPError(s.from, news.from, news.payload, *news.failure)
 		} else if targetGone(*news.failure, news.from) { // the request ends with its socket (RFC 9298 §3.1)
-			d.finish(s)
+			d.finishSession(s)
 		}
 	default:
 		for left := news.payload; ; {

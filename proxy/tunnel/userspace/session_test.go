@@ -33,7 +33,7 @@ func TestSessionsShareTheRoomForRemotes(t *testing.T) {
 	last := netip.AddrPortFrom(outside4, 2*maxRemotes) // which is not there: of the others any were forgotten
 	s.learn(last, nil)
 	assert.Len(t, s.remotes, allRemotes/sessions)
-	assert.True(t, s.knows(last))
+	assert.True(t, s.knowsRemote(last))
 }
 
 func TestTheSessionsOfAPeerThatIsGoneEndAtOnce(t *testing.T) {
@@ -79,6 +79,6 @@ func TestErrorsAreTranslated(t *testing.T) {
 		{netstack.Unreachable{Type: 1, Code: 4}, netstack.Unreachable{Type: 3, Code: 3}, false},
 		{netstack.Unreachable{Type: 3, Code: 1}, netstack.Unreachable{Type: 3, Code: 1}, false},
 	} {
-		assert.Equal(t, row.becomes, translated(row.is, row.six))
+		assert.Equal(t, row.becomes, translateICMP(row.is, row.six))
 	}
 }

@@ -89,7 +89,7 @@ func (s *shaper) leave() {
 	if s.queue == nil {
 		return
 	}
-	defer s.account(s.queued())
+	defer s.accountQueued(s.queuedBytes())
 	s.queue.Trim(0, 0)
 	s.close()
 	s.queue = nil
@@ -114,12 +114,12 @@ func (s *shaper) wake() {
 func (s *shaper) pass(now cc.Time, pkt packet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	size := pkt.size()
+	size := pkt.sizeWithHeaders()
 	if s.queue == nil || s.queue.Pass(now, pkt.fiveTuple, size) {
-		s.send(pkt)
+		s.sendPacket(pkt)
 		return
 	}
-	defer s.account(s.queued())
+	defer s.accountQueued(s.queuedBytes())
 	pkt.payload = append([]byte(nil), pkt.payload...)
 	s.queue.Push(now, pkt.fiveTuple, size, pkt)
 	s.sendQueued(now)
@@ -133,7 +133,7 @@ func (s *shaper) drain(now cc.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.queue != nil {
-		defer s.account(s.queued())
+		defer s.accountQueued(s.queuedBytes())
 		s.sendQueued(now)
 	}
 }
@@ -141,12 +141,12 @@ func (s *shaper) drain(now cc.Time) {
 // sendQueued sends what waits, as far as there is room. The caller holds s.mu.
 func (s *shaper) sendQueued(now cc.Time) {
 	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
-		s.send(pkt)
+		s.sendPacket(pkt)
 	}
 }
 
-// queued is how many bytes wait.
-func (s *shaper) queued() cc.Bytes {
+// queuedBytes is how many bytes wait.
+func (s *shaper) queuedBytes() cc.Bytes {
 	if s.queue == nil {
 		return 0
 	}
@@ -154,11 +154,11 @@ func (s *shaper) queued() cc.Bytes {
 	return bytes
 }
 
-// account adds to the sum of all queues what has changed in this one.
-func (s *shaper) account(before cc.Bytes) { s.d.queued.Add(int64(s.queued() - before)) }
+// accountQueued adds to the sum of all queues what has changed in this one.
+func (s *shaper) accountQueued(before cc.Bytes) { s.d.queued.Add(int64(s.queuedBytes() - before)) }
 
-// size is the packet's with its headers.
-func (pkt packet) size() cc.Bytes {
+// sizeWithHeaders is the packet's with its headers.
+func (pkt packet) sizeWithHeaders() cc.Bytes {
 	headers := 28
 	if pkt.source.Addr().Is6() {
 		headers = 48
@@ -166,8 +166,8 @@ func (pkt packet) size() cc.Bytes {
 	return cc.Bytes(len(pkt.payload) + headers)
 }
 
-// send puts a packet into the tunnel, or sends it outside.
-func (s *shaper) send(pkt packet) {
+// sendPacket puts a packet into the tunnel, or sends it outside.
+func (s *shaper) sendPacket(pkt packet) {
 	if pkt.by != nil {
 		pkt.by.send(pkt.source, pkt.payload, pkt.hops)
 		return
@@ -181,12 +181,12 @@ func (s *shaper) send(pkt packet) {
 	c.receivedBytes.Add(uint64(len(pkt.payload)))
 	var err error
 	if pkt.target.stream != nil {
-		err = pkt.target.stream.deliver(pkt.payload)
+		err = pkt.target.stream.queueDatagram(pkt.payload)
 	} else if pkt.target.echo {
 		binary.BigEndian.PutUint16(pkt.payload[4:], pkt.target.Port())
 		err = s.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
 	} else {
-		err = s.d.stack.SendUDP(pkt.target.shown(pkt.source), pkt.target.AddrPort, pkt.payload)
+		err = s.d.stack.SendUDP(pkt.target.shownSource(pkt.source), pkt.target.AddrPort, pkt.payload)
 	}
 	if err != nil {
 		c.failed.Add(1)

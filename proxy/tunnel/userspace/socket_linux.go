@@ -38,8 +38,8 @@ const (
 	forRaw       // all sessions' echo requests, where the kernel permits no other; it sees all replies
 )
 
-// raw reports whether sessions share the socket.
-func (s *socket) raw() bool { return s.kind == forRaw }
+// isShared reports whether sessions share the socket.
+func (s *socket) isShared() bool { return s.kind == forRaw }
 
 // openSocket opens the socket for what comes from an endpoint and is for target, or
 // returns the one that sessions share.
@@ -62,7 +62,7 @@ func (d *Datagrams) openEchoes() {
 	for _, six := range []bool{false, true} {
 		ping, err := newSocket(forPing, six, d.with.Mark)
 		if err == nil {
-			ping.close()
+			ping.closeSocket()
 			continue
 		}
 		if !errors.Is(err, unix.EACCES) {
@@ -100,7 +100,7 @@ func newSocket(k kind, six bool, mark uint32) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: open a socket: %w", err)
 	}
-	if err := s.set(fd, mark); err != nil {
+	if err := s.setOptions(fd, mark); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("tunnel: set up a socket: %w", err)
 	}
@@ -112,7 +112,7 @@ func newSocket(k kind, six bool, mark uint32) (*socket, error) {
 	return s, nil
 }
 
-func (s *socket) set(fd int, mark uint32) error {
+func (s *socket) setOptions(fd int, mark uint32) error {
 	if mark != 0 {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 			return fmt.Errorf("mark %d: %w", mark, err)
@@ -130,14 +130,14 @@ func (s *socket) set(fd int, mark uint32) error {
 	switch {
 	case s.kind == forUDP:
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // older kernels hand over one by one
-	case s.raw() && s.six:
+	case s.isShared() && s.six:
 		only := unix.ICMPv6Filter{Data: [8]uint32{
 			0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff,
 			0xffffffff, 0xffffffff,
 		}}
 		only.Data[echoReply6>>5] &^= 1 << (echoReply6 & 31)
 		return unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &only)
-	case s.raw():
+	case s.isShared():
 		const icmpFilter = 1 // of linux/icmp.h
 		return unix.SetsockoptInt(fd, unix.SOL_RAW, icmpFilter, ^(1 << echoReply4))
 	}
@@ -149,23 +149,23 @@ const (
 	echoReply6 = 129
 )
 
-func (s *socket) close() { _ = s.file.Close() }
+func (s *socket) closeSocket() { _ = s.file.Close() }
 
-// release closes a socket of one session.
-func (s *socket) release() {
-	if !s.raw() {
-		s.close()
+// releaseSocket closes a socket of one session.
+func (s *socket) releaseSocket() {
+	if !s.isShared() {
+		s.closeSocket()
 	}
 }
 
-// send sends a datagram with a hop limit of hops, or drops it if the socket has no room. id is
+// sendDatagram sends a datagram with a hop limit of hops, or drops it if the socket has no room. id is
 // the identifier of an echo request on a raw socket.
-func (s *socket) send(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
-	if s.raw() {
+func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
+	if s.isShared() {
 		binary.BigEndian.PutUint16(payload[4:], id)
 		if !s.six { // the kernel sums up ICMPv6 only
 			binary.BigEndian.PutUint16(payload[2:], 0)
-			binary.BigEndian.PutUint16(payload[2:], ^sum(payload))
+			binary.BigEndian.PutUint16(payload[2:], ^checksumSum(payload))
 		}
 	}
 	var to unix.Sockaddr
@@ -174,19 +174,19 @@ func (s *socket) send(target netip.AddrPort, payload []byte, id uint16, hops uin
 	} else {
 		to = &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
 	}
-	control := s.limit(hops)
+	control := s.hopLimitMessage(hops)
 	var err error
 	closed := s.conn.Control(func(fd uintptr) {
 		_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
-		if pending(err) { // about an earlier one, which receive tells of
+		if isPendingError(err) { // about an earlier one, which receive tells of
 			_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
 		}
 	})
 	return errors.Join(closed, err)
 }
 
-// limit is the control message that sets a datagram's hop limit.
-func (s *socket) limit(hops uint8) []byte {
+// hopLimitMessage is the control message that sets a datagram's hop limit.
+func (s *socket) hopLimitMessage(hops uint8) []byte {
 	b := make([]byte, unix.CmsgSpace(4))
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
 	h.Level, h.Type = unix.IPPROTO_IP, unix.IP_TTL
@@ -198,8 +198,8 @@ func (s *socket) limit(hops uint8) []byte {
 	return b
 }
 
-// pending reports whether a socket's error may be about something sent before.
-func pending(err error) bool {
+// isPendingError reports whether a socket's error may be about something sent before.
+func isPendingError(err error) bool {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
 		errors.Is(err, unix.EHOSTDOWN), errors.Is(err, unix.ENONET), errors.Is(err, unix.EOPNOTSUPP),
@@ -238,8 +238,8 @@ func toTell(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
 	return netstack.Unreachable{}, false
 }
 
-// translated says in the ICMP of IPv6, or else of IPv4, what an error in that of the other family says.
-func translated(u netstack.Unreachable, six bool) netstack.Unreachable {
+// translateICMP says in the ICMP of IPv6, or else of IPv4, what an error in that of the other family says.
+func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 	to := netstack.Unreachable{Type: 3, Code: 1} // the host is
 	if six {
 		to = netstack.Unreachable{Type: 1, Code: 3}
@@ -255,8 +255,8 @@ func translated(u netstack.Unreachable, six bool) netstack.Unreachable {
 	return to
 }
 
-// sum is the Internet checksum (RFC 1071), not yet inverted.
-func sum(b []byte) uint16 {
+// checksumSum is the Internet checksum (RFC 1071), not yet inverted.
+func checksumSum(b []byte) uint16 {
 	var s uint32
 	for ; len(b) > 1; b = b[2:] {
 		s += uint32(b[0])<<8 | uint32(b[1])
@@ -283,21 +283,21 @@ type received struct {
 
 var memories = sync.Pool{New: func() any { return new([largestDatagrams]byte) }}
 
-func (r received) release() { memories.Put(r.memory) }
+func (r received) releaseMemory() { memories.Put(r.memory) }
 
-// receive waits for something from outside, until the socket is closed.
-func (s *socket) receive() (news received, err error) {
+// receiveOne waits for something from outside, until the socket is closed.
+func (s *socket) receiveOne() (news received, err error) {
 	waited := s.conn.Read(func(fd uintptr) bool {
 		// only once there is something, for the many that are silent
 		news.memory = memories.Get().(*[largestDatagrams]byte)
 		for {
 			var more bool
-			more, err = s.read(int(fd), &news)
+			more, err = s.readOne(int(fd), &news)
 			switch {
 			case err != nil || more:
 				return true
 			case news.payload == nil:
-				news.release()
+				news.releaseMemory()
 				return false
 			}
 			news.payload = nil // of no use
@@ -307,27 +307,27 @@ func (s *socket) receive() (news received, err error) {
 		return received{}, fmt.Errorf("tunnel: receive: %w", waited)
 	}
 	if err != nil {
-		news.release()
+		news.releaseMemory()
 	}
 	return news, err
 }
 
-// read takes in one thing without waiting: ok if it is for the session; news
+// readOne takes in one thing without waiting: ok if it is for the session; news
 // without a payload: there is nothing.
-func (s *socket) read(fd int, news *received) (ok bool, err error) {
+func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 	var control [128]byte
 	n, oobn, _, from, err := unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_DONTWAIT)
 	switch {
 	case err == nil:
 		news.payload, news.from, news.segment = news.memory[:n], addrPortOf(from), segmentSize(control[:oobn])
-		return s.strip(news), nil
+		return s.stripEchoReply(news), nil
 	case errors.Is(err, unix.EINTR):
 		news.payload = news.memory[:0]
 		return false, nil
-	case !errors.Is(err, unix.EAGAIN) && !pending(err):
+	case !errors.Is(err, unix.EAGAIN) && !isPendingError(err):
 		return false, err
 	}
-	again := pending(err)
+	again := isPendingError(err)
 	n, oobn, _, from, err = unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 	if err != nil {
 		if again {
@@ -345,8 +345,8 @@ func (s *socket) read(fd int, news *received) (ok bool, err error) {
 	return news.failure != nil, nil
 }
 
-// strip reduces what an ICMP socket read to an echo reply; false: it is no reply to this process.
-func (s *socket) strip(news *received) bool {
+// stripEchoReply reduces what an ICMP socket read to an echo reply; false: it is no reply to this process.
+func (s *socket) stripEchoReply(news *received) bool {
 	if s.kind == forUDP {
 		return true
 	}
@@ -354,7 +354,7 @@ func (s *socket) strip(news *received) bool {
 	news.from = netip.AddrPortFrom(news.from.Addr(), 0)
 	if !s.six {
 		reply = echoReply4
-		if s.raw() { // with its IP header
+		if s.isShared() { // with its IP header
 			if len(b) == 0 || len(b) < int(b[0]&15)*4 {
 				return false
 			}

@@ -22,7 +22,7 @@ func FuzzEchoReplies(f *testing.F) {
 		if raw {
 			s.kind = forRaw
 		}
-		ok := s.strip(&news)
+		ok := s.stripEchoReply(&news)
 		require.NotNil(t, news.payload)
 		if ok {
 			assert.GreaterOrEqual(t, len(news.payload), icmpHeader)
@@ -36,7 +36,7 @@ func FuzzEchoReplies(f *testing.F) {
 // Linux makes these of Destination Unreachable codes 5, 7 and 8 (icmp_err_convert).
 func TestAnErrorAboutOneDatagramEndsNoSocket(t *testing.T) {
 	for _, err := range []error{unix.EOPNOTSUPP, unix.EHOSTDOWN, unix.ENONET, unix.ECONNREFUSED} {
-		assert.True(t, pending(err), "%v", err)
+		assert.True(t, isPendingError(err), "%v", err)
 	}
-	assert.False(t, pending(unix.EBADF))
+	assert.False(t, isPendingError(unix.EBADF))
 }

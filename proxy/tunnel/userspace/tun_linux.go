@@ -55,18 +55,18 @@ func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 		t.log = slog.New(slog.DiscardHandler)
 	}
 	t.log = t.log.With("listener", cfg.Name)
-	dev, name, err := t.open()
+	dev, name, err := t.openDevice()
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
 	}
 	t.name = deviceAddr(name)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.cancel = cancel
-	t.done.Go(func() { t.run(ctx, dev) })
+	t.done.Go(func() { t.runDevice(ctx, dev) })
 	return t, nil
 }
 
-func (t *TUN) open() (dev tun.Device, name string, err error) {
+func (t *TUN) openDevice() (dev tun.Device, name string, err error) {
 	dev, err = tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
 	if err != nil {
 		return nil, "", fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w",
@@ -82,38 +82,38 @@ func (t *TUN) open() (dev tun.Device, name string, err error) {
 // devices are those that are or were open in this process, by their names.
 var devices sync.Map
 
-// keep makes the device stay, with its addresses and routes, while no process has it open.
-func (t *TUN) keep(dev tun.Device) error {
+// keepDevice makes the device stay, with its addresses and routes, while no process has it open.
+func (t *TUN) keepDevice(dev tun.Device) error {
 	req, err := unix.NewIfreq(string(t.name))
 	if err != nil {
 		return err
 	}
-	if err := control(dev, func(fd int) error { return unix.IoctlIfreq(fd, unix.TUNGETIFF, req) }); err != nil {
+	if err := controlDevice(dev, func(fd int) error { return unix.IoctlIfreq(fd, unix.TUNGETIFF, req) }); err != nil {
 		return fmt.Errorf("TUNGETIFF: %w", err)
 	}
 	if req.Uint16()&unix.IFF_PERSIST == 0 {
 		t.kept = true
-		return persist(dev, 1)
+		return setPersistent(dev, 1)
 	}
 	return nil
 }
 
-// unkeep makes the device go once no process has it open.
-func (t *TUN) unkeep() {
+// unkeepDevice makes the device go once no process has it open.
+func (t *TUN) unkeepDevice() {
 	if dev, open := devices.Load(t.name); open && t.kept {
-		t.kept = persist(dev.(tun.Device), 0) != nil
+		t.kept = setPersistent(dev.(tun.Device), 0) != nil
 	}
 }
 
-func persist(dev tun.Device, on int) error {
-	if err := control(dev, func(fd int) error { return unix.IoctlSetInt(fd, unix.TUNSETPERSIST, on) }); err != nil {
+func setPersistent(dev tun.Device, on int) error {
+	if err := controlDevice(dev, func(fd int) error { return unix.IoctlSetInt(fd, unix.TUNSETPERSIST, on) }); err != nil {
 		return fmt.Errorf("TUNSETPERSIST: %w", err)
 	}
 	return nil
 }
 
-// control calls f with the device's descriptor, which stays with Go's poller.
-func control(dev tun.Device, f func(fd int) error) error {
+// controlDevice calls f with the device's descriptor, which stays with Go's poller.
+func controlDevice(dev tun.Device, f func(fd int) error) error {
 	raw, err := dev.File().SyscallConn()
 	if err != nil {
 		return err
@@ -143,23 +143,23 @@ func (t *TUN) Yield() (retake func(), err error) {
 // yieldWithin is how soon run takes a yielding, unless there is no device.
 const yieldWithin = time.Second
 
-// run moves packets until ctx is done, over another device of that name once one is gone.
-func (t *TUN) run(ctx context.Context, dev tun.Device) {
+// runDevice moves packets until ctx is done, over another device of that name once one is gone.
+func (t *TUN) runDevice(ctx context.Context, dev tun.Device) {
 	for {
-		t.unkeep()
-		err := t.carry(ctx, dev)
+		t.unkeepDevice()
+		err := t.movePackets(ctx, dev)
 		if ctx.Err() != nil {
-			t.unkeep()
+			t.unkeepDevice()
 			return
 		}
 		if err == nil { // another had it meanwhile
-			if dev, _, err = t.open(); err == nil {
+			if dev, _, err = t.openDevice(); err == nil {
 				continue
 			}
 		}
 		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
 		if !t.Reopen(ctx, t.log, err, func() (err error) {
-			dev, _, err = t.open()
+			dev, _, err = t.openDevice()
 			return err
 		}) {
 			return
@@ -167,9 +167,9 @@ func (t *TUN) run(ctx context.Context, dev tun.Device) {
 	}
 }
 
-// carry moves packets both ways until the device fails, or ctx is done and what had
+// movePackets moves packets both ways until the device fails, or ctx is done and what had
 // been collected by then is written. It returns nil after another tunnel has had the device.
-func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
+func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer cancel()
 	failed := make(chan error, 1)
@@ -178,8 +178,8 @@ func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 		for range dev.Events() { // must be taken
 		}
 	})
-	inward.Go(func() { failed <- t.inward(dev) })
-	outward.Go(func() { t.outward(sending, dev) })
+	inward.Go(func() { failed <- t.moveInward(dev) })
+	outward.Go(func() { t.moveOutward(sending, dev) })
 	var err error
 	var y yielding
 	for carrying := true; carrying; {
@@ -187,7 +187,7 @@ func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 		case err = <-failed:
 			carrying = false
 		case y = <-t.yields:
-			if err := t.keep(dev); err != nil {
+			if err := t.keepDevice(dev); err != nil {
 				y.left <- fmt.Errorf("tunnel: listener %q: %w", t.cfg.Name, err)
 				y = yielding{}
 				continue
@@ -212,7 +212,7 @@ func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 	return err
 }
 
-func buffers(n, size int) ([][]byte, []int) {
+func makeBuffers(n, size int) ([][]byte, []int) {
 	bufs := make([][]byte, n)
 	for i := range bufs {
 		bufs[i] = make([]byte, size)
@@ -222,10 +222,10 @@ func buffers(n, size int) ([][]byte, []int) {
 
 const largestPacket = 1 << 16
 
-// inward moves packets from the device into the stack, and returns why it can read
+// moveInward moves packets from the device into the stack, and returns why it can read
 // no more.
-func (t *TUN) inward(dev tun.Device) error {
-	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
+func (t *TUN) moveInward(dev tun.Device) error {
+	bufs, sizes := makeBuffers(dev.BatchSize(), headroom+largestPacket)
 	packets := make([][]byte, len(bufs))
 	for {
 		n, err := dev.Read(bufs, sizes, headroom)
@@ -240,9 +240,9 @@ func (t *TUN) inward(dev tun.Device) error {
 	}
 }
 
-// outward moves packets from the stack into the device.
-func (t *TUN) outward(ctx context.Context, dev tun.Device) {
-	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
+// moveOutward moves packets from the stack into the device.
+func (t *TUN) moveOutward(ctx context.Context, dev tun.Device) {
+	bufs, sizes := makeBuffers(dev.BatchSize(), headroom+largestPacket)
 	out := make([][]byte, len(bufs))
 	for {
 		n, err := t.stack.Collect(ctx, bufs, sizes, headroom)

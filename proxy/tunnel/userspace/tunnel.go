@@ -25,8 +25,8 @@ import (
 // nor QUIC tells when it has.
 const flushWithin = 100 * time.Millisecond
 
-// linger waits for what has just been sent to leave.
-func linger() {
+// waitForSending waits for what has just been sent to leave.
+func waitForSending() {
 	timer := time.NewTimer(flushWithin)
 	defer timer.Stop()
 	<-timer.C
@@ -83,13 +83,13 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	stack.SetPeer(outside.Peer)
 	if l.streams = outside.Requests(); l.streams != nil {
 		l.packets = make(chan datapath.Conn)
-		l.done.Go(l.pass)
+		l.done.Go(l.queueConnections)
 	}
 	return l
 }
 
-// pass moves connections that the stack accepts to packets, so that accept can wait for streams too.
-func (l *Listener) pass() {
+// queueConnections moves connections that the stack accepts to packets, so that accept can wait for streams too.
+func (l *Listener) queueConnections() {
 	for {
 		c, err := l.stack.Accept()
 		if err != nil {
@@ -124,7 +124,7 @@ func (l *Listener) Apply(s tunnel.Settings) error {
 // Serve implements ingress.Listener.
 func (l *Listener) Serve(take func(datapath.Conn)) error {
 	for {
-		c, err := l.accept()
+		c, err := l.acceptNext()
 		if err != nil {
 			return err
 		}
@@ -135,7 +135,7 @@ func (l *Listener) Serve(take func(datapath.Conn)) error {
 // Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
 func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
-func (l *Listener) accept() (datapath.Conn, error) {
+func (l *Listener) acceptNext() (datapath.Conn, error) {
 	if l.streams == nil {
 		c, err := l.stack.Accept()
 		if err != nil {
@@ -157,7 +157,7 @@ func (l *Listener) accept() (datapath.Conn, error) {
 // there is a server.
 func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	if r, ok := conn.(*request); ok {
-		return r.client(l.name), nil
+		return r.ingressClient(l.name), nil
 	}
 	c, ok := conn.(*netstack.Conn)
 	if !ok {
@@ -167,7 +167,7 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	peer := l.outside.Peer(from.Addr())
 	current := func() bool { return l.outside.Peer(from.Addr()) == peer }
 	return ingress.Client{
-		Conn: c, Listener: l.name, Source: from, Target: l.target(c.Target()), Peer: peer, Hops: c.Hops(),
+		Conn: c, Listener: l.name, Source: from, Target: l.targetOf(c.Target()), Peer: peer, Hops: c.Hops(),
 		Current: current,
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
@@ -181,9 +181,9 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	}, nil
 }
 
-// target is the destination of a connection to an address: the name server if that is the DNS
+// targetOf is the destination of a connection to an address: the name server if that is the DNS
 // port of the gateway's own address.
-func (l *Listener) target(to netip.AddrPort) netip.AddrPort {
+func (l *Listener) targetOf(to netip.AddrPort) netip.AddrPort {
 	if l.forward == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != tunnel.OfGateway {
 		return to
 	}

@@ -23,9 +23,9 @@ type uplink struct {
 	gone  bool    // it made room for another
 }
 
-// uplink returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
+// uplinkFor returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
 // maxUplinks, the one that was idle longest makes room. The caller holds d.mu.
-func (p *peer) uplink(terms flow.Terms) *uplink {
+func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 	if terms.MaxRate == 0 {
 		return nil
 	}
@@ -40,7 +40,7 @@ func (p *peer) uplink(terms flow.Terms) *uplink {
 				oldest = u
 			}
 		}
-		p.drop(oldest)
+		p.dropUplink(oldest)
 	}
 	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
 	u.hold(p.name, u.terms, 1)
@@ -48,8 +48,8 @@ func (p *peer) uplink(terms flow.Terms) *uplink {
 	return u
 }
 
-// drop forgets an uplink and what waits there. The caller holds d.mu.
-func (p *peer) drop(u *uplink) {
+// dropUplink forgets an uplink and what waits there. The caller holds d.mu.
+func (p *peer) dropUplink(u *uplink) {
 	delete(p.uplinks, limit{u.terms.Group, u.terms.MaxRate})
 	u.gone = true
 	u.leave()

@@ -79,7 +79,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 		w.sockets = newUDPBind()
 		cfg.bind = w.sockets
 	}
-	w.device = device.NewDevice(newLink(stack, cfg.MTU, w), cfg.bind, w.logger())
+	w.device = device.NewDevice(newLink(stack, cfg.MTU, w), cfg.bind, w.newLogger())
 	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
 	err := w.device.IpcSet(setup)
 	if err == nil {
@@ -94,7 +94,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	if err == nil && cfg.Port != 0 && w.port != cfg.Port {
 		// The device, which sets itself up as well, failed to open the port and forgot it: again, for the error.
 		w.port = cfg.Port
-		err = w.bind()
+		err = w.bindPort()
 	}
 	if err != nil {
 		w.device.Close()
@@ -102,7 +102,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
-	w.done.Go(func() { w.watch(ctx) })
+	w.done.Go(func() { w.watchPort(ctx) })
 	if w.sockets != nil {
 		w.done.Go(func() { w.followPaths(ctx) })
 	}
@@ -145,8 +145,8 @@ func (w *WireGuard) followPaths(ctx context.Context) {
 	}
 }
 
-// room implements peerGate.
-func (w *WireGuard) room(inner netip.Addr) int {
+// largestPacket implements peerGate.
+func (w *WireGuard) largestPacket(inner netip.Addr) int {
 	rooms := w.rooms.Load()
 	if rooms == nil {
 		return 0
@@ -154,8 +154,8 @@ func (w *WireGuard) room(inner netip.Addr) int {
 	return (*rooms)[w.Peer(inner)]
 }
 
-// watch opens the UDP port again where it has failed. Sessions go on.
-func (w *WireGuard) watch(ctx context.Context) {
+// watchPort opens the UDP port again where it has failed. Sessions go on.
+func (w *WireGuard) watchPort(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -163,7 +163,7 @@ func (w *WireGuard) watch(ctx context.Context) {
 		case err := <-w.failures:
 			err = fmt.Errorf("WireGuard's UDP port %d failed: %w", w.port, err)
 			w.Reopen(ctx, w.log, err, func() error {
-				err := w.bind()
+				err := w.bindPort()
 				select {
 				case <-w.failures: //nolint:errcheck // of a socket that is closed by now
 				default:
@@ -174,8 +174,8 @@ func (w *WireGuard) watch(ctx context.Context) {
 	}
 }
 
-// bind opens the UDP port once more.
-func (w *WireGuard) bind() error { return w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port)) }
+// bindPort opens the UDP port once more.
+func (w *WireGuard) bindPort() error { return w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port)) }
 
 // Yield implements Outside. Peers keep their sessions.
 func (w *WireGuard) Yield() (retake func(), err error) {
@@ -183,28 +183,28 @@ func (w *WireGuard) Yield() (retake func(), err error) {
 		return nil, fmt.Errorf("tunnel: listener %q: give up UDP port %d: %w", w.name, w.port, err)
 	}
 	return func() {
-		if err := w.bind(); err != nil {
-			w.fail(err)
+		if err := w.bindPort(); err != nil {
+			w.reopenAfter(err)
 		}
 	}, nil
 }
 
-// fail makes watch open the UDP port again.
-func (w *WireGuard) fail(err error) {
+// reopenAfter makes watch open the UDP port again.
+func (w *WireGuard) reopenAfter(err error) {
 	select {
 	case w.failures <- err:
 	default:
 	}
 }
 
-// logger logs errors, counts what is refused, and tells watch of sockets that fail: the
+// newLogger logs errors, counts what is refused, and tells watch of sockets that fail: the
 // device reports all these only by its log.
-func (w *WireGuard) logger() *device.Logger {
+func (w *WireGuard) newLogger() *device.Logger {
 	return &device.Logger{
 		Verbosef: func(format string, args ...any) {
 			switch {
 			case strings.HasPrefix(format, "Failed to receive"):
-				w.fail(fmt.Errorf(format, args...)) //nolint:err113 // the device's words
+				w.reopenAfter(fmt.Errorf(format, args...)) //nolint:err113 // the device's words
 			case strings.Contains(format, "invalid"), strings.Contains(format, "disallowed"):
 				w.refused.Add(1)
 				w.log.Debug("tunnel: refused", "reason", fmt.Sprintf(format, args...))
@@ -277,7 +277,7 @@ func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 func (w *WireGuard) Report(s *tunnel.Status) (err error) {
 	s.Refused = w.Refused()
 	if w.sockets != nil {
-		s.SendErrors = w.sockets.errors.report()
+		s.SendErrors = w.sockets.errors.errorCounts()
 	}
 	s.Peers, err = w.States()
 	return err
@@ -377,7 +377,7 @@ func (w *WireGuard) Drain() {}
 // Close implements Outside.
 func (w *WireGuard) Close() error {
 	if _, sent := w.stack.Traffic(); sent > 0 {
-		linger()
+		waitForSending()
 	}
 	w.cancel()
 	w.done.Wait()

@@ -26,7 +26,7 @@ type Cell struct {
 // of the given part; ErrFull: the socket keeps the control it has. Until a limit is
 // applied it keeps its window, too.
 func (c *Control) Bind(fd, part int) (*Cell, error) {
-	cell, err := c.take(part)
+	cell, err := c.takeCell(part)
 	if err != nil {
 		return nil, err
 	}
@@ -42,8 +42,8 @@ func (c *Control) Bind(fd, part int) (*Cell, error) {
 	return cell, nil
 }
 
-// take returns a cell that nobody is bound to yet.
-func (c *Control) take(of int) (*Cell, error) {
+// takeCell returns a cell that nobody is bound to yet.
+func (c *Control) takeCell(of int) (*Cell, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := &c.parts[of]

@@ -56,15 +56,15 @@ func Check() error {
 // do about it.
 func Open(cfg Config) (*Control, error) {
 	c := &Control{}
-	if err := c.open(cfg); err != nil {
+	if err := c.openControl(cfg); err != nil {
 		_ = c.Close()
 		_, btf := os.Stat("/sys/kernel/btf/vmlinux")
-		return nil, explain(err, release(), btf)
+		return nil, explainError(err, kernelRelease(), btf)
 	}
 	return c, nil
 }
 
-func (c *Control) open(cfg Config) error {
+func (c *Control) openControl(cfg Config) error {
 	spec, err := loadControl()
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (c *Control) open(cfg Config) error {
 		clear(name)
 		copy(name[:len(name)-1], namePrefix+suffix)
 		c.name = unix.ByteSliceToString(name)
-		if err := c.register(spec); !errors.Is(err, unix.EEXIST) {
+		if err := c.registerControl(spec); !errors.Is(err, unix.EEXIST) {
 			if err != nil {
 				return err
 			}
@@ -93,12 +93,12 @@ func (c *Control) open(cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("map the cells: %w", err)
 	}
-	runtime.AddCleanup(c, unmap, memory)
+	runtime.AddCleanup(c, unmapMemory, memory)
 	news, err := unix.Mmap(c.objects.News.FD(), 0, words*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the news: %w", err)
 	}
-	runtime.AddCleanup(c, unmap, news)
+	runtime.AddCleanup(c, unmapMemory, news)
 	c.news = unsafe.Slice((*uint64)(unsafe.Pointer(&news[0])), words)
 	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&memory[0])), cfg.Cells)
 	c.parts = make([]part, min(max(1, cfg.Parts), words))
@@ -112,12 +112,12 @@ func (c *Control) open(cfg Config) error {
 	return nil
 }
 
-// unmap runs once nobody has the control, nor a cell of it, any more: a writer that
+// unmapMemory runs once nobody has the control, nor a cell of it, any more: a writer that
 // was underway at Close may still use its cell.
-func unmap(memory []byte) { _ = unix.Munmap(memory) }
+func unmapMemory(memory []byte) { _ = unix.Munmap(memory) }
 
-// register loads the objects and puts them into the kernel's list.
-func (c *Control) register(spec *ebpf.CollectionSpec) error {
+// registerControl loads the objects and puts them into the kernel's list.
+func (c *Control) registerControl(spec *ebpf.CollectionSpec) error {
 	if err := spec.LoadAndAssign(&c.objects, nil); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
@@ -168,8 +168,8 @@ func (c *Control) Close() error {
 	return errors.Join(errs...)
 }
 
-// release is the running kernel's; empty: it does not say.
-func release() string {
+// kernelRelease is the running kernel's; empty: it does not say.
+func kernelRelease() string {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return ""
@@ -177,9 +177,9 @@ func release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// explain says what an error means on a kernel of that release, and what to do
+// explainError says what an error means on a kernel of that release, and what to do
 // about it; btf is why there is no type information of the kernel, if so.
-func explain(err error, release string, btf error) error {
+func explainError(err error, release string, btf error) error {
 	var why string
 	switch {
 	case release != "" && !atLeast(release, 6, 10):

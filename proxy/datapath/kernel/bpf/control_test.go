@@ -214,7 +214,7 @@ func TestWhatIsMissingIsNamedWithItsFix(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := explain(row.err, row.release, row.btf)
+			err := explainError(row.err, row.release, row.btf)
 			require.ErrorIs(t, err, ErrUnsupported)
 			require.ErrorIs(t, err, row.err)
 			for _, words := range row.want {
