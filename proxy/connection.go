@@ -100,7 +100,7 @@ func (c *connection) relay(done func()) {
 	for _, d := range []*direction{&c.down, &c.up} {
 		d.wake = make(chan struct{}, 1)
 		if d.unbound {
-			d.limit()
+			d.boundInflow()
 		}
 		go func() {
 			if l := c.finish(d, d.run()); l != nil {

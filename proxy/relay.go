@@ -37,13 +37,12 @@ type direction struct {
 	receives *flow.Terms         // what decides the window that src advertises; likewise
 	hold     *holding            // keeps that window; nil: little has come yet; likewise
 	carrier  datapath.Carrier
-	early    []byte            // read from src already, goes first
-	granted  int               // of what is stored, may be passed on
-	filled   int               // read last, until it is passed on
-	ending   error             // src has ended; it comes after what is stored
-	source   datapath.Receiver // src, while what it takes in is bounded, or may have to be
-	room     int64             // by this
-	piece    int               // read at once at present
+	early    []byte  // read from src already, goes first
+	granted  int     // of what is stored, may be passed on
+	filled   int     // read last, until it is passed on
+	ending   error   // src has ended; it comes after what is stored
+	inflow   *inflow // bounds what src takes in; nil: nothing does, or not yet
+	piece    int     // read at once at present
 	maxPiece int
 	wake     chan struct{} // a refused Take may now succeed; nil: a loop drives both legs
 
@@ -51,7 +50,7 @@ type direction struct {
 	finished               atomic.Bool
 	enforces               bool // dst keeps the window by itself: ask for no grants without a maximum rate
 	waited                 bool // what was filled could not be passed on in one go
-	unbound                bool // source is to be bounded, once it brings much, or more than dst takes
+	unbound                bool // what src takes in is to be bounded, once it brings much, or more than dst takes
 }
 
 func (d *direction) name() string {
@@ -132,7 +131,7 @@ func (d *direction) step() (progress, end) {
 		case err == nil:
 		case errors.Is(err, datapath.ErrWait):
 			if d.unbound {
-				d.limit()
+				d.boundInflow()
 			}
 			return waits, end{}
 		case errors.Is(err, errStopped):
@@ -153,7 +152,7 @@ func (d *direction) step() (progress, end) {
 			d.filled, d.waited = n, false
 			moved += n
 			if d.unbound && d.read.Load() >= datapath.SmallBuffer { // what is read lets the kernel take in far more
-				d.limit()
+				d.boundInflow()
 			}
 		}
 		if errors.Is(err, datapath.ErrWait) {
@@ -295,29 +294,10 @@ func (d *direction) take(n int) (int, error) {
 
 func (d *direction) wrote(n int) {
 	if n > 0 {
-		d.taken(d.written.Add(int64(n)))
+		if written := d.written.Add(int64(n)); d.inflow != nil && !d.inflow.grow(d.conn.srv.clock, written) {
+			d.inflow = nil
+		}
 		d.touch()
-	}
-}
-
-// taken has the source's side take in more once the destination has taken written
-// bytes in all: two to four times as much, half of which may be overhead. A sender in slow start has no more in flight
-// than has arrived before.
-func (d *direction) taken(written int64) {
-	if d.source == nil || written < d.room/2 {
-		return
-	}
-	for written >= d.room/2 {
-		d.room *= 2
-	}
-	d.limit()
-}
-
-// limit bounds what the source takes in.
-func (d *direction) limit() {
-	d.unbound = false
-	if d.source != nil && !d.source.LimitReceive(cc.Bytes(d.room)) {
-		d.source = nil
 	}
 }
 

@@ -289,9 +289,8 @@ func (c *connection) openDirection(d *direction, src, dst *leg, terms, receives 
 	default:
 		d.carrier = datapath.NewCopy(dst.conn, exchange.AnswerFrom(src.conn), c.srv.buffers)
 	}
-	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
-		d.source, d.unbound = src.conn.(datapath.Receiver)
-	}
+	_, d.unbound = src.conn.(datapath.Receiver)
+	d.unbound = d.unbound && c.decidedBy.cfg.Limits.ReceiveBuffer > 0
 	if managed(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}

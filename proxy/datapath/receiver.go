@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"time"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
@@ -12,6 +14,9 @@ type Receiver interface {
 	// it leaves that to the transport, which it does with a bound as high as the
 	// transport's own.
 	LimitReceive(n cc.Bytes) (limited bool)
+
+	// LeastRTT is the least round trip to the peer so far.
+	LeastRTT() time.Duration
 }
 
 // Advertiser is implemented by legs whose transport tells what has come from the peer, and

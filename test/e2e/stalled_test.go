@@ -3,7 +3,12 @@
 package e2e
 
 import (
+	"fmt"
 	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -13,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 // TestAReaderThatNeverReadsHoldsLittleKernelMemory: what its server pushes must not
@@ -43,6 +49,84 @@ func TestAReaderThatNeverReadsHoldsLittleKernelMemory(t *testing.T) {
 			_ = client.Close()
 		})
 	}
+}
+
+// TestAReaderThatStallsHoldsNoPipeAndLittleOfItsServers has clients read for a while and then no more, which must not
+// leave pipes behind, nor let their servers go on sending.
+func TestAReaderThatStallsHoldsNoPipeAndLittleOfItsServers(t *testing.T) {
+	const clients, first, most = 20, 3 * megabyte, 2 * megabyte
+	w := present.way()
+	s := w.open(t, "defaults: {algorithm: none}\n")
+	for _, h := range []*netlab.Node{s.Client, s.Server, s.Edge} {
+		require.NoError(t, h.Sysctl("net.ipv4.tcp_rmem", "4096 131072 33554432"))
+		require.NoError(t, h.Sysctl("net.ipv4.tcp_wmem", "4096 65536 33554432"))
+	}
+	before := s.proxy.pipes()
+	var servers, readers []*net.TCPConn
+	for range clients {
+		client, server := w.pair(s)
+		servers, readers = append(servers, server), append(readers, client)
+		go func() { _, _ = io.Copy(struct{ io.Writer }{server}, random(7, 64*megabyte)) }()
+		_, err := io.CopyN(io.Discard, client, first)
+		require.NoError(t, err)
+	}
+	held := func() (sum int64) { // by the proxy
+		for i := range clients {
+			sum += acked(t, servers[i]) - first - int64(unread(t, readers[i]))
+		}
+		return sum
+	}
+	last := held()
+	assert.Eventually(t, func() bool {
+		was := last
+		last = held()
+		return was == last
+	}, 20*time.Second, time.Second)
+	t.Logf("%d bytes and %.2f pipes of each", last/clients, float64(s.proxy.pipes()-before)/clients/2)
+	assert.LessOrEqual(t, last/clients, int64(most))
+	assert.LessOrEqual(t, s.proxy.pipes()-before, clients/2*2, "some are kept for the next that streams")
+	for i := range clients {
+		_ = servers[i].Close()
+		_ = readers[i].Close()
+	}
+}
+
+// acked is what the peer has acknowledged of what a connection was given.
+func acked(t *testing.T, c *net.TCPConn) (n int64) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		require.NoError(t, err)
+		n = int64(info.Bytes_acked)
+	}))
+	return n
+}
+
+// unread is what has come and waits to be read.
+func unread(t *testing.T, c *net.TCPConn) (n int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		n, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ)
+		require.NoError(t, err)
+	}))
+	return n
+}
+
+// pipes counts the ends of pipes that the program has.
+func (p *program) pipes() (n int) {
+	dir := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	require.NoError(p.t, err)
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.HasPrefix(to, "pipe:") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestALongPathGetsTheWindowThatItNeeds: 64 MB over a round trip of 100 ms take 1.4 s

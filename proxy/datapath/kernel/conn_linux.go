@@ -49,6 +49,7 @@ type Conn struct {
 	closed   bool
 	dialled  bool
 	dscp     uint8 // see ReceivedDSCP
+	lowers   bool  // TCP_NOTSENT_LOWAT is set, though no limit is kept; whoever carries bytes here owns this
 	holds    datapath.Hold
 	envelope string // the socket's congestion control; empty: not asked for yet
 	system   string // what it had before Enforce

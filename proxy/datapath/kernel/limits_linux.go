@@ -128,6 +128,16 @@ func (l *limits) pacing() cc.Rate {
 	return l.limit.PacingRate
 }
 
+// mostUnsent is what may wait unsent in the socket; 0: as much as the system lets. There may be no limits.
+func (l *limits) mostUnsent() int {
+	if l == nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unsent
+}
+
 // report notes that a report is underway.
 func (l *limits) report() {
 	l.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -99,6 +100,17 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	return limited && err == nil
 }
 
+// LeastRTT implements datapath.Receiver. Before the peer has acknowledged anything it is the handshake's.
+func (c *Conn) LeastRTT() (least time.Duration) {
+	_ = c.raw.Visit(func(fd int) error {
+		var info unix.TCPInfo
+		_, err := tcpInfo(fd, &info)
+		least = time.Duration(info.Min_rtt) * time.Microsecond
+		return err
+	})
+	return least
+}
+
 // makeRoom has the kernel enlarge a buffer that it sizes itself until it holds a window, in bytes, up to
 // half of net.ipv4.tcp_rmem's maximum. The kernel alone enlarges a buffer only once more bytes arrive in
 // a round trip than ever before, which a small window may prevent. It also makes room for as many bytes
@@ -154,14 +166,27 @@ func takes(fd int) cc.Bytes {
 
 // unreadMemory is the kernel's memory for what a socket holds unread, in bytes, overhead included.
 func unreadMemory(fd int) (cc.Bytes, error) {
-	var vars [9]uint32 // of SO_MEMINFO; SK_MEMINFO_RMEM_ALLOC is the first
+	vars, err := memoryInfo(fd)
+	return cc.Bytes(vars[receiveUsed]), err
+}
+
+// Places in SO_MEMINFO (include/uapi/linux/sock_diag.h).
+const (
+	receiveUsed    = 0 // SK_MEMINFO_RMEM_ALLOC
+	sendBufferSize = 3 // SK_MEMINFO_SNDBUF
+	sendQueued     = 5 // SK_MEMINFO_WMEM_QUEUED
+	memoryInfoSize = 9
+)
+
+// memoryInfo is what a socket says of its memory, in bytes.
+func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
 	size := uint32(unsafe.Sizeof(vars))
 	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
 		uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
-		return 0, errno
+		return vars, errno
 	}
-	return cc.Bytes(vars[0]), nil
+	return vars, nil
 }
 
 // relimit adapts a bounded receive window to the present pressure on TCP's memory.

@@ -136,6 +136,8 @@ type splicer struct {
 	streams  bool  // the last piece was a large one
 	copies   bool  // what comes next can only be copied
 	urgent   bool  // what copy stores is the byte at the mark
+	stuck    bool  // the destination takes nothing of the little that is in the pipe
+	emptying bool  // copy is filled from the pipe
 	broken   error // told to a splice at the mark, ahead of the bytes behind it, and not again
 
 	limit, n int // of the call underway
@@ -165,6 +167,11 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 		limit = s.dst.upTo(0, limit)
 	case errors.Is(err, datapath.ErrWait):
 		return 0, err
+	}
+	if s.streams {
+		if limit, err = s.dst.fitIn(limit); errors.Is(err, datapath.ErrWait) {
+			return 0, err
+		}
 	}
 	if s.copies = !s.streams; s.streams {
 		n, err = s.fillPipe(limit)
@@ -231,7 +238,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if limit = min(limit, s.pipe.n); limit <= 0 {
 		return 0, nil
 	}
-	s.n, s.err = 0, nil
+	s.n, s.err, s.stuck = 0, nil, false
 	s.dst.begin()
 	poll := s.dst.await()
 	if poll == nil {
@@ -243,6 +250,9 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.giveBack()
 	}
+	if s.stuck && s.emptyPipe() {
+		return s.copy.Drain(limit)
+	}
 	if s.n == 0 && s.err == nil {
 		s.err = io.ErrNoProgress
 	}
@@ -252,7 +262,27 @@ func (s *splicer) Drain(limit int) (int, error) {
 // spliceOut runs inside RawConn.Write.
 func (s *splicer) spliceOut(fd uintptr) bool {
 	s.n, s.err = splice(s.pipe.r, int(fd), s.limit)
-	return !errors.Is(s.err, unix.EAGAIN) // the pipe has bytes, so it is the socket that is full
+	if !errors.Is(s.err, unix.EAGAIN) {
+		return true
+	}
+	// The pipe has bytes, so it is the socket that is full, and for how long nobody knows.
+	s.stuck = s.pipe.n <= datapath.SmallBuffer
+	return s.stuck
+}
+
+// emptyPipe moves what the pipe stores, a small buffer of bytes at most, into memory and gives the pipe back.
+func (s *splicer) emptyPipe() bool {
+	s.emptying = true
+	n, err := s.copy.Fill(s.pipe.n)
+	s.emptying = false
+	if err != nil || n < s.pipe.n {
+		s.err = errors.Join(s.err, err, io.ErrUnexpectedEOF) // cannot be: the bytes are there
+		return false
+	}
+	s.pipe.n = 0
+	s.giveBack()
+	s.err = nil
+	return true
 }
 
 func (s *splicer) giveBack() {

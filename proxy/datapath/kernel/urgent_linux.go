@@ -38,6 +38,10 @@ type inlet splicer
 func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
 
 func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
+	if i.emptying {
+		i.urgent = false
+		return unix.Read(i.pipe.r, room.Take()[:i.pipe.n])
+	}
 	n, i.urgent, err = i.src.readReady(room, true)
 	return n, err
 }

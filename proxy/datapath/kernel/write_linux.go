@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
@@ -148,6 +149,32 @@ func (c *Conn) await() error {
 	}
 	c.room.Store(piece)
 	return nil
+}
+
+// fitIn returns how many of n bytes the socket takes, in its send buffer and unsent, waiting until it takes some. More
+// would wait in whatever holds them, and a peer that reads nothing lets them wait for long.
+func (c *Conn) fitIn(n int) (int, error) {
+	if err := c.raw.Write(hasRoom); err != nil {
+		return n, c.failure("write", err, nil)
+	}
+	room := n
+	_ = c.raw.Visit(func(fd int) error {
+		if vars, err := memoryInfo(fd); err == nil {
+			room = int(vars[sendBufferSize]) - int(vars[sendQueued])
+		}
+		most := c.limits.Load().mostUnsent()
+		if most == 0 { // nobody decides about what it has in flight
+			most = mostUnsent
+			if !c.lowers {
+				c.lowers = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, most) == nil
+			}
+		}
+		if unsent, err := unix.IoctlGetInt(fd, unix.SIOCOUTQNSD); err == nil {
+			room = min(room, most-unsent)
+		}
+		return nil
+	})
+	return min(n, max(room, datapath.SmallBuffer)), nil
 }
 
 // hasRoom runs inside RawConn.Write. Asking has the kernel wake us when there is.
