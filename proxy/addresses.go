@@ -91,7 +91,7 @@ func (s *Server) watchAddresses(done <-chan struct{}) {
 
 func (s *Server) resetAt(gone map[netip.Addr]bool) {
 	reset := 0
-	for _, c := range s.live() {
+	for _, c := range s.liveConnections() {
 		c.mu.Lock()
 		state := c.state
 		c.mu.Unlock()

@@ -18,22 +18,22 @@ func startAgents(list []config.Agent, clock func() cc.Time, log *slog.Logger) (a
 	for _, a := range list {
 		secure, err := a.Secure()
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("agent %q: tls: %w", a.Name, err), links.close())
+			return nil, errors.Join(fmt.Errorf("agent %q: tls: %w", a.Name, err), links.closeLinks())
 		}
 		l, err := agent.Start(agent.Config{
 			Name: a.Name, Address: a.Address, TLS: secure, Socket: a.SocketPath(), Reply: a.ReplyPath(), Algorithm: a.Algorithm,
 			Clock: clock, Log: log,
 		})
 		if err != nil {
-			return nil, errors.Join(err, links.close())
+			return nil, errors.Join(err, links.closeLinks())
 		}
 		links = append(links, l)
 	}
 	return links, nil
 }
 
-// lookup finds the algorithms that agents decide, and all others.
-func (a agents) lookup(name string) (cc.Spec, error) {
+// lookupAlgorithm finds the algorithms that agents decide, and all others.
+func (a agents) lookupAlgorithm(name string) (cc.Spec, error) {
 	for _, l := range a {
 		if s := l.Spec(); s.Name == name {
 			return s, nil
@@ -42,8 +42,8 @@ func (a agents) lookup(name string) (cc.Spec, error) {
 	return cc.Lookup(name)
 }
 
-// secure has the next connections be by the certificates of a configuration that was checked.
-func (a agents) secure(list []config.Agent) {
+// updateCertificates has the next connections be by the certificates of a configuration that was checked.
+func (a agents) updateCertificates(list []config.Agent) {
 	for i, c := range list {
 		if by, err := c.Secure(); err == nil {
 			a[i].Secure(by)
@@ -51,8 +51,8 @@ func (a agents) secure(list []config.Agent) {
 	}
 }
 
-// tick has what flows send to agents in a tick of the kernel datapath leave at its end.
-func (a agents) tick(tick func(shard int, now cc.Time) cc.Time) (before func(), on func(int, cc.Time) cc.Time) {
+// wrapTick has what flows send to agents in a tick of the kernel datapath leave at its end.
+func (a agents) wrapTick(tick func(shard int, now cc.Time) cc.Time) (before func(), on func(int, cc.Time) cc.Time) {
 	if len(a) == 0 {
 		return nil, tick
 	}
@@ -69,7 +69,7 @@ func (a agents) tick(tick func(shard int, now cc.Time) cc.Time) (before func(), 
 		}
 }
 
-func (a agents) close() (err error) {
+func (a agents) closeLinks() (err error) {
 	for _, l := range a {
 		err = errors.Join(err, l.Close())
 	}

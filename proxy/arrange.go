@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// arrangement is what becomes of the listeners: all is open, and nothing of it in force.
-type arrangement struct {
+// reloadPlan is what becomes of the listeners: all is open, and nothing of it in force.
+type reloadPlan struct {
 	listeners  []*listenerState // of the next configuration
 	opened     []*listenerState
 	gone       []*listenerState
@@ -23,14 +23,14 @@ type arrangement struct {
 	undoing    []func()         // each takes one step back
 }
 
-func (a *arrangement) undo() {
+func (a *reloadPlan) undoPlan() {
 	for _, back := range slices.Backward(a.undoing) {
 		back()
 	}
 }
 
-// addresses are where the listeners are.
-func (a *arrangement) addresses() []netip.AddrPort {
+// listenAddresses are where the listeners are.
+func (a *reloadPlan) listenAddresses() []netip.AddrPort {
 	var at []netip.AddrPort
 	for _, l := range a.listeners {
 		at = append(at, addrPort(l.Addr()))
@@ -38,16 +38,16 @@ func (a *arrangement) addresses() []netip.AddrPort {
 	return at
 }
 
-// arrange opens the listeners of next that are not there, and tells the others what
+// planReload opens the listeners of next that are not there, and tells the others what
 // changes. After an error all is as before.
-func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement, err error) {
-	a := &arrangement{listeners: make([]*listenerState, len(next.Listeners))}
+func (s *Server) planReload(present *settings, next *config.Config) (_ *reloadPlan, err error) {
+	a := &reloadPlan{listeners: make([]*listenerState, len(next.Listeners))}
 	defer func() {
 		if err != nil {
-			a.undo()
+			a.undoPlan()
 		}
 	}()
-	stay := staying(present.listeners, next.Listeners)
+	stay := findKept(present.listeners, next.Listeners)
 	before, after := DescriptorBudget(&present.cfg), DescriptorBudget(next)
 	for _, l := range present.listeners {
 		if !slices.Contains(stay, l) {
@@ -55,10 +55,10 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 	}
 	open := func(i int, cfg config.Listener) error {
-		at := s.evict(cfg)
-		for _, old := range a.rivals(cfg) {
-			maps.Copy(at, endpoints(old))
-			a.yield(old)
+		at := s.evictConflicting(cfg)
+		for _, old := range a.conflicting(cfg) {
+			maps.Copy(at, peerEndpoints(old))
+			a.yieldTunnel(old)
 		}
 		in, err := s.parts.Open(wayConfig(next, cfg, after))
 		if err != nil {
@@ -82,7 +82,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 	}
 	for i, cfg := range next.Listeners {
-		if stay[i] == nil && len(a.rivals(cfg)) == 0 && len(s.drainingFor(cfg)) == 0 {
+		if stay[i] == nil && len(a.conflicting(cfg)) == 0 && len(s.drainingFor(cfg)) == 0 {
 			if err := open(i, cfg); err != nil {
 				return nil, err
 			}
@@ -93,7 +93,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		if old == nil {
 			continue
 		}
-		at := endpoints(old)
+		at := peerEndpoints(old)
 		commit, err := old.Apply(wayConfig(next, cfg, after))
 		if err != nil {
 			return nil, fmt.Errorf("listeners[%d]: %w", i, err)
@@ -118,8 +118,8 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 	return a, nil
 }
 
-// rivals are those that go and have the port or the device that a tunnel needs.
-func (a *arrangement) rivals(next config.Listener) []*listenerState {
+// conflicting are those that go and have the port or the device that a tunnel needs.
+func (a *reloadPlan) conflicting(next config.Listener) []*listenerState {
 	var all []*listenerState
 	for _, l := range a.gone {
 		if l.cfg.Excludes(next) {
@@ -129,8 +129,8 @@ func (a *arrangement) rivals(next config.Listener) []*listenerState {
 	return all
 }
 
-// yield has a tunnel make room for another, until that cannot be opened.
-func (a *arrangement) yield(l *listenerState) {
+// yieldTunnel has a tunnel make room for another, until that cannot be opened.
+func (a *reloadPlan) yieldTunnel(l *listenerState) {
 	retake, err := l.Tunnel().Yield()
 	if err != nil {
 		return // what is opened then fails, and says why
@@ -141,7 +141,7 @@ func (a *arrangement) yield(l *listenerState) {
 
 // totalsOf are those of the listener of a name, or new ones.
 func (s *Server) totalsOf(name string) *listenerTotals {
-	for _, l := range s.listeners() {
+	for _, l := range s.allListeners() {
 		if l.cfg.Name == name {
 			return l.listenerTotals
 		}
@@ -149,9 +149,9 @@ func (s *Server) totalsOf(name string) *listenerTotals {
 	return newListenerTotals()
 }
 
-// staying finds the listener that each of next is already; nil: none. It is the one of
+// findKept finds the listener that each of next is already; nil: none. It is the one of
 // its name that is at the same place, or else a socket that is there.
-func staying(present []*listenerState, next []config.Listener) []*listenerState {
+func findKept(present []*listenerState, next []config.Listener) []*listenerState {
 	stay := make([]*listenerState, len(next))
 	claim := func(is func(*listenerState, *config.Listener) bool) {
 		for i := range next {
@@ -167,8 +167,8 @@ func staying(present []*listenerState, next []config.Listener) []*listenerState 
 	return stay
 }
 
-// commit has those that are new accept, and drains those that go.
-func (s *Server) commit(a *arrangement) {
+// commitPlan has those that are new accept, and drains those that go.
+func (s *Server) commitPlan(a *reloadPlan) {
 	for _, l := range a.listeners {
 		l.now.Store(l)
 	}
@@ -176,10 +176,10 @@ func (s *Server) commit(a *arrangement) {
 		commit()
 	}
 	for _, l := range a.gone {
-		s.retire(l)
+		s.drainListener(l)
 	}
 	for _, l := range a.yielded {
-		l.evict()
+		l.endDrain()
 	}
 	for _, resume := range a.resuming {
 		resume()
@@ -193,9 +193,9 @@ func (s *Server) commit(a *arrangement) {
 	}
 }
 
-// retire drains a listener that a reload has left out: its connections may go on for as
+// drainListener drains a listener that a reload has left out: its connections may go on for as
 // long as at the end of the proxy, and are then reset. Then it is closed.
-func (s *Server) retire(l *listenerState) {
+func (s *Server) drainListener(l *listenerState) {
 	l.Drain()
 	if l.accepting == nil {
 		_ = l.Close()
@@ -204,7 +204,7 @@ func (s *Server) retire(l *listenerState) {
 	s.mu.Lock()
 	s.retired[l] = struct{}{}
 	s.mu.Unlock()
-	limit := s.settings().cfg.Shutdown.Drain
+	limit := s.currentSettings().cfg.Shutdown.Drain
 	s.log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(),
 		"for_at_most", limit)
 	s.retiring.Go(func() {
@@ -220,9 +220,9 @@ func (s *Server) retire(l *listenerState) {
 		case <-ended:
 		case <-s.aborted: // all connections are being reset
 		case <-l.evicted:
-			s.cut(l)
+			s.resetConnections(l)
 		case <-deadline.C:
-			s.cut(l)
+			s.resetConnections(l)
 		}
 		<-ended
 		_ = l.Close()
@@ -234,24 +234,24 @@ func (s *Server) retire(l *listenerState) {
 	})
 }
 
-// cut resets the connections of a listener.
-func (s *Server) cut(l *listenerState) {
-	for _, c := range s.live() {
+// resetConnections resets the connections of a listener.
+func (s *Server) resetConnections(l *listenerState) {
+	for _, c := range s.liveConnections() {
 		if c.listener.entrance == l.entrance {
 			c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 		}
 	}
 }
 
-// evict ends the drain of what has the port or the device of a tunnel that is to be opened:
+// evictConflicting ends the drain of what has the port or the device of a tunnel that is to be opened:
 // a peer has one session with a port, so that only one of the two can carry anything. It
 // returns where their peers were.
-func (s *Server) evict(by config.Listener) map[access.Key]netip.AddrPort {
+func (s *Server) evictConflicting(by config.Listener) map[access.Key]netip.AddrPort {
 	at := map[access.Key]netip.AddrPort{}
 	for _, l := range s.drainingFor(by) {
 		s.log.Info("listener drains no longer: another takes its place", "listener", l.cfg.Name, "by", by.Name)
-		maps.Copy(at, endpoints(l))
-		l.evict()
+		maps.Copy(at, peerEndpoints(l))
+		l.endDrain()
 		<-l.closed
 	}
 	return at
@@ -269,9 +269,9 @@ func (s *Server) drainingFor(next config.Listener) (all []*listenerState) {
 	return all
 }
 
-// endpoints are where the peers of a tunnel are; of those that are not known nobody is
+// peerEndpoints are where the peers of a tunnel are; of those that are not known nobody is
 // told, and they find out by themselves. Of a socket there are none.
-func endpoints(l *listenerState) map[access.Key]netip.AddrPort {
+func peerEndpoints(l *listenerState) map[access.Key]netip.AddrPort {
 	if l.Tunnel() == nil {
 		return nil
 	}
@@ -282,10 +282,10 @@ func endpoints(l *listenerState) map[access.Key]netip.AddrPort {
 	return tunnel.Endpoints(is.Peers)
 }
 
-// listeners are those in force, and then those that have been left out or renamed and whose connections go on.
-func (s *Server) listeners() []*listenerState {
-	all := slices.Clone(s.settings().listeners)
-	for _, c := range s.live() {
+// allListeners are those in force, and then those that have been left out or renamed and whose connections go on.
+func (s *Server) allListeners() []*listenerState {
+	all := slices.Clone(s.currentSettings().listeners)
+	for _, c := range s.liveConnections() {
 		if !slices.ContainsFunc(all, func(l *listenerState) bool { return l.cfg.Name == c.listener.cfg.Name }) {
 			all = append(all, c.listener)
 		}

@@ -76,22 +76,22 @@ type leg struct {
 	closed bool // we have sent it our end
 }
 
-func (c *connection) side(l *leg) Side {
+func (c *connection) sideOf(l *leg) Side {
 	if l == &c.server {
 		return ServerSide
 	}
 	return ClientSide
 }
 
-// relay has both directions run until the connection is over, and calls done then: on the
+// startRelay has both directions run until the connection is over, and calls done then: on the
 // loop of both legs, or where they have none in common each on a goroutine that has done
 // nothing yet: the stack of one that has greeted and dialled is several times what an idle
 // direction needs.
-func (c *connection) relay(done func()) {
+func (c *connection) startRelay(done func()) {
 	c.done = done
 	c.moving.Store(2)
 	if c.chosen.Exchange == nil { // reading that may take several reads for a byte
-		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.step); ok {
+		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.stepBoth); ok {
 			c.post = post
 			c.post()
 			return
@@ -103,66 +103,66 @@ func (c *connection) relay(done func()) {
 			d.boundInflow()
 		}
 		go func() {
-			if l := c.finish(d, d.run()); l != nil {
-				c.abort(l)
+			if l := c.finishDirection(d, d.runUntilEnd()); l != nil {
+				c.abortLeg(l)
 			}
-			c.ended()
+			c.directionEnded()
 		}()
 	}
 }
 
-// step moves what can be moved now. It runs on a loop, and does not wait.
-func (c *connection) step() {
+// stepBoth moves what can be moved now. It runs on a loop, and does not wait.
+func (c *connection) stepBoth() {
 	for _, d := range [...]*direction{&c.down, &c.up} {
 		if d.finished.Load() {
 			continue
 		}
-		switch p, e := d.step(); p {
+		switch p, e := d.moveBytes(); p {
 		case waits:
 		case again:
 			c.post()
 		case over:
 			d.carrier.Release()
-			if l := c.finish(d, e); l != nil {
+			if l := c.finishDirection(d, e); l != nil {
 				go func() {
-					c.abort(l)
-					c.ended()
+					c.abortLeg(l)
+					c.directionEnded()
 				}()
 				continue
 			}
-			c.ended()
+			c.directionEnded()
 		}
 	}
 }
 
-// ended notes that a direction is over.
-func (c *connection) ended() {
+// directionEnded notes that a direction is over.
+func (c *connection) directionEnded() {
 	if c.moving.Add(-1) == 0 {
-		c.settle()
+		c.waitForDelivery()
 		c.done()
 	}
 }
 
-// settle waits until what was sent by transports in this process has arrived, lest the
+// waitForDelivery waits until what was sent by transports in this process has arrived, lest the
 // process end before. The kernel's go on by themselves.
-func (c *connection) settle() {
+func (c *connection) waitForDelivery() {
 	for _, l := range []*leg{&c.client, &c.server} {
 		if e, ok := l.conn.(datapath.Ending); ok && e.InProcess() {
 			c.mu.Lock()
 			c.state = StateClosing
 			c.mu.Unlock()
-			c.deliver(l.conn)
+			c.waitUntilDelivered(l.conn)
 		}
 	}
 }
 
-// finish draws the consequences of one direction's end, and returns the leg that is to be
+// finishDirection draws the consequences of one direction's end, and returns the leg that is to be
 // aborted; nil: none.
 //
 // A FIN is passed on as a FIN, once all that came before it is written. A leg
 // that fails is different: what it had sent is still delivered, and then the
 // other leg is reset, since a FIN there would make a cut transfer look whole.
-func (c *connection) finish(d *direction, e end) (abort *leg) {
+func (c *connection) finishDirection(d *direction, e end) (abort *leg) {
 	defer d.finished.Store(true)
 	switch {
 	case e.stopped:
@@ -181,12 +181,12 @@ func (c *connection) sourceEnded(d *direction) (abort *leg) {
 	c.mu.Lock()
 	// A write to src may have met a RST and collected the error, so that the
 	// read saw a plain end.
-	if d.src.failed || !d.src.closed && aborted(d.src.conn) {
+	if d.src.failed || !d.src.closed && isAborted(d.src.conn) {
 		c.mu.Unlock()
 		return c.readFailed(d.src, d.dst, nil)
 	}
 	d.src.ended = true
-	c.note(Cause{c.side(d.src), ClosedEOF}, nil)
+	c.noteCause(Cause{c.sideOf(d.src), ClosedEOF}, nil)
 	if c.state == StateOpen {
 		c.state = StateHalfClosed
 	}
@@ -214,7 +214,7 @@ func (c *connection) closesNext(d *direction) bool {
 func (c *connection) writeFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fail(failed, err)
+	c.noteFailure(failed, err)
 	if failed.ended {
 		return other
 	}
@@ -225,12 +225,12 @@ func (c *connection) writeFailed(failed, other *leg, err error) (abort *leg) {
 func (c *connection) readFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fail(failed, err)
+	c.noteFailure(failed, err)
 	return other
 }
 
-// fail notes that a leg has failed; c.mu is held.
-func (c *connection) fail(l *leg, err error) {
+// noteFailure notes that a leg has failed; c.mu is held.
+func (c *connection) noteFailure(l *leg, err error) {
 	l.failed = true
 	c.state = StateClosing
 	reason := ClosedReset
@@ -241,19 +241,19 @@ func (c *connection) fail(l *leg, err error) {
 	if c.cause.How == ClosedEOF {
 		c.cause = Cause{}
 	}
-	c.note(Cause{c.side(l), reason}, err)
+	c.noteCause(Cause{c.sideOf(l), reason}, err)
 }
 
-// note remembers the first cause; c.mu is held.
-func (c *connection) note(cause Cause, err error) {
+// noteCause remembers the first cause; c.mu is held.
+func (c *connection) noteCause(cause Cause, err error) {
 	if c.cause == (Cause{}) {
 		c.cause, c.causeErr = cause, err
 	}
 }
 
-// abort waits until l has acknowledged what it was sent, then tears all down.
-func (c *connection) abort(l *leg) {
-	c.deliver(l.conn)
+// abortLeg waits until l has acknowledged what it was sent, then tears all down.
+func (c *connection) abortLeg(l *leg) {
+	c.waitUntilDelivered(l.conn)
 	c.tearDown(Cause{}, nil)
 }
 
@@ -263,14 +263,14 @@ const (
 	deliverLast  = 100 * time.Millisecond
 )
 
-// deliver waits for acknowledgements; the half-closed timeout, through stop,
+// waitUntilDelivered waits for acknowledgements; the half-closed timeout, through stop,
 // bounds how long without any.
-func (c *connection) deliver(conn datapath.Conn) {
+func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 	e, ok := conn.(datapath.Ending)
 	if !ok {
 		return
 	}
-	stopping := c.stopping()
+	stopping := c.stopChannel()
 	wait := deliverFirst
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -293,9 +293,9 @@ func (c *connection) deliver(conn datapath.Conn) {
 	}
 }
 
-// revoked reports whether the peer that it is from, or that it leads to, has gone
+// peerIsRevoked reports whether the peer that it is from, or that it leads to, has gone
 // from the tunnel: its address may be another's next.
-func (c *connection) revoked() bool {
+func (c *connection) peerIsRevoked() bool {
 	c.mu.Lock()
 	state := c.state
 	c.mu.Unlock()
@@ -311,11 +311,11 @@ func (c *connection) revoked() bool {
 	if to.TargetPeer == "" {
 		return false
 	}
-	via, err := c.inside(to.Target.Addr())
+	via, err := c.tunnelFor(to.Target.Addr())
 	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
 
-func aborted(conn datapath.Conn) bool {
+func isAborted(conn datapath.Conn) bool {
 	e, ok := conn.(datapath.Ending)
 	return ok && e.Aborted()
 }
@@ -332,7 +332,7 @@ func (c *connection) tearDown(cause Cause, err error) {
 		if c.cause.How == ClosedEOF {
 			c.cause = Cause{}
 		}
-		c.note(cause, err)
+		c.noteCause(cause, err)
 	}
 	client, server, cancel := c.client.conn, c.server.conn, c.cancel
 	if client == nil {
@@ -373,8 +373,8 @@ func (c *connection) setServer(conn datapath.Conn) bool {
 	return !c.stopped.Load()
 }
 
-// stopping is closed once the connection is torn down from our side.
-func (c *connection) stopping() <-chan struct{} {
+// stopChannel is closed once the connection is torn down from our side.
+func (c *connection) stopChannel() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop == nil {
@@ -386,9 +386,9 @@ func (c *connection) stopping() <-chan struct{} {
 	return c.stop
 }
 
-// close ends both legs in good order and the flows after them: a leg's last
+// closeLegs ends both legs in good order and the flows after them: a leg's last
 // report still has somebody to go to.
-func (c *connection) close() {
+func (c *connection) closeLegs() {
 	end := datapath.Conn.Close
 	if c.stopped.Load() { // tearDown may be halfway, and must not find a leg that has ended in good order
 		end = datapath.Conn.Reset
@@ -401,13 +401,13 @@ func (c *connection) close() {
 			d.flow.Close(now)
 		}
 		if d.hold != nil {
-			d.hold.close(now)
+			d.hold.closeFlow(now)
 		}
 	}
 }
 
-// source is the client's address as far as it is known.
-func (c *connection) source() netip.AddrPort {
+// clientAddress is the client's address as far as it is known.
+func (c *connection) clientAddress() netip.AddrPort {
 	if c.chosen.Source.IsValid() {
 		return c.chosen.Source
 	}

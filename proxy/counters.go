@@ -76,38 +76,38 @@ type AlgorithmCounters struct {
 	Limited    flow.LimitedTime
 }
 
-// add counts what more happened under the algorithm in.
-func (a *AlgorithmCounters) add(more AlgorithmCounters) {
+// addCounters counts what more happened under the algorithm in.
+func (a *AlgorithmCounters) addCounters(more AlgorithmCounters) {
 	a.LossEvents += more.LossEvents
 	for by, t := range more.Limited {
 		a.Limited[by] += t
 	}
 }
 
-// add counts a direction in, and what is known of the leg it goes to.
-func (d *DirectionCounters) add(i *DirectionInfo, leg *datapath.Info) {
+// addDirection counts a direction in, and what is known of the leg it goes to.
+func (d *DirectionCounters) addDirection(i *DirectionInfo, leg *datapath.Info) {
 	d.Read += i.Read
 	d.Written += i.Written
 	d.Spliced += i.Spliced
 	d.Retransmitted += leg.Retransmitted
 	d.SignalErrors += leg.SignalErrors
 	for _, c := range i.Control {
-		d.control(c)
+		d.addAlgorithm(c)
 	}
 }
 
-// control counts what happened under an algorithm in.
-func (d *DirectionCounters) control(c AlgorithmCounters) {
+// addAlgorithm counts what happened under an algorithm in.
+func (d *DirectionCounters) addAlgorithm(c AlgorithmCounters) {
 	if d.Control == nil {
 		d.Control = map[string]AlgorithmCounters{}
 	}
 	sum := d.Control[c.Algorithm]
 	sum.Algorithm = c.Algorithm
-	sum.add(c)
+	sum.addCounters(c)
 	d.Control[c.Algorithm] = sum
 }
 
-func (d DirectionCounters) clone() DirectionCounters {
+func (d DirectionCounters) copyCounters() DirectionCounters {
 	d.Control = maps.Clone(d.Control)
 	return d
 }
@@ -118,7 +118,7 @@ type rejections struct {
 	n  map[Reason]uint64
 }
 
-func (r *rejections) add(reason Reason) {
+func (r *rejections) countRejection(reason Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.n == nil {
@@ -127,7 +127,7 @@ func (r *rejections) add(reason Reason) {
 	r.n[reason]++
 }
 
-func (r *rejections) snapshot() map[Reason]uint64 {
+func (r *rejections) copyCounts() map[Reason]uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.n)
@@ -153,7 +153,7 @@ type route struct {
 	duration *datapath.Durations
 }
 
-func (t *totals) open(c *connection) {
+func (t *totals) countOpened(c *connection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := routeKey{c.listener.cfg.Name, c.verdict.Rule}
@@ -165,9 +165,9 @@ func (t *totals) open(c *connection) {
 		r = &route{routeKey: k, closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
 		t.routes[k] = r
 	}
-	c.route, c.peer = r, t.peers.of(c)
-	r.down.control(AlgorithmCounters{Algorithm: c.verdict.Down.Algorithm})
-	r.up.control(AlgorithmCounters{Algorithm: c.verdict.Up.Algorithm})
+	c.route, c.peer = r, t.peers.countersOf(c)
+	r.down.addAlgorithm(AlgorithmCounters{Algorithm: c.verdict.Down.Algorithm})
+	r.up.addAlgorithm(AlgorithmCounters{Algorithm: c.verdict.Up.Algorithm})
 	r.opened++
 	r.active++
 	if c.peer != nil {
@@ -176,16 +176,16 @@ func (t *totals) open(c *connection) {
 	}
 }
 
-func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Duration) {
+func (t *totals) countClosed(c *connection, last *FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := c.route
 	r.active--
 	r.closed[cause]++
-	r.down.add(&last.Down, &last.Client)
-	r.up.add(&last.Up, &last.Server)
+	r.down.addDirection(&last.Down, &last.Client)
+	r.up.addDirection(&last.Up, &last.Server)
 	r.duration.Observe(lived)
-	if r.active == 0 && !t.there.route(r.routeKey) {
+	if r.active == 0 && !t.there.hasRoute(r.routeKey) {
 		delete(t.routes, r.routeKey)
 	}
 	p := c.peer
@@ -194,7 +194,7 @@ func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Du
 	}
 	p.Active--
 	p.Retransmitted += last.Client.Retransmitted
-	if k := (peerKey{p.Listener, p.Peer}); p.Active == 0 && !t.there.peer(k) {
+	if k := (peerKey{p.Listener, p.Peer}); p.Active == 0 && !t.there.hasPeer(k) {
 		delete(t.peers, k)
 	}
 }
@@ -223,63 +223,63 @@ func namesOf(cfg *config.Config) inForce {
 	return n
 }
 
-func (n *inForce) route(k routeKey) bool {
+func (n *inForce) hasRoute(k routeKey) bool {
 	_, there := n.listsAll[k.listener]
 	return there && n.rules[k.rule]
 }
 
-func (n *inForce) peer(k peerKey) bool {
+func (n *inForce) hasPeer(k peerKey) bool {
 	all, there := n.listsAll[k.listener]
 	return there && (!all || n.peers[k])
 }
 
-// keep forgets what is counted of listeners, rules and peers that are not in force, each once it
+// dropStale forgets what is counted of listeners, rules and peers that are not in force, each once it
 // has no connections.
-func (t *totals) keep(in *settings) {
+func (t *totals) dropStale(in *settings) {
 	there := namesOf(&in.cfg)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.there = there
-	maps.DeleteFunc(t.routes, func(k routeKey, r *route) bool { return r.active == 0 && !there.route(k) })
-	maps.DeleteFunc(t.peers, func(k peerKey, p *PeerCounters) bool { return p.Active == 0 && !there.peer(k) })
+	maps.DeleteFunc(t.routes, func(k routeKey, r *route) bool { return r.active == 0 && !there.hasRoute(k) })
+	maps.DeleteFunc(t.peers, func(k peerKey, p *PeerCounters) bool { return p.Active == 0 && !there.hasPeer(k) })
 }
 
 // Counters returns the totals, with the bytes of live connections. What the kernel or an
 // algorithm counts is in them when a connection is over: Snapshot asks for it earlier.
 func (s *Server) Counters() Counters {
-	return s.count((*connection).moved, func(*FlowInfo) {})
+	return s.countLive((*connection).fillMoved, func(*FlowInfo) {})
 }
 
 // Snapshot returns the totals, all that is counted of live connections included. It has
 // visit see each of these first, oldest first; what it sees is overwritten by the next.
 func (s *Server) Snapshot(visit func(*FlowInfo)) Counters {
 	now := s.clock()
-	return s.count(func(c *connection, out *FlowInfo) { c.fill(out, now) }, visit)
+	return s.countLive(func(c *connection, out *FlowInfo) { c.fillInfo(out, now) }, visit)
 }
 
-// count adds up what look says of each live connection, oldest first, and has visit see it.
-func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo)) Counters {
-	active, sources, limit := s.limits.counts()
+// countLive adds up what look says of each live connection, oldest first, and has visit see it.
+func (s *Server) countLive(look func(*connection, *FlowInfo), visit func(*FlowInfo)) Counters {
+	active, sources, limit := s.limits.currentCounts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
-	for _, l := range s.listeners() {
+	for _, l := range s.allListeners() {
 		out.Listeners = append(out.Listeners, ListenerCounters{
 			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
-			Active: s.limits.activeIn(&l.share), Rejected: l.refused.snapshot(),
+			Active: s.limits.activeIn(&l.share), Rejected: l.refused.copyCounts(),
 			Dial: l.dial.Snapshot(), Setup: l.setup.Snapshot(),
 		})
 	}
 	// A connection moves from the live ones to the totals under s.mu, and only
 	// then: it is in exactly one of both here. What it counts after this copy
 	// only makes the next one larger.
-	conns := s.room()
+	conns := s.emptyRoster()
 	s.mu.Lock()
 	conns = append(conns, s.conns.conns...)
-	rows, peers := s.totals.snapshot()
+	rows, peers := s.totals.copyTotals()
 	s.mu.Unlock()
-	slices.SortFunc(peers, PeerCounters.compare)
+	slices.SortFunc(peers, PeerCounters.compareTo)
 
 	f := new(FlowInfo)
-	for i, c := range present(conns) {
+	for i, c := range dropGone(conns) {
 		giveWay(i)
 		look(c, f)
 		visit(f)
@@ -287,31 +287,31 @@ func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo))
 			continue
 		}
 		if row := rows[c.route.routeKey]; row != nil {
-			row.Down.add(&f.Down, &f.Client)
-			row.Up.add(&f.Up, &f.Server)
+			row.Down.addDirection(&f.Down, &f.Client)
+			row.Up.addDirection(&f.Up, &f.Server)
 			addLive(peers, f)
 		}
 	}
 	out.Peers = peers
-	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compare) {
+	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compareTo) {
 		out.Routes = append(out.Routes, *rows[k])
 	}
 	return out
 }
 
-func (k routeKey) compare(l routeKey) int {
+func (k routeKey) compareTo(l routeKey) int {
 	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.rule, l.rule))
 }
 
-func (t *totals) snapshot() (map[routeKey]*RouteCounters, []PeerCounters) {
+func (t *totals) copyTotals() (map[routeKey]*RouteCounters, []PeerCounters) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rows := map[routeKey]*RouteCounters{}
 	for k, r := range t.routes {
 		rows[k] = &RouteCounters{
 			Listener: k.listener, Rule: k.rule, Opened: r.opened, Active: r.active,
-			Closed: maps.Clone(r.closed), Down: r.down.clone(), Up: r.up.clone(), Duration: r.duration.Snapshot(),
+			Closed: maps.Clone(r.closed), Down: r.down.copyCounters(), Up: r.up.copyCounters(), Duration: r.duration.Snapshot(),
 		}
 	}
-	return rows, t.peers.snapshot()
+	return rows, t.peers.copyAll()
 }

@@ -15,16 +15,16 @@ import (
 func TestAPeerThatHasLeftIsCountedUntilItsConnectionEnds(t *testing.T) {
 	var sums totals
 	vpn := config.Listener{Name: "vpn", Mode: "wireguard"}
-	sums.keep(&settings{cfg: config.Config{Listeners: []config.Listener{vpn}}})
+	sums.dropStale(&settings{cfg: config.Config{Listeners: []config.Listener{vpn}}})
 	c := &connection{
 		listener: &listenerState{cfg: vpn}, verdict: &policy.Verdict{}, chosen: ingress.Client{Peer: "phone"},
 	}
-	sums.open(c)
-	rows, peers := sums.snapshot()
+	sums.countOpened(c)
+	rows, peers := sums.copyTotals()
 	require.Len(t, rows, 1)
 	require.Len(t, peers, 1)
-	sums.close(c, &FlowInfo{}, Cause{}, 0)
-	rows, peers = sums.snapshot()
+	sums.countClosed(c, &FlowInfo{}, Cause{}, 0)
+	rows, peers = sums.copyTotals()
 	assert.Len(t, rows, 1, "rule and listener are in force")
 	assert.Empty(t, peers)
 }

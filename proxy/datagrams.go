@@ -34,19 +34,19 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 			if sent.Target.Port() == 0 {
 				f.Protocol = policy.ICMP
 			}
-			return s.datagram(l, f)
+			return s.decideDatagram(l, f)
 		},
 	})
 }
 
-// datagram decides about what a peer of a tunnel sends.
-func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms, err error) {
-	in := s.settings()
-	if via, err := s.inside(l, f.Target.Addr(), false); via != nil && err == nil && via != l.Tunnel() {
+// decideDatagram decides about what a peer of a tunnel sends.
+func (s *Server) decideDatagram(l *listenerState, f policy.Facts) (down, up flow.Terms, err error) {
+	in := s.currentSettings()
+	if via, err := s.tunnelTo(l, f.Target.Addr(), false); via != nil && err == nil && via != l.Tunnel() {
 		return down, up, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
 			"TCP alone reaches", f.Target)}
 	}
-	if err := s.guard(l, f.Target, false); err != nil {
+	if err := s.guardTarget(l, f.Target, false); err != nil {
 		return down, up, err
 	}
 	v := in.policy.Decide(f)
@@ -61,12 +61,12 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms
 	return down, up, nil
 }
 
-// guard refuses what no rule need name: where clients would reach the proxy
+// guardTarget refuses what no rule need name: where clients would reach the proxy
 // itself, or what is for its machine alone. A fixed target is the operator's choice, not
 // the client's; which mode l has says nothing, since a reload may have changed the way in
 // that greeted the client already.
-func (s *Server) guard(l *listenerState, target netip.AddrPort, fixed bool) error {
-	via, err := s.inside(l, target.Addr(), fixed)
+func (s *Server) guardTarget(l *listenerState, target netip.AddrPort, fixed bool) error {
+	via, err := s.tunnelTo(l, target.Addr(), fixed)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *Server) guard(l *listenerState, target netip.AddrPort, fixed bool) erro
 			return &refusal{RejectedDenied, err}
 		}
 	}
-	if err := s.loops.check(target); err != nil {
+	if err := s.loops.checkTarget(target); err != nil {
 		return &refusal{RejectedLoop, err}
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 // dscpTowards returns what the packets to an address are marked with, and whether all that the rules may say of it is
 // to keep the client's mark. Then the SYN carries it, too.
 func (c *connection) dscpTowards(target netip.AddrPort) (dscp uint8, keep bool) {
-	for _, v := range c.decidedBy.policy.Prospects(nil, c.facts(target)) {
+	for _, v := range c.decidedBy.policy.Prospects(nil, c.policyFacts(target)) {
 		if v.Refuse == "" && !v.KeepDSCP {
 			return 0, false
 		}
@@ -35,7 +35,7 @@ func (c *connection) setDSCP(l *leg, dscp uint8) {
 		return
 	}
 	if err := m.SetDSCP(dscp); err != nil {
-		c.srv.log.Debug("a DSCP was not carried on", "id", c.id, "side", c.side(l), "err", err)
+		c.srv.log.Debug("a DSCP was not carried on", "id", c.id, "side", c.sideOf(l), "err", err)
 	}
 }
 

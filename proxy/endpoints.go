@@ -19,7 +19,7 @@ func (e Endpoints) Equal(other Endpoints) bool { return maps.EqualFunc(e, other,
 // peers at present has those that it had before.
 func (s *Server) Endpoints(before Endpoints) Endpoints {
 	all := Endpoints{}
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		t := l.Tunnel()
 		if t == nil {
 			continue
@@ -42,7 +42,7 @@ func (s *Server) Endpoints(before Endpoints) Endpoints {
 // Resume has the peers of tunnels found where a process before this one heard from
 // them last. What does not fit the configuration does not count.
 func (s *Server) Resume(all Endpoints) {
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		t := l.Tunnel()
 		if t == nil {
 			continue

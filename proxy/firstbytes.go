@@ -31,7 +31,7 @@ func (c *connection) awaitServerName() string {
 	if !ok {
 		return ""
 	}
-	stop := c.hurry()
+	stop := c.boundPeek()
 	defer stop()
 
 	// No memory is held for a client that says nothing.
@@ -52,9 +52,9 @@ func (c *connection) awaitServerName() string {
 	return name
 }
 
-// hurry has a Peek at the client's leg fail once the server speaks or ends, or
+// boundPeek has a Peek at the client's leg fail once the server speaks or ends, or
 // the time is over. stop undoes it.
-func (c *connection) hurry() (stop func()) {
+func (c *connection) boundPeek() (stop func()) {
 	client, server := c.client.conn, c.server.conn
 	fired := make(chan struct{})
 	timer := time.AfterFunc(c.decidedBy.cfg.Limits.ServerNameWait, func() {
@@ -83,12 +83,12 @@ func (c *connection) hurry() (stop func()) {
 	}
 }
 
-// decide gives the verdict now that the server name is known, or known to be
+// applyNameVerdict gives the verdict now that the server name is known, or known to be
 // missing. Not a byte has moved yet.
-func (c *connection) decide() *rejection {
+func (c *connection) applyNameVerdict() *rejection {
 	verdict := c.decidedBy.policy.Decide(c.decidedOn)
 	c.verdict = &verdict
-	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),
+	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.clientAddress(),
 		"target", c.decidedOn.Target, "server_name", c.decidedOn.ServerName, "rule", verdict.Rule)
 	if verdict.Refuse == "" {
 		return nil

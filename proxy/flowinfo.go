@@ -50,12 +50,12 @@ func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State !
 // Flows returns how many connections live, and each of them, oldest first. What it yields
 // is overwritten by the next.
 func (s *Server) Flows() (n int, each iter.Seq[*FlowInfo]) {
-	now, conns := s.clock(), s.live()
+	now, conns := s.clock(), s.liveConnections()
 	return len(conns), func(yield func(*FlowInfo) bool) {
 		f := new(FlowInfo)
 		for i, c := range conns {
 			giveWay(i)
-			if c.fill(f, now); !yield(f) {
+			if c.fillInfo(f, now); !yield(f) {
 				return
 			}
 		}
@@ -72,13 +72,13 @@ func giveWay(i int) {
 	}
 }
 
-// fill writes down what there is to say of the connection, in place of what out had.
-func (c *connection) fill(out *FlowInfo, now cc.Time) {
+// fillInfo writes down what there is to say of the connection, in place of what out had.
+func (c *connection) fillInfo(out *FlowInfo, now cc.Time) {
 	down, up := out.Down.Control[:0], out.Up.Control[:0]
 	c.mu.Lock()
 	*out = FlowInfo{
 		ID: c.id, Listener: c.listener.cfg.Name, State: c.state,
-		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
+		Source: c.clientAddress(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
 		Age: now.Sub(c.started), Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
 	}
 	client, server := c.client.conn, c.server.conn
@@ -88,46 +88,46 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 	}
 	out.Rule, out.ServerName = c.verdict.Rule, c.decidedOn.ServerName
 	out.Down.Control, out.Up.Control = down, up
-	c.down.fill(&out.Down)
-	c.up.fill(&out.Up)
+	c.down.fillInfo(&out.Down)
+	c.up.fillInfo(&out.Up)
 	c.mu.Unlock()
 	out.Setup = c.opened.Sub(c.started)
 	out.Target = addrPort(server.RemoteAddr())
 	out.Client, out.Server = client.Info(), server.Info()
 }
 
-// moved is the part of fill that costs nothing: the state, and the bytes of each direction.
-func (c *connection) moved(out *FlowInfo) {
+// fillMoved is the part of fill that costs nothing: the state, and the bytes of each direction.
+func (c *connection) fillMoved(out *FlowInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	*out = FlowInfo{ID: c.id, State: c.state}
 	if out.Relayed() {
-		c.down.moved(&out.Down)
-		c.up.moved(&out.Up)
+		c.down.fillMoved(&out.Down)
+		c.up.fillMoved(&out.Up)
 	}
 }
 
-func (d *direction) moved(out *DirectionInfo) {
+func (d *direction) fillMoved(out *DirectionInfo) {
 	out.Algorithm = d.terms.Algorithm
 	out.Read, out.Written, out.Spliced = cc.Bytes(d.read.Load()), cc.Bytes(d.written.Load()), cc.Bytes(d.spliced.Load())
 	out.Finished, out.Managed = d.finished.Load(), d.flow != nil
 }
 
-// fill is for those who hold the connection's mu: what is counted under an
+// fillInfo is for those who hold the connection's mu: what is counted under an
 // algorithm does not change hands in between.
-func (d *direction) fill(out *DirectionInfo) {
-	d.moved(out)
+func (d *direction) fillInfo(out *DirectionInfo) {
+	d.fillMoved(out)
 	if d.flow != nil {
 		out.Flow = d.flow.Snapshot()
 	} else {
 		out.Flow.Group = d.terms.Group
 	}
 	out.Receive = d.holdingInfo()
-	out.Control = append(append(out.Control, d.earlier...), d.since(out.Algorithm, &out.Flow))
+	out.Control = append(append(out.Control, d.earlier...), d.countersSince(out.Algorithm, &out.Flow))
 }
 
-// since is what has happened up to s under the present algorithm.
-func (d *direction) since(algorithm string, s *flow.Snapshot) AlgorithmCounters {
+// countersSince is what has happened up to s under the present algorithm.
+func (d *direction) countersSince(algorithm string, s *flow.Snapshot) AlgorithmCounters {
 	now := AlgorithmCounters{Algorithm: algorithm, LossEvents: uint64(s.LossEvents), Limited: s.Limited}
 	for _, e := range d.earlier {
 		now.LossEvents -= e.LossEvents
@@ -138,14 +138,14 @@ func (d *direction) since(algorithm string, s *flow.Snapshot) AlgorithmCounters 
 	return now
 }
 
-// under notes what has happened up to s under the algorithm that is left now, once
+// noteAlgorithmEnd notes what has happened up to s under the algorithm that is left now, once
 // for all the times it was in force: there may be no end of reloads.
-func (d *direction) under(algorithm string, s *flow.Snapshot) {
-	now := d.since(algorithm, s)
+func (d *direction) noteAlgorithmEnd(algorithm string, s *flow.Snapshot) {
+	now := d.countersSince(algorithm, s)
 	i := slices.IndexFunc(d.earlier, func(e AlgorithmCounters) bool { return e.Algorithm == algorithm })
 	if i < 0 {
 		d.earlier = append(d.earlier, now)
 		return
 	}
-	d.earlier[i].add(now)
+	d.earlier[i].addCounters(now)
 }

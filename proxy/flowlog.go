@@ -28,8 +28,8 @@ type lines struct {
 	skipped uint64        // since the last line
 }
 
-// take says whether there may be a line now, and how many were left out since the last.
-func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
+// takeLine says whether there may be a line now, and how many were left out since the last.
+func (l *lines) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
 	const each = time.Second / linesPerSecond
 	const most = linesAtOnce * each
 	l.mu.Lock()
@@ -45,12 +45,12 @@ func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	return skipped, true
 }
 
-// line returns the beginning of a connection's line; nil: there is none.
-func (s *Server) line(id uint64) []slog.Attr {
-	if !s.settings().cfg.Log.Flows {
+// beginLine returns the beginning of a connection's line; nil: there is none.
+func (s *Server) beginLine(id uint64) []slog.Attr {
+	if !s.currentSettings().cfg.Log.Flows {
 		return nil
 	}
-	skipped, ok := s.lines.take(s.clock(), s.log.Enabled(context.Background(), slog.LevelDebug))
+	skipped, ok := s.lines.takeLine(s.clock(), s.log.Enabled(context.Background(), slog.LevelDebug))
 	if !ok {
 		return nil
 	}
@@ -63,24 +63,24 @@ func (s *Server) line(id uint64) []slog.Attr {
 
 // logClosed writes the one line of a connection that was relayed.
 func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
-	attrs := s.line(f.ID)
+	attrs := s.beginLine(f.ID)
 	if attrs == nil {
 		return
 	}
 	attrs = append(attrs, slog.String("listener", f.Listener), slog.String("rule", f.Rule),
-		address("client", f.Source), address("target", f.Target), slog.String("host", f.Host),
+		addressAttr("client", f.Source), addressAttr("target", f.Target), slog.String("host", f.Host),
 		slog.String("closed_by", string(cause.Who)), slog.String("reason", string(cause.How)),
 		slog.Duration("duration", f.Age.Round(time.Millisecond)), slog.Duration("setup",
 			f.Setup.Round(time.Microsecond)),
-		f.Down.attrs("down", &f.Client), f.Up.attrs("up", &f.Server))
+		f.Down.logAttrs("down", &f.Client), f.Up.logAttrs("up", &f.Server))
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
 	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow closed", attrs...)
 }
 
-// attrs describes a direction and the leg it sent to.
-func (d *DirectionInfo) attrs(name string, leg *datapath.Info) slog.Attr {
+// logAttrs describes a direction and the leg it sent to.
+func (d *DirectionInfo) logAttrs(name string, leg *datapath.Info) slog.Attr {
 	attrs := append(make([]slog.Attr, 0, 12), slog.String("algorithm", d.Algorithm),
 		slog.Int64("bytes", int64(d.Written)))
 	if unwritten := d.Read - d.Written; unwritten > 0 {
@@ -104,25 +104,26 @@ func (d *DirectionInfo) attrs(name string, leg *datapath.Info) slog.Attr {
 
 // logRejected writes the one line of a connection that was not.
 func (s *Server) logRejected(c *connection, r *rejection) {
-	attrs := s.line(c.id)
+	attrs := s.beginLine(c.id)
 	if attrs == nil {
 		return
 	}
 	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
-		slog.String("listener", c.listener.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
+		slog.String("listener", c.listener.cfg.Name), addressAttr("client", c.clientAddress()),
+		addressAttr("target", c.chosen.Target),
 		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
 		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err))...)
 }
 
 // logLimited writes, at level debug, the line of a connection that a limit is in the way of.
 func (s *Server) logLimited(l *listenerState, client netip.AddrPort, reason Reason) {
-	if s.settings().cfg.Log.Flows {
+	if s.currentSettings().cfg.Log.Flows {
 		s.log.Debug("flow refused", "listener", l.cfg.Name, "client", client, "reason", reason)
 	}
 }
 
-// address is empty where it is not known.
-func address(key string, a netip.AddrPort) slog.Attr {
+// addressAttr is empty where it is not known.
+func addressAttr(key string, a netip.AddrPort) slog.Attr {
 	if !a.IsValid() {
 		return slog.String(key, "")
 	}

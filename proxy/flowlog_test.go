@@ -21,29 +21,29 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 	var l lines
 	now := cc.Time(1)
 	for range linesAtOnce {
-		skipped, ok := l.take(now, false)
+		skipped, ok := l.takeLine(now, false)
 		assert.True(t, ok)
 		assert.Zero(t, skipped)
 	}
 	for range 7 {
-		_, ok := l.take(now, false)
+		_, ok := l.takeLine(now, false)
 		assert.False(t, ok)
 	}
-	skipped, ok := l.take(now, true)
+	skipped, ok := l.takeLine(now, true)
 	assert.True(t, ok, "all are wanted")
 	assert.EqualValues(t, 7, skipped)
 
 	written := 0
 	for range 10_000 { // in 10 s
 		now = now.Add(time.Millisecond)
-		if skipped, ok = l.take(now, false); ok {
+		if skipped, ok = l.takeLine(now, false); ok {
 			written++
 			assert.LessOrEqual(t, skipped, uint64(20))
 		}
 	}
 	assert.InDelta(t, 10*linesPerSecond, written, 2)
 	now = now.Add(time.Minute)
-	skipped, ok = l.take(now, false)
+	skipped, ok = l.takeLine(now, false)
 	assert.True(t, ok)
 	assert.Less(t, skipped, uint64(10))
 }
@@ -53,13 +53,13 @@ func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
 	var l lines
 	now := cc.Time(1)
 	for range 100 * linesAtOnce { // at once
-		_, ok := l.take(now, true)
+		_, ok := l.takeLine(now, true)
 		assert.True(t, ok)
 	}
 	now = now.Add(time.Second)
 	written := 0
 	for range 2 * linesPerSecond {
-		if _, ok := l.take(now, false); ok {
+		if _, ok := l.takeLine(now, false); ok {
 			written++
 		}
 	}
@@ -97,8 +97,8 @@ func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 	s.inForce.Store(&settings{cfg: config.Default()})
 	e := &entrance{Way: crowd{connections: 10_000}}
 	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})
-	require.NoError(t, s.accept(e))
-	assert.EqualValues(t, 10_000, e.now.Load().refused.snapshot()[RejectedGlobalLimit])
+	require.NoError(t, s.acceptFrom(e))
+	assert.EqualValues(t, 10_000, e.now.Load().refused.copyCounts()[RejectedGlobalLimit])
 	assert.NoError(t, end())
 }
 
@@ -111,7 +111,7 @@ func TestARuleThatAsksForANameDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 		in.policy, err = in.cfg.Policy()
 		require.NoError(t, err)
 		c := &connection{srv: s, listener: &listenerState{}, decidedBy: in, accepted: from{addr: "192.0.2.1"}}
-		assert.Nil(t, c.decide())
+		assert.Nil(t, c.applyNameVerdict())
 		assert.NoError(t, end())
 	})
 }

@@ -26,12 +26,12 @@ func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.parts.F
 func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hosts int) {
 	now := s.clock()
 	seen := map[netip.Addr]bool{}
-	for _, c := range s.live() {
+	for _, c := range s.liveConnections() {
 		if now.Sub(cc.Time(c.active.Load())) > lately {
 			continue
 		}
 		found := false
-		for _, host := range c.hosts() {
+		for _, host := range c.destinationHosts() {
 			if host.IsValid() && policy.Contains(within, host) {
 				found, seen[host] = true, true
 			}
@@ -43,11 +43,11 @@ func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hos
 	return flows, len(seen)
 }
 
-// hosts are where its bytes go to: the client's and, once it is reached, the server's.
-func (c *connection) hosts() [2]netip.Addr {
+// destinationHosts are where its bytes go to: the client's and, once it is reached, the server's.
+func (c *connection) destinationHosts() [2]netip.Addr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := [2]netip.Addr{c.source().Addr().Unmap().WithZone("")}
+	out := [2]netip.Addr{c.clientAddress().Addr().Unmap().WithZone("")}
 	if c.state != StateGreeting && c.state != StateDialing {
 		out[1] = addrPort(c.server.conn.RemoteAddr()).Addr().Unmap().WithZone("")
 	}

@@ -33,12 +33,12 @@ const (
 // errNoAdvertiser says why a leg's window is as its transport likes.
 var errNoAdvertiser = errors.New("this transport's receive window cannot be bounded")
 
-// holding keeps the window that a leg advertises to whom it receives from, while a queue
+// receiveControl keeps the window that a leg advertises to whom it receives from, while a queue
 // is seen to stand in front of it: where there is none, there is nothing to take away, and a
 // smaller window only costs rate whenever the relay is late. The relay's goroutine
 // looks after each read, so that legs that bring nothing cost nothing. There is none
 // before flow.ReceiveBulk bytes have come.
-type holding struct {
+type receiveControl struct {
 	leg    datapath.Advertiser // nil: its window cannot be bounded
 	parts  *Parts
 	looked cc.Time
@@ -54,14 +54,14 @@ type holding struct {
 	why    error // nothing will be held; nil: it is, or will be
 }
 
-// arrived bounds the window that d's source advertises, as d.receives says, once got bytes have come
+// onArrived bounds the window that d's source advertises, as d.receives says, once got bytes have come
 // from it and that is much.
-func (d *direction) arrived(got int64) {
+func (d *direction) onArrived(got int64) {
 	if cc.Bytes(got) < flow.ReceiveBulk {
 		return
 	}
 	if d.hold == nil {
-		h := &holding{parts: &d.conn.srv.parts}
+		h := &receiveControl{parts: &d.conn.srv.parts}
 		if h.leg, _ = d.src.conn.(datapath.Advertiser); h.leg == nil {
 			h.why = errNoAdvertiser
 		}
@@ -69,11 +69,11 @@ func (d *direction) arrived(got int64) {
 		h.terms, d.hold = d.receives, h
 		d.conn.mu.Unlock()
 	}
-	d.hold.read(got)
+	d.hold.onRead(got)
 }
 
-// read looks at what has come, of which the relay has read so much.
-func (h *holding) read(got int64) {
+// onRead looks at what has come, of which the relay has read so much.
+func (h *receiveControl) onRead(got int64) {
 	if h.leg == nil {
 		return
 	}
@@ -92,9 +92,9 @@ func (h *holding) read(got int64) {
 		return
 	}
 	if h.why == nil && h.terms.Algorithm != policy.Unmanaged {
-		if err := h.look(now, got); err != nil {
+		if err := h.reportArrivals(now, got); err != nil {
 			h.why = err
-			h.stop(now)
+			h.stopHolding(now)
 		}
 	}
 	if h.held && (h.flow == nil || h.queued == 0) {
@@ -105,10 +105,10 @@ func (h *holding) read(got int64) {
 	}
 }
 
-// look tells the flow what has come, and puts the window that follows into force where
+// reportArrivals tells the flow what has come, and puts the window that follows into force where
 // there is a queue. The flow knows no other window than its own, so that it follows the
 // path all the time.
-func (h *holding) look(now cc.Time, got int64) error {
+func (h *receiveControl) reportArrivals(now cc.Time, got int64) error {
 	a, err := h.leg.Arrivals()
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (h *holding) look(now cc.Time, got int64) error {
 		a.Window = min(a.Window, cc.Bytes(h.window.Load()))
 	}
 	h.flow.Arrived(a)
-	h.watch(now, a.RTT)
+	h.addRTTSample(now, a.RTT)
 	if h.queued == 0 {
 		return nil
 	}
@@ -132,8 +132,8 @@ func (h *holding) look(now cc.Time, got int64) error {
 	return h.leg.Advertise(cc.Bytes(h.window.Load()))
 }
 
-// watch takes in a round trip, and finds out whether there is a queue.
-func (h *holding) watch(now cc.Time, rtt time.Duration) {
+// addRTTSample takes in a round trip, and finds out whether there is a queue.
+func (h *receiveControl) addRTTSample(now cc.Time, rtt time.Duration) {
 	switch {
 	case rtt > 0 && (h.least == 0 || rtt < h.least):
 		h.least = rtt
@@ -145,8 +145,8 @@ func (h *holding) watch(now cc.Time, rtt time.Duration) {
 	}
 }
 
-// stop has nothing be held. The relay, whose goroutine the leg is for, frees the window.
-func (h *holding) stop(now cc.Time) {
+// stopHolding has nothing be held. The relay, whose goroutine the leg is for, frees the window.
+func (h *receiveControl) stopHolding(now cc.Time) {
 	if h.flow != nil {
 		h.flow.Close(now)
 		h.flow = nil
@@ -157,7 +157,7 @@ func (h *holding) stop(now cc.Time) {
 // that changes anything. The connection's mu is held.
 func (d *direction) reconsiderHold(t *flow.Terms) (moved bool, err error) {
 	if d.hold != nil {
-		return d.hold.reconsider(d.conn.srv.clock(), t)
+		return d.hold.applyTerms(d.conn.srv.clock(), t)
 	}
 	_, can := d.src.conn.(datapath.Advertiser)
 	moved = can && !reflect.DeepEqual(t, d.receives)
@@ -165,8 +165,8 @@ func (d *direction) reconsiderHold(t *flow.Terms) (moved bool, err error) {
 	return moved, nil
 }
 
-// reconsider puts other terms into force, and reports whether they are others.
-func (h *holding) reconsider(now cc.Time, t *flow.Terms) (moved bool, err error) {
+// applyTerms puts other terms into force, and reports whether they are others.
+func (h *receiveControl) applyTerms(now cc.Time, t *flow.Terms) (moved bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || reflect.DeepEqual(t, h.terms) {
@@ -175,7 +175,7 @@ func (h *holding) reconsider(now cc.Time, t *flow.Terms) (moved bool, err error)
 	switch {
 	case h.flow == nil:
 	case t.Algorithm == policy.Unmanaged:
-		h.stop(now)
+		h.stopHolding(now)
 	default:
 		if err := h.flow.Move(now, *t); err != nil {
 			return false, fmt.Errorf("proxy: receive window: %w", err)
@@ -185,12 +185,12 @@ func (h *holding) reconsider(now cc.Time, t *flow.Terms) (moved bool, err error)
 	return h.leg != nil && h.why == nil, nil
 }
 
-// close ends it; the leg is closed already.
-func (h *holding) close(now cc.Time) {
+// closeFlow ends it; the leg is closed already.
+func (h *receiveControl) closeFlow(now cc.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
-	h.stop(now)
+	h.stopHolding(now)
 }
 
 // HoldingInfo is how a leg's receive window is held.
@@ -205,12 +205,12 @@ type HoldingInfo struct {
 // holdingInfo is how the window of d's source is held. The connection's mu is held.
 func (d *direction) holdingInfo() HoldingInfo {
 	if d.hold != nil {
-		return d.hold.info()
+		return d.hold.holdingInfo()
 	}
 	return HoldingInfo{Algorithm: cmp.Or(d.receives.Algorithm, policy.Unmanaged)}
 }
 
-func (h *holding) info() HoldingInfo {
+func (h *receiveControl) holdingInfo() HoldingInfo {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := HoldingInfo{Algorithm: cmp.Or(h.terms.Algorithm, policy.Unmanaged), Held: h.flow != nil, InForce: h.held}

@@ -51,7 +51,7 @@ func held(conn datapath.Conn, now *cc.Time) (*direction, func(reads int)) {
 	return d, func(reads int) {
 		for range reads {
 			*now = now.Add(100 * time.Microsecond)
-			d.arrived(int64(cc.Rate(12e6).BytesIn(now.Sub(0))))
+			d.onArrived(int64(cc.Rate(12e6).BytesIn(now.Sub(0))))
 		}
 	}
 }
@@ -90,7 +90,7 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	read(20)
 	assert.Positive(t, leg.window)
 	assert.Equal(t, "vegas", d.holdingInfo().Flow.Algorithm)
-	d.hold.close(now)
+	d.hold.closeFlow(now)
 	looks = leg.looks
 	read(20)
 	assert.Equal(t, looks, leg.looks, "a closed leg is not looked at")
@@ -128,13 +128,13 @@ func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
 
 // A path that wavers has no queue for that.
 func TestAQueueIsSeenByThePathsLength(t *testing.T) {
-	h := &holding{}
-	h.watch(1, 640*time.Millisecond)
-	h.watch(2, 659*time.Millisecond)
+	h := &receiveControl{}
+	h.addRTTSample(1, 640*time.Millisecond)
+	h.addRTTSample(2, 659*time.Millisecond)
 	assert.Zero(t, h.queued)
-	h.watch(3, 660*time.Millisecond)
+	h.addRTTSample(3, 660*time.Millisecond)
 	assert.EqualValues(t, 3, h.queued)
-	h.watch(4, 0)
+	h.addRTTSample(4, 0)
 	assert.EqualValues(t, 3, h.queued, "that is no round trip")
 }
 

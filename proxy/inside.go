@@ -10,18 +10,18 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// inside is the Server's for the connection.
-func (c *connection) inside(target netip.Addr) (tunnel.Listener, error) {
-	return c.srv.inside(c.listener, target, c.chosen.Fixed)
+// tunnelFor is the Server's for the connection.
+func (c *connection) tunnelFor(target netip.Addr) (tunnel.Listener, error) {
+	return c.srv.tunnelTo(c.listener, target, c.chosen.Fixed)
 }
 
-// inside returns the tunnel that leads to an address; nil: none does, and it is to be
+// tunnelTo returns the tunnel that leads to an address; nil: none does, and it is to be
 // dialled from this machine. What is inside a tunnel is reached by the tunnel's own
 // peers, by whom the configuration lets, and never through another network: an error
 // refuses it. A fixed target is the configuration's own.
-func (s *Server) inside(l *listenerState, target netip.Addr, fixed bool) (tunnel.Listener, error) {
+func (s *Server) tunnelTo(l *listenerState, target netip.Addr, fixed bool) (tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
-	all := s.settings().listeners
+	all := s.currentSettings().listeners
 	own := func(other *listenerState) bool { return other.entrance == l.entrance }
 	if l.Tunnel() != nil && !slices.ContainsFunc(all, own) { // it drains
 		all = append(slices.Clip(all), l)

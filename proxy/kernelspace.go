@@ -39,13 +39,13 @@ func openInKernel(
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
 	}
-	port, err := l.port()
+	port, err := l.listenPort()
 	if err != nil {
 		return nil, err
 	}
 	w, err := kernelspace.Listen(ctx, kernelspace.Config{
 		Name: l.Name, Interface: l.Interface(), Port: port, MTU: l.MTU(),
-		Closed: policy.Closed(), Socket: l.ingress(log), Open: open, Log: log,
+		Closed: policy.Closed(), Socket: l.ingressConfig(log), Open: open, Log: log,
 		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
 			if err != nil {
@@ -62,7 +62,7 @@ func openInKernel(
 
 // kernelSettings are settings with the rules for what the kernel forwards by itself.
 func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
-	common, err := l.settings()
+	common, err := l.tunnelSettings()
 	s := kernelspace.Settings{Settings: common, From: l.WireGuard.ReachableFrom}
 	for _, r := range l.KernelRules {
 		s.Rules = append(s.Rules, kernelRules(r)...)
@@ -104,7 +104,7 @@ func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
 	if next.KernelLacks != nil {
 		return nil, fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
 	}
-	return w.WireGuard.Apply(s, next.ingress(w.log))
+	return w.WireGuard.Apply(s, next.ingressConfig(w.log))
 }
 
 // Tunnel implements Way.

@@ -123,7 +123,7 @@ func (s *Server) lookAtLimits() {
 	follow := func(listener string, reason Reason, count uint64) {
 		s.limitsMet.follow(s.log, now, metLimit{listener, reason}, count)
 	}
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		if t := l.Tunnel(); t != nil {
 			status, _ := t.Status() // its counters are good
 			follow(l.cfg.Name, limitHandshakes, status.Handshakes)

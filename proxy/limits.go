@@ -67,11 +67,11 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	attempts := usable / attemptShare
 	rest := usable - 2*pipes - attempts
 	d := Descriptors{Total: total, Pipes: max(1, pipes), Attempts: attempts, Sessions: map[string]int{}, Port: port}
-	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessions(l) == 0 })
-	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessions(a), sessions(b)) })
+	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessionBound(l) == 0 })
+	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessionBound(a), sessionBound(b)) })
 	left := rest / sessionShare
 	for i, l := range asking { // who asks for less leaves it to the others
-		n := min(sessions(l), left/(len(asking)-i))
+		n := min(sessionBound(l), left/(len(asking)-i))
 		d.Sessions[l.Name] = n
 		left -= n
 		rest -= n
@@ -90,8 +90,8 @@ func telemetryPorts(t *config.Telemetry) (n int) {
 	return n
 }
 
-// sessions is how many of datagrams the listener would have at most.
-func sessions(l config.Listener) int {
+// sessionBound is how many of datagrams the listener would have at most.
+func sessionBound(l config.Listener) int {
 	if !l.Mode.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
 		return 0
 	}
@@ -150,8 +150,8 @@ func (l *listenerState) sourceOf(conn datapath.Conn) source {
 	return source{peer: peerKey{l.cfg.Name, name}}
 }
 
-// change puts the limits of cfg into force. Who is in already stays.
-func (l *limiter) change(cfg config.Config, listeners []*listenerState) {
+// applyLimits puts the limits of cfg into force. Who is in already stays.
+func (l *limiter) applyLimits(cfg config.Config, listeners []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.global = DescriptorBudget(&cfg).Connections
@@ -174,8 +174,8 @@ type share struct {
 	active int // guarded by limiter.mu
 }
 
-// enter counts a connection in, or says which limit it met.
-func (l *limiter) enter(of *share) (Reason, bool) {
+// admitConnection counts a connection in, or says which limit it met.
+func (l *limiter) admitConnection(of *share) (Reason, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -189,7 +189,7 @@ func (l *limiter) enter(of *share) (Reason, bool) {
 	return "", true
 }
 
-func (l *limiter) leave(of *share) {
+func (l *limiter) releaseConnection(of *share) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.active--
@@ -234,7 +234,7 @@ func (l *limiter) raise() string {
 	return raises[RejectedDescriptors]
 }
 
-func (l *limiter) counts() (active, sources, limit int) {
+func (l *limiter) currentCounts() (active, sources, limit int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.active, len(l.sources), l.global

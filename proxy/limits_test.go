@@ -25,7 +25,7 @@ func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 		asked := 0
 		for i := range listeners {
 			listeners[i].Name = fmt.Sprint(i)
-			asked += sessions(listeners[i])
+			asked += sessionBound(listeners[i])
 		}
 		cfg := config.Config{Listeners: listeners}
 		ports := 0
@@ -45,7 +45,7 @@ func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 			given += n
 			i, err := strconv.Atoi(name)
 			require.NoError(t, err)
-			assert.LessOrEqual(t, n, sessions(listeners[i]), "no more than it asks for")
+			assert.LessOrEqual(t, n, sessionBound(listeners[i]), "no more than it asks for")
 		}
 		assert.Positive(t, d.Connections)
 		assert.Positive(t, d.Pipes)
@@ -77,19 +77,19 @@ func TestLimiterCountsBothWays(t *testing.T) {
 	l := limiter{global: 3, perSource: 2}
 	a, b := &share{max: 2}, &share{}
 	for range 2 {
-		_, ok := l.enter(a)
+		_, ok := l.admitConnection(a)
 		require.True(t, ok)
 	}
-	reason, ok := l.enter(a)
+	reason, ok := l.admitConnection(a)
 	assert.False(t, ok)
 	assert.Equal(t, RejectedListenerLimit, reason)
-	_, ok = l.enter(b)
+	_, ok = l.admitConnection(b)
 	require.True(t, ok)
-	reason, ok = l.enter(b)
+	reason, ok = l.admitConnection(b)
 	assert.False(t, ok)
 	assert.Equal(t, RejectedGlobalLimit, reason)
-	l.leave(a)
-	_, ok = l.enter(b)
+	l.releaseConnection(a)
+	_, ok = l.admitConnection(b)
 	assert.True(t, ok)
 
 	assert.NotNil(t, l.enterSource(hostOf("2001:db8:1:2::1")))
@@ -102,7 +102,7 @@ func TestLimiterCountsBothWays(t *testing.T) {
 	for _, s := range []string{"2001:db8:1:2::1", "2001:db8:1:2::1", "2001:db8:1:3::1", "192.0.2.1", "192.0.2.1"} {
 		l.leaveSource(l.sources[hostOf(s)])
 	}
-	_, sources, _ := l.counts()
+	_, sources, _ := l.currentCounts()
 	assert.Zero(t, sources, "hosts without connections are forgotten")
 }
 
@@ -155,7 +155,7 @@ func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
 	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(overQUIC{told{from{addr: "192.0.2.1"}, "192.0.2.1"}}), "over UDP")
 
 	var most limiter
-	most.change(config.Config{Limits: config.Limits{PerSource: new(1)}}, nil)
+	most.applyLimits(config.Config{Limits: config.Limits{PerSource: new(1)}}, nil)
 	assert.NotNil(t, most.enterSource(site))
 	assert.Nil(t, most.enterSource(l.sourceOf(from{addr: "10.9.0.3"})))
 }
@@ -175,7 +175,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var l limiter
-			l.change(config.Config{Limits: config.Limits{Connections: row.connections, PerSource: row.perSource}}, nil)
+			l.applyLimits(config.Config{Limits: config.Limits{Connections: row.connections, PerSource: row.perSource}}, nil)
 			for addr, want := range map[netip.Addr]int{
 				far: row.far, near: row.near,
 				netip.IPv6Loopback():               row.near,
@@ -192,7 +192,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 		})
 	}
 	var l limiter
-	l.change(config.Config{}, nil)
+	l.applyLimits(config.Config{}, nil)
 	assert.Equal(t, max(1, DescriptorBudget(&config.Config{}).Connections/4), l.perSource,
 		"of what descriptors have room for")
 }
@@ -200,7 +200,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 func TestLoopGuard(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	g := newLoopGuard(func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil })
-	g.listen([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
+	g.setListeners([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
 	for _, row := range []struct {
 		target string
 		loop   bool
@@ -215,10 +215,10 @@ func TestLoopGuard(t *testing.T) {
 		{"203.0.113.5:7000", false},
 		{"203.0.113.5:443", false},
 	} {
-		assert.Equal(t, row.loop, g.check(ap(row.target)) != nil, row.target)
+		assert.Equal(t, row.loop, g.checkTarget(ap(row.target)) != nil, row.target)
 	}
 	g.local = func(netip.Addr) (bool, error) { return false, errors.New("no netlink") }
-	assert.Error(t, g.check(ap("203.0.113.5:7000")), "when in doubt, no loop")
+	assert.Error(t, g.checkTarget(ap("203.0.113.5:7000")), "when in doubt, no loop")
 }
 
 func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
@@ -226,22 +226,22 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	g := newLoopGuard(nil)
 	leg := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.5:443"))
 	other := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.6:443")) // one port may serve two destinations
-	require.NoError(t, g.dialled(leg))
-	assert.Error(t, g.capture(leg), "our own connection has come back")
-	assert.NoError(t, g.capture(other))
-	assert.Error(t, g.dialled(other), "it was captured before we knew it")
-	g.released(other)
-	g.closed(leg)
-	assert.NoError(t, g.capture(leg))
-	g.released(leg)
+	require.NoError(t, g.noteDialled(leg))
+	assert.Error(t, g.noteCaptured(leg), "our own connection has come back")
+	assert.NoError(t, g.noteCaptured(other))
+	assert.Error(t, g.noteDialled(other), "it was captured before we knew it")
+	g.forgetCaptured(other)
+	g.forgetDialled(leg)
+	assert.NoError(t, g.noteCaptured(leg))
+	g.forgetCaptured(leg)
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
 	assert.Empty(t, g.lately)
 
 	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
-	require.NoError(t, g.dialled(here))
-	g.closed(here)
+	require.NoError(t, g.noteDialled(here))
+	g.forgetDialled(here)
 	s := &Server{loops: g}
 	assert.True(t, s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")), "what it brought may be read after its end")
-	assert.NoError(t, g.capture(here), "it has come to its end all the same")
+	assert.NoError(t, g.noteCaptured(here), "it has come to its end all the same")
 }

@@ -41,26 +41,26 @@ func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.
 
 func newLoopGuard(local func(netip.Addr) (bool, error)) *loopGuard {
 	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}, lately: map[wire]int{}}
-	g.listen(nil)
+	g.setListeners(nil)
 	return g
 }
 
-// listen says where our listeners are from now on.
-func (g *loopGuard) listen(at []netip.AddrPort) { g.listening.Store(&at) }
+// setListeners says where our listeners are from now on.
+func (g *loopGuard) setListeners(at []netip.AddrPort) { g.listening.Store(&at) }
 
-// check refuses a destination that is one of our listeners. Other services of
+// checkTarget refuses a destination that is one of our listeners. Other services of
 // this machine are fine.
-func (g *loopGuard) check(target netip.AddrPort) error {
+func (g *loopGuard) checkTarget(target netip.AddrPort) error {
 	for _, l := range *g.listening.Load() {
-		if l.Port() == target.Port() && g.same(l.Addr(), target.Addr()) {
+		if l.Port() == target.Port() && g.listensAt(l.Addr(), target.Addr()) {
 			return fmt.Errorf("destination %v is the proxy itself", target)
 		}
 	}
 	return nil
 }
 
-// same reports whether a listener on l gets what is sent to target.
-func (g *loopGuard) same(l, target netip.Addr) bool {
+// listensAt reports whether a listener on l gets what is sent to target.
+func (g *loopGuard) listensAt(l, target netip.Addr) bool {
 	if !l.IsUnspecified() || target.IsLoopback() || target.IsUnspecified() {
 		return l.IsUnspecified() || l == target
 	}
@@ -70,8 +70,8 @@ func (g *loopGuard) same(l, target netip.Addr) bool {
 
 var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")
 
-// capture notes a captured connection, unless it is one of our own come back.
-func (g *loopGuard) capture(w wire) error {
+// noteCaptured notes a captured connection, unless it is one of our own come back.
+func (g *loopGuard) noteCaptured(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.dialling[w] > 0 {
@@ -81,8 +81,8 @@ func (g *loopGuard) capture(w wire) error {
 	return nil
 }
 
-// dialled notes a server leg, unless it has been captured in the meantime.
-func (g *loopGuard) dialled(w wire) error {
+// noteDialled notes a server leg, unless it has been captured in the meantime.
+func (g *loopGuard) noteDialled(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.captured[w] > 0 {
@@ -101,21 +101,21 @@ func (s *Server) Dialled(from, to netip.AddrPort) bool {
 	return s.loops.dialling[w] > 0 || s.loops.lately[w] > 0
 }
 
-// released forgets what capture noted.
-func (g *loopGuard) released(w wire) { g.forget(g.captured, w) }
+// forgetCaptured forgets what capture noted.
+func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
 
-// closed forgets what dialled noted.
-func (g *loopGuard) closed(w wire) {
+// forgetDialled forgets what dialled noted.
+func (g *loopGuard) forgetDialled(w wire) {
 	if from := netip.AddrFrom16(w.from.addr); from.Unmap().IsLoopback() || w.from.addr == w.to.addr {
 		g.mu.Lock()
 		g.lately[w]++
 		g.mu.Unlock()
-		time.AfterFunc(readLate, func() { g.forget(g.lately, w) })
+		time.AfterFunc(readLate, func() { g.removeWire(g.lately, w) })
 	}
-	g.forget(g.dialling, w)
+	g.removeWire(g.dialling, w)
 }
 
-func (g *loopGuard) forget(m map[wire]int, w wire) {
+func (g *loopGuard) removeWire(m map[wire]int, w wire) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m[w]--; m[w] <= 0 {

@@ -40,26 +40,26 @@ func Open(
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	before, onTick := links.tick(flows.Tick)
+	before, onTick := links.wrapTick(flows.Tick)
 	budget := DescriptorBudget(&cfg)
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
 		Pipes: budget.Pipes, Attempts: budget.Attempts, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close())
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks())
 	}
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	routes, err := ingress.OpenRoutes()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close(), dp.Close())
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks(), dp.Close())
 	}
 	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
-	flows.Lookup = links.lookup
-	given, err := keep(sockets)
+	flows.Lookup = links.lookupAlgorithm
+	given, err := keepSockets(sockets)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close(), dp.Close())
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks(), dp.Close())
 	}
 	for _, s := range given {
 		if !slices.ContainsFunc(cfg.Listeners, s.isOf) {
@@ -93,7 +93,7 @@ func Open(
 	})
 	if err != nil {
 		routes.Close()
-		return nil, errors.Join(err, closeAll(given), links.close(), dp.Close())
+		return nil, errors.Join(err, closeAll(given), links.closeLinks(), dp.Close())
 	}
 	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: given}, nil
 }
@@ -103,18 +103,18 @@ func Open(
 func (k *Kernel) Reload(cfg config.Config) (Reloaded, error) {
 	done, err := k.Server.Reload(cfg)
 	if err == nil {
-		k.agents.secure(cfg.Agents)
+		k.agents.updateCertificates(cfg.Agents)
 	}
 	return done, err
 }
 
 // Close ends what Open started; the listeners are closed already if Serve ran.
 func (k *Kernel) Close() error {
-	for _, l := range k.settings().listeners {
+	for _, l := range k.currentSettings().listeners {
 		_ = l.Close()
 	}
 	k.routes.Close()
-	return errors.Join(closeAll(k.sockets), k.agents.close(), k.Datapath.Close())
+	return errors.Join(closeAll(k.sockets), k.agents.closeLinks(), k.Datapath.Close())
 }
 
 // handedOver is a socket that somebody else goes on listening at, so that nobody can listen there anew. A
@@ -124,14 +124,14 @@ type handedOver struct {
 	fd int
 }
 
-// keep takes sockets as descriptors that the runtime does not wait for.
-func keep(sockets []*net.TCPListener) (kept []handedOver, err error) {
+// keepSockets takes sockets as descriptors that the runtime does not wait for.
+func keepSockets(sockets []*net.TCPListener) (kept []handedOver, err error) {
 	for _, ln := range sockets {
 		raw, rawErr := ln.SyscallConn()
 		if rawErr == nil {
 			rawErr = raw.Control(func(fd uintptr) {
 				s := handedOver{at: ln.Addr()}
-				if s.fd, err = duplicate(int(fd)); err == nil {
+				if s.fd, err = duplicateFD(int(fd)); err == nil {
 					kept = append(kept, s)
 				}
 			})
@@ -150,7 +150,7 @@ func closeAll(sockets []handedOver) (err error) {
 	return err
 }
 
-func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
+func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
 // isOf reports whether a listener belongs at the socket.
 func (s handedOver) isOf(l config.Listener) bool {
@@ -163,7 +163,7 @@ func socketOf(given []handedOver, l config.Listener) (*net.TCPListener, error) {
 	if i < 0 {
 		return nil, nil
 	}
-	fd, err := duplicate(given[i].fd)
+	fd, err := duplicateFD(given[i].fd)
 	if err != nil {
 		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
 	}

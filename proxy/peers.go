@@ -22,7 +22,7 @@ type PeerCounters struct {
 
 type peerKey struct{ listener, peer string }
 
-func (p PeerCounters) compare(q PeerCounters) int {
+func (p PeerCounters) compareTo(q PeerCounters) int {
 	return cmp.Or(strings.Compare(p.Listener, q.Listener), strings.Compare(p.Peer, q.Peer))
 }
 
@@ -30,9 +30,9 @@ func (p PeerCounters) compare(q PeerCounters) int {
 // ready.
 type peerTotals map[peerKey]*PeerCounters
 
-// of returns the counters of a connection's peer; nil: it has none, or it is told apart
+// countersOf returns the counters of a connection's peer; nil: it has none, or it is told apart
 // by its address alone, of which there may be any number.
-func (p *peerTotals) of(c *connection) *PeerCounters {
+func (p *peerTotals) countersOf(c *connection) *PeerCounters {
 	k := peerKey{c.listener.cfg.Name, c.chosen.Peer}
 	if n := (*p)[k]; n != nil || k.peer == "" {
 		return n
@@ -53,8 +53,8 @@ func isAddr(name string) bool {
 	return err == nil
 }
 
-// snapshot returns copies, in no order.
-func (p peerTotals) snapshot() []PeerCounters {
+// copyAll returns copies, in no order.
+func (p peerTotals) copyAll() []PeerCounters {
 	out := make([]PeerCounters, 0, len(p))
 	for _, n := range p {
 		out = append(out, *n)
@@ -65,7 +65,7 @@ func (p peerTotals) snapshot() []PeerCounters {
 // addLive counts in what the peer of a live connection was sent again so far.
 func addLive(peers []PeerCounters, f *FlowInfo) {
 	of := PeerCounters{Listener: f.Listener, Peer: f.Peer}
-	if i, found := slices.BinarySearchFunc(peers, of, PeerCounters.compare); found {
+	if i, found := slices.BinarySearchFunc(peers, of, PeerCounters.compareTo); found {
 		peers[i].Retransmitted += f.Client.Retransmitted
 	}
 }

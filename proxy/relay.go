@@ -35,7 +35,7 @@ type direction struct {
 	free     atomic.Int64        // what may be underway before it is managed, in bytes; below 0: it need not become so
 	underway int64               // at most, until it is managed
 	receives *flow.Terms         // what decides the window that src advertises; likewise
-	hold     *holding            // keeps that window; nil: little has come yet; likewise
+	hold     *receiveControl     // keeps that window; nil: little has come yet; likewise
 	carrier  datapath.Carrier
 	early    []byte  // read from src already, goes first
 	granted  int     // of what is stored, may be passed on
@@ -53,28 +53,28 @@ type direction struct {
 	unbound                bool // what src takes in is to be bounded, once it brings much, or more than dst takes
 }
 
-func (d *direction) name() string {
+func (d *direction) directionName() string {
 	if d == &d.conn.up {
 		return "up"
 	}
 	return "down"
 }
 
-// managed reports whether terms need a flow of ours.
-func managed(t *flow.Terms) bool {
+// isManaged reports whether terms need a flow of ours.
+func isManaged(t *flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
 }
 
 // unmanaged is free for a direction that is managed already, or never.
 const unmanaged = -1
 
-// freely returns how much may be underway before terms are in force: most connections
+// unmanagedAllowance returns how much may be underway before terms are in force: most connections
 // never have more than an initial window, which any sender may have. Terms with a limit of
 // their own hold from the first byte, and hints find who needs them.
-func freely(t *flow.Terms) int64 {
+func unmanagedAllowance(t *flow.Terms) int64 {
 	spec, err := cc.Lookup(t.Algorithm)
 	switch {
-	case !managed(t):
+	case !isManaged(t):
 		return unmanaged
 	case t.Algorithm == policy.Unmanaged, err == nil && (spec.Fixed || slices.Contains(spec.Needs, cc.NeedsHints)),
 		t.MaxRate > 0, t.ConnectionRate > 0, t.HintCap > 0, t.Target > 0, t.MinRate > 0:
@@ -83,9 +83,9 @@ func freely(t *flow.Terms) int64 {
 	return initialWindow
 }
 
-// wanted is which parts of a flow's limits its transport is to enforce. An algorithm
+// wantedHold is which parts of a flow's limits its transport is to enforce. An algorithm
 // that sets no window must not take the transport's own from it.
-func wanted(t *flow.Terms) datapath.Hold {
+func wantedHold(t *flow.Terms) datapath.Hold {
 	if t.Algorithm == policy.Unmanaged {
 		return datapath.HoldRate
 	}
@@ -123,11 +123,11 @@ const (
 // stepBytes is what a direction moves in one step at most, lest others of its loop wait.
 const stepBytes = 2 << 20
 
-// step moves bytes until the source ends, a leg fails, the connection stops, or there is a
+// moveBytes moves bytes until the source ends, a leg fails, the connection stops, or there is a
 // reason to return that progress tells. Where nothing drives the legs it waits instead.
-func (d *direction) step() (progress, end) {
+func (d *direction) moveBytes() (progress, end) {
 	for moved := 0; ; {
-		switch err := d.drain(); {
+		switch err := d.drainStored(); {
 		case err == nil:
 		case errors.Is(err, datapath.ErrWait):
 			if d.unbound {
@@ -147,8 +147,8 @@ func (d *direction) step() (progress, end) {
 		}
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
-			d.arrived(d.read.Add(int64(n)))
-			d.touch()
+			d.onArrived(d.read.Add(int64(n)))
+			d.noteActivity()
 			d.filled, d.waited = n, false
 			moved += n
 			if d.unbound && d.read.Load() >= datapath.SmallBuffer { // what is read lets the kernel take in far more
@@ -174,18 +174,18 @@ func (d *direction) readEnd() end {
 	}
 }
 
-// run steps until it is over.
-func (d *direction) run() end {
+// runUntilEnd steps until it is over.
+func (d *direction) runUntilEnd() end {
 	for {
-		if p, e := d.step(); p == over {
+		if p, e := d.moveBytes(); p == over {
 			d.carrier.Release()
 			return e
 		}
 	}
 }
 
-// resize adapts the piece to how the last one, of n bytes, fared.
-func (d *direction) resize(n int, waited bool) {
+// resizePiece adapts the piece to how the last one, of n bytes, fared.
+func (d *direction) resizePiece(n int, waited bool) {
 	switch {
 	case waited:
 		d.piece = max(d.piece/2, min(minPiece, d.maxPiece))
@@ -194,11 +194,11 @@ func (d *direction) resize(n int, waited bool) {
 	}
 }
 
-// drain passes on what is stored, as fast as the flow grants.
-func (d *direction) drain() error {
-	for n := d.stored(); n > 0; n = d.stored() {
+// drainStored passes on what is stored, as fast as the flow grants.
+func (d *direction) drainStored() error {
+	for n := d.storedBytes(); n > 0; n = d.storedBytes() {
 		if d.granted == 0 {
-			granted, err := d.take(n)
+			granted, err := d.takeGrant(n)
 			if err != nil {
 				d.waited = true
 				return err
@@ -207,8 +207,8 @@ func (d *direction) drain() error {
 			d.waited = d.waited || granted < n
 		}
 		inKernel := d.carrier.Splicing()
-		n, err := d.pass(d.granted)
-		d.wrote(n)
+		n, err := d.passBytes(d.granted)
+		d.noteWritten(n)
 		if inKernel {
 			d.spliced.Add(int64(n))
 		}
@@ -219,22 +219,22 @@ func (d *direction) drain() error {
 		}
 	}
 	if d.filled > 0 {
-		d.resize(d.filled, d.waited)
+		d.resizePiece(d.filled, d.waited)
 		d.filled = 0
 	}
 	return nil
 }
 
-// stored is how much has been read and not been passed on.
-func (d *direction) stored() int {
+// storedBytes is how much has been read and not been passed on.
+func (d *direction) storedBytes() int {
 	if n := len(d.early); n > 0 {
 		return n
 	}
 	return d.carrier.Buffered()
 }
 
-// pass passes up to limit of the stored bytes on.
-func (d *direction) pass(limit int) (int, error) {
+// passBytes passes up to limit of the stored bytes on.
+func (d *direction) passBytes(limit int) (int, error) {
 	if len(d.early) == 0 {
 		return d.carrier.Drain(limit)
 	}
@@ -245,9 +245,9 @@ func (d *direction) pass(limit int) (int, error) {
 	return n, err
 }
 
-// begin has d be managed if with n bytes more there would be more underway than it may
+// manageIfNeeded has d be managed if with n bytes more there would be more underway than it may
 // have before.
-func (d *direction) begin(n int) error {
+func (d *direction) manageIfNeeded(n int) error {
 	free := d.free.Load()
 	if free < 0 {
 		return nil
@@ -262,13 +262,13 @@ func (d *direction) begin(n int) error {
 			return nil
 		}
 	}
-	return d.conn.manage(d)
+	return d.conn.openFlow(d)
 }
 
-// take returns how many of n bytes may be written, waiting until some may. On a loop it
+// takeGrant returns how many of n bytes may be written, waiting until some may. On a loop it
 // returns datapath.ErrWait instead, and step is called again once some may.
-func (d *direction) take(n int) (int, error) {
-	if err := d.begin(n); err != nil {
+func (d *direction) takeGrant(n int) (int, error) {
+	if err := d.manageIfNeeded(n); err != nil {
 		return 0, err
 	}
 	if d.flow == nil || d.enforces && !d.flow.NeedsGrants() {
@@ -286,22 +286,22 @@ func (d *direction) take(n int) (int, error) {
 		}
 		select {
 		case <-d.wake:
-		case <-d.conn.stopping():
+		case <-d.conn.stopChannel():
 			return 0, errStopped
 		}
 	}
 }
 
-func (d *direction) wrote(n int) {
+func (d *direction) noteWritten(n int) {
 	if n > 0 {
 		if written := d.written.Add(int64(n)); d.inflow != nil && !d.inflow.grow(d.conn.srv.clock, written) {
 			d.inflow = nil
 		}
-		d.touch()
+		d.noteActivity()
 	}
 }
 
-func (d *direction) touch() { d.conn.active.Store(int64(d.conn.srv.clock())) }
+func (d *direction) noteActivity() { d.conn.active.Store(int64(d.conn.srv.clock())) }
 
 func (d *direction) unlessStopped(err error) error {
 	if d.conn.stopped.Load() {

@@ -44,54 +44,54 @@ func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
 	if err := cfg.Validate(); err != nil {
 		return Reloaded{}, err
 	}
-	if err := s.settings().cfg.CheckReload(cfg); err != nil {
+	if err := s.currentSettings().cfg.CheckReload(cfg); err != nil {
 		return Reloaded{}, err
 	}
-	return s.put(cfg)
+	return s.applyConfig(cfg)
 }
 
 var errEnding = errors.New("proxy: it is ending")
 
-// put puts a configuration into force. The caller holds reloading.
-func (s *Server) put(cfg config.Config) (Reloaded, error) {
+// applyConfig puts a configuration into force. The caller holds reloading.
+func (s *Server) applyConfig(cfg config.Config) (Reloaded, error) {
 	rules, err := cfg.Policy()
 	if err != nil {
 		return Reloaded{}, fmt.Errorf("proxy: %w", err)
 	}
-	change, err := s.arrange(s.settings(), &cfg)
+	change, err := s.planReload(s.currentSettings(), &cfg)
 	if err != nil {
 		return Reloaded{}, err
 	}
-	s.limits.change(cfg, change.listeners)
-	s.loops.listen(change.addresses())
+	s.limits.applyLimits(cfg, change.listeners)
+	s.loops.setListeners(change.listenAddresses())
 	// In this order: a connection that is not open yet looks itself, once it is.
 	s.inForce.Store(&settings{cfg: cfg, policy: rules, listeners: change.listeners})
-	s.commit(change)
-	s.totals.keep(s.settings())
+	s.commitPlan(change)
+	s.totals.dropStale(s.currentSettings())
 	done := Reloaded{Opened: len(change.opened), Closing: len(change.gone)}
-	for _, c := range s.live() {
-		if c.revoked() {
+	for _, c := range s.liveConnections() {
+		if c.peerIsRevoked() {
 			done.Revoked++
 			c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
 			continue
 		}
-		c.reconsider(&done)
+		c.applyCurrentRules(&done)
 	}
 	return done, nil
 }
 
 // Config is the configuration in force, with its secrets.
-func (s *Server) Config() config.Config { return s.settings().cfg }
+func (s *Server) Config() config.Config { return s.currentSettings().cfg }
 
-// settings are those in force.
-func (s *Server) settings() *settings { return s.inForce.Load() }
+// currentSettings are those in force.
+func (s *Server) currentSettings() *settings { return s.inForce.Load() }
 
-// reconsider puts the terms into force that the present rules give c, unless it
+// applyCurrentRules puts the terms into force that the present rules give c, unless it
 // has them already or is not open yet.
-func (c *connection) reconsider(done *Reloaded) {
+func (c *connection) applyCurrentRules(done *Reloaded) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := c.srv.settings()
+	now := c.srv.currentSettings()
 	if c.state == StateGreeting || c.state == StateDialing || c.decidedBy == now {
 		return
 	}
@@ -107,10 +107,10 @@ func (c *connection) reconsider(done *Reloaded) {
 		sends, held *flow.Terms
 	}{{&c.down, &v.Down, &v.FromServer}, {&c.up, &v.Up, &v.FromClient}} {
 		counted := done.Moved + done.Kept
-		each.d.reconsider(each.sends, done)
+		each.d.applyTerms(each.sends, done)
 		moved, err := each.d.reconsiderHold(each.held)
 		if err != nil {
-			c.srv.log.Error("receive window keeps its terms", "direction", each.d.name(), "err", err)
+			c.srv.log.Error("receive window keeps its terms", "direction", each.d.directionName(), "err", err)
 		}
 		if moved && done.Moved+done.Kept == counted {
 			done.Moved++
@@ -118,33 +118,34 @@ func (c *connection) reconsider(done *Reloaded) {
 	}
 }
 
-// reconsider has d send under other terms. The connection's mu is held.
-func (d *direction) reconsider(t *flow.Terms, done *Reloaded) {
+// applyTerms has d send under other terms. The connection's mu is held.
+func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
 		return
 	}
 	if d.free.Load() >= 0 {
 		d.terms = t
-		d.free.Store(freely(t))
+		d.free.Store(unmanagedAllowance(t))
 		done.Moved++
 		return
 	}
 	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged ||
 		d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
 		// The kernel's own control has a window of its own by now, or would have none.
-		if managed(t) || managed(d.terms) {
+		if isManaged(t) || isManaged(d.terms) {
 			done.Kept++
 		}
 		return
 	}
 	before := d.flow.Snapshot()
 	if err := d.flow.Move(d.conn.srv.clock(), *t); err != nil { // the check has found it
-		d.conn.srv.log.Error("direction keeps its terms", "direction", d.name(), "algorithm", t.Algorithm, "err", err)
+		d.conn.srv.log.Error("direction keeps its terms", "direction", d.directionName(),
+			"algorithm", t.Algorithm, "err", err)
 		done.Kept++
 		return
 	}
 	if t.Algorithm != d.terms.Algorithm {
-		d.under(d.terms.Algorithm, &before)
+		d.noteAlgorithmEnd(d.terms.Algorithm, &before)
 	}
 	d.terms = t
 	done.Moved++

@@ -61,20 +61,20 @@ type Server struct {
 	aborting sync.Once
 	aborted  chan struct{} // closed: the drain is over
 	handlers sync.WaitGroup
-	setters  setters
+	setters  setupPool
 
 	begin    func(*entrance) // has a way in accept; nil: Serve does not run. reloading guards it
 	retiring sync.WaitGroup  // ways in that a reload has left out
 
 	mu      sync.Mutex
 	nextID  uint64
-	conns   roster
+	conns   connectionList
 	retired map[*listenerState]struct{} // listeners whose connections go on, and that are not in force
 }
 
-// trusts reports whether a peer opens with a PROXY header, so that whom it
+// trustsPeer reports whether a peer opens with a PROXY header, so that whom it
 // counts against is not known before.
-func (l *listenerState) trusts(peer netip.Addr) bool {
+func (l *listenerState) trustsPeer(peer netip.Addr) bool {
 	return policy.Contains(l.cfg.ProxyProtocol.From, peer)
 }
 
@@ -97,7 +97,7 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),
 	}
 	s.inForce.Store(&settings{})
-	if _, err := s.put(cfg); err != nil {
+	if _, err := s.applyConfig(cfg); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -115,52 +115,52 @@ func (s *Server) Serve(ctx context.Context) error {
 		e.accepting = make(chan struct{})
 		accepting.Go(func() {
 			defer close(e.accepting)
-			if err := s.accept(e); err != nil {
+			if err := s.acceptFrom(e); err != nil {
 				cancel(err)
 			}
 		})
 	}
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		s.begin(l.entrance)
 	}
 	s.reloading.Unlock()
 	sweeping := make(chan struct{})
 	var sweeps sync.WaitGroup
-	sweeps.Go(func() { s.sweep(sweeping) })
+	sweeps.Go(func() { s.sweepConnections(sweeping) })
 	sweeps.Go(func() { s.watchAddresses(sweeping) })
 
 	<-ctx.Done()
 	s.reloading.Lock() // no listener comes or goes from now on
 	s.draining.Store(true)
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		l.Drain()
 	}
 	s.reloading.Unlock()
 	accepting.Wait()
-	s.drain()
+	s.drainConnections()
 	s.retiring.Wait()
 	// Only now: what ends a tunnel carries its connections, and their resets.
 	var closing sync.WaitGroup
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		closing.Go(func() { _ = l.Close() })
 	}
 	closing.Wait()
 	close(sweeping)
 	sweeps.Wait()
-	s.setters.end()
+	s.setters.waitForAll()
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, ctx.Err()) {
 		return err
 	}
 	return nil
 }
 
-// accept takes the connections of a way in until it is drained.
-func (s *Server) accept(e *entrance) error {
+// acceptFrom takes the connections of a way in until it is drained.
+func (s *Server) acceptFrom(e *entrance) error {
 	err := e.Serve(func(conn datapath.Conn) {
 		l := e.now.Load()
 		l.taken.Add(1)
-		if reason, ok := s.admit(l, conn); !ok {
-			l.refused.add(reason)
+		if reason, ok := s.admitConn(l, conn); !ok {
+			l.refused.countRejection(reason)
 			s.noteRefusal(l.cfg.Name, reason)
 			s.logLimited(l, addrPort(conn.RemoteAddr()), reason)
 			_ = conn.Reset()
@@ -172,15 +172,15 @@ func (s *Server) accept(e *entrance) error {
 	return fmt.Errorf("proxy: %w", err)
 }
 
-// admit sets a connection up unless a limit is in the way. It does not wait.
-func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
-	if reason, ok := s.limits.enter(&l.share); !ok {
+// admitConn sets a connection up unless a limit is in the way. It does not wait.
+func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) {
+	if reason, ok := s.limits.admitConnection(&l.share); !ok {
 		return reason, false
 	}
 	var counted *client
-	if !l.trusts(addrPort(conn.RemoteAddr()).Addr()) {
+	if !l.trustsPeer(addrPort(conn.RemoteAddr()).Addr()) {
 		if counted = s.limits.enterSource(l.sourceOf(conn)); counted == nil {
-			s.limits.leave(&l.share)
+			s.limits.releaseConnection(&l.share)
 			return RejectedSourceLimit, false
 		}
 	}
@@ -192,28 +192,28 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	s.mu.Lock()
 	s.nextID++
 	c.id = s.nextID
-	s.conns.add(c)
+	s.conns.addConnection(c)
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
 	c.prompt = l.Prompt(conn)
-	c.mayWait(func() { s.handle(c) })
+	c.mayWait(func() { s.greetAndDial(c) })
 	return "", true
 }
 
-// handle greets the client and dials the server; connected goes on.
-func (s *Server) handle(c *connection) {
-	if r := c.greet(); r != nil {
-		s.rejected(c, r)
+// greetAndDial greets the client and dials the server; connected goes on.
+func (s *Server) greetAndDial(c *connection) {
+	if r := c.greetClient(); r != nil {
+		s.onRejected(c, r)
 		return
 	}
-	c.decidedBy = s.settings()
+	c.decidedBy = s.currentSettings()
 	began := s.clock()
-	c.dial(func(server datapath.Conn, err error) {
+	c.dialServer(func(server datapath.Conn, err error) {
 		if err == nil {
 			c.listener.dial.Observe(s.clock().Sub(began))
 		}
-		c.mayWait(func() { s.connected(c, server, err) })
+		c.mayWait(func() { s.onDialled(c, server, err) })
 	})
 }
 
@@ -223,76 +223,76 @@ func (c *connection) mayWait(f func()) {
 		f()
 		return
 	}
-	c.srv.setters.do(f)
+	c.srv.setters.runSetup(f)
 }
 
-// connected brings a connection whose dial is over to where it is relayed.
-func (s *Server) connected(c *connection, server datapath.Conn, err error) {
-	r := c.attach(server, err)
+// onDialled brings a connection whose dial is over to where it is relayed.
+func (s *Server) onDialled(c *connection, server datapath.Conn, err error) {
+	r := c.attachServer(server, err)
 	switch {
 	case r != nil:
-		s.rejected(c, r)
+		s.onRejected(c, r)
 	case len(c.prospects) == 1:
-		s.join(c)
+		s.startRelaying(c)
 	default:
-		s.setters.do(func() {
+		s.setters.runSetup(func() {
 			if r := c.decideByName(); r != nil {
-				s.rejected(c, r)
+				s.onRejected(c, r)
 				return
 			}
-			s.join(c)
+			s.startRelaying(c)
 		})
 	}
 }
 
-// join has the connection be relayed.
-func (s *Server) join(c *connection) {
+// startRelaying has the connection be relayed.
+func (s *Server) startRelaying(c *connection) {
 	c.prospects = nil
 	if c.verdict.KeepDSCP {
 		c.carryDSCP()
 	}
-	if err := c.open(); err != nil { // only a bug in the policy check can cause it
+	if err := c.openDirections(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
-		c.close()
-		s.rejected(c, &rejection{RejectedDialError, err})
+		c.closeLegs()
+		s.onRejected(c, &rejection{RejectedDialError, err})
 		return
 	}
 	c.opened = s.clock()
 	c.listener.setup.Observe(c.opened.Sub(c.started))
-	s.totals.open(c)
+	s.totals.countOpened(c)
 	c.mu.Lock()
 	if c.state == StateDialing {
 		c.state = StateOpen
 	}
 	c.cancel = nil
 	c.mu.Unlock()
-	c.reconsider(&Reloaded{}) // a reload since it was decided about has passed it over
-	if c.revoked() {
+	c.applyCurrentRules(&Reloaded{}) // a reload since it was decided about has passed it over
+	if c.peerIsRevoked() {
 		c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
 	}
-	c.relay(func() {
-		s.closed(c)
-		s.forget(c)
+	c.startRelay(func() {
+		s.onClosed(c)
+		s.releaseConnection(c)
 	})
 }
 
-// closed accounts for a relayed connection that is over.
-func (s *Server) closed(c *connection) {
+// onClosed accounts for a relayed connection that is over.
+func (s *Server) onClosed(c *connection) {
 	c.mu.Lock()
 	cause, err := c.cause, c.causeErr
 	c.mu.Unlock()
-	c.close()
+	c.closeLegs()
 	last := s.infos.Get().(*FlowInfo)
 	defer s.infos.Put(last)
-	c.fill(last, s.clock()) // after close, since a leg's last report comes with it
+	c.fillInfo(last, s.clock()) // after close, since a leg's last report comes with it
 	s.mu.Lock()
-	s.conns.remove(c) // in one step with the totals: no byte is counted twice or not at all
-	s.totals.close(c, last, cause, s.clock().Sub(c.opened))
+	s.conns.removeConnection(c) // in one step with the totals: no byte is counted twice or not at all
+	s.totals.countClosed(c, last, cause, s.clock().Sub(c.opened))
 	s.mu.Unlock()
 	s.logClosed(last, cause, err)
 }
 
-func (s *Server) rejected(c *connection, r *rejection) {
+func (s *Server) onRejected(c *connection, r *rejection) {
 	if c.stopped.Load() {
 		c.mu.Lock()
 		switch c.cause.How {
@@ -303,27 +303,27 @@ func (s *Server) rejected(c *connection, r *rejection) {
 		}
 		c.mu.Unlock()
 	}
-	c.listener.refused.add(r.reason)
+	c.listener.refused.countRejection(r.reason)
 	s.noteRefusal(c.listener.cfg.Name, r.reason)
 	s.logRejected(c, r)
-	s.forget(c)
+	s.releaseConnection(c)
 }
 
-// forget gives back what admit and dial took.
-func (s *Server) forget(c *connection) {
+// releaseConnection gives back what admit and dial took.
+func (s *Server) releaseConnection(c *connection) {
 	s.mu.Lock()
-	s.conns.remove(c)
+	s.conns.removeConnection(c)
 	s.mu.Unlock()
 	if c.captured {
-		s.loops.released(c.clientWire())
+		s.loops.forgetCaptured(c.clientWire())
 	}
 	if c.dialled {
-		s.loops.closed(serverWire(c.server.conn))
+		s.loops.forgetDialled(serverWire(c.server.conn))
 	}
 	if c.counted != nil {
 		s.limits.leaveSource(c.counted)
 	}
-	s.limits.leave(&c.listener.share)
+	s.limits.releaseConnection(&c.listener.share)
 	c.listener.handlers.Done()
 	s.handlers.Done()
 }
@@ -331,20 +331,20 @@ func (s *Server) forget(c *connection) {
 // drainReport is how often a drain tells how many connections are left.
 const drainReport = 5 * time.Second
 
-// drain waits for the connections to end, and resets those that do not in time.
-func (s *Server) drain() {
+// drainConnections waits for the connections to end, and resets those that do not in time.
+func (s *Server) drainConnections() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		s.handlers.Wait()
 	}()
-	limit := s.settings().cfg.Shutdown.Drain
+	limit := s.currentSettings().cfg.Shutdown.Drain
 	began := s.clock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	progress := time.NewTicker(drainReport)
 	defer progress.Stop()
-	if n := len(s.live()); n > 0 {
+	if n := len(s.liveConnections()); n > 0 {
 		s.log.Info("draining: no new connections", "open", n, "for_at_most", limit)
 	}
 	for {
@@ -352,13 +352,13 @@ func (s *Server) drain() {
 		case <-done:
 			return
 		case <-progress.C:
-			s.log.Info("draining", "open", len(s.live()), "remaining", limit-s.clock().Sub(began))
+			s.log.Info("draining", "open", len(s.liveConnections()), "remaining", limit-s.clock().Sub(began))
 		case <-deadline.C:
-			s.log.Info("drain is over: resetting what is left", "open", len(s.live()))
+			s.log.Info("drain is over: resetting what is left", "open", len(s.liveConnections()))
 			s.Abort()
 		case <-s.aborted:
 			// Reset, so that nobody takes a cut transfer for a whole one.
-			for _, c := range s.live() {
+			for _, c := range s.liveConnections() {
 				c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 			}
 			<-done
@@ -377,7 +377,7 @@ func (s *Server) Ready() bool { return !s.draining.Load() }
 // they reach all.
 func (s *Server) Health() error {
 	var failed []error
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		if err := l.Health(); err != nil {
 			failed = append(failed, fmt.Errorf("listener %q: %w", l.cfg.Name, err))
 		}
@@ -388,7 +388,7 @@ func (s *Server) Health() error {
 // Addrs returns where the listeners listen, by name.
 func (s *Server) Addrs() map[string]net.Addr {
 	out := map[string]net.Addr{}
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		out[l.cfg.Name] = l.Addr()
 	}
 	return out

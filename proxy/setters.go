@@ -5,31 +5,31 @@ import "sync"
 // idleSetters is how many goroutines that set connections up wait for the next.
 const idleSetters = 32
 
-// setters are the goroutines that bring connections to where they are relayed. What that
+// setupPool are the goroutines that bring connections to where they are relayed. What that
 // takes is a stack of 16 KB, and to grow one is a tenth of what a short connection costs:
 // so they are used again.
-type setters struct {
+type setupPool struct {
 	next chan func()
 	done chan struct{}
 	idle chan struct{} // has room for idleSetters
 	all  sync.WaitGroup
 }
 
-func newSetters() setters {
-	return setters{next: make(chan func()), done: make(chan struct{}), idle: make(chan struct{}, idleSetters)}
+func newSetters() setupPool {
+	return setupPool{next: make(chan func()), done: make(chan struct{}), idle: make(chan struct{}, idleSetters)}
 }
 
-// do has f run on a goroutine that waits, or on a new one.
-func (s *setters) do(f func()) {
+// runSetup has f run on a goroutine that waits, or on a new one.
+func (s *setupPool) runSetup(f func()) {
 	select {
 	case s.next <- f:
 	default:
-		s.all.Go(func() { s.run(f) })
+		s.all.Go(func() { s.setupLoop(f) })
 	}
 }
 
-// run runs f and what comes after it, unless enough others wait.
-func (s *setters) run(f func()) {
+// setupLoop runs f and what comes after it, unless enough others wait.
+func (s *setupPool) setupLoop(f func()) {
 	for {
 		f()
 		select {
@@ -46,8 +46,8 @@ func (s *setters) run(f func()) {
 	}
 }
 
-// end waits until all that do was given has run; it is given no more.
-func (s *setters) end() {
+// waitForAll waits until all that do was given has run; it is given no more.
+func (s *setupPool) waitForAll() {
 	close(s.done)
 	s.all.Wait()
 }

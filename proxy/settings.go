@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// settings are what may change of the tunnel while it runs.
-func (l WayConfig) settings() (s tunnel.Settings, err error) {
+// tunnelSettings are what may change of the tunnel while it runs.
+func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
 	s = tunnel.Settings{
 		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
 		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), PrivateKey: l.WireGuard.PrivateKey, Tokens: l.MASQUE.Access(),
@@ -26,8 +26,8 @@ func (l WayConfig) settings() (s tunnel.Settings, err error) {
 	return s, nil
 }
 
-// port is that of a UDP listener.
-func (l WayConfig) port() (uint16, error) {
+// listenPort is that of a UDP listener.
+func (l WayConfig) listenPort() (uint16, error) {
 	_, port, _ := net.SplitHostPort(l.Address) // it has been checked, as the port has been
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {

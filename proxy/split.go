@@ -22,8 +22,8 @@ type rejection struct {
 	err    error
 }
 
-// greet finds out where the client wants to go.
-func (c *connection) greet() *rejection {
+// greetClient finds out where the client wants to go.
+func (c *connection) greetClient() *rejection {
 	ctx := context.Background()
 	if !c.prompt {
 		var cancel context.CancelFunc
@@ -48,33 +48,33 @@ func (c *connection) greet() *rejection {
 	if c.counted == nil {
 		c.counted = c.srv.limits.enterSource(source{host: datapath.Host(chosen.Source.Addr())})
 		if c.counted == nil {
-			return c.refuse(&refusal{
+			return c.refuseClient(&refusal{
 				RejectedSourceLimit,
 				fmt.Errorf("too many connections from %v", chosen.Source.Addr()),
 			})
 		}
 	}
 	if c.listener.cfg.Mode.Captures() {
-		if err := c.srv.loops.capture(c.clientWire()); err != nil {
-			return c.refuse(&refusal{RejectedLoop, err})
+		if err := c.srv.loops.noteCaptured(c.clientWire()); err != nil {
+			return c.refuseClient(&refusal{RejectedLoop, err})
 		}
 		c.captured = true
 	}
 	return nil
 }
 
-// attach takes the server leg, and tells the client how the dial went.
-func (c *connection) attach(server datapath.Conn, err error) *rejection {
+// attachServer takes the server leg, and tells the client how the dial went.
+func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	if err != nil {
-		return c.refuse(err)
+		return c.refuseClient(err)
 	}
 	if !c.setServer(server) {
 		_ = server.Reset()
-		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
+		return c.refuseClient(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// Once more, for now it is known which of a name's addresses answered.
 	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
-		c.ask(target)
+		c.askRules(target)
 	}
 	c.verdict = &c.prospects[len(c.prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
@@ -82,7 +82,7 @@ func (c *connection) attach(server datapath.Conn, err error) *rejection {
 	if c.headerSettled() {
 		if err := c.sendProxyHeader(); err != nil {
 			_ = server.Reset()
-			return c.refuse(err)
+			return c.refuseClient(err)
 		}
 	}
 	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
@@ -101,7 +101,7 @@ func (c *connection) headerSettled() bool {
 func (c *connection) decideByName() *rejection {
 	c.decidedOn.ServerName = c.awaitServerName()
 	settled := c.headerSettled()
-	if r := c.decide(); r != nil {
+	if r := c.applyNameVerdict(); r != nil {
 		return r
 	}
 	if !settled {
@@ -119,14 +119,14 @@ func (c *connection) giveUp(reason Reason, err error) *rejection {
 	return &rejection{reason, err}
 }
 
-// refuse tells the client in its protocol, which closes the connection.
-func (c *connection) refuse(err error) *rejection {
+// refuseClient tells the client in its protocol, which closes the connection.
+func (c *connection) refuseClient(err error) *rejection {
 	_ = c.chosen.Answer(netip.AddrPort{}, err)
 	return &rejection{dialReason(err), err}
 }
 
-// facts are what policy decides on, if target is where it goes.
-func (c *connection) facts(target netip.AddrPort) policy.Facts {
+// policyFacts are what policy decides on, if target is where it goes.
+func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 	host := c.chosen.Host
 	if host != "" {
 		if name, _, err := net.SplitHostPort(host); err == nil {
@@ -139,25 +139,25 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
 		f.Peer = from.String()
 	}
-	if via, err := c.inside(target.Addr()); via != nil && err == nil {
+	if via, err := c.tunnelFor(target.Addr()); via != nil && err == nil {
 		f.TargetPeer, f.TargetListener = via.Peer(target.Addr()), via.Name()
 	}
 	return f
 }
 
-// dial makes the server leg and calls done, which may be on a loop. Every address, resolved
+// dialServer makes the server leg and calls done, which may be on a loop. Every address, resolved
 // or given, is shown to the guards right before it is tried.
-func (c *connection) dial(done func(datapath.Conn, error)) {
+func (c *connection) dialServer(done func(datapath.Conn, error)) {
 	timeout := c.decidedBy.cfg.Limits.DialTimeout
 	if to := c.chosen.Target; to.IsValid() {
-		if via, err := c.inside(to.Addr()); via != nil && err == nil {
-			if err := c.permit(to); err != nil {
+		if via, err := c.tunnelFor(to.Addr()); via != nil && err == nil {
+			if err := c.permitTarget(to); err != nil {
 				done(nil, err)
 				return
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			c.endsBy(cancel)
-			c.srv.setters.do(func() {
+			c.srv.setters.runSetup(func() {
 				defer cancel()
 				done(kernel.UntilReset(ctx, c.client.conn, func(ctx context.Context) (datapath.Conn, error) {
 					return via.Dial(ctx, c.chosen.Source.Addr(), to)
@@ -194,7 +194,7 @@ func (c *connection) dial(done func(datapath.Conn, error)) {
 
 // noteDialled notes the server leg, unless it has come back to us.
 func (c *connection) noteDialled(conn datapath.Conn) error {
-	if err := c.srv.loops.dialled(serverWire(conn)); err != nil {
+	if err := c.srv.loops.noteDialled(serverWire(conn)); err != nil {
 		_ = conn.Reset()
 		return &refusal{RejectedLoop, err}
 	}
@@ -214,23 +214,23 @@ func serverWire(conn datapath.Conn) wire {
 
 // permitOutside is asked about each address before it is tried from this machine.
 func (c *connection) permitOutside(target netip.AddrPort) error {
-	if via, err := c.inside(target.Addr()); via != nil && err == nil {
+	if via, err := c.tunnelFor(target.Addr()); via != nil && err == nil {
 		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target,
 			syscall.EHOSTUNREACH)
 	}
-	return c.permit(target)
+	return c.permitTarget(target)
 }
 
-// permit refuses an address by guards and rules.
-func (c *connection) permit(target netip.AddrPort) error {
-	if err := c.srv.guard(c.listener, target, c.chosen.Fixed); err != nil {
+// permitTarget refuses an address by guards and rules.
+func (c *connection) permitTarget(target netip.AddrPort) error {
+	if err := c.srv.guardTarget(c.listener, target, c.chosen.Fixed); err != nil {
 		return err
 	}
 	var prospects []policy.Verdict
 	if c.chosen.Target.IsValid() {
-		prospects = c.ask(target)
+		prospects = c.askRules(target)
 	} else { // addresses of a name may be tried at the same time
-		prospects = c.decidedBy.policy.Prospects(nil, c.facts(target))
+		prospects = c.decidedBy.policy.Prospects(nil, c.policyFacts(target))
 	}
 	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
 		return nil
@@ -238,9 +238,9 @@ func (c *connection) permit(target netip.AddrPort) error {
 	return refusedBy(prospects[len(prospects)-1])
 }
 
-// ask finds out what the rules may say of target.
-func (c *connection) ask(target netip.AddrPort) []policy.Verdict {
-	c.decidedOn = c.facts(target)
+// askRules finds out what the rules may say of target.
+func (c *connection) askRules(target netip.AddrPort) []policy.Verdict {
+	c.decidedOn = c.policyFacts(target)
 	c.prospects = c.decidedBy.policy.Prospects(c.mostly[:0], c.decidedOn)
 	return c.prospects
 }
@@ -266,8 +266,8 @@ func (c *connection) sendProxyHeader() error {
 	return nil
 }
 
-// open joins the legs: a flow for each managed direction, a carrier for both.
-func (c *connection) open() error {
+// openDirections joins the legs: a flow for each managed direction, a carrier for both.
+func (c *connection) openDirections() error {
 	c.active.Store(int64(c.srv.clock()))
 	v := c.verdict
 	if err := c.openDirection(&c.down, &c.server, &c.client, &v.Down, &v.FromServer); err != nil {
@@ -291,31 +291,31 @@ func (c *connection) openDirection(d *direction, src, dst *leg, terms, receives 
 	}
 	_, d.unbound = src.conn.(datapath.Receiver)
 	d.unbound = d.unbound && c.decidedBy.cfg.Limits.ReceiveBuffer > 0
-	if managed(terms) {
+	if isManaged(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}
-	free := freely(terms)
+	free := unmanagedAllowance(terms)
 	d.free.Store(free)
 	if free != 0 {
 		return nil
 	}
-	return c.manage(d)
+	return c.openFlow(d)
 }
 
-// manage opens a flow for d, unless a reload says meanwhile that it needs none. The
+// openFlow opens a flow for d, unless a reload says meanwhile that it needs none. The
 // goroutine that writes calls it, or nobody writes yet.
-func (c *connection) manage(d *direction) error {
+func (c *connection) openFlow(d *direction) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if d.free.Swap(unmanaged) < 0 {
 		return nil
 	}
 	to, flows := d.dst.conn, c.srv.parts.Flows
-	enforces := to.Enforce(wanted(d.terms), flows.Shard(*d.terms))&datapath.HoldWindow != 0
+	enforces := to.Enforce(wantedHold(d.terms), flows.Shard(*d.terms))&datapath.HoldWindow != 0
 	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
 	f, err := flows.Open(c.srv.clock(), *d.terms, leg)
 	if err != nil {
-		return fmt.Errorf("proxy: %s: %w", d.name(), err)
+		return fmt.Errorf("proxy: %s: %w", d.directionName(), err)
 	}
 	d.flow, d.enforces = f, enforces
 	to.Observe(f.Report)

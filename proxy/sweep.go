@@ -14,10 +14,10 @@ const (
 	sweepMax = 5 * time.Second
 )
 
-// sweep resets the connections on which nothing has moved for too long. One
+// sweepConnections resets the connections on which nothing has moved for too long. One
 // look at all of them now and then replaces a timer reset for every byte.
-func (s *Server) sweep(done <-chan struct{}) {
-	_, _, period := s.timeouts()
+func (s *Server) sweepConnections(done <-chan struct{}) {
+	_, _, period := s.sweepTimeouts()
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
@@ -26,14 +26,14 @@ func (s *Server) sweep(done <-chan struct{}) {
 			return
 		case <-ticker.C:
 		}
-		idle, half, next := s.timeouts()
+		idle, half, next := s.sweepTimeouts()
 		if next != period {
 			period = next
 			ticker.Reset(period)
 		}
 		s.lookAtLimits()
 		now := s.clock()
-		for _, c := range s.live() {
+		for _, c := range s.liveConnections() {
 			quiet := now.Sub(cc.Time(c.active.Load()))
 			c.mu.Lock()
 			state := c.state
@@ -48,18 +48,18 @@ func (s *Server) sweep(done <-chan struct{}) {
 			case StateGreeting, StateDialing: // have timeouts of their own
 				limit = 0
 			}
-			if limit > 0 && quiet >= limit/2 && c.delivers(now) {
+			if limit > 0 && quiet >= limit/2 && c.hasDelivered(now) {
 				quiet = 0
 			}
 			switch {
-			case c.revoked():
+			case c.peerIsRevoked():
 				c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
 			case limit > 0 && quiet >= limit:
 				c.tearDown(Cause{ProxySide, how}, nil)
 			case state == StateOpen && half > 0 && quiet >= half && quiet%half < period:
 				c.reapBlocked() // not each time: it looks at both legs
 			case state == StateHalfClosed:
-				c.reap()
+				c.resetIfPeerGone()
 			}
 		}
 	}
@@ -78,9 +78,9 @@ func (c *connection) keepAlive() {
 	}
 }
 
-// timeouts are how long a connection may be quiet, and how often to look.
-func (s *Server) timeouts() (idle, half, period time.Duration) {
-	limits := s.settings().cfg.Limits
+// sweepTimeouts are how long a connection may be quiet, and how often to look.
+func (s *Server) sweepTimeouts() (idle, half, period time.Duration) {
+	limits := s.currentSettings().cfg.Limits
 	idle, half = limits.IdleTimeout, limits.HalfClosedTimeout
 	period = sweepMax
 	for _, d := range []time.Duration{idle, half} {
@@ -91,14 +91,14 @@ func (s *Server) timeouts() (idle, half, period time.Duration) {
 	return idle, half, max(period, sweepMin)
 }
 
-// reap ends a half-closed connection of which the finished side has gone away
+// resetIfPeerGone ends a half-closed connection of which the finished side has gone away
 // altogether: nobody reads from that leg any more, so nobody else would notice.
-func (c *connection) reap() {
+func (c *connection) resetIfPeerGone() {
 	for _, l := range []struct{ gone, other *leg }{{&c.client, &c.server}, {&c.server, &c.client}} {
 		c.mu.Lock()
 		idle := l.gone.ended && !l.gone.closed && !l.gone.failed
 		c.mu.Unlock()
-		if !idle || !aborted(l.gone.conn) {
+		if !idle || !isAborted(l.gone.conn) {
 			continue
 		}
 		if e, ok := l.other.conn.(datapath.Ending); ok {
@@ -106,7 +106,7 @@ func (c *connection) reap() {
 				return // the next look, once it has arrived
 			}
 		}
-		c.tearDown(Cause{c.side(l.gone), ClosedReset}, nil)
+		c.tearDown(Cause{c.sideOf(l.gone), ClosedReset}, nil)
 	}
 }
 
@@ -116,9 +116,9 @@ type look struct {
 	left   cc.Bytes
 }
 
-// delivers tells whether the legs have delivered bytes since the last call, between which
+// hasDelivered tells whether the legs have delivered bytes since the last call, between which
 // and this one none has moved here. Only sweep calls it.
-func (c *connection) delivers(now cc.Time) bool {
+func (c *connection) hasDelivered(now cc.Time) bool {
 	last := c.looked
 	c.looked = look{active: c.active.Load()}
 	for _, l := range []*leg{&c.client, &c.server} {
@@ -139,8 +139,8 @@ func (c *connection) delivers(now cc.Time) bool {
 // way that the other takes no more: the reset is behind that, and nobody has read it.
 func (c *connection) reapBlocked() {
 	for _, l := range []*leg{&c.client, &c.server} {
-		if aborted(l.conn) {
-			c.tearDown(Cause{c.side(l), ClosedReset}, nil)
+		if isAborted(l.conn) {
+			c.tearDown(Cause{c.sideOf(l), ClosedReset}, nil)
 			return
 		}
 	}

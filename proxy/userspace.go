@@ -18,7 +18,7 @@ type tunnelWay struct{ *userspace.Listener }
 
 // openTunnel opens a listener that ends a tunnel in a stack of its own.
 func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
-	settings, err := l.settings()
+	settings, err := l.tunnelSettings()
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
 	}
@@ -47,7 +47,7 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 	case access.TUN:
 		return userspace.OpenTUN(userspace.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
 	}
-	port, err := l.port()
+	port, err := l.listenPort()
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 
 // Apply implements Way.
 func (w tunnelWay) Apply(next WayConfig) (commit func(), err error) {
-	s, err := next.settings()
+	s, err := next.tunnelSettings()
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func openWay(
 	if l.Mode.Tunnels() {
 		return openTunnel(l, clock, log)
 	}
-	cfg := l.ingress(log)
+	cfg := l.ingressConfig(log)
 	cfg.Socket = socket
 	in, err := ingress.Listen(ctx, cfg, open)
 	if err != nil {
@@ -80,14 +80,14 @@ type socketWay struct {
 
 // Apply implements Way.
 func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
-	return w.Socket.Apply(next.ingress(w.log))
+	return w.Socket.Apply(next.ingressConfig(w.log))
 }
 
 // Tunnel implements Way.
 func (*socketWay) Tunnel() tunnel.Listener { return nil }
 
-// ingress is the listener's part of the configuration in the ingress's terms.
-func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
+// ingressConfig is the listener's part of the configuration in the ingress's terms.
+func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 	out := ingress.Config{
 		Name: l.Name, Mode: l.Mode, Addr: l.Address, Target: l.Target,
 		HandshakeTimeout: l.Handshake, Log: log,
@@ -110,8 +110,8 @@ type entrance struct {
 	closed    chan struct{}
 }
 
-// evict ends the drain.
-func (e *entrance) evict() { e.evicting.Do(func() { close(e.evicted) }) }
+// endDrain ends the drain.
+func (e *entrance) endDrain() { e.evicting.Do(func() { close(e.evicted) }) }
 
 // listenerState is a listener as one configuration has it. It is never changed.
 type listenerState struct {
@@ -154,7 +154,7 @@ type TunnelInfo struct {
 // Tunnels returns how it goes with the tunnels, in the order of the configuration.
 func (s *Server) Tunnels() []TunnelInfo {
 	var out []TunnelInfo
-	for _, l := range s.settings().listeners {
+	for _, l := range s.currentSettings().listeners {
 		t := l.Tunnel()
 		if t == nil {
 			continue

@@ -39,7 +39,7 @@ type Listener struct {
 // Listener accepts the connections of a listener that Listen returned or that Adopt was called
 // for, and owns it from then on; after an error the caller does.
 func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
-	fd, err := duplicate(ln)
+	fd, err := duplicateFD(ln)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: listener: %w", err)
 	}
@@ -47,8 +47,8 @@ func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
 	return &Listener{dp: d, addr: ln.Addr(), fd: fd, closed: make(chan struct{})}, nil
 }
 
-// duplicate returns another descriptor of a socket, which Go's poller does not watch.
-func duplicate(socket syscall.Conn) (own int, err error) {
+// duplicateFD returns another descriptor of a socket, which Go's poller does not watch.
+func duplicateFD(socket syscall.Conn) (own int, err error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return 0, err
@@ -67,14 +67,14 @@ func (n *Listener) Addr() net.Addr { return n.addr }
 func (n *Listener) SetTransparent() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.ended() {
+	if n.isClosed() {
 		return net.ErrClosed
 	}
 	return setTransparent(n.fd, networkOf(n.addr))
 }
 
-// ended tells whether Close was called. mu is held.
-func (n *Listener) ended() bool {
+// isClosed tells whether Close was called. mu is held.
+func (n *Listener) isClosed() bool {
 	select {
 	case <-n.closed:
 		return true
@@ -101,12 +101,12 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 		return time.Hour // Serve closes it
 	}
 	n.mu.Lock()
-	if n.ended() {
+	if n.isClosed() {
 		n.mu.Unlock()
 		return net.ErrClosed
 	}
 	var err error
-	n.watched, err = n.dp.loops.Listen(n.fd, n.accept)
+	n.watched, err = n.dp.loops.Listen(n.fd, n.acceptWaiting)
 	n.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("kernel: %w", err)
@@ -120,8 +120,8 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 	}
 }
 
-// accept accepts what waits, up to a bound.
-func (n *Listener) accept(l *eventloop.Loop, most int) (pause time.Duration) {
+// acceptWaiting accepts what waits, up to a bound.
+func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Duration) {
 	for range min(most, acceptsAtOnce) {
 		fd, from, err := syscall.Accept4(n.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
 		switch {
@@ -135,7 +135,7 @@ func (n *Listener) accept(l *eventloop.Loop, most int) (pause time.Duration) {
 			}
 			continue
 		}
-		if err := n.hand(l, fd, tcpAddr(from)); err != nil {
+		if err := n.handToLoop(l, fd, tcpAddr(from)); err != nil {
 			_ = unix.Close(fd)
 			if pause := n.failed(err); pause != 0 {
 				return pause
@@ -145,8 +145,8 @@ func (n *Listener) accept(l *eventloop.Loop, most int) (pause time.Duration) {
 	return 0
 }
 
-// hand has a loop serve a connection: the one that has accepted it, unless another has less to do.
-func (n *Listener) hand(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
+// handToLoop has a loop serve a connection: the one that has accepted it, unless another has less to do.
+func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
 	other := n.dp.loops.Least()
 	if other.Load()+uneven >= l.Load() {
 		other = l
@@ -155,7 +155,7 @@ func (n *Listener) hand(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
 	if err != nil {
 		return err
 	}
-	c := n.dp.leg(raw, from, false)
+	c := n.dp.newLeg(raw, from, false)
 	if other == l {
 		n.take(c)
 	} else {
@@ -181,10 +181,10 @@ func (n *Listener) Close() (err error) {
 	return err
 }
 
-// adopt makes a leg, of the loop, of a connection that package net has made, which it takes over.
-func (d *Datapath) adopt(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
+// adoptConn makes a leg, of the loop, of a connection that package net has made, which it takes over.
+func (d *Datapath) adoptConn(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
 	defer tcp.Close() //nolint:errcheck // the leg has a descriptor of its own
-	own, err := duplicate(tcp)
+	own, err := duplicateFD(tcp)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
@@ -193,5 +193,5 @@ func (d *Datapath) adopt(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (
 		_ = unix.Close(own)
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
-	return d.leg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
+	return d.newLeg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
 }

@@ -49,8 +49,8 @@ var appLimitedBit = func() uint8 {
 	return 1 << 7
 }()
 
-// lacking says in words what a TCP_INFO of that length leaves out.
-func lacking(size uintptr) []string {
+// missingFields says in words what a TCP_INFO of that length leaves out.
+func missingFields(size uintptr) []string {
 	var words []string
 	for _, f := range []struct {
 		upto  uintptr
@@ -105,30 +105,30 @@ type account struct {
 	rwndLimited uint64
 }
 
-// calibrate finds out whether bytes_acked counts the SYN: by the counters where nothing is in
+// findSYNOffset finds out whether bytes_acked counts the SYN: by the counters where nothing is in
 // flight, and otherwise by whether the connection was dialled.
-func (a *account) calibrate(i *unix.TCPInfo, dialled bool) {
+func (a *account) findSYNOffset(i *unix.TCPInfo, dialled bool) {
 	if dialled {
 		a.syn = 1
 	}
-	if i.Unacked == 0 && a.has(uptoBytesRetrans) {
+	if i.Unacked == 0 && a.hasFields(uptoBytesRetrans) {
 		a.syn = min(max(0, int64(i.Bytes_acked)-int64(i.Bytes_sent-i.Bytes_retrans)), 1)
 	}
 }
 
-func (a *account) has(upto uintptr) bool { return a.size >= upto }
+func (a *account) hasFields(upto uintptr) bool { return a.size >= upto }
 
-// start sets all counters to zero: what was written before is not reported,
+// startCounting sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
-func (a *account) start(i *unix.TCPInfo) {
-	a.begin(a.locate(i))
+func (a *account) startCounting(i *unix.TCPInfo) {
+	a.startAt(a.positionOf(i))
 	a.retransAt, a.retransPkt = i.Bytes_retrans, i.Total_retrans
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
 }
 
-func (a *account) locate(i *unix.TCPInfo) position {
+func (a *account) positionOf(i *unix.TCPInfo) position {
 	p := position{
 		una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes),
 		packets: int64(i.Unacked), sacked: int64(i.Sacked), lost: int64(i.Lost), retrans: int64(i.Retrans),
@@ -142,7 +142,7 @@ func (a *account) locate(i *unix.TCPInfo) position {
 	}
 	a.maxMSS = max(a.maxMSS, int64(i.Snd_mss))
 	most := p.packets * a.maxMSS
-	if !a.has(uptoBytesRetrans) {
+	if !a.hasFields(uptoBytesRetrans) {
 		p.nxt = p.una + most
 		p.end = p.nxt + p.unsent
 		return p
@@ -171,20 +171,20 @@ func finQueued(state uint8) bool {
 	return false
 }
 
-// step returns the report of one reading.
-func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
-	p := a.locate(i)
-	r := a.place(p, cc.Bytes(i.Snd_mss), at)
+// makeReport returns the report of one reading.
+func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
+	p := a.positionOf(i)
+	r := a.updateReport(p, cc.Bytes(i.Snd_mss), at)
 	r.Newest = 0
 	if p.sacked > 0 && i.Ca_state != tcpCALoss {
 		// Holes below the highest selectively acknowledged byte are mostly
 		// marked lost, so both together reach up to about that byte. After a
 		// timeout everything is marked, and it would say nothing.
-		r.Newest = a.arrived(min(p.una+p.bytes(p.sacked+p.lost), p.nxt))
+		r.Newest = a.noteArrived(min(p.una+p.bytesOf(p.sacked+p.lost), p.nxt))
 	}
-	r.Lost = max(r.Lost, a.lost(i))
+	r.Lost = max(r.Lost, a.lostBytes(i))
 	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)
-	r.Timeouts += a.timeouts(i)
+	r.Timeouts += a.newTimeouts(i)
 	r.RwndFull = a.rwndFull(i, p)
 
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
@@ -193,17 +193,17 @@ func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
 	return *r
 }
 
-// lost returns what was retransmitted since observation began.
-func (a *account) lost(i *unix.TCPInfo) cc.Bytes {
-	if a.has(uptoBytesRetrans) {
+// lostBytes returns what was retransmitted since observation began.
+func (a *account) lostBytes(i *unix.TCPInfo) cc.Bytes {
+	if a.hasFields(uptoBytesRetrans) {
 		return cc.Bytes(i.Bytes_retrans - a.retransAt)
 	}
 	return cc.Bytes(i.Total_retrans-a.retransPkt) * cc.Bytes(i.Snd_mss)
 }
 
-// timeouts returns how many retransmission timeouts there were since the last reading.
-func (a *account) timeouts(i *unix.TCPInfo) int {
-	if a.has(uptoTotalRTO) {
+// newTimeouts returns how many retransmission timeouts there were since the last reading.
+func (a *account) newTimeouts(i *unix.TCPInfo) int {
+	if a.hasFields(uptoTotalRTO) {
 		return int(i.Total_rto - a.rto)
 	}
 	if i.Ca_state == tcpCALoss && (a.caState != tcpCALoss || i.Backoff > a.backoff) {
@@ -217,11 +217,11 @@ func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
 	if p.unsent == 0 {
 		return false
 	}
-	if a.has(uptoRwndLimited) && i.Rwnd_limited > a.rwndLimited {
+	if a.hasFields(uptoRwndLimited) && i.Rwnd_limited > a.rwndLimited {
 		return true
 	}
 	// The window counts from una, so what the peer has out of order fills it too.
-	return a.has(uptoSndWnd) && p.outstanding()+int64(i.Snd_mss) > int64(i.Snd_wnd)
+	return a.hasFields(uptoSndWnd) && p.outstandingBytes()+int64(i.Snd_mss) > int64(i.Snd_wnd)
 }
 
 // status is what a leg remembers of a TCP_INFO.
@@ -237,10 +237,11 @@ type status struct {
 func statusOf(i *unix.TCPInfo) status {
 	s := status{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
-		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans), srtt: micros(i.Rtt),
+		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
+		srtt: microseconds(i.Rtt),
 	}
 	if i.Min_rtt != noMinRTT {
-		s.minRTT = micros(i.Min_rtt)
+		s.minRTT = microseconds(i.Min_rtt)
 	}
 	if !appLimited(i) {
 		s.deliveryRate = cc.Rate(i.Delivery_rate) * 8
@@ -248,8 +249,8 @@ func statusOf(i *unix.TCPInfo) status {
 	return s
 }
 
-// drained says whether nothing more will happen to what was written.
-func (s *status) drained() bool { return s.unacked == 0 && s.unsent == 0 || s.closed }
+// isDrained says whether nothing more will happen to what was written.
+func (s *status) isDrained() bool { return s.unacked == 0 && s.unsent == 0 || s.closed }
 
 // appLimited says whether tcpi_delivery_rate understates the path.
 func appLimited(i *unix.TCPInfo) bool {
@@ -257,4 +258,4 @@ func appLimited(i *unix.TCPInfo) bool {
 	return bits&appLimitedBit != 0
 }
 
-func micros(us uint32) time.Duration { return time.Duration(us) * time.Microsecond }
+func microseconds(us uint32) time.Duration { return time.Duration(us) * time.Microsecond }

@@ -54,10 +54,10 @@ func TestReportsOfAnySenderAddUp(t *testing.T) {
 		syn := uint64(rapid.IntRange(0, 1).Draw(t, "syn"))
 		s.info.Bytes_acked = syn
 		a := &account{size: wholeTCPInfo}
-		a.calibrate(s.reading(), syn == 1)
-		a.start(s.reading())
+		a.findSYNOffset(s.reading(), syn == 1)
+		a.startCounting(s.reading())
 
-		before := a.step(s.reading(), now)
+		before := a.makeReport(s.reading(), now)
 		pick := func() int { return rapid.IntRange(0, len(s.segments)-1).Draw(t, "segment") }
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			switch op := rapid.IntRange(0, 6).Draw(t, "operation"); {
@@ -91,7 +91,7 @@ func TestReportsOfAnySenderAddUp(t *testing.T) {
 				s.info.Ca_state = uint8(rapid.IntRange(0, tcpCALoss).Draw(t, "ca_state"))
 			}
 
-			r := a.step(s.reading(), before.At.Add(1))
+			r := a.makeReport(s.reading(), before.At.Add(1))
 			require.Equal(t, cc.Bytes(s.stream), r.Written)
 			require.Equal(t, cc.Bytes(s.stream-s.sentAll), r.Unsent)
 			require.Equal(t, cc.Bytes(s.info.Bytes_retrans), r.Lost)

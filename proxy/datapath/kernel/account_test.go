@@ -44,9 +44,9 @@ func sent(n, acked int, change func(*unix.TCPInfo)) *unix.TCPInfo {
 func observed(t *testing.T, first *unix.TCPInfo, dialled bool) *account {
 	t.Helper()
 	a := &account{size: wholeTCPInfo}
-	a.calibrate(first, dialled)
-	a.start(first)
-	r := a.step(first, now)
+	a.findSYNOffset(first, dialled)
+	a.startCounting(first)
+	r := a.makeReport(first, now)
 	require.Zero(t, r.Written, "counters start at zero")
 	require.Zero(t, r.Acked, "counters start at zero")
 	return a
@@ -169,7 +169,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 			}
 			a := observed(t, first, false)
 			row.want.At, row.want.MSS = now.Add(5), mss
-			assert.Equal(t, row.want, a.step(row.then, now.Add(5)))
+			assert.Equal(t, row.want, a.makeReport(row.then, now.Add(5)))
 		})
 	}
 }
@@ -179,20 +179,20 @@ func TestCountersNeverFallBack(t *testing.T) {
 	holes := sent(10, 0, func(i *unix.TCPInfo) { i.Sacked, i.Lost = 5, 2 })
 	require.Equal(t, flow.Report{
 		At: now, MSS: mss, Written: 10_000, Acked: 5_000, Sacked: 5_000, Newest: 7_000, Pipe: 3_000,
-	}, a.step(holes, now))
+	}, a.makeReport(holes, now))
 
 	t.Run("when the receiver takes a selective acknowledgement back", func(t *testing.T) {
-		r := a.step(sent(10, 1, func(i *unix.TCPInfo) { i.Sacked = 1 }), now)
+		r := a.makeReport(sent(10, 1, func(i *unix.TCPInfo) { i.Sacked = 1 }), now)
 		assert.Equal(t, cc.Bytes(5_000), r.Acked)
 		assert.Equal(t, cc.Bytes(7_000), r.Newest)
 	})
 	t.Run("when the last hole closes", func(t *testing.T) {
-		r := a.step(sent(10, 8, nil), now)
+		r := a.makeReport(sent(10, 8, nil), now)
 		assert.Equal(t, cc.Bytes(8_000), r.Acked)
 		assert.Zero(t, r.Newest, "no holes: Acked says it")
 	})
 	t.Run("when the connection is aborted", func(t *testing.T) {
-		r := a.step(sent(10, 8, func(i *unix.TCPInfo) { i.State, i.Unacked = tcpClose, 0 }), now)
+		r := a.makeReport(sent(10, 8, func(i *unix.TCPInfo) { i.State, i.Unacked = tcpClose, 0 }), now)
 		assert.Equal(t, cc.Bytes(8_000), r.Acked, "what was in flight has not arrived")
 		assert.Equal(t, cc.Bytes(10_000), r.Written)
 		assert.Zero(t, r.Pipe)
@@ -211,7 +211,7 @@ func TestTheStateMayLagBehindTheNumbers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := observed(t, socket(nil), false)
 			a.fin = true
-			r := a.step(row.then, now)
+			r := a.makeReport(row.then, now)
 			assert.Equal(t, row.written, r.Written)
 			assert.Equal(t, cc.Bytes(3_000), r.Acked)
 		})
@@ -221,7 +221,7 @@ func TestTheStateMayLagBehindTheNumbers(t *testing.T) {
 func TestALateCalibrationTrustsTheCaller(t *testing.T) {
 	inFlight := sent(2, 0, func(i *unix.TCPInfo) { i.Bytes_acked = 1 })
 	a := observed(t, inFlight, true)
-	r := a.step(sent(4, 4, func(i *unix.TCPInfo) { i.Bytes_acked++ }), now)
+	r := a.makeReport(sent(4, 4, func(i *unix.TCPInfo) { i.Bytes_acked++ }), now)
 	assert.Equal(t, cc.Bytes(2_000), r.Written)
 	assert.Equal(t, cc.Bytes(2_000), r.Acked)
 }
@@ -229,10 +229,10 @@ func TestALateCalibrationTrustsTheCaller(t *testing.T) {
 func TestOlderKernelsAreReadWithWhatTheyHave(t *testing.T) {
 	step := func(size uintptr, readings ...*unix.TCPInfo) (r flow.Report) {
 		a := &account{size: size}
-		a.calibrate(socket(nil), false)
-		a.start(socket(nil))
+		a.findSYNOffset(socket(nil), false)
+		a.startCounting(socket(nil))
 		for _, i := range readings {
-			r = a.step(i, now)
+			r = a.makeReport(i, now)
 		}
 		return r
 	}
@@ -255,9 +255,9 @@ func TestOlderKernelsAreReadWithWhatTheyHave(t *testing.T) {
 		r := step(uptoBytesRetrans, sent(2, 0, func(i *unix.TCPInfo) { i.Snd_wnd = 0 }))
 		assert.False(t, r.RwndFull)
 	})
-	assert.Empty(t, lacking(wholeTCPInfo))
-	assert.Len(t, lacking(uptoSndWnd), 1)
-	assert.Len(t, lacking(uptoNotsent), 5)
+	assert.Empty(t, missingFields(wholeTCPInfo))
+	assert.Len(t, missingFields(uptoSndWnd), 1)
+	assert.Len(t, missingFields(uptoNotsent), 5)
 }
 
 func TestAppLimitedIsTheFirstBitBehindTheWindowScales(t *testing.T) {

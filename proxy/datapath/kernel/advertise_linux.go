@@ -37,8 +37,8 @@ type advertising struct {
 	ooo    uint32
 }
 
-// advertised is c.advertising, made by the first who asks.
-func (c *Conn) advertised() *advertising {
+// advertisingState is c.advertising, made by the first who asks.
+func (c *Conn) advertisingState() *advertising {
 	if c.advertising == nil {
 		c.advertising = &advertising{}
 	}
@@ -49,7 +49,7 @@ func (c *Conn) advertised() *advertising {
 // trips falls at once to a shorter one, rises by an eighth of the difference, and has the
 // resolution of timestamps, a millisecond. Before the first it is that of the handshake.
 func (c *Conn) Arrivals() (flow.Arrivals, error) {
-	a := c.advertised()
+	a := c.advertisingState()
 	size, err := c.readInfo(&a.info)
 	switch i := &a.info; {
 	case err != nil:
@@ -65,9 +65,9 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 			a.ooo = i.Rcv_ooopack
 			a.holes++
 		}
-		rtt := micros(i.Rcv_rtt)
+		rtt := microseconds(i.Rcv_rtt)
 		if first && i.Min_rtt != noMinRTT && i.Min_rtt > 0 {
-			rtt = micros(i.Min_rtt)
+			rtt = microseconds(i.Min_rtt)
 		}
 		return flow.Arrivals{
 			Received: cc.Bytes(i.Bytes_received), RTT: rtt, Window: cc.Bytes(i.Rcv_wnd), Holes: a.holes,
@@ -80,7 +80,7 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 // with a buffer that it enlarges by itself; so it is set anew. The kernel rounds a window
 // up to a multiple of what its scale allows, and has none below half of its least buffer.
 func (c *Conn) Advertise(window cc.Bytes) error {
-	a := c.advertised()
+	a := c.advertisingState()
 	clamp := int(min(max(window, 1), math.MaxInt32))
 	if c.clamp > 0 {
 		clamp = min(clamp, int(c.clamp))

@@ -75,7 +75,7 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 				d.pressure.bound = -2
 			}
 			d.look(h, mostHalvings)
-			b.relimit()
+			b.adaptReceiveWindow()
 		}
 		b.LimitReceive(receiveBuffer)
 		require.NoError(t, b.Advertise(window))

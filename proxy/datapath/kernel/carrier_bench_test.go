@@ -152,7 +152,7 @@ func BenchmarkCarrier(b *testing.B) {
 			sendTo(ln.Addr().String(), w.rate)
 			tcp, err := ln.AcceptTCP()
 			require.NoError(b, err)
-			in, err := d.adopt(tcp, d.loops.Least(), false)
+			in, err := d.adoptConn(tcp, d.loops.Least(), false)
 			require.NoError(b, err)
 			defer in.Close() //nolint:errcheck // the peer goes on sending
 			out, err := d.Dial(b.Context(), DialConfig{Host: sink})

@@ -84,8 +84,8 @@ var (
 	_ datapath.Carriage    = (*Conn)(nil)
 )
 
-// leg makes one of a connected socket that the loop watches.
-func (d *Datapath) leg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
+// newLeg makes one of a connected socket that the loop watches.
+func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
 	return &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
 }
 
@@ -112,8 +112,8 @@ func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
 	return uintptr(size), nil
 }
 
-// refresh reads TCP_INFO for the status, and for the account if there is one.
-func (c *Conn) refresh() error {
+// readTCPInfo reads TCP_INFO for the status, and for the account if there is one.
+func (c *Conn) readTCPInfo() error {
 	known := c.wrote.Load() + 1
 	var own unix.TCPInfo
 	info := &own
@@ -135,9 +135,9 @@ func (c *Conn) refresh() error {
 	return nil
 }
 
-// still tells whether nothing has been underway since TCP_INFO was read, so that it would say the
+// isUnchanged tells whether nothing has been underway since TCP_INFO was read, so that it would say the
 // same of this direction. So a scrape of ten thousand idle legs makes no system calls.
-func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && c.status.drained() }
+func (c *Conn) isUnchanged() bool { return c.known == c.wrote.Load()+1 && c.status.isDrained() }
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.
@@ -182,11 +182,11 @@ func (c *Conn) Info() datapath.Info {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		if !c.still() {
-			_ = c.refresh() // counted in errors; the last reading then serves
+		if !c.isUnchanged() {
+			_ = c.readTCPInfo() // counted in errors; the last reading then serves
 		}
 		if c.envelope == "" {
-			c.envelope = c.congestion()
+			c.envelope = c.congestionName()
 		}
 	}
 	s := &c.status

@@ -31,8 +31,8 @@ type attempt struct {
 	near *eventloop.Socket // of the leg that it belongs to; nil: there is none
 }
 
-// connect makes a connection to cfg.Target, unless cancel is called or near is reset; nil: there is no near leg.
-func (d *Datapath) connect(
+// connectTo makes a connection to cfg.Target, unless cancel is called or near is reset; nil: there is no near leg.
+func (d *Datapath) connectTo(
 	cfg DialConfig, loop *eventloop.Loop, near *Conn, done func(*Conn, error),
 ) (cancel func()) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
@@ -40,19 +40,19 @@ func (d *Datapath) connect(
 	if near != nil {
 		a.near = near.raw
 	}
-	if err := a.begin(); err != nil {
-		done(nil, a.failure(err))
+	if err := a.beginConnect(); err != nil {
+		done(nil, a.dialError(err))
 		return func() {}
 	}
-	a.loop.Do(a.await) // where nothing can end it meanwhile
-	return a.cancel
+	a.loop.Do(a.waitForEvents) // where nothing can end it meanwhile
+	return a.cancelAttempt
 }
 
-// cancel ends the attempt from any goroutine, unless it is over.
-func (a *attempt) cancel() { a.loop.Do(func() { a.end(context.Canceled) }) }
+// cancelAttempt ends the attempt from any goroutine, unless it is over.
+func (a *attempt) cancelAttempt() { a.loop.Do(func() { a.endWithError(context.Canceled) }) }
 
-// begin has the kernel connect a socket; after an error there is none.
-func (a *attempt) begin() (err error) {
+// beginConnect has the kernel connect a socket; after an error there is none.
+func (a *attempt) beginConnect() (err error) {
 	if a.cfg.Guard != nil {
 		if err := a.cfg.Guard(a.cfg.Target); err != nil {
 			return err
@@ -66,25 +66,25 @@ func (a *attempt) begin() (err error) {
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	if err := a.start(a.fd, network); err != nil {
+	if err := a.startSocket(a.fd, network); err != nil {
 		_ = unix.Close(a.fd)
 		return err
 	}
 	return nil
 }
 
-// await has the loop tell what becomes of the attempt.
-func (a *attempt) await() {
+// waitForEvents has the loop tell what becomes of the attempt.
+func (a *attempt) waitForEvents() {
 	var err error
 	if a.raw, err = a.loop.Watch(a.fd); err != nil {
 		_ = unix.Close(a.fd)
-		a.done(nil, a.failure(err))
+		a.done(nil, a.dialError(err))
 		return
 	}
 	if a.cfg.Timeout > 0 {
-		a.loop.Expect(&a.late, a.cfg.Timeout, func() { a.end(os.ErrDeadlineExceeded) })
+		a.loop.Expect(&a.late, a.cfg.Timeout, func() { a.endWithError(os.ErrDeadlineExceeded) })
 	}
-	task := a.loop.Task(a.look)
+	task := a.loop.Task(a.checkOutcome)
 	a.raw.Drive(task)
 	if a.near != nil {
 		a.near.OnBroken(task)
@@ -99,16 +99,16 @@ func (d *Datapath) loopFor(cfg DialConfig) *eventloop.Loop {
 	return d.loops.Least()
 }
 
-// start has a socket connect.
-func (a *attempt) start(fd int, network string) (err error) {
-	if a.why, err = prepare(fd, network, a.cfg); err != nil {
+// startSocket has a socket connect.
+func (a *attempt) startSocket(fd int, network string) (err error) {
+	if a.why, err = prepareSocket(fd, network, a.cfg); err != nil {
 		return err
 	}
 	if from := a.cfg.Source; from.IsValid() {
 		if from.Addr().Unmap().Is4() != a.cfg.Target.Addr().Is4() {
 			return fmt.Errorf("from %v: %w", from.Addr(), unix.EAFNOSUPPORT)
 		}
-		if err := unix.Bind(fd, sockaddr(from)); err != nil {
+		if err := unix.Bind(fd, sockaddrOf(from)); err != nil {
 			return os.NewSyscallError("bind", err)
 		}
 	}
@@ -120,21 +120,21 @@ func (a *attempt) start(fd int, network string) (err error) {
 			}
 		}
 	}
-	err = eventloop.Connect(fd, a.cfg.Target, scope(a.cfg.Target.Addr()))
+	err = eventloop.Connect(fd, a.cfg.Target, scopeID(a.cfg.Target.Addr()))
 	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
 		return nil
 	}
 	return os.NewSyscallError("connect", err)
 }
 
-// look finds out what has become of the attempt.
-func (a *attempt) look() {
+// checkOutcome finds out what has become of the attempt.
+func (a *attempt) checkOutcome() {
 	if a.raw == nil {
 		return
 	}
 	if !a.raw.Writable() {
-		if a.near != nil && a.near.Broken() && !unread(a.near) {
-			a.end(ErrNearReset)
+		if a.near != nil && a.near.Broken() && !hasUnread(a.near) {
+			a.endWithError(ErrNearReset)
 		}
 		return
 	}
@@ -147,17 +147,17 @@ func (a *attempt) look() {
 			}
 			return err
 		})
-		if unread(a.raw) {
+		if hasUnread(a.raw) {
 			failed = nil // the server has spoken, and what it said comes before its reset
 		}
 		if err = cmp.Or(err, failed); err != nil {
-			a.end(os.NewSyscallError("connect", err))
+			a.endWithError(os.NewSyscallError("connect", err))
 			return
 		}
 	}
-	c := a.dp.leg(a.raw, a.peer(), true)
+	c := a.dp.newLeg(a.raw, a.connectedPeer(), true)
 	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == c.remote.AddrPort() {
-		a.end(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
+		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
 		return
 	}
 	if a.keep {
@@ -169,22 +169,22 @@ func (a *attempt) look() {
 			a.dp.log.Debug("a server's DSCP is not known", "target", a.cfg.Target, "err", err)
 		}
 	}
-	a.settle()
+	a.noteOver()
 	c.raw.Drive(nil)
 	a.done(c, nil)
 }
 
-// unread tells whether bytes of the peer's wait to be read. A reset leaves them there.
-func unread(s *eventloop.Socket) (waits bool) {
+// hasUnread tells whether bytes of the peer's wait to be read. A reset leaves them there.
+func hasUnread(s *eventloop.Socket) (waits bool) {
 	_ = s.Visit(func(fd int) error {
-		waits = arrived(fd)
+		waits = hasArrived(fd)
 		return nil
 	})
 	return waits
 }
 
-// peer is the address that the socket is connected to: one of this host where the target is unspecified.
-func (a *attempt) peer() *net.TCPAddr {
+// connectedPeer is the address that the socket is connected to: one of this host where the target is unspecified.
+func (a *attempt) connectedPeer() *net.TCPAddr {
 	peer := net.TCPAddrFromAddrPort(a.cfg.Target)
 	if !a.cfg.Target.Addr().IsUnspecified() {
 		return peer
@@ -199,18 +199,18 @@ func (a *attempt) peer() *net.TCPAddr {
 	return peer
 }
 
-// end ends the attempt with an error, unless it is over.
-func (a *attempt) end(err error) {
+// endWithError ends the attempt with an error, unless it is over.
+func (a *attempt) endWithError(err error) {
 	if a.raw == nil {
 		return // it is over
 	}
 	_ = a.raw.Close()
-	a.settle()
-	a.done(nil, a.failure(err))
+	a.noteOver()
+	a.done(nil, a.dialError(err))
 }
 
-// settle notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
-func (a *attempt) settle() {
+// noteOver notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
+func (a *attempt) noteOver() {
 	a.raw = nil
 	a.loop.Forget(&a.late)
 	if a.near != nil {
@@ -218,24 +218,24 @@ func (a *attempt) settle() {
 	}
 }
 
-func (a *attempt) failure(err error) error {
+func (a *attempt) dialError(err error) error {
 	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(a.cfg.Target), Err: err}
 	if a.cfg.Source.IsValid() {
 		failed.Source = net.TCPAddrFromAddrPort(a.cfg.Source)
 	}
-	return fmt.Errorf("kernel: %w", explained(failed, a.why))
+	return fmt.Errorf("kernel: %w", explainDialError(failed, a.why))
 }
 
-// sockaddr is an address as the kernel takes it.
-func sockaddr(at netip.AddrPort) unix.Sockaddr {
+// sockaddrOf is an address as the kernel takes it.
+func sockaddrOf(at netip.AddrPort) unix.Sockaddr {
 	if a := at.Addr().Unmap(); a.Is4() {
 		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: a.As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16(), ZoneId: scope(at.Addr())}
+	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16(), ZoneId: scopeID(at.Addr())}
 }
 
-// scope is the interface of an address with a zone.
-func scope(at netip.Addr) uint32 {
+// scopeID is the interface of an address with a zone.
+func scopeID(at netip.Addr) uint32 {
 	if zone := at.Zone(); zone != "" {
 		if i, err := net.InterfaceByName(zone); err == nil {
 			return uint32(i.Index)

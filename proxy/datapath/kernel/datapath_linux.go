@@ -44,12 +44,12 @@ type Datapath struct {
 
 // New checks what this kernel offers and starts the ticks, which Close ends.
 func New(cfg Config) (*Datapath, error) {
-	d, err := prepared(cfg)
+	d, err := newDatapath(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
 	for _, s := range d.shards {
-		go s.run()
+		go s.tickLoop()
 	}
 	return d, nil
 }
@@ -57,8 +57,8 @@ func New(cfg Config) (*Datapath, error) {
 // mostShards bounds the ticks, and their threads.
 const mostShards = 8
 
-// prepared returns a datapath that does not tick yet.
-func prepared(cfg Config) (*Datapath, error) {
+// newDatapath returns a datapath that does not tick yet.
+func newDatapath(cfg Config) (*Datapath, error) {
 	if cfg.Clock == nil {
 		return nil, errors.New("Config.Clock is required")
 	}
@@ -77,12 +77,12 @@ func prepared(cfg Config) (*Datapath, error) {
 		d.log = slog.New(slog.DiscardHandler)
 	}
 	d.pipes = newPipes(cfg.Pipes)
-	if err := d.settle(cfg); err != nil {
+	if err := d.chooseTier(cfg); err != nil {
 		return nil, err
 	}
 	loops, err := eventloop.New(0)
 	if err != nil {
-		return nil, errors.Join(err, d.abandon())
+		return nil, errors.Join(err, d.releaseAll())
 	}
 	d.loops = loops
 	d.tos.open()
@@ -92,17 +92,17 @@ func prepared(cfg Config) (*Datapath, error) {
 	for i := range cfg.Shards {
 		timer, err := newTimer()
 		if err != nil {
-			return nil, errors.Join(err, d.abandon())
+			return nil, errors.Join(err, d.releaseAll())
 		}
 		d.shards = append(d.shards, &shard{dp: d, index: i, timer: timer, done: make(chan struct{}), at: cc.Never})
 	}
 	return d, nil
 }
 
-// abandon gives back what prepared has taken.
-func (d *Datapath) abandon() (err error) {
+// releaseAll gives back what prepared has taken.
+func (d *Datapath) releaseAll() (err error) {
 	for _, s := range d.shards {
-		err = errors.Join(err, s.timer.close())
+		err = errors.Join(err, s.timer.closeTimer())
 	}
 	if d.enforcer != nil {
 		err = errors.Join(err, d.enforcer.control.Close())
@@ -113,28 +113,28 @@ func (d *Datapath) abandon() (err error) {
 	return errors.Join(err, d.tos.close())
 }
 
-// place gives c a shard, unless it has one: the one asked for, or if that has no cells
+// placeOnShard gives c a shard, unless it has one: the one asked for, or if that has no cells
 // left, the one with the most.
-func (d *Datapath) place(c *Conn, asked int) {
+func (d *Datapath) placeOnShard(c *Conn, asked int) {
 	if c.shard != nil {
 		return
 	}
 	c.shard = d.shards[asked]
-	if d.enforcer != nil && d.room(c.shard) == 0 {
-		c.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.room(a), d.room(b)) })
+	if d.enforcer != nil && d.freeCells(c.shard) == 0 {
+		c.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.freeCells(a), d.freeCells(b)) })
 	}
 }
 
-// room is the number of further legs of a shard whose windows the kernel could enforce.
-func (d *Datapath) room(s *shard) int { return d.enforcer.control.Room(s.index) }
+// freeCells is the number of further legs of a shard whose windows the kernel could enforce.
+func (d *Datapath) freeCells(s *shard) int { return d.enforcer.control.Room(s.index) }
 
-// settle chooses the tier and the envelope.
-func (d *Datapath) settle(cfg Config) (err error) {
+// chooseTier chooses the tier and the envelope.
+func (d *Datapath) chooseTier(cfg Config) (err error) {
 	envelope := cfg.Envelope
 	if envelope == EBPF {
 		envelope = "" // for the legs that it has no room for
 	}
-	if err := d.probe(envelope, cfg.ReceiveBuffer > 0); err != nil {
+	if err := d.probeKernel(envelope, cfg.ReceiveBuffer > 0); err != nil {
 		return err
 	}
 	if cfg.Envelope != "" && cfg.Envelope != EBPF {
@@ -150,8 +150,8 @@ func (d *Datapath) settle(cfg Config) (err error) {
 	return nil
 }
 
-// probe asks a socket that goes nowhere what this kernel has; receive: also how it bounds receive buffers.
-func (d *Datapath) probe(envelope string, receive bool) error {
+// probeKernel asks a socket that goes nowhere what this kernel has; receive: also how it bounds receive buffers.
+func (d *Datapath) probeKernel(envelope string, receive bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -169,7 +169,7 @@ func (d *Datapath) probe(envelope string, receive bool) error {
 	if size < uptoNotsent {
 		return errors.New("TCP_INFO has no notsent_bytes: Linux 4.6 or later is needed")
 	}
-	d.missing = lacking(size)
+	d.missing = missingFields(size)
 	var why string
 	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
 		d.missing = append(d.missing, why)
@@ -194,10 +194,10 @@ func (d *Datapath) probe(envelope string, receive bool) error {
 func (d *Datapath) Close() (err error) {
 	d.closing.Do(func() {
 		for _, s := range d.shards {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.stopTicking())
 		}
 		d.loops.Close()
-		d.pipes.close()
+		d.pipes.closeAll()
 		err = errors.Join(err, d.tos.close())
 		if d.enforcer != nil {
 			err = errors.Join(err, d.enforcer.control.Close())
@@ -278,4 +278,4 @@ func (d *Datapath) Status() Status {
 }
 
 // Wake has OnTick called for a shard at its next tick, also when nothing is busy.
-func (d *Datapath) Wake(shard int) { d.shards[shard].wake() }
+func (d *Datapath) Wake(shard int) { d.shards[shard].wakeSoon() }

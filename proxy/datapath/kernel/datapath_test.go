@@ -30,9 +30,9 @@ func still(tb testing.TB, cfg Config) *Datapath {
 		cfg.Clock = clock()
 	}
 	cfg.Shards = max(1, cfg.Shards)
-	d, err := prepared(cfg)
+	d, err := newDatapath(cfg)
 	require.NoError(tb, err)
-	tb.Cleanup(func() { require.NoError(tb, d.abandon()) })
+	tb.Cleanup(func() { require.NoError(tb, d.releaseAll()) })
 	return d
 }
 
@@ -44,14 +44,14 @@ func (h *hands) clock() cc.Time { return h.now }
 // step lets a time pass and has the tick come.
 func (h *hands) step(s *shard, d time.Duration) {
 	h.now = h.now.Add(d)
-	s.tick()
+	s.runTick()
 }
 
 // next waits for the timer and makes the tick.
 func (s *shard) next(tb testing.TB) {
 	tb.Helper()
-	require.NoError(tb, s.timer.wait())
-	s.tick()
+	require.NoError(tb, s.timer.waitUntilFired())
+	s.runTick()
 }
 
 // remaining is what the timerfd itself says; 0: it is off.
@@ -176,7 +176,7 @@ func TestEachShardHasATickOfItsOwn(t *testing.T) {
 		a.Enforce(datapath.HoldAll, i)
 		a.Observe(func(flow.Report) {})
 		require.Same(t, s, a.shard)
-		a.begin()
+		a.beginWrite()
 		require.NotEqual(t, cc.Never, s.at)
 		s.next(t)
 		assert.Equal(t, []*Conn{a}, s.list)
@@ -191,7 +191,7 @@ func TestABudgetIsSharedInTurns(t *testing.T) {
 	for range 5 {
 		a, _ := d.pair(t, loopback4)
 		reports = append(reports, watched(a))
-		a.begin() // a write that does not end keeps it busy
+		a.beginWrite() // a write that does not end keeps it busy
 	}
 	for range 5 {
 		h.step(d.shards[0], Tick)
@@ -208,7 +208,7 @@ func TestASilentLegIsPolledLessOften(t *testing.T) {
 	s := d.shards[0]
 	a, _ := d.pair(t, loopback4)
 	reports := watched(a)
-	a.begin()
+	a.beginWrite()
 	h.step(s, Tick)
 	assert.Equal(t, h.now.Add(Tick), s.at)
 	for silence := Tick; silence < 5*time.Second; {
@@ -222,7 +222,7 @@ func TestASilentLegIsPolledLessOften(t *testing.T) {
 	assert.Less(t, *reports, 450)
 	assert.Equal(t, h.now.Add(mostPause), s.at)
 
-	a.took(1) // a piece of the write
+	a.noteTaken(1) // a piece of the write
 	assert.Equal(t, h.now.Add(Tick), s.at, "ends the pause")
 	before := *reports
 	h.step(s, Tick)
@@ -238,12 +238,12 @@ func TestAWriteBetweenPollAndLeaveKeepsTheConn(t *testing.T) {
 	a.seen = a.writes.Load()
 
 	a.writes.Add(1)
-	assert.False(t, a.leave(), "a write came after the poll began")
+	assert.False(t, a.tryRetire(), "a write came after the poll began")
 	a.seen = a.writes.Load()
 	a.writing.Add(1)
-	assert.False(t, a.leave(), "a write is underway")
+	assert.False(t, a.tryRetire(), "a write is underway")
 	a.writing.Add(-1)
-	assert.True(t, a.leave())
+	assert.True(t, a.tryRetire())
 	assert.False(t, a.active.Load())
 }
 
@@ -254,7 +254,7 @@ func TestClosedConnsLeaveTheTick(t *testing.T) {
 	a, b := d.pair(t, loopback4)
 	for _, c := range []*Conn{a, b} {
 		watched(c)
-		c.begin()
+		c.beginWrite()
 	}
 	h.step(s, Tick)
 	require.Len(t, s.list, 2)
@@ -264,9 +264,9 @@ func TestClosedConnsLeaveTheTick(t *testing.T) {
 	assert.Empty(t, s.list)
 	assert.Zero(t, d.Status().Busy)
 	assert.Equal(t, cc.Never, s.at)
-	a.end()
+	a.endWrite()
 	assert.Equal(t, cc.Never, s.at, "a write that ends behind it changes nothing")
-	a.begin()
+	a.beginWrite()
 	assert.Equal(t, cc.Never, s.at, "nor does one that begins")
 }
 
@@ -335,7 +335,7 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	limit := flow.Limit{Cwnd: 20_000, PacingRate: 100_000_000_000}
 	a.Apply(limit)
 	assert.Zero(t, s.remaining(t), "nobody is waiting for it")
-	a.begin() // a write, after which it is busy
+	a.beginWrite() // a write, after which it is busy
 	assert.EqualValues(t, min(uint64(spreading*12_500_000_000), unlimited-1), rate(),
 		"more than 32 bits, where they go")
 	assert.Equal(t, leastUnsent, unsent())
@@ -352,14 +352,14 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	assert.Equal(t, 200_000, unsent())
 	assert.Empty(t, s.queued)
 	assert.Zero(t, a.Info().SignalErrors)
-	a.end()
+	a.endWrite()
 
 	a.Apply(flow.Limit{Cwnd: 400_000, PacingRate: 80_000_000})
 	a.Observe(nil)
 	assert.EqualValues(t, uint64(math.MaxUint64), rate())
 	a.Apply(flow.Limit{Cwnd: 400_000, PacingRate: 80_000_000})
 	pass(t, a, b, 1000)
-	s.tick()
+	s.runTick()
 	assert.EqualValues(t, uint64(math.MaxUint64), rate(), "it is not ours any more")
 }
 
@@ -367,7 +367,7 @@ func TestALimitOfAClosedLegGoesNowhere(t *testing.T) {
 	d := still(t, Config{})
 	a, _ := d.pair(t, loopback4)
 	watched(a)
-	a.begin()
+	a.beginWrite()
 	a.Apply(flow.Limit{Cwnd: 100_000, PacingRate: 80_000_000})
 	require.NoError(t, a.Close())
 	d.shards[0].next(t)
@@ -384,7 +384,7 @@ func TestAPollAllocatesNothing(t *testing.T) {
 		limit.PacingRate = 1_000_000_000 - limit.PacingRate // a system call each time
 		a.Apply(limit)
 	})
-	assert.Zero(t, testing.AllocsPerRun(100, func() { a.poll() }))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { a.pollSocket() }))
 }
 
 func BenchmarkPoll(b *testing.B) {
@@ -393,7 +393,7 @@ func BenchmarkPoll(b *testing.B) {
 	a.manage(flow.Limit{Cwnd: 1 << 20}, func(flow.Report) {})
 	b.ReportAllocs()
 	for b.Loop() {
-		a.poll()
+		a.pollSocket()
 	}
 }
 

@@ -23,11 +23,11 @@ var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP
 
 // Dial is Connect for callers that can wait.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
-	return await(ctx, func(done func(*Conn, error)) (cancel func()) { return d.Connect(cfg, done) })
+	return awaitConn(ctx, func(done func(*Conn, error)) (cancel func()) { return d.Connect(cfg, done) })
 }
 
-// await waits for what connect is done with, and cancels it once ctx has ended.
-func await(ctx context.Context, connect func(done func(*Conn, error)) (cancel func())) (*Conn, error) {
+// awaitConn waits for what connect is done with, and cancels it once ctx has ended.
+func awaitConn(ctx context.Context, connect func(done func(*Conn, error)) (cancel func())) (*Conn, error) {
 	type result struct {
 		conn *Conn
 		err  error
@@ -61,7 +61,7 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	loop := d.loopFor(cfg)
 	if cfg.Target.IsValid() {
 		near, _ := cfg.Near.(*Conn)
-		return d.connect(cfg, loop, near, done)
+		return d.connectTo(cfg, loop, near, done)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -81,7 +81,7 @@ func UntilReset[C any](
 		defer end(nil)
 		loop := c.raw.Loop()
 		task := loop.Task(func() {
-			if !unread(c.raw) {
+			if !hasUnread(c.raw) {
 				end(ErrNearReset)
 			}
 		})
@@ -116,7 +116,7 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 	conn, err := happyeyeballs.Dial(ctx, host, func(ctx context.Context, addr netip.Addr) (*Conn, error) {
 		to := cfg
 		to.Target = netip.AddrPortFrom(addr, uint16(port))
-		return await(ctx, func(done func(*Conn, error)) (cancel func()) { return d.connect(to, loop, nil, done) })
+		return awaitConn(ctx, func(done func(*Conn, error)) (cancel func()) { return d.connectTo(to, loop, nil, done) })
 	}, func(late *Conn) { _ = late.Reset() })
 	if err != nil {
 		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
@@ -124,9 +124,9 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 	return conn, nil
 }
 
-// explained says more of a failed dial: why, if it is known, it cannot be made from an address that is not this
+// explainDialError says more of a failed dial: why, if it is known, it cannot be made from an address that is not this
 // host's, or that all local ports are in use. Over IPv6 there may be no address to dial from instead.
-func explained(err, why error) error {
+func explainDialError(err, why error) error {
 	var op *net.OpError
 	if !errors.Is(err, unix.EADDRNOTAVAIL) || !errors.As(err, &op) {
 		return err
@@ -140,10 +140,10 @@ func explained(err, why error) error {
 	return err
 }
 
-// prepare sets what must be set before the socket is bound. Without the
+// prepareSocket sets what must be set before the socket is bound. Without the
 // privilege for transparency the source may still be an address of this host,
 // so that failure is handed back for the case that it is not.
-func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
+func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) {
 	if err := guardStream(fd); err != nil {
 		return nil, err
 	}

@@ -252,13 +252,13 @@ func TestADialWithoutALocalPortNamesTheCure(t *testing.T) {
 		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to))
 		return &net.OpError{Op: "dial", Addr: at, Err: os.NewSyscallError("connect", unix.EADDRNOTAVAIL)}
 	}
-	err := explained(failed("192.0.2.1:80"), nil)
+	err := explainDialError(failed("192.0.2.1:80"), nil)
 	assert.ErrorIs(t, err, ErrNoPort)
 	assert.ErrorContains(t, err, "net.ipv4.ip_local_port_range")
 	assert.ErrorIs(t, err, unix.EADDRNOTAVAIL)
-	assert.NotErrorIs(t, explained(failed("[2001:db8::1]:80"), nil), ErrNoPort,
+	assert.NotErrorIs(t, explainDialError(failed("[2001:db8::1]:80"), nil), ErrNoPort,
 		"there may be no address to dial it from")
-	err = explained(failed("192.0.2.1:80"), unix.EPERM)
+	err = explainDialError(failed("192.0.2.1:80"), unix.EPERM)
 	assert.NotErrorIs(t, err, ErrNoPort)
 	assert.EqualError(t, err, "dial 192.0.2.1:80: connect: cannot assign requested address: operation not permitted")
 }

@@ -14,16 +14,16 @@ var _ datapath.Ending = (*Conn)(nil)
 
 // Close implements net.Conn. It makes a last report. The kernel goes on delivering what is still
 // underway.
-func (c *Conn) Close() error { return c.shut(deliver) }
+func (c *Conn) Close() error { return c.shutSocket(deliver) }
 
 // Reset implements datapath.Conn.
-func (c *Conn) Reset() error { return c.shut(reset) }
+func (c *Conn) Reset() error { return c.shutSocket(reset) }
 
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
 	err := c.raw.Visit(func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
-	return c.failure("shutdown", nil, err)
+	return c.opFailure("shutdown", nil, err)
 }
 
 // How a socket is closed, as the time in seconds for which it lingers.
@@ -32,19 +32,19 @@ const (
 	reset   = 0
 )
 
-// shut closes the leg in the way that the first call names.
-func (c *Conn) shut(linger int) error {
+// shutSocket closes the leg in the way that the first call names.
+func (c *Conn) shutSocket(linger int) error {
 	c.mu.Lock()
 	if !c.closed {
 		h := c.enforced.Load()
-		if (c.observer == nil || h != nil) && !c.still() {
-			_ = c.refresh() // for Info
+		if (c.observer == nil || h != nil) && !c.isUnchanged() {
+			_ = c.readTCPInfo() // for Info
 		}
-		c.conclude()
+		c.makeLastReport()
 		c.closed = true
-		c.limits.Load().end()
+		c.limits.Load().stopKeeping()
 		if h != nil { // what is still underway goes on under Reno
-			c.dp.enforcer.release(h)
+			c.dp.enforcer.releaseCell(h)
 		}
 		if linger == reset || !c.status.closed { // else nothing is left to be delivered
 			_ = c.raw.Visit(func(fd int) error { return setLinger(fd, linger) })
@@ -84,7 +84,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 func (c *Conn) Aborted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.refresh() != nil || c.status.closed
+	return c.readTCPInfo() != nil || c.status.closed
 }
 
 // InProcess implements datapath.Ending.

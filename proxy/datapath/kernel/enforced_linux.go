@@ -20,31 +20,31 @@ type enforced struct {
 	sure int64    // stream offset up to which all has arrived, though the cell may not say so
 }
 
-// start takes the first reading of a socket that has taken wrote bytes so far;
+// readFirst takes the first reading of a socket that has taken wrote bytes so far;
 // false: there is none.
-func (h *enforced) start(wrote int64) bool {
+func (h *enforced) readFirst(wrote int64) bool {
 	if !h.cell.Read(&h.next) {
 		return false
 	}
 	h.base = wrote
-	h.from(wrote)
+	h.startCountersAt(wrote)
 	return true
 }
 
-// from has the counters start at a socket that has taken wrote bytes.
-func (h *enforced) from(wrote int64) {
+// startCountersAt has the counters start at a socket that has taken wrote bytes.
+func (h *enforced) startCountersAt(wrote int64) {
 	h.seen, h.lost = h.next, 0
-	h.begin(h.position(wrote-h.base, false, 0, flow.Limit{}, wider{}))
+	h.startAt(h.positionAt(wrote-h.base, false, 0, flow.Limit{}, wider{}))
 	h.base = wrote
 }
 
-// position is where the newest reading puts a socket that has taken wrote bytes
+// positionAt is where the newest reading puts a socket that has taken wrote bytes
 // since observation began; since is how old the reading is.
 //
 // The kernel says where it stands when something comes back. What it has sent since
 // then follows from what it has to send, from the limit, and from the wider window that
 // was in force for what had been written by then.
-func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit flow.Limit, before wider) position {
+func (h *enforced) positionAt(wrote int64, fin bool, since time.Duration, limit flow.Limit, before wider) position {
 	s := &h.next
 	p := position{
 		una: int64(s.Acked), nxt: int64(s.Sent), end: int64(s.End),
@@ -58,10 +58,10 @@ func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit fl
 		p.end = min(p.end, h.origin+wrote)
 		p.una, p.nxt = min(p.una, p.end), min(p.nxt, p.end)
 	}
-	room := h.room(p, since, limit)
+	room := h.releasedSince(p, since, limit)
 	if before.window > 0 {
 		limit.Cwnd = before.window
-		room = max(room, min(h.room(p, since, limit), h.origin+before.taken-h.base-p.nxt))
+		room = max(room, min(h.releasedSince(p, since, limit), h.origin+before.taken-h.base-p.nxt))
 	}
 	p.more = max(0, min(p.end-p.nxt, room))
 	p.nxt += p.more
@@ -69,29 +69,31 @@ func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit fl
 	return p
 }
 
-// confirm notes that all that the socket has taken, wrote bytes, has arrived.
-func (h *enforced) confirm(wrote int64) { h.sure = h.origin + wrote - h.base }
+// confirmArrival notes that all that the socket has taken, wrote bytes, has arrived.
+func (h *enforced) confirmArrival(wrote int64) { h.sure = h.origin + wrote - h.base }
 
 // pacedBurst is how many segments leave at once before the pacing rate holds them.
 const pacedBurst = 2
 
-// room is how much the limit has let out since the reading, at most.
-func (h *enforced) room(p position, since time.Duration, limit flow.Limit) int64 {
+// releasedSince is how much the limit has let out since the reading, at most.
+func (h *enforced) releasedSince(p position, since time.Duration, limit flow.Limit) int64 {
 	s, mss := &h.next, max(1, int64(h.next.Mss))
 	window := int64(s.Cwnd)
 	if s.InFallback == 0 && limit.Cwnd > 0 {
 		window = max(int64(limit.Cwnd)/mss, 1)
 	}
-	room := min(window*mss-p.pipe(), int64(s.SndWnd)-p.outstanding())
+	room := min(window*mss-p.pipeBytes(), int64(s.SndWnd)-p.outstandingBytes())
 	if limit.PacingRate > 0 { // in fallback, too
 		room = min(room, int64(limit.PacingRate.BytesIn(since))+pacedBurst*mss)
 	}
 	return room
 }
 
-// step returns the report of the newest reading, made at now; happened is when the
+// makeReport returns the report of the newest reading, made at now; happened is when the
 // socket said it, limit and before are for position.
-func (h *enforced) step(wrote int64, fin bool, happened, now cc.Time, limit flow.Limit, before wider) flow.Report {
+func (h *enforced) makeReport(
+	wrote int64, fin bool, happened, now cc.Time, limit flow.Limit, before wider,
+) flow.Report {
 	s := &h.next
 	at := now
 	if s.At != h.seen.At { // else nothing has happened since
@@ -99,14 +101,14 @@ func (h *enforced) step(wrote int64, fin bool, happened, now cc.Time, limit flow
 	}
 	at = max(at, h.report.At)
 	mss := cc.Bytes(s.Mss)
-	p := h.position(wrote-h.base, fin, now.Sub(happened), limit, before)
-	r := h.place(p, mss, at)
-	r.Newest = h.arrived(min(int64(s.Newest), p.nxt))
+	p := h.positionAt(wrote-h.base, fin, now.Sub(happened), limit, before)
+	r := h.updateReport(p, mss, at)
+	r.Newest = h.noteArrived(min(int64(s.Newest), p.nxt))
 	h.lost += cc.Bytes(s.Lost-h.seen.Lost) * mss
 	r.Lost = h.lost
 	r.Marked = min(r.Marked+cc.Bytes(s.Marked-h.seen.Marked)*mss, r.Acked)
 	r.Timeouts += int(s.Timeouts - h.seen.Timeouts)
-	r.RwndFull = p.unsent > 0 && p.outstanding()+int64(s.Mss) > int64(s.SndWnd)
+	r.RwndFull = p.unsent > 0 && p.outstandingBytes()+int64(s.Mss) > int64(s.SndWnd)
 	r.RTT = 0
 	if s.Samples != h.seen.Samples {
 		r.RTT = time.Duration(s.RttUs) * time.Microsecond

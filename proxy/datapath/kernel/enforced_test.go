@@ -33,7 +33,7 @@ func reading(n, acked int, change func(*bpf.Seen)) bpf.Seen {
 // enforcedFrom is a leg whose observation begins with that reading.
 func enforcedFrom(first bpf.Seen) *enforced {
 	h := &enforced{next: first}
-	h.from(0)
+	h.startCountersAt(0)
 	return h
 }
 
@@ -244,14 +244,14 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 				first = reading(0, 0, nil)
 			}
 			h := enforcedFrom(first)
-			r := h.step(0, false, now-1, now-1, row.limit, wider{})
+			r := h.makeReport(0, false, now-1, now-1, row.limit, wider{})
 			require.Zero(t, r.Written, "counters start at zero")
 			require.Zero(t, r.Acked, "counters start at zero")
 			h.next = row.then
 			if h.next.At == first.At {
 				h.next.At++
 			}
-			r = h.step(row.wrote, row.fin, now, now.Add(row.age), row.limit, row.wider)
+			r = h.makeReport(row.wrote, row.fin, now, now.Add(row.age), row.limit, row.wider)
 			row.want.At, row.want.MSS = now, mss
 			assert.Equal(t, row.want, r)
 		})
@@ -262,22 +262,22 @@ func TestAReportIsOfWhenItsReadingWas(t *testing.T) {
 	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
 	h.next = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
-	assert.Equal(t, now, h.step(0, false, now, now+5, limit, wider{}).At)
-	assert.Equal(t, now+7, h.step(0, false, now, now+7, limit, wider{}).At, "nothing happened since: it is of now")
+	assert.Equal(t, now, h.makeReport(0, false, now, now+5, limit, wider{}).At)
+	assert.Equal(t, now+7, h.makeReport(0, false, now, now+7, limit, wider{}).At, "nothing happened since: it is of now")
 	h.next.At = 3
-	assert.Equal(t, now+7, h.step(0, false, now+6, now+8, limit, wider{}).At, "never back")
+	assert.Equal(t, now+7, h.makeReport(0, false, now+6, now+8, limit, wider{}).At, "never back")
 	h.next.At = 4
-	assert.Equal(t, now+9, h.step(0, false, now+11, now+9, limit, wider{}).At, "never ahead")
+	assert.Equal(t, now+9, h.makeReport(0, false, now+11, now+9, limit, wider{}).At, "never ahead")
 }
 
 func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
 	h := enforcedFrom(reading(5, 3, nil))
-	h.from(4_000) // written since, of which nothing came back
-	r := h.step(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, wider{})
+	h.startCountersAt(4_000) // written since, of which nothing came back
+	r := h.makeReport(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, wider{})
 	assert.Zero(t, r.Written)
 	assert.Equal(t, cc.Bytes(6_000), r.Pipe)
 	h.next = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
-	r = h.step(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, wider{})
+	r = h.makeReport(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, wider{})
 	assert.Equal(t, cc.Bytes(1_000), r.Written)
 	assert.Zero(t, r.Acked)
 }
@@ -286,33 +286,33 @@ func TestWhatIsConfirmedHasArrivedWhateverTheCellSays(t *testing.T) {
 	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
 	h.next = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
-	assert.Equal(t, cc.Bytes(7_000), h.step(10_000, false, now, now, limit, wider{}).Acked)
-	h.confirm(10_000)
-	r := h.step(10_000, false, now, now+1, limit, wider{})
+	assert.Equal(t, cc.Bytes(7_000), h.makeReport(10_000, false, now, now, limit, wider{}).Acked)
+	h.confirmArrival(10_000)
+	r := h.makeReport(10_000, false, now, now+1, limit, wider{})
 	assert.Equal(t, flow.Report{
 		At: now + 1, MSS: mss, Written: 10_000, Acked: 10_000, Newest: 10_000,
 	}, r)
-	r = h.step(12_000, false, now, now+2, limit, wider{})
+	r = h.makeReport(12_000, false, now, now+2, limit, wider{})
 	assert.Equal(t, cc.Bytes(2_000), r.Pipe, "what is written next is in flight")
 	assert.Equal(t, cc.Bytes(10_000), r.Acked)
 	h.next = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
-	r = h.step(12_000, false, now+3, now+3, limit, wider{})
+	r = h.makeReport(12_000, false, now+3, now+3, limit, wider{})
 	assert.Equal(t, cc.Bytes(11_000), r.Acked, "a newer reading counts")
 	assert.Equal(t, cc.Bytes(1_000), r.Pipe)
-	h.from(12_000)
-	h.confirm(12_500)
-	assert.Equal(t, cc.Bytes(500), h.step(12_500, false, now+4, now+4, limit, wider{}).Acked)
+	h.startCountersAt(12_000)
+	h.confirmArrival(12_500)
+	assert.Equal(t, cc.Bytes(500), h.makeReport(12_500, false, now+4, now+4, limit, wider{}).Acked)
 }
 
 func TestARoundTripIsReportedOnce(t *testing.T) {
 	h := enforcedFrom(reading(0, 0, nil))
 	h.next = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
-	assert.Equal(t, time.Millisecond, h.step(0, false, now, now, flow.Limit{}, wider{}).RTT)
-	assert.Zero(t, h.step(0, false, now, now+1, flow.Limit{}, wider{}).RTT)
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).RTT)
+	assert.Zero(t, h.makeReport(0, false, now, now+1, flow.Limit{}, wider{}).RTT)
 	h.next.At, h.next.Acks = 3, 9 // an acknowledgement without a sample
-	assert.Zero(t, h.step(0, false, now+2, now+2, flow.Limit{}, wider{}).RTT)
+	assert.Zero(t, h.makeReport(0, false, now+2, now+2, flow.Limit{}, wider{}).RTT)
 	h.next.At, h.next.Samples = 4, 3 // as long as the last
-	assert.Equal(t, time.Millisecond, h.step(0, false, now+3, now+3, flow.Limit{}, wider{}).RTT)
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now+3, now+3, flow.Limit{}, wider{}).RTT)
 }
 
 func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
@@ -320,18 +320,19 @@ func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
 	peer := func(age time.Duration, change func(*bpf.Seen)) flow.PeerClock {
 		change(&h.next)
 		h.next.At++
-		return h.step(0, false, now, now.Add(age), flow.Limit{}, wider{}).Peer
+		return h.makeReport(0, false, now, now.Add(age), flow.Limit{}, wider{}).Peer
 	}
 	assert.Zero(t, peer(0, func(s *bpf.Seen) { s.Acks++ }), "there are no timestamps")
 	first := flow.PeerClock{At: now, Value: 7}
 	assert.Equal(t, first, peer(5, func(s *bpf.Seen) { s.Acks, s.Tsval = 2, 7 }), "and not as of the report")
 	now := now + 9
-	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer, "nothing has come")
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).Peer, "nothing has come")
 	h.next.Tsval, h.next.Acks, h.next.Timeouts, h.next.At = 8, 3, 1, 99
-	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer,
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).Peer,
 		"the time may be that of the timeout")
 	h.next.Acks, h.next.At = 4, 100
-	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, h.step(0, false, now+1, now+1, flow.Limit{}, wider{}).Peer)
+	r := h.makeReport(0, false, now+1, now+1, flow.Limit{}, wider{})
+	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, r.Peer)
 }
 
 // enforcedSender is a model of the kernel's send side under a window of ours:
@@ -400,10 +401,10 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 		h := enforcedFrom(s.seen)
 		at := now
 		var l limits
-		l.begin(nil, 0)
+		l.beginKeeping(nil, 0)
 		clock := func() cc.Time { return at }
 		var taken atomic.Int64
-		l.apply(flow.Limit{Cwnd: 10 * mss}, clock, &taken)
+		l.applyLimit(flow.Limit{Cwnd: 10 * mss}, clock, &taken)
 		happened := at // when the newest reading was
 		says := func() {
 			at++
@@ -411,8 +412,8 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 			s.says()
 		}
 		report := func() flow.Report {
-			limit, wider := l.since(happened)
-			return h.step(s.stream, false, happened, at, limit, wider)
+			limit, wider := l.limitSince(happened)
+			return h.makeReport(s.stream, false, happened, at, limit, wider)
 		}
 		before := report()
 		look := func() {
@@ -448,7 +449,7 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 			case op == 1: // a new limit takes effect at once
 				at++
 				s.limit = rapid.IntRange(1, 30).Draw(t, "window")
-				l.apply(flow.Limit{Cwnd: cc.Bytes(s.limit) * mss}, clock, &taken)
+				l.applyLimit(flow.Limit{Cwnd: cc.Bytes(s.limit) * mss}, clock, &taken)
 				s.send(mss)
 			case len(s.segments) == 0:
 			case op == 2: // an acknowledgement, after which more may leave

@@ -67,18 +67,18 @@ func clockOffset(clock func() cc.Time) (least time.Duration, err error) {
 	return least, nil
 }
 
-// when is the Clock's time of one of the kernel's.
-func (o *enforcer) when(at uint64) cc.Time { return cc.Time(at).Add(o.offset) }
+// clockTime is the Clock's time of one of the kernel's.
+func (o *enforcer) clockTime(at uint64) cc.Time { return cc.Time(at).Add(o.offset) }
 
-// bind has the kernel enforce c's window, by a cell of its shard's. After an error the
+// bindCell has the kernel enforce c's window, by a cell of its shard's. After an error the
 // leg is as before.
-func (o *enforcer) bind(c *Conn) (*enforced, error) {
+func (o *enforcer) bindCell(c *Conn) (*enforced, error) {
 	h := &enforced{}
 	err := c.raw.Visit(func(fd int) (err error) {
 		if h.cell, err = o.control.Bind(fd, c.shard.index); err != nil {
 			return err
 		}
-		if h.start(c.wrote.Load()) {
+		if h.readFirst(c.wrote.Load()) {
 			return nil
 		}
 		h.cell.Free()
@@ -99,15 +99,15 @@ func (o *enforcer) bind(c *Conn) (*enforced, error) {
 	return h, nil
 }
 
-// release gives the cell of a leg back; the kernel no longer enforces its window.
-func (o *enforcer) release(h *enforced) {
+// releaseCell gives the cell of a leg back; the kernel no longer enforces its window.
+func (o *enforcer) releaseCell(h *enforced) {
 	o.legs[h.cell.Index()].Store(nil)
 	h.cell.Free()
 	o.bound.Add(-1)
 }
 
-// news calls yield for legs of a shard whose sockets have news, for as many as the budget at most.
-func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
+// eachWithNews calls yield for legs of a shard whose sockets have news, for as many as the budget at most.
+func (o *enforcer) eachWithNews(shard, budget int, yield func(*Conn)) {
 	o.control.News(shard, budget, func(cell uint32) {
 		if c := o.legs[cell].Load(); c != nil {
 			yield(c)
@@ -115,9 +115,9 @@ func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
 	})
 }
 
-// answer tells the kernel that the limit takes the last report into account. fresh: the report told
+// answerReport tells the kernel that the limit takes the last report into account. fresh: the report told
 // of something new, which happened at that time.
-func (o *enforcer) answer(h *enforced, fresh bool, happened, now cc.Time) {
+func (o *enforcer) answerReport(h *enforced, fresh bool, happened, now cc.Time) {
 	h.cell.Answer(&h.seen)
 	if fresh {
 		o.answers.Observe(now.Sub(happened))

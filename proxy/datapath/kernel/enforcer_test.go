@@ -42,7 +42,7 @@ func (d *Datapath) drain(t *testing.T, c *Conn, acked cc.Bytes) flow.Report {
 	t.Helper()
 	for {
 		c.mu.Lock()
-		r := *c.last()
+		r := *c.lastReport()
 		c.mu.Unlock()
 		if r.Acked >= acked {
 			return r
@@ -118,7 +118,7 @@ func TestClosingALegLetsItsSocketGo(t *testing.T) {
 	watched(a)
 	watched(b)
 	assert.Equal(t, 2, d.Status().Enforced.Legs)
-	a.begin()
+	a.beginWrite()
 	assert.Equal(t, 1, d.Status().Busy)
 	require.NoError(t, a.Close())
 	assert.Equal(t, 1, d.Status().Enforced.Legs)
@@ -127,7 +127,7 @@ func TestClosingALegLetsItsSocketGo(t *testing.T) {
 	assert.Equal(t, cc.Never, s.at, "nothing is left to tick for")
 	require.Error(t, a.Close())
 	assert.Equal(t, 1, d.Status().Enforced.Legs, "closing it twice lets it go once")
-	a.end()
+	a.endWrite()
 	a.Apply(flow.Limit{Cwnd: 1})
 	require.NoError(t, b.Reset())
 	assert.Zero(t, d.Status().Enforced.Legs)
@@ -152,7 +152,7 @@ func TestLegsTakeTheCellsOfAllShards(t *testing.T) {
 	assert.Zero(t, d.Status().Enforced.Full)
 	assert.Equal(t, 100, d.Status().Enforced.Legs)
 	for _, s := range d.shards {
-		assert.Zero(t, d.room(s), "the first is asked for, the second has what it has no room for")
+		assert.Zero(t, d.freeCells(s), "the first is asked for, the second has what it has no room for")
 	}
 }
 
@@ -170,7 +170,7 @@ func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
 	h, d, s := enforcingByHand(t)
 	a, b := d.pair(t, loopback4)
 	reports := watched(a)
-	a.begin()
+	a.beginWrite()
 	ticks := 0
 	for h.step(s, Tick); s.at.Sub(h.now) < mostPause; ticks++ {
 		h.step(s, s.at.Sub(h.now))
@@ -183,7 +183,7 @@ func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
 	h.step(s, Tick)
 	assert.Equal(t, before+1, *reports)
 	assert.Equal(t, h.now.Add(Tick), s.at)
-	a.end()
+	a.endWrite()
 
 	_, err := io.ReadFull(b, make([]byte, 1))
 	require.NoError(t, err)
@@ -205,7 +205,7 @@ func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
 	delivered := func() bool { return a.Info().Unsent == 0 && a.status.unacked == 0 }
 	require.Eventually(t, delivered, patience, time.Millisecond)
 	began := h.now
-	for s.tick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
+	for s.runTick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
 		require.NotEqual(t, cc.Never, s.at)
 		require.Less(t, h.now.Sub(began), 4*confirmAfter)
 	}
@@ -222,13 +222,13 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	h, d, s := enforcingByHand(t)
 	a, _ := d.pair(t, loopback4)
 	watched(a)
-	a.begin()
+	a.beginWrite()
 	mute(t, a) // else its bytes would arrive
 	require.NoError(t, a.raw.Visit(func(fd int) error {
 		_, err := unix.Write(fd, make([]byte, 1))
 		return err
 	}))
-	a.took(1)
+	a.noteTaken(1)
 	asked, due := 0, cc.Time(0)
 	for range 4000 {
 		h.step(s, Tick)
@@ -239,7 +239,7 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	}
 	assert.LessOrEqual(t, asked, 8)
 	assert.Equal(t, 1, d.Status().Busy)
-	a.end()
+	a.endWrite()
 }
 
 func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
@@ -250,12 +250,12 @@ func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 		pass(t, a, b, 100_000)
 	}
 	assert.Zero(t, d.Status().Enforced.Fallbacks, "not known yet")
-	a.poll()
+	a.pollSocket()
 	assert.EqualValues(t, 1, d.Status().Enforced.Fallbacks)
 	assert.EqualValues(t, 1, a.Info().Fallbacks)
 	for a.says(t).InFallback == 1 {
 		pass(t, a, b, 100_000)
-		a.poll()
+		a.pollSocket()
 	}
 	assert.EqualValues(t, 1, d.Status().Enforced.Fallbacks)
 	for d.Status().Enforced.Answers.Count() == 0 { // one counts that came while more was underway
@@ -267,7 +267,7 @@ func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 		_, err := io.CopyN(pollingWriter{a}, b, 1<<20)
 		require.NoError(t, err)
 		<-done
-		a.poll()
+		a.pollSocket()
 	}
 }
 
@@ -293,7 +293,7 @@ func TestABusyUserSpaceKeepsToTheRate(t *testing.T) {
 type pollingWriter struct{ *Conn }
 
 func (w pollingWriter) Write(p []byte) (int, error) {
-	w.poll()
+	w.pollSocket()
 	return len(p), nil
 }
 
@@ -305,7 +305,7 @@ func TestAnAcknowledgementIsAnsweredOnce(t *testing.T) {
 	d.drain(t, a, 1)
 	answers := d.Status().Enforced.Answers.Count()
 	assert.NotZero(t, answers)
-	a.poll()
+	a.pollSocket()
 	assert.Equal(t, answers, d.Status().Enforced.Answers.Count(), "nothing has happened since")
 }
 

@@ -13,14 +13,14 @@ import (
 // Envelopes lists the congestion controls this kernel has loaded, and of those
 // the ones a process without CAP_NET_ADMIN may set.
 func Envelopes() (available, allowed []string, err error) {
-	if available, err = controls("available"); err != nil {
+	if available, err = listControls("available"); err != nil {
 		return nil, nil, err
 	}
-	allowed, err = controls("allowed")
+	allowed, err = listControls("allowed")
 	return available, allowed, err
 }
 
-func controls(which string) ([]string, error) {
+func listControls(which string) ([]string, error) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control")
 	if err != nil {
 		return nil, fmt.Errorf("kernel: list envelopes: %w", err)
@@ -56,7 +56,7 @@ func envelopeRefused(name string, err error) string {
 	case errors.Is(err, unix.ENOENT):
 		return fmt.Sprintf("envelope %q: this kernel has not loaded it; run: modprobe tcp_%s", name, name)
 	case errors.Is(err, unix.EPERM):
-		allowed, _ := controls("allowed")
+		allowed, _ := listControls("allowed")
 		if !slices.Contains(allowed, name) {
 			allowed = append(allowed, name)
 		}

@@ -36,9 +36,9 @@ func (d *Datapath) asTheSystemSets(t *testing.T, name string) (dialled, accepted
 	require.NoError(t, err)
 	far, err := ln.Accept()
 	require.NoError(t, err)
-	dialled, err = d.adopt(near.(*net.TCPConn), d.loops.Least(), true)
+	dialled, err = d.adoptConn(near.(*net.TCPConn), d.loops.Least(), true)
 	require.NoError(t, err)
-	accepted, err = d.adopt(far.(*net.TCPConn), d.loops.Least(), false)
+	accepted, err = d.adoptConn(far.(*net.TCPConn), d.loops.Least(), false)
 	require.NoError(t, err)
 	t.Cleanup(func() { _, _ = dialled.Close(), accepted.Close() })
 	return dialled, accepted
@@ -53,7 +53,7 @@ type settings struct {
 
 func (c *Conn) settings(t *testing.T) (s settings) {
 	t.Helper()
-	s.control = c.congestion()
+	s.control = c.congestionName()
 	s.unsent = c.option(t, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT)
 	if s.unsent == systemUnsent {
 		s.unsent = -1 // what the system has set, which bounds nothing unless somebody changed it
@@ -101,10 +101,10 @@ func TestALegIsTheSystemsUnlessItIsManaged(t *testing.T) {
 				observe(datapath.HoldAll)
 				assert.Equal(t, envelope, managed.Info().Envelope)
 				if envelope == EBPF {
-					assert.Equal(t, d.Control(), managed.congestion())
+					assert.Equal(t, d.Control(), managed.congestionName())
 					assert.Equal(t, 1, d.Status().Enforced.Legs)
 				} else {
-					assert.Equal(t, envelope, managed.congestion())
+					assert.Equal(t, envelope, managed.congestionName())
 				}
 				assert.NotEqual(t, before.unsent, managed.settings(t).unsent)
 				pass(t, managed, unmanaged, 1<<20)

@@ -48,16 +48,16 @@ type wider struct {
 	taken  int64
 }
 
-// begin has limits kept from now on, of which the kernel holds some; cell is that of a leg whose
+// beginKeeping has limits kept from now on, of which the kernel holds some; cell is that of a leg whose
 // window it enforces.
-func (l *limits) begin(cell *bpf.Cell, holds datapath.Hold) {
+func (l *limits) beginKeeping(cell *bpf.Cell, holds datapath.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kept, l.cell, l.spreads = true, cell, holds&datapath.HoldRate == 0
 }
 
-// end has no limit kept any more, and tells whether one was. There may be no limits.
-func (l *limits) end() (kept bool) {
+// stopKeeping has no limit kept any more, and tells whether one was. There may be no limits.
+func (l *limits) stopKeeping() (kept bool) {
 	if l == nil {
 		return false
 	}
@@ -73,14 +73,14 @@ func (l *limits) end() (kept bool) {
 // Apply implements datapath.Conn.
 func (c *Conn) Apply(limit flow.Limit) {
 	l := c.limits.Load()
-	if l != nil && l.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
-		c.shard.enqueue(c)
+	if l != nil && l.applyLimit(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
+		c.shard.enqueueSettling(c)
 	} // an idle leg settles before it writes
 }
 
-// apply puts into force what needs no system call. unsettled: settle has to do the
+// applyLimit puts into force what needs no system call. unsettled: settle has to do the
 // rest, and no report is underway after which it will.
-func (l *limits) apply(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (unsettled bool) {
+func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (unsettled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.kept || limit == l.limit {
@@ -96,16 +96,16 @@ func (l *limits) apply(limit flow.Limit, clock func() cc.Time, taken *atomic.Int
 		l.inForce = min(l.inForce, limit.Cwnd)
 	}
 	l.limit = limit
-	if l.reporting || !l.stale() {
+	if l.reporting || !l.needsSettling() {
 		return false
 	}
 	l.dirty.Store(true)
 	return true
 }
 
-// since returns the limit, and what wider window has been in force since reading, when
+// limitSince returns the limit, and what wider window has been in force since reading, when
 // the socket said where it stands.
-func (l *limits) since(reading cc.Time) (flow.Limit, wider) {
+func (l *limits) limitSince(reading cc.Time) (flow.Limit, wider) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if reading > l.lowered {
@@ -114,15 +114,15 @@ func (l *limits) since(reading cc.Time) (flow.Limit, wider) {
 	return l.limit, l.before
 }
 
-// window is the congestion window of the limit.
-func (l *limits) window() cc.Bytes {
+// cwnd is the congestion window of the limit.
+func (l *limits) cwnd() cc.Bytes {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit.Cwnd
 }
 
-// pacing is the pacing rate of the limit; 0: there is none.
-func (l *limits) pacing() cc.Rate {
+// pacingRate is the pacing rate of the limit; 0: there is none.
+func (l *limits) pacingRate() cc.Rate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit.PacingRate
@@ -138,16 +138,16 @@ func (l *limits) mostUnsent() int {
 	return l.unsent
 }
 
-// report notes that a report is underway.
-func (l *limits) report() {
+// noteReport notes that a report is underway.
+func (l *limits) noteReport() {
 	l.mu.Lock()
 	l.reporting = true
 	l.mu.Unlock()
 }
 
-// reading notes what a report says of a leg whose window the kernel enforces. fresh:
+// noteReading notes what a report says of a leg whose window the kernel enforces. fresh:
 // s has not been reported before.
-func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
+func (l *limits) noteReading(r *flow.Report, s *bpf.Seen, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mss, l.srtt = r.MSS, time.Duration(s.SrttUs)*time.Microsecond
@@ -160,9 +160,9 @@ func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
 	l.blocked = filled && r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
 }
 
-// raised tells whether bytes wait that the kernel is to send now: it takes up a larger
+// wantsSend tells whether bytes wait that the kernel is to send now: it takes up a larger
 // window by itself only when it next sends or hears from its peer.
-func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
+func (l *limits) wantsSend() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
 
 // Where the relay keeps the pacing rate, the socket's own rate is spreading times as high: it only
 // spreads what the relay writes at once. A socket with the same rate would hold bytes back, because
@@ -170,8 +170,8 @@ func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.
 // kernel's window were full, and then our window would not grow.
 const spreading = 2
 
-// options returns the pacing rate and TCP_NOTSENT_LOWAT that the socket is to have.
-func (l *limits) options() (rate cc.Rate, unsent int) {
+// socketOptions returns the pacing rate and TCP_NOTSENT_LOWAT that the socket is to have.
+func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
 	if l.cell != nil {
 		return 0, unsentBelow(l.limit, l.srtt, l.mss)
 	}
@@ -182,15 +182,15 @@ func (l *limits) options() (rate cc.Rate, unsent int) {
 	return rate, unsentFor(l.limit.Cwnd)
 }
 
-// stale tells whether settle has anything to do.
-func (l *limits) stale() bool {
-	rate, unsent := l.options()
-	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.raised()
+// needsSettling tells whether settle has anything to do.
+func (l *limits) needsSettling() bool {
+	rate, unsent := l.socketOptions()
+	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.wantsSend()
 }
 
-// settle sets the socket options that the newest limit has changed, and reports whether that may
+// setChangedOptions sets the socket options that the newest limit has changed, and reports whether that may
 // have made the socket send. c.mu is held.
-func (c *Conn) settle() (sent bool) {
+func (c *Conn) setChangedOptions() (sent bool) {
 	l := c.limits.Load()
 	l.mu.Lock()
 	l.reporting = false
@@ -199,8 +199,8 @@ func (c *Conn) settle() (sent bool) {
 		l.mu.Unlock()
 		return false
 	}
-	rate, unsent := l.options()
-	do := sockopts{rate: unchanged, unsent: unchanged, send: l.raised()}
+	rate, unsent := l.socketOptions()
+	do := sockopts{rate: unchanged, unsent: unchanged, send: l.wantsSend()}
 	if rateMoved(l.rate, rate) {
 		l.rate, do.rate = rate, int64(rate)
 	}
@@ -217,7 +217,7 @@ func (c *Conn) settle() (sent bool) {
 	if cell != nil {
 		c.piece.Store(int64(unsent))
 	}
-	c.errors += do.set(c.raw)
+	c.errors += do.setOptions(c.raw)
 	if do.send {
 		cell.Mark() // more has left than was reported
 	}
@@ -235,37 +235,37 @@ var born = sockopts{unsent: systemUnsent}
 
 const unchanged = -1
 
-// set returns how many options the socket refused.
-func (o sockopts) set(raw *eventloop.Socket) (refused uint64) {
+// setOptions returns how many options the socket refused.
+func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
 	}
-	if raw.Control(func(fd uintptr) { refused = o.apply(fd) }) != nil {
+	if raw.Control(func(fd uintptr) { refused = o.applyToFD(fd) }) != nil {
 		return 1
 	}
 	return refused
 }
 
-func (o sockopts) apply(fd uintptr) (refused uint64) {
+func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
 	if o.rate != unchanged {
 		value := pacingOption(cc.Rate(o.rate))
-		refused += option(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += setOption(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
 	if o.unsent != unchanged {
 		value := int32(o.unsent)
-		refused += option(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
 	if o.send { // it is set already; setting it has the kernel try to send, as far as the window goes
 		value := int32(1)
-		refused += option(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
 	return refused
 }
 
-// option sets one. The system call does not go through Go's scheduler: a tick that comes
+// setOption sets one. The system call does not go through Go's scheduler: a tick that comes
 // back from one that does waits behind all goroutines that move bytes, and with it all
 // sockets that it serves. It takes as long as another thread works on the socket at most.
-func option(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
+func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
 	if errno != 0 {
 		refused = 1

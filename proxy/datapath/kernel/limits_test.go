@@ -52,23 +52,23 @@ func TestAPauseGrowsWithTheSilence(t *testing.T) {
 		0: Tick, 127 * Tick / 2: Tick, 64 * Tick: Tick, 128 * Tick: 2 * Tick, 640 * Tick: 10 * Tick,
 		5 * time.Second: 64 * Tick,
 	} {
-		assert.Equal(t, want, pause(silence), "after %v", silence)
+		assert.Equal(t, want, pollPause(silence), "after %v", silence)
 	}
 }
 
 func TestAWiderWindowCountsForWhatWasWrittenUnderIt(t *testing.T) {
 	h := hands{now}
 	var l limits
-	l.begin(nil, datapath.HoldRate)
+	l.beginKeeping(nil, datapath.HoldRate)
 	var taken atomic.Int64
 	apply := func(segments cc.Bytes) {
 		h.now++
 		taken.Add(1000)
-		l.apply(flow.Limit{Cwnd: segments * mss}, h.clock, &taken)
+		l.applyLimit(flow.Limit{Cwnd: segments * mss}, h.clock, &taken)
 	}
 	check := func(reading cc.Time, window cc.Bytes, before wider) {
 		t.Helper()
-		limit, was := l.since(reading)
+		limit, was := l.limitSince(reading)
 		assert.Equal(t, window*mss, limit.Cwnd)
 		assert.Equal(t, before, was)
 	}
@@ -100,15 +100,15 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	// said is what the socket says, and what comes of that before settle.
 	said := func(packets uint32, pipe, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {
 		at++
-		l.report()
+		l.noteReport()
 		s := bpf.Seen{Cwnd: packets, At: at, SrttUs: 100_000}
-		l.reading(&flow.Report{MSS: mss, Pipe: pipe, Unsent: unsent, RwndFull: rwndFull}, &s, true)
+		l.noteReading(&flow.Report{MSS: mss, Pipe: pipe, Unsent: unsent, RwndFull: rwndFull}, &s, true)
 		a.Apply(flow.Limit{Cwnd: limit})
 	}
 	settle := func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return a.settle()
+		return a.setChangedOptions()
 	}
 	a.Apply(flow.Limit{Cwnd: 80 * mss})
 	settle()
@@ -202,7 +202,7 @@ func TestTheSocketOnlySpreadsWhatTheRelayLetsOut(t *testing.T) {
 		assert.Equal(t, row.holds, a.Enforce(row.want, 0))
 		a.Apply(flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
 		a.mu.Lock()
-		a.settle()
+		a.setChangedOptions()
 		a.mu.Unlock()
 		assert.Equal(t, row.bytes, a.option(t, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE))
 	}

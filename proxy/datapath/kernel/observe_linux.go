@@ -15,31 +15,31 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	if c.closed {
 		return 0
 	}
-	c.release()
+	c.endObservation()
 	if want == 0 {
 		return 0
 	}
-	c.system = c.congestion()
+	c.system = c.congestionName()
 	c.envelope = c.system
-	c.dp.place(c, shard)
+	c.dp.placeOnShard(c, shard)
 	switch {
 	case want&datapath.HoldWindow == 0:
 		c.holds = datapath.HoldRate
 	case c.enforceWindow():
 		c.holds = datapath.HoldAll
 	default:
-		c.widen()
+		c.setEnvelope()
 	}
 	var cell *bpf.Cell
 	if h := c.enforced.Load(); h != nil {
 		cell = h.cell
 	}
-	c.limited().begin(cell, c.holds)
+	c.ensureLimits().beginKeeping(cell, c.holds)
 	return c.holds
 }
 
-// limited returns the leg's limits, and makes them if there are none yet. mu is held.
-func (c *Conn) limited() *limits {
+// ensureLimits returns the leg's limits, and makes them if there are none yet. mu is held.
+func (c *Conn) ensureLimits() *limits {
 	if c.limits.Load() == nil {
 		c.limits.Store(&limits{})
 	}
@@ -51,9 +51,9 @@ func (c *Conn) enforceWindow() bool {
 	if c.dp.enforcer == nil {
 		return false
 	}
-	h, err := c.dp.enforcer.bind(c)
+	h, err := c.dp.enforcer.bindCell(c)
 	if err != nil {
-		c.lack(err.Error())
+		c.noteMissing(err.Error())
 		return false
 	}
 	c.enforced.Store(h)
@@ -61,14 +61,14 @@ func (c *Conn) enforceWindow() bool {
 	return true
 }
 
-// widen sets the envelope below a window that the relay keeps.
-func (c *Conn) widen() {
+// setEnvelope sets the envelope below a window that the relay keeps.
+func (c *Conn) setEnvelope() {
 	name := c.dp.envelope
 	if name == "" || name == c.envelope {
 		return
 	}
 	if err := c.setCongestion(name); err != nil {
-		c.lack(envelopeRefused(name, err))
+		c.noteMissing(envelopeRefused(name, err))
 		return
 	}
 	c.envelope = name
@@ -82,53 +82,53 @@ func (c *Conn) Observe(report func(flow.Report)) {
 		return
 	}
 	if report == nil {
-		c.release()
+		c.endObservation()
 		return
 	}
-	c.conclude()
+	c.makeLastReport()
 	if h := c.enforced.Load(); h != nil {
 		h.cell.Read(&h.next) // else the last reading serves once more
-		h.from(c.wrote.Load())
+		h.startCountersAt(c.wrote.Load())
 	} else {
 		c.account = &account{}
-		if c.refresh() != nil { // counted in errors
+		if c.readTCPInfo() != nil { // counted in errors
 			return
 		}
-		c.account.calibrate(&c.account.info, c.dialled)
-		c.account.start(&c.account.info)
+		c.account.findSYNOffset(&c.account.info, c.dialled)
+		c.account.startCounting(&c.account.info)
 	}
-	c.dp.place(c, 0)
-	c.limited()
+	c.dp.placeOnShard(c, 0)
+	c.ensureLimits()
 	c.observer = report
 	c.observed.Store(true)
-	c.report()
-	if !c.drained() {
-		c.activate()
+	c.sendReport()
+	if !c.isDrained() {
+		c.addToTick()
 	}
 }
 
-// conclude makes the last report of an observation, if there is one.
-func (c *Conn) conclude() {
+// makeLastReport makes the last report of an observation, if there is one.
+func (c *Conn) makeLastReport() {
 	if c.observer == nil {
 		return
 	}
-	if c.measure() == nil {
-		c.report()
+	if c.readState() == nil {
+		c.sendReport()
 	}
 	c.observed.Store(false)
 	c.observer = nil
-	c.retire()
+	c.removeFromTick()
 }
 
-// release ends an observation and gives the socket back what it had before Enforce.
-func (c *Conn) release() {
-	c.conclude()
-	if !c.limits.Load().end() {
+// endObservation ends an observation and gives the socket back what it had before Enforce.
+func (c *Conn) endObservation() {
+	c.makeLastReport()
+	if !c.limits.Load().stopKeeping() {
 		return
 	}
 	c.holds = 0
 	if h := c.enforced.Load(); h != nil {
-		c.dp.enforcer.release(h)
+		c.dp.enforcer.releaseCell(h)
 		c.enforced.Store(nil)
 	}
 	if c.system != "" && c.system != c.envelope {
@@ -138,18 +138,18 @@ func (c *Conn) release() {
 			c.envelope = c.system
 		}
 	}
-	c.errors += born.set(c.raw)
+	c.errors += born.setOptions(c.raw)
 	c.piece.Store(0)
 	c.missing = c.dp.missing
 }
 
-// lack adds to what Info names as missing.
-func (c *Conn) lack(words string) {
+// noteMissing adds to what Info names as missing.
+func (c *Conn) noteMissing(words string) {
 	c.missing = append(c.missing[:len(c.missing):len(c.missing)], words)
 }
 
-// congestion is the name of the socket's congestion control; empty: unknown.
-func (c *Conn) congestion() (name string) {
+// congestionName is the name of the socket's congestion control; empty: unknown.
+func (c *Conn) congestionName() (name string) {
 	_ = c.raw.Visit(func(fd int) error {
 		name = envelopeOf(fd)
 		return nil
@@ -163,34 +163,34 @@ func (c *Conn) setCongestion(name string) error {
 	})
 }
 
-// measure reads the state that is to be reported.
-func (c *Conn) measure() error {
+// readState reads the state that is to be reported.
+func (c *Conn) readState() error {
 	h := c.enforced.Load()
 	if h == nil {
-		return c.refresh()
+		return c.readTCPInfo()
 	}
 	h.cell.Read(&h.next) // else the last reading serves once more
 	return nil
 }
 
-// report reports what measure has read, answers it, and settles.
-func (c *Conn) report() {
+// sendReport reports what measure has read, answers it, and settles.
+func (c *Conn) sendReport() {
 	now, limits := c.dp.clock(), c.limits.Load()
-	limits.report()
+	limits.noteReport()
 	if h := c.enforced.Load(); h != nil {
 		o := c.dp.enforcer
 		o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
-		happened, fresh := o.when(h.next.At), h.next.At != h.seen.At
-		limit, before := limits.since(happened)
+		happened, fresh := o.clockTime(h.next.At), h.next.At != h.seen.At
+		limit, before := limits.limitSince(happened)
 		fin := c.ending.Load() // before what was written, all of which it follows
-		r := h.step(c.wrote.Load(), fin, happened, now, limit, before)
-		limits.reading(&r, &h.seen, fresh)
+		r := h.makeReport(c.wrote.Load(), fin, happened, now, limit, before)
+		limits.noteReading(&r, &h.seen, fresh)
 		c.observer(r)
-		o.answer(h, fresh, happened, c.dp.clock()) // after the limit that follows from it
+		o.answerReport(h, fresh, happened, c.dp.clock()) // after the limit that follows from it
 	} else {
-		c.observer(c.account.step(&c.account.info, now))
+		c.observer(c.account.makeReport(&c.account.info, now))
 	}
-	c.settle()
+	c.setChangedOptions()
 }
 
 // settleQueued is settle for the tick.
@@ -198,21 +198,21 @@ func (c *Conn) settleQueued() (sent bool) {
 	c.queued.Store(false)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closed && c.settle()
+	return !c.closed && c.setChangedOptions()
 }
 
-// drained says whether nothing more will happen to what was written.
-func (c *Conn) drained() bool {
+// isDrained says whether nothing more will happen to what was written.
+func (c *Conn) isDrained() bool {
 	h := c.enforced.Load()
 	if h == nil {
-		return c.status.drained()
+		return c.status.isDrained()
 	}
 	r := &h.report
 	return r.Unsent == 0 && r.Acked == r.Written
 }
 
-// last is the report that was made last.
-func (c *Conn) last() *flow.Report {
+// lastReport is the report that was made last.
+func (c *Conn) lastReport() *flow.Report {
 	if h := c.enforced.Load(); h != nil {
 		return &h.report
 	}

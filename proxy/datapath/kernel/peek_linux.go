@@ -19,7 +19,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 	poll := c.raw.Read(func(fd uintptr) bool {
 		var n int
 		var ended bool
-		if n, ended, call = peek(int(fd), b); call != nil {
+		if n, ended, call = peekBytes(int(fd), b); call != nil {
 			return true
 		}
 		done := ended || n == len(b)
@@ -29,11 +29,11 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 		}
 		return done
 	})
-	return c.failure("peek", poll, call)
+	return c.opFailure("peek", poll, call)
 }
 
-// peek reads what there is and leaves it there. ended: no more will come.
-func peek(fd int, b []byte) (n int, ended bool, err error) {
+// peekBytes reads what there is and leaves it there. ended: no more will come.
+func peekBytes(fd int, b []byte) (n int, ended bool, err error) {
 	asked := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
 	if _, err := unix.Poll(asked[:], 0); err != nil && !errors.Is(err, unix.EINTR) {
 		return 0, false, err
@@ -50,8 +50,8 @@ func peek(fd int, b []byte) (n int, ended bool, err error) {
 	return max(n, 0), ended, err
 }
 
-// arrived tells whether there is anything to read, without reading.
-func arrived(fd int) bool {
+// hasArrived tells whether there is anything to read, without reading.
+func hasArrived(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
 	return err == nil && n > 0
 }
@@ -60,8 +60,8 @@ func arrived(fd int) bool {
 // EAGAIN there although the byte has come, if a signal is pending (tcp_recvmsg).
 const maxFalse = 8
 
-// glance tells, as a read would, whether there is anything to read. n is at most 1.
-func glance(fd int) (n int, err error) {
+// checkReadable tells, as a read would, whether there is anything to read. n is at most 1.
+func checkReadable(fd int) (n int, err error) {
 	for tries := 0; ; tries++ {
 		var b [1]byte // and no address, which package unix would allocate
 		got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1,
@@ -69,7 +69,7 @@ func glance(fd int) (n int, err error) {
 		switch {
 		case errno == 0:
 			return int(got), nil
-		case errno == unix.EAGAIN && tries < maxFalse && atMark(uintptr(fd)) && arrived(fd):
+		case errno == unix.EAGAIN && tries < maxFalse && atMark(uintptr(fd)) && hasArrived(fd):
 		case errno != unix.EINTR:
 			return 0, errno
 		}

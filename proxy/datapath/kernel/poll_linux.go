@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// poll polls the legs in s.list whose turn it is, up to the budget, drops those that
+// pollLegs polls the legs in s.list whose turn it is, up to the budget, drops those that
 // are busy no more, and returns when it wants to be called next.
-func (s *shard) poll() (next cc.Time) {
+func (s *shard) pollLegs() (next cc.Time) {
 	next = cc.Never
 	budget := s.dp.budget
 	for scan := len(s.list); scan > 0; scan-- {
@@ -21,23 +21,23 @@ func (s *shard) poll() (next cc.Time) {
 		c := s.list[s.cursor]
 		switch {
 		case !c.active.Load(): // it left by itself
-			s.list = drop(s.list, s.cursor)
+			s.list = removeLeg(s.list, s.cursor)
 			continue
 		case c.enforced.Load() != nil: // by now
-			s.list = drop(s.list, s.cursor)
-			s.join(c)
+			s.list = removeLeg(s.list, s.cursor)
+			s.addLeg(c)
 			continue
 		case s.now.Add(Tick/2) < c.due && (c.writes.Load() == c.seen || c.isBulk()):
 		case budget == 0:
-			s.overload()
+			s.logOverload()
 			return s.now
 		default:
 			budget--
-			if c.serve(s.now) == polledGone {
-				s.list = drop(s.list, s.cursor)
+			if c.pollAndNote(s.now) == polledGone {
+				s.list = removeLeg(s.list, s.cursor)
 				continue
 			}
-			c.due = s.now.Add(pause(s.now.Sub(c.progress)))
+			c.due = s.now.Add(pollPause(s.now.Sub(c.progress)))
 			if c.isBulk() {
 				c.due = s.now.Add(bulkPause)
 			}
@@ -48,8 +48,8 @@ func (s *shard) poll() (next cc.Time) {
 	return next
 }
 
-// drop takes the leg at i off a list; the last one takes its place.
-func drop(list []*Conn, i int) []*Conn {
+// removeLeg takes the leg at i off a list; the last one takes its place.
+func removeLeg(list []*Conn, i int) []*Conn {
 	last := len(list) - 1
 	list[i].listed = false
 	list[i] = list[last]
@@ -57,14 +57,14 @@ func drop(list []*Conn, i int) []*Conn {
 	return list[:last]
 }
 
-// visit serves a leg whose window the kernel enforces and that has news, unless nothing
+// visitLeg serves a leg whose window the kernel enforces and that has news, unless nothing
 // of what was written to it is underway.
-func (s *shard) visit(c *Conn) {
+func (s *shard) visitLeg(c *Conn) {
 	if !c.active.Load() {
 		return
 	}
-	o := c.serve(s.now)
-	c.due = s.now.Add(confirmAfter + c.rest())
+	o := c.pollAndNote(s.now)
+	c.due = s.now.Add(confirmAfter + c.pacedRest())
 	switch {
 	case o == polledQuiet, o == polledGone:
 	case c.isBulk():
@@ -86,12 +86,12 @@ const (
 	polledGone // it need not be polled any more until it is written to
 )
 
-// serve polls a leg and remembers what came of it.
-func (c *Conn) serve(now cc.Time) outcome {
+// pollAndNote polls a leg and remembers what came of it.
+func (c *Conn) pollAndNote(now cc.Time) outcome {
 	if writes := c.writes.Load(); c.seen != writes {
 		c.seen, c.progress = writes, now
 	}
-	o := c.poll()
+	o := c.pollSocket()
 	switch o {
 	case polledBulk:
 		c.bulk++
@@ -103,11 +103,11 @@ func (c *Conn) serve(now cc.Time) outcome {
 	case polledBusy:
 		c.progress = now
 	case polledIdle:
-		if c.leave() {
+		if c.tryRetire() {
 			o = polledGone
 		}
 	case polledGone:
-		c.retire()
+		c.removeFromTick()
 	}
 	c.bulk, c.gap = 0, 0
 	return o
@@ -128,35 +128,35 @@ const (
 
 func (c *Conn) isBulk() bool { return c.bulk >= bulkPolls }
 
-// poll reads the socket's state and reports it.
-func (c *Conn) poll() outcome {
+// pollSocket reads the socket's state and reports it.
+func (c *Conn) pollSocket() outcome {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.observer == nil {
 		return polledGone
 	}
-	before := *c.last()
-	if err := c.measure(); err != nil {
+	before := *c.lastReport()
+	if err := c.readState(); err != nil {
 		if errors.Is(err, net.ErrClosed) {
 			return polledGone
 		}
 		return polledQuiet
 	}
-	c.report()
-	drained := c.drained()
-	o := c.outcome(&before, drained)
+	c.sendReport()
+	drained := c.isDrained()
+	o := c.compareReports(&before, drained)
 	if drained && o != polledIdle {
-		c.mark() // there may be no more news
+		c.markForPoll() // there may be no more news
 	}
 	return o
 }
 
-// outcome compares the newest report with the one before.
-func (c *Conn) outcome(before *flow.Report, drained bool) outcome {
-	after := c.last()
+// compareReports compares the newest report with the one before.
+func (c *Conn) compareReports(before *flow.Report, drained bool) outcome {
+	after := c.lastReport()
 	moved := after.Written - before.Written
 	switch {
-	case moved >= bulkBytes && !c.full(after.Written-before.Acked):
+	case moved >= bulkBytes && !c.windowIsFull(after.Written-before.Acked):
 		return polledBulk
 	case moved == 0 && drained: // what has just moved is rarely the last
 		if c.bulk > 0 && c.gap < gapPolls {
@@ -170,14 +170,14 @@ func (c *Conn) outcome(before *flow.Report, drained bool) outcome {
 	return polledBusy
 }
 
-// full tells whether the window holds the leg back. Where the relay keeps it, used is
+// windowIsFull tells whether the window holds the leg back. Where the relay keeps it, used is
 // what the relay took of it until the last poll.
-func (c *Conn) full(used cc.Bytes) bool {
-	r := c.last()
+func (c *Conn) windowIsFull(used cc.Bytes) bool {
+	r := c.lastReport()
 	if c.enforced.Load() != nil {
 		return r.Unsent > 0 && !r.RwndFull
 	}
-	return used+2*r.MSS > c.limits.Load().window()
+	return used+2*r.MSS > c.limits.Load().cwnd()
 }
 
 // The kernel can take in an acknowledgement without calling the congestion control, as
@@ -191,20 +191,20 @@ const (
 	mostConfirm  = 16 * time.Second
 )
 
-// rest is how long what waits unsent takes at the pacing rate, up to mostConfirm.
-func (c *Conn) rest() time.Duration {
+// pacedRest is how long what waits unsent takes at the pacing rate, up to mostConfirm.
+func (c *Conn) pacedRest() time.Duration {
 	c.mu.Lock()
-	unsent := c.last().Unsent
+	unsent := c.lastReport().Unsent
 	c.mu.Unlock()
-	if rate := c.limits.Load().pacing(); unsent > 0 && rate > 0 {
+	if rate := c.limits.Load().pacingRate(); unsent > 0 && rate > 0 {
 		return min(rate.TimeFor(unsent), mostConfirm)
 	}
 	return 0
 }
 
-// confirm looks at so many legs in s.watched that each has its turn once in confirmAfter,
+// confirmWatched looks at so many legs in s.watched that each has its turn once in confirmAfter,
 // and drops those that are busy no more.
-func (s *shard) confirm() {
+func (s *shard) confirmWatched() {
 	turns := len(s.watched)
 	if passed := s.now.Sub(s.turned); s.enforced.Load() > 0 && passed < confirmAfter {
 		turns = int((time.Duration(turns)*passed + confirmAfter - 1) / confirmAfter)
@@ -217,31 +217,31 @@ func (s *shard) confirm() {
 		c := s.watched[s.turn]
 		switch {
 		case !c.active.Load():
-			s.watched = drop(s.watched, s.turn)
+			s.watched = removeLeg(s.watched, s.turn)
 			continue
 		case c.enforced.Load() == nil: // by now
-			s.watched = drop(s.watched, s.turn)
-			s.join(c)
+			s.watched = removeLeg(s.watched, s.turn)
+			s.addLeg(c)
 			continue
 		case s.now >= c.due:
-			c.confirm()
+			c.confirmArrivals()
 			c.due = s.now.Add(min(max(confirmAfter, s.now.Sub(c.progress)), mostConfirm))
 		}
 		s.turn++
 	}
 }
 
-// confirm has the tick report what has arrived without being said.
-func (c *Conn) confirm() {
+// confirmArrivals has the tick report what has arrived without being said.
+func (c *Conn) confirmArrivals() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.enforced.Load()
-	if h == nil || c.observer == nil || c.drained() {
+	if h == nil || c.observer == nil || c.isDrained() {
 		return
 	}
 	wrote := c.wrote.Load() // before the socket says that it has nothing left
-	if c.refresh() == nil && c.status.drained() && !c.status.closed {
-		h.confirm(wrote)
+	if c.readTCPInfo() == nil && c.status.isDrained() && !c.status.closed {
+		h.confirmArrival(wrote)
 		h.cell.Mark()
 	}
 }

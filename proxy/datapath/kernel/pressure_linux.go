@@ -40,20 +40,20 @@ type pressure struct {
 	said     atomic.Int64  // cc.Time when it was logged; 0: never
 }
 
-// look looks at the memory if it is time to, and returns the numbers of halvings and of looks.
-func (p *pressure) look() (halvings int32, looks uint32) {
+// checkMemory looks at the memory if it is time to, and returns the numbers of halvings and of looks.
+func (p *pressure) checkMemory() (halvings int32, looks uint32) {
 	now, due := p.clock(), p.due.Load()
 	if int64(now) >= due && p.due.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
 		if used, err := tcpPages(); err == nil {
-			p.follow(used)
-			p.tell(now, used)
+			p.addPages(used)
+			p.logHalving(now, used)
 		}
 	}
 	return p.halvings.Load(), p.looks.Load()
 }
 
-// tell logs that windows are halved, once in a while.
-func (p *pressure) tell(now cc.Time, used int64) {
+// logHalving logs that windows are halved, once in a while.
+func (p *pressure) logHalving(now cc.Time, used int64) {
 	said := p.said.Load()
 	if p.halvings.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
 		p.said.CompareAndSwap(said, int64(now)) {
@@ -62,8 +62,8 @@ func (p *pressure) tell(now cc.Time, used int64) {
 	}
 }
 
-// follow takes in how many pages are in use.
-func (p *pressure) follow(used int64) {
+// addPages takes in how many pages are in use.
+func (p *pressure) addPages(used int64) {
 	p.looks.Add(1)
 	switch h := p.halvings.Load(); {
 	case used > p.bound/2:
@@ -105,7 +105,7 @@ func tcpPages() (pages int64, err error) {
 // show it: there it is what the kernel chooses by itself (tcp(7)).
 func tcpBound() (pages int64, err error) {
 	var low int64
-	if err = scan("/proc/sys/net/ipv4/tcp_mem", &low, &pages); !errors.Is(err, os.ErrNotExist) {
+	if err = scanFile("/proc/sys/net/ipv4/tcp_mem", &low, &pages); !errors.Is(err, os.ErrNotExist) {
 		return pages, err
 	}
 	var machine unix.Sysinfo_t

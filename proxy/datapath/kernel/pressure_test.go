@@ -22,7 +22,7 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 	p.bound = 1000
 	levels := func(used ...int64) (levels []int32) {
 		for _, pages := range used {
-			p.follow(pages)
+			p.addPages(pages)
 			levels = append(levels, p.halvings.Load())
 		}
 		return levels
@@ -30,7 +30,7 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 	assert.Equal(t, []int32{0, 0, 1, 2, 3}, levels(0, 500, 501, 1000, 5000))
 	assert.Equal(t, []int32{3, 3, 2, 1, 0, 0}, levels(500, 250, 249, 0, 0, 0), "between the two it stays")
 	for range 2 * mostHalvings {
-		p.follow(math.MaxInt64)
+		p.addPages(math.MaxInt64)
 	}
 	assert.EqualValues(t, mostHalvings, p.halvings.Load())
 }
@@ -41,7 +41,7 @@ func TestThatMemoryIsShortIsLoggedOnceThoughSeveralSayIt(t *testing.T) {
 		p := pressure{log: slog.New(slog.NewTextHandler(&log, nil))}
 		p.halvings.Store(1)
 		for range 8 {
-			go p.tell(1, 1000) // the race detector tells if they get in each other's way
+			go p.logHalving(1, 1000) // the race detector tells if they get in each other's way
 		}
 		synctest.Wait()
 		assert.Equal(t, 1, strings.Count(log.String(), "short of memory"))
@@ -70,7 +70,7 @@ func bounding(t *testing.T) (*Datapath, *hands) {
 func (d *Datapath) look(h *hands, times int) {
 	for range times {
 		h.now = h.now.Add(pressureEvery)
-		d.pressure.look()
+		d.pressure.checkMemory()
 	}
 }
 
@@ -155,7 +155,7 @@ func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
 		later := func(bound int64) {
 			d.pressure.bound = bound
 			d.look(h, mostHalvings)
-			to.relimit()
+			to.adaptReceiveWindow()
 		}
 		to.LimitReceive(receiveBuffer)
 		require.False(t, to.LimitReceive(1<<40))

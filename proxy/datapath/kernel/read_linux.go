@@ -23,10 +23,10 @@ type reader struct {
 	err    error
 }
 
-func (r *reader) attempt(raw *eventloop.Socket, fd uintptr) bool {
+func (r *reader) tryRead(raw *eventloop.Socket, fd uintptr) bool {
 	r.urgent = false
 	if r.marks && raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
-		if r.n, r.err = glance(int(fd)); r.n == 0 {
+		if r.n, r.err = checkReadable(int(fd)); r.n == 0 {
 			return !errors.Is(r.err, unix.EAGAIN)
 		}
 		r.urgent = atMark(fd)
@@ -70,28 +70,28 @@ func (c *Conn) readReady(room datapath.Room, marks bool) (n int, urgent bool, er
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.room, r.marks = room, marks
-	poll := c.raw.Read(func(fd uintptr) bool { return r.attempt(c.raw, fd) })
+	poll := c.raw.Read(func(fd uintptr) bool { return r.tryRead(c.raw, fd) })
 	r.room = nil
-	n, err = c.moved(r.n, poll, r.err, "read")
+	n, err = c.ioResult(r.n, poll, r.err, "read")
 	return n, r.urgent && n > 0, err
 }
 
-// moved is the outcome of a raw read, or of a splice out of the socket, with the errors that failure
+// ioResult is the outcome of a raw read, or of a splice out of the socket, with the errors that failure
 // takes. No bytes and no error are the end of the stream.
-func (c *Conn) moved(n int, poll, call error, op string) (int, error) {
-	if err := c.failure(op, poll, call); err != nil {
+func (c *Conn) ioResult(n int, poll, call error, op string) (int, error) {
+	if err := c.opFailure(op, poll, call); err != nil {
 		return 0, err
 	}
 	if n <= 0 {
 		return 0, io.EOF
 	}
-	c.relimit()
+	c.adaptReceiveWindow()
 	return n, nil
 }
 
-// failure is the error of an operation, as package net has it: poll, if the socket could not be
+// opFailure is the error of an operation, as package net has it: poll, if the socket could not be
 // waited for, or else call, that of the system call. It is datapath.ErrWait by itself, or nil.
-func (c *Conn) failure(op string, poll, call error) error {
+func (c *Conn) opFailure(op string, poll, call error) error {
 	err := poll
 	if err == nil {
 		err = os.NewSyscallError(op, call)

@@ -31,11 +31,11 @@ func settleReceiving(fd int) (r receiving, why string) {
 			"net.ipv4.tcp_rmem allows"
 	}
 	var least, initial int64
-	free := scan("/proc/sys/net/core/rmem_max", &r.free)
+	free := scanFile("/proc/sys/net/core/rmem_max", &r.free)
 	if errors.Is(free, fs.ErrNotExist) { // in a network namespace, before Linux 6.11
 		r.free, free = mostReceive(fd)
 	}
-	if errs := errors.Join(scan("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most), free); errs != nil {
+	if errs := errors.Join(scanFile("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most), free); errs != nil {
 		return receiving{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
 	}
 	return r, ""
@@ -50,7 +50,7 @@ func mostReceive(fd int) (cc.Bytes, error) {
 	return cc.Bytes(n) / 2, os.NewSyscallError("getsockopt SO_RCVBUF", err)
 }
 
-func scan(path string, to ...any) error {
+func scanFile(path string, to ...any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -70,15 +70,15 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	}
 	c.receive = n
 	was := c.halvings > 0
-	c.halvings, c.looks = c.dp.pressure.look()
+	c.halvings, c.looks = c.dp.pressure.checkMemory()
 	err := c.raw.Visit(func(fd int) error {
 		buffer, clamp, pressed := min(n, r.most), min(n, math.MaxInt32), c.halvings > 0
 		if pressed {
 			clamp = max(buffer/2>>c.halvings, leastReceive)
-			buffer = min(buffer, max(2*clamp, takes(fd))) // half is overhead
+			buffer = min(buffer, max(2*clamp, bufferSize(fd))) // half is overhead
 		}
 		// Under pressure the largest buffer that needs no privilege will do.
-		limited = (n < r.most || pressed) && (r.bound(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
+		limited = (n < r.most || pressed) && (r.setBuffer(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
 			setClamp(fd, c.heldTo(clamp)) == nil
 		if limited {
 			c.clamp = clamp
@@ -128,8 +128,8 @@ func (c *Conn) heldTo(clamp cc.Bytes) cc.Bytes {
 	return clamp
 }
 
-// bound gives a socket a buffer of a size, if that is allowed.
-func (r *receiving) bound(fd int, size cc.Bytes) bool {
+// setBuffer gives a socket a buffer of a size, if that is allowed.
+func (r *receiving) setBuffer(fd int, size cc.Bytes) bool {
 	if size/2 <= r.free {
 		return setBuffer(fd, size)
 	}
@@ -146,11 +146,11 @@ func setClamp(fd int, clamp cc.Bytes) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp))
 }
 
-// takes returns the size of a buffer, in bytes, for what a socket holds unread and what its peer may have
+// bufferSize returns the size of a buffer, in bytes, for what a socket holds unread and what its peer may have
 // in flight; never more than the socket has. A larger buffer fills up even behind a small window, since
 // each read opens the window again while there is room. Before Linux 6.2 the kernel does not tell the
 // window; then the buffer stays as it is.
-func takes(fd int) cc.Bytes {
+func bufferSize(fd int) cc.Bytes {
 	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
 		return math.MaxInt64
@@ -189,12 +189,12 @@ func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
 	return vars, nil
 }
 
-// relimit adapts a bounded receive window to the present pressure on TCP's memory.
-func (c *Conn) relimit() {
+// adaptReceiveWindow adapts a bounded receive window to the present pressure on TCP's memory.
+func (c *Conn) adaptReceiveWindow() {
 	if c.receive == 0 {
 		return
 	}
-	halvings, looks := c.dp.pressure.look()
+	halvings, looks := c.dp.pressure.checkMemory()
 	if halvings != c.halvings || halvings > 0 && looks-c.looks >= shrinkAfter {
 		c.LimitReceive(c.receive)
 	}

@@ -48,19 +48,19 @@ type shard struct {
 // in time fall back, so it must not wait behind those that move bytes.
 const niceness = -10
 
-// run makes ticks until close.
-func (s *shard) run() {
+// tickLoop makes ticks until close.
+func (s *shard) tickLoop() {
 	defer close(s.done)
 	runtime.LockOSThread()                               // and never unlocked: the thread ends with it
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) // of this thread; needs CAP_SYS_NICE
-	for s.wait() {
-		s.tick()
+	for s.waitForTick() {
+		s.runTick()
 	}
 }
 
-// wait waits for the tick; false: there are no more.
-func (s *shard) wait() bool {
-	err := s.timer.wait()
+// waitForTick waits for the tick; false: there are no more.
+func (s *shard) waitForTick() bool {
+	err := s.timer.waitUntilFired()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && !s.closed {
@@ -69,43 +69,43 @@ func (s *shard) wait() bool {
 	return err == nil && !s.closed
 }
 
-// close ends the tick and waits for it.
-func (s *shard) close() error {
+// stopTicking ends the tick and waits for it.
+func (s *shard) stopTicking() error {
 	s.mu.Lock()
 	s.closed = true
-	err := s.timer.set(0)
+	err := s.timer.fireAfter(0)
 	s.mu.Unlock()
 	if err == nil {
 		<-s.done
 	}
-	if closing := s.timer.close(); err == nil {
+	if closing := s.timer.closeTimer(); err == nil {
 		err = closing
 	}
 	return err
 }
 
-// arm has the tick come by at. s.mu is held.
-func (s *shard) arm(at cc.Time) {
+// armTimer has the tick come by at. s.mu is held.
+func (s *shard) armTimer(at cc.Time) {
 	if s.closed || at >= s.at {
 		return
 	}
-	if err := s.timer.set(at.Sub(s.dp.clock())); err != nil {
+	if err := s.timer.fireAfter(at.Sub(s.dp.clock())); err != nil {
 		s.dp.log.Error("kernel: set timer", "shard", s.index, "err", err)
 		return
 	}
 	s.at = at
 }
 
-// wake has the tick come within Tick.
-func (s *shard) wake() {
+// wakeSoon has the tick come within Tick.
+func (s *shard) wakeSoon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.arm(s.dp.clock().Add(Tick))
+	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// stir is wake for a leg that was written to while the tick was slow; join: or that has
+// wakeForLeg is wake for a leg that was written to while the tick was slow; join: or that has
 // become busy.
-func (s *shard) stir(join *Conn) {
+func (s *shard) wakeForLeg(join *Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if join != nil && !s.closed {
@@ -113,33 +113,33 @@ func (s *shard) stir(join *Conn) {
 	}
 	s.stirred = true
 	s.slow.Store(false)
-	s.arm(s.dp.clock().Add(Tick))
+	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// enqueue has c settle with the next tick.
-func (s *shard) enqueue(c *Conn) {
+// enqueueSettling has c settle with the next tick.
+func (s *shard) enqueueSettling(c *Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.queued = append(s.queued, c)
-		s.arm(s.dp.clock().Add(Tick))
+		s.armTimer(s.dp.clock().Add(Tick))
 	}
 }
 
-func (s *shard) tick() {
-	s.begin()
+func (s *shard) runTick() {
+	s.beginTick()
 	if s.dp.before != nil {
 		s.dp.before()
 	}
 	if o := s.dp.enforcer; o != nil {
-		o.news(s.index, s.dp.budget, s.visit)
-		s.confirm()
+		o.eachWithNews(s.index, s.dp.budget, s.visitLeg)
+		s.confirmWatched()
 	}
-	next := min(s.poll(), s.due())
+	next := min(s.pollLegs(), s.nextDue())
 	if s.dp.onTick != nil {
 		next = min(next, s.dp.onTick(s.index, s.dp.clock()))
 	}
-	s.settle()
+	s.settleLegs()
 	s.polled.Store(int64(len(s.list)))
 
 	// Ticks are Tick apart, unless they are late.
@@ -147,10 +147,10 @@ func (s *shard) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slow.Store(!s.stirred && next > s.now.Add(bulkPause))
-	s.arm(next)
+	s.armTimer(next)
 }
 
-func (s *shard) begin() {
+func (s *shard) beginTick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = min(s.at, s.dp.clock())
@@ -161,15 +161,15 @@ func (s *shard) begin() {
 	for _, c := range s.joining {
 		c.progress, c.due, c.bulk, c.gap = s.now, s.now, 0, 0
 		if !c.listed {
-			s.join(c)
+			s.addLeg(c)
 		}
 	}
 	clear(s.joining)
 	s.joining = s.joining[:0]
 }
 
-// join puts a leg on the list of its kind.
-func (s *shard) join(c *Conn) {
+// addLeg puts a leg on the list of its kind.
+func (s *shard) addLeg(c *Conn) {
 	c.listed = true
 	if c.enforced.Load() != nil {
 		c.due = s.now.Add(confirmAfter)
@@ -179,8 +179,8 @@ func (s *shard) join(c *Conn) {
 	}
 }
 
-// settle has the legs settle whose limits have changed.
-func (s *shard) settle() {
+// settleLegs has the legs settle whose limits have changed.
+func (s *shard) settleLegs() {
 	s.mu.Lock()
 	s.queued, s.settling = s.settling, s.queued
 	s.mu.Unlock()
@@ -193,17 +193,17 @@ func (s *shard) settle() {
 	s.settling = s.settling[:0]
 }
 
-// due is when legs whose windows the kernel enforces are to be served next.
-func (s *shard) due() cc.Time {
+// nextDue is when legs whose windows the kernel enforces are to be served next.
+func (s *shard) nextDue() cc.Time {
 	if s.enforced.Load() <= 0 {
 		return cc.Never
 	}
-	after := min(pause(s.now.Sub(s.moved)), max(bulkPause, pause(s.now.Sub(s.bulk))))
+	after := min(pollPause(s.now.Sub(s.moved)), max(bulkPause, pollPause(s.now.Sub(s.bulk))))
 	return s.now.Add(after)
 }
 
-// overload logs once that the budget is what sets the polling interval.
-func (s *shard) overload() {
+// logOverload logs once that the budget is what sets the polling interval.
+func (s *shard) logOverload() {
 	if !s.warned {
 		s.warned = true
 		s.dp.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
@@ -214,7 +214,7 @@ func (s *shard) overload() {
 // mostPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
 const mostPause = 64 * Tick
 
-// pause is how long to wait for news where there has been none for so long: a reader
+// pollPause is how long to wait for news where there has been none for so long: a reader
 // that has stalled should not cost a tick every millisecond. It is at most 1/64 of the
 // silence.
-func pause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), mostPause) }
+func pollPause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), mostPause) }

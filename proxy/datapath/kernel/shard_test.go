@@ -19,7 +19,7 @@ func TestATickDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 		queue := &logqueue.Writer{To: end}
 		queue.Detach(func(int) {})
 		s := &shard{dp: &Datapath{log: slog.New(slog.NewTextHandler(queue, nil))}}
-		s.overload()
+		s.logOverload()
 		assert.True(t, s.warned)
 		assert.NoError(t, nobody.Close())
 	})

@@ -52,29 +52,29 @@ func newPipes(bound int) *pipes {
 // largePipes is how many of so many pipes may be large.
 func largePipes(bound int) int {
 	var soft int // pages
-	if scan("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
+	if scanFile("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
 		return bound // there is no such limit
 	}
 	return min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order it overflows nowhere
 }
 
-// idle is where pipes of a size wait for the next user.
-func (p *pipes) idle(large bool) *[]*pipe {
+// idlePipes is where pipes of a size wait for the next user.
+func (p *pipes) idlePipes(large bool) *[]*pipe {
 	if large {
 		return &p.wide
 	}
 	return &p.small
 }
 
-// take returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
-func (p *pipes) take(piece int) *pipe {
+// takePipe returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
+func (p *pipes) takePipe(piece int) *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.out >= p.bound {
 		return nil
 	}
 	large := piece > smallPipe && (len(p.wide) > 0 || p.made < p.large)
-	idle := p.idle(large)
+	idle := p.idlePipes(large)
 	if last := len(*idle) - 1; last >= 0 {
 		pp := (*idle)[last]
 		*idle = (*idle)[:last]
@@ -93,14 +93,14 @@ func (p *pipes) take(piece int) *pipe {
 	return &pipe{r: fds[0], w: fds[1], large: large}
 }
 
-// put takes a pipe back, and closes one with bytes in it.
-func (p *pipes) put(pp *pipe) {
+// returnPipe takes a pipe back, and closes one with bytes in it.
+func (p *pipes) returnPipe(pp *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.out--
-	idle := p.idle(pp.large)
+	idle := p.idlePipes(pp.large)
 	if pp.n > 0 || p.closed || len(*idle) >= idlePipes {
-		pp.close()
+		pp.closePipe()
 		if pp.large {
 			p.made--
 		}
@@ -109,17 +109,17 @@ func (p *pipes) put(pp *pipe) {
 	*idle = append(*idle, pp)
 }
 
-func (p *pipes) close() {
+func (p *pipes) closeAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
 	for _, pp := range slices.Concat(p.small, p.wide) {
-		pp.close()
+		pp.closePipe()
 	}
 	p.small, p.wide = nil, nil
 }
 
-func (pp *pipe) close() {
+func (pp *pipe) closePipe() {
 	_ = unix.Close(pp.r)
 	_ = unix.Close(pp.w)
 }
@@ -162,7 +162,7 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 	}
 	// What has to wait for room waits at its source, so that a thousand slow flows hold
 	// no pipes. An error other than ErrWait is Drain's to tell.
-	switch err := s.dst.await(); {
+	switch err := s.dst.waitWritable(); {
 	case err == nil:
 		limit = s.dst.upTo(0, limit)
 	case errors.Is(err, datapath.ErrWait):
@@ -183,7 +183,7 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 		n, err = s.copy.Fill(limit)
 	}
 	if s.broken != nil && errors.Is(err, io.EOF) {
-		err = s.src.failure("splice", nil, s.broken)
+		err = s.src.opFailure("splice", nil, s.broken)
 	}
 	if n > 0 {
 		s.streams = n >= datapath.SmallBuffer || n == limit
@@ -198,7 +198,7 @@ func (s *splicer) fillPipe(limit int) (int, error) {
 	if s.copies && poll == nil {
 		return 0, nil
 	}
-	n, err := s.src.moved(s.n, poll, s.err, "splice")
+	n, err := s.src.ioResult(s.n, poll, s.err, "splice")
 	if s.pipe != nil {
 		if s.pipe.n = n; n == 0 {
 			s.giveBack()
@@ -210,12 +210,12 @@ func (s *splicer) fillPipe(limit int) (int, error) {
 // spliceIn runs inside RawConn.Read.
 func (s *splicer) spliceIn(fd uintptr) bool {
 	if s.pipe == nil {
-		if s.pipe = s.pool.take(s.limit); s.pipe == nil {
+		if s.pipe = s.pool.takePipe(s.limit); s.pipe == nil {
 			s.copies = true
 			return true
 		}
 	}
-	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
+	s.n, s.err = spliceOnce(int(fd), s.pipe.w, s.limit)
 	if s.n == 0 && atMark(fd) { // splice says for ever that there is nothing
 		if s.err != nil && !errors.Is(s.err, unix.EAGAIN) {
 			s.broken = s.err
@@ -239,14 +239,14 @@ func (s *splicer) Drain(limit int) (int, error) {
 		return 0, nil
 	}
 	s.n, s.err, s.stuck = 0, nil, false
-	s.dst.begin()
-	poll := s.dst.await()
+	s.dst.beginWrite()
+	poll := s.dst.waitWritable()
 	if poll == nil {
 		s.limit = s.dst.upTo(0, limit)
 		poll = s.dst.raw.Write(s.spliceOut)
 	}
-	s.dst.took(s.n)
-	s.dst.end()
+	s.dst.noteTaken(s.n)
+	s.dst.endWrite()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.giveBack()
 	}
@@ -256,12 +256,12 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.n == 0 && s.err == nil {
 		s.err = io.ErrNoProgress
 	}
-	return s.n, s.dst.failure("splice", poll, s.err)
+	return s.n, s.dst.opFailure("splice", poll, s.err)
 }
 
 // spliceOut runs inside RawConn.Write.
 func (s *splicer) spliceOut(fd uintptr) bool {
-	s.n, s.err = splice(s.pipe.r, int(fd), s.limit)
+	s.n, s.err = spliceOnce(s.pipe.r, int(fd), s.limit)
 	if !errors.Is(s.err, unix.EAGAIN) {
 		return true
 	}
@@ -286,7 +286,7 @@ func (s *splicer) emptyPipe() bool {
 }
 
 func (s *splicer) giveBack() {
-	s.pool.put(s.pipe)
+	s.pool.returnPipe(s.pipe)
 	s.pipe = nil
 }
 
@@ -307,7 +307,7 @@ func (s *splicer) Release() {
 	s.copy.Release()
 }
 
-func splice(from, to, limit int) (int, error) {
+func spliceOnce(from, to, limit int) (int, error) {
 	for {
 		n, err := unix.Splice(from, nil, to, nil, limit, spliceFlags)
 		if !errors.Is(err, unix.EINTR) {

@@ -16,23 +16,23 @@ import (
 
 func TestPipesAreBoundedAndReused(t *testing.T) {
 	p := newPipes(2)
-	t.Cleanup(p.close)
-	first, second := p.take(1), p.take(1)
+	t.Cleanup(p.closeAll)
+	first, second := p.takePipe(1), p.takePipe(1)
 	require.NotNil(t, first)
 	require.NotNil(t, second)
-	assert.Nil(t, p.take(1), "two are lent")
+	assert.Nil(t, p.takePipe(1), "two are lent")
 
-	p.put(first)
-	assert.Same(t, first, p.take(1))
+	p.returnPipe(first)
+	assert.Same(t, first, p.takePipe(1))
 
 	second.n = 1
-	p.put(second)
+	p.returnPipe(second)
 	_, err := unix.FcntlInt(uintptr(second.r), unix.F_GETFD, 0)
 	assert.ErrorIs(t, err, unix.EBADF, "what is in it would come out at the next user's")
 
-	p.close()
-	assert.Nil(t, p.take(1))
-	p.put(first)
+	p.closeAll()
+	assert.Nil(t, p.takePipe(1))
+	p.returnPipe(first)
 	_, err = unix.FcntlInt(uintptr(first.r), unix.F_GETFD, 0)
 	assert.ErrorIs(t, err, unix.EBADF, "nobody is left to use it")
 	assert.Zero(t, p.out)
@@ -40,7 +40,7 @@ func TestPipesAreBoundedAndReused(t *testing.T) {
 
 func TestLargePipesAreForLargePieces(t *testing.T) {
 	p := newPipes(6)
-	t.Cleanup(p.close)
+	t.Cleanup(p.closeAll)
 	p.large = 2
 	size := func(pp *pipe) int {
 		require.NotNil(t, pp)
@@ -48,22 +48,22 @@ func TestLargePipesAreForLargePieces(t *testing.T) {
 		require.NoError(t, err)
 		return n
 	}
-	small := p.take(smallPipe)
+	small := p.takePipe(smallPipe)
 	assert.LessOrEqual(t, size(small), smallPipe)
-	one, two := p.take(smallPipe+1), p.take(largePipe)
+	one, two := p.takePipe(smallPipe+1), p.takePipe(largePipe)
 	assert.Greater(t, size(one), smallPipe)
 	assert.Greater(t, size(two), smallPipe)
-	three := p.take(largePipe)
+	three := p.takePipe(largePipe)
 	assert.LessOrEqual(t, size(three), smallPipe, "there are no more large ones")
 
-	p.put(two)
-	p.put(small)
-	assert.Same(t, small, p.take(1), "a large one is kept for who needs it")
-	assert.Same(t, two, p.take(largePipe))
+	p.returnPipe(two)
+	p.returnPipe(small)
+	assert.Same(t, small, p.takePipe(1), "a large one is kept for who needs it")
+	assert.Same(t, two, p.takePipe(largePipe))
 
 	one.n = 1 // it is not kept, and leaves room for another
-	p.put(one)
-	assert.Greater(t, size(p.take(largePipe)), smallPipe)
+	p.returnPipe(one)
+	assert.Greater(t, size(p.takePipe(largePipe)), smallPipe)
 }
 
 // carried is source → in, carrier, out → sink.
@@ -83,7 +83,7 @@ func (d *Datapath) carried(tb testing.TB) carried {
 
 func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	d := still(t, Config{})
-	t.Cleanup(d.pipes.close)
+	t.Cleanup(d.pipes.closeAll)
 	c := d.carried(t)
 	require.NoError(t, c.in.SetReadDeadline(time.Now().Add(time.Millisecond)))
 	_, err := c.Fill(1 << 20)
@@ -124,8 +124,8 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 
 func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	d := still(t, Config{Pipes: 1})
-	t.Cleanup(d.pipes.close)
-	hog := d.pipes.take(1)
+	t.Cleanup(d.pipes.closeAll)
+	hog := d.pipes.takePipe(1)
 	c := d.carried(t)
 	_, err := c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)
@@ -134,7 +134,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 6, n)
 	assert.False(t, c.Carrier.(*splicer).Splicing())
-	d.pipes.put(hog)
+	d.pipes.returnPipe(hog)
 
 	n, err = c.Drain(100)
 	require.NoError(t, err)
@@ -155,7 +155,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 
 func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 	d := still(t, Config{})
-	t.Cleanup(d.pipes.close)
+	t.Cleanup(d.pipes.closeAll)
 	t.Run("of the source", func(t *testing.T) {
 		c := d.carried(t)
 		require.NoError(t, c.source.Reset())
@@ -189,7 +189,7 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 
 func TestSplicingAllocatesNothing(t *testing.T) {
 	d := still(t, Config{})
-	t.Cleanup(d.pipes.close)
+	t.Cleanup(d.pipes.closeAll)
 	for _, streams := range []bool{false, true} {
 		c := d.carried(t)
 		msg := make([]byte, 1000)

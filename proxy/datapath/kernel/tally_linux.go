@@ -19,19 +19,19 @@ type position struct {
 	more int64
 }
 
-func (p position) outstanding() int64 { return p.nxt - p.una }
+func (p position) outstandingBytes() int64 { return p.nxt - p.una }
 
-// bytes converts packets of those outstanding at their mean size, which is the
+// bytesOf converts packets of those outstanding at their mean size, which is the
 // MSS in bulk and less where small writes went out one by one.
-func (p position) bytes(packets int64) int64 {
+func (p position) bytesOf(packets int64) int64 {
 	if p.packets == 0 {
 		return 0
 	}
-	return (p.outstanding() - p.more) * packets / p.packets
+	return (p.outstandingBytes() - p.more) * packets / p.packets
 }
 
-// pipe is the bytes in flight: sent, and neither known to have arrived nor marked as lost.
-func (p position) pipe() int64 { return p.bytes(p.packets-p.sacked-p.lost+p.retrans) + p.more }
+// pipeBytes is the bytes in flight: sent, and neither known to have arrived nor marked as lost.
+func (p position) pipeBytes() int64 { return p.bytesOf(p.packets-p.sacked-p.lost+p.retrans) + p.more }
 
 // tally turns successive positions into reports.
 type tally struct {
@@ -40,28 +40,28 @@ type tally struct {
 	newest cc.Bytes    // the largest Newest so far
 }
 
-// begin sets all counters to zero: what was written before is not reported,
+// startAt sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
-func (t *tally) begin(p position) { *t = tally{origin: p.end} }
+func (t *tally) startAt(p position) { *t = tally{origin: p.end} }
 
-func (t *tally) since(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
+func (t *tally) countedSince(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
 
-// place brings the last report up to date with p, and returns it.
-func (t *tally) place(p position, mss cc.Bytes, at cc.Time) *flow.Report {
+// updateReport brings the last report up to date with p, and returns it.
+func (t *tally) updateReport(p position, mss cc.Bytes, at cc.Time) *flow.Report {
 	r := &t.report
 	r.At = at
 	r.MSS = mss
 	r.Unsent = cc.Bytes(p.unsent)
-	r.Pipe = cc.Bytes(max(0, p.pipe()))
-	r.Written = max(r.Written, t.since(p.end))
-	r.Acked = max(r.Acked, t.since(min(p.una+p.bytes(p.sacked), p.nxt)))
-	r.Sacked = r.Acked - t.since(min(p.una, p.nxt))
+	r.Pipe = cc.Bytes(max(0, p.pipeBytes()))
+	r.Written = max(r.Written, t.countedSince(p.end))
+	r.Acked = max(r.Acked, t.countedSince(min(p.una+p.bytesOf(p.sacked), p.nxt)))
+	r.Sacked = r.Acked - t.countedSince(min(p.una, p.nxt))
 	return r
 }
 
-// arrived notes that something up to offset has arrived, holes below it
+// noteArrived notes that something up to offset has arrived, holes below it
 // notwithstanding, and returns how far that goes by now.
-func (t *tally) arrived(offset int64) cc.Bytes {
-	t.newest = max(t.newest, t.report.Acked, t.since(offset))
+func (t *tally) noteArrived(offset int64) cc.Bytes {
+	t.newest = max(t.newest, t.report.Acked, t.countedSince(offset))
 	return t.newest
 }

@@ -20,14 +20,14 @@ func newTimer() (timer, error) {
 	return timer{fd}, nil
 }
 
-// set fires once after the given time, instead of whatever was set before.
-func (t timer) set(after time.Duration) error {
+// fireAfter fires once after the given time, instead of whatever was set before.
+func (t timer) fireAfter(after time.Duration) error {
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(1, after)))}
 	return unix.TimerfdSettime(t.fd, 0, &spec, nil)
 }
 
-// wait blocks until the timer has fired.
-func (t timer) wait() error {
+// waitUntilFired blocks until the timer has fired.
+func (t timer) waitUntilFired() error {
 	var count [8]byte
 	for {
 		_, err := unix.Read(t.fd, count[:])
@@ -37,4 +37,4 @@ func (t timer) wait() error {
 	}
 }
 
-func (t timer) close() error { return unix.Close(t.fd) }
+func (t timer) closeTimer() error { return unix.Close(t.fd) }

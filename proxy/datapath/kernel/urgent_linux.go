@@ -19,17 +19,17 @@ func atMark(fd uintptr) bool {
 
 // writeUrgent is Write for one byte that is urgent: the receiver's mark is at it.
 func (c *Conn) writeUrgent(b []byte) (n int, err error) {
-	c.begin()
-	defer c.end()
-	poll := c.await()
+	c.beginWrite()
+	defer c.endWrite()
+	poll := c.waitWritable()
 	if poll == nil {
 		poll = c.raw.Write(func(fd uintptr) bool {
 			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_OOB|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 			return !errors.Is(err, unix.EAGAIN)
 		})
-		c.took(n)
+		c.noteTaken(n)
 	}
-	return n, c.failure("write", poll, err)
+	return n, c.opFailure("write", poll, err)
 }
 
 // inlet and outlet are the ends of a splicer's copy.

@@ -85,10 +85,10 @@ func eachCarrier(t *testing.T, test func(t *testing.T, c carried)) {
 	for name, pipes := range map[string]int{"spliced": 2, "copied": 1} {
 		t.Run(name, func(t *testing.T) {
 			d := still(t, Config{Pipes: pipes})
-			t.Cleanup(d.pipes.close)
+			t.Cleanup(d.pipes.closeAll)
 			if pipes == 1 {
-				hog := d.pipes.take(1)
-				t.Cleanup(func() { d.pipes.put(hog) })
+				hog := d.pipes.takePipe(1)
+				t.Cleanup(func() { d.pipes.returnPipe(hog) })
 			}
 			test(t, d.carried(t))
 		})

@@ -10,20 +10,20 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
-// begin and end frame everything that hands bytes to the socket, took says how many.
-func (c *Conn) begin() {
+// beginWrite and end frame everything that hands bytes to the socket, took says how many.
+func (c *Conn) beginWrite() {
 	if c.observed.Load() {
 		c.writing.Add(1)
-		c.activate() // already now: a write may block half-way for long
+		c.addToTick() // already now: a write may block half-way for long
 	}
 	if l := c.limits.Load(); l != nil && l.dirty.Load() { // a limit was applied while the leg was idle
 		c.mu.Lock()
-		c.settle()
+		c.setChangedOptions()
 		c.mu.Unlock()
 	}
 }
 
-func (c *Conn) took(n int) {
+func (c *Conn) noteTaken(n int) {
 	if n <= 0 {
 		return
 	}
@@ -33,55 +33,55 @@ func (c *Conn) took(n int) {
 	if !c.observed.Load() {
 		return
 	}
-	c.mark()
+	c.markForPoll()
 	if c.shard.slow.Load() {
-		c.shard.stir(nil)
+		c.shard.wakeForLeg(nil)
 	}
 }
 
-func (c *Conn) end() {
+func (c *Conn) endWrite() {
 	if c.observed.Load() {
 		c.writing.Add(-1)
-		c.mark()
+		c.markForPoll()
 	}
 }
 
-// mark has the tick poll a leg whose window the kernel enforces: its socket may say
+// markForPoll has the tick poll a leg whose window the kernel enforces: its socket may say
 // nothing for long.
-func (c *Conn) mark() {
+func (c *Conn) markForPoll() {
 	if h := c.enforced.Load(); h != nil {
 		h.cell.Mark()
 	}
 }
 
-// activate has the tick serve the leg until nothing of what was written is underway.
-func (c *Conn) activate() {
+// addToTick has the tick serve the leg until nothing of what was written is underway.
+func (c *Conn) addToTick() {
 	if c.active.Load() || !c.active.CompareAndSwap(false, true) {
 		return
 	}
 	if c.enforced.Load() != nil {
 		c.shard.enforced.Add(1)
 	}
-	c.shard.stir(c)
+	c.shard.wakeForLeg(c)
 	if !c.observed.Load() { // closed meanwhile
-		c.retire()
+		c.removeFromTick()
 	}
 }
 
-// retire takes the leg off the tick.
-func (c *Conn) retire() {
+// removeFromTick takes the leg off the tick.
+func (c *Conn) removeFromTick() {
 	if c.active.CompareAndSwap(true, false) && c.enforced.Load() != nil {
 		c.shard.enforced.Add(-1)
 	}
 }
 
-// leave is retire unless a writer came in between. Either the writer sees active unset
+// tryRetire is retire unless a writer came in between. Either the writer sees active unset
 // and sets it, or its write is seen here.
-func (c *Conn) leave() (left bool) {
+func (c *Conn) tryRetire() (left bool) {
 	if c.writing.Load() != 0 || c.writes.Load() != c.seen {
 		return false
 	}
-	c.retire()
+	c.removeFromTick()
 	if c.writing.Load() == 0 && c.writes.Load() == c.seen || !c.active.CompareAndSwap(false, true) {
 		return true
 	}
@@ -94,21 +94,21 @@ func (c *Conn) leave() (left bool) {
 // Write implements net.Conn. Where a task drives the leg it may write less than all, with
 // datapath.ErrWait.
 func (c *Conn) Write(b []byte) (n int, err error) {
-	c.begin()
-	defer c.end()
+	c.beginWrite()
+	defer c.endWrite()
 	w := &c.writer
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for n < len(b) {
-		if err := c.await(); err != nil {
+		if err := c.waitWritable(); err != nil {
 			return n, err
 		}
 		w.b, w.n, w.err = b[n:c.upTo(n, len(b))], 0, nil
-		poll := c.raw.Write(w.attempt)
+		poll := c.raw.Write(w.tryWrite)
 		w.b = nil
-		c.took(w.n)
+		c.noteTaken(w.n)
 		n += w.n
-		if err := c.failure("write", poll, w.err); err != nil {
+		if err := c.opFailure("write", poll, w.err); err != nil {
 			return n, err
 		}
 	}
@@ -123,7 +123,7 @@ type writer struct {
 	err error
 }
 
-func (w *writer) attempt(fd uintptr) bool {
+func (w *writer) tryWrite(fd uintptr) bool {
 	w.n, w.err = eventloop.Write(int(fd), w.b)
 	return !errors.Is(w.err, unix.EAGAIN)
 }
@@ -136,16 +136,16 @@ func (c *Conn) upTo(n, end int) int {
 	return end
 }
 
-// await waits until at least half a piece may be written. The kernel checks what may wait
+// waitWritable waits until at least half a piece may be written. The kernel checks what may wait
 // unsent only when it begins a buffer of up to 64 KiB, whether writes are small or large,
 // so that we ask it, once for a piece.
-func (c *Conn) await() error {
+func (c *Conn) waitWritable() error {
 	piece := c.piece.Load()
 	if piece == 0 || c.room.Load() > piece/2 {
 		return nil
 	}
 	if err := c.raw.Write(hasRoom); err != nil {
-		return c.failure("write", err, nil)
+		return c.opFailure("write", err, nil)
 	}
 	c.room.Store(piece)
 	return nil
@@ -155,7 +155,7 @@ func (c *Conn) await() error {
 // would wait in whatever holds them, and a peer that reads nothing lets them wait for long.
 func (c *Conn) fitIn(n int) (int, error) {
 	if err := c.raw.Write(hasRoom); err != nil {
-		return n, c.failure("write", err, nil)
+		return n, c.opFailure("write", err, nil)
 	}
 	room := n
 	_ = c.raw.Visit(func(fd int) error {
