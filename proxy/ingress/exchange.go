@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"net/textproto"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,7 +13,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// maxAnswerHead bounds the head of an answer, in bytes. A longer one passes as it is.
+// maxAnswerHead bounds the head of an answer, in bytes. What follows of a longer one passes as it is.
 const maxAnswerHead = 64 << 10
 
 // Exchange is the one request for a whole URL that a connection serves, and its answer. Requests behind it may be for
@@ -68,7 +69,9 @@ func (a *answerReader) ReadReady(room datapath.Room) (int, error) {
 		switch end := a.headEnd(); {
 		case end > 0 && end <= maxAnswerHead:
 			a.takeHead(a.head[:end], a.head[end:])
-		case a.err != nil || max(end, len(a.head)) > maxAnswerHead:
+		case max(end, len(a.head)) > maxAnswerHead:
+			a.pass(append(announceClose(a.head[:maxAnswerHead]), a.head[maxAnswerHead:]...))
+		case a.err != nil:
 			a.pass(a.head)
 		default:
 			piece := make([]byte, 4096)
@@ -107,24 +110,81 @@ func (a *answerReader) headEnd() int {
 
 // takeHead takes a head, and what was read behind it.
 func (a *answerReader) takeHead(raw, behind []byte) {
-	answer, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), //nolint:bodyclose // nothing is read from it
-		&http.Request{Method: a.exchange.method})
-	h, malformed := parseHead(raw, true)
+	answer, err := readAnswerHead(raw, a.exchange.method) //nolint:bodyclose // nothing is read from it
 	switch {
-	case err != nil || malformed != nil:
-		a.pass(a.head) // the client may understand it
+	case err != nil: // the client may understand it
+		a.pass(append(announceClose(raw), behind...))
 	case answer.StatusCode == http.StatusSwitchingProtocols && a.exchange.upgrades:
 		a.exchange.upgraded.Store(true)
 		a.pass(a.head)
 	case answer.StatusCode < http.StatusOK && answer.StatusCode != http.StatusSwitchingProtocols:
 		a.ready, a.head, a.line = raw, behind, 0
 	default:
-		h.fields = append(h.endToEnd(), field{"Connection", "close"})
+		last := announceClose(raw)
+		if h, err := parseHead(raw, true); err == nil {
+			h.fields = append(h.endToEnd(), field{"Connection", "close"})
+			last = h.bytes()
+		}
 		content := &contentReader{content: contentOfAnswer(answer, a.exchange.method), src: a.src, last: true}
 		n, _ := content.take(behind)
-		a.pass(append(h.bytes(), behind[:n]...))
+		a.pass(append(last, behind[:n]...))
 		a.rest = content
 	}
+}
+
+// readAnswerHead reads what tells where an answer ends. Clients take more than package net/http does, so of a head that
+// it refuses, readAnswerHead has it read the status code and the fields of the content alone.
+func readAnswerHead(raw []byte, method string) (*http.Response, error) {
+	read := func(b []byte) (*http.Response, error) {
+		return http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), &http.Request{Method: method})
+	}
+	answer, err := read(raw)
+	first, rest, _ := strings.Cut(string(raw), "\n")
+	version, status, _ := strings.Cut(first, " ")
+	if err == nil || !strings.HasPrefix(version, "HTTP/") {
+		return answer, err
+	}
+	framing := head{first: "HTTP/1.1 " + strings.TrimSuffix(status, "\r")}
+	coding := ""
+	for line := range strings.Lines(rest) {
+		switch f := fieldOf(line); {
+		case f.is("Content-Length"):
+			for length := range strings.SplitSeq(f.value, ",") {
+				length = strings.TrimPrefix(textproto.TrimString(length), "+")
+				framing.fields = append(framing.fields, field{"Content-Length", length})
+			}
+		case f.is("Transfer-Encoding"): // the last one frames the content (RFC 9112 §6.3)
+			coding = textproto.TrimString(f.value[strings.LastIndex(f.value, ",")+1:])
+		}
+	}
+	if coding != "" {
+		framing.fields = append(framing.fields, field{"Transfer-Encoding", coding})
+	}
+	return read(framing.bytes())
+}
+
+// announceClose returns the lines of a head with a Connection field behind the first one. Where there are others, that
+// one decides (RFC 9112 §9.3). A head without a version of HTTP stays as it is.
+func announceClose(lines []byte) []byte {
+	first, rest, found := bytes.Cut(lines, []byte("\n"))
+	if !found || !bytes.HasPrefix(first, []byte("HTTP/")) {
+		return slices.Clip(lines)
+	}
+	edited := slices.Concat(first, []byte("\nConnection: close\r\n"))
+	dropped := false
+	for line := range bytes.Lines(rest) {
+		continues := line[0] == ' ' || line[0] == '\t'
+		if dropped = dropped && continues || fieldOf(string(line)).is("Connection", "Keep-Alive"); !dropped {
+			edited = append(edited, line...)
+		}
+	}
+	return edited
+}
+
+// fieldOf returns the field of a line.
+func fieldOf(line string) field {
+	name, value, _ := strings.Cut(line, ":")
+	return field{textproto.TrimString(name), textproto.TrimString(strings.TrimRight(value, "\r\n"))}
 }
 
 // pass has b be read, and then what is still to come.

@@ -22,6 +22,7 @@ func exchangeOf(tb testing.TB, method, fields string) *Exchange {
 
 func TestAnAnswerSaysThatItIsTheLastAndIs(t *testing.T) {
 	const ok, kept, closes = "HTTP/1.1 200 OK\r\n", "Connection: keep-alive\r\n", "Connection: close\r\n\r\n"
+	const closed = "Connection: close\r\n"
 	for _, row := range []struct {
 		name, method, server, client string
 		untilItEnds                  bool // the answer is as long as the connection
@@ -74,7 +75,7 @@ func TestAnAnswerSaysThatItIsTheLastAndIs(t *testing.T) {
 		{name: "of HTTP/0.9", server: "<html>", client: "<html>", untilItEnds: true},
 		{
 			name: "of two lengths", server: ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nok", untilItEnds: true,
-			client: ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nok",
+			client: ok + closed + "Content-Length: 1\r\nContent-Length: 2\r\n\r\nok",
 		},
 		{
 			name: "with chunks that are malformed", server: ok + "Transfer-Encoding: chunked\r\n\r\n2\nok\n0\n\n",
@@ -84,11 +85,41 @@ func TestAnAnswerSaysThatItIsTheLastAndIs(t *testing.T) {
 			name: "that switches to what nobody asked for", client: "HTTP/1.1 101 Switching Protocols\r\n" + closes,
 			server: "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nmore",
 		},
+		{
+			name: "with its length in a list", server: ok + kept + "Content-Length: 2, 2\r\n\r\nokmore",
+			client: ok + "Content-Length: 2, 2\r\n" + closes + "ok",
+		},
+		{
+			name: "with a sign before its length", server: ok + "Content-Length: +2\r\n\r\nokmore",
+			client: ok + "Content-Length: +2\r\n" + closes + "ok",
+		},
+		{
+			name: "with a line without a colon", server: ok + kept + " x\r\nFoo\r\nContent-Length: 2\r\n\r\nokmore",
+			client: ok + closed + "Foo\r\nContent-Length: 2\r\n\r\nok",
+		},
+		{
+			name: "with a control byte in a value", server: ok + "A: \x01\r\nContent-Length: 2\r\n" + kept + "\r\nokmore",
+			client: ok + "A: \x01\r\nContent-Length: 2\r\n" + closes + "ok",
+		},
+		{
+			name:   "in chunks of a coding",
+			server: ok + "Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nmore",
+			client: ok + "Transfer-Encoding: gzip, chunked\r\n" + closes + "2\r\nok\r\n0\r\n\r\n",
+		},
+		{
+			name: "of a version that was not asked for", server: "HTTP/2 200\r\nContent-Length: 2\r\n\r\nokmore",
+			client: "HTTP/2 200\r\nContent-Length: 2\r\n" + closes + "ok",
+		},
+		{
+			name: "behind an interim answer that is malformed", server: "HTTP/1.1 103 Early Hints\r\nFoo\r\n\r\n" + ok +
+				"Content-Length: 0\r\n\r\nmore",
+			client: "HTTP/1.1 103 Early Hints\r\nFoo\r\n\r\n" + ok + "Content-Length: 0\r\n" + closes,
+		},
 		{name: "that is cut", server: "HTTP/1.1 200 OK\r\nConte", client: "HTTP/1.1 200 OK\r\nConte", untilItEnds: true},
 		{
 			name: "with too long a head", untilItEnds: true,
 			server: ok + "X: " + strings.Repeat("x", maxAnswerHead) + "\r\n\r\n",
-			client: ok + "X: " + strings.Repeat("x", maxAnswerHead) + "\r\n\r\n",
+			client: ok + closed + "X: " + strings.Repeat("x", maxAnswerHead) + "\r\n\r\n",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
