@@ -72,6 +72,7 @@ func Dial[C any](
 	results := make(chan result[C])
 	turn := time.NewTicker(attemptDelay)
 	defer turn.Stop()
+	keepsAttempts := lastThird(ctx)
 	ended := ctx.Done()
 	for mayBegin := true; addresses.mayHaveMore() || len(attempts) > 0; {
 		if mayBegin && addresses.ready() {
@@ -83,7 +84,7 @@ func Dial[C any](
 				go run(within, a, dial, discard, results, won)
 				mayBegin = false
 				turn.Reset(attemptDelay)
-			} else {
+			} else if time.Now().Before(keepsAttempts) {
 				attempts[0].giveWay()
 			}
 		}
@@ -112,6 +113,16 @@ func Dial[C any](
 	}
 	var none C
 	return none, failure
+}
+
+// lastThird returns when the last third of the time until the deadline begins. From then on no attempt is given up: a
+// server that is far away may answer yet, and another one would have less time.
+func lastThird(ctx context.Context) time.Time {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return time.Unix(1<<40, 0) // never
+	}
+	return deadline.Add(-time.Until(deadline) / 3)
 }
 
 // attempt is a call of dial.

@@ -3,6 +3,7 @@ package happyeyeballs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -259,6 +260,27 @@ func TestDial(t *testing.T) {
 				synctest.Wait()
 				assert.Zero(t, n.under, "attempts go on")
 				assert.Empty(t, to.Spare)
+			})
+		})
+	}
+}
+
+func TestServersFarAwayAreReached(t *testing.T) {
+	for _, row := range []struct{ addrs, spare int }{{2, 8}, {8, 8}, {16, 8}, {40, 8}, {2, 0}, {5, 0}, {8, 0}} {
+		t.Run(fmt.Sprintf("%d addresses, %d spare attempts", row.addrs, row.spare), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), within)
+				defer cancel()
+				n := &network{hosts: map[string]host{}}
+				for _, a := range many(row.addrs) {
+					n.hosts[a] = host{after: 2500 * ms}
+				}
+				to := happyeyeballs.Host{
+					Name: "a.test", Resolver: names{"ip6": {err: errNoName}, "ip4": {addrs: many(row.addrs)}},
+					Spare: make(chan struct{}, row.spare),
+				}
+				_, err := happyeyeballs.Dial(ctx, to, n.dial, n.discard)
+				assert.NoError(t, err)
 			})
 		})
 	}
