@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -222,6 +223,17 @@ func TestDial(t *testing.T) {
 			name:  "all refuse",
 			names: names{"ip6": {addrs: []string{v6}}, "ip4": {addrs: []string{v4}}}, after: 2 * ms, err: errRefused,
 			hosts: map[string]host{v6: {after: ms, err: errRefused}, v4: {after: ms, err: errRefused}},
+		},
+		{
+			name:  "a refusal tells more than the lack of a route of the other family",
+			names: names{"ip6": {addrs: []string{v6}}, "ip4": {addrs: []string{v4}}}, after: 2 * ms, err: errRefused,
+			hosts: map[string]host{v6: {after: ms, err: errRefused}, v4: {after: ms, err: syscall.ENETUNREACH}},
+		},
+		{
+			name:  "no route of either family",
+			names: names{"ip6": {addrs: []string{v6}}, "ip4": {addrs: []string{v4}}}, after: 2 * ms,
+			hosts: map[string]host{v6: {after: ms, err: syscall.EADDRNOTAVAIL}, v4: {after: ms, err: syscall.ENETUNREACH}},
+			err:   syscall.ENETUNREACH,
 		},
 		{
 			name: "nothing answers", names: names{"ip6": {after: never}, "ip4": {addrs: many(3)}}, spare: 8,

@@ -1,16 +1,18 @@
 package happyeyeballs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"syscall"
 )
 
 // maxTold is how many failed attempts of each family an error names.
 const maxTold = 3
 
-// Error tells why a host could not be reached. It wraps the failure of the last attempt; where there was none, that
-// of a lookup.
+// Error tells why a host could not be reached. It wraps the failure of the last attempt, preferably of one that left
+// this machine; where there was no attempt, that of a lookup.
 type Error struct {
 	Host string
 
@@ -27,7 +29,15 @@ func (e *Error) add(addr netip.Addr, err error) {
 	if len(e.told[f]) < maxTold {
 		e.told[f] = append(e.told[f], err)
 	}
-	e.last = err
+	if e.last == nil || isLocal(e.last) || !isLocal(err) {
+		e.last = err
+	}
+}
+
+// isLocal tells whether an attempt failed for lack of an address or a route of its family.
+func isLocal(err error) bool {
+	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.ENETUNREACH) ||
+		errors.Is(err, syscall.EAFNOSUPPORT)
 }
 
 // Error implements error.
