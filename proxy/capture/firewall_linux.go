@@ -21,11 +21,13 @@ var families = map[nftables.TableFamily]string{
 // firewall reads the chains of nftables that routed packets pass. Rules and sets are read when they are asked for
 // and kept: a machine may have thousands that no packet of ours meets.
 type firewall struct {
-	conn   *nftables.Conn
-	tables []*nftables.Table
-	chains []*nftables.Chain
-	rules  map[chainName][]*nftables.Rule
-	sets   map[chainName]filterSet
+	conn    *nftables.Conn
+	tables  []*nftables.Table
+	chains  []*nftables.Chain
+	named   map[chainName]*nftables.Chain
+	rules   map[chainName][]*nftables.Rule
+	sets    map[chainName]filterSet
+	courses map[*nftables.Chain][]course
 }
 
 // chainName names a chain or a set.
@@ -53,9 +55,18 @@ func readFirewall() (*firewall, error) {
 	if err != nil {
 		return nil, explainError("list nftables tables", err)
 	}
-	return &firewall{
-		conn: c, tables: tables, chains: chains, rules: map[chainName][]*nftables.Rule{}, sets: map[chainName]filterSet{},
-	}, nil
+	w := &firewall{
+		conn: c, tables: tables, chains: chains, named: map[chainName]*nftables.Chain{},
+		rules: map[chainName][]*nftables.Rule{}, sets: map[chainName]filterSet{}, courses: map[*nftables.Chain][]course{},
+	}
+	for _, c := range chains {
+		w.named[nameIn(c.Table, c.Name)] = c
+	}
+	return w, nil
+}
+
+func nameIn(table *nftables.Table, name string) chainName {
+	return chainName{nftables.Table{Family: table.Family, Name: table.Name}, name}
 }
 
 // filters returns the base chains of a hook that filter what is routed.
@@ -80,17 +91,11 @@ func (w *firewall) isOwned(table *nftables.Table) bool {
 
 // chain returns the chain of a table that a rule jumps to; nil: it has gone.
 func (w *firewall) chain(table *nftables.Table, name string) *nftables.Chain {
-	i := slices.IndexFunc(w.chains, func(c *nftables.Chain) bool {
-		return c.Table.Family == table.Family && c.Table.Name == table.Name && c.Name == name
-	})
-	if i < 0 {
-		return nil
-	}
-	return w.chains[i]
+	return w.named[nameIn(table, name)]
 }
 
 func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
-	name := chainName{nftables.Table{Family: c.Table.Family, Name: c.Table.Name}, c.Name}
+	name := nameIn(c.Table, c.Name)
 	if rules, read := w.rules[name]; read {
 		return rules, nil
 	}
@@ -103,7 +108,7 @@ func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
 }
 
 func (w *firewall) set(table *nftables.Table, name string) (filterSet, error) {
-	key := chainName{nftables.Table{Family: table.Family, Name: table.Name}, name}
+	key := nameIn(table, name)
 	if s, read := w.sets[key]; read {
 		return s, nil
 	}

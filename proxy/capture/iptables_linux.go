@@ -29,7 +29,7 @@ func (p packet) matches(m *expr.Match) answer {
 	case *xt.Unknown:
 		switch b := []byte(*info); {
 		case m.Name == "mark" && len(b) >= 9: // mark, mask, invert
-			is := p.mark.bitwise(&expr.Bitwise{Len: 4, Mask: b[4:8], Xor: make([]byte, 4)}).compare(expr.CmpOpEq, b[:4])
+			is := p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: b[4:8], Xor: make([]byte, 4)}).compare(expr.CmpOpEq, b[:4])
 			if b[8] != 0 {
 				is = is.inverted()
 			}
@@ -38,6 +38,8 @@ func (p packet) matches(m *expr.Match) answer {
 			return p.matchesState(conntrackState, 0, uint16(binary.NativeEndian.Uint32(b)))
 		case m.Name == "multiport":
 			return p.matchesPorts(b)
+		case m.Name == "mac" && len(b) >= 12: // the address, padding, invert
+			return answerOf(binary.NativeEndian.Uint32(b[8:]) != 0)
 		case m.Name == "icmp", m.Name == "icmp6":
 			return no
 		}
@@ -63,8 +65,8 @@ func (p packet) matchesTCP(t *xt.Tcp) answer {
 	if t.Option != 0 {
 		flags = flags.and(maybe)
 	}
-	return ports(p.sourcePort, t.SrcPorts, t.InvFlags&xt.TcpInvSrcPorts != 0).
-		and(ports(p.targetPort, t.DstPorts, t.InvFlags&xt.TcpInvDestPorts != 0)).and(flags)
+	return ports(portValue(p.sourcePort), t.SrcPorts, t.InvFlags&xt.TcpInvSrcPorts != 0).
+		and(ports(portValue(p.targetPort), t.DstPorts, t.InvFlags&xt.TcpInvDestPorts != 0)).and(flags)
 }
 
 // matchesPorts evaluates xt_multiport_v1: which ports, how many, the ports, which of them begin a range, invert.
@@ -89,11 +91,11 @@ func (p packet) matchesPorts(b []byte) answer {
 	is := maybe
 	switch b[0] {
 	case 0:
-		is = in(p.sourcePort)
+		is = in(portValue(p.sourcePort))
 	case 1:
-		is = in(p.targetPort)
+		is = in(portValue(p.targetPort))
 	case 2:
-		is = in(p.sourcePort).or(in(p.targetPort))
+		is = in(portValue(p.sourcePort)).or(in(portValue(p.targetPort)))
 	}
 	if b[invert] != 0 {
 		is = is.inverted()

@@ -1,12 +1,9 @@
 package capture
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -26,32 +23,6 @@ func (o Obstacle) String() string {
 	return fmt.Sprintf("%s chain %s drops %s: %s", o.Hook, o.Chain, o.Drops, o.Cure)
 }
 
-// trap is what the firewall has to let through for rules that are in force, or will be.
-type trap struct {
-	mode       Mode
-	port       uint16
-	mark, own  uint32 // 0: unknown
-	interfaces []string
-	families   []family
-	ports      []uint16 // destinations that stand for all
-}
-
-// somePorts stand for all destinations: what a firewall lets in for services of its own machine is not enough.
-var somePorts = []uint16{443, 80, 50000}
-
-func (r Rules) trap() trap {
-	t := trap{
-		mode: r.Mode, port: r.Port, mark: r.Mark, own: r.OwnMark, interfaces: r.Interfaces, families: r.usedFamilies(),
-	}
-	for _, p := range r.Ports {
-		t.ports = append(t.ports, p.First)
-	}
-	if len(t.ports) == 0 {
-		t.ports = somePorts
-	}
-	return t
-}
-
 // Obstacles returns what keeps connections of these rules from the proxy, and the proxy's own from the world. It
 // takes CAP_NET_ADMIN.
 func (r Rules) Obstacles() ([]Obstacle, error) {
@@ -60,14 +31,6 @@ func (r Rules) Obstacles() ([]Obstacle, error) {
 		return nil, err
 	}
 	return obstacles([]trap{r.trap()})
-}
-
-// trap returns what a tunnel needs.
-func (t Tunnel) trap() trap {
-	return trap{
-		mode: TPROXY, port: t.Port, mark: DefaultMark, interfaces: []string{t.Interface}, families: t.usedFamilies(),
-		ports: somePorts,
-	}
 }
 
 // Obstacles returns what keeps connections out of the tunnel from the proxy, and the proxy's own from the world. It
@@ -95,13 +58,14 @@ func Obstacles() (found []Obstacle, inForce bool, err error) {
 	return found, true, err
 }
 
-// passage is a packet that one hook has to let through.
+// passage is a kind of packets that one hook has to let through. A chain is an obstacle to it if it drops them all.
 type passage struct {
-	packet
-	trap  *trap
-	hook  *nftables.ChainHook
-	what  string                     // the packets it stands for
-	match func(iptables bool) string // a match of them, for the cure
+	family  family
+	packets []packet
+	trap    *trap
+	hook    *nftables.ChainHook
+	what    string                     // the packets it stands for
+	match   func(iptables bool) string // a match of them, for the cure
 }
 
 func obstacles(traps []trap) ([]Obstacle, error) {
@@ -140,7 +104,7 @@ func obstacles(traps []trap) ([]Obstacle, error) {
 // obstructs returns what a chain certainly drops, once for each cure.
 func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found []Obstacle, err error) {
 	for _, p := range passages {
-		f := p.packet.family
+		f := p.family
 		if *p.hook != *chain.Hooknum ||
 			chain.Table.Family == nftables.TableFamilyIPv4 && !f.isIPv4() ||
 			chain.Table.Family == nftables.TableFamilyIPv6 && f.isIPv4() {
@@ -150,15 +114,24 @@ func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found [
 		if slices.ContainsFunc(found, func(o Obstacle) bool { return o.Cure == cure }) {
 			continue
 		}
-		is, err := w.fateOf(p.packet, chain)
+		drops, err := w.dropsAll(p.packets, chain)
 		if err != nil {
 			return nil, err
 		}
-		if is == mayDrop {
+		if drops {
 			found = append(found, Obstacle{hookName(chain.Hooknum), nameOf(chain), p.what, cure})
 		}
 	}
 	return found, nil
+}
+
+func (w *firewall) dropsAll(packets []packet, chain *nftables.Chain) (bool, error) {
+	for _, p := range packets {
+		if is, err := w.fateOf(p, chain); err != nil || is != mayDrop {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func hookName(hook *nftables.ChainHook) string {
@@ -177,73 +150,61 @@ func (t *trap) passages(m machine) []passage {
 		if !f.isIPv4() {
 			version = "IPv6"
 		}
-		for _, from := range t.sides(m) {
+		for _, clients := range t.clients(m, f) {
 			by := ""
-			if len(from) == 1 {
-				by = " from " + from[0].name
+			if !slices.Contains(t.interfaces, AnyInterface) {
+				by = " from " + clients[0].by.name
 			}
 			for _, port := range t.ports {
-				in := packet{
-					family: f, from: from, flags: flagSYN, state: expr.CtStateBitNEW, mark: bearing(t.mark),
-					targetPort: portValue(port), sourceType: unix.RTN_UNICAST, targetType: unix.RTN_UNICAST,
-					foreign: m.addresses,
+				begin := passage{
+					family: f, trap: t, hook: nftables.ChainHookInput,
+					what:  fmt.Sprintf("captured connections%s, such as over %s to port %d", by, version, port),
+					match: func(iptables bool) string { return markMatch(t.mark, iptables) },
 				}
-				back := packet{
-					family: f, to: from, flags: flagSYN | flagACK, state: expr.CtStateBitESTABLISHED, reply: true,
-					sourcePort: in.targetPort, sourceType: unix.RTN_UNICAST, targetType: unix.RTN_UNICAST, foreign: m.addresses,
-				}
-				match := func(iptables bool) string { return markMatch(t.mark, iptables) }
 				if t.mode == Redirect {
-					in.mark, in.foreign, in.targetPort = nil, nil, portValue(t.port)
-					in.translated, back.translated = true, true
-					in.targetType, back.sourceType = unix.RTN_LOCAL, unix.RTN_LOCAL
-					back.sourcePort = in.targetPort
-					match = func(iptables bool) string { return redirectedMatch(t.port, iptables) }
+					begin.match = func(iptables bool) string { return redirectedMatch(t.port, iptables) }
 				}
-				next := in
-				next.flags, next.state = flagACK, expr.CtStateBitESTABLISHED
-				all = append(all,
-					passage{
-						in, t, nftables.ChainHookInput,
-						fmt.Sprintf("captured connections%s, such as over %s to port %d", by, version, port), match,
-					},
-					passage{
-						next, t, nftables.ChainHookInput, "what follows the first packet of captured connections" + by,
-						establishedMatch,
-					},
-					passage{back, t, nftables.ChainHookOutput, "answers to captured clients" + by, establishedMatch})
+				follow, answer := begin, begin
+				follow.what, follow.match = "what follows the first packet of captured connections"+by, establishedMatch
+				answer.hook = nftables.ChainHookOutput
+				answer.what, answer.match = "answers to captured clients"+by, establishedMatch
+				for i, c := range clients {
+					in := t.captured(f, c, servers(f)[i%len(servers(f))], port)
+					begin.packets = append(begin.packets, in)
+					answer.packets = append(answer.packets, in.answered())
+					in.flags, in.state = flagACK, expr.CtStateBitESTABLISHED
+					follow.packets = append(follow.packets, in)
+				}
+				all = append(all, begin, follow, answer)
 			}
 		}
 		for _, port := range t.ports {
-			dial := packet{
-				family: f, to: m.outside, flags: flagSYN, state: expr.CtStateBitNEW, mark: bearing(t.own),
-				targetPort: portValue(port), targetType: unix.RTN_UNICAST, foreign: m.addresses,
+			begin := passage{
+				family: f, trap: t, hook: nftables.ChainHookOutput,
+				what:  fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
+				match: func(iptables bool) string { return markMatch(t.own, iptables) },
 			}
-			answer := packet{
-				family: f, from: m.outside, flags: flagSYN | flagACK, state: expr.CtStateBitESTABLISHED, reply: true,
-				sourcePort: dial.targetPort, sourceType: unix.RTN_UNICAST, targetType: unix.RTN_LOCAL,
+			answer := passage{
+				family: f, trap: t, hook: nftables.ChainHookInput,
+				what: "answers to the proxy's own connections", match: establishedMatch,
 			}
-			all = append(all,
-				passage{
-					dial, t, nftables.ChainHookOutput,
-					fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
-					func(iptables bool) string { return markMatch(t.own, iptables) },
-				},
-				passage{answer, t, nftables.ChainHookInput, "answers to the proxy's own connections", establishedMatch})
+			for _, by := range m.anyInterface() {
+				for _, server := range servers(f) {
+					dial := packet{
+						family: f, to: by, target: server, flags: flagSYN, state: expr.CtStateBitNEW,
+						sourcePort: ephemeralPort, targetPort: port, sourceType: unix.RTN_LOCAL, targetType: unix.RTN_UNICAST,
+					}
+					if t.own != 0 {
+						dial.mark, dial.known = t.own, allBits
+					}
+					begin.packets = append(begin.packets, dial)
+					answer.packets = append(answer.packets, dial.answered())
+				}
+			}
+			all = append(all, begin, answer)
 		}
 	}
 	return all
-}
-
-// sides returns the interfaces that clients come in by, each alone where the rules name them.
-func (t *trap) sides(m machine) (sides [][]iface) {
-	if slices.Contains(t.interfaces, AnyInterface) {
-		return [][]iface{m.outside}
-	}
-	for _, i := range m.named(t.interfaces) {
-		sides = append(sides, []iface{i})
-	}
-	return sides
 }
 
 func markMatch(mark uint32, iptables bool) string {
@@ -314,103 +275,4 @@ func (l legacyFilter) obstacle(passages []passage) Obstacle {
 		Hook: "input", Chain: l.words("INPUT"), Drops: "captured connections, if it drops what it does not know",
 		Cure: fmt.Sprintf("%s -I INPUT %s -j ACCEPT", l.command(), passages[0].match(true)),
 	}
-}
-
-// installed returns what the rules in force need, as their table tells it.
-func installed() ([]trap, error) {
-	w, err := readFirewall()
-	if err != nil {
-		return nil, err
-	}
-	var traps []trap
-	for _, c := range w.chains {
-		tunnel, ofTunnel := strings.CutPrefix(c.Table.Name, tunnelTable)
-		if c.Table.Family != nftables.TableFamilyINet || c.Name != ourChain || c.Table.Name != Table && !ofTunnel {
-			continue
-		}
-		t, err := w.readTrap(c)
-		switch {
-		case errors.Is(err, syscall.ENOENT): // replaced in the meantime
-			continue
-		case err != nil:
-			return nil, err
-		case len(t.families) == 0:
-			continue // somebody else's
-		}
-		if ofTunnel {
-			t.own, t.interfaces = 0, []string{tunnel}
-		}
-		traps = append(traps, t)
-	}
-	return traps, nil
-}
-
-// readTrap reads a chain that Rules or a Tunnel made: marks, the listener's port, families, and the sets.
-func (w *firewall) readTrap(c *nftables.Chain) (trap, error) {
-	t := trap{mode: TPROXY, interfaces: []string{AnyInterface}, ports: somePorts}
-	rules, err := w.rulesOf(c)
-	if err != nil {
-		return t, err
-	}
-	if c.Type == nftables.ChainTypeNAT {
-		t.mode = Redirect
-	}
-	for i, rule := range rules {
-		var port []byte
-		captured := ipv4
-		for j, x := range rule.Exprs {
-			switch x := x.(type) {
-			case *expr.Bitwise:
-				switch {
-				case i == 0 && len(x.Mask) == 4:
-					t.own = binary.NativeEndian.Uint32(x.Mask)
-				case len(x.Xor) == 4 && !slices.Equal(x.Xor, nativeBytes(0)):
-					t.mark = binary.NativeEndian.Uint32(x.Xor)
-				}
-			case *expr.Immediate:
-				port = x.Data
-			case *expr.Meta:
-				if x.Key == expr.MetaKeyNFPROTO && j+1 < len(rule.Exprs) {
-					if is, ok := rule.Exprs[j+1].(*expr.Cmp); ok && slices.Equal(is.Data, []byte{ipv6.proto}) {
-						captured = ipv6
-					}
-				}
-			case *expr.Lookup:
-				if err := w.readSet(&t, c.Table, x.SetName); err != nil {
-					return t, err
-				}
-			}
-		}
-		if len(port) == 2 {
-			t.port = binary.BigEndian.Uint16(port)
-			t.families = append(t.families, captured)
-		}
-	}
-	return t, nil
-}
-
-// readSet reads one of the sets that say which connections are captured.
-func (w *firewall) readSet(t *trap, table *nftables.Table, name string) error {
-	if name != "interfaces" && name != "ports" {
-		return nil
-	}
-	s, err := w.set(table, name)
-	if err != nil {
-		return err
-	}
-	if name == "interfaces" {
-		t.interfaces = nil
-	} else {
-		t.ports = nil
-	}
-	for _, e := range s.elements {
-		switch {
-		case e.IntervalEnd:
-		case name == "interfaces":
-			t.interfaces = append(t.interfaces, unix.ByteSliceToString(e.Key))
-		case len(e.Key) == 2:
-			t.ports = append(t.ports, binary.BigEndian.Uint16(e.Key))
-		}
-	}
-	return nil
 }

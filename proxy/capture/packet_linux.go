@@ -1,8 +1,11 @@
 package capture
 
 import (
+	"bytes"
 	"encoding/binary"
+	"math/big"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -21,30 +24,60 @@ const (
 // statusDNAT is the bit of ct status of what was sent elsewhere than it was meant to (IPS_DST_NAT).
 const statusDNAT = 1 << 5
 
-// packet is a packet of TCP, as far as it is known before it comes. A nil value is unknown.
+// packet is a packet of TCP as it comes to a firewall. The zero value of an interface, an address or a port is unknown.
 type packet struct {
 	family                 family
-	mark                   value
-	from, to               []iface // the interfaces that it may come in and leave by; none: unknown, or not at all
-	sourcePort, targetPort value
+	mark, known            uint32 // known: the bits of mark that are
+	from, to               *iface // the interfaces that it comes in and leaves by
+	source, target         netip.Addr
+	sourcePort, targetPort uint16
 	flags                  byte
 	state                  uint32 // of connection tracking
 	translated             bool   // to another destination
 	reply                  bool   // it goes against the direction of the connection
 	sourceType, targetType uint32 // RTN_…
-	foreign                value  // addresses that its destination is not
+}
+
+// fields are those of a packet in which the packets of one passage differ.
+type fields uint8
+
+const (
+	interfaceFields fields = 1 << iota
+	sourceFields
+	targetFields
+	portFields
+)
+
+// keep returns the packet with nothing in these fields but those that were read.
+func (p packet) keep(read fields) packet {
+	if read&interfaceFields == 0 {
+		p.from, p.to = nil, nil
+	}
+	if read&sourceFields == 0 {
+		p.source = netip.Addr{}
+	}
+	if read&targetFields == 0 {
+		p.target = netip.Addr{}
+	}
+	if read&portFields == 0 {
+		p.sourcePort, p.targetPort = 0, 0
+	}
+	return p
 }
 
 // iface is an interface, or a name that none has.
 type iface struct {
-	name  string
-	index int // 0: there is none
+	name      string
+	index     int // 0: there is none
+	group     uint32
+	addresses []netip.Addr
+	networks  []netip.Prefix // of its addresses
+	routed    []netip.Prefix // that routes lead to
 }
 
 // machine is what the evaluation has to know of this machine.
 type machine struct {
-	outside   []iface // all interfaces but loopback
-	addresses value
+	outside []*iface // all interfaces but loopback
 }
 
 func readMachine() (m machine, err error) {
@@ -57,9 +90,12 @@ func readMachine() (m machine, err error) {
 	if err != nil {
 		return m, explainError("list the interfaces", err)
 	}
+	byIndex := map[int]*iface{}
 	for _, l := range links {
 		if l.Attrs().Flags&net.FlagLoopback == 0 {
-			m.outside = append(m.outside, iface{l.Attrs().Name, l.Attrs().Index})
+			i := &iface{name: l.Attrs().Name, index: l.Attrs().Index, group: l.Attrs().Group}
+			byIndex[i.index] = i
+			m.outside = append(m.outside, i)
 		}
 	}
 	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
@@ -67,25 +103,116 @@ func readMachine() (m machine, err error) {
 		return m, explainError("list the addresses", err)
 	}
 	for _, a := range addrs {
-		b := a.IP.To4()
-		if b == nil {
-			b = a.IP.To16()
+		i := byIndex[a.LinkIndex]
+		own, ok := netip.AddrFromSlice(a.IP)
+		if i == nil || !ok {
+			continue
 		}
-		m.addresses = append(m.addresses, exactly(b))
+		i.addresses = append(i.addresses, own.Unmap())
+		for _, n := range []*net.IPNet{a.IPNet, a.Peer} {
+			i.networks = appendNetwork(i.networks, n)
+		}
+	}
+	routes, err := nldump.Retry(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TYPE)
+	})
+	if err != nil {
+		return m, explainError("list the routes", err)
+	}
+	for _, r := range routes {
+		if i := byIndex[r.LinkIndex]; i != nil {
+			i.routed = appendNetwork(i.routed, r.Dst)
+		}
 	}
 	return m, nil
 }
 
-// named returns the interfaces that rules name.
-func (m machine) named(names []string) []iface {
-	if slices.Contains(names, AnyInterface) || len(names) == 0 {
-		return m.outside
+func appendNetwork(to []netip.Prefix, n *net.IPNet) []netip.Prefix {
+	if p, ok := toPrefix(n); ok && p.Bits() > 0 && p.Addr().IsGlobalUnicast() && !slices.Contains(to, p) {
+		return append(to, p)
 	}
-	var found []iface
+	return to
+}
+
+// clients returns addresses that may be clients', for each network that the interface has: several of each, because
+// firewalls know ranges of addresses, too. Without a network, the address is unknown.
+func (i *iface) clients(f family) (groups [][]netip.Addr) {
+	if i == nil {
+		return [][]netip.Addr{{{}}}
+	}
+	for _, networks := range [][]netip.Prefix{i.networks, i.routed} {
+		for _, n := range networks {
+			if n.Addr().Is4() != f.isIPv4() {
+				continue
+			}
+			spread := spreadAddresses(n)
+			spread = slices.DeleteFunc(spread, func(a netip.Addr) bool { return slices.Contains(i.addresses, a) })
+			if len(spread) > 0 {
+				groups = append(groups, spread)
+			}
+		}
+		if len(groups) > 0 {
+			return groups
+		}
+	}
+	return [][]netip.Addr{{{}}}
+}
+
+// spreadAddresses returns four addresses from all over a network, or as many as a smaller one has.
+func spreadAddresses(n netip.Prefix) (all []netip.Addr) {
+	const quarters, oddity = 4, 9
+	bits := n.Addr().BitLen() - n.Bits()
+	for k := range quarters {
+		number := new(big.Int).SetBytes(n.Masked().Addr().AsSlice())
+		switch {
+		case bits >= 3:
+			number.Add(number, new(big.Int).Lsh(big.NewInt(int64(2*k+1)), uint(bits-3)))
+			if bits >= 6 {
+				number.Add(number, big.NewInt(oddity))
+			}
+		case k < 1<<bits:
+			number.Add(number, big.NewInt(int64(k)))
+		default:
+			return all
+		}
+		a, _ := netip.AddrFromSlice(number.FillBytes(make([]byte, n.Addr().BitLen()/8)))
+		all = append(all, a)
+	}
+	return all
+}
+
+// address returns the first address of a family that the interface has.
+func (i *iface) address(f family) netip.Addr {
+	if i != nil {
+		for _, a := range i.addresses {
+			if a.Is4() == f.isIPv4() && a.IsGlobalUnicast() {
+				return a
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// servers stand for the world: one address of each of four continents, because firewalls know countries.
+func servers(f family) []netip.Addr {
+	if f.isIPv4() {
+		return []netip.Addr{
+			netip.AddrFrom4([4]byte{82, 130, 44, 10}), netip.AddrFrom4([4]byte{24, 60, 17, 90}),
+			netip.AddrFrom4([4]byte{118, 27, 66, 20}), netip.AddrFrom4([4]byte{190, 104, 30, 40}),
+		}
+	}
+	return []netip.Addr{
+		netip.MustParseAddr("2a02:8100:44::10"), netip.MustParseAddr("2600:1700:17::90"),
+		netip.MustParseAddr("2404:f800:66::20"), netip.MustParseAddr("2800:3f0:30::40"),
+	}
+}
+
+// named returns the interfaces that rules name.
+func (m machine) named(names []string) (found []*iface) {
 	for _, name := range names {
-		i := slices.IndexFunc(m.outside, func(f iface) bool { return f.name == name })
+		i := slices.IndexFunc(m.outside, func(f *iface) bool { return f.name == name })
 		if i < 0 {
-			found = append(found, iface{name: name})
+			found = append(found, &iface{name: name})
 			continue
 		}
 		found = append(found, m.outside[i])
@@ -93,111 +220,169 @@ func (m machine) named(names []string) []iface {
 	return found
 }
 
-// bearing is a mark whose bits are known where they are ours.
-func bearing(mark uint32) value {
-	return value{{data: nativeBytes(mark), known: nativeBytes(mark), native: true}}
+// anyInterface returns all interfaces, or one that nothing is known of.
+func (m machine) anyInterface() []*iface {
+	if len(m.outside) == 0 {
+		return []*iface{nil}
+	}
+	return m.outside
 }
 
 func portValue(port uint16) value {
-	return value{exactly(binary.BigEndian.AppendUint16(nil, port))}
-}
-
-func names(of []iface) value {
-	var v value
-	for _, i := range of {
-		data := make([]byte, unix.IFNAMSIZ)
-		copy(data, i.name)
-		v = append(v, exactly(data))
+	if port == 0 {
+		return value{}
 	}
-	return v
+	return exactly(binary.BigEndian.AppendUint16(nil, port))
 }
 
-func indexes(of []iface) value {
-	var v value
-	for _, i := range of {
-		if i.index == 0 {
-			return nil
-		}
-		v = append(v, nativeNumber(uint32(i.index)))
+func (p packet) markValue() value { return value{nativeBytes(p.mark), nativeBytes(p.known)} }
+
+func (i *iface) nameValue() value {
+	if i == nil {
+		return value{}
 	}
-	return v
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, i.name)
+	return exactly(data)
 }
 
-func (p packet) meta(key expr.MetaKey) value {
+func (i *iface) indexValue() value {
+	if i == nil || i.index == 0 {
+		return value{}
+	}
+	return nativeNumber(uint32(i.index))
+}
+
+func (i *iface) groupValue() value {
+	if i == nil || i.index == 0 {
+		return value{}
+	}
+	return nativeNumber(i.group)
+}
+
+func (p packet) meta(key expr.MetaKey) (value, fields) {
 	switch key {
 	case expr.MetaKeyMARK:
-		return p.mark
+		return p.markValue(), 0
 	case expr.MetaKeyIIFNAME:
-		return names(p.from)
+		return p.from.nameValue(), interfaceFields
 	case expr.MetaKeyIIF:
-		return indexes(p.from)
+		return p.from.indexValue(), interfaceFields
+	case expr.MetaKeyIIFGROUP:
+		return p.from.groupValue(), interfaceFields
 	case expr.MetaKeyOIFNAME:
-		return names(p.to)
+		return p.to.nameValue(), interfaceFields
 	case expr.MetaKeyOIF:
-		return indexes(p.to)
+		return p.to.indexValue(), interfaceFields
+	case expr.MetaKeyOIFGROUP:
+		return p.to.groupValue(), interfaceFields
 	case expr.MetaKeyNFPROTO:
-		return value{exactly([]byte{p.family.proto})}
+		return exactly([]byte{p.family.proto}), 0
 	case expr.MetaKeyL4PROTO:
-		return value{exactly([]byte{unix.IPPROTO_TCP})}
+		return exactly([]byte{unix.IPPROTO_TCP}), 0
 	case expr.MetaKeyPROTOCOL:
 		if p.family.isIPv4() {
-			return value{exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))}
+			return exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)), 0
 		}
-		return value{exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6))}
+		return exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)), 0
 	case expr.MetaKeyPKTTYPE:
-		return value{exactly([]byte{unix.PACKET_HOST})}
+		return exactly([]byte{unix.PACKET_HOST}), 0
+	case metaIPsec:
+		return exactly([]byte{0}), 0
 	}
-	return nil
+	return value{}, 0
 }
 
-func (p packet) payload(base expr.PayloadBase, offset, length uint32) value {
-	const protocol4, protocol6 = 9, 6 // where the headers name TCP
-	const sourcePort, targetPort, flags = 0, 2, 13
-	switch {
-	case base == expr.PayloadBaseNetworkHeader && length == 1 &&
-		(p.family.isIPv4() && offset == protocol4 || !p.family.isIPv4() && offset == protocol6):
-		return value{exactly([]byte{unix.IPPROTO_TCP})}
-	case base == expr.PayloadBaseNetworkHeader && length == p.family.length && offset == p.family.target:
-		unknown := make([]byte, length)
-		return value{{data: unknown, known: unknown, never: p.foreign}}
-	case base != expr.PayloadBaseTransportHeader:
-	case offset == sourcePort && length == 2:
-		return p.sourcePort
-	case offset == targetPort && length == 2:
-		return p.targetPort
-	case offset == flags && length == 1:
-		return value{exactly([]byte{p.flags})}
+// metaIPsec asks whether a packet came by IPsec (NFT_META_SECPATH).
+const metaIPsec expr.MetaKey = 25
+
+// Offsets in headers.
+const (
+	ethernetSource         = 6
+	sourcePort, targetPort = 0, 2
+	tcpFlags               = 13
+	ports                  = 4 // bytes of both
+)
+
+// hardware is an address of the kind that no maker gives away: no rule knows it.
+var hardware = []byte{0x0e, 0x9b, 0x51, 0xc7, 0x2d, 0x64}
+
+// payload returns a part of a header.
+func (p packet) payload(base expr.PayloadBase, offset, length uint32) (is value, read fields) {
+	var h value
+	put := func(at uint32, data ...byte) {
+		copy(h.data[at:], data)
+		copy(h.known[at:], bytes.Repeat([]byte{0xff}, len(data)))
 	}
-	return nil
+	begin := func(n int) { h = value{make([]byte, n), make([]byte, n)} }
+	switch base {
+	case expr.PayloadBaseLLHeader:
+		begin(14)
+		put(ethernetSource, hardware...)
+	case expr.PayloadBaseNetworkHeader:
+		if p.family.isIPv4() {
+			begin(20)
+			put(0, 0x45, 0) // neither options nor a class of service
+			put(6, 0x40, 0) // not to be fragmented
+			put(8, ordinaryTTL, unix.IPPROTO_TCP)
+		} else {
+			begin(40)
+			put(0, 0x60, 0, 0, 0)
+			put(6, unix.IPPROTO_TCP, ordinaryTTL)
+		}
+		source := p.family.target - p.family.length
+		put(source, p.source.AsSlice()...)
+		put(p.family.target, p.target.AsSlice()...)
+		if offset < p.family.target && offset+length > source {
+			read |= sourceFields
+		}
+		if offset+length > p.family.target {
+			read |= targetFields
+		}
+	case expr.PayloadBaseTransportHeader:
+		begin(20)
+		put(sourcePort, portValue(p.sourcePort).data...)
+		put(targetPort, portValue(p.targetPort).data...)
+		put(tcpFlags, p.flags)
+		if offset < ports {
+			read = portFields
+		}
+	}
+	if end := uint64(offset) + uint64(length); end <= uint64(len(h.data)) {
+		is = value{h.data[offset:end], h.known[offset:end]}
+	}
+	return is, read
 }
+
+// ordinaryTTL is what clients and servers begin with.
+const ordinaryTTL = 64
 
 func (p packet) ct(key expr.CtKey) value {
 	switch key {
 	case expr.CtKeySTATE:
-		return value{nativeNumber(p.state)}
+		return nativeNumber(p.state)
 	case expr.CtKeySTATUS:
-		status := bits{data: nativeBytes(0), known: nativeBytes(statusDNAT), native: true}
+		status := value{nativeBytes(0), nativeBytes(statusDNAT)}
 		if p.translated {
 			status.data = nativeBytes(statusDNAT)
 		}
-		return value{status}
+		return status
 	case expr.CtKeyDIRECTION:
 		if p.reply {
-			return value{exactly([]byte{1})}
+			return exactly([]byte{1})
 		}
-		return value{exactly([]byte{0})}
+		return exactly([]byte{0})
 	}
-	return nil
+	return value{}
 }
 
 func (p packet) fib(x *expr.Fib) value {
 	switch {
 	case !x.ResultADDRTYPE || x.FlagPRESENT:
-		return nil
 	case x.FlagDADDR:
-		return value{nativeNumber(p.targetType)}
+		return nativeNumber(p.targetType)
 	case x.FlagSADDR:
-		return value{nativeNumber(p.sourceType)}
+		return nativeNumber(p.sourceType)
 	}
-	return nil
+	return value{}
 }

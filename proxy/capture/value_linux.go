@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // answer says whether something holds.
@@ -29,100 +30,81 @@ func (a answer) and(b answer) answer { return min(a, b) }
 func (a answer) or(b answer) answer  { return max(a, b) }
 func (a answer) inverted() answer    { return yes - a }
 
-// value is all that a register may hold; nil: nobody knows.
-type value []bits
+// value is a number of which some bits are known; without data, nothing is known of it.
+type value struct{ data, known []byte }
 
-// bits is a number of which some bits are known.
-type bits struct {
-	data, known []byte
-	native      bool  // it is in the byte order of this machine, so only equality is looked at
-	never       value // what it is known not to be, whole
-}
-
-func exactly(data []byte) bits {
-	return bits{data: data, known: bytes.Repeat([]byte{0xff}, len(data))}
+func exactly(data []byte) value {
+	return value{data, bytes.Repeat([]byte{0xff}, len(data))}
 }
 
 // nativeNumber is a number as meta and ct have it.
-func nativeNumber(v uint32) bits {
-	b := exactly(nativeBytes(v))
-	b.native = true
-	return b
+func nativeNumber(v uint32) value { return exactly(nativeBytes(v)) }
+
+func (v value) whole() bool {
+	return len(v.data) > 0 && !slices.ContainsFunc(v.known, func(k byte) bool { return k != 0xff })
 }
 
-// all combines what holds for each alternative.
-func (v value) all(holds func(bits) answer) answer {
-	if len(v) == 0 {
-		return maybe
+func (v value) bitwise(x *expr.Bitwise) value {
+	n := len(v.data)
+	if n == 0 || len(x.Mask) != n || len(x.Xor) != n { // a shift, or another width than expected
+		return value{}
 	}
-	is := holds(v[0])
-	for _, b := range v[1:] {
-		if holds(b) != is {
-			return maybe
+	is := value{make([]byte, n), make([]byte, n)}
+	for i := range n {
+		is.data[i] = v.data[i]&x.Mask[i] ^ x.Xor[i]
+		is.known[i] = v.known[i] | ^x.Mask[i]
+	}
+	return is
+}
+
+// swap converts between this machine's byte order and the network's.
+func (v value) swap(size uint32) value {
+	is := value{slices.Clone(v.data), slices.Clone(v.known)}
+	if size == 0 || binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
+		return is
+	}
+	for _, b := range [][]byte{is.data, is.known} {
+		for unit := range slices.Chunk(b, int(size)) {
+			slices.Reverse(unit)
 		}
 	}
 	return is
 }
 
-func (v value) bitwise(x *expr.Bitwise) value {
-	var out value
-	for _, b := range v {
-		n := len(b.data)
-		if len(x.Mask) != n || len(x.Xor) != n { // a shift, or another width than expected
-			return nil
-		}
-		is := bits{data: make([]byte, n), known: make([]byte, n), native: b.native}
-		for i := range n {
-			is.data[i] = b.data[i]&x.Mask[i] ^ x.Xor[i]
-			is.known[i] = b.known[i] | ^x.Mask[i]
-		}
-		out = append(out, is)
-	}
-	return out
-}
-
 // compare evaluates a comparison with data, which may be shorter: names of interfaces have wildcards so.
 func (v value) compare(op expr.CmpOp, data []byte) answer {
-	return v.all(func(b bits) answer {
-		if len(data) > len(b.data) {
-			return maybe
-		}
-		is := yes
-		for i := range data {
-			if (b.data[i]^data[i])&b.known[i] != 0 {
-				is = no
-			} else if b.known[i] != 0xff {
-				is = is.and(maybe)
-			}
-		}
-		if is == maybe && slices.ContainsFunc(b.never, func(n bits) bool { return bytes.Equal(n.data, data) }) {
-			is = no
-		}
-		switch {
-		case op == expr.CmpOpEq:
-			return is
-		case op == expr.CmpOpNeq:
-			return is.inverted()
-		case b.native || !b.whole():
-			return maybe
-		}
-		order := bytes.Compare(b.data[:len(data)], data)
-		switch op {
-		case expr.CmpOpLt:
-			return answerOf(order < 0)
-		case expr.CmpOpLte:
-			return answerOf(order <= 0)
-		case expr.CmpOpGt:
-			return answerOf(order > 0)
-		case expr.CmpOpGte:
-			return answerOf(order >= 0)
-		}
+	if len(data) > len(v.data) {
 		return maybe
-	})
-}
-
-func (b bits) whole() bool {
-	return !slices.ContainsFunc(b.known, func(k byte) bool { return k != 0xff })
+	}
+	is := yes
+	for i := range data {
+		if (v.data[i]^data[i])&v.known[i] != 0 {
+			is = no
+			break
+		} else if v.known[i] != 0xff {
+			is = maybe
+		}
+	}
+	switch {
+	case op == expr.CmpOpEq:
+		return is
+	case op == expr.CmpOpNeq:
+		return is.inverted()
+	case !v.whole():
+		return maybe
+	}
+	order := bytes.Compare(v.data[:len(data)], data)
+	switch op {
+	case expr.CmpOpLt:
+		return answerOf(order < 0)
+	case expr.CmpOpLte:
+		return answerOf(order <= 0)
+	case expr.CmpOpGt:
+		return answerOf(order > 0)
+	case expr.CmpOpGte:
+		return answerOf(order >= 0)
+	}
+	return maybe
 }
 
 // between evaluates a range of ports.
@@ -134,25 +116,59 @@ func (v value) between(first, last uint16) answer {
 		and(v.compare(expr.CmpOpLte, binary.BigEndian.AppendUint16(nil, last)))
 }
 
-// isIn evaluates a look-up in a set.
-func (v value) isIn(s filterSet) answer {
-	return v.all(func(b bits) answer {
-		_, is := s.find(b)
-		return is
-	})
+// find returns the element that holds v.
+func (s filterSet) find(v value) (found nftables.SetElement, is answer) {
+	if s.Interval && !v.whole() && len(s.elements) > 0 {
+		return found, maybe
+	}
+	for _, e := range s.elements {
+		switch {
+		case len(e.Key) != len(v.data):
+			return nftables.SetElement{}, maybe
+		case len(e.KeyEnd) == len(e.Key):
+			if v.isWithin(e.Key, e.KeyEnd) {
+				return e, yes
+			}
+		case !s.Interval:
+			switch v.compare(expr.CmpOpEq, e.Key) {
+			case yes:
+				return e, yes
+			case maybe:
+				is = maybe
+			}
+		case bytes.Compare(e.Key, v.data) <= 0:
+			// The last that begins or ends before v; where one ends as another begins, the other.
+			if is := bytes.Compare(e.Key, found.Key); found.Key == nil || is > 0 || is == 0 && found.IntervalEnd {
+				found = e
+			}
+		}
+	}
+	if found.Key != nil && !found.IntervalEnd {
+		return found, yes
+	}
+	return nftables.SetElement{}, is
+}
+
+// isWithin evaluates ranges of a concatenation. Each word of a key is compared by itself: a field fills one word,
+// or is a name or a prefix.
+func (v value) isWithin(first, last []byte) bool {
+	const word = 4
+	for i := 0; i < len(v.data); i += word {
+		end := min(i+word, len(v.data))
+		if is := v.data[i:end]; bytes.Compare(is, first[i:end]) < 0 || bytes.Compare(is, last[i:end]) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // mapTo evaluates a look-up in a verdict map: the verdicts that it may come to.
 func (v value) mapTo(s filterSet) (is answer, ends []verdict) {
-	is = v.all(func(b bits) answer {
-		e, found := s.find(b)
-		if found == yes {
-			ends = append(ends, mapped(e))
-		}
-		return found
-	})
-	if is == maybe { // any of them, or none
-		ends = nil
+	e, is := s.find(v)
+	switch is {
+	case yes:
+		ends = []verdict{mapped(e)}
+	case maybe: // any of them, or none
 		for _, e := range s.elements {
 			if !e.IntervalEnd {
 				ends = append(ends, mapped(e))
@@ -162,28 +178,49 @@ func (v value) mapTo(s filterSet) (is answer, ends []verdict) {
 	return is, ends
 }
 
-// find returns the element that holds b.
-func (s filterSet) find(b bits) (nftables.SetElement, answer) {
-	if len(s.elements) == 0 {
-		return nftables.SetElement{}, no
+// registers are those of nftables: expressions address them by 16 bytes or by 4, and a concatenation is read across
+// several.
+type registers struct{ data, known [80]byte }
+
+// wide is the size of the registers that keep one value of any kind.
+const wide = 16
+
+// offset returns where a register begins.
+func (r *registers) offset(register uint32) int {
+	at := int(register) * wide
+	if register >= unix.NFT_REG32_00 {
+		at = wide + 4*int(register-unix.NFT_REG32_00)
 	}
-	if s.Concatenation || !b.whole() || s.Interval && b.native {
-		return nftables.SetElement{}, maybe
+	return min(at, len(r.data))
+}
+
+func (r *registers) read(register uint32, n int) value {
+	at := r.offset(register)
+	if n < 0 || at+n > len(r.data) {
+		return value{}
 	}
-	var last nftables.SetElement
-	for _, e := range s.elements {
-		if len(e.Key) != len(b.data) || len(e.KeyEnd) > 0 {
-			return nftables.SetElement{}, maybe
-		}
-		switch order := bytes.Compare(e.Key, b.data); {
-		case !s.Interval && order == 0:
-			return e, yes
-		case s.Interval && order <= 0:
-			// The last that begins or ends before b; where one ends as another begins, the other.
-			if is := bytes.Compare(e.Key, last.Key); is > 0 || is == 0 && last.IntervalEnd || last.Key == nil {
-				last = e
-			}
-		}
+	return value{r.data[at : at+n], r.known[at : at+n]}
+}
+
+// write keeps a value, padded to whole words.
+func (r *registers) write(register uint32, v value) {
+	n := len(v.data)
+	if n == 0 {
+		r.forget(register, wide)
+		return
 	}
-	return last, answerOf(last.Key != nil && !last.IntervalEnd)
+	to := r.read(register, (n+3)&^3)
+	if len(to.data) == 0 {
+		return
+	}
+	copy(to.data, v.data)
+	copy(to.known, v.known)
+	for i := n; i < len(to.data); i++ {
+		to.data[i], to.known[i] = 0, 0xff
+	}
+}
+
+func (r *registers) forget(register uint32, n int) {
+	at := r.offset(register)
+	clear(r.known[at:min(at+n, len(r.known))])
 }

@@ -3,7 +3,6 @@ package capture
 import (
 	"bytes"
 	"encoding/binary"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -71,9 +70,29 @@ func mapped(e nftables.SetElement) verdict {
 type evaluation struct {
 	*firewall
 	packet packet
-	met    map[string]fate // what non-base chains do with the packet, as it is by now
+	read   fields // of the packet, by the rules that it met
+	met    map[passed]outcome
 	deep   int
 	err    error
+}
+
+// passed is a chain, and the mark that the packet has as it comes there.
+type passed struct {
+	chain       *nftables.Chain
+	mark, known uint32
+}
+
+// outcome is what becomes of the packet in a chain, and the mark that it has then.
+type outcome struct {
+	fate        fate
+	mark, known uint32
+}
+
+// course is what a base chain does with all packets that are as packet is in the fields that the rules read.
+type course struct {
+	packet packet
+	read   fields
+	fate   fate
 }
 
 // deepest is how far jumps go, which nftables itself bounds by 16.
@@ -81,7 +100,12 @@ const deepest = 16
 
 // fateOf returns what may become of a packet in a base chain.
 func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
-	e := evaluation{firewall: w, packet: p, met: map[string]fate{}}
+	for _, c := range w.courses[base] {
+		if p.keep(c.read) == c.packet {
+			return c.fate, nil
+		}
+	}
+	e := evaluation{firewall: w, packet: p, met: map[passed]outcome{}}
 	f := e.walk(base)
 	switch {
 	case f&mayReturn != 0 && dropsByPolicy(base):
@@ -89,7 +113,11 @@ func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
 	case f&mayReturn != 0:
 		f |= mayPass
 	}
-	return f &^ mayReturn, e.err
+	f &^= mayReturn
+	if e.err == nil {
+		w.courses[base] = append(w.courses[base], course{p.keep(e.read), e.read, f})
+	}
+	return f, e.err
 }
 
 // walk returns what may become of the packet in a chain.
@@ -104,9 +132,12 @@ func (e *evaluation) walk(c *nftables.Chain) (f fate) {
 		e.err = err
 		return mayPass | mayDrop | mayReturn
 	}
+	begun := e.packet
 	for _, rule := range rules {
+		before := e.packet
 		matches, ends := e.evaluate(c.Table, rule.Exprs)
 		if matches == no {
+			e.packet = before
 			continue
 		}
 		decided := matches == yes && len(ends) > 0
@@ -131,97 +162,112 @@ func (e *evaluation) walk(c *nftables.Chain) (f fate) {
 		if decided {
 			return f
 		}
+		if matches == maybe && e.packet != before {
+			e.packet.known = 0
+		}
+	}
+	if f&mayReturn != 0 && e.packet != begun { // it may have returned with the other mark
+		e.packet.known = 0
 	}
 	return f | mayReturn
 }
 
 // enter returns what may become of the packet in a chain that a rule sends it to.
 func (e *evaluation) enter(table *nftables.Table, name string) fate {
-	if f, met := e.met[name]; met {
-		return f
-	}
 	c := e.chain(table, name)
 	if c == nil {
 		return mayPass | mayDrop | mayReturn
 	}
-	f := e.walk(c)
-	e.met[name] = f
-	return f
+	at := passed{c, e.packet.mark, e.packet.known}
+	o, met := e.met[at]
+	if !met {
+		o.fate = e.walk(c)
+		o.mark, o.known = e.packet.mark, e.packet.known
+		e.met[at] = o
+	}
+	e.packet.mark, e.packet.known = o.mark, o.known
+	return o.fate
 }
 
 // evaluate returns whether the packet matches a rule, and the verdicts that the rule may have for it.
 func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches answer, ends []verdict) {
 	matches = yes
-	registers := map[uint32]value{}
+	var r registers
+	write := func(register uint32, v value, read fields) {
+		r.write(register, v)
+		e.read |= read
+	}
 	for _, x := range exprs {
 		is := yes
 		switch x := x.(type) {
 		case *expr.Meta:
 			if x.SourceRegister {
-				e.forget(x.Key)
+				e.setMark(x.Key, r.read(x.Register, 4))
 				continue
 			}
-			registers[x.Register] = e.packet.meta(x.Key)
+			v, read := e.packet.meta(x.Key)
+			write(x.Register, v, read)
 		case *expr.Payload:
 			if x.OperationType == expr.PayloadLoad {
-				registers[x.DestRegister] = e.packet.payload(x.Base, x.Offset, x.Len)
+				v, read := e.packet.payload(x.Base, x.Offset, x.Len)
+				write(x.DestRegister, v, read)
 			}
 		case *expr.Ct:
 			if !x.SourceRegister {
-				registers[x.Register] = e.packet.ct(x.Key)
+				r.write(x.Register, e.packet.ct(x.Key))
 			}
 		case *expr.Fib:
-			registers[x.Register] = e.packet.fib(x)
+			r.write(x.Register, e.packet.fib(x))
 		case *expr.Immediate:
-			registers[x.Register] = value{exactly(x.Data)}
+			r.write(x.Register, exactly(x.Data))
 		case *expr.Bitwise:
-			registers[x.DestRegister] = registers[x.SourceRegister].bitwise(x)
+			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).bitwise(x))
+		case *expr.Byteorder:
+			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).swap(x.Size))
 		case *expr.Exthdr:
-			delete(registers, x.DestRegister)
+			r.forget(x.DestRegister, wide)
 		case *expr.Hash:
-			delete(registers, x.DestRegister)
+			r.forget(x.DestRegister, wide)
 		case *expr.Numgen:
-			delete(registers, x.Register)
+			r.forget(x.Register, wide)
 		case *expr.Cmp:
-			is = registers[x.Register].compare(x.Op, x.Data)
+			is = r.read(x.Register, len(x.Data)).compare(x.Op, x.Data)
 			if x.Op != expr.CmpOpGte { // whose other bound comes next
-				delete(registers, x.Register)
+				r.forget(x.Register, len(x.Data))
 			}
 		case *expr.Range:
-			is = registers[x.Register].compare(expr.CmpOpGte, x.FromData).
-				and(registers[x.Register].compare(expr.CmpOpLte, x.ToData))
+			v := r.read(x.Register, len(x.FromData))
+			is = v.compare(expr.CmpOpGte, x.FromData).and(v.compare(expr.CmpOpLte, x.ToData))
 			if x.Op == expr.CmpOpNeq {
 				is = is.inverted()
 			}
-			delete(registers, x.Register)
+			r.forget(x.Register, len(x.FromData))
 		case *expr.Lookup:
-			key := registers[x.SourceRegister]
-			delete(registers, x.SourceRegister)
-			decides := x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT
-			if !decides && x.IsDestRegSet {
-				delete(registers, x.DestRegister)
-			}
-			if !decides && !slices.ContainsFunc(key, bits.whole) {
-				is = maybe // whatever is in it, which may be a lot
-				break
-			}
 			s, err := e.set(table, x.SetName)
 			if err != nil {
 				e.err = err
 				return maybe, nil
 			}
-			if decides {
-				is, ends = key.mapTo(s)
-				break
+			n := wide
+			if len(s.elements) > 0 {
+				n = len(s.elements[0].Key)
 			}
-			if is = key.isIn(s); x.Invert {
+			key := r.read(x.SourceRegister, n)
+			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
+				is, ends = key.mapTo(s)
+			} else if _, is = s.find(key); x.Invert {
 				is = is.inverted()
+			}
+			r.forget(x.SourceRegister, n)
+			if x.IsDestRegSet {
+				r.forget(x.DestRegister, wide)
 			}
 		case *expr.Match:
 			is = e.packet.matches(x)
+			e.read |= portFields
 		case *expr.Target:
 			if x.Name == "MARK" || x.Name == "CONNMARK" {
-				e.forget(expr.MetaKeyMARK)
+				e.setMark(expr.MetaKeyMARK, value{})
 			}
 			ends = append(ends, decision(x)...)
 		case *expr.Verdict, *expr.Reject, *expr.Queue, *expr.SynProxy:
@@ -244,10 +290,13 @@ func decision(x expr.Any) []verdict {
 	return nil
 }
 
-// forget has a mark that a rule sets be unknown from there on.
-func (e *evaluation) forget(key expr.MetaKey) {
-	if key == expr.MetaKeyMARK {
-		e.packet.mark = nil
-		clear(e.met)
+// setMark has the packet bear what a rule gives it.
+func (e *evaluation) setMark(key expr.MetaKey, v value) {
+	if key != expr.MetaKeyMARK {
+		return
+	}
+	e.packet.mark, e.packet.known = 0, 0
+	if len(v.data) == 4 {
+		e.packet.mark, e.packet.known = binary.NativeEndian.Uint32(v.data), binary.NativeEndian.Uint32(v.known)
 	}
 }
