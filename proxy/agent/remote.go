@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
@@ -63,7 +64,7 @@ func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
 		conn, err = dial(ctx, addr)
 	} else {
 		conn, err = happyeyeballs.Dial(ctx, happyeyeballs.Host{
-			Name: name, Spare: make(chan struct{}, happyeyeballs.MaxAttempts),
+			Name: name, Spare: datapath.NewPlaces(2 * happyeyeballs.MaxAttempts),
 		}, dial, func(late net.Conn) { _ = late.Close() })
 	}
 	if err != nil {

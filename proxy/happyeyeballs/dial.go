@@ -36,12 +36,28 @@ type Resolver interface {
 // Host is what a Dial connects to.
 type Host struct {
 	Name     string
-	Source   netip.Addr // only addresses of its family are tried; invalid: those of both families are
-	Resolver Resolver   // nil: net.DefaultResolver
+	Source   netip.Addr    // only addresses of its family are tried; invalid: those of both families are
+	Resolver Resolver      // nil: net.DefaultResolver
+	Timeout  time.Duration // of a Dial; 0: its context alone ends it
 
-	// Spare has room for the attempts that go on beside others, of all dials that share it: each puts an element
-	// there until it is over. Where it is full, or nil, one attempt follows another.
-	Spare chan struct{}
+	// Spare has places for the attempts that go on beside others, of all dials that share it. Where Client gets none,
+	// or Spare is nil, one attempt follows another.
+	Spare  Places
+	Client string
+}
+
+// Places are shared by clients. *datapath.Places are such.
+type Places interface {
+	Take(client string) bool // false: there is none for this client
+	Leave(client string)
+}
+
+// limit returns a context for a Dial.
+func (h Host) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if h.Timeout > 0 {
+		return context.WithTimeout(ctx, h.Timeout)
+	}
+	return context.WithCancel(ctx)
 }
 
 // families returns the families to look up, in the order of preference.
@@ -61,7 +77,7 @@ func (h Host) families() []family {
 func Dial[C any](
 	ctx context.Context, host Host, dial func(context.Context, netip.Addr) (C, error), discard func(C),
 ) (C, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := host.limit(ctx)
 	defer cancel()
 	won := make(chan struct{})
 	defer close(won)
@@ -72,11 +88,15 @@ func Dial[C any](
 	results := make(chan result[C])
 	turn := time.NewTicker(attemptDelay)
 	defer turn.Stop()
-	keepsAttempts := lastThird(ctx)
+	var lastThird <-chan time.Time // of the time; nil: it has begun, or never does
+	if host.Timeout > 0 {
+		lastThird = time.After(host.Timeout * 2 / 3)
+	}
+	mayGiveUp := true
 	ended := ctx.Done()
 	for mayBegin := true; addresses.mayHaveMore() || len(attempts) > 0; {
 		if mayBegin && addresses.ready() {
-			if a := newAttempt(host.Spare, len(attempts)); a != nil {
+			if a := newAttempt(host, len(attempts)); a != nil {
 				a.addr = addresses.next()
 				attempts = append(attempts, a)
 				var within context.Context
@@ -84,7 +104,7 @@ func Dial[C any](
 				go run(within, a, dial, discard, results, won)
 				mayBegin = false
 				turn.Reset(attemptDelay)
-			} else if time.Now().Before(keepsAttempts) {
+			} else if mayGiveUp {
 				attempts[0].giveWay()
 			}
 		}
@@ -95,6 +115,9 @@ func Dial[C any](
 			addresses.delay = nil
 		case <-turn.C:
 			mayBegin = true
+		case <-lastThird:
+			// A server that is far away may answer yet, and another address would have less time.
+			lastThird, mayGiveUp = nil, false
 		case r := <-results:
 			if r.err == nil {
 				return r.conn, nil
@@ -115,22 +138,12 @@ func Dial[C any](
 	return none, failure
 }
 
-// lastThird returns when the last third of the time until the deadline begins. From then on no attempt is given up: a
-// server that is far away may answer yet, and another one would have less time.
-func lastThird(ctx context.Context) time.Time {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return time.Unix(1<<40, 0) // never
-	}
-	return deadline.Add(-time.Until(deadline) / 3)
-}
-
 // attempt is a call of dial.
 type attempt struct {
 	addr   netip.Addr
 	late   <-chan time.Time // minPatience is over
 	cancel context.CancelCauseFunc
-	spare  chan struct{} // has an element of the attempt; nil: it has not
+	leave  func() // gives back the place among Spare
 }
 
 type result[C any] struct {
@@ -140,18 +153,13 @@ type result[C any] struct {
 }
 
 // newAttempt makes an attempt beside others; nil: there is no room for it.
-func newAttempt(spare chan struct{}, others int) *attempt {
-	a := &attempt{late: time.After(minPatience)}
+func newAttempt(host Host, others int) *attempt {
+	a := &attempt{late: time.After(minPatience), leave: func() {}}
 	if others > 0 {
-		if others >= MaxAttempts {
+		if others >= MaxAttempts || host.Spare == nil || !host.Spare.Take(host.Client) {
 			return nil
 		}
-		select {
-		case spare <- struct{}{}:
-			a.spare = spare
-		default:
-			return nil
-		}
+		a.leave = func() { host.Spare.Leave(host.Client) }
 	}
 	return a
 }
@@ -172,9 +180,7 @@ func run[C any](
 ) {
 	defer a.cancel(nil)
 	conn, err := dial(ctx, a.addr)
-	if a.spare != nil {
-		<-a.spare
-	}
+	a.leave()
 	select {
 	case results <- result[C]{a, conn, err}:
 	case <-won:

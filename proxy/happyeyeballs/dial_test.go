@@ -109,6 +109,28 @@ func (n *network) discard(conn string) {
 	n.closed = append(n.closed, conn)
 }
 
+// places are of one client.
+type places struct {
+	mu   sync.Mutex
+	left int
+}
+
+func (p *places) Take(string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.left == 0 {
+		return false
+	}
+	p.left--
+	return true
+}
+
+func (p *places) Leave(string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left++
+}
+
 // many are IPv4 addresses.
 func many(n int) (addrs []string) {
 	for i := range n {
@@ -247,15 +269,14 @@ func TestDial(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), within)
-				defer cancel()
 				n := &network{hosts: row.hosts}
-				to := happyeyeballs.Host{Name: "a.test", Resolver: row.names, Spare: make(chan struct{}, row.spare)}
+				spare := &places{left: row.spare}
+				to := happyeyeballs.Host{Name: "a.test", Resolver: row.names, Timeout: within, Spare: spare, Client: "a"}
 				if row.source != "" {
 					to.Source = netip.MustParseAddr(row.source)
 				}
 				began := time.Now()
-				conn, err := happyeyeballs.Dial(ctx, to, n.dial, n.discard)
+				conn, err := happyeyeballs.Dial(t.Context(), to, n.dial, n.discard)
 				assert.Equal(t, row.after, time.Since(began))
 				assert.Equal(t, row.want, conn)
 				if row.err == nil {
@@ -271,7 +292,7 @@ func TestDial(t *testing.T) {
 				}
 				synctest.Wait()
 				assert.Zero(t, n.under, "attempts go on")
-				assert.Empty(t, to.Spare)
+				assert.Equal(t, row.spare, spare.left)
 			})
 		})
 	}
@@ -281,17 +302,15 @@ func TestServersFarAwayAreReached(t *testing.T) {
 	for _, row := range []struct{ addrs, spare int }{{2, 8}, {8, 8}, {16, 8}, {40, 8}, {2, 0}, {5, 0}, {8, 0}} {
 		t.Run(fmt.Sprintf("%d addresses, %d spare attempts", row.addrs, row.spare), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), within)
-				defer cancel()
 				n := &network{hosts: map[string]host{}}
 				for _, a := range many(row.addrs) {
 					n.hosts[a] = host{after: 2500 * ms}
 				}
 				to := happyeyeballs.Host{
 					Name: "a.test", Resolver: names{"ip6": {err: errNoName}, "ip4": {addrs: many(row.addrs)}},
-					Spare: make(chan struct{}, row.spare),
+					Timeout: within, Spare: &places{left: row.spare},
 				}
-				_, err := happyeyeballs.Dial(ctx, to, n.dial, n.discard)
+				_, err := happyeyeballs.Dial(t.Context(), to, n.dial, n.discard)
 				assert.NoError(t, err)
 			})
 		})
@@ -414,7 +433,8 @@ func leaveNothingBehind(bubble *testing.T, t *rapid.T) {
 		}
 		server[family] = r
 	}
-	spare := make(chan struct{}, rapid.IntRange(0, 10).Draw(t, "spare"))
+	room := rapid.IntRange(0, 10).Draw(t, "spare")
+	spare := &places{left: room}
 	var conn string
 	var err error
 	synctest.Test(bubble, func(t *testing.T) {
@@ -429,11 +449,11 @@ func leaveNothingBehind(bubble *testing.T, t *rapid.T) {
 	if reachable != (err == nil) {
 		t.Fatalf("reachable: %v, but %v", reachable, err)
 	}
-	if most := min(happyeyeballs.MaxAttempts, 1+cap(spare)); n.most > most {
+	if most := min(happyeyeballs.MaxAttempts, 1+room); n.most > most {
 		t.Fatalf("%d attempts at a time, of %d", n.most, most)
 	}
-	if n.under != 0 || len(spare) != 0 {
-		t.Fatalf("%d attempts go on, %d places are taken", n.under, len(spare))
+	if n.under != 0 || spare.left != room {
+		t.Fatalf("%d attempts go on, %d places are taken", n.under, room-spare.left)
 	}
 	if err == nil {
 		n.closed = append(n.closed, conn)

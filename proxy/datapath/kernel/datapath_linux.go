@@ -36,7 +36,7 @@ type Datapath struct {
 	pipes     *pipes
 	loops     *eventloop.Loops
 	resolver  happyeyeballs.Resolver
-	spare     chan struct{} // see happyeyeballs.Host
+	spare     *datapath.Places // attempts beside others; see happyeyeballs.Host
 	tos       tosReader
 	shards    []*shard
 	closing   sync.Once
@@ -68,7 +68,7 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
 		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
-		resolver: cfg.Resolver, spare: make(chan struct{}, cfg.Attempts),
+		resolver: cfg.Resolver, spare: datapath.NewPlaces(cfg.Attempts),
 	}
 	if d.budget <= 0 {
 		d.budget = defaultPollsPerTick

@@ -106,13 +106,11 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 	if err != nil {
 		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
 	}
-	if cfg.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, cfg.Timeout)
-		defer cancel()
-		cfg.Timeout = 0 // of each attempt
+	host := happyeyeballs.Host{
+		Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Timeout: cfg.Timeout, Spare: d.spare,
+		Client: clientOf(cfg),
 	}
-	host := happyeyeballs.Host{Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Spare: d.spare}
+	cfg.Timeout = 0 // of each attempt
 	conn, err := happyeyeballs.Dial(ctx, host, func(ctx context.Context, addr netip.Addr) (*Conn, error) {
 		to := cfg
 		to.Target = netip.AddrPortFrom(addr, uint16(port))
@@ -122,6 +120,15 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
 	}
 	return conn, nil
+}
+
+// clientOf is whom a dial counts against: the host that Near leads to.
+func clientOf(cfg DialConfig) string {
+	if cfg.Near == nil {
+		return ""
+	}
+	from, _ := netip.ParseAddrPort(cfg.Near.RemoteAddr().String())
+	return datapath.Host(from.Addr()).String()
 }
 
 // explainDialError says more of a failed dial: why, if it is known, it cannot be made from an address that is not this

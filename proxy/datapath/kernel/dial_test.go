@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -143,7 +144,7 @@ func TestANameIsReachedThoughItsFirstAddressesAreDead(t *testing.T) {
 	ln, err := Listen(t.Context(), fmt.Sprintf("127.0.0.9:%d", dead.Port), false)
 	require.NoError(t, err)
 	defer ln.Close() //nolint:errcheck // it only listened
-	d := still(t, Config{Resolver: nameServer(t, dead.IP.String(), dead.IP.String(), "127.0.0.9"), Attempts: 2})
+	d := still(t, Config{Resolver: nameServer(t, dead.IP.String(), dead.IP.String(), "127.0.0.9"), Attempts: 4})
 	near, _ := d.pair(t, loopback4)
 	var mu sync.Mutex
 	var seen []netip.AddrPort
@@ -159,8 +160,44 @@ func TestANameIsReachedThoughItsFirstAddressesAreDead(t *testing.T) {
 	assert.Equal(t, ln.Addr().String(), c.RemoteAddr().String())
 	assert.Equal(t, []netip.AddrPort{dead.AddrPort(), dead.AddrPort(), ln.Addr().(*net.TCPAddr).AddrPort()}, seen)
 	assert.Same(t, near.raw.Loop(), c.raw.Loop())
-	require.Eventually(t, func() bool { return len(d.spare) == 0 }, patience, time.Millisecond, "attempts go on")
+	require.Eventually(t, func() bool { return d.spare.Taken() == 0 }, patience, time.Millisecond, "attempts go on")
 	require.NoError(t, c.Close())
+}
+
+// far is a leg to a client with this address.
+type far struct {
+	datapath.Conn
+	addr netip.AddrPort
+}
+
+func (f far) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(f.addr) }
+
+func TestAClientLeavesAttemptsToOthers(t *testing.T) {
+	dead := need.Silent(t)
+	ln, err := Listen(t.Context(), fmt.Sprintf("127.0.0.9:%d", dead.Port), false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	addrs := slices.Repeat([]string{dead.IP.String()}, 40)
+	d := still(t, Config{Resolver: nameServer(t, addrs...), Attempts: 12})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	dial := func(ctx context.Context, near string) (*Conn, error) {
+		return d.Dial(ctx, DialConfig{
+			Host: fmt.Sprintf("a.test:%d", dead.Port), Timeout: patience,
+			Near: far{addr: netip.MustParseAddrPort(near)},
+		})
+	}
+	var dials sync.WaitGroup
+	for range 10 {
+		dials.Go(func() { _, _ = dial(ctx, "192.0.2.1:1") })
+	}
+	require.Eventually(t, func() bool { return d.spare.TakenBy("192.0.2.1") == 6 }, patience, time.Millisecond)
+	dials.Go(func() { _, _ = dial(ctx, "192.0.2.2:1") })
+	require.Eventually(t, func() bool { return d.spare.TakenBy("192.0.2.2") == 3 }, patience, time.Millisecond)
+	assert.LessOrEqual(t, d.spare.TakenBy("192.0.2.1"), 6)
+	cancel()
+	dials.Wait()
+	assert.Zero(t, d.spare.Taken())
 }
 
 func TestANameIsDialledByTheFamilyOfTheSource(t *testing.T) {
