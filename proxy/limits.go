@@ -34,6 +34,7 @@ const (
 	descriptorsPerListener   = 2       // WireGuard has a socket for each family
 	pipeShare                = 8       // one eighth of all descriptors
 	attemptShare             = 16      // one sixteenth
+	lookupShare              = 8       // one eighth; lookups beyond it wait
 	sessionShare             = 4       // a quarter of the rest, where there are tunnels
 	maxSessions              = 1 << 14 // of one tunnel
 )
@@ -44,6 +45,7 @@ type Descriptors struct {
 	Connections int            // connections that fit
 	Pipes       int            // pipes that may be in use for splicing
 	Attempts    int            // connections that may be made beside others towards the same names
+	Lookups     int            // names looked up at a time, each for one family
 	Sessions    map[string]int // of datagrams, by the names of tunnels
 	Port        int            // connections that each port of telemetry may have: pages, health, socket for hints
 }
@@ -65,8 +67,11 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 		len(listeners)*descriptorsPerListener)
 	pipes := usable / pipeShare / 2 // two descriptors each
 	attempts := usable / attemptShare
-	rest := usable - 2*pipes - attempts
-	d := Descriptors{Total: total, Pipes: max(1, pipes), Attempts: attempts, Sessions: map[string]int{}, Port: port}
+	lookups := max(4, usable/lookupShare) // both families of two clients
+	rest := max(0, usable-2*pipes-attempts-lookups)
+	d := Descriptors{
+		Total: total, Pipes: max(1, pipes), Attempts: attempts, Lookups: lookups, Sessions: map[string]int{}, Port: port,
+	}
 	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessionBound(l) == 0 })
 	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessionBound(a), sessionBound(b)) })
 	left := rest / sessionShare

@@ -49,7 +49,7 @@ func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 		}
 		assert.Positive(t, d.Connections)
 		assert.Positive(t, d.Pipes)
-		sum := descriptorsPerConnection*d.Connections + 2*d.Pipes + d.Attempts + given +
+		sum := descriptorsPerConnection*d.Connections + 2*d.Pipes + d.Attempts + d.Lookups + given +
 			descriptorsPerListener*len(listeners) + ports*d.Port
 		if total >= 128 {
 			assert.LessOrEqual(t, sum, total)

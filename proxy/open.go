@@ -44,7 +44,8 @@ func Open(
 	budget := DescriptorBudget(&cfg)
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: budget.Pipes, Attempts: budget.Attempts, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
+		Pipes: budget.Pipes, Attempts: budget.Attempts, Lookups: budget.Lookups,
+		ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks())

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"context"
 	"net/netip"
 	"sync"
 )
@@ -14,6 +15,7 @@ type Places struct {
 	mu    sync.Mutex
 	taken int
 	by    map[string]int
+	freed chan struct{} // closed when a place is given back; nil: nobody waits
 }
 
 // NewPlaces makes that many.
@@ -23,6 +25,31 @@ func NewPlaces(most int) *Places { return &Places{most: most, by: map[string]int
 func (p *Places) Take(who string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.take(who)
+}
+
+// Wait takes a place as soon as there is one; false: ctx has ended before.
+func (p *Places) Wait(ctx context.Context, who string) bool {
+	for {
+		p.mu.Lock()
+		taken := p.take(who)
+		if !taken && p.freed == nil {
+			p.freed = make(chan struct{})
+		}
+		freed := p.freed
+		p.mu.Unlock()
+		if taken {
+			return true
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (p *Places) take(who string) bool {
 	if p.taken+p.by[who] >= p.most {
 		return false
 	}
@@ -38,6 +65,10 @@ func (p *Places) Leave(who string) {
 	p.taken--
 	if p.by[who]--; p.by[who] == 0 {
 		delete(p.by, who)
+	}
+	if p.freed != nil {
+		close(p.freed)
+		p.freed = nil
 	}
 }
 

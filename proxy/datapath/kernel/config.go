@@ -74,6 +74,7 @@ type Config struct {
 	PollsPerTick int          // of each shard; 0: 256
 	Pipes        int          // pipes in use for splicing at most; 0: 128
 	Attempts     int          // beside others towards addresses of the same names, of all dials; 0: one follows another
+	Lookups      int          // of names, for one family each, of all dials; 0: no bound
 	Log          *slog.Logger // nil: silent
 
 	Resolver happyeyeballs.Resolver // nil: the system's

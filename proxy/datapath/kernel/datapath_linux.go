@@ -36,6 +36,7 @@ type Datapath struct {
 	pipes     *pipes
 	loops     *eventloop.Loops
 	resolver  happyeyeballs.Resolver
+	lookups   *datapath.Places // nil: as many as are asked for
 	spare     *datapath.Places // attempts beside others; see happyeyeballs.Host
 	tos       tosReader
 	shards    []*shard
@@ -69,6 +70,9 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	d := &Datapath{
 		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
 		resolver: cfg.Resolver, spare: datapath.NewPlaces(cfg.Attempts),
+	}
+	if cfg.Lookups > 0 {
+		d.lookups = datapath.NewPlaces(cfg.Lookups)
 	}
 	if d.budget <= 0 {
 		d.budget = defaultPollsPerTick

@@ -110,6 +110,13 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 		Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Timeout: cfg.Timeout, Spare: d.spare,
 		Client: clientOf(cfg),
 	}
+	if d.lookups != nil {
+		from := host.Resolver
+		if from == nil {
+			from = net.DefaultResolver
+		}
+		host.Resolver = resolver{from, d.lookups, host.Client}
+	}
 	cfg.Timeout = 0 // of each attempt
 	conn, err := happyeyeballs.Dial(ctx, host, func(ctx context.Context, addr netip.Addr) (*Conn, error) {
 		to := cfg

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,6 +199,51 @@ func TestAClientLeavesAttemptsToOthers(t *testing.T) {
 	cancel()
 	dials.Wait()
 	assert.Zero(t, d.spare.Taken())
+}
+
+// slow never answers.
+type slow struct{ asked atomic.Int32 }
+
+func (s *slow) LookupNetIP(ctx context.Context, _, _ string) ([]netip.Addr, error) {
+	s.asked.Add(1)
+	defer s.asked.Add(-1)
+	<-ctx.Done()
+	return nil, &net.DNSError{Err: "i/o timeout", IsTimeout: true}
+}
+
+func TestLookupsAreBoundedAndLeaveSomeToOthers(t *testing.T) {
+	var server slow
+	d := still(t, Config{Resolver: &server, Lookups: 12})
+	ctx, cancel := context.WithCancel(t.Context())
+	var dials sync.WaitGroup
+	dial := func(near string) {
+		dials.Go(func() {
+			_, err := d.Dial(ctx, DialConfig{Host: "a.test:80", Near: far{addr: netip.MustParseAddrPort(near)}})
+			assert.ErrorIs(t, err, context.Canceled)
+		})
+	}
+	for range 20 {
+		dial("192.0.2.1:1")
+	}
+	require.Eventually(t, func() bool { return d.lookups.TakenBy("192.0.2.1") == 6 }, patience, time.Millisecond)
+	dial("192.0.2.2:1")
+	require.Eventually(t, func() bool { return d.lookups.TakenBy("192.0.2.2") == 2 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return server.asked.Load() == 8 }, patience, time.Millisecond)
+	_, err := d.Dial(ctx, DialConfig{
+		Host: "a.test:80", Near: far{addr: netip.MustParseAddrPort("192.0.2.1:1")}, Timeout: time.Millisecond,
+	})
+	assert.ErrorIs(t, err, unix.EMFILE)
+	cancel()
+	dials.Wait()
+	assert.Zero(t, d.lookups.Taken())
+}
+
+func TestALookupWithoutADescriptorSaysSo(t *testing.T) {
+	short := &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		return nil, os.NewSyscallError("socket", unix.EMFILE)
+	}}
+	_, err := still(t, Config{Resolver: short, Lookups: 8}).Dial(t.Context(), DialConfig{Host: "a.test:80"})
+	assert.ErrorIs(t, err, unix.EMFILE)
 }
 
 func TestANameIsDialledByTheFamilyOfTheSource(t *testing.T) {
