@@ -293,6 +293,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			},
 			"captured_networks", Warn, "penstock rules apply once more",
 		},
+		"a route that has gone": {
+			func(f *facts) { f.lost = []string{"the local IPv6 route of table 11200"} }, "captured_routes", Warn,
+			"penstock rules apply once more",
+		},
 		"an input chain that drops": {
 			func(f *facts) {
 				f.inForce = true

@@ -57,12 +57,12 @@ func (f facts) judgeObstacles(hook, passes string) Check {
 // judgeForward is about what the machine's firewall keeps apart and capture
 // would join.
 func (f facts) judgeForward() []Check {
-	const filters, networks = "forward_chain", "captured_networks"
+	const filters, networks, routes = "forward_chain", "captured_networks", "captured_routes"
 	if f.filterless != nil {
 		unknown := Check{State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot}
-		forward, own := unknown, unknown
-		forward.Name, own.Name = filters, networks
-		return []Check{forward, own}
+		forward, own, parts := unknown, unknown, unknown
+		forward.Name, own.Name, parts.Name = filters, networks, routes
+		return []Check{forward, own, parts}
 	}
 	forward := okCheck(filters, "nothing is dropped there that captured connections would go round")
 	if len(f.filters) > 0 {
@@ -80,5 +80,10 @@ func (f facts) judgeForward() []Check {
 		own.State, own.Found = Warn, "captured, since they came after the rules: "+strings.Join(words, ", ")
 		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
 	}
-	return []Check{forward, own}
+	parts := okCheck(routes, "nothing that the rules need has gone")
+	if len(f.lost) > 0 {
+		parts.State, parts.Found = Warn, "gone, so captured connections fail or go past the proxy: "+strings.Join(f.lost, ", ")
+		parts.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
+	}
+	return []Check{forward, own, parts}
 }

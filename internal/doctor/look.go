@@ -37,6 +37,7 @@ type facts struct {
 	controls           error    // why they are unknown
 
 	obstacles  []capture.Obstacle // what drops captured connections, and the proxy's own
+	lost       []string           // parts of the rules that have gone
 	inForce    bool               // there are rules that they are obstacles to
 	filters    []string           // forward chains that captured connections do not pass
 	newcomers  []capture.Network  // of this machine, that its rules capture by now
@@ -90,6 +91,9 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	}
 	if f.filterless == nil {
 		f.obstacles, f.inForce, f.filterless = capture.Obstacles()
+	}
+	if f.filterless == nil {
+		f.lost, f.filterless = capture.LostParts()
 	}
 	f.infoSize = infoSize()
 	f.ebpf = bpf.Check()

@@ -3,6 +3,8 @@ package capture
 import (
 	"net"
 	"net/netip"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
@@ -387,5 +389,29 @@ func TestWithoutTheCapabilityTheErrorSaysHowToGetIt(t *testing.T) {
 		assert.ErrorIs(t, err, unix.EPERM, name)
 		assert.ErrorContains(t, err, "needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep", name)
 		assert.Equal(t, before, ns.state(t))
+	}
+}
+
+func TestLostPartsOfTheRulesAreNamed(t *testing.T) {
+	for lose, part := range map[string]string{
+		"ip rule del priority 120":               "ip policy rule of priority 120",
+		"ip -6 rule del priority 119":            "ip6 policy rule of priority 119",
+		"ip link set lo down; ip link set lo up": "route of table",
+		"nft delete table inet penstock":         "the nftables table inet penstock",
+		"true":                                   "",
+	} {
+		ns := edge(t)
+		ns.nft(t, "")
+		ns.do(t, func() error {
+			require.NoError(t, Rules{Mode: TPROXY, Port: 7, Interfaces: []string{"lan0"}}.Apply(t.Context()))
+			require.NoError(t, exec.Command("sh", "-c", lose).Run())
+			lost, err := LostParts()
+			if part == "" {
+				assert.Empty(t, lost)
+			} else {
+				assert.Contains(t, strings.Join(lost, ", "), part, lose)
+			}
+			return err
+		})
 	}
 }

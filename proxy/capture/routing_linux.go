@@ -203,3 +203,48 @@ func isDefault(n *net.IPNet) bool {
 	ones, _ := n.Mask.Size()
 	return ones == 0 && n.IP.IsUnspecified()
 }
+
+// LostParts returns what the rules in force need and is no longer there, in words: policy rules and routes, and the
+// table where they are left without it. It takes CAP_NET_ADMIN.
+func LostParts() (lost []string, err error) {
+	traps, err := installed()
+	if err != nil {
+		return nil, err
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, explainError("open netlink", err)
+	}
+	defer h.Close()
+	g := routing{handle: h}
+	have, err := g.listOwn()
+	if err != nil {
+		return nil, err
+	}
+	traps = slices.DeleteFunc(traps, func(t trap) bool { return t.tunnel })
+	if len(traps) == 0 && len(have) > 0 {
+		return []string{"the nftables table inet " + Table}, nil
+	}
+	for _, t := range traps {
+		if t.mode != TPROXY {
+			continue
+		}
+		for _, f := range t.families {
+			r := Rules{Mark: t.mark, RouteTable: DefaultRouteTable}
+			for _, o := range have { // the rule tells the table
+				if o.rule != nil && o.rule.Priority == RulePriority && o.rule.Mark == t.mark {
+					r.RouteTable = o.rule.Table
+				}
+			}
+			for _, rule := range policyRules(r, f) {
+				if !containsObject(have, object{rule: rule}) {
+					lost = append(lost, fmt.Sprintf("the %s policy rule of priority %d", f.name, rule.Priority))
+				}
+			}
+			if !containsObject(have, object{route: localRoute(r.RouteTable, f, 0)}) {
+				lost = append(lost, fmt.Sprintf("the local %s route of table %d", f.name, r.RouteTable))
+			}
+		}
+	}
+	return lost, nil
+}

@@ -19,6 +19,7 @@ type trap struct {
 	port       uint16
 	mark, own  uint32 // 0: unknown
 	interfaces []string
+	tunnel     bool // it is of a tunnel, which restores what it needs
 	families   []family
 	ports      []uint16 // destinations that stand for all
 }
@@ -129,7 +130,7 @@ func installed() ([]trap, error) {
 			continue // somebody else's
 		}
 		if ofTunnel {
-			t.own, t.interfaces = 0, []string{tunnel}
+			t.own, t.interfaces, t.tunnel = 0, []string{tunnel}, true
 		}
 		traps = append(traps, t)
 	}
