@@ -24,7 +24,7 @@ func (d *direction) boundInflow() {
 	if !ok {
 		return
 	}
-	in := &inflow{from: from, most: int64(d.conn.decidedBy.cfg.Limits.ReceiveBuffer)}
+	in := &inflow{from: from, most: int64(d.conn.srv.currentSettings().cfg.Limits.ReceiveBuffer)}
 	if from.LimitReceive(cc.Bytes(in.most)) {
 		d.inflow = in
 	}

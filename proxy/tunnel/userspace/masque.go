@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
+	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -41,6 +42,7 @@ type MASQUEConfig struct {
 	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
 	Clock       func() cc.Time
 	Log         *slog.Logger
+	Resolver    happyeyeballs.Resolver // nil: the system's
 }
 
 const (
@@ -88,7 +90,7 @@ type MASQUE struct {
 
 	leave     time.Duration    // leaveWithin
 	strangers *datapath.Places // by host
-	lookups   lookups
+	lookups   *datapath.Places // names that are being looked up, by peer
 	mu        sync.RWMutex
 	draining  bool
 	serving   *masqueServer // replaced where its socket has failed
@@ -139,7 +141,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
 		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
 		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, known: map[string]int{},
-		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: lookups{Places: datapath.NewPlaces(maxLookups)},
+		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: datapath.NewPlaces(maxLookups),
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:

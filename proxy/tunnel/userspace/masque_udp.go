@@ -18,7 +18,6 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
 
-	"github.com/penstock-net/penstock/proxy/datapath"
 	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -243,19 +242,13 @@ func (m *MASQUE) beginUDPSession(
 		target  netip.AddrPort
 	}
 	// There is no Spare: two sessions of one request would be one.
-	r, err := happyeyeballs.Dial(ctx, happyeyeballs.Host{Name: name, Resolver: m.lookups.resolver},
+	r, err := happyeyeballs.Dial(ctx, happyeyeballs.Host{Name: name, Resolver: m.cfg.Resolver},
 		func(_ context.Context, a netip.Addr) (reached, error) {
 			target := netip.AddrPortFrom(a.WithZone(""), uint16(n))
 			s, err := d.beginOutside(from, target, name)
 			return reached{s, target}, err
 		}, func(late reached) { d.finishSession(late.session) })
 	return r.session, r.target, err
-}
-
-// lookups are the names that are being looked up, by peer.
-type lookups struct {
-	*datapath.Places
-	resolver happyeyeballs.Resolver // nil: the system's
 }
 
 var errLookups = errors.New("too many names are being looked up")
@@ -268,7 +261,7 @@ func (m *MASQUE) resolveName(ctx context.Context, peer, name string) ([]netip.Ad
 	defer m.lookups.Leave(peer)
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
-	addrs, err := happyeyeballs.LookUp(ctx, happyeyeballs.Host{Name: name, Resolver: m.lookups.resolver})
+	addrs, err := happyeyeballs.LookUp(ctx, happyeyeballs.Host{Name: name, Resolver: m.cfg.Resolver})
 	for i, a := range addrs {
 		addrs[i] = a.WithZone("")
 	}

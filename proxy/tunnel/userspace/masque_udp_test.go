@@ -32,7 +32,15 @@ import (
 // everywhere.
 func udpListener(t *testing.T, cfg access.Datagrams, verdict func(tunnel.Sent) error) (*MASQUE, *Listener) {
 	t.Helper()
-	m, l := masque(t, nil)
+	return udpListenerOf(t, nil, cfg, verdict)
+}
+
+// udpListenerOf is udpListener with another configuration of the listener.
+func udpListenerOf(
+	t *testing.T, change func(*MASQUEConfig), cfg access.Datagrams, verdict func(tunnel.Sent) error,
+) (*MASQUE, *Listener) {
+	t.Helper()
+	m, l := masque(t, change)
 	if cfg.Sessions == 0 {
 		cfg.Sessions = 16
 	}
@@ -308,15 +316,15 @@ func (o oneFamily) LookupNetIP(ctx context.Context, network, _ string) ([]netip.
 }
 
 func TestNamesAreReachedThoughOneFamilyIsNeverAnswered(t *testing.T) {
-	refused := netip.MustParseAddr("192.0.2.1")
-	m, _ := udpListener(t, access.Datagrams{}, func(s tunnel.Sent) error {
-		if s.Target.Addr() == refused {
-			return fs.ErrPermission
-		}
-		return nil
-	})
-	server := echoUDP(t)
-	m.lookups.resolver = oneFamily{"ip4", []netip.Addr{refused, server.Addr()}}
+	refused, server := netip.MustParseAddr("192.0.2.1"), echoUDP(t)
+	resolver := oneFamily{"ip4", []netip.Addr{refused, server.Addr()}}
+	m, _ := udpListenerOf(t, func(c *MASQUEConfig) { c.Resolver = resolver }, access.Datagrams{},
+		func(s tunnel.Sent) error {
+			if s.Target.Addr() == refused {
+				return fs.ErrPermission
+			}
+			return nil
+		})
 	c := dialMASQUE(t, m)
 	_, said := c.udp(fmt.Sprintf("%sa.test/%d/", udpPath, server.Port()))
 	assert.Equal(t, http.StatusOK, said.status)
