@@ -3,9 +3,11 @@ package proxy
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 const (
@@ -89,6 +91,19 @@ func (s *Server) watchAddresses(done <-chan struct{}) {
 	}
 }
 
+// ownAddresses returns the addresses of the legs that this machine has to have. Transparent legs, and those inside a
+// tunnel, have the addresses of other machines: they work whether this machine has had the same address or not.
+func (c *connection) ownAddresses() (own []netip.Addr) {
+	l := &c.listener.cfg
+	if l.Mode != access.TPROXY && !l.Mode.Tunnels() {
+		own = append(own, addrPort(c.client.conn.LocalAddr()).Addr())
+	}
+	if c.dialled {
+		own = append(own, addrPort(c.server.conn.LocalAddr()).Addr())
+	}
+	return own
+}
+
 func (s *Server) resetAt(gone map[netip.Addr]bool) {
 	reset := 0
 	for _, c := range s.liveConnections() {
@@ -98,7 +113,7 @@ func (s *Server) resetAt(gone map[netip.Addr]bool) {
 		if state != StateOpen && state != StateHalfClosed {
 			continue // the dial, or the greeting, has a timeout of its own
 		}
-		if gone[addrPort(c.client.conn.LocalAddr()).Addr()] || gone[addrPort(c.server.conn.LocalAddr()).Addr()] {
+		if slices.ContainsFunc(c.ownAddresses(), func(a netip.Addr) bool { return gone[a] }) {
 			c.tearDown(Cause{ProxySide, ClosedAddressGone}, nil)
 			reset++
 		}

@@ -61,3 +61,20 @@ func TestAForeignAddressNeverLeaves(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
+
+// The address of a captured connection has moved to the machine that answers (VRRP).
+func TestTransparentLegsOutliveAnAddressThatMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(c *config.Config, _ *bench) {
+			c.Listeners[0] = config.Listener{Name: "fake", Mode: "tproxy", Address: "192.0.2.1:1", KeepClient: true}
+		})
+		defer b.end()
+		time.Sleep(5 * time.Second)
+		client, server := b.connect()
+		b.setAddresses("192.0.2.7")
+		time.Sleep(time.Minute)
+		client.send([]byte("x"))
+		_, err := server.take(1)
+		require.NoError(t, err)
+	})
+}
