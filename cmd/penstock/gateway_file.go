@@ -76,7 +76,7 @@ func replaceFile(path string, content []byte, last func() error) error {
 func writeNew(
 	path string, content []byte, owner fs.FileInfo, mode fs.FileMode, last func() error,
 ) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := config.CreateTemporary(path)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ const (
 // asks for one.
 func (f *runFlags) locateState(env string) {
 	if f.stateDirectory == "" {
-		f.stateDirectory, _, _ = strings.Cut(env, ":")
+		f.stateDirectory, _, _ = strings.Cut(strings.TrimLeft(env, ":"), ":") // the first that has a name
 	}
 	switch {
 	case f.stateDirectory != "":
@@ -72,7 +72,7 @@ func (h *service) checkStateDirectory() {
 	if !h.needsState() {
 		return
 	}
-	f, err := os.CreateTemp(h.flags.stateDirectory, ".writable.*")
+	f, err := config.CreateTemporary(filepath.Join(h.flags.stateDirectory, "writable"))
 	if err == nil {
 		err = errors.Join(f.Close(), os.Remove(f.Name()))
 	}
@@ -115,7 +115,7 @@ func (h *service) resumePeers() {
 }
 
 func readEndpoints(name string) (all proxy.Endpoints, err error) {
-	f, err := os.Open(name)
+	f, _, err := config.OpenRegular(name)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func writeEndpoints(name string, all proxy.Endpoints) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // of mode 0600
+	f, err := config.CreateTemporary(name)
 	if err != nil {
 		return err
 	}

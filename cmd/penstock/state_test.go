@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,6 +44,14 @@ func TestEndpointsAreReadAsTheyWereWritten(t *testing.T) {
 	_, err = readEndpoints(name)
 	require.Error(t, err)
 	require.Error(t, writeEndpoints(filepath.Join(name, "a file"), proxy.Endpoints{}), "it is no directory")
+}
+
+// Nobody writes to the pipe: opening it would wait, and the start with it.
+func TestAPipeInThePlaceOfEndpointsIsRefused(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "endpoints.json")
+	require.NoError(t, syscall.Mkfifo(name, 0o600))
+	_, err := readEndpoints(name)
+	assert.ErrorContains(t, err, "a regular file belongs there")
 }
 
 // The peer's socket is the test's: all it has to see is that it is asked first.
@@ -89,6 +98,7 @@ func TestWhereStateIs(t *testing.T) {
 		"beside the configuration":      {runFlags{config: "/etc/p.yaml"}, "", "/etc/p.yaml.state", ""},
 		"no configuration":              {runFlags{}, "", "", ""},
 		"systemd's":                     {runFlags{config: "/etc/p.yaml"}, "/var/lib/p:/var/lib/q", "/var/lib/p", "/var/lib/p/last-good"},
+		"systemd's, after an empty one": {runFlags{config: "/etc/p.yaml"}, ":/var/lib/p", "/var/lib/p", "/var/lib/p/last-good"},
 		"the flag's":                    {runFlags{config: "/etc/p.yaml", stateDirectory: "/s"}, "/var/lib/p", "/s", "/s/last-good"},
 		"a last good one of its own":    {runFlags{config: "/etc/p.yaml", lastGood: "/l"}, "", "/etc/p.yaml.state", "/l"},
 		"likewise, and the flag's":      {runFlags{config: "/etc/p.yaml", lastGood: "/l", stateDirectory: "/s"}, "", "/s", "/l"},

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"syscall"
 )
 
 // maxSaved bounds what is read of a saved configuration: the file itself and
@@ -40,7 +38,7 @@ func (l Loaded) Save(path string) (err error) {
 	if err != nil {
 		return fmt.Errorf("config: save the configuration: %w", err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // of mode 0600
+	f, err := CreateTemporary(path)
 	if err != nil {
 		return fmt.Errorf("config: save the configuration: %w", err)
 	}
@@ -56,16 +54,12 @@ func (l Loaded) Save(path string) (err error) {
 
 // LoadSaved is LoadFiles for what Save wrote, of the same configuration file.
 func LoadSaved(path, config string) (Loaded, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe is not waited for
+	f, info, err := OpenRegular(path)
 	if err != nil {
 		return Loaded{}, err
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
-	info, err := f.Stat()
-	if err != nil {
-		return Loaded{}, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxSaved {
+	if info.Size() > maxSaved {
 		return Loaded{}, fmt.Errorf("%s is no saved configuration", path)
 	}
 	if err := closedToOthers(path, info); err != nil {
