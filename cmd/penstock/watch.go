@@ -14,6 +14,9 @@ import (
 // up to a minute late anyway.
 const watchPeriod = time.Second
 
+// watchUnrest is how many periods files may go on changing before they are read nevertheless.
+const watchUnrest = 10
+
 // stamp tells one state of a file from another; zero: it is not there. Whose it is, and who
 // may read it, decides whether it is taken.
 type stamp struct {
@@ -60,8 +63,8 @@ func stampsNow(read map[string]stamp) map[string]stamp {
 	return now
 }
 
-// watchFiles reloads once files have changed since they were read and then stayed as they are for a period, until ctx
-// is done. What cannot be taken over is tried again when it has changed again.
+// watchFiles reloads once files have changed since they were read and then stayed as they are for a period, or have
+// changed for watchUnrest periods, until ctx is done. What cannot be taken over is tried again when it has changed again.
 func (h *service) watchFiles(ctx context.Context) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
@@ -73,12 +76,13 @@ func (h *service) watchFiles(ctx context.Context) {
 	})
 }
 
-// watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period.
-// It compares with what was read and not with what it saw first: files may change before its first look.
+// watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period, or
+// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may change before its first look.
 func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	var before map[string]stamp
+	unrest := 0 // periods since files differ from what was read
 	for {
 		select {
 		case <-ctx.Done():
@@ -87,8 +91,11 @@ func watchStamps(ctx context.Context, read func() map[string]stamp, changed func
 		}
 		asRead := read()
 		now := stampsNow(asRead)
-		if maps.Equal(now, before) && !maps.Equal(now, asRead) {
+		if unrest++; maps.Equal(now, asRead) {
+			unrest = 0
+		} else if maps.Equal(now, before) || unrest >= watchUnrest {
 			changed()
+			unrest = 0
 		}
 		before = now
 	}

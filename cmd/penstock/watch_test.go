@@ -91,6 +91,24 @@ func TestAChangeBeforeTheFirstLookIsSeen(t *testing.T) {
 	}
 }
 
+// A file that something touches again and again is read all the same.
+func TestFilesThatNeverRestAreRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*watchUnrest*watchPeriod+watchPeriod/2)
+		defer cancel()
+		size, reloads := int64(0), 0
+		touch := func() map[string]stamp { // before each look
+			size++
+			assert.NoError(t, os.Truncate(path, size))
+			return map[string]stamp{path: {}}
+		}
+		watchStamps(ctx, touch, func() { reloads++ })
+		assert.Equal(t, 2, reloads)
+	})
+}
+
 func makeDir(name string) func(t *testing.T, dir string) {
 	return func(t *testing.T, dir string) { require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700)) }
 }
