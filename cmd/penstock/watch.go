@@ -63,8 +63,8 @@ func stampsNow(read map[string]stamp) map[string]stamp {
 	return now
 }
 
-// watchFiles reloads once files have changed since they were read and then stayed as they are for a period, or have
-// changed for watchUnrest periods, until ctx is done. What cannot be taken over is tried again when it has changed again.
+// watchFiles reloads, until ctx is done, once files have changed since they were read and then stayed as they are for a
+// period, or have changed for watchUnrest periods. What cannot be taken over is tried again when it has changed again.
 func (h *service) watchFiles(ctx context.Context) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
@@ -77,7 +77,8 @@ func (h *service) watchFiles(ctx context.Context) {
 }
 
 // watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period, or
-// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may change before its first look.
+// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may change
+// before its first look.
 func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
