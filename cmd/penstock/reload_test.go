@@ -380,7 +380,7 @@ func TestTheLastGoodFileIsNotTheConfiguration(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	code, _, errs := run(t, "run", "--config", config, "--last-good", pipe)
 	assert.Equal(t, cli.ExitConfig, code)
-	assert.Contains(t, errs, "is no saved configuration")
+	assert.Contains(t, errs, "a regular file belongs there")
 }
 
 // The listener's allow lets clients reach the pages of this machine, not pass for somebody on it.

@@ -75,6 +75,7 @@ func met(t *testing.T) (link *Link, p *peer, now func() cc.Time) {
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, link.Close()) })
 	require.Equal(t, ccp.KindReady, p.next().Kind)
+	require.Eventually(t, func() bool { return link.Info().Up }, patience, time.Millisecond)
 	return link, p, now
 }
 
