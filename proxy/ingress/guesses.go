@@ -51,29 +51,23 @@ func (g *Guesses) May(addr netip.Addr) bool {
 }
 
 // Wrong counts a wrong secret of the client at addr, and returns when it may be told: after longest at
-// the latest, or once ctx is done.
+// the latest, or once ctx is done. Whoever does not wait has the answer held for as long all the same, so
+// that a client that hangs up guesses no faster.
 func (g *Guesses) Wrong(ctx context.Context, addr netip.Addr, longest time.Duration) {
-	h := g.count(datapath.Host(addr))
-	if h == nil {
+	pause := g.count(datapath.Host(addr), longest)
+	if pause == 0 {
 		return
 	}
-	g.mu.Lock()
-	pause := min(longest, time.Second<<min(h.wrong-freeGuesses-1, 16))
-	h.held++
-	g.mu.Unlock()
 	timer := time.NewTimer(pause)
+	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
-		timer.Stop()
 	}
-	g.mu.Lock()
-	h.held--
-	g.mu.Unlock()
 }
 
-// count notes a wrong secret of host, for guessPeriod. It returns nil where the answer need not wait.
-func (g *Guesses) count(host netip.Addr) *guesser {
+// count notes a wrong secret of host for guessPeriod, and returns for how long its answer is held: longest at most.
+func (g *Guesses) count(host netip.Addr, longest time.Duration) (pause time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.by == nil {
@@ -82,21 +76,48 @@ func (g *Guesses) count(host netip.Addr) *guesser {
 	h := g.by[host]
 	if h == nil {
 		if len(g.by) >= maxGuessedHosts {
-			return nil // so many hosts are not slowed down by so little each
+			g.evictHost()
 		}
 		h = &guesser{}
 		g.by[host] = h
 	}
 	h.wrong++
-	time.AfterFunc(guessPeriod, func() {
+	time.AfterFunc(guessPeriod, func() { g.forget(host, h) })
+	if h.wrong <= freeGuesses {
+		return 0
+	}
+	pause = min(longest, time.Second<<min(h.wrong-freeGuesses-1, 16))
+	h.held++
+	time.AfterFunc(pause, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if h.wrong--; h.wrong == 0 {
-			delete(g.by, host)
-		}
+		h.held--
 	})
-	if h.wrong <= freeGuesses {
-		return nil
+	return pause
+}
+
+// forget takes one wrong secret off those of host, of which h may have been evicted.
+func (g *Guesses) forget(host netip.Addr, h *guesser) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h.wrong--; h.wrong == 0 && g.by[host] == h {
+		delete(g.by, host)
 	}
-	return h
+}
+
+// evictHost forgets a host with few wrong secrets: the one with the fewest of a sample, since a map is read in
+// random order. Hosts that guess on have more, and stay. The caller holds g.mu.
+func (g *Guesses) evictHost() {
+	const sample = 64
+	var least netip.Addr
+	fewest, seen := 0, 0
+	for host, h := range g.by {
+		if seen == 0 || h.wrong < fewest {
+			least, fewest = host, h.wrong
+		}
+		if seen++; seen == sample {
+			break
+		}
+	}
+	delete(g.by, least)
 }

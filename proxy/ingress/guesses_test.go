@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"context"
 	"encoding/base64"
 	"net"
 	"net/netip"
@@ -126,6 +127,66 @@ func TestABrowserThatHasNotBeenAskedYetIsNotSlowedDown(t *testing.T) {
 			assert.Contains(t, heard, "407")
 			assert.Zero(t, took)
 		}
+	})
+}
+
+// A host's sixth wrong password may come just as its first ones are forgotten.
+func TestAGuessMayComeAsOthersAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Guesses
+		var guessing sync.WaitGroup
+		for i := range 2000 {
+			host := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+			guessing.Go(func() {
+				for range freeGuesses {
+					g.Wrong(t.Context(), host, time.Second)
+				}
+				time.Sleep(guessPeriod)
+				g.Wrong(t.Context(), host, time.Second)
+			})
+		}
+		guessing.Wait()
+		time.Sleep(2 * guessPeriod)
+	})
+}
+
+// A client that hangs up, as by resetting its stream, before it has its answer guesses no faster.
+func TestWhoHangsUpHasItsAnswersHeldAllTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Guesses
+		host := netip.MustParseAddr("192.0.2.1")
+		gone, hangUp := context.WithCancel(t.Context())
+		hangUp()
+		looked := 0
+		for range 10_000 {
+			if g.May(host) {
+				looked++
+				g.Wrong(gone, host, 9*time.Second)
+			}
+		}
+		assert.Equal(t, freeGuesses+maxHeldGuesses, looked)
+		time.Sleep(10 * time.Second)
+		assert.True(t, g.May(host))
+		time.Sleep(2 * guessPeriod)
+		synctest.Wait()
+		assert.Zero(t, countRemembered(&g))
+	})
+}
+
+// Wrong passwords of thousands of hosts let no other host guess freely.
+func TestAHostIsSlowedDownBesideThousands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Guesses
+		for i := range 2 * maxGuessedHosts {
+			g.Wrong(t.Context(), netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), time.Second)
+		}
+		assert.Equal(t, maxGuessedHosts, countRemembered(&g))
+		began := time.Now()
+		for range 20 {
+			g.Wrong(t.Context(), netip.MustParseAddr("192.0.2.1"), time.Second)
+		}
+		assert.Equal(t, 15*time.Second, time.Since(began))
+		time.Sleep(2 * guessPeriod)
 	})
 }
 
