@@ -311,6 +311,7 @@ func TestThePrintedConfigurationBringsAClientUp(t *testing.T) {
 // wireguardGo brings a client up as an app reads its file.
 func wireguardGo(s *scene, file string) {
 	s.t.Helper()
+	need.TUN(s.t)
 	text, err := os.ReadFile(file)
 	require.NoError(s.t, err)
 	is := map[string]string{}
