@@ -14,8 +14,8 @@ var (
 		"Reports for which the agent's queue had no room; the next ones have what they would have told.", "agent")
 	agentDecisions = newCounter("agent_decisions_total", "Messages of the agent about flows that there are.", "agent")
 	agentRefused   = newCounter("agent_messages_refused_total",
-		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of (no_such_flow), "+
-			"as one that has just ended; about a program that was not installed (no_such_program); or of a kind that "+
+		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of "+
+			"(no_such_flow), as one that has just ended; about a program that was not installed (no_such_program); or of a kind that "+
 			"agents do not send (unexpected_kind).", "agent", "reason")
 	agentAborts = newCounter("agent_program_aborts_total",
 		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")

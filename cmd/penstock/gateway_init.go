@@ -81,8 +81,8 @@ func initGateway(config string, notes io.Writer) (err error) {
 		}
 		fmt.Fprintf(notes, "made: %s\n", f.path)
 	}
-	fmt.Fprintf(notes, "next:\n  penstock gateway peer add NAME --config %s --endpoint HOST\n  penstock run --config %[1]s\n",
-		shellWord(config))
+	fmt.Fprintf(notes, "next:\n  penstock gateway peer add NAME --config %s --endpoint HOST\n"+
+		"  penstock run --config %[1]s\n", shellWord(config))
 	return nil
 }
 

@@ -22,7 +22,8 @@ func listenTCP(key, address, cure string) (net.Listener, error) {
 	return ln, nil
 }
 
-// explainListen completes what keeps listeners from being opened: who has the port, and the flag where there is no file.
+// explainListen adds to an error about a listener which process has the port, and the flag to change where there
+// is no configuration file.
 func (h *service) explainListen(err error) error {
 	var failed *proxy.ListenError
 	if !errors.As(err, &failed) {

@@ -82,7 +82,8 @@ func (f facts) judgeForward() []Check {
 	}
 	parts := okCheck(routes, "nothing that the rules need has gone")
 	if len(f.lost) > 0 {
-		parts.State, parts.Found = Warn, "gone, so captured connections fail or go past the proxy: "+strings.Join(f.lost, ", ")
+		parts.State = Warn
+		parts.Found = "gone, so captured connections fail or go past the proxy: " + strings.Join(f.lost, ", ")
 		parts.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
 	}
 	return []Check{forward, own, parts}

@@ -231,8 +231,8 @@ func targetAuthority(method, target string) string {
 	return rest[strings.LastIndexByte(rest, '@')+1:]
 }
 
-// hostField returns the value of the Host field; not ok: there are several. Lines that are no fields are passed over, as
-// servers do. One that begins with a blank goes on with the field before (RFC 9112 §5.2).
+// hostField returns the value of the Host field. It is not ok if there are several. Lines that are no fields are
+// skipped, as servers do. A line that begins with a blank continues the field before it (RFC 9112 §5.2).
 func hostField(header []byte) (host string, ok bool) {
 	hosts, inHost := 0, false
 	for line := range bytes.Lines(header) {

@@ -70,7 +70,7 @@ const (
 	notMeasured = unmeasured // it was not played, does not apply there, or the machine disturbed the run
 )
 
-// boundCount counts the bounds of one experiment, or of all, by their verdicts on one side: virtual time or real sockets.
+// boundCount counts the bounds of one experiment, or of all, by their verdicts in virtual time or over real sockets.
 type boundCount struct{ held, broken, notMeasured int }
 
 // add counts one verdict.
@@ -195,8 +195,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	for _, u := range unplayed {
 		fmt.Fprintf(&b, "| %s: %s | none | not run | %s | not run | %s: %s |\n", u[0], u[1], notMeasured, notMeasured, u[2])
 	}
-	fmt.Fprintf(&b, "\nBounds that hold, of those that were measured: in virtual time %s; over real sockets %s. A verdict is "+
-		"`ok` where each measured bound holds and `no` where one does not. It is `%s` where the experiment was not played, "+
+	fmt.Fprintf(&b, "\nBounds that hold, of those that were measured: in virtual time %s; over real sockets %s. "+
+		"A verdict is `ok` where each measured bound holds and `no` where one does not. It is `%s` where the experiment was not played, "+
 		"where a bound has no meaning on that side, and where the machine disturbed a run: its figures stand in the table "+
 		"and prove nothing.\n\n", &virtual, &sockets, notMeasured)
 	fmt.Fprintf(&b, "Builds: in virtual time %s; over real sockets %s.\n\n",
