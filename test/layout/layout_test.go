@@ -100,16 +100,6 @@ func TestNothingIsNamedAfterNothing(t *testing.T) {
 	})
 }
 
-func TestFilesStayReadable(t *testing.T) {
-	const most = 450 // lines; around 400 is the habit
-	walk(t, ".", func(path string) {
-		src, err := os.ReadFile(path)
-		require.NoError(t, err)
-		lines := bytes.Count(src, []byte("\n"))
-		assert.LessOrEqual(t, lines, most, "%s has too many lines", path)
-	})
-}
-
 // walk calls visit for every Go file below dir that is not a test, and counts them.
 func walk(t *testing.T, dir string, visit func(path string)) (n int) {
 	t.Helper()
