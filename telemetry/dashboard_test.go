@@ -56,11 +56,11 @@ func TestTheDashboardShowsEveryFamily(t *testing.T) {
 	}
 }
 
-// familyLabels returns the labels of all families of the proxy, by name, but for names that are to go.
+// familyLabels returns the labels of all families of the proxy, by name.
 func familyLabels() map[string][]string {
 	families := map[string][]string{}
 	for _, m := range metrics {
-		if familyName.MatchString(m.name) && !strings.HasPrefix(m.help, "Deprecated") {
+		if familyName.MatchString(m.name) {
 			families[m.name] = m.labels
 		}
 	}

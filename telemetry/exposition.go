@@ -11,7 +11,6 @@ import (
 type metric struct {
 	kind, name, help string
 	labels           []string
-	former           *metric // under the name it had before, for one release more; nil: it had none
 }
 
 // metrics are all families, in the order in which they are written.
@@ -35,21 +34,11 @@ func newHistogram(name, help string, labels ...string) *metric {
 	return newMetric("histogram", "penstock_"+name, help, labels...)
 }
 
-// alsoNamed has m shown under the name that it had before as well.
-func alsoNamed(name string, m *metric) *metric {
-	m.former = newMetric(m.kind, "penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.",
-		m.labels...)
-	return m
-}
-
 // sink has the samples of each family, one a line.
 type sink map[*metric][]byte
 
 func (s sink) putSample(m *metric, v float64, labels ...string) {
 	s.addLine(m, "", v, labels, "")
-	if m.former != nil {
-		s.addLine(m.former, "", v, labels, "")
-	}
 }
 
 func (s sink) putHistogram(m *metric, h datapath.Histogram, labels ...string) {

@@ -66,7 +66,6 @@ type Control struct {
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`
 	Share         cc.Bytes `json:"share_bytes"`        // this flow's part of the window
 	Unused        cc.Bytes `json:"unused_share_bytes"` // of what it is due of the window, what it leaves to others
-	Lent          cc.Bytes `json:"lent_bytes"`         // Unused under its former name, for one release more
 	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
 	Inflight      cc.Bytes `json:"inflight_bytes"`
 	Unsent        cc.Bytes `json:"unsent_bytes"`
@@ -105,7 +104,6 @@ type Leg struct {
 	SignalErrors  uint64   `json:"signal_errors"`
 	// times the kernel ran Reno on the leg, since the process did not answer it
 	Fallbacks uint64 `json:"fallbacks"`
-	Falls     uint64 `json:"falls"` // Fallbacks under its former name, for one release more
 }
 
 // describeFlow turns the proxy's account of a connection into ours.
@@ -132,7 +130,7 @@ func describeLeg(i *datapath.Info) *Leg {
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
 		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
 		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors,
-		Fallbacks: i.Fallbacks, Falls: i.Fallbacks,
+		Fallbacks: i.Fallbacks,
 	}
 }
 
@@ -153,7 +151,7 @@ func describeDirection(d *proxy.DirectionInfo) *Direction {
 func describeControl(s *flow.Snapshot) *Control {
 	c := &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
-		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, Lent: s.Lent, PacingRate: s.PacingRate,
+		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,

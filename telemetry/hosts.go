@@ -23,7 +23,6 @@ type Group struct {
 	Inflight cc.Bytes `json:"inflight_bytes"`
 	// in flight beyond shares by weight, out of what other members leave unused
 	Borrowed   cc.Bytes `json:"borrowed_bytes"`
-	Lent       cc.Bytes `json:"lent_bytes"`   // Borrowed under its former name, for one release more
 	Unused     cc.Bytes `json:"unused_bytes"` // what no member wants
 	PacingRate cc.Rate  `json:"pacing_bits_per_second"`
 
@@ -63,7 +62,7 @@ func describeGroup(g *flow.Group, now cc.Time) Group {
 	out := Group{
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
 		Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
-		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Lent: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
+		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
 		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(), QueueingDelay: g.QueueingDelay.Seconds(),
 		DeliveryRate: g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
 		Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),

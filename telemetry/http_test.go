@@ -127,7 +127,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 			Down: &Direction{
 				Algorithm: "copa", Read: 700, Written: 500, Spliced: 100,
 				Control: &Control{
-					Group: "down|lan|192.0.2.7", Members: 2, Class: "guarantee", Target: 5e6, Phase: "steady", Cwnd: 40000, Share: 20000, Unused: 3000, Lent: 3000, PacingRate: 8e6,
+					Group: "down|lan|192.0.2.7", Members: 2, Class: "guarantee", Target: 5e6, Phase: "steady", Cwnd: 40000, Share: 20000, Unused: 3000, PacingRate: 8e6,
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
 					Forward: &forward, Reverse: &reverse, Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
@@ -251,7 +251,7 @@ func TestHostsShowEveryField(t *testing.T) {
 	assert.Equal(t, []Group{
 		{
 			Name: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
-			Members: 3, Active: 2, Cwnd: 40000, Inflight: 30000, Borrowed: 6000, Lent: 6000, Unused: 4000, PacingRate: 8e6,
+			Members: 3, Active: 2, Cwnd: 40000, Inflight: 30000, Borrowed: 6000, Unused: 4000, PacingRate: 8e6,
 			SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6, Delivered: 1e6, LimitedBy: "cwnd",
 			Hint: &GroupHint{
 				Age: .5, Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6, QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,

@@ -66,27 +66,7 @@ type Enforced struct {
 	Answers      datapath.Histogram
 }
 
-// Metrics that had another name before.
-var (
-	enforced = alsoNamed("datapath_held_legs",
-		newGauge("datapath_enforced_legs", "Legs whose window the kernel enforces."))
-	enforcedLimit = alsoNamed("datapath_held_legs_limit",
-		newGauge("datapath_enforced_legs_limit", "Legs whose window the kernel can enforce at once."))
-	unenforced = alsoNamed("datapath_unheld_legs_total",
-		newCounter("datapath_unenforced_legs_total",
-			"Legs whose window the kernel was to enforce and does not, by why.", "reason"))
-	fallbacks = alsoNamed("datapath_falls_total",
-		newCounter("datapath_fallbacks_total",
-			"Times a leg fell back to Reno in the kernel, since the process did not answer it."))
-	groupBorrowed = alsoNamed("group_lent_bytes",
-		newGauge("group_borrowed_bytes",
-			"Bytes in flight beyond members' shares by weight, of what others leave, summed "+
-				"over groups.", "algorithm"))
-	groupsHinted = alsoNamed("groups_informed",
-		newGauge("groups_hinted", "Groups that have a hint not older than a second.", "algorithm"))
-)
-
-// All others of the proxy, but for those of tunnels and agents, and the sampled ones.
+// Metrics of the proxy, but for those of tunnels and agents, and the sampled ones.
 var (
 	buildInfo  = newGauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
 	startTime  = newGauge("start_time_seconds", "When the process started, in Unix time.")
@@ -111,6 +91,12 @@ var (
 		"Time between two polls of a busy leg whose window the relay keeps, at most.")
 	answers = newHistogram("datapath_answer_seconds",
 		"From an acknowledgement until the kernel had the window computed from it.")
+	enforced      = newGauge("datapath_enforced_legs", "Legs whose window the kernel enforces.")
+	enforcedLimit = newGauge("datapath_enforced_legs_limit", "Legs whose window the kernel can enforce at once.")
+	unenforced    = newCounter("datapath_unenforced_legs_total",
+		"Legs whose window the kernel was to enforce and does not, by why.", "reason")
+	fallbacks = newCounter("datapath_fallbacks_total",
+		"Times a leg fell back to Reno in the kernel, since the process did not answer it.")
 	traceDropped = newCounter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
 	draining    = newGauge("draining", "1 while no new connections are accepted and open ones may end.")
@@ -156,7 +142,11 @@ var (
 			"one (lingering).", "algorithm", "state")
 	groupMembers = newGauge("group_members",
 		"Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
-	groupUnused = newGauge("group_unused_bytes",
+	groupBorrowed = newGauge("group_borrowed_bytes",
+		"Bytes in flight beyond members' shares by weight, of what others leave, summed "+
+			"over groups.", "algorithm")
+	groupsHinted = newGauge("groups_hinted", "Groups that have a hint not older than a second.", "algorithm")
+	groupUnused  = newGauge("group_unused_bytes",
 		"Parts of windows that no member wants, summed over groups; those of windows "+
 			"without a bound are left out.", "algorithm")
 	groupsCapped = newGauge("groups_capped",

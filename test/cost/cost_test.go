@@ -486,7 +486,7 @@ func (p *program) telemetry() (map[string]float64, error) {
 	}
 	seen := map[string]float64{}
 	for name, unit := range map[string]string{
-		"penstock_datapath_held_legs": "held", "penstock_datapath_falls_total": "falls", "penstock_datapath_poll_interval_seconds": "poll-s",
+		"penstock_datapath_enforced_legs": "held", "penstock_datapath_fallbacks_total": "falls", "penstock_datapath_poll_interval_seconds": "poll-s",
 	} {
 		if f := families[name]; f != nil {
 			m := f.GetMetric()[0]

@@ -97,7 +97,7 @@ func (s *site) falls(b *testing.B) float64 {
 
 // fallsOf counts the falls of the oldest connections, which are these hosts'.
 func (s *site) fallsOf(b *testing.B, clients []netip.Addr) (falls float64) {
-	type leg struct{ Falls float64 }
+	type leg struct{ Fallbacks float64 }
 	var flows []struct {
 		Client    netip.AddrPort
 		ClientLeg leg `json:"client_leg"`
@@ -107,7 +107,7 @@ func (s *site) fallsOf(b *testing.B, clients []netip.Addr) (falls float64) {
 	require.Len(b, flows, len(clients))
 	for _, f := range flows {
 		require.Contains(b, clients, f.Client.Addr())
-		falls += f.ClientLeg.Falls + f.ServerLeg.Falls
+		falls += f.ClientLeg.Fallbacks + f.ServerLeg.Fallbacks
 	}
 	return falls
 }
