@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -124,13 +123,14 @@ func (in *incoming) onSegmentSent(segment header.TCP, now cc.Time) {
 		step := cc.Bytes(1) << scale
 		if least := (max(in.edge-in.upTo, in.window) + step - 1) / step; least < field {
 			field = least
-			word := segment[header.TCPWinSizeOffset : header.TCPWinSizeOffset+2]
-			rewriteField(segment, word, func() { binary.BigEndian.PutUint16(word, uint16(field)) })
+			var value [2]byte
+			binary.BigEndian.PutUint16(value[:], uint16(field))
+			RewriteSegment(segment, header.TCPWinSizeOffset, value[:])
 		}
 	}
 	in.edge = max(in.edge, in.upTo+field<<scale)
-	if at := timestampIndex(segment.Options()); in.asked && at >= 0 {
-		in.rememberTimestamp(binary.BigEndian.Uint32(segment.Options()[at:]), now)
+	if at := timestampIndex(segment); in.asked && at >= 0 {
+		in.rememberTimestamp(binary.BigEndian.Uint32(segment[at:]), now)
 	}
 }
 
@@ -159,11 +159,11 @@ func (in *incoming) onSegmentReceived(segment header.TCP, size cc.Bytes, now cc.
 	}
 	in.highest = max(in.highest, from+size)
 	in.mss = max(in.mss, size)
-	at := timestampIndex(segment.Options())
+	at := timestampIndex(segment)
 	if at < 0 {
 		return
 	}
-	echo := binary.BigEndian.Uint32(segment.Options()[at+4:])
+	echo := binary.BigEndian.Uint32(segment[at+4:])
 	known := 0
 	for known < len(in.stamps) && int32(in.stamps[known].value-echo) <= 0 {
 		known++
@@ -215,12 +215,4 @@ func (s *Stack) noteIncoming(p []byte) {
 	if c := s.conns.findConn(id); c != nil {
 		c.incoming.onSegmentReceived(segment, cc.Bytes(len(segment)-head), s.clock())
 	}
-}
-
-// rewriteField changes a part of a segment that begins at an even offset, and corrects the
-// checksum (RFC 1624 §3).
-func rewriteField(segment header.TCP, part []byte, change func()) {
-	sum := checksum.Combine(^segment.Checksum(), ^checksum.Checksum(part, 0))
-	change()
-	segment.SetChecksum(^checksum.Combine(sum, checksum.Checksum(part, 0)))
 }

@@ -68,8 +68,8 @@ func (u *uploader) send(at, n int, stamped bool) (acked, edge int) {
 	_, verdict := inspectPacket(p)
 	require.Equal(u.t, valid, verdict, "its checksum is right")
 	s := segment(p)
-	if i := timestampIndex(s.Options()); i >= 0 {
-		u.echo = binary.BigEndian.Uint32(s.Options()[i:])
+	if i := timestampIndex(s); i >= 0 {
+		u.echo = binary.BigEndian.Uint32(s[i:])
 	}
 	acked = int(s.AckNumber() - 101)
 	edge = acked + int(s.WindowSize())<<u.scale

@@ -113,8 +113,8 @@ func (a alone) admit(from, to netip.AddrPort, options []byte) (*Conn, header.TCP
 	answer := segment(a.next())
 	require.Equal(a.t, header.TCPFlagSyn|header.TCPFlagAck, answer.Flags())
 	var stamped []byte
-	if at := timestampIndex(answer.Options()); at >= 0 {
-		stamped = append([]byte{1, 1}, stamps(0, binary.BigEndian.Uint32(answer.Options()[at:]))...)
+	if at := timestampIndex(answer); at >= 0 {
+		stamped = append([]byte{1, 1}, stamps(0, binary.BigEndian.Uint32(answer[at:]))...)
 	}
 	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, stamped))
 	require.NoError(a.t, <-admitted)

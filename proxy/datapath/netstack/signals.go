@@ -119,35 +119,14 @@ func (g *signals) updateTimestamp(syn header.TCP, now cc.Time) {
 		return
 	}
 	late := uint32(now.Sub(g.synAt).Milliseconds()) // the stack's stamps are milliseconds, too
-	at := timestampIndex(syn.Options())
+	at := timestampIndex(syn)
 	if at < 0 || late < 2 {
 		return
 	}
-	stamp := syn.Options()[at : at+4]
-	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the stack's
-	// clock. It lies at an even offset, as the stack pads its options so.
-	rewriteField(syn, stamp, func() { binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1) })
-}
-
-// timestampIndex is the index of the timestamp's value in a segment's options; -1: it has none.
-func timestampIndex(options []byte) int {
-	for i := 0; i < len(options); {
-		switch options[i] {
-		case header.TCPOptionEOL:
-			return -1
-		case header.TCPOptionNOP:
-			i++
-			continue
-		}
-		if i+1 >= len(options) || options[i+1] < 2 {
-			return -1
-		}
-		if options[i] == header.TCPOptionTS && i+header.TCPOptionTSLength <= len(options) {
-			return i + 2
-		}
-		i += int(options[i+1])
-	}
-	return -1
+	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the stack's clock.
+	var value [4]byte
+	binary.BigEndian.PutUint32(value[:], binary.BigEndian.Uint32(syn[at:])+late-1)
+	RewriteSegment(syn, at, value[:])
 }
 
 // noteAccepted notes that the stack has accepted n bytes.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -58,7 +59,7 @@ func udp4(from, to netip.AddrPort, payload int) []byte {
 	binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
 	copy(p[12:], from.Addr().AsSlice())
 	copy(p[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(p[10:], ^checksumSum(p[:20]))
+	binary.BigEndian.PutUint16(p[10:], ^checksum.Checksum(p[:20], 0))
 	binary.BigEndian.PutUint16(p[20:], from.Port())
 	binary.BigEndian.PutUint16(p[22:], to.Port())
 	binary.BigEndian.PutUint16(p[24:], uint16(8+payload))

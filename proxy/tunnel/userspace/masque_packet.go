@@ -1,29 +1,32 @@
 package userspace
 
 import (
-	"bytes"
-	"encoding/binary"
 	"net/netip"
+	"slices"
+
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
 const (
-	ipv4Header = 20 // without options
-	ipv6Header = 40
+	ipv4Header = header.IPv4MinimumSize // without options
+	ipv6Header = header.IPv6MinimumSize
 
-	protocolICMP   = 1
-	protocolICMPv6 = 58
+	protocolICMP   = uint8(header.ICMPv4ProtocolNumber)
+	protocolICMPv6 = uint8(header.ICMPv6ProtocolNumber)
 
-	mostQuotedIPv4 = 576 - ipv4Header - 8  // of a packet, in an ICMP about it (RFC 1812 §4.3.2.3)
-	mostQuotedIPv6 = 1280 - ipv6Header - 8 // RFC 4443 §2.4
-	icmpHops       = 64                    // of an ICMP of ours
-	unreachable    = 3                     // ICMP: type of "fragmentation needed"
-	needsFragments = 4                     // and its code
-	packetTooBig   = 2                     // ICMPv6: its type
-	icmpv6Info     = 128                   // ICMPv6 types from here on are no errors
+	mostQuotedIPv4 = 576 - ipv4Header - icmpHeader             // of a packet, in an ICMP about it (RFC 1812 §4.3.2.3)
+	mostQuotedIPv6 = netstack.MinMTU - ipv6Header - icmpHeader // RFC 4443 §2.4
+	icmpHops       = 64                                        // of an ICMP of ours
 )
 
 // icmpErrors are ICMP's types that are about another packet (RFC 1122 §3.2.2).
-var icmpErrors = []byte{unreachable, 4, 5, 11, 12}
+var icmpErrors = []header.ICMPv4Type{
+	header.ICMPv4DstUnreachable, header.ICMPv4SrcQuench, header.ICMPv4Redirect, header.ICMPv4TimeExceeded,
+	header.ICMPv4ParamProblem,
+}
 
 // endsOf returns the source and destination address of an IP packet.
 func endsOf(p []byte) (from, to netip.Addr, ok bool) {
@@ -36,56 +39,53 @@ func endsOf(p []byte) (from, to netip.Addr, ok bool) {
 	return netip.Addr{}, netip.Addr{}, false
 }
 
-// tooBig is the ICMP error that tells the sender of p, which endsOf has accepted,
-// that packets may have mtu bytes at most; nil if p is itself an ICMP error, about
-// which none may be sent.
+// tooBig returns the ICMP error that tells the sender of p, which endsOf has accepted, that packets may have mtu bytes
+// at most. It is nil if p is itself an ICMP error, since no error may be sent about one.
 func tooBig(p []byte, mtu int) []byte {
 	if p[0]>>4 == 4 {
-		header := int(p[0]&0xf) * 4
-		if p[9] == protocolICMP && len(p) > header && bytes.IndexByte(icmpErrors, p[header]) >= 0 {
-			return nil
-		}
-		quoted := p[:min(len(p), mostQuotedIPv4)]
-		b := make([]byte, ipv4Header+8, ipv4Header+8+len(quoted))
-		b[0], b[8], b[9] = 4<<4|ipv4Header/4, icmpHops, protocolICMP
-		binary.BigEndian.PutUint16(b[2:], uint16(cap(b)))
-		copy(b[12:16], p[16:20])
-		copy(b[16:20], p[12:16])
-		binary.BigEndian.PutUint16(b[10:], internetChecksum(0, b[:ipv4Header]))
-		icmp := b[ipv4Header:]
-		icmp[0], icmp[1] = unreachable, needsFragments
-		binary.BigEndian.PutUint16(icmp[6:], uint16(mtu)) // RFC 1191 §4
-		b = append(b, quoted...)
-		binary.BigEndian.PutUint16(b[ipv4Header+2:], internetChecksum(0, b[ipv4Header:]))
-		return b
+		return tooBigIPv4(header.IPv4(p), mtu)
 	}
-	if p[6] == protocolICMPv6 && len(p) > ipv6Header && p[ipv6Header] < icmpv6Info {
+	return tooBigIPv6(header.IPv6(p), mtu)
+}
+
+func tooBigIPv4(p header.IPv4, mtu int) []byte {
+	head := int(p.HeaderLength())
+	if p.Protocol() == protocolICMP && len(p) > head && slices.Contains(icmpErrors, header.ICMPv4Type(p[head])) {
 		return nil
 	}
-	quoted := p[:min(len(p), mostQuotedIPv6)]
-	b := make([]byte, ipv6Header+8, ipv6Header+8+len(quoted))
-	b[0], b[6], b[7] = 6<<4, protocolICMPv6, icmpHops
-	binary.BigEndian.PutUint16(b[4:], uint16(8+len(quoted)))
-	copy(b[8:24], p[24:40])
-	copy(b[24:40], p[8:24])
-	b[ipv6Header] = packetTooBig
-	binary.BigEndian.PutUint32(b[ipv6Header+4:], uint32(mtu))
-	b = append(b, quoted...)
-	pseudo := uint32(8+len(quoted)) + protocolICMPv6 // RFC 8200 §8.1
-	binary.BigEndian.PutUint16(b[ipv6Header+2:], internetChecksum(pseudo, b[8:]))
+	quoted := p[:min(len(p), mostQuotedIPv4)]
+	b := header.IPv4(make([]byte, ipv4Header+icmpHeader+len(quoted)))
+	b.Encode(&header.IPv4Fields{
+		TotalLength: uint16(len(b)), TTL: icmpHops, Protocol: protocolICMP,
+		SrcAddr: p.DestinationAddress(), DstAddr: p.SourceAddress(),
+	})
+	b.SetChecksum(^b.CalculateChecksum())
+	icmp := header.ICMPv4(b[ipv4Header:])
+	icmp.SetType(header.ICMPv4DstUnreachable)
+	icmp.SetCode(header.ICMPv4FragmentationNeeded)
+	icmp.SetMTU(uint16(mtu)) // RFC 1191 §4
+	copy(icmp.Payload(), quoted)
+	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
 	return b
 }
 
-// internetChecksum is the Internet checksum (RFC 1071) of b, added to sum.
-func internetChecksum(sum uint32, b []byte) uint16 {
-	for ; len(b) > 1; b = b[2:] {
-		sum += uint32(b[0])<<8 | uint32(b[1])
+func tooBigIPv6(p header.IPv6, mtu int) []byte {
+	if p.NextHeader() == protocolICMPv6 && len(p) > ipv6Header &&
+		header.ICMPv6Type(p[ipv6Header]) < header.ICMPv6EchoRequest { // RFC 4443 §2.1: those above are no errors
+		return nil
 	}
-	if len(b) == 1 {
-		sum += uint32(b[0]) << 8
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
+	quoted := p[:min(len(p), mostQuotedIPv6)]
+	b := header.IPv6(make([]byte, ipv6Header+icmpHeader+len(quoted)))
+	b.Encode(&header.IPv6Fields{
+		PayloadLength: uint16(icmpHeader + len(quoted)), TransportProtocol: header.ICMPv6ProtocolNumber, HopLimit: icmpHops,
+		SrcAddr: p.DestinationAddress(), DstAddr: p.SourceAddress(),
+	})
+	icmp := header.ICMPv6(b[ipv6Header:])
+	icmp.SetType(header.ICMPv6PacketTooBig)
+	icmp.SetMTU(uint32(mtu))
+	copy(icmp.Payload(), quoted)
+	icmp.SetChecksum(header.ICMPv6Checksum(header.ICMPv6ChecksumParams{
+		Header: icmp, Src: b.SourceAddress(), Dst: b.DestinationAddress(),
+	}))
+	return b
 }

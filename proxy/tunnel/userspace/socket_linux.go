@@ -8,11 +8,12 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/datapath/udpbatch"
 )
 
 const (
@@ -165,7 +166,7 @@ func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, 
 		binary.BigEndian.PutUint16(payload[4:], id)
 		if !s.six { // the kernel sums up ICMPv6 only
 			binary.BigEndian.PutUint16(payload[2:], 0)
-			binary.BigEndian.PutUint16(payload[2:], ^checksumSum(payload))
+			binary.BigEndian.PutUint16(payload[2:], ^checksum.Checksum(payload, 0))
 		}
 	}
 	var to unix.Sockaddr
@@ -187,15 +188,11 @@ func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, 
 
 // hopLimitMessage is the control message that sets a datagram's hop limit.
 func (s *socket) hopLimitMessage(hops uint8) []byte {
-	b := make([]byte, unix.CmsgSpace(4))
-	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
-	h.Level, h.Type = unix.IPPROTO_IP, unix.IP_TTL
+	value := binary.NativeEndian.AppendUint32(nil, uint32(hops))
 	if s.six {
-		h.Level, h.Type = unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT
+		return udpbatch.AppendControl(nil, unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, value)
 	}
-	h.SetLen(unix.CmsgLen(4))
-	binary.NativeEndian.PutUint32(b[unix.CmsgLen(0):], uint32(hops))
-	return b
+	return udpbatch.AppendControl(nil, unix.IPPROTO_IP, unix.IP_TTL, value)
 }
 
 // isPendingError reports whether a socket's error may be about something sent before.
@@ -253,21 +250,6 @@ func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 		}
 	}
 	return to
-}
-
-// checksumSum is the Internet checksum (RFC 1071), not yet inverted.
-func checksumSum(b []byte) uint16 {
-	var s uint32
-	for ; len(b) > 1; b = b[2:] {
-		s += uint32(b[0])<<8 | uint32(b[1])
-	}
-	if len(b) == 1 {
-		s += uint32(b[0]) << 8
-	}
-	for s > 0xffff {
-		s = s>>16 + s&0xffff
-	}
-	return uint16(s)
 }
 
 // received is what came from outside: datagrams from one sender, each but the last

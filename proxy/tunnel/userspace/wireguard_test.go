@@ -216,7 +216,7 @@ func TestAPeerThatIsLeavingAsksForNothing(t *testing.T) {
 		copy(b[12:], inner.AsSlice())
 		return b
 	}
-	ack, syn, ping := packet(protocolTCP, 0x10), packet(protocolTCP, flagSYN), packet(protocolICMP, 0)
+	ack, syn, ping := packet(protocolTCP, 0x10), packet(protocolTCP, 0x02), packet(protocolICMP, 0)
 	for _, b := range [][]byte{ack, syn, ping} {
 		assert.True(t, w.mayEnter(b))
 	}
