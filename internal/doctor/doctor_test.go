@@ -59,15 +59,15 @@ func healthy() facts {
 // limited is an old and locked one, for a user.
 func limited() facts {
 	f := healthy()
-	f.release, f.infoSize = "5.3.0", 240
+	f.release, f.infoSize = "5.4.0", 232
 	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
 	f.filterless = unix.EPERM
 	f.lacking = []string{
-		"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen",
+		"TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state",
 		`envelope "bbr": not loaded`,
 	}
 	f.envelope, f.beneath = "cubic", "cubic"
-	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.3.0: %w", unix.EPERM)
+	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.4.0: %w", unix.EPERM)
 	f.btf, f.root, f.capabilities = false, false, 0
 	f.available, f.allowed = []string{"reno", "cubic"}, []string{"reno", "cubic"}
 	f.transparent = [2]error{unix.EPERM, unix.EPERM}
@@ -129,7 +129,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 	}{
 		"a kernel without the datapath": {
 			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "release",
-			Missing, "boot Linux 4.6",
+			Missing, "boot Linux 5.4",
 		},
 		"no tier without a datapath": {
 			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "tier", Missing,

@@ -67,7 +67,7 @@ func (f facts) grantHint(c caps.Set) string {
 func (f facts) judgeKernel() []Check {
 	release := okCheck("release", "Linux %s on %s", f.release, f.machine)
 	if f.datapath != nil {
-		release.State, release.Fix = Missing, "boot Linux 4.6 or later; in a sandbox that emulates Linux, leave it"
+		release.State, release.Fix = Missing, "boot Linux 5.4 or later; in a sandbox that emulates Linux, leave it"
 		release.Found += ": " + f.datapath.Error()
 	}
 	info := okCheck("tcp_info", "%d bytes, with all that is used", f.infoSize)

@@ -26,15 +26,11 @@ const tcpCALoss = 4
 // noMinRTT is tcpi_min_rtt before the first sample.
 const noMinRTT = 1<<32 - 1
 
-// How long TCP_INFO must be for a field to be in it; kernels append to it.
+// Lengths of TCP_INFO up to the end of a field. Kernels append fields, so a shorter answer lacks it.
 const (
-	uptoNotsent      = unsafe.Offsetof(unix.TCPInfo{}.Notsent_bytes) + 4 // Linux 4.6
-	uptoRwndLimited  = unsafe.Offsetof(unix.TCPInfo{}.Rwnd_limited) + 8  // Linux 4.10
-	uptoDeliveredCE  = unsafe.Offsetof(unix.TCPInfo{}.Delivered_ce) + 4  // Linux 4.18
-	uptoBytesRetrans = unsafe.Offsetof(unix.TCPInfo{}.Bytes_retrans) + 8 // Linux 4.19
-	uptoSndWnd       = unsafe.Offsetof(unix.TCPInfo{}.Snd_wnd) + 4       // Linux 5.4
-	uptoTotalRTO     = unsafe.Offsetof(unix.TCPInfo{}.Total_rto) + 2     // Linux 6.7
-	wholeTCPInfo     = unsafe.Sizeof(unix.TCPInfo{})
+	uptoSndWnd   = unsafe.Offsetof(unix.TCPInfo{}.Snd_wnd) + 4   // Linux 5.4; required
+	uptoTotalRTO = unsafe.Offsetof(unix.TCPInfo{}.Total_rto) + 2 // Linux 6.7
+	wholeTCPInfo = unsafe.Sizeof(unix.TCPInfo{})
 )
 
 // tcpi_delivery_rate_app_limited is the first bit of a bit field that
@@ -48,27 +44,6 @@ var appLimitedBit = func() uint8 {
 	}
 	return 1 << 7
 }()
-
-// missingFields says in words what a TCP_INFO of that length leaves out.
-func missingFields(size uintptr) []string {
-	var words []string
-	for _, f := range []struct {
-		upto  uintptr
-		words string
-	}{
-		{uptoRwndLimited, "TCP_INFO has no rwnd_limited before Linux 4.10: a full receive window may go unnoticed"},
-		{uptoDeliveredCE, "TCP_INFO has no delivered_ce before Linux 4.18: ECN marks are not seen"},
-		{uptoBytesRetrans, "TCP_INFO has no bytes_sent before Linux 4.19: bytes on the wire are estimated from " +
-			"packets"},
-		{uptoSndWnd, "TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen"},
-		{uptoTotalRTO, "TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state"},
-	} {
-		if size < f.upto {
-			words = append(words, f.words)
-		}
-	}
-	return words
-}
 
 // account turns successive TCP_INFO readings of one socket into reports.
 //
@@ -95,8 +70,7 @@ type account struct {
 	maxMSS int64 // no packet in flight is larger
 
 	// TCP_INFO's counters when observation began.
-	retransAt  uint64
-	retransPkt uint32
+	retransAt uint64
 
 	ce          uint32
 	rto         uint16
@@ -111,18 +85,16 @@ func (a *account) findSYNOffset(i *unix.TCPInfo, dialled bool) {
 	if dialled {
 		a.syn = 1
 	}
-	if i.Unacked == 0 && a.hasFields(uptoBytesRetrans) {
+	if i.Unacked == 0 {
 		a.syn = min(max(0, int64(i.Bytes_acked)-int64(i.Bytes_sent-i.Bytes_retrans)), 1)
 	}
 }
-
-func (a *account) hasFields(upto uintptr) bool { return a.size >= upto }
 
 // startCounting sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
 func (a *account) startCounting(i *unix.TCPInfo) {
 	a.startAt(a.positionOf(i))
-	a.retransAt, a.retransPkt = i.Bytes_retrans, i.Total_retrans
+	a.retransAt = i.Bytes_retrans
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
@@ -142,11 +114,6 @@ func (a *account) positionOf(i *unix.TCPInfo) position {
 	}
 	a.maxMSS = max(a.maxMSS, int64(i.Snd_mss))
 	most := p.packets * a.maxMSS
-	if !a.hasFields(uptoBytesRetrans) {
-		p.nxt = p.una + most
-		p.end = p.nxt + p.unsent
-		return p
-	}
 	p.nxt = int64(i.Bytes_sent-i.Bytes_retrans) - a.drift
 	switch beyond := p.nxt - p.una; {
 	case beyond > most:
@@ -182,7 +149,7 @@ func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 		// timeout everything is marked, and it would say nothing.
 		r.Newest = a.noteArrived(min(p.una+p.bytesOf(p.sacked+p.lost), p.nxt))
 	}
-	r.Lost = max(r.Lost, a.lostBytes(i))
+	r.Lost = max(r.Lost, cc.Bytes(i.Bytes_retrans-a.retransAt))
 	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)
 	r.Timeouts += a.newTimeouts(i)
 	r.RwndFull = a.rwndFull(i, p)
@@ -193,17 +160,9 @@ func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 	return *r
 }
 
-// lostBytes returns what was retransmitted since observation began.
-func (a *account) lostBytes(i *unix.TCPInfo) cc.Bytes {
-	if a.hasFields(uptoBytesRetrans) {
-		return cc.Bytes(i.Bytes_retrans - a.retransAt)
-	}
-	return cc.Bytes(i.Total_retrans-a.retransPkt) * cc.Bytes(i.Snd_mss)
-}
-
 // newTimeouts returns how many retransmission timeouts there were since the last reading.
 func (a *account) newTimeouts(i *unix.TCPInfo) int {
-	if a.hasFields(uptoTotalRTO) {
+	if a.size >= uptoTotalRTO {
 		return int(i.Total_rto - a.rto)
 	}
 	if i.Ca_state == tcpCALoss && (a.caState != tcpCALoss || i.Backoff > a.backoff) {
@@ -217,11 +176,11 @@ func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
 	if p.unsent == 0 {
 		return false
 	}
-	if a.hasFields(uptoRwndLimited) && i.Rwnd_limited > a.rwndLimited {
+	if i.Rwnd_limited > a.rwndLimited {
 		return true
 	}
 	// The window counts from una, so what the peer has out of order fills it too.
-	return a.hasFields(uptoSndWnd) && p.outstandingBytes()+int64(i.Snd_mss) > int64(i.Snd_wnd)
+	return p.outstandingBytes()+int64(i.Snd_mss) > int64(i.Snd_wnd)
 }
 
 // status is what a leg remembers of a TCP_INFO.

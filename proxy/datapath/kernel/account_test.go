@@ -226,46 +226,39 @@ func TestALateCalibrationTrustsTheCaller(t *testing.T) {
 	assert.Equal(t, cc.Bytes(2_000), r.Acked)
 }
 
-func TestOlderKernelsAreReadWithWhatTheyHave(t *testing.T) {
-	step := func(size uintptr, readings ...*unix.TCPInfo) (r flow.Report) {
-		a := &account{size: size}
-		a.findSYNOffset(socket(nil), false)
-		a.startCounting(socket(nil))
-		for _, i := range readings {
-			r = a.makeReport(i, now)
-		}
-		return r
+// Before Linux 6.7 TCP_INFO has no total_rto.
+func TestTimeoutsAreInferredFromTheRecoveryState(t *testing.T) {
+	in := func(state, backoff uint8) *unix.TCPInfo {
+		return sent(2, 0, func(i *unix.TCPInfo) { i.Ca_state, i.Backoff = state, backoff })
 	}
-	t.Run("without bytes_sent the wire holds full segments", func(t *testing.T) {
-		r := step(uptoDeliveredCE, socket(func(i *unix.TCPInfo) {
-			i.Bytes_acked, i.Unacked, i.Notsent_bytes, i.Total_retrans, i.Lost = 4_000, 6, 500, 2, 1
-		}))
-		assert.Equal(t, flow.Report{
-			At: now, MSS: mss, Written: 10_500, Acked: 4_000, Pipe: 5_000, Unsent: 500, Lost: 2_000,
-		}, r)
-	})
-	t.Run("without total_rto each back-off in recovery is a timeout", func(t *testing.T) {
-		in := func(state, backoff uint8) *unix.TCPInfo {
-			return sent(2, 0, func(i *unix.TCPInfo) { i.Ca_state, i.Backoff = state, backoff })
-		}
-		r := step(uptoSndWnd, in(tcpCALoss, 1), in(tcpCALoss, 1), in(tcpCALoss, 2), in(0, 0), in(tcpCALoss, 1))
-		assert.Equal(t, 3, r.Timeouts)
-	})
-	t.Run("without snd_wnd the receive window is not judged", func(t *testing.T) {
-		r := step(uptoBytesRetrans, sent(2, 0, func(i *unix.TCPInfo) { i.Snd_wnd = 0 }))
-		assert.False(t, r.RwndFull)
-	})
-	assert.Empty(t, missingFields(wholeTCPInfo))
-	assert.Len(t, missingFields(uptoSndWnd), 1)
-	assert.Len(t, missingFields(uptoNotsent), 5)
+	a := &account{size: uptoSndWnd}
+	a.startCounting(socket(nil))
+	var r flow.Report
+	for _, i := range []*unix.TCPInfo{in(tcpCALoss, 1), in(tcpCALoss, 1), in(tcpCALoss, 2), in(0, 0), in(tcpCALoss, 1)} {
+		r = a.makeReport(i, now)
+	}
+	assert.Equal(t, 3, r.Timeouts)
 }
 
-func TestAppLimitedIsTheFirstBitBehindTheWindowScales(t *testing.T) {
-	// As the kernel lays it out: state, ca_state, retransmits, probes,
-	// backoff, options, window scales, then this bit.
-	assert.EqualValues(t, 7, appLimitedAt)
-	var i unix.TCPInfo
-	assert.False(t, appLimited(&i))
-	i.Options = 0xff
-	assert.False(t, appLimited(&i), "the options are another byte")
+func TestKernelsThatAreTooOldAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		size    uintptr
+		missing int
+		err     string
+	}{
+		"all of it":          {wholeTCPInfo, 0, ""},
+		"Linux 5.4 to 6.6":   {uptoSndWnd, 1, ""},
+		"before Linux 5.4":   {uptoSndWnd - 4, 0, "this kernel is Linux 4.19.0, and Linux 5.4 or later is needed"},
+		"an emulated kernel": {0, 0, "Linux 5.4 or later is needed (TCP_INFO has 0 of"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			missing, err := missingFields(c.size, "4.19.0")
+			assert.Len(t, missing, c.missing)
+			if c.err == "" {
+				assert.NoError(t, err)
+			} else {
+				assert.ErrorContains(t, err, c.err)
+			}
+		})
+	}
 }

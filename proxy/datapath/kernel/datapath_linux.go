@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
@@ -170,10 +171,9 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 	if err != nil {
 		return fmt.Errorf("probe TCP_INFO: %w", err)
 	}
-	if size < uptoNotsent {
-		return errors.New("TCP_INFO has no notsent_bytes: Linux 4.6 or later is needed")
+	if d.missing, err = missingFields(size, bpf.KernelRelease()); err != nil {
+		return err
 	}
-	d.missing = missingFields(size)
 	var why string
 	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
 		d.missing = append(d.missing, why)
@@ -191,6 +191,18 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 	d.missing = slices.Clip(d.missing) // conns append to it
 	d.inUse = envelopeOf(fd)
 	return nil
+}
+
+// missingFields names the fields that a TCP_INFO of size bytes leaves out; err: one of those is required.
+func missingFields(size uintptr, release string) (words []string, err error) {
+	switch {
+	case size < uptoSndWnd:
+		return nil, fmt.Errorf("this kernel is Linux %s, and Linux 5.4 or later is needed (TCP_INFO has %d of %d bytes)",
+			release, size, uptoSndWnd)
+	case size < uptoTotalRTO:
+		return []string{"TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state"}, nil
+	}
+	return nil, nil
 }
 
 // Close ends the ticks and waits for them. Legs stay open, but nothing is reported of

@@ -59,7 +59,7 @@ func Open(cfg Config) (*Control, error) {
 	if err := c.openControl(cfg); err != nil {
 		_ = c.Close()
 		_, btf := os.Stat("/sys/kernel/btf/vmlinux")
-		return nil, explainError(err, kernelRelease(), btf)
+		return nil, explainError(err, KernelRelease(), btf)
 	}
 	return c, nil
 }
@@ -168,8 +168,8 @@ func (c *Control) Close() error {
 	return errors.Join(errs...)
 }
 
-// kernelRelease is the running kernel's; empty: it does not say.
-func kernelRelease() string {
+// KernelRelease returns the release of the running kernel, such as "6.10.3-amd64"; empty: unknown.
+func KernelRelease() string {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return ""
