@@ -45,15 +45,14 @@ BENCH    ?= .
 TIMEOUT   = 30m
 BIN      ?= bin
 BPF       = proxy/datapath/kernel/bpf
-# The other word size and byte order, which is that of routers, and the other processor of servers;
+# The other word size, which is that of routers, and the other processor of servers;
 # ingress and the lab, so the command too, are for Linux.
-CROSS     = linux/arm64 linux/mips darwin/arm64
+CROSS     = linux/arm64 linux/mipsle darwin/arm64
 
-# Tests on other processors: 64 and 32 bits, both byte orders, with and without a unit for
-# floating point. Under qemu-user those are left out that need of the kernel what qemu does not
+# Tests on other processors. Under qemu-user those are left out that need of the kernel what qemu does not
 # pass on: TCP_INFO (a real proxy), netlink, running a program of this machine. 386 runs without it, and so has all
 # of proxy. Experiments over simulated links, and what else is long, would take hours.
-EMULATED ?= 386 arm64 arm mips
+EMULATED ?= arm64
 EMULATED_PACKAGES = ./cc/... ./proxy/access ./proxy/agent ./proxy/config ./proxy/datapath ./proxy/ingress \
 	./proxy/linkstat ./proxy/policy ./internal/lab/linktrace ./internal/lab/record ./telemetry/...
 EMULATED_WITHOUT  = cc/*_link_test.go cc/lying_hint_test.go cc/sprout_model_test.go cc/ccp/libccp_test.go \
@@ -64,9 +63,9 @@ EMULATED_WITHOUT  = cc/*_link_test.go cc/lying_hint_test.go cc/sprout_model_test
 # Releases: the same commit gives the same bytes.
 DIST      = dist
 NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
-ARCHS     = amd64 arm64 arm mips mipsle
+ARCHS     = amd64 arm64 arm mipsle
 # Those of routers have the build for routers: without a network stack of its own and QUIC.
-ROUTERS   = arm mips mipsle
+ROUTERS   = arm mipsle
 ROUTER    = -tags nonetstack
 PROGRAM   = -trimpath -ldflags '$(LDFLAGS)'
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
@@ -206,7 +205,7 @@ bpf-check: ## whether the eBPF objects are those of their source
 	if [ -n "$$missing" ]; then echo "bpf-check: SKIPPED: the eBPF objects cannot be rebuilt; install$$missing"; exit 0; fi; \
 	set -e; again=$$(mktemp -d); trap 'rm -r "$$again"' EXIT; \
 	echo BPF_OUTPUT="$$again" $(GO) generate ./$(BPF); BPF_OUTPUT="$$again" $(GO) generate ./$(BPF); \
-	for file in $(BPF)/control_bpfe[bl].go $(BPF)/control_bpfe[bl].o; do \
+	for file in $(BPF)/control_bpfel.go $(BPF)/control_bpfel.o; do \
 		cmp "$$file" "$$again/$${file##*/}" || { echo "bpf-check: $$file is not what its source gives; run: make bpf"; exit 1; }; \
 	done
 
@@ -250,7 +249,6 @@ packages: dist ## deb, rpm and apk of what dist made
 		rm -rf dist/package; mkdir -p dist/package; \
 		cp -r $(DIST)/linux-$${arch%7}/penstock $(DIST)/man $(DIST)/completion dist/package/; \
 		for kind in deb rpm apk; do \
-			case $$arch-$$kind in mips-rpm | mips-apk) continue;; esac; \
 			ARCH=$$arch VERSION=$(PACKAGE_VERSION) SOURCE_DATE_EPOCH=$(DATE) $(NFPM) package -f deploy/nfpm.yaml -p $$kind -t $(DIST)/; \
 		done; \
 	done

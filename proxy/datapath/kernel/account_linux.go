@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"time"
 	"unsafe"
 
@@ -37,13 +36,8 @@ const (
 // unix.TCPInfo leaves unnamed behind Options and the window scales.
 const appLimitedAt = unsafe.Offsetof(unix.TCPInfo{}.Options) + 2
 
-// appLimitedBit is the lowest bit where the first byte of a word is its lowest, else the highest.
-var appLimitedBit = func() uint8 {
-	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
-		return 1
-	}
-	return 1 << 7
-}()
+// appLimitedBit is that bit. The processors that are supported are little-endian.
+const appLimitedBit = 1
 
 // account turns successive TCP_INFO readings of one socket into reports.
 //
