@@ -6,6 +6,13 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+// fewMembers is among how many active members a window is divided with each change: it
+// costs about as much as the report. Among more it is divided once in a tick, or four
+// times in a round trip if that is less often: each acknowledges about once in that time.
+// Before that it is divided when one in so many is new: each of these uses what the last
+// division would have left to one.
+const fewMembers = 8
+
 // allocator divides a group's window among its active members.
 type allocator struct {
 	members  []*member // those that are active, by priority, then by id
@@ -92,6 +99,26 @@ func reserveFloors(members []*member, window cc.Bytes) (sum cc.Bytes) {
 	return sum
 }
 
+// round says up to what fill raises dues, and whose.
+type round uint8
+
+const (
+	toTarget    round = iota // the Guarantees, up to their targets
+	toMost                   // the others, up to what they can use
+	aboveTarget              // the Guarantees once more, up to what they may use
+)
+
+// boundOf returns up to what r raises c's due; 0: not at all.
+func (r round) boundOf(c *allocation) cc.Bytes {
+	switch {
+	case r == toTarget && c.goal > 0:
+		return min(c.goal, c.most)
+	case r == toMost && c.goal == 0, r == aboveTarget && c.goal > 0:
+		return c.most
+	}
+	return 0
+}
+
 // level is what members are due for each weight. As a rule they are alike, and it need
 // not be computed again.
 type level struct {
@@ -113,7 +140,7 @@ func (l *level) dueFor(weight cc.Bytes) cc.Bytes {
 func fillUpTo(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
 	pool, weights := spare, cc.Bytes(0)
 	for _, m := range members {
-		m.cap = m.boundFor(r)
+		m.cap = r.boundOf(&m.allocation)
 		if m.open = m.cap > m.due; m.open {
 			pool += m.due
 			weights += m.weight

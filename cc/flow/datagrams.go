@@ -1,34 +1,31 @@
 package flow
 
 import (
-	"slices"
+	"maps"
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
 
-// unknownRTT is for how long a datagram counts before there is a round trip.
-const unknownRTT = 100 * time.Millisecond
+// Datagrams are bytes in the window of a group that nobody acknowledges: the
+// UDP and ICMP of the same peer. What was granted counts for one round trip of
+// the flows beside it, and is then taken as gone, at the pace at which theirs
+// arrive; they make no event.
+//
+// They are held back only while one of these flows wants more than it has: what
+// a window is worth that nobody wants to fill, nobody knows. Then they have their
+// share of it in each round trip, and at least two segments, so that a name is found
+// whatever else goes on. Towards that share they fall by half with each round trip,
+// which is how fast a flow that starts beside them can grow.
+type Datagrams struct {
+	datagramShare // guarded by the mutex of home
 
-// A radio link fades for fractions of a second, and its window with it. Sparse flows
-// are not held back by that: they are lent what the usual share is worth over
-// debtLasts, and the others make up for it.
-const (
-	debtLasts = 500 * time.Millisecond
-	usualOver = 2 * time.Second // what is usual is smoothed over
-)
-
-// setDatagrams has all go beside g; none where g is forgotten. The caller holds g.mu
-// and the manager's.
-func (g *group) setDatagrams(all []*Datagrams) {
-	for _, d := range g.datagrams {
-		d.home.Store(nil)
-	}
-	g.datagrams = append(g.datagrams[:0], all...)
-	for _, d := range g.datagrams {
-		d.group = g
-		d.home.Store(g)
-	}
+	closeFunc func(*Datagrams) // the manager's
+	key       string
+	home      atomic.Pointer[group] // nil while there is none: nobody to give way to
+	maxRate   *rateLimit            // of the group; nil: none
 }
 
 // lockGroup returns d's group, locked; nil if there is none.
@@ -55,27 +52,7 @@ func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		return d.maxRate.takeDatagram(now, &d.waiter, n, sparse)
 	}
 	defer g.divideAndUnlock(now)
-	d.retireOld(now)
-	d.refillRoom(now)
-	wanted := g.membersWantWindow(now)
-	if wanted && !d.mayGo(n, sparse) {
-		d.waiting, d.sparse = n, sparse
-		g.cwndFullAt = now
-		g.timers.scheduleAt(g, d.nextTryAt(now))
-		return false
-	}
-	d.waiting = 0
-	if !d.maxRate.takeDatagram(now, &d.waiter, n, sparse) {
-		return false
-	}
-	if !wanted {
-		d.carry, d.carryAt = d.loose+n, now
-	} else {
-		d.room = max(d.room-n, -d.lendingBound())
-	}
-	d.addInflight(now, n)
-	g.changed = true // the flows make room
-	return true
+	return g.takeDatagram(&d.datagramShare, d.maxRate, now, n, sparse)
 }
 
 // Usual is the rate of the datagrams' share, smoothed over some seconds; 0: not known.
@@ -88,150 +65,263 @@ func (d *Datagrams) Usual() cc.Rate {
 	return d.usual
 }
 
-// addInflight counts n bytes in flight that leave now.
-func (d *Datagrams) addInflight(now cc.Time, n cc.Bytes) {
-	if last := len(d.chunks) - 1; last >= 0 && now.Sub(d.chunks[last].at) < d.inflightTime()/16 {
-		d.chunks[last].n += n
-	} else {
-		d.chunks = append(d.chunks, granted{now, n})
-	}
-	d.loose += n
-	d.scheduleRetiring()
-}
-
-// scheduleRetiring has the group's tick come when what left first is gone.
-func (d *Datagrams) scheduleRetiring() {
-	if len(d.chunks) > 0 {
-		d.group.timers.scheduleAt(d.group, d.chunks[0].at.Add(d.inflightTime()))
-	}
-}
-
-// inflightTime is for how long a datagram counts.
-func (d *Datagrams) inflightTime() time.Duration {
-	if rtt := d.group.rtt.srtt; rtt > 0 {
-		return rtt
-	}
-	return unknownRTT
-}
-
-// retireOld takes what left a round trip ago as gone.
-func (d *Datagrams) retireOld(now cc.Time) {
-	old, lasts := 0, d.inflightTime()
-	for old < len(d.chunks) && now.Sub(d.chunks[old].at) >= lasts {
-		d.loose -= d.chunks[old].n
-		old++
-	}
-	if old > 0 {
-		d.chunks = append(d.chunks[:0], d.chunks[old:]...)
-		d.group.changed = true // the flows have the window back
-	}
-}
-
-// nextTryAt is when what was refused may fit, by time alone.
-func (d *Datagrams) nextTryAt(now cc.Time) cc.Time {
-	at := now.Add(d.inflightTime())
-	if len(d.chunks) > 0 {
-		at = min(at, d.chunks[0].at.Add(d.inflightTime()))
-	}
-	if rate := cc.RateOf(d.own, d.inflightTime()); rate > 0 {
-		at = min(at, now.Add(rate.TimeFor(min(d.waiting, d.own)-d.room)))
-	}
-	return max(at, now.Add(leastTick))
-}
-
-// allowedInflight is how much may be in flight while the flows want the window.
-func (d *Datagrams) allowedInflight(now cc.Time) cc.Bytes {
-	g := d.group
-	due := d.shareOfWindow()
-	if halvings := now.Sub(d.carryAt) / d.inflightTime(); halvings < 32 {
-		due = max(due, d.carry>>uint(halvings))
-	}
-	beside := cc.Bytes(0) // from others, which have as much by right
-	for _, e := range g.datagrams {
-		if e != d {
-			e.retireOld(now)
-			beside += e.loose
-		}
-	}
-	return max(due-beside, due/cc.Bytes(len(g.datagrams)))
-}
-
-// refillRoom adds to room what the time since the last call is worth: all of it in each
-// round trip, evenly, so that what waits does not leave in bursts.
-func (d *Datagrams) refillRoom(now cc.Time) {
-	if d.group.alg == nil {
-		return // nothing is known of the path
-	}
-	d.own = d.allowedInflight(now)
-	rate := cc.RateOf(d.own, d.inflightTime())
-	if d.roomAt == 0 {
-		d.room, d.usual = d.own, rate
-	} else {
-		elapsed := now.Sub(d.roomAt)
-		d.room += min(rate.BytesIn(elapsed), d.own-d.room)
-		d.usual += cc.Rate(float64(rate-d.usual) * min(1, elapsed.Seconds()/usualOver.Seconds()))
-	}
-	d.roomAt = now
-}
-
-// mayGo reports whether n more bytes may go while the flows want the window.
-func (d *Datagrams) mayGo(n cc.Bytes, sparse bool) bool {
-	g := d.group
-	if g.alg == nil || d.loose+n <= floorSegments*g.mss { // nothing is known of the path yet, or little asked
-		return true
-	}
-	room := d.room
-	if sparse {
-		room += d.lendingBound()
-	}
-	return room >= min(n, d.own) // one that is larger than all goes when nothing else does
-}
-
-// lendingBound is what sparse flows may be lent.
-func (d *Datagrams) lendingBound() cc.Bytes { return d.usual.BytesIn(debtLasts) }
-
-// membersWantWindow reports whether a member wants more of the window than it has, or did
-// within the last round trip: a relay reads between two writes. One that waits for
-// its retransmission timer does not ask, but has not given up the window.
-func (g *group) membersWantWindow(now cc.Time) bool {
-	if g.wantedAt != 0 && now.Sub(g.wantedAt) <= max(g.rtt.srtt, leastTick) {
-		return true
-	}
-	return slices.ContainsFunc(g.alloc.members, func(m *member) bool { return m.wantsMore(now, &g.rtt) || m.timedOut })
-}
-
-// datagramsDelivered is how many bytes of datagrams in the window have been delivered
-// while acked bytes of the members were: on one path both fare alike. An algorithm
-// that took the members' rate for the path's would give the datagrams their share
-// of that, and then of what is left; and one that grows by what is acknowledged
-// would hardly do so beside many of them.
-func (g *group) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
-	if len(g.datagrams) == 0 {
-		return 0
-	}
-	for _, d := range g.datagrams {
-		d.retireOld(now)
-	}
-	return cc.Bytes(float64(acked) / float64(g.inflight+acked) * float64(g.datagramBytes(false)))
-}
-
-// wakeDatagrams wakes the datagrams that may go now.
-func (g *group) wakeDatagrams(now cc.Time) {
-	for _, d := range g.datagrams {
-		d.retireOld(now)
-		d.scheduleRetiring()
-		if d.waiting == 0 {
-			continue
-		}
-		d.refillRoom(now)
-		if g.membersWantWindow(now) && !d.mayGo(d.waiting, d.sparse) {
-			g.timers.scheduleAt(g, d.nextTryAt(now))
-			continue
-		}
-		d.waiting = 0
-		d.wake(now)
-	}
-}
-
 // Close leaves the group.
 func (d *Datagrams) Close() { d.closeFunc(d) }
+
+// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1) and
+// mac80211's target, for hops that are served in bursts.
+const (
+	fairQuantum cc.Bytes = 1514
+	codelTarget          = 20 * time.Millisecond
+)
+
+// A flow is sparse while it takes at most this part of what datagrams usually may,
+// measured over sparseOver; two frames always pass for that.
+const (
+	sparsePart = 1.0 / 3
+	sparseOver = 500 * time.Millisecond
+)
+
+// QueuedPackets and QueuedBytes are what a gateway lets wait of one peer's datagrams.
+const (
+	QueuedPackets          = 128
+	QueuedBytes   cc.Bytes = QueuedPackets * fairQuantum
+)
+
+// meteredFlows is of how many flows a queue knows the rate at once.
+const meteredFlows = 256
+
+// FairQueue holds the packets of several flows until the window that they share has
+// room: FQ-CoDel (RFC 8290) with a queue for each key instead of a hash. Sparse
+// flows come first, the others take turns by deficit round robin, and CoDel
+// (RFC 8289) drops from each queue by how long packets stand in it. RFC 8290 tells
+// sparse flows by their queues, which are empty once it is their turn. Here nobody
+// has a turn while the window is closed, so they are told by their rates. Calls
+// must not overlap.
+type FairQueue[K comparable, P any] struct {
+	window  *Datagrams
+	dropped func(P, Drop)
+
+	flows      map[K]*fairFlow[K, P]
+	fresh, old fairList[K, P] // those with packets: the sparse ones, the others
+	packets    int
+	bytes      cc.Bytes
+}
+
+// Drop says why a FairQueue dropped a packet.
+type Drop uint8
+
+// The reasons.
+const (
+	DroppedLate     Drop = iota // by CoDel: its flow's queue stood for too long
+	DroppedOverflow             // the queue was full, and its flow had the most in it
+)
+
+// fairFlow is a flow's queue.
+type fairFlow[K comparable, P any] struct {
+	key    K
+	queue  []fairPacket[P]
+	bytes  cc.Bytes
+	credit cc.Bytes // of the round robin
+	codel  CoDel
+	level  cc.Bytes // of a leaky bucket, filled by what the flow sends
+	at     cc.Time  // when it was filled last
+	sparse bool
+	listed bool            // in a list: it has packets, or had some a moment ago
+	next   *fairFlow[K, P] // in its list
+}
+
+type fairPacket[P any] struct {
+	at   cc.Time
+	size cc.Bytes
+	what P
+}
+
+// NewFairQueue returns an empty queue before a window. It calls dropped with each
+// packet that it will not return.
+func NewFairQueue[K comparable, P any](window *Datagrams, dropped func(P, Drop)) *FairQueue[K, P] {
+	return &FairQueue[K, P]{window: window, dropped: dropped, flows: map[K]*fairFlow[K, P]{}}
+}
+
+// Len returns how many packets wait, and their bytes.
+func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets, q.bytes }
+
+// Pass reports whether a packet of size bytes of the flow key may go at once, and
+// accounts for it. Otherwise it is to be pushed.
+func (q *FairQueue[K, P]) Pass(now cc.Time, key K, size cc.Bytes) bool {
+	f := q.meterFlow(now, key, size)
+	return q.packets == 0 && q.window.Take(now, size, f.sparse)
+}
+
+// Push adds a packet that Pass has refused.
+func (q *FairQueue[K, P]) Push(now cc.Time, key K, size cc.Bytes, what P) {
+	f := q.flows[key]
+	if !f.listed {
+		f.credit = fairQuantum
+		q.listFor(f).pushFlow(f)
+	}
+	f.queue = append(f.queue, fairPacket[P]{now, size, what})
+	f.bytes += size
+	q.packets++
+	q.bytes += size
+}
+
+// meterFlow notes that a flow sends size bytes.
+func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow[K, P] {
+	f := q.flows[key]
+	if f == nil {
+		if len(q.flows) >= meteredFlows {
+			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
+		}
+		f = &fairFlow[K, P]{key: key, at: now, codel: CoDel{Target: codelTarget}}
+		q.flows[key] = f
+	}
+	rate := cc.Rate(sparsePart * float64(q.window.Usual()))
+	most := max(2*fairQuantum, rate.BytesIn(sparseOver))
+	level := max(0, f.level-rate.BytesIn(now.Sub(f.at))) + size
+	f.sparse = level <= most
+	f.level, f.at = min(level, 2*most), now // so that it is forgotten soon
+	return f
+}
+
+// listFor is where f belongs.
+func (q *FairQueue[K, P]) listFor(f *fairFlow[K, P]) *fairList[K, P] {
+	if f.sparse {
+		return &q.fresh
+	}
+	return &q.old
+}
+
+// Trim drops packets from the head of the fattest flow's queue until at most so
+// many, of at most so many bytes, are left (RFC 8290 §4.1).
+func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
+	for q.packets > max(packets, 0) || q.packets > 0 && q.bytes > bytes {
+		var fattest *fairFlow[K, P]
+		for _, list := range [...]fairList[K, P]{q.fresh, q.old} {
+			for f := list.head; f != nil; f = f.next {
+				if fattest == nil || f.bytes > fattest.bytes {
+					fattest = f
+				}
+			}
+		}
+		q.dropped(q.takeHead(fattest), DroppedOverflow)
+	}
+}
+
+// Pop returns the packet that may go now; false: none does.
+func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
+	for f := q.nextFlow(); f != nil; f = q.nextFlow() {
+		head := f.queue[0]
+		if f.codel.Signals(now, now.Sub(head.at), f.bytes-head.size) {
+			q.dropped(q.takeHead(f), DroppedLate)
+			continue
+		}
+		if !q.window.Take(now, head.size, f.sparse) {
+			return what, false
+		}
+		f.credit -= head.size
+		return q.takeHead(f), true
+	}
+	return what, false
+}
+
+// nextFlow returns the flow whose turn it is (RFC 8290 §4.2); nil: nothing waits.
+func (q *FairQueue[K, P]) nextFlow() *fairFlow[K, P] {
+	for {
+		list := &q.fresh
+		if list.head == nil {
+			list = &q.old
+		}
+		f := list.head
+		switch {
+		case f == nil:
+			return nil
+		case len(f.queue) == 0:
+			list.popFlow()
+		case f.credit <= 0:
+			f.credit += fairQuantum
+			list.popFlow()
+			q.listFor(f).pushFlow(f)
+		default:
+			return f
+		}
+	}
+}
+
+// takeHead removes the head of f's queue.
+func (q *FairQueue[K, P]) takeHead(f *fairFlow[K, P]) P {
+	p := f.queue[0]
+	f.queue[0] = fairPacket[P]{}
+	if f.queue = f.queue[1:]; len(f.queue) == 0 {
+		f.queue = nil
+	}
+	f.bytes -= p.size
+	q.packets--
+	q.bytes -= p.size
+	return p.what
+}
+
+// fairList is a list of flows, first in, first out.
+type fairList[K comparable, P any] struct{ head, tail *fairFlow[K, P] }
+
+func (l *fairList[K, P]) pushFlow(f *fairFlow[K, P]) {
+	if l.head == nil {
+		l.head = f
+	} else {
+		l.tail.next = f
+	}
+	l.tail, f.listed = f, true
+}
+
+func (l *fairList[K, P]) popFlow() {
+	f := l.head
+	l.head, f.next, f.listed = f.next, nil, false
+}
+
+// CoDelInterval is the usual interval of CoDel (RFC 8289 §4.2): a long round trip.
+const CoDelInterval = 100 * time.Millisecond
+
+// CoDel is the state of RFC 8289 §5 for one queue.
+type CoDel struct {
+	Target time.Duration // that packets may stand for
+	Spare  cc.Bytes      // a queue with no more behind a packet is no standing one
+
+	above      cc.Time // when the delay will have been above the target for an interval; 0: it is not
+	next       cc.Time // when to signal again, while signalling
+	count      int     // signals since it began
+	last       int     // count when it last began
+	signalling bool
+}
+
+// Signals reports whether the packet at the head, which has waited for sojourn in a
+// queue with so many bytes behind it, is to tell its sender of congestion: by a drop
+// or, where it allows that, a mark.
+func (c *CoDel) Signals(now cc.Time, sojourn time.Duration, behind cc.Bytes) bool {
+	if sojourn < c.Target || behind <= c.Spare {
+		c.above, c.signalling = 0, false
+		return false
+	}
+	if c.above == 0 {
+		c.above = now.Add(CoDelInterval)
+	}
+	switch {
+	case now < c.above:
+		c.signalling = false
+		return false
+	case !c.signalling:
+		c.signalling = true
+		since := c.count - c.last
+		c.count = 1
+		if since > 1 && now.Sub(c.next) < 16*CoDelInterval { // it did so a moment ago: go on from there
+			c.count = since
+		}
+		c.last = c.count
+		c.next = now
+	case now < c.next:
+		return false
+	default:
+		c.count++
+	}
+	c.next = c.next.Add(time.Duration(float64(CoDelInterval) / math.Sqrt(float64(c.count))))
+	return true
+}

@@ -164,7 +164,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 				p.wait(time.Duration(rapid.IntRange(0, 50).Draw(rt, "ms")) * time.Millisecond)
 				p.wait(0)
 			}
-			m := d.group
+			m := d.home.Load()
 			sum := cc.Bytes(0)
 			for _, c := range d.chunks {
 				sum += c.n

@@ -166,7 +166,7 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 	assert.Len(t, mgr.hosts, 2)
 	assert.Equal(t, 1, mgr.Hint(to("192.0.2.0"), cc.Hint{At: 1000, Capacity: 9}))
 	for _, r := range mgr.hosts[addr("192.0.2.0")] {
-		assert.EqualValues(t, 9, r.group.caps.hint.Capacity)
+		assert.EqualValues(t, 9, r.group.hints.newest.Capacity)
 	}
 }
 

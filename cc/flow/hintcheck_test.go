@@ -113,10 +113,10 @@ func TestOthersOfTheHostTakeTheirPartOfAHint(t *testing.T) {
 	a, b := p.open(capped(1000, 1)).warm(), p.open(Terms{
 		Group: "other", Host: addr("192.0.2.1"), Algorithm: "static", Params: cc.Params{"cwnd_packets": 10},
 	}).warm()
-	b.group().caps.check.since, b.group().caps.check.got = p.now, 4e6
+	b.group().hints.check.since, b.group().hints.check.got = p.now, 4e6
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 10e6})
-	assert.EqualValues(t, 6e6, a.group().caps.check.told)
-	assert.EqualValues(t, 10e6, b.group().caps.check.told, "nothing is delivered to the other")
+	assert.EqualValues(t, 6e6, a.group().hints.check.told)
+	assert.EqualValues(t, 10e6, b.group().hints.check.told, "nothing is delivered to the other")
 }
 
 func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {

@@ -1,15 +1,11 @@
-// Package flow turns what a transport reports about its bytes into the events
-// of a congestion-control algorithm, and the algorithm's limits into grants.
-// Flows of one group share one algorithm instance and one window, as those of a
-// macroflow do (RFC 3124).
-//
-// It does no I/O and reads no clock: time comes in with every call.
 package flow
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -66,6 +62,11 @@ type Leg struct {
 	Wake     func()      // a refused Take may succeed now; nil: nobody to tell
 }
 
+// Grant is the answer to Take.
+type Grant struct {
+	Bytes cc.Bytes // may be written now; 0: wait for Leg.Wake, which comes when asking again may help
+}
+
 // Terms are what policy grants a flow.
 type Terms struct {
 	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
@@ -85,33 +86,10 @@ type Terms struct {
 	Alone            bool // no other flow will ever have that Group: nothing of it is kept once the flow is closed
 }
 
-// Class is what a flow is for (Janus, TMC 2018, §4.1).
-type Class uint8
-
-// The classes: who shares a window with others is served by them.
-const (
-	Bulk Class = iota // takes what is left, at leisure
-	// short and awaited: has its share at once, before Bulk flows have fallen back to theirs
-	DelaySensitive
-	Guarantee // has its Target before others share the rest, and no more than a little above it
-)
-
-var classNames = [...]string{"bulk", "delay_sensitive", "guarantee"}
-
-// String returns the name used in configuration, metrics and JSON.
-func (c Class) String() string { return classNames[c] }
-
-// ParseClass is the inverse of String.
-func ParseClass(s string) (Class, error) {
-	if i := slices.Index(classNames[:], s); i >= 0 {
-		return Class(i), nil
-	}
-	return Bulk, fmt.Errorf("%q is not one of %s", s, strings.Join(classNames[:], ", "))
-}
-
-// Grant is the answer to Take.
-type Grant struct {
-	Bytes cc.Bytes // may be written now; 0: wait for Leg.Wake, which comes when asking again may help
+// Check tells what Open would refuse of t.
+func (t Terms) Check() error {
+	_, err := t.resolveWith(cc.Lookup)
+	return err
 }
 
 // checkClass tells what is wrong with what t asks of the window.
@@ -141,3 +119,84 @@ func lesserRate(a, b cc.Rate) cc.Rate {
 	}
 	return a
 }
+
+// Class is what a flow is for (Janus, TMC 2018, §4.1).
+type Class uint8
+
+// The classes: who shares a window with others is served by them.
+const (
+	Bulk Class = iota // takes what is left, at leisure
+	// short and awaited: has its share at once, before Bulk flows have fallen back to theirs
+	DelaySensitive
+	Guarantee // has its Target before others share the rest, and no more than a little above it
+)
+
+var classNames = [...]string{"bulk", "delay_sensitive", "guarantee"}
+
+// String returns the name used in configuration, metrics and JSON.
+func (c Class) String() string { return classNames[c] }
+
+// ParseClass is the inverse of String.
+func ParseClass(s string) (Class, error) {
+	if i := slices.Index(classNames[:], s); i >= 0 {
+		return Class(i), nil
+	}
+	return Bulk, fmt.Errorf("%q is not one of %s", s, strings.Join(classNames[:], ", "))
+}
+
+// resolved is what Terms say about the group they lead to.
+type resolved struct {
+	key, name string
+	spec      cc.Spec
+	params    cc.Params
+	receives  bool
+}
+
+func (t Terms) resolveWith(lookup func(string) (cc.Spec, error)) (resolved, error) {
+	spec, err := lookup(t.Algorithm)
+	if err != nil {
+		return resolved{}, err
+	}
+	params, err := spec.Resolve(t.Params)
+	if err != nil {
+		return resolved{}, err
+	}
+	if t.Weight < 0 || t.Weight > MaxWeight {
+		return resolved{}, fmt.Errorf("weight %d is not between 0 and %d", t.Weight, MaxWeight)
+	}
+	if err := t.checkClass(); err != nil {
+		return resolved{}, err
+	}
+	if err := spec.CheckReceives(); t.Receives && err != nil {
+		return resolved{}, err
+	}
+	return resolved{groupKey(t.Group, spec.Name, params, t.Receives), t.Group, spec, params, t.Receives}, nil
+}
+
+// MaxWeight bounds Terms.Weight: a window times all weights fits an int64.
+const MaxWeight = 1000
+
+// groupKey tells groups apart: flows share a window only when they would run it the
+// same way.
+func groupKey(name, algorithm string, p cc.Params, receives bool) string {
+	var b strings.Builder
+	if receives {
+		b.WriteByte(0)
+	}
+	b.WriteString(name)
+	b.WriteByte(0)
+	b.WriteString(algorithm)
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		b.WriteByte(0)
+		b.WriteString(strconv.FormatFloat(p[name], 'g', -1, 64))
+	}
+	return b.String()
+}
+
+// ReceiveBulk is how much of a stream has come before its window is held: what Linux
+// lets a peer send first. Shorter requests are left alone.
+const ReceiveBulk cc.Bytes = 64 << 10
+
+// firstReceive is the first window of a group that receives: a sender that has just sent
+// ReceiveBulk in slow start has a little more in flight.
+const firstReceive = 2 * ReceiveBulk

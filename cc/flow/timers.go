@@ -7,98 +7,96 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// tickInterval is how often at most a group divides its window, and how long a timer
-// that came late may be late again: datapaths tick about as often.
+// tickInterval is the least time between two divisions of a window among many members.
+// Datapaths call Manager.Tick about as often.
 const tickInterval = time.Millisecond
 
-// leastTick keeps an algorithm that asks for ticks in the past from having
-// nothing else happen.
+// leastTick is the least delay until the next tick. It bounds the load of an algorithm that asks for
+// ticks in the past.
 const leastTick = 100 * time.Microsecond
 
-// ticker is called when its timer has come.
-type ticker interface {
-	onTimer(now cc.Time)
-	timerState() *timer
-}
-
-// timer is a ticker's place in the heap. The mutex of the timers that it is in guards it.
+// timer calls its owner once, at the time for which it was last scheduled.
 type timer struct {
-	place int // counted from 1; 0: it is not there
+	owner timerOwner
+	index int // in timers.due, counted from 1; 0: not scheduled. The mutex of timers guards it.
 }
 
-func (t *timer) timerState() *timer { return t }
+// timerOwner is a group, a flow that waits for its pacer, or a maximum rate.
+type timerOwner interface {
+	onTimer(now cc.Time) // runs without the mutex of timers
+}
 
-// timers calls tickers in time. Its mutex is taken last.
+// timers calls the owners of one shard's timers when they are due. Its mutex is taken last.
 type timers struct {
-	arm func(at cc.Time) // told when the earliest timer changes; nil: nobody to tell
+	arm func(at cc.Time) // called when the earliest timer changes, with mu held; nil: not called
 	mu  sync.Mutex
 	due dueHeap
 }
 
-// scheduleAt has g called at t, unless it will be called before.
-func (t *timers) scheduleAt(g ticker, at cc.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	due := g.timerState()
+// scheduleAt schedules t for at, unless it is due earlier.
+func (s *timers) scheduleAt(t *timer, at cc.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
-	case due.place == 0:
-		t.due = append(t.due, entry{})
-		t.due.siftUp(len(t.due)-1, entry{at, g, due})
-	case t.due[due.place-1].at <= at:
+	case t.index == 0:
+		s.due = append(s.due, entry{})
+		s.due.siftUp(len(s.due)-1, entry{at, t})
+	case s.due[t.index-1].at <= at:
 		return
 	default:
-		t.due.siftUp(due.place-1, entry{at, g, due})
+		s.due.siftUp(t.index-1, entry{at, t})
 	}
-	if t.arm != nil && due.place == 1 {
-		t.arm(at)
-	}
-}
-
-// cancelTimer has g not called any more.
-func (t *timers) cancelTimer(g ticker) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if place := g.timerState().place; place > 0 {
-		t.due.removeAt(place - 1)
+	if s.arm != nil && t.index == 1 {
+		s.arm(at)
 	}
 }
 
-// runDue calls the tickers that are due at now, and returns when the next one is;
-// cc.Never: there is none.
-func (t *timers) runDue(now cc.Time) cc.Time {
+// cancelTimer unschedules t.
+func (s *timers) cancelTimer(t *timer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.index > 0 {
+		s.due.removeAt(t.index - 1)
+	}
+}
+
+// runDue calls the owners of the timers that are due at now. It returns when the next timer is due;
+// cc.Never: none is scheduled.
+func (s *timers) runDue(now cc.Time) cc.Time {
 	for {
-		t.mu.Lock()
-		if len(t.due) == 0 || t.due[0].at > now {
+		s.mu.Lock()
+		if len(s.due) == 0 || s.due[0].at > now {
 			next := cc.Never
-			if len(t.due) > 0 {
-				next = t.due[0].at
+			if len(s.due) > 0 {
+				next = s.due[0].at
 			}
-			t.mu.Unlock()
+			s.mu.Unlock()
 			return next
 		}
-		g := t.due[0].ticker
-		t.due.removeAt(0)
-		t.mu.Unlock()
-		g.onTimer(now)
+		t := s.due[0].timer
+		s.due.removeAt(0)
+		s.mu.Unlock()
+		t.owner.onTimer(now)
 	}
 }
 
-// dueHeap orders tickers by when they want to be called. Each is in it at most once. To compare two
-// it reads nothing but the heap itself: with thousands of flows each of theirs is a cache miss.
+// dueHeap is a binary heap with the earliest timer first. Each timer is in it at most once.
+// Comparing two entries reads only the heap, because with thousands of flows each timer is a cache miss.
 type dueHeap []entry
 
+// entry is a timer with the time for which it is scheduled.
 type entry struct {
-	at     cc.Time
-	ticker ticker
-	timer  *timer // the ticker's
+	at    cc.Time
+	timer *timer
 }
 
+// putAt writes e at index i and records the index in its timer.
 func (h dueHeap) putAt(i int, e entry) {
 	h[i] = e
-	e.timer.place = i + 1
+	e.timer.index = i + 1
 }
 
-// siftUp puts e in the place i, or above it.
+// siftUp writes e at index i or at an ancestor of it.
 func (h dueHeap) siftUp(i int, e entry) {
 	for i > 0 {
 		parent := (i - 1) / 2
@@ -111,7 +109,7 @@ func (h dueHeap) siftUp(i int, e entry) {
 	h.putAt(i, e)
 }
 
-// siftDown puts e in the place i, or below it, and returns where.
+// siftDown writes e at index i or at a descendant of it, and returns the index.
 func (h dueHeap) siftDown(i int, e entry) int {
 	for {
 		child := 2*i + 1
@@ -128,8 +126,9 @@ func (h dueHeap) siftDown(i int, e entry) int {
 	return i
 }
 
+// removeAt removes the entry at index i.
 func (h *dueHeap) removeAt(i int) {
-	(*h)[i].timer.place = 0
+	(*h)[i].timer.index = 0
 	last := len(*h) - 1
 	e := (*h)[last]
 	(*h)[last] = entry{}

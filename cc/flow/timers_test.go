@@ -18,12 +18,12 @@ type paced struct {
 	every  time.Duration
 	_      [1024]byte // of a flow and what belongs to it: none is in the cache when its turn comes
 	calls  []cc.Time
-	timer
+	timer  timer
 }
 
 func (p *paced) onTimer(now cc.Time) {
 	if p.every > 0 {
-		p.timers.scheduleAt(p, now.Add(p.every))
+		p.timers.scheduleAt(&p.timer, now.Add(p.every))
 	} else {
 		p.calls = append(p.calls, now)
 	}
@@ -36,14 +36,15 @@ func TestTimersCallInOrderWhatIsNotCancelled(t *testing.T) {
 	var tickers []*paced
 	for range 500 {
 		p := &paced{}
+		p.timer.owner = p
 		tickers = append(tickers, p)
 		due[p] = cc.Time(1 + rng.IntN(1000))
-		all.scheduleAt(p, due[p])
+		all.scheduleAt(&p.timer, due[p])
 	}
 	for range 1000 {
 		p := tickers[rng.IntN(len(tickers))]
 		if rng.IntN(4) == 0 {
-			all.cancelTimer(p)
+			all.cancelTimer(&p.timer)
 			delete(due, p)
 			continue
 		}
@@ -51,7 +52,7 @@ func TestTimersCallInOrderWhatIsNotCancelled(t *testing.T) {
 		if before, waits := due[p]; !waits || at < before {
 			due[p] = at
 		}
-		all.scheduleAt(p, at)
+		all.scheduleAt(&p.timer, at)
 	}
 	for now := all.runDue(0); now != cc.Never; now = all.runDue(now) {
 		require.LessOrEqual(t, now, cc.Time(1000))
@@ -73,11 +74,12 @@ func BenchmarkTimers(b *testing.B) {
 	tickers := make([]*paced, flows)
 	for i := range tickers {
 		tickers[i] = &paced{timers: &all, every: time.Duration(5+rng.IntN(10)) * time.Millisecond}
+		tickers[i].timer.owner = tickers[i]
 	}
 	rng.Shuffle(flows, func(i, j int) { tickers[i], tickers[j] = tickers[j], tickers[i] })
 	now := cc.Time(time.Second)
 	for _, p := range tickers {
-		all.scheduleAt(p, now.Add(time.Duration(rng.Int64N(int64(10*time.Millisecond)))))
+		all.scheduleAt(&p.timer, now.Add(time.Duration(rng.Int64N(int64(10*time.Millisecond)))))
 	}
 	now = all.runDue(now)
 	b.ReportAllocs()

@@ -6,6 +6,37 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+// freshHint is how old a hint may be at the most and still say how the path is:
+// the longer of this and three smoothed round trips.
+const freshHint = time.Second
+
+// hints is what the network says of a group's path.
+type hints struct {
+	newest   cc.Hint
+	known    bool // there has been one
+	check    hintCheck
+	believed cc.Hint // newest as far as it is believed
+}
+
+// lifetime is how old a hint may be at the most and still say how the path is.
+func (h *hints) lifetime(srtt time.Duration) time.Duration { return max(freshHint, 3*srtt) }
+
+// isFresh reports whether there is a hint that still says how the path is.
+func (h *hints) isFresh(now cc.Time, srtt time.Duration) bool {
+	return h.known && h.newest.Age(now) <= h.lifetime(srtt)
+}
+
+// addHint takes in a hint, unless a newer one is known, and reports whether it did.
+func (h *hints) addHint(hint cc.Hint, others cc.Rate) bool {
+	if h.known && hint.At < h.newest.At {
+		return false
+	}
+	h.newest, h.known = hint, true
+	h.check.addHint(&hint, others)
+	h.believed = h.check.correctedHint(hint)
+	return true
+}
+
 // hintCheck holds what hints say of a path against what is delivered over it, which
 // PBE-CC (SIGCOMM 2020 §7) leaves to future work. A hint is believed at once, whether it
 // says more than the one before or less. It is doubted where delivery contradicts it:
@@ -397,15 +428,4 @@ func (k *hintCheck) certainDoubt() HintDoubt {
 		return HintTooLow
 	}
 	return ""
-}
-
-// takeHintNews is what is to be told of g's hints, and whether there is anything.
-func (g *group) takeHintNews() (news HintNews, is bool) {
-	k := &g.caps.check
-	doubt := k.certainDoubt()
-	if doubt == k.reported {
-		return HintNews{}, false
-	}
-	k.reported = doubt
-	return HintNews{g.name, g.spec.Name, doubt, k.told, k.got, k.believedRate(k.told)}, true
 }
