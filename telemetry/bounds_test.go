@@ -4,8 +4,10 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -146,7 +148,10 @@ func TestRefusalsAtPortsOfTelemetryAreCounted(t *testing.T) {
 	p.connect(maxPerSource+3, "198.51.100.1:4000")
 	o := busyOptions(&handClock{t: 1})
 	o.Ports = map[string]*BoundedListener{"health": p.bound}
-	text := string(NewExporter(busyProxy(), o).Append(nil))
-	assert.Contains(t, text, `penstock_telemetry_rejections_total{listener="health",reason="source_limit"} 3`)
-	assert.Contains(t, text, `penstock_telemetry_rejections_total{listener="health",reason="listener_limit"} 0`)
+	assert.NoError(t, testutil.GatherAndCompare(NewRegistry(busyProxy(), o), strings.NewReader(`
+# HELP penstock_telemetry_rejections_total Connections to a port of telemetry that were closed at once, by the bound that they met.
+# TYPE penstock_telemetry_rejections_total counter
+penstock_telemetry_rejections_total{listener="health",reason="listener_limit"} 0
+penstock_telemetry_rejections_total{listener="health",reason="source_limit"} 3
+`), "penstock_telemetry_rejections_total"))
 }

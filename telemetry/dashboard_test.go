@@ -58,13 +58,11 @@ func TestTheDashboardShowsEveryFamily(t *testing.T) {
 
 // familyLabels returns the labels of all families of the proxy, by name.
 func familyLabels() map[string][]string {
-	families := map[string][]string{}
-	for _, m := range metrics {
-		if familyName.MatchString(m.name) {
-			families[m.name] = m.labels
-		}
+	of := map[string][]string{}
+	for _, f := range families {
+		of[f.name] = f.labels
 	}
-	return families
+	return of
 }
 
 // labels are those that a query groups by and that its legend shows.

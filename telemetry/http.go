@@ -3,7 +3,6 @@ package telemetry
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,9 +16,11 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/telemetry/page"
@@ -43,7 +44,7 @@ const (
 // Pages is what the HTTP server shows.
 type Pages struct {
 	Source  Source
-	Metrics *Exporter
+	Metrics prometheus.Gatherer
 	// Page is what a browser shows at /; nil: there is none.
 	Page *page.Page
 	// Ready says what keeps the proxy from serving new connections; nil: it serves.
@@ -69,8 +70,7 @@ type Pages struct {
 // browser on this machine cannot read them by pointing its own name here.
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
-	scrapes := make(chan struct{}, maxScrapes)
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) { p.serveMetrics(w, r, scrapes) })
+	mux.HandleFunc("GET /metrics", p.metricsHandler())
 	p.addHealthPages(mux)
 	mux.HandleFunc("GET /flows", p.serveFlows)
 	mux.HandleFunc("GET /hosts", p.serveHosts)
@@ -147,34 +147,40 @@ func (p Pages) serveReady(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ready")
 }
 
-func (p Pages) serveMetrics(w http.ResponseWriter, r *http.Request, scrapes chan struct{}) {
-	text, err := p.collectMetrics(scrapes)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+// metricsHandler returns a handler that answers scrapes in the format and the compression that the client asks for. It
+// puts an answer together before it sends any of it, so a client that is slow to read takes none of the maxScrapes
+// places.
+func (p Pages) metricsHandler() http.HandlerFunc {
+	o := promhttp.HandlerOpts{
+		ErrorHandling:       promhttp.ContinueOnError, // a faulty sample hides no other
+		MaxRequestsInFlight: maxScrapes,
+		EnableOpenMetrics:   true,
 	}
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		w.Header().Set("Content-Encoding", "gzip")
-		zip := gzip.NewWriter(w)
-		_, err = zip.Write(text)
-		err = errors.Join(err, zip.Close())
-	} else {
-		_, err = w.Write(text)
+	if p.Log != nil {
+		o.ErrorLog = slog.NewLogLogger(p.Log.Handler(), slog.LevelWarn)
 	}
-	p.logUnsent(r, err)
+	scrape := promhttp.HandlerFor(p.Metrics, o)
+	return func(w http.ResponseWriter, r *http.Request) {
+		answer := bufferedAnswer{ResponseWriter: w, code: http.StatusOK}
+		scrape.ServeHTTP(&answer, r)
+		w.WriteHeader(answer.code)
+		_, err := answer.body.WriteTo(w)
+		p.logUnsent(r, err)
+	}
 }
 
-// collectMetrics puts the metrics together. Who is slow to read them keeps nobody from it.
-func (p Pages) collectMetrics(scrapes chan struct{}) ([]byte, error) {
-	select {
-	case scrapes <- struct{}{}:
-		defer func() { <-scrapes }()
-		return p.Metrics.Append(nil), nil
-	default:
-		return nil, errors.New("the metrics are being put together for others")
-	}
+// bufferedAnswer is an http.ResponseWriter that keeps status and body for later.
+type bufferedAnswer struct {
+	http.ResponseWriter
+	code int
+	body bytes.Buffer
 }
+
+// WriteHeader implements http.ResponseWriter.
+func (a *bufferedAnswer) WriteHeader(code int) { a.code = code }
+
+// Write implements http.ResponseWriter.
+func (a *bufferedAnswer) Write(text []byte) (int, error) { return a.body.Write(text) }
 
 // logUnsent logs that an answer could not be sent.
 func (p Pages) logUnsent(r *http.Request, err error) {

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,7 @@ import (
 func pages(src Source) Pages {
 	clock := &handClock{t: 1}
 	return Pages{
-		Source: src, Metrics: NewExporter(src, busyOptions(clock)),
+		Source: src, Metrics: NewRegistry(src, busyOptions(clock)),
 		Page: page.New(page.Options{Source: src, Clock: clock.now, Wall: time.Now}),
 	}
 }
@@ -318,14 +319,31 @@ func TestPeersShowEveryField(t *testing.T) {
 	}, got)
 }
 
-func TestMetricsAreCompressedForThoseWhoTakeIt(t *testing.T) {
-	server := httptest.NewServer(pages(busyProxy()).Handler(true))
-	defer server.Close()
-	answer, err := server.Client().Get(server.URL + "/metrics") // asks for gzip and unpacks it
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	assert.True(t, answer.Uncompressed)
-	assert.Contains(t, string(text), "penstock_flows_total{")
+func TestScrapersGetTheFormatTheyAskFor(t *testing.T) {
+	for name, c := range map[string]struct{ accept, encoding, contentType, ends string }{
+		"text":        {"", "", "text/plain; version=0.0.4", "\n"},
+		"compressed":  {"", "gzip", "text/plain; version=0.0.4", "\n"},
+		"OpenMetrics": {"application/openmetrics-text;version=1.0.0", "", "application/openmetrics-text; version=1.0.0", "\n# EOF\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := httptest.NewRequest(http.MethodGet, "http://localhost/metrics", http.NoBody)
+			req.Header.Set("Accept", c.accept)
+			req.Header.Set("Accept-Encoding", c.encoding)
+			rec := httptest.NewRecorder()
+			pages(busyProxy()).Handler(true).ServeHTTP(rec, req)
+			require.Equal(t, http.StatusOK, rec.Code)
+			assert.Equal(t, c.encoding, rec.Header().Get("Content-Encoding"))
+			assert.Contains(t, rec.Header().Get("Content-Type"), c.contentType)
+			body := io.Reader(rec.Body)
+			if c.encoding == "gzip" {
+				unpacked, err := gzip.NewReader(body)
+				require.NoError(t, err)
+				body = unpacked
+			}
+			text, err := io.ReadAll(body)
+			require.NoError(t, err)
+			assert.Contains(t, string(text), "\npenstock_flows_total{")
+			assert.True(t, strings.HasSuffix(string(text), c.ends), "%q", text[len(text)-40:])
+		})
+	}
 }

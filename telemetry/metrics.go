@@ -4,7 +4,12 @@
 package telemetry
 
 import (
+	runtimemetrics "runtime/metrics"
+	"slices"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -169,20 +174,44 @@ var (
 			"what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
-// Exporter turns snapshots into metrics.
-type Exporter struct {
+// collector implements prometheus.Collector: each scrape takes the proxy's snapshots anew.
+type collector struct {
 	src    Source
 	o      Options
 	sample *sampler
 }
 
-// NewExporter returns one for all metrics of src and of the process.
-func NewExporter(src Source, o Options) *Exporter {
-	return &Exporter{src: src, o: o, sample: newSampler()}
+// NewRegistry returns a registry of all metrics of src, of the process and of Go's runtime.
+func NewRegistry(src Source, o Options) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		&collector{src: src, o: o, sample: newSampler()},
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewGoCollector(),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "go_gc_cycles_total", Help: "Collections of garbage.",
+		}, countGCCycles),
+	)
+	return r
 }
 
-// Append appends all metrics in Prometheus's text format.
-func (e *Exporter) Append(text []byte) []byte {
+// countGCCycles returns the garbage collections since the start.
+func countGCCycles() float64 {
+	value := []runtimemetrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}}
+	runtimemetrics.Read(value)
+	return float64(value[0].Value.Uint64())
+}
+
+// Describe implements prometheus.Collector.
+func (e *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, f := range families {
+		out <- f.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (e *collector) Collect(samples chan<- prometheus.Metric) {
+	out := sink(samples)
 	live, loads, sample := newLive(), peerLoads{}, e.sample.beginSample(e.o.Clock())
 	counters := e.src.Snapshot(func(f *proxy.FlowInfo) {
 		live.countFlow(f)
@@ -191,13 +220,16 @@ func (e *Exporter) Append(text []byte) []byte {
 	})
 	sample.endSample()
 	loads.addCounters(counters.Peers)
-	out := sink{}
 	e.writeFacts(out)
 	out.putSample(draining, oneIf(counters.Draining))
 	out.putSample(hostsActive, float64(counters.Sources))
 	out.putSample(limit, float64(counters.Limit))
+	rejected := map[rejection]uint64{}
 	for _, l := range counters.Listeners {
 		out.writeListener(l)
+		for reason, n := range l.Rejected {
+			rejected[rejection{l.Listener, reason}] += n
+		}
 	}
 	for _, r := range counters.Routes {
 		out.writeRoute(r)
@@ -205,15 +237,26 @@ func (e *Exporter) Append(text []byte) []byte {
 	for _, t := range e.src.Tunnels() {
 		out.writeTunnel(t, e.o.Wall())
 		out.writePeers(t, loads)
+		if t.Unauthorized > 0 {
+			rejected[rejection{t.Listener, proxy.RejectedAuth}] += t.Unauthorized
+		}
+	}
+	for r, n := range rejected {
+		out.putSample(rejections, float64(n), r.listener, string(r.reason))
 	}
 	live.writeMetrics(out)
 	sumGroups(e.src.Groups()).writeMetrics(out)
 	e.sample.writeMetrics(out)
-	out.writeProcess(e.o.Facts)
-	return out.appendFamilies(text)
 }
 
-func (e *Exporter) writeFacts(out sink) {
+// rejection is a listener and why it rejected connections. Some are counted by the proxy and some by a tunnel, which
+// sees requests before there are connections; a series must have one sample.
+type rejection struct {
+	listener string
+	reason   proxy.Reason
+}
+
+func (e *collector) writeFacts(out sink) {
 	f := e.o.Facts
 	out.putSample(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
 	out.putSample(startTime, f.Start)
@@ -221,7 +264,7 @@ func (e *Exporter) writeFacts(out sink) {
 		out.writeConfig(e.o.Config())
 	}
 	out.putSample(datapathInfo, 1, f.Tier, f.Envelope)
-	for _, words := range f.Missing {
+	for _, words := range slices.Compact(slices.Sorted(slices.Values(f.Missing))) {
 		out.putSample(missing, 1, words)
 	}
 	if e.o.Load != nil {
@@ -282,9 +325,6 @@ func (s sink) writeLoad(l Load) {
 func (s sink) writeListener(l proxy.ListenerCounters) {
 	s.putSample(conns, float64(l.Active), l.Listener)
 	s.putSample(accepted, float64(l.Accepted), l.Listener)
-	for reason, n := range l.Rejected {
-		s.putSample(rejections, float64(n), l.Listener, string(reason))
-	}
 	s.putHistogram(setup, l.Setup, l.Listener)
 	s.putHistogram(dial, l.Dial, l.Listener)
 }

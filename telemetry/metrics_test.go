@@ -1,9 +1,6 @@
 package telemetry
 
 import (
-	"bytes"
-	"cmp"
-	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -14,8 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -28,7 +23,7 @@ func busyOptions(clock *handClock) Options {
 	return Options{
 		Facts: Facts{
 			Version: "v1.2.3", Revision: "abc", GoVersion: "go1.26", Start: 1.7e9,
-			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"},
+			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded", "bbr: not loaded"},
 		},
 		Clock: clock.now,
 		Wall:  func() time.Time { return time.Unix(1.7e9+60, 0) },
@@ -49,21 +44,6 @@ func busyOptions(clock *handClock) Options {
 	}
 }
 
-// scraped has Prometheus's parser read what an exporter writes.
-func scraped(src Source, o Options) prometheus.Gatherer {
-	e := NewExporter(src, o)
-	return prometheus.Gatherers{prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		parser := expfmt.NewTextParser(model.UTF8Validation)
-		families, err := parser.TextToMetricFamilies(bytes.NewReader(e.Append(nil)))
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int { return cmp.Compare(a.GetName(), b.GetName()) })
-			}
-		}
-		return slices.Collect(maps.Values(families)), err
-	})} // which sorts, and refuses what is there twice
-}
-
 // gather returns the families by name.
 func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 	t.Helper()
@@ -77,7 +57,7 @@ func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
 }
 
 func TestMetricsFollowTheConventions(t *testing.T) {
-	problems, err := testutil.GatherAndLint(scraped(busyProxy(), busyOptions(&handClock{t: 1})))
+	problems, err := testutil.GatherAndLint(NewRegistry(busyProxy(), busyOptions(&handClock{t: 1})))
 	require.NoError(t, err)
 	for _, p := range problems {
 		assert.Fail(t, p.Metric+": "+p.Text)
@@ -85,8 +65,8 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 }
 
 func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
-	shown := gather(t, scraped(busyProxy(), busyOptions(&handClock{t: 1})))
-	for _, m := range metrics {
+	shown := gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1})))
+	for _, m := range families {
 		assert.True(t, shown[m.name] != nil || strings.HasPrefix(m.name, "penstock_agent_"), m.name)
 	}
 }
@@ -95,13 +75,13 @@ func TestLabelsAreEscaped(t *testing.T) {
 	words := "a \"quoted\" back\\slash,\n{and} more"
 	options := busyOptions(&handClock{t: 1})
 	options.Facts.Missing = []string{words + "\xff"}
-	shown := gather(t, scraped(busyProxy(), options))["penstock_datapath_missing"].GetMetric()
+	shown := gather(t, NewRegistry(busyProxy(), options))["penstock_datapath_missing"].GetMetric()
 	require.Len(t, shown, 1)
 	assert.Equal(t, words+"\uFFFD", shown[0].GetLabel()[0].GetValue())
 }
 
 func TestTheProcessIsShown(t *testing.T) {
-	shown := gather(t, scraped(busyProxy(), busyOptions(&handClock{t: 1})))
+	shown := gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1})))
 	for _, name := range []string{"process_cpu_seconds_total", "go_memstats_alloc_bytes_total"} {
 		assert.Positive(t, shown[name].GetMetric()[0].GetCounter().GetValue(), name)
 	}
@@ -121,7 +101,7 @@ func TestLabelsAreBounded(t *testing.T) {
 		"doubt",
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
-	for name, family := range gather(t, scraped(busyProxy(), busyOptions(&handClock{t: 1}))) {
+	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {
 		if !strings.HasPrefix(name, "penstock_") {
 			continue
 		}
@@ -178,7 +158,7 @@ penstock_flow_duration_seconds_count{listener="lan",rule="all"} 6
 # HELP penstock_flow_rejections_total Connections that were accepted and never relayed, by why.
 # TYPE penstock_flow_rejections_total counter
 penstock_flow_rejections_total{listener="lan",reason="dial_refused"} 5
-penstock_flow_rejections_total{listener="vpn",reason="auth"} 2
+penstock_flow_rejections_total{listener="vpn",reason="auth"} 3
 # HELP penstock_group_borrowed_bytes Bytes in flight beyond members' shares by weight, of what others leave, summed over groups.
 # TYPE penstock_group_borrowed_bytes gauge
 penstock_group_borrowed_bytes{algorithm="copa"} 6000
@@ -310,14 +290,14 @@ penstock_tunnel_up{listener="vpn2"} 0
 			names = append(names, strings.Fields(name)[0])
 		}
 	}
-	registry := scraped(busyProxy(), busyOptions(&handClock{t: 1}))
+	registry := NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))
 	assert.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), names...))
 }
 
 func TestBusyLegsAreSampledOnceASecond(t *testing.T) {
 	clock := &handClock{t: cc.Time(time.Second)}
 	src := busyProxy()
-	registry := scraped(src, busyOptions(clock))
+	registry := NewRegistry(src, busyOptions(clock))
 	// rtt counts the observations of the client's leg.
 	rtt := func() uint64 {
 		for _, m := range gather(t, registry)["penstock_tcp_rtt_seconds"].GetMetric() {
@@ -371,7 +351,7 @@ func TestTheRestOfAWindowWithoutBoundIsLeftOut(t *testing.T) {
 // leaves behind.
 func TestDashboardAndAlertsAskForMetricsThatThereAre(t *testing.T) {
 	names := map[string]bool{}
-	for _, m := range metrics {
+	for _, m := range families {
 		names[m.name] = true
 	}
 	for _, path := range []string{"../deploy/grafana.json", "../deploy/alerts.yaml"} {

@@ -112,7 +112,7 @@ func totals(t *testing.T, g prometheus.Gatherer) map[string]float64 {
 
 func TestCountersMoveWhileFlowsLiveAndNeverGoBack(t *testing.T) {
 	p, clock, addr := startProxy(t, bulk)
-	registry := scraped(p, Options{Clock: clock})
+	registry := NewRegistry(p, Options{Clock: clock})
 	target := echo(t)
 
 	const (
@@ -173,7 +173,7 @@ func bytesTotalOf(t *testing.T, g prometheus.Gatherer, direction string) float64
 
 func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
 	p, clock, addr := startProxy(t, bulk)
-	pages := Pages{Source: p, Metrics: NewExporter(p, Options{Clock: clock})}
+	pages := Pages{Source: p, Metrics: NewRegistry(p, Options{Clock: clock})}
 	server := httptest.NewServer(pages.Handler(true))
 	defer server.Close()
 
@@ -188,7 +188,7 @@ func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	assert.GreaterOrEqual(t, bytesTotalOf(t, scraped(p, Options{Clock: clock}), "up"), 5000.0, "counted while open")
+	assert.GreaterOrEqual(t, bytesTotalOf(t, NewRegistry(p, Options{Clock: clock}), "up"), 5000.0, "counted while open")
 	flows, _ := listFlows(t, pages, "/flows")
 	require.Len(t, flows, 1)
 	f := flows[0]

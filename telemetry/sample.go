@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -21,10 +22,35 @@ const sampleEvery = time.Second
 // true when they fell silent. The counts never go back, so rates and quantiles
 // over time work as for any histogram.
 type sampler struct {
-	mu   sync.Mutex
-	of   map[distribution]*datapath.Histogram
-	last cc.Time
-	seen []moved // at the last sample, by flow
+	mu      sync.Mutex
+	last    cc.Time
+	seen    []moved // at the last sample, by flow
+	client  legDistributions
+	server  legDistributions
+	control map[controlKey]*distribution // queueing delays
+}
+
+// legDistributions are those of the legs of one side.
+type legDistributions struct{ rtt, minRTT, queueing, delivery distribution }
+
+// distribution is a histogram that grows by single values. The zero value is empty.
+type distribution struct{ datapath.Histogram }
+
+// observeValue counts v in one of the buckets with these bounds, which are the same in each call.
+func (d *distribution) observeValue(bounds []float64, v float64) {
+	if d.Counts == nil {
+		d.Bounds, d.Counts = bounds, make([]uint64, len(bounds)+1)
+	}
+	d.Counts[sort.SearchFloat64s(bounds, v)]++
+	d.Sum += v
+}
+
+// writeMetric sends a copy, because the next sample may change d before the scrape has read it. An empty one is left
+// out.
+func (d *distribution) writeMetric(out sink, f *family, labels ...string) {
+	if d.Counts != nil {
+		out.putHistogram(f, datapath.Histogram{Bounds: d.Bounds, Counts: slices.Clone(d.Counts), Sum: d.Sum}, labels...)
+	}
 }
 
 // moved is how far each direction of a flow has come.
@@ -56,32 +82,19 @@ var (
 			"scrapes.", "algorithm", "direction")
 )
 
-// distribution names one: of a metric with these labels.
-type distribution struct {
-	metric *metric
-	labels [2]string
-}
-
-func newSampler() *sampler { return &sampler{of: map[distribution]*datapath.Histogram{}} }
-
-// observeValue counts v. Callers hold mu.
-func (s *sampler) observeValue(m *metric, bounds []float64, v float64, labels ...string) {
-	key := distribution{metric: m}
-	copy(key.labels[:], labels)
-	h := s.of[key]
-	if h == nil {
-		h = &datapath.Histogram{Bounds: bounds, Counts: make([]uint64, len(bounds)+1)}
-		s.of[key] = h
-	}
-	h.Counts[sort.SearchFloat64s(bounds, v)]++
-	h.Sum += v
-}
+func newSampler() *sampler { return &sampler{control: map[controlKey]*distribution{}} }
 
 func (s *sampler) writeMetrics(out sink) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for d, h := range s.of {
-		out.putHistogram(d.metric, *h, d.labels[:]...)
+	for name, leg := range map[string]*legDistributions{"client": &s.client, "server": &s.server} {
+		leg.rtt.writeMetric(out, rtt, name)
+		leg.minRTT.writeMetric(out, minRTT, name)
+		leg.queueing.writeMetric(out, queueing, name)
+		leg.delivery.writeMetric(out, delivery, name)
+	}
+	for k, d := range s.control {
+		d.writeMetric(out, ccDelay, k.algorithm, k.direction)
 	}
 }
 
@@ -123,28 +136,34 @@ func (s *sample) addFlow(f *proxy.FlowInfo) {
 	}
 	s.now = append(s.now, is)
 	if is.down > was.down {
-		s.observeLeg("client", &f.Client)
+		s.client.observeLeg(&f.Client)
 	}
 	if is.up > was.up {
-		s.observeLeg("server", &f.Server)
+		s.server.observeLeg(&f.Server)
 	}
 	for k, c := range controlledWindows(f) {
 		down := k.direction == "down" || k.direction == "from_server"
 		if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
-			s.observeValue(ccDelay, delayBuckets, c.QueueingDelay.Seconds(), k.algorithm, k.direction)
+			d := s.control[k]
+			if d == nil {
+				d = &distribution{}
+				s.control[k] = d
+			}
+			d.observeValue(delayBuckets, c.QueueingDelay.Seconds())
 		}
 	}
 }
 
-func (s *sampler) observeLeg(name string, i *datapath.Info) {
+// observeLeg adds what the leg's transport knows so far; 0 is not known.
+func (d *legDistributions) observeLeg(i *datapath.Info) {
 	if i.SRTT > 0 {
-		s.observeValue(rtt, delayBuckets, i.SRTT.Seconds(), name)
+		d.rtt.observeValue(delayBuckets, i.SRTT.Seconds())
 	}
 	if i.MinRTT > 0 {
-		s.observeValue(minRTT, delayBuckets, i.MinRTT.Seconds(), name)
-		s.observeValue(queueing, delayBuckets, max(0, i.SRTT-i.MinRTT).Seconds(), name)
+		d.minRTT.observeValue(delayBuckets, i.MinRTT.Seconds())
+		d.queueing.observeValue(delayBuckets, max(0, i.SRTT-i.MinRTT).Seconds())
 	}
 	if i.DeliveryRate > 0 {
-		s.observeValue(delivery, rateBuckets, float64(i.DeliveryRate)/8, name)
+		d.delivery.observeValue(rateBuckets, float64(i.DeliveryRate)/8)
 	}
 }

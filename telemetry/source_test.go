@@ -75,7 +75,7 @@ func busyProxy() *still {
 			Listeners: []proxy.ListenerCounters{{
 				Listener: "lan", Mode: "tproxy", Accepted: 12, Active: 3,
 				Rejected: map[proxy.Reason]uint64{proxy.RejectedDialRefused: 5}, Dial: histogram, Setup: histogram,
-			}},
+			}, {Listener: "vpn", Mode: "masque", Rejected: map[proxy.Reason]uint64{proxy.RejectedAuth: 1}}},
 			Routes: []proxy.RouteCounters{{
 				Listener: "lan", Rule: "all", Opened: 7, Active: 2,
 				Closed: map[proxy.Cause]uint64{{Who: "client", How: proxy.ClosedEOF}: 5},

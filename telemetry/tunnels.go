@@ -169,9 +169,6 @@ func (s sink) writeTunnel(t proxy.TunnelInfo, now time.Time) {
 	s.putSample(tunnelBytes, float64(t.Received), t.Listener, "received")
 	s.putSample(tunnelBytes, float64(t.Sent), t.Listener, "sent")
 	s.putSample(tunnelRefused, float64(t.Refused), t.Listener)
-	if t.Unauthorized > 0 { // before there is a connection of a client's
-		s.putSample(rejections, float64(t.Unauthorized), t.Listener, string(proxy.RejectedAuth))
-	}
 	s.putSample(tunnelLost, float64(t.Lost), t.Listener)
 	for reason, n := range map[string]uint64{
 		"too_large": t.SendErrors.TooLarge, "unreachable": t.SendErrors.Unreachable, "forbidden": t.SendErrors.Forbidden,

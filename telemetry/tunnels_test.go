@@ -20,7 +20,7 @@ func TestPeersHaveSeriesByTheirNames(t *testing.T) {
 	idle.ID, idle.Down.Flow.Inflight, idle.Down.Flow.QueueingDelay = 3, 0, 1e9
 	src.flows = append(src.flows, idle)
 	var names []string
-	for _, m := range metrics {
+	for _, m := range families {
 		if strings.HasPrefix(m.name, "penstock_peer_") {
 			names = append(names, m.name)
 		}
@@ -64,7 +64,7 @@ penstock_peer_retransmitted_bytes_total{listener="vpn",peer="tablet"} 0
 penstock_peer_retransmitted_bytes_total{listener="vpn2",peer="browser"} 2896
 penstock_peer_retransmitted_bytes_total{listener="vpn2",peer="laptop"} 0
 `
-	require.NoError(t, testutil.GatherAndCompare(scraped(src, busyOptions(&handClock{t: 1})), strings.NewReader(want),
+	require.NoError(t, testutil.GatherAndCompare(NewRegistry(src, busyOptions(&handClock{t: 1})), strings.NewReader(want),
 		names...))
 }
 
@@ -75,6 +75,6 @@ func TestPeersBeyondTheBoundHaveNoSeries(t *testing.T) {
 		peers = append(peers, vpn.PeerState{Name: fmt.Sprintf("peer%04d", i)})
 	}
 	src.tunnels = []proxy.TunnelInfo{{Listener: "vpn", Status: vpn.Status{Peers: peers}}}
-	shown := gather(t, scraped(src, busyOptions(&handClock{t: 1})))
+	shown := gather(t, NewRegistry(src, busyOptions(&handClock{t: 1})))
 	assert.Len(t, shown["penstock_peer_queueing_delay_seconds"].GetMetric(), maxPeerSeries)
 }

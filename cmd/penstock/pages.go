@@ -98,7 +98,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 	}
 	return telemetry.Pages{
 		Source:  h.proxy,
-		Metrics: telemetry.NewExporter(h.proxy, o),
+		Metrics: telemetry.NewRegistry(h.proxy, o),
 		Page: page.New(page.Options{
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,

@@ -113,7 +113,7 @@ const sharedTable = "cc/sprout_table.go"
 // import any.
 var homes = map[string][]string{
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
-	"github.com/prometheus/...":        {"internal/lab/edge"},
+	"github.com/prometheus/...":        {"telemetry", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},
