@@ -17,10 +17,8 @@ type reloadPlan struct {
 	listeners  []*listenerState // of the next configuration
 	opened     []*listenerState
 	gone       []*listenerState
-	yielded    []*listenerState // of those that are gone: others have their places
-	committing []func()         // each has a listener that stays take clients by its next configuration
-	resuming   []func()         // each seeks the peers of a tunnel that has taken another's place
-	undoing    []func()         // each takes one step back
+	committing []func() // each has a listener that stays take clients by its next configuration
+	undoing    []func() // each takes one step back
 }
 
 func (a *reloadPlan) undoPlan() {
@@ -48,69 +46,31 @@ func (s *Server) planReload(present *settings, next *config.Config) (_ *reloadPl
 		}
 	}()
 	stay := findKept(present.listeners, next.Listeners)
-	before, after := DescriptorBudget(&present.cfg), DescriptorBudget(next)
 	for _, l := range present.listeners {
 		if !slices.Contains(stay, l) {
 			a.gone = append(a.gone, l)
 		}
 	}
-	open := func(i int, cfg config.Listener) error {
-		at := s.evictConflicting(cfg)
-		for _, old := range a.conflicting(cfg) {
-			maps.Copy(at, peerEndpoints(old))
-			a.yieldTunnel(old)
-		}
-		in, err := s.parts.Open(wayConfig(next, cfg, after))
-		if err != nil {
-			return cannotOpen(i, cfg, present.listeners, err)
-		}
-		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
-		a.undoing = append(a.undoing, func() { _ = e.Close() })
-		a.listeners[i] = s.newListenerState(e, s.totalsOf(cfg.Name), cfg)
-		a.opened = append(a.opened, a.listeners[i])
-		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
-		if len(at) > 0 { // once it is sure to stay: peers go on with whom they shook hands last
-			a.resuming = append(a.resuming, func() { e.Tunnel().Resume(at) })
-		}
-		return nil
-	}
 	for i, cfg := range next.Listeners {
 		if old := stay[i]; old != nil {
-			if err := old.cfg.CheckReload(i, cfg); err != nil {
-				return nil, err
-			}
+			err = old.cfg.CheckReload(i, cfg)
+		} else {
+			err = s.checkRoom(i, cfg)
 		}
-	}
-	for i, cfg := range next.Listeners {
-		if stay[i] == nil && len(a.conflicting(cfg)) == 0 && len(s.drainingFor(cfg)) == 0 {
-			if err := open(i, cfg); err != nil {
-				return nil, err
-			}
-		}
-	}
-	for i, cfg := range next.Listeners {
-		old := stay[i]
-		if old == nil {
-			continue
-		}
-		at := peerEndpoints(old)
-		commit, err := old.Apply(wayConfig(next, cfg, after))
 		if err != nil {
-			return nil, fmt.Errorf("listeners[%d]: %w", i, err)
+			return nil, err
 		}
-		a.committing = append(a.committing, commit)
-		a.undoing = append(a.undoing, func() {
-			_, _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) // commit has not been called
-			if len(at) > 0 {                                           // peers come back without their sessions
-				old.Tunnel().Resume(at)
-			}
-		})
-		a.listeners[i] = s.newListenerState(old.entrance, s.totalsOf(cfg.Name), cfg)
 	}
-	// At last those that others have to make room for, so that nothing else can fail meanwhile.
-	for i, cfg := range next.Listeners {
-		if a.listeners[i] == nil {
-			if err := open(i, cfg); err != nil {
+	for i := range next.Listeners {
+		if stay[i] == nil {
+			if err := s.planOpening(a, present, next, i); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i := range next.Listeners {
+		if stay[i] != nil {
+			if err := s.planChange(a, present, next, i, stay[i]); err != nil {
 				return nil, err
 			}
 		}
@@ -118,25 +78,51 @@ func (s *Server) planReload(present *settings, next *config.Config) (_ *reloadPl
 	return a, nil
 }
 
-// conflicting are those that go and have the port or the device that a tunnel needs.
-func (a *reloadPlan) conflicting(next config.Listener) []*listenerState {
-	var all []*listenerState
-	for _, l := range a.gone {
-		if l.cfg.Excludes(next) {
-			all = append(all, l)
+// checkRoom refuses listener i of a configuration while a tunnel has its port or device, be it in force or draining.
+func (s *Server) checkRoom(i int, next config.Listener) error {
+	s.mu.Lock()
+	open := slices.Collect(maps.Keys(s.retired))
+	s.mu.Unlock()
+	for _, l := range append(open, s.currentSettings().listeners...) {
+		if err := l.cfg.CheckRoom(i, next); err != nil {
+			return err
 		}
 	}
-	return all
+	return nil
 }
 
-// yieldTunnel has a tunnel make room for another, until that cannot be opened.
-func (a *reloadPlan) yieldTunnel(l *listenerState) {
-	retake, err := l.Tunnel().Yield()
+// planOpening opens listener i of next.
+func (s *Server) planOpening(a *reloadPlan, present *settings, next *config.Config, i int) error {
+	cfg := next.Listeners[i]
+	way := wayConfig(next, cfg, DescriptorBudget(next))
+	in, err := s.parts.Open(way)
 	if err != nil {
-		return // what is opened then fails, and says why
+		return cannotOpen(i, cfg, present.listeners, err)
 	}
-	a.undoing = append(a.undoing, retake)
-	a.yielded = append(a.yielded, l)
+	e := &entrance{Way: in}
+	a.undoing = append(a.undoing, func() { _ = e.Close() })
+	a.listeners[i] = s.newListenerState(e, s.totalsOf(cfg.Name), cfg)
+	a.opened = append(a.opened, a.listeners[i])
+	s.forwardDatagrams(e, way, next.Mark)
+	return nil
+}
+
+// planChange tells old what listener i of next changes of it.
+func (s *Server) planChange(a *reloadPlan, present *settings, next *config.Config, i int, old *listenerState) error {
+	cfg, at := next.Listeners[i], peerEndpoints(old)
+	commit, err := old.Apply(wayConfig(next, cfg, DescriptorBudget(next)))
+	if err != nil {
+		return fmt.Errorf("listeners[%d]: %w", i, err)
+	}
+	a.committing = append(a.committing, commit)
+	a.undoing = append(a.undoing, func() {
+		_, _ = old.Apply(wayConfig(&present.cfg, old.cfg, DescriptorBudget(&present.cfg))) // commit has not been called
+		if len(at) > 0 {                                                                   // peers come back without their sessions
+			old.Tunnel().Resume(at)
+		}
+	})
+	a.listeners[i] = s.newListenerState(old.entrance, s.totalsOf(cfg.Name), cfg)
+	return nil
 }
 
 // totalsOf are those of the listener of a name, or new ones.
@@ -150,20 +136,18 @@ func (s *Server) totalsOf(name string) *listenerTotals {
 }
 
 // findKept finds the listener that each of next is already; nil: none. It is the one of
-// its name that is at the same place, or else a socket that is there.
+// its name, or else a socket that is there.
 func findKept(present []*listenerState, next []config.Listener) []*listenerState {
 	stay := make([]*listenerState, len(next))
-	claim := func(is func(*listenerState, *config.Listener) bool) {
+	for _, named := range []bool{true, false} {
 		for i := range next {
 			for _, l := range present {
-				if stay[i] == nil && !slices.Contains(stay, l) && l.cfg.SamePlace(next[i]) && is(l, &next[i]) {
+				if stay[i] == nil && !slices.Contains(stay, l) && l.cfg.IsSame(next[i]) && (!named || l.cfg.Name == next[i].Name) {
 					stay[i] = l
 				}
 			}
 		}
 	}
-	claim(func(l *listenerState, c *config.Listener) bool { return l.cfg.Name == c.Name })
-	claim(func(_ *listenerState, c *config.Listener) bool { return !c.Mode.Tunnels() })
 	return stay
 }
 
@@ -177,12 +161,6 @@ func (s *Server) commitPlan(a *reloadPlan) {
 	}
 	for _, l := range a.gone {
 		s.drainListener(l)
-	}
-	for _, l := range a.yielded {
-		l.endDrain()
-	}
-	for _, resume := range a.resuming {
-		resume()
 	}
 	for _, l := range a.opened {
 		if s.begin == nil {
@@ -219,8 +197,6 @@ func (s *Server) drainListener(l *listenerState) {
 		select {
 		case <-ended:
 		case <-s.aborted: // all connections are being reset
-		case <-l.evicted:
-			s.resetConnections(l)
 		case <-deadline.C:
 			s.resetConnections(l)
 		}
@@ -230,7 +206,6 @@ func (s *Server) drainListener(l *listenerState) {
 		s.mu.Lock()
 		delete(s.retired, l)
 		s.mu.Unlock()
-		close(l.closed)
 	})
 }
 
@@ -241,32 +216,6 @@ func (s *Server) resetConnections(l *listenerState) {
 			c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 		}
 	}
-}
-
-// evictConflicting ends the drain of what has the port or the device of a tunnel that is to be opened:
-// a peer has one session with a port, so that only one of the two can carry anything. It
-// returns where their peers were.
-func (s *Server) evictConflicting(by config.Listener) map[access.Key]netip.AddrPort {
-	at := map[access.Key]netip.AddrPort{}
-	for _, l := range s.drainingFor(by) {
-		s.log.Info("listener drains no longer: another takes its place", "listener", l.cfg.Name, "by", by.Name)
-		maps.Copy(at, peerEndpoints(l))
-		l.endDrain()
-		<-l.closed
-	}
-	return at
-}
-
-// drainingFor are the tunnels that drain at the port or device that another needs.
-func (s *Server) drainingFor(next config.Listener) (all []*listenerState) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for l := range s.retired {
-		if l.cfg.Excludes(next) {
-			all = append(all, l)
-		}
-	}
-	return all
 }
 
 // peerEndpoints are where the peers of a tunnel are; of those that are not known nobody is

@@ -29,6 +29,15 @@ func listeners(all ...config.Listener) func(*config.Config) {
 	return func(c *config.Config) { c.Listeners = all }
 }
 
+// freePort is a UDP port that nothing has.
+func freePort(t *testing.T) string {
+	t.Helper()
+	c, err := net.ListenPacket("udp", ":0")
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	return fmt.Sprintf(":%d", c.LocalAddr().(*net.UDPAddr).Port)
+}
+
 // through connects to an address and to the backend behind it, which says hello.
 func (r *rig) through(address string, backend *net.TCPListener) (client, server net.Conn) {
 	r.tb.Helper()
@@ -230,60 +239,114 @@ func TestATunnelIsOpenedDrainedAndClosedByAReload(t *testing.T) {
 	require.Eventually(t, func() bool { return len(g.names()) == 1 }, patience, time.Millisecond)
 }
 
-// A tunnel that is added again, with another key even, takes the port of the one that
-// drains, whose connections end with a reset: peers hear of it.
-func TestATunnelThatIsAddedAgainTakesThePortOfTheOneThatDrains(t *testing.T) {
+// A tunnel that has been left out keeps its port until its connections have ended.
+func TestATunnelIsAddedAgainOnceItHasDrained(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
+		c.Listeners[0].Address = freePort(t)
 		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
 		c.Shutdown.Drain = time.Hour
 	}, p)
 	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
-	free, err := net.ListenPacket("udp", ":0")
-	require.NoError(t, err)
-	require.NoError(t, free.Close())
-	vpn.Address = fmt.Sprintf(":%d", free.LocalAddr().(*net.UDPAddr).Port)
-	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, g.reload(listeners(vpn, other)))
+	p.connect(g)
 	backend := listenHere(t)
-	for range 2 {
-		p.connect(g)
-		client, server := p.pair(t, backend)
-		send(t, server, "hello")
-		hears(t, client, "hello")
-		assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
-		send(t, server, "still here")
-		hears(t, client, "still here")
-		private, err := access.GenerateKey()
-		require.NoError(t, err)
-		g.public, err = private.Public()
-		require.NoError(t, err)
-		vpn.WireGuard.PrivateKey = private
-		assert.Equal(t, proxy.Reloaded{Opened: 1}, g.reload(listeners(other, vpn)))
-		require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
-		_, err = client.Read(make([]byte, 1))
-		require.ErrorContains(t, err, "reset")
-		require.Len(t, g.proxy.Tunnels(), 1)
-		assert.Zero(t, g.proxy.Tunnels()[0].Peers[0].Handshake)
-	}
+	client, server := p.pair(t, backend)
+	send(t, server, "hello")
+	hears(t, client, "hello")
+	assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
+	add := g.with(listeners(other, vpn))
+	_, err := g.proxy.Reload(add)
+	require.ErrorContains(t, err, `listeners[1].address: the tunnel of listener "vpn" has it until its connections have `+
+		"ended; restart")
+	send(t, server, "still here")
+	hears(t, client, "still here")
+
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+	require.Eventually(t, func() bool { _, err := g.proxy.Reload(add); return err == nil }, patience, time.Millisecond)
+	p.connect(g)
+	p.pair(t, backend)
 }
 
-func TestWhatATunnelIsCannotChangeAtItsPort(t *testing.T) {
+func TestWhatATunnelIsCannotChangeWhileItRuns(t *testing.T) {
+	_, masque := masqueFiles(t)
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, nil, p)
-	for key, change := range map[string]func(*config.Listener){
-		"listeners[0].wireguard.datapath": func(l *config.Listener) { l.WireGuard.Datapath = config.DatapathKernel },
-		"listeners[0].tunnel.mtu":         func(l *config.Listener) { l.Tunnel.MTU = 1300 },
+	g := newGateway(t, func(c *config.Config) {
+		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
+	}, p)
+	p.connect(g)
+	client, server := p.pair(t, listenHere(t))
+	vpn := g.cfg.Listeners[0]
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		key    string
+		change func(*config.Listener)
+	}{
+		"another datapath": {
+			"wireguard.datapath", func(l *config.Listener) { l.WireGuard.Datapath = config.DatapathKernel },
+		},
+		"another MTU":         {"tunnel.mtu", func(l *config.Listener) { l.Tunnel.MTU = 1300 }},
+		"another key":         {"wireguard.private_key", func(l *config.Listener) { l.WireGuard.PrivateKey = private }},
+		"another port":        {"address", func(l *config.Listener) { l.Address = ":0" }},
+		"another name for it": {"address", func(l *config.Listener) { l.Name = "other" }},
+		"another tunnel at its port": {"address", func(l *config.Listener) {
+			*l = masque.Listeners[0]
+			l.Address = vpn.Address
+		}},
+		"another mode": {"mode", func(l *config.Listener) {
+			*l = config.Listener{Name: vpn.Name, Mode: "mixed", Address: "127.0.0.1:0"}
+		}},
 	} {
-		l := g.cfg.Listeners[0]
-		change(&l)
-		_, err := g.proxy.Reload(g.with(listeners(l)))
-		var ce *config.Error
-		require.ErrorAs(t, err, &ce)
-		assert.Equal(t, key, ce.Key)
+		t.Run(name, func(t *testing.T) {
+			l := vpn
+			c.change(&l)
+			_, err := g.proxy.Reload(g.with(listeners(l)))
+			var ce *config.Error
+			require.ErrorAs(t, err, &ce)
+			assert.Equal(t, "listeners[0]."+c.key, ce.Key)
+			assert.ErrorContains(t, err, "restart the proxy, or ")
+			assert.Equal(t, []string{"vpn"}, g.names())
+			send(t, server, "still here")
+			hears(t, client, "still here")
+		})
 	}
-	l := g.cfg.Listeners[0]
+	l := vpn
 	l.Tunnel.UDPSessions, l.Tunnel.Isolate = new(7), new(false)
 	assert.Equal(t, proxy.Reloaded{}, g.reload(listeners(l)), "what becomes of datagrams can")
+	beside := vpn
+	beside.Name, beside.Address, beside.WireGuard.PrivateKey = "beside", freePort(t), private
+	assert.Equal(t, proxy.Reloaded{Opened: 1}, g.reload(listeners(vpn, beside)))
+	send(t, server, "all the time")
+	hears(t, client, "all the time")
+}
+
+// What is refused in the midst takes nothing from peers that it would have taken out.
+func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
+	other := config.Listener{Name: "other", Mode: "wireguard", Address: freePort(t)}
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	other.WireGuard.PrivateKey = private
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *config.Config) {
+		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
+		c.Listeners = append(c.Listeners, other)
+	}, p)
+	p.connect(g)
+	client, server := p.pair(t, listenHere(t))
+	send(t, server, "it is relayed") // while it is not, it is refused like a new one
+	hears(t, client, "it is relayed")
+
+	without, another := g.cfg.Listeners[0], g.cfg.Listeners[1]
+	without.WireGuard.Peers = nil
+	another.Name, another.Device, another.WireGuard.Datapath = "another", "lo", config.DatapathKernel
+	_, err = g.proxy.Reload(g.with(listeners(without, another)))
+	require.ErrorContains(t, err, "listeners[1]")
+	const byItself = 15 * time.Second // the phone would notice: WireGuard's keepalive and rekey timeouts
+	shaken := func() bool { return !g.proxy.Tunnels()[0].Peers[0].Handshake.IsZero() }
+	require.Eventually(t, shaken, byItself*2/3, time.Millisecond)
+	send(t, server, "still here")
+	hears(t, client, "still here")
 }
 
 // A listener that is left out has its connections reset once shutdown.drain is over,

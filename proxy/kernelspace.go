@@ -44,7 +44,7 @@ func openInKernel(
 		return nil, err
 	}
 	w, err := kernelspace.Listen(ctx, kernelspace.Config{
-		Name: l.Name, Interface: l.Interface(), Port: port, MTU: l.MTU(),
+		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: l.WireGuard.PrivateKey, MTU: l.MTU(),
 		Closed: policy.Closed(), Socket: l.ingressConfig(log), Open: open, Log: log,
 		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})

@@ -45,8 +45,7 @@ func cannotOpen(i int, cfg config.Listener, present []*listenerState, err error)
 	case cfg.Address != "" && e.InUse():
 		e.Cure = "choose another port, or end what has it"
 		if heldByTunnel(cfg, present) {
-			e.Cure = "a tunnel in force has it: leave that out by one reload, and add this by the next, which resets " +
-				"its connections"
+			e.Cure = "a tunnel has it until its connections have ended; restart the proxy, or choose another port"
 		}
 	case cfg.Address != "" && errors.Is(err, syscall.EADDRNOTAVAIL):
 		e.Cure = "write one that it has, or " + everyAddress(cfg.Address) + " for all of them"

@@ -3,14 +3,12 @@ package proxy_test
 import (
 	"context"
 	"crypto/tls"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/certs"
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -124,51 +121,4 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	r.reload(func(c *config.Config) { c.Listeners = again.Listeners })
 	require.Eventually(t, func() bool { return slices.Equal([]string{"tablet"}, counted()) }, patience,
 		time.Millisecond, "who has no token any more is not counted any more")
-}
-
-// A listener goes on with its clients until what takes its port is in force, and not otherwise.
-func TestAMASQUEListenerIsReplacedAtItsPortByOneReload(t *testing.T) {
-	_, cfg := masqueFiles(t)
-	first := cfg.Listeners[0]
-	first.Allow, first.Address = loopbackAllowed, "127.0.0.1"+freePort(t)
-	second := first
-	second.Name, second.Address = "second", freePort(t)
-	private, err := access.GenerateKey()
-	require.NoError(t, err)
-	other := config.Listener{Name: "other", Mode: "wireguard", Address: second.Address}
-	other.WireGuard.PrivateKey, other.WireGuard.Datapath = private, config.DatapathNetstack
-	r := newRig(t, func(c *config.Config) {
-		c.Listeners, c.Defaults.Algorithm = []config.Listener{first, second}, "cubic"
-		c.Shutdown.Drain = time.Hour
-	})
-	t.Cleanup(r.proxy.Abort)
-	client, status := stream(t, r.proxy.Addrs()["masque"], r.backend.Addr().String(), "phone-0123456789abcdef")
-	require.Equal(t, http.StatusOK, status)
-	server, err := r.backend.AcceptTCP()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = server.Close() })
-	hears := func(words string) {
-		send(t, server, words)
-		require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
-		got := make([]byte, len(words))
-		_, err := io.ReadFull(client, got)
-		require.NoError(t, err)
-		assert.Equal(t, words, string(got))
-	}
-	hears("hello")
-
-	next := first
-	next.Name = "next"
-	_, err = r.proxy.Reload(r.with(func(c *config.Config) { c.Listeners = []config.Listener{next, other} }))
-	require.ErrorIs(t, err, syscall.EADDRINUSE, "WireGuard finds no room beside QUIC")
-	hears("still here")
-
-	r.reload(func(c *config.Config) { c.Listeners = []config.Listener{next, second} })
-	require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
-	_, err = client.Read(make([]byte, 1))
-	require.Error(t, err)
-	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is told")
-	require.Eventually(t, func() bool { return len(r.proxy.Addrs()) == 2 }, patience, time.Millisecond)
-	_, status = stream(t, r.proxy.Addrs()["next"], r.backend.Addr().String(), "phone-0123456789abcdef")
-	assert.Equal(t, http.StatusOK, status)
 }

@@ -12,7 +12,7 @@ import (
 func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
 	s = tunnel.Settings{
 		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
-		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), PrivateKey: l.WireGuard.PrivateKey, Tokens: l.MASQUE.Access(),
+		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
 	}
 	s.Datagrams.Most = l.Datagrams
 	if l.TLS.Certificate != "" {

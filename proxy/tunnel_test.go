@@ -314,23 +314,6 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	assert.Equal(t, "phone", g.proxy.Tunnels()[0].Peers[0].Name)
 }
 
-// The gateway's key changes as a client's does: who has the new public key is let in.
-func TestTheGatewaysKeyChangesWhileItRuns(t *testing.T) {
-	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, nil, p)
-	backend := listenHere(t)
-	p.connect(g)
-	p.pair(t, backend)
-	private, err := access.GenerateKey()
-	require.NoError(t, err)
-	_, err = g.proxy.Reload(g.with(func(c *config.Config) { c.Listeners[0].WireGuard.PrivateKey = private }))
-	require.NoError(t, err)
-	g.public, err = private.Public()
-	require.NoError(t, err)
-	p.connect(g)
-	p.pair(t, backend)
-}
-
 // A machine behind a TUN device: a network namespace of its own, whose only way
 // out is the device.
 func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {

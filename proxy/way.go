@@ -105,13 +105,7 @@ type entrance struct {
 	now       atomic.Pointer[listenerState] // what the configuration says of it; nil: none in force has it yet
 	handlers  sync.WaitGroup                // of its connections
 	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
-	evicted   chan struct{}                 // closed: another takes its place, so that its drain is over
-	evicting  sync.Once
-	closed    chan struct{}
 }
-
-// endDrain ends the drain.
-func (e *entrance) endDrain() { e.evicting.Do(func() { close(e.evicted) }) }
 
 // listenerState is a listener as one configuration has it. It is never changed.
 type listenerState struct {

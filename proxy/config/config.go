@@ -29,13 +29,13 @@ type Config struct {
 // Listener is one way in.
 type Listener struct {
 	Name          string         `yaml:"name" required:"yes" reload:"yes"`
-	Mode          access.Mode    `yaml:"mode" required:"yes" reload:"yes"`
-	Address       string         `yaml:"address" reload:"yes"`
+	Mode          access.Mode    `yaml:"mode" required:"yes" reload:"sockets"`
+	Address       string         `yaml:"address" reload:"sockets"`
 	Target        string         `yaml:"target" reload:"yes"`
 	Users         []User         `yaml:"users" reload:"yes"`
 	ProxyProtocol Header         `yaml:"proxy_protocol" reload:"yes"`
 	KeepClient    bool           `yaml:"keep_client"`
-	Device        string         `yaml:"device" reload:"yes"`
+	Device        string         `yaml:"device" reload:"sockets"`
 	Tunnel        Tunnel         `yaml:"tunnel"`
 	WireGuard     WireGuard      `yaml:"wireguard"`
 	MASQUE        MASQUE         `yaml:"masque"`

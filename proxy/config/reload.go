@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"reflect"
 	"strings"
 
@@ -9,7 +10,8 @@ import (
 )
 
 // CheckReload finds what differs in next and cannot change while the proxy runs, but for
-// what listeners are. What may has the tag reload:"yes". The error is an *Error.
+// what listeners are. What may has the tag reload:"yes", or reload:"sockets" if it may of all listeners but tunnels.
+// The error is an *Error.
 func (c Config) CheckReload(next Config) error {
 	var key string
 	compare := func() { key = firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)) }
@@ -19,41 +21,53 @@ func (c Config) CheckReload(next Config) error {
 	return cannotChange(key)
 }
 
-// CheckReload is that of Config for listener i of next, which is at the place of l.
+// CheckReload finds what differs in next, which is listener i of a configuration and the same listener as l, and
+// cannot change while l is open. Of a tunnel that is all that says where it is and what it is. The error is an *Error.
 func (l Listener) CheckReload(i int, next Listener) error {
-	key := ""
 	switch {
 	case l.Mode.Tunnels():
-		key = firstChange("", reflect.ValueOf(l), reflect.ValueOf(next))
-	case l.KeepClient != next.KeepClient && l.Mode == next.Mode:
-		key = "keep_client" // the privilege for it may be gone
+		if key := firstChange("", reflect.ValueOf(l), reflect.ValueOf(next)); key != "" {
+			return reloadErrorf(fmt.Sprintf("listeners[%d].%s", i, key), "cannot change while the tunnel of listener %q runs; put "+
+				"the old value back, restart the proxy, or add a second listener beside it", l.Name)
+		}
+	case l.KeepClient != next.KeepClient && l.Mode == next.Mode: // the privilege for it may be gone
+		return cannotChange(fmt.Sprintf("listeners[%d].keep_client", i))
 	}
-	if key == "" {
+	return nil
+}
+
+// IsSame reports whether next, of a later configuration, is the listener l: then what is open need not be opened
+// again. A tunnel is known by its name, a socket by its address.
+func (l Listener) IsSame(next Listener) bool {
+	if l.Mode.Tunnels() {
+		return l.Name == next.Name
+	}
+	return !next.Mode.Tunnels() && l.Address == next.Address
+}
+
+// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel l has its port or
+// device. The error is an *Error.
+func (l Listener) CheckRoom(i int, next Listener) error {
+	if !l.Mode.Tunnels() || !next.Mode.Tunnels() {
 		return nil
 	}
-	return cannotChange(fmt.Sprintf("listeners[%d].%s", i, key))
-}
-
-// SamePlace reports whether two listeners are at one socket or device: then what is
-// open need not be opened again.
-func (l Listener) SamePlace(other Listener) bool {
-	if l.Mode.Tunnels() || other.Mode.Tunnels() {
-		return l.Mode == other.Mode && l.Address == other.Address && l.Device == other.Device
-	}
-	return l.Address == other.Address
-}
-
-// Excludes reports whether two listeners are tunnels that cannot be open at once, since
-// they have one port or one device.
-func (l Listener) Excludes(other Listener) bool {
 	device := func(l *Listener) string {
 		if l.Mode == access.WireGuard && l.WireGuard.Path() != DatapathNetstack {
 			return l.Interface()
 		}
 		return l.Device
 	}
-	return l.Mode.Tunnels() && other.Mode.Tunnels() && (l.Address != "" && l.Address == other.Address ||
-		device(&l) != "" && device(&l) == device(&other))
+	var key string
+	switch _, port, _ := net.SplitHostPort(next.Address); {
+	case next.Address != "" && port != "0" && l.Address == next.Address:
+		key = "address"
+	case device(&l) != "" && device(&l) == device(&next):
+		key = "device"
+	default:
+		return nil
+	}
+	return reloadErrorf(fmt.Sprintf("listeners[%d].%s", i, key), "the tunnel of listener %q has it until its connections have "+
+		"ended; restart the proxy, or choose another", l.Name)
 }
 
 // cannotChange is about a key; nil for none.
@@ -61,8 +75,11 @@ func cannotChange(key string) error {
 	if key == "" {
 		return nil
 	}
-	return places(nil).locateError(keyErrorf(key, "cannot change while running; put the old value back, or restart the "+
-		"proxy"))
+	return reloadErrorf(key, "cannot change while running; put the old value back, or restart the proxy")
+}
+
+func reloadErrorf(key, format string, args ...any) error {
+	return places(nil).locateError(keyErrorf(key, format, args...))
 }
 
 // firstChange returns the first key of a section that differs, but for those
@@ -73,7 +90,7 @@ func firstChange(section string, a, b reflect.Value) string {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		key, x, y := section+name, a.Field(i), b.Field(i)
 		switch {
-		case f.Tag.Get("reload") != "":
+		case f.Tag.Get("reload") == "yes":
 		case f.Type.Kind() == reflect.Struct && mayChange(f.Type):
 			if changed := firstChange(key+".", x, y); changed != "" {
 				return changed

@@ -153,8 +153,11 @@ func schemaOf(t reflect.Type) object {
 func fieldSchema(f reflect.StructField, purpose string) object {
 	s := schemaOf(f.Type)
 	s["description"] = purpose
-	if f.Tag.Get("reload") != "" {
+	switch f.Tag.Get("reload") {
+	case "yes":
 		s["description"] = purpose + " A reload changes it."
+	case "sockets":
+		s["description"] = purpose + " A reload changes it, but not of a tunnel that runs."
 	}
 	least, most := numberBounds(f)
 	if least != nil {

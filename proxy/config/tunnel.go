@@ -25,7 +25,7 @@ type Tunnel struct {
 
 // WireGuard is a WireGuard endpoint.
 type WireGuard struct {
-	PrivateKey     access.Key     `yaml:"private_key" secret:"true" reload:"yes"`
+	PrivateKey     access.Key     `yaml:"private_key" secret:"true"`
 	PrivateKeyFile string         `yaml:"private_key_file"`
 	ConfigFile     string         `yaml:"config_file"`
 	PeersFile      string         `yaml:"peers_file" reload:"yes"`

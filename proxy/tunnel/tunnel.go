@@ -31,10 +31,6 @@ type Listener interface {
 	// Resume has peers found where a process before this one heard from them last: they
 	// are sent to at once, and need not find out by themselves that it has gone.
 	Resume(map[access.Key]netip.AddrPort)
-	// Yield makes room at the port or the device for another tunnel to open there. Until
-	// retake packets may be lost; sessions and connections wait for them. What retake cannot
-	// open again at once it goes on trying. After an error there may be no room.
-	Yield() (retake func(), err error)
 	// Status returns how it goes; peers are of those tunnels that know them. With an error
 	// the counters are good all the same.
 	Status() (Status, error)
@@ -46,7 +42,6 @@ type Settings struct {
 	Allow       []netip.Prefix  // where peers may go that is closed to them otherwise
 	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
 	Peers       []access.Peer   // WireGuard's
-	PrivateKey  access.Key      // WireGuard's
 	Tokens      []access.Token  // MASQUE's, as is the rest
 	Certificate tls.Certificate // for clients that come from now on
 	Authorities *x509.CertPool  // likewise; nil: certificates are not asked for

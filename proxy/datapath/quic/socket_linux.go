@@ -2,13 +2,11 @@ package quic
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,49 +66,16 @@ type batch struct {
 
 var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
 
-// ListenUDP opens a socket at addr, also if another socket of this user is there and shared (Share);
-// nil: at any port.
+// ListenUDP opens a socket at addr; nil: at any port.
 func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
-	if addr == nil {
-		addr = &net.UDPAddr{}
-	}
-	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { return share(raw, true) }}
-	conn, err := listen.ListenPacket(context.Background(), "udp", addr.String())
+	socket, err := net.ListenUDP("udp", addr)
 	if err != nil {
 		return nil, err
-	}
-	socket := conn.(*net.UDPConn)
-	raw, err := socket.SyscallConn()
-	if err == nil {
-		err = share(raw, false)
-	}
-	if err != nil {
-		return nil, errors.Join(err, socket.Close())
 	}
 	return socketTo(socket, func(b, oob []byte, to *net.UDPAddr) error {
 		_, _, err := socket.WriteMsgUDP(b, oob, to)
 		return err
 	}), nil
-}
-
-// Share sets whether another socket of this user may be opened at the same address (SO_REUSEPORT).
-// The kernel then divides what comes between the two by source address and port.
-func (w *Socket) Share(with bool) error {
-	raw, err := w.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return share(raw, with)
-}
-
-func share(raw syscall.RawConn, with bool) error {
-	value := 0
-	if with {
-		value = 1
-	}
-	return datapath.Control(raw, func(fd int) error {
-		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, value)
-	})
 }
 
 func socketTo(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {

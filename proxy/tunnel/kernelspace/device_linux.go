@@ -53,19 +53,19 @@ func (t traffic) addTraffic(o traffic) traffic {
 
 // openDevice finds or makes the interface, with its keys and its port. The peers are those
 // that it has, of which nothing but the keys is told.
-func openDevice(cfg Config, private access.Key) (d *device, peers map[access.Key]access.Peer, err error) {
+func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
 	d = &device{name: cfg.Interface}
 	if d.control, err = openControl(); err != nil {
 		return nil, nil, err
 	}
-	if peers, err = d.takeInterface(cfg, private); err != nil {
+	if peers, err = d.takeInterface(cfg); err != nil {
 		return nil, nil, errors.Join(err, d.closeDevice())
 	}
 	return d, peers, nil
 }
 
 // takeInterface makes the interface ours, be it the first or one in place of one that has gone.
-func (d *device) takeInterface(cfg Config, private access.Key) (peers map[access.Key]access.Peer, err error) {
+func (d *device) takeInterface(cfg Config) (peers map[access.Key]access.Peer, err error) {
 	if d.claim == nil {
 		if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
 			return nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
@@ -76,7 +76,7 @@ func (d *device) takeInterface(cfg Config, private access.Key) (peers map[access
 	if err := d.findOrMake(); err != nil {
 		return nil, err
 	}
-	key, port := wgtypes.Key(private), int(cfg.Port)
+	key, port := wgtypes.Key(cfg.PrivateKey), int(cfg.Port)
 	is, err := d.control.Device(d.name)
 	if err != nil {
 		return nil, d.explainError("is no WireGuard interface", err)
@@ -147,15 +147,6 @@ func (d *device) chosenPort() (uint16, error) {
 		return 0, d.explainError("ask for its port", err)
 	}
 	return uint16(is.ListenPort), nil
-}
-
-// setPrivateKey ends the sessions of peers: they need the public half of the key.
-func (d *device) setPrivateKey(private access.Key) error {
-	key := wgtypes.Key(private)
-	if err := d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key}); err != nil {
-		return fmt.Errorf("set the private key: %w", err)
-	}
-	return nil
 }
 
 // setPeers takes those that are for those that are to be.

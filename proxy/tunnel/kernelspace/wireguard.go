@@ -28,13 +28,14 @@ import (
 
 // Config describes a tunnel.
 type Config struct {
-	Name      string
-	Interface string // its name; one that is there is used if it has no other private key, and stays
-	Port      uint16 // UDP, on every address; 0: any
-	MTU       int
-	Closed    []netip.Prefix // where nothing that the kernel forwards may go
-	Socket    ingress.Config // of the transparent socket; its address and mode are set here
-	Open      ingress.Open
+	Name       string
+	Interface  string // its name; one that is there is used if it has no other private key, and stays
+	Port       uint16 // UDP, on every address; 0: any
+	PrivateKey access.Key
+	MTU        int
+	Closed     []netip.Prefix // where nothing that the kernel forwards may go
+	Socket     ingress.Config // of the transparent socket; its address and mode are set here
+	Open       ingress.Open
 	// Dial opens a connection from a source, which need not be this machine's; invalid: any.
 	Dial func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
 	Log  *slog.Logger // nil: silent
@@ -70,7 +71,6 @@ type WireGuard struct {
 
 	mu       sync.Mutex // of what follows, and of the device
 	gone     bool       // there is no interface that is set up
-	yielded  bool       // on purpose
 	unrouted bool       // when it was looked at last
 	peers    map[access.Key]access.Peer
 	at       map[access.Key]netip.AddrPort // where peers were last seen
@@ -98,7 +98,7 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	if w.Socket, err = ingress.Listen(ctx, transparentConfig(cfg.Socket), cfg.Open); err != nil {
 		return nil, err
 	}
-	if w.device, w.peers, err = openDevice(cfg, s.PrivateKey); err != nil {
+	if w.device, w.peers, err = openDevice(cfg); err != nil {
 		return nil, err
 	}
 	if err := w.applySettings(s); err != nil {
@@ -253,10 +253,7 @@ func (w *WireGuard) configureAll(s Settings) error {
 		return err
 	}
 	w.peers = next
-	if s.PrivateKey == w.inForce.PrivateKey {
-		return nil
-	}
-	return w.device.setPrivateKey(s.PrivateKey)
+	return nil
 }
 
 // peersThatStay are those of the peers whose keys are among others.
@@ -300,9 +297,6 @@ func (w *WireGuard) watchInterface(ctx context.Context) {
 func (w *WireGuard) checkInterface() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.yielded {
-		return nil
-	}
 	if w.isMissing() {
 		return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
 	}
@@ -329,7 +323,7 @@ func (w *WireGuard) isMissing() bool {
 func (w *WireGuard) makeAgain() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.peers, err = w.device.takeInterface(w.cfg, w.inForce.PrivateKey); err != nil {
+	if w.peers, err = w.device.takeInterface(w.cfg); err != nil {
 		return err
 	}
 	if err := w.configureAll(w.inForce); err != nil {
@@ -355,26 +349,6 @@ func (w *WireGuard) resumePeers(at map[access.Key]netip.AddrPort) {
 	if err := w.device.resumePeers(w.peers, at); err != nil {
 		w.log.Debug("tunnel: peers are not where they were", "err", err)
 	}
-}
-
-// Yield implements tunnel.Listener: the interface goes with all that belongs to it, and is made
-// again. Connections wait for it.
-func (w *WireGuard) Yield() (retake func(), err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	err = w.removeInterface()
-	w.gone, w.yielded = true, err == nil
-	if err != nil { // watch makes it again
-		return nil, fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface, err)
-	}
-	return func() {
-		w.mu.Lock()
-		w.yielded = false
-		w.mu.Unlock()
-		if err := w.makeAgain(); err != nil { // likewise
-			w.log.Debug("tunnel: not open again yet", "err", err)
-		}
-	}, nil
 }
 
 // Status implements tunnel.Listener.
@@ -431,9 +405,6 @@ func (w *WireGuard) undoAll() error {
 
 // removeInterface takes the interface away, and what surrounds it. The caller holds w.mu.
 func (w *WireGuard) removeInterface() error {
-	if w.yielded { // another may have it
-		return nil
-	}
 	var err error
 	if w.device.link != nil {
 		err = w.device.setPeers(w.peers, nil)

@@ -80,48 +80,6 @@ func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A device that goes with whoever has it keeps its addresses while another tunnel has it, whether
-// that stays or not.
-func TestADeviceIsLentWithItsAddresses(t *testing.T) {
-	needNamespace(t)
-	need.TUN(t)
-	open := func(name string) *Listener {
-		stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: testClock()})
-		require.NoError(t, err)
-		dev, err := OpenTUN(TUNConfig{Name: name, Device: "tunnel1", MTU: mtu}, stack)
-		require.NoError(t, err)
-		return Listen(name, stack, dev)
-	}
-	addressed := func() bool {
-		link, err := netlink.LinkByName("tunnel1")
-		if err != nil {
-			return false
-		}
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
-		require.NoError(t, err)
-		return len(addrs) == 1
-	}
-	first := open("first")
-	link, err := netlink.LinkByName("tunnel1")
-	require.NoError(t, err)
-	address, err := netlink.ParseAddr("10.11.0.1/24")
-	require.NoError(t, err)
-	require.NoError(t, netlink.AddrAdd(link, address))
-
-	retake, err := first.Yield()
-	require.NoError(t, err)
-	require.NoError(t, open("second").Close())
-	require.True(t, addressed(), "what took its place has gone")
-	retake()
-	require.Eventually(t, func() bool { _, err := first.Yield(); return err == nil }, soon, time.Millisecond)
-	third := open("third")
-	require.NoError(t, first.Close())
-	require.True(t, addressed(), "what had it before has gone")
-	require.NoError(t, third.Close())
-	_, err = netlink.LinkByName("tunnel1")
-	require.Error(t, err, "nobody has it any more")
-}
-
 // frail is WireGuard's own sockets, whose reads fail when they are told to.
 type frail struct {
 	conn.Bind

@@ -318,12 +318,6 @@ func (m *MASQUE) Apply(s tunnel.Settings) error {
 // Resume implements Outside: clients that are gone come back by themselves.
 func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
-// Yield implements Outside: another socket may be opened beside this one, which our connections still need.
-func (m *MASQUE) Yield() (retake func(), err error) {
-	udp := m.currentServer().udp
-	return func() { _ = udp.Share(false) }, udp.Share(true)
-}
-
 // Report implements Outside.
 func (m *MASQUE) Report(s *tunnel.Status) error {
 	d := m.Drops()

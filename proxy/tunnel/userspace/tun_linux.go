@@ -8,9 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -36,8 +34,6 @@ type TUN struct {
 	cfg    TUNConfig
 	log    *slog.Logger
 	name   deviceAddr
-	yields chan yielding
-	kept   bool // the device outlives its descriptor, for another to open; run's alone
 	stack  *netstack.Stack
 	paths  *paths // to the addresses behind the device
 	cancel context.CancelFunc
@@ -48,8 +44,7 @@ type TUN struct {
 // and routes.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 	t := &TUN{
-		cfg: cfg, log: cfg.Log, stack: stack, yields: make(chan yielding),
-		paths: newPaths(readRouteMTU, routePeriod),
+		cfg: cfg, log: cfg.Log, stack: stack, paths: newPaths(readRouteMTU, routePeriod),
 	}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
@@ -75,87 +70,15 @@ func (t *TUN) openDevice() (dev tun.Device, name string, err error) {
 	if name, err = dev.Name(); err != nil {
 		return nil, "", errors.Join(err, dev.Close())
 	}
-	devices.Store(deviceAddr(name), dev)
 	return dev, name, nil
 }
-
-// devices are those that are or were open in this process, by their names.
-var devices sync.Map
-
-// keepDevice makes the device stay, with its addresses and routes, while no process has it open.
-func (t *TUN) keepDevice(dev tun.Device) error {
-	req, err := unix.NewIfreq(string(t.name))
-	if err != nil {
-		return err
-	}
-	if err := controlDevice(dev, func(fd int) error { return unix.IoctlIfreq(fd, unix.TUNGETIFF, req) }); err != nil {
-		return fmt.Errorf("TUNGETIFF: %w", err)
-	}
-	if req.Uint16()&unix.IFF_PERSIST == 0 {
-		t.kept = true
-		return setPersistent(dev, 1)
-	}
-	return nil
-}
-
-// unkeepDevice makes the device go once no process has it open.
-func (t *TUN) unkeepDevice() {
-	if dev, open := devices.Load(t.name); open && t.kept {
-		t.kept = setPersistent(dev.(tun.Device), 0) != nil
-	}
-}
-
-func setPersistent(dev tun.Device, on int) error {
-	if err := controlDevice(dev, func(fd int) error { return unix.IoctlSetInt(fd, unix.TUNSETPERSIST, on) }); err != nil {
-		return fmt.Errorf("TUNSETPERSIST: %w", err)
-	}
-	return nil
-}
-
-// controlDevice calls f with the device's descriptor, which stays with Go's poller.
-func controlDevice(dev tun.Device, f func(fd int) error) error {
-	raw, err := dev.File().SyscallConn()
-	if err != nil {
-		return err
-	}
-	return datapath.Control(raw, f)
-}
-
-// yielding is the time in which another tunnel may have the device.
-type yielding struct {
-	left   chan error    // gets the outcome once we have left the device
-	retake chan struct{} // closed at its end
-}
-
-// Yield implements Outside: the device stays, with its addresses and routes.
-func (t *TUN) Yield() (retake func(), err error) {
-	y := yielding{make(chan error, 1), make(chan struct{})}
-	timer := time.NewTimer(yieldWithin)
-	defer timer.Stop()
-	select {
-	case t.yields <- y:
-		err = <-y.left
-	case <-timer.C: // it has gone and is being opened again
-	}
-	return func() { close(y.retake) }, err
-}
-
-// yieldWithin is how soon run takes a yielding, unless there is no device.
-const yieldWithin = time.Second
 
 // runDevice moves packets until ctx is done, over another device of that name once one is gone.
 func (t *TUN) runDevice(ctx context.Context, dev tun.Device) {
 	for {
-		t.unkeepDevice()
 		err := t.movePackets(ctx, dev)
 		if ctx.Err() != nil {
-			t.unkeepDevice()
 			return
-		}
-		if err == nil { // another had it meanwhile
-			if dev, _, err = t.openDevice(); err == nil {
-				continue
-			}
 		}
 		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
 		if !t.Reopen(ctx, t.log, err, func() (err error) {
@@ -168,7 +91,7 @@ func (t *TUN) runDevice(ctx context.Context, dev tun.Device) {
 }
 
 // movePackets moves packets both ways until the device fails, or ctx is done and what had
-// been collected by then is written. It returns nil after another tunnel has had the device.
+// been collected by then is written.
 func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,34 +104,15 @@ func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 	inward.Go(func() { failed <- t.moveInward(dev) })
 	outward.Go(func() { t.moveOutward(sending, dev) })
 	var err error
-	var y yielding
-	for carrying := true; carrying; {
-		select {
-		case err = <-failed:
-			carrying = false
-		case y = <-t.yields:
-			if err := t.keepDevice(dev); err != nil {
-				y.left <- fmt.Errorf("tunnel: listener %q: %w", t.cfg.Name, err)
-				y = yielding{}
-				continue
-			}
-			carrying = false
-		case <-ctx.Done():
-			carrying = false
-		}
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
 	}
 	cancel()
 	outward.Wait()
 	_ = dev.Close()
 	inward.Wait()
 	events.Wait()
-	if y.left != nil {
-		close(y.left)
-		select {
-		case <-y.retake:
-		case <-ctx.Done():
-		}
-	}
 	return err
 }
 

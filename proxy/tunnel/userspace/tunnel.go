@@ -46,8 +46,6 @@ type Outside interface {
 	Apply(tunnel.Settings) error
 	// Resume sets the addresses where a process before this one heard from peers last.
 	Resume(map[access.Key]netip.AddrPort)
-	// Yield lets another tunnel use the port or device until retake is called.
-	Yield() (retake func(), err error)
 	// Report adds to a status what the stack does not know.
 	Report(*tunnel.Status) error
 	// Health says why no packets come or go at present; nil: they do. The Outside
@@ -240,9 +238,6 @@ func (l *Listener) Close() error {
 
 // Resume implements tunnel.Listener.
 func (l *Listener) Resume(at map[access.Key]netip.AddrPort) { l.outside.Resume(at) }
-
-// Yield implements tunnel.Listener.
-func (l *Listener) Yield() (retake func(), err error) { return l.outside.Yield() }
 
 // Status implements tunnel.Listener.
 func (l *Listener) Status() (tunnel.Status, error) {

@@ -55,19 +55,18 @@ type WireGuard struct {
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
-	mu         sync.Mutex
-	port       uint16
-	privateKey access.Key
-	peers      map[access.Key]access.Peer
-	owners     atomic.Pointer[tunnel.Owners]
-	leaving    atomic.Pointer[leaving] // changed under mu; nil: nobody is
+	mu      sync.Mutex
+	port    uint16
+	peers   map[access.Key]access.Peer
+	owners  atomic.Pointer[tunnel.Owners]
+	leaving atomic.Pointer[leaving] // changed under mu; nil: nobody is
 }
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
 	w := &WireGuard{
 		name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1),
-		peers: map[access.Key]access.Peer{}, privateKey: cfg.PrivateKey,
+		peers: map[access.Key]access.Peer{},
 	}
 	w.owners.Store(tunnel.OwnersOf(nil))
 	w.SetPool(cfg.Pool)
@@ -177,18 +176,6 @@ func (w *WireGuard) watchPort(ctx context.Context) {
 // bindPort opens the UDP port once more.
 func (w *WireGuard) bindPort() error { return w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port)) }
 
-// Yield implements Outside. Peers keep their sessions.
-func (w *WireGuard) Yield() (retake func(), err error) {
-	if err := w.device.BindClose(); err != nil {
-		return nil, fmt.Errorf("tunnel: listener %q: give up UDP port %d: %w", w.name, w.port, err)
-	}
-	return func() {
-		if err := w.bindPort(); err != nil {
-			w.reopenAfter(err)
-		}
-	}, nil
-}
-
 // reopenAfter makes watch open the UDP port again.
 func (w *WireGuard) reopenAfter(err error) {
 	select {
@@ -228,24 +215,7 @@ func (w *WireGuard) Apply(s tunnel.Settings) error {
 	if err := w.SetPeers(s.Peers); err != nil {
 		return err
 	}
-	if err := w.setPrivateKey(s.PrivateKey); err != nil {
-		return err
-	}
 	w.SetPool(s.Pool)
-	return nil
-}
-
-// setPrivateKey ends the sessions of peers if the key is another: they need its public half.
-func (w *WireGuard) setPrivateKey(key access.Key) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if key == w.privateKey {
-		return nil
-	}
-	if err := w.device.IpcSet("private_key=" + key.Hex() + "\n"); err != nil {
-		return errors.New("set the private key: the device refuses it") // its words may have the key
-	}
-	w.privateKey = key
 	return nil
 }
 
