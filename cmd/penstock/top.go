@@ -10,12 +10,16 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"syscall"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
@@ -58,11 +62,12 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 				}
 				at = cfg.Telemetry.Address
 			}
-			t := newTop(at, search)
-			if out, ok := cmd.OutOrStdout().(*os.File); once || !ok || !isTerminal(out) {
-				return t.printOnce(cmd.Context(), cmd.OutOrStdout())
+			t := newTop(cmd.Context(), at, search)
+			out, ok := cmd.OutOrStdout().(*os.File)
+			if once || !ok || !isTerminal(out) {
+				return t.printOnce(cmd.OutOrStdout())
 			}
-			return t.runScreen(cmd.Context())
+			return t.runScreen(out)
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
@@ -239,78 +244,266 @@ func ageWords(seconds float64) string {
 	return fmt.Sprintf("%.1f d", seconds/86400)
 }
 
-// top is what the command shows and has asked for. One goroutine draws, another asks the
-// proxy.
+// top is what the command shows. It implements tea.Model: one goroutine calls Update and View, and answers of the proxy
+// come to it as messages.
+//
+//	a key, a new size ─▶ fetchSoon ─▶ fetch (in the background) ─▶ answer ─▶ takeAnswer ─▶ poll, after a while
+//	                        ▲                                                               │
+//	                        └───────────────────────────────────────────────────────────────┘
 type top struct {
-	at   string
-	news chan struct{} // ask now
+	ctx context.Context // ends requests
+	at  string          // host:port of the proxy
 
-	mu      sync.Mutex
-	table   int
-	sort    int // column
-	down    bool
-	search  string
-	paused  bool
-	typing  bool
-	typed   string // to search for
-	offset  int    // of the first row in sight
-	height  int
-	view    page.View
+	table  int // of topTables
+	sort   int // column
+	down   bool
+	search string // empty: all rows
+	paused bool
+	typing bool   // keys go to typed
+	typed  string // what to search for
+	offset int    // of the first row in sight
+	height int    // rows in sight
+
+	view    page.View  // the newest answer
 	cells   [][]string // of view, from row view.Offset on
-	trouble error
+	trouble error      // of the newest answer; nil: none
+
+	fetching bool // a request is out
+	changed  bool // the request that is out asked for something else
+	polls    int  // answers so far; a poll that was begun before the newest one is not heeded
 }
 
-func newTop(at, search string) *top {
-	return &top{at: at, search: search, news: make(chan struct{}, 1), sort: 2, down: true, height: 50}
+// viewAnswer is what came of one request.
+type viewAnswer struct {
+	table int // that was asked for
+	view  page.View
+	err   error
 }
 
-// fetchRows gets the rows in sight.
-func (t *top) fetchRows(ctx context.Context) error {
-	t.mu.Lock()
-	table := topTables[t.table]
-	q := url.Values{"table": {table.name}, "sort": {table.sort[t.sort]}, "q": {t.search}, "events": {"0"}}
+// poll asks for the next request; it has the value that top.polls had when it was begun.
+type poll int
+
+// newTop returns a screen of flows with the greatest download rates first, and 50 rows until the terminal's size is
+// known.
+func newTop(ctx context.Context, at, search string) *top {
+	return &top{ctx: ctx, at: at, search: search, sort: 2, down: true, height: 50}
+}
+
+// fetch asks the proxy for the rows in sight, a screen before and a screen after. It calls no method of t, so that it
+// may run in the background.
+func (t *top) fetch() tea.Cmd {
+	ctx, at, table := t.ctx, t.at, t.table
+	q := url.Values{
+		"table": {topTables[table].name}, "sort": {topTables[table].sort[t.sort]}, "q": {t.search},
+		"offset": {strconv.Itoa(max(0, t.offset-t.height))}, "rows": {strconv.Itoa(min(3*t.height, 500))},
+		"events": {"0"}, "since": {"1e12"}, // neither events nor history
+	}
 	if t.down {
 		q.Set("sort", "-"+q.Get("sort"))
 	}
-	q.Set("offset", strconv.Itoa(max(0, t.offset-t.height)))
-	q.Set("rows", strconv.Itoa(min(3*t.height, 500)))
-	q.Set("since", "1e12") // no history
-	t.mu.Unlock()
-	status, body, err := askProxy(ctx, t.at, http.MethodGet, "/v1/view?"+q.Encode())
-	var v page.View
-	switch {
-	case err != nil:
-	case status == http.StatusNotFound:
-		err = fmt.Errorf("what answers at %s has no /v1/view: it is no proxy, or an older one", t.at)
-	case status != http.StatusOK:
-		err = errors.New(strings.TrimSpace(string(body)))
-	default:
-		err = json.Unmarshal(body, &v)
+	return func() tea.Msg {
+		status, body, err := askProxy(ctx, at, http.MethodGet, "/v1/view?"+q.Encode())
+		a := viewAnswer{table: table, err: err}
+		switch {
+		case err != nil:
+		case status == http.StatusNotFound:
+			a.err = fmt.Errorf("what answers at %s has no /v1/view: it is no proxy, or an older one", at)
+		case status != http.StatusOK:
+			a.err = errors.New(strings.TrimSpace(string(body)))
+		default:
+			a.err = json.Unmarshal(body, &a.view)
+		}
+		return a
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.trouble = err; err == nil && v.Table == topTables[t.table].name {
-		t.view, t.cells = v, topTables[t.table].cells(v)
-		if t.offset > max(0, v.Matches-t.height) { // there were more rows
-			t.askSoon()
+}
+
+// fetchSoon keeps the rows in sight within those that there are, and returns the request for them; nil: it follows when
+// the one that is out is answered.
+func (t *top) fetchSoon() tea.Cmd {
+	t.offset = max(0, min(t.offset, t.view.Matches-t.height))
+	if t.fetching {
+		t.changed = true
+		return nil
+	}
+	t.fetching, t.changed = true, false
+	return t.fetch()
+}
+
+// takeAnswer shows an answer, unless another table is shown by now, and returns what comes next.
+func (t *top) takeAnswer(a viewAnswer) tea.Cmd {
+	t.fetching = false
+	t.polls++
+	if t.trouble = a.err; a.err == nil && a.table == t.table {
+		t.view, t.cells = a.view, topTables[t.table].cells(a.view)
+		// There were more rows: the last ones that are left come into sight.
+		t.changed = t.changed || t.offset > max(0, t.view.Matches-t.height)
+	}
+	switch {
+	case t.changed:
+		return t.fetchSoon()
+	case t.paused:
+		return nil
+	}
+	begun := poll(t.polls)
+	wait := max(topPoll, time.Duration(t.view.Fresh*float64(time.Second)))
+	return tea.Tick(wait, func(time.Time) tea.Msg { return begun })
+}
+
+// Init implements tea.Model.
+func (t *top) Init() tea.Cmd { return t.fetchSoon() }
+
+// Update implements tea.Model.
+func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case viewAnswer:
+		return t, t.takeAnswer(msg)
+	case poll:
+		if int(msg) == t.polls && !t.paused {
+			return t, t.fetchSoon()
+		}
+	case tea.WindowSizeMsg:
+		t.height = max(1, msg.Height-3) // beside the summary, the heads and the foot
+		return t, t.fetchSoon()
+	case tea.PasteMsg:
+		if t.typing {
+			t.typed += strings.Map(dropControl, msg.Content)
+		}
+	case tea.KeyPressMsg:
+		if t.typing && msg.String() != "ctrl+c" {
+			return t, t.typeSearch(msg)
+		}
+		return t, t.pressKey(msg.String())
+	}
+	return t, nil
+}
+
+// dropControl is for strings.Map.
+func dropControl(r rune) rune {
+	if unicode.IsControl(r) {
+		return -1
+	}
+	return r
+}
+
+// pressKey does what a key asks for.
+func (t *top) pressKey(key string) tea.Cmd {
+	columns := len(topTables[t.table].heads)
+	switch key {
+	case "q", "ctrl+c":
+		return tea.Quit
+	case "/":
+		t.typing, t.typed = true, ""
+		return nil
+	case "p":
+		t.paused = !t.paused
+	case "r":
+		t.down = !t.down
+	case "s":
+		t.sort = (t.sort + 1) % columns
+	case "S":
+		t.sort = (t.sort + columns - 1) % columns
+	case "tab":
+		t.showNextTable()
+	case "up":
+		t.offset--
+	case "down":
+		t.offset++
+	case "pgup":
+		t.offset -= t.height
+	case "pgdown":
+		t.offset += t.height
+	case "home":
+		t.offset = 0
+	case "end":
+		t.offset = t.view.Matches
+	default:
+		return nil
+	}
+	return t.fetchSoon()
+}
+
+// typeSearch edits what to search for.
+func (t *top) typeSearch(key tea.KeyPressMsg) tea.Cmd {
+	switch key.String() {
+	case "enter", "esc":
+		if key.String() == "esc" {
+			t.typed = ""
+		}
+		t.typing, t.search, t.offset = false, t.typed, 0
+		return t.fetchSoon()
+	case "backspace", "ctrl+h":
+		_, size := utf8.DecodeLastRuneInString(t.typed)
+		t.typed = t.typed[:len(t.typed)-size]
+	default:
+		t.typed += key.Text // empty for a key without a character
+	}
+	return nil
+}
+
+// showNextTable shows the next list, sorted by its usual column.
+func (t *top) showNextTable() {
+	t.table, t.search, t.offset, t.cells, t.view.Matches = (t.table+1)%len(topTables), "", 0, nil, 0
+	t.sort = map[string]int{"flows": 2, "hosts": 1}[topTables[t.table].name]
+	t.down = topTables[t.table].name != "peers"
+}
+
+// View implements tea.Model.
+func (t *top) View() tea.View {
+	table := topTables[t.table]
+	heads := slices.Clone(table.heads)
+	heads[t.sort] += map[bool]string{true: " ▼", false: " ▲"}[t.down]
+	body := t.tableLines(heads)
+	lines := append([]string{t.summaryLine(), "\x1b[1m" + body[0] + "\x1b[m"}, make([]string, t.height)...)
+	for i := range t.height { // a row that is not known yet is empty
+		if row := 1 + t.offset - t.view.Offset + i; row > 0 && row < len(body) {
+			lines[2+i] = body[row]
 		}
 	}
-	return err
+	view := tea.NewView(strings.Join(append(lines, t.footLine()), "\n"))
+	view.AltScreen = true
+	return view
+}
+
+// footLine is the last line: what is typed, or what is shown and the keys.
+func (t *top) footLine() string {
+	if t.typing {
+		return "search: " + t.typed
+	}
+	foot := fmt.Sprintf("%s: %d of %d   ", topTables[t.table].name, t.view.Matches, t.view.Total)
+	if t.search != "" {
+		foot += "search: " + t.search + "  "
+	}
+	return foot + "Tab lists  s sort  r reverse  / search  p pause  q end"
+}
+
+// runScreen shows the screen on a terminal until it is left. A signal has the terminal put back before the program ends.
+// Keys come from the terminal, wherever standard input comes from.
+func (t *top) runScreen(out *os.File) error {
+	var end context.CancelFunc
+	t.ctx, end = signal.NotifyContext(t.ctx, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	defer end()
+	screen := tea.NewProgram(t, tea.WithOutput(out), tea.WithoutSignalHandler())
+	defer context.AfterFunc(t.ctx, screen.Quit)()
+	if _, err := screen.Run(); err != nil {
+		return fmt.Errorf("there is no screen, which --once does without: %w", err)
+	}
+	return nil
 }
 
 // printOnce prints the rows once; rates take two looks.
-func (t *top) printOnce(ctx context.Context, w io.Writer) error {
+func (t *top) printOnce(w io.Writer) error {
 	t.height = 500
-	if err := t.fetchRows(ctx); err != nil {
-		return err
-	}
-	select {
-	case <-time.After(time.Duration(t.view.Fresh * float64(time.Second))):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := t.fetchRows(ctx); err != nil {
-		return err
+	for look := range 2 {
+		if look > 0 {
+			select {
+			case <-time.After(time.Duration(t.view.Fresh * float64(time.Second))):
+			case <-t.ctx.Done():
+				return t.ctx.Err()
+			}
+		}
+		if t.takeAnswer(t.fetch()().(viewAnswer)); t.trouble != nil {
+			return t.trouble
+		}
 	}
 	fmt.Fprintln(w, t.summaryLine())
 	for _, line := range t.tableLines(topTables[t.table].heads) {
@@ -327,7 +520,7 @@ func (t *top) printOnce(ctx context.Context, w io.Writer) error {
 // widest is how much of a cell is shown.
 const widest = 44
 
-// tableLines are the heads and the rows that the proxy told, in columns. Callers hold mu or are alone.
+// tableLines returns the heads and the rows of the newest answer, in columns.
 func (t *top) tableLines(heads []string) (lines []string) {
 	widths := make([]int, len(heads))
 	rows := append([][]string{heads}, t.cells...)
@@ -346,7 +539,7 @@ func (t *top) tableLines(heads []string) (lines []string) {
 	return lines
 }
 
-// summaryLine is the first line. Callers hold mu or are alone.
+// summaryLine is the first line: how the proxy does, or why it does not answer.
 func (t *top) summaryLine() string {
 	if t.trouble != nil {
 		return "no answer: " + config.Printable(t.trouble.Error())

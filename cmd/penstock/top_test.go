@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -24,18 +25,50 @@ func TestTopFollowsAListThatShrinks(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(v)
 	}))
 	defer proxy.Close()
-	s := newTop(strings.TrimPrefix(proxy.URL, "http://"), "")
+	s := newTop(t.Context(), strings.TrimPrefix(proxy.URL, "http://"), "")
 	s.height = 10
-	require.NoError(t, s.fetchRows(t.Context()))
-	require.True(t, s.handleKey("\x1b[F")) // the end
-	<-s.news
-	require.NoError(t, s.fetchRows(t.Context()))
+	// update has the screen take a message, and then answers until nothing more is asked for at once.
+	update := func(msg tea.Msg) {
+		_, next := s.Update(msg)
+		for s.fetching {
+			_, next = s.Update(next())
+		}
+	}
+	update(s.Init()())
+	update(tea.KeyPressMsg{Code: tea.KeyEnd})
 	require.Equal(t, 990, s.offset)
+	require.Contains(t, s.View().Content, "flows: 1000 of 1000")
 
 	rows = 5
-	require.NoError(t, s.fetchRows(t.Context()))
-	require.Len(t, s.news, 1, "it does not ask again")
-	require.NoError(t, s.fetchRows(t.Context()))
+	update(poll(s.polls))
 	assert.Zero(t, s.offset)
 	assert.Len(t, s.cells, rows)
+}
+
+func TestTopSearchesWhatIsTyped(t *testing.T) {
+	for name, c := range map[string]struct {
+		keys []tea.Msg
+		want string
+	}{
+		"Enter takes it": {[]tea.Msg{
+			tea.KeyPressMsg{Code: 'q', Text: "q"}, tea.KeyPressMsg{Code: tea.KeySpace, Text: " "}, tea.KeyPressMsg{Code: tea.KeyEnter},
+		}, "q "},
+		"Escape drops it": {[]tea.Msg{tea.KeyPressMsg{Code: 'q', Text: "q"}, tea.KeyPressMsg{Code: tea.KeyEscape}}, ""},
+		"Backspace takes a character back": {[]tea.Msg{
+			tea.KeyPressMsg{Code: 'é', Text: "é"}, tea.KeyPressMsg{Code: 'x', Text: "x"}, tea.KeyPressMsg{Code: tea.KeyBackspace},
+			tea.KeyPressMsg{Code: tea.KeyEnter},
+		}, "é"},
+		"a pasted line is typed":  {[]tea.Msg{tea.PasteMsg{Content: "10.7.\n0.9"}, tea.KeyPressMsg{Code: tea.KeyEnter}}, "10.7.0.9"},
+		"other keys type nothing": {[]tea.Msg{tea.KeyPressMsg{Code: tea.KeyF1}, tea.KeyPressMsg{Code: tea.KeyEnter}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newTop(t.Context(), "127.0.0.1:1", "before")
+			s.Update(tea.KeyPressMsg{Code: '/', Text: "/"})
+			for _, key := range c.keys {
+				s.Update(key)
+			}
+			assert.Equal(t, c.want, s.search)
+			assert.False(t, s.typing)
+		})
+	}
 }

@@ -112,6 +112,7 @@ const sharedTable = "cc/sprout_table.go"
 // homes names the only places that may import a heavy dependency. Tests may
 // import any.
 var homes = map[string][]string{
+	"charm.land/...":                   {"cmd/..."},
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/prometheus/...":        {"telemetry", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
