@@ -6,65 +6,64 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// fewMembers is among how many active members a window is divided with each change: it
-// costs about as much as the report. Among more it is divided once in a tick, or four
-// times in a round trip if that is less often: each acknowledges about once in that time.
-// Before that it is divided when one in so many is new: each of these uses what the last
-// division would have left to one.
+// fewMembers is up to how many active members a window is divided at each change, which costs about as much as a
+// report. With more members it is divided once in a tick, or four times in a round trip if that is less often, because
+// each member acknowledges about once in that time. It is divided earlier if one in fewMembers is new: each of these
+// uses what the last division would have left to a single one.
 const fewMembers = 8
 
-// allocator divides a group's window among its active members.
+// allocator divides a window among the active members of a group. It changes allocations only.
 type allocator struct {
-	members  []*member // those that are active, by priority, then by id
-	tiers    []tier    // as the last division left them, in the same order
-	fresh    int       // of them, those that contend and that the last division did not know, or not as such
-	turn     uint64    // shifts the odd pairs of segments from member to member
-	odd      bool      // there are some: the next turn shifts them
-	turnEnds cc.Time   // when the next one begins
+	active       []*member // by priority, then by id
+	tiers        []tier    // results of the last division, by priority
+	newcomers    int       // members that contend and did not in the last division
+	pairTurn     uint64    // shifts the odd pairs of segments from member to member
+	hasOddPairs  bool      // there are odd pairs: the next turn shifts them
+	pairTurnEnds cc.Time   // when the next turn begins
 }
 
-// tier is what a division left of the window to the members of one priority: a pool for
-// so many weights that contend, of all that are active.
+// tier is what a division left to the members of one priority: a pool, divided by the weights of the members that
+// contend. activeWeights includes those that do not.
 type tier struct {
-	priority              int
-	pool, weights, active cc.Bytes
+	priority                     int
+	pool, weights, activeWeights cc.Bytes
 }
 
+// compareMembers orders members by priority, then by id.
 func compareMembers(a, b *member) int {
 	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.id, b.id))
 }
 
-// divideWindow divides window among the members. In this order, each has
+// allotWindow divides window among the active members. In this order, each gets
 //
-//   - its floor, two segments or what its MinRate takes;
-//   - then, the lowest Priority first and before all others: a Guarantee its
-//     Target, by weighted max-min where that is more than there is;
+//   - its floor: two segments or what its MinRate takes;
+//   - then, the lowest priority first and before all higher ones: a Guarantee its Target, by weighted max-min if there
+//     is not enough;
 //   - the others their weighted max-min share of the rest;
 //   - and a Guarantee what they leave, until it has a little more than its Target.
 //
-// What a member that does not contend leaves unused is lent to the others. The dues add
-// up to the window, or to the floors. A part of the window that a rate does not let
-// anybody fill, unpaced, is not given above targets.
-func (a *allocator) divideWindow(window, unpaced cc.Bytes) {
+// What a member that does not contend leaves unused goes to the others. The allotments add up to the window, or to the
+// floors. unpaced is the part of the window that the pacing rate lets no member fill: it is not given above targets.
+func (a *allocator) allotWindow(window, unpaced cc.Bytes) {
 	a.tiers = a.tiers[:0]
-	spare := max(0, window-reserveFloors(a.members, window))
-	for from := 0; from < len(a.members); {
+	spare := max(0, window-reserveFloors(a.active, window))
+	for from := 0; from < len(a.active); {
 		to, targets := from, false
-		for ; to < len(a.members) && a.members[to].priority == a.members[from].priority; to++ {
-			targets = targets || a.members[to].goal > 0
+		for ; to < len(a.active) && a.active[to].priority == a.active[from].priority; to++ {
+			targets = targets || a.active[to].targetBytes > 0
 		}
-		equals := a.members[from:to]
+		equals := a.active[from:to]
 		if targets {
 			spare, _ = fillUpTo(equals, toTarget, spare)
 		}
-		left, t := fillUpTo(equals, toMost, spare)
+		left, t := fillUpTo(equals, toUsable, spare)
 		t.priority = equals[0].priority
 		for _, m := range equals {
-			t.active += m.weight
+			t.activeWeights += m.weight
 		}
 		a.tiers = append(a.tiers, t)
 		spare = left
-		if targets { // above them there is nothing to give where the rate, not the window, is what is short
+		if targets { // what the pacing rate leaves unused is of no use above targets
 			idle := min(spare, unpaced)
 			left, _ = fillUpTo(equals, aboveTarget, spare-idle)
 			spare = idle + left
@@ -74,104 +73,104 @@ func (a *allocator) divideWindow(window, unpaced cc.Bytes) {
 	a.cutToPairs()
 }
 
-// reserveFloors has each member due its floor, and returns the sum: at most the window, or two
-// segments each.
+// reserveFloors allots each member its usable floor and returns the sum: at most the window, or two segments each.
 func reserveFloors(members []*member, window cc.Bytes) (sum cc.Bytes) {
-	var above cc.Bytes // two segments each
+	var above cc.Bytes // what floors exceed two segments each by
 	for _, m := range members {
-		sum += m.least
-		above += max(0, m.least-m.segments)
+		sum += m.usableFloor
+		above += max(0, m.usableFloor-m.minimum)
 	}
 	if over := sum - window; over > 0 && above > 0 {
 		part := float64(max(0, above-over)) / float64(above)
 		sum = 0
 		for _, m := range members {
-			if m.least > m.segments {
-				kept := cc.Bytes(part * float64(m.least-m.segments))
-				m.least = m.segments + kept - kept%m.unit
+			if m.usableFloor > m.minimum {
+				kept := cc.Bytes(part * float64(m.usableFloor-m.minimum))
+				m.usableFloor = m.minimum + kept - kept%m.segment
 			}
-			sum += m.least
+			sum += m.usableFloor
 		}
 	}
 	for _, m := range members {
-		m.due = m.least
+		m.allotted = m.usableFloor
 	}
 	return sum
 }
 
-// round says up to what fill raises dues, and whose.
-type round uint8
+// fillRound selects the members that fillUpTo raises, and up to what.
+type fillRound uint8
 
+// The rounds of a division.
 const (
-	toTarget    round = iota // the Guarantees, up to their targets
-	toMost                   // the others, up to what they can use
-	aboveTarget              // the Guarantees once more, up to what they may use
+	toTarget    fillRound = iota // Guarantees, up to their targets
+	toUsable                     // the others, up to what they can use
+	aboveTarget                  // Guarantees again, up to what they can use
 )
 
-// boundOf returns up to what r raises c's due; 0: not at all.
-func (r round) boundOf(c *allocation) cc.Bytes {
+// boundOf returns up to what r raises c's allotment; 0: not at all.
+func (r fillRound) boundOf(c *allocation) cc.Bytes {
 	switch {
-	case r == toTarget && c.goal > 0:
-		return min(c.goal, c.most)
-	case r == toMost && c.goal == 0, r == aboveTarget && c.goal > 0:
-		return c.most
+	case r == toTarget && c.targetBytes > 0:
+		return min(c.targetBytes, c.usable)
+	case r == toUsable && c.targetBytes == 0, r == aboveTarget && c.targetBytes > 0:
+		return c.usable
 	}
 	return 0
 }
 
-// level is what members are due for each weight. As a rule they are alike, and it need
-// not be computed again.
+// level is a pool per weight. Members mostly have equal weights, so the last result is cached.
 type level struct {
-	pool, weights cc.Bytes
-	weight, of    cc.Bytes // of is the level of weight
+	pool, weights                 cc.Bytes
+	cachedWeight, cachedAllotment cc.Bytes
 }
 
-func (l *level) dueFor(weight cc.Bytes) cc.Bytes {
-	if weight != l.weight {
-		l.weight, l.of = weight, l.pool*weight/l.weights
+// allotmentFor returns what the level gives to a weight.
+func (l *level) allotmentFor(weight cc.Bytes) cc.Bytes {
+	if weight != l.cachedWeight {
+		l.cachedWeight, l.cachedAllotment = weight, l.pool*weight/l.weights
 	}
-	return l.of
+	return l.cachedAllotment
 }
 
-// fillUpTo raises what members are due by spare at most: to a common level, times their
-// weights, but nobody below what it was due before nor above its cap (water-filling).
-// Each pass settles those on one side of the level: as a rule there are two or three.
-// It returns what is left, and the pool for those whom the level alone bounds.
-func fillUpTo(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier) {
+// fillUpTo raises the allotments of members by at most spare in all: to a common level times their weights, but none
+// below its old allotment or above its cap (water-filling). Each pass fixes the members on one side of the level;
+// mostly there are two or three passes. It returns what is left, and the pool for the members that only the level
+// bounds.
+func fillUpTo(members []*member, r fillRound, spare cc.Bytes) (left cc.Bytes, t tier) {
 	pool, weights := spare, cc.Bytes(0)
 	for _, m := range members {
-		m.cap = r.boundOf(&m.allocation)
-		if m.open = m.cap > m.due; m.open {
-			pool += m.due
+		m.fillCap = r.boundOf(&m.allocation)
+		if m.fillOpen = m.fillCap > m.allotted; m.fillOpen {
+			pool += m.allotted
 			weights += m.weight
 		}
 	}
 	for weights > 0 {
 		l := level{pool: pool, weights: weights}
-		var below, above cc.Bytes // by how much the level misses their dues and exceeds their caps
+		var below, above cc.Bytes // by how much the level misses allotments and exceeds caps
 		for _, m := range members {
-			if m.open {
-				due := l.dueFor(m.weight)
-				below += max(0, m.due-due)
-				above += max(0, due-m.cap)
+			if m.fillOpen {
+				due := l.allotmentFor(m.weight)
+				below += max(0, m.allotted-due)
+				above += max(0, due-m.fillCap)
 			}
 		}
 		for _, m := range members {
-			if !m.open {
+			if !m.fillOpen {
 				continue
 			}
-			switch due := l.dueFor(m.weight); {
+			switch due := l.allotmentFor(m.weight); {
 			case below == 0 && above == 0:
-				m.due = due
+				m.allotted = due
 				continue
-			case below >= above && due < m.due:
-			case below < above && due > m.cap:
-				m.due = m.cap
+			case below >= above && due < m.allotted:
+			case below < above && due > m.fillCap:
+				m.allotted = m.fillCap
 			default:
 				continue
 			}
-			m.open = false
-			pool -= m.due
+			m.fillOpen = false
+			pool -= m.allotted
 			weights -= m.weight
 		}
 		if below == 0 && above == 0 {
@@ -182,34 +181,34 @@ func fillUpTo(members []*member, r round, spare cc.Bytes) (left cc.Bytes, t tier
 	return left, tier{pool: left}
 }
 
-// cutToPairs makes shares of the dues: whole pairs of segments for those that contend. The odd
-// pairs that this leaves go round from member to member as turn counts up, slowly: a
-// window that changed with each report would send in bursts.
+// cutToPairs sets inflightLimit from the allotments: whole pairs of segments for members that contend. The odd pairs
+// that remain go from member to member as pairTurn counts up. It does so slowly, because windows that change with each
+// report would send in bursts.
 func (a *allocator) cutToPairs() {
 	var odd cc.Bytes
 	n := 0
-	for _, m := range a.members {
-		if m.wants {
-			odd += m.due - m.wholePairs() + 1 // dues are cut to whole bytes
+	for _, m := range a.active {
+		if m.contends {
+			odd += m.allotted - m.roundToPairs() + 1 // allotments are cut to whole bytes
 			n++
 		}
 	}
-	a.odd = n > 1 && odd >= ackedTogether*cc.DefaultMSS
-	place := 0 // among those that contend, shifted
+	a.hasOddPairs = n > 1 && odd >= ackedTogether*cc.DefaultMSS
+	place := 0 // among the members that contend, shifted by the turn
 	if n > 0 {
-		place = int(a.turn % uint64(n))
+		place = int(a.pairTurn % uint64(n))
 	}
-	for _, m := range a.members {
+	for _, m := range a.active {
 		switch {
-		case !m.wants:
-			m.share = a.shareIfActive(&m.allocation)
-			m.due = m.share
-		case n == 1: // the window is long enough for another segment to follow
-			m.share = max(m.due-m.due%m.unit, m.least)
+		case !m.contends:
+			m.inflightLimit = a.limitIfContending(&m.allocation)
+			m.allotted = m.inflightLimit
+		case n == 1: // another segment follows an odd one soon
+			m.inflightLimit = max(m.allotted-m.allotted%m.segment, m.usableFloor)
 		default:
-			m.share = m.wholePairs()
-			if pair := ackedTogether * m.unit; cc.Bytes(place) < odd/pair {
-				m.share += pair
+			m.inflightLimit = m.roundToPairs()
+			if pair := ackedTogether * m.segment; cc.Bytes(place) < odd/pair {
+				m.inflightLimit += pair
 			}
 			if place++; place == n {
 				place = 0
@@ -218,30 +217,29 @@ func (a *allocator) cutToPairs() {
 	}
 }
 
-// shareIfActive is what a member that does not contend, or was not active when the window was
-// last divided, would have if it contended; among many at most fewMembers times what it
-// would have if all did. A thousand that take turns, each done before the next division,
-// would otherwise have the window each.
-func (a *allocator) shareIfActive(c *allocation) cc.Bytes {
+// limitIfContending returns what a member could have in flight if it contended. It is for members that do not contend
+// or were inactive at the last division. Among many it is at most fewMembers times what it would have if all contended:
+// otherwise a thousand that take turns, each done before the next division, would have the whole window each.
+func (a *allocator) limitIfContending(c *allocation) cc.Bytes {
 	t := a.tierOf(c.priority)
-	weights := max(t.weights+c.weight, t.active/fewMembers)
-	share := max(c.due, (t.pool+c.due)*c.weight/weights, c.goal, c.floor)
-	share = min(share, max(c.bound, c.floor))
-	return max(share-share%c.unit, c.floor)
+	weights := max(t.weights+c.weight, t.activeWeights/fewMembers)
+	share := max(c.allotted, (t.pool+c.allotted)*c.weight/weights, c.targetBytes, c.floor)
+	share = min(share, max(c.allowed, c.floor))
+	return max(share-share%c.segment, c.floor)
 }
 
-// tierOf is what there is for members of a priority.
+// tierOf returns what there is for members of a priority.
 func (a *allocator) tierOf(priority int) (t tier) {
 	for i, each := range a.tiers {
 		switch {
 		case each.priority == priority:
 			return each
-		case each.priority > priority: // all that those behind it have
+		case each.priority > priority: // it takes from all lower priorities
 			for _, behind := range a.tiers[i:] {
 				t.pool += behind.pool
 			}
 			return t
-		case each.weights == 0: // what those before it leave
+		case each.weights == 0: // it gets what higher priorities leave
 			t.pool = each.pool
 		default:
 			t.pool = 0
@@ -250,11 +248,11 @@ func (a *allocator) tierOf(priority int) (t tier) {
 	return t
 }
 
-// giveWhole has the window be one member's.
-func (a *allocator) giveWhole(c *allocation, window cc.Bytes) {
-	c.due, c.share = window, window
+// allotToOne gives the whole window to one member.
+func (a *allocator) allotToOne(c *allocation, window cc.Bytes) {
+	c.allotted, c.inflightLimit = window, window
 	t := tier{priority: c.priority, pool: window, weights: c.weight}
-	if !c.wants {
+	if !c.contends {
 		t.pool, t.weights = max(0, window-c.used), 0
 	}
 	a.tiers = append(a.tiers[:0], t)

@@ -55,7 +55,7 @@ func TestAStaleHintFreesTheWindowByItself(t *testing.T) {
 	for l.send(1000*mss) > 0 {
 		p.wait(100 * time.Millisecond)
 	}
-	require.True(t, l.gate.blocked)
+	require.True(t, l.gate.waiting)
 	woken := l.woken
 	p.wait(2 * time.Second)
 	assert.Greater(t, l.woken, woken, "no acknowledgement has come")

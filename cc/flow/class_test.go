@@ -307,27 +307,27 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 		}
 		p.wait(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
 		g.divideWindow(p.now)
-		W := g.ctl.Cwnd
+		W := g.control.Cwnd
 		var due, shared, floors cc.Bytes // of those that contend
 		var least, most cc.Bytes         // that the others use
 		hungry := false                  // somebody could use more
-		active := g.alloc.members
+		active := g.allocator.active
 		for _, m := range active {
-			if !m.wants {
-				require.LessOrEqual(rt, m.most, m.counts)
-				least += m.least
-				most += m.most
+			if !m.contends {
+				require.LessOrEqual(rt, m.usable, m.counted)
+				least += m.usableFloor
+				most += m.usable
 				continue
 			}
-			due += m.due
-			shared += m.share
-			floors += m.segments
-			hungry = hungry || m.due < m.most
-			require.GreaterOrEqual(rt, m.due, m.least)
-			require.GreaterOrEqual(rt, m.share, min(W, m.segments))
+			due += m.allotted
+			shared += m.inflightLimit
+			floors += m.minimum
+			hungry = hungry || m.allotted < m.usable
+			require.GreaterOrEqual(rt, m.allotted, m.usableFloor)
+			require.GreaterOrEqual(rt, m.inflightLimit, min(W, m.minimum))
 			if len(active) > 1 { // a lone member has all of the window, whatever its terms
-				require.LessOrEqual(rt, m.due, m.most)
-				require.LessOrEqual(rt, m.share, m.due+ackedTogether*m.unit)
+				require.LessOrEqual(rt, m.allotted, m.usable)
+				require.LessOrEqual(rt, m.inflightLimit, m.allotted+ackedTogether*m.segment)
 			}
 		}
 		require.LessOrEqual(rt, due+least, max(W, floors+least), "no more is given than there is")
@@ -340,18 +340,18 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 		// Max-min: who is due less for its weight than an equal is due as much as it may.
 		for _, a := range active {
 			for _, b := range active {
-				if !a.wants || !b.wants {
+				if !a.contends || !b.contends {
 					continue
 				}
-				able := a.most
-				if a.goal > 0 {
-					able = min(able, a.goal)
+				able := a.usable
+				if a.targetBytes > 0 {
+					able = min(able, a.targetBytes)
 				}
-				if a.priority == b.priority && (a.goal > 0) == (b.goal > 0) && a.due < able && b.due > b.least {
-					require.GreaterOrEqual(rt, a.due/a.weight+2, b.due/b.weight, "weighted max-min")
+				if a.priority == b.priority && (a.targetBytes > 0) == (b.targetBytes > 0) && a.allotted < able && b.allotted > b.usableFloor {
+					require.GreaterOrEqual(rt, a.allotted/a.weight+2, b.allotted/b.weight, "weighted max-min")
 				}
-				if a.priority < b.priority && a.due+8 < a.most {
-					require.LessOrEqual(rt, b.due, b.least+16, "strict priority")
+				if a.priority < b.priority && a.allotted+8 < a.usable {
+					require.LessOrEqual(rt, b.allotted, b.usableFloor+16, "strict priority")
 				}
 			}
 		}

@@ -33,11 +33,11 @@ func TestAStepCostsAFewVisitsOfMembers(t *testing.T) {
 				step()
 			}
 			g := only(t, mgr)
-			require.Len(t, g.alloc.members, members, "all are active")
+			require.Len(t, g.allocator.active, members, "all are active")
 			visits, at, steps := 0, g.divideAt, 1000+4*members
 			for range steps {
 				if step(); g.divideAt != at && g.divideAt != 0 {
-					visits += len(g.alloc.members)
+					visits += len(g.allocator.active)
 				}
 				at = g.divideAt
 			}
@@ -64,7 +64,7 @@ func TestLossesAmongManyDivideTheWindowIfItShrinks(t *testing.T) {
 		}
 		g := only(t, p.mgr)
 		p.wait(g.divideAt.Sub(p.now) + 1)
-		before, window := g.dividedAt, g.ctl.Cwnd
+		before, window := g.dividedAt, g.control.Cwnd
 		p.now = p.now.Add(time.Millisecond)
 		for i, l := range legs[:50] {
 			l.r.Lost += mss
@@ -72,7 +72,7 @@ func TestLossesAmongManyDivideTheWindowIfItShrinks(t *testing.T) {
 			l.ack(mss)
 		}
 		divided := g.dividedAt != before
-		assert.Equal(t, g.ctl.Cwnd < window, divided, "%s: %d bytes, then %d", algorithm, window, g.ctl.Cwnd)
+		assert.Equal(t, g.control.Cwnd < window, divided, "%s: %d bytes, then %d", algorithm, window, g.control.Cwnd)
 		assert.Equal(t, algorithm == "reno", divided, algorithm)
 	}
 }
@@ -91,7 +91,7 @@ func TestAStepAmongThoseThatRestVisitsNone(t *testing.T) {
 		legs[0].fill()
 		p.wait(20 * time.Millisecond)
 		legs[0].ack(legs[0].r.Pipe)
-		require.Len(t, legs[0].group().alloc.members, 1)
+		require.Len(t, legs[0].group().allocator.active, 1)
 	}
 	for _, l := range legs[1:] {
 		told += l.told

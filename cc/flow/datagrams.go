@@ -9,26 +9,23 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Datagrams are bytes in the window of a group that nobody acknowledges: the
-// UDP and ICMP of the same peer. What was granted counts for one round trip of
-// the flows beside it, and is then taken as gone, at the pace at which theirs
-// arrive; they make no event.
+// Datagrams are bytes in the window of a group that nothing acknowledges: UDP and ICMP of the same peer. What is
+// granted counts for one round trip of the flows beside it, then as arrived at the pace of theirs. It makes no event of
+// its own.
 //
-// They are held back only while one of these flows wants more than it has: what
-// a window is worth that nobody wants to fill, nobody knows. Then they have their
-// share of it in each round trip, and at least two segments, so that a name is found
-// whatever else goes on. Towards that share they fall by half with each round trip,
-// which is how fast a flow that starts beside them can grow.
+// Datagrams are held back only while one of these flows wants more than it has, because the worth of a window that no
+// flow wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its
+// methods may be called from any goroutine.
 type Datagrams struct {
 	datagramShare // guarded by the mutex of home
 
-	closeFunc func(*Datagrams) // the manager's
-	key       string
-	home      atomic.Pointer[group] // nil while there is none: nobody to give way to
+	closeFunc func(*Datagrams)      // of the manager
+	key       string                // of the group
+	home      atomic.Pointer[group] // nil: there is no such group, so no flow to give way to
 	maxRate   *rateLimit            // of the group; nil: none
 }
 
-// lockGroup returns d's group, locked; nil if there is none.
+// lockGroup locks and returns the group; nil: there is none.
 func (d *Datagrams) lockGroup() *group {
 	for {
 		g := d.home.Load()
@@ -39,121 +36,118 @@ func (d *Datagrams) lockGroup() *group {
 		if d.home.Load() == g {
 			return g
 		}
-		g.mu.Unlock() // it has been forgotten in the meantime
+		g.mu.Unlock() // the group was dropped between load and lock
 	}
 }
 
-// Take asks to send a datagram of n bytes and accounts for it if it may go. One of
-// a sparse flow may be lent room. After a refusal wake is called when asking again
-// may help.
+// Take asks to send a datagram of n bytes and counts it if it may go. A sparse flow's datagram may borrow room. After a
+// refusal the wake function is called when asking again may help.
 func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	g := d.lockGroup()
 	if g == nil {
-		return d.maxRate.takeDatagram(now, &d.waiter, n, sparse)
+		return d.maxRate.passDatagram(now, &d.waiter, n, sparse)
 	}
 	defer g.divideAndUnlock(now)
 	return g.takeDatagram(&d.datagramShare, d.maxRate, now, n, sparse)
 }
 
-// Usual is the rate of the datagrams' share, smoothed over some seconds; 0: not known.
+// Usual returns the rate of the datagrams' share, smoothed over some seconds; 0: not known.
 func (d *Datagrams) Usual() cc.Rate {
 	g := d.lockGroup()
 	if g == nil {
 		return 0
 	}
 	defer g.mu.Unlock()
-	return d.usual
+	return d.usualRate
 }
 
-// Close leaves the group.
+// Close gives the datagrams' part of the window back.
 func (d *Datagrams) Close() { d.closeFunc(d) }
 
-// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1) and
-// mac80211's target, for hops that are served in bursts.
+// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1), and mac80211's target, for hops that
+// are served in bursts.
 const (
 	fairQuantum cc.Bytes = 1514
 	codelTarget          = 20 * time.Millisecond
 )
 
-// A flow is sparse while it takes at most this part of what datagrams usually may,
-// measured over sparseOver; two frames always pass for that.
+// A flow is sparse while it uses at most sparseShare of what datagrams usually get, measured over sparseTime. Two
+// frames are always sparse.
 const (
-	sparsePart = 1.0 / 3
-	sparseOver = 500 * time.Millisecond
+	sparseShare = 1.0 / 3
+	sparseTime  = 500 * time.Millisecond
 )
 
-// QueuedPackets and QueuedBytes are what a gateway lets wait of one peer's datagrams.
+// QueuedPackets and QueuedBytes are what a gateway queues of one peer's datagrams.
 const (
 	QueuedPackets          = 128
 	QueuedBytes   cc.Bytes = QueuedPackets * fairQuantum
 )
 
-// meteredFlows is of how many flows a queue knows the rate at once.
+// meteredFlows is how many flows a queue measures at once.
 const meteredFlows = 256
 
-// FairQueue holds the packets of several flows until the window that they share has
-// room: FQ-CoDel (RFC 8290) with a queue for each key instead of a hash. Sparse
-// flows come first, the others take turns by deficit round robin, and CoDel
-// (RFC 8289) drops from each queue by how long packets stand in it. RFC 8290 tells
-// sparse flows by their queues, which are empty once it is their turn. Here nobody
-// has a turn while the window is closed, so they are told by their rates. Calls
-// must not overlap.
+// FairQueue queues the packets of several flows until the window that they share has room: FQ-CoDel (RFC 8290) with a
+// queue for each key instead of a hash. Sparse flows come first, the others take turns by deficit round robin, and
+// CoDel (RFC 8289) drops from each queue by how long packets stand in it. RFC 8290 recognizes sparse flows by a queue
+// that is empty at their turn. Here no flow has a turn while the window is closed, so sparse flows are recognized by
+// their rate. Calls must not overlap.
 type FairQueue[K comparable, P any] struct {
 	window  *Datagrams
 	dropped func(P, Drop)
 
-	flows      map[K]*fairFlow[K, P]
-	fresh, old fairList[K, P] // those with packets: the sparse ones, the others
-	packets    int
-	bytes      cc.Bytes
+	flows       map[K]*fairFlow[K, P]
+	sparseFlows fairList[K, P] // with packets
+	otherFlows  fairList[K, P] // with packets
+	packets     int
+	bytes       cc.Bytes
 }
 
-// Drop says why a FairQueue dropped a packet.
+// Drop is why a FairQueue dropped a packet.
 type Drop uint8
 
-// The reasons.
+// The reasons of a Drop.
 const (
-	DroppedLate     Drop = iota // by CoDel: its flow's queue stood for too long
-	DroppedOverflow             // the queue was full, and its flow had the most in it
+	DroppedLate     Drop = iota // by CoDel: the flow's queue stood for too long
+	DroppedOverflow             // the queue was full, and this flow had the most in it
 )
 
 // fairFlow is a flow's queue.
 type fairFlow[K comparable, P any] struct {
-	key    K
-	queue  []fairPacket[P]
-	bytes  cc.Bytes
-	credit cc.Bytes // of the round robin
-	codel  CoDel
-	level  cc.Bytes // of a leaky bucket, filled by what the flow sends
-	at     cc.Time  // when it was filled last
-	sparse bool
-	listed bool            // in a list: it has packets, or had some a moment ago
-	next   *fairFlow[K, P] // in its list
+	key       K
+	queue     []fairPacket[P]
+	bytes     cc.Bytes
+	credit    cc.Bytes // of the round robin
+	codel     CoDel
+	meter     cc.Bytes // level of a leaky bucket that measures the flow's rate
+	meteredAt cc.Time  // when meter was updated
+	sparse    bool
+	listed    bool            // it is in a list: it has packets, or had some a moment ago
+	next      *fairFlow[K, P] // in its list
 }
 
+// fairPacket is a packet that waits.
 type fairPacket[P any] struct {
-	at   cc.Time
-	size cc.Bytes
-	what P
+	at      cc.Time // when it came
+	size    cc.Bytes
+	payload P
 }
 
-// NewFairQueue returns an empty queue before a window. It calls dropped with each
-// packet that it will not return.
+// NewFairQueue returns an empty queue in front of a window. It calls dropped with each packet that it will not return.
 func NewFairQueue[K comparable, P any](window *Datagrams, dropped func(P, Drop)) *FairQueue[K, P] {
 	return &FairQueue[K, P]{window: window, dropped: dropped, flows: map[K]*fairFlow[K, P]{}}
 }
 
-// Len returns how many packets wait, and their bytes.
+// Len returns the number of packets that wait, and their bytes.
 func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets, q.bytes }
 
-// Pass reports whether a packet of size bytes of the flow key may go at once, and
-// accounts for it. Otherwise it is to be pushed.
+// Pass reports whether a packet of size bytes of the flow key may go at once, and counts it if so. Otherwise Push it.
 func (q *FairQueue[K, P]) Pass(now cc.Time, key K, size cc.Bytes) bool {
 	f := q.meterFlow(now, key, size)
 	return q.packets == 0 && q.window.Take(now, size, f.sparse)
 }
 
-// Push adds a packet that Pass has refused.
+// Push queues a packet that Pass has refused.
 func (q *FairQueue[K, P]) Push(now cc.Time, key K, size cc.Bytes, what P) {
 	f := q.flows[key]
 	if !f.listed {
@@ -166,38 +160,38 @@ func (q *FairQueue[K, P]) Push(now cc.Time, key K, size cc.Bytes, what P) {
 	q.bytes += size
 }
 
-// meterFlow notes that a flow sends size bytes.
+// meterFlow measures size bytes of a flow, and decides whether the flow is sparse.
 func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow[K, P] {
 	f := q.flows[key]
 	if f == nil {
 		if len(q.flows) >= meteredFlows {
 			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
 		}
-		f = &fairFlow[K, P]{key: key, at: now, codel: CoDel{Target: codelTarget}}
+		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: codelTarget}}
 		q.flows[key] = f
 	}
-	rate := cc.Rate(sparsePart * float64(q.window.Usual()))
-	most := max(2*fairQuantum, rate.BytesIn(sparseOver))
-	level := max(0, f.level-rate.BytesIn(now.Sub(f.at))) + size
+	rate := cc.Rate(sparseShare * float64(q.window.Usual()))
+	most := max(2*fairQuantum, rate.BytesIn(sparseTime))
+	level := max(0, f.meter-rate.BytesIn(now.Sub(f.meteredAt))) + size
 	f.sparse = level <= most
-	f.level, f.at = min(level, 2*most), now // so that it is forgotten soon
+	f.meter, f.meteredAt = min(level, 2*most), now // bounded, so that a flow can become sparse again soon
 	return f
 }
 
-// listFor is where f belongs.
+// listFor returns the list that f belongs to.
 func (q *FairQueue[K, P]) listFor(f *fairFlow[K, P]) *fairList[K, P] {
 	if f.sparse {
-		return &q.fresh
+		return &q.sparseFlows
 	}
-	return &q.old
+	return &q.otherFlows
 }
 
-// Trim drops packets from the head of the fattest flow's queue until at most so
-// many, of at most so many bytes, are left (RFC 8290 §4.1).
+// Trim drops packets from the head of the longest queue (in bytes) until at most packets and bytes are left
+// (RFC 8290 §4.1).
 func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 	for q.packets > max(packets, 0) || q.packets > 0 && q.bytes > bytes {
 		var fattest *fairFlow[K, P]
-		for _, list := range [...]fairList[K, P]{q.fresh, q.old} {
+		for _, list := range [...]fairList[K, P]{q.sparseFlows, q.otherFlows} {
 			for f := list.head; f != nil; f = f.next {
 				if fattest == nil || f.bytes > fattest.bytes {
 					fattest = f
@@ -208,7 +202,7 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 	}
 }
 
-// Pop returns the packet that may go now; false: none does.
+// Pop returns the packet that may go now; false: none may.
 func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 	for f := q.nextFlow(); f != nil; f = q.nextFlow() {
 		head := f.queue[0]
@@ -225,12 +219,12 @@ func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 	return what, false
 }
 
-// nextFlow returns the flow whose turn it is (RFC 8290 §4.2); nil: nothing waits.
+// nextFlow returns the flow with the next turn (RFC 8290 §4.2); nil: nothing waits.
 func (q *FairQueue[K, P]) nextFlow() *fairFlow[K, P] {
 	for {
-		list := &q.fresh
+		list := &q.sparseFlows
 		if list.head == nil {
-			list = &q.old
+			list = &q.otherFlows
 		}
 		f := list.head
 		switch {
@@ -258,12 +252,13 @@ func (q *FairQueue[K, P]) takeHead(f *fairFlow[K, P]) P {
 	f.bytes -= p.size
 	q.packets--
 	q.bytes -= p.size
-	return p.what
+	return p.payload
 }
 
 // fairList is a list of flows, first in, first out.
 type fairList[K comparable, P any] struct{ head, tail *fairFlow[K, P] }
 
+// pushFlow appends f.
 func (l *fairList[K, P]) pushFlow(f *fairFlow[K, P]) {
 	if l.head == nil {
 		l.head = f
@@ -273,6 +268,7 @@ func (l *fairList[K, P]) pushFlow(f *fairFlow[K, P]) {
 	l.tail, f.listed = f, true
 }
 
+// popFlow removes the first flow.
 func (l *fairList[K, P]) popFlow() {
 	f := l.head
 	l.head, f.next, f.listed = f.next, nil, false
@@ -283,45 +279,44 @@ const CoDelInterval = 100 * time.Millisecond
 
 // CoDel is the state of RFC 8289 §5 for one queue.
 type CoDel struct {
-	Target time.Duration // that packets may stand for
-	Spare  cc.Bytes      // a queue with no more behind a packet is no standing one
+	Target time.Duration // for which packets may stand in the queue
+	Spare  cc.Bytes      // a queue with no more than this behind a packet does not stand
 
-	above      cc.Time // when the delay will have been above the target for an interval; 0: it is not
-	next       cc.Time // when to signal again, while signalling
-	count      int     // signals since it began
-	last       int     // count when it last began
+	firstAbove cc.Time // when the delay will have been above Target for an interval; 0: it is not above
+	signalNext cc.Time // when to signal again, while signalling
+	count      int     // signals since signalling began
+	lastCount  int     // count when signalling last began
 	signalling bool
 }
 
-// Signals reports whether the packet at the head, which has waited for sojourn in a
-// queue with so many bytes behind it, is to tell its sender of congestion: by a drop
-// or, where it allows that, a mark.
+// Signals reports whether the packet at the head must signal congestion to its sender, by a drop or a mark. sojourn is
+// how long it has waited, behind the number of bytes queued after it.
 func (c *CoDel) Signals(now cc.Time, sojourn time.Duration, behind cc.Bytes) bool {
 	if sojourn < c.Target || behind <= c.Spare {
-		c.above, c.signalling = 0, false
+		c.firstAbove, c.signalling = 0, false
 		return false
 	}
-	if c.above == 0 {
-		c.above = now.Add(CoDelInterval)
+	if c.firstAbove == 0 {
+		c.firstAbove = now.Add(CoDelInterval)
 	}
 	switch {
-	case now < c.above:
+	case now < c.firstAbove:
 		c.signalling = false
 		return false
 	case !c.signalling:
 		c.signalling = true
-		since := c.count - c.last
+		since := c.count - c.lastCount
 		c.count = 1
-		if since > 1 && now.Sub(c.next) < 16*CoDelInterval { // it did so a moment ago: go on from there
+		if since > 1 && now.Sub(c.signalNext) < 16*CoDelInterval { // it signalled a moment ago: continue at that rate
 			c.count = since
 		}
-		c.last = c.count
-		c.next = now
-	case now < c.next:
+		c.lastCount = c.count
+		c.signalNext = now
+	case now < c.signalNext:
 		return false
 	default:
 		c.count++
 	}
-	c.next = c.next.Add(time.Duration(float64(CoDelInterval) / math.Sqrt(float64(c.count))))
+	c.signalNext = c.signalNext.Add(time.Duration(float64(CoDelInterval) / math.Sqrt(float64(c.count))))
 	return true
 }

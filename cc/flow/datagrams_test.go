@@ -169,8 +169,8 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 			for _, c := range d.chunks {
 				sum += c.n
 			}
-			require.Equal(rt, sum, d.loose)
-			if m.alg != nil {
+			require.Equal(rt, sum, d.inflight)
+			if m.algorithm != nil {
 				require.GreaterOrEqual(rt, m.memberWindow(), window*mss-cc.Bytes(share*float64(window*mss)))
 			}
 			require.LessOrEqual(rt, l.inflight(), window*mss)
@@ -220,7 +220,7 @@ func TestWhatPassesForBeingLittleRunsUpNoDebt(t *testing.T) {
 		trip()
 		require.Equal(t, 2, p.pour(d))
 	}
-	assert.GreaterOrEqual(t, d.room, -d.lendingBound(), "it is not to be made up for when the window is wide again")
+	assert.GreaterOrEqual(t, d.credit, -d.maxLoan(), "it is not to be made up for when the window is wide again")
 }
 
 // What datagrams no longer use goes back to the flows, though no acknowledgement comes.

@@ -6,77 +6,77 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// unknownRTT is for how long a datagram counts before there is a round trip.
+// unknownRTT is how long a datagram counts as in flight before a round trip is known.
 const unknownRTT = 100 * time.Millisecond
 
-// A radio link fades for fractions of a second, and its window with it. Sparse flows
-// are not held back by that: they are lent what the usual share is worth over
-// debtLasts, and the others make up for it.
+// A radio link fades for fractions of a second, and its window with it. Sparse flows are not held back by that: they
+// may borrow what the usual share is worth during loanTime, and the other datagrams make up for it.
 const (
-	debtLasts = 500 * time.Millisecond
-	usualOver = 2 * time.Second // what is usual is smoothed over
+	loanTime      = 500 * time.Millisecond
+	usualRateTime = 2 * time.Second // over which the usual share is smoothed
 )
 
-// datagramShare is the part of a group's window that some datagrams use beside its members.
-// The group's mutex guards it.
+// datagramShare counts the part of a group's window that some datagrams use beside its members. What leaves counts for
+// one round trip. The quota, what may be in flight while members want the window, falls by half with each round trip
+// towards the share: a flow that starts beside the datagrams cannot grow faster. The group's mutex guards it.
 type datagramShare struct {
-	waiter
-	share   float64   // of the window, at most, while members want it
-	chunks  []granted // in flight, the oldest first
-	loose   cc.Bytes  // their sum
-	waiting cc.Bytes  // asked for and refused; 0: nothing
-	sparse  bool      // what was refused is of a sparse flow
-	own     cc.Bytes  // what they may have in flight while the flows want the window
-	room    cc.Bytes  // of that, what they may send now; below 0: what sparse flows were lent
-	roomAt  cc.Time   // when own and room were; 0: never
-	usual   cc.Rate   // own in each round trip, smoothed; 0: not known
-	carry   cc.Bytes  // in flight when they were last free to go
-	carryAt cc.Time
+	waiter                         // at the maximum rate; its wake is called when refused datagrams may go
+	share          float64         // most of the window while members want it, above 0 and up to 1
+	chunks         []sentDatagrams // in flight, the oldest first
+	inflight       cc.Bytes        // sum of chunks
+	refused        cc.Bytes        // size of the datagram that waits for room; 0: none waits
+	refusedSparse  bool            // it is of a sparse flow
+	quota          cc.Bytes        // what may be in flight while members want the window
+	credit         cc.Bytes        // part of quota that may be sent now; below 0: what sparse flows have borrowed
+	creditAt       cc.Time         // when quota and credit were computed; 0: never
+	usualRate      cc.Rate         // quota per round trip, smoothed; 0: not known
+	freeInflight   cc.Bytes        // inflight when no member wanted the window
+	freeInflightAt cc.Time
 }
 
-// granted is what was granted within a short time.
-type granted struct {
+// sentDatagrams are the bytes granted within a short time.
+type sentDatagrams struct {
 	at cc.Time
 	n  cc.Bytes
 }
 
-// datagramWindow is what a group's window is to the datagrams beside its members at one moment.
+// datagramWindow is a group's window as the datagrams beside its members see it at one moment.
 type datagramWindow struct {
-	known  bool          // something is known of the path: the algorithm has started
-	usable cc.Bytes      // what the members can fill of the window
-	mss    cc.Bytes      // of the members
-	lasts  time.Duration // how long a datagram counts as in flight
-	all    []*datagramShare
+	known    bool          // the algorithm has started, so something is known of the path
+	usable   cc.Bytes      // the part of the window that the pacing rate lets members fill
+	mss      cc.Bytes      // of the members
+	lifetime time.Duration // how long a datagram counts as in flight: a round trip
+	all      []*datagramShare
 }
 
-// shareOfWindow is d's part of what the members can use of the window.
+// shareOfWindow returns d's share in bytes.
 func (d *datagramShare) shareOfWindow(w *datagramWindow) cc.Bytes {
 	return cc.Bytes(d.share * float64(w.usable))
 }
 
 // addInflight counts n bytes in flight that leave now.
 func (d *datagramShare) addInflight(now cc.Time, n cc.Bytes, w *datagramWindow) {
-	if last := len(d.chunks) - 1; last >= 0 && now.Sub(d.chunks[last].at) < w.lasts/16 {
+	if last := len(d.chunks) - 1; last >= 0 && now.Sub(d.chunks[last].at) < w.lifetime/16 {
 		d.chunks[last].n += n
 	} else {
-		d.chunks = append(d.chunks, granted{now, n})
+		d.chunks = append(d.chunks, sentDatagrams{now, n})
 	}
-	d.loose += n
+	d.inflight += n
 }
 
-// nextRetirement is when what left first is gone; false: nothing is in flight.
+// nextRetirement returns when the oldest bytes count no more; false: nothing is in flight.
 func (d *datagramShare) nextRetirement(w *datagramWindow) (at cc.Time, ok bool) {
 	if len(d.chunks) == 0 {
 		return 0, false
 	}
-	return d.chunks[0].at.Add(w.lasts), true
+	return d.chunks[0].at.Add(w.lifetime), true
 }
 
-// retireOld takes what left a round trip ago as gone, and reports whether anything did.
+// retireOld drops what left a round trip ago, and reports whether there was any.
 func (d *datagramShare) retireOld(now cc.Time, w *datagramWindow) bool {
 	old := 0
-	for old < len(d.chunks) && now.Sub(d.chunks[old].at) >= w.lasts {
-		d.loose -= d.chunks[old].n
+	for old < len(d.chunks) && now.Sub(d.chunks[old].at) >= w.lifetime {
+		d.inflight -= d.chunks[old].n
 		old++
 	}
 	if old > 0 {
@@ -85,63 +85,64 @@ func (d *datagramShare) retireOld(now cc.Time, w *datagramWindow) bool {
 	return old > 0
 }
 
-// nextTryAt is when what was refused may fit, by time alone.
+// nextTryAt returns when a refused datagram may fit through the passing of time alone.
 func (d *datagramShare) nextTryAt(now cc.Time, w *datagramWindow) cc.Time {
-	at := now.Add(w.lasts)
+	at := now.Add(w.lifetime)
 	if gone, ok := d.nextRetirement(w); ok {
 		at = min(at, gone)
 	}
-	if rate := cc.RateOf(d.own, w.lasts); rate > 0 {
-		at = min(at, now.Add(rate.TimeFor(min(d.waiting, d.own)-d.room)))
+	if rate := cc.RateOf(d.quota, w.lifetime); rate > 0 {
+		at = min(at, now.Add(rate.TimeFor(min(d.refused, d.quota)-d.credit)))
 	}
 	return max(at, now.Add(leastTick))
 }
 
-// allowedInflight is how much may be in flight while the members want the window. What left a round trip ago is
-// retired before.
+// allowedInflight returns what may be in flight while members want the window. Call retireOld first. Other datagrams
+// have equal rights, so what they have in flight is subtracted, down to an equal part.
 func (d *datagramShare) allowedInflight(now cc.Time, w *datagramWindow) cc.Bytes {
 	due := d.shareOfWindow(w)
-	if halvings := now.Sub(d.carryAt) / w.lasts; halvings < 32 {
-		due = max(due, d.carry>>uint(halvings))
+	if halvings := now.Sub(d.freeInflightAt) / w.lifetime; halvings < 32 {
+		due = max(due, d.freeInflight>>uint(halvings))
 	}
-	beside := cc.Bytes(0) // from others, which have as much by right
+	beside := cc.Bytes(0) // what the others have in flight
 	for _, e := range w.all {
 		if e != d {
-			beside += e.loose
+			beside += e.inflight
 		}
 	}
 	return max(due-beside, due/cc.Bytes(len(w.all)))
 }
 
-// refillRoom adds to room what the time since the last call is worth: all of it in each
-// round trip, evenly, so that what waits does not leave in bursts.
-func (d *datagramShare) refillRoom(now cc.Time, w *datagramWindow) {
+// refillCredit adds to credit what the time since the last call is worth: the quota per round trip, evenly, so that
+// what waits does not leave in bursts.
+func (d *datagramShare) refillCredit(now cc.Time, w *datagramWindow) {
 	if !w.known {
 		return
 	}
-	d.own = d.allowedInflight(now, w)
-	rate := cc.RateOf(d.own, w.lasts)
-	if d.roomAt == 0 {
-		d.room, d.usual = d.own, rate
+	d.quota = d.allowedInflight(now, w)
+	rate := cc.RateOf(d.quota, w.lifetime)
+	if d.creditAt == 0 {
+		d.credit, d.usualRate = d.quota, rate
 	} else {
-		elapsed := now.Sub(d.roomAt)
-		d.room += min(rate.BytesIn(elapsed), d.own-d.room)
-		d.usual += cc.Rate(float64(rate-d.usual) * min(1, elapsed.Seconds()/usualOver.Seconds()))
+		elapsed := now.Sub(d.creditAt)
+		d.credit += min(rate.BytesIn(elapsed), d.quota-d.credit)
+		d.usualRate += cc.Rate(float64(rate-d.usualRate) * min(1, elapsed.Seconds()/usualRateTime.Seconds()))
 	}
-	d.roomAt = now
+	d.creditAt = now
 }
 
-// mayGo reports whether n more bytes may go while the members want the window.
-func (d *datagramShare) mayGo(n cc.Bytes, sparse bool, w *datagramWindow) bool {
-	if !w.known || d.loose+n <= floorSegments*w.mss { // nothing is known of the path yet, or little asked
+// hasRoom reports whether n more bytes may go while members want the window. Two segments always may, so that names are
+// resolved whatever else goes on.
+func (d *datagramShare) hasRoom(n cc.Bytes, sparse bool, w *datagramWindow) bool {
+	if !w.known || d.inflight+n <= floorSegments*w.mss {
 		return true
 	}
-	room := d.room
+	room := d.credit
 	if sparse {
-		room += d.lendingBound()
+		room += d.maxLoan()
 	}
-	return room >= min(n, d.own) // one that is larger than all goes when nothing else does
+	return room >= min(n, d.quota) // one larger than the quota goes when nothing else is in flight
 }
 
-// lendingBound is what sparse flows may be lent.
-func (d *datagramShare) lendingBound() cc.Bytes { return d.usual.BytesIn(debtLasts) }
+// maxLoan returns what sparse flows may borrow.
+func (d *datagramShare) maxLoan() cc.Bytes { return d.usualRate.BytesIn(loanTime) }

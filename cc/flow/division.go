@@ -10,61 +10,66 @@ import (
 // turnRTTs is for how many round trips the odd pairs of segments stay with the same members.
 const turnRTTs = 8
 
-// perMember bounds what divisions among many members cost: two of them are at least so far
-// apart, times the number of active members. With a thousand and more members a division takes
-// about a microsecond for each, most of it to put their limits into force.
+// perMember bounds the cost of divisions among many members: two of them are at least this far apart for each active
+// member. With a thousand members a division takes about a microsecond for each, mostly to put limits into force.
 const (
 	perMember    = 30 * time.Microsecond
-	perMemberCut = perMember / 8 // after a loss or a mark that has made the window smaller
+	perMemberCut = perMember / 8 // after a loss or a mark that has reduced the window
 )
 
-// division shares a window among the members of a group, puts their limits into force, and knows which of
-// them are active. The group's mutex guards it.
+// division shares the window among the members that are active, and puts their limits into force. A member is active
+// from when it sends or wants to, until it has been silent for a retransmission timeout.
+//
+//	           onSendStart           acknowledged        silent for a timeout
+//	inactive ──────────────▶ active, ramping ────▶ active ──────────▶ inactive
+//	limit ≤ 10 segments      paced to its share    in each division
+//
+// The group's mutex guards it.
 type division struct {
 	window
-	alloc     allocator
-	sendNow   bool    // divide anew, and what the limits let out is not to wait for acknowledgements
-	divideAt  cc.Time // not before this, unless it is urgent
-	dividedAt cc.Time // the newest division
-	wantedAt  cc.Time // when a member last got less than it wanted; 0: never
+	allocator allocator // has the list of active members
+	sendNow   bool      // limits of the next division may be used without waiting for an acknowledgement
+	divideAt  cc.Time   // among many members, no division before this
+	dividedAt cc.Time   // the newest division
+	wantedAt  cc.Time   // when a member last got less than it wanted; 0: never
 }
 
-// addMember has m be a member on path p.
+// addMember adds m on path p. It is inactive at first.
 func (d *division) addMember(m *member, p *path) {
-	m.place = len(d.members)
+	m.groupIndex = len(d.members)
 	d.members = append(d.members, m)
 	d.weights += m.weight
-	p.addMember(m)
-	d.caps.addMember(m)
-	d.changed = true
+	p.routeMember(m)
+	d.caps.countCaps(m)
+	d.needsDivision = true
 }
 
-// removeMember has m be a member no more.
+// removeMember removes m. What it had in flight no longer counts.
 func (d *division) removeMember(m *member, now cc.Time) {
 	d.setWant(m, 0)
-	m.inflight, m.sampler.blocked = 0, 0
+	m.inflight, m.sampler.rwndBlocked = 0, 0
 	d.countInflight(m)
 	d.deactivateMember(m)
-	m.path.removeMember(m, now)
+	m.path.unrouteMember(m, now)
 	last := d.members[len(d.members)-1]
-	d.members[m.place], last.place = last, m.place
+	d.members[m.groupIndex], last.groupIndex = last, m.groupIndex
 	d.members[len(d.members)-1] = nil
 	d.members = d.members[:len(d.members)-1]
 	d.weights -= m.weight
-	d.caps.removeMember(m)
+	d.caps.uncountCaps(m)
 	d.reapplyCaps(now)
 	d.timers.cancelTimer(&m.timer)
-	d.changed, d.sendNow = true, true
+	d.needsDivision, d.sendNow = true, true
 }
 
-// setWant notes how much m wants beyond what it has.
+// setWant stores how much m wants beyond what it has.
 func (d *division) setWant(m *member, want cc.Bytes) {
 	if (want > 0) != (m.want > 0) {
-		d.changed = true
+		d.needsDivision = true
 		if want > 0 {
-			if m.active && !m.wants { // it was told what one such member would have
-				m.wants = true
-				d.alloc.fresh++
+			if m.active && !m.contends { // its limit is that of a single newcomer
+				m.contends = true
+				d.allocator.newcomers++
 			}
 			d.wanting++
 		} else {
@@ -74,14 +79,13 @@ func (d *division) setWant(m *member, want cc.Bytes) {
 	m.want = want
 }
 
-// onSendStart notes that m begins to send or to want to, if it did neither. One that comes
-// after silence, its own among others that send or the group's, gets up to its share
-// over a round trip: what others leave to it they leave over a round trip, and the path
-// may have changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others.
+// onSendStart prepares for m to send, if m neither sent nor wanted to. After an idle period of m beside others, or of
+// the group, m is paced to its share for a round trip: the others need that long to give way, and the path may have
+// changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others. The algorithm starts if there is none.
 func (d *division) onSendStart(m *member, now cc.Time) {
 	wasIdle := d.endIdle(m.path, now)
 	d.startAlgorithm(now)
-	others := d.inflight > m.counts || d.wanting > 0 && m.want == 0
+	others := d.inflight > m.counted || d.wanting > 0 && m.want == 0
 	if m.want == 0 && (wasIdle || m.isSilent(now, d.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
 		m.rampEnd = now.Add(d.rtt.srtt)
 	}
@@ -91,16 +95,16 @@ func (d *division) onSendStart(m *member, now cc.Time) {
 	}
 }
 
-// activateMember puts m into the list of active members, if it is not there.
+// activateMember puts m into the list of active members, if it is not in it.
 func (d *division) activateMember(m *member) {
 	if m.active {
 		return
 	}
-	m.active, m.due, m.share = true, 0, 0
-	d.alloc.fresh++
-	i, _ := slices.BinarySearchFunc(d.alloc.members, m, compareMembers)
-	d.alloc.members = slices.Insert(d.alloc.members, i, m)
-	d.changed = true
+	m.active, m.allotted, m.inflightLimit = true, 0, 0
+	d.allocator.newcomers++
+	i, _ := slices.BinarySearchFunc(d.allocator.active, m, compareMembers)
+	d.allocator.active = slices.Insert(d.allocator.active, i, m)
+	d.needsDivision = true
 }
 
 // deactivateMember takes m out of the list of active members.
@@ -109,13 +113,13 @@ func (d *division) deactivateMember(m *member) {
 		return
 	}
 	m.active = false
-	if i, ok := slices.BinarySearchFunc(d.alloc.members, m, compareMembers); ok {
-		d.alloc.members = slices.Delete(d.alloc.members, i, i+1)
+	if i, ok := slices.BinarySearchFunc(d.allocator.active, m, compareMembers); ok {
+		d.allocator.active = slices.Delete(d.allocator.active, i, i+1)
 	}
 }
 
-// deactivateAll has members be active no more, and tells each what it may burst when it sends
-// again. They are not in the allocator's list.
+// deactivateAll makes members inactive, and limits each to what it may burst when it sends again. They are no longer in
+// the allocator's list.
 func (d *division) deactivateAll(members []*member, now cc.Time) {
 	for _, m := range members {
 		m.active = false
@@ -126,244 +130,243 @@ func (d *division) deactivateAll(members []*member, now cc.Time) {
 	}
 }
 
-// noteIdle notes when nothing is in flight and nobody wants to send, and gives back in
-// time what an idle group does not need.
+// noteIdle records when the group has become idle, and releases in time what an idle group does not need: first the
+// members' ledgers, then the algorithm.
 func (d *division) noteIdle(now cc.Time) {
 	if d.inflight > 0 || d.wanting > 0 {
 		return
 	}
-	if len(d.members) == 0 && cc.Closes(d.alg) {
-		d.saveWindow() // whoever knows of it outside hears at once that the last connection has ended
+	if len(d.members) == 0 && cc.Closes(d.algorithm) {
+		d.saveWindow() // an agent must hear at once that the last connection has ended
 	}
 	if d.idle.since == 0 {
 		d.idle.since = max(now, 1)
 		d.scheduleTick(now.Add(d.rtt.rto()))
 		return
 	}
-	if d.alg == nil {
+	if d.algorithm == nil {
 		return
 	}
 	rto := d.rtt.rto()
 	rested := d.idle.since.Add(rto)
 	if now >= rested {
-		for _, m := range d.alloc.members {
-			rested = max(rested, m.pacer.tat.Add(rto)) // it has sent ahead of its rate
+		for _, m := range d.allocator.active {
+			rested = max(rested, m.pacer.tat.Add(rto)) // it may have sent ahead of its rate
 		}
 	}
 	if now < rested {
 		d.scheduleTick(rested)
 		return
 	}
-	active := d.alloc.members
-	d.alloc.members = nil
+	active := d.allocator.active
+	d.allocator.active = nil
 	d.deactivateAll(active, now)
 	if !d.forgetAfterIdle(now) {
 		d.scheduleTick(d.idle.since.Add(d.lingerTime() + 1))
 	}
 }
 
-// adoptReduction is adopt after a loss or a mark. Where the window or the rate is smaller by now, it is
-// divided soon, but not for each loss: many members lose packets in the same round trip.
+// adoptReduction is adoptControl after a loss or a mark. If the window or the rate is smaller now, it is divided soon,
+// but not for each loss: many members lose packets in the same round trip.
 func (d *division) adoptReduction(now cc.Time) {
-	before := d.ctl
+	before := d.control
 	d.adoptControl(now)
-	if d.ctl.Cwnd < before.Cwnd || d.ctl.PacingRate < before.PacingRate {
-		d.divideAt = min(d.divideAt, d.dividedAt.Add(time.Duration(len(d.alloc.members))*perMemberCut))
+	if d.control.Cwnd < before.Cwnd || d.control.PacingRate < before.PacingRate {
+		d.divideAt = min(d.divideAt, d.dividedAt.Add(time.Duration(len(d.allocator.active))*perMemberCut))
 	}
 }
 
-// divideIfDue divides the window if something has changed, now or when it is time to. Each
-// call into the group that may change anything ends with it.
+// divideIfDue divides the window if something has changed, now or when it is due. Each call into the group that may
+// change anything ends with it.
 func (d *division) divideIfDue(now cc.Time) {
 	d.noteIdle(now)
 	switch {
-	case !d.changed || d.alg == nil:
-	case now < d.divideAt && len(d.alloc.members) > fewMembers*max(1, d.alloc.fresh):
+	case !d.needsDivision || d.algorithm == nil:
+	case now < d.divideAt && len(d.allocator.active) > fewMembers*max(1, d.allocator.newcomers):
 		d.scheduleTick(d.divideAt)
 	default:
 		d.divideWindow(now)
 	}
 }
 
-// divideWindow divides the window among the active members and tells those whose limits change.
+// divideWindow divides the window among the active members and puts the limits that change into force. Members that
+// have become silent are made inactive.
 func (d *division) divideWindow(now cc.Time) {
-	atOnce := d.sendNow || d.ctl.PacingRate > 0
-	d.changed, d.sendNow = false, false
+	atOnce := d.sendNow || d.control.PacingRate > 0
+	d.needsDivision, d.sendNow = false, false
 	rto := d.rtt.rto()
-	kept := d.alloc.members[:0]
+	kept := d.allocator.active[:0]
 	var resting []*member
-	for _, m := range d.alloc.members {
+	for _, m := range d.allocator.active {
 		if m.isSilent(now, rto) {
 			resting = append(resting, m)
 			continue
 		}
-		m.wants = m.wantsMore(now, &d.rtt)
+		m.contends = m.wantsMore(now, &d.rtt)
 		d.setBounds(m)
 		kept = append(kept, m)
 	}
-	clear(d.alloc.members[len(kept):])
-	d.alloc.members, d.alloc.fresh = kept, 0
-	d.alloc.odd = false
-	if now >= d.alloc.turnEnds {
-		d.alloc.turn++
-		d.alloc.turnEnds = now.Add(turnRTTs * max(d.rtt.srtt, time.Millisecond))
+	clear(d.allocator.active[len(kept):])
+	d.allocator.active, d.allocator.newcomers = kept, 0
+	d.allocator.hasOddPairs = false
+	if now >= d.allocator.pairTurnEnds {
+		d.allocator.pairTurn++
+		d.allocator.pairTurnEnds = now.Add(turnRTTs * max(d.rtt.srtt, time.Millisecond))
 	}
 	if len(kept) > 1 {
 		unpaced := d.unpacedWindow()
-		if d.caps.rateBound {
+		if d.caps.rateBinds {
 			unpaced = 0
 		}
-		d.alloc.divideWindow(d.memberWindow(), unpaced)
-		d.scheduleTick(now.Add(rto)) // some may have ceased to contend by then, or to send
+		d.allocator.allotWindow(d.memberWindow(), unpaced)
+		d.scheduleTick(now.Add(rto)) // by then members may have ceased to contend or to send
 	}
-	if d.alloc.odd {
-		d.scheduleTick(d.alloc.turnEnds)
+	if d.allocator.hasOddPairs {
+		d.scheduleTick(d.allocator.pairTurnEnds)
 	}
 	contend, content := false, true
 	for _, m := range kept {
 		d.updateLimit(m, now, atOnce)
-		contend, content = contend || m.wants, content && (!m.wants || d.hasAllItMayUse(m))
+		contend, content = contend || m.contends, content && (!m.contends || d.hasAllItMayUse(m))
 	}
-	d.allContent = contend && content
+	d.allSatisfied = contend && content
 	d.deactivateAll(resting, now)
 	d.dividedAt = now
 	d.divideAt = now.Add(max(tickInterval, d.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
 
-// hasWindowAlone reports whether m has the window for itself: no other member is active.
+// hasWindowAlone reports whether no other member than m is active.
 func (d *division) hasWindowAlone(m *member) bool {
-	active := d.alloc.members
+	active := d.allocator.active
 	return len(active) == 0 || len(active) == 1 && active[0] == m
 }
 
-// setBounds sets what m may have at least and at most.
+// setBounds sets the inputs of a division for m: what it may have at least and at most.
 func (d *division) setBounds(m *member) {
 	window, least := d.memberWindow(), m.leastWindow()
-	m.unit, m.used, m.segments = m.segmentSize(), m.counts, least
-	m.floor, m.goal, m.bound = least, 0, window
+	m.segment, m.used, m.minimum = m.segmentSize(), m.counted, least
+	m.floor, m.targetBytes, m.allowed = least, 0, window
 	if m.terms.MinRate > 0 {
-		m.floor = max(m.floor, roundUp(d.windowFor(m.terms.MinRate), m.unit))
+		m.floor = max(m.floor, roundUp(d.windowFor(m.terms.MinRate), m.segment))
 	}
-	if m.ceiling > 0 && d.rttIsKnown() {
-		m.bound = roundUp(d.windowFor(m.ceiling), m.unit)
-		if m.target > 0 {
-			m.goal = roundUp(d.windowFor(m.target), m.unit)
+	if m.ceilingRate > 0 && d.rttIsKnown() {
+		m.allowed = roundUp(d.windowFor(m.ceilingRate), m.segment)
+		if m.targetRate > 0 {
+			m.targetBytes = roundUp(d.windowFor(m.targetRate), m.segment)
 		} else {
-			m.bound += least // its pacer lets that much go at once
+			m.allowed += least // its pacer lets this much go at once
 		}
-		m.bound = min(max(m.bound, least), window)
+		m.allowed = min(max(m.allowed, least), window)
 	}
-	m.most = m.bound
-	if !m.wants {
-		m.most = min(m.most, m.used)
+	m.usable = m.allowed
+	if !m.contends {
+		m.usable = min(m.usable, m.used)
 	}
-	m.floor = min(m.floor, m.bound)
-	m.least = min(m.floor, m.most)
+	m.floor = min(m.floor, m.allowed)
+	m.usableFloor = min(m.floor, m.usable)
 }
 
-// updateLimit works out m's limit and puts it into force. What a raise lets out goes at once
-// where time brought it about, where it is paced, or where it is more than double, so that
-// acknowledgements of what is in flight would not let it out. Otherwise it waits for them:
-// members that share a window, and all send when it grows, send in bursts.
+// updateLimit computes m's limit and puts it into force. atOnce is Limit.Now: what a raise lets out goes at once if
+// time brought it about, if it is paced, or if it more than doubles the limit, because acknowledgements of what is in
+// flight would then not let it out. Otherwise acknowledgements let it out: members that share a window, and all send
+// when it grows, send in bursts.
 func (d *division) updateLimit(m *member, now cc.Time, atOnce bool) {
-	if d.alg == nil {
+	if d.algorithm == nil {
 		return
 	}
 	switch {
 	case d.hasWindowAlone(m):
-		m.wants = m.wantsMore(now, &d.rtt)
+		m.contends = m.wantsMore(now, &d.rtt)
 		d.setBounds(m)
-		d.alloc.giveWhole(&m.allocation, d.memberWindow())
-	case !m.active || m.share == 0: // no division knows it yet
-		m.wants = true
+		d.allocator.allotToOne(&m.allocation, d.memberWindow())
+	case !m.active || m.inflightLimit == 0: // no division has included it yet // no division knows it yet
+		m.contends = true
 		d.setBounds(m)
-		m.due = 0
-		m.share = d.alloc.shareIfActive(&m.allocation)
-		m.due = m.share
+		m.allotted = 0
+		m.inflightLimit = d.allocator.limitIfContending(&m.allocation)
+		m.allotted = m.inflightLimit
 	}
 	l := d.computeLimit(m)
 	l.Now = atOnce || l.Cwnd > 2*max(m.inflight, m.limit.Cwnd)
 	m.applyLimit(now, l)
-	m.pacer.most = d.caps.burst
+	m.pacer.maxBurst = d.caps.burstTime
 	if atOnce || m.inflight == 0 || m.waiter.turn.Load() != noTurn {
 		d.wakeIfAllowed(m, now)
 	}
 }
 
-// computeLimit is what m may use from now on: its share of the window, all of it if it is the
-// only member, and the same part of the pacing rate.
+// computeLimit returns what m may use from now on: its share of the window and the same part of the pacing rate.
 func (d *division) computeLimit(m *member) Limit {
-	share := m.share
-	if !m.active { // a burst after silence is no longer than that of a new connection
+	share := m.inflightLimit
+	if !m.active { // its first burst is at most that of a new connection
 		burst := cc.InitialCwndPackets * m.segmentSize()
 		if d.receives {
 			burst = ReceiveBulk
 		}
 		share = min(share, m.path.toReference(burst))
 	}
-	l := Limit{Cwnd: share, PacingRate: d.ctl.PacingRate}
+	l := Limit{Cwnd: share, PacingRate: d.control.PacingRate}
 	if m.path.isFar() {
 		l.Cwnd = max(m.path.fromReference(share)/m.segmentSize(), 1) * m.segmentSize()
 	}
-	if m.due < d.ctl.Cwnd && l.PacingRate > 0 { // 0 would not pace
-		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(m.due)/float64(d.ctl.Cwnd)))
+	if m.allotted < d.control.Cwnd && l.PacingRate > 0 { // at least 1, because 0 would not pace
+		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(m.allotted)/float64(d.control.Cwnd)))
 	}
-	l.PacingRate = lesserRate(lesserRate(l.PacingRate, m.ceiling), m.own)
+	l.PacingRate = lesserRate(lesserRate(l.PacingRate, m.ceilingRate), m.ownRate)
 	if m.rampEnd != 0 && d.rttIsKnown() {
-		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.share, d.rtt.srtt)))
+		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.inflightLimit, d.rtt.srtt)))
 	}
 	return l
 }
 
-// windowFor is what is in flight at rate r; 0 before the round trip is known. Where a
-// maximum rate binds, the parts of the window are the parts of that rate.
+// windowFor returns what is in flight at rate r; 0 before the round trip is known. Where a maximum rate binds, the
+// parts of the window are the parts of that rate.
 func (d *division) windowFor(r cc.Rate) cc.Bytes {
-	if d.caps.rateBound {
-		return cc.Bytes(float64(d.ctl.Cwnd) * min(1, float64(r)/float64(d.ctl.PacingRate)))
+	if d.caps.rateBinds {
+		return cc.Bytes(float64(d.control.Cwnd) * min(1, float64(r)/float64(d.control.PacingRate)))
 	}
 	return min(r.BytesIn(d.rtt.srtt), cc.MaxCwnd)
 }
 
-// rttIsKnown reports whether windows can be had from rates yet.
+// rttIsKnown reports whether rates can be converted to windows yet.
 func (d *division) rttIsKnown() bool { return d.rtt.srtt > 0 }
 
-// hasAllItMayUse reports whether m has all that its terms allow, so that a wider window would
-// be none to it. It goes by what the last division gave it, before that was cut to whole
-// pairs of segments.
+// hasAllItMayUse reports whether m has all that its terms allow, so that it has no use for a wider window. It compares
+// with the last division, before that was cut to whole pairs of segments.
 func (d *division) hasAllItMayUse(m *member) bool {
-	return d.rttIsKnown() && m.ceiling > 0 && m.due >= m.bound && m.bound < d.memberWindow()
+	return d.rttIsKnown() && m.ceilingRate > 0 && m.allotted >= m.allowed && m.allowed < d.memberWindow()
 }
 
-// wakeIfAllowed wakes m if a refused Take may succeed now, or plans to once pacing lets it.
+// wakeIfAllowed wakes m's relay if a refused Take may succeed now, or schedules that for when pacing lets it.
 func (d *division) wakeIfAllowed(m *member, now cc.Time) {
-	if turn := m.waiter.turn.Load(); turn != noTurn { // at the maximum rate
-		if m.gate.blocked && turn == turnCame {
+	if turn := m.waiter.turn.Load(); turn != noTurn { // it waits, or may pass, at the maximum rate
+		if m.gate.waiting && turn == turnCame {
 			m.wakeRelay()
 		}
 		return
 	}
 	if m.enforced || m.gate.mayOpen(now, m.want, m.inflight, m.segmentSize()) {
-		if m.gate.blocked {
+		if m.gate.waiting {
 			m.wakeRelay()
 		}
 		return
 	}
-	if m.gate.blocked && m.gate.retryAt > now {
+	if m.gate.waiting && m.gate.retryAt > now {
 		d.timers.scheduleAt(&m.timer, m.gate.retryAt)
 	}
 }
 
-// membersWantWindow reports whether a member wants more of the window than it has, or did
-// within the last round trip: a relay reads between two writes. One that waits for
-// its retransmission timer does not ask, but has not given up the window.
+// membersWantWindow reports whether a member wants more of the window than it has, or did within the last round trip: a
+// relay reads between two writes. A member that waits for its retransmission timer does not ask, but still wants its
+// part.
 func (d *division) membersWantWindow(now cc.Time) bool {
 	if d.wantedAt != 0 && now.Sub(d.wantedAt) <= max(d.rtt.srtt, leastTick) {
 		return true
 	}
-	return slices.ContainsFunc(d.alloc.members, func(m *member) bool { return m.wantsMore(now, &d.rtt) || m.timedOut })
+	return slices.ContainsFunc(d.allocator.active, func(m *member) bool { return m.wantsMore(now, &d.rtt) || m.timedOut })
 }
 
-// wakeDatagrams wakes the datagrams that may go now.
+// wakeDatagrams wakes the datagrams that may go now, and schedules the others.
 func (d *division) wakeDatagrams(now cc.Time) {
 	if len(d.datagrams) == 0 {
 		return
@@ -372,39 +375,38 @@ func (d *division) wakeDatagrams(now cc.Time) {
 	view := d.datagramWindow()
 	for _, s := range d.datagrams {
 		d.scheduleRetiring(s, &view)
-		if s.waiting == 0 {
+		if s.refused == 0 {
 			continue
 		}
-		s.refillRoom(now, &view)
-		if d.membersWantWindow(now) && !s.mayGo(s.waiting, s.sparse, &view) {
+		s.refillCredit(now, &view)
+		if d.membersWantWindow(now) && !s.hasRoom(s.refused, s.refusedSparse, &view) {
 			d.scheduleTick(s.nextTryAt(now, &view))
 			continue
 		}
-		s.waiting = 0
+		s.refused = 0
 		s.wake(now)
 	}
 }
 
-// takeWindowAway returns the window that m takes with it: its part of d's, were all active
-// members to use theirs, but no more than it needs by what has arrived of late, or ten
-// segments. Those that leave together take no part twice. The path is known to carry
-// that window if it is what has arrived.
+// takeWindowAway returns the window that m takes to another group: its part, as if all active members used theirs, but
+// no more than it needs for what has arrived of late, or ten segments. Members that leave together take no part twice.
+// known reports whether the path is known to carry that window, because it is what has arrived.
 func (d *division) takeWindowAway(m *member, now cc.Time) (window cc.Bytes, known bool) {
-	if d.alg == nil {
+	if d.algorithm == nil {
 		return 0, false
 	}
-	if now.Sub(d.takenAt) > d.rtt.rto() {
-		d.takenAway = 0
+	if now.Sub(d.movedAt) > d.rtt.rto() {
+		d.movedPart = 0
 	}
 	weights := m.weight
-	for _, other := range d.alloc.members {
+	for _, other := range d.allocator.active {
 		if other != m && (other.want > 0 || other.inflight > 0) {
 			weights += other.weight
 		}
 	}
-	part := float64(m.weight) / float64(weights) * (1 - d.takenAway)
-	d.takenAway, d.takenAt = d.takenAway+part, now
-	window = min(d.ctl.Cwnd, m.rate.BytesIn(d.rtt.min)) // m's samples of the rate are of all that d delivers
-	least := min(cc.InitialCwndPackets*m.segmentSize(), d.ctl.Cwnd)
+	part := float64(m.weight) / float64(weights) * (1 - d.movedPart)
+	d.movedPart, d.movedAt = d.movedPart+part, now
+	window = min(d.control.Cwnd, m.deliveryRate.BytesIn(d.rtt.min)) // m's samples are of the group's rate
+	least := min(cc.InitialCwndPackets*m.segmentSize(), d.control.Cwnd)
 	return max(1, cc.Bytes(part*float64(max(window, least)))), window >= least
 }

@@ -1,7 +1,136 @@
-// Package flow turns what a transport reports about its bytes into the events
-// of a congestion-control algorithm, and the algorithm's limits into grants.
-// Flows of one group share one algorithm instance and one window, as those of a
-// macroflow do (RFC 3124).
+// Package flow connects transports to congestion-control algorithms. It turns what a transport reports about its
+// bytes into the events of an algorithm, and the algorithm's window into a limit for each flow.
+// It does no I/O, reads no clock and starts no goroutine: time comes in with every call.
 //
-// It does no I/O and reads no clock: time comes in with every call.
+// # From a report to a limit
+//
+//	Report ──▶ sampler ──▶ window ──▶ division ──▶ Limit (Leg.Apply)
+//	           ledger      Algorithm  allocator    or Grant (Flow.Take)
+//
+// A sampler, one for each flow, finds what is new in a report. A window, one for each group, tells its algorithm about
+// it (OnLoss, then OnAck) and takes over the algorithm's control. A division shares the window among the members
+// that are active. Each limit that has changed is pushed to its leg at once. A group holds the lock and begins
+// all of this when a report, a request, a tick or a change of terms comes in. A Manager finds the group of a flow.
+//
+// Files call only files further down this list:
+//
+//	manager.go                    groups by name, paths by host; opening, moving, closing; hints
+//	flow.go, datagrams.go         what a user holds: Flow, Receiving; Datagrams, FairQueue
+//	group.go                      one lock; reports, requests, ticks, moves, descriptions
+//	division.go, allocator.go     who is active, shares of the window, limits put into force
+//	window.go, datagramshare.go   the algorithm and its inputs; caps; idle memory; bytes of datagrams
+//	hints.go                      the newest hint, checked against what is delivered
+//	member.go                     one flow as its group knows it; the path to its host
+//	gate.go                       pacing, the relay's side of a limit, maximum rates
+//	sampler.go, oneway.go         round trips, delivery rates, bytes in flight; the queue on the way back
+//	timers.go, report.go          due times; the types that transports and policy use
+//
+// # Groups
+//
+// Flows with equal Terms.Group, Algorithm and Params form a group. They share one algorithm instance and one window
+// (a macroflow, RFC 3124). A lone flow is a group with one member. By default a group is all that goes to one host.
+//
+// # What is counted, and why
+//
+// In flight are the bytes of the transport's pipe: outstanding − SACKed − lost + retransmitted. Where the relay keeps
+// the window, bytes that the transport has not sent yet, and granted bytes that have not reached it, count too.
+// Counting by cumulative acknowledgements would stall in each recovery and then release a burst of up to a window.
+// Unsent bytes behind a closed receive window count against their own flow only, because they load no path.
+// The algorithm sees at most its window in flight if only the members' floors keep more there. It cannot take
+// that back, and one that waits for it to go (BBR's ProbeRTT) would wait forever.
+//
+// Round trips are the transport's raw samples where it has them, otherwise the ledger's, per chunk. They are never
+// smoothed figures. The time that a chunk waited unsent in the socket is not part of its round trip.
+// A chunk that may have been sent twice gives no sample (Karn). SACKed chunks behind a hole give samples.
+//
+// The queue on the way back is known where the transport shows the peer's timestamps (see oneWayEstimator).
+// Without them the whole round trip counts as one.
+//
+// CwndLimited is false while bytes pile up below the flow, while the peer's receive window holds the flow back, and
+// once all members that want to send have all that their terms allow. The window is not the limit then, and an
+// algorithm that grew it would only store up a burst.
+//
+// A loss event lasts until all that had been sent when it began has arrived, however many round trips the holes take
+// (RFC 6582). What one full queue drops is one event for all members, even if one of them learns of it late.
+//
+// ECN marks are congestion (RFC 3168) for every algorithm. Package cc answers them (Spec.Marks); this package counts
+// them and lets them cut the window as losses do.
+//
+// # Sharing
+//
+// Each division gives every member its floor first: two segments, or what MinRate takes. Then it serves one
+// Priority after another, the lowest first. Within a priority, guarantees get up to their Target by weighted max-min,
+// the others share the rest by weighted max-min, and guarantees get up to a tenth above their Target of what remains.
+// Rates become windows by the smoothed round trip. Members use what another member leaves.
+//
+// Receivers acknowledge every second segment (RFC 9293 §3.8.6.3), so members that compete get whole pairs of segments.
+//
+// Among up to eight active members any change divides the window at once, which costs about as much as the report.
+// Among more, it is divided at most once per millisecond and four times per round trip, unless a loss, a mark, or a
+// large part of new members makes it urgent. A member that was silent for a retransmission timeout is inactive and is
+// in no division.
+//
+// A raised limit is used when the next acknowledgement arrives, unless Limit.Now is set. Members that all send
+// whenever their window grows would send in bursts.
+//
+// # Paths
+//
+// A group has one path for each host. Paths may share a bottleneck, such as an uplink, at unlike distances, where equal
+// windows would be unequal rates. The path of the first sample is the reference. The bytes of a path with a base
+// round trip more than a fifth longer or shorter count by the ratio of both round trips, and its samples are shown
+// to the algorithm as the reference's base plus their queueing delay.
+//
+// # Idle groups and memory
+//
+// A group with nothing in flight and nothing to send keeps its algorithm and window for 10 s, or three retransmission
+// timeouts if those are longer. What starts then is paced over one round trip (RFC 7661 §4.4.3). After that time
+// the algorithm is released. The window halves with each timeout, down to the initial one (RFC 2861), and the next
+// algorithm starts from it, with the base round trip of the path and the old window as ssthresh. A host that the group
+// has not seen starts from nothing. A group without members is forgotten after five minutes.
+//
+// A send ledger has 32 to 512 chunks and is released once its flow is inactive. A Manager keeps at most 4096 groups
+// without members, and 16 paths without members in each group. It keeps nothing of an Alone flow.
+//
+// # Moving a running flow
+//
+// Flow.Move changes a flow's terms while it sends. Weight, priority and maximum rate change in place. Another group,
+// algorithm or set of parameters leads to another group:
+//
+//   - Bytes in flight move along, so the sums of both groups stay right. Round trips stay exact. Delivery rates are
+//     measured from the move on.
+//   - The leg gets its new limit at once. The members that stay share the whole of the old window.
+//   - A new algorithm starts with the known round trips and with the flow's part of the old window
+//     (cc.Config.InitialCwnd), but at most its delivery rate × least round trip, or ten segments. A window that was
+//     never used, or that stood in a queue, is no start. Members that arrive within one round trip add up their parts.
+//   - The algorithm learns only about bytes that leave after the move, except for timeouts. Acknowledgements of an old,
+//     larger window would open the new one by as much.
+//
+// # Receiving
+//
+// The window that a receiver advertises bounds what an unmodified sender may have in flight, so it can be a congestion
+// window (RFC 9840 §4). A Receiving flow takes in Arrivals: what has come counts as acknowledged, what came during the
+// last round trip counts as in flight, and a hole is a loss. It never shares a group with flows that send.
+//
+// # Maximum rates
+//
+// Terms.MaxRate bounds all flows of a group name together, whatever their algorithms are. One leaky bucket
+// (rateLimit) lets every byte pass before it reaches a transport, in the order in which flows ask. Where all members of
+// a group have the same maximum, their limits keep to it by class and weight. The bucket, one hundredth wider, then
+// only bounds the sum. Terms.ConnectionRate bounds one flow by its own pacer. Linux sends the first ten segments of
+// a connection whatever the pacing rate is, so Take must be asked for those (Flow.NeedsGrants).
+//
+// # Datagrams
+//
+// UDP and ICMP to the same peer use the window of its flows (Datagrams). Nothing acknowledges them: they count for one
+// round trip, up to a share of the window while a flow wants it, and then as delivered along with the flows' bytes.
+// Algorithms so see the rate of the path. A FairQueue holds what has no room.
+//
+// # Time and locks
+//
+// A group, a flow that waits for its pacer, and a maximum rate each have one timer in a heap. Manager.Tick runs what is
+// due in one shard and returns when it wants the next call; Manager.Arm asks for an earlier one. Groups are spread over
+// Manager.Shards by a hash of their names.
+//
+// Locks are taken in this order: manager, group (Move holds two), maximum rate, timers. The table beside type group
+// lists what each one guards and what runs under it.
 package flow

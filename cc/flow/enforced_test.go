@@ -102,7 +102,7 @@ func TestALegThatMeasuresTellsWhenTheNewestByteLeft(t *testing.T) {
 		p.wait(rtt)
 		ackAfter(f, 6*mss, rtt+500*time.Microsecond)
 		assert.Equal(t, p.now.Add(-rtt-500*time.Microsecond), newest().Sent.At)
-		assert.Equal(t, newest().Sent.At, f.group().delivered.firstSent)
+		assert.Equal(t, newest().Sent.At, f.group().delivered.firstSentAt)
 		assert.Equal(t, rtt+500*time.Microsecond, newest().RTT)
 	})
 	t.Run("even when the report that shows it leave shows it arrive", func(t *testing.T) {

@@ -112,7 +112,7 @@ func TestASparseFlowPassesBesideAFlood(t *testing.T) {
 func TestASparseFlowPassesWhereTheWindowFades(t *testing.T) {
 	g := newQueueBed(t, 60)
 	g.play(4*time.Second, map[string]cc.Rate{"call": 300_000, "bulk": 50_000_000}, 1000)
-	g.d.home.Load().ctl.Cwnd = 3 * mss
+	g.d.home.Load().control.Cwnd = 3 * mss
 	g.l.send(1000 * mss) // it waits
 	bulk := g.sentOf("bulk")
 	for n := range 30 {

@@ -119,12 +119,12 @@ func TestAnyReportLeavesTheAccountsRight(t *testing.T) {
 				require.True(rt, l.told == 0 || l.limit.Cwnd > 0, "%v", l.limit)
 				require.GreaterOrEqual(rt, l.limit.PacingRate, cc.Rate(0))
 				require.LessOrEqual(rt, len(l.ledger.ring), ledgerChunks)
-				counts += l.counts
+				counts += l.counted
 			}
 			g := legs[0].group()
 			require.Equal(rt, counts, g.inflight)
 			require.GreaterOrEqual(rt, g.wanting, 0)
-			require.GreaterOrEqual(rt, g.overflow, 0)
+			require.GreaterOrEqual(rt, g.aboveFloors, 0)
 		}
 		for _, l := range legs {
 			l.Close(p.now)
@@ -132,7 +132,7 @@ func TestAnyReportLeavesTheAccountsRight(t *testing.T) {
 		g := legs[0].group()
 		require.Zero(rt, g.inflight)
 		require.Zero(rt, g.wanting)
-		require.Zero(rt, g.overflow)
-		require.Empty(rt, g.alloc.members)
+		require.Zero(rt, g.aboveFloors)
+		require.Empty(rt, g.allocator.active)
 	})
 }

@@ -9,30 +9,29 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// gate has the limit of a flow, and keeps it where the leg does not enforce it: the
-// relay asks it before every write. It does what a kernel-enforced leg does by itself.
+// gate keeps the limit of a flow where its leg does not enforce it: the relay asks before each write. A transport that
+// enforces the window does the same by itself, so the gate then only stores the limit.
 type gate struct {
 	limit   Limit
 	pacer   pacer
-	blocked bool    // a Take was refused and nobody has been woken since
-	retryAt cc.Time // pacing does not let the flow send before this; 0: pacing holds nothing back
+	waiting bool    // a Take was refused, and the relay has not been woken since
+	retryAt cc.Time // pacing lets nothing pass before this; 0: pacing holds nothing back
 }
 
 // setLimit puts a limit into force.
 func (g *gate) setLimit(now cc.Time, l Limit) {
 	if l.PacingRate != g.limit.PacingRate {
-		g.retryAt = 0 // it was for the old rate
+		g.retryAt = 0 // it is a time at the old rate
 	}
 	g.limit = l
 	g.pacer.setRate(now, l.PacingRate)
 }
 
-// grantQuantum is the least worth waking for: a segment, or all that is wanted; never more
-// than a window that is smaller than a segment.
+// grantQuantum returns the least grant that is worth waking the relay for: a segment or all that is wanted, but never
+// more than a window that is smaller than a segment.
 func (g *gate) grantQuantum(want, mss cc.Bytes) cc.Bytes { return min(want, mss, max(g.limit.Cwnd, 1)) }
 
-// grantBytes returns how many of want bytes may go now, in whole quanta or all of them, and
-// what holds the rest back.
+// grantBytes returns how many of want bytes may go now, in whole quanta or all of them, and what holds the rest back.
 func (g *gate) grantBytes(now cc.Time, want, inflight, mss cc.Bytes) (n cc.Bytes, by LimitedBy) {
 	quantum, room, credit := g.grantQuantum(want, mss), g.limit.Cwnd-inflight, g.pacer.creditBytes(now, mss)
 	g.retryAt = 0
@@ -53,10 +52,9 @@ func (g *gate) grantBytes(now cc.Time, want, inflight, mss cc.Bytes) (n cc.Bytes
 	return 0, by
 }
 
-// mayOpen reports whether a refused Take may succeed now. If only pacing refuses it,
-// retryAt says until when.
+// mayOpen reports whether a refused Take may succeed now. If only pacing refuses it, retryAt is when that ends.
 func (g *gate) mayOpen(now cc.Time, want, inflight, mss cc.Bytes) bool {
-	if !g.blocked || g.retryAt > now {
+	if !g.waiting || g.retryAt > now {
 		return false
 	}
 	quantum := g.grantQuantum(want, mss)
@@ -70,36 +68,37 @@ func (g *gate) mayOpen(now cc.Time, want, inflight, mss cc.Bytes) bool {
 	return true
 }
 
-// pacerBurst is how much sending time a pacer lets accumulate: a driver that
-// ticks every millisecond, and is sometimes late, must not lose rate.
+// pacerBurst is how much sending time a pacer lets accumulate. A driver that ticks every millisecond, and is sometimes
+// late, must not lose rate.
 const pacerBurst = 4 * time.Millisecond
 
-// limitBurst is the same for the maximum rate of a group, which promises a sum rather
-// than short queues, and holds it on a busy machine, too.
+// limitBurst is pacerBurst for a group's maximum rate. It may be longer, because a maximum promises a sum and not a
+// short queue, and must be reached on a busy machine too.
 const limitBurst = 20 * time.Millisecond
 
-// pacer spreads bytes over time: a virtual-scheduling leaky bucket. Rate 0 does not
-// pace. setRate changes the rate.
+// pacer spreads bytes over time: a leaky bucket as virtual scheduling (GCRA, ITU-T I.371). The zero value does not
+// pace.
 type pacer struct {
-	rate cc.Rate
-	tat  cc.Time       // when the bytes sent so far would have left at exactly rate
-	most time.Duration // sending time that may accumulate; 0: pacerBurst
+	rate     cc.Rate       // 0: not paced
+	tat      cc.Time       // theoretical arrival time: when the bytes sent so far would have left at exactly rate
+	maxBurst time.Duration // sending time that may accumulate; 0: pacerBurst
 }
 
-// setRate paces at rate from now on. Bytes that were sent ahead of the old rate take
-// the new rate's time: a raise is in force at once.
+// setRate changes the rate. Bytes that were sent ahead of the old rate take the time of the new one, so a raise is in
+// force at once.
 func (p *pacer) setRate(now cc.Time, rate cc.Rate) {
 	if rate != p.rate {
 		p.tat, p.rate = cc.Repace(now, p.tat, p.rate, rate), rate
 	}
 }
 
+// burstTime returns how much sending time may accumulate: at least two segments' worth.
 func (p *pacer) burstTime(mss cc.Bytes) time.Duration {
-	if p.most == 0 {
+	if p.maxBurst == 0 {
 		return max(pacerBurst, p.rate.TimeFor(2*mss))
 	}
-	// At a low rate four segments, or one and time to be late.
-	return max(p.most, min(p.rate.TimeFor(4*mss), p.rate.TimeFor(mss)+2*p.most))
+	// At a low rate: four segments, or one plus the time that a driver may be late.
+	return max(p.maxBurst, min(p.rate.TimeFor(4*mss), p.rate.TimeFor(mss)+2*p.maxBurst))
 }
 
 // creditBytes returns how many bytes may leave now.
@@ -118,79 +117,78 @@ func (p *pacer) readyAt(now cc.Time, n, mss cc.Bytes) cc.Time {
 	return max(now, max(p.tat, now).Add(p.rate.TimeFor(n)-p.burstTime(mss)))
 }
 
+// spendBytes counts n bytes that leave now.
 func (p *pacer) spendBytes(now cc.Time, n cc.Bytes) {
 	if p.rate != 0 {
 		p.tat = max(p.tat, now).Add(p.rate.TimeFor(n))
 	}
 }
 
-// rateLimitSlack is how far above its rate a rateLimit lets bytes pass. The gates
-// of flows hold the rate itself, and divide it by class and weight. The limit
-// holds the sum where they cannot, and there serves flows in the order in which
-// they ask. It must not come first where the pacers can.
+// rateLimitSlack is the factor by which a rateLimit exceeds its rate. The gates of flows keep the exact rate, divided
+// by class and weight. The rateLimit holds the sum where they cannot, and serves flows in the order in which they ask.
+// It must not take effect before the gates where they can.
 const rateLimitSlack = 1.01
 
-// rateLimit is the maximum rate of a group. All flows of the group that have the
-// same Terms.MaxRate share it, whatever their algorithms are. It is a leaky bucket,
-// and every byte passes it before it reaches a transport. A flow that finds no credit
-// waits for its turn, which comes after those of all that asked before and wait still. So
-// flows that wait are served in order, each turn wakes one of them, and who gives up delays
-// nobody.
+// rateLimit is the maximum rate of a group: a leaky bucket that each byte passes before it reaches a transport. All
+// flows of the group with the same Terms.MaxRate share it, whatever their algorithms are.
+//
+// A flow that finds no credit waits for its turn, which comes after the turns of all that asked before and still wait.
+// Flows that wait are served in order, each turn wakes one of them, and one that gives up delays no other.
 type rateLimit struct {
 	timers *timers
 	key    limitKey
-	users  atomic.Int32 // flows and datagrams that share it; the manager's mu is held for a change
-	parked bool         // it is in Manager.unused; the manager's mu guards it
-	timer  timer
+	users  atomic.Int32 // flows and datagrams that share it; changed with the manager's mu held
+	parked bool         // it is in Manager.unusedLimits; the manager's mu guards it
+	timer  timer        // of the next turn
 
-	mu      sync.Mutex // taken after a group's
-	bucket  pacer
-	newest  cc.Time   // when the newest turn came
-	waiting []*waiter // for their turns, in order
-	due     []*waiter // whose turns have come, and who are to be woken
+	mu         sync.Mutex // taken after a group's
+	bucket     pacer
+	lastTurnAt cc.Time   // when the newest turn came
+	queue      []*waiter // waiting for their turns, in order
+	toWake     []*waiter // their turns have come; the timer wakes them
 }
 
-// limitKey tells rateLimits apart.
+// limitKey identifies a rateLimit.
 type limitKey struct {
 	group string
 	rate  cc.Rate
 }
 
-// waiter is a flow, or datagrams, at a rateLimit, whose mutex guards what changes.
+// waiter is a flow, or datagrams, at a rateLimit. The mutex of the rateLimit guards all fields but wake.
 type waiter struct {
-	wake   func(now cc.Time)
-	turn   atomic.Uint32 // noTurn, turnWaits or turnCame; may be read without the mutex
-	from   cc.Time       // its turn does not come before; once it has come, when that was
-	after  time.Duration // nor does it come earlier than so long after the one before it
-	passed cc.Bytes      // what datagrams' turns have let pass beyond what has gone
+	wake    func(now cc.Time)
+	turn    atomic.Uint32 // noTurn, turnWaits or turnCame; may be read without the mutex
+	turnAt  cc.Time       // the turn comes not before this; once it has come, when that was
+	turnGap time.Duration // nor earlier than this after the turn before it
+	prepaid cc.Bytes      // bytes that turns of datagrams have let pass and that have not gone yet
 }
 
-// What a waiter has at a rateLimit.
+// The values of waiter.turn.
 const (
 	noTurn    uint32 = iota
 	turnWaits        // it waits for its turn
 	turnCame         // it may pass before those that wait
 )
 
-// newRateLimit returns the limit with a key, which is 1 % above its rate.
+// newRateLimit returns a limit with a key. Its bucket is one hundredth wider than the rate.
 func newRateLimit(timers *timers, key limitKey) *rateLimit {
 	l := &rateLimit{timers: timers, key: key}
-	l.bucket = pacer{rate: cc.Rate(rateLimitSlack * float64(key.rate)), most: limitBurst}
+	l.bucket = pacer{rate: cc.Rate(rateLimitSlack * float64(key.rate)), maxBurst: limitBurst}
 	l.timer.owner = l
 	return l
 }
 
-// takeBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta.
-// If it returns 0, w waits for its turn, and is woken then to ask again. Of a w that may be ahead of the rate
-// it is when half of that is used up. The caller holds l.mu.
-func (l *rateLimit) takeBytes(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
+// passBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta. After 0 w waits for its
+// turn and is woken then to ask again. A w that may be ahead of the rate is woken when half of ahead is used up. The
+// caller holds l.mu.
+func (l *rateLimit) passBytes(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
 	l.startDueTurns(now)
 	n := min(want, l.bucket.creditBytes(now.Add(ahead), mss))
 	if n < want {
 		n -= n % quantum
 	}
 	turn := w.turn.Load()
-	if n > 0 && (turn == turnCame || len(l.waiting) == 0) {
+	if n > 0 && (turn == turnCame || len(l.queue) == 0) {
 		l.bucket.spendBytes(now, n)
 		w.turn.Store(noTurn)
 		return n
@@ -202,45 +200,45 @@ func (l *rateLimit) takeBytes(now cc.Time, w *waiter, want, quantum, mss cc.Byte
 			piece = want
 		}
 		ready := l.bucket.readyAt(now.Add(ahead), quantum, mss).Add(-ahead / 2)
-		w.from, w.after = max(ready, now+1), rate.TimeFor(piece)
+		w.turnAt, w.turnGap = max(ready, now+1), rate.TimeFor(piece)
 		w.turn.Store(turnWaits)
-		l.waiting = append(l.waiting, w)
+		l.queue = append(l.queue, w)
 		l.scheduleNextTurn()
 	}
 	return 0
 }
 
-// nextTurnAt is when the first turn comes of those who wait; there are some.
+// nextTurnAt returns when the first waiting turn comes. The queue must not be empty.
 func (l *rateLimit) nextTurnAt() cc.Time {
-	return max(l.waiting[0].from, l.newest.Add(l.waiting[0].after))
+	return max(l.queue[0].turnAt, l.lastTurnAt.Add(l.queue[0].turnGap))
 }
 
-// startDueTurns has those turns come that are due.
+// startDueTurns moves the waiters with turns that are due from queue to toWake.
 func (l *rateLimit) startDueTurns(now cc.Time) {
-	for len(l.waiting) > 0 && l.nextTurnAt() <= now {
-		w := l.waiting[0]
-		w.from = l.nextTurnAt()
-		l.newest = w.from
-		l.waiting[0] = nil
-		l.waiting = l.waiting[1:]
+	for len(l.queue) > 0 && l.nextTurnAt() <= now {
+		w := l.queue[0]
+		w.turnAt = l.nextTurnAt()
+		l.lastTurnAt = w.turnAt
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
 		w.turn.Store(turnCame)
-		l.due = append(l.due, w)
+		l.toWake = append(l.toWake, w)
 	}
 }
 
-// scheduleNextTurn has tick be called for the next turn, if anybody waits for one.
+// scheduleNextTurn schedules the timer for the next turn, if any waits.
 func (l *rateLimit) scheduleNextTurn() {
-	if len(l.waiting) > 0 {
+	if len(l.queue) > 0 {
 		l.timers.scheduleAt(&l.timer, l.nextTurnAt())
 	}
 }
 
-// sparseAhead is for how long the others make up for what sparse datagrams take at once.
+// sparseAhead is how far sparse datagrams may exceed the rate at once. The others make up for it.
 const sparseAhead = 100 * time.Millisecond
 
-// takeDatagram lets a datagram of n bytes pass, or has w woken in its turn. One of a
-// sparse flow does not wait for a turn. Without a limit all pass.
-func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
+// passDatagram lets a datagram of n bytes pass and reports whether it did; otherwise w is woken at its turn. A datagram
+// of a sparse flow needs no turn. A nil limit lets everything pass.
+func (l *rateLimit) passDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
 	if l == nil {
 		return true
 	}
@@ -250,24 +248,24 @@ func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool
 		l.mu.Unlock()
 		return true
 	}
-	if w.passed < n { // a turn lets as much pass as one of a flow
+	if w.prepaid < n { // a turn lets as much pass as the turn of a flow
 		segment := max(n, cc.DefaultMSS)
-		w.passed = l.takeBytes(now, w, l.bucket.rate.BytesIn(l.bucket.burstTime(segment)), n, segment, 0)
+		w.prepaid = l.passBytes(now, w, l.bucket.rate.BytesIn(l.bucket.burstTime(segment)), n, segment, 0)
 	}
-	passes := w.passed >= n
+	passes := w.prepaid >= n
 	if passes {
-		w.passed -= n
+		w.prepaid -= n
 	}
 	l.mu.Unlock()
 	return passes
 }
 
-// onTimer wakes those whose turns have come.
+// onTimer wakes the waiters with turns that have come. It does so without the mutex, because they lock their groups.
 func (l *rateLimit) onTimer(now cc.Time) {
 	l.mu.Lock()
 	l.startDueTurns(now)
-	due := l.due
-	l.due = nil
+	due := l.toWake
+	l.toWake = nil
 	l.scheduleNextTurn()
 	l.mu.Unlock()
 	for _, w := range due {
@@ -275,7 +273,7 @@ func (l *rateLimit) onTimer(now cc.Time) {
 	}
 }
 
-// removeWaiter forgets w, which asks no more: its turn is that of those behind it.
+// removeWaiter removes w, which asks no more. Its turn goes to the ones behind it. A nil limit has no waiters.
 func (l *rateLimit) removeWaiter(w *waiter) {
 	if l == nil {
 		return
@@ -285,27 +283,27 @@ func (l *rateLimit) removeWaiter(w *waiter) {
 	is := func(e *waiter) bool { return e == w }
 	switch w.turn.Swap(noTurn) {
 	case turnWaits:
-		l.waiting = slices.DeleteFunc(l.waiting, is)
+		l.queue = slices.DeleteFunc(l.queue, is)
 	case turnCame:
-		if w.from == l.newest {
-			l.newest = l.newest.Add(-w.after)
+		if w.turnAt == l.lastTurnAt {
+			l.lastTurnAt = l.lastTurnAt.Add(-w.turnGap)
 		}
 	}
-	l.due = slices.DeleteFunc(l.due, is)
+	l.toWake = slices.DeleteFunc(l.toWake, is)
 	l.scheduleNextTurn()
 }
 
-// isFull reports whether the bucket holds nothing back, so that a new one would do as well.
+// isFull reports whether the bucket holds nothing back, so that a new one would behave the same.
 func (l *rateLimit) isFull(now cc.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.bucket.tat <= now
 }
 
-// LimitedBy names what holds a flow back at the moment.
+// LimitedBy is what holds a flow back at the moment.
 type LimitedBy uint8
 
-// The reasons a flow is not sending more.
+// The reasons why a flow is not sending more.
 const (
 	LimitedByApplication LimitedBy = iota // nothing to send
 	LimitedByCwnd                         // the algorithm's window, or this flow's share of it
@@ -315,10 +313,10 @@ const (
 	numLimits
 )
 
-// LimitedTime is the time that was spent limited by each cause.
+// LimitedTime is the time that a flow has spent limited by each cause.
 type LimitedTime [numLimits]time.Duration
 
-// String returns the name used in metrics, logs and JSON.
+// String returns the name that is used in metrics, logs and JSON.
 func (l LimitedBy) String() string {
 	return [...]string{"application", "cwnd", "pacing", "transport", "receiver"}[l]
 }
@@ -326,13 +324,14 @@ func (l LimitedBy) String() string {
 // MarshalText returns String.
 func (l LimitedBy) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// limitTimes tells what held a flow back, and for how long so far.
+// limitTimes keeps what holds a flow back, and for how long each cause has.
 type limitTimes struct {
 	by    LimitedBy
-	since cc.Time
-	spent LimitedTime
+	since cc.Time // total includes the time until this
+	total LimitedTime
 }
 
+// enterState records that by holds the flow back from now on.
 func (l *limitTimes) enterState(now cc.Time, by LimitedBy) {
 	if by == l.by {
 		return
@@ -341,9 +340,10 @@ func (l *limitTimes) enterState(now cc.Time, by LimitedBy) {
 	l.by = by
 }
 
+// addElapsed adds the time until now to the present cause.
 func (l *limitTimes) addElapsed(now cc.Time) {
 	if now > l.since {
-		l.spent[l.by] += now.Sub(l.since)
+		l.total[l.by] += now.Sub(l.since)
 	}
 	l.since = max(now, l.since)
 }

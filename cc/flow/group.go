@@ -10,32 +10,55 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// group is the flows that share one algorithm and one window: a macroflow of RFC 3124.
-// Its mutex guards everything in it and in its members.
+// group is the flows that share one algorithm and one window: a macroflow of RFC 3124. It takes in what happens (a
+// report, a request, a tick, a move) and lets the window and the division beneath it answer.
+//
+// Four kinds of locks, always taken in this order:
+//
+//	lock                  guards                                         what runs under it
+//	1 Manager.mu          maps and lists of groups, paths, datagrams,    opening, moving, closing, hints;
+//	                      rate limits; path.hostIndex                    never a report or a Take
+//	2 group.mu            the group, its members (also Flow.closed),     algorithms, Leg.Apply, Leg.Wake, wake of
+//	                      its datagram shares, its paths                 datagrams: they neither block nor call back
+//	  two of them         both groups of a move                          only with Manager.mu held
+//	3 rateLimit.mu        bucket, queue and turns of a maximum rate      nothing else; waiters are woken without it
+//	  hostQueue.mu        the queue on the way to a host                 nothing else
+//	4 timers.mu           one shard's heap of timers                     Manager.Arm
+//	  Manager.flowsMu     list of flows, Flow.gone                       nothing else
+//
+// Timers, Manager.Trace and Manager.HintNews run without any of these locks.
+//
+//	atomic                written with             read without the lock by
+//	Flow.home             both groups' mu          lockGroup: load, lock, load again, because the flow may have moved
+//	Datagrams.home        Manager.mu, group.mu     lockGroup, in the same way; nil: no such group
+//	member.needsGrants    group.mu                 Flow.NeedsGrants, before each write over an enforcing leg
+//	waiter.turn           rateLimit.mu             division.wakeIfAllowed, updateLimit
+//	rateLimit.users       Manager.mu               member.passMaxRate
+//	path.queue            Manager.mu               members on the path
+//	delivery.edgeTotal    (added to)               all groups with the same algorithm
 type group struct {
-	hintNews func(HintNews) // is told which hints are doubted; nil: nobody is
+	hintNews func(HintNews) // Manager.HintNews; nil: not called
 
 	mu sync.Mutex
 	division
 }
 
-// newGroup returns a group without members to which r leads.
-func newGroup(r resolved, timers *timers, seed uint64, now cc.Time, edge *atomic.Int64) *group {
+// newGroup returns a group without members. edge counts the bytes that all groups with its algorithm deliver.
+func newGroup(r groupTerms, timers *timers, seed uint64, now cc.Time, edge *atomic.Int64) *group {
 	g := &group{}
 	g.key, g.name, g.spec, g.params, g.receives, g.seed = r.key, r.name, r.spec, r.params, r.receives, seed
 	g.timers, g.timer.owner, g.onWake = timers, g, g.wakeAlgorithm
-	g.idle.since, g.delivered.edge = max(now, 1), edge
+	g.idle.since, g.delivered.edgeTotal = max(now, 1), edge
 	return g
 }
 
-// divideAndUnlock divides the window anew where that is due, and releases the lock.
+// divideAndUnlock divides the window if that is due, and releases the lock.
 func (g *group) divideAndUnlock(now cc.Time) {
 	g.divideIfDue(now)
 	g.mu.Unlock()
 }
 
-// onTimer serves what has become due: the algorithm's clock, a hint that grows old, an idle
-// group, a division.
+// onTimer does what is due: the algorithm's tick, the end of an old hint's cap, idleness, a division.
 func (g *group) onTimer(now cc.Time) {
 	var events [1]Event
 	n := 0
@@ -43,41 +66,41 @@ func (g *group) onTimer(now cc.Time) {
 	if g.reapplyCaps(now) {
 		g.sendNow = true
 	}
-	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
-		if g.ctl.NextTick <= now {
+	if len(g.members) > 0 && g.algorithm != nil && g.control.NextTick != 0 {
+		if g.control.NextTick <= now {
 			events[0], n, g.sendNow = g.tickAlgorithm(now), 1, true
 		} else {
-			g.scheduleTick(g.ctl.NextTick)
+			g.scheduleTick(g.control.NextTick)
 		}
 	}
-	g.changed = g.changed || len(g.alloc.members) > 1
+	g.needsDivision = g.needsDivision || len(g.allocator.active) > 1
 	g.wakeDatagrams(now)
 	g.divideIfDue(now)
 	g.mu.Unlock()
 	g.emitEvents(events[:n]...)
 }
 
-// smallRaise is the part of a window, one in so many, that an acknowledgement of the rest comes soon
-// enough for: a window of as many segments has one in flight at any time.
+// smallRaise is the part of a window, one in smallRaise, below which a raise waits for an acknowledgement of the rest.
+// A window of this many segments always has one in flight.
 const smallRaise = 8
 
-// wakeAlgorithm has the number-th algorithm look at what has changed outside it. Having the
-// transport send what a small raise lets out costs as much as the rest of a decision, so that waits
-// for an acknowledgement, as it does where the algorithm has decided by itself.
+// wakeAlgorithm calls OnTick of algorithm number if it is still the group's, because something outside has changed. It
+// runs on the goroutine that called cc.Config.Wake. Making the transport send what a small raise lets out would cost as
+// much as the rest of a decision, so that waits for an acknowledgement.
 func (g *group) wakeAlgorithm(number uint64, now cc.Time) {
 	g.mu.Lock()
-	if g.alg == nil || g.starts != number || len(g.members) == 0 {
+	if g.algorithm == nil || g.startCount != number || len(g.members) == 0 {
 		g.mu.Unlock()
 		return
 	}
-	cwnd := g.ctl.Cwnd
+	cwnd := g.control.Cwnd
 	event := g.tickAlgorithm(now)
-	g.sendNow = g.sendNow || g.ctl.Cwnd-cwnd >= cwnd/smallRaise
+	g.sendNow = g.sendNow || g.control.Cwnd-cwnd >= cwnd/smallRaise
 	g.divideAndUnlock(now)
 	g.emitEvents(event)
 }
 
-// emitEvents emits events, outside all locks.
+// emitEvents passes events to Manager.Trace. It is called without locks.
 func (g *group) emitEvents(events ...Event) {
 	if g.emit == nil {
 		return
@@ -87,100 +110,138 @@ func (g *group) emitEvents(events ...Event) {
 	}
 }
 
-// processReport takes in a report of m, tells the algorithm what is new in it, and puts what
-// the algorithm was told into events.
+// processReport takes in a report of m and does everything that follows from it:
+//
+//  1. updateFromReport: what arrived, was lost, and is in flight and wanted by m now;
+//  2. informAlgorithm: losses, then acknowledgements, whereupon the window may change;
+//  3. divideIfDue: shares of the window, pushed to the legs with a limit that changes;
+//  4. relays and datagrams that now have room are woken.
+//
+// It puts what the algorithm learnt into events and returns how many there are.
 func (g *group) processReport(m *member, r Report, events *[2]Event) (n int) {
+	delta := g.updateFromReport(m, r)
+	if g.algorithm != nil { // nil: it was released, and nothing has been sent since
+		n = g.informAlgorithm(m, delta, events)
+	}
+	g.wakeDatagrams(r.At)
+	g.divideIfDue(r.At)
+	g.wakeIfAllowed(m, r.At)
+	return n
+}
+
+// updateFromReport updates what m has in flight and wants, and returns what is new in the report.
+func (g *group) updateFromReport(m *member, r Report) reportDelta {
 	before := m.last.At
-	m.noteLossEpoch(g.lossEpoch, g.lossAt)
-	now := r.At
-	news := m.readReport(r)
-	g.prepareForReport(m, now)
+	m.noteLossEpoch(g.lossEpoch, g.lossEpochAt)
+	delta := m.readReport(r)
+	g.prepareForReport(m, r.At)
 	if m.enforced {
 		g.noteDepartures(m, before)
 	}
-	m.updateInflight(news)
+	m.updateInflight(delta)
 	g.countInflight(m)
 	last := &m.last
 	g.limitedBelow = last.RwndFull || !m.enforced && last.Unsent > max(4*m.segmentSize(), m.inflight/4)
-	m.noteLimitedBy(now, g.limitedBelow)
-	if g.alg == nil { // it is forgotten, and nothing has been sent since
-		return 0
-	}
+	m.noteLimitedBy(r.At, g.limitedBelow)
+	return delta
+}
 
-	if news.timeouts > 0 || news.lost > 0 && last.Acked-last.Sacked >= m.before {
-		m.losses++
-		loss := cc.Loss{
-			State: g.algorithmState(now), Lost: news.lost, SentAt: g.lossEpochStart(m, news), Timeout: news.timeouts > 0,
-		}
-		g.alg.OnLoss(loss)
-		g.adoptReduction(now)
-		events[n] = g.makeEvent(m, KindLoss, loss.State, 0, news.lost)
+// informAlgorithm calls OnLoss and OnAck for what is new, as far as it left since m joined the group. It puts what the
+// algorithm learnt into events and returns how many there are.
+func (g *group) informAlgorithm(m *member, delta reportDelta, events *[2]Event) (n int) {
+	last := &m.last
+	if delta.timeouts > 0 || delta.lost > 0 && last.Acked-last.Sacked >= m.joinOffset {
+		g.informOfLoss(m, delta, &events[n])
 		n++
 	}
-	if news.acked > 0 {
-		ack, beside := g.makeAck(m, news)
-		if own := min(news.acked, last.Acked-m.before); own > 0 {
-			ack.Acked, ack.Marked = own+beside, min(ack.Marked, own)
-			g.alg.OnAck(ack)
-			if ack.Marked > 0 {
-				g.adoptReduction(now)
-			} else {
-				g.adoptControl(now)
-			}
-			events[n] = g.makeEvent(m, KindAck, ack.State, ack.RTT, own)
-			events[n].Reverse = ack.ReverseQueue
+	if delta.acked > 0 {
+		if g.informOfAck(m, delta, &events[n]) {
 			n++
 		}
-		if m.rampEnd != 0 { // what it held back may go
+		if m.rampEnd != 0 { // what pacing to the share held back may go
 			m.rampEnd = 0
-			g.updateLimit(m, now, true)
+			g.updateLimit(m, last.At, true)
 		}
 	}
-	m.timedOut = news.acked == 0 && (m.timedOut || news.timeouts > 0)
+	m.timedOut = delta.acked == 0 && (m.timedOut || delta.timeouts > 0)
 	g.noteAppLimited()
-	if m.want > 0 || m.inflight > 0 || news.acked > 0 {
-		m.lastBusy = now
+	if m.want > 0 || m.inflight > 0 || delta.acked > 0 {
+		m.lastBusy = last.At
 	}
 	return n
 }
 
-// prepareForReport has the algorithm be there for the first report, and m be active if it sends.
+// informOfLoss calls OnLoss and adopts the control.
+func (g *group) informOfLoss(m *member, delta reportDelta, event *Event) {
+	now := m.last.At
+	m.lossEvents++
+	loss := cc.Loss{
+		State: g.algorithmState(now), Lost: delta.lost, SentAt: g.lossEpochStart(m, delta), Timeout: delta.timeouts > 0,
+	}
+	g.algorithm.OnLoss(loss)
+	g.adoptReduction(now)
+	*event = g.makeEvent(m, KindLoss, loss.State, 0, delta.lost)
+}
+
+// informOfAck counts what has arrived, calls OnAck for the part that left since m joined the group, and adopts the
+// control. It reports whether there was such a part.
+func (g *group) informOfAck(m *member, delta reportDelta, event *Event) bool {
+	now := m.last.At
+	ack, beside := g.makeAck(m, delta)
+	own := min(delta.acked, m.last.Acked-m.joinOffset)
+	if own <= 0 {
+		return false
+	}
+	ack.Acked, ack.Marked = own+beside, min(ack.Marked, own)
+	g.algorithm.OnAck(ack)
+	if ack.Marked > 0 {
+		g.adoptReduction(now)
+	} else {
+		g.adoptControl(now)
+	}
+	*event = g.makeEvent(m, KindAck, ack.State, ack.RTT, own)
+	event.Reverse = ack.ReverseQueue
+	return true
+}
+
+// prepareForReport starts the algorithm for the first report, activates m if it has data to send, and pushes m's first
+// limit.
 func (g *group) prepareForReport(m *member, now cc.Time) {
 	if m.newlyDeparted() > 0 || m.enforced && m.last.Unsent > 0 && !m.last.RwndFull {
 		g.onSendStart(m, now)
 	}
-	if g.alg == nil && g.idle.cwnd == 0 {
+	if g.algorithm == nil && g.idle.savedCwnd == 0 {
 		g.startAlgorithm(now)
 	}
-	if !m.told {
+	if !m.hasLimit {
 		g.updateLimit(m, now, false)
 	}
 }
 
-// noteDepartures takes in what an enforcing leg says has left. Nobody asks for grants there:
-// bytes that have not left are what the flow wants to send.
+// noteDepartures counts what an enforcing leg has sent since the report at before. No grants are asked for there: bytes
+// that have not left are what the flow wants to send.
 func (g *group) noteDepartures(m *member, before cc.Time) {
 	r := &m.last
 	now := r.At
 	if left := m.newlyDeparted(); left > 0 {
-		g.noteSent(m, m.departureTime(before, left, m.path.fromReference(g.ctl.Cwnd)), left)
+		g.noteSent(m, m.departureTime(before, left, m.path.fromReference(g.control.Cwnd)), left)
 		m.pacer.spendBytes(now, left)
 	}
 	want := r.Unsent
-	if r.RwndFull { // no share of the window would help
+	if r.RwndFull { // a larger share of the window would not help
 		want = 0
 	} else if want >= m.segmentSize() && !g.hasAllItMayUse(m) {
 		g.cwndFullAt, g.wantedAt = now, now
 	}
-	m.asked = now
+	m.askedAt = now
 	g.setWant(m, want)
 }
 
-// takeBytes grants m up to want bytes, over a leg that does not enforce the window, and counts them in flight.
-func (g *group) takeBytes(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
-	m.noteLossEpoch(g.lossEpoch, g.lossAt)
+// takeUnenforced grants m up to want bytes over a leg that does not enforce the window, and counts them in flight.
+func (g *group) takeUnenforced(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
+	m.noteLossEpoch(g.lossEpoch, g.lossEpochAt)
 	g.onSendStart(m, now)
-	m.asked, m.lastBusy = now, now
+	m.askedAt, m.lastBusy = now, now
 	quantum := m.grantQuantum(want, m.segmentSize())
 	if m.limit.Cwnd-m.inflight < want && !g.hasAllItMayUse(m) {
 		g.cwndFullAt = now
@@ -199,89 +260,91 @@ func (g *group) takeBytes(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
 	return n
 }
 
-// takeEnforced is takeBytes over a leg that enforces the window.
+// takeEnforced returns how many of want bytes may be written to a leg that enforces the window. Only a maximum rate, or
+// pacing at the start, refuses any.
 func (g *group) takeEnforced(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
 	quantum := min(want, m.segmentSize())
 	n = want
-	if m.startsPaced() {
+	if m.isStartPaced() {
 		if n = g.startCredit(m, now, want, quantum); n == 0 {
 			return 0
 		}
 	}
 	n = m.passMaxRate(now, n, quantum)
-	if m.unpaced > 0 && n > 0 {
-		m.starting.spendBytes(now, n)
-		m.unpaced = max(0, m.unpaced-n)
-		m.notePermits()
+	if m.startBytes > 0 && n > 0 {
+		m.startPacer.spendBytes(now, n)
+		m.startBytes = max(0, m.startBytes-n)
+		m.updateNeedsGrants()
 	}
 	return n
 }
 
 // startCredit returns how many of want bytes m's own rates let pass at its start. After 0 m is woken when some may.
 func (g *group) startCredit(m *member, now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
-	rate := m.own
+	rate := m.ownRate
 	if m.terms.HintCap > 0 {
-		g.onSendStart(m, now) // so that there is a limit
+		g.onSendStart(m, now) // sets the limit that is read below
 		rate = lesserRate(rate, m.limit.PacingRate)
 	}
-	m.starting.setRate(now, rate)
-	if n = min(want, m.starting.creditBytes(now, m.segmentSize())); n < want {
+	m.startPacer.setRate(now, rate)
+	if n = min(want, m.startPacer.creditBytes(now, m.segmentSize())); n < want {
 		n -= n % quantum
 	}
 	if n == 0 {
-		m.retryAt = m.starting.readyAt(now, quantum, m.segmentSize())
+		m.retryAt = m.startPacer.readyAt(now, quantum, m.segmentSize())
 		g.timers.scheduleAt(&m.timer, m.retryAt)
 		m.limits.enterState(now, LimitedByPacing)
 	}
 	return n
 }
 
-// takeDatagram lets a datagram of n bytes go, or notes that it waits.
+// takeDatagram lets a datagram of n bytes go and reports whether it did; otherwise it waits.
 func (g *group) takeDatagram(d *datagramShare, limit *rateLimit, now cc.Time, n cc.Bytes, sparse bool) bool {
 	g.retireDatagrams(now)
 	view := g.datagramWindow()
-	d.refillRoom(now, &view)
+	d.refillCredit(now, &view)
 	wanted := g.membersWantWindow(now)
-	if wanted && !d.mayGo(n, sparse, &view) {
-		d.waiting, d.sparse = n, sparse
+	if wanted && !d.hasRoom(n, sparse, &view) {
+		d.refused, d.refusedSparse = n, sparse
 		g.cwndFullAt = now
 		g.scheduleTick(d.nextTryAt(now, &view))
 		return false
 	}
-	d.waiting = 0
-	if !limit.takeDatagram(now, &d.waiter, n, sparse) {
+	d.refused = 0
+	if !limit.passDatagram(now, &d.waiter, n, sparse) {
 		return false
 	}
 	if !wanted {
-		d.carry, d.carryAt = d.loose+n, now
+		d.freeInflight, d.freeInflightAt = d.inflight+n, now
 	} else {
-		d.room = max(d.room-n, -d.lendingBound())
+		d.credit = max(d.credit-n, -d.maxLoan())
 	}
 	d.addInflight(now, n, &view)
 	g.scheduleRetiring(d, &view)
-	g.changed = true // the members make room
+	g.needsDivision = true // the members have to make room
 	return true
 }
 
-// moveMember takes m from another group to this one, where it goes along p. The caller holds the
-// mutexes of both.
+// moveMember moves m from another group to path p of this one. Its bytes in flight move along. A new algorithm starts
+// with m's part of the old window and the round trips that are known. The caller holds the mutexes of both groups and
+// of the manager.
 func (g *group) moveMember(m *member, from *group, now cc.Time, p *path) {
 	part, known := from.takeWindowAway(m, now)
 	window := m.path.fromReference(part)
-	base, rtt := m.path.base, from.rtt
+	base, rtt := m.path.baseRTT, from.rtt
 	if m.path.isFar() {
-		rtt = rtt.shiftedBy(base - from.paths.ref.base)
+		rtt = rtt.shiftedBy(base - from.paths.reference.baseRTT)
 	}
-	inflight, blocked, want, host := m.inflight, m.sampler.blocked, m.want, m.path.host
+	inflight, blocked, want, host := m.inflight, m.sampler.rwndBlocked, m.want, m.path.host
 	from.removeMember(m, now)
 
-	if p.base == 0 && p.host == host {
-		p.base = base
+	if p.baseRTT == 0 && p.host == host {
+		p.baseRTT = base
 	}
-	if len(g.members) == 0 && from.alg != nil {
-		// What is remembered there is older than what f knows.
+	if len(g.members) == 0 && from.algorithm != nil {
+		// What g remembers is older than what m knows.
 		g.closeAlgorithm()
-		g.initial, g.ssthresh, g.idle.cwnd, g.takenAway, g.rtt = 0, 0, 0, 0, rtt
+		g.initialCwnd, g.ssthresh, g.idle.savedCwnd, g.movedPart, g.rtt = 0, 0, 0, 0, rtt
 		g.setReferencePath(p)
 	}
 	g.restartFromMemory(p, now)
@@ -291,107 +354,106 @@ func (g *group) moveMember(m *member, from *group, now cc.Time, p *path) {
 	}
 	if g.inflight == 0 {
 		g.delivered.restartMeasuring(now)
-		g.delivered.firstSent, g.cwndFullAt = from.delivered.firstSent, 0
+		g.delivered.firstSentAt, g.cwndFullAt = from.delivered.firstSentAt, 0
 	}
-	m.inflight, m.sampler.blocked = inflight, blocked
+	m.inflight, m.sampler.rwndBlocked = inflight, blocked
 	g.addMember(m, p)
 	g.countInflight(m)
 	g.setWant(m, want)
 	m.ledger.rebaseRates(now, g.delivered.total)
-	m.before = m.taken
+	m.joinOffset = m.taken
 	m.lossEpoch = g.lossEpoch
 	if m.isBusy() {
 		g.idle.since = 0
 		g.activateMember(m)
 	}
 
-	if window > 0 && (g.alg == nil || now.Sub(g.started) <= g.rtt.srtt) {
-		// Within a round trip it has seen nothing come of its own doing: it forgets little.
-		g.initial = min(g.initial+p.toReference(window), cc.MaxCwnd)
+	if window > 0 && (g.algorithm == nil || now.Sub(g.startedAt) <= g.rtt.srtt) {
+		// Within a round trip the algorithm has seen no effect of its own: a new start loses little.
+		g.initialCwnd = min(g.initialCwnd+p.toReference(window), cc.MaxCwnd)
 		g.closeAlgorithm()
 		if g.ssthresh = 0; known {
-			g.ssthresh = g.initial
+			g.ssthresh = g.initialCwnd
 		}
 		g.startAlgorithm(now)
 	}
 }
 
-// changeTerms puts terms into force for m, with the maximum rate that they lead to, and returns the one it had.
+// changeTerms puts terms into force for m, with the maximum rate that they lead to. It returns the maximum rate that m
+// had.
 func (g *group) changeTerms(m *member, now cc.Time, t Terms, limit *rateLimit) (before *rateLimit) {
 	before = m.maxRate
-	g.caps.removeMember(m)
+	g.caps.uncountCaps(m)
 	wasActive := m.active
-	g.deactivateMember(m) // its priority may change
+	g.deactivateMember(m) // its place in the list depends on its priority
 	m.setMaxRate(limit)
 	g.weights -= m.weight
 	m.terms, m.allocation = t, newAllocation(t)
-	m.notePermits()
+	m.updateNeedsGrants()
 	g.weights += m.weight
 	before.removeWaiter(&m.waiter)
-	m.retryAt = 0 // it may ask once more than it needs to
-	g.caps.addMember(m)
+	m.retryAt = 0 // the pacing rate may have changed
+	g.caps.countCaps(m)
 	if wasActive {
 		g.activateMember(m)
 	}
-	if g.alg != nil {
+	if g.algorithm != nil {
 		g.adoptControl(now)
 	}
-	g.changed, g.sendNow, g.divideAt = true, true, 0
+	g.needsDivision, g.sendNow, g.divideAt = true, true, 0
 	g.updateLimit(m, now, true)
-	if g.alg == nil && m.gate.blocked { // it has no window yet, and before has forgotten its turn
+	if g.algorithm == nil && m.gate.waiting { // no limit will wake it, and its old turn is gone
 		m.wakeRelay()
 	}
 	return before
 }
 
-// maxGroupHosts bounds the hosts that a Group names.
+// maxGroupHosts bounds Group.Hosts.
 const maxGroupHosts = 64
 
 // Group is the state of one group at one moment.
 //
-// Members are due their part of the window by weight alone. Lent is what some
-// have in flight beyond theirs, as far as others have less; Unused is what is
-// free while no member waits for any.
+// By weight alone, each member has a part of the window. Lent is what some have in flight above their parts, as far as
+// others have less. Unused is what is free while no member waits.
 type Group struct {
-	Key       string // no other has it; of the name, the algorithm and its parameters
+	Key       string // unique: from the name, the algorithm and its parameters
 	Name      string // Terms.Group
 	Algorithm string
-	Receives  bool // it is of windows that hosts are let send in
+	Receives  bool // the windows are advertised to hosts that send
 	Phase     string
-	// where its members' bytes go, in order, at most maxGroupHosts of them; of one that lingers, where they went of
-	// late
+	// Hosts are where the bytes of the members go, in order, at most 64. Without members: where they went of late.
 	Hosts   []netip.Addr
-	Members int           // 0: it lingers, its window waits for the next
+	Members int           // 0: the window is kept for the next one
 	Active  int           // members with something in flight, or waiting to be
 	Idle    time.Duration // since the last member left; 0 with members
 
-	Cwnd       cc.Bytes // all members' together; 0 before the first event
+	Cwnd       cc.Bytes // of all members together; 0 before the first event
 	Inflight   cc.Bytes
-	Lent       cc.Bytes // of the window, what members are due and leave to others
-	Unused     cc.Bytes // of the window, what nobody wants
+	Lent       cc.Bytes // the part of the window that some members leave to others
+	Unused     cc.Bytes // the part of the window that no member wants
 	PacingRate cc.Rate  // 0: not paced
 
 	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
 	QueueingDelay           time.Duration // newest sample above the least
-	DeliveryRate            cc.Rate       // newest sample
+	DeliveryRate            cc.Rate       // newest sample; 0: none
 	Delivered               cc.Bytes      // by members past and present
 	LimitedBy               LimitedBy     // what holds most of the active members back
-	Hint                    *cc.Hint      // the network's newest word; nil: none
+	Hint                    *cc.Hint      // the newest hint, as received; nil: none
 	HintDoubt               HintDoubt     // how delivery contradicts it; empty: it does not
-	Believed                float64       // of the rates it says, the part that is believed
-	Capped                  bool          // that word holds window or rate below what the algorithm asks for
+	Believed                float64       // the part of its rates that is believed, 1: all
+	Capped                  bool          // a cap holds the window or the rate below what the algorithm asks for
 	Internals               cc.Internals  // in the order of the algorithm's Spec
 }
 
-// describeGroup is g's state at now.
+// describeGroup returns g's state at now.
 func (g *group) describeGroup(now cc.Time) Group {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d := Group{
-		Name: g.name, Algorithm: g.spec.Name, Receives: g.receives, Phase: g.ctl.Phase, Members: len(g.members),
-		Cwnd: g.ctl.Cwnd, Inflight: g.inflight, PacingRate: g.ctl.PacingRate,
+		Name: g.name, Algorithm: g.spec.Name, Receives: g.receives, Phase: g.control.Phase, Members: len(g.members),
+		Cwnd: g.control.Cwnd, Inflight: g.inflight, PacingRate: g.control.PacingRate,
 		SRTT: g.rtt.srtt, MinRTT: g.rtt.min, LatestRTT: g.rtt.latest, QueueingDelay: g.rtt.latest - g.rtt.min,
-		DeliveryRate: g.rate, Delivered: g.delivered.total, Capped: g.caps.bind, Internals: g.algorithmInternals(),
+		DeliveryRate: g.deliveryRate, Delivered: g.delivered.total, Capped: g.caps.binds, Internals: g.algorithmInternals(),
 	}
 	for _, p := range g.paths.all {
 		if g.pathInUse(p) && p.host.IsValid() {
@@ -404,7 +466,7 @@ func (g *group) describeGroup(now cc.Time) Group {
 		g.forgetAfterIdle(now)
 		d.Idle = max(0, now.Sub(g.idle.since))
 	}
-	if g.idle.cwnd > 0 {
+	if g.idle.savedCwnd > 0 {
 		d.Cwnd = g.rememberedWindow(now)
 	}
 	if g.hints.known {
@@ -415,23 +477,23 @@ func (g *group) describeGroup(now cc.Time) Group {
 	return d
 }
 
-// fillUsage fills in who uses how much of the window. It looks at active members alone:
-// the others have nothing in flight.
+// fillUsage fills in who uses how much of the window. It visits active members only, because the others have nothing in
+// flight.
 func (g *group) fillUsage(now cc.Time, d *Group) {
-	var over cc.Bytes // what members have in flight above their parts by weight
+	var over cc.Bytes // what members have in flight above their parts
 	var limited [numLimits]int
 	waiting := false
-	for _, m := range g.alloc.members {
-		over += max(0, m.counts-g.ctl.Cwnd*m.weight/g.weights)
+	for _, m := range g.allocator.active {
+		over += max(0, m.counted-g.control.Cwnd*m.weight/g.weights)
 		waiting = waiting || m.wantsMore(now, &g.rtt)
 		if m.want > 0 || m.inflight > 0 {
 			d.Active++
 			limited[m.limits.by]++
 		}
 	}
-	d.Lent = max(0, min(over, over+g.ctl.Cwnd-g.inflight)) // the others have so much less than theirs
+	d.Lent = max(0, min(over, over+g.control.Cwnd-g.inflight)) // as far as others have less than theirs
 	if !waiting {
-		d.Unused = max(0, g.ctl.Cwnd-g.inflight)
+		d.Unused = max(0, g.control.Cwnd-g.inflight)
 	}
 	for by, n := range limited {
 		if n > limited[d.LimitedBy] {

@@ -34,7 +34,7 @@ func listening(l *leg) *listener {
 	a := &listener{}
 	l.group().mu.Lock()
 	defer l.group().mu.Unlock()
-	l.group().alg, l.group().mss = a, mss
+	l.group().algorithm, l.group().mss = a, mss
 	l.group().adoptControl(l.p.now)
 	return a
 }
@@ -102,9 +102,9 @@ func TestAHintIsForItsHostAlone(t *testing.T) {
 		l.send(mss)
 		l.ack(mss)
 	}
-	assert.Len(t, one.group().alg.(*listener).heard, 1)
-	assert.Len(t, same.group().alg.(*listener).heard, 1, "whatever its algorithm")
-	assert.Empty(t, other.group().alg.(*listener).heard)
+	assert.Len(t, one.group().algorithm.(*listener).heard, 1)
+	assert.Len(t, same.group().algorithm.(*listener).heard, 1, "whatever its algorithm")
+	assert.Empty(t, other.group().algorithm.(*listener).heard)
 }
 
 func TestAGroupThatComesLaterKnowsWhatOthersOfItsHostHaveHeard(t *testing.T) {

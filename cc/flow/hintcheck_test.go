@@ -23,32 +23,32 @@ type checked struct {
 func (c *checked) run(d time.Duration, told, delivered cc.Rate, queue time.Duration) {
 	for end := c.now.Add(d); c.now < end; c.now = c.now.Add(time.Millisecond) {
 		if c.now/cc.Time(time.Millisecond)%10 == 0 {
-			c.addHint(&cc.Hint{At: c.now, Capacity: told}, 0)
+			c.addClaim(&cc.Hint{At: c.now, Capacity: told}, 0)
 		}
 		c.total += delivered.BytesIn(time.Millisecond)
 		rtt := 40*time.Millisecond + queue
-		c.onAck(acked{now: c.now, forward: rtt, srtt: rtt, delivered: c.total, uses: 1})
+		c.onAck(hintEvidence{now: c.now, forwardRTT: rtt, srtt: rtt, delivered: c.total, usedPart: 1})
 	}
 }
 
 func TestAHintIsBelievedAtOnce(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	for _, told := range []cc.Rate{10e6, 100e6, 1e6, 50e6} {
-		c.addHint(&cc.Hint{Capacity: told}, 0)
+		c.addClaim(&cc.Hint{Capacity: told}, 0)
 		assert.Equal(t, told, c.correctedHint(cc.Hint{Capacity: told}).Capacity)
 	}
 	c.run(time.Second, 10e6, 10e6, 0)
 	c.run(time.Second, 100e6, 10e6, 0)
-	assert.EqualValues(t, 100e6, c.believedRate(c.told), "less is delivered, but no queue stands")
+	assert.EqualValues(t, 100e6, c.believedRate(c.claimed), "less is delivered, but no queue stands")
 	c.run(150*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
-	assert.EqualValues(t, 100e6, c.believedRate(c.told), "what left before the hint is still on its way")
+	assert.EqualValues(t, 100e6, c.believedRate(c.claimed), "what left before the hint is still on its way")
 }
 
 func TestAHintThatIsTooHighIsCutToWhatIsDelivered(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	c.run(time.Second, 10e6, 10e6, 0)
 	c.run(300*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
-	assert.InEpsilon(t, cutTo*10e6, float64(c.believedRate(c.told)), 0.01)
+	assert.InEpsilon(t, cutTo*10e6, float64(c.believedRate(c.claimed)), 0.01)
 	assert.Empty(t, c.certainDoubt(), "it is to show first that the queue drains")
 	part := c.correctedHint(cc.Hint{Capacity: 100e6, FairShare: 50e6, LinkRate: 200e6, Flows: 3})
 	assert.InEpsilon(t, 2*float64(part.FairShare), float64(part.Capacity), 0.01)
@@ -58,8 +58,8 @@ func TestAHintThatIsTooHighIsCutToWhatIsDelivered(t *testing.T) {
 
 	c.run(100*time.Millisecond, 100e6, cutTo*10e6, 0)
 	assert.Equal(t, HintTooHigh, c.certainDoubt())
-	c.addHint(&cc.Hint{Capacity: 1e6}, 0)
-	assert.EqualValues(t, 1e6, c.believedRate(c.told), "less is believed at once")
+	c.addClaim(&cc.Hint{Capacity: 1e6}, 0)
+	assert.EqualValues(t, 1e6, c.believedRate(c.claimed), "less is believed at once")
 	c.run(10*time.Second, 10e6, 10e6, 0)
 	assert.Empty(t, c.certainDoubt(), "what it says is so again")
 }
@@ -113,10 +113,10 @@ func TestOthersOfTheHostTakeTheirPartOfAHint(t *testing.T) {
 	a, b := p.open(capped(1000, 1)).warm(), p.open(Terms{
 		Group: "other", Host: addr("192.0.2.1"), Algorithm: "static", Params: cc.Params{"cwnd_packets": 10},
 	}).warm()
-	b.group().hints.check.since, b.group().hints.check.got = p.now, 4e6
+	b.group().hints.check.intervalStart, b.group().hints.check.deliveredRate = p.now, 4e6
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 10e6})
-	assert.EqualValues(t, 6e6, a.group().hints.check.told)
-	assert.EqualValues(t, 10e6, b.group().hints.check.told, "nothing is delivered to the other")
+	assert.EqualValues(t, 6e6, a.group().hints.check.claimed)
+	assert.EqualValues(t, 10e6, b.group().hints.check.claimed, "nothing is delivered to the other")
 }
 
 func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {
@@ -167,11 +167,11 @@ func FuzzHintCheck(f *testing.F) {
 				Capacity: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), FairShare: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
 				LinkRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), ArrivalRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
 			}
-			c.addHint(&h, cc.Rate(r.Int64N(1e12)))
+			c.addClaim(&h, cc.Rate(r.Int64N(1e12)))
 			c.total += cc.Bytes(r.Int64N(1e6))
-			c.onAck(acked{
-				now: c.now, forward: time.Duration(r.Int64N(1e9)), srtt: time.Duration(r.Int64N(1e9)), delivered: c.total,
-				uses: max(0.01, r.Float64()), free: r.Int64N(3) == 0,
+			c.onAck(hintEvidence{
+				now: c.now, forwardRTT: time.Duration(r.Int64N(1e9)), srtt: time.Duration(r.Int64N(1e9)), delivered: c.total,
+				usedPart: max(0.01, r.Float64()), unbound: r.Int64N(3) == 0,
 			})
 			got := c.correctedHint(h)
 			told := [...]cc.Rate{h.Capacity, h.FairShare, h.LinkRate}
@@ -179,7 +179,7 @@ func FuzzHintCheck(f *testing.F) {
 				if told := told[i]; (told > 0) != (believed > 0) || believed < 0 {
 					t.Fatalf("rate %d of %v is %v", i, told, believed)
 				}
-				if !c.high && !c.low && believed != told[i] {
+				if !c.tooHigh && !c.tooLow && believed != told[i] {
 					t.Fatalf("nothing is doubted, but %v is %v", told[i], believed)
 				}
 			}

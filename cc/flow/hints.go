@@ -6,143 +6,149 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// freshHint is how old a hint may be at the most and still say how the path is:
-// the longer of this and three smoothed round trips.
+// freshHint is how old a hint may be and still describe the path: the longer of this and three smoothed round trips.
 const freshHint = time.Second
 
-// hints is what the network says of a group's path.
+// hints is what the network says of the path to a group's hosts, and how far it is believed.
 type hints struct {
-	newest   cc.Hint
-	known    bool // there has been one
+	newest   cc.Hint // as received; valid if known
+	known    bool
 	check    hintCheck
-	believed cc.Hint // newest as far as it is believed
+	believed cc.Hint // newest, corrected by check
 }
 
-// lifetime is how old a hint may be at the most and still say how the path is.
+// lifetime returns how old a hint may be and still describe the path.
 func (h *hints) lifetime(srtt time.Duration) time.Duration { return max(freshHint, 3*srtt) }
 
-// isFresh reports whether there is a hint that still says how the path is.
+// isFresh reports whether there is a hint that still describes the path.
 func (h *hints) isFresh(now cc.Time, srtt time.Duration) bool {
 	return h.known && h.newest.Age(now) <= h.lifetime(srtt)
 }
 
-// addHint takes in a hint, unless a newer one is known, and reports whether it did.
-func (h *hints) addHint(hint cc.Hint, others cc.Rate) bool {
+// keepHint stores a hint, unless a newer one is known, and reports whether it did. others is the rate delivered to the
+// same host by other groups.
+func (h *hints) keepHint(hint cc.Hint, others cc.Rate) bool {
 	if h.known && hint.At < h.newest.At {
 		return false
 	}
 	h.newest, h.known = hint, true
-	h.check.addHint(&hint, others)
+	h.check.addClaim(&hint, others)
 	h.believed = h.check.correctedHint(hint)
 	return true
 }
 
-// hintCheck holds what hints say of a path against what is delivered over it, which
-// PBE-CC (SIGCOMM 2020 §7) leaves to future work. A hint is believed at once, whether it
-// says more than the one before or less. It is doubted where delivery contradicts it:
+// hintCheck compares what hints state of a path with what is delivered over it. PBE-CC (SIGCOMM 2020 §7) leaves that to
+// future work. A hint is believed at once, whether it states more or less than the one before. It is doubted
+// where delivery contradicts it, interval by interval:
 //
-//   - It is too high where less than that is delivered and a queue stands on the way there
-//     for four intervals, nothing but the hint being why so much was sent. Then what is
-//     believed is cut to a little less than what is delivered. If the queue stands all the
-//     same, it is others' or the path is longer: the cut is taken back.
-//   - It is too low where more than that is delivered without a queue. To see it a quarter
-//     more is sent for about a round trip, and a quarter less after it, once the hint has
-//     held the sender back for a second. As long as that shows nothing, it is tried ever
-//     more rarely.
+//   - It is too high if less than stated is delivered and a queue stands on the way there for four intervals, while
+//     only the hint lets the sender send as much. What is believed is then cut to a little less than what is delivered.
+//     If the queue still stands, it is not ours, or the path got longer: the cut is undone.
+//   - It is too low if more than stated is delivered without a queue. To find out, once the hint has held the sender
+//     back for a second, a quarter more is sent for about a round trip, and a quarter less after it. Attempts that show
+//     nothing become rarer and rarer.
 //
-// In place of a doubted hint there is a rate that grows while no queue stands and is cut
-// while one does; of a hint that was too high only what is above that rate is ignored, and
-// of one that was too low what is below. A hint that says what is so for a while, longer
-// each time, is believed again.
+// A doubted hint is replaced by a rate that grows while no queue stands and is cut while one does. It bounds a hint
+// that was too high from above, and one that was too low from below. A hint that is right for a while is believed
+// again; the while doubles each time.
+//
+//	            ┌─ cut: queue drains ──▶ too high ─┐
+//	believed ───┤                                  ├─ agrees for proofTime ──▶ believed
+//	            └─ rise: more arrives ─▶ too low ──┘
 //
 // All rates of a hint are believed in the same part.
 type hintCheck struct {
 	doubt
-	told     cc.Rate // the newest hint has for the group; 0: nothing
-	now, was span    // what hints said in the running interval, and in the one before
-	base     [2]baseRTT
+	claimed                    cc.Rate   // what the newest hint has for the group; 0: nothing
+	thisInterval, prevInterval claimSpan // what hints claimed during the running interval and the one before
+	baseRTTs                   [2]baseRTT
 
-	since     cc.Time       // the interval began; 0: none runs
-	delivered cc.Bytes      // by then
-	queue     time.Duration // least of the interval
-	free      bool          // something other than the hint held the sender back
-	got       cc.Rate       // delivered in the last interval
+	intervalStart   cc.Time       // 0: no interval is running
+	deliveredBefore cc.Bytes      // delivered by intervalStart
+	intervalQueue   time.Duration // least queueing delay of the interval
+	unbound         bool          // in the interval, something other than the hint held the sender back
+	deliveredRate   cc.Rate       // over the last whole interval
 
-	row   int // intervals one after another that contradict the hint
-	short int // intervals one after another without a queue
-	calm  int // intervals without a queue in which the hint held the sender back; one with a queue takes some away
+	contradictions int // intervals in a row that contradict the hint
+	queueFree      int // intervals in a row without a queue
+	quietIntervals int // intervals without a queue in which the hint held the sender back; less some for each with a queue
 
-	trial       trial
-	cuts, rises backoff
-	agrees      cc.Time       // since when a doubted hint has said what is so; 0: it does not
-	proof       time.Duration // for which it is to say so before it is believed again
-	reported    HintDoubt
+	trial                   trial
+	cutBackoff, riseBackoff backoff
+	agreesSince             cc.Time       // since when a doubted hint has been right; 0: it is not
+	proofTime               time.Duration // how long it must be right before it is believed again; 0: leastProof
+	reported                HintDoubt     // by takeHintNews
 }
 
-// doubt is how far hints are believed.
+// doubt is how hints are wrong; the zero value: they are believed.
 type doubt struct {
-	high, low bool    // they say more, or less, than is so
-	rate      cc.Rate // what is so
+	tooHigh, tooLow bool    // they state more, or less, than is delivered
+	actualRate      cc.Rate // used instead
 }
 
-// believedRate is what is believed of a hint that says so much.
+// believedRate returns what is believed of a hint that states a rate.
 func (d doubt) believedRate(told cc.Rate) cc.Rate {
-	if d.high {
-		told = min(told, d.rate)
+	if d.tooHigh {
+		told = min(told, d.actualRate)
 	}
-	if d.low {
-		told = max(told, d.rate)
+	if d.tooLow {
+		told = max(told, d.actualRate)
 	}
 	return told
 }
 
-// trial is a change of what is believed until its effect is seen.
+// trial is a change of the doubt until its effect is seen; the zero value: none runs.
 type trial struct {
-	cut, rise bool
-	before    doubt
-	until     cc.Time       // it ends
-	queue     time.Duration // of a cut: when it began
+	cut, rise    bool // which one it is
+	doubtBefore  doubt
+	endsAt       cc.Time
+	queueAtStart time.Duration // of a cut
 
-	began, turn cc.Time // of a rise: it began, and is followed by less
-	from        cc.Time // its effect shows
-	told        span    // meanwhile
-	got         cc.Rate // sum over intervals
-	n           int
-	drained     cc.Time // it failed, and what it queued has drained then; 0: it has not failed
+	// Of a rise, which sends more until pulseEnds and less after it.
+	began, pulseEnds cc.Time
+	showsFrom        cc.Time   // acknowledgements show the effect from then on
+	claimed          claimSpan // by hints since showsFrom
+	deliveredSum     cc.Rate   // over intervals since showsFrom
+	intervals        int
+	drainedAt        cc.Time // it failed, and what it queued has drained by then; 0: it has not failed
 }
 
+// isRunning reports whether a trial runs.
 func (t *trial) isRunning() bool { return t.cut || t.rise }
 
-// backoff keeps trials that fail apart.
+// backoff spaces trials that fail.
 type backoff struct {
-	wait time.Duration
-	free cc.Time // for the next one
+	wait   time.Duration // after the last one
+	freeAt cc.Time       // the next one may begin
 }
 
+// backOff delays the next trial after one that failed at now.
 func (b *backoff) backOff(now cc.Time) {
 	b.wait = min(max(leastWait, waitLonger*b.wait), mostWait)
-	b.free = now.Add(b.wait)
+	b.freeAt = now.Add(b.wait)
 }
 
-// span is what hints said in some time.
-type span struct {
+// claimSpan summarizes the rates that hints claimed during some time.
+type claimSpan struct {
 	least, most cc.Rate
-	sum, n      float64
+	sum, count  float64
 }
 
-// spanOf is a span with one hint.
-func spanOf(r cc.Rate) span { return span{r, r, float64(r), 1} }
+// spanOf returns a span with one hint.
+func spanOf(r cc.Rate) claimSpan { return claimSpan{r, r, float64(r), 1} }
 
-func (s *span) addSpan(o span) {
-	if s.n == 0 || o.n > 0 && o.least < s.least {
+// addSpan adds the hints of another span.
+func (s *claimSpan) addSpan(o claimSpan) {
+	if s.count == 0 || o.count > 0 && o.least < s.least {
 		s.least = o.least
 	}
-	s.most, s.sum, s.n = max(s.most, o.most), s.sum+o.sum, s.n+o.n
+	s.most, s.sum, s.count = max(s.most, o.most), s.sum+o.sum, s.count+o.count
 }
 
-func (s span) meanRate() cc.Rate { return cc.Rate(s.sum / max(1, s.n)) }
+// meanRate returns the mean; 0 without hints.
+func (s claimSpan) meanRate() cc.Rate { return cc.Rate(s.sum / max(1, s.count)) }
 
-// baseRTT is the least round trip since some time, without the queue on the way back.
+// baseRTT is the least round trip, without the queue on the way back, since a time.
 type baseRTT struct {
 	least time.Duration
 	from  cc.Time
@@ -150,99 +156,99 @@ type baseRTT struct {
 
 // The constants of hintCheck.
 const (
-	checkEvery = 50 * time.Millisecond // or the least round trip: an interval, at least
-	checkRow   = 4                     // intervals that contradict a hint; those that show what a cut does
-	baseLasts  = 10 * time.Second      // or up to twice that
+	checkEvery           = 50 * time.Millisecond // least length of an interval, or the least round trip if longer
+	contradictionsNeeded = 4                     // intervals before a hint is doubted, and before a cut is judged
+	baseRTTWindow        = 10 * time.Second      // of the least round trip; up to twice that
 
-	leastQueue = 5 * time.Millisecond // or this part of the least round trip: a queue
-	queuePart  = 0.125
+	standingQueue = 5 * time.Millisecond // queueing delay that counts as a queue, or
+	queuePart     = 0.125                // this part of the least round trip if longer
 
-	fulfilled = 0.95 // of the least that was said is delivered, it is so
-	roughly   = 0.75 // likewise of the mean, since hints are late
-	cutTo     = 0.95 // of what is delivered
-	growBy    = 1.1  // in an interval without a queue
-	growMore  = 1.25 // in the fifth without one, and on
-	calmFor   = 20   // intervals before a rise
-	riseBy    = 1.25
-	risen     = 1.1  // of what was said is delivered: the rise was right
-	nearly    = 1.25 // above a hint that says what is so, at most
-	mostBelow = 64   // times what a hint says is never believed
+	fulfilled = 0.95 // part of the least claim that must be delivered for a hint to be right
+	roughly   = 0.75 // part of the mean claim; it is less, because hints are late
+	cutTo     = 0.95 // part of the delivered rate that a cut leaves
+	growBy    = 1.1  // per interval without a queue
+	growMore  = 1.25 // per interval, from the fifth without a queue on
+	calmFor   = 20   // quietIntervals before a rise
+	riseBy    = 1.25 // factor of a rise
+	risen     = 1.1  // delivered part of the claim that proves a rise right
+	nearly    = 1.25 // factor by which actualRate may exceed a right hint that was too low
+	mostBelow = 64   // factor above a hint that is never believed
 
-	leastWait  = time.Second // until a trial that failed is repeated
-	waitLonger = 4           // times, after each that fails
+	leastWait  = time.Second // before a failed trial is repeated
+	waitLonger = 4           // factor, after each failure
 	mostWait   = 64 * time.Second
-	leastProof = 4 * time.Second // that a doubted hint says what is so
+	leastProof = 4 * time.Second // for which a doubted hint must be right
 )
 
-// claimedRate is what h has for a group to which so much is delivered.
+// claimedRate returns what h has for a group, given the rate that is delivered to the group.
 func claimedRate(h *cc.Hint, delivered cc.Rate) cc.Rate {
 	others := max(0, h.ArrivalRate-delivered)
 	return max(h.Capacity, h.FairShare, h.LinkRate-others)
 }
 
-// addHint takes in a new hint about a host to which so much is delivered to other groups.
-func (k *hintCheck) addHint(h *cc.Hint, others cc.Rate) {
-	told := claimedRate(h, k.got)
-	k.told = max(told-others, told/mostBelow)
-	k.now.addSpan(spanOf(k.told))
+// addClaim takes in a new hint. others is the rate delivered to the same host by other groups.
+func (k *hintCheck) addClaim(h *cc.Hint, others cc.Rate) {
+	told := claimedRate(h, k.deliveredRate)
+	k.claimed = max(told-others, told/mostBelow)
+	k.thisInterval.addSpan(spanOf(k.claimed))
 }
 
-// recentRate is what was delivered in the last interval, if that is not long ago.
+// recentRate returns what was delivered during the last interval; 0 if that is long ago.
 func (k *hintCheck) recentRate(now cc.Time) cc.Rate {
-	if k.since == 0 || now.Sub(k.since) > freshHint {
+	if k.intervalStart == 0 || now.Sub(k.intervalStart) > freshHint {
 		return 0
 	}
-	return k.got
+	return k.deliveredRate
 }
 
-// correctedHint is h as far as it is believed.
+// correctedHint returns h as far as it is believed.
 func (k *hintCheck) correctedHint(h cc.Hint) cc.Hint {
 	part := k.believedPart()
 	if part == 1 {
 		return h
 	}
 	for _, r := range []*cc.Rate{&h.Capacity, &h.FairShare, &h.LinkRate} {
-		if *r > 0 { // 0 stands for not knowing
+		if *r > 0 { // 0: not known
 			*r = max(1, cc.Rate(float64(*r)*part))
 		}
 	}
 	return h
 }
 
-// believedPart is what is believed of the newest hint, over what it says.
+// believedPart returns what is believed of the newest hint, as a part of what it states.
 func (k *hintCheck) believedPart() float64 {
-	if k.told <= 0 || !k.high && !k.low {
+	if k.claimed <= 0 || !k.tooHigh && !k.tooLow {
 		return 1
 	}
-	return float64(k.believedRate(k.told)) / float64(k.told)
+	return float64(k.believedRate(k.claimed)) / float64(k.claimed)
 }
 
-// acked is what an acknowledgement shows.
-type acked struct {
-	now       cc.Time
-	forward   time.Duration // the round trip without the queue on the way back
-	srtt      time.Duration
-	delivered cc.Bytes // in all
-	uses      float64  // the part of what hints say that the sender goes for
-	free      bool     // something other than the hint holds the sender back
+// hintEvidence is what an acknowledgement shows of a hint.
+type hintEvidence struct {
+	now        cc.Time
+	forwardRTT time.Duration // the round trip without the queue on the way back
+	srtt       time.Duration
+	delivered  cc.Bytes // in all
+	usedPart   float64  // part of what hints state that the sender tries to use
+	unbound    bool     // something other than the hint holds the sender back
 }
 
-// onAck takes in an acknowledgement, and tells whether more or less is believed than before.
-func (k *hintCheck) onAck(a acked) (changed bool) {
-	if k.told <= 0 || a.forward <= 0 {
+// onAck takes in an acknowledgement and reports whether more or less is believed than before.
+func (k *hintCheck) onAck(a hintEvidence) (changed bool) {
+	if k.claimed <= 0 || a.forwardRTT <= 0 {
 		return false
 	}
-	base := k.leastRTT(a.now, a.forward)
-	if k.since == 0 {
+	base := k.updateBaseRTT(a.now, a.forwardRTT)
+	if k.intervalStart == 0 {
 		k.beginInterval(a)
 		return false
 	}
-	k.queue = min(k.queue, a.forward-base)
-	k.free = k.free || a.free
-	if a.now.Sub(k.since) < max(checkEvery, base) {
+	k.intervalQueue = min(k.intervalQueue, a.forwardRTT-base)
+	k.unbound = k.unbound || a.unbound
+	if a.now.Sub(k.intervalStart) < max(checkEvery, base) {
 		return false
 	}
-	k.got = cc.RateOf(a.delivered-k.delivered, a.now.Sub(k.since))
+	k.deliveredRate = cc.RateOf(a.delivered-k.deliveredBefore, a.now.Sub(k.intervalStart))
 	before := k.doubt
 	k.judgeInterval(a, base)
 	k.maybeTrustAgain(a.now)
@@ -251,180 +257,183 @@ func (k *hintCheck) onAck(a acked) (changed bool) {
 }
 
 // beginInterval starts an interval.
-func (k *hintCheck) beginInterval(a acked) {
-	k.since, k.delivered, k.queue, k.free = a.now, a.delivered, a.forward, a.free
-	k.was, k.now = k.now, spanOf(k.told)
+func (k *hintCheck) beginInterval(a hintEvidence) {
+	k.intervalStart, k.deliveredBefore, k.intervalQueue, k.unbound = a.now, a.delivered, a.forwardRTT, a.unbound
+	k.prevInterval, k.thisInterval = k.thisInterval, spanOf(k.claimed)
 }
 
-// leastRTT is the least round trip of the last 10 to 20 s.
-func (k *hintCheck) leastRTT(now cc.Time, rtt time.Duration) time.Duration {
-	cur, old := &k.base[0], &k.base[1]
-	if cur.least == 0 || now.Sub(cur.from) > baseLasts {
+// updateBaseRTT takes in a round trip and returns the least one of the last 10 to 20 s.
+func (k *hintCheck) updateBaseRTT(now cc.Time, rtt time.Duration) time.Duration {
+	cur, old := &k.baseRTTs[0], &k.baseRTTs[1]
+	if cur.least == 0 || now.Sub(cur.from) > baseRTTWindow {
 		*old, *cur = *cur, baseRTT{rtt, now}
 	}
 	cur.least = min(cur.least, rtt)
-	if old.least == 0 || now.Sub(old.from) > 2*baseLasts {
+	if old.least == 0 || now.Sub(old.from) > 2*baseRTTWindow {
 		return cur.least
 	}
 	return min(cur.least, old.least)
 }
 
-// judgeInterval looks at the interval that has ended.
-func (k *hintCheck) judgeInterval(a acked, base time.Duration) {
-	stands := k.queue > max(leastQueue, time.Duration(queuePart*float64(base)))
+// judgeInterval judges the interval that has ended: it continues a trial, begins one, or raises what is believed.
+func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
+	stands := k.intervalQueue > max(standingQueue, time.Duration(queuePart*float64(base)))
 	k.countInterval(stands)
 	switch said := k.recentlySaid(); {
 	case k.trial.cut:
 		k.judgeCut(a.now, stands)
 	case k.trial.rise:
 		k.judgeRise(a.now, stands)
-	case stands && a.now >= k.cuts.free && !k.free && (k.high || k.low || k.isUnfulfilled(said, a.uses)):
-		if k.row++; k.row >= checkRow {
-			k.beginTrial(trial{cut: true, until: a.now.Add(2*a.srtt + checkRow*max(checkEvery, base))})
-			k.rate = max(1, cc.Rate(cutTo/a.uses*float64(k.got)))
-			k.high = k.high || k.rate < k.told
+	case stands && a.now >= k.cutBackoff.freeAt && !k.unbound &&
+		(k.tooHigh || k.tooLow || k.isUnfulfilled(said, a.usedPart)):
+		if k.contradictions++; k.contradictions >= contradictionsNeeded {
+			k.beginTrial(trial{cut: true, endsAt: a.now.Add(2*a.srtt + contradictionsNeeded*max(checkEvery, base))})
+			k.actualRate = max(1, cc.Rate(cutTo/a.usedPart*float64(k.deliveredRate)))
+			k.tooHigh = k.tooHigh || k.actualRate < k.claimed
 		}
 		return
-	case stands || k.free:
-	case k.high || k.low:
+	case stands || k.unbound:
+	case k.tooHigh || k.tooLow:
 		k.raiseBelieved(said.most)
-	case k.calm >= calmFor && a.now >= k.rises.free && float64(k.got) > fulfilled*float64(said.meanRate()):
-		pulse := 7 * max(checkEvery, base) / 4 // has an interval in it, whenever that begins
+	case k.quietIntervals >= calmFor && a.now >= k.riseBackoff.freeAt &&
+		float64(k.deliveredRate) > fulfilled*float64(said.meanRate()):
+		pulse := 7 * max(checkEvery, base) / 4 // long enough to contain a whole interval
 		shows := a.now.Add(a.srtt * 9 / 10)
-		k.beginTrial(trial{rise: true, began: a.now, turn: a.now.Add(pulse), from: shows, until: shows.Add(pulse)})
-		k.low, k.rate = true, cc.Rate(riseBy*float64(k.told))
+		k.beginTrial(trial{rise: true, began: a.now, pulseEnds: a.now.Add(pulse), showsFrom: shows, endsAt: shows.Add(pulse)})
+		k.tooLow, k.actualRate = true, cc.Rate(riseBy*float64(k.claimed))
 	}
-	k.row = 0
+	k.contradictions = 0
 }
 
-// countInterval counts the interval that has ended.
+// countInterval counts the interval that has ended; stands: a queue stood during all of it.
 func (k *hintCheck) countInterval(stands bool) {
 	switch {
 	case stands:
-		k.short, k.calm = 0, max(0, k.calm-checkRow)
-	case k.free:
-		k.short = 0
+		k.queueFree, k.quietIntervals = 0, max(0, k.quietIntervals-contradictionsNeeded)
+	case k.unbound:
+		k.queueFree = 0
 	default:
-		k.short++
-		k.calm++
+		k.queueFree++
+		k.quietIntervals++
 	}
 }
 
-// recentlySaid is what hints said in the interval that has ended and in the one before it: they
-// are averages, and late.
-func (k *hintCheck) recentlySaid() span {
-	said := k.now
-	said.addSpan(k.was)
+// recentlySaid returns what hints claimed during the last two intervals. Hints are averages, and late.
+func (k *hintCheck) recentlySaid() claimSpan {
+	said := k.thisInterval
+	said.addSpan(k.prevInterval)
 	return said
 }
 
-// isUnfulfilled reports whether clearly less is delivered than was said, to a sender that
-// goes for a part of that.
-func (k *hintCheck) isUnfulfilled(said span, uses float64) bool {
+// isUnfulfilled reports whether clearly less is delivered than was claimed. uses is the part of the claim that the
+// sender tries to use.
+func (k *hintCheck) isUnfulfilled(said claimSpan, uses float64) bool {
 	least, mean := float64(k.believedRate(said.least)), float64(k.believedRate(said.meanRate()))
-	return float64(k.got) < uses*max(fulfilled*least, roughly*mean)
+	return float64(k.deliveredRate) < uses*max(fulfilled*least, roughly*mean)
 }
 
 // beginTrial begins a trial.
 func (k *hintCheck) beginTrial(t trial) {
-	t.before, t.queue = k.doubt, k.queue
-	k.trial, k.row, k.calm = t, 0, 0
+	t.doubtBefore, t.queueAtStart = k.doubt, k.intervalQueue
+	k.trial, k.contradictions, k.quietIntervals = t, 0, 0
 }
 
-// judgeCut keeps a cut that drains the queue.
+// judgeCut keeps a cut that drains the queue, and undoes one that has not when its time is over.
 func (k *hintCheck) judgeCut(now cc.Time, stands bool) {
 	switch {
-	case !stands || k.queue <= k.trial.queue/2:
-		k.cuts, k.trial = backoff{}, trial{}
-	case now >= k.trial.until:
-		k.doubt, k.trial = k.trial.before, trial{}
-		k.cuts.backOff(now)
+	case !stands || k.intervalQueue <= k.trial.queueAtStart/2:
+		k.cutBackoff, k.trial = backoff{}, trial{}
+	case now >= k.trial.endsAt:
+		k.doubt, k.trial = k.trial.doubtBefore, trial{}
+		k.cutBackoff.backOff(now)
 	}
 }
 
-// judgeRise has a hint be doubted if what was sent beyond it was delivered without a queue.
+// judgeRise doubts the hint if what was sent beyond it was delivered without a queue. Otherwise it waits until the
+// pulse has drained, and undoes the rise.
 func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
 	t := &k.trial
-	if k.since >= t.from && now <= t.until {
-		t.told.addSpan(k.now)
-		t.got, t.n = t.got+k.got, t.n+1
+	if k.intervalStart >= t.showsFrom && now <= t.endsAt {
+		t.claimed.addSpan(k.thisInterval)
+		t.deliveredSum, t.intervals = t.deliveredSum+k.deliveredRate, t.intervals+1
 	}
-	more := min(now, t.turn).Sub(t.began)
+	more := min(now, t.pulseEnds).Sub(t.began)
 	switch {
-	case t.drained > 0:
-	case stands || k.free || now >= t.until && !t.deliveredMore():
-		t.drained = t.began.Add(more + time.Duration(riseBy*float64(more)))
-		k.rises.backOff(now)
-	case now >= t.until:
-		k.doubt, k.trial, k.rises = doubt{low: true, rate: cc.Rate(riseBy * float64(k.told))}, trial{}, backoff{}
+	case t.drainedAt > 0:
+	case stands || k.unbound || now >= t.endsAt && !t.deliveredMore():
+		t.drainedAt = t.began.Add(more + time.Duration(riseBy*float64(more)))
+		k.riseBackoff.backOff(now)
+	case now >= t.endsAt:
+		k.doubt = doubt{tooLow: true, actualRate: cc.Rate(riseBy * float64(k.claimed))}
+		k.trial, k.riseBackoff = trial{}, backoff{}
 		return
-	case now < t.turn:
+	case now < t.pulseEnds:
 		return
 	}
-	k.doubt = doubt{high: true, rate: cc.Rate(float64(k.told) / riseBy)}
-	if t.drained > 0 && now >= t.drained {
-		k.doubt, k.trial = t.before, trial{}
+	k.doubt = doubt{tooHigh: true, actualRate: cc.Rate(float64(k.claimed) / riseBy)}
+	if t.drainedAt > 0 && now >= t.drainedAt {
+		k.doubt, k.trial = t.doubtBefore, trial{}
 	}
 }
 
-// deliveredMore reports whether clearly more was delivered than hints said.
+// deliveredMore reports whether clearly more was delivered than hints claimed.
 func (t *trial) deliveredMore() bool {
-	return t.n > 0 && float64(t.got) >= risen*float64(t.told.meanRate())*float64(t.n)
+	return t.intervals > 0 && float64(t.deliveredSum) >= risen*float64(t.claimed.meanRate())*float64(t.intervals)
 }
 
-// raiseBelieved raises what is believed in place of hints that said most at most.
+// raiseBelieved raises the rate that replaces a doubted hint. most is the highest recent claim.
 func (k *hintCheck) raiseBelieved(most cc.Rate) {
-	if k.low {
+	if k.tooLow {
 		most *= mostBelow
 	}
 	by := growBy
-	if k.short > checkRow {
+	if k.queueFree > contradictionsNeeded {
 		by = growMore
 	}
-	grown := max(cc.Rate(by*float64(k.rate)), k.got)
-	k.rate = max(k.rate, min(grown, most))
+	grown := max(cc.Rate(by*float64(k.actualRate)), k.deliveredRate)
+	k.actualRate = max(k.actualRate, min(grown, most))
 }
 
-// maybeTrustAgain has a hint be believed again that has said what is so for a while.
+// maybeTrustAgain ends the doubt of hints that have been right for long enough.
 func (k *hintCheck) maybeTrustAgain(now cc.Time) {
 	switch {
-	case !k.high && !k.low || k.trial.isRunning():
-	case k.high && k.told > k.rate, k.low && nearly*float64(k.told) < float64(k.rate):
-		k.agrees = 0
-	case k.agrees == 0:
-		k.agrees = now
-	case now.Sub(k.agrees) >= max(leastProof, k.proof):
-		k.doubt, k.agrees = doubt{}, 0
-		k.proof = min(2*max(leastProof, k.proof), mostWait)
+	case !k.tooHigh && !k.tooLow || k.trial.isRunning():
+	case k.tooHigh && k.claimed > k.actualRate, k.tooLow && nearly*float64(k.claimed) < float64(k.actualRate):
+		k.agreesSince = 0
+	case k.agreesSince == 0:
+		k.agreesSince = now
+	case now.Sub(k.agreesSince) >= max(leastProof, k.proofTime):
+		k.doubt, k.agreesSince = doubt{}, 0
+		k.proofTime = min(2*max(leastProof, k.proofTime), mostWait)
 	}
 }
 
-// HintDoubt is how a group's hints are wrong.
+// HintDoubt is how a group's hints are wrong; empty: they are believed.
 type HintDoubt string
 
-// The doubts; hints that are believed have none.
+// The doubts.
 const (
-	HintTooHigh HintDoubt = "high" // they say more than is delivered
-	HintTooLow  HintDoubt = "low"  // they say less than is delivered without a queue
+	HintTooHigh HintDoubt = "high" // hints state more than is delivered
+	HintTooLow  HintDoubt = "low"  // hints state less than is delivered without a queue
 )
 
-// HintNews tells that a group's hints are doubted from now on, or no longer.
+// HintNews says that a group's hints are doubted from now on, or no longer.
 type HintNews struct {
 	Group, Algorithm          string
-	Doubt                     HintDoubt
-	Told, Delivered, Believed cc.Rate
+	Doubt                     HintDoubt // empty: no longer
+	Told, Delivered, Believed cc.Rate   // what the newest hint claims, what arrives, and what is used
 }
 
-// certainDoubt is how hints are wrong, as far as it is certain: while a trial runs, as before.
+// certainDoubt returns the doubt without that of a trial that still runs.
 func (k *hintCheck) certainDoubt() HintDoubt {
 	d := k.doubt
 	if k.trial.isRunning() {
-		d = k.trial.before
+		d = k.trial.doubtBefore
 	}
 	switch {
-	case d.high:
+	case d.tooHigh:
 		return HintTooHigh
-	case d.low:
+	case d.tooLow:
 		return HintTooLow
 	}
 	return ""

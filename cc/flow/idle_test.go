@@ -138,14 +138,14 @@ func TestWhatHasFadedHoldsNoAlgorithm(t *testing.T) {
 	p.open(reno()) // others' coming and going is when it is noticed
 	for _, g := range p.mgr.groups {
 		if len(g.members) == 0 {
-			assert.Nil(t, g.alg)
+			assert.Nil(t, g.algorithm)
 		}
 	}
-	assert.Zero(t, p.mgr.idle.Len())
-	assert.Equal(t, 20, p.mgr.forgotten.Len())
+	assert.Zero(t, p.mgr.idleGroups.Len())
+	assert.Equal(t, 20, p.mgr.forgottenGroups.Len())
 	p.wait(memoryLasts)
 	p.open(reno())
-	assert.Zero(t, p.mgr.forgotten.Len())
+	assert.Zero(t, p.mgr.forgottenGroups.Len())
 	assert.Len(t, p.mgr.groups, 1)
 	assert.Len(t, p.mgr.hosts, 1)
 }

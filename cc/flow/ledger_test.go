@@ -20,7 +20,7 @@ func TestLedgerForgetsDetailButNeverBytes(t *testing.T) {
 		var times []cc.Time // when each byte left
 		acked := 0
 		base := cc.Bytes(rapid.SampledFrom([]int64{0, 1 << 31, 1 << 32, 1<<40 + 7}).Draw(rt, "base"))
-		l.start = base
+		l.startOffset = base
 		for step := range rapid.IntRange(1, 2000).Draw(rt, "steps") {
 			now := cc.Time(step+1) * cc.Time(time.Millisecond)
 			if rapid.Bool().Draw(rt, "send") {
@@ -49,7 +49,7 @@ func TestLedgerMergesWhenFull(t *testing.T) {
 	for i := range 10 * ledgerChunks {
 		l.addChunk(100, 100, chunk{sent: cc.Sent{At: cc.Time(i + 1)}})
 	}
-	require.LessOrEqual(t, l.n, ledgerChunks)
+	require.LessOrEqual(t, l.count, ledgerChunks)
 	assert.Equal(t, cc.Bytes(10*ledgerChunks*100), l.endOffset())
 	c, ok := l.dropArrived(l.endOffset())
 	require.True(t, ok)

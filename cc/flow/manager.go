@@ -17,60 +17,60 @@ import (
 // maxIdleGroups bounds the groups that are kept without members.
 const maxIdleGroups = 4096
 
-// maxIdlePaths bounds the paths that a group remembers without a member on them.
+// maxIdlePaths bounds the paths without members that a group remembers.
 const maxIdlePaths = 16
 
-// Manager keeps the groups. Its zero value is ready. Set its fields before the first Open.
+// Manager keeps the groups. Its zero value is ready to use. Set its fields before the first Open. Its methods may be
+// called from any goroutine.
 type Manager struct {
-	// Shards is on how many clocks the groups are spread, so that as many callers of
-	// Tick share the work; 0 counts as 1.
+	// Shards is the number of clocks that groups are spread over, so that as many callers of Tick share the work; 0
+	// counts as 1.
 	Shards int
-	// Arm, if set, is told when Tick of a shard wants to be called earlier than it last
-	// asked for. It must neither block nor call back.
+	// Arm, if set, is called when Tick of a shard must be called earlier than it last asked for. It runs with locks
+	// held: it must neither block nor call back.
 	Arm func(shard int, at cc.Time)
-	// Trace, if set, sees every event an algorithm saw, outside all locks.
+	// Trace, if set, sees every event of every algorithm. It runs without locks.
 	Trace func(Event)
-	// HintNews, if set, is told which groups' hints delivery contradicts, and which no
-	// longer; outside all locks.
+	// HintNews, if set, is called when delivery begins or ceases to contradict a group's hints. It runs without locks.
 	HintNews func(HintNews)
 	// Seed feeds the algorithms' randomness.
 	Seed uint64
-	// Lookup, if set, finds algorithms instead of cc.Lookup.
+	// Lookup finds algorithms by name; nil: cc.Lookup.
 	Lookup func(name string) (cc.Spec, error)
 
 	once   sync.Once
 	shards []timers
 
-	mu        sync.Mutex // taken before any group's
-	groups    map[string]*managedGroup
-	hosts     map[netip.Addr][]hostPath // the paths of all groups, which hints are about
-	hinted    bool                      // there has been a hint
-	datagrams map[string][]*Datagrams   // by the keys of their groups, whether there are such or not
-	idle      list.List                 // of *indexed without members, the longest idle first
-	forgotten list.List                 // likewise, of those whose algorithms are forgotten: idle before all others
-	limits    map[limitKey]*rateLimit
-	unused    []*rateLimit // of limits, those without users
-	nextID    uint64
-	delivered map[string]*atomic.Int64 // bytes, by algorithm
+	mu              sync.Mutex // taken before any group's; guards the fields below
+	groups          map[string]*managedGroup
+	hosts           map[netip.Addr][]hostPath // the paths of all groups by host, for hints
+	hasHints        bool                      // there has been a hint
+	datagrams       map[string][]*Datagrams   // by the key of their group, which need not exist
+	idleGroups      list.List                 // of *managedGroup without members, the longest idle first
+	forgottenGroups list.List                 // without an algorithm as well; idle for longer than all of idleGroups
+	rateLimits      map[limitKey]*rateLimit
+	unusedLimits    []*rateLimit // the part of rateLimits without users
+	nextID          uint64
+	deliveredBytes  map[string]*atomic.Int64 // by algorithm
 
-	flowsMu sync.Mutex // taken last
-	flows   []*Flow    // by ID, some of them closed
-	open    int        // how many are not
+	flowsMu   sync.Mutex // taken last; guards the fields below
+	flows     []*Flow    // by ID; some are closed
+	openFlows int        // number of flows that are not
 }
 
 // managedGroup is a group as the manager knows it. The manager's mutex guards it.
 type managedGroup struct {
 	*group
-	waits *list.Element // in one of the manager's lists, while without members
+	idleElement *list.Element // in idleGroups or forgottenGroups; nil: it has members, or is dropped
 }
 
-// hostPath is a path of a group.
+// hostPath is a path with its group.
 type hostPath struct {
 	group *managedGroup
 	path  *path
 }
 
-// Open adds a flow to its group, over a leg.
+// Open adds a flow to the group that t leads to, over a leg. Errors are those of Terms.Check.
 func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 	r, err := m.resolveTerms(t)
 	if err != nil {
@@ -92,13 +92,13 @@ func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 	m.removeFromIdle(g)
 	m.flowsMu.Lock()
 	m.flows = append(m.flows, f)
-	m.open++
+	m.openFlows++
 	m.flowsMu.Unlock()
 	return f, nil
 }
 
-// Receive adds a flow that receives to its group. put is told of each new window:
-// it runs with locks held, on any goroutine, and must neither block nor call back.
+// Receive adds a flow that receives to its group. put is called with each new window, with locks held and on any
+// goroutine: it must neither block nor call back.
 func (m *Manager) Receive(now cc.Time, t Terms, put func(window cc.Bytes)) (*Receiving, error) {
 	t.Receives = true
 	f, err := m.Open(now, t, Leg{Enforces: true, Apply: func(l Limit) { put(l.Cwnd) }})
@@ -108,9 +108,8 @@ func (m *Manager) Receive(now cc.Time, t Terms, put func(window cc.Bytes)) (*Rec
 	return &Receiving{flow: f}, nil
 }
 
-// OpenDatagrams adds datagrams to the group that t leads to; of its window
-// they get share at most (above 0, up to 1) while its flows want it, and of a maximum
-// rate what the flows leave. wake is called as a flow's is.
+// OpenDatagrams adds datagrams to the group that t leads to. They get at most share (above 0, up to 1) of its window
+// while its flows want it, and what the flows leave of a maximum rate. wake is called with locks held, as Leg.Wake is.
 func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()) (*Datagrams, error) {
 	if !(share > 0 && share <= 1) {
 		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
@@ -135,13 +134,12 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	return d, nil
 }
 
-// Tick serves what time alone brings about in a shard: pacing credit, algorithms' own
-// clocks, divisions of windows, groups that are idle. It returns when it wants to be
-// called next; cc.Never: not before Arm says so.
+// Tick does what time alone brings about in a shard: pacing, algorithms' ticks, divisions of windows, idleness. It
+// returns when it must be called next; cc.Never: not before Arm says so.
 func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shardTimers()[shard].runDue(now) }
 
-// Shard is where the clock of the group that t leads to runs. A leg whose reports come
-// from there waits for nobody else who ticks.
+// Shard returns the shard of the group that t leads to. A leg that reports from the goroutine of that shard's Tick
+// contends with no other shard.
 func (m *Manager) Shard(t Terms) int { return m.shardOf(t.Group) }
 
 // Snapshots returns the state of every open flow, ordered by ID.
@@ -158,8 +156,7 @@ func (m *Manager) Snapshots() []Snapshot {
 	return all
 }
 
-// Groups returns the state of every group at now, those without members included,
-// ordered by name.
+// Groups returns the state of every group at now, ordered by name. Groups without members are included.
 func (m *Manager) Groups(now cc.Time) []Group {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.groups))
@@ -173,22 +170,19 @@ func (m *Manager) Groups(now cc.Time) []Group {
 	return groups
 }
 
-// Hint takes the network's word about the path to the hosts in p. Every
-// group all of whose members' bytes go to hosts in p hears it, and its
-// algorithm sees it with its next event; one older than the last is ignored.
-// Where it assigns no shares, the manager does, by Claims.
-// Hint returns how many groups there are; for others nothing is kept, since
-// who speaks of a path does so again soon. It may be called from any goroutine.
+// Hint takes in what the network says of the path to the hosts in p. Each group that sends only to hosts in p gets it,
+// and its algorithm sees it with the next event. A hint older than the last one is ignored. If h assigns no share,
+// groups share by Claims. It returns the number of groups. Nothing is kept for later groups, because hints repeat soon.
 func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hinted = true
+	m.hasHints = true
 	p = plainPrefix(p)
 	all, assigns := Claims{}, h.Share == 0
 	if assigns {
 		all = m.claimsIn(p).withUnknown(h.Flows)
 	}
-	host := cc.Rate(0) // delivered to the host, if p is one
+	host := cc.Rate(0) // delivered to p by all groups, if p is a single host
 	if p.IsSingleIP() {
 		m.eachIn(p, func(g *group) { host += g.hints.check.recentRate(h.At) })
 	}
@@ -202,26 +196,25 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	return groups
 }
 
-// Claims adds up those of all flows whose groups' bytes go to hosts in p and
-// nowhere else. With the address of a host it is for who tells of a link host by
-// host, and so has to divide it by itself.
+// Claims adds up the claims of all flows in groups that send only to hosts in p. A source of hints that speaks of a
+// link host by host needs them to divide the link itself.
 func (m *Manager) Claims(p netip.Prefix) Claims {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.claimsIn(plainPrefix(p))
 }
 
-// moveFlow is Flow.Move.
+// moveFlow implements Flow.Move. It holds m.mu throughout, so no other call moves f.
 func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 	r, err := m.resolveTerms(t)
 	if err != nil {
 		return fmt.Errorf("flow: %w", err)
 	}
-	m.mu.Lock() // so that nobody else moves f
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.forgetIdleGroups(now)
 	from := m.groups[f.home.Load().key]
-	if from == nil { // f is closed, and its group forgotten
+	if from == nil { // f is closed, and its group dropped
 		return nil
 	}
 	if from.key == r.key {
@@ -229,23 +222,23 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 		defer from.divideAndUnlock(now)
 		if !f.closed {
 			from.changePath(&f.member, now, m.findOrMakePath(from, t.Host))
-			m.changeTerms(from.group, f, now, t)
+			m.applyTerms(from.group, f, now, t)
 			m.trimPaths(from)
 		}
 		return nil
 	}
-	m.nextID++ // for the seed: an algorithm's luck is its own
+	m.nextID++ // each algorithm has a seed of its own
 	to, fresh := m.findOrMakeGroup(now, r)
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
-		m.noteFewerMembers(to.key) // it may be new
+		m.noteFewerMembers(to.key) // it may be new and without members
 		return nil
 	}
 	to.mu.Lock()
 	to.moveMember(&f.member, from.group, now, m.findOrMakePath(to, t.Host))
 	f.home.Store(to.group)
-	m.changeTerms(to.group, f, now, t)
+	m.applyTerms(to.group, f, now, t)
 	to.divideAndUnlock(now)
 	from.divideAndUnlock(now)
 	if fresh {
@@ -256,18 +249,18 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 	return nil
 }
 
-// changeTerms puts terms into force for f within its group. The caller holds m.mu and the group's mutex.
-func (m *Manager) changeTerms(g *group, f *Flow, now cc.Time, t Terms) {
+// applyTerms puts terms into force for f within its group. The caller holds m.mu and the group's mutex.
+func (m *Manager) applyTerms(g *group, f *Flow, now cc.Time, t Terms) {
 	limit := m.acquireRateLimit(now, t)
 	before := g.changeTerms(&f.member, now, t, limit)
 	m.releaseRateLimit(now, before)
 }
 
-// removeFlow takes note that f has gone.
+// removeFlow releases what the manager keeps of f, which is closed.
 func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.flowsMu.Lock()
 	f.gone = true
-	if m.open--; len(m.flows) > 2*m.open+64 {
+	if m.openFlows--; len(m.flows) > 2*m.openFlows+64 {
 		m.flows = slices.DeleteFunc(m.flows, func(f *Flow) bool { return f.gone })
 	}
 	m.flowsMu.Unlock()
@@ -280,7 +273,7 @@ func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.forgetIdleGroups(now)
 }
 
-// attachDatagrams has the datagrams of g's key share its window. The caller holds m.mu and g.mu.
+// attachDatagrams makes the datagrams with g's key share its window. The caller holds m.mu and g.mu.
 func (m *Manager) attachDatagrams(g *managedGroup) {
 	g.datagrams = g.datagrams[:0]
 	for _, d := range m.datagrams[g.key] {
@@ -289,7 +282,7 @@ func (m *Manager) attachDatagrams(g *managedGroup) {
 	}
 }
 
-// removeDatagrams forgets d, which is closed.
+// removeDatagrams releases what the manager keeps of d, which is closed.
 func (m *Manager) removeDatagrams(d *Datagrams) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -304,7 +297,7 @@ func (m *Manager) removeDatagrams(d *Datagrams) {
 		g.mu.Lock()
 		d.home.Store(nil)
 		m.attachDatagrams(g)
-		g.changed = true // the flows have the window back
+		g.needsDivision = true // the flows get the window back
 		g.scheduleTick(0)
 		g.mu.Unlock()
 	}
@@ -323,7 +316,7 @@ func (m *Manager) shardTimers() []timers {
 	return m.shards
 }
 
-// shardOf is that of the groups with a name.
+// shardOf returns the shard of the groups with a name.
 func (m *Manager) shardOf(name string) int {
 	return int(maphash.String(hashSeed, name) % uint64(len(m.shardTimers())))
 }
@@ -331,19 +324,19 @@ func (m *Manager) shardOf(name string) int {
 // hashSeed spreads groups over shards.
 var hashSeed = maphash.MakeSeed()
 
-// resolveTerms checks t and finds out where it leads.
-func (m *Manager) resolveTerms(t Terms) (resolved, error) {
+// resolveTerms checks t and returns the group that it leads to.
+func (m *Manager) resolveTerms(t Terms) (groupTerms, error) {
 	if m.Lookup != nil {
 		return t.resolveWith(m.Lookup)
 	}
 	return t.resolveWith(cc.Lookup)
 }
 
-// findOrMakeGroup returns the one that r leads to, a new one if need be. The caller holds m.mu.
-func (m *Manager) findOrMakeGroup(now cc.Time, r resolved) (g *managedGroup, fresh bool) {
+// findOrMakeGroup returns the group that r describes, and whether it is a new one. The caller holds m.mu.
+func (m *Manager) findOrMakeGroup(now cc.Time, r groupTerms) (g *managedGroup, fresh bool) {
 	if m.groups == nil {
 		m.groups, m.hosts = map[string]*managedGroup{}, map[netip.Addr][]hostPath{}
-		m.delivered = map[string]*atomic.Int64{}
+		m.deliveredBytes = map[string]*atomic.Int64{}
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
@@ -358,19 +351,18 @@ func (m *Manager) findOrMakeGroup(now cc.Time, r resolved) (g *managedGroup, fre
 	return g, fresh
 }
 
-// deliveredCounter counts the bytes that all groups of an algorithm deliver. The caller holds m.mu.
+// deliveredCounter returns the counter of the bytes that all groups with an algorithm deliver. The caller holds m.mu.
 func (m *Manager) deliveredCounter(algorithm string) *atomic.Int64 {
-	n := m.delivered[algorithm]
+	n := m.deliveredBytes[algorithm]
 	if n == nil {
 		n = new(atomic.Int64)
-		m.delivered[algorithm] = n
+		m.deliveredBytes[algorithm] = n
 	}
 	return n
 }
 
-// noteFewerMembers notes that the group with a key has fewer members, or none, and returns it if
-// it has none; nil: it has, or has been dropped. The caller holds m.mu, but not the
-// group's.
+// noteFewerMembers is called when the group with a key has lost a member or gained none. It returns the group if it has
+// no members; nil: it has some, or is dropped. The caller holds m.mu, but not the group's.
 func (m *Manager) noteFewerMembers(key string) *managedGroup {
 	g := m.groups[key]
 	if g == nil {
@@ -383,48 +375,48 @@ func (m *Manager) noteFewerMembers(key string) *managedGroup {
 	if !empty {
 		return nil
 	}
-	if g.waits == nil {
-		g.waits = m.idle.PushBack(g)
+	if g.idleElement == nil {
+		g.idleElement = m.idleGroups.PushBack(g)
 	}
 	return g
 }
 
-// removeFromIdle has g wait in none of the lists: it has members, or is dropped. The caller holds m.mu.
+// removeFromIdle takes g out of the lists of idle groups. The caller holds m.mu.
 func (m *Manager) removeFromIdle(g *managedGroup) {
-	if g.waits != nil {
-		m.idle.Remove(g.waits) // it is in one of them
-		m.forgotten.Remove(g.waits)
-		g.waits = nil
+	if g.idleElement != nil {
+		m.idleGroups.Remove(g.idleElement) // it is in one of both lists; the other ignores it
+		m.forgottenGroups.Remove(g.idleElement)
+		g.idleElement = nil
 	}
 }
 
-// forgetIdleGroups drops what is known of groups that have been without members for long enough:
-// first their algorithms, then all of it. The caller holds m.mu.
+// forgetIdleGroups releases what is kept of groups that have been without members for long enough: first their
+// algorithms, then everything. The caller holds m.mu.
 func (m *Manager) forgetIdleGroups(now cc.Time) {
-	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
+	for e := m.idleGroups.Front(); e != nil; e = m.idleGroups.Front() {
 		g := e.Value.(*managedGroup)
 		g.mu.Lock()
 		forgotten := g.forgetAfterIdle(now)
 		g.mu.Unlock()
-		if !forgotten && m.idle.Len() <= maxIdleGroups {
+		if !forgotten && m.idleGroups.Len() <= maxIdleGroups {
 			break
 		}
-		m.idle.Remove(e)
-		g.waits = m.forgotten.PushBack(g)
+		m.idleGroups.Remove(e)
+		g.idleElement = m.forgottenGroups.PushBack(g)
 	}
-	for e := m.forgotten.Front(); e != nil; e = m.forgotten.Front() {
+	for e := m.forgottenGroups.Front(); e != nil; e = m.forgottenGroups.Front() {
 		g := e.Value.(*managedGroup)
 		g.mu.Lock()
 		recent := now.Sub(g.idle.since) <= memoryLasts
 		g.mu.Unlock()
-		if recent && m.idle.Len()+m.forgotten.Len() <= maxIdleGroups {
+		if recent && m.idleGroups.Len()+m.forgottenGroups.Len() <= maxIdleGroups {
 			return
 		}
 		m.dropGroup(g)
 	}
 }
 
-// dropGroup forgets a group without members altogether. The caller holds m.mu.
+// dropGroup removes a group without members. The caller holds m.mu.
 func (m *Manager) dropGroup(g *managedGroup) {
 	m.removeFromIdle(g)
 	delete(m.groups, g.key)
@@ -441,7 +433,7 @@ func (m *Manager) dropGroup(g *managedGroup) {
 	g.timers.cancelTimer(&g.timer)
 }
 
-// findOrMakePath returns g's path to host, a new one if need be. The caller holds m.mu and g.mu.
+// findOrMakePath returns g's path to host, a new one if there is none. The caller holds m.mu and g.mu.
 func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
 	host = plainAddr(host)
 	known := m.hosts[host]
@@ -452,7 +444,7 @@ func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
 	} else if i := slices.IndexFunc(known, func(l hostPath) bool { return l.group == g }); i >= 0 {
 		return known[i].path
 	}
-	p := &path{host: host, slot: len(known)}
+	p := &path{host: host, hostIndex: len(known)}
 	if len(known) > 0 {
 		p.queue.Store(known[0].path.queue.Load())
 	}
@@ -467,13 +459,13 @@ func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
 	return p
 }
 
-// dropPath forgets the i-th path of g. The caller holds m.mu and g.mu.
+// dropPath removes the i-th path of g. The caller holds m.mu and g.mu.
 func (m *Manager) dropPath(g *managedGroup, i int) {
 	p := g.paths.all[i]
 	g.paths.all = slices.Delete(g.paths.all, i, i+1)
 	all := m.hosts[p.host]
 	last := len(all) - 1
-	all[p.slot], all[last].path.slot = all[last], p.slot
+	all[p.hostIndex], all[last].path.hostIndex = all[last], p.hostIndex
 	all[last] = hostPath{}
 	if last == 0 {
 		delete(m.hosts, p.host)
@@ -482,15 +474,15 @@ func (m *Manager) dropPath(g *managedGroup, i int) {
 	m.hosts[p.host] = all[:last]
 }
 
-// trimPaths forgets the path that has been without members for longest, where there
-// are too many of them. The caller holds m.mu and g.mu.
+// trimPaths removes the path that has been without members for longest, if there are too many. The caller holds m.mu
+// and g.mu.
 func (m *Manager) trimPaths(g *managedGroup) {
 	idle, oldest := 0, -1
 	for i, p := range g.paths.all {
 		if len(p.members) > 0 {
 			continue
 		}
-		if idle++; oldest < 0 || p.idle < g.paths.all[oldest].idle {
+		if idle++; oldest < 0 || p.emptySince < g.paths.all[oldest].emptySince {
 			oldest = i
 		}
 	}
@@ -499,7 +491,7 @@ func (m *Manager) trimPaths(g *managedGroup) {
 	}
 }
 
-// plainPrefix is plain for a prefix.
+// plainPrefix returns p in the form of plainAddr.
 func plainPrefix(p netip.Prefix) netip.Prefix {
 	bits := p.Bits()
 	if p.Addr().Is4In6() && bits >= 96 {
@@ -509,8 +501,8 @@ func plainPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr().WithZone(""), bits)
 }
 
-// eachIn calls do with each group all of whose paths in use lead into p, and holds its
-// mutex meanwhile. The caller holds m.mu.
+// eachIn calls do with each group with paths in use that all lead into p. It holds the group's mutex during the call.
+// The caller holds m.mu.
 func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
 	if p.IsSingleIP() {
 		for _, l := range m.hosts[p.Addr()] {
@@ -527,11 +519,11 @@ func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
 	}
 }
 
-// callIfWithin calls do if all paths of the group that are in use lead into p, and this is the
-// first of them: so a group is met once. Of a group without members all paths are in use.
+// callIfWithin calls do if all paths of the group that are in use lead into p and this is the first of them, so that
+// each group is met once. For a group without members all paths are in use.
 func (l hostPath) callIfWithin(p netip.Prefix, do func(*group)) {
 	g := l.group.group
-	if g.receives { // hints are about the way to a host
+	if g.receives { // hints are about the way to a host, not from it
 		return
 	}
 	g.mu.Lock()
@@ -551,10 +543,10 @@ func (l hostPath) callIfWithin(p netip.Prefix, do func(*group)) {
 	}
 }
 
-// shareHints tells g, which is new, what others have heard lately whose bytes go along its
-// path and no other. The caller holds m.mu, and no group's.
+// shareHints gives g, which is new, the newest fresh hint of the groups that use its path and no other. The caller
+// holds m.mu, and no group's mutex.
 func (m *Manager) shareHints(now cc.Time, g *managedGroup) {
-	if !m.hinted || g.receives || len(g.paths.all) != 1 || !g.paths.all[0].host.IsValid() {
+	if !m.hasHints || g.receives || len(g.paths.all) != 1 || !g.paths.all[0].host.IsValid() {
 		return
 	}
 	host := g.paths.all[0].host
@@ -571,42 +563,40 @@ func (m *Manager) shareHints(now cc.Time, g *managedGroup) {
 	}
 }
 
-// acquireRateLimit returns the one that t leads to, counted as used once more; nil if t
-// has none. The caller holds m.mu.
+// acquireRateLimit returns the maximum rate that t leads to, with one more user; nil: t has none. The caller holds
+// m.mu.
 func (m *Manager) acquireRateLimit(now cc.Time, t Terms) *rateLimit {
 	m.dropUnusedLimits(now)
 	if t.MaxRate == 0 {
 		return nil
 	}
 	key := limitKey{t.Group, t.MaxRate}
-	l := m.limits[key]
+	l := m.rateLimits[key]
 	if l == nil {
-		if m.limits == nil {
-			m.limits = map[limitKey]*rateLimit{}
+		if m.rateLimits == nil {
+			m.rateLimits = map[limitKey]*rateLimit{}
 		}
 		l = newRateLimit(&m.shardTimers()[0], key)
-		m.limits[key] = l
+		m.rateLimits[key] = l
 	}
 	l.users.Add(1)
 	return l
 }
 
-// releaseRateLimit undoes one call of rateLimit. A rateLimit without users is kept until its
-// bucket is full: a client that opens a connection for each object gains nothing. The
-// caller holds m.mu.
+// releaseRateLimit undoes one acquireRateLimit. A rateLimit without users is kept until its bucket is full, so that a
+// client that opens a connection for each object gains nothing. The caller holds m.mu.
 func (m *Manager) releaseRateLimit(now cc.Time, l *rateLimit) {
 	if l != nil && l.users.Add(-1) == 0 && !l.parked {
 		l.parked = true
-		m.unused = append(m.unused, l)
+		m.unusedLimits = append(m.unusedLimits, l)
 	}
 	m.dropUnusedLimits(now)
 }
 
-// dropUnusedLimits drops the rateLimits that have no users and a full bucket. The caller
-// holds m.mu.
+// dropUnusedLimits removes the rate limits that have no users and a full bucket. The caller holds m.mu.
 func (m *Manager) dropUnusedLimits(now cc.Time) {
-	kept := m.unused[:0]
-	for _, l := range m.unused {
+	kept := m.unusedLimits[:0]
+	for _, l := range m.unusedLimits {
 		used := l.users.Load() > 0
 		if !used && !l.isFull(now) {
 			kept = append(kept, l)
@@ -614,14 +604,14 @@ func (m *Manager) dropUnusedLimits(now cc.Time) {
 		}
 		l.parked = false
 		if !used {
-			delete(m.limits, l.key)
+			delete(m.rateLimits, l.key)
 		}
 	}
-	clear(m.unused[len(kept):])
-	m.unused = kept
+	clear(m.unusedLimits[len(kept):])
+	m.unusedLimits = kept
 }
 
-// claimsIn is Claims for who holds m.mu.
+// claimsIn returns Claims(p). The caller holds m.mu.
 func (m *Manager) claimsIn(p netip.Prefix) (c Claims) {
 	m.eachIn(p, func(g *group) { c = c.addClaims(memberClaims(g)) })
 	return c
@@ -633,43 +623,43 @@ func memberClaims(g *group) (c Claims) {
 	if priority == 0 {
 		priority = 1
 	}
-	c.flows, c.priority = len(g.members), priority*float64(len(g.members))
+	c.flows, c.prioritySum = len(g.members), priority*float64(len(g.members))
 	for _, f := range g.members {
 		if f.terms.Target > 0 {
-			c.rated++
-			c.traffic += priority * float64(f.terms.Target)
+			c.withTarget++
+			c.trafficSum += priority * float64(f.terms.Target)
 		}
 	}
 	return c
 }
 
-// Claims is what flows may ask for of a link that they share (NACC, equation 8):
-// each its priority times what its application sends, where that is known of all,
-// or else its priority alone. The priority is the setting of that name, or 1 for
-// an algorithm that has none.
+// Claims is what flows may ask for of a link that they share (NACC, equation 8). Each flow claims its priority times
+// what its application sends, if that is known of all flows; otherwise its priority. The priority is the algorithm's
+// parameter of that name, or 1 if it has none.
 type Claims struct {
-	flows, rated int     // how many there are, and of those with a Target
-	priority     float64 // sum
-	traffic      float64 // sum of priority times Target, of those that have one
+	flows, withTarget int     // how many there are, and how many have a Target
+	prioritySum       float64 // of all
+	trafficSum        float64 // sum of priority times Target over withTarget flows
 }
 
+// addClaims returns the sum of c and d.
 func (c Claims) addClaims(d Claims) Claims {
-	return Claims{c.flows + d.flows, c.rated + d.rated, c.priority + d.priority, c.traffic + d.traffic}
+	return Claims{c.flows + d.flows, c.withTarget + d.withTarget, c.prioritySum + d.prioritySum, c.trafficSum + d.trafficSum}
 }
 
-// withUnknown is c with others of which nothing is known, for so many flows in all.
+// withUnknown returns c with unknown flows added until there are flows in all. Each claims 1.
 func (c Claims) withUnknown(flows int) Claims {
 	others := max(0, flows-c.flows)
-	return c.addClaims(Claims{flows: others, priority: float64(others)})
+	return c.addClaims(Claims{flows: others, prioritySum: float64(others)})
 }
 
-// Of is c's part of all, which it is among; 0 where all is nothing.
+// Of returns c's part of all, which includes c; 0 if all is nothing.
 func (c Claims) Of(all Claims) float64 {
 	switch {
 	case all.flows == 0:
 		return 0
-	case all.rated == all.flows:
-		return c.traffic / all.traffic
+	case all.withTarget == all.flows:
+		return c.trafficSum / all.trafficSum
 	}
-	return c.priority / all.priority
+	return c.prioritySum / all.prioritySum
 }

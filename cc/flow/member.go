@@ -15,58 +15,57 @@ import (
 // (tcp_output.c, tcp_update_skb_after_send).
 const unpacedSegments = 10
 
-// pacedAhead is how far ahead of a maximum rate a flow may write that has the rate for itself, where
-// its transport keeps the rate: a busy machine must not leave the transport without bytes.
+// pacedAhead is how far ahead of a maximum rate a flow may write if no other flow has that rate and its transport
+// paces. A busy machine must not leave the transport without bytes.
 const pacedAhead = 50 * time.Millisecond
 
 // member is one flow as its group knows it. The group's mutex guards it.
 type member struct {
-	sampler
-	allocation
-	gate
-	id    uint64
-	leg   Leg
-	timer timer // of the flow, for when it waits for its pacer
-	terms Terms
-	path  *path
+	sampler    // what became of its bytes
+	allocation // what it may have of the window
+	gate       // its limit
+	id         uint64
+	leg        Leg
+	timer      timer // of its pacer and its start
+	terms      Terms
+	path       *path
 
-	counts   cc.Bytes // what inflight counts in the group's window
-	overflow bool     // that is more than the floor
-	want     cc.Bytes // wanted and not granted, or waiting for the window in the transport
-	asked    cc.Time  // when want was last heard of; 0: never
-	lastBusy cc.Time  // when the flow last wanted to send, had bytes in flight or was acknowledged; 0: never
-	active   bool     // it is in the group's list of active members
-	rampEnd  cc.Time  // until then it is paced to its share; 0: it is not
-	told     bool     // the leg has been told a limit, the newest of which the gate has
-	limits   limitTimes
+	counted    cc.Bytes // part of the window that its bytes in flight use, in bytes of the reference path
+	aboveFloor bool     // counted exceeds floorSegments
+	want       cc.Bytes // wanted and not granted, or waiting in the transport for the window
+	askedAt    cc.Time  // when want was last set; 0: never
+	lastBusy   cc.Time  // when it last wanted to send, had bytes in flight or was acknowledged; 0: never
+	active     bool     // it is in allocator.active
+	rampEnd    cc.Time  // it is paced to its share until an acknowledgement arrives; 0: it is not
+	hasLimit   bool     // Leg.Apply has been called; the gate has the newest limit
+	limits     limitTimes
 
-	maxRate  *rateLimit  // of its group; nil: none
-	waiter   waiter      // at maxRate
-	asks     atomic.Bool // NeedsGrants, for those who do not hold the group's mutex
-	unpaced  cc.Bytes    // over a leg that enforces the window: what it sends yet whatever the pacing rate is
-	starting pacer       // spreads these by its own rates
+	maxRate     *rateLimit  // of its group; nil: none
+	waiter      waiter      // at maxRate
+	needsGrants atomic.Bool // Flow.NeedsGrants, readable without the mutex
+	startBytes  cc.Bytes    // over an enforcing leg: bytes that still leave whatever the pacing rate is
+	startPacer  pacer       // spreads startBytes by the flow's own rates
 
-	place int // in the group's list of members
-	along int // in the path's
+	groupIndex int // in window.members
+	pathIndex  int // in path.members
 }
 
-// leastWindow is floorSegments as they count in the group's window.
+// leastWindow returns floorSegments in bytes of the group's window.
 func (m *member) leastWindow() cc.Bytes { return m.path.toReference(floorSegments * m.segmentSize()) }
 
-// wantsMore reports whether m can use more of the window than it has. A member that has sent
-// ahead of its pacing rate does, until the rate has caught up: on a path of microseconds the
-// kernel sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then pauses for long.
-// One that was granted bytes and has not asked again for a retransmission timeout does not. A
-// kernel that paces reports nothing for as long as what waits there takes at the rate.
+// wantsMore reports whether m can use more of the window than it has. A member that was granted bytes and has not asked
+// again for a retransmission timeout cannot. A member that has sent ahead of its pacing rate can, until the rate has
+// caught up: on a path of microseconds Linux sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then
+// pauses for long. A transport that paces reports nothing while it sends what it holds, so its time counts extra.
 func (m *member) wantsMore(now cc.Time, rtt *rttEstimator) bool {
-	if m.gate.blocked && !m.enforced || m.pacer.creditBytes(now, m.segmentSize()) <= 0 {
+	if m.gate.waiting && !m.enforced || m.pacer.creditBytes(now, m.segmentSize()) <= 0 {
 		return true
 	}
 	silence := rtt.rto()
 	if m.enforced && m.limit.PacingRate > 0 {
 		silence += m.limit.PacingRate.TimeFor(m.want)
 	}
-	return m.want > 0 && now.Sub(m.asked) <= silence
+	return m.want > 0 && now.Sub(m.askedAt) <= silence
 }
 
 // isSilent reports whether m has neither sent nor wanted to for a retransmission timeout.
@@ -75,29 +74,29 @@ func (m *member) isSilent(now cc.Time, rto time.Duration) bool {
 }
 
 // isBusy reports whether m wants to send or has bytes in flight.
-func (m *member) isBusy() bool { return m.want > 0 || m.inflight > 0 || m.gate.blocked }
+func (m *member) isBusy() bool { return m.want > 0 || m.inflight > 0 || m.gate.waiting }
 
-// applyLimit puts a limit into force.
+// applyLimit puts a limit into force, and pushes it to the leg if it is a new one.
 func (m *member) applyLimit(now cc.Time, l Limit) {
-	if m.told && l.Cwnd == m.limit.Cwnd && l.PacingRate == m.limit.PacingRate {
+	if m.hasLimit && l.Cwnd == m.limit.Cwnd && l.PacingRate == m.limit.PacingRate {
 		return
 	}
-	m.told = true
+	m.hasLimit = true
 	m.gate.setLimit(now, l)
 	if m.leg.Apply != nil {
 		m.leg.Apply(l)
 	}
 }
 
-// wakeRelay has the relay ask again.
+// wakeRelay makes the relay ask again.
 func (m *member) wakeRelay() {
-	m.gate.blocked, m.gate.retryAt = false, 0
+	m.gate.waiting, m.gate.retryAt = false, 0
 	if m.leg.Wake != nil {
 		m.leg.Wake()
 	}
 }
 
-// noteLimitedBy records what holds m back, as far as its last report shows it.
+// noteLimitedBy records what holds m back according to its last report. below: the transport or the receiver does.
 func (m *member) noteLimitedBy(now cc.Time, below bool) {
 	r := &m.last
 	m.limits.addElapsed(now)
@@ -119,37 +118,35 @@ func (m *member) noteLimitedBy(now cc.Time, below bool) {
 	}
 }
 
-// setMaxRate has m keep to l; nil: to none. The caller holds the mutex of m's group,
-// if it has one.
+// setMaxRate makes m keep to l; nil: to no maximum. The caller holds the mutex of m's group, if m is in one.
 func (m *member) setMaxRate(l *rateLimit) {
 	m.maxRate = l
 	if l != nil && m.waiter.wake == nil {
 		m.waiter.wake = m.timer.owner.onTimer
 	}
-	m.notePermits()
+	m.updateNeedsGrants()
 }
 
-// notePermits has NeedsGrants say what m's terms and its start ask for. The caller holds the mutex of m's
-// group, if it has one.
-func (m *member) notePermits() { m.asks.Store(m.maxRate != nil || m.startsPaced()) }
+// updateNeedsGrants sets what NeedsGrants returns, after m's terms or startBytes have changed. The caller holds the
+// mutex of m's group, if m is in one.
+func (m *member) updateNeedsGrants() { m.needsGrants.Store(m.maxRate != nil || m.isStartPaced()) }
 
-// startsPaced reports whether m's first segments are spread here, over a transport that enforces the window.
-func (m *member) startsPaced() bool {
-	return m.enforced && m.unpaced > 0 && (m.terms.ConnectionRate > 0 || m.terms.HintCap > 0)
+// isStartPaced reports whether m's first segments are spread here although its leg enforces the window.
+func (m *member) isStartPaced() bool {
+	return m.enforced && m.startBytes > 0 && (m.terms.ConnectionRate > 0 || m.terms.HintCap > 0)
 }
 
-// passMaxRate asks the group's maximum rate to let up to want bytes pass, in whole quanta,
-// and returns how many may.
+// passMaxRate asks the group's maximum rate to let up to want bytes pass, in whole quanta, and returns how many may.
 func (m *member) passMaxRate(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 	if m.maxRate == nil || want == 0 {
 		return want
 	}
 	ahead := time.Duration(0)
-	if m.enforced && m.unpaced == 0 && m.maxRate.users.Load() == 1 {
+	if m.enforced && m.startBytes == 0 && m.maxRate.users.Load() == 1 {
 		ahead = pacedAhead
 	}
 	m.maxRate.mu.Lock()
-	n = m.maxRate.takeBytes(now, &m.waiter, want, quantum, m.segmentSize(), ahead)
+	n = m.maxRate.passBytes(now, &m.waiter, want, quantum, m.segmentSize(), ahead)
 	m.maxRate.mu.Unlock()
 	if n == 0 {
 		m.limits.enterState(now, LimitedByPacing)
@@ -157,114 +154,113 @@ func (m *member) passMaxRate(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 	return n
 }
 
-// floorSegments is what every member of a group may have in flight however small its
-// share: nobody starves, at the price of at most that much per member above the window.
+// floorSegments is what every member of a group may have in flight however small its share is. So no member starves.
+// The price is that the window may be exceeded by as much for each member.
 const floorSegments = 2
 
-// ackedTogether segments are acknowledged at once (RFC 9293 §3.8.6.3): one by itself at
-// the end of a window waits for tens of milliseconds at the receiver. Its round trip
-// would tell of a queue that is not there.
+// ackedTogether is how many segments a receiver acknowledges at once (RFC 9293 §3.8.6.3). A single one at the end of a
+// window waits for tens of milliseconds at the receiver, and its round trip would show a queue that is not there.
 const ackedTogether = 2
 
-// allocation is what a member may have of its group's window. Bytes are as they count there.
+// allocation is what a member may have of its group's window. Bytes are those of the reference path.
 type allocation struct {
-	weight   cc.Bytes
-	priority int     // lower ones come first
-	target   cc.Rate // what it has before others of its priority share the rest; 0: nothing
-	ceiling  cc.Rate // what it never exceeds; 0: any
-	own      cc.Rate // of that, what is not the whole group's: its own pacer keeps it
+	weight      cc.Bytes
+	priority    int     // lower ones come first
+	targetRate  cc.Rate // it gets this before others of its priority share the rest; 0: no target
+	ceilingRate cc.Rate // it never exceeds this; 0: no ceiling
+	ownRate     cc.Rate // the part of ceilingRate that is not the group's maximum; its own pacer keeps it; 0: none
 
-	// In and out of divide.
-	wants    bool     // it contends: it can use more than it has
-	used     cc.Bytes // in flight; all that one which does not contend can use
-	floor    cc.Bytes // whatever the others want
-	least    cc.Bytes // of the floor, what it can use
-	goal     cc.Bytes // before others of its priority share the rest; 0: it has none
-	bound    cc.Bytes // all it may use
-	most     cc.Bytes // all it can use: bound, or used if it does not contend
-	unit     cc.Bytes // a segment
-	segments cc.Bytes // floorSegments of them
-	due      cc.Bytes // what the window gives it
-	share    cc.Bytes // what it may have in flight; if it does not contend, as if it did
-	cap      cc.Bytes // scratch of fill: most, or goal
-	open     bool     // scratch of fill: its level is not settled yet
+	// Set by setBounds before a division.
+	contends    bool     // it can use more than it has
+	used        cc.Bytes // in flight; a member that does not contend can use no more
+	floor       cc.Bytes // it gets this whatever the others want
+	usableFloor cc.Bytes // the part of floor that it can use
+	targetBytes cc.Bytes // targetRate as a window; 0: no target
+	allowed     cc.Bytes // all that its terms allow
+	usable      cc.Bytes // allowed, or used if it does not contend
+	segment     cc.Bytes // payload of a segment
+	minimum     cc.Bytes // floorSegments of them
+
+	// Set by a division.
+	allotted      cc.Bytes // what the window gives it; the sum over all members is the window
+	inflightLimit cc.Bytes // what it may have in flight; if it does not contend, what it could have if it did
+	fillCap       cc.Bytes // scratch of fillUpTo: up to what allotted is raised
+	fillOpen      bool     // scratch of fillUpTo: allotted is not final yet
 }
 
-// satisfied is how far above its Target a Guarantee may get (Janus' 1+ε).
-const satisfied = 1.1
+// guaranteeHeadroom is how far a Guarantee may exceed its Target, as a factor (1+ε in Janus, TMC 2018).
+const guaranteeHeadroom = 1.1
 
-func satisfiedRate(target cc.Rate) cc.Rate { return cc.Rate(satisfied * float64(target)) }
+// guaranteeCeiling returns the most that a Guarantee with a target gets.
+func guaranteeCeiling(target cc.Rate) cc.Rate { return cc.Rate(guaranteeHeadroom * float64(target)) }
 
-// newAllocation is what t asks for.
+// newAllocation returns the allocation that t asks for.
 func newAllocation(t Terms) allocation {
 	a := allocation{
-		weight: cc.Bytes(max(1, t.Weight)), priority: t.Priority, ceiling: t.maxAllowedRate(), own: t.ConnectionRate,
+		weight: cc.Bytes(max(1, t.Weight)), priority: t.Priority, ceilingRate: t.maxAllowedRate(), ownRate: t.ConnectionRate,
 	}
 	if t.Class == Guarantee && t.Target > 0 {
-		a.target = lesserRate(t.Target, a.ceiling)
-		a.ceiling = lesserRate(a.ceiling, satisfiedRate(a.target))
-		a.own = lesserRate(a.own, satisfiedRate(a.target))
+		a.targetRate = lesserRate(t.Target, a.ceilingRate)
+		a.ceilingRate = lesserRate(a.ceilingRate, guaranteeCeiling(a.targetRate))
+		a.ownRate = lesserRate(a.ownRate, guaranteeCeiling(a.targetRate))
 	}
 	return a
 }
 
-// wholePairs is what c is due in whole pairs of segments, or what it has at least.
-func (c *allocation) wholePairs() cc.Bytes {
-	return max(c.due-c.due%(ackedTogether*c.unit), c.least)
+// roundToPairs returns what is allotted in whole pairs of segments, but at least the usable floor.
+func (c *allocation) roundToPairs() cc.Bytes {
+	return max(c.allotted-c.allotted%(ackedTogether*c.segment), c.usableFloor)
 }
 
-// roundUp rounds to whole units.
+// roundUp rounds n up to whole units.
 func roundUp(n, unit cc.Bytes) cc.Bytes { return (n + unit - 1) / unit * unit }
 
-// alike is by how much base round trips may differ and still be taken for one.
-const alike = 1.2
+// alikeRatio is the ratio up to which two base round trips count as equal.
+const alikeRatio = 1.2
 
-// learnFor is for how many round trips a path learns its base from others.
-const learnFor = 3
+// learnRTTs is for how many round trips a new path learns its base round trip.
+const learnRTTs = 3
 
-// rescale is by how much the ratio of two round trips has to change before what
-// is in flight is counted anew.
-const rescale = 1.0 / 16
+// rescaleStep is by how much the scale of a path has to change before its bytes in flight are counted anew.
+const rescaleStep = 1.0 / 16
 
-// path is the way to one host of a group. RFC 3124 has one path for each macroflow; a
-// group may have several that share the bottleneck, such as an uplink. Where their base
-// round trips are unlike, equal windows are not equal rates. Then one path is the
-// group's reference, whose round trips the algorithm sees, and bytes in flight on
-// another count by how much shorter or longer it is: as many as the same rate keeps in
-// flight on the reference.
+// path is the way to one host of a group. RFC 3124 has one path for each macroflow. A group may have several that share
+// a bottleneck, such as an uplink. Where their base round trips differ, equal windows are not equal rates. So one path
+// is the group's reference. Bytes in flight on another path are scaled to what the same rate keeps in flight on the
+// reference.
 type path struct {
-	host    netip.Addr    // invalid: not known
-	members []*member     // in no order
-	idle    cc.Time       // when the last member left
-	base    time.Duration // least round trip without the queue that others knew of; 0: no sample yet
-	learnt  cc.Time       // until when base is the average of samples less that queue
-	samples time.Duration // how many of those there have been
-	scale   float64       // reference's round trip over this one's; 0: they are alike
-	slot    int           // in the manager's index of hosts; its mutex guards it
+	host         netip.Addr    // invalid: not known
+	members      []*member     // in no order
+	emptySince   cc.Time       // when the last member left
+	baseRTT      time.Duration // least round trip, without the queue that other paths saw at first; 0: no sample
+	learnUntil   cc.Time       // until then baseRTT is the average of samples without the queue
+	learnSamples time.Duration // number of these samples
+	scale        float64       // round trip of the reference over this one's; 0: they are alike
+	hostIndex    int           // in Manager.hosts; the manager's mutex guards it
 
-	queue atomic.Pointer[hostQueue] // of all paths to the host; nil: no group receives from it
+	queue atomic.Pointer[hostQueue] // shared by all paths to the host; nil: no group receives from it
 }
 
-// addMember has m's bytes go along p.
-func (p *path) addMember(m *member) {
-	m.path, m.along = p, len(p.members)
+// routeMember makes p the path of m's bytes.
+func (p *path) routeMember(m *member) {
+	m.path, m.pathIndex = p, len(p.members)
 	p.members = append(p.members, m)
 }
 
-// removeMember undoes join.
-func (p *path) removeMember(m *member, now cc.Time) {
+// unrouteMember takes m off p.
+func (p *path) unrouteMember(m *member, now cc.Time) {
 	last := len(p.members) - 1
-	p.members[m.along] = p.members[last]
-	p.members[m.along].along = m.along
+	p.members[m.pathIndex] = p.members[last]
+	p.members[m.pathIndex].pathIndex = m.pathIndex
 	p.members[last] = nil
 	p.members = p.members[:last]
-	p.idle = now
+	p.emptySince = now
 }
 
-// isFar reports whether p's round trips are unlike the reference's.
+// isFar reports whether p's round trips differ from those of the reference.
 func (p *path) isFar() bool { return p.scale != 0 }
 
-// toReference is what n bytes on p count in the group's window, rounded up.
+// toReference returns what n bytes on p count in the group's window, rounded up.
 func (p *path) toReference(n cc.Bytes) cc.Bytes {
 	if !p.isFar() {
 		return n
@@ -272,8 +268,8 @@ func (p *path) toReference(n cc.Bytes) cc.Bytes {
 	return cc.Bytes(math.Ceil(float64(n) * p.scale))
 }
 
-// fromReference is how many bytes on p count for n; it errs by less than one of those,
-// upwards, so that a whole segment that has room keeps it.
+// fromReference returns how many bytes on p count as n in the group's window. It may be one too many, so that a whole
+// segment that fits still does.
 func (p *path) fromReference(n cc.Bytes) cc.Bytes {
 	if !p.isFar() || n <= 0 {
 		return n
@@ -281,79 +277,77 @@ func (p *path) fromReference(n cc.Bytes) cc.Bytes {
 	return cc.Bytes(min(float64(n+1)/p.scale, float64(cc.MaxCwnd)))
 }
 
-// paths are those of a group.
+// paths are the paths of a group.
 type paths struct {
-	all []*path
-	ref *path         // whose round trips the algorithm sees; nil: no sample since it started
-	q   time.Duration // newest queueing delay that a member has seen
-	qAt cc.Time
+	all          []*path
+	reference    *path         // the algorithm sees its round trips; nil: no sample since the algorithm started
+	queueDelay   time.Duration // newest queueing delay of a member
+	queueDelayAt cc.Time       // when that was seen
 }
 
-// addRTTSample takes in a round trip on p and returns what it would have been on the
-// reference. changed says whether bytes on p count otherwise from now on; srtt is the
-// reference's.
-func (s *paths) addRTTSample(now cc.Time, p *path, rtt, srtt time.Duration) (seen time.Duration, changed bool) {
-	rtt = max(rtt, time.Microsecond) // clocks are coarse; nothing may divide by zero
+// addPathRTT takes in a round trip on p and returns what it would have been on the reference. changed reports whether
+// bytes on p count differently from now on. srtt is that of the reference.
+func (s *paths) addPathRTT(now cc.Time, p *path, rtt, srtt time.Duration) (seen time.Duration, changed bool) {
+	rtt = max(rtt, time.Microsecond) // clocks are coarse, and the result is a divisor
 	switch {
-	case s.ref == nil:
-		s.ref, p.base = p, cmp.Or(min(p.base, rtt), rtt)
-	case p.base == 0 || now < p.learnt:
+	case s.reference == nil:
+		s.reference, p.baseRTT = p, cmp.Or(min(p.baseRTT, rtt), rtt)
+	case p.baseRTT == 0 || now < p.learnUntil:
 		s.learnBase(now, p, rtt)
 	default:
-		p.base = min(p.base, rtt)
+		p.baseRTT = min(p.baseRTT, rtt)
 	}
-	if now >= p.learnt {
-		s.q, s.qAt = rtt-p.base, now
+	if now >= p.learnUntil {
+		s.queueDelay, s.queueDelayAt = rtt-p.baseRTT, now
 	}
 	changed = s.updateScale(p, srtt)
 	if p.isFar() {
-		rtt = max(rtt-p.base+s.ref.base, time.Microsecond)
+		rtt = max(rtt-p.baseRTT+s.reference.baseRTT, time.Microsecond)
 	}
 	return rtt, changed
 }
 
-// learnBase takes in one of p's first round trips. Others may know how much of it is the
-// queue: the base is what the samples are longer than that queue, on average, since
-// neither sees it at the same moment. Where the others are silent, there is only the sample.
+// learnBase takes in one of p's first round trips. Members on other paths may know the queue in it: the base is the
+// average of what samples exceed that queue by, because they see it at another moment. If the others are silent,
+// the sample itself is the base.
 func (s *paths) learnBase(now cc.Time, p *path, rtt time.Duration) {
-	if p.base == 0 {
-		p.learnt = now.Add(learnFor * rtt)
+	if p.baseRTT == 0 {
+		p.learnUntil = now.Add(learnRTTs * rtt)
 	}
-	base := max(rtt-s.q, rtt/8)
-	if now.Sub(s.qAt) > max(rtt, s.q) {
-		base, p.learnt = rtt, now
+	base := max(rtt-s.queueDelay, rtt/8)
+	if now.Sub(s.queueDelayAt) > max(rtt, s.queueDelay) {
+		base, p.learnUntil = rtt, now
 	}
-	p.samples++
-	p.base = min(p.base+(base-p.base)/p.samples, rtt)
+	p.learnSamples++
+	p.baseRTT = min(p.baseRTT+(base-p.baseRTT)/p.learnSamples, rtt)
 }
 
-// updateScale works out anew how bytes on p count, and reports whether that has changed.
+// updateScale computes how bytes on p count and reports whether that has changed.
 func (s *paths) updateScale(p *path, srtt time.Duration) bool {
-	if p == s.ref || p.base == 0 {
+	if p == s.reference || p.baseRTT == 0 {
 		return false
 	}
 	scale := 0.0
-	if ratio := float64(p.base) / float64(s.ref.base); ratio > alike || ratio < 1/alike {
-		queue := max(0, srtt-s.ref.base)
-		scale = float64(s.ref.base+queue) / float64(p.base+queue)
+	if ratio := float64(p.baseRTT) / float64(s.reference.baseRTT); ratio > alikeRatio || ratio < 1/alikeRatio {
+		queue := max(0, srtt-s.reference.baseRTT)
+		scale = float64(s.reference.baseRTT+queue) / float64(p.baseRTT+queue)
 	}
-	if scale == p.scale || scale != 0 && math.Abs(scale-p.scale) <= rescale*p.scale {
+	if scale == p.scale || scale != 0 && math.Abs(scale-p.scale) <= rescaleStep*p.scale {
 		return false
 	}
 	p.scale = scale
 	return true
 }
 
-// setReference makes p the reference, as it is whenever an algorithm starts that will see
-// nothing of what was before.
+// setReference makes p the reference. It is called when an algorithm starts that has seen nothing of the other paths.
 func (s *paths) setReference(p *path, srtt time.Duration) {
-	s.ref = nil
-	if p.base > 0 {
-		s.ref = p
+	s.reference = nil
+	if p.baseRTT > 0 {
+		s.reference = p
 	}
 	for _, each := range s.all {
 		each.scale = 0
-		if s.ref != nil {
+		if s.reference != nil {
 			s.updateScale(each, srtt)
 		}
 	}
@@ -369,47 +363,47 @@ func (s *paths) pathTo(host netip.Addr) *path {
 	return nil
 }
 
-// plainAddr is a host's address as paths and hints are told apart by it.
+// plainAddr returns a host's address in the form in which paths and hints are compared.
 func plainAddr(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }
 
-// hostQueue is the queue on the way to a host, as the flows see it that send there and know
-// their ways apart. For those that receive from the host it is on the way back: their
-// acknowledgements wait in it, and the kernel tells them nothing of the peer's clock.
+// hostQueue is the queue on the way to a host, as seen by the flows that send there and know the queue on the way back.
+// Flows that receive from the host have it on their way back: their acknowledgements wait in it, and the kernel shows
+// them nothing of the peer's clock.
 type hostQueue struct {
-	mu    sync.Mutex // taken with a group's
-	at    cc.Time    // of the newest
-	from  cc.Time    // when the present span began
-	least [2]time.Duration
+	mu         sync.Mutex       // taken after a group's
+	newestAt   cc.Time          // of the newest delay; 0: there was none
+	spanStart  cc.Time          // when the present span began
+	leastDelay [2]time.Duration // in the present span and in the one before
 }
 
-// queueSpan is the span of which a hostQueue keeps the least, and of the one before: what a
-// receiver's kernel says of round trips lags a little behind a queue that grows, and to take
-// off more than they hold would hide a queue on the way from the host. With longer spans
-// uploads lose half of their rate whenever the download lets its queue run empty.
+// queueSpan is the span over which a hostQueue keeps the least delay, and the one before it. Round trips that a
+// receiver's kernel reports lag a little behind a queue that grows, and subtracting more than they contain would hide a
+// queue on the way from the host. With longer spans uploads lose half of their rate when the download's queue runs
+// empty.
 const queueSpan = 15 * time.Millisecond
 
 // addDelay takes in a queueing delay.
 func (q *hostQueue) addDelay(now cc.Time, delay time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.at = now
-	switch passed := now.Sub(q.from); {
+	q.newestAt = now
+	switch passed := now.Sub(q.spanStart); {
 	case passed >= 2*queueSpan:
-		q.from, q.least = now, [2]time.Duration{delay, delay}
+		q.spanStart, q.leastDelay = now, [2]time.Duration{delay, delay}
 	case passed >= queueSpan:
-		q.from, q.least = now, [2]time.Duration{delay, q.least[0]}
+		q.spanStart, q.leastDelay = now, [2]time.Duration{delay, q.leastDelay[0]}
 	default:
-		q.least[0] = min(q.least[0], delay)
+		q.leastDelay[0] = min(q.leastDelay[0], delay)
 	}
 }
 
-// recentLeast returns the queueing delay that was there at least; false: none was noted within
-// a time.
+// recentLeast returns the least queueing delay of the last two spans; false: none was seen within a time. A nil queue
+// has none.
 func (q *hostQueue) recentLeast(now cc.Time, within time.Duration) (time.Duration, bool) {
 	if q == nil {
 		return 0, false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return min(q.least[0], q.least[1]), q.at > 0 && now.Sub(q.at) <= within
+	return min(q.leastDelay[0], q.leastDelay[1]), q.newestAt > 0 && now.Sub(q.newestAt) <= within
 }

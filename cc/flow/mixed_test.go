@@ -32,7 +32,7 @@ func (s *transport) write(n cc.Bytes) {
 	switch {
 	case s.enforced:
 		n = max(0, min(n, 64*mss-s.unsent)) // the transport's own queue is short
-	case s.gate.blocked: // the relay waits to be woken
+	case s.gate.waiting: // the relay waits to be woken
 		return
 	default:
 		asked := n
@@ -115,26 +115,26 @@ func (m *mixed) check(rt *rapid.T) {
 			continue
 		}
 		g = s.group()
-		sum += s.counts
+		sum += s.counted
 		snap := s.Snapshot()
 		require.GreaterOrEqual(rt, snap.Taken, snap.Delivered, "member %d", i)
 		require.LessOrEqual(rt, snap.Taken, s.written, "member %d: nothing counts that was never written", i)
 		require.GreaterOrEqual(rt, snap.Inflight, cc.Bytes(0))
 		require.Equal(rt, s.limit, s.gate.limit, "member %d: it is told what it may use", i)
 		if s.enforced {
-			require.False(rt, s.gate.blocked, "member %d", i)
+			require.False(rt, s.gate.waiting, "member %d", i)
 		}
-		if s.active && s.wants {
+		if s.active && s.contends {
 			limits += s.limit.Cwnd
-			floors += s.segments
-			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.memberWindow(), s.segments), "member %d", i)
+			floors += s.minimum
+			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.memberWindow(), s.minimum), "member %d", i)
 		}
 	}
 	if g == nil {
 		return
 	}
 	require.Equal(rt, sum, g.inflight, "the group counts what its members do")
-	if !g.changed && g.alg != nil {
+	if !g.needsDivision && g.algorithm != nil {
 		require.LessOrEqual(rt, limits, max(g.memberWindow(), floors)+cc.Bytes(len(m.legs)),
 			"shares add up to what there is")
 	}

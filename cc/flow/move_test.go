@@ -331,7 +331,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 				require.Equal(rt, l.r.Pipe, s.Inflight)
 				require.True(rt, slices.Contains(l.group().members, &l.member))
 				require.Same(rt, l.group(), l.home.Load())
-				for j := range l.ledger.n {
+				for j := range l.ledger.count {
 					require.LessOrEqual(rt, l.ledger.chunkAt(j).sent.Delivered, l.group().delivered.total)
 				}
 			}
@@ -339,7 +339,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 				require.Equal(rt, sums[g.group], g.inflight, "a group counts what its members do")
 				require.Equal(rt, weights[g.group], g.weights)
 				members -= len(g.members)
-				require.Equal(rt, len(g.members) == 0, g.waits != nil)
+				require.Equal(rt, len(g.members) == 0, g.idleElement != nil)
 			}
 			require.Zero(rt, members, "everybody is a member once")
 		}

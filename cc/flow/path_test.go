@@ -50,7 +50,7 @@ func (b *bottleneck) run(d time.Duration) {
 		}
 		b.wait(0)
 		for i, l := range b.legs {
-			for l != nil && !l.gate.blocked {
+			for l != nil && !l.gate.waiting {
 				if b.put(i, l.send(64*1024)) == 0 {
 					break
 				}
@@ -135,7 +135,7 @@ func TestAStandingQueueIsNotTakenForALongWay(t *testing.T) {
 	b.run(time.Second)
 	b.host(static(300), 20*ms)
 	b.run(3 * time.Second)
-	assert.InDelta(t, 20, float64(b.legs[1].path.base)/1e6, 20*0.2)
+	assert.InDelta(t, 20, float64(b.legs[1].path.baseRTT)/1e6, 20*0.2)
 	assert.False(t, b.legs[1].path.isFar(), "they are alike")
 	before := append([]cc.Bytes(nil), b.got...)
 	b.run(5 * time.Second)
@@ -151,7 +151,7 @@ func TestWaysThatAreAlikeAreOne(t *testing.T) {
 	b.run(2 * time.Second)
 	for _, l := range b.legs {
 		assert.False(t, l.path.isFar())
-		assert.Equal(t, l.inflight(), l.counts)
+		assert.Equal(t, l.inflight(), l.counted)
 	}
 }
 
@@ -216,9 +216,9 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 					continue
 				}
 				require.Equal(rt, l.r.Pipe, l.inflight(), "a flow counts its own bytes")
-				require.Equal(rt, l.path.toReference(l.Flow.inflight), l.counts)
+				require.Equal(rt, l.path.toReference(l.Flow.inflight), l.counted)
 				require.True(rt, slices.Contains(l.group().paths.all, l.path))
-				sums[l.group()] += l.counts
+				sums[l.group()] += l.counted
 				members[l.path]++
 			}
 			for _, g := range b.mgr.groups {
@@ -226,7 +226,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 				idle := 0
 				for _, r := range g.paths.all {
 					require.Equal(rt, members[r], len(r.members))
-					require.Same(rt, r, b.mgr.hosts[r.host][r.slot].path)
+					require.Same(rt, r, b.mgr.hosts[r.host][r.hostIndex].path)
 					require.False(rt, math.IsNaN(r.scale) || math.IsInf(r.scale, 0) || r.scale < 0)
 					if len(r.members) == 0 {
 						idle++
@@ -306,7 +306,7 @@ func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
 		for i, l := range b.legs {
 			way := float64(b.ways[i]) / 1e6
 			queue := float64(b.rate.TimeFor(cc.Bytes(window)*mss)) / 1e6 // at most
-			require.InDelta(rt, way, float64(l.path.base)/1e6, 5+0.3*way+0.4*queue,
+			require.InDelta(rt, way, float64(l.path.baseRTT)/1e6, 5+0.3*way+0.4*queue,
 				"member %d: a queue is not taken for a way", i)
 		}
 	})

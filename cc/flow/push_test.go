@@ -144,7 +144,7 @@ func TestCopasRestartReachesTheLegs(t *testing.T) {
 	p.wait(time.Minute)
 	assert.Less(t, l.limit.Cwnd, before.Cwnd)
 	assert.Greater(t, l.told, told)
-	assert.Equal(t, l.group().ctl.Cwnd, l.limit.Cwnd)
+	assert.Equal(t, l.group().control.Cwnd, l.limit.Cwnd)
 }
 
 // What a target is worth in the window is known once the round trip is.

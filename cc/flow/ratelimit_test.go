@@ -22,7 +22,7 @@ func second(p *testbed, legs ...*leg) []cc.Bytes {
 	sent := make([]cc.Bytes, len(legs))
 	for end := p.now.Add(time.Second); p.now < end; p.wait(min(time.Millisecond, max(0, p.due.Sub(p.now)))) {
 		for i, l := range legs {
-			for !l.gate.blocked {
+			for !l.gate.waiting {
 				sent[i] += l.send(100 * mss)
 			}
 		}
@@ -72,14 +72,14 @@ func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 		l := p.open(limited("host", "none", 8e6))
 		sent += l.send(100 * mss)
 		l.Close(p.now)
-		assert.Len(t, p.mgr.unused, 1)
+		assert.Len(t, p.mgr.unusedLimits, 1)
 		p.wait(time.Millisecond)
 	}
 	assert.InEpsilon(t, 1e6, float64(sent), 0.05)
 	p.wait(time.Minute)
 	p.open(Terms{Algorithm: "none"}).Close(p.now)
-	assert.Empty(t, p.mgr.limits, "who owes nothing is forgotten")
-	assert.Empty(t, p.mgr.unused)
+	assert.Empty(t, p.mgr.rateLimits, "who owes nothing is forgotten")
+	assert.Empty(t, p.mgr.unusedLimits)
 }
 
 // Connections come faster than a maximum rate lets them go on, and their clients give up after
@@ -264,14 +264,14 @@ func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rate := cc.Rate(rapid.Int64Range(1e5, 1e10).Draw(rt, "rate"))
 		size := cc.Bytes(rapid.Int64Range(100, 65535).Draw(rt, "segment"))
-		l := &rateLimit{timers: &timers{}, bucket: pacer{rate: rate, most: limitBurst}}
+		l := &rateLimit{timers: &timers{}, bucket: pacer{rate: rate, maxBurst: limitBurst}}
 		flows := make([]waiter, rapid.IntRange(1, 5).Draw(rt, "flows"))
 		now, passed := cc.Time(1), cc.Bytes(0)
 		for range 200 {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(30*time.Millisecond)).Draw(rt, "wait")))
 			i := rapid.IntRange(0, len(flows)-1).Draw(rt, "flow")
 			want := cc.Bytes(rapid.Int64Range(1, 1<<20).Draw(rt, "want"))
-			n := l.takeBytes(now, &flows[i], want, min(want, size), size, 0)
+			n := l.passBytes(now, &flows[i], want, min(want, size), size, 0)
 			require.LessOrEqual(rt, n, want)
 			require.Equal(rt, n == 0, flows[i].turn.Load() == turnWaits, "who gets nothing waits for a turn")
 			passed += n

@@ -59,7 +59,7 @@ func (l *leg) busyFor(d time.Duration) {
 // two packets at once.
 func (l *leg) offer(n cc.Bytes) cc.Bytes {
 	if !l.enforced {
-		if l.gate.blocked {
+		if l.gate.waiting {
 			return 0
 		}
 		return l.send(n)
@@ -147,6 +147,6 @@ func TestWhoComesBackToABusyGroupIsPaced(t *testing.T) {
 		other.fill()
 		assert.Equal(t, 10*mss, l.limit.Cwnd)
 		l.offer(mss)
-		assert.Equal(t, cc.RateOf(l.share, l.group().rtt.srtt), l.limit.PacingRate)
+		assert.Equal(t, cc.RateOf(l.inflightLimit, l.group().rtt.srtt), l.limit.PacingRate)
 	}
 }

@@ -350,9 +350,9 @@ func TestDeliveryRatesLeaveOutHowLongATimerRan(t *testing.T) {
 	p.wait(10 * time.Second)
 	f.r.Timeouts, f.r.Lost = 1, mss
 	f.report()
-	for f.rate = 0; f.rate == 0; p.wait(time.Millisecond) { // sent again, and what leaves behind it
+	for f.deliveryRate = 0; f.deliveryRate == 0; p.wait(time.Millisecond) { // sent again, and what leaves behind it
 		f.ack(mss)
 		f.send(mss)
 	}
-	assert.Greater(t, f.rate, cc.RateOf(mss, time.Millisecond)/2, "the first rate behind the gap")
+	assert.Greater(t, f.deliveryRate, cc.RateOf(mss, time.Millisecond)/2, "the first rate behind the gap")
 }

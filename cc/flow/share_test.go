@@ -47,7 +47,7 @@ func (c *crowd) turn(wants func(int, cc.Time) cc.Bytes) {
 	for again := true; again; {
 		again = false
 		for i, l := range c.legs {
-			if l == nil || l.gate.blocked {
+			if l == nil || l.gate.waiting {
 				continue
 			}
 			n := wants(i, c.now)

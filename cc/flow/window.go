@@ -9,93 +9,94 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// window is one congestion window: the algorithm that decides it, what that algorithm is told, and what keeps
-// its limits lower. The group's mutex guards it.
+// window is the congestion window of a group: the algorithm that decides it, what the algorithm learns, and what keeps
+// its control lower. It knows nothing of how the window is shared. The group's mutex guards it.
 type window struct {
-	key      string
-	name     string // the Terms.Group of all members
-	spec     cc.Spec
-	params   cc.Params
-	receives bool // members' bytes come here; the window is the peers'
-	seed     uint64
-	timers   *timers
+	key      string                           // of the group, for the manager
+	name     string                           // Terms.Group of all members
+	spec     cc.Spec                          // of the algorithm
+	params   cc.Params                        // of the algorithm
+	receives bool                             // the members' bytes come here; the window is the one we advertise
+	seed     uint64                           // of the algorithm's randomness
+	timers   *timers                          // of the group's shard
 	timer    timer                            // of the group
-	onWake   func(number uint64, now cc.Time) // an algorithm was woken, the number-th of the group
-	emit     func(Event)                      // sees every event of the algorithm; nil: nobody does
+	onWake   func(number uint64, now cc.Time) // called by cc.Config.Wake; number: of the algorithm, as startCount
+	emit     func(Event)                      // sees every event of the algorithm, outside all locks; nil: not traced
 
-	alg       cc.Algorithm // nil before the first event, when the segment size is known, and once it is forgotten
-	ctl       cc.Control   // alg's limits, as far as caps leave them
-	mss       cc.Bytes
-	members   []*member        // in no order
-	weights   cc.Bytes         // sum of theirs
-	datagrams []*datagramShare // beside the members
-	rtt       rttEstimator
-	paths     paths
-	delivered delivery
-	rate      cc.Rate  // newest delivery-rate sample
-	oneWay    bool     // the newest acknowledgement's way back is known
-	inflight  cc.Bytes // sum of what the members count
-	overflow  int      // members that have more than their floors in flight
-	wanting   int      // members that want more than they have
-	lossEpoch uint64   // counts loss events
-	lossAt    cc.Time
-	changed   bool // the window has, or what members want: divide anew
+	algorithm        cc.Algorithm // nil before the first event and after saveWindow
+	control          cc.Control   // of the algorithm, lowered by caps
+	mss              cc.Bytes     // of the algorithm
+	startedAt        cc.Time      // when the algorithm was built
+	startCount       uint64       // how many have been built
+	deliveredAtStart cc.Bytes     // delivered.total then: the algorithm counts from there
+	initialCwnd      cc.Bytes     // for the next algorithm; 0: the usual one
+	ssthresh         cc.Bytes     // for the next algorithm: the path is known to carry this window; 0: not known
+	idle             idleness
+	caps             caps
+	hints            hints
 
-	cwndFullAt   cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
-	allContent   bool     // at the last division, all that contended had all that their terms allow
-	limitedBelow bool     // the transport or the receiver, not the window, holds bytes back
-	started      cc.Time  // when alg was built
-	starts       uint64   // how many have been
-	base         cc.Bytes // what had been delivered then: alg counts from there
-	initial      cc.Bytes // window for alg to start from; 0: the usual one
-	ssthresh     cc.Bytes // window that the path is known to carry, for alg to start with; 0: not known
-	takenAway    float64  // part of the window that members have taken elsewhere, until a round trip after takenAt
-	takenAt      cc.Time
-	idle         idleness
-	caps         caps
-	hints        hints
+	members     []*member        // in no order
+	weights     cc.Bytes         // sum over members
+	datagrams   []*datagramShare // beside the members
+	paths       paths
+	inflight    cc.Bytes // sum of member.counted
+	aboveFloors int      // number of members with aboveFloor
+	wanting     int      // number of members with want > 0
+	movedPart   float64  // part of the window that members took to other groups within a timeout after movedAt
+	movedAt     cc.Time
+
+	rtt          rttEstimator // as on the reference path
+	delivered    delivery
+	deliveryRate cc.Rate // newest sample; 0: none
+	oneWayKnown  bool    // the newest acknowledgement's queue on the way back is known
+	lossEpoch    uint64  // number of loss events so far
+	lossEpochAt  cc.Time // when the newest began
+
+	cwndFullAt    cc.Time // when the window last cut a grant short, or kept bytes waiting in a transport; 0: never
+	limitedBelow  bool    // the transport or the receiver, not the window, holds bytes back
+	allSatisfied  bool    // at the last division, all that contended had all that their terms allow
+	needsDivision bool    // the window, or what members want, has changed since the last division
 }
 
-// scheduleTick has the group's onTimer called at a time, unless it is called before.
+// scheduleTick schedules the group's onTimer, unless it is due earlier.
 func (w *window) scheduleTick(at cc.Time) { w.timers.scheduleAt(&w.timer, at) }
 
-// idleness is what a group knows of its own silence.
+// idleness is how long a group has been idle, and what it remembers once its algorithm is gone.
 type idleness struct {
-	since cc.Time  // when the last byte arrived and nobody wanted to send; 0: somebody sends
-	cwnd  cc.Bytes // the window when the algorithm was forgotten; 0: it is not
+	since     cc.Time  // when the last byte arrived with no member wanting to send; 0: a member is sending
+	savedCwnd cc.Bytes // the window when the algorithm was released; 0: it is not
 }
 
-// caps are what keeps a group's limits below what its algorithm asks for: a maximum
-// rate that all members have, and their part of the capacity that a fresh hint tells.
+// caps are what keeps a group's control below what its algorithm asks for: a maximum rate that all members have, and a
+// part (Terms.HintCap) of the capacity that a fresh hint states.
 type caps struct {
-	within bool // a hint is what keeps the window below what the algorithm asks for
+	hintCaps map[float64]int    // number of members with each Terms.HintCap
+	hintCap  float64            // the least of them; 0: no member has one
+	maxRates map[*rateLimit]int // number of members with each maximum rate
 
-	hintCaps map[float64]int // how many members have which Terms.HintCap
-	hintCap  float64         // the least of them; 0: none has one
-	maxRates map[*rateLimit]int
-
-	bind      bool          // the limits are below what the algorithm asks for
-	rateBound bool          // the maximum rate is why: parts of the window are parts of that rate
-	burst     time.Duration // sending time that pacers may accumulate; 0: the usual
+	binds     bool          // the control is below what the algorithm asks for
+	rateBinds bool          // because of the maximum rate: parts of the window are parts of that rate
+	hintBinds bool          // because of a hint
+	burstTime time.Duration // sending time that pacers may accumulate; 0: the usual
 }
 
-// countInflight works out anew what m counts in the group's window. Bytes that wait for the
-// peer to open its own window load no path, and must not keep the others from theirs.
+// countInflight updates what m's bytes count in the window. Bytes that wait for the peer to open its own window load no
+// path, so they must not keep other members from sending.
 func (w *window) countInflight(m *member) {
-	before := m.counts
-	m.counts = m.path.toReference(m.inflight - m.sampler.blocked)
-	w.inflight += m.counts - before
-	if overflow := m.counts > m.leastWindow(); overflow != m.overflow {
-		m.overflow = overflow
+	before := m.counted
+	m.counted = m.path.toReference(m.inflight - m.sampler.rwndBlocked)
+	w.inflight += m.counted - before
+	if overflow := m.counted > m.leastWindow(); overflow != m.aboveFloor {
+		m.aboveFloor = overflow
 		if overflow {
-			w.overflow++
+			w.aboveFloors++
 		} else {
-			w.overflow--
+			w.aboveFloors--
 		}
 	}
 }
 
-// countInflightOf does so for each of some members.
+// countInflightOf calls countInflight for each of members.
 func (w *window) countInflightOf(members []*member) {
 	for _, m := range members {
 		w.countInflight(m)
@@ -104,12 +105,12 @@ func (w *window) countInflightOf(members []*member) {
 
 // noteSent counts n bytes of m in flight that leave now.
 func (w *window) noteSent(m *member, now cc.Time, n cc.Bytes) {
-	granule := max(m.segmentSize(), w.ctl.Cwnd/(ledgerChunks/2))
+	granule := max(m.segmentSize(), w.control.Cwnd/(ledgerChunks/2))
 	m.sampler.addSent(n, roundUp(min(granule, cc.MaxCwnd/ledgerChunks), m.segmentSize()), w.sentState(now))
 	w.countInflight(m)
 }
 
-// sentState describes the group to the bytes that leave now.
+// sentState returns the state of the group for the record of bytes that leave now.
 func (w *window) sentState(now cc.Time) chunk {
 	if w.inflight == 0 {
 		w.delivered.restartMeasuring(now)
@@ -117,64 +118,66 @@ func (w *window) sentState(now cc.Time) chunk {
 	return chunk{
 		sent: cc.Sent{
 			At:          now,
-			DeliveredAt: w.delivered.at,
-			Cwnd:        w.ctl.Cwnd,
+			DeliveredAt: w.delivered.deliveredAt,
+			Cwnd:        w.control.Cwnd,
 			Inflight:    w.inflight,
 			Delivered:   w.delivered.total,
-			AppLimited:  w.delivered.appLimited != 0,
+			AppLimited:  w.delivered.appLimitedUntil != 0,
 		},
-		first: w.delivered.firstSent,
+		firstSentAt: w.delivered.firstSentAt,
 	}
 }
 
-// srtt and leastRTT are the round trips of m's own path.
-func (w *window) srtt(m *member) time.Duration {
+// pathSRTT returns the smoothed round trip on m's own path.
+func (w *window) pathSRTT(m *member) time.Duration {
 	if m.path.isFar() && m.rtt.srtt > 0 {
 		return m.rtt.srtt
 	}
 	return w.rtt.srtt
 }
 
-func (w *window) leastRTT(m *member) time.Duration {
+// pathMinRTT returns the least round trip on m's own path.
+func (w *window) pathMinRTT(m *member) time.Duration {
 	if m.path.isFar() {
-		return m.path.base
+		return m.path.baseRTT
 	}
 	return w.rtt.min
 }
 
-// addRTTSample takes in a round trip of m, and returns what it would have been on the group's
-// reference path.
+// addRTTSample takes in a round trip of m, and returns what it would have been on the reference path.
 func (w *window) addRTTSample(m *member, now cc.Time, rtt time.Duration) time.Duration {
-	rtt, changed := w.paths.addRTTSample(now, m.path, rtt, w.rtt.srtt)
+	rtt, changed := w.paths.addPathRTT(now, m.path, rtt, w.rtt.srtt)
 	if changed {
 		w.countInflightOf(m.path.members)
 	}
 	before := w.rtt.srtt
 	w.rtt.addSample(rtt)
-	w.changed = w.changed || changed || w.rtt.srtt != before // what rates and paths are worth in the window
+	// Rates and bytes on far paths are now worth more or less of the window.
+	w.needsDivision = w.needsDivision || changed || w.rtt.srtt != before
 	return rtt
 }
 
-// setReferencePath makes p the reference path.
+// setReferencePath makes p the reference path, and counts bytes in flight accordingly.
 func (w *window) setReferencePath(p *path) {
 	w.paths.setReference(p, w.rtt.srtt)
 	w.countInflightOf(w.members)
 }
 
-// changePath has m's bytes go along another path of the group.
+// changePath moves m to another path of the group.
 func (w *window) changePath(m *member, now cc.Time, p *path) {
-	m.path.removeMember(m, now)
-	p.addMember(m)
+	m.path.unrouteMember(m, now)
+	p.routeMember(m)
 	w.countInflight(m)
 }
 
-// pathInUse reports whether w's bytes go along p: as long as w has members, theirs do; one
-// without members waits for all that it remembers.
+// pathInUse reports whether bytes of the group go along p. A group without members waits for all paths that it
+// remembers.
 func (w *window) pathInUse(p *path) bool { return len(p.members) > 0 || len(w.members) == 0 }
 
-// startAlgorithm builds the algorithm on first use.
+// startAlgorithm builds the algorithm if there is none. It waits for the first event, because only then the segment
+// size is known.
 func (w *window) startAlgorithm(now cc.Time) {
-	if w.alg != nil {
+	if w.algorithm != nil {
 		return
 	}
 	w.mss = cc.DefaultMSS
@@ -184,7 +187,7 @@ func (w *window) startAlgorithm(now cc.Time) {
 			break
 		}
 	}
-	initial := w.initial
+	initial := w.initialCwnd
 	switch {
 	case initial > 0:
 	case w.receives:
@@ -192,8 +195,8 @@ func (w *window) startAlgorithm(now cc.Time) {
 	default:
 		initial = cc.InitialCwndPackets * w.mss
 	}
-	w.started, w.base = now, w.delivered.total
-	w.starts++
+	w.startedAt, w.deliveredAtStart = now, w.delivered.total
+	w.startCount++
 	cfg := cc.Config{
 		MSS: w.mss, InitialCwnd: initial, Ssthresh: w.ssthresh, Params: w.params, Receives: w.receives,
 		Rand: rand.New(rand.NewPCG(w.seed, 0)), Wake: w.wakeFunc(),
@@ -205,66 +208,66 @@ func (w *window) startAlgorithm(now cc.Time) {
 			cfg.Ends = *first.terms.Ends
 		}
 	}
-	w.alg = w.spec.New(cfg)
+	w.algorithm = w.spec.New(cfg)
 	w.adoptControl(now)
 }
 
-// wakeFunc has the algorithm that is about to be built look at what has changed outside it.
+// wakeFunc returns cc.Config.Wake for the algorithm that is being built. It does nothing once another one is built.
 func (w *window) wakeFunc() func(cc.Time) {
-	number := w.starts
+	number := w.startCount
 	return func(now cc.Time) { w.onWake(number, now) }
 }
 
-// closeAlgorithm drops the algorithm, if there is one.
+// closeAlgorithm releases the algorithm, if there is one.
 func (w *window) closeAlgorithm() {
-	if w.alg != nil {
-		cc.Close(w.alg)
-		w.alg = nil
+	if w.algorithm != nil {
+		cc.Close(w.algorithm)
+		w.algorithm = nil
 	}
 }
 
-// tickAlgorithm has the algorithm's OnTick called.
+// tickAlgorithm calls OnTick and adopts the control.
 func (w *window) tickAlgorithm(now cc.Time) Event {
 	state := w.algorithmState(now)
-	w.alg.OnTick(state)
+	w.algorithm.OnTick(state)
 	w.adoptControl(now)
 	return w.makeEvent(nil, KindTick, state, 0, 0)
 }
 
-// adoptControl takes over the algorithm's limits after it has seen an event at now.
+// adoptControl takes over the algorithm's control after an event at now, and lowers it by caps.
 func (w *window) adoptControl(now cc.Time) {
-	before := w.ctl
-	w.ctl = w.alg.Control()
-	if w.ctl.NextTick != 0 {
-		w.scheduleTick(max(w.ctl.NextTick, now.Add(leastTick)))
+	before := w.control
+	w.control = w.algorithm.Control()
+	if w.control.NextTick != 0 {
+		w.scheduleTick(max(w.control.NextTick, now.Add(leastTick)))
 	}
 	w.applyCaps(now)
-	w.changed = w.changed || w.ctl.Cwnd != before.Cwnd || w.ctl.PacingRate != before.PacingRate
+	w.needsDivision = w.needsDivision || w.control.Cwnd != before.Cwnd || w.control.PacingRate != before.PacingRate
 }
 
-// reapplyCaps applies what has become of the caps since the algorithm's last event, and
-// reports whether there may be any.
+// reapplyCaps applies caps again, since hints grow old between the algorithm's events. It reports whether there may be
+// any caps.
 func (w *window) reapplyCaps(now cc.Time) bool {
-	if w.alg == nil || !w.caps.bind && w.caps.hintCap == 0 {
+	if w.algorithm == nil || !w.caps.binds && w.caps.hintCap == 0 {
 		return false
 	}
 	w.adoptControl(now)
 	return true
 }
 
-// algorithmState is what the algorithm may know.
+// algorithmState returns what the algorithm may know.
 func (w *window) algorithmState(now cc.Time) cc.State {
 	s := cc.State{
 		Now:           now,
 		MSS:           w.mss,
 		Inflight:      w.ownInflight(),
-		Delivered:     w.delivered.total - w.base,
-		EdgeDelivered: cc.Bytes(w.delivered.edge.Load()),
+		Delivered:     w.delivered.total - w.deliveredAtStart,
+		EdgeDelivered: cc.Bytes(w.delivered.edgeTotal.Load()),
 		SRTT:          w.rtt.srtt,
 		RTTVar:        w.rtt.rttvar,
 		MinRTT:        w.rtt.min,
 		CwndLimited:   w.cwndLimited(),
-		OneWay:        w.oneWay,
+		OneWay:        w.oneWayKnown,
 	}
 	if w.hints.known {
 		s.Hint = &w.hints.believed
@@ -272,82 +275,79 @@ func (w *window) algorithmState(now cc.Time) cc.State {
 	return s
 }
 
-// ownInflight is what the algorithm's window has put in flight. Where only the members'
-// floors keep more there, that is not the algorithm's to take back: one that waits for
-// it to go (BBR's ProbeRTT) would wait for ever.
+// ownInflight returns what the window has put in flight. Bytes that only the members' floors keep in flight are left
+// out: an algorithm cannot take them back, and one that waits for them to go (BBR's ProbeRTT) would wait forever.
 func (w *window) ownInflight() cc.Bytes {
 	switch {
-	case w.inflight <= w.ctl.Cwnd:
-		return min(w.inflight+w.datagramBytes(false), w.ctl.Cwnd)
-	case w.overflow > 0:
+	case w.inflight <= w.control.Cwnd:
+		return min(w.inflight+w.datagramBytes(false), w.control.Cwnd)
+	case w.aboveFloors > 0:
 		return w.inflight
 	}
-	return w.ctl.Cwnd
+	return w.control.Cwnd
 }
 
-// cwndLimited tells whether the window was what held the sender back since the newest
-// delivered byte left, a round trip ago. Bytes that pile up in the transport mean that
-// it was not; nor was it where a cap leaves less, or where by now all members have all
-// that their terms allow: the window would go on growing for a round trip, and fall into
-// swings where it then meets the end of the path.
+// cwndLimited reports whether the window held the sender back when the newest delivered byte left, a round trip ago. It
+// did not if bytes pile up in the transport, if a cap left less, or if all members now have all that their terms
+// allow. Otherwise the window would go on growing for a round trip, and swing once it meets the end of the path.
 func (w *window) cwndLimited() bool {
-	return w.cwndFullAt != 0 && !w.limitedBelow && !w.caps.bind && !w.allContent &&
-		w.cwndFullAt >= w.delivered.firstSent
+	return w.cwndFullAt != 0 && !w.limitedBelow && !w.caps.binds && !w.allSatisfied &&
+		w.cwndFullAt >= w.delivered.firstSentAt
 }
 
-// noteAppLimited marks what is in flight as too little to probe the path, when there is
-// room in the window and nobody wants it, or a cap does not let it be used.
+// noteAppLimited marks what is in flight as too little to measure the path, if the window has room that no member
+// wants, or that a cap does not let them use.
 func (w *window) noteAppLimited() {
-	if w.delivered.total > w.delivered.appLimited {
-		w.delivered.appLimited = 0
+	if w.delivered.total > w.delivered.appLimitedUntil {
+		w.delivered.appLimitedUntil = 0
 	}
-	if !w.caps.bind && (w.wanting > 0 || w.inflight+w.mss > w.memberWindow()) {
+	if !w.caps.binds && (w.wanting > 0 || w.inflight+w.mss > w.memberWindow()) {
 		return
 	}
-	w.delivered.appLimited = max(w.delivered.total+w.inflight, 1)
+	w.delivered.appLimitedUntil = max(w.delivered.total+w.inflight, 1)
 }
 
-// sinceStart is s as the algorithm may see it, which counts from its own start.
+// sinceStart returns s with Delivered counted from the start of the algorithm.
 func (w *window) sinceStart(s cc.Sent) cc.Sent {
-	s.Delivered = max(0, s.Delivered-w.base)
+	s.Delivered = max(0, s.Delivered-w.deliveredAtStart)
 	return s
 }
 
-// lossEpochStart says when the newest lost byte left. The transport hides it: a round trip
-// ago, unless the hole of an earlier loss is still open. Then it is one event until all
-// that had been sent when it began has arrived; and one for all members, whose packets
-// the same full queue drops, though the last of them learns of it more than a round trip
-// later than the first. A timeout has all that was sent until then sent again (RFC 6582
-// §3.2): it begins the event anew for its flow.
-func (w *window) lossEpochStart(m *member, n news) cc.Time {
+// lossEpochStart returns when the newest lost byte left, and begins a loss event if this is a new one. The transport
+// hides that time: it is a round trip ago, unless the hole of an earlier loss is still open. Until all that had been
+// sent when an event began has arrived, losses belong to that event. It is one event for all members: the same full
+// queue drops their packets, though the last of them may learn of it more than a round trip after the first. A timeout
+// makes the transport send everything again (RFC 6582 §3.2), so it begins the event anew for its flow.
+func (w *window) lossEpochStart(m *member, n reportDelta) cc.Time {
 	now := m.last.At
 	if m.isRecovering() {
-		since := m.lossAt
+		since := m.lossEpochAt
 		if n.timeouts > 0 {
-			m.recover, m.lossAt = m.sentOffset(), now
+			m.recoveryPoint, m.lossEpochAt = m.sentOffset(), now
 		}
 		return since
 	}
 	w.lossEpoch++
-	w.lossAt = now
+	w.lossEpochAt = now
 	m.noteLossEpoch(w.lossEpoch, now)
-	return max(1, now.Add(-w.srtt(m)))
+	return max(1, now.Add(-w.pathSRTT(m)))
 }
 
-// makeAck composes the event for newly delivered bytes, and for those of datagrams beside them.
-func (w *window) makeAck(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
+// makeAck returns the event for newly delivered bytes of m. beside is the number of datagram bytes delivered along with
+// them.
+func (w *window) makeAck(m *member, n reportDelta) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
 	beside = w.datagramsDelivered(now, n.acked)
-	sent, rtt, rate := m.takeDelivered(n, &w.delivered, beside, w.leastRTT(m))
-	reverse, oneWay := m.ways.addReading(m.last.Peer, now, rtt, m.rtt.min)
+	sent, rtt, rate := m.takeDelivered(n, &w.delivered, beside, w.pathMinRTT(m))
+	reverse, oneWay := m.oneWayDelays.addReading(m.last.Peer, now, rtt, m.rtt.min)
 	if rtt > 0 {
 		rtt = w.addRTTSample(m, now, rtt)
-		reverse, oneWay = w.reverseQueue(m, now, max(0, rtt-w.rtt.min), reverse, oneWay)
-		m.reverse, m.oneWay = reverse, oneWay
+		reverse, oneWay = w.findReverseQueue(m, now, max(0, rtt-w.rtt.min), reverse, oneWay)
+		m.reverseQueue, m.oneWayKnown = reverse, oneWay
 	}
-	w.oneWay = oneWay
+	w.oneWayKnown = oneWay
 	if rate > 0 {
-		w.rate = rate
+		w.deliveryRate = rate
 	}
 	ev = cc.Ack{
 		Acked: n.acked + beside, Marked: min(n.marked, n.acked), RTT: rtt, DeliveryRate: rate, Sent: w.sinceStart(sent),
@@ -358,15 +358,16 @@ func (w *window) makeAck(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
 	return ev, beside
 }
 
-// reverseQueue is how much of queueing, a round trip's delay beyond the least, was on the way back,
-// if that is known: from the peer's clock, which says that reverse was on the way from it.
-func (w *window) reverseQueue(
+// findReverseQueue returns how much of queueing, a round trip's delay above the least, was on the way back, and whether
+// that is known. reverse is what the peer's clock says of the way from the peer. That is the way of acknowledgements
+// for a flow that sends, and of data for a flow that receives.
+func (w *window) findReverseQueue(
 	m *member, now cc.Time, queueing, reverse time.Duration, oneWay bool,
 ) (back time.Duration, known bool) {
 	reverse = min(reverse, queueing)
 	shared := m.path.queue.Load()
 	switch {
-	case w.receives && oneWay: // data takes the way from it, and our acknowledgements the other
+	case w.receives && oneWay: // data comes from the peer, and our acknowledgements go to it
 		return queueing - reverse, true
 	case w.receives:
 		there, known := shared.recentLeast(now, 2*m.rtt.srtt)
@@ -377,56 +378,56 @@ func (w *window) reverseQueue(
 	return reverse, oneWay
 }
 
-// algorithmInternals is what w's algorithm shows.
+// algorithmInternals returns the internals that the algorithm shows; zeros: none.
 func (w *window) algorithmInternals() cc.Internals {
-	if a, ok := w.alg.(cc.Inspector); ok {
+	if a, ok := w.algorithm.(cc.Inspector); ok {
 		return a.Inspect()
 	}
 	return cc.Internals{}
 }
 
-// makeEvent describes what w's algorithm has just been told.
+// makeEvent describes what the algorithm has just learnt; m is nil for a tick. It returns the zero Event if not traced.
 func (w *window) makeEvent(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
 	if w.emit == nil {
 		return Event{}
 	}
 	e := Event{
-		Kind: kind, Algorithm: w.spec.Name, State: s, RTT: rtt, Bytes: n, Control: w.ctl,
+		Kind: kind, Algorithm: w.spec.Name, State: s, RTT: rtt, Bytes: n, Control: w.control,
 		Internals: w.algorithmInternals(),
 	}
-	e.State.Hint = nil // which is the group's to change
+	e.State.Hint = nil // the group will change it
 	if m != nil {
 		e.Flow, e.Group = m.id, m.terms.Group
 	}
 	return e
 }
 
-// Kind is what an Event tells of.
+// Kind is the kind of an Event.
 type Kind string
 
-// The kinds of events an algorithm sees.
+// The kinds of events that an algorithm sees.
 const (
 	KindAck  Kind = "ack"
 	KindLoss Kind = "loss"
 	KindTick Kind = "tick"
 )
 
-// Event is one thing an algorithm was told, and what it answered.
+// Event is one thing that an algorithm learnt, and what it answered.
 type Event struct {
 	Kind      Kind
-	Flow      uint64 // 0: the whole group
-	Group     string
+	Flow      uint64 // Snapshot.ID; 0: the whole group
+	Group     string // Terms.Group; empty: a tick
 	Algorithm string
-	State     cc.State
-	RTT       time.Duration // the acknowledgement's sample; 0: none
-	Reverse   time.Duration // of it, the queue on the way back; 0: none, or not known
+	State     cc.State      // without Hint
+	RTT       time.Duration // sample of the acknowledgement; 0: none
+	Reverse   time.Duration // part of RTT: the queue on the way back; 0: none, or not known
 	Bytes     cc.Bytes      // newly acknowledged or lost
 	Control   cc.Control
-	Internals cc.Internals // in the order of the algorithm's Spec; all 0 for one that shows none
+	Internals cc.Internals // in the order of the algorithm's Spec; all 0 if it shows none
 }
 
-// addMember counts m's caps.
-func (c *caps) addMember(m *member) {
+// countCaps counts the caps in m's terms.
+func (c *caps) countCaps(m *member) {
 	if m.terms.HintCap > 0 {
 		if c.hintCaps == nil {
 			c.hintCaps = map[float64]int{}
@@ -442,14 +443,14 @@ func (c *caps) addMember(m *member) {
 	c.updateLeastHintCap()
 }
 
-// removeMember undoes add. Call it before the terms of m change.
-func (c *caps) removeMember(m *member) {
+// uncountCaps undoes countCaps. Call it before the terms of m change.
+func (c *caps) uncountCaps(m *member) {
 	decrementCount(c.hintCaps, m.terms.HintCap)
 	decrementCount(c.maxRates, m.maxRate)
 	c.updateLeastHintCap()
 }
 
-// decrementCount takes one off the count of key, if there is one.
+// decrementCount takes one off the count of key, if it is counted.
 func decrementCount[K comparable](counts map[K]int, key K) {
 	if n := counts[key]; n > 1 {
 		counts[key] = n - 1
@@ -458,7 +459,7 @@ func decrementCount[K comparable](counts map[K]int, key K) {
 	}
 }
 
-// updateLeastHintCap finds the least HintCap.
+// updateLeastHintCap sets hintCap to the least of hintCaps.
 func (c *caps) updateLeastHintCap() {
 	c.hintCap = 0
 	for each := range c.hintCaps {
@@ -468,7 +469,7 @@ func (c *caps) updateLeastHintCap() {
 	}
 }
 
-// commonMaxRate is what all members have; nil: they have none, or not the same.
+// commonMaxRate returns the maximum rate that all members have; nil: they have none, or different ones.
 func (w *window) commonMaxRate() *rateLimit {
 	for l, n := range w.caps.maxRates {
 		if n == len(w.members) {
@@ -478,92 +479,87 @@ func (w *window) commonMaxRate() *rateLimit {
 	return nil
 }
 
-// applyCaps keeps the limits below a maximum rate that all members have, and below their part
-// of the capacity that a fresh hint tells, whatever the algorithm asks for. The
-// algorithm is told that its window did not bind.
+// applyCaps keeps the control below a maximum rate that all members have, and below their part of the capacity that a
+// fresh hint states, whatever the algorithm asks for. The algorithm learns that its window did not bind.
 func (w *window) applyCaps(now cc.Time) {
 	w.capToMaxRate()
-	w.caps.bind = w.caps.rateBound
+	w.caps.binds = w.caps.rateBinds
 	w.capToHint(now)
 }
 
-// capToMaxRate keeps the limits to the maximum rate that all members have. The rate
-// binds once the window is more than the rate has in flight between two visits of a
-// busy pacer, with what waits to be acknowledged together. Then the window only serves
-// to divide the rate.
+// capToMaxRate keeps the control to the maximum rate that all members have. The rate binds once the window exceeds what
+// the rate has in flight between two visits of a busy pacer, plus what waits to be acknowledged together. The window
+// then only serves to divide the rate.
 func (w *window) capToMaxRate() {
-	w.caps.rateBound, w.caps.burst = false, 0
+	w.caps.rateBinds, w.caps.burstTime = false, 0
 	limit := w.commonMaxRate()
 	if limit == nil {
 		return
 	}
-	own, rate := w.ctl, limit.key.rate
+	own, rate := w.control, limit.key.rate
 	slack := w.segmentsOfEach(floorSegments + ackedTogether)
-	w.caps.rateBound = w.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
-	if !w.caps.rateBound && own.PacingRate == 0 { // the window is the lesser: pacing would only hold it back
+	w.caps.rateBinds = w.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
+	if !w.caps.rateBinds && own.PacingRate == 0 { // the window allows less than the rate, so pacing would only slow it down
 		return
 	}
-	if w.capToRate(rate, w.rtt.srtt+spareWindow, slack); own.PacingRate != w.ctl.PacingRate {
-		w.caps.burst = limitBurst
+	if w.capToRate(rate, w.rtt.srtt+spareWindow, slack); own.PacingRate != w.control.PacingRate {
+		w.caps.burstTime = limitBurst
 	}
 }
 
-// spareWindow is for how long the rate may be sent beyond a round trip before the
-// window binds, where acknowledgements come late.
+// spareWindow is for how long beyond a round trip the maximum rate may be sent before the window binds. It makes up for
+// late acknowledgements.
 const spareWindow = 100 * time.Millisecond
 
-// capToRate keeps the limits to a rate: the rate itself, and as a window what it has in
-// flight in d, once a round trip is known, and some slack.
+// capToRate keeps the control to a rate: the rate itself and, once a round trip is known, what it has in flight in d
+// plus slack as a window.
 func (w *window) capToRate(rate cc.Rate, d time.Duration, slack cc.Bytes) {
-	w.ctl.PacingRate = lesserRate(w.ctl.PacingRate, rate)
+	w.control.PacingRate = lesserRate(w.control.PacingRate, rate)
 	if w.rtt.srtt > 0 {
-		w.ctl.Cwnd = min(w.ctl.Cwnd, rate.BytesIn(d)+slack)
+		w.control.Cwnd = min(w.control.Cwnd, rate.BytesIn(d)+slack)
 	}
 }
 
-// segmentsOfEach is so many segments of each member.
+// segmentsOfEach returns the bytes of a number of segments for each member.
 func (w *window) segmentsOfEach(each cc.Bytes) cc.Bytes {
 	return each * w.mss * cc.Bytes(max(1, len(w.members)))
 }
 
-// capToHint keeps the limits below the part of a fresh hint's capacity, in a window
-// without a queue. Two segments of each member may leave while the hint holds even
-// where there is no capacity: without them a late acknowledgement would leave the path
-// idle, and a flow paced by next to nothing would not notice when there is some
-// capacity again. A hint that grows old frees both by itself.
+// capToHint keeps the control below the part of a fresh hint's capacity, in a window without a queue. Two segments of
+// each member may leave while the hint is fresh, even if it states no capacity. Without them a late acknowledgement
+// would leave the path idle, and a flow paced at next to nothing would not notice new capacity. The timer ends the cap.
 func (w *window) capToHint(now cc.Time) {
-	w.caps.within = false
+	w.caps.hintBinds = false
 	if w.caps.hintCap == 0 || w.hints.believed.Capacity == 0 || !w.hints.isFresh(now, w.rtt.srtt) {
 		return
 	}
-	own := w.ctl
+	own := w.control
 	slack := w.segmentsOfEach(floorSegments)
 	rate := max(cc.Rate(w.caps.hintCap*float64(w.hints.believed.Capacity)), cc.RateOf(slack, w.hints.lifetime(w.rtt.srtt)))
 	w.capToRate(rate, w.rtt.min, slack)
-	// A window that is within it has no more in flight than the rate: pacing only spreads that.
-	w.caps.within = own.Cwnd > w.ctl.Cwnd
-	w.caps.bind = w.caps.bind || w.caps.within || w.rtt.srtt == 0 && own.PacingRate != w.ctl.PacingRate
+	// If the window itself is small enough, pacing only spreads what it allows.
+	w.caps.hintBinds = own.Cwnd > w.control.Cwnd
+	w.caps.binds = w.caps.binds || w.caps.hintBinds || w.rtt.srtt == 0 && own.PacingRate != w.control.PacingRate
 	w.scheduleTick(w.hints.newest.At.Add(w.hints.lifetime(w.rtt.srtt) + 1))
 }
 
-// addHint takes note of a hint, unless g knows a newer one. So much is delivered to other
-// groups of its host.
+// addHint takes in a hint, unless the group knows a newer one. others is the rate delivered to the same host by other
+// groups.
 func (w *window) addHint(h cc.Hint, others cc.Rate) {
-	if w.hints.addHint(h, others) && w.caps.hintCap > 0 { // which does not wait for an event
+	if w.hints.keepHint(h, others) && w.caps.hintCap > 0 { // the cap must not wait for an event
 		w.scheduleTick(h.At)
 	}
 }
 
-// checkHint holds the newest hint against an acknowledgement, of which the queue on the
-// way back is taken off.
+// checkHint checks the newest hint against an acknowledgement, without the queue on the way back.
 func (w *window) checkHint(a *cc.Ack) {
 	if !w.hints.isFresh(a.Now, w.rtt.srtt) {
-		w.hints.check.since = 0
+		w.hints.check.intervalStart = 0
 		return
 	}
-	changed := w.hints.check.onAck(acked{
-		now: a.Now, forward: a.RTT - a.ReverseQueue, srtt: a.SRTT, uses: w.hintPart(),
-		delivered: w.delivered.total, free: w.isUnboundByHint(),
+	changed := w.hints.check.onAck(hintEvidence{
+		now: a.Now, forwardRTT: a.RTT - a.ReverseQueue, srtt: a.SRTT, usedPart: w.hintPart(),
+		delivered: w.delivered.total, unbound: w.isUnboundByHint(),
 	})
 	if changed {
 		w.hints.believed = w.hints.check.correctedHint(w.hints.newest)
@@ -571,25 +567,25 @@ func (w *window) checkHint(a *cc.Ack) {
 	}
 }
 
-// isUnboundByHint reports whether something other than hints keeps w from sending more: the
-// application, the receiver, the transport, or an algorithm that knows of no hints.
+// isUnboundByHint reports whether something other than hints keeps the group from sending more: the application, the
+// receiver, the transport, or an algorithm that knows of no hints.
 func (w *window) isUnboundByHint() bool {
 	idle := w.wanting == 0 && w.inflight+w.mss <= w.memberWindow()
-	return idle || w.limitedBelow || !w.caps.within && !slices.Contains(w.spec.Needs, cc.NeedsHints)
+	return idle || w.limitedBelow || !w.caps.hintBinds && !slices.Contains(w.spec.Needs, cc.NeedsHints)
 }
 
-// hintPart is the part of what hints say for which w goes.
+// hintPart returns the part of what hints state that the group tries to use.
 func (w *window) hintPart() float64 {
-	if w.caps.within {
+	if w.caps.hintBinds {
 		return w.caps.hintCap
 	}
-	if part := w.params["usable_fraction"]; part > 0 { // NACC's
+	if part := w.params["usable_fraction"]; part > 0 { // a parameter of NACC
 		return part
 	}
 	return 1
 }
 
-// takeHintNews is what is to be told of w's hints, and whether there is anything.
+// takeHintNews returns a change in the doubt of hints that has not been reported yet; false: there is none.
 func (w *window) takeHintNews() (news HintNews, is bool) {
 	k := &w.hints.check
 	doubt := k.certainDoubt()
@@ -597,22 +593,22 @@ func (w *window) takeHintNews() (news HintNews, is bool) {
 		return HintNews{}, false
 	}
 	k.reported = doubt
-	return HintNews{w.name, w.spec.Name, doubt, k.told, k.got, k.believedRate(k.told)}, true
+	return HintNews{w.name, w.spec.Name, doubt, k.claimed, k.deliveredRate, k.believedRate(k.claimed)}, true
 }
 
-// memberWindow is what the members may have in flight together: what datagrams use, or wait
-// for, of their share is not theirs.
-func (w *window) memberWindow() cc.Bytes { return w.ctl.Cwnd - w.datagramBytes(true) }
+// memberWindow returns what the members may have in flight together: the window without what datagrams use, or wait
+// for, within their share.
+func (w *window) memberWindow() cc.Bytes { return w.control.Cwnd - w.datagramBytes(true) }
 
-// unpacedWindow is the part of the window that the pacing rate does not let anybody fill.
+// unpacedWindow returns the part of the window that the pacing rate lets no member fill.
 func (w *window) unpacedWindow() cc.Bytes {
-	if w.ctl.PacingRate == 0 || w.rtt.srtt == 0 {
+	if w.control.PacingRate == 0 || w.rtt.srtt == 0 {
 		return 0
 	}
-	return max(0, w.ctl.Cwnd-w.ctl.PacingRate.BytesIn(w.rtt.srtt))
+	return max(0, w.control.Cwnd-w.control.PacingRate.BytesIn(w.rtt.srtt))
 }
 
-// datagramBytes is what datagrams have in flight of the window, with those that wait or not.
+// datagramBytes returns what datagrams have in flight of the window. waiting: those that wait for room count too.
 func (w *window) datagramBytes(waiting bool) cc.Bytes {
 	if len(w.datagrams) == 0 {
 		return 0
@@ -620,48 +616,46 @@ func (w *window) datagramBytes(waiting bool) cc.Bytes {
 	view := w.datagramWindow()
 	var loose, most cc.Bytes
 	for _, d := range w.datagrams {
-		loose += d.loose
+		loose += d.inflight
 		if waiting {
-			loose += d.waiting
+			loose += d.refused
 		}
 		most = max(most, d.shareOfWindow(&view))
 	}
 	return min(loose, most)
 }
 
-// datagramWindow is what the window is to the datagrams beside the members: a pacer may not let these fill it.
+// datagramWindow returns the window as the datagrams beside the members see it.
 func (w *window) datagramWindow() datagramWindow {
 	lasts := unknownRTT
 	if w.rtt.srtt > 0 {
 		lasts = w.rtt.srtt
 	}
 	return datagramWindow{
-		known: w.alg != nil, usable: w.ctl.Cwnd - w.unpacedWindow(), mss: w.mss, lasts: lasts, all: w.datagrams,
+		known: w.algorithm != nil, usable: w.control.Cwnd - w.unpacedWindow(), mss: w.mss, lifetime: lasts, all: w.datagrams,
 	}
 }
 
-// retireDatagrams takes datagrams that left a round trip ago as gone.
+// retireDatagrams takes datagrams that left a round trip ago as arrived.
 func (w *window) retireDatagrams(now cc.Time) {
 	view := w.datagramWindow()
 	for _, d := range w.datagrams {
 		if d.retireOld(now, &view) {
-			w.changed = true // the members have the window back
+			w.needsDivision = true // the members have the window back
 		}
 	}
 }
 
-// scheduleRetiring has the group's tick come when what d sent first is gone.
+// scheduleRetiring schedules the group's tick for when the oldest datagrams of d retire.
 func (w *window) scheduleRetiring(d *datagramShare, view *datagramWindow) {
 	if at, ok := d.nextRetirement(view); ok {
 		w.scheduleTick(at)
 	}
 }
 
-// datagramsDelivered is how many bytes of datagrams in the window have been delivered
-// while acked bytes of the members were: on one path both fare alike. An algorithm
-// that took the members' rate for the path's would give the datagrams their share
-// of that, and then of what is left; and one that grows by what is acknowledged
-// would hardly do so beside many of them.
+// datagramsDelivered returns how many bytes of datagrams were delivered while acked bytes of the members were: on one
+// path both fare alike. An algorithm that took the members' rate for the path's would give the datagrams their share of
+// that, and then of what is left. One that grows by what is acknowledged would hardly grow beside many datagrams.
 func (w *window) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
 	if len(w.datagrams) == 0 {
 		return 0
@@ -670,21 +664,19 @@ func (w *window) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
 	return cc.Bytes(float64(acked) / float64(w.inflight+acked) * float64(w.datagramBytes(false)))
 }
 
-// A group keeps its window for linger after the last byte arrived, or for three
-// retransmission timeouts if those are longer, whether it has members or not: what
-// begins then is paced over a round trip (RFC 7661 §4.4.3 preserves a window that may
-// not have been validated, and wants its bursts mitigated). From then on the window
-// halves with every timeout, down to the initial one (RFC 2861), and the algorithm's
-// state is given back; with Terms.Restarts it does so from the first timeout on. After
-// memoryLasts nothing is known of a group without members. An algorithm that somebody
-// outside knows of goes with the last member.
+// A group keeps its window for linger after the last byte arrived, or for three retransmission timeouts if those are
+// longer, with members or without. What starts then is paced over a round trip: RFC 7661 §4.4.3 keeps a window that may
+// not be validated, and wants its bursts mitigated. After that the window halves with each timeout, down to the
+// initial one (RFC 2861), and the algorithm is released. With Terms.Restarts this begins at the first timeout. After
+// memoryLasts a group without members is forgotten. An algorithm that others know of (cc.Closer) goes with the last
+// member.
 const (
 	linger      = 10 * time.Second
 	memoryLasts = 5 * time.Minute
 )
 
-// endIdle ends an idle time for a member on path p, and reports whether it was longer
-// than a retransmission timeout.
+// endIdle ends an idle period because a member on path p sends. It reports whether the period was longer than a
+// retransmission timeout.
 func (w *window) endIdle(p *path, now cc.Time) bool {
 	if w.idle.since == 0 {
 		return false
@@ -695,8 +687,8 @@ func (w *window) endIdle(p *path, now cc.Time) bool {
 	return long
 }
 
-// forgetAfterIdle drops the algorithm of a group that has been idle for so long that it would not
-// go on from where it was, and reports whether it has been.
+// forgetAfterIdle releases the algorithm of a group that has been idle for longer than lingerTime, and reports whether
+// it is released.
 func (w *window) forgetAfterIdle(now cc.Time) bool {
 	if w.idle.since == 0 || now.Sub(w.idle.since) <= w.lingerTime() {
 		return false
@@ -705,18 +697,18 @@ func (w *window) forgetAfterIdle(now cc.Time) bool {
 	return true
 }
 
-// saveWindow drops the algorithm, if there is one, and keeps its window.
+// saveWindow releases the algorithm, if there is one, and remembers its window.
 func (w *window) saveWindow() {
-	if w.alg == nil {
+	if w.algorithm == nil {
 		return
 	}
-	w.idle.cwnd = w.alg.Control().Cwnd
+	w.idle.savedCwnd = w.algorithm.Control().Cwnd
 	w.closeAlgorithm()
-	w.initial, w.ssthresh, w.takenAway = 0, 0, 0
-	w.ctl = cc.Control{}
+	w.initialCwnd, w.ssthresh, w.movedPart = 0, 0, 0
+	w.control = cc.Control{}
 }
 
-// lingerTime is how long an idle group stays as it is.
+// lingerTime returns how long an idle group keeps its algorithm.
 func (w *window) lingerTime() time.Duration {
 	if w.restartsAfterIdle() {
 		return w.rtt.rto()
@@ -724,34 +716,33 @@ func (w *window) lingerTime() time.Duration {
 	return max(linger, 3*w.rtt.rto())
 }
 
-// restartsAfterIdle is Terms.Restarts.
+// restartsAfterIdle returns Terms.Restarts of the members.
 func (w *window) restartsAfterIdle() bool { return len(w.members) > 0 && w.members[0].terms.Restarts }
 
-// rememberedWindow is the window with which a group would start at now whose algorithm is
-// forgotten: at least the usual first one, unless it was less.
+// rememberedWindow returns the window with which a group without algorithm would start at now: at least the usual
+// initial one, unless the saved window is less.
 func (w *window) rememberedWindow(now cc.Time) cc.Bytes {
 	idle := now.Sub(w.idle.since) - w.lingerTime()
 	halvings := min(max(0, idle/w.rtt.rto()), 62)
 	if w.restartsAfterIdle() {
-		halvings++ // for the timeout that it lingered
+		halvings++ // for the timeout of lingerTime
 	}
-	return max(w.idle.cwnd>>halvings, min(w.idle.cwnd, cc.InitialCwndPackets*w.mss))
+	return max(w.idle.savedCwnd>>halvings, min(w.idle.savedCwnd, cc.InitialCwndPackets*w.mss))
 }
 
-// restartFromMemory readies a group that has forgotten its algorithm for a member on path p: it
-// starts anew from what is left of the window, up to which the path is known, and with
-// p's base round trip. Of a path that is new nothing is known.
+// restartFromMemory prepares a group without algorithm for a member on path p. The next algorithm starts from what is
+// left of the saved window, with the saved window as ssthresh and p's base round trip. A new path starts from nothing.
 func (w *window) restartFromMemory(p *path, now cc.Time) {
 	w.forgetAfterIdle(now)
-	if w.idle.cwnd == 0 {
+	if w.idle.savedCwnd == 0 {
 		return
 	}
-	initial, ssthresh := p.fromReference(w.rememberedWindow(now)), p.fromReference(w.idle.cwnd)
-	if p.base == 0 {
+	initial, ssthresh := p.fromReference(w.rememberedWindow(now)), p.fromReference(w.idle.savedCwnd)
+	if p.baseRTT == 0 {
 		initial, ssthresh = 0, 0
 	}
-	w.initial, w.ssthresh, w.idle.cwnd = initial, ssthresh, 0
-	w.rtt = rttEstimator{srtt: p.base, rttvar: p.base / 2, min: p.base}
+	w.initialCwnd, w.ssthresh, w.idle.savedCwnd = initial, ssthresh, 0
+	w.rtt = rttEstimator{srtt: p.baseRTT, rttvar: p.baseRTT / 2, min: p.baseRTT}
 	w.cwndFullAt = 0
 	w.setReferencePath(p)
 }
