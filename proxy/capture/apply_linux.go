@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -112,10 +111,17 @@ func lockNetlink() (h *netlink.Handle, done func(), err error) {
 	}, nil
 }
 
+// setBuffers makes room for a transaction. Its parameter is a *netlink.Conn of the library below
+// nftables, which nothing else here needs.
+func setBuffers[C interface {
+	SetWriteBuffer(bytes int) error
+	SetReadBuffer(bytes int) error
+}](c C) error {
+	return errors.Join(c.SetWriteBuffer(transaction), c.SetReadBuffer(transaction))
+}
+
 func replaceTable(t ruleset) error {
-	c, err := nftables.New(nftables.WithSockOptions(func(c *mdlayher.Conn) error {
-		return errors.Join(c.SetWriteBuffer(transaction), c.SetReadBuffer(transaction))
-	}))
+	c, err := nftables.New(nftables.WithSockOptions(setBuffers))
 	if err != nil {
 		return explainError("open nftables", err)
 	}

@@ -1,36 +1,36 @@
 package linkstat
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
-	"github.com/mdlayher/genetlink"
-	"github.com/mdlayher/netlink"
-	vnl "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// machine is the way to ask the kernel, in the network namespace in which it
-// was opened. It is not for several goroutines at once.
+// machine asks the kernel, in the network namespace in which it was opened. One goroutine uses it
+// at a time.
 type machine struct {
-	route   *netlink.Conn
-	links   *vnl.Handle
-	generic *genetlink.Conn
+	links *netlink.Handle
+	// sockets are by netlink protocol, for requests that the library has no function for.
+	sockets  map[int]*nl.SocketHandle
+	families map[string]*netlink.GenlFamily // by name, once they were asked for
+	// ask is askFamily; tests answer in its place.
+	ask func(family string, command uint8, flags int, attrs ...*nl.RtAttr) ([]attributes, error)
 }
 
-func openMachine() (m *machine, err error) {
-	m = &machine{}
-	if m.route, err = netlink.Dial(unix.NETLINK_ROUTE, nil); err == nil {
-		m.generic, err = genetlink.Dial(nil)
-	}
-	if err == nil {
-		m.links, err = vnl.NewHandle(unix.NETLINK_ROUTE)
-	}
+// openMachine opens the sockets in the network namespace of the calling thread.
+func openMachine() (*machine, error) {
+	m := &machine{sockets: map[int]*nl.SocketHandle{}, families: map[string]*netlink.GenlFamily{}}
+	m.ask = m.askFamily
+	err := m.openSockets()
 	if err != nil {
 		m.closeSockets()
 		return nil, fmt.Errorf("linkstat: %w (systemd: RestrictAddressFamilies needs AF_NETLINK)", err)
@@ -38,19 +38,26 @@ func openMachine() (m *machine, err error) {
 	return m, nil
 }
 
-// interruptReads ends what is being read, and all that would be later. It may be
-// called while others read.
-func (m *machine) interruptReads() {
-	_ = m.route.Close()
-	_ = m.generic.Close()
+func (m *machine) openSockets() (err error) {
+	if m.links, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_GENERIC); err != nil {
+		return err
+	}
+	for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC} {
+		s, err := nl.Subscribe(protocol) // to nothing: it is the way to open a socket
+		if err != nil {
+			return err
+		}
+		m.sockets[protocol] = &nl.SocketHandle{Socket: s}
+		if err := s.SetReceiveTimeout(&nl.SocketTimeoutTv); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (m *machine) closeSockets() {
-	if m.route != nil {
-		_ = m.route.Close()
-	}
-	if m.generic != nil {
-		_ = m.generic.Close()
+	for _, s := range m.sockets {
+		s.Close()
 	}
 	if m.links != nil {
 		m.links.Close()
@@ -59,13 +66,17 @@ func (m *machine) closeSockets() {
 
 // Interface is a network interface that a Source could read.
 type Interface struct {
-	Name  string
-	Queue string  // kind of its root queueing discipline, such as fq_codel
-	Rate  cc.Rate // of its queue or its cable; 0: neither tells one
-	Radio bool    // nl80211 knows it
+	Name string
+	// Queue is the kind of its root queueing discipline, such as fq_codel.
+	Queue string
+	// Rate is that of its queue or its cable. 0: neither has one.
+	Rate cc.Rate
+	// Radio reports whether nl80211 knows the interface.
+	Radio bool
 }
 
-// Interfaces returns those of the thread's network namespace that are up, loopback aside.
+// Interfaces returns the interfaces of the thread's network namespace that are up, without
+// loopback.
 func Interfaces() ([]Interface, error) {
 	m, err := openMachine()
 	if err != nil {
@@ -79,8 +90,8 @@ func Interfaces() ([]Interface, error) {
 	return m.describeInterfaces(all)
 }
 
-// describeInterfaces leaves out what has vanished since it was listed.
-func (m *machine) describeInterfaces(listed []vnl.Link) (out []Interface, err error) {
+// describeInterfaces leaves out interfaces that have vanished since they were listed.
+func (m *machine) describeInterfaces(listed []netlink.Link) (out []Interface, err error) {
 	for _, l := range listed {
 		attrs := l.Attrs()
 		if attrs.Flags&net.FlagUp == 0 || attrs.Flags&net.FlagLoopback != 0 {
@@ -88,7 +99,7 @@ func (m *machine) describeInterfaces(listed []vnl.Link) (out []Interface, err er
 		}
 		d, err := m.describeDevice(attrs.Name)
 		if err != nil {
-			if _, now := m.links.LinkByName(attrs.Name); errors.As(now, new(vnl.LinkNotFoundError)) {
+			if _, now := m.links.LinkByName(attrs.Name); errors.As(now, new(netlink.LinkNotFoundError)) {
 				continue
 			}
 			return nil, err
@@ -98,29 +109,32 @@ func (m *machine) describeInterfaces(listed []vnl.Link) (out []Interface, err er
 	return out, nil
 }
 
-// device is an interface with what is behind it.
+// device is an interface with the hosts behind it.
 type device struct {
 	link
-	index    int
-	above    int            // index of the bridge or bond that has its addresses and neighbours; else its own
+	index int
+	// upper is the index of the bridge or bond that has the interface's addresses and neighbours.
+	// It is the interface's own index where there is none.
+	upper    int
 	prefixes []netip.Prefix // of its addresses
 	others   []netip.Prefix // of other interfaces' addresses
 	queue    queueID        // at its root
 	radio    *radio         // nil: it has none
 }
 
-// describeDevice finds out what changes rarely about an interface.
+// describeDevice reads all that changes rarely about an interface.
 func (m *machine) describeDevice(name string) (*device, error) {
 	l, err := m.links.LinkByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: %w", err)
 	}
 	attrs := l.Attrs()
-	d := &device{index: attrs.Index, above: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
-	if attrs.MasterIndex != 0 && (attrs.Slave == nil || attrs.Slave.SlaveType() != "vrf") { // which leaves them here
-		d.above = attrs.MasterIndex
+	d := &device{index: attrs.Index, upper: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
+	// A VRF leaves addresses with the interface.
+	if attrs.MasterIndex != 0 && (attrs.Slave == nil || attrs.Slave.SlaveType() != "vrf") {
+		d.upper = attrs.MasterIndex
 	}
-	qs, err := listQdiscs(m.route, d.index, true)
+	qs, err := m.listQdiscs(d.index, true)
 	if err != nil {
 		return nil, err
 	}
@@ -131,37 +145,37 @@ func (m *machine) describeDevice(name string) (*device, error) {
 	}
 	d.queue, d.rate = q.queue, q.rate
 	if q.kind == "htb" {
-		if d.rate, err = m.topClasses(l); err != nil {
+		if d.rate, err = m.sumClassRates(l); err != nil {
 			return nil, err
 		}
 	}
 	if d.rate == 0 {
-		d.rate = m.linkSpeed(d.index)
+		d.rate = m.readLinkSpeed(d.index)
 	}
 	if d.radio, err = m.describeRadio(d.index); err != nil {
 		return nil, err
 	}
-	d.prefixes, d.others, err = m.interfacePrefixes(d.above)
+	d.prefixes, d.others, err = m.listPrefixes(d.upper)
 	return d, err
 }
 
-// topClasses is the rate that htb lets all of its top classes together have.
-func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
-	classes, err := nldump.Retry(func() ([]vnl.Class, error) { return m.links.ClassList(l, vnl.HANDLE_NONE) })
+// sumClassRates returns the rate that htb gives all of its top classes together.
+func (m *machine) sumClassRates(l netlink.Link) (sum cc.Rate, err error) {
+	classes, err := nldump.Retry(func() ([]netlink.Class, error) { return m.links.ClassList(l, netlink.HANDLE_NONE) })
 	if err != nil {
 		return 0, fmt.Errorf("linkstat: read classes: %w", err)
 	}
 	for _, c := range classes {
-		if htb, ok := c.(*vnl.HtbClass); ok && htb.Parent == rootHandle {
-			sum += bitsOf(htb.Ceil)
+		if htb, ok := c.(*netlink.HtbClass); ok && htb.Parent == rootHandle {
+			sum += rateOfBytes(htb.Ceil)
 		}
 	}
 	return sum, nil
 }
 
-// interfacePrefixes are those of an interface's addresses, and of all others'.
-func (m *machine) interfacePrefixes(index int) (own, others []netip.Prefix, err error) {
-	addrs, err := nldump.Retry(func() ([]vnl.Addr, error) { return m.links.AddrList(nil, vnl.FAMILY_ALL) })
+// listPrefixes returns the prefixes of an interface's addresses, and those of all other interfaces.
+func (m *machine) listPrefixes(index int) (own, others []netip.Prefix, err error) {
+	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return m.links.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("linkstat: read addresses: %w", err)
 	}
@@ -181,15 +195,15 @@ func (m *machine) interfacePrefixes(index int) (own, others []netip.Prefix, err 
 	return own, others, nil
 }
 
-// neighbourHosts are the hosts on an interface, by hardware address.
-func (m *machine) neighbourHosts(index int) (map[string][]netip.Addr, error) {
-	known, err := nldump.Retry(func() ([]vnl.Neigh, error) { return m.links.NeighList(index, vnl.FAMILY_ALL) })
+// listNeighbours returns the hosts on an interface, by hardware address.
+func (m *machine) listNeighbours(index int) (map[string][]netip.Addr, error) {
+	known, err := nldump.Retry(func() ([]netlink.Neigh, error) { return m.links.NeighList(index, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: read neighbours: %w", err)
 	}
 	out := map[string][]netip.Addr{}
 	for _, n := range known {
-		if ip, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) > 0 && n.State&vnl.NUD_FAILED == 0 {
+		if ip, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) > 0 && n.State&netlink.NUD_FAILED == 0 {
 			mac := string(n.HardwareAddr)
 			out[mac] = append(out[mac], ip.Unmap())
 		}
@@ -197,10 +211,10 @@ func (m *machine) neighbourHosts(index int) (map[string][]netip.Addr, error) {
 	return out, nil
 }
 
-// readQueue takes a reading of an interface's queue. An interface that has none, or
-// keeps it where only its driver knows, counts what it sends.
+// readQueue takes a reading of an interface's queue. For an interface without a queue, or with
+// one that only its driver knows, it reads the counters of sent packets.
 func (m *machine) readQueue(d *device, at cc.Time) (reading, error) {
-	qs, err := listQdiscs(m.route, d.index, false)
+	qs, err := m.listQdiscs(d.index, false)
 	if err != nil {
 		return reading{}, err
 	}
@@ -226,64 +240,101 @@ func (m *machine) readQueue(d *device, at cc.Time) (reading, error) {
 	return r, nil
 }
 
-// linkSpeed is the rate that both ends of the cable have agreed on; 0: it is not known.
-func (m *machine) linkSpeed(index int) cc.Rate {
+// readLinkSpeed returns the rate that both ends of the cable have agreed on. 0: the driver does
+// not know it.
+func (m *machine) readLinkSpeed(index int) cc.Rate {
 	const unknown = 1<<32 - 1
-	family, err := m.generic.GetFamily(unix.ETHTOOL_GENL_NAME)
-	if err != nil {
-		return 0 // before Linux 5.6
+	header := nl.NewRtAttr(unix.ETHTOOL_A_LINKMODES_HEADER|unix.NLA_F_NESTED, nil)
+	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
+	replies, err := m.ask(unix.ETHTOOL_GENL_NAME, unix.ETHTOOL_MSG_LINKMODES_GET, 0, header)
+	if err != nil || len(replies) == 0 {
+		return 0
 	}
-	ae := netlink.NewAttributeEncoder()
-	ae.Nested(unix.ETHTOOL_A_LINKMODES_HEADER, func(ae *netlink.AttributeEncoder) error {
-		ae.Uint32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(index))
-		return nil
-	})
-	replies, err := m.sendRequest(family, unix.ETHTOOL_MSG_LINKMODES_GET, 0, ae)
-	if err != nil {
-		return 0 // its driver does not say
-	}
-	var mbit uint32
-	err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
-		if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
-			mbit = ad.Uint32()
-		}
-	})
-	if err != nil || mbit == unknown {
+	mbit := replies[0].number(unix.ETHTOOL_A_LINKMODES_SPEED)
+	if mbit == unknown {
 		return 0
 	}
 	return cc.Rate(mbit) * 1_000_000
 }
 
-// sendRequest sends one request to a generic netlink family.
-func (m *machine) sendRequest(f genetlink.Family, command uint8, flags netlink.HeaderFlags,
-	ae *netlink.AttributeEncoder,
-) ([]genetlink.Message, error) {
-	data, err := ae.Encode()
+// askFamily sends one request to a family of generic netlink, and returns the attributes of each
+// answer.
+func (m *machine) askFamily(name string, command uint8, flags int, attrs ...*nl.RtAttr) ([]attributes, error) {
+	family := m.families[name]
+	if family == nil {
+		var err error
+		if family, err = m.links.GenlFamilyGet(name); err != nil {
+			return nil, err
+		}
+		m.families[name] = family
+	}
+	answers, err := nldump.Retry(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(int(family.ID), flags)
+		req.Sockets = m.sockets
+		req.AddData(&nl.Genlmsg{Command: command, Version: uint8(family.Version)})
+		for _, a := range attrs {
+			req.AddData(a)
+		}
+		return req.Execute(unix.NETLINK_GENERIC, 0)
+	})
 	if err != nil {
+		delete(m.families, name) // a module that is loaded again has another number
 		return nil, err
 	}
-	msg := genetlink.Message{Header: genetlink.Header{Command: command, Version: f.Version}, Data: data}
-	return m.generic.Execute(msg, f.ID, netlink.Request|flags)
-}
-
-// eachAttribute calls f for each attribute of a request's answers.
-func eachAttribute(replies []genetlink.Message, f func(*netlink.AttributeDecoder)) error {
-	for _, reply := range replies {
-		ad, err := netlink.NewAttributeDecoder(reply.Data)
+	replies := make([]attributes, 0, len(answers))
+	for _, b := range answers {
+		reply, err := parseAttributes(b[min(nl.SizeofGenlmsg, len(b)):])
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for ad.Next() {
-			f(ad)
-		}
-		if err := ad.Err(); err != nil {
-			return err
-		}
+		replies = append(replies, reply)
 	}
-	return nil
+	return replies, nil
 }
 
-// isMissing tells whether what was asked for does not exist, or not for that interface.
+// isMissing reports whether something asked for does not exist, or not for that interface.
 func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// attributes are those of a netlink message, by type without its flags. Of several with one type
+// it has the last.
+type attributes map[uint16][]byte
+
+var errMalformed = errors.New("a malformed netlink message")
+
+// parseAttributes reads attributes (struct nlattr of linux/netlink.h).
+func parseAttributes(b []byte) (attributes, error) {
+	attrs := attributes{}
+	for len(b) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofNlAttr || size > len(b) {
+			return nil, errMalformed
+		}
+		attrs[binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK] = b[unix.SizeofNlAttr:size]
+		aligned := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		b = b[min(aligned, len(b)):]
+	}
+	return attrs, nil
+}
+
+// nested returns the attributes within one; none: it is absent or malformed.
+func (a attributes) nested(kind uint16) attributes {
+	inner, _ := parseAttributes(a[kind])
+	return inner
+}
+
+// number returns an attribute of 1, 2, 4 or 8 bytes; 0: it is absent.
+func (a attributes) number(kind uint16) uint64 {
+	switch b := a[kind]; len(b) {
+	case 1:
+		return uint64(b[0])
+	case 2:
+		return uint64(binary.NativeEndian.Uint16(b))
+	case 4:
+		return uint64(binary.NativeEndian.Uint32(b))
+	case 8:
+		return binary.NativeEndian.Uint64(b)
+	}
+	return 0
 }

@@ -6,24 +6,24 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// Attributes of linux/pkt_sched.h for which no library has a name.
+// Attributes of linux/pkt_sched.h that the library has no name for.
 const (
 	tcaCodelLimit           = 2
 	tcaCakeBaseRate64       = 2
 	tcaCakeStatsMemoryLimit = 3
 )
 
-// kindNone is the qdisc of interfaces that have no queue, or one elsewhere.
+// kindNone is the qdisc of interfaces that have no queue, or one that only the driver knows.
 const kindNone = "noqueue"
 
-// cakeOverhead is how many bytes of memory a full frame of 1514 bytes takes.
+// cakeOverhead is the memory that a full frame of 1514 bytes takes in cake, in bytes.
 const cakeOverhead = 2304
 
 // qdisc is a queueing discipline as the kernel describes it.
@@ -31,45 +31,43 @@ type qdisc struct {
 	handle, parent uint32
 	kind           string
 	reading
-	rate  cc.Rate // that it lets pass at most; 0: it has no bound
-	limit limit   // of what waits in itself
-	under limit   // of what waits in its child, unless the child has a limit of its own
+	rate  cc.Rate // the most that it lets pass; 0: it has no bound
+	limit limit   // of packets that wait in the qdisc itself
+	// childLimit is the limit of its child, unless the child has a limit of its own.
+	childLimit limit
 }
 
-// isQueue tells whether packets that are sent wait in it: ingress and clsact only hold filters.
+// isQueue reports whether packets that are sent wait in it. ingress and clsact only hold filters.
 func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
 
-// listQdiscs reads the queueing disciplines of an interface: those that "tc qdisc show" lists, and with
-// hidden those that the kernel put into them by itself. It reads those of all interfaces, because a
-// dump has no filter, and because the kernel multicasts the answer to a request for a single one.
-func listQdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
-	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
-	req := netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump},
-		Data:   msg.Serialize(),
-	}
-	if hidden {
-		flag, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.TCA_DUMP_INVISIBLE}})
-		if err != nil {
-			return nil, fmt.Errorf("linkstat: %w", err)
+// listQdiscs reads the queueing disciplines of an interface that "tc qdisc show" lists. With
+// hidden it also reads those that the kernel put into them by itself. It reads those of all
+// interfaces, because a dump has no filter, and because the kernel multicasts the answer to a
+// request for a single one.
+func (m *machine) listQdiscs(index int, hidden bool) ([]qdisc, error) {
+	replies, err := nldump.Retry(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
+		req.Sockets = m.sockets
+		req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)})
+		if hidden {
+			req.AddData(nl.NewRtAttr(unix.TCA_DUMP_INVISIBLE, nil))
 		}
-		req.Data = append(req.Data, flag...)
-	}
-	replies, err := conn.Execute(req)
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: read queueing disciplines: %w", err)
 	}
 	var out []qdisc
-	for _, m := range replies {
-		if m.Header.Type != unix.RTM_NEWQDISC || len(m.Data) < nl.SizeofTcMsg {
+	for _, b := range replies {
+		if len(b) < nl.SizeofTcMsg {
 			continue
 		}
-		tc := nl.DeserializeTcMsg(m.Data)
+		tc := nl.DeserializeTcMsg(b)
 		if int(tc.Ifindex) != index {
 			continue
 		}
 		q := qdisc{handle: tc.Handle, parent: tc.Parent}
-		if err := q.decodeAttributes(m.Data[nl.SizeofTcMsg:]); err != nil {
+		if err := q.decodeAttributes(b[nl.SizeofTcMsg:]); err != nil {
 			return nil, fmt.Errorf("linkstat: queueing discipline %x of interface %d: %w", tc.Handle, index, err)
 		}
 		q.queue = queueID{link: index, handle: q.handle, kind: q.kind}
@@ -78,7 +76,7 @@ func listQdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	return out, nil
 }
 
-// rootQdisc is the qdisc that all others of an interface are below.
+// rootQdisc returns the qdisc that all others of an interface are below.
 func rootQdisc(qs []qdisc) (qdisc, error) {
 	for _, q := range qs {
 		if q.parent == rootHandle {
@@ -91,69 +89,40 @@ func rootQdisc(qs []qdisc) (qdisc, error) {
 // errNoQueue says that an interface is not there, or not yet.
 var errNoQueue = errors.New("linkstat: the interface has no queueing discipline")
 
-// rootHandle is where an interface's first qdisc and a qdisc's first classes are.
+// rootHandle is the parent of an interface's first qdisc, and of a qdisc's first classes.
 const rootHandle = 0xffffffff
 
-func (q *qdisc) decodeAttributes(attrs []byte) error {
-	ad, err := netlink.NewAttributeDecoder(attrs)
+func (q *qdisc) decodeAttributes(b []byte) error {
+	attrs, err := parseAttributes(b)
 	if err != nil {
 		return err
 	}
-	var options []byte
-	for ad.Next() {
-		switch ad.Type() {
-		case unix.TCA_KIND:
-			q.kind = ad.String()
-		case unix.TCA_OPTIONS:
-			options = ad.Bytes()
-		case unix.TCA_STATS2:
-			ad.Nested(q.decodeStats)
-		}
-	}
-	if err := ad.Err(); err != nil {
-		return err
-	}
-	return q.decodeSettings(options)
+	q.kind = unix.ByteSliceToString(attrs[unix.TCA_KIND])
+	q.decodeStats(attrs.nested(unix.TCA_STATS2))
+	return q.decodeSettings(attrs[unix.TCA_OPTIONS])
 }
 
 // decodeStats reads counters (linux/gen_stats.h).
-func (q *qdisc) decodeStats(ad *netlink.AttributeDecoder) error {
-	for ad.Next() {
-		switch ad.Type() {
-		case nl.TCA_STATS_BASIC:
-			if b := ad.Bytes(); len(b) >= 12 {
-				q.sent = cc.Bytes(binary.NativeEndian.Uint64(b))
-				q.packets = binary.NativeEndian.Uint32(b[8:])
-			}
-		case nl.TCA_STATS_QUEUE:
-			if b := ad.Bytes(); len(b) >= 12 {
-				q.waiting = int(binary.NativeEndian.Uint32(b))
-				q.backlog = cc.Bytes(binary.NativeEndian.Uint32(b[4:]))
-				q.dropped = binary.NativeEndian.Uint32(b[8:])
-			}
-		case nl.TCA_STATS_APP:
-			if q.kind == "cake" { // its kind comes first
-				ad.Nested(q.decodeCakeStats)
-			}
-		}
+func (q *qdisc) decodeStats(stats attributes) {
+	if b := stats[nl.TCA_STATS_BASIC]; len(b) >= 12 {
+		q.sent = cc.Bytes(binary.NativeEndian.Uint64(b))
+		q.packets = binary.NativeEndian.Uint32(b[8:])
 	}
-	return nil // Nested asks ad itself
+	if b := stats[nl.TCA_STATS_QUEUE]; len(b) >= 12 {
+		q.waiting = int(binary.NativeEndian.Uint32(b))
+		q.backlog = cc.Bytes(binary.NativeEndian.Uint32(b[4:]))
+		q.dropped = binary.NativeEndian.Uint32(b[8:])
+	}
+	if q.kind == "cake" {
+		memory := cc.Bytes(uint32(stats.nested(nl.TCA_STATS_APP).number(tcaCakeStatsMemoryLimit)))
+		q.limit.bytes = memory * (cc.DefaultMSS + packetHeaders + frameHeader) / cakeOverhead
+	}
 }
 
-func (q *qdisc) decodeCakeStats(ad *netlink.AttributeDecoder) error {
-	for ad.Next() {
-		if ad.Type() == tcaCakeStatsMemoryLimit {
-			q.limit.bytes = cc.Bytes(ad.Uint32()) * (cc.DefaultMSS + packetHeaders + frameHeader) / cakeOverhead
-		}
-	}
-	return nil
-}
-
-// decodeSettings reads those of its options that bound a rate or a queue.
+// decodeSettings reads the options that bound a rate or a queue.
 func (q *qdisc) decodeSettings(options []byte) error {
-	switch q.kind {
-	case "pfifo", "bfifo":
-		if len(options) < 4 { // what it has inherited
+	if q.kind == "pfifo" || q.kind == "bfifo" {
+		if len(options) < 4 { // the limit is inherited
 			return nil
 		}
 		n := binary.NativeEndian.Uint32(options)
@@ -163,44 +132,41 @@ func (q *qdisc) decodeSettings(options []byte) error {
 			q.limit.packets = int(n)
 		}
 		return nil
-	case "tbf", "fq_codel", "codel", "fq", "cake":
-	default:
+	}
+	packetLimit := map[string]uint16{
+		"fq_codel": nl.TCA_FQ_CODEL_LIMIT, "fq": nl.TCA_FQ_PLIMIT, "codel": tcaCodelLimit,
+	}[q.kind]
+	if packetLimit == 0 && q.kind != "tbf" && q.kind != "cake" {
 		return nil
 	}
-	ad, err := netlink.NewAttributeDecoder(options)
+	attrs, err := parseAttributes(options)
 	if err != nil {
 		return err
 	}
-	for ad.Next() {
-		switch kind := q.kind; {
-		case kind == "tbf" && ad.Type() == nl.TCA_TBF_PARMS:
-			if b := ad.Bytes(); len(b) >= nl.SizeofTcTbfQopt {
-				opt := nl.DeserializeTcTbfQopt(b)
-				q.under.bytes = cc.Bytes(opt.Limit)
-				if q.rate == 0 { // a rate of 64 bits says more
-					q.rate = bitsOf(uint64(opt.Rate.Rate))
-				}
-			}
-		case kind == "tbf" && ad.Type() == nl.TCA_TBF_RATE64:
-			q.rate = bitsOf(ad.Uint64())
-		case kind == "cake" && ad.Type() == tcaCakeBaseRate64:
-			q.rate = bitsOf(ad.Uint64())
-		case kind == "fq_codel" && ad.Type() == nl.TCA_FQ_CODEL_LIMIT,
-			kind == "fq" && ad.Type() == nl.TCA_FQ_PLIMIT,
-			kind == "codel" && ad.Type() == tcaCodelLimit:
-			q.limit.packets = int(ad.Uint32())
+	switch q.kind {
+	case "tbf":
+		if b := attrs[nl.TCA_TBF_PARMS]; len(b) >= nl.SizeofTcTbfQopt {
+			opt := nl.DeserializeTcTbfQopt(b)
+			q.childLimit.bytes, q.rate = cc.Bytes(opt.Limit), rateOfBytes(uint64(opt.Rate.Rate))
 		}
+		if rate := attrs.number(nl.TCA_TBF_RATE64); rate > 0 { // the other one has only 32 bits
+			q.rate = rateOfBytes(rate)
+		}
+	case "cake":
+		q.rate = rateOfBytes(attrs.number(tcaCakeBaseRate64))
+	default:
+		q.limit.packets = int(uint32(attrs.number(packetLimit)))
 	}
-	return ad.Err()
+	return nil
 }
 
-// bitsOf makes a rate of bytes per second.
-func bitsOf(bytes uint64) cc.Rate { return cc.RateOf(cc.Bytes(min(bytes, 1<<60)), time.Second) }
+// rateOfBytes makes a rate of bytes per second.
+func rateOfBytes(bytes uint64) cc.Rate { return cc.RateOf(cc.Bytes(min(bytes, 1<<60)), time.Second) }
 
-// limitOf is how much an interface's qdiscs hold: the smallest limit of any, as all traffic may go
-// through that one.
+// limitOf returns how much an interface's qdiscs hold: the smallest limit of any, because all
+// traffic may go through that one.
 func limitOf(qs []qdisc, txQueue int) limit {
-	var own, under limit
+	var own, child limit
 	for _, q := range qs {
 		if !q.isQueue() {
 			continue
@@ -208,10 +174,10 @@ func limitOf(qs []qdisc, txQueue int) limit {
 		if q.kind == "pfifo_fast" { // in each of its bands
 			q.limit.packets = txQueue
 		}
-		own, under = own.smallerOf(q.limit), under.smallerOf(q.under)
+		own, child = own.smallerOf(q.limit), child.smallerOf(q.childLimit)
 	}
 	if own == (limit{}) {
-		return under
+		return child
 	}
 	return own
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink/nl"
@@ -13,55 +12,69 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// message is a queueing discipline as the kernel describes it: its kind, its
-// counters, what it adds to them, and its settings.
-func message(t testing.TB, kind string, app, options func(*netlink.AttributeEncoder) error) []byte {
-	t.Helper()
-	ae := netlink.NewAttributeEncoder()
-	ae.String(unix.TCA_KIND, kind)
-	if options != nil {
-		ae.Nested(unix.TCA_OPTIONS, options)
+// nest, number and attributesOf put netlink messages together.
+func nest(kind int, inner ...*nl.RtAttr) *nl.RtAttr {
+	a := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+	for _, i := range inner {
+		a.AddChild(i)
 	}
-	ae.Nested(unix.TCA_STATS2, func(ae *netlink.AttributeEncoder) error {
-		if app != nil {
-			ae.Nested(nl.TCA_STATS_APP, app)
-		}
-		basic := binary.NativeEndian.AppendUint64(nil, 1_000_000)
-		ae.Bytes(nl.TCA_STATS_BASIC, binary.NativeEndian.AppendUint32(basic, 700))
-		queue := binary.NativeEndian.AppendUint32(nil, 20)
-		queue = binary.NativeEndian.AppendUint32(queue, 30_280)
-		ae.Bytes(nl.TCA_STATS_QUEUE, append(binary.NativeEndian.AppendUint32(queue, 5), make([]byte, 8)...))
-		return nil
-	})
-	b, err := ae.Encode()
-	require.NoError(t, err)
-	return b
+	return a
 }
 
-func u32(typ uint16, v uint32) func(*netlink.AttributeEncoder) error {
-	return func(ae *netlink.AttributeEncoder) error { ae.Uint32(typ, v); return nil }
+func number(kind int, v uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(v)) }
+
+func attributesOf(attrs ...*nl.RtAttr) attributes {
+	var b []byte
+	for _, a := range attrs {
+		b = append(b, a.Serialize()...)
+	}
+	parsed, err := parseAttributes(b)
+	if err != nil {
+		panic(err)
+	}
+	return parsed
+}
+
+// message is a queueing discipline as the kernel describes it: its kind, its counters, what it adds to
+// them, and its settings. nil: it has none.
+func message(kind string, app, options *nl.RtAttr) []byte {
+	stats := nest(unix.TCA_STATS2)
+	if app != nil {
+		stats.AddChild(nest(nl.TCA_STATS_APP, app))
+	}
+	basic := binary.NativeEndian.AppendUint64(nil, 1_000_000)
+	stats.AddRtAttr(nl.TCA_STATS_BASIC, binary.NativeEndian.AppendUint32(basic, 700))
+	queue := binary.NativeEndian.AppendUint32(nil, 20)
+	queue = binary.NativeEndian.AppendUint32(queue, 30_280)
+	stats.AddRtAttr(nl.TCA_STATS_QUEUE, append(binary.NativeEndian.AppendUint32(queue, 5), make([]byte, 8)...))
+
+	b := nl.NewRtAttr(unix.TCA_KIND, nl.ZeroTerminated(kind)).Serialize()
+	if options != nil {
+		b = append(b, nest(unix.TCA_OPTIONS, options).Serialize()...)
+	}
+	return append(b, stats.Serialize()...)
 }
 
 // These kinds are not in every kernel: their messages are put together here.
 func TestEachKindTellsItsRateAndItsLimit(t *testing.T) {
 	for _, tt := range []struct {
 		kind         string
-		app, options func(*netlink.AttributeEncoder) error
+		app, options *nl.RtAttr
 		rate         cc.Rate
 		limit        limit
 	}{
-		{kind: "fq_codel", options: u32(nl.TCA_FQ_CODEL_LIMIT, 10240), limit: limit{packets: 10240}},
-		{kind: "fq", options: u32(nl.TCA_FQ_PLIMIT, 10000), limit: limit{packets: 10000}},
-		{kind: "codel", options: u32(tcaCodelLimit, 1000), limit: limit{packets: 1000}},
+		{kind: "fq_codel", options: number(nl.TCA_FQ_CODEL_LIMIT, 10240), limit: limit{packets: 10240}},
+		{kind: "fq", options: number(nl.TCA_FQ_PLIMIT, 10000), limit: limit{packets: 10000}},
+		{kind: "codel", options: number(tcaCodelLimit, 1000), limit: limit{packets: 1000}},
 		{
-			kind: "cake", app: u32(tcaCakeStatsMemoryLimit, 4<<20),
-			options: func(ae *netlink.AttributeEncoder) error { ae.Uint64(tcaCakeBaseRate64, 2_500_000); return nil },
+			kind: "cake", app: number(tcaCakeStatsMemoryLimit, 4<<20),
+			options: nl.NewRtAttr(tcaCakeBaseRate64, nl.Uint64Attr(2_500_000)),
 			rate:    20_000_000, limit: limit{bytes: 4 << 20 * 1514 / 2304},
 		},
-		{kind: "something new", options: u32(1, 1)},
+		{kind: "something new", options: number(1, 1)},
 	} {
 		var q qdisc
-		require.NoError(t, q.decodeAttributes(message(t, tt.kind, tt.app, tt.options)), tt.kind)
+		require.NoError(t, q.decodeAttributes(message(tt.kind, tt.app, tt.options)), tt.kind)
 		assert.Equal(t, tt.kind, q.kind)
 		assert.Equal(t, tt.rate, q.rate, tt.kind)
 		assert.Equal(t, tt.limit, q.limit, tt.kind)
@@ -71,7 +84,7 @@ func TestEachKindTellsItsRateAndItsLimit(t *testing.T) {
 }
 
 func TestTheQueueThatIsFullFirstIsTheLimit(t *testing.T) {
-	shaper := qdisc{kind: "tbf", under: limit{bytes: 100_000}}
+	shaper := qdisc{kind: "tbf", childLimit: limit{bytes: 100_000}}
 	for _, tt := range []struct {
 		name string
 		qs   []qdisc
@@ -103,7 +116,7 @@ func TestTheQueueThatIsFullFirstIsTheLimit(t *testing.T) {
 // FuzzQdisc has no message make it fail otherwise than by an error.
 func FuzzQdisc(f *testing.F) {
 	for _, kind := range []string{"tbf", "cake", "fq_codel", "pfifo", "bfifo"} {
-		f.Add(message(f, kind, u32(tcaCakeStatsMemoryLimit, 1), u32(1, 1)))
+		f.Add(message(kind, number(tcaCakeStatsMemoryLimit, 1), number(1, 1)))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q qdisc

@@ -3,14 +3,13 @@ package linkstat
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/mdlayher/genetlink"
-	"github.com/mdlayher/genetlink/genltest"
-	"github.com/mdlayher/netlink"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,94 +20,66 @@ import (
 
 const wlan = 3
 
-var nl80211 = genetlink.Family{ID: 40, Version: 1, Name: unix.NL80211_GENL_NAME}
-
 // driver answers as nl80211 would for one interface.
 type driver struct {
 	kind     uint32 // of the interface
-	stations []func(*netlink.AttributeEncoder)
+	stations []*nl.RtAttr
+	failure  error // nil: it answers
+	answers  int   // to GET_INTERFACE; 0: one
 }
 
-// Kinds of interfaces (enum nl80211_iftype).
-const (
-	asClient = 2
-	asAccess = 3
-)
-
-func (d *driver) answer(req genetlink.Message, _ netlink.Message) ([]genetlink.Message, error) {
-	var out []genetlink.Message
-	say := func(fill func(*netlink.AttributeEncoder)) error {
-		ae := netlink.NewAttributeEncoder()
-		fill(ae)
-		data, err := ae.Encode()
-		out = append(out, genetlink.Message{Data: data})
-		return err
+// ask stands in for machine.askFamily.
+func (d *driver) ask(_ string, command uint8, _ int, _ ...*nl.RtAttr) ([]attributes, error) {
+	if d.failure != nil {
+		return nil, d.failure
 	}
-	var err error
-	switch req.Header.Command {
+	switch command {
 	case unix.NL80211_CMD_GET_INTERFACE:
-		err = say(func(ae *netlink.AttributeEncoder) {
-			ae.Uint32(unix.NL80211_ATTR_IFINDEX, wlan)
-			ae.Uint32(unix.NL80211_ATTR_WIPHY, 1)
-			ae.Uint32(unix.NL80211_ATTR_IFTYPE, d.kind)
-			ae.Nested(unix.NL80211_ATTR_TXQ_STATS, func(ae *netlink.AttributeEncoder) error {
-				ae.Uint32(unix.NL80211_TXQ_STATS_BACKLOG_BYTES, 90_840)
-				ae.Uint32(unix.NL80211_TXQ_STATS_BACKLOG_PACKETS, 60)
-				ae.Uint32(unix.NL80211_TXQ_STATS_DROPS, 7)
-				return nil
-			})
-		})
-	case unix.NL80211_CMD_GET_WIPHY: // in parts, of which one has the limit
-		err = say(func(ae *netlink.AttributeEncoder) { ae.Uint32(unix.NL80211_ATTR_WIPHY, 1) })
-		if err == nil {
-			err = say(func(ae *netlink.AttributeEncoder) { ae.Uint32(unix.NL80211_ATTR_TXQ_LIMIT, 8192) })
-		}
+		answer := attributesOf(
+			number(unix.NL80211_ATTR_IFINDEX, wlan),
+			number(unix.NL80211_ATTR_WIPHY, 1),
+			number(unix.NL80211_ATTR_IFTYPE, d.kind),
+			nest(unix.NL80211_ATTR_TXQ_STATS,
+				number(unix.NL80211_TXQ_STATS_BACKLOG_BYTES, 90_840),
+				number(unix.NL80211_TXQ_STATS_BACKLOG_PACKETS, 60),
+				number(unix.NL80211_TXQ_STATS_DROPS, 7)))
+		return slices.Repeat([]attributes{answer}, max(1, d.answers)), nil
+	case unix.NL80211_CMD_GET_WIPHY: // in parts, one of them with the limit
+		return []attributes{
+			attributesOf(number(unix.NL80211_ATTR_WIPHY, 1)),
+			attributesOf(number(unix.NL80211_ATTR_TXQ_LIMIT, 8192)),
+		}, nil
 	case unix.NL80211_CMD_GET_STATION:
+		var all []attributes
 		for _, s := range d.stations {
-			if err == nil {
-				err = say(s)
-			}
+			all = append(all, attributesOf(s).nested(0))
 		}
-	default:
-		return nil, genltest.Error(int(unix.EOPNOTSUPP))
+		return all, nil
 	}
-	return out, err
+	return nil, unix.EOPNOTSUPP
 }
 
-// stationSays is what is told of a station: its rate in Mbit/s, what gets through
-// in Mbit/s, and how many frames of 1500 bytes were sent and given up.
-func stationSays(mac string, rate, expected, sent, failed uint32) func(*netlink.AttributeEncoder) {
-	return func(ae *netlink.AttributeEncoder) {
-		hw, _ := net.ParseMAC(mac)
-		ae.Uint32(unix.NL80211_ATTR_IFINDEX, wlan)
-		ae.Bytes(unix.NL80211_ATTR_MAC, hw)
-		ae.Nested(unix.NL80211_ATTR_STA_INFO, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(unix.NL80211_STA_INFO_TX_BITRATE, func(ae *netlink.AttributeEncoder) error {
-				ae.Uint32(unix.NL80211_RATE_INFO_BITRATE32, rate*10)
-				return nil
-			})
-			ae.Uint32(unix.NL80211_STA_INFO_TX_PACKETS, sent)
-			ae.Uint64(unix.NL80211_STA_INFO_TX_BYTES64, uint64(sent)*1500)
-			ae.Uint32(unix.NL80211_STA_INFO_TX_FAILED, failed)
-			ae.Uint32(unix.NL80211_STA_INFO_EXPECTED_THROUGHPUT, expected*1000)
-			return nil
-		})
-	}
-}
-
-func (d *driver) machine(t *testing.T) *machine {
-	t.Helper()
-	conn := genltest.Dial(genltest.ServeFamily(nl80211, d.answer))
-	t.Cleanup(func() { conn.Close() })
-	return &machine{generic: conn}
+// describe makes the message about a station: its rate and the rate of payload in Mbit/s, and how
+// many frames of 1500 bytes were sent and given up.
+func describe(mac string, rate, expected, sent, failed uint32) *nl.RtAttr {
+	hw, _ := net.ParseMAC(mac)
+	return nest(0,
+		number(unix.NL80211_ATTR_IFINDEX, wlan),
+		nl.NewRtAttr(unix.NL80211_ATTR_MAC, hw),
+		nest(unix.NL80211_ATTR_STA_INFO,
+			nest(unix.NL80211_STA_INFO_TX_BITRATE, number(unix.NL80211_RATE_INFO_BITRATE32, rate*10)),
+			number(unix.NL80211_STA_INFO_TX_PACKETS, sent),
+			nl.NewRtAttr(unix.NL80211_STA_INFO_TX_BYTES64, nl.Uint64Attr(uint64(sent)*1500)),
+			number(unix.NL80211_STA_INFO_TX_FAILED, failed),
+			number(unix.NL80211_STA_INFO_EXPECTED_THROUGHPUT, expected*1000)))
 }
 
 func TestARadioTellsOfItsStations(t *testing.T) {
-	d := &driver{kind: asAccess, stations: []func(*netlink.AttributeEncoder){
-		stationSays("02:00:00:00:00:01", 54, 24, 1000, 10),
-		stationSays("02:00:00:00:00:02", 6, 4, 0, 0),
+	d := &driver{kind: unix.NL80211_IFTYPE_AP, stations: []*nl.RtAttr{
+		describe("02:00:00:00:00:01", 54, 24, 1000, 10),
+		describe("02:00:00:00:00:02", 6, 4, 0, 0),
 	}}
-	m := d.machine(t)
+	m := &machine{ask: d.ask}
 	r, err := m.describeRadio(wlan)
 	require.NoError(t, err)
 	require.NotNil(t, r)
@@ -127,42 +98,35 @@ func TestARadioTellsOfItsStations(t *testing.T) {
 	require.NoError(t, m.addRadioQueue(dev, &read))
 	assert.Equal(t, reading{dropped: 8, backlog: 90_840, waiting: 60}, read)
 
-	d.kind = asClient
+	d.kind = unix.NL80211_IFTYPE_STATION
 	r, err = m.describeRadio(wlan)
 	require.NoError(t, err)
 	assert.True(t, r.client)
 }
 
 func TestAnInterfaceThatIsNoRadio(t *testing.T) {
-	conn := genltest.Dial(genltest.ServeFamily(nl80211,
-		func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
-			return nil, genltest.Error(int(unix.ENODEV))
-		}))
-	defer conn.Close()
-	r, err := (&machine{generic: conn}).describeRadio(wlan)
-	require.NoError(t, err)
-	assert.Nil(t, r)
-
-	conn = genltest.Dial(genltest.ServeFamily(nl80211,
-		func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
-			return make([]genetlink.Message, 2), nil
-		}))
-	_, err = (&machine{generic: conn}).describeRadio(wlan)
-	assert.EqualError(t, err, "linkstat: nl80211: read the interface: 2 answers")
-	require.NoError(t, conn.Close())
-
-	conn = genltest.Dial(func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
-		return nil, genltest.Error(int(unix.ENOENT)) // nobody knows the family
-	})
-	defer conn.Close()
-	r, err = (&machine{generic: conn}).describeRadio(wlan)
-	require.NoError(t, err)
-	assert.Nil(t, r)
+	for _, tt := range []struct {
+		name string
+		driver
+		want string
+	}{
+		{"nl80211 does not know the interface", driver{failure: unix.ENODEV}, ""},
+		{"the kernel does not know nl80211", driver{failure: unix.ENOENT}, ""},
+		{"there are two answers", driver{answers: 2}, "linkstat: nl80211: read the interface: 2 answers"},
+	} {
+		r, err := (&machine{ask: tt.ask}).describeRadio(wlan)
+		assert.Nil(t, r, tt.name)
+		if tt.want == "" {
+			assert.NoError(t, err, tt.name)
+		} else {
+			assert.EqualError(t, err, tt.want, tt.name)
+		}
+	}
 }
 
 func TestWhatTheRadioLosesIsCountedFromWhenItIsFirstHeard(t *testing.T) {
 	says := func(failed uint32) station { return station{mac: "a", frame: 1500, failed: failed} }
-	var l listener
+	var l stationState
 	l.updateFrom(says(1000), nil)
 	assert.Zero(t, l.lost, "before our time")
 	l.updateFrom(says(1010), nil)
@@ -178,7 +142,7 @@ func TestStationsDivideTheAirAndNotItsRate(t *testing.T) {
 	m := newMeter(20 * time.Millisecond)
 	m.addReading(at(0, reading{}))
 	whole := link{mtu: 1500}.makeHint(m, Users{Flows: 4, Hosts: 2})
-	l := listener{station: station{rate: 54_000_000, expected: 24_000_000}, hosts: []netip.Addr{host}, lost: 99}
+	l := stationState{station: station{rate: 54_000_000, expected: 24_000_000}, hosts: []netip.Addr{host}, lost: 99}
 
 	h := l.makeHint(whole, 2)
 	assert.EqualValues(t, 54_000_000, h.LinkRate)
@@ -189,6 +153,6 @@ func TestStationsDivideTheAirAndNotItsRate(t *testing.T) {
 
 	bounded := link{mtu: 1500, rate: 20_000_000}.makeHint(m, Users{Hosts: 1})
 	assert.EqualValues(t, 20_000_000, l.makeHint(bounded, 1).LinkRate, "but no more than the link behind it carries")
-	silent := listener{}
+	silent := stationState{}
 	assert.Zero(t, silent.makeHint(whole, 2).Capacity, "not known")
 }

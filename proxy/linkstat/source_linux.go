@@ -15,15 +15,15 @@ type Source struct {
 	machine *machine
 
 	device   *device // nil: not found yet, or lost
-	found    cc.Time // when device was last looked for, or lost
+	foundAt  cc.Time // when device was last looked for, or lost
 	meter    *meter
 	users    Users
-	stations map[string]*listener // by hardware address
-	asked    cc.Time              // when users and stations were asked for last
+	stations map[string]*stationState // by hardware address
+	usersAt  cc.Time                  // when users and stations were asked for last
 
 	readings, errors atomic.Uint64
 	up               atomic.Bool
-	said             bool // whether it is up, in the log
+	logged           bool // whether it is up, in the log
 }
 
 // Open prepares a source for an interface, which need not exist yet, in the
@@ -36,7 +36,7 @@ func Open(cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Source{cfg: cfg, machine: m, meter: newMeter(cfg.Interval), stations: map[string]*listener{}}, nil
+	return &Source{cfg: cfg, machine: m, meter: newMeter(cfg.Interval), stations: map[string]*stationState{}}, nil
 }
 
 // Close ends what Open began, once Run has returned.
@@ -49,11 +49,10 @@ func (s *Source) Stats() Stats {
 
 // Run reads until ctx is done. What does not work is tried again each second.
 func (s *Source) Run(ctx context.Context) {
-	defer context.AfterFunc(ctx, s.machine.interruptReads)()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
-		s.readOnce(ctx, s.cfg.Clock())
+		s.readOnce(s.cfg.Clock())
 		select {
 		case <-ctx.Done():
 			return
@@ -63,36 +62,32 @@ func (s *Source) Run(ctx context.Context) {
 }
 
 // readOnce makes one reading, or none within linkEvery of one that failed.
-func (s *Source) readOnce(ctx context.Context, now cc.Time) {
-	if s.device == nil && s.found != 0 && now.Sub(s.found) < linkEvery {
+func (s *Source) readOnce(now cc.Time) {
+	if s.device == nil && s.foundAt != 0 && now.Sub(s.foundAt) < linkEvery {
 		return
 	}
-	err := s.giveHints(now)
-	if ctx.Err() != nil {
-		return
-	}
-	if err != nil {
-		s.device, s.found = nil, now
+	if err := s.giveHints(now); err != nil {
+		s.device, s.foundAt = nil, now
 		s.errors.Add(1)
 		s.up.Store(false)
-		if s.said || s.errors.Load() == 1 {
+		if s.logged || s.errors.Load() == 1 {
 			s.cfg.Log.Warn("no hints from the interface; trying again", "interface", s.cfg.Interface, "err", err)
 		}
-		s.said = false
+		s.logged = false
 		return
 	}
 	s.readings.Add(1)
 	s.up.Store(true)
-	if !s.said {
+	if !s.logged {
 		s.cfg.Log.Info("hints from the interface", "interface", s.cfg.Interface, "prefixes", s.device.prefixes,
 			"queue", s.device.queue.kind, "link_rate", s.device.rate.String(), "radio", s.device.radio != nil)
 	}
-	s.said = true
+	s.logged = true
 }
 
 // giveHints makes a reading and gives the hints that follow from it.
 func (s *Source) giveHints(now cc.Time) error {
-	if s.device == nil || now.Sub(s.found) >= linkEvery {
+	if s.device == nil || now.Sub(s.foundAt) >= linkEvery {
 		if err := s.findInterface(now); err != nil {
 			return err
 		}
@@ -107,8 +102,8 @@ func (s *Source) giveHints(now cc.Time) error {
 		}
 	}
 	s.meter.addReading(r)
-	if s.asked == 0 || now.Sub(s.asked) >= stationEvery {
-		s.asked = now
+	if s.usersAt == 0 || now.Sub(s.usersAt) >= stationEvery {
+		s.usersAt = now
 		if err := s.findUsers(); err != nil {
 			return err
 		}
@@ -144,7 +139,7 @@ func (s *Source) findInterface(now cc.Time) error {
 	if len(s.cfg.Prefixes) > 0 {
 		d.prefixes = prefixesBehind(s.cfg.Prefixes, d.others)
 	}
-	s.device, s.found = d, now
+	s.device, s.foundAt = d, now
 	return nil
 }
 
@@ -162,7 +157,7 @@ func (s *Source) findUsers() error {
 	if err != nil {
 		return err
 	}
-	near, err := s.machine.neighbourHosts(s.device.above)
+	near, err := s.machine.listNeighbours(s.device.upper)
 	if err != nil {
 		return err
 	}
@@ -170,7 +165,7 @@ func (s *Source) findUsers() error {
 	for _, each := range heard {
 		l := s.stations[each.mac]
 		if l == nil {
-			l = &listener{}
+			l = &stationState{}
 			s.stations[each.mac] = l
 		}
 		l.updateFrom(each, hostsWithin(prefixes, near[each.mac]))

@@ -120,7 +120,6 @@ var homes = map[string][]string{
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},
 	"github.com/expr-lang/expr/...":    {"internal/lab/recipe"},
 	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
-	"github.com/mdlayher/...":          {"proxy/capture", "proxy/linkstat"},
 	"github.com/vishvananda/...": {
 		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/nldump", "proxy/tunnel/kernelspace",
 		"internal/doctor", "internal/netlab", "internal/lab/stage",
