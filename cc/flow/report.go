@@ -95,7 +95,7 @@ func (t Terms) Check() error {
 func (t Terms) checkClass() error {
 	switch {
 	case int(t.Class) >= len(classNames):
-		return fmt.Errorf("class %d does not exist", t.Class)
+		return fmt.Errorf("class %d is none of those there are", t.Class)
 	case t.Target < 0 || t.MinRate < 0:
 		return fmt.Errorf("target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
 	case t.Class == Guarantee && t.Target > 0 && t.MinRate > t.Target:
