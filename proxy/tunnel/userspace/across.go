@@ -11,9 +11,9 @@ import (
 
 // association is an exchange that a peer has begun with another, who may answer. It needs no socket.
 type association struct {
-	by   string // the peer
-	from origin
-	to   netip.AddrPort // of an echo request without a port
+	sender string // the peer
+	from   origin
+	to     netip.AddrPort // of an echo request without a port
 }
 
 // forwardAcross forwards a datagram from one peer to another, and keeps its source address.
@@ -33,15 +33,15 @@ func (d *Datagrams) forwardAcross(from origin, to netip.AddrPort, payload []byte
 // packet waits for room in the peer's share of a window.
 func (d *Datagrams) deliverToPeer(source netip.AddrPort, target origin, payload []byte) {
 	name := d.inside.Peer(target.Addr())
-	d.count.sentPackets.Add(1)
-	d.count.sentBytes.Add(uint64(len(payload)))
+	d.counts.sentPackets.Add(1)
+	d.counts.sentBytes.Add(uint64(len(payload)))
 	d.mu.Lock()
 	p := d.peers[name]
 	d.mu.Unlock()
 	if p == nil {
 		p = &peer{shaper: shaper{d: d}, name: name}
 	}
-	p.pass(d.with.Clock(), packet{fiveTuple: fiveTuple{source, target}, payload: payload})
+	p.sendOrQueue(d.with.Clock(), packet{fiveTuple: fiveTuple{source, target}, payload: payload})
 }
 
 // mayCross tells why a peer must not send to another; nil: it answers the other, or policy
@@ -64,11 +64,11 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	if _, exists := d.associations[begun]; exists {
 		return nil
 	}
-	if d.begun[sender] >= d.cfg.Load().Sessions {
+	if d.associationsByPeer[sender] >= d.cfg.Load().Sessions {
 		return errCrowded
 	}
 	d.associations[begun] = d.with.Clock()
-	d.begun[sender]++
+	d.associationsByPeer[sender]++
 	return nil
 }
 
@@ -90,8 +90,8 @@ func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bo
 			continue
 		}
 		delete(d.associations, a)
-		if d.begun[a.by]--; d.begun[a.by] == 0 {
-			delete(d.begun, a.by)
+		if d.associationsByPeer[a.sender]--; d.associationsByPeer[a.sender] == 0 {
+			delete(d.associationsByPeer, a.sender)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bo
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
 	if !d.refreshAssociation(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
-		d.count.unsolicited.Add(1)
+		d.counts.unsolicited.Add(1)
 		return
 	}
 	d.deliverToPeer(netip.AddrPortFrom(source, 0), asked, message)
@@ -113,6 +113,6 @@ func (d *Datagrams) answerEcho(from origin, gateway netip.Addr, message []byte) 
 		message[0] = echoReply6
 	}
 	if err := d.stack.SendICMP(gateway, from.Addr(), message); err != nil {
-		d.count.failed.Add(1)
+		d.counts.failed.Add(1)
 	}
 }

@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	bindBuffer   = 7 << 20 // bytes of a socket's buffers, as far as the system allows; wireguard-go's choice
-	bindTries    = 100     // ports that are tried to find one that is free for both families
-	bindOOB      = 128     // bytes of control messages
-	mostSegments = 64      // packets of one message (UDP_MAX_SEGMENTS)
-	mostMessage  = 65535 - ipv4Header - udpHeader
-	cookieReply  = 3 // WireGuard: the type of a message to somebody who is not authenticated
+	bindBuffer  = 7 << 20 // bytes of a socket's buffers, as far as the system allows; wireguard-go's choice
+	bindTries   = 100     // ports that are tried to find one that is free for both families
+	bindOOB     = 128     // bytes of control messages
+	maxSegments = 64      // packets of one message (UDP_MAX_SEGMENTS)
+	maxMessage  = 65535 - ipv4Header - udpHeader
+	cookieReply = 3 // WireGuard: the type of a message to somebody who is not authenticated
 )
 
 // udpBind is the sockets of a WireGuard device. wireguard-go's own bind has the kernel cut its
@@ -44,9 +44,9 @@ type udpBind struct {
 
 type udpSocket struct {
 	*net.UDPConn
-	batch  *ipv4.PacketConn // for IPv6 as well: WriteBatch is the same
-	reader *udpbatch.Reader
-	whole  atomic.Bool // UDP_SEGMENT does not work, as a device computes no checksums
+	batch          *ipv4.PacketConn // for IPv6 as well: WriteBatch is the same
+	reader         *udpbatch.Reader
+	noSegmentation atomic.Bool // UDP_SEGMENT does not work, as a device computes no checksums
 }
 
 func newUDPBind() *udpBind { return &udpBind{paths: newPaths(readRouteMTU, pathPeriod)} }
@@ -297,7 +297,7 @@ func (b *udpBind) Send(packets [][]byte, to conn.Endpoint) error {
 	if s == nil {
 		return unix.EAFNOSUPPORT
 	}
-	return b.sendPackets(s.batch.WriteBatch, &s.whole, packets, e)
+	return b.sendPackets(s.batch.WriteBatch, &s.noSegmentation, packets, e)
 }
 
 // outbox is the memory of one Send.
@@ -311,7 +311,7 @@ type writeBatch func(messages []ipv4.Message, flags int) (int, error)
 // sendPackets passes packets to the kernel. Those that it does not take are counted.
 func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
 	box := outboxes.Get().(*outbox)
-	largest := mostMessage
+	largest := maxMessage
 	if whole.Load() {
 		largest = 0
 	} else if packets[0][0] != cookieReply {
@@ -375,8 +375,8 @@ func (o *outbox) fillMessages(packets [][]byte, e *udpEndpoint, largest int) []i
 	for len(packets) > 0 {
 		size, total, count := len(packets[0]), 0, 0
 		for _, p := range packets {
-			if count > 0 && (size > largest || len(p) > size || total%size != 0 || count == mostSegments ||
-				total+len(p) > mostMessage) {
+			if count > 0 && (size > largest || len(p) > size || total%size != 0 || count == maxSegments ||
+				total+len(p) > maxMessage) {
 				break
 			}
 			total += len(p)

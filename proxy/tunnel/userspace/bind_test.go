@@ -51,7 +51,7 @@ func (k *fakeKernel) refusal(m ipv4.Message) error {
 		return unix.EINVAL
 	case segment > 0 && segment > k.mtu-ipv4Header-udpHeader:
 		return k.refuses
-	case segment == 0 && len(m.Buffers) > 1, len(bytes.Join(m.Buffers, nil)) > mostMessage:
+	case segment == 0 && len(m.Buffers) > 1, len(bytes.Join(m.Buffers, nil)) > maxMessage:
 		return unix.EMSGSIZE
 	}
 	for i, p := range m.Buffers {
@@ -184,15 +184,15 @@ func TestAStrangerTakesNoPlaceAmongThePaths(t *testing.T) {
 	b := k.bind()
 	cookie := [][]byte{{cookieReply, 0, 0, 0}}
 	require.NoError(t, b.sendPackets(k.write, new(atomic.Bool), cookie, newEndpoint(&peerOutside)))
-	assert.Empty(t, b.paths.at)
+	assert.Empty(t, b.paths.byEndpoint)
 }
 
 func TestPathsAreBounded(t *testing.T) {
 	p := newPaths(func(netip.Addr, netip.AddrPort) (int, error) { return 1500, nil }, pathPeriod)
-	for i := range mostPaths + 10 {
+	for i := range maxPaths + 10 {
 		p.largestPayload(newEndpoint(&net.UDPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)).To4(), Port: 1}))
 	}
-	assert.Len(t, p.at, mostPaths)
+	assert.Len(t, p.byEndpoint, maxPaths)
 }
 
 // Two binds exchange packets over real sockets: each arrives as it was sent, and is answered from the

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	answeredDNS = 5 * time.Second // idle time of a session with name servers after an answer (RFC 4787 REQ-5c)
-	dnsPort     = 53
-	maxRemotes  = 1024    // of one session: addresses and ports that may answer it
-	allRemotes  = 1 << 18 // of a tunnel's sessions, among which they are divided
+	dnsIdleTimeout  = 5 * time.Second // idle time of a session with name servers after an answer (RFC 4787 REQ-5c)
+	dnsPort         = 53
+	maxRemotes      = 1024    // of one session: addresses and ports that may answer it
+	maxRemotesTotal = 1 << 18 // of a tunnel's sessions, among which they are divided
 )
 
 // Datagrams forwards the UDP datagrams and echo requests of a tunnel: each address and
@@ -34,40 +34,40 @@ type Datagrams struct {
 	inside tunnel.Inside
 	with   tunnel.Forwarding
 	cfg    atomic.Pointer[access.Datagrams]
-	count  counters
+	counts counters
 	queued atomic.Int64     // bytes that wait for room, of all peers
 	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
 
-	mu           sync.Mutex
-	sessions     map[origin]*session
-	peers        map[string]*peer
-	bySessions   peerHeap
-	echoes       map[echoID]*session     // those that share a raw socket
-	lastID       uint16                  // the identifier given to one of echoes last
-	associations map[association]cc.Time // between peers, with when they were last used
-	begun        map[string]int          // how many each peer has begun
-	closed       bool
+	mu                 sync.Mutex
+	sessions           map[origin]*session
+	peers              map[string]*peer
+	bySessions         peerHeap
+	echoes             map[echoID]*session     // those that share a raw socket
+	lastID             uint16                  // the identifier given to one of echoes last
+	associations       map[association]cc.Time // between peers, with when they were last used
+	associationsByPeer map[string]int          // how many each peer has begun
+	closed             bool
 
-	wakes chan struct{} // woken is not empty
-	wake  sync.Mutex
-	woken []*shaper
-	stop  chan struct{}
-	done  sync.WaitGroup
+	wakeSignal   chan struct{} // woken is not empty
+	wakeMu       sync.Mutex
+	wokenShapers []*shaper
+	stop         chan struct{}
+	done         sync.WaitGroup
 }
 
 // origin is a peer's address and port, or the identifier of its echo requests.
 type origin struct {
 	netip.AddrPort
-	echo   bool
-	stream *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
-	asked  netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
-	server netip.AddrPort // that name server: another one is another session
+	echo        bool
+	stream      *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
+	gatewayAddr netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
+	dnsServer   netip.AddrPort // that name server: another one is another session
 }
 
 // shownSource is the source address that the peer is shown of a datagram from source outside.
 func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
-	if o.asked.IsValid() {
-		return o.asked
+	if o.gatewayAddr.IsValid() {
+		return o.gatewayAddr
 	}
 	return source
 }
@@ -94,9 +94,9 @@ func forwardDatagrams(
 	with.Log = with.Log.With("listener", listener)
 	d := &Datagrams{
 		stack: stack, inside: inside, with: with, sessions: map[origin]*session{}, peers: map[string]*peer{},
-		echoes: map[echoID]*session{}, associations: map[association]cc.Time{}, begun: map[string]int{},
-		lastID: uint16(with.Clock()),
-		wakes:  make(chan struct{}, 1), stop: make(chan struct{}),
+		echoes: map[echoID]*session{}, associations: map[association]cc.Time{}, associationsByPeer: map[string]int{},
+		lastID:     uint16(with.Clock()),
+		wakeSignal: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	d.Configure(cfg)
 	d.openEchoes()
@@ -116,7 +116,7 @@ func (d *Datagrams) Configure(cfg access.Datagrams) {
 		}
 	}
 	d.mu.Unlock()
-	d.sweep(d.with.Clock())
+	d.endStaleSessions(d.with.Clock())
 }
 
 // Stats returns the counts.
@@ -124,7 +124,7 @@ func (d *Datagrams) Stats() tunnel.DatagramStats {
 	d.mu.Lock()
 	sessions, peers := len(d.sessions), len(d.peers)
 	d.mu.Unlock()
-	c := &d.count
+	c := &d.counts
 	return tunnel.DatagramStats{
 		Sessions: sessions, Peers: peers,
 		SentPackets: c.sentPackets.Load(), SentBytes: c.sentBytes.Load(),
@@ -180,7 +180,7 @@ func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uin
 			return
 		}
 		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
-			from.asked, from.server = target, server
+			from.gatewayAddr, from.dnsServer = target, server
 			target, hops = server, udpHops // the peer's datagram ends here: this one is ours
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
@@ -190,19 +190,19 @@ func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uin
 		d.refuseDatagram(from, target, payload, err)
 		return
 	}
-	s.pass(up, target, payload, hops)
+	s.sendOutside(up, target, payload, hops)
 }
 
 // refuseDatagram drops a datagram and says why, unless there was only no room for it.
 func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
 	if errors.Is(err, errCrowded) {
-		d.count.crowded.Add(1)
+		d.counts.crowded.Add(1)
 		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
 		return
 	}
-	d.count.refused.Add(1)
+	d.counts.refused.Add(1)
 	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
-	notice, ok := toTell(err, target)
+	notice, ok := icmpErrorFor(err, target)
 	if !ok {
 		notice = prohibitedError(target)
 	}
@@ -232,9 +232,9 @@ func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload [
 	}
 	switch told, err := d.stack.SendUnreachable(u); {
 	case err != nil:
-		d.count.failed.Add(1)
+		d.counts.failed.Add(1)
 	case told:
-		d.count.notices.Add(1)
+		d.counts.notices.Add(1)
 	}
 }
 
@@ -279,7 +279,7 @@ func (d *Datagrams) sessionFor(from origin, target netip.AddrPort, host string) 
 	if s == nil {
 		return nil, nil, errCrowded
 	}
-	s.learn(target, s.peer.uplinkFor(up))
+	s.addRemote(target, s.peer.uplinkFor(up))
 	held, _ := s.uplinkFor(target, now)
 	return s, held, nil
 }
@@ -308,8 +308,8 @@ func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock 
 		d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]*uplink{},
 		dns: from.stream == nil,
 	}
-	s.place = p.sessions.PushFront(s)
-	heap.Fix(&d.bySessions, p.place)
+	s.listEntry = p.sessions.PushFront(s)
+	heap.Fix(&d.bySessions, p.heapIndex)
 	d.sessions[from] = s
 	if sock.isShared() {
 		s.id = d.assignIdentifier(s)
@@ -334,7 +334,7 @@ func (d *Datagrams) makeRoom(name string) bool {
 		if p == nil {
 			return ok
 		}
-		d.count.evicted.Add(1)
+		d.counts.evicted.Add(1)
 		d.removeSession(p.sessions.Back().Value.(*session))
 	}
 }
@@ -381,8 +381,8 @@ func (d *Datagrams) removeSession(s *session) {
 		return
 	}
 	delete(d.sessions, s.from)
-	s.peer.sessions.Remove(s.place)
-	heap.Fix(&d.bySessions, s.peer.place)
+	s.peer.sessions.Remove(s.listEntry)
+	heap.Fix(&d.bySessions, s.peer.heapIndex)
 	if s.socket.isShared() {
 		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
 	}
@@ -391,9 +391,9 @@ func (d *Datagrams) removeSession(s *session) {
 		s.from.stream.cancel()
 	}
 	if s.peer.sessions.Len() == 0 {
-		heap.Remove(&d.bySessions, s.peer.place)
+		heap.Remove(&d.bySessions, s.peer.heapIndex)
 		delete(d.peers, s.peer.name)
-		s.peer.leave()
+		s.peer.closeWindow()
 		for _, u := range s.peer.uplinks {
 			s.peer.dropUplink(u)
 		}
@@ -408,21 +408,21 @@ func (d *Datagrams) endIdleSessions() {
 		select {
 		case <-d.stop:
 			return
-		case <-d.wakes:
+		case <-d.wakeSignal:
 			for _, p := range d.takeWoken() {
-				p.drain(d.with.Clock())
+				p.sendAfterWake(d.with.Clock())
 			}
 		case <-timer.C:
-			d.sweep(d.with.Clock())
+			d.endStaleSessions(d.with.Clock())
 			timer.Reset(min(max(d.cfg.Load().Idle/8, 10*time.Millisecond), time.Second))
 		}
 	}
 }
 
 func (d *Datagrams) takeWoken() []*shaper {
-	d.wake.Lock()
-	defer d.wake.Unlock()
-	all := d.woken
-	d.woken = nil
+	d.wakeMu.Lock()
+	defer d.wakeMu.Unlock()
+	all := d.wokenShapers
+	d.wokenShapers = nil
 	return all
 }

@@ -101,7 +101,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 			return g.terms, up, nil
 		},
 	})
-	l.forward = g.Datagrams
+	l.datagrams = g.Datagrams
 	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 
 	g.phone = wgclient.Client{
@@ -231,7 +231,7 @@ func TestANameIsFoundThroughTheTunnel(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, found, "203.0.113.7")
 	require.Positive(t, g.Stats().Sessions)
-	g.ahead.Add(int64(answeredDNS + time.Second)) // long before any other session's time is over
+	g.ahead.Add(int64(dnsIdleTimeout + time.Second)) // long before any other session's time is over
 	require.Eventually(t, func() bool { return g.Stats().Sessions == 0 }, soon, 10*time.Millisecond)
 	assert.Zero(t, g.Stats().Peers)
 }
@@ -633,7 +633,7 @@ func TestOwnersAreAskedOncePerAddress(t *testing.T) {
 		f.UDP(netip.AddrPortFrom(inner, 1000+port), server, 63, []byte("hello"))
 	}
 	before := f.outside.asked.Load()
-	f.sweep(f.with.Clock())
+	f.endStaleSessions(f.with.Clock())
 	assert.LessOrEqual(t, f.outside.asked.Load()-before, int64(4), "the clock may have had it swept as well")
 	assert.Equal(t, 60, f.Stats().Sessions)
 }
@@ -699,9 +699,9 @@ func TestADatagramTooBigForThisMachineIsToldWithItsMTU(t *testing.T) {
 	}
 	const local = 1
 	assert.Equal(t, &netstack.Unreachable{Type: 3, Code: 4, MTU: 1280, From: netip.IPv4Unspecified()},
-		failureIn(message(unix.IPPROTO_IP, unix.IP_RECVERR, local)))
+		icmpErrorIn(message(unix.IPPROTO_IP, unix.IP_RECVERR, local)))
 	assert.Equal(t, &netstack.Unreachable{Type: 2, MTU: 1280, From: netip.IPv6Unspecified()},
-		failureIn(message(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, local)))
+		icmpErrorIn(message(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, local)))
 }
 
 // TestPingsShareASocketWhereTheyMayHaveNone has the kernel's default for ping sockets.

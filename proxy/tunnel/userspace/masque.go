@@ -54,14 +54,14 @@ const (
 	// A connection without a request is closed after idleTimeout. While it has one, QUIC
 	// sends keep-alives every askEvery, as TCP does on a kernel leg; a client that has
 	// vanished is noticed after vanishedAfter.
-	idleTimeout   = 2 * time.Minute
-	askEvery      = 2 * time.Minute
-	vanishedAfter = 4 * time.Minute
+	idleTimeout     = 2 * time.Minute
+	keepAlivePeriod = 2 * time.Minute
+	maxIdleQUIC     = 4 * time.Minute
 
-	// leaveWithin is how long Close waits for clients of streams to close their connections,
+	// clientsLeaveWithin is how long Close waits for clients of streams to close their connections,
 	// as GOAWAY tells them to do after their last stream: if we close one, what has arrived
 	// at the client and has not been read there is lost.
-	leaveWithin = 5 * time.Second
+	clientsLeaveWithin = 5 * time.Second
 )
 
 // MASQUE is a MASQUE listener. It is the Outside of a stack, and also accepts streams.
@@ -77,7 +77,7 @@ type MASQUE struct {
 	requests    chan datapath.Conn
 	closed      chan struct{}
 	closing     sync.Once
-	ended       context.Context // done once it is closed, and all that was sent has left
+	lifetime    context.Context // done once it is closed, and all that was sent has left
 	cancel      context.CancelFunc
 	stopServing context.CancelFunc
 	done        sync.WaitGroup
@@ -86,31 +86,31 @@ type MASQUE struct {
 	unauthorized atomic.Uint64 // by a wrong token; of refused
 	guesses      ingress.Guesses
 	drops        masqueDrops
-	forward      atomic.Pointer[Datagrams] // nil until there is one
+	datagrams    atomic.Pointer[Datagrams] // nil until there is one
 
-	leave     time.Duration    // leaveWithin
-	strangers *datapath.Places // by host
-	lookups   *datapath.Places // names that are being looked up, by peer
-	mu        sync.RWMutex
-	draining  bool
-	serving   *masqueServer // replaced where its socket has failed
-	tokens    []hashedToken
-	pool      *pool
-	sessions  map[netip.Addr]*ipSession
-	open      map[string]int            // sessions of each peer, those that begin too
-	past      map[string]tunnel.Traffic // of ended sessions, by peer
-	conns     map[*quicgo.Conn]*masqueConn
-	known     map[string]int // connections of each client
+	leaveWait       time.Duration    // leaveWithin
+	unauthPerHost   *datapath.Places // by host
+	lookups         *datapath.Places // names that are being looked up, by peer
+	mu              sync.RWMutex
+	draining        bool
+	server          *masqueServer // replaced where its socket has failed
+	tokens          []hashedToken
+	pool            *pool
+	sessions        map[netip.Addr]*ipSession
+	sessionsPerPeer map[string]int            // sessions of each peer, those that begin too
+	endedTraffic    map[string]tunnel.Traffic // of ended sessions, by peer
+	conns           map[*quicgo.Conn]*masqueConn
+	connsPerClient  map[string]int // connections of each client
 }
 
 // masqueConn is what is known of a client's QUIC connection.
 type masqueConn struct {
-	name    string          // of the client; empty: it has not authenticated yet
-	tokens  map[digest]bool // that have been used on it
-	streams atomic.Bool     // there have been some
-	closed  <-chan struct{}
+	name       string          // of the client; empty: it has not authenticated yet
+	tokens     map[digest]bool // that have been used on it
+	hadStreams atomic.Bool     // there have been some
+	closed     <-chan struct{}
 
-	expelled bool // before it had told who it is
+	rejected bool // before it had told who it is
 }
 
 // masqueDrops counts packets that were not passed on.
@@ -139,9 +139,9 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
-		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, known: map[string]int{},
-		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: datapath.NewPlaces(maxLookups),
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, sessionsPerPeer: map[string]int{},
+		endedTraffic: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, connsPerClient: map[string]int{},
+		leaveWait: clientsLeaveWithin, unauthPerHost: datapath.NewPlaces(maxUnauthenticated), lookups: datapath.NewPlaces(maxLookups),
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
@@ -169,11 +169,11 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if err != nil {
 		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
 	}
-	m.addr = m.serving.udp.LocalAddr().(*net.UDPAddr)
-	m.ended, m.cancel = context.WithCancel(context.Background())
-	serving, stopServing := context.WithCancel(m.ended)
+	m.addr = m.server.udp.LocalAddr().(*net.UDPAddr)
+	m.lifetime, m.cancel = context.WithCancel(context.Background())
+	serving, stopServing := context.WithCancel(m.lifetime)
 	m.stopServing = stopServing
-	m.done.Go(func() { m.dropUnmatched(m.ended) })
+	m.done.Go(func() { m.dropUnmatched(m.lifetime) })
 	m.done.Go(func() { m.serveUntilDrained(serving) })
 	return m, nil
 }
@@ -237,15 +237,15 @@ func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Contex
 	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
 	m.mu.Unlock()
 	expel := func() { m.closeUnauthenticated(c) }
-	quic.BoundRequests(c.QlogTrace(), strangerRequests, func() { time.AfterFunc(strangerAnswers, expel) })
-	timer := time.AfterFunc(strangerFor, expel)
+	quic.BoundRequests(c.QlogTrace(), unauthRequests, func() { time.AfterFunc(requestGrace, expel) })
+	timer := time.AfterFunc(authenticateWithin, expel)
 	context.AfterFunc(c.Context(), func() {
 		timer.Stop()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if name := m.conns[c].name; name != "" {
-			if m.known[name]--; m.known[name] == 0 {
-				delete(m.known, name)
+			if m.connsPerClient[name]--; m.connsPerClient[name] == 0 {
+				delete(m.connsPerClient, name)
 			}
 		}
 		delete(m.conns, c)
@@ -259,7 +259,7 @@ func (m *MASQUE) closeUnauthenticated(c *quicgo.Conn) {
 	state := m.conns[c]
 	stranger := state != nil && state.name == ""
 	if stranger {
-		state.expelled = true
+		state.rejected = true
 	}
 	m.mu.Unlock()
 	if stranger {
@@ -281,7 +281,7 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.rejectRequest(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
-	if known, ok := r.Context().Value(strangerKey{}).(func()); ok {
+	if known, ok := r.Context().Value(authenticatedKey{}).(func()); ok {
 		known()
 	}
 	switch protocol := extendedProtocol(r); {
@@ -328,7 +328,7 @@ func (m *MASQUE) Report(s *tunnel.Status) error {
 }
 
 // Forward implements Outside: CONNECT-UDP brings datagrams that are in no packets.
-func (m *MASQUE) Forward(d *Datagrams) { m.forward.Store(d) }
+func (m *MASQUE) Forward(d *Datagrams) { m.datagrams.Store(d) }
 
 // Requests implements Outside: the CONNECTs over HTTP/3.
 func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }
@@ -373,7 +373,7 @@ func (m *MASQUE) Drain() {
 		return
 	}
 	m.stopServing()
-	m.done.Go(func() { _ = m.currentServer().Shutdown(m.ended) }) // what is left then is closed
+	m.done.Go(func() { _ = m.currentServer().Shutdown(m.lifetime) }) // what is left then is closed
 }
 
 // Close implements Outside.
@@ -396,10 +396,10 @@ func (m *MASQUE) awaitClients() (others bool) {
 	m.mu.RLock()
 	conns := slices.Collect(maps.Values(m.conns))
 	m.mu.RUnlock()
-	timer := time.NewTimer(m.leave)
+	timer := time.NewTimer(m.leaveWait)
 	defer timer.Stop()
 	for _, c := range conns {
-		if !c.streams.Load() {
+		if !c.hadStreams.Load() {
 			others = true
 			continue
 		}

@@ -83,7 +83,7 @@ func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	}
 	if who.token != (digest{}) {
 		m.unauthorized.Add(1)
-		m.guesses.Wrong(r.Context(), from, strangerFor*9/10) // before the connection is closed
+		m.guesses.Wrong(r.Context(), from, authenticateWithin*9/10) // before the connection is closed
 	}
 	return identity{}, errUnknown
 }
@@ -109,14 +109,14 @@ func (m *MASQUE) recordClient(r *http.Request, who identity) error {
 	if state == nil {
 		return nil // it has just ended
 	}
-	if state.expelled {
+	if state.rejected {
 		return errUnknown
 	}
 	if state.name == "" {
-		if m.known[who.name] >= maxConns {
+		if m.connsPerClient[who.name] >= maxConns {
 			return errTooManyConns
 		}
-		m.known[who.name]++
+		m.connsPerClient[who.name]++
 		state.name = who.name
 	}
 	if who.token != (digest{}) {

@@ -24,14 +24,14 @@ const (
 	// Bounds of the QUIC connections whose clients have shown neither token nor certificate
 	// yet: maxStrangers at a time, and with verifyFrom or more a client must first prove its
 	// address, which takes another round trip (Retry, RFC 9000 §8.1.2).
-	maxStrangers = 1024
-	verifyFrom   = 128
+	maxUnauthenticated = 1024
+	retryFrom          = 128
 
 	// What a stranger may do before it has to say who it is: each request holds memory, though its header
 	// never comes.
-	strangerFor      = 10 * time.Second
-	strangerRequests = 64
-	strangerAnswers  = time.Second // for the first of more requests to be understood
+	authenticateWithin = 10 * time.Second
+	unauthRequests     = 64
+	requestGrace       = time.Second // for the first of more requests to be understood
 )
 
 // masqueServer is what serves at one socket.
@@ -66,12 +66,12 @@ func (m *MASQUE) listenUDP() error {
 	}
 	transport := &quicgo.Transport{
 		Conn: udp, ConnContext: m.admitConnection,
-		VerifySourceAddress: func(net.Addr) bool { return m.strangers.Taken() >= verifyFrom },
+		VerifySourceAddress: func(net.Addr) bool { return m.unauthPerHost.Taken() >= retryFrom },
 	}
 	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(m.tlsConfig()), &quicgo.Config{
 		Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
 		InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams, EnableDatagrams: true,
-		MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
+		MaxIdleTimeout: maxIdleQUIC, KeepAlivePeriod: keepAlivePeriod,
 	})
 	if err != nil {
 		return errors.Join(err, udp.Close())
@@ -86,7 +86,7 @@ func (m *MASQUE) listenUDP() error {
 	if m.draining {
 		return errors.Join(http.ErrServerClosed, s.closeServer())
 	}
-	m.serving = s
+	m.server = s
 	return nil
 }
 
@@ -94,7 +94,7 @@ func (m *MASQUE) listenUDP() error {
 func (m *MASQUE) currentServer() *masqueServer {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.serving
+	return m.server
 }
 
 // serveUntilDrained takes connections until it is drained, over another socket after one has failed.
@@ -112,19 +112,19 @@ func (m *MASQUE) serveUntilDrained(ctx context.Context) {
 	}
 }
 
-// strangerKey is the key, in a connection's context, of the function to call once its client is known.
-type strangerKey struct{}
+// authenticatedKey is the key, in a connection's context, of the function to call once its client is known.
+type authenticatedKey struct{}
 
-var errStrangers = errors.New("too many clients have not told who they are")
+var errTooManyUnauthenticated = errors.New("too many clients have not told who they are")
 
 // admitConnection lets a connection begin, unless there are too many whose clients are not known yet.
 func (m *MASQUE) admitConnection(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
 	host := datapath.Host(clientAddr(from.RemoteAddr.String()).Addr()).String()
-	if !m.strangers.Take(host) {
+	if !m.unauthPerHost.Take(host) {
 		m.refused.Add(1)
-		return nil, errStrangers
+		return nil, errTooManyUnauthenticated
 	}
-	known := sync.OnceFunc(func() { m.strangers.Leave(host) })
+	known := sync.OnceFunc(func() { m.unauthPerHost.Leave(host) })
 	context.AfterFunc(ctx, known)
-	return context.WithValue(ctx, strangerKey{}, known), nil
+	return context.WithValue(ctx, authenticatedKey{}, known), nil
 }

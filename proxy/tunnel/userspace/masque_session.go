@@ -41,7 +41,7 @@ const (
 )
 
 // maxAsked bounds the addresses that a client may ask for at once: answers wait until it reads them.
-const maxAsked = 64
+const maxRequestedAddresses = 64
 
 // ipSession is one client's CONNECT-IP.
 type ipSession struct {
@@ -88,7 +88,7 @@ const maxClients = 4096
 func (m *MASQUE) clientTraffic() map[string]tunnel.Traffic {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	all := maps.Clone(m.past)
+	all := maps.Clone(m.endedTraffic)
 	for a, s := range m.sessions {
 		if a == s.addrs[0] {
 			all[s.name] = s.addTraffic(all[s.name])
@@ -137,14 +137,14 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 	}
 	// What is for this client must not reach the next with its addresses.
 	m.stack.AbortFor(addrs)
-	if d := m.forward.Load(); d != nil {
-		d.forget(addrs)
+	if d := m.datagrams.Load(); d != nil {
+		d.forgetAddresses(addrs)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pool.returnAddresses(addrs)
-	if m.open[who.name]--; m.open[who.name] == 0 {
-		delete(m.open, who.name)
+	if m.sessionsPerPeer[who.name]--; m.sessionsPerPeer[who.name] == 0 {
+		delete(m.sessionsPerPeer, who.name)
 	}
 }
 
@@ -152,12 +152,12 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 func (m *MASQUE) takeSessionAddresses(name string) ([]netip.Addr, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.open[name] >= maxSessions {
+	if m.sessionsPerPeer[name] >= maxSessions {
 		return nil, errTooManySessions
 	}
 	addrs, err := m.pool.takeAddresses(name)
 	if err == nil {
-		m.open[name]++
+		m.sessionsPerPeer[name]++
 	}
 	return addrs, err
 }
@@ -205,7 +205,7 @@ func (s *ipSession) runSession(w http.ResponseWriter, r *http.Request) (err erro
 		if err != nil {
 			return err
 		}
-		if len(asked.Prefixes) > maxAsked {
+		if len(asked.Prefixes) > maxRequestedAddresses {
 			return fmt.Errorf("the client asks for %d addresses at once", len(asked.Prefixes))
 		}
 		if err := s.answerAddressRequest(asked); err != nil {
@@ -370,8 +370,8 @@ func (m *MASQUE) removeSession(s *ipSession) {
 	s.outlet.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t, known := m.past[s.name]; known || len(m.past) < maxClients {
-		m.past[s.name] = s.addTraffic(t)
+	if t, known := m.endedTraffic[s.name]; known || len(m.endedTraffic) < maxClients {
+		m.endedTraffic[s.name] = s.addTraffic(t)
 	}
 	for _, a := range s.addrs {
 		delete(m.sessions, a)

@@ -116,7 +116,7 @@ func TestWhoAsksForTooManyAddressesGetsNone(t *testing.T) {
 	require.NoError(t, err)
 	_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
 	require.NoError(t, err)
-	_, err = ip.RequestAddresses(slices.Repeat([]netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")}, maxAsked+1))
+	_, err = ip.RequestAddresses(slices.Repeat([]netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")}, maxRequestedAddresses+1))
 	require.NoError(t, err)
 	_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
 	require.ErrorIs(t, err, net.ErrClosed)

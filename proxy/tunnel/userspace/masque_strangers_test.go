@@ -19,8 +19,8 @@ import (
 
 // crowd leaves room for so many clients that nobody knows.
 func crowd(t *testing.T, m *MASQUE, room int) {
-	for i := range maxStrangers - room {
-		require.True(t, m.strangers.Take(strconv.Itoa(i)))
+	for i := range maxUnauthenticated - room {
+		require.True(t, m.unauthPerHost.Take(strconv.Itoa(i)))
 	}
 }
 
@@ -37,7 +37,7 @@ func TestClientsThatNobodyKnowsAreBounded(t *testing.T) {
 
 	exchange(t, c.mustStream("203.0.113.7:443"), []byte("hello"))
 	exchange(t, dialMASQUE(t, m).mustStream("203.0.113.7:443"), []byte("there is room beside whom we know"))
-	assert.Equal(t, maxStrangers-2, m.strangers.Taken(), "and whom we knew is not counted once more as it goes")
+	assert.Equal(t, maxUnauthenticated-2, m.unauthPerHost.Taken(), "and whom we knew is not counted once more as it goes")
 }
 
 func TestConnectionsOfAClientAreBounded(t *testing.T) {
@@ -46,12 +46,12 @@ func TestConnectionsOfAClientAreBounded(t *testing.T) {
 	known := func() int {
 		m.mu.RLock()
 		defer m.mu.RUnlock()
-		return m.known["phone"]
+		return m.connsPerClient["phone"]
 	}
 	note := func(connections int) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.known["phone"] += connections
+		m.connsPerClient["phone"] += connections
 	}
 	first := dialMASQUE(t, m)
 	exchange(t, first.mustStream("203.0.113.7:443"), []byte("hello"))
@@ -77,7 +77,7 @@ func TestAStrangerDoesNotBeginManyRequests(t *testing.T) {
 	c, err := quicgo.DialAddr(deadlineOf(t), m.Addr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quicgo.Config{})
 	require.NoError(t, err)
-	for range strangerRequests + 1 {
+	for range unauthRequests + 1 {
 		s, err := c.OpenStreamSync(deadlineOf(t))
 		if err != nil {
 			break // it is closed already
@@ -118,6 +118,6 @@ func TestWhereManyBeginAnAddressHasToBeProven(t *testing.T) {
 		return n.Load()
 	}
 	assert.Zero(t, retried())
-	crowd(t, m, maxStrangers-verifyFrom)
+	crowd(t, m, maxUnauthenticated-retryFrom)
 	assert.EqualValues(t, 1, retried())
 }

@@ -26,22 +26,22 @@ type request struct {
 	host   string
 	peer   string // who asks
 
-	mu      sync.Mutex
-	settled bool
-	done    chan struct{} // closed once it is settled: the handler may return
+	mu       sync.Mutex
+	answered bool
+	done     chan struct{} // closed once it is settled: the handler may return
 }
 
 // Peer is the name of the client, whatever its address.
 func (r *request) Peer() string { return r.peer }
 
-// settleOnce runs how unless the request has been settled before.
-func (r *request) settleOnce(how func() error) error {
+// answerOnce runs how unless the request has been settled before.
+func (r *request) answerOnce(how func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.settled {
+	if r.answered {
 		return net.ErrClosed
 	}
-	r.settled = true
+	r.answered = true
 	defer close(r.done)
 	return how()
 }
@@ -58,10 +58,10 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy has no room for another connection")
 		return nil
 	}
-	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settleOnce(full) })
+	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.answerOnce(full) })
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	if !m.queueRequest(req, c) {
-		_ = req.settleOnce(full)
+		_ = req.answerOnce(full)
 		return
 	}
 	select {
@@ -69,7 +69,7 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	case <-r.Context().Done():
 	case <-m.closed:
 	}
-	_ = req.settleOnce(func() error { return nil }) // nobody may write to w once this returns
+	_ = req.answerOnce(func() error { return nil }) // nobody may write to w once this returns
 }
 
 // queueRequest queues a request to be accepted; false: there is no room, or the listener drains. What
@@ -83,7 +83,7 @@ func (m *MASQUE) queueRequest(req *request, from *quicgo.Conn) bool {
 	select {
 	case m.requests <- req:
 		if c := m.conns[from]; c != nil {
-			c.streams.Store(true)
+			c.hadStreams.Store(true)
 		}
 		return true
 	default:
@@ -100,7 +100,7 @@ func (r *request) ingressClient(listener string) ingress.Client {
 			if err != nil {
 				answer = func() error { return r.failRequest(err) }
 			}
-			if err := r.settleOnce(answer); err != nil {
+			if err := r.answerOnce(answer); err != nil {
 				return fmt.Errorf("tunnel: answer a CONNECT: %w", err)
 			}
 			return nil

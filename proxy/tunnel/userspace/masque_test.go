@@ -714,7 +714,7 @@ func TestWhatIsLeftWhenAListenerClosesIsResetThroughTheTunnel(t *testing.T) {
 // A QUIC connection that is closed takes with it what has arrived and was not read.
 func TestAListenerThatClosesWaitsForItsClientsToRead(t *testing.T) {
 	m, l := masque(t, nil)
-	m.leave = time.Hour
+	m.leaveWait = time.Hour
 	data := randomBytes(100_000)
 	answering(t, l, nil, func(c ingress.Client) {
 		_, err := c.Write(data)
@@ -735,7 +735,7 @@ func TestAListenerThatClosesWaitsForItsClientsToRead(t *testing.T) {
 	select {
 	case <-c.conn.Context().Done():
 		require.Fail(t, "closed before all was read")
-	case <-time.After(3 * flushWithin): //nolint:forbidigo // nothing tells of what does not happen
+	case <-time.After(3 * flushWait): //nolint:forbidigo // nothing tells of what does not happen
 	}
 	got, err := io.ReadAll(s)
 	require.NoError(t, err)

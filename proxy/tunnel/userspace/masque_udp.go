@@ -32,8 +32,8 @@ const (
 	udpQueue = 64 // datagrams that may wait for a request's QUIC connection
 	udpHops  = 64 // the hop limit of what leaves
 
-	resolveWithin = 10 * time.Second // a target's name
-	maxLookups    = 64               // at a time, of two sockets each
+	resolveTimeout = 10 * time.Second // a target's name
+	maxLookups     = 64               // at a time, of two sockets each
 
 	capsuleDatagram = 0         // RFC 9297 §3.5
 	maxUDP          = 65527 + 8 // of a datagram's payload (RFC 9298 §5), and the context before it
@@ -68,7 +68,7 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 		m.rejectRequest(w, r, http.StatusBadRequest, err.Error())
 		return
 	}
-	d := m.forward.Load()
+	d := m.datagrams.Load()
 	if d == nil {
 		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy is starting")
 		return
@@ -235,7 +235,7 @@ func (m *MASQUE) beginUDPSession(
 		return nil, target, errLookups
 	}
 	defer m.lookups.Leave(u.name)
-	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	type reached struct {
 		session *session
@@ -259,7 +259,7 @@ func (m *MASQUE) resolveName(ctx context.Context, peer, name string) ([]netip.Ad
 		return nil, errLookups
 	}
 	defer m.lookups.Leave(peer)
-	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	addrs, err := happyeyeballs.LookUp(ctx, happyeyeballs.Host{Name: name, Resolver: m.cfg.Resolver})
 	for i, a := range addrs {
@@ -287,7 +287,7 @@ func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []
 	}
 	up, _ := s.uplinkFor(target, d.with.Clock()) // the one that it knows
 	d.mu.Unlock()
-	s.pass(up, target, payload, udpHops)
+	s.sendOutside(up, target, payload, udpHops)
 	return true
 }
 

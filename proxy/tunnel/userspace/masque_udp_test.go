@@ -107,11 +107,11 @@ func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
 	_, err := phone.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
 	require.NoError(t, err)
 	conn := <-conns
-	l.forward.UDP(netip.AddrPortFrom(phone.addrs[0], 5000), echoUDP(t), 64, []byte("ping"))
-	require.Equal(t, 1, l.forward.Stats().Sessions)
-	l.forward.mu.Lock()
-	s := l.forward.sessions[origin{AddrPort: netip.AddrPortFrom(phone.addrs[0], 5000)}]
-	l.forward.mu.Unlock()
+	l.datagrams.UDP(netip.AddrPortFrom(phone.addrs[0], 5000), echoUDP(t), 64, []byte("ping"))
+	require.Equal(t, 1, l.datagrams.Stats().Sessions)
+	l.datagrams.mu.Lock()
+	s := l.datagrams.sessions[origin{AddrPort: netip.AddrPortFrom(phone.addrs[0], 5000)}]
+	l.datagrams.mu.Unlock()
 	unanswered, err := l.Greet(t.Context(), conn.Conn)
 	require.NoError(t, err)
 
@@ -119,14 +119,14 @@ func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
 	free := func() bool {
 		m.mu.RLock()
 		defer m.mu.RUnlock()
-		return m.open["phone"] == 0
+		return m.sessionsPerPeer["phone"] == 0
 	}
 	require.Eventually(t, free, soon, time.Millisecond)
 	_, err = conn.Conn.Write([]byte("for the phone"))
 	require.ErrorIs(t, err, syscall.ECONNABORTED)
-	assert.Zero(t, l.forward.Stats().Sessions)
-	s.peer.sendPacket(packet{fiveTuple: fiveTuple{target: s.from}, to: s}) // that has waited
-	assert.EqualValues(t, 1, l.forward.Stats().Late)
+	assert.Zero(t, l.datagrams.Stats().Sessions)
+	s.peer.sendPacket(packet{fiveTuple: fiveTuple{target: s.from}, answers: s}) // that has waited
+	assert.EqualValues(t, 1, l.datagrams.Stats().Late)
 	require.ErrorContains(t, unanswered.Answer(netip.AddrPort{}, nil), "has gone while its server was dialled")
 }
 
@@ -177,7 +177,7 @@ func TestUDPGoesWhereItsClientAsked(t *testing.T) {
 	for _, stream := range []*http3.RequestStream{s, named} {
 		require.NoError(t, stream.Close()) // the client ends it
 	}
-	require.Eventually(t, func() bool { return l.forward.Stats().Sessions == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return l.datagrams.Stats().Sessions == 0 }, soon, time.Millisecond)
 }
 
 // What is larger than any datagram of QUIC's does not wait for one: 64 KB each, of 64 in
@@ -235,7 +235,7 @@ func TestAnIdleUDPRequestEnds(t *testing.T) {
 	s, said := dialMASQUE(t, m).udp(pathOf(echoUDP(t)))
 	require.Equal(t, http.StatusOK, said.status)
 	over(t, s)
-	assert.Zero(t, l.forward.Stats().Sessions)
+	assert.Zero(t, l.datagrams.Stats().Sessions)
 }
 
 func TestAUDPRequestEndsWhereItsTargetIsNotThere(t *testing.T) {
@@ -261,7 +261,7 @@ func TestUDPRequestsOfAClientAreBounded(t *testing.T) {
 	over(t, streams[0])
 	echoes(t, streams[1], "still here")
 	echoes(t, streams[2], "and here")
-	assert.EqualValues(t, 1, l.forward.Stats().Evicted)
+	assert.EqualValues(t, 1, l.datagrams.Stats().Evicted)
 }
 
 func TestARevokedTokenEndsItsUDP(t *testing.T) {
@@ -270,7 +270,7 @@ func TestARevokedTokenEndsItsUDP(t *testing.T) {
 	require.Equal(t, http.StatusOK, said.status)
 	require.NoError(t, m.SetTokens(testTokens()[1:]))
 	over(t, s)
-	require.Eventually(t, func() bool { return l.forward.Stats().Sessions == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return l.datagrams.Stats().Sessions == 0 }, soon, time.Millisecond)
 }
 
 func FuzzCapsulesUDP(f *testing.F) {

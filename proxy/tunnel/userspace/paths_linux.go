@@ -11,7 +11,7 @@ import (
 const (
 	pathPeriod  = 10 * time.Second // how long a path's MTU counts where a send fails once it is less
 	routePeriod = time.Second      // and where none does
-	mostPaths   = 4096
+	maxPaths    = 4096
 	anyPort     = 9 // a route has none, but a socket needs one
 
 	udpHeader       = 8
@@ -25,8 +25,8 @@ type paths struct {
 	period  time.Duration
 	changed chan struct{} // has a value once a path's largest packet is another
 
-	mu sync.Mutex
-	at map[netip.AddrPort]path
+	mu         sync.Mutex
+	byEndpoint map[netip.AddrPort]path
 }
 
 type path struct {
@@ -36,7 +36,7 @@ type path struct {
 }
 
 func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error), period time.Duration) *paths {
-	return &paths{readMTU: readMTU, period: period, changed: make(chan struct{}, 1), at: map[netip.AddrPort]path{}}
+	return &paths{readMTU: readMTU, period: period, changed: make(chan struct{}, 1), byEndpoint: map[netip.AddrPort]path{}}
 }
 
 // largestPayload returns how large a payload to an endpoint may be to leave in one packet, in bytes. It
@@ -56,7 +56,7 @@ func (p *paths) routeMTU(to netip.Addr) int {
 
 // find returns what is known of a path, not older than a period. The caller holds p.mu.
 func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
-	known, exists := p.at[to]
+	known, exists := p.byEndpoint[to]
 	if !exists || time.Since(known.read) > p.period { //nolint:forbidigo // the kernel's routes are of the real clock
 		return p.readPath(from, to)
 	}
@@ -70,28 +70,28 @@ func (p *paths) noteTooLarge(e *udpEndpoint, size int) {
 	defer p.mu.Unlock()
 	if now := p.readPath(e.SrcIP(), e.to); now.largest >= size {
 		now.largest = 0
-		p.at[e.to] = now
+		p.byEndpoint[e.to] = now
 	}
 }
 
 // readPath asks the kernel for the path to an address. The caller holds p.mu.
 func (p *paths) readPath(from netip.Addr, to netip.AddrPort) path {
-	now := path{largest: mostMessage, read: time.Now()} //nolint:forbidigo // see above
+	now := path{largest: maxMessage, read: time.Now()} //nolint:forbidigo // see above
 	if mtu, err := p.readMTU(from, to); err == nil {
 		now.mtu, now.largest = mtu, mtu-outerHeaders(to.Addr())
 	}
-	before, exists := p.at[to]
-	if !exists && len(p.at) >= mostPaths {
-		for other, old := range p.at {
+	before, exists := p.byEndpoint[to]
+	if !exists && len(p.byEndpoint) >= maxPaths {
+		for other, old := range p.byEndpoint {
 			if now.read.Sub(old.read) > p.period {
-				delete(p.at, other)
+				delete(p.byEndpoint, other)
 			}
 		}
-		if len(p.at) >= mostPaths {
+		if len(p.byEndpoint) >= maxPaths {
 			return now
 		}
 	}
-	p.at[to] = now
+	p.byEndpoint[to] = now
 	if before.mtu != now.mtu {
 		select {
 		case p.changed <- struct{}{}:
@@ -106,7 +106,7 @@ func (p *paths) readPath(from netip.Addr, to netip.AddrPort) path {
 func (p *paths) largestInner(to netip.AddrPort) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.at[to]
+	known := p.byEndpoint[to]
 	if known.mtu == 0 {
 		return 0
 	}

@@ -13,18 +13,18 @@ import (
 
 // session is an address and port of a peer with the socket for it. d.mu guards what changes.
 type session struct {
-	d      *Datagrams
-	peer   *peer
-	from   origin
-	socket *socket
-	id     uint16        // of its echo requests in a raw socket that it shares
-	place  *list.Element // among the peer's, the latest used first
+	d         *Datagrams
+	peer      *peer
+	from      origin
+	socket    *socket
+	id        uint16        // of its echo requests in a raw socket that it shares
+	listEntry *list.Element // among the peer's, the latest used first
 
-	remotes  map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
-	used     cc.Time
-	over     atomic.Bool // its address may be another client's: queued packets are dropped
-	dns      bool        // all remotes are name servers
-	answered bool
+	remotes       map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
+	used          cc.Time
+	addressReused atomic.Bool // its address may be another client's: queued packets are dropped
+	dns           bool        // all remotes are name servers
+	hasAnswer     bool
 }
 
 func (s *session) knowsRemote(remote netip.AddrPort) bool {
@@ -39,9 +39,9 @@ func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) 
 	if !known {
 		return nil, false
 	}
-	s.touch(now)
+	s.noteUse(now)
 	if up != nil {
-		if up.gone {
+		if up.evicted {
 			up = s.peer.uplinkFor(up.terms)
 			s.remotes[remote] = up
 		}
@@ -50,18 +50,18 @@ func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) 
 	return up, true
 }
 
-// pass sends a datagram outside, now or when its uplink lets it.
-func (s *session) pass(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
+// sendOutside sends a datagram outside, now or when its uplink lets it.
+func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
 	if up == nil {
 		s.send(target, payload, hops)
 		return
 	}
-	up.pass(s.d.with.Clock(), packet{fiveTuple: fiveTuple{target, s.from}, payload: payload, by: s, hops: hops})
+	up.sendOrQueue(s.d.with.Clock(), packet{fiveTuple: fiveTuple{target, s.from}, payload: payload, viaSession: s, hops: hops})
 }
 
 // send sends a datagram outside. If the network does not take it, the peer gets an ICMP error.
 func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
-	c := &s.d.count
+	c := &s.d.counts
 	c.sentPackets.Add(1)
 	c.sentBytes.Add(uint64(len(payload)))
 	err := s.socket.sendDatagram(target, payload, s.id, hops)
@@ -69,14 +69,14 @@ func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 		return
 	}
 	c.failed.Add(1)
-	if notice, ok := toTell(err, target); ok && s.from.stream == nil {
+	if notice, ok := icmpErrorFor(err, target); ok && s.from.stream == nil {
 		s.d.sendICMPError(s.from, target, payload, notice)
 	}
 }
 
-// learn lets a remote answer; if there are too many, some others no longer may.
-func (s *session) learn(remote netip.AddrPort, up *uplink) {
-	most := min(maxRemotes, allRemotes/len(s.d.sessions))
+// addRemote lets a remote answer; if there are too many, some others no longer may.
+func (s *session) addRemote(remote netip.AddrPort, up *uplink) {
+	most := min(maxRemotes, maxRemotesTotal/len(s.d.sessions))
 	for any := range s.remotes {
 		if len(s.remotes) < most {
 			break
@@ -87,14 +87,14 @@ func (s *session) learn(remote netip.AddrPort, up *uplink) {
 	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
 }
 
-func (s *session) touch(now cc.Time) {
+func (s *session) noteUse(now cc.Time) {
 	s.used = now
-	s.peer.sessions.MoveToFront(s.place)
+	s.peer.sessions.MoveToFront(s.listEntry)
 }
 
-func (s *session) lasts(idle time.Duration) time.Duration {
-	if s.dns && s.answered {
-		return min(idle, answeredDNS)
+func (s *session) idleTimeout(idle time.Duration) time.Duration {
+	if s.dns && s.hasAnswer {
+		return min(idle, dnsIdleTimeout)
 	}
 	return idle
 }
@@ -109,7 +109,7 @@ func (s *session) receive() {
 			s.d.mu.Unlock()
 			return
 		}
-		s.take(news)
+		s.deliverReceived(news)
 		news.releaseMemory()
 	}
 }
@@ -125,20 +125,20 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 		s := d.echoes[echoID{raw.six, news.id}]
 		d.mu.Unlock()
 		if s != nil { // a raw socket also receives the replies to other processes' pings
-			s.take(news)
+			s.deliverReceived(news)
 		}
 		news.releaseMemory()
 	}
 }
 
-// sweep ends the sessions that have been idle for long enough, and those whose
+// endStaleSessions ends the sessions that have been idle for long enough, and those whose
 // address is another peer's now.
-func (d *Datagrams) sweep(now cc.Time) {
+func (d *Datagrams) endStaleSessions(now cc.Time) {
 	idle := d.cfg.Load().Idle
 	owners := map[netip.Addr]string{}
 	d.mu.Lock()
 	for _, s := range d.sessions {
-		if now.Sub(s.used) > s.lasts(idle) {
+		if now.Sub(s.used) > s.idleTimeout(idle) {
 			d.removeSession(s)
 			continue
 		}
@@ -155,19 +155,19 @@ func (d *Datagrams) sweep(now cc.Time) {
 	defer d.mu.Unlock()
 	for _, s := range d.sessions {
 		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
-			s.over.Store(true)
+			s.addressReused.Store(true)
 			d.removeSession(s)
 		}
 	}
 }
 
-// forget ends what there is of addresses inside.
-func (d *Datagrams) forget(inner []netip.Addr) {
+// forgetAddresses ends what there is of addresses inside.
+func (d *Datagrams) forgetAddresses(inner []netip.Addr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.sessions {
 		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
-			s.over.Store(true)
+			s.addressReused.Store(true)
 			d.removeSession(s)
 		}
 	}
@@ -186,23 +186,23 @@ func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
 	return u.Type == unreachable4 && u.Code != fragmentationNeeded
 }
 
-func (s *session) take(news received) {
+func (s *session) deliverReceived(news received) {
 	d := s.d
 	now := d.with.Clock()
 	d.mu.Lock()
 	known := s.knowsRemote(news.from)
-	if known && news.failure == nil {
-		s.answered = true
-		s.touch(now)
+	if known && news.icmpError == nil {
+		s.hasAnswer = true
+		s.noteUse(now)
 	}
 	d.mu.Unlock()
 	switch {
 	case !known:
-		d.count.unsolicited.Add(1)
-	case news.failure != nil:
+		d.counts.unsolicited.Add(1)
+	case news.icmpError != nil:
 		if s.from.stream == nil {
-			d.sendICMPError(s.from, news.from, news.payload, *news.failure)
-		} else if targetGone(*news.failure, news.from) { // the request ends with its socket (RFC 9298 §3.1)
+			d.sendICMPError(s.from, news.from, news.payload, *news.icmpError)
+		} else if targetGone(*news.icmpError, news.from) { // the request ends with its socket (RFC 9298 §3.1)
 			d.finishSession(s)
 		}
 	default:
@@ -211,7 +211,7 @@ func (s *session) take(news received) {
 			if news.segment > 0 {
 				n = min(n, news.segment)
 			}
-			s.peer.pass(now, packet{fiveTuple: fiveTuple{news.from, s.from}, payload: left[:n], to: s})
+			s.peer.sendOrQueue(now, packet{fiveTuple: fiveTuple{news.from, s.from}, payload: left[:n], answers: s})
 			if left = left[n:]; len(left) == 0 {
 				return
 			}

@@ -20,7 +20,7 @@ func TestSessionsShareTheRoomForRemotes(t *testing.T) {
 	d.sessions[s.from] = s
 	learn := func(n int) {
 		for port := range n {
-			s.learn(netip.AddrPortFrom(outside4, uint16(port)), nil)
+			s.addRemote(netip.AddrPortFrom(outside4, uint16(port)), nil)
 		}
 	}
 	learn(2 * maxRemotes)
@@ -31,8 +31,8 @@ func TestSessionsShareTheRoomForRemotes(t *testing.T) {
 		d.sessions[origin{AddrPort: netip.AddrPortFrom(outside4, id), echo: true}] = nil
 	}
 	last := netip.AddrPortFrom(outside4, 2*maxRemotes) // which is not there: of the others any were forgotten
-	s.learn(last, nil)
-	assert.Len(t, s.remotes, allRemotes/sessions)
+	s.addRemote(last, nil)
+	assert.Len(t, s.remotes, maxRemotesTotal/sessions)
 	assert.True(t, s.knowsRemote(last))
 }
 

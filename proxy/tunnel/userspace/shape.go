@@ -14,16 +14,16 @@ import (
 // queuedInAll bounds the datagrams that wait in the queues of all peers, in bytes. A peer's queue
 // may take what the others leave free of that (dynamic thresholds, Choudhury and
 // Hahne 1998), up to flow.QueuedBytes.
-const queuedInAll = 16 << 20
+const maxQueuedTotal = 16 << 20
 
 // peer is a peer of the tunnel, as long as it has sessions: the datagrams for it share
 // a window with its connections.
 type peer struct {
-	shaper   // of what is for it
-	name     string
-	sessions list.List         // of *session; guarded by d.mu
-	place    int               // in d.bySessions; likewise
-	uplinks  map[limit]*uplink // likewise
+	shaper    // of what is for it
+	name      string
+	sessions  list.List             // of *session; guarded by d.mu
+	heapIndex int                   // in d.bySessions; likewise
+	uplinks   map[rateLimit]*uplink // likewise
 }
 
 // shaper holds packets back until there is room for them.
@@ -45,45 +45,45 @@ type fiveTuple struct {
 // packet is a datagram, or an echo message: on its way to a peer, or from it to the source.
 type packet struct {
 	fiveTuple
-	payload []byte
-	by      *session // that sends it outside; nil: it is for the peer
-	to      *session // that it answers; nil: another peer or session sends it
-	hops    uint8
+	payload    []byte
+	viaSession *session // that sends it outside; nil: it is for the peer
+	answers    *session // that it answers; nil: another peer or session sends it
+	hops       uint8
 }
 
 // newPeer makes a peer whose window is that of the terms of its first datagram.
 func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
-	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[limit]*uplink{}}
+	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[rateLimit]*uplink{}}
 	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
-		p.hold(name, terms, share)
+		p.openWindow(name, terms, share)
 	}
 	return p
 }
 
-// hold makes packets wait as terms say: for their share of a window, or a maximum rate.
-func (s *shaper) hold(name string, terms flow.Terms, share float64) {
+// openWindow makes packets wait as terms say: for their share of a window, or a maximum rate.
+func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 	if s.d.with.Flows == nil {
 		return
 	}
-	window, err := s.d.with.Flows.OpenDatagrams(s.d.with.Clock(), terms, share, s.wake)
+	window, err := s.d.with.Flows.OpenDatagrams(s.d.with.Clock(), terms, share, s.noteRoom)
 	if err != nil {
 		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return
 	}
-	s.queue, s.close = flow.NewFairQueue[fiveTuple](window, s.d.dropped), window.Close
+	s.queue, s.close = flow.NewFairQueue[fiveTuple](window, s.d.countDropped), window.Close
 }
 
-// dropped counts what a queue does not send.
-func (d *Datagrams) dropped(_ packet, why flow.Drop) {
+// countDropped counts what a queue does not send.
+func (d *Datagrams) countDropped(_ packet, why flow.Drop) {
 	if why == flow.DroppedOverflow {
-		d.count.overflow.Add(1)
+		d.counts.overflow.Add(1)
 		return
 	}
-	d.count.late.Add(1)
+	d.counts.late.Add(1)
 }
 
-// leave gives up the share of the window, and drops what waits.
-func (s *shaper) leave() {
+// closeWindow gives up the share of the window, and drops what waits.
+func (s *shaper) closeWindow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.queue == nil {
@@ -95,23 +95,23 @@ func (s *shaper) leave() {
 	s.queue = nil
 }
 
-// wake is called by the flow once there is room again. It only notes that, and keep sends.
-func (s *shaper) wake() {
+// noteRoom is called by the flow once there is room again. It only notes that, and keep sends.
+func (s *shaper) noteRoom() {
 	if s.pending.Swap(true) {
 		return
 	}
 	d := s.d
-	d.wake.Lock()
-	d.woken = append(d.woken, s)
-	d.wake.Unlock()
+	d.wakeMu.Lock()
+	d.wokenShapers = append(d.wokenShapers, s)
+	d.wakeMu.Unlock()
 	select {
-	case d.wakes <- struct{}{}:
+	case d.wakeSignal <- struct{}{}:
 	default:
 	}
 }
 
-// pass sends a packet now, or as soon as there is room for it.
-func (s *shaper) pass(now cc.Time, pkt packet) {
+// sendOrQueue sends a packet now, or as soon as there is room for it.
+func (s *shaper) sendOrQueue(now cc.Time, pkt packet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := pkt.sizeWithHeaders()
@@ -124,11 +124,11 @@ func (s *shaper) pass(now cc.Time, pkt packet) {
 	s.queue.Push(now, pkt.fiveTuple, size, pkt)
 	s.sendQueued(now)
 	// queued has what this queue held before, but not this packet.
-	s.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(queuedInAll-s.d.queued.Load())))
+	s.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(maxQueuedTotal-s.d.queued.Load())))
 }
 
-// drain sends what there is room for by now.
-func (s *shaper) drain(now cc.Time) {
+// sendAfterWake sends what there is room for by now.
+func (s *shaper) sendAfterWake(now cc.Time) {
 	s.pending.Store(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,12 +168,12 @@ func (pkt packet) sizeWithHeaders() cc.Bytes {
 
 // sendPacket puts a packet into the tunnel, or sends it outside.
 func (s *shaper) sendPacket(pkt packet) {
-	if pkt.by != nil {
-		pkt.by.send(pkt.source, pkt.payload, pkt.hops)
+	if pkt.viaSession != nil {
+		pkt.viaSession.send(pkt.source, pkt.payload, pkt.hops)
 		return
 	}
-	c := &s.d.count
-	if pkt.to != nil && pkt.to.over.Load() {
+	c := &s.d.counts
+	if pkt.answers != nil && pkt.answers.addressReused.Load() {
 		c.late.Add(1)
 		return
 	}
@@ -200,12 +200,12 @@ func (c peerHeap) Len() int           { return len(c) }
 func (c peerHeap) Less(i, j int) bool { return c[i].sessions.Len() > c[j].sessions.Len() }
 func (c peerHeap) Swap(i, j int) {
 	c[i], c[j] = c[j], c[i]
-	c[i].place, c[j].place = i, j
+	c[i].heapIndex, c[j].heapIndex = i, j
 }
 
 func (c *peerHeap) Push(x any) {
 	p := x.(*peer)
-	p.place = len(*c)
+	p.heapIndex = len(*c)
 	*c = append(*c, p)
 }
 

@@ -210,7 +210,7 @@ func isPendingError(err error) bool {
 // errorsToTell are the codes of Destination Unreachable for errors of the kernel about a
 // datagram that it did not take, for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
 // (RFC 4443 §3.1). If one is too big, the error queue tells so, with the MTU.
-var errorsToTell = []struct {
+var unreachableCodes = []struct {
 	err          error
 	code4, code6 uint8
 }{
@@ -221,9 +221,9 @@ var errorsToTell = []struct {
 	{unix.EPERM, 13, 1},
 }
 
-// toTell returns the ICMP error to tell whoever sent to target; false: there is none.
-func toTell(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
-	for _, e := range errorsToTell {
+// icmpErrorFor returns the ICMP error to tell whoever sent to target; false: there is none.
+func icmpErrorFor(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
+	for _, e := range unreachableCodes {
 		if !errors.Is(err, e.err) {
 			continue
 		}
@@ -241,7 +241,7 @@ func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 	if six {
 		to = netstack.Unreachable{Type: 1, Code: 3}
 	}
-	for _, e := range errorsToTell {
+	for _, e := range unreachableCodes {
 		switch {
 		case six && u.Type == 3 && u.Code == e.code4:
 			to.Code = e.code6
@@ -255,12 +255,12 @@ func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 // received is what came from outside: datagrams from one sender, each but the last
 // of segment bytes (0: there is one), or an ICMP error about a datagram sent to from.
 type received struct {
-	from    netip.AddrPort
-	payload []byte
-	id      uint16 // of an echo request that a raw socket sent
-	segment int
-	failure *netstack.Unreachable
-	memory  *[largestDatagrams]byte
+	from      netip.AddrPort
+	payload   []byte
+	id        uint16 // of an echo request that a raw socket sent
+	segment   int
+	icmpError *netstack.Unreachable
+	memory    *[largestDatagrams]byte
 }
 
 var memories = sync.Pool{New: func() any { return new([largestDatagrams]byte) }}
@@ -317,14 +317,14 @@ func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 		}
 		return false, nil
 	}
-	news.payload, news.from, news.failure = news.memory[:n], addrPortOf(from), failureIn(control[:oobn])
+	news.payload, news.from, news.icmpError = news.memory[:n], addrPortOf(from), icmpErrorIn(control[:oobn])
 	if s.kind != forUDP {
 		news.from = netip.AddrPortFrom(news.from.Addr(), 0)
 		if n >= icmpHeader { // the echo request that it is about
 			news.id = binary.BigEndian.Uint16(news.payload[4:])
 		}
 	}
-	return news.failure != nil, nil
+	return news.icmpError != nil, nil
 }
 
 // stripEchoReply reduces what an ICMP socket read to an echo reply; false: it is no reply to this process.
@@ -367,9 +367,9 @@ func segmentSize(control []byte) int {
 	return 0
 }
 
-// failureIn is the ICMP error in a message of the error queue (struct
+// icmpErrorIn is the ICMP error in a message of the error queue (struct
 // sock_extended_err, and the address of its sender); nil: there is none.
-func failureIn(control []byte) *netstack.Unreachable {
+func icmpErrorIn(control []byte) *netstack.Unreachable {
 	const (
 		fromUs, fromICMP, fromICMP6 = 1, 2, 3
 		size                        = 16

@@ -29,7 +29,7 @@ func FuzzEchoReplies(f *testing.F) {
 			assert.Contains(t, []byte{echoReply4, echoReply6}, news.payload[0])
 		}
 		assert.GreaterOrEqual(t, segmentSize(b), 0)
-		failureIn(b)
+		icmpErrorIn(b)
 	})
 }
 

@@ -23,11 +23,11 @@ import (
 
 // flushWithin is how long Close waits for what was sent last to leave. Neither WireGuard
 // nor QUIC tells when it has.
-const flushWithin = 100 * time.Millisecond
+const flushWait = 100 * time.Millisecond
 
 // waitForSending waits for what has just been sent to leave.
 func waitForSending() {
-	timer := time.NewTimer(flushWithin)
+	timer := time.NewTimer(flushWait)
 	defer timer.Stop()
 	<-timer.C
 }
@@ -59,17 +59,17 @@ type Outside interface {
 
 // Listener implements tunnel.Listener by a stack that terminates TCP.
 type Listener struct {
-	name    string
-	stack   *netstack.Stack
-	outside Outside
-	streams <-chan datapath.Conn // that come beside the packets; nil: none do
-	packets chan datapath.Conn   // what the stack accepts, where there are streams too
-	drained chan struct{}
-	drain   sync.Once
-	done    sync.WaitGroup
-	forward *Datagrams // nil: datagrams end here
-	once    sync.Once
-	err     error
+	name      string
+	stack     *netstack.Stack
+	outside   Outside
+	requests  <-chan datapath.Conn // that come beside the packets; nil: none do
+	packets   chan datapath.Conn   // what the stack accepts, where there are streams too
+	drained   chan struct{}
+	drainOnce sync.Once
+	done      sync.WaitGroup
+	datagrams *Datagrams // nil: datagrams end here
+	closeOnce sync.Once
+	closeErr  error
 }
 
 var _ tunnel.Listener = (*Listener)(nil)
@@ -79,7 +79,7 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
 	stack.SetGateway(outside.Gateway)
 	stack.SetPeer(outside.Peer)
-	if l.streams = outside.Requests(); l.streams != nil {
+	if l.requests = outside.Requests(); l.requests != nil {
 		l.packets = make(chan datapath.Conn)
 		l.done.Go(l.queueConnections)
 	}
@@ -104,8 +104,8 @@ func (l *Listener) queueConnections() {
 
 // Forward implements tunnel.Listener.
 func (l *Listener) Forward(cfg access.Datagrams, with tunnel.Forwarding) {
-	l.forward = forwardDatagrams(l.name, l.stack, l.outside, cfg, with)
-	l.outside.Forward(l.forward)
+	l.datagrams = forwardDatagrams(l.name, l.stack, l.outside, cfg, with)
+	l.outside.Forward(l.datagrams)
 }
 
 // Apply puts settings into force; an error changes nothing.
@@ -113,8 +113,8 @@ func (l *Listener) Apply(s tunnel.Settings) error {
 	if err := l.outside.Apply(s); err != nil {
 		return fmt.Errorf("tunnel: listener %q: %w", l.name, err)
 	}
-	if l.forward != nil {
-		l.forward.Configure(s.Datagrams)
+	if l.datagrams != nil {
+		l.datagrams.Configure(s.Datagrams)
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (l *Listener) Serve(take func(datapath.Conn)) error {
 func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
 func (l *Listener) acceptNext() (datapath.Conn, error) {
-	if l.streams == nil {
+	if l.requests == nil {
 		c, err := l.stack.Accept()
 		if err != nil {
 			return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
@@ -144,7 +144,7 @@ func (l *Listener) acceptNext() (datapath.Conn, error) {
 	select {
 	case c := <-l.packets:
 		return c, nil
-	case c := <-l.streams:
+	case c := <-l.requests:
 		return c, nil
 	case <-l.drained:
 		return nil, fmt.Errorf("tunnel: listener %q: accept: %w", l.name, os.ErrClosed)
@@ -182,10 +182,10 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 // targetOf is the destination of a connection to an address: the name server if that is the DNS
 // port of the gateway's own address.
 func (l *Listener) targetOf(to netip.AddrPort) netip.AddrPort {
-	if l.forward == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != tunnel.OfGateway {
+	if l.datagrams == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != tunnel.OfGateway {
 		return to
 	}
-	if server := l.forward.cfg.Load().DNS; server.IsValid() {
+	if server := l.datagrams.cfg.Load().DNS; server.IsValid() {
 		return server
 	}
 	return to
@@ -200,13 +200,13 @@ func (l *Listener) Health() error { return l.outside.Health() }
 // Drain implements ingress.Listener. The tunnel carries on, datagrams included. SYNs stay
 // unanswered, so that clients send them again.
 func (l *Listener) Drain() {
-	l.drain.Do(func() {
+	l.drainOnce.Do(func() {
 		close(l.drained)
 		l.stack.Drain()
 		l.outside.Drain()
-		for waits := l.streams != nil; waits; {
+		for waits := l.requests != nil; waits; {
 			select {
-			case c := <-l.streams:
+			case c := <-l.requests:
 				_ = c.Reset() // answered with a refusal
 			default:
 				waits = false
@@ -218,22 +218,22 @@ func (l *Listener) Drain() {
 // Close implements ingress.Listener. It resets the connections that are left, and sends the
 // RSTs before the tunnel ends.
 func (l *Listener) Close() error {
-	l.once.Do(func() {
+	l.closeOnce.Do(func() {
 		l.Drain()
-		if l.forward != nil {
-			_ = l.forward.Close() // it has none
+		if l.datagrams != nil {
+			_ = l.datagrams.Close() // it has none
 		}
 		l.stack.Abort()
-		ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
+		ctx, cancel := context.WithTimeout(context.Background(), flushWait)
 		l.stack.Flush(ctx)
 		cancel()
-		l.err = l.outside.Close()
-		if err := l.stack.Close(); l.err == nil {
-			l.err = err
+		l.closeErr = l.outside.Close()
+		if err := l.stack.Close(); l.closeErr == nil {
+			l.closeErr = err
 		}
 		l.done.Wait()
 	})
-	return l.err
+	return l.closeErr
 }
 
 // Resume implements tunnel.Listener.
@@ -246,8 +246,8 @@ func (l *Listener) Status() (tunnel.Status, error) {
 	c := l.stack.Counts()
 	s.Lost, s.Handshakes, s.Stalls = c.Lost, c.Handshakes, c.Stalls
 	s.Malformed, s.Damaged, s.Senseless, s.Expired = c.Malformed, c.Damaged, c.Senseless, c.Expired
-	if l.forward != nil {
-		s.Datagrams = l.forward.Stats()
+	if l.datagrams != nil {
+		s.Datagrams = l.datagrams.Stats()
 	}
 	return s, l.outside.Report(&s)
 }

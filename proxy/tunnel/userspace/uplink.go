@@ -9,8 +9,8 @@ import (
 // each host outside has its own.
 const maxUplinks = 64
 
-// limit is a maximum rate that a group's datagrams and connections share.
-type limit struct {
+// rateLimit is a maximum rate that a group's datagrams and connections share.
+type rateLimit struct {
 	group string
 	rate  cc.Rate
 }
@@ -18,9 +18,9 @@ type limit struct {
 // uplink holds what a peer sends outside to a maximum rate.
 type uplink struct {
 	shaper
-	terms flow.Terms
-	used  cc.Time // guarded by d.mu, as is what follows
-	gone  bool    // it made room for another
+	terms   flow.Terms
+	used    cc.Time // guarded by d.mu, as is what follows
+	evicted bool    // it made room for another
 }
 
 // uplinkFor returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
@@ -29,7 +29,7 @@ func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 	if terms.MaxRate == 0 {
 		return nil
 	}
-	l := limit{terms.Group, terms.MaxRate}
+	l := rateLimit{terms.Group, terms.MaxRate}
 	if u := p.uplinks[l]; u != nil {
 		return u
 	}
@@ -43,14 +43,14 @@ func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 		p.dropUplink(oldest)
 	}
 	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
-	u.hold(p.name, u.terms, 1)
+	u.openWindow(p.name, u.terms, 1)
 	p.uplinks[l] = u
 	return u
 }
 
 // dropUplink forgets an uplink and what waits there. The caller holds d.mu.
 func (p *peer) dropUplink(u *uplink) {
-	delete(p.uplinks, limit{u.terms.Group, u.terms.MaxRate})
-	u.gone = true
-	u.leave()
+	delete(p.uplinks, rateLimit{u.terms.Group, u.terms.MaxRate})
+	u.evicted = true
+	u.closeWindow()
 }

@@ -67,11 +67,11 @@ func TestThereIsRoomForSoManyMaximumRatesOfAPeer(t *testing.T) {
 	p := f.peers["10.9.0.2"]
 	assert.Len(t, p.uplinks, maxUplinks)
 	first := f.sessions[origin{AddrPort: from}].remotes[netip.AddrPortFrom(outside4, 20000)]
-	assert.False(t, first.gone)
-	assert.Equal(t, first, p.uplinks[limit{first.terms.Group, first.terms.MaxRate}])
+	assert.False(t, first.evicted)
+	assert.Equal(t, first, p.uplinks[rateLimit{first.terms.Group, first.terms.MaxRate}])
 	f.mu.Unlock()
 	f.still.Add(int64(time.Hour))
-	f.sweep(cc.Time(f.still.Load()))
+	f.endStaleSessions(cc.Time(f.still.Load()))
 	assert.Zero(t, f.Stats().Sessions)
 	assert.Empty(t, p.uplinks)
 	assert.Zero(t, f.queued.Load())

@@ -50,8 +50,8 @@ type WireGuard struct {
 	device   *device.Device
 	refused  atomic.Uint64
 	failures chan error // of its sockets
-	sockets  *udpBind   // nil: a test's
-	rooms    atomic.Pointer[map[string]int]
+	bind     *udpBind   // nil: a test's
+	peerMTUs atomic.Pointer[map[string]int]
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
@@ -75,8 +75,8 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	}
 	w.log = w.log.With("listener", cfg.Name)
 	if cfg.bind == nil {
-		w.sockets = newUDPBind()
-		cfg.bind = w.sockets
+		w.bind = newUDPBind()
+		cfg.bind = w.bind
 	}
 	w.device = device.NewDevice(newLink(stack, cfg.MTU, w), cfg.bind, w.newLogger())
 	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
@@ -102,7 +102,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
 	w.done.Go(func() { w.watchPort(ctx) })
-	if w.sockets != nil {
+	if w.bind != nil {
 		w.done.Go(func() { w.followPaths(ctx) })
 	}
 	return w, nil
@@ -116,9 +116,9 @@ func (w *WireGuard) followPaths(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.sockets.paths.changed:
+		case <-w.bind.paths.changed:
 		case <-tick.C:
-			if w.rooms.Load() == nil {
+			if w.peerMTUs.Load() == nil {
 				continue
 			}
 		}
@@ -132,21 +132,21 @@ func (w *WireGuard) followPaths(ctx context.Context) {
 			if err != nil {
 				continue
 			}
-			if room := w.sockets.paths.largestInner(at); room > 0 && room < w.stack.MTU() {
+			if room := w.bind.paths.largestInner(at); room > 0 && room < w.stack.MTU() {
 				rooms[s.Name] = room
 			}
 		}
 		if len(rooms) == 0 {
-			w.rooms.Store(nil)
+			w.peerMTUs.Store(nil)
 		} else {
-			w.rooms.Store(&rooms)
+			w.peerMTUs.Store(&rooms)
 		}
 	}
 }
 
 // largestPacket implements peerGate.
 func (w *WireGuard) largestPacket(inner netip.Addr) int {
-	rooms := w.rooms.Load()
+	rooms := w.peerMTUs.Load()
 	if rooms == nil {
 		return 0
 	}
@@ -246,8 +246,8 @@ func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 // Report implements Outside.
 func (w *WireGuard) Report(s *tunnel.Status) (err error) {
 	s.Refused = w.Refused()
-	if w.sockets != nil {
-		s.SendErrors = w.sockets.errors.errorCounts()
+	if w.bind != nil {
+		s.SendErrors = w.bind.errors.errorCounts()
 	}
 	s.Peers, err = w.States()
 	return err

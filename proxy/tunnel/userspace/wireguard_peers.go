@@ -12,12 +12,12 @@ import (
 )
 
 // leavingTime is how long a peer that has been removed is still sent the resets of its connections.
-const leavingTime = 500 * time.Millisecond
+const leavingPeriod = 500 * time.Millisecond
 
 // leaving is what the device still has of peers and addresses that have been removed.
 type leaving struct {
 	addresses *tunnel.Owners
-	rest      map[access.Key]*access.Peer // what is left of each peer; nil: nothing
+	remaining map[access.Key]*access.Peer // what is left of each peer; nil: nothing
 	timer     *time.Timer
 }
 
@@ -40,10 +40,10 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	if before == nil {
 		before = &leaving{}
 	}
-	after := &leaving{rest: map[access.Key]*access.Peer{}}
+	after := &leaving{remaining: map[access.Key]*access.Peer{}}
 	var change strings.Builder
 	var gone []access.Peer
-	for key := range before.rest { // they have had their time
+	for key := range before.remaining { // they have had their time
 		if _, back := next[key]; !back {
 			fmt.Fprintf(&change, "public_key=%s\nremove=true\n", key.Hex())
 		}
@@ -51,21 +51,21 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	for key, old := range w.peers {
 		p, stays := next[key]
 		if !stays {
-			after.rest[key] = nil
+			after.remaining[key] = nil
 			gone = append(gone, old)
 			continue
 		}
 		if lost := without(old.AllowedIPs, taken); len(lost) > 0 {
-			after.rest[key] = &p
+			after.remaining[key] = &p
 			gone = append(gone, access.Peer{Name: old.Name, AllowedIPs: lost})
 		}
 	}
 	for key, p := range next {
 		old, known := w.peers[key]
-		if _, changed := before.rest[key]; known && !changed && old.Equal(p) {
+		if _, changed := before.remaining[key]; known && !changed && old.Equal(p) {
 			continue
 		}
-		if _, loses := after.rest[key]; loses {
+		if _, loses := after.remaining[key]; loses {
 			p.AllowedIPs = slices.Concat(p.AllowedIPs, without(old.AllowedIPs, taken))
 		}
 		writePeer(&change, p)
@@ -83,7 +83,7 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 		return nil
 	}
 	after.addresses = tunnel.OwnersOf(gone)
-	after.timer = time.AfterFunc(leavingTime, func() { w.removeLeaving(after) })
+	after.timer = time.AfterFunc(leavingPeriod, func() { w.removeLeaving(after) })
 	w.leaving.Store(after)
 	return nil
 }
@@ -100,7 +100,7 @@ func (w *WireGuard) removeLeaving(l *leaving) {
 		return
 	}
 	var change strings.Builder
-	for key, rest := range l.rest {
+	for key, rest := range l.remaining {
 		if rest == nil {
 			fmt.Fprintf(&change, "public_key=%s\nremove=true\n", key.Hex())
 		} else {
