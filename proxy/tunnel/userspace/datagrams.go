@@ -4,12 +4,17 @@ import (
 	"container/heap"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -55,32 +60,22 @@ type Datagrams struct {
 	done         sync.WaitGroup
 }
 
-// origin is a peer's address and port, or the identifier of its echo requests.
-type origin struct {
-	netip.AddrPort
-	echo        bool
-	stream      *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
-	gatewayAddr netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
-	dnsServer   netip.AddrPort // that name server: another one is another session
+type counters struct {
+	sentPackets, sentBytes, receivedPackets, receivedBytes                  atomic.Uint64
+	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
-// shownSource is the source address that the peer is shown of a datagram from source outside.
-func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
-	if o.gatewayAddr.IsValid() {
-		return o.gatewayAddr
-	}
-	return source
+// association is an exchange that a peer has begun with another, who may answer. It needs no socket.
+type association struct {
+	sender string // the peer
+	from   origin
+	to     netip.AddrPort // of an echo request without a port
 }
 
 // echoID tells the echo replies that a raw socket receives apart.
 type echoID struct {
 	six bool
 	id  uint16
-}
-
-type counters struct {
-	sentPackets, sentBytes, receivedPackets, receivedBytes                  atomic.Uint64
-	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
 // forwardDatagrams forwards a stack's datagrams until Close, which the caller calls
@@ -105,6 +100,50 @@ func forwardDatagrams(
 	return d
 }
 
+// openEchoes opens the raw sockets for echo requests where there may be no ping
+// sockets (net.ipv4.ping_group_range), which is the kernel's default. It comes
+// while the process still has its privileges; none are needed later.
+func (d *Datagrams) openEchoes() {
+	d.raw = map[bool]*socket{}
+	for _, six := range []bool{false, true} {
+		ping, err := newSocket(forPing, six, d.with.Mark)
+		if err == nil {
+			ping.closeSocket()
+			continue
+		}
+		if !errors.Is(err, unix.EACCES) {
+			d.with.Log.Debug("tunnel: no ping sockets", "ipv6", six, "err", err) // such as without IPv6
+			continue
+		}
+		raw, err := newSocket(forRaw, six, d.with.Mark)
+		if err != nil {
+			d.with.Log.Warn("tunnel: pings through the tunnel stay unanswered; let the proxy make ping sockets "+
+				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with "+
+				"CAP_NET_RAW", "ipv6", six, "err", err)
+			continue
+		}
+		d.raw[six] = raw
+		d.done.Go(func() { d.receiveEchoes(raw) })
+	}
+}
+
+// receiveEchoes passes on what comes to the raw socket that sessions share.
+func (d *Datagrams) receiveEchoes(raw *socket) {
+	for {
+		news, err := raw.receiveOne()
+		if err != nil {
+			return
+		}
+		d.mu.Lock()
+		s := d.echoes[echoID{raw.six, news.id}]
+		d.mu.Unlock()
+		if s != nil { // a raw socket also receives the replies to other processes' pings
+			s.deliverReceived(news)
+		}
+		news.releaseMemory()
+	}
+}
+
 // Configure puts another configuration into force. Sessions stay, unless their peers are
 // gone or may not have as many. A new Share applies only to peers that have no session yet.
 func (d *Datagrams) Configure(cfg access.Datagrams) {
@@ -119,42 +158,6 @@ func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.endStaleSessions(d.with.Clock())
 }
 
-// Stats returns the counts.
-func (d *Datagrams) Stats() tunnel.DatagramStats {
-	d.mu.Lock()
-	sessions, peers := len(d.sessions), len(d.peers)
-	d.mu.Unlock()
-	c := &d.counts
-	return tunnel.DatagramStats{
-		Sessions: sessions, Peers: peers,
-		SentPackets: c.sentPackets.Load(), SentBytes: c.sentBytes.Load(),
-		ReceivedPackets: c.receivedPackets.Load(), ReceivedBytes: c.receivedBytes.Load(),
-		Refused: c.refused.Load(), Crowded: c.crowded.Load(), Late: c.late.Load(), Overflow: c.overflow.Load(),
-		Failed: c.failed.Load(), Unsolicited: c.unsolicited.Load(), Evicted: c.evicted.Load(), Notices: c.notices.Load(),
-	}
-}
-
-// Close ends all sessions.
-func (d *Datagrams) Close() error {
-	d.stack.Handle(nil)
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil
-	}
-	d.closed = true
-	for _, s := range d.sessions {
-		d.removeSession(s)
-	}
-	d.mu.Unlock()
-	for _, raw := range d.raw {
-		raw.closeSocket()
-	}
-	close(d.stop)
-	d.done.Wait()
-	return nil
-}
-
 // UDP implements netstack.Datagrams.
 func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byte) {
 	d.forwardDatagram(origin{AddrPort: source}, target, hops, payload)
@@ -167,7 +170,15 @@ func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) 
 		hops, message)
 }
 
-var errCrowded = errors.New("too many sessions")
+// EchoReply implements netstack.Datagrams.
+func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
+	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
+	if !d.refreshAssociation(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+		d.counts.unsolicited.Add(1)
+		return
+	}
+	d.deliverToPeer(netip.AddrPortFrom(source, 0), asked, message)
+}
 
 func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uint8, payload []byte) {
 	switch d.inside.Place(target.Addr()) {
@@ -193,50 +204,108 @@ func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uin
 	s.sendOutside(up, target, payload, hops)
 }
 
-// refuseDatagram drops a datagram and says why, unless there was only no room for it.
-func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
-	if errors.Is(err, errCrowded) {
-		d.counts.crowded.Add(1)
-		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
+// forwardAcross forwards a datagram from one peer to another, and keeps its source address.
+func (d *Datagrams) forwardAcross(from origin, to netip.AddrPort, payload []byte) {
+	if err := d.mayCross(from, to); err != nil {
+		d.refuseDatagram(from, to, payload, err)
 		return
 	}
-	d.counts.refused.Add(1)
-	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
-	notice, ok := icmpErrorFor(err, target)
-	if !ok {
-		notice = prohibitedError(target)
+	target := origin{AddrPort: to, echo: from.echo}
+	if from.echo {
+		target.AddrPort = netip.AddrPortFrom(to.Addr(), from.Port()) // the identifier stays
 	}
-	d.sendICMPError(from, target, payload, notice)
+	d.deliverToPeer(from.AddrPort, target, payload)
 }
 
-// prohibitedError is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
-func prohibitedError(target netip.AddrPort) netstack.Unreachable {
-	if target.Addr().Is6() {
-		return netstack.Unreachable{Type: 1, Code: 1}
+// mayCross tells why a peer must not send to another; nil: it answers the other, or policy
+// permits it.
+func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
+	sender, receiver := d.inside.Peer(from.Addr()), d.inside.Peer(to.Addr())
+	if sender == "" {
+		return errors.New("its source is no peer's")
 	}
-	return netstack.Unreachable{Type: 3, Code: 13}
+	begun := association{sender, from, to}
+	answered := association{receiver, origin{AddrPort: to}, from.AddrPort}
+	if d.refreshAssociation(begun) || !from.echo && d.refreshAssociation(answered) {
+		return nil
+	}
+	if _, _, err := d.with.Verdict(tunnel.Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.associations[begun]; exists {
+		return nil
+	}
+	if d.associationsByPeer[sender] >= d.cfg.Load().Sessions {
+		return errCrowded
+	}
+	d.associations[begun] = d.with.Clock()
+	d.associationsByPeer[sender]++
+	return nil
 }
 
-// sendICMPError sends the sender of payload an ICMP error about it, unless there have been many
-// of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
-func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
-	if six := about.Addr().Is6(); six != target.Addr().Is6() { // a name server that answers in the gateway's place
-		if u.MTU > 0 {
-			return // of another path
-		}
-		u = translateICMP(u, six)
+// refreshAssociation tells whether there is such an association, and notes that it is used now.
+func (d *Datagrams) refreshAssociation(a association) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.associations[a]; !exists {
+		return false
 	}
-	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shownSource(target), about.echo, len(payload)
-	if u.Echo && len(payload) >= icmpHeader {
-		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
+	d.associations[a] = d.with.Clock()
+	return true
+}
+
+// deliverToPeer sends a packet to the peer that has the target. If that peer has sessions, the
+// packet waits for room in the peer's share of a window.
+func (d *Datagrams) deliverToPeer(source netip.AddrPort, target origin, payload []byte) {
+	name := d.inside.Peer(target.Addr())
+	d.counts.sentPackets.Add(1)
+	d.counts.sentBytes.Add(uint64(len(payload)))
+	d.mu.Lock()
+	p := d.peers[name]
+	d.mu.Unlock()
+	if p == nil {
+		p = &peer{shaper: shaper{d: d}, name: name}
 	}
-	switch told, err := d.stack.SendUnreachable(u); {
-	case err != nil:
+	p.sendOrQueue(d.with.Clock(), packet{fiveTuple: fiveTuple{source, target}, payload: payload})
+}
+
+// answerEcho answers an echo request for the gateway's own address inside.
+func (d *Datagrams) answerEcho(from origin, gateway netip.Addr, message []byte) {
+	message[0] = echoReply4
+	if gateway.Is6() {
+		message[0] = echoReply6
+	}
+	if err := d.stack.SendICMP(gateway, from.Addr(), message); err != nil {
 		d.counts.failed.Add(1)
-	case told:
-		d.counts.notices.Add(1)
 	}
 }
+
+// beginOutside begins a session with a target outside the tunnel: peers inside are reached only
+// by packets (CONNECT-IP).
+func (d *Datagrams) beginOutside(from origin, target netip.AddrPort, host string) (*session, error) {
+	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
+		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)
+	}
+	s, _, err := d.sessionFor(from, target, host)
+	return s, err
+}
+
+// sendFromClient sends what a request's client sends; false: the session is over.
+func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []byte) bool {
+	d.mu.Lock()
+	if d.sessions[s.from] != s {
+		d.mu.Unlock()
+		return false
+	}
+	up, _ := s.uplinkFor(target, d.with.Clock()) // the one that it knows
+	d.mu.Unlock()
+	s.sendOutside(up, target, payload, udpHops)
+	return true
+}
+
+var errCrowded = errors.New("too many sessions")
 
 // sessionFor returns the session of a datagram, a new one if there is none and policy permits
 // it, and the uplink that holds the datagram to a maximum rate; nil: none. host is the name
@@ -292,6 +361,19 @@ func (d *Datagrams) ownerOf(from origin) string {
 	return d.inside.Peer(from.Addr())
 }
 
+// openSocket opens the socket for what comes from an endpoint and is for target, or
+// returns the one that sessions share.
+func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, error) {
+	six := target.Addr().Is6()
+	switch {
+	case !from.echo:
+		return newSocket(forUDP, six, d.with.Mark)
+	case d.raw[six] != nil:
+		return d.raw[six], nil
+	}
+	return newSocket(forPing, six, d.with.Mark)
+}
+
 // addSession adds a session; nil if there is no room for it. The caller holds d.mu.
 func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock *socket) *session {
 	if !d.makeRoom(name) {
@@ -317,6 +399,15 @@ func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock 
 		d.done.Go(s.receive)
 	}
 	return s
+}
+
+// newPeer makes a peer whose window is that of the terms of its first datagram.
+func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
+	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[rateLimit]*uplink{}}
+	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
+		p.openWindow(name, terms, share)
+	}
+	return p
 }
 
 // hasRoom tells whether a peer may have one more session at present, before a socket is opened.
@@ -375,28 +466,40 @@ func (d *Datagrams) assignIdentifier(s *session) uint16 {
 	}
 }
 
-// removeSession forgets a session. The caller holds d.mu.
-func (d *Datagrams) removeSession(s *session) {
-	if d.sessions[s.from] != s {
+// refuseDatagram drops a datagram and says why, unless there was only no room for it.
+func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
+	if errors.Is(err, errCrowded) {
+		d.counts.crowded.Add(1)
+		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
 		return
 	}
-	delete(d.sessions, s.from)
-	s.peer.sessions.Remove(s.listEntry)
-	heap.Fix(&d.bySessions, s.peer.heapIndex)
-	if s.socket.isShared() {
-		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
+	d.counts.refused.Add(1)
+	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
+	notice, ok := icmpErrorFor(err, target)
+	if !ok {
+		notice = prohibitedError(target)
 	}
-	s.socket.releaseSocket()
-	if s.from.stream != nil {
-		s.from.stream.cancel()
-	}
-	if s.peer.sessions.Len() == 0 {
-		heap.Remove(&d.bySessions, s.peer.heapIndex)
-		delete(d.peers, s.peer.name)
-		s.peer.closeWindow()
-		for _, u := range s.peer.uplinks {
-			s.peer.dropUplink(u)
+	d.sendICMPError(from, target, payload, notice)
+}
+
+// sendICMPError sends the sender of payload an ICMP error about it, unless there have been many
+// of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
+func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
+	if six := about.Addr().Is6(); six != target.Addr().Is6() { // a name server that answers in the gateway's place
+		if u.MTU > 0 {
+			return // of another path
 		}
+		u = translateICMP(u, six)
+	}
+	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shownSource(target), about.echo, len(payload)
+	if u.Echo && len(payload) >= icmpHeader {
+		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
+	}
+	switch told, err := d.stack.SendUnreachable(u); {
+	case err != nil:
+		d.counts.failed.Add(1)
+	case told:
+		d.counts.notices.Add(1)
 	}
 }
 
@@ -425,4 +528,139 @@ func (d *Datagrams) takeWoken() []*shaper {
 	all := d.wokenShapers
 	d.wokenShapers = nil
 	return all
+}
+
+// endStaleSessions ends the sessions that have been idle for long enough, and those whose
+// address is another peer's now.
+func (d *Datagrams) endStaleSessions(now cc.Time) {
+	idle := d.cfg.Load().Idle
+	owners := map[netip.Addr]string{}
+	d.mu.Lock()
+	for _, s := range d.sessions {
+		if now.Sub(s.used) > s.idleTimeout(idle) {
+			d.removeSession(s)
+			continue
+		}
+		if s.from.stream == nil {
+			owners[s.from.Addr()] = ""
+		}
+	}
+	d.forgetAssociations(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
+	d.mu.Unlock()
+	for addr := range owners {
+		owners[addr] = d.inside.Peer(addr)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
+			s.addressReused.Store(true)
+			d.removeSession(s)
+		}
+	}
+}
+
+// finishSession ends a session, unless it has ended.
+func (d *Datagrams) finishSession(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.removeSession(s)
+}
+
+// forgetAddresses ends what there is of addresses inside.
+func (d *Datagrams) forgetAddresses(inner []netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
+			s.addressReused.Store(true)
+			d.removeSession(s)
+		}
+	}
+	d.forgetAssociations(func(a association, _ cc.Time) bool {
+		return slices.Contains(inner, a.from.Addr()) || slices.Contains(inner, a.to.Addr())
+	})
+}
+
+// forgetAssociations forgets the associations that are over. The caller holds d.mu.
+func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bool) {
+	for a, used := range d.associations {
+		if !over(a, used) {
+			continue
+		}
+		delete(d.associations, a)
+		if d.associationsByPeer[a.sender]--; d.associationsByPeer[a.sender] == 0 {
+			delete(d.associationsByPeer, a.sender)
+		}
+	}
+}
+
+// removeSession forgets a session. The caller holds d.mu.
+func (d *Datagrams) removeSession(s *session) {
+	if d.sessions[s.from] != s {
+		return
+	}
+	delete(d.sessions, s.from)
+	s.peer.sessions.Remove(s.listEntry)
+	heap.Fix(&d.bySessions, s.peer.heapIndex)
+	if s.socket.isShared() {
+		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
+	}
+	s.socket.releaseSocket()
+	if s.from.stream != nil {
+		s.from.stream.cancel()
+	}
+	if s.peer.sessions.Len() == 0 {
+		heap.Remove(&d.bySessions, s.peer.heapIndex)
+		delete(d.peers, s.peer.name)
+		s.peer.closeWindow()
+		for _, u := range s.peer.uplinks {
+			s.peer.dropUplink(u)
+		}
+	}
+}
+
+// countDropped counts what a queue does not send.
+func (d *Datagrams) countDropped(_ packet, why flow.Drop) {
+	if why == flow.DroppedOverflow {
+		d.counts.overflow.Add(1)
+		return
+	}
+	d.counts.late.Add(1)
+}
+
+// Stats returns the counts.
+func (d *Datagrams) Stats() tunnel.DatagramStats {
+	d.mu.Lock()
+	sessions, peers := len(d.sessions), len(d.peers)
+	d.mu.Unlock()
+	c := &d.counts
+	return tunnel.DatagramStats{
+		Sessions: sessions, Peers: peers,
+		SentPackets: c.sentPackets.Load(), SentBytes: c.sentBytes.Load(),
+		ReceivedPackets: c.receivedPackets.Load(), ReceivedBytes: c.receivedBytes.Load(),
+		Refused: c.refused.Load(), Crowded: c.crowded.Load(), Late: c.late.Load(), Overflow: c.overflow.Load(),
+		Failed: c.failed.Load(), Unsolicited: c.unsolicited.Load(), Evicted: c.evicted.Load(), Notices: c.notices.Load(),
+	}
+}
+
+// Close ends all sessions.
+func (d *Datagrams) Close() error {
+	d.stack.Handle(nil)
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	for _, s := range d.sessions {
+		d.removeSession(s)
+	}
+	d.mu.Unlock()
+	for _, raw := range d.raw {
+		raw.closeSocket()
+	}
+	close(d.stop)
+	d.done.Wait()
+	return nil
 }

@@ -104,8 +104,12 @@ func (l *link) Close() error {
 	return nil
 }
 
-func (l *link) File() *os.File           { return nil }
-func (l *link) MTU() (int, error)        { return l.mtu, nil }
-func (l *link) Name() (string, error)    { return "netstack", nil }
+func (l *link) File() *os.File { return nil }
+
+func (l *link) MTU() (int, error) { return l.mtu, nil }
+
+func (l *link) Name() (string, error) { return "netstack", nil }
+
 func (l *link) Events() <-chan tun.Event { return l.events }
-func (l *link) BatchSize() int           { return conn.IdealBatchSize }
+
+func (l *link) BatchSize() int { return conn.IdealBatchSize }

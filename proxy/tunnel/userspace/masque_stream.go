@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"sync"
 
-	quicgo "github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
@@ -44,51 +43,6 @@ func (r *request) answerOnce(how func() error) error {
 	r.answered = true
 	defer close(r.done)
 	return how()
-}
-
-// serveStream passes a CONNECT to whoever accepts, and returns once it is answered.
-func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identity) {
-	req := &request{writer: w, peer: who.name, source: clientAddr(r.RemoteAddr), done: make(chan struct{})}
-	var err error
-	if req.target, req.host, err = ingress.Destination(r.Host); err != nil {
-		m.rejectRequest(w, r, http.StatusBadRequest, "CONNECT needs host:port")
-		return
-	}
-	full := func() error {
-		m.rejectRequest(w, r, http.StatusServiceUnavailable, "the proxy has no room for another connection")
-		return nil
-	}
-	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.answerOnce(full) })
-	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
-	if !m.queueRequest(req, c) {
-		_ = req.answerOnce(full)
-		return
-	}
-	select {
-	case <-req.done:
-	case <-r.Context().Done():
-	case <-m.closed:
-	}
-	_ = req.answerOnce(func() error { return nil }) // nobody may write to w once this returns
-}
-
-// queueRequest queues a request to be accepted; false: there is no room, or the listener drains. What
-// was queued before Drain is refused by it.
-func (m *MASQUE) queueRequest(req *request, from *quicgo.Conn) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if m.draining {
-		return false
-	}
-	select {
-	case m.requests <- req:
-		if c := m.conns[from]; c != nil {
-			c.hadStreams.Store(true)
-		}
-		return true
-	default:
-		return false
-	}
 }
 
 // ingressClient is the ingress.Client of the request.

@@ -3,12 +3,10 @@ package userspace
 import (
 	"container/list"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
 // session is an address and port of a peer with the socket for it. d.mu guards what changes.
@@ -25,6 +23,23 @@ type session struct {
 	addressReused atomic.Bool // its address may be another client's: queued packets are dropped
 	dns           bool        // all remotes are name servers
 	hasAnswer     bool
+}
+
+// origin is a peer's address and port, or the identifier of its echo requests.
+type origin struct {
+	netip.AddrPort
+	echo        bool
+	stream      *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
+	gatewayAddr netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
+	dnsServer   netip.AddrPort // that name server: another one is another session
+}
+
+// shownSource is the source address that the peer is shown of a datagram from source outside.
+func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
+	if o.gatewayAddr.IsValid() {
+		return o.gatewayAddr
+	}
+	return source
 }
 
 func (s *session) knowsRemote(remote netip.AddrPort) bool {
@@ -112,78 +127,6 @@ func (s *session) receive() {
 		s.deliverReceived(news)
 		news.releaseMemory()
 	}
-}
-
-// receiveEchoes passes on what comes to the raw socket that sessions share.
-func (d *Datagrams) receiveEchoes(raw *socket) {
-	for {
-		news, err := raw.receiveOne()
-		if err != nil {
-			return
-		}
-		d.mu.Lock()
-		s := d.echoes[echoID{raw.six, news.id}]
-		d.mu.Unlock()
-		if s != nil { // a raw socket also receives the replies to other processes' pings
-			s.deliverReceived(news)
-		}
-		news.releaseMemory()
-	}
-}
-
-// endStaleSessions ends the sessions that have been idle for long enough, and those whose
-// address is another peer's now.
-func (d *Datagrams) endStaleSessions(now cc.Time) {
-	idle := d.cfg.Load().Idle
-	owners := map[netip.Addr]string{}
-	d.mu.Lock()
-	for _, s := range d.sessions {
-		if now.Sub(s.used) > s.idleTimeout(idle) {
-			d.removeSession(s)
-			continue
-		}
-		if s.from.stream == nil {
-			owners[s.from.Addr()] = ""
-		}
-	}
-	d.forgetAssociations(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
-	d.mu.Unlock()
-	for addr := range owners {
-		owners[addr] = d.inside.Peer(addr)
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.sessions {
-		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
-			s.addressReused.Store(true)
-			d.removeSession(s)
-		}
-	}
-}
-
-// forgetAddresses ends what there is of addresses inside.
-func (d *Datagrams) forgetAddresses(inner []netip.Addr) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.sessions {
-		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
-			s.addressReused.Store(true)
-			d.removeSession(s)
-		}
-	}
-	d.forgetAssociations(func(a association, _ cc.Time) bool {
-		return slices.Contains(inner, a.from.Addr()) || slices.Contains(inner, a.to.Addr())
-	})
-}
-
-// targetGone reports whether an ICMP error says that a target is unreachable, rather than
-// that a datagram was too big for the path.
-func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
-	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
-	if target.Addr().Is6() {
-		return u.Type == unreachable6
-	}
-	return u.Type == unreachable4 && u.Code != fragmentationNeeded
 }
 
 func (s *session) deliverReceived(news received) {

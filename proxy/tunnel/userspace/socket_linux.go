@@ -42,46 +42,6 @@ const (
 // isShared reports whether sessions share the socket.
 func (s *socket) isShared() bool { return s.kind == forRaw }
 
-// openSocket opens the socket for what comes from an endpoint and is for target, or
-// returns the one that sessions share.
-func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, error) {
-	six := target.Addr().Is6()
-	switch {
-	case !from.echo:
-		return newSocket(forUDP, six, d.with.Mark)
-	case d.raw[six] != nil:
-		return d.raw[six], nil
-	}
-	return newSocket(forPing, six, d.with.Mark)
-}
-
-// openEchoes opens the raw sockets for echo requests where there may be no ping
-// sockets (net.ipv4.ping_group_range), which is the kernel's default. It comes
-// while the process still has its privileges; none are needed later.
-func (d *Datagrams) openEchoes() {
-	d.raw = map[bool]*socket{}
-	for _, six := range []bool{false, true} {
-		ping, err := newSocket(forPing, six, d.with.Mark)
-		if err == nil {
-			ping.closeSocket()
-			continue
-		}
-		if !errors.Is(err, unix.EACCES) {
-			d.with.Log.Debug("tunnel: no ping sockets", "ipv6", six, "err", err) // such as without IPv6
-			continue
-		}
-		raw, err := newSocket(forRaw, six, d.with.Mark)
-		if err != nil {
-			d.with.Log.Warn("tunnel: pings through the tunnel stay unanswered; let the proxy make ping sockets "+
-				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with "+
-				"CAP_NET_RAW", "ipv6", six, "err", err)
-			continue
-		}
-		d.raw[six] = raw
-		d.done.Go(func() { d.receiveEchoes(raw) })
-	}
-}
-
 func newSocket(k kind, six bool, mark uint32) (*socket, error) {
 	s := &socket{six: six, kind: k}
 	family, typ, protocol := unix.AF_INET, unix.SOCK_DGRAM, 0
@@ -417,4 +377,22 @@ func addrPortOf(sa unix.Sockaddr) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
 	}
 	return netip.AddrPort{}
+}
+
+// prohibitedError is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
+func prohibitedError(target netip.AddrPort) netstack.Unreachable {
+	if target.Addr().Is6() {
+		return netstack.Unreachable{Type: 1, Code: 1}
+	}
+	return netstack.Unreachable{Type: 3, Code: 13}
+}
+
+// targetGone reports whether an ICMP error says that a target is unreachable, rather than
+// that a datagram was too big for the path.
+func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
+	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
+	if target.Addr().Is6() {
+		return u.Type == unreachable6
+	}
+	return u.Type == unreachable4 && u.Code != fragmentationNeeded
 }

@@ -116,14 +116,6 @@ func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 	return err
 }
 
-func makeBuffers(n, size int) ([][]byte, []int) {
-	bufs := make([][]byte, n)
-	for i := range bufs {
-		bufs[i] = make([]byte, size)
-	}
-	return bufs, make([]int, n)
-}
-
 const largestPacket = 1 << 16
 
 // moveInward moves packets from the device into the stack, and returns why it can read
@@ -206,5 +198,6 @@ func (t *TUN) Close() error {
 // deviceAddr is a device as a net.Addr.
 type deviceAddr string
 
-func (deviceAddr) Network() string  { return "tun" }
+func (deviceAddr) Network() string { return "tun" }
+
 func (d deviceAddr) String() string { return string(d) }

@@ -21,17 +21,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// flushWithin is how long Close waits for what was sent last to leave. Neither WireGuard
-// nor QUIC tells when it has.
-const flushWait = 100 * time.Millisecond
-
-// waitForSending waits for what has just been sent to leave.
-func waitForSending() {
-	timer := time.NewTimer(flushWait)
-	defer timer.Stop()
-	<-timer.C
-}
-
 // Outside is what carries a tunnel's packets.
 type Outside interface {
 	tunnel.Inside
@@ -72,8 +61,6 @@ type Listener struct {
 	closeErr  error
 }
 
-var _ tunnel.Listener = (*Listener)(nil)
-
 // Listen makes a Listener of a tunnel. It owns stack and outside; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
@@ -86,39 +73,6 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	return l
 }
 
-// queueConnections moves connections that the stack accepts to packets, so that accept can wait for streams too.
-func (l *Listener) queueConnections() {
-	for {
-		c, err := l.stack.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case l.packets <- c:
-		case <-l.drained:
-			c.Leave()
-			return
-		}
-	}
-}
-
-// Forward implements tunnel.Listener.
-func (l *Listener) Forward(cfg access.Datagrams, with tunnel.Forwarding) {
-	l.datagrams = forwardDatagrams(l.name, l.stack, l.outside, cfg, with)
-	l.outside.Forward(l.datagrams)
-}
-
-// Apply puts settings into force; an error changes nothing.
-func (l *Listener) Apply(s tunnel.Settings) error {
-	if err := l.outside.Apply(s); err != nil {
-		return fmt.Errorf("tunnel: listener %q: %w", l.name, err)
-	}
-	if l.datagrams != nil {
-		l.datagrams.Configure(s.Datagrams)
-	}
-	return nil
-}
-
 // Serve implements ingress.Listener.
 func (l *Listener) Serve(take func(datapath.Conn)) error {
 	for {
@@ -129,9 +83,6 @@ func (l *Listener) Serve(take func(datapath.Conn)) error {
 		take(c)
 	}
 }
-
-// Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
-func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
 func (l *Listener) acceptNext() (datapath.Conn, error) {
 	if l.requests == nil {
@@ -150,6 +101,25 @@ func (l *Listener) acceptNext() (datapath.Conn, error) {
 		return nil, fmt.Errorf("tunnel: listener %q: accept: %w", l.name, os.ErrClosed)
 	}
 }
+
+// queueConnections moves connections that the stack accepts to packets, so that accept can wait for streams too.
+func (l *Listener) queueConnections() {
+	for {
+		c, err := l.stack.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case l.packets <- c:
+		case <-l.drained:
+			c.Leave()
+			return
+		}
+	}
+}
+
+// Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
+func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
 // Greet implements ingress.Listener. The SYN is answered only by Answer, once
 // there is a server.
@@ -189,6 +159,36 @@ func (l *Listener) targetOf(to netip.AddrPort) netip.AddrPort {
 		return server
 	}
 	return to
+}
+
+// flushWithin is how long Close waits for what was sent last to leave. Neither WireGuard
+// nor QUIC tells when it has.
+const flushWait = 100 * time.Millisecond
+
+// waitForSending waits for what has just been sent to leave.
+func waitForSending() {
+	timer := time.NewTimer(flushWait)
+	defer timer.Stop()
+	<-timer.C
+}
+
+var _ tunnel.Listener = (*Listener)(nil)
+
+// Forward implements tunnel.Listener.
+func (l *Listener) Forward(cfg access.Datagrams, with tunnel.Forwarding) {
+	l.datagrams = forwardDatagrams(l.name, l.stack, l.outside, cfg, with)
+	l.outside.Forward(l.datagrams)
+}
+
+// Apply puts settings into force; an error changes nothing.
+func (l *Listener) Apply(s tunnel.Settings) error {
+	if err := l.outside.Apply(s); err != nil {
+		return fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+	}
+	if l.datagrams != nil {
+		l.datagrams.Configure(s.Datagrams)
+	}
+	return nil
 }
 
 // Addr implements ingress.Listener.
@@ -250,4 +250,37 @@ func (l *Listener) Status() (tunnel.Status, error) {
 		s.Datagrams = l.datagrams.Stats()
 	}
 	return s, l.outside.Report(&s)
+}
+
+// Place implements tunnel.Inside.
+func (l *Listener) Place(addr netip.Addr) tunnel.Place { return l.outside.Place(addr) }
+
+// Name implements tunnel.Listener.
+func (l *Listener) Name() string { return l.name }
+
+// Peer implements tunnel.Inside.
+func (l *Listener) Peer(inner netip.Addr) string { return l.outside.Peer(inner) }
+
+// Gateway implements tunnel.Inside.
+func (l *Listener) Gateway(inner netip.Addr) netip.Addr { return l.outside.Gateway(inner) }
+
+// Own implements tunnel.Inside.
+func (l *Listener) Own(like netip.Addr) netip.Addr { return l.outside.Own(like) }
+
+// Dial implements tunnel.Listener.
+func (l *Listener) Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
+	if source.Is4() != target.Addr().Is4() || l.outside.Place(source) != tunnel.OfPeer {
+		source = l.outside.Gateway(target.Addr())
+		if !source.IsValid() { // of a network behind a peer
+			source = l.outside.Own(target.Addr())
+		}
+		if !source.IsValid() {
+			return nil, fmt.Errorf("tunnel: listener %q: dial %v: the gateway has no address inside", l.name, target)
+		}
+	}
+	c, err := l.stack.Dial(ctx, source, target)
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err) // not a nil *netstack.Conn in an interface
+	}
+	return c, nil
 }

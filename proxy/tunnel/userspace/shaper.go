@@ -51,15 +51,6 @@ type packet struct {
 	hops       uint8
 }
 
-// newPeer makes a peer whose window is that of the terms of its first datagram.
-func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
-	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[rateLimit]*uplink{}}
-	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
-		p.openWindow(name, terms, share)
-	}
-	return p
-}
-
 // openWindow makes packets wait as terms say: for their share of a window, or a maximum rate.
 func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 	if s.d.with.Flows == nil {
@@ -71,15 +62,6 @@ func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 		return
 	}
 	s.queue, s.close = flow.NewFairQueue[fiveTuple](window, s.d.countDropped), window.Close
-}
-
-// countDropped counts what a queue does not send.
-func (d *Datagrams) countDropped(_ packet, why flow.Drop) {
-	if why == flow.DroppedOverflow {
-		d.counts.overflow.Add(1)
-		return
-	}
-	d.counts.late.Add(1)
 }
 
 // closeWindow gives up the share of the window, and drops what waits.
@@ -196,8 +178,10 @@ func (s *shaper) sendPacket(pkt packet) {
 // peerHeap is a heap of the peers that have sessions, the one with the most first.
 type peerHeap []*peer
 
-func (c peerHeap) Len() int           { return len(c) }
+func (c peerHeap) Len() int { return len(c) }
+
 func (c peerHeap) Less(i, j int) bool { return c[i].sessions.Len() > c[j].sessions.Len() }
+
 func (c peerHeap) Swap(i, j int) {
 	c[i], c[j] = c[j], c[i]
 	c[i].heapIndex, c[j].heapIndex = i, j
@@ -215,4 +199,54 @@ func (c *peerHeap) Pop() any {
 	(*c)[last] = nil
 	*c = (*c)[:last]
 	return p
+}
+
+// maxUplinks bounds the maximum rates that a peer is held to at once: with the usual group
+// each host outside has its own.
+const maxUplinks = 64
+
+// rateLimit is a maximum rate that a group's datagrams and connections share.
+type rateLimit struct {
+	group string
+	rate  cc.Rate
+}
+
+// uplink holds what a peer sends outside to a maximum rate.
+type uplink struct {
+	shaper
+	terms   flow.Terms
+	used    cc.Time // guarded by d.mu, as is what follows
+	evicted bool    // it made room for another
+}
+
+// uplinkFor returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
+// maxUplinks, the one that was idle longest makes room. The caller holds d.mu.
+func (p *peer) uplinkFor(terms flow.Terms) *uplink {
+	if terms.MaxRate == 0 {
+		return nil
+	}
+	l := rateLimit{terms.Group, terms.MaxRate}
+	if u := p.uplinks[l]; u != nil {
+		return u
+	}
+	if len(p.uplinks) >= maxUplinks {
+		var oldest *uplink
+		for _, u := range p.uplinks {
+			if oldest == nil || u.used < oldest.used {
+				oldest = u
+			}
+		}
+		p.dropUplink(oldest)
+	}
+	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
+	u.openWindow(p.name, u.terms, 1)
+	p.uplinks[l] = u
+	return u
+}
+
+// dropUplink forgets an uplink and what waits there. The caller holds d.mu.
+func (p *peer) dropUplink(u *uplink) {
+	delete(p.uplinks, rateLimit{u.terms.Group, u.terms.MaxRate})
+	u.evicted = true
+	u.closeWindow()
 }
