@@ -13,9 +13,9 @@ import (
 // granted counts for one round trip of the flows beside it, then as arrived at the pace of theirs. It makes no event of
 // its own.
 //
-// Datagrams are held back only while one of these flows wants more than it has, because the worth of a window that no
-// flow wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its
-// methods may be called from any goroutine.
+// Datagrams are held back only while one of these flows wants more than it has. The worth of a window that no flow
+// wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its methods
+// may be called from any goroutine.
 type Datagrams struct {
 	datagramShare // guarded by the mutex of home
 

@@ -87,7 +87,7 @@ func (d *division) onSendStart(m *member, now cc.Time) {
 	d.startAlgorithm(now)
 	others := d.inflight > m.counted || d.wanting > 0 && m.want == 0
 	if m.want == 0 && (wasIdle || m.isSilent(now, d.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
-		m.rampEnd = now.Add(d.rtt.srtt)
+		m.ramping = true
 	}
 	if !m.active {
 		d.activateMember(m)
@@ -266,10 +266,9 @@ func (d *division) setBounds(m *member) {
 	m.usableFloor = min(m.floor, m.usable)
 }
 
-// updateLimit computes m's limit and puts it into force. atOnce is Limit.Now: what a raise lets out goes at once if
-// time brought it about, if it is paced, or if it more than doubles the limit, because acknowledgements of what is in
-// flight would then not let it out. Otherwise acknowledgements let it out: members that share a window, and all send
-// when it grows, send in bursts.
+// updateLimit computes m's limit and puts it into force. With atOnce, what a raise lets out goes at once (Limit.Now). A
+// raise that more than doubles the limit also does, because acknowledgements of what is in flight would not let it out.
+// Otherwise acknowledgements let it out: members that share a window, and all send when it grows, send in bursts.
 func (d *division) updateLimit(m *member, now cc.Time, atOnce bool) {
 	if d.algorithm == nil {
 		return
@@ -279,7 +278,7 @@ func (d *division) updateLimit(m *member, now cc.Time, atOnce bool) {
 		m.contends = m.wantsMore(now, &d.rtt)
 		d.setBounds(m)
 		d.allocator.allotToOne(&m.allocation, d.memberWindow())
-	case !m.active || m.inflightLimit == 0: // no division has included it yet // no division knows it yet
+	case !m.active || m.inflightLimit == 0: // no division has included it yet
 		m.contends = true
 		d.setBounds(m)
 		m.allotted = 0
@@ -313,7 +312,7 @@ func (d *division) computeLimit(m *member) Limit {
 		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(m.allotted)/float64(d.control.Cwnd)))
 	}
 	l.PacingRate = lesserRate(lesserRate(l.PacingRate, m.ceilingRate), m.ownRate)
-	if m.rampEnd != 0 && d.rttIsKnown() {
+	if m.ramping && d.rttIsKnown() {
 		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.inflightLimit, d.rtt.srtt)))
 	}
 	return l

@@ -46,9 +46,9 @@
 // The queue on the way back is known where the transport shows the peer's timestamps (see oneWayEstimator).
 // Without them the whole round trip counts as one.
 //
-// CwndLimited is false while bytes pile up below the flow, while the peer's receive window holds the flow back, and
-// once all members that want to send have all that their terms allow. The window is not the limit then, and an
-// algorithm that grew it would only store up a burst.
+// CwndLimited is false while the window is not what holds the flow back: bytes pile up below it, the peer's receive
+// window is full, or all members that want to send have all that their terms allow. An algorithm that grew its window
+// then would only store up a burst.
 //
 // A loss event lasts until all that had been sent when it began has arrived, however many round trips the holes take
 // (RFC 6582). What one full queue drops is one event for all members, even if one of them learns of it late.
@@ -58,17 +58,17 @@
 //
 // # Sharing
 //
-// Each division gives every member its floor first: two segments, or what MinRate takes. Then it serves one
-// Priority after another, the lowest first. Within a priority, guarantees get up to their Target by weighted max-min,
-// the others share the rest by weighted max-min, and guarantees get up to a tenth above their Target of what remains.
-// Rates become windows by the smoothed round trip. Members use what another member leaves.
+// Each division gives every member its floor first: two segments, or what MinRate takes. Then it serves one Priority
+// after another, the lowest first. Within a priority, guarantees get up to their Target by weighted max-min. The others
+// share the rest by weighted max-min. Of what remains, guarantees get up to a tenth above their Target. Rates become
+// windows by the smoothed round trip. Members use what another member leaves.
 //
 // Receivers acknowledge every second segment (RFC 9293 §3.8.6.3), so members that compete get whole pairs of segments.
 //
 // Among up to eight active members any change divides the window at once, which costs about as much as the report.
-// Among more, it is divided at most once per millisecond and four times per round trip, unless a loss, a mark, or a
-// large part of new members makes it urgent. A member that was silent for a retransmission timeout is inactive and is
-// in no division.
+// Among more, it is divided at most once per millisecond and four times per round trip. A loss, a mark, or new members
+// that are one in eight make it urgent. A member that was silent for a retransmission timeout is inactive and is in no
+// division.
 //
 // A raised limit is used when the next acknowledgement arrives, unless Limit.Now is set. Members that all send
 // whenever their window grows would send in bursts.
@@ -76,17 +76,17 @@
 // # Paths
 //
 // A group has one path for each host. Paths may share a bottleneck, such as an uplink, at unlike distances, where equal
-// windows would be unequal rates. The path of the first sample is the reference. The bytes of a path with a base
-// round trip more than a fifth longer or shorter count by the ratio of both round trips, and its samples are shown
-// to the algorithm as the reference's base plus their queueing delay.
+// windows would be unequal rates. The path of the first sample is the reference. Where the base round trip of another
+// path differs by more than a fifth, its bytes count by the ratio of both round trips. The algorithm sees its samples
+// as the reference's base plus their queueing delay.
 //
 // # Idle groups and memory
 //
 // A group with nothing in flight and nothing to send keeps its algorithm and window for 10 s, or three retransmission
-// timeouts if those are longer. What starts then is paced over one round trip (RFC 7661 §4.4.3). After that time
-// the algorithm is released. The window halves with each timeout, down to the initial one (RFC 2861), and the next
-// algorithm starts from it, with the base round trip of the path and the old window as ssthresh. A host that the group
-// has not seen starts from nothing. A group without members is forgotten after five minutes.
+// timeouts if those are longer. What starts then is paced over one round trip (RFC 7661 §4.4.3). After that time the
+// algorithm is released. The window halves with each timeout, down to the initial one (RFC 2861). The next algorithm
+// starts from it, with the base round trip of the path, and with the old window as ssthresh. A host that the group has
+// not seen starts from nothing. A group without members is forgotten after five minutes.
 //
 // A send ledger has 32 to 512 chunks and is released once its flow is inactive. A Manager keeps at most 4096 groups
 // without members, and 16 paths without members in each group. It keeps nothing of an Alone flow.
@@ -100,7 +100,7 @@
 //     measured from the move on.
 //   - The leg gets its new limit at once. The members that stay share the whole of the old window.
 //   - A new algorithm starts with the known round trips and with the flow's part of the old window
-//     (cc.Config.InitialCwnd), but at most its delivery rate × least round trip, or ten segments. A window that was
+//     (cc.Config.InitialCwnd). That is at most its delivery rate × least round trip, or ten segments. A window that was
 //     never used, or that stood in a queue, is no start. Members that arrive within one round trip add up their parts.
 //   - The algorithm learns only about bytes that leave after the move, except for timeouts. Acknowledgements of an old,
 //     larger window would open the new one by as much.

@@ -37,8 +37,7 @@ func newFlow(keeper flowKeeper, id uint64, now cc.Time, t Terms, leg Leg, limit 
 }
 
 // NeedsGrants reports whether Take must be asked even where the transport enforces the window. That is so under a
-// maximum rate, and at the start of a flow with a rate of its own, which the transport does not keep for its first
-// segments.
+// maximum rate, and at the start of a flow with a rate of its own. Transports do not pace its first segments.
 func (f *Flow) NeedsGrants() bool { return f.needsGrants.Load() }
 
 // Report takes in what became of the bytes. Stale and repeated reports are ignored.

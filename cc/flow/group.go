@@ -158,8 +158,8 @@ func (g *group) informAlgorithm(m *member, delta reportDelta, events *[2]Event) 
 		if g.informOfAck(m, delta, &events[n]) {
 			n++
 		}
-		if m.rampEnd != 0 { // what pacing to the share held back may go
-			m.rampEnd = 0
+		if m.ramping { // what pacing to the share held back may go
+			m.ramping = false
 			g.updateLimit(m, last.At, true)
 		}
 	}

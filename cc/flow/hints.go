@@ -41,12 +41,12 @@ func (h *hints) keepHint(hint cc.Hint, others cc.Rate) bool {
 // future work. A hint is believed at once, whether it states more or less than the one before. It is doubted
 // where delivery contradicts it, interval by interval:
 //
-//   - It is too high if less than stated is delivered and a queue stands on the way there for four intervals, while
-//     only the hint lets the sender send as much. What is believed is then cut to a little less than what is delivered.
-//     If the queue still stands, it is not ours, or the path got longer: the cut is undone.
-//   - It is too low if more than stated is delivered without a queue. To find out, once the hint has held the sender
-//     back for a second, a quarter more is sent for about a round trip, and a quarter less after it. Attempts that show
-//     nothing become rarer and rarer.
+//   - It is too high if less than stated is delivered, and a queue stands on the way there for four intervals. Only the
+//     hint may have made the sender send that much. What is believed is then cut to a little less than what is
+//     delivered. If the queue still stands, it is not ours, or the path got longer: the cut is undone.
+//   - It is too low if more than stated is delivered without a queue. To find out, a quarter more is sent for about a
+//     round trip, and a quarter less after it. This begins once the hint has held the sender back for a second.
+//     Attempts that show nothing become rarer and rarer.
 //
 // A doubted hint is replaced by a rate that grows while no queue stands and is cut while one does. It bounds a hint
 // that was too high from above, and one that was too low from below. A hint that is right for a while is believed

@@ -519,8 +519,8 @@ func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
 	}
 }
 
-// callIfWithin calls do if all paths of the group that are in use lead into p and this is the first of them, so that
-// each group is met once. For a group without members all paths are in use.
+// callIfWithin calls do if all paths of the group that are in use lead into p. It does so for the first of them only,
+// so that each group is met once. For a group without members all paths are in use.
 func (l hostPath) callIfWithin(p netip.Prefix, do func(*group)) {
 	g := l.group.group
 	if g.receives { // hints are about the way to a host, not from it

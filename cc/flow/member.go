@@ -36,7 +36,7 @@ type member struct {
 	askedAt    cc.Time  // when want was last set; 0: never
 	lastBusy   cc.Time  // when it last wanted to send, had bytes in flight or was acknowledged; 0: never
 	active     bool     // it is in allocator.active
-	rampEnd    cc.Time  // it is paced to its share until an acknowledgement arrives; 0: it is not
+	ramping    bool     // it is paced to its share until an acknowledgement arrives
 	hasLimit   bool     // Leg.Apply has been called; the gate has the newest limit
 	limits     limitTimes
 
@@ -159,7 +159,7 @@ func (m *member) passMaxRate(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 const floorSegments = 2
 
 // ackedTogether is how many segments a receiver acknowledges at once (RFC 9293 §3.8.6.3). A single one at the end of a
-// window waits for tens of milliseconds at the receiver, and its round trip would show a queue that is not there.
+// window waits for tens of milliseconds at the receiver. Its round trip would show a queue that is not there.
 const ackedTogether = 2
 
 // allocation is what a member may have of its group's window. Bytes are those of the reference path.
@@ -377,7 +377,7 @@ type hostQueue struct {
 }
 
 // queueSpan is the span over which a hostQueue keeps the least delay, and the one before it. Round trips that a
-// receiver's kernel reports lag a little behind a queue that grows, and subtracting more than they contain would hide a
+// receiver's kernel reports lag a little behind a queue that grows. Subtracting more than they contain would hide a
 // queue on the way from the host. With longer spans uploads lose half of their rate when the download's queue runs
 // empty.
 const queueSpan = 15 * time.Millisecond

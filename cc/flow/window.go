@@ -61,25 +61,6 @@ type window struct {
 // scheduleTick schedules the group's onTimer, unless it is due earlier.
 func (w *window) scheduleTick(at cc.Time) { w.timers.scheduleAt(&w.timer, at) }
 
-// idleness is how long a group has been idle, and what it remembers once its algorithm is gone.
-type idleness struct {
-	since     cc.Time  // when the last byte arrived with no member wanting to send; 0: a member is sending
-	savedCwnd cc.Bytes // the window when the algorithm was released; 0: it is not
-}
-
-// caps are what keeps a group's control below what its algorithm asks for: a maximum rate that all members have, and a
-// part (Terms.HintCap) of the capacity that a fresh hint states.
-type caps struct {
-	hintCaps map[float64]int    // number of members with each Terms.HintCap
-	hintCap  float64            // the least of them; 0: no member has one
-	maxRates map[*rateLimit]int // number of members with each maximum rate
-
-	binds     bool          // the control is below what the algorithm asks for
-	rateBinds bool          // because of the maximum rate: parts of the window are parts of that rate
-	hintBinds bool          // because of a hint
-	burstTime time.Duration // sending time that pacers may accumulate; 0: the usual
-}
-
 // countInflight updates what m's bytes count in the window. Bytes that wait for the peer to open its own window load no
 // path, so they must not keep other members from sending.
 func (w *window) countInflight(m *member) {
@@ -295,8 +276,8 @@ func (w *window) cwndLimited() bool {
 		w.cwndFullAt >= w.delivered.firstSentAt
 }
 
-// noteAppLimited marks what is in flight as too little to measure the path, if the window has room that no member
-// wants, or that a cap does not let them use.
+// noteAppLimited marks what is in flight as too little to measure the path. That is so if the window has room that no
+// member wants, or that a cap does not let them use.
 func (w *window) noteAppLimited() {
 	if w.delivered.total > w.delivered.appLimitedUntil {
 		w.delivered.appLimitedUntil = 0
@@ -426,6 +407,19 @@ type Event struct {
 	Internals cc.Internals // in the order of the algorithm's Spec; all 0 if it shows none
 }
 
+// caps are what keeps a group's control below what its algorithm asks for: a maximum rate that all members have, and a
+// part (Terms.HintCap) of the capacity that a fresh hint states.
+type caps struct {
+	hintCaps map[float64]int    // number of members with each Terms.HintCap
+	hintCap  float64            // the least of them; 0: no member has one
+	maxRates map[*rateLimit]int // number of members with each maximum rate
+
+	binds     bool          // the control is below what the algorithm asks for
+	rateBinds bool          // because of the maximum rate: parts of the window are parts of that rate
+	hintBinds bool          // because of a hint
+	burstTime time.Duration // sending time that pacers may accumulate; 0: the usual
+}
+
 // countCaps counts the caps in m's terms.
 func (c *caps) countCaps(m *member) {
 	if m.terms.HintCap > 0 {
@@ -479,8 +473,8 @@ func (w *window) commonMaxRate() *rateLimit {
 	return nil
 }
 
-// applyCaps keeps the control below a maximum rate that all members have, and below their part of the capacity that a
-// fresh hint states, whatever the algorithm asks for. The algorithm learns that its window did not bind.
+// applyCaps lowers the control to a maximum rate that all members have, and to their part of the capacity that a fresh
+// hint states. The algorithm learns that its window did not bind.
 func (w *window) applyCaps(now cc.Time) {
 	w.capToMaxRate()
 	w.caps.binds = w.caps.rateBinds
@@ -662,6 +656,12 @@ func (w *window) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
 	}
 	w.retireDatagrams(now)
 	return cc.Bytes(float64(acked) / float64(w.inflight+acked) * float64(w.datagramBytes(false)))
+}
+
+// idleness is how long a group has been idle, and what it remembers once its algorithm is gone.
+type idleness struct {
+	since     cc.Time  // when the last byte arrived with no member wanting to send; 0: a member is sending
+	savedCwnd cc.Bytes // the window when the algorithm was released; 0: it is not
 }
 
 // A group keeps its window for linger after the last byte arrived, or for three retransmission timeouts if those are
