@@ -10,14 +10,14 @@ type Deadline struct {
 }
 
 // together is how late a deadline may be for others to come with it: each look goes over all of them.
-const together = 10 * time.Millisecond
+const deadlineSlack = 10 * time.Millisecond
 
 // deadlines are those of a loop. One timer serves all of them. It is set for the earliest, and
 // set anew only once it has expired, so that a deadline which is met in time costs no timer.
 type deadlines struct {
-	all   []*Deadline
-	timer *time.Timer // nil: there was no deadline yet
-	until time.Time   // when timer expires; zero: it does not run
+	all     []*Deadline
+	timer   *time.Timer // nil: there was no deadline yet
+	timerAt time.Time   // when timer expires; zero: it does not run
 }
 
 // Expect has run be called on the loop's goroutine after so long, unless Forget comes first.
@@ -25,7 +25,7 @@ func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
 	d := &l.deadlines
 	x.at, x.run, x.index = currentTime().Add(after), run, len(d.all)
 	d.all = append(d.all, x)
-	if d.until.IsZero() || x.at.Before(d.until) {
+	if d.timerAt.IsZero() || x.at.Before(d.timerAt) {
 		l.setTimer(x.at)
 	}
 }
@@ -47,7 +47,7 @@ func (l *Loop) Forget(x *Deadline) {
 // setTimer has the timer expire at that time.
 func (l *Loop) setTimer(at time.Time) {
 	d := &l.deadlines
-	d.until = at
+	d.timerAt = at
 	after := at.Sub(currentTime())
 	if d.timer == nil {
 		d.timer = time.AfterFunc(after, func() { l.Do(l.runExpired) })
@@ -70,9 +70,9 @@ func (l *Loop) runExpired() {
 			earliest = x.at
 		}
 	}
-	d.until = time.Time{}
+	d.timerAt = time.Time{}
 	if !earliest.IsZero() {
-		if soonest := at.Add(together); earliest.Before(soonest) {
+		if soonest := at.Add(deadlineSlack); earliest.Before(soonest) {
 			earliest = soonest
 		}
 		l.setTimer(earliest)

@@ -30,7 +30,7 @@ func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
 	l.Do(func() {
 		defer close(done)
 		assert.Equal(t, []*Deadline{&hour}, l.deadlines.all)
-		assert.Equal(t, hour.at, l.deadlines.until, "the timer is set for what is left")
+		assert.Equal(t, hour.at, l.deadlines.timerAt, "the timer is set for what is left")
 		l.Forget(&hour)
 		assert.Empty(t, l.deadlines.all)
 	})
@@ -49,11 +49,11 @@ func TestDeadlinesThatAreNearComeTogether(t *testing.T) {
 		l.Expect(&far, time.Hour, func() {})
 		before := currentTime()
 		l.runExpired()
-		assert.GreaterOrEqual(t, l.deadlines.until.Sub(before), together)
-		assert.True(t, l.deadlines.until.Before(far.at))
+		assert.GreaterOrEqual(t, l.deadlines.timerAt.Sub(before), deadlineSlack)
+		assert.True(t, l.deadlines.timerAt.Before(far.at))
 		l.Forget(&near)
 		l.runExpired()
-		assert.Equal(t, far.at, l.deadlines.until)
+		assert.Equal(t, far.at, l.deadlines.timerAt)
 		l.Forget(&far)
 	})
 	<-done

@@ -58,7 +58,7 @@ func (n *Listener) unwatchOnLoops() {
 
 // handleEvent implements watcher.
 func (n *Listener) handleEvent(l *Loop, _ uint32) {
-	if pause := n.accept(l, l.got); pause > 0 {
+	if pause := n.accept(l, l.eventCount); pause > 0 {
 		n.pauseAccepting(pause)
 	}
 }

@@ -15,11 +15,11 @@ import (
 )
 
 // batch is how many events are taken from the kernel at a time.
-const batch = 128
+const maxEvents = 128
 
 // mostTurns is how many batches a loop serves in a row before it lets other goroutines run, which
 // takes a system call.
-const mostTurns = 16
+const maxBatches = 16
 
 // Loops are the loops of a process.
 type Loops struct {
@@ -83,27 +83,27 @@ func (ls *Loops) waitForTurns() {
 // Loop serves sockets on one goroutine. Whatever it calls must not wait.
 type Loop struct {
 	epoll, wakeup int
-	file          *os.File        // of epoll
-	raw           syscall.RawConn // of file
+	epollFile     *os.File        // of epoll
+	epollConn     syscall.RawConn // of file
 	load          atomic.Int64    // sockets
 
-	mu      sync.Mutex // guards what follows
-	watched []watched  // by slot
-	free    []int32    // slots
-	posted  []*Task
-	asleep  bool // or about to be
-	ended   bool // it watches nothing more, and runs what it is to do once elsewhere; epoll is closed, or soon
+	mu        sync.Mutex // guards what follows
+	slots     []loopSlot // by slot
+	freeSlots []int32    // slots
+	posted    []*Task
+	asleep    bool // or about to be
+	ended     bool // it watches nothing more, and runs what it is to do once elsewhere; epoll is closed, or soon
 
 	after sync.Mutex // held by what runs once the loop has ended
 
 	// Only the loop's goroutine touches these.
-	ending bool
-	turns  int // batches served in a row
-	events [batch]unix.EpollEvent
-	got    int
-	look   func(epoll uintptr) bool // poll, made once
-	due    []*Task                  // to be run next, in this order
-	spare  []*Task                  // the other buffer of due
+	ending       bool
+	batchesInRow int // batches served in a row
+	events       [maxEvents]unix.EpollEvent
+	eventCount   int
+	pollFunc     func(epoll uintptr) bool // poll, made once
+	due          []*Task                  // to be run next, in this order
+	spareDue     []*Task                  // the other buffer of due
 
 	deadlines deadlines
 }
@@ -112,8 +112,8 @@ type Loop struct {
 func (l *Loop) Load() int64 { return l.load.Load() }
 
 // watched is a slot. Events of a watcher that had the slot before have another generation.
-type watched struct {
-	watcher    eventHandler // nil: the slot is free
+type loopSlot struct {
+	handler    eventHandler // nil: the slot is free
 	generation int32
 }
 
@@ -131,16 +131,16 @@ func newLoop() (l *Loop, err error) {
 		_ = unix.Close(l.epoll)
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	l.file = os.NewFile(uintptr(l.epoll), "epoll")
-	if l.raw, err = l.file.SyscallConn(); err != nil {
+	l.epollFile = os.NewFile(uintptr(l.epoll), "epoll")
+	if l.epollConn, err = l.epollFile.SyscallConn(); err != nil {
 		l.closeDescriptors()
 		return nil, err
 	}
-	l.look = func(epoll uintptr) bool {
+	l.pollFunc = func(epoll uintptr) bool {
 		if l.pollEvents(epoll) {
 			return true
 		}
-		l.turns = 0 // it is about to wait, and others run
+		l.batchesInRow = 0 // it is about to wait, and others run
 		return false
 	}
 	if l.wakeup, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
@@ -164,7 +164,7 @@ func (l *Loop) closeDescriptors() {
 	if l.deadlines.timer != nil {
 		l.deadlines.timer.Stop()
 	}
-	_ = l.file.Close()
+	_ = l.epollFile.Close()
 	if l.wakeup >= 0 {
 		_ = unix.Close(l.wakeup)
 	}
@@ -177,14 +177,14 @@ func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err 
 		l.mu.Unlock()
 		return 0, net.ErrClosed
 	}
-	if last := len(l.free) - 1; last >= 0 {
-		slot, l.free = l.free[last], l.free[:last]
+	if last := len(l.freeSlots) - 1; last >= 0 {
+		slot, l.freeSlots = l.freeSlots[last], l.freeSlots[:last]
 	} else {
-		slot = int32(len(l.watched))
-		l.watched = append(l.watched, watched{})
+		slot = int32(len(l.slots))
+		l.slots = append(l.slots, loopSlot{})
 	}
-	l.watched[slot].watcher = w
-	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.watched[slot].generation}
+	l.slots[slot].handler = w
+	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.slots[slot].generation}
 	err = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event) // mu is held, so that epoll is not closed
 	l.mu.Unlock()
 	if err != nil {
@@ -208,17 +208,17 @@ func (l *Loop) unregister(fd int, slot int32) {
 func (l *Loop) freeSlot(slot int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watched[slot].watcher = nil
-	l.watched[slot].generation++
-	l.free = append(l.free, slot)
+	l.slots[slot].handler = nil
+	l.slots[slot].generation++
+	l.freeSlots = append(l.freeSlots, slot)
 }
 
 // findHandler returns the watcher of an event; nil: it was forgotten.
 func (l *Loop) findHandler(event *unix.EpollEvent) eventHandler {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if w := &l.watched[event.Fd]; w.generation == event.Pad {
-		return w.watcher
+	if w := &l.slots[event.Fd]; w.generation == event.Pad {
+		return w.handler
 	}
 	return nil
 }
@@ -284,14 +284,14 @@ func (l *Loop) runLoop() {
 		if err := l.waitForEvents(); err != nil {
 			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
 		}
-		for i := range l.got {
+		for i := range l.eventCount {
 			if w := l.findHandler(&l.events[i]); w != nil {
 				w.handleEvent(l, l.events[i].Events)
 			}
 		}
 		l.runDueTasks()
-		if l.turns++; l.turns == mostTurns {
-			l.turns = 0
+		if l.batchesInRow++; l.batchesInRow == maxBatches {
+			l.batchesInRow = 0
 			runtime.Gosched() // who else wants to run has waited for long enough
 		}
 	}
@@ -317,13 +317,13 @@ func (l *Loop) runDueTasks() {
 	l.posted = l.posted[:0]
 	l.mu.Unlock()
 	due := l.due
-	l.due = l.spare[:0]
+	l.due = l.spareDue[:0]
 	for _, t := range due {
 		t.queued.Store(false) // first, so that no Post is lost
 		t.run()
 	}
 	clear(due)
-	l.spare = due[:0]
+	l.spareDue = due[:0]
 }
 
 // waitForEvents takes a batch of events. It waits for them, unless there is something to do.
@@ -336,7 +336,7 @@ func (l *Loop) waitForEvents() error {
 		l.pollEvents(uintptr(l.epoll))
 		return nil
 	}
-	err := l.raw.Read(l.look)
+	err := l.epollConn.Read(l.pollFunc)
 	l.mu.Lock()
 	l.asleep = false
 	l.mu.Unlock()
@@ -350,7 +350,7 @@ func (l *Loop) pollEvents(epoll uintptr) bool {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		l.got = max(n, 0)
+		l.eventCount = max(n, 0)
 		return n != 0
 	}
 }

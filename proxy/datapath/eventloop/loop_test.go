@@ -339,7 +339,7 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	assert.Less(t, len(l.watched), 8)
+	assert.Less(t, len(l.slots), 8)
 	assert.Zero(t, l.Load())
 }
 

@@ -21,22 +21,22 @@ type Socket struct {
 	fd   int
 	slot int32
 
-	users  atomic.Int32 // number of calls underway, plus 1 until Close, plus closing from then on
+	refs   atomic.Int32 // number of calls underway, plus 1 until Close, plus closing from then on
 	in     side
 	out    side
 	urgent atomic.Bool // an urgent byte has come, once
 
 	// Only the loop's goroutine touches these.
-	ended    bool  // the peer sends no more, or there is an error
-	broken   bool  // nothing moves in either direction any more
-	onBroken *Task // nil: nobody is told of that
+	peerEnded bool  // the peer sends no more, or there is an error
+	broken    bool  // nothing moves in either direction any more
+	onBroken  *Task // nil: nobody is told of that
 
-	task atomic.Pointer[Task] // drives it; nil: goroutines wait
+	driver atomic.Pointer[Task] // drives it; nil: goroutines wait
 
 	// Whether an event has told of bytes since the last read. Only the loop's goroutine uses told and early.
-	told   *Task       // the task that was told; nil: none
-	early  bool        // before a task drove the socket
-	waited atomic.Bool // a goroutine has read, or may have
+	toldTask   *Task       // the task that was told; nil: none
+	toldEarly  bool        // before a task drove the socket
+	everWaited atomic.Bool // a goroutine has read, or may have
 
 	mu sync.Mutex // guards the sides' wake and timers
 }
@@ -61,7 +61,7 @@ const allEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI
 // after an error it is still the caller's.
 func (l *Loop) Watch(fd int) (*Socket, error) {
 	s := &Socket{loop: l, fd: fd}
-	s.users.Store(1)
+	s.refs.Store(1)
 	var err error
 	if s.slot, err = l.register(fd, allEvents&(1<<32-1), s); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 	out := events&(unix.EPOLLOUT|broken) != 0
 	s.in.ready = s.in.ready || in
 	s.out.ready = s.out.ready || out
-	s.ended = s.ended || events&(unix.EPOLLRDHUP|broken) != 0
+	s.peerEnded = s.peerEnded || events&(unix.EPOLLRDHUP|broken) != 0
 	if events&unix.EPOLLPRI != 0 {
 		s.urgent.Store(true)
 	}
@@ -90,9 +90,9 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 			l.scheduleTask(s.onBroken)
 		}
 	}
-	t := s.task.Load()
+	t := s.driver.Load()
 	if events&unix.EPOLLIN != 0 {
-		s.told, s.early = t, t == nil
+		s.toldTask, s.toldEarly = t, t == nil
 	}
 	if t != nil {
 		l.scheduleTask(t)
@@ -122,10 +122,10 @@ func (d *side) wakeWaiters() {
 // Drive has the task run whenever the socket may be read or written, and once it is closed. The task
 // is not told of what happened before, so the caller posts it. nil: goroutines wait again. Nobody may
 // be reading or writing.
-func (s *Socket) Drive(t *Task) { s.task.Store(t) }
+func (s *Socket) Drive(t *Task) { s.driver.Store(t) }
 
 // Driven tells whether a task drives it.
-func (s *Socket) Driven() bool { return s.task.Load() != nil }
+func (s *Socket) Driven() bool { return s.driver.Load() != nil }
 
 // Urgent tells whether an urgent byte has ever been announced.
 func (s *Socket) Urgent() bool { return s.urgent.Load() }
@@ -134,8 +134,8 @@ func (s *Socket) Urgent() bool { return s.urgent.Load() }
 // tells of bytes tells of an urgent one among them, too: it is none where the task that drives
 // the socket reads for the first time since an event, and none was ever announced.
 func (s *Socket) MayBeUrgent() bool {
-	t := s.task.Load()
-	return s.Urgent() || t == nil || s.told != t && (!s.early || s.waited.Load())
+	t := s.driver.Load()
+	return s.Urgent() || t == nil || s.toldTask != t && (!s.toldEarly || s.everWaited.Load())
 }
 
 // Writable tells whether the socket may be written to, and Ended whether the peer sends no
@@ -143,7 +143,7 @@ func (s *Socket) MayBeUrgent() bool {
 func (s *Socket) Writable() bool { return s.out.ready }
 
 // Ended is described with Writable.
-func (s *Socket) Ended() bool { return s.ended }
+func (s *Socket) Ended() bool { return s.peerEnded }
 
 // Broken tells whether nothing moves in either direction any more: the peer has reset the connection, or
 // both have sent all. Only the loop's goroutine calls it.
@@ -161,7 +161,7 @@ func (s *Socket) OnBroken(t *Task) {
 // Emptied notes that a read has found less than there was room for: until the next event
 // there is nothing more to be read. Only who drives the socket calls it.
 func (s *Socket) Emptied() {
-	if !s.ended { // the end has been told of, and is still to be read
+	if !s.peerEnded { // the end has been told of, and is still to be read
 		s.in.ready = false
 	}
 }
@@ -199,7 +199,7 @@ func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 	}
 	done := d.ready && f(uintptr(s.fd))
 	if d == &s.in {
-		s.told, s.early = nil, false
+		s.toldTask, s.toldEarly = nil, false
 	}
 	if done {
 		return nil
@@ -212,10 +212,10 @@ func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	d.calls.Lock()
 	defer d.calls.Unlock()
-	s.waited.Store(true)
+	s.everWaited.Store(true)
 	for {
 		switch {
-		case s.users.Load()&closing != 0:
+		case s.refs.Load()&closing != 0:
 			return net.ErrClosed
 		case d.expired.Load():
 			return os.ErrDeadlineExceeded
@@ -237,18 +237,18 @@ func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 // acquire keeps the descriptor open until leave; false: it is closed.
 func (s *Socket) acquire() bool {
 	for {
-		n := s.users.Load()
+		n := s.refs.Load()
 		if n&closing != 0 {
 			return false
 		}
-		if s.users.CompareAndSwap(n, n+1) {
+		if s.refs.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}
 }
 
 func (s *Socket) release() {
-	if s.users.Add(-1) == closing {
+	if s.refs.Add(-1) == closing {
 		s.loop.freeSlot(s.slot)
 		s.loop.load.Add(-1)
 		_ = Close(s.fd)
@@ -258,18 +258,18 @@ func (s *Socket) release() {
 // Close closes the socket once no call is underway any more, and ends those that wait.
 func (s *Socket) Close() error {
 	for {
-		n := s.users.Load()
+		n := s.refs.Load()
 		if n&closing != 0 {
 			return net.ErrClosed
 		}
-		if s.users.CompareAndSwap(n, n|closing) {
+		if s.refs.CompareAndSwap(n, n|closing) {
 			break
 		}
 	}
 	for _, d := range []*side{&s.in, &s.out} {
 		s.expireDeadline(d, time.Time{})
 	}
-	if t := s.task.Load(); t != nil {
+	if t := s.driver.Load(); t != nil {
 		t.Post()
 	}
 	s.mu.Lock()

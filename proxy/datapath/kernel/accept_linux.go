@@ -20,20 +20,20 @@ const acceptsAtOnce = 16
 
 // uneven is how many sockets more than another a loop may have before it hands that one the
 // connections that it accepts. A loop serves those that it accepted itself at less cost.
-const uneven = 8
+const maxLoadGap = 8
 
 // Listener accepts legs.
 type Listener struct {
 	dp      *Datapath
 	addr    net.Addr
 	fd      int
-	take    func(datapath.Conn)
-	failed  func(error) (pause time.Duration)
+	accept  func(datapath.Conn)
+	onError func(error) (pause time.Duration)
 	closing sync.Once
 	closed  chan struct{}
 
-	mu      sync.Mutex
-	watched *eventloop.Listener // nil: Serve has not begun
+	mu           sync.Mutex
+	loopListener *eventloop.Listener // nil: Serve has not begun
 }
 
 // Listener accepts the connections of a listener that Listen returned or that Adopt was called
@@ -88,8 +88,8 @@ func (n *Listener) isClosed() bool {
 // 0 Serve ends with that error.
 func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error {
 	fatal := make(chan error, 1)
-	n.take = take
-	n.failed = func(err error) time.Duration {
+	n.accept = take
+	n.onError = func(err error) time.Duration {
 		pause := failed(err)
 		if pause >= 0 {
 			return pause
@@ -106,7 +106,7 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 		return net.ErrClosed
 	}
 	var err error
-	n.watched, err = n.dp.loops.Listen(n.fd, n.acceptWaiting)
+	n.loopListener, err = n.dp.loops.Listen(n.fd, n.acceptWaiting)
 	n.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("kernel: %w", err)
@@ -130,14 +130,14 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			if pause := n.failed(os.NewSyscallError("accept4", err)); pause != 0 {
+			if pause := n.onError(os.NewSyscallError("accept4", err)); pause != 0 {
 				return pause
 			}
 			continue
 		}
 		if err := n.handToLoop(l, fd, tcpAddr(from)); err != nil {
 			_ = unix.Close(fd)
-			if pause := n.failed(err); pause != 0 {
+			if pause := n.onError(err); pause != 0 {
 				return pause
 			}
 		}
@@ -148,7 +148,7 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 // handToLoop has a loop serve a connection: the one that has accepted it, unless another has less to do.
 func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
 	other := n.dp.loops.Least()
-	if other.Load()+uneven >= l.Load() {
+	if other.Load()+maxLoadGap >= l.Load() {
 		other = l
 	}
 	raw, err := other.Watch(fd)
@@ -157,9 +157,9 @@ func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) erro
 	}
 	c := n.dp.newLeg(raw, from, false)
 	if other == l {
-		n.take(c)
+		n.accept(c)
 	} else {
-		other.Do(func() { n.take(c) })
+		other.Do(func() { n.accept(c) })
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (n *Listener) Close() (err error) {
 	err = net.ErrClosed
 	n.closing.Do(func() {
 		n.mu.Lock()
-		watched := n.watched
+		watched := n.loopListener
 		close(n.closed)
 		n.mu.Unlock()
 		if watched == nil {

@@ -50,21 +50,21 @@ const appLimitedBit = 1
 // which is exact but for transmissions that a local queue refused: those are in
 // bytes_sent and will be again. Such drift is taken out as soon as the packets
 // in flight could not hold that many bytes.
-type account struct {
-	tally
-	info unix.TCPInfo // the last reading
-	size uintptr      // length of TCP_INFO on this kernel
-	syn  int64        // bytes_acked counts the SYN of a dialled connection
+type infoReporter struct {
+	reportCounter
+	info      unix.TCPInfo // the last reading
+	infoSize  uintptr      // length of TCP_INFO on this kernel
+	synOffset int64        // bytes_acked counts the SYN of a dialled connection
 
 	// A FIN may be queued. tcpi_state alone does not say: the kernel reads it
 	// before it takes the socket's lock, so it can lag behind the numbers.
-	fin bool
+	finQueued bool
 
-	drift  int64
-	maxMSS int64 // no packet in flight is larger
+	recounted int64
+	maxMSS    int64 // no packet in flight is larger
 
 	// TCP_INFO's counters when observation began.
-	retransAt uint64
+	retransBase uint64
 
 	ce          uint32
 	rto         uint16
@@ -75,48 +75,48 @@ type account struct {
 
 // findSYNOffset finds out whether bytes_acked counts the SYN: by the counters where nothing is in
 // flight, and otherwise by whether the connection was dialled.
-func (a *account) findSYNOffset(i *unix.TCPInfo, dialled bool) {
+func (a *infoReporter) findSYNOffset(i *unix.TCPInfo, dialled bool) {
 	if dialled {
-		a.syn = 1
+		a.synOffset = 1
 	}
 	if i.Unacked == 0 {
-		a.syn = min(max(0, int64(i.Bytes_acked)-int64(i.Bytes_sent-i.Bytes_retrans)), 1)
+		a.synOffset = min(max(0, int64(i.Bytes_acked)-int64(i.Bytes_sent-i.Bytes_retrans)), 1)
 	}
 }
 
 // startCounting sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
-func (a *account) startCounting(i *unix.TCPInfo) {
+func (a *infoReporter) startCounting(i *unix.TCPInfo) {
 	a.startAt(a.positionOf(i))
-	a.retransAt = i.Bytes_retrans
+	a.retransBase = i.Bytes_retrans
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
 }
 
-func (a *account) positionOf(i *unix.TCPInfo) position {
+func (a *infoReporter) positionOf(i *unix.TCPInfo) position {
 	p := position{
-		una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes),
+		una: int64(i.Bytes_acked) - a.synOffset, unsent: int64(i.Notsent_bytes),
 		packets: int64(i.Unacked), sacked: int64(i.Sacked), lost: int64(i.Lost), retrans: int64(i.Retrans),
 	}
 	if i.State == tcpClose {
 		p.unsent = 0 // thrown away, though the kernel goes on counting it
 	}
-	fin := a.fin || finQueued(i.State)
+	fin := a.finQueued || hasQueuedFIN(i.State)
 	if fin && p.unsent > 0 {
 		p.unsent-- // the FIN takes a sequence number, and goes last
 	}
 	a.maxMSS = max(a.maxMSS, int64(i.Snd_mss))
 	most := p.packets * a.maxMSS
-	p.nxt = int64(i.Bytes_sent-i.Bytes_retrans) - a.drift
+	p.nxt = int64(i.Bytes_sent-i.Bytes_retrans) - a.recounted
 	switch beyond := p.nxt - p.una; {
 	case beyond > most:
-		a.drift += beyond - most
+		a.recounted += beyond - most
 		p.nxt = p.una + most
 	case beyond < 0 && fin:
 		p.una = p.nxt // the FIN has been acknowledged
 	case beyond < 0:
-		a.drift += beyond
+		a.recounted += beyond
 		p.nxt = p.una
 	}
 	p.end = p.nxt + p.unsent
@@ -124,7 +124,7 @@ func (a *account) positionOf(i *unix.TCPInfo) position {
 }
 
 // finQueued says whether the FIN has its place in the send queue.
-func finQueued(state uint8) bool {
+func hasQueuedFIN(state uint8) bool {
 	switch state {
 	case tcpFinWait1, tcpFinWait2, tcpClosing, tcpLastAck, tcpClose:
 		return true
@@ -133,7 +133,7 @@ func finQueued(state uint8) bool {
 }
 
 // makeReport returns the report of one reading.
-func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
+func (a *infoReporter) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 	p := a.positionOf(i)
 	r := a.updateReport(p, cc.Bytes(i.Snd_mss), at)
 	r.Newest = 0
@@ -143,7 +143,7 @@ func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 		// timeout everything is marked, and it would say nothing.
 		r.Newest = a.noteArrived(min(p.una+p.bytesOf(p.sacked+p.lost), p.nxt))
 	}
-	r.Lost = max(r.Lost, cc.Bytes(i.Bytes_retrans-a.retransAt))
+	r.Lost = max(r.Lost, cc.Bytes(i.Bytes_retrans-a.retransBase))
 	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)
 	r.Timeouts += a.newTimeouts(i)
 	r.RwndFull = a.rwndFull(i, p)
@@ -155,8 +155,8 @@ func (a *account) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 }
 
 // newTimeouts returns how many retransmission timeouts there were since the last reading.
-func (a *account) newTimeouts(i *unix.TCPInfo) int {
-	if a.size >= uptoTotalRTO {
+func (a *infoReporter) newTimeouts(i *unix.TCPInfo) int {
+	if a.infoSize >= uptoTotalRTO {
 		return int(i.Total_rto - a.rto)
 	}
 	if i.Ca_state == tcpCALoss && (a.caState != tcpCALoss || i.Backoff > a.backoff) {
@@ -166,7 +166,7 @@ func (a *account) newTimeouts(i *unix.TCPInfo) int {
 }
 
 // rwndFull says whether the peer's receive window holds the sender back, which has bytes unsent then.
-func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
+func (a *infoReporter) rwndFull(i *unix.TCPInfo, p position) bool {
 	if p.unsent == 0 {
 		return false
 	}
@@ -178,7 +178,7 @@ func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
 }
 
 // status is what a leg remembers of a TCP_INFO.
-type status struct {
+type tcpStatus struct {
 	closed          bool
 	unacked, unsent uint32 // packets, bytes
 	cwnd            cc.Bytes
@@ -187,8 +187,8 @@ type status struct {
 	deliveryRate    cc.Rate       // 0: it would understate the path
 }
 
-func statusOf(i *unix.TCPInfo) status {
-	s := status{
+func statusOf(i *unix.TCPInfo) tcpStatus {
+	s := tcpStatus{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
 		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
 		srtt: microseconds(i.Rtt),
@@ -203,7 +203,7 @@ func statusOf(i *unix.TCPInfo) status {
 }
 
 // isDrained says whether nothing more will happen to what was written.
-func (s *status) isDrained() bool { return s.unacked == 0 && s.unsent == 0 || s.closed }
+func (s *tcpStatus) isDrained() bool { return s.unacked == 0 && s.unsent == 0 || s.closed }
 
 // appLimited says whether tcpi_delivery_rate understates the path.
 func appLimited(i *unix.TCPInfo) bool {

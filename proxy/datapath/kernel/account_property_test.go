@@ -53,7 +53,7 @@ func TestReportsOfAnySenderAddUp(t *testing.T) {
 		s := &sender{info: unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}}
 		syn := uint64(rapid.IntRange(0, 1).Draw(t, "syn"))
 		s.info.Bytes_acked = syn
-		a := &account{size: wholeTCPInfo}
+		a := &infoReporter{infoSize: wholeTCPInfo}
 		a.findSYNOffset(s.reading(), syn == 1)
 		a.startCounting(s.reading())
 

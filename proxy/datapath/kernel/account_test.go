@@ -41,9 +41,9 @@ func sent(n, acked int, change func(*unix.TCPInfo)) *unix.TCPInfo {
 	})
 }
 
-func observed(t *testing.T, first *unix.TCPInfo, dialled bool) *account {
+func observed(t *testing.T, first *unix.TCPInfo, dialled bool) *infoReporter {
 	t.Helper()
-	a := &account{size: wholeTCPInfo}
+	a := &infoReporter{infoSize: wholeTCPInfo}
 	a.findSYNOffset(first, dialled)
 	a.startCounting(first)
 	r := a.makeReport(first, now)
@@ -210,7 +210,7 @@ func TestTheStateMayLagBehindTheNumbers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := observed(t, socket(nil), false)
-			a.fin = true
+			a.finQueued = true
 			r := a.makeReport(row.then, now)
 			assert.Equal(t, row.written, r.Written)
 			assert.Equal(t, cc.Bytes(3_000), r.Acked)
@@ -231,7 +231,7 @@ func TestTimeoutsAreInferredFromTheRecoveryState(t *testing.T) {
 	in := func(state, backoff uint8) *unix.TCPInfo {
 		return sent(2, 0, func(i *unix.TCPInfo) { i.Ca_state, i.Backoff = state, backoff })
 	}
-	a := &account{size: uptoSndWnd}
+	a := &infoReporter{infoSize: uptoSndWnd}
 	a.startCounting(socket(nil))
 	var r flow.Report
 	for _, i := range []*unix.TCPInfo{in(tcpCALoss, 1), in(tcpCALoss, 1), in(tcpCALoss, 2), in(0, 0), in(tcpCALoss, 1)} {

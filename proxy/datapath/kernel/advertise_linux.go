@@ -28,21 +28,21 @@ var (
 )
 
 // advertising is what bounds the window that a socket advertises.
-type advertising struct {
-	window cc.Bytes // 0: as the kernel likes
-	before int      // the clamp that the socket had before
-	info   unix.TCPInfo
-	asked  bool // by Arrivals
-	holes  int
-	ooo    uint32
+type advertisedWindow struct {
+	window     cc.Bytes // 0: as the kernel likes
+	savedClamp int      // the clamp that the socket had before
+	info       unix.TCPInfo
+	asked      bool // by Arrivals
+	holes      int
+	oooPackets uint32
 }
 
 // advertisingState is c.advertising, made by the first who asks.
-func (c *Conn) advertisingState() *advertising {
-	if c.advertising == nil {
-		c.advertising = &advertising{}
+func (c *Conn) advertisingState() *advertisedWindow {
+	if c.advertised == nil {
+		c.advertised = &advertisedWindow{}
 	}
-	return c.advertising
+	return c.advertised
 }
 
 // Arrivals implements datapath.Advertiser. The kernel's estimate of a receiver's round
@@ -61,8 +61,8 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 	default:
 		first := !a.asked
 		a.asked = true
-		if i.Rcv_ooopack != a.ooo {
-			a.ooo = i.Rcv_ooopack
+		if i.Rcv_ooopack != a.oooPackets {
+			a.oooPackets = i.Rcv_ooopack
 			a.holes++
 		}
 		rtt := microseconds(i.Rcv_rtt)
@@ -82,16 +82,16 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 func (c *Conn) Advertise(window cc.Bytes) error {
 	a := c.advertisingState()
 	clamp := int(min(max(window, 1), math.MaxInt32))
-	if c.clamp > 0 {
-		clamp = min(clamp, int(c.clamp))
+	if c.receiveClamp > 0 {
+		clamp = min(clamp, int(c.receiveClamp))
 	}
 	switch {
 	case window == 0 && a.window == 0:
 		return nil
-	case window == 0 && c.clamp > 0:
-		clamp = int(c.clamp)
+	case window == 0 && c.receiveClamp > 0:
+		clamp = int(c.receiveClamp)
 	case window == 0:
-		clamp = max(a.before, int(a.info.Rcv_wnd))
+		clamp = max(a.savedClamp, int(a.info.Rcv_wnd))
 	case a.window > 0 && closeTo(window, a.window) && cc.Bytes(a.info.Rcv_ssthresh) <= a.window:
 		return nil
 	}
@@ -101,7 +101,7 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 			if err != nil {
 				return err
 			}
-			a.before = before
+			a.savedClamp = before
 		}
 		return setClamp(fd, cc.Bytes(clamp))
 	})

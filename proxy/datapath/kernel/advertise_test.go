@@ -52,7 +52,7 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 // A peer that is let send what it likes, and does, hurts only itself.
 func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
 	d := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if d.receiving.most == 0 {
+	if d.receiveBounds.largest == 0 {
 		t.Skip(d.Missing())
 	}
 	a, b := d.pair(t, loopback4)
@@ -74,7 +74,7 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 			if pressed {
 				d.pressure.bound = -2
 			}
-			d.look(h, mostHalvings)
+			d.look(h, maxHalvings)
 			b.adaptReceiveWindow()
 		}
 		b.LimitReceive(receiveBuffer)
@@ -86,14 +86,14 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 
 		require.NoError(t, b.Advertise(window))
 		pressed(true)
-		assert.EqualValues(t, leastReceive, clamp(), "%v", n)
+		assert.EqualValues(t, minReceive, clamp(), "%v", n)
 		require.NoError(t, b.Advertise(2*window))
-		assert.EqualValues(t, leastReceive, clamp(), "%v: memory is as short as before", n)
+		assert.EqualValues(t, minReceive, clamp(), "%v: memory is as short as before", n)
 		pressed(false)
 		assert.EqualValues(t, 2*window, clamp(), "%v: it is held", n)
 		pressed(true)
 		require.NoError(t, b.Advertise(0))
-		assert.EqualValues(t, leastReceive, clamp(), "%v: memory is short still", n)
+		assert.EqualValues(t, minReceive, clamp(), "%v: memory is short still", n)
 		require.NoError(t, b.Advertise(window))
 		pressed(false)
 		require.NoError(t, b.Advertise(0))

@@ -29,53 +29,53 @@ type Conn struct {
 
 	// Writers and the tick settle through these three, without a lock, whether
 	// the leg must be polled; see leave.
-	writing atomic.Int32
-	writes  atomic.Uint32
-	active  atomic.Bool
+	writersInside atomic.Int32
+	writeCount    atomic.Uint32
+	onTick        atomic.Bool
 
-	queued   atomic.Bool // settles with the next tick
-	observed atomic.Bool
-	ending   atomic.Bool              // CloseWrite was called
-	enforced atomic.Pointer[enforced] // nil: the kernel does not enforce the window. Changes under mu
-	limits   atomic.Pointer[limits]   // nil: neither enforced nor observed ever. Changes under mu
+	inSettleList atomic.Bool // settles with the next tick
+	observed     atomic.Bool
+	ending       atomic.Bool                  // CloseWrite was called
+	enforced     atomic.Pointer[cellReporter] // nil: the kernel does not enforce the window. Changes under mu
+	limits       atomic.Pointer[limits]       // nil: neither enforced nor observed ever. Changes under mu
 
-	wrote atomic.Int64 // bytes the socket took, since there is a leg
-	piece atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
-	room  atomic.Int64 // left of it
+	accepted atomic.Int64 // bytes the socket took, since there is a leg
+	roomStep atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
+	roomLeft atomic.Int64 // left of it
 
-	mu       sync.Mutex // held while observer runs
-	observer func(flow.Report)
-	account  *account // what TCP_INFO says, while that is reported
-	closed   bool
-	dialled  bool
-	dscp     uint8 // see ReceivedDSCP
-	lowers   bool  // TCP_NOTSENT_LOWAT is set, though no limit is kept; whoever carries bytes here owns this
-	holds    datapath.Hold
-	envelope string // the socket's congestion control; empty: not asked for yet
-	system   string // what it had before Enforce
-	missing  []string
-	errors   uint64
+	mu            sync.Mutex // held while observer runs
+	observer      func(flow.Report)
+	infoReporter  *infoReporter // what TCP_INFO says, while that is reported
+	closed        bool
+	dialled       bool
+	serverDSCP    uint8 // see ReceivedDSCP
+	lowatSet      bool  // TCP_NOTSENT_LOWAT is set, though no limit is kept; whoever carries bytes here owns this
+	enforces      datapath.Hold
+	envelope      string // the socket's congestion control; empty: not asked for yet
+	systemControl string // what it had before Enforce
+	missing       []string
+	errors        uint64
 
-	reader      reader
-	writer      writer
-	advertising *advertising // see advertised
+	reader     reader
+	writer     writer
+	advertised *advertisedWindow // see advertised
 
 	// Only the goroutine that reads touches these.
-	receive  cc.Bytes // LimitReceive's bound; 0: none yet
-	clamp    cc.Bytes // of the window, by it; 0: none
-	halvings int32    // by pressure, of the window
-	looks    uint32   // of pressure, when that was put into force
+	receiveLimit  cc.Bytes // LimitReceive's bound; 0: none yet
+	receiveClamp  cc.Bytes // of the window, by it; 0: none
+	halvings      int32    // by pressure, of the window
+	pressureLooks uint32   // of pressure, when that was put into force
 
-	status status
-	known  int64 // bytes the socket had taken when status was read, plus 1; 0: it was never read
+	status     tcpStatus
+	statusMark int64 // bytes the socket had taken when status was read, plus 1; 0: it was never read
 
 	// Only the tick touches these.
-	due      cc.Time // when to poll again, or to confirm
-	progress cc.Time // when something happened last
-	bulk     uint64  // polls in a row in which much moved and the window was not full, gaps aside
-	gap      uint64  // polls in a row in which nothing moved after such
-	seen     uint32  // writes at the last poll
-	listed   bool    // in one of the shard's lists
+	nextPoll   cc.Time // when to poll again, or to confirm
+	progressAt cc.Time // when something happened last
+	bulkStreak uint64  // polls in a row in which much moved and the window was not full, gaps aside
+	gapStreak  uint64  // polls in a row in which nothing moved after such
+	seenWrites uint32  // writes at the last poll
+	listed     bool    // in one of the shard's lists
 }
 
 var (
@@ -114,11 +114,11 @@ func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
 
 // readTCPInfo reads TCP_INFO for the status, and for the account if there is one.
 func (c *Conn) readTCPInfo() error {
-	known := c.wrote.Load() + 1
+	known := c.accepted.Load() + 1
 	var own unix.TCPInfo
 	info := &own
-	if c.account != nil {
-		info = &c.account.info
+	if c.infoReporter != nil {
+		info = &c.infoReporter.info
 	}
 	size, err := c.readInfo(info)
 	switch {
@@ -128,16 +128,16 @@ func (c *Conn) readTCPInfo() error {
 		c.errors++
 		return err
 	}
-	if c.account != nil {
-		c.account.size, c.account.fin = size, c.ending.Load()
+	if c.infoReporter != nil {
+		c.infoReporter.infoSize, c.infoReporter.finQueued = size, c.ending.Load()
 	}
-	c.status, c.known = statusOf(info), known
+	c.status, c.statusMark = statusOf(info), known
 	return nil
 }
 
 // isUnchanged tells whether nothing has been underway since TCP_INFO was read, so that it would say the
 // same of this direction. So a scrape of ten thousand idle legs makes no system calls.
-func (c *Conn) isUnchanged() bool { return c.known == c.wrote.Load()+1 && c.status.isDrained() }
+func (c *Conn) isUnchanged() bool { return c.statusMark == c.accepted.Load()+1 && c.status.isDrained() }
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.
@@ -193,7 +193,7 @@ func (c *Conn) Info() datapath.Info {
 	info := datapath.Info{
 		Tier:          Tier,
 		Envelope:      c.envelope,
-		Holds:         c.holds,
+		Holds:         c.enforces,
 		Missing:       c.missing,
 		Cwnd:          s.cwnd,
 		SRTT:          s.srtt,
@@ -204,7 +204,7 @@ func (c *Conn) Info() datapath.Info {
 		SignalErrors:  c.errors,
 	}
 	if h := c.enforced.Load(); h != nil {
-		info.Fallbacks = uint64(h.seen.Fallbacks)
+		info.Fallbacks = uint64(h.reported.Fallbacks)
 	}
 	return info
 }

@@ -19,16 +19,16 @@ import (
 // attempt is a connection to an address that is being made. After begin only its loop's
 // goroutine touches it.
 type attempt struct {
-	dp   *Datapath
-	cfg  DialConfig
-	loop *eventloop.Loop
-	fd   int // until there is raw
-	raw  *eventloop.Socket
-	done func(*Conn, error)
-	why  error // Source can only be one of this host's addresses; nil: it can be any
-	keep bool  // the DSCP of what comes is to be read
-	late eventloop.Deadline
-	near *eventloop.Socket // of the leg that it belongs to; nil: there is none
+	dp         *Datapath
+	cfg        DialConfig
+	loop       *eventloop.Loop
+	fd         int // until there is raw
+	raw        *eventloop.Socket
+	done       func(*Conn, error)
+	foreignErr error // Source can only be one of this host's addresses; nil: it can be any
+	keepDSCP   bool  // the DSCP of what comes is to be read
+	deadline   eventloop.Deadline
+	near       *eventloop.Socket // of the leg that it belongs to; nil: there is none
 }
 
 // connectTo makes a connection to cfg.Target, unless cancel is called or near is reset; nil: there is no near leg.
@@ -82,7 +82,7 @@ func (a *attempt) waitForEvents() {
 		return
 	}
 	if a.cfg.Timeout > 0 {
-		a.loop.Expect(&a.late, a.cfg.Timeout, func() { a.endWithError(os.ErrDeadlineExceeded) })
+		a.loop.Expect(&a.deadline, a.cfg.Timeout, func() { a.endWithError(os.ErrDeadlineExceeded) })
 	}
 	task := a.loop.Task(a.checkOutcome)
 	a.raw.Drive(task)
@@ -101,7 +101,7 @@ func (d *Datapath) loopFor(cfg DialConfig) *eventloop.Loop {
 
 // startSocket has a socket connect.
 func (a *attempt) startSocket(fd int, network string) (err error) {
-	if a.why, err = prepareSocket(fd, network, a.cfg); err != nil {
+	if a.foreignErr, err = prepareSocket(fd, network, a.cfg); err != nil {
 		return err
 	}
 	if from := a.cfg.Source; from.IsValid() {
@@ -114,7 +114,7 @@ func (a *attempt) startSocket(fd int, network string) (err error) {
 	}
 	if a.cfg.DSCP != nil {
 		var dscp uint8
-		if dscp, a.keep = a.cfg.DSCP(a.cfg.Target); a.keep {
+		if dscp, a.keepDSCP = a.cfg.DSCP(a.cfg.Target); a.keepDSCP {
 			if err := a.dp.markDialled(fd, a.cfg.Target.Addr().Is4(), dscp); err != nil {
 				return err
 			}
@@ -160,9 +160,9 @@ func (a *attempt) checkOutcome() {
 		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
 		return
 	}
-	if a.keep {
+	if a.keepDSCP {
 		err := a.raw.Visit(func(fd int) (err error) {
-			c.dscp, err = a.dp.readDialled(fd, a.cfg.Target.Addr().Is4())
+			c.serverDSCP, err = a.dp.readDialled(fd, a.cfg.Target.Addr().Is4())
 			return err
 		})
 		if err != nil {
@@ -212,7 +212,7 @@ func (a *attempt) endWithError(err error) {
 // noteOver notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
 func (a *attempt) noteOver() {
 	a.raw = nil
-	a.loop.Forget(&a.late)
+	a.loop.Forget(&a.deadline)
 	if a.near != nil {
 		a.near.OnBroken(nil)
 	}
@@ -223,7 +223,7 @@ func (a *attempt) dialError(err error) error {
 	if a.cfg.Source.IsValid() {
 		failed.Source = net.TCPAddrFromAddrPort(a.cfg.Source)
 	}
-	return fmt.Errorf("kernel: %w", explainDialError(failed, a.why))
+	return fmt.Errorf("kernel: %w", explainDialError(failed, a.foreignErr))
 }
 
 // sockaddrOf is an address as the kernel takes it.

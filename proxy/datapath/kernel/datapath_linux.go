@@ -22,26 +22,26 @@ import (
 
 // Datapath makes legs over kernel TCP and serves those that are busy.
 type Datapath struct {
-	clock     func() cc.Time
-	before    func() // each tick; nil: nothing
-	onTick    func(shard int, now cc.Time) cc.Time
-	enforcer  *enforcer // has the kernel enforce windows; nil: the relay keeps them
-	envelope  string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
-	inUse     string    // what sockets then have
-	why       string    // see Why
-	receiving receiving
-	pressure  pressure
-	missing   []string // what this kernel, or our privilege, does not give
-	budget    int
-	log       *slog.Logger
-	pipes     *pipes
-	loops     *eventloop.Loops
-	resolver  happyeyeballs.Resolver
-	lookups   *datapath.Places // nil: as many as are asked for
-	spare     *datapath.Places // attempts beside others; see happyeyeballs.Host
-	tos       tosReader
-	shards    []*shard
-	closing   sync.Once
+	clock         func() cc.Time
+	beforeTick    func() // each tick; nil: nothing
+	onTick        func(shard int, now cc.Time) cc.Time
+	enforcer      *enforcer // has the kernel enforce windows; nil: the relay keeps them
+	envelope      string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
+	relayEnvelope string    // what sockets then have
+	why           string    // see Why
+	receiveBounds receiveBounds
+	pressure      memoryPressure
+	missing       []string // what this kernel, or our privilege, does not give
+	pollBudget    int
+	log           *slog.Logger
+	pipes         *pipes
+	loops         *eventloop.Loops
+	resolver      happyeyeballs.Resolver
+	lookups       *datapath.Places // nil: as many as are asked for
+	spareAttempts *datapath.Places // attempts beside others; see happyeyeballs.Host
+	tosReader     tosReader
+	shards        []*shard
+	closing       sync.Once
 }
 
 // New checks what this kernel offers and starts the ticks, which Close ends.
@@ -57,7 +57,7 @@ func New(cfg Config) (*Datapath, error) {
 }
 
 // mostShards bounds the ticks, and their threads.
-const mostShards = 8
+const maxShards = 8
 
 // newDatapath returns a datapath that does not tick yet.
 func newDatapath(cfg Config) (*Datapath, error) {
@@ -67,16 +67,16 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	if cfg.Shards <= 0 {
 		cfg.Shards = max(1, runtime.GOMAXPROCS(0)/2)
 	}
-	cfg.Shards = min(cfg.Shards, mostShards)
+	cfg.Shards = min(cfg.Shards, maxShards)
 	d := &Datapath{
-		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
-		resolver: cfg.Resolver, spare: datapath.NewPlaces(cfg.Attempts),
+		clock: cfg.Clock, beforeTick: cfg.BeforeTick, onTick: cfg.OnTick, pollBudget: cfg.PollsPerTick, log: cfg.Log,
+		resolver: cfg.Resolver, spareAttempts: datapath.NewPlaces(cfg.Attempts),
 	}
 	if cfg.Lookups > 0 {
 		d.lookups = datapath.NewPlaces(cfg.Lookups)
 	}
-	if d.budget <= 0 {
-		d.budget = defaultPollsPerTick
+	if d.pollBudget <= 0 {
+		d.pollBudget = defaultPollsPerTick
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -90,7 +90,7 @@ func newDatapath(cfg Config) (*Datapath, error) {
 		return nil, errors.Join(err, d.releaseAll())
 	}
 	d.loops = loops
-	d.tos.open()
+	d.tosReader.open()
 	if d.enforcer != nil {
 		cfg.Shards = d.enforcer.control.Parts()
 	}
@@ -99,7 +99,7 @@ func newDatapath(cfg Config) (*Datapath, error) {
 		if err != nil {
 			return nil, errors.Join(err, d.releaseAll())
 		}
-		d.shards = append(d.shards, &shard{dp: d, index: i, timer: timer, done: make(chan struct{}), at: cc.Never})
+		d.shards = append(d.shards, &shard{dp: d, index: i, timer: timer, done: make(chan struct{}), tickAt: cc.Never})
 	}
 	return d, nil
 }
@@ -115,7 +115,7 @@ func (d *Datapath) releaseAll() (err error) {
 	if d.loops != nil {
 		d.loops.Close()
 	}
-	return errors.Join(err, d.tos.close())
+	return errors.Join(err, d.tosReader.close())
 }
 
 // placeOnShard gives c a shard, unless it has one: the one asked for, or if that has no cells
@@ -175,11 +175,11 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 		return err
 	}
 	var why string
-	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
+	if d.envelope, why = chooseEnvelope(fd, envelope); why != "" {
 		d.missing = append(d.missing, why)
 	}
 	if receive {
-		if d.receiving, why = settleReceiving(fd); why != "" {
+		if d.receiveBounds, why = probeReceiveBounds(fd); why != "" {
 			d.missing = append(d.missing, why)
 		}
 	}
@@ -189,7 +189,7 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 		d.missing = append(d.missing, fmt.Sprintf("receive windows do not follow the memory of TCP: %v", err))
 	}
 	d.missing = slices.Clip(d.missing) // conns append to it
-	d.inUse = envelopeOf(fd)
+	d.relayEnvelope = envelopeOf(fd)
 	return nil
 }
 
@@ -214,7 +214,7 @@ func (d *Datapath) Close() (err error) {
 		}
 		d.loops.Close()
 		d.pipes.closeAll()
-		err = errors.Join(err, d.tos.close())
+		err = errors.Join(err, d.tosReader.close())
 		if d.enforcer != nil {
 			err = errors.Join(err, d.enforcer.control.Close())
 		}
@@ -227,11 +227,11 @@ func (d *Datapath) Envelope() string {
 	if d.enforcer != nil {
 		return EBPF
 	}
-	return d.inUse
+	return d.relayEnvelope
 }
 
 // Beneath returns the congestion control of managed legs whose window the relay keeps.
-func (d *Datapath) Beneath() string { return d.inUse }
+func (d *Datapath) Beneath() string { return d.relayEnvelope }
 
 // Control is the name under which the kernel lists our congestion control; empty: it is not loaded.
 func (d *Datapath) Control() string {
@@ -252,9 +252,9 @@ func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
 func (d *Datapath) String() string {
 	if d.enforcer != nil {
 		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room",
-			Tier, d.Control(), d.inUse)
+			Tier, d.Control(), d.relayEnvelope)
 	}
-	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
+	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.relayEnvelope)
 }
 
 // Shards is how many ticks there are, each for a part of the legs.
@@ -280,14 +280,14 @@ type EnforcedStatus struct {
 func (d *Datapath) Status() Status {
 	s := Status{Interval: Tick}
 	for _, h := range d.shards {
-		polled := int(h.polled.Load())
-		s.Busy += polled + int(max(0, h.enforced.Load()))
-		s.Interval = max(s.Interval, time.Duration((polled+d.budget-1)/d.budget)*Tick)
+		polled := int(h.pollCount.Load())
+		s.Busy += polled + int(max(0, h.enforcedBusy.Load()))
+		s.Interval = max(s.Interval, time.Duration((polled+d.pollBudget-1)/d.pollBudget)*Tick)
 	}
 	if o := d.enforcer; o != nil {
 		s.Enforced = &EnforcedStatus{
-			Legs: int(o.bound.Load()), Limit: len(o.legs), Full: o.full.Load(), Failed: o.failed.Load(),
-			Fallbacks: o.fallbacks.Load(), Answers: o.answers.Snapshot(),
+			Legs: int(o.bound.Load()), Limit: len(o.legs), Full: o.refusedFull.Load(), Failed: o.refusedFailed.Load(),
+			Fallbacks: o.fallbacks.Load(), Answers: o.answerTimes.Snapshot(),
 		}
 	}
 	return s

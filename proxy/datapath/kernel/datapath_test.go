@@ -90,20 +90,20 @@ func TestTheTickRunsWhileBytesAreUnderway(t *testing.T) {
 	watched(a)
 	_, err = a.Write([]byte("observed"))
 	require.NoError(t, err)
-	assert.NotEqual(t, cc.Never, s.at)
+	assert.NotEqual(t, cc.Never, s.tickAt)
 	assert.LessOrEqual(t, s.remaining(t), Tick)
 
 	_, err = io.ReadFull(b, make([]byte, len("not observedobserved")))
 	require.NoError(t, err)
-	for s.at != cc.Never {
+	for s.tickAt != cc.Never {
 		s.next(t)
 	}
 	assert.Zero(t, s.remaining(t), "drained: the timer is off again")
-	assert.Empty(t, s.list)
+	assert.Empty(t, s.pollList)
 
 	_, err = a.Write([]byte("again"))
 	require.NoError(t, err)
-	assert.NotEqual(t, cc.Never, s.at)
+	assert.NotEqual(t, cc.Never, s.tickAt)
 }
 
 func TestTheHookIsCalledWhenItWants(t *testing.T) {
@@ -117,29 +117,29 @@ func TestTheHookIsCalledWhenItWants(t *testing.T) {
 	}})
 	s := d.shards[0]
 	d.Wake(0)
-	require.Equal(t, h.now.Add(Tick), s.at)
+	require.Equal(t, h.now.Add(Tick), s.tickAt)
 
 	want = h.now.Add(time.Hour)
 	s.next(t)
 	assert.Equal(t, 1, calls)
-	assert.Equal(t, want, s.at)
+	assert.Equal(t, want, s.tickAt)
 	assert.Greater(t, s.remaining(t), 59*time.Minute)
 
 	d.Wake(0)
-	assert.Equal(t, h.now.Add(Tick), s.at, "an earlier call replaces the later one")
+	assert.Equal(t, h.now.Add(Tick), s.tickAt, "an earlier call replaces the later one")
 	want = h.now // due already
 	s.next(t)
-	assert.Equal(t, h.now.Add(Tick), s.at)
+	assert.Equal(t, h.now.Add(Tick), s.tickAt)
 	want = h.now.Add(5 * Tick)
 	wall := clock()
 	since := wall()
 	s.next(t)
-	assert.Equal(t, want, s.at)
+	assert.Equal(t, want, s.tickAt)
 	want = cc.Never
 	s.next(t)
 	assert.Equal(t, 4, calls)
 	assert.GreaterOrEqual(t, wall().Sub(since), 5*Tick, "never early")
-	assert.Equal(t, cc.Never, s.at)
+	assert.Equal(t, cc.Never, s.tickAt)
 	assert.Zero(t, s.remaining(t))
 }
 
@@ -155,10 +155,10 @@ func TestAWakeDuringTheHookIsNotLost(t *testing.T) {
 	s := d.shards[0]
 	d.Wake(0)
 	s.next(t)
-	require.NotEqual(t, cc.Never, s.at)
+	require.NotEqual(t, cc.Never, s.tickAt)
 	s.next(t)
 	assert.Equal(t, 2, calls)
-	assert.Equal(t, cc.Never, s.at)
+	assert.Equal(t, cc.Never, s.tickAt)
 }
 
 func TestEachShardHasATickOfItsOwn(t *testing.T) {
@@ -177,9 +177,9 @@ func TestEachShardHasATickOfItsOwn(t *testing.T) {
 		a.Observe(func(flow.Report) {})
 		require.Same(t, s, a.shard)
 		a.beginWrite()
-		require.NotEqual(t, cc.Never, s.at)
+		require.NotEqual(t, cc.Never, s.tickAt)
 		s.next(t)
-		assert.Equal(t, []*Conn{a}, s.list)
+		assert.Equal(t, []*Conn{a}, s.pollList)
 	}
 	assert.Equal(t, Status{Busy: 3, Interval: Tick}, d.Status())
 }
@@ -210,41 +210,41 @@ func TestASilentLegIsPolledLessOften(t *testing.T) {
 	reports := watched(a)
 	a.beginWrite()
 	h.step(s, Tick)
-	assert.Equal(t, h.now.Add(Tick), s.at)
+	assert.Equal(t, h.now.Add(Tick), s.tickAt)
 	for silence := Tick; silence < 5*time.Second; {
-		before, pause := *reports, s.at.Sub(h.now)
+		before, pause := *reports, s.tickAt.Sub(h.now)
 		assert.LessOrEqual(t, pause, max(Tick, silence/64))
-		assert.LessOrEqual(t, pause, mostPause)
+		assert.LessOrEqual(t, pause, maxPause)
 		silence += pause
 		h.step(s, pause)
 		assert.Equal(t, before+1, *reports)
 	}
 	assert.Less(t, *reports, 450)
-	assert.Equal(t, h.now.Add(mostPause), s.at)
+	assert.Equal(t, h.now.Add(maxPause), s.tickAt)
 
 	a.noteTaken(1) // a piece of the write
-	assert.Equal(t, h.now.Add(Tick), s.at, "ends the pause")
+	assert.Equal(t, h.now.Add(Tick), s.tickAt, "ends the pause")
 	before := *reports
 	h.step(s, Tick)
 	assert.Equal(t, before+1, *reports)
-	assert.Equal(t, h.now.Add(Tick), s.at)
+	assert.Equal(t, h.now.Add(Tick), s.tickAt)
 }
 
 func TestAWriteBetweenPollAndLeaveKeepsTheConn(t *testing.T) {
 	d := still(t, Config{})
 	a, _ := d.pair(t, loopback4)
 	watched(a)
-	a.active.Store(true)
-	a.seen = a.writes.Load()
+	a.onTick.Store(true)
+	a.seenWrites = a.writeCount.Load()
 
-	a.writes.Add(1)
+	a.writeCount.Add(1)
 	assert.False(t, a.tryRetire(), "a write came after the poll began")
-	a.seen = a.writes.Load()
-	a.writing.Add(1)
+	a.seenWrites = a.writeCount.Load()
+	a.writersInside.Add(1)
 	assert.False(t, a.tryRetire(), "a write is underway")
-	a.writing.Add(-1)
+	a.writersInside.Add(-1)
 	assert.True(t, a.tryRetire())
-	assert.False(t, a.active.Load())
+	assert.False(t, a.onTick.Load())
 }
 
 func TestClosedConnsLeaveTheTick(t *testing.T) {
@@ -257,17 +257,17 @@ func TestClosedConnsLeaveTheTick(t *testing.T) {
 		c.beginWrite()
 	}
 	h.step(s, Tick)
-	require.Len(t, s.list, 2)
+	require.Len(t, s.pollList, 2)
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Reset())
 	h.step(s, Tick)
-	assert.Empty(t, s.list)
+	assert.Empty(t, s.pollList)
 	assert.Zero(t, d.Status().Busy)
-	assert.Equal(t, cc.Never, s.at)
+	assert.Equal(t, cc.Never, s.tickAt)
 	a.endWrite()
-	assert.Equal(t, cc.Never, s.at, "a write that ends behind it changes nothing")
+	assert.Equal(t, cc.Never, s.tickAt, "a write that ends behind it changes nothing")
 	a.beginWrite()
-	assert.Equal(t, cc.Never, s.at, "nor does one that begins")
+	assert.Equal(t, cc.Never, s.tickAt, "nor does one that begins")
 }
 
 func TestALegThatIsObservedAnewIsPolledOnce(t *testing.T) {
@@ -283,7 +283,7 @@ func TestALegThatIsObservedAnewIsPolledOnce(t *testing.T) {
 	before := *reports
 	h.step(s, Tick)
 	assert.Equal(t, before+1, *reports)
-	assert.LessOrEqual(t, len(s.list), 1)
+	assert.LessOrEqual(t, len(s.pollList), 1)
 }
 
 // write writes n bytes.
@@ -336,21 +336,21 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	a.Apply(limit)
 	assert.Zero(t, s.remaining(t), "nobody is waiting for it")
 	a.beginWrite() // a write, after which it is busy
-	assert.EqualValues(t, min(uint64(spreading*12_500_000_000), unlimited-1), rate(),
+	assert.EqualValues(t, min(uint64(pacingHeadroom*12_500_000_000), unlimited-1), rate(),
 		"more than 32 bits, where they go")
-	assert.Equal(t, leastUnsent, unsent())
+	assert.Equal(t, minUnsent, unsent())
 	limit.PacingRate -= 1_000_000_000
 	a.Apply(limit)
-	assert.Empty(t, s.queued, "one percent is not worth a system call")
+	assert.Empty(t, s.settleNext, "one percent is not worth a system call")
 	limit.PacingRate = 0
 	a.Apply(limit)
 	a.Apply(flow.Limit{Cwnd: 400_000})
-	assert.Len(t, s.queued, 1)
-	assert.NotEqual(t, cc.Never, s.at)
+	assert.Len(t, s.settleNext, 1)
+	assert.NotEqual(t, cc.Never, s.tickAt)
 	s.next(t)
 	assert.EqualValues(t, uint64(math.MaxUint64), rate(), "lifted")
 	assert.Equal(t, 200_000, unsent())
-	assert.Empty(t, s.queued)
+	assert.Empty(t, s.settleNext)
 	assert.Zero(t, a.Info().SignalErrors)
 	a.endWrite()
 
@@ -372,7 +372,7 @@ func TestALimitOfAClosedLegGoesNowhere(t *testing.T) {
 	require.NoError(t, a.Close())
 	d.shards[0].next(t)
 	a.Apply(flow.Limit{Cwnd: 200_000, PacingRate: 160_000_000})
-	assert.Empty(t, d.shards[0].queued)
+	assert.Empty(t, d.shards[0].settleNext)
 	assert.Zero(t, a.Info().SignalErrors)
 }
 
@@ -465,17 +465,17 @@ func TestABulkLegIsPolledLessOften(t *testing.T) {
 			h.step(s, Tick) // a source that writes a little less often than the tick comes
 		}
 	}
-	require.Equal(t, h.now.Add(bulkPause), s.at)
+	require.Equal(t, h.now.Add(bulkPause), s.tickAt)
 	before := *reports
 	move()
-	assert.Equal(t, h.now.Add(bulkPause), s.at, "a write does not bring it forward")
+	assert.Equal(t, h.now.Add(bulkPause), s.tickAt, "a write does not bring it forward")
 	h.step(s, bulkPause)
 	assert.Equal(t, before+1, *reports, "one firing of the slow timer, one report")
-	assert.Equal(t, h.now.Add(bulkPause), s.at)
+	assert.Equal(t, h.now.Add(bulkPause), s.tickAt)
 
 	a.Apply(flow.Limit{Cwnd: bulkBytes})
 	move()
 	h.step(s, Tick) // to settle
 	h.step(s, bulkPause-Tick)
-	assert.Equal(t, h.now.Add(Tick), s.at, "once its window is full, every tick counts")
+	assert.Equal(t, h.now.Add(Tick), s.tickAt, "once its window is full, every tick counts")
 }

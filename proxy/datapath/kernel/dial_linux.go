@@ -107,7 +107,7 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 		return nil, fmt.Errorf("kernel: dial %q: %w", cfg.Host, err)
 	}
 	host := happyeyeballs.Host{
-		Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Timeout: cfg.Timeout, Spare: d.spare,
+		Name: name, Source: cfg.Source.Addr(), Resolver: d.resolver, Timeout: cfg.Timeout, Spare: d.spareAttempts,
 		Client: clientOf(cfg),
 	}
 	if d.lookups != nil {
@@ -115,7 +115,7 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 		if from == nil {
 			from = net.DefaultResolver
 		}
-		host.Resolver = resolver{from, d.lookups, host.Client}
+		host.Resolver = boundedResolver{from, d.lookups, host.Client}
 	}
 	cfg.Timeout = 0 // of each attempt
 	conn, err := happyeyeballs.Dial(ctx, host, func(ctx context.Context, addr netip.Addr) (*Conn, error) {

@@ -161,7 +161,7 @@ func TestANameIsReachedThoughItsFirstAddressesAreDead(t *testing.T) {
 	assert.Equal(t, ln.Addr().String(), c.RemoteAddr().String())
 	assert.Equal(t, []netip.AddrPort{dead.AddrPort(), dead.AddrPort(), ln.Addr().(*net.TCPAddr).AddrPort()}, seen)
 	assert.Same(t, near.raw.Loop(), c.raw.Loop())
-	require.Eventually(t, func() bool { return d.spare.Taken() == 0 }, patience, time.Millisecond, "attempts go on")
+	require.Eventually(t, func() bool { return d.spareAttempts.Taken() == 0 }, patience, time.Millisecond, "attempts go on")
 	require.NoError(t, c.Close())
 }
 
@@ -192,13 +192,13 @@ func TestAClientLeavesAttemptsToOthers(t *testing.T) {
 	for range 10 {
 		dials.Go(func() { _, _ = dial(ctx, "192.0.2.1:1") })
 	}
-	require.Eventually(t, func() bool { return d.spare.TakenBy("192.0.2.1") == 6 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return d.spareAttempts.TakenBy("192.0.2.1") == 6 }, patience, time.Millisecond)
 	dials.Go(func() { _, _ = dial(ctx, "192.0.2.2:1") })
-	require.Eventually(t, func() bool { return d.spare.TakenBy("192.0.2.2") == 3 }, patience, time.Millisecond)
-	assert.LessOrEqual(t, d.spare.TakenBy("192.0.2.1"), 6)
+	require.Eventually(t, func() bool { return d.spareAttempts.TakenBy("192.0.2.2") == 3 }, patience, time.Millisecond)
+	assert.LessOrEqual(t, d.spareAttempts.TakenBy("192.0.2.1"), 6)
 	cancel()
 	dials.Wait()
-	assert.Zero(t, d.spare.Taken())
+	assert.Zero(t, d.spareAttempts.Taken())
 }
 
 // slow never answers.

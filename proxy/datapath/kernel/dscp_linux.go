@@ -44,12 +44,12 @@ func (d *Datapath) markDialled(fd int, is4 bool, dscp uint8) error {
 	if !is4 {
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
 	}
-	if d.tos.filter != nil {
-		return d.tos.filter.Attach(fd)
+	if d.tosReader.filter != nil {
+		return d.tosReader.filter.Attach(fd)
 	}
-	d.tos.warned.Do(func() {
+	d.tosReader.warned.Do(func() {
 		d.log.Warn("the DSCP of servers cannot be read over IPv4, so that clients are answered with their own; start the "+
-			"program with CAP_BPF", "err", d.tos.why)
+			"program with CAP_BPF", "err", d.tosReader.why)
 	})
 	return nil
 }
@@ -60,10 +60,10 @@ func (d *Datapath) readDialled(fd int, is4 bool) (uint8, error) {
 	if !is4 {
 		return readTrafficClass(fd)
 	}
-	if d.tos.filter == nil {
+	if d.tosReader.filter == nil {
 		return 0, nil
 	}
-	tos, err := d.tos.filter.Detach(fd)
+	tos, err := d.tosReader.filter.Detach(fd)
 	return tos >> dscpShift, err
 }
 
@@ -119,7 +119,7 @@ func readPacketOption(fd, level, receive, packet, kind int) (uint8, error) {
 // ReceivedDSCP implements datapath.Marker. Of a leg that was dialled it is known where DialConfig.DSCP kept one.
 func (c *Conn) ReceivedDSCP() (dscp uint8) {
 	if c.dialled {
-		return c.dscp
+		return c.serverDSCP
 	}
 	err := c.raw.Visit(func(fd int) (err error) {
 		if isIPv4(c.remote) {

@@ -42,7 +42,7 @@ func (c *Conn) shutSocket(linger int) error {
 		}
 		c.makeLastReport()
 		c.closed = true
-		c.limits.Load().stopKeeping()
+		c.limits.Load().stopEnforcing()
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.releaseCell(h)
 		}

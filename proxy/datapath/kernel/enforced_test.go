@@ -31,8 +31,8 @@ func reading(n, acked int, change func(*bpf.Seen)) bpf.Seen {
 }
 
 // enforcedFrom is a leg whose observation begins with that reading.
-func enforcedFrom(first bpf.Seen) *enforced {
-	h := &enforced{next: first}
+func enforcedFrom(first bpf.Seen) *cellReporter {
+	h := &cellReporter{latest: first}
 	h.startCountersAt(0)
 	return h
 }
@@ -42,7 +42,7 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 	for name, row := range map[string]struct {
 		first bpf.Seen   // zero: a fresh socket
 		limit flow.Limit // in force
-		wider wider      // in force before, since the reading
+		wider prevWindow // in force before, since the reading
 		then  bpf.Seen
 		age   time.Duration // of then
 		wrote int64         // by now; 0: what then says
@@ -77,21 +77,21 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 		},
 		"what a wider window let out is out": {
 			limit: flow.Limit{Cwnd: 3 * mss},
-			wider: wider{10 * mss, 15_000},
+			wider: prevWindow{10 * mss, 15_000},
 			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
 		},
 		"but nothing that was written afterwards": {
 			limit: flow.Limit{Cwnd: 3 * mss},
-			wider: wider{10 * mss, 12_000},
+			wider: prevWindow{10 * mss, 12_000},
 			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
 		},
 		"of which as much leaves as the window in force lets out": {
 			limit: flow.Limit{Cwnd: 7 * mss},
-			wider: wider{10 * mss, 10_500},
+			wider: prevWindow{10 * mss, 10_500},
 			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000},
@@ -244,12 +244,12 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 				first = reading(0, 0, nil)
 			}
 			h := enforcedFrom(first)
-			r := h.makeReport(0, false, now-1, now-1, row.limit, wider{})
+			r := h.makeReport(0, false, now-1, now-1, row.limit, prevWindow{})
 			require.Zero(t, r.Written, "counters start at zero")
 			require.Zero(t, r.Acked, "counters start at zero")
-			h.next = row.then
-			if h.next.At == first.At {
-				h.next.At++
+			h.latest = row.then
+			if h.latest.At == first.At {
+				h.latest.At++
 			}
 			r = h.makeReport(row.wrote, row.fin, now, now.Add(row.age), row.limit, row.wider)
 			row.want.At, row.want.MSS = now, mss
@@ -261,23 +261,23 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 func TestAReportIsOfWhenItsReadingWas(t *testing.T) {
 	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
-	h.next = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
-	assert.Equal(t, now, h.makeReport(0, false, now, now+5, limit, wider{}).At)
-	assert.Equal(t, now+7, h.makeReport(0, false, now, now+7, limit, wider{}).At, "nothing happened since: it is of now")
-	h.next.At = 3
-	assert.Equal(t, now+7, h.makeReport(0, false, now+6, now+8, limit, wider{}).At, "never back")
-	h.next.At = 4
-	assert.Equal(t, now+9, h.makeReport(0, false, now+11, now+9, limit, wider{}).At, "never ahead")
+	h.latest = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
+	assert.Equal(t, now, h.makeReport(0, false, now, now+5, limit, prevWindow{}).At)
+	assert.Equal(t, now+7, h.makeReport(0, false, now, now+7, limit, prevWindow{}).At, "nothing happened since: it is of now")
+	h.latest.At = 3
+	assert.Equal(t, now+7, h.makeReport(0, false, now+6, now+8, limit, prevWindow{}).At, "never back")
+	h.latest.At = 4
+	assert.Equal(t, now+9, h.makeReport(0, false, now+11, now+9, limit, prevWindow{}).At, "never ahead")
 }
 
 func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
 	h := enforcedFrom(reading(5, 3, nil))
 	h.startCountersAt(4_000) // written since, of which nothing came back
-	r := h.makeReport(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, wider{})
+	r := h.makeReport(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
 	assert.Zero(t, r.Written)
 	assert.Equal(t, cc.Bytes(6_000), r.Pipe)
-	h.next = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
-	r = h.makeReport(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, wider{})
+	h.latest = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
+	r = h.makeReport(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
 	assert.Equal(t, cc.Bytes(1_000), r.Written)
 	assert.Zero(t, r.Acked)
 }
@@ -285,53 +285,53 @@ func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
 func TestWhatIsConfirmedHasArrivedWhateverTheCellSays(t *testing.T) {
 	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
-	h.next = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
-	assert.Equal(t, cc.Bytes(7_000), h.makeReport(10_000, false, now, now, limit, wider{}).Acked)
+	h.latest = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
+	assert.Equal(t, cc.Bytes(7_000), h.makeReport(10_000, false, now, now, limit, prevWindow{}).Acked)
 	h.confirmArrival(10_000)
-	r := h.makeReport(10_000, false, now, now+1, limit, wider{})
+	r := h.makeReport(10_000, false, now, now+1, limit, prevWindow{})
 	assert.Equal(t, flow.Report{
 		At: now + 1, MSS: mss, Written: 10_000, Acked: 10_000, Newest: 10_000,
 	}, r)
-	r = h.makeReport(12_000, false, now, now+2, limit, wider{})
+	r = h.makeReport(12_000, false, now, now+2, limit, prevWindow{})
 	assert.Equal(t, cc.Bytes(2_000), r.Pipe, "what is written next is in flight")
 	assert.Equal(t, cc.Bytes(10_000), r.Acked)
-	h.next = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
-	r = h.makeReport(12_000, false, now+3, now+3, limit, wider{})
+	h.latest = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
+	r = h.makeReport(12_000, false, now+3, now+3, limit, prevWindow{})
 	assert.Equal(t, cc.Bytes(11_000), r.Acked, "a newer reading counts")
 	assert.Equal(t, cc.Bytes(1_000), r.Pipe)
 	h.startCountersAt(12_000)
 	h.confirmArrival(12_500)
-	assert.Equal(t, cc.Bytes(500), h.makeReport(12_500, false, now+4, now+4, limit, wider{}).Acked)
+	assert.Equal(t, cc.Bytes(500), h.makeReport(12_500, false, now+4, now+4, limit, prevWindow{}).Acked)
 }
 
 func TestARoundTripIsReportedOnce(t *testing.T) {
 	h := enforcedFrom(reading(0, 0, nil))
-	h.next = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
-	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).RTT)
-	assert.Zero(t, h.makeReport(0, false, now, now+1, flow.Limit{}, wider{}).RTT)
-	h.next.At, h.next.Acks = 3, 9 // an acknowledgement without a sample
-	assert.Zero(t, h.makeReport(0, false, now+2, now+2, flow.Limit{}, wider{}).RTT)
-	h.next.At, h.next.Samples = 4, 3 // as long as the last
-	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now+3, now+3, flow.Limit{}, wider{}).RTT)
+	h.latest = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).RTT)
+	assert.Zero(t, h.makeReport(0, false, now, now+1, flow.Limit{}, prevWindow{}).RTT)
+	h.latest.At, h.latest.Acks = 3, 9 // an acknowledgement without a sample
+	assert.Zero(t, h.makeReport(0, false, now+2, now+2, flow.Limit{}, prevWindow{}).RTT)
+	h.latest.At, h.latest.Samples = 4, 3 // as long as the last
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now+3, now+3, flow.Limit{}, prevWindow{}).RTT)
 }
 
 func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
 	h := enforcedFrom(reading(4, 0, nil))
 	peer := func(age time.Duration, change func(*bpf.Seen)) flow.PeerClock {
-		change(&h.next)
-		h.next.At++
-		return h.makeReport(0, false, now, now.Add(age), flow.Limit{}, wider{}).Peer
+		change(&h.latest)
+		h.latest.At++
+		return h.makeReport(0, false, now, now.Add(age), flow.Limit{}, prevWindow{}).Peer
 	}
 	assert.Zero(t, peer(0, func(s *bpf.Seen) { s.Acks++ }), "there are no timestamps")
 	first := flow.PeerClock{At: now, Value: 7}
 	assert.Equal(t, first, peer(5, func(s *bpf.Seen) { s.Acks, s.Tsval = 2, 7 }), "and not as of the report")
 	now := now + 9
-	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).Peer, "nothing has come")
-	h.next.Tsval, h.next.Acks, h.next.Timeouts, h.next.At = 8, 3, 1, 99
-	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, wider{}).Peer,
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer, "nothing has come")
+	h.latest.Tsval, h.latest.Acks, h.latest.Timeouts, h.latest.At = 8, 3, 1, 99
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer,
 		"the time may be that of the timeout")
-	h.next.Acks, h.next.At = 4, 100
-	r := h.makeReport(0, false, now+1, now+1, flow.Limit{}, wider{})
+	h.latest.Acks, h.latest.At = 4, 100
+	r := h.makeReport(0, false, now+1, now+1, flow.Limit{}, prevWindow{})
 	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, r.Peer)
 }
 
@@ -401,7 +401,7 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 		h := enforcedFrom(s.seen)
 		at := now
 		var l limits
-		l.beginKeeping(nil, 0)
+		l.beginEnforcing(nil, 0)
 		clock := func() cc.Time { return at }
 		var taken atomic.Int64
 		l.applyLimit(flow.Limit{Cwnd: 10 * mss}, clock, &taken)
@@ -418,7 +418,7 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 		before := report()
 		look := func() {
 			at++
-			h.next = s.seen
+			h.latest = s.seen
 			r := report()
 			require.GreaterOrEqual(t, r.At, before.At)
 			require.Equal(t, cc.Bytes(s.stream), r.Written)

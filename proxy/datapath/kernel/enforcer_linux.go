@@ -18,13 +18,13 @@ const EBPF = "ebpf"
 
 // enforcer has the kernel enforce the windows of a bounded number of legs.
 type enforcer struct {
-	control *bpf.Control
-	offset  time.Duration          // what the Clock is ahead of the kernel's
-	legs    []atomic.Pointer[Conn] // by cell
+	control    *bpf.Control
+	clockAhead time.Duration          // what the Clock is ahead of the kernel's
+	legs       []atomic.Pointer[Conn] // by cell
 
-	bound                   atomic.Int64
-	full, failed, fallbacks atomic.Uint64
-	answers                 *datapath.Durations
+	bound                                 atomic.Int64
+	refusedFull, refusedFailed, fallbacks atomic.Uint64
+	answerTimes                           *datapath.Durations
 }
 
 // answerBounds are in seconds: from a fraction of a tick to what makes a socket fall
@@ -47,8 +47,8 @@ func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return &enforcer{
-		control: c, answers: datapath.NewDurations(answerBounds), legs: make([]atomic.Pointer[Conn], cells),
-		offset: offset,
+		control: c, answerTimes: datapath.NewDurations(answerBounds), legs: make([]atomic.Pointer[Conn], cells),
+		clockAhead: offset,
 	}, nil
 }
 
@@ -68,30 +68,30 @@ func clockOffset(clock func() cc.Time) (least time.Duration, err error) {
 }
 
 // clockTime is the Clock's time of one of the kernel's.
-func (o *enforcer) clockTime(at uint64) cc.Time { return cc.Time(at).Add(o.offset) }
+func (o *enforcer) clockTime(at uint64) cc.Time { return cc.Time(at).Add(o.clockAhead) }
 
 // bindCell has the kernel enforce c's window, by a cell of its shard's. After an error the
 // leg is as before.
-func (o *enforcer) bindCell(c *Conn) (*enforced, error) {
-	h := &enforced{}
+func (o *enforcer) bindCell(c *Conn) (*cellReporter, error) {
+	h := &cellReporter{}
 	err := c.raw.Visit(func(fd int) (err error) {
 		if h.cell, err = o.control.Bind(fd, c.shard.index); err != nil {
 			return err
 		}
-		if h.readFirst(c.wrote.Load()) {
+		if h.readFirst(c.accepted.Load()) {
 			return nil
 		}
 		h.cell.Free()
 		return errors.Join(errors.New("the socket does not answer"),
-			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.system))
+			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.systemControl))
 	})
 	switch {
 	case errors.Is(err, bpf.ErrFull):
-		o.full.Add(1)
+		o.refusedFull.Add(1)
 		return nil, fmt.Errorf("kernel: it enforces the windows of %d legs, and of no more; "+
 			"the relay keeps this one's (limits.held_legs)", len(o.legs))
 	case err != nil:
-		o.failed.Add(1)
+		o.refusedFailed.Add(1)
 		return nil, fmt.Errorf("kernel: it does not enforce this leg's window: %w", err)
 	}
 	o.bound.Add(1)
@@ -100,14 +100,14 @@ func (o *enforcer) bindCell(c *Conn) (*enforced, error) {
 }
 
 // releaseCell gives the cell of a leg back; the kernel no longer enforces its window.
-func (o *enforcer) releaseCell(h *enforced) {
+func (o *enforcer) releaseCell(h *cellReporter) {
 	o.legs[h.cell.Index()].Store(nil)
 	h.cell.Free()
 	o.bound.Add(-1)
 }
 
 // eachWithNews calls yield for legs of a shard whose sockets have news, for as many as the budget at most.
-func (o *enforcer) eachWithNews(shard, budget int, yield func(*Conn)) {
+func (o *enforcer) visitLegsWithNews(shard, budget int, yield func(*Conn)) {
 	o.control.News(shard, budget, func(cell uint32) {
 		if c := o.legs[cell].Load(); c != nil {
 			yield(c)
@@ -117,9 +117,9 @@ func (o *enforcer) eachWithNews(shard, budget int, yield func(*Conn)) {
 
 // answerReport tells the kernel that the limit takes the last report into account. fresh: the report told
 // of something new, which happened at that time.
-func (o *enforcer) answerReport(h *enforced, fresh bool, happened, now cc.Time) {
-	h.cell.Answer(&h.seen)
+func (o *enforcer) answerReport(h *cellReporter, fresh bool, happened, now cc.Time) {
+	h.cell.Answer(&h.reported)
 	if fresh {
-		o.answers.Observe(now.Sub(happened))
+		o.answerTimes.Observe(now.Sub(happened))
 	}
 }

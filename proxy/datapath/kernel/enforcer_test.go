@@ -47,7 +47,7 @@ func (d *Datapath) drain(t *testing.T, c *Conn, acked cc.Bytes) flow.Report {
 		if r.Acked >= acked {
 			return r
 		}
-		require.NotEqual(t, cc.Never, c.shard.at, "nobody looks for the rest: %+v", r)
+		require.NotEqual(t, cc.Never, c.shard.tickAt, "nobody looks for the rest: %+v", r)
 		c.shard.next(t)
 	}
 }
@@ -124,7 +124,7 @@ func TestClosingALegLetsItsSocketGo(t *testing.T) {
 	assert.Equal(t, 1, d.Status().Enforced.Legs)
 	assert.Zero(t, d.Status().Busy)
 	s.next(t)
-	assert.Equal(t, cc.Never, s.at, "nothing is left to tick for")
+	assert.Equal(t, cc.Never, s.tickAt, "nothing is left to tick for")
 	require.Error(t, a.Close())
 	assert.Equal(t, 1, d.Status().Enforced.Legs, "closing it twice lets it go once")
 	a.endWrite()
@@ -172,17 +172,17 @@ func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
 	reports := watched(a)
 	a.beginWrite()
 	ticks := 0
-	for h.step(s, Tick); s.at.Sub(h.now) < mostPause; ticks++ {
-		h.step(s, s.at.Sub(h.now))
+	for h.step(s, Tick); s.tickAt.Sub(h.now) < maxPause; ticks++ {
+		h.step(s, s.tickAt.Sub(h.now))
 	}
 	assert.Less(t, ticks, 400)
 	assert.LessOrEqual(t, *reports, 2, "nothing is looked at without news")
 	before := *reports
 	a.write(t, 1)
-	assert.Equal(t, h.now.Add(Tick), s.at, "a write ends the pause")
+	assert.Equal(t, h.now.Add(Tick), s.tickAt, "a write ends the pause")
 	h.step(s, Tick)
 	assert.Equal(t, before+1, *reports)
-	assert.Equal(t, h.now.Add(Tick), s.at)
+	assert.Equal(t, h.now.Add(Tick), s.tickAt)
 	a.endWrite()
 
 	_, err := io.ReadFull(b, make([]byte, 1))
@@ -190,7 +190,7 @@ func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
 	for d.Status().Busy > 0 {
 		h.step(s, Tick)
 	}
-	assert.Equal(t, cc.Never, s.at)
+	assert.Equal(t, cc.Never, s.tickAt)
 }
 
 // TestAnAcknowledgementThatNobodySaidIsNoticed takes the control away, so that the kernel
@@ -205,8 +205,8 @@ func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
 	delivered := func() bool { return a.Info().Unsent == 0 && a.status.unacked == 0 }
 	require.Eventually(t, delivered, patience, time.Millisecond)
 	began := h.now
-	for s.runTick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
-		require.NotEqual(t, cc.Never, s.at)
+	for s.runTick(); d.Status().Busy > 0; h.step(s, s.tickAt.Sub(h.now)) {
+		require.NotEqual(t, cc.Never, s.tickAt)
 		require.Less(t, h.now.Sub(began), 4*confirmAfter)
 	}
 	assert.GreaterOrEqual(t, h.now.Sub(began), confirmAfter)
@@ -214,8 +214,8 @@ func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
 	assert.Zero(t, last.Pipe)
 	assert.Zero(t, last.Unsent)
 	h.step(s, Tick)
-	assert.Equal(t, cc.Never, s.at)
-	assert.Empty(t, s.watched)
+	assert.Equal(t, cc.Never, s.tickAt)
+	assert.Empty(t, s.confirmList)
 }
 
 func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
@@ -232,10 +232,10 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	asked, due := 0, cc.Time(0)
 	for range 4000 {
 		h.step(s, Tick)
-		if a.due != due && h.now >= due {
+		if a.nextPoll != due && h.now >= due {
 			asked++
 		}
-		due = a.due
+		due = a.nextPoll
 	}
 	assert.LessOrEqual(t, asked, 8)
 	assert.Equal(t, 1, d.Status().Busy)

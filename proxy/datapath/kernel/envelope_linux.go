@@ -31,7 +31,7 @@ func listControls(which string) ([]string, error) {
 // settleEnvelope finds the control to set on each socket by setting it on one
 // that goes nowhere, which also loads its module where that is allowed. Empty:
 // sockets keep the system's default, and why says what to do about it.
-func settleEnvelope(fd int, want string) (envelope, why string) {
+func chooseEnvelope(fd int, want string) (envelope, why string) {
 	set := func(name string) error { return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name) }
 	if want != "" {
 		if err := set(want); err != nil {

@@ -20,61 +20,61 @@ import (
 // enforces goes into the leg's cell at once; what needs a system call waits for
 // settle.
 type limits struct {
-	dirty atomic.Bool // settle has something to do
+	optionsDue atomic.Bool // settle has something to do
 
-	mu        sync.Mutex // a leaf: nothing else is locked under it
-	kept      bool       // there is something to keep
-	spreads   bool       // the relay keeps the rate, and the socket spreads what it lets out
-	cell      *bpf.Cell  // nil: the kernel does not enforce the window
-	limit     flow.Limit // the one applied last
-	lowered   cc.Time    // when the window was lowered last
-	before    wider      // what was in force until then
-	reporting bool       // a report is underway; settle comes after it
-	rate      cc.Rate    // of the socket; 0: unlimited, as it was born
-	unsent    int        // TCP_NOTSENT_LOWAT of the socket; 0: the system's
+	mu             sync.Mutex // a leaf: nothing else is locked under it
+	enforcing      bool       // there is something to keep
+	relayPaces     bool       // the relay keeps the rate, and the socket spreads what it lets out
+	cell           *bpf.Cell  // nil: the kernel does not enforce the window
+	limit          flow.Limit // the one applied last
+	lowered        cc.Time    // when the window was lowered last
+	prev           prevWindow // what was in force until then
+	reportUnderway bool       // a report is underway; settle comes after it
+	paced          cc.Rate    // of the socket; 0: unlimited, as it was born
+	lowat          int        // TCP_NOTSENT_LOWAT of the socket; 0: the system's
 
 	// Of a leg whose window the kernel enforces.
-	mss     cc.Bytes
-	srtt    time.Duration
-	blocked bool     // as last reported, bytes wait for the window
-	inForce cc.Bytes // the window that the socket has used already, at least
-	now     bool     // what it lets out is not to wait for an acknowledgement
+	mss           cc.Bytes
+	srtt          time.Duration
+	windowBlocked bool     // as last reported, bytes wait for the window
+	inForce       cc.Bytes // the window that the socket has used already, at least
+	sendNow       bool     // what it lets out is not to wait for an acknowledgement
 }
 
 // wider is a window that was in force when the socket had taken so many bytes; larger
 // than what is in force now.
-type wider struct {
-	window cc.Bytes // 0: there was none
-	taken  int64
+type prevWindow struct {
+	window   cc.Bytes // 0: there was none
+	accepted int64
 }
 
 // beginKeeping has limits kept from now on, of which the kernel holds some; cell is that of a leg whose
 // window it enforces.
-func (l *limits) beginKeeping(cell *bpf.Cell, holds datapath.Hold) {
+func (l *limits) beginEnforcing(cell *bpf.Cell, holds datapath.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kept, l.cell, l.spreads = true, cell, holds&datapath.HoldRate == 0
+	l.enforcing, l.cell, l.relayPaces = true, cell, holds&datapath.HoldRate == 0
 }
 
 // stopKeeping has no limit kept any more, and tells whether one was. There may be no limits.
-func (l *limits) stopKeeping() (kept bool) {
+func (l *limits) stopEnforcing() (kept bool) {
 	if l == nil {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	kept = l.kept
-	l.kept, l.cell, l.limit, l.before, l.rate, l.unsent = false, nil, flow.Limit{}, wider{}, 0, 0
-	l.mss, l.srtt, l.blocked, l.inForce, l.now, l.reporting = 0, 0, false, 0, false, false
-	l.dirty.Store(false)
+	kept = l.enforcing
+	l.enforcing, l.cell, l.limit, l.prev, l.paced, l.lowat = false, nil, flow.Limit{}, prevWindow{}, 0, 0
+	l.mss, l.srtt, l.windowBlocked, l.inForce, l.sendNow, l.reportUnderway = 0, 0, false, 0, false, false
+	l.optionsDue.Store(false)
 	return kept
 }
 
 // Apply implements datapath.Conn.
 func (c *Conn) Apply(limit flow.Limit) {
 	l := c.limits.Load()
-	if l != nil && l.applyLimit(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
-		c.shard.enqueueSettling(c)
+	if l != nil && l.applyLimit(limit, c.dp.clock, &c.accepted) && c.onTick.Load() && c.inSettleList.CompareAndSwap(false, true) {
+		c.shard.enqueueForOptions(c)
 	} // an idle leg settles before it writes
 }
 
@@ -83,35 +83,35 @@ func (c *Conn) Apply(limit flow.Limit) {
 func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (unsettled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.kept || limit == l.limit {
+	if !l.enforcing || limit == l.limit {
 		return false
 	}
-	l.now, limit.Now = l.now || limit.Now, false
+	l.sendNow, limit.Now = l.sendNow || limit.Now, false
 	if l.cell != nil {
 		l.cell.Apply(uint32(min(max(1, limit.Cwnd), math.MaxInt32)), perSecond(limit.PacingRate))
 	}
 	if limit.Cwnd < l.limit.Cwnd {
-		l.before = wider{max(l.before.window, l.limit.Cwnd), taken.Load()}
+		l.prev = prevWindow{max(l.prev.window, l.limit.Cwnd), taken.Load()}
 		l.lowered = clock()
 		l.inForce = min(l.inForce, limit.Cwnd)
 	}
 	l.limit = limit
-	if l.reporting || !l.needsSettling() {
+	if l.reportUnderway || !l.hasOptionChanges() {
 		return false
 	}
-	l.dirty.Store(true)
+	l.optionsDue.Store(true)
 	return true
 }
 
 // limitSince returns the limit, and what wider window has been in force since reading, when
 // the socket said where it stands.
-func (l *limits) limitSince(reading cc.Time) (flow.Limit, wider) {
+func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if reading > l.lowered {
-		l.before = wider{}
+		l.prev = prevWindow{}
 	}
-	return l.limit, l.before
+	return l.limit, l.prev
 }
 
 // cwnd is the congestion window of the limit.
@@ -129,19 +129,19 @@ func (l *limits) pacingRate() cc.Rate {
 }
 
 // mostUnsent is what may wait unsent in the socket; 0: as much as the system lets. There may be no limits.
-func (l *limits) mostUnsent() int {
+func (l *limits) maxUnsent() int {
 	if l == nil {
 		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.unsent
+	return l.lowat
 }
 
 // noteReport notes that a report is underway.
 func (l *limits) noteReport() {
 	l.mu.Lock()
-	l.reporting = true
+	l.reportUnderway = true
 	l.mu.Unlock()
 }
 
@@ -157,18 +157,20 @@ func (l *limits) noteReading(r *flow.Report, s *bpf.Seen, fresh bool) {
 	// What waits for the pacing rate leaves by the kernel's timer. The kernel may keep
 	// the last third of a window for later.
 	filled := r.Pipe+r.MSS >= l.inForce*2/3
-	l.blocked = filled && r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
+	l.windowBlocked = filled && r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
 }
 
 // wantsSend tells whether bytes wait that the kernel is to send now: it takes up a larger
 // window by itself only when it next sends or hears from its peer.
-func (l *limits) wantsSend() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
+func (l *limits) wantsSend() bool {
+	return l.sendNow && l.windowBlocked && l.limit.Cwnd >= l.inForce+l.mss
+}
 
 // Where the relay keeps the pacing rate, the socket's own rate is spreading times as high: it only
 // spreads what the relay writes at once. A socket with the same rate would hold bytes back, because
 // the kernel applies a higher rate with the next acknowledgement. Such bytes look as if the
 // kernel's window were full, and then our window would not grow.
-const spreading = 2
+const pacingHeadroom = 2
 
 // socketOptions returns the pacing rate and TCP_NOTSENT_LOWAT that the socket is to have.
 func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
@@ -176,16 +178,16 @@ func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
 		return 0, unsentBelow(l.limit, l.srtt, l.mss)
 	}
 	rate = max(0, l.limit.PacingRate)
-	if l.spreads {
-		rate *= spreading
+	if l.relayPaces {
+		rate *= pacingHeadroom
 	}
 	return rate, unsentFor(l.limit.Cwnd)
 }
 
 // needsSettling tells whether settle has anything to do.
-func (l *limits) needsSettling() bool {
+func (l *limits) hasOptionChanges() bool {
 	rate, unsent := l.socketOptions()
-	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.wantsSend()
+	return rateMoved(l.paced, rate) || unsentMoved(l.lowat, unsent) || l.wantsSend()
 }
 
 // setChangedOptions sets the socket options that the newest limit has changed, and reports whether that may
@@ -193,29 +195,29 @@ func (l *limits) needsSettling() bool {
 func (c *Conn) setChangedOptions() (sent bool) {
 	l := c.limits.Load()
 	l.mu.Lock()
-	l.reporting = false
-	l.dirty.Store(false)
-	if !l.kept || l.limit == (flow.Limit{}) {
+	l.reportUnderway = false
+	l.optionsDue.Store(false)
+	if !l.enforcing || l.limit == (flow.Limit{}) {
 		l.mu.Unlock()
 		return false
 	}
 	rate, unsent := l.socketOptions()
 	do := sockopts{rate: unchanged, unsent: unchanged, send: l.wantsSend()}
-	if rateMoved(l.rate, rate) {
-		l.rate, do.rate = rate, int64(rate)
+	if rateMoved(l.paced, rate) {
+		l.paced, do.rate = rate, int64(rate)
 	}
-	if unsentMoved(l.unsent, unsent) {
-		l.unsent, do.unsent = unsent, int64(unsent)
+	if unsentMoved(l.lowat, unsent) {
+		l.lowat, do.unsent = unsent, int64(unsent)
 	}
 	if do.send {
 		l.inForce = l.limit.Cwnd
 	}
-	l.now = false
+	l.sendNow = false
 	cell := l.cell
 	l.mu.Unlock()
 
 	if cell != nil {
-		c.piece.Store(int64(unsent))
+		c.roomStep.Store(int64(unsent))
 	}
 	c.errors += do.setOptions(c.raw)
 	if do.send {
@@ -231,7 +233,7 @@ type sockopts struct {
 }
 
 // born are the options that a socket has before any is set.
-var born = sockopts{unsent: systemUnsent}
+var defaultSockopts = sockopts{unsent: systemUnsent}
 
 const unchanged = -1
 
@@ -278,11 +280,11 @@ func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) 
 // round trip's worth, which covers the writer's way to the socket; more would only be
 // a queue that nobody sees. It bounds no window: sent bytes do not count.
 const (
-	leastUnsent = 32 << 10
-	mostUnsent  = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
+	minUnsent = 32 << 10
+	maxUnsent = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
 )
 
-func unsentFor(cwnd cc.Bytes) int { return int(min(max(leastUnsent, cwnd/2), mostUnsent)) }
+func unsentFor(cwnd cc.Bytes) int { return int(min(max(minUnsent, cwnd/2), maxUnsent)) }
 
 // Where the kernel enforces the window, what waits unsent lasts unsentLasts at the rate
 // that the limit allows. The kernel wakes the writer at half of that.
@@ -291,8 +293,8 @@ func unsentFor(cwnd cc.Bytes) int { return int(min(max(leastUnsent, cwnd/2), mos
 // woken for each segment, a thousand flows of 500 kbit/s would cost three times the
 // processor time.
 const (
-	unsentLasts   = 10 * time.Millisecond
-	leastSegments = 16
+	unsentLasts = 10 * time.Millisecond
+	minSegments = 16
 )
 
 // unsentBelow is what may wait unsent below a window that the kernel enforces.
@@ -307,7 +309,7 @@ func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	if rate > 0 {
 		unsent = rate.BytesIn(unsentLasts)
 	}
-	return int(min(max(leastSegments*mss, unsent), mostUnsent))
+	return int(min(max(minSegments*mss, unsent), maxUnsent))
 }
 
 // unlimited is SO_MAX_PACING_RATE's "not limited".

@@ -37,10 +37,10 @@ func TestTheSocketIsToldOnlyWhatMoved(t *testing.T) {
 	assert.EqualValues(t, 125_000, pacingOption(1_000_000))
 	assert.EqualValues(t, 1, pacingOption(7), "a rate is never rounded to none")
 
-	assert.Equal(t, leastUnsent, unsentFor(2*mss))
+	assert.Equal(t, minUnsent, unsentFor(2*mss))
 	assert.Equal(t, 50_000, unsentFor(100_000))
-	assert.Equal(t, mostUnsent, unsentFor(cc.MaxCwnd))
-	assert.True(t, unsentMoved(0, leastUnsent))
+	assert.Equal(t, maxUnsent, unsentFor(cc.MaxCwnd))
+	assert.True(t, unsentMoved(0, minUnsent))
 	assert.False(t, unsentMoved(100_000, 149_000))
 	assert.True(t, unsentMoved(100_000, 151_000))
 	assert.False(t, unsentMoved(100_000, 50_000))
@@ -59,34 +59,34 @@ func TestAPauseGrowsWithTheSilence(t *testing.T) {
 func TestAWiderWindowCountsForWhatWasWrittenUnderIt(t *testing.T) {
 	h := hands{now}
 	var l limits
-	l.beginKeeping(nil, datapath.HoldRate)
+	l.beginEnforcing(nil, datapath.HoldRate)
 	var taken atomic.Int64
 	apply := func(segments cc.Bytes) {
 		h.now++
 		taken.Add(1000)
 		l.applyLimit(flow.Limit{Cwnd: segments * mss}, h.clock, &taken)
 	}
-	check := func(reading cc.Time, window cc.Bytes, before wider) {
+	check := func(reading cc.Time, window cc.Bytes, before prevWindow) {
 		t.Helper()
 		limit, was := l.limitSince(reading)
 		assert.Equal(t, window*mss, limit.Cwnd)
 		assert.Equal(t, before, was)
 	}
 	apply(10)
-	check(now, 10, wider{})
+	check(now, 10, prevWindow{})
 	apply(12)
-	check(now, 12, wider{})
+	check(now, 12, prevWindow{})
 	apply(4)
-	check(now, 4, wider{12 * mss, 3000})
+	check(now, 4, prevWindow{12 * mss, 3000})
 	apply(6)
-	check(now, 6, wider{12 * mss, 3000})
+	check(now, 6, prevWindow{12 * mss, 3000})
 	apply(5)
-	check(now, 5, wider{12 * mss, 5000})
-	check(h.now, 5, wider{12 * mss, 5000}) // the newest reading was when it was lowered
+	check(now, 5, prevWindow{12 * mss, 5000})
+	check(h.now, 5, prevWindow{12 * mss, 5000}) // the newest reading was when it was lowered
 	h.now++
-	check(h.now, 5, wider{})
+	check(h.now, 5, prevWindow{})
 	apply(3)
-	check(h.now-1, 3, wider{5 * mss, 6000})
+	check(h.now-1, 3, prevWindow{5 * mss, 6000})
 }
 
 // TestAWiderWindowOfABlockedLegIsUsedAtOnce counts when settle has the kernel send.
@@ -143,7 +143,7 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 			assert.Equal(t, row.want > 0, sent)
 			assert.False(t, settle(), "once")
 			a.Apply(flow.Limit{Cwnd: 80 * mss})
-			l.blocked, l.now = false, false
+			l.windowBlocked, l.sendNow = false, false
 			settle()
 		})
 	}
@@ -173,13 +173,13 @@ func TestWhatMayWaitUnsentLastsSomeMilliseconds(t *testing.T) {
 			100 * time.Millisecond,
 			100_000,
 		},
-		"some segments at least":         {flow.Limit{Cwnd: 5_000}, 100 * time.Millisecond, leastSegments * mss},
-		"so many of a closed one":        {flow.Limit{}, 100 * time.Millisecond, leastSegments * mss},
-		"at most what ever waits":        {flow.Limit{Cwnd: cc.MaxCwnd}, time.Millisecond, mostUnsent},
+		"some segments at least":         {flow.Limit{Cwnd: 5_000}, 100 * time.Millisecond, minSegments * mss},
+		"so many of a closed one":        {flow.Limit{}, 100 * time.Millisecond, minSegments * mss},
+		"at most what ever waits":        {flow.Limit{Cwnd: cc.MaxCwnd}, time.Millisecond, maxUnsent},
 		"before there is a round trip":   {flow.Limit{Cwnd: 30_000}, 0, 30_000},
 		"a rate before a round trip":     {flow.Limit{Cwnd: 30_000, PacingRate: 24_000_000}, 0, 30_000},
-		"no bound before a round trip":   {flow.Limit{Cwnd: cc.MaxCwnd}, 0, mostUnsent},
-		"a short round trip at any rate": {flow.Limit{Cwnd: 100_000}, 50 * time.Microsecond, mostUnsent},
+		"no bound before a round trip":   {flow.Limit{Cwnd: cc.MaxCwnd}, 0, maxUnsent},
+		"a short round trip at any rate": {flow.Limit{Cwnd: 100_000}, 50 * time.Microsecond, maxUnsent},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, row.want, unsentBelow(row.limit, row.srtt, mss))
@@ -196,7 +196,7 @@ func TestTheSocketOnlySpreadsWhatTheRelayLetsOut(t *testing.T) {
 		bytes       int
 	}{
 		{want: datapath.HoldRate, holds: datapath.HoldRate, bytes: 1_000_000},
-		{want: datapath.HoldAll, holds: 0, bytes: spreading * 1_000_000},
+		{want: datapath.HoldAll, holds: 0, bytes: pacingHeadroom * 1_000_000},
 	} {
 		a, _ := still(t, Config{}).pair(t, loopback4)
 		assert.Equal(t, row.holds, a.Enforce(row.want, 0))

@@ -18,14 +18,14 @@ import (
 var errLookups = fmt.Errorf("too many names are being looked up: %w", unix.EMFILE)
 
 // resolver bounds the lookups of all clients. Each has a socket beside those that the connection is counted for.
-type resolver struct {
+type boundedResolver struct {
 	happyeyeballs.Resolver
 	places *datapath.Places
 	client string
 }
 
 // LookupNetIP implements happyeyeballs.Resolver. It waits for a place.
-func (r resolver) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
+func (r boundedResolver) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	if !r.places.Wait(ctx, r.client) {
 		return nil, fmt.Errorf("%w: %w", errLookups, context.Cause(ctx))
 	}

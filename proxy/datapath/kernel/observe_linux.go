@@ -19,14 +19,14 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	if want == 0 {
 		return 0
 	}
-	c.system = c.congestionName()
-	c.envelope = c.system
+	c.systemControl = c.congestionName()
+	c.envelope = c.systemControl
 	c.dp.placeOnShard(c, shard)
 	switch {
 	case want&datapath.HoldWindow == 0:
-		c.holds = datapath.HoldRate
+		c.enforces = datapath.HoldRate
 	case c.enforceWindow():
-		c.holds = datapath.HoldAll
+		c.enforces = datapath.HoldAll
 	default:
 		c.setEnvelope()
 	}
@@ -34,8 +34,8 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	if h := c.enforced.Load(); h != nil {
 		cell = h.cell
 	}
-	c.ensureLimits().beginKeeping(cell, c.holds)
-	return c.holds
+	c.ensureLimits().beginEnforcing(cell, c.enforces)
+	return c.enforces
 }
 
 // ensureLimits returns the leg's limits, and makes them if there are none yet. mu is held.
@@ -87,15 +87,15 @@ func (c *Conn) Observe(report func(flow.Report)) {
 	}
 	c.makeLastReport()
 	if h := c.enforced.Load(); h != nil {
-		h.cell.Read(&h.next) // else the last reading serves once more
-		h.startCountersAt(c.wrote.Load())
+		h.cell.Read(&h.latest) // else the last reading serves once more
+		h.startCountersAt(c.accepted.Load())
 	} else {
-		c.account = &account{}
+		c.infoReporter = &infoReporter{}
 		if c.readTCPInfo() != nil { // counted in errors
 			return
 		}
-		c.account.findSYNOffset(&c.account.info, c.dialled)
-		c.account.startCounting(&c.account.info)
+		c.infoReporter.findSYNOffset(&c.infoReporter.info, c.dialled)
+		c.infoReporter.startCounting(&c.infoReporter.info)
 	}
 	c.dp.placeOnShard(c, 0)
 	c.ensureLimits()
@@ -123,23 +123,23 @@ func (c *Conn) makeLastReport() {
 // endObservation ends an observation and gives the socket back what it had before Enforce.
 func (c *Conn) endObservation() {
 	c.makeLastReport()
-	if !c.limits.Load().stopKeeping() {
+	if !c.limits.Load().stopEnforcing() {
 		return
 	}
-	c.holds = 0
+	c.enforces = 0
 	if h := c.enforced.Load(); h != nil {
 		c.dp.enforcer.releaseCell(h)
 		c.enforced.Store(nil)
 	}
-	if c.system != "" && c.system != c.envelope {
-		if err := c.setCongestion(c.system); err != nil {
+	if c.systemControl != "" && c.systemControl != c.envelope {
+		if err := c.setCongestion(c.systemControl); err != nil {
 			c.errors++
 		} else {
-			c.envelope = c.system
+			c.envelope = c.systemControl
 		}
 	}
-	c.errors += born.setOptions(c.raw)
-	c.piece.Store(0)
+	c.errors += defaultSockopts.setOptions(c.raw)
+	c.roomStep.Store(0)
 	c.missing = c.dp.missing
 }
 
@@ -169,7 +169,7 @@ func (c *Conn) readState() error {
 	if h == nil {
 		return c.readTCPInfo()
 	}
-	h.cell.Read(&h.next) // else the last reading serves once more
+	h.cell.Read(&h.latest) // else the last reading serves once more
 	return nil
 }
 
@@ -179,23 +179,23 @@ func (c *Conn) sendReport() {
 	limits.noteReport()
 	if h := c.enforced.Load(); h != nil {
 		o := c.dp.enforcer
-		o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
-		happened, fresh := o.clockTime(h.next.At), h.next.At != h.seen.At
+		o.fallbacks.Add(uint64(h.latest.Fallbacks - h.reported.Fallbacks))
+		happened, fresh := o.clockTime(h.latest.At), h.latest.At != h.reported.At
 		limit, before := limits.limitSince(happened)
 		fin := c.ending.Load() // before what was written, all of which it follows
-		r := h.makeReport(c.wrote.Load(), fin, happened, now, limit, before)
-		limits.noteReading(&r, &h.seen, fresh)
+		r := h.makeReport(c.accepted.Load(), fin, happened, now, limit, before)
+		limits.noteReading(&r, &h.reported, fresh)
 		c.observer(r)
 		o.answerReport(h, fresh, happened, c.dp.clock()) // after the limit that follows from it
 	} else {
-		c.observer(c.account.makeReport(&c.account.info, now))
+		c.observer(c.infoReporter.makeReport(&c.infoReporter.info, now))
 	}
 	c.setChangedOptions()
 }
 
 // settleQueued is settle for the tick.
-func (c *Conn) settleQueued() (sent bool) {
-	c.queued.Store(false)
+func (c *Conn) setQueuedOptions() (sent bool) {
+	c.inSettleList.Store(false)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.closed && c.setChangedOptions()
@@ -216,8 +216,8 @@ func (c *Conn) lastReport() *flow.Report {
 	if h := c.enforced.Load(); h != nil {
 		return &h.report
 	}
-	if c.account == nil {
+	if c.infoReporter == nil {
 		return &flow.Report{}
 	}
-	return &c.account.report
+	return &c.infoReporter.report
 }

@@ -13,37 +13,37 @@ import (
 // are busy no more, and returns when it wants to be called next.
 func (s *shard) pollLegs() (next cc.Time) {
 	next = cc.Never
-	budget := s.dp.budget
-	for scan := len(s.list); scan > 0; scan-- {
-		if s.cursor >= len(s.list) {
-			s.cursor = 0
+	budget := s.dp.pollBudget
+	for scan := len(s.pollList); scan > 0; scan-- {
+		if s.pollTurn >= len(s.pollList) {
+			s.pollTurn = 0
 		}
-		c := s.list[s.cursor]
+		c := s.pollList[s.pollTurn]
 		switch {
-		case !c.active.Load(): // it left by itself
-			s.list = removeLeg(s.list, s.cursor)
+		case !c.onTick.Load(): // it left by itself
+			s.pollList = removeLeg(s.pollList, s.pollTurn)
 			continue
 		case c.enforced.Load() != nil: // by now
-			s.list = removeLeg(s.list, s.cursor)
+			s.pollList = removeLeg(s.pollList, s.pollTurn)
 			s.addLeg(c)
 			continue
-		case s.now.Add(Tick/2) < c.due && (c.writes.Load() == c.seen || c.isBulk()):
+		case s.tickTime.Add(Tick/2) < c.nextPoll && (c.writeCount.Load() == c.seenWrites || c.isBulk()):
 		case budget == 0:
 			s.logOverload()
-			return s.now
+			return s.tickTime
 		default:
 			budget--
-			if c.pollAndNote(s.now) == polledGone {
-				s.list = removeLeg(s.list, s.cursor)
+			if c.pollAndNote(s.tickTime) == polledGone {
+				s.pollList = removeLeg(s.pollList, s.pollTurn)
 				continue
 			}
-			c.due = s.now.Add(pollPause(s.now.Sub(c.progress)))
+			c.nextPoll = s.tickTime.Add(pollPause(s.tickTime.Sub(c.progressAt)))
 			if c.isBulk() {
-				c.due = s.now.Add(bulkPause)
+				c.nextPoll = s.tickTime.Add(bulkPause)
 			}
 		}
-		next = min(next, c.due)
-		s.cursor++
+		next = min(next, c.nextPoll)
+		s.pollTurn++
 	}
 	return next
 }
@@ -60,17 +60,17 @@ func removeLeg(list []*Conn, i int) []*Conn {
 // visitLeg serves a leg whose window the kernel enforces and that has news, unless nothing
 // of what was written to it is underway.
 func (s *shard) visitLeg(c *Conn) {
-	if !c.active.Load() {
+	if !c.onTick.Load() {
 		return
 	}
-	o := c.pollAndNote(s.now)
-	c.due = s.now.Add(confirmAfter + c.pacedRest())
+	o := c.pollAndNote(s.tickTime)
+	c.nextPoll = s.tickTime.Add(confirmAfter + c.pacedRest())
 	switch {
 	case o == polledQuiet, o == polledGone:
 	case c.isBulk():
-		s.bulk = s.now
+		s.bulkAt = s.tickTime
 	default:
-		s.moved = s.now
+		s.progressAt = s.tickTime
 	}
 }
 
@@ -88,20 +88,20 @@ const (
 
 // pollAndNote polls a leg and remembers what came of it.
 func (c *Conn) pollAndNote(now cc.Time) outcome {
-	if writes := c.writes.Load(); c.seen != writes {
-		c.seen, c.progress = writes, now
+	if writes := c.writeCount.Load(); c.seenWrites != writes {
+		c.seenWrites, c.progressAt = writes, now
 	}
 	o := c.pollSocket()
 	switch o {
 	case polledBulk:
-		c.bulk++
-		c.gap, c.progress = 0, now
+		c.bulkStreak++
+		c.gapStreak, c.progressAt = 0, now
 		return o
 	case polledGap:
-		c.gap++
+		c.gapStreak++
 		return o
 	case polledBusy:
-		c.progress = now
+		c.progressAt = now
 	case polledIdle:
 		if c.tryRetire() {
 			o = polledGone
@@ -109,7 +109,7 @@ func (c *Conn) pollAndNote(now cc.Time) outcome {
 	case polledGone:
 		c.removeFromTick()
 	}
-	c.bulk, c.gap = 0, 0
+	c.bulkStreak, c.gapStreak = 0, 0
 	return o
 }
 
@@ -126,7 +126,7 @@ const (
 	gapPolls  = 3
 )
 
-func (c *Conn) isBulk() bool { return c.bulk >= bulkPolls }
+func (c *Conn) isBulk() bool { return c.bulkStreak >= bulkPolls }
 
 // pollSocket reads the socket's state and reports it.
 func (c *Conn) pollSocket() outcome {
@@ -159,7 +159,7 @@ func (c *Conn) compareReports(before *flow.Report, drained bool) outcome {
 	case moved >= bulkBytes && !c.windowIsFull(after.Written-before.Acked):
 		return polledBulk
 	case moved == 0 && drained: // what has just moved is rarely the last
-		if c.bulk > 0 && c.gap < gapPolls {
+		if c.bulkStreak > 0 && c.gapStreak < gapPolls {
 			return polledGap
 		}
 		return polledIdle
@@ -188,7 +188,7 @@ func (c *Conn) windowIsFull(used cc.Bytes) bool {
 // been silent, up to mostConfirm.
 const (
 	confirmAfter = 256 * Tick
-	mostConfirm  = 16 * time.Second
+	maxConfirm   = 16 * time.Second
 )
 
 // pacedRest is how long what waits unsent takes at the pacing rate, up to mostConfirm.
@@ -197,37 +197,37 @@ func (c *Conn) pacedRest() time.Duration {
 	unsent := c.lastReport().Unsent
 	c.mu.Unlock()
 	if rate := c.limits.Load().pacingRate(); unsent > 0 && rate > 0 {
-		return min(rate.TimeFor(unsent), mostConfirm)
+		return min(rate.TimeFor(unsent), maxConfirm)
 	}
 	return 0
 }
 
 // confirmWatched looks at so many legs in s.watched that each has its turn once in confirmAfter,
 // and drops those that are busy no more.
-func (s *shard) confirmWatched() {
-	turns := len(s.watched)
-	if passed := s.now.Sub(s.turned); s.enforced.Load() > 0 && passed < confirmAfter {
+func (s *shard) confirmQuietLegs() {
+	turns := len(s.confirmList)
+	if passed := s.tickTime.Sub(s.confirmedAt); s.enforcedBusy.Load() > 0 && passed < confirmAfter {
 		turns = int((time.Duration(turns)*passed + confirmAfter - 1) / confirmAfter)
 	}
-	s.turned = s.now
+	s.confirmedAt = s.tickTime
 	for ; turns > 0; turns-- {
-		if s.turn >= len(s.watched) {
-			s.turn = 0
+		if s.confirmTurn >= len(s.confirmList) {
+			s.confirmTurn = 0
 		}
-		c := s.watched[s.turn]
+		c := s.confirmList[s.confirmTurn]
 		switch {
-		case !c.active.Load():
-			s.watched = removeLeg(s.watched, s.turn)
+		case !c.onTick.Load():
+			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
 			continue
 		case c.enforced.Load() == nil: // by now
-			s.watched = removeLeg(s.watched, s.turn)
+			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
 			s.addLeg(c)
 			continue
-		case s.now >= c.due:
+		case s.tickTime >= c.nextPoll:
 			c.confirmArrivals()
-			c.due = s.now.Add(min(max(confirmAfter, s.now.Sub(c.progress)), mostConfirm))
+			c.nextPoll = s.tickTime.Add(min(max(confirmAfter, s.tickTime.Sub(c.progressAt)), maxConfirm))
 		}
-		s.turn++
+		s.confirmTurn++
 	}
 }
 
@@ -239,7 +239,7 @@ func (c *Conn) confirmArrivals() {
 	if h == nil || c.observer == nil || c.isDrained() {
 		return
 	}
-	wrote := c.wrote.Load() // before the socket says that it has nothing left
+	wrote := c.accepted.Load() // before the socket says that it has nothing left
 	if c.readTCPInfo() == nil && c.status.isDrained() && !c.status.closed {
 		h.confirmArrival(wrote)
 		h.cell.Mark()

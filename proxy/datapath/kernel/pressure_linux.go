@@ -20,8 +20,8 @@ const (
 	pressureLog   = time.Minute // at most one log line in this time
 	shrinkAfter   = 8           // looks, under pressure, after which a buffer shrinks to what it holds
 	// Under pressure a receive window is halved mostHalvings times at most, down to leastReceive bytes.
-	mostHalvings = 11
-	leastReceive = cc.Bytes(8 << 10)
+	maxHalvings = 11
+	minReceive  = cc.Bytes(8 << 10)
 )
 
 // pressure follows how much memory the kernel's TCP uses, for all programs of the machine. Above
@@ -30,20 +30,20 @@ const (
 // thousands of slow readers can use that much, and then all connections are slow. So receive
 // windows are halved again and again while more than half of the bound is used, and doubled while
 // less than a quarter is.
-type pressure struct {
+type memoryPressure struct {
 	clock    func() cc.Time
 	log      *slog.Logger
 	bound    int64         // pages
-	due      atomic.Int64  // cc.Time of the next look
+	nextLook atomic.Int64  // cc.Time of the next look
 	halvings atomic.Int32  // of receive windows
 	looks    atomic.Uint32 // so far
-	said     atomic.Int64  // cc.Time when it was logged; 0: never
+	loggedAt atomic.Int64  // cc.Time when it was logged; 0: never
 }
 
 // checkMemory looks at the memory if it is time to, and returns the numbers of halvings and of looks.
-func (p *pressure) checkMemory() (halvings int32, looks uint32) {
-	now, due := p.clock(), p.due.Load()
-	if int64(now) >= due && p.due.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
+func (p *memoryPressure) checkMemory() (halvings int32, looks uint32) {
+	now, due := p.clock(), p.nextLook.Load()
+	if int64(now) >= due && p.nextLook.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
 		if used, err := tcpPages(); err == nil {
 			p.addPages(used)
 			p.logHalving(now, used)
@@ -53,21 +53,21 @@ func (p *pressure) checkMemory() (halvings int32, looks uint32) {
 }
 
 // logHalving logs that windows are halved, once in a while.
-func (p *pressure) logHalving(now cc.Time, used int64) {
-	said := p.said.Load()
+func (p *memoryPressure) logHalving(now cc.Time, used int64) {
+	said := p.loggedAt.Load()
 	if p.halvings.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
-		p.said.CompareAndSwap(said, int64(now)) {
+		p.loggedAt.CompareAndSwap(said, int64(now)) {
 		p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
 			"pages", used, "bound", p.bound)
 	}
 }
 
 // addPages takes in how many pages are in use.
-func (p *pressure) addPages(used int64) {
+func (p *memoryPressure) addPages(used int64) {
 	p.looks.Add(1)
 	switch h := p.halvings.Load(); {
 	case used > p.bound/2:
-		p.halvings.Store(min(h+1, mostHalvings))
+		p.halvings.Store(min(h+1, maxHalvings))
 	case used < p.bound/4:
 		p.halvings.Store(max(h-1, 0))
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
-	var p pressure
+	var p memoryPressure
 	p.bound = 1000
 	levels := func(used ...int64) (levels []int32) {
 		for _, pages := range used {
@@ -29,16 +29,16 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 	}
 	assert.Equal(t, []int32{0, 0, 1, 2, 3}, levels(0, 500, 501, 1000, 5000))
 	assert.Equal(t, []int32{3, 3, 2, 1, 0, 0}, levels(500, 250, 249, 0, 0, 0), "between the two it stays")
-	for range 2 * mostHalvings {
+	for range 2 * maxHalvings {
 		p.addPages(math.MaxInt64)
 	}
-	assert.EqualValues(t, mostHalvings, p.halvings.Load())
+	assert.EqualValues(t, maxHalvings, p.halvings.Load())
 }
 
 func TestThatMemoryIsShortIsLoggedOnceThoughSeveralSayIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		p := pressure{log: slog.New(slog.NewTextHandler(&log, nil))}
+		p := memoryPressure{log: slog.New(slog.NewTextHandler(&log, nil))}
 		p.halvings.Store(1)
 		for range 8 {
 			go p.logHalving(1, 1000) // the race detector tells if they get in each other's way
@@ -60,7 +60,7 @@ func bounding(t *testing.T) (*Datapath, *hands) {
 	t.Helper()
 	h := &hands{}
 	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
-	if d.receiving.most == 0 {
+	if d.receiveBounds.largest == 0 {
 		t.Skip(d.Missing())
 	}
 	return d, h
@@ -96,17 +96,17 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 	require.True(t, to.LimitReceive(1<<20))
 	assert.Equal(t, 1<<20/8, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP),
 		"who takes more has more of the rest")
-	for range mostHalvings {
+	for range maxHalvings {
 		later()
 		window()
 	}
-	assert.EqualValues(t, leastReceive, window())
+	assert.EqualValues(t, minReceive, window())
 	assert.True(t, to.LimitReceive(1<<40), "nobody's is left to the kernel")
 	unprivileged(t, func() { assert.True(t, to.LimitReceive(1<<20), "nor without CAP_NET_ADMIN") })
 	require.True(t, to.LimitReceive(1<<40))
 
 	d.pressure.bound = math.MaxInt64
-	for range mostHalvings {
+	for range maxHalvings {
 		later()
 		window()
 	}
@@ -135,10 +135,10 @@ func TestWhatWaitsUnreadFollowsTheMemoryOfTCP(t *testing.T) {
 	for range 2 * int(before) / len(piece) {
 		step()
 	}
-	assert.LessOrEqual(t, held, overhead*leastReceive+segment, "it held %d before", before)
+	assert.LessOrEqual(t, held, overhead*minReceive+segment, "it held %d before", before)
 
 	d.pressure.bound = math.MaxInt64
-	for range 2 * mostHalvings {
+	for range 2 * maxHalvings {
 		step()
 	}
 	assert.Greater(t, held, before/2, "there is more room again")
@@ -154,14 +154,14 @@ func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
 		buffer := func() int { return to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF) }
 		later := func(bound int64) {
 			d.pressure.bound = bound
-			d.look(h, mostHalvings)
+			d.look(h, maxHalvings)
 			to.adaptReceiveWindow()
 		}
 		to.LimitReceive(receiveBuffer)
 		require.False(t, to.LimitReceive(1<<40))
 		window, size := clamp(), buffer()
 		later(-2)
-		require.EqualValues(t, leastReceive, clamp())
+		require.EqualValues(t, minReceive, clamp())
 		assert.LessOrEqual(t, buffer(), size, "what is the kernel's does not grow either")
 		later(math.MaxInt64)
 		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))

@@ -15,28 +15,28 @@ import (
 
 // reader reads from a socket without holding memory while it waits.
 type reader struct {
-	mu     sync.Mutex // one call at a time
-	room   datapath.Room
-	marks  bool // in: read the byte at the urgent mark by itself
-	urgent bool // out: that is what was read
-	n      int
-	err    error
+	mu          sync.Mutex // one call at a time
+	room        datapath.Room
+	splitAtMark bool // in: read the byte at the urgent mark by itself
+	readUrgent  bool // out: that is what was read
+	n           int
+	err         error
 }
 
 func (r *reader) tryRead(raw *eventloop.Socket, fd uintptr) bool {
-	r.urgent = false
-	if r.marks && raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
+	r.readUrgent = false
+	if r.splitAtMark && raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
 		if r.n, r.err = checkReadable(int(fd)); r.n == 0 {
 			return !errors.Is(r.err, unix.EAGAIN)
 		}
-		r.urgent = atMark(fd)
+		r.readUrgent = atMark(fd)
 	}
 	buf := r.room.Take()
-	if r.urgent {
+	if r.readUrgent {
 		buf = buf[:1]
 	}
 	r.n, r.err = eventloop.Read(int(fd), buf)
-	for tries := 0; r.urgent && errors.Is(r.err, unix.EAGAIN) && tries < maxFalse; tries++ {
+	for tries := 0; r.readUrgent && errors.Is(r.err, unix.EAGAIN) && tries < maxFalse; tries++ {
 		r.n, r.err = eventloop.Read(int(fd), buf)
 	}
 	if errors.Is(r.err, unix.EAGAIN) {
@@ -69,11 +69,11 @@ func (c *Conn) readReady(room datapath.Room, marks bool) (n int, urgent bool, er
 	r := &c.reader
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.room, r.marks = room, marks
+	r.room, r.splitAtMark = room, marks
 	poll := c.raw.Read(func(fd uintptr) bool { return r.tryRead(c.raw, fd) })
 	r.room = nil
 	n, err = c.ioResult(r.n, poll, r.err, "read")
-	return n, r.urgent && n > 0, err
+	return n, r.readUrgent && n > 0, err
 }
 
 // ioResult is the outcome of a raw read, or of a splice out of the socket, with the errors that failure

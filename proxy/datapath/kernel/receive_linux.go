@@ -19,24 +19,24 @@ var _ datapath.Receiver = (*Conn)(nil)
 
 // receiving is how sockets' receive buffers can be bounded. The kernel lets them grow
 // up to net.ipv4.tcp_rmem, also while nobody reads.
-type receiving struct {
-	most cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem); 0: none is to be bounded, or can be
-	free cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
+type receiveBounds struct {
+	largest      cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem); 0: none is to be bounded, or can be
+	unprivileged cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
 }
 
 // settleReceiving finds out what can be bounded, on a socket that goes nowhere; why says what cannot.
-func settleReceiving(fd int) (r receiving, why string) {
+func probeReceiveBounds(fd int) (r receiveBounds, why string) {
 	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK); err != nil {
 		return r, "receive buffers cannot be bounded before Linux 5.14: readers that stall may hold as much as " +
 			"net.ipv4.tcp_rmem allows"
 	}
 	var least, initial int64
-	free := scanFile("/proc/sys/net/core/rmem_max", &r.free)
+	free := scanFile("/proc/sys/net/core/rmem_max", &r.unprivileged)
 	if errors.Is(free, fs.ErrNotExist) { // in a network namespace, before Linux 6.11
-		r.free, free = mostReceive(fd)
+		r.unprivileged, free = mostReceive(fd)
 	}
-	if errs := errors.Join(scanFile("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most), free); errs != nil {
-		return receiving{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
+	if errs := errors.Join(scanFile("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.largest), free); errs != nil {
+		return receiveBounds{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
 	}
 	return r, ""
 }
@@ -64,38 +64,38 @@ func scanFile(path string, to ...any) error {
 // LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the window
 // is smaller than n, and the buffer shrinks with what is read from it.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
-	r := &c.dp.receiving
-	if r.most == 0 {
+	r := &c.dp.receiveBounds
+	if r.largest == 0 {
 		return false
 	}
-	c.receive = n
+	c.receiveLimit = n
 	was := c.halvings > 0
-	c.halvings, c.looks = c.dp.pressure.checkMemory()
+	c.halvings, c.pressureLooks = c.dp.pressure.checkMemory()
 	err := c.raw.Visit(func(fd int) error {
-		buffer, clamp, pressed := min(n, r.most), min(n, math.MaxInt32), c.halvings > 0
+		buffer, clamp, pressed := min(n, r.largest), min(n, math.MaxInt32), c.halvings > 0
 		if pressed {
-			clamp = max(buffer/2>>c.halvings, leastReceive)
+			clamp = max(buffer/2>>c.halvings, minReceive)
 			buffer = min(buffer, max(2*clamp, bufferSize(fd))) // half is overhead
 		}
 		// Under pressure the largest buffer that needs no privilege will do.
-		limited = (n < r.most || pressed) && (r.setBuffer(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
-			setClamp(fd, c.heldTo(clamp)) == nil
+		limited = (n < r.largest || pressed) && (r.setBuffer(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
+			setClamp(fd, c.underAdvertised(clamp)) == nil
 		if limited {
-			c.clamp = clamp
+			c.receiveClamp = clamp
 			return nil
 		}
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0); err != nil || c.clamp == 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0); err != nil || c.receiveClamp == 0 {
 			return err
 		}
-		room := max(min(n, r.most)/2, c.clamp)
+		room := max(min(n, r.largest)/2, c.receiveClamp)
 		if was { // it may have had as much before
-			room = r.most / 2
+			room = r.largest / 2
 		}
-		if a := c.advertising; a != nil && a.window > 0 {
-			a.before = max(a.before, int(room))
+		if a := c.advertised; a != nil && a.window > 0 {
+			a.savedClamp = max(a.savedClamp, int(room))
 		}
-		c.clamp = 0
-		return errors.Join(makeRoom(fd, room), setClamp(fd, c.heldTo(room)))
+		c.receiveClamp = 0
+		return errors.Join(makeRoom(fd, room), setClamp(fd, c.underAdvertised(room)))
 	})
 	return limited && err == nil
 }
@@ -121,16 +121,16 @@ func makeRoom(fd int, window cc.Bytes) error {
 }
 
 // heldTo is a clamp of the window where Advertise may hold a smaller one.
-func (c *Conn) heldTo(clamp cc.Bytes) cc.Bytes {
-	if a := c.advertising; a != nil && a.window > 0 {
+func (c *Conn) underAdvertised(clamp cc.Bytes) cc.Bytes {
+	if a := c.advertised; a != nil && a.window > 0 {
 		return min(clamp, a.window)
 	}
 	return clamp
 }
 
 // setBuffer gives a socket a buffer of a size, if that is allowed.
-func (r *receiving) setBuffer(fd int, size cc.Bytes) bool {
-	if size/2 <= r.free {
+func (r *receiveBounds) setBuffer(fd int, size cc.Bytes) bool {
+	if size/2 <= r.unprivileged {
 		return setBuffer(fd, size)
 	}
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, int(size/2)) == nil
@@ -191,11 +191,11 @@ func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
 
 // adaptReceiveWindow adapts a bounded receive window to the present pressure on TCP's memory.
 func (c *Conn) adaptReceiveWindow() {
-	if c.receive == 0 {
+	if c.receiveLimit == 0 {
 		return
 	}
 	halvings, looks := c.dp.pressure.checkMemory()
-	if halvings != c.halvings || halvings > 0 && looks-c.looks >= shrinkAfter {
-		c.LimitReceive(c.receive)
+	if halvings != c.halvings || halvings > 0 && looks-c.pressureLooks >= shrinkAfter {
+		c.LimitReceive(c.receiveLimit)
 	}
 }

@@ -52,7 +52,7 @@ func (c *Conn) memory(t *testing.T) (held cc.Bytes) {
 func TestWhatNobodyReadsIsBounded(t *testing.T) {
 	const segment = 128 << 10 // the last one may go beyond
 	bounded := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if bounded.receiving.most == 0 {
+	if bounded.receiveBounds.largest == 0 {
 		t.Skip(bounded.Missing())
 	}
 	for _, accepted := range []bool{false, true} {
@@ -76,18 +76,18 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 // may be full all the time, does not: the kernel would keep it for ever.
 func TestABufferThatIsTheKernelsGrows(t *testing.T) {
 	d := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if d.receiving.most == 0 {
+	if d.receiveBounds.largest == 0 {
 		t.Skip(d.Missing())
 	}
 	test := func(n cc.Bytes) {
 		_, to := d.pair(t, loopback4)
 		require.True(t, to.LimitReceive(receiveBuffer))
 		require.False(t, to.LimitReceive(n))
-		room := min(n, d.receiving.most) / 2
+		room := min(n, d.receiveBounds.largest) / 2
 		assert.GreaterOrEqual(t, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), int(room))
 		assert.GreaterOrEqual(t, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), int(room))
 		assert.Equal(t, 1, to.option(t, unix.SOL_SOCKET, unix.SO_RCVLOWAT))
 	}
 	test(1 << 40)
-	unprivileged(t, func() { test(4 * d.receiving.free) })
+	unprivileged(t, func() { test(4 * d.receiveBounds.unprivileged) })
 }

@@ -17,31 +17,31 @@ import (
 type shard struct {
 	dp    *Datapath
 	index int
-	timer timer
+	timer tickTimer
 	done  chan struct{}
 
-	enforced atomic.Int64 // of those, whose window the kernel enforces and that have bytes unsent or unacknowledged
-	polled   atomic.Int64 // len(list), for Status
-	slow     atomic.Bool  // the tick may be more than bulkPause away, although legs are busy
+	enforcedBusy atomic.Int64 // of those, whose window the kernel enforces and that have bytes unsent or unacknowledged
+	pollCount    atomic.Int64 // len(list), for Status
+	slow         atomic.Bool  // the tick may be more than bulkPause away, although legs are busy
 
-	mu      sync.Mutex
-	at      cc.Time // when the tick comes; cc.Never: nothing has it come
-	stirred bool    // a leg has become busy, or was written to while slow
-	joining []*Conn // legs that have become busy
-	queued  []*Conn // legs that have to settle
-	closed  bool
+	mu         sync.Mutex
+	tickAt     cc.Time // when the tick comes; cc.Never: nothing has it come
+	hasNewWork bool    // a leg has become busy, or was written to while slow
+	joining    []*Conn // legs that have become busy
+	settleNext []*Conn // legs that have to settle
+	closed     bool
 
 	// Only the tick touches these.
-	now      cc.Time // for which the tick was set, or when it came if that was earlier
-	list     []*Conn // busy legs whose windows the relay keeps; polled in turns
-	cursor   int     // in list: whose turn it is
-	watched  []*Conn // busy legs whose windows the kernel enforces, and some that are busy no more; see confirm
-	turn     int     // in watched: who is looked at next
-	turned   cc.Time // when confirm was called last
-	moved    cc.Time // when a leg that the kernel enforces last made progress, bulk legs aside
-	bulk     cc.Time // when a bulk leg did
-	settling []*Conn // the other buffer of queued
-	warned   bool
+	tickTime    cc.Time // for which the tick was set, or when it came if that was earlier
+	pollList    []*Conn // busy legs whose windows the relay keeps; polled in turns
+	pollTurn    int     // in list: whose turn it is
+	confirmList []*Conn // busy legs whose windows the kernel enforces, and some that are busy no more; see confirm
+	confirmTurn int     // in watched: who is looked at next
+	confirmedAt cc.Time // when confirm was called last
+	progressAt  cc.Time // when a leg that the kernel enforces last made progress, bulk legs aside
+	bulkAt      cc.Time // when a bulk leg did
+	settleNow   []*Conn // the other buffer of queued
+	warned      bool
 }
 
 // niceness of the tick's thread, where it is allowed: sockets that are not answered
@@ -86,14 +86,14 @@ func (s *shard) stopTicking() error {
 
 // armTimer has the tick come by at. s.mu is held.
 func (s *shard) armTimer(at cc.Time) {
-	if s.closed || at >= s.at {
+	if s.closed || at >= s.tickAt {
 		return
 	}
 	if err := s.timer.fireAfter(at.Sub(s.dp.clock())); err != nil {
 		s.dp.log.Error("kernel: set timer", "shard", s.index, "err", err)
 		return
 	}
-	s.at = at
+	s.tickAt = at
 }
 
 // wakeSoon has the tick come within Tick.
@@ -111,55 +111,55 @@ func (s *shard) wakeForLeg(join *Conn) {
 	if join != nil && !s.closed {
 		s.joining = append(s.joining, join)
 	}
-	s.stirred = true
+	s.hasNewWork = true
 	s.slow.Store(false)
 	s.armTimer(s.dp.clock().Add(Tick))
 }
 
 // enqueueSettling has c settle with the next tick.
-func (s *shard) enqueueSettling(c *Conn) {
+func (s *shard) enqueueForOptions(c *Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		s.queued = append(s.queued, c)
+		s.settleNext = append(s.settleNext, c)
 		s.armTimer(s.dp.clock().Add(Tick))
 	}
 }
 
 func (s *shard) runTick() {
 	s.beginTick()
-	if s.dp.before != nil {
-		s.dp.before()
+	if s.dp.beforeTick != nil {
+		s.dp.beforeTick()
 	}
 	if o := s.dp.enforcer; o != nil {
-		o.eachWithNews(s.index, s.dp.budget, s.visitLeg)
-		s.confirmWatched()
+		o.visitLegsWithNews(s.index, s.dp.pollBudget, s.visitLeg)
+		s.confirmQuietLegs()
 	}
 	next := min(s.pollLegs(), s.nextDue())
 	if s.dp.onTick != nil {
 		next = min(next, s.dp.onTick(s.index, s.dp.clock()))
 	}
-	s.settleLegs()
-	s.polled.Store(int64(len(s.list)))
+	s.setQueuedOptions()
+	s.pollCount.Store(int64(len(s.pollList)))
 
 	// Ticks are Tick apart, unless they are late.
-	next = max(next, s.now.Add(Tick), s.dp.clock())
+	next = max(next, s.tickTime.Add(Tick), s.dp.clock())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.slow.Store(!s.stirred && next > s.now.Add(bulkPause))
+	s.slow.Store(!s.hasNewWork && next > s.tickTime.Add(bulkPause))
 	s.armTimer(next)
 }
 
 func (s *shard) beginTick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now = min(s.at, s.dp.clock())
-	s.at = cc.Never
-	if s.stirred {
-		s.stirred, s.moved = false, s.now
+	s.tickTime = min(s.tickAt, s.dp.clock())
+	s.tickAt = cc.Never
+	if s.hasNewWork {
+		s.hasNewWork, s.progressAt = false, s.tickTime
 	}
 	for _, c := range s.joining {
-		c.progress, c.due, c.bulk, c.gap = s.now, s.now, 0, 0
+		c.progressAt, c.nextPoll, c.bulkStreak, c.gapStreak = s.tickTime, s.tickTime, 0, 0
 		if !c.listed {
 			s.addLeg(c)
 		}
@@ -172,34 +172,34 @@ func (s *shard) beginTick() {
 func (s *shard) addLeg(c *Conn) {
 	c.listed = true
 	if c.enforced.Load() != nil {
-		c.due = s.now.Add(confirmAfter)
-		s.watched = append(s.watched, c)
+		c.nextPoll = s.tickTime.Add(confirmAfter)
+		s.confirmList = append(s.confirmList, c)
 	} else {
-		s.list = append(s.list, c)
+		s.pollList = append(s.pollList, c)
 	}
 }
 
 // settleLegs has the legs settle whose limits have changed.
-func (s *shard) settleLegs() {
+func (s *shard) setQueuedOptions() {
 	s.mu.Lock()
-	s.queued, s.settling = s.settling, s.queued
+	s.settleNext, s.settleNow = s.settleNow, s.settleNext
 	s.mu.Unlock()
-	for _, c := range s.settling {
-		if c.settleQueued() {
-			s.moved = s.now
+	for _, c := range s.settleNow {
+		if c.setQueuedOptions() {
+			s.progressAt = s.tickTime
 		}
 	}
-	clear(s.settling)
-	s.settling = s.settling[:0]
+	clear(s.settleNow)
+	s.settleNow = s.settleNow[:0]
 }
 
 // nextDue is when legs whose windows the kernel enforces are to be served next.
 func (s *shard) nextDue() cc.Time {
-	if s.enforced.Load() <= 0 {
+	if s.enforcedBusy.Load() <= 0 {
 		return cc.Never
 	}
-	after := min(pollPause(s.now.Sub(s.moved)), max(bulkPause, pollPause(s.now.Sub(s.bulk))))
-	return s.now.Add(after)
+	after := min(pollPause(s.tickTime.Sub(s.progressAt)), max(bulkPause, pollPause(s.tickTime.Sub(s.bulkAt))))
+	return s.tickTime.Add(after)
 }
 
 // logOverload logs once that the budget is what sets the polling interval.
@@ -207,14 +207,14 @@ func (s *shard) logOverload() {
 	if !s.warned {
 		s.warned = true
 		s.dp.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
-			"shard", s.index, "busy", len(s.list), "polls_per_tick", s.dp.budget)
+			"shard", s.index, "busy", len(s.pollList), "polls_per_tick", s.dp.pollBudget)
 	}
 }
 
 // mostPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
-const mostPause = 64 * Tick
+const maxPause = 64 * Tick
 
 // pollPause is how long to wait for news where there has been none for so long: a reader
 // that has stalled should not cost a tick every millisecond. It is at most 1/64 of the
 // silence.
-func pollPause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), mostPause) }
+func pollPause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), maxPause) }

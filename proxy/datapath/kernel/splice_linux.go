@@ -26,13 +26,13 @@ const (
 // (pipe(7)), which costs a slow flow three splices for one. So large ones take at most half
 // of that, and pieces that fit into small ones have those.
 type pipes struct {
-	mu          sync.Mutex
-	bound       int
-	large       int     // large pipes at most
-	out         int     // lent, of both sizes; bound at most
-	made        int     // large ones, lent or idle
-	small, wide []*pipe // idle, of smallPipe and of largePipe bytes
-	closed      bool
+	mu                   sync.Mutex
+	maxLent              int
+	maxLarge             int     // large pipes at most
+	lent                 int     // lent, of both sizes; bound at most
+	largeMade            int     // large ones, lent or idle
+	idleSmall, idleLarge []*pipe // idle, of smallPipe and of largePipe bytes
+	closed               bool
 }
 
 // pipe is the store of a splice.
@@ -46,7 +46,7 @@ func newPipes(bound int) *pipes {
 	if bound <= 0 {
 		bound = defaultPipes
 	}
-	return &pipes{bound: bound, large: largePipes(bound)}
+	return &pipes{maxLent: bound, maxLarge: largePipes(bound)}
 }
 
 // largePipes is how many of so many pipes may be large.
@@ -59,26 +59,26 @@ func largePipes(bound int) int {
 }
 
 // idlePipes is where pipes of a size wait for the next user.
-func (p *pipes) idlePipes(large bool) *[]*pipe {
+func (p *pipes) idleList(large bool) *[]*pipe {
 	if large {
-		return &p.wide
+		return &p.idleLarge
 	}
-	return &p.small
+	return &p.idleSmall
 }
 
 // takePipe returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
 func (p *pipes) takePipe(piece int) *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.out >= p.bound {
+	if p.closed || p.lent >= p.maxLent {
 		return nil
 	}
-	large := piece > smallPipe && (len(p.wide) > 0 || p.made < p.large)
-	idle := p.idlePipes(large)
+	large := piece > smallPipe && (len(p.idleLarge) > 0 || p.largeMade < p.maxLarge)
+	idle := p.idleList(large)
 	if last := len(*idle) - 1; last >= 0 {
 		pp := (*idle)[last]
 		*idle = (*idle)[:last]
-		p.out++
+		p.lent++
 		return pp
 	}
 	var fds [2]int
@@ -87,9 +87,9 @@ func (p *pipes) takePipe(piece int) *pipe {
 	}
 	if large {
 		_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, largePipe) // what it has serves as well
-		p.made++
+		p.largeMade++
 	}
-	p.out++
+	p.lent++
 	return &pipe{r: fds[0], w: fds[1], large: large}
 }
 
@@ -97,12 +97,12 @@ func (p *pipes) takePipe(piece int) *pipe {
 func (p *pipes) returnPipe(pp *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.out--
-	idle := p.idlePipes(pp.large)
+	p.lent--
+	idle := p.idleList(pp.large)
 	if pp.n > 0 || p.closed || len(*idle) >= idlePipes {
 		pp.closePipe()
 		if pp.large {
-			p.made--
+			p.largeMade--
 		}
 		return
 	}
@@ -113,10 +113,10 @@ func (p *pipes) closeAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
-	for _, pp := range slices.Concat(p.small, p.wide) {
+	for _, pp := range slices.Concat(p.idleSmall, p.idleLarge) {
 		pp.closePipe()
 	}
-	p.small, p.wide = nil, nil
+	p.idleSmall, p.idleLarge = nil, nil
 }
 
 func (pp *pipe) closePipe() {
@@ -129,16 +129,16 @@ func (pp *pipe) closePipe() {
 // fewer system calls. Where no pipe is to be had all is copied. So is the byte at an urgent
 // mark (RFC 6093 section 2), at which a splice would stand still, and it is sent as urgent.
 type splicer struct {
-	dst, src *Conn
-	pool     *pipes
-	pipe     *pipe // nil while nothing is stored in one
-	copy     datapath.Carrier
-	streams  bool  // the last piece was a large one
-	copies   bool  // what comes next can only be copied
-	urgent   bool  // what copy stores is the byte at the mark
-	stuck    bool  // the destination takes nothing of the little that is in the pipe
-	emptying bool  // copy is filled from the pipe
-	broken   error // told to a splice at the mark, ahead of the bytes behind it, and not again
+	dst, src     *Conn
+	pipes        *pipes
+	pipe         *pipe // nil while nothing is stored in one
+	copy         datapath.Carrier
+	inBulk       bool  // the last piece was a large one
+	mustCopy     bool  // what comes next can only be copied
+	urgent       bool  // what copy stores is the byte at the mark
+	dstStalled   bool  // the destination takes nothing of the little that is in the pipe
+	drainingPipe bool  // copy is filled from the pipe
+	markErr      error // told to a splice at the mark, ahead of the bytes behind it, and not again
 
 	limit, n int // of the call underway
 	err      error
@@ -151,7 +151,7 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	if !ok {
 		return nil
 	}
-	s := &splicer{dst: c, src: from, pool: c.dp.pipes}
+	s := &splicer{dst: c, src: from, pipes: c.dp.pipes}
 	s.copy = datapath.NewCopy((*outlet)(s), (*inlet)(s), buffers)
 	return s
 }
@@ -164,29 +164,29 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 	// no pipes. An error other than ErrWait is Drain's to tell.
 	switch err := s.dst.waitWritable(); {
 	case err == nil:
-		limit = s.dst.upTo(0, limit)
+		limit = s.dst.writeEnd(0, limit)
 	case errors.Is(err, datapath.ErrWait):
 		return 0, err
 	}
-	if s.streams {
-		if limit, err = s.dst.fitIn(limit); errors.Is(err, datapath.ErrWait) {
+	if s.inBulk {
+		if limit, err = s.dst.limitToRoom(limit); errors.Is(err, datapath.ErrWait) {
 			return 0, err
 		}
 	}
-	if s.copies = !s.streams; s.streams {
+	if s.mustCopy = !s.inBulk; s.inBulk {
 		n, err = s.fillPipe(limit)
 	}
-	if s.copies {
-		if !s.streams {
+	if s.mustCopy {
+		if !s.inBulk {
 			limit = min(limit, datapath.SmallBuffer)
 		}
 		n, err = s.copy.Fill(limit)
 	}
-	if s.broken != nil && errors.Is(err, io.EOF) {
-		err = s.src.opFailure("splice", nil, s.broken)
+	if s.markErr != nil && errors.Is(err, io.EOF) {
+		err = s.src.opFailure("splice", nil, s.markErr)
 	}
 	if n > 0 {
-		s.streams = n >= datapath.SmallBuffer || n == limit
+		s.inBulk = n >= datapath.SmallBuffer || n == limit
 	}
 	return n, err
 }
@@ -195,13 +195,13 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 func (s *splicer) fillPipe(limit int) (int, error) {
 	s.limit, s.n, s.err = limit, 0, nil
 	poll := s.src.raw.Read(s.spliceIn)
-	if s.copies && poll == nil {
+	if s.mustCopy && poll == nil {
 		return 0, nil
 	}
 	n, err := s.src.ioResult(s.n, poll, s.err, "splice")
 	if s.pipe != nil {
 		if s.pipe.n = n; n == 0 {
-			s.giveBack()
+			s.returnPipe()
 		}
 	}
 	return n, err
@@ -210,22 +210,22 @@ func (s *splicer) fillPipe(limit int) (int, error) {
 // spliceIn runs inside RawConn.Read.
 func (s *splicer) spliceIn(fd uintptr) bool {
 	if s.pipe == nil {
-		if s.pipe = s.pool.takePipe(s.limit); s.pipe == nil {
-			s.copies = true
+		if s.pipe = s.pipes.takePipe(s.limit); s.pipe == nil {
+			s.mustCopy = true
 			return true
 		}
 	}
 	s.n, s.err = spliceOnce(int(fd), s.pipe.w, s.limit)
 	if s.n == 0 && atMark(fd) { // splice says for ever that there is nothing
 		if s.err != nil && !errors.Is(s.err, unix.EAGAIN) {
-			s.broken = s.err
+			s.markErr = s.err
 		}
-		s.giveBack()
-		s.copies = true
+		s.returnPipe()
+		s.mustCopy = true
 		return true
 	}
 	if errors.Is(s.err, unix.EAGAIN) { // the pipe is empty, so it is the socket that is
-		s.giveBack()
+		s.returnPipe()
 		return false
 	}
 	return true
@@ -238,19 +238,19 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if limit = min(limit, s.pipe.n); limit <= 0 {
 		return 0, nil
 	}
-	s.n, s.err, s.stuck = 0, nil, false
+	s.n, s.err, s.dstStalled = 0, nil, false
 	s.dst.beginWrite()
 	poll := s.dst.waitWritable()
 	if poll == nil {
-		s.limit = s.dst.upTo(0, limit)
+		s.limit = s.dst.writeEnd(0, limit)
 		poll = s.dst.raw.Write(s.spliceOut)
 	}
 	s.dst.noteTaken(s.n)
 	s.dst.endWrite()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
-		s.giveBack()
+		s.returnPipe()
 	}
-	if s.stuck && s.emptyPipe() {
+	if s.dstStalled && s.emptyPipe() {
 		return s.copy.Drain(limit)
 	}
 	if s.n == 0 && s.err == nil {
@@ -266,27 +266,27 @@ func (s *splicer) spliceOut(fd uintptr) bool {
 		return true
 	}
 	// The pipe has bytes, so it is the socket that is full, and for how long nobody knows.
-	s.stuck = s.pipe.n <= datapath.SmallBuffer
-	return s.stuck
+	s.dstStalled = s.pipe.n <= datapath.SmallBuffer
+	return s.dstStalled
 }
 
 // emptyPipe moves what the pipe stores, a small buffer of bytes at most, into memory and gives the pipe back.
 func (s *splicer) emptyPipe() bool {
-	s.emptying = true
+	s.drainingPipe = true
 	n, err := s.copy.Fill(s.pipe.n)
-	s.emptying = false
+	s.drainingPipe = false
 	if err != nil || n < s.pipe.n {
 		s.err = errors.Join(s.err, err, io.ErrUnexpectedEOF) // cannot be: the bytes are there
 		return false
 	}
 	s.pipe.n = 0
-	s.giveBack()
+	s.returnPipe()
 	s.err = nil
 	return true
 }
 
-func (s *splicer) giveBack() {
-	s.pool.returnPipe(s.pipe)
+func (s *splicer) returnPipe() {
+	s.pipes.returnPipe(s.pipe)
 	s.pipe = nil
 }
 
@@ -302,7 +302,7 @@ func (s *splicer) Splicing() bool { return s.pipe != nil }
 
 func (s *splicer) Release() {
 	if s.pipe != nil {
-		s.giveBack()
+		s.returnPipe()
 	}
 	s.copy.Release()
 }

@@ -35,13 +35,13 @@ func TestPipesAreBoundedAndReused(t *testing.T) {
 	p.returnPipe(first)
 	_, err = unix.FcntlInt(uintptr(first.r), unix.F_GETFD, 0)
 	assert.ErrorIs(t, err, unix.EBADF, "nobody is left to use it")
-	assert.Zero(t, p.out)
+	assert.Zero(t, p.lent)
 }
 
 func TestLargePipesAreForLargePieces(t *testing.T) {
 	p := newPipes(6)
 	t.Cleanup(p.closeAll)
-	p.large = 2
+	p.maxLarge = 2
 	size := func(pp *pipe) int {
 		require.NotNil(t, pp)
 		n, err := unix.FcntlInt(uintptr(pp.w), unix.F_GETPIPE_SZ, 0)
@@ -88,16 +88,16 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	require.NoError(t, c.in.SetReadDeadline(time.Now().Add(time.Millisecond)))
 	_, err := c.Fill(1 << 20)
 	require.Error(t, err)
-	assert.Zero(t, d.pipes.out)
+	assert.Zero(t, d.pipes.lent)
 
 	require.NoError(t, c.in.SetReadDeadline(time.Time{}))
 	_, err = c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)
-	c.Carrier.(*splicer).streams = true
+	c.Carrier.(*splicer).inBulk = true
 	n, err := c.Fill(4)
 	require.NoError(t, err)
 	assert.Equal(t, 4, n)
-	assert.Equal(t, 1, d.pipes.out)
+	assert.Equal(t, 1, d.pipes.lent)
 	assert.True(t, c.Carrier.(*splicer).Splicing())
 	n, err = c.Drain(3)
 	require.NoError(t, err)
@@ -105,8 +105,8 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	assert.Equal(t, 1, c.Buffered())
 	c.Release()
 	assert.Zero(t, c.Buffered())
-	assert.Zero(t, d.pipes.out)
-	assert.Empty(t, d.pipes.small, "a byte was left in it")
+	assert.Zero(t, d.pipes.lent)
+	assert.Empty(t, d.pipes.idleSmall, "a byte was left in it")
 
 	require.NoError(t, c.source.CloseWrite())
 	n, err = c.Fill(100)
@@ -118,8 +118,8 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 		_, err = c.Fill(100)
 		assert.ErrorIs(t, err, io.EOF)
 	}
-	assert.Zero(t, d.pipes.out)
-	assert.Len(t, d.pipes.small, 1)
+	assert.Zero(t, d.pipes.lent)
+	assert.Len(t, d.pipes.idleSmall, 1)
 }
 
 func TestWithoutAPipeASpliceCopies(t *testing.T) {
@@ -129,7 +129,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	c := d.carried(t)
 	_, err := c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)
-	c.Carrier.(*splicer).streams = true
+	c.Carrier.(*splicer).inBulk = true
 	n, err := c.Fill(100)
 	require.NoError(t, err)
 	assert.Equal(t, 6, n)
@@ -146,10 +146,10 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 
 	_, err = c.source.Write([]byte("x"))
 	require.NoError(t, err)
-	c.Carrier.(*splicer).streams = true
+	c.Carrier.(*splicer).inBulk = true
 	_, err = c.Fill(100)
 	require.NoError(t, err)
-	assert.Equal(t, 1, d.pipes.out, "there is one again")
+	assert.Equal(t, 1, d.pipes.lent, "there is one again")
 	c.Release()
 }
 
@@ -165,7 +165,7 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 	})
 	t.Run("of a source that streams", func(t *testing.T) {
 		c := d.carried(t)
-		c.Carrier.(*splicer).streams = true
+		c.Carrier.(*splicer).inBulk = true
 		require.NoError(t, c.source.Reset())
 		_, err := c.Fill(100)
 		assert.ErrorIs(t, err, unix.ECONNRESET)
@@ -184,7 +184,7 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 		assert.ErrorIs(t, err, unix.EPIPE)
 		c.Release()
 	})
-	assert.Zero(t, d.pipes.out)
+	assert.Zero(t, d.pipes.lent)
 }
 
 func TestSplicingAllocatesNothing(t *testing.T) {
@@ -195,7 +195,7 @@ func TestSplicingAllocatesNothing(t *testing.T) {
 		msg := make([]byte, 1000)
 		var room datapath.Room = make(datapath.Lent, 1000)
 		assert.Zero(t, testing.AllocsPerRun(100, func() {
-			c.Carrier.(*splicer).streams = streams
+			c.Carrier.(*splicer).inBulk = streams
 			_, _ = c.source.Write(msg)
 			_, _ = c.Fill(1 << 20)
 			_, _ = c.Drain(1 << 20)

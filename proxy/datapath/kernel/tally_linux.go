@@ -16,7 +16,7 @@ type position struct {
 
 	// Bytes below nxt that no packet counts: they have left since the packets were
 	// counted, by what the limit lets out.
-	more int64
+	released int64
 }
 
 func (p position) outstandingBytes() int64 { return p.nxt - p.una }
@@ -27,14 +27,16 @@ func (p position) bytesOf(packets int64) int64 {
 	if p.packets == 0 {
 		return 0
 	}
-	return (p.outstandingBytes() - p.more) * packets / p.packets
+	return (p.outstandingBytes() - p.released) * packets / p.packets
 }
 
 // pipeBytes is the bytes in flight: sent, and neither known to have arrived nor marked as lost.
-func (p position) pipeBytes() int64 { return p.bytesOf(p.packets-p.sacked-p.lost+p.retrans) + p.more }
+func (p position) pipeBytes() int64 {
+	return p.bytesOf(p.packets-p.sacked-p.lost+p.retrans) + p.released
+}
 
 // tally turns successive positions into reports.
-type tally struct {
+type reportCounter struct {
 	origin int64       // stream offset at which observation began
 	report flow.Report // the last one; its counters only grow
 	newest cc.Bytes    // the largest Newest so far
@@ -42,12 +44,12 @@ type tally struct {
 
 // startAt sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
-func (t *tally) startAt(p position) { *t = tally{origin: p.end} }
+func (t *reportCounter) startAt(p position) { *t = reportCounter{origin: p.end} }
 
-func (t *tally) countedSince(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
+func (t *reportCounter) countedSince(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
 
 // updateReport brings the last report up to date with p, and returns it.
-func (t *tally) updateReport(p position, mss cc.Bytes, at cc.Time) *flow.Report {
+func (t *reportCounter) updateReport(p position, mss cc.Bytes, at cc.Time) *flow.Report {
 	r := &t.report
 	r.At = at
 	r.MSS = mss
@@ -61,7 +63,7 @@ func (t *tally) updateReport(p position, mss cc.Bytes, at cc.Time) *flow.Report 
 
 // noteArrived notes that something up to offset has arrived, holes below it
 // notwithstanding, and returns how far that goes by now.
-func (t *tally) noteArrived(offset int64) cc.Bytes {
+func (t *reportCounter) noteArrived(offset int64) cc.Bytes {
 	t.newest = max(t.newest, t.report.Acked, t.countedSince(offset))
 	return t.newest
 }

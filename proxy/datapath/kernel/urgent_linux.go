@@ -38,7 +38,7 @@ type inlet splicer
 func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
 
 func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
-	if i.emptying {
+	if i.drainingPipe {
 		i.urgent = false
 		return unix.Read(i.pipe.r, room.Take()[:i.pipe.n])
 	}

@@ -13,10 +13,10 @@ import (
 // beginWrite and end frame everything that hands bytes to the socket, took says how many.
 func (c *Conn) beginWrite() {
 	if c.observed.Load() {
-		c.writing.Add(1)
+		c.writersInside.Add(1)
 		c.addToTick() // already now: a write may block half-way for long
 	}
-	if l := c.limits.Load(); l != nil && l.dirty.Load() { // a limit was applied while the leg was idle
+	if l := c.limits.Load(); l != nil && l.optionsDue.Load() { // a limit was applied while the leg was idle
 		c.mu.Lock()
 		c.setChangedOptions()
 		c.mu.Unlock()
@@ -27,9 +27,9 @@ func (c *Conn) noteTaken(n int) {
 	if n <= 0 {
 		return
 	}
-	c.wrote.Add(int64(n))
-	c.writes.Add(1)
-	c.room.Add(-int64(n))
+	c.accepted.Add(int64(n))
+	c.writeCount.Add(1)
+	c.roomLeft.Add(-int64(n))
 	if !c.observed.Load() {
 		return
 	}
@@ -41,7 +41,7 @@ func (c *Conn) noteTaken(n int) {
 
 func (c *Conn) endWrite() {
 	if c.observed.Load() {
-		c.writing.Add(-1)
+		c.writersInside.Add(-1)
 		c.markForPoll()
 	}
 }
@@ -56,11 +56,11 @@ func (c *Conn) markForPoll() {
 
 // addToTick has the tick serve the leg until nothing of what was written is underway.
 func (c *Conn) addToTick() {
-	if c.active.Load() || !c.active.CompareAndSwap(false, true) {
+	if c.onTick.Load() || !c.onTick.CompareAndSwap(false, true) {
 		return
 	}
 	if c.enforced.Load() != nil {
-		c.shard.enforced.Add(1)
+		c.shard.enforcedBusy.Add(1)
 	}
 	c.shard.wakeForLeg(c)
 	if !c.observed.Load() { // closed meanwhile
@@ -70,23 +70,23 @@ func (c *Conn) addToTick() {
 
 // removeFromTick takes the leg off the tick.
 func (c *Conn) removeFromTick() {
-	if c.active.CompareAndSwap(true, false) && c.enforced.Load() != nil {
-		c.shard.enforced.Add(-1)
+	if c.onTick.CompareAndSwap(true, false) && c.enforced.Load() != nil {
+		c.shard.enforcedBusy.Add(-1)
 	}
 }
 
 // tryRetire is retire unless a writer came in between. Either the writer sees active unset
 // and sets it, or its write is seen here.
 func (c *Conn) tryRetire() (left bool) {
-	if c.writing.Load() != 0 || c.writes.Load() != c.seen {
+	if c.writersInside.Load() != 0 || c.writeCount.Load() != c.seenWrites {
 		return false
 	}
 	c.removeFromTick()
-	if c.writing.Load() == 0 && c.writes.Load() == c.seen || !c.active.CompareAndSwap(false, true) {
+	if c.writersInside.Load() == 0 && c.writeCount.Load() == c.seenWrites || !c.onTick.CompareAndSwap(false, true) {
 		return true
 	}
 	if c.enforced.Load() != nil {
-		c.shard.enforced.Add(1)
+		c.shard.enforcedBusy.Add(1)
 	}
 	return false
 }
@@ -103,7 +103,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 		if err := c.waitWritable(); err != nil {
 			return n, err
 		}
-		w.b, w.n, w.err = b[n:c.upTo(n, len(b))], 0, nil
+		w.b, w.n, w.err = b[n:c.writeEnd(n, len(b))], 0, nil
 		poll := c.raw.Write(w.tryWrite)
 		w.b = nil
 		c.noteTaken(w.n)
@@ -129,9 +129,9 @@ func (w *writer) tryWrite(fd uintptr) bool {
 }
 
 // upTo is where a single write of the bytes from n to end may stop; await waits until it may begin.
-func (c *Conn) upTo(n, end int) int {
-	if c.piece.Load() > 0 {
-		return min(end, n+int(max(1, c.room.Load())))
+func (c *Conn) writeEnd(n, end int) int {
+	if c.roomStep.Load() > 0 {
+		return min(end, n+int(max(1, c.roomLeft.Load())))
 	}
 	return end
 }
@@ -140,20 +140,20 @@ func (c *Conn) upTo(n, end int) int {
 // unsent only when it begins a buffer of up to 64 KiB, whether writes are small or large,
 // so that we ask it, once for a piece.
 func (c *Conn) waitWritable() error {
-	piece := c.piece.Load()
-	if piece == 0 || c.room.Load() > piece/2 {
+	piece := c.roomStep.Load()
+	if piece == 0 || c.roomLeft.Load() > piece/2 {
 		return nil
 	}
 	if err := c.raw.Write(hasRoom); err != nil {
 		return c.opFailure("write", err, nil)
 	}
-	c.room.Store(piece)
+	c.roomLeft.Store(piece)
 	return nil
 }
 
 // fitIn returns how many of n bytes the socket takes, in its send buffer and unsent, waiting until it takes some. More
 // would wait in whatever holds them, and a peer that reads nothing lets them wait for long.
-func (c *Conn) fitIn(n int) (int, error) {
+func (c *Conn) limitToRoom(n int) (int, error) {
 	if err := c.raw.Write(hasRoom); err != nil {
 		return n, c.opFailure("write", err, nil)
 	}
@@ -162,11 +162,11 @@ func (c *Conn) fitIn(n int) (int, error) {
 		if vars, err := memoryInfo(fd); err == nil {
 			room = int(vars[sendBufferSize]) - int(vars[sendQueued])
 		}
-		most := c.limits.Load().mostUnsent()
+		most := c.limits.Load().maxUnsent()
 		if most == 0 { // nobody decides about what it has in flight
-			most = mostUnsent
-			if !c.lowers {
-				c.lowers = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, most) == nil
+			most = maxUnsent
+			if !c.lowatSet {
+				c.lowatSet = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, most) == nil
 			}
 		}
 		if unsent, err := unix.IoctlGetInt(fd, unix.SIOCOUTQNSD); err == nil {
