@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,11 +19,54 @@ import (
 // acceptsAtOnce is how many connections a loop accepts before it does anything else.
 const acceptsAtOnce = 16
 
-// uneven is how many sockets more than another a loop may have before it hands that one the
-// connections that it accepts. A loop serves those that it accepted itself at less cost.
+// maxLoadGap is how many more sockets than another loop the accepting one may have before it hands over what it
+// accepts. A loop serves the connections that it accepted itself at less cost.
 const maxLoadGap = 8
 
-// Listener accepts legs.
+// Listen returns a listener. Its connections are reset if anything but Conn.Close closes them. Datapath.Listener
+// accepts them. MPTCP is off, since socket options and TCP_INFO must mean one path. A transparent listener also
+// accepts connections to addresses that are not this host's, as TPROXY delivers them.
+func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListener, error) {
+	lc := net.ListenConfig{
+		KeepAlive: -1, // prepareListener sets it
+		Control: func(network, _ string, raw syscall.RawConn) error {
+			return datapath.Control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
+		},
+	}
+	lc.SetMultipathTCP(false)
+	ln, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	return ln.(*net.TCPListener), nil
+}
+
+// Adopt sets the socket options of Listen on a listener that another process opened. Connections that waited in it
+// before do not have them.
+func Adopt(ln *net.TCPListener, transparent bool) error {
+	raw, err := ln.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("kernel: %w", err)
+	}
+	return datapath.Control(raw, func(fd int) error {
+		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err != nil || protocol != unix.IPPROTO_TCP {
+			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of "+
+				"MPTCP"), err)
+		}
+		return prepareListener(fd, networkOf(ln.Addr()), transparent)
+	})
+}
+
+// prepareListener sets what accepted sockets inherit, and what a transparent listener needs.
+func prepareListener(fd int, network string, transparent bool) error {
+	if err := errors.Join(guardStream(fd), keepAlive(fd)); err != nil || !transparent {
+		return err
+	}
+	return setTransparent(fd, network)
+}
+
+// Listener accepts legs. All loops watch its socket, and one that waits for events accepts what comes.
 type Listener struct {
 	dp      *Datapath
 	addr    net.Addr
@@ -36,8 +80,8 @@ type Listener struct {
 	loopListener *eventloop.Listener // nil: Serve has not begun
 }
 
-// Listener accepts the connections of a listener that Listen returned or that Adopt was called
-// for, and owns it from then on; after an error the caller does.
+// Listener accepts the connections of a listener that Listen returned or that Adopt was called for. It owns ln from
+// then on; after an error the caller still does.
 func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
 	fd, err := duplicateFD(ln)
 	if err != nil {
@@ -47,20 +91,7 @@ func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
 	return &Listener{dp: d, addr: ln.Addr(), fd: fd, closed: make(chan struct{})}, nil
 }
 
-// duplicateFD returns another descriptor of a socket, which Go's poller does not watch.
-func duplicateFD(socket syscall.Conn) (own int, err error) {
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	err = datapath.Control(raw, func(fd int) (err error) {
-		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
-	return own, err
-}
-
-// Addr is where it listens.
+// Addr returns the address that it listens on.
 func (n *Listener) Addr() net.Addr { return n.addr }
 
 // SetTransparent has it accept connections to addresses that are not this host's.
@@ -73,7 +104,7 @@ func (n *Listener) SetTransparent() error {
 	return setTransparent(n.fd, networkOf(n.addr))
 }
 
-// isClosed tells whether Close was called. mu is held.
+// isClosed reports whether Close was called. mu is held.
 func (n *Listener) isClosed() bool {
 	select {
 	case <-n.closed:
@@ -83,14 +114,14 @@ func (n *Listener) isClosed() bool {
 	}
 }
 
-// Serve calls take for each connection until Close, on a loop, where take must not wait. failed is
-// told why a connection could not be accepted, and returns how long to wait before the next; below
-// 0 Serve ends with that error.
-func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error {
+// Serve calls accept for each connection until Close, on a loop, where accept must not wait. onError gets the reason
+// why a connection could not be accepted, and returns how long to wait before the next. Below 0 Serve ends with that
+// error.
+func (n *Listener) Serve(accept func(datapath.Conn), onError func(error) (pause time.Duration)) error {
 	fatal := make(chan error, 1)
-	n.accept = take
+	n.accept = accept
 	n.onError = func(err error) time.Duration {
-		pause := failed(err)
+		pause := onError(err)
 		if pause >= 0 {
 			return pause
 		}
@@ -120,7 +151,7 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 	}
 }
 
-// acceptWaiting accepts what waits, up to a bound.
+// acceptWaiting accepts the connections that wait, up to a bound.
 func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Duration) {
 	for range min(most, acceptsAtOnce) {
 		fd, from, err := syscall.Accept4(n.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
@@ -145,7 +176,7 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 	return 0
 }
 
-// handToLoop has a loop serve a connection: the one that has accepted it, unless another has less to do.
+// handToLoop has a loop serve a connection: the one that has accepted it, unless another has much less to do.
 func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
 	other := n.dp.loops.Least()
 	if other.Load()+maxLoadGap >= l.Load() {
@@ -164,34 +195,19 @@ func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) erro
 	return nil
 }
 
-// Close has it accept no more. take is not called after it has returned; no loop may call it.
+// Close ends Serve. accept is not called after Close has returned. No loop may call Close.
 func (n *Listener) Close() (err error) {
 	err = net.ErrClosed
 	n.closing.Do(func() {
 		n.mu.Lock()
-		watched := n.loopListener
+		loopListener := n.loopListener
 		close(n.closed)
 		n.mu.Unlock()
-		if watched == nil {
+		if loopListener == nil {
 			err = unix.Close(n.fd)
 			return
 		}
-		err = watched.Close()
+		err = loopListener.Close()
 	})
 	return err
-}
-
-// adoptConn makes a leg, of the loop, of a connection that package net has made, which it takes over.
-func (d *Datapath) adoptConn(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
-	defer tcp.Close() //nolint:errcheck // the leg has a descriptor of its own
-	own, err := duplicateFD(tcp)
-	if err != nil {
-		return nil, fmt.Errorf("kernel: %w", err)
-	}
-	socket, err := loop.Watch(own)
-	if err != nil {
-		_ = unix.Close(own)
-		return nil, fmt.Errorf("kernel: %w", err)
-	}
-	return d.newLeg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
 }

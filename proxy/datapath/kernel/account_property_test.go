@@ -12,9 +12,9 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// sender is a model of the kernel's send side: segments in order, each of them
+// simSender is a model of the kernel's send side: segments in order, each of them
 // on the wire, selectively acknowledged, or lost.
-type sender struct {
+type simSender struct {
 	info     unix.TCPInfo
 	segments []segment
 	stream   int64 // bytes handed over so far
@@ -28,7 +28,7 @@ type segment struct {
 	retransmitted bool
 }
 
-func (s *sender) reading() *unix.TCPInfo {
+func (s *simSender) reading() *unix.TCPInfo {
 	i := &s.info
 	i.Unacked, i.Sacked, i.Lost, i.Retrans = uint32(len(s.segments)), 0, 0, 0
 	for _, seg := range s.segments {
@@ -50,7 +50,7 @@ func (s *sender) reading() *unix.TCPInfo {
 // reports are exact where the kernel is, and never contradict each other.
 func TestReportsOfAnySenderAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &sender{info: unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}}
+		s := &simSender{info: unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}}
 		syn := uint64(rapid.IntRange(0, 1).Draw(t, "syn"))
 		s.info.Bytes_acked = syn
 		a := &infoReporter{infoSize: wholeTCPInfo}

@@ -20,8 +20,8 @@ const (
 	now     = cc.Time(7e9)
 )
 
-// socket is a TCP_INFO as it reads with the given state; segments are full.
-func socket(change func(*unix.TCPInfo)) *unix.TCPInfo {
+// readingOf is a TCP_INFO as it reads with the given state; segments are full.
+func readingOf(change func(*unix.TCPInfo)) *unix.TCPInfo {
 	i := &unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}
 	if change != nil {
 		change(i)
@@ -31,7 +31,7 @@ func socket(change func(*unix.TCPInfo)) *unix.TCPInfo {
 
 // sent is a socket that sent n segments of which the first acked are acknowledged.
 func sent(n, acked int, change func(*unix.TCPInfo)) *unix.TCPInfo {
-	return socket(func(i *unix.TCPInfo) {
+	return readingOf(func(i *unix.TCPInfo) {
 		i.Bytes_sent = uint64(n * mss)
 		i.Bytes_acked = uint64(acked * mss)
 		i.Unacked = uint32(n - acked)
@@ -59,7 +59,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 		want  flow.Report
 	}{
 		"nothing written": {
-			then: socket(nil),
+			then: readingOf(nil),
 		},
 		"ten segments sent, four acknowledged, and 500 bytes still unsent": {
 			then: sent(10, 4, func(i *unix.TCPInfo) { i.Notsent_bytes = 500 }),
@@ -94,18 +94,18 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 			want: flow.Report{Written: 2_000, Pipe: 3_000, Lost: 1_000},
 		},
 		"small writes count at their own size": {
-			then: socket(func(i *unix.TCPInfo) {
+			then: readingOf(func(i *unix.TCPInfo) {
 				i.Bytes_sent, i.Unacked, i.Sacked, i.Lost = 400, 4, 2, 1
 			}),
 			want: flow.Report{Written: 400, Acked: 200, Sacked: 200, Newest: 300, Pipe: 100},
 		},
 		"the SYN of a dialled connection is no byte": {
-			first: socket(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
+			first: readingOf(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
 			then:  sent(3, 3, func(i *unix.TCPInfo) { i.Bytes_acked++ }),
 			want:  flow.Report{Written: 3_000, Acked: 3_000},
 		},
 		"the SYN with a segment in flight": {
-			first: socket(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
+			first: readingOf(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
 			then:  sent(3, 2, func(i *unix.TCPInfo) { i.Bytes_acked++ }),
 			want:  flow.Report{Written: 3_000, Acked: 2_000, Pipe: 1_000},
 		},
@@ -132,13 +132,13 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 			want:  flow.Report{Written: 3_000, Acked: 1_000, Pipe: 2_000, Marked: 1_000},
 		},
 		"the 32-bit count of marks wraps": {
-			first: socket(func(i *unix.TCPInfo) { i.Delivered_ce = math.MaxUint32 }),
+			first: readingOf(func(i *unix.TCPInfo) { i.Delivered_ce = math.MaxUint32 }),
 			then:  sent(3, 3, func(i *unix.TCPInfo) { i.Delivered_ce = 1 }),
 			want:  flow.Report{Written: 3_000, Acked: 3_000, Marked: 2_000},
 		},
 		"the 16-bit count of timeouts wraps": {
-			first: socket(func(i *unix.TCPInfo) { i.Total_rto = math.MaxUint16 }),
-			then:  socket(func(i *unix.TCPInfo) { i.Total_rto = 2 }),
+			first: readingOf(func(i *unix.TCPInfo) { i.Total_rto = math.MaxUint16 }),
+			then:  readingOf(func(i *unix.TCPInfo) { i.Total_rto = 2 }),
 			want:  flow.Report{Timeouts: 3},
 		},
 		"what a local queue refused is counted twice by the kernel and once here": {
@@ -165,7 +165,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first := row.first
 			if first == nil {
-				first = socket(nil)
+				first = readingOf(nil)
 			}
 			a := observed(t, first, false)
 			row.want.At, row.want.MSS = now.Add(5), mss
@@ -175,7 +175,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 }
 
 func TestCountersNeverFallBack(t *testing.T) {
-	a := observed(t, socket(nil), false)
+	a := observed(t, readingOf(nil), false)
 	holes := sent(10, 0, func(i *unix.TCPInfo) { i.Sacked, i.Lost = 5, 2 })
 	require.Equal(t, flow.Report{
 		At: now, MSS: mss, Written: 10_000, Acked: 5_000, Sacked: 5_000, Newest: 7_000, Pipe: 3_000,
@@ -209,7 +209,7 @@ func TestTheStateMayLagBehindTheNumbers(t *testing.T) {
 		"a FIN is unsent":       {established(func(i *unix.TCPInfo) { i.Notsent_bytes = 501 }), 3_500},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := observed(t, socket(nil), false)
+			a := observed(t, readingOf(nil), false)
 			a.finQueued = true
 			r := a.makeReport(row.then, now)
 			assert.Equal(t, row.written, r.Written)
@@ -232,7 +232,7 @@ func TestTimeoutsAreInferredFromTheRecoveryState(t *testing.T) {
 		return sent(2, 0, func(i *unix.TCPInfo) { i.Ca_state, i.Backoff = state, backoff })
 	}
 	a := &infoReporter{infoSize: uptoSndWnd}
-	a.startCounting(socket(nil))
+	a.startCounting(readingOf(nil))
 	var r flow.Report
 	for _, i := range []*unix.TCPInfo{in(tcpCALoss, 1), in(tcpCALoss, 1), in(tcpCALoss, 2), in(0, 0), in(tcpCALoss, 1)} {
 		r = a.makeReport(i, now)

@@ -75,7 +75,7 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 				d.pressure.bound = -2
 			}
 			d.look(h, maxHalvings)
-			b.adaptReceiveWindow()
+			_, _ = b.noteRead(1, nil)
 		}
 		b.LimitReceive(receiveBuffer)
 		require.NoError(t, b.Advertise(window))

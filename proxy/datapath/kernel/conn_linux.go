@@ -1,14 +1,8 @@
 package kernel
 
 import (
-	"errors"
-	"fmt"
 	"net"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -18,166 +12,63 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
-// Conn is a leg over kernel TCP.
+// Conn is a leg over kernel TCP. Its sending direction is a sender, which has the table of its atomics and locks. Its
+// receiving direction is used by one goroutine at a time, or by the task that drives the leg.
+//
+// Reading and writing wait, as net.Conn's do, until Drive: from then on they return datapath.ErrWait instead. An idle
+// leg has no goroutine, no stack and no buffer; so every byte of this struct counts (size_test.go).
 type Conn struct {
-	dp    *Datapath
-	shard *shard // whose tick serves it; set with the first Enforce or Observe
-	raw   *eventloop.Socket
+	sender
+	receiveWindow
+	reader reader
 
-	remote *net.TCPAddr
-	local  atomic.Pointer[net.TCPAddr] // nil: not asked for yet
-
-	// Writers and the tick settle through these three, without a lock, whether
-	// the leg must be polled; see leave.
-	writersInside atomic.Int32
-	writeCount    atomic.Uint32
-	onTick        atomic.Bool
-
-	inSettleList atomic.Bool // settles with the next tick
-	observed     atomic.Bool
-	ending       atomic.Bool                  // CloseWrite was called
-	enforced     atomic.Pointer[cellReporter] // nil: the kernel does not enforce the window. Changes under mu
-	limits       atomic.Pointer[limits]       // nil: neither enforced nor observed ever. Changes under mu
-
-	accepted atomic.Int64 // bytes the socket took, since there is a leg
-	roomStep atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
-	roomLeft atomic.Int64 // left of it
-
-	mu            sync.Mutex // held while observer runs
-	observer      func(flow.Report)
-	infoReporter  *infoReporter // what TCP_INFO says, while that is reported
-	closed        bool
-	dialled       bool
-	serverDSCP    uint8 // see ReceivedDSCP
-	lowatSet      bool  // TCP_NOTSENT_LOWAT is set, though no limit is kept; whoever carries bytes here owns this
-	enforces      datapath.Hold
-	envelope      string // the socket's congestion control; empty: not asked for yet
-	systemControl string // what it had before Enforce
-	missing       []string
-	errors        uint64
-
-	reader     reader
-	writer     writer
-	advertised *advertisedWindow // see advertised
-
-	// Only the goroutine that reads touches these.
-	receiveLimit  cc.Bytes // LimitReceive's bound; 0: none yet
-	receiveClamp  cc.Bytes // of the window, by it; 0: none
-	halvings      int32    // by pressure, of the window
-	pressureLooks uint32   // of pressure, when that was put into force
-
-	status     tcpStatus
-	statusMark int64 // bytes the socket had taken when status was read, plus 1; 0: it was never read
-
-	// Only the tick touches these.
-	nextPoll   cc.Time // when to poll again, or to confirm
-	progressAt cc.Time // when something happened last
-	bulkStreak uint64  // polls in a row in which much moved and the window was not full, gaps aside
-	gapStreak  uint64  // polls in a row in which nothing moved after such
-	seenWrites uint32  // writes at the last poll
-	listed     bool    // in one of the shard's lists
+	serverDSCP uint8 // of a dialled leg; see ReceivedDSCP
 }
 
 var (
 	_ datapath.Conn        = (*Conn)(nil)
 	_ datapath.ReadyReader = (*Conn)(nil)
 	_ datapath.Carriage    = (*Conn)(nil)
+	_ datapath.Peeker      = (*Conn)(nil)
+	_ datapath.Receiver    = (*Conn)(nil)
+	_ datapath.Advertiser  = (*Conn)(nil)
+	_ datapath.Marker      = (*Conn)(nil)
+	_ datapath.Ending      = (*Conn)(nil)
 )
 
-// newLeg makes one of a connected socket that the loop watches.
+// newLeg makes a leg of a connected socket that a loop serves.
 func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
-	return &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
+	return &Conn{sender: sender{
+		socket: socket{dp: d, raw: raw, remote: remote}, missing: d.missing, dialled: dialled,
+	}}
 }
 
-// readInfo reads TCP_INFO and returns how much of it this kernel has.
-func (c *Conn) readInfo(info *unix.TCPInfo) (size uintptr, err error) {
-	err = c.raw.Visit(func(fd int) (err error) {
-		size, err = tcpInfo(fd, info)
-		return err
+// Drive has one loop serve both legs of a connection, without goroutines, from the first call of post on. The loop
+// calls step after each post, whenever a leg may be read or written, and once a leg is closed. Only step may then read
+// and write, and gets datapath.ErrWait where it would have to wait. Any goroutine may call post. ok: both legs are of
+// this package and have the same loop (DialConfig.Near).
+func Drive(a, b datapath.Conn, step func()) (post func(), ok bool) {
+	one, ok := a.(*Conn)
+	if !ok {
+		return nil, false
+	}
+	two, ok := b.(*Conn)
+	if !ok || one.raw.Loop() != two.raw.Loop() {
+		return nil, false
+	}
+	var task *eventloop.Task
+	task = one.raw.Loop().Task(func() {
+		if !one.raw.Driven() { // on the loop, so that no event comes between the two
+			one.raw.Drive(task)
+			two.raw.Drive(task)
+		}
+		step()
 	})
-	if err != nil {
-		return 0, fmt.Errorf("kernel: read TCP_INFO: %w", err)
-	}
-	return size, nil
+	return task.Post, true
 }
 
-// tcpInfo is readInfo of any socket.
-func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
-	size := uint32(wholeTCPInfo)
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
-		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return uintptr(size), nil
-}
-
-// readTCPInfo reads TCP_INFO for the status, and for the account if there is one.
-func (c *Conn) readTCPInfo() error {
-	known := c.accepted.Load() + 1
-	var own unix.TCPInfo
-	info := &own
-	if c.infoReporter != nil {
-		info = &c.infoReporter.info
-	}
-	size, err := c.readInfo(info)
-	switch {
-	case errors.Is(err, net.ErrClosed):
-		return err
-	case err != nil:
-		c.errors++
-		return err
-	}
-	if c.infoReporter != nil {
-		c.infoReporter.infoSize, c.infoReporter.finQueued = size, c.ending.Load()
-	}
-	c.status, c.statusMark = statusOf(info), known
-	return nil
-}
-
-// isUnchanged tells whether nothing has been underway since TCP_INFO was read, so that it would say the
-// same of this direction. So a scrape of ten thousand idle legs makes no system calls.
-func (c *Conn) isUnchanged() bool { return c.statusMark == c.accepted.Load()+1 && c.status.isDrained() }
-
-// LocalAddr implements net.Conn; on a captured connection it is the address
-// the client meant to reach.
-func (c *Conn) LocalAddr() net.Addr {
-	if a := c.local.Load(); a != nil {
-		return a
-	}
-	var a *net.TCPAddr
-	err := c.raw.Visit(func(fd int) error {
-		name, err := syscall.Getsockname(fd)
-		a = tcpAddr(name)
-		return err
-	})
-	if err != nil || a == nil {
-		return (*net.TCPAddr)(nil)
-	}
-	c.local.Store(a)
-	return a
-}
-
-// RemoteAddr implements net.Conn.
-func (c *Conn) RemoteAddr() net.Addr { return c.remote }
-
-// SetDeadline implements net.Conn.
-func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.raw.SetReadDeadline(t), c.raw.SetWriteDeadline(t))
-}
-
-// SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline(t) }
-
-// SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
-
-// SyscallConn gives access to the socket, for its options. Bytes that are written through it are
-// reported late or, on an idle leg, not before the next write through the Conn.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
-
-// Info implements datapath.Conn with a fresh reading; of a closed leg, or of one on
-// which nothing has been underway since, it returns the last one.
+// Info implements datapath.Conn with a fresh reading of TCP_INFO. On a closed leg, or if nothing has been underway
+// since the last reading, it returns that one.
 func (c *Conn) Info() datapath.Info {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,4 +98,141 @@ func (c *Conn) Info() datapath.Info {
 		info.Fallbacks = uint64(h.reported.Fallbacks)
 	}
 	return info
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	return c.ReadReady(datapath.Lent(b))
+}
+
+// ReadReady implements datapath.ReadyReader.
+func (c *Conn) ReadReady(room datapath.Room) (int, error) {
+	n, _, err := c.readReady(room, false)
+	return n, err
+}
+
+// readReady is ReadReady. With splitAtMark it reads the byte at the urgent mark by itself; urgent reports that it did.
+func (c *Conn) readReady(room datapath.Room, splitAtMark bool) (n int, urgent bool, err error) {
+	r := &c.reader
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.room, r.splitAtMark = room, splitAtMark
+	poll := c.raw.Read(func(fd uintptr) bool { return r.tryRead(c.raw, fd) })
+	r.room = nil
+	n, err = c.noteRead(c.readResult(r.n, poll, r.err, "read"))
+	return n, r.readUrgent && n > 0, err
+}
+
+// noteRead adapts the receive window to the pressure on TCP's memory after bytes were taken from the socket.
+func (c *Conn) noteRead(n int, err error) (int, error) {
+	if err == nil && c.isOutdated(&c.dp.pressure) {
+		c.LimitReceive(c.receiveLimit)
+	}
+	return n, err
+}
+
+// Peek implements datapath.Peeker. The loop's edge-triggered epoll has an event for each segment that comes, although
+// the bytes before it have not been read.
+func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
+	var call error
+	seen := 0
+	poll := c.raw.Read(func(fd uintptr) bool {
+		var n int
+		var ended bool
+		if n, ended, call = peekBytes(int(fd), b); call != nil {
+			return true
+		}
+		done := ended || n == len(b)
+		if n > seen {
+			seen = n
+			done = look(b[:n]) || done
+		}
+		return done
+	})
+	return c.opFailure("peek", poll, call)
+}
+
+// LimitReceive implements datapath.Receiver.
+func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
+	return c.limitReceive(c.raw, n, &c.dp.receiveBounds, &c.dp.pressure)
+}
+
+// LeastRTT implements datapath.Receiver. Until the peer has acknowledged something it is the handshake's.
+func (c *Conn) LeastRTT() time.Duration {
+	var info unix.TCPInfo
+	_, _ = c.readInfo(&info)
+	return microseconds(info.Min_rtt)
+}
+
+// Arrivals implements datapath.Advertiser. It needs Linux 6.2 and TCP timestamps.
+func (c *Conn) Arrivals() (flow.Arrivals, error) {
+	size, err := c.readInfo(&c.ensureAdvertised().info)
+	if err != nil {
+		return flow.Arrivals{}, err
+	}
+	return c.noteArrivals(size)
+}
+
+// Advertise implements datapath.Advertiser.
+func (c *Conn) Advertise(window cc.Bytes) error { return c.advertise(c.raw, window) }
+
+// Close implements net.Conn. It makes a last report. The kernel goes on delivering what is underway.
+func (c *Conn) Close() error { return c.closeSocket(lingerDeliver) }
+
+// Reset implements datapath.Conn.
+func (c *Conn) Reset() error { return c.closeSocket(lingerReset) }
+
+// Undelivered implements datapath.Ending.
+func (c *Conn) Undelivered() (cc.Bytes, error) {
+	n, err := c.unsentAndUnacked()
+	if err != nil || n > 0 && c.Aborted() {
+		return 0, err // of an aborted connection nothing more will be delivered
+	}
+	return cc.Bytes(n), nil
+}
+
+// Aborted implements datapath.Ending. After a peer's FIN the connection is in CLOSE_WAIT; only one that is no more is
+// in CLOSE.
+func (c *Conn) Aborted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.readTCPInfo() != nil || c.status.closed
+}
+
+// InProcess implements datapath.Ending: the kernel delivers what was written, also after this process has ended.
+func (c *Conn) InProcess() bool { return false }
+
+// KeepAlive implements datapath.KeepAliver. An accepted leg inherits it from its listener.
+func (c *Conn) KeepAlive() error {
+	if !c.dialled {
+		return nil
+	}
+	return c.raw.Visit(keepAlive)
+}
+
+// ReceivedDSCP implements datapath.Marker. The mark of a dialled leg is known if DialConfig.DSCP said to keep it.
+func (c *Conn) ReceivedDSCP() (dscp uint8) {
+	if c.dialled {
+		return c.serverDSCP
+	}
+	err := c.raw.Visit(func(fd int) (err error) {
+		if c.isIPv4() {
+			dscp, err = readTOS(fd)
+		} else {
+			dscp, err = readTrafficClass(fd)
+		}
+		return err
+	})
+	if err != nil {
+		c.dp.log.Debug("a client's DSCP is not known", "err", err)
+	}
+	return dscp
+}
+
+// SetDSCP implements datapath.Marker.
+func (c *Conn) SetDSCP(dscp uint8) error {
+	return c.raw.Visit(func(fd int) error { return setDSCP(fd, c.isIPv4(), dscp) })
 }

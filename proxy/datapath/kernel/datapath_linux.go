@@ -20,31 +20,35 @@ import (
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
-// Datapath makes legs over kernel TCP and serves those that are busy.
+// Datapath makes legs over kernel TCP and serves those that are busy. All of its methods may be called from any
+// goroutine. Its fields do not change after New, but for what has a lock of its own.
 type Datapath struct {
-	clock         func() cc.Time
-	beforeTick    func() // each tick; nil: nothing
-	onTick        func(shard int, now cc.Time) cc.Time
-	enforcer      *enforcer // has the kernel enforce windows; nil: the relay keeps them
-	envelope      string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
-	relayEnvelope string    // what sockets then have
+	clock      func() cc.Time
+	beforeTick func() // nil: none
+	onTick     func(shard int, now cc.Time) cc.Time
+	pollBudget int // legs polled in one tick of a shard at most
+	log        *slog.Logger
+	shards     []*shard
+	loops      *eventloop.Loops
+	pipes      *pipes
+	closing    sync.Once
+
+	enforcer      *enforcer // has the kernel enforce windows; nil: the relay does
 	why           string    // see Why
+	envelope      string    // set on polled legs; empty: the system's default stays
+	relayEnvelope string    // what polled legs then have
+	missing       []string  // what this kernel, or our privilege, does not give
 	receiveBounds receiveBounds
 	pressure      memoryPressure
-	missing       []string // what this kernel, or our privilege, does not give
-	pollBudget    int
-	log           *slog.Logger
-	pipes         *pipes
-	loops         *eventloop.Loops
-	resolver      happyeyeballs.Resolver
-	lookups       *datapath.Places // nil: as many as are asked for
-	spareAttempts *datapath.Places // attempts beside others; see happyeyeballs.Host
 	tosReader     tosReader
-	shards        []*shard
-	closing       sync.Once
+
+	resolver      happyeyeballs.Resolver
+	lookups       *datapath.Places // nil: unbounded
+	spareAttempts *datapath.Places // attempts beside others; see happyeyeballs.Host
 }
 
-// New checks what this kernel offers and starts the ticks, which Close ends.
+// New checks what this kernel offers and starts the ticks and the loops, which Close ends. It fails on a kernel before
+// Linux 5.4, and if Config.Envelope cannot be had.
 func New(cfg Config) (*Datapath, error) {
 	d, err := newDatapath(cfg)
 	if err != nil {
@@ -56,7 +60,7 @@ func New(cfg Config) (*Datapath, error) {
 	return d, nil
 }
 
-// mostShards bounds the ticks, and their threads.
+// maxShards bounds the ticks, and their threads.
 const maxShards = 8
 
 // newDatapath returns a datapath that does not tick yet.
@@ -104,40 +108,11 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	return d, nil
 }
 
-// releaseAll gives back what prepared has taken.
-func (d *Datapath) releaseAll() (err error) {
-	for _, s := range d.shards {
-		err = errors.Join(err, s.timer.closeTimer())
-	}
-	if d.enforcer != nil {
-		err = errors.Join(err, d.enforcer.control.Close())
-	}
-	if d.loops != nil {
-		d.loops.Close()
-	}
-	return errors.Join(err, d.tosReader.close())
-}
-
-// placeOnShard gives c a shard, unless it has one: the one asked for, or if that has no cells
-// left, the one with the most.
-func (d *Datapath) placeOnShard(c *Conn, asked int) {
-	if c.shard != nil {
-		return
-	}
-	c.shard = d.shards[asked]
-	if d.enforcer != nil && d.freeCells(c.shard) == 0 {
-		c.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.freeCells(a), d.freeCells(b)) })
-	}
-}
-
-// freeCells is the number of further legs of a shard whose windows the kernel could enforce.
-func (d *Datapath) freeCells(s *shard) int { return d.enforcer.control.Room(s.index) }
-
 // chooseTier chooses the tier and the envelope.
 func (d *Datapath) chooseTier(cfg Config) (err error) {
 	envelope := cfg.Envelope
 	if envelope == EBPF {
-		envelope = "" // for the legs that it has no room for
+		envelope = "" // for the legs that it has no cell for
 	}
 	if err := d.probeKernel(envelope, cfg.ReceiveBuffer > 0); err != nil {
 		return err
@@ -155,7 +130,7 @@ func (d *Datapath) chooseTier(cfg Config) (err error) {
 	return nil
 }
 
-// probeKernel asks a socket that goes nowhere what this kernel has; receive: also how it bounds receive buffers.
+// probeKernel asks an unconnected socket what this kernel has. receive: receive buffers are to be bounded.
 func (d *Datapath) probeKernel(envelope string, receive bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -188,25 +163,26 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 		d.pressure.bound = math.MaxInt64
 		d.missing = append(d.missing, fmt.Sprintf("receive windows do not follow the memory of TCP: %v", err))
 	}
-	d.missing = slices.Clip(d.missing) // conns append to it
+	d.missing = slices.Clip(d.missing) // legs append to it
 	d.relayEnvelope = envelopeOf(fd)
 	return nil
 }
 
-// missingFields names the fields that a TCP_INFO of size bytes leaves out; err: one of those is required.
-func missingFields(size uintptr, release string) (words []string, err error) {
-	switch {
-	case size < uptoSndWnd:
-		return nil, fmt.Errorf("this kernel is Linux %s, and Linux 5.4 or later is needed (TCP_INFO has %d of %d bytes)",
-			release, size, uptoSndWnd)
-	case size < uptoTotalRTO:
-		return []string{"TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state"}, nil
+// releaseAll gives back what newDatapath has taken.
+func (d *Datapath) releaseAll() (err error) {
+	for _, s := range d.shards {
+		err = errors.Join(err, s.timer.closeTimer())
 	}
-	return nil, nil
+	if d.enforcer != nil {
+		err = errors.Join(err, d.enforcer.control.Close())
+	}
+	if d.loops != nil {
+		d.loops.Close()
+	}
+	return errors.Join(err, d.tosReader.close())
 }
 
-// Close ends the ticks and waits for them. Legs stay open, but nothing is reported of
-// them any more.
+// Close ends the ticks and the loops, and waits for them. Legs stay open, but are not served or reported any more.
 func (d *Datapath) Close() (err error) {
 	d.closing.Do(func() {
 		for _, s := range d.shards {
@@ -222,6 +198,27 @@ func (d *Datapath) Close() (err error) {
 	return err
 }
 
+// placeOnShard gives a leg a shard, unless it has one: the one asked for, or the one with the most free cells if that
+// has none.
+func (d *Datapath) placeOnShard(s *sender, asked int) {
+	if s.shard != nil {
+		return
+	}
+	s.shard = d.shards[asked]
+	if d.enforcer != nil && d.freeCells(s.shard) == 0 {
+		s.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.freeCells(a), d.freeCells(b)) })
+	}
+}
+
+// freeCells returns the number of further legs of a shard that the kernel could enforce.
+func (d *Datapath) freeCells(s *shard) int { return d.enforcer.control.Room(s.index) }
+
+// Shards returns the number of ticks.
+func (d *Datapath) Shards() int { return len(d.shards) }
+
+// Wake has OnTick called for a shard at its next tick, within Tick, also when nothing is busy.
+func (d *Datapath) Wake(shard int) { d.shards[shard].wakeSoon() }
+
 // Envelope returns the congestion control that new managed legs get.
 func (d *Datapath) Envelope() string {
 	if d.enforcer != nil {
@@ -230,10 +227,10 @@ func (d *Datapath) Envelope() string {
 	return d.relayEnvelope
 }
 
-// Beneath returns the congestion control of managed legs whose window the relay keeps.
+// Beneath returns the congestion control of polled legs.
 func (d *Datapath) Beneath() string { return d.relayEnvelope }
 
-// Control is the name under which the kernel lists our congestion control; empty: it is not loaded.
+// Control returns the name under which the kernel lists our congestion control; empty: it is not loaded.
 func (d *Datapath) Control() string {
 	if d.enforcer == nil {
 		return ""
@@ -241,8 +238,8 @@ func (d *Datapath) Control() string {
 	return d.enforcer.control.Name()
 }
 
-// Why says why the kernel enforces no windows where Config.Envelope left the choice open; empty:
-// it does, or another envelope was asked for.
+// Why says why the kernel enforces no windows although Config.Envelope left the choice open; empty: it does, or
+// another envelope was asked for.
 func (d *Datapath) Why() string { return d.why }
 
 // Missing says in words what was asked for, or is useful, and cannot be had.
@@ -257,13 +254,10 @@ func (d *Datapath) String() string {
 	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.relayEnvelope)
 }
 
-// Shards is how many ticks there are, each for a part of the legs.
-func (d *Datapath) Shards() int { return len(d.shards) }
-
 // Status is the load of the ticks.
 type Status struct {
 	Busy     int           // legs with bytes unsent or unacknowledged
-	Interval time.Duration // the longest between two polls of a busy leg whose window the relay keeps
+	Interval time.Duration // the longest between two polls of a busy polled leg
 
 	Enforced *EnforcedStatus // nil: the kernel enforces no windows
 }
@@ -292,6 +286,3 @@ func (d *Datapath) Status() Status {
 	}
 	return s
 }
-
-// Wake has OnTick called for a shard at its next tick, also when nothing is busy.
-func (d *Datapath) Wake(shard int) { d.shards[shard].wakeSoon() }

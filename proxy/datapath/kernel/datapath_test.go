@@ -179,7 +179,7 @@ func TestEachShardHasATickOfItsOwn(t *testing.T) {
 		a.beginWrite()
 		require.NotEqual(t, cc.Never, s.tickAt)
 		s.next(t)
-		assert.Equal(t, []*Conn{a}, s.pollList)
+		assert.Equal(t, []*sender{&a.sender}, s.pollList)
 	}
 	assert.Equal(t, Status{Busy: 3, Interval: Tick}, d.Status())
 }

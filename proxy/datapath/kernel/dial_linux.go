@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,15 +18,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
-// errTransparent says what IP_TRANSPARENT takes.
-var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
-
 // Dial is Connect for callers that can wait.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	return awaitConn(ctx, func(done func(*Conn, error)) (cancel func()) { return d.Connect(cfg, done) })
 }
 
-// awaitConn waits for what connect is done with, and cancels it once ctx has ended.
+// awaitConn waits for what connect gives to done, and cancels it once ctx has ended.
 func awaitConn(ctx context.Context, connect func(done func(*Conn, error)) (cancel func())) (*Conn, error) {
 	type result struct {
 		conn *Conn
@@ -47,13 +44,13 @@ func awaitConn(ctx context.Context, connect func(done func(*Conn, error)) (cance
 	if r.err != nil {
 		return nil, fmt.Errorf("%w: %w", r.err, context.Cause(ctx))
 	}
-	return r.conn, nil // it came meanwhile
+	return r.conn, nil // it came before cancel
 }
 
-// Connect opens a leg to a target and calls done once, perhaps before it returns: on a loop
-// where the target is an address, so that done must not wait, and on a goroutine of its own
-// where it is a name. The guard sees every address before it is tried, so a name cannot
-// lead where an address may not. cancel has it give up, and does nothing once it is over.
+// Connect opens a leg to a target and calls done once, perhaps before it returns. Where the target is an address, done
+// runs on a loop and must not wait. Where it is a name, done has a goroutine of its own. The guard sees every address
+// before it is tried, so a name cannot lead where an address may not. cancel ends the dial with an error, and does
+// nothing once it is over.
 func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func()) {
 	if at, err := netip.ParseAddrPort(cfg.Host); err == nil && !cfg.Target.IsValid() {
 		cfg.Target = at
@@ -71,8 +68,16 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	return cancel
 }
 
-// UntilReset calls dial with a context that ends once near is reset, if near is a leg of this package and has
-// nothing for the other one; the error then is an ErrNearReset.
+// loopFor returns the loop for a new leg.
+func (d *Datapath) loopFor(cfg DialConfig) *eventloop.Loop {
+	if near, ok := cfg.Near.(*Conn); ok {
+		return near.raw.Loop()
+	}
+	return d.loops.Least()
+}
+
+// UntilReset calls dial with a context that ends once near is reset and has no unread bytes for the other leg. The
+// error is then an ErrNearReset. A near of another package is not watched.
 func UntilReset[C any](
 	ctx context.Context, near datapath.Conn, dial func(context.Context) (C, error),
 ) (conn C, err error) {
@@ -96,7 +101,7 @@ func UntilReset[C any](
 	return conn, err
 }
 
-// dialName connects to one of the addresses of a name.
+// dialName connects to one of the addresses of a name (RFC 8305).
 func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialConfig) (*Conn, error) {
 	name, service, err := net.SplitHostPort(cfg.Host)
 	if err != nil {
@@ -129,7 +134,7 @@ func (d *Datapath) dialName(ctx context.Context, loop *eventloop.Loop, cfg DialC
 	return conn, nil
 }
 
-// clientOf is whom a dial counts against: the host that Near leads to.
+// clientOf returns the host that a dial's lookups and attempts are counted for: Near's peer. Empty: there is none.
 func clientOf(cfg DialConfig) string {
 	if cfg.Near == nil {
 		return ""
@@ -138,25 +143,138 @@ func clientOf(cfg DialConfig) string {
 	return datapath.Host(from.Addr()).String()
 }
 
-// explainDialError says more of a failed dial: why, if it is known, it cannot be made from an address that is not this
-// host's, or that all local ports are in use. Over IPv6 there may be no address to dial from instead.
-func explainDialError(err, why error) error {
-	var op *net.OpError
-	if !errors.Is(err, unix.EADDRNOTAVAIL) || !errors.As(err, &op) {
+// errLookups wraps the error of a lack of descriptors, which bounds lookups.
+var errLookups = fmt.Errorf("too many names are being looked up: %w", unix.EMFILE)
+
+// boundedResolver bounds the lookups of all clients. Each lookup has a socket beside those that a connection is
+// counted for.
+type boundedResolver struct {
+	happyeyeballs.Resolver
+	places *datapath.Places
+	client string
+}
+
+// LookupNetIP implements happyeyeballs.Resolver. It waits for a place.
+func (r boundedResolver) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
+	if !r.places.Wait(ctx, r.client) {
+		return nil, fmt.Errorf("%w: %w", errLookups, context.Cause(ctx))
+	}
+	defer r.places.Leave(r.client)
+	addrs, err := r.Resolver.LookupNetIP(ctx, network, host)
+	return addrs, wrapShortage(err)
+}
+
+// wrapShortage has a DNS error wrap the lack of a descriptor, which package net names in words alone.
+func wrapShortage(err error) error {
+	var dns *net.DNSError
+	if !errors.As(err, &dns) {
 		return err
 	}
-	if why != nil {
-		return fmt.Errorf("%w: %w", err, why)
-	}
-	if to, ok := op.Addr.(*net.TCPAddr); ok && to.IP.To4() != nil {
-		return fmt.Errorf("%w: %w", err, ErrNoPort)
+	for _, errno := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS} {
+		if strings.HasSuffix(dns.Err, errno.Error()) {
+			short := *dns // lookups of the same name share it
+			short.UnwrapErr = errno
+			return &short
+		}
 	}
 	return err
 }
 
-// prepareSocket sets what must be set before the socket is bound. Without the
-// privilege for transparency the source may still be an address of this host,
-// so that failure is handed back for the case that it is not.
+// attempt is a connection to one address while it is being made.
+//
+//	beginConnect ──▶ waitForEvents (on the loop) ──▶ checkOutcome, at each event ──▶ a leg, or an error
+//	                                                endWithError: timeout, cancel, a reset of near
+//
+// From waitForEvents on only the loop's goroutine touches it. raw is nil before that and once the attempt is over.
+type attempt struct {
+	dp         *Datapath
+	cfg        DialConfig
+	loop       *eventloop.Loop
+	fd         int // until there is raw
+	raw        *eventloop.Socket
+	done       func(*Conn, error)
+	foreignErr error // why Source can only be an address of this host; nil: it can be any
+	keepDSCP   bool  // ReceivedDSCP is to know the server's mark
+	deadline   eventloop.Deadline
+	near       *eventloop.Socket // of the leg that it will be relayed with; nil: none
+}
+
+// connectTo makes a connection to cfg.Target, unless cancel is called or near is reset. near may be nil.
+func (d *Datapath) connectTo(
+	cfg DialConfig, loop *eventloop.Loop, near *Conn, done func(*Conn, error),
+) (cancel func()) {
+	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
+	a := &attempt{dp: d, cfg: cfg, loop: loop, done: done}
+	if near != nil {
+		a.near = near.raw
+	}
+	if err := a.beginConnect(); err != nil {
+		done(nil, a.dialError(err))
+		return func() {}
+	}
+	a.loop.Do(a.waitForEvents) // on the loop, where nothing can end the attempt before it watches
+	return a.cancelAttempt
+}
+
+// cancelAttempt ends the attempt from any goroutine, unless it is over.
+func (a *attempt) cancelAttempt() { a.loop.Do(func() { a.endWithError(context.Canceled) }) }
+
+// beginConnect opens a socket and has the kernel connect it. After an error there is no socket.
+func (a *attempt) beginConnect() (err error) {
+	if a.cfg.Guard != nil {
+		if err := a.cfg.Guard(a.cfg.Target); err != nil {
+			return err
+		}
+	}
+	family, network := unix.AF_INET, "tcp4"
+	if a.cfg.Target.Addr().Is6() {
+		family, network = unix.AF_INET6, "tcp6"
+	}
+	a.fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	if err := a.startSocket(a.fd, network); err != nil {
+		_ = unix.Close(a.fd)
+		return err
+	}
+	return nil
+}
+
+// startSocket sets a socket's options and has it connect.
+func (a *attempt) startSocket(fd int, network string) (err error) {
+	if a.foreignErr, err = prepareSocket(fd, network, a.cfg); err != nil {
+		return err
+	}
+	is4 := a.cfg.Target.Addr().Is4()
+	if from := a.cfg.Source; from.IsValid() {
+		if from.Addr().Unmap().Is4() != is4 {
+			return fmt.Errorf("from %v: %w", from.Addr(), unix.EAFNOSUPPORT)
+		}
+		if err := unix.Bind(fd, sockaddrOf(from)); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+	}
+	if a.cfg.DSCP != nil {
+		var dscp uint8
+		if dscp, a.keepDSCP = a.cfg.DSCP(a.cfg.Target); a.keepDSCP {
+			if err := setDSCP(fd, is4, dscp); err != nil {
+				return err
+			}
+			if err := a.dp.tosReader.prepareSocket(fd, is4, a.dp.log); err != nil {
+				return err
+			}
+		}
+	}
+	err = eventloop.Connect(fd, a.cfg.Target, scopeID(a.cfg.Target.Addr()))
+	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return os.NewSyscallError("connect", err)
+}
+
+// prepareSocket sets what must be set before the socket is bound. Without the privilege for transparency the source
+// may still be an address of this host. So that failure is returned as foreign, for the case that it is not.
 func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) {
 	if err := guardStream(fd); err != nil {
 		return nil, err
@@ -180,8 +298,8 @@ func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) 
 	}
 	foreign = setTransparent(fd, network)
 	if cfg.Source.Port() == 0 {
-		// The port is then chosen at connect, when it need only be unique for
-		// this target: a client has as many connections as it likes.
+		// The kernel then chooses the port at connect, when it need only be unique for this target. So a client can
+		// have any number of connections.
 		err = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	} else {
 		// One client port may be in use towards several targets.
@@ -193,112 +311,128 @@ func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) 
 	return foreign, nil
 }
 
-// guardStream sets what keeps a stream from being cut unnoticed. It must be set
-// before the first byte can come; accepted sockets inherit it from the listener.
-func guardStream(fd int) error {
-	// An urgent byte stays in its place of the stream; otherwise a second one can drop it.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
-		return fmt.Errorf("set SO_OOBINLINE: %w", err)
+// waitForEvents has the loop call checkOutcome at the socket's events. It runs on the loop.
+func (a *attempt) waitForEvents() {
+	var err error
+	if a.raw, err = a.loop.Watch(a.fd); err != nil {
+		_ = unix.Close(a.fd)
+		a.done(nil, a.dialError(err))
+		return
 	}
-	// If the process dies, the kernel resets the connection instead of ending it
-	// in good order. Conn.Close takes this back.
-	if err := setLinger(fd, reset); err != nil {
-		return fmt.Errorf("set SO_LINGER: %w", err)
+	if a.cfg.Timeout > 0 {
+		a.loop.Expect(&a.deadline, a.cfg.Timeout, func() { a.endWithError(os.ErrDeadlineExceeded) })
 	}
-	// What is written goes out at once.
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	task := a.loop.Task(a.checkOutcome)
+	a.raw.Drive(task)
+	if a.near != nil {
+		a.near.OnBroken(task)
 	}
-	return nil
 }
 
-// keepAlive has the kernel find out by itself that a peer has vanished.
-func keepAlive(fd int) error {
-	for _, o := range [...]struct {
-		level, option, value int
-	}{
-		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAliveIdle / time.Second)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepAliveInterval / time.Second)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount},
-	} {
-		if err := unix.SetsockoptInt(fd, o.level, o.option, o.value); err != nil {
-			return fmt.Errorf("set the keep-alive of a connection: %w", err)
+// checkOutcome ends the attempt if the socket is connected, has failed, or near was reset.
+func (a *attempt) checkOutcome() {
+	if a.raw == nil {
+		return
+	}
+	if !a.raw.Writable() {
+		if a.near != nil && a.near.Broken() && !hasUnread(a.near) {
+			a.endWithError(ErrNearReset)
+		}
+		return
+	}
+	if a.raw.Ended() {
+		var failed error
+		err := a.raw.Visit(func(fd int) error {
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if code != 0 {
+				failed = unix.Errno(code)
+			}
+			return err
+		})
+		if hasUnread(a.raw) {
+			failed = nil // the server has sent bytes, which precede its reset
+		}
+		if err = cmp.Or(err, failed); err != nil {
+			a.endWithError(os.NewSyscallError("connect", err))
+			return
 		}
 	}
-	return nil
-}
-
-// KeepAlive implements datapath.KeepAliver. An accepted leg has it from its listener.
-func (c *Conn) KeepAlive() error {
-	if !c.dialled {
-		return nil
+	c := a.dp.newLeg(a.raw, a.connectedPeer(), true)
+	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == c.remote.AddrPort() {
+		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED)) // without a listener, it met itself
+		return
 	}
-	return c.raw.Visit(keepAlive)
-}
-
-// setTransparent lets a socket use addresses that are not this host's. The
-// LocalAddr of what a transparent listener accepts is the client's destination.
-func setTransparent(fd int, network string) error {
-	// On an IPv6 socket, the IPv4 option covers its IPv4 side.
-	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
-	if strings.HasSuffix(network, "6") {
-		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-	}
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: %w", errTransparent, err)
-	}
-	return os.NewSyscallError("setsockopt IP_TRANSPARENT", err)
-}
-
-// Listen returns a listener whose connections are reset where anything but Conn.Close
-// closes them; see Datapath.Listener. MPTCP is off, since socket options and TCP_INFO must
-// mean one path. A transparent listener also accepts connections to addresses that
-// are not this host's, as TPROXY delivers them.
-func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListener, error) {
-	lc := net.ListenConfig{
-		KeepAlive: -1, // prepareListener sets it
-		Control: func(network, _ string, raw syscall.RawConn) error {
-			return datapath.Control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
-		},
-	}
-	lc.SetMultipathTCP(false)
-	ln, err := lc.Listen(ctx, "tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("kernel: %w", err)
-	}
-	return ln.(*net.TCPListener), nil
-}
-
-// Adopt sets the socket options of Listen on a listener that another process opened. Connections
-// that waited in it before do not have them.
-func Adopt(ln *net.TCPListener, transparent bool) error {
-	raw, err := ln.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("kernel: %w", err)
-	}
-	return datapath.Control(raw, func(fd int) error {
-		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-		if err != nil || protocol != unix.IPPROTO_TCP {
-			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of "+
-				"MPTCP"), err)
+	if a.keepDSCP {
+		err := a.raw.Visit(func(fd int) (err error) {
+			c.serverDSCP, err = a.dp.tosReader.readDSCP(fd, a.cfg.Target.Addr().Is4())
+			return err
+		})
+		if err != nil {
+			a.dp.log.Debug("a server's DSCP is not known", "target", a.cfg.Target, "err", err)
 		}
-		return prepareListener(fd, networkOf(ln.Addr()), transparent)
+	}
+	a.noteOver()
+	c.raw.Drive(nil)
+	a.done(c, nil)
+}
+
+// connectedPeer returns the address that the socket is connected to. It differs from the target if that is
+// unspecified: the kernel then takes one of this host.
+func (a *attempt) connectedPeer() *net.TCPAddr {
+	peer := net.TCPAddrFromAddrPort(a.cfg.Target)
+	if !a.cfg.Target.Addr().IsUnspecified() {
+		return peer
+	}
+	_ = a.raw.Visit(func(fd int) error {
+		name, err := syscall.Getpeername(fd)
+		if at := tcpAddr(name); at != nil {
+			peer = at
+		}
+		return err
 	})
+	return peer
 }
 
-// networkOf is package net's name for the network of a listener's address.
-func networkOf(a net.Addr) string {
-	if a, ok := a.(*net.TCPAddr); ok && a.IP.To4() != nil {
-		return "tcp4"
+// endWithError ends the attempt with an error, unless it is over.
+func (a *attempt) endWithError(err error) {
+	if a.raw == nil {
+		return
 	}
-	return "tcp6"
+	_ = a.raw.Close()
+	a.noteOver()
+	a.done(nil, a.dialError(err))
 }
 
-// prepareListener sets what accepted sockets inherit, and what a transparent listener needs.
-func prepareListener(fd int, network string, transparent bool) error {
-	if err := errors.Join(guardStream(fd), keepAlive(fd)); err != nil || !transparent {
+// noteOver notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
+func (a *attempt) noteOver() {
+	a.raw = nil
+	a.loop.Forget(&a.deadline)
+	if a.near != nil {
+		a.near.OnBroken(nil)
+	}
+}
+
+// dialError returns an error in the form that package net has.
+func (a *attempt) dialError(err error) error {
+	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(a.cfg.Target), Err: err}
+	if a.cfg.Source.IsValid() {
+		failed.Source = net.TCPAddrFromAddrPort(a.cfg.Source)
+	}
+	return fmt.Errorf("kernel: %w", explainDialError(failed, a.foreignErr))
+}
+
+// explainDialError adds the cause to EADDRNOTAVAIL: foreign, the reason why the source must be this host's, or that
+// all local ports are in use. Over IPv6 the cause may also be that this host has no address to dial from.
+func explainDialError(err, foreign error) error {
+	var op *net.OpError
+	if !errors.Is(err, unix.EADDRNOTAVAIL) || !errors.As(err, &op) {
 		return err
 	}
-	return setTransparent(fd, network)
+	if foreign != nil {
+		return fmt.Errorf("%w: %w", err, foreign)
+	}
+	if to, ok := op.Addr.(*net.TCPAddr); ok && to.IP.To4() != nil {
+		return fmt.Errorf("%w: %w", err, ErrNoPort)
+	}
+	return err
 }

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
@@ -147,4 +149,19 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
+}
+
+// adoptConn makes a leg of a connection that package net has made, and has loop serve it. It owns tcp from then on.
+func (d *Datapath) adoptConn(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
+	defer tcp.Close() //nolint:errcheck // the leg has a descriptor of its own
+	own, err := duplicateFD(tcp)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	socket, err := loop.Watch(own)
+	if err != nil {
+		_ = unix.Close(own)
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	return d.newLeg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
 }

@@ -5,82 +5,70 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// limits is the limit of a leg, and what the socket has of it. What the kernel
-// enforces goes into the leg's cell at once; what needs a system call waits for
-// settle.
+// limits are the limit of a leg, and what its socket has of it. A window that the kernel enforces goes into the leg's
+// cell at once. What needs a system call waits until sender.setChangedOptions.
+//
+// Apply may be called from any goroutine, also while a report is underway, in which sender.mu is held. So limits has
+// a mutex of its own, under which nothing else is locked. Writers look at optionsDue without it.
 type limits struct {
-	optionsDue atomic.Bool // settle has something to do
+	optionsDue atomic.Bool // set by Apply, cleared by setChangedOptions
 
-	mu             sync.Mutex // a leaf: nothing else is locked under it
-	enforcing      bool       // there is something to keep
-	relayPaces     bool       // the relay keeps the rate, and the socket spreads what it lets out
+	mu             sync.Mutex
+	enforcing      bool       // Enforce was called: limits are applied
+	relayPaces     bool       // the relay enforces the rate, and the socket spreads what the relay writes
 	cell           *bpf.Cell  // nil: the kernel does not enforce the window
 	limit          flow.Limit // the one applied last
-	lowered        cc.Time    // when the window was lowered last
-	prev           prevWindow // what was in force until then
-	reportUnderway bool       // a report is underway; settle comes after it
-	paced          cc.Rate    // of the socket; 0: unlimited, as it was born
-	lowat          int        // TCP_NOTSENT_LOWAT of the socket; 0: the system's
+	lowered        cc.Time    // when the window was cut last
+	prev           prevWindow // in force until then
+	reportUnderway bool       // setChangedOptions comes after it
+	paced          cc.Rate    // SO_MAX_PACING_RATE of the socket; 0: unlimited
+	lowat          int        // TCP_NOTSENT_LOWAT of the socket, bytes; 0: the system's
 
-	// Of a leg whose window the kernel enforces.
+	// Of an enforced leg, as last reported.
 	mss           cc.Bytes
 	srtt          time.Duration
-	windowBlocked bool     // as last reported, bytes wait for the window
-	inForce       cc.Bytes // the window that the socket has used already, at least
-	sendNow       bool     // what it lets out is not to wait for an acknowledgement
+	windowBlocked bool     // bytes wait for the window
+	inForce       cc.Bytes // a window that the socket has used already
+	sendNow       bool     // what the newest limit lets out is not to wait for an acknowledgement
 }
 
-// wider is a window that was in force when the socket had taken so many bytes; larger
-// than what is in force now.
+// prevWindow is the window before the last cut. The socket may still hold bytes that it accepted under it.
 type prevWindow struct {
 	window   cc.Bytes // 0: there was none
-	accepted int64
+	accepted int64    // bytes that the socket had accepted when the window was cut
 }
 
-// beginKeeping has limits kept from now on, of which the kernel holds some; cell is that of a leg whose
-// window it enforces.
-func (l *limits) beginEnforcing(cell *bpf.Cell, holds datapath.Hold) {
+// beginEnforcing has limits applied from now on. cell is nil unless the kernel enforces the window.
+func (l *limits) beginEnforcing(cell *bpf.Cell, enforces datapath.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.enforcing, l.cell, l.relayPaces = true, cell, holds&datapath.HoldRate == 0
+	l.enforcing, l.cell, l.relayPaces = true, cell, enforces&datapath.HoldRate == 0
 }
 
-// stopKeeping has no limit kept any more, and tells whether one was. There may be no limits.
-func (l *limits) stopEnforcing() (kept bool) {
+// stopEnforcing has no limit applied any more, and reports whether any was. l may be nil.
+func (l *limits) stopEnforcing() (was bool) {
 	if l == nil {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	kept = l.enforcing
+	was = l.enforcing
 	l.enforcing, l.cell, l.limit, l.prev, l.paced, l.lowat = false, nil, flow.Limit{}, prevWindow{}, 0, 0
 	l.mss, l.srtt, l.windowBlocked, l.inForce, l.sendNow, l.reportUnderway = 0, 0, false, 0, false, false
 	l.optionsDue.Store(false)
-	return kept
+	return was
 }
 
-// Apply implements datapath.Conn.
-func (c *Conn) Apply(limit flow.Limit) {
-	l := c.limits.Load()
-	if l != nil && l.applyLimit(limit, c.dp.clock, &c.accepted) && c.onTick.Load() && c.inSettleList.CompareAndSwap(false, true) {
-		c.shard.enqueueForOptions(c)
-	} // an idle leg settles before it writes
-}
-
-// applyLimit puts into force what needs no system call. unsettled: settle has to do the
-// rest, and no report is underway after which it will.
-func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (unsettled bool) {
+// applyLimit puts into force what needs no system call. It reports whether socket options have to follow and no report
+// is underway, after which they would. accepted counts the bytes that the socket has accepted.
+func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, accepted *atomic.Int64) (optionsDue bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.enforcing || limit == l.limit {
@@ -88,10 +76,10 @@ func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, taken *atomi
 	}
 	l.sendNow, limit.Now = l.sendNow || limit.Now, false
 	if l.cell != nil {
-		l.cell.Apply(uint32(min(max(1, limit.Cwnd), math.MaxInt32)), perSecond(limit.PacingRate))
+		l.cell.Apply(uint32(min(max(1, limit.Cwnd), math.MaxInt32)), bytesPerSecond(limit.PacingRate))
 	}
 	if limit.Cwnd < l.limit.Cwnd {
-		l.prev = prevWindow{max(l.prev.window, l.limit.Cwnd), taken.Load()}
+		l.prev = prevWindow{max(l.prev.window, l.limit.Cwnd), accepted.Load()}
 		l.lowered = clock()
 		l.inForce = min(l.inForce, limit.Cwnd)
 	}
@@ -103,8 +91,7 @@ func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, taken *atomi
 	return true
 }
 
-// limitSince returns the limit, and what wider window has been in force since reading, when
-// the socket said where it stands.
+// limitSince returns the limit, and the larger window that has been in force since a reading of the socket's state.
 func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,21 +101,21 @@ func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	return l.limit, l.prev
 }
 
-// cwnd is the congestion window of the limit.
+// cwnd returns the congestion window of the limit.
 func (l *limits) cwnd() cc.Bytes {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit.Cwnd
 }
 
-// pacingRate is the pacing rate of the limit; 0: there is none.
+// pacingRate returns the pacing rate of the limit; 0: unpaced.
 func (l *limits) pacingRate() cc.Rate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit.PacingRate
 }
 
-// mostUnsent is what may wait unsent in the socket; 0: as much as the system lets. There may be no limits.
+// maxUnsent returns how many bytes may wait unsent in the socket; 0: as many as the system allows. l may be nil.
 func (l *limits) maxUnsent() int {
 	if l == nil {
 		return 0
@@ -145,34 +132,32 @@ func (l *limits) noteReport() {
 	l.mu.Unlock()
 }
 
-// noteReading notes what a report says of a leg whose window the kernel enforces. fresh:
-// s has not been reported before.
+// noteReading notes what a report says of an enforced leg. fresh: s was not reported before.
 func (l *limits) noteReading(r *flow.Report, s *bpf.Seen, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.mss, l.srtt = r.MSS, time.Duration(s.SrttUs)*time.Microsecond
+	l.mss, l.srtt = r.MSS, microseconds(s.SrttUs)
 	if fresh {
 		l.inForce = min(cc.Bytes(s.Cwnd)*r.MSS, l.limit.Cwnd)
 	}
-	// What waits for the pacing rate leaves by the kernel's timer. The kernel may keep
-	// the last third of a window for later.
+	// What waits for the pacing rate leaves by the kernel's timer. The kernel may leave the last third of a window
+	// unused for a while (tcp_tso_should_defer).
 	filled := r.Pipe+r.MSS >= l.inForce*2/3
 	l.windowBlocked = filled && r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
 }
 
-// wantsSend tells whether bytes wait that the kernel is to send now: it takes up a larger
-// window by itself only when it next sends or hears from its peer.
+// wantsSend reports whether the kernel has to be asked to send bytes that wait. By itself it uses a larger window only
+// when it next sends or hears from its peer. mu is held.
 func (l *limits) wantsSend() bool {
 	return l.sendNow && l.windowBlocked && l.limit.Cwnd >= l.inForce+l.mss
 }
 
-// Where the relay keeps the pacing rate, the socket's own rate is spreading times as high: it only
-// spreads what the relay writes at once. A socket with the same rate would hold bytes back, because
-// the kernel applies a higher rate with the next acknowledgement. Such bytes look as if the
-// kernel's window were full, and then our window would not grow.
+// pacingHeadroom is the socket's own rate divided by the relay's, where the relay paces. The socket only spreads what
+// the relay writes at once. With the same rate it would hold bytes back, because the kernel applies a higher rate with
+// the next acknowledgement. Such bytes look as if the kernel's window were full, and then our window would not grow.
 const pacingHeadroom = 2
 
-// socketOptions returns the pacing rate and TCP_NOTSENT_LOWAT that the socket is to have.
+// socketOptions returns the pacing rate and TCP_NOTSENT_LOWAT that the socket should have. mu is held.
 func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
 	if l.cell != nil {
 		return 0, unsentBelow(l.limit, l.srtt, l.mss)
@@ -184,25 +169,24 @@ func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
 	return rate, unsentFor(l.limit.Cwnd)
 }
 
-// needsSettling tells whether settle has anything to do.
+// hasOptionChanges reports whether takeOptions would return anything. mu is held.
 func (l *limits) hasOptionChanges() bool {
 	rate, unsent := l.socketOptions()
 	return rateMoved(l.paced, rate) || unsentMoved(l.lowat, unsent) || l.wantsSend()
 }
 
-// setChangedOptions sets the socket options that the newest limit has changed, and reports whether that may
-// have made the socket send. c.mu is held.
-func (c *Conn) setChangedOptions() (sent bool) {
-	l := c.limits.Load()
+// takeOptions returns the socket options that the newest limit has changed, and notes them as set. It ends a report.
+// cell is nil unless the kernel enforces the window; unsent is what may then wait unsent. ok: there is a limit.
+func (l *limits) takeOptions() (do sockopts, cell *bpf.Cell, unsent int, ok bool) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.reportUnderway = false
 	l.optionsDue.Store(false)
 	if !l.enforcing || l.limit == (flow.Limit{}) {
-		l.mu.Unlock()
-		return false
+		return do, nil, 0, false
 	}
 	rate, unsent := l.socketOptions()
-	do := sockopts{rate: unchanged, unsent: unchanged, send: l.wantsSend()}
+	do = sockopts{rate: unchanged, unsent: unchanged, send: l.wantsSend()}
 	if rateMoved(l.paced, rate) {
 		l.paced, do.rate = rate, int64(rate)
 	}
@@ -213,72 +197,12 @@ func (c *Conn) setChangedOptions() (sent bool) {
 		l.inForce = l.limit.Cwnd
 	}
 	l.sendNow = false
-	cell := l.cell
-	l.mu.Unlock()
-
-	if cell != nil {
-		c.roomStep.Store(int64(unsent))
-	}
-	c.errors += do.setOptions(c.raw)
-	if do.send {
-		cell.Mark() // more has left than was reported
-	}
-	return do.send
+	return do, l.cell, unsent, true
 }
 
-// sockopts are options to be set in one visit to a socket.
-type sockopts struct {
-	rate, unsent int64 // unchanged: left as it is
-	send         bool  // the kernel is to try to send what waits
-}
-
-// born are the options that a socket has before any is set.
-var defaultSockopts = sockopts{unsent: systemUnsent}
-
-const unchanged = -1
-
-// setOptions returns how many options the socket refused.
-func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
-	if o.rate == unchanged && o.unsent == unchanged && !o.send {
-		return 0
-	}
-	if raw.Control(func(fd uintptr) { refused = o.applyToFD(fd) }) != nil {
-		return 1
-	}
-	return refused
-}
-
-func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
-	if o.rate != unchanged {
-		value := pacingOption(cc.Rate(o.rate))
-		refused += setOption(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	if o.unsent != unchanged {
-		value := int32(o.unsent)
-		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	if o.send { // it is set already; setting it has the kernel try to send, as far as the window goes
-		value := int32(1)
-		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	return refused
-}
-
-// setOption sets one. The system call does not go through Go's scheduler: a tick that comes
-// back from one that does waits behind all goroutines that move bytes, and with it all
-// sockets that it serves. It takes as long as another thread works on the socket at most.
-func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
-	if errno != 0 {
-		refused = 1
-	}
-	return refused
-}
-
-// What may wait unsent in a socket whose window the relay keeps (TCP_NOTSENT_LOWAT):
-// half a window. The kernel wakes a writer when half of that is left, a quarter of a
-// round trip's worth, which covers the writer's way to the socket; more would only be
-// a queue that nobody sees. It bounds no window: sent bytes do not count.
+// What may wait unsent in the socket of a polled leg is half a window. The kernel wakes a writer when
+// half of that is left: a quarter of a round trip's worth, which covers the writer's way to the socket. More would be
+// a queue that no algorithm sees. It bounds no window, since sent bytes do not count.
 const (
 	minUnsent = 32 << 10
 	maxUnsent = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
@@ -286,18 +210,17 @@ const (
 
 func unsentFor(cwnd cc.Bytes) int { return int(min(max(minUnsent, cwnd/2), maxUnsent)) }
 
-// Where the kernel enforces the window, what waits unsent lasts unsentLasts at the rate
-// that the limit allows. The kernel wakes the writer at half of that.
+// Where the kernel enforces the window, what waits unsent lasts unsentLasts at the rate that the limit allows. The
+// kernel wakes the writer at half of that.
 //
-// On a slow flow leastSegments may wait, however long they last: if its writer were
-// woken for each segment, a thousand flows of 500 kbit/s would cost three times the
-// processor time.
+// On a slow flow minSegments may wait, however long they last. If the writer were woken for each segment, a thousand
+// flows of 500 kbit/s would cost three times the processor time.
 const (
 	unsentLasts = 10 * time.Millisecond
 	minSegments = 16
 )
 
-// unsentBelow is what may wait unsent below a window that the kernel enforces.
+// unsentBelow returns what may wait unsent below a window that the kernel enforces, in bytes.
 func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	rate := limit.PacingRate
 	if srtt > 0 {
@@ -312,14 +235,7 @@ func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	return int(min(max(minSegments*mss, unsent), maxUnsent))
 }
 
-// unlimited is SO_MAX_PACING_RATE's "not limited".
-const unlimited = math.MaxUint
-
-// systemUnsent has the system's setting (net.ipv4.tcp_notsent_lowat) be in force.
-const systemUnsent = 0
-
-// rateMoved says whether a pacing rate is more than 2 % off what the socket has:
-// less than that the kernel's own pacing does not hold.
+// rateMoved reports whether a pacing rate is more than 2 % off the socket's. The kernel's pacing is no more exact.
 func rateMoved(has, rate cc.Rate) bool {
 	if has == 0 || rate == 0 {
 		return has != rate
@@ -327,26 +243,8 @@ func rateMoved(has, rate cc.Rate) bool {
 	return max(has, rate)-min(has, rate) > has/50
 }
 
-// pacingOption is SO_MAX_PACING_RATE for a rate: bytes per second, in as many bits as the
-// kernel's unsigned long has. A 32-bit kernel looks at the first 32 bits that it is given,
-// which would be the upper half of a longer number where that comes first.
-func pacingOption(rate cc.Rate) uint {
-	if rate == 0 {
-		return unlimited
-	}
-	return uint(min(perSecond(rate), unlimited-1))
-}
-
-// perSecond is a pacing rate in bytes; only what is not paced is 0.
-func perSecond(rate cc.Rate) uint64 {
-	if rate <= 0 {
-		return 0
-	}
-	return uint64(max(1, rate/8))
-}
-
-// unsentMoved says whether the window has outgrown what the socket has, or shrunk to
-// less than half of it.
+// unsentMoved reports whether what should wait unsent is more than 1.5 times, or less than half, of what the socket
+// has; 0: the socket has the system's setting.
 func unsentMoved(has, unsent int) bool {
 	return has == 0 || unsent > has+has/2 || unsent < has/2
 }

@@ -152,7 +152,7 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 
 func TestOnlyWhatIsNotPacedHasNoRate(t *testing.T) {
 	for rate, want := range map[cc.Rate]uint64{0: 0, -1: 0, 1: 1, 8: 1, 15: 1, 16: 2, 1e9: 125e6} {
-		assert.Equal(t, want, perSecond(rate), "%d bits per second", rate)
+		assert.Equal(t, want, bytesPerSecond(rate), "%d bits per second", rate)
 	}
 }
 

@@ -14,7 +14,7 @@ type Datapath struct{}
 // Conn exists on Linux only.
 type Conn struct{ datapath.Conn }
 
-// New says that the datapath is Linux's.
+// New fails: this is not Linux.
 func New(Config) (*Datapath, error) {
 	return nil, errors.New("kernel: this datapath reads Linux's TCP_INFO and runs on Linux only")
 }

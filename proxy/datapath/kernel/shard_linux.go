@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -11,44 +13,48 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// shard is a part of the legs, served by a tick of its own. The tick comes each Tick
-// while there is progress, less often the longer there is none, and not at all while
-// nothing is in flight and OnTick wants no call.
+// shard is a part of the legs, and the tick that serves them. The package comment says when the tick comes.
+//
+// A leg that is on the tick is in one of two lists. Polled legs are in pollList, and are polled in turns. Enforced
+// legs are in confirmList; the tick visits them when their cell has news, and otherwise seldom. A leg that went off
+// the tick is dropped from its list when its turn comes.
+//
+// mu is held for a few instructions at a time, by writers and Apply too, and never during a report.
 type shard struct {
 	dp    *Datapath
 	index int
 	timer tickTimer
-	done  chan struct{}
+	done  chan struct{} // closed once the tick's thread has ended
 
-	enforcedBusy atomic.Int64 // of those, whose window the kernel enforces and that have bytes unsent or unacknowledged
-	pollCount    atomic.Int64 // len(list), for Status
-	slow         atomic.Bool  // the tick may be more than bulkPause away, although legs are busy
+	enforcedBusy atomic.Int64 // enforced legs on the tick
+	pollCount    atomic.Int64 // len(pollList), for Status
+	slow         atomic.Bool  // the tick may be more than bulkPause away although legs are busy: writers wake it
 
 	mu         sync.Mutex
-	tickAt     cc.Time // when the tick comes; cc.Never: nothing has it come
-	hasNewWork bool    // a leg has become busy, or was written to while slow
-	joining    []*Conn // legs that have become busy
-	settleNext []*Conn // legs that have to settle
+	tickAt     cc.Time   // for which the timer is set; cc.Never: it is not
+	hasNewWork bool      // a leg has become busy, or was written to while slow
+	joining    []*sender // legs that have become busy
+	settleNext []*sender // legs that have socket options to be set
 	closed     bool
 
 	// Only the tick touches these.
-	tickTime    cc.Time // for which the tick was set, or when it came if that was earlier
-	pollList    []*Conn // busy legs whose windows the relay keeps; polled in turns
-	pollTurn    int     // in list: whose turn it is
-	confirmList []*Conn // busy legs whose windows the kernel enforces, and some that are busy no more; see confirm
-	confirmTurn int     // in watched: who is looked at next
-	confirmedAt cc.Time // when confirm was called last
-	progressAt  cc.Time // when a leg that the kernel enforces last made progress, bulk legs aside
-	bulkAt      cc.Time // when a bulk leg did
-	settleNow   []*Conn // the other buffer of queued
-	warned      bool
+	tickTime    cc.Time   // for which the tick was set, or when it came if that was earlier
+	pollList    []*sender // busy polled legs
+	pollTurn    int       // in pollList: the next to be polled
+	confirmList []*sender // busy enforced legs
+	confirmTurn int       // in confirmList: the next to be looked at
+	confirmedAt cc.Time   // when confirmQuietLegs was called last
+	progressAt  cc.Time   // when a leg that the kernel enforces last made progress, bulk legs aside
+	bulkAt      cc.Time   // when a bulk leg did
+	settleNow   []*sender // the other buffer of settleNext
+	warned      bool      // of the budget
 }
 
-// niceness of the tick's thread, where it is allowed: sockets that are not answered
-// in time fall back, so it must not wait behind those that move bytes.
+// niceness of the tick's thread, where it may be raised. The tick must not wait behind threads that move bytes:
+// sockets that are not answered in time fall back.
 const niceness = -10
 
-// tickLoop makes ticks until close.
+// tickLoop makes ticks until stopTicking.
 func (s *shard) tickLoop() {
 	defer close(s.done)
 	runtime.LockOSThread()                               // and never unlocked: the thread ends with it
@@ -58,7 +64,7 @@ func (s *shard) tickLoop() {
 	}
 }
 
-// waitForTick waits for the tick; false: there are no more.
+// waitForTick waits for the next tick, and reports whether there is one.
 func (s *shard) waitForTick() bool {
 	err := s.timer.waitUntilFired()
 	s.mu.Lock()
@@ -84,7 +90,7 @@ func (s *shard) stopTicking() error {
 	return err
 }
 
-// armTimer has the tick come by at. s.mu is held.
+// armTimer has the tick come at that time, or earlier if it is set so. mu is held.
 func (s *shard) armTimer(at cc.Time) {
 	if s.closed || at >= s.tickAt {
 		return
@@ -103,9 +109,9 @@ func (s *shard) wakeSoon() {
 	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// wakeForLeg is wake for a leg that was written to while the tick was slow; join: or that has
-// become busy.
-func (s *shard) wakeForLeg(join *Conn) {
+// wakeForLeg has the tick come within Tick, for a leg that was written to while the tick was slow. join is a leg that
+// has become busy; nil: none has.
+func (s *shard) wakeForLeg(join *sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if join != nil && !s.closed {
@@ -116,8 +122,8 @@ func (s *shard) wakeForLeg(join *Conn) {
 	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// enqueueSettling has c settle with the next tick.
-func (s *shard) enqueueForOptions(c *Conn) {
+// enqueueForOptions has the next tick set the leg's socket options.
+func (s *shard) enqueueForOptions(c *sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
@@ -126,6 +132,7 @@ func (s *shard) enqueueForOptions(c *Conn) {
 	}
 }
 
+// runTick serves the legs once, and sets the timer for the next tick.
 func (s *shard) runTick() {
 	s.beginTick()
 	if s.dp.beforeTick != nil {
@@ -150,6 +157,7 @@ func (s *shard) runTick() {
 	s.armTimer(next)
 }
 
+// beginTick takes in the legs that have become busy.
 func (s *shard) beginTick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,8 +176,8 @@ func (s *shard) beginTick() {
 	s.joining = s.joining[:0]
 }
 
-// addLeg puts a leg on the list of its kind.
-func (s *shard) addLeg(c *Conn) {
+// addLeg puts a leg on the list of its tier.
+func (s *shard) addLeg(c *sender) {
 	c.listed = true
 	if c.enforced.Load() != nil {
 		c.nextPoll = s.tickTime.Add(confirmAfter)
@@ -179,7 +187,109 @@ func (s *shard) addLeg(c *Conn) {
 	}
 }
 
-// settleLegs has the legs settle whose limits have changed.
+// removeLeg takes the leg at i off a list. The last one takes its place.
+func removeLeg(list []*sender, i int) []*sender {
+	last := len(list) - 1
+	list[i].listed = false
+	list[i] = list[last]
+	list[last] = nil
+	return list[:last]
+}
+
+// pollLegs polls the legs of pollList that are due, up to the budget, and drops those that are busy no more. It
+// returns when it wants to be called next.
+func (s *shard) pollLegs() (next cc.Time) {
+	next = cc.Never
+	budget := s.dp.pollBudget
+	for scan := len(s.pollList); scan > 0; scan-- {
+		if s.pollTurn >= len(s.pollList) {
+			s.pollTurn = 0
+		}
+		c := s.pollList[s.pollTurn]
+		switch {
+		case !c.onTick.Load(): // its observation has ended
+			s.pollList = removeLeg(s.pollList, s.pollTurn)
+			continue
+		case c.enforced.Load() != nil: // by now
+			s.pollList = removeLeg(s.pollList, s.pollTurn)
+			s.addLeg(c)
+			continue
+		case s.tickTime.Add(Tick/2) < c.nextPoll && (c.writeCount.Load() == c.seenWrites || c.isBulk()):
+		case budget == 0:
+			s.logOverload()
+			return s.tickTime
+		default:
+			budget--
+			if c.pollAndNote(s.tickTime) == polledGone {
+				s.pollList = removeLeg(s.pollList, s.pollTurn)
+				continue
+			}
+			c.nextPoll = s.tickTime.Add(pollPause(s.tickTime.Sub(c.progressAt)))
+			if c.isBulk() {
+				c.nextPoll = s.tickTime.Add(bulkPause)
+			}
+		}
+		next = min(next, c.nextPoll)
+		s.pollTurn++
+	}
+	return next
+}
+
+// visitLeg serves an enforced leg with news in its cell.
+func (s *shard) visitLeg(c *sender) {
+	if !c.onTick.Load() {
+		return
+	}
+	o := c.pollAndNote(s.tickTime)
+	c.nextPoll = s.tickTime.Add(confirmAfter + c.pacedRest())
+	switch {
+	case o == polledQuiet, o == polledGone:
+	case c.isBulk():
+		s.bulkAt = s.tickTime
+	default:
+		s.progressAt = s.tickTime
+	}
+}
+
+// The kernel can take in an acknowledgement without calling the congestion control, as Linux 6.18 does now and then
+// where many come at once. The next one makes up for it, but after the last bytes there is none: they would seem to be
+// in flight for ever. So TCP_INFO is asked about a leg that has said nothing for confirmAfter, beyond the time that
+// its pacing takes. If bytes are missing, it is asked again after as long as the leg was silent, up to maxConfirm.
+const (
+	confirmAfter = 256 * Tick
+	maxConfirm   = 16 * time.Second
+)
+
+// confirmQuietLegs looks at as many legs of confirmList as give each a turn once in confirmAfter. It drops those that
+// are busy no more.
+func (s *shard) confirmQuietLegs() {
+	turns := len(s.confirmList)
+	if passed := s.tickTime.Sub(s.confirmedAt); s.enforcedBusy.Load() > 0 && passed < confirmAfter {
+		turns = int((time.Duration(turns)*passed + confirmAfter - 1) / confirmAfter)
+	}
+	s.confirmedAt = s.tickTime
+	for ; turns > 0; turns-- {
+		if s.confirmTurn >= len(s.confirmList) {
+			s.confirmTurn = 0
+		}
+		c := s.confirmList[s.confirmTurn]
+		switch {
+		case !c.onTick.Load():
+			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
+			continue
+		case c.enforced.Load() == nil: // by now
+			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
+			s.addLeg(c)
+			continue
+		case s.tickTime >= c.nextPoll:
+			c.confirmArrivals()
+			c.nextPoll = s.tickTime.Add(min(max(confirmAfter, s.tickTime.Sub(c.progressAt)), maxConfirm))
+		}
+		s.confirmTurn++
+	}
+}
+
+// setQueuedOptions sets the socket options of the legs in settleNext.
 func (s *shard) setQueuedOptions() {
 	s.mu.Lock()
 	s.settleNext, s.settleNow = s.settleNow, s.settleNext
@@ -193,7 +303,7 @@ func (s *shard) setQueuedOptions() {
 	s.settleNow = s.settleNow[:0]
 }
 
-// nextDue is when legs whose windows the kernel enforces are to be served next.
+// nextDue returns when the enforced legs want the next tick; cc.Never: none is busy.
 func (s *shard) nextDue() cc.Time {
 	if s.enforcedBusy.Load() <= 0 {
 		return cc.Never
@@ -202,7 +312,7 @@ func (s *shard) nextDue() cc.Time {
 	return s.tickTime.Add(after)
 }
 
-// logOverload logs once that the budget is what sets the polling interval.
+// logOverload warns once that the budget sets the interval between two polls of a leg.
 func (s *shard) logOverload() {
 	if !s.warned {
 		s.warned = true
@@ -211,10 +321,40 @@ func (s *shard) logOverload() {
 	}
 }
 
-// mostPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
+// maxPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
 const maxPause = 64 * Tick
 
-// pollPause is how long to wait for news where there has been none for so long: a reader
-// that has stalled should not cost a tick every millisecond. It is at most 1/64 of the
-// silence.
+// pollPause returns how long to wait for news after a silence: a 64th of it, so that a reader that has stalled does
+// not cost a tick every millisecond.
 func pollPause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), maxPause) }
+
+// tickTimer is a timerfd, read by a thread that blocks in the call. Go's poller, and its own timers, would only make a
+// goroutine runnable, behind all that are runnable already.
+type tickTimer struct{ fd int }
+
+func newTimer() (tickTimer, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
+	if err != nil {
+		return tickTimer{}, fmt.Errorf("create timerfd: %w", err)
+	}
+	return tickTimer{fd}, nil
+}
+
+// fireAfter sets the timer to fire once, and forgets what was set before.
+func (t tickTimer) fireAfter(after time.Duration) error {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(1, after)))}
+	return unix.TimerfdSettime(t.fd, 0, &spec, nil)
+}
+
+// waitUntilFired blocks until the timer has fired.
+func (t tickTimer) waitUntilFired() error {
+	var count [8]byte
+	for {
+		_, err := unix.Read(t.fd, count[:])
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (t tickTimer) closeTimer() error { return unix.Close(t.fd) }

@@ -13,139 +13,34 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-const (
-	defaultPipes = 128 // 256 descriptors at most
-	idlePipes    = 32  // of each size, kept for the next user
-	largePipe    = 1 << 20
-	smallPipe    = 64 << 10 // what the kernel makes one; a quarter of large costs bulk a third more CPU per byte
-	spliceFlags  = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
-)
-
-// pipes lends kernel pipes to splices, a bounded number at a time. Once a user's pipes
-// take more than fs.pipe-user-pages-soft, the kernel makes each further one of two pages
-// (pipe(7)), which costs a slow flow three splices for one. So large ones take at most half
-// of that, and pieces that fit into small ones have those.
-type pipes struct {
-	mu                   sync.Mutex
-	maxLent              int
-	maxLarge             int     // large pipes at most
-	lent                 int     // lent, of both sizes; bound at most
-	largeMade            int     // large ones, lent or idle
-	idleSmall, idleLarge []*pipe // idle, of smallPipe and of largePipe bytes
-	closed               bool
-}
-
-// pipe is the store of a splice.
-type pipe struct {
-	r, w  int
-	large bool
-	n     int // bytes in it
-}
-
-func newPipes(bound int) *pipes {
-	if bound <= 0 {
-		bound = defaultPipes
-	}
-	return &pipes{maxLent: bound, maxLarge: largePipes(bound)}
-}
-
-// largePipes is how many of so many pipes may be large.
-func largePipes(bound int) int {
-	var soft int // pages
-	if scanFile("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
-		return bound // there is no such limit
-	}
-	return min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order it overflows nowhere
-}
-
-// idlePipes is where pipes of a size wait for the next user.
-func (p *pipes) idleList(large bool) *[]*pipe {
-	if large {
-		return &p.idleLarge
-	}
-	return &p.idleSmall
-}
-
-// takePipe returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
-func (p *pipes) takePipe(piece int) *pipe {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.lent >= p.maxLent {
-		return nil
-	}
-	large := piece > smallPipe && (len(p.idleLarge) > 0 || p.largeMade < p.maxLarge)
-	idle := p.idleList(large)
-	if last := len(*idle) - 1; last >= 0 {
-		pp := (*idle)[last]
-		*idle = (*idle)[:last]
-		p.lent++
-		return pp
-	}
-	var fds [2]int
-	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
-		return nil
-	}
-	if large {
-		_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, largePipe) // what it has serves as well
-		p.largeMade++
-	}
-	p.lent++
-	return &pipe{r: fds[0], w: fds[1], large: large}
-}
-
-// returnPipe takes a pipe back, and closes one with bytes in it.
-func (p *pipes) returnPipe(pp *pipe) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lent--
-	idle := p.idleList(pp.large)
-	if pp.n > 0 || p.closed || len(*idle) >= idlePipes {
-		pp.closePipe()
-		if pp.large {
-			p.largeMade--
-		}
-		return
-	}
-	*idle = append(*idle, pp)
-}
-
-func (p *pipes) closeAll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closed = true
-	for _, pp := range slices.Concat(p.idleSmall, p.idleLarge) {
-		pp.closePipe()
-	}
-	p.idleSmall, p.idleLarge = nil, nil
-}
-
-func (pp *pipe) closePipe() {
-	_ = unix.Close(pp.r)
-	_ = unix.Close(pp.w)
-}
-
-// splicer is the carrier between two legs of this package. A stream goes through a pipe,
-// in which bytes never leave the kernel; what comes in small pieces is copied, which takes
-// fewer system calls. Where no pipe is to be had all is copied. So is the byte at an urgent
-// mark (RFC 6093 section 2), at which a splice would stand still, and it is sent as urgent.
+// splicer is the carrier between two legs of this package. A stream goes through a pipe, so that its bytes never leave
+// the kernel. What comes in small pieces is copied, which takes fewer system calls. All is copied while no pipe can be
+// had. So is the byte at an urgent mark, at which a splice would stand still; it is sent as urgent (RFC 6093 §2).
+//
+//	source socket ──spliceIn──▶ pipe ──spliceOut──▶ destination socket
+//	             └──inlet──▶ copy (memory) ──outlet──┘
+//	                pipe ──drainPipe──▶ copy, if the destination takes nothing of the little that is in the pipe
+//
+// Bytes are in the pipe or in the copy, never in both. One goroutine at a time uses a splicer.
 type splicer struct {
-	dst, src     *Conn
-	pipes        *pipes
-	pipe         *pipe // nil while nothing is stored in one
-	copy         datapath.Carrier
+	dst, src *Conn
+	pipes    *pipes
+	pipe     *pipe // nil while nothing is stored in one
+	copy     datapath.Carrier
+
 	inBulk       bool  // the last piece was a large one
 	mustCopy     bool  // what comes next can only be copied
 	urgent       bool  // what copy stores is the byte at the mark
 	dstStalled   bool  // the destination takes nothing of the little that is in the pipe
 	drainingPipe bool  // copy is filled from the pipe
-	markErr      error // told to a splice at the mark, ahead of the bytes behind it, and not again
+	markErr      error // of a splice at the mark: to be returned after the bytes behind it; the kernel gives it once
 
-	limit, n int // of the call underway
+	// Of the call underway.
+	limit, n int
 	err      error
 }
 
-// CarryFrom implements datapath.Carriage: between two legs of this package
-// bytes are spliced.
+// CarryFrom implements datapath.Carriage. Between two legs of this package bytes are spliced.
 func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carrier {
 	from, ok := src.(*Conn)
 	if !ok {
@@ -156,13 +51,13 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	return s
 }
 
+// Fill implements datapath.Carrier. Bytes that the destination has no room for stay in the source's socket, so that a
+// thousand slow flows take up no pipes.
 func (s *splicer) Fill(limit int) (n int, err error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
-	// What has to wait for room waits at its source, so that a thousand slow flows hold
-	// no pipes. An error other than ErrWait is Drain's to tell.
-	switch err := s.dst.waitWritable(); {
+	switch err := s.dst.waitWritable(); { // an error other than ErrWait is for Drain to return
 	case err == nil:
 		limit = s.dst.writeEnd(0, limit)
 	case errors.Is(err, datapath.ErrWait):
@@ -191,14 +86,14 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 	return n, err
 }
 
-// fillPipe takes bytes into a pipe, unless it finds that they can only be copied.
+// fillPipe takes bytes into a pipe, or sets mustCopy.
 func (s *splicer) fillPipe(limit int) (int, error) {
 	s.limit, s.n, s.err = limit, 0, nil
 	poll := s.src.raw.Read(s.spliceIn)
 	if s.mustCopy && poll == nil {
 		return 0, nil
 	}
-	n, err := s.src.ioResult(s.n, poll, s.err, "splice")
+	n, err := s.src.noteRead(s.src.readResult(s.n, poll, s.err, "splice"))
 	if s.pipe != nil {
 		if s.pipe.n = n; n == 0 {
 			s.returnPipe()
@@ -231,6 +126,7 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 	return true
 }
 
+// Drain implements datapath.Carrier.
 func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe == nil {
 		return s.copy.Drain(limit)
@@ -250,7 +146,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.returnPipe()
 	}
-	if s.dstStalled && s.emptyPipe() {
+	if s.dstStalled && s.drainPipe() {
 		return s.copy.Drain(limit)
 	}
 	if s.n == 0 && s.err == nil {
@@ -265,13 +161,13 @@ func (s *splicer) spliceOut(fd uintptr) bool {
 	if !errors.Is(s.err, unix.EAGAIN) {
 		return true
 	}
-	// The pipe has bytes, so it is the socket that is full, and for how long nobody knows.
+	// The pipe has bytes, so the socket is full, perhaps for long.
 	s.dstStalled = s.pipe.n <= datapath.SmallBuffer
 	return s.dstStalled
 }
 
-// emptyPipe moves what the pipe stores, a small buffer of bytes at most, into memory and gives the pipe back.
-func (s *splicer) emptyPipe() bool {
+// drainPipe moves what the pipe stores, a small buffer of bytes at most, into memory and gives the pipe back.
+func (s *splicer) drainPipe() bool {
 	s.drainingPipe = true
 	n, err := s.copy.Fill(s.pipe.n)
 	s.drainingPipe = false
@@ -290,6 +186,7 @@ func (s *splicer) returnPipe() {
 	s.pipe = nil
 }
 
+// Buffered implements datapath.Carrier.
 func (s *splicer) Buffered() int {
 	if s.pipe != nil {
 		return s.pipe.n
@@ -300,6 +197,7 @@ func (s *splicer) Buffered() int {
 // Splicing implements datapath.Carrier.
 func (s *splicer) Splicing() bool { return s.pipe != nil }
 
+// Release implements datapath.Carrier.
 func (s *splicer) Release() {
 	if s.pipe != nil {
 		s.returnPipe()
@@ -309,9 +207,147 @@ func (s *splicer) Release() {
 
 func spliceOnce(from, to, limit int) (int, error) {
 	for {
-		n, err := unix.Splice(from, nil, to, nil, limit, spliceFlags)
+		n, err := unix.Splice(from, nil, to, nil, limit, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
 		if !errors.Is(err, unix.EINTR) {
 			return int(max(0, n)), err
 		}
 	}
+}
+
+// inlet is where a splicer's copy reads.
+type inlet splicer
+
+func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
+
+// ReadReady implements datapath.ReadyReader.
+func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
+	if i.drainingPipe {
+		i.urgent = false
+		return unix.Read(i.pipe.r, room.Take()[:i.pipe.n])
+	}
+	n, i.urgent, err = i.src.readReady(room, true)
+	return n, err
+}
+
+// outlet is where a splicer's copy writes.
+type outlet splicer
+
+func (o *outlet) Write(b []byte) (int, error) {
+	if o.urgent {
+		return o.dst.writeUrgent(b)
+	}
+	return o.dst.Write(b)
+}
+
+const (
+	defaultPipes = 128 // 256 descriptors at most
+	maxIdlePipes = 32  // of each size, kept for the next user
+	largePipe    = 1 << 20
+	smallPipe    = 64 << 10 // the kernel's default; a quarter of large costs bulk a third more processor time per byte
+)
+
+// pipes lends kernel pipes to splices, a bounded number at a time. Once a user's pipes take more than
+// fs.pipe-user-pages-soft, the kernel makes each further one of two pages (pipe(7)), with which a slow flow needs
+// three splices instead of one. So large pipes take at most half of that, and pieces that fit into small ones have
+// those.
+type pipes struct {
+	mu        sync.Mutex
+	maxLent   int // of both sizes
+	maxLarge  int
+	lent      int     // of both sizes
+	largeMade int     // large ones, lent or idle
+	idleSmall []*pipe // of smallPipe bytes
+	idleLarge []*pipe // of largePipe bytes
+	closed    bool
+}
+
+// pipe stores bytes of one splicer.
+type pipe struct {
+	r, w  int // descriptors
+	large bool
+	n     int // bytes in it
+}
+
+// newPipes returns pipes, at most bound of them lent at a time; 0: defaultPipes.
+func newPipes(bound int) *pipes {
+	if bound <= 0 {
+		bound = defaultPipes
+	}
+	return &pipes{maxLent: bound, maxLarge: largePipes(bound)}
+}
+
+// largePipes returns how many of that many pipes may be large.
+func largePipes(bound int) int {
+	var soft int // pages
+	if scanFile("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
+		return bound // there is no such limit
+	}
+	return min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order nothing overflows
+}
+
+// idleList returns the list of idle pipes of a size.
+func (p *pipes) idleList(large bool) *[]*pipe {
+	if large {
+		return &p.idleLarge
+	}
+	return &p.idleSmall
+}
+
+// takePipe returns an empty pipe for a piece of that many bytes; nil: all are lent, or the kernel gives none.
+func (p *pipes) takePipe(piece int) *pipe {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.lent >= p.maxLent {
+		return nil
+	}
+	large := piece > smallPipe && (len(p.idleLarge) > 0 || p.largeMade < p.maxLarge)
+	idle := p.idleList(large)
+	if last := len(*idle) - 1; last >= 0 {
+		pp := (*idle)[last]
+		*idle = (*idle)[:last]
+		p.lent++
+		return pp
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		return nil
+	}
+	if large {
+		_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, largePipe) // the default size serves as well
+		p.largeMade++
+	}
+	p.lent++
+	return &pipe{r: fds[0], w: fds[1], large: large}
+}
+
+// returnPipe takes a pipe back, and closes one with bytes in it.
+func (p *pipes) returnPipe(pp *pipe) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lent--
+	idle := p.idleList(pp.large)
+	if pp.n > 0 || p.closed || len(*idle) >= maxIdlePipes {
+		pp.closePipe()
+		if pp.large {
+			p.largeMade--
+		}
+		return
+	}
+	*idle = append(*idle, pp)
+}
+
+// closeAll closes idle pipes. Those that are lent are closed when they come back.
+func (p *pipes) closeAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, pp := range slices.Concat(p.idleSmall, p.idleLarge) {
+		pp.closePipe()
+	}
+	p.idleSmall, p.idleLarge = nil, nil
+}
+
+func (pp *pipe) closePipe() {
+	_ = unix.Close(pp.r)
+	_ = unix.Close(pp.w)
 }

@@ -42,7 +42,7 @@ func (c *Control) Bind(fd, part int) (*Cell, error) {
 	return cell, nil
 }
 
-// takeCell returns a cell that nobody is bound to yet.
+// takeCell returns a cell that no socket is bound to yet.
 func (c *Control) takeCell(of int) (*Cell, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +55,7 @@ func (c *Control) takeCell(of int) (*Cell, error) {
 	p.free = p.free[:last]
 	p.used.Store(max(p.used.Load(), index/64+1))
 	if c.sequence++; c.sequence == 0 {
-		c.sequence++ // 0 is nobody's
+		c.sequence++ // 0 is no socket's
 	}
 	cell := &Cell{control: c, cell: &c.cells[index], index: index, generation: c.sequence}
 	applied := &cell.cell.Applied
@@ -121,8 +121,7 @@ func (c *Control) News(of, limit int, yield func(cell uint32)) {
 	}
 }
 
-// readTries is how often a cell is read anew that the kernel was writing meanwhile;
-// the next tick comes soon enough.
+// readTries is how often a cell is read again if the kernel was writing it. The next tick comes soon enough.
 const readTries = 8
 
 // Read copies what the socket said last; false: nothing yet, or the kernel is writing

@@ -34,15 +34,15 @@ type Control struct {
 	closed   bool
 }
 
-// part is every len(parts)th word of news, with the cells of those.
+// part is every len(parts)th word of news, with their cells.
 type part struct {
 	turn int           // word after which News goes on
 	used atomic.Uint32 // no word from this one on has a cell that was ever bound
-	free []uint32      // cells that nobody is bound to, the lowest last; guarded by Control.mu
+	free []uint32      // cells that no socket is bound to, the lowest last; guarded by Control.mu
 }
 
-// Check tells whether this process could open a Control here, and what is
-// missing if not. It leaves nothing behind.
+// Check returns nil if this process could open a Control here, or an error that says
+// what is missing. It leaves nothing behind.
 func Check() error {
 	c, err := Open(Config{Cells: 1})
 	if err != nil {
@@ -112,8 +112,8 @@ func (c *Control) openControl(cfg Config) error {
 	return nil
 }
 
-// unmapMemory runs once nobody has the control, nor a cell of it, any more: a writer that
-// was underway at Close may still use its cell.
+// unmapMemory runs once the control and its cells are unreachable: a writer that was
+// underway at Close may still use its cell.
 func unmapMemory(memory []byte) { _ = unix.Munmap(memory) }
 
 // registerControl loads the objects and puts them into the kernel's list.

@@ -17,7 +17,7 @@ type TOSFilter struct {
 	seen    *ebpf.Map
 }
 
-// tosEntries bounds the sockets at a time that have a packet whose TOS nobody has read.
+// tosEntries bounds the sockets at a time with a TOS byte that Detach has not read yet.
 const tosEntries = 1024
 
 // OpenTOSFilter loads the filter. It needs CAP_BPF, which may be dropped afterwards.

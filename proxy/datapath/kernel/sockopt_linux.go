@@ -1,0 +1,460 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+// errTransparent names the privilege that IP_TRANSPARENT needs.
+var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
+
+// A vanished peer is found after four minutes. The first probe comes after two, so that it seldom wakes the radio of a
+// phone.
+const (
+	keepAliveIdle     = 2 * time.Minute
+	keepAliveInterval = 30 * time.Second
+	keepAliveCount    = 4
+)
+
+// guardStream sets the options that keep a stream from being cut unnoticed. It must be called before the first byte
+// can come. Accepted sockets inherit the options from the listener.
+func guardStream(fd int) error {
+	// An urgent byte stays in its place of the stream. Otherwise a second one can drop it.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
+		return fmt.Errorf("set SO_OOBINLINE: %w", err)
+	}
+	// If the process dies, the kernel resets the connection instead of sending a FIN. Conn.Close takes this back.
+	if err := setLinger(fd, lingerReset); err != nil {
+		return fmt.Errorf("set SO_LINGER: %w", err)
+	}
+	// Bytes leave as soon as they are written.
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	}
+	return nil
+}
+
+// Times in seconds for which a socket lingers once it is closed.
+const (
+	lingerDeliver = -1 // close returns, and the kernel delivers what is underway
+	lingerReset   = 0  // the kernel drops what is underway and sends a RST
+)
+
+// setLinger sets how a socket is closed.
+func setLinger(fd, seconds int) error {
+	l := unix.Linger{Linger: int32(max(seconds, 0))}
+	if seconds >= 0 {
+		l.Onoff = 1
+	}
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l)
+}
+
+// keepAlive has the kernel find out that a peer has vanished.
+func keepAlive(fd int) error {
+	for _, o := range []struct{ level, option, value int }{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAliveIdle / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepAliveInterval / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.option, o.value); err != nil {
+			return fmt.Errorf("set the keep-alive of a connection: %w", err)
+		}
+	}
+	return nil
+}
+
+// setTransparent lets a socket use addresses that are not this host's. The LocalAddr of what a transparent listener
+// accepts is the client's destination.
+func setTransparent(fd int, network string) error {
+	// On an IPv6 socket, the IPv4 option covers its IPv4 side.
+	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	if strings.HasSuffix(network, "6") {
+		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: %w", errTransparent, err)
+	}
+	return os.NewSyscallError("setsockopt IP_TRANSPARENT", err)
+}
+
+// Envelopes returns the congestion controls that this kernel has loaded, and those of them that a process without
+// CAP_NET_ADMIN may set.
+func Envelopes() (available, allowed []string, err error) {
+	if available, err = listControls("available"); err != nil {
+		return nil, nil, err
+	}
+	allowed, err = listControls("allowed")
+	return available, allowed, err
+}
+
+func listControls(which string) ([]string, error) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control")
+	if err != nil {
+		return nil, fmt.Errorf("kernel: list envelopes: %w", err)
+	}
+	return strings.Fields(string(text)), nil
+}
+
+// chooseEnvelope finds the congestion control to set on each socket by setting it on fd, an unconnected one. That also
+// loads its module where the kernel allows it. An empty envelope leaves sockets the system's default; why then says
+// what to do about it.
+func chooseEnvelope(fd int, want string) (envelope, why string) {
+	set := func(name string) error { return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name) }
+	if want != "" {
+		if err := set(want); err != nil {
+			return "", envelopeRefused(want, err)
+		}
+		return want, ""
+	}
+	err := set("bbr")
+	if err == nil {
+		return "bbr", ""
+	}
+	why = envelopeRefused("bbr", err)
+	if err := set("cubic"); err != nil {
+		return "", why + "; " + envelopeRefused("cubic", err)
+	}
+	return "cubic", why
+}
+
+// envelopeRefused says in words why the kernel did not take an envelope.
+func envelopeRefused(name string, err error) string {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Sprintf("envelope %q: this kernel has not loaded it; run: modprobe tcp_%s", name, name)
+	case errors.Is(err, unix.EPERM):
+		allowed, _ := listControls("allowed")
+		if !slices.Contains(allowed, name) {
+			allowed = append(allowed, name)
+		}
+		return fmt.Sprintf("envelope %q: not permitted; run: sysctl -w net.ipv4.tcp_allowed_congestion_control=%q, "+
+			"or grant CAP_NET_ADMIN",
+			name, strings.Join(allowed, " "))
+	default:
+		return fmt.Sprintf("envelope %q: %v", name, err)
+	}
+}
+
+// envelopeOf returns the congestion control of a socket; empty: unknown.
+func envelopeOf(fd int) string {
+	name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimRight(name, "\x00")
+}
+
+// sockopts are the options of a limit, set in one visit to a socket.
+type sockopts struct {
+	rate   int64 // bits per second, SO_MAX_PACING_RATE; 0: unlimited; unchanged: left as it is
+	unsent int64 // bytes, TCP_NOTSENT_LOWAT; 0: net.ipv4.tcp_notsent_lowat; unchanged: left as it is
+	send   bool  // the kernel is to try to send what waits
+}
+
+// defaultSockopts are the options that a new socket has.
+var defaultSockopts = sockopts{unsent: systemUnsent}
+
+const (
+	unchanged    = -1
+	systemUnsent = 0
+	unlimited    = math.MaxUint // SO_MAX_PACING_RATE's "not limited"
+)
+
+// setOptions returns how many options the socket refused.
+func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
+	if o.rate == unchanged && o.unsent == unchanged && !o.send {
+		return 0
+	}
+	if raw.Control(func(fd uintptr) { refused = o.applyToFD(fd) }) != nil {
+		return 1
+	}
+	return refused
+}
+
+func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
+	if o.rate != unchanged {
+		value := pacingOption(cc.Rate(o.rate))
+		refused += setOption(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
+	}
+	if o.unsent != unchanged {
+		value := int32(o.unsent)
+		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
+	}
+	if o.send { // guardStream has set it; setting it again has the kernel try to send, as far as the window goes
+		value := int32(1)
+		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
+	}
+	return refused
+}
+
+// setOption sets an option without telling Go's scheduler. A tick that returns from a call that the scheduler knows
+// of waits behind all goroutines that move bytes, and so do all sockets that the tick serves. The call lasts as long
+// as another thread works on the socket, at most.
+func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
+	if errno != 0 {
+		refused = 1
+	}
+	return refused
+}
+
+// pacingOption returns SO_MAX_PACING_RATE for a rate, 0 being unlimited: bytes per second, in the kernel's unsigned
+// long. A 32-bit kernel takes 4 bytes.
+func pacingOption(rate cc.Rate) uint {
+	if rate == 0 {
+		return unlimited
+	}
+	return uint(min(bytesPerSecond(rate), unlimited-1))
+}
+
+// bytesPerSecond converts a pacing rate. Only a rate of 0, which means unpaced, gives 0.
+func bytesPerSecond(rate cc.Rate) uint64 {
+	if rate <= 0 {
+		return 0
+	}
+	return uint64(max(1, rate/8))
+}
+
+// tcpInfo reads TCP_INFO of a socket and returns how many bytes of it this kernel has.
+func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
+	size := uint32(unsafe.Sizeof(*info))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return uintptr(size), nil
+}
+
+// Indices into SO_MEMINFO (include/uapi/linux/sock_diag.h).
+const (
+	receiveUsed    = 0 // SK_MEMINFO_RMEM_ALLOC
+	sendBufferSize = 3 // SK_MEMINFO_SNDBUF
+	sendQueued     = 5 // SK_MEMINFO_WMEM_QUEUED
+	memoryInfoSize = 9
+)
+
+// memoryInfo returns SO_MEMINFO: the kernel's memory for a socket, in bytes with overhead.
+func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
+	size := uint32(unsafe.Sizeof(vars))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return vars, errno
+	}
+	return vars, nil
+}
+
+// unreadMemory returns the kernel's memory for what a socket holds unread, in bytes with overhead.
+func unreadMemory(fd int) (cc.Bytes, error) {
+	vars, err := memoryInfo(fd)
+	return cc.Bytes(vars[receiveUsed]), err
+}
+
+// enlargeBuffer has the kernel enlarge a receive buffer that it sizes itself until it can take a window of bytes, up
+// to half of net.ipv4.tcp_rmem's maximum. By itself the kernel enlarges one only when more bytes than ever arrive in a
+// round trip, which a small window may prevent. It also makes room for as many bytes as the reader waits for
+// (SO_RCVLOWAT), which needs no privilege.
+func enlargeBuffer(fd int, window cc.Bytes) error {
+	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(window)),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1))
+}
+
+// setBuffer gives a socket a receive buffer of size bytes, or as much of it as needs no privilege.
+func setBuffer(fd int, size cc.Bytes) bool {
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, int(size/2)) == nil // the kernel doubles it
+}
+
+// setClamp bounds the window that a socket advertises, in bytes. The kernel raises the bound only together with a
+// buffer that it sizes itself.
+func setClamp(fd int, clamp cc.Bytes) error {
+	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp))
+}
+
+// hasRoom reports whether a socket takes bytes. Asking has the kernel wake the writer when it does. It runs inside
+// RawConn.Write.
+func hasRoom(fd uintptr) bool {
+	asked := [...]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(asked[:], 0)
+	return n > 0 || err != nil // the write then returns the error
+}
+
+// hasArrived reports whether there is anything to read.
+func hasArrived(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	return err == nil && n > 0
+}
+
+// atMark reports whether the next byte to be read is the urgent one (tcp(7)). The kernel takes no lock for it, so the
+// scheduler need not know.
+func atMark(fd uintptr) bool {
+	var mark int32
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.SIOCATMARK, uintptr(unsafe.Pointer(&mark)))
+	return errno == 0 && mark != 0
+}
+
+// maxFalseEmpty bounds how often a read in front of an urgent byte is tried again. If a signal is pending, the kernel
+// returns EAGAIN there although the byte has come (tcp_recvmsg).
+const maxFalseEmpty = 8
+
+// checkReadable looks whether there is anything to read, and fails as a read would. n is at most 1.
+func checkReadable(fd int) (n int, err error) {
+	for tries := 0; ; tries++ {
+		var b [1]byte // and no address, which package unix would allocate
+		got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1,
+			unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+		switch {
+		case errno == 0:
+			return int(got), nil
+		case errno == unix.EAGAIN && tries < maxFalseEmpty && atMark(uintptr(fd)) && hasArrived(fd):
+		case errno != unix.EINTR:
+			return 0, errno
+		}
+	}
+}
+
+// peekBytes copies what there is to read and leaves it in the socket. ended: no more will come.
+func peekBytes(fd int, b []byte) (n int, ended bool, err error) {
+	asked := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
+	if _, err := unix.Poll(asked[:], 0); err != nil && !errors.Is(err, unix.EINTR) {
+		return 0, false, err
+	}
+	events := asked[0].Revents
+	if events&unix.POLLERR != 0 {
+		return 0, true, nil // recvfrom would take the error away from the reader
+	}
+	ended = events&(unix.POLLRDHUP|unix.POLLHUP) != 0
+	n, _, err = unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return 0, ended, nil
+	}
+	return max(n, 0), ended, err
+}
+
+// A DSCP is the upper six bits of the TOS byte (IPv4) or of the traffic class (IPv6). On TCP sockets the kernel keeps
+// the lower two, which are ECN's, whatever is set.
+const dscpShift = 2
+
+// setDSCP sets what the packets of a socket are marked with.
+func setDSCP(fd int, is4 bool, dscp uint8) error {
+	level, option := unix.IPPROTO_IP, unix.IP_TOS
+	if !is4 {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_TCLASS
+	}
+	if err := unix.SetsockoptInt(fd, level, option, int(dscp)<<dscpShift); err != nil {
+		return fmt.Errorf("set a DSCP of %d: %w", dscp, err)
+	}
+	return nil
+}
+
+// readTOS returns the DSCP of the packet that completed the handshake of an accepted IPv4 socket.
+func readTOS(fd int) (uint8, error) {
+	return readPacketOption(fd, unix.IPPROTO_IP, unix.IP_RECVTOS, unix.IP_PKTOPTIONS, unix.IP_TOS)
+}
+
+// readTrafficClass returns the DSCP of a packet that an IPv6 socket received: of an accepted socket the one that
+// completed the handshake, of a dialled one any after IPV6_RECVTCLASS was set.
+func readTrafficClass(fd int) (uint8, error) {
+	return readPacketOption(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, unix.IPV6_2292PKTOPTIONS, unix.IPV6_TCLASS)
+}
+
+// readPacketOption returns the DSCP from what the kernel remembers of a TCP socket's packets. The option receive has
+// the kernel add it to the control messages that the option packet returns, in one of type kind.
+func readPacketOption(fd, level, receive, packet, kind int) (uint8, error) {
+	if err := unix.SetsockoptInt(fd, level, receive, 1); err != nil {
+		return 0, fmt.Errorf("ask for the DSCP of what was received: %w", err)
+	}
+	var buf [256]byte
+	size := uint32(len(buf))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(packet),
+		uintptr(unsafe.Pointer(&buf)), uintptr(unsafe.Pointer(&size)), 0)
+	err := unix.SetsockoptInt(fd, level, receive, 0)
+	if errno != 0 {
+		err = errors.Join(err, errno)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the DSCP of what was received: %w", err)
+	}
+	controls, err := unix.ParseSocketControlMessage(buf[:size])
+	if err != nil {
+		return 0, fmt.Errorf("read the DSCP of what was received: %w", err)
+	}
+	for _, c := range controls {
+		if int(c.Header.Level) == level && int(c.Header.Type) == kind && len(c.Data) >= int(unsafe.Sizeof(int32(0))) {
+			return uint8(*(*int32)(unsafe.Pointer(&c.Data[0]))) >> dscpShift, nil
+		}
+	}
+	return 0, nil
+}
+
+// tosReader has the filter that reads the mark of what dialled IPv4 sockets receive. It is loaded at the start,
+// because the program drops its privileges then and a reload may ask for it.
+type tosReader struct {
+	filter *bpf.TOSFilter // nil: it could not be loaded
+	err    error          // why not
+	warned sync.Once
+}
+
+func (r *tosReader) open() { r.filter, r.err = bpf.OpenTOSFilter() }
+
+func (r *tosReader) close() error {
+	if r.filter == nil {
+		return nil
+	}
+	return r.filter.Close()
+}
+
+// prepareSocket has the mark of what comes remembered, for readDSCP. Call it before the socket connects.
+func (r *tosReader) prepareSocket(fd int, is4 bool, log *slog.Logger) error {
+	if !is4 {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
+	}
+	if r.filter != nil {
+		return r.filter.Attach(fd)
+	}
+	r.warned.Do(func() {
+		log.Warn("the DSCP of servers cannot be read over IPv4, so that clients are answered with their own; start "+
+			"the program with CAP_BPF", "err", r.err)
+	})
+	return nil
+}
+
+// readDSCP returns the mark of what a socket has received since prepareSocket, and undoes that: it costs time with
+// each packet. 0: unknown, or unmarked.
+func (r *tosReader) readDSCP(fd int, is4 bool) (uint8, error) {
+	if !is4 {
+		return readTrafficClass(fd)
+	}
+	if r.filter == nil {
+		return 0, nil
+	}
+	tos, err := r.filter.Detach(fd)
+	return tos >> dscpShift, err
+}
+
+// scanFile reads the values of a file of /proc, separated by blanks.
+func scanFile(path string, to ...any) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if _, err = fmt.Sscan(string(text), to...); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
