@@ -126,7 +126,7 @@ var homes = map[string][]string{
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
-	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
+	"gvisor.dev/...":                     {"proxy/datapath/netstack", "proxy/tunnel/userspace"},
 	"golang.zx2c4.com/...": {
 		"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab", "internal/wgclient",
 	},
