@@ -14,12 +14,13 @@ const (
 	reopenLast  = 30 * time.Second
 )
 
-// Condition is whether packets get through to the peers, as far as it is ours.
+// Condition records whether packets get through to the peers, as far as this machine can know. The
+// zero value is healthy. It is safe for concurrent use.
 type Condition struct {
 	failure atomic.Pointer[error]
 }
 
-// Health says why nothing gets through at present; nil: it does.
+// Health returns why nothing gets through at present; nil: packets do.
 func (c *Condition) Health() error {
 	if err := c.failure.Load(); err != nil {
 		return *err
@@ -27,8 +28,8 @@ func (c *Condition) Health() error {
 	return nil
 }
 
-// Reopen tries to open what has failed, until it succeeds or ctx is done. It reports
-// whether it is open.
+// Reopen calls open until it succeeds or ctx is done, with growing waits. It reports whether it has
+// succeeded.
 func (c *Condition) Reopen(ctx context.Context, log *slog.Logger, failure error, open func() error) bool {
 	c.failure.Store(&failure)
 	log.Error("tunnel: nothing gets through; trying to open it again", "err", failure)

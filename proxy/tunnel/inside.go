@@ -8,33 +8,36 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
-// Inside is whose the addresses inside a tunnel are.
+// Inside knows the addresses inside a tunnel. Its methods are safe for concurrent use.
 type Inside interface {
-	// Peer returns the name of the peer that an inner address is of; empty:
-	// nobody's.
+	// Peer returns the name of the peer that has an inner address; empty: no peer has it.
 	Peer(inner netip.Addr) string
-	// Place returns what an address is to the tunnel.
+	// Place returns the place of an address as the tunnel sees it.
 	Place(netip.Addr) Place
-	// Gateway returns the gateway's own address of the prefix that an inner one is
-	// in; invalid: it has none there.
+	// Gateway returns the gateway's own address in the prefix of an inner one; invalid: it has none
+	// there.
 	Gateway(inner netip.Addr) netip.Addr
-	// Own returns an address of the gateway inside that is of the same family;
-	// invalid: it has none.
+	// Own returns an address of the gateway inside, of the family of like; invalid: it has none.
 	Own(like netip.Addr) netip.Addr
 }
 
-// Place is what an address is to a tunnel.
+// Place is the place of an address as a tunnel sees it.
 type Place int
 
 // The places of addresses.
 const (
-	Elsewhere Place = iota // outside the tunnel, or nobody knows
-	OfPeer                 // a peer's
-	OfGateway              // the first of the pool, which answers pings, and names where there is a server for them
-	Unused                 // of the pool, and no peer's at present
+	// Elsewhere is outside the tunnel, or not known.
+	Elsewhere Place = iota
+	// OfPeer is an address of a peer.
+	OfPeer
+	// OfGateway is the first address of a pool's prefix. It answers pings, and names where a name
+	// server is configured.
+	OfGateway
+	// Unused is an address of the pool that no peer has at present.
+	Unused
 )
 
-// Pool is the prefixes that a tunnel's peers get their addresses from.
+// Pool has the prefixes of peers' addresses. It is safe for concurrent use.
 type Pool struct {
 	mu       sync.RWMutex
 	prefixes []netip.Prefix
@@ -82,13 +85,14 @@ func (s *Pool) Own(like netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Owners are the names of the peers that addresses are of. It is never changed.
+// Owners maps addresses to the names of peers. It is immutable.
 type Owners struct {
 	names map[netip.Prefix]string
-	bits  []int // lengths of the prefixes, the longest first
+	// bits are the lengths of the prefixes, the longest first.
+	bits []int
 }
 
-// OwnersOf notes the peers' addresses.
+// OwnersOf returns the owners of the peers' addresses.
 func OwnersOf(peers []access.Peer) *Owners {
 	o := &Owners{names: map[netip.Prefix]string{}}
 	for _, p := range peers {
@@ -103,8 +107,8 @@ func OwnersOf(peers []access.Peer) *Owners {
 	return o
 }
 
-// Peer returns the name of the peer that an address is of, by the longest prefix; empty:
-// nobody's.
+// Peer returns the name of the peer with the longest prefix that has an address; empty: none has
+// it.
 func (o *Owners) Peer(inner netip.Addr) string {
 	for _, bits := range o.bits {
 		if p, err := inner.Prefix(bits); err == nil { // the family has such a length

@@ -1,5 +1,5 @@
-// Package tunnel says what the proxy and those that end tunnels ask of each other.
-// It ends none itself: package userspace does, in this process.
+// Package tunnel has the interface between the proxy and the packages that end tunnels: userspace
+// ends them in this process, kernelspace in the kernel.
 package tunnel
 
 import (
@@ -16,52 +16,59 @@ import (
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
-// Listener is a tunnel as the proxy sees it: a way in, each of whose connections is of a
-// peer, and which reaches these peers.
+// Listener is a tunnel as the proxy sees it: a way in for connections of peers, and a way out to
+// these peers.
 type Listener interface {
 	ingress.Listener
 	Inside
-	// Name is the listener's.
+	// Name returns the listener's name.
 	Name() string
-	// Forward has the tunnel's datagrams forwarded; once, before Serve.
+	// Forward makes the tunnel forward datagrams. It is called once, before Serve.
 	Forward(access.Datagrams, Forwarding)
-	// Dial opens a connection to a peer, which sees source as whom it is from, or the
+	// Dial opens a connection to a peer. The peer sees source as the client's address, or the
 	// gateway where source is not inside the tunnel.
 	Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
-	// Resume has peers found where a process before this one heard from them last: they
-	// are sent to at once, and need not find out by themselves that it has gone.
+	// Resume sets the addresses at which an earlier process last heard from peers. The tunnel sends
+	// to them at once, so that they need not find out by timeouts that the process has gone.
 	Resume(map[access.Key]netip.AddrPort)
-	// Status returns how it goes; peers are of those tunnels that know them. With an error
-	// the counters are good all the same.
+	// Status returns the state of the tunnel. Peers are set by tunnels that know them. With an
+	// error the counters are valid all the same.
 	Status() (Status, error)
 }
 
-// Settings are what may change of a tunnel while it runs.
+// Settings are those of a tunnel that may change while it runs.
 type Settings struct {
-	Datagrams   access.Datagrams
-	Allow       []netip.Prefix  // where peers may go that is closed to them otherwise
-	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
-	Peers       []access.Peer   // WireGuard's
-	Tokens      []access.Token  // MASQUE's, as is the rest
-	Certificate tls.Certificate // for clients that come from now on
-	Authorities *x509.CertPool  // likewise; nil: certificates are not asked for
+	Datagrams access.Datagrams
+	// Allow has destinations that are open to peers although policy closes them otherwise.
+	Allow []netip.Prefix
+	// Pool and Peers are WireGuard's. Pool has the prefixes of peers' addresses.
+	Pool  []netip.Prefix
+	Peers []access.Peer
+	// Tokens, Certificate and Authorities are MASQUE's, for clients from now on.
+	Tokens      []access.Token
+	Certificate tls.Certificate
+	// Authorities sign clients' certificates; nil: certificates are not asked for.
+	Authorities *x509.CertPool
 }
 
-// Forwarding is what datagrams need besides what configuration says of them.
+// Forwarding is what datagrams need besides their configuration.
 type Forwarding struct {
-	// Verdict is policy's, and its guard's: an error refuses what is sent. down says whose
-	// window the answers share; without an algorithm nobody's. up has the group and its maximum
-	// rate; a window it has not.
+	// Verdict asks policy, and its guard, whether a datagram may be sent; an error refuses it. down
+	// has the terms of the answers: without an algorithm they share no window. up has the group and
+	// the maximum rate of what the peer sends; it has no window.
 	Verdict func(Sent) (down, up flow.Terms, err error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
-	Mark    uint32 // of the sockets; 0: none
-	Log     *slog.Logger
+	// Mark is the SO_MARK of the sockets; 0: none.
+	Mark uint32
+	Log  *slog.Logger
 }
 
-// Sent is what policy decides on about a datagram.
+// Sent describes a datagram to policy.
 type Sent struct {
-	Peer           string
-	Source, Target netip.AddrPort // Target has no port where it is an echo request
-	Host           string         // the name that the peer gave; empty: an address
+	Peer string
+	// Target has no port for an echo request.
+	Source, Target netip.AddrPort
+	// Host is the name that the peer gave; empty: it gave an address.
+	Host string
 }

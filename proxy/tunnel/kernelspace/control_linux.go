@@ -13,11 +13,12 @@ const answerWithin = 2 * time.Second
 
 var errSilent = errors.New("the program that made the interface does not answer")
 
-// control configures WireGuard interfaces. The program that has made an interface may not answer: a call then
-// ends with errSilent, and so does every later one until the program has answered the first.
+// control configures WireGuard interfaces. The program behind an interface may not answer. A call
+// then ends with errSilent, and so does every later one until the program has answered the first.
 type control struct {
 	client *wgctrl.Client
-	busy   chan struct{} // has room for one call
+	// busy has room for one call.
+	busy chan struct{}
 }
 
 func openControl() (*control, error) {
@@ -25,7 +26,7 @@ func openControl() (*control, error) {
 	return &control{client, make(chan struct{}, 1)}, err
 }
 
-// Device returns what an interface has.
+// Device returns the state of an interface.
 func (c *control) Device(name string) (is *wgtypes.Device, err error) {
 	answer := make(chan *wgtypes.Device, 1)
 	err = c.callWithin(func() error {
@@ -67,5 +68,5 @@ func (c *control) callWithin(f func() error) error {
 	}
 }
 
-// Close ends it.
+// Close closes the sockets.
 func (c *control) Close() error { return c.client.Close() }

@@ -20,39 +20,53 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// ours is the alias of an interface that we made: one that a process before this one has
-// left behind is taken over.
+// ours is the alias of interfaces that this package has made. It takes over one that an earlier
+// process has left behind.
 const ours = "made by penstock"
 
-// discard is the port to which nothing is sent that has a meaning (RFC 863).
+// discard is a port to which a packet without meaning may be sent (RFC 863).
 const discard = 9
 
-// device is the interface and what configures it.
+// device is the WireGuard interface with its addresses and routes. The mu of WireGuard guards it.
 type device struct {
-	name    string
-	made    bool // by us, so that it goes at the end
-	blank   bool // it had no key
-	raised  bool // by us
-	link    netlink.Link
-	claim   net.PacketConn // which nobody else in this network namespace has, and which ends with the process
+	name string
+	// made reports whether the interface is ours, so that it goes at the end.
+	made bool
+	// blank reports whether the interface had no key before.
+	blank bool
+	// raised reports whether bringUp has set the interface up.
+	raised bool
+	// link is nil while there is no interface.
+	link netlink.Link
+	// claim is an abstract socket that only one process of this network namespace can have. It ends
+	// with the process.
+	claim   net.PacketConn
 	control *control
-	added   []netlink.Addr
-	inside  []netip.Prefix // nothing for these addresses goes elsewhere while there is no interface
-	routes  []netip.Prefix // those of inside that are no gateway's
-	carried traffic        // by interfaces that have gone
-	newest  traffic        // by the present one, as was seen last
-	probes  []netip.Addr   // inside: their routes go as the link is set down, and do not come back with it
+	// added are the gateway's addresses.
+	added []netlink.Addr
+	// inside are all prefixes of peers. Packets for them go nowhere else while there is no
+	// interface.
+	inside []netip.Prefix
+	// routes are prefixes of inside that no gateway address has.
+	routes []netip.Prefix
+	// carried is the traffic of interfaces that have gone.
+	carried traffic
+	// newest is the traffic of the present interface at the last look.
+	newest traffic
+	// probes are addresses inside. The kernel removes their routes as the link goes down, and does
+	// not bring them back with it.
+	probes []netip.Addr
 }
 
-// traffic is of packets inside the tunnel: bytes, and packets to peers that were lost.
+// traffic is that inside the tunnel: bytes, and lost packets to peers.
 type traffic struct{ received, sent, lost uint64 }
 
 func (t traffic) addTraffic(o traffic) traffic {
 	return traffic{t.received + o.received, t.sent + o.sent, t.lost + o.lost}
 }
 
-// openDevice finds or makes the interface, with its keys and its port. The peers are those
-// that it has, of which nothing but the keys is told.
+// openDevice finds or makes the interface, with its keys and its port. It returns the keys of the
+// peers that the interface has; their other fields are zero.
 func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
 	d = &device{name: cfg.Interface}
 	if d.control, err = openControl(); err != nil {
@@ -64,7 +78,7 @@ func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err er
 	return d, peers, nil
 }
 
-// takeInterface makes the interface ours, be it the first or one in place of one that has gone.
+// takeInterface finds or makes the interface, at the start or after the last one has gone.
 func (d *device) takeInterface(cfg Config) (peers map[access.Key]access.Peer, err error) {
 	if d.claim == nil {
 		if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
@@ -96,7 +110,7 @@ func (d *device) takeInterface(cfg Config) (peers map[access.Key]access.Peer, er
 	return peers, netlink.LinkSetMTU(d.link, cfg.MTU)
 }
 
-// findOrMake looks for the interface, and makes it where there is none.
+// findOrMake finds the interface, and makes it where there is none.
 func (d *device) findOrMake() (err error) {
 	d.link, err = netlink.LinkByName(d.name)
 	if err == nil {
@@ -119,7 +133,7 @@ func (d *device) findOrMake() (err error) {
 	return nil
 }
 
-// explainError says what is missing, and how to get it.
+// explainError adds the cure to errors of the kernel.
 func (d *device) explainError(what string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP):
@@ -131,7 +145,7 @@ func (d *device) explainError(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// bringUp has packets come.
+// bringUp sets the link up, and adds the routes that need it to be up.
 func (d *device) bringUp() error {
 	d.raised = d.link.Attrs().Flags&net.FlagUp == 0
 	if err := netlink.LinkSetUp(d.link); err != nil {
@@ -140,7 +154,7 @@ func (d *device) bringUp() error {
 	return d.addPeerRoutes() // routes need an interface that is up
 }
 
-// chosenPort is the one that was chosen.
+// chosenPort returns the UDP port that WireGuard has chosen.
 func (d *device) chosenPort() (uint16, error) {
 	is, err := d.control.Device(d.name)
 	if err != nil {
@@ -149,7 +163,7 @@ func (d *device) chosenPort() (uint16, error) {
 	return uint16(is.ListenPort), nil
 }
 
-// setPeers takes those that are for those that are to be.
+// setPeers replaces peers by next. Peers without a change keep their sessions.
 func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
 	var peers []wgtypes.PeerConfig
 	for key := range are {
@@ -179,7 +193,7 @@ func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
 	return nil
 }
 
-// addAddresses gives the interface the gateway's addresses, and has what is inside routed there.
+// addAddresses gives the interface the gateway's addresses, and routes inside to it.
 func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
 	var wanted []netlink.Addr
 	for _, g := range gateways {
@@ -215,7 +229,8 @@ func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
 	return d.addPeerRoutes()
 }
 
-// resumePeers says where peers were, and sends them something, unless they have been heard from.
+// resumePeers sends a packet to peers at their last known addresses, unless they have been heard
+// from.
 func (d *device) resumePeers(peers map[access.Key]access.Peer, at map[access.Key]netip.AddrPort) error {
 	is, err := d.control.Device(d.name)
 	if err != nil {
@@ -233,6 +248,8 @@ func (d *device) resumePeers(peers map[access.Key]access.Peer, at map[access.Key
 	return errors.Join(errs...)
 }
 
+// seekPeer sets the address of a peer and sends it a packet, for which WireGuard shakes hands
+// first.
 func (d *device) seekPeer(p access.Peer, where netip.AddrPort) error {
 	err := d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(where),
@@ -248,9 +265,10 @@ func (d *device) seekPeer(p access.Peer, where netip.AddrPort) error {
 	return errors.Join(err, c.Close())
 }
 
+// errGone says that the interface is not there.
 var errGone = errors.New("it is not there")
 
-// readTraffic finds out what the interface has carried, or that it has gone: errGone.
+// readTraffic reads the interface's counters. It returns errGone after the interface has gone.
 func (d *device) readTraffic() error {
 	if d.link == nil {
 		return errGone
@@ -270,7 +288,7 @@ func (d *device) readTraffic() error {
 	return nil
 }
 
-// peerStates are the peers as WireGuard knows them, by name.
+// peerStates returns the state of the peers, ordered by name.
 func (d *device) peerStates(peers map[access.Key]access.Peer) ([]tunnel.PeerState, error) {
 	is, err := d.control.Device(d.name)
 	if err != nil {
@@ -296,7 +314,7 @@ func (d *device) peerStates(peers map[access.Key]access.Peer) ([]tunnel.PeerStat
 	return states, nil
 }
 
-// releaseAdded takes away what was added, and the interface if it was made.
+// releaseAdded removes what was added, and the interface if it was made here.
 func (d *device) releaseAdded() error {
 	errs := []error{d.addFence(nil)}
 	switch {
@@ -329,13 +347,15 @@ func (d *device) releaseAdded() error {
 	return errors.Join(errs...)
 }
 
+// closeDevice removes what was added, and closes control.
 func (d *device) closeDevice() error { return errors.Join(d.releaseAdded(), d.control.Close()) }
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// ForwardingOff names the settings by which the kernel forwards none of the pool's families.
+// ForwardingOff returns the kernel settings that keep packets of the pool's families from being
+// forwarded.
 func ForwardingOff(pool []netip.Prefix) []string {
 	var off []string
 	for _, f := range []struct {

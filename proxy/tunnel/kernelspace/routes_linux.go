@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// chooseProbes notes an address for each family: of IPv4 one beside the pool, whose route is the interface's.
+// chooseProbes chooses an address of each family, to notice that routes are lost. For IPv4 it is
+// one beside the pool, with a route of its own.
 func (d *device) chooseProbes(pool, inside []netip.Prefix) {
 	d.probes = nil
 	for _, six := range []bool{false, true} {
@@ -31,7 +32,7 @@ func (d *device) chooseProbes(pool, inside []netip.Prefix) {
 	}
 }
 
-// isUnrouted reports whether the fence refuses what is for peers, although the link is up.
+// isUnrouted reports whether the fence refuses packets to peers although the link is up.
 func (d *device) isUnrouted() bool {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
@@ -43,8 +44,8 @@ func (d *device) isUnrouted() bool {
 	})
 }
 
-// addFence has what is for addresses inside refused while the interface is not there or down:
-// other routes would take it outside as it is.
+// addFence adds routes that refuse packets for addresses inside while the interface is down or not
+// there. Without them other routes would take these packets outside, unencrypted.
 func (d *device) addFence(inside []netip.Prefix) error {
 	for _, p := range inside {
 		if err := netlink.RouteReplace(refusalRoute(p)); err != nil {
@@ -62,15 +63,16 @@ func (d *device) addFence(inside []netip.Prefix) error {
 	return nil
 }
 
-// refusalRoute is a route that any other to the same addresses comes before.
+// refusalRoute returns a route with the lowest priority: any other to the same addresses comes
+// before.
 func refusalRoute(to netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
 	}
 }
 
-// addPeerRoutes adds the routes that peers' addresses need beside the pool's. A link that is
-// down has none.
+// addPeerRoutes adds the routes of peers' addresses beside the pool's. A link that is down has
+// none.
 func (d *device) addPeerRoutes() error {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil {
@@ -99,8 +101,8 @@ func (d *device) addPeerRoutes() error {
 	return nil
 }
 
-// otherRoutes are this machine's routes to other interfaces, by the addresses that they lead to. Beside a
-// route of ours to the same ones, their metrics would decide which is used.
+// otherRoutes returns this machine's routes to other interfaces, by destination. Beside a route of
+// ours to the same one, their metrics would decide which is used.
 func (d *device) otherRoutes() (map[string]netlink.Route, error) {
 	all := map[string]netlink.Route{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -28,33 +28,40 @@ import (
 
 // Config describes a tunnel.
 type Config struct {
-	Name       string
-	Interface  string // its name; one that is there is used if it has no other private key, and stays
-	Port       uint16 // UDP, on every address; 0: any
+	Name string
+	// Interface is its name. An existing one is used, and stays, if it has no other private key.
+	Interface string
+	// Port is the UDP port, on every address. 0: any free port.
+	Port       uint16
 	PrivateKey access.Key
 	MTU        int
-	Closed     []netip.Prefix // where nothing that the kernel forwards may go
-	Socket     ingress.Config // of the transparent socket; its address and mode are set here
-	Open       ingress.Open
+	// Closed has destinations that the kernel may not forward to.
+	Closed []netip.Prefix
+	// Socket configures the transparent socket. Its address and mode are set here.
+	Socket ingress.Config
+	Open   ingress.Open
 	// Dial opens a connection from a source, which need not be this machine's; invalid: any.
 	Dial func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
-	Log  *slog.Logger // nil: silent
+	// Log may be nil: silent.
+	Log *slog.Logger
 }
 
-// Settings are those of any tunnel, and of what the kernel forwards by itself.
+// Settings are those of any tunnel, and of packets that the kernel forwards.
 type Settings struct {
 	tunnel.Settings
-	From  []netip.Prefix // who reaches peers from outside
-	Rules []Rule         // the first that matches what a peer sends decides
+	// From has addresses outside that reach peers.
+	From []netip.Prefix
+	// Rules decide about packets that a peer sends. The first match decides.
+	Rules []Rule
 }
 
-// Rule says what becomes of what the kernel forwards.
+// Rule decides what the kernel forwards.
 type Rule = capture.Verdict
 
-// PortRange is one of a Rule.
+// PortRange is a range of ports of a Rule.
 type PortRange = capture.PortRange
 
-// WireGuard is a tunnel as the proxy sees it.
+// WireGuard is a tunnel that the kernel ends. It implements tunnel.Listener.
 type WireGuard struct {
 	*ingress.Socket
 	tunnel.Pool
@@ -69,20 +76,24 @@ type WireGuard struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	mu       sync.Mutex // of what follows, and of the device
-	gone     bool       // there is no interface that is set up
-	unrouted bool       // when it was looked at last
+	// mu guards the device and the fields below. owners is read without it.
+	mu sync.Mutex
+	// gone reports that there is no interface that is set up.
+	gone bool
+	// unrouted is the result of the last isUnrouted.
+	unrouted bool
 	peers    map[access.Key]access.Peer
-	at       map[access.Key]netip.AddrPort // where peers were last seen
-	inForce  Settings
+	// at has the addresses of peers at the last Status.
+	at      map[access.Key]netip.AddrPort
+	inForce Settings
 }
 
-// lookEvery is how often the interface is looked for.
+// lookEvery is the time between two looks for the interface.
 const lookEvery = time.Second
 
 var _ tunnel.Listener = (*WireGuard)(nil)
 
-// Listen makes the tunnel. What it has made is gone again after Close, or an error.
+// Listen makes the tunnel. Close, or an error, removes all that it has made.
 func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err error) {
 	w := &WireGuard{cfg: cfg, log: cfg.Log}
 	if w.log == nil {
@@ -121,8 +132,8 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	return w, nil
 }
 
-// warnOfObstacles logs which chains of the machine's firewall drop what comes out of the tunnel. Chains that cannot
-// be looked at are left to penstock doctor.
+// warnOfObstacles logs which chains of the machine's firewall drop connections out of the tunnel.
+// penstock doctor reports chains that may not be read here.
 func (w *WireGuard) warnOfObstacles(s Settings) {
 	obstacles, _ := capture.Tunnel{Interface: w.cfg.Interface, Inside: s.Pool}.Obstacles()
 	for _, o := range obstacles {
@@ -131,7 +142,7 @@ func (w *WireGuard) warnOfObstacles(s Settings) {
 	}
 }
 
-// transparentConfig is a configuration of our socket, which the kernel hands connections to.
+// transparentConfig returns the configuration of the socket that the kernel hands connections to.
 func transparentConfig(c ingress.Config) ingress.Config {
 	c.Mode, c.Addr, c.Socket = access.TPROXY, ":0", nil
 	return c
@@ -143,7 +154,7 @@ func (w *WireGuard) Name() string { return w.cfg.Name }
 // Addr implements tunnel.Listener.
 func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.cfg.Port)} }
 
-// Greet implements tunnel.Listener: who comes by another way than the tunnel is reset.
+// Greet implements tunnel.Listener. It resets connections that do not come out of the tunnel.
 func (w *WireGuard) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	c, err := w.Socket.Greet(ctx, conn)
 	if err != nil {
@@ -170,7 +181,7 @@ func (w *WireGuard) Place(addr netip.Addr) tunnel.Place {
 	return w.Vacant(addr)
 }
 
-// Forward implements tunnel.Listener: the kernel forwards by itself.
+// Forward implements tunnel.Listener. The kernel forwards by itself.
 func (w *WireGuard) Forward(access.Datagrams, tunnel.Forwarding) {}
 
 // Dial implements tunnel.Listener.
@@ -185,8 +196,8 @@ func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.Ad
 	return c, nil
 }
 
-// Apply puts settings into force, and with commit what may change of our socket; an error
-// changes nothing.
+// Apply puts settings into force. commit does so for the settings of the socket. An error changes
+// nothing.
 func (w *WireGuard) Apply(s Settings, socket ingress.Config) (commit func(), err error) {
 	w.mu.Lock()
 	before := w.inForce
@@ -201,7 +212,7 @@ func (w *WireGuard) Apply(s Settings, socket ingress.Config) (commit func(), err
 	return commit, nil
 }
 
-// applySettings puts settings into force: peers that stay keep their sessions.
+// applySettings puts settings into force. Peers that stay keep their sessions.
 func (w *WireGuard) applySettings(s Settings) error {
 	if err := access.CheckPeers(s.Peers); err != nil {
 		return err
@@ -219,7 +230,7 @@ func (w *WireGuard) applySettings(s Settings) error {
 	return nil
 }
 
-// configureAll makes the device and what surrounds it as settings say. The caller holds w.mu.
+// configureAll makes the device, its rules and its routes as settings say. The caller holds w.mu.
 func (w *WireGuard) configureAll(s Settings) error {
 	next := make(map[access.Key]access.Peer, len(s.Peers))
 	inside := s.Pool
@@ -256,7 +267,7 @@ func (w *WireGuard) configureAll(s Settings) error {
 	return nil
 }
 
-// peersThatStay are those of the peers whose keys are among others.
+// peersThatStay returns peers that others have too, by key.
 func peersThatStay(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
 	stay := maps.Clone(peers)
 	maps.DeleteFunc(stay, func(key access.Key, _ access.Peer) bool {
@@ -266,7 +277,7 @@ func peersThatStay(peers, others map[access.Key]access.Peer) map[access.Key]acce
 	return stay
 }
 
-// gatewaysOf are this machine's addresses inside, with the lengths of the pool's prefixes.
+// gatewaysOf returns this machine's addresses inside, with the lengths of the pool's prefixes.
 func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range pool {
@@ -275,8 +286,8 @@ func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// watchInterface looks after the interface until ctx is done, and makes it again where it has gone:
-// it may be deleted, or end with the program that made it. Connections wait for it.
+// watchInterface makes the interface again after it has gone, until ctx is done. It may be deleted,
+// or end with the program that made it. Connections wait for it.
 func (w *WireGuard) watchInterface(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -292,8 +303,8 @@ func (w *WireGuard) watchInterface(ctx context.Context) {
 	}
 }
 
-// checkInterface tells whether the interface has gone; nil: it has not, as far as anybody knows. It puts back what
-// else is lost: addresses and routes as a link goes down, the table as "nft flush ruleset" runs.
+// checkInterface returns an error after the interface has gone. Otherwise it restores lost parts:
+// addresses and routes that go with a link, and the table after "nft flush ruleset".
 func (w *WireGuard) checkInterface() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -311,7 +322,7 @@ func (w *WireGuard) checkInterface() error {
 	return nil
 }
 
-// isMissing tells whether there is no interface that is set up. The caller holds w.mu.
+// isMissing reports whether there is no interface that is set up. The caller holds w.mu.
 func (w *WireGuard) isMissing() bool {
 	if w.device.link != nil && errors.Is(w.device.readTraffic(), errGone) {
 		w.gone, w.device.link = true, nil
@@ -319,7 +330,7 @@ func (w *WireGuard) isMissing() bool {
 	return w.gone
 }
 
-// makeAgain finds or makes the interface once more, with all that belongs to it.
+// makeAgain finds or makes the interface once more, with its addresses, routes and rules.
 func (w *WireGuard) makeAgain() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -337,14 +348,15 @@ func (w *WireGuard) makeAgain() (err error) {
 	return nil
 }
 
-// Resume implements tunnel.Listener. A peer that has not been heard from yet is sent a
-// packet, for which WireGuard has to shake hands first.
+// Resume implements tunnel.Listener. It sends a packet to each peer that has not been heard from
+// yet; WireGuard has to shake hands for it.
 func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.resumePeers(at)
 }
 
+// resumePeers is Resume. The caller holds w.mu.
 func (w *WireGuard) resumePeers(at map[access.Key]netip.AddrPort) {
 	if err := w.device.resumePeers(w.peers, at); err != nil {
 		w.log.Debug("tunnel: peers are not where they were", "err", err)
@@ -376,7 +388,7 @@ func (w *WireGuard) Status() (tunnel.Status, error) {
 // Health implements tunnel.Listener.
 func (w *WireGuard) Health() error { return w.Condition.Health() }
 
-// Drain implements tunnel.Listener. New connections go past the proxy from then on.
+// Drain implements tunnel.Listener. New connections then go past the proxy.
 func (w *WireGuard) Drain() { w.drain.Do(w.Socket.Drain) }
 
 // Close implements tunnel.Listener.
@@ -385,7 +397,7 @@ func (w *WireGuard) Close() error {
 	return w.err
 }
 
-// undoAll takes away what there is by now.
+// undoAll removes all that there is by now.
 func (w *WireGuard) undoAll() error {
 	var errs []error
 	if w.cancel != nil {
@@ -403,7 +415,7 @@ func (w *WireGuard) undoAll() error {
 	return errors.Join(errs...)
 }
 
-// removeInterface takes the interface away, and what surrounds it. The caller holds w.mu.
+// removeInterface removes the interface with its rules and routes. The caller holds w.mu.
 func (w *WireGuard) removeInterface() error {
 	var err error
 	if w.device.link != nil {

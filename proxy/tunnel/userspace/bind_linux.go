@@ -27,37 +27,46 @@ const (
 	bindOOB     = 128     // bytes of control messages
 	maxSegments = 64      // packets of one message (UDP_MAX_SEGMENTS)
 	maxMessage  = 65535 - ipv4Header - udpHeader
-	cookieReply = 3 // WireGuard: the type of a message to somebody who is not authenticated
+	cookieReply = 3 // WireGuard: the type of a message to a peer that is not authenticated
 )
 
-// udpBind is the sockets of a WireGuard device. wireguard-go's own bind has the kernel cut its
-// messages into packets (UDP_SEGMENT), which Linux refuses for packets larger than the path's
-// MTU, so such packets would be lost for ever. This one passes larger packets one by one, and the kernel
+// udpBind has the sockets of a WireGuard device. The bind of wireguard-go has the kernel cut its
+// messages into packets (UDP_SEGMENT). Linux refuses that for packets larger than the path's MTU,
+// and such packets would be lost for ever. udpBind passes larger packets one by one, and the kernel
 // sends them in fragments, as it does for its own WireGuard.
 type udpBind struct {
 	paths  *paths
 	errors sendErrors
 
-	mu      sync.RWMutex
-	sockets [2]*udpSocket // of IPv4 and IPv6; nil: closed, or the machine lacks the family
-	mark    uint32
+	// mu guards sockets and mark. Send holds it for reading only to choose a socket.
+	mu sync.RWMutex
+	// sockets are those of IPv4 and IPv6; nil: closed, or the machine lacks the family.
+	sockets [2]*udpSocket
+	// mark is the SO_MARK of the sockets; 0: none.
+	mark uint32
 }
 
+// udpSocket is the socket of one family.
 type udpSocket struct {
 	*net.UDPConn
-	batch          *ipv4.PacketConn // for IPv6 as well: WriteBatch is the same
-	reader         *udpbatch.Reader
-	noSegmentation atomic.Bool // UDP_SEGMENT does not work, as a device computes no checksums
+	// batch is used for IPv6 too: its WriteBatch is the same.
+	batch  *ipv4.PacketConn
+	reader *udpbatch.Reader
+	// noSegmentation is set once UDP_SEGMENT has failed, because a device computes no checksums.
+	noSegmentation atomic.Bool
 }
 
 func newUDPBind() *udpBind { return &udpBind{paths: newPaths(readRouteMTU, pathPeriod)} }
 
-// udpEndpoint is where a peer is, and the address of this machine that it sent to.
+// udpEndpoint is the address of a peer, and the address of this machine that the peer sent to.
 type udpEndpoint struct {
-	to       netip.AddrPort
-	addr     *net.UDPAddr
-	source   netip.Addr // invalid: the kernel chooses
-	device   uint32     // index of the interface, for a link-local source
+	to   netip.AddrPort
+	addr *net.UDPAddr
+	// source is the address of this machine; invalid: the kernel chooses.
+	source netip.Addr
+	// device is the index of the interface, for a link-local source.
+	device uint32
+	// unpinned is set once source must not be used any more, because it has left the machine.
 	unpinned atomic.Bool
 }
 
@@ -86,7 +95,7 @@ func (e *udpEndpoint) SrcIP() netip.Addr {
 	return e.source
 }
 
-// readSource notes the address that a packet was sent to.
+// readSource reads the address that a packet was sent to from its control messages.
 func (e *udpEndpoint) readSource(control []byte) {
 	for len(control) >= unix.SizeofCmsghdr {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -135,7 +144,7 @@ func (b *udpBind) ParseEndpoint(s string) (conn.Endpoint, error) {
 // BatchSize implements conn.Bind.
 func (b *udpBind) BatchSize() int { return conn.IdealBatchSize }
 
-// Open implements conn.Bind.
+// Open implements conn.Bind. With port 0 it looks for a port that is free for both families.
 func (b *udpBind) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,6 +198,8 @@ func (b *udpBind) openSocket(network string, port uint16) (*udpSocket, error) {
 	return s, nil
 }
 
+// setUpSocket sets buffers, the mark, and the reports of destination addresses. It switches path
+// MTU discovery off, so that the kernel fragments large packets.
 func setUpSocket(fd int, six bool, mark uint32) error {
 	for _, buffer := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF, unix.SO_RCVBUFFORCE, unix.SO_SNDBUFFORCE} {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, buffer, bindBuffer)
@@ -254,6 +265,7 @@ func (b *udpBind) Close() error {
 	return b.closeSockets()
 }
 
+// closeSockets closes the sockets. The caller holds b.mu.
 func (b *udpBind) closeSockets() (err error) {
 	for i, s := range b.sockets {
 		if s != nil {
@@ -312,7 +324,7 @@ var outboxes = sync.Pool{New: func() any { return new(outbox) }}
 // writeBatch passes messages to the kernel, and returns how many it took.
 type writeBatch func(messages []ipv4.Message, flags int) (int, error)
 
-// sendPackets passes packets to the kernel. Those that it does not take are counted.
+// sendPackets passes packets to the kernel, and counts those that the kernel refuses.
 func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
 	box := outboxes.Get().(*outbox)
 	largest := maxMessage
@@ -330,6 +342,8 @@ func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]
 	return err
 }
 
+// sendMessages writes all messages. After a refusal it tries again with one packet a message, or
+// without a source address, where that may help.
 func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.Message, e *udpEndpoint) error {
 	var failure error
 	pinned := true // as far as we know, to the source address
@@ -370,8 +384,8 @@ func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.M
 	return failure
 }
 
-// fillMessages makes messages of packets. Successive packets of one size, of which the last may be smaller, go
-// into one message, unless they have more than largest bytes.
+// fillMessages makes messages of packets. Successive packets of one size go into one message, where
+// the last may be smaller. Packets of more than largest bytes get a message each.
 func (o *outbox) fillMessages(packets [][]byte, e *udpEndpoint, largest int) []ipv4.Message {
 	var source [bindOOB]byte
 	pinned := e.appendSource(source[:0])
@@ -398,7 +412,7 @@ func (o *outbox) fillMessages(packets [][]byte, e *udpEndpoint, largest int) []i
 	return o.messages[:n]
 }
 
-// appendSize appends the size of packets, if they are several.
+// appendSize appends the size of packets as a control message, if there are several.
 func appendSize(oob []byte, packets [][]byte) []byte {
 	if len(packets) == 1 {
 		return oob
@@ -406,17 +420,18 @@ func appendSize(oob []byte, packets [][]byte) []byte {
 	return udpbatch.AppendSegmentSize(oob, len(packets[0]))
 }
 
-// isTooLarge tells whether the kernel did not take a message since its packets are larger than the
-// path's MTU: older kernels say EINVAL of UDP_SEGMENT.
+// isTooLarge reports whether the kernel refused a message because its packets exceed the path's
+// MTU. Older kernels return EINVAL for UDP_SEGMENT.
 func isTooLarge(err error) bool { return errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.EINVAL) }
 
-// isSourceGone tells whether a failure may be of the source address, which may have left the machine.
+// isSourceGone reports whether the reason of a failure may be the source address, which may have
+// left the machine.
 func isSourceGone(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENETUNREACH) ||
 		errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENODEV)
 }
 
-// sendErrors counts packets that the kernel did not take, by the reason.
+// sendErrors counts packets that the kernel refused, by reason.
 type sendErrors struct{ tooLarge, unreachable, forbidden, noBuffer, other atomic.Uint64 }
 
 func (s *sendErrors) countError(err error, packets int) {
@@ -453,19 +468,26 @@ const (
 	wireGuardBlock  = 16      // packets are padded to a multiple of it
 )
 
-// paths are the paths to peers' endpoints.
+// paths has the MTUs of the paths to peers' endpoints, as the kernel's routes have them. It is safe
+// for concurrent use.
 type paths struct {
+	// readMTU asks the kernel; tests answer in its place.
 	readMTU func(from netip.Addr, to netip.AddrPort) (int, error)
-	period  time.Duration
-	changed chan struct{} // has a value once a path's largest packet is another
+	// period is how long an answer is used.
+	period time.Duration
+	// changed has a value once the MTU of a path has changed.
+	changed chan struct{}
 
 	mu         sync.Mutex
 	byEndpoint map[netip.AddrPort]path
 }
 
+// path is what was read about one endpoint.
 type path struct {
-	mtu     int // of the route; 0: the kernel does not tell
-	largest int // bytes of the largest payload that UDP_SEGMENT is used for
+	// mtu is that of the route, in bytes. 0: the kernel does not know it.
+	mtu int
+	// largest is the largest payload that UDP_SEGMENT is used for, in bytes.
+	largest int
 	read    time.Time
 }
 
@@ -473,22 +495,21 @@ func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error), period time
 	return &paths{readMTU: readMTU, period: period, changed: make(chan struct{}, 1), byEndpoint: map[netip.AddrPort]path{}}
 }
 
-// largestPayload returns how large a payload to an endpoint may be to leave in one packet, in bytes. It
-// asks the kernel again after a period.
+// largestPayload returns the largest payload to an endpoint that leaves in one packet, in bytes.
 func (p *paths) largestPayload(e *udpEndpoint) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.find(e.SrcIP(), e.to).largest
 }
 
-// routeMTU returns the MTU of the route to an address; 0: the kernel does not tell.
+// routeMTU returns the MTU of the route to an address in bytes. 0: the kernel does not know it.
 func (p *paths) routeMTU(to netip.Addr) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.find(netip.Addr{}, netip.AddrPortFrom(to, anyPort)).mtu
 }
 
-// find returns what is known of a path, not older than a period. The caller holds p.mu.
+// find returns a path that was read within the last period. The caller holds p.mu.
 func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
 	known, exists := p.byEndpoint[to]
 	if !exists || time.Since(known.read) > p.period { //nolint:forbidigo // the kernel's routes are of the real clock
@@ -497,8 +518,8 @@ func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
 	return known
 }
 
-// noteTooLarge notes that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not the
-// reason, no size is tried until a period is over.
+// noteTooLarge records that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not
+// the reason, UDP_SEGMENT is not used until a period is over.
 func (p *paths) noteTooLarge(e *udpEndpoint, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -508,7 +529,8 @@ func (p *paths) noteTooLarge(e *udpEndpoint, size int) {
 	}
 }
 
-// readPath asks the kernel for the path to an address. The caller holds p.mu.
+// readPath asks the kernel for the path to an address. It forgets old paths where there are
+// maxPaths. The caller holds p.mu.
 func (p *paths) readPath(from netip.Addr, to netip.AddrPort) path {
 	now := path{largest: maxMessage, read: time.Now()} //nolint:forbidigo // see above
 	if mtu, err := p.readMTU(from, to); err == nil {
@@ -535,8 +557,8 @@ func (p *paths) readPath(from netip.Addr, to netip.AddrPort) path {
 	return now
 }
 
-// largestInner returns how large a packet in WireGuard to an endpoint may be, in bytes, so that the
-// packet around it needs no fragments; 0: the path is not known.
+// largestInner returns the largest packet inside WireGuard that needs no fragments around it, in
+// bytes. 0: the path is not known.
 func (p *paths) largestInner(to netip.AddrPort) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -547,6 +569,7 @@ func (p *paths) largestInner(to netip.AddrPort) int {
 	return (known.mtu - outerHeaders(to.Addr()) - wireGuardHeader) / wireGuardBlock * wireGuardBlock
 }
 
+// outerHeaders returns the size of the IP and UDP headers around a message, in bytes.
 func outerHeaders(to netip.Addr) int {
 	if to.Is4() {
 		return ipv4Header + udpHeader
@@ -554,8 +577,8 @@ func outerHeaders(to netip.Addr) int {
 	return ipv6Header + udpHeader
 }
 
-// readRouteMTU returns the MTU of the route to an endpoint, with what routers on the path have
-// told of it. It sends nothing.
+// readRouteMTU returns the MTU of the route to an endpoint, with reports of routers on the path. It
+// connects a socket and sends nothing.
 func readRouteMTU(from netip.Addr, to netip.AddrPort) (int, error) {
 	family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
 	if to.Addr().Is6() {

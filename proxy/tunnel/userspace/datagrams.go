@@ -30,56 +30,83 @@ const (
 	maxRemotesTotal = 1 << 18 // of a tunnel's sessions, among which they are divided
 )
 
-// Datagrams forwards the UDP datagrams and echo requests of a tunnel: each address and
-// port of a peer has a socket of its own to send to anybody outside, which accepts
-// answers only from those that it has sent to (endpoint-independent mapping with
-// address- and port-dependent filtering, RFC 4787 §4.1 and §5).
+// Datagrams forwards the UDP datagrams and echo requests of a tunnel. Each address and port of a
+// peer has a socket of its own. It sends to anybody outside, and accepts answers only from
+// addresses that it has sent to: endpoint-independent mapping with address- and port-dependent
+// filtering (RFC 4787 §4.1 and §5).
+//
+// A datagram from a peer takes one of these ways:
+//
+//	to a peer             association ─▶ the other peer's queue ─▶ stack
+//	to the gateway        echo: answered here; DNS: session with the name server
+//	elsewhere             session ─▶ uplink, if a max_rate holds it ─▶ socket
+//	CONNECT-UDP           session with one target ─▶ uplink ─▶ socket
+//
+// An answer goes from the session's socket to the peer's queue, and then to the stack or the
+// request.
+//
+// Locks: mu guards the maps and what sessions and peers change. A shaper's mu guards its queue. mu
+// comes first.
 type Datagrams struct {
 	stack  *netstack.Stack
 	inside tunnel.Inside
 	with   tunnel.Forwarding
 	cfg    atomic.Pointer[access.Datagrams]
 	counts counters
-	queued atomic.Int64     // bytes that wait for room, of all peers
-	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
+	// queued has the bytes in the queues of all peers.
+	queued atomic.Int64
+	// raw has sockets for echo requests over IPv6 (true) and IPv4, where there may be no ping
+	// sockets.
+	raw map[bool]*socket
 
-	mu                 sync.Mutex
-	sessions           map[origin]*session
-	peers              map[string]*peer
-	bySessions         peerHeap
-	echoes             map[echoID]*session     // those that share a raw socket
-	lastID             uint16                  // the identifier given to one of echoes last
-	associations       map[association]cc.Time // between peers, with when they were last used
-	associationsByPeer map[string]int          // how many each peer has begun
+	mu sync.Mutex
+	// sessions are by the peer's address and port.
+	sessions map[origin]*session
+	peers    map[string]*peer
+	// bySessions has the peers, the one with the most sessions first.
+	bySessions peerHeap
+	// echoes are the sessions that share a raw socket.
+	echoes map[echoID]*session
+	// lastID is the identifier that was given to one of echoes last.
+	lastID uint16
+	// associations are exchanges between peers, with the time of their last use.
+	associations map[association]cc.Time
+	// associationsByPeer counts the associations that each peer has begun.
+	associationsByPeer map[string]int
 	closed             bool
 
-	wakeSignal   chan struct{} // woken is not empty
+	// wakeSignal has a value while wokenShapers is not empty.
+	wakeSignal   chan struct{}
 	wakeMu       sync.Mutex
 	wokenShapers []*shaper
 	stop         chan struct{}
 	done         sync.WaitGroup
 }
 
+// counters are those of tunnel.DatagramStats.
 type counters struct {
 	sentPackets, sentBytes, receivedPackets, receivedBytes                  atomic.Uint64
 	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
-// association is an exchange that a peer has begun with another, who may answer. It needs no socket.
+// association is an exchange that one peer has begun with another. The other may answer. It needs
+// no socket.
 type association struct {
-	sender string // the peer
+	// sender is the name of the peer that has begun it.
+	sender string
 	from   origin
-	to     netip.AddrPort // of an echo request without a port
+	// to has no port for echo requests.
+	to netip.AddrPort
 }
 
-// echoID tells the echo replies that a raw socket receives apart.
+// echoID distinguishes the echo replies of a raw socket.
 type echoID struct {
 	six bool
 	id  uint16
 }
 
-// forwardDatagrams forwards a stack's datagrams until Close, which the caller calls
-// before the stack's Close.
+// forwardDatagrams forwards a stack's datagrams until Close. The caller calls Close before the
+// stack's.
 func forwardDatagrams(
 	listener string, stack *netstack.Stack, inside tunnel.Inside, cfg access.Datagrams, with tunnel.Forwarding,
 ) *Datagrams {
@@ -100,9 +127,9 @@ func forwardDatagrams(
 	return d
 }
 
-// openEchoes opens the raw sockets for echo requests where there may be no ping
-// sockets (net.ipv4.ping_group_range), which is the kernel's default. It comes
-// while the process still has its privileges; none are needed later.
+// openEchoes opens the raw sockets for echo requests where there may be no ping sockets
+// (net.ipv4.ping_group_range), which is the kernel's default. It runs while the process still has
+// its privileges. None are needed later.
 func (d *Datagrams) openEchoes() {
 	d.raw = map[bool]*socket{}
 	for _, six := range []bool{false, true} {
@@ -127,7 +154,7 @@ func (d *Datagrams) openEchoes() {
 	}
 }
 
-// receiveEchoes passes on what comes to the raw socket that sessions share.
+// receiveEchoes passes replies on from the raw socket that sessions share, until it is closed.
 func (d *Datagrams) receiveEchoes(raw *socket) {
 	for {
 		news, err := raw.receiveOne()
@@ -144,8 +171,8 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 	}
 }
 
-// Configure puts another configuration into force. Sessions stay, unless their peers are
-// gone or may not have as many. A new Share applies only to peers that have no session yet.
+// Configure puts another configuration into force. Sessions stay, unless their peers are gone or
+// have too many. A new Share applies only to peers without a session.
 func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.cfg.Store(&cfg)
 	d.mu.Lock()
@@ -170,7 +197,7 @@ func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) 
 		hops, message)
 }
 
-// EchoReply implements netstack.Datagrams.
+// EchoReply implements netstack.Datagrams. It passes a reply on to the peer that has asked.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
 	if !d.refreshAssociation(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
@@ -180,6 +207,7 @@ func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	d.deliverToPeer(netip.AddrPortFrom(source, 0), asked, message)
 }
 
+// forwardDatagram sends a datagram on by the place of its target.
 func (d *Datagrams) forwardDatagram(from origin, target netip.AddrPort, hops uint8, payload []byte) {
 	switch d.inside.Place(target.Addr()) {
 	case tunnel.OfPeer:
@@ -217,8 +245,8 @@ func (d *Datagrams) forwardAcross(from origin, to netip.AddrPort, payload []byte
 	d.deliverToPeer(from.AddrPort, target, payload)
 }
 
-// mayCross tells why a peer must not send to another; nil: it answers the other, or policy
-// permits it.
+// mayCross returns why a peer may not send to another; nil: it answers the other, or policy permits
+// it.
 func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	sender, receiver := d.inside.Peer(from.Addr()), d.inside.Peer(to.Addr())
 	if sender == "" {
@@ -245,7 +273,7 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	return nil
 }
 
-// refreshAssociation tells whether there is such an association, and notes that it is used now.
+// refreshAssociation reports whether an association exists, and records its use.
 func (d *Datagrams) refreshAssociation(a association) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -282,8 +310,8 @@ func (d *Datagrams) answerEcho(from origin, gateway netip.Addr, message []byte) 
 	}
 }
 
-// beginOutside begins a session with a target outside the tunnel: peers inside are reached only
-// by packets (CONNECT-IP).
+// beginOutside begins a session with a target outside the tunnel. Peers inside are reached only by
+// packets (CONNECT-IP).
 func (d *Datagrams) beginOutside(from origin, target netip.AddrPort, host string) (*session, error) {
 	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
 		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)
@@ -292,7 +320,7 @@ func (d *Datagrams) beginOutside(from origin, target netip.AddrPort, host string
 	return s, err
 }
 
-// sendFromClient sends what a request's client sends; false: the session is over.
+// sendFromClient sends a datagram of a CONNECT-UDP request; false: its session is over.
 func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []byte) bool {
 	d.mu.Lock()
 	if d.sessions[s.from] != s {
@@ -307,9 +335,12 @@ func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []
 
 var errCrowded = errors.New("too many sessions")
 
-// sessionFor returns the session of a datagram, a new one if there is none and policy permits
-// it, and the uplink that holds the datagram to a maximum rate; nil: none. host is the name
-// that the target was given as, if it was.
+// sessionFor returns the session of a datagram, and the uplink that holds it to a maximum rate;
+// nil: none does. It opens a session if policy permits it. host is the target's name, if the client
+// gave one.
+//
+// The socket is opened without d.mu. Where two goroutines open one for the same origin, the second
+// is closed.
 func (d *Datagrams) sessionFor(from origin, target netip.AddrPort, host string) (*session, *uplink, error) {
 	now := d.with.Clock()
 	d.mu.Lock()
@@ -353,7 +384,7 @@ func (d *Datagrams) sessionFor(from origin, target netip.AddrPort, host string) 
 	return s, held, nil
 }
 
-// ownerOf is the name of the peer that has an origin; empty: none has.
+// ownerOf returns the name of the peer that has an origin; empty: none has.
 func (d *Datagrams) ownerOf(from origin) string {
 	if from.stream != nil {
 		return from.stream.name
@@ -361,8 +392,7 @@ func (d *Datagrams) ownerOf(from origin) string {
 	return d.inside.Peer(from.Addr())
 }
 
-// openSocket opens the socket for what comes from an endpoint and is for target, or
-// returns the one that sessions share.
+// openSocket opens the socket for an origin, or returns the raw one that sessions share.
 func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, error) {
 	six := target.Addr().Is6()
 	switch {
@@ -374,7 +404,7 @@ func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, err
 	return newSocket(forPing, six, d.with.Mark)
 }
 
-// addSession adds a session; nil if there is no room for it. The caller holds d.mu.
+// addSession adds a session; nil: there is no room for it. The caller holds d.mu.
 func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock *socket) *session {
 	if !d.makeRoom(name) {
 		sock.releaseSocket()
@@ -401,7 +431,7 @@ func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock 
 	return s
 }
 
-// newPeer makes a peer whose window is that of the terms of its first datagram.
+// newPeer makes a peer. The terms of its first datagram choose its window.
 func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[rateLimit]*uplink{}}
 	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
@@ -410,7 +440,7 @@ func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	return p
 }
 
-// hasRoom tells whether a peer may have one more session at present, before a socket is opened.
+// hasRoom reports whether a peer may have one more session, before a socket is opened for it.
 func (d *Datagrams) hasRoom(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -418,7 +448,7 @@ func (d *Datagrams) hasRoom(name string) bool {
 	return ok
 }
 
-// makeRoom ends sessions until a peer may have one more. The caller holds d.mu.
+// makeRoom ends sessions until a peer may have one more; false: it may not. The caller holds d.mu.
 func (d *Datagrams) makeRoom(name string) bool {
 	for {
 		p, ok := d.peerToEvict(name)
@@ -430,10 +460,10 @@ func (d *Datagrams) makeRoom(name string) bool {
 	}
 }
 
-// peerToEvict returns the peer whose longest idle session has to end for a peer to have one more: the peer
-// itself if it has as many as one may, and if the tunnel has as many as it may, the peer with the
-// most. No peer loses its last one to another. nil: none has to end, or, if not ok, none can. The
-// caller holds d.mu.
+// peerToEvict returns the peer that has to lose its longest idle session before the named peer gets
+// one more. That is the named peer itself if it has as many as one peer may have. If the tunnel has
+// as many as it may have, it is the peer with the most. No peer loses its last session to another.
+// nil and true: no session has to end; nil and false: none can. The caller holds d.mu.
 func (d *Datagrams) peerToEvict(name string) (p *peer, ok bool) {
 	cfg := d.cfg.Load()
 	p = d.peers[name]
@@ -453,8 +483,7 @@ func (d *Datagrams) peerToEvict(name string) (p *peer, ok bool) {
 	return p, true
 }
 
-// assignIdentifier gives a session that shares a raw socket an identifier of its own. The
-// caller holds d.mu.
+// assignIdentifier gives a session on a raw socket an identifier of its own. The caller holds d.mu.
 func (d *Datagrams) assignIdentifier(s *session) uint16 {
 	for {
 		d.lastID++ // there are fewer sessions than identifiers
@@ -466,7 +495,7 @@ func (d *Datagrams) assignIdentifier(s *session) uint16 {
 	}
 }
 
-// refuseDatagram drops a datagram and says why, unless there was only no room for it.
+// refuseDatagram drops a datagram. It sends an ICMP error unless there was only no room.
 func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
 	if errors.Is(err, errCrowded) {
 		d.counts.crowded.Add(1)
@@ -482,8 +511,8 @@ func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload [
 	d.sendICMPError(from, target, payload, notice)
 }
 
-// sendICMPError sends the sender of payload an ICMP error about it, unless there have been many
-// of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
+// sendICMPError sends an ICMP error about payload to its sender. The stack limits their rate (RFC
+// 1812 §4.3.2.8, RFC 4443 §2.4 f).
 func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
 	if six := about.Addr().Is6(); six != target.Addr().Is6() { // a name server that answers in the gateway's place
 		if u.MTU > 0 {
@@ -503,7 +532,7 @@ func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload [
 	}
 }
 
-// endIdleSessions ends idle sessions, and sends what has waited for room.
+// endIdleSessions ends idle sessions, and sends queued packets once there is room, until Close.
 func (d *Datagrams) endIdleSessions() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -522,6 +551,7 @@ func (d *Datagrams) endIdleSessions() {
 	}
 }
 
+// takeWoken returns and clears wokenShapers.
 func (d *Datagrams) takeWoken() []*shaper {
 	d.wakeMu.Lock()
 	defer d.wakeMu.Unlock()
@@ -530,8 +560,8 @@ func (d *Datagrams) takeWoken() []*shaper {
 	return all
 }
 
-// endStaleSessions ends the sessions that have been idle for long enough, and those whose
-// address is another peer's now.
+// endStaleSessions ends sessions that were idle for too long, and those with an address that
+// another peer has now.
 func (d *Datagrams) endStaleSessions(now cc.Time) {
 	idle := d.cfg.Load().Idle
 	owners := map[netip.Addr]string{}
@@ -567,7 +597,7 @@ func (d *Datagrams) finishSession(s *session) {
 	d.removeSession(s)
 }
 
-// forgetAddresses ends what there is of addresses inside.
+// forgetAddresses ends all sessions and associations of addresses inside.
 func (d *Datagrams) forgetAddresses(inner []netip.Addr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -582,7 +612,7 @@ func (d *Datagrams) forgetAddresses(inner []netip.Addr) {
 	})
 }
 
-// forgetAssociations forgets the associations that are over. The caller holds d.mu.
+// forgetAssociations forgets the associations that over selects. The caller holds d.mu.
 func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bool) {
 	for a, used := range d.associations {
 		if !over(a, used) {
@@ -595,7 +625,7 @@ func (d *Datagrams) forgetAssociations(over func(a association, used cc.Time) bo
 	}
 }
 
-// removeSession forgets a session. The caller holds d.mu.
+// removeSession forgets a session, and its peer with the last one. The caller holds d.mu.
 func (d *Datagrams) removeSession(s *session) {
 	if d.sessions[s.from] != s {
 		return
@@ -620,7 +650,7 @@ func (d *Datagrams) removeSession(s *session) {
 	}
 }
 
-// countDropped counts what a queue does not send.
+// countDropped counts a packet that a queue has dropped.
 func (d *Datagrams) countDropped(_ packet, why flow.Drop) {
 	if why == flow.DroppedOverflow {
 		d.counts.overflow.Add(1)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
-// link makes a netstack the TUN device of WireGuard, without a device of the kernel's.
+// link makes a stack the TUN device of WireGuard, without a device of the kernel.
 type link struct {
 	stack  *netstack.Stack
 	mtu    int
@@ -25,12 +25,12 @@ type link struct {
 
 var _ tun.Device = (*link)(nil)
 
-// peerGate is what a link asks about the peers.
+// peerGate decides about packets of peers.
 type peerGate interface {
-	// mayEnter tells whether a packet from a peer is taken.
+	// mayEnter reports whether a packet from a peer is accepted.
 	mayEnter(packet []byte) bool
-	// largestPacket returns how large a packet to or from a peer may be, in bytes, so that it needs no fragments
-	// outside; 0: as large as the tunnel's MTU.
+	// largestPacket returns the size of the largest packet to or from a peer that needs no
+	// fragments outside, in bytes. 0: the tunnel's MTU.
 	largestPacket(inner netip.Addr) int
 }
 
@@ -41,7 +41,7 @@ func newLink(stack *netstack.Stack, mtu int, peers peerGate) *link {
 	return l
 }
 
-// Read implements tun.Device: it returns packets for peers.
+// Read implements tun.Device. It returns packets for peers.
 func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	n, err := l.stack.Collect(l.ctx, bufs, sizes, offset)
 	for i := range n {
@@ -50,9 +50,9 @@ func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return n, err
 }
 
-// fitOutgoing has connections send smaller segments where a packet would need fragments outside. room
-// returns how large packets to an address may be, in bytes; 0: as large as they are. The packet leaves all the
-// same.
+// fitOutgoing makes connections send smaller segments where a packet would need fragments outside.
+// It lowers the MSS of a SYN, and reports a larger segment to the stack by ICMP. The packet leaves
+// in either case. room returns the largest packet for an address in bytes; 0: there is no bound.
 func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
 	_, to, ok := endsOf(p)
 	if !ok || !isTCP(p) {
@@ -60,7 +60,7 @@ func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
 	}
 	syn := isSYN(p)
 	if !syn && len(p) <= netstack.MinMTU {
-		return // no path carries less but for a few, whose SYNs have told so
+		return // paths that carry less have shown it by their SYNs
 	}
 	switch most := room(to); {
 	case most == 0:
@@ -73,7 +73,7 @@ func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
 	}
 }
 
-// fitIncoming lowers the MSS that a peer tells, to what needs no fragments outside.
+// fitIncoming lowers the MSS of a peer's SYN to a size that needs no fragments outside.
 func fitIncoming(p []byte, room func(netip.Addr) int) {
 	if from, _, ok := endsOf(p); ok && isSYN(p) {
 		if most := room(from); most > 0 {
@@ -82,7 +82,7 @@ func fitIncoming(p []byte, room func(netip.Addr) int) {
 	}
 }
 
-// Write implements tun.Device: it takes packets from peers.
+// Write implements tun.Device. It takes packets from peers.
 func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {

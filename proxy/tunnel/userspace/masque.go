@@ -34,38 +34,45 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// MASQUEConfig describes a MASQUE listener: HTTP/3 that carries IP packets
-// (CONNECT-IP, RFC 9484), UDP (CONNECT-UDP, RFC 9298) and TCP streams (CONNECT,
-// RFC 9114 §4.4).
+// MASQUEConfig describes a MASQUE listener: HTTP/3 that carries IP packets (CONNECT-IP, RFC 9484),
+// UDP (CONNECT-UDP, RFC 9298) and TCP streams (CONNECT, RFC 9114 §4.4).
 type MASQUEConfig struct {
-	Name        string
-	Addr        string // UDP, "host:port"; an empty host is every address
+	Name string
+	// Addr is a UDP address, "host:port". An empty host is every address.
+	Addr        string
 	Certificate tls.Certificate
-	Tokens      []access.Token // clients with one of them may use it
-	ClientCAs   *x509.CertPool // clients with a certificate of theirs may use it; nil: none are asked for
-	Open        bool           // everybody may use it
-	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
-	Clock       func() cc.Time
-	Log         *slog.Logger
-	Resolver    happyeyeballs.Resolver // nil: the system's
+	// Tokens authenticate clients, with or instead of ClientCAs.
+	Tokens []access.Token
+	// ClientCAs sign the certificates that authenticate clients; nil: no certificates are asked
+	// for.
+	ClientCAs *x509.CertPool
+	// Open lets everybody use it. There are neither Tokens nor ClientCAs then.
+	Open bool
+	// Pool has addresses for CONNECT-IP clients: one of each prefix for each session. Empty: there
+	// are only streams.
+	Pool  []netip.Prefix
+	Clock func() cc.Time
+	Log   *slog.Logger
+	// Resolver resolves the names of targets; nil: the system's.
+	Resolver happyeyeballs.Resolver
 }
 
 const (
-	maxSessions = 8        // CONNECT-IP of one peer at a time, lest it take all addresses
+	maxSessions = 8        // CONNECT-IP of one peer at a time; it must not take all addresses
 	maxHeader   = 16 << 10 // bytes
 	maxStreams  = 1024     // of one connection at a time
 	maxConns    = 256      // of one client at a time
 
-	// A connection without a request is closed after idleTimeout. While it has one, QUIC
-	// sends keep-alives every askEvery, as TCP does on a kernel leg; a client that has
-	// vanished is noticed after vanishedAfter.
+	// A connection without a request is closed after idleTimeout. While it has one, QUIC sends
+	// keep-alives every keepAlivePeriod, as TCP does on a kernel leg. A client that has vanished is
+	// noticed after maxIdleQUIC.
 	idleTimeout     = 2 * time.Minute
 	keepAlivePeriod = 2 * time.Minute
 	maxIdleQUIC     = 4 * time.Minute
 
-	// clientsLeaveWithin is how long Close waits for clients of streams to close their connections,
-	// as GOAWAY tells them to do after their last stream: if we close one, what has arrived
-	// at the client and has not been read there is lost.
+	// clientsLeaveWithin is how long Close waits for clients of streams to close their connections.
+	// GOAWAY asks them to do so after their last stream. If this side closed first, data that the
+	// client has received and not read would be lost.
 	clientsLeaveWithin = 5 * time.Second
 )
 
@@ -74,20 +81,27 @@ const (
 	// the path's MTU. Cellular paths carry this much.
 	initialPacket = 1350
 
-	// Bounds of the QUIC connections whose clients have shown neither token nor certificate
-	// yet: maxStrangers at a time, and with verifyFrom or more a client must first prove its
-	// address, which takes another round trip (Retry, RFC 9000 §8.1.2).
+	// maxUnauthenticated bounds the QUIC connections that have shown neither token nor certificate
+	// yet. With retryFrom or more a client must first prove its address, which takes another round
+	// trip (Retry, RFC 9000 §8.1.2).
 	maxUnauthenticated = 1024
 	retryFrom          = 128
 
-	// What a stranger may do before it has to say who it is: each request holds memory, though its header
-	// never comes.
+	// Bounds of a client before it authenticates. Each request holds memory, even if its header never
+	// comes.
 	authenticateWithin = 10 * time.Second
 	unauthRequests     = 64
-	requestGrace       = time.Second // for the first of more requests to be understood
+	requestGrace       = time.Second // after unauthRequests, for the first of them to be read
 )
 
-// MASQUE is a MASQUE listener. It is the Outside of a stack, and also accepts streams.
+// MASQUE is a MASQUE listener. It is the Outside of a stack, and accepts streams too.
+//
+// A connection of a client goes through these states:
+//
+//	admitConnection       counted per host; with retryFrom or more it must prove its address
+//	onConnected           unauthenticated, for authenticateWithin at most
+//	recordClient          authenticated by a token or certificate, counted per client
+//	closed                by the client, a removed token, or Close
 type MASQUE struct {
 	tunnel.Condition
 	tunnel.Pool
@@ -95,45 +109,69 @@ type MASQUE struct {
 	log         *slog.Logger
 	stack       *netstack.Stack
 	certificate atomic.Pointer[tls.Certificate]
-	authorities atomic.Pointer[x509.CertPool] // of clients' certificates; nil: these are not asked for
-	addr        *net.UDPAddr                  // where it listens
-	requests    chan datapath.Conn
-	closed      chan struct{}
-	closing     sync.Once
-	lifetime    context.Context // done once it is closed, and all that was sent has left
-	cancel      context.CancelFunc
+	// authorities sign clients' certificates; nil: certificates are not asked for.
+	authorities atomic.Pointer[x509.CertPool]
+	// addr is where it listens. It stays the same over other sockets.
+	addr *net.UDPAddr
+	// requests are CONNECTs that wait for Serve.
+	requests chan datapath.Conn
+	// closed is closed by Close, before clients have left.
+	closed  chan struct{}
+	closing sync.Once
+	// lifetime is done once Close has sent all that it will send.
+	lifetime context.Context
+	cancel   context.CancelFunc
+	// stopServing ends serveUntilDrained.
 	stopServing context.CancelFunc
 	done        sync.WaitGroup
-	refused     atomic.Uint64
+	// refused counts clients and requests that were refused.
+	refused atomic.Uint64
 
-	unauthorized atomic.Uint64 // by a wrong token; of refused
-	guesses      ingress.Guesses
-	drops        masqueDrops
-	datagrams    atomic.Pointer[Datagrams] // nil until there is one
+	// unauthorized counts requests with a wrong token. They count in refused too.
+	unauthorized atomic.Uint64
+	// guesses slows the answers to wrong tokens down, by host.
+	guesses ingress.Guesses
+	drops   masqueDrops
+	// datagrams forwards for CONNECT-UDP; nil until Forward.
+	datagrams atomic.Pointer[Datagrams]
 
-	leaveWait       time.Duration    // leaveWithin
-	unauthPerHost   *datapath.Places // by host
-	lookups         *datapath.Places // names that are being looked up, by peer
-	mu              sync.RWMutex
-	draining        bool
-	server          *masqueServer // replaced where its socket has failed
-	tokens          []hashedToken
-	pool            *pool
-	sessions        map[netip.Addr]*ipSession
-	sessionsPerPeer map[string]int            // sessions of each peer, those that begin too
-	endedTraffic    map[string]tunnel.Traffic // of ended sessions, by peer
-	conns           map[*quicgo.Conn]*masqueConn
-	connsPerClient  map[string]int // connections of each client
+	// leaveWait is clientsLeaveWithin, or less in tests.
+	leaveWait time.Duration
+	// unauthPerHost counts connections of clients that have not authenticated yet.
+	unauthPerHost *datapath.Places
+	// lookups counts names that are being looked up, by peer.
+	lookups *datapath.Places
+	// mu guards the fields below.
+	mu       sync.RWMutex
+	draining bool
+	// server is replaced after its socket has failed.
+	server *masqueServer
+	tokens []hashedToken
+	pool   *pool
+	// sessions are by inner address: one session may have several.
+	sessions map[netip.Addr]*ipSession
+	// sessionsPerPeer counts sessions by peer, with those that begin.
+	sessionsPerPeer map[string]int
+	// endedTraffic has the bytes of ended sessions, by peer.
+	endedTraffic map[string]tunnel.Traffic
+	conns        map[*quicgo.Conn]*masqueConn
+	// connsPerClient counts the connections of each authenticated client.
+	connsPerClient map[string]int
 }
 
-// masqueConn is what is known of a client's QUIC connection.
+// masqueConn is the state of a client's QUIC connection. The mu of MASQUE guards it.
 type masqueConn struct {
-	name       string          // of the client; empty: it has not authenticated yet
-	tokens     map[digest]bool // that have been used on it
-	hadStreams atomic.Bool     // there have been some
-	closed     <-chan struct{}
+	// name is the client's; empty: it has not authenticated yet.
+	name string
+	// tokens are those that were used on it.
+	tokens map[digest]bool
+	// hadStreams is set once it had a CONNECT. Close then waits for the client to leave.
+	hadStreams atomic.Bool
+	// closed is closed at the connection's end.
+	closed <-chan struct{}
 
-	rejected bool // before it had told who it is
+	// rejected is set once it is being closed because the client did not authenticate in time.
+	rejected bool
 }
 
 // masqueDrops counts packets that were not passed on.
@@ -147,7 +185,7 @@ type MASQUEDrops struct {
 	Large       uint64 // answered with a Packet Too Big
 }
 
-// masqueServer is what serves at one socket.
+// masqueServer serves at one socket. It is replaced after the socket has failed.
 type masqueServer struct {
 	*http3.Server
 	udp       *quic.Socket
@@ -164,6 +202,7 @@ func ListenMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	return m, nil
 }
 
+// newMASQUE checks the configuration, opens the socket, and starts the goroutines.
 func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -209,8 +248,8 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	return m, nil
 }
 
-// tlsConfig asks for a certificate if clients may authenticate by one, and requires it if they
-// have no other way.
+// tlsConfig asks for a certificate if clients may authenticate by one. It requires one if they have
+// no other way. Each handshake uses the certificate and authorities of its time.
 func (m *MASQUE) tlsConfig() *tls.Config {
 	all := &tls.Config{
 		MinVersion:     tls.VersionTLS13,
@@ -266,7 +305,8 @@ func (m *MASQUE) listenUDP() error {
 	return nil
 }
 
-// serveUntilDrained takes connections until it is drained, over another socket after one has failed.
+// serveUntilDrained accepts connections until ctx is done. It opens another socket after one has
+// failed.
 func (m *MASQUE) serveUntilDrained(ctx context.Context) {
 	for {
 		s := m.currentServer()
@@ -281,21 +321,21 @@ func (m *MASQUE) serveUntilDrained(ctx context.Context) {
 	}
 }
 
-// currentServer is what serves at present.
+// currentServer returns the present server.
 func (m *MASQUE) currentServer() *masqueServer {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.server
 }
 
-// serveConnections takes connections until the server is shut down, or the socket fails.
+// serveConnections accepts connections until the server is shut down, or the socket fails.
 func (s *masqueServer) serveConnections() error {
 	err := s.ServeListener(s.listener)
 	_ = s.listener.Close()
 	return err
 }
 
-// closeServer closes the socket, and what is left there.
+// closeServer closes the socket and the connections that are left.
 func (s *masqueServer) closeServer() error {
 	_ = s.transport.Close()
 	if err := s.udp.Close(); !errors.Is(err, net.ErrClosed) { // it had failed
@@ -304,15 +344,17 @@ func (s *masqueServer) closeServer() error {
 	return nil
 }
 
-// authenticatedKey is the key, in a connection's context, of the function to call once its client is known.
+// authenticatedKey is the key, in a connection's context, of the function to call once its client
+// is authenticated.
 type authenticatedKey struct{}
 
 // connKey is the key of a request's QUIC connection in its context.
 type connKey struct{}
 
+// errTooManyUnauthenticated refuses a connection of a host with too many unauthenticated ones.
 var errTooManyUnauthenticated = errors.New("too many clients have not told who they are")
 
-// admitConnection lets a connection begin, unless there are too many whose clients are not known yet.
+// admitConnection lets a connection begin, unless too many are not authenticated yet.
 func (m *MASQUE) admitConnection(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
 	host := datapath.Host(clientAddr(from.RemoteAddr.String()).Addr()).String()
 	if !m.unauthPerHost.Take(host) {
@@ -324,6 +366,8 @@ func (m *MASQUE) admitConnection(ctx context.Context, from *quicgo.ClientInfo) (
 	return context.WithValue(ctx, authenticatedKey{}, known), nil
 }
 
+// onConnected starts the time in which a new connection has to authenticate. It also bounds the
+// requests that the client may begin before.
 func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Context {
 	m.mu.Lock()
 	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
@@ -345,7 +389,7 @@ func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Contex
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// closeUnauthenticated closes a connection whose client is not known yet.
+// closeUnauthenticated closes a connection unless its client has authenticated.
 func (m *MASQUE) closeUnauthenticated(c *quicgo.Conn) {
 	m.mu.Lock()
 	state := m.conns[c]
@@ -360,7 +404,12 @@ func (m *MASQUE) closeUnauthenticated(c *quicgo.Conn) {
 	}
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It authenticates the client, and serves the request by its
+// protocol:
+//
+//	CONNECT               serveStream
+//	connect-ip            serveIP, with an address pool
+//	connect-udp           serveUDP
 func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	who, err := m.identify(r)
 	switch {
@@ -391,7 +440,7 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// extendedProtocol is the protocol of an extended CONNECT (RFC 9220); empty: r is a plain one.
+// extendedProtocol returns the protocol of an extended CONNECT (RFC 9220); empty: r is a plain one.
 func extendedProtocol(r *http.Request) string {
 	if strings.HasPrefix(r.Proto, "HTTP/") {
 		return ""
@@ -399,7 +448,7 @@ func extendedProtocol(r *http.Request) string {
 	return r.Proto
 }
 
-// rejectRequest refuses a request.
+// rejectRequest refuses a request with a status and a sentence for people.
 func (m *MASQUE) rejectRequest(w http.ResponseWriter, r *http.Request, status int, reason string) {
 	m.log.Debug("tunnel: refused", "client", r.RemoteAddr, "status", status, "reason", reason)
 	refuseWith(w, status, reason)
@@ -411,7 +460,8 @@ var (
 	errTooManyConns = fmt.Errorf("a client may have %d connections at a time", maxConns)
 )
 
-// identify returns who a request's client is, or why it is not served. The answer to a wrong token may wait.
+// identify returns the client of a request, or why it is not served. The answer to a wrong token
+// may wait.
 func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	from := clientAddr(r.RemoteAddr).Addr()
 	if !m.isKnown(r) && !m.guesses.May(from) {
@@ -429,7 +479,7 @@ func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	return identity{}, errUnknown
 }
 
-// isKnown reports whether the client of a request's connection has told who it is.
+// isKnown reports whether the client of a request's connection has authenticated before.
 func (m *MASQUE) isKnown(r *http.Request) bool {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.RLock()
@@ -438,9 +488,9 @@ func (m *MASQUE) isKnown(r *http.Request) bool {
 	return state != nil && state.name != ""
 }
 
-// authenticate tells who r is from: by its token if it has one, in the field Authorization
-// or Proxy-Authorization, else by its certificate, which TLS has verified; or by its
-// address if the listener is open to everybody.
+// authenticate identifies the client by a token in Authorization or Proxy-Authorization, if there
+// is one. Otherwise it uses the certificate, which TLS has verified. A listener that is open to
+// everybody uses the client's address.
 func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 	if m.cfg.Open {
 		return identity{name: datapath.Host(clientAddr(r.RemoteAddr).Addr()).String()}, true
@@ -461,7 +511,8 @@ func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 	return identity{name: name}, name != ""
 }
 
-// recordClient remembers the client of a request's connection, and the token that it has used.
+// recordClient remembers the client of a request's connection, and its token. It refuses the
+// request if the token was removed in between, or if the client has too many connections.
 func (m *MASQUE) recordClient(r *http.Request, who identity) error {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.Lock()
@@ -489,7 +540,7 @@ func (m *MASQUE) recordClient(r *http.Request, who identity) error {
 	return nil
 }
 
-// certificateName is the name in a client's certificate; empty: it has shown none.
+// certificateName returns the name in a client's certificate; empty: there is none.
 func certificateName(s *tls.ConnectionState) string {
 	if s == nil || len(s.VerifiedChains) == 0 {
 		return ""
@@ -506,7 +557,7 @@ func certificateName(s *tls.ConnectionState) string {
 	return "serial " + c.SerialNumber.String()
 }
 
-// serveStream passes a CONNECT to whoever accepts, and returns once it is answered.
+// serveStream queues a CONNECT for Serve, and returns once it is answered.
 func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identity) {
 	req := &request{writer: w, peer: who.name, source: clientAddr(r.RemoteAddr), done: make(chan struct{})}
 	var err error
@@ -529,11 +580,11 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	case <-r.Context().Done():
 	case <-m.closed:
 	}
-	_ = req.answerOnce(func() error { return nil }) // nobody may write to w once this returns
+	_ = req.answerOnce(func() error { return nil }) // w may not be used after this returns
 }
 
-// queueRequest queues a request to be accepted; false: there is no room, or the listener drains. What
-// was queued before Drain is refused by it.
+// queueRequest queues a request for Serve; false: there is no room, or the listener drains. Drain
+// refuses what was queued before.
 func (m *MASQUE) queueRequest(req *request, from *quicgo.Conn) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -551,8 +602,8 @@ func (m *MASQUE) queueRequest(req *request, from *quicgo.Conn) bool {
 	}
 }
 
-// serveUDP forwards the datagrams of a CONNECT-UDP request (RFC 9298) until it ends, or
-// has been idle for access.Datagrams.Idle.
+// serveUDP forwards the datagrams of a CONNECT-UDP request (RFC 9298) until it ends, or has been
+// idle for access.Datagrams.Idle.
 func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) {
 	target, host, err := udpTarget(r)
 	if err != nil {
@@ -616,7 +667,8 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	_ = stream.Close()
 }
 
-// outwardUDP sends the client what has come for it.
+// outwardUDP sends datagrams from outside to the client. It drops those that are too large: in the
+// stream they would wait for others (RFC 9298 §5).
 func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStream) error {
 	for {
 		select {
@@ -634,9 +686,10 @@ func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStr
 	}
 }
 
+// errLookups refuses a request that would look up one name too many.
 var errLookups = errors.New("too many names are being looked up")
 
-// beginUDPSession begins the session of a request: with target, or with the first address of host
+// beginUDPSession begins the session of a request with target, or with the first address of host
 // that policy permits.
 func (m *MASQUE) beginUDPSession(
 	ctx context.Context, d *Datagrams, u *udpStream, source, target netip.AddrPort, host string,
@@ -744,8 +797,10 @@ func (m *MASQUE) takeSessionAddresses(name string) ([]netip.Addr, error) {
 	return addrs, err
 }
 
+// errTooManySessions refuses a CONNECT-IP session of a peer that has maxSessions.
 var errTooManySessions = fmt.Errorf("a peer may have %d sessions at a time", maxSessions)
 
+// addSession makes the stack send the session's packets to it.
 func (m *MASQUE) addSession(s *ipSession) {
 	s.outlet = m.stack.Outlet(sessionQueue, s.addrs)
 	m.mu.Lock()
@@ -755,6 +810,7 @@ func (m *MASQUE) addSession(s *ipSession) {
 	}
 }
 
+// removeSession ends what addSession began, and keeps the session's traffic.
 func (m *MASQUE) removeSession(s *ipSession) {
 	s.outlet.Close()
 	m.mu.Lock()
@@ -767,7 +823,7 @@ func (m *MASQUE) removeSession(s *ipSession) {
 	}
 }
 
-// dropUnmatched drops what the stack sends to addresses without a session.
+// dropUnmatched drops packets of the stack for addresses without a session.
 func (m *MASQUE) dropUnmatched(ctx context.Context) {
 	bufs, sizes := makeBuffers(outwardBatch, m.stack.MTU())
 	for {
@@ -789,8 +845,8 @@ func (m *MASQUE) Apply(s tunnel.Settings) error {
 	return nil
 }
 
-// SetTokens replaces the tokens. It closes the connections of clients that have used a token
-// which is gone. A listener that had tokens goes on to need one or a certificate.
+// SetTokens replaces the tokens. It closes connections that have used a removed token. A listener
+// that had tokens still needs one or a certificate afterwards.
 func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	hashed, err := hashTokens(tokens)
 	if err != nil {
@@ -815,10 +871,11 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	return nil
 }
 
-// digest is a token's hash: the time to compare hashes depends neither on the tokens'
-// lengths nor on where they differ.
+// digest is the hash of a token. The time to compare hashes depends neither on the lengths of
+// tokens nor on where they differ.
 type digest [sha256.Size]byte
 
+// hashedToken is a token of the configuration.
 type hashedToken struct {
 	name  string
 	value digest
@@ -826,10 +883,12 @@ type hashedToken struct {
 
 // identity is the client of a request.
 type identity struct {
-	name  string
-	token digest // zero: came without one
+	name string
+	// token is the hash of the one that was sent; zero: none was.
+	token digest
 }
 
+// hashTokens checks and hashes tokens. It refuses two that are equal.
 func hashTokens(tokens []access.Token) ([]hashedToken, error) {
 	hashed := make([]hashedToken, 0, len(tokens))
 	owner := map[digest]string{}
@@ -854,7 +913,8 @@ func namesOf(tokens []access.Token) (names []string) {
 	return names
 }
 
-// findToken looks up a token. It compares with all of them, so that its time is the same.
+// findToken looks a token up. It compares with all of them, so that its time does not depend on the
+// token.
 func findToken(tokens []hashedToken, h digest) (name string, ok bool) {
 	for i := range tokens {
 		if subtle.ConstantTimeCompare(tokens[i].value[:], h[:]) == 1 {
@@ -864,7 +924,7 @@ func findToken(tokens []hashedToken, h digest) (name string, ok bool) {
 	return name, ok
 }
 
-// Resume implements Outside: clients that are gone come back by themselves.
+// Resume implements Outside. Clients that have lost their connection come back by themselves.
 func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
 // Report implements Outside.
@@ -876,10 +936,10 @@ func (m *MASQUE) Report(s *tunnel.Status) error {
 	return nil
 }
 
-// Forward implements Outside: CONNECT-UDP brings datagrams that are in no packets.
+// Forward implements Outside. CONNECT-UDP brings datagrams that are in no packets.
 func (m *MASQUE) Forward(d *Datagrams) { m.datagrams.Store(d) }
 
-// Requests implements Outside: the CONNECTs over HTTP/3.
+// Requests implements Outside. It returns the CONNECTs over HTTP/3.
 func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }
 
 // Peer implements Inside.
@@ -903,16 +963,17 @@ func (m *MASQUE) Place(addr netip.Addr) tunnel.Place {
 // Addr implements Outside.
 func (m *MASQUE) Addr() net.Addr { return m.addr }
 
-// Refused counts the clients that were refused, as for their token or certificate.
+// Refused returns how many clients and requests were refused, such as for their token or
+// certificate.
 func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
 
-// Drops counts packets that were not passed on.
+// Drops returns how many packets were not passed on.
 func (m *MASQUE) Drops() MASQUEDrops {
 	d := &m.drops
 	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load()}
 }
 
-// Drain implements Outside: clients are told to send no more requests (GOAWAY, RFC 9114 §5.2).
+// Drain implements Outside. It asks clients to send no more requests (GOAWAY, RFC 9114 §5.2).
 func (m *MASQUE) Drain() {
 	m.mu.Lock()
 	again := m.draining
@@ -940,7 +1001,7 @@ func (m *MASQUE) Close() (err error) {
 	return err
 }
 
-// awaitClients waits for the clients of streams to leave, and tells whether there are others.
+// awaitClients waits for the clients of streams to leave. It reports whether there are others.
 func (m *MASQUE) awaitClients() (others bool) {
 	m.mu.RLock()
 	conns := slices.Collect(maps.Values(m.conns))
@@ -961,8 +1022,8 @@ func (m *MASQUE) awaitClients() (others bool) {
 	return others
 }
 
-// maxClients bounds the names whose past sessions are counted: certificates may hold
-// any number.
+// maxClients bounds the names with counted past sessions, because certificates may have any number
+// of names.
 const maxClients = 4096
 
 // Sessions returns the present CONNECT-IP sessions, ordered by address.
@@ -995,7 +1056,7 @@ func (m *MASQUE) clientTraffic() map[string]tunnel.Traffic {
 	return all
 }
 
-// clientAddr reads an address as package net writes it.
+// clientAddr parses an address as package net writes it.
 func clientAddr(s string) netip.AddrPort {
 	a, _ := netip.ParseAddrPort(s)
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())

@@ -25,8 +25,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// sessionQueue bounds the packets that wait for a session's QUIC connection: 20 ms of half a
-// gigabit. What comes beyond it is lost, and the senders in the stack slow down.
+// sessionQueue bounds the packets that wait for a session's QUIC connection: 20 ms at 500 Mbit/s.
+// The stack drops packets beyond it, and their senders slow down.
 const sessionQueue = 1024
 
 // How many packets of a client's go into the stack, and out of it, at once.
@@ -36,26 +36,30 @@ const (
 )
 
 // What comes before each packet in a datagram: a quarter of the stream's number (RFC 9297
-// §2.1), and a context ID, of which zero is for IP packets (RFC 9484 §6).
+// §2.1), and a context ID, zero for IP packets (RFC 9484 §6).
 const (
 	contextID    = 1 // byte
 	beforePacket = 8 + contextID
 )
 
-// maxAsked bounds the addresses that a client may ask for at once: answers wait until it reads them.
+// maxRequestedAddresses bounds the addresses of one request, because answers wait until the client
+// reads them.
 const maxRequestedAddresses = 64
 
-// ipSession is one client's CONNECT-IP.
+// ipSession is a CONNECT-IP session of a client.
 type ipSession struct {
-	masque    *MASQUE
-	name      string
-	endpoint  string
-	addrs     []netip.Addr
+	masque   *MASQUE
+	name     string
+	endpoint string
+	// addrs are its inner addresses: one of each prefix of the pool.
+	addrs []netip.Addr
+	// scope is what the client has asked to reach.
 	scope     ipScope
 	conn      *quicgo.Conn
 	stream    *http3.Stream
 	datagrams *quic.Datagrams
-	outlet    *netstack.Outlet // nil: the session has not begun
+	// outlet has the stack's packets for addrs; nil: the session has not begun.
+	outlet *netstack.Outlet
 
 	received, sent atomic.Uint64 // bytes of packets
 }
@@ -65,8 +69,8 @@ func (s *ipSession) addTraffic(t tunnel.Traffic) tunnel.Traffic {
 	return tunnel.Traffic{Received: t.Received + s.received.Load(), Sent: t.Sent + s.sent.Load()}
 }
 
-// hijacked gives connect-ip a stream that we use as well: connect-ip handles its
-// capsules, we its datagrams.
+// hijacked gives connect-ip a stream that is used here too. connect-ip handles its capsules, and
+// ipSession its datagrams.
 type hijacked struct {
 	http.ResponseWriter
 	stream *http3.Stream
@@ -78,6 +82,7 @@ func (t hijacked) HTTPStream() (*http3.Stream, error) { return t.stream, nil }
 
 func (t hijacked) Header() http.Header { return http.Header{} }
 
+// runSession moves packets both ways, and answers requests for addresses, until the stream ends.
 func (s *ipSession) runSession(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
 	w.WriteHeader(http.StatusOK)
@@ -128,7 +133,7 @@ func (s *ipSession) runSession(w http.ResponseWriter, r *http.Request) (err erro
 	}
 }
 
-// assignAddresses tells the client its addresses, and what it may reach.
+// assignAddresses sends the client its addresses, and the routes that it may use.
 func (s *ipSession) assignAddresses(capsules *connectip.Conn) error {
 	var prefixes []netip.Prefix
 	for _, a := range s.addrs {
@@ -140,8 +145,8 @@ func (s *ipSession) assignAddresses(capsules *connectip.Conn) error {
 	return capsules.AdvertiseRoute(s.scope.advertisedRoutes(s.addrs))
 }
 
-// answerAddressRequest gives a client that asks for addresses those that it has: an answer
-// replaces all before it (RFC 9484 §4.7.1).
+// answerAddressRequest answers with the addresses that the session has. An answer replaces all
+// before it (RFC 9484 §4.7.1).
 func (s *ipSession) answerAddressRequest(asked *connectip.AddressRequest) error {
 	rest := slices.Clone(s.addrs)
 	given := make([]netip.Prefix, len(asked.Prefixes)) // zero: refused
@@ -161,7 +166,7 @@ func (s *ipSession) answerAddressRequest(asked *connectip.AddressRequest) error 
 	return asked.Respond(given, others)
 }
 
-// moveInward moves packets from the client into the stack, those that come together at once.
+// moveInward moves packets from the client into the stack, in batches.
 func (s *ipSession) moveInward(ctx context.Context) {
 	defer s.datagrams.Close()
 	batch, packets := make([][]byte, 0, inwardBatch), make([][]byte, 0, inwardBatch)
@@ -182,7 +187,7 @@ func (s *ipSession) moveInward(ctx context.Context) {
 	}
 }
 
-// packetOf returns the packet in a datagram, if it is one that this client may send.
+// packetOf returns the packet in a datagram; false: the client may not send it.
 func (s *ipSession) packetOf(b []byte) ([]byte, bool) {
 	drops := &s.masque.drops
 	id, n, err := quicvarint.Parse(b)
@@ -209,7 +214,8 @@ func (s *ipSession) packetOf(b []byte) ([]byte, bool) {
 	return b[n:], true
 }
 
-// moveOutward moves packets to the client.
+// moveOutward moves packets from the stack to the client. Each buffer begins with the header of its
+// datagram, so that no packet is copied.
 func (s *ipSession) moveOutward(ctx context.Context) {
 	bufs, sizes := makeBuffers(outwardBatch, beforePacket+s.masque.stack.MTU())
 	prefix := append(quicvarint.Append(nil, uint64(s.stream.StreamID()/4)), 0)
@@ -230,8 +236,8 @@ func (s *ipSession) moveOutward(ctx context.Context) {
 	}
 }
 
-// sendDatagram sends a datagram, the last part of which is packet, to the client; false: the connection
-// has ended. The stream's SendDatagram would copy it once more.
+// sendDatagram sends a datagram to the client; false: the connection has ended. packet is its last
+// part. The stream's SendDatagram would copy it once more.
 func (s *ipSession) sendDatagram(datagram, packet []byte) bool {
 	s.clampMSS(packet)
 	err := s.conn.SendDatagram(datagram)
@@ -250,17 +256,18 @@ func (s *ipSession) sendDatagram(datagram, packet []byte) bool {
 	return true
 }
 
-// largestPacket is the size of the largest packet, in bytes, that fits a datagram behind stream and context.
+// largestPacket returns the size of the largest packet that fits a datagram behind stream and
+// context, in bytes.
 func (s *ipSession) largestPacket(large *quicgo.DatagramTooLargeError) int {
 	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
 }
 
-// oversized fits no datagram, as quic-go's packets have 1452 bytes at most: quic-go tells what does
-// fit only by the error about one that does not.
+// oversized fits no datagram: quic-go's packets have 1452 bytes at most. quic-go reports the size
+// that fits only in the error about one that does not.
 var oversized [2048]byte
 
-// clampMSS lowers the MSS in SYNs of both ends of a connection to what fits at present; the
-// path may turn out to carry more, never less.
+// clampMSS lowers the MSS in SYNs of both ends to what fits at present. The path may turn out to
+// carry more, never less.
 func (s *ipSession) clampMSS(p []byte) {
 	if !isSYN(p) {
 		return
@@ -271,17 +278,19 @@ func (s *ipSession) clampMSS(p []byte) {
 	}
 }
 
-// ipPath is the path of a CONNECT-IP request by the default template of RFC 9484 §3, before
-// target and protocol.
+// ipPath is the path of a CONNECT-IP request by the default template of RFC 9484 §3. Target and
+// protocol follow.
 const ipPath = "/.well-known/masque/ip/"
 
 // ipScope is what a CONNECT-IP session reaches (RFC 9484 §4.6).
 type ipScope struct {
-	prefixes []netip.Prefix // of destinations; nil: all
-	protocol uint8          // of the packets, besides ICMP; 0: all
+	// prefixes are of destinations; nil: all.
+	prefixes []netip.Prefix
+	// protocol is that of the packets. ICMP is always allowed. 0: all.
+	protocol uint8
 }
 
-// scopeOf reads what a request's path asks for. A name is looked up.
+// scopeOf parses the scope in a request's path, and looks up a name.
 func scopeOf(r *http.Request, lookup func(ctx context.Context, name string) ([]netip.Addr, error)) (
 	s ipScope, err error,
 ) {
@@ -325,7 +334,8 @@ func scopeOf(r *http.Request, lookup func(ctx context.Context, name string) ([]n
 	return s, err
 }
 
-// containsPacket reports whether a packet for an address, which endsOf has accepted, is in it.
+// containsPacket reports whether the session may send packet p to an address. endsOf has accepted
+// the packet.
 func (s ipScope) containsPacket(p []byte, to netip.Addr) bool {
 	if s.prefixes != nil && !slices.ContainsFunc(s.prefixes, func(f netip.Prefix) bool { return f.Contains(to) }) {
 		return false
@@ -337,8 +347,8 @@ func (s ipScope) containsPacket(p []byte, to netip.Addr) bool {
 	return protocol == s.protocol || protocol == protocolICMP || protocol == protocolICMPv6
 }
 
-// advertisedRoutes are those advertised to a session with these addresses, in the order that RFC 9484
-// §4.7.3 asks for; none: it reaches nothing.
+// advertisedRoutes returns the routes for a session with these addresses, in the order of RFC 9484
+// §4.7.3; none: it reaches nothing.
 func (s ipScope) advertisedRoutes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	prefixes := slices.Clone(s.prefixes)
 	if prefixes == nil {
@@ -358,21 +368,24 @@ func (s ipScope) advertisedRoutes(addrs []netip.Addr) (routes []connectip.IPRout
 	return routes
 }
 
-// pool hands out addresses: to each session one of every prefix. A name for which some
-// are reserved gets these, unless another session of that name has them.
+// pool hands out addresses: one of every prefix for each session. A name has reserved ones, which
+// it gets unless another session of that name has them. The mu of MASQUE guards it.
 type pool struct {
-	ranges   []addressRange
-	used     map[netip.Addr]bool
-	reserved map[string][]netip.Addr // by name, one of each range
-	owner    map[netip.Addr]string   // of reserved ones
+	ranges []addressRange
+	used   map[netip.Addr]bool
+	// reserved are by name, one of each range.
+	reserved map[string][]netip.Addr
+	// owner has the names for reserved addresses.
+	owner map[netip.Addr]string
 }
 
 // addressRange is one prefix of the pool.
 type addressRange struct{ prefix netip.Prefix }
 
-// errPoolExhausted is why a session has no address.
+// errPoolExhausted says that no address is free.
 var errPoolExhausted = errors.New("no address is free")
 
+// newPool checks the prefixes: each has room for clients, and none overlap.
 func newPool(prefixes []netip.Prefix) (*pool, error) {
 	p := &pool{used: map[netip.Addr]bool{}, reserved: map[string][]netip.Addr{}, owner: map[netip.Addr]string{}}
 	for i, a := range prefixes {
@@ -390,17 +403,18 @@ func newPool(prefixes []netip.Prefix) (*pool, error) {
 	return p, nil
 }
 
-// leastAddress is the first address for clients: the prefix's own is not used, and the next one
-// is by convention the gateway's.
+// leastAddress returns the first address for clients. The prefix's own is not used, and the next is
+// the gateway's by convention.
 func (r addressRange) leastAddress() netip.Addr { return r.prefix.Addr().Next().Next() }
 
-// containsClient reports whether a client may have an address; the last of an IPv4 prefix is
-// for broadcast.
+// containsClient reports whether a client may have an address. The last of an IPv4 prefix is for
+// broadcast.
 func (r addressRange) containsClient(a netip.Addr) bool {
 	return r.prefix.Contains(a) && a.Compare(r.leastAddress()) >= 0 && !(a.Is4() && !r.prefix.Contains(a.Next()))
 }
 
-// preferredFor is the address to try first for a name: the same each time, also in another process.
+// preferredFor returns the address to try first for a name. It is the same each time, also in
+// another process.
 func (r addressRange) preferredFor(name string) netip.Addr {
 	a, hash := r.prefix.Addr().AsSlice(), sha256.Sum256([]byte(name))
 	for bit := r.prefix.Bits(); bit < 8*len(a); bit++ {
@@ -412,8 +426,8 @@ func (r addressRange) preferredFor(name string) netip.Addr {
 	return r.leastAddress()
 }
 
-// findFree is the first address from of(name) on that is not taken, and false if all are. most is
-// an upper bound of how many are taken.
+// findFree returns the first address from preferredFor on that is not taken; false: all are taken.
+// most bounds how many are.
 func (r addressRange) findFree(name string, most int, taken func(netip.Addr) bool) (netip.Addr, bool) {
 	first := r.preferredFor(name)
 	a := first
@@ -428,8 +442,8 @@ func (r addressRange) findFree(name string, most int, taken func(netip.Addr) boo
 	return a, true
 }
 
-// reserveFor reserves addresses for these names, and frees those of others. A name keeps those
-// that it has; one for which all are reserved gets what is free when it asks.
+// reserveFor reserves addresses for these names, and frees those of others. A name keeps the
+// addresses that it has. A name for which none is left gets one that is free when it asks.
 func (p *pool) reserveFor(names []string) {
 	before := p.reserved
 	p.reserved, p.owner = map[string][]netip.Addr{}, map[netip.Addr]string{}

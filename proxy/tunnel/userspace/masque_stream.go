@@ -13,27 +13,30 @@ import (
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
-// waitingRequests bounds the CONNECTs that nobody has accepted yet.
+// waitingRequests bounds the CONNECTs that wait for Serve.
 const waitingRequests = 1024
 
-// request is a CONNECT over HTTP/3 on its way to being a leg.
+// request is a CONNECT over HTTP/3 before and while it is a leg.
 type request struct {
 	*quic.Conn
 	writer http.ResponseWriter
 	source netip.AddrPort
 	target netip.AddrPort
 	host   string
-	peer   string // who asks
+	// peer is the name of the client.
+	peer string
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// answered is set once the request has got its answer, or has ended without.
 	answered bool
-	done     chan struct{} // closed once it is settled: the handler may return
+	// done is closed with answered. The handler may return then.
+	done chan struct{}
 }
 
-// Peer is the name of the client, whatever its address.
+// Peer returns the name of the client, whatever its address.
 func (r *request) Peer() string { return r.peer }
 
-// answerOnce runs how unless the request has been settled before.
+// answerOnce calls answer unless the request was answered before.
 func (r *request) answerOnce(how func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,7 +48,7 @@ func (r *request) answerOnce(how func() error) error {
 	return how()
 }
 
-// ingressClient is the ingress.Client of the request.
+// ingressClient returns the ingress.Client of the request.
 func (r *request) ingressClient(listener string) ingress.Client {
 	return ingress.Client{
 		Conn: r.Conn, Listener: listener, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,

@@ -37,12 +37,15 @@ const (
 
 // udpStream is a CONNECT-UDP request: a session of Datagrams with one target.
 type udpStream struct {
-	name   string // of the peer
-	queue  chan []byte
+	// name is the peer's.
+	name string
+	// queue has datagrams for the client.
+	queue chan []byte
+	// cancel ends the request.
 	cancel context.CancelFunc
 }
 
-// udpTarget returns the target in a request's path: an address and port, or a name and a port.
+// udpTarget parses the target in a request's path: an address and port, or a name and a port.
 func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), udpPath)
 	parts := strings.Split(rest, "/")
@@ -56,9 +59,10 @@ func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
 	return ingress.Destination(net.JoinHostPort(host, parts[1]))
 }
 
+// errSessionOver ends a request after Datagrams has ended its session.
 var errSessionOver = errors.New("the session is over")
 
-// inwardUDP passes on what comes in QUIC's datagrams.
+// inwardUDP passes on payloads that come in QUIC's datagrams.
 func inwardUDP(ctx context.Context, datagrams *quic.Datagrams, pass func([]byte) bool) error {
 	defer datagrams.Close()
 	batch := make([][]byte, 0, inwardBatch)
@@ -75,7 +79,7 @@ func inwardUDP(ctx context.Context, datagrams *quic.Datagrams, pass func([]byte)
 	}
 }
 
-// capsulesUDP passes on what comes in the stream, and returns when the client ends it.
+// capsulesUDP passes on payloads that come in the stream, and returns when the client ends it.
 func capsulesUDP(stream io.Reader, pass func([]byte) bool) error {
 	capsules := http3.NewCapsuleParser(stream)
 	for {
@@ -102,15 +106,16 @@ func capsulesUDP(stream io.Reader, pass func([]byte) bool) error {
 	}
 }
 
-// payloadUDP is the UDP payload of an HTTP datagram; false: the datagram is of an extension
-// that we do not have, or malformed.
+// payloadUDP returns the UDP payload of an HTTP datagram; false: the datagram is malformed, or of
+// an extension that is not supported.
 func payloadUDP(b []byte) ([]byte, bool) {
 	id, n, err := quicvarint.Parse(b)
 	return b[min(n, len(b)):], err == nil && id == 0
 }
 
-// queueDatagram queues a datagram for the client; an error: there is no room. One that fits no QUIC
-// datagram is not queued, so that the queue of a client that acknowledges nothing stays small.
+// queueDatagram queues a datagram for the client. It returns an error if there is no room. It
+// refuses a datagram that fits no QUIC datagram, so that the queue of a client that acknowledges
+// nothing stays small.
 func (u *udpStream) queueDatagram(payload []byte) error {
 	if contextID+len(payload) > len(oversized) {
 		return syscall.EMSGSIZE

@@ -29,7 +29,7 @@ var icmpErrors = []header.ICMPv4Type{
 	header.ICMPv4ParamProblem,
 }
 
-// endsOf returns the source and destination address of an IP packet.
+// endsOf returns the source and destination address of an IP packet; false: it is none.
 func endsOf(p []byte) (from, to netip.Addr, ok bool) {
 	switch {
 	case len(p) >= ipv4Header && p[0]>>4 == 4:
@@ -96,8 +96,8 @@ const (
 	tcpHeader   = header.TCPMinimumSize // without options
 )
 
-// synOf returns the TCP segment of an IP packet that endsOf has accepted, and the length of its IP header. The segment
-// is nil unless it is a whole SYN.
+// synOf returns the TCP segment of an IP packet, and the lengths of its IP and TCP headers, if it
+// is a whole SYN. endsOf has accepted the packet.
 func synOf(p []byte) (segment header.TCP, head int) {
 	head = ipv6Header
 	if p[0]>>4 == 4 {
@@ -117,7 +117,7 @@ func synOf(p []byte) (segment header.TCP, head int) {
 	return segment, head
 }
 
-// isTCP reports whether an IP packet that endsOf has accepted has TCP right behind its IP header.
+// isTCP reports whether TCP follows right behind the IP header. endsOf has accepted the packet.
 func isTCP(p []byte) bool {
 	if p[0]>>4 == 4 {
 		return header.IPv4(p).Protocol() == protocolTCP
@@ -125,6 +125,7 @@ func isTCP(p []byte) bool {
 	return header.IPv6(p).NextHeader() == protocolTCP
 }
 
+// isSYN reports whether an IP packet is a whole SYN. endsOf has accepted the packet.
 func isSYN(p []byte) bool {
 	segment, _ := synOf(p)
 	return segment != nil
@@ -147,7 +148,7 @@ func clampMSS(p []byte, mtu int) {
 	netstack.RewriteSegment(segment, at, mss[:])
 }
 
-// protocolOf is a packet's transport protocol, behind the extension headers of IPv6.
+// protocolOf returns a packet's transport protocol, behind the extension headers of IPv6.
 func protocolOf(p []byte) uint8 {
 	const hopByHop, routing, fragment, options = 0, 43, 44, 60
 	if p[0]>>4 == 4 {
@@ -168,8 +169,10 @@ func protocolOf(p []byte) uint8 {
 	return next
 }
 
+// prefixOf returns the prefix that has one address.
 func prefixOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+// makeBuffers returns n buffers of size bytes, and room for the lengths of packets.
 func makeBuffers(n, size int) ([][]byte, []int) {
 	bufs := make([][]byte, n)
 	for i := range bufs {

@@ -9,32 +9,45 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// session is an address and port of a peer with the socket for it. d.mu guards what changes.
+// session is an address and port of a peer, with its socket. The mu of Datagrams guards the fields
+// that change.
 type session struct {
-	d         *Datagrams
-	peer      *peer
-	from      origin
-	socket    *socket
-	id        uint16        // of its echo requests in a raw socket that it shares
-	listEntry *list.Element // among the peer's, the latest used first
+	d      *Datagrams
+	peer   *peer
+	from   origin
+	socket *socket
+	// id is the identifier of its echo requests on a raw socket.
+	id uint16
+	// listEntry is its place among the peer's sessions, the latest used first.
+	listEntry *list.Element
 
-	remotes       map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
-	used          cc.Time
-	addressReused atomic.Bool // its address may be another client's: queued packets are dropped
-	dns           bool        // all remotes are name servers
-	hasAnswer     bool
+	// remotes are the addresses that it has sent to, which may answer. Each has the uplink that
+	// holds it to a rate; nil: no rate does.
+	remotes map[netip.AddrPort]*uplink
+	used    cc.Time
+	// addressReused is set at the end if another client may have the address now. Queued packets
+	// are then dropped.
+	addressReused atomic.Bool
+	// dns reports whether all remotes are name servers.
+	dns       bool
+	hasAnswer bool
 }
 
-// origin is a peer's address and port, or the identifier of its echo requests.
+// origin is the source of a datagram: an address and port inside, or the identifier of echo
+// requests.
 type origin struct {
 	netip.AddrPort
-	echo        bool
-	stream      *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
-	gatewayAddr netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
-	dnsServer   netip.AddrPort // that name server: another one is another session
+	echo bool
+	// stream is the CONNECT-UDP request from that address outside; nil: the address is inside.
+	stream *udpStream
+	// gatewayAddr is the gateway's address that the peer has asked, where a name server outside
+	// answers in its place. Else it is invalid.
+	gatewayAddr netip.AddrPort
+	// dnsServer is that name server. Another one makes another session.
+	dnsServer netip.AddrPort
 }
 
-// shownSource is the source address that the peer is shown of a datagram from source outside.
+// shownSource returns the address that the peer sees as the source of an answer.
 func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
 	if o.gatewayAddr.IsValid() {
 		return o.gatewayAddr
@@ -42,13 +55,14 @@ func (o origin) shownSource(source netip.AddrPort) netip.AddrPort {
 	return source
 }
 
+// knowsRemote reports whether a remote may answer. The caller holds d.mu.
 func (s *session) knowsRemote(remote netip.AddrPort) bool {
 	_, ok := s.remotes[remote]
 	return ok
 }
 
-// uplinkFor returns the uplink that holds datagrams for a remote to a rate; false: the remote is
-// new, so policy is to be asked. The caller holds d.mu.
+// uplinkFor returns the uplink for a remote. false: the remote is new, and policy has to decide.
+// The caller holds d.mu.
 func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	up, known := s.remotes[remote]
 	if !known {
@@ -65,7 +79,7 @@ func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) 
 	return up, true
 }
 
-// sendOutside sends a datagram outside, now or when its uplink lets it.
+// sendOutside sends a datagram now, or when its uplink has room.
 func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
 	if up == nil {
 		s.send(target, payload, hops)
@@ -74,7 +88,7 @@ func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte,
 	up.sendOrQueue(s.d.with.Clock(), packet{fiveTuple: fiveTuple{target, s.from}, payload: payload, viaSession: s, hops: hops})
 }
 
-// send sends a datagram outside. If the network does not take it, the peer gets an ICMP error.
+// send sends a datagram outside. If the network refuses it, the peer gets an ICMP error.
 func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	c := &s.d.counts
 	c.sentPackets.Add(1)
@@ -89,7 +103,8 @@ func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	}
 }
 
-// addRemote lets a remote answer; if there are too many, some others no longer may.
+// addRemote lets a remote answer. If there are too many, some other may no longer answer. The
+// caller holds d.mu.
 func (s *session) addRemote(remote netip.AddrPort, up *uplink) {
 	most := min(maxRemotes, maxRemotesTotal/len(s.d.sessions))
 	for any := range s.remotes {
@@ -102,11 +117,14 @@ func (s *session) addRemote(remote netip.AddrPort, up *uplink) {
 	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
 }
 
+// noteUse records a use, for the end of idle sessions. The caller holds d.mu.
 func (s *session) noteUse(now cc.Time) {
 	s.used = now
 	s.peer.sessions.MoveToFront(s.listEntry)
 }
 
+// idleTimeout returns how long the session may be idle. A session with name servers ends soon after
+// an answer.
 func (s *session) idleTimeout(idle time.Duration) time.Duration {
 	if s.dns && s.hasAnswer {
 		return min(idle, dnsIdleTimeout)
@@ -114,7 +132,7 @@ func (s *session) idleTimeout(idle time.Duration) time.Duration {
 	return idle
 }
 
-// receive passes on what comes to the session's socket until the session ends.
+// receive passes on what comes to the session's socket, until the session ends.
 func (s *session) receive() {
 	for {
 		news, err := s.socket.receiveOne()
@@ -129,6 +147,7 @@ func (s *session) receive() {
 	}
 }
 
+// deliverReceived passes datagrams or an ICMP error from outside to the peer.
 func (s *session) deliverReceived(news received) {
 	d := s.d
 	now := d.with.Clock()

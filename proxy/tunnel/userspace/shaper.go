@@ -11,47 +11,57 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// queuedInAll bounds the datagrams that wait in the queues of all peers, in bytes. A peer's queue
-// may take what the others leave free of that (dynamic thresholds, Choudhury and
-// Hahne 1998), up to flow.QueuedBytes.
+// maxQueuedTotal bounds the datagrams in the queues of all peers, in bytes. One peer's queue may
+// take all that the others leave free, up to flow.QueuedBytes (dynamic thresholds, Choudhury and
+// Hahne 1998).
 const maxQueuedTotal = 16 << 20
 
-// peer is a peer of the tunnel, as long as it has sessions: the datagrams for it share
-// a window with its connections.
+// peer is a peer of the tunnel while it has sessions. The datagrams for it share a window with its
+// connections.
 type peer struct {
-	shaper    // of what is for it
-	name      string
-	sessions  list.List             // of *session; guarded by d.mu
-	heapIndex int                   // in d.bySessions; likewise
-	uplinks   map[rateLimit]*uplink // likewise
+	// shaper holds packets for the peer.
+	shaper
+	name string
+	// sessions has *session values. The mu of Datagrams guards this field and the two below.
+	sessions list.List
+	// heapIndex is the place in Datagrams.bySessions.
+	heapIndex int
+	// uplinks are by maximum rate.
+	uplinks map[rateLimit]*uplink
 }
 
 // shaper holds packets back until there is room for them.
 type shaper struct {
-	d       *Datagrams
+	d *Datagrams
+	// pending is set while the shaper is among Datagrams.wokenShapers.
 	pending atomic.Bool
 
-	mu    sync.Mutex
-	queue *flow.FairQueue[fiveTuple, packet] // nil: they are not held back
-	close func()                             // of its window
+	mu sync.Mutex
+	// queue is nil where packets are not held back.
+	queue *flow.FairQueue[fiveTuple, packet]
+	// close ends the window of the queue.
+	close func()
 }
 
-// fiveTuple tells the flows of a peer apart.
+// fiveTuple identifies a flow of a peer.
 type fiveTuple struct {
 	source netip.AddrPort
 	target origin
 }
 
-// packet is a datagram, or an echo message: on its way to a peer, or from it to the source.
+// packet is a datagram or an echo message. From a peer, source is its target outside.
 type packet struct {
 	fiveTuple
-	payload    []byte
-	viaSession *session // that sends it outside; nil: it is for the peer
-	answers    *session // that it answers; nil: another peer or session sends it
-	hops       uint8
+	payload []byte
+	// viaSession sends it outside; nil: it is for the peer.
+	viaSession *session
+	// answers is the session that it answers; nil: another peer sends it.
+	answers *session
+	hops    uint8
 }
 
-// openWindow makes packets wait as terms say: for their share of a window, or a maximum rate.
+// openWindow makes packets wait for their share of a window, or for a maximum rate, as terms say.
+// It runs before the shaper is shared.
 func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 	if s.d.with.Flows == nil {
 		return
@@ -64,7 +74,7 @@ func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 	s.queue, s.close = flow.NewFairQueue[fiveTuple](window, s.d.countDropped), window.Close
 }
 
-// closeWindow gives up the share of the window, and drops what waits.
+// closeWindow gives up the share of the window, and drops the queue.
 func (s *shaper) closeWindow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +87,8 @@ func (s *shaper) closeWindow() {
 	s.queue = nil
 }
 
-// noteRoom is called by the flow once there is room again. It only notes that, and keep sends.
+// noteRoom runs under the flow's locks once there is room. It must not send, so endIdleSessions
+// does.
 func (s *shaper) noteRoom() {
 	if s.pending.Swap(true) {
 		return
@@ -92,7 +103,7 @@ func (s *shaper) noteRoom() {
 	}
 }
 
-// sendOrQueue sends a packet now, or as soon as there is room for it.
+// sendOrQueue sends a packet now, or queues a copy of it until there is room.
 func (s *shaper) sendOrQueue(now cc.Time, pkt packet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +120,7 @@ func (s *shaper) sendOrQueue(now cc.Time, pkt packet) {
 	s.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(maxQueuedTotal-s.d.queued.Load())))
 }
 
-// sendAfterWake sends what there is room for by now.
+// sendAfterWake sends the packets that there is room for by now.
 func (s *shaper) sendAfterWake(now cc.Time) {
 	s.pending.Store(false)
 	s.mu.Lock()
@@ -120,14 +131,14 @@ func (s *shaper) sendAfterWake(now cc.Time) {
 	}
 }
 
-// sendQueued sends what waits, as far as there is room. The caller holds s.mu.
+// sendQueued sends queued packets while there is room. The caller holds s.mu.
 func (s *shaper) sendQueued(now cc.Time) {
 	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
 		s.sendPacket(pkt)
 	}
 }
 
-// queuedBytes is how many bytes wait.
+// queuedBytes returns the bytes in the queue. The caller holds s.mu.
 func (s *shaper) queuedBytes() cc.Bytes {
 	if s.queue == nil {
 		return 0
@@ -136,10 +147,10 @@ func (s *shaper) queuedBytes() cc.Bytes {
 	return bytes
 }
 
-// accountQueued adds to the sum of all queues what has changed in this one.
+// accountQueued adds the change of this queue to the sum of all. The caller holds s.mu.
 func (s *shaper) accountQueued(before cc.Bytes) { s.d.queued.Add(int64(s.queuedBytes() - before)) }
 
-// sizeWithHeaders is the packet's with its headers.
+// sizeWithHeaders returns the packet's size with IP and UDP headers, in bytes.
 func (pkt packet) sizeWithHeaders() cc.Bytes {
 	headers := 28
 	if pkt.source.Addr().Is6() {
@@ -175,7 +186,7 @@ func (s *shaper) sendPacket(pkt packet) {
 	}
 }
 
-// peerHeap is a heap of the peers that have sessions, the one with the most first.
+// peerHeap is a heap (container/heap) of the peers with sessions. The one with the most is first.
 type peerHeap []*peer
 
 func (c peerHeap) Len() int { return len(c) }
@@ -201,22 +212,24 @@ func (c *peerHeap) Pop() any {
 	return p
 }
 
-// maxUplinks bounds the maximum rates that a peer is held to at once: with the usual group
-// each host outside has its own.
+// maxUplinks bounds the maximum rates of one peer at once. With the usual group each host outside
+// has its own.
 const maxUplinks = 64
 
-// rateLimit is a maximum rate that a group's datagrams and connections share.
+// rateLimit identifies a maximum rate that a group's datagrams and connections share.
 type rateLimit struct {
 	group string
 	rate  cc.Rate
 }
 
-// uplink holds what a peer sends outside to a maximum rate.
+// uplink holds the datagrams that a peer sends outside to a maximum rate.
 type uplink struct {
 	shaper
-	terms   flow.Terms
-	used    cc.Time // guarded by d.mu, as is what follows
-	evicted bool    // it made room for another
+	terms flow.Terms
+	// used is the time of its last datagram. The mu of Datagrams guards it, and evicted.
+	used cc.Time
+	// evicted is set once it has made room for another.
+	evicted bool
 }
 
 // uplinkFor returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
@@ -244,7 +257,7 @@ func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 	return u
 }
 
-// dropUplink forgets an uplink and what waits there. The caller holds d.mu.
+// dropUplink forgets an uplink and its queue. The caller holds d.mu.
 func (p *peer) dropUplink(u *uplink) {
 	delete(p.uplinks, rateLimit{u.terms.Group, u.terms.MaxRate})
 	u.evicted = true

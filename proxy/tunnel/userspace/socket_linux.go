@@ -30,7 +30,7 @@ type socket struct {
 	kind kind
 }
 
-// kind is what a socket is for.
+// kind is the purpose of a socket.
 type kind uint8
 
 const (
@@ -39,7 +39,7 @@ const (
 	forRaw       // all sessions' echo requests, where the kernel permits no other; it sees all replies
 )
 
-// isShared reports whether sessions share the socket.
+// isShared reports whether all sessions of a family share the socket.
 func (s *socket) isShared() bool { return s.kind == forRaw }
 
 func newSocket(k kind, six bool, mark uint32) (*socket, error) {
@@ -73,6 +73,7 @@ func newSocket(k kind, six bool, mark uint32) (*socket, error) {
 	return s, nil
 }
 
+// setOptions sets the mark, buffers, and the queue of errors, with filters for raw sockets.
 func (s *socket) setOptions(fd int, mark uint32) error {
 	if mark != 0 {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
@@ -112,15 +113,15 @@ const (
 
 func (s *socket) closeSocket() { _ = s.file.Close() }
 
-// releaseSocket closes a socket of one session.
+// releaseSocket closes the socket unless sessions share it.
 func (s *socket) releaseSocket() {
 	if !s.isShared() {
 		s.closeSocket()
 	}
 }
 
-// sendDatagram sends a datagram with a hop limit of hops, or drops it if the socket has no room. id is
-// the identifier of an echo request on a raw socket.
+// sendDatagram sends a datagram with a hop limit of hops. It drops the datagram if the socket has
+// no room. id is the identifier of an echo request on a raw socket.
 func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
 	if s.isShared() {
 		binary.BigEndian.PutUint16(payload[4:], id)
@@ -146,7 +147,7 @@ func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, 
 	return errors.Join(closed, err)
 }
 
-// hopLimitMessage is the control message that sets a datagram's hop limit.
+// hopLimitMessage returns the control message that sets a datagram's hop limit.
 func (s *socket) hopLimitMessage(hops uint8) []byte {
 	value := binary.NativeEndian.AppendUint32(nil, uint32(hops))
 	if s.six {
@@ -155,7 +156,7 @@ func (s *socket) hopLimitMessage(hops uint8) []byte {
 	return udpbatch.AppendControl(nil, unix.IPPROTO_IP, unix.IP_TTL, value)
 }
 
-// isPendingError reports whether a socket's error may be about something sent before.
+// isPendingError reports whether a socket's error may be about an earlier datagram.
 func isPendingError(err error) bool {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
@@ -167,9 +168,9 @@ func isPendingError(err error) bool {
 	return false
 }
 
-// errorsToTell are the codes of Destination Unreachable for errors of the kernel about a
-// datagram that it did not take, for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
-// (RFC 4443 §3.1). If one is too big, the error queue tells so, with the MTU.
+// unreachableCodes are the codes of Destination Unreachable for errors of the kernel, for IPv4 (RFC
+// 792, RFC 1812 §5.2.7.1) and IPv6 (RFC 4443 §3.1). The error queue reports a datagram that is too
+// big, with the MTU.
 var unreachableCodes = []struct {
 	err          error
 	code4, code6 uint8
@@ -181,7 +182,8 @@ var unreachableCodes = []struct {
 	{unix.EPERM, 13, 1},
 }
 
-// icmpErrorFor returns the ICMP error to tell whoever sent to target; false: there is none.
+// icmpErrorFor returns the ICMP error for the sender of a datagram that the kernel refused; false:
+// there is none.
 func icmpErrorFor(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
 	for _, e := range unreachableCodes {
 		if !errors.Is(err, e.err) {
@@ -195,7 +197,7 @@ func icmpErrorFor(err error, target netip.AddrPort) (netstack.Unreachable, bool)
 	return netstack.Unreachable{}, false
 }
 
-// translateICMP says in the ICMP of IPv6, or else of IPv4, what an error in that of the other family says.
+// translateICMP translates an ICMP error into the other family: into IPv6 if six, else into IPv4.
 func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 	to := netstack.Unreachable{Type: 3, Code: 1} // the host is
 	if six {
@@ -212,12 +214,14 @@ func translateICMP(u netstack.Unreachable, six bool) netstack.Unreachable {
 	return to
 }
 
-// received is what came from outside: datagrams from one sender, each but the last
-// of segment bytes (0: there is one), or an ICMP error about a datagram sent to from.
+// received is what came from outside: datagrams of one sender, or an ICMP error about a datagram
+// that was sent to from.
 type received struct {
-	from      netip.AddrPort
-	payload   []byte
-	id        uint16 // of an echo request that a raw socket sent
+	from    netip.AddrPort
+	payload []byte
+	// id is that of an echo request on a raw socket.
+	id uint16
+	// segment is the size of each datagram but the last, in bytes. 0: there is one.
 	segment   int
 	icmpError *netstack.Unreachable
 	memory    *[largestDatagrams]byte
@@ -227,7 +231,8 @@ var memories = sync.Pool{New: func() any { return new([largestDatagrams]byte) }}
 
 func (r received) releaseMemory() { memories.Put(r.memory) }
 
-// receiveOne waits for something from outside, until the socket is closed.
+// receiveOne waits for something from outside, until the socket is closed. It takes memory only
+// once there is something, because most sessions are silent.
 func (s *socket) receiveOne() (news received, err error) {
 	waited := s.conn.Read(func(fd uintptr) bool {
 		// only once there is something, for the many that are silent
@@ -254,8 +259,8 @@ func (s *socket) receiveOne() (news received, err error) {
 	return news, err
 }
 
-// readOne takes in one thing without waiting: ok if it is for the session; news
-// without a payload: there is nothing.
+// readOne reads without waiting. ok: it is for the session. news without a payload: there was
+// nothing.
 func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 	var control [128]byte
 	n, oobn, _, from, err := unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_DONTWAIT)
@@ -287,7 +292,8 @@ func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 	return news.icmpError != nil, nil
 }
 
-// stripEchoReply reduces what an ICMP socket read to an echo reply; false: it is no reply to this process.
+// stripEchoReply reduces a message of an ICMP socket to an echo reply; false: it is no reply for
+// this process.
 func (s *socket) stripEchoReply(news *received) bool {
 	if s.kind == forUDP {
 		return true
@@ -312,7 +318,8 @@ func (s *socket) stripEchoReply(news *received) bool {
 	return true
 }
 
-// segmentSize is the size of the datagrams that the kernel has put together (UDP_GRO), in bytes.
+// segmentSize returns the size of datagrams that the kernel has joined (UDP_GRO), in bytes. 0: it
+// has joined none.
 func segmentSize(control []byte) int {
 	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -327,8 +334,8 @@ func segmentSize(control []byte) int {
 	return 0
 }
 
-// icmpErrorIn is the ICMP error in a message of the error queue (struct
-// sock_extended_err, and the address of its sender); nil: there is none.
+// icmpErrorIn reads the ICMP error in a message of the error queue (struct sock_extended_err, and
+// the address of its sender); nil: there is none.
 func icmpErrorIn(control []byte) *netstack.Unreachable {
 	const (
 		fromUs, fromICMP, fromICMP6 = 1, 2, 3
@@ -379,7 +386,8 @@ func addrPortOf(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// prohibitedError is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
+// prohibitedError returns the ICMP error for datagrams that policy refuses (RFC 1812 §5.2.7.1, RFC
+// 4443 §3.1).
 func prohibitedError(target netip.AddrPort) netstack.Unreachable {
 	if target.Addr().Is6() {
 		return netstack.Unreachable{Type: 1, Code: 1}
@@ -387,8 +395,8 @@ func prohibitedError(target netip.AddrPort) netstack.Unreachable {
 	return netstack.Unreachable{Type: 3, Code: 13}
 }
 
-// targetGone reports whether an ICMP error says that a target is unreachable, rather than
-// that a datagram was too big for the path.
+// targetGone reports whether an ICMP error says that a target is unreachable. A datagram that is
+// too big for the path does not say so.
 func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
 	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
 	if target.Addr().Is6() {

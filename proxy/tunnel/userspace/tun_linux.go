@@ -19,29 +19,33 @@ import (
 
 // TUNConfig describes a TUN device that feeds a stack.
 type TUNConfig struct {
-	Name   string // of the listener
-	Device string // its name; created unless it exists
-	MTU    int    // of the stack it feeds
-	Log    *slog.Logger
+	// Name is the listener's.
+	Name string
+	// Device is the name of the device. It is created unless it exists.
+	Device string
+	// MTU is that of the stack, in bytes.
+	MTU int
+	Log *slog.Logger
 }
 
 // headroom is the room for the device's own header before a packet, in bytes.
 const headroom = 16
 
-// TUN is a TUN device, into which the kernel routes packets, such as those out of OpenVPN or IPsec.
+// TUN is a TUN device. The kernel routes packets into it, such as those out of OpenVPN or IPsec.
 type TUN struct {
 	tunnel.Condition
-	cfg    TUNConfig
-	log    *slog.Logger
-	name   deviceAddr
-	stack  *netstack.Stack
-	paths  *paths // to the addresses behind the device
+	cfg   TUNConfig
+	log   *slog.Logger
+	name  deviceAddr
+	stack *netstack.Stack
+	// paths has the MTUs of the routes behind the device.
+	paths  *paths
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
 
-// OpenTUN opens the device and joins it to a stack. The administrator gives it addresses
-// and routes.
+// OpenTUN opens the device and joins it to a stack. The administrator gives it addresses and
+// routes.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 	t := &TUN{
 		cfg: cfg, log: cfg.Log, stack: stack, paths: newPaths(readRouteMTU, routePeriod),
@@ -73,7 +77,8 @@ func (t *TUN) openDevice() (dev tun.Device, name string, err error) {
 	return dev, name, nil
 }
 
-// runDevice moves packets until ctx is done, over another device of that name once one is gone.
+// runDevice moves packets until ctx is done. Where the device is gone, it opens another of that
+// name.
 func (t *TUN) runDevice(ctx context.Context, dev tun.Device) {
 	for {
 		err := t.movePackets(ctx, dev)
@@ -90,8 +95,8 @@ func (t *TUN) runDevice(ctx context.Context, dev tun.Device) {
 	}
 }
 
-// movePackets moves packets both ways until the device fails, or ctx is done and what had
-// been collected by then is written.
+// movePackets moves packets both ways until the device fails or ctx is done. It writes the packets
+// that were collected by then.
 func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -118,8 +123,7 @@ func (t *TUN) movePackets(ctx context.Context, dev tun.Device) error {
 
 const largestPacket = 1 << 16
 
-// moveInward moves packets from the device into the stack, and returns why it can read
-// no more.
+// moveInward moves packets from the device into the stack, and returns why it can read no more.
 func (t *TUN) moveInward(dev tun.Device) error {
 	bufs, sizes := makeBuffers(dev.BatchSize(), headroom+largestPacket)
 	packets := make([][]byte, len(bufs))
@@ -170,22 +174,22 @@ func (t *TUN) Requests() <-chan datapath.Conn { return nil }
 // Forward implements Outside: all datagrams come in packets.
 func (t *TUN) Forward(*Datagrams) {}
 
-// Peer implements Inside: behind a device each address is a peer of its own.
+// Peer implements Inside. Behind a device each address is a peer.
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 
-// Place implements Inside: routes decide what leads to the device.
+// Place implements Inside. Routes decide what leads to the device.
 func (t *TUN) Place(netip.Addr) tunnel.Place { return tunnel.Elsewhere }
 
-// Own implements Inside.
+// Own implements Inside. The administrator's addresses are not known here.
 func (t *TUN) Own(netip.Addr) netip.Addr { return netip.Addr{} }
 
-// Gateway implements Inside.
+// Gateway implements Inside. The administrator's addresses are not known here.
 func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
 
 // Addr implements Outside.
 func (t *TUN) Addr() net.Addr { return t.name }
 
-// Drain implements Outside: there is nothing to do, as routes decide what comes.
+// Drain implements Outside. There is nothing to do, because routes decide what comes.
 func (t *TUN) Drain() {}
 
 // Close implements Outside.

@@ -21,44 +21,50 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// Outside is what carries a tunnel's packets.
+// Outside carries a tunnel's packets: a WireGuard endpoint, a MASQUE listener or a TUN device.
 type Outside interface {
 	tunnel.Inside
-	// Addr is the address that peers send to; nil: there is none.
+	// Addr returns the address that peers send to; nil: there is none.
 	Addr() net.Addr
-	// Requests are connections that come beside the packets; nil: none do.
+	// Requests returns connections that come beside the packets; nil: none do.
 	Requests() <-chan datapath.Conn
-	// Forward sets what forwards datagrams that come beside the packets.
+	// Forward sets the forwarder of datagrams that come beside the packets.
 	Forward(*Datagrams)
-	// Apply puts into force the settings of its kind of tunnel; after an error nothing
-	// has changed.
+	// Apply puts the settings of this kind of tunnel into force. After an error nothing has
+	// changed.
 	Apply(tunnel.Settings) error
-	// Resume sets the addresses where a process before this one heard from peers last.
+	// Resume sets the addresses at which an earlier process last heard from peers.
 	Resume(map[access.Key]netip.AddrPort)
-	// Report adds to a status what the stack does not know.
+	// Report adds the counters of the tunnel to a status. The stack has added its own.
 	Report(*tunnel.Status) error
-	// Health says why no packets come or go at present; nil: they do. The Outside
-	// itself opens again what has failed.
+	// Health returns why no packets come or go at present; nil: they do. The Outside opens what has
+	// failed again by itself.
 	Health() error
-	// Drain accepts no further clients; packets and streams go on.
+	// Drain accepts no further clients. Packets and streams go on.
 	Drain()
-	// Close sends what it has been given, and ends the tunnel.
+	// Close sends what was given to it, and ends the tunnel.
 	Close() error
 }
 
 // Listener implements tunnel.Listener by a stack that terminates TCP.
 type Listener struct {
-	name      string
-	stack     *netstack.Stack
-	outside   Outside
-	requests  <-chan datapath.Conn // that come beside the packets; nil: none do
-	packets   chan datapath.Conn   // what the stack accepts, where there are streams too
+	name    string
+	stack   *netstack.Stack
+	outside Outside
+	// requests come beside the packets; nil: none do.
+	requests <-chan datapath.Conn
+	// packets has the stack's connections where there are requests too, so that one select waits
+	// for both.
+	packets chan datapath.Conn
+	// drained is closed by Drain.
 	drained   chan struct{}
 	drainOnce sync.Once
 	done      sync.WaitGroup
-	datagrams *Datagrams // nil: datagrams end here
+	// datagrams is nil until Forward. Datagrams end at the stack until then.
+	datagrams *Datagrams
 	closeOnce sync.Once
-	closeErr  error
+	// closeErr is the result of the first Close. closeOnce guards it.
+	closeErr error
 }
 
 // Listen makes a Listener of a tunnel. It owns stack and outside; Close ends them.
@@ -84,6 +90,7 @@ func (l *Listener) Serve(take func(datapath.Conn)) error {
 	}
 }
 
+// acceptNext waits for a connection of the stack or a request. Drain ends the wait.
 func (l *Listener) acceptNext() (datapath.Conn, error) {
 	if l.requests == nil {
 		c, err := l.stack.Accept()
@@ -102,7 +109,7 @@ func (l *Listener) acceptNext() (datapath.Conn, error) {
 	}
 }
 
-// queueConnections moves connections that the stack accepts to packets, so that accept can wait for streams too.
+// queueConnections moves the stack's connections to packets until Drain.
 func (l *Listener) queueConnections() {
 	for {
 		c, err := l.stack.Accept()
@@ -121,8 +128,8 @@ func (l *Listener) queueConnections() {
 // Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
 func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
-// Greet implements ingress.Listener. The SYN is answered only by Answer, once
-// there is a server.
+// Greet implements ingress.Listener. The stack answers the SYN only in Answer, once there is a
+// server. A client that no server accepts then sees a refusal.
 func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	if r, ok := conn.(*request); ok {
 		return r.ingressClient(l.name), nil
@@ -149,8 +156,8 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	}, nil
 }
 
-// targetOf is the destination of a connection to an address: the name server if that is the DNS
-// port of the gateway's own address.
+// targetOf returns the destination of a connection. The DNS port of the gateway's own address leads
+// to the configured name server.
 func (l *Listener) targetOf(to netip.AddrPort) netip.AddrPort {
 	if l.datagrams == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != tunnel.OfGateway {
 		return to
@@ -161,11 +168,11 @@ func (l *Listener) targetOf(to netip.AddrPort) netip.AddrPort {
 	return to
 }
 
-// flushWithin is how long Close waits for what was sent last to leave. Neither WireGuard
-// nor QUIC tells when it has.
+// flushWait is how long Close waits for the last packets to leave. Neither WireGuard nor QUIC
+// reports when they have left.
 const flushWait = 100 * time.Millisecond
 
-// waitForSending waits for what has just been sent to leave.
+// waitForSending waits flushWait for packets to leave.
 func waitForSending() {
 	timer := time.NewTimer(flushWait)
 	defer timer.Stop()
@@ -197,8 +204,8 @@ func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 // Health implements ingress.Listener.
 func (l *Listener) Health() error { return l.outside.Health() }
 
-// Drain implements ingress.Listener. The tunnel carries on, datagrams included. SYNs stay
-// unanswered, so that clients send them again.
+// Drain implements ingress.Listener. The tunnel goes on, with its datagrams. SYNs stay unanswered,
+// so that clients send them again, to the next process.
 func (l *Listener) Drain() {
 	l.drainOnce.Do(func() {
 		close(l.drained)
@@ -215,8 +222,8 @@ func (l *Listener) Drain() {
 	})
 }
 
-// Close implements ingress.Listener. It resets the connections that are left, and sends the
-// RSTs before the tunnel ends.
+// Close implements ingress.Listener. It resets the connections that are left, and waits for the
+// RSTs to leave before the tunnel ends.
 func (l *Listener) Close() error {
 	l.closeOnce.Do(func() {
 		l.Drain()
@@ -267,7 +274,8 @@ func (l *Listener) Gateway(inner netip.Addr) netip.Addr { return l.outside.Gatew
 // Own implements tunnel.Inside.
 func (l *Listener) Own(like netip.Addr) netip.Addr { return l.outside.Own(like) }
 
-// Dial implements tunnel.Listener.
+// Dial implements tunnel.Listener. A source outside the tunnel is replaced by the gateway's
+// address.
 func (l *Listener) Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 	if source.Is4() != target.Addr().Is4() || l.outside.Place(source) != tunnel.OfPeer {
 		source = l.outside.Gateway(target.Addr())

@@ -29,37 +29,49 @@ import (
 
 // WireGuardConfig describes the endpoint of a WireGuard tunnel.
 type WireGuardConfig struct {
-	Name       string
-	Port       uint16 // UDP, on every address; 0: any
+	Name string
+	// Port is the UDP port, on every address of this machine. 0: any free port.
+	Port       uint16
 	PrivateKey access.Key
 	Peers      []access.Peer
-	Pool       []netip.Prefix // where peers' addresses are from; the first of each is the gateway's
-	MTU        int            // of the stack it feeds
-	Log        *slog.Logger
+	// Pool has the prefixes of peers' addresses. The first address of each is the gateway's.
+	Pool []netip.Prefix
+	// MTU is that of the stack, in bytes.
+	MTU int
+	Log *slog.Logger
 
-	bind conn.Bind // its sockets; nil: a udpBind
+	// bind replaces the sockets in tests; nil: a udpBind.
+	bind conn.Bind
 }
 
 // WireGuard is the endpoint of a WireGuard tunnel, in this process.
 type WireGuard struct {
 	tunnel.Condition
 	tunnel.Pool
-	name     string
-	log      *slog.Logger
-	stack    *netstack.Stack
-	device   *device.Device
-	refused  atomic.Uint64
-	failures chan error // of its sockets
-	bind     *udpBind   // nil: a test's
+	name   string
+	log    *slog.Logger
+	stack  *netstack.Stack
+	device *device.Device
+	// refused counts packets with a wrong key, or from an address that is not the peer's.
+	refused atomic.Uint64
+	// failures gets the error of a socket that has failed. watchPort opens the port again.
+	failures chan error
+	// bind is nil where a test has sockets of its own.
+	bind *udpBind
+	// peerMTUs has the largest inner packet by peer, in bytes, for peers behind a path that is
+	// narrower than the stack's MTU. nil: there are none.
 	peerMTUs atomic.Pointer[map[string]int]
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
-	mu      sync.Mutex
-	port    uint16
-	peers   map[access.Key]access.Peer
-	owners  atomic.Pointer[tunnel.Owners]
-	leaving atomic.Pointer[leaving] // changed under mu; nil: nobody is
+	// mu guards the fields below, and changes of the device's peers. owners and leaving are read
+	// without it, for every packet.
+	mu     sync.Mutex
+	port   uint16
+	peers  map[access.Key]access.Peer
+	owners atomic.Pointer[tunnel.Owners]
+	// leaving has removed peers that may still answer resets; nil: there are none.
+	leaving atomic.Pointer[leaving]
 }
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
@@ -108,7 +120,8 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	return w, nil
 }
 
-// followPaths keeps the rooms of peers up to date: a path may change, and a peer may take another.
+// followPaths keeps peerMTUs up to date until ctx is done. A path may change, and a peer may take
+// another.
 func (w *WireGuard) followPaths(ctx context.Context) {
 	tick := time.NewTicker(pathPeriod)
 	defer tick.Stop()
@@ -153,7 +166,7 @@ func (w *WireGuard) largestPacket(inner netip.Addr) int {
 	return (*rooms)[w.Peer(inner)]
 }
 
-// watchPort opens the UDP port again where it has failed. Sessions go on.
+// watchPort opens the UDP port again after its sockets have failed, until ctx is done.
 func (w *WireGuard) watchPort(ctx context.Context) {
 	for {
 		select {
@@ -176,7 +189,7 @@ func (w *WireGuard) watchPort(ctx context.Context) {
 // bindPort opens the UDP port once more.
 func (w *WireGuard) bindPort() error { return w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port)) }
 
-// reopenAfter makes watch open the UDP port again.
+// reopenAfter makes watchPort open the UDP port again. One request at a time is enough.
 func (w *WireGuard) reopenAfter(err error) {
 	select {
 	case w.failures <- err:
@@ -184,8 +197,8 @@ func (w *WireGuard) reopenAfter(err error) {
 	}
 }
 
-// newLogger logs errors, counts what is refused, and tells watch of sockets that fail: the
-// device reports all these only by its log.
+// newLogger returns the device's logger. The device reports errors, refused packets and failed
+// sockets only by its log, so the logger counts the refused and wakes watchPort.
 func (w *WireGuard) newLogger() *device.Logger {
 	return &device.Logger{
 		Verbosef: func(format string, args ...any) {
@@ -219,9 +232,9 @@ func (w *WireGuard) Apply(s tunnel.Settings) error {
 	return nil
 }
 
-// Resume implements Outside. A peer that has not been heard from yet is asked for a
-// handshake; otherwise it would use its old keys until WireGuard's timers have run out,
-// 15 s at least. One that is not there any more is asked for 90 s.
+// Resume implements Outside. It starts a handshake with each peer that has not been heard from yet.
+// Without it a peer would use its old keys until WireGuard's timers run out, after 15 s at least.
+// The device asks a peer that has gone for 90 s.
 func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 	states, err := w.States()
 	if err != nil {
@@ -253,13 +266,13 @@ func (w *WireGuard) Report(s *tunnel.Status) (err error) {
 	return err
 }
 
-// Forward implements Outside: all datagrams come in packets.
+// Forward implements Outside. All datagrams of WireGuard come in packets.
 func (w *WireGuard) Forward(*Datagrams) {}
 
 // Requests implements Outside.
 func (w *WireGuard) Requests() <-chan datapath.Conn { return nil }
 
-// Peer implements Inside, by the longest matching prefix, as WireGuard does for packets.
+// Peer implements Inside by the longest matching prefix, as WireGuard does for packets.
 func (w *WireGuard) Peer(inner netip.Addr) string { return w.owners.Load().Peer(inner) }
 
 // Place implements Inside.
@@ -270,7 +283,8 @@ func (w *WireGuard) Place(addr netip.Addr) tunnel.Place {
 	return w.Vacant(addr)
 }
 
-// States returns the peers' states, ordered by name.
+// States returns the peers' states, ordered by name. It reads the text of WireGuard's configuration
+// protocol.
 func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 	said, err := w.device.IpcGet()
 	if err != nil {
@@ -318,11 +332,11 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 	return states, nil
 }
 
-// Refused counts packets that were dropped because of a wrong key or a source address
-// that is not the peer's.
+// Refused returns how many packets were dropped because of a wrong key or a source address that is
+// not the peer's.
 func (w *WireGuard) Refused() uint64 { return w.refused.Load() }
 
-// learnPort finds out which port was chosen.
+// learnPort reads the port that the device has chosen.
 func (w *WireGuard) learnPort() error {
 	said, err := w.device.IpcGet()
 	if err != nil {
@@ -341,7 +355,7 @@ func (w *WireGuard) learnPort() error {
 // Addr implements Outside.
 func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.port)} }
 
-// Drain implements Outside. There is nothing to do: all comes in packets.
+// Drain implements Outside. WireGuard has no clients to refuse.
 func (w *WireGuard) Drain() {}
 
 // Close implements Outside.
@@ -368,18 +382,22 @@ func parseHexKey(s string) (access.Key, error) {
 	return access.Key(b), nil
 }
 
-// leavingTime is how long a peer that has been removed is still sent the resets of its connections.
+// leavingPeriod is how long a removed peer may still receive the resets of its connections.
 const leavingPeriod = 500 * time.Millisecond
 
-// leaving is what the device still has of peers and addresses that have been removed.
+// leaving has peers and addresses that were removed from the configuration and not yet from the
+// device.
 type leaving struct {
+	// addresses are those that were removed, by peer.
 	addresses *tunnel.Owners
-	remaining map[access.Key]*access.Peer // what is left of each peer; nil: nothing
+	// remaining is what stays of each peer at the end of the period; nil: nothing.
+	remaining map[access.Key]*access.Peer
 	timer     *time.Timer
 }
 
-// SetPeers replaces the peers. Those that stay as they are keep their sessions. Those that go, and addresses
-// that peers lose, are let in no further; their keys go once the resets of their connections have left.
+// SetPeers replaces the peers. Peers without a change keep their sessions. Removed peers, and
+// addresses that peers lose, are refused at once. Their keys go after leavingPeriod, so that the
+// resets of their connections still reach them.
 func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	if err := access.CheckPeers(peers); err != nil {
 		return err
@@ -445,11 +463,13 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	return nil
 }
 
+// without returns prefixes without those that are taken.
 func without(prefixes []netip.Prefix, taken map[netip.Prefix]bool) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(prefixes), func(a netip.Prefix) bool { return taken[a.Masked()] })
 }
 
-// removeLeaving removes what is leaving from the device, unless that has been done.
+// removeLeaving removes the leaving peers and addresses from the device, unless a later change has
+// done so.
 func (w *WireGuard) removeLeaving(l *leaving) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -471,7 +491,7 @@ func (w *WireGuard) removeLeaving(l *leaving) {
 	w.leaving.Store(nil)
 }
 
-// mayEnter implements peerGate. Peers that are leaving may answer resets.
+// mayEnter implements peerGate. Leaving peers may answer resets, but open no connections.
 func (w *WireGuard) mayEnter(p []byte) bool {
 	l := w.leaving.Load()
 	if l == nil {
@@ -481,7 +501,7 @@ func (w *WireGuard) mayEnter(p []byte) bool {
 	return !ok || w.Peer(from) != "" || l.addresses.Peer(from) == "" || isTCP(p) && !isSYN(p)
 }
 
-// writePeer adds the peer in WireGuard's configuration protocol (UAPI).
+// writePeer writes the peer in WireGuard's configuration protocol (UAPI).
 func writePeer(b *strings.Builder, p access.Peer) {
 	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
 	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(),
