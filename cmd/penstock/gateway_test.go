@@ -329,7 +329,7 @@ func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
 	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path,
 		"--telemetry", at)
 	assert.Equal(t, cli.ExitFail, code)
-	assert.Contains(t, stderr, "listeners[0].tunnel.mtu: cannot change while running")
+	assert.Contains(t, stderr, "listeners[0].tunnel.mtu: cannot change while the tunnel of listener")
 	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")
 	in.signal()
 	in.expect("STOPPING=1")

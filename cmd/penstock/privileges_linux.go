@@ -82,14 +82,9 @@ func (h *service) neededToReread(has caps.Set) caps.Set {
 	return 0
 }
 
-// whyTheyStay says in words what keeps privileges from being dropped, and what
-// to do about it.
+// whyTheyStay says in words what keeps privileges from being dropped, and the cure.
 func whyTheyStay(err error) string {
-	switch {
-	case errors.Is(err, syscall.ENOTSUP):
-		return "this program was built with cgo, where they cannot be dropped on all threads; build it with " +
-			"CGO_ENABLED=0"
-	case errors.Is(err, syscall.EPERM):
+	if errors.Is(err, syscall.EPERM) {
 		return "a system call filter forbids it; allow capset (under systemd: SystemCallFilter=capset, after the " +
 			"other filters)"
 	}

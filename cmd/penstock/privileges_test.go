@@ -85,7 +85,6 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 }
 
 func TestWhyPrivilegesStayIsSaid(t *testing.T) {
-	assert.Contains(t, whyTheyStay(fmt.Errorf("x: %w", syscall.ENOTSUP)), "build it with CGO_ENABLED=0")
 	assert.Contains(t, whyTheyStay(fmt.Errorf("x: %w", syscall.EPERM)), "SystemCallFilter=capset")
 	assert.Contains(t, whyTheyStay(syscall.EINVAL), "the kernel refused")
 }
@@ -418,27 +417,6 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 			p.hasOnly(c.want)
 		})
 	}
-}
-
-func TestADropThatCannotReachAllThreadsIsToldNotFatal(t *testing.T) {
-	if !cgo() {
-		t.Skip("needs a test binary with cgo, where the runtime does not know all threads")
-	}
-	_, all, err := caps.Held()
-	require.NoError(t, err)
-	dropped, err := caps.Drop(0)
-	assert.ErrorIs(t, err, syscall.ENOTSUP)
-	assert.Zero(t, dropped)
-	_, still, err := caps.Held()
-	require.NoError(t, err)
-	assert.Equal(t, all, still)
-}
-
-// cgo tells whether this binary has C threads: the same call then refuses to
-// do something harmless, asking for the process's number.
-func cgo() bool {
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_GETPPID, 0, 0, 0)
-	return errno == syscall.ENOTSUP
 }
 
 // A configuration in a user's closed directory, and what it names, can be read

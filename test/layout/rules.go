@@ -113,6 +113,7 @@ const sharedTable = "cc/sprout_table.go"
 // import any.
 var homes = map[string][]string{
 	"charm.land/...":                   {"cmd/..."},
+	"kernel.org/...":                   {"internal/caps"},
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/prometheus/...":        {"telemetry", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
