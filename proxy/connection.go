@@ -1,81 +1,126 @@
 package proxy
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// State is how far a connection has come.
-type State string
-
-// greeting ──▶ dialing ──▶ open ──▶ half_closed ──▶ (gone)
+// phase is how far a connection has come. connection.mu guards it.
 //
-//	└─────▶ closing ─────▶ (gone)
+//	greeting ─▶ dialling ─▶ deciding ─▶ relaying ─▶ halfClosed ─▶ draining ─▶ closed
+//	                 └────────────────────▲  └──────────────────────▲
+//
+//	phase       runs on                            ends with
+//	greeting    a goroutine of the setup pool; the  the client's destination, or a rejection
+//	            accepting loop if noHandshake
+//	dialling    the loop of the client leg; the     a server leg, or a rejection; skips deciding if
+//	            setup pool for a tunnel's legs      the rules ask for no server name
+//	deciding    a goroutine of the setup pool       a server name, the server's first byte, or a timeout
+//	relaying    the loop of both legs; where they   the end or failure of one leg
+//	            share none, a goroutine for each
+//	            direction
+//	halfClosed  as relaying                         the end or failure of the other leg, or a timeout
+//	draining    as relaying, and a goroutine that   acknowledgement of all that was sent, or a timeout
+//	            waits for acknowledgements
+//	closed      nothing                             -
+//
+// tearDown ends every phase from any goroutine. A rejection goes from the first three phases past closed.
+type phase uint8
+
 const (
-	StateGreeting   State = "greeting"    // where does it want to go?
-	StateDialing    State = "dialing"     // the server leg is being made, or a rule waits for a name
-	StateOpen       State = "open"        // both directions move
-	StateHalfClosed State = "half_closed" // one side has finished sending
-	// both sides have finished, or one leg has failed; what they sent is being delivered
-	StateClosing State = "closing"
+	greeting   phase = iota // the client is asked for its destination
+	dialling                // the server leg is being made
+	deciding                // a rule waits for the server name in the client's first bytes
+	relaying                // both directions move
+	halfClosed              // one side has finished sending
+	draining                // both have finished, or a leg has failed: what they sent is being delivered
+	closed                  // the legs are closed, and the totals have the connection
 )
 
-// connection is one accepted client on its way through the proxy.
+// publicState returns the phase as users see it.
+func (p phase) publicState() State {
+	return [...]State{
+		StateGreeting, StateDialing, StateDialing, StateOpen, StateHalfClosed, StateClosing, StateClosing,
+	}[p]
+}
+
+// connection is one accepted client on its way through the proxy. All that is known of it is here, in its legs and
+// in its directions: between two steps on a loop no stack holds a part of it.
+//
+// A step of one phase hands the fields to the next, so that they need no lock. Where other goroutines
+// read them too, mu guards them: phase to decidedBy, the legs but for their conn, and what direction says.
 type connection struct {
-	id        uint64
-	srv       *Server
-	listener  *listenerState
-	started   cc.Time
-	stopped   atomic.Bool  // torn down from our side; set with mu held
-	active    atomic.Int64 // cc.Time when a byte last moved
-	accepted  datapath.Conn
-	keptAlive bool // sweep has seen to it
-	looked    look // what sweep has seen last
-	prompt    bool // the client is not asked anything, so that nothing waits for it
+	relay
 
-	client, server leg
-	down, up       direction
-	chosen         ingress.Client
-	decidedOn      policy.Facts      // what the verdict was given on
-	prospects      []policy.Verdict  // while it is dialled: what the rules may say of decidedOn
-	mostly         [1]policy.Verdict // prospects that are one
-	route          *route            // that it is counted under, once it is relayed
-	peer           *PeerCounters     // likewise; nil: none
-	opened         cc.Time
-	counted        *client      // whom this counts against; nil: nobody yet
-	captured       bool         // it is noted in the loop guard
-	dialled        bool         // its server leg is noted there
-	moving         atomic.Int32 // directions that are not over
-	done           func()       // called once none is
-	post           func()       // has the loop call step; nil: goroutines run the directions
+	// What the Server sets.
+	id          uint64
+	listener    *listenerState
+	accepted    datapath.Conn
+	started     cc.Time
+	noHandshake bool             // the client is not asked anything, so no step waits for it
+	counted     *client          // the source that it counts against; nil: not known yet
+	done        func(*rejection) // is called once, when the connection is over; nil: it was relayed
 
-	mu        sync.Mutex // guards what follows, and leg's fields
-	state     State
-	stop      chan struct{} // closed by tearDown; nil: nobody has waited for that
-	cancel    func()        // ends the greeting or the dial; nil: there is none, or it needs no end
+	// What the greeting finds out.
+	chosen   ingress.Client
+	client   leg
+	captured bool // the loop guard has its client leg
+
+	// What dialling and deciding find out.
+	server        leg
+	dialled       bool              // the loop guard has its server leg
+	decidedOn     policy.Facts      // what the verdict was given on
+	prospects     []policy.Verdict  // while dialling and deciding: the verdicts that are still possible
+	singleVerdict [1]policy.Verdict // the memory of prospects if they are one
+
+	// What relays.
+	down, up  direction
+	opened    cc.Time
+	route     *route        // its counters by rule
+	peer      *PeerCounters // its counters by peer; nil: none
+	moving    atomic.Int32  // directions that are not over
+	keptAlive bool          // keepAlive was called
+	lastSweep sweepState
+
+	phase     phase
+	cancel    func() // ends the greeting or the dial; nil: there is none, or it needs no end
 	cause     Cause
 	causeErr  error
-	verdict   *policy.Verdict // and each direction's terms
-	decidedBy *settings       // whose rules gave it
+	verdict   *policy.Verdict // each direction's terms are part of it
+	decidedBy *settings       // that gave the verdict
 }
 
-// leg is one of the two legs, as far as ending it goes; connection.mu guards
-// all but conn.
-type leg struct {
-	conn   datapath.Conn
-	ended  bool // it has sent us all it will
-	failed bool // it takes nothing more
-	closed bool // we have sent it our end
+// currentPhase returns the phase.
+func (c *connection) currentPhase() phase {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.phase
 }
 
+// setPhase sets the phase.
+func (c *connection) setPhase(p phase) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.phase = p
+}
+
+// sideOf returns the side that a leg leads to.
 func (c *connection) sideOf(l *leg) Side {
 	if l == &c.server {
 		return ServerSide
@@ -83,14 +128,500 @@ func (c *connection) sideOf(l *leg) Side {
 	return ClientSide
 }
 
-// startRelay has both directions run until the connection is over, and calls done then: on the
-// loop of both legs, or where they have none in common each on a goroutine that has done
-// nothing yet: the stack of one that has greeted and dialled is several times what an idle
-// direction needs.
-func (c *connection) startRelay(done func()) {
-	c.done = done
+// clientAddress returns the client's address, as far as it is known.
+func (c *connection) clientAddress() netip.AddrPort {
+	if c.chosen.Source.IsValid() {
+		return c.chosen.Source
+	}
+	return addrPort(c.accepted.RemoteAddr())
+}
+
+// start begins with the greeting. It does not wait.
+func (c *connection) start() { c.runStep(c.greetAndDial) }
+
+// runStep runs a step that waits for the client: here if noHandshake says that it does not, else in the setup pool.
+func (c *connection) runStep(f func()) {
+	if c.noHandshake {
+		f()
+		return
+	}
+	c.env.setups.runSetup(f)
+}
+
+// greetAndDial greets the client and dials the server.
+func (c *connection) greetAndDial() {
+	if r := c.greetClient(); r != nil {
+		c.done(r)
+		return
+	}
+	c.decidedBy = c.env.currentSettings()
+	began := c.env.Clock()
+	c.dialServer(func(server datapath.Conn, err error) {
+		if err == nil {
+			c.listener.dial.Observe(c.env.Clock().Sub(began))
+		}
+		c.runStep(func() { c.onDialled(server, err) })
+	})
+}
+
+// onDialled continues after the dial.
+func (c *connection) onDialled(server datapath.Conn, err error) {
+	r := c.attachServer(server, err)
+	switch {
+	case r != nil:
+		c.done(r)
+	case len(c.prospects) == 1:
+		c.startRelaying()
+	default:
+		c.env.setups.runSetup(func() {
+			c.setPhase(deciding)
+			if r := c.decideByName(); r != nil {
+				c.done(r)
+				return
+			}
+			c.startRelaying()
+		})
+	}
+}
+
+// greetClient finds out where the client wants to go.
+func (c *connection) greetClient() *rejection {
+	ctx := context.Background()
+	if !c.noHandshake {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		c.setCancel(cancel)
+	}
+	chosen, err := c.listener.Greet(ctx, c.accepted)
+	switch {
+	case errors.Is(err, ingress.ErrUnauthorized):
+		return &rejection{RejectedAuth, err}
+	case err != nil:
+		return &rejection{RejectedHandshake, err}
+	}
+	early, conn := chosen.Detach()
+	c.mu.Lock()
+	c.chosen = chosen
+	c.client = leg{conn: conn}
+	c.up.early = early
+	c.phase = dialling
+	c.mu.Unlock()
+	if c.counted == nil {
+		c.counted = c.env.limits.enterSource(source{host: datapath.Host(chosen.Source.Addr())})
+		if c.counted == nil {
+			return c.refuseClient(&refusal{
+				RejectedSourceLimit,
+				fmt.Errorf("too many connections from %v", chosen.Source.Addr()),
+			})
+		}
+	}
+	if c.listener.cfg.Mode.Captures() {
+		if err := c.env.loops.noteCaptured(c.clientWire()); err != nil {
+			return c.refuseClient(&refusal{RejectedLoop, err})
+		}
+		c.captured = true
+	}
+	return nil
+}
+
+// clientWire returns a captured client leg: from the client to its destination.
+func (c *connection) clientWire() wire {
+	return wireOf(addrPort(c.accepted.RemoteAddr()), c.chosen.Target)
+}
+
+// dialServer makes the server leg and then calls done, which may be on a loop. The guards and rules check every
+// address right before it is tried, be it resolved or given.
+func (c *connection) dialServer(done func(datapath.Conn, error)) {
+	timeout := c.decidedBy.cfg.Limits.DialTimeout
+	if to := c.chosen.Target; to.IsValid() {
+		if via, err := c.tunnelTo(to.Addr()); via != nil && err == nil {
+			if err := c.permitTarget(to); err != nil {
+				done(nil, err)
+				return
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			c.setCancel(cancel)
+			c.env.setups.runSetup(func() {
+				defer cancel()
+				done(kernel.UntilReset(ctx, c.client.conn, func(ctx context.Context) (datapath.Conn, error) {
+					return via.Dial(ctx, c.chosen.Source.Addr(), to)
+				}))
+			})
+			return
+		}
+	}
+	cfg := kernel.DialConfig{
+		Target:  c.chosen.Target,
+		Host:    c.chosen.Host,
+		Mark:    uint32(c.decidedBy.cfg.Mark),
+		Hops:    c.chosen.Hops,
+		Near:    c.client.conn,
+		Guard:   c.permitOutside,
+		Timeout: timeout,
+	}
+	if c.listener.cfg.KeepClient {
+		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
+	}
+	if c.decidedBy.policy.KeepsDSCP() {
+		cfg.DSCP = c.dscpTowards
+	}
+	c.setCancel(c.env.Dial(cfg, func(conn datapath.Conn, err error) {
+		if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
+			err = c.noteDialled(conn)
+		}
+		if err != nil {
+			conn = nil
+		}
+		done(conn, err)
+	}))
+}
+
+// setCancel sets what tearDown calls to end the greeting or the dial. After a tearDown it calls cancel itself.
+func (c *connection) setCancel(cancel func()) {
+	c.mu.Lock()
+	if c.phase < relaying {
+		c.cancel = cancel
+	}
+	c.mu.Unlock()
+	if c.stopped.Load() {
+		cancel()
+	}
+}
+
+// noteDialled gives the server leg to the loop guard, which refuses one that has come back to us.
+func (c *connection) noteDialled(conn datapath.Conn) error {
+	if err := c.env.loops.noteDialled(wireOfLeg(conn)); err != nil {
+		_ = conn.Reset()
+		return &refusal{RejectedLoop, err}
+	}
+	c.dialled = true
+	return nil
+}
+
+// tunnelTo returns the tunnel that leads to an address. nil: none does.
+func (c *connection) tunnelTo(target netip.Addr) (tunnel.Listener, error) {
+	return c.env.currentSettings().tunnelTo(c.listener, target, c.chosen.Fixed)
+}
+
+// permitOutside checks an address before it is tried from this machine.
+func (c *connection) permitOutside(target netip.AddrPort) error {
+	if via, err := c.tunnelTo(target.Addr()); via != nil && err == nil {
+		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target,
+			syscall.EHOSTUNREACH)
+	}
+	return c.permitTarget(target)
+}
+
+// permitTarget refuses an address by guards and rules.
+func (c *connection) permitTarget(target netip.AddrPort) error {
+	if err := c.env.currentSettings().guardTarget(c.listener, target, c.chosen.Fixed); err != nil {
+		return err
+	}
+	var prospects []policy.Verdict
+	if c.chosen.Target.IsValid() {
+		prospects = c.askRules(target)
+	} else { // several addresses of a name may be tried at a time
+		prospects = c.decidedBy.policy.Prospects(nil, c.policyFacts(target))
+	}
+	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
+		return nil
+	}
+	return refusedBy(prospects[len(prospects)-1])
+}
+
+// askRules sets prospects to the verdicts that are possible for target.
+func (c *connection) askRules(target netip.AddrPort) []policy.Verdict {
+	c.decidedOn = c.policyFacts(target)
+	c.prospects = c.decidedBy.policy.Prospects(c.singleVerdict[:0], c.decidedOn)
+	return c.prospects
+}
+
+// policyFacts returns what policy decides on, if the server leg goes to target.
+func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
+	host := c.chosen.Host
+	if host != "" {
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+	}
+	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
+	if c.chosen.Peer != "" {
+		f.Peer, f.Inside = c.chosen.Peer, true
+	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header named another
+		f.Peer = from.String()
+	}
+	if via, err := c.tunnelTo(target.Addr()); via != nil && err == nil {
+		f.TargetPeer, f.TargetListener = via.Peer(target.Addr()), via.Name()
+	}
+	return f
+}
+
+// attachServer takes the server leg, or the error of the dial, and answers the client.
+func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
+	if err != nil {
+		return c.refuseClient(err)
+	}
+	c.mu.Lock()
+	c.server = leg{conn: server}
+	stopped := c.stopped.Load()
+	c.mu.Unlock()
+	if stopped {
+		_ = server.Reset()
+		return c.refuseClient(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
+	}
+	// The rules are asked again, because only now it is known which of a name's addresses answered.
+	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
+		c.askRules(target)
+	}
+	c.verdict = &c.prospects[len(c.prospects)-1]
+	// A server that waits for a header before it speaks is not kept waiting for
+	// the client's first bytes, unless they decide about the header.
+	if c.isHeaderSettled() {
+		if err := c.sendProxyHeader(); err != nil {
+			_ = server.Reset()
+			return c.refuseClient(err)
+		}
+	}
+	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
+		return c.resetBoth(RejectedClientGone, err)
+	}
+	c.chosen.Answer = nil
+	return nil
+}
+
+// isHeaderSettled reports whether all verdicts that are possible send the same PROXY header.
+func (c *connection) isHeaderSettled() bool {
+	return !slices.ContainsFunc(c.prospects, func(v policy.Verdict) bool { return v.SendProxy != c.verdict.SendProxy })
+}
+
+// sendProxyHeader sends the server a PROXY header with the client's address, if the verdict asks for one.
+func (c *connection) sendProxyHeader() error {
+	version := c.verdict.SendProxy
+	if version == 0 {
+		return nil
+	}
+	target := c.chosen.Target
+	if !target.IsValid() {
+		target = addrPort(c.server.conn.RemoteAddr())
+	}
+	// A fresh connection has room for it, so this does not wait.
+	if err := ingress.WriteProxyHeader(c.server.conn, version, c.chosen.Source, target, c.chosen.CameTo()); err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	return nil
+}
+
+// refuseClient sends the client an error in its protocol, which closes the connection.
+func (c *connection) refuseClient(err error) *rejection {
+	_ = c.chosen.Answer(netip.AddrPort{}, err)
+	return &rejection{dialReason(err), err}
+}
+
+// resetBoth ends a connection after its client was answered, when no error can be sent any more.
+func (c *connection) resetBoth(reason Reason, err error) *rejection {
+	_ = c.server.conn.Reset()
+	_ = c.client.conn.Reset()
+	return &rejection{reason, err}
+}
+
+// decideByName waits for the server name and chooses one of the prospects by it.
+func (c *connection) decideByName() *rejection {
+	c.decidedOn.ServerName = c.awaitServerName()
+	settled := c.isHeaderSettled()
+	if r := c.applyNameVerdict(); r != nil {
+		return r
+	}
+	if !settled {
+		if err := c.sendProxyHeader(); err != nil {
+			return c.resetBoth(RejectedDialError, err)
+		}
+	}
+	return nil
+}
+
+// applyNameVerdict sets the verdict for the server name, or for its absence. No byte has moved yet.
+func (c *connection) applyNameVerdict() *rejection {
+	verdict := c.decidedBy.policy.Decide(c.decidedOn)
+	c.verdict = &verdict
+	c.env.Log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.clientAddress(),
+		"target", c.decidedOn.Target, "server_name", c.decidedOn.ServerName, "rule", verdict.Rule)
+	if verdict.Refuse == "" {
+		return nil
+	}
+	return c.resetBoth(RejectedRule, refusedBy(verdict))
+}
+
+// firstBytes lends memory for the first bytes of clients.
+var firstBytes = sync.Pool{New: func() any { return new([policy.MaxFirstBytes]byte) }}
+
+// expired is a deadline in the past.
+var expired = time.Unix(1, 0)
+
+// awaitServerName looks for a server name in the client's first bytes, which
+// it leaves for the relay. It waits until they are complete, for
+// the configured time. It stops when the server speaks: then the
+// client does not speak first, and bytes would be held up.
+func (c *connection) awaitServerName() string {
+	if c.chosen.Exchange != nil {
+		return policy.HostName(c.decidedOn.Host) // of the URL, in whatever form the request has
+	}
+	early := c.up.early
+	if name, more := policy.ServerName(early); !more {
+		return name
+	}
+	client, ok := c.client.conn.(datapath.Peeker)
+	if !ok {
+		return ""
+	}
+	stop := c.boundPeek()
+	defer stop()
+
+	// A client that says nothing takes no memory of the pool.
+	var first [1]byte
+	spoke := false
+	if err := client.Peek(first[:], func([]byte) bool { spoke = true; return true }); err != nil || !spoke {
+		return ""
+	}
+	buf := firstBytes.Get().(*[policy.MaxFirstBytes]byte)
+	defer firstBytes.Put(buf)
+	n := copy(buf[:], early)
+	name := ""
+	_ = client.Peek(buf[n:], func(b []byte) bool {
+		var more bool
+		name, more = policy.ServerName(buf[:n+len(b)])
+		return !more
+	}) // after an error there is no name, and the relay meets the error
+	return name
+}
+
+// boundPeek makes a Peek at the client's leg fail once the server speaks or ends, or
+// the time is over. stop undoes it.
+func (c *connection) boundPeek() (stop func()) {
+	client, server := c.client.conn, c.server.conn
+	fired := make(chan struct{})
+	timer := time.AfterFunc(c.decidedBy.cfg.Limits.ServerNameWait, func() {
+		_ = client.SetReadDeadline(expired)
+		close(fired)
+	})
+	heard := make(chan struct{})
+	go func() {
+		defer close(heard)
+		p, ok := server.(datapath.Peeker)
+		if !ok {
+			return
+		}
+		var first [1]byte
+		_ = p.Peek(first[:], func([]byte) bool { return true })
+		_ = client.SetReadDeadline(expired)
+	}()
+	return func() {
+		_ = server.SetReadDeadline(expired)
+		<-heard
+		if !timer.Stop() {
+			<-fired
+		}
+		_ = server.SetReadDeadline(time.Time{})
+		_ = client.SetReadDeadline(time.Time{})
+	}
+}
+
+// dscpTowards returns the mark of packets to an address. keep reports whether all verdicts that are possible for it
+// keep the client's mark; the SYN then has it, too.
+func (c *connection) dscpTowards(target netip.AddrPort) (dscp uint8, keep bool) {
+	for _, v := range c.decidedBy.policy.Prospects(nil, c.policyFacts(target)) {
+		if v.Refuse == "" && !v.KeepDSCP {
+			return 0, false
+		}
+	}
+	return receivedDSCP(c.client.conn), true
+}
+
+// carryDSCP marks the packets of each leg as those that came over the other one. A client whose server sets no mark
+// gets its own mark back.
+func (c *connection) carryDSCP() {
+	there := receivedDSCP(c.client.conn)
+	back := receivedDSCP(c.server.conn)
+	if back == 0 {
+		back = there
+	}
+	c.setDSCP(&c.server, there)
+	c.setDSCP(&c.client, back)
+}
+
+func (c *connection) setDSCP(l *leg, dscp uint8) {
+	m, ok := l.conn.(datapath.Marker)
+	if !ok {
+		return
+	}
+	if err := m.SetDSCP(dscp); err != nil {
+		c.env.Log.Debug("a DSCP was not carried on", "id", c.id, "side", c.sideOf(l), "err", err)
+	}
+}
+
+// receivedDSCP returns the mark of a leg's handshake packets. 0: none, or the transport does not show it.
+func receivedDSCP(conn datapath.Conn) uint8 {
+	if m, ok := conn.(datapath.Marker); ok {
+		return m.ReceivedDSCP()
+	}
+	return 0
+}
+
+// startRelaying puts the verdict into force and runs both directions.
+func (c *connection) startRelaying() {
+	c.prospects = nil
+	if c.verdict.KeepDSCP {
+		c.carryDSCP()
+	}
+	if err := c.openDirections(); err != nil { // only a bug in the policy check can cause it
+		c.tearDown(Cause{ProxySide, ClosedError}, err)
+		c.closeLegs()
+		c.done(&rejection{RejectedDialError, err})
+		return
+	}
+	c.opened = c.env.Clock()
+	c.listener.setup.Observe(c.opened.Sub(c.started))
+	c.route, c.peer = c.env.totals.countOpened(routeKey{c.listener.cfg.Name, c.verdict.Rule}, c.chosen.Peer,
+		c.verdict.Down.Algorithm, c.verdict.Up.Algorithm)
+	c.mu.Lock()
+	if c.phase < relaying {
+		c.phase = relaying
+	}
+	c.cancel = nil
+	c.mu.Unlock()
+	c.applyCurrentRules(&Reloaded{}) // a reload since the decision has passed this connection over
+	if c.isPeerRevoked() {
+		c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+	}
+	c.runDirections()
+}
+
+// openDirections joins the legs by a carrier for each direction, and opens flows where terms need them at once.
+func (c *connection) openDirections() error {
+	c.noteActivity()
+	v, limits := c.verdict, &c.decidedBy.cfg.Limits
+	bounds := directionLimits{piece: int(limits.Buffer), boundsInflow: limits.ReceiveBuffer > 0}
+	c.down.relay, c.down.src, c.down.dst = &c.relay, &c.server, &c.client
+	c.up.relay, c.up.src, c.up.dst, c.up.up = &c.relay, &c.client, &c.server, true
+	if exchange := c.chosen.Exchange; exchange == nil {
+		c.down.carrier = datapath.NewCarrier(c.client.conn, c.server.conn, c.env.buffers)
+		c.up.carrier = datapath.NewCarrier(c.server.conn, c.client.conn, c.env.buffers)
+	} else {
+		c.down.carrier = datapath.NewCopy(c.client.conn, exchange.AnswerFrom(c.server.conn), c.env.buffers)
+		c.up.carrier = datapath.NewCopy(c.server.conn, exchange.RequestFrom(c.client.conn), c.env.buffers)
+	}
+	if err := c.down.startUnder(&v.Down, &v.FromServer, &bounds); err != nil {
+		return err
+	}
+	return c.up.startUnder(&v.Up, &v.FromClient, &bounds)
+}
+
+// runDirections runs both directions until the connection is over: on the
+// loop of both legs, or, where they share none, each on a new goroutine. A goroutine that has
+// greeted and dialled has a stack several times as large as an idle direction needs.
+func (c *connection) runDirections() {
 	c.moving.Store(2)
-	if c.chosen.Exchange == nil { // reading that may take several reads for a byte
+	if c.chosen.Exchange == nil { // an exchange may read several times for one byte
 		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.stepBoth); ok {
 			c.post = post
 			c.post()
@@ -106,12 +637,12 @@ func (c *connection) startRelay(done func()) {
 			if l := c.finishDirection(d, d.runUntilEnd()); l != nil {
 				c.abortLeg(l)
 			}
-			c.directionEnded()
+			c.onDirectionEnd()
 		}()
 	}
 }
 
-// stepBoth moves what can be moved now. It runs on a loop, and does not wait.
+// stepBoth moves what both directions can move now. It runs on a loop, and does not wait.
 func (c *connection) stepBoth() {
 	for _, d := range [...]*direction{&c.down, &c.up} {
 		if d.finished.Load() {
@@ -126,145 +657,199 @@ func (c *connection) stepBoth() {
 			if l := c.finishDirection(d, e); l != nil {
 				go func() {
 					c.abortLeg(l)
-					c.directionEnded()
+					c.onDirectionEnd()
 				}()
 				continue
 			}
-			c.directionEnded()
+			c.onDirectionEnd()
 		}
 	}
 }
 
-// directionEnded notes that a direction is over.
-func (c *connection) directionEnded() {
+// onDirectionEnd ends the connection when both directions are over.
+func (c *connection) onDirectionEnd() {
 	if c.moving.Add(-1) == 0 {
-		c.waitForDelivery()
-		c.done()
+		c.awaitDelivery()
+		c.done(nil)
 	}
 }
 
-// waitForDelivery waits until what was sent by transports in this process has arrived, lest the
-// process end before. The kernel's go on by themselves.
-func (c *connection) waitForDelivery() {
-	for _, l := range []*leg{&c.client, &c.server} {
-		if e, ok := l.conn.(datapath.Ending); ok && e.InProcess() {
-			c.mu.Lock()
-			c.state = StateClosing
-			c.mu.Unlock()
-			c.waitUntilDelivered(l.conn)
+// applyCurrentRules puts the terms into force that the present rules give c, unless it
+// has them already or is not relayed yet. It counts in done what it changes.
+func (c *connection) applyCurrentRules(done *Reloaded) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.env.currentSettings()
+	if c.phase < relaying || c.decidedBy == now {
+		return
+	}
+	c.decidedBy = now
+	v := now.policy.Decide(c.decidedOn)
+	if v.Refuse != "" {
+		done.Refused++
+		return
+	}
+	c.verdict = &v
+	for _, each := range []struct {
+		d               *direction
+		sends, receives *flow.Terms
+	}{{&c.down, &v.Down, &v.FromServer}, {&c.up, &v.Up, &v.FromClient}} {
+		counted := done.Moved + done.Kept
+		each.d.applyTerms(each.sends, done)
+		moved, err := each.d.applyReceiveTerms(each.receives)
+		if err != nil {
+			c.env.Log.Error("receive window keeps its terms", "direction", each.d.directionName(), "err", err)
+		}
+		if moved && done.Moved+done.Kept == counted {
+			done.Moved++
 		}
 	}
 }
 
-// finishDirection draws the consequences of one direction's end, and returns the leg that is to be
-// aborted; nil: none.
+// isPeerRevoked reports whether the peer that it comes from, or the one that it leads to, has gone
+// from its tunnel. Another peer may have the address next.
+func (c *connection) isPeerRevoked() bool {
+	at := c.currentPhase()
+	switch {
+	case at == greeting:
+		return false // the peer is not known yet
+	case c.chosen.Current != nil && !c.chosen.Current():
+		return true
+	case at < relaying:
+		return false // decidedOn may still change
+	}
+	to := c.decidedOn
+	if to.TargetPeer == "" {
+		return false
+	}
+	via, err := c.tunnelTo(to.Target.Addr())
+	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
+}
+
+// finishDirection passes the end of one direction on, and returns the leg that must be
+// aborted. nil: none.
 //
-// A FIN is passed on as a FIN, once all that came before it is written. A leg
+// A FIN becomes a FIN, once all that came before it is written. A leg
 // that fails is different: what it had sent is still delivered, and then the
-// other leg is reset, since a FIN there would make a cut transfer look whole.
+// other leg is reset. A FIN would make a cut transfer look complete.
 func (c *connection) finishDirection(d *direction, e end) (abort *leg) {
 	defer d.finished.Store(true)
 	switch {
 	case e.stopped:
 		return nil
 	case e.writeErr != nil:
-		return c.writeFailed(d.dst, d.src, e.writeErr)
+		return c.onWriteFailed(d.dst, d.src, e.writeErr)
 	case e.readErr != nil:
-		return c.readFailed(d.src, d.dst, e.readErr)
+		return c.onReadFailed(d.src, d.dst, e.readErr)
 	default:
-		return c.sourceEnded(d)
+		return c.onSourceEnd(d)
 	}
 }
 
-// sourceEnded passes the source's FIN on, if it was one.
-func (c *connection) sourceEnded(d *direction) (abort *leg) {
+// onSourceEnd passes the source's FIN on, if it was one.
+func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 	c.mu.Lock()
-	// A write to src may have met a RST and collected the error, so that the
-	// read saw a plain end.
+	// A write to src may have met a RST and collected the error. The
+	// read then saw a plain end.
 	if d.src.failed || !d.src.closed && isAborted(d.src.conn) {
 		c.mu.Unlock()
-		return c.readFailed(d.src, d.dst, nil)
+		return c.onReadFailed(d.src, d.dst, nil)
 	}
 	d.src.ended = true
-	c.noteCause(Cause{c.sideOf(d.src), ClosedEOF}, nil)
-	if c.state == StateOpen {
-		c.state = StateHalfClosed
+	c.setCause(Cause{c.sideOf(d.src), ClosedEOF}, nil)
+	if c.phase == relaying {
+		c.phase = halfClosed
 	}
 	d.dst.closed = true
 	var err error
-	if !c.closesNext(d) {
+	if !c.isLastEnd(d) {
 		err = d.dst.conn.CloseWrite()
 	}
 	c.mu.Unlock()
 	if err != nil {
-		return c.writeFailed(d.dst, d.src, err)
+		return c.onWriteFailed(d.dst, d.src, err)
 	}
 	return nil
 }
 
-// closesNext tells whether the end of d is that of the connection, so that closing the legs
+// isLastEnd reports whether the end of d ends the connection. Closing the legs then
 // ends them as well as CloseWrite would. c.mu is held.
-func (c *connection) closesNext(d *direction) bool {
+func (c *connection) isLastEnd(d *direction) bool {
 	return c.post != nil && c.moving.Load() == 1 && d.dst.ended
 }
 
-// writeFailed handles a leg that takes no more. What it sent before may still
-// be on its way through the other direction, which then ends the connection;
-// only if that is over already, it is done here.
-func (c *connection) writeFailed(failed, other *leg, err error) (abort *leg) {
+// onWriteFailed handles a leg that takes no more. What it sent before may still
+// be on its way through the other direction, which then ends the connection.
+// If that direction is over, the other leg is to be aborted now.
+func (c *connection) onWriteFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteFailure(failed, err)
+	c.setFailed(failed, err)
 	if failed.ended {
 		return other
 	}
 	return nil
 }
 
-// readFailed handles a leg that gives no more and did not say so.
-func (c *connection) readFailed(failed, other *leg, err error) (abort *leg) {
+// onReadFailed handles a leg that ended without a FIN.
+func (c *connection) onReadFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteFailure(failed, err)
+	c.setFailed(failed, err)
 	return other
 }
 
-// noteFailure notes that a leg has failed; c.mu is held.
-func (c *connection) noteFailure(l *leg, err error) {
+// setFailed marks a leg as failed. An orderly end before it is not the cause any more. c.mu is held.
+func (c *connection) setFailed(l *leg, err error) {
 	l.failed = true
-	c.state = StateClosing
+	c.phase = draining
 	reason := ClosedReset
 	if err != nil {
 		reason = legReason(err)
 	}
-	// Whoever had finished in good order before is not the cause of this.
+	c.replaceOrderlyEnd()
+	c.setCause(Cause{c.sideOf(l), reason}, err)
+}
+
+// replaceOrderlyEnd lets another cause take the place of an orderly end. c.mu is held.
+func (c *connection) replaceOrderlyEnd() {
 	if c.cause.How == ClosedEOF {
 		c.cause = Cause{}
 	}
-	c.noteCause(Cause{c.sideOf(l), reason}, err)
 }
 
-// noteCause remembers the first cause; c.mu is held.
-func (c *connection) noteCause(cause Cause, err error) {
+// setCause sets the cause unless there is one. c.mu is held.
+func (c *connection) setCause(cause Cause, err error) {
 	if c.cause == (Cause{}) {
 		c.cause, c.causeErr = cause, err
 	}
 }
 
-// abortLeg waits until l has acknowledged what it was sent, then tears all down.
+// abortLeg waits until l has acknowledged all bytes, and then resets both legs.
 func (c *connection) abortLeg(l *leg) {
 	c.waitUntilDelivered(l.conn)
 	c.tearDown(Cause{}, nil)
 }
 
-// How often an aborted connection is asked whether its last bytes have arrived.
+// awaitDelivery waits until transports in this process have delivered their bytes, because the
+// process may end before. The kernel's transports go on by themselves.
+func (c *connection) awaitDelivery() {
+	for _, l := range []*leg{&c.client, &c.server} {
+		if e, ok := l.conn.(datapath.Ending); ok && e.InProcess() {
+			c.setPhase(draining)
+			c.waitUntilDelivered(l.conn)
+		}
+	}
+}
+
+// The first and the longest wait between two looks at what is undelivered.
 const (
 	deliverFirst = time.Millisecond
 	deliverLast  = 100 * time.Millisecond
 )
 
-// waitUntilDelivered waits for acknowledgements; the half-closed timeout, through stop,
-// bounds how long without any.
+// waitUntilDelivered waits for acknowledgements of all bytes. The half-closed timeout ends the wait, through stop,
+// once none has come for so long.
 func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 	e, ok := conn.(datapath.Ending)
 	if !ok {
@@ -281,7 +866,7 @@ func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 		}
 		if n != last {
 			last = n
-			c.active.Store(int64(c.srv.clock()))
+			c.noteActivity()
 		}
 		select {
 		case <-timer.C:
@@ -293,53 +878,21 @@ func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 	}
 }
 
-// peerIsRevoked reports whether the peer that it is from, or that it leads to, has gone
-// from the tunnel: its address may be another's next.
-func (c *connection) peerIsRevoked() bool {
-	c.mu.Lock()
-	state := c.state
-	c.mu.Unlock()
-	switch {
-	case state == StateGreeting:
-		return false // nobody knows yet whose it is
-	case c.chosen.Current != nil && !c.chosen.Current():
-		return true
-	case state == StateDialing:
-		return false // what it is decided on is not settled
-	}
-	to := c.decidedOn
-	if to.TargetPeer == "" {
-		return false
-	}
-	via, err := c.tunnelFor(to.Target.Addr())
-	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
-}
-
-func isAborted(conn datapath.Conn) bool {
-	e, ok := conn.(datapath.Ending)
-	return ok && e.Aborted()
-}
-
-// tearDown resets what there is and makes everything of this connection
+// tearDown resets the legs and makes every step of the connection
 // return. The first call counts.
 func (c *connection) tearDown(cause Cause, err error) {
 	c.mu.Lock()
-	if c.stopped.Swap(true) {
+	if !c.markStopped() {
 		c.mu.Unlock()
 		return
 	}
 	if cause.How != "" {
-		if c.cause.How == ClosedEOF {
-			c.cause = Cause{}
-		}
-		c.noteCause(cause, err)
+		c.replaceOrderlyEnd()
+		c.setCause(cause, err)
 	}
 	client, server, cancel := c.client.conn, c.server.conn, c.cancel
 	if client == nil {
 		client = c.accepted
-	}
-	if c.stop != nil {
-		close(c.stop)
 	}
 	c.mu.Unlock()
 	if cancel != nil {
@@ -351,43 +904,7 @@ func (c *connection) tearDown(cause Cause, err error) {
 	}
 }
 
-// endsBy tells how the greeting or the dial is ended: tearDown calls cancel. If tearDown was called
-// before, endsBy calls it.
-func (c *connection) endsBy(cancel func()) {
-	c.mu.Lock()
-	if c.state == StateGreeting || c.state == StateDialing {
-		c.cancel = cancel
-	}
-	c.mu.Unlock()
-	if c.stopped.Load() {
-		cancel()
-	}
-}
-
-// setServer attaches the server leg, and tells whether the connection goes on: it may be
-// being torn down.
-func (c *connection) setServer(conn datapath.Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.server = leg{conn: conn}
-	return !c.stopped.Load()
-}
-
-// stopChannel is closed once the connection is torn down from our side.
-func (c *connection) stopChannel() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stop == nil {
-		c.stop = make(chan struct{})
-		if c.stopped.Load() {
-			close(c.stop)
-		}
-	}
-	return c.stop
-}
-
-// closeLegs ends both legs in good order and the flows after them: a leg's last
-// report still has somebody to go to.
+// closeLegs ends both legs, and the flows after them: the last report of a leg needs its flow.
 func (c *connection) closeLegs() {
 	end := datapath.Conn.Close
 	if c.stopped.Load() { // tearDown may be halfway, and must not find a leg that has ended in good order
@@ -395,21 +912,209 @@ func (c *connection) closeLegs() {
 	}
 	_ = end(c.client.conn)
 	_ = end(c.server.conn)
-	now := c.srv.clock()
-	for _, d := range []*direction{&c.down, &c.up} {
-		if d.flow != nil {
-			d.flow.Close(now)
-		}
-		if d.hold != nil {
-			d.hold.closeFlow(now)
+	now := c.env.Clock()
+	c.down.closeFlows(now)
+	c.up.closeFlows(now)
+}
+
+// releaseCounts takes the connection out of the limits and the loop guard.
+func (c *connection) releaseCounts() {
+	if c.captured {
+		c.env.loops.forgetCaptured(c.clientWire())
+	}
+	if c.dialled {
+		c.env.loops.forgetDialled(wireOfLeg(c.server.conn))
+	}
+	if c.counted != nil {
+		c.env.limits.leaveSource(c.counted)
+	}
+	c.env.limits.releaseConnection(&c.listener.share)
+}
+
+// finalCause returns why the connection has ended.
+func (c *connection) finalCause() (Cause, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause, c.causeErr
+}
+
+// explainRejection replaces the reason of a rejection that tearDown has caused.
+func (c *connection) explainRejection(r *rejection) {
+	if !c.stopped.Load() {
+		return
+	}
+	switch cause, _ := c.finalCause(); cause.How {
+	case ClosedShutdown:
+		r.reason = RejectedShutdown
+	case ClosedRevoked:
+		r.reason = RejectedRevoked
+	}
+}
+
+// timeouts are those that checkTimeouts looks for; 0: none.
+type timeouts struct {
+	idle, halfClosed time.Duration
+	period           time.Duration // between two looks
+}
+
+// checkTimeouts resets a connection on which nothing has moved for too long. One
+// look at all connections now and then costs less than a timer that is set for every byte.
+func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
+	quiet := now.Sub(cc.Time(c.active.Load()))
+	at := c.currentPhase()
+	if at == relaying || at == halfClosed {
+		c.keepAlive()
+	}
+	limit, how := t.halfClosed, ClosedHalfClosed
+	switch at {
+	case relaying:
+		limit, how = t.idle, ClosedIdle
+	case greeting, dialling, deciding: // have timeouts of their own
+		limit = 0
+	}
+	if limit > 0 && quiet >= limit/2 && c.hasDelivered(now) {
+		quiet = 0
+	}
+	switch {
+	case c.isPeerRevoked():
+		c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+	case limit > 0 && quiet >= limit:
+		c.tearDown(Cause{ProxySide, how}, nil)
+	case at == relaying && t.halfClosed > 0 && quiet >= t.halfClosed && quiet%t.halfClosed < t.period:
+		c.resetIfAborted() // not each time: it looks at both legs
+	case at == halfClosed:
+		c.resetIfPeerGone()
+	}
+}
+
+// keepAlive lets the server leg find out that its peer has vanished. Only checkTimeouts calls it.
+func (c *connection) keepAlive() {
+	if c.keptAlive {
+		return
+	}
+	c.keptAlive = true
+	if k, ok := c.server.conn.(datapath.KeepAliver); ok {
+		if err := k.KeepAlive(); err != nil {
+			c.env.Log.Debug("a peer that vanishes is found by the idle timeout alone", "id", c.id, "err", err)
 		}
 	}
 }
 
-// clientAddress is the client's address as far as it is known.
-func (c *connection) clientAddress() netip.AddrPort {
-	if c.chosen.Source.IsValid() {
-		return c.chosen.Source
+// sweepState is what the legs had still to deliver when hasDelivered looked last.
+type sweepState struct {
+	active int64    // connection.active at that time
+	left   cc.Bytes // undelivered, of both legs
+}
+
+// hasDelivered reports whether the legs have delivered bytes since its last call, if no byte
+// was relayed in between. That counts as activity. Only checkTimeouts calls it.
+func (c *connection) hasDelivered(now cc.Time) bool {
+	last := c.lastSweep
+	c.lastSweep = sweepState{active: c.active.Load()}
+	for _, l := range []*leg{&c.client, &c.server} {
+		if e, ok := l.conn.(datapath.Ending); ok {
+			n, _ := e.Undelivered() // of a leg that is closed: nothing
+			c.lastSweep.left += n
+		}
 	}
-	return addrPort(c.accepted.RemoteAddr())
+	if c.lastSweep.active != last.active || c.lastSweep.left == last.left {
+		return false
+	}
+	c.lastSweep.active = int64(now)
+	c.active.Store(int64(now))
+	return true
+}
+
+// resetIfPeerGone ends a half-closed connection if the side that has finished has since gone away
+// altogether. No direction reads from that leg any more, so nothing else notices.
+func (c *connection) resetIfPeerGone() {
+	for _, l := range []struct{ gone, other *leg }{{&c.client, &c.server}, {&c.server, &c.client}} {
+		c.mu.Lock()
+		idle := l.gone.ended && !l.gone.closed && !l.gone.failed
+		c.mu.Unlock()
+		if !idle || !isAborted(l.gone.conn) {
+			continue
+		}
+		if e, ok := l.other.conn.(datapath.Ending); ok {
+			if n, err := e.Undelivered(); err == nil && n > 0 {
+				return // the next look, once it has arrived
+			}
+		}
+		c.tearDown(Cause{c.sideOf(l.gone), ClosedReset}, nil)
+	}
+}
+
+// resetIfAborted ends a connection if one side has reset it or vanished. The other side takes no more bytes,
+// so no read has come as far as the reset.
+func (c *connection) resetIfAborted() {
+	for _, l := range []*leg{&c.client, &c.server} {
+		if isAborted(l.conn) {
+			c.tearDown(Cause{c.sideOf(l), ClosedReset}, nil)
+			return
+		}
+	}
+}
+
+// isAborted reports whether a leg has met a RST or a timeout of its transport.
+func isAborted(conn datapath.Conn) bool {
+	e, ok := conn.(datapath.Ending)
+	return ok && e.Aborted()
+}
+
+// ownAddresses returns the addresses of the legs that this machine must have. Transparent legs, and those inside a
+// tunnel, have the addresses of other machines: they work whether this machine has had the same address or not.
+func (c *connection) ownAddresses() (own []netip.Addr) {
+	if c.listener.hasOwnClients() {
+		own = append(own, addrPort(c.client.conn.LocalAddr()).Addr())
+	}
+	if c.dialled {
+		own = append(own, addrPort(c.server.conn.LocalAddr()).Addr())
+	}
+	return own
+}
+
+// destinationHosts returns the hosts that its bytes go to: the client and, once it is reached, the server.
+func (c *connection) destinationHosts() [2]netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := [2]netip.Addr{c.clientAddress().Addr().Unmap().WithZone("")}
+	if c.phase >= relaying {
+		out[1] = addrPort(c.server.conn.RemoteAddr()).Addr().Unmap().WithZone("")
+	}
+	return out
+}
+
+// fillInfo replaces the content of out by the state of the connection. It reuses the memory of out's lists.
+func (c *connection) fillInfo(out *FlowInfo, now cc.Time) {
+	down, up := out.Down.Control[:0], out.Up.Control[:0]
+	c.mu.Lock()
+	*out = FlowInfo{
+		ID: c.id, Listener: c.listener.cfg.Name, State: c.phase.publicState(),
+		Source: c.clientAddress(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
+		Age: now.Sub(c.started), Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
+	}
+	client, server := c.client.conn, c.server.conn
+	if !out.Relayed() {
+		c.mu.Unlock()
+		return
+	}
+	out.Rule, out.ServerName = c.verdict.Rule, c.decidedOn.ServerName
+	out.Down.Control, out.Up.Control = down, up
+	c.down.fillInfo(&out.Down)
+	c.up.fillInfo(&out.Up)
+	c.mu.Unlock()
+	out.Setup = c.opened.Sub(c.started)
+	out.Target = addrPort(server.RemoteAddr())
+	out.Client, out.Server = client.Info(), server.Info()
+}
+
+// fillMoved is the part of fillInfo that costs nothing: the state, and the bytes of each direction.
+func (c *connection) fillMoved(out *FlowInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*out = FlowInfo{ID: c.id, State: c.phase.publicState()}
+	if out.Relayed() {
+		c.down.fillMoved(&out.Down)
+		c.up.fillMoved(&out.Up)
+	}
 }

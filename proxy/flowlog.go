@@ -12,24 +12,27 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// A connection leaves a line, but no more than linesPerSecond of them do, after linesAtOnce
-// in a row: writing one takes a tenth of what a short connection does. At level debug
-// each leaves one.
+// Each connection leaves a line, but at most linesPerSecond of them do after linesAtOnce
+// in a row. Writing a line costs a tenth of a short connection. At level debug
+// each connection leaves one.
 const (
 	linesPerSecond = 100
 	linesAtOnce    = 1000
 )
 
-// lines bounds how many connections leave a line.
-type lines struct {
+// flowLog writes the lines of connections that are over, and bounds their number.
+type flowLog struct {
+	log   *slog.Logger
+	clock func() cc.Time
+
 	mu      sync.Mutex
-	debt    time.Duration // what the lines written since take, at linesPerSecond
-	at      cc.Time       // as of then
-	skipped uint64        // since the last line
+	debt    time.Duration // what the lines written since cost, at linesPerSecond
+	at      cc.Time       // when debt was computed
+	skipped uint64        // lines left out since the last one
 }
 
-// takeLine says whether there may be a line now, and how many were left out since the last.
-func (l *lines) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
+// takeLine reports whether a line may be written now, and how many were left out since the last. all lifts the bound.
+func (l *flowLog) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
 	const each = time.Second / linesPerSecond
 	const most = linesAtOnce * each
 	l.mu.Lock()
@@ -45,12 +48,9 @@ func (l *lines) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
 	return skipped, true
 }
 
-// beginLine returns the beginning of a connection's line; nil: there is none.
-func (s *Server) beginLine(id uint64) []slog.Attr {
-	if !s.currentSettings().cfg.Log.Flows {
-		return nil
-	}
-	skipped, ok := s.lines.takeLine(s.clock(), s.log.Enabled(context.Background(), slog.LevelDebug))
+// beginLine returns the first attributes of a connection's line. nil: it has none.
+func (l *flowLog) beginLine(id uint64) []slog.Attr {
+	skipped, ok := l.takeLine(l.clock(), l.log.Enabled(context.Background(), slog.LevelDebug))
 	if !ok {
 		return nil
 	}
@@ -61,9 +61,9 @@ func (s *Server) beginLine(id uint64) []slog.Attr {
 	return attrs
 }
 
-// logClosed writes the one line of a connection that was relayed.
-func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
-	attrs := s.beginLine(f.ID)
+// logClosed writes the line of a connection that was relayed.
+func (l *flowLog) logClosed(f *FlowInfo, cause Cause, err error) {
+	attrs := l.beginLine(f.ID)
 	if attrs == nil {
 		return
 	}
@@ -72,15 +72,27 @@ func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 		slog.String("closed_by", string(cause.Who)), slog.String("reason", string(cause.How)),
 		slog.Duration("duration", f.Age.Round(time.Millisecond)), slog.Duration("setup",
 			f.Setup.Round(time.Microsecond)),
-		f.Down.logAttrs("down", &f.Client), f.Up.logAttrs("up", &f.Server))
+		directionAttrs("down", &f.Down, &f.Client), directionAttrs("up", &f.Up, &f.Server))
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
-	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow closed", attrs...)
+	l.log.LogAttrs(context.Background(), slog.LevelInfo, "flow closed", attrs...)
 }
 
-// logAttrs describes a direction and the leg it sent to.
-func (d *DirectionInfo) logAttrs(name string, leg *datapath.Info) slog.Attr {
+// logRejected writes the line of a connection that was not relayed.
+func (l *flowLog) logRejected(f *FlowInfo, r *rejection) {
+	attrs := l.beginLine(f.ID)
+	if attrs == nil {
+		return
+	}
+	l.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
+		slog.String("listener", f.Listener), addressAttr("client", f.Source), addressAttr("target", f.Target),
+		slog.String("host", f.Host), slog.String("reason", string(r.reason)),
+		slog.Duration("duration", f.Age.Round(time.Microsecond)), slog.Any("err", r.err))...)
+}
+
+// directionAttrs describes a direction and the leg that it sends to.
+func directionAttrs(name string, d *DirectionInfo, leg *datapath.Info) slog.Attr {
 	attrs := append(make([]slog.Attr, 0, 12), slog.String("algorithm", d.Algorithm),
 		slog.Int64("bytes", int64(d.Written)))
 	if unwritten := d.Read - d.Written; unwritten > 0 {
@@ -102,27 +114,7 @@ func (d *DirectionInfo) logAttrs(name string, leg *datapath.Info) slog.Attr {
 	return slog.GroupAttrs(name, attrs...)
 }
 
-// logRejected writes the one line of a connection that was not.
-func (s *Server) logRejected(c *connection, r *rejection) {
-	attrs := s.beginLine(c.id)
-	if attrs == nil {
-		return
-	}
-	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
-		slog.String("listener", c.listener.cfg.Name), addressAttr("client", c.clientAddress()),
-		addressAttr("target", c.chosen.Target),
-		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
-		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err))...)
-}
-
-// logLimited writes, at level debug, the line of a connection that a limit is in the way of.
-func (s *Server) logLimited(l *listenerState, client netip.AddrPort, reason Reason) {
-	if s.currentSettings().cfg.Log.Flows {
-		s.log.Debug("flow refused", "listener", l.cfg.Name, "client", client, "reason", reason)
-	}
-}
-
-// addressAttr is empty where it is not known.
+// addressAttr returns an attribute that is empty where the address is not known.
 func addressAttr(key string, a netip.AddrPort) slog.Attr {
 	if !a.IsValid() {
 		return slog.String(key, "")

@@ -18,7 +18,7 @@ import (
 )
 
 func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
-	var l lines
+	var l flowLog
 	now := cc.Time(1)
 	for range linesAtOnce {
 		skipped, ok := l.takeLine(now, false)
@@ -50,7 +50,7 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 
 // At level debug all are written; what that took must not be owed once it is over.
 func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
-	var l lines
+	var l flowLog
 	now := cc.Time(1)
 	for range 100 * linesAtOnce { // at once
 		_, ok := l.takeLine(now, true)
@@ -93,8 +93,10 @@ func (unwanted) Reset() error { return nil }
 
 func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 	log, end := unread()
-	s := &Server{log: log, limits: limiter{global: 1, active: 1}, clock: func() cc.Time { return 1 }}
-	s.inForce.Store(&settings{cfg: config.Default()})
+	s := &Server{env: environment{
+		Parts: Parts{Log: log, Clock: func() cc.Time { return 1 }}, limits: limiter{global: 1, active: 1},
+	}}
+	s.env.inForce.Store(&settings{cfg: config.Default()})
 	e := &entrance{Way: crowd{connections: 10_000}}
 	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})
 	require.NoError(t, s.acceptFrom(e))
@@ -105,12 +107,14 @@ func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 func TestARuleThatAsksForANameDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, end := unread()
-		s := &Server{log: log}
 		in := &settings{cfg: config.Default()}
 		var err error
 		in.policy, err = in.cfg.Policy()
 		require.NoError(t, err)
-		c := &connection{srv: s, listener: &listenerState{}, decidedBy: in, accepted: from{addr: "192.0.2.1"}}
+		c := &connection{
+			relay: relay{env: &environment{Parts: Parts{Log: log}}}, listener: &listenerState{}, decidedBy: in,
+			accepted: from{addr: "192.0.2.1"},
+		}
 		assert.Nil(t, c.applyNameVerdict())
 		assert.NoError(t, end())
 	})

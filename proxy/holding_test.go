@@ -41,12 +41,9 @@ func (a *advertiser) Advertise(n cc.Bytes) error {
 // held has a leg held by penstock for so many reads, one in a tenth of a millisecond.
 func held(conn datapath.Conn, now *cc.Time) (*direction, func(reads int)) {
 	clock := func() cc.Time { return *now }
-	s := &Server{
-		clock: clock,
-		parts: Parts{Flows: &flow.Manager{}, Clock: clock, Log: slog.New(slog.DiscardHandler)},
-	}
+	env := &environment{Parts: Parts{Flows: &flow.Manager{}, Clock: clock, Log: slog.New(slog.DiscardHandler)}}
 	d := &direction{
-		conn: &connection{srv: s}, src: &leg{conn: conn}, receives: &flow.Terms{Group: "a", Algorithm: "penstock"},
+		relay: &relay{env: env}, src: &leg{conn: conn}, receives: &flow.Terms{Group: "a", Algorithm: "penstock"},
 	}
 	return d, func(reads int) {
 		for range reads {
@@ -62,18 +59,18 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	d, read := held(leg, &now)
 	read(400) // 60 kB
 	assert.Zero(t, leg.looks, "a short request is left alone")
-	assert.Equal(t, HoldingInfo{Algorithm: "penstock"}, d.holdingInfo())
+	assert.Equal(t, HoldingInfo{Algorithm: "penstock"}, d.receiveInfo())
 	read(100)
 	leg.queue, leg.looks = leastQueue, 0
 	read(1000)
 	assert.InDelta(t, 100, leg.looks, 5, "one look in a millisecond")
-	info := d.holdingInfo()
+	info := d.receiveInfo()
 	assert.True(t, info.Held && info.InForce)
 	assert.Equal(t, leg.window, info.Flow.Share)
 	assert.Positive(t, leg.window)
 
 	reconsider := func(terms flow.Terms) bool {
-		moved, err := d.reconsiderHold(&terms)
+		moved, err := d.applyReceiveTerms(&terms)
 		require.NoError(t, err)
 		return moved
 	}
@@ -81,7 +78,7 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.False(t, reconsider(flow.Terms{Algorithm: policy.Unmanaged}), "nothing changes")
 	read(20)
 	assert.Zero(t, leg.window, "the transport has its own back")
-	assert.False(t, d.holdingInfo().Held)
+	assert.False(t, d.receiveInfo().Held)
 	looks := leg.looks
 	read(20)
 	assert.Equal(t, looks, leg.looks)
@@ -89,7 +86,7 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.True(t, reconsider(flow.Terms{Group: "a", Algorithm: "vegas"}))
 	read(20)
 	assert.Positive(t, leg.window)
-	assert.Equal(t, "vegas", d.holdingInfo().Flow.Algorithm)
+	assert.Equal(t, "vegas", d.receiveInfo().Flow.Algorithm)
 	d.hold.closeFlow(now)
 	looks = leg.looks
 	read(20)
@@ -108,12 +105,12 @@ func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
 	second()
 	assert.InDelta(t, 250, leg.looks, 5, "one look in four milliseconds")
 	assert.Zero(t, leg.window)
-	assert.True(t, d.holdingInfo().Held)
-	assert.False(t, d.holdingInfo().InForce)
+	assert.True(t, d.receiveInfo().Held)
+	assert.False(t, d.receiveInfo().InForce)
 
 	leg.queue = leastQueue
 	second()
-	assert.Equal(t, d.holdingInfo().Flow.Share, leg.window)
+	assert.Equal(t, d.receiveInfo().Flow.Share, leg.window)
 	assert.Positive(t, leg.window)
 	leg.queue = 0
 	for range 4 {
@@ -123,7 +120,7 @@ func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
 	second()
 	second()
 	assert.Zero(t, leg.window)
-	assert.False(t, d.holdingInfo().InForce)
+	assert.False(t, d.receiveInfo().InForce)
 }
 
 // A path that wavers has no queue for that.
@@ -148,7 +145,7 @@ func TestAWindowThatCannotBeHeldSaysWhy(t *testing.T) {
 	require.Positive(t, leg.window)
 	leg.err = errors.New("the clock has gone")
 	read(20)
-	assert.Equal(t, HoldingInfo{Algorithm: "penstock", Why: "the clock has gone"}, d.holdingInfo())
+	assert.Equal(t, HoldingInfo{Algorithm: "penstock", Why: "the clock has gone"}, d.receiveInfo())
 	assert.Zero(t, leg.window)
 	assert.Empty(t, d.hold.parts.Flows.Snapshots())
 	looks := leg.looks
@@ -157,5 +154,5 @@ func TestAWindowThatCannotBeHeldSaysWhy(t *testing.T) {
 
 	d, read = held(struct{ datapath.Conn }{}, &now)
 	read(1)
-	assert.Equal(t, errNoAdvertiser.Error(), d.holdingInfo().Why)
+	assert.Equal(t, errNoAdvertiser.Error(), d.receiveInfo().Why)
 }

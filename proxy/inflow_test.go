@@ -38,19 +38,19 @@ func TestASourceTakesInNoMoreThanItsPathNeeds(t *testing.T) {
 		{"very far away, and fast", 200 * time.Millisecond, 110 * mb, 32 << 20, 32 << 20},
 	} {
 		p := &path{rtt: row.rtt}
-		in := &inflow{from: p, most: 256 << 10}
+		in := &inflow{from: p, bound: 256 << 10}
 		now, written := cc.Time(1), 0.0
 		bounded := true
 		for range 60_000 { // a millisecond each
 			now = now.Add(time.Millisecond)
 			// The window lets no more come in a round trip than half of the bound.
-			written += min(row.rate, float64(in.most)/2/row.rtt.Seconds()) / 1000
+			written += min(row.rate, float64(in.bound)/2/row.rtt.Seconds()) / 1000
 			if bounded {
-				bounded = in.grow(func() cc.Time { return now }, int64(written))
+				bounded = in.growIfNeeded(func() cc.Time { return now }, int64(written))
 			}
 		}
-		assert.GreaterOrEqual(t, in.most, row.least, row.name)
-		assert.LessOrEqual(t, in.most, row.most, row.name)
+		assert.GreaterOrEqual(t, in.bound, row.least, row.name)
+		assert.LessOrEqual(t, in.bound, row.most, row.name)
 		assert.Equal(t, row.most < 32<<20, bounded, row.name)
 		assert.IsIncreasing(t, p.bounds, row.name)
 	}

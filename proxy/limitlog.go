@@ -8,10 +8,10 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// limitLogPeriod is how long nothing more is told of a limit that has been told of.
+// limitLogPeriod is the least time between two warnings about one limit.
 const limitLogPeriod = time.Minute
 
-// Limits that refuse no connection of a listener; their names stand in the log beside the Reasons that do.
+// Limits that refuse no connection of a listener. Their names stand in the log beside the Reasons.
 const (
 	limitHandshakes Reason = "handshakes"     // of a tunnel's connections that wait for their servers
 	limitSessions   Reason = "udp_sessions"   // of a tunnel's datagrams
@@ -19,7 +19,7 @@ const (
 	limitWindows    Reason = "kernel_windows" // that the kernel enforces
 )
 
-// raises is what raises a limit.
+// raises names, for each limit, the setting that raises it.
 var raises = map[Reason]string{
 	RejectedListenerLimit: "connections of the listener",
 	RejectedSourceLimit:   "limits.per_source",
@@ -38,55 +38,52 @@ type limitLog struct {
 	met map[metLimit]*metTimes
 }
 
+// metLimit names a limit.
 type metLimit struct {
 	listener string // empty: of the whole proxy
 	reason   Reason
 }
 
+// metTimes counts how often a limit was met.
 type metTimes struct {
-	raise  string
-	untold uint64  // times since the last line
-	told   cc.Time // when that was; 0: never
-	seen   uint64  // a counter of it, as of the last look
+	raise    string
+	unlogged uint64  // times since the last line
+	logged   cc.Time // time of the last line; 0: none yet
+	seen     uint64  // the limit's counter at the last call of addGrowth
 }
 
-// LimitMet notes that a limit of a listener, or a port of telemetry, was met, and warns of it. raise is what raises it.
-func (s *Server) LimitMet(listener string, reason Reason, raise string) {
-	s.limitsMet.note(s.log, s.clock(), metLimit{listener, reason}, 1, raise)
-}
-
-// note counts a limit that was met so many times.
-func (l *limitLog) note(log *slog.Logger, now cc.Time, met metLimit, times uint64, raise string) {
+// addTimes counts a limit that was met the given number of times. raise is what raises it.
+func (l *limitLog) addTimes(log *slog.Logger, now cc.Time, met metLimit, times uint64, raise string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m := l.entry(met)
-	m.untold, m.raise = m.untold+times, raise
-	m.tell(log, now, met)
+	m := l.findTimes(met)
+	m.unlogged, m.raise = m.unlogged+times, raise
+	m.warnIfDue(log, now, met)
 }
 
-// follow notes how much a counter of a limit has grown since the last call.
-func (l *limitLog) follow(log *slog.Logger, now cc.Time, met metLimit, count uint64) {
+// addGrowth counts how much a counter of a limit has grown since the last call.
+func (l *limitLog) addGrowth(log *slog.Logger, now cc.Time, met metLimit, count uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m := l.entry(met)
-	if count > m.seen { // less: what counts is another
-		m.untold += count - m.seen
+	m := l.findTimes(met)
+	if count > m.seen { // a smaller count is that of another counter
+		m.unlogged += count - m.seen
 	}
 	m.seen, m.raise = count, raises[met.reason]
-	m.tell(log, now, met)
+	m.warnIfDue(log, now, met)
 }
 
-// tellRest tells of what was met again before a limit could be told of.
-func (l *limitLog) tellRest(log *slog.Logger, now cc.Time) {
+// warnOfAll logs the limits that were met since their last line, once limitLogPeriod has passed.
+func (l *limitLog) warnOfAll(log *slog.Logger, now cc.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for met, m := range l.met {
-		m.tell(log, now, met)
+		m.warnIfDue(log, now, met)
 	}
 }
 
-// entry is what is known of a limit; the caller holds l.mu.
-func (l *limitLog) entry(met metLimit) *metTimes {
+// findTimes returns the entry of a limit. The caller holds l.mu.
+func (l *limitLog) findTimes(met metLimit) *metTimes {
 	if l.met == nil {
 		l.met = map[metLimit]*metTimes{}
 	}
@@ -98,41 +95,10 @@ func (l *limitLog) entry(met metLimit) *metTimes {
 	return m
 }
 
-func (m *metTimes) tell(log *slog.Logger, now cc.Time, met metLimit) {
-	if m.untold == 0 || m.told != 0 && now.Sub(m.told) < limitLogPeriod {
+func (m *metTimes) warnIfDue(log *slog.Logger, now cc.Time, met metLimit) {
+	if m.unlogged == 0 || m.logged != 0 && now.Sub(m.logged) < limitLogPeriod {
 		return
 	}
-	log.Warn("a limit is met", "listener", met.listener, "reason", met.reason, "times", m.untold, "raise", m.raise)
-	m.untold, m.told = 0, now
-}
-
-// noteRefusal notes that a connection was refused, if that was for a limit.
-func (s *Server) noteRefusal(listener string, reason Reason) {
-	raise, ok := raises[reason]
-	if reason == RejectedGlobalLimit {
-		raise, ok = s.limits.raise(), true
-	}
-	if ok {
-		s.LimitMet(listener, reason, raise)
-	}
-}
-
-// lookAtLimits notes limits that were met elsewhere than at a listener's door.
-func (s *Server) lookAtLimits() {
-	now := s.clock()
-	follow := func(listener string, reason Reason, count uint64) {
-		s.limitsMet.follow(s.log, now, metLimit{listener, reason}, count)
-	}
-	for _, l := range s.currentSettings().listeners {
-		if t := l.Tunnel(); t != nil {
-			status, _ := t.Status() // its counters are good
-			follow(l.cfg.Name, limitHandshakes, status.Handshakes)
-			follow(l.cfg.Name, limitSessions, status.Datagrams.Crowded)
-		}
-	}
-	follow("", limitMemory, s.buffers.Short())
-	if s.parts.UnenforcedLegs != nil {
-		follow("", limitWindows, s.parts.UnenforcedLegs())
-	}
-	s.limitsMet.tellRest(s.log, now)
+	log.Warn("a limit is met", "listener", met.listener, "reason", met.reason, "times", m.unlogged, "raise", m.raise)
+	m.unlogged, m.logged = 0, now
 }

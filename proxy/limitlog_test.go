@@ -32,7 +32,9 @@ func (l *logged) take() []string {
 func TestALimitThatIsMetIsToldOnceAMinute(t *testing.T) {
 	var out logged
 	now := cc.Time(time.Second)
-	s := &Server{log: out.log(), clock: func() cc.Time { return now }, limits: limiter{global: 3}}
+	s := &Server{env: environment{
+		Parts: Parts{Log: out.log(), Clock: func() cc.Time { return now }}, limits: limiter{global: 3},
+	}}
 	line := func(listener, reason, times, raise string) string {
 		return `level=WARN msg="a limit is met" listener=` + listener + " reason=" + reason + " times=" + times + " raise=" + raise
 	}
@@ -41,7 +43,7 @@ func TestALimitThatIsMetIsToldOnceAMinute(t *testing.T) {
 	for range 500 {
 		s.noteRefusal("lan", RejectedSourceLimit)
 	}
-	s.limitsMet.tellRest(s.log, now)
+	s.limitsMet.warnOfAll(s.env.Log, now)
 	assert.Empty(t, out.take())
 	s.noteRefusal("dmz", RejectedSourceLimit)
 	assert.Equal(t, []string{line("dmz", "source_limit", "1", "limits.per_source")}, out.take(), "each listener")
@@ -51,13 +53,13 @@ func TestALimitThatIsMetIsToldOnceAMinute(t *testing.T) {
 	assert.Empty(t, out.take(), "which is no limit")
 
 	now = now.Add(limitLogPeriod)
-	s.limitsMet.tellRest(s.log, now)
+	s.limitsMet.warnOfAll(s.env.Log, now)
 	assert.Equal(t, []string{line("lan", "source_limit", "500", "limits.per_source")}, out.take(),
 		"a minute later, and no other that was not met again")
 	now = now.Add(10 * limitLogPeriod)
-	s.limitsMet.tellRest(s.log, now)
+	s.limitsMet.warnOfAll(s.env.Log, now)
 	assert.Empty(t, out.take())
-	s.limits.configured = true
+	s.env.limits.configured = true
 	s.noteRefusal("lan", RejectedGlobalLimit)
 	assert.Equal(t, []string{line("lan", "limit", "1", "limits.connections")}, out.take())
 }
@@ -69,7 +71,7 @@ func TestALimitThatIsOnlyCountedIsToldAsWell(t *testing.T) {
 	now := cc.Time(time.Second)
 	follow := func(count uint64) int {
 		now = now.Add(limitLogPeriod)
-		l.follow(out.log(), now, met, count)
+		l.addGrowth(out.log(), now, met, count)
 		return len(out.take())
 	}
 	assert.Equal(t, 0, follow(0))

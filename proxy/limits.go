@@ -10,31 +10,27 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Descriptors kept back from connections: listeners, timers, the resolver, files, and room to
-// accept a connection in order to refuse it. Connections to telemetry are counted besides.
+// descriptorHeadroom descriptors are kept back from connections: for listeners, timers, the resolver, files, and
+// to accept a connection in order to refuse it. Connections to telemetry are counted apart.
 const descriptorHeadroom = 128
 
-// Each port of telemetry may have one of portShare of all descriptors.
+// Each port of telemetry may have one of portShare of all descriptors, within these bounds.
 const (
 	portShare   = 32
 	minPortConn = 8
 	maxPortConn = 64
 )
 
-// descriptorsPerConnection counts both sockets. Pipes for splicing have a
-// bound of their own, pipeShare of what there is; beyond it bytes are copied.
-// So have attempts to reach further addresses of names, attemptShare; beyond it one
-// follows another. So have the sessions of tunnels' datagrams, each of which is a socket:
-// each tunnel has as many as it asks for, or its part of sessionShare.
+// The division of descriptors. Pipes, further attempts to reach names, name lookups and the sessions of
+// datagrams each have a bound. Beyond it bytes are copied, attempts and lookups wait, and sessions end early.
 const (
-	descriptorsPerConnection = 2
+	descriptorsPerConnection = 2       // the sockets of both legs
 	descriptorsPerListener   = 2       // WireGuard has a socket for each family
 	pipeShare                = 8       // one eighth of all descriptors
 	attemptShare             = 16      // one sixteenth
-	lookupShare              = 8       // one eighth; lookups beyond it wait
+	lookupShare              = 8       // one eighth
 	sessionShare             = 4       // a quarter of the rest, where there are tunnels
 	maxSessions              = 1 << 14 // of one tunnel
 )
@@ -44,10 +40,10 @@ type Descriptors struct {
 	Total       int            // RLIMIT_NOFILE
 	Connections int            // connections that fit
 	Pipes       int            // pipes that may be in use for splicing
-	Attempts    int            // connections that may be made beside others towards the same names
+	Attempts    int            // further connections under way to names that have several addresses
 	Lookups     int            // names looked up at a time, each for one family
 	Sessions    map[string]int // of datagrams, by the names of tunnels
-	Port        int            // connections that each port of telemetry may have: pages, health, socket for hints
+	Port        int            // connections to each port of telemetry: pages, health, socket for hints
 }
 
 // DescriptorBudget divides RLIMIT_NOFILE, which Go has raised to its hard limit,
@@ -75,7 +71,7 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessionBound(l) == 0 })
 	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessionBound(a), sessionBound(b)) })
 	left := rest / sessionShare
-	for i, l := range asking { // who asks for less leaves it to the others
+	for i, l := range asking { // the smallest first: what it does not ask for is left to the others
 		n := min(sessionBound(l), left/(len(asking)-i))
 		d.Sessions[l.Name] = n
 		left -= n
@@ -85,7 +81,7 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	return d
 }
 
-// telemetryPorts is how many ports telemetry listens at.
+// telemetryPorts returns how many ports telemetry listens on.
 func telemetryPorts(t *config.Telemetry) (n int) {
 	for _, on := range []bool{t.Address != "off", t.Health != "off", t.Hints.Socket != ""} {
 		if on {
@@ -95,7 +91,8 @@ func telemetryPorts(t *config.Telemetry) (n int) {
 	return n
 }
 
-// sessionBound is how many of datagrams the listener would have at most.
+// sessionBound returns how many sessions of datagrams a listener asks for. Peers of modes other than wireguard
+// are not known in advance.
 func sessionBound(l config.Listener) int {
 	if !l.Mode.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
 		return 0
@@ -104,18 +101,18 @@ func sessionBound(l config.Listener) int {
 	if peers := len(l.WireGuard.Peers); l.Mode == access.WireGuard {
 		return min(each*peers, maxSessions)
 	}
-	return min(each*maxSessions, maxSessions) // how many peers there are nobody knows
+	return min(each*maxSessions, maxSessions)
 }
 
 // sourceShare is the part of all connections that one client host may have
 // unless limits.per_source says otherwise.
 const sourceShare = 4 // a quarter
 
-// limiter counts connections against their limits; 0 is no limit.
+// limiter counts connections against their limits; 0 is no limit. The zero value has none.
 type limiter struct {
 	global, perSource int
-	configured        bool // global is the configuration's, not what descriptors have room for
-	sparesLoopback    bool // perSource is the default: clients on loopback have no bound of their own
+	configured        bool // global is the configuration's; descriptors have room for more
+	sparesLoopback    bool // perSource is the default, which does not bound clients on loopback
 
 	mu      sync.Mutex
 	active  int
@@ -134,29 +131,15 @@ type source struct {
 	peer peerKey
 }
 
-// named is a connection whose client has told who it is.
-type named interface{ Peer() string }
-
-// sourceOf is whom a connection to l counts against. A peer that is told apart by its
-// address alone is a host.
-func (l *listenerState) sourceOf(conn datapath.Conn) source {
-	addr, name := addrPort(conn.RemoteAddr()).Addr(), ""
-	if c, ok := conn.(named); ok {
-		name = c.Peer()
-	} else if t := l.Tunnel(); t != nil {
-		name = t.Peer(addr)
-	}
-	if name == "" {
-		return source{host: datapath.Host(addr)}
-	}
-	if a, err := netip.ParseAddr(name); err == nil {
-		return source{host: datapath.Host(a)}
-	}
-	return source{peer: peerKey{l.cfg.Name, name}}
+// share is what the limiter counts for one listener.
+type share struct {
+	max    int // 0: no limit
+	active int // guarded by limiter.mu
 }
 
-// applyLimits puts the limits of cfg into force. Who is in already stays.
-func (l *limiter) applyLimits(cfg config.Config, listeners []*listenerState) {
+// applyLimits puts the limits of cfg into force, and those of listeners, which are given with the share of each.
+// Connections that are over a new limit stay.
+func (l *limiter) applyLimits(cfg config.Config, listeners map[*share]int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.global = DescriptorBudget(&cfg).Connections
@@ -168,18 +151,12 @@ func (l *limiter) applyLimits(cfg config.Config, listeners []*listenerState) {
 		l.perSource, l.sparesLoopback = *given, false
 	}
 	l.configured = cfg.Limits.Connections == l.global
-	for _, in := range listeners {
-		in.max = in.cfg.Connections
+	for of, most := range listeners {
+		of.max = most
 	}
 }
 
-// share is the part of the limiter that belongs to one listener.
-type share struct {
-	max    int // 0: no limit
-	active int // guarded by limiter.mu
-}
-
-// admitConnection counts a connection in, or says which limit it met.
+// admitConnection counts a connection in, or returns the limit that it met.
 func (l *limiter) admitConnection(of *share) (Reason, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,6 +171,7 @@ func (l *limiter) admitConnection(of *share) (Reason, bool) {
 	return "", true
 }
 
+// releaseConnection undoes admitConnection.
 func (l *limiter) releaseConnection(of *share) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -201,7 +179,7 @@ func (l *limiter) releaseConnection(of *share) {
 	of.active--
 }
 
-// enterSource counts a connection of one client in; nil: it has as many as it may.
+// enterSource counts a connection of one client in. It returns nil if the client has as many as it may have.
 func (l *limiter) enterSource(of source) *client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,6 +199,7 @@ func (l *limiter) enterSource(of source) *client {
 	return c
 }
 
+// leaveSource undoes enterSource.
 func (l *limiter) leaveSource(c *client) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,22 +208,21 @@ func (l *limiter) leaveSource(c *client) {
 	}
 }
 
-// raise is what raises the global limit.
-func (l *limiter) raise() string {
+// isConfigured reports whether the global limit is the configuration's rather than that of descriptors.
+func (l *limiter) isConfigured() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.configured {
-		return "limits.connections"
-	}
-	return raises[RejectedDescriptors]
+	return l.configured
 }
 
+// currentCounts returns how many connections and client hosts there are, and how many connections may be.
 func (l *limiter) currentCounts() (active, sources, limit int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.active, len(l.sources), l.global
 }
 
+// activeIn returns how many connections a listener has.
 func (l *limiter) activeIn(of *share) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -241,7 +241,7 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
 	require.NoError(t, g.noteDialled(here))
 	g.forgetDialled(here)
-	s := &Server{loops: g}
+	s := &Server{env: environment{loops: g}}
 	assert.True(t, s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")), "what it brought may be read after its end")
 	assert.NoError(t, g.noteCaptured(here), "it has come to its end all the same")
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
-// Side is who brought something about.
+// Side is the party that ended a connection.
 type Side string
 
 // The sides of a connection.
@@ -22,7 +22,7 @@ const (
 	ProxySide  Side = "proxy"
 )
 
-// Reason is why a connection ended, or never came to be. The values are
+// Reason is why a connection ended, or why it was never relayed. The values are
 // metric labels: they are not changed, only added to.
 type Reason string
 
@@ -55,29 +55,36 @@ const (
 	RejectedDescriptors   Reason = "descriptors"
 	RejectedPorts         Reason = "local_ports" // none is left to reach the server from
 	RejectedDialError     Reason = "dial_error"
-	RejectedClientGone    Reason = "client_gone" // while its server was dialled, or before it could be told of success
+	RejectedClientGone    Reason = "client_gone" // while its server was dialled, or before it was answered
 	RejectedShutdown      Reason = "shutdown"
 	RejectedRevoked       Reason = "revoked" // its peer has gone from the tunnel
 )
 
-// Cause says who ended a connection, and how.
+// Cause is who ended a connection, and how. The zero value is: it has not ended.
 type Cause struct {
 	Who Side
 	How Reason
 }
 
-// refusal is an error of our own making about where a connection may go.
+// rejection is why a connection was not relayed.
+type rejection struct {
+	reason Reason
+	err    error
+}
+
+// refusal is an error of our own about where a connection may go.
 type refusal struct {
 	reason Reason
 	err    error
 }
 
+// Error returns the reason in words.
 func (r *refusal) Error() string { return r.err.Error() }
 
-// Unwrap lets the ingress find the words its protocol has for "not allowed".
+// Unwrap adds ErrNotAllowed, by which the ingress finds its protocol's answer for "not allowed".
 func (r *refusal) Unwrap() []error { return []error{r.err, ingress.ErrNotAllowed} }
 
-// dialReason sorts a failed dial.
+// dialReason returns the reason that a failed dial is counted under.
 func dialReason(err error) Reason {
 	var own *refusal
 	var dns *net.DNSError
@@ -105,7 +112,7 @@ func dialReason(err error) Reason {
 	return RejectedDialError
 }
 
-// legReason sorts the failure of a leg that was in use.
+// legReason returns the reason for the failure of a leg that was in use.
 func legReason(err error) Reason {
 	switch {
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.ErrUnexpectedEOF):

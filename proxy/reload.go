@@ -3,150 +3,237 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"reflect"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
 
-	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/config"
-	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// settings are the configuration in force and what is made of it. They are
-// replaced as a whole and never changed.
-type settings struct {
-	cfg    config.Config
-	policy *policy.Policy
+// reloadPlan is what a new configuration changes of the listeners. Once it is made, all listeners are open and
+// nothing of it is in force:
+//
+//	listener            made by           undone by          put into force by
+//	kept                findKept, change  Way.Apply          its commit
+//	opened              open              Way.Close          serving it
+//	gone                -                 -                  draining it
+type reloadPlan struct {
+	env     *environment
+	present *settings
+	next    *config.Config
+	counts  map[string]*listenerTotals // of present listeners and of those that drain, by name
 
-	listeners []*listenerState // in the order of cfg
+	listeners []*listenerState // of next, in its order
+	opened    []*listenerState
+	gone      []*listenerState
+	commits   []func() // each lets a listener that stays take clients by next
+	undoing   []func() // each undoes one step
 }
 
-// Reloaded is what a Reload did to listeners and running connections.
-type Reloaded struct {
-	// listeners; those that close take nobody further, and their connections may go on for shutdown.drain
-	Opened, Closing int
-
-	Moved   int // directions that send, or whose sender is held, under other terms now
-	Kept    int // directions that keep theirs: ours cannot take over from the kernel's own control, or give up to it
-	Refused int // connections that go on although new ones like them are refused
-	Revoked int // connections that are reset, since their peer has gone from its tunnel
+// newReloadPlan opens the listeners of next that are not open, and applies the changes of the others.
+// draining are listeners that are open and not in present. After an error all is as before.
+func newReloadPlan(
+	env *environment, present *settings, next *config.Config, draining []*listenerState, counts map[string]*listenerTotals,
+) (*reloadPlan, error) {
+	p := &reloadPlan{
+		env: env, present: present, next: next, counts: counts, listeners: make([]*listenerState, len(next.Listeners)),
+	}
+	if err := p.makeChanges(append(draining, present.listeners...)); err != nil {
+		p.undo()
+		return nil, err
+	}
+	return p, nil
 }
 
-// Reload puts cfg into force for new connections, and decides again about the
-// running ones, by what was known when they were let in: their flows move to
-// their new terms. Listeners come, go and change. What cannot change while running is
-// refused, as is a configuration with a mistake, with a *config.Error, and so is one of
-// which a listener cannot be opened; then nothing has changed.
-func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
-	s.reloading.Lock()
-	defer s.reloading.Unlock()
-	if s.draining.Load() {
-		return Reloaded{}, errEnding
+// makeChanges carries the plan out as far as it can be undone. open are all listeners that are open.
+func (p *reloadPlan) makeChanges(open []*listenerState) error {
+	kept := findKept(p.present.listeners, p.next.Listeners)
+	for _, l := range p.present.listeners {
+		if !slices.Contains(kept, l) {
+			p.gone = append(p.gone, l)
+		}
 	}
-	if err := cfg.Validate(); err != nil {
-		return Reloaded{}, err
-	}
-	if err := s.currentSettings().cfg.CheckReload(cfg); err != nil {
-		return Reloaded{}, err
-	}
-	return s.applyConfig(cfg)
-}
-
-var errEnding = errors.New("proxy: it is ending")
-
-// applyConfig puts a configuration into force. The caller holds reloading.
-func (s *Server) applyConfig(cfg config.Config) (Reloaded, error) {
-	rules, err := cfg.Policy()
-	if err != nil {
-		return Reloaded{}, fmt.Errorf("proxy: %w", err)
-	}
-	change, err := s.planReload(s.currentSettings(), &cfg)
-	if err != nil {
-		return Reloaded{}, err
-	}
-	s.limits.applyLimits(cfg, change.listeners)
-	s.loops.setListeners(change.listenAddresses())
-	// In this order: a connection that is not open yet looks itself, once it is.
-	s.inForce.Store(&settings{cfg: cfg, policy: rules, listeners: change.listeners})
-	s.commitPlan(change)
-	s.totals.dropStale(s.currentSettings())
-	done := Reloaded{Opened: len(change.opened), Closing: len(change.gone)}
-	for _, c := range s.liveConnections() {
-		if c.peerIsRevoked() {
-			done.Revoked++
-			c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+	for i, cfg := range p.next.Listeners {
+		if kept[i] != nil {
+			if err := kept[i].cfg.CheckReload(i, cfg); err != nil {
+				return err
+			}
 			continue
 		}
-		c.applyCurrentRules(&done)
+		for _, l := range open {
+			if err := l.cfg.CheckRoom(i, cfg); err != nil {
+				return err
+			}
+		}
 	}
-	return done, nil
+	for i := range p.next.Listeners {
+		if kept[i] == nil {
+			if err := p.open(i); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range p.next.Listeners {
+		if kept[i] != nil {
+			if err := p.change(i, kept[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-// Config is the configuration in force, with its secrets.
-func (s *Server) Config() config.Config { return s.currentSettings().cfg }
-
-// currentSettings are those in force.
-func (s *Server) currentSettings() *settings { return s.inForce.Load() }
-
-// applyCurrentRules puts the terms into force that the present rules give c, unless it
-// has them already or is not open yet.
-func (c *connection) applyCurrentRules(done *Reloaded) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.srv.currentSettings()
-	if c.state == StateGreeting || c.state == StateDialing || c.decidedBy == now {
-		return
-	}
-	c.decidedBy = now
-	v := now.policy.Decide(c.decidedOn)
-	if v.Refuse != "" {
-		done.Refused++
-		return
-	}
-	c.verdict = &v
-	for _, each := range []struct {
-		d           *direction
-		sends, held *flow.Terms
-	}{{&c.down, &v.Down, &v.FromServer}, {&c.up, &v.Up, &v.FromClient}} {
-		counted := done.Moved + done.Kept
-		each.d.applyTerms(each.sends, done)
-		moved, err := each.d.reconsiderHold(each.held)
-		if err != nil {
-			c.srv.log.Error("receive window keeps its terms", "direction", each.d.directionName(), "err", err)
-		}
-		if moved && done.Moved+done.Kept == counted {
-			done.Moved++
-		}
+// undo undoes all steps, the last one first.
+func (p *reloadPlan) undo() {
+	for _, back := range slices.Backward(p.undoing) {
+		back()
 	}
 }
 
-// applyTerms has d send under other terms. The connection's mu is held.
-func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
-	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
-		return
-	}
-	if d.free.Load() >= 0 {
-		d.terms = t
-		d.free.Store(unmanagedAllowance(t))
-		done.Moved++
-		return
-	}
-	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged ||
-		d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
-		// The kernel's own control has a window of its own by now, or would have none.
-		if isManaged(t) || isManaged(d.terms) {
-			done.Kept++
+// findKept returns, for each listener of next, the present one that it is already; nil: none. A listener of
+// the same name goes before a socket at the same address.
+func findKept(present []*listenerState, next []config.Listener) []*listenerState {
+	kept := make([]*listenerState, len(next))
+	for _, byName := range []bool{true, false} {
+		for i := range next {
+			for _, l := range present {
+				if kept[i] == nil && !slices.Contains(kept, l) && l.cfg.IsSame(next[i]) && (!byName || l.cfg.Name == next[i].Name) {
+					kept[i] = l
+				}
+			}
 		}
-		return
 	}
-	before := d.flow.Snapshot()
-	if err := d.flow.Move(d.conn.srv.clock(), *t); err != nil { // the check has found it
-		d.conn.srv.log.Error("direction keeps its terms", "direction", d.directionName(),
-			"algorithm", t.Algorithm, "err", err)
-		done.Kept++
-		return
+	return kept
+}
+
+// open opens listener i of next.
+func (p *reloadPlan) open(i int) error {
+	cfg := p.next.Listeners[i]
+	way := newWayConfig(p.next, cfg, DescriptorBudget(p.next))
+	in, err := p.env.Open(way)
+	if err != nil {
+		return explainOpenError(i, cfg, p.present.listeners, err)
 	}
-	if t.Algorithm != d.terms.Algorithm {
-		d.noteAlgorithmEnd(d.terms.Algorithm, &before)
+	e := &entrance{Way: in}
+	p.undoing = append(p.undoing, func() { _ = e.Close() })
+	p.setListener(i, e)
+	p.opened = append(p.opened, p.listeners[i])
+	p.env.forwardDatagrams(e, way, p.next.Mark)
+	return nil
+}
+
+// change applies listener i of next to old.
+func (p *reloadPlan) change(i int, old *listenerState) error {
+	cfg, at := p.next.Listeners[i], old.peerEndpoints()
+	commit, err := old.Apply(newWayConfig(p.next, cfg, DescriptorBudget(p.next)))
+	if err != nil {
+		return fmt.Errorf("listeners[%d]: %w", i, err)
 	}
-	d.terms = t
-	done.Moved++
+	p.commits = append(p.commits, commit)
+	p.undoing = append(p.undoing, func() { // commit has not been called
+		_, _ = old.Apply(newWayConfig(&p.present.cfg, old.cfg, DescriptorBudget(&p.present.cfg)))
+		if len(at) > 0 { // peers that were removed come back without their sessions
+			old.Tunnel().Resume(at)
+		}
+	})
+	p.setListener(i, old.entrance)
+	return nil
+}
+
+// setListener sets listener i of next, which counts on from the listener of its name.
+func (p *reloadPlan) setListener(i int, e *entrance) {
+	cfg := p.next.Listeners[i]
+	counts := p.counts[cfg.Name]
+	if counts == nil {
+		counts = newListenerTotals()
+	}
+	p.listeners[i] = newListenerState(e, counts, cfg, p.env.Local)
+}
+
+// listenAddresses returns the addresses of the listeners of next.
+func (p *reloadPlan) listenAddresses() []netip.AddrPort {
+	var at []netip.AddrPort
+	for _, l := range p.listeners {
+		at = append(at, addrPort(l.Addr()))
+	}
+	return at
+}
+
+// listenerLimits returns how many connections each listener of next may have.
+func (p *reloadPlan) listenerLimits() map[*share]int {
+	out := map[*share]int{}
+	for _, l := range p.listeners {
+		out[&l.share] = l.cfg.Connections
+	}
+	return out
+}
+
+// ListenError is why a listener cannot listen at its address, and how to cure that: another socket has the address,
+// or this machine does not have it.
+type ListenError struct {
+	Key     string // of the configuration: listeners[0].address
+	Network string // tcp or udp
+	Address string
+	Owner   string // in words, who has the address that is in use; empty: not known
+	Cure    string
+	Err     error
+}
+
+// InUse reports whether another socket has the address.
+func (e *ListenError) InUse() bool { return errors.Is(e.Err, syscall.EADDRINUSE) }
+
+// Error returns the key, what is wrong and the cure.
+func (e *ListenError) Error() string {
+	host, port, _ := net.SplitHostPort(e.Address) // the check of the configuration has split it before
+	what := fmt.Sprintf("port %s (%s %s) is in use", port, e.Network, e.Address)
+	switch {
+	case !e.InUse():
+		what = host + " is not an address of this machine"
+	case e.Owner != "":
+		what += " by " + e.Owner
+	}
+	return e.Key + ": " + what + "; " + e.Cure
+}
+
+// Unwrap returns the error of the system call.
+func (e *ListenError) Unwrap() error { return e.Err }
+
+// explainOpenError returns err as a ListenError, if it is one. i is the listener's number in the configuration, and
+// present are the listeners in force.
+func explainOpenError(i int, cfg config.Listener, present []*listenerState, err error) error {
+	e := &ListenError{Key: fmt.Sprintf("listeners[%d].address", i), Network: cfg.Network(), Address: cfg.Address, Err: err}
+	switch {
+	case cfg.Address != "" && e.InUse():
+		e.Cure = "choose another port, or end what has it"
+		if isTunnelPort(cfg, present) {
+			e.Cure = "a tunnel has it until its connections have ended; restart the proxy, or choose another port"
+		}
+	case cfg.Address != "" && errors.Is(err, syscall.EADDRNOTAVAIL):
+		e.Cure = "write one that it has, or " + wildcardAddress(cfg.Address) + " for all of them"
+	default:
+		return fmt.Errorf("listeners[%d]: %w", i, err)
+	}
+	return e
+}
+
+// isTunnelPort reports whether a tunnel in force has the port of a listener.
+func isTunnelPort(cfg config.Listener, present []*listenerState) bool {
+	_, port, _ := net.SplitHostPort(cfg.Address)
+	for _, l := range present {
+		if _, theirs, _ := net.SplitHostPort(l.cfg.Address); l.cfg.Mode.Tunnels() && theirs == port &&
+			l.cfg.Network() == cfg.Network() {
+			return true
+		}
+	}
+	return false
+}
+
+// wildcardAddress returns the address that stands for all addresses of the machine, with the port of address.
+func wildcardAddress(address string) string {
+	host, port, _ := net.SplitHostPort(address)
+	if addr, err := netip.ParseAddr(host); err == nil && addr.Is4() {
+		return net.JoinHostPort("0.0.0.0", port)
+	}
+	return net.JoinHostPort("::", port)
 }

@@ -1,85 +1,99 @@
 // Package proxy splits TCP connections in two and moves the bytes of each
 // direction as fast as its congestion controller grants. It decides nothing
-// about rates: policy names the terms, package flow holds them.
+// about rates: package policy gives each direction its terms, and package flow enforces them.
+//
+// # A download
+//
+// connection.go carries a client from accept to close, direction.go moves the bytes of one direction.
+//
+//  1. A Way accepts the client leg on a loop (package eventloop), and greets it. Where that takes asking
+//     the client (SOCKS5, HTTP, a PROXY header), a goroutine of the setup pool does it.
+//  2. policy.Decide returns a verdict: a refusal, or flow.Terms for each direction. The server is dialled on the loop
+//     of the client, and then the client is answered in its own protocol. The kernel answers captured
+//     clients before the proxy sees them, so that a failed dial becomes a RST there. Where a rule by server name may
+//     still decide, the client's first bytes are read without taking them (datapath.Peeker).
+//  3. Two kernel legs are relayed by the loop of both, other legs by a goroutine for each direction. A direction
+//     is left to the kernel while no more than an initial window is underway (RFC 6928). Before a write would make it
+//     more, the relay asks the leg what it can enforce, opens a flow, and gives the leg's reports to it.
+//     Terms with a limit of their own, and algorithms that need hints, are in force from the first byte.
+//  4. The relay reads a piece from the server leg, and no more than the client's socket takes: a reader that stalls
+//     leaves nothing in a pipe. It bounds what the server leg takes in (inflow). Then it asks the flow for a grant,
+//     unless the leg enforces the window, and waits for Wake if there is none. While it does not read, the
+//     server's receive window closes. That is back-pressure without a queue here.
+//  5. Granted bytes are written to the client leg. Small pieces are copied, a stream is spliced through a pipe.
+//     The leg's reports of acknowledgements go to the flow, which divides the window and wakes the relay.
+//
+// # The end of a connection
+//
+// A FIN is passed on as a FIN, and a reset as a reset, behind the bytes that came before it. The kernel resets every
+// socket whose process dies (SO_LINGER {1, 0}), and Conn.Close takes that back: a crash ends nothing in good order.
+//
+// # Goroutines and loops
+//
+// An idle connection between kernel sockets has no goroutine, stack or buffer. What runs on a loop must not wait:
+// the setup pool greets clients that are asked, waits for server names and dials through tunnels, and the wait for
+// the last acknowledgements before a reset has a goroutine. direction.moveBytes is written once for both. On a loop
+// the legs return datapath.ErrWait instead of waiting, and an event, Wake or the close of a leg has the loop call
+// again. Keep-alives of server legs and the bound of what a leg takes in are set late, because most
+// connections end before they matter.
+//
+// Locks are taken in this order: Server.reloading, Server.mu, totals.mu; connection.mu, receiveControl.mu, those of
+// package flow. None of the others is held while another of this package is taken.
 package proxy
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// Parts are what a Server is put together from.
-type Parts struct {
-	Clock func() cc.Time
-	Flows *flow.Manager
-	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
-	Dial func(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func())
-	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
-	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
-	Local func(netip.Addr) (bool, error)
-	// UnenforcedLegs counts the legs for which there was no room among those whose windows the kernel enforces; nil:
-	// nobody does.
-	UnenforcedLegs func() uint64
-	// Addresses returns those of this machine's interfaces. nil: as the kernel says.
-	Addresses func() ([]netip.Addr, error)
-	Log       *slog.Logger // nil: silent
-}
-
-// Server accepts, splits and relays connections.
+// Server accepts, splits and relays connections. New makes one, and Serve runs it once. The other methods may be
+// called at any time, from any goroutine.
 type Server struct {
-	parts     Parts
-	log       *slog.Logger
-	clock     func() cc.Time
-	limits    limiter
+	env       environment
 	limitsMet limitLog
-	loops     *loopGuard
-	buffers   *datapath.Buffers
-	totals    totals
-	lines     lines
+	flows     flowLog
 	infos     sync.Pool // of *FlowInfo
-
-	inForce   atomic.Pointer[settings]
-	reloading sync.Mutex
 
 	draining atomic.Bool
 	aborting sync.Once
 	aborted  chan struct{} // closed: the drain is over
 	handlers sync.WaitGroup
-	setters  setupPool
 
-	begin    func(*entrance) // has a way in accept; nil: Serve does not run. reloading guards it
-	retiring sync.WaitGroup  // ways in that a reload has left out
+	reloading sync.Mutex     // guards changes of env.inForce, and beginAccepting
+	retiring  sync.WaitGroup // listeners that a reload has left out
+	// beginAccepting starts to accept from a listener. nil: Serve does not run.
+	beginAccepting func(*entrance)
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what follows
 	nextID  uint64
 	conns   connectionList
-	retired map[*listenerState]struct{} // listeners whose connections go on, and that are not in force
+	retired map[*listenerState]struct{} // listeners that drain and are not in force
 }
 
-// trustsPeer reports whether a peer opens with a PROXY header, so that whom it
-// counts against is not known before.
-func (l *listenerState) trustsPeer(peer netip.Addr) bool {
-	return policy.Contains(l.cfg.ProxyProtocol.From, peer)
-}
-
-// New puts a Server together. Connections are limited to what the process's
-// descriptors allow, whatever the configuration says.
+// New puts a Server together and opens its listeners. Connections are limited to what the process's
+// descriptors allow, whatever the configuration says. A mistake in cfg is a *config.Error, and an address
+// that cannot be listened at a *ListenError.
 func New(cfg config.Config, parts Parts) (*Server, error) {
 	if parts.Log == nil {
 		parts.Log = slog.New(slog.DiscardHandler)
@@ -91,12 +105,15 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 		parts.Addresses = readAddresses
 	}
 	s := &Server{
-		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(parts.Local),
-		buffers: datapath.NewBuffers(cfg.Limits.Memory),
+		env: environment{
+			Parts: parts, loops: newLoopGuard(parts.Local), buffers: datapath.NewBuffers(cfg.Limits.Memory),
+			setups: newSetupPool(),
+		},
+		flows:   flowLog{log: parts.Log, clock: parts.Clock},
 		infos:   sync.Pool{New: func() any { return new(FlowInfo) }},
-		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),
+		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}),
 	}
-	s.inForce.Store(&settings{})
+	s.env.inForce.Store(&settings{})
 	if _, err := s.applyConfig(cfg); err != nil {
 		return nil, err
 	}
@@ -104,14 +121,14 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 }
 
 // Serve accepts connections until ctx is done, then drains: connections may go
-// on for the configured time and are then reset. Then it closes the listeners and
-// returns when everything it started has ended; nil after a shutdown.
+// on for shutdown.drain and are then reset. Then it closes the listeners and
+// returns when everything it started has ended. It returns nil after a shutdown.
 func (s *Server) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var accepting sync.WaitGroup
 	s.reloading.Lock()
-	s.begin = func(e *entrance) {
+	s.beginAccepting = func(e *entrance) {
 		e.accepting = make(chan struct{})
 		accepting.Go(func() {
 			defer close(e.accepting)
@@ -120,8 +137,8 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 		})
 	}
-	for _, l := range s.currentSettings().listeners {
-		s.begin(l.entrance)
+	for _, l := range s.env.currentSettings().listeners {
+		s.beginAccepting(l.entrance)
 	}
 	s.reloading.Unlock()
 	sweeping := make(chan struct{})
@@ -132,29 +149,29 @@ func (s *Server) Serve(ctx context.Context) error {
 	<-ctx.Done()
 	s.reloading.Lock() // no listener comes or goes from now on
 	s.draining.Store(true)
-	for _, l := range s.currentSettings().listeners {
+	for _, l := range s.env.currentSettings().listeners {
 		l.Drain()
 	}
 	s.reloading.Unlock()
 	accepting.Wait()
 	s.drainConnections()
 	s.retiring.Wait()
-	// Only now: what ends a tunnel carries its connections, and their resets.
+	// Tunnels are closed last, because they carry their connections, and the resets of these.
 	var closing sync.WaitGroup
-	for _, l := range s.currentSettings().listeners {
+	for _, l := range s.env.currentSettings().listeners {
 		closing.Go(func() { _ = l.Close() })
 	}
 	closing.Wait()
 	close(sweeping)
 	sweeps.Wait()
-	s.setters.waitForAll()
+	s.env.setups.waitForAll()
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, ctx.Err()) {
 		return err
 	}
 	return nil
 }
 
-// acceptFrom takes the connections of a way in until it is drained.
+// acceptFrom takes the connections of a listener until it is drained.
 func (s *Server) acceptFrom(e *entrance) error {
 	err := e.Serve(func(conn datapath.Conn) {
 		l := e.now.Load()
@@ -162,7 +179,9 @@ func (s *Server) acceptFrom(e *entrance) error {
 		if reason, ok := s.admitConn(l, conn); !ok {
 			l.refused.countRejection(reason)
 			s.noteRefusal(l.cfg.Name, reason)
-			s.logLimited(l, addrPort(conn.RemoteAddr()), reason)
+			if s.env.currentSettings().cfg.Log.Flows {
+				s.env.Log.Debug("flow refused", "listener", l.cfg.Name, "client", addrPort(conn.RemoteAddr()), "reason", reason)
+			}
 			_ = conn.Reset()
 		}
 	})
@@ -172,22 +191,22 @@ func (s *Server) acceptFrom(e *entrance) error {
 	return fmt.Errorf("proxy: %w", err)
 }
 
-// admitConn sets a connection up unless a limit is in the way. It does not wait.
+// admitConn starts a connection unless it exceeds a limit, which it then returns. It does not wait.
 func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) {
-	if reason, ok := s.limits.admitConnection(&l.share); !ok {
+	if reason, ok := s.env.limits.admitConnection(&l.share); !ok {
 		return reason, false
 	}
 	var counted *client
 	if !l.trustsPeer(addrPort(conn.RemoteAddr()).Addr()) {
-		if counted = s.limits.enterSource(l.sourceOf(conn)); counted == nil {
-			s.limits.releaseConnection(&l.share)
+		if counted = s.env.limits.enterSource(l.sourceOf(conn)); counted == nil {
+			s.env.limits.releaseConnection(&l.share)
 			return RejectedSourceLimit, false
 		}
 	}
 	c := &connection{
-		srv: s, listener: l, started: s.clock(),
-		accepted: conn, state: StateGreeting, counted: counted,
+		relay: relay{env: &s.env}, listener: l, started: s.env.Clock(), accepted: conn, counted: counted,
 	}
+	c.done = func(r *rejection) { s.onConnectionEnd(c, r) }
 	c.active.Store(int64(c.started))
 	s.mu.Lock()
 	s.nextID++
@@ -196,139 +215,57 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
-	c.prompt = l.Prompt(conn)
-	c.mayWait(func() { s.greetAndDial(c) })
+	c.noHandshake = l.Prompt(conn)
+	c.start()
 	return "", true
 }
 
-// greetAndDial greets the client and dials the server; connected goes on.
-func (s *Server) greetAndDial(c *connection) {
-	if r := c.greetClient(); r != nil {
-		s.onRejected(c, r)
-		return
+// onConnectionEnd counts and forgets a connection that is over. r is why it was not relayed; nil: it was.
+func (s *Server) onConnectionEnd(c *connection, r *rejection) {
+	if r == nil {
+		s.countClosed(c)
+	} else {
+		s.countRejected(c, r)
 	}
-	c.decidedBy = s.currentSettings()
-	began := s.clock()
-	c.dialServer(func(server datapath.Conn, err error) {
-		if err == nil {
-			c.listener.dial.Observe(s.clock().Sub(began))
-		}
-		c.mayWait(func() { s.onDialled(c, server, err) })
-	})
-}
-
-// mayWait runs f where it may wait for the client, unless the client is not asked.
-func (c *connection) mayWait(f func()) {
-	if c.prompt {
-		f()
-		return
-	}
-	c.srv.setters.runSetup(f)
-}
-
-// onDialled brings a connection whose dial is over to where it is relayed.
-func (s *Server) onDialled(c *connection, server datapath.Conn, err error) {
-	r := c.attachServer(server, err)
-	switch {
-	case r != nil:
-		s.onRejected(c, r)
-	case len(c.prospects) == 1:
-		s.startRelaying(c)
-	default:
-		s.setters.runSetup(func() {
-			if r := c.decideByName(); r != nil {
-				s.onRejected(c, r)
-				return
-			}
-			s.startRelaying(c)
-		})
-	}
-}
-
-// startRelaying has the connection be relayed.
-func (s *Server) startRelaying(c *connection) {
-	c.prospects = nil
-	if c.verdict.KeepDSCP {
-		c.carryDSCP()
-	}
-	if err := c.openDirections(); err != nil { // only a bug in the policy check can cause it
-		c.tearDown(Cause{ProxySide, ClosedError}, err)
-		c.closeLegs()
-		s.onRejected(c, &rejection{RejectedDialError, err})
-		return
-	}
-	c.opened = s.clock()
-	c.listener.setup.Observe(c.opened.Sub(c.started))
-	s.totals.countOpened(c)
-	c.mu.Lock()
-	if c.state == StateDialing {
-		c.state = StateOpen
-	}
-	c.cancel = nil
-	c.mu.Unlock()
-	c.applyCurrentRules(&Reloaded{}) // a reload since it was decided about has passed it over
-	if c.peerIsRevoked() {
-		c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
-	}
-	c.startRelay(func() {
-		s.onClosed(c)
-		s.releaseConnection(c)
-	})
-}
-
-// onClosed accounts for a relayed connection that is over.
-func (s *Server) onClosed(c *connection) {
-	c.mu.Lock()
-	cause, err := c.cause, c.causeErr
-	c.mu.Unlock()
-	c.closeLegs()
-	last := s.infos.Get().(*FlowInfo)
-	defer s.infos.Put(last)
-	c.fillInfo(last, s.clock()) // after close, since a leg's last report comes with it
-	s.mu.Lock()
-	s.conns.removeConnection(c) // in one step with the totals: no byte is counted twice or not at all
-	s.totals.countClosed(c, last, cause, s.clock().Sub(c.opened))
-	s.mu.Unlock()
-	s.logClosed(last, cause, err)
-}
-
-func (s *Server) onRejected(c *connection, r *rejection) {
-	if c.stopped.Load() {
-		c.mu.Lock()
-		switch c.cause.How {
-		case ClosedShutdown:
-			r.reason = RejectedShutdown
-		case ClosedRevoked:
-			r.reason = RejectedRevoked
-		}
-		c.mu.Unlock()
-	}
-	c.listener.refused.countRejection(r.reason)
-	s.noteRefusal(c.listener.cfg.Name, r.reason)
-	s.logRejected(c, r)
-	s.releaseConnection(c)
-}
-
-// releaseConnection gives back what admit and dial took.
-func (s *Server) releaseConnection(c *connection) {
 	s.mu.Lock()
 	s.conns.removeConnection(c)
 	s.mu.Unlock()
-	if c.captured {
-		s.loops.forgetCaptured(c.clientWire())
-	}
-	if c.dialled {
-		s.loops.forgetDialled(serverWire(c.server.conn))
-	}
-	if c.counted != nil {
-		s.limits.leaveSource(c.counted)
-	}
-	s.limits.releaseConnection(&c.listener.share)
+	c.releaseCounts()
 	c.listener.handlers.Done()
 	s.handlers.Done()
 }
 
-// drainReport is how often a drain tells how many connections are left.
+// countClosed closes a connection that was relayed, and moves its counts into the totals.
+func (s *Server) countClosed(c *connection) {
+	cause, err := c.finalCause()
+	c.closeLegs()
+	c.setPhase(closed)
+	last := s.infos.Get().(*FlowInfo)
+	defer s.infos.Put(last)
+	c.fillInfo(last, s.env.Clock()) // the last report of a leg comes when it is closed
+	s.mu.Lock()
+	s.conns.removeConnection(c) // in one step with the totals: no byte is counted twice or not at all
+	s.env.totals.countClosed(c.route, c.peer, last, cause, s.env.Clock().Sub(c.opened))
+	s.mu.Unlock()
+	if s.env.currentSettings().cfg.Log.Flows {
+		s.flows.logClosed(last, cause, err)
+	}
+}
+
+// countRejected counts a connection that was not relayed.
+func (s *Server) countRejected(c *connection, r *rejection) {
+	c.explainRejection(r)
+	c.listener.refused.countRejection(r.reason)
+	s.noteRefusal(c.listener.cfg.Name, r.reason)
+	if s.env.currentSettings().cfg.Log.Flows {
+		last := s.infos.Get().(*FlowInfo)
+		defer s.infos.Put(last)
+		c.fillInfo(last, s.env.Clock())
+		s.flows.logRejected(last, r)
+	}
+}
+
+// drainReport is the time between two log lines about the connections that are left.
 const drainReport = 5 * time.Second
 
 // drainConnections waits for the connections to end, and resets those that do not in time.
@@ -338,26 +275,26 @@ func (s *Server) drainConnections() {
 		defer close(done)
 		s.handlers.Wait()
 	}()
-	limit := s.currentSettings().cfg.Shutdown.Drain
-	began := s.clock()
+	limit := s.env.currentSettings().cfg.Shutdown.Drain
+	began := s.env.Clock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	progress := time.NewTicker(drainReport)
 	defer progress.Stop()
 	if n := len(s.liveConnections()); n > 0 {
-		s.log.Info("draining: no new connections", "open", n, "for_at_most", limit)
+		s.env.Log.Info("draining: no new connections", "open", n, "for_at_most", limit)
 	}
 	for {
 		select {
 		case <-done:
 			return
 		case <-progress.C:
-			s.log.Info("draining", "open", len(s.liveConnections()), "remaining", limit-s.clock().Sub(began))
+			s.env.Log.Info("draining", "open", len(s.liveConnections()), "remaining", limit-s.env.Clock().Sub(began))
 		case <-deadline.C:
-			s.log.Info("drain is over: resetting what is left", "open", len(s.liveConnections()))
+			s.env.Log.Info("drain is over: resetting what is left", "open", len(s.liveConnections()))
 			s.Abort()
 		case <-s.aborted:
-			// Reset, so that nobody takes a cut transfer for a whole one.
+			// A reset shows both ends that the transfer is not complete.
 			for _, c := range s.liveConnections() {
 				c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 			}
@@ -367,17 +304,337 @@ func (s *Server) drainConnections() {
 	}
 }
 
-// Abort ends the drain of a Serve that was told to end, now or when it begins.
+// Abort ends the drain of Serve, now or when it begins.
 func (s *Server) Abort() { s.aborting.Do(func() { close(s.aborted) }) }
+
+// Reload puts cfg into force for new connections, and decides again about the
+// running ones, by what was known when they were let in: their flows move to
+// their new terms. Listeners come, go and change.
+//
+// A configuration is refused as a whole, and nothing changes, if it has a mistake or changes what cannot change while
+// running, with a *config.Error that names the key, and if a listener cannot be opened.
+func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
+	s.reloading.Lock()
+	defer s.reloading.Unlock()
+	if s.draining.Load() {
+		return Reloaded{}, errEnding
+	}
+	if err := cfg.Validate(); err != nil {
+		return Reloaded{}, err
+	}
+	if err := s.env.currentSettings().cfg.CheckReload(cfg); err != nil {
+		return Reloaded{}, err
+	}
+	return s.applyConfig(cfg)
+}
+
+var errEnding = errors.New("proxy: it is ending")
+
+// applyConfig puts a configuration into force. The caller holds reloading.
+func (s *Server) applyConfig(cfg config.Config) (Reloaded, error) {
+	rules, err := cfg.Policy()
+	if err != nil {
+		return Reloaded{}, fmt.Errorf("proxy: %w", err)
+	}
+	counts := map[string]*listenerTotals{}
+	for _, l := range s.allListeners() {
+		if counts[l.cfg.Name] == nil {
+			counts[l.cfg.Name] = l.listenerTotals
+		}
+	}
+	s.mu.Lock()
+	draining := slices.Collect(maps.Keys(s.retired))
+	s.mu.Unlock()
+	plan, err := newReloadPlan(&s.env, s.env.currentSettings(), &cfg, draining, counts)
+	if err != nil {
+		return Reloaded{}, err
+	}
+	s.env.limits.applyLimits(cfg, plan.listenerLimits())
+	s.env.loops.setListeners(plan.listenAddresses())
+	// The settings are stored before the connections are looked at. One that is not relayed yet looks itself, once it is.
+	s.env.inForce.Store(&settings{
+		cfg: cfg, policy: rules, listeners: plan.listeners, loops: s.env.loops, local: s.env.Local,
+	})
+	s.commitPlan(plan)
+	s.env.totals.dropStale(&cfg)
+	done := Reloaded{Opened: len(plan.opened), Closing: len(plan.gone)}
+	for _, c := range s.liveConnections() {
+		if c.isPeerRevoked() {
+			done.Revoked++
+			c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+			continue
+		}
+		c.applyCurrentRules(&done)
+	}
+	return done, nil
+}
+
+// commitPlan puts the changes of listeners into force, accepts from new ones and drains those that go.
+func (s *Server) commitPlan(p *reloadPlan) {
+	for _, l := range p.listeners {
+		l.now.Store(l)
+	}
+	for _, commit := range p.commits {
+		commit()
+	}
+	for _, l := range p.gone {
+		s.drainListener(l)
+	}
+	for _, l := range p.opened {
+		if s.beginAccepting == nil {
+			continue // Serve will
+		}
+		s.env.Log.Info("listening", "listener", l.cfg.Name, "mode", l.cfg.Mode, "address", l.Addr().String())
+		s.beginAccepting(l.entrance)
+	}
+}
+
+// drainListener drains a listener that a reload has left out: its connections may go on for
+// shutdown.drain, and are then reset. Then it is closed.
+func (s *Server) drainListener(l *listenerState) {
+	l.Drain()
+	if l.accepting == nil {
+		_ = l.Close()
+		return
+	}
+	s.mu.Lock()
+	s.retired[l] = struct{}{}
+	s.mu.Unlock()
+	limit := s.env.currentSettings().cfg.Shutdown.Drain
+	s.env.Log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(),
+		"for_at_most", limit)
+	s.retiring.Go(func() {
+		<-l.accepting
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			l.handlers.Wait()
+		}()
+		deadline := time.NewTimer(limit)
+		defer deadline.Stop()
+		select {
+		case <-ended:
+		case <-s.aborted: // all connections are being reset
+		case <-deadline.C:
+			for _, c := range s.liveConnections() {
+				if c.listener.entrance == l.entrance {
+					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
+				}
+			}
+		}
+		<-ended
+		_ = l.Close()
+		s.env.Log.Info("listener is closed", "listener", l.cfg.Name)
+		s.mu.Lock()
+		delete(s.retired, l)
+		s.mu.Unlock()
+	})
+}
+
+// allListeners returns those in force, and then those that have been left out or renamed and that have connections.
+func (s *Server) allListeners() []*listenerState {
+	all := slices.Clone(s.env.currentSettings().listeners)
+	for _, c := range s.liveConnections() {
+		if !slices.ContainsFunc(all, func(l *listenerState) bool { return l.cfg.Name == c.listener.cfg.Name }) {
+			all = append(all, c.listener)
+		}
+	}
+	return all
+}
+
+// sweepMin and sweepMax bound the time between two looks at all connections: it is short
+// enough for the shortest timeout, and no look is busy.
+const (
+	sweepMin = 50 * time.Millisecond
+	sweepMax = 5 * time.Second
+)
+
+// sweepConnections looks for timeouts of connections, and for limits that are met, until done is closed.
+func (s *Server) sweepConnections(done <-chan struct{}) {
+	period := s.currentTimeouts().period
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticker.C:
+		}
+		t := s.currentTimeouts()
+		if t.period != period {
+			period = t.period
+			ticker.Reset(period)
+		}
+		s.warnOfLimits()
+		now := s.env.Clock()
+		for _, c := range s.liveConnections() {
+			c.checkTimeouts(now, t)
+		}
+	}
+}
+
+// currentTimeouts returns the timeouts in force, and the time between two looks that follows from them.
+func (s *Server) currentTimeouts() timeouts {
+	limits := s.env.currentSettings().cfg.Limits
+	t := timeouts{idle: limits.IdleTimeout, halfClosed: limits.HalfClosedTimeout, period: sweepMax}
+	for _, d := range []time.Duration{t.idle, t.halfClosed} {
+		if d > 0 {
+			t.period = min(t.period, d/8)
+		}
+	}
+	t.period = max(t.period, sweepMin)
+	return t
+}
+
+const (
+	// addressGrace is how long an address may be gone before its connections are reset. A link that flaps, or a
+	// lease that is renewed, brings it back in less.
+	addressGrace  = 30 * time.Second
+	addressPeriod = 2 * time.Second // how often the machine's addresses are read
+)
+
+// readAddresses returns the addresses of this machine's interfaces.
+func readAddresses() ([]netip.Addr, error) {
+	nets, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	addrs := make([]netip.Addr, 0, len(nets))
+	for _, n := range nets {
+		if ip, ok := n.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(ip.IP); ok {
+				addrs = append(addrs, addr.Unmap())
+			}
+		}
+	}
+	return addrs, nil
+}
+
+// addressWatch finds addresses that leave the machine. Addresses that it never had, such as the foreign ones
+// of transparent sockets, do not leave it. The zero value is ready.
+type addressWatch struct {
+	present map[netip.Addr]bool
+	left    map[netip.Addr]cc.Time
+}
+
+// updateAddresses takes the addresses that the machine has now, and returns those that have been gone for
+// addressGrace.
+func (w *addressWatch) updateAddresses(now cc.Time, addrs []netip.Addr) (gone map[netip.Addr]bool) {
+	before := w.present
+	w.present = make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		w.present[a] = true
+		delete(w.left, a)
+	}
+	for a := range before {
+		if !w.present[a] {
+			if w.left == nil {
+				w.left = map[netip.Addr]cc.Time{}
+			}
+			w.left[a] = now
+		}
+	}
+	for a, since := range w.left {
+		if now.Sub(since) >= addressGrace {
+			if gone == nil {
+				gone = map[netip.Addr]bool{}
+			}
+			gone[a] = true
+			delete(w.left, a)
+		}
+	}
+	return gone
+}
+
+// watchAddresses resets connections with a leg whose own address has left the machine, until done is closed. Nothing
+// arrives there any more, and the kernel would try for a quarter of an hour.
+func (s *Server) watchAddresses(done <-chan struct{}) {
+	tick := time.NewTicker(addressPeriod)
+	defer tick.Stop()
+	var watch addressWatch
+	for {
+		addrs, err := s.env.Addresses()
+		if err != nil {
+			s.env.Log.Debug("this machine's addresses cannot be read", "err", err)
+		} else if gone := watch.updateAddresses(s.env.Clock(), addrs); gone != nil {
+			s.resetAddresses(gone)
+		}
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// resetAddresses resets the relayed connections of legs at addresses that are gone. Others have timeouts of their own.
+func (s *Server) resetAddresses(gone map[netip.Addr]bool) {
+	reset := 0
+	for _, c := range s.liveConnections() {
+		if at := c.currentPhase(); at != relaying && at != halfClosed {
+			continue
+		}
+		if slices.ContainsFunc(c.ownAddresses(), func(a netip.Addr) bool { return gone[a] }) {
+			c.tearDown(Cause{ProxySide, ClosedAddressGone}, nil)
+			reset++
+		}
+	}
+	if reset > 0 {
+		s.env.Log.Warn("connections are reset: their address on this machine has been gone", "connections", reset,
+			"for", addressGrace)
+	}
+}
+
+// LimitMet counts that a limit of a listener, or a port of telemetry, was met, and warns of it. raise is what raises it.
+func (s *Server) LimitMet(listener string, reason Reason, raise string) {
+	s.limitsMet.addTimes(s.env.Log, s.env.Clock(), metLimit{listener, reason}, 1, raise)
+}
+
+// noteRefusal counts a connection that was refused, if that was for a limit.
+func (s *Server) noteRefusal(listener string, reason Reason) {
+	raise, ok := raises[reason]
+	if reason == RejectedGlobalLimit {
+		raise, ok = raises[RejectedDescriptors], true
+		if s.env.limits.isConfigured() {
+			raise = "limits.connections"
+		}
+	}
+	if ok {
+		s.LimitMet(listener, reason, raise)
+	}
+}
+
+// warnOfLimits warns of limits that were met inside tunnels, buffers and the kernel, which only count that.
+func (s *Server) warnOfLimits() {
+	now := s.env.Clock()
+	addGrowth := func(listener string, reason Reason, count uint64) {
+		s.limitsMet.addGrowth(s.env.Log, now, metLimit{listener, reason}, count)
+	}
+	for _, l := range s.env.currentSettings().listeners {
+		if t := l.Tunnel(); t != nil {
+			status, _ := t.Status() // its counters are good even with an error
+			addGrowth(l.cfg.Name, limitHandshakes, status.Handshakes)
+			addGrowth(l.cfg.Name, limitSessions, status.Datagrams.Crowded)
+		}
+	}
+	addGrowth("", limitMemory, s.env.buffers.Short())
+	if s.env.UnenforcedLegs != nil {
+		addGrowth("", limitWindows, s.env.UnenforcedLegs())
+	}
+	s.limitsMet.warnOfAll(s.env.Log, now)
+}
+
+// Config returns the configuration in force, with its secrets.
+func (s *Server) Config() config.Config { return s.env.currentSettings().cfg }
 
 // Ready reports whether the server accepts connections.
 func (s *Server) Ready() bool { return !s.draining.Load() }
 
-// Health names the listeners that clients do not reach at present, and why; nil:
+// Health names the listeners that clients do not reach at present, and why. nil:
 // they reach all.
 func (s *Server) Health() error {
 	var failed []error
-	for _, l := range s.currentSettings().listeners {
+	for _, l := range s.env.currentSettings().listeners {
 		if err := l.Health(); err != nil {
 			failed = append(failed, fmt.Errorf("listener %q: %w", l.cfg.Name, err))
 		}
@@ -385,11 +642,260 @@ func (s *Server) Health() error {
 	return errors.Join(failed...)
 }
 
-// Addrs returns where the listeners listen, by name.
+// Addrs returns the addresses of the listeners, by name.
 func (s *Server) Addrs() map[string]net.Addr {
 	out := map[string]net.Addr{}
-	for _, l := range s.currentSettings().listeners {
+	for _, l := range s.env.currentSettings().listeners {
 		out[l.cfg.Name] = l.Addr()
 	}
 	return out
+}
+
+// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client.
+// It does so for readLate after the end of the connection, because its bytes may be read later.
+func (s *Server) Dialled(from, to netip.AddrPort) bool {
+	return s.env.loops.isDialled(wireOf(from, to))
+}
+
+// Tunnels returns the state of the tunnels, in the order of the configuration.
+func (s *Server) Tunnels() []TunnelInfo {
+	var out []TunnelInfo
+	for _, l := range s.env.currentSettings().listeners {
+		t := l.Tunnel()
+		if t == nil {
+			continue
+		}
+		status, err := t.Status()
+		if err != nil { // its counters are good
+			s.env.Log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
+		}
+		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), t.Health() == nil, status})
+	}
+	return out
+}
+
+// Endpoints are the last known addresses of the peers of tunnels, by listener and by
+// public key as wg writes it.
+type Endpoints map[string]map[string]netip.AddrPort
+
+// Equal reports whether both have the same peers at the same addresses.
+func (e Endpoints) Equal(other Endpoints) bool { return maps.EqualFunc(e, other, maps.Equal) }
+
+// Endpoints returns the addresses of peers, including those that Resume was given. The peers of a tunnel that cannot
+// list them at present are taken from before.
+func (s *Server) Endpoints(before Endpoints) Endpoints {
+	all := Endpoints{}
+	for _, l := range s.env.currentSettings().listeners {
+		t := l.Tunnel()
+		if t == nil {
+			continue
+		}
+		at := map[string]netip.AddrPort{}
+		status, err := t.Status()
+		if err != nil || t.Health() != nil {
+			maps.Copy(at, before[l.cfg.Name])
+		}
+		for key, where := range tunnel.Endpoints(status.Peers) {
+			at[key.String()] = where
+		}
+		if len(at) > 0 {
+			all[l.cfg.Name] = at
+		}
+	}
+	return all
+}
+
+// Resume contacts the peers of tunnels at the addresses where an earlier process heard from
+// them last. Peers that the configuration does not have are left out.
+func (s *Server) Resume(all Endpoints) {
+	for _, l := range s.env.currentSettings().listeners {
+		t := l.Tunnel()
+		if t == nil {
+			continue
+		}
+		at := map[access.Key]netip.AddrPort{}
+		for key, where := range all[l.cfg.Name] {
+			if k, err := access.ParseKey(key); err == nil && where.IsValid() {
+				at[k] = where
+			}
+		}
+		t.Resume(at)
+	}
+}
+
+// Groups returns the groups of flows by their names, including groups that linger without members, and the
+// time that they are as of.
+func (s *Server) Groups() ([]flow.Group, cc.Time) {
+	now := s.env.Clock()
+	return s.env.Flows.Groups(now), now
+}
+
+// Hint passes on what the network says about the path to the hosts in p. It
+// returns how many groups of flows took it: those whose bytes all go there,
+// which are downloads of clients and uploads to servers.
+func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.env.Flows.Hint(p, h) }
+
+// Toward counts the connections that moved a byte in the time lately before now, and
+// send to hosts in any of the prefixes, down or up. It counts these hosts, too.
+func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hosts int) {
+	now := s.env.Clock()
+	seen := map[netip.Addr]bool{}
+	for _, c := range s.liveConnections() {
+		if now.Sub(cc.Time(c.active.Load())) > lately {
+			continue
+		}
+		found := false
+		for _, host := range c.destinationHosts() {
+			if host.IsValid() && policy.Contains(within, host) {
+				found, seen[host] = true, true
+			}
+		}
+		if found {
+			flows++
+		}
+	}
+	return flows, len(seen)
+}
+
+// Flows returns how many connections live, and each of them, oldest first. The value that each
+// yields is overwritten by the next.
+func (s *Server) Flows() (n int, each iter.Seq[*FlowInfo]) {
+	now, conns := s.env.Clock(), s.liveConnections()
+	return len(conns), func(yield func(*FlowInfo) bool) {
+		f := new(FlowInfo)
+		for i, c := range conns {
+			yieldProcessor(i)
+			if c.fillInfo(f, now); !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// Counters returns the totals, with the bytes of live connections. What the kernel or an
+// algorithm counts is added when a connection is over; Snapshot adds it earlier.
+func (s *Server) Counters() Counters {
+	return s.countLive((*connection).fillMoved, func(*FlowInfo) {})
+}
+
+// Snapshot returns the totals, with all counts of live connections. It calls
+// visit with each of these first, oldest first. The value is overwritten by the next.
+func (s *Server) Snapshot(visit func(*FlowInfo)) Counters {
+	now := s.env.Clock()
+	return s.countLive(func(c *connection, out *FlowInfo) { c.fillInfo(out, now) }, visit)
+}
+
+// countLive adds up the totals and what fill returns of each live connection, oldest first. It calls visit with each.
+func (s *Server) countLive(fill func(*connection, *FlowInfo), visit func(*FlowInfo)) Counters {
+	active, sources, limit := s.env.limits.currentCounts()
+	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
+	for _, l := range s.allListeners() {
+		out.Listeners = append(out.Listeners, ListenerCounters{
+			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
+			Active: s.env.limits.activeIn(&l.share), Rejected: l.refused.copyCounts(),
+			Dial: l.dial.Snapshot(), Setup: l.setup.Snapshot(),
+		})
+	}
+	// A connection moves from the live ones to the totals under s.mu, and only
+	// then: it is in exactly one of both here. What it counts after this copy
+	// only makes the next one larger.
+	conns := s.makeConnectionSlice()
+	s.mu.Lock()
+	conns = append(conns, s.conns.conns...)
+	rows, peers := s.env.totals.copyTotals()
+	s.mu.Unlock()
+	slices.SortFunc(peers, PeerCounters.compareTo)
+
+	f := new(FlowInfo)
+	for i, c := range dropGone(conns) {
+		yieldProcessor(i)
+		fill(c, f)
+		visit(f)
+		if !f.Relayed() {
+			continue
+		}
+		if row := rows[c.route.routeKey]; row != nil {
+			row.Down.addDirection(&f.Down, &f.Client)
+			row.Up.addDirection(&f.Up, &f.Server)
+			addRetransmitted(peers, f)
+		}
+	}
+	out.Peers = peers
+	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compareTo) {
+		out.Routes = append(out.Routes, *rows[k])
+	}
+	return out
+}
+
+// yieldProcessor lets goroutines that wait for a processor run, now and then in a walk over
+// all connections. i is the number of the next one. The runtime itself would interrupt the walk
+// only after 10 ms.
+func yieldProcessor(i int) {
+	const every = 64 // connections: a tenth of a millisecond
+	if i%every == every-1 {
+		runtime.Gosched()
+	}
+}
+
+// liveConnections returns the connections, oldest first.
+func (s *Server) liveConnections() []*connection {
+	conns := s.makeConnectionSlice()
+	s.mu.Lock()
+	conns = append(conns, s.conns.conns...)
+	s.mu.Unlock()
+	return dropGone(conns)
+}
+
+// makeConnectionSlice returns an empty slice with room for all connections, so that no memory is allocated while s.mu
+// is held.
+func (s *Server) makeConnectionSlice() []*connection {
+	s.mu.Lock()
+	n := len(s.conns.conns)
+	s.mu.Unlock()
+	return make([]*connection, 0, n+n/8)
+}
+
+// connectionList keeps the live connections in the order of their numbers, so that copying them all
+// takes microseconds of the lock that guards it. The zero value is empty.
+type connectionList struct {
+	ids   []uint64
+	conns []*connection // by the same index; nil: gone
+	gone  int
+}
+
+// minGone is the least number of gone connections at which the rest move up. With fewer there is nothing to gain.
+const minGone = 64
+
+// addConnection appends c, which has a greater number than all before.
+func (r *connectionList) addConnection(c *connection) {
+	r.ids, r.conns = append(r.ids, c.id), append(r.conns, c)
+}
+
+// removeConnection takes c out, if it is there.
+func (r *connectionList) removeConnection(c *connection) {
+	i, there := slices.BinarySearch(r.ids, c.id)
+	if !there || r.conns[i] == nil {
+		return
+	}
+	r.conns[i] = nil
+	if r.gone++; r.gone >= minGone && 2*r.gone > len(r.conns) {
+		r.compactLists()
+	}
+}
+
+// compactLists moves the rest into slices with room for twice as many.
+func (r *connectionList) compactLists() {
+	n := len(r.conns) - r.gone
+	kept := connectionList{ids: make([]uint64, 0, 2*n), conns: make([]*connection, 0, 2*n)}
+	for _, c := range r.conns {
+		if c != nil {
+			kept.addConnection(c)
+		}
+	}
+	*r = kept
+}
+
+// dropGone removes the entries of connections that are gone.
+func dropGone(conns []*connection) []*connection {
+	return slices.DeleteFunc(conns, func(c *connection) bool { return c == nil })
 }

@@ -2,36 +2,188 @@ package proxy
 
 import (
 	"fmt"
-	"net"
-	"strconv"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"syscall"
 
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// tunnelSettings are what may change of the tunnel while it runs.
-func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
-	s = tunnel.Settings{
-		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
-		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
-	}
-	s.Datagrams.Most = l.Datagrams
-	if l.TLS.Certificate != "" {
-		if s.Certificate, err = l.TLS.Pair(); err != nil {
-			return s, fmt.Errorf("tls: %w", err)
-		}
-	}
-	if s.Authorities, err = l.TLS.Authorities(); err != nil {
-		return s, fmt.Errorf("tls.client_ca: %w", err)
-	}
-	return s, nil
+// Parts are what a Server is put together from. Clock, Flows, Dial and Open are required.
+type Parts struct {
+	Clock func() cc.Time
+	Flows *flow.Manager
+	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
+	Dial func(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func())
+	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
+	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
+	Local func(netip.Addr) (bool, error)
+	// UnenforcedLegs counts the legs that found no room among those that the kernel enforces windows of. nil: the
+	// kernel enforces none.
+	UnenforcedLegs func() uint64
+	// Addresses returns those of this machine's interfaces. nil: as the kernel says.
+	Addresses func() ([]netip.Addr, error)
+	Log       *slog.Logger // nil: silent
 }
 
-// listenPort is that of a UDP listener.
-func (l WayConfig) listenPort() (uint16, error) {
-	_, port, _ := net.SplitHostPort(l.Address) // it has been checked, as the port has been
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return 0, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+// environment is what the connections of a Server share. Each part has its own lock.
+type environment struct {
+	Parts
+	limits  limiter
+	loops   *loopGuard
+	buffers *datapath.Buffers
+	totals  totals
+	setups  setupPool
+	inForce atomic.Pointer[settings]
+}
+
+// currentSettings returns the settings in force.
+func (e *environment) currentSettings() *settings { return e.inForce.Load() }
+
+// forwardDatagrams forwards the UDP and ICMP of a tunnel by the rules that hold for its connections.
+func (e *environment) forwardDatagrams(in *entrance, way WayConfig, mark config.Mark) {
+	t := in.Tunnel()
+	if t == nil {
+		return
 	}
-	return uint16(n), nil
+	bounds := way.Listener.Tunnel.Datagrams()
+	bounds.Most = way.Datagrams
+	t.Forward(bounds, tunnel.Forwarding{
+		Flows: e.Flows, Clock: e.Clock, Mark: uint32(mark), Log: e.Log,
+		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
+			l := in.now.Load()
+			if l == nil { // peers send already, and the rules for them are not in force
+				return down, up, fmt.Errorf("proxy: the tunnel is being opened: %w", syscall.EHOSTUNREACH)
+			}
+			f := policy.Facts{
+				Listener: l.cfg.Name, Protocol: policy.UDP, Source: sent.Source, Target: sent.Target, Host: sent.Host,
+				Peer: sent.Peer, Inside: true,
+			}
+			if sent.Target.Port() == 0 {
+				f.Protocol = policy.ICMP
+			}
+			return e.currentSettings().decideDatagram(l, f)
+		},
+	})
+}
+
+// settings are a configuration and what is made of it. They are
+// replaced as a whole and never changed.
+type settings struct {
+	cfg       config.Config
+	policy    *policy.Policy
+	listeners []*listenerState // in the order of cfg
+	loops     *loopGuard
+	local     func(netip.Addr) (bool, error) // reports whether an address is this machine's
+}
+
+// tunnelTo returns the tunnel that leads to an address. nil: none does, and it is to be
+// dialled from this machine. An address inside a tunnel is reached by the tunnel's own
+// peers and by clients that the configuration allows, never through another network: an error
+// refuses the others. fixed is set for a target that the configuration names.
+func (in *settings) tunnelTo(l *listenerState, target netip.Addr, fixed bool) (tunnel.Listener, error) {
+	target = target.Unmap().WithZone("")
+	all := in.listeners
+	isOwn := func(other *listenerState) bool { return other.entrance == l.entrance }
+	if l.Tunnel() != nil && !slices.ContainsFunc(all, isOwn) { // it drains
+		all = append(slices.Clip(all), l)
+	}
+	for _, other := range all {
+		t := other.Tunnel()
+		if t == nil {
+			continue
+		}
+		place := t.Place(target)
+		if place == tunnel.OfGateway || place == tunnel.Unused {
+			local, err := in.local(target)
+			if err != nil {
+				return nil, fmt.Errorf("proxy: whether destination %v is this machine's: %w", target, err)
+			}
+			if local {
+				continue // the guard decides
+			}
+		}
+		switch {
+		case place == tunnel.Elsewhere:
+		case !isOwn(other) && !fixed && !policy.Contains(l.cfg.Allow, target):
+			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q; "+
+				"its peers reach it, targets of mode forward, and what allow lists", target, other.cfg.Name)}
+		case place == tunnel.OfPeer:
+			return t, nil
+		case place == tunnel.OfGateway:
+			return nil, fmt.Errorf("destination %v is the gateway's inside the tunnel, where no service is: %w",
+				target, syscall.ECONNREFUSED)
+		default:
+			return nil, fmt.Errorf("destination %v is inside the tunnel, and no peer's: %w", target,
+				syscall.EHOSTUNREACH)
+		}
+	}
+	return nil, nil
+}
+
+// guardTarget refuses the destinations that need no rule: those through which clients would reach the proxy
+// itself, and those of this machine alone. fixed is set for a target that the configuration names, which is
+// allowed. The mode of l does not decide, because a reload may have changed the Way that greeted the client.
+func (in *settings) guardTarget(l *listenerState, target netip.AddrPort, fixed bool) error {
+	via, err := in.tunnelTo(l, target.Addr(), fixed)
+	if err != nil {
+		return err
+	}
+	if via != nil && l.guard.Inner == nil {
+		return nil // peers reach each other
+	}
+	if !fixed {
+		if err := l.guard.Check(target.Addr()); err != nil {
+			return &refusal{RejectedDenied, err}
+		}
+	}
+	if err := in.loops.checkTarget(target); err != nil {
+		return &refusal{RejectedLoop, err}
+	}
+	return nil
+}
+
+// decideDatagram returns the terms for a datagram of a tunnel's peer and its answers. An error refuses it.
+func (in *settings) decideDatagram(l *listenerState, f policy.Facts) (down, up flow.Terms, err error) {
+	if via, err := in.tunnelTo(l, f.Target.Addr(), false); via != nil && err == nil && via != l.Tunnel() {
+		return down, up, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
+			"TCP alone reaches", f.Target)}
+	}
+	if err := in.guardTarget(l, f.Target, false); err != nil {
+		return down, up, err
+	}
+	v := in.policy.Decide(f)
+	if v.Refuse != "" {
+		return down, up, refusedBy(v)
+	}
+	if v.Down.Algorithm != policy.Unmanaged || v.Down.MaxRate > 0 { // otherwise nothing bounds them
+		down = v.Down
+	}
+	// On the way up there is no window, because nothing acknowledges datagrams.
+	up = flow.Terms{Group: v.Up.Group, Host: v.Up.Host, Algorithm: policy.Unmanaged, MaxRate: v.Up.MaxRate}
+	return down, up, nil
+}
+
+// refusedBy returns the refusal of a rule.
+func refusedBy(v policy.Verdict) *refusal {
+	return &refusal{RejectedRule, fmt.Errorf("rule %s: %s", v.Rule, v.Refuse)}
+}
+
+// Reloaded is what a Reload did to listeners and running connections.
+type Reloaded struct {
+	// listeners; those that close take no more clients, and their connections may go on for shutdown.drain
+	Opened, Closing int
+
+	Moved   int // directions that have other terms now, for sending or for the receive window
+	Kept    int // directions that keep their terms: control cannot move between our algorithms and the kernel's
+	Refused int // connections that go on although new ones like them are refused
+	Revoked int // connections that are reset, because their peer has gone from its tunnel
 }

@@ -2,74 +2,51 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
-	"sync"
-	"sync/atomic"
+	"strconv"
+	"strings"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/tunnel/kernelspace"
 )
 
-// Way is one way in: what a Server asks of sockets and of tunnels alike.
+// Way is one way in, be it a socket or a tunnel.
 type Way interface {
 	ingress.Listener
-	// Apply puts into force what of a configuration may change while running, for clients that
-	// come from now on. An error changes nothing. What decides about clients together with the
-	// server's settings is in force once commit has been called.
+	// Apply puts the settings that may change while running into force, for clients that come
+	// from now on. After an error nothing has changed. Settings that decide about clients together
+	// with the Server's are in force once commit has been called.
 	Apply(WayConfig) (commit func(), err error)
-	// Tunnel is what its clients are inside of; nil: they are in none.
+	// Tunnel returns the tunnel that the clients are inside of. nil: they are in none.
 	Tunnel() tunnel.Listener
 }
 
-// WayConfig is what a way in is opened and changed by.
+// WayConfig is what a Way is opened and changed by.
 type WayConfig struct {
 	config.Listener
-	Handshake time.Duration // for a client to say where it wants to go
+	Handshake time.Duration // for a client to name its destination
 	Datagrams int           // sessions of a tunnel's datagrams that there are descriptors for
-	// KernelLacks is what of the configuration the kernel's WireGuard would not do; nil: nothing.
+	// KernelLacks names the part of the configuration that the kernel's WireGuard cannot do. nil: none.
 	KernelLacks error
-	// KernelRules are those for what the kernel takes out of the tunnel past the proxy.
+	// KernelRules are the rules for packets that the kernel forwards past the proxy.
 	KernelRules []config.Rule
 }
 
-// wayConfig is how a Way is told of a listener.
-func wayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
+// newWayConfig returns the settings of listener l of cfg.
+func newWayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
 	return WayConfig{
 		Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name], KernelLacks: cfg.KernelLacks(&l),
 		KernelRules: cfg.KernelRules(&l),
 	}
-}
-
-// openWay opens a listener of whatever kind, at socket unless that is nil.
-func openWay(
-	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
-	dp *kernel.Datapath, log *slog.Logger,
-) (Way, error) {
-	if l.Mode.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
-		way, err := openInKernel(ctx, l, open, dp, log)
-		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
-			return way, err // there is nothing else
-		}
-		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
-	}
-	if l.Mode.Tunnels() {
-		return openTunnel(l, clock, log)
-	}
-	cfg := l.ingressConfig(log)
-	cfg.Socket = socket
-	in, err := ingress.Listen(ctx, cfg, open)
-	if err != nil {
-		return nil, err
-	}
-	return &socketWay{in, log}, nil
 }
 
 // socketWay is a TCP listener as a Way.
@@ -86,7 +63,7 @@ func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
 // Tunnel implements Way.
 func (*socketWay) Tunnel() tunnel.Listener { return nil }
 
-// ingressConfig is the listener's part of the configuration in the ingress's terms.
+// ingressConfig returns what the ingress needs of the configuration.
 func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 	out := ingress.Config{
 		Name: l.Name, Mode: l.Mode, Addr: l.Address, Target: l.Target,
@@ -99,65 +76,124 @@ func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 	return out
 }
 
-// entrance is a way in that is open.
-type entrance struct {
-	Way
-	now       atomic.Pointer[listenerState] // what the configuration says of it; nil: none in force has it yet
-	handlers  sync.WaitGroup                // of its connections
-	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
-}
-
-// listenerState is a listener as one configuration has it. It is never changed.
-type listenerState struct {
-	*entrance
-	*listenerTotals
-	cfg   config.Listener
-	guard policy.Guard
-}
-
-func (s *Server) newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
-	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
-	l.guard = policy.Guard{
-		Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: s.parts.Local,
+// tunnelSettings returns the settings that may change while a tunnel runs.
+func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
+	s = tunnel.Settings{
+		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
+		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
 	}
-	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
-		l.guard.Inner = func(a netip.Addr) bool { return via.Place(a) == tunnel.OfPeer }
-	}
-	return l
-}
-
-// listenerTotals are what is counted of all listeners of one name.
-type listenerTotals struct {
-	share
-	setup, dial *datapath.Durations
-	taken       atomic.Uint64
-	refused     rejections
-}
-
-func newListenerTotals() *listenerTotals {
-	return &listenerTotals{setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds)}
-}
-
-// TunnelInfo is how it goes with a listener that ends a tunnel.
-type TunnelInfo struct {
-	Listener, Mode string
-	Up             bool // packets get through, as far as it is ours
-	tunnel.Status
-}
-
-// Tunnels returns how it goes with the tunnels, in the order of the configuration.
-func (s *Server) Tunnels() []TunnelInfo {
-	var out []TunnelInfo
-	for _, l := range s.currentSettings().listeners {
-		t := l.Tunnel()
-		if t == nil {
-			continue
+	s.Datagrams.Most = l.Datagrams
+	if l.TLS.Certificate != "" {
+		if s.Certificate, err = l.TLS.Pair(); err != nil {
+			return s, fmt.Errorf("tls: %w", err)
 		}
-		status, err := t.Status()
-		if err != nil { // its counters are good
-			s.log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
-		}
-		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), t.Health() == nil, status})
 	}
-	return out
+	if s.Authorities, err = l.TLS.Authorities(); err != nil {
+		return s, fmt.Errorf("tls.client_ca: %w", err)
+	}
+	return s, nil
 }
+
+// listenPort returns the port of a UDP listener.
+func (l WayConfig) listenPort() (uint16, error) {
+	_, port, _ := net.SplitHostPort(l.Address) // the check of the configuration has split it before
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	return uint16(n), nil
+}
+
+// kernelWay is a tunnel that the kernel ends, as a Way.
+type kernelWay struct {
+	*kernelspace.WireGuard
+	log *slog.Logger
+}
+
+// openKernelWay opens a listener of mode wireguard with the kernel's WireGuard. With datapath auto it
+// refuses a configuration that the kernel cannot carry out.
+func openKernelWay(
+	ctx context.Context, l WayConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
+) (Way, error) {
+	if l.WireGuard.Path() == config.DatapathAuto {
+		if l.KernelLacks != nil {
+			return nil, l.KernelLacks
+		}
+		if off := kernelspace.ForwardingOff(l.WireGuard.Pool); len(off) > 0 {
+			return nil, fmt.Errorf("the kernel does not forward what is not TCP: sysctl -w %s=1", strings.Join(off, "=1 "))
+		}
+	}
+	settings, err := l.kernelSettings()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	port, err := l.listenPort()
+	if err != nil {
+		return nil, err
+	}
+	w, err := kernelspace.Listen(ctx, kernelspace.Config{
+		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: l.WireGuard.PrivateKey, MTU: l.MTU(),
+		Closed: policy.Closed(), Socket: l.ingressConfig(log), Open: open, Log: log,
+		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
+			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
+			if err != nil {
+				return nil, err // not a nil *kernel.Conn in an interface
+			}
+			return conn, nil
+		},
+	}, settings)
+	if err != nil {
+		return nil, err
+	}
+	return kernelWay{w, log}, nil
+}
+
+// kernelSettings returns the settings of the tunnel, with the rules for packets that the kernel forwards.
+func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
+	common, err := l.tunnelSettings()
+	s := kernelspace.Settings{Settings: common, From: l.WireGuard.ReachableFrom}
+	for _, r := range l.KernelRules {
+		s.Rules = append(s.Rules, kernelRules(r)...)
+	}
+	return s, err
+}
+
+// kernelRules returns what a rule means for packets that show no server name. A rule by server name
+// leaves TCP to the proxy, and refuses UDP and pings, which never show one.
+func kernelRules(r config.Rule) []kernelspace.Rule {
+	rule := kernelspace.Rule{
+		Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
+		TCP: r.Match.Protocol == policy.TCP, UDP: r.Match.Protocol == policy.UDP, ICMP: r.Match.Protocol == policy.ICMP,
+	}
+	if rule.Refuse {
+		rule.Targets = policy.Refused(rule.Targets)
+	}
+	for _, p := range r.Match.Ports {
+		rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
+	}
+	if len(r.Match.ServerName) == 0 {
+		return []kernelspace.Rule{rule}
+	}
+	if rule.TCP {
+		return nil
+	}
+	udp, icmp := rule, rule
+	udp.Refuse, udp.UDP = true, true
+	icmp.Refuse, icmp.ICMP = true, true
+	return []kernelspace.Rule{udp, icmp}
+}
+
+// Apply implements Way.
+func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
+	s, err := next.kernelSettings()
+	if err != nil {
+		return nil, err
+	}
+	if next.KernelLacks != nil {
+		return nil, fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
+	}
+	return w.WireGuard.Apply(s, next.ingressConfig(w.log))
+}
+
+// Tunnel implements Way.
+func (w kernelWay) Tunnel() tunnel.Listener { return w.WireGuard }

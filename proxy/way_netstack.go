@@ -13,11 +13,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel/userspace"
 )
 
-// tunnelWay is a tunnel as a Way.
+// tunnelWay is a tunnel that this process ends, as a Way.
 type tunnelWay struct{ *userspace.Listener }
 
-// openTunnel opens a listener that ends a tunnel in a stack of its own.
-func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
+// openTunnelWay opens a listener that ends a tunnel in a stack of its own.
+func openTunnelWay(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
 	settings, err := l.tunnelSettings()
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
@@ -28,13 +28,13 @@ func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error
 	}
 	outside, err := l.openOutside(settings, stack, clock, log)
 	if err != nil {
-		_ = stack.Close() // nothing has come through it
+		_ = stack.Close() // no packet has come through it
 		return nil, err
 	}
 	return tunnelWay{userspace.Listen(l.Name, stack, outside)}, nil
 }
 
-// openOutside opens what carries the tunnel's packets.
+// openOutside opens the part of the tunnel that carries its packets over the network.
 func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
 	log *slog.Logger,
 ) (userspace.Outside, error) {

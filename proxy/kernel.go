@@ -13,13 +13,14 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
-// Kernel is a Server over kernel TCP, with what it stands on.
+// Kernel is a Server over kernel TCP, with the datapath, links to agents and sockets that it needs.
 type Kernel struct {
 	*Server
 	Datapath *kernel.Datapath
@@ -30,8 +31,8 @@ type Kernel struct {
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
 // together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup.
-// sockets listen at some of the configured addresses already, or at those of a later configuration.
-// End it with Close once Serve has returned, or without Serve.
+// sockets listen at some of the configured addresses already, or at those of a later configuration; Open
+// takes them over. Close ends the Kernel once Serve has returned, or without Serve.
 func Open(
 	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
@@ -99,7 +100,7 @@ func Open(
 	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: given}, nil
 }
 
-// Reload is the Server's, and has the next connections to agents on other machines be by
+// Reload is Server.Reload. The next connections to agents on other machines then use
 // the certificates of cfg.
 func (k *Kernel) Reload(cfg config.Config) (Reloaded, error) {
 	done, err := k.Server.Reload(cfg)
@@ -111,21 +112,21 @@ func (k *Kernel) Reload(cfg config.Config) (Reloaded, error) {
 
 // Close ends what Open started; the listeners are closed already if Serve ran.
 func (k *Kernel) Close() error {
-	for _, l := range k.currentSettings().listeners {
+	for _, l := range k.env.currentSettings().listeners {
 		_ = l.Close()
 	}
 	k.routes.Close()
 	return errors.Join(closeAll(k.sockets), k.agents.closeLinks(), k.Datapath.Close())
 }
 
-// handedOver is a socket that somebody else goes on listening at, so that nobody can listen there anew. A
-// reload may leave its address and come back.
+// handedOver is a socket that its giver keeps open, such as systemd. Another one cannot listen at its address, so it
+// is kept even where no listener has it: a reload may leave its address and come back.
 type handedOver struct {
 	at net.Addr
 	fd int
 }
 
-// keepSockets takes sockets as descriptors that the runtime does not wait for.
+// keepSockets returns the descriptors of sockets, for which the runtime does not wait, and closes sockets.
 func keepSockets(sockets []*net.TCPListener) (kept []handedOver, err error) {
 	for _, ln := range sockets {
 		raw, rawErr := ln.SyscallConn()
@@ -153,12 +154,12 @@ func closeAll(sockets []handedOver) (err error) {
 
 func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
-// isOf reports whether a listener belongs at the socket.
+// isOf reports whether a listener has the address of the socket.
 func (s handedOver) isOf(l config.Listener) bool {
 	return !l.Mode.Tunnels() && sameAddress(l.Address, s.at)
 }
 
-// socketOf is one that was handed over for a listener; nil: there is none.
+// socketOf returns the socket that was handed over for a listener. nil: there is none.
 func socketOf(given []handedOver, l config.Listener) (*net.TCPListener, error) {
 	i := slices.IndexFunc(given, func(s handedOver) bool { return s.isOf(l) })
 	if i < 0 {
@@ -176,7 +177,7 @@ func socketOf(given []handedOver, l config.Listener) (*net.TCPListener, error) {
 	return ln.(*net.TCPListener), nil
 }
 
-// sameAddress tells whether a listener of an address would be at that socket's.
+// sameAddress reports whether address is that of the socket at is.
 func sameAddress(address string, is net.Addr) bool {
 	want, err := net.ResolveTCPAddr("tcp", address)
 	has, ok := is.(*net.TCPAddr)
@@ -184,4 +185,105 @@ func sameAddress(address string, is net.Addr) bool {
 		return false
 	}
 	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
+}
+
+// openWay opens a listener of any mode. socket listens at its address already; nil: it does not.
+func openWay(
+	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
+	dp *kernel.Datapath, log *slog.Logger,
+) (Way, error) {
+	if l.Mode.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
+		way, err := openKernelWay(ctx, l, open, dp, log)
+		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
+			return way, err // there is nothing else
+		}
+		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
+	}
+	if l.Mode.Tunnels() {
+		return openTunnelWay(l, clock, log)
+	}
+	cfg := l.ingressConfig(log)
+	cfg.Socket = socket
+	in, err := ingress.Listen(ctx, cfg, open)
+	if err != nil {
+		return nil, err
+	}
+	return &socketWay{in, log}, nil
+}
+
+// agents are the links to the agents of a configuration, in its order.
+type agents []*agent.Link
+
+// startAgents starts the links of a configuration.
+func startAgents(list []config.Agent, clock func() cc.Time, log *slog.Logger) (agents, error) {
+	var links agents
+	for _, a := range list {
+		secure, err := a.Secure()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("agent %q: tls: %w", a.Name, err), links.closeLinks())
+		}
+		l, err := agent.Start(agent.Config{
+			Name: a.Name, Address: a.Address, TLS: secure, Socket: a.SocketPath(), Reply: a.ReplyPath(), Algorithm: a.Algorithm,
+			Clock: clock, Log: log,
+		})
+		if err != nil {
+			return nil, errors.Join(err, links.closeLinks())
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
+// lookupAlgorithm finds the algorithms of agents, and all others.
+func (a agents) lookupAlgorithm(name string) (cc.Spec, error) {
+	for _, l := range a {
+		if s := l.Spec(); s.Name == name {
+			return s, nil
+		}
+	}
+	return cc.Lookup(name)
+}
+
+// updateCertificates sets the certificates for the next connections. The configuration was checked.
+func (a agents) updateCertificates(list []config.Agent) {
+	for i, c := range list {
+		if by, err := c.Secure(); err == nil {
+			a[i].Secure(by)
+		}
+	}
+}
+
+// wrapTick wraps a tick of the kernel datapath, so that the messages of its flows to agents leave together at its end.
+func (a agents) wrapTick(tick func(shard int, now cc.Time) cc.Time) (before func(), on func(int, cc.Time) cc.Time) {
+	if len(a) == 0 {
+		return nil, tick
+	}
+	return func() {
+			for _, l := range a {
+				l.Hold()
+			}
+		}, func(shard int, now cc.Time) cc.Time {
+			next := tick(shard, now)
+			for _, l := range a {
+				l.Release()
+			}
+			return next
+		}
+}
+
+// closeLinks ends all links.
+func (a agents) closeLinks() (err error) {
+	for _, l := range a {
+		err = errors.Join(err, l.Close())
+	}
+	return err
+}
+
+// Agents returns the state of the agents, in the order of the configuration.
+func (k *Kernel) Agents() []agent.Info {
+	var out []agent.Info
+	for _, l := range k.agents {
+		out = append(out, l.Info())
+	}
+	return out
 }

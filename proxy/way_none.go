@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
-// openTunnel refuses, as the check of a configuration does before.
-func openTunnel(l WayConfig, _ func() cc.Time, _ *slog.Logger) (Way, error) {
+// openTunnelWay refuses. The check of a configuration does so before.
+func openTunnelWay(l WayConfig, _ func() cc.Time, _ *slog.Logger) (Way, error) {
 	return nil, fmt.Errorf("proxy: listener %q: mode %s: %s", l.Name, l.Mode, config.NoNetstack)
 }

@@ -3,30 +3,33 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// loopGuard keeps the proxy from talking to itself. The firewall mark keeps
-// our connections out of capture rules that know it; this is for all others.
+// loopGuard keeps the proxy from talking to itself. Capture rules that know the
+// firewall mark spare our connections; the guard is for all other rules.
 type loopGuard struct {
-	listening atomic.Pointer[[]netip.AddrPort] // where our listeners are
+	listening atomic.Pointer[[]netip.AddrPort] // addresses of our listeners
 	local     func(netip.Addr) (bool, error)   // reports whether an address is this machine's
 
 	mu       sync.Mutex
 	dialling map[wire]int // our server legs, from us to the server
-	captured map[wire]int // captured client legs, from the client to where it meant to go
-	lately   map[wire]int // of dialling, to this machine, that have gone: what came by them may be yet to be read
+	captured map[wire]int // captured client legs, from the client to its destination
+	lately   map[wire]int // server legs to this machine that ended at most readLate ago
 }
 
-// readLate is how long a service of this machine may take to read what came by a connection that has gone,
-// more than the telemetry address waits for a request.
+// readLate is how long a service of this machine may read from a connection after we closed it. The
+// telemetry address waits for a request for less.
 const readLate = 30 * time.Second
 
-// wire is a connection as it is on the wire. Addresses alone would not do: on
-// one machine, a client and we may use one port for different destinations.
+// wire names a connection by both its ends. One address alone would not do: on
+// one machine a client and the proxy may use the same port for different destinations.
 type wire struct{ from, to endpoint }
 
 // endpoint is an address without a zone, and a port.
@@ -35,21 +38,39 @@ type endpoint struct {
 	port uint16
 }
 
+// wireOf returns the connection between two addresses.
 func wireOf(from, to netip.AddrPort) wire { return wire{endpointOf(from), endpointOf(to)} }
+
+// wireOfLeg returns the connection of a leg that was dialled from this machine.
+func wireOfLeg(conn datapath.Conn) wire {
+	return wireOf(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
+}
 
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
 
+// addrPort returns a TCP address without a zone, with IPv4-mapped addresses as IPv4. Of other
+// addresses it returns the zero value.
+func addrPort(a net.Addr) netip.AddrPort {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok || tcp == nil {
+		return netip.AddrPort{}
+	}
+	ap := tcp.AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
+}
+
+// newLoopGuard returns a guard without listeners.
 func newLoopGuard(local func(netip.Addr) (bool, error)) *loopGuard {
 	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}, lately: map[wire]int{}}
 	g.setListeners(nil)
 	return g
 }
 
-// setListeners says where our listeners are from now on.
+// setListeners replaces the addresses of our listeners.
 func (g *loopGuard) setListeners(at []netip.AddrPort) { g.listening.Store(&at) }
 
 // checkTarget refuses a destination that is one of our listeners. Other services of
-// this machine are fine.
+// this machine are allowed.
 func (g *loopGuard) checkTarget(target netip.AddrPort) error {
 	for _, l := range *g.listening.Load() {
 		if l.Port() == target.Port() && g.listensAt(l.Addr(), target.Addr()) {
@@ -59,7 +80,7 @@ func (g *loopGuard) checkTarget(target netip.AddrPort) error {
 	return nil
 }
 
-// listensAt reports whether a listener on l gets what is sent to target.
+// listensAt reports whether a listener on l receives connections to target.
 func (g *loopGuard) listensAt(l, target netip.Addr) bool {
 	if !l.IsUnspecified() || target.IsLoopback() || target.IsUnspecified() {
 		return l.IsUnspecified() || l == target
@@ -70,7 +91,7 @@ func (g *loopGuard) listensAt(l, target netip.Addr) bool {
 
 var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")
 
-// noteCaptured notes a captured connection, unless it is one of our own come back.
+// noteCaptured counts a captured connection. It refuses one that the proxy opened itself.
 func (g *loopGuard) noteCaptured(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -81,7 +102,7 @@ func (g *loopGuard) noteCaptured(w wire) error {
 	return nil
 }
 
-// noteDialled notes a server leg, unless it has been captured in the meantime.
+// noteDialled counts a server leg. It refuses one that was captured before this call.
 func (g *loopGuard) noteDialled(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,19 +113,17 @@ func (g *loopGuard) noteDialled(w wire) error {
 	return nil
 }
 
-// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client,
-// though that may have gone since.
-func (s *Server) Dialled(from, to netip.AddrPort) bool {
-	s.loops.mu.Lock()
-	defer s.loops.mu.Unlock()
-	w := wireOf(from, to)
-	return s.loops.dialling[w] > 0 || s.loops.lately[w] > 0
+// isDialled reports whether a connection is a server leg, or was one less than readLate ago.
+func (g *loopGuard) isDialled(w wire) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.dialling[w] > 0 || g.lately[w] > 0
 }
 
-// forgetCaptured forgets what capture noted.
+// forgetCaptured undoes noteCaptured.
 func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
 
-// forgetDialled forgets what dialled noted.
+// forgetDialled undoes noteDialled. A leg to this machine is kept for readLate.
 func (g *loopGuard) forgetDialled(w wire) {
 	if from := netip.AddrFrom16(w.from.addr); from.Unmap().IsLoopback() || w.from.addr == w.to.addr {
 		g.mu.Lock()
