@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below do not wait on a non-blocking socket, so they do not tell Go's scheduler of
-// themselves. It takes the processor from a goroutine whose call lasts for more than 20 µs, and the
-// goroutine then waits for another. Calls last that long when the kernel handles packets in them.
+// The calls of this file do not wait on a non-blocking socket, so they do not tell Go's scheduler of themselves. It
+// takes the processor from a goroutine if a call lasts for more than 20 µs, and the goroutine then waits for another
+// processor. Calls last that long when the kernel handles packets in them, as connect(2) over loopback does.
 
 // Read is read(2).
 func Read(fd int, b []byte) (int, error) {
@@ -30,7 +30,7 @@ func Shutdown(fd, how int) error {
 	return err
 }
 
-// Close is close(2) of a socket that is not to wait for its bytes to arrive.
+// Close is close(2). The socket must not linger, since close(2) would wait for its bytes to arrive.
 func Close(fd int) error {
 	_, err := errnoResult(unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0))
 	return err
@@ -61,6 +61,7 @@ func Connect(fd int, to netip.AddrPort, scope uint32) error {
 	return err
 }
 
+// errnoResult turns the result of a raw system call into Go's. n is 0 with an error.
 func errnoResult(n, _ uintptr, errno unix.Errno) (int, error) {
 	if errno != 0 {
 		return 0, errno

@@ -2,25 +2,27 @@ package eventloop
 
 import "time"
 
-// Deadline is when a loop is to do something. Only the loop's goroutine uses it.
+// Deadline is a time at which a loop calls a function, unless Forget comes first. The zero value is ready for Expect.
+// Only the loop's goroutine uses it.
 type Deadline struct {
 	at    time.Time
-	run   func() // nil: nothing is expected
+	run   func() // nil: Expect was not called, or the deadline is over
 	index int    // in deadlines.all
 }
 
-// together is how late a deadline may be for others to come with it: each look goes over all of them.
+// deadlineSlack is how late a deadline may be, so that others come with it. Each look goes over all deadlines.
 const deadlineSlack = 10 * time.Millisecond
 
-// deadlines are those of a loop. One timer serves all of them. It is set for the earliest, and
-// set anew only once it has expired, so that a deadline which is met in time costs no timer.
+// deadlines are the deadlines of a loop. One timer serves all of them. It is set for the earliest, and set again only
+// once it has expired. So a deadline that is forgotten in time, as most are, costs no timer.
 type deadlines struct {
 	all     []*Deadline
 	timer   *time.Timer // nil: there was no deadline yet
 	timerAt time.Time   // when timer expires; zero: it does not run
 }
 
-// Expect has run be called on the loop's goroutine after so long, unless Forget comes first.
+// Expect has the loop call run after that time, up to deadlineSlack late, unless Forget comes first. x must not be in
+// use.
 func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
 	d := &l.deadlines
 	x.at, x.run, x.index = currentTime().Add(after), run, len(d.all)
@@ -30,7 +32,7 @@ func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
 	}
 }
 
-// Forget ends what Expect began, if it has not ended yet.
+// Forget ends what Expect began. It does nothing if the deadline is over.
 func (l *Loop) Forget(x *Deadline) {
 	if x.run == nil {
 		return
@@ -44,7 +46,7 @@ func (l *Loop) Forget(x *Deadline) {
 	x.run = nil
 }
 
-// setTimer has the timer expire at that time.
+// setTimer has the timer expire at that time. Its function runs on a goroutine of Go's, so it hands over to the loop.
 func (l *Loop) setTimer(at time.Time) {
 	d := &l.deadlines
 	d.timerAt = at
@@ -56,7 +58,7 @@ func (l *Loop) setTimer(at time.Time) {
 	d.timer.Reset(after)
 }
 
-// runExpired runs what is due.
+// runExpired calls the functions of the deadlines that have passed, and sets the timer for the rest.
 func (l *Loop) runExpired() {
 	d := &l.deadlines
 	at := currentTime()
@@ -78,11 +80,12 @@ func (l *Loop) runExpired() {
 		l.setTimer(earliest)
 	}
 	for _, x := range due {
-		if run := x.run; run != nil && !x.at.After(at) { // one before it may have forgotten it, or set it anew
+		if run := x.run; run != nil && !x.at.After(at) { // one before it may have forgotten it, or set it again
 			l.Forget(x)
 			run()
 		}
 	}
 }
 
-func currentTime() time.Time { return time.Now() } //nolint:forbidigo // what is waited for happens in real time
+// currentTime returns the real time: deadlines are for things that happen in real time.
+func currentTime() time.Time { return time.Now() } //nolint:forbidigo // see above

@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is how many events are taken from the kernel at a time.
+// maxEvents is how many events a loop takes from the kernel at a time: a batch.
 const maxEvents = 128
 
-// mostTurns is how many batches a loop serves in a row before it lets other goroutines run, which
-// takes a system call.
+// maxBatches is how many batches a loop serves in a row before it lets other goroutines run, which takes a system
+// call.
 const maxBatches = 16
 
-// Loops are the loops of a process.
+// Loops are the loops of a process. All methods may be called from any goroutine.
 type Loops struct {
 	all  []*Loop
-	next atomic.Uint32
-	done sync.WaitGroup
+	next atomic.Uint32  // where Least begins to look, so that loops with equal loads take turns
+	done sync.WaitGroup // the loops' goroutines
 }
 
 // New starts n loops; 0: one for each processor that Go uses. Close ends them.
@@ -50,8 +50,7 @@ func New(n int) (*Loops, error) {
 	return ls, nil
 }
 
-// Close ends the loops and waits for them. Sockets stay open, but nobody is told of them
-// any more.
+// Close ends the loops and waits for them. Sockets stay open but are not served any more.
 func (ls *Loops) Close() {
 	for _, l := range ls.all {
 		l.Do(func() { l.ending = true })
@@ -70,7 +69,7 @@ func (ls *Loops) Least() *Loop {
 	return least
 }
 
-// waitForTurns waits until the loops have done what they were doing. No loop may call it.
+// waitForTurns waits until each loop has run a task, so that what it was running is over. No loop may call it.
 func (ls *Loops) waitForTurns() {
 	var all sync.WaitGroup
 	for _, l := range ls.all {
@@ -80,53 +79,66 @@ func (ls *Loops) waitForTurns() {
 	all.Wait()
 }
 
-// Loop serves sockets on one goroutine. Whatever it calls must not wait.
+// Loop serves sockets on one goroutine. What it calls must not wait.
+//
+// A turn of the loop, in runLoop:
+//
+//	waitForEvents ──▶ handleEvent of each event ──▶ runDueTasks: tasks that events scheduled, then posted ones
+//	     ▲                                                     │
+//	     └─────────────────────────────────────────────────────┘
+//
+// mu guards what other goroutines share with the loop: slots, posted tasks, and whether it sleeps. It is a leaf:
+// nothing else is locked and no function is called under it. Post writes to wakeup only if asleep is set, and clears
+// it, so that a loop is woken once. The loop sets asleep under mu after it has found nothing to do, so no post is
+// missed.
 type Loop struct {
-	epoll, wakeup int
-	epollFile     *os.File        // of epoll
-	epollConn     syscall.RawConn // of file
+	epoll, wakeup int             // descriptors; wakeup is an eventfd in epoll
+	epollFile     *os.File        // has Go's poller watch epoll
+	epollConn     syscall.RawConn // of epollFile
 	load          atomic.Int64    // sockets
 
-	mu        sync.Mutex // guards what follows
-	slots     []loopSlot // by slot
-	freeSlots []int32    // slots
-	posted    []*Task
-	asleep    bool // or about to be
-	ended     bool // it watches nothing more, and runs what it is to do once elsewhere; epoll is closed, or soon
+	mu        sync.Mutex
+	slots     []loopSlot // registered descriptors; an event has the index
+	freeSlots []int32    // indices of slots
+	posted    []*Task    // by Post, to be run in the next turn
+	asleep    bool       // it waits for events, or is about to
+	ended     bool       // it serves nothing more; Do runs functions elsewhere; epoll is closed, or will be soon
 
-	after sync.Mutex // held by what runs once the loop has ended
+	after sync.Mutex // held by the functions that run once the loop has ended
 
 	// Only the loop's goroutine touches these.
-	ending       bool
-	batchesInRow int // batches served in a row
+	ending       bool // Close was called
+	batchesInRow int  // since other goroutines could run
 	events       [maxEvents]unix.EpollEvent
-	eventCount   int
-	pollFunc     func(epoll uintptr) bool // poll, made once
-	due          []*Task                  // to be run next, in this order
+	eventCount   int                      // of the batch in events
+	pollFunc     func(epoll uintptr) bool // for epollConn.Read; made once, since a closure is allocated
+	due          []*Task                  // scheduled by this batch of events, in this order
 	spareDue     []*Task                  // the other buffer of due
 
 	deadlines deadlines
 }
 
-// Load is how many sockets the loop has.
+// Load returns how many sockets the loop has.
 func (l *Loop) Load() int64 { return l.load.Load() }
 
-// watched is a slot. Events of a watcher that had the slot before have another generation.
+// loopSlot is the registration of a descriptor. An event that was taken from the kernel before its handler was
+// unregistered has an older generation, and is dropped.
 type loopSlot struct {
 	handler    eventHandler // nil: the slot is free
 	generation int32
 }
 
-// eventHandler is told of the events of a descriptor.
+// eventHandler gets the events of a descriptor, on the loop's goroutine.
 type eventHandler interface{ handleEvent(l *Loop, events uint32) }
 
+// newLoop returns a loop without a goroutine yet.
 func newLoop() (l *Loop, err error) {
 	l = &Loop{wakeup: -1}
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	// Go's poller waits for the loop's: a goroutine that waits in a system call of its own
-	// keeps a processor from others for up to 10 ms, and has to find one when it returns.
+	// Go's poller waits for the loop's. A goroutine that waits in a system call of its own keeps a processor from
+	// others for up to 10 ms, and has to find one when it returns.
 	if err := unix.SetNonblock(l.epoll, true); err != nil {
 		_ = unix.Close(l.epoll)
 		return nil, os.NewSyscallError("fcntl", err)
@@ -147,7 +159,7 @@ func newLoop() (l *Loop, err error) {
 		l.closeDescriptors()
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	// Edge-triggered: each write is an event, and nobody reads.
+	// Edge-triggered: each write is an event, so that wakeup need not be read.
 	if _, err := l.register(l.wakeup, unix.EPOLLIN|unix.EPOLLET, wakeupHandler{}); err != nil {
 		l.closeDescriptors()
 		return nil, err
@@ -155,11 +167,12 @@ func newLoop() (l *Loop, err error) {
 	return l, nil
 }
 
-// wakeupHandler is the watcher of wakeup: that the loop runs is all there is to it.
+// wakeupHandler is the handler of wakeup. It does nothing: the loop is awake.
 type wakeupHandler struct{}
 
 func (wakeupHandler) handleEvent(*Loop, uint32) {}
 
+// closeDescriptors closes epoll, and with it all registrations.
 func (l *Loop) closeDescriptors() {
 	if l.deadlines.timer != nil {
 		l.deadlines.timer.Stop()
@@ -170,7 +183,7 @@ func (l *Loop) closeDescriptors() {
 	}
 }
 
-// register has the watcher told of a descriptor's events.
+// register has the loop call a handler at a descriptor's events. slot is for unregister or freeSlot.
 func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err error) {
 	l.mu.Lock()
 	if l.ended {
@@ -194,7 +207,7 @@ func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err 
 	return slot, nil
 }
 
-// unregister has the watcher told no more.
+// unregister ends what register began.
 func (l *Loop) unregister(fd int, slot int32) {
 	l.mu.Lock()
 	if !l.ended { // else the number may be another file's
@@ -204,7 +217,7 @@ func (l *Loop) unregister(fd int, slot int32) {
 	l.freeSlot(slot)
 }
 
-// freeSlot frees a slot. It leaves the descriptor with epoll, which drops one that is closed.
+// freeSlot frees a slot. The descriptor stays in epoll, which drops it once it is closed.
 func (l *Loop) freeSlot(slot int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +226,7 @@ func (l *Loop) freeSlot(slot int32) {
 	l.freeSlots = append(l.freeSlots, slot)
 }
 
-// findHandler returns the watcher of an event; nil: it was forgotten.
+// findHandler returns the handler of an event; nil: it was unregistered.
 func (l *Loop) findHandler(event *unix.EpollEvent) eventHandler {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -223,18 +236,18 @@ func (l *Loop) findHandler(event *unix.EpollEvent) eventHandler {
 	return nil
 }
 
-// Task is something that a loop does, again and again.
+// Task is a function that a loop runs each time the task is posted.
 type Task struct {
 	loop   *Loop
 	run    func()
-	queued atomic.Bool
+	queued atomic.Bool // posted or scheduled; cleared before run, so that a post during run has it run again
 }
 
-// Task returns a task that calls run on the loop's goroutine each time it is posted.
+// Task returns a task that calls run on the loop's goroutine. run must not wait.
 func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
 
-// Do has f run on the loop's goroutine, once. Where the loop has ended it runs on another, and still
-// beside nothing else of the loop's.
+// Do runs f on the loop's goroutine, once. If the loop has ended, f runs on another goroutine, and still at no time
+// beside another function of the loop.
 func (l *Loop) Do(f func()) {
 	if !l.Task(f).tryPost() {
 		go func() {
@@ -245,11 +258,11 @@ func (l *Loop) Do(f func()) {
 	}
 }
 
-// Post has the task run soon, unless the loop has ended. It may be called from any goroutine, the task's
-// own run included, and neither waits nor calls back. What is posted before it runs is one run.
+// Post has the task run soon, unless the loop has ended. It may be called from any goroutine, also from the task's
+// run, and with locks held: it neither waits nor calls back. Posts before the task runs bring about one run.
 func (t *Task) Post() { t.tryPost() }
 
-// tryPost is Post; false: the loop has ended.
+// tryPost is Post. It returns false if the loop has ended.
 func (t *Task) tryPost() bool {
 	if t.queued.Swap(true) {
 		return true
@@ -272,13 +285,14 @@ func (t *Task) tryPost() bool {
 	return true
 }
 
-// scheduleTask is Post on the loop's goroutine.
+// scheduleTask is Post for the loop's goroutine: the task runs in this turn, and no lock is taken.
 func (l *Loop) scheduleTask(t *Task) {
 	if !t.queued.Swap(true) {
 		l.due = append(l.due, t)
 	}
 }
 
+// runLoop is the loop's goroutine.
 func (l *Loop) runLoop() {
 	for !l.ending {
 		if err := l.waitForEvents(); err != nil {
@@ -292,13 +306,13 @@ func (l *Loop) runLoop() {
 		l.runDueTasks()
 		if l.batchesInRow++; l.batchesInRow == maxBatches {
 			l.batchesInRow = 0
-			runtime.Gosched() // who else wants to run has waited for long enough
+			runtime.Gosched() // other goroutines have waited for long enough
 		}
 	}
 	l.runLastTasks()
 }
 
-// runLastTasks does what was posted last, and closes the loop.
+// runLastTasks runs what was posted before ended was set, and closes the loop.
 func (l *Loop) runLastTasks() {
 	l.after.Lock()
 	defer l.after.Unlock()
@@ -309,7 +323,7 @@ func (l *Loop) runLastTasks() {
 	l.closeDescriptors()
 }
 
-// runDueTasks runs what is due: what this batch of events brought about, then what others posted.
+// runDueTasks runs the tasks that this batch of events scheduled, then those that were posted.
 func (l *Loop) runDueTasks() {
 	l.mu.Lock()
 	l.due = append(l.due, l.posted...)
@@ -326,7 +340,7 @@ func (l *Loop) runDueTasks() {
 	l.spareDue = due[:0]
 }
 
-// waitForEvents takes a batch of events. It waits for them, unless there is something to do.
+// waitForEvents takes a batch of events. It waits for one, unless tasks are due.
 func (l *Loop) waitForEvents() error {
 	l.mu.Lock()
 	l.asleep = len(l.due)+len(l.posted) == 0
@@ -343,7 +357,7 @@ func (l *Loop) waitForEvents() error {
 	return err
 }
 
-// pollEvents takes a batch of events; false: there are none.
+// pollEvents takes a batch of events without waiting. It returns false if there are none.
 func (l *Loop) pollEvents(epoll uintptr) bool {
 	for {
 		n, err := epollReady(int(epoll), l.events[:])

@@ -12,53 +12,74 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Socket is a non-blocking socket that a loop watches. It is a syscall.RawConn: Read and
-// Write call f until it returns true, and wait in between. Once a task drives the socket
-// they return datapath.ErrWait instead of waiting, only the task may call them, and deadlines do
-// not count.
+// Socket is a non-blocking socket that a loop serves. It is a syscall.RawConn: Read and Write call f until it returns
+// true, and wait in between.
+//
+//	             Drive(task): nothing may be reading or writing
+//	┌─────────────────┐ ──────────────────────────────────▶ ┌──────────────────────────────┐
+//	│ goroutines wait │                                     │ a task drives                │
+//	│ in Read, Write  │ ◀────────────────────────────────── │ Read, Write: datapath.ErrWait│
+//	└─────────────────┘              Drive(nil)             └──────────────────────────────┘
+//	  any state ── Close ──▶ closing: new calls return net.ErrClosed, waiting calls end, a driver is posted
+//	  closing ── the last call returns ──▶ the descriptor is closed
+//
+// While a task drives the socket, only the task's run may read and write, and deadlines do not count.
+//
+//	word                says                              written by                  read by
+//	refs                calls underway, +1 until Close,   every call, Close           every call: closing refuses it,
+//	                    +closing from Close on                                        and alone closes the descriptor
+//	driver              the task; nil: goroutines wait    Drive                       the loop, every call
+//	urgent              an urgent byte was announced      the loop                    readers
+//	everWaited          a goroutine has called Read or    waitLoop                    MayBeUrgent
+//	                    Write
+//	side.expired        the deadline has passed           expireDeadline, a timer     waitLoop, before each try
+//	side.wake, timer    see side                          under mu                    under mu
+//	side.ready, others  see below                         the loop's goroutine        the loop's goroutine
+//
+// side.calls is taken before mu, and is held while a goroutine waits. mu is a leaf.
 type Socket struct {
 	loop *Loop
 	fd   int
-	slot int32
+	slot int32 // of the loop
 
-	refs   atomic.Int32 // number of calls underway, plus 1 until Close, plus closing from then on
+	refs   atomic.Int32
 	in     side
 	out    side
-	urgent atomic.Bool // an urgent byte has come, once
+	urgent atomic.Bool
 
 	// Only the loop's goroutine touches these.
 	peerEnded bool  // the peer sends no more, or there is an error
 	broken    bool  // nothing moves in either direction any more
-	onBroken  *Task // nil: nobody is told of that
+	onBroken  *Task // posted when broken is set; nil: none
 
-	driver atomic.Pointer[Task] // drives it; nil: goroutines wait
+	driver atomic.Pointer[Task]
 
-	// Whether an event has told of bytes since the last read. Only the loop's goroutine uses told and early.
-	toldTask   *Task       // the task that was told; nil: none
-	toldEarly  bool        // before a task drove the socket
+	// Whether an event has announced bytes since the last read. See MayBeUrgent.
+	toldTask   *Task       // the driver at that event; nil: no event, or no driver. The loop's goroutine alone
+	toldEarly  bool        // there was an event without a driver. The loop's goroutine alone
 	everWaited atomic.Bool // a goroutine has read, or may have
 
-	mu sync.Mutex // guards the sides' wake and timers
+	mu sync.Mutex
 }
 
-// closing is set in users once the socket is closed.
+// closing is added to refs by Close.
 const closing = 1 << 30
 
-// side is reading, or writing.
+// side is one direction of a socket.
 type side struct {
-	ready bool // it may be possible; the loop's goroutine alone
+	ready bool // a call may succeed; the loop's goroutine alone
 
-	calls   sync.Mutex // one at a time
+	calls   sync.Mutex // one goroutine at a time reads, and one writes
 	expired atomic.Bool
-	wake    chan struct{} // there is a reason to try again; nil: nobody has waited
-	timer   *time.Timer   // of the deadline
+	wake    chan struct{} // has a value if there is a reason to try again; nil: no goroutine has waited yet
+	timer   *time.Timer   // of the deadline; nil: none
 }
 
-// Every event of a socket. The kernel tells of each once.
+// allEvents are the events of a socket. Edge-triggered: the kernel announces each once.
 const allEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
 
-// Watch has the loop watch a non-blocking socket, which is the Socket's from then on;
-// after an error it is still the caller's.
+// Watch has the loop serve a non-blocking socket. The Socket owns fd from then on; after an error the caller still
+// does.
 func (l *Loop) Watch(fd int) (*Socket, error) {
 	s := &Socket{loop: l, fd: fd}
 	s.refs.Store(1)
@@ -70,10 +91,10 @@ func (l *Loop) Watch(fd int) (*Socket, error) {
 	return s, nil
 }
 
-// Loop is the one that watches it.
+// Loop returns the loop that serves it.
 func (s *Socket) Loop() *Loop { return s.loop }
 
-// handleEvent implements watcher.
+// handleEvent implements eventHandler. It notes what has become possible, and runs the driver or wakes goroutines.
 func (s *Socket) handleEvent(l *Loop, events uint32) {
 	const broken = unix.EPOLLHUP | unix.EPOLLERR
 	in := events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLPRI|broken) != 0
@@ -108,7 +129,7 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 	}
 }
 
-// wakeWaiters wakes who waits. The socket's mu is held.
+// wakeWaiters wakes the goroutine that waits, if one does. The socket's mu is held.
 func (d *side) wakeWaiters() {
 	if d.wake == nil {
 		return
@@ -119,38 +140,37 @@ func (d *side) wakeWaiters() {
 	}
 }
 
-// Drive has the task run whenever the socket may be read or written, and once it is closed. The task
-// is not told of what happened before, so the caller posts it. nil: goroutines wait again. Nobody may
-// be reading or writing.
+// Drive has the task run whenever the socket may be read or written, and once it is closed. Events that came before
+// are not repeated, so the caller posts the task. nil: goroutines wait again. No call of Read or Write may be
+// underway.
 func (s *Socket) Drive(t *Task) { s.driver.Store(t) }
 
-// Driven tells whether a task drives it.
+// Driven reports whether a task drives the socket.
 func (s *Socket) Driven() bool { return s.driver.Load() != nil }
 
-// Urgent tells whether an urgent byte has ever been announced.
+// Urgent reports whether an urgent byte has ever been announced.
 func (s *Socket) Urgent() bool { return s.urgent.Load() }
 
-// MayBeUrgent tells, in a call of Read, whether the next byte may be an urgent one. An event that
-// tells of bytes tells of an urgent one among them, too: it is none where the task that drives
-// the socket reads for the first time since an event, and none was ever announced.
+// MayBeUrgent reports, in a call of Read, whether the next byte may be an urgent one. An event for bytes announces an
+// urgent one among them, too. So the byte is none if the driver reads for the first time since an event, and no urgent
+// byte was ever announced. This spares most reads a system call.
 func (s *Socket) MayBeUrgent() bool {
 	t := s.driver.Load()
 	return s.Urgent() || t == nil || s.toldTask != t && (!s.toldEarly || s.everWaited.Load())
 }
 
-// Writable tells whether the socket may be written to, and Ended whether the peer sends no
-// more or there is an error. Only the loop's goroutine calls them.
+// Writable reports whether the socket may take bytes. Only the loop's goroutine calls it.
 func (s *Socket) Writable() bool { return s.out.ready }
 
-// Ended is described with Writable.
+// Ended reports whether the peer sends no more, or there is an error. Only the loop's goroutine calls it.
 func (s *Socket) Ended() bool { return s.peerEnded }
 
-// Broken tells whether nothing moves in either direction any more: the peer has reset the connection, or
-// both have sent all. Only the loop's goroutine calls it.
+// Broken reports whether nothing moves in either direction any more: the peer has reset the connection, or both have
+// sent all. Only the loop's goroutine calls it.
 func (s *Socket) Broken() bool { return s.broken }
 
-// OnBroken has the task run once the socket is broken, and soon if it is already; nil: no task. Only the
-// loop's goroutine calls it.
+// OnBroken has the task run once the socket is broken, and soon if it is already; nil: none. Only the loop's goroutine
+// calls it.
 func (s *Socket) OnBroken(t *Task) {
 	s.onBroken = t
 	if t != nil && s.broken {
@@ -158,10 +178,10 @@ func (s *Socket) OnBroken(t *Task) {
 	}
 }
 
-// Emptied notes that a read has found less than there was room for: until the next event
-// there is nothing more to be read. Only who drives the socket calls it.
+// Emptied notes that a read has found less than there was room for, so that there is nothing more to read until the
+// next event. It spares the driver a read that returns EAGAIN. Only the driver calls it.
 func (s *Socket) Emptied() {
-	if !s.peerEnded { // the end has been told of, and is still to be read
+	if !s.peerEnded { // the end has been announced, and is still to be read
 		s.in.ready = false
 	}
 }
@@ -174,7 +194,7 @@ func (s *Socket) Control(f func(fd uintptr)) error {
 	})
 }
 
-// Visit calls f with the descriptor, which stays open meanwhile. Unlike datapath.Control it allocates nothing.
+// Visit calls f with the descriptor, which stays open until f returns. Unlike datapath.Control it allocates nothing.
 func (s *Socket) Visit(f func(fd int) error) error {
 	if !s.acquire() {
 		return net.ErrClosed
@@ -189,6 +209,8 @@ func (s *Socket) Read(f func(fd uintptr) bool) error { return s.waitUntilDone(&s
 // Write implements syscall.RawConn.
 func (s *Socket) Write(f func(fd uintptr) bool) error { return s.waitUntilDone(&s.out, f) }
 
+// waitUntilDone calls f until it returns true. While a task drives the socket it calls f at most once, and not at all
+// if no event says that f could succeed.
 func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 	if !s.acquire() {
 		return net.ErrClosed
@@ -208,7 +230,8 @@ func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 	return datapath.ErrWait
 }
 
-// waitLoop calls f until it returns true.
+// waitLoop calls f until it returns true, and waits for an event in between. f is called before the first wait, since
+// events that came before wake was made woke no goroutine.
 func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	d.calls.Lock()
 	defer d.calls.Unlock()
@@ -224,7 +247,7 @@ func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 		}
 		s.mu.Lock()
 		wake := d.wake
-		if wake == nil { // what happens from now on is told
+		if wake == nil { // f is tried once more, since an event may have come before wake was made
 			d.wake = make(chan struct{}, 1)
 		}
 		s.mu.Unlock()
@@ -234,7 +257,7 @@ func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	}
 }
 
-// acquire keeps the descriptor open until leave; false: it is closed.
+// acquire keeps the descriptor open until release. It returns false if the socket is closed.
 func (s *Socket) acquire() bool {
 	for {
 		n := s.refs.Load()
@@ -247,6 +270,7 @@ func (s *Socket) acquire() bool {
 	}
 }
 
+// release ends what acquire began. The last one after Close closes the descriptor.
 func (s *Socket) release() {
 	if s.refs.Add(-1) == closing {
 		s.loop.freeSlot(s.slot)
@@ -255,7 +279,7 @@ func (s *Socket) release() {
 	}
 }
 
-// Close closes the socket once no call is underway any more, and ends those that wait.
+// Close ends the calls that wait, and closes the descriptor once no call is underway.
 func (s *Socket) Close() error {
 	for {
 		n := s.refs.Load()
@@ -286,6 +310,7 @@ func (s *Socket) SetReadDeadline(t time.Time) error { return s.setDeadline(&s.in
 // SetWriteDeadline is net.Conn's.
 func (s *Socket) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.out, t) }
 
+// setDeadline is SetReadDeadline or SetWriteDeadline.
 func (s *Socket) setDeadline(d *side, t time.Time) error {
 	if !s.acquire() {
 		return net.ErrClosed
@@ -295,6 +320,7 @@ func (s *Socket) setDeadline(d *side, t time.Time) error {
 	return nil
 }
 
+// expireDeadline sets the timer of a side's deadline, or lets the deadline pass if its time has come. Zero: none.
 func (s *Socket) expireDeadline(d *side, t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,7 +342,7 @@ func (s *Socket) expireDeadline(d *side, t time.Time) {
 	timer = time.AfterFunc(after, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if d.timer == timer { // it has not been set anew meanwhile
+		if d.timer == timer { // it was not set again in between
 			d.expired.Store(true)
 			d.wakeWaiters()
 		}

@@ -208,6 +208,7 @@ const (
 	maxUnsent = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
 )
 
+// unsentFor returns what may wait unsent in the socket of a polled leg, in bytes.
 func unsentFor(cwnd cc.Bytes) int { return int(min(max(minUnsent, cwnd/2), maxUnsent)) }
 
 // Where the kernel enforces the window, what waits unsent lasts unsentLasts at the rate that the limit allows. The

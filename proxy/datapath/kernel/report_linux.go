@@ -63,6 +63,7 @@ func appLimited(i *unix.TCPInfo) bool {
 	return bits&appLimitedBit != 0
 }
 
+// microseconds converts a time of TCP_INFO, or of a cell.
 func microseconds(us uint32) time.Duration { return time.Duration(us) * time.Microsecond }
 
 // tcpStatus is the part of a TCP_INFO that a leg remembers.
@@ -77,6 +78,7 @@ type tcpStatus struct {
 	deliveryRate  cc.Rate       // 0: unknown, since it would understate the path
 }
 
+// statusOf returns the status that a TCP_INFO describes.
 func statusOf(i *unix.TCPInfo) tcpStatus {
 	s := tcpStatus{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
@@ -111,6 +113,7 @@ type position struct {
 	released int64
 }
 
+// outstandingBytes returns the bytes that were sent and are not acknowledged cumulatively.
 func (p position) outstandingBytes() int64 { return p.nxt - p.una }
 
 // bytesOf converts a number of outstanding packets to bytes at their mean size. That is the MSS in bulk, and less
@@ -138,6 +141,7 @@ type reportCounter struct {
 // flight.
 func (t *reportCounter) startAt(p position) { *t = reportCounter{origin: p.end} }
 
+// countedSince returns how many bytes of an observation end at a stream offset.
 func (t *reportCounter) countedSince(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
 
 // updateReport brings the last report up to date with p, and returns it.
@@ -207,12 +211,14 @@ func (a *infoReporter) startCounting(i *unix.TCPInfo) {
 	a.noteReported(i)
 }
 
+// noteReported remembers the fields that the next report is compared with.
 func (a *infoReporter) noteReported(i *unix.TCPInfo) {
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
 }
 
+// positionOf returns where a reading puts the socket. It notes bytes that bytes_sent has twice, for later readings.
 func (a *infoReporter) positionOf(i *unix.TCPInfo) position {
 	p := position{
 		una: int64(i.Bytes_acked) - a.synOffset, unsent: int64(i.Notsent_bytes),

@@ -43,6 +43,13 @@ import (
 // under which nothing is locked. Writers take mu only where a limit waits for its socket options. Enforce and Observe
 // need that no writer is active.
 //
+// # From a signal to a limit
+//
+// An enforced leg's cell has news, or it is a polled leg's turn (shard). pollAndNote reads the state (readState) and
+// reports it (sendReport). The observer, which is the leg's flow, answers with Apply, at once or later. A window for
+// the kernel goes into the cell at once (limits.applyLimit). Socket options follow after the report, with the next
+// tick, or before the next write of an idle leg (setChangedOptions).
+//
 // # Being on the tick
 //
 //	           beginWrite, Observe: set onTick, tell the shard

@@ -332,6 +332,7 @@ func pollPause(silence time.Duration) time.Duration { return min(max(Tick, silen
 // goroutine runnable, behind all that are runnable already.
 type tickTimer struct{ fd int }
 
+// newTimer returns a timer that is not set.
 func newTimer() (tickTimer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
 	if err != nil {
@@ -357,4 +358,5 @@ func (t tickTimer) waitUntilFired() error {
 	}
 }
 
+// closeTimer closes the timer. No thread may wait for it.
 func (t tickTimer) closeTimer() error { return unix.Close(t.fd) }

@@ -102,6 +102,7 @@ func Envelopes() (available, allowed []string, err error) {
 	return available, allowed, err
 }
 
+// listControls returns one of the two lists of congestion controls: "available" or "allowed".
 func listControls(which string) ([]string, error) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_" + which + "_congestion_control")
 	if err != nil {
@@ -169,13 +170,15 @@ type sockopts struct {
 // defaultSockopts are the options that a new socket has.
 var defaultSockopts = sockopts{unsent: systemUnsent}
 
+// Values of sockopts, and of the options themselves.
 const (
 	unchanged    = -1
-	systemUnsent = 0
+	systemUnsent = 0            // net.ipv4.tcp_notsent_lowat is in force
 	unlimited    = math.MaxUint // SO_MAX_PACING_RATE's "not limited"
 )
 
-// setOptions returns how many options the socket refused.
+// setOptions sets what has changed, and returns how many options the socket refused. It makes no system call if
+// nothing has changed.
 func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
@@ -186,6 +189,7 @@ func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	return refused
 }
 
+// applyToFD is setOptions for the descriptor.
 func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
 	if o.rate != unchanged {
 		value := pacingOption(cc.Rate(o.rate))
@@ -410,8 +414,10 @@ type tosReader struct {
 	warned sync.Once
 }
 
+// open loads the filter, or notes why it cannot be loaded.
 func (r *tosReader) open() { r.filter, r.err = bpf.OpenTOSFilter() }
 
+// close frees the filter. Sockets that have it keep it.
 func (r *tosReader) close() error {
 	if r.filter == nil {
 		return nil

@@ -181,6 +181,7 @@ func (s *splicer) drainPipe() bool {
 	return true
 }
 
+// returnPipe gives the pipe back. What is stored from now on is stored elsewhere.
 func (s *splicer) returnPipe() {
 	s.pipes.returnPipe(s.pipe)
 	s.pipe = nil
@@ -205,6 +206,7 @@ func (s *splicer) Release() {
 	s.copy.Release()
 }
 
+// spliceOnce moves up to limit bytes between a socket and a pipe without waiting. It begins again after a signal.
 func spliceOnce(from, to, limit int) (int, error) {
 	for {
 		n, err := unix.Splice(from, nil, to, nil, limit, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
@@ -217,6 +219,7 @@ func spliceOnce(from, to, limit int) (int, error) {
 // inlet is where a splicer's copy reads.
 type inlet splicer
 
+// Read implements io.Reader. The copy calls ReadReady instead.
 func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
 
 // ReadReady implements datapath.ReadyReader.
@@ -232,6 +235,7 @@ func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
 // outlet is where a splicer's copy writes.
 type outlet splicer
 
+// Write implements io.Writer.
 func (o *outlet) Write(b []byte) (int, error) {
 	if o.urgent {
 		return o.dst.writeUrgent(b)
@@ -347,6 +351,7 @@ func (p *pipes) closeAll() {
 	p.idleSmall, p.idleLarge = nil, nil
 }
 
+// closePipe closes both ends.
 func (pp *pipe) closePipe() {
 	_ = unix.Close(pp.r)
 	_ = unix.Close(pp.w)
