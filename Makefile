@@ -56,7 +56,7 @@ EMULATED ?= arm64
 EMULATED_PACKAGES = ./cc/... ./proxy/access ./proxy/agent ./proxy/config ./proxy/datapath ./proxy/ingress \
 	./proxy/linkstat ./proxy/policy ./internal/lab/linktrace ./internal/lab/record ./telemetry/...
 EMULATED_WITHOUT  = cc/*_link_test.go cc/lying_hint_test.go cc/sprout_model_test.go cc/ccp/libccp_test.go \
-	$(addprefix cc/flow/,bench_test.go cost_test.go paced_test.go path_test.go restart_test.go) \
+	$(addprefix cc/flow/,bench_test.go paced_test.go path_test.go restart_test.go) \
 	$(addprefix cc/sim/,datagrams_test.go generate_test.go hosts_test.go maxrate_test.go oneway_test.go upload_test.go) \
 	proxy/ingress/listener_test.go proxy/linkstat/source_test.go telemetry/proxy_test.go
 
