@@ -42,13 +42,13 @@ func (t Terms) asGuarantee(target cc.Rate) Terms {
 	return t
 }
 
-// shares has all legs want more and returns what each is told once the window is divided.
+// shares has all legs want more and returns the limit of each once the window is divided.
 func shares(legs []*leg) (all []float64) {
 	for _, l := range legs {
 		l.write(1000*mss, 0)
 		l.report()
 	}
-	legs[0].p.settle()
+	legs[0].p.waitForDivision()
 	for _, l := range legs {
 		all = append(all, mbit(l.limit.Cwnd))
 	}
@@ -221,7 +221,7 @@ func TestOneThatEnforcesItsWindowIsPacedToItsShareForARoundTripAfterSilence(t *t
 	p, legs := measured(t, static(100), static(100))
 	a, b := legs[0], legs[1]
 	a.fill()
-	p.settle()
+	p.waitForDivision()
 	assert.Zero(t, b.limit.PacingRate, "what it knows of the others is new")
 	for range 20 { // a is never without bytes in flight
 		p.wait(100 * time.Millisecond)
@@ -246,7 +246,7 @@ func TestAMemberLendsWhatItIsDueAndDoesNotWant(t *testing.T) {
 	b.send(mss)
 	for a.send(64*mss) > 0 {
 	}
-	p.settle()
+	p.waitForDivision()
 	assert.Equal(t, 50*mss, b.Snapshot().Share)
 	assert.Equal(t, 49*mss, b.Snapshot().Lent)
 	assert.Zero(t, a.Snapshot().Lent)
@@ -308,9 +308,9 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 		p.wait(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
 		g.divideWindow(p.now)
 		W := g.control.Cwnd
-		var due, shared, floors cc.Bytes // of those that contend
+		var due, shared, floors cc.Bytes // of the members that contend
 		var least, most cc.Bytes         // that the others use
-		hungry := false                  // somebody could use more
+		hungry := false                  // a member could use more
 		active := g.allocator.active
 		for _, m := range active {
 			if !m.contends {

@@ -200,7 +200,7 @@ func TestAStepAmongThoseThatRestVisitsNone(t *testing.T) {
 		require.Len(t, legs[0].group().allocator.active, 1)
 	}
 	for _, l := range legs[1:] {
-		told += l.told
+		told += l.applied
 	}
 	assert.LessOrEqual(t, told, len(legs), "who rests is told once")
 	assert.GreaterOrEqual(t, legs[0].limit.Cwnd, 100*mss)

@@ -240,7 +240,7 @@ func TestFlowsHaveTheWindowBackARoundTripAfterTheDatagrams(t *testing.T) {
 			l.fill()
 			require.True(t, d.Take(p.now, mss, false))
 			require.True(t, d.Take(p.now, mss, false))
-			p.settle()
+			p.waitForDivision()
 			require.Equal(t, 8*mss, l.limit.Cwnd)
 			end(p, d)
 			p.wait(20 * time.Millisecond)
@@ -368,7 +368,7 @@ func TestTwoFloodsHaveHalfEachInBytes(t *testing.T) {
 	assert.InDelta(t, 1, float64(g.sentOf("bulk"))/float64(g.sentOf("other")), 0.05)
 }
 
-// An elastic sender is told to slow down before its queue is full.
+// CoDel slows down an elastic sender before its queue is full.
 func TestAQueueThatStandsIsShortenedByCoDel(t *testing.T) {
 	g := newQueueBed(t, 60)
 	g.play(2*time.Second, map[string]cc.Rate{"bulk": 3_700_000}, 1000)

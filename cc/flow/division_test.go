@@ -12,10 +12,10 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// segments is what the legs are told of the window once it is divided, without a report
+// segments is the limits of the legs once the window is divided, without a report
 // of theirs.
 func segments(legs ...*leg) (all []float64) {
-	legs[0].p.settle()
+	legs[0].p.waitForDivision()
 	for _, l := range legs {
 		all = append(all, float64(l.limit.Cwnd)/float64(mss))
 	}
@@ -134,7 +134,7 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 	t.Run("the odd pairs go round, and all are told without a report", func(t *testing.T) {
 		p := newTestbed(t)
 		legs := p.several(5, static(18))
-		p.settle()
+		p.waitForDivision()
 		had := make([]float64, len(legs))
 		for range 5 {
 			told := segments(legs...)
@@ -192,7 +192,7 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 		for _, l := range []*leg{a, b, c} {
 			l.fill()
 		}
-		p.settle()
+		p.waitForDivision()
 		assert.Equal(t, cc.Rate(4.8e6), a.limit.PacingRate)
 		assert.Equal(t, cc.Rate(1.6e6), b.limit.PacingRate)
 		assert.Equal(t, cc.Rate(1e6), c.limit.PacingRate)
@@ -203,27 +203,27 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 		terms.Weight = 1
 		light := p.openEnforced(terms)
 		light.fill()
-		p.settle()
+		p.waitForDivision()
 		assert.Equal(t, cc.Rate(1), light.limit.PacingRate, "a rate of 0 would not pace")
 	})
 }
 
-// A leg that is told nothing new is not told at all: it need not act on each report.
+// Apply is called only with new limits: a leg need not act on each report.
 func TestALegIsToldOnlyWhatChanges(t *testing.T) {
 	p := newTestbed(t)
 	f := p.openEnforced(static(100))
 	f.fill()
-	told := f.told
+	told := f.applied
 	require.LessOrEqual(t, told, 2)
 	for range 100 {
 		p.wait(10 * time.Millisecond)
 		f.write(mss, mss)
 		f.ack(mss)
 	}
-	assert.Equal(t, told, f.told)
+	assert.Equal(t, told, f.applied)
 }
 
-// Members that begin all at once share the window, too: none of them is told what the
+// Members that begin all at once share the window, too: none of them gets what the
 // others had before it came.
 func TestACrowdThatComesAtOnceSharesTheWindow(t *testing.T) {
 	for _, members := range []int{5, 30, 300} {
@@ -489,7 +489,7 @@ func TestAccountingHolds(t *testing.T) {
 				require.LessOrEqual(rt, len(l.ledger.ring), ledgerChunks)
 			}
 		}
-		// Whoever is left still gets through, and nobody has more than is his.
+		// All members that are left still get through, and none has more than its share.
 		before := append([]cc.Bytes(nil), c.got...)
 		c.run(time.Second, greedy)
 		var sum, floors cc.Bytes
@@ -537,7 +537,7 @@ func TestWeightsAreBounded(t *testing.T) {
 	require.ErrorContains(t, err, "weight")
 }
 
-// pulse is an algorithm whose window of 40 segments doubles with every tick, 30 ms
+// pulse is an algorithm with a window of 40 segments that doubles with every tick, 30 ms
 // apart, up to four times, once there has been a loss; nothing else changes it.
 type pulse struct {
 	cc.NoTick
@@ -585,7 +585,7 @@ func stuck(t *testing.T, n int, terms Terms) (p *testbed, legs []*leg) {
 	return p, legs
 }
 
-// sum is what legs are told together, in segments.
+// sum is the sum of the limits of legs, in segments.
 func sum(legs ...*leg) (n float64) {
 	for _, l := range legs {
 		n += float64(l.limit.Cwnd) / float64(mss)
@@ -649,10 +649,10 @@ func TestTheDepartureOfAMemberReachesTheOthers(t *testing.T) {
 
 func TestAMoveReachesTheLegThatMoves(t *testing.T) {
 	_, legs := stuck(t, 1, static(20))
-	told := legs[0].told
+	told := legs[0].applied
 	legs[0].moveTo(static(77))
 	assert.Equal(t, 77*mss, legs[0].limit.Cwnd)
-	assert.Greater(t, legs[0].told, told)
+	assert.Greater(t, legs[0].applied, told)
 }
 
 // Copa starts anew after a silence in which nothing is acknowledged.
@@ -666,11 +666,11 @@ func TestCopasRestartReachesTheLegs(t *testing.T) {
 		l.ack(l.r.Pipe)
 	}
 	l.fill()
-	before, told := l.limit, l.told
+	before, told := l.limit, l.applied
 	require.Greater(t, before.Cwnd, 20*mss)
 	p.wait(time.Minute)
 	assert.Less(t, l.limit.Cwnd, before.Cwnd)
-	assert.Greater(t, l.told, told)
+	assert.Greater(t, l.applied, told)
 	assert.Equal(t, l.group().control.Cwnd, l.limit.Cwnd)
 }
 
@@ -680,12 +680,12 @@ func TestATargetCountsOnceTheRoundTripIsKnown(t *testing.T) {
 	a, b := p.openEnforced(static(200)), p.openEnforced(static(200).asGuarantee(5e6))
 	a.fill()
 	b.fill()
-	p.settle()
+	p.waitForDivision()
 	assert.Equal(t, 200.0, sum(a, b))
 	assert.Equal(t, 100.0, sum(b))
 	p.wait(100 * time.Millisecond)
 	b.ack(mss)
-	p.settle()
+	p.waitForDivision()
 	assert.InDelta(t, 5e6*0.1/8, float64(b.limit.Cwnd), 2*float64(mss))
 	assert.InDelta(t, 200, sum(a, b), 2)
 }

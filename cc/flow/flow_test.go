@@ -22,7 +22,7 @@ func TestTakeGrantsWholeSegmentsUpToTheWindow(t *testing.T) {
 
 	p.wait(20 * time.Millisecond)
 	f.ack(2 * mss)
-	assert.Equal(t, 1, f.woken, "an acknowledgement that makes room wakes the flow, once")
+	assert.Equal(t, 1, f.wakes, "an acknowledgement that makes room wakes the flow, once")
 	assert.Equal(t, 2*mss, f.send(mss*5))
 }
 
@@ -33,9 +33,9 @@ func TestNothingIsGrantedAfterClose(t *testing.T) {
 	f.Close(p.now)
 	f.Close(p.now)
 	assert.Zero(t, f.send(mss))
-	told := f.told
+	told := f.applied
 	f.ack(mss)
-	assert.Equal(t, told, f.told)
+	assert.Equal(t, told, f.applied)
 	assert.Empty(t, p.mgr.Snapshots())
 }
 
@@ -71,8 +71,8 @@ func TestPacingSpreadsGrants(t *testing.T) {
 		assert.Zero(t, f.send(1000*mss))
 		require.NotEqual(t, cc.Never, p.due, "a refusal for pacing books a tick")
 		p.wait(p.due.Sub(p.now))
-		require.Equal(t, 1, f.woken)
-		f.woken = 0
+		require.Equal(t, 1, f.wakes)
+		f.wakes = 0
 		total += f.send(1000 * mss)
 	}
 	assert.Equal(t, 100*mss, total)
@@ -108,9 +108,9 @@ func TestAWaitForTheOldRateEndsWithIt(t *testing.T) {
 	f.send(100 * mss)
 	require.Zero(t, f.send(100*mss))
 	f.moveTo(static(100))
-	assert.Equal(t, 1, f.woken)
+	assert.Equal(t, 1, f.wakes)
 
-	// Likewise where the wait comes of the time after silence, and ends with its answer.
+	// A wait for the ramp after silence ends with its acknowledgement.
 	a, b := p.open(reno()), p.open(reno())
 	a.send(mss)
 	p.wait(5 * time.Second)
@@ -121,7 +121,7 @@ func TestAWaitForTheOldRateEndsWithIt(t *testing.T) {
 	require.Positive(t, b.limit.PacingRate)
 	p.wait(20 * time.Millisecond)
 	b.ack(2 * mss)
-	assert.Equal(t, 1, b.woken)
+	assert.Equal(t, 1, b.wakes)
 	assert.Positive(t, b.send(mss))
 }
 
@@ -177,10 +177,10 @@ func TestASegmentLargerThanThePacersBurstIsStillSent(t *testing.T) {
 	var sent cc.Bytes
 	for end := p.now.Add(200 * time.Millisecond); p.now < end; p.wait(time.Millisecond) {
 		p.wait(0)
-		if large.woken == 0 && sent > 0 {
+		if large.wakes == 0 && sent > 0 {
 			continue
 		}
-		large.woken = 0
+		large.wakes = 0
 		for n := large.send(1 << 20); n > 0; n = large.send(1 << 20) {
 			sent += n
 		}
@@ -212,7 +212,7 @@ func newPeer(t *testing.T, m *Manager, terms Terms) *peer {
 	return p
 }
 
-// send has it send for a time with no more than so much in flight.
+// send has it send for a time with at most an amount in flight.
 func (p *peer) send(d time.Duration, most cc.Bytes) {
 	for end := p.now.Add(d); p.now < end; p.now = p.now.Add(time.Millisecond) {
 		window := p.window
@@ -254,7 +254,7 @@ func TestTheWindowOfAReceiverLeavesAPeerAloneThatFillsItNot(t *testing.T) {
 	assert.Equal(t, LimitedByApplication, p.r.Snapshot().LimitedBy)
 }
 
-// Nor does one whose reader lags behind.
+// Nor does one with a reader that lags behind.
 func TestTheWindowOfAReceiverDoesNotFollowItsReader(t *testing.T) {
 	p := newPeer(t, &Manager{}, uploadTerms("penstock"))
 	p.unread = 100e3

@@ -116,7 +116,7 @@ func TestAnyReportLeavesTheAccountsRight(t *testing.T) {
 				require.GreaterOrEqual(rt, s.DeliveryRate, cc.Rate(0))
 				require.GreaterOrEqual(rt, s.SRTT, time.Duration(0))
 				require.LessOrEqual(rt, s.MinRTT, s.SRTT)
-				require.True(rt, l.told == 0 || l.limit.Cwnd > 0, "%v", l.limit)
+				require.True(rt, l.applied == 0 || l.limit.Cwnd > 0, "%v", l.limit)
 				require.GreaterOrEqual(rt, l.limit.PacingRate, cc.Rate(0))
 				require.LessOrEqual(rt, len(l.ledger.ring), ledgerChunks)
 				counts += l.counted

@@ -90,7 +90,7 @@ func TestWhoGivesUpWaitingForAMaximumRateDelaysNobody(t *testing.T) {
 	open := func() *leg {
 		l := p.openEnforced(limited("host", "none", rate))
 		l.report()
-		l.woken = 1
+		l.wakes = 1
 		return l
 	}
 	open() // so that the rate is never a single one's, which its transport would hold
@@ -104,8 +104,8 @@ func TestWhoGivesUpWaitingForAMaximumRateDelaysNobody(t *testing.T) {
 			}
 			for range 5 {
 				for _, l := range legs {
-					if l.woken > 0 {
-						l.woken = 0
+					if l.wakes > 0 {
+						l.wakes = 0
 						for n := mss; n > 0; sent += n {
 							n = l.Take(p.now, 20*mss).Bytes
 						}
@@ -121,9 +121,9 @@ func TestWhoGivesUpWaitingForAMaximumRateDelaysNobody(t *testing.T) {
 	for _, l := range legs {
 		l.Close(p.now)
 	}
-	if late.woken = 0; late.Take(p.now, 20*mss).Bytes == 0 {
+	if late.wakes = 0; late.Take(p.now, 20*mss).Bytes == 0 {
 		p.wait(100 * time.Millisecond)
-		assert.Positive(t, late.woken)
+		assert.Positive(t, late.wakes)
 	}
 }
 
@@ -133,7 +133,7 @@ func TestAMaximumRateMovesWithItsFlow(t *testing.T) {
 	second(p, a, b)
 	require.Zero(t, a.send(mss))
 	require.NoError(t, a.Move(p.now, limited("host", "none", 80e6)))
-	assert.Positive(t, a.woken, "what no rate holds back any more may go at once")
+	assert.Positive(t, a.wakes, "what no rate holds back any more may go at once")
 	second(p, a, b)
 	sent := second(p, a, b)
 	assert.InEpsilon(t, 10e6, float64(sent[0]), 0.03)
@@ -159,7 +159,7 @@ func TestAMaximumRateHoldsBackWhatIsWrittenToALegThatEnforcesTheWindow(t *testin
 		b.report()
 	}
 	assert.InEpsilon(t, 1e6, float64(total), 0.05)
-	assert.Positive(t, a.woken)
+	assert.Positive(t, a.wakes)
 
 	b.Close(p.now)
 	total = 0
@@ -254,10 +254,10 @@ func TestWhoWaitsForAMaximumRateAsksAgainAfterAMoveThoughNothingIsKnownOfIt(t *t
 	a, b := p.openEnforced(terms), p.openEnforced(terms)
 	for a.Take(p.now, mss).Bytes+b.Take(p.now, mss).Bytes > 0 {
 	}
-	require.Zero(t, b.woken)
+	require.Zero(t, b.wakes)
 	terms.Weight = 2
 	require.NoError(t, b.Move(p.now, terms))
-	assert.Positive(t, b.woken)
+	assert.Positive(t, b.wakes)
 }
 
 func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {

@@ -192,8 +192,8 @@ type checked struct {
 	total cc.Bytes
 }
 
-// run lets d pass, while so much is delivered and a queue is that long, with a hint each
-// 10 ms of which the sender uses all.
+// run lets d pass with that rate delivered and that queue. A hint comes each
+// 10 ms, and the sender tries to use all of it.
 func (c *checked) run(d time.Duration, told, delivered cc.Rate, queue time.Duration) {
 	for end := c.now.Add(d); c.now < end; c.now = c.now.Add(time.Millisecond) {
 		if c.now/cc.Time(time.Millisecond)%10 == 0 {
@@ -242,7 +242,7 @@ func TestACutThatDrainsNothingIsTakenBack(t *testing.T) {
 	c := &checked{now: cc.Time(time.Second)}
 	c.run(time.Second, 10e6, 10e6, 0)
 	cut := 0
-	for range 600 { // another's queue: who sends less has less
+	for range 600 { // another's queue: sending less gets less
 		c.run(100*time.Millisecond, 10e6, c.believedRate(10e6)/2, 60*time.Millisecond)
 		assert.Empty(t, c.certainDoubt())
 		if c.trial.cut {
@@ -298,7 +298,7 @@ func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {
 	var news []HintNews
 	p.mgr.HintNews = func(n HintNews) { news = append(news, n) }
 	l := p.open(capped(1000, 1)).warm()
-	// A link of 10 Mbit/s whose hints say 40: the window is what leaves at 40 in 40 ms.
+	// A link of 10 Mbit/s with hints of 40: the window is what leaves at 40 in 40 ms.
 	const segment = 1158 * time.Microsecond // at 10 Mbit/s
 	free, arrives := p.now, []cc.Time{}
 	for end := p.now.Add(3 * time.Second); p.now < end; p.wait(time.Millisecond) {
@@ -327,7 +327,7 @@ func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {
 	assert.EqualValues(t, 40e6, g.Hint.Capacity, "as it was told")
 }
 
-// FuzzHintCheck: whatever is told and delivered, a rate that is known stays known and is
+// FuzzHintCheck: whatever hints state and the path delivers, a rate that is known stays known and is
 // not more than it may be, and a hint that nothing contradicts is believed.
 func FuzzHintCheck(f *testing.F) {
 	f.Add(uint64(1), uint16(500))

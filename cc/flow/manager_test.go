@@ -315,7 +315,7 @@ func TestOtherTermsOfTheSameGroupChangeInPlace(t *testing.T) {
 	require.Zero(t, f.send(100*mss))
 
 	f.moveTo(static(100))
-	assert.Equal(t, 1, f.woken, "what no rate holds back any more may go at once")
+	assert.Equal(t, 1, f.wakes, "what no rate holds back any more may go at once")
 	assert.Greater(t, f.send(100*mss), 80*mss)
 	assert.Equal(t, cc.Rate(0), f.report().PacingRate)
 }
@@ -326,18 +326,18 @@ func TestAFlowThatWaitsIsWokenWhereItIsLetSendMore(t *testing.T) {
 	f.send(10 * mss)
 	require.Zero(t, f.send(20*mss))
 	f.moveTo(static(5))
-	assert.Zero(t, f.woken, "a smaller window leaves it waiting")
+	assert.Zero(t, f.wakes, "a smaller window leaves it waiting")
 	f.moveTo(static(20))
-	assert.Equal(t, 1, f.woken)
+	assert.Equal(t, 1, f.wakes)
 	assert.Equal(t, 10*mss, f.send(20*mss))
 
 	require.Zero(t, f.send(mss))
 	f.moveTo(static(5))
 	p.wait(20 * time.Millisecond)
 	f.ack(15 * mss)
-	assert.Equal(t, 1, f.woken, "what is left fills the smaller window")
+	assert.Equal(t, 1, f.wakes, "what is left fills the smaller window")
 	f.ack(2 * mss)
-	assert.Equal(t, 2, f.woken, "and then it is its turn again")
+	assert.Equal(t, 2, f.wakes, "and then it is its turn again")
 }
 
 func TestWhoStaysMayUseWhatTheOtherLeaves(t *testing.T) {
@@ -345,13 +345,13 @@ func TestWhoStaysMayUseWhatTheOtherLeaves(t *testing.T) {
 	a, b := p.open(static(12)), p.open(static(12))
 	for _, l := range []*leg{a, b, a, b} {
 		l.send(100 * mss)
-		p.settle()
+		p.waitForDivision()
 	}
 	require.Equal(t, 6*mss, b.limit.Cwnd)
 	require.Zero(t, b.send(mss))
-	b.woken = 0
+	b.wakes = 0
 	a.moveTo(static(11))
-	assert.Equal(t, 1, b.woken)
+	assert.Equal(t, 1, b.wakes)
 	assert.Equal(t, 6*mss, b.send(100*mss))
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// mixed is a group of members whose legs enforce the window, or do not, against a model
+// mixed is a group of members over legs that enforce the window, or do not, against a model
 // that counts every byte.
 type mixed struct {
 	*testbed
@@ -97,7 +97,7 @@ func (s *transport) flies() cc.Bytes {
 	}
 }
 
-// pass lets time pass, in which legs are told limits and act on them.
+// pass lets time pass, in which legs get limits and act on them.
 func (m *mixed) pass(d time.Duration) {
 	m.wait(d)
 	for _, s := range m.legs {

@@ -14,7 +14,7 @@ import (
 
 const ms = time.Millisecond
 
-// remote is a peer with a clock, at the end of a path whose two ways take so long.
+// remote is a peer with a clock, at the end of a path with two ways of these lengths.
 type remote struct {
 	tick        time.Duration // 0: timestamps stand still
 	skew        float64
@@ -23,7 +23,7 @@ type remote struct {
 	shows       func(at time.Duration, v uint32) uint32 // in place of v; nil: v
 }
 
-// told is what was told of one acknowledgement.
+// told is what the estimator said of one acknowledgement.
 type told struct {
 	at, rtt, least, there, back time.Duration
 	queue                       time.Duration
@@ -86,7 +86,7 @@ func longer(way func(time.Duration) time.Duration, from, by time.Duration) func(
 	}
 }
 
-// A minute of an upload, on any clock: what it makes acknowledgements wait is told to
+// A minute of an upload, on any clock: what it makes acknowledgements wait is known to
 // within two ticks and a few milliseconds, and nothing else is.
 func TestOneWayTellsAnUploadOfAMinute(t *testing.T) {
 	ticks := []time.Duration{
@@ -121,7 +121,7 @@ func TestOneWayTellsAnUploadOfAMinute(t *testing.T) {
 	})
 }
 
-// A path that has become longer, both ways: the way there is told as longer by what it
+// A path that has become longer, both ways: the way there is shown as longer by what it
 // is, at once; the way back becomes the least in time, without a step.
 func TestOneWayFollowsAPathThatGrew(t *testing.T) {
 	const by, at = 50 * ms, 20 * time.Second
@@ -225,7 +225,7 @@ func TestOneWayOfAClockThatIsSetBackALittle(t *testing.T) {
 }
 
 // Acknowledgements that an outage kept on their way, and that tell of no round trip, say
-// nothing of the clock: neither at the start nor later. Meanwhile a queue stands on the way
+// nothing of the clock: neither at the start nor later. A queue stands on the way
 // there, so that a clock takes long to be measured.
 func TestOneWayOfAcknowledgementsThatAnOutageKept(t *testing.T) {
 	const least, rtt, late, step = 20 * ms, 50 * ms, time.Second, 5 * ms
@@ -269,7 +269,7 @@ func FuzzOneWay(f *testing.F) {
 	})
 }
 
-// Whatever a peer shows of its clock, nothing changes but what is told of the way back;
+// Whatever a peer shows of its clock, nothing changes but what is known of the way back;
 // and that leaves no less of a round trip than the least one.
 func TestALyingClockChangesNothingElse(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

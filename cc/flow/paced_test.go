@@ -14,7 +14,7 @@ import (
 // pacedBuffer is what a writer fills: no more than a new connection may send at once.
 const pacedBuffer = cc.InitialCwndPackets * mss
 
-// pacedSocket is a transport that enforces a pacing rate, and whose writer comes late.
+// pacedSocket is a transport that enforces a pacing rate, with a writer that comes late.
 type pacedSocket struct {
 	*leg
 	refill  cc.Time       // when its writer comes; 0: it need not

@@ -177,7 +177,7 @@ func TestWhoeverIsLeftGoesOnAtTheSameRate(t *testing.T) {
 	}
 }
 
-// TestRoutesKeepTheirAccounts checks what is always true of members whose ways
+// TestRoutesKeepTheirAccounts checks what is always true of members with ways that
 // differ, whoever comes, goes and moves.
 func TestRoutesKeepTheirAccounts(t *testing.T) {
 	need.OneGoroutine(t)

@@ -13,7 +13,7 @@ import (
 
 const restartRTT = 40 * time.Millisecond
 
-// adaptive are the algorithms whose windows are their own doing.
+// adaptive are the algorithms that set their windows themselves.
 func adaptive(t *testing.T) (names []string) {
 	for _, s := range cc.Specs() {
 		if s.About != "test double" && s.Name != "none" && s.Name != "static" {
@@ -132,7 +132,7 @@ func TestNoAlgorithmBurstsAfterSilence(t *testing.T) {
 	}
 }
 
-// One that keeps its connection open and begins again in a group whose others send is
+// One that keeps its connection open and begins again in a group with others that send is
 // paced to its share as well.
 func TestWhoComesBackToABusyGroupIsPaced(t *testing.T) {
 	for _, enforced := range []bool{false, true} {

@@ -650,7 +650,7 @@ func TestOverALegThatEnforcesTheWindowTakeIsForMaximumRatesAlone(t *testing.T) {
 	f.report()
 	assert.Equal(t, 10*mss, f.inflight())
 	assert.Equal(t, 10*mss, f.Snapshot().Taken)
-	assert.Zero(t, f.woken)
+	assert.Zero(t, f.wakes)
 }
 
 // Four members of a group at 1 Mbit/s on a path of microseconds: each sends all that
@@ -670,7 +670,7 @@ func TestAMemberThatWaitsForItsRateKeepsItsPartWhileItSaysNothing(t *testing.T) 
 		f.ack(2 * mss)
 		legs = append(legs, f)
 	}
-	p.settle()
+	p.waitForDivision()
 	rest := cc.Rate(250_000).TimeFor(16 * mss) // 740 ms
 	for left := rest; left > 0; left -= tickInterval * 10 {
 		p.wait(tickInterval * 10)
@@ -707,7 +707,7 @@ func TestMembersThatHaveSentAheadOfTheirRateKeepTheirPart(t *testing.T) {
 		f.report()
 		legs = append(legs, f)
 	}
-	p.settle()
+	p.waitForDivision()
 	for _, f := range legs {
 		f.r.Pipe, f.r.Unsent = ahead*mss, 0
 		f.report()
@@ -726,6 +726,6 @@ func TestMembersThatHaveSentAheadOfTheirRateKeepTheirPart(t *testing.T) {
 	p.wait(rest)
 	legs[0].write(20*mss, mss)
 	legs[0].report()
-	p.settle()
+	p.waitForDivision()
 	assert.Equal(t, cc.Rate(1e6), legs[0].limit.PacingRate)
 }

@@ -18,18 +18,18 @@ type testbed struct {
 	mgr   *Manager
 	now   cc.Time
 	due   cc.Time     // when the manager wants its next tick; cc.Never: not at all
-	trace func(Event) // sees all events; nil: nobody does
+	trace func(Event) // sees all events; nil: not traced
 }
 
 // leg is one flow of a testbed and what its transport knows.
 type leg struct {
 	*Flow
-	p     *testbed
-	r     Report
-	limit Limit // the newest that it was told
-	told  int   // how often it was told one
-	woken int
-	paced cc.Time // when the next packet may leave
+	p       *testbed
+	r       Report
+	limit   Limit // the newest
+	applied int   // calls of Apply
+	wakes   int   // calls of Wake
+	paced   cc.Time // when the next packet may leave
 }
 
 func newTestbed(t *testing.T) *testbed {
@@ -60,8 +60,8 @@ func (p *testbed) openOver(terms Terms, enforces bool) *leg {
 	l := &leg{p: p}
 	f, err := p.mgr.Open(p.now, terms, Leg{
 		Enforces: enforces,
-		Apply:    func(limit Limit) { l.limit, l.told = limit, l.told+1 },
-		Wake:     func() { l.woken++ },
+		Apply:    func(limit Limit) { l.limit, l.applied = limit, l.applied+1 },
+		Wake:     func() { l.wakes++ },
 	})
 	require.NoError(p.t, err)
 	l.Flow = f
@@ -80,8 +80,8 @@ func (p *testbed) wait(d time.Duration) {
 	p.now = end
 }
 
-// settle lets windows be divided whose members have changed.
-func (p *testbed) settle() { p.wait(tickInterval) }
+// waitForDivision lets windows be divided after their members have changed.
+func (p *testbed) waitForDivision() { p.wait(tickInterval) }
 
 // send takes up to n bytes and puts what is granted on the wire.
 func (l *leg) send(n cc.Bytes) cc.Bytes {
@@ -112,7 +112,7 @@ func (l *leg) inflight() cc.Bytes { return l.Snapshot().Inflight }
 // group is what the flow is a member of.
 func (l *leg) group() *group { return l.home.Load() }
 
-// write hands n bytes to a transport that enforces the window, of which sent leave at once.
+// write hands n bytes to a transport that enforces the window, and sent of them leave at once.
 func (l *leg) write(n, sent cc.Bytes) {
 	l.r.Written += n
 	l.r.Unsent += n - sent
@@ -138,7 +138,7 @@ func reno() Terms { return Terms{Group: "host", Host: addr("192.0.2.1"), Algorit
 
 func under(algorithm string) Terms { return Terms{Group: "host", Algorithm: algorithm} }
 
-// watched is an algorithm with a fixed window that shows what it is told.
+// watched is an algorithm with a fixed window that shows its events.
 type watched struct{ cc.NoTick }
 
 var (
@@ -157,7 +157,7 @@ func (watched) Control() cc.Control {
 	return cc.Control{Cwnd: watchedCwnd}
 }
 
-// watch shows the acknowledgements that algorithm "watched" is told of.
+// watch shows the acknowledgements that algorithm "watched" gets.
 func watch(t *testing.T, f func(cc.Ack)) {
 	onAck = f
 	t.Cleanup(func() { onAck = func(cc.Ack) {} })

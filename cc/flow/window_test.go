@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// capped is a static window of n segments, of which hints leave the part c.
+// capped is a static window of n segments, and hints leave the part c.
 func capped(n, c float64) Terms {
 	t := static(n)
 	t.HintCap = c
@@ -57,9 +57,9 @@ func TestAStaleHintFreesTheWindowByItself(t *testing.T) {
 		p.wait(100 * time.Millisecond)
 	}
 	require.True(t, l.gate.waiting)
-	woken := l.woken
+	woken := l.wakes
 	p.wait(2 * time.Second)
-	assert.Greater(t, l.woken, woken, "no acknowledgement has come")
+	assert.Greater(t, l.wakes, woken, "no acknowledgement has come")
 	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
 	assert.Zero(t, l.Snapshot().PacingRate)
 	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
@@ -129,7 +129,7 @@ func TestACapDoesNotLetAWindowGrowBehindIt(t *testing.T) {
 	assert.Less(t, l.Snapshot().Cwnd, 40*mss, "what was held back by the hint proves nothing of the path")
 }
 
-// grown is a flow whose Reno has grown to n segments over a path of 40 ms.
+// grown is a flow with a Reno window that has grown to n segments over a path of 40 ms.
 func grown(p *testbed, t Terms, n cc.Bytes) *leg {
 	l := p.open(t)
 	for l.Snapshot().Cwnd < n*mss {
@@ -269,7 +269,7 @@ func TestWhatHasFadedHoldsNoAlgorithm(t *testing.T) {
 	assert.Len(t, p.mgr.hosts, 1)
 }
 
-// steered is an algorithm whose window somebody outside sets.
+// steered is an algorithm with a window that is set from outside.
 type steered struct {
 	cc.NoTick
 	cfg    cc.Config
@@ -284,7 +284,7 @@ func (s *steered) OnTick(cc.State)     { s.cwnd = *s.set }
 func (s *steered) Close()              { s.closed++ }
 func (s *steered) Control() cc.Control { return cc.Control{Cwnd: s.cwnd, Phase: "steered"} }
 
-// newSteered is a testbed whose algorithm "steered" has a window that set holds.
+// newSteered is a testbed with an algorithm "steered"; set is its window.
 func newSteered(t *testing.T, set *cc.Bytes) (p *testbed, built *[]*steered) {
 	p, built = newTestbed(t), &[]*steered{}
 	p.mgr.Lookup = func(name string) (cc.Spec, error) {
@@ -309,7 +309,7 @@ func TestAWokenAlgorithmsLimitsAreInForceAtOnce(t *testing.T) {
 	require.Len(t, *built, 1)
 	(*built)[0].cfg.Wake(p.now)
 	assert.Equal(t, 40*mss, l.limit.Cwnd)
-	assert.Equal(t, 1, l.woken)
+	assert.Equal(t, 1, l.wakes)
 	assert.Equal(t, 30*mss, l.send(100*mss))
 }
 
@@ -393,7 +393,7 @@ func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {
 			require.Zero(t, (*built)[0].closed)
 			giveUp(p, l)
 			assert.Equal(t, 1, (*built)[0].closed)
-			(*built)[0].cfg.Wake(p.now) // late, and about nobody
+			(*built)[0].cfg.Wake(p.now) // late: the algorithm is gone
 			assert.Len(t, *built, 1)
 		})
 	}
