@@ -16,7 +16,7 @@ import (
 // receiving direction is used by one goroutine at a time, or by the task that drives the leg.
 //
 // Reading and writing wait, as net.Conn's do, until Drive: from then on they return datapath.ErrWait instead. An idle
-// leg has no goroutine, no stack and no buffer; so every byte of this struct counts (size_test.go).
+// leg has no goroutine, no stack and no buffer; so every byte of this struct counts (TestALegIsSmall).
 type Conn struct {
 	sender
 	receiveWindow

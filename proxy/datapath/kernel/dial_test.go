@@ -30,9 +30,7 @@ var errRefused = errors.New("refused by the guard")
 
 func TestTheGuardSeesWhatIsDialled(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	target := ln.Addr().(interface{ AddrPort() netip.AddrPort }).AddrPort()
 
 	for name, cfg := range map[string]DialConfig{
@@ -128,9 +126,7 @@ func answerName(conn net.Conn, addrs []string) error {
 }
 
 func TestANameIsReachedThoughItsIPv6AddressesAreNeverTold(t *testing.T) {
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	d := still(t, Config{Resolver: nameServer(t, "127.0.0.1")})
 	c, err := d.Dial(t.Context(), DialConfig{
 		Host: fmt.Sprintf("a.test:%d", ln.Addr().(*net.TCPAddr).Port), Timeout: patience,
@@ -142,9 +138,7 @@ func TestANameIsReachedThoughItsIPv6AddressesAreNeverTold(t *testing.T) {
 
 func TestANameIsReachedThoughItsFirstAddressesAreDead(t *testing.T) {
 	dead := need.Silent(t)
-	ln, err := Listen(t.Context(), fmt.Sprintf("127.0.0.9:%d", dead.Port), false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, fmt.Sprintf("127.0.0.9:%d", dead.Port))
 	d := still(t, Config{Resolver: nameServer(t, dead.IP.String(), dead.IP.String(), "127.0.0.9"), Attempts: 4})
 	near, _ := d.pair(t, loopback4)
 	var mu sync.Mutex
@@ -175,9 +169,7 @@ func (f far) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(f.addr) }
 
 func TestAClientLeavesAttemptsToOthers(t *testing.T) {
 	dead := need.Silent(t)
-	ln, err := Listen(t.Context(), fmt.Sprintf("127.0.0.9:%d", dead.Port), false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	listen(t, fmt.Sprintf("127.0.0.9:%d", dead.Port))
 	addrs := slices.Repeat([]string{dead.IP.String()}, 40)
 	d := still(t, Config{Resolver: nameServer(t, addrs...), Attempts: 12})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -247,9 +239,7 @@ func TestALookupWithoutADescriptorSaysSo(t *testing.T) {
 }
 
 func TestANameIsDialledByTheFamilyOfTheSource(t *testing.T) {
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	cfg := DialConfig{
 		Host:   fmt.Sprintf("a.test:%d", ln.Addr().(*net.TCPAddr).Port),
 		Source: netip.MustParseAddrPort("127.0.0.9:0"), Timeout: patience,
@@ -283,21 +273,17 @@ func TestALegPassesNoMoreRoutersThanItMay(t *testing.T) {
 func TestADialEndsThoughItsLoopHas(t *testing.T) {
 	d := still(t, Config{})
 	near, _ := d.pair(t, loopback4)
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	cfg := DialConfig{Target: ln.Addr().(*net.TCPAddr).AddrPort(), Near: near}
 	d.loops.Close()
-	_, err = d.Dial(t.Context(), cfg)
+	_, err := d.Dial(t.Context(), cfg)
 	assert.ErrorIs(t, err, net.ErrClosed)
 }
 
 func TestWhatAServerSaysBeforeItResetsIsHeard(t *testing.T) {
 	d := still(t, Config{})
 	near, _ := d.pair(t, loopback4)
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	busy, came := make(chan struct{}), make(chan *Conn, 1)
 	near.raw.Loop().Do(func() { <-busy }) // until all is over, nobody looks
 	target := ln.Addr().(*net.TCPAddr).AddrPort()
@@ -348,9 +334,7 @@ func TestADialWithoutALocalPortNamesTheCure(t *testing.T) {
 
 func TestALegIsDialledFromItsSource(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	c, err := d.Dial(t.Context(), DialConfig{
 		Host: ln.Addr().String(), Source: netip.MustParseAddrPort("127.0.0.9:0"),
 	})
@@ -430,9 +414,7 @@ func unprivileged(t *testing.T, f func()) {
 
 func TestAMissingCapabilityIsNamed(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := Listen(t.Context(), loopback4, false)
-	require.NoError(t, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln := listen(t, loopback4)
 	unprivileged(t, func() {
 		_, err := d.Dial(t.Context(), DialConfig{Host: ln.Addr().String(), Mark: 7})
 		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a mark")
@@ -473,4 +455,77 @@ func TestAListenerThatIsClosedSetsNoOption(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, ln.Close())
 	assert.ErrorIs(t, ln.SetTransparent(), net.ErrClosed, "its descriptor may be another socket's by now")
+}
+
+// ended tells whether the leg's loop knows that the peer sends no more.
+func (c *Conn) ended() bool {
+	known := make(chan bool)
+	c.raw.Loop().Do(func() { known <- c.raw.Ended() })
+	return <-known
+}
+
+func TestADialEndsWhenTheLegThatItBelongsToIsReset(t *testing.T) {
+	d := still(t, Config{})
+	at := need.Silent(t)
+	for name, cfg := range map[string]DialConfig{
+		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("%s:%d", need.LoopbackName, at.Port)},
+	} {
+		for when, early := range map[string]bool{"reset before": true, "reset while it is dialled": false} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				near, client := d.pair(t, loopback4)
+				cfg.Near = near
+				if early {
+					require.NoError(t, client.Reset())
+				} else {
+					require.NoError(t, client.CloseWrite())
+				}
+				require.Eventually(t, near.ended, patience, time.Millisecond)
+				over := make(chan error, 1)
+				cancel := d.Connect(cfg, func(c *Conn, err error) {
+					assert.Nil(t, c)
+					over <- err
+				})
+				defer cancel()
+				if !early {
+					near.ended() // its loop has begun the dial,
+					near.ended() // and looked what has become of it
+					assert.Empty(t, over, "a client may end its request and wait for the answer")
+					require.NoError(t, client.Reset())
+				}
+				select {
+				case err := <-over:
+					assert.ErrorIs(t, err, ErrNearReset)
+				case <-time.After(patience): //nolint:forbidigo // nothing tells of what does not happen
+					t.Fatal("it goes on")
+				}
+			})
+		}
+	}
+}
+
+func TestADialGoesOnForWhatALegHadSentBeforeItsReset(t *testing.T) {
+	d := still(t, Config{})
+	at := need.Silent(t)
+	for name, cfg := range map[string]DialConfig{
+		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("%s:%d", need.LoopbackName, at.Port)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			near, client := d.pair(t, loopback4)
+			cfg.Near = near
+			_, err := client.Write([]byte("x"))
+			require.NoError(t, err)
+			over := make(chan error, 1)
+			cancel := d.Connect(cfg, func(_ *Conn, err error) { over <- err })
+			require.NoError(t, client.Reset())
+			require.Eventually(t, near.ended, patience, time.Millisecond)
+			near.ended() // its loop has looked what has become of the dial
+			assert.Empty(t, over)
+			cancel()
+			assert.NotErrorIs(t, <-over, ErrNearReset)
+			got := make([]byte, 2)
+			n, err := near.Read(got)
+			require.NoError(t, err)
+			assert.Equal(t, "x", string(got[:n]))
+		})
+	}
 }

@@ -4,12 +4,15 @@ package kernel
 
 import (
 	"io"
+	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -325,4 +328,490 @@ func TestAWaitBetweenTheClocksDoesNotShiftTheKernels(t *testing.T) {
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, offset, ahead)
 	assert.Less(t, offset, ahead+wait)
+}
+
+// reading is what a socket says when n segments were sent and the first acked of
+// them are acknowledged; segments are full.
+func reading(n, acked int, change func(*bpf.Seen)) bpf.Seen {
+	s := bpf.Seen{
+		At: 1, Mss: mss, SndWnd: wideWnd, Cwnd: 1, PacketsOut: uint32(n - acked),
+		Acked: uint64(acked) * mss, Newest: uint64(acked) * mss, Sent: uint64(n) * mss, End: uint64(n) * mss,
+	}
+	if change != nil {
+		change(&s)
+	}
+	return s
+}
+
+// enforcedFrom is a leg whose observation begins with that reading.
+func enforcedFrom(first bpf.Seen) *cellReporter {
+	h := &cellReporter{latest: first}
+	h.startCountersAt(0)
+	return h
+}
+
+func TestOneReadingOfACellBecomesAReport(t *testing.T) {
+	const hole = 3
+	for name, row := range map[string]struct {
+		first bpf.Seen   // zero: a fresh socket
+		limit flow.Limit // in force
+		wider prevWindow // in force before, since the reading
+		then  bpf.Seen
+		age   time.Duration // of then
+		wrote int64         // by now; 0: what then says
+		fin   bool
+		want  flow.Report
+	}{
+		"nothing written": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(0, 0, nil),
+		},
+		"ten segments sent, four acknowledged": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 4, nil),
+			want:  flow.Report{Written: 10_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000},
+		},
+		"a full window keeps the rest unsent": {
+			limit: flow.Limit{Cwnd: 6 * mss},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.End += 500 }),
+			want:  flow.Report{Written: 10_500, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 500},
+		},
+		"what was written since leaves as far as the window goes": {
+			limit: flow.Limit{Cwnd: 10*mss + 999},
+			then:  reading(10, 4, nil),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
+		},
+		"a window that has shrunk lets nothing out": {
+			limit: flow.Limit{Cwnd: 3 * mss},
+			then:  reading(10, 4, nil),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 5_000},
+		},
+		"what a wider window let out is out": {
+			limit: flow.Limit{Cwnd: 3 * mss},
+			wider: prevWindow{10 * mss, 15_000},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
+		},
+		"but nothing that was written afterwards": {
+			limit: flow.Limit{Cwnd: 3 * mss},
+			wider: prevWindow{10 * mss, 12_000},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
+		},
+		"of which as much leaves as the window in force lets out": {
+			limit: flow.Limit{Cwnd: 7 * mss},
+			wider: prevWindow{10 * mss, 10_500},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000},
+		},
+		"a window of less than a packet is one": {
+			limit: flow.Limit{Cwnd: 1},
+			then:  reading(10, 10, nil),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 10_000, Newest: 10_000, Pipe: 1_000, Unsent: 4_000},
+		},
+		"the receive window holds it back": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.SndWnd = 7_000 }),
+			wrote: 15_000,
+			want: flow.Report{
+				Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000,
+				RwndFull: true,
+			},
+		},
+		"a closed receive window": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
+			wrote: 12_000,
+			want:  flow.Report{Written: 12_000, Acked: 10_000, Newest: 10_000, Unsent: 2_000, RwndFull: true},
+		},
+		"a receive window of which nothing is wanted": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
+			want:  flow.Report{Written: 10_000, Acked: 10_000, Newest: 10_000},
+		},
+		"pacing lets out what the time since allows, and a burst": {
+			limit: flow.Limit{Cwnd: 10 * mss, PacingRate: 8_000_000},
+			then:  reading(10, 4, nil),
+			age:   time.Millisecond,
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 9_000, Unsent: 2_000},
+		},
+		"pacing lets out no more than the window": {
+			limit: flow.Limit{Cwnd: 10 * mss, PacingRate: 8_000_000},
+			then:  reading(10, 4, nil),
+			age:   time.Hour,
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
+		},
+		"a socket in fallback has a window of its own": {
+			limit: flow.Limit{Cwnd: 100 * mss, PacingRate: 8},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.InFallback, s.Cwnd = 1, 8 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
+		},
+		"so has one to which no limit was applied yet": {
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 8 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
+		},
+		"a hole with three acknowledged behind it": {
+			limit: flow.Limit{Cwnd: 2 * mss},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.SackedOut, s.LostOut, s.Newest, s.Lost = hole, 1, 8_000, 1 }),
+			want:  flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 2_000, Lost: 1_000},
+		},
+		"the hole is repaired but not acknowledged yet": {
+			limit: flow.Limit{Cwnd: 2 * mss},
+			then: reading(10, 4, func(s *bpf.Seen) {
+				s.SackedOut, s.LostOut, s.RetransOut, s.Newest, s.Lost = hole, 1, 1, 8_000, 1
+			}),
+			want: flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 3_000, Lost: 1_000},
+		},
+		"small packets behind a hole are not taken for the full ones that follow": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then: bpf.Seen{
+				At: 1, Mss: mss, SndWnd: wideWnd, Cwnd: 10, PacketsOut: 3, SackedOut: 2, Newest: 30, Sent: 30, End: 30,
+			},
+			wrote: 10_030,
+			want:  flow.Report{Written: 10_030, Acked: 20, Sacked: 20, Newest: 30, Pipe: 10_000, Unsent: 10},
+		},
+		"two timeouts, a packet given up in each": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(4, 2, func(s *bpf.Seen) { s.LostOut, s.Lost, s.Timeouts = 2, 2, 2 }),
+			want:  flow.Report{Written: 4_000, Acked: 2_000, Newest: 2_000, Lost: 2_000, Timeouts: 2},
+		},
+		"marks are no more than what arrived": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then: bpf.Seen{
+				At: 1, Mss: mss, SndWnd: wideWnd, Acked: 30, Newest: 30, Sent: 30, End: 30, Marked: 3,
+			},
+			want: flow.Report{Written: 30, Acked: 30, Newest: 30, Marked: 30},
+		},
+		"a FIN is no byte": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Sent++; s.End++; s.PacketsOut++ }),
+			wrote: 10_000,
+			fin:   true,
+			want:  flow.Report{Written: 10_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000},
+		},
+		"nor is one that waits": {
+			limit: flow.Limit{Cwnd: 6 * mss},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.End += 501 }),
+			wrote: 10_500,
+			fin:   true,
+			want:  flow.Report{Written: 10_500, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 500},
+		},
+		"nor one that is acknowledged": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(10, 10, func(s *bpf.Seen) { s.Sent++; s.End++; s.Acked++; s.Newest++ }),
+			wrote: 10_000,
+			fin:   true,
+			want:  flow.Report{Written: 10_000, Acked: 10_000, Newest: 10_000},
+		},
+		"what was there before is not counted, though it is underway": {
+			first: reading(5, 3, nil),
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(5, 3, nil),
+			want:  flow.Report{Pipe: 2_000},
+		},
+		"counting begins where observation did": {
+			first: reading(5, 3, nil),
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(8, 7, nil),
+			want:  flow.Report{Written: 3_000, Acked: 2_000, Newest: 2_000, Pipe: 1_000},
+		},
+		"offsets past 4 GiB": {
+			first: reading(9_000_000, 8_999_999, nil),
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(18_000_000, 17_999_990, nil),
+			want:  flow.Report{Written: 9_000_000_000, Acked: 8_999_990_000, Newest: 8_999_990_000, Pipe: 10_000},
+		},
+		"counters that have wrapped": {
+			first: reading(0, 0, func(s *bpf.Seen) {
+				s.Lost, s.Marked, s.Timeouts = math.MaxUint32, math.MaxUint32-1, math.MaxUint32
+			}),
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(9, 9, func(s *bpf.Seen) { s.Lost, s.Marked, s.Timeouts = 2, 1, 0 }),
+			want:  flow.Report{Written: 9_000, Acked: 9_000, Newest: 9_000, Lost: 3_000, Marked: 3_000, Timeouts: 1},
+		},
+		"a new round trip": {
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, 1 }),
+			want:  flow.Report{Written: 1_000, Acked: 1_000, Newest: 1_000, RTT: 20_500 * time.Microsecond},
+		},
+		"a round trip that was reported before": {
+			first: reading(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
+			limit: flow.Limit{Cwnd: 10 * mss},
+			then:  reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
+			want:  flow.Report{Written: 1_000, Acked: 1_000, Newest: 1_000},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := row.first
+			if first.Mss == 0 {
+				first = reading(0, 0, nil)
+			}
+			h := enforcedFrom(first)
+			r := h.makeReport(0, false, now-1, now-1, row.limit, prevWindow{})
+			require.Zero(t, r.Written, "counters start at zero")
+			require.Zero(t, r.Acked, "counters start at zero")
+			h.latest = row.then
+			if h.latest.At == first.At {
+				h.latest.At++
+			}
+			r = h.makeReport(row.wrote, row.fin, now, now.Add(row.age), row.limit, row.wider)
+			row.want.At, row.want.MSS = now, mss
+			assert.Equal(t, row.want, r)
+		})
+	}
+}
+
+func TestAReportIsOfWhenItsReadingWas(t *testing.T) {
+	limit := flow.Limit{Cwnd: 10 * mss}
+	h := enforcedFrom(reading(0, 0, nil))
+	h.latest = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
+	assert.Equal(t, now, h.makeReport(0, false, now, now+5, limit, prevWindow{}).At)
+	assert.Equal(t, now+7, h.makeReport(0, false, now, now+7, limit, prevWindow{}).At, "nothing happened since: it is of now")
+	h.latest.At = 3
+	assert.Equal(t, now+7, h.makeReport(0, false, now+6, now+8, limit, prevWindow{}).At, "never back")
+	h.latest.At = 4
+	assert.Equal(t, now+9, h.makeReport(0, false, now+11, now+9, limit, prevWindow{}).At, "never ahead")
+}
+
+func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
+	h := enforcedFrom(reading(5, 3, nil))
+	h.startCountersAt(4_000) // written since, of which nothing came back
+	r := h.makeReport(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
+	assert.Zero(t, r.Written)
+	assert.Equal(t, cc.Bytes(6_000), r.Pipe)
+	h.latest = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
+	r = h.makeReport(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
+	assert.Equal(t, cc.Bytes(1_000), r.Written)
+	assert.Zero(t, r.Acked)
+}
+
+func TestWhatIsConfirmedHasArrivedWhateverTheCellSays(t *testing.T) {
+	limit := flow.Limit{Cwnd: 10 * mss}
+	h := enforcedFrom(reading(0, 0, nil))
+	h.latest = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
+	assert.Equal(t, cc.Bytes(7_000), h.makeReport(10_000, false, now, now, limit, prevWindow{}).Acked)
+	h.confirmArrival(10_000)
+	r := h.makeReport(10_000, false, now, now+1, limit, prevWindow{})
+	assert.Equal(t, flow.Report{
+		At: now + 1, MSS: mss, Written: 10_000, Acked: 10_000, Newest: 10_000,
+	}, r)
+	r = h.makeReport(12_000, false, now, now+2, limit, prevWindow{})
+	assert.Equal(t, cc.Bytes(2_000), r.Pipe, "what is written next is in flight")
+	assert.Equal(t, cc.Bytes(10_000), r.Acked)
+	h.latest = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
+	r = h.makeReport(12_000, false, now+3, now+3, limit, prevWindow{})
+	assert.Equal(t, cc.Bytes(11_000), r.Acked, "a newer reading counts")
+	assert.Equal(t, cc.Bytes(1_000), r.Pipe)
+	h.startCountersAt(12_000)
+	h.confirmArrival(12_500)
+	assert.Equal(t, cc.Bytes(500), h.makeReport(12_500, false, now+4, now+4, limit, prevWindow{}).Acked)
+}
+
+func TestARoundTripIsReportedOnce(t *testing.T) {
+	h := enforcedFrom(reading(0, 0, nil))
+	h.latest = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).RTT)
+	assert.Zero(t, h.makeReport(0, false, now, now+1, flow.Limit{}, prevWindow{}).RTT)
+	h.latest.At, h.latest.Acks = 3, 9 // an acknowledgement without a sample
+	assert.Zero(t, h.makeReport(0, false, now+2, now+2, flow.Limit{}, prevWindow{}).RTT)
+	h.latest.At, h.latest.Samples = 4, 3 // as long as the last
+	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now+3, now+3, flow.Limit{}, prevWindow{}).RTT)
+}
+
+func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
+	h := enforcedFrom(reading(4, 0, nil))
+	peer := func(age time.Duration, change func(*bpf.Seen)) flow.PeerClock {
+		change(&h.latest)
+		h.latest.At++
+		return h.makeReport(0, false, now, now.Add(age), flow.Limit{}, prevWindow{}).Peer
+	}
+	assert.Zero(t, peer(0, func(s *bpf.Seen) { s.Acks++ }), "there are no timestamps")
+	first := flow.PeerClock{At: now, Value: 7}
+	assert.Equal(t, first, peer(5, func(s *bpf.Seen) { s.Acks, s.Tsval = 2, 7 }), "and not as of the report")
+	now := now + 9
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer, "nothing has come")
+	h.latest.Tsval, h.latest.Acks, h.latest.Timeouts, h.latest.At = 8, 3, 1, 99
+	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer,
+		"the time may be that of the timeout")
+	h.latest.Acks, h.latest.At = 4, 100
+	r := h.makeReport(0, false, now+1, now+1, flow.Limit{}, prevWindow{})
+	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, r.Peer)
+}
+
+// enforcedSender is a model of the kernel's send side under a window of ours:
+// segments in order, each on the wire, selectively acknowledged, or lost.
+type enforcedSender struct {
+	seen     bpf.Seen // as of the last event
+	segments []segment
+	limit    int // window in packets
+	stream   int64
+	sent     int64
+	una      int64
+	newest   int64
+}
+
+func (s *enforcedSender) counts() (out, sacked, lost, retrans uint32) {
+	for _, seg := range s.segments {
+		switch {
+		case seg.sacked:
+			sacked++
+		case seg.lost:
+			lost++
+			if seg.retransmitted {
+				retrans++
+			}
+		}
+	}
+	return uint32(len(s.segments)), sacked, lost, retrans
+}
+
+// send sends what there is, in segments of that size, as far as the window goes.
+func (s *enforcedSender) send(size int64) {
+	for s.sent < s.stream {
+		out, sacked, lost, retrans := s.counts()
+		if int(out)-int(sacked)-int(lost)+int(retrans) >= s.limit {
+			return
+		}
+		n := min(size, s.stream-s.sent)
+		s.sent += n
+		s.segments = append(s.segments, segment{size: n})
+	}
+}
+
+// says is what the socket does at an event.
+func (s *enforcedSender) says() {
+	i := &s.seen
+	i.At++
+	i.Cwnd = uint32(s.limit)
+	i.PacketsOut, i.SackedOut, i.LostOut, i.RetransOut = s.counts()
+	i.Acked, i.Newest, i.Sent, i.End = uint64(s.una), uint64(s.newest), uint64(s.sent), uint64(s.stream)
+}
+
+// TestReportsOfAnyEnforcedLegAddUp drives the model at random and looks at it now and
+// then. Whatever happens, and whatever is not looked at, reports are exact where
+// the socket is, and never contradict each other.
+func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		start := rapid.SampledFrom([]uint32{0, math.MaxUint32 - 3}).Draw(t, "counters start at")
+		s := &enforcedSender{
+			seen: bpf.Seen{
+				Mss: mss, SndWnd: wideWnd, Cwnd: 10, Lost: start, Timeouts: start, Marked: start,
+				Samples: start,
+			},
+			limit: 10,
+		}
+		s.says()
+		h := enforcedFrom(s.seen)
+		at := now
+		var l limits
+		l.beginEnforcing(nil, 0)
+		clock := func() cc.Time { return at }
+		var taken atomic.Int64
+		l.applyLimit(flow.Limit{Cwnd: 10 * mss}, clock, &taken)
+		happened := at // when the newest reading was
+		says := func() {
+			at++
+			happened = at
+			s.says()
+		}
+		report := func() flow.Report {
+			limit, wider := l.limitSince(happened)
+			return h.makeReport(s.stream, false, happened, at, limit, wider)
+		}
+		before := report()
+		look := func() {
+			at++
+			h.latest = s.seen
+			r := report()
+			require.GreaterOrEqual(t, r.At, before.At)
+			require.Equal(t, cc.Bytes(s.stream), r.Written)
+			require.GreaterOrEqual(t, r.Unsent, cc.Bytes(0))
+			require.GreaterOrEqual(t, r.Written-r.Unsent, r.Acked)
+			require.GreaterOrEqual(t, r.Written-r.Unsent, cc.Bytes(s.sent), "no less than what has left")
+			require.GreaterOrEqual(t, r.Acked, cc.Bytes(s.una))
+			require.LessOrEqual(t, r.Acked, cc.Bytes(s.seen.Sent), "no more than what had left")
+			require.GreaterOrEqual(t, r.Acked, before.Acked)
+			require.GreaterOrEqual(t, r.Newest, r.Acked)
+			require.GreaterOrEqual(t, r.Newest, before.Newest)
+			require.LessOrEqual(t, r.Newest, cc.Bytes(s.seen.Sent))
+			require.LessOrEqual(t, r.Sacked, r.Acked)
+			require.GreaterOrEqual(t, r.Pipe, cc.Bytes(0))
+			require.Equal(t, cc.Bytes(s.seen.Lost-start)*mss, r.Lost)
+			require.Equal(t, int(s.seen.Timeouts-start), r.Timeouts)
+			require.GreaterOrEqual(t, r.Marked, before.Marked)
+			require.LessOrEqual(t, r.Marked, r.Acked)
+			before = r
+		}
+		pick := func() int { return rapid.IntRange(0, len(s.segments)-1).Draw(t, "segment") }
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			switch op := rapid.IntRange(0, 6).Draw(t, "operation"); {
+			case op == 0:
+				s.stream += rapid.Int64Range(1, 20*mss).Draw(t, "write")
+				taken.Store(s.stream)
+				s.send(rapid.Int64Range(1, mss).Draw(t, "size"))
+			case op == 1: // a new limit takes effect at once
+				at++
+				s.limit = rapid.IntRange(1, 30).Draw(t, "window")
+				l.applyLimit(flow.Limit{Cwnd: cc.Bytes(s.limit) * mss}, clock, &taken)
+				s.send(mss)
+			case len(s.segments) == 0:
+			case op == 2: // an acknowledgement, after which more may leave
+				for range pick() + 1 {
+					s.una += s.segments[0].size
+					s.segments = s.segments[1:]
+				}
+				s.newest = max(s.newest, s.una)
+				s.seen.Samples++
+				s.seen.Marked += uint32(rapid.IntRange(0, 1).Draw(t, "marked"))
+				says()
+				s.send(rapid.Int64Range(1, mss).Draw(t, "size"))
+			case op == 3:
+				i := pick()
+				s.segments[i].sacked = true
+				end := s.una
+				for _, seg := range s.segments[:i+1] {
+					end += seg.size
+				}
+				s.newest = max(s.newest, end)
+				says()
+				s.send(mss)
+			case op == 4:
+				if seg := &s.segments[pick()]; !seg.sacked && !seg.lost {
+					seg.lost = true
+					s.seen.Lost++
+				}
+				says()
+				s.send(mss)
+			case op == 5:
+				seg := &s.segments[pick()]
+				seg.retransmitted = seg.retransmitted || seg.lost
+			case op == 6:
+				s.seen.Timeouts++
+				says()
+			}
+			if rapid.Bool().Draw(t, "look") {
+				look()
+			}
+		}
+		for len(s.segments) > 0 || s.sent < s.stream {
+			s.una, s.newest, s.segments = s.sent, s.sent, nil
+			says()
+			s.send(mss)
+		}
+		look()
+		require.Equal(t, before.Written, before.Acked)
+		require.Zero(t, before.Unsent)
+		require.Zero(t, before.Pipe)
+		require.Zero(t, before.Sacked)
+	})
 }

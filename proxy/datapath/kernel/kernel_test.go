@@ -69,6 +69,15 @@ func (d *Datapath) pair(tb testing.TB, addr string) (dialled, accepted *Conn) {
 	return got.conn, accepted
 }
 
+// listen returns a listener of this package that accepts nothing by itself, closed with the test.
+func listen(t *testing.T, addr string) *net.TCPListener {
+	t.Helper()
+	ln, err := Listen(t.Context(), addr, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln
+}
+
 const (
 	loopback4 = "127.0.0.1:0"
 	loopback6 = "[::1]:0"

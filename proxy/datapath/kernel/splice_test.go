@@ -3,7 +3,9 @@
 package kernel
 
 import (
+	"errors"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -202,4 +204,206 @@ func TestSplicingAllocatesNothing(t *testing.T) {
 			_, _ = c.sink.ReadReady(room)
 		}), "streams: %v", streams)
 	}
+}
+
+// say sends text whose bytes after each '^' are urgent.
+func (c *Conn) say(tb testing.TB, text string) {
+	tb.Helper()
+	for i, part := range strings.Split(text, "^") {
+		if i > 0 {
+			_, err := c.writeUrgent([]byte(part[:1]))
+			require.NoError(tb, err)
+			part = part[1:]
+		}
+		_, err := c.Write([]byte(part))
+		require.NoError(tb, err)
+	}
+}
+
+// hear reads n bytes, one by one, and shows them as say takes them.
+func (c *Conn) hear(tb testing.TB, n int) string {
+	tb.Helper()
+	var said strings.Builder
+	b := make([]byte, 1)
+	for range n {
+		c.readable(tb)
+		if c.marked(tb) {
+			said.WriteByte('^')
+		}
+		_, err := c.Read(b)
+		require.NoError(tb, err)
+		said.WriteByte(b[0])
+	}
+	return said.String()
+}
+
+// readable waits until a read would not wait.
+func (c *Conn) readable(tb testing.TB) {
+	tb.Helper()
+	require.NoError(tb, c.raw.Read(func(fd uintptr) bool {
+		events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(events, 0)
+		return n > 0 || err != nil
+	}))
+}
+
+func (c *Conn) marked(tb testing.TB) (mark bool) {
+	tb.Helper()
+	require.NoError(tb, c.raw.Control(func(fd uintptr) { mark = atMark(fd) }))
+	return mark
+}
+
+// carryOn forwards until the source ends, in grants of that many bytes.
+func (c carried) carryOn(grant int) error {
+	defer c.Release()
+	for {
+		_, err := c.Fill(1 << 20)
+		for err == nil && c.Buffered() > 0 {
+			_, err = c.Drain(grant)
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return c.out.CloseWrite()
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// eachCarrier runs a test with and without pipes to splice through.
+func eachCarrier(t *testing.T, test func(t *testing.T, c carried)) {
+	for name, pipes := range map[string]int{"spliced": 2, "copied": 1} {
+		t.Run(name, func(t *testing.T) {
+			d := still(t, Config{Pipes: pipes})
+			t.Cleanup(d.pipes.closeAll)
+			if pipes == 1 {
+				hog := d.pipes.takePipe(1)
+				t.Cleanup(func() { d.pipes.returnPipe(hog) })
+			}
+			test(t, d.carried(t))
+		})
+	}
+}
+
+func TestUrgentBytesKeepTheirPlace(t *testing.T) {
+	for name, steps := range map[string][]string{
+		"in the middle":          {"abc", "^!", "def"},
+		"with what is around it": {"abc^!def"},
+		"first":                  {"^!abc"},
+		"last":                   {"abc^!"},
+		"alone":                  {"^!"},
+		"one after the other":    {"ab^1", "c^2d", "^3", "e"},
+		"side by side":           {"ab^1", "^2", "^3cd"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachCarrier(t, func(t *testing.T, c carried) {
+				carrying := make(chan error, 1)
+				go func() { carrying <- c.carryOn(5) }()
+				for _, step := range steps { // the connection stays open: nothing stands still at the mark
+					c.source.say(t, step)
+					assert.Equal(t, step, c.sink.hear(t, len(strings.ReplaceAll(step, "^", ""))))
+				}
+				require.NoError(t, c.source.CloseWrite())
+				require.NoError(t, <-carrying)
+				rest, err := io.ReadAll(c.sink)
+				require.NoError(t, err)
+				assert.Empty(t, rest)
+			})
+		})
+	}
+}
+
+// The receiver learns only of the last of several marks that it has not reached.
+func TestNothingIsLostWhereMarksAreManyAndTheSourceHasEnded(t *testing.T) {
+	for _, end := range []struct {
+		name string
+		how  func(*Conn) error
+	}{{"a FIN", (*Conn).CloseWrite}, {"a reset", (*Conn).Reset}} {
+		t.Run("before "+end.name, func(t *testing.T) {
+			eachCarrier(t, func(t *testing.T, c carried) {
+				c.source.say(t, "abc^1def^2ghi^3jkl")
+				require.Eventually(t, func() bool {
+					n, err := c.source.Undelivered()
+					return n == 0 && err == nil
+				}, patience, time.Millisecond)
+				require.NoError(t, end.how(c.source))
+				if end.name == "a reset" {
+					require.Eventually(t, c.in.Aborted, patience, time.Millisecond)
+				}
+				err := c.carryOn(5)
+				if err != nil { // spliced: the error comes with the first look
+					require.ErrorIs(t, err, unix.ECONNRESET)
+					require.NoError(t, c.out.CloseWrite())
+				}
+				assert.Equal(t, "abc1def2ghi^3jkl", c.sink.hear(t, 15))
+			})
+		})
+	}
+}
+
+// A splice that stands still at the mark is told of the reset, too, which the copy that goes on is not.
+func TestAResetBehindAnUrgentByteIsNoEnd(t *testing.T) {
+	eachCarrier(t, func(t *testing.T, c carried) {
+		stream := strings.Repeat("s", datapath.SmallBuffer) // a stream is spliced
+		c.source.say(t, stream+"^!rest")
+		require.Eventually(t, func() bool {
+			n, err := c.source.Undelivered()
+			return n == 0 && err == nil
+		}, patience, time.Millisecond)
+		require.NoError(t, c.source.Reset())
+		require.Eventually(t, c.in.Aborted, patience, time.Millisecond)
+		require.ErrorIs(t, c.carryOn(1<<20), unix.ECONNRESET)
+		require.NoError(t, c.out.CloseWrite())
+		got, err := io.ReadAll(c.sink)
+		require.NoError(t, err)
+		assert.Equal(t, stream+"!rest", string(got))
+	})
+}
+
+func TestAnUrgentByteWaitsBehindABlockedDestination(t *testing.T) {
+	eachCarrier(t, func(t *testing.T, c carried) {
+		carrying := make(chan error, 1)
+		go func() { carrying <- c.carryOn(1 << 20) }()
+		before, after := make([]byte, 16<<20), make([]byte, 1<<20)
+		sent := make(chan error, 1)
+		go func() {
+			_, err := c.source.Write(before)
+			_, urgent := c.source.writeUrgent([]byte{'!'})
+			_, last := c.source.Write(after)
+			sent <- errors.Join(err, urgent, last, c.source.CloseWrite())
+		}()
+		// The receiver reads up to the mark and stops there.
+		got, buf := 0, make([]byte, 1<<20)
+		for got < len(before) {
+			n, err := c.sink.Read(buf)
+			require.NoError(t, err)
+			got += n
+		}
+		require.Equal(t, len(before), got)
+		assert.Equal(t, "^!", c.sink.hear(t, 1))
+		rest, err := io.ReadAll(c.sink)
+		require.NoError(t, err)
+		assert.Len(t, rest, len(after))
+		require.NoError(t, <-sent)
+		require.NoError(t, <-carrying)
+	})
+}
+
+// Where the destination knows no urgency the byte is one like any other.
+func TestAnUrgentByteIsCopiedWithTheRest(t *testing.T) {
+	d := still(t, Config{})
+	source, in := d.pair(t, loopback4)
+	source.say(t, "abc^!def")
+	require.NoError(t, source.CloseWrite())
+	var got strings.Builder
+	c := datapath.NewCopy(&got, in, &datapath.Buffers{})
+	for {
+		if _, err := c.Fill(1 << 20); err != nil {
+			require.ErrorIs(t, err, io.EOF)
+			break
+		}
+		_, err := c.Drain(1 << 20)
+		require.NoError(t, err)
+	}
+	assert.Equal(t, "abc!def", got.String())
 }

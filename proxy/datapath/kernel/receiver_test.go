@@ -14,6 +14,86 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+// receiveBuffer is what a socket may take in at first, as the proxy has it.
+const receiveBuffer = 256 << 10
+
+// flood has the peer send all that c's socket takes in while nobody reads, and returns
+// the kernel memory that it takes there.
+func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
+	t.Helper()
+	piece := make([]byte, 64<<10)
+	quiet := 0
+	for quiet < 100 { // what is acknowledged makes room for more
+		require.NoError(t, from.raw.Visit(func(fd int) error {
+			n, err := unix.SendmsgN(fd, piece, nil, nil, unix.MSG_DONTWAIT)
+			if n > 0 {
+				quiet = 0
+				return nil
+			}
+			if quiet++; err == unix.EAGAIN {
+				return nil
+			}
+			return err
+		}))
+		poll := []unix.PollFd{{Fd: -1}}
+		_, _ = unix.Poll(poll, 1)
+	}
+	return c.memory(t)
+}
+
+// memory is what the kernel has in c's receive queue, overhead included.
+func (c *Conn) memory(t *testing.T) (held cc.Bytes) {
+	t.Helper()
+	require.NoError(t, c.raw.Visit(func(fd int) (err error) {
+		held, err = unreadMemory(fd)
+		return err
+	}))
+	return held
+}
+
+func TestWhatNobodyReadsIsBounded(t *testing.T) {
+	const segment = 128 << 10 // the last one may go beyond
+	bounded := still(t, Config{ReceiveBuffer: receiveBuffer})
+	if bounded.receiveBounds.largest == 0 {
+		t.Skip(bounded.Missing())
+	}
+	for _, accepted := range []bool{false, true} {
+		from, to := bounded.pair(t, loopback4)
+		if !accepted {
+			from, to = to, from
+		}
+		require.True(t, to.LimitReceive(receiveBuffer))
+		pass(t, from, to, 16<<20) // the kernel gives more room to who reads much: without a bound, some megabytes
+		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(receiveBuffer+segment))
+		require.True(t, to.LimitReceive(1<<20))
+		assert.Equal(t, 1<<20, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), "there is more room")
+		assert.Equal(t, 1<<20, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "and the peer is told")
+		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(1<<20+segment))
+		assert.False(t, to.LimitReceive(1<<40), "from here on it is the kernel's")
+		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
+	}
+}
+
+// What is the kernel's has a window that lets it see whether more is needed. A bounded one, which
+// may be full all the time, does not: the kernel would keep it for ever.
+func TestABufferThatIsTheKernelsGrows(t *testing.T) {
+	d := still(t, Config{ReceiveBuffer: receiveBuffer})
+	if d.receiveBounds.largest == 0 {
+		t.Skip(d.Missing())
+	}
+	test := func(n cc.Bytes) {
+		_, to := d.pair(t, loopback4)
+		require.True(t, to.LimitReceive(receiveBuffer))
+		require.False(t, to.LimitReceive(n))
+		room := min(n, d.receiveBounds.largest) / 2
+		assert.GreaterOrEqual(t, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), int(room))
+		assert.GreaterOrEqual(t, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), int(room))
+		assert.Equal(t, 1, to.option(t, unix.SOL_SOCKET, unix.SO_RCVLOWAT))
+	}
+	test(1 << 40)
+	unprivileged(t, func() { test(4 * d.receiveBounds.unprivileged) })
+}
+
 // What the relay lets a socket take in does not widen a window that is held, and it has
 // its own back afterwards.
 func TestAHeldWindowStaysHeld(t *testing.T) {

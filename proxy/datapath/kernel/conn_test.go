@@ -1,0 +1,285 @@
+//go:build linux
+
+package kernel
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+// Go's allocator has pieces of 448 and of 480 bytes.
+func TestALegIsSmall(t *testing.T) {
+	assert.LessOrEqual(t, unsafe.Sizeof(Conn{}), uintptr(448))
+}
+
+// patience bounds a failure; nothing waits for it.
+const patience = 10 * time.Second
+
+// eachSide runs a test with either leg of a pair as the one that ends.
+func eachSide(t *testing.T, test func(t *testing.T, leg, peer *Conn)) {
+	d := still(t, Config{})
+	dialled, accepted := d.pair(t, loopback4)
+	t.Run("dialled", func(t *testing.T) { test(t, dialled, accepted) })
+	dialled, accepted = d.pair(t, loopback4)
+	t.Run("accepted", func(t *testing.T) { test(t, accepted, dialled) })
+}
+
+// crash closes the socket as the kernel does when the process dies.
+func (c *Conn) crash(t *testing.T) {
+	t.Helper()
+	require.NoError(t, c.raw.Close())
+}
+
+// stuff writes until the socket takes no more.
+func (c *Conn) stuff(t *testing.T) (total int) {
+	t.Helper()
+	b := make([]byte, 64<<10)
+	require.NoError(t, c.raw.Write(func(fd uintptr) bool {
+		for {
+			n, err := unix.Write(int(fd), b)
+			if err != nil {
+				return assert.ErrorIs(t, err, unix.EAGAIN)
+			}
+			total += n
+		}
+	}))
+	return total
+}
+
+func TestACrashDoesNotLookLikeTheEnd(t *testing.T) {
+	for name, first := range map[string]func(t *testing.T, leg, peer *Conn){
+		"in an open connection":         func(*testing.T, *Conn, *Conn) {},
+		"after the peer's end":          func(t *testing.T, _, peer *Conn) { require.NoError(t, peer.CloseWrite()) },
+		"with bytes that wait to leave": func(t *testing.T, leg, _ *Conn) { leg.stuff(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachSide(t, func(t *testing.T, leg, peer *Conn) {
+				first(t, leg, peer)
+				leg.crash(t)
+				_, err := io.Copy(io.Discard, peer)
+				assert.ErrorIs(t, err, unix.ECONNRESET)
+			})
+		})
+	}
+}
+
+func TestACrashAfterOurEndResetsThePeerThatGoesOn(t *testing.T) {
+	eachSide(t, func(t *testing.T, leg, peer *Conn) {
+		_, err := leg.Write([]byte("whole"))
+		require.NoError(t, err)
+		require.NoError(t, leg.CloseWrite())
+		got, err := io.ReadAll(peer)
+		require.NoError(t, err)
+		require.Equal(t, "whole", string(got))
+		assert.False(t, peer.Aborted())
+		leg.crash(t)
+		assert.True(t, peer.Aborted())
+	})
+}
+
+func TestCloseDeliversWhatWaits(t *testing.T) {
+	eachSide(t, func(t *testing.T, leg, peer *Conn) {
+		total := leg.stuff(t)
+		require.NoError(t, leg.Close())
+		_ = leg.Reset() // comes too late
+		got, err := io.Copy(io.Discard, peer)
+		require.NoError(t, err)
+		assert.Equal(t, int64(total), got)
+	})
+}
+
+func TestAResetDiscardsWhatWaits(t *testing.T) {
+	eachSide(t, func(t *testing.T, leg, peer *Conn) {
+		leg.stuff(t)
+		require.NoError(t, leg.Reset())
+		_, err := io.Copy(io.Discard, peer)
+		assert.ErrorIs(t, err, unix.ECONNRESET)
+	})
+}
+
+func TestNothingIsUndeliveredToAPeerThatHasReset(t *testing.T) {
+	eachSide(t, func(t *testing.T, leg, peer *Conn) {
+		leg.stuff(t)
+		n, err := leg.Undelivered()
+		require.NoError(t, err)
+		require.Positive(t, n)
+		require.NoError(t, peer.Reset())
+		require.Eventually(t, func() bool {
+			n, err := leg.Undelivered()
+			return err == nil && n == 0
+		}, patience, time.Millisecond)
+	})
+}
+
+// peeking is a Peek underway: what it has shown so far, and its end.
+type peeking struct {
+	shown chan string
+	ended chan error
+}
+
+// peekUntil peeks into n bytes until it sees want.
+func (c *Conn) peekUntil(n int, want string) peeking {
+	p := peeking{make(chan string, n), make(chan error, 1)}
+	go func() {
+		p.ended <- c.Peek(make([]byte, n), func(b []byte) bool {
+			p.shown <- string(b)
+			return string(b) == want
+		})
+	}()
+	return p
+}
+
+func TestPeekShowsWhatComesAndLeavesItThere(t *testing.T) {
+	far, near := start(t, Config{}).pair(t, loopback4)
+	const said = "spoken slowly"
+	p := near.peekUntil(100, said)
+	for i := range len(said) {
+		_, err := far.Write([]byte(said[i : i+1]))
+		require.NoError(t, err)
+		assert.Equal(t, said[:i+1], <-p.shown, "each segment is shown, with those before it")
+	}
+	require.NoError(t, <-p.ended)
+	again := near.peekUntil(5, "never")
+	assert.Equal(t, said[:5], <-again.shown)
+	require.NoError(t, <-again.ended, "there is no room for more")
+	require.NoError(t, far.CloseWrite())
+	all, err := io.ReadAll(near)
+	require.NoError(t, err)
+	assert.Equal(t, said, string(all))
+}
+
+func TestPeekEndsWithThePeer(t *testing.T) {
+	for _, row := range []struct {
+		name, said string
+		end        func(*Conn) error
+		read       error
+	}{
+		{"that has said nothing", "", (*Conn).CloseWrite, nil},
+		{"that has said too little", "half", (*Conn).CloseWrite, nil},
+		{"that has gone away", "", (*Conn).Reset, syscall.ECONNRESET},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			far, near := start(t, Config{}).pair(t, loopback4)
+			p := near.peekUntil(100, "never")
+			if row.said != "" {
+				_, err := far.Write([]byte(row.said))
+				require.NoError(t, err)
+				assert.Equal(t, row.said, <-p.shown)
+			}
+			require.NoError(t, row.end(far))
+			require.NoError(t, <-p.ended)
+			assert.Empty(t, p.shown, "what was shown is not shown again")
+			all, err := io.ReadAll(near)
+			require.ErrorIs(t, err, row.read, "the error is left for the reader")
+			assert.Equal(t, row.said, string(all))
+		})
+	}
+}
+
+func TestPeekIsEndedByADeadlineAndByClose(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		end  func(*Conn) error
+		says error
+	}{
+		{"a deadline", func(c *Conn) error { return c.SetReadDeadline(time.Unix(1, 0)) }, os.ErrDeadlineExceeded},
+		{"a reset", (*Conn).Reset, net.ErrClosed},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			far, near := start(t, Config{}).pair(t, loopback4)
+			p := near.peekUntil(100, "never")
+			_, err := far.Write([]byte("half"))
+			require.NoError(t, err)
+			assert.Equal(t, "half", <-p.shown)
+			require.NoError(t, row.end(near))
+			assert.ErrorIs(t, <-p.ended, row.says)
+		})
+	}
+	far, near := start(t, Config{}).pair(t, loopback4)
+	require.NoError(t, near.SetReadDeadline(time.Unix(1, 0)))
+	assert.ErrorIs(t, <-near.peekUntil(1, "").ended, os.ErrDeadlineExceeded)
+	require.NoError(t, near.SetReadDeadline(time.Time{}))
+	_, err := far.Write([]byte("x"))
+	require.NoError(t, err)
+	b := make([]byte, 1)
+	_, err = near.Read(b)
+	require.NoError(t, err, "a deadline that is taken back has ended nothing for good")
+}
+
+func TestMarksOfTheHandshakeAreKnown(t *testing.T) {
+	privileged := bpf.Check()
+	const client, server = 46, 34 // EF, AF41
+	for name, c := range map[string]struct{ listen, dial string }{
+		"IPv4":                          {"127.0.0.1:0", "127.0.0.1"},
+		"IPv6":                          {"[::1]:0", "::1"},
+		"IPv4 on a socket of both ways": {"[::]:0", "127.0.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := still(t, Config{})
+			ln, err := Listen(t.Context(), c.listen, false)
+			require.NoError(t, err)
+			port := ln.Addr().(*net.TCPAddr).AddrPort().Port()
+			to := netip.AddrPortFrom(netip.MustParseAddr(c.dial), port)
+			raw, err := ln.SyscallConn()
+			require.NoError(t, err)
+			require.NoError(t, datapath.Control(raw, func(fd int) error {
+				if err := setDSCP(fd, true, server); err != nil {
+					return err
+				}
+				if c.listen == "127.0.0.1:0" {
+					return nil
+				}
+				return setDSCP(fd, false, server)
+			}))
+			accepted := make(chan *Conn, 1)
+			l, err := d.Listener(ln)
+			require.NoError(t, err)
+			go func() {
+				_ = l.Serve(func(conn datapath.Conn) { accepted <- conn.(*Conn) }, nil)
+			}()
+			defer l.Close() //nolint:errcheck // it only listened
+			dialled, err := d.Dial(t.Context(), DialConfig{
+				Target: to, DSCP: func(at netip.AddrPort) (uint8, bool) {
+					assert.Equal(t, to, at)
+					return client, true
+				},
+			})
+			require.NoError(t, err)
+			defer dialled.Close() //nolint:errcheck // nothing was written
+			conn := <-accepted
+			defer conn.Close() //nolint:errcheck // nothing was written
+
+			assert.EqualValues(t, client, conn.ReceivedDSCP())
+			if name != "IPv6" && privileged != nil {
+				assert.Zero(t, dialled.ReceivedDSCP())
+			} else {
+				assert.EqualValues(t, server, dialled.ReceivedDSCP())
+			}
+			for _, leg := range []*Conn{conn, dialled} {
+				require.NoError(t, leg.SetDSCP(8))
+				require.NoError(t, leg.raw.Visit(func(fd int) error {
+					level, option := unix.IPPROTO_IP, unix.IP_TOS
+					if name == "IPv6" {
+						level, option = unix.IPPROTO_IPV6, unix.IPV6_TCLASS
+					}
+					tos, err := unix.GetsockoptInt(fd, level, option)
+					assert.Equal(t, 8<<2, tos&^3)
+					return err
+				}))
+			}
+		})
+	}
+}
