@@ -164,7 +164,8 @@ func (c *connection) greetAndDial() {
 	})
 }
 
-// onDialled continues after the dial.
+// onDialled continues after the dial: with the relay, or with the wait for a server name if several verdicts are
+// still possible.
 func (c *connection) onDialled(server datapath.Conn, err error) {
 	r := c.attachServer(server, err)
 	switch {
@@ -184,7 +185,8 @@ func (c *connection) onDialled(server datapath.Conn, err error) {
 	}
 }
 
-// greetClient finds out where the client wants to go.
+// greetClient finds out where the client wants to go, and counts it in the limits and the loop guard. It
+// leaves what the client sent beyond its request in up.early.
 func (c *connection) greetClient() *rejection {
 	ctx := context.Background()
 	if !c.noHandshake {
@@ -313,7 +315,8 @@ func (c *connection) permitOutside(target netip.AddrPort) error {
 	return c.permitTarget(target)
 }
 
-// permitTarget refuses an address by guards and rules.
+// permitTarget refuses an address by guards and rules. A rule that asks for a server name refuses only once the
+// name is known, so an address is permitted if any verdict that is possible permits it.
 func (c *connection) permitTarget(target netip.AddrPort) error {
 	if err := c.env.currentSettings().guardTarget(c.listener, target, c.chosen.Fixed); err != nil {
 		return err
@@ -357,7 +360,8 @@ func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 	return f
 }
 
-// attachServer takes the server leg, or the error of the dial, and answers the client.
+// attachServer takes the server leg, or the error of the dial, and answers the client. It sets verdict to the last of
+// the prospects, which is the only one unless a server name is still to decide.
 func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	if err != nil {
 		return c.refuseClient(err)
@@ -412,7 +416,7 @@ func (c *connection) sendProxyHeader() error {
 	return nil
 }
 
-// refuseClient sends the client an error in its protocol, which closes the connection.
+// refuseClient is for clients that were not answered yet. It sends the client an error in its protocol, which closes the connection.
 func (c *connection) refuseClient(err error) *rejection {
 	_ = c.chosen.Answer(netip.AddrPort{}, err)
 	return &rejection{dialReason(err), err}
@@ -537,8 +541,8 @@ func (c *connection) dscpTowards(target netip.AddrPort) (dscp uint8, keep bool) 
 	return receivedDSCP(c.client.conn), true
 }
 
-// carryDSCP marks the packets of each leg as those that came over the other one. A client whose server sets no mark
-// gets its own mark back.
+// carryDSCP marks the packets of each leg as those that came over the other one. If the server sets no
+// mark, the client gets its own mark back.
 func (c *connection) carryDSCP() {
 	there := receivedDSCP(c.client.conn)
 	back := receivedDSCP(c.server.conn)
@@ -549,6 +553,7 @@ func (c *connection) carryDSCP() {
 	c.setDSCP(&c.client, back)
 }
 
+// setDSCP marks the packets of a leg, if its transport can.
 func (c *connection) setDSCP(l *leg, dscp uint8) {
 	m, ok := l.conn.(datapath.Marker)
 	if !ok {
@@ -596,7 +601,7 @@ func (c *connection) startRelaying() {
 	c.runDirections()
 }
 
-// openDirections joins the legs by a carrier for each direction, and opens flows where terms need them at once.
+// openDirections puts the verdict into force: it joins the legs by a carrier for each direction, and opens flows where terms need them at once.
 func (c *connection) openDirections() error {
 	c.noteActivity()
 	v, limits := c.verdict, &c.decidedBy.cfg.Limits
@@ -799,7 +804,8 @@ func (c *connection) onReadFailed(failed, other *leg, err error) (abort *leg) {
 	return other
 }
 
-// setFailed marks a leg as failed. An orderly end before it is not the cause any more. c.mu is held.
+// setFailed marks a leg as failed. The failure replaces an orderly end that came before as the cause,
+// because that did not end the connection. c.mu is held.
 func (c *connection) setFailed(l *leg, err error) {
 	l.failed = true
 	c.phase = draining

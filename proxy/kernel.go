@@ -25,7 +25,7 @@ type Kernel struct {
 	*Server
 	Datapath *kernel.Datapath
 	agents   agents
-	routes   *ingress.Routes
+	routes   *ingress.Routes // tells which addresses are this machine's
 	sockets  []handedOver
 }
 
@@ -123,7 +123,7 @@ func (k *Kernel) Close() error {
 // is kept even where no listener has it: a reload may leave its address and come back.
 type handedOver struct {
 	at net.Addr
-	fd int
+	fd int // listens at it
 }
 
 // keepSockets returns the descriptors of sockets, for which the runtime does not wait, and closes sockets.
@@ -145,6 +145,7 @@ func keepSockets(sockets []*net.TCPListener) (kept []handedOver, err error) {
 	return kept, nil
 }
 
+// closeAll closes the descriptors of sockets.
 func closeAll(sockets []handedOver) (err error) {
 	for _, s := range sockets {
 		err = errors.Join(err, unix.Close(s.fd))
@@ -152,6 +153,7 @@ func closeAll(sockets []handedOver) (err error) {
 	return err
 }
 
+// duplicateFD returns another descriptor of the same socket, which a program that is started does not inherit.
 func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
 // isOf reports whether a listener has the address of the socket.

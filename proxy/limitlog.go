@@ -95,6 +95,7 @@ func (l *limitLog) findTimes(met metLimit) *metTimes {
 	return m
 }
 
+// warnIfDue logs a warning if the limit was met since the last one, and limitLogPeriod has passed.
 func (m *metTimes) warnIfDue(log *slog.Logger, now cc.Time, met metLimit) {
 	if m.unlogged == 0 || m.logged != 0 && now.Sub(m.logged) < limitLogPeriod {
 		return

@@ -56,6 +56,9 @@ func DescriptorBudget(cfg *config.Config) Descriptors {
 	return divideDescriptors(int(min(lim.Cur, 1<<30)), cfg)
 }
 
+// divideDescriptors divides total descriptors. Ports of telemetry, listeners and the headroom come first, then
+// fixed shares for pipes, attempts and lookups. Sessions have up to a quarter of the rest, and what remains is for
+// connections. Each part but sessions is at least 1, also where total is too small for all.
 func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	listeners := cfg.Listeners
 	port := min(maxPortConn, max(minPortConn, total/portShare))

@@ -89,11 +89,12 @@ func (l *listenerState) peerEndpoints() map[access.Key]netip.AddrPort {
 // listenerTotals are the counters of all listeners of one name. They outlive a reload.
 type listenerTotals struct {
 	share
-	setup, dial *datapath.Durations
-	taken       atomic.Uint64
+	setup, dial *datapath.Durations // from accept to relay; of successful dials
+	taken       atomic.Uint64       // connections that came, be they refused or not
 	refused     rejections
 }
 
+// newListenerTotals returns counters of a listener that is new.
 func newListenerTotals() *listenerTotals {
 	return &listenerTotals{setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds)}
 }

@@ -46,6 +46,7 @@ func wireOfLeg(conn datapath.Conn) wire {
 	return wireOf(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
 }
 
+// endpointOf returns an address as an endpoint. IPv4 is written as IPv4-mapped IPv6.
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
 
 // addrPort returns a TCP address without a zone, with IPv4-mapped addresses as IPv4. Of other
@@ -134,6 +135,7 @@ func (g *loopGuard) forgetDialled(w wire) {
 	g.removeWire(g.dialling, w)
 }
 
+// removeWire takes one count of w off m.
 func (g *loopGuard) removeWire(m map[wire]int, w wire) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -206,7 +206,7 @@ type inflow struct {
 }
 
 // growIfNeeded raises the bound when written bytes in all have been passed on. It reports whether the leg is still
-// bounded. Up to calmInflow the bound is two to four times written, half of which may be overhead: a sender in slow
+// bounded. Up to calmInflow the bound is two to four times written, where half may be overhead: a sender in slow
 // start has no more in flight than has arrived before. Beyond, it doubles if the path from the source needs it.
 func (in *inflow) growIfNeeded(clock func() cc.Time, written int64) (bounded bool) {
 	if written < in.written+in.bound/2 {

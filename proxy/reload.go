@@ -22,7 +22,7 @@ type reloadPlan struct {
 	env     *environment
 	present *settings
 	next    *config.Config
-	counts  map[string]*listenerTotals // of present listeners and of those that drain, by name
+	counts  map[string]*listenerTotals // of listeners that are present or drain, by name
 
 	listeners []*listenerState // of next, in its order
 	opened    []*listenerState

@@ -32,8 +32,8 @@ const (
 // FlowInfo is one live connection at one moment. What is not known yet in its
 // state is zero.
 type FlowInfo struct {
-	ID             uint64
-	Listener, Rule string
+	ID             uint64         // in the order of arrival, from 1
+	Listener, Rule string         // Rule is empty where only the defaults apply
 	Source, Target netip.AddrPort // Target is where the server leg goes
 	Host           string         // "name:port" when the client named it
 	Peer           string         // of the tunnel that the client is inside; empty: none
@@ -42,8 +42,8 @@ type FlowInfo struct {
 	Age            time.Duration
 	Setup          time.Duration // from accepted to relaying
 	Idle           time.Duration // since a byte last moved
-	Down, Up       DirectionInfo
-	Client, Server datapath.Info
+	Down, Up       DirectionInfo // Down sends to the client, Up to the server
+	Client, Server datapath.Info // the legs
 }
 
 // Relayed reports whether the directions and legs are in place.
@@ -51,7 +51,7 @@ func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State !
 
 // DirectionInfo is one direction of a live connection.
 type DirectionInfo struct {
-	Algorithm string
+	Algorithm string   // "none": the kernel's own congestion control
 	Read      cc.Bytes // from the leg it comes from
 	Written   cc.Bytes // to the leg it goes to
 	Spliced   cc.Bytes // part of Written that moved inside the kernel
@@ -172,6 +172,7 @@ func (d *DirectionCounters) addAlgorithm(c AlgorithmCounters) {
 	d.Control[c.Algorithm] = sum
 }
 
+// copyCounters returns a copy that shares no memory with d.
 func (d DirectionCounters) copyCounters() DirectionCounters {
 	d.Control = maps.Clone(d.Control)
 	return d
@@ -183,6 +184,7 @@ type rejections struct {
 	n  map[Reason]uint64
 }
 
+// countRejection counts one connection.
 func (r *rejections) countRejection(reason Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,6 +194,7 @@ func (r *rejections) countRejection(reason Reason) {
 	r.n[reason]++
 }
 
+// copyCounts returns a copy of the counts.
 func (r *rejections) copyCounts() map[Reason]uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,6 +204,7 @@ func (r *rejections) copyCounts() map[Reason]uint64 {
 // peerKey names a peer of a tunnel.
 type peerKey struct{ listener, peer string }
 
+// compareTo orders peers by listener, then name.
 func (p PeerCounters) compareTo(q PeerCounters) int {
 	return cmp.Or(strings.Compare(p.Listener, q.Listener), strings.Compare(p.Peer, q.Peer))
 }
@@ -219,6 +223,7 @@ type totals struct {
 // routeKey names a route.
 type routeKey struct{ listener, rule string }
 
+// compareTo orders routes by listener, then rule.
 func (k routeKey) compareTo(l routeKey) int {
 	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.rule, l.rule))
 }
@@ -339,6 +344,7 @@ type configuredNames struct {
 	peers    map[peerKey]bool
 }
 
+// namesOf returns the names of cfg.
 func namesOf(cfg *config.Config) configuredNames {
 	n := configuredNames{map[string]bool{"": true}, map[string]bool{}, map[peerKey]bool{}}
 	for _, r := range cfg.Rules {
@@ -356,11 +362,13 @@ func namesOf(cfg *config.Config) configuredNames {
 	return n
 }
 
+// hasRoute reports whether both the listener and the rule are in the configuration.
 func (n *configuredNames) hasRoute(k routeKey) bool {
 	_, there := n.listsAll[k.listener]
 	return there && n.rules[k.rule]
 }
 
+// hasPeer reports whether the configuration has the peer, or may: certificates name peers that it does not list.
 func (n *configuredNames) hasPeer(k peerKey) bool {
 	all, there := n.listsAll[k.listener]
 	return there && (!all || n.peers[k])

@@ -1,44 +1,3 @@
-// Package proxy splits TCP connections in two and moves the bytes of each
-// direction as fast as its congestion controller grants. It decides nothing
-// about rates: package policy gives each direction its terms, and package flow enforces them.
-//
-// # A download
-//
-// connection.go carries a client from accept to close, direction.go moves the bytes of one direction.
-//
-//  1. A Way accepts the client leg on a loop (package eventloop), and greets it. Where that takes asking
-//     the client (SOCKS5, HTTP, a PROXY header), a goroutine of the setup pool does it.
-//  2. policy.Decide returns a verdict: a refusal, or flow.Terms for each direction. The server is dialled on the loop
-//     of the client, and then the client is answered in its own protocol. The kernel answers captured
-//     clients before the proxy sees them, so that a failed dial becomes a RST there. Where a rule by server name may
-//     still decide, the client's first bytes are read without taking them (datapath.Peeker).
-//  3. Two kernel legs are relayed by the loop of both, other legs by a goroutine for each direction. A direction
-//     is left to the kernel while no more than an initial window is underway (RFC 6928). Before a write would make it
-//     more, the relay asks the leg what it can enforce, opens a flow, and gives the leg's reports to it.
-//     Terms with a limit of their own, and algorithms that need hints, are in force from the first byte.
-//  4. The relay reads a piece from the server leg, and no more than the client's socket takes: a reader that stalls
-//     leaves nothing in a pipe. It bounds what the server leg takes in (inflow). Then it asks the flow for a grant,
-//     unless the leg enforces the window, and waits for Wake if there is none. While it does not read, the
-//     server's receive window closes. That is back-pressure without a queue here.
-//  5. Granted bytes are written to the client leg. Small pieces are copied, a stream is spliced through a pipe.
-//     The leg's reports of acknowledgements go to the flow, which divides the window and wakes the relay.
-//
-// # The end of a connection
-//
-// A FIN is passed on as a FIN, and a reset as a reset, behind the bytes that came before it. The kernel resets every
-// socket whose process dies (SO_LINGER {1, 0}), and Conn.Close takes that back: a crash ends nothing in good order.
-//
-// # Goroutines and loops
-//
-// An idle connection between kernel sockets has no goroutine, stack or buffer. What runs on a loop must not wait:
-// the setup pool greets clients that are asked, waits for server names and dials through tunnels, and the wait for
-// the last acknowledgements before a reset has a goroutine. direction.moveBytes is written once for both. On a loop
-// the legs return datapath.ErrWait instead of waiting, and an event, Wake or the close of a leg has the loop call
-// again. Keep-alives of server legs and the bound of what a leg takes in are set late, because most
-// connections end before they matter.
-//
-// Locks are taken in this order: Server.reloading, Server.mu, totals.mu; connection.mu, receiveControl.mu, those of
-// package flow. None of the others is held while another of this package is taken.
 package proxy
 
 import (
@@ -546,7 +505,7 @@ func (w *addressWatch) updateAddresses(now cc.Time, addrs []netip.Addr) (gone ma
 	return gone
 }
 
-// watchAddresses resets connections with a leg whose own address has left the machine, until done is closed. Nothing
+// watchAddresses resets connections when the own address of a leg has left the machine, until done is closed. Nothing
 // arrives there any more, and the kernel would try for a quarter of an hour.
 func (s *Server) watchAddresses(done <-chan struct{}) {
 	tick := time.NewTicker(addressPeriod)
@@ -731,8 +690,8 @@ func (s *Server) Groups() ([]flow.Group, cc.Time) {
 }
 
 // Hint passes on what the network says about the path to the hosts in p. It
-// returns how many groups of flows took it: those whose bytes all go there,
-// which are downloads of clients and uploads to servers.
+// returns how many groups of flows took it. A group takes it if all its bytes go there:
+// it has downloads of clients, or uploads to servers.
 func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.env.Flows.Hint(p, h) }
 
 // Toward counts the connections that moved a byte in the time lately before now, and

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -39,10 +40,10 @@ type environment struct {
 	Parts
 	limits  limiter
 	loops   *loopGuard
-	buffers *datapath.Buffers
+	buffers *datapath.Buffers // for bytes that are copied, within limits.memory
 	totals  totals
 	setups  setupPool
-	inForce atomic.Pointer[settings]
+	inForce atomic.Pointer[settings] // replaced by reloads; a step of a connection loads it once
 }
 
 // currentSettings returns the settings in force.
@@ -186,4 +187,54 @@ type Reloaded struct {
 	Kept    int // directions that keep their terms: control cannot move between our algorithms and the kernel's
 	Refused int // connections that go on although new ones like them are refused
 	Revoked int // connections that are reset, because their peer has gone from its tunnel
+}
+
+// idleSetups is how many goroutines of a setupPool wait for the next connection.
+const idleSetups = 32
+
+// setupPool runs the steps of connections that may wait, up to the relay. Such a step needs a stack of
+// 16 KB, and growing one costs a tenth of a short connection. So goroutines are used again.
+type setupPool struct {
+	next chan func()    // to an idle goroutine
+	done chan struct{}  // closed: idle goroutines end
+	idle chan struct{}  // holds a token for each of them; has room for idleSetups
+	all  sync.WaitGroup // of all goroutines
+}
+
+// newSetupPool returns a pool without goroutines.
+func newSetupPool() setupPool {
+	return setupPool{next: make(chan func()), done: make(chan struct{}), idle: make(chan struct{}, idleSetups)}
+}
+
+// runSetup runs f on an idle goroutine, or on a new one. It does not wait.
+func (s *setupPool) runSetup(f func()) {
+	select {
+	case s.next <- f:
+	default:
+		s.all.Go(func() { s.setupLoop(f) })
+	}
+}
+
+// setupLoop runs f, and then what runSetup hands over. It ends when idleSetups others wait already.
+func (s *setupPool) setupLoop(f func()) {
+	for {
+		f()
+		select {
+		case s.idle <- struct{}{}:
+		default:
+			return
+		}
+		select {
+		case f = <-s.next:
+			<-s.idle
+		case <-s.done:
+			return
+		}
+	}
+}
+
+// waitForAll waits until all functions have returned. runSetup is not called after it.
+func (s *setupPool) waitForAll() {
+	close(s.done)
+	s.all.Wait()
 }
