@@ -157,7 +157,7 @@ func TestWithoutTimestampsNothingIsKnown(t *testing.T) {
 	u := startUpload(t, true, false)
 	_, err := u.conn.Arrivals()
 	assert.ErrorIs(t, err, errNoTimestamps)
-	assert.Zero(t, u.Stack.asked.Load())
+	assert.Zero(t, u.conns.counting.Load())
 }
 
 // A client that sends what it likes has no more of it kept than any other.
@@ -166,15 +166,15 @@ func TestWhatComesBeyondTheWindowIsBounded(t *testing.T) {
 	_, err := u.conn.Arrivals()
 	require.NoError(t, err)
 	require.NoError(t, u.conn.Advertise(20e3))
-	for u.sent < mostBuffer {
+	for u.sent < maxBuffer {
 		acked, _ := u.send(u.sent, 1300, true)
 		if acked < u.sent+1300 {
 			break
 		}
 		u.sent = acked
 	}
-	assert.Less(t, u.sent, mostBuffer/4, "nobody reads")
-	assert.LessOrEqual(t, len(u.conn.incoming.stamps), mostStamps)
+	assert.Less(t, u.sent, maxBuffer/4, "nobody reads")
+	assert.LessOrEqual(t, len(u.conn.incoming.stamps), maxStamps)
 	require.NoError(t, u.conn.Advertise(0))
 	_, err = io.ReadFull(u.conn, make([]byte, u.sent))
 	require.NoError(t, err)
@@ -185,10 +185,10 @@ func TestConnectionsThatEndAreLookedAtNoMore(t *testing.T) {
 	u := startUpload(t, true, true)
 	_, err := u.conn.Arrivals()
 	require.NoError(t, err)
-	assert.EqualValues(t, 1, u.Stack.asked.Load())
+	assert.EqualValues(t, 1, u.conns.counting.Load())
 	require.NoError(t, u.conn.Reset())
-	assert.Zero(t, u.Stack.asked.Load())
+	assert.Zero(t, u.conns.counting.Load())
 	_, err = u.conn.Arrivals()
 	require.NoError(t, err)
-	assert.Zero(t, u.Stack.asked.Load())
+	assert.Zero(t, u.conns.counting.Load())
 }

@@ -66,7 +66,7 @@ func TestWhatIsSentAsOneLeavesAsSegments(t *testing.T) {
 
 		const offset = 3
 		for next := 0; next < count; {
-			o := outgoing{pkt: pkt, next: next, end: rapid.IntRange(next+1, count).Draw(t, "end"), omit: omit}
+			o := segmentRange{pkt: pkt, next: next, end: rapid.IntRange(next+1, count).Draw(t, "end"), omit: omit}
 			bufs, sizes := make([][]byte, count), make([]int, count)
 			for i := range bufs {
 				bufs[i] = make([]byte, 2000)
@@ -99,13 +99,13 @@ func TestTheQueueCountsSegments(t *testing.T) {
 	put := 0
 	for ; put*segments < queuePackets; put++ {
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Mark: uint32(put)})
-		_, over := a.wire.queue.enqueue(outgoing{pkt: pkt, end: segments})
+		_, over := a.wire.queue.enqueue(segmentRange{pkt: pkt, end: segments})
 		require.False(t, over)
 		pkt.DecRef()
 	}
 	require.EqualValues(t, put*segments-queuePackets, a.wire.drops.Load())
 	next := 0
-	var pieces [3]outgoing
+	var pieces [3]segmentRange
 	for !a.wire.isEmpty() {
 		n := a.wire.queue.dequeue(pieces[:], 64)
 		require.Positive(t, n)

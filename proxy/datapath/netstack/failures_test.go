@@ -40,7 +40,7 @@ func TestSegmentsAreCutSmallerOnlyForAnErrorAboutThem(t *testing.T) {
 			seq := answer.SequenceNumber() + 1
 			other := netip.AddrPortFrom(f.client.Addr(), f.client.Port()+1)
 			for what, p := range map[string][]byte{
-				"less than any path carries":  f.tooBig(f.client.Addr(), first, leastMTU-1),
+				"less than any path carries":  f.tooBig(f.client.Addr(), first, minBelievedMTU-1),
 				"nothing at all gets through": f.tooBig(f.client.Addr(), first, 0),
 				"not sent yet":                f.tooBig(f.client.Addr(), about(f.client, f.server, seq+3000), MinMTU),
 				"of long ago":                 f.tooBig(f.client.Addr(), about(f.client, f.server, seq-3000), MinMTU),

@@ -80,7 +80,7 @@ func (f family) parts(p []byte, at int) [][]byte {
 func (a alone) asked() int {
 	a.requests.mu.Lock()
 	defer a.requests.mu.Unlock()
-	return len(a.requests.asked)
+	return len(a.requests.waiting)
 }
 
 func TestWhatIsDamagedGoesNoFurther(t *testing.T) {
@@ -215,7 +215,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 				a := newAlone(t)
 				var r taken
 				a.Handle(&r)
-				from := map[string]netip.Addr{"IPv4": dummy4, "IPv6": dummy6}[name]
+				from := map[string]netip.Addr{"IPv4": routerIPv4, "IPv6": routerIPv6}[name]
 				if known {
 					from = gateway[name]
 					a.SetGateway(func(netip.Addr) netip.Addr { return from })
@@ -245,7 +245,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 						assert.Equal(t, f.client.Addr(), target)
 						assert.Equal(t, p, answer[f.head+echoHeader:])
 						_, v := inspectPacket(answer)
-						assert.Equal(t, notice, v)
+						assert.Equal(t, icmpError, v)
 					}
 				}
 				assert.Empty(t, r.what)

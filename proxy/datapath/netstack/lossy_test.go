@@ -117,7 +117,7 @@ func answer(t *testing.T, c *Conn, m *flow.Manager, algorithm string, size int) 
 		wake := make(chan struct{}, 1)
 		c.Enforce(datapath.HoldAll, 0)
 		terms := flow.Terms{Group: "client", Algorithm: algorithm}
-		f, err := m.Open(c.stack.clock(), terms, flow.Leg{Apply: c.Apply, Wake: func() {
+		f, err := m.Open(c.conns.clock(), terms, flow.Leg{Apply: c.Apply, Wake: func() {
 			select {
 			case wake <- struct{}{}:
 			default:
@@ -126,16 +126,16 @@ func answer(t *testing.T, c *Conn, m *flow.Manager, algorithm string, size int) 
 		if !assert.NoError(t, err) {
 			return
 		}
-		defer func() { f.Close(c.stack.clock()) }()
+		defer func() { f.Close(c.conns.clock()) }()
 		c.Observe(f.Report)
 		take = func(n int) int {
 			for {
-				if g := f.Take(c.stack.clock(), cc.Bytes(n)); g.Bytes > 0 {
+				if g := f.Take(c.conns.clock(), cc.Bytes(n)); g.Bytes > 0 {
 					return int(g.Bytes)
 				}
 				select {
 				case <-wake:
-				case <-c.stack.closed:
+				case <-c.conns.poller.closed:
 					return 0
 				}
 			}

@@ -74,7 +74,7 @@ func join(t testing.TB, a, b *Stack, lost func(n int) bool) {
 func dial(t testing.TB, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	local := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(from.AsSlice()), Port: nextPort()}
 	remote := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(to.Addr().AsSlice()), Port: to.Port()}
-	c := newConn(s, stack.TransportEndpointID{
+	c := newConn(s.conns, stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	})
 	s.conns.addConn(c)
@@ -82,11 +82,11 @@ func dial(t testing.TB, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	if from.Is6() {
 		protocol = header.IPv6ProtocolNumber
 	}
-	ep, err := s.net.NewEndpoint(tcp.ProtocolNumber, protocol, &c.queue)
+	ep, err := s.net.NewEndpoint(tcp.ProtocolNumber, protocol, &c.events)
 	require.Nil(t, err)
 	entry, connected := waiter.NewChannelEntry(waiter.WritableEvents)
-	c.queue.EventRegister(&entry)
-	defer c.queue.EventUnregister(&entry)
+	c.events.EventRegister(&entry)
+	defer c.events.EventUnregister(&entry)
 	require.Nil(t, ep.Bind(local))
 	require.IsType(t, &tcpip.ErrConnectStarted{}, ep.Connect(remote))
 	<-connected

@@ -389,7 +389,7 @@ func FuzzDeliver(f *testing.F) {
 		a.Deliver(one, two)
 		for ended := false; !ended; {
 			select {
-			case c := <-a.syns:
+			case c := <-a.pending:
 				require.NoError(t, c.Reset())
 			default:
 				ended = true

@@ -2,42 +2,49 @@ package netstack
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 
+	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// queue holds the packets that wait to be collected.
+// queue holds the packets that wait to be collected. Any goroutine may append, and several may
+// collect.
 type queue struct {
-	most  int           // packets; what comes beyond it is lost
-	ready chan struct{} // one is in it while packets wait
-	ended chan struct{}
-	drops *atomic.Uint64
+	maxPackets int           // further ones are lost
+	ready      chan struct{} // one is in it while packets wait
+	ended      chan struct{}
+	drops      *atomic.Uint64 // counts lost packets
 
 	mu      sync.Mutex
-	waiting []outgoing
+	waiting []segmentRange
 	packets int // once cut into segments
-	over    bool
+	closed  bool
 }
 
+// newQueue returns an empty queue. drops counts the packets that it has no room for.
 func newQueue(most int, drops *atomic.Uint64) *queue {
-	return &queue{most: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
+	return &queue{maxPackets: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
 }
 
-// enqueue appends a packet, or as many of its segments as there is room for. over: the queue is closed.
-func (q *queue) enqueue(o outgoing) (fits, over bool) {
+// enqueue appends a packet, or as many of its segments as there is room for. over: the queue is
+// closed.
+func (q *queue) enqueue(o segmentRange) (fits, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.over {
+	if q.closed {
 		return false, true
 	}
 	n := o.end
-	if o.end = min(n, q.most-q.packets); o.end < n {
+	if o.end = min(n, q.maxPackets-q.packets); o.end < n {
 		q.drops.Add(uint64(n - o.end))
 	}
 	if o.end > 0 {
@@ -49,6 +56,7 @@ func (q *queue) enqueue(o outgoing) (fits, over bool) {
 	return o.end > 0 || n == 0, false
 }
 
+// wakeReader lets one call of waitAndDequeue look again. It never blocks.
 func (q *queue) wakeReader() {
 	select {
 	case q.ready <- struct{}{}:
@@ -56,9 +64,45 @@ func (q *queue) wakeReader() {
 	}
 }
 
-// dequeue moves what waits into pieces, which own it then, up to most segments, and returns how
+// collectPackets copies packets into bufs from offset on, as Outlet.Collect does, and adds their
+// bytes to collected.
+func (q *queue) collectPackets(
+	ctx context.Context, bufs [][]byte, sizes []int, offset int, collected *atomic.Uint64,
+) (n int, err error) {
+	var batch [128]segmentRange
+	took := q.waitAndDequeue(ctx, batch[:], len(bufs))
+	if took == 0 {
+		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
+	}
+	for _, o := range batch[:took] {
+		for range o.copySegments(bufs[n:], sizes[n:], offset) {
+			collected.Add(uint64(sizes[n]))
+			n++
+		}
+		o.pkt.DecRef()
+	}
+	return n, nil
+}
+
+// waitAndDequeue is dequeue once something waits; 0: the queue is closed, or ctx is done.
+func (q *queue) waitAndDequeue(ctx context.Context, pieces []segmentRange, most int) int {
+	for {
+		if n := q.dequeue(pieces, most); n > 0 {
+			return n
+		}
+		select {
+		case <-q.ready:
+		case <-q.ended:
+			return 0
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+// dequeue moves packets into pieces, which own them then, up to most segments. It returns how
 // many pieces there are.
-func (q *queue) dequeue(pieces []outgoing, most int) (n int) {
+func (q *queue) dequeue(pieces []segmentRange, most int) (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	whole := 0
@@ -84,33 +128,18 @@ func (q *queue) dequeue(pieces []outgoing, most int) (n int) {
 	return n
 }
 
-// waitAndDequeue is take once something waits; 0: the queue is closed, or ctx is done.
-func (q *queue) waitAndDequeue(ctx context.Context, pieces []outgoing, most int) int {
-	for {
-		if n := q.dequeue(pieces, most); n > 0 {
-			return n
-		}
-		select {
-		case <-q.ready:
-		case <-q.ended:
-			return 0
-		case <-ctx.Done():
-			return 0
-		}
-	}
-}
-
+// isEmpty reports whether no packet waits.
 func (q *queue) isEmpty() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting) == 0
 }
 
-// closeQueue drops what waits; false: the queue was closed before.
+// closeQueue drops all that waits; false: the queue was closed before.
 func (q *queue) closeQueue() bool {
 	q.mu.Lock()
-	again := q.over
-	q.over = true
+	again := q.closed
+	q.closed = true
 	q.mu.Unlock()
 	if again {
 		return false
@@ -120,71 +149,127 @@ func (q *queue) closeQueue() bool {
 	return true
 }
 
-// dropAll drops what waits, and returns how many packets that was.
+// dropAll drops all that waits, and returns how many packets that was.
 func (q *queue) dropAll() (n int) {
-	var p [1]outgoing
-	for q.dequeue(p[:], q.most) > 0 {
+	var p [1]segmentRange
+	for q.dequeue(p[:], q.maxPackets) > 0 {
 		n += p[0].end - p[0].next
 		p[0].pkt.DecRef()
 	}
 	return n
 }
 
-// Outlet is a queue of its own for the packets to some addresses.
-type Outlet struct {
-	*queue
-	stack *Stack
-	addrs []tcpip.Address
+// segmentRange is a packet that waits for the tunnel, or part of it. The stack sends several
+// segments of a connection as one packet (GSO), and they are cut here and get their checksums.
+type segmentRange struct {
+	pkt       *stack.PacketBuffer
+	next, end int    // numbers of the segments to be collected: from next until before end
+	omit      []bool // segments that need not leave, by their numbers; nil: all should
 }
 
-// Outlet opens an outlet in which at most most packets wait. An address has one outlet at a time.
-func (s *Stack) Outlet(most int, addrs []netip.Addr) *Outlet {
-	o := &Outlet{queue: newQueue(most, &s.wire.drops), stack: s}
-	s.wire.mu.Lock()
-	defer s.wire.mu.Unlock()
-	for _, a := range addrs {
-		o.addrs = append(o.addrs, tcpip.AddrFromSlice(a.AsSlice()))
-		s.wire.outlets[o.addrs[len(o.addrs)-1]] = o.queue
-	}
-	return o
-}
-
-// Close ends an outlet: what waits is lost, and packets to its addresses go to Stack.Collect.
-func (o *Outlet) Close() {
-	o.stack.wire.mu.Lock()
-	for _, a := range o.addrs {
-		delete(o.stack.wire.outlets, a)
-	}
-	o.stack.wire.mu.Unlock()
-	o.closeQueue()
-}
-
-// Collect waits for packets that are to go into the tunnel and copies as many
-// as there are, at most len(bufs), each into its buffer from offset on. It sets
-// their lengths in sizes, in bytes, and returns how many there are.
-func (o *Outlet) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	return o.stack.collectFrom(ctx, o.queue, bufs, sizes, offset)
-}
-
-// Collect is like Outlet.Collect, for the packets that no outlet is for.
-func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	return s.collectFrom(ctx, s.wire.queue, bufs, sizes, offset)
-}
-
-func (s *Stack) collectFrom(
-	ctx context.Context, from *queue, bufs [][]byte, sizes []int, offset int,
-) (n int, err error) {
-	var batch [128]outgoing
-	took := from.waitAndDequeue(ctx, batch[:], len(bufs))
-	if took == 0 {
-		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
-	}
-	for _, o := range batch[:took] {
-		for range o.copySegments(bufs[n:], sizes[n:], offset) {
-			s.collected.Add(uint64(sizes[n]))
-			n++
+// copySegments copies each segment into a buffer of its own, from offset on. It sets its length
+// in sizes, and returns how many there were. One that does not fit its buffer is lost.
+func (o segmentRange) copySegments(bufs [][]byte, sizes []int, offset int) (n int) {
+	network, transport := o.pkt.NetworkHeader().Slice(), o.pkt.TransportHeader().Slice()
+	head, size, mss := len(network)+len(transport), o.pkt.Data().Size(), 0
+	if gso := o.pkt.GSOOptions; gso.Type != stack.GSONone && gso.NeedsCsum {
+		if mss = int(gso.MSS); mss == 0 {
+			mss = max(1, size)
 		}
-		o.pkt.DecRef()
 	}
-	return n, nil
+	payload := newCursor(o.pkt, head)
+	if mss > 0 {
+		payload.skipBytes(o.next * mss)
+	}
+	for i := o.next; i < o.end; i++ {
+		from, to := 0, size
+		if mss > 0 {
+			from, to = i*mss, min(size, (i+1)*mss)
+		}
+		if o.omit != nil && o.omit[i] || offset+head+to-from > len(bufs[n]) {
+			payload.skipBytes(to - from)
+			continue
+		}
+		p := bufs[n][offset : offset+head+to-from]
+		copy(p[copy(p, network):], transport)
+		payload.readBytes(p[head:])
+		if mss > 0 {
+			finishSegment(p, len(network), i, from, to == size)
+		}
+		sizes[n] = len(p)
+		n++
+	}
+	return n
+}
+
+// finishSegment makes p a packet of its own: segment number i, with a payload that begins at byte
+// from of what the stack has sent as one. last: it is the last segment.
+func finishSegment(p []byte, network, i, from int, last bool) {
+	var source, target tcpip.Address
+	if p[0]>>4 == 4 {
+		ip := header.IPv4(p)
+		ip.SetTotalLength(uint16(len(p)))
+		ip.SetID(ip.ID() + uint16(i))
+		ip.SetChecksum(0)
+		ip.SetChecksum(^ip.CalculateChecksum())
+		source, target = ip.SourceAddress(), ip.DestinationAddress()
+	} else {
+		ip := header.IPv6(p)
+		ip.SetPayloadLength(uint16(len(p) - header.IPv6MinimumSize))
+		source, target = ip.SourceAddress(), ip.DestinationAddress()
+	}
+	tcp := header.TCP(p[network:])
+	tcp.SetSequenceNumber(tcp.SequenceNumber() + uint32(from))
+	if !last {
+		tcp.SetFlags(uint8(tcp.Flags() &^ (header.TCPFlagFin | header.TCPFlagPsh)))
+	}
+	tcp.SetChecksum(0)
+	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, source, target, uint16(len(tcp)))
+	binary.BigEndian.PutUint16(tcp[header.TCPChecksumOffset:], ^checksum.Checksum(tcp, sum))
+}
+
+// cursor reads a packet's payload from the buffers that it is spread over.
+type cursor struct {
+	view *buffer.View
+	part []byte
+}
+
+// newCursor returns a cursor at the payload, behind head bytes of IP and TCP headers.
+func newCursor(pkt *stack.PacketBuffer, head int) *cursor {
+	views, before := pkt.AsViewList()
+	c := &cursor{view: views.Front()}
+	if c.view != nil {
+		c.part = c.view.AsSlice()
+	}
+	c.skipBytes(before + head)
+	return c
+}
+
+// nextPart makes sure that part is not empty where there is something left.
+func (c *cursor) nextPart() bool {
+	for len(c.part) == 0 {
+		if c.view == nil {
+			return false
+		}
+		if c.view = c.view.Next(); c.view != nil {
+			c.part = c.view.AsSlice()
+		}
+	}
+	return true
+}
+
+// skipBytes passes over n bytes, or over as many as there are.
+func (c *cursor) skipBytes(n int) {
+	for n > 0 && c.nextPart() {
+		k := min(n, len(c.part))
+		c.part, n = c.part[k:], n-k
+	}
+}
+
+// readBytes fills b. A payload that is shorter leaves the rest of b as it was.
+func (c *cursor) readBytes(b []byte) {
+	for len(b) > 0 && c.nextPart() {
+		k := copy(b, c.part)
+		c.part, b = c.part[k:], b[k:]
+	}
 }

@@ -9,83 +9,87 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
-	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// signals is what is known of a connection's sending side. The stack calls it, with
-// the endpoint locked, when a segment leaves, and with its whole state after each
-// segment that came.
+// signals is what is known of a connection's sending side. gVisor calls it, with the endpoint
+// locked, when a segment leaves, and with its whole state after each segment that came. Offsets
+// count the bytes of the stream from 0.
 type signals struct {
-	mu       sync.Mutex
-	observer func(flow.Report) // nil: nobody observes
-	over     bool              // closed: nothing is reported any more
-	base     cc.Bytes          // written before Observe
+	mu           sync.Mutex
+	observer     func(flow.Report) // called with mu held; nil: none
+	stopped      bool              // closed: nothing is reported any more
+	observedFrom cc.Bytes          // written before Observe, and not reported
 
-	first   seqnum.Value // of the stream's first byte
-	started bool         // first is known
-	synAt   cc.Time      // when the first SYN or SYN-ACK left
-	una     cc.Bytes     // stream offset up to which all is acknowledged
-	unaSeq  seqnum.Value
-	sndMax  cc.Bytes // up to which all has been sent once
-	resent  cc.Bytes // highest offset sent more than once
-	written cc.Bytes // accepted by the stack
-	sacked  cc.Bytes // beyond una
-	blocks  []span   // the ranges that are sacked
-	kept    []span   // those sacked before a timeout, at which the stack forgets them
-	expired int      // timeouts
-	newest  cc.Bytes // highest offset known to have arrived
-	lost    cc.Bytes // sent again
-	pipe    cc.Bytes // in flight (RFC 6675 §2)
-	window  cc.Bytes // the peer's receive window, from una
-	mss     cc.Bytes
-	cwnd    cc.Bytes // the stack's own
-	srtt    time.Duration
-	shake   time.Duration // round trip of the handshake, in whole milliseconds; 0: not known
-	minRTT  time.Duration
-	xmit    tcpip.MonotonicTime // when the newest segment left that has arrived
-	at      cc.Time             // of the newest probe
-	left    cc.Time             // when bytes left last
-	stamp   uint32              // newest timestamp of the peer; 0: none yet
-	peer    flow.PeerClock
-}
+	firstSeq seqnum.Value // of the stream's first byte
+	started  bool         // firstSeq is known
+	synAt    cc.Time      // when the first SYN or SYN-ACK left
 
-// offsetOf is where seq lies in the stream.
-func (g *signals) offsetOf(seq seqnum.Value) cc.Bytes {
-	return g.una + cc.Bytes(int32(seq-g.unaSeq))
+	// What was sent.
+	written       cc.Bytes // accepted by the stack
+	sndMax        cc.Bytes // offset up to which all has been sent once
+	resent        cc.Bytes // highest offset sent more than once
+	retransmitted cc.Bytes // bytes sent again
+	pipe          cc.Bytes // in flight (RFC 6675 §2)
+	sentAt        cc.Time  // when bytes left last
+
+	// What has arrived.
+	una           cc.Bytes // offset up to which all is acknowledged
+	unaSeq        seqnum.Value
+	sacked        cc.Bytes // bytes beyond una
+	sackBlocks    []span   // the ranges that are sacked
+	keptBlocks    []span   // those sacked before a timeout, at which the stack forgets them
+	timeouts      int      // expiries of the retransmission timer that keptBlocks has seen
+	newestArrived cc.Bytes // highest offset known to have arrived
+
+	// The stack's state at its newest probe.
+	probedAt     cc.Time
+	peerWindow   cc.Bytes // the peer's receive window, from una
+	mss          cc.Bytes
+	cwnd         cc.Bytes // the stack's own
+	srtt, minRTT time.Duration
+	handshakeRTT time.Duration       // in whole milliseconds; 0: not known
+	newestSentAt tcpip.MonotonicTime // when the newest segment left that has arrived (RACK, RFC 8985 §6.1)
+	peerStamp    uint32              // newest timestamp of the peer; 0: none yet
+	peerTick     flow.PeerClock
 }
 
 // span is a part of the stream, by offsets.
 type span struct{ from, end cc.Bytes }
 
-// onSegmentsSent notes that n bytes from seq leave, in segments of mss bytes, and returns which segments,
-// by their numbers, are to be left out; nil: none. Those are what the peer has SACKed: the stack
-// sends it again if it has sent several segments as one and one of them was lost.
+// offsetOf returns where seq lies in the stream.
+func (g *signals) offsetOf(seq seqnum.Value) cc.Bytes {
+	return g.una + cc.Bytes(int32(seq-g.unaSeq))
+}
+
+// onSegmentsSent notes that n bytes from seq leave, in segments of mss bytes. It returns which
+// segments, by their numbers, are to be left out; nil: none. Those are what the peer has SACKed:
+// the stack sends them again if it has sent several segments as one and one of them was lost.
 func (g *signals) onSegmentsSent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if syn {
-		g.first, g.started = seqnum.Value(seq)+1, true
-		g.unaSeq = g.first
+		g.firstSeq, g.started = seqnum.Value(seq)+1, true
+		g.unaSeq = g.firstSeq
 		return nil
 	}
 	if n == 0 || !g.started {
 		return nil
 	}
-	g.left = now
+	g.sentAt = now
 	from := g.offsetOf(seqnum.Value(seq))
 	end := from + cc.Bytes(n)
-	if len(g.blocks)+len(g.kept) == 0 {
+	if len(g.sackBlocks)+len(g.keptBlocks) == 0 {
 		g.noteSentRange(from, end)
 		return nil
 	}
 	for i := 0; from < end; i++ {
 		part := span{from, min(end, from+cc.Bytes(mss))}
 		within := func(b span) bool { return b.from <= part.from && part.end <= b.end }
-		if slices.ContainsFunc(g.blocks, within) || slices.ContainsFunc(g.kept, within) {
+		if slices.ContainsFunc(g.sackBlocks, within) || slices.ContainsFunc(g.keptBlocks, within) {
 			if omit == nil {
 				omit = make([]bool, (n+mss-1)/mss)
 			}
@@ -101,15 +105,15 @@ func (g *signals) onSegmentsSent(now cc.Time, seq uint32, n, mss int, syn bool) 
 // noteSentRange notes that a part of the stream leaves.
 func (g *signals) noteSentRange(from, end cc.Bytes) {
 	if again := min(end, g.sndMax) - from; again > 0 {
-		g.lost += again
+		g.retransmitted += again
 		g.resent = max(g.resent, from+again)
 	}
 	g.sndMax = max(g.sndMax, end)
 	g.pipe += end - from
 }
 
-// updateTimestamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack repeats
-// that of the first, so that the timeout between them would be a part of the round trip that
+// updateTimestamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack
+// repeats that of the first. The timeout between them would then be a part of the round trip that
 // the acknowledgement measures (RFC 7323 §4.1).
 func (g *signals) updateTimestamp(syn header.TCP, now cc.Time) {
 	g.mu.Lock()
@@ -123,7 +127,8 @@ func (g *signals) updateTimestamp(syn header.TCP, now cc.Time) {
 	if at < 0 || late < 2 {
 		return
 	}
-	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the stack's clock.
+	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the
+	// stack's clock.
 	var value [4]byte
 	binary.BigEndian.PutUint32(value[:], binary.BigEndian.Uint32(syn[at:])+late-1)
 	RewriteSegment(syn, at, value[:])
@@ -134,45 +139,6 @@ func (g *signals) noteAccepted(n int) {
 	g.mu.Lock()
 	g.written += cc.Bytes(n)
 	g.mu.Unlock()
-}
-
-// onProbe is called by the stack after each segment that came.
-func (s *Stack) onProbe(state *tcp.TCPEndpointState) {
-	id := stack.TransportEndpointID{
-		LocalPort: state.ID.LocalPort, LocalAddress: state.ID.LocalAddress,
-		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
-	}
-	if c := s.conns.findConn(id); c != nil {
-		c.onProbe(state)
-	}
-}
-
-// onProbe takes in the stack's state after a segment that came, and reports it. The
-// stack holds its lock of the endpoint: a report that waited for another goroutine
-// would cost a switch for each segment, and come out of order with what the stack does
-// next. A report takes no lock that anybody holds who waits for an endpoint.
-func (c *Conn) onProbe(state *tcp.TCPEndpointState) {
-	e := c.tcpEndpoint()
-	if e == nil {
-		return
-	}
-	snd, ok := senderOf(e)
-	if ok {
-		snd.correctOutstanding(state.SACK.ReceivedBlocks)
-		state.Sender.Outstanding = snd.Outstanding
-	}
-	if ok && !c.settled {
-		c.settled = c.delayTailProbe(e, snd.probe)
-	}
-	c.incoming.onProbe(state)
-	c.signals.updateFromState(state, endpointTimeouts(e), c.stack.clock)
-	if ok {
-		window := c.window.Load()
-		snd.widenCwnd(cc.Bytes(window))
-		c.widened.Store(window)
-		state.Sender.SndCwnd = snd.SndCwnd
-	}
-	c.signals.noteStackWindow(state.Sender.SndCwnd)
 }
 
 // updateFromState takes in the stack's state and reports it.
@@ -187,66 +153,66 @@ func (g *signals) updateFromState(state *tcp.TCPEndpointState, timeouts int, clo
 	sent := max(g.sndMax, g.written) // a FIN takes a sequence number, but is no byte
 	una := min(g.offsetOf(snd.SndUna), sent)
 	if una > g.una {
-		g.una, g.unaSeq = una, g.first+seqnum.Value(una)
+		g.una, g.unaSeq = una, g.firstSeq+seqnum.Value(una)
 	}
 	g.keepSACKs(timeouts)
-	g.sacked, g.blocks = 0, g.blocks[:0]
+	g.sacked, g.sackBlocks = 0, g.sackBlocks[:0]
 	for _, b := range state.SACK.ReceivedBlocks {
 		if s := (span{max(g.una, g.offsetOf(b.Start)), g.offsetOf(b.End)}); s.end > s.from {
 			g.sacked += s.end - s.from
-			g.blocks = append(g.blocks, s)
+			g.sackBlocks = append(g.sackBlocks, s)
 		}
 	}
-	g.newest = 0
+	g.newestArrived = 0
 	if g.sacked > 0 {
-		g.newest = g.offsetOf(state.SACK.MaxSACKED)
+		g.newestArrived = g.offsetOf(state.SACK.MaxSACKED)
 	} else if g.una > g.resent {
-		g.newest = g.una
+		g.newestArrived = g.una
 	}
 	g.mss = cc.Bytes(snd.MaxPayloadSize)
 	g.pipe = max(0, min(cc.Bytes(snd.Outstanding)*g.mss, g.sndMax-g.una-g.sacked))
-	g.window = cc.Bytes(snd.SndWnd)
+	g.peerWindow = cc.Bytes(snd.SndWnd)
 	if g.srtt == 0 {
-		g.shake = snd.RTTState.SRTT
+		g.handshakeRTT = snd.RTTState.SRTT
 	}
 	g.srtt = snd.RTTState.SRTT
 	rtt := time.Duration(0)
-	if r := &snd.RACKState; r.XmitTime != g.xmit && r.RTT > 0 {
-		g.xmit, rtt = r.XmitTime, r.RTT
+	if r := &snd.RACKState; r.XmitTime != g.newestSentAt && r.RTT > 0 {
+		g.newestSentAt, rtt = r.XmitTime, r.RTT
 		if g.minRTT == 0 || rtt < g.minRTT {
 			g.minRTT = rtt
 		}
 	}
 	// RecentTS is of the newest segment in order: if it has not changed, it may be of an earlier
 	// one than the segment that has just come.
-	if stamp := state.RecentTS; stamp != g.stamp {
-		if g.stamp != 0 { // what the first segment shows may be that of the SYN
-			g.peer = flow.PeerClock{At: now, Value: stamp}
+	if stamp := state.RecentTS; stamp != g.peerStamp {
+		if g.peerStamp != 0 { // what the first segment shows may be that of the SYN
+			g.peerTick = flow.PeerClock{At: now, Value: stamp}
 		}
-		g.stamp = stamp
+		g.peerStamp = stamp
 	}
-	g.at = now
+	g.probedAt = now
 	g.sendReport(now, rtt, timeouts)
 }
 
 // keepSACKs remembers over a timeout what the peer has SACKed, unless the peer has dropped that
 // since (RFC 2018 §8): an acknowledgement that reaches a range must go beyond it.
 func (g *signals) keepSACKs(timeouts int) {
-	if timeouts > g.expired {
-		g.expired = timeouts
-		g.kept = append(g.kept, g.blocks...)
+	if timeouts > g.timeouts {
+		g.timeouts = timeouts
+		g.keptBlocks = append(g.keptBlocks, g.sackBlocks...)
 	}
-	g.kept = slices.DeleteFunc(g.kept, func(b span) bool { return b.end <= g.una })
-	if slices.ContainsFunc(g.kept, func(b span) bool { return b.from <= g.una }) {
-		g.kept = nil
+	g.keptBlocks = slices.DeleteFunc(g.keptBlocks, func(b span) bool { return b.end <= g.una })
+	if slices.ContainsFunc(g.keptBlocks, func(b span) bool { return b.from <= g.una }) {
+		g.keptBlocks = nil
 	}
 }
 
-// peerClock is the newest timestamp of the peer, and the round trip of the handshake.
-func (g *signals) peerClock() (flow.PeerClock, time.Duration) {
+// peerTimestamps returns the newest timestamp of the peer, and the round trip of the handshake.
+func (g *signals) peerTimestamps() (flow.PeerClock, time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.peer, g.shake
+	return g.peerTick, g.handshakeRTT
 }
 
 // noteStackWindow notes how wide the stack's own window is, in segments.
@@ -256,25 +222,9 @@ func (g *signals) noteStackWindow(segments int) {
 	g.mu.Unlock()
 }
 
-// sendReport reports to whoever observes; g.mu is held.
-func (g *signals) sendReport(now cc.Time, rtt time.Duration, timeouts int) {
-	if g.observer == nil || g.over {
-		return
-	}
-	after := func(offset cc.Bytes) cc.Bytes { return max(0, offset-g.base) }
-	written := max(g.written, g.sndMax)
-	unsent := written - max(g.sndMax, g.una)
-	g.observer(flow.Report{
-		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newest), Sacked: g.sacked,
-		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Peer: g.peer,
-		Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
-		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.window,
-	})
-}
-
-// checkSilently reports what changes without a segment that comes, and tells whether it is too early
-// for that. finished says that the peer has acknowledged our FIN and with it all bytes: the
-// stack does not call the probe then.
+// checkSilently reports what changes without a segment that comes. early: the last segment came
+// less than pollEvery ago. finished says that the peer has acknowledged our FIN and with it all
+// bytes: the stack does not call the probe then.
 func (g *signals) checkSilently(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -282,12 +232,12 @@ func (g *signals) checkSilently(clock func() cc.Time, timeouts func() int, finis
 	if !g.started || g.written <= g.una {
 		return false
 	}
-	if now.Sub(g.at) < pollEvery {
+	if now.Sub(g.probedAt) < pollEvery {
 		return true
 	}
 	if finished {
-		g.una, g.unaSeq, g.sndMax = g.written, g.first+seqnum.Value(g.written), g.written
-		g.sacked, g.newest, g.pipe = 0, 0, 0
+		g.una, g.unaSeq, g.sndMax = g.written, g.firstSeq+seqnum.Value(g.written), g.written
+		g.sacked, g.newestArrived, g.pipe = 0, 0, 0
 	}
 	g.sendReport(now, 0, timeouts())
 	return false
@@ -297,14 +247,52 @@ func (g *signals) checkSilently(clock func() cc.Time, timeouts func() int, finis
 func (g *signals) setObserver(clock func() cc.Time, observer func(flow.Report)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.observer, g.base = observer, g.written
-	g.resent, g.lost = 0, 0
+	g.observer, g.observedFrom = observer, g.written
+	g.resent, g.retransmitted = 0, 0
 	g.sendReport(clock(), 0, 0)
 }
 
-// stopReports stops reports for good.
+// sendReport calls the observer; g.mu is held.
+func (g *signals) sendReport(now cc.Time, rtt time.Duration, timeouts int) {
+	if g.observer == nil || g.stopped {
+		return
+	}
+	after := func(offset cc.Bytes) cc.Bytes { return max(0, offset-g.observedFrom) }
+	written := max(g.written, g.sndMax)
+	unsent := written - max(g.sndMax, g.una)
+	g.observer(flow.Report{
+		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newestArrived), Sacked: g.sacked,
+		Lost: g.retransmitted, Timeouts: timeouts, RTT: rtt, Peer: g.peerTick,
+		Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
+		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.peerWindow,
+	})
+}
+
+// stopReports stops reports for good: none comes after it has returned.
 func (g *signals) stopReports() {
 	g.mu.Lock()
-	g.over = true
+	g.stopped = true
 	g.mu.Unlock()
+}
+
+// isInFlight reports whether a segment that begins at seq may be in flight.
+func (g *signals) isInFlight(seq seqnum.Value) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at := g.offsetOf(seq)
+	return g.started && g.una-1 <= at && at <= g.sndMax // a SYN lies before the stream
+}
+
+// quietTime returns the time since a segment came or bytes left.
+func (g *signals) quietTime(now cc.Time) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return now.Sub(max(g.probedAt, g.sentAt))
+}
+
+// lastSegmentTime returns when the newest segment came.
+func (g *signals) lastSegmentTime() cc.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.probedAt
 }

@@ -50,10 +50,10 @@ func TestATailIsTakenForLostAfterAPause(t *testing.T) {
 			require.Eventually(t, func() bool { return conn.heard() > heard }, time.Minute, time.Millisecond)
 
 			write(2 * size)
-			timers.Advance(leastProbe - time.Millisecond)
+			timers.Advance(minProbeDelay - time.Millisecond)
 			a.silent()
 			tail := write(2 * size)
-			timers.Advance(leastProbe - time.Millisecond)
+			timers.Advance(minProbeDelay - time.Millisecond)
 			a.silent()
 			timers.Advance(2 * time.Millisecond)
 			assert.Equal(t, tail, segment(a.next()).SequenceNumber())

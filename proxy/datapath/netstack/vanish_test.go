@@ -28,7 +28,7 @@ func newTimed(t *testing.T) (alone, *faketime.ManualClock) {
 func (c *Conn) heard() cc.Time {
 	c.signals.mu.Lock()
 	defer c.signals.mu.Unlock()
-	return c.signals.at
+	return c.signals.probedAt
 }
 
 // idle returns once the stack has done with the newest segment, and set its timers: both are

@@ -118,13 +118,13 @@ func TestAStackThatHasStoppedSendsAgain(t *testing.T) {
 func TestAConnectionThatCannotBeMadeToSendIsReset(t *testing.T) {
 	a := newAlone(t)
 	conn, _ := a.admit(netip.AddrPortFrom(client, 40000), server, nil)
-	conn.resumed = resumeAtMost // so often it was tried
+	conn.restarts = maxRestarts // so often it was tried
 	_, err := conn.Write(make([]byte, 64))
 	require.NoError(t, err)
 	a.next()
 	halt(t, conn)
 	_, err = conn.Read(make([]byte, 1))
-	require.ErrorIs(t, err, errStuck)
+	require.ErrorIs(t, err, errStalled)
 	require.ErrorIs(t, err, syscall.ECONNABORTED)
 	assert.True(t, conn.Aborted())
 	require.NoError(t, conn.Reset())

@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -12,34 +13,37 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// wire is the stack's interface towards the tunnel. It tells each connection which
-// of its segments leave, and when: the probe only sees those that come. What leaves waits
-// in queues of wire's own, since that of channel.Endpoint would copy every packet's
-// headers and pass packets one by one.
+// wire is the stack's interface towards the tunnel. It passes each segment that leaves to its
+// connection, since the probe only sees those that come. Packets wait in queues of wire's own:
+// channel.Endpoint's would copy every packet's headers and pass packets one by one.
 type wire struct {
 	*channel.Endpoint
-	stack *Stack
-	queue *queue // of what no outlet is for
+	conns *registry
+	queue *queue // of packets that no outlet is for
 
+	// An unchecked packet is delivered alone, with unchecked set: Capabilities then has the stack
+	// verify its checksum.
 	delivering sync.RWMutex // locked for writing to deliver an unchecked packet, for reading else
-	unchecked  atomic.Bool  // an unchecked packet is being delivered
+	unchecked  atomic.Bool
 
 	mu      sync.RWMutex
 	outlets map[tcpip.Address]*queue
-	drops   atomic.Uint64
+	drops   atomic.Uint64 // packets for which a queue had no room
 }
 
-func newWire(s *Stack, mtu int) *wire {
+// newWire returns the interface of a stack with these connections; mtu is in bytes of an IP
+// packet.
+func newWire(conns *registry, mtu int) *wire {
 	e := channel.New(0, uint32(mtu), "")
 	// Segments go through the stack together, and are cut as they are collected.
 	e.SupportedGSOKind = stack.HostGSOSupported
-	w := &wire{Endpoint: e, stack: s, outlets: map[tcpip.Address]*queue{}}
+	w := &wire{Endpoint: e, conns: conns, outlets: map[tcpip.Address]*queue{}}
 	w.queue = newQueue(queuePackets, &w.drops)
 	return w
 }
 
-// Capabilities implements stack.LinkEndpoint. With every packet the stack asks here whether
-// it has to verify the checksum.
+// Capabilities implements stack.LinkEndpoint. The stack asks with every packet whether it has to
+// verify the checksum.
 func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 	if w.unchecked.Load() {
 		return 0
@@ -47,8 +51,8 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload
 }
 
-// WritePackets implements stack.LinkWriter. What there is no room for is lost. What need
-// not be sent again is left out, and counts as written.
+// WritePackets implements stack.LinkWriter. A packet for which there is no room is lost. Segments
+// that need not be sent again are left out, and count as written.
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
 	for _, p := range pkts.AsSlice() {
 		o := w.noteSent(p)
@@ -63,63 +67,10 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.E
 	return written, nil
 }
 
-// DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the
-// tunnel that have been checked, and merged.
-func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
-	w.delivering.RLock()
-	defer w.delivering.RUnlock()
-	w.InjectInbound(protocol, pkt)
-}
-
-// deliverUnchecked delivers a packet whose checksum the stack is to verify.
-func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
-	w.delivering.Lock()
-	defer w.delivering.Unlock()
-	w.unchecked.Store(true)
-	defer w.unchecked.Store(false)
-	w.InjectInbound(protocol, pkt)
-}
-
-// DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
-func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
-
-// queueFor is the queue for a packet.
-func (w *wire) queueFor(p *stack.PacketBuffer) *queue {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	if len(w.outlets) > 0 {
-		if q := w.outlets[endpointOf(p).RemoteAddress]; q != nil {
-			return q
-		}
-	}
-	return w.queue
-}
-
-// allQueues returns all queues.
-func (w *wire) allQueues() []*queue {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
-}
-
-// isEmpty tells whether no packet waits.
-func (w *wire) isEmpty() bool {
-	return !slices.ContainsFunc(w.allQueues(), func(q *queue) bool { return !q.isEmpty() })
-}
-
-// Close implements stack.LinkEndpoint. What waits is lost.
-func (w *wire) Close() {
-	for _, q := range w.allQueues() {
-		if q.closeQueue() && q == w.queue {
-			w.Endpoint.Close()
-		}
-	}
-}
-
-// noteSent tells a packet's connection that it leaves, and returns the segments that should leave.
-// The packet itself stays the caller's.
-func (w *wire) noteSent(p *stack.PacketBuffer) outgoing {
-	o := outgoing{pkt: p, end: 1}
+// noteSent passes a packet to its connection, and returns the segments that should leave. The
+// packet itself stays the caller's.
+func (w *wire) noteSent(p *stack.PacketBuffer) segmentRange {
+	o := segmentRange{pkt: p, end: 1}
 	if p.TransportProtocolNumber != header.TCPProtocolNumber {
 		return o
 	}
@@ -130,11 +81,11 @@ func (w *wire) noteSent(p *stack.PacketBuffer) outgoing {
 	}
 	segment, id := header.TCP(p.TransportHeader().Slice()), endpointOf(p)
 	id.LocalPort, id.RemotePort = segment.SourcePort(), segment.DestinationPort()
-	conn := w.stack.conns.findConn(id)
+	conn := w.conns.findConn(id)
 	if conn == nil {
 		return o
 	}
-	now, syn := w.stack.clock(), segment.Flags().Contains(header.TCPFlagSyn)
+	now, syn := w.conns.clock(), segment.Flags().Contains(header.TCPFlagSyn)
 	if syn {
 		conn.signals.updateTimestamp(segment, now)
 	}
@@ -146,7 +97,20 @@ func (w *wire) noteSent(p *stack.PacketBuffer) outgoing {
 	return o
 }
 
-// endpointOf returns a packet's addresses, without ports.
+// queueFor returns the queue for a packet.
+func (w *wire) queueFor(p *stack.PacketBuffer) *queue {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if len(w.outlets) > 0 {
+		if q := w.outlets[endpointOf(p).RemoteAddress]; q != nil {
+			return q
+		}
+	}
+	return w.queue
+}
+
+// endpointOf returns a packet's addresses as its connection sees them, without ports. A packet of
+// neither IP version has none.
 func endpointOf(p *stack.PacketBuffer) (id stack.TransportEndpointID) {
 	switch p.NetworkProtocolNumber {
 	case header.IPv4ProtocolNumber:
@@ -159,5 +123,71 @@ func endpointOf(p *stack.PacketBuffer) (id stack.TransportEndpointID) {
 	return id
 }
 
-// MTU is the tunnel's, in bytes of an IP packet.
-func (s *Stack) MTU() int { return int(s.wire.MTU()) }
+// DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the tunnel that have
+// been checked and merged.
+func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	w.delivering.RLock()
+	defer w.delivering.RUnlock()
+	w.InjectInbound(protocol, pkt)
+}
+
+// deliverUnchecked delivers a packet with a checksum that the stack has to verify: a fragment, or
+// a packet with a routing header. It is rare, so that it may stop all others.
+func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	w.delivering.Lock()
+	defer w.delivering.Unlock()
+	w.unchecked.Store(true)
+	defer w.unchecked.Store(false)
+	w.InjectInbound(protocol, pkt)
+}
+
+// DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
+func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
+
+// isEmpty reports whether no packet waits.
+func (w *wire) isEmpty() bool {
+	return !slices.ContainsFunc(w.allQueues(), func(q *queue) bool { return !q.isEmpty() })
+}
+
+// Close implements stack.LinkEndpoint. Packets that wait are lost.
+func (w *wire) Close() {
+	for _, q := range w.allQueues() {
+		if q.closeQueue() && q == w.queue {
+			w.Endpoint.Close()
+		}
+	}
+}
+
+// allQueues returns the queues of all outlets, and that of the packets that no outlet is for.
+func (w *wire) allQueues() []*queue {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
+}
+
+// Outlet is a queue of its own for the packets to some addresses.
+type Outlet struct {
+	*queue
+	wire      *wire
+	collected *atomic.Uint64 // the Stack's
+	addrs     []tcpip.Address
+}
+
+// Close ends an outlet. Packets that wait are lost, and further ones to its addresses go to
+// Stack.Collect.
+func (o *Outlet) Close() {
+	o.wire.mu.Lock()
+	for _, a := range o.addrs {
+		delete(o.wire.outlets, a)
+	}
+	o.wire.mu.Unlock()
+	o.closeQueue()
+}
+
+// Collect waits for packets that are to go into the tunnel and copies as many as there are, at
+// most len(bufs), each into its buffer from offset on. It sets their lengths in sizes, in bytes,
+// and returns how many there are. It fails with os.ErrClosed once the queue is closed, or ctx is
+// done.
+func (o *Outlet) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	return o.collectPackets(ctx, bufs, sizes, offset, o.collected)
+}
