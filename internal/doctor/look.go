@@ -87,7 +87,7 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	}
 	f.sources, f.sourceless = linkstat.Interfaces()
 	if f.filters, f.filterless = capture.ForwardFilters(); f.filterless == nil {
-		f.newcomers, f.filterless = capture.Captured()
+		f.newcomers, f.filterless = capture.CapturedNetworks()
 	}
 	if f.filterless == nil {
 		f.obstacles, f.inForce, f.filterless = capture.Obstacles()

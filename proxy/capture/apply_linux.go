@@ -28,7 +28,7 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 		return err
 	}
 	r, _ = r.leaveOutIPv6()
-	if r, err = r.lookedAt(); err != nil {
+	if r, err = r.withMachineState(); err != nil {
 		return err
 	}
 	h, done, err := lockNetlink()
@@ -78,11 +78,11 @@ func Remove(ctx context.Context) error {
 
 // keysAtOnce bounds the keys in one message: the library puts all of a call into one attribute, whose
 // length is 16 bits, and a key takes 40 bytes at most.
-const keysAtOnce = 1000
+const maxKeysPerMessage = 1000
 
 // transaction bounds the bytes of a table's messages, and of the kernel's answers to them: a socket
 // has 208 KiB for either by default.
-const transaction = 1 << 26
+const transactionBytes = 1 << 26
 
 // lockFile is one of each network namespace, and whoever may not change rules may not open it.
 const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
@@ -117,7 +117,7 @@ func setBuffers[C interface {
 	SetWriteBuffer(bytes int) error
 	SetReadBuffer(bytes int) error
 }](c C) error {
-	return errors.Join(c.SetWriteBuffer(transaction), c.SetReadBuffer(transaction))
+	return errors.Join(c.SetWriteBuffer(transactionBytes), c.SetReadBuffer(transactionBytes))
 }
 
 func replaceTable(t ruleset) error {
@@ -145,7 +145,7 @@ func replaceTable(t ruleset) error {
 			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
 		}
 		err := c.AddSet(to, nil)
-		for part := range slices.Chunk(s.setElements(), keysAtOnce) {
+		for part := range slices.Chunk(s.setElements(), maxKeysPerMessage) {
 			err = errors.Join(err, c.SetAddElements(to, part))
 		}
 		if err != nil {

@@ -354,7 +354,7 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 			address(n.router, "wan", "2001:db8:7::1/64")
 			caught := func() (networks []Network) {
 				n.router.do(t, func() (err error) {
-					networks, err = Captured()
+					networks, err = CapturedNetworks()
 					return err
 				})
 				return networks

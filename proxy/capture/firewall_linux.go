@@ -21,13 +21,13 @@ var families = map[nftables.TableFamily]string{
 // firewall reads the chains of nftables that routed packets pass. Rules and sets are read when they are asked for
 // and kept: a machine may have thousands that no packet of ours meets.
 type firewall struct {
-	conn    *nftables.Conn
-	tables  []*nftables.Table
-	chains  []*nftables.Chain
-	named   map[chainName]*nftables.Chain
-	rules   map[chainName][]*nftables.Rule
-	sets    map[chainName]filterSet
-	courses map[*nftables.Chain][]course
+	conn         *nftables.Conn
+	tables       []*nftables.Table
+	chains       []*nftables.Chain
+	chainsByName map[chainName]*nftables.Chain
+	rules        map[chainName][]*nftables.Rule
+	sets         map[chainName]filterSet
+	fates        map[*nftables.Chain][]cachedFate
 }
 
 // chainName names a chain or a set.
@@ -56,11 +56,11 @@ func readFirewall() (*firewall, error) {
 		return nil, explainError("list nftables tables", err)
 	}
 	w := &firewall{
-		conn: c, tables: tables, chains: chains, named: map[chainName]*nftables.Chain{},
-		rules: map[chainName][]*nftables.Rule{}, sets: map[chainName]filterSet{}, courses: map[*nftables.Chain][]course{},
+		conn: c, tables: tables, chains: chains, chainsByName: map[chainName]*nftables.Chain{},
+		rules: map[chainName][]*nftables.Rule{}, sets: map[chainName]filterSet{}, fates: map[*nftables.Chain][]cachedFate{},
 	}
 	for _, c := range chains {
-		w.named[nameIn(c.Table, c.Name)] = c
+		w.chainsByName[nameIn(c.Table, c.Name)] = c
 	}
 	return w, nil
 }
@@ -91,7 +91,7 @@ func (w *firewall) isOwned(table *nftables.Table) bool {
 
 // chain returns the chain of a table that a rule jumps to; nil: it has gone.
 func (w *firewall) chain(table *nftables.Table, name string) *nftables.Chain {
-	return w.named[nameIn(table, name)]
+	return w.chainsByName[nameIn(table, name)]
 }
 
 func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
@@ -107,7 +107,7 @@ func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
 	return rules, nil
 }
 
-func (w *firewall) set(table *nftables.Table, name string) (filterSet, error) {
+func (w *firewall) readFilterSet(table *nftables.Table, name string) (filterSet, error) {
 	key := nameIn(table, name)
 	if s, read := w.sets[key]; read {
 		return s, nil
@@ -207,12 +207,12 @@ func (w *firewall) refusesSome(chain *nftables.Chain) (bool, error) {
 				if !ok || !l.IsDestRegSet || l.DestRegister != unix.NFT_REG_VERDICT {
 					continue
 				}
-				s, err := w.set(k.Table, l.SetName)
+				s, err := w.readFilterSet(k.Table, l.SetName)
 				if err != nil {
 					return false, err
 				}
 				if slices.ContainsFunc(s.elements, func(e nftables.SetElement) bool {
-					return mapped(e).kind == expr.VerdictDrop
+					return elementVerdict(e).kind == expr.VerdictDrop
 				}) {
 					return true, nil
 				}

@@ -8,7 +8,7 @@ import (
 )
 
 // matches evaluates a match of iptables over nftables.
-func (p packet) matches(m *expr.Match) answer {
+func (p packet) matches(m *expr.Match) truth {
 	switch info := m.Info.(type) {
 	case *xt.Comment:
 		return yes
@@ -18,8 +18,8 @@ func (p packet) matches(m *expr.Match) answer {
 		return p.matchesTCP(info)
 	case *xt.AddrTypeV1:
 		const invertSource, invertTarget = 1, 2
-		return typeIn(p.sourceType, info.Source, info.Flags&invertSource != 0).
-			and(typeIn(p.targetType, info.Dest, info.Flags&invertTarget != 0))
+		return hasAddressType(p.sourceType, info.Source, info.Flags&invertSource != 0).
+			and(hasAddressType(p.targetType, info.Dest, info.Flags&invertTarget != 0))
 	case *xt.ConntrackMtinfo1:
 		return p.matchesState(info.MatchFlags, info.InvertFlags, uint16(info.StateMask))
 	case *xt.ConntrackMtinfo2:
@@ -31,7 +31,7 @@ func (p packet) matches(m *expr.Match) answer {
 		case m.Name == "mark" && len(b) >= 9: // mark, mask, invert
 			is := p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: b[4:8], Xor: make([]byte, 4)}).compare(expr.CmpOpEq, b[:4])
 			if b[8] != 0 {
-				is = is.inverted()
+				is = is.not()
 			}
 			return is
 		case m.Name == "state" && len(b) >= 4:
@@ -39,7 +39,7 @@ func (p packet) matches(m *expr.Match) answer {
 		case m.Name == "multiport":
 			return p.matchesPorts(b)
 		case m.Name == "mac" && len(b) >= 12: // the address, padding, invert
-			return answerOf(binary.NativeEndian.Uint32(b[8:]) != 0)
+			return truthOf(binary.NativeEndian.Uint32(b[8:]) != 0)
 		case m.Name == "icmp", m.Name == "icmp6":
 			return no
 		}
@@ -47,19 +47,19 @@ func (p packet) matches(m *expr.Match) answer {
 	return maybe
 }
 
-func (p packet) matchesTCP(t *xt.Tcp) answer {
-	ports := func(v value, bounds [2]uint16, invert bool) answer {
+func (p packet) matchesTCP(t *xt.Tcp) truth {
+	ports := func(v value, bounds [2]uint16, invert bool) truth {
 		is := v.between(bounds[0], bounds[1])
 		if invert {
-			is = is.inverted()
+			is = is.not()
 		}
 		return is
 	}
 	flags := yes
 	if t.FlagsMask != 0 {
-		flags = answerOf(p.flags&t.FlagsMask == t.FlagsCmp)
+		flags = truthOf(p.flags&t.FlagsMask == t.FlagsCmp)
 		if t.InvFlags&xt.TcpInvFlags != 0 {
-			flags = flags.inverted()
+			flags = flags.not()
 		}
 	}
 	if t.Option != 0 {
@@ -70,12 +70,12 @@ func (p packet) matchesTCP(t *xt.Tcp) answer {
 }
 
 // matchesPorts evaluates xt_multiport_v1: which ports, how many, the ports, which of them begin a range, invert.
-func (p packet) matchesPorts(b []byte) answer {
+func (p packet) matchesPorts(b []byte) truth {
 	const most, ports, ranges, invert = 15, 2, 2 + 2*15, 2 + 3*15
 	if len(b) <= invert || b[1] > most {
 		return maybe
 	}
-	in := func(v value) answer {
+	in := func(v value) truth {
 		is := no
 		for i := 0; i < int(b[1]); i++ {
 			first := binary.NativeEndian.Uint16(b[ports+2*i:])
@@ -98,7 +98,7 @@ func (p packet) matchesPorts(b []byte) answer {
 		is = in(portValue(p.sourcePort)).or(in(portValue(p.targetPort)))
 	}
 	if b[invert] != 0 {
-		is = is.inverted()
+		is = is.not()
 	}
 	return is
 }
@@ -109,7 +109,7 @@ const (
 	conntrackDNAT  = 1 << 7
 )
 
-func (p packet) matchesState(asks, inverts, states uint16) answer {
+func (p packet) matchesState(asks, inverts, states uint16) truth {
 	if asks&conntrackState == 0 {
 		return maybe
 	}
@@ -117,9 +117,9 @@ func (p packet) matchesState(asks, inverts, states uint16) answer {
 	if p.translated {
 		has |= conntrackDNAT
 	}
-	is := answerOf(has&states != 0)
+	is := truthOf(has&states != 0)
 	if inverts&conntrackState != 0 {
-		is = is.inverted()
+		is = is.not()
 	}
 	if asks != conntrackState {
 		is = is.and(maybe)
@@ -127,9 +127,9 @@ func (p packet) matchesState(asks, inverts, states uint16) answer {
 	return is
 }
 
-func typeIn(is uint32, of uint16, invert bool) answer {
+func hasAddressType(is uint32, of uint16, invert bool) truth {
 	if of == 0 {
 		return yes
 	}
-	return answerOf((of&(1<<is) != 0) != invert)
+	return truthOf((of&(1<<is) != 0) != invert)
 }

@@ -103,8 +103,8 @@ func (r Rules) withForwardDecision() Rules {
 	return r
 }
 
-// lookedAt fills in what the rules take from the machine.
-func (r Rules) lookedAt() (Rules, error) {
+// withMachineState fills in what the rules take from the machine.
+func (r Rules) withMachineState() (Rules, error) {
 	if r = r.withForwardDecision(); r.Connected == ConnectedCapture {
 		return r, nil
 	}
@@ -112,9 +112,9 @@ func (r Rules) lookedAt() (Rules, error) {
 	if err != nil {
 		return r, err
 	}
-	r.connected = nil
+	r.machineNetworks = nil
 	for _, n := range networks {
-		r.connected = append(r.connected, n.Prefix)
+		r.machineNetworks = append(r.machineNetworks, n.Prefix)
 	}
 	return r, nil
 }
@@ -181,10 +181,10 @@ func (r Rules) Advice() []string {
 	return say
 }
 
-// Captured returns the networks of this machine that the rules in force capture
+// CapturedNetworks returns the networks of this machine that the rules in force capture
 // although those who applied them left such networks out: they have come since.
 // It takes CAP_NET_ADMIN.
-func Captured() ([]Network, error) {
+func CapturedNetworks() ([]Network, error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, explainError("open nftables", err)

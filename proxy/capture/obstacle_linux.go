@@ -30,17 +30,19 @@ func (r Rules) Obstacles() ([]Obstacle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return obstacles([]trap{r.trap()})
+	return findObstacles([]interception{r.interception()})
 }
 
 // Obstacles returns what keeps connections out of the tunnel from the proxy, and the proxy's own from the world. It
 // takes CAP_NET_ADMIN.
-func (t Tunnel) Obstacles() ([]Obstacle, error) { return obstacles([]trap{t.trap()}) }
+func (t Tunnel) Obstacles() ([]Obstacle, error) {
+	return findObstacles([]interception{t.interception()})
+}
 
 // Obstacles returns the same of the rules that are in force, those around tunnels among them. Where none are, it
 // returns what would keep connections of default rules from a proxy, and inForce is false.
 func Obstacles() (found []Obstacle, inForce bool, err error) {
-	traps, err := installed()
+	traps, err := readInterceptions()
 	if err != nil {
 		return nil, false, err
 	}
@@ -49,26 +51,26 @@ func Obstacles() (found []Obstacle, inForce bool, err error) {
 		if r, err = r.withDefaults(); err != nil {
 			return nil, false, err
 		}
-		t := r.trap()
+		t := r.interception()
 		t.own, t.ports = 0, somePorts[:1]
-		found, err = obstacles([]trap{t})
+		found, err = findObstacles([]interception{t})
 		return found, false, err
 	}
-	found, err = obstacles(traps)
+	found, err = findObstacles(traps)
 	return found, true, err
 }
 
 // passage is a kind of packets that one hook has to let through. A chain is an obstacle to it if it drops them all.
 type passage struct {
-	family  family
-	packets []packet
-	trap    *trap
-	hook    *nftables.ChainHook
-	what    string                     // the packets it stands for
-	match   func(iptables bool) string // a match of them, for the cure
+	family       family
+	packets      []packet
+	interception *interception
+	hook         *nftables.ChainHook
+	what         string                     // the packets it stands for
+	match        func(iptables bool) string // a match of them, for the cure
 }
 
-func obstacles(traps []trap) ([]Obstacle, error) {
+func findObstacles(traps []interception) ([]Obstacle, error) {
 	w, err := readFirewall()
 	if err != nil {
 		return nil, err
@@ -114,7 +116,7 @@ func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found [
 		if slices.ContainsFunc(found, func(o Obstacle) bool { return o.Cure == cure }) {
 			continue
 		}
-		drops, err := w.dropsAll(p.packets, chain)
+		drops, err := w.dropsEvery(p.packets, chain)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +127,7 @@ func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found [
 	return found, nil
 }
 
-func (w *firewall) dropsAll(packets []packet, chain *nftables.Chain) (bool, error) {
+func (w *firewall) dropsEvery(packets []packet, chain *nftables.Chain) (bool, error) {
 	for _, p := range packets {
 		if is, err := w.fateOf(p, chain); err != nil || is != mayDrop {
 			return false, err
@@ -143,21 +145,21 @@ func hookName(hook *nftables.ChainHook) string {
 
 // passages returns the packets that begin a captured connection: the client's first, the answer and what follows,
 // and of the proxy's own connection the first and the answer.
-func (t *trap) passages(m machine) []passage {
+func (t *interception) passages(m machine) []passage {
 	var all []passage
 	for _, f := range t.families {
 		version := "IPv4"
 		if !f.isIPv4() {
 			version = "IPv6"
 		}
-		for _, clients := range t.clients(m, f) {
+		for _, clients := range t.clientGroups(m, f) {
 			by := ""
 			if !slices.Contains(t.interfaces, AnyInterface) {
-				by = " from " + clients[0].by.name
+				by = " from " + clients[0].via.name
 			}
 			for _, port := range t.ports {
 				begin := passage{
-					family: f, trap: t, hook: nftables.ChainHookInput,
+					family: f, interception: t, hook: nftables.ChainHookInput,
 					what:  fmt.Sprintf("captured connections%s, such as over %s to port %d", by, version, port),
 					match: func(iptables bool) string { return markMatch(t.mark, iptables) },
 				}
@@ -169,9 +171,9 @@ func (t *trap) passages(m machine) []passage {
 				answer.hook = nftables.ChainHookOutput
 				answer.what, answer.match = "answers to captured clients"+by, establishedMatch
 				for i, c := range clients {
-					in := t.captured(f, c, servers(f)[i%len(servers(f))], port)
+					in := t.firstPacket(f, c, serverAddresses(f)[i%len(serverAddresses(f))], port)
 					begin.packets = append(begin.packets, in)
-					answer.packets = append(answer.packets, in.answered())
+					answer.packets = append(answer.packets, in.answerPacket())
 					in.flags, in.state = flagACK, expr.CtStateBitESTABLISHED
 					follow.packets = append(follow.packets, in)
 				}
@@ -180,16 +182,16 @@ func (t *trap) passages(m machine) []passage {
 		}
 		for _, port := range t.ports {
 			begin := passage{
-				family: f, trap: t, hook: nftables.ChainHookOutput,
+				family: f, interception: t, hook: nftables.ChainHookOutput,
 				what:  fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
 				match: func(iptables bool) string { return markMatch(t.own, iptables) },
 			}
 			answer := passage{
-				family: f, trap: t, hook: nftables.ChainHookInput,
+				family: f, interception: t, hook: nftables.ChainHookInput,
 				what: "answers to the proxy's own connections", match: establishedMatch,
 			}
 			for _, by := range m.anyInterface() {
-				for _, server := range servers(f) {
+				for _, server := range serverAddresses(f) {
 					dial := packet{
 						family: f, to: by, target: server, flags: flagSYN, state: expr.CtStateBitNEW,
 						sourcePort: ephemeralPort, targetPort: port, sourceType: unix.RTN_LOCAL, targetType: unix.RTN_UNICAST,
@@ -198,7 +200,7 @@ func (t *trap) passages(m machine) []passage {
 						dial.mark, dial.known = t.own, allBits
 					}
 					begin.packets = append(begin.packets, dial)
-					answer.packets = append(answer.packets, dial.answered())
+					answer.packets = append(answer.packets, dial.answerPacket())
 				}
 			}
 			all = append(all, begin, answer)
@@ -240,10 +242,10 @@ func (w *firewall) cure(chain *nftables.Chain, p passage) string {
 	switch {
 	case table.Name == "firewalld":
 		var zone strings.Builder
-		for _, name := range p.trap.interfaces {
+		for _, name := range p.interception.interfaces {
 			fmt.Fprintf(&zone, "firewall-cmd --permanent --zone=trusted --change-interface=%s && ", name)
 		}
-		if *chain.Hooknum != *nftables.ChainHookInput || slices.Contains(p.trap.interfaces, AnyInterface) {
+		if *chain.Hooknum != *nftables.ChainHookInput || slices.Contains(p.interception.interfaces, AnyInterface) {
 			return now + " (until firewalld reloads)"
 		}
 		trusted := zone.String() + "firewall-cmd --reload (firewalld then lets in all that comes from there)"

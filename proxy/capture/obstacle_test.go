@@ -363,7 +363,7 @@ func TestMatchesOfIptablesAreEvaluated(t *testing.T) {
 	for name, row := range map[string]struct {
 		match *expr.Match
 		of    packet
-		is    answer
+		is    truth
 	}{
 		"the mark":               {raw("mark", nativeBytes(0x10), nativeBytes(0x10), []byte{0}), p, yes},
 		"not the mark":           {raw("mark", nativeBytes(0x10), nativeBytes(0x10), []byte{1}), p, no},
@@ -404,17 +404,17 @@ func FuzzRulesOfOthers(f *testing.F) {
 		info := xt.Unknown(data)
 		p := packet{family: ipv4, mark: 1, known: 1, targetPort: 443}
 		is := p.matches(&expr.Match{Name: name, Info: &info})
-		assert.Contains(t, []answer{no, maybe, yes}, is)
-		if v := mapped(nftables.SetElement{Val: data}); v.chain != "" {
+		assert.Contains(t, []truth{no, maybe, yes}, is)
+		if v := elementVerdict(nftables.SetElement{Val: data}); v.chain != "" {
 			assert.Greater(t, len(data), 12)
 		}
 		for op := range expr.CmpOpGte + 2 {
-			assert.Contains(t, []answer{no, maybe, yes}, portValue(p.targetPort).compare(op, data))
+			assert.Contains(t, []truth{no, maybe, yes}, portValue(p.targetPort).compare(op, data))
 		}
 		p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: data, Xor: data})
 		set := filterSet{&nftables.Set{Interval: true}, []nftables.SetElement{{Key: data}, {Key: data, IntervalEnd: true}}}
 		_, is = set.find(portValue(p.targetPort))
-		assert.Contains(t, []answer{no, maybe, yes}, is)
+		assert.Contains(t, []truth{no, maybe, yes}, is)
 	})
 }
 

@@ -48,8 +48,8 @@ const (
 	portFields
 )
 
-// keep returns the packet with nothing in these fields but those that were read.
-func (p packet) keep(read fields) packet {
+// withOnly returns the packet with nothing in these fields but those that were read.
+func (p packet) withOnly(read fields) packet {
 	if read&interfaceFields == 0 {
 		p.from, p.to = nil, nil
 	}
@@ -77,7 +77,7 @@ type iface struct {
 
 // machine is what the evaluation has to know of this machine.
 type machine struct {
-	outside []*iface // all interfaces but loopback
+	interfaces []*iface // all interfaces but loopback
 }
 
 func readMachine() (m machine, err error) {
@@ -95,7 +95,7 @@ func readMachine() (m machine, err error) {
 		if l.Attrs().Flags&net.FlagLoopback == 0 {
 			i := &iface{name: l.Attrs().Name, index: l.Attrs().Index, group: l.Attrs().Group}
 			byIndex[i.index] = i
-			m.outside = append(m.outside, i)
+			m.interfaces = append(m.interfaces, i)
 		}
 	}
 	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
@@ -134,9 +134,9 @@ func appendNetwork(to []netip.Prefix, n *net.IPNet) []netip.Prefix {
 	return to
 }
 
-// clients returns addresses that may be clients', for each network that the interface has: several of each, because
+// clientAddresses returns addresses that may be clients', for each network that the interface has: several of each, because
 // firewalls know ranges of addresses, too. Without a network, the address is unknown.
-func (i *iface) clients(f family) (groups [][]netip.Addr) {
+func (i *iface) clientAddresses(f family) (groups [][]netip.Addr) {
 	if i == nil {
 		return [][]netip.Addr{{{}}}
 	}
@@ -193,8 +193,8 @@ func (i *iface) address(f family) netip.Addr {
 	return netip.Addr{}
 }
 
-// servers stand for the world: one address of each of four continents, because firewalls know countries.
-func servers(f family) []netip.Addr {
+// serverAddresses stand for the world: one address of each of four continents, because firewalls know countries.
+func serverAddresses(f family) []netip.Addr {
 	if f.isIPv4() {
 		return []netip.Addr{
 			netip.AddrFrom4([4]byte{82, 130, 44, 10}), netip.AddrFrom4([4]byte{24, 60, 17, 90}),
@@ -207,32 +207,32 @@ func servers(f family) []netip.Addr {
 	}
 }
 
-// named returns the interfaces that rules name.
-func (m machine) named(names []string) (found []*iface) {
+// interfacesNamed returns the interfaces that rules name.
+func (m machine) interfacesNamed(names []string) (found []*iface) {
 	for _, name := range names {
-		i := slices.IndexFunc(m.outside, func(f *iface) bool { return f.name == name })
+		i := slices.IndexFunc(m.interfaces, func(f *iface) bool { return f.name == name })
 		if i < 0 {
 			found = append(found, &iface{name: name})
 			continue
 		}
-		found = append(found, m.outside[i])
+		found = append(found, m.interfaces[i])
 	}
 	return found
 }
 
 // anyInterface returns all interfaces, or one that nothing is known of.
 func (m machine) anyInterface() []*iface {
-	if len(m.outside) == 0 {
+	if len(m.interfaces) == 0 {
 		return []*iface{nil}
 	}
-	return m.outside
+	return m.interfaces
 }
 
 func portValue(port uint16) value {
 	if port == 0 {
 		return value{}
 	}
-	return exactly(binary.BigEndian.AppendUint16(nil, port))
+	return knownValue(binary.BigEndian.AppendUint16(nil, port))
 }
 
 func (p packet) markValue() value { return value{nativeBytes(p.mark), nativeBytes(p.known)} }
@@ -243,7 +243,7 @@ func (i *iface) nameValue() value {
 	}
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, i.name)
-	return exactly(data)
+	return knownValue(data)
 }
 
 func (i *iface) indexValue() value {
@@ -260,7 +260,7 @@ func (i *iface) groupValue() value {
 	return nativeNumber(i.group)
 }
 
-func (p packet) meta(key expr.MetaKey) (value, fields) {
+func (p packet) metaValue(key expr.MetaKey) (value, fields) {
 	switch key {
 	case expr.MetaKeyMARK:
 		return p.markValue(), 0
@@ -277,18 +277,18 @@ func (p packet) meta(key expr.MetaKey) (value, fields) {
 	case expr.MetaKeyOIFGROUP:
 		return p.to.groupValue(), interfaceFields
 	case expr.MetaKeyNFPROTO:
-		return exactly([]byte{p.family.proto}), 0
+		return knownValue([]byte{p.family.proto}), 0
 	case expr.MetaKeyL4PROTO:
-		return exactly([]byte{unix.IPPROTO_TCP}), 0
+		return knownValue([]byte{unix.IPPROTO_TCP}), 0
 	case expr.MetaKeyPROTOCOL:
 		if p.family.isIPv4() {
-			return exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)), 0
+			return knownValue(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)), 0
 		}
-		return exactly(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)), 0
+		return knownValue(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)), 0
 	case expr.MetaKeyPKTTYPE:
-		return exactly([]byte{unix.PACKET_HOST}), 0
+		return knownValue([]byte{unix.PACKET_HOST}), 0
 	case metaIPsec:
-		return exactly([]byte{0}), 0
+		return knownValue([]byte{0}), 0
 	}
 	return value{}, 0
 }
@@ -305,10 +305,10 @@ const (
 )
 
 // hardware is an address of the kind that no maker gives away: no rule knows it.
-var hardware = []byte{0x0e, 0x9b, 0x51, 0xc7, 0x2d, 0x64}
+var clientMAC = []byte{0x0e, 0x9b, 0x51, 0xc7, 0x2d, 0x64}
 
-// payload returns a part of a header.
-func (p packet) payload(base expr.PayloadBase, offset, length uint32) (is value, read fields) {
+// payloadValue returns a part of a header.
+func (p packet) payloadValue(base expr.PayloadBase, offset, length uint32) (is value, read fields) {
 	var h value
 	put := func(at uint32, data ...byte) {
 		copy(h.data[at:], data)
@@ -318,17 +318,17 @@ func (p packet) payload(base expr.PayloadBase, offset, length uint32) (is value,
 	switch base {
 	case expr.PayloadBaseLLHeader:
 		begin(14)
-		put(ethernetSource, hardware...)
+		put(ethernetSource, clientMAC...)
 	case expr.PayloadBaseNetworkHeader:
 		if p.family.isIPv4() {
 			begin(20)
 			put(0, 0x45, 0) // neither options nor a class of service
 			put(6, 0x40, 0) // not to be fragmented
-			put(8, ordinaryTTL, unix.IPPROTO_TCP)
+			put(8, initialTTL, unix.IPPROTO_TCP)
 		} else {
 			begin(40)
 			put(0, 0x60, 0, 0, 0)
-			put(6, unix.IPPROTO_TCP, ordinaryTTL)
+			put(6, unix.IPPROTO_TCP, initialTTL)
 		}
 		source := p.family.target - p.family.length
 		put(source, p.source.AsSlice()...)
@@ -355,9 +355,9 @@ func (p packet) payload(base expr.PayloadBase, offset, length uint32) (is value,
 }
 
 // ordinaryTTL is what clients and servers begin with.
-const ordinaryTTL = 64
+const initialTTL = 64
 
-func (p packet) ct(key expr.CtKey) value {
+func (p packet) ctValue(key expr.CtKey) value {
 	switch key {
 	case expr.CtKeySTATE:
 		return nativeNumber(p.state)
@@ -369,14 +369,14 @@ func (p packet) ct(key expr.CtKey) value {
 		return status
 	case expr.CtKeyDIRECTION:
 		if p.reply {
-			return exactly([]byte{1})
+			return knownValue([]byte{1})
 		}
-		return exactly([]byte{0})
+		return knownValue([]byte{0})
 	}
 	return value{}
 }
 
-func (p packet) fib(x *expr.Fib) value {
+func (p packet) fibValue(x *expr.Fib) value {
 	switch {
 	case !x.ResultADDRTYPE || x.FlagPRESENT:
 	case x.FlagDADDR:

@@ -14,7 +14,7 @@ func (r Rules) Print(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if r, err = r.lookedAt(); err != nil {
+	if r, err = r.withMachineState(); err != nil {
 		return err
 	}
 	t := r.buildRuleset()

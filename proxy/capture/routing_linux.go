@@ -207,7 +207,7 @@ func isDefault(n *net.IPNet) bool {
 // LostParts returns what the rules in force need and is no longer there, in words: policy rules and routes, and the
 // table where they are left without it. It takes CAP_NET_ADMIN.
 func LostParts() (lost []string, err error) {
-	traps, err := installed()
+	traps, err := readInterceptions()
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func LostParts() (lost []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	traps = slices.DeleteFunc(traps, func(t trap) bool { return t.tunnel })
+	traps = slices.DeleteFunc(traps, func(t interception) bool { return t.tunnel })
 	if len(traps) == 0 && len(have) > 0 {
 		return []string{"the nftables table inet " + Table}, nil
 	}

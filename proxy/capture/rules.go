@@ -113,7 +113,7 @@ type Rules struct {
 	OwnMark    uint32 // bits that mark the proxy's own packets, which are never captured; 0: DefaultOwnMark
 	RouteTable int    // where marked packets are routed to this machine; 0: DefaultRouteTable
 
-	connected []netip.Prefix // networks of this machine, as found when it was looked at
+	machineNetworks []netip.Prefix // networks of this machine, as found when it was looked at
 }
 
 // Validate reports what keeps the rules from being applied, without a look at

@@ -118,7 +118,7 @@ func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
 	suffix, kind := f.setSuffix(), f.addressType()
 	if r.Connected == ConnectedLeave {
 		// The set is there even if it is empty: it tells how the rules were applied.
-		connected := t.addSet(connectedSet+suffix, kind, addressElements(r.connected, f.isIPv4()))
+		connected := t.addSet(connectedSet+suffix, kind, addressElements(r.machineNetworks, f.isIPv4()))
 		t.addRule(ofFamily(f), targetIn(f, connected), returnToCaller())
 	}
 	rule := []clause{ofFamily(f)}

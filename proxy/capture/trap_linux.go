@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trap is what the firewall has to let through for rules that are in force, or will be.
-type trap struct {
+// interception is what the firewall has to let through for rules that are in force, or will be.
+type interception struct {
 	mode       Mode
 	port       uint16
 	mark, own  uint32 // 0: unknown
@@ -27,8 +27,8 @@ type trap struct {
 // somePorts stand for all destinations: what a firewall lets in for services of its own machine is not enough.
 var somePorts = []uint16{443, 80, 50000}
 
-func (r Rules) trap() trap {
-	t := trap{
+func (r Rules) interception() interception {
+	t := interception{
 		mode: r.Mode, port: r.Port, mark: r.Mark, own: r.OwnMark, interfaces: r.Interfaces, families: r.usedFamilies(),
 	}
 	for _, p := range r.Ports {
@@ -40,9 +40,9 @@ func (r Rules) trap() trap {
 	return t
 }
 
-// trap returns what a tunnel needs.
-func (t Tunnel) trap() trap {
-	return trap{
+// interception returns what a tunnel needs.
+func (t Tunnel) interception() interception {
+	return interception{
 		mode: TPROXY, port: t.Port, mark: DefaultMark, interfaces: []string{t.Interface}, families: t.usedFamilies(),
 		ports: somePorts,
 	}
@@ -53,23 +53,23 @@ const (
 	ephemeralPort = 49173 // one of those that clients dial from
 )
 
-// captured returns the first packet of a captured connection.
-func (t *trap) captured(f family, c client, server netip.Addr, port uint16) packet {
+// firstPacket returns the first packet of a captured connection.
+func (t *interception) firstPacket(f family, c client, server netip.Addr, port uint16) packet {
 	p := packet{
-		family: f, from: c.by, source: c.address, target: server, sourcePort: ephemeralPort, targetPort: port,
+		family: f, from: c.via, source: c.address, target: server, sourcePort: ephemeralPort, targetPort: port,
 		flags: flagSYN, state: expr.CtStateBitNEW, mark: t.mark, known: allBits,
 		sourceType: unix.RTN_UNICAST, targetType: unix.RTN_UNICAST,
 	}
 	if t.mode == Redirect {
-		p.mark, p.target, p.targetPort = 0, c.by.address(f), t.port
+		p.mark, p.target, p.targetPort = 0, c.via.address(f), t.port
 		p.translated, p.targetType = true, unix.RTN_LOCAL
 	}
 	return p
 }
 
-// answered returns the answer to the first packet of a connection. Its mark is unknown: with keep_client, answers
+// answerPacket returns the answer to the first packet of a connection. Its mark is unknown: with keep_client, answers
 // of servers have ours.
-func (p packet) answered() packet {
+func (p packet) answerPacket() packet {
 	p.from, p.to = p.to, p.from
 	p.source, p.target = p.target, p.source
 	p.sourcePort, p.targetPort = p.targetPort, p.sourcePort
@@ -81,20 +81,20 @@ func (p packet) answered() packet {
 
 // client is an address that connections may be captured from, and the interface that they come in by.
 type client struct {
-	by      *iface
+	via     *iface
 	address netip.Addr
 }
 
-// clients returns those that the rules capture: by network where the rules name interfaces. Where they name none,
+// clientGroups returns those that the rules capture: by network where the rules name interfaces. Where they name none,
 // clients are behind some of the interfaces.
-func (t *trap) clients(m machine, f family) (groups [][]client) {
+func (t *interception) clientGroups(m machine, f family) (groups [][]client) {
 	everywhere := slices.Contains(t.interfaces, AnyInterface)
-	interfaces := m.named(t.interfaces)
+	interfaces := m.interfacesNamed(t.interfaces)
 	if everywhere {
 		interfaces = m.anyInterface()
 	}
 	for _, by := range interfaces {
-		for _, addresses := range by.clients(f) {
+		for _, addresses := range by.clientAddresses(f) {
 			var group []client
 			for _, a := range addresses {
 				group = append(group, client{by, a})
@@ -108,19 +108,19 @@ func (t *trap) clients(m machine, f family) (groups [][]client) {
 	return groups
 }
 
-// installed returns what the rules in force need, as their table tells it.
-func installed() ([]trap, error) {
+// readInterceptions returns what the rules in force need, as their table tells it.
+func readInterceptions() ([]interception, error) {
 	w, err := readFirewall()
 	if err != nil {
 		return nil, err
 	}
-	var traps []trap
+	var traps []interception
 	for _, c := range w.chains {
 		tunnel, ofTunnel := strings.CutPrefix(c.Table.Name, tunnelTable)
 		if c.Table.Family != nftables.TableFamilyINet || c.Name != ourChain || c.Table.Name != Table && !ofTunnel {
 			continue
 		}
-		t, err := w.readTrap(c)
+		t, err := w.readInterception(c)
 		switch {
 		case errors.Is(err, syscall.ENOENT): // replaced in the meantime
 			continue
@@ -137,9 +137,9 @@ func installed() ([]trap, error) {
 	return traps, nil
 }
 
-// readTrap reads a chain that Rules or a Tunnel made: marks, the listener's port, families, and the sets.
-func (w *firewall) readTrap(c *nftables.Chain) (trap, error) {
-	t := trap{mode: TPROXY, interfaces: []string{AnyInterface}, ports: somePorts}
+// readInterception reads a chain that Rules or a Tunnel made: marks, the listener's port, families, and the sets.
+func (w *firewall) readInterception(c *nftables.Chain) (interception, error) {
+	t := interception{mode: TPROXY, interfaces: []string{AnyInterface}, ports: somePorts}
 	rules, err := w.rulesOf(c)
 	if err != nil {
 		return t, err
@@ -182,11 +182,11 @@ func (w *firewall) readTrap(c *nftables.Chain) (trap, error) {
 }
 
 // readSet reads one of the sets that say which connections are captured.
-func (w *firewall) readSet(t *trap, table *nftables.Table, name string) error {
+func (w *firewall) readSet(t *interception, table *nftables.Table, name string) error {
 	if name != "interfaces" && name != "ports" {
 		return nil
 	}
-	s, err := w.set(table, name)
+	s, err := w.readFilterSet(table, name)
 	if err != nil {
 		return err
 	}

@@ -50,8 +50,8 @@ func (t Tunnel) Apply(context.Context) error {
 	return nil
 }
 
-// There reports whether the table is, as far as anybody knows.
-func (t Tunnel) There() bool {
+// IsInstalled reports whether the table is, as far as anybody knows.
+func (t Tunnel) IsInstalled() bool {
 	c, err := nftables.New()
 	if err != nil {
 		return true

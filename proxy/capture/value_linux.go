@@ -10,37 +10,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answer says whether something holds.
-type answer int8
+// truth says whether something holds.
+type truth int8
 
 const (
-	no answer = iota
+	no truth = iota
 	maybe
 	yes
 )
 
-func answerOf(b bool) answer {
+func truthOf(b bool) truth {
 	if b {
 		return yes
 	}
 	return no
 }
 
-func (a answer) and(b answer) answer { return min(a, b) }
-func (a answer) or(b answer) answer  { return max(a, b) }
-func (a answer) inverted() answer    { return yes - a }
+func (a truth) and(b truth) truth { return min(a, b) }
+func (a truth) or(b truth) truth  { return max(a, b) }
+func (a truth) not() truth        { return yes - a }
 
 // value is a number of which some bits are known; without data, nothing is known of it.
 type value struct{ data, known []byte }
 
-func exactly(data []byte) value {
+func knownValue(data []byte) value {
 	return value{data, bytes.Repeat([]byte{0xff}, len(data))}
 }
 
 // nativeNumber is a number as meta and ct have it.
-func nativeNumber(v uint32) value { return exactly(nativeBytes(v)) }
+func nativeNumber(v uint32) value { return knownValue(nativeBytes(v)) }
 
-func (v value) whole() bool {
+func (v value) isKnown() bool {
 	return len(v.data) > 0 && !slices.ContainsFunc(v.known, func(k byte) bool { return k != 0xff })
 }
 
@@ -72,7 +72,7 @@ func (v value) swap(size uint32) value {
 }
 
 // compare evaluates a comparison with data, which may be shorter: names of interfaces have wildcards so.
-func (v value) compare(op expr.CmpOp, data []byte) answer {
+func (v value) compare(op expr.CmpOp, data []byte) truth {
 	if len(data) > len(v.data) {
 		return maybe
 	}
@@ -89,26 +89,26 @@ func (v value) compare(op expr.CmpOp, data []byte) answer {
 	case op == expr.CmpOpEq:
 		return is
 	case op == expr.CmpOpNeq:
-		return is.inverted()
-	case !v.whole():
+		return is.not()
+	case !v.isKnown():
 		return maybe
 	}
 	order := bytes.Compare(v.data[:len(data)], data)
 	switch op {
 	case expr.CmpOpLt:
-		return answerOf(order < 0)
+		return truthOf(order < 0)
 	case expr.CmpOpLte:
-		return answerOf(order <= 0)
+		return truthOf(order <= 0)
 	case expr.CmpOpGt:
-		return answerOf(order > 0)
+		return truthOf(order > 0)
 	case expr.CmpOpGte:
-		return answerOf(order >= 0)
+		return truthOf(order >= 0)
 	}
 	return maybe
 }
 
 // between evaluates a range of ports.
-func (v value) between(first, last uint16) answer {
+func (v value) between(first, last uint16) truth {
 	if first == 0 && last == 1<<16-1 {
 		return yes
 	}
@@ -117,8 +117,8 @@ func (v value) between(first, last uint16) answer {
 }
 
 // find returns the element that holds v.
-func (s filterSet) find(v value) (found nftables.SetElement, is answer) {
-	if s.Interval && !v.whole() && len(s.elements) > 0 {
+func (s filterSet) find(v value) (found nftables.SetElement, is truth) {
+	if s.Interval && !v.isKnown() && len(s.elements) > 0 {
 		return found, maybe
 	}
 	for _, e := range s.elements {
@@ -163,15 +163,15 @@ func (v value) isWithin(first, last []byte) bool {
 }
 
 // mapTo evaluates a look-up in a verdict map: the verdicts that it may come to.
-func (v value) mapTo(s filterSet) (is answer, ends []verdict) {
+func (v value) mapTo(s filterSet) (is truth, ends []verdict) {
 	e, is := s.find(v)
 	switch is {
 	case yes:
-		ends = []verdict{mapped(e)}
+		ends = []verdict{elementVerdict(e)}
 	case maybe: // any of them, or none
 		for _, e := range s.elements {
 			if !e.IntervalEnd {
-				ends = append(ends, mapped(e))
+				ends = append(ends, elementVerdict(e))
 			}
 		}
 	}
@@ -183,13 +183,13 @@ func (v value) mapTo(s filterSet) (is answer, ends []verdict) {
 type registers struct{ data, known [80]byte }
 
 // wide is the size of the registers that keep one value of any kind.
-const wide = 16
+const registerSize = 16
 
 // offset returns where a register begins.
 func (r *registers) offset(register uint32) int {
-	at := int(register) * wide
+	at := int(register) * registerSize
 	if register >= unix.NFT_REG32_00 {
-		at = wide + 4*int(register-unix.NFT_REG32_00)
+		at = registerSize + 4*int(register-unix.NFT_REG32_00)
 	}
 	return min(at, len(r.data))
 }
@@ -206,7 +206,7 @@ func (r *registers) read(register uint32, n int) value {
 func (r *registers) write(register uint32, v value) {
 	n := len(v.data)
 	if n == 0 {
-		r.forget(register, wide)
+		r.forget(register, registerSize)
 		return
 	}
 	to := r.read(register, (n+3)&^3)

@@ -25,7 +25,7 @@ type verdict struct {
 	chain string // of a jump or goto
 }
 
-var goesOn = verdict{kind: expr.VerdictContinue}
+var continues = verdict{kind: expr.VerdictContinue}
 
 // verdictOf returns what an expression decides.
 func verdictOf(e expr.Any) verdict {
@@ -48,15 +48,15 @@ func verdictOf(e expr.Any) verdict {
 			return verdict{kind: expr.VerdictQueue}
 		}
 	}
-	return goesOn
+	return continues
 }
 
-// mapped returns what an element of a verdict map decides. The library leaves it as it came: an attribute whose
+// elementVerdict returns what an element of a verdict map decides. The library leaves it as it came: an attribute whose
 // value is the code, and one whose value is the chain's name.
-func mapped(e nftables.SetElement) verdict {
+func elementVerdict(e nftables.SetElement) verdict {
 	const header, code = 4, 4
 	if len(e.Val) < header+code {
-		return goesOn
+		return continues
 	}
 	v := verdict{kind: expr.VerdictKind(int32(binary.BigEndian.Uint32(e.Val[header:])))}
 	if name := e.Val[header+code:]; len(name) > header {
@@ -69,15 +69,15 @@ func mapped(e nftables.SetElement) verdict {
 // evaluation is the course of one packet through one base chain.
 type evaluation struct {
 	*firewall
-	packet packet
-	read   fields // of the packet, by the rules that it met
-	met    map[passed]outcome
-	deep   int
-	err    error
+	packet  packet
+	read    fields // of the packet, by the rules that it met
+	visited map[visit]outcome
+	depth   int
+	err     error
 }
 
-// passed is a chain, and the mark that the packet has as it comes there.
-type passed struct {
+// visit is a chain, and the mark that the packet has as it comes there.
+type visit struct {
 	chain       *nftables.Chain
 	mark, known uint32
 }
@@ -88,25 +88,25 @@ type outcome struct {
 	mark, known uint32
 }
 
-// course is what a base chain does with all packets that are as packet is in the fields that the rules read.
-type course struct {
+// cachedFate is what a base chain does with all packets that are as packet is in the fields that the rules read.
+type cachedFate struct {
 	packet packet
 	read   fields
 	fate   fate
 }
 
 // deepest is how far jumps go, which nftables itself bounds by 16.
-const deepest = 16
+const maxJumps = 16
 
 // fateOf returns what may become of a packet in a base chain.
 func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
-	for _, c := range w.courses[base] {
-		if p.keep(c.read) == c.packet {
+	for _, c := range w.fates[base] {
+		if p.withOnly(c.read) == c.packet {
 			return c.fate, nil
 		}
 	}
-	e := evaluation{firewall: w, packet: p, met: map[passed]outcome{}}
-	f := e.walk(base)
+	e := evaluation{firewall: w, packet: p, visited: map[visit]outcome{}}
+	f := e.evaluateChain(base)
 	switch {
 	case f&mayReturn != 0 && dropsByPolicy(base):
 		f |= mayDrop
@@ -115,18 +115,18 @@ func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
 	}
 	f &^= mayReturn
 	if e.err == nil {
-		w.courses[base] = append(w.courses[base], course{p.keep(e.read), e.read, f})
+		w.fates[base] = append(w.fates[base], cachedFate{p.withOnly(e.read), e.read, f})
 	}
 	return f, e.err
 }
 
-// walk returns what may become of the packet in a chain.
-func (e *evaluation) walk(c *nftables.Chain) (f fate) {
-	if e.deep == deepest || e.err != nil {
+// evaluateChain returns what may become of the packet in a chain.
+func (e *evaluation) evaluateChain(c *nftables.Chain) (f fate) {
+	if e.depth == maxJumps || e.err != nil {
 		return mayPass | mayDrop | mayReturn
 	}
-	e.deep++
-	defer func() { e.deep-- }()
+	e.depth++
+	defer func() { e.depth-- }()
 	rules, err := e.rulesOf(c)
 	if err != nil {
 		e.err = err
@@ -135,7 +135,7 @@ func (e *evaluation) walk(c *nftables.Chain) (f fate) {
 	begun := e.packet
 	for _, rule := range rules {
 		before := e.packet
-		matches, ends := e.evaluate(c.Table, rule.Exprs)
+		matches, ends := e.evaluateRule(c.Table, rule.Exprs)
 		if matches == no {
 			e.packet = before
 			continue
@@ -150,9 +150,9 @@ func (e *evaluation) walk(c *nftables.Chain) (f fate) {
 			case expr.VerdictReturn:
 				f |= mayReturn
 			case expr.VerdictGoto:
-				f |= e.enter(c.Table, end.chain)
+				f |= e.evaluateJump(c.Table, end.chain)
 			case expr.VerdictJump:
-				there := e.enter(c.Table, end.chain)
+				there := e.evaluateJump(c.Table, end.chain)
 				f |= there &^ mayReturn
 				decided = decided && there&mayReturn == 0
 			default:
@@ -172,25 +172,25 @@ func (e *evaluation) walk(c *nftables.Chain) (f fate) {
 	return f | mayReturn
 }
 
-// enter returns what may become of the packet in a chain that a rule sends it to.
-func (e *evaluation) enter(table *nftables.Table, name string) fate {
+// evaluateJump returns what may become of the packet in a chain that a rule sends it to.
+func (e *evaluation) evaluateJump(table *nftables.Table, name string) fate {
 	c := e.chain(table, name)
 	if c == nil {
 		return mayPass | mayDrop | mayReturn
 	}
-	at := passed{c, e.packet.mark, e.packet.known}
-	o, met := e.met[at]
+	at := visit{c, e.packet.mark, e.packet.known}
+	o, met := e.visited[at]
 	if !met {
-		o.fate = e.walk(c)
+		o.fate = e.evaluateChain(c)
 		o.mark, o.known = e.packet.mark, e.packet.known
-		e.met[at] = o
+		e.visited[at] = o
 	}
 	e.packet.mark, e.packet.known = o.mark, o.known
 	return o.fate
 }
 
-// evaluate returns whether the packet matches a rule, and the verdicts that the rule may have for it.
-func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches answer, ends []verdict) {
+// evaluateRule returns whether the packet matches a rule, and the verdicts that the rule may have for it.
+func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matches truth, ends []verdict) {
 	matches = yes
 	var r registers
 	write := func(register uint32, v value, read fields) {
@@ -205,31 +205,31 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 				e.setMark(x.Key, r.read(x.Register, 4))
 				continue
 			}
-			v, read := e.packet.meta(x.Key)
+			v, read := e.packet.metaValue(x.Key)
 			write(x.Register, v, read)
 		case *expr.Payload:
 			if x.OperationType == expr.PayloadLoad {
-				v, read := e.packet.payload(x.Base, x.Offset, x.Len)
+				v, read := e.packet.payloadValue(x.Base, x.Offset, x.Len)
 				write(x.DestRegister, v, read)
 			}
 		case *expr.Ct:
 			if !x.SourceRegister {
-				r.write(x.Register, e.packet.ct(x.Key))
+				r.write(x.Register, e.packet.ctValue(x.Key))
 			}
 		case *expr.Fib:
-			r.write(x.Register, e.packet.fib(x))
+			r.write(x.Register, e.packet.fibValue(x))
 		case *expr.Immediate:
-			r.write(x.Register, exactly(x.Data))
+			r.write(x.Register, knownValue(x.Data))
 		case *expr.Bitwise:
 			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).bitwise(x))
 		case *expr.Byteorder:
 			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).swap(x.Size))
 		case *expr.Exthdr:
-			r.forget(x.DestRegister, wide)
+			r.forget(x.DestRegister, registerSize)
 		case *expr.Hash:
-			r.forget(x.DestRegister, wide)
+			r.forget(x.DestRegister, registerSize)
 		case *expr.Numgen:
-			r.forget(x.Register, wide)
+			r.forget(x.Register, registerSize)
 		case *expr.Cmp:
 			is = r.read(x.Register, len(x.Data)).compare(x.Op, x.Data)
 			if x.Op != expr.CmpOpGte { // whose other bound comes next
@@ -239,16 +239,16 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 			v := r.read(x.Register, len(x.FromData))
 			is = v.compare(expr.CmpOpGte, x.FromData).and(v.compare(expr.CmpOpLte, x.ToData))
 			if x.Op == expr.CmpOpNeq {
-				is = is.inverted()
+				is = is.not()
 			}
 			r.forget(x.Register, len(x.FromData))
 		case *expr.Lookup:
-			s, err := e.set(table, x.SetName)
+			s, err := e.readFilterSet(table, x.SetName)
 			if err != nil {
 				e.err = err
 				return maybe, nil
 			}
-			n := wide
+			n := registerSize
 			if len(s.elements) > 0 {
 				n = len(s.elements[0].Key)
 			}
@@ -256,11 +256,11 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
 				is, ends = key.mapTo(s)
 			} else if _, is = s.find(key); x.Invert {
-				is = is.inverted()
+				is = is.not()
 			}
 			r.forget(x.SourceRegister, n)
 			if x.IsDestRegSet {
-				r.forget(x.DestRegister, wide)
+				r.forget(x.DestRegister, registerSize)
 			}
 		case *expr.Match:
 			is = e.packet.matches(x)
@@ -269,9 +269,9 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 			if x.Name == "MARK" || x.Name == "CONNMARK" {
 				e.setMark(expr.MetaKeyMARK, value{})
 			}
-			ends = append(ends, decision(x)...)
+			ends = append(ends, verdictsOf(x)...)
 		case *expr.Verdict, *expr.Reject, *expr.Queue, *expr.SynProxy:
-			ends = append(ends, decision(x)...)
+			ends = append(ends, verdictsOf(x)...)
 		case *expr.Counter, *expr.Log, *expr.Notrack, *expr.FlowOffload, *expr.CtHelper, *expr.CtTimeout, *expr.SecMark:
 		default: // limits, quotas, sets that are added to, and what there will be
 			is = maybe
@@ -283,8 +283,8 @@ func (e *evaluation) evaluate(table *nftables.Table, exprs []expr.Any) (matches 
 	return matches, ends
 }
 
-func decision(x expr.Any) []verdict {
-	if v := verdictOf(x); v != goesOn {
+func verdictsOf(x expr.Any) []verdict {
+	if v := verdictOf(x); v != continues {
 		return []verdict{v}
 	}
 	return nil

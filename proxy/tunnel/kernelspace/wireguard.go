@@ -312,7 +312,7 @@ func (w *WireGuard) checkInterface() error {
 		return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
 	}
 	unrouted := w.device.isUnrouted()
-	if (!unrouted || w.unrouted) && (capture.Tunnel{Interface: w.cfg.Interface}).There() {
+	if (!unrouted || w.unrouted) && (capture.Tunnel{Interface: w.cfg.Interface}).IsInstalled() {
 		w.unrouted = unrouted
 		return nil
 	}
