@@ -10,22 +10,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clause is a part of a rule, as nft writes it and as the kernel runs it: side
-// by side, so that what is printed for review is what is installed.
+// clause is a part of a rule, as nft writes it and as the kernel runs it. Both stand side by side,
+// so that what is printed for review is what is installed.
 type clause struct {
-	text  string
+	// text is the clause as nft writes it.
+	text string
+	// exprs is the clause as the kernel runs it.
 	exprs []expr.Any
 }
 
-// reg is the one register that all clauses load into and compare.
+// reg is the register that all clauses load into and compare.
 const reg = unix.NFT_REG_1
 
 // family is one of the two address families.
 type family struct {
-	name           string // in nft
-	af, proto      byte   // AF_…, NFPROTO_…
-	source, target uint32 // offsets of the addresses in the header
-	length         uint32 // of an address
+	// name is the family's in nft.
+	name string
+	// af is AF_INET or AF_INET6, and proto the NFPROTO of the same.
+	af, proto byte
+	// source and target are the offsets of the addresses in the header, in bytes.
+	source, target uint32
+	// length is that of an address, in bytes.
+	length uint32
 }
 
 var (
@@ -33,9 +39,10 @@ var (
 	ipv6 = family{"ip6", unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24, 16}
 )
 
+// isIPv4 reports which of the two it is.
 func (f family) isIPv4() bool { return f.proto == unix.NFPROTO_IPV4 }
 
-// setSuffix is what names of sets of the family end in.
+// setSuffix ends the names of the family's sets.
 func (f family) setSuffix() string {
 	if f.isIPv4() {
 		return "4"
@@ -43,12 +50,15 @@ func (f family) setSuffix() string {
 	return "6"
 }
 
+// equalTo compares the register with data.
 func equalTo(data ...byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
 }
 
+// nativeBytes returns v in this machine's byte order, as meta and ct have numbers.
 func nativeBytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
+// ofFamily matches packets of a family.
 func ofFamily(f family) clause {
 	text := "meta nfproto ipv4"
 	if !f.isIPv4() {
@@ -57,10 +67,13 @@ func ofFamily(f family) clause {
 	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equalTo(f.proto)}}
 }
 
+// isTCP matches TCP over either family.
 func isTCP() clause { return isProtocol("tcp", unix.IPPROTO_TCP) }
 
+// isUDP matches UDP over either family.
 func isUDP() clause { return isProtocol("udp", unix.IPPROTO_UDP) }
 
+// isICMP matches the ICMP of a family.
 func isICMP(f family) clause {
 	if f.isIPv4() {
 		return isProtocol("icmp", unix.IPPROTO_ICMP)
@@ -68,12 +81,14 @@ func isICMP(f family) clause {
 	return isProtocol("icmpv6", unix.IPPROTO_ICMPV6)
 }
 
+// isProtocol matches a transport protocol.
 func isProtocol(name string, number byte) clause {
 	return clause{"meta l4proto " + name, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equalTo(number),
 	}}
 }
 
+// notTCP matches all protocols but TCP.
 func notTCP() clause {
 	return clause{"meta l4proto != tcp", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
@@ -81,7 +96,7 @@ func notTCP() clause {
 	}}
 }
 
-// hasMark matches packets that bear all bits of mark.
+// hasMark matches packets with all bits of mark.
 func hasMark(mark uint32) clause {
 	return clause{fmt.Sprintf("meta mark & 0x%08x == 0x%08x", mark, mark), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
@@ -90,7 +105,7 @@ func hasMark(mark uint32) clause {
 	}}
 }
 
-// addMark sets the bits of mark and keeps the others: they are not ours.
+// addMark sets the bits of mark, and keeps the other bits, which belong to other programs.
 func addMark(mark uint32) clause {
 	return clause{fmt.Sprintf("meta mark set meta mark | 0x%08x", mark), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
@@ -109,8 +124,8 @@ func notFirst() clause {
 	}}
 }
 
-// isICMPError matches the ICMP messages that tell a sender what became of its packet (RFC 792, RFC 4443 §2.1).
-// A redirect is none: it changes routes, and no socket needs it.
+// isICMPError matches ICMP messages about an earlier packet (RFC 792, RFC 4443 §2.1). A redirect is
+// none of them: it changes routes, and no socket needs it.
 func isICMPError(f family) clause {
 	if f.isIPv4() {
 		const redirect = 5
@@ -127,28 +142,30 @@ func icmpType() expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}
 }
 
-// ofTransparentSocket matches what a transparent socket of this machine fits. An ICMP error fits the
-// socket that sent the packet quoted in it; other ICMP fits none.
+// ofTransparentSocket matches packets for a transparent socket of this machine. An ICMP error is
+// for the socket that sent the quoted packet.
 func ofTransparentSocket() clause {
 	return clause{"socket transparent 1", []expr.Any{
 		&expr.Socket{Key: expr.SocketKeyTransparent, Register: reg}, equalTo(1),
 	}}
 }
 
-// ofWildcardSocket matches what merely fits a listener on every address. It
-// never matches a half-open or closing connection: those are no full sockets.
+// ofWildcardSocket matches packets that only fit a listener on every address. It never matches a
+// half-open or closing connection, which has no full socket.
 func ofWildcardSocket() clause {
 	return clause{"socket wildcard 1", []expr.Any{
 		&expr.Socket{Key: expr.SocketKeyWildcard, Register: reg}, equalTo(1),
 	}}
 }
 
+// toThisMachine matches packets to an address of this machine.
 func toThisMachine() clause {
 	return clause{"fib daddr type local", []expr.Any{
 		&expr.Fib{Register: reg, FlagDADDR: true, ResultADDRTYPE: true}, equalTo(nativeBytes(unix.RTN_LOCAL)...),
 	}}
 }
 
+// notFromInterfaces matches packets that come in by an interface outside the set.
 func notFromInterfaces(s set) clause {
 	return clause{"iifname != @" + s.name, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
@@ -156,18 +173,22 @@ func notFromInterfaces(s set) clause {
 	}}
 }
 
+// sourceIn matches packets with a source address in the set.
 func sourceIn(f family, s set) clause {
 	return clause{f.name + " saddr @" + s.name, inSet(expr.PayloadBaseNetworkHeader, f.source, f.length, s)}
 }
 
+// targetIn matches packets with a target address in the set.
 func targetIn(f family, s set) clause {
 	return clause{f.name + " daddr @" + s.name, inSet(expr.PayloadBaseNetworkHeader, f.target, f.length, s)}
 }
 
+// portIn matches packets to a TCP port in the set.
 func portIn(s set) clause {
 	return clause{"tcp dport @" + s.name, inSet(expr.PayloadBaseTransportHeader, 2, 2, s)}
 }
 
+// inSet looks a part of a header up in a set.
 func inSet(base expr.PayloadBase, offset, length uint32, s set) []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: length},
@@ -175,8 +196,10 @@ func inSet(base expr.PayloadBase, offset, length uint32, s set) []expr.Any {
 	}
 }
 
+// countPackets counts the packets that come so far.
 func countPackets() clause { return clause{"counter", []expr.Any{&expr.Counter{}}} }
 
+// toProxy hands the packet to the transparent listener on a port.
 func toProxy(f family, port uint16) clause {
 	return clause{fmt.Sprintf("tproxy %s to :%d", f.name, port), []expr.Any{
 		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, port)},
@@ -184,6 +207,7 @@ func toProxy(f family, port uint16) clause {
 	}}
 }
 
+// redirectTo translates the target to a port of this machine.
 func redirectTo(port uint16) clause {
 	return clause{fmt.Sprintf("redirect to :%d", port), []expr.Any{
 		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, port)},
@@ -191,16 +215,19 @@ func redirectTo(port uint16) clause {
 	}}
 }
 
+// acceptPacket ends the chain: the packet passes.
 func acceptPacket() clause {
 	return clause{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}}
 }
 
+// returnToCaller ends the chain without a decision: other chains of the hook still have theirs.
 func returnToCaller() clause {
 	return clause{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}}
 }
 
 const dnsPort = 53
 
+// familyOf returns the family of an address.
 func familyOf(a netip.Addr) family {
 	if a.Is4() {
 		return ipv4
@@ -208,7 +235,7 @@ func familyOf(a netip.Addr) family {
 	return ipv6
 }
 
-// addressType is the kind of sets of the family's addresses.
+// addressType is the type of sets with the family's addresses.
 func (f family) addressType() nftables.SetDatatype {
 	if f.isIPv4() {
 		return nftables.TypeIPAddr
@@ -216,6 +243,7 @@ func (f family) addressType() nftables.SetDatatype {
 	return nftables.TypeIP6Addr
 }
 
+// interfaceIs compares the name of an interface. op is empty for equal, or "!= ".
 func interfaceIs(key expr.MetaKey, word, op string, name string) clause {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -226,12 +254,15 @@ func interfaceIs(key expr.MetaKey, word, op string, name string) clause {
 	return clause{fmt.Sprintf("%s %s%q", word, op, name), []expr.Any{&expr.Meta{Key: key, Register: reg}, compare}}
 }
 
+// fromInterface matches packets that come in by an interface.
 func fromInterface(name string) clause { return interfaceIs(expr.MetaKeyIIFNAME, "iifname", "", name) }
 
+// notFromInterface matches packets that come in by any other interface.
 func notFromInterface(name string) clause {
 	return interfaceIs(expr.MetaKeyIIFNAME, "iifname", "!= ", name)
 }
 
+// toInterface matches packets that leave by an interface.
 func toInterface(name string) clause { return interfaceIs(expr.MetaKeyOIFNAME, "oifname", "", name) }
 
 // isEcho matches echo requests.
@@ -243,6 +274,7 @@ func isEcho(f family) clause {
 	return clause{text, append(isICMP(f).exprs, icmpType(), equalTo(kind))}
 }
 
+// targetIs matches packets to one address.
 func targetIs(f family, a netip.Addr) clause {
 	return clause{f.name + " daddr " + a.String(), []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: f.target, Len: f.length},
@@ -250,6 +282,7 @@ func targetIs(f family, a netip.Addr) clause {
 	}}
 }
 
+// toPort matches packets to a port, of UDP or TCP.
 func toPort(port uint16) clause {
 	return clause{fmt.Sprintf("th dport %d", port), []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
@@ -257,7 +290,7 @@ func toPort(port uint16) clause {
 	}}
 }
 
-// matchTracked matches connections by bits that the connection tracking knows.
+// matchTracked matches packets by bits of connection tracking.
 func matchTracked(key expr.CtKey, bits uint32, text string) clause {
 	return clause{text, []expr.Any{
 		&expr.Ct{Key: key, Register: reg},
@@ -266,18 +299,19 @@ func matchTracked(key expr.CtKey, bits uint32, text string) clause {
 	}}
 }
 
-// isAnswer matches what belongs to a connection that there is.
+// isAnswer matches packets of an open connection, and related ones.
 func isAnswer() clause {
 	return matchTracked(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED,
 		"ct state established,related")
 }
 
-// ofTranslated matches what has been sent elsewhere than it was meant to.
+// ofTranslated matches packets with a translated target.
 func ofTranslated() clause {
 	const destination = 1 << 5 // IPS_DST_NAT
 	return matchTracked(expr.CtKeySTATUS, destination, "ct status dnat")
 }
 
+// translateTo translates the target of packets.
 func translateTo(f family, to netip.AddrPort) clause {
 	const port = unix.NFT_REG_2
 	return clause{fmt.Sprintf("dnat %s to %v", f.name, to), []expr.Any{
@@ -287,12 +321,15 @@ func translateTo(f family, to netip.AddrPort) clause {
 	}}
 }
 
+// masqueradeSource replaces the source by this machine's address.
 func masqueradeSource() clause { return clause{"masquerade", []expr.Any{&expr.Masq{}}} }
 
+// rejectWithReset drops a TCP packet, and resets its connection.
 func rejectWithReset() clause {
 	return clause{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 }
 
+// rejectPacket drops a packet, and reports that to its sender by ICMP.
 func rejectPacket() clause {
 	return clause{"reject with icmpx admin-prohibited", []expr.Any{
 		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED},

@@ -1,119 +1,65 @@
 package capture
 
 import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 )
 
-// connectedSet is what the sets begin with that hold the machine's networks.
+// connectedSet begins the names of the sets that hold the machine's networks.
 const connectedSet = "connected"
 
-// ruleset is a table of ours: what it looks things up in, and its chains.
+// ourChain is the one chain of the table for Rules.
+const ourChain = "prerouting"
+
+// ruleset is a table with its sets and chains, before it is printed or installed.
 type ruleset struct {
 	table  string
 	sets   []set
 	chains []*chain
 }
 
+// chain is a base chain with its rules.
 type chain struct {
 	name     string
 	kind     nftables.ChainType
 	hook     *nftables.ChainHook
 	priority *nftables.ChainPriority
-	words    string // kind, hook and priority in nft's words
-	rules    [][]clause
+	// words are kind, hook and priority as nft writes them.
+	words string
+	// rules are clauses that all have to match, in order.
+	rules [][]clause
 }
 
+// set is a set that rules look addresses, ports or interfaces up in.
 type set struct {
-	name     string
-	kind     nftables.SetDatatype
+	name string
+	// kind is the type of its elements, and order their byte order.
+	kind nftables.SetDatatype
+	// interval reports whether elements are ranges.
 	interval bool
 	order    binaryutil.ByteOrder
 	elements []element
 }
 
-// buildRuleset builds the table of rules that were normalised.
-//
-//	our own packets                          pass
-//	ICMP errors about captured connections   to us     TPROXY; NAT sees to it by itself
-//	other protocols                          pass
-//	not first, of a connection we captured   to us     TPROXY; NAT sees to it by itself
-//	not first                                pass
-//	not from Interfaces, to this machine     pass
-//	to a network of this machine             pass      unless Connected captures it
-//	excluded                                 pass
-//	included                                 to us
-//
-// Only first packets come as far as the filters. Past them, the answers in
-// connections that were excluded would seem to be new connections.
-func (r Rules) buildRuleset() ruleset {
-	t := ruleset{table: Table}
-	if r.Mode == Redirect {
-		t.beginChain(ourChain, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
-			"type nat hook prerouting priority dstnat")
-	} else {
-		t.beginChain(ourChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-			"type filter hook prerouting priority mangle")
-	}
-	t.addRule(hasMark(r.OwnMark), returnToCaller())
-	if r.Mode == TPROXY {
-		t.deliverICMPErrors(r.Mark, r.usedFamilies())
-	}
-	t.addRule(notTCP(), returnToCaller())
-	if r.Mode == TPROXY {
-		// First packets are left to tproxy, which knows what to do where they
-		// reopen a connection in TIME_WAIT.
-		t.deliverToSocket(r.Mark, notFirst())
-	}
-	t.addRule(notFirst(), returnToCaller())
-	if !slices.Contains(r.Interfaces, AnyInterface) {
-		interfaces := t.addSet("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
-		t.addRule(notFromInterfaces(interfaces), returnToCaller())
-	}
-	t.addRule(toThisMachine(), returnToCaller())
-
-	var ports []clause
-	if len(r.Ports) > 0 {
-		ports = append(ports, portIn(t.addSet("ports", nftables.TypeInetService, portElements(r.Ports))))
-	}
-	for _, f := range r.usedFamilies() {
-		t.captureFamily(r, f, ports)
-	}
-	return t
+// element is one entry of a set. text is for people, and first to just before end for the kernel. A
+// nil end is behind the last of all.
+type element struct {
+	text       string
+	first, end []byte
 }
 
-// deliverICMPErrors delivers ICMP errors to the transparent socket that sent the packet quoted in them.
-// They are addressed to that socket's address, which is another machine's. Forwarded there, they would
-// leave the socket without path MTU discovery (RFC 1191, RFC 8201) and without word of unreachable hosts.
-func (t *ruleset) deliverICMPErrors(mark uint32, families []family) {
-	for _, f := range families {
-		t.deliverToSocket(mark, isICMPError(f))
-	}
-}
-
-// deliverToSocket delivers to this machine the packets that match and belong to a connection of a transparent
-// socket. A listener on every address fits what is about any other machine's port of the same number: that passes.
-func (t *ruleset) deliverToSocket(mark uint32, match clause) {
-	t.addRule(match, ofWildcardSocket(), returnToCaller())
-	t.addRule(match, ofTransparentSocket(), addMark(mark), acceptPacket())
-}
-
-func (r Rules) usedFamilies() []family {
-	var fs []family
-	if r.IPv4 {
-		fs = append(fs, ipv4)
-	}
-	if r.IPv6 {
-		fs = append(fs, ipv6)
-	}
-	return fs
-}
-
-// captureFamily adds what is excluded and what is included of one family.
+// captureFamily adds the rules for excluded and included connections of one family.
 func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
 	suffix, kind := f.setSuffix(), f.addressType()
 	if r.Connected == ConnectedLeave {
@@ -153,6 +99,72 @@ func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
 	t.addRule(append(rule, toProxy(f, r.Port), addMark(r.Mark), acceptPacket())...)
 }
 
+// verdictRules returns the ends of the rules of a Verdict for a family. suffix ends the names of
+// its sets. None: it is about the other family.
+func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]clause) {
+	var match []clause
+	for _, part := range []struct {
+		name  string
+		in    func(family, set) clause
+		addrs []netip.Prefix
+	}{{"from", sourceIn, v.Sources}, {"to", targetIn, v.Targets}} {
+		if len(part.addrs) == 0 {
+			continue
+		}
+		elements := addressElements(part.addrs, f.isIPv4())
+		if len(elements) == 0 {
+			return nil // it is about the other family
+		}
+		match = append(match, part.in(f, t.addSet(part.name+suffix, f.addressType(), elements)))
+	}
+	protocols := [][]clause{nil}
+	switch {
+	case v.ICMP && len(v.Ports) > 0:
+		return nil // it has none
+	case v.ICMP:
+		protocols = [][]clause{{isICMP(f)}}
+	case v.UDP:
+		protocols = [][]clause{{isUDP()}}
+	case v.TCP:
+		protocols = [][]clause{{isTCP()}}
+	case len(v.Ports) > 0:
+		protocols = [][]clause{{isUDP()}, {isTCP()}}
+	}
+	if len(v.Ports) > 0 {
+		s := t.addSet("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
+		for i := range protocols {
+			protocols[i] = append(protocols[i], clause{"th dport @" + s.name, portIn(s).exprs})
+		}
+	}
+	end := []clause{returnToCaller()}
+	if v.Refuse {
+		end = []clause{countPackets(), rejectPacket()}
+	}
+	for _, protocol := range protocols {
+		ends = append(ends, slices.Concat(match, protocol, end))
+	}
+	return ends
+}
+
+// deliverICMPErrors delivers ICMP errors to the transparent socket that sent the packet quoted in
+// them. They are addressed to that socket's address, which is another machine's. Forwarded there,
+// they would leave the socket without path MTU discovery (RFC 1191, RFC 8201) and without reports
+// of unreachable hosts.
+func (t *ruleset) deliverICMPErrors(mark uint32, families []family) {
+	for _, f := range families {
+		t.deliverToSocket(mark, isICMPError(f))
+	}
+}
+
+// deliverToSocket delivers packets to this machine that match and belong to a connection of a
+// transparent socket. A listener on every address also fits packets to another machine's port of
+// that number. These pass.
+func (t *ruleset) deliverToSocket(mark uint32, match clause) {
+	t.addRule(match, ofWildcardSocket(), returnToCaller())
+	t.addRule(match, ofTransparentSocket(), addMark(mark), acceptPacket())
+}
+
+// addSet adds a set, and returns it for rules.
 func (t *ruleset) addSet(name string, kind nftables.SetDatatype, elements []element) set {
 	s := set{
 		name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName,
@@ -165,18 +177,20 @@ func (t *ruleset) addSet(name string, kind nftables.SetDatatype, elements []elem
 	return s
 }
 
-// beginChain begins a chain, to which rules are added from now on.
+// beginChain begins a chain. addRule adds to the last one.
 func (t *ruleset) beginChain(
 	name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, words string,
 ) {
 	t.chains = append(t.chains, &chain{name: name, kind: kind, hook: hook, priority: priority, words: words})
 }
 
+// addRule adds a rule to the last chain.
 func (t *ruleset) addRule(clauses ...clause) {
 	last := t.chains[len(t.chains)-1]
 	last.rules = append(last.rules, clauses)
 }
 
+// ruleText returns a rule as nft writes it.
 func ruleText(clauses []clause) string {
 	words := make([]string, 0, len(clauses))
 	for _, c := range clauses {
@@ -185,10 +199,232 @@ func ruleText(clauses []clause) string {
 	return strings.Join(words, " ")
 }
 
+// ruleExprs returns a rule as the kernel runs it.
 func ruleExprs(clauses []clause) []expr.Any {
 	var exprs []expr.Any
 	for _, c := range clauses {
 		exprs = append(exprs, c.exprs...)
 	}
 	return exprs
+}
+
+// addressElements returns the prefixes of one family as disjoint ranges, because the kernel refuses
+// elements that overlap.
+func addressElements(prefixes []netip.Prefix, v4 bool) []element {
+	type span struct{ first, last netip.Addr }
+	var spans []span
+	for _, p := range prefixes {
+		if p = p.Masked(); p.Addr().Is4() == v4 {
+			spans = append(spans, span{p.Addr(), lastOf(p)})
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.first.Compare(b.first) })
+	merged := spans[:0]
+	for _, s := range spans {
+		if n := len(merged) - 1; n >= 0 {
+			next := merged[n].last.Next() // invalid: the last of all addresses
+			if !next.IsValid() || s.first.Compare(next) <= 0 {
+				if s.last.Compare(merged[n].last) > 0 {
+					merged[n].last = s.last
+				}
+				continue
+			}
+		}
+		merged = append(merged, s)
+	}
+	var elements []element
+	for _, s := range merged {
+		e := element{text: spanText(s.first, s.last), first: s.first.AsSlice()}
+		if next := s.last.Next(); next.IsValid() {
+			e.end = next.AsSlice()
+		}
+		elements = append(elements, e)
+	}
+	return elements
+}
+
+// lastOf returns the last address in p.
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < 8*len(b); bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last
+}
+
+// spanText writes a range as a prefix if it is one.
+func spanText(first, last netip.Addr) string {
+	for bits := range first.BitLen() + 1 {
+		if p := netip.PrefixFrom(first, bits); p.Masked() == p && lastOf(p) == last {
+			return p.String()
+		}
+	}
+	return fmt.Sprintf("%v-%v", first, last)
+}
+
+// portElements returns ports as disjoint ranges.
+func portElements(ports []PortRange) []element {
+	ports = slices.Clone(ports)
+	slices.SortFunc(ports, func(a, b PortRange) int { return cmp.Compare(a.First, b.First) })
+	merged := ports[:0]
+	for _, p := range ports {
+		if n := len(merged) - 1; n >= 0 && int(p.First) <= int(merged[n].Last)+1 {
+			merged[n].Last = max(merged[n].Last, p.Last)
+			continue
+		}
+		merged = append(merged, p)
+	}
+	var elements []element
+	for _, p := range merged {
+		e := element{text: p.String(), first: binary.BigEndian.AppendUint16(nil, p.First)}
+		if p.Last < 1<<16-1 {
+			e.end = binary.BigEndian.AppendUint16(nil, p.Last+1)
+		}
+		elements = append(elements, e)
+	}
+	return elements
+}
+
+// interfaceElements returns names of interfaces as elements.
+func interfaceElements(names []string) []element {
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	var elements []element
+	for _, name := range names {
+		key := make([]byte, 16) // IFNAMSIZ
+		copy(key, name)
+		elements = append(elements, element{text: strconv.Quote(name), first: key})
+	}
+	return elements
+}
+
+// setElements returns the elements as the library takes them.
+func (s set) setElements() []nftables.SetElement {
+	var keys []nftables.SetElement
+	for _, e := range s.elements {
+		keys = append(keys, nftables.SetElement{Key: e.first})
+		if s.interval && e.end != nil {
+			keys = append(keys, nftables.SetElement{Key: e.end, IntervalEnd: true})
+		}
+	}
+	return keys
+}
+
+// maxKeysPerMessage bounds the keys in one message. The library puts all of a call into one
+// attribute with a length of 16 bits, and a key takes 40 bytes at most.
+const maxKeysPerMessage = 1000
+
+// transactionBytes bounds the messages of a table, and the kernel's answers to them. A socket has
+// 208 KiB for either by default.
+const transactionBytes = 1 << 26
+
+// replaceTable installs a table in place of the one of that name, in one transaction. It refuses to
+// replace a table that another program has made.
+func replaceTable(t ruleset) error {
+	c, err := nftables.New(nftables.WithSockOptions(setBuffers))
+	if err != nil {
+		return explainError("open nftables", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.table}
+	if t.table == Table {
+		there, mine, err := findTable(c)
+		switch {
+		case err != nil:
+			return err
+		case there != nil && !mine:
+			return fmt.Errorf("capture: there is a table inet %s that penstock has not made: "+
+				"give it another name, or remove it (nft delete table inet %s), and apply again", Table, Table)
+		}
+	}
+	// Deleting needs a table to be there: add it, so that it always is.
+	c.AddTable(table)
+	c.DelTable(table)
+	c.AddTable(table)
+	for _, s := range t.sets {
+		to := &nftables.Set{
+			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
+		}
+		err := c.AddSet(to, nil)
+		for part := range slices.Chunk(s.setElements(), maxKeysPerMessage) {
+			err = errors.Join(err, c.SetAddElements(to, part))
+		}
+		if err != nil {
+			return fmt.Errorf("capture: set %s: %w", s.name, err)
+		}
+	}
+	policy := nftables.ChainPolicyAccept
+	for _, chain := range t.chains {
+		added := c.AddChain(&nftables.Chain{
+			Table: table, Name: chain.name, Type: chain.kind, Hooknum: chain.hook, Priority: chain.priority, Policy: &policy,
+		})
+		for _, rule := range chain.rules {
+			c.AddRule(&nftables.Rule{Table: table, Chain: added, Exprs: ruleExprs(rule)})
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return explainError("install the nftables table", err)
+	}
+	return nil
+}
+
+// setBuffers makes room for a transaction. Its parameter is a *netlink.Conn of the library below
+// nftables, which nothing else here needs.
+func setBuffers[C interface {
+	SetWriteBuffer(bytes int) error
+	SetReadBuffer(bytes int) error
+}](c C) error {
+	return errors.Join(c.SetWriteBuffer(transactionBytes), c.SetReadBuffer(transactionBytes))
+}
+
+// deleteTable deletes the table of Rules, unless another program has made it.
+func deleteTable() error {
+	c, err := nftables.New()
+	if err != nil {
+		return explainError("open nftables", err)
+	}
+	table, mine, err := findTable(c)
+	if err != nil || !mine {
+		return err // another's, which stays, or none
+	}
+	c.DelTable(table)
+	if err := c.Flush(); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return explainError("delete the nftables table", err)
+	}
+	return nil
+}
+
+// findTable returns the table of Rules, and whether Apply has made it; nil: there is none. It
+// decides by the one chain, which begins with a look at the mark. A comment would be clearer, but
+// kernels before 5.10 do not keep it, and earlier versions wrote none.
+func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, false, explainError("list nftables tables", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == Table })
+	if i < 0 {
+		return nil, false, nil
+	}
+	table = tables[i]
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, false, explainError("list nftables chains", err)
+	}
+	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != Table })
+	switch {
+	case len(chains) != 1 || chains[0].Name != ourChain,
+		chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
+		return table, false, nil
+	}
+	rules, err := c.GetRules(table, chains[0])
+	switch {
+	case errors.Is(err, syscall.ENOENT): // replaced in the meantime, by an Apply of ours
+		return table, true, nil
+	case err != nil:
+		return nil, false, explainError("list nftables rules", err)
+	case len(rules) == 0 || len(rules[0].Exprs) == 0:
+		return table, false, nil
+	}
+	first, ok := rules[0].Exprs[0].(*expr.Meta)
+	return table, ok && first.Key == expr.MetaKeyMARK, nil
 }

@@ -1,14 +1,29 @@
 package capture
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
+	"syscall"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// tunnelTable is what the names of tables of tunnels begin with; the interface follows.
+// What belongs to tunnels in the kernel, by which Remove finds it.
+const (
+	TunnelProtocol = RouteProtocol + 1 // origin of their routes and policy rules
+	tunnelPriority = RulePriority + 1
+	tunnelRoutes   = DefaultRouteTable + 100 // the first of their route tables; the interface's index is added
+)
+
+// tunnelTable begins the names of tunnels' tables. The interface follows.
 const tunnelTable = Table + "_"
 
 // Tunnel is what surrounds the interface of a tunnel that the kernel ends: what comes out
@@ -18,38 +33,178 @@ const tunnelTable = Table + "_"
 // When the listener is gone, what is TCP is forwarded, too.
 type Tunnel struct {
 	Interface string
-	Port      uint16 // of our listener, on every local address
+	// Port is that of the transparent listener, on every local address.
+	Port uint16
 
-	Inside   []netip.Prefix // all addresses inside
-	Gateways []netip.Addr   // this machine's inside: they answer pings
-	DNS      netip.AddrPort // answers at Gateways of its family, at port 53; invalid: nobody does
-	Isolate  bool           // refuse what one peer sends to another
-	Closed   []netip.Prefix // where nothing may go
-	Open     []netip.Prefix // where it may all the same, this machine's own addresses included
-	From     []netip.Prefix // who may begin something with a peer
-	// of what goes to Open or is forwarded besides, the first that matches decides; where none does it passes
+	// Inside has all prefixes inside.
+	Inside []netip.Prefix
+	// Gateways are this machine's addresses inside. They answer pings.
+	Gateways []netip.Addr
+	// DNS is the name server behind port 53 of the Gateways of its family; invalid: there is none.
+	DNS netip.AddrPort
+	// Isolate refuses packets from one peer to another.
+	Isolate bool
+	// Closed has destinations that peers may not reach.
+	Closed []netip.Prefix
+	// Open has exceptions from Closed, which may be this machine's own addresses.
+	Open []netip.Prefix
+	// From has sources outside that may begin a connection with a peer.
+	From []netip.Prefix
+	// Verdicts decide about packets to Open, and about other forwarded packets. The first match
+	// decides. A packet without a match passes.
 	Verdicts []Verdict
 
-	routeTable int // where captured packets are routed to this machine
+	// routeTable routes captured packets to this machine.
+	routeTable int
 }
 
-// Verdict says what becomes of what peers send past the proxy.
+// Verdict decides about packets that peers send past the proxy.
 type Verdict struct {
-	Refuse           bool
-	Sources, Targets []netip.Prefix // empty: all
-	Ports            []PortRange    // of the target, over UDP and TCP; empty: all, of whatever protocol
-	TCP, UDP, ICMP   bool           // that alone; none of them: whatever it is
+	Refuse bool
+	// Sources and Targets are prefixes. Empty: all.
+	Sources, Targets []netip.Prefix
+	// Ports are of the target, over UDP and TCP. Empty: every protocol.
+	Ports []PortRange
+	// TCP, UDP and ICMP select one protocol. None of them is set: every protocol.
+	TCP, UDP, ICMP bool
 }
 
-// tableName is the name of the tunnel's table.
-func (t Tunnel) tableName() string { return tunnelTable + t.Interface }
+// Apply makes the installed state exactly that of the tunnel. The interface has to exist. It
+// replaces the table in one transaction. New routes are there before it, and old ones are removed
+// after it. On an error the former state stays.
+func (t Tunnel) Apply(context.Context) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return explainError("open netlink", err)
+	}
+	defer h.Close()
+	link, err := h.LinkByName(t.Interface)
+	if err != nil {
+		return explainError("find interface "+t.Interface, err)
+	}
+	t.routeTable = tunnelRoutes + link.Attrs().Index
+	if err := t.addRoutes(h); err != nil {
+		return err
+	}
+	if err := replaceTable(t.buildRuleset()); err != nil {
+		return err
+	}
+	for _, f := range []family{ipv4, ipv6} {
+		if err := t.removeRoutes(h, f, slices.Contains(t.usedFamilies(), f)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-// usedFamilies are those that there are addresses of inside.
+// IsInstalled reports whether the table is there. It returns true if it may not look.
+func (t Tunnel) IsInstalled() bool {
+	c, err := nftables.New()
+	if err != nil {
+		return true
+	}
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	return err != nil || slices.ContainsFunc(tables, func(is *nftables.Table) bool { return is.Name == t.tableName() })
+}
+
+// Remove removes what Apply has made, also after the interface has gone.
+func (t Tunnel) Remove(context.Context) error {
+	c, err := nftables.New()
+	if err != nil {
+		return explainError("open nftables", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.tableName()}
+	c.AddTable(table) // deleting needs it to be there
+	c.DelTable(table)
+	if err := c.Flush(); err != nil {
+		return explainError("delete the nftables table", err)
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return explainError("open netlink", err)
+	}
+	defer h.Close()
+	var errs error
+	for _, f := range []family{ipv4, ipv6} {
+		errs = errors.Join(errs, t.removeRoutes(h, f, false))
+	}
+	return errs
+}
+
+// Obstacles returns what keeps connections out of the tunnel from the proxy, and the proxy's own
+// connections from the world. It needs CAP_NET_ADMIN.
+func (t Tunnel) Obstacles() ([]Obstacle, error) {
+	return findObstacles([]interception{t.interception()})
+}
+
+// interception returns what the firewall has to let through for the tunnel.
+func (t Tunnel) interception() interception {
+	return interception{
+		mode: TPROXY, port: t.Port, mark: DefaultMark, interfaces: []string{t.Interface}, families: t.usedFamilies(),
+		ports: somePorts,
+	}
+}
+
+// addRoutes routes captured packets of the tunnel to this machine. It does not touch routes that
+// are right, because a packet of an open connection must not go elsewhere in between.
+func (t Tunnel) addRoutes(h *netlink.Handle) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return explainError("find lo", err)
+	}
+	for _, f := range t.usedFamilies() {
+		route := localRoute(t.routeTable, f, lo.Attrs().Index)
+		route.Protocol = TunnelProtocol
+		if err := h.RouteReplace(route); err != nil {
+			return explainError(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, t.routeTable), err)
+		}
+		if err := h.RuleAdd(t.policyRule(f)); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return explainError(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
+		}
+	}
+	return nil
+}
+
+// policyRule returns the policy rule for marked packets from the interface.
+func (t Tunnel) policyRule(f family) *netlink.Rule {
+	rule := policyRule(Rules{Mark: DefaultMark, RouteTable: t.routeTable}, f)
+	rule.Priority, rule.Protocol, rule.IifName = tunnelPriority, TunnelProtocol, t.Interface
+	return rule
+}
+
+// removeRoutes removes the policy rules with the interface's name, and the routes that they lead
+// to. With stays it keeps the present ones.
+func (t Tunnel) removeRoutes(h *netlink.Handle, f family, stays bool) error {
+	rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
+	if err != nil {
+		return explainError("list the policy rules", err)
+	}
+	for _, rule := range rules {
+		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface ||
+			stays && rule.Table == t.routeTable {
+			continue
+		}
+		if err := h.RuleDel(&rule); err != nil && !errors.Is(err, syscall.ENOENT) {
+			return explainError("delete a policy rule", err)
+		}
+		route := localRoute(rule.Table, f, 0)
+		route.Protocol = TunnelProtocol
+		if err := h.RouteDel(route); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return explainError("delete a local route", err)
+		}
+	}
+	return nil
+}
+
+// usedFamilies returns the families of the addresses inside.
 func (t Tunnel) usedFamilies() []family {
 	return slices.DeleteFunc([]family{ipv4, ipv6}, func(f family) bool {
 		return !slices.ContainsFunc(t.Inside, func(p netip.Prefix) bool { return p.Addr().Is4() == f.isIPv4() })
 	})
 }
+
+// tableName returns the name of the tunnel's table.
+func (t Tunnel) tableName() string { return tunnelTable + t.Interface }
 
 // buildRuleset builds the tunnel's table.
 //
@@ -158,50 +313,4 @@ func (t Tunnel) buildRuleset() ruleset {
 		r.addRule(ofFamily(f), sourceIn(f, inside), masqueradeSource())
 	}
 	return r
-}
-
-// verdictRules returns what a Verdict means for a family: the ends of rules. suffix makes the names of its sets.
-func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]clause) {
-	var match []clause
-	for _, part := range []struct {
-		name  string
-		in    func(family, set) clause
-		addrs []netip.Prefix
-	}{{"from", sourceIn, v.Sources}, {"to", targetIn, v.Targets}} {
-		if len(part.addrs) == 0 {
-			continue
-		}
-		elements := addressElements(part.addrs, f.isIPv4())
-		if len(elements) == 0 {
-			return nil // it is about the other family
-		}
-		match = append(match, part.in(f, t.addSet(part.name+suffix, f.addressType(), elements)))
-	}
-	protocols := [][]clause{nil}
-	switch {
-	case v.ICMP && len(v.Ports) > 0:
-		return nil // it has none
-	case v.ICMP:
-		protocols = [][]clause{{isICMP(f)}}
-	case v.UDP:
-		protocols = [][]clause{{isUDP()}}
-	case v.TCP:
-		protocols = [][]clause{{isTCP()}}
-	case len(v.Ports) > 0:
-		protocols = [][]clause{{isUDP()}, {isTCP()}}
-	}
-	if len(v.Ports) > 0 {
-		s := t.addSet("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
-		for i := range protocols {
-			protocols[i] = append(protocols[i], clause{"th dport @" + s.name, portIn(s).exprs})
-		}
-	}
-	end := []clause{returnToCaller()}
-	if v.Refuse {
-		end = []clause{countPackets(), rejectPacket()}
-	}
-	for _, protocol := range protocols {
-		ends = append(ends, slices.Concat(match, protocol, end))
-	}
-	return ends
 }

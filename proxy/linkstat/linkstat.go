@@ -19,27 +19,35 @@ const (
 	stationEvery = 100 * time.Millisecond // stations, and who uses the link
 )
 
-// Config is what one source watches and whom it tells.
+// Config describes what a source watches, and who gets its hints.
 type Config struct {
+	// Interface is the name; it need not exist yet.
 	Interface string
 
-	// Prefixes of the hosts whose paths lead through the interface. Networks of other interfaces within
-	// them do not count. None: the interface's own networks.
+	// Prefixes have the hosts behind the interface. Networks of other interfaces within them do not
+	// count. None: the interface's own networks.
 	Prefixes []netip.Prefix
 
-	Capacity cc.Rate       // bound of the rate that the interface tells; 0: none
-	Interval time.Duration // between readings
+	// Capacity bounds the rate that the interface reports. 0: there is no bound.
+	Capacity cc.Rate
+	// Interval is the time between two readings.
+	Interval time.Duration
 
 	Clock func() cc.Time
-	Users func([]netip.Prefix) Users      // nil: not known
-	Hint  func(netip.Prefix, cc.Hint) int // as proxy.Server's
-	Log   *slog.Logger                    // nil: silent
+	// Users counts the senders to the hosts in prefixes; nil: they are not known.
+	Users func([]netip.Prefix) Users
+	// Hint takes a hint for the hosts in a prefix, and returns how many flows it is for.
+	Hint func(netip.Prefix, cc.Hint) int
+	// Log may be nil: silent.
+	Log *slog.Logger
 }
 
-// Users are those who send through a link.
+// Users counts the senders through a link.
 type Users struct {
-	Flows int // that have moved bytes lately
-	Hosts int // to which these flows lead
+	// Flows have moved bytes lately.
+	Flows int
+	// Hosts are those that these flows lead to.
+	Hosts int
 }
 
 // Stats are a source's totals since Open.
@@ -47,9 +55,11 @@ type Stats struct {
 	Interface string
 	Readings  uint64
 	Errors    uint64
-	Up        bool // the last reading worked
+	// Up reports whether the last reading worked.
+	Up bool
 }
 
+// checkConfig returns what is missing, and fills in a silent log.
 func (c *Config) checkConfig() error {
 	switch {
 	case c.Interface == "":

@@ -38,6 +38,7 @@ func openMachine() (*machine, error) {
 	return m, nil
 }
 
+// openSockets opens a socket of each protocol. An error leaves those that are open to closeSockets.
 func (m *machine) openSockets() (err error) {
 	if m.links, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_GENERIC); err != nil {
 		return err
@@ -55,6 +56,7 @@ func (m *machine) openSockets() (err error) {
 	return nil
 }
 
+// closeSockets closes what openSockets has opened.
 func (m *machine) closeSockets() {
 	for _, s := range m.sockets {
 		s.Close()

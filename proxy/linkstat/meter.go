@@ -18,36 +18,45 @@ const (
 	packetHeaders = 1500 - cc.DefaultMSS // IP's and TCP's in a packet that is full
 )
 
-// queueID identifies a queue: another that takes its place has another.
+// queueID identifies a queue. A queue that replaces another has another queueID.
 type queueID struct {
-	link   int // interface index
+	// link is the index of the interface.
+	link   int
 	handle uint32
 	kind   string
 }
 
-// reading is a queue at one moment. What it counts began when the queue was made.
+// reading is the state of a queue at one moment. Its counters began when the queue was made.
 type reading struct {
-	at      cc.Time
-	queue   queueID
-	sent    cc.Bytes // that left it
-	packets uint32   // likewise; wraps around
-	dropped uint32   // packets; wraps around
-	backlog cc.Bytes // that waits in it
-	waiting int      // likewise, packets
+	at    cc.Time
+	queue queueID
+	// sent are bytes that have left the queue.
+	sent cc.Bytes
+	// packets have left the queue; wraps around.
+	packets uint32
+	// dropped are packets; wraps around.
+	dropped uint32
+	// backlog are bytes that wait in the queue.
+	backlog cc.Bytes
+	// waiting are packets that wait in the queue.
+	waiting int
 }
 
-// meter turns successive readings of a queue into the rate at which bytes come.
+// meter turns successive readings of a queue into the rate at which bytes arrive.
 type meter struct {
-	window   time.Duration
-	readings []reading // the newest last; the first may be older than the window
+	window time.Duration
+	// readings have the newest last. The first may be older than the window.
+	readings []reading
 }
 
+// newMeter returns a meter for readings at an interval. Its window holds at least meterPeriods of
+// them.
 func newMeter(interval time.Duration) *meter {
 	return &meter{window: max(meterWindow, meterPeriods*interval)}
 }
 
-// addReading takes in a reading. Where it is of another queue than the last, or of one
-// that has begun anew, what came before counts no longer.
+// addReading adds a reading. It forgets all earlier ones after the queue was replaced or its
+// counters began anew.
 func (m *meter) addReading(r reading) {
 	if n := len(m.readings); n > 0 {
 		switch last := m.readings[n-1]; {
@@ -66,8 +75,8 @@ func (m *meter) addReading(r reading) {
 	m.readings = append(m.readings[:0], m.readings[old:]...)
 }
 
-// arrivalRate is the rate at which bytes came to the queue, those among them that it
-// dropped; 0: not known yet.
+// arrivalRate returns the rate at which bytes arrived, with those that the queue dropped. 0: not
+// known yet.
 func (m *meter) arrivalRate(frame cc.Bytes) cc.Rate {
 	if len(m.readings) < 2 {
 		return 0
@@ -85,18 +94,18 @@ func (m *meter) arrivalRate(frame cc.Bytes) cc.Rate {
 	return knownValue(cc.RateOf(max(0, came), last.at.Sub(first.at)))
 }
 
-// limit is what a queue holds at most; 0: not known, or no limit of that kind.
+// limit is the most that a queue holds. 0: not known, or no limit of that kind.
 type limit struct {
 	bytes   cc.Bytes
 	packets int
 }
 
-// smallerOf joins two limits that both hold.
+// smallerOf returns the limit where both hold.
 func (l limit) smallerOf(o limit) limit {
 	return limit{leastKnownOf(l.bytes, o.bytes), leastKnownOf(l.packets, o.packets)}
 }
 
-// freeRoom is what is free in a queue with that limit; 0: not known.
+// freeRoom returns the free bytes in a queue with that limit. 0: not known.
 func (l limit) freeRoom(r reading, frame cc.Bytes) (room cc.Bytes) {
 	if l.bytes > 0 {
 		room = knownValue(l.bytes - r.backlog)
@@ -107,17 +116,20 @@ func (l limit) freeRoom(r reading, frame cc.Bytes) (room cc.Bytes) {
 	return room
 }
 
-// link is what changes rarely about a link.
+// link has what changes rarely about a link.
 type link struct {
-	rate  cc.Rate // what it carries, with frame headers; 0: not known
-	limit limit   // of its queue
-	mtu   cc.Bytes
+	// rate is with frame headers. 0: not known.
+	rate cc.Rate
+	// limit is that of its queue.
+	limit limit
+	// mtu is in bytes.
+	mtu cc.Bytes
 }
 
-// maxFrame is the largest packet on the link.
+// maxFrame returns the size of the largest frame on the link, in bytes.
 func (l link) maxFrame() cc.Bytes { return l.mtu + frameHeader }
 
-// payloadRate is what is left of a rate on the link without headers, in full segments.
+// payloadRate returns the part of a rate that is payload, in full segments.
 func (l link) payloadRate(r cc.Rate) cc.Rate {
 	if l.mtu <= 0 {
 		return r
@@ -126,8 +138,8 @@ func (l link) payloadRate(r cc.Rate) cc.Rate {
 	return cc.Rate(float64(r) * float64(segment) / float64(l.maxFrame()))
 }
 
-// makeHint makes a hint for each host behind the link of m, whose newest reading tells the queue, and of
-// the link's users. Other traffic on the link is not known here: the hosts divide all of its rate.
+// makeHint makes a hint for each host behind the link. The newest reading of m has the queue. Other
+// traffic on the link is not known here, so the hosts divide all of its rate.
 func (l link) makeHint(m *meter, u Users) cc.Hint {
 	r := m.readings[len(m.readings)-1]
 	h := cc.Hint{
@@ -142,10 +154,10 @@ func (l link) makeHint(m *meter, u Users) cc.Hint {
 	return h
 }
 
-// knownValue keeps a value that is 0 apart from one that is not known, in a cc.Hint.
+// knownValue keeps a value of 0 apart from an unknown one in a cc.Hint.
 func knownValue[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
 
-// leastKnownOf is the lesser of those two that are known: not 0.
+// leastKnownOf returns the lesser of the known values. 0 is unknown.
 func leastKnownOf[N cc.Bytes | cc.Rate | int](a, b N) N {
 	if a == 0 || b == 0 {
 		return max(a, b)

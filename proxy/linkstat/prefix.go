@@ -2,8 +2,9 @@ package linkstat
 
 import "net/netip"
 
-// prefixesBehind returns prefixes without the networks of other interfaces that lie within them: with 0.0.0.0/0
-// every host is behind the interface towards the internet, except those on this machine's other interfaces.
+// prefixesBehind returns prefixes without the networks of other interfaces within them. With
+// 0.0.0.0/0, every host is behind the interface towards the internet, except those on this
+// machine's other interfaces.
 func prefixesBehind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
 	for _, p := range prefixes {
 		var parts []netip.Prefix
@@ -17,7 +18,7 @@ func prefixesBehind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
 	return rest
 }
 
-// subtractPrefixes is p less some parts.
+// subtractPrefixes returns p without some parts.
 func subtractPrefixes(p netip.Prefix, parts []netip.Prefix) []netip.Prefix {
 	for _, part := range parts {
 		switch {
@@ -32,6 +33,7 @@ func subtractPrefixes(p netip.Prefix, parts []netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{p}
 }
 
+// splitPrefix returns the halves of p.
 func splitPrefix(p netip.Prefix) (low, high netip.Prefix) {
 	bits := p.Bits()
 	upper := p.Addr().AsSlice()

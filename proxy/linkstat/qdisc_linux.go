@@ -92,6 +92,8 @@ var errNoQueue = errors.New("linkstat: the interface has no queueing discipline"
 // rootHandle is the parent of an interface's first qdisc, and of a qdisc's first classes.
 const rootHandle = 0xffffffff
 
+// decodeAttributes reads a qdisc's attributes. Its counters come with its kind, which decides how
+// to read its settings.
 func (q *qdisc) decodeAttributes(b []byte) error {
 	attrs, err := parseAttributes(b)
 	if err != nil {

@@ -47,6 +47,7 @@ func (m *machine) describeRadio(index int) (*radio, error) {
 	return r, err
 }
 
+// interfaceAttribute returns the attribute that selects an interface in nl80211.
 func interfaceAttribute(index int) *nl.RtAttr {
 	return nl.NewRtAttr(unix.NL80211_ATTR_IFINDEX, nl.Uint32Attr(uint32(index)))
 }

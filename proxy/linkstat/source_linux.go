@@ -9,25 +9,31 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Source reads one interface again and again and tells what it has found.
+// Source reads one interface at intervals, and gives hints of what it has found. Run uses it alone;
+// only Stats may be called from other goroutines.
 type Source struct {
 	cfg     Config
 	machine *machine
 
-	device   *device // nil: not found yet, or lost
-	foundAt  cc.Time // when device was last looked for, or lost
-	meter    *meter
-	users    Users
-	stations map[string]*stationState // by hardware address
-	usersAt  cc.Time                  // when users and stations were asked for last
+	// device is nil until it is found, and after it was lost.
+	device *device
+	// foundAt is the time of the last attempt to find it.
+	foundAt cc.Time
+	meter   *meter
+	users   Users
+	// stations are by hardware address.
+	stations map[string]*stationState
+	// usersAt is the time at which users and stations were last read.
+	usersAt cc.Time
 
 	readings, errors atomic.Uint64
 	up               atomic.Bool
-	logged           bool // whether it is up, in the log
+	// logged reports whether the log says that the source is up.
+	logged bool
 }
 
-// Open prepares a source for an interface, which need not exist yet, in the
-// network namespace of the calling thread. End it with Close.
+// Open prepares a source for an interface, which need not exist yet, in the network namespace of
+// the calling thread. Close ends it.
 func Open(cfg Config) (*Source, error) {
 	if err := cfg.checkConfig(); err != nil {
 		return nil, err
@@ -39,15 +45,15 @@ func Open(cfg Config) (*Source, error) {
 	return &Source{cfg: cfg, machine: m, meter: newMeter(cfg.Interval), stations: map[string]*stationState{}}, nil
 }
 
-// Close ends what Open began, once Run has returned.
+// Close closes the sockets. Run has to return first.
 func (s *Source) Close() { s.machine.closeSockets() }
 
-// Stats may be called from any goroutine.
+// Stats returns the totals. It may be called from any goroutine.
 func (s *Source) Stats() Stats {
 	return Stats{Interface: s.cfg.Interface, Readings: s.readings.Load(), Errors: s.errors.Load(), Up: s.up.Load()}
 }
 
-// Run reads until ctx is done. What does not work is tried again each second.
+// Run reads until ctx is done. It tries again each second after a failure.
 func (s *Source) Run(ctx context.Context) {
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
@@ -85,7 +91,8 @@ func (s *Source) readOnce(now cc.Time) {
 	s.logged = true
 }
 
-// giveHints makes a reading and gives the hints that follow from it.
+// giveHints makes a reading, and gives the hints that follow from it. The stations of an access
+// point get a hint each.
 func (s *Source) giveHints(now cc.Time) error {
 	if s.device == nil || now.Sub(s.foundAt) >= linkEvery {
 		if err := s.findInterface(now); err != nil {
@@ -96,7 +103,7 @@ func (s *Source) giveHints(now cc.Time) error {
 	if err != nil {
 		return err
 	}
-	if r.queue != s.device.queue { // somebody has put another in its place
+	if r.queue != s.device.queue { // another has replaced it
 		if err := s.findInterface(now); err != nil {
 			return err
 		}
@@ -117,7 +124,7 @@ func (s *Source) giveHints(now cc.Time) error {
 		}
 		return nil
 	}
-	for _, l := range s.stations { // the access point, or nobody
+	for _, l := range s.stations { // the access point, if there is one
 		h = l.makeHint(h, s.users.Hosts)
 	}
 	for _, p := range s.device.prefixes {
@@ -126,7 +133,7 @@ func (s *Source) giveHints(now cc.Time) error {
 	return nil
 }
 
-// findInterface looks at the interface anew.
+// findInterface reads all about the interface anew.
 func (s *Source) findInterface(now cc.Time) error {
 	d, err := s.machine.describeDevice(s.cfg.Interface)
 	if err != nil {
@@ -143,7 +150,7 @@ func (s *Source) findInterface(now cc.Time) error {
 	return nil
 }
 
-// findUsers finds out who uses the link and, of a radio, which stations there are.
+// findUsers reads who uses the link and, for a radio, its stations with their hosts.
 func (s *Source) findUsers() error {
 	prefixes := s.device.prefixes
 	if s.cfg.Users != nil {
@@ -179,7 +186,7 @@ func (s *Source) findUsers() error {
 	return nil
 }
 
-// hostsWithin are those hosts that lie in any of the prefixes.
+// hostsWithin returns the hosts that lie in any of the prefixes.
 func hostsWithin(prefixes []netip.Prefix, hosts []netip.Addr) (out []netip.Addr) {
 	for _, host := range hosts {
 		for _, p := range prefixes {

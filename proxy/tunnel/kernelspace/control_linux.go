@@ -8,9 +8,10 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// answerWithin is how long a call of control takes at most.
+// answerWithin bounds one call of control.
 const answerWithin = 2 * time.Second
 
+// errSilent says that the program behind an interface does not answer.
 var errSilent = errors.New("the program that made the interface does not answer")
 
 // control configures WireGuard interfaces. The program behind an interface may not answer. A call
@@ -21,6 +22,8 @@ type control struct {
 	busy chan struct{}
 }
 
+// openControl opens sockets to the kernel, and to programs that speak WireGuard's configuration
+// protocol.
 func openControl() (*control, error) {
 	client, err := wgctrl.New()
 	return &control{client, make(chan struct{}, 1)}, err

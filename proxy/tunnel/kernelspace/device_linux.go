@@ -61,6 +61,7 @@ type device struct {
 // traffic is that inside the tunnel: bytes, and lost packets to peers.
 type traffic struct{ received, sent, lost uint64 }
 
+// addTraffic returns the sum of both.
 func (t traffic) addTraffic(o traffic) traffic {
 	return traffic{t.received + o.received, t.sent + o.sent, t.lost + o.lost}
 }
@@ -350,6 +351,7 @@ func (d *device) releaseAdded() error {
 // closeDevice removes what was added, and closes control.
 func (d *device) closeDevice() error { return errors.Join(d.releaseAdded(), d.control.Close()) }
 
+// ipNet converts a prefix for packages that use net.IPNet.
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -123,6 +123,7 @@ func (d *device) otherRoutes() (map[string]netlink.Route, error) {
 	return all, nil
 }
 
+// routeTo returns the route to a prefix by the interface.
 func (d *device) routeTo(to netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: d.link.Attrs().Index, Dst: ipNet(to.Masked()), Scope: netlink.SCOPE_LINK,

@@ -9,25 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fate is the set of what may become of a packet in a chain, as far as the chain can be evaluated. What is not
-// known of the packet, or not understood of a rule, leaves both possible.
+// fate is the set of possible fates of a packet in a chain. Unknown parts of the packet, or of a
+// rule, leave several possible.
 type fate uint8
 
 const (
+	// mayPass means that the chain accepts it, or hands it to a program.
 	mayPass fate = 1 << iota
+	// mayDrop means that the chain drops or rejects it.
 	mayDrop
-	mayReturn // to the chain that jumped here, or to the policy
+	// mayReturn is to the chain that jumped here, or to the policy.
+	mayReturn
 )
 
-// verdict is the end of a rule. The zero value drops, as the kernel has it.
+// verdict is the end of a rule. The zero value drops, as in the kernel.
 type verdict struct {
-	kind  expr.VerdictKind
-	chain string // of a jump or goto
+	kind expr.VerdictKind
+	// chain is the target of a jump or goto.
+	chain string
 }
 
+// continues goes on to the next rule.
 var continues = verdict{kind: expr.VerdictContinue}
 
-// verdictOf returns what an expression decides.
+// verdictOf returns the verdict of an expression.
 func verdictOf(e expr.Any) verdict {
 	switch e := e.(type) {
 	case *expr.Verdict:
@@ -51,8 +56,8 @@ func verdictOf(e expr.Any) verdict {
 	return continues
 }
 
-// elementVerdict returns what an element of a verdict map decides. The library leaves it as it came: an attribute whose
-// value is the code, and one whose value is the chain's name.
+// elementVerdict returns the verdict of an element in a verdict map. The library does not decode
+// it: there is an attribute with the code, and one with the chain's name.
 func elementVerdict(e nftables.SetElement) verdict {
 	const header, code = 4, 4
 	if len(e.Val) < header+code {
@@ -66,39 +71,42 @@ func elementVerdict(e nftables.SetElement) verdict {
 	return v
 }
 
-// evaluation is the course of one packet through one base chain.
+// evaluation runs one packet through one base chain.
 type evaluation struct {
 	*firewall
-	packet  packet
-	read    fields // of the packet, by the rules that it met
+	packet packet
+	// read are the fields of the packet that its rules depend on.
+	read fields
+	// visited are results by chain and mark, so that no chain is evaluated twice.
 	visited map[visit]outcome
-	depth   int
-	err     error
+	// depth is the number of jumps that lead here.
+	depth int
+	err   error
 }
 
-// visit is a chain, and the mark that the packet has as it comes there.
+// visit is a chain, and the packet's mark as it comes there.
 type visit struct {
 	chain       *nftables.Chain
 	mark, known uint32
 }
 
-// outcome is what becomes of the packet in a chain, and the mark that it has then.
+// outcome is the fate in a chain, and the packet's mark behind it.
 type outcome struct {
 	fate        fate
 	mark, known uint32
 }
 
-// cachedFate is what a base chain does with all packets that are as packet is in the fields that the rules read.
+// cachedFate is the fate in a base chain of all packets that equal packet in the fields read.
 type cachedFate struct {
 	packet packet
 	read   fields
 	fate   fate
 }
 
-// deepest is how far jumps go, which nftables itself bounds by 16.
+// maxJumps bounds the depth of jumps. nftables has the same bound.
 const maxJumps = 16
 
-// fateOf returns what may become of a packet in a base chain.
+// fateOf returns the fate of a packet in a base chain.
 func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
 	for _, c := range w.fates[base] {
 		if p.withOnly(c.read) == c.packet {
@@ -120,7 +128,7 @@ func (w *firewall) fateOf(p packet, base *nftables.Chain) (fate, error) {
 	return f, e.err
 }
 
-// evaluateChain returns what may become of the packet in a chain.
+// evaluateChain returns the fate of the packet in a chain.
 func (e *evaluation) evaluateChain(c *nftables.Chain) (f fate) {
 	if e.depth == maxJumps || e.err != nil {
 		return mayPass | mayDrop | mayReturn
@@ -172,7 +180,7 @@ func (e *evaluation) evaluateChain(c *nftables.Chain) (f fate) {
 	return f | mayReturn
 }
 
-// evaluateJump returns what may become of the packet in a chain that a rule sends it to.
+// evaluateJump returns the fate of the packet in the chain of a jump.
 func (e *evaluation) evaluateJump(table *nftables.Table, name string) fate {
 	c := e.chain(table, name)
 	if c == nil {
@@ -189,7 +197,8 @@ func (e *evaluation) evaluateJump(table *nftables.Table, name string) fate {
 	return o.fate
 }
 
-// evaluateRule returns whether the packet matches a rule, and the verdicts that the rule may have for it.
+// evaluateRule returns whether the packet matches a rule, and the verdicts that the rule may have.
+// It knows the expressions that firewalls use; all others may match or not.
 func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matches truth, ends []verdict) {
 	matches = yes
 	var r registers
@@ -232,7 +241,7 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 			r.forget(x.Register, registerSize)
 		case *expr.Cmp:
 			is = r.read(x.Register, len(x.Data)).compare(x.Op, x.Data)
-			if x.Op != expr.CmpOpGte { // whose other bound comes next
+			if x.Op != expr.CmpOpGte { // the other bound of a range comes next
 				r.forget(x.Register, len(x.Data))
 			}
 		case *expr.Range:
@@ -283,6 +292,7 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 	return matches, ends
 }
 
+// verdictsOf returns the verdict of an expression; none: it has none.
 func verdictsOf(x expr.Any) []verdict {
 	if v := verdictOf(x); v != continues {
 		return []verdict{v}
@@ -290,7 +300,7 @@ func verdictsOf(x expr.Any) []verdict {
 	return nil
 }
 
-// setMark has the packet bear what a rule gives it.
+// setMark changes the packet's mark.
 func (e *evaluation) setMark(key expr.MetaKey, v value) {
 	if key != expr.MetaKeyMARK {
 		return

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// truth says whether something holds.
+// truth is a three-valued answer (Kleene logic). maybe depends on something unknown.
 type truth int8
 
 const (
@@ -19,6 +19,7 @@ const (
 	yes
 )
 
+// truthOf returns yes or no.
 func truthOf(b bool) truth {
 	if b {
 		return yes
@@ -26,24 +27,32 @@ func truthOf(b bool) truth {
 	return no
 }
 
+// and is the lesser of both.
 func (a truth) and(b truth) truth { return min(a, b) }
-func (a truth) or(b truth) truth  { return max(a, b) }
-func (a truth) not() truth        { return yes - a }
 
-// value is a number of which some bits are known; without data, nothing is known of it.
+// or is the greater of both.
+func (a truth) or(b truth) truth { return max(a, b) }
+
+// not swaps yes and no; maybe stays.
+func (a truth) not() truth { return yes - a }
+
+// value is a number with known and unknown bits. Without data nothing is known of it.
 type value struct{ data, known []byte }
 
+// knownValue returns a value with all bits known.
 func knownValue(data []byte) value {
 	return value{data, bytes.Repeat([]byte{0xff}, len(data))}
 }
 
-// nativeNumber is a number as meta and ct have it.
+// nativeNumber returns a known number in the byte order of meta and ct.
 func nativeNumber(v uint32) value { return knownValue(nativeBytes(v)) }
 
+// isKnown reports whether all bits are known.
 func (v value) isKnown() bool {
 	return len(v.data) > 0 && !slices.ContainsFunc(v.known, func(k byte) bool { return k != 0xff })
 }
 
+// bitwise evaluates "and mask xor". It returns an unknown value for shifts.
 func (v value) bitwise(x *expr.Bitwise) value {
 	n := len(v.data)
 	if n == 0 || len(x.Mask) != n || len(x.Xor) != n { // a shift, or another width than expected
@@ -71,7 +80,7 @@ func (v value) swap(size uint32) value {
 	return is
 }
 
-// compare evaluates a comparison with data, which may be shorter: names of interfaces have wildcards so.
+// compare evaluates a comparison with data. Shorter data is a wildcard, as in names of interfaces.
 func (v value) compare(op expr.CmpOp, data []byte) truth {
 	if len(data) > len(v.data) {
 		return maybe
@@ -149,8 +158,8 @@ func (s filterSet) find(v value) (found nftables.SetElement, is truth) {
 	return nftables.SetElement{}, is
 }
 
-// isWithin evaluates ranges of a concatenation. Each word of a key is compared by itself: a field fills one word,
-// or is a name or a prefix.
+// isWithin evaluates a range of a concatenation. It compares each word by itself, because a field
+// fills one word, or is a name or a prefix.
 func (v value) isWithin(first, last []byte) bool {
 	const word = 4
 	for i := 0; i < len(v.data); i += word {
@@ -162,7 +171,7 @@ func (v value) isWithin(first, last []byte) bool {
 	return true
 }
 
-// mapTo evaluates a look-up in a verdict map: the verdicts that it may come to.
+// mapTo returns the verdicts that a look-up in a verdict map may have.
 func (v value) mapTo(s filterSet) (is truth, ends []verdict) {
 	e, is := s.find(v)
 	switch is {
@@ -178,11 +187,11 @@ func (v value) mapTo(s filterSet) (is truth, ends []verdict) {
 	return is, ends
 }
 
-// registers are those of nftables: expressions address them by 16 bytes or by 4, and a concatenation is read across
-// several.
+// registers are those of nftables. Expressions address them by 16 bytes or by 4, and read a
+// concatenation across several.
 type registers struct{ data, known [80]byte }
 
-// wide is the size of the registers that keep one value of any kind.
+// registerSize is the size of a register that keeps one value of any kind, in bytes.
 const registerSize = 16
 
 // offset returns where a register begins.
@@ -194,6 +203,7 @@ func (r *registers) offset(register uint32) int {
 	return min(at, len(r.data))
 }
 
+// read returns n bytes from a register on.
 func (r *registers) read(register uint32, n int) value {
 	at := r.offset(register)
 	if n < 0 || at+n > len(r.data) {
@@ -202,7 +212,7 @@ func (r *registers) read(register uint32, n int) value {
 	return value{r.data[at : at+n], r.known[at : at+n]}
 }
 
-// write keeps a value, padded to whole words.
+// write stores a value, padded to whole words.
 func (r *registers) write(register uint32, v value) {
 	n := len(v.data)
 	if n == 0 {
@@ -220,6 +230,7 @@ func (r *registers) write(register uint32, v value) {
 	}
 }
 
+// forget makes n bytes unknown.
 func (r *registers) forget(register uint32, n int) {
 	at := r.offset(register)
 	clear(r.known[at:min(at+n, len(r.known))])

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// families are those whose chains routed TCP passes, as nft names them.
+// families are those with chains that routed TCP passes, as nft names them.
 var families = map[nftables.TableFamily]string{
 	nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
 }
 
-// firewall reads the chains of nftables that routed packets pass. Rules and sets are read when they are asked for
-// and kept: a machine may have thousands that no packet of ours meets.
+// firewall reads the chains of nftables that routed packets pass. It reads rules and sets when they
+// are first needed, and keeps them: a machine may have thousands that no packet of ours meets.
 type firewall struct {
 	conn         *nftables.Conn
 	tables       []*nftables.Table
@@ -27,21 +27,23 @@ type firewall struct {
 	chainsByName map[chainName]*nftables.Chain
 	rules        map[chainName][]*nftables.Rule
 	sets         map[chainName]filterSet
-	fates        map[*nftables.Chain][]cachedFate
+	// fates are results of fateOf by base chain.
+	fates map[*nftables.Chain][]cachedFate
 }
 
-// chainName names a chain or a set.
+// chainName identifies a chain or a set.
 type chainName struct {
 	table nftables.Table
 	name  string
 }
 
-// filterSet is a set or a map of somebody's rules.
+// filterSet is a set or map with its elements, of any program's rules.
 type filterSet struct {
 	*nftables.Set
 	elements []nftables.SetElement
 }
 
+// readFirewall reads the names of tables and chains.
 func readFirewall() (*firewall, error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -65,11 +67,12 @@ func readFirewall() (*firewall, error) {
 	return w, nil
 }
 
+// nameIn returns the name of a chain or set within a table.
 func nameIn(table *nftables.Table, name string) chainName {
 	return chainName{nftables.Table{Family: table.Family, Name: table.Name}, name}
 }
 
-// filters returns the base chains of a hook that filter what is routed.
+// filters returns the base chains of a hook that filter routed packets.
 func (w *firewall) filters(hook *nftables.ChainHook) []*nftables.Chain {
 	return slices.DeleteFunc(slices.Clone(w.chains), func(c *nftables.Chain) bool {
 		_, routed := families[c.Table.Family]
@@ -77,6 +80,7 @@ func (w *firewall) filters(hook *nftables.ChainHook) []*nftables.Chain {
 	})
 }
 
+// nameOf returns family, table and name, as nft writes them.
 func nameOf(c *nftables.Chain) string {
 	return fmt.Sprintf("%s %s %s", families[c.Table.Family], c.Table.Name, c.Name)
 }
@@ -94,6 +98,7 @@ func (w *firewall) chain(table *nftables.Table, name string) *nftables.Chain {
 	return w.chainsByName[nameIn(table, name)]
 }
 
+// rulesOf returns the rules of a chain.
 func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
 	name := nameIn(c.Table, c.Name)
 	if rules, read := w.rules[name]; read {
@@ -107,6 +112,7 @@ func (w *firewall) rulesOf(c *nftables.Chain) ([]*nftables.Rule, error) {
 	return rules, nil
 }
 
+// readFilterSet returns a set of a table with its elements.
 func (w *firewall) readFilterSet(table *nftables.Table, name string) (filterSet, error) {
 	key := nameIn(table, name)
 	if s, read := w.sets[key]; read {
@@ -124,8 +130,8 @@ func (w *firewall) readFilterSet(table *nftables.Table, name string) (filterSet,
 	return w.sets[key], nil
 }
 
-// ForwardFilters returns the forward chains that drop or reject packets, in
-// words. Captured connections do not pass them. It takes CAP_NET_ADMIN.
+// ForwardFilters returns the forward chains that drop or reject packets, in words. Captured
+// connections do not pass these chains. It needs CAP_NET_ADMIN.
 func ForwardFilters() ([]string, error) {
 	w, err := readFirewall()
 	if err != nil {
@@ -151,17 +157,19 @@ func ForwardFilters() ([]string, error) {
 	return filters, nil
 }
 
+// dropsByPolicy reports whether a chain drops packets that no rule decides about.
 func dropsByPolicy(c *nftables.Chain) bool {
 	return c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 }
 
-// legacyFilter is a table of the older iptables, which keeps rules of its own that nftables does not see.
+// legacyFilter is a table of the older iptables. nftables does not see its rules.
 type legacyFilter struct {
 	family family
-	hidden bool // root alone may ask whether there is one
+	// hidden reports that only root may ask whether there is one.
+	hidden bool
 }
 
-// command is the program that shows and changes the table.
+// command returns the program that shows and changes the table.
 func (l legacyFilter) command() string {
 	if l.family.isIPv4() {
 		return "iptables-legacy"
@@ -169,6 +177,7 @@ func (l legacyFilter) command() string {
 	return "ip6tables-legacy"
 }
 
+// words describes one chain of the table.
 func (l legacyFilter) words(chain string) string {
 	if l.hidden {
 		return l.command() + " " + chain + " (which root alone may look for)"
@@ -176,6 +185,7 @@ func (l legacyFilter) words(chain string) string {
 	return l.command() + " " + chain + " (not looked into)"
 }
 
+// legacyFilters returns the tables of this network namespace.
 func legacyFilters() (found []legacyFilter) {
 	for _, f := range []family{ipv4, ipv6} {
 		tables, err := os.ReadFile("/proc/thread-self/net/" + f.name + "_tables_names")
@@ -187,8 +197,8 @@ func legacyFilters() (found []legacyFilter) {
 	return found
 }
 
-// refusesSome reports whether chain, or a chain of its table that it may jump
-// to, has a rule that drops or rejects. Which it does jump to is not asked.
+// refusesSome reports whether a chain has a rule that drops or rejects, itself or in another chain
+// of its table. It does not check that the chain jumps there.
 func (w *firewall) refusesSome(chain *nftables.Chain) (bool, error) {
 	for _, k := range w.chains {
 		if *k.Table != *chain.Table || k.Hooknum != nil && k.Name != chain.Name {

@@ -4,28 +4,32 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// object is a policy rule or a route that bears our protocol number.
+// object is a policy rule or a route with our protocol number. One of the two is set.
 type object struct {
 	rule  *netlink.Rule
 	route *netlink.Route
 }
 
-// routing is what sends marked packets to this machine: per family the policy
-// rules for the mark, and in the table of the last a default route of type local.
+// routing sends marked packets to this machine. Each family has policy rules for the mark, and a
+// default route of type local in the table of the last.
 type routing struct {
 	handle *netlink.Handle
-	added  []object // by this call, oldest first
+	// added are objects of this call, the oldest first.
+	added []object
 }
 
+// policyRule returns the policy rule that leads marked packets to the local route.
 func policyRule(r Rules, f family) *netlink.Rule {
 	rule := netlink.NewRule()
 	mask := r.Mark
@@ -34,15 +38,16 @@ func policyRule(r Rules, f family) *netlink.Rule {
 	return rule
 }
 
-// policyRules are those for the mark. What this machine asks for itself goes by its usual routes: with
-// src_valid_mark, which wg-quick and Tailscale set, the kernel looks up the source of a marked packet
-// by its mark, and drops it where that leads here.
+// policyRules returns the policy rules for the mark. The first leaves packets of this machine to
+// the usual routes: with src_valid_mark, which wg-quick and Tailscale set, the kernel looks up the
+// source of a marked packet by its mark, and would drop it.
 func policyRules(r Rules, f family) []*netlink.Rule {
 	own := policyRule(r, f)
 	own.Priority, own.IifName, own.Table = RulePriority-1, "lo", unix.RT_TABLE_MAIN
 	return []*netlink.Rule{own, policyRule(r, f)}
 }
 
+// localRoute returns the route that delivers all addresses of a family to this machine.
 func localRoute(table int, f family, lo int) *netlink.Route {
 	everything := &net.IPNet{IP: make(net.IP, f.length), Mask: make(net.IPMask, f.length)}
 	return &netlink.Route{
@@ -51,7 +56,7 @@ func localRoute(table int, f family, lo int) *netlink.Route {
 	}
 }
 
-// addObjects installs what is not there yet.
+// addObjects installs the objects that are not there yet.
 func (g *routing) addObjects(r Rules) error {
 	lo, err := g.handle.LinkByName("lo")
 	if err != nil {
@@ -90,6 +95,7 @@ func (g *routing) addObjects(r Rules) error {
 	return nil
 }
 
+// undoAdded removes added objects, the newest first.
 func (g *routing) undoAdded() error {
 	var errs error
 	for i := len(g.added) - 1; i >= 0; i-- {
@@ -99,8 +105,8 @@ func (g *routing) undoAdded() error {
 	return errs
 }
 
-// removeUnless deletes all that is ours but what keep wants: policy rules first, so
-// that none ever points to an empty table.
+// removeUnless deletes our objects but those that keep wants. Policy rules go first, so that none
+// leads to an empty table.
 func (g *routing) removeUnless(keep func(object) bool) error {
 	objects, err := g.listOwn()
 	if err != nil {
@@ -114,8 +120,7 @@ func (g *routing) removeUnless(keep func(object) bool) error {
 	return err
 }
 
-// listOwn finds what bears our protocol number, in every table: policy rules,
-// then routes.
+// listOwn returns objects with our protocol number in every table: policy rules, then routes.
 func (g *routing) listOwn() ([]object, error) {
 	var objects []object
 	for _, f := range []family{ipv4, ipv6} {
@@ -146,6 +151,7 @@ func (g *routing) listOwn() ([]object, error) {
 	return objects, nil
 }
 
+// deleteObject deletes an object, unless it has gone already.
 func (g *routing) deleteObject(o object) error {
 	if o.rule != nil {
 		if err := g.handle.RuleDel(o.rule); err != nil && !errors.Is(err, syscall.ENOENT) {
@@ -159,7 +165,7 @@ func (g *routing) deleteObject(o object) error {
 	return nil
 }
 
-// isWantedBy reports whether o is one of those that r needs.
+// isWantedBy reports whether the rules need the object.
 func (o object) isWantedBy(r Rules) bool {
 	for _, f := range r.usedFamilies() {
 		needed := []object{{route: localRoute(r.RouteTable, f, 0)}}
@@ -173,6 +179,7 @@ func (o object) isWantedBy(r Rules) bool {
 	return false
 }
 
+// containsObject reports whether an equal object is among those.
 func containsObject(have []object, o object) bool {
 	for _, h := range have {
 		if h.equalsObject(o) {
@@ -182,7 +189,7 @@ func containsObject(have []object, o object) bool {
 	return false
 }
 
-// equalsObject compares what we set; all routes listed are ours, and of type local.
+// equalsObject compares what this package sets. All listed routes are ours, and of type local.
 func (o object) equalsObject(p object) bool {
 	switch {
 	case o.rule != nil && p.rule != nil:
@@ -196,6 +203,7 @@ func (o object) equalsObject(p object) bool {
 	return false
 }
 
+// isDefault reports whether n has all addresses.
 func isDefault(n *net.IPNet) bool {
 	if n == nil {
 		return true
@@ -204,47 +212,58 @@ func isDefault(n *net.IPNet) bool {
 	return ones == 0 && n.IP.IsUnspecified()
 }
 
-// LostParts returns what the rules in force need and is no longer there, in words: policy rules and routes, and the
-// table where they are left without it. It takes CAP_NET_ADMIN.
-func LostParts() (lost []string, err error) {
-	traps, err := readInterceptions()
+// lockFile is one per network namespace. Only a user who may change rules may open it.
+const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
+
+// lockNetlink opens netlink once no other process changes rules in this network namespace. Each
+// would otherwise remove what the other has just made. done ends both.
+func lockNetlink() (h *netlink.Handle, done func(), err error) {
+	lock, err := os.Open(lockFile)
+	if errors.Is(err, os.ErrPermission) {
+		return nil, nil, explainError("change rules", syscall.EPERM)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, explainError("open "+lockFile, err)
 	}
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, explainError("open netlink", err)
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		_ = lock.Close()
+		return nil, nil, explainError("lock "+lockFile, err)
 	}
-	defer h.Close()
-	g := routing{handle: h}
-	have, err := g.listOwn()
-	if err != nil {
-		return nil, err
+	if h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		_ = lock.Close()
+		return nil, nil, explainError("open netlink", err)
 	}
-	traps = slices.DeleteFunc(traps, func(t interception) bool { return t.tunnel })
-	if len(traps) == 0 && len(have) > 0 {
-		return []string{"the nftables table inet " + Table}, nil
+	return h, func() {
+		h.Close()
+		_ = lock.Close()
+	}, nil
+}
+
+// MakeInterface makes an interface of a kind that needs only a name. netlink.LinkAdd links the code
+// of all kinds, 0.2 MB.
+func MakeInterface(name, kind string) error {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(kind))
+	req.AddData(info)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// explainError adds the cure to errors of the kernel.
+func explainError(what string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("capture: %s: needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+
+			"or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit: %w", what, err)
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EAFNOSUPPORT):
+		return fmt.Errorf("capture: %s: this address family is switched off here: leave it out of the rules, or switch "+
+			"it on (sysctl -w %s=0): %w", what, ipv6Switches[0], err)
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOENT):
+		return fmt.Errorf("capture: %s: the kernel lacks a part of nftables: load the modules nft_fib_inet and "+
+			"nft_tproxy, nft_socket (tproxy) or nft_redir, nft_chain_nat (redirect): %w", what, err)
 	}
-	for _, t := range traps {
-		if t.mode != TPROXY {
-			continue
-		}
-		for _, f := range t.families {
-			r := Rules{Mark: t.mark, RouteTable: DefaultRouteTable}
-			for _, o := range have { // the rule tells the table
-				if o.rule != nil && o.rule.Priority == RulePriority && o.rule.Mark == t.mark {
-					r.RouteTable = o.rule.Table
-				}
-			}
-			for _, rule := range policyRules(r, f) {
-				if !containsObject(have, object{rule: rule}) {
-					lost = append(lost, fmt.Sprintf("the %s policy rule of priority %d", f.name, rule.Priority))
-				}
-			}
-			if !containsObject(have, object{route: localRoute(r.RouteTable, f, 0)}) {
-				lost = append(lost, fmt.Sprintf("the local %s route of table %d", f.name, r.RouteTable))
-			}
-		}
-	}
-	return lost, nil
+	return fmt.Errorf("capture: %s: %w", what, err)
 }
