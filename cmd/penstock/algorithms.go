@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 )
 
+// algorithmsCommand lists the registry of cc: as a table, one entry in full, or the page of the documentation.
 func algorithmsCommand() *cobra.Command {
 	var markdown bool
 	cmd := &cobra.Command{
@@ -244,6 +245,7 @@ func valueRange(p cc.Param) string {
 	return lo + " to " + hi
 }
 
+// orDash returns s, or a dash for a cell that would be empty.
 func orDash(s string) string { return cmp.Or(s, "-") }
 
 // escapeCell makes s safe inside a Markdown table.

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
+// checkCommand reads a configuration as run does, and opens nothing.
 func checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE",
@@ -154,6 +155,7 @@ func hintWays(cfg config.Config) (ways []string) {
 	return ways
 }
 
+// joinPatterns lists the patterns as the configuration writes them.
 func joinPatterns(names []policy.NamePattern) string {
 	words := make([]string, len(names))
 	for i, n := range names {

@@ -2,16 +2,28 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"rsc.io/qr"
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
@@ -22,6 +34,7 @@ import (
 // defaultConfig is where the packages and the unit have the configuration.
 const defaultConfig = "/etc/penstock/penstock.yaml"
 
+// gatewayCommand has the commands of a WireGuard gateway: init, key and peer.
 func gatewayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gateway",
@@ -47,6 +60,7 @@ func gatewayCommand() *cobra.Command {
 	return cmd
 }
 
+// peerCommand has the commands that edit the list of peers: add, remove and list.
 func peerCommand() *cobra.Command {
 	g := &gateway{}
 	cmd := &cobra.Command{
@@ -117,10 +131,10 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 type gateway struct {
 	config, listener, telemetry string // the flags
 
-	file    string // where the peers are
-	release func() // lets the next command work on them
-	cfg     config.Config
-	config.Listener
+	file            string        // where the peers are
+	release         func()        // lets the next command work on them
+	cfg             config.Config // as a proxy would read it
+	config.Listener               // of cfg
 }
 
 // openFiles finds the listener and its file, which it makes if need be and locks.
@@ -190,6 +204,7 @@ func (g *gateway) findListener(listeners []config.Listener) (int, error) {
 	return at, nil
 }
 
+// removePeer takes a peer out of the listener's file and has a running proxy reread it.
 func (g *gateway) removePeer(ctx context.Context, name string, notes io.Writer) error {
 	if err := g.openFiles(); err != nil {
 		return err
@@ -218,6 +233,8 @@ func (g *gateway) removePeer(ctx context.Context, name string, notes io.Writer) 
 	return g.reloadProxy(ctx, notes)
 }
 
+// listPeers prints the peers of the files. What a running proxy knows of them stands beside; where none answers, that is
+// noted and the columns have dashes.
 func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
 	if err := g.openFiles(); err != nil {
 		return err
@@ -274,3 +291,476 @@ func roundBytes(n uint64) string {
 
 // formatAgo is a time in the past for people.
 func formatAgo(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }
+
+// newGatewayConfig is the configuration that gateway init writes.
+const newGatewayConfig = `# A WireGuard gateway. UDP port 51820 must be reachable from outside.
+listeners:
+  - name: vpn
+    mode: wireguard
+    address: ":51820"
+    wireguard:
+      private_key_file: vpn.key
+      peers_file: peers.conf                  # written by penstock gateway peer
+      pool: [10.9.0.0/24, "fd00:9::/64"]      # addresses for peers
+`
+
+// initCommand writes the files of a new gateway.
+func initCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "init FILE",
+		Short: "Write the configuration of a new gateway, with its key and an empty list of peers",
+		Long: `Init writes a configuration with a listener of mode wireguard, and beside it
+vpn.key, a new private key, and peers.conf, for "penstock gateway peer add". It
+replaces nothing that is there.`,
+		Example: `  penstock gateway init penstock.yaml
+  penstock gateway peer add phone --config penstock.yaml --endpoint vpn.example.com --dns 9.9.9.9`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return initGateway(args[0], c.ErrOrStderr())
+		},
+	}
+}
+
+// initGateway makes the configuration, the key and the list of peers. It replaces no file, and removes what it has made
+// if one of the three cannot be made.
+func initGateway(config string, notes io.Writer) (err error) {
+	key, err := access.GenerateKey()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(config)
+	var made []string
+	defer func() {
+		if err != nil {
+			for _, path := range made {
+				err = errors.Join(err, os.Remove(path))
+			}
+		}
+	}()
+	for _, f := range []struct {
+		path, content string
+		mode          fs.FileMode
+	}{
+		{config, newGatewayConfig, 0o644},
+		{filepath.Join(dir, "vpn.key"), key.String() + "\n", 0o600},
+		{filepath.Join(dir, "peers.conf"), "", 0o600},
+	} {
+		out, err := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, f.mode)
+		if errors.Is(err, fs.ErrExist) {
+			return cli.BadInput(fmt.Errorf("%s is there already; name a file in another directory, or remove it",
+				f.path))
+		}
+		if err != nil {
+			return err
+		}
+		made = append(made, f.path)
+		_, err = io.WriteString(out, f.content)
+		if err := errors.Join(err, out.Close()); err != nil {
+			return err
+		}
+		fmt.Fprintf(notes, "made: %s\n", f.path)
+	}
+	fmt.Fprintf(notes, "next:\n  penstock gateway peer add NAME --config %s --endpoint HOST\n"+
+		"  penstock run --config %[1]s\n", shellWord(config))
+	return nil
+}
+
+// shellWord is a file's name as a shell takes it.
+func shellWord(name string) string {
+	if !strings.ContainsFunc(name, func(r rune) bool {
+		return !strings.ContainsRune("/._-+,:@%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}
+
+// newPeer is a client to be, as the flags have it.
+type newPeer struct {
+	name      string
+	endpoint  string   // HOST or HOST:PORT; empty: this machine's own address
+	allowed   []string // prefixes that the client sends into the tunnel
+	addresses []string // the client's own; empty: the next ones of the pool
+	dns       []string // name servers for the client
+	preshared bool     // both ends get a shared key
+	exit      bool     // the client is the way out for others
+	noQR      bool
+}
+
+// clientKeepalive keeps the way to a client open in translators of addresses.
+const clientKeepalive = 25
+
+// addPeer makes a key pair and an address for a client, and prints the client's configuration to w. The peer is in the
+// listener's file only if all of that was printed, because the private key is stored nowhere.
+func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) error {
+	if err := checkPeerName(n.name); err != nil {
+		return cli.BadInput(err)
+	}
+	if err := g.openFiles(); err != nil {
+		return err
+	}
+	defer g.release()
+	p := access.Peer{Name: n.name, Exit: n.exit}
+	var err error
+	if p.AllowedIPs, err = g.chooseAddresses(n.addresses); err != nil {
+		return cli.BadInput(err)
+	}
+	private, err := access.GenerateKey()
+	if err != nil {
+		return err
+	}
+	if p.PublicKey, err = private.Public(); err != nil {
+		return err
+	}
+	if n.preshared {
+		if p.Preshared, err = access.GenerateKey(); err != nil {
+			return err
+		}
+	}
+	if err := access.CheckPeers(append(g.WireGuard.Access(), p)); err != nil {
+		return cli.BadInput(err)
+	}
+	if err := p.CheckExit(g.WireGuard.Pool, "--exit"); err != nil {
+		return cli.BadInput(err)
+	}
+	client, err := g.clientConfig(n, p, private, notes)
+	if err != nil {
+		return cli.BadInput(err)
+	}
+	text, err := config.ReadFile(g.file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", g.file, err)
+	}
+	// The key is nowhere else: who cannot be given it is not let in. A reader that has gone is
+	// an error like any other.
+	signal.Ignore(syscall.SIGPIPE)
+	show := func() error {
+		_, err := io.WriteString(w, client)
+		if terminal, ok := w.(*os.File); err == nil && !n.noQR && ok && isTerminal(terminal) {
+			err = writeQR(w, client)
+		}
+		return err
+	}
+	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p)), show); err != nil {
+		return err
+	}
+	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
+	return g.reloadProxy(ctx, notes)
+}
+
+// checkPeerName wants what is as good a name in a comment as in a list.
+func checkPeerName(name string) error {
+	odd := func(r rune) bool { return !strconv.IsPrint(r) || r == '#' || r == '=' }
+	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) ||
+		strings.Join(strings.Fields(name), " ") != name {
+		return fmt.Errorf("%q is no name for a peer: at most 64 printable bytes without # and =, such as phone", name)
+	}
+	return nil
+}
+
+// chooseAddresses are the client's in the tunnel: as given, or the next that is
+// free of each prefix of the pool.
+func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
+	if len(given) > 0 {
+		list, err := parsePrefixes(given)
+		if err != nil {
+			return nil, fmt.Errorf("--address: %w", err)
+		}
+		for i, p := range list {
+			if p != p.Masked() { // as wg-quick writes an address: the network is not the peer's
+				list[i] = netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
+			}
+		}
+		return list, nil
+	}
+	if len(g.WireGuard.Pool) == 0 {
+		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as "+
+			"[10.9.0.0/24], "+
+			"or give --address", g.Name)
+	}
+	var taken, out []netip.Prefix
+	for _, p := range g.WireGuard.Access() {
+		taken = append(taken, p.AllowedIPs...)
+	}
+	for _, pool := range g.WireGuard.Pool {
+		free, ok := nextFree(pool, taken)
+		if !ok {
+			return nil, fmt.Errorf("every address of %v is taken; add a prefix to wireguard.pool, or remove a peer",
+				pool)
+		}
+		out = append(out, netip.PrefixFrom(free, free.BitLen()))
+	}
+	return out, nil
+}
+
+// nextFree returns the first address of pool that no peer has. The pool's own,
+// the one after it, which is the gateway's, and the last of IPv4 are left out.
+// A prefix that holds the whole pool is a peer's way elsewhere, and takes no address.
+func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
+	taken = slices.DeleteFunc(slices.Clone(taken), func(t netip.Prefix) bool {
+		return !t.Overlaps(pool) || t.Bits() <= pool.Bits()
+	})
+	for addr := pool.Addr().Next().Next(); pool.Contains(addr); addr = addr.Next() {
+		if addr.Is4() && !pool.Contains(addr.Next()) {
+			break
+		}
+		i := slices.IndexFunc(taken, func(t netip.Prefix) bool { return t.Contains(addr) })
+		if i < 0 {
+			return addr, true
+		}
+		addr = access.LastOf(taken[i]) // a prefix may have more than can be counted
+	}
+	return netip.Addr{}, false
+}
+
+// clientConfig is what the client's app wants.
+func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, notes io.Writer) (string, error) {
+	server, err := g.WireGuard.PrivateKey.Public()
+	if err != nil {
+		return "", err
+	}
+	endpoint, err := g.endpointFor(n.endpoint, notes)
+	if err != nil {
+		return "", err
+	}
+	allowed, err := parsePrefixes(n.allowed)
+	if err != nil {
+		return "", fmt.Errorf("--allowed-ips: %w", err)
+	}
+	for _, d := range n.dns {
+		if _, err := netip.ParseAddr(d); err != nil {
+			return "", fmt.Errorf("--dns: %q is no address", d)
+		}
+	}
+	if len(n.dns) == 0 && g.Tunnel.DNS.IsValid() && len(g.WireGuard.Pool) > 0 {
+		n.dns = []string{g.WireGuard.Pool[0].Masked().Addr().Next().String()}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, access.JoinPrefixes(p.AllowedIPs))
+	if len(n.dns) > 0 {
+		fmt.Fprintf(&b, "DNS = %s\n", strings.Join(n.dns, ", "))
+	} else if slices.ContainsFunc(allowed, func(a netip.Prefix) bool { return a.Bits() == 0 }) {
+		fmt.Fprintln(notes, "without --dns the client asks the name servers of whatever network it is in, through the "+
+			"tunnel, where they seldom answer")
+	}
+	fmt.Fprintf(&b, "MTU = %d\n\n[Peer]\nPublicKey = %v\n", g.MTU(), server)
+	if p.Preshared != (access.Key{}) {
+		fmt.Fprintf(&b, "PresharedKey = %v\n", p.Preshared)
+	}
+	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint,
+		access.JoinPrefixes(allowed), clientKeepalive)
+	return b.String(), nil
+}
+
+// endpointFor is where the client reaches us.
+func (g *gateway) endpointFor(given string, notes io.Writer) (string, error) {
+	_, port, _ := net.SplitHostPort(g.Address) // it has been checked
+	host := given
+	if h, p, err := net.SplitHostPort(given); err == nil {
+		host, port = h, p
+	} else if addr, err := netip.ParseAddr(strings.Trim(given, "[]")); err == nil {
+		host = addr.String()
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	switch {
+	case err != nil, strings.ContainsAny(host, " /\t\n[]#"), strings.Contains(host, ":") && !isIP(host),
+		given != "" && host == "":
+		return "", fmt.Errorf("--endpoint: %q is not HOST or HOST:PORT", given)
+	case n == 0:
+		return "", fmt.Errorf("--endpoint: say the port, since listener %s has a new one each time", g.Name)
+	case host == "":
+		own, err := ownAddress()
+		if err != nil {
+			return "", fmt.Errorf("--endpoint: missing, and this machine's own address is unknown: %w", err)
+		}
+		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say "+
+			"so with "+
+			"--endpoint\n", own)
+		host = own
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// isIP reports whether host is an address and not a name.
+func isIP(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err == nil
+}
+
+// ownAddress is the address from which this machine reaches the rest of the
+// world. Nothing is sent to find out.
+func ownAddress() (string, error) {
+	conn, err := net.Dial("udp", "192.0.2.1:9")
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close() //nolint:errcheck // nothing was sent
+	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}
+
+// lockFile keeps other commands from working on what belongs to the file until
+// release is called.
+func lockFile(path string) (release func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // which waits for no writer of a pipe
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// pathBeside is a file named in the configuration.
+func pathBeside(config, name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(filepath.Dir(config), name)
+}
+
+// makeLike makes an empty file unless there is one, of the same owner and group
+// as model and with its mode, but closed to others.
+func makeLike(model, path string) error {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	info, err := os.Stat(model)
+	if err != nil {
+		return err
+	}
+	return writeNew(path, nil, info, info.Mode().Perm()&^0o027, nil)
+}
+
+// replaceFile puts other content into a file at once: whoever reads it sees the
+// old or the new. Owner, group and mode stay. An error of last, which is called once nothing
+// but the name is missing, leaves the old; nil: there is nothing else to do.
+func replaceFile(path string, content []byte, last func() error) error {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return writeNew(path, content, info, info.Mode().Perm(), last)
+}
+
+// writeNew writes a file beside path and has it take that name, unless last says no.
+func writeNew(
+	path string, content []byte, owner fs.FileInfo, mode fs.FileMode, last func() error,
+) (err error) {
+	f, err := config.CreateTemporary(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}()
+	if s, ok := owner.Sys().(*syscall.Stat_t); ok {
+		if err := f.Chown(int(s.Uid), int(s.Gid)); err != nil {
+			return fmt.Errorf("%s keeps its owner, which takes root: %w", path, err)
+		}
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.Write(content); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if last != nil {
+		if err := last(); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// requestPage asks the running proxy for a page and returns what it answers.
+func (g *gateway) requestPage(ctx context.Context, method, page string) (status int, body []byte, err error) {
+	at := g.telemetry
+	if at == "" {
+		at = g.cfg.Telemetry.Address
+	}
+	return askProxy(ctx, at, method, page)
+}
+
+// reloadProxy has a running proxy take the file over. That none runs is no error.
+func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
+	status, body, err := g.requestPage(ctx, http.MethodPost, "/-/reload")
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errTelemetryOff):
+		fmt.Fprintf(notes, "not reloaded: %v\n", err)
+		if cfg, err := config.Load(g.config); err == nil { // with the changed file
+			printWarnings(notes, cfg)
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("the proxy was not reloaded; systemctl reload penstock does it: %w", err)
+	case status != http.StatusOK:
+		return fmt.Errorf("the proxy was not reloaded: %s", strings.TrimSpace(string(body)))
+	}
+	fmt.Fprintln(notes, "the running proxy has taken it over")
+	_, warnings := splitAnswer(string(body))
+	for _, warning := range warnings {
+		fmt.Fprintln(notes, config.Printable(warning))
+	}
+	return nil
+}
+
+// askPeers returns what the running proxy knows of peers.
+func (g *gateway) askPeers(ctx context.Context) ([]telemetry.Peer, error) {
+	status, body, err := g.requestPage(ctx, http.MethodGet, "/v1/peers?limit=0")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("it answers %d: %s", status, strings.TrimSpace(string(body)))
+	}
+	if err != nil {
+		return nil, err
+	}
+	var peers []telemetry.Peer
+	if err := json.Unmarshal(body, &peers); err != nil {
+		return nil, fmt.Errorf("what answers there is no proxy of this kind: %w", err)
+	}
+	return peers, nil
+}
+
+// quietZone is how many modules around a QR code stay light (ISO/IEC 18004).
+const quietZone = 4
+
+// writeQR draws text as a QR code, two modules to a character, dark on light
+// whatever the terminal's own colours are.
+func writeQR(w io.Writer, text string) error {
+	code, err := qr.Encode(text, qr.L)
+	if err != nil {
+		return fmt.Errorf("this configuration is too long for a QR code; --no-qr does without: %w", err)
+	}
+	var b strings.Builder
+	for y := -quietZone; y < code.Size+quietZone; y += 2 {
+		b.WriteString("\x1b[30;107m")
+		for x := -quietZone; x < code.Size+quietZone; x++ {
+			// Black is false outside of the code.
+			switch upper, lower := code.Black(x, y), code.Black(x, y+1); {
+			case upper && lower:
+				b.WriteRune('█')
+			case upper:
+				b.WriteRune('▀')
+			case lower:
+				b.WriteRune('▄')
+			default:
+				b.WriteByte(' ')
+			}
+		}
+		b.WriteString("\x1b[0m\n")
+	}
+	_, err = io.WriteString(w, b.String())
+	return err
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
@@ -25,6 +26,7 @@ var started = time.Now()
 // second so that it is never zero, which means "unset".
 func monotonicTime() cc.Time { return cc.Time(time.Since(started) + time.Second) }
 
+// main hands over to runCommandLine, which tests call as well.
 func main() {
 	forbidCoreDumps()
 	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
@@ -49,6 +51,7 @@ var inLab = map[string]string{
 // packaging are commands that only builds for packages have.
 var packaging []*cobra.Command
 
+// rootCommand is penstock with all its commands.
 func rootCommand() *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "penstock",
@@ -78,4 +81,15 @@ Exit codes:
 	)
 	root.AddCommand(packaging...)
 	return root
+}
+
+// forbidCoreDumps keeps the secrets in our memory, such as keys and passwords, off the disk where no
+// unit does. The hard limit stays, so that prlimit(1) can have the kernel write a core all the same.
+// PR_SET_DUMPABLE would do more, but takes /proc/self from an unprivileged process.
+func forbidCoreDumps() {
+	var core unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil {
+		core.Cur = 0
+		_ = unix.Setrlimit(unix.RLIMIT_CORE, &core) // a lower soft limit is always allowed
+	}
 }

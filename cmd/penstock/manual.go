@@ -14,9 +14,10 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// What packages need of the program and nobody else does: "make packages" builds it so.
+// These commands are for packages alone: "make packages" builds the program with them.
 func init() { packaging = append(packaging, manualCommand(), billCommand()) }
 
+// manualCommand writes man pages and completions from the commands themselves.
 func manualCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "manual DIR",

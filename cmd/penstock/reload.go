@@ -1,11 +1,16 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -14,60 +19,82 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
-// reloads remembers how rereading the configuration went.
-type reloads struct {
-	turn sync.Mutex // one at a time
+// reloader puts changes into force while the proxy runs: a configuration that is read again, and another algorithm for
+// a rule until then. It remembers what came of it for telemetry and for systemd's status.
+//
+//	lock   guards
+//	turn   the whole of a change: one at a time
+//	mu     the fields below it, which others read at any time
+type reloader struct {
+	*service
 
-	mu  sync.Mutex
-	now telemetry.Config
-	err error // of the last time
+	turn sync.Mutex
 
-	seen map[string]fs.FileInfo // files of the configuration that was read last, as they were then; nil: not there
-
-	written config.Config // that was reread last, or that of the start: without later changes
+	mu     sync.Mutex
+	now    telemetry.Config
+	err    error                  // of the newest attempt; nil: it went well
+	seen   map[string]fs.FileInfo // files of the configuration as they were when it was read; nil: not there
+	inFile config.Config          // of the newest reload, or of the start: without changes of algorithms since
 }
 
-// noteStart notes that the first configuration is in force.
-// broken is what is wrong with the file, where an older one is in force.
-func (r *reloads) noteStart(hash string, broken error) {
+// noteStart notes that the first configuration is in force. broken is what is wrong with the file, where an older one is
+// in force; nil: nothing.
+func (r *reloader) noteStart(hash string, broken error) {
 	r.noteOutcome(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
 }
 
-func (r *reloads) noteOutcome(c telemetry.Config, err error) {
+// noteOutcome notes what came of an attempt.
+func (r *reloader) noteOutcome(c telemetry.Config, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.now, r.err = c, err
 }
 
 // noteTaken notes that cfg is in force, and which files were looked for to read it.
-func (r *reloads) noteTaken(cfg config.Config, from config.Loaded) {
+func (r *reloader) noteTaken(cfg config.Config, from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.written, r.seen = cfg, from.Seen
+	r.inFile, r.seen = cfg, from.Seen
 }
 
 // noteRefused notes which files were looked for to read a configuration that cannot be put into force: the mistake may
 // be in one of them.
-func (r *reloads) noteRefused(from config.Loaded) {
+func (r *reloader) noteRefused(from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seen = from.Seen
 }
 
+// noteChange notes which rules differ from the file from now on.
+func (r *reloader) noteChange(words []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now.Changed = words
+}
+
 // pendingError is what keeps the file that lies there from being in force; nil: nothing.
-func (r *reloads) pendingError() error {
+func (r *reloader) pendingError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-func (r *reloads) configStatus() telemetry.Config {
+// configStatus returns how the configuration stands, for metrics.
+func (r *reloader) configStatus() telemetry.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.now
+}
+
+// fileConfig is the configuration as it was read, with the flags over it.
+func (r *reloader) fileConfig() config.Config {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inFile
 }
 
 // unixNow is what the wall clock showed when the process began, plus the time since.
@@ -78,37 +105,37 @@ func unixNow() float64 {
 // reloadConfig rereads the configuration file, lays the flags over it as at the start
 // and puts it into force. It logs one line and returns the same in words; on an
 // error nothing has changed.
-func (h *service) reloadConfig(by string) (string, error) {
-	h.reloads.turn.Lock()
-	defer h.reloads.turn.Unlock()
-	defer func() { h.notifySystemd(h.statusLine()) }()
-	if h.flags.config == "" {
-		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
+func (r *reloader) reloadConfig(by string) (string, error) {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	defer func() { r.notifySystemd(r.statusLine()) }()
+	if r.flags.config == "" {
+		r.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
 		return "", telemetry.ErrNoFile
 	}
-	hash, warnings, done, err := h.rereadConfig()
-	status := h.reloads.configStatus()
+	hash, warnings, done, err := r.rereadConfig()
+	status := r.configStatus()
 	if err != nil {
 		status.Failed++
 		status.OK = false
-		h.reloads.noteOutcome(status, err)
-		h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", err)
+		r.noteOutcome(status, err)
+		r.log.Error("configuration not reloaded", "by", by, "config", r.flags.config, "err", err)
 		var rest strings.Builder
 		for _, line := range config.Rest(err) {
-			h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", line)
+			r.log.Error("configuration not reloaded", "by", by, "config", r.flags.config, "err", line)
 			rest.WriteString("\n" + line)
 		}
 		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w%s", err, rest.String())
 	}
 	if len(status.Changed) > 0 {
-		h.log.Info("changes of algorithms have ended with the reload", "were", status.Changed)
+		r.log.Info("changes of algorithms have ended with the reload", "were", status.Changed)
 	}
 	status.Succeeded++
-	h.reloads.noteOutcome(telemetry.Config{
+	r.noteOutcome(telemetry.Config{
 		Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded,
 		Failed: status.Failed,
 	}, nil)
-	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
+	r.log.Info("configuration reloaded", "by", by, "config", r.flags.config, "hash", hash,
 		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept,
 		"refused", done.Refused, "revoked", done.Revoked)
 	answer := describeReload("reloaded", done)
@@ -118,58 +145,41 @@ func (h *service) reloadConfig(by string) (string, error) {
 	return answer, nil
 }
 
-// warningMark begins each line of the answer to a reload that tells of a warning.
-const warningMark = "warning: "
-
-// splitAnswer takes the warnings out of the answer to a reload.
-func splitAnswer(answer string) (words string, warnings []string) {
-	var other []string
-	for line := range strings.Lines(answer) {
-		line = strings.TrimRight(line, "\n")
-		if strings.HasPrefix(line, warningMark) {
-			warnings = append(warnings, line)
-		} else {
-			other = append(other, line)
-		}
-	}
-	return strings.Join(other, "\n"), warnings
-}
-
 // rereadConfig does what can fail. It logs the warnings, too.
-func (h *service) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
-	if !h.proxy.Ready() {
+func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
+	if !r.proxy.Ready() {
 		return "", nil, done, errors.New("the proxy is ending")
 	}
-	flags := h.flags
-	cfg, err := flags.loadConfig(h.written)
+	flags := r.flags
+	cfg, err := flags.loadConfig(r.given)
 	if err == nil {
-		if done, err = h.proxy.Reload(cfg); err != nil {
-			err = h.explainListen(err)
+		if done, err = r.proxy.Reload(cfg); err != nil {
+			err = r.explainListen(err)
 		}
 	}
 	if err != nil {
-		h.reloads.noteRefused(flags.loaded)
+		r.noteRefused(flags.loaded)
 		return "", nil, done, err
 	}
-	h.level.Set(cfg.Log.Level.Level())
-	h.hints.SetToken(cfg.Telemetry.Hints.Token)
-	h.changes.SetToken(cfg.Telemetry.ChangeToken)
+	r.level.Set(cfg.Log.Level.Level())
+	r.hints.SetToken(cfg.Telemetry.Hints.Token)
+	r.changes.SetToken(cfg.Telemetry.ChangeToken)
 	warnings = cfg.Warnings()
 	for _, w := range warnings {
-		h.log.Warn(w)
+		r.log.Warn(w)
 	}
-	h.saveLastGood(flags.loaded)
-	h.reloads.noteTaken(cfg, flags.loaded)
+	r.saveLastGood(flags.loaded)
+	r.noteTaken(cfg, flags.loaded)
 	return flags.loaded.Hash, warnings, done, nil
 }
 
 // saveLastGood saves a configuration that works, for a start with one that does not.
-func (h *service) saveLastGood(l config.Loaded) {
-	if h.flags.lastGood == "" || h.flags.config == "" {
+func (r *reloader) saveLastGood(l config.Loaded) {
+	if r.flags.lastGood == "" || r.flags.config == "" {
 		return
 	}
-	if err := l.Save(h.flags.lastGood); err != nil {
-		h.log.Warn("the configuration is not kept for a start with a broken one", "file", h.flags.lastGood, "err", err)
+	if err := l.Save(r.flags.lastGood); err != nil {
+		r.log.Warn("the configuration is not kept for a start with a broken one", "file", r.flags.lastGood, "err", err)
 	}
 }
 
@@ -196,15 +206,182 @@ func describeReload(what string, done proxy.Reloaded) string {
 }
 
 // reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
-func (h *service) reloadOnSignal() {
-	tell := !h.isEnding() // else it has been told that we are stopping
+func (r *reloader) reloadOnSignal() {
+	tell := !r.isEnding() // else it has been told that we are stopping
 	if tell {
 		var t unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail
-		h.notifySystemd(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
+		r.notifySystemd(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
-	_, _ = h.reloadConfig("SIGHUP") // which has logged what came of it
+	_, _ = r.reloadConfig("SIGHUP") // which has logged what came of it
 	if tell {
-		h.notifySystemd(daemon.SdNotifyReady)
+		r.notifySystemd(daemon.SdNotifyReady)
+	}
+}
+
+// currentRules are those in force, and what there is to choose from.
+func (r *reloader) currentRules() (out telemetry.Rules, err error) {
+	cfg := r.proxy.Config()
+	routes, err := cfg.Routes()
+	if err != nil {
+		return out, err
+	}
+	for _, route := range routes {
+		rule := telemetry.Rule{Name: route.Rule, Refuse: route.Refuse}
+		if route.Refuse == "" {
+			rule.Down, rule.Up = describeAlgorithm(route.Down), describeAlgorithm(route.Up)
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	for _, s := range cc.Specs() {
+		out.Algorithms = append(out.Algorithms, s.Name)
+	}
+	for _, a := range cfg.Agents {
+		out.Algorithms = append(out.Algorithms, "ccp:"+a.Name)
+	}
+	return out, nil
+}
+
+// changeAlgorithm puts what is in force, but for one algorithm, into force as a reload would: until
+// the next reload, for the file does not have it. It logs one line and returns the same in
+// words; on an error nothing has changed.
+func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, error) {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	log := r.log.With("rule", ruleName(*c.Rule), "direction", cmp.Or(c.Direction, "both"), "algorithm", c.Algorithm,
+		"client", client)
+	done, err := r.putChanged(c)
+	if err != nil {
+		log.Warn("algorithm not changed", "err", err)
+		return "", err
+	}
+	log.Info("algorithm changed until the next reload", "moved", done.Moved, "kept", done.Kept)
+	return describeReload("changed until the next reload", done), nil
+}
+
+// putChanged does what can fail.
+func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err error) {
+	cfg, err := r.proxy.Config().SetAlgorithm(*c.Rule, c.Direction, c.Algorithm)
+	if err != nil {
+		return done, err
+	}
+	different, err := cfg.Different(r.fileConfig())
+	if err != nil {
+		return done, err
+	}
+	if done, err = r.proxy.Reload(cfg); err != nil {
+		return done, err
+	}
+	var words []string
+	for _, v := range different {
+		words = append(words, describeRule(v))
+	}
+	r.noteChange(words)
+	return done, nil
+}
+
+// ruleName is a rule's name as the page tells it.
+func ruleName(name string) string { return cmp.Or(name, "defaults") }
+
+// describeRule tells of one rule by its algorithms.
+func describeRule(v policy.Verdict) string {
+	down, up := describeAlgorithm(v.Down), describeAlgorithm(v.Up)
+	if down == up {
+		return ruleName(v.Rule) + ": " + down
+	}
+	return ruleName(v.Rule) + ": down " + down + ", up " + up
+}
+
+// watchPeriod is how often the files of the configuration are looked at. They are polled:
+// a ConfigMap is a symbolic link to a link that is replaced, and a change there comes
+// up to a minute late anyway.
+const watchPeriod = time.Second
+
+// watchUnrest is how many periods files may go on changing before they are read nevertheless.
+const watchUnrest = 10
+
+// stamp tells one state of a file from another; zero: it is not there. Owner, group and mode are in it, because they
+// decide whether a secret file is taken.
+type stamp struct {
+	device, inode      uint64
+	mode, owner, group uint32
+	size, modified     int64 // bytes, nanoseconds
+}
+
+// stampOf returns the stamp of a file; nil: of one that is not there.
+func stampOf(info fs.FileInfo) stamp {
+	if info == nil {
+		return stamp{}
+	}
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{}
+	}
+	return stamp{
+		uint64(s.Dev), s.Ino, //nolint:unconvert // other widths elsewhere
+		s.Mode, s.Uid, s.Gid, info.Size(), info.ModTime().UnixNano(),
+	}
+}
+
+// currentStamps returns those of the configuration's files as they were when it was read last.
+func (r *reloader) currentStamps() map[string]stamp {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	read := map[string]stamp{}
+	for name, info := range r.seen {
+		read[name] = stampOf(info)
+	}
+	return read
+}
+
+// stampsNow returns the stamps of the same files as they are.
+func stampsNow(read map[string]stamp) map[string]stamp {
+	now := map[string]stamp{}
+	for name := range read {
+		info, err := os.Stat(name) // of what links lead to
+		if err != nil {
+			info = nil
+		}
+		now[name] = stampOf(info)
+	}
+	return now
+}
+
+// watchFiles reloads, until ctx is done, once files have changed since they were read and then stayed as they are for a
+// period, or have changed for watchUnrest periods. What cannot be taken over is tried again when it has changed again.
+func (r *reloader) watchFiles(ctx context.Context) {
+	if !r.flags.watch || r.flags.config == "" {
+		return
+	}
+	watchStamps(ctx, r.currentStamps, func() {
+		if !r.isEnding() {
+			_, _ = r.reloadConfig("file") // which has logged what came of it
+		}
+	})
+}
+
+// watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period, or
+// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may change
+// before its first look.
+func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	var before map[string]stamp
+	unrest := 0 // periods since files differ from what was read
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		asRead := read()
+		now := stampsNow(asRead)
+		if unrest++; maps.Equal(now, asRead) {
+			unrest = 0
+		} else if maps.Equal(now, before) || unrest >= watchUnrest {
+			changed()
+			unrest = 0
+		}
+		before = now
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/capture"
 )
 
+// rulesCommand has the commands that capture connections by nftables: apply, remove and print.
 func rulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",

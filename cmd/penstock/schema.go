@@ -2,6 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -9,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
+// schemaCommand prints what config.Schema says of every key, for editors or for the documentation.
 func schemaCommand() *cobra.Command {
 	var markdown bool
 	cmd := &cobra.Command{
@@ -30,4 +36,69 @@ check a configuration while it is written.`,
 	}
 	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the tables of docs/configuration.md instead")
 	return cmd
+}
+
+// writeReference prints every key of a configuration schema as tables, one for
+// each top-level key.
+func writeReference(w io.Writer, schema map[string]any) error {
+	var b strings.Builder
+	properties, _ := schema["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		part, _ := properties[name].(map[string]any)
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n", name, part["description"])
+		rows := referenceRows(name, part)
+		if len(rows) == 0 {
+			fmt.Fprintf(&b, "\nValue: %s.\n", valueKind(part))
+			continue
+		}
+		b.WriteString("\n| key | value | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// referenceRows returns the rows of what lies below path.
+func referenceRows(path string, schema map[string]any) []string {
+	if items, ok := schema["items"].(map[string]any); ok {
+		path, schema = path+"[]", items
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	required, _ := schema["required"].([]string)
+	var rows []string
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		part, _ := properties[name].(map[string]any)
+		about, _ := part["description"].(string)
+		if slices.Contains(required, name) {
+			about += " Required."
+		}
+		at := path + "." + name
+		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, escapeCell(valueKind(part)), escapeCell(about)))
+		rows = append(rows, referenceRows(at, part)...)
+	}
+	return rows
+}
+
+// valueKind says in words what a key takes.
+func valueKind(schema map[string]any) string {
+	if list, ok := schema["enum"].([]string); ok {
+		return strings.Join(list, ", ")
+	}
+	if examples, ok := schema["examples"].([]string); ok {
+		return "such as " + strings.Join(examples, ", ")
+	}
+	if items, ok := schema["items"].(map[string]any); ok {
+		if items["type"] == "object" {
+			return "list"
+		}
+		return "list; " + valueKind(items)
+	}
+	switch t := schema["type"].(type) {
+	case string:
+		return map[string]string{
+			"object": "keys", "string": "text", "integer": "number", "number": "number", "boolean": "true or false",
+		}[t]
+	case []string:
+		return strings.Join(t, " or ")
+	}
+	return "number or range"
 }

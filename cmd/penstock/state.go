@@ -10,7 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,105 +26,81 @@ const (
 	maxEndpoints    = 16 << 20 // bytes of the file
 )
 
-// locateState decides where this process keeps what the next one needs: in the directory of
-// --state-directory, else in systemd's (env is its STATE_DIRECTORY), else beside the configuration file.
-// The copy of the configuration has its secrets, so that without a directory of our own nothing but --last-good
-// asks for one.
-func (f *runFlags) locateState(env string) {
-	if f.stateDirectory == "" {
-		f.stateDirectory, _, _ = strings.Cut(strings.TrimLeft(env, ":"), ":") // the first that has a name
-	}
-	switch {
-	case f.stateDirectory != "":
-		f.ownState = true
-		if f.lastGood == "" && f.config != "" {
-			f.lastGood = filepath.Join(f.stateDirectory, "last-good")
-		}
-	case f.config != "":
-		f.stateDirectory = f.config + ".state"
+// stateKeeper keeps in a directory what the next process needs: where peers of tunnels are. The last good configuration
+// may be there too, which config.Loaded writes.
+type stateKeeper struct {
+	directory string // empty: nothing is kept
+	needed    bool   // something is to be kept from the start on
+	lastGood  string // the file of the last good configuration; empty: there is none
+	log       *slog.Logger
+
+	mu      sync.Mutex // guards what follows
+	written proxy.Endpoints
+	failed  bool // the newest attempt, so that only the first of a row is logged
+}
+
+// openState says where this process keeps its state.
+func openState(f runFlags, cfg config.Config, log *slog.Logger) *stateKeeper {
+	return &stateKeeper{
+		directory: f.stateDirectory, needed: f.stateDirectory != "" && (f.ownState || hasPeers(cfg)),
+		lastGood: f.lastGood, log: log,
 	}
 }
 
-// needsState tells whether something is to be kept in the state directory.
-func (h *service) needsState() bool {
-	return h.flags.stateDirectory != "" && (h.flags.ownState || hasPeers(h.cfg))
-}
-
+// hasPeers reports whether a listener has WireGuard peers to find again.
 func hasPeers(cfg config.Config) bool {
-	for _, l := range cfg.Listeners {
-		if l.Mode == access.WireGuard {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool { return l.Mode == access.WireGuard })
 }
 
-// makeStateDirectory comes while the process still has its privileges. The directory is its own, so
+// endpointsFile is the file with where peers are.
+func (k *stateKeeper) endpointsFile() string { return filepath.Join(k.directory, "endpoints.json") }
+
+// makeDirectory comes while the process still has its privileges. The directory is its own, so
 // that it can write there without them.
-func (h *service) makeStateDirectory() {
-	if h.needsState() {
-		_ = os.MkdirAll(h.flags.stateDirectory, 0o700) // checkStateDirectory tells whether it is there
+func (k *stateKeeper) makeDirectory() {
+	if k.needed {
+		_ = os.MkdirAll(k.directory, 0o700) // checkDirectory reports whether it is there
 	}
 }
 
-// checkStateDirectory warns where nothing can be kept. It comes after privileges have been dropped.
-func (h *service) checkStateDirectory() {
-	if !h.needsState() {
+// checkDirectory warns where nothing can be kept. It comes after privileges have been dropped.
+func (k *stateKeeper) checkDirectory() {
+	if !k.needed {
 		return
 	}
-	f, err := config.CreateTemporary(filepath.Join(h.flags.stateDirectory, "writable"))
+	f, err := config.CreateTemporary(filepath.Join(k.directory, "writable"))
 	if err == nil {
 		err = errors.Join(f.Close(), os.Remove(f.Name()))
 	}
 	if err != nil {
-		h.log.Warn("nothing is kept for the next start: WireGuard's clients will take 15 s to notice a restart; "+
+		k.log.Warn("nothing is kept for the next start: WireGuard's clients will take 15 s to notice a restart; "+
 			"let this user write in the directory, or name another with --state-directory",
-			"directory", h.flags.stateDirectory, "uid", os.Getuid(), "err", err)
+			"directory", k.directory, "uid", os.Getuid(), "err", err)
 	}
 }
 
-// endpointKeeper writes down where peers of tunnels are.
-type endpointKeeper struct {
-	file string // empty: nowhere
-	log  *slog.Logger
-
-	mu      sync.Mutex
-	written proxy.Endpoints
-	failed  bool // the last time
-}
-
-// resumePeers has the peers of tunnels found where the process before this one left them.
-func (h *service) resumePeers() {
-	if h.flags.stateDirectory == "" {
+// resumePeers passes on where the process before this one left the peers of tunnels.
+func (k *stateKeeper) resumePeers(resume func(proxy.Endpoints)) {
+	if k.directory == "" {
 		return
 	}
-	k := &h.endpoints
-	k.log, k.file = h.log, filepath.Join(h.flags.stateDirectory, "endpoints.json")
-	all, err := readEndpoints(k.file)
-	if errors.Is(err, fs.ErrNotExist) && h.flags.lastGood != "" { // where former versions had it
-		all, err = readEndpoints(h.flags.lastGood + ".endpoints")
+	all, err := readEndpoints(k.endpointsFile())
+	if errors.Is(err, fs.ErrNotExist) && k.lastGood != "" { // where former versions had it
+		all, err = readEndpoints(k.lastGood + ".endpoints")
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		h.log.Warn("peers of tunnels have to find out by themselves that the proxy was restarted", "file", k.file,
-			"err", err)
+		k.log.Warn("peers of tunnels have to find out by themselves that the proxy was restarted",
+			"file", k.endpointsFile(), "err", err)
 	default:
-		h.proxy.Resume(all)
+		resume(all)
 	}
 }
 
-func readEndpoints(name string) (all proxy.Endpoints, err error) {
-	f, _, err := config.OpenRegular(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() //nolint:errcheck // nothing was written
-	return all, json.NewDecoder(io.LimitReader(f, maxEndpoints)).Decode(&all)
-}
-
-// keepEndpoints writes down where peers are when that has changed, until ctx is done.
-func (h *service) keepEndpoints(ctx context.Context) {
+// keepEndpoints writes down where peers are when that has changed, until ctx is done. read returns it, and may reuse
+// what it returned before.
+func (k *stateKeeper) keepEndpoints(ctx context.Context, read func(before proxy.Endpoints) proxy.Endpoints) {
 	tick := time.NewTicker(endpointsPeriod)
 	defer tick.Stop()
 	for {
@@ -132,33 +108,39 @@ func (h *service) keepEndpoints(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			h.saveEndpoints()
+			k.saveEndpoints(read)
 		}
 	}
 }
 
-// saveEndpoints writes down where peers are at present.
-func (h *service) saveEndpoints() {
-	h.endpoints.save(h.proxy.Endpoints)
-}
-
-func (k *endpointKeeper) save(read func(before proxy.Endpoints) proxy.Endpoints) {
+// saveEndpoints writes down where peers are at present, if that has changed.
+func (k *stateKeeper) saveEndpoints(read func(before proxy.Endpoints) proxy.Endpoints) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.file == "" {
+	if k.directory == "" {
 		return
 	}
 	all := read(k.written)
 	if all.Equal(k.written) {
 		return
 	}
-	err := writeEndpoints(k.file, all)
+	err := writeEndpoints(k.endpointsFile(), all)
 	if err != nil && !k.failed {
-		k.log.Warn("where peers of tunnels are is not kept for a restart", "file", k.file, "err", err)
+		k.log.Warn("where peers of tunnels are is not kept for a restart", "file", k.endpointsFile(), "err", err)
 	}
 	if k.failed = err != nil; err == nil {
 		k.written = all
 	}
+}
+
+// readEndpoints reads what writeEndpoints wrote.
+func readEndpoints(name string) (all proxy.Endpoints, err error) {
+	f, _, err := config.OpenRegular(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	return all, json.NewDecoder(io.LimitReader(f, maxEndpoints)).Decode(&all)
 }
 
 // writeEndpoints replaces the file at once; only its owner reads it. The directory of a tunnel that a

@@ -144,30 +144,29 @@ func TestAStateDirectoryThatCannotBeIsToldWithTheCure(t *testing.T) {
 
 func TestEndpointsAreWrittenWhenTheyChange(t *testing.T) {
 	var log strings.Builder
-	k := endpointKeeper{
-		file: filepath.Join(t.TempDir(), "state", "endpoints.json"),
-		log:  slog.New(slog.NewTextHandler(&log, nil)),
+	k := stateKeeper{
+		directory: filepath.Join(t.TempDir(), "state"), log: slog.New(slog.NewTextHandler(&log, nil)),
 	}
 	save := func(at string) (written bool) {
 		t.Helper()
-		before, _ := os.Stat(k.file)
-		k.save(func(proxy.Endpoints) proxy.Endpoints {
+		before, _ := os.Stat(k.endpointsFile())
+		k.saveEndpoints(func(proxy.Endpoints) proxy.Endpoints {
 			return proxy.Endpoints{"vpn": {"aaaa": netip.MustParseAddrPort(at)}}
 		})
-		after, err := os.Stat(k.file)
+		after, err := os.Stat(k.endpointsFile())
 		require.NoError(t, err)
 		return before == nil || !os.SameFile(before, after)
 	}
 	assert.True(t, save("192.0.2.1:4000"), "a first handshake")
 	assert.False(t, save("192.0.2.1:4000"))
 	assert.True(t, save("192.0.2.9:4000"), "it has moved")
-	read, err := readEndpoints(k.file)
+	read, err := readEndpoints(k.endpointsFile())
 	require.NoError(t, err)
 	assert.Equal(t, k.written, read)
 
-	k.file = filepath.Join(k.file, "not a directory")
+	k.directory = filepath.Join(k.endpointsFile(), "not a directory")
 	for range 3 {
-		k.save(func(proxy.Endpoints) proxy.Endpoints { return nil })
+		k.saveEndpoints(func(proxy.Endpoints) proxy.Endpoints { return nil })
 	}
 	assert.Equal(t, 1, strings.Count(log.String(), "is not kept for a restart"))
 }

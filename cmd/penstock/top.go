@@ -31,6 +31,7 @@ import (
 // topPoll is how often the proxy is asked, unless it says that this shows nothing new.
 const topPoll = 2 * time.Second
 
+// topCommand shows what /v1/view has: live on a terminal, and once elsewhere.
 func topCommand() *cobra.Command {
 	var path, at, search string
 	var once bool
@@ -78,33 +79,22 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 	return cmd
 }
 
-// runningConfig is the configuration of the proxy that runs; the defaults where nobody said which
-// file has it, and the usual one cannot be read.
-func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
-	cfg, err := config.Load(path)
-	switch {
-	case err == nil:
-		return cfg, nil
-	case cmd.Flags().Changed("config"):
-		return cfg, badConfig(cmd.ErrOrStderr(), err)
-	}
-	return config.Default(), nil
-}
-
 // topColumn is a column of a table: what the proxy sorts it by, and its words.
 type topColumn[T any] struct {
-	sort, name string
-	words      func(T) string
-}
-
-// topTable is a list that top shows; sort are the keys of its columns.
-type topTable struct {
+	sort  string // the proxy's name for the order by this column
 	name  string
-	sort  []string
-	heads []string
-	cells func(page.View) [][]string
+	words func(T) string // the cell of a row
 }
 
+// topTable is a list that top shows.
+type topTable struct {
+	name  string                     // of the proxy's table
+	sort  []string                   // what the proxy sorts each column by
+	heads []string                   // of the columns
+	cells func(page.View) [][]string // rows of an answer, fit to print
+}
+
+// tableOf returns the table of the rows that rows takes out of an answer.
 func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[T]) topTable {
 	t := topTable{name: name}
 	for _, c := range columns {
@@ -190,6 +180,7 @@ var topTables = []topTable{
 	),
 }
 
+// mainSide is the direction that a flow's line shows: the one that has more to do.
 func mainSide(f page.Flow) page.Side {
 	if f.Main == "up" {
 		return f.Up
@@ -197,6 +188,7 @@ func mainSide(f page.Flow) page.Side {
 	return f.Down
 }
 
+// rateWords writes a rate in bits per second; nil, which is not known yet, is a dash.
 func rateWords[R ~int64](r *R) string {
 	if r == nil {
 		return "-"
@@ -204,6 +196,7 @@ func rateWords[R ~int64](r *R) string {
 	return sizeWords(float64(*r), "bit/s")
 }
 
+// delayWords writes a delay in milliseconds; nil, which is not known, is a dash.
 func delayWords(seconds *float64) string {
 	if seconds == nil {
 		return "-"
@@ -211,6 +204,7 @@ func delayWords(seconds *float64) string {
 	return fmt.Sprintf("%.1f ms", *seconds*1e3)
 }
 
+// windowWords writes a window; 0, where no control of ours decides, is a dash.
 func windowWords(b cc.Bytes) string {
 	if b == 0 { // the kernel decides alone
 		return "-"
@@ -218,6 +212,7 @@ func windowWords(b cc.Bytes) string {
 	return sizeWords(float64(b), "B")
 }
 
+// sizeWords writes v with a decimal prefix and one digit behind the point.
 func sizeWords(v float64, unit string) string {
 	prefix := ""
 	for _, p := range []string{"k", "M", "G", "T"} {
@@ -232,6 +227,7 @@ func sizeWords(v float64, unit string) string {
 	return fmt.Sprintf("%.1f %s%s", v, prefix, unit)
 }
 
+// ageWords writes a time in the unit that leaves a short number.
 func ageWords(seconds float64) string {
 	switch {
 	case seconds < 60:
@@ -254,9 +250,9 @@ type top struct {
 	ctx context.Context // ends requests
 	at  string          // host:port of the proxy
 
-	table  int // of topTables
-	sort   int // column
-	down   bool
+	table  int    // of topTables
+	sort   int    // column
+	down   bool   // the greatest value first
 	search string // empty: all rows
 	paused bool
 	typing bool   // keys go to typed

@@ -55,7 +55,9 @@ func TestTopSearchesWhatIsTyped(t *testing.T) {
 		}, "q "},
 		"Escape drops it": {[]tea.Msg{tea.KeyPressMsg{Code: 'q', Text: "q"}, tea.KeyPressMsg{Code: tea.KeyEscape}}, ""},
 		"Backspace takes a character back": {[]tea.Msg{
-			tea.KeyPressMsg{Code: 'é', Text: "é"}, tea.KeyPressMsg{Code: 'x', Text: "x"}, tea.KeyPressMsg{Code: tea.KeyBackspace},
+			tea.KeyPressMsg{Code: 'é', Text: "é"},
+			tea.KeyPressMsg{Code: 'x', Text: "x"},
+			tea.KeyPressMsg{Code: tea.KeyBackspace},
 			tea.KeyPressMsg{Code: tea.KeyEnter},
 		}, "é"},
 		"a pasted line is typed":  {[]tea.Msg{tea.PasteMsg{Content: "10.7.\n0.9"}, tea.KeyPressMsg{Code: tea.KeyEnter}}, "10.7.0.9"},

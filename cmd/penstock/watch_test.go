@@ -71,7 +71,7 @@ func TestAChangeBeforeTheFirstLookIsSeen(t *testing.T) {
 			if c.before != nil {
 				c.before(t, dir)
 			}
-			var r reloads
+			var r reloader
 			read := func() {
 				loaded, _ := config.LoadFiles(filepath.Join(dir, "c.yaml"))
 				r.noteRefused(loaded)

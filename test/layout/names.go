@@ -30,7 +30,7 @@ var limitsOf = map[string]nameLimits{
 	"cc/ccp":                      {oneWord: 45, comments: 8, riddles: 18},
 	"cc/flow":                     {oneWord: 45, comments: 8, riddles: 87},
 	"cc/sim":                      {oneWord: 82, comments: 8, riddles: 35},
-	"cmd/penstock":                {oneWord: 45, comments: 4, riddles: 13},
+	"cmd/penstock":                {oneWord: 10, comments: 6},
 	"cmd/penstock-lab":            {oneWord: 48, comments: 2, riddles: 6},
 	"internal/caps":               {oneWord: 45, comments: 8, riddles: 1},
 	"internal/cli":                {oneWord: 45, comments: 8, riddles: 3},

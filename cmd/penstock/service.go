@@ -1,0 +1,698 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/caps"
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/doctor"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/linkstat"
+	"github.com/penstock-net/penstock/telemetry"
+	"github.com/penstock-net/penstock/telemetry/page"
+)
+
+// service is the proxy with all that stands around it. runService goes through its states:
+//
+//	opening ─▶ serving ─▶ ending (after a signal, for shutdown.delay) ─▶ draining (proxy.Ready is false) ─▶ closed
+type service struct {
+	cfg    config.Config  // at the start
+	flags  runFlags       // at the start
+	given  *pflag.FlagSet // which of the flags were given
+	log    *slog.Logger
+	level  slog.LevelVar // of log
+	events page.Events   // of log, for the page
+
+	flows      flow.Manager
+	trace      *telemetry.Trace           // of --trace; nil: there is none
+	pages      *telemetry.BoundedListener // where telemetry is; nil: nowhere
+	probe      *telemetry.BoundedListener // where probes ask for the health alone; nil: nowhere
+	hintSocket *telemetry.BoundedListener // the Unix socket for hints; nil: there is none
+	hints      telemetry.HintReceiver
+	changes    telemetry.Changer
+	proxy      *proxy.Kernel
+
+	sources []*linkstat.Source // interfaces that give hints
+
+	reloads reloader
+	state   *stateKeeper
+	leaving atomic.Bool // a signal has come
+}
+
+// runService builds everything, serves until a signal comes, and takes it down again.
+func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err error) {
+	defer runtime.KeepAlive(newBallast())
+	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
+	if h.flags.broken != nil {
+		h.log.Error("the configuration has a mistake; the last good one is in force until it is mended and reloaded",
+			"config", h.flags.config, "last_good", h.flags.lastGood, "err", h.flags.broken)
+	}
+	for _, w := range h.cfg.Warnings() {
+		h.log.Warn(w)
+	}
+	if err := mayMark(uint32(h.cfg.Mark)); err != nil {
+		return err
+	}
+	if h.flags.trace != "" {
+		closeTrace, err := h.openTrace()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, closeTrace()) }()
+	}
+	if err := h.openTelemetry(); err != nil {
+		return err
+	}
+	h.flows.Seed, h.flows.HintNews = uint64(started.UnixNano()), h.hintNews
+	sockets, err := handedOver()
+	if err != nil {
+		return errors.Join(err, h.closeTelemetry())
+	}
+	signals := make(chan os.Signal, 2) // from now on: interfaces and rules are to be taken down
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, monotonicTime, h.log); err != nil {
+		return errors.Join(h.explainListen(err), h.closeTelemetry())
+	}
+	roomForTicks(h.proxy.Datapath.Shards())
+	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
+	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
+	h.changes.SetToken(h.cfg.Telemetry.ChangeToken)
+	h.changes.Rules, h.changes.Change = h.reloads.currentRules, h.reloads.changeAlgorithm
+	if err := h.openSources(); err != nil {
+		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
+	}
+	h.reloads.noteStart(h.flags.loaded.Hash, h.flags.broken)
+	h.reloads.noteTaken(h.cfg, h.flags.loaded)
+	if h.flags.broken != nil {
+		h.reloads.noteRefused(h.flags.wanted)
+	}
+	h.state = openState(h.flags, h.cfg, h.log)
+	h.state.makeDirectory()
+	h.state.resumePeers(h.proxy.Resume)
+	h.logStart()
+	if h.flags.broken == nil {
+		h.reloads.saveLastGood(h.flags.loaded)
+	}
+	h.dropPrivileges()
+	h.state.checkDirectory()
+	return errors.Join(h.serveUntilSignal(ctx, rereads, signals), h.proxy.Close())
+}
+
+// newBallast is never written to, so that it occupies no memory, but the garbage collector counts
+// it as live. It collects when the heap has grown to twice what is live: without this after a few
+// MB, which is every few hundred connections.
+func newBallast() []byte {
+	var machine unix.Sysinfo_t
+	if unix.Sysinfo(&machine) != nil {
+		return nil
+	}
+	ram := uint64(machine.Totalram) * uint64(machine.Unit) //nolint:unconvert // 32 bits on some processors
+	return make([]byte, min(16<<20, ram/64))
+}
+
+// handedOver returns the sockets that systemd listens at for us (sd_listen_fds(3)). What
+// connects during a restart waits in them.
+func handedOver() (sockets []*net.TCPListener, err error) {
+	all, err := activation.Listeners()
+	if err != nil {
+		return nil, fmt.Errorf("take the sockets of LISTEN_FDS: %w", err)
+	}
+	for i, ln := range all {
+		tcp, ok := ln.(*net.TCPListener)
+		if !ok {
+			return nil, fmt.Errorf("socket %d of LISTEN_FDS does not listen for TCP; "+
+				"the socket unit needs ListenStream= and an address", i)
+		}
+		sockets = append(sockets, tcp)
+	}
+	return sockets, nil
+}
+
+// openTrace starts writing events to the file of --trace.
+func (h *service) openTrace() (done func() error, err error) {
+	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	h.trace = telemetry.NewTrace(file)
+	h.flows.Trace = h.trace.Event
+	return func() error {
+		_ = file.SetWriteDeadline(time.Now().Add(readWithin)) // only a pipe or a terminal has one
+		err := errors.Join(h.trace.Close(), file.Close())
+		if n := h.trace.Dropped(); n > 0 {
+			h.log.Warn("events are missing from the trace: the disk was slow or full", "dropped", n)
+		}
+		return err
+	}, nil
+}
+
+// logStart logs what is in use, and what is missing.
+func (h *service) logStart() {
+	d := h.proxy.Datapath
+	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
+	if control := d.Control(); control != "" {
+		attrs = []any{
+			"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "kernel", "control", control,
+			"otherwise", d.Beneath(),
+		}
+	}
+	if why := d.Why(); why != "" {
+		attrs = append(attrs, "why", why)
+	}
+	h.log.Info("datapath", attrs...)
+	for _, words := range h.proxy.Datapath.Missing() {
+		h.log.Warn("datapath: " + words)
+	}
+	addrs := h.proxy.Addrs()
+	for _, l := range h.cfg.Listeners {
+		h.log.Info("listening", "listener", l.Name, "mode", l.Mode, "address", addrs[l.Name].String())
+	}
+	routes, err := h.cfg.Routes()
+	if err != nil { // the configuration has been checked
+		h.log.Error("cannot describe the rules", "err", err)
+	}
+	for _, r := range routes {
+		name := r.Rule
+		if name == "" {
+			name = "(otherwise)"
+		}
+		if r.Refuse != "" {
+			h.log.Info("rule", "rule", name, "refuse", r.Refuse)
+			continue
+		}
+		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up),
+			"client_windows", describeTerms(r.FromClient), "server_windows", describeTerms(r.FromServer))
+	}
+	if h.probe != nil {
+		h.log.Info("health", "address", h.probe.Addr().String())
+	}
+	if h.hintSocket != nil {
+		h.log.Info("taking hints", "socket", h.cfg.Telemetry.Hints.Socket)
+	}
+	if h.pages == nil {
+		h.log.Info("telemetry is off")
+		return
+	}
+	h.log.Info("telemetry", "page", "http://"+h.pages.Addr().String()+"/", "metrics",
+		"http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
+}
+
+// errStoppedAtOnce says that connections were reset, because a second signal came while they drained.
+var errStoppedAtOnce = errors.New("stopped at once by a second signal; open connections were reset")
+
+// serveUntilSignal runs until a signal or a failure ends it. A second signal does not
+// wait for connections that drain.
+func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan os.Signal) error {
+	asked := ctx.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx)) // telemetry watches the drain
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer endPages()
+
+	ended := make(chan error, 1)
+	go func() { ended <- h.proxy.Serve(ctx) }()
+	pagesEnded := make(chan error, 3)
+	pages := h.telemetryPages()
+	if h.pages != nil {
+		others.Go(func() { pagesEnded <- pages.Serve(pagesCtx, h.pages) })
+	}
+	if h.probe != nil {
+		others.Go(func() { pagesEnded <- pages.ServeHealth(pagesCtx, h.probe) })
+	}
+	if h.hintSocket != nil {
+		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.hintSocket) })
+	}
+	others.Go(func() { h.watchHealth(pagesCtx) })
+	others.Go(func() { h.state.keepEndpoints(pagesCtx, h.proxy.Endpoints) })
+	others.Go(func() { h.reloads.watchFiles(pagesCtx) })
+	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
+	h.notifySystemd(daemon.SdNotifyReady + "\n" + h.statusLine())
+
+	var delayed <-chan time.Time
+	var failed error // of telemetry
+	for stopping := false; ; {
+		select {
+		case <-delayed:
+			h.log.Info("no new connections from now on")
+			cancel()
+		case err := <-ended:
+			if err = errors.Join(failed, err); err == nil {
+				h.log.Info("penstock ends")
+			}
+			return err
+		case err := <-pagesEnded:
+			failed = errors.Join(failed, err)
+			cancel()
+		case <-asked:
+			asked, stopping = nil, true
+			h.state.saveEndpoints(h.proxy.Endpoints)
+		case <-rereads:
+			h.reloads.reloadOnSignal()
+		case s := <-signals:
+			if stopping {
+				open := h.proxy.Counters().Active
+				cancel()
+				h.proxy.Abort()
+				err := errors.Join(failed, <-ended)
+				if open > 0 {
+					return errors.Join(errStoppedAtOnce, err)
+				}
+				h.log.Info("penstock ends") // timeout(1) sends two signals: to the process and to its group
+				return err
+			}
+			stopping = true
+			h.leaving.Store(true)
+			h.state.saveEndpoints(h.proxy.Endpoints)
+			delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
+			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
+			h.notifySystemd(daemon.SdNotifyStopping + "\n" + h.statusLine())
+			if delay > 0 {
+				delayed = time.After(delay)
+			} else {
+				cancel()
+			}
+		}
+	}
+}
+
+// isEnding reports whether the proxy is to end: it drains, or will after shutdown.delay.
+func (h *service) isEnding() bool { return h.leaving.Load() || !h.proxy.Ready() }
+
+// datapathLoad is the datapath's, in telemetry's terms.
+func (h *service) datapathLoad() telemetry.Load {
+	s := h.proxy.Datapath.Status()
+	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
+	if k := s.Enforced; k != nil {
+		l.Enforced = &telemetry.Enforced{
+			Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Fallbacks: k.Fallbacks, Answers: k.Answers,
+		}
+	}
+	return l
+}
+
+// fallbackCount counts how often the kernel ran Reno on a leg.
+func (h *service) fallbackCount() uint64 {
+	if k := h.proxy.Datapath.Status().Enforced; k != nil {
+		return k.Fallbacks
+	}
+	return 0
+}
+
+// mayMark tries whether our connections can carry the firewall mark, since
+// finding out with the first connection would be late.
+func mayMark(mark uint32) error {
+	if mark == 0 {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("mark: %w", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+	switch err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("mark %#x needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+
+			"or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit; mark: 0 does without: %w", mark, err)
+	case err != nil:
+		return fmt.Errorf("mark %#x: %w", mark, err)
+	}
+	return nil
+}
+
+// roomForTicks has Go use a processor more for each tick of the kernel datapath. Its thread keeps one of Go's
+// while it waits in the kernel, and where no other is free, Go's monitor looks every 20 µs whether to take it
+// away: of a proxy with a thousand paced connections that was a third of the processor time.
+func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks) }
+
+// openTelemetry opens what telemetry listens on.
+func (h *service) openTelemetry() error {
+	if at := h.cfg.Telemetry.Address; at != "off" {
+		ln, err := listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
+		if err != nil {
+			return err
+		}
+		h.pages = h.boundListener(ln, "telemetry")
+	}
+	if at := h.cfg.Telemetry.Health; at != "off" {
+		ln, err := listenTCP("telemetry.health", at, "write another, or off to do without")
+		if err != nil {
+			return errors.Join(err, h.closeTelemetry())
+		}
+		h.probe = h.boundListener(ln, "telemetry.health")
+	}
+	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
+		ln, err := telemetry.ListenSocket(path)
+		if err != nil {
+			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
+		}
+		h.hintSocket = h.boundListener(ln, "telemetry.hints")
+	}
+	return nil
+}
+
+// boundListener keeps a port of telemetry from taking descriptors that are meant for connections.
+func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
+	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
+	met := func(reason proxy.Reason) {
+		h.proxy.LimitMet(name, reason, "nothing beyond 64 connections, 8 of a host: keep others out by a firewall; "+
+			"below that LimitNOFILE (ulimit -n)")
+	}
+	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled, met)
+}
+
+// telemetryPorts are the ports of telemetry that are open, by the names that metrics have for them.
+func (h *service) telemetryPorts() map[string]*telemetry.BoundedListener {
+	ports := map[string]*telemetry.BoundedListener{"pages": h.pages, "health": h.probe, "hints": h.hintSocket}
+	maps.DeleteFunc(ports, func(_ string, ln *telemetry.BoundedListener) bool { return ln == nil })
+	return ports
+}
+
+// closeTelemetry closes what openTelemetry opened, where nothing has been served.
+func (h *service) closeTelemetry() (err error) {
+	for _, ln := range h.telemetryPorts() {
+		err = errors.Join(err, ln.Close())
+	}
+	return err
+}
+
+// telemetryPages puts the HTTP pages together.
+func (h *service) telemetryPages() telemetry.Pages {
+	b := cli.ReadBuild()
+	o := telemetry.Options{
+		Facts: telemetry.Facts{
+			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
+			Start: float64(started.UnixNano()) / 1e9,
+			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
+		},
+		Clock:   monotonicTime,
+		Wall:    time.Now,
+		Load:    h.datapathLoad,
+		Config:  h.reloads.configStatus,
+		Hints:   h.hints.Outcomes,
+		Changes: h.changes.Outcomes,
+		Ports:   h.telemetryPorts(),
+
+		HintSources: h.sourceStats,
+		Agents:      h.proxy.Agents,
+	}
+	if h.trace != nil {
+		o.Dropped = h.trace.Dropped
+	}
+	ready := func() error {
+		if h.isEnding() {
+			return errors.New("draining: connect elsewhere")
+		}
+		return h.proxy.Health()
+	}
+	return telemetry.Pages{
+		Source:  h.proxy,
+		Metrics: telemetry.NewRegistry(h.proxy, o),
+		Page: page.New(page.Options{
+			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
+			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
+			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
+		}),
+		Ready:   ready,
+		Profile: h.flags.pprof,
+		Hints:   &h.hints,
+		Changes: &h.changes,
+		Reload:  func() (string, error) { return h.reloads.reloadConfig("http") },
+		Dialled: h.proxy.Dialled,
+		Log:     h.log,
+	}
+}
+
+// listenTCP listens at an address of the configuration. An error names the key, who has the port, and the cure.
+func listenTCP(key, address, cure string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE), errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, nameOwner(&proxy.ListenError{Key: key, Network: "tcp", Address: address, Cure: cure, Err: err})
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w (%s)", key, err, cure)
+	}
+	return ln, nil
+}
+
+// explainListen adds to an error about a listener which process has the port, and the flag to change where there
+// is no configuration file.
+func (h *service) explainListen(err error) error {
+	var failed *proxy.ListenError
+	if !errors.As(err, &failed) {
+		return err
+	}
+	if h.flags.config == "" {
+		failed.Key, failed.Cure = "--listen", "name another by --listen, such as --listen 127.0.0.1:3128"
+	}
+	return nameOwner(failed)
+}
+
+// nameOwner adds who has the port.
+func nameOwner(failed *proxy.ListenError) error {
+	if failed.InUse() {
+		failed.Owner = doctor.SocketOwner(failed.Network, failed.Address)
+	}
+	return failed
+}
+
+// statusPeriod is how often systemd gets a new status.
+const statusPeriod = 5 * time.Second
+
+// readWithin is how long a notification waits for systemd to read it, and the last of a trace for its reader.
+const readWithin = time.Second
+
+// watchHealth sends systemd a status and, if the unit has a watchdog, a sign of life. It gives that only while every
+// lock on the way to every connection can be had.
+func (h *service) watchHealth(ctx context.Context) {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		return
+	}
+	period, alive := statusPeriod, ""
+	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {
+		period, alive = min(period, every/2), daemon.SdNotifyWatchdog+"\n"
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.proxy.Groups() // blocks where a group is stuck, and then the watchdog runs out
+			h.notifySystemd(alive + h.statusLine())
+		}
+	}
+}
+
+// maxReason bounds what a status shows of an error, in bytes.
+const maxReason = 200
+
+// statusLine is what systemctl status shows.
+func (h *service) statusLine() string {
+	open := h.proxy.Counters().Active
+	words := fmt.Sprintf("serving %d connections", open)
+	if h.isEnding() {
+		words = fmt.Sprintf("draining, %d connections open", open)
+	}
+	if err := h.reloads.pendingError(); err != nil {
+		why := config.Printable(strings.Join(strings.Fields(err.Error()), " "))
+		if len(why) > maxReason {
+			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
+		}
+		words += "; the configuration file is not in force: " + why
+	}
+	return "STATUS=" + words
+}
+
+// notifySystemd sends a state (sd_notify(3)) where a supervisor waits for it.
+func (h *service) notifySystemd(state string) {
+	at := os.Getenv("NOTIFY_SOCKET")
+	if at == "" {
+		return
+	}
+	if err := sendNotification(at, state); err != nil {
+		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
+	}
+}
+
+// sendNotification writes to the socket at. daemon.SdNotify does the same but waits for a reader without end, and a
+// supervisor that reads nothing must not hold up the proxy.
+func sendNotification(at, state string) error {
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: at, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	_ = conn.SetWriteDeadline(time.Now().Add(readWithin))
+	_, err = conn.Write([]byte(state))
+	return errors.Join(err, conn.Close())
+}
+
+// neededCapabilities returns what a proxy with all its sockets open still needs of what it
+// has. envelope is set on each socket; allowed are those that anybody may set.
+func neededCapabilities(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
+	foreign := cfg.Mark != 0 // what either of two capabilities permits
+	for _, l := range cfg.Listeners {
+		foreign = foreign || l.KeepClient
+	}
+	device := slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool {
+		// A device that goes is made again; peers of the kernel's come and go.
+		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != config.DatapathNetstack
+	})
+	var keep caps.Set
+	switch {
+	case foreign && !has.Has(caps.NetAdmin):
+		keep = caps.NetRaw
+	case foreign, device, !slices.Contains(allowed, envelope):
+		keep = caps.NetAdmin
+	}
+	// A port below 1024 gives little away, and a later listener may want one.
+	return (keep | caps.NetBindService) & has
+}
+
+// dropPrivileges gives up what the proxy needed only to open its sockets. That
+// it cannot is no reason not to run, but one to say so.
+func (h *service) dropPrivileges() {
+	if h.flags.keepPrivileges {
+		return
+	}
+	_, has, err := caps.Held()
+	if err != nil {
+		h.log.Warn("privileges stay", "err", err)
+		return
+	}
+	_, allowed, err := kernel.Envelopes()
+	if err != nil { // then nothing counts as allowed
+		h.log.Debug("which congestion controls are for everybody is unknown", "err", err)
+	}
+	keep := neededCapabilities(h.cfg, h.proxy.Datapath.Beneath(), allowed, has) | h.neededToReread(has)
+	dropped, err := caps.Drop(keep)
+	switch {
+	case err == nil:
+		h.log.Info("privileges", "kept", keep.Words(), "dropped", dropped.Words())
+	case has&^keep == 0:
+		h.log.Debug("no_new_privs is not set", "err", err)
+	default:
+		h.log.Warn("privileges stay: "+whyTheyStay(err), "kept", has.Words(), "err", err)
+	}
+}
+
+// neededToReread returns what a reload needs to read again what the start has
+// read, and says what no reload will be able to.
+func (h *service) neededToReread(has caps.Set) caps.Set {
+	closed, err := caps.ReadOnlyBy(caps.DACOverride|caps.DACReadSearch, h.flags.loaded.Files)
+	switch {
+	case err != nil:
+		h.log.Warn("whether a reload can read the configuration again is unknown", "err", err)
+	case len(closed) == 0:
+	case has.Has(caps.DACReadSearch):
+		h.log.Info("CAP_DAC_READ_SEARCH is kept, since a reload reads these files only with it; where this user "+
+			"may read them, such as in /etc/penstock, it is dropped",
+			"uid", os.Getuid(), "files", closed)
+		return caps.DACReadSearch
+	default:
+		h.log.Warn("a reload will not be able to read these files again: the privilege that read them is dropped; "+
+			"let this user read them and search their directories",
+			"uid", os.Getuid(), "files", closed)
+	}
+	return 0
+}
+
+// whyTheyStay says in words what keeps privileges from being dropped, and the cure.
+func whyTheyStay(err error) string {
+	if errors.Is(err, syscall.EPERM) {
+		return "a system call filter forbids it; allow capset (under systemd: SystemCallFilter=capset, after the " +
+			"other filters)"
+	}
+	return "the kernel refused"
+}
+
+// recentUse is how long ago a flow may have moved a byte that counts as using a link.
+const recentUse = time.Second
+
+// openSources prepares the interfaces of the configuration that tell hints.
+func (h *service) openSources() error {
+	for _, s := range h.cfg.Hints {
+		source, err := linkstat.Open(linkstat.Config{
+			Interface: s.Interface, Prefixes: s.Prefix, Capacity: s.Capacity, Interval: s.Every(),
+			Clock: monotonicTime, Users: h.linkUsers, Hint: h.proxy.Hint, Log: h.log,
+		})
+		if err != nil {
+			h.closeSources()
+			return err
+		}
+		h.sources = append(h.sources, source)
+	}
+	return nil
+}
+
+// runSources has them tell what they know until ctx is done.
+func (h *service) runSources(ctx context.Context) {
+	var all sync.WaitGroup
+	for _, s := range h.sources {
+		all.Go(func() { s.Run(ctx) })
+	}
+	all.Wait()
+	h.closeSources()
+}
+
+// closeSources gives back the descriptors of interfaces that give hints.
+func (h *service) closeSources() {
+	for _, s := range h.sources {
+		s.Close()
+	}
+}
+
+// linkUsers are those that send through a link to hosts in prefixes.
+func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
+	flows, hosts := h.proxy.Toward(prefixes, recentUse)
+	return linkstat.Users{Flows: flows, Hosts: hosts}
+}
+
+// sourceStats are theirs, in telemetry's terms.
+func (h *service) sourceStats() []telemetry.HintSource {
+	out := make([]telemetry.HintSource, len(h.sources))
+	for i, s := range h.sources {
+		out[i] = telemetry.HintSource(s.Stats())
+	}
+	return out
+}
+
+// hintNews logs that the hints about a group are no longer believed, or are again.
+func (h *service) hintNews(n flow.HintNews) {
+	log, words := h.log.Warn, "hints are doubted: they say more than is delivered"
+	switch n.Doubt {
+	case flow.HintTooLow:
+		words = "hints are doubted: they say less than is delivered without a queue"
+	case "":
+		log, words = h.log.Info, "hints are believed again"
+	}
+	log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Told),
+		"delivered_bits_per_second", int64(n.Delivered), "believed_bits_per_second", int64(n.Believed))
+}
