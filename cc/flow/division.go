@@ -196,10 +196,10 @@ func (d *division) divideWindow(now cc.Time) {
 	d.needsDivision, d.sendNow = false, false
 	rto := d.rtt.rto()
 	kept := d.allocator.active[:0]
-	var resting []*member
+	var silent []*member
 	for _, m := range d.allocator.active {
 		if m.isSilent(now, rto) {
-			resting = append(resting, m)
+			silent = append(silent, m)
 			continue
 		}
 		m.contends = m.wantsMore(now, &d.rtt)
@@ -224,13 +224,13 @@ func (d *division) divideWindow(now cc.Time) {
 	if d.allocator.hasOddPairs {
 		d.scheduleTick(d.allocator.pairTurnEnds)
 	}
-	contend, content := false, true
+	anyContends, satisfied := false, true
 	for _, m := range kept {
 		d.updateLimit(m, now, atOnce)
-		contend, content = contend || m.contends, content && (!m.contends || d.hasAllItMayUse(m))
+		anyContends, satisfied = anyContends || m.contends, satisfied && (!m.contends || d.hasAllItMayUse(m))
 	}
-	d.allSatisfied = contend && content
-	d.deactivateAll(resting, now)
+	d.allSatisfied = anyContends && satisfied
+	d.deactivateAll(silent, now)
 	d.dividedAt = now
 	d.divideAt = now.Add(max(tickInterval, d.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }

@@ -87,14 +87,14 @@ type doubt struct {
 }
 
 // believedRate returns what is believed of a hint that states a rate.
-func (d doubt) believedRate(told cc.Rate) cc.Rate {
+func (d doubt) believedRate(stated cc.Rate) cc.Rate {
 	if d.tooHigh {
-		told = min(told, d.actualRate)
+		stated = min(stated, d.actualRate)
 	}
 	if d.tooLow {
-		told = max(told, d.actualRate)
+		stated = max(stated, d.actualRate)
 	}
-	return told
+	return stated
 }
 
 // trial is a change of the doubt until its effect is seen; the zero value: none runs.
@@ -188,8 +188,8 @@ func claimedRate(h *cc.Hint, delivered cc.Rate) cc.Rate {
 
 // addClaim takes in a new hint. others is the rate delivered to the same host by other groups.
 func (k *hintCheck) addClaim(h *cc.Hint, others cc.Rate) {
-	told := claimedRate(h, k.deliveredRate)
-	k.claimed = max(told-others, told/mostBelow)
+	claimed := claimedRate(h, k.deliveredRate)
+	k.claimed = max(claimed-others, claimed/mostBelow)
 	k.thisInterval.addSpan(spanOf(k.claimed))
 }
 

@@ -47,7 +47,7 @@ func (s *sampler) segmentSize() cc.Bytes {
 }
 
 // readReport stores a report and returns what is new in it. Counters never run backwards.
-func (s *sampler) readReport(r Report) (n reportDelta) {
+func (s *sampler) readReport(r Report) (delta reportDelta) {
 	last := &s.last
 	r.Written, r.Acked = max(r.Written, last.Written), max(r.Acked, last.Acked)
 	r.Newest, r.Lost = max(r.Newest, 0), max(r.Lost, last.Lost)
@@ -59,10 +59,10 @@ func (s *sampler) readReport(r Report) (n reportDelta) {
 		// The transport cannot have more than was granted; its own figure may be an estimate.
 		r.Written = min(r.Written, s.taken)
 	}
-	n = reportDelta{r.Acked - last.Acked, r.Lost - last.Lost, r.Marked - last.Marked, r.Timeouts - last.Timeouts}
+	delta = reportDelta{r.Acked - last.Acked, r.Lost - last.Lost, r.Marked - last.Marked, r.Timeouts - last.Timeouts}
 	s.last = r
 	s.legMeasuresRTT = s.legMeasuresRTT || s.enforced && r.RTT > 0
-	return n
+	return delta
 }
 
 // newlyDeparted returns how many bytes have left, over a leg that enforces the window, since noteSent last counted
@@ -95,10 +95,10 @@ func (s *sampler) addSent(n, granule cc.Bytes, c chunk) {
 // has are counted by its own figures; granted bytes that have not reached it are ours. Where the leg enforces the
 // window, only bytes on the wire count. Counting by acknowledgements alone would stall in each recovery and then
 // release a burst.
-func (s *sampler) updateInflight(n reportDelta) {
+func (s *sampler) updateInflight(delta reportDelta) {
 	r := &s.last
-	if n.timeouts > 0 || n.lost > 0 && r.Newest == 0 {
-		s.ledger.markResent(n.timeouts > 0)
+	if delta.timeouts > 0 || delta.lost > 0 && r.Newest == 0 {
+		s.ledger.markResent(delta.timeouts > 0)
 	}
 	s.ledger.noteUnsent(r.Written-r.Unsent, r.At)
 	inflight := s.taken - r.Acked
@@ -136,14 +136,14 @@ func (s *sampler) isRecovering() bool {
 	return s.lossEpochAt != 0 && s.last.Acked-s.last.Sacked < s.recoveryPoint
 }
 
-// takeDelivered counts n.acked bytes as delivered, along with beside bytes of datagrams. It returns what they show:
+// takeDelivered counts delta.acked bytes as delivered, along with beside bytes of datagrams. It returns what they show:
 // the record of the newest byte, its round trip and its delivery rate; 0 where there is none. leastRTT is the path's.
-func (s *sampler) takeDelivered(n reportDelta, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
+func (s *sampler) takeDelivered(delta reportDelta, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
 	sent cc.Sent, rtt time.Duration, rate cc.Rate,
 ) {
 	r := &s.last
-	d.total += n.acked + beside
-	d.edgeTotal.Add(int64(n.acked + beside))
+	d.total += delta.acked + beside
+	d.edgeTotal.Add(int64(delta.acked + beside))
 	s.newestArrived = max(s.newestArrived, r.Newest, r.Acked)
 	c, ok := s.ledger.dropArrived(s.newestArrived)
 	if ok && r.RTT > 0 { // exact, while the ledger has the time of the report that first showed it

@@ -26,9 +26,9 @@ type leg struct {
 	*Flow
 	p       *testbed
 	r       Report
-	limit   Limit // the newest
-	applied int   // calls of Apply
-	wakes   int   // calls of Wake
+	limit   Limit   // the newest
+	applied int     // calls of Apply
+	wakes   int     // calls of Wake
 	paced   cc.Time // when the next packet may leave
 }
 

@@ -299,11 +299,11 @@ func (w *window) sinceStart(s cc.Sent) cc.Sent {
 // sent when an event began has arrived, losses belong to that event. It is one event for all members: the same full
 // queue drops their packets, though the last of them may learn of it more than a round trip after the first. A timeout
 // makes the transport send everything again (RFC 6582 §3.2), so it begins the event anew for its flow.
-func (w *window) lossEpochStart(m *member, n reportDelta) cc.Time {
+func (w *window) lossEpochStart(m *member, delta reportDelta) cc.Time {
 	now := m.last.At
 	if m.isRecovering() {
 		since := m.lossEpochAt
-		if n.timeouts > 0 {
+		if delta.timeouts > 0 {
 			m.recoveryPoint, m.lossEpochAt = m.sentOffset(), now
 		}
 		return since
@@ -316,10 +316,10 @@ func (w *window) lossEpochStart(m *member, n reportDelta) cc.Time {
 
 // makeAck returns the event for newly delivered bytes of m. beside is the number of datagram bytes delivered along with
 // them.
-func (w *window) makeAck(m *member, n reportDelta) (ev cc.Ack, beside cc.Bytes) {
+func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
-	beside = w.datagramsDelivered(now, n.acked)
-	sent, rtt, rate := m.takeDelivered(n, &w.delivered, beside, w.pathMinRTT(m))
+	beside = w.datagramsDelivered(now, delta.acked)
+	sent, rtt, rate := m.takeDelivered(delta, &w.delivered, beside, w.pathMinRTT(m))
 	reverse, oneWay := m.oneWayDelays.addReading(m.last.Peer, now, rtt, m.rtt.min)
 	if rtt > 0 {
 		rtt = w.addRTTSample(m, now, rtt)
@@ -331,7 +331,7 @@ func (w *window) makeAck(m *member, n reportDelta) (ev cc.Ack, beside cc.Bytes) 
 		w.deliveryRate = rate
 	}
 	ev = cc.Ack{
-		Acked: n.acked + beside, Marked: min(n.marked, n.acked), RTT: rtt, DeliveryRate: rate, Sent: w.sinceStart(sent),
+		Acked: delta.acked + beside, Marked: min(delta.marked, delta.acked), RTT: rtt, DeliveryRate: rate, Sent: w.sinceStart(sent),
 		L4S: m.last.L4S, ReverseQueue: reverse,
 	}
 	ev.State = w.algorithmState(now)
