@@ -300,7 +300,6 @@ func TestAnAgentThatTalksNonsenseCostsNoByte(t *testing.T) {
 // TestTwoProxiesShareAnAgent has two of them at one agent, and a third that names the
 // reply of the first and is refused it.
 func TestTwoProxiesShareAnAgent(t *testing.T) {
-	onceIsEnough(t)
 	s := newScene(t)
 	s.shapeLinkTo(8 * shapedRate)
 	a := s.ownAgent()

@@ -40,7 +40,6 @@ func listenUDP(t *testing.T, n *netlab.Node, at netip.AddrPort) *net.UDPConn {
 
 // TestAPhoneAsksForNamesAndPingsThroughItsTunnel has a name server at the server.
 func TestAPhoneAsksForNamesAndPingsThroughItsTunnel(t *testing.T) {
-	onceIsEnough(t)
 	needsPrivilege(t) // or a namespace that lets everybody ping
 	s := named("wireguard over IPv4").open(t, "")
 	answer := netip.MustParseAddr("203.0.113.9")
@@ -122,7 +121,6 @@ func (s *scene) ping(v6 bool) {
 // TestPingsPassWithoutPrivilegesLater is of the program as it is shipped, which has
 // dropped its privileges before the first ping comes.
 func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
-	onceIsEnough(t)
 	needsPrivilege(t)
 	need.Users(t)
 	use(t, released)
@@ -157,7 +155,6 @@ func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
 // TestManyPortsOfAPeerLeaveRoomForConnections has a phone use more ports than the
 // proxy has descriptors.
 func TestManyPortsOfAPeerLeaveRoomForConnections(t *testing.T) {
-	onceIsEnough(t)
 	const ports, descriptors = 1000, 600
 	w := named("wireguard over IPv4")
 	s := newScene(t)
@@ -201,7 +198,6 @@ func TestManyPortsOfAPeerLeaveRoomForConnections(t *testing.T) {
 // TestACallLosesNothingBesideADownloadOverACellularLink has a server send the phone
 // 50 packets a second, as a call does, beside a download and a flood of datagrams.
 func TestACallLosesNothingBesideADownloadOverACellularLink(t *testing.T) {
-	onceIsEnough(t)
 	const packets, payload = 600, 632 // 0.26 Mbit/s for twelve seconds
 	trace, err := sim.Generate("lte", 4, time.Minute)
 	require.NoError(t, err)
@@ -266,7 +262,6 @@ func TestACallLosesNothingBesideADownloadOverACellularLink(t *testing.T) {
 // TestADownloadByQUICThroughATunnelOverACellularLink is of connections that the
 // gateway cannot end: their datagrams are forwarded.
 func TestADownloadByQUICThroughATunnelOverACellularLink(t *testing.T) {
-	onceIsEnough(t)
 	const size = 2 * megabyte
 	trace, err := sim.Generate("lte", 1, time.Minute)
 	require.NoError(t, err)

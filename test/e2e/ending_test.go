@@ -149,7 +149,6 @@ func isReset(t *testing.T, err error) { assert.ErrorIs(t, err, syscall.ECONNRESE
 func isRefused(t *testing.T, err error) { assert.ErrorIs(t, err, syscall.ECONNREFUSED) }
 
 func TestServersThatDoNotAnswer(t *testing.T) {
-	onceIsEnough(t)
 	tests := []struct {
 		way  way
 		want func(t *testing.T, err error)
@@ -225,7 +224,6 @@ func TestASleepingReaderCostsBoundedMemory(t *testing.T) {
 }
 
 func TestDescriptorLimitReached(t *testing.T) {
-	onceIsEnough(t)
 	w := ways[9]
 	s := newScene(t)
 	s.start(w.yaml(""), "sh", "-c", `ulimit -n 64; exec "$@"`, "sh")
@@ -297,7 +295,6 @@ func TestASecondSignalEndsTheDrain(t *testing.T) {
 }
 
 func TestExplicitListenersDoNotReachInside(t *testing.T) {
-	onceIsEnough(t)
 	for _, target := range []string{
 		"127.0.0.1:9464", "[::1]:9464", "169.254.169.254:80", "100.64.0.1:80",
 		"224.0.0.1:80", "0.0.0.0:9464", "[::ffff:127.0.0.1]:9464",
@@ -311,7 +308,6 @@ func TestExplicitListenersDoNotReachInside(t *testing.T) {
 }
 
 func TestTheProxyDoesNotTalkToItself(t *testing.T) {
-	onceIsEnough(t)
 	s := ways[6].open(t, "")
 	for _, own := range []netip.Addr{s.EdgeNear.V4, s.EdgeFar.V4} {
 		_, err := ways[6].connect(s, netip.AddrPortFrom(own, port))

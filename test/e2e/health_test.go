@@ -28,7 +28,6 @@ func (p *program) ready() (int, string) {
 // TestADeviceThatIsDeletedIsMissedAndMadeAgain is of the program as it is shipped,
 // which has dropped what privileges it no longer needs.
 func TestADeviceThatIsDeletedIsMissedAndMadeAgain(t *testing.T) {
-	onceIsEnough(t)
 	needsPrivilege(t)
 	use(t, released)
 	w := named("tun over IPv4")
@@ -59,7 +58,6 @@ func TestADeviceThatIsDeletedIsMissedAndMadeAgain(t *testing.T) {
 
 // TestAStoppedGatewayLetsItsConnectionsFinish is what systemd does to it.
 func TestAStoppedGatewayLetsItsConnectionsFinish(t *testing.T) {
-	onceIsEnough(t)
 	for _, name := range []string{"wireguard over IPv4", "masque over IPv4"} {
 		t.Run(name, func(t *testing.T) {
 			w := named(name)

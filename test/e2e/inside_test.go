@@ -215,7 +215,6 @@ func (s *scene) askUDP(n *netlab.Node, from netip.Addr, to netip.AddrPort) (stri
 // TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside watches what leaves the
 // gateway by its upstream, to which there is a default route.
 func TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside(t *testing.T) {
-	onceIsEnough(t)
 	needsPrivilege(t)
 	phone := phoneAddrs[0].Addr()
 	for name, client := range map[string]aClient{"our own": ourClient, "wireguard-go": wireguardGoItself} {

@@ -51,7 +51,6 @@ func (s *scene) openMASQUE(token string) (*netlab.MASQUE, error) {
 }
 
 func TestAWrongTokenIsRefusedAndCounted(t *testing.T) {
-	onceIsEnough(t)
 	s := newScene(t)
 	p := s.start(named("masque over IPv4").yaml(""))
 	_, err := s.openMASQUE("a-token-of-nobody-at-all")

@@ -115,7 +115,6 @@ func TestAMaximumRateBindsConnectionsOneAfterAnother(t *testing.T) {
 // TestAMaximumRateBindsWhatAPeerSendsByUDP has a phone send datagrams beside an upload,
 // several times as many as its rule lets pass: both together have no more.
 func TestAMaximumRateBindsWhatAPeerSendsByUDP(t *testing.T) {
-	onceIsEnough(t)
 	const (
 		rate   = 4e6 / 8 // bytes a second
 		length = 3 * time.Second

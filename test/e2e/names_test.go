@@ -70,7 +70,6 @@ func (s *scene) asksServer() []string {
 }
 
 func TestNamesWithSilentFamiliesAndDeadAddressesAreReached(t *testing.T) {
-	onceIsEnough(t)
 	needsPrivilege(t)
 	s := newScene(t)
 	var dead []netip.Addr

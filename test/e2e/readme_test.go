@@ -50,7 +50,6 @@ func shellBlocks(t *testing.T, page string) (scripts []string) {
 
 // Every command of the README's blocks works as it is written, in order, in a shell of its own for each block.
 func TestTheREADMEsCommandsWorkAsWritten(t *testing.T) {
-	onceIsEnough(t)
 	need.Programs(t, "curl", "go")
 	repository, err := filepath.Abs("../..")
 	require.NoError(t, err)

@@ -93,7 +93,6 @@ func TestARunningTransferIsSwitchedToAnotherAlgorithm(t *testing.T) {
 // there was, whose connection goes on, and is of the program as it is shipped: it has
 // dropped what privileges it no longer needs.
 func TestListenersComeAndGoWithAReload(t *testing.T) {
-	onceIsEnough(t)
 	use(t, released)
 	asking, phone := named("connect"), named("wireguard over IPv4")
 	rest := asking.yaml("")

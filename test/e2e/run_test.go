@@ -18,7 +18,6 @@ import (
 )
 
 func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T) {
-	onceIsEnough(t)
 	need.Users(t)
 	s := newScene(t)
 	p := s.launch("sh", "-c", `exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --inh-caps=-all "$@"`, "sh", executable, "run")
@@ -36,7 +35,6 @@ func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T)
 }
 
 func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
-	onceIsEnough(t)
 	need.Users(t)
 	s := newScene(t)
 	config := s.write(ways[0].yaml(""))

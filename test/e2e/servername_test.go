@@ -33,7 +33,6 @@ limits: {dial_timeout: 1s, handshake_timeout: 5s, server_name_wait: 30s}
 // TestTheServerNameDecides is over ways that are captured and that ask. The wait
 // is as long as the test's patience: whoever is served was not kept waiting.
 func TestTheServerNameDecides(t *testing.T) {
-	onceIsEnough(t)
 	const size = 4 * megabyte
 	for _, w := range []way{ways[0], ways[1], ways[6], ways[7]} {
 		t.Run(w.name, func(t *testing.T) {
@@ -90,7 +89,6 @@ func TestTheServerNameDecides(t *testing.T) {
 }
 
 func TestWhatShowsNoNameCanBeRefused(t *testing.T) {
-	onceIsEnough(t)
 	w := ways[7]
 	s := newScene(t)
 	s.start("listeners:\n  - name: way\n    " + w.config + `

@@ -116,7 +116,6 @@ func forEver(c *net.TCPConn) error { return sends(c, 1<<40) }
 //
 //	PENSTOCK_E2E_TIER=ebpf PENSTOCK_E2E_SOAK=10m go test -run AMixOfLoads -v -timeout 20m ./test/e2e
 func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
-	onceIsEnough(t)
 	lasts := 20 * time.Second
 	if given := os.Getenv(soakFor); given != "" {
 		var err error

@@ -3,11 +3,14 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/need"
@@ -15,8 +18,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// tier is who keeps the windows of the kernel datapath. All tests run
-// once over each.
+// tier is who keeps the windows of the kernel datapath. All tests run over the first that this machine has; over the
+// others those in smoke do.
 type tier struct {
 	name     string
 	about    string
@@ -46,20 +49,32 @@ var tiers = []tier{
 	},
 }
 
-// present is the tier that the tests run over now, and turn how many have had
-// theirs before.
-var (
-	present tier
-	turn    int
-)
+// smoke are the tests of every tier: what differs between tiers is who keeps the windows and with what privileges.
+var smoke = []string{
+	"TestBytesArriveIntactBothWaysAtOnce", // every way
+	"TestHalfCloseByTheClientAndTheServerGoesOn",
+	"TestAResetByTheServerArrivesAsOneAfterWhatItHadSent",
+	"TestShutdownLetsTransfersFinish",
+	"TestASleepingReaderCostsBoundedMemory",
+	"TestAMaximumRateBindsAllConnectionsOfAHost",
+	"TestBothDirectionsAndAPingPongKeepGoingBesideAnUpload",
+	"TestManyFlowsAtOnce",
+	"TestCopaKeepsAnEmulatedCellularQueueShort", // by the relay's window
+	"TestEveryAlgorithmCrossesACellularLink",
+	"TestHintsAreReadWithoutAnyPrivilege", // which tier ebpf has
+}
+
+// present is the tier that the tests run over now.
+var present tier
 
 // onlyTier is the variable that picks one tier by its name.
 const onlyTier = "PENSTOCK_E2E_TIER"
 
-// eachTier runs all tests over one tier after the other.
+// eachTier runs the tests over one tier after the other.
 func eachTier(run func() int) (code int) {
-	only := os.Getenv(onlyTier)
-	found := false
+	flag.Parse()
+	only, asked := os.Getenv(onlyTier), flag.Lookup("test.run").Value
+	found, full := false, true
 	for _, present = range tiers {
 		if only != "" && only != present.name {
 			continue
@@ -75,9 +90,15 @@ func eachTier(run func() int) (code int) {
 		if present.shipped {
 			executable = released
 		}
+		if !full {
+			if err := asked.Set(smokeTests(asked.String())); err != nil {
+				fmt.Println(err)
+				return 1
+			}
+		}
 		fmt.Printf("=== TIER  %s: %s\n", present.name, present.about)
 		code = max(code, run())
-		turn++
+		full = false
 	}
 	if !found {
 		fmt.Printf("%s=%q: there is no such tier\n", onlyTier, only)
@@ -86,7 +107,30 @@ func eachTier(run func() int) (code int) {
 	return code
 }
 
-// privileged tells whether the program may do all that root may.
+// smokeTests returns the -run pattern of those tests in smoke that the pattern asked has, too.
+func smokeTests(asked string) (pattern string) {
+	test, rest, nested := strings.Cut(asked, "/")
+	var names []string
+	for _, name := range smoke {
+		if match, err := regexp.MatchString(test, name); match || err != nil { // run reports the error
+			names = append(names, name)
+		}
+	}
+	pattern = "^(" + strings.Join(names, "|") + ")$"
+	if nested {
+		pattern += "/" + rest
+	}
+	return pattern
+}
+
+func TestOtherTiersHaveASmokeSet(t *testing.T) {
+	assert.Equal(t, "^(TestManyFlowsAtOnce)$", smokeTests("Many"))
+	assert.Equal(t, "^(TestManyFlowsAtOnce)$/^x$", smokeTests("^TestManyFlowsAtOnce$/^x$"))
+	assert.Equal(t, "^()$", smokeTests("TestRefusedServers"))
+	assert.Equal(t, len(smoke), strings.Count(smokeTests(""), "Test"))
+}
+
+// privileged reports whether the program may do all that root may.
 func (t tier) privileged() bool { return t.command == nil }
 
 // way is one that the tier has.
@@ -102,7 +146,7 @@ func (t tier) check(p *program) {
 	p.t.Helper()
 	require.Equal(p.t, t.holder, p.announced("windows_held_by"))
 	if !t.privileged() {
-		require.Contains(p.t, p.announced("why"), "CAP_BPF", "whoever may load nothing is told what is missing")
+		require.Contains(p.t, p.announced("why"), "CAP_BPF", "the program says what is missing")
 	}
 }
 
@@ -112,15 +156,6 @@ func (t tier) configure(config string) string {
 		return config
 	}
 	return config + "envelope: " + t.envelope + "\n"
-}
-
-// onceIsEnough skips a test that has nothing to do with windows from the second
-// tier on.
-func onceIsEnough(t *testing.T) {
-	t.Helper()
-	if turn > 0 {
-		t.Skip("has nothing to do with windows, and ran over the tier before")
-	}
 }
 
 // needsHeld skips a test of what the kernel does with our windows elsewhere, and

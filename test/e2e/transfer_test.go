@@ -104,7 +104,6 @@ func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
 }
 
 func TestUnmanagedBytesArriveIntact(t *testing.T) {
-	onceIsEnough(t)
 	w := ways[0]
 	s := w.open(t, "defaults: {algorithm: none}\n")
 	client, server := w.pair(s)
@@ -114,9 +113,6 @@ func TestUnmanagedBytesArriveIntact(t *testing.T) {
 // TestOtherEnvelopesCarryBytes is of those that a relay can stand above beside the
 // tiers' own, over which every algorithm crosses a cellular link.
 func TestOtherEnvelopesCarryBytes(t *testing.T) {
-	if turn > 0 {
-		t.Skip("names its envelopes by itself, and ran before")
-	}
 	for _, envelope := range []string{"cubic", "reno"} {
 		t.Run(envelope, func(t *testing.T) {
 			w := ways[0]

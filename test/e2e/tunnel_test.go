@@ -129,7 +129,6 @@ func (s *scene) setUpDevice() {
 
 // TestTransfersThroughATunnelOverACellularLink is what a phone does.
 func TestTransfersThroughATunnelOverACellularLink(t *testing.T) {
-	onceIsEnough(t)
 	trace, err := sim.Generate("lte", 1, time.Minute)
 	require.NoError(t, err)
 	for _, name := range []string{"wireguard over IPv4", "tun over IPv6", "masque over IPv4"} {
@@ -149,7 +148,6 @@ func TestTransfersThroughATunnelOverACellularLink(t *testing.T) {
 }
 
 func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T) {
-	onceIsEnough(t)
 	const flows, size = 100, megabyte / 4
 	w := named("wireguard over IPv4")
 	s := w.open(t, "defaults: {max_rate: 10gbit}\n") // so that they are in their group at once
@@ -183,7 +181,6 @@ func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T
 // TestATransferGoesOnWhenThePhoneChangesItsNetwork has the phone leave one outer
 // address for another in the midst of a transfer, as from Wi-Fi to cellular.
 func TestATransferGoesOnWhenThePhoneChangesItsNetwork(t *testing.T) {
-	onceIsEnough(t)
 	const size = 6 * megabyte
 	w := named("wireguard over IPv4")
 	s, path := newCellular(t, slow(100))
@@ -215,7 +212,6 @@ func TestATransferGoesOnWhenThePhoneChangesItsNetwork(t *testing.T) {
 // TestThePhoneComesBackAfterARestartOfTheGateway: WireGuard asks for another
 // session 15 s after nothing was answered in the old one.
 func TestThePhoneComesBackAfterARestartOfTheGateway(t *testing.T) {
-	onceIsEnough(t)
 	w := named("wireguard over IPv4")
 	s := w.open(t, "")
 	client, server := w.pair(s)
@@ -240,7 +236,6 @@ func TestThePhoneComesBackAfterARestartOfTheGateway(t *testing.T) {
 }
 
 func TestAWrongKeyIsRefusedAndCounted(t *testing.T) {
-	onceIsEnough(t)
 	w := named("wireguard over IPv4")
 	s := newScene(t)
 	p := s.start(w.yaml(""))
@@ -258,7 +253,6 @@ func TestAWrongKeyIsRefusedAndCounted(t *testing.T) {
 }
 
 func TestAPeerReachesNeitherTheGatewayNorOtherPeers(t *testing.T) {
-	onceIsEnough(t)
 	w := named("wireguard over IPv4")
 	s := w.open(t, "")
 	secret, err := s.Edge.Listen("tcp", netip.AddrPortFrom(s.EdgeFar.V4, 8443).String())
@@ -278,7 +272,6 @@ func TestAPeerReachesNeitherTheGatewayNorOtherPeers(t *testing.T) {
 // TestThePrintedConfigurationBringsAClientUp is of what penstock gateway peer add
 // prints, with the clients that read it.
 func TestThePrintedConfigurationBringsAClientUp(t *testing.T) {
-	onceIsEnough(t)
 	for name, up := range map[string]func(s *scene, file string){
 		"wireguard-go":           wireguardGo,
 		"the kernel's, wg-quick": wgQuick,
