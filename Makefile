@@ -33,8 +33,16 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 MODULE   = github.com/penstock-net/penstock
 LDFLAGS  = -s -w -X $(MODULE)/internal/cli.version=$(VERSION)
 
-# Packages with goroutines, or that are called from several.
-CONCURRENT = ./cc/flow/... ./cmd/... ./internal/... ./proxy/... ./telemetry/...
+# Packages that only compute, in virtual time or none: their tests need no root, no network and no real time.
+PURE = ./agents/... ./cc/... ./internal/cli ./internal/lab/figures ./internal/lab/linktrace ./internal/lab/output \
+	./internal/lab/record ./internal/lab/recipe ./internal/lab/report ./proxy/access ./proxy/config ./proxy/datapath \
+	./proxy/happyeyeballs ./proxy/policy ./telemetry/page ./test/layout ./test/scenarios
+# Packages with goroutines. Of cc/flow, which has none but is called from several, its tests of just that run.
+RACED       = ./cmd/penstock ./internal/lab/agents ./internal/lab/edge ./internal/lab/native ./internal/logqueue \
+	./proxy ./proxy/agent ./proxy/datapath/... ./proxy/happyeyeballs ./proxy/ingress ./proxy/linkstat \
+	./proxy/tunnel/... ./telemetry
+RACED_LINKS = ./internal/lab/stage ./internal/netlab
+RACED_FLOW  = AtOnce|AnyGoroutine
 # All but the end-to-end tests, which run by themselves so that nothing beside
 # them takes the processor that they measure on.
 UNIT     = ./...
@@ -77,7 +85,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -109,6 +117,12 @@ lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is n
 lint-tool: ## install golangci-lint at the version that CI has
 	$(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
 
+check: ## what to run after each change: format, vet, names and imports, tests that only compute; within three minutes
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
+		echo "check: not formatted:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) test -short -vet=off $(PURE)
+
 test: test-unit test-race test-e2e ## everything that can be checked without judging it
 
 test-unit: ## unit and property tests, scenarios, fuzz corpora
@@ -122,7 +136,7 @@ test-tool: # fetches and builds what runs the tests
 bare-test: ## make test in a bare Debian 12, as root and as a user; as root, with debootstrap
 	test/bare/run.sh
 
-test-race: ## the concurrent packages under the race detector
+test-race: ## packages with goroutines under the race detector
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \
 		$(MAKE) --no-print-directory raced; \
 	else \
@@ -130,13 +144,16 @@ test-race: ## the concurrent packages under the race detector
 			"CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
 	fi
 
+# Property tests draw few cases here: test-unit draws them all.
+raced: export RAPID_CHECKS = 5
 raced: # with a C compiler
-	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(CONCURRENT),$(LINKS))" -- -race -timeout $(TIMEOUT)
-	$(call run-links,--format pkgname-and-test-fails --packages "$(LINKS)" -- -race -timeout $(TIMEOUT))
+	$(GO) test -race -run '$(RACED_FLOW)' ./cc/flow
+	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(RACED)" -- -race -short -timeout $(TIMEOUT)
+	$(call run-links,--format pkgname-and-test-fails --packages "$(RACED_LINKS)" -- -race -timeout $(TIMEOUT))
 
-# Each tier of test/e2e (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged; PENSTOCK_E2E_SOAK=10m
-# has the mix of loads go on for so long in place of 20 s), then other
-# people's programs. Tests that mostly wait run four at a time.
+# test/e2e in full over the first tier, and a smoke set over the others (one tier, in full:
+# PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged; PENSTOCK_E2E_SOAK=10m: the mix of loads lasts 10 minutes, not 20 s),
+# then other people's programs, once. Tests that mostly wait run four at a time.
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
 	$(call run-links,--format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT))
 

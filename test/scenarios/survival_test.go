@@ -256,6 +256,9 @@ func (o ordeal) scenario(spec cc.Spec) sim.Scenario {
 }
 
 func TestEveryAlgorithmSurvives(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a third of what all other tests in virtual time take")
+	}
 	for _, o := range slices.Concat(ordeals, gaps()) {
 		t.Run(o.name, func(t *testing.T) {
 			for _, spec := range sim.Algorithms() {
