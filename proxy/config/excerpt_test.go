@@ -104,13 +104,13 @@ func TestMessagesShowNoSecretsWithoutTheirKeys(t *testing.T) {
 		"one word":                  user(s),
 		"tokens as words": "listeners: [{name: m, mode: masque, address: ':1', masque: {tokens: " +
 			"[" + s + "]}}]\n",
-		"a file of keys":               "[Interface]\nPrivateKey = " + s + "\nListenPort = 51820\n",
-		"a key alone":                  s + "\n",
-		"a binary file":                "\x00\x01\x02" + s + "\xff\xfe\n",
-		"equal signs in a mapping":     user("[{name: x, pasword = " + s + "}]"),
-		"a space for a colon":          user("[{name: x, password " + s + "}]"),
-		"an equal sign for users":      "listeners: [{name: a, mode: socks5, users = " + s + "}]\n",
-		"an anchor of a short key":     "x: &p " + s + "\n" + user("[{name: x, password: *p}]"),
+		"a file of keys":           "[Interface]\nPrivateKey = " + s + "\nListenPort = 51820\n",
+		"a key alone":              s + "\n",
+		"a binary file":            "\x00\x01\x02" + s + "\xff\xfe\n",
+		"equal signs in a mapping": user("[{name: x, pasword = " + s + "}]"),
+		"a space for a colon":      user("[{name: x, password " + s + "}]"),
+		"an equal sign for users":  "listeners: [{name: a, mode: socks5, users = " + s + "}]\n",
+		"an anchor of a short key": "x: &p " + s + "\n" + user("[{name: x, password: *p}]"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte(text))
