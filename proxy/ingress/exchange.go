@@ -3,7 +3,9 @@ package ingress
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -13,19 +15,19 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// maxAnswerHead bounds the head of an answer, in bytes. What follows of a longer one passes as it is.
-const maxAnswerHead = 64 << 10
-
-// Exchange is the one request for a whole URL that a connection serves, and its answer. Requests behind it may be for
-// other servers and hold their secrets, or the proxy's: they are dropped. So the answer tells the client that the
-// connection ends with it, and it does, whatever the server says. A WebSocket goes on instead (RFC 6455).
+// Exchange is the one request for a whole URL that a connection serves, and its answer. Requests
+// behind it may be for other servers and hold their secrets, or the proxy's: they are dropped. So
+// the answer tells the client that the connection ends with it, and it does, whatever the server
+// says. A WebSocket goes on instead (RFC 6455).
 type Exchange struct {
 	method   string
-	content  *content // of the request
-	upgrades bool     // it asks for a WebSocket
-	upgraded atomic.Bool
+	content  *content    // of the request
+	upgrades bool        // it asks for a WebSocket
+	upgraded atomic.Bool // the server has agreed: all that comes passes, both ways
 }
 
+// newExchange returns the exchange of a request. It notes whether the request asks for a
+// WebSocket.
 func newExchange(req request) *Exchange {
 	e := &Exchange{method: req.method, content: contentOfRequest(req.parsed)}
 	upgrade := func(option string) bool { return strings.EqualFold(option, "upgrade") }
@@ -36,16 +38,20 @@ func newExchange(req request) *Exchange {
 	return e
 }
 
-// RequestFrom returns a reader of what the server is sent behind the head of the request. client is what the client
-// sends. It ends when client does.
+// RequestFrom returns a reader of the bytes for the server behind the head of the request. client
+// is the client's stream. It ends when client does.
 func (e *Exchange) RequestFrom(client io.Reader) io.Reader {
 	return &contentReader{content: e.content, src: client, unbound: &e.upgraded}
 }
 
-// AnswerFrom returns a reader of what the client is answered. server is what the server sends. It ends with the answer.
+// AnswerFrom returns a reader of the answer to the client. server is the server's stream. It ends
+// with the answer.
 func (e *Exchange) AnswerFrom(server io.Reader) io.Reader {
 	return &answerReader{exchange: e, src: server}
 }
+
+// maxAnswerHead bounds the head of an answer, in bytes. The rest of a longer one passes as it is.
+const maxAnswerHead = 64 << 10
 
 // answerReader reads an answer, and the interim ones before it (RFC 9110 §15.2).
 type answerReader struct {
@@ -94,7 +100,8 @@ func (a *answerReader) ReadReady(room datapath.Room) (int, error) {
 	return a.rest.Read(room.Take())
 }
 
-// headEnd returns the length of the head that a.head begins with, with the empty line that ends it; 0: it goes on.
+// headEnd returns the length of the head that a.head begins with, with the empty line that ends
+// it; 0: it goes on.
 func (a *answerReader) headEnd() int {
 	for {
 		line, _, whole := bytes.Cut(a.head[a.line:], []byte("\n"))
@@ -132,8 +139,12 @@ func (a *answerReader) takeHead(raw, behind []byte) {
 	}
 }
 
-// readAnswerHead reads what tells where an answer ends. Clients take more than package net/http does, so of a head that
-// it refuses, readAnswerHead has it read the status code and the fields of the content alone.
+// pass makes b the next bytes to be read, and then what is still to come.
+func (a *answerReader) pass(b []byte) { a.ready, a.rest, a.head = b, a.src, nil }
+
+// readAnswerHead reads what tells where an answer ends. Clients take more than package net/http
+// does. Where that refuses a head, readAnswerHead gives it only the status code and the fields of
+// the content.
 func readAnswerHead(raw []byte, method string) (*http.Response, error) {
 	read := func(b []byte) (*http.Response, error) {
 		return http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), &http.Request{Method: method})
@@ -163,8 +174,9 @@ func readAnswerHead(raw []byte, method string) (*http.Response, error) {
 	return read(framing.bytes())
 }
 
-// announceClose returns the lines of a head with a Connection field behind the first one. Where there are others, that
-// one decides (RFC 9112 §9.3). A head without a version of HTTP stays as it is.
+// announceClose returns the lines of a head with a Connection field behind the first one. Where
+// there are others, that one decides (RFC 9112 §9.3). A head without a version of HTTP stays as
+// it is.
 func announceClose(lines []byte) []byte {
 	first, rest, found := bytes.Cut(lines, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("HTTP/")) {
@@ -181,11 +193,196 @@ func announceClose(lines []byte) []byte {
 	return edited
 }
 
-// fieldOf returns the field of a line.
-func fieldOf(line string) field {
-	name, value, _ := strings.Cut(line, ":")
-	return field{textproto.TrimString(name), textproto.TrimString(strings.TrimRight(value, "\r\n"))}
+// content follows where the content of a message ends (RFC 9112 §6).
+type content struct {
+	left    int64 // bytes to come of the content, or of the chunk
+	chunked bool  // RFC 9112 §7.1
+	at      chunkPart
+	digits  int  // hexadecimal digits read of the chunk's size
+	blank   bool // the trailer line is empty so far
 }
 
-// pass has b be read, and then what is still to come.
-func (a *answerReader) pass(b []byte) { a.ready, a.rest, a.head = b, a.src, nil }
+// chunkPart is where in a chunk the next byte belongs.
+type chunkPart uint8
+
+const (
+	chunkSize chunkPart = iota
+	chunkExtension
+	chunkSizeLF
+	chunkData
+	chunkDataCR
+	chunkDataLF
+	trailerLine
+	trailerLineLF
+	noMore
+)
+
+var errChunk = errors.New("content: a chunk is malformed (RFC 9112, section 7.1)")
+
+// maxChunkDigits keeps a chunk's size within 63 bits.
+const maxChunkDigits = 15
+
+// contentOfRequest returns the content of a request: without a length it has none (RFC 9112
+// §6.3).
+func contentOfRequest(req *http.Request) *content {
+	return &content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
+}
+
+// contentOfAnswer returns the content of the answer to a request with a method (RFC 9112 §6.3).
+func contentOfAnswer(answer *http.Response, method string) *content {
+	switch {
+	case method == http.MethodHead, answer.StatusCode < http.StatusOK, answer.StatusCode == http.StatusNoContent,
+		answer.StatusCode == http.StatusNotModified:
+		return &content{}
+	case len(answer.TransferEncoding) > 0:
+		return &content{chunked: true}
+	case answer.ContentLength < 0: // it ends with the connection
+		return &content{left: math.MaxInt64}
+	}
+	return &content{left: answer.ContentLength}
+}
+
+// isOver reports whether all has been taken.
+func (c *content) isOver() bool { return c.chunked && c.at == noMore || !c.chunked && c.left == 0 }
+
+// take returns how many of the next bytes b belong to the content.
+func (c *content) take(b []byte) (int, error) {
+	if !c.chunked {
+		n := min(c.left, int64(len(b)))
+		c.left -= n
+		return int(n), nil
+	}
+	for i := 0; i < len(b); {
+		switch c.at {
+		case noMore:
+			return i, nil
+		case chunkData:
+			n := min(c.left, int64(len(b)-i))
+			i += int(n)
+			if c.left -= n; c.left == 0 {
+				c.at = chunkDataCR
+			}
+			continue
+		}
+		if err := c.frame(b[i]); err != nil {
+			return i, err
+		}
+		i++
+	}
+	return len(b), nil
+}
+
+// frame takes a byte that is not of a chunk's data. Lines end with CR LF alone: a server that
+// took another end for one would see other chunks than we do.
+func (c *content) frame(b byte) error {
+	switch {
+	case c.at == chunkSize && hexDigit(b) >= 0 && c.digits < maxChunkDigits:
+		c.left, c.digits = c.left<<4|int64(hexDigit(b)), c.digits+1
+	case c.at == chunkSize && c.digits > 0 && (b == ';' || b == ' ' || b == '\t'):
+		c.at = chunkExtension
+	case (c.at == chunkSize && c.digits > 0 || c.at == chunkExtension) && b == '\r':
+		c.at = chunkSizeLF
+	case c.at == chunkSizeLF && b == '\n' && c.left > 0:
+		c.at = chunkData
+	case c.at == chunkSizeLF && b == '\n':
+		c.at, c.blank = trailerLine, true
+	case c.at == chunkDataCR && b == '\r':
+		c.at = chunkDataLF
+	case c.at == chunkDataLF && b == '\n':
+		c.at, c.digits = chunkSize, 0
+	case c.at == trailerLine && b == '\r':
+		c.at = trailerLineLF
+	case c.at == trailerLineLF && b == '\n' && c.blank:
+		c.at = noMore
+	case c.at == trailerLineLF && b == '\n':
+		c.at, c.blank = trailerLine, true
+	case c.at == trailerLine && b != '\n':
+		c.blank = false
+	case c.at == chunkExtension && b != '\n':
+	default:
+		return errChunk
+	}
+	return nil
+}
+
+// hexDigit returns the value of a hexadecimal digit; -1: it is none.
+func hexDigit(b byte) int {
+	switch {
+	case b >= '0' && b <= '9':
+		return int(b - '0')
+	case b >= 'a' && b <= 'f':
+		return int(b-'a') + 10
+	case b >= 'A' && b <= 'F':
+		return int(b-'A') + 10
+	}
+	return -1
+}
+
+// contentReader reads the content of a message, from the bytes that src brings. It ends when src
+// does.
+type contentReader struct {
+	content *content
+	src     io.Reader
+	last    bool         // it ends with the content as well; else the bytes that follow are dropped
+	raw     bool         // whatever comes is read
+	unbound *atomic.Bool // sets raw once it is set; nil: it never is
+}
+
+var _ datapath.ReadyReader = (*contentReader)(nil)
+
+// Read implements io.Reader.
+func (r *contentReader) Read(b []byte) (int, error) {
+	return r.ReadReady(datapath.Lent(b))
+}
+
+// ReadReady implements datapath.ReadyReader. Where src does not, room is taken before src is
+// read.
+func (r *contentReader) ReadReady(room datapath.Room) (int, error) {
+	ready, _ := r.src.(datapath.ReadyReader)
+	noting := &noting{Room: room}
+	for !r.last || r.raw || !r.content.isOver() {
+		var n int
+		var err error
+		if ready != nil {
+			n, err = ready.ReadReady(noting)
+		} else {
+			n, err = r.src.Read(noting.Take())
+		}
+		n, malformed := r.take(noting.taken[:n])
+		if malformed != nil {
+			err = malformed
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+	return 0, io.EOF
+}
+
+// take returns how many of the next bytes b are to be read.
+func (r *contentReader) take(b []byte) (int, error) {
+	if r.unbound != nil && r.unbound.Load() {
+		r.raw = true
+	}
+	if r.raw {
+		return len(b), nil
+	}
+	n, err := r.content.take(b)
+	if err != nil && r.last { // the client may understand it
+		r.raw = true
+		return len(b), nil
+	}
+	return n, err
+}
+
+// noting is a Room that remembers what it lent last.
+type noting struct {
+	datapath.Room
+	taken []byte
+}
+
+// Take implements datapath.Room.
+func (n *noting) Take() []byte {
+	n.taken = n.Room.Take()
+	return n.taken
+}

@@ -36,8 +36,8 @@ func HTTPFailure(err error) (status int, proxyStatus, reason string) {
 	return f.status, "penstock; error=" + f.token, f.reason
 }
 
-// failureOf returns the failure for a dial error. SOCKS5 has no reply for a timeout: other servers
-// send 6, "TTL expired".
+// failureOf returns the failure for a dial error. SOCKS5 has no reply for a timeout: other
+// servers send 6, "TTL expired".
 func failureOf(err error) failure {
 	var dns *net.DNSError
 	var timeout net.Error

@@ -1,5 +1,20 @@
-// Package ingress accepts clients' connections and finds out where each is meant to go: from the kernel
-// where it was captured, or from the client by SOCKS5 or HTTP.
+// Package ingress accepts clients' connections and finds out where each is meant to go: from the
+// kernel where it was captured, or from the client by SOCKS5 or HTTP.
+//
+// A Socket accepts; its greeter runs the handshake of the listener's mode, and returns a Client.
+// The relay dials Client.Target or Client.Host, calls Client.Answer with the outcome, and then
+// moves bytes between Client.Detach and the server. Connections of tunnels come by a Listener of
+// package tunnel.
+//
+//	mode              where the destination comes from              read from the client
+//	tproxy            the local address of the connection           nothing
+//	redirect          conntrack (SO_ORIGINAL_DST)                   nothing
+//	forward           the configuration                             nothing
+//	socks5            the request (RFC 1928)                        the handshake
+//	connect           CONNECT, or a whole http:// URL (RFC 9112)    the head of a request
+//	mixed             either, by the first byte                     one of them
+//
+// Before each, a peer among Config.TrustedProxies sends a PROXY header.
 package ingress
 
 import (
@@ -11,22 +26,21 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Listener takes connections in two steps, so that a client that is slow to
-// say what it wants never delays the next one.
+// Listener takes connections in two steps, so that a client that is slow to say what it wants
+// never delays the next one.
 type Listener interface {
-	// Serve calls take for each connection that comes, not yet understood, and returns
-	// once no more will: an error, net.ErrClosed after Drain. Where descriptors or
-	// memory are short it waits and tries again. take must not wait.
+	// Serve calls take for each connection that comes, before its destination is known. It
+	// returns once no more will come, with an error: net.ErrClosed after Drain. Where descriptors
+	// or memory are short it waits and tries again. take must not wait.
 	Serve(take func(datapath.Conn)) error
 
-	// Prompt reports whether Greet of a connection reads nothing from the client, so that it does not
-	// wait.
+	// Prompt reports whether Greet of a connection reads nothing from the client, so that it does
+	// not wait.
 	Prompt(conn datapath.Conn) bool
 
-	// Greet finds out where the connection is meant to go. Unless it is Prompt, it
-	// needs a goroutine of its own, takes no longer than the configured handshake
-	// timeout, and ends with ctx. On an error it has told the client what the
-	// protocol allows and closed the connection.
+	// Greet finds out where the connection is meant to go. Unless it is Prompt, it needs a
+	// goroutine of its own, takes no longer than the configured handshake timeout, and ends with
+	// ctx. On an error it has told the client what the protocol allows and closed the connection.
 	Greet(ctx context.Context, conn datapath.Conn) (Client, error)
 
 	Addr() net.Addr
@@ -34,7 +48,7 @@ type Listener interface {
 	// Health says why clients do not reach the listener at present; nil: they do.
 	Health() error
 
-	// Drain takes no further connections; those that there are go on, until Close.
+	// Drain takes no further connections. Connections that were taken go on, until Close.
 	Drain()
 
 	Close() error
@@ -42,8 +56,8 @@ type Listener interface {
 
 // Client is the client leg, and where it meant to go.
 type Client struct {
-	// Conn is the connection that was taken, or a thin layer over it while
-	// bytes wait that the client sent behind its handshake (see Detach).
+	// Conn is the connection that was taken, or a thin layer over it while bytes wait that the
+	// client sent behind its handshake (see Detach).
 	datapath.Conn
 	Listener string
 	Source   netip.AddrPort  // the client's own address: from PROXY protocol where it was used
@@ -56,15 +70,15 @@ type Client struct {
 	cameTo   *netip.AddrPort // what a PROXY header says of it; nil: there was none
 	Exchange *Exchange       // bounds what passes behind the early bytes; nil: all that comes
 
-	// Answer tells the client how the dial went, in its protocol: bound is the
-	// local address of the server leg, err why there is none (wrap
-	// ErrNotAllowed where policy refused). Call it once.
-	// After an error the connection is closed: with RST where it was captured,
-	// since its handshake was answered before the dial could be tried.
+	// Answer tells the client how the dial went, in its protocol: bound is the local address of
+	// the server leg, err why there is none (wrap ErrNotAllowed where policy refused). Call it
+	// once. After an error the connection is closed: with RST where it was captured, since its
+	// handshake was answered before the dial could be tried.
 	Answer func(bound netip.AddrPort, err error) error
 }
 
-// CameTo is the address that the client connected to, from PROXY protocol where it was used; invalid: it is not known.
+// CameTo returns the address that the client connected to, from PROXY protocol where it was used;
+// invalid: it is not known.
 func (c Client) CameTo() netip.AddrPort {
 	if c.cameTo != nil {
 		return *c.cameTo
@@ -72,16 +86,11 @@ func (c Client) CameTo() netip.AddrPort {
 	return addrPort(c.LocalAddr())
 }
 
-// ErrNotAllowed is wrapped by the error given to Answer when policy refused
-// the destination; SOCKS5 and HTTP have an answer of their own for it.
-var ErrNotAllowed = errors.New("destination not allowed")
-
-// Detach returns the bytes that the client sent behind its handshake, already
-// read from the connection, and the transport's connection itself. A relay
-// writes early to the server first and then works on conn, which it may splice unless
-// there is an Exchange.
-// Without it, Read returns the early bytes before any others; a byte comes out
-// only once, through the one way or the other.
+// Detach returns the bytes that the client sent behind its handshake, already read from the
+// connection, and the transport's connection itself. A relay writes early to the server first and
+// then works on conn, which it may splice unless there is an Exchange. Without Detach, Read
+// returns the early bytes before any others. A byte comes out only once, through the one way or
+// the other.
 func (c Client) Detach() (early []byte, conn datapath.Conn) {
 	if p, ok := c.Conn.(*prefixed); ok {
 		early, p.rest = p.rest, nil
@@ -90,13 +99,14 @@ func (c Client) Detach() (early []byte, conn datapath.Conn) {
 	return nil, c.Conn
 }
 
-// prefixed is a connection whose first bytes, rest, have been read already.
+// prefixed is a connection that begins with rest: those bytes have been read already.
 type prefixed struct {
 	datapath.Conn
 	rest     []byte
 	exchange *Exchange // bounds what is read behind rest; nil: no bound
 }
 
+// Read implements net.Conn.
 func (p *prefixed) Read(b []byte) (int, error) {
 	if len(p.rest) == 0 && p.exchange != nil {
 		return p.exchange.RequestFrom(p.Conn).Read(b)
@@ -107,4 +117,23 @@ func (p *prefixed) Read(b []byte) (int, error) {
 	n := copy(b, p.rest)
 	p.rest = p.rest[n:]
 	return n, nil
+}
+
+// ErrNotAllowed is wrapped by the error given to Answer when policy refused the destination.
+// SOCKS5 and HTTP have an answer of their own for it.
+var ErrNotAllowed = errors.New("destination not allowed")
+
+// addrPort returns addr with IPv4 out of IPv6 and without a zone, since netip.Prefix.Contains is
+// false of such addresses; invalid where addr is not of TCP.
+func addrPort(addr net.Addr) netip.AddrPort {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok || tcp == nil {
+		return netip.AddrPort{}
+	}
+	return plainAddrPort(tcp.AddrPort())
+}
+
+// plainAddrPort is addrPort of what is an AddrPort already.
+func plainAddrPort(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
 }

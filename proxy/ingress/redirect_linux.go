@@ -13,12 +13,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST, the same number
-// at two levels (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
+// soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST, the same number at two levels
+// (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
 const soOriginalDst = 80
 
-// originalDestination asks conntrack where a redirected connection was going.
-// A connection that came straight to us has its own local address, or none.
+// originalDestination asks conntrack where a redirected connection was going. A connection that
+// came straight to us has its own local address, or none.
 func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
 	socket, ok := conn.(syscall.Conn)
 	if !ok {

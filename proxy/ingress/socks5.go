@@ -1,10 +1,7 @@
 package ingress
 
 import (
-	"bytes"
-	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -35,101 +32,8 @@ const (
 	authNotAccepted = 1
 )
 
-// serveSOCKS5 is the server's side of the handshake, up to and without the reply:
-// that is Answer's.
-//
-//	client: version, methods        server: method
-//	client: name, password          server: status        (method 2)
-//	client: CONNECT address port    server: reply         (after the dial)
-func (l *greeter) serveSOCKS5(ctx context.Context, in *input, c *Client) error {
-	in.left = maxHandshake
-	if err := l.socksMethod(ctx, in, c.Source.Addr()); err != nil {
-		return fmt.Errorf("socks5: %w", err)
-	}
-	host, port, code, err := socksRequest(in)
-	if err == nil {
-		if c.Target, c.Host, err = destinationOf(host, port); err != nil {
-			code = replyFailure
-		}
-	}
-	if err != nil {
-		if code != replyDone {
-			_, _ = in.conn.Write(socksReply(code, netip.AddrPort{}))
-		}
-		return fmt.Errorf("socks5: %w", err)
-	}
-	c.Answer = func(bound netip.AddrPort, err error) error {
-		if err == nil {
-			_, err = in.conn.Write(socksReply(replyDone, bound))
-			return err
-		}
-		_, err = in.conn.Write(socksReply(failureOf(err).socks, netip.AddrPort{}))
-		return errors.Join(err, closeAfterAnswer(in.conn))
-	}
-	return nil
-}
-
-// socksMethod agrees on a method and, where there are users, checks the
-// client's name and password.
-func (l *greeter) socksMethod(ctx context.Context, in *input, from netip.Addr) error {
-	var head [2]byte
-	if _, err := io.ReadFull(in, head[:1]); err != nil {
-		return err
-	}
-	if head[0] != socksVersion {
-		return fmt.Errorf("version %d is not 5", head[0])
-	}
-	if _, err := io.ReadFull(in, head[1:]); err != nil {
-		return err
-	}
-	methods := make([]byte, head[1])
-	if _, err := io.ReadFull(in, methods); err != nil {
-		return err
-	}
-	method := byte(methodNone)
-	if len(l.users) > 0 {
-		method = methodPassword
-	}
-	if bytes.IndexByte(methods, method) < 0 {
-		_, _ = in.conn.Write([]byte{socksVersion, methodRefused})
-		return fmt.Errorf("client does not offer method %d", method)
-	}
-	if _, err := in.conn.Write([]byte{socksVersion, method}); err != nil {
-		return err
-	}
-	if method == methodNone {
-		return nil
-	}
-	return l.socksPassword(ctx, in, from)
-}
-
-func (l *greeter) socksPassword(ctx context.Context, in *input, from netip.Addr) error {
-	version, err := in.ReadByte()
-	if err != nil {
-		return err
-	}
-	if version != socksAuthVersion {
-		_, _ = in.conn.Write([]byte{socksAuthVersion, authNotAccepted})
-		return fmt.Errorf("password version %d is not 1", version)
-	}
-	name, err := readCounted(in)
-	if err != nil {
-		return err
-	}
-	password, err := readCounted(in)
-	if err != nil {
-		return err
-	}
-	if err := l.checkPassword(ctx, from, name, password); err != nil {
-		_, _ = in.conn.Write([]byte{socksAuthVersion, authNotAccepted})
-		return err
-	}
-	_, err = in.conn.Write([]byte{socksAuthVersion, authAccepted})
-	return err
-}
-
-// socksRequest reads the request. code is the reply to send for err; 0: none,
-// because the client is gone.
+// socksRequest reads the request. code is the reply to send for err; 0: none, because the client
+// is gone.
 func socksRequest(in *input) (host, port string, code byte, err error) {
 	var head [4]byte // version, command, reserved, address type
 	if _, err := io.ReadFull(in, head[:]); err != nil {
@@ -168,7 +72,8 @@ func socksRequest(in *input) (host, port string, code byte, err error) {
 	return host, strconv.Itoa(int(binary.BigEndian.Uint16(number[:]))), 0, nil
 }
 
-// withoutBrackets returns an IPv6 address of which a client has made a name as it stands in a URL.
+// withoutBrackets returns an IPv6 address that a client has sent as a name, in brackets as it
+// stands in a URL.
 func withoutBrackets(name string) string {
 	if addr, err := netip.ParseAddrPort(name + ":0"); err == nil && addr.Addr().Is6() {
 		return addr.Addr().String()
@@ -187,6 +92,7 @@ func readCounted(in *input) ([]byte, error) {
 	return b, err
 }
 
+// socksReply returns a reply (RFC 1928 §6). Without bound it has the IPv4 address 0.0.0.0.
 func socksReply(code byte, bound netip.AddrPort) []byte {
 	addr := bound.Addr().Unmap()
 	if !addr.IsValid() {

@@ -65,7 +65,7 @@ var limitsOf = map[string]nameLimits{
 	"proxy/datapath/netstack":     {oneWord: 45, comments: 18},
 	"proxy/datapath/quic":         {oneWord: 45, comments: 8, riddles: 12},
 	"proxy/happyeyeballs":         {oneWord: 45, comments: 8, riddles: 6},
-	"proxy/ingress":               {oneWord: 45, comments: 8, riddles: 21},
+	"proxy/ingress":               {oneWord: 45, comments: 16},
 	"proxy/linkstat":              {oneWord: 40, comments: 15, riddles: 0},
 	"proxy/policy":                {oneWord: 45, comments: 8, riddles: 9},
 	"proxy/tunnel":                {oneWord: 45, comments: 18, riddles: 0},

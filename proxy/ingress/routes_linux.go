@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noRoute are the errors of asking for a route where there is none, where it refuses (unreachable,
-// prohibit and blackhole), or where the kernel has not the family.
+// noRoute are the errors of asking for a route where there is none, where it refuses
+// (unreachable, prohibit and blackhole), or where the kernel has not the family.
 var noRoute = []syscall.Errno{
 	unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
 }
@@ -18,8 +18,8 @@ var noRoute = []syscall.Errno{
 // Routes are the kernel's, of the moment. The zero value opens a socket for each question.
 type Routes struct{ handle netlink.Handle }
 
-// OpenRoutes returns the routes of this thread's network namespace, which are asked for over one
-// socket. Close closes it.
+// OpenRoutes returns the routes of this thread's network namespace. All questions go over one
+// socket, which Close closes.
 func OpenRoutes() (*Routes, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -31,8 +31,8 @@ func OpenRoutes() (*Routes, error) {
 // Close closes the socket.
 func (r *Routes) Close() { r.handle.Close() }
 
-// Local reports whether what is sent to addr ends on this machine: any address of an
-// interface, loopback, and what else is routed here.
+// Local reports whether packets to addr end on this machine: any address of an interface,
+// loopback, and what else is routed here.
 func (r *Routes) Local(addr netip.Addr) (bool, error) {
 	routes, err := r.handle.RouteGet(addr.Unmap().WithZone("").AsSlice())
 	if isOneOf(err, noRoute) {

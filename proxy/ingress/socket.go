@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,24 +18,96 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
+// User is a name and a password with which a client may use a listener.
+type User struct {
+	Name, Password string // 1 to 255 bytes each, RFC 1929
+}
+
+// Config describes one listener.
+type Config struct {
+	Name string      // for logs, metrics and errors
+	Mode access.Mode // one for TCP: not that of a tunnel
+	Addr string      // "host:port"; an empty host is every address, both families
+	Auth []User      // who may use it, in modes that ask for a password; empty: everybody
+
+	Socket *net.TCPListener // listens at Addr already; nil: Listen opens one
+
+	// TrustedProxies are peers that must begin each connection with a PROXY protocol header, v1
+	// or v2. From any other peer such a header is data like any other.
+	TrustedProxies []netip.Prefix
+
+	Target           string        // "host:port" of mode forward
+	HandshakeTimeout time.Duration // from accept until the destination is known; 0: 10 s
+	Log              *slog.Logger  // for connections that cannot be accepted; nil: silent
+}
+
+// Acceptor is a listening socket of a transport.
+type Acceptor interface {
+	// Serve calls take, which must not wait, for each connection until Close. It calls failed
+	// with the error of a connection that could not be accepted. failed returns how long to wait
+	// before the next; below 0 Serve returns that error.
+	Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error
+	SetTransparent() error // accept connections to addresses that are not this host's
+	Addr() net.Addr
+	Close() error
+}
+
+// Open makes a transport's Acceptor of a listener that kernel.Listen returned. The Acceptor owns
+// it from then on. After an error the caller does.
+type Open func(*net.TCPListener) (Acceptor, error)
+
+// defaultHandshakeTimeout is that of a Config with none. A SOCKS5 client needs up to three round
+// trips.
+const defaultHandshakeTimeout = 10 * time.Second
+
+// validateConfig refuses what no listener can do. Its errors begin with the key.
+func (c Config) validateConfig() error {
+	switch {
+	case !c.Mode.Known() || c.Mode.Tunnels():
+		return fmt.Errorf("mode %q is none of a listener for TCP", c.Mode)
+	case len(c.Auth) > 0 && !c.Mode.Asks():
+		return fmt.Errorf("auth: mode %s cannot ask for a password; use socks5, connect or mixed", c.Mode)
+	case c.Mode == access.Forward && c.Target == "":
+		return errors.New("target: mode forward needs a host:port to forward to")
+	case c.Mode != access.Forward && c.Target != "":
+		return fmt.Errorf("target: only mode forward has one, not %s", c.Mode)
+	case c.HandshakeTimeout < 0:
+		return errors.New("handshake_timeout: must not be negative")
+	}
+	for i, u := range c.Auth {
+		if len(u.Name) < 1 || len(u.Name) > 255 || len(u.Password) < 1 || len(u.Password) > 255 {
+			return fmt.Errorf("auth[%d]: name and password must have 1 to 255 bytes each", i)
+		}
+	}
+	for i, p := range c.TrustedProxies {
+		if !p.IsValid() {
+			return fmt.Errorf("trusted_proxies[%d]: not a prefix", i)
+		}
+	}
+	return nil
+}
+
 // Waits after an accept that failed for want of a resource: each is twice the one before, from
-// firstDelay up to lastDelay. The kernel keeps the connection in its queue meanwhile.
+// firstDelay up to lastDelay. The kernel keeps the connection in its queue until then.
 const (
 	firstDelay      = 5 * time.Millisecond
 	lastDelay       = time.Second
 	complaintPeriod = 10 * time.Second // between two log lines
 )
 
-// Socket is a TCP listener of any mode. Its greeter does what the modes do differently.
+// Socket is a TCP listener of any mode. Its greeter does what the modes do differently. All
+// methods may be called from any goroutine: Apply replaces the greeter as a whole, and a
+// connection keeps the one that it came under.
 type Socket struct {
 	ln      Acceptor
 	greeter atomic.Pointer[greeter]
 	delay   atomic.Int64 // time.Duration of the last wait; 0: a connection has been accepted since
-	guesses Guesses
-	quiet   atomic.Bool // a complaint was logged less than complaintPeriod ago
+	guesses Guesses      // of all greeters: a reload forgives no guesser
+	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
 }
 
-// Listen opens a listener, or takes cfg.Socket, which it closes where it fails. ctx only bounds the opening.
+// Listen opens a listener, or takes cfg.Socket, which it closes where it fails. ctx only bounds
+// the opening.
 func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 	tcp := cfg.Socket
 	defer func() {
@@ -68,6 +141,7 @@ func (c Config) openSocket(ctx context.Context) (*net.TCPListener, error) {
 	return kernel.Listen(ctx, c.Addr, c.Mode == access.TPROXY)
 }
 
+// newListener returns a Socket that accepts from ln, and owns it only where there is no error.
 func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	l := &Socket{ln: ln}
 	g, err := newGreeter(cfg, addrPort(ln.Addr()), &l.guesses)
@@ -78,8 +152,8 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	return l, nil
 }
 
-// Apply prepares cfg, whose mode may be another, and whose Addr and Socket do not count. commit has it in
-// force for clients that come from then on. An error changes nothing.
+// Apply prepares cfg. Its mode may be another; its Addr and Socket do not count. commit puts it
+// in force for clients that come from then on. An error changes nothing.
 func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validateConfig(); err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
@@ -96,6 +170,7 @@ func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	return func() { l.greeter.Store(g) }, nil
 }
 
+// currentConfig returns the configuration in force.
 func (l *Socket) currentConfig() *Config { return &l.greeter.Load().cfg }
 
 // explainError names the capability that a listener lacks and how to grant it.
@@ -120,13 +195,14 @@ func (l *Socket) Addr() net.Addr { return l.ln.Addr() }
 // Health implements Listener: a socket that fails ends Serve.
 func (l *Socket) Health() error { return nil }
 
-// Drain implements Listener.
+// Drain implements Listener. The kernel then refuses connections: another process may listen by
+// now.
 func (l *Socket) Drain() { _ = l.Close() }
 
 // Close implements Listener. Connections that were accepted go on.
 func (l *Socket) Close() error { return l.ln.Close() }
 
-// Serve implements Listener.
+// Serve implements Listener. Acceptors call take in their own goroutines or loops.
 func (l *Socket) Serve(take func(datapath.Conn)) error {
 	err := l.ln.Serve(func(conn datapath.Conn) {
 		if l.delay.Load() != 0 {
@@ -135,6 +211,15 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 		take(l.wrapArrival(conn))
 	}, l.acceptFailed)
 	return fmt.Errorf("ingress: listener %q: accept: %w", l.currentConfig().Name, err)
+}
+
+// Prompt implements Listener.
+func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.isPrompt(conn) }
+
+// Greet implements Listener.
+func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
+	a := l.arrivalOf(conn)
+	return a.by.greetClient(ctx, a.Conn, a.original)
 }
 
 // acceptFailed returns how long to wait after a failure of accept; below 0: it is permanent.
@@ -155,14 +240,15 @@ func (l *Socket) acceptFailed(err error) (pause time.Duration) {
 	return pause
 }
 
-// arrival is a connection that is not greeted yet, with the greeter that was the listener's when it
-// came: Apply may have replaced that since.
+// arrival is a connection that is not greeted yet. It keeps the greeter that was the listener's
+// when it came: Apply may have replaced that since.
 type arrival struct {
 	datapath.Conn
 	by       *greeter
-	original netip.AddrPort // destination in mode redirect; invalid: conntrack knows of none
+	original netip.AddrPort // destination in mode redirect; invalid: conntrack has none
 }
 
+// wrapArrival notes the greeter of the moment and, in mode redirect, the original destination.
 func (l *Socket) wrapArrival(conn datapath.Conn) datapath.Conn {
 	a := &arrival{Conn: conn, by: l.greeter.Load()}
 	if a.by.cfg.Mode != access.Redirect {
@@ -174,7 +260,7 @@ func (l *Socket) wrapArrival(conn datapath.Conn) datapath.Conn {
 	return a
 }
 
-// arrivalOf is what is known of a connection that is to be greeted.
+// arrivalOf returns what is known of a connection that is to be greeted.
 func (l *Socket) arrivalOf(conn datapath.Conn) *arrival {
 	if a, ok := conn.(*arrival); ok {
 		return a
@@ -182,7 +268,8 @@ func (l *Socket) arrivalOf(conn datapath.Conn) *arrival {
 	return &arrival{Conn: conn, by: l.greeter.Load()}
 }
 
-// shortages are the errors of accept4(2) and epoll_ctl(2) that pass once resources are there again.
+// shortages are the errors of accept4(2) and epoll_ctl(2) that pass once resources are there
+// again.
 var shortages = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC}
 
 // unaccepted are errors of one connection: it is gone, the firewall refused it, or the network
@@ -192,11 +279,12 @@ var unaccepted = []syscall.Errno{
 	syscall.EHOSTUNREACH, syscall.EOPNOTSUPP, syscall.ENETUNREACH,
 }
 
-// isOneOf tells whether an error is, or wraps, one of these.
+// isOneOf reports whether an error is, or wraps, one of these.
 func isOneOf(err error, these []syscall.Errno) bool {
 	return slices.ContainsFunc(these, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
+// logFailure logs a failed accept, at most once in complaintPeriod: they come in floods.
 func (l *Socket) logFailure(err error) {
 	cfg := l.currentConfig()
 	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
@@ -204,19 +292,4 @@ func (l *Socket) logFailure(err error) {
 	}
 	cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err)
 	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
-}
-
-// addrPort is addr with IPv4 out of IPv6 and without a zone, since netip.Prefix.Contains is false of
-// such addresses; invalid where addr is not of TCP.
-func addrPort(addr net.Addr) netip.AddrPort {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok || tcp == nil {
-		return netip.AddrPort{}
-	}
-	return plainAddrPort(tcp.AddrPort())
-}
-
-// plainAddrPort is addrPort of what is an AddrPort already.
-func plainAddrPort(ap netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
 }
