@@ -138,7 +138,7 @@ func newLoop() (l *Loop, err error) {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
 	// Go's poller waits for the loop's. A goroutine that waits in a system call of its own keeps a processor from
-	// others for up to 10 ms, and has to find one when it returns.
+	// others for up to 10 ms. When it returns it has to find a processor again.
 	if err := unix.SetNonblock(l.epoll, true); err != nil {
 		_ = unix.Close(l.epoll)
 		return nil, os.NewSyscallError("fcntl", err)

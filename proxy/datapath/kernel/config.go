@@ -22,7 +22,8 @@
 // # Ticks
 //
 // The legs are divided into up to eight shards. Each has a tick on a thread of its own, which reads a timerfd. A
-// goroutine would wait behind those that move bytes, and sockets that are not answered within 100 ms fall back.
+// goroutine would wait behind those that move bytes, and a socket that is not answered for four round trips, at
+// least 100 ms, falls back to Reno.
 //
 //	legs of a shard                              the tick comes every
 //	some make progress                           1 ms

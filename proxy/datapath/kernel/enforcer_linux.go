@@ -154,8 +154,8 @@ func (h *cellReporter) startCountersAt(accepted int64) {
 // positionAt returns where the latest reading puts a socket that has accepted wrote bytes since observation began.
 // since is the age of the reading; fin: a FIN follows what was written.
 //
-// The kernel says where it stands when something comes back. What it has sent since then follows from what it has to
-// send, from the limit, and from the previous window for what was accepted under it.
+// The kernel says where it stands when something comes back. What it has sent since then is not known but follows:
+// from what it has to send, from the limit, and from the previous window for bytes accepted under it.
 func (h *cellReporter) positionAt(
 	wrote int64, fin bool, since time.Duration, limit flow.Limit, prev prevWindow,
 ) position {

@@ -350,6 +350,12 @@ func enforcedFrom(first bpf.Seen) *cellReporter {
 	return h
 }
 
+// reportAt is the report under a window of ten segments of a socket that has accepted wrote bytes. Its latest reading
+// happened at that time.
+func (h *cellReporter) reportAt(wrote int64, happened, at cc.Time) flow.Report {
+	return h.makeReport(wrote, false, happened, at, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
+}
+
 func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 	const hole = 3
 	for name, row := range map[string]struct {
@@ -572,60 +578,58 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 }
 
 func TestAReportIsOfWhenItsReadingWas(t *testing.T) {
-	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
 	h.latest = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
-	assert.Equal(t, now, h.makeReport(0, false, now, now+5, limit, prevWindow{}).At)
-	assert.Equal(t, now+7, h.makeReport(0, false, now, now+7, limit, prevWindow{}).At, "nothing happened since: it is of now")
+	assert.Equal(t, now, h.reportAt(0, now, now+5).At)
+	assert.Equal(t, now+7, h.reportAt(0, now, now+7).At, "nothing happened since: it is of now")
 	h.latest.At = 3
-	assert.Equal(t, now+7, h.makeReport(0, false, now+6, now+8, limit, prevWindow{}).At, "never back")
+	assert.Equal(t, now+7, h.reportAt(0, now+6, now+8).At, "never back")
 	h.latest.At = 4
-	assert.Equal(t, now+9, h.makeReport(0, false, now+11, now+9, limit, prevWindow{}).At, "never ahead")
+	assert.Equal(t, now+9, h.reportAt(0, now+11, now+9).At, "never ahead")
 }
 
 func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
 	h := enforcedFrom(reading(5, 3, nil))
 	h.startCountersAt(4_000) // written since, of which nothing came back
-	r := h.makeReport(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
+	r := h.reportAt(4_000, now, now)
 	assert.Zero(t, r.Written)
 	assert.Equal(t, cc.Bytes(6_000), r.Pipe)
 	h.latest = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
-	r = h.makeReport(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, prevWindow{})
+	r = h.reportAt(5_000, now+1, now+1)
 	assert.Equal(t, cc.Bytes(1_000), r.Written)
 	assert.Zero(t, r.Acked)
 }
 
 func TestWhatIsConfirmedHasArrivedWhateverTheCellSays(t *testing.T) {
-	limit := flow.Limit{Cwnd: 10 * mss}
 	h := enforcedFrom(reading(0, 0, nil))
 	h.latest = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
-	assert.Equal(t, cc.Bytes(7_000), h.makeReport(10_000, false, now, now, limit, prevWindow{}).Acked)
+	assert.Equal(t, cc.Bytes(7_000), h.reportAt(10_000, now, now).Acked)
 	h.confirmArrival(10_000)
-	r := h.makeReport(10_000, false, now, now+1, limit, prevWindow{})
+	r := h.reportAt(10_000, now, now+1)
 	assert.Equal(t, flow.Report{
 		At: now + 1, MSS: mss, Written: 10_000, Acked: 10_000, Newest: 10_000,
 	}, r)
-	r = h.makeReport(12_000, false, now, now+2, limit, prevWindow{})
+	r = h.reportAt(12_000, now, now+2)
 	assert.Equal(t, cc.Bytes(2_000), r.Pipe, "what is written next is in flight")
 	assert.Equal(t, cc.Bytes(10_000), r.Acked)
 	h.latest = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
-	r = h.makeReport(12_000, false, now+3, now+3, limit, prevWindow{})
+	r = h.reportAt(12_000, now+3, now+3)
 	assert.Equal(t, cc.Bytes(11_000), r.Acked, "a newer reading counts")
 	assert.Equal(t, cc.Bytes(1_000), r.Pipe)
 	h.startCountersAt(12_000)
 	h.confirmArrival(12_500)
-	assert.Equal(t, cc.Bytes(500), h.makeReport(12_500, false, now+4, now+4, limit, prevWindow{}).Acked)
+	assert.Equal(t, cc.Bytes(500), h.reportAt(12_500, now+4, now+4).Acked)
 }
 
 func TestARoundTripIsReportedOnce(t *testing.T) {
 	h := enforcedFrom(reading(0, 0, nil))
 	h.latest = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
-	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).RTT)
-	assert.Zero(t, h.makeReport(0, false, now, now+1, flow.Limit{}, prevWindow{}).RTT)
+	assert.Equal(t, time.Millisecond, h.reportAt(0, now, now).RTT)
+	assert.Zero(t, h.reportAt(0, now, now+1).RTT)
 	h.latest.At, h.latest.Acks = 3, 9 // an acknowledgement without a sample
-	assert.Zero(t, h.makeReport(0, false, now+2, now+2, flow.Limit{}, prevWindow{}).RTT)
+	assert.Zero(t, h.reportAt(0, now+2, now+2).RTT)
 	h.latest.At, h.latest.Samples = 4, 3 // as long as the last
-	assert.Equal(t, time.Millisecond, h.makeReport(0, false, now+3, now+3, flow.Limit{}, prevWindow{}).RTT)
+	assert.Equal(t, time.Millisecond, h.reportAt(0, now+3, now+3).RTT)
 }
 
 func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
@@ -639,12 +643,12 @@ func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
 	first := flow.PeerClock{At: now, Value: 7}
 	assert.Equal(t, first, peer(5, func(s *bpf.Seen) { s.Acks, s.Tsval = 2, 7 }), "and not as of the report")
 	now := now + 9
-	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer, "nothing has come")
+	assert.Equal(t, first, h.reportAt(0, now, now).Peer, "nothing has come")
 	h.latest.Tsval, h.latest.Acks, h.latest.Timeouts, h.latest.At = 8, 3, 1, 99
-	assert.Equal(t, first, h.makeReport(0, false, now, now, flow.Limit{}, prevWindow{}).Peer,
+	assert.Equal(t, first, h.reportAt(0, now, now).Peer,
 		"the time may be that of the timeout")
 	h.latest.Acks, h.latest.At = 4, 100
-	r := h.makeReport(0, false, now+1, now+1, flow.Limit{}, prevWindow{})
+	r := h.reportAt(0, now+1, now+1)
 	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, r.Peer)
 }
 

@@ -28,7 +28,7 @@ const (
 // (net.ipv4.tcp_mem, by default a sixteenth of the memory) every connection advertises a window of four segments.
 // Above a second one the kernel drops packets. Bytes that wait for thousands of slow readers can use that much, and
 // then all connections are slow. So our receive windows are halved again and again while more than half of the bound
-// is used, and doubled while less than a quarter is.
+// is used. They are doubled while less than a quarter is.
 //
 // Any goroutine that reads from a leg looks at the memory; nextLook lets one of them do it at a time.
 type memoryPressure struct {
@@ -74,8 +74,8 @@ func (p *memoryPressure) logHalving(now cc.Time, used int64) {
 	}
 }
 
-// TCPMemory returns how many pages of memory the kernel's TCP uses, for all programs, and the number of pages above
-// which every connection advertises a small window.
+// TCPMemory returns how many pages of memory the kernel's TCP uses, for all programs. bound is the number of pages
+// above which every connection advertises a small window.
 func TCPMemory() (used, bound int64, err error) {
 	if bound, err = tcpBound(); err == nil {
 		used, err = tcpPages()

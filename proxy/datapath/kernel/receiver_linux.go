@@ -90,8 +90,8 @@ func (w *receiveWindow) limitReceive(
 	return limited && err == nil
 }
 
-// releaseBuffer lets the kernel size the buffer again, and enlarges it to window bytes, or to the largest window if it
-// was under pressure, before which it may have had as much.
+// releaseBuffer lets the kernel size the buffer again, and enlarges it to window bytes. After pressure it enlarges it
+// to the largest window, since the buffer may have had as much before.
 func (w *receiveWindow) releaseBuffer(fd int, window, largest cc.Bytes, underPressure bool) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0); err != nil || w.receiveClamp == 0 {
 		return err
@@ -118,8 +118,8 @@ func (w *receiveWindow) isOutdated(pressure *memoryPressure) bool {
 
 // noteArrivals returns what TCP_INFO, read into advertised.info, says of the peer; size is its length.
 //
-// The kernel's estimate of a receiver's round trips falls at once to a shorter one, rises by an eighth of the
-// difference, and has the resolution of timestamps, a millisecond. Before the first it is the handshake's.
+// The kernel's estimate of a receiver's round trips falls at once to a shorter one, and rises by an eighth of the
+// difference. Its resolution is that of timestamps, a millisecond. Before the first it is the handshake's.
 func (w *receiveWindow) noteArrivals(size uintptr) (flow.Arrivals, error) {
 	a := w.advertised
 	i := &a.info

@@ -85,7 +85,7 @@ type sender struct {
 	observer      func(flow.Report) // nil: nothing is reported
 	infoReporter  *infoReporter     // makes the reports while the kernel does not enforce the window
 	closed        bool
-	dialled       bool
+	dialled       bool // not accepted; newLeg sets it
 	lowatSet      bool // TCP_NOTSENT_LOWAT is set though no limit is in force; the carrier's goroutine alone uses this
 	enforces      datapath.Hold
 	envelope      string // the socket's congestion control; empty: not read yet

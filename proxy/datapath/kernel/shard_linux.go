@@ -321,7 +321,7 @@ func (s *shard) logOverload() {
 	}
 }
 
-// maxPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
+// maxPause bounds how long news may wait. A socket that is not answered for 100 ms may fall back.
 const maxPause = 64 * Tick
 
 // pollPause returns how long to wait for news after a silence: a 64th of it, so that a reader that has stalled does

@@ -206,9 +206,9 @@ func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
 	return refused
 }
 
-// setOption sets an option without telling Go's scheduler. A tick that returns from a call that the scheduler knows
-// of waits behind all goroutines that move bytes, and so do all sockets that the tick serves. The call lasts as long
-// as another thread works on the socket, at most.
+// setOption sets an option without telling Go's scheduler. After a call that the scheduler knows of, a tick would wait
+// behind all goroutines that move bytes, and so would all sockets that it serves. The call lasts as long as another
+// thread works on the socket, at most.
 func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
 	if errno != 0 {
@@ -270,10 +270,10 @@ func unreadMemory(fd int) (cc.Bytes, error) {
 	return cc.Bytes(vars[receiveUsed]), err
 }
 
-// enlargeBuffer has the kernel enlarge a receive buffer that it sizes itself until it can take a window of bytes, up
-// to half of net.ipv4.tcp_rmem's maximum. By itself the kernel enlarges one only when more bytes than ever arrive in a
-// round trip, which a small window may prevent. It also makes room for as many bytes as the reader waits for
-// (SO_RCVLOWAT), which needs no privilege.
+// enlargeBuffer has the kernel enlarge a receive buffer until it can take a window of bytes, up to half of
+// net.ipv4.tcp_rmem's maximum. The kernel sizes the buffer itself. Without a hint it enlarges one only when more bytes
+// than ever arrive in a round trip, which a small window may prevent. It also makes room for as many bytes as the
+// reader waits for (SO_RCVLOWAT), which needs no privilege.
 func enlargeBuffer(fd int, window cc.Bytes) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(window)),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1))

@@ -251,7 +251,7 @@ const (
 )
 
 // pipes lends kernel pipes to splices, a bounded number at a time. Once a user's pipes take more than
-// fs.pipe-user-pages-soft, the kernel makes each further one of two pages (pipe(7)), with which a slow flow needs
+// fs.pipe-user-pages-soft, the kernel makes each further one of two pages (pipe(7)). With these a slow flow needs
 // three splices instead of one. So large pipes take at most half of that, and pieces that fit into small ones have
 // those.
 type pipes struct {
