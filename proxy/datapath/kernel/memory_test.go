@@ -66,6 +66,12 @@ func bounding(t *testing.T) (*Datapath, *hands) {
 	return d, h
 }
 
+// windowClamp is the bound of the window that a leg's socket advertises, in bytes.
+func (c *Conn) windowClamp(t *testing.T) int {
+	t.Helper()
+	return c.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+}
+
 // look looks at TCP's memory as many times, as far apart as it is looked at.
 func (d *Datapath) look(h *hands, times int) {
 	for range times {
@@ -81,7 +87,7 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 	from, to := d.pair(t, loopback4)
 	window := func() int {
 		pass(t, from, to, 1)
-		return to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+		return to.windowClamp(t)
 	}
 	later := func() { h.now = h.now.Add(pressureEvery) }
 
@@ -94,7 +100,7 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 	later()
 	assert.Equal(t, receiveBuffer/8, window())
 	require.True(t, to.LimitReceive(1<<20))
-	assert.Equal(t, 1<<20/8, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP),
+	assert.Equal(t, 1<<20/8, to.windowClamp(t),
 		"who takes more has more of the rest")
 	for range maxHalvings {
 		later()
@@ -150,7 +156,6 @@ func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
 	d, h := bounding(t)
 	_, to := d.pair(t, loopback4)
 	test := func() {
-		clamp := func() int { return to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) }
 		buffer := func() int { return to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF) }
 		later := func(bound int64) {
 			d.pressure.bound = bound
@@ -159,13 +164,13 @@ func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
 		}
 		to.LimitReceive(receiveBuffer)
 		require.False(t, to.LimitReceive(1<<40))
-		window, size := clamp(), buffer()
+		window, size := to.windowClamp(t), buffer()
 		later(-2)
-		require.EqualValues(t, minReceive, clamp())
+		require.EqualValues(t, minReceive, to.windowClamp(t))
 		assert.LessOrEqual(t, buffer(), size, "what is the kernel's does not grow either")
 		later(math.MaxInt64)
 		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
-		assert.GreaterOrEqual(t, clamp(), window)
+		assert.GreaterOrEqual(t, to.windowClamp(t), window)
 		assert.GreaterOrEqual(t, buffer(), size)
 	}
 	test()

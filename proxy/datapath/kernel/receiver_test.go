@@ -53,10 +53,7 @@ func (c *Conn) memory(t *testing.T) (held cc.Bytes) {
 
 func TestWhatNobodyReadsIsBounded(t *testing.T) {
 	const segment = 128 << 10 // the last one may go beyond
-	bounded := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if bounded.receiveBounds.largest == 0 {
-		t.Skip(bounded.Missing())
-	}
+	bounded, _ := bounding(t)
 	for _, accepted := range []bool{false, true} {
 		from, to := bounded.pair(t, loopback4)
 		if !accepted {
@@ -67,7 +64,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(receiveBuffer+segment))
 		require.True(t, to.LimitReceive(1<<20))
 		assert.Equal(t, 1<<20, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), "there is more room")
-		assert.Equal(t, 1<<20, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "and the peer is told")
+		assert.Equal(t, 1<<20, to.windowClamp(t), "and the peer is told")
 		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(1<<20+segment))
 		assert.False(t, to.LimitReceive(1<<40), "from here on it is the kernel's")
 		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
@@ -77,16 +74,13 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 // What is the kernel's has a window that lets it see whether more is needed. A bounded one, which
 // may be full all the time, does not: the kernel would keep it for ever.
 func TestABufferThatIsTheKernelsGrows(t *testing.T) {
-	d := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if d.receiveBounds.largest == 0 {
-		t.Skip(d.Missing())
-	}
+	d, _ := bounding(t)
 	test := func(n cc.Bytes) {
 		_, to := d.pair(t, loopback4)
 		require.True(t, to.LimitReceive(receiveBuffer))
 		require.False(t, to.LimitReceive(n))
 		room := min(n, d.receiveBounds.largest) / 2
-		assert.GreaterOrEqual(t, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), int(room))
+		assert.GreaterOrEqual(t, to.windowClamp(t), int(room))
 		assert.GreaterOrEqual(t, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), int(room))
 		assert.Equal(t, 1, to.option(t, unix.SOL_SOCKET, unix.SO_RCVLOWAT))
 	}
@@ -98,17 +92,17 @@ func TestABufferThatIsTheKernelsGrows(t *testing.T) {
 // its own back afterwards.
 func TestAHeldWindowStaysHeld(t *testing.T) {
 	a, b := still(t, Config{ReceiveBuffer: receiveBuffer}).pair(t, loopback4)
-	before := b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+	before := b.windowClamp(t)
 	_, err := b.Arrivals()
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(40e3))
-	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
+	assert.EqualValues(t, 40e3, b.windowClamp(t))
 	_, err = b.Arrivals()
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(41e3))
-	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "that is no other window")
+	assert.EqualValues(t, 40e3, b.windowClamp(t), "that is no other window")
 	b.LimitReceive(2 * receiveBuffer)
-	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
+	assert.EqualValues(t, 40e3, b.windowClamp(t))
 
 	// The kernel raises it by itself, as it does with a buffer that it enlarges.
 	require.NoError(t, b.raw.Visit(func(fd int) error {
@@ -123,18 +117,15 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 	_, err = b.Arrivals()
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(40e3))
-	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "so it is set again")
+	assert.EqualValues(t, 40e3, b.windowClamp(t), "so it is set again")
 	require.NoError(t, b.Advertise(0))
-	assert.GreaterOrEqual(t, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), before)
+	assert.GreaterOrEqual(t, b.windowClamp(t), before)
 	require.NoError(t, b.Advertise(0))
 }
 
 // A peer that is let send what it likes, and does, hurts only itself.
 func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
-	d := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if d.receiveBounds.largest == 0 {
-		t.Skip(d.Missing())
-	}
+	d, _ := bounding(t)
 	a, b := d.pair(t, loopback4)
 	_, err := b.Arrivals()
 	require.NoError(t, err)
@@ -148,7 +139,6 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 	const window = 40e3
 	for n, own := range map[cc.Bytes]int{1 << 20: 1 << 20, 1 << 40: receiveBuffer} { // the second is the kernel's
 		_, b := d.pair(t, loopback4)
-		clamp := func() int { return b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) }
 		pressed := func(pressed bool) {
 			d.pressure.bound = math.MaxInt64
 			if pressed {
@@ -161,22 +151,22 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 		require.NoError(t, b.Advertise(window))
 		b.LimitReceive(n)
 		require.NoError(t, b.Advertise(0))
-		before := clamp()
+		before := b.windowClamp(t)
 		assert.GreaterOrEqual(t, before, own, "%v: what came meanwhile gave more room", n)
 
 		require.NoError(t, b.Advertise(window))
 		pressed(true)
-		assert.EqualValues(t, minReceive, clamp(), "%v", n)
+		assert.EqualValues(t, minReceive, b.windowClamp(t), "%v", n)
 		require.NoError(t, b.Advertise(2*window))
-		assert.EqualValues(t, minReceive, clamp(), "%v: memory is as short as before", n)
+		assert.EqualValues(t, minReceive, b.windowClamp(t), "%v: memory is as short as before", n)
 		pressed(false)
-		assert.EqualValues(t, 2*window, clamp(), "%v: it is held", n)
+		assert.EqualValues(t, 2*window, b.windowClamp(t), "%v: it is held", n)
 		pressed(true)
 		require.NoError(t, b.Advertise(0))
-		assert.EqualValues(t, minReceive, clamp(), "%v: memory is short still", n)
+		assert.EqualValues(t, minReceive, b.windowClamp(t), "%v: memory is short still", n)
 		require.NoError(t, b.Advertise(window))
 		pressed(false)
 		require.NoError(t, b.Advertise(0))
-		assert.GreaterOrEqual(t, clamp(), before, "%v: nothing bounds it any longer", n)
+		assert.GreaterOrEqual(t, b.windowClamp(t), before, "%v: nothing bounds it any longer", n)
 	}
 }
