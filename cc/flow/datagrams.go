@@ -64,11 +64,18 @@ func (d *Datagrams) Usual() cc.Rate {
 // Close gives the datagrams' part of the window back.
 func (d *Datagrams) Close() { d.closeFunc(d) }
 
-// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1), and mac80211's target, for hops that
-// are served in bursts.
+// fairQuantum is the quantum of FQ-CoDel: one Ethernet frame (RFC 8290 §5.2.1).
+const fairQuantum cc.Bytes = 1514
+
+// Targets of CoDel: for which packets of a flow may stand in its queue.
 const (
-	fairQuantum cc.Bytes = 1514
-	codelTarget          = 20 * time.Millisecond
+	// TunnelQueueTarget is mac80211's, for hops that are served in bursts.
+	TunnelQueueTarget = 20 * time.Millisecond
+	// HeldQueueTarget leaves senders enough packets in the queue to fill a radio link when it becomes faster. Only the
+	// flow itself waits there: the path behind has no queue of it.
+	HeldQueueTarget = 60 * time.Millisecond
+	// shallowTarget is for packets that say ECT(1): their senders want marks early and answer them gently (RFC 9331).
+	shallowTarget = 5 * time.Millisecond
 )
 
 // A flow is sparse while it uses at most sparseShare of what datagrams usually get, measured over sparseTime. Two
@@ -93,8 +100,7 @@ const meteredFlows = 256
 // that is empty at their turn. Here no flow has a turn while the window is closed, so sparse flows are recognized by
 // their rate. Calls must not overlap.
 type FairQueue[K comparable, P any] struct {
-	window  *Datagrams
-	dropped func(P, Drop)
+	cfg QueueConfig[P]
 
 	flows       map[K]*fairFlow[K, P]
 	sparseFlows fairList[K, P] // with packets
@@ -102,6 +108,28 @@ type FairQueue[K comparable, P any] struct {
 	packets     int
 	bytes       cc.Bytes
 }
+
+// QueueConfig says what a FairQueue stands in front of. Window and Dropped are required.
+type QueueConfig[P any] struct {
+	Window  PacketWindow
+	Target  time.Duration // of CoDel; 0: TunnelQueueTarget
+	Dropped func(P, Drop) // called with each packet that the queue will not return
+	// ECN returns the codepoint of a packet, and Mark sets it to CE: where CoDel would drop a packet that says ECT, it is
+	// marked instead (RFC 3168 §5). nil: packets are dropped.
+	ECN  func(P) ECN
+	Mark func(*P)
+}
+
+// ECN is a codepoint of the IP header (RFC 3168 §5).
+type ECN uint8
+
+// The codepoints.
+const (
+	NotECT ECN = iota
+	ECT1
+	ECT0
+	CE
+)
 
 // Drop is why a FairQueue dropped a packet.
 type Drop uint8
@@ -133,10 +161,16 @@ type fairPacket[P any] struct {
 	payload P
 }
 
-// NewFairQueue returns an empty queue in front of a window. It calls dropped with each packet that it will not return.
-func NewFairQueue[K comparable, P any](window *Datagrams, dropped func(P, Drop)) *FairQueue[K, P] {
-	return &FairQueue[K, P]{window: window, dropped: dropped, flows: map[K]*fairFlow[K, P]{}}
+// NewFairQueue returns an empty queue.
+func NewFairQueue[K comparable, P any](cfg QueueConfig[P]) *FairQueue[K, P] {
+	if cfg.Target == 0 {
+		cfg.Target = TunnelQueueTarget
+	}
+	return &FairQueue[K, P]{cfg: cfg, flows: map[K]*fairFlow[K, P]{}}
 }
+
+// SetWindow puts the queue in front of another window.
+func (q *FairQueue[K, P]) SetWindow(w PacketWindow) { q.cfg.Window = w }
 
 // Len returns the number of packets that wait, and their bytes.
 func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets, q.bytes }
@@ -144,7 +178,7 @@ func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets
 // Pass reports whether a packet of size bytes of the flow key may go at once, and counts it if so. Otherwise Push it.
 func (q *FairQueue[K, P]) Pass(now cc.Time, key K, size cc.Bytes) bool {
 	f := q.meterFlow(now, key, size)
-	return q.packets == 0 && q.window.Take(now, size, f.sparse)
+	return q.packets == 0 && q.cfg.Window.Take(now, size, f.sparse)
 }
 
 // Push queues a packet that Pass has refused.
@@ -167,10 +201,10 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 		if len(q.flows) >= meteredFlows {
 			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
 		}
-		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: codelTarget}}
+		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: q.cfg.Target}}
 		q.flows[key] = f
 	}
-	rate := cc.Rate(sparseShare * float64(q.window.Usual()))
+	rate := cc.Rate(sparseShare * float64(q.cfg.Window.Usual()))
 	most := max(2*fairQuantum, rate.BytesIn(sparseTime))
 	level := max(0, f.meter-rate.BytesIn(now.Sub(f.meteredAt))) + size
 	f.sparse = level <= most
@@ -198,7 +232,7 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 				}
 			}
 		}
-		q.dropped(q.takeHead(fattest), DroppedOverflow)
+		q.cfg.Dropped(q.takeHead(fattest), DroppedOverflow)
 	}
 }
 
@@ -206,17 +240,46 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 	for f := q.nextFlow(); f != nil; f = q.nextFlow() {
 		head := f.queue[0]
-		if f.codel.Signals(now, now.Sub(head.at), f.bytes-head.size) {
-			q.dropped(q.takeHead(f), DroppedLate)
+		if q.signalsHead(now, f) && !q.markHead(f) {
+			q.cfg.Dropped(q.takeHead(f), DroppedLate)
 			continue
 		}
-		if !q.window.Take(now, head.size, f.sparse) {
+		if !q.cfg.Window.Take(now, head.size, f.sparse) {
 			return what, false
 		}
 		f.credit -= head.size
 		return q.takeHead(f), true
 	}
 	return what, false
+}
+
+// signalsHead reports whether the packet at the head of f's queue must signal congestion to its sender.
+func (q *FairQueue[K, P]) signalsHead(now cc.Time, f *fairFlow[K, P]) bool {
+	head := &f.queue[0]
+	sojourn := now.Sub(head.at)
+	if q.cfg.ECN != nil && q.cfg.ECN(head.payload) == ECT1 && sojourn >= shallowTarget {
+		return true
+	}
+	return f.codel.Signals(now, sojourn, f.bytes-head.size)
+}
+
+// markHead marks the packet at the head of f's queue; false: it does not say ECT.
+func (q *FairQueue[K, P]) markHead(f *fairFlow[K, P]) bool {
+	if q.cfg.ECN == nil || q.cfg.ECN(f.queue[0].payload) == NotECT {
+		return false
+	}
+	q.cfg.Mark(&f.queue[0].payload)
+	return true
+}
+
+// BusyFlows returns the number of flows that are not sparse and have sent within sparseTime.
+func (q *FairQueue[K, P]) BusyFlows(now cc.Time) (n int) {
+	for _, f := range q.flows {
+		if !f.sparse && (len(f.queue) > 0 || now.Sub(f.meteredAt) < sparseTime) {
+			n++
+		}
+	}
+	return n
 }
 
 // nextFlow returns the flow with the next turn (RFC 8290 §4.2); nil: nothing waits.

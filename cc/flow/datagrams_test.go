@@ -269,7 +269,9 @@ func newQueueBed(t *testing.T, window float64) *queueBed {
 	g := &queueBed{p: newTestbed(t), dropped: map[Drop][]parcel{}}
 	g.l = g.p.open(static(window))
 	g.d, _ = g.p.beside(static(window), 0.5)
-	g.q = NewFairQueue[string](g.d, func(p parcel, why Drop) { g.dropped[why] = append(g.dropped[why], p) })
+	g.q = NewFairQueue[string](QueueConfig[parcel]{
+		Window: g.d, Dropped: func(p parcel, why Drop) { g.dropped[why] = append(g.dropped[why], p) },
+	})
 	g.l.send(64 * mss)
 	g.trip(100 * time.Millisecond)
 	return g

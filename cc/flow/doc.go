@@ -14,6 +14,7 @@
 //
 // Files call only files further down this list:
 //
+//	echo.go                       EchoFlow: a flow for packets of other hosts' transports
 //	manager.go                    groups by name, paths by host; opening, moving, closing; hints
 //	flow.go, datagrams.go         what a user holds: Flow, Receiving; Datagrams, FairQueue
 //	group.go                      one lock; reports, requests, ticks, moves, descriptions

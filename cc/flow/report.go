@@ -198,3 +198,12 @@ const ReceiveBulk cc.Bytes = 64 << 10
 // firstReceive is the first window of a group that receives. A sender that has just sent ReceiveBulk in slow start has
 // up to twice as much in flight.
 const firstReceive = 2 * ReceiveBulk
+
+// PacketWindow lets packets go as a congestion window has room. FairQueue asks it.
+type PacketWindow interface {
+	// Take asks whether a packet of n bytes may leave now, and accounts for it if it may. One of a sparse flow may be
+	// lent room. After a refusal the window's owner is called when asking again may help.
+	Take(now cc.Time, n cc.Bytes, sparse bool) bool
+	// Usual returns the rate of what may leave, smoothed over some seconds; 0: not known.
+	Usual() cc.Rate
+}

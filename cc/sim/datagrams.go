@@ -151,7 +151,9 @@ func (w *world) gateway(group string, share float64) (*gateway, error) {
 		if g.window, err = w.manager.OpenDatagrams(w.now, w.terms(i), share, g.wake); err != nil {
 			return nil, err
 		}
-		g.queue = flow.NewFairQueue[*datagrams](g.window, func(d *datagrams, _ flow.Drop) { d.refuse() })
+		g.queue = flow.NewFairQueue[*datagrams](flow.QueueConfig[*datagrams]{
+			Window: g.window, Dropped: func(d *datagrams, _ flow.Drop) { d.refuse() },
+		})
 		w.gateways[group] = g
 		return g, nil
 	}
