@@ -64,6 +64,7 @@ const (
 	ownReverseBases = 1. / 4
 	// ownReverseMost seconds of it are covered at most: it may be of our acknowledgements.
 	ownReverseMost = 2.0
+	ownQueueProof  = 3.0         // targets of queueing delay prove that the link is full
 	ownBest        = time.Second // and two round trips: the best rate of them fills the way back
 	// ownIdle in one smoothed round trip: a longer silence is the application's.
 	ownIdle = 2
@@ -311,7 +312,9 @@ func (p *penstock) setWindowFromRate(a Ack) {
 	if p.rivalQueue.link != 0 && p.phase != ownDraining {
 		n = p.shareWindow(a.Now, n)
 	}
-	if !a.CwndLimited { // the rate is the application's, but the queue on the way back is what it is now
+	// The rate is the application's, but the queue on the way back is what it is now. Behind a long queue the rate is
+	// the link's, whoever limits the sender: an old window would let more stand there.
+	if !a.CwndLimited && p.queue.Seconds() <= ownQueueProof*p.target {
 		n = max(n, p.cwnd-p.back+back)
 	}
 	p.back = back
