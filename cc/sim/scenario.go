@@ -76,8 +76,12 @@ type FlowConfig struct {
 	Upload bool
 	// Receive is the algorithm of the window that an upload's receiver advertises, in
 	// one group with all of its host's; empty: the receiver advertises what there is room for.
-	Receive        string
-	ReceiveParams  cc.Params
+	Receive       string
+	ReceiveParams cc.Params
+	// Hold makes the flow a server's own, by Algorithm, in packets that the edge holds under this one, in one group with
+	// all of its host's; empty: Algorithm is the edge's.
+	Hold           string
+	HoldParams     cc.Params
 	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority       int
 	Weight         int
@@ -383,7 +387,11 @@ func (s Scenario) named(name string) int {
 
 // terms are those of the i-th flow.
 func (w *world) terms(i int) flow.Terms {
-	return w.scenario.Flows[i].terms(w.scenario.group(i), w.hosts[i])
+	cfg, group := w.scenario.Flows[i], w.scenario.group(i)
+	if cfg.Hold != "" { // the server knows no group
+		group = fmt.Sprintf("server of flow %d", i+1)
+	}
+	return cfg.terms(group, w.hosts[i])
 }
 
 // moved completes the terms that the i-th flow moves to.

@@ -22,16 +22,17 @@ const sendBatch = 64 * cc.DefaultMSS
 // the limit that the flow's last answer named. Its acknowledgements are those
 // of TCP with selective acknowledgement and as many blocks as it takes.
 type sender struct {
-	w      *world
-	cfg    FlowConfig
-	flow   *flow.Flow // nil before it opens
-	src    source
-	rcv    receiver
-	win    *window // that the receiver advertises; nil: more than is ever in flight
-	ask    *client // nil: nobody asks
-	to     int     // number of the host, from 0; of an upload, where it comes from
-	number uint32  // of the flow, from 0
-	held   bool    // the transport keeps the flow's window
+	w        *world
+	cfg      FlowConfig
+	flow     *flow.Flow // nil before it opens
+	src      source
+	rcv      receiver
+	win      *window      // that the receiver advertises; nil: more than is ever in flight
+	ask      *client      // nil: nobody asks
+	to       int          // number of the host, from 0; of an upload, where it comes from
+	number   uint32       // of the flow, from 0
+	held     bool         // the transport keeps the flow's window
+	edgeHold *holdingEdge // holds the packets of a server's own transport; nil: none does
 
 	closed   bool
 	closedAt cc.Time
@@ -84,7 +85,7 @@ func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 		w: w, cfg: cfg, number: uint32(i), to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS,
 		edge: cc.MaxCwnd,
 	}
-	s.held = cfg.Upload || w.scenario.Transport != Relay
+	s.held = cfg.Upload || cfg.Hold != "" || w.scenario.Transport != Relay
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
 		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}
@@ -102,6 +103,11 @@ func (s *sender) open(t flow.Terms) {
 		return
 	}
 	s.flow = f
+	if s.cfg.Hold != "" {
+		if s.edgeHold = s.w.holdingEdge(int(s.number)); s.edgeHold == nil {
+			return
+		}
+	}
 	if s.cfg.Upload {
 		s.edge = 0 // until it is connected
 	}
@@ -233,14 +239,19 @@ func (s *sender) transmit(n int64) {
 	s.pipe += seg.size
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
 	s.stats.sent(now)
-	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.number, s.cfg.ECN.codepoint(s.cfg.Algorithm),
-		func(v Verdict) {
-			s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
-			if v.Dropped == DropNone {
-				a.ce = v.Marked
-				s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
-			}
-		})
+	settled := func(left cc.Time, v Verdict) {
+		s.stats.settled(left, a.size+HeaderBytes, s.cfg.Delay+left.Sub(now), v)
+		if v.Dropped == DropNone {
+			a.ce = v.Marked
+			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
+		}
+	}
+	size, ecn := seg.size+HeaderBytes, s.cfg.ECN.codepoint(s.cfg.Algorithm)
+	if s.edgeHold != nil {
+		s.edgeHold.pass(heldPacket{flow: s.number, size: size, ecn: ecn, settled: settled})
+	} else {
+		s.w.carry(s.cfg.Upload, s.to, size, s.number, ecn, func(v Verdict) { settled(now, v) })
+	}
 	s.setAlarm()
 }
 
@@ -414,7 +425,7 @@ func (s *sender) tell(raw time.Duration) {
 	s.report.Sacked = s.acked - s.una()
 	s.report.Pipe = s.pipe
 	s.report.RTT = 0
-	if s.w.scenario.RawRTT || s.cfg.Upload {
+	if s.w.scenario.RawRTT || s.cfg.Upload || s.edgeHold != nil {
 		s.report.RTT = raw
 	}
 	if s.held {

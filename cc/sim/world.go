@@ -29,6 +29,7 @@ type world struct {
 	endpoints []endpoint
 	hosts     []int               // of the flows, counted from 0
 	gateways  map[string]*gateway // of groups with datagrams beside their flows
+	edges     map[string]*holdingEdge
 	err       error
 }
 
@@ -73,6 +74,7 @@ const (
 
 func newWorld(s Scenario) *world {
 	w := &world{scenario: s.complete(), origin: cc.Time(time.Second), armed: cc.Never, gateways: map[string]*gateway{}}
+	w.edges = map[string]*holdingEdge{}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
 	down, up := s.Down, s.Up

@@ -1,0 +1,167 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// Bounds of what an edge lets wait for one host.
+const (
+	heldPackets          = 1024
+	heldBytes   cc.Bytes = 1 << 20
+
+	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
+)
+
+// holdingEdge holds the packets of servers' own transports in front of the bottleneck until the window of their host
+// has room. One member of the host's group stands for all of them, and echo requests acknowledge them.
+type holdingEdge struct {
+	w       *world
+	host    int
+	member  *flow.EchoFlow
+	queue   *flow.FairQueue[uint32, heldPacket]
+	waking  bool    // a release is planned
+	counted cc.Time // when busy flows were counted last
+	next    cc.Time // when the next look at echo requests is planned; cc.Never: none is
+}
+
+// heldPacket is a packet at the edge.
+type heldPacket struct {
+	flow    uint32
+	size    cc.Bytes
+	ecn     Codepoint
+	marked  bool                          // CE, by the edge
+	settled func(left cc.Time, v Verdict) // called with when it left the edge, as soon as its fate is certain
+}
+
+// holdingEdge returns the edge that holds the packets of the i-th flow.
+func (w *world) holdingEdge(i int) *holdingEdge {
+	cfg := w.scenario.Flows[i]
+	key := w.scenario.group(i) + "\x00" + cfg.Hold
+	if e := w.edges[key]; e != nil {
+		return e
+	}
+	e := &holdingEdge{w: w, host: w.hosts[i], next: cc.Never}
+	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
+	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams
+	member, err := w.manager.OpenEcho(w.now, terms, e.wake)
+	if err != nil {
+		w.err = err
+		return nil
+	}
+	e.member = member
+	e.queue = flow.NewFairQueue[uint32](flow.QueueConfig[heldPacket]{
+		Window: member, Target: flow.HeldQueueTarget,
+		Dropped: func(p heldPacket, _ flow.Drop) { p.settled(w.now, Verdict{Dropped: DropQueue}) },
+		ECN:     func(p heldPacket) flow.ECN { return flow.ECN(p.ecn) },
+		Mark:    func(p *heldPacket) { p.marked = true },
+	})
+	w.edges[key] = e
+	return e
+}
+
+// pass sends a packet, or makes it wait.
+func (e *holdingEdge) pass(p heldPacket) {
+	if e.queue.Pass(e.w.now, p.flow, p.size) {
+		e.send(p)
+	} else {
+		e.queue.Push(e.w.now, p.flow, p.size, p)
+		e.release()
+		e.queue.Trim(heldPackets, heldBytes)
+	}
+	e.planEcho()
+}
+
+// wake is called from within the manager: it only plans.
+func (e *holdingEdge) wake() {
+	if e.waking {
+		return
+	}
+	e.waking = true
+	e.w.at(e.w.now, func() {
+		e.waking = false
+		e.release()
+		e.planEcho()
+	})
+}
+
+// release sends what waits, as far as there is room.
+func (e *holdingEdge) release() {
+	for p, ok := e.queue.Pop(e.w.now); ok; p, ok = e.queue.Pop(e.w.now) {
+		e.send(p)
+	}
+	if packets, _ := e.queue.Len(); packets == 0 {
+		e.member.StopWanting(e.w.now)
+	}
+}
+
+func (e *holdingEdge) send(p heldPacket) {
+	left := e.w.now
+	e.w.send(e.host, p.size, p.flow, p.ecn, func(v Verdict) {
+		v.Marked = v.Marked || p.marked
+		p.settled(left, v)
+	})
+	if e.member.NextEcho() <= left { // within a burst, too
+		e.sendEcho()
+	}
+}
+
+// planEcho plans the next look at echo requests.
+func (e *holdingEdge) planEcho() {
+	at := max(e.w.now, min(e.member.NextEcho(), e.member.NextTimeout()))
+	if at >= e.next {
+		return
+	}
+	e.next = at
+	e.w.at(at, func() {
+		if e.next != at {
+			return // an earlier one took its place
+		}
+		e.next = cc.Never
+		e.member.Expire(e.w.now)
+		if e.member.NextEcho() <= e.w.now {
+			e.sendEcho()
+		}
+		e.countFlows()
+		e.release()
+		e.planEcho()
+	})
+}
+
+// countFlows gives the member as much weight as it stands for busy flows.
+func (e *holdingEdge) countFlows() {
+	if e.w.now.Sub(e.counted) < countFlowsTime {
+		return
+	}
+	e.counted = e.w.now
+	if err := e.member.SetFlows(e.w.now, e.queue.BusyFlows(e.w.now)); err != nil {
+		e.w.err = err
+	}
+}
+
+// echoFlow is the number of the flow that echo requests belong to, apart from all others' in a queue by flow.
+const echoFlow = 1 << 31
+
+// sendEcho sends an echo request to the host, which answers at once.
+func (e *holdingEdge) sendEcho() {
+	const size = 28 // an IPv4 and an ICMP header
+	sequence := e.member.SendEcho(e.w.now)
+	e.w.carry(false, e.host, size, echoFlow, NotECT, func(v Verdict) {
+		if v.Dropped != DropNone {
+			return
+		}
+		e.w.at(v.Arrives, func() {
+			e.w.carry(true, e.host, size, echoFlow, NotECT, func(v Verdict) {
+				if v.Dropped == DropNone {
+					e.w.at(v.Arrives, func() {
+						e.member.ReceiveEcho(e.w.now, sequence)
+						e.release()
+						e.planEcho()
+					})
+				}
+			})
+		})
+	})
+}
