@@ -1,0 +1,309 @@
+package hold
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+const (
+	maxLanes       = 16                     // of one client: unlike terms
+	probeEvery     = time.Second            // a client that is not known to answer is asked again
+	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
+	maxProbes      = 3                      // requests without an answer, and the client does not answer
+	maxSilence     = 10 * time.Second       // without an answer, and the client answers no more: no outage lasts longer
+	countFlowsTime = 100 * time.Millisecond // between two counts of a lane's busy flows
+)
+
+// client is an address with held packets.
+type client struct {
+	holder  *Holder
+	address netip.Addr
+	lanes   []*lane
+	used    cc.Time // when a packet came last
+	closed  bool
+}
+
+// laneFor returns the lane of flows with these terms.
+func (c *client) laneFor(now cc.Time, terms flow.Terms) (*lane, error) {
+	for _, l := range c.lanes {
+		if reflect.DeepEqual(l.terms, terms) {
+			return l, nil
+		}
+	}
+	if len(c.lanes) == maxLanes {
+		return nil, fmt.Errorf("hold: rules give the flows of one client more than %d unlike terms", maxLanes)
+	}
+	l := &lane{holder: c.holder, client: c, terms: terms}
+	if err := l.openShare(now); err != nil {
+		return nil, err
+	}
+	l.fair = flow.NewFairQueue[FlowKey](flow.QueueConfig[heldPacket]{
+		Window: l.share, Target: flow.HeldQueueTarget, Dropped: l.discard,
+		ECN:  func(p heldPacket) flow.ECN { return p.ecn },
+		Mark: func(p *heldPacket) { p.marked = true },
+	})
+	l.id = c.holder.assignID(l)
+	c.lanes = append(c.lanes, l)
+	return l, nil
+}
+
+// isActive reports whether the client has packets, or had some a moment ago.
+func (c *client) isActive(now cc.Time) bool { return now.Sub(c.used) < activeTime || !c.isEmpty() }
+
+// isEmpty reports whether no packet waits.
+func (c *client) isEmpty() bool {
+	for _, l := range c.lanes {
+		if packets, _ := l.fair.Len(); packets > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// close gives the client's part of windows back. No packet may wait.
+func (c *client) close(now cc.Time) {
+	c.closed = true
+	for _, l := range c.lanes {
+		l.closeWindow(now)
+		delete(c.holder.lanes, l.id)
+	}
+}
+
+// heldPacket is a packet that waits in the kernel.
+type heldPacket struct {
+	id     uint32
+	size   cc.Bytes
+	ecn    flow.ECN
+	marked bool   // it goes with CE
+	mark   uint32 // the kernel's
+}
+
+// lane holds the packets of one client that have the same terms, in a fair queue in front of a window.
+//
+// At first the window is a share of what the client's TCP measures, and free where there is no TCP. Once the client
+// has answered an echo request, the window is that of an EchoFlow.
+type lane struct {
+	holder *Holder
+	client *client
+	terms  flow.Terms
+	fair   *flow.FairQueue[FlowKey, heldPacket]
+	share  *flow.Datagrams // nil: there is an echo
+	echo   *flow.EchoFlow  // nil: the client has not answered
+	id     uint16          // of its echo requests
+
+	probes    int     // requests without an answer, while there is no echo
+	nextProbe cc.Time // when to ask again
+	counted   cc.Time // when busy flows were counted last
+	busy      int     // flows, as counted last
+
+	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
+	releasing bool // discarded packets go instead of being dropped
+}
+
+// openShare puts the lane in front of a share of its group's window.
+func (l *lane) openShare(now cc.Time) (err error) {
+	cfg := l.holder.cfg
+	if l.share, err = cfg.Flows.OpenDatagrams(now, l.terms, cfg.Share, l.noteRoom); err != nil {
+		return fmt.Errorf("hold: window of a client: %w", err)
+	}
+	return nil
+}
+
+// closeWindow gives the lane's window back.
+func (l *lane) closeWindow(now cc.Time) {
+	if l.share != nil {
+		l.share.Close()
+		l.share = nil
+	}
+	if l.echo != nil {
+		l.echo.Close(now)
+		l.echo = nil
+	}
+}
+
+// handlePacket lets a packet go if its window has room, and makes it wait otherwise.
+func (l *lane) handlePacket(now cc.Time, key FlowKey, p heldPacket) {
+	if l.fair.Pass(now, key, p.size) {
+		l.accept(now, p)
+		return
+	}
+	l.holder.stats.held.Add(1)
+	packets, bytes := l.fair.Len()
+	defer l.countWaiting(packets, bytes)
+	l.fair.Push(now, key, p.size, p)
+	l.releaseFitting(now)
+	others := l.holder.waitingBytes - bytes
+	l.fair.Trim(maxLanePackets, min(maxLaneBytes, maxWaitingBytes-others))
+}
+
+// release lets the packets go that have room by now.
+func (l *lane) release(now cc.Time) {
+	packets, bytes := l.fair.Len()
+	defer l.countWaiting(packets, bytes)
+	l.releaseFitting(now)
+}
+
+func (l *lane) releaseFitting(now cc.Time) {
+	for p, ok := l.fair.Pop(now); ok; p, ok = l.fair.Pop(now) {
+		l.accept(now, p)
+	}
+	if packets, _ := l.fair.Len(); packets == 0 && l.echo != nil {
+		l.echo.StopWanting(now)
+	}
+}
+
+// empty lets all waiting packets go, or drops them. Each flow's keep their order.
+func (l *lane) empty(release bool) {
+	packets, bytes := l.fair.Len()
+	defer l.countWaiting(packets, bytes)
+	l.releasing = release
+	l.fair.Trim(0, 0)
+	l.releasing = false
+}
+
+// accept lets a packet go, and sends an echo request behind it when one is due.
+func (l *lane) accept(now cc.Time, p heldPacket) {
+	l.holder.accept(p)
+	if l.echo != nil && l.echo.NextEcho() <= now {
+		l.sendEcho(now)
+	}
+}
+
+// sendEcho sends an echo request behind what has left.
+func (l *lane) sendEcho(now cc.Time) {
+	l.holder.sendEcho(l.client.address, l.id, l.echo.SendEcho(now))
+}
+
+// discard drops a packet that the fair queue gives up.
+func (l *lane) discard(p heldPacket, why flow.Drop) {
+	switch {
+	case l.releasing:
+		l.holder.accept(p)
+		return
+	case why == flow.DroppedOverflow:
+		l.holder.stats.overflow.Add(1)
+	default:
+		l.holder.stats.late.Add(1)
+	}
+	l.holder.queue.Drop(p.id)
+}
+
+// receiveEcho takes in the answer to an echo request.
+func (l *lane) receiveEcho(now cc.Time, sequence uint16) {
+	if l.echo != nil {
+		l.echo.ReceiveEcho(now, sequence)
+		l.release(now)
+		return
+	}
+	echo, err := l.holder.cfg.Flows.OpenEcho(now, l.terms, l.noteRoom)
+	if err != nil {
+		l.holder.cfg.Log.Error("hold: a client's answers cannot be used", "client", l.client.address, "err", err)
+		return
+	}
+	l.closeWindow(now)
+	l.echo, l.probes, l.busy = echo, 0, 0
+	l.fair.SetWindow(echo)
+	l.release(now)
+}
+
+// tend does what time brings: echo requests behind the last packets, answers that do not come, and other numbers of
+// busy flows. It is called every few milliseconds while the client has packets.
+func (l *lane) tend(now cc.Time) {
+	if l.echo == nil {
+		l.probe(now)
+		return
+	}
+	if l.echo.NextTimeout() <= now {
+		l.echo.Expire(now)
+		l.release(now)
+	}
+	if lost, answered := l.echo.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
+		l.fallBack(now)
+		return
+	}
+	if l.echo.NextEcho() <= now {
+		l.sendEcho(now)
+	}
+	if now.Sub(l.counted) >= countFlowsTime {
+		l.countFlows(now)
+	}
+}
+
+// countFlows gives the lane as much weight as it has busy flows.
+func (l *lane) countFlows(now cc.Time) {
+	l.counted = now
+	busy := max(1, l.fair.BusyFlows(now))
+	if busy == l.busy {
+		return
+	}
+	l.busy = busy
+	if err := l.echo.SetFlows(now, busy); err != nil {
+		l.holder.cfg.Log.Error("hold: weight of a client's packets", "client", l.client.address, "err", err)
+	}
+}
+
+// probe asks a client that is not known to answer.
+func (l *lane) probe(now cc.Time) {
+	if now < l.nextProbe {
+		return
+	}
+	l.probes++
+	l.nextProbe = now.Add(probeEvery)
+	if l.probes >= maxProbes {
+		l.nextProbe = now.Add(probeLater)
+	}
+	l.holder.sendEcho(l.client.address, l.id, 0)
+}
+
+// fallBack puts the lane in front of a share of what the client's TCP measures: the client answers no more.
+func (l *lane) fallBack(now cc.Time) {
+	echo := l.echo
+	if err := l.openShare(now); err != nil {
+		l.holder.cfg.Log.Error("hold: packets of a client pass unmanaged", "client", l.client.address, "err", err)
+		return
+	}
+	l.echo = nil
+	echo.Close(now)
+	l.fair.SetWindow(l.share)
+	l.probes, l.nextProbe = maxProbes, now.Add(probeLater)
+	l.release(now)
+}
+
+// state returns what can be told of the lane.
+func (l *lane) state() ClientState {
+	s := ClientState{Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share"}
+	s.Waiting, s.WaitingBytes = l.fair.Len()
+	if l.echo != nil {
+		snapshot := l.echo.Snapshot()
+		s.AcknowledgedBy, s.Flow = "echo", &snapshot
+	}
+	return s
+}
+
+// noteRoom makes ServeQueue look at the lane. The window calls it, under its locks, when there may be room.
+func (l *lane) noteRoom() {
+	h := l.holder
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l.isWoken {
+		return
+	}
+	l.isWoken = true
+	h.woken = append(h.woken, l)
+	if h.wake != nil {
+		h.wake()
+	}
+}
+
+// countWaiting adds to the Holder's sums what has changed since the lane had these packets and bytes.
+func (l *lane) countWaiting(packets int, bytes cc.Bytes) {
+	nowPackets, nowBytes := l.fair.Len()
+	l.holder.waitingBytes += nowBytes - bytes
+	l.holder.stats.waiting.Add(int64(nowPackets - packets))
+	l.holder.stats.waitingBytes.Add(int64(nowBytes - bytes))
+}

@@ -1,0 +1,458 @@
+// Package hold keeps forwarded packets in the kernel until the congestion window of the host that they go to has room.
+//
+// An nftables rule sends the packets of clients into a netfilter queue. This package reads the first bytes of each
+// packet, and gives the verdict "accept" when the host's window has room: a verdict is a departure. Packets wait by
+// flow in a fair queue (RFC 8290), so addresses, ports, ICMP errors and encrypted content stay as they are.
+//
+// The kernel lets packets pass by themselves when the queue is full, and when its process is gone. A process that is
+// gone loses what waited.
+//
+//	Queue      the kernel's queue: packets in, verdicts out
+//	Holder     one goroutine on a thread of its own: receives, decides, gives verdicts
+//	client     an address with held packets
+//	lane       the packets of one client under the same terms: a fair queue before a share of a window
+package hold
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// Bounds of what a Holder keeps. Beyond those of flows and clients packets pass and are counted; beyond those of
+// waiting packets the flow that has most waiting loses its oldest (RFC 8290 §4.1).
+const (
+	maxFlows         = 65_536
+	maxClients       = 10_000
+	maxLanePackets   = 1024
+	maxLaneBytes     = cc.Bytes(1 << 20)
+	maxWaitingBytes  = cc.Bytes(32 << 20) // of all clients
+	kernelQueueLimit = 16_384             // packets that wait in the kernel at once
+)
+
+const (
+	flowIdleTime   = 60 * time.Second // a flow is decided anew after this
+	clientIdleTime = 30 * time.Second // a client gives its share of a window back after this
+	sweepEvery     = time.Second
+	tendEvery      = 5 * time.Millisecond // while a client has packets
+	activeTime     = 3 * time.Second      // a client has none after this
+	// ServeQueue wakes up this often while clients are known, so a gap of maxPause is a pause of this process.
+	watchEvery = 250 * time.Millisecond
+	maxPause   = 2 * time.Second
+)
+
+// Verdicts gives packets their verdicts. *Queue implements it.
+type Verdicts interface {
+	Accept(id uint32)
+	AcceptWithMark(id, mark uint32)
+	Drop(id uint32)
+	// Flush carries out the verdicts so far.
+	Flush() error
+}
+
+// Echoes sends ICMP echo requests. *EchoSocket implements it.
+type Echoes interface {
+	Send(to netip.Addr, id, sequence uint16)
+}
+
+// Decision is what policy says of a flow.
+type Decision struct {
+	Refuse bool       // its packets are dropped
+	Manage bool       // its packets wait for room as Terms say; otherwise they pass
+	Terms  flow.Terms // of Manage
+}
+
+// Config is what a Holder needs. All fields but CongestionMark and Log are required.
+type Config struct {
+	Flows  *flow.Manager
+	Clock  func() cc.Time
+	Share  float64 // part of a client's window while it answers no echo request and TCP wants it; above 0, up to 1
+	Decide func(FlowKey) Decision
+	// CongestionMark are the bits by which the rules that hold packets know those that are to say CE; 0: there is no
+	// such rule, and packets are dropped instead.
+	CongestionMark uint32
+	Log            *slog.Logger
+}
+
+// Stats counts packets and bytes since the start.
+type Stats struct {
+	AcceptedPackets, AcceptedBytes uint64 // let go, at once or after a wait
+	HeldPackets                    uint64 // had to wait
+	LateDrops                      uint64 // dropped by CoDel, or after a pause of the process
+	OverflowDrops                  uint64 // dropped since their queue was full
+	MarkedPackets                  uint64 // CE in place of a drop
+	RefusedPackets                 uint64 // dropped by a rule
+	PassedPackets                  uint64 // let go unmanaged: unreadable, or above a bound
+	UnmanagedPackets               uint64 // let go unmanaged, as rules say
+	Waiting                        int    // packets now
+	WaitingBytes                   uint64
+	Echoes, EchoAnswers            uint64
+	Clients, Flows                 int
+}
+
+// ClientState is the state of the held packets of one client under the same terms.
+type ClientState struct {
+	Address        netip.Addr
+	Group          string
+	Waiting        int // packets
+	WaitingBytes   cc.Bytes
+	BusyFlows      int
+	AcknowledgedBy string         // "echo"; "share": by nothing, so they have a share of what TCP measures
+	Flow           *flow.Snapshot // nil: AcknowledgedBy is share
+}
+
+// Holder decides about the packets of a queue. New starts nothing; ServeQueue serves the queue.
+//
+//	field                          used by
+//	mu, woken, outdated, wake      any goroutine, under mu; a lane's isWoken too
+//	stats, states                  any goroutine
+//	all others                     the goroutine of ServeQueue alone
+type Holder struct {
+	cfg    Config
+	queue  Verdicts
+	echoes Echoes
+	stats  counters
+	states atomic.Pointer[[]ClientState]
+
+	clients      map[netip.Addr]*client
+	flows        map[FlowKey]*flowState
+	lanes        map[uint16]*lane // by the identifier of their echo requests
+	lastID       uint16
+	waitingBytes cc.Bytes // of all lanes
+	lastSweep    cc.Time
+	lastTending  cc.Time
+
+	mu       sync.Mutex
+	woken    []*lane // the window of these may have room by now
+	outdated bool    // decisions are to be asked for again
+	wake     func()  // makes ServeQueue look at woken and outdated; nil: it does not run
+}
+
+type counters struct {
+	acceptedPackets, acceptedBytes, held, late, overflow, refused, passed, unmanaged atomic.Uint64
+	marked, echoes, answers                                                          atomic.Uint64
+	waiting, waitingBytes, clients, flows                                            atomic.Int64
+}
+
+// flowState is the decision about a flow.
+type flowState struct {
+	lane    *lane // nil: its packets do not wait
+	refused bool
+	used    cc.Time // when a packet came last
+}
+
+// New returns a Holder that answers through queue and asks clients through echoes.
+func New(cfg Config, queue Verdicts, echoes Echoes) *Holder {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Holder{
+		cfg: cfg, queue: queue, echoes: echoes,
+		clients: map[netip.Addr]*client{}, flows: map[FlowKey]*flowState{}, lanes: map[uint16]*lane{},
+	}
+}
+
+// ServeQueue serves a netfilter queue until ctx is done, and then lets all waiting packets go.
+// It returns an error if the queue fails; the packets that waited are lost then.
+func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) error {
+	// The thread blocks in poll by itself, which keeps the scheduler's network poller out of each packet's way.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer context.AfterFunc(ctx, q.Wake)()
+	h.setWake(q.Wake)
+	defer h.setWake(nil)
+	defer h.closeClients()
+	lastRound := h.cfg.Clock()
+	for ctx.Err() == nil {
+		timeout := h.nextRound()
+		if err := q.Wait(timeout, echoes.descriptors()...); err != nil {
+			return err
+		}
+		now := h.cfg.Clock()
+		if timeout > 0 && now.Sub(lastRound) > maxPause {
+			h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", now.Sub(lastRound))
+			if err := h.dropBacklog(q); err != nil {
+				return err
+			}
+		}
+		echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
+		if _, err := q.Receive(func(p Packet) { h.HandlePacket(h.cfg.Clock(), p) }); err != nil {
+			return err
+		}
+		lastRound = h.cfg.Clock()
+		h.serve(lastRound)
+		if err := q.Flush(); err != nil {
+			return err
+		}
+	}
+	h.releaseWaiting()
+	return q.Flush()
+}
+
+// nextRound returns for how long ServeQueue may wait for packets; below 0: no limit.
+func (h *Holder) nextRound() time.Duration {
+	switch {
+	case len(h.clients) == 0:
+		return -1
+	case h.hasActiveClient(h.lastTending):
+		return tendEvery
+	}
+	return watchEvery
+}
+
+// dropBacklog drops what waits here and in the kernel. Packets behind it have passed during a pause of this process:
+// if it still went, it would arrive out of order.
+func (h *Holder) dropBacklog(q *Queue) error {
+	for _, c := range h.clients {
+		for _, l := range c.lanes {
+			l.empty(false)
+		}
+	}
+	for more := true; more; {
+		var err error
+		more, err = q.Receive(func(p Packet) {
+			h.stats.late.Add(1)
+			q.Drop(p.ID)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return q.Flush()
+}
+
+// setWake sets what makes ServeQueue look at woken lanes.
+func (h *Holder) setWake(wake func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.wake = wake
+}
+
+// Reconsider makes the Holder ask for all decisions again, since rules have changed.
+// Packets that wait go at once, in their order. Any goroutine may call it.
+func (h *Holder) Reconsider() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outdated = true
+	if h.wake != nil {
+		h.wake()
+	}
+}
+
+// HandlePacket lets a packet go, drops it, or keeps it waiting, by the decision about its flow.
+func (h *Holder) HandlePacket(now cc.Time, p Packet) {
+	head, ok := parseHeader(p.Content)
+	if !ok {
+		h.stats.passed.Add(1)
+		h.queue.Accept(p.ID)
+		return
+	}
+	state := h.flowOf(now, head.flow)
+	switch {
+	case state == nil:
+		h.stats.passed.Add(1)
+		h.queue.Accept(p.ID)
+	case state.refused:
+		h.stats.refused.Add(1)
+		h.queue.Drop(p.ID)
+	case state.lane == nil:
+		h.stats.unmanaged.Add(1)
+		h.queue.Accept(p.ID)
+	default:
+		state.lane.client.used = now
+		held := heldPacket{id: p.ID, size: cc.Bytes(p.Length), mark: p.Mark}
+		if h.cfg.CongestionMark != 0 {
+			held.ecn = head.ecn
+		}
+		state.lane.handlePacket(now, head.flow, held)
+	}
+}
+
+// accept lets a packet go.
+func (h *Holder) accept(p heldPacket) {
+	h.stats.acceptedPackets.Add(1)
+	h.stats.acceptedBytes.Add(uint64(p.size))
+	if p.marked {
+		h.stats.marked.Add(1)
+		h.queue.AcceptWithMark(p.id, p.mark|h.cfg.CongestionMark)
+		return
+	}
+	h.queue.Accept(p.id)
+}
+
+// sendEcho sends an echo request behind the packets that have been let go.
+func (h *Holder) sendEcho(to netip.Addr, id, sequence uint16) {
+	if err := h.queue.Flush(); err != nil {
+		return // the end of this round reports an error that lasts
+	}
+	h.stats.echoes.Add(1)
+	h.echoes.Send(to, id, sequence)
+}
+
+// ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.
+func (h *Holder) ReceiveEcho(now cc.Time, from netip.Addr, id, sequence uint16) {
+	l := h.lanes[id]
+	if l == nil || l.client.address != from.Unmap().WithZone("") {
+		return
+	}
+	h.stats.answers.Add(1)
+	l.receiveEcho(now, sequence)
+}
+
+// assignID returns an identifier for a lane's echo requests; there are fewer lanes than identifiers.
+func (h *Holder) assignID(l *lane) uint16 {
+	for {
+		h.lastID++
+		if h.lanes[h.lastID] == nil {
+			h.lanes[h.lastID] = l
+			return h.lastID
+		}
+	}
+}
+
+// flowOf returns the decision about a flow; nil: there is no room for another flow or client.
+func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
+	if state := h.flows[key]; state != nil {
+		state.used = now
+		return state
+	}
+	if len(h.flows) >= maxFlows {
+		return nil
+	}
+	decision := h.cfg.Decide(key)
+	state := &flowState{refused: decision.Refuse, used: now}
+	if decision.Manage && !decision.Refuse {
+		c := h.clients[key.Target.Addr()]
+		if c == nil {
+			if len(h.clients) >= maxClients {
+				return nil
+			}
+			c = &client{holder: h, address: key.Target.Addr(), used: now}
+			h.clients[key.Target.Addr()] = c
+		}
+		var err error
+		if state.lane, err = c.laneFor(now, decision.Terms); err != nil {
+			h.cfg.Log.Error("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
+		}
+	}
+	h.flows[key] = state
+	return state
+}
+
+// serve lets go what has room by now, carries out Reconsider, and forgets who is idle.
+func (h *Holder) serve(now cc.Time) {
+	h.mu.Lock()
+	woken, outdated := h.woken, h.outdated
+	h.woken, h.outdated = nil, false
+	for _, l := range woken {
+		l.isWoken = false
+	}
+	h.mu.Unlock()
+	for _, l := range woken {
+		l.release(now)
+	}
+	if outdated {
+		h.releaseWaiting()
+		h.closeClients()
+	}
+	if now.Sub(h.lastTending) >= tendEvery {
+		h.lastTending = now
+		for _, c := range h.clients {
+			if c.isActive(now) {
+				for _, l := range c.lanes {
+					l.tend(now)
+				}
+			}
+		}
+	}
+	if now.Sub(h.lastSweep) >= sweepEvery {
+		h.lastSweep = now
+		h.forgetIdle(now)
+		h.publishStates()
+	}
+	h.stats.clients.Store(int64(len(h.clients)))
+	h.stats.flows.Store(int64(len(h.flows)))
+}
+
+// forgetIdle forgets flows and clients that have had no packets for a while.
+func (h *Holder) forgetIdle(now cc.Time) {
+	maps.DeleteFunc(h.clients, func(_ netip.Addr, c *client) bool {
+		idle := now.Sub(c.used) >= clientIdleTime && c.isEmpty()
+		if idle {
+			c.close(now)
+		}
+		return idle
+	})
+	maps.DeleteFunc(h.flows, func(_ FlowKey, s *flowState) bool {
+		return now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
+	})
+}
+
+// closeClients gives all shares of windows back and forgets all decisions.
+func (h *Holder) closeClients() {
+	now := h.cfg.Clock()
+	for _, c := range h.clients {
+		c.close(now)
+	}
+	clear(h.clients)
+	clear(h.flows)
+}
+
+// hasActiveClient reports whether a client has packets, or had some a moment ago.
+func (h *Holder) hasActiveClient(now cc.Time) bool {
+	for _, c := range h.clients {
+		if c.isActive(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// publishStates makes the clients' states visible to other goroutines.
+func (h *Holder) publishStates() {
+	states := make([]ClientState, 0, len(h.clients))
+	for _, c := range h.clients {
+		for _, l := range c.lanes {
+			states = append(states, l.state())
+		}
+	}
+	h.states.Store(&states)
+}
+
+// States returns the state of each client's packets, up to a second old. Any goroutine may call it.
+func (h *Holder) States() []ClientState {
+	if states := h.states.Load(); states != nil {
+		return *states
+	}
+	return nil
+}
+
+// releaseWaiting lets all waiting packets go, each flow's in its order.
+func (h *Holder) releaseWaiting() {
+	for _, c := range h.clients {
+		for _, l := range c.lanes {
+			l.empty(true)
+		}
+	}
+}
+
+// Stats returns the counts. Any goroutine may call it.
+func (h *Holder) Stats() Stats {
+	c := &h.stats
+	return Stats{
+		AcceptedPackets: c.acceptedPackets.Load(), AcceptedBytes: c.acceptedBytes.Load(), HeldPackets: c.held.Load(),
+		LateDrops: c.late.Load(), OverflowDrops: c.overflow.Load(), RefusedPackets: c.refused.Load(),
+		MarkedPackets: c.marked.Load(), Echoes: c.echoes.Load(), EchoAnswers: c.answers.Load(),
+		PassedPackets: c.passed.Load(), UnmanagedPackets: c.unmanaged.Load(),
+		Waiting: int(c.waiting.Load()), WaitingBytes: uint64(c.waitingBytes.Load()),
+		Clients: int(c.clients.Load()), Flows: int(c.flows.Load()),
+	}
+}

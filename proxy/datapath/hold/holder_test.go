@@ -1,0 +1,358 @@
+package hold
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+const segment = cc.Bytes(1250)
+
+// road is a Holder in virtual time, with the verdicts that it gave and a TCP flow beside that wants the window.
+type road struct {
+	*Holder
+	now      cc.Time
+	due      cc.Time // of the manager's next tick
+	manager  *flow.Manager
+	accepted []uint32
+	dropped  []uint32
+	marked   []uint32
+	requests []echoRequest
+	ecn      flow.ECN // of packets that arrive
+	nextID   uint32
+	decide   func(FlowKey) Decision
+}
+
+// echoRequest is an echo request that was sent behind a number of accepted packets.
+type echoRequest struct {
+	to           netip.Addr
+	id, sequence uint16
+	behind       int
+}
+
+func (r *road) Send(to netip.Addr, id, sequence uint16) {
+	r.requests = append(r.requests, echoRequest{to, id, sequence, len(r.accepted)})
+}
+
+func (r *road) AcceptWithMark(id, mark uint32) {
+	r.accepted, r.marked = append(r.accepted, id), append(r.marked, mark)
+}
+
+// answer answers all echo requests after a round trip.
+func (r *road) answer(rtt time.Duration) {
+	requests := r.requests
+	r.requests = nil
+	r.wait(rtt)
+	for _, e := range requests {
+		r.ReceiveEcho(r.now, e.to, e.id, e.sequence)
+	}
+}
+
+func (r *road) Flush() error { return nil }
+
+func (r *road) Accept(id uint32) { r.accepted = append(r.accepted, id) }
+func (r *road) Drop(id uint32)   { r.dropped = append(r.dropped, id) }
+
+var window = flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
+
+func newRoad(t require.TestingT) *road {
+	r := &road{now: cc.Time(time.Second), due: cc.Never, manager: &flow.Manager{}}
+	r.manager.Arm = func(_ int, at cc.Time) { r.due = min(r.due, at) }
+	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Terms: window} }
+	r.Holder = New(Config{
+		Flows: r.manager, Clock: func() cc.Time { return r.now }, Share: 0.5,
+		Decide:         func(f FlowKey) Decision { return r.decide(f) },
+		CongestionMark: 0x80,
+	}, r, r)
+	return r
+}
+
+// wait lets time pass with the ticks of the manager and the rounds of the Holder.
+func (r *road) wait(d time.Duration) {
+	for end := r.now.Add(d); r.now < end; {
+		r.now = min(end, r.now.Add(time.Millisecond))
+		if r.due <= r.now {
+			r.due = cc.Never
+			r.due = min(r.due, r.manager.Tick(0, r.now))
+		}
+		r.serve(r.now)
+	}
+}
+
+// arrive lets a packet of a flow from the server's port arrive, and returns its identifier.
+func (r *road) arrive(port uint16, size cc.Bytes) uint32 {
+	packet := make([]byte, 28)
+	packet[0], packet[1], packet[9] = 0x45, byte(r.ecn), protocolUDP
+	copy(packet[12:], []byte{10, 77, 2, 2, 203, 0, 113, 9})
+	packet[20], packet[21] = byte(port>>8), byte(port)
+	return r.arriveAs(packet, size)
+}
+
+func (r *road) arriveAs(packet []byte, size cc.Bytes) uint32 {
+	r.nextID++
+	r.HandlePacket(r.now, Packet{ID: r.nextID, Length: int(size), Content: packet})
+	return r.nextID
+}
+
+// occupy opens a TCP flow of the phone that has filled the window.
+func (r *road) occupy(t require.TestingT) *flow.Flow {
+	f, err := r.manager.Open(r.now, window, flow.Leg{Apply: func(flow.Limit) {}, Wake: func() {}})
+	require.NoError(t, err)
+	granted := f.Take(r.now, 1<<20).Bytes
+	report := flow.Report{At: r.now, Written: granted, Pipe: granted, MSS: 1500}
+	f.Report(report)
+	r.wait(20 * time.Millisecond)
+	report.At, report.Acked, report.Pipe, report.RTT = r.now, granted, 0, 20*time.Millisecond
+	f.Report(report)
+	f.Take(r.now, 1<<20)
+	return f
+}
+
+func TestPacketsPassWhereNothingHoldsThem(t *testing.T) {
+	for name, c := range map[string]struct {
+		decision Decision
+		packet   []byte
+		count    func(Stats) uint64
+		dropped  bool
+	}{
+		"no rule manages it": {Decision{}, nil, func(s Stats) uint64 { return s.UnmanagedPackets }, false},
+		"a rule refuses it":  {Decision{Refuse: true}, nil, func(s Stats) uint64 { return s.RefusedPackets }, true},
+		"the window has room": {
+			Decision{Manage: true, Terms: window}, nil, func(s Stats) uint64 { return s.AcceptedPackets }, false,
+		},
+		"it cannot be read": {Decision{Refuse: true}, []byte{0}, func(s Stats) uint64 { return s.PassedPackets }, false},
+		"there is no such window": {
+			Decision{Manage: true, Terms: flow.Terms{Group: "phone", Algorithm: "nonsense"}},
+			nil,
+			func(s Stats) uint64 { return s.UnmanagedPackets }, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoad(t)
+			r.decide = func(FlowKey) Decision { return c.decision }
+			var id uint32
+			if c.packet != nil {
+				id = r.arriveAs(c.packet, segment)
+			} else {
+				id = r.arrive(443, segment)
+			}
+			want := &r.accepted
+			if c.dropped {
+				want = &r.dropped
+			}
+			assert.Equal(t, []uint32{id}, *want)
+			assert.EqualValues(t, 1, c.count(r.Stats()))
+		})
+	}
+}
+
+func TestPacketsWaitWhileTCPWantsTheWindowAndLeaveInOrder(t *testing.T) {
+	r := newRoad(t)
+	r.occupy(t)
+	var sent []uint32
+	for range 200 {
+		sent = append(sent, r.arrive(443, segment))
+	}
+	at := len(r.accepted)
+	require.Less(t, at, 100, "a flow that begins is lent a part of half a second's share")
+	assert.Equal(t, 200-at, r.Stats().Waiting)
+	assert.EqualValues(t, cc.Bytes(200-at)*segment, r.Stats().WaitingBytes)
+	r.wait(400 * time.Millisecond)
+	assert.Greater(t, len(r.accepted), at, "a round trip later there is room again")
+	assert.IsIncreasing(t, r.accepted)
+	assert.Subset(t, sent, r.accepted)
+}
+
+func TestASparseFlowDoesNotWaitBehindADownload(t *testing.T) {
+	r := newRoad(t)
+	r.occupy(t)
+	for range 60 {
+		r.arrive(443, segment)
+		r.wait(time.Millisecond)
+	}
+	require.NotZero(t, r.Stats().Waiting)
+	call := r.arrive(5004, 200)
+	assert.Contains(t, r.accepted, call)
+}
+
+func TestAFullQueueDropsTheOldestOfTheFlowWithMost(t *testing.T) {
+	r := newRoad(t)
+	r.occupy(t)
+	first := r.nextID
+	for range 2*maxLanePackets + 50 {
+		r.arrive(443, segment)
+	}
+	assert.LessOrEqual(t, r.Stats().Waiting, maxLanePackets)
+	assert.LessOrEqual(t, r.Stats().WaitingBytes, uint64(maxLaneBytes))
+	assert.NotZero(t, r.Stats().OverflowDrops)
+	assert.Less(t, r.dropped[0], first+50, "the head of the queue is the oldest")
+	assert.IsIncreasing(t, r.dropped)
+}
+
+func TestChangedRulesLetWaitingPacketsGoInTheirOrder(t *testing.T) {
+	r := newRoad(t)
+	r.occupy(t)
+	for range 200 {
+		r.arrive(443, segment)
+	}
+	require.NotZero(t, r.Stats().Waiting)
+	r.decide = func(FlowKey) Decision { return Decision{Refuse: true} }
+	r.Reconsider()
+	r.serve(r.now)
+	assert.Zero(t, r.Stats().Waiting)
+	assert.Empty(t, r.dropped)
+	assert.Len(t, r.accepted, 200)
+	assert.IsIncreasing(t, r.accepted)
+	refused := r.arrive(443, segment)
+	assert.Equal(t, []uint32{refused}, r.dropped, "the new rule is in force")
+}
+
+func TestIdleClientsAndFlowsAreForgotten(t *testing.T) {
+	r := newRoad(t)
+	r.arrive(443, segment)
+	r.serve(r.now)
+	require.Equal(t, 1, r.Stats().Clients)
+	r.wait(clientIdleTime + 2*sweepEvery)
+	assert.Zero(t, r.Stats().Clients)
+	assert.Zero(t, r.Stats().Flows, "its window is gone, so the decision about its flow is, too")
+	r.arrive(443, segment)
+	assert.Len(t, r.accepted, 2)
+}
+
+func TestBeyondTheBoundsPacketsPass(t *testing.T) {
+	r := newRoad(t)
+	r.decide = func(FlowKey) Decision { return Decision{} }
+	for i := range maxFlows {
+		source := netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(i))
+		r.flows[FlowKey{Source: source, Protocol: uint8(i >> 16)}] = &flowState{}
+	}
+	id := r.arrive(443, segment)
+	assert.Equal(t, []uint32{id}, r.accepted)
+	assert.EqualValues(t, 1, r.Stats().PassedPackets)
+}
+
+func TestEveryPacketHasOneVerdictAndFlowsKeepTheirOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRoad(t)
+		if rapid.Bool().Draw(t, "TCP beside") {
+			r.occupy(t)
+		}
+		flowOf := map[uint32]uint16{}
+		for range rapid.IntRange(1, 600).Draw(t, "events") {
+			switch rapid.IntRange(0, 9).Draw(t, "event") {
+			case 0:
+				r.wait(time.Duration(rapid.IntRange(1, 80).Draw(t, "ms")) * time.Millisecond)
+			case 1:
+				r.Reconsider()
+			default:
+				port := uint16(rapid.IntRange(1, 4).Draw(t, "flow"))
+				size := cc.Bytes(rapid.IntRange(28, 9000).Draw(t, "size"))
+				flowOf[r.arrive(port, size)] = port
+			}
+		}
+		r.releaseWaiting()
+		require.Zero(t, r.Stats().Waiting)
+		require.Zero(t, r.Stats().WaitingBytes)
+		verdicts := map[uint32]int{}
+		latest := map[uint16]uint32{}
+		for _, id := range r.accepted {
+			verdicts[id]++
+			require.Greater(t, id, latest[flowOf[id]], "order of flow %d", flowOf[id])
+			latest[flowOf[id]] = id
+		}
+		for _, id := range r.dropped {
+			verdicts[id]++
+		}
+		require.Len(t, verdicts, len(flowOf))
+		for id, n := range verdicts {
+			require.Equal(t, 1, n, fmt.Sprintf("packet %d", id))
+		}
+	})
+}
+
+func TestAClientThatAnswersEchoRequestsHasAWindowWithoutTCP(t *testing.T) {
+	r := newRoad(t)
+	r.arrive(443, segment)
+	r.wait(tendEvery + time.Millisecond)
+	require.Len(t, r.requests, 1, "the client is asked")
+	assert.Equal(t, "share", r.clients[r.requests[0].to].lanes[0].state().AcknowledgedBy)
+	r.answer(20 * time.Millisecond)
+	assert.Equal(t, "echo", r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().AcknowledgedBy)
+
+	before := len(r.accepted)
+	for range 200 {
+		r.arrive(443, segment)
+	}
+	assert.InDelta(t, 12, len(r.accepted)-before, 1, "15,000 bytes are its window")
+	require.NotEmpty(t, r.requests)
+	assert.Less(t, r.requests[0].behind, len(r.accepted), "requests stand within the burst")
+	before = len(r.accepted)
+	r.wait(2 * tendEvery) // the last packets of the burst have a request, too
+	r.answer(20 * time.Millisecond)
+	assert.InDelta(t, 12, len(r.accepted)-before, 1, "the answers make room for as much")
+}
+
+func TestAnAnswerByAnotherAddressIsIgnored(t *testing.T) {
+	r := newRoad(t)
+	r.arrive(443, segment)
+	r.wait(tendEvery + time.Millisecond)
+	r.ReceiveEcho(r.now, netip.MustParseAddr("203.0.113.10"), r.requests[0].id, r.requests[0].sequence)
+	assert.Zero(t, r.Stats().EchoAnswers)
+}
+
+func TestAClientThatAnswersNoMoreFallsBackToItsShare(t *testing.T) {
+	r := newRoad(t)
+	r.arrive(443, segment)
+	r.wait(tendEvery + time.Millisecond)
+	r.answer(20 * time.Millisecond)
+	for range 15 * 100 {
+		r.arrive(443, segment)
+		r.wait(10 * time.Millisecond)
+	}
+	state := r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state()
+	assert.Equal(t, "share", state.AcknowledgedBy)
+	assert.Zero(t, state.Waiting, "no TCP wants the window")
+	asked := len(r.requests)
+	for range 2 * 100 {
+		r.arrive(443, segment)
+		r.wait(10 * time.Millisecond)
+	}
+	assert.Len(t, r.requests, asked, "it is asked again later")
+}
+
+func TestAPacketThatSaysECTIsMarkedInPlaceOfADrop(t *testing.T) {
+	r := newRoad(t)
+	r.ecn = flow.ECT0
+	r.occupy(t)
+	for range 400 {
+		r.arrive(443, segment)
+		r.arrive(443, segment)
+		r.wait(time.Millisecond)
+	}
+	require.NotEmpty(t, r.marked)
+	assert.Equal(t, uint32(0x80), r.marked[0])
+	assert.Zero(t, r.Stats().LateDrops)
+}
+
+func TestABusyClientWeighsAsMuchAsItHasFlows(t *testing.T) {
+	r := newRoad(t)
+	r.arrive(443, segment)
+	r.wait(tendEvery + time.Millisecond)
+	r.answer(20 * time.Millisecond)
+	for range 100 {
+		for i := range uint16(30) {
+			r.arrive(1000+i%3, segment)
+		}
+		r.answer(20 * time.Millisecond)
+	}
+	r.wait(countFlowsTime)
+	assert.Equal(t, 3, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().BusyFlows)
+}

@@ -1,0 +1,161 @@
+package hold
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
+)
+
+func TestMain(m *testing.M) { os.Exit(need.Run(m)) }
+
+// enterNamespace moves the test's goroutine, on a thread of its own, to a network namespace with its loopback up.
+func enterNamespace(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread() // for good: the thread ends with the test's goroutine
+	_, err := netns.New()
+	if errors.Is(err, os.ErrPermission) {
+		need.Namespaces(t, err)
+	}
+	require.NoError(t, err)
+	lo, err := netlink.LinkByName("lo")
+	require.NoError(t, err)
+	require.NoError(t, netlink.LinkSetUp(lo))
+}
+
+// queueUDP sends UDP that this namespace sends to a port into a netfilter queue, unless nobody serves it.
+func queueUDP(t *testing.T, port, queue uint16) {
+	t.Helper()
+	c, err := nftables.New()
+	require.NoError(t, err)
+	table := c.AddTable(&nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4})
+	chain := c.AddChain(&nftables.Chain{
+		Name: "output", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput,
+		Priority: nftables.ChainPriorityFilter,
+	})
+	target := make([]byte, 8) // queue, number of queues, flags (linux/netfilter/xt_NFQUEUE.h)
+	binary.NativeEndian.PutUint16(target, queue)
+	binary.NativeEndian.PutUint16(target[2:], 1)
+	binary.NativeEndian.PutUint16(target[4:], 1)
+	unknown := xt.Unknown(target)
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Register: 1, Data: binary.BigEndian.AppendUint16(nil, port)},
+		&expr.Target{Name: "NFQUEUE", Rev: 3, Info: &unknown},
+	}})
+	require.NoError(t, c.Flush())
+}
+
+func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
+	enterNamespace(t)
+	queueUDP(t, 9, 5)
+	receiver, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9})
+	require.NoError(t, err)
+	defer receiver.Close()
+	sender, err := net.DialUDP("udp4", nil, receiver.LocalAddr().(*net.UDPAddr))
+	require.NoError(t, err)
+	defer sender.Close()
+	received := func(text string) {
+		t.Helper()
+		buffer := make([]byte, 100)
+		require.NoError(t, receiver.SetReadDeadline(time.Now().Add(5*time.Second)))
+		n, err := receiver.Read(buffer)
+		require.NoError(t, err)
+		assert.Equal(t, text, string(buffer[:n]))
+	}
+	send := func(text string) {
+		t.Helper()
+		_, err := sender.Write([]byte(text))
+		require.NoError(t, err)
+	}
+	send("nobody serves the queue")
+	received("nobody serves the queue")
+
+	q, err := OpenQueue(5, 8)
+	require.NoError(t, err)
+	_, err = OpenQueue(5, 8)
+	assert.ErrorContains(t, err, "no other program may have that queue")
+
+	var held []Packet
+	collect := func(p Packet) { held = append(held, p) }
+	for _, text := range []string{"dropped", "accepted", "marked"} {
+		send(text)
+	}
+	for len(held) < 3 {
+		require.NoError(t, q.Wait(5*time.Second))
+		_, err := q.Receive(collect)
+		require.NoError(t, err)
+	}
+	head, ok := parseHeader(held[0].Content)
+	require.True(t, ok)
+	assert.Equal(t, uint16(9), head.flow.Target.Port())
+	assert.Equal(t, 28+len("dropped"), held[0].Length)
+	q.Drop(held[0].ID)
+	q.Accept(held[1].ID)
+	q.AcceptWithMark(held[2].ID, 0x100)
+	require.NoError(t, q.Flush())
+	received("accepted")
+	received("marked")
+
+	for range 9 { // the ninth finds the queue full
+		send("held")
+	}
+	received("held")
+	q.Close()
+	send("nobody serves the queue any more")
+	received("nobody serves the queue any more")
+}
+
+func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
+	enterNamespace(t)
+	queueUDP(t, 9, 6)
+	receiver, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9})
+	require.NoError(t, err)
+	defer receiver.Close()
+	sender, err := net.DialUDP("udp4", nil, receiver.LocalAddr().(*net.UDPAddr))
+	require.NoError(t, err)
+	defer sender.Close()
+	q, err := OpenQueue(6, 1024)
+	require.NoError(t, err)
+	defer q.Close()
+	echoes, err := OpenEchoSocket()
+	require.NoError(t, err)
+	defer echoes.Close()
+	began := time.Now()
+	h := New(Config{
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 }, Share: 0.5,
+		Decide: func(f FlowKey) Decision { return Decision{Manage: true, Terms: window} },
+	}, q, echoes)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- h.ServeQueue(ctx, q, echoes) }()
+	for h.Stats().EchoAnswers == 0 || h.Stats().AcceptedPackets < 10 {
+		_, err := sender.Write([]byte("datagram"))
+		require.NoError(t, err)
+		require.NoError(t, receiver.SetReadDeadline(time.Now().Add(5*time.Second)))
+		_, err = receiver.Read(make([]byte, 100))
+		require.NoError(t, err)
+	}
+	stop()
+	require.NoError(t, <-ended)
+	assert.Zero(t, h.Stats().Waiting)
+}

@@ -1,0 +1,337 @@
+package hold
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Messages, attributes and flags of nfnetlink_queue (linux/netfilter/nfnetlink_queue.h).
+const (
+	messagePacket  = unix.NFNL_SUBSYS_QUEUE << 8
+	messageVerdict = unix.NFNL_SUBSYS_QUEUE<<8 | 1
+	messageConfig  = unix.NFNL_SUBSYS_QUEUE<<8 | 2
+
+	packetHeaderAttr = 1
+	verdictAttr      = 2
+	markAttr         = 3
+	payloadAttr      = 10
+	lengthAttr       = 13
+
+	configCommandAttr = 1
+	configParamsAttr  = 2
+	configLengthAttr  = 3
+	configMaskAttr    = 4
+	configFlagsAttr   = 5
+
+	bindCommand = 1
+	copyPackets = 2
+
+	failOpenFlag = 1 << 0 // a packet that finds the queue full passes
+	segmentsFlag = 1 << 2 // a packet of several segments comes whole
+
+	verdictDrop   = 0
+	verdictAccept = 1
+)
+
+const (
+	copiedBytes   = 128     // of each packet: an IPv6 header with some extension headers, and the transport's
+	receiveBuffer = 8 << 20 // bytes of the socket, for bursts
+	receiveBatch  = 64      // packets that are read before verdicts are written
+	verdictBatch  = 16 << 10
+)
+
+// Packet is a packet that waits in the kernel for a verdict.
+type Packet struct {
+	ID      uint32
+	Mark    uint32 // the kernel's, of the packet
+	Length  int    // bytes of the whole packet, all its segments
+	Content []byte // its beginning; valid until the next one is received
+}
+
+// Queue is a netfilter queue: the kernel keeps packets in it until they have a verdict.
+// One goroutine at a time may use it, save for Wake. Every message needs CAP_NET_ADMIN of the calling thread.
+type Queue struct {
+	number  uint16
+	socket  int
+	wakes   int // an eventfd
+	buffer  []byte
+	pending []byte // verdicts to be written
+	polled  []unix.PollFd
+}
+
+// OpenQueue binds the netfilter queue of that number, which keeps up to length packets.
+// Packets beyond those pass, and so do all of them once the queue is closed or its process is gone.
+func OpenQueue(number uint16, length uint32) (*Queue, error) {
+	q := &Queue{number: number, socket: -1, wakes: -1, buffer: make([]byte, 1<<17)}
+	if err := q.open(length); err != nil {
+		q.Close()
+		return nil, fmt.Errorf("hold: netfilter queue %d: %w", number, explainQueueError(err))
+	}
+	return q, nil
+}
+
+func (q *Queue) open(length uint32) (err error) {
+	q.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	if q.wakes, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	// A larger buffer than others may have needs the capability that the queue needs anyway.
+	if err = unix.SetsockoptInt(q.socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
+		return fmt.Errorf("receive buffer: %w", err)
+	}
+	if err = unix.Bind(q.socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	params := binary.BigEndian.AppendUint32(nil, copiedBytes)
+	for _, attrs := range [][]byte{
+		appendAttr(nil, configCommandAttr, []byte{bindCommand, 0, 0, 0}),
+		appendAttr(nil, configParamsAttr, append(params, copyPackets)),
+		appendAttr(nil, configLengthAttr, binary.BigEndian.AppendUint32(nil, length)),
+		flagAttrs(failOpenFlag, failOpenFlag),
+	} {
+		if err = q.configure(attrs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// KeepSegments says whether a packet of several segments comes whole, or each segment by itself.
+func (q *Queue) KeepSegments(whole bool) error {
+	flags := uint32(0)
+	if whole {
+		flags = segmentsFlag
+	}
+	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(segmentsFlag, flags))
+	return q.Flush()
+}
+
+// configure sends one configuration message and waits for its answer.
+func (q *Queue) configure(attrs []byte) error {
+	message := appendMessage(nil, messageConfig, unix.NLM_F_REQUEST|unix.NLM_F_ACK, q.number, attrs)
+	if err := unix.Sendto(q.socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
+	for {
+		n, _, err := unix.Recvfrom(q.socket, q.buffer, 0) // the kernel has answered when Sendto returns
+		if err != nil {
+			return fmt.Errorf("configure: %w", err)
+		}
+		code, isAnswer := errorCode(q.buffer[:n])
+		switch {
+		case !isAnswer: // a packet that came in between passes unseen by its holder
+			forEachPacket(q.buffer[:n], func(p Packet) { q.Accept(p.ID) })
+		case code != 0:
+			return fmt.Errorf("configure: %w", code)
+		default:
+			return q.Flush()
+		}
+	}
+}
+
+// Wait waits until there are packets, Wake is called, one of the other descriptors can be read, or timeout is over
+// (below 0: no limit).
+func (q *Queue) Wait(timeout time.Duration, others ...int) error {
+	milliseconds := -1
+	if timeout >= 0 {
+		milliseconds = int(timeout.Milliseconds())
+	}
+	q.polled = q.polled[:0]
+	for _, fd := range append(others, q.wakes, q.socket) {
+		q.polled = append(q.polled, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	if _, err := unix.Poll(q.polled, milliseconds); err != nil && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("hold: poll: %w", err)
+	}
+	if q.polled[len(others)].Revents != 0 {
+		var count [8]byte
+		_, _ = unix.Read(q.wakes, count[:]) // it reads all wakes at once
+	}
+	return nil
+}
+
+// Receive calls handle with each packet that has come, at most a batch of them. More reports whether there may be
+// others.
+func (q *Queue) Receive(handle func(Packet)) (more bool, err error) {
+	for range receiveBatch {
+		n, _, err := unix.Recvfrom(q.socket, q.buffer, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return false, nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS): // packets that found no room have passed
+			continue
+		case err != nil:
+			return false, fmt.Errorf("hold: receive: %w", err)
+		}
+		forEachPacket(q.buffer[:n], handle)
+	}
+	return true, nil
+}
+
+// Wake makes Wait return. Any goroutine may call it.
+func (q *Queue) Wake() {
+	one := [8]byte{}
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(q.wakes, one[:]) // a full counter wakes as well
+}
+
+// Accept lets a packet go on with the next Flush.
+func (q *Queue) Accept(id uint32) { q.appendVerdict(id, verdictAccept, nil) }
+
+// AcceptWithMark lets a packet go on under another mark.
+func (q *Queue) AcceptWithMark(id, mark uint32) {
+	q.appendVerdict(id, verdictAccept, binary.BigEndian.AppendUint32(nil, mark))
+}
+
+// Drop discards a packet with the next Flush.
+func (q *Queue) Drop(id uint32) { q.appendVerdict(id, verdictDrop, nil) }
+
+func (q *Queue) appendVerdict(id, verdict uint32, mark []byte) {
+	var value [8]byte
+	binary.BigEndian.PutUint32(value[:], verdict)
+	binary.BigEndian.PutUint32(value[4:], id)
+	start := len(q.pending)
+	q.pending = appendMessage(q.pending, messageVerdict, unix.NLM_F_REQUEST, q.number, nil)
+	q.pending = appendAttr(q.pending, verdictAttr, value[:])
+	if mark != nil {
+		q.pending = appendAttr(q.pending, markAttr, mark)
+	}
+	binary.NativeEndian.PutUint32(q.pending[start:], uint32(len(q.pending)-start))
+	if len(q.pending) >= verdictBatch {
+		_ = q.Flush() // the next Flush tells of an error that lasts
+	}
+}
+
+// Flush writes the verdicts.
+func (q *Queue) Flush() error {
+	if len(q.pending) == 0 {
+		return nil
+	}
+	err := unix.Sendto(q.socket, q.pending, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	q.pending = q.pending[:0]
+	if err != nil {
+		return fmt.Errorf("hold: verdicts: %w", err)
+	}
+	return nil
+}
+
+// Close gives the queue back. The kernel drops what still waits in it.
+func (q *Queue) Close() {
+	for _, fd := range []*int{&q.socket, &q.wakes} {
+		if *fd >= 0 {
+			_ = unix.Close(*fd) // nothing was written that could be lost
+			*fd = -1
+		}
+	}
+}
+
+// explainQueueError adds what an operator can do about an error.
+func explainQueueError(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: it needs CAP_NET_ADMIN, and no other program may have that queue "+
+			"(/proc/net/netfilter/nfnetlink_queue lists them)", err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
+		return fmt.Errorf("%w: the kernel lacks nfnetlink_queue; load it with: modprobe nfnetlink_queue", err)
+	}
+	return err
+}
+
+// forEachPacket calls handle with each packet of what was read from the socket.
+func forEachPacket(messages []byte, handle func(Packet)) {
+	forEachMessage(messages, func(kind uint16, body []byte) {
+		const familyHeader = 4
+		if kind != messagePacket || len(body) < familyHeader {
+			return
+		}
+		if p, ok := parsePacket(body[familyHeader:]); ok {
+			handle(p)
+		}
+	})
+}
+
+// errorCode returns the answer among messages, 0 for success; false: there is none.
+func errorCode(messages []byte) (code unix.Errno, isAnswer bool) {
+	forEachMessage(messages, func(kind uint16, body []byte) {
+		if kind == unix.NLMSG_ERROR && len(body) >= 4 {
+			code, isAnswer = unix.Errno(-int32(binary.NativeEndian.Uint32(body))), true
+		}
+	})
+	return code, isAnswer
+}
+
+// forEachMessage calls handle with each netlink message's kind and body.
+func forEachMessage(messages []byte, handle func(kind uint16, body []byte)) {
+	for len(messages) >= unix.SizeofNlMsghdr {
+		length := int(binary.NativeEndian.Uint32(messages))
+		if length < unix.SizeofNlMsghdr || length > len(messages) {
+			return
+		}
+		handle(binary.NativeEndian.Uint16(messages[4:]), messages[unix.SizeofNlMsghdr:length])
+		messages = messages[min(len(messages), align4(length)):]
+	}
+}
+
+// parsePacket reads the attributes of a packet message; false: it has no identifier.
+func parsePacket(attrs []byte) (p Packet, ok bool) {
+	for len(attrs) >= 4 {
+		length := int(binary.NativeEndian.Uint16(attrs))
+		if length < 4 || length > len(attrs) {
+			break
+		}
+		const kindBits = 0x3fff // without the flags for nesting and byte order
+		value := attrs[4:length]
+		switch kind := binary.NativeEndian.Uint16(attrs[2:]) & kindBits; {
+		case kind == packetHeaderAttr && len(value) >= 4:
+			p.ID, ok = binary.BigEndian.Uint32(value), true
+		case kind == markAttr && len(value) >= 4:
+			p.Mark = binary.BigEndian.Uint32(value)
+		case kind == lengthAttr && len(value) >= 4:
+			p.Length = int(binary.BigEndian.Uint32(value))
+		case kind == payloadAttr:
+			p.Content = value
+		}
+		attrs = attrs[min(len(attrs), align4(length)):]
+	}
+	if p.Length == 0 {
+		p.Length = len(p.Content)
+	}
+	return p, ok
+}
+
+func align4(n int) int { return (n + 3) &^ 3 }
+
+// appendAttr appends a netlink attribute.
+func appendAttr(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// appendMessage appends a message for a queue with its attributes.
+func appendMessage(b []byte, kind, flags, queue uint16, attrs []byte) []byte {
+	const familyHeader = 4
+	b = binary.NativeEndian.AppendUint32(b, uint32(unix.SizeofNlMsghdr+familyHeader+len(attrs)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence and port: nothing here waits for them
+	b = append(b, unix.AF_UNSPEC, 0)
+	b = binary.BigEndian.AppendUint16(b, queue)
+	return append(b, attrs...)
+}
+
+func flagAttrs(mask, flags uint32) []byte {
+	attrs := appendAttr(nil, configMaskAttr, binary.BigEndian.AppendUint32(nil, mask))
+	return appendAttr(attrs, configFlagsAttr, binary.BigEndian.AppendUint32(nil, flags))
+}
