@@ -18,7 +18,7 @@ var ErrBusy = errors.New("the agent's queue is full")
 const maxPrograms = 256
 
 // Transmit sends one message to an agent, as one datagram. It must not block and not keep
-// b. ErrBusy: there is no room now; any other error: nobody reads there any more.
+// b. ErrBusy: there is no room now; any other error: no agent reads there any more.
 type Transmit func(b []byte) error
 
 // Agent is an agent as its datapath sees it: its programs and the flows it steers. Its
@@ -33,7 +33,7 @@ type Agent struct {
 	algorithm string // in each Create
 	transmit  Transmit
 
-	epoch    atomic.Uint64 // of the connection; 0: nobody is there
+	epoch    atomic.Uint64 // of the connection; 0: there is none
 	unread   atomic.Int64  // cc.Time since when a message waits to be read; 0: none does
 	starts   atomic.Uint64 // times that the agent has said Ready: it has begun anew
 	counters counters
@@ -78,7 +78,7 @@ type Counters struct {
 	Fallbacks map[string]uint64 // by reason
 }
 
-// NewAgent returns an agent that nobody has reached yet. Its flows ask for an algorithm
+// NewAgent returns an agent that is not connected yet. Its flows ask for an algorithm
 // by that name, if it is not empty.
 func NewAgent(name, algorithm string, t Transmit) (*Agent, error) {
 	if len(algorithm) > MaxName {
@@ -107,7 +107,7 @@ func (a *Agent) Connect(now cc.Time, datapath uint32) error {
 	return nil
 }
 
-// Lost says that nobody is there any more: flows go on without.
+// Lost reports that the agent is gone: flows go on without it.
 func (a *Agent) Lost(now cc.Time) {
 	a.epoch.Store(0)
 	a.wakeAll(now)
@@ -128,7 +128,7 @@ func (a *Agent) wakeAll(now cc.Time) {
 	}
 }
 
-// sendMessage transmits a message. One that nobody reads ends the connection.
+// sendMessage transmits a message. One that no agent reads ends the connection.
 func (a *Agent) sendMessage(b []byte) error {
 	epoch := a.epoch.Load()
 	if epoch == 0 {

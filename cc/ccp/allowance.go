@@ -15,7 +15,7 @@ const (
 	pathGain   = 4
 )
 
-// A maximum counts for one to two spans of so many round trips.
+// A maximum counts for one to two spans of this many round trips.
 const (
 	spanRoundTrips = 10
 	leastSpan      = 100 * time.Millisecond

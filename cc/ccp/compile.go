@@ -148,7 +148,7 @@ func (c *compiler) compileEvent(e clause) error {
 	return nil
 }
 
-// compileFlag emits a condition, whose result is the event's flag.
+// compileFlag emits a condition. Its result is the event's flag.
 func (c *compiler) compileFlag(n node) error {
 	flag := Register{ClassImplicit, implicitFlag}
 	c.temp = 0
@@ -261,7 +261,7 @@ func (c *compiler) compileOperands(n node, op Op) (a, b Register, err error) {
 	return regs[0], regs[1], nil
 }
 
-// compileArithmetic emits an operation whose result is a temporary.
+// compileArithmetic emits an operation. Its result is a temporary.
 func (c *compiler) compileArithmetic(n node, op Op) (Register, typ, error) {
 	a, b, err := c.compileOperands(n, op)
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 	createFirst = 100 * time.Millisecond
 	createLast  = 30 * time.Second
 
-	// afterFailing is when a flow is announced again whose program has failed.
+	// afterFailing is when a flow is announced again after its program has failed.
 	afterFailing = time.Second
 )
 
@@ -253,7 +253,7 @@ func (f *Flow) announceFlow(s cc.State) {
 		return
 	}
 	if unread := cc.Time(f.agent.unread.Load()); unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT) {
-		f.create = s.Now.Add(createFirst) // nobody would read it
+		f.create = s.Now.Add(createFirst) // no agent would read it
 		return
 	}
 	f.out = Create{
@@ -331,7 +331,7 @@ func (f *Flow) startProgram(p *Program, now cc.Time) {
 	f.failed = 0
 }
 
-// setRegister sets a register. What a program does not use is nobody's.
+// setRegister sets a register. A register that the program does not have is ignored.
 func (f *Flow) setRegister(u Update) {
 	switch {
 	case u.Class == ClassControl:
@@ -376,7 +376,7 @@ const clockStart = cc.Time(time.Hour)
 // microseconds is a time as agents see it.
 func microseconds(t cc.Time) uint64 { return uint64(max(t, 0)+clockStart) / uint64(time.Microsecond) }
 
-// runProgram runs the program on the primitives, of which the caller has set those of the event.
+// runProgram runs the program on the primitives, after the caller has set those of the event.
 func (f *Flow) runProgram(s cc.State) {
 	r := f.machine.regs
 	p := r[slotPrimitives:]

@@ -37,7 +37,7 @@ func (m *machine) renewVolatile() {
 	}
 }
 
-// runOnce runs the program for one acknowledgement, loss or timeout, whose primitives and
+// runOnce runs the program for one acknowledgement, loss or timeout. Its primitives and
 // present limits are in the registers. Where the arithmetic fails the rest of the program
 // is skipped, and nothing of it counts but what it has stored.
 func (m *machine) runOnce(now uint64) (ok bool) {
@@ -123,7 +123,7 @@ func boolValue(b bool) uint64 {
 	return 0
 }
 
-// ewmaOf is an average of which a tenths are the old value's; the first value counts whole.
+// ewmaOf is an average with a tenths of the old value; the first value counts whole.
 func ewmaOf(a, old, x uint64) (v uint64, ok bool) {
 	switch {
 	case old == 0:

@@ -94,7 +94,7 @@ const (
 	primitives
 )
 
-// The bounds of a program: libccp's, but for temporaries, of which portus makes up to 16.
+// The bounds of a program: libccp's, but for temporaries: portus makes up to 16.
 const (
 	maxEvents       = 256
 	maxInstructions = 256
@@ -120,7 +120,7 @@ const (
 	slotNamed      = slotPrimitives + primitives
 )
 
-// step is an instruction whose operands are slots of a flow's registers.
+// step is an instruction. Its operands are slots of a flow's registers.
 type step struct {
 	op                  Op
 	result, left, right uint16

@@ -70,7 +70,7 @@ func specFor(name string, a *Agent) cc.Spec {
 	}.Answering()
 }
 
-// fallbackNames are the algorithms that need nobody: those that are registered.
+// fallbackNames are the algorithms that need no agent: those that are registered.
 func fallbackNames() []string {
 	var names []string
 	for _, s := range cc.Specs() {
@@ -83,7 +83,7 @@ func fallbackNames() []string {
 type reason int
 
 const (
-	gone    reason = iota // nobody reads there any more
+	gone    reason = iota // no agent reads there any more
 	stalled               // a message waits unread for too long
 	silent                // reports are read and not answered
 	failing               // the program's arithmetic has no result

@@ -29,7 +29,7 @@ type span struct{ from, to int }
 const maxPeerName = 64
 
 // ParseQuick reads such a file. What only wg-quick acts on (DNS, PostUp and the
-// like) is passed over; what nobody knows is an error.
+// like) is passed over; an unknown key is an error.
 //
 // WireGuard has no names for peers: a comment gives one, "# Name = phone"
 // anywhere in the section or right above it, or else "# phone" right above its
@@ -74,7 +74,7 @@ type quickParser struct {
 type quickPeer struct {
 	Peer
 	line         int  // of its head
-	allowed      int  // likewise of AllowedIPs
+	allowed      int  // line of AllowedIPs
 	from         int  // of the comment above it, if that is its name
 	named, keyed bool // a name was given with Name =; a public key was
 	fresh        bool // nothing stands below the head yet
@@ -316,7 +316,7 @@ func AddSection(text string, p Peer) string {
 }
 
 // RemoveSection returns a file's text without the section of the peer of that
-// name, everything else as it was; found tells whether there was one.
+// name, everything else as it was; found reports whether there was one.
 func RemoveSection(text, name string) (rest string, found bool, err error) {
 	f, err := ParseQuick(text)
 	if err != nil {

@@ -19,7 +19,7 @@ var tookBounds = []float64{
 // asked remembers the reports that the agent may still answer with a decision.
 type asked struct {
 	mu    sync.Mutex          // not Link.mu, so that receiving does not wait for sending
-	since map[uint32]cc.Time  // by flow: when the oldest of those was sent
+	since map[uint32]cc.Time  // by flow: when the oldest question was sent
 	order []pending           // the same in the order sent, and some that are over
 	took  *datapath.Durations // from report to decision in force
 }

@@ -10,7 +10,7 @@ import (
 const (
 	marks    = 1024 // messages remembered; more than a socket's queue has room for
 	classLen = 64   // bytes of length per class: the kernel's memory for a message comes in steps
-	learning = 8    // messages of a class whose memory is measured
+	learning = 8    // messages of a class before their memory is known
 
 	// beginning is how long an agent may work on a flow's Create, and neither read nor send anything: it may
 	// have much to set up, and if its flows were taken away they would only be announced again.
@@ -25,7 +25,7 @@ type ledger struct {
 	n       int64           // marks made so far
 	unread  int             // memory of what was not read when waits was called last
 	stirred cc.Time         // when the agent was last seen to read or send something
-	begun   map[uint32]bool // flows whose Create was sent, and that were not answered for or closed
+	begun   map[uint32]bool // flows announced by a Create, and neither answered nor closed
 }
 
 // size is the memory that a message takes of the sender's buffer (SO_SNDBUF), and how often that was measured.
@@ -54,7 +54,7 @@ func (l *ledger) sizeOf(length int) *size {
 // isUnknown reports whether the memory of messages that long is still to be learnt.
 func (l *ledger) isUnknown(length int) bool { return l.sizeOf(length).seen < learning }
 
-// learnGrowth takes the growth of the memory in use by one message: too little where others were read meanwhile.
+// learnGrowth takes the growth of the memory in use by one message: too little where the agent has read others since.
 func (l *ledger) learnGrowth(length, grown int) {
 	s := l.sizeOf(length)
 	s.seen++
@@ -123,7 +123,7 @@ func (l *ledger) oldestUnread(memory int) int64 {
 	if memory <= 0 || l.n == 0 {
 		return l.n
 	}
-	// Marks in order, the oldest first: the first whose total is beyond what was read.
+	// Marks in order, the oldest first: the first with a total beyond what was read.
 	lo, hi := max(0, l.n-marks), l.n-1
 	for read := l.total - int64(memory); lo < hi; {
 		mid := (lo + hi) / 2

@@ -200,7 +200,7 @@ func (l *Link) dialAgent(ctx context.Context) (session func(context.Context) err
 		return nil, fmt.Errorf("agent %q: %w", l.cfg.Name, err)
 	}
 	return func(ctx context.Context) error {
-		defer func() { _ = unix.Close(fd) }() // when nobody uses it any more
+		defer func() { _ = unix.Close(fd) }() // once its last user is done
 		end := func() {
 			e.closeFile()
 			l.own.removePath(l.cfg.Reply)
@@ -217,7 +217,7 @@ type socket struct {
 	open bool        // it waits for an agent
 }
 
-// closeUnused closes a socket that nobody has taken over.
+// closeUnused closes a socket that was not taken over.
 func (s *socket) closeUnused(path string) {
 	if s.open {
 		_ = unix.Close(s.fd)
@@ -232,7 +232,7 @@ func (s *socket) isBound(path string) bool {
 	return err == nil && isSameFile(at, s.at)
 }
 
-// removePath removes the path, unless somebody else has it now.
+// removePath removes the path, unless it is another process's by now.
 func (s *socket) removePath(path string) {
 	if s.isBound(path) {
 		_ = os.Remove(path)
@@ -243,8 +243,8 @@ func (s *socket) removePath(path string) {
 func isSameFile(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
 // dialSocket binds a socket to the path where the agent answers, and connects it to the agent's,
-// so that nobody else can send to it. While no agent listens it waits, bound, in own: agents
-// of portus 0.5 send their programs as they start, and exit if nobody receives them. early is
+// so that no other process can send to it. While no agent listens it waits, bound, in own: agents
+// of portus 0.5 send their programs as they start, and exit if no socket receives them. early is
 // what the agent has sent by then.
 func (c Config) dialSocket(own *socket) (fd int, early [][]byte, err error) {
 	fail := func(what, path string, err error) (int, [][]byte, error) {
@@ -294,7 +294,7 @@ func (c Config) bindReply() (fd int, err error) {
 }
 
 // admitSenders lets everybody send to the reply's socket: only the agent's is listened to. It follows no link
-// that somebody has put in the socket's place.
+// that another process has put in the socket's place.
 func (c Config) admitSenders() error {
 	fd, err := unix.Open(c.Reply, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -84,5 +84,5 @@ func (b *batch) readWaiting(fd uintptr) (n int, err error) {
 	}
 }
 
-// datagramAt is the i-th of those that were read last.
+// datagramAt returns datagram i of the last read.
 func (b *batch) datagramAt(i int) []byte { return b.bytes[i][:b.headers[i].n] }

@@ -14,12 +14,12 @@ import (
 
 // inbox is what an agent on this machine sends.
 type inbox struct {
-	mu    sync.Mutex // locked before those of groups, whose flows get what came
+	mu    sync.Mutex // locked before the locks of groups, which have the flows of what came
 	batch *batch     // nil: nothing has been read yet
 	bad   int        // datagrams in a row that were malformed
 }
 
-// takeDatagrams reads what the agent has sent and hands it to the flows. What it sends meanwhile may wait for
+// takeDatagrams reads what the agent has sent and hands it to the flows. What it sends in this time may wait for
 // the next call: one that never pauses is not to hold up who calls. l.in.mu is held.
 func (l *Link) takeDatagrams() {
 	for range mostReads {

@@ -144,7 +144,7 @@ func (l *Link) Release() {
 }
 
 // transmitMessage is the agent's ccp.Transmit. What finds no room waits for it, so that the reports of
-// many flows at once reach an agent whose socket has room for ten (net.unix.max_dgram_qlen).
+// many flows at once reach an agent with a socket that has room for ten (net.unix.max_dgram_qlen).
 func (l *Link) transmitMessage(b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -238,7 +238,7 @@ func (l *Link) postMessages(messages []message) (n int, err error) {
 	return n, err
 }
 
-// unreadMemory is the memory, in bytes, of what we have sent and nobody has read (unix(7), SIOCOUTQ).
+// unreadMemory is the memory, in bytes, of what we have sent and the agent has not read (unix(7), SIOCOUTQ).
 func unreadMemory(fd int) int {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	if err != nil {

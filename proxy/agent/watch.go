@@ -84,7 +84,7 @@ func (l *Link) isReachable() bool {
 }
 
 // unixConnect connects a socket of its own to a path, for as long as it takes to see how that
-// goes: ECONNREFUSED says that nobody has it open any more.
+// goes: ECONNREFUSED says that no process has it open any more.
 func unixConnect(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -51,7 +51,7 @@ func (t Terms) CheckClass() (key string, err error) {
 }
 
 // isDistributed reports whether the class is Janus' own matter: each flow has a
-// window for itself, so that nobody sees all that share the link.
+// window for itself, so that no flow sees all that share the link.
 func (t Terms) isDistributed() bool {
 	return t.Algorithm == janus && t.Group.by == byFlow && t.Class != flow.Bulk
 }

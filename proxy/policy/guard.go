@@ -130,7 +130,7 @@ var (
 	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
 )
 
-// embeddingPrefixes are the prefixes of which embedded returns the addresses in an IPv4 one.
+// embeddingPrefixes are the prefixes that embeddedIPv4 looks for an IPv4 address in.
 func embeddingPrefixes(p netip.Prefix) (all []netip.Prefix) {
 	v4 := p.Addr().As4()
 	for into, at := range map[netip.Prefix]int{nat64: 12, siit: 12, v4Compat: 12, sixToFour: 2} {

@@ -50,7 +50,7 @@ const (
 	alertWarning      = 1
 	extServerName     = 0
 	nameTypeHost      = 0
-	maxRecordMajor    = 15 // clients send 3; crypto/tls takes so much
+	maxRecordMajor    = 15 // clients send 3; crypto/tls takes this one, too
 	maxSessionID      = 32
 	helloRandomLength = 32
 )
@@ -64,7 +64,7 @@ func tlsServerName(b []byte) (name string, more bool) {
 	return name, false
 }
 
-// handshakeMessage joins the body of the first handshake message from as many records as it takes, some of which may be
+// handshakeMessage joins the body of the first handshake message from as many records as it takes. Some of them may be
 // empty. It is wrong as soon as its beginning is. Warnings between the records are passed over, as servers do. What
 // follows in the last record is not looked at: servers that speak TLS 1.2 take it for the next message.
 func handshakeMessage(b []byte) (body []byte, more, ok bool) {
@@ -210,7 +210,7 @@ func httpServerName(b []byte) (name string, more bool) {
 	return name, false
 }
 
-// isHTTP1 tells whether a version is HTTP/1 with any minor version.
+// isHTTP1 reports whether a version is HTTP/1 with any minor version.
 func isHTTP1(version string) bool {
 	minor, ok := strings.CutPrefix(version, "HTTP/1.")
 	return ok && minor != "" && strings.Trim(minor, "0123456789") == ""
@@ -252,7 +252,7 @@ func hostField(header []byte) (host string, ok bool) {
 	return strings.Trim(host, " "), hosts <= 1
 }
 
-// notToken tells whether a character is in no method (RFC 9110 §5.6.2).
+// notToken reports whether a character is in no method (RFC 9110 §5.6.2).
 func notToken(r rune) bool {
 	return notLabel(r) && !strings.ContainsRune("!#$%&'*+.^`|~", r)
 }
