@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -66,7 +67,7 @@ func TestAForeignAddressNeverLeaves(t *testing.T) {
 func TestTransparentLegsOutliveAnAddressThatMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, func(c *config.Config, _ *bench) {
-			c.Listeners[0] = config.Listener{Name: "fake", Mode: "tproxy", Address: "192.0.2.1:1", KeepClient: true}
+			c.Listeners[0] = access.Listener{Name: "fake", Mode: "tproxy", Address: "192.0.2.1:1", KeepClient: true}
 		})
 		defer b.end()
 		time.Sleep(5 * time.Second)

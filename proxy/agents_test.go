@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -41,9 +42,9 @@ func TestARenewedCertificateTakesAReload(t *testing.T) {
 	}()
 	far := func(certificate, key, ca string) func(*config.Config) {
 		return func(c *config.Config) {
-			c.Agents = []config.Agent{{
+			c.Agents = []agent.Settings{{
 				Name: "far", Address: l.Addr().String(),
-				TLS: config.AgentTLS{Certificate: certificate, Key: key, CA: ca},
+				TLS: agent.TLS{Certificate: certificate, Key: key, CA: ca},
 			}}
 		}
 	}

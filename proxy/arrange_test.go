@@ -21,11 +21,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // listeners replaces them all.
-func listeners(all ...config.Listener) func(*config.Config) {
+func listeners(all ...access.Listener) func(*config.Config) {
 	return func(c *config.Config) { c.Listeners = all }
 }
 
@@ -65,7 +66,7 @@ func TestAReloadOpensAndClosesListeners(t *testing.T) {
 	const here = "127.43.0.1:18001"
 	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = time.Hour })
 	first := r.cfg.Listeners[0]
-	second := config.Listener{Name: "second", Mode: "forward", Address: here, Target: first.Target}
+	second := access.Listener{Name: "second", Mode: "forward", Address: here, Target: first.Target}
 	old, far := r.pair()
 
 	done := r.reload(listeners(first, second))
@@ -115,13 +116,13 @@ func TestAListenerThatMovesKeepsItsCounts(t *testing.T) {
 // Connections that go on while their listener is left out, or has another name, count for the one of their
 // listener's name that a later reload adds.
 func TestAListenerThatIsAddedAgainKeepsItsCountsAndItsLimit(t *testing.T) {
-	other := config.Listener{Name: "other", Mode: "mixed", Address: "127.43.0.4:18005"}
-	renamed := func(l config.Listener) config.Listener {
+	other := access.Listener{Name: "other", Mode: "mixed", Address: "127.43.0.4:18005"}
+	renamed := func(l access.Listener) access.Listener {
 		l.Name = "renamed"
 		return l
 	}
-	for name, without := range map[string]func(config.Listener) config.Listener{
-		"after it was left out": func(config.Listener) config.Listener { return other },
+	for name, without := range map[string]func(access.Listener) access.Listener{
+		"after it was left out": func(access.Listener) access.Listener { return other },
 		"after a renaming":      renamed,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,11 +191,11 @@ func TestAListenerThatCannotBeOpenedLeavesAllAsItWas(t *testing.T) {
 	client, server := p.pair(t, listenHere(t))
 
 	change := func(c *config.Config) {
-		open := config.Listener{Name: "fine", Mode: "mixed", Address: fine}
-		shut := config.Listener{Name: "shut", Mode: "mixed", Address: taken.Addr().String()}
+		open := access.Listener{Name: "fine", Mode: "mixed", Address: fine}
+		shut := access.Listener{Name: "shut", Mode: "mixed", Address: taken.Addr().String()}
 		without := vpn
 		without.WireGuard.Peers = nil
-		c.Listeners = []config.Listener{without, open, shut}
+		c.Listeners = []access.Listener{without, open, shut}
 		c.Defaults.Algorithm = "none"
 	}
 	_, err = g.proxy.Reload(g.with(change))
@@ -213,7 +214,7 @@ func TestAListenerThatCannotBeOpenedLeavesAllAsItWas(t *testing.T) {
 func TestATunnelIsOpenedDrainedAndClosedByAReload(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
-		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
+		c.Listeners = append(c.Listeners, access.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
 		c.Shutdown.Drain = time.Hour
 	}, p)
 	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
@@ -244,7 +245,7 @@ func TestATunnelIsAddedAgainOnceItHasDrained(t *testing.T) {
 	p, tablet := newPhone(t, "phone", "10.9.0.2"), newPhone(t, "tablet", "10.9.0.3")
 	g := newGateway(t, func(c *config.Config) {
 		c.Listeners[0].Address = freePort(t)
-		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
+		c.Listeners = append(c.Listeners, access.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
 		c.Shutdown.Drain = time.Hour
 	}, p, tablet)
 	t.Cleanup(g.proxy.Abort) // what the tablet leaves would have an hour
@@ -273,7 +274,7 @@ func TestWhatATunnelIsCannotChangeWhileItRuns(t *testing.T) {
 	_, masque := masqueFiles(t)
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
-		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
+		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), access.DatapathNetstack
 	}, p)
 	p.connect(g)
 	client, server := p.pair(t, listenHere(t))
@@ -282,21 +283,21 @@ func TestWhatATunnelIsCannotChangeWhileItRuns(t *testing.T) {
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		key    string
-		change func(*config.Listener)
+		change func(*access.Listener)
 	}{
 		"another datapath": {
-			"wireguard.datapath", func(l *config.Listener) { l.WireGuard.Datapath = config.DatapathKernel },
+			"wireguard.datapath", func(l *access.Listener) { l.WireGuard.Datapath = access.DatapathKernel },
 		},
-		"another MTU":         {"tunnel.mtu", func(l *config.Listener) { l.Tunnel.MTU = 1300 }},
-		"another key":         {"wireguard.private_key", func(l *config.Listener) { l.WireGuard.PrivateKey = private }},
-		"another port":        {"address", func(l *config.Listener) { l.Address = ":0" }},
-		"another name for it": {"address", func(l *config.Listener) { l.Name = "other" }},
-		"another tunnel at its port": {"address", func(l *config.Listener) {
+		"another MTU":         {"tunnel.mtu", func(l *access.Listener) { l.Tunnel.MTU = 1300 }},
+		"another key":         {"wireguard.private_key", func(l *access.Listener) { l.WireGuard.PrivateKey = private }},
+		"another port":        {"address", func(l *access.Listener) { l.Address = ":0" }},
+		"another name for it": {"address", func(l *access.Listener) { l.Name = "other" }},
+		"another tunnel at its port": {"address", func(l *access.Listener) {
 			*l = masque.Listeners[0]
 			l.Address = vpn.Address
 		}},
-		"another mode": {"mode", func(l *config.Listener) {
-			*l = config.Listener{Name: vpn.Name, Mode: "mixed", Address: "127.0.0.1:0"}
+		"another mode": {"mode", func(l *access.Listener) {
+			*l = access.Listener{Name: vpn.Name, Mode: "mixed", Address: "127.0.0.1:0"}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -324,13 +325,13 @@ func TestWhatATunnelIsCannotChangeWhileItRuns(t *testing.T) {
 
 // What is refused in the midst takes nothing from peers that it would have taken out.
 func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
-	other := config.Listener{Name: "other", Mode: "wireguard", Address: freePort(t)}
+	other := access.Listener{Name: "other", Mode: "wireguard", Address: freePort(t)}
 	private, err := access.GenerateKey()
 	require.NoError(t, err)
 	other.WireGuard.PrivateKey = private
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
-		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
+		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), access.DatapathNetstack
 		c.Listeners = append(c.Listeners, other)
 	}, p)
 	p.connect(g)
@@ -340,7 +341,7 @@ func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
 
 	without, another := g.cfg.Listeners[0], g.cfg.Listeners[1]
 	without.WireGuard.Peers = nil
-	another.Name, another.Device, another.WireGuard.Datapath = "another", "lo", config.DatapathKernel
+	another.Name, another.Device, another.WireGuard.Datapath = "another", "lo", access.DatapathKernel
 	_, err = g.proxy.Reload(g.with(listeners(without, another)))
 	require.ErrorContains(t, err, "listeners[1]")
 	const byItself = 15 * time.Second // the phone would notice: WireGuard's keepalive and rekey timeouts
@@ -361,7 +362,7 @@ func TestTheConnectionsOfAListenerThatIsLeftOutHaveTheTimeOfADrain(t *testing.T)
 		cfg := config.Default()
 		cfg.Defaults.Algorithm = "none"
 		cfg.Shutdown.Drain = 30 * time.Second
-		cfg.Listeners = []config.Listener{
+		cfg.Listeners = []access.Listener{
 			{Name: "a", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"},
 			{Name: "b", Mode: "forward", Address: "192.0.2.1:2", Target: "203.0.113.9:443"},
 		}
@@ -434,7 +435,7 @@ func (f *fakeTunnel) Forward(_ access.Datagrams, with tunnel.Forwarding) {
 func TestDatagramsThatComeBeforeATunnelIsInForceAreRefused(t *testing.T) {
 	ways := map[string]*fakeTunnel{"a": {fakeListener: newFakeListener()}, "b": {fakeListener: newFakeListener()}}
 	b := &bench{clock: func() cc.Time { return 1 }}
-	all := []config.Listener{{Name: "a", Mode: "tun", Device: "tun0"}, {Name: "b", Mode: "tun", Device: "tun1"}}
+	all := []access.Listener{{Name: "a", Mode: "tun", Device: "tun0"}, {Name: "b", Mode: "tun", Device: "tun1"}}
 	cfg := config.Default()
 	cfg.Listeners = all[:1]
 	s, err := proxy.New(cfg, proxy.Parts{
@@ -447,7 +448,7 @@ func TestDatagramsThatComeBeforeATunnelIsInForceAreRefused(t *testing.T) {
 	require.NoError(t, err)
 
 	cfg.Listeners = all
-	cfg.Rules = []config.Rule{{Name: "closed", Match: config.Match{Listener: []string{"b"}}, Refuse: "no"}}
+	cfg.Rules = []policy.RuleSettings{{Name: "closed", Match: policy.Match{Listeners: []string{"b"}}, Refuse: "no"}}
 	_, err = s.Reload(cfg)
 	require.NoError(t, err)
 	require.ErrorIs(t, ways["b"].early, syscall.EHOSTUNREACH)

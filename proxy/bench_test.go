@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // BenchmarkRelay moves bytes over loopback through this package's relay and,
@@ -89,7 +90,7 @@ func transfer(b *testing.B, start func(testing.TB, string) string, flows, rate i
 	return u
 }
 
-func startPenstock(algorithm config.Algorithm) func(testing.TB, string) string {
+func startPenstock(algorithm policy.Algorithm) func(testing.TB, string) string {
 	return func(tb testing.TB, backend string) string {
 		r := newRig(tb, func(c *config.Config) {
 			c.Defaults.Algorithm = algorithm

@@ -6,14 +6,15 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // A peer may leave its tunnel between the decision about a connection and the moment that counts it.
 func TestAPeerThatHasLeftIsCountedUntilItsConnectionEnds(t *testing.T) {
 	var sums totals
-	vpn := config.Listener{Name: "vpn", Mode: "wireguard"}
-	sums.dropStale(&config.Config{Listeners: []config.Listener{vpn}})
+	vpn := access.Listener{Name: "vpn", Mode: "wireguard"}
+	sums.dropStale(&config.Config{Listeners: []access.Listener{vpn}})
 	route, peer := sums.countOpened(routeKey{listener: "vpn"}, "phone", "", "")
 	rows, peers := sums.copyTotals()
 	require.Len(t, rows, 1)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // echoHere answers datagrams at an address of this machine, with what they say.
@@ -57,7 +58,7 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 	assert.Positive(t, g.proxy.Tunnels()[0].Datagrams.ReceivedPackets)
 
 	g.reload(func(c *config.Config) {
-		c.Rules = []config.Rule{{Name: "closed", Refuse: "not today"}}
+		c.Rules = []policy.RuleSettings{{Name: "closed", Refuse: "not today"}}
 	})
 	_, err = p.ask(t, server, 200*time.Millisecond)
 	require.Error(t, err)
@@ -73,9 +74,9 @@ func (g *gateway) refuses(n uint64) {
 func TestARuleForDatagramsLeavesConnectionsAlone(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
-		c.Rules = []config.Rule{
-			{Name: "no-udp", Match: config.Match{Protocol: "udp"}, Refuse: "over TCP"},
-			{Name: "no-pings", Match: config.Match{Protocol: "icmp"}, Refuse: "nor so"},
+		c.Rules = []policy.RuleSettings{
+			{Name: "no-udp", Match: policy.Match{Protocol: "udp"}, Refuse: "over TCP"},
+			{Name: "no-pings", Match: policy.Match{Protocol: "icmp"}, Refuse: "nor so"},
 		}
 	}, p)
 	p.connect(g)
@@ -87,7 +88,7 @@ func TestARuleForDatagramsLeavesConnectionsAlone(t *testing.T) {
 	p.download(t, page.URL)
 
 	g.reload(func(c *config.Config) {
-		c.Rules = []config.Rule{{Name: "no-tcp", Match: config.Match{Protocol: "tcp"}, Refuse: "over UDP"}}
+		c.Rules = []policy.RuleSettings{{Name: "no-tcp", Match: policy.Match{Protocol: "tcp"}, Refuse: "over UDP"}}
 	})
 	_, err = p.ask(t, echoHere(t), patience)
 	require.NoError(t, err)

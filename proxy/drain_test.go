@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -96,7 +97,7 @@ func TestListenersCloseAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{clock: func() cc.Time { return 1 }}
 		cfg := config.Default()
-		cfg.Listeners = []config.Listener{
+		cfg.Listeners = []access.Listener{
 			{Name: "a", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"},
 			{Name: "b", Mode: "forward", Address: "192.0.2.1:2", Target: "203.0.113.9:443"},
 		}

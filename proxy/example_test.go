@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -32,7 +33,7 @@ func ExampleOpen() {
 
 	cfg := config.Default()
 	cfg.Defaults.Algorithm = "cubic"
-	cfg.Listeners = []config.Listener{{
+	cfg.Listeners = []access.Listener{{
 		Name: "lan", Mode: "forward", Address: "127.0.0.1:0", Target: server.Addr().String(),
 	}}
 	start := time.Now()
@@ -71,7 +72,7 @@ func ExampleOpen() {
 // Open returns are in memory.
 func ExampleNew() {
 	cfg := config.Default()
-	cfg.Listeners = []config.Listener{{Name: "lan", Mode: "forward", Address: ":7000", Target: "192.0.2.1:80"}}
+	cfg.Listeners = []access.Listener{{Name: "lan", Mode: "forward", Address: ":7000", Target: "192.0.2.1:80"}}
 	s, err := proxy.New(cfg, proxy.Parts{
 		Clock: func() cc.Time { return 1 },
 		Flows: &flow.Manager{},

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -374,7 +375,7 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 		dialled: make(chan *fakeLeg, 100), served: make(chan error, 1),
 	}
 	cfg := config.Default()
-	cfg.Listeners = []config.Listener{{
+	cfg.Listeners = []access.Listener{{
 		Name: "fake", Mode: "forward", Address: "192.0.2.1:1",
 		Target: "203.0.113.9:443",
 	}}

@@ -42,9 +42,9 @@ func byName(t *testing.T, change func(*config.Config)) func(*config.Config) {
 	return func(cfg *config.Config) {
 		cfg.Listeners[0].Allow = nil
 		cfg.Limits.ServerNameWait = forever
-		cfg.Rules = []config.Rule{
-			{Name: "video", Match: config.Match{ServerName: serverNames(t, "video.example", "*.video.example")}},
-			{Name: "ads", Match: config.Match{ServerName: serverNames(t, "*.ads.example")}, Refuse: "no ads"},
+		cfg.Rules = []policy.RuleSettings{
+			{Name: "video", Match: policy.Match{ServerNames: serverNames(t, "video.example", "*.video.example")}},
+			{Name: "ads", Match: policy.Match{ServerNames: serverNames(t, "*.ads.example")}, Refuse: "no ads"},
 			{Name: "rest"},
 		}
 		cfg.Rules[0].Algorithm, cfg.Rules[2].Algorithm = "copa", "none"
@@ -290,7 +290,7 @@ func TestAServerNameThatIsRefused(t *testing.T) {
 // no name would help, nothing is dialled.
 func TestOnlySomeServerNamesAreAllowed(t *testing.T) {
 	only := func(cfg *config.Config) {
-		cfg.Rules = []config.Rule{cfg.Rules[0], {Name: "rest", Refuse: "not listed"}}
+		cfg.Rules = []policy.RuleSettings{cfg.Rules[0], {Name: "rest", Refuse: "not listed"}}
 	}
 	t.Run("one of them", func(t *testing.T) {
 		r := newRig(t, byName(t, only))
@@ -347,7 +347,7 @@ func TestThePROXYHeaderAndTheServerName(t *testing.T) {
 
 func TestNobodyWaitsWhereNoRuleNeedsTheName(t *testing.T) {
 	r := newRig(t, byName(t, func(cfg *config.Config) {
-		cfg.Rules = append([]config.Rule{{Name: "first", Match: config.Match{Source: loopbackAllowed}}}, cfg.Rules...)
+		cfg.Rules = append([]policy.RuleSettings{{Name: "first", Match: policy.Match{Sources: loopbackAllowed}}}, cfg.Rules...)
 	}))
 	r.pair()
 	flow := r.relayed()
@@ -366,7 +366,7 @@ func TestTheServerNameOfAURL(t *testing.T) {
 			r := newRig(t, asking(byName(t, func(cfg *config.Config) {
 				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed),
 					netip.MustParsePrefix("::1/128"))
-				cfg.Rules[1].Match.ServerName = serverNames(t, need.LoopbackName)
+				cfg.Rules[1].Match.ServerNames = serverNames(t, need.LoopbackName)
 			})))
 			conn, err := net.Dial("tcp", r.addr())
 			require.NoError(t, err)

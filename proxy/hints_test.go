@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
 func TestTowardCountsWhoHasMovedBytesToHostsBehindALink(t *testing.T) {
@@ -33,6 +34,6 @@ func TestTowardCountsWhoHasMovedBytesToHostsBehindALink(t *testing.T) {
 
 func TestSourcesOfHintsTakeARestart(t *testing.T) {
 	r := newRig(t, under("cubic"))
-	_, err := r.proxy.Reload(r.with(func(c *config.Config) { c.Hints = []config.Source{{Interface: "wlan0"}} }))
+	_, err := r.proxy.Reload(r.with(func(c *config.Config) { c.Hints = []linkstat.Settings{{Interface: "wlan0"}} }))
 	assert.ErrorContains(t, err, "hints: cannot change while running")
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -93,7 +94,7 @@ func TestPeersKeepTheirConnectionsWhileTheirTunnelDrains(t *testing.T) {
 	require.NoError(t, err)
 	send(t, from, "hello")
 	hears(t, to, "hello")
-	left := config.Listener{Name: "left", Mode: "mixed", Address: "127.0.0.1:0"}
+	left := access.Listener{Name: "left", Mode: "mixed", Address: "127.0.0.1:0"}
 	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, g.reload(listeners(left)))
 	send(t, to, "still here")
 	hears(t, from, "still here")
@@ -231,15 +232,15 @@ func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
 	g, _, q := together(t, true, func(c *config.Config) {
 		c.Listeners[0].WireGuard.Peers = append(c.Listeners[0].WireGuard.Peers, site.peer())
 		c.Listeners = append(c.Listeners,
-			config.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
-			config.Listener{
+			access.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
+			access.Listener{
 				Name: "may", Mode: "mixed", Address: "127.0.0.1:0",
 				Allow: []netip.Prefix{
 					netip.MustParsePrefix("10.9.0.0/24"),
 					netip.MustParsePrefix("192.168.50.0/24"),
 				},
 			},
-			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+			access.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
 		c.Defaults.Algorithm = "cubic"
 	})
 	site.connect(g)
@@ -276,7 +277,7 @@ func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
 func TestWhatOthersSendAPeerSharesItsWindow(t *testing.T) {
 	g, _, q := together(t, true, func(c *config.Config) {
 		c.Listeners = append(c.Listeners,
-			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+			access.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
 		c.Defaults.Algorithm = "cubic"
 	})
 	ln, err := q.net.ListenTCP(&net.TCPAddr{Port: 80})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -157,12 +158,12 @@ func closeAll(sockets []handedOver) (err error) {
 func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
 // isOf reports whether a listener has the address of the socket.
-func (s handedOver) isOf(l config.Listener) bool {
+func (s handedOver) isOf(l access.Listener) bool {
 	return !l.Mode.Tunnels() && sameAddress(l.Address, s.at)
 }
 
 // socketOf returns the socket that was handed over for a listener. nil: there is none.
-func socketOf(given []handedOver, l config.Listener) (*net.TCPListener, error) {
+func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
 	i := slices.IndexFunc(given, func(s handedOver) bool { return s.isOf(l) })
 	if i < 0 {
 		return nil, nil
@@ -194,9 +195,9 @@ func openWay(
 	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
 	dp *kernel.Datapath, log *slog.Logger,
 ) (Way, error) {
-	if l.Mode.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
+	if l.Mode.Tunnels() && l.WireGuard.Path() != access.DatapathNetstack {
 		way, err := openKernelWay(ctx, l, open, dp, log)
-		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
+		if err == nil || l.WireGuard.Path() == access.DatapathKernel || !access.Netstack {
 			return way, err // there is nothing else
 		}
 		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
@@ -217,7 +218,7 @@ func openWay(
 type agents []*agent.Link
 
 // startAgents starts the links of a configuration.
-func startAgents(list []config.Agent, clock func() cc.Time, log *slog.Logger) (agents, error) {
+func startAgents(list []agent.Settings, clock func() cc.Time, log *slog.Logger) (agents, error) {
 	var links agents
 	for _, a := range list {
 		secure, err := a.Secure()
@@ -247,7 +248,7 @@ func (a agents) lookupAlgorithm(name string) (cc.Spec, error) {
 }
 
 // updateCertificates sets the certificates for the next connections. The configuration was checked.
-func (a agents) updateCertificates(list []config.Agent) {
+func (a agents) updateCertificates(list []agent.Settings) {
 	for i, c := range list {
 		if by, err := c.Secure(); err == nil {
 			a[i].Secure(by)

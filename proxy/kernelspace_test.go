@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel/kernelspace"
 )
 
@@ -42,7 +43,7 @@ rules:
 
 func TestTheKernelRefusesADestinationInEveryFormOfItsAddress(t *testing.T) {
 	to := netip.MustParsePrefix("192.0.2.0/24")
-	r := config.Rule{Match: config.Match{Destination: []netip.Prefix{to}}}
+	r := policy.RuleSettings{Match: policy.Match{Destinations: []netip.Prefix{to}}}
 	assert.Equal(t, []netip.Prefix{to}, kernelRules(r)[0].Targets)
 	r.Refuse = "no"
 	targets := kernelRules(r)[0].Targets

@@ -71,8 +71,8 @@ func divideDescriptors(total int, cfg *config.Config) Descriptors {
 	d := Descriptors{
 		Total: total, Pipes: max(1, pipes), Attempts: attempts, Lookups: lookups, Sessions: map[string]int{}, Port: port,
 	}
-	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessionBound(l) == 0 })
-	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessionBound(a), sessionBound(b)) })
+	asking := slices.DeleteFunc(slices.Clone(listeners), func(l access.Listener) bool { return sessionBound(l) == 0 })
+	slices.SortStableFunc(asking, func(a, b access.Listener) int { return cmp.Compare(sessionBound(a), sessionBound(b)) })
 	left := rest / sessionShare
 	for i, l := range asking { // the smallest first: what it does not ask for is left to the others
 		n := min(sessionBound(l), left/(len(asking)-i))
@@ -96,8 +96,8 @@ func telemetryPorts(t *config.Telemetry) (n int) {
 
 // sessionBound returns how many sessions of datagrams a listener asks for. Peers of modes other than wireguard
 // are not known in advance.
-func sessionBound(l config.Listener) int {
-	if !l.Mode.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
+func sessionBound(l access.Listener) int {
+	if !l.Mode.Tunnels() || l.WireGuard.Path() == access.DatapathKernel {
 		return 0
 	}
 	each := l.Tunnel.Datagrams().Sessions

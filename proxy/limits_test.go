@@ -66,10 +66,10 @@ func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 	})
 }
 
-func anyListener(t *rapid.T) config.Listener {
-	l := config.Listener{Mode: rapid.SampledFrom([]access.Mode{"mixed", "wireguard", "tun", "masque"}).Draw(t, "mode")}
+func anyListener(t *rapid.T) access.Listener {
+	l := access.Listener{Mode: rapid.SampledFrom([]access.Mode{"mixed", "wireguard", "tun", "masque"}).Draw(t, "mode")}
 	l.Tunnel.UDPSessions = new(rapid.IntRange(0, 4096).Draw(t, "udp_sessions"))
-	l.WireGuard.Peers = make([]config.Peer, rapid.IntRange(0, 40).Draw(t, "peers"))
+	l.WireGuard.Peers = make([]access.Peer, rapid.IntRange(0, 40).Draw(t, "peers"))
 	return l
 }
 
@@ -144,7 +144,7 @@ type overQUIC struct{ told }
 func (q overQUIC) RemoteAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(q.addr)} }
 
 func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
-	l := &listenerState{entrance: &entrance{Way: inTunnel{}}, cfg: config.Listener{Name: "vpn"}}
+	l := &listenerState{entrance: &entrance{Way: inTunnel{}}, cfg: access.Listener{Name: "vpn"}}
 	site := l.sourceOf(from{addr: "10.9.0.2"})
 	assert.Equal(t, site, l.sourceOf(from{addr: "10.9.0.3"}))
 	assert.Equal(t, site, l.sourceOf(told{from{addr: "192.0.2.1"}, "site"}))

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -24,13 +23,13 @@ type entrance struct {
 type listenerState struct {
 	*entrance
 	*listenerTotals
-	cfg   config.Listener
+	cfg   access.Listener
 	guard policy.Guard
 }
 
 // newListenerState returns the state of e under cfg. local reports whether an address is this machine's.
 func newListenerState(
-	e *entrance, t *listenerTotals, cfg config.Listener, local func(netip.Addr) (bool, error),
+	e *entrance, t *listenerTotals, cfg access.Listener, local func(netip.Addr) (bool, error),
 ) *listenerState {
 	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
 	l.guard = policy.Guard{Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: local}

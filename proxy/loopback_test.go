@@ -27,7 +27,9 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // The tests here run a whole server over the kernel's TCP on the loopback
@@ -63,7 +65,7 @@ func newRig(tb testing.TB, change func(*config.Config)) *rig {
 	backend, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(tb, err)
 	cfg := config.Default()
-	cfg.Listeners = []config.Listener{{
+	cfg.Listeners = []access.Listener{{
 		Name: "fwd", Mode: "forward", Address: "127.0.0.1:0",
 		Target: backend.Addr().String(),
 	}}
@@ -126,7 +128,7 @@ func (r *rig) narrowPair() (client, server *net.TCPConn) {
 func unmanaged(cfg *config.Config) { cfg.Defaults.Algorithm = "none" }
 
 func TestBothDirectionsCarryTheSameBytes(t *testing.T) {
-	for _, algorithm := range []config.Algorithm{"copa", "none", "cubic", "static:cwnd_packets=64"} {
+	for _, algorithm := range []policy.Algorithm{"copa", "none", "cubic", "static:cwnd_packets=64"} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			r := newRig(t, func(cfg *config.Config) { cfg.Defaults.Algorithm = algorithm })
 			client, server := r.pair()
@@ -389,7 +391,7 @@ func receive(t *testing.T, conn net.Conn) string {
 func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 	service := listenHere(t).Addr().String()
 	r := newRig(t, func(cfg *config.Config) {
-		cfg.Listeners = []config.Listener{{Name: "fwd", Mode: "mixed", Address: "127.0.0.1:0"}}
+		cfg.Listeners = []access.Listener{{Name: "fwd", Mode: "mixed", Address: "127.0.0.1:0"}}
 	})
 	ask := func() string {
 		c, err := net.Dial("tcp", r.addr())

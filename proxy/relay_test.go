@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // ending is how one side of a connection stops sending.
@@ -48,7 +49,7 @@ func anySide(t *rapid.T, name string) *side {
 // sees a prefix of what the other sent, the whole of it before a FIN, and never
 // a FIN after a RST.
 func TestRelayDeliversWhatWasSentOrSaysThatItDidNot(t *testing.T) {
-	algorithms := []config.Algorithm{"none", "static:cwnd_packets=3", "cubic"}
+	algorithms := []policy.Algorithm{"none", "static:cwnd_packets=3", "cubic"}
 	rapid.Check(t, func(rt *rapid.T) {
 		client, server := anySide(rt, "client"), anySide(rt, "server")
 		capacity := rapid.IntRange(1500, 1<<20).Draw(rt, "capacity")

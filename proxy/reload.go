@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -56,13 +57,13 @@ func (p *reloadPlan) makeChanges(open []*listenerState) error {
 	}
 	for i, cfg := range p.next.Listeners {
 		if kept[i] != nil {
-			if err := kept[i].cfg.CheckReload(i, cfg); err != nil {
+			if err := config.CheckListenerReload(i, kept[i].cfg, cfg); err != nil {
 				return err
 			}
 			continue
 		}
 		for _, l := range open {
-			if err := l.cfg.CheckRoom(i, cfg); err != nil {
+			if err := config.CheckRoom(i, l.cfg, cfg); err != nil {
 				return err
 			}
 		}
@@ -93,7 +94,7 @@ func (p *reloadPlan) undo() {
 
 // findKept returns, for each listener of next, the present one that it is already; nil: none. A listener of
 // the same name goes before a socket at the same address.
-func findKept(present []*listenerState, next []config.Listener) []*listenerState {
+func findKept(present []*listenerState, next []access.Listener) []*listenerState {
 	kept := make([]*listenerState, len(next))
 	for _, byName := range []bool{true, false} {
 		for i := range next {
@@ -201,7 +202,7 @@ func (e *ListenError) Unwrap() error { return e.Err }
 
 // explainOpenError returns err as a ListenError, if it is one. i is the listener's number in the configuration, and
 // present are the listeners in force.
-func explainOpenError(i int, cfg config.Listener, present []*listenerState, err error) error {
+func explainOpenError(i int, cfg access.Listener, present []*listenerState, err error) error {
 	e := &ListenError{Key: fmt.Sprintf("listeners[%d].address", i), Network: cfg.Network(), Address: cfg.Address, Err: err}
 	switch {
 	case cfg.Address != "" && e.InUse():
@@ -218,7 +219,7 @@ func explainOpenError(i int, cfg config.Listener, present []*listenerState, err 
 }
 
 // isTunnelPort reports whether a tunnel in force has the port of a listener.
-func isTunnelPort(cfg config.Listener, present []*listenerState) bool {
+func isTunnelPort(cfg access.Listener, present []*listenerState) bool {
 	_, port, _ := net.SplitHostPort(cfg.Address)
 	for _, l := range present {
 		if _, theirs, _ := net.SplitHostPort(l.cfg.Address); l.cfg.Mode.Tunnels() && theirs == port &&

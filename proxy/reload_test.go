@@ -15,7 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // with is the configuration a rig started with, changed.
@@ -32,13 +34,13 @@ func (r *rig) reload(change func(*config.Config)) proxy.Reloaded {
 	return done
 }
 
-func under(algorithm config.Algorithm) func(*config.Config) {
+func under(algorithm policy.Algorithm) func(*config.Config) {
 	return func(c *config.Config) { c.Defaults.Algorithm = algorithm }
 }
 
 func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 	const size, switches = 32 << 20, 20
-	algorithms := []config.Algorithm{"copa", "cubic", "static:cwnd_packets=64", "copa:delta=0.1", "bbr"}
+	algorithms := []policy.Algorithm{"copa", "cubic", "static:cwnd_packets=64", "copa:delta=0.1", "bbr"}
 	r := newRig(t, under("cubic"))
 	client, server := r.pair()
 	up, down := random(1, size), random(2, size)
@@ -96,29 +98,29 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 
 func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
-	rule := func(change func(*config.Rule)) func(*config.Config) {
+	rule := func(change func(*policy.RuleSettings)) func(*config.Config) {
 		return func(c *config.Config) {
-			c.Rules = []config.Rule{{Name: "new", Match: config.Match{Source: loopback}}}
+			c.Rules = []policy.RuleSettings{{Name: "new", Match: policy.Match{Sources: loopback}}}
 			change(&c.Rules[0])
 		}
 	}
 	for name, row := range map[string]struct {
-		before   config.Algorithm
+		before   policy.Algorithm
 		change   func(*config.Config)
 		rule, up string // of the connection, after
 		done     proxy.Reloaded
 	}{
 		"by a rule that matches now": {
-			"cubic", rule(func(r *config.Rule) { r.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 2},
+			"cubic", rule(func(r *policy.RuleSettings) { r.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 2},
 		},
 		"of which only one direction changes": {
-			"cubic", rule(func(r *config.Rule) { r.Up.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 1},
+			"cubic", rule(func(r *policy.RuleSettings) { r.Up.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 1},
 		},
 		"by a rule that changes nothing": {
-			"cubic", rule(func(*config.Rule) {}), "new", "cubic", proxy.Reloaded{},
+			"cubic", rule(func(*policy.RuleSettings) {}), "new", "cubic", proxy.Reloaded{},
 		},
 		"by a rule that refuses: it goes on as it was": {
-			"cubic", rule(func(r *config.Rule) { r.Refuse = "no more" }), "", "cubic", proxy.Reloaded{Refused: 1},
+			"cubic", rule(func(r *policy.RuleSettings) { r.Refuse = "no more" }), "", "cubic", proxy.Reloaded{Refused: 1},
 		},
 		"in place, where only the rate changes": {
 			"cubic", func(c *config.Config) { c.Defaults.MaxRate = 1e9 }, "", "cubic", proxy.Reloaded{Moved: 2},
@@ -164,7 +166,7 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 // A direction that has had no more underway than any sender may has no algorithm yet, and
 // takes whatever a reload gives it.
 func TestWhatIsNotManagedYetTakesAnyTerms(t *testing.T) {
-	for algorithm, managed := range map[config.Algorithm]struct{ afterLittle, afterMuch bool }{
+	for algorithm, managed := range map[policy.Algorithm]struct{ afterLittle, afterMuch bool }{
 		"none": {false, false}, "copa": {false, true}, "static": {true, true},
 	} {
 		t.Run(string(algorithm), func(t *testing.T) {
@@ -188,13 +190,13 @@ func TestWhatIsNotManagedYetTakesAnyTerms(t *testing.T) {
 func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 	r := newRig(t, nil)
 	client, _ := r.pair()
-	r.reload(func(c *config.Config) { c.Rules = []config.Rule{{Name: "closed", Refuse: "no more"}} })
+	r.reload(func(c *config.Config) { c.Rules = []policy.RuleSettings{{Name: "closed", Refuse: "no more"}} })
 	refused(t, r.addr())
 	r.reload(func(c *config.Config) { c.Limits.Connections = 1 })
 	assert.Equal(t, 1, r.proxy.Counters().Limit)
 	refused(t, r.addr())
 	r.reload(func(c *config.Config) {
-		c.Listeners = append([]config.Listener(nil), c.Listeners...)
+		c.Listeners = append([]access.Listener(nil), c.Listeners...)
 		c.Listeners[0].Connections = 1
 	})
 	refused(t, r.addr())
@@ -211,7 +213,7 @@ func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 
 func TestWhatIsNotInForceIsCountedUntilItsLastConnectionEnds(t *testing.T) {
 	rule := func(name string) func(*config.Config) {
-		return func(c *config.Config) { c.Rules = []config.Rule{{Name: name}} }
+		return func(c *config.Config) { c.Rules = []policy.RuleSettings{{Name: name}} }
 	}
 	r := newRig(t, rule("one"))
 	counted := func() (rules []string, active int) {
@@ -309,7 +311,7 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 // A connection is counted under the rule that it was decided by, though a reload has dropped that while it was dialled.
 func TestWhatIsDroppedWhileAConnectionIsBeingMadeIsCountedUntilThatEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(c *config.Config, _ *bench) { c.Rules = []config.Rule{{Name: "dropped"}} })
+		b := newBench(t, func(c *config.Config, _ *bench) { c.Rules = []policy.RuleSettings{{Name: "dropped"}} })
 		defer b.end()
 		b.dialling = func() {
 			cfg := b.cfg

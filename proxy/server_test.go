@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 func TestAnIdleConnectionIsReset(t *testing.T) {
@@ -273,7 +274,7 @@ func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
 	const window, piece, plenty = 20 * cc.DefaultMSS, 64 << 10, 64 << 20
 	for _, row := range []struct {
 		name      string
-		algorithm config.Algorithm
+		algorithm policy.Algorithm
 		atMost    int
 	}{
 		{"managed", "static:cwnd_packets=20", int(window) + piece},
@@ -339,7 +340,7 @@ func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
 // What came before a RST is delivered before the RST is passed on, however
 // slowly it is taken.
 func TestAResetWaitsForWhatCameBeforeIt(t *testing.T) {
-	for _, algorithm := range []config.Algorithm{"none", "static:cwnd_packets=10"} {
+	for _, algorithm := range []policy.Algorithm{"none", "static:cwnd_packets=10"} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, func(c *config.Config, _ *bench) { c.Defaults.Algorithm = algorithm })

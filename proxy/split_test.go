@@ -16,7 +16,9 @@ import (
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // loopbackAllowed lets clients of the asking listener reach the test's servers.
@@ -78,7 +80,7 @@ func TestAClientThatResetsEndsTheDialOfItsServer(t *testing.T) {
 			silent := netip.MustParsePrefix("10.9.1.0/24") // the phone has none of these addresses
 			vpn.Peers[0].AllowedIPs = append(vpn.Peers[0].AllowedIPs, silent)
 			c.Listeners = append(c.Listeners,
-				config.Listener{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.1.1:80"})
+				access.Listener{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.1.1:80"})
 			c.Limits.DialTimeout = time.Hour
 		}, p)
 		p.connect(g)
@@ -103,7 +105,7 @@ func TestWhereAskingClientsMayGo(t *testing.T) {
 		{"what is listed is allowed", func(c *config.Config) { c.Listeners[0].Allow = loopbackAllowed }, func(b string) string { return b }, http.StatusOK, ""},
 		{"a rule refuses", func(c *config.Config) {
 			c.Listeners[0].Allow = loopbackAllowed
-			c.Rules = []config.Rule{{Name: "no", Refuse: "not today"}}
+			c.Rules = []policy.RuleSettings{{Name: "no", Refuse: "not today"}}
 		}, func(b string) string { return b }, http.StatusForbidden, proxy.RejectedRule},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -121,7 +123,7 @@ func TestWhereAskingClientsMayGo(t *testing.T) {
 func port(addr string) string { return netip.MustParseAddrPort(addr).String()[len("127.0.0.1:"):] }
 
 func TestEarlyBytesArriveFirst(t *testing.T) {
-	for _, algorithm := range []config.Algorithm{"copa", "none"} {
+	for _, algorithm := range []policy.Algorithm{"copa", "none"} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			r := newRig(t, asking(func(c *config.Config) {
 				c.Listeners[0].Allow, c.Defaults.Algorithm = loopbackAllowed, algorithm
@@ -139,7 +141,7 @@ func TestEarlyBytesArriveFirst(t *testing.T) {
 }
 
 func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
-	for _, version := range []config.SendProxy{"v1", "v2"} {
+	for _, version := range []policy.SendProxy{"v1", "v2"} {
 		t.Run(string(version), func(t *testing.T) {
 			r := newRig(t, func(c *config.Config) { c.Defaults.SendProxy = version })
 			client, server := r.pair()
@@ -159,7 +161,7 @@ func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
 }
 
 func TestTheServerOfAnotherFamilyIsToldWhoTheClientIs(t *testing.T) {
-	for _, version := range []config.SendProxy{"v1", "v2"} {
+	for _, version := range []policy.SendProxy{"v1", "v2"} {
 		t.Run(string(version), func(t *testing.T) {
 			if ln, err := net.Listen("tcp", "[::1]:0"); err != nil {
 				t.Skipf("needs ::1: %v", err)

@@ -47,8 +47,8 @@ func newPhone(tb testing.TB, name, inner string) *phone {
 }
 
 // peer is what the gateway is told of it.
-func (p *phone) peer() config.Peer {
-	return config.Peer{
+func (p *phone) peer() access.Peer {
+	return access.Peer{
 		Name: p.name, PublicKey: p.public,
 		AllowedIPs: []netip.Prefix{netip.PrefixFrom(p.inner, p.inner.BitLen())},
 	}
@@ -83,12 +83,12 @@ func newGateway(tb testing.TB, change func(*config.Config), phones ...*phone) *g
 	public, err := private.Public()
 	require.NoError(tb, err)
 	return &gateway{public: public, rig: newRig(tb, func(c *config.Config) {
-		l := config.Listener{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
+		l := access.Listener{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
 		l.WireGuard.PrivateKey = private
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
 		}
-		c.Listeners = []config.Listener{l}
+		c.Listeners = []access.Listener{l}
 		if change != nil {
 			change(c)
 		}
@@ -104,7 +104,7 @@ func (g *gateway) peers(phones ...*phone) func(*config.Config) {
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
 		}
-		c.Listeners = []config.Listener{l}
+		c.Listeners = []access.Listener{l}
 	}
 }
 
@@ -331,7 +331,7 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 			return
 		}
 		r := newRig(t, func(c *config.Config) { // what it dials, it dials from outside
-			c.Listeners = []config.Listener{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
+			c.Listeners = []access.Listener{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
 			assert.NoError(t, c.Validate())
 		})
 		if !assert.NoError(t, routeInto("penstock0")) {

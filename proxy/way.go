@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -32,17 +33,17 @@ type Way interface {
 
 // WayConfig is what a Way is opened and changed by.
 type WayConfig struct {
-	config.Listener
+	access.Listener
 	Handshake time.Duration // for a client to name its destination
 	Datagrams int           // sessions of a tunnel's datagrams that there are descriptors for
 	// KernelLacks names the part of the configuration that the kernel's WireGuard cannot do. nil: none.
 	KernelLacks error
 	// KernelRules are the rules for packets that the kernel forwards past the proxy.
-	KernelRules []config.Rule
+	KernelRules []policy.RuleSettings
 }
 
 // newWayConfig returns the settings of listener l of cfg.
-func newWayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
+func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfig {
 	return WayConfig{
 		Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name], KernelLacks: cfg.KernelLacks(&l),
 		KernelRules: cfg.KernelRules(&l),
@@ -70,7 +71,7 @@ func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 		HandshakeTimeout: l.Handshake, Log: log,
 	}
 	for _, u := range l.Users {
-		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: u.Password})
+		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: string(u.Password)})
 	}
 	out.TrustedProxies = l.ProxyProtocol.From
 	return out
@@ -80,7 +81,7 @@ func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
 	s = tunnel.Settings{
 		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
-		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
+		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Peers, Tokens: l.MASQUE.Tokens,
 	}
 	s.Datagrams.Most = l.Datagrams
 	if l.TLS.Certificate != "" {
@@ -115,7 +116,7 @@ type kernelWay struct {
 func openKernelWay(
 	ctx context.Context, l WayConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
 ) (Way, error) {
-	if l.WireGuard.Path() == config.DatapathAuto {
+	if l.WireGuard.Path() == access.DatapathAuto {
 		if l.KernelLacks != nil {
 			return nil, l.KernelLacks
 		}
@@ -160,9 +161,9 @@ func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
 
 // kernelRules returns what a rule means for packets that show no server name. A rule by server name
 // leaves TCP to the proxy, and refuses UDP and pings, which never show one.
-func kernelRules(r config.Rule) []kernelspace.Rule {
+func kernelRules(r policy.RuleSettings) []kernelspace.Rule {
 	rule := kernelspace.Rule{
-		Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
+		Refuse: r.Refuse != "", Sources: r.Match.Sources, Targets: r.Match.Destinations,
 		TCP: r.Match.Protocol == policy.TCP, UDP: r.Match.Protocol == policy.UDP, ICMP: r.Match.Protocol == policy.ICMP,
 	}
 	if rule.Refuse {
@@ -171,7 +172,7 @@ func kernelRules(r config.Rule) []kernelspace.Rule {
 	for _, p := range r.Match.Ports {
 		rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
 	}
-	if len(r.Match.ServerName) == 0 {
+	if len(r.Match.ServerNames) == 0 {
 		return []kernelspace.Rule{rule}
 	}
 	if rule.TCP {

@@ -7,10 +7,10 @@ import (
 	"log/slog"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // openTunnelWay refuses. The check of a configuration does so before.
 func openTunnelWay(l WayConfig, _ func() cc.Time, _ *slog.Logger) (Way, error) {
-	return nil, fmt.Errorf("proxy: listener %q: mode %s: %s", l.Name, l.Mode, config.NoNetstack)
+	return nil, fmt.Errorf("proxy: listener %q: mode %s: %s", l.Name, l.Mode, access.NoNetstack)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/config/check"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -66,7 +67,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
 		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
-		if l.Mode == access.WireGuard && l.WireGuard.Path() != config.DatapathNetstack {
+		if l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack {
 			fmt.Fprintf(&b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
 		}
 		if l.Mode.Tunnels() {
@@ -98,7 +99,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 		name := "rule " + r.Rule
 		if r.Rule == "" {
 			name = "otherwise"
-		} else if names := cfg.Rules[i].Match.ServerName; len(names) > 0 {
+		} else if names := cfg.Rules[i].Match.ServerNames; len(names) > 0 {
 			named++
 			none := ""
 			if cfg.Rules[i].Undecided == "refuse" {
@@ -146,7 +147,7 @@ func hintWays(cfg config.Config) (ways []string) {
 	case address == "off":
 	case hints.Token != "":
 		ways = append(ways, "on "+address+" with the token")
-	case config.OnLoopback(address):
+	case check.IsLoopback(address):
 		ways = append(ways, "on "+address)
 	}
 	if hints.Socket != "" {

@@ -134,7 +134,7 @@ type gateway struct {
 	file            string        // where the peers are
 	release         func()        // lets the next command work on them
 	cfg             config.Config // as a proxy would read it
-	config.Listener               // of cfg
+	access.Listener               // of cfg
 }
 
 // openFiles finds the listener and its file, which it makes if need be and locks.
@@ -181,7 +181,7 @@ func (g *gateway) openFiles() (err error) {
 }
 
 // findListener returns which listener is meant.
-func (g *gateway) findListener(listeners []config.Listener) (int, error) {
+func (g *gateway) findListener(listeners []access.Listener) (int, error) {
 	var names []string
 	at := -1
 	for i, l := range listeners {
@@ -252,7 +252,7 @@ func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
 	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tADDRESSES\tHANDSHAKE\tRECEIVED\tSENT\tQUEUE\tFROM")
-	for _, p := range g.WireGuard.Access() {
+	for _, p := range g.WireGuard.Peers {
 		handshake, received, sent, queue, from := "-", "-", "-", "-", "-"
 		if k, ok := known[p.Name]; ok {
 			handshake = "never"
@@ -417,7 +417,7 @@ func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) er
 			return err
 		}
 	}
-	if err := access.CheckPeers(append(g.WireGuard.Access(), p)); err != nil {
+	if err := access.CheckPeers(append(slices.Clip(g.WireGuard.Peers), p)); err != nil {
 		return cli.BadInput(err)
 	}
 	if err := p.CheckExit(g.WireGuard.Pool, "--exit"); err != nil {
@@ -479,7 +479,7 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 			"or give --address", g.Name)
 	}
 	var taken, out []netip.Prefix
-	for _, p := range g.WireGuard.Access() {
+	for _, p := range g.WireGuard.Peers {
 		taken = append(taken, p.AllowedIPs...)
 	}
 	for _, pool := range g.WireGuard.Pool {

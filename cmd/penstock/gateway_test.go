@@ -128,7 +128,7 @@ func TestASharedKeyGoesToBothEnds(t *testing.T) {
 	require.NoError(t, err)
 	c, err := config.Load(path)
 	require.NoError(t, err)
-	shared := c.Listeners[0].WireGuard.Peers[1].PresharedKey
+	shared := c.Listeners[0].WireGuard.Peers[1].Preshared
 	assert.NotZero(t, shared)
 	assert.Equal(t, shared, client.Peers[0].Preshared)
 }

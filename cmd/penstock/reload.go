@@ -162,8 +162,8 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 		return "", nil, done, err
 	}
 	r.level.Set(cfg.Log.Level.Level())
-	r.hints.SetToken(cfg.Telemetry.Hints.Token)
-	r.changes.SetToken(cfg.Telemetry.ChangeToken)
+	r.hints.SetToken(string(cfg.Telemetry.Hints.Token))
+	r.changes.SetToken(string(cfg.Telemetry.ChangeToken))
 	warnings = cfg.Warnings()
 	for _, w := range warnings {
 		r.log.Warn(w)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // The build for routers links nothing that ends tunnels, says so where a configuration
@@ -56,7 +55,7 @@ func TestTheBuildForRouters(t *testing.T) {
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "%s", out)
 			assert.Equal(t, cli.ExitConfig, exit.ExitCode(), "%s", out)
-			assert.Contains(t, string(out), "listeners[0].mode: "+config.NoNetstack)
+			assert.Contains(t, string(out), "listeners[0].mode: "+access.NoNetstack)
 		}
 	}
 }

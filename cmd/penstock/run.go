@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // runCommand starts the proxy. A configuration with a mistake is replaced by the last good one, where one is kept.
@@ -77,7 +78,7 @@ type runFlags struct {
 	keepPrivileges bool
 	watch          bool
 
-	algorithm config.Algorithm
+	algorithm policy.Algorithm
 	envelope  config.Envelope
 	level     config.LogLevel
 	format    config.LogFormat
@@ -178,7 +179,7 @@ func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Conf
 		"telemetry": func() { cfg.Telemetry.Address = f.telemetry },
 		"algorithm": func() {
 			cfg.Defaults.Algorithm, cfg.Defaults.Params = f.algorithm, nil
-			for _, d := range []*config.Direction{&cfg.Defaults.Down, &cfg.Defaults.Up} {
+			for _, d := range []*policy.DirectionSettings{&cfg.Defaults.Down, &cfg.Defaults.Up} {
 				d.Algorithm, d.Params = "", nil
 			}
 		},

@@ -100,8 +100,8 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	}
 	roomForTicks(h.proxy.Datapath.Shards())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
-	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
-	h.changes.SetToken(h.cfg.Telemetry.ChangeToken)
+	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
+	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
 	h.changes.Rules, h.changes.Change = h.reloads.currentRules, h.reloads.changeAlgorithm
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
@@ -561,9 +561,9 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, ha
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
-	device := slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool {
+	device := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool {
 		// A device that goes is made again; peers of the kernel's come and go.
-		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != config.DatapathNetstack
+		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack
 	})
 	var keep caps.Set
 	switch {

@@ -49,7 +49,7 @@ func openState(f runFlags, cfg config.Config, log *slog.Logger) *stateKeeper {
 
 // hasPeers reports whether a listener has WireGuard peers to find again.
 func hasPeers(cfg config.Config) bool {
-	return slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool { return l.Mode == access.WireGuard })
+	return slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool { return l.Mode == access.WireGuard })
 }
 
 // endpointsFile is the file with where peers are.

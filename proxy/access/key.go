@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"strings"
 )
 
 // Key is a WireGuard key: private, public or shared beforehand.
@@ -13,7 +14,7 @@ type Key [32]byte
 
 // ParseKey reads a key as wg writes it: 44 characters of base64.
 func ParseKey(s string) (Key, error) {
-	b, err := base64.StdEncoding.Strict().DecodeString(s)
+	b, err := base64.StdEncoding.Strict().DecodeString(strings.TrimSpace(s))
 	if err != nil || len(b) != len(Key{}) {
 		return Key{}, fmt.Errorf("this is no key: wg genkey writes 44 characters that end in =")
 	}

@@ -9,12 +9,21 @@ import (
 
 // Peer is one client of a WireGuard tunnel.
 type Peer struct {
-	Name       string // for groups, logs and metrics
-	PublicKey  Key
-	Preshared  Key            // zero: none
-	AllowedIPs []netip.Prefix // its addresses inside the tunnel: no other is taken from it, or sent to it
-	Keepalive  time.Duration  // of ours, in whole seconds; 0: none, clients behind NAT send their own
-	Exit       bool           // AllowedIPs may cover other peers and most of the Internet
+	// For groups, logs and lists; unique.
+	Name string `yaml:"name" required:"yes"`
+	// As wg pubkey prints it.
+	PublicKey Key `yaml:"public_key" required:"yes"`
+	// As wg genpsk prints it, if both ends have one.
+	Preshared Key `yaml:"preshared_key" secret:"true"`
+	// A file that holds that key in its first line, closed to others; relative to the configuration file.
+	PresharedKeyFile string `yaml:"preshared_key_file"`
+	// The client's addresses inside the tunnel: no others are taken from it, or sent to it.
+	AllowedIPs []netip.Prefix `yaml:"allowed_ips" required:"yes"`
+	// Send something this often, in whole seconds; 0s: only clients do, where they need to.
+	Keepalive time.Duration `yaml:"keepalive"`
+	// allowed_ips may have 0.0.0.0/0, ::/0 and other prefixes that take what is for everybody: its side is the way
+	// out. Others reach it with tunnel.isolate: false.
+	Exit bool `yaml:"exit"`
 }
 
 // Equal reports whether nothing differs.
@@ -81,7 +90,7 @@ func CheckPeers(peers []Peer) error {
 	return nil
 }
 
-// Overlap returns a peer whose addresses lie within those of another, which is no exit; empty:
+// Overlap returns a peer with addresses that lie within those of another, which is no exit; empty:
 // there is none. WireGuard lets the narrower one have them.
 func Overlap(peers []Peer) (inner, outer string) {
 	for i, p := range peers {

@@ -11,8 +11,10 @@ import (
 
 // Token lets a client of a MASQUE listener in.
 type Token struct {
-	Name  string // of the peer, for groups, logs and metrics
-	Value string // what it sends: "Authorization: Bearer <value>"
+	// For groups and logs: 1 to 64 printable characters, no spaces.
+	Name string `yaml:"name" required:"yes"`
+	// 16 to 4096 visible characters without spaces.
+	Value string `yaml:"token" required:"yes" secret:"true"`
 }
 
 // Bounds of a token: shorter ones can be guessed, longer ones do not fit a header.
@@ -33,7 +35,7 @@ func (t Token) CheckName() error {
 	return nil
 }
 
-// CheckValue wants what a header can carry and nobody guesses.
+// CheckValue wants a token that a header can carry and that is too long to be guessed.
 func (t Token) CheckValue() error {
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(t.Value) < minToken || len(t.Value) > maxToken || strings.ContainsFunc(t.Value, odd) {

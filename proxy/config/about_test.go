@@ -24,7 +24,7 @@ func TestEachTextIsAboutAKey(t *testing.T) {
 			seen[of] = true
 			for f := range of.Fields() {
 				if name := f.Tag.Get("yaml"); name != ",inline" {
-					keys = append(keys, of.Name()+"."+name)
+					keys = append(keys, of.PkgPath()+"."+of.Name()+"."+name)
 				}
 				visit(f.Type)
 			}

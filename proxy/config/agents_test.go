@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -32,7 +33,7 @@ func TestAnAgentOnAnotherMachineNeedsAddressAndCertificates(t *testing.T) {
 	}
 	cfg, err := load("far", "far")
 	require.NoError(t, err)
-	assert.Equal(t, config.AgentTLS{Certificate: certificate, Key: key, CA: certificate}, cfg.Agents[0].TLS)
+	assert.Equal(t, agent.TLS{Certificate: certificate, Key: key, CA: certificate}, cfg.Agents[0].TLS)
 
 	for _, wrong := range []struct{ old, now, says string }{
 		{"    address: controller.example:4433\n", "", "agents[0].address: missing"},

@@ -2,9 +2,7 @@ package config
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"reflect"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
@@ -18,22 +16,6 @@ const (
 	maxKeys  = 1024  // of one mapping
 	maxItems = 65536 // of one list
 )
-
-// inBounds finds the numbers outside the bounds that their fields' tags name; 0 is
-// left out.
-func inBounds(key string, v reflect.Value) error {
-	var errs []error
-	for at, f := range fieldsIn(key, v) {
-		n := reflect.Indirect(f.value)
-		if n.Kind() != reflect.Int || n.IsZero() {
-			continue
-		}
-		if wrong := outsideBounds(f.StructField, int(n.Int())); wrong != "" {
-			errs = append(errs, keyErrorf(at, "%s", wrong))
-		}
-	}
-	return errors.Join(errs...)
-}
 
 // level is a list or a mapping that has not ended.
 type level struct {

@@ -86,7 +86,7 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Zero(t, cfg.Limits.HalfClosedTimeout)
 	assert.Equal(t, cc.Bytes(1<<30), cfg.Limits.Memory)
 	assert.Equal(t, 300*time.Millisecond, cfg.Limits.ServerNameWait)
-	assert.Equal(t, "*.video.example", cfg.Rules[1].Match.ServerName[1].String())
+	assert.Equal(t, "*.video.example", cfg.Rules[1].Match.ServerNames[1].String())
 	assert.Equal(t, "cubic", cfg.Envelope.Kernel())
 	assert.False(t, cfg.Log.Flows)
 
@@ -540,7 +540,7 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	write("secret", "hunter2\nsecond line\n")
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
-	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
+	assert.EqualValues(t, "hunter2", cfg.Listeners[0].Users[0].Password)
 	assert.NoError(t, cfg.Validate(), "as it is once more with the flags")
 
 	write("secret", "\n")
@@ -565,8 +565,8 @@ func TestLoadReadsTokens(t *testing.T) {
 	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\nnext\n"), 0o600))
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
-	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
-	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.ChangeToken)
+	assert.EqualValues(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
+	assert.EqualValues(t, "0123456789abcdef", cfg.Telemetry.ChangeToken)
 	assert.NoError(t, cfg.Validate(), "as it is once more with the flags")
 
 	require.NoError(t, os.WriteFile(secret, []byte("hunter2\n"), 0o600))

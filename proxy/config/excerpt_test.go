@@ -177,7 +177,7 @@ func TestAByteOrderMarkIsNoKey(t *testing.T) {
 	})
 	cfg, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
-	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
+	assert.EqualValues(t, "hunter2", cfg.Listeners[0].Users[0].Password)
 }
 
 // Secrets in files are not shown either, nor those that stand in the wrong place.

@@ -2,6 +2,8 @@ package config
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -9,10 +11,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
+
+	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
 const (
@@ -65,8 +71,8 @@ func (f *files) readBytes(name string) ([]byte, error) {
 	return withoutMark(f.read[path].data), nil
 }
 
-// checkPrivate wants that nobody but the owner of a file that was read, and its group,
-// reads it, and that nobody but the owner writes it.
+// checkPrivate refuses a file with secrets that others than its owner and group can read, or that others than its
+// owner can write. The file has been read.
 func (f *files) checkPrivate(path string) error {
 	path = f.pathOf(path)
 	if f.saved { // it was, and Save's file is
@@ -75,59 +81,87 @@ func (f *files) checkPrivate(path string) error {
 	return closedToOthers(path, f.read[path].info)
 }
 
-// readText is bytes for the file that a key names; err says which key.
-func (f *files) readText(key, path string, secret bool) (string, error) {
-	data, err := f.readBytes(path)
+// Read implements check.Files.
+func (f *files) Read(name string, secret bool) (string, error) {
+	data, err := f.readBytes(name)
 	if err != nil {
-		return "", keyErrorf(key, "%s: %v", f.displayPath(path), err)
+		return "", fmt.Errorf("%s: %w", f.Path(name), err)
 	}
 	if secret {
-		if err := f.checkPrivate(path); err != nil {
-			return "", keyErrorf(key, "%v", err)
+		err = f.checkPrivate(name)
+	}
+	return string(data), err
+}
+
+// readInto puts what files hold in the place of their names. Errors are *check.Errors, joined.
+func (f *files) readInto(c *Config) error {
+	var errs []error
+	secrets := map[string]reflect.Value{}
+	for at, field := range fieldsIn("", reflect.ValueOf(c).Elem()) {
+		if field.Tag.Get("secret") == "true" {
+			secrets[at] = field.value
+		} else if to, ok := secrets[strings.TrimSuffix(at, "_file")]; ok {
+			errs = append(errs, check.Within(at, f.readSecret(field.value, to)))
+		}
+		if field.Tag.Get("pem") != "" {
+			errs = append(errs, check.Within(at, f.readPEM(field.value, field.Tag.Get("secret") != "")))
 		}
 	}
-	return string(data), nil
-}
-
-const pemBegin = "-----BEGIN "
-
-// pemKey is a key that holds PEM, or the name of a file that does.
-type pemKey struct {
-	name   string
-	value  *string
-	secret bool
-}
-
-// readPEM puts what is in the keys' files where their names were.
-func (f *files) readPEM(keys ...pemKey) error {
-	var errs []error
-	for _, k := range keys {
-		if *k.value == "" {
-			continue
-		}
-		if begin := strings.Index(*k.value, pemBegin); begin >= 0 {
-			*k.value = (*k.value)[begin:]
-			continue
-		}
-		text, err := f.readText(k.name, *k.value, k.secret)
-		begin := strings.Index(text, pemBegin)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case begin < 0:
-			errs = append(errs, keyErrorf(k.name, "there is no PEM in %s", f.pathOf(*k.value)))
-		default:
-			*k.value = text[begin:]
-		}
+	for i := range c.Agents {
+		errs = append(errs, check.Within(fmt.Sprintf("agents[%d]", i), c.Agents[i].LoadFiles(f)))
+	}
+	for i := range c.Listeners {
+		errs = append(errs, check.Within(fmt.Sprintf("listeners[%d]", i), c.Listeners[i].LoadFiles(f)))
 	}
 	return errors.Join(errs...)
 }
 
-// firstLine returns the first line of a file that holds a secret.
-func (f *files) firstLine(key, path string) (string, error) {
-	text, err := f.readText(key, path, true)
-	first, _, _ := strings.Cut(text, "\n")
-	return strings.TrimSuffix(first, "\r"), err
+// readSecret puts the first line of the file that name has into to, and empties name.
+func (f *files) readSecret(name, to reflect.Value) error {
+	path := name.String()
+	if path == "" {
+		return nil
+	}
+	text, err := f.Read(path, true)
+	if err != nil {
+		return check.Errorf("", "%v", err)
+	}
+	line, _, _ := strings.Cut(text, "\n")
+	secret := reflect.ValueOf(strings.TrimSuffix(line, "\r"))
+	if scalar, ok := scalars[to.Type()]; ok {
+		value, err := scalar.parse(secret.String())
+		if err != nil {
+			return check.Errorf("", "%s: %v", f.Path(path), err)
+		}
+		secret = reflect.ValueOf(value)
+	}
+	secret = secret.Convert(to.Type())
+	if err := checkSecret("", secret); err != nil {
+		return err
+	}
+	to.Set(secret)
+	name.SetString("")
+	return nil
+}
+
+// readPEM puts what the file holds that v names in the place of its name, without the lines before the first block.
+func (f *files) readPEM(v reflect.Value, secret bool) error {
+	text := v.String()
+	if text == "" {
+		return nil
+	}
+	begin := strings.Index(text, check.PEMBegin)
+	if begin < 0 {
+		var err error
+		if text, err = f.Read(text, secret); err != nil {
+			return check.Errorf("", "%v", err)
+		}
+		if begin = strings.Index(text, check.PEMBegin); begin < 0 {
+			return check.Errorf("", "there is no PEM in %s", f.pathOf(v.String()))
+		}
+	}
+	v.SetString(text[begin:])
+	return nil
 }
 
 // pathOf is the file's from where the process runs.
@@ -138,12 +172,36 @@ func (f *files) pathOf(name string) string {
 	return filepath.Join(f.dir, name)
 }
 
-// displayPath is the file's path for messages, without what may be a secret in the place of its name.
-func (f *files) displayPath(name string) string {
+// Path implements check.Files: the file's path for messages, without what may be a secret in the place of its name.
+func (f *files) Path(name string) string {
 	if mayBeSecret(name) {
 		return hidden + " (which may be a secret; the name of a file belongs here)"
 	}
 	return f.pathOf(name)
+}
+
+// leastSecret is how many bytes of base64, or of hexadecimal digits, may be a key or a token.
+const leastSecret = 16
+
+// mayBeSecret reports whether the name of a file may be a secret instead: it has several lines, or is base64 or
+// hexadecimal as only chance writes it, and not a path to a directory that there is.
+func mayBeSecret(name string) bool {
+	if strings.ContainsAny(name, "\r\n") {
+		return true
+	}
+	if dir := filepath.Dir(name); filepath.IsAbs(name) && dir != "/" {
+		if _, err := os.Stat(dir); err == nil {
+			return false
+		}
+	}
+	bare := strings.TrimRight(name, "=")
+	if data, err := hex.DecodeString(bare); err == nil {
+		return len(data) >= leastSecret
+	}
+	data, err := base64.RawURLEncoding.DecodeString(strings.NewReplacer("+", "-", "/", "_").Replace(bare))
+	mixed := strings.ContainsAny(bare, "0123456789") && strings.ContainsFunc(bare, unicode.IsUpper) &&
+		strings.ContainsFunc(bare, unicode.IsLower)
+	return err == nil && len(data) >= leastSecret && (mixed || bare != name)
 }
 
 // fileNames are the files that were read, in order, and those that could not be.
@@ -159,13 +217,13 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// kernelFiles are the file systems (statfs(2)) whose files are made as they are read:
+// kernelFiles are the file systems (statfs(2)) with files that are made as they are read:
 // some wait for something to happen, or lose what is read.
 var kernelFiles = map[int64]string{
 	0x9fa0: "proc", 0x62656572: "sysfs", 0x64626720: "debugfs", 0x74726163: "tracefs",
 }
 
-// readFile reads a regular file, or a pipe that somebody writes to, of at most
+// readFile reads a regular file, or a pipe with a writer, of at most
 // maxFile bytes. It neither waits for a writer nor reads a device. Errors do not
 // name the file.
 func readFile(path string) ([]byte, fs.FileInfo, error) {
@@ -250,7 +308,7 @@ func closedToOthers(path string, info fs.FileInfo) error {
 }
 
 // inPrivateHome reports whether the file lies in a directory that its owner, an
-// ordinary user, has closed to everybody else: then modes inside it let nobody in.
+// ordinary user, has closed to everybody else: then modes inside it do not matter.
 // Directories of root and of services are not trusted to stay closed.
 func inPrivateHome(path string, info fs.FileInfo) bool {
 	dir, err := os.Stat(filepath.Dir(path))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Naming an algorithm of this family has the reading of a configuration panic: with an error of Go's
@@ -52,7 +53,7 @@ func TestAPanicRefusesTheConfiguration(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "last"), kept, 0o600))
 			cfg, err := config.Parse([]byte(good))
 			require.NoError(t, err)
-			cfg.Defaults.Algorithm = config.Algorithm(c.algorithm)
+			cfg.Defaults.Algorithm = policy.Algorithm(c.algorithm)
 
 			_, parsed := config.Parse([]byte(bad))
 			loaded, read := config.LoadFiles(path)

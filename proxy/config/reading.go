@@ -1,15 +1,26 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
 // reading is a configuration that is being read, with what is wrong with it.
@@ -20,6 +31,181 @@ type reading struct {
 }
 
 func newReading() *reading { return &reading{Config: defaultConfig(), places: places{}} }
+
+// readShape reads a configuration: each value may stand where it does, whatever others
+// say. It is not fine where it cannot be read at all.
+func (r *reading) readShape(data []byte) (fine bool) {
+	if len(data) > maxFile {
+		r.wrong = []*Error{{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}}
+		return false
+	}
+	if err := checkBounds(data); err != nil {
+		r.noteError("", err)
+		return false
+	}
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		r.noteError("", err)
+		withoutValues(r.wrong[0])
+		nameTab(r.wrong[0], data)
+		return false
+	}
+	root, err := rootOf(file)
+	if err != nil {
+		r.noteError("", err)
+		return false
+	}
+	if root != nil {
+		r.decodeNode("", root, reflect.ValueOf(&r.Config).Elem())
+	}
+	return true
+}
+
+var configType = reflect.TypeFor[Config]()
+
+// decodeNode reads a node into v, and notes where each value stands. What is wrong is
+// noted in the words of the file and not of Go, and left as it was in v.
+func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
+	r.places[key] = node.GetToken()
+	t := v.Type()
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	wrong := func(format string, args ...any) { r.noteError(key, errorAt(node, format, args...)) }
+	switch node.Type() {
+	case ast.AliasType:
+		wrong("a value that begins with * is written in quotes; aliases are not supported")
+		return
+	case ast.AnchorType, ast.MergeKeyType, ast.TagType:
+		wrong("anchors, aliases and tags are not supported; write the value out")
+		return
+	case ast.NullType:
+		wrong("no value; leave the key out for its default")
+		return
+	}
+	if goesOn(node) { // what it took from the lines below may be a secret
+		wrong("the value goes on in the next line; a key is missing there, or the line begins too far to the right")
+		return
+	}
+	read := reflect.New(t)
+	set := func(err error) {
+		if err != nil {
+			r.noteError(key, err)
+			return
+		}
+		setThrough(v, read)
+	}
+	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
+		set(u.UnmarshalYAML(node))
+		return
+	}
+	if _, ok := scalars[t]; ok {
+		set(readScalar(node, read.Elem()))
+		return
+	}
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		r.decodeMapping(key, node, v)
+	case reflect.Slice:
+		seq, ok := node.(*ast.SequenceNode)
+		if !ok {
+			wrong("expected a list, not %s", describeNode(node, t))
+			return
+		}
+		list := reflect.MakeSlice(t, len(seq.Values), len(seq.Values))
+		for i, item := range seq.Values {
+			r.decodeNode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
+		}
+		v.Set(list)
+	case reflect.Bool:
+		b, ok := node.(*ast.BoolNode)
+		if !ok {
+			wrong("expected true or false, not %s", describeNode(node, t))
+			return
+		}
+		read.Elem().SetBool(b.Value)
+		setThrough(v, read)
+	case reflect.Int:
+		n, ok := node.(*ast.IntegerNode)
+		if !ok {
+			wrong("expected a whole number, not %s", describeNode(node, t))
+			return
+		}
+		i, ok := n.Value.(int64)
+		if u, unsigned := n.Value.(uint64); unsigned {
+			i, ok = int64(u), u <= math.MaxInt
+		}
+		if !ok || read.Elem().OverflowInt(i) {
+			wrong("%s is out of range", cutText(n.Token.Value))
+			return
+		}
+		read.Elem().SetInt(i)
+		setThrough(v, read)
+	case reflect.String:
+		if _, err := scalarText(node); err != nil {
+			wrong("expected a text, not %s", describeNode(node, t))
+			return
+		}
+		switch n := node.(type) {
+		case *ast.StringNode:
+			v.SetString(n.Value)
+		case *ast.LiteralNode:
+			v.SetString(n.Value.Value)
+		default: // what it is may be a secret
+			wrong("expected a text; write it in quotes")
+		}
+	default:
+		panic("config: field of a kind nobody reads: " + t.String())
+	}
+}
+
+func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
+	m, ok := node.(ast.MapNode)
+	if !ok {
+		r.noteError(key, errorAt(node, "expected keys with values, not %s", describeNode(node, v.Type())))
+		return
+	}
+	var fields map[string]reflect.StructField
+	if v.Kind() == reflect.Struct {
+		fields = fieldsOf(v.Type())
+	} else {
+		v.Set(reflect.MakeMap(v.Type()))
+	}
+	for it := m.MapRange(); it.Next(); {
+		if it.Key().IsMergeKey() {
+			r.noteError(key, errorAt(it.Key(), "anchors, aliases and tags are not supported; write the value out"))
+			continue
+		}
+		name, err := scalarText(it.Key())
+		if err != nil {
+			r.noteError(key, err)
+			continue
+		}
+		full := strings.TrimPrefix(key+"."+cutText(name), ".")
+		if fields == nil {
+			value := reflect.New(v.Type().Elem()).Elem()
+			r.decodeNode(full, it.Value(), value)
+			v.SetMapIndex(reflect.ValueOf(name), value)
+			continue
+		}
+		f, known := fields[name]
+		if !known {
+			shown := full
+			if i := strings.IndexAny(name, " \t="); i >= 0 { // a value may follow, after an equal sign or a space
+				shown = strings.TrimPrefix(key+"."+cutText(name[:i])+cutMark, ".")
+			}
+			r.noteError(shown, errorAt(it.Key(), "unknown key; %s", suggestKey(name, fields)))
+			continue
+		}
+		field := v.FieldByName(f.Name)
+		r.decodeNode(full, it.Value(), field)
+		if n := reflect.Indirect(field); n.Kind() == reflect.Int {
+			if wrong := outsideBounds(f, int(n.Int())); wrong != "" && it.Value().Type() == ast.IntegerType {
+				r.noteError(full, errorAt(it.Value(), "%s", wrong))
+			}
+		}
+	}
+}
 
 // runRecovering calls read, which notes mistakes in r, and returns the first of them; nil: there is none. It also
 // ends a panic of read, so that no configuration can end a process that runs with another one.
@@ -33,7 +219,55 @@ func (r *reading) runRecovering(data []byte, read func()) (mistake *Error) {
 	return r.firstMistake(data)
 }
 
-// mistakeOf returns the mistake that refuses a configuration whose reading has panicked; nil: it has not.
+// noteError notes an error of a node, for the key.
+func (r *reading) noteError(key string, err error) {
+	e := fromYAMLError(err)
+	e.Key = key
+	r.wrong = append(r.wrong, e)
+}
+
+// noteErrors notes the mistakes that are joined in err, but for those that may only follow
+// from one that an earlier pass has found: one at the same key, or, for checks, in the
+// same section.
+func (r *reading) noteErrors(err error, checks bool) {
+	earlier := r.wrong
+	for _, err := range check.Split(err) {
+		var ke *check.Error
+		if errors.As(err, &ke) && slices.ContainsFunc(earlier,
+			func(e *Error) bool { return mayFollowFrom(ke, e.Key, checks) }) {
+			continue
+		}
+		e := r.places.locateError(err)
+		same := func(other *Error) bool { return e.Key == other.Key && e.Message == other.Message }
+		if !slices.ContainsFunc(r.wrong, same) {
+			r.wrong = append(r.wrong, e)
+		}
+	}
+}
+
+// firstMistake is the first one in the file, with its place there, and the others; nil:
+// there is none.
+func (r *reading) firstMistake(data []byte) *Error {
+	if len(r.wrong) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(r.wrong, func(a, b *Error) int {
+		if a.Line == 0 || b.Line == 0 { // those without a place last
+			return cmp.Compare(b.Line, a.Line)
+		}
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	first := r.wrong[0]
+	if first.Line > 0 && data != nil {
+		first.Excerpt = makeExcerpt(data, first.Line, first.Column)
+	}
+	others := r.wrong[1:]
+	first.Untold = max(0, len(others)-maxOthers)
+	first.Others = others[:len(others)-first.Untold]
+	return first
+}
+
+// mistakeOf returns the mistake that refuses a configuration after its reading has panicked; nil: it has not.
 // The value of the panic is shown only if Go's runtime made it, since any other may hold a secret of the file.
 // A deferred function calls it with recover(), so that the stack is still that of the panic.
 func mistakeOf(panicked any) *Error {
@@ -67,52 +301,10 @@ func panickedAt() string {
 	}
 }
 
-// noteError notes an error of a node, for the key.
-func (r *reading) noteError(key string, err error) {
-	e := fromYAMLError(err)
-	e.Key = key
-	r.wrong = append(r.wrong, e)
-}
-
-// noteErrors notes the mistakes that are joined in err, but for those that may only follow
-// from one that an earlier pass has found: one at the same key, or, for checks, in the
-// same section.
-func (r *reading) noteErrors(err error, checks bool) {
-	earlier := r.wrong
-	for _, err := range splitErrors(err) {
-		var ke *keyError
-		if errors.As(err, &ke) && slices.ContainsFunc(earlier,
-			func(e *Error) bool { return ke.mayFollowFrom(e.Key, checks) }) {
-			continue
-		}
-		e := r.places.locateError(err)
-		same := func(other *Error) bool { return e.Key == other.Key && e.Message == other.Message }
-		if !slices.ContainsFunc(r.wrong, same) {
-			r.wrong = append(r.wrong, e)
-		}
-	}
-}
-
-// splitErrors takes joined errors apart.
-func splitErrors(err error) []error {
-	if err == nil {
-		return nil
-	}
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // not what it wraps: itself
-	if !ok {
-		return []error{err}
-	}
-	var all []error
-	for _, e := range joined.Unwrap() {
-		all = append(all, splitErrors(e)...)
-	}
-	return all
-}
-
 // mayFollowFrom reports whether the mistake may come of another at that key.
-func (e *keyError) mayFollowFrom(key string, sections bool) bool {
-	return isWithin(key, e.key) || isWithin(e.key, key) || e.on != "" && isWithin(key, e.on) ||
-		sections && sectionOf(e.key) == sectionOf(key)
+func mayFollowFrom(e *check.Error, key string, sections bool) bool {
+	return isWithin(key, e.Key) || isWithin(e.Key, key) || e.Cause != "" && isWithin(key, e.Cause) ||
+		sections && sectionOf(e.Key) == sectionOf(key)
 }
 
 // isWithin reports whether a key is another, or below it.
@@ -121,7 +313,7 @@ func isWithin(key, above string) bool {
 	return ok && (above == "" || rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// sectionOf returns the part of a key whose values depend on each other: one element of a list, or
+// sectionOf returns the part of a key that has values which depend on each other: one element of a list, or
 // two names. A name may be empty, since an unknown key may hold any bytes.
 func sectionOf(key string) string {
 	first, rest, more := strings.Cut(key, ".")
@@ -132,65 +324,18 @@ func sectionOf(key string) string {
 	return first + "." + second
 }
 
-// firstMistake is the first one in the file, with its place there, and the others; nil:
-// there is none.
-func (r *reading) firstMistake(data []byte) *Error {
-	if len(r.wrong) == 0 {
-		return nil
-	}
-	slices.SortStableFunc(r.wrong, func(a, b *Error) int {
-		if a.Line == 0 || b.Line == 0 { // those without a place last
-			return cmp.Compare(b.Line, a.Line)
-		}
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
-	first := r.wrong[0]
-	if first.Line > 0 && data != nil {
-		first.Excerpt = makeExcerpt(data, first.Line, first.Column)
-	}
-	others := r.wrong[1:]
-	first.Untold = max(0, len(others)-maxOthers)
-	first.Others = others[:len(others)-first.Untold]
-	return first
-}
-
-// keyError is a mistake found after parsing, by the path of its key.
-type keyError struct {
-	key, message string
-	on           string // a key whose mistakes may be the cause; empty: none is known
-}
-
-func (e *keyError) Error() string { return e.key + ": " + e.message }
-
-func keyErrorf(key, format string, args ...any) error {
-	return &keyError{key: key, message: fmt.Sprintf(format, args...)}
-}
-
-// withCause says which key's mistakes may be the cause of err.
-func withCause(key string, err error) error {
-	var errs []error
-	for _, e := range splitErrors(err) {
-		var ke *keyError
-		if errors.As(e, &ke) {
-			e = &keyError{ke.key, ke.message, key}
-		}
-		errs = append(errs, e)
-	}
-	return errors.Join(errs...)
-}
-
 // places are the tokens of the values that were given, by path.
 type places map[string]*token.Token
 
-// locateError finds the place of a keyError: its own, or that of the nearest
+// locateError finds the place of a check.Error: its own, or that of the nearest
 // enclosing key where its own was left out.
 func (p places) locateError(err error) *Error {
-	var ke *keyError
+	var ke *check.Error
 	if !errors.As(err, &ke) {
 		return &Error{Message: oneLine(err.Error())}
 	}
-	out := &Error{Key: ke.key, Message: oneLine(ke.message)}
-	for key := ke.key; key != ""; key = parentKey(key) {
+	out := &Error{Key: ke.Key, Message: oneLine(ke.Text())}
+	for key := ke.Key; key != ""; key = parentKey(key) {
 		if tk := p[key]; tk != nil {
 			out.markToken(tk)
 			break
@@ -202,3 +347,123 @@ func (p places) locateError(err error) *Error {
 func parentKey(key string) string {
 	return key[:max(0, strings.LastIndexAny(key, ".["))]
 }
+
+// goesOn reports whether a value without quotes has more than one line. YAML joins a line that
+// stands further to the right, and has no key, to the value before.
+func goesOn(node ast.Node) bool {
+	s, ok := node.(*ast.StringNode)
+	return ok && s.Token.Type == token.StringType && strings.Contains(strings.TrimSpace(s.Token.Origin), "\n")
+}
+
+// setThrough sets v, or what it points to, to what read points to.
+func setThrough(v, read reflect.Value) {
+	if v.Kind() == reflect.Pointer {
+		v.Set(read)
+		return
+	}
+	v.Set(read.Elem())
+}
+
+// maxShown is how much of a value or an unknown key a message shows, in bytes.
+const maxShown = 64
+
+func cutText(s string) string {
+	if len(s) > maxShown {
+		return s[:maxShown] + "…"
+	}
+	return s
+}
+
+// suggestKey helps after a key that does not exist.
+func suggestKey(name string, fields map[string]reflect.StructField) string {
+	names := slices.Sorted(maps.Keys(fields))
+	if nearest := cc.Nearest(name, names); nearest != "" {
+		return fmt.Sprintf("did you mean %s?", nearest)
+	}
+	if i := slices.IndexFunc(names, func(n string) bool { return len(name) > 2 && strings.HasPrefix(n, name) }); i >= 0 {
+		return fmt.Sprintf("did you mean %s?", names[i])
+	}
+	return "there are " + strings.Join(names, ", ")
+}
+
+// describeNode names for people what node is in the place of a t. It shows no value
+// that may be a secret.
+func describeNode(node ast.Node, t reflect.Type) string {
+	switch node.Type() {
+	case ast.MappingType, ast.MappingValueType:
+		return "keys with values"
+	case ast.SequenceType:
+		return "a list"
+	case ast.NullType:
+		return "nothing"
+	}
+	tk := node.GetToken()
+	switch {
+	case tk == nil, len(tk.Value) > maxShown, t == configType, hasSecrets(t, false):
+		return "one value"
+	case hasSecrets(t, true) && strings.ContainsAny(tk.Value, " =:"): // keys and values that are no YAML
+		return "one value"
+	}
+	return fmt.Sprintf("%q", tk.Value)
+}
+
+// rootOf returns the root of the only document; nil when there is nothing.
+func rootOf(file *ast.File) (ast.Node, error) {
+	var root ast.Node
+	for _, d := range file.Docs {
+		if d.Body == nil || d.Body.Type() == ast.NullType || d.Body.Type() == ast.CommentType {
+			continue
+		}
+		if root != nil {
+			return nil, errorAt(d.Body, "a second document; the configuration is one")
+		}
+		root = d.Body
+	}
+	return root, nil
+}
+
+// fromYAMLError turns an error of the YAML library into ours.
+func fromYAMLError(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	var ye yaml.Error
+	if !errors.As(err, &ye) {
+		return &Error{Message: oneLine(err.Error())}
+	}
+	e = &Error{Message: oneLine(ye.GetMessage())}
+	e.markToken(ye.GetToken())
+	return e
+}
+
+func (e *Error) markToken(tk *token.Token) {
+	if tk != nil && tk.Position != nil {
+		e.Line, e.Column = tk.Position.Line, tk.Position.Column
+	}
+}
+
+// quoted is a value in a message of the YAML library's.
+var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
+
+// withoutValues takes what the file says out of a message of the YAML library's,
+// which does not know what is a secret.
+func withoutValues(e *Error) {
+	if !strings.HasPrefix(e.Message, "mapping key ") {
+		e.Message = quoted.ReplaceAllString(e.Message, "this")
+	}
+}
+
+// nameTab says so where a tab is in the way: it looks like the spaces that YAML wants.
+func nameTab(e *Error, data []byte) {
+	lines := bytes.Split(data, []byte("\n"))
+	if e.Line < 1 || e.Line > len(lines) {
+		return
+	}
+	line := lines[e.Line-1]
+	if indent := line[:len(line)-len(bytes.TrimLeft(line, " \t-"))]; bytes.Contains(indent, []byte("\t")) {
+		e.Message = "a tab begins the line; YAML wants spaces"
+	}
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

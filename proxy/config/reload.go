@@ -2,11 +2,13 @@ package config
 
 import (
 	"fmt"
-	"net"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config/check"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // CheckReload finds what differs in next and cannot change while the proxy runs, but for
@@ -21,56 +23,32 @@ func (c Config) CheckReload(next Config) error {
 	return cannotChange(key)
 }
 
-// CheckReload finds what differs in next, which is listener i of a configuration and the same listener as l, and
-// cannot change while l is open. Of a tunnel that is all that says where it is and what it is. The error is an *Error.
-func (l Listener) CheckReload(i int, next Listener) error {
+// CheckListenerReload finds what differs in next, which is listener i of a configuration and the same listener as old,
+// and cannot change while old is open. Of a tunnel that is all that says where it is and what it is. The error is an
+// *Error.
+func CheckListenerReload(i int, old, next access.Listener) error {
 	switch {
-	case l.Mode.Tunnels():
-		if key := firstChange("", reflect.ValueOf(l), reflect.ValueOf(next)); key != "" {
-			return reloadErrorf(fmt.Sprintf("listeners[%d].%s", i, key), "cannot change while the tunnel of listener %q runs; put "+
-				"the old value back, restart the proxy, or add a second listener beside it", l.Name)
+	case old.Mode.Tunnels():
+		if key := firstChange("", reflect.ValueOf(old), reflect.ValueOf(next)); key != "" {
+			return reloadErrorf(fmt.Sprintf("listeners[%d].%s", i, key), "cannot change while the tunnel of listener %q runs; "+
+				"put the old value back, restart the proxy, or add a second listener beside it", old.Name)
 		}
-	case l.KeepClient != next.KeepClient && l.Mode == next.Mode: // the privilege for it may be gone
+	case old.KeepClient != next.KeepClient && old.Mode == next.Mode: // the privilege for it may be gone
 		return cannotChange(fmt.Sprintf("listeners[%d].keep_client", i))
 	}
 	return nil
 }
 
-// IsSame reports whether next, of a later configuration, is the listener l: then what is open need not be opened
-// again. A tunnel is known by its name, a socket by its address.
-func (l Listener) IsSame(next Listener) bool {
-	if l.Mode.Tunnels() {
-		return l.Name == next.Name
+// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel open has its port
+// or device. The error is an *Error.
+func CheckRoom(i int, open, next access.Listener) error {
+	if err := open.CheckRoom(next); err != nil {
+		return places(nil).locateError(check.Within(fmt.Sprintf("listeners[%d]", i), err))
 	}
-	return !next.Mode.Tunnels() && l.Address == next.Address
+	return nil
 }
 
-// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel l has its port or
-// device. The error is an *Error.
-func (l Listener) CheckRoom(i int, next Listener) error {
-	if !l.Mode.Tunnels() || !next.Mode.Tunnels() {
-		return nil
-	}
-	device := func(l *Listener) string {
-		if l.Mode == access.WireGuard && l.WireGuard.Path() != DatapathNetstack {
-			return l.Interface()
-		}
-		return l.Device
-	}
-	var key string
-	switch _, port, _ := net.SplitHostPort(next.Address); {
-	case next.Address != "" && port != "0" && l.Address == next.Address:
-		key = "address"
-	case device(&l) != "" && device(&l) == device(&next):
-		key = "device"
-	default:
-		return nil
-	}
-	return reloadErrorf(fmt.Sprintf("listeners[%d].%s", i, key), "the tunnel of listener %q has it until its connections have "+
-		"ended; restart the proxy, or choose another", l.Name)
-}
-
-// cannotChange is about a key; nil for none.
+// cannotChange returns the error about a key; nil for none.
 func cannotChange(key string) error {
 	if key == "" {
 		return nil
@@ -79,7 +57,7 @@ func cannotChange(key string) error {
 }
 
 func reloadErrorf(key, format string, args ...any) error {
-	return places(nil).locateError(keyErrorf(key, format, args...))
+	return places(nil).locateError(check.Errorf(key, format, args...))
 }
 
 // firstChange returns the first key of a section that differs, but for those
@@ -123,4 +101,58 @@ func mayChange(t reflect.Type) bool {
 		}
 	}
 	return false
+}
+
+// SetAlgorithm returns c with another algorithm for the connections of a rule, or by
+// the defaults where rule is empty: in direction down or up, or in both where that is
+// empty. What else c says of them stays. c is not changed; the errors name what is wrong.
+func (c Config) SetAlgorithm(rule, direction, algorithm string) (Config, error) {
+	name, err := policy.ParseAlgorithm(algorithm)
+	if err != nil {
+		return c, fmt.Errorf("algorithm: %w", err)
+	}
+	terms := &c.Defaults
+	if rule != "" {
+		c.Rules = slices.Clone(c.Rules)
+		i := slices.IndexFunc(c.Rules, func(r policy.RuleSettings) bool { return r.Name == rule })
+		if i < 0 {
+			return c, fmt.Errorf("rule: there is none of the name %q", rule)
+		}
+		if c.Rules[i].Refuse != "" {
+			return c, fmt.Errorf("rule: %s refuses connections, so that none has an algorithm", rule)
+		}
+		terms = &c.Rules[i].TermsSettings
+	}
+	sides := map[string][]*policy.DirectionSettings{"": {&terms.Down, &terms.Up}, "down": {&terms.Down}, "up": {&terms.Up}}[direction]
+	if sides == nil {
+		return c, fmt.Errorf("direction is %q, but must be down, up, or left out for both", direction)
+	}
+	for _, d := range sides {
+		d.Algorithm, d.Params = name, nil // those beside it are the former algorithm's
+	}
+	return c, nil
+}
+
+// Different names the rules, and the defaults with an empty name, that SetAlgorithm has
+// changed since c was file, with what they give now. The rules of both are the same.
+func (c Config) Different(file Config) ([]policy.Verdict, error) {
+	was, err := file.Routes()
+	if err != nil {
+		return nil, err
+	}
+	is, err := c.Routes()
+	if err != nil {
+		return nil, err
+	}
+	var out []policy.Verdict
+	for i, v := range is {
+		own, before := c.Defaults, file.Defaults
+		if i < len(c.Rules) {
+			own, before = c.Rules[i].TermsSettings, file.Rules[i].TermsSettings
+		}
+		if !reflect.DeepEqual(own, before) && !reflect.DeepEqual(v, was[i]) {
+			out = append(out, v)
+		}
+	}
+	return out, nil
 }

@@ -3,65 +3,126 @@ package config
 import (
 	"errors"
 	"fmt"
-	"log/slog"
+	"math"
 	"net/netip"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc"
-)
-
-// The types of the configuration's scalars that are not Go's own or another package's.
-type (
-	// Mark is a firewall mark, decimal or 0x….
-	Mark uint32
-	// Algorithm is a reference as cc.Parse reads it; empty: not set.
-	Algorithm string
-	// Param is the value of an algorithm's setting: a number or the name of a choice.
-	Param string
-	// Datapath says who ends the tunnels of mode wireguard; empty: netstack.
-	Datapath string
-	// Undecided says what becomes of a connection without a server name; empty: next.
-	Undecided string
-	// Class names what a flow is for; empty: not set.
-	Class string
-	// Fraction is a part of a whole, above 0 up to 1, or 0 for none.
-	Fraction float64
-	// Refuse is why a rule refuses; empty: it does not.
-	Refuse string
-	// SendProxy is the version of the PROXY protocol header sent; empty: not set.
-	SendProxy string
-	// DSCP says what becomes of the mark of a connection's packets; empty: not set.
-	DSCP string
-	// Envelope names the kernel's congestion control.
-	Envelope string
-	// LogLevel is a slog level's name in lower case.
-	LogLevel string
-	// LogFormat is text, json or auto.
-	LogFormat string
+	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config/check"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // scalar is how values of a type are written: by JSON Schema, and as parse reads their text.
 type scalar struct {
 	schema object
 	parse  func(string) (any, error)
+	ofBool reflect.Value // a function of true and false where these are values, too; else zero
 }
 
-// newTextScalar is a scalar whose texts another function parses.
+// orBool returns s with true and false as further values; value turns them into the type.
+func (s scalar) orBool(value any) scalar {
+	s.ofBool = reflect.ValueOf(value)
+	return s
+}
+
+// How numbers before a unit, and ports, are written.
+const (
+	number     = `\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?`
+	portNumber = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+)
+
+// scalars are the types that have values of one text, number or word.
+var scalars = map[reflect.Type]scalar{
+	reflect.TypeFor[cc.Rate](): newTextScalar(parseRate, object{
+		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK]?[bB][iI][tT])\s*$`,
+		"examples": []string{"20mbit", "1.5gbit"},
+	}),
+	reflect.TypeFor[cc.Bytes](): newTextScalar(cc.ParseBytes, object{
+		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK][iI]?)?[bB]\s*$`,
+		"examples": []string{"256KiB", "1GiB"},
+	}),
+	reflect.TypeFor[time.Duration](): newTextScalar(parseDuration, object{
+		"type": "string", "pattern": `^\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`,
+		"examples": []string{"10s", "1h30m"},
+	}),
+	reflect.TypeFor[netip.Prefix](): newTextScalar(parsePrefix, object{
+		"type": "string", "pattern": `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`,
+		"examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"},
+	}),
+	reflect.TypeFor[netip.Addr](): newTextScalar(parseAddr, object{
+		"type": "string", "pattern": `^[0-9a-fA-F:.]+$`, "examples": []string{"192.0.2.1", "2001:db8::1"},
+	}),
+	reflect.TypeFor[policy.PortRange](): newTextScalar(policy.ParsePorts, object{"anyOf": []any{
+		object{"type": "integer", "minimum": 1, "maximum": 65535},
+		object{"type": "string", "pattern": `^\s*` + portNumber + `\s*(-\s*` + portNumber + `\s*)?$`},
+	}}),
+	reflect.TypeFor[policy.NamePattern](): newTextScalar(policy.ParseNamePattern, object{
+		"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`,
+		"examples": []string{"example.com", "*.example.com"},
+	}),
+	reflect.TypeFor[Mark](): newTextScalar(parseMark, object{
+		"type": []string{"integer", "string"}, "minimum": 0, "maximum": uint32(math.MaxUint32),
+		"pattern": `^(0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8})$`,
+	}),
+	reflect.TypeFor[access.Key](): newTextScalar(access.ParseKey, object{
+		"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`,
+	}),
+	reflect.TypeFor[policy.Algorithm](): newTextScalar(policy.ParseAlgorithm, object{
+		"type": "string", "pattern": algorithmPattern(),
+		"examples": []string{cc.Default, cc.Default + ":target_ms=20", "none"},
+	}),
+	reflect.TypeFor[policy.Param](): newTextScalar(func(s string) (policy.Param, error) { return policy.Param(s), nil }, object{
+		"type": []string{"number", "string"},
+	}),
+	reflect.TypeFor[check.Fraction](): newTextScalar(check.ParseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
+	reflect.TypeFor[policy.Refuse](): newTextScalar(policy.ParseRefuse, object{
+		"type": []string{"boolean", "string"}, "minLength": 1,
+		"not": object{"type": "string", "pattern": `^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy]([Ee][Ss])?|` +
+			`[Nn][Oo]?|[Oo][Nn]|[Oo][Ff][Ff])$`},
+	}).orBool(policy.RefuseByRule),
+	reflect.TypeFor[access.Mode]():     oneOf(access.Modes...),
+	reflect.TypeFor[policy.Protocol](): oneOf(policy.TCP, policy.UDP, policy.ICMP),
+	reflect.TypeFor[policy.Class](): oneOf(policy.Class(flow.Bulk.String()), policy.Class(flow.DelaySensitive.String()),
+		policy.Class(flow.Guarantee.String())),
+	reflect.TypeFor[access.Datapath]():  oneOf(access.DatapathAuto, access.DatapathKernel, access.DatapathNetstack),
+	reflect.TypeFor[policy.Undecided](): oneOf[policy.Undecided]("next", "refuse"),
+	reflect.TypeFor[policy.SendProxy](): oneOf[policy.SendProxy]("off", "v1", "v2"),
+	reflect.TypeFor[policy.DSCP]():      oneOf[policy.DSCP]("off", policy.KeepDSCP),
+	reflect.TypeFor[Envelope]():         oneOf[Envelope]("auto", "ebpf", "bbr", "cubic", "reno"),
+	reflect.TypeFor[LogLevel]():         oneOf[LogLevel]("debug", "info", "warn", "error"),
+	reflect.TypeFor[LogFormat]():        oneOf[LogFormat]("auto", "text", "json"),
+}
+
+// algorithmPattern knows the names of algorithms, and none of their settings.
+func algorithmPattern() string {
+	var names []string
+	for _, s := range cc.Specs() {
+		names = append(names, regexp.QuoteMeta(s.Name))
+	}
+	return `^((` + strings.Join(names, "|") + `)(:.*)?|` + ccp.Family + `:.+)$`
+}
+
+// newTextScalar is a scalar with texts that parse reads.
 func newTextScalar[T any](parse func(string) (T, error), schema object) scalar {
-	return scalar{schema, func(s string) (any, error) { return parse(s) }}
+	return scalar{schema: schema, parse: func(s string) (any, error) { return parse(s) }}
 }
 
 // oneOf is a scalar that is one of some words.
 func oneOf[T ~string](values ...T) scalar {
-	words := stringsOf(values)
-	return scalar{object{"enum": words}, func(s string) (any, error) {
+	words := check.Strings(values)
+	return scalar{schema: object{"enum": words}, parse: func(s string) (any, error) {
 		if !slices.Contains(words, s) {
 			hint := ""
 			if nearest := cc.Nearest(s, words); nearest != "" {
@@ -71,15 +132,6 @@ func oneOf[T ~string](values ...T) scalar {
 		}
 		return T(s), nil
 	}}
-}
-
-// stringsOf are words without their type.
-func stringsOf[T ~string](values []T) []string {
-	all := make([]string, len(values))
-	for i, v := range values {
-		all[i] = string(v)
-	}
-	return all
 }
 
 // errorAt is an error at a node's position.
@@ -100,12 +152,12 @@ func scalarText(node ast.Node) (string, error) {
 	return "", errorAt(node, "expected one value, not %s", describeNode(node, configType))
 }
 
-// isText tells whether a scalar is a text to YAML, as it is in quotes.
+// isText reports whether a scalar is a text to YAML, as it is in quotes.
 func isText(node ast.Node) bool {
 	return node.Type() == ast.StringType || node.Type() == ast.LiteralType
 }
 
-// acceptsScalar tells whether a scalar is of one of the kinds that JSON Schema knows.
+// acceptsScalar reports whether a scalar is of one of the kinds that JSON Schema knows.
 func acceptsScalar(kinds []string, node ast.Node) bool {
 	kind := "string"
 	switch node.Type() {
@@ -138,6 +190,10 @@ func readScalar(node ast.Node, to reflect.Value) error {
 		return err
 	}
 	t := to.Type()
+	if b, isBool := node.(*ast.BoolNode); isBool && scalars[t].ofBool.IsValid() {
+		to.Set(scalars[t].ofBool.Call([]reflect.Value{reflect.ValueOf(b.Value)})[0])
+		return nil
+	}
 	v, err := scalars[t].parse(s)
 	if err != nil {
 		return errorAt(node, "%v", err)
@@ -216,73 +272,36 @@ func parseMark(s string) (Mark, error) {
 	return Mark(v), nil
 }
 
-func parseAlgorithm(s string) (Algorithm, error) {
-	name, params, err := cc.Parse(s)
-	if err != nil {
-		return "", err
+// jsonTypes are the kinds of JSON values that a schema takes.
+func jsonTypes(schema object) (all []string) {
+	switch t := schema["type"].(type) {
+	case string:
+		all = []string{t}
+	case []string:
+		all = t
 	}
-	spec, err := cc.Lookup(name)
-	if err != nil {
-		return "", err
+	if schema["enum"] != nil {
+		all = append(all, "string")
 	}
-	_, err = spec.Resolve(params)
-	return Algorithm(s), err
-}
-
-func parseFraction(s string) (Fraction, error) {
-	v, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(v >= 0 && v <= 1) { // NaN is neither
-		return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 "+
-			"for none", s)
-	}
-	return Fraction(v), nil
-}
-
-func parseRefuse(s string) (Refuse, error) {
-	switch strings.ToLower(s) {
-	case "", "true", "false", "yes", "no", "on", "off", "y", "n": // the opposite of what some of them say
-		return "", errors.New("expected true, false or the reason in words")
-	}
-	return Refuse(s), nil
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler: true and false are no texts.
-func (r *Refuse) UnmarshalYAML(node ast.Node) error {
-	if b, ok := node.(*ast.BoolNode); ok {
-		*r = ""
-		if b.Value {
-			*r = "refused by rule"
+	if either, ok := schema["anyOf"].([]any); ok {
+		for _, s := range either {
+			all = append(all, jsonTypes(s.(object))...)
 		}
-		return nil
 	}
-	return readScalar(node, reflect.ValueOf(r).Elem())
+	return all
 }
 
-// Level is the level for slog.
-func (l LogLevel) Level() slog.Level {
-	var v slog.Level
-	_ = v.UnmarshalText([]byte(l)) // info, slog's zero, where it is not set
-	return v
-}
-
-// Kernel is the name for the kernel; empty: let the datapath choose.
-func (e Envelope) Kernel() string {
-	if e == "auto" {
-		return ""
+// patterns are how texts of a type may be written; nil: in any way.
+var patterns = sync.OnceValue(func() map[reflect.Type]*regexp.Regexp {
+	all := map[reflect.Type]*regexp.Regexp{}
+	for t, scalar := range scalars {
+		s := scalar.schema
+		if either, ok := s["anyOf"].([]any); ok {
+			s = either[len(either)-1].(object)
+		}
+		if p, ok := s["pattern"].(string); ok {
+			all[t] = regexp.MustCompile(p)
+		}
 	}
-	return string(e)
-}
-
-// KeepDSCP has packets carry the mark that the other side's had.
-const KeepDSCP DSCP = "keep"
-
-// headerVersion is 0 for no header.
-func (p SendProxy) headerVersion() int {
-	switch p {
-	case "v1":
-		return 1
-	case "v2":
-		return 2
-	}
-	return 0
-}
+	return all
+})

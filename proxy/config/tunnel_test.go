@@ -62,7 +62,7 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	assert.Equal(t, "tablet", w.Peers[0].Name)
 	assert.Equal(t, 25*time.Second, w.Peers[0].Keepalive)
 	assert.Equal(t, "phone", w.Peers[1].Name)
-	assert.Equal(t, keyB, w.Peers[1].PresharedKey.String())
+	assert.Equal(t, keyB, w.Peers[1].Preshared.String())
 	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")}, w.Peers[1].AllowedIPs)
 	dns := netip.MustParseAddrPort("192.0.2.53:53")
 	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns},
@@ -303,7 +303,7 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 		}, "wireguard.private_key_file: "},
 		"no key in the file": {
 			func(_ string, f map[string]string) { f["vpn.key"] = "secret" },
-			"wireguard.private_key_file: vpn.key: this is no key",
+			"vpn.key: this is no key",
 		},
 		"no file": {
 			func(_ string, f map[string]string) { delete(f, "peers.conf") },

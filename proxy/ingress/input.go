@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config/check"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -109,7 +109,7 @@ func destinationOf(host, port string) (netip.AddrPort, string, error) {
 	if len(host) == 0 || len(host) > 255 {
 		return netip.AddrPort{}, "", fmt.Errorf("host name of %d bytes", len(host))
 	}
-	if !access.HostBytes(host) {
+	if !check.IsHostName(host) {
 		return netip.AddrPort{}, "", fmt.Errorf("host name %q has a byte that no host name has", host)
 	}
 	return netip.AddrPort{}, net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -79,4 +80,44 @@ func matchesAnyAddress(list []netip.Prefix) bool {
 // coversPattern reports whether p matches every name that q matches.
 func (p NamePattern) coversPattern(q NamePattern) bool {
 	return p == q || p.below && strings.HasSuffix(q.name, "."+p.name)
+}
+
+const (
+	// maxRulesBefore bounds with how many rules before it a rule is compared, the nearest first.
+	maxRulesBefore = 256
+	// maxNamed bounds how many rules one warning names.
+	maxNamed = 5
+)
+
+// Unreachable warns of rules that never decide about a connection, because a rule before them matches all that they
+// match. There is one warning for each rule that covers others, by its index.
+func Unreachable(rules []Rule) map[int]string {
+	behind := map[int][]string{}
+	catchAll := slices.IndexFunc(rules, func(r Rule) bool { return r.MatchesAll() })
+	for j := range rules {
+		if catchAll >= 0 && j > catchAll {
+			behind[catchAll] = append(behind[catchAll], rules[j].Name)
+			continue
+		}
+		for i := j - 1; i >= max(0, j-maxRulesBefore); i-- {
+			if rules[i].Covers(&rules[j]) {
+				behind[i] = append(behind[i], rules[j].Name)
+				break
+			}
+		}
+	}
+	out := map[int]string{}
+	for i, names := range behind {
+		what := "all that these rules below it match, so that they are never reached"
+		if i == catchAll {
+			what = "every connection, so that these rules below it are never reached"
+		}
+		more := ""
+		if n := len(names) - maxNamed; n > 0 {
+			names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
+		}
+		out[i] = fmt.Sprintf("%s matches %s: %s%s; put it below them, or narrow its match", rules[i].Name, what,
+			strings.Join(names, ", "), more)
+	}
+	return out
 }

@@ -12,14 +12,23 @@ import (
 // Match says which connections a rule is for. Every field that is set must
 // match; within a field one entry is enough. The zero Match matches everything.
 type Match struct {
-	Protocol     Protocol // empty: any
-	Listeners    []string
-	Sources      []netip.Prefix
-	Destinations []netip.Prefix
-	Ports        []PortRange // of the destination
-	// "example.com", or ".example.com" for every name below it; needs a client that names its target
-	Hosts       []string
-	ServerNames []NamePattern
+	// The transport: tcp, or udp and icmp out of tunnels. Not set: any. QUIC is udp at port 443; refused, browsers go
+	// on over TCP.
+	Protocol Protocol `yaml:"protocol"`
+	// Names of listeners.
+	Listeners []string `yaml:"listener"`
+	// Addresses or prefixes of clients.
+	Sources []netip.Prefix `yaml:"source"`
+	// Addresses or prefixes of servers.
+	Destinations []netip.Prefix `yaml:"destination"`
+	// Server ports and ranges, such as 443 or 8000-8100.
+	Ports []PortRange `yaml:"ports"`
+	// Names the client asked for: example.com, or .example.com for all names below it. Only listeners that ask know
+	// names.
+	Hosts []string `yaml:"host"`
+	// Names in the client's first bytes (TLS server name, HTTP/1 host): example.com, or *.example.com for all names
+	// below it. Only where a rule needs them are those bytes looked at; limits.server_name_wait bounds for how long.
+	ServerNames []NamePattern `yaml:"server_name"`
 }
 
 // Protocol is a transport. Only what comes out of tunnels is anything but TCP.

@@ -55,11 +55,11 @@ type Rule struct {
 	KeepDSCP  bool
 }
 
-// Terms are flow.Terms whose group is still a template.
+// Terms are flow.Terms with a group that is still a template.
 type Terms struct {
 	Algorithm        string // empty: Unmanaged
 	Params           cc.Params
-	Receive          string // the algorithm of the window that who sends the bytes is let send in; empty: Unmanaged
+	Receive          string // the algorithm of the receive window advertised to the sender; empty: Unmanaged
 	ReceiveParams    cc.Params
 	MaxRate          cc.Rate // of the group; 0: the algorithm alone
 	ConnectionRate   cc.Rate // of each connection; 0: no other bound
@@ -136,7 +136,12 @@ func (t Terms) checkTerms() error {
 	if err := checkAlgorithm(t.Receive, t.ReceiveParams); err != nil || t.Receive == "" {
 		return err
 	}
-	spec, err := cc.Lookup(t.Receive)
+	return checkReceives(t.Receive)
+}
+
+// checkReceives wants an algorithm that can decide the window of a sender.
+func checkReceives(name string) error {
+	spec, err := cc.Lookup(name)
 	if err != nil {
 		return err
 	}
@@ -259,7 +264,7 @@ func (t Terms) flowTerms(f Facts, d direction) flow.Terms {
 	}
 }
 
-// receiveTerms is what decides the window of who sends the bytes of a direction: as in terms,
+// receiveTerms is what decides the receive window advertised to the sender of a direction: as in terms,
 // but its group is that of the hosts that they come from. Maximum rates are kept by who
 // sends the bytes on, and hints are about the other way.
 func (t Terms) receiveTerms(f Facts, d direction) flow.Terms {

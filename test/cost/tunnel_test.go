@@ -25,7 +25,6 @@ import (
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // forwardEnv makes this test binary the end of a WireGuard tunnel that leaves
@@ -114,7 +113,7 @@ func throughTunnel(b *testing.B, executable string, start direction, flows int, 
 		require.NoError(b, lab.Edge.Do(routeIntoDevice))
 	case strings.Contains(g.listener, masqueToken):
 		phone, err := lab.Client.MASQUE(netlab.MASQUEConfig{
-			Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4,
+			Device: "masque0", MTU: access.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4,
 				gatewayPort), Token: masqueToken, Through: through,
 		})
 		require.NoError(b, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 const (
@@ -45,7 +45,7 @@ func (s *scene) openMASQUE(token string) (*netlab.MASQUE, error) {
 	s.t.Helper()
 	need.TUN(s.t)
 	return s.Client.MASQUE(netlab.MASQUEConfig{
-		Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, masquePort), Token: token,
+		Device: "masque0", MTU: access.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, masquePort), Token: token,
 		Through: []netip.Prefix{netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6, 64)},
 	})
 }

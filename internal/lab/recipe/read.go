@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Format shows every key that the file of an experiment may have.
@@ -304,7 +305,7 @@ type form struct {
 	Link      link             `yaml:"link"`
 	Up        link             `yaml:"up"`
 	Cell      cell             `yaml:"cell"`
-	Algorithm config.Algorithm `yaml:"algorithm"`
+	Algorithm policy.Algorithm `yaml:"algorithm"`
 	Group     string           `yaml:"group"`
 	Envelope  config.Envelope  `yaml:"envelope"`
 	Native    bool             `yaml:"native"`
@@ -348,7 +349,7 @@ type change struct {
 	At        time.Duration    `yaml:"at"`
 	Every     time.Duration    `yaml:"every"`
 	RTT       time.Duration    `yaml:"rtt"`
-	Algorithm config.Algorithm `yaml:"algorithm"`
+	Algorithm policy.Algorithm `yaml:"algorithm"`
 	Edge      raw              `yaml:"edge"`
 	Refused   bool             `yaml:"refused"`
 }
@@ -377,7 +378,7 @@ type flowForm struct {
 	Random  bool          `yaml:"random"`
 	ECN     word[sim.ECN] `yaml:"ecn"`
 
-	config.Direction `yaml:",inline"`
+	policy.DirectionSettings `yaml:",inline"`
 }
 
 // raw is a part of the file that somebody else reads.

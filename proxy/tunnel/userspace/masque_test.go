@@ -29,7 +29,6 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
@@ -61,7 +60,7 @@ func masque(t testing.TB, change func(*MASQUEConfig)) (*MASQUE, ingress.Listener
 	if change != nil {
 		change(&cfg)
 	}
-	stack, err := netstack.New(netstack.Config{MTU: config.MASQUEMTU, Clock: cfg.Clock})
+	stack, err := netstack.New(netstack.Config{MTU: access.MASQUEMTU, Clock: cfg.Clock})
 	require.NoError(t, err)
 	m, err := ListenMASQUE(cfg, stack)
 	require.NoError(t, err)
@@ -219,7 +218,7 @@ type tunnelled struct {
 	addrs []netip.Addr
 }
 
-func (c *client) tunnel(token string) *tunnelled { return c.tunnelMTU(token, config.MASQUEMTU) }
+func (c *client) tunnel(token string) *tunnelled { return c.tunnelMTU(token, access.MASQUEMTU) }
 
 func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 	ip, _, err := c.packets(token)
@@ -587,7 +586,7 @@ func TestATokenThatIsTakenAwayEndsWhatItOpened(t *testing.T) {
 }
 
 func TestNoListenerIsOpenByAccident(t *testing.T) {
-	stack, err := netstack.New(netstack.Config{MTU: config.MASQUEMTU, Clock: testClock()})
+	stack, err := netstack.New(netstack.Config{MTU: access.MASQUEMTU, Clock: testClock()})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, stack.Close()) })
 	cert := certs.SelfSigned("vpn.test")

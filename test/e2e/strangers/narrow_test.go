@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // quic-go raises the size of its packets to what the path carries, and does not lower it when the path becomes
@@ -40,7 +40,7 @@ func TestMASQUEOverANarrowPath(t *testing.T) {
 				narrow()
 			}
 			m, err := s.Client.MASQUE(netlab.MASQUEConfig{
-				Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, 8443),
+				Device: "masque0", MTU: access.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, 8443),
 				Token: "a-token-of-a-phone-s-own", Through: []netip.Prefix{netip.PrefixFrom(s.ServerAddr.V4, 24)},
 			})
 			require.NoError(t, err)

@@ -1,7 +1,7 @@
-//go:build !nonetstack
+//go:build nonetstack
 
-package config
+package access
 
 // Netstack reports whether this build has a network stack of its own, and QUIC: what ends
 // tunnels in this process.
-const Netstack = true
+const Netstack = false

@@ -1,0 +1,66 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Error is a mistake in a configuration. Error is one line; Excerpt
+// shows the place.
+type Error struct {
+	File         string // empty: not from a file
+	Line, Column int    // from 1; 0: no single place
+	Key          string // path of the key, such as listeners[0].mode; empty: the whole file
+	Message      string
+	Excerpt      string // the lines around the place, the place marked; may be empty
+
+	Others []*Error // further mistakes of the file, without excerpts, at most maxOthers
+	Untold int      // how many there are beyond these
+}
+
+// maxOthers bounds how many mistakes are reported besides the first.
+const maxOthers = 19
+
+// Error is the first mistake alone, in one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File + ":")
+	}
+	if e.Line > 0 {
+		fmt.Fprintf(&b, "%d:%d:", e.Line, e.Column)
+	}
+	if b.Len() > 0 {
+		b.WriteString(" ")
+	}
+	if e.Key != "" {
+		b.WriteString(e.Key + ": ")
+	}
+	return escapeControls(b.String()+e.Message, false)
+}
+
+// Rest are the lines that tell of the mistakes behind the first one, which err tells of;
+// none where err is another one.
+func Rest(err error) (lines []string) {
+	var e *Error
+	if !errors.As(err, &e) {
+		return nil
+	}
+	for _, other := range e.Others {
+		lines = append(lines, other.Error())
+	}
+	if e.Untold > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", e.Untold))
+	}
+	return lines
+}
+
+// setFile names the file of the mistakes.
+func (e *Error) setFile(path string) *Error {
+	e.File = path
+	for _, other := range e.Others {
+		other.File = path
+	}
+	return e
+}
