@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -20,8 +21,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// envelope is quic-go's own congestion control; there is no other.
-const envelope = "reno"
+// transportAlgorithm is quic-go's own congestion control; there is no other.
+const transportAlgorithm = "reno"
 
 // Stream is what a Conn is made from: *http3.Stream, or a client's *http3.RequestStream.
 type Stream interface {
@@ -34,18 +35,28 @@ type Stream interface {
 	QlogTrace() qlogwriter.Trace
 }
 
-// Conn is a stream as a leg. It implements datapath.Conn, datapath.Ending and
-// datapath.Peeker. A FIN is the end of one direction; cancelling the stream
-// stands for a RST (RFC 9114 §4.4).
+// Conn is a stream as a leg. It implements datapath.Conn, datapath.Ending and datapath.Peeker. A
+// FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114 §4.4).
+//
+// Who touches what:
+//
+//	fields                     guard       touched by
+//	stream, signals, closed    mu          all callers; signals' own fields are guarded by Trace.mu
+//	frameTorn, writes          writing     Write, CloseWrite, Close
+//	ahead, pendingRead         none        the one goroutine that reads: Read, Peek
+//	aborted                    atomic      all callers
+//	local, remote, refuse      none        never change
+//
+// A read ahead has a goroutine of its own until the stream returns: see readAhead.
 type Conn struct {
 	local, remote net.Addr
-	refuse        func()
-	aborted       atomic.Bool // by the peer, or by a timeout
-	writing       sync.Mutex  // one write at a time, and none beside the end of the stream
-	torn          bool        // a write ended within an HTTP/3 frame; guarded by writing
-	ahead         []byte      // read by Peek and not by Read
-	filling       chan filled // a read of the stream that is underway, of ahead; nil: there is none
-	reads         *datapath.Deadline
+	refuse        func()          // called if the leg is closed before Admit; nil: nothing is
+	aborted       atomic.Bool     // by the peer, or by a timeout
+	writing       sync.Mutex      // one write at a time, and none beside the end of the stream
+	frameTorn     bool            // a write ended within an HTTP/3 frame
+	ahead         []byte          // read by Peek and not by Read
+	pendingRead   chan readResult // a read of the stream that is underway, of ahead; nil: there is none
+	readDeadline  *datapath.Deadline
 
 	mu      sync.Mutex
 	stream  Stream // nil before it is admitted
@@ -61,20 +72,21 @@ var (
 	_ Stream          = (*http3.RequestStream)(nil)
 )
 
-// NewConn returns the leg of a request that has not been answered yet. Admit gives
-// it its stream. If it is closed before that, it calls refuse, unless that is nil.
+// NewConn returns the leg of a request that has not been answered yet. Admit gives it its stream.
+// If it is closed before that, it calls refuse, unless that is nil.
 func NewConn(local, remote net.Addr, refuse func()) *Conn {
-	return &Conn{local: local, remote: remote, refuse: refuse, reads: datapath.NewDeadline()}
+	return &Conn{local: local, remote: remote, refuse: refuse, readDeadline: datapath.NewDeadline()}
 }
 
+// errNotAdmitted is what calls before Admit return.
 var errNotAdmitted = errors.New("the request has not been answered yet")
 
-// Admit gives the leg its stream, of a connection whose quic.Config.Tracer is by Tracer.
+// Admit gives the leg its stream. The quic.Config.Tracer of its connection is one that Tracer
+// returned.
 func (c *Conn) Admit(s Stream) error {
 	t, ok := s.QlogTrace().(*Trace)
 	if !ok {
-		return errors.New("quic: admit: nobody hears what this connection tells of its bytes: set Config.Tracer to " +
-			"Tracer")
+		return errors.New("quic: admit: nothing traces this connection: set Config.Tracer to Tracer")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,13 +111,14 @@ func (c *Conn) liveStream() (Stream, error) {
 	return c.stream, nil
 }
 
-// Read implements net.Conn.
+// Read implements net.Conn. While a read ahead is underway, or there is a deadline, it waits for
+// the read ahead; else it reads from the stream without another copy.
 func (c *Conn) Read(b []byte) (int, error) {
 	s, err := c.liveStream()
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
-	if len(c.ahead) == 0 && (c.filling != nil || c.reads.Pending()) {
+	if len(c.ahead) == 0 && (c.pendingRead != nil || c.readDeadline.Pending()) {
 		if err := c.readAhead(s, len(b)); err != nil {
 			return 0, err
 		}
@@ -140,38 +153,39 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 	return nil
 }
 
-// filled is what a read has brought.
-type filled struct {
+// readResult is what a read ahead has brought.
+type readResult struct {
 	b   []byte
 	err error
 }
 
-// readAhead reads up to n bytes ahead, unless the deadline comes first. Then the read goes on by itself: the stream has
-// no deadline of its own, since HTTP/3 forgets the part of a frame's header that it has read when a read fails.
+// readAhead reads up to n bytes ahead, unless the deadline comes first. Then the read goes on by
+// itself. The stream has no deadline of its own, since HTTP/3 forgets the part of a frame's
+// header that it has read when a read fails.
 func (c *Conn) readAhead(s Stream, n int) error {
 	select {
-	case <-c.reads.Wait():
+	case <-c.readDeadline.Wait():
 		return c.opError("read", os.ErrDeadlineExceeded)
 	default:
 	}
-	if c.filling == nil {
-		done := make(chan filled, 1)
-		c.filling = done
+	if c.pendingRead == nil {
+		done := make(chan readResult, 1)
+		c.pendingRead = done
 		go func() {
 			b := make([]byte, n)
 			n, err := s.Read(b)
-			done <- filled{b[:n], err}
+			done <- readResult{b[:n], err}
 		}()
 	}
 	select {
-	case f := <-c.filling:
-		c.filling = nil
+	case f := <-c.pendingRead:
+		c.pendingRead = nil
 		c.ahead = append(c.ahead, f.b...)
 		if len(f.b) > 0 {
 			return nil // the next read returns the error
 		}
 		return c.resultError("read", f.err)
-	case <-c.reads.Wait():
+	case <-c.readDeadline.Wait():
 		return c.opError("read", os.ErrDeadlineExceeded)
 	}
 }
@@ -185,11 +199,11 @@ func (c *Conn) Write(b []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	n, err := s.Write(b)
-	c.torn = err != nil && n < len(b)
+	c.frameTorn = err != nil && n < len(b)
 	return n, c.resultError("write", err)
 }
 
-// CloseWrite implements datapath.Conn.
+// CloseWrite implements datapath.Conn: the FIN follows the bytes written before.
 func (c *Conn) CloseWrite() error {
 	s, err := c.liveStream()
 	if err != nil {
@@ -201,13 +215,14 @@ func (c *Conn) CloseWrite() error {
 	return c.resultError("close", s.Close())
 }
 
-// Close implements net.Conn. What has been written still arrives.
+// Close implements net.Conn. What has been written still arrives. A stream with half a frame in
+// it cannot be ended in order, and is cancelled.
 func (c *Conn) Close() error {
 	return c.shutStream(func(s Stream) {
 		_ = s.SetWriteDeadline(expired) // a write may wait
 		c.writing.Lock()
 		defer c.writing.Unlock()
-		if c.torn {
+		if c.frameTorn {
 			cancelStream(s, http3.ErrCodeRequestCanceled)
 			return
 		}
@@ -216,7 +231,8 @@ func (c *Conn) Close() error {
 	})
 }
 
-// Reset implements datapath.Conn.
+// Reset implements datapath.Conn. It cancels both directions with H3_CONNECT_ERROR (RFC 9114
+// §4.4).
 func (c *Conn) Reset() error {
 	return c.shutStream(func(s Stream) { cancelStream(s, http3.ErrCodeConnectError) })
 }
@@ -230,6 +246,7 @@ func cancelStream(s Stream, code http3.ErrCode) {
 	s.CancelRead(quic.StreamErrorCode(code))
 }
 
+// shutStream closes the leg once; how ends the stream.
 func (c *Conn) shutStream(how func(Stream)) error {
 	c.mu.Lock()
 	if c.closed {
@@ -252,7 +269,8 @@ func (c *Conn) shutStream(how func(Stream)) error {
 // Enforce implements datapath.Conn: quic-go's congestion control cannot be set.
 func (c *Conn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 
-// Observe implements datapath.Conn.
+// Observe implements datapath.Conn. Reports come from the trace of the connection, in its
+// goroutine.
 func (c *Conn) Observe(report func(flow.Report)) {
 	if _, err := c.liveStream(); err == nil {
 		c.signals.setObserver(report)
@@ -262,10 +280,10 @@ func (c *Conn) Observe(report func(flow.Report)) {
 // Apply implements datapath.Conn: the relay keeps the limit.
 func (c *Conn) Apply(flow.Limit) {}
 
-// Info implements datapath.Conn. Window and round trips are the connection's,
-// which its streams have in common.
+// Info implements datapath.Conn. Window and round trips are the connection's, which its streams
+// have in common.
 func (c *Conn) Info() datapath.Info {
-	info := datapath.Info{Tier: "quic", Envelope: envelope}
+	info := datapath.Info{Tier: "quic", Envelope: transportAlgorithm}
 	if _, err := c.liveStream(); err != nil {
 		return info
 	}
@@ -273,7 +291,7 @@ func (c *Conn) Info() datapath.Info {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	info.Cwnd, info.SRTT, info.MinRTT = t.cwnd, t.srtt, t.minRTT
-	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payloadBefore(s.next)), s.again
+	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payloadBefore(s.next)), s.retransmitted
 	return info
 }
 
@@ -291,7 +309,8 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 // InProcess implements datapath.Ending.
 func (c *Conn) InProcess() bool { return true }
 
-// Aborted implements datapath.Ending.
+// Aborted implements datapath.Ending: the connection has ended, or the peer has cancelled the
+// stream.
 func (c *Conn) Aborted() bool {
 	s, err := c.liveStream()
 	if err != nil {
@@ -299,7 +318,7 @@ func (c *Conn) Aborted() bool {
 	}
 	t := c.signals.trace
 	t.mu.Lock()
-	gone := t.gone
+	gone := t.closed
 	t.mu.Unlock()
 	if gone || c.aborted.Load() {
 		return true
@@ -339,7 +358,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	_, err := c.liveStream()
 	if err == nil {
-		c.reads.Set(t)
+		c.readDeadline.Set(t)
 	}
 	return c.opError("set", err)
 }
@@ -359,4 +378,26 @@ func (c *Conn) opError(op string, err error) error {
 		return err
 	}
 	return &net.OpError{Op: op, Net: "quic", Source: c.local, Addr: c.remote, Err: err}
+}
+
+// kernelError turns an error of quic-go into the one that a kernel socket would return, so that
+// readers of errors need not know which transport is below. aborted: the peer, or a timeout, has
+// ended the stream.
+func kernelError(err error) (aborted bool, _ error) {
+	var stream *quic.StreamError
+	var idle *quic.IdleTimeoutError
+	var timeout net.Error
+	switch {
+	case err == nil, err == io.EOF: //nolint:errorlint // as io.Reader's callers do
+		return false, err
+	case errors.As(err, &stream) && !stream.Remote:
+		return false, net.ErrClosed
+	case errors.As(err, &idle):
+		return true, syscall.ETIMEDOUT
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return false, os.ErrDeadlineExceeded
+	case errors.Is(err, quic.ErrStreamClosed):
+		return false, syscall.EPIPE
+	}
+	return true, syscall.ECONNRESET // by the peer, or for breaking the protocol
 }

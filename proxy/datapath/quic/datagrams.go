@@ -7,29 +7,29 @@ import (
 	"time"
 
 	"github.com/quic-go/quic-go"
-	"github.com/quic-go/quic-go/qlog"
 	"github.com/quic-go/quic-go/qlogwriter"
 )
 
-// QUIC queues up to 128 datagrams of a connection until HTTP/3 takes them
-// (maxDatagramRcvQueueLen of quic-go), and handles up to 256 packets in a row. When more than
-// manyDatagrams are queued it waits until only fewDatagrams are, but no longer than takenWithin;
-// what comes then may be lost. takenWithin is more than a goroutine waits for a processor of a
-// busy machine, and less than an acknowledgement may take (max_ack_delay, 25 ms of quic-go).
+// QUIC queues up to 128 datagrams of a connection until HTTP/3 takes them (maxDatagramRcvQueueLen
+// of quic-go), and handles up to 256 packets in a row. When more than manyDatagrams are queued it
+// waits until only fewDatagrams are, but no longer than takenWithin; what comes then may be lost.
+// takenWithin is more than a goroutine waits for a processor of a busy machine, and less than an
+// acknowledgement may take (max_ack_delay, 25 ms of quic-go).
 const (
 	manyDatagrams = 96
 	fewDatagrams  = 48
-	takenWithin   = 20 * time.Millisecond
+	maxTakeWait   = 20 * time.Millisecond
 )
 
 // keptDatagrams is how many of a stream's datagrams HTTP/3 queues until they are received
 // (streamDatagramQueueLen of quic-go's http3); it drops others silently.
-const keptDatagrams = 32
+const http3Queue = 32
 
-// Datagrams receives a stream's datagrams, and makes HTTP/3 wait rather than drop those that
-// its queue has no room for: HTTP/3 logs each before it queues it (h3log.DatagramParsed), and
-// the log call returns only once there is room. Meanwhile datagrams wait in QUIC's queue of 128
-// for the connection (Trace.came).
+// Datagrams receives a stream's datagrams, and makes HTTP/3 wait rather than drop those that its
+// queue has no room for. HTTP/3 logs each before it queues it (h3log.DatagramParsed), and the log
+// call returns only once there is room. Until then datagrams wait in QUIC's queue of 128 for the
+// connection (Trace.noteDatagrams). One goroutine calls Receive; HTTP/3's calls waitForRoom; mu
+// guards what they share.
 type Datagrams struct {
 	trace   *Trace
 	id      quic.StreamID
@@ -41,14 +41,14 @@ type Datagrams struct {
 	closed  bool
 }
 
-// ReceiveDatagrams returns a Datagrams that calls receive, which nobody else may call, for a
-// stream's datagrams. trace is the connection's QlogTrace, made by Tracer. The caller closes it.
+// ReceiveDatagrams returns a Datagrams for a stream's datagrams. It calls receive, which nothing
+// else may call. trace is the connection's QlogTrace, made by Tracer. The caller closes it.
 func ReceiveDatagrams(
 	trace qlogwriter.Trace, id quic.StreamID, receive func(context.Context) ([]byte, error),
 ) (*Datagrams, error) {
 	t, ok := trace.(*Trace)
 	if !ok {
-		return nil, errors.New("quic: receive datagrams: nobody hears of them: set Config.Tracer to Tracer")
+		return nil, errors.New("quic: receive datagrams: nothing traces them: set Config.Tracer to Tracer")
 	}
 	d := &Datagrams{trace: t, id: id, receive: receive}
 	d.room.L = &d.mu
@@ -75,7 +75,7 @@ func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, erro
 	}
 }
 
-// noteTaken notes that one has been received, and tells whether there are more. Those that came
+// noteTaken notes that one has been received, and reports whether there are more. Those that came
 // before ReceiveDatagrams are not counted.
 func (d *Datagrams) noteTaken() bool {
 	d.mu.Lock()
@@ -89,52 +89,10 @@ func (d *Datagrams) noteTaken() bool {
 func (d *Datagrams) waitForRoom() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.waiting >= keptDatagrams && !d.closed {
+	for d.waiting >= http3Queue && !d.closed {
 		d.room.Wait()
 	}
 	d.waiting++
-}
-
-// noteDatagrams notes the datagrams in a packet that QUIC has received, and waits if many are queued.
-// After a wait in which too few were taken it does not wait again until few are queued.
-func (t *Trace) noteDatagrams(frames []qlog.Frame) {
-	n := int64(0)
-	for _, f := range frames {
-		if _, ok := f.Frame.(*qlog.DatagramFrame); ok {
-			n++
-		}
-	}
-	there := t.datagrams.Add(n)
-	if there <= fewDatagrams {
-		t.left = false
-	}
-	if there <= manyDatagrams || t.left {
-		return
-	}
-	select {
-	case <-t.few: // a signal from before
-	default:
-	}
-	if t.datagrams.Load() <= fewDatagrams {
-		return
-	}
-	timer := time.NewTimer(takenWithin)
-	defer timer.Stop()
-	select {
-	case <-t.few:
-	case <-timer.C:
-		t.left = true
-	}
-}
-
-// noteDatagramTaken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
-func (t *Trace) noteDatagramTaken() {
-	if t.datagrams.Add(-1) == fewDatagrams {
-		select {
-		case t.few <- struct{}{}:
-		default:
-		}
-	}
 }
 
 // Close ends the wait of HTTP/3 for this stream; what its queue has no room for is lost then.

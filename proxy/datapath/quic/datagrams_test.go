@@ -28,7 +28,7 @@ type box struct {
 func newBox() *box {
 	tracer := Tracer(func() cc.Time { return 1 }, nil)
 	trace := tracer(nil, false, quic.ConnectionID{}).(*Trace) //nolint:staticcheck // the context is not used
-	return &box{trace: trace, kept: make(chan []byte, keptDatagrams)}
+	return &box{trace: trace, kept: make(chan []byte, http3Queue)}
 }
 
 func (b *box) comes(id quic.StreamID, datagram []byte) {
@@ -52,7 +52,7 @@ func (b *box) receive(ctx context.Context) ([]byte, error) {
 // However slowly datagrams are received: all come, in order.
 func TestDatagramsWaitForWhoReceivesThem(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		before := rapid.IntRange(0, keptDatagrams/4).Draw(r, "before")
+		before := rapid.IntRange(0, http3Queue/4).Draw(r, "before")
 		all := before + rapid.IntRange(1, 200).Draw(r, "after")
 		late := rapid.SliceOfN(rapid.IntRange(0, 2), all, all).Draw(r, "late")
 		room := rapid.SliceOfN(rapid.IntRange(1, 64), all, all).Draw(r, "room")
@@ -98,7 +98,7 @@ func TestNothingWaitsForDatagramsThatNobodyReceives(t *testing.T) {
 		require.NoError(t, err)
 		came := make(chan bool)
 		go func() {
-			for range 2 * keptDatagrams {
+			for range 2 * http3Queue {
 				b.comes(id, nil)
 			}
 			close(came)
@@ -111,10 +111,10 @@ func TestNothingWaitsForDatagramsThatNobodyReceives(t *testing.T) {
 		}
 		d.Close()
 		<-came
-		assert.Equal(t, keptDatagrams, b.lost)
+		assert.Equal(t, http3Queue, b.lost)
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		for range keptDatagrams {
+		for range http3Queue {
 			<-b.kept
 		}
 		_, err = d.Receive(ctx, make([][]byte, 0, 8))
@@ -170,14 +170,14 @@ func TestQUICWaitsOnceWhereNobodyTakesDatagrams(t *testing.T) {
 		for range 2 * manyDatagrams {
 			b.trace.RecordEvent(packetOfDatagram)
 		}
-		assert.Equal(t, takenWithin, waited())
+		assert.Equal(t, maxTakeWait, waited())
 		for range 2 * manyDatagrams {
 			b.trace.RecordEvent(h3log.DatagramParsed{})
 		}
 		for range 2 * manyDatagrams {
 			b.trace.RecordEvent(packetOfDatagram)
 		}
-		assert.Equal(t, 2*takenWithin, waited())
+		assert.Equal(t, 2*maxTakeWait, waited())
 	})
 }
 
@@ -203,7 +203,7 @@ func TestBurstsOfDatagramsComeThrough(t *testing.T) {
 	d, err := ReceiveDatagrams(w.trace(), s.StreamID(), stream.ReceiveDatagram)
 	require.NoError(t, err)
 	defer d.Close()
-	const burst = 3 * keptDatagrams
+	const burst = 3 * http3Queue
 	for i := range burst {
 		require.NoError(t, s.SendDatagram([]byte{byte(i)}))
 	}
@@ -212,7 +212,7 @@ func TestBurstsOfDatagramsComeThrough(t *testing.T) {
 		defer d.mu.Unlock()
 		return d.waiting
 	}
-	require.Eventually(t, func() bool { return waiting() == keptDatagrams }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return waiting() == http3Queue }, time.Minute, time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for next := 0; next < burst; {

@@ -2,37 +2,39 @@ package quic
 
 import "github.com/penstock-net/penstock/cc"
 
-// forgotten is how many packet numbers behind the newest acknowledged packet one is given
-// up that is neither acknowledged nor lost: a probe has sent its bytes again, for which
-// quic-go logs no event.
-const forgotten = 1024
+// forgotten is how many packet numbers behind the newest acknowledged packet one is given up that
+// is neither acknowledged nor lost: a probe has sent its bytes again, for which quic-go logs no
+// event.
+const maxPacketsBehind = 1024
 
 // span is bytes of one stream in one packet, by their offsets in the stream.
 type span struct {
-	of       *signals // nil: none
+	signals  *signals // nil: none
 	from, to int64
-	again    bool // sent before
+	resent   bool // sent before
 	fin      bool // the stream ends with it
 }
 
 // packet is a packet that carries stream bytes.
 type packet struct {
-	at   cc.Time
-	one  span   // the first
-	more []span // the others: of several streams, or pieces of one
-	done bool   // acknowledged or lost
+	at    cc.Time
+	first span   // the first
+	more  []span // the others: of several streams, or pieces of one
+	done  bool   // acknowledged or lost
 }
 
+// addSpan adds bytes that the packet carries. Most packets carry one piece: it needs no slice.
 func (p *packet) addSpan(b span) {
-	if p.one.of == nil {
-		p.one = b
+	if p.first.signals == nil {
+		p.first = b
 		return
 	}
 	p.more = append(p.more, b)
 }
 
+// eachSpan is an iterator over the packet's pieces.
 func (p *packet) eachSpan(yield func(span) bool) {
-	if !yield(p.one) {
+	if !yield(p.first) {
 		return
 	}
 	for _, b := range p.more {
@@ -42,13 +44,15 @@ func (p *packet) eachSpan(yield func(span) bool) {
 	}
 }
 
-// flight is the packets in flight, by their numbers. Those that carry no stream
-// bytes count as done.
+// flight is the packets in flight, by their numbers. Those that carry no stream bytes count as
+// done.
 type flight struct {
 	first   int64 // number of packets[0]
 	packets []packet
 }
 
+// addPacket adds packet number pn, which is higher than those before. Numbers between are packets
+// without stream bytes.
 func (f *flight) addPacket(pn int64, p packet) {
 	if len(f.packets) == 0 {
 		f.first = pn
@@ -59,7 +63,8 @@ func (f *flight) addPacket(pn int64, p packet) {
 	f.packets = append(f.packets, p)
 }
 
-// takePackets calls use with the packets from first to last that are not done, and marks them done.
+// takePackets calls use with the packets from first to last that are not done, and marks them
+// done.
 func (f *flight) takePackets(first, last int64, use func(*packet)) {
 	from, to := max(0, first-f.first), min(int64(len(f.packets)), last-f.first+1)
 	for i := from; i < to; i++ {

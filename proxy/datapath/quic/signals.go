@@ -11,54 +11,56 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// signals is what is known of a stream's sending side; the trace's lock guards
-// it. Offsets are those of QUIC's stream, headers of HTTP/3's frames included.
+// signals is what is known of a stream's sending side; the trace's lock guards it. Offsets are
+// those of QUIC's stream, headers of HTTP/3's frames included.
 type signals struct {
-	trace    *Trace
-	id       quic.StreamID
-	leg      bool              // a Conn uses it
-	observer func(flow.Report) // nil: nobody observes
-	over     bool              // closed: nothing is reported any more
-	finished bool              // the FIN has been written
-	ended    bool              // the FIN has arrived
-	reset    bool              // what has not arrived never will
-	base     cc.Bytes          // payload written before Observe
+	trace        *Trace
+	id           quic.StreamID
+	leg          bool              // a Conn uses it
+	observer     func(flow.Report) // called with trace.mu held; nil: none
+	stopped      bool              // closed: nothing is reported any more
+	finished     bool              // the FIN has been written
+	ended        bool              // the FIN has arrived
+	reset        bool              // what has not arrived never will
+	observedFrom cc.Bytes          // payload written before Observe
 
-	layout    layout
-	next      int64    // up to which all has been sent once
-	una       int64    // up to which all has arrived
-	beyond    []piece  // that have arrived beyond una, in order
-	newest    int64    // highest offset whose first transmission is known to have arrived
-	missing   int64    // found lost and not sent again yet
-	blockedAt int64    // offset at which the peer's window is full; 0: it is not
-	again     cc.Bytes // sent again
-	marked    cc.Bytes // arrived with an ECN mark
-	timeouts  int
+	layout        layout
+	next          int64    // up to which all has been sent once
+	una           int64    // up to which all has arrived
+	beyond        []piece  // that have arrived beyond una, in order
+	newest        int64    // highest offset known to have arrived by its first transmission
+	missing       int64    // found lost and not sent again yet
+	blockedAt     int64    // offset at which the peer's window is full; 0: it is not
+	retransmitted cc.Bytes // sent again
+	marked        cc.Bytes // arrived with an ECN mark
+	timeouts      int
 
-	fresh   cc.Bytes // newly acknowledged by the present event
-	touched bool     // is in trace.touched
+	newlyAcked cc.Bytes // newly acknowledged by the present event
+	touched    bool     // is in trace.touched
 }
 
+// piece is a part of the stream, by offsets.
 type piece struct{ from, to int64 }
 
-// noteSent notes that bytes are sent.
+// noteSent notes that bytes are sent, and returns them for the packet that carries them.
 func (s *signals) noteSent(from, to int64) span {
-	b := span{of: s, from: from, to: to, again: from < s.next}
-	if b.again {
+	b := span{signals: s, from: from, to: to, resent: from < s.next}
+	if b.resent {
 		n := min(to, s.next) - from
-		s.again += cc.Bytes(n)
+		s.retransmitted += cc.Bytes(n)
 		s.missing = max(0, s.missing-n)
 	}
 	s.next = max(s.next, to)
 	return b
 }
 
-// noteAcked notes that b is acknowledged.
+// noteAcked notes that b is acknowledged. What was lost and sent again may be acknowledged twice,
+// and counts once.
 func (s *signals) noteAcked(b span) {
 	s.ended = s.ended || b.fin
 	n := s.missingBytes(b.from, b.to)
-	s.fresh += cc.Bytes(n)
-	if !b.again && b.to > b.from {
+	s.newlyAcked += cc.Bytes(n)
+	if !b.resent && b.to > b.from {
 		s.newest = max(s.newest, b.to)
 	}
 	if n == 0 {
@@ -96,12 +98,13 @@ func (s *signals) missingBytes(from, to int64) int64 {
 	return n
 }
 
-// sendReport reports to whoever observes.
+// sendReport calls the observer. Offsets of the stream become bytes of payload, counted from
+// Observe.
 func (s *signals) sendReport(now cc.Time, rtt time.Duration) {
-	if s.observer == nil || s.over {
+	if s.observer == nil || s.stopped {
 		return
 	}
-	after := func(payload int64) cc.Bytes { return max(0, cc.Bytes(payload)-s.base) }
+	after := func(payload int64) cc.Bytes { return max(0, cc.Bytes(payload)-s.observedFrom) }
 	at := s.layout.payloadBefore
 	sacked := int64(0)
 	for _, p := range s.beyond {
@@ -115,7 +118,7 @@ func (s *signals) sendReport(now cc.Time, rtt time.Duration) {
 	unsent := written - sent
 	s.observer(flow.Report{
 		At: now, Written: after(written), Acked: after(acked), Newest: after(newest), Sacked: cc.Bytes(sacked),
-		Lost: s.again, Marked: min(s.marked, after(acked)), Timeouts: s.timeouts, RTT: rtt,
+		Lost: s.retransmitted, Marked: min(s.marked, after(acked)), Timeouts: s.timeouts, RTT: rtt,
 		Unsent: min(cc.Bytes(unsent), after(written)),
 		Pipe:   min(cc.Bytes(max(0, sent-acked-s.missing)), after(written)),
 		MSS:    s.trace.mss, RwndFull: unsent > 0 && (s.trace.blocked || s.blockedAt > 0 && s.next >= s.blockedAt),
@@ -127,8 +130,8 @@ func (s *signals) setObserver(observer func(flow.Report)) {
 	t := s.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.observer, s.base = observer, cc.Bytes(s.layout.end)
-	s.again, s.marked, s.timeouts = 0, 0, 0
+	s.observer, s.observedFrom = observer, cc.Bytes(s.layout.end)
+	s.retransmitted, s.marked, s.timeouts = 0, 0, 0
 	s.sendReport(t.clock(), 0)
 }
 
@@ -137,7 +140,7 @@ func (s *signals) stopReports() {
 	t := s.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.over = true
+	s.stopped = true
 	delete(t.streams, s.id)
 }
 
@@ -179,14 +182,15 @@ type frame struct {
 	before int64 // payload in the frames before it
 }
 
-// addFrame notes the next frame, of length bytes, the last payload bytes of which are payload.
+// addFrame notes the next frame, of length bytes. Its last payload bytes are payload.
 func (l *layout) addFrame(length, payload int64) {
 	l.frames = append(l.frames, frame{body: l.wire + length - payload, before: l.end})
 	l.wire += length
 	l.end += payload
 }
 
-// payloadBefore returns how much payload lies before offset.
+// payloadBefore returns how much payload lies before offset. An offset within a header is before
+// the payload behind it.
 func (l *layout) payloadBefore(offset int64) int64 {
 	i := sort.Search(len(l.frames), func(i int) bool { return l.frames[i].body >= offset }) - 1
 	if i < 0 {

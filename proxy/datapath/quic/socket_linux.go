@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	mostSegments = 32       // packets that one system call sends
-	mostBatch    = 48 << 10 // their bytes; a UDP message has less than 64 KiB
-	mostWaiting  = 16       // batches; with as many a write waits
-	mostPaths    = 4096     // addresses whose largest packet is known
+	maxSegments = 32       // packets that one system call sends
+	maxBatch    = 48 << 10 // their bytes; a UDP message has less than 64 KiB
+	maxWaiting  = 16       // batches; with as many a write waits
+	maxPaths    = 4096     // addresses with a known largest packet
 
 	flushWithin = 100 * time.Millisecond // bound of how long Close waits for what was written last
 )
@@ -27,31 +27,34 @@ const (
 // Socket is a UDP socket for quic-go. It passes several packets of one size to one address to the
 // kernel in one system call (UDP_SEGMENT), and receives several from one address in one
 // (UDP_GRO). quic-go uses UDP_SEGMENT only for packets as large as the path carries, and those
-// with a tunnel's packets in them are smaller; it does not use UDP_GRO. What is written waits only
-// while the kernel is busy with what was written before.
+// with a tunnel's packets in them are smaller; it does not use UDP_GRO. A packet that is written
+// waits only while the kernel is busy with earlier ones.
 //
-// quic-go raises the size of its packets as the path allows, and never lowers it. Where a path has become
-// narrower, packets of sizes that it has carried leave in fragments; larger ones are probes of quic-go's, which
-// have to fail.
+// quic-go raises the size of its packets as the path allows, and never lowers it. Where a path
+// has become narrower, packets of sizes that it has carried leave in fragments. Larger ones are
+// probes of quic-go's, which have to fail.
+//
+// Writes append to waiting under mu, from any goroutine. One goroutine, sendLoop, takes the
+// batches out and sends them without mu. One goroutine reads.
 type Socket struct {
 	*net.UDPConn
 	*udpbatch.Reader // used by one goroutine, as quic-go does
 	write            func(b, oob []byte, to *net.UDPAddr) error
 
 	// Only run uses these.
-	whole    bool                   // UDP_SEGMENT fails, as a device cannot do it
-	carried  map[netip.AddrPort]int // bytes of the largest packet that has left whole for an address
-	fragment func(allow bool) error // sets whether the kernel may make fragments
-	set      bool                   // fragment has been called; quic-go sets the option, too, before it sends
+	noSegments  bool                   // UDP_SEGMENT fails, as a device cannot do it
+	carriedSize map[netip.AddrPort]int // bytes of the largest packet that has left whole for an address
+	fragment    func(allow bool) error // sets whether the kernel may make fragments
+	fragmentSet bool                   // fragment has been called; quic-go sets the option, too, before it sends
 
-	mu      sync.Mutex
-	changed sync.Cond
-	waiting []*batch // the oldest first
-	rest    []byte   // scratch: control messages without UDP_SEGMENT
-	closed  bool
-	failed  error          // the next write to the address at returns it
-	at      netip.AddrPort // address of the packets that failed
-	ended   chan struct{}
+	mu           sync.Mutex
+	changed      sync.Cond
+	waiting      []*batch // the oldest first
+	otherControl []byte   // scratch: control messages without UDP_SEGMENT
+	closed       bool
+	writeErr     error          // the next write to the address at returns it
+	writeErrAddr netip.AddrPort // address of the packets that failed
+	ended        chan struct{}
 }
 
 // batch is packets of one size to one address; the last may be smaller.
@@ -64,7 +67,8 @@ type batch struct {
 	full    bool // the last packet is smaller, so none may follow
 }
 
-var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
+// batchPool keeps batches, each with room for maxBatch bytes.
+var batchPool = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, maxBatch)} }}
 
 // ListenUDP opens a socket at addr; nil: at any port.
 func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
@@ -72,47 +76,48 @@ func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	return socketTo(socket, func(b, oob []byte, to *net.UDPAddr) error {
+	return newSocket(socket, func(b, oob []byte, to *net.UDPAddr) error {
 		_, _, err := socket.WriteMsgUDP(b, oob, to)
 		return err
 	}), nil
 }
 
-func socketTo(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
+// newSocket returns a Socket that reads from conn and writes by write, and starts its goroutine.
+func newSocket(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
 	w := &Socket{
 		UDPConn: conn, Reader: udpbatch.NewReader(conn), write: write, ended: make(chan struct{}),
-		carried: map[netip.AddrPort]int{}, fragment: func(allow bool) error { return setFragments(conn, allow) },
+		carriedSize: map[netip.AddrPort]int{}, fragment: func(allow bool) error { return setFragments(conn, allow) },
 	}
 	w.changed.L = &w.mu
-	go w.run()
+	go w.sendLoop()
 	return w
 }
 
-// WriteMsgUDP takes a packet, or several with their size in oob (UDP_SEGMENT). An error is that of
-// an earlier packet to the same address.
+// WriteMsgUDP takes a packet, or several with their size in oob (UDP_SEGMENT). An error is that
+// of an earlier packet to the same address.
 func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
 	addr := to.AddrPort()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.waiting) >= mostWaiting && !w.closed {
+	for len(w.waiting) >= maxWaiting && !w.closed {
 		w.changed.Wait()
 	}
 	switch {
 	case w.closed:
 		return 0, 0, net.ErrClosed
-	case w.failed != nil && w.at == addr:
-		err, w.failed = w.failed, nil
+	case w.writeErr != nil && w.writeErrAddr == addr:
+		err, w.writeErr = w.writeErr, nil
 		return 0, 0, err
 	}
 	var segment int
-	segment, w.rest = withoutSize(oob, w.rest[:0])
+	segment, w.otherControl = splitSegmentSize(oob, w.otherControl[:0])
 	if segment == 0 || segment > len(b) {
 		segment = max(1, len(b))
 	}
-	if !w.join(addr, b, w.rest, segment) {
-		p := spare.Get().(*batch)
+	if !w.appendToBatch(addr, b, w.otherControl, segment) {
+		p := batchPool.Get().(*batch)
 		p.to, p.addr, p.segment, p.full = addr, to, segment, len(b)%segment != 0
-		p.data, p.oob = append(p.data[:0], b...), append(p.oob[:0], w.rest...)
+		p.data, p.oob = append(p.data[:0], b...), append(p.oob[:0], w.otherControl...)
 		w.waiting = append(w.waiting, p)
 		w.changed.Broadcast()
 	}
@@ -120,14 +125,14 @@ func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err e
 }
 
 // join adds packets to the last batch that goes to their address; false: they do not fit it.
-func (w *Socket) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
+func (w *Socket) appendToBatch(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	for i := len(w.waiting) - 1; i >= 0; i-- {
 		p := w.waiting[i]
 		if p.to != addr {
 			continue
 		}
 		if p.full || segment > p.segment || segment < min(p.segment, len(b)) ||
-			len(p.data)+len(b) > min(mostBatch, mostSegments*p.segment) || !bytes.Equal(p.oob, oob) {
+			len(p.data)+len(b) > min(maxBatch, maxSegments*p.segment) || !bytes.Equal(p.oob, oob) {
 			return false
 		}
 		p.data = append(p.data, b...)
@@ -137,7 +142,9 @@ func (w *Socket) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	return false
 }
 
-func (w *Socket) run() {
+// sendLoop sends batches until Close. An error is kept for the next write to its address: quic-go
+// has had its answer by then.
+func (w *Socket) sendLoop() {
 	defer close(w.ended)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,33 +158,33 @@ func (w *Socket) run() {
 		p := w.waiting[0]
 		w.waiting = append(w.waiting[:0], w.waiting[1:]...)
 		w.mu.Unlock()
-		err := w.send(p)
+		err := w.sendBatch(p)
 		w.mu.Lock()
 		if err != nil && !errors.Is(err, unix.EMSGSIZE) { // a probe of the path's MTU is too large
-			w.failed, w.at = err, p.to
+			w.writeErr, w.writeErrAddr = err, p.to
 		}
-		spare.Put(p)
+		batchPool.Put(p)
 		w.changed.Broadcast()
 	}
 }
 
 // send passes a batch to the kernel, packet by packet if UDP_SEGMENT fails.
-func (w *Socket) send(p *batch) error {
-	if !w.set {
-		w.set = true
+func (w *Socket) sendBatch(p *batch) error {
+	if !w.fragmentSet {
+		w.fragmentSet = true
 		_ = w.fragment(false) // without, a path is narrow only where the device is
 	}
 	if len(p.data) <= p.segment {
 		return w.sendPacket(p, p.data)
 	}
-	if !w.whole {
+	if !w.noSegments {
 		err := w.write(p.data, udpbatch.AppendSegmentSize(p.oob, p.segment), p.addr)
 		switch {
 		case err == nil:
 			w.noteCarried(p.to, p.segment)
 			return nil
 		case errors.Is(err, unix.EIO):
-			w.whole = true
+			w.noSegments = true
 		case !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EMSGSIZE): // they are larger than the path's MTU
 			return err
 		}
@@ -192,32 +199,34 @@ func (w *Socket) send(p *batch) error {
 	return nil
 }
 
-// sendPacket sends one packet of a batch, in fragments if the path has carried such packets and does no more.
+// sendPacket sends one packet of a batch, in fragments if the path has carried such packets and
+// does no more.
 func (w *Socket) sendPacket(p *batch, packet []byte) error {
 	err := w.write(packet, p.oob, p.addr)
 	switch {
 	case err == nil:
 		w.noteCarried(p.to, len(packet))
 		return nil
-	case !errors.Is(err, unix.EMSGSIZE) || len(packet) > w.carried[p.to] || w.fragment(true) != nil:
+	case !errors.Is(err, unix.EMSGSIZE) || len(packet) > w.carriedSize[p.to] || w.fragment(true) != nil:
 		return err
 	}
 	err = w.write(packet, p.oob, p.addr)
 	return errors.Join(err, w.fragment(false))
 }
 
+// noteCarried notes that a packet of size bytes has left whole for an address.
 func (w *Socket) noteCarried(to netip.AddrPort, size int) {
-	if size <= w.carried[to] {
+	if size <= w.carriedSize[to] {
 		return
 	}
-	if len(w.carried) >= mostPaths {
-		clear(w.carried)
+	if len(w.carriedSize) >= maxPaths {
+		clear(w.carriedSize)
 	}
-	w.carried[to] = size
+	w.carriedSize[to] = size
 }
 
-// setFragments sets whether the kernel makes fragments of what is larger than the path's MTU, or refuses
-// it. A socket of IPv6 sends IPv4, too.
+// setFragments sets whether the kernel makes fragments of what is larger than the path's MTU, or
+// refuses it. A socket of IPv6 sends IPv4, too.
 func setFragments(conn *net.UDPConn, allow bool) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -249,9 +258,9 @@ func (w *Socket) Close() error {
 	return w.UDPConn.Close()
 }
 
-// withoutSize returns the size of packets in a UDP_SEGMENT control message (0: there is none), and
-// appends the other control messages to rest.
-func withoutSize(oob, rest []byte) (int, []byte) {
+// withoutSize returns the size of packets in a UDP_SEGMENT control message (0: there is none),
+// and appends the other control messages to rest.
+func splitSegmentSize(oob, rest []byte) (int, []byte) {
 	segment := 0
 	for left := oob; len(left) >= unix.SizeofCmsghdr; {
 		h, data, after, err := unix.ParseOneSocketControlMessage(left)

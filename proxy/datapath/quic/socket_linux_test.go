@@ -27,7 +27,7 @@ type cutter struct {
 }
 
 func (c *cutter) write(b, oob []byte, to *net.UDPAddr) error {
-	segment, rest := withoutSize(oob, nil)
+	segment, rest := splitSegmentSize(oob, nil)
 	if err := c.fails(segment, to.AddrPort()); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func newCutter(t require.TestingT, fails func(int, netip.AddrPort) error) (*cutt
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
 	c := &cutter{packets: map[netip.AddrPort][][]byte{}, fails: fails}
-	w := socketTo(conn, c.write)
+	w := newSocket(conn, c.write)
 	w.fragment = func(allow bool) error { c.fragment = allow; return nil }
 	return c, w
 }
@@ -141,12 +141,12 @@ func TestPacketsLeaveTogether(t *testing.T) {
 		write(1300)
 	}
 	write(100) // ends a batch
-	for range mostSegments {
+	for range maxSegments {
 		write(1300)
 	}
 	close(goOn)
 	require.NoError(t, w.Close())
-	assert.Len(t, c.packets[to.AddrPort()], 12+mostSegments)
+	assert.Len(t, c.packets[to.AddrPort()], 12+maxSegments)
 	assert.Equal(t, 3, c.calls)
 	_, _, err := w.WriteMsgUDP(nil, nil, to)
 	assert.ErrorIs(t, err, net.ErrClosed)
@@ -168,7 +168,7 @@ func TestPacketsJoinWithoutAllocations(t *testing.T) {
 	write()
 	<-begun
 	write() // what others join
-	assert.Zero(t, testing.AllocsPerRun(mostSegments/2, write))
+	assert.Zero(t, testing.AllocsPerRun(maxSegments/2, write))
 	close(goOn)
 	require.NoError(t, w.Close())
 }
@@ -210,7 +210,7 @@ func TestAPathThatBecomesNarrowStillCarries(t *testing.T) {
 	c, w := newCutter(t, nil)
 	near, far := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:1")
 	send := func(to netip.AddrPort, size, packets int) error {
-		return w.send(&batch{to: to, addr: net.UDPAddrFromAddrPort(to), segment: size, data: make([]byte, packets*size)})
+		return w.sendBatch(&batch{to: to, addr: net.UDPAddrFromAddrPort(to), segment: size, data: make([]byte, packets*size)})
 	}
 	require.NoError(t, send(near, 1452, 3))
 	c.mtu, c.packets = 1372, map[netip.AddrPort][][]byte{}

@@ -1,11 +1,11 @@
-// Package quic makes legs of HTTP/3 streams over quic-go: a stream that a CONNECT
-// request has opened carries bytes as a TCP connection does.
+// Package quic makes legs of HTTP/3 streams over quic-go: a stream that a CONNECT request has
+// opened carries bytes as a TCP connection does.
 //
-// quic-go's statistics are of connections, not of streams, and its congestion control
-// (Reno, one window for all streams of a connection) cannot be set. So a Trace receives
-// the events that quic-go logs (qlog): which stream bytes each packet carries, which
-// packets are acknowledged, which are lost. They are exact for each stream. The
-// transport enforces neither window nor rate: the relay calls flow.Take before every write.
+// quic-go's statistics are of connections, not of streams, and its congestion control (Reno, one
+// window for all streams of a connection) cannot be set. So a Trace receives the events that
+// quic-go logs (qlog): which stream bytes each packet carries, which packets are acknowledged,
+// which are lost. They are exact for each stream. The transport enforces neither window nor rate:
+// the relay calls flow.Take before every write.
 package quic
 
 import (
@@ -22,39 +22,43 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Tracer returns the quic.Config.Tracer of connections whose streams become legs.
-// refused, unless nil, is called for each connection whose client's certificate
-// was missing or not accepted.
+// Tracer returns the quic.Config.Tracer of connections with streams that become legs. refused,
+// unless nil, is called for each connection of a client with a certificate that is missing or not
+// accepted.
 func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
 	return func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
-		return &Trace{clock: clock, refused: refused, few: make(chan struct{}, 1), streams: map[quic.StreamID]*signals{}}
+		return &Trace{clock: clock, refused: refused, fewLeft: make(chan struct{}, 1), streams: map[quic.StreamID]*signals{}}
 	}
 }
 
-// Trace is what is known of one QUIC connection. Its one lock serves all its
-// streams: the events of a connection come one after the other anyway.
+// Trace is what is known of one QUIC connection. Its one lock serves all its streams: the events
+// of a connection come one after the other anyway.
+//
+// mu guards all fields below it, and the signals of all streams. Observers run with it held.
+// QUIC's goroutine logs most events, HTTP/3's the frames and datagrams; legs take it for Info and
+// Undelivered.
 type Trace struct {
-	clock     func() cc.Time
-	refused   func()
-	inboxes   sync.Map      // quic.StreamID to *Datagrams
-	datagrams atomic.Int64  // that QUIC has received and HTTP/3 has not taken yet
-	few       chan struct{} // signals that only fewDatagrams are left
-	left      bool          // a wait for few has timed out; only QUIC's goroutine touches it
+	clock        func() cc.Time
+	refused      func()
+	inboxes      sync.Map      // quic.StreamID to *Datagrams
+	datagrams    atomic.Int64  // that QUIC has received and HTTP/3 has not taken yet
+	fewLeft      chan struct{} // signals that only fewDatagrams are left
+	waitTimedOut bool          // a wait for few has timed out; only QUIC's goroutine touches it
 
-	mu      sync.Mutex
-	begun   int64  // requests that the client has begun
-	most    int64  // of these, for which beyond is called
-	beyond  func() // nil: there may be as many as QUIC lets it begin
-	streams map[quic.StreamID]*signals
-	packets flight
-	touched []*signals    // scratch: the streams that the present event is about
-	ce      uint64        // packets that the peer says arrived with an ECN mark (CE)
-	mss     cc.Bytes      // the most that one packet has carried of a stream
-	blocked bool          // the peer's window for the whole connection is full
-	gone    bool          // the connection has ended
-	cwnd    cc.Bytes      // the connection's, as are the following
-	srtt    time.Duration // smoothed by quic-go
-	minRTT  time.Duration
+	mu            sync.Mutex
+	requestsBegun int64  // requests that the client has begun
+	maxRequests   int64  // of these, for which beyond is called
+	onTooMany     func() // nil: there may be as many as QUIC lets it begin
+	streams       map[quic.StreamID]*signals
+	packets       flight
+	touched       []*signals    // scratch: the streams that the present event is about
+	ceCount       uint64        // packets that the peer says arrived with an ECN mark (CE)
+	mss           cc.Bytes      // the most that one packet has carried of a stream
+	blocked       bool          // the peer's window for the whole connection is full
+	closed        bool          // the connection has ended
+	cwnd          cc.Bytes      // the connection's, as are the following
+	srtt          time.Duration // smoothed by quic-go
+	minRTT        time.Duration
 }
 
 var (
@@ -65,13 +69,15 @@ var (
 // AddProducer implements qlogwriter.Trace: QUIC and HTTP/3 both log to it.
 func (t *Trace) AddProducer() qlogwriter.Recorder { return recorder{t} }
 
+// recorder is a Trace as a qlogwriter.Recorder. Its Close is that of one producer, QUIC or
+// HTTP/3, and ends nothing.
 type recorder struct{ *Trace }
 
 // Close implements qlogwriter.Recorder.
 func (recorder) Close() error { return nil }
 
-// RecordEvent implements qlogwriter.Recorder. quic-go calls it in the midst of its
-// own work, so it must not block, but for events of datagrams.
+// RecordEvent implements qlogwriter.Recorder. quic-go calls it in the midst of its own work, so
+// it must not block, but for events of datagrams.
 func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	switch e := e.(type) {
 	case qlog.PacketSent:
@@ -94,8 +100,8 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	case qlog.MetricsUpdated:
 		t.onMetrics(e)
 	case qlog.PTOCountUpdated:
-		// The first probe asks whether the tail is lost; from the second on the
-		// peer has not answered for as long as a retransmission timer waits.
+		// The first probe asks whether the tail is lost; from the second on the peer has not
+		// answered for as long as a retransmission timer waits.
 		if e.PTOCount > 1 {
 			t.onTimeout()
 		}
@@ -108,7 +114,7 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 		}
 	case qlog.ConnectionClosed:
 		t.mu.Lock()
-		t.gone = true
+		t.closed = true
 		t.mu.Unlock()
 		if t.refused != nil && e.ConnectionError != nil && aboutCertificate(uint64(*e.ConnectionError)) {
 			t.refused()
@@ -116,8 +122,50 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	}
 }
 
-// aboutCertificate tells whether code is one of TLS's alerts about certificates
-// (RFC 8446 §6.2), as QUIC writes them (RFC 9001 §4.8).
+// noteDatagrams notes the datagrams in a packet that QUIC has received, and waits if many are
+// queued. After a wait in which too few were taken it does not wait again until few are queued.
+func (t *Trace) noteDatagrams(frames []qlog.Frame) {
+	n := int64(0)
+	for _, f := range frames {
+		if _, ok := f.Frame.(*qlog.DatagramFrame); ok {
+			n++
+		}
+	}
+	there := t.datagrams.Add(n)
+	if there <= fewDatagrams {
+		t.waitTimedOut = false
+	}
+	if there <= manyDatagrams || t.waitTimedOut {
+		return
+	}
+	select {
+	case <-t.fewLeft: // a signal from before
+	default:
+	}
+	if t.datagrams.Load() <= fewDatagrams {
+		return
+	}
+	timer := time.NewTimer(maxTakeWait)
+	defer timer.Stop()
+	select {
+	case <-t.fewLeft:
+	case <-timer.C:
+		t.waitTimedOut = true
+	}
+}
+
+// noteDatagramTaken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
+func (t *Trace) noteDatagramTaken() {
+	if t.datagrams.Add(-1) == fewDatagrams {
+		select {
+		case t.fewLeft <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// aboutCertificate reports whether code is one of TLS's alerts about certificates (RFC 8446
+// §6.2), as QUIC writes them (RFC 9001 §4.8).
 func aboutCertificate(code uint64) bool {
 	alert := code - 0x100
 	return alert >= 42 && alert <= 48 || alert == 116
@@ -183,14 +231,15 @@ func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 			}
 		}
 	}
-	if p.one.of != nil {
+	if p.first.signals != nil {
 		p.at = t.clock()
 		t.packets.addPacket(pn, p)
 	}
 	t.reportChanged(0)
 }
 
-// onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in it.
+// onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in
+// it.
 func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -208,7 +257,7 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 			t.blocked = false
 		case *qlog.StreamFrame:
 			if f.StreamID%4 == 0 { // a client's, both ways (RFC 9000 §2.1)
-				t.begun = max(t.begun, int64(f.StreamID/4)+1)
+				t.requestsBegun = max(t.requestsBegun, int64(f.StreamID/4)+1)
 			}
 		}
 	}
@@ -216,8 +265,8 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 	t.reportChanged(rtt)
 }
 
-// onAckFrame takes in an acknowledgement and returns the round trip of the newest
-// packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
+// onAckFrame takes in an acknowledgement and returns the round trip of the newest packet in it,
+// without the peer's own delay (RFC 9002 §5.3); 0: no sample.
 func (t *Trace) onAckFrame(f *qlog.AckFrame) time.Duration {
 	var newest cc.Time
 	packets := uint64(0)
@@ -226,20 +275,20 @@ func (t *Trace) onAckFrame(f *qlog.AckFrame) time.Duration {
 			packets++
 			newest = max(newest, p.at)
 			for b := range p.eachSpan {
-				b.of.noteAcked(b)
-				t.markChanged(b.of)
+				b.signals.noteAcked(b)
+				t.markChanged(b.signals)
 			}
 		})
 	}
-	t.packets.forgetBefore(int64(f.AckRanges[0].Largest) - forgotten)
+	t.packets.forgetBefore(int64(f.AckRanges[0].Largest) - maxPacketsBehind)
 	if packets == 0 {
 		return 0
 	}
-	if f.ECNCE > t.ce {
+	if f.ECNCE > t.ceCount {
 		for _, s := range t.touched {
-			s.marked += s.fresh * cc.Bytes(min(f.ECNCE-t.ce, packets)) / cc.Bytes(packets)
+			s.marked += s.newlyAcked * cc.Bytes(min(f.ECNCE-t.ceCount, packets)) / cc.Bytes(packets)
 		}
-		t.ce = f.ECNCE
+		t.ceCount = f.ECNCE
 	}
 	rtt := t.clock().Sub(newest)
 	if less := rtt - f.DelayTime; less >= t.minRTT && t.minRTT > 0 {
@@ -248,17 +297,21 @@ func (t *Trace) onAckFrame(f *qlog.AckFrame) time.Duration {
 	return max(rtt, time.Nanosecond)
 }
 
+// onPacketLost notes that quic-go takes a packet for lost. Its bytes will be sent again, in other
+// packets.
 func (t *Trace) onPacketLost(pn int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.packets.takePackets(pn, pn, func(p *packet) {
 		for b := range p.eachSpan {
-			b.of.missing += b.of.missingBytes(b.from, b.to)
+			b.signals.missing += b.signals.missingBytes(b.from, b.to)
 		}
 	})
 	t.packets.dropDone()
 }
 
+// onMetrics notes what quic-go says of the connection as a whole. A field that has not changed is
+// 0.
 func (t *Trace) onMetrics(e qlog.MetricsUpdated) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -273,6 +326,7 @@ func (t *Trace) onMetrics(e qlog.MetricsUpdated) {
 	}
 }
 
+// onTimeout counts a timeout for each stream that waits for an acknowledgement.
 func (t *Trace) onTimeout() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -286,7 +340,7 @@ func (t *Trace) onTimeout() {
 	t.reportChanged(0)
 }
 
-// markChanged makes tell report s.
+// markChanged makes reportChanged report s.
 func (t *Trace) markChanged(s *signals) {
 	if !s.touched {
 		s.touched, t.touched = true, append(t.touched, s)
@@ -302,10 +356,10 @@ func (t *Trace) reportChanged(rtt time.Duration) {
 	for i, s := range t.touched {
 		t.touched[i] = nil
 		sample := rtt
-		if s.fresh == 0 {
+		if s.newlyAcked == 0 {
 			sample = 0
 		}
-		s.touched, s.fresh = false, 0
+		s.touched, s.newlyAcked = false, 0
 		s.sendReport(now, sample)
 	}
 }
@@ -323,8 +377,8 @@ func (t *Trace) signalsOf(id quic.StreamID) *signals {
 	return s
 }
 
-// BoundRequests has beyond called, by a goroutine of its own, once the client has begun more than most requests on a
-// connection. trace is the connection's QlogTrace, made by Tracer.
+// BoundRequests has beyond called, by a goroutine of its own, once the client has begun more than
+// most requests on a connection. trace is the connection's QlogTrace, made by Tracer.
 func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
 	t, ok := trace.(*Trace)
 	if !ok {
@@ -332,14 +386,15 @@ func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.most, t.beyond = most, beyond
+	t.maxRequests, t.onTooMany = most, beyond
 	t.checkRequestBound()
 }
 
-// checkRequestBound calls beyond if the client has begun too many requests. The caller holds t.mu.
+// checkRequestBound calls beyond if the client has begun too many requests. The caller holds
+// t.mu.
 func (t *Trace) checkRequestBound() {
-	if t.beyond != nil && t.begun > t.most {
-		go t.beyond()
-		t.beyond = nil
+	if t.onTooMany != nil && t.requestsBegun > t.maxRequests {
+		go t.onTooMany()
+		t.onTooMany = nil
 	}
 }

@@ -171,7 +171,7 @@ func TestAFlowControlLimitShowsUntilItIsLifted(t *testing.T) {
 		Frame: h3log.Frame{Frame: h3log.DataFrame{}},
 	})
 	s := trace.signalsOf(0)
-	s.base, s.observer = 0, func(r flow.Report) { last = r }
+	s.observedFrom, s.observer = 0, func(r flow.Report) { last = r }
 	sent := func(pn int64, frames ...any) {
 		e := qlog.PacketSent{Header: qlog.PacketHeader{
 			PacketType:   qlog.PacketType1RTT,
