@@ -21,19 +21,19 @@ const maxPerSource = 8
 // besides. This machine is not bounded by itself. On a Unix socket a user counts as a host.
 type BoundedListener struct {
 	net.Listener
-	total   int
+	total   int // connections at most
 	dialled func(from, to netip.AddrPort) bool
 	met     func(proxy.Reason)
 	refused tally[proxy.Reason]
 
 	mu     sync.Mutex
-	taken  int
-	others *datapath.Places
+	taken  int              // connections now
+	others *datapath.Places // those of other hosts, by host
 }
 
 // Bound has at most total connections of ln be open at a time. dialled reports whether the proxy
-// opened a connection for a client, which then is not one of this machine; nil: none is. met is told of each
-// connection that is closed; nil: nobody is.
+// opened a connection for a client, which then is not one of this machine; nil: none is. met is called for each
+// connection that is closed, with the bound; nil: it is not.
 func Bound(
 	ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool, met func(proxy.Reason),
 ) *BoundedListener {
@@ -84,6 +84,7 @@ func (l *BoundedListener) admitHost(who string) (proxy.Reason, bool) {
 	return "", true
 }
 
+// releaseHost gives back the place of a connection that has closed.
 func (l *BoundedListener) releaseHost(who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -30,7 +30,7 @@ type Rule struct {
 // Rules are those in force.
 type Rules struct {
 	Rules      []Rule   `json:"rules"`      // in order, and last the defaults
-	Algorithms []string `json:"algorithms"` // there are
+	Algorithms []string `json:"algorithms"` // that a change may name
 }
 
 // Changer lets those who have a token change algorithms. It is safe for concurrent use.
@@ -67,11 +67,13 @@ func (k *Changer) SetToken(secret string) { k.token.setSecret(secret) }
 // On reports whether changes are taken.
 func (k *Changer) On() bool { return k.token.isSet() }
 
+// registerPages adds the pages of rules and algorithms.
 func (k *Changer) registerPages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/rules", k.serveRules)
 	mux.HandleFunc("POST /v1/algorithm", k.serveChange)
 }
 
+// serveRules answers with the rules in force. It needs no token, because it changes nothing.
 func (k *Changer) serveRules(w http.ResponseWriter, _ *http.Request) {
 	rules, err := k.Rules()
 	var text []byte
@@ -86,6 +88,7 @@ func (k *Changer) serveRules(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(append(text, '\n')) // who has gone needs no answer
 }
 
+// serveChange makes one change or says why not, and counts which.
 func (k *Changer) serveChange(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, o ChangeOutcome, err error) {
 		k.outcomes.countOutcome(o, 1)

@@ -22,6 +22,7 @@ type family struct {
 // them.
 var families []*family
 
+// newFamily adds a family to families.
 func newFamily(kind prometheus.ValueType, name, help string, labels []string) *family {
 	name = "penstock_" + name
 	f := &family{name: name, labels: labels, kind: kind, desc: prometheus.NewDesc(name, help, labels, nil)}
@@ -29,15 +30,17 @@ func newFamily(kind prometheus.ValueType, name, help string, labels []string) *f
 	return f
 }
 
+// newCounter returns a family of values that never go back while the process lives.
 func newCounter(name, help string, labels ...string) *family {
 	return newFamily(prometheus.CounterValue, name, help, labels)
 }
 
+// newGauge returns a family of values as they are now.
 func newGauge(name, help string, labels ...string) *family {
 	return newFamily(prometheus.GaugeValue, name, help, labels)
 }
 
-// newHistogram returns a family whose samples are histogramSample.
+// newHistogram returns a family of distributions. Its samples are histogramSample.
 func newHistogram(name, help string, labels ...string) *family {
 	return newFamily(prometheus.UntypedValue, name, help, labels)
 }

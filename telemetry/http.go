@@ -106,7 +106,8 @@ func (p Pages) Handler(local bool) http.Handler {
 	})
 }
 
-// namesThisHost tells whether a Host header could not be somebody's domain.
+// namesThisHost reports whether a Host header is an address or localhost, and so no domain that a web page's owner could
+// point here (DNS rebinding).
 func namesThisHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -137,6 +138,7 @@ func (p Pages) ServeHealth(ctx context.Context, ln net.Listener) error {
 	}), p.Log)
 }
 
+// serveReady answers 503 with the reason while the proxy takes no new connections.
 func (p Pages) serveReady(w http.ResponseWriter, _ *http.Request) {
 	if p.Ready != nil {
 		if err := p.Ready(); err != nil {
@@ -189,6 +191,7 @@ func (p Pages) logUnsent(r *http.Request, err error) {
 	}
 }
 
+// serveFlows answers with the open connections, the oldest first.
 func (p Pages) serveFlows(w http.ResponseWriter, r *http.Request) {
 	n, flows := p.Source.Flows()
 	p.serveList(w, r, n, func(yield func(any) bool) {
@@ -200,6 +203,7 @@ func (p Pages) serveFlows(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
+// serveHosts answers with the groups, by name.
 func (p Pages) serveHosts(w http.ResponseWriter, r *http.Request) {
 	groups, now := p.Source.Groups()
 	p.serveList(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
@@ -311,4 +315,53 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 		return fmt.Errorf("telemetry: serve: %w", err)
 	}
 	return nil
+}
+
+// fromHere reports whether who asks is on this machine: at the address of ours
+// that was asked, or on loopback. A client that comes here by way of the proxy is not.
+func (p Pages) fromHere(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if err != nil || !ok {
+		return false
+	}
+	return ofThisMachine(peer, own.AddrPort(), p.Dialled)
+}
+
+// ofThisMachine reports whether a connection comes from this machine, and not from a client by way of the proxy.
+func ofThisMachine(peer, own netip.AddrPort, dialled func(from, to netip.AddrPort) bool) bool {
+	from, to := peer.Addr().Unmap().WithZone(""), own.Addr().Unmap().WithZone("")
+	return (from.IsLoopback() || from == to) && (dialled == nil || !dialled(peer, own))
+}
+
+// ErrNoFile is what Pages.Reload returns where there is nothing to reread.
+var ErrNoFile = errors.New("the proxy runs without --config: there is no file to reread")
+
+// fromWebPage reports whether a page in a browser asks, whichever page: none of ours has a use for it.
+func fromWebPage(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return r.Header.Get("Origin") != "" || site != "" && site != "none"
+}
+
+// serveReload has the configuration be reread. Who may is whoever asks from this
+// machine, but no page in a browser there, which says where it comes from.
+func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
+	if !p.fromHere(r) || !namesThisHost(r.Host) {
+		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",
+			http.StatusForbidden)
+		return
+	}
+	if fromWebPage(r) {
+		http.Error(w, "reloads are not taken from web pages", http.StatusForbidden)
+		return
+	}
+	words, err := p.Reload()
+	switch {
+	case errors.Is(err, ErrNoFile):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+	default:
+		fmt.Fprintln(w, words)
+	}
 }

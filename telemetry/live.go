@@ -15,20 +15,24 @@ import (
 // sampled into histograms instead.
 type live struct {
 	control  map[controlKey]*control
-	legs     map[string]*legs // by leg
-	buffered map[string]cc.Bytes
+	legs     map[string]*legs    // by leg: client, server
+	buffered map[string]cc.Bytes // by direction: down, up
 }
 
+// controlKey is what windows of ours are summed by.
 type controlKey struct{ algorithm, direction string }
 
+// control sums up the windows of one key.
 type control struct {
 	flows            int
 	window, inflight float64 // bytes
 	pacing           float64 // bytes per second
 }
 
+// legs sums up what TCP itself holds on the legs of one side.
 type legs struct{ cwnd, unsent cc.Bytes }
 
+// newLive has both legs and both directions from the start, so that their series are there while no flow is.
 func newLive() live {
 	return live{
 		control:  map[controlKey]*control{},
@@ -64,6 +68,7 @@ func controlledWindows(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] 
 	}
 }
 
+// addSnapshot adds a window of ours to those of its key.
 func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	c := l.control[k]
 	if c == nil {
@@ -81,11 +86,13 @@ func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	c.pacing += float64(s.PacingRate) / 8 / members
 }
 
+// addLeg adds a leg to those of its side.
 func (l live) addLeg(name string, i *datapath.Info) {
 	l.legs[name].cwnd += i.Cwnd
 	l.legs[name].unsent += i.Unsent
 }
 
+// writeMetrics writes all sums.
 func (l live) writeMetrics(out sink) {
 	for k, c := range l.control {
 		out.putSample(ccFlows, float64(c.flows), k.algorithm, k.direction)
@@ -105,13 +112,15 @@ func (l live) writeMetrics(out sink) {
 // groups are what groups of flows hold at the moment, by algorithm.
 type groups map[string]*groupSums
 
+// groupSums sums up the groups of one algorithm.
 type groupSums struct {
-	used, lingering, hinted, capped int
-	high, low                       int     // whose hints are doubted
+	used, lingering, hinted, capped int     // groups
+	high, low                       int     // groups with hints that are doubted
 	active, idle                    int     // members
 	borrowed, unused                float64 // bytes
 }
 
+// sumGroups sums up all groups. Windows without a bound are left out of the sums of bytes, which they would drown.
 func sumGroups(all []flow.Group, now cc.Time) groups {
 	sums := groups{}
 	for _, g := range all {
@@ -147,6 +156,7 @@ func sumGroups(all []flow.Group, now cc.Time) groups {
 	return sums
 }
 
+// writeMetrics writes all sums.
 func (sums groups) writeMetrics(out sink) {
 	for algorithm, s := range sums {
 		out.putSample(groupsOpen, float64(s.used), algorithm, "used")

@@ -1,75 +1,4 @@
-// Package telemetry shows what the proxy does: Prometheus metrics, a list of
-// flows and health over HTTP, and traces of what the algorithms see. It pulls
-// snapshots when asked and changes nothing; no address is ever a label.
 package telemetry
-
-import (
-	runtimemetrics "runtime/metrics"
-	"slices"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-
-	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy"
-	"github.com/penstock-net/penstock/proxy/agent"
-	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/telemetry/page"
-)
-
-// Source is what a proxy.Server tells of itself.
-type Source interface {
-	page.Source
-	// Snapshot returns the totals, and has visit see each flow that is counted in them first.
-	Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters
-}
-
-// Facts do not change while the process lives.
-type Facts struct {
-	Version, Revision, GoVersion string
-	Start                        float64 // Unix time in seconds
-	Tier, Envelope               string  // of the datapath
-	Missing                      []string
-}
-
-// Options are what a collector shows besides the source.
-type Options struct {
-	Facts Facts
-	Clock func() cc.Time
-	Wall  func() time.Time // what the date is
-	Load  func() Load      // of the datapath; nil: not shown
-	// Config returns how it stands with the configuration; nil: not shown.
-	Config func() Config
-	// Hints returns how many hints were posted, by what became of them; nil: not shown.
-	Hints func() map[HintOutcome]uint64
-	// Changes returns how many changes of algorithms were asked for, by what became of them; nil: not shown.
-	Changes func() map[ChangeOutcome]uint64
-	// Ports are those of telemetry, by name.
-	Ports map[string]*BoundedListener
-	// HintSources returns the interfaces that tell hints; nil: not shown.
-	HintSources func() []HintSource
-	// Agents returns the congestion control agents; nil: not shown.
-	Agents func() []agent.Info
-	// Dropped returns the trace events lost so far; nil: not shown.
-	Dropped func() uint64
-}
-
-// Load is how busy the datapath is.
-type Load struct {
-	Busy     int       // legs with bytes unsent or unacknowledged
-	Interval float64   // seconds between two polls of one whose window the relay keeps
-	Enforced *Enforced // nil: the kernel enforces no windows
-}
-
-// Enforced is how it goes with the windows that the kernel enforces.
-type Enforced struct {
-	Legs, Limit  int
-	Full, Failed uint64 // legs whose windows it was to enforce and does not, for lack of room or for another reason
-	Fallbacks    uint64 // times a socket ran Reno, since the process did not answer it
-	Answers      datapath.Histogram
-}
 
 // Metrics of the proxy, but for those of tunnels and agents, and the sampled ones.
 var (
@@ -174,191 +103,105 @@ var (
 			"what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
-// collector implements prometheus.Collector: each scrape takes the proxy's snapshots anew.
-type collector struct {
-	src    Source
-	o      Options
-	sample *sampler
-}
+// Of legs, and of directions under our congestion control.
+var (
+	rtt    = newHistogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
+	minRTT = newHistogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
 
-// NewRegistry returns a registry of all metrics of src, of the process and of Go's runtime.
-func NewRegistry(src Source, o Options) *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
-		&collector{src: src, o: o, sample: newSampler()},
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		collectors.NewGoCollector(),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "go_gc_cycles_total", Help: "Collections of garbage.",
-		}, countGCCycles),
-	)
-	return r
-}
+	queueing = newHistogram("tcp_queueing_delay_seconds",
+		"Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", "leg")
+	delivery = newHistogram("tcp_delivery_rate_bytes_per_second",
+		"Delivery rate of busy legs, sampled at scrapes.", "leg")
+	ccDelay = newHistogram("cc_queueing_delay_seconds",
+		"Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at "+
+			"scrapes.", "algorithm", "direction")
+)
 
-// countGCCycles returns the garbage collections since the start.
-func countGCCycles() float64 {
-	value := []runtimemetrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}}
-	runtimemetrics.Read(value)
-	return float64(value[0].Value.Uint64())
-}
+var (
+	tunnelUp = newGauge("tunnel_up",
+		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened again.",
+		"listener")
+	tunnelPeers  = newGauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
+	tunnelActive = newGauge("tunnel_peers_active",
+		"Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and "+
+			"CONNECT-IP's.", "listener")
+	tunnelBytes = newCounter("tunnel_bytes_total",
+		"Bytes of the packets inside the tunnel, their headers included, received from peers and sent to "+
+			"them.", "listener", "direction")
+	tunnelRefused = newCounter("tunnel_refused_packets_total",
+		"Packets that were no peer's, or not from its addresses.", "listener")
+	tunnelLost = newCounter("tunnel_lost_packets_total",
+		"Packets to peers that were lost here, since more waited than may.", "listener")
+	tunnelSendErrors = newCounter("tunnel_send_errors_total",
+		"WireGuard's packets outside that the kernel did not take: too_large, unreachable (no route, or the device "+
+			"is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.", "listener", "reason")
+	tunnelHandshakes = newCounter("tunnel_dropped_handshakes_total",
+		"Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
+	tunnelStalls = newCounter("tunnel_stalls_total",
+		"How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
+	tunnelInvalid = newCounter("tunnel_invalid_packets_total",
+		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) "+
+			"and flags "+
+			"(no TCP sends them together).", "listener", "reason")
+	tunnelExpired = newCounter("tunnel_expired_packets_total",
+		"Packets out of the tunnel whose hop limit had run out.", "listener")
 
-// Describe implements prometheus.Collector.
-func (e *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, f := range families {
-		out <- f.desc
-	}
-}
+	tunnelDatagrams = newCounter("tunnel_datagrams_total",
+		"UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
+	tunnelDropped = newCounter("tunnel_datagrams_dropped_total",
+		"UDP datagrams and echo messages that were dropped: refused by policy, "+
+			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was "+
+			"full) on the way to a peer, or at a maximum rate on the way from it, "+
+			"unsolicited (from whom the peer had not written to), failed (not taken by the network or the "+
+			"tunnel).", "listener", "reason")
+	tunnelSessions = newGauge("tunnel_datagram_sessions",
+		"Addresses and ports of peers that have sent datagrams and may be answered.", "listener")
+	tunnelEvicted = newCounter("tunnel_datagram_sessions_evicted_total",
+		"Sessions that ended early to make room for others.", "listener")
+	tunnelNotices = newCounter("tunnel_icmp_errors_total",
+		"ICMP errors about datagrams that peers were told.", "listener")
+)
 
-// Collect implements prometheus.Collector.
-func (e *collector) Collect(samples chan<- prometheus.Metric) {
-	out := sink(samples)
-	live, loads, sample := newLive(), peerLoads{}, e.sample.beginSample(e.o.Clock())
-	counters := e.src.Snapshot(func(f *proxy.FlowInfo) {
-		live.countFlow(f)
-		loads.addFlow(f)
-		sample.addFlow(f)
-	})
-	sample.endSample()
-	loads.addCounters(counters.Peers)
-	e.writeFacts(out)
-	out.putSample(draining, oneIf(counters.Draining))
-	out.putSample(hostsActive, float64(counters.Sources))
-	out.putSample(limit, float64(counters.Limit))
-	rejected := map[rejection]uint64{}
-	for _, l := range counters.Listeners {
-		out.writeListener(l)
-		for reason, n := range l.Rejected {
-			rejected[rejection{l.Listener, reason}] += n
-		}
-	}
-	for _, r := range counters.Routes {
-		out.writeRoute(r)
-	}
-	for _, t := range e.src.Tunnels() {
-		out.writeTunnel(t, e.o.Wall())
-		out.writePeers(t, loads)
-		if t.Unauthorized > 0 {
-			rejected[rejection{t.Listener, proxy.RejectedAuth}] += t.Unauthorized
-		}
-	}
-	for r, n := range rejected {
-		out.putSample(rejections, float64(n), r.listener, string(r.reason))
-	}
-	live.writeMetrics(out)
-	sumGroups(e.src.Groups()).writeMetrics(out)
-	e.sample.writeMetrics(out)
-}
+// Metrics of single peers, by the names that configuration, tokens or certificates
+// give them.
+var (
+	peerBytes = newCounter("peer_bytes_total",
+		"Bytes received from a peer and sent to it: WireGuard's with the tunnel's own, of a MASQUE client "+
+			"those of the packets in its CONNECT-IP sessions.", "listener", "peer", "direction")
+	peerHandshake = newGauge("peer_last_handshake_timestamp_seconds",
+		"When WireGuard's last handshake with a peer was, in Unix time; absent: there was none.", "listener", "peer")
+	peerConnections = newGauge("peer_connections_active", "Connections of a peer that are relayed.", "listener", "peer")
+	peerQueueing    = newGauge("peer_queueing_delay_seconds",
+		"Newest round-trip time towards a peer above the least, the greatest of the connections that have "+
+			"something in flight under our congestion control; 0: none has.", "listener", "peer")
+	peerRate = newGauge("peer_delivery_rate_bytes_per_second",
+		"Newest delivery rates towards a peer, summed over the connections that have something in flight "+
+			"under our congestion control.", "listener", "peer")
+	peerRetransmitted = newCounter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener",
+		"peer")
+)
 
-// rejection is a listener and why it rejected connections. Some are counted by the proxy and some by a tunnel, which
-// sees requests before there are connections; a series must have one sample.
-type rejection struct {
-	listener string
-	reason   proxy.Reason
-}
-
-func (e *collector) writeFacts(out sink) {
-	f := e.o.Facts
-	out.putSample(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
-	out.putSample(startTime, f.Start)
-	if e.o.Config != nil {
-		out.writeConfig(e.o.Config())
-	}
-	out.putSample(datapathInfo, 1, f.Tier, f.Envelope)
-	for _, words := range slices.Compact(slices.Sorted(slices.Values(f.Missing))) {
-		out.putSample(missing, 1, words)
-	}
-	if e.o.Load != nil {
-		out.writeLoad(e.o.Load())
-	}
-	if e.o.HintSources != nil {
-		for _, source := range e.o.HintSources() {
-			out.hintSource(source)
-		}
-	}
-	if e.o.Agents != nil {
-		for _, a := range e.o.Agents() {
-			out.writeAgent(a)
-		}
-	}
-	if e.o.Hints != nil {
-		for outcome, n := range e.o.Hints() {
-			out.putSample(hintsTotal, float64(n), string(outcome))
-		}
-	}
-	if e.o.Changes != nil {
-		for outcome, n := range e.o.Changes() {
-			out.putSample(changesTotal, float64(n), string(outcome))
-		}
-	}
-	for name, port := range e.o.Ports {
-		for reason, n := range port.Refused() {
-			out.putSample(portRefusals, float64(n), name, string(reason))
-		}
-	}
-	if e.o.Dropped != nil {
-		out.putSample(traceDropped, float64(e.o.Dropped()))
-	}
-}
-
-func (s sink) writeConfig(c Config) {
-	s.putSample(configInfo, 1, c.Hash)
-	s.putSample(reloads, float64(c.Succeeded), "success")
-	s.putSample(reloads, float64(c.Failed), "failure")
-	s.putSample(reloadOK, oneIf(c.OK))
-	s.putSample(reloadTime, c.Since)
-	s.putSample(configChanged, float64(len(c.Changed)))
-}
-
-func (s sink) writeLoad(l Load) {
-	s.putSample(busyLegs, float64(l.Busy))
-	s.putSample(pollInterval, l.Interval)
-	if e := l.Enforced; e != nil {
-		s.putSample(enforced, float64(e.Legs))
-		s.putSample(enforcedLimit, float64(e.Limit))
-		s.putSample(unenforced, float64(e.Full), "full")
-		s.putSample(unenforced, float64(e.Failed), "failed")
-		s.putSample(fallbacks, float64(e.Fallbacks))
-		s.putHistogram(answers, e.Answers)
-	}
-}
-
-func (s sink) writeListener(l proxy.ListenerCounters) {
-	s.putSample(conns, float64(l.Active), l.Listener)
-	s.putSample(accepted, float64(l.Accepted), l.Listener)
-	s.putHistogram(setup, l.Setup, l.Listener)
-	s.putHistogram(dial, l.Dial, l.Listener)
-}
-
-func (s sink) writeRoute(r proxy.RouteCounters) {
-	s.putSample(flowsActive, float64(r.Active), r.Listener, r.Rule)
-	s.putSample(flowsTotal, float64(r.Opened), r.Listener, r.Rule)
-	for cause, n := range r.Closed {
-		s.putSample(closes, float64(n), r.Listener, r.Rule, string(cause.How), string(cause.Who))
-	}
-	s.putHistogram(duration, r.Duration, r.Listener, r.Rule)
-	s.writeDirection(r, r.Down, "down", "server", "client")
-	s.writeDirection(r, r.Up, "up", "client", "server")
-}
-
-func (s sink) writeDirection(r proxy.RouteCounters, d proxy.DirectionCounters, name, from, to string) {
-	s.putSample(bytesTotal, float64(d.Read), r.Listener, r.Rule, name, from)
-	s.putSample(bytesTotal, float64(d.Written), r.Listener, r.Rule, name, to)
-	s.putSample(spliced, float64(d.Spliced), r.Listener, r.Rule, name)
-	s.putSample(retransmitted, float64(d.Retransmitted), r.Listener, r.Rule, to)
-	s.putSample(signalErrors, float64(d.SignalErrors), r.Listener, r.Rule, to)
-	for algorithm, c := range d.Control {
-		s.putSample(ccLosses, float64(c.LossEvents), r.Listener, r.Rule, algorithm, name)
-		for by, t := range c.Limited {
-			if t > 0 {
-				s.putSample(ccLimited, t.Seconds(), r.Listener, r.Rule, algorithm, name, flow.LimitedBy(by).String())
-			}
-		}
-	}
-}
-
-func oneIf(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
+// Metrics of congestion control agents.
+var (
+	agentUp = newGauge("agent_up",
+		"1 while the agent is there; otherwise its flows are under their fallback.", "agent")
+	agentFlows = newGauge("agent_flows",
+		"Windows that the agent is to decide, by who does: the agent, or the fallback.", "agent", "decides")
+	agentConnects = newCounter("agent_connects_total", "Times the agent was reached.", "agent")
+	agentReports  = newCounter("agent_reports_total", "Reports sent to the agent.", "agent")
+	agentDropped  = newCounter("agent_reports_dropped_total",
+		"Reports for which the agent's queue had no room; the next ones have what they would have told.", "agent")
+	agentDecisions = newCounter("agent_decisions_total", "Messages of the agent about flows that there are.", "agent")
+	agentRefused   = newCounter("agent_messages_refused_total",
+		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of "+
+			"(no_such_flow), as one that has just ended; about a program that was not installed (no_such_program); or of a kind that "+
+			"agents do not send (unexpected_kind).", "agent", "reason")
+	agentAborts = newCounter("agent_program_aborts_total",
+		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")
+	agentFallbacks = newCounter("agent_fallbacks_total",
+		"Times the fallback took over from the agent: it is gone, stalled (does not read), silent (does not "+
+			"answer), or its program fails.", "agent", "reason")
+	agentTook = newHistogram("agent_decision_seconds",
+		"From a report to the agent until the decision that followed it was in force; without reports that the agent passed "+
+			"over for a later one.", "agent")
+)

@@ -22,9 +22,9 @@ const sampleEvery = time.Second
 // true when they fell silent. The counts never go back, so rates and quantiles
 // over time work as for any histogram.
 type sampler struct {
-	mu      sync.Mutex
-	last    cc.Time
-	seen    []moved // at the last sample, by flow
+	mu      sync.Mutex // held by a sample from its begin to its end
+	last    cc.Time    // when the last sample began; 0: there was none
+	seen    []moved    // at the last sample, by flow
 	client  legDistributions
 	server  legDistributions
 	control map[controlKey]*distribution // queueing delays
@@ -68,22 +68,10 @@ var rateBuckets = []float64{
 	1e7, 1.8e7, 3.2e7, 5.6e7, 1e8, 1.8e8, 3.2e8, 5.6e8, 1e9,
 }
 
-// Of legs, and of directions under our congestion control.
-var (
-	rtt    = newHistogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
-	minRTT = newHistogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
-
-	queueing = newHistogram("tcp_queueing_delay_seconds",
-		"Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", "leg")
-	delivery = newHistogram("tcp_delivery_rate_bytes_per_second",
-		"Delivery rate of busy legs, sampled at scrapes.", "leg")
-	ccDelay = newHistogram("cc_queueing_delay_seconds",
-		"Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at "+
-			"scrapes.", "algorithm", "direction")
-)
-
+// newSampler returns one that has seen nothing.
 func newSampler() *sampler { return &sampler{control: map[controlKey]*distribution{}} }
 
+// writeMetrics writes all distributions that have values.
 func (s *sampler) writeMetrics(out sink) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +86,7 @@ func (s *sampler) writeMetrics(out sink) {
 	}
 }
 
-// sample is one look at the flows. A nil one sees nothing.
+// sample is one look at the flows, by one scrape. A nil one sees nothing, and all methods may be called on it.
 type sample struct {
 	*sampler
 	before, now []moved // those before go as their flows come
@@ -115,6 +103,7 @@ func (s *sampler) beginSample(now cc.Time) *sample {
 	return &sample{s, s.seen, make([]moved, 0, len(s.seen))}
 }
 
+// endSample keeps how far the flows have come for the next sample.
 func (s *sample) endSample() {
 	if s != nil {
 		s.seen = s.now

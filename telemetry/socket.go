@@ -14,14 +14,14 @@ import (
 const socketMode = 0o660
 
 // ListenSocket listens on a Unix socket at path. One that a process left behind
-// is replaced; another file, or a socket that somebody answers, is not. The
+// is replaced; another file, or a socket that a process answers, is not. The
 // listener's Close removes it, unless another has taken its place.
 func ListenSocket(path string) (net.Listener, error) {
 	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
-	// Made beside its place and moved there: nobody finds it with another mode,
-	// or finds none while it is replaced.
+	// It is made beside its place and moved there, so that no client finds it with another mode, or finds none while it
+	// is replaced.
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("telemetry: %w", err)
@@ -68,7 +68,7 @@ func checkVacant(path string) error {
 type socket struct {
 	net.Listener
 	path string
-	own  fs.FileInfo
+	own  fs.FileInfo // of the file that this listener made
 }
 
 // moveIntoPlace moves the socket to its place.

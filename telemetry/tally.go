@@ -9,9 +9,10 @@ import (
 // concurrent use.
 type tally[Outcome comparable] struct {
 	mu sync.Mutex
-	n  map[Outcome]uint64
+	n  map[Outcome]uint64 // nil before the first
 }
 
+// countOutcome counts n requests that ended in o.
 func (t *tally[Outcome]) countOutcome(o Outcome, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -21,7 +22,8 @@ func (t *tally[Outcome]) countOutcome(o Outcome, n int) {
 	t.n[o] += uint64(n)
 }
 
-// outcomeCounts returns how many there were of each, of those in all even if there were none.
+// outcomeCounts returns how many there were of each outcome. Outcomes in all are there from the start, with 0, because
+// Prometheus computes no rate from a series that begins with its first event.
 func (t *tally[Outcome]) outcomeCounts(all ...Outcome) map[Outcome]uint64 {
 	out := map[Outcome]uint64{}
 	for _, o := range all {

@@ -81,6 +81,8 @@ func (t *Trace) Close() error {
 	return t.err
 }
 
+// writeLoop writes events in blocks until the channel closes. After the first error it only counts what comes, so that
+// the channel never fills.
 func (t *Trace) writeLoop(w io.Writer) {
 	defer close(t.done)
 	ticks := time.NewTicker(traceFlush)
@@ -185,6 +187,7 @@ func appendInternals(b []byte, e flow.Event) []byte {
 	return append(b, '}')
 }
 
+// appendKey appends the name of a member after the first. Names need no escapes.
 func appendKey(b []byte, key string) []byte {
 	b = append(b, `,"`...)
 	b = append(b, key...)

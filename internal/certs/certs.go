@@ -86,6 +86,7 @@ func sign(by *tls.Certificate, subject pkix.Name, names []string) tls.Certificat
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
+// must panics on an error: whatever fails here is a mistake of this package.
 func must[T any](made T, err error) T {
 	if err != nil {
 		panic(err)

@@ -28,6 +28,7 @@ const (
 // failed: it ends the process with ExitInput.
 type inputError struct{ error }
 
+// Unwrap is for errors.Is and errors.As.
 func (e inputError) Unwrap() error { return e.error }
 
 // BadInput marks err as the user's to fix; nil stays nil.
@@ -43,7 +44,7 @@ func BadInput(err error) error {
 func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.Args = func(c *cobra.Command, args []string) error { return knownCommand(c, args, elsewhere) }
-	// Not cobra's own, whose template has the linker keep every method of every type.
+	// Not cobra's own: its template has the linker keep every method of every type.
 	version := root.Flags().BoolP("version", "v", false, "print the version")
 	root.RunE = func(c *cobra.Command, _ []string) error {
 		if *version {
@@ -62,7 +63,7 @@ func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
 var packages = regexp.MustCompile(`^(?:(?:proxy|ingress|kernel|kernelspace|userspace|capture|netlab): )+`)
 
 // Run runs root and returns its exit code. It reports an error once, to stderr, and
-// tells whose fault it was.
+// says what was wrong: the command line, the configuration, or the run.
 func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := markBegin(root)
 	cmd, err := root.ExecuteContextC(ctx)

@@ -65,7 +65,7 @@ func (b Build) versionLine(program string) string {
 	return s
 }
 
-// Exact tells whether a Build's String stands for one source. That of a changed or unknown source does not.
+// Exact reports whether a Build's String stands for one source. That of a changed or unknown source does not.
 func Exact(build string) bool {
 	return !strings.Contains(build, "dirty") && !strings.Contains(build, " (modified)") &&
 		!strings.Contains(build, " devel go")
@@ -81,6 +81,7 @@ func VersionCommand() *cobra.Command {
 	}
 }
 
+// printVersion prints the version, and the build it is from where that says more.
 func printVersion(cmd *cobra.Command) error {
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), ReadBuild().versionLine(cmd.Root().Name()))
 	return err

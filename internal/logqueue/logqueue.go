@@ -1,4 +1,5 @@
-// Package logqueue writes a log in the background, so that a reader who is slow delays nobody.
+// Package logqueue writes a log in the background, so that a slow reader delays no connection. Lines that find no room
+// are counted and never waited for.
 package logqueue
 
 import (
@@ -18,9 +19,9 @@ type Writer struct {
 
 	mu      sync.Mutex
 	tell    func(lost int) // nil before Detach
-	waiting []byte
-	lost    int           // lines that found no room behind those that wait
-	written chan struct{} // closed once nothing waits and nothing is being written; nil then
+	waiting []byte         // whole lines
+	lost    int            // lines that found no room behind those that wait
+	written chan struct{}  // closed once nothing waits and nothing is being written; nil then
 }
 
 // Detach makes Write return at once from now on. tell writes to To how many lines were lost.
@@ -62,14 +63,14 @@ func (w *Writer) writeWaiting(written chan struct{}) {
 			return
 		}
 		w.mu.Unlock()
-		_, _ = w.To.Write(lines) // there is no other place to tell of an error
+		_, _ = w.To.Write(lines) // an error has no other place to go
 		if lost > 0 {
 			w.tell(lost)
 		}
 	}
 }
 
-// Flush waits until all is written, but not for long.
+// Flush waits until all is written, but no longer than patience: a reader may have stopped.
 func (w *Writer) Flush() {
 	w.mu.Lock()
 	written := w.written

@@ -6,7 +6,7 @@ import (
 )
 
 // Host is a loopback address of this process's own. A port of it below 32768 stays
-// free while nobody listens there: the system gives other programs none of those, and
+// free while this process does not use it: the system gives other programs ports from 32768 on, and
 // tests that run elsewhere at the same time have another host.
 func Host() string {
 	id := os.Getpid()

@@ -15,8 +15,10 @@ import (
 // Variable is of the environment: what must be there, separated by commas.
 const Variable = "PENSTOCK_REQUIRE"
 
+// namespaces is the need that most machines of users lack.
 const namespaces = "namespaces"
 
+// required reports whether the environment forbids to skip tests for what is missing.
 func required(what string) bool {
 	return slices.Contains(strings.Split(os.Getenv(Variable), ","), what)
 }
@@ -44,6 +46,7 @@ func SameCode(tb testing.TB) {
 	notRaced(tb, "runs the code of another test")
 }
 
+// notRaced skips a test under the race detector.
 func notRaced(tb testing.TB, why string) {
 	tb.Helper()
 	if raced {
@@ -51,8 +54,8 @@ func notRaced(tb testing.TB, why string) {
 	}
 }
 
-// NoNamespaces is the exit code of a test binary all of whose tests need network
-// namespaces, which cannot be made, for missing.
+// NoNamespaces is the exit code of a test binary that tests nothing without network
+// namespaces, where none can be made, for missing.
 func NoNamespaces(missing error) (code int) {
 	if required(namespaces) {
 		fmt.Printf("FAIL: %s requires network namespaces: %v\n", Variable, missing)

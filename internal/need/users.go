@@ -8,25 +8,25 @@ import (
 	"testing"
 )
 
-// nobody is the user and the group that tests become.
-const nobody = 65534
+// otherUser is the user and the group that tests become.
+const otherUser = 65534
 
-// OtherUsers says why this process cannot become nobody, whatever its privileges: the user
-// namespace that an ordinary user makes has one user. nil: there is nobody.
+// OtherUsers returns an error if user 65534 is not mapped, so that this process cannot become it, whatever its
+// privileges: the user namespace that an ordinary user makes has one user.
 func OtherUsers() error {
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		is, err := os.ReadFile(file)
 		if err != nil {
 			return fmt.Errorf("whether there are other users: %w", err)
 		}
-		if !maps(string(is), nobody) {
+		if !maps(string(is), otherUser) {
 			return errors.New("this user namespace has no other users (run as root)")
 		}
 	}
 	return nil
 }
 
-// maps tells whether one of the lines of a map (user_namespaces(7)) has an identifier.
+// maps reports whether one of the lines of a map (user_namespaces(7)) has an identifier.
 func maps(lines string, id uint32) bool {
 	for line := range strings.Lines(lines) {
 		var inside, outside, count uint32
@@ -38,11 +38,11 @@ func maps(lines string, id uint32) bool {
 	return false
 }
 
-// Users skips a test that becomes nobody where it cannot.
+// Users skips a test that becomes user 65534 where it cannot.
 func Users(tb testing.TB) {
 	tb.Helper()
 	if err := OtherUsers(); err != nil {
-		tb.Skipf("needs to become nobody: %v", err)
+		tb.Skipf("needs to become user 65534: %v", err)
 	}
 }
 

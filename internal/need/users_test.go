@@ -15,6 +15,6 @@ func TestAUserNamespaceHasTheUsersOfItsMap(t *testing.T) {
 		"":                                   false,
 		"none\n":                             false,
 	} {
-		assert.Equal(t, want, maps(lines, nobody), lines)
+		assert.Equal(t, want, maps(lines, otherUser), lines)
 	}
 }

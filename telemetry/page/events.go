@@ -18,7 +18,7 @@ const (
 )
 
 // quiet are messages that are no news: connections have rows and counters, and
-// rules are told one by one at the start.
+// the start logs each rule.
 var quiet = []string{"flow closed", "flow refused", "rule"}
 
 // Events keeps what happened of late: what the log tells, and what counters say.
@@ -76,6 +76,7 @@ func (e *Events) eventsSince(seq uint64) ([]Event, uint64) {
 // are news, whatever the level from which next writes them.
 func (e *Events) Handler(next slog.Handler) slog.Handler { return noting{e, next, ""} }
 
+// noting is a slog.Handler that passes records on and notes them for the page.
 type noting struct {
 	events *Events
 	next   slog.Handler

@@ -19,6 +19,7 @@ type row struct {
 	down, up                           side
 }
 
+// side is one direction of a row, as far as the page shows and sorts it.
 type side struct {
 	algorithm, phase         string
 	bytes                    cc.Bytes
@@ -31,6 +32,7 @@ type side struct {
 	limitedBy                flow.LimitedBy
 }
 
+// rowOf keeps of a connection what the page shows.
 func rowOf(f *proxy.FlowInfo) row {
 	r := row{
 		id: f.ID, state: f.State, listener: f.Listener, rule: f.Rule, peer: f.Peer, host: f.Host, server: f.ServerName,
@@ -42,6 +44,7 @@ func rowOf(f *proxy.FlowInfo) row {
 	return r
 }
 
+// sideOf keeps of a direction what the page shows.
 func sideOf(d *proxy.DirectionInfo) side {
 	s := side{algorithm: d.Algorithm, bytes: d.Written}
 	if d.Managed {
@@ -90,6 +93,7 @@ func (r *row) main() (name string, s *side) {
 	return "down", &r.down
 }
 
+// flowView is the row as JSON.
 func (r *row) flowView() Flow {
 	out := Flow{
 		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer,
@@ -106,6 +110,7 @@ func (r *row) flowView() Flow {
 	return out
 }
 
+// sideView is the direction as JSON. A rate that is not known yet is absent.
 func (s *side) sideView() Side {
 	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
 	if s.known {

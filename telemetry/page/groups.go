@@ -18,11 +18,11 @@ type hosts struct {
 	at, before cc.Time // before is when they were looked at before that; 0: never
 	groups     []flow.Group
 	was        map[string]cc.Bytes // delivered by then, by Group.Key
-	rows       []Host              // of groups; nil until somebody wants to see them
+	rows       []Host              // of groups; nil until a request wants to see them
 }
 
-// nextLook looks at groups after h was looked at. It returns the queueing delays of those
-// that had bytes delivered since, too.
+// nextLook looks at groups after h was looked at. It also returns the queueing delays of the groups
+// that had bytes delivered since.
 func (h hosts) nextLook(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
 	out = hosts{at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups))}
 	for i := range h.groups {
@@ -56,6 +56,7 @@ func (h *hosts) allHosts() []Host {
 	return h.rows
 }
 
+// hostRow keeps of a group what the page shows.
 func (h *hosts) hostRow(g *flow.Group) Host {
 	v := Host{
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: stringsOf(g.Hosts),
@@ -120,6 +121,7 @@ func stringsOf[T fmt.Stringer](list []T) []string {
 	return all
 }
 
+// searchWords appends what a search finds the host by.
 func (h *Host) searchWords(to []byte) []byte {
 	return appendWords(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
 }
@@ -165,6 +167,7 @@ func (p peers) nextLook(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time)
 	return out
 }
 
+// searchWords appends what a search finds the peer by.
 func (p *Peer) searchWords(to []byte) []byte {
 	return appendWords(to, p.Listener, p.Mode, p.Name, p.Endpoint, strings.Join(p.Addresses, " "))
 }

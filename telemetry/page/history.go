@@ -57,6 +57,7 @@ type counted struct {
 	fallbacks uint64
 }
 
+// countAll adds up over all routes what the page draws as curves.
 func countAll(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
 	out := counted{
 		at: now, down: map[string]cc.Bytes{}, up: map[string]cc.Bytes{},

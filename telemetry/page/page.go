@@ -59,7 +59,7 @@ type Options struct {
 	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
 	Fallbacks func() uint64
 	Events    *Events
-	// Changes tells whether algorithms may be changed here, and which rules differ from the
+	// Changes reports whether algorithms may be changed here, and which rules differ from the
 	// file by that; nil: they may not.
 	Changes func() (may bool, changed []string)
 }
@@ -68,13 +68,13 @@ type Options struct {
 type Page struct {
 	o Options
 
-	mu      sync.Mutex
-	rows    []row
-	looked  cc.Time       // when rows were
-	fresh   time.Duration // for how long they are
+	mu      sync.Mutex    // guards what follows
+	rows    []row         // connections at the last look, in the order of their numbers
+	looked  cc.Time       // when rows were read
+	fresh   time.Duration // for how long rows are shown before the next look
 	hosts   hosts
 	peers   peers
-	counted counted
+	counted counted // at the last look
 	noted   counted // as of the last point of the history
 	totals  Totals
 	lists   []Listener
@@ -118,7 +118,7 @@ func (p *Page) Note() {
 	before, now := p.noted, p.counted
 	p.noted = now
 	if before.at == 0 || before.at == now.at {
-		return // what was counted before nobody looked
+		return // there is no earlier look to take a difference from
 	}
 	at := p.wallSeconds()
 	tell := func(l slog.Level, text string, n int) { p.o.Events.addEvent(at, l, text, n) }
@@ -133,6 +133,7 @@ func (p *Page) Note() {
 	})
 }
 
+// wallSeconds is the date in Unix time.
 func (p *Page) wallSeconds() float64 { return float64(p.o.Wall().UnixMilli()) / 1e3 }
 
 // ratesBetween are those of all listeners between two counts.
@@ -252,6 +253,7 @@ func (p *Page) Register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/view", p.serveView)
 }
 
+// serveAsset serves one file that is part of the program.
 func serveAsset(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", policy)
@@ -261,6 +263,7 @@ func serveAsset(name string) http.HandlerFunc {
 	}
 }
 
+// serveView answers with the state that the page shows, as /v1/view.
 func (p *Page) serveView(w http.ResponseWriter, r *http.Request) {
 	q, err := readQuery(r.URL.Query())
 	if err != nil {

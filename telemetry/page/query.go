@@ -201,6 +201,7 @@ func selectRows[T any](
 	return found[:min(q.rows, len(found))], matches
 }
 
+// appendWords appends words with a break between, so that no search matches across two of them.
 func appendWords(to []byte, words ...string) []byte {
 	for _, w := range words {
 		to = append(append(to, ' '), w...)
@@ -208,6 +209,7 @@ func appendWords(to []byte, words ...string) []byte {
 	return to
 }
 
+// valuesOf copies what the pointers lead to.
 func valuesOf[T any](rows []*T) []T {
 	out := make([]T, len(rows))
 	for i, r := range rows {

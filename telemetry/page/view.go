@@ -27,7 +27,7 @@ type View struct {
 	Events    []Event `json:"events,omitempty"`
 	EventsSeq uint64  `json:"events_seq"`
 
-	Table   string `json:"table"`   // whose rows these are: flows, hosts or peers
+	Table   string `json:"table"`   // what the rows are: flows, hosts or peers
 	Total   int    `json:"total"`   // rows there are
 	Matches int    `json:"matches"` // rows that the search finds
 	Offset  int    `json:"offset"`  // of the first row here among those
@@ -44,8 +44,8 @@ type Totals struct {
 	Connections int     `json:"connections"`
 	Limit       int     `json:"limit"` // connections at most
 	Sources     int     `json:"sources"`
-	// Queue50 and Queue95 are quantiles of the queueing delay over hosts whose groups
-	// had bytes delivered of late; absent where there are none.
+	// Queue50 and Queue95 are quantiles of the queueing delay, over hosts that had bytes
+	// delivered of late; absent where there are none.
 	Queue50 *float64 `json:"queue_p50_seconds,omitempty"`
 	Queue95 *float64 `json:"queue_p95_seconds,omitempty"`
 }

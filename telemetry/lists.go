@@ -1,6 +1,9 @@
 package telemetry
 
 import (
+	"net/http"
+	"net/netip"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
@@ -45,11 +48,11 @@ type Direction struct {
 	Receive Receive  `json:"receive"`
 }
 
-// Receive is how the window is held that who sends these bytes is let send in.
+// Receive is the receive window that a leg advertises to the sender of these bytes.
 type Receive struct {
 	Algorithm string `json:"algorithm"`      // none: it is left to the transport
-	Held      bool   `json:"held,omitempty"` // the window is in force: a queue is seen on the bytes' way here
-	Why       string `json:"why,omitempty"`  // it is not held although it was to be
+	Held      bool   `json:"held,omitempty"` // the window is in force, because the bytes' way here has a queue
+	Why       string `json:"why,omitempty"`  // the reason why there is none although it was asked for
 	// Control is absent until much has come, or for Why. Its queueing delay is that on the
 	// bytes' way here, its share the window that is in force once a queue is seen.
 	Control *Control `json:"control,omitempty"`
@@ -125,6 +128,7 @@ func describeFlow(f *proxy.FlowInfo) Flow {
 	return out
 }
 
+// describeLeg turns a transport's account of itself into ours.
 func describeLeg(i *datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
@@ -134,6 +138,7 @@ func describeLeg(i *datapath.Info) *Leg {
 	}
 }
 
+// describeDirection has a Control only where a window of ours is in force.
 func describeDirection(d *proxy.DirectionInfo) *Direction {
 	out := &Direction{
 		Algorithm: d.Algorithm, Read: d.Read, Written: d.Written, Spliced: d.Spliced, Finished: d.Finished,
@@ -148,6 +153,7 @@ func describeDirection(d *proxy.DirectionInfo) *Direction {
 	return out
 }
 
+// describeControl turns the flow manager's account of a flow into ours: durations in seconds, causes by name.
 func describeControl(s *flow.Snapshot) *Control {
 	c := &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
@@ -168,4 +174,131 @@ func describeControl(s *flow.Snapshot) *Control {
 		}
 	}
 	return c
+}
+
+// Group is one group of flows that share a window, as /hosts lists it. Durations
+// are in seconds; what is not known yet is 0.
+type Group struct {
+	Name      string       `json:"name"`
+	Algorithm string       `json:"algorithm"`
+	Receives  bool         `json:"receives"` // the hosts send, and this is the window that we advertise
+	Phase     string       `json:"phase"`
+	Hosts     []netip.Addr `json:"hosts"`   // where the bytes go; the first of them where there are many
+	Members   int          `json:"members"` // flows; 0: the window waits for the next
+	Active    int          `json:"active"`  // members with something in flight or to send
+	Idle      float64      `json:"idle_seconds"`
+
+	Cwnd     cc.Bytes `json:"cwnd_bytes"`
+	Inflight cc.Bytes `json:"inflight_bytes"`
+	// in flight beyond shares by weight, out of what other members leave unused
+	Borrowed   cc.Bytes `json:"borrowed_bytes"`
+	Unused     cc.Bytes `json:"unused_bytes"` // what no member wants
+	PacingRate cc.Rate  `json:"pacing_bits_per_second"`
+
+	SRTT          float64  `json:"srtt_seconds"`
+	MinRTT        float64  `json:"min_rtt_seconds"`
+	LatestRTT     float64  `json:"latest_rtt_seconds"`
+	QueueingDelay float64  `json:"queueing_delay_seconds"`
+	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
+	Delivered     cc.Bytes `json:"delivered_bytes"`
+	LimitedBy     string   `json:"limited_by"`
+
+	// Hint is the newest one, with its age now; absent where there is none.
+	Hint   *GroupHint `json:"hint,omitempty"`
+	Capped bool       `json:"capped"` // by that hint
+	// Internals are absent where the algorithm shows none.
+	Internals Internals `json:"internals,omitempty"`
+}
+
+// GroupHint is a hint as a group knows it.
+type GroupHint struct {
+	Age         float64  `json:"age_seconds"`
+	Capacity    cc.Rate  `json:"capacity_bits_per_second"`
+	FairShare   cc.Rate  `json:"fair_share_bits_per_second"`
+	LinkRate    cc.Rate  `json:"link_rate_bits_per_second"`
+	ArrivalRate cc.Rate  `json:"arrival_rate_bits_per_second"`
+	QueueRoom   cc.Bytes `json:"queue_room_bytes"`
+	Flows       int      `json:"flows"`
+	RadioLost   cc.Bytes `json:"radio_lost_bytes"`
+	Share       float64  `json:"share"`
+	// Believed is the part of these rates that is; Doubt is empty, "high" or "low".
+	Believed float64        `json:"believed"`
+	Doubt    flow.HintDoubt `json:"doubt"`
+}
+
+// describeGroup turns the flow manager's account of a group into ours.
+func describeGroup(g *flow.Group, now cc.Time) Group {
+	out := Group{
+		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
+		Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
+		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
+		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(), QueueingDelay: g.QueueingDelay.Seconds(),
+		DeliveryRate: g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
+		Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),
+	}
+	if out.Hosts == nil {
+		out.Hosts = []netip.Addr{}
+	}
+	if h := g.Hint; h != nil {
+		out.Hint = &GroupHint{
+			Age: h.Age(now).Seconds(), Capacity: h.Capacity, FairShare: h.FairShare, LinkRate: h.LinkRate, ArrivalRate: h.ArrivalRate,
+			QueueRoom: h.QueueRoom, Flows: h.Flows, RadioLost: h.RadioLost, Share: h.Share,
+			Believed: g.Believed, Doubt: g.HintDoubt,
+		}
+	}
+	return out
+}
+
+// Peer is one peer of a WireGuard tunnel as /v1/peers lists it, or one session of
+// a MASQUE client that sends packets.
+type Peer struct {
+	Listener  string         `json:"listener"`
+	Name      string         `json:"name"`
+	PublicKey string         `json:"public_key,omitempty"` // WireGuard's
+	Addresses []netip.Prefix `json:"addresses"`            // inside the tunnel
+	Endpoint  string         `json:"endpoint,omitempty"`   // where it was last heard from; empty: never
+	Handshake float64        `json:"handshake_seconds"`    // when WireGuard's last was, in Unix time; 0: never
+	Received  uint64         `json:"received_bytes"`       // WireGuard's with the tunnel's own
+	Sent      uint64         `json:"sent_bytes"`
+
+	// The load of all connections of this peer. Delay and rate are the newest of connections with bytes in flight to it.
+	Connections   int      `json:"connections"`
+	QueueingDelay float64  `json:"queueing_delay_seconds"`
+	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
+	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
+}
+
+// withLoads adds what the connections of a peer do.
+func (p Peer) withLoads(loads peerLoads) Peer {
+	l := loads[peerKey{p.Listener, p.Name}]
+	p.Connections, p.QueueingDelay = l.connections, l.queueing.Seconds()
+	p.DeliveryRate, p.Retransmitted = l.rate, l.retransmitted
+	return p
+}
+
+// servePeers answers with the peers of all tunnels, each with the load of its connections.
+func (p Pages) servePeers(w http.ResponseWriter, r *http.Request) {
+	var peers []Peer
+	loads := peerLoads{}
+	loads.addCounters(p.Source.Snapshot(loads.addFlow).Peers)
+	for _, t := range p.Source.Tunnels() {
+		for _, s := range t.Peers {
+			out := Peer{
+				Listener: t.Listener, Name: s.Name, PublicKey: s.PublicKey.String(), Addresses: s.Addresses,
+				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
+			}
+			if !s.Handshake.IsZero() {
+				out.Handshake = unixSeconds(s.Handshake)
+			}
+			peers = append(peers, out.withLoads(loads))
+		}
+		for _, s := range t.Sessions {
+			out := Peer{Listener: t.Listener, Name: s.Name, Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent}
+			for _, a := range s.Addresses {
+				out.Addresses = append(out.Addresses, netip.PrefixFrom(a, a.BitLen()))
+			}
+			peers = append(peers, out.withLoads(loads))
+		}
+	}
+	p.serveList(w, r, len(peers), eachOf(peers, func(q *Peer) any { return q }))
 }
