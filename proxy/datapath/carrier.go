@@ -9,10 +9,9 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Carrier moves the bytes of one direction from one leg to the other through a
-// store that it holds only while bytes are in it, so an idle connection costs
-// none. One goroutine uses it; closing either leg, or a deadline on it, ends a
-// call that waits.
+// Carrier moves the bytes of one direction from one leg to the other through a store. It has a store only while bytes
+// are in it, so an idle connection costs none. One goroutine at a time uses it. Closing either leg, or a deadline on
+// it, ends a call that waits. Where a task drives the legs, calls return ErrWait instead of waiting.
 type Carrier interface {
 	// Fill waits until the source has something and takes up to limit bytes of
 	// it into the store: io.EOF once the source has ended. With bytes still in
@@ -26,19 +25,17 @@ type Carrier interface {
 	// Buffered returns how many bytes are in the store.
 	Buffered() int
 
-	// Splicing tells whether what is stored never came out of the kernel.
+	// Splicing reports whether the stored bytes have stayed in the kernel.
 	Splicing() bool
 
-	// Release gives the store back, and what is still in it up. The carrier is
-	// not used after it.
+	// Release gives the store back. Bytes that are still in it are lost. The carrier must not be used afterwards.
 	Release()
 }
 
-// Carriage is implemented by legs that know a cheaper way than copying through
-// memory of ours.
+// Carriage is implemented by legs that have a cheaper way than copying through memory of this process.
 type Carriage interface {
-	// CarryFrom returns a carrier from src to this leg; nil where src is of
-	// another kind. buffers serve when the cheaper way is exhausted.
+	// CarryFrom returns a carrier from src to this leg; nil if src is of another kind. buffers serve where the cheaper
+	// way cannot be had.
 	CarryFrom(src net.Conn, buffers *Buffers) Carrier
 }
 
@@ -91,8 +88,7 @@ type Buffers struct {
 	large, small sync.Pool
 }
 
-// NewBuffers returns buffers of which the large ones never exceed limit in
-// total; beyond it every borrower gets a small one.
+// NewBuffers returns buffers. The large ones that are lent take limit bytes at most; further borrowers get small ones.
 func NewBuffers(limit cc.Bytes) *Buffers {
 	if limit < LargeBuffer {
 		return &Buffers{bound: -1}
@@ -100,7 +96,7 @@ func NewBuffers(limit cc.Bytes) *Buffers {
 	return &Buffers{bound: int64(limit) / LargeBuffer}
 }
 
-// Short returns how often there was a small buffer in place of a large one, since all of those were out.
+// Short returns how often a small buffer was lent since all large ones were out.
 func (b *Buffers) Short() uint64 { return b.short.Load() }
 
 // lendBuffer lends a buffer for n bytes, or for less where memory is short.

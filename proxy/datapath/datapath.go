@@ -20,20 +20,19 @@ type Conn interface {
 	// orderly end. What was written before may not arrive.
 	Reset() error
 
-	// Enforce chooses what the transport keeps by itself of the limits that Apply
-	// brings, and returns what it does keep. Without HoldWindow in want the
-	// transport's own congestion control decides, as the system has set it. Nobody
-	// may be writing during the call, nor be observing. Enforce(0, 0) gives the
+	// Enforce chooses what the transport enforces by itself of the limits that Apply
+	// brings, and returns what it does enforce. Without HoldWindow in want the
+	// transport's own congestion control decides, as the system has set it. No write
+	// and no observation may be underway. Enforce(0, 0) gives the
 	// transport back what it had; so does Observe(nil). shard is that of the leg's
-	// group (flow.Manager.Shard): a datapath whose legs are served by several
-	// threads has that one's report it, if it can, so that they do not wait for each
-	// other.
+	// group (flow.Manager.Shard). A datapath of several threads has that one report
+	// the leg, if it can, so that they do not wait for each other.
 	Enforce(want Hold, shard int) Hold
 
 	// Observe starts reporting what becomes of the bytes written from now on. report
 	// is called from the transport's own events, never twice at a time, never after
 	// Close has returned, and the first time before Observe returns. nil ends it.
-	// Nobody may be writing during the call.
+	// No write may be underway during the call.
 	Observe(report func(flow.Report))
 
 	// Apply has the transport keep to a limit from now on, as far as Enforce said

@@ -9,13 +9,12 @@ type Ending interface {
 	// acknowledged and still may; the end of the stream counts as one. Reset throws them away.
 	Undelivered() (cc.Bytes, error)
 
-	// Aborted tells a connection that the peer, or a timeout, has torn down
-	// from one that the peer has finished sending on: once a write has
-	// collected the error, Read says io.EOF for both. It is meaningful until
+	// Aborted reports whether the peer, or a timeout, has torn the connection down. Read cannot say so once a write
+	// has returned the error: it then returns io.EOF, as after the peer's orderly end. Aborted is meaningful until
 	// CloseWrite.
 	Aborted() bool
 
-	// InProcess tells whether the transport runs in this process: what it has not
-	// delivered when that ends is lost, Close or not.
+	// InProcess reports whether the transport runs in this process. Then what it has not delivered when the process
+	// ends is lost, also after Close.
 	InProcess() bool
 }

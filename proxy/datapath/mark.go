@@ -1,6 +1,6 @@
 package datapath
 
-// Marker is implemented by legs whose packets carry a DSCP (RFC 2474).
+// Marker is implemented by legs over packets with a DSCP (RFC 2474).
 type Marker interface {
 	// ReceivedDSCP returns the DSCP of what the peer sent in the handshake; 0: none, or it is not known.
 	ReceivedDSCP() uint8

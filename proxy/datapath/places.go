@@ -6,29 +6,29 @@ import (
 	"sync"
 )
 
-// Places are what so many may have at a time. Each may take as many as would be left free
-// (dynamic thresholds, Choudhury and Hahne 1998): one alone half of all, two a third each.
-// So whoever takes what he can leaves room for others.
+// Places bounds how often something is done at a time, and divides that between clients. A client may take as many
+// places as would be left free (dynamic thresholds, Choudhury and Hahne 1998): one alone half of all, two a third
+// each. So a client that takes all it can leaves room for others.
 type Places struct {
 	most int
 
 	mu    sync.Mutex
 	taken int
-	by    map[string]int
-	freed chan struct{} // closed when a place is given back; nil: nobody waits
+	by    map[string]int // taken, by client
+	freed chan struct{}  // closed when a place is given back; nil: Wait is not called
 }
 
-// NewPlaces makes that many.
+// NewPlaces returns that many places.
 func NewPlaces(most int) *Places { return &Places{most: most, by: map[string]int{}} }
 
-// Take takes a place; false: who has as many as are free.
+// Take takes a place. It returns false if who has as many as are free.
 func (p *Places) Take(who string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.take(who)
 }
 
-// Wait takes a place as soon as there is one; false: ctx has ended before.
+// Wait takes a place as soon as Take can. It returns false if ctx ends before.
 func (p *Places) Wait(ctx context.Context, who string) bool {
 	for {
 		p.mu.Lock()

@@ -26,7 +26,7 @@ func Held(t *testing.T, pair Pair) {
 	run(t, pair, nil, held)
 }
 
-// advertiser returns a pair of which b bounds the window that it advertises.
+// advertiser returns a pair; b bounds the window that it advertises.
 func (s suite) advertiser() (a, b datapath.Conn, window datapath.Advertiser) {
 	a, b = s.connect()
 	window, ok := b.(datapath.Advertiser)

@@ -26,7 +26,7 @@ func carriers(dst, src datapath.Conn) map[string]datapath.Carrier {
 	}
 }
 
-// starved returns buffers of which none is large.
+// starved returns buffers without a large one.
 func starved() *datapath.Buffers { return datapath.NewBuffers(datapath.SmallBuffer) }
 
 // forward moves everything through the carrier in grants of the given size.

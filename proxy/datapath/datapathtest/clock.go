@@ -13,8 +13,7 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 )
 
-// PeerClock checks a datapath that sees the timestamps of its peer, whose clock ticks
-// each millisecond.
+// PeerClock checks a datapath that sees the timestamps of its peer. The peer's clock ticks each millisecond.
 func PeerClock(t *testing.T, pair Pair) {
 	t.Helper()
 	t.Run("the peer's clock is told", func(t *testing.T) {
@@ -46,7 +45,7 @@ func (s suite) peerClock() {
 		require.NoError(s, err)
 		require.NoError(s, wrote())
 		r := o.until(s.T, "all arrived", arrived(n))
-		took := time.Since(began) //nolint:forbidigo // likewise
+		took := time.Since(began) //nolint:forbidigo // the datapath runs on it
 		news := r.Peer.At != before.Peer.At
 		before = r
 		switch {

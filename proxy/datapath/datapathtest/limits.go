@@ -46,7 +46,7 @@ func (s suite) paced(a, b datapath.Conn, o *observer, before int) {
 	assert.Greater(s, last.At.Sub(all[first].At), testRate.TimeFor(paced)*3/4)
 }
 
-// pass has bytes arrive at b until there are so many in all.
+// pass has bytes arrive at b until total have arrived.
 func (s suite) pass(a, b datapath.Conn, o *observer, total int) {
 	s.Helper()
 	n := total - int(o.until(s.T, "a start", func(flow.Report) bool { return true }).Written)

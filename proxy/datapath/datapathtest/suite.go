@@ -358,7 +358,7 @@ func (s suite) afterClose() {
 	oa.closed = true
 	oa.mu.Unlock()
 
-	// The other end's reports show that the datapath has gone on meanwhile.
+	// The other end's reports show that the datapath has gone on.
 	_, err = io.Copy(io.Discard, b)
 	require.NoError(s, err)
 	for range 3 {
