@@ -34,7 +34,7 @@ MODULE   = github.com/penstock-net/penstock
 LDFLAGS  = -s -w -X $(MODULE)/internal/cli.version=$(VERSION)
 
 # Packages that only compute, in virtual time or none: their tests need no root, no network and no real time.
-PURE = ./agents/... ./cc/... ./internal/cli ./internal/lab/figures ./internal/lab/linktrace ./internal/lab/output \
+PURE = ./agents/... ./cc/... ./internal/cli ./internal/lab/figures ./internal/lab/output \
 	./internal/lab/record ./internal/lab/recipe ./internal/lab/report ./proxy/access ./proxy/config ./proxy/datapath \
 	./proxy/happyeyeballs ./proxy/policy ./telemetry/page ./test/layout ./test/scenarios
 # Packages with goroutines. Of cc/flow, which has none but is called from several, its tests of just that run.

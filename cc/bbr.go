@@ -63,7 +63,7 @@ const (
 	bbrProbeRTT          = 200 * time.Millisecond
 	bbrMinCwnd           = 4.0  // packets; what is in flight in ProbeRTT, too
 	bbrFullGrowth        = 1.25 // less growth than this, in
-	bbrFullRounds        = 3    // so many round trips: the pipe is full
+	bbrFullRounds        = 3    // round trips: the pipe is full
 	bbrUnknownRTT        = time.Millisecond
 	bbrQuanta            = 3           // bursts that end hosts hold back: what they do not send waits, and is in flight
 	bbrLowRate      Rate = 1_200_000   // below, a burst may be a single packet; tcp_tso_autosize
@@ -110,7 +110,7 @@ type bbr struct {
 	probeRTTRound bool // a round trip has passed since it was
 
 	recovery   epoch
-	expiry     epoch // what left before the last timeout is lost by it, however late that is told
+	expiry     epoch // what left before the last timeout counts as lost by it, even if it is reported later
 	recovering bool
 	timedOut   bool    // from a timeout: what is lost then, an outage may have taken, and no token bucket
 	entering   bool    // since the last acknowledgement

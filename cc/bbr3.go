@@ -110,7 +110,7 @@ type bbr3 struct {
 	cycle  bbr3Cycle
 
 	inflightLong  float64 // packets; infinite: no bound
-	inflightShort float64 // likewise
+	inflightShort float64 // packets; infinite: no bound
 	bwShort       Rate    // maxBbrRate: no bound
 
 	lossRound      round   // from the first loss, or else from the end of the last
@@ -140,7 +140,7 @@ type bbr3Sample struct {
 	delivered float64 // packets, since the byte left
 	inflight  float64 // packets, when it left
 	lost      float64 // packets, since
-	newlyLost float64 // of those, since the last acknowledgement
+	newlyLost float64 // packets, since the last acknowledgement
 	limited   bool    // the rate understates the path
 }
 

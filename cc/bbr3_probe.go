@@ -172,7 +172,7 @@ func (b *bbr3) cutLongTerm(now Time) (decided bool) {
 	return b.endProbeAt(now, before+min(max(prefix, 0), size))
 }
 
-// endProbeAt ends a probe in which so much in flight was too much.
+// endProbeAt ends a probe that found inflight packets to be too many.
 func (b *bbr3) endProbeAt(now Time, inflight float64) (decided bool) {
 	b.cycle.tooHigh, b.cycle.sample = true, false
 	if !b.sample.limited {

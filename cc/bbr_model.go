@@ -98,7 +98,7 @@ func (b *bbr) sampleRTT(a Ack, window time.Duration) (expired bool) {
 func (m *bbrModel) bdpAt(bw Rate) float64 { return m.toPackets(bw.BytesIn(m.rtprop)) }
 
 // drained is when a sender kept little in flight to see the round trip of the path:
-// the delivery rates of what left meanwhile understate it.
+// the delivery rates of what left in that time understate it.
 type drained struct {
 	from, to Time  // 0: never
 	until    Bytes // what must be delivered before that ends; 0: it has
@@ -136,7 +136,7 @@ type bunching struct {
 }
 
 // onAck compares with the rate bw what was acknowledged; cwnd bounds the excess. A
-// slot is of so many round trips.
+// slot lasts rounds round trips.
 func (b *bunching) onAck(a Ack, m *bbrModel, bw Rate, cwnd float64, rounds int) {
 	if m.newRound {
 		if b.rounds++; b.rounds >= rounds {

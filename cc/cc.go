@@ -46,7 +46,7 @@ type State struct {
 	MSS                  Bytes
 	Inflight             Bytes // taken by the sender and not yet acknowledged
 	Delivered            Bytes // acknowledged since the start
-	EdgeDelivered        Bytes // likewise, of all windows of the edge that this algorithm decides
+	EdgeDelivered        Bytes // acknowledged since the start, over all windows at the edge under this algorithm
 	SRTT, RTTVar, MinRTT time.Duration
 	// SRTT and RTTVar follow RFC 6298; MinRTT is over the flow's life, so an
 	// algorithm that wants it windowed keeps a filter of its own. All are 0
@@ -86,7 +86,7 @@ func (h *Hint) Age(now Time) time.Duration {
 // Ack reports newly acknowledged bytes.
 type Ack struct {
 	State
-	Acked, Marked Bytes         // newly acknowledged; of those, ECN-CE marked
+	Acked, Marked Bytes         // newly acknowledged, and the part that was ECN-CE marked
 	L4S           bool          // they left as ECT(1), and each mark is known: marks come in proportion (RFC 9331)
 	RTT           time.Duration // of the newest acknowledged byte; 0: no sample
 	DeliveryRate  Rate          // over that byte's flight; 0: no sample
@@ -118,8 +118,8 @@ type Ends struct{ From, To netip.AddrPort }
 // Config is what an algorithm starts from.
 type Config struct {
 	MSS, InitialCwnd Bytes
-	// Ssthresh is where slow start ends at the latest, for a flow whose path is
-	// known (RFC 5681 §3.1 leaves its first value open); 0: not known.
+	// Ssthresh is where slow start ends at the latest, if the path is known
+	// (RFC 5681 §3.1 leaves its first value open); 0: not known.
 	Ssthresh Bytes
 	// Receives is whether the window is what a host is let send: its round trips then
 	// pass the queue towards the host on their way back.
@@ -131,11 +131,11 @@ type Config struct {
 	Ends Ends
 	// Wake has OnTick called at once, before the time that Control.NextTick names. It may
 	// be called from any goroutine but not from within a call of the algorithm, and does
-	// nothing once the algorithm is given up; nil: nobody can be woken.
+	// nothing once the algorithm is given up; nil: the algorithm cannot be woken.
 	Wake func(now Time)
 }
 
-// Closer is an algorithm that somebody outside it knows of.
+// Closer is an algorithm that holds something outside its flow, such as a connection to an agent.
 type Closer interface {
 	Close() // it is given up: no call follows
 }
@@ -147,7 +147,7 @@ func Close(a Algorithm) {
 	}
 }
 
-// Closes reports whether somebody outside knows of an algorithm that New has built.
+// Closes reports whether an algorithm that New has built, or one inside it, is a Closer.
 func Closes(a Algorithm) bool { return findCloser(a) != nil }
 
 func findCloser(a Algorithm) Closer {

@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// Copa (Arun & Balakrishnan, NSDI 2018). The window moves towards the one whose
-// rate is 1/(delta·dq), dq being the standing queueing delay:
+// Copa (Arun & Balakrishnan, NSDI 2018). The window moves towards the one that
+// sends at the rate 1/(delta·dq), dq being the standing queueing delay:
 //
 //	slow start ──(cwnd above target)──▶ ±n·velocity/(delta·cwnd) per ack
 //	     ▲                                           │
@@ -110,7 +110,7 @@ type copa struct {
 
 	lossSince   Time    // start of the period below; 0: none
 	acked, lost float64 // packets in it
-	timeout     epoch   // what left before the last one is lost by it, however late that is told
+	timeout     epoch   // what left before the last one counts as lost by it, even if it is reported later
 	resend      float64 // packets: half of the window before the last timeout
 }
 

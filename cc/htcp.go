@@ -25,8 +25,8 @@ type htcp struct {
 	heard      Time          // the first acknowledgement: from when Delta counts without a loss
 }
 
-// growthPerRound is how many packets a round trip adds (§2.2), scaled by 2(1-beta) so that flows whose
-// losses leave more are no more aggressive.
+// growthPerRound is how many packets a round trip adds (§2.2), scaled by 2(1-beta): a flow that keeps
+// more of its window at a loss then grows no faster.
 func (h *htcp) growthPerRound(now Time) float64 {
 	since := max(h.cut, h.heard)
 	d := (now.Sub(since) - htcpLow).Seconds()

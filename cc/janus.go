@@ -132,8 +132,8 @@ const (
 	// janusSettle is how many round trips after Vegas' slow start the throughput
 	// becomes the target of a flow without one (TMC 2018 §4.2).
 	janusSettle = 2
-	// janusProbe is the round trip of a conservative stage whose least sample
-	// gives the propagation delay: in the one before it the queue still drains.
+	// janusProbe is the round trip of a conservative stage that gives the
+	// propagation delay, as its least sample: in the one before the queue still drains.
 	janusProbe = 2
 	// janusClearEvery is how many round trips a conservative stage that is not
 	// capped goes on before it clears the buffer again; ours.

@@ -119,8 +119,8 @@ func (t *janusTarget) cutInterval(rtt time.Duration) time.Duration {
 	return janusCutEvery * rtt
 }
 
-// lowerTarget cuts the target in an aggressive stage whose queue has grown without
-// its being met: the link is full. It never falls below floor and least.
+// lowerTarget cuts the target in an aggressive stage when the queue has grown and
+// the target was not met: the link is full. It never falls below floor and least.
 func (t *janusTarget) lowerTarget(now Time, rtt, rttvar time.Duration, least float64) {
 	if t.since == 0 { // the stage began with the flow
 		t.beginAggressive(now, rtt)

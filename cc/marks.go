@@ -23,7 +23,7 @@ var marksAbout = [...]string{
 // String says what a mark does.
 func (m Marks) String() string { return marksAbout[m] }
 
-// Answering is s whose algorithms answer marks as it says.
+// Answering returns s with algorithms that answer marks by s.Marks.
 func (s Spec) Answering() Spec {
 	build := s.New
 	s.New = func(cfg Config) Algorithm {

@@ -116,7 +116,7 @@ const (
 	mdiStart     = 10.0    // packets; gmcc2 has no slow start
 	mdiMaxWindow = 40000.0 // packets; gmcc2
 	mdiDown      = 0.95    // gmcc2, set by hand for highwayGold and rapidGold
-	mdiUp        = 20.0    // packets; gmcc2, likewise from 9.5 to 22
+	mdiUp        = 20.0    // packets; gmcc2, set by hand from 9.5 to 22
 	mdiLossCut   = 0.5     // a loss is not part of the model
 )
 

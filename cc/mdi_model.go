@@ -38,7 +38,7 @@ type MDIModel struct {
 
 	states  int       // windows × delays; a state is its delay's index · windows + its window's
 	p       []float64 // states × states, row by row; each block of windows is one next delay's
-	nearest []int32   // states × delays: the state whose block stands in; −1: all are empty
+	nearest []int32   // states × delays: the state that lends its block; −1: all are empty
 }
 
 const (
@@ -212,8 +212,8 @@ func normaliseBlock(b []float64) {
 }
 
 // findNearest finds, for each block, the state that stands in for it where it
-// is empty: of those that have one for the same next delay, the one whose
-// changes differ least.
+// is empty: among the states with a block for the same next delay, the one with
+// the most similar changes.
 func (m *MDIModel) findNearest() {
 	windows, delays := m.Grid.Window.valueCount(), m.Grid.Delay.valueCount()
 	m.nearest = make([]int32, m.states*delays)

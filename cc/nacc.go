@@ -78,7 +78,7 @@ const (
 	naccPatience   = 3
 	naccLeastWait  = 100 * time.Millisecond // but reports may be rarer than round trips; ours
 	naccGuideWait  = time.Second            // without a report: on one's own; ours
-	naccGuideWaits = 5                      // but at least so many times the patience; ours
+	naccGuideWaits = 5                      // but at least this many times the patience; ours
 )
 
 // naccTrust is how far hints reach.

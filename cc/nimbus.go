@@ -66,7 +66,7 @@ func init() {
 }
 
 const (
-	nimbusSmoothing = 0.2   // weight of a new rate in the one whose largest is the capacity
+	nimbusSmoothing = 0.2   // weight of a new rate in the smoothed one; the largest smoothed rate is the capacity
 	nimbusPulse     = 0.25  // height of the pulse, of the capacity
 	nimbusLow       = 0.125 // height of competitive mode's, of its rate
 	nimbusFloor     = 0.05  // least rate, of the capacity
@@ -213,7 +213,7 @@ func (n *nimbus) checkSlowStartEnd(s State) {
 	case mu == 0 || n.received == 0 || n.base.n == 0:
 	case n.inSlowStart() && !full:
 	case n.first == nimbusDelay:
-		n.enterDelayMode(s, n.aim) // the queue is our own, and in nobody's way to let out
+		n.enterDelayMode(s, n.aim) // the queue is our own: no other flow fills it while it drains
 	default:
 		n.enterCompetitiveMode(s.Now, n.cwnd)
 	}

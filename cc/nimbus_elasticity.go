@@ -24,8 +24,8 @@ const (
 	elasticityGain    = 0.05 // weight of a new look
 	elasticityVisible = 0.25 // of the pulse in what arrives: when cross traffic shows less of it, that counts for less
 	elasticityCapped  = 3.0  // to which it is then cut
-	elasticityTooFew  = 0.1  // of the capacity: so little cross traffic is none
-	elasticityTooMany = 0.9  // of the capacity: so much means that we are crowded out
+	elasticityTooFew  = 0.1  // of the capacity: less cross traffic counts as none
+	elasticityTooMany = 0.9  // of the capacity: more cross traffic crowds us out
 	elasticityOwn     = 2.0  // times the rest, by which the pulse has to stand out of what arrives
 	elasticityCrowded = 6.0  // what a look counts as when we are crowded out
 	elasticityBlind   = 3.0  // and when the pulse does not stand out

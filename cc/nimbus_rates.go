@@ -66,9 +66,9 @@ func (f *FlightRates) Rates(span time.Duration, least Bytes) (sent, received flo
 	return float64(n) / toLeave.Seconds(), float64(n) / toArrive.Seconds(), true
 }
 
-// crossTraffic is the rate of the other flows at a bottleneck of rate mu whose
-// queue does not run empty, where what was sent at the rate sent arrives at the
-// rate received: they share mu in the proportion in which they arrive at it.
+// crossTraffic is the rate of the other flows at a bottleneck of rate mu with
+// a queue that does not run empty. What we send at the rate sent arrives at the
+// rate received: flows share mu in the proportion in which they arrive at it.
 func crossTraffic(mu, sent, received float64) float64 {
 	if received <= 0 {
 		return 0

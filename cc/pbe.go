@@ -14,7 +14,7 @@ import "time"
 //	  └──────(a second without)────── internet ◀┴────────┴─ (BBR, capped)
 //
 // The paper's receiver measures delay one way and decides; here the sender does,
-// by round trips, of which the part that varies is the same.
+// by round trips: their variable part is the same.
 
 func init() {
 	Register(Spec{

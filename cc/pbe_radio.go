@@ -12,7 +12,7 @@ import "math"
 type RadioCell struct {
 	Blocks       float64 // that the carrier has
 	Mine         float64 // given to this host
-	Idle         float64 // given to nobody
+	Idle         float64 // given to no host
 	Users        int     // active, this host among them; 0 counts as 1
 	BitsPerBlock float64 // that this host's modulation carries
 	BitErrors    float64 // probability that a bit arrives wrong

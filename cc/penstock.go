@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Penstock's own algorithm, for links whose rate changes faster than a round
-// trip can tell. The window is what the path delivers in its least round trip, in
+// Penstock's own algorithm, for links with rates that change within a round
+// trip. The window is what the path delivers in its least round trip, in
 // a target more, and while an acknowledgement waits on its way back:
 //
 //	cwnd = rate · (base + target + reverse queue)
@@ -126,7 +126,7 @@ type penstock struct {
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
 	losses epoch
-	expiry epoch // what left before the last timeout is lost by it, however late that is told
+	expiry epoch // what left before the last timeout counts as lost by it, even if it is reported later
 }
 
 func newPenstock(cfg Config) *penstock {
@@ -205,7 +205,7 @@ func (p *penstock) addRTTSample(a Ack) {
 	rtt := max(a.RTT-p.reverse, minDivisor)
 	p.srtt = max(a.SRTT, minDivisor)
 	if p.phase == ownTracking && rtt < p.base.extreme()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
-		p.beginDraining(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
+		p.beginDraining(a.State, ownDrainDepth) // another flow drains, and the base was never the path's
 	}
 	if rtt < p.base.extreme()-p.emptyThreshold() {
 		p.aim.discountEmpty()

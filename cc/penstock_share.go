@@ -10,7 +10,7 @@ const (
 	standShrink = 0.5     // of the window: by then a queue of ours would have left the path
 
 	// trialRise is how much longer a trial must make the window to tell anything.
-	// Where the round trip grows by trialOwn of that, there is nobody but us.
+	// Where the round trip grows by trialOwn of that, we are alone.
 	trialRise = 0.5
 	trialOwn  = 0.9
 
@@ -24,7 +24,7 @@ const (
 
 // standingQueue is what is known of a round trip that stands above what we make it by ourselves.
 // A queue of ours goes as less is in flight. What stays is a longer path, or the queue of
-// others, or a link that became slower meanwhile. A trial settles it: the window becomes
+// others, or a link that became slower. A trial settles it: the window becomes
 // what half of the link, as it was before, has in flight at this round trip. Over a longer
 // path there is no more queue after it than before. On a slower link the round trip
 // grows as the window. Between the two are others, and the half of the link is held.
@@ -36,7 +36,7 @@ type standingQueue struct {
 	since  time.Duration // round trip from which it hardly differed since it stands; 0: it does not
 	window float64       // packets, then
 
-	link   float64       // bytes/s, of which half is held; 0: none
+	link   float64       // bytes/s; half of it is held; 0: none
 	guess  bool          // a train told it
 	before time.Duration // round trip before the trial; 0: there is none
 	small  float64       // packets, before it
@@ -104,7 +104,7 @@ func (p *penstock) watchForRivals(a Ack, rtt time.Duration) {
 	}
 }
 
-// answerLoss answers a loss: somebody may be filling the queue. Draining our part of
+// answerLoss answers a loss: another flow may be filling the queue. Draining our part of
 // it tells, once they have grown as large as we are.
 func (p *penstock) answerLoss(l Loss) {
 	switch {

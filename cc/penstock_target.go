@@ -25,13 +25,13 @@ const (
 	targetLeast  = -0.7
 	targetMost   = 0.25
 	targetMemory = time.Minute     // over which the part is counted
-	targetPrior  = 4 * time.Second // it counts as so much at the start: whatever the rate is then
+	targetPrior  = 4 * time.Second // weight of the first value: whatever the rate is then
 	// targetFloor is the part of the base that a window must exceed it by to grow
 	// at all where the rate lags behind.
 	targetFloor = 1. / 8
 
 	queueEmpty      = 4 * time.Millisecond // and less is no queue: the kernel's clock, and a grant of the base station
-	queueEmptyBases = 1. / 32              // of the base, on paths whose round trip wavers with its length
+	queueEmptyBases = 1. / 32              // of the base, on paths with a round trip that wavers with its length
 	queueEmptyParts = 0.5                  // of the time that a segment takes
 
 	gapMemory = time.Second            // of acknowledgements, over which their gaps are averaged

@@ -19,7 +19,7 @@ const (
 	trainRest    = 2                      // intervals of drainings without a question, after an answer
 	trainFew     = 0.9                    // of its rate is taken for the link's
 	trainBelow   = 0.45                   // of the link are left to us at most where others have filled its queue
-	trainJoint   = 0.75                   // of the link are ours: nobody else is there any more
+	trainJoint   = 0.75                   // of the link are ours: no other flow is left
 	trainStarved = 0.25                   // of the best rate so far are left to us, and that is a reason to ask
 
 	soleShare  = 0.9             // of what the edge delivers under this algorithm
@@ -62,7 +62,7 @@ func (t *ackTrain) addAck(a Ack, arrived Time) (rate float64, over bool) {
 	return 0, false
 }
 
-// aloneDetector tells whether a window has been the only one of the edge that its algorithm decides.
+// aloneDetector finds out whether its window is the only one at the edge under this algorithm.
 type aloneDetector struct {
 	marks [2]edgeMark // sole looks back to the first, the older one
 	is    bool
@@ -92,8 +92,8 @@ func (p *penstock) requestTrain(now Time) {
 }
 
 // shouldDrainForTrain is whether to drain for a train. It does not while half of a link is held that a train
-// told, or that was measured before others came. A short round trip tells that nobody has filled
-// the queue: a loss or a timeout was of something else, such as a link that was gone.
+// told, or that was measured before others came. A short round trip shows that the queue
+// is not full: a loss or a timeout had another cause, such as a link that was gone.
 func (p *penstock) shouldDrainForTrain(now Time) bool {
 	p.asked = p.asked && p.base.extreme()+p.queue >= trainLong
 	known := p.rivalQueue.guess || p.rivalQueue.link != 0 && p.base.extreme() < trainLong

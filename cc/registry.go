@@ -57,7 +57,7 @@ type Spec struct {
 	Source   string // paper or RFC with section
 	Params   []Param
 	Profiles []Profile
-	// of a complete set whose values are each in range: whether they go together; nil: they always do
+	// Check says whether the values of a complete set, each in range, go together; nil: they always do.
 	Check func(Params) error
 	New   func(Config) Algorithm
 
@@ -68,11 +68,11 @@ type Spec struct {
 	Fixed     bool       // its settings are the limits, from the first byte on
 }
 
-// Scales tells whether marks on packets that say ECT(1) are answered in proportion, as
-// RFC 9331 §4.3 asks of those who send them.
+// Scales reports whether the algorithm answers marks on ECT(1) packets in proportion, which
+// RFC 9331 §4.3 demands of a sender of such packets.
 func (s Spec) Scales() bool { return s.L4S || s.Marks == MarksLowerCeiling }
 
-// Default is the algorithm where nobody names one; docs/decisions/0004-own-algorithm.md tells why.
+// Default is the algorithm where the configuration names none (docs/decisions/0004-own-algorithm.md).
 const Default = "penstock"
 
 // CheckReceives tells what keeps the algorithm from deciding the window that a receiver
@@ -105,7 +105,7 @@ func Register(s Spec) {
 	registry[s.Name] = s.Answering()
 }
 
-// families make the algorithms whose names begin with a word and a colon.
+// families make the algorithms with names of a word, a colon and a member.
 var families = map[string]func(member string) (Spec, error){}
 
 // RegisterFamily adds algorithms that are named by what outside the process they stand

@@ -20,7 +20,7 @@ const (
 const (
 	classicQueue  = 3 * time.Millisecond // CoDel lets 5 ms stand, PI2 15 ms
 	classicSize   = 1.5                  // packets: what stands at an L4S queue of any rate
-	classicRounds = 4                    // more of them than of those with a short queue
+	classicRounds = 4                    // this many more of them than rounds with a short queue
 	classicMost   = 8                    // rounds that are remembered
 	classicBase   = 30 * time.Second     // for how long the least round trip is believed
 )
@@ -79,13 +79,13 @@ func (s *scalable) onAck(a Ack) {
 	s.round, s.acked, s.marked, s.least = a.Now, 0, 0, 0
 }
 
-// queueIsStanding tells whether the queue never was short in the round that ends.
+// queueIsStanding reports whether the queue was never short in the round that ends.
 func (s *scalable) queueIsStanding(srtt time.Duration) bool {
 	packets := time.Duration(classicSize / s.cwnd * float64(srtt))
 	return s.least-s.base.extreme() >= max(classicQueue, packets)
 }
 
-// isClassic tells whether marks stand for losses.
+// isClassic reports whether marks stand for losses.
 func (s *scalable) isClassic() bool { return s.classic >= classicRounds }
 
 // virtualRound is what a round trip counts as.

@@ -192,7 +192,7 @@ func (s *sprout) endTicks(st State, acked Bytes) {
 	s.updateForecast(st)
 }
 
-// endTick ends a tick: so many bytes had been sent by then, and so many delivered.
+// endTick ends a tick; sent and delivered count bytes since the start.
 func (s *sprout) endTick(sent, delivered Bytes) {
 	s.sent[s.ticks%sproutMemory] = sent
 	back := min(int((s.base.rtt+sproutTick-1)/sproutTick), sproutMemory-1)
@@ -223,7 +223,7 @@ func (s *sprout) endTick(sent, delivered Bytes) {
 	}
 }
 
-// addArrivals takes in n units that came in the course of so many ticks.
+// addArrivals updates the model with n units that came within a number of ticks.
 func (s *sprout) addArrivals(ticks, n int) {
 	for i := range ticks {
 		s.model.evolveTick()
@@ -298,8 +298,8 @@ type sproutBase struct {
 	rtt   time.Duration // 0: no sample yet
 	seen  Time          // when a sample last came near it
 	until Time          // of the draining; 0: it is not being drained
-	least time.Duration // meanwhile
-	holds float64       // what may be in flight meanwhile, bytes
+	least time.Duration // round trip while it is drained
+	holds float64       // bytes that may be in flight while it is drained
 }
 
 func (b *sproutBase) isDraining() bool { return b.until != 0 }

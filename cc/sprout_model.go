@@ -3,8 +3,8 @@ package cc
 import "math"
 
 // sproutModel is what is believed about a link's rate: a probability for each
-// bin of it (NSDI 2013 §3.1). It counts in units, of so many bytes as whoever
-// feeds it says. Evolving, observing and forecasting one horizon take about
+// bin of it (NSDI 2013 §3.1). It counts in units: how many bytes one has is the
+// caller's choice. Evolving, observing and forecasting one horizon take about
 // 8 µs of a 2.5 GHz core, 50 times a second for each flow with bytes in flight:
 // a core has room for some 2000 of them.
 type sproutModel struct {

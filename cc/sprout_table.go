@@ -32,14 +32,14 @@ type sproutRow [sproutBins]float64
 // changes, and is the same for every flow of the process.
 type sproutTable struct {
 	rate   sproutRow               // what a bin stands for, units/s
-	arrive [sproutCounts]sproutRow // probability of so many arrivals in a tick
+	arrive [sproutCounts]sproutRow // probability of that number of arrivals in a tick
 
 	// A tick's wandering. Of bin 0, where the rate is exactly 0, it is outage; of
 	// the others it depends on the distance alone, but for what gathers at the ends.
 	outage [sproutReach + 1]float64 // to that bin
-	spread [sproutReach + 1]float64 // by so many bins up, and by as many down; not into the ends
+	spread [sproutReach + 1]float64 // by a number of bins, up or down; not into the ends
 	bottom [sproutReach + 1]float64 // into bin 0, from that bin
-	top    [sproutReach + 1]float64 // into the last bin, from so many below it
+	top    [sproutReach + 1]float64 // into the last bin, from that number of bins below it
 
 	// reaches[h][c] is the probability, from each bin, that at most c units are
 	// delivered within h ticks: the rows of h are 29·h+1.
@@ -115,7 +115,7 @@ func (t *sproutTable) fillReaches() {
 	for i := range mass {
 		mass[i] = 1
 	}
-	exactly := []sproutRow{mass} // until before the h-th tick, so many: at first none
+	exactly := []sproutRow{mass} // probabilities of each count before the h-th tick: at first none has come
 	for h := 1; h <= sproutHorizons; h++ {
 		for k := range tick {
 			for i := range mass {
@@ -168,7 +168,7 @@ func convolveCounts(a, b []sproutRow) []sproutRow {
 	return sum
 }
 
-// cumulateCounts turns probabilities of exactly so many into those of at most so many.
+// cumulateCounts turns probabilities of exact counts into those of at most each count.
 func cumulateCounts(exactly []sproutRow) []sproutRow {
 	most := make([]sproutRow, len(exactly))
 	most[0] = exactly[0]

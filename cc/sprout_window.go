@@ -157,7 +157,7 @@ type sproutDrainer struct {
 	inflight Bytes                   // at the last event
 }
 
-// hasForecast tells whether there is a forecast.
+// hasForecast reports whether there is a forecast.
 func (d *sproutDrainer) hasForecast() bool { return d.came != 0 }
 
 // setForecast adopts a forecast.

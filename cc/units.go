@@ -72,7 +72,7 @@ func (r Rate) TimeFor(n Bytes) time.Duration {
 	return time.Duration(d)
 }
 
-// Repace returns until when a pause of a sender lasts, whose rate changes now. What is left of
+// Repace returns the end of a sender's pause when its rate changes now. What is left of
 // the pause takes the new rate's time, so that a raise counts at once; a rate of zero does not pace.
 func Repace(now, until Time, from, to Rate) Time {
 	if until <= now || to == 0 {

@@ -185,8 +185,8 @@ func (p *delayProfile) largestToTry() int {
 	return min(p.top+max(1, p.top/profileReach), profileMaxWindow-1)
 }
 
-// windowForDelay returns the largest window whose delay is not above delay, in ms:
-// one less than the least from 2 on that exceeds it, or the farthest.
+// windowForDelay returns the largest window with at most this delay, in ms: one less
+// than the least from 2 on that exceeds it, or the farthest.
 func (p *delayProfile) windowForDelay(delay float64) int {
 	return 1 + sort.Search(p.largestToTry()-1, func(i int) bool { return p.delayAt(i+2) > delay })
 }

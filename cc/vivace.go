@@ -107,7 +107,7 @@ var vivaceRulesOf = [...]vivaceRules{
 const (
 	vivaceExponent  = 0.9  // of the rate in the utility; NSDI 2018 §4.1
 	vivaceAmplifier = 10.0 // of the code's first step, growing by 1 with each,
-	vivaceStep      = 0.1  // and of which this part is taken; PCC-Uspace
+	vivaceStep      = 0.1  // the part of the amplified step that is taken; PCC-Uspace
 	vivaceMinStep   = 0.01 // of the rate; PCC-Uspace
 	vivaceMinRate   = 0.1  // Mbit/s
 	// In flight may be this many round trips at the rate, and these packets:
@@ -154,7 +154,7 @@ type vivace struct {
 	bound     float64 // on the next step, as a part of the rate
 	gradient  float64
 	timedOut  bool  // since the last acknowledgement
-	expiry    epoch // what left before the last timeout is lost by it, however late that is told
+	expiry    epoch // what left before the last timeout counts as lost by it, even if it is reported later
 	deadline  Time  // when the silence has lasted too long; 0: nothing is in flight
 
 	utility, slope, loss float64 // of the interval judged last
@@ -181,8 +181,8 @@ func (v *vivace) mbitPerSecond(n Bytes, d time.Duration) float64 {
 
 func (v *vivace) clampRate(r float64) float64 { return min(max(r, vivaceMinRate), v.most) }
 
-// utilityOf is the utility of a rate x in Mbit/s whose round trip grows by slope
-// and which loses a part of its packets (NSDI 2018 §4.1, eq. 1).
+// utilityOf returns the utility of a rate x in Mbit/s, at which the round trip grows by
+// slope and a part loss of the packets is lost (NSDI 2018 §4.1, eq. 1).
 func (v *vivace) utilityOf(x, slope, loss float64) float64 {
 	cost := v.lossCost * loss
 	if !v.code {

@@ -17,8 +17,8 @@ const (
 	// vivaceGuardPackets have to arrive from behind an interval before all its
 	// losses are known: a transport takes three to call one lost (RFC 6675).
 	vivaceGuardPackets = 4
-	// vivaceMinSent is the part of its rate that an interval must have sent to
-	// tell about it, and of which less coming through is an overrun.
+	// vivaceMinSent is the part of its rate that an interval must have sent to be
+	// judged. Where less than this part comes through, the rate was an overrun.
 	vivaceMinSent = 0.75
 	// vivaceSignificance is how many standard errors a slope of the round trip
 	// must be from none to count: at 900 times the rate noise would outweigh all
@@ -163,7 +163,7 @@ func (m *monitor) intervalEnd() Time {
 	return m.intervals[m.sending].due
 }
 
-// endInterval ends the interval whose time has come.
+// endInterval ends the interval that is due, if one is.
 func (m *monitor) endInterval(now Time) {
 	if due := m.intervalEnd(); due == 0 || now < due {
 		return
@@ -221,8 +221,8 @@ func (m *monitor) onAck(a Ack) (complete bool) {
 	return m.known > before
 }
 
-// onLoss gives what was lost to the oldest interval of which not all is known:
-// transports tell of a loss when what left behind it arrives.
+// onLoss charges a loss to the oldest interval that is not fully known, because
+// transports report a loss when what left after it arrives.
 func (m *monitor) onLoss(lost Bytes) {
 	if m.known < m.planned && m.intervals[m.known].from != 0 {
 		m.intervals[m.known].lost += lost

@@ -129,7 +129,16 @@ func holdAgainst(t *testing.T, address string) {
 	assert.Greater(t, accepted, variants/10)
 }
 
+// needsServers skips a test that asks a real server, over loopback, where only what computes is to run.
+func needsServers(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("asks a server over loopback")
+	}
+}
+
 func TestTheNameOfARequestIsTheOneThatGoServersFind(t *testing.T) {
+	needsServers(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.Host)
 	}))
@@ -139,6 +148,7 @@ func TestTheNameOfARequestIsTheOneThatGoServersFind(t *testing.T) {
 }
 
 func TestTheNameOfARequestIsTheOneThatNginxFinds(t *testing.T) {
+	needsServers(t)
 	plain, _ := nginx(t)
 	holdAgainst(t, plain)
 }
@@ -314,11 +324,13 @@ func holdHellosAgainst(t *testing.T, address string) {
 }
 
 func TestTheNameOfAClientHelloIsTheOneThatOpenSSLFinds(t *testing.T) {
+	needsServers(t)
 	_, secure := nginx(t)
 	holdHellosAgainst(t, secure)
 }
 
 func TestTheNameOfAClientHelloIsTheOneThatGoServersFind(t *testing.T) {
+	needsServers(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.TLS.ServerName)
 	}))
