@@ -23,7 +23,7 @@ type CellHost struct {
 	BitsPerBlock int           // what a resource block carries, by its modulation and coding; 0: 500
 	Delay        time.Duration // propagation added to the cell's
 	QueueBytes   cc.Bytes      // drop-tail limit; 0: none
-	QueuePackets int           // likewise, in packets; 0: none
+	QueuePackets int           // drop-tail limit in packets; 0: none
 	Loss         float64       // probability that a packet is lost by the radio, before the queue
 }
 
@@ -65,7 +65,7 @@ type Cell struct {
 	now   cc.Time // the latest seen
 
 	next     int64 // the first subframe not divided yet, counted from 0 at the start
-	turn     int   // the host whose turn it is for what cannot be divided equally
+	turn     int   // the host that is next to get what cannot be divided equally
 	wanting  []*cellHost
 	departed []Departure // since the last Advance
 	handed   []Departure // by the last Advance
@@ -79,14 +79,14 @@ type cellHost struct {
 	queued  cc.Bytes
 	sent    cc.Bytes // bits of the first in the queue that have left
 	want    int      // blocks, in the division under way
-	given   int      // likewise
+	given   int      // blocks, in the division under way
 	radio
 }
 
 // cellStream keeps a cell's draws apart from those of other users of its seed.
 const cellStream = 0x63656c6c
 
-// NewCell returns a cell whose first subframe begins at start.
+// NewCell returns a cell; its first subframe begins at start.
 func NewCell(cfg CellConfig, start cc.Time) *Cell {
 	if cfg.Blocks == 0 {
 		cfg.Blocks = defaultBlocks
@@ -225,7 +225,7 @@ func (c *Cell) advance(now cc.Time) {
 }
 
 // divide gives away the blocks of the next subframe: to each who wants any an
-// equal part of what is left, or one, until all are given or nobody wants more.
+// equal part of what is left, or one, until all are given or no host wants more.
 func (c *Cell) divide() {
 	c.wanting = c.wanting[:0]
 	for i := range c.hosts {

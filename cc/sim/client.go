@@ -43,7 +43,7 @@ func (c *client) ask() {
 	c.request(size)
 }
 
-// request sends one for so many bytes.
+// request sends a request for size bytes.
 func (c *client) request(size cc.Bytes) {
 	s := c.s
 	c.timer.Start(s.w.now)

@@ -27,7 +27,7 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 	}
 	const opportunity = int64(OpportunityBytes) * 8 * 1e6 // in bits per second, times microseconds
 	t := &Trace{Name: name}
-	left := int64(0) // of an opportunity, likewise
+	left := int64(0) // of an opportunity, in the same unit
 	for i, s := range steps {
 		end := d
 		if i+1 < len(steps) {

@@ -30,7 +30,7 @@ type datagrams struct {
 	src    source   // of what they are on the wire
 	opened bool
 	sent   cc.Bytes // of payload
-	got    cc.Bytes // likewise, to the run's end
+	got    cc.Bytes // of payload, to the run's end
 	closed cc.Time  // 0: it is open, or will be
 	stats  stats
 }

@@ -56,7 +56,7 @@ func (f *fqCoDel) pick(_ cc.Time, lanes *lanes) int {
 			f.old.push(list.pop())
 		case lanes.each[lane].n > 0:
 			return lane
-		case isFresh: // once round the others, so that nobody is always new
+		case isFresh: // once round the others, so that no flow is always new
 			f.old.push(list.pop())
 		default:
 			q.listed = false

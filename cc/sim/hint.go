@@ -225,8 +225,8 @@ func (h *hints) room() cc.Bytes {
 	return h.w.down.cfg.Room(h.w.backlog(0))
 }
 
-// Room is what is free in the link's queue while so much waits in it;
-// cc.MaxCwnd where it has no limit.
+// Room returns the bytes that are free in the link's queue while waiting bytes in a
+// number of packets wait there; cc.MaxCwnd where the queue has no limit.
 func (c LinkConfig) Room(waiting cc.Bytes, packets int) cc.Bytes {
 	return roomOf(c.QueueBytes, c.QueuePackets, waiting, packets)
 }

@@ -80,7 +80,7 @@ func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, flow uint32, ecn Codep
 	return lane, DropNone
 }
 
-// full tells whether there is no room for so many bytes.
+// full reports whether the queue has no room for size bytes.
 func (l *ManagedLink) full(size cc.Bytes) bool {
 	return l.cfg.QueueBytes > 0 && l.lanes.total+size > l.cfg.QueueBytes ||
 		l.cfg.QueuePackets > 0 && l.lanes.n >= l.cfg.QueuePackets

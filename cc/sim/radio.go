@@ -51,7 +51,7 @@ func (r *radio) served() (blocks int, active bool) {
 	return blocks, subframes >= activeSubframes && blocks > activeBlocks*subframes
 }
 
-// idle notes n subframes in which nobody was given anything.
+// idle notes n subframes in which no host was given anything.
 func (c *Cell) idle(n int64) {
 	for _, h := range c.hosts {
 		h.note(c.next+n-1, 0)

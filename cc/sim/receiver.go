@@ -30,7 +30,7 @@ type receiver struct {
 
 	next  int64              // all segments below have arrived
 	upTo  cc.Bytes           // their payload
-	above map[int64]cc.Bytes // that of those that have arrived beyond a hole
+	above map[int64]cc.Bytes // payload of segments that have arrived beyond a hole
 
 	log    []arrival // what the sender may not know of yet
 	before int       // entries already taken off the log
@@ -38,8 +38,8 @@ type receiver struct {
 
 // clock is a receiver's. It shows another time on each connection (RFC 7323 §7.1).
 type clock struct {
-	tick   time.Duration // 0: it is not told
-	skew   float64       // runs fast by so many millionths
+	tick   time.Duration // 0: it sends no timestamps
+	skew   float64       // millionths by which it runs fast
 	offset uint32        // ticks
 }
 
@@ -69,7 +69,7 @@ type arrival struct {
 	size   cc.Bytes
 	pushed bool    // the end of what was written
 	ce     bool    // it came with an ECN mark
-	stamp  *uint32 // its sender's clock, where that is told
+	stamp  *uint32 // timestamp of its sender; nil: none
 	echo   cc.Time // when the newest acknowledgement that its sender had heard was sent; 0: none
 }
 

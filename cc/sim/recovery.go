@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// recovery finds out what was lost and keeps the retransmission timer. Packets
-// are told apart by their transmission, so a lost retransmission is found like
+// recovery finds out what was lost and keeps the retransmission timer. A transmission
+// identifies a packet, so a lost retransmission is found like
 // any other loss and every round trip counts.
 type recovery struct {
 	inOrder []transmission // outstanding, oldest first, with some that no longer matter
@@ -77,8 +77,8 @@ func (s *sender) detect() (found bool) {
 	return found
 }
 
-// outstanding returns the segment whose last transmission t is and which is
-// still on the wire; nil: there is none.
+// outstanding returns the segment that was sent last by transmission t, if it is
+// still on the wire; nil: it is not.
 func (s *sender) outstanding(t transmission) *segment {
 	if t.segment < s.base {
 		return nil

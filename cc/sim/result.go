@@ -48,7 +48,7 @@ type FlowResult struct {
 	Samples          []Sample
 	Final            flow.Snapshot // as it closed, or at the end
 	Read             cc.Bytes      // as in Sample, by then; UDP: by the end
-	Window           flow.Snapshot // likewise, of what decides the window that an upload's receiver advertises
+	Window           flow.Snapshot // at the same moment, of the flow that decides the window an upload's receiver advertises
 }
 
 // Sample is a flow's state at one moment.

@@ -21,22 +21,22 @@ type Scenario struct {
 	// layer that aggregates does; 0: each packet by itself.
 	AckEvery time.Duration
 	// AckDelay lets the receiver acknowledge every second packet at once and one by
-	// itself only so much later (RFC 9293 §3.8.6.3), with Linux's exceptions: the
+	// itself only after this time (RFC 9293 §3.8.6.3), with Linux's exceptions: the
 	// first 16, those after a pause, and the end of what was written. 0: as Transport
 	// has it, unless there is AckEvery; AckAtOnce: never.
 	AckDelay time.Duration
 	// RawRTT reports each packet's own round trip, as a transport with timestamps
 	// can; otherwise the flow's send ledger measures. With Kernel it always is.
 	RawRTT bool
-	// Timestamps is the tick of the receivers' clocks, whose time each acknowledgement
-	// tells; at most 1 s. 0: as Transport has it; NoTimestamps: none.
+	// Timestamps is the tick of the receivers' clocks; each acknowledgement carries
+	// their time; at most 1 s. 0: as Transport has it; NoTimestamps: none.
 	Timestamps time.Duration
 	ClockSkew  float64 // by how many millionths those clocks run fast
 	// Hints is how often the bottleneck tells the senders of itself; their copy
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
-	// Tell is what senders are told in place of what a link tells them, to see what a hint
-	// does that is wrong; nil: what it tells.
+	// Tell replaces the hints of the link, to see what a wrong hint does; nil: senders get
+	// the link's own.
 	Tell func(cc.Hint) cc.Hint
 
 	Flows   []FlowConfig
@@ -50,9 +50,9 @@ type Scenario struct {
 	// Lookup finds the flows' algorithms; nil: cc.Lookup.
 	Lookup func(name string) (cc.Spec, error)
 
-	// Watch is told of each packet as soon as its fate is certain: in the order in
-	// which they are sent into a link; those into a cell as they leave its queue,
-	// and not of those that wait there at the run's end. nil: nobody is.
+	// Watch is called with each packet as soon as its fate is certain: for a link in the
+	// order of sending; for a cell as packets leave its queue, and not for packets that
+	// wait there at the run's end. nil: it is not called.
 	Watch func(Packet)
 }
 
@@ -91,7 +91,7 @@ type FlowConfig struct {
 	Target         cc.Rate // as in flow.Terms, as MinRate and HintCap
 	MinRate        cc.Rate
 	HintCap        float64
-	Restarts       bool          // likewise
+	Restarts       bool          // as in flow.Terms
 	ECN            ECN           // what its packets say; of TCP
 	Host           int           // it leads to, counted from 1; 0: one of its group's own
 	Delay          time.Duration // propagation of its own, each way, added to the path's
@@ -328,9 +328,8 @@ func (s Scenario) group(i int) string {
 	return fmt.Sprintf("flow %d", i+1)
 }
 
-// hosts returns the number of each flow's host, counted from 0. Each group of those
-// that name none has the lowest number that is nobody's, in the order of their
-// first flows.
+// hosts returns the number of each flow's host, counted from 0. A group that names
+// none has the lowest number that is free, in the order of the groups' first flows.
 func (s Scenario) hosts() []int {
 	numbers := make([]int, len(s.Flows))
 	named := map[int]bool{}

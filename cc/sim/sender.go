@@ -28,7 +28,7 @@ type sender struct {
 	src      source
 	rcv      receiver
 	win      *window      // that the receiver advertises; nil: more than is ever in flight
-	ask      *client      // nil: nobody asks
+	ask      *client      // nil: no client asks
 	to       int          // number of the host, from 0; of an upload, where it comes from
 	number   uint32       // of the flow, from 0
 	held     bool         // the transport keeps the flow's window
@@ -39,7 +39,7 @@ type sender struct {
 	waking   bool     // a pump is planned because the flow called
 	resumes  cc.Time  // when the application will have something again, or the pace allows it
 	limit    cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
-	pace     cc.Rate  // likewise, for that one; 0: none
+	pace     cc.Rate  // the pacing rate, for a leg that enforces the window; 0: none
 	paced    cc.Time  // not to send before
 
 	segs  []segment // sent and not yet cumulatively acknowledged
@@ -320,7 +320,7 @@ func (s *sender) arrive(a arrival) {
 	}
 	round := s.rcv.round
 	s.w.at(at, func() {
-		if s.rcv.round != round && s.rcv.delay > 0 { // with a packet behind it, meanwhile
+		if s.rcv.round != round && s.rcv.delay > 0 { // a later packet acknowledged both
 			return
 		}
 		s.answer()

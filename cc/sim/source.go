@@ -50,7 +50,7 @@ func (s *source) available(now cc.Time) (n cc.Bytes, next cc.Time) {
 	return 0, s.started.Add(s.next(s.taken + quantum))
 }
 
-// next is when the application has produced so much, counted from its start.
+// next returns when the application has produced that many bytes, counted from its start.
 func (s *source) next(produced cc.Bytes) time.Duration {
 	return s.rhythm.elapsed(s.cfg.Rate.TimeFor(produced))
 }

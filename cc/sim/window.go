@@ -9,7 +9,7 @@ import (
 
 // Of Linux's receive window.
 const (
-	mostWindow  cc.Bytes = 3 << 20 // net.ipv4.tcp_rmem of 6 MiB, half of which counts as overhead
+	mostWindow  cc.Bytes = 3 << 20 // net.ipv4.tcp_rmem of 6 MiB; half counts as overhead
 	windowScale cc.Bytes = 1 << 7
 )
 

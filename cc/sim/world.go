@@ -20,7 +20,7 @@ type world struct {
 
 	down, up  *Link
 	cell      *Cell        // in place of down; nil: there is none
-	managed   *ManagedLink // likewise
+	managed   *ManagedLink // in place of down; nil: there is none
 	held      [][]holding  // by lane of the cell or the managed link
 	pulsing   bool         // a call of its Advance is planned
 	hints     hints

@@ -26,7 +26,7 @@ type benchFlags struct {
 	seeds              []uint
 	runs               int
 	retry, packets     bool
-	print, blind       bool // blind: nobody looks at the proxy as it runs
+	print, blind       bool // blind: the proxy is not looked at as it runs
 	outputs            outputs
 }
 

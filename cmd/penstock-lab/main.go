@@ -60,7 +60,7 @@ Exit codes:
 const proxyFlag = "penstock"
 
 // proxyOf is the program that is the proxy of cmd's real runs, and its build where that is
-// another than this program's, of which it tells.
+// another than this program's.
 func proxyOf(cmd *cobra.Command) (path, other string, err error) {
 	named, err := cmd.Flags().GetString(proxyFlag)
 	if err != nil {

@@ -114,7 +114,7 @@ func (f *mdiTrainFlags) plan() (p mdiPlan, err error) {
 	if err != nil {
 		return p, fmt.Errorf("--algorithm: %w", err)
 	}
-	// Who sends by credits has a window behind them, which is what counts.
+	// An algorithm that sends by credits has a window behind them: that counts.
 	p.window = slices.IndexFunc(spec.Internals, func(i cc.Internal) bool { return i.Name == "window_packets" })
 	if p.grid.Window, err = parseAxis(f.windows); err != nil {
 		return p, fmt.Errorf("--windows: %w", err)

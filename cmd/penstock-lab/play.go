@@ -120,7 +120,7 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 }
 
 // drop takes out of the file of --json, with --replace, what other builds say of the experiments that
-// were played, and what was there of those that had been stopped and were played again.
+// were played, and what was there of stopped ones that were played again.
 func (s *session) drop() error {
 	stale := func(old record.Run) bool {
 		return old.Find(s.again) >= 0 || s.replace && old.Find(s.all) < 0 &&
@@ -192,7 +192,7 @@ type session struct {
 }
 
 // play plays experiments, one after the other, and tells of each when it is over, or was stopped, with the
-// records of its runs and, of those that were made now, all that came of them. Nothing is played before all
+// records of its runs and, of the runs made now, all that came of them. Nothing is played before all
 // of it can be, and before its outputs are open.
 func (s *session) play(
 	experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error,

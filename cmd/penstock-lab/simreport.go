@@ -78,7 +78,7 @@ func (f *simFlags) sampling() time.Duration {
 	return every
 }
 
-// course is a run of which --trace-out may have the samples.
+// course is a run; --trace-out may have its samples.
 type course struct {
 	record.Run
 	played recipe.Run

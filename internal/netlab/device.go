@@ -20,7 +20,7 @@ const MTU = 1500
 
 // ringPackets is how many packets a path's device holds until the emulator reads
 // them: far more than any window's burst, as a device that overflows would be a
-// second drop-tail queue that nobody asked for.
+// second drop-tail queue beside the link's.
 const ringPackets = 20_000
 
 // firstIndex is above any index that a node of a few devices counts up to.
@@ -46,8 +46,8 @@ func (l *Lab) Veth(a, b End) error {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = a.Device
 			// Two ends with equal indices, each in its own namespace, look to the
-			// kernel like one plain device, whose carrier it announces up to a
-			// second late; IPv6 is deaf until then.
+			// kernel like one plain device. It announces the carrier of that up to a
+			// second late, and IPv6 is deaf until then.
 			attrs.Index = int(firstIndex + l.vethes.Add(1))
 			pair := &netlink.Veth{LinkAttrs: attrs, PeerName: b.Device, PeerNamespace: netlink.NsFd(b.Node.ns)}
 			if err := ha.LinkAdd(pair); err != nil {
@@ -62,7 +62,7 @@ func (l *Lab) Veth(a, b End) error {
 }
 
 // up gives the device its addresses and starts it. IPv6 addresses are usable at
-// once: in a network of our own nobody else can hold them.
+// once: in a network of our own no other node can hold them.
 func (e End) up(h *netlink.Handle) error {
 	link, err := h.LinkByName(e.Device)
 	for i := 0; err == nil && i < len(e.Addrs); i++ {

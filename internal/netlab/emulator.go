@@ -38,8 +38,8 @@ type pipe struct {
 	radio   *sim.CellConfig // in place of cfg; nil: none
 	in, out int
 	link    *sim.Link        // nil before the start; there is one of the three
-	cell    *sim.Cell        // likewise
-	managed *sim.ManagedLink // likewise
+	cell    *sim.Cell        // nil: another of the three
+	managed *sim.ManagedLink // nil: another of the three
 	waiting []queue          // by lane of the cell or the managed link
 	line    queue            // packets by due time
 }
@@ -110,7 +110,7 @@ func (e *emulator) makeSlab() {
 	e.made += slabPackets
 }
 
-// run moves packets until the path closes. It never unlocks its thread, whose
+// run moves packets until the path closes. It never unlocks its thread, because
 // timer slack and priority are not for others: the thread ends with it.
 func (e *emulator) run() {
 	runtime.LockOSThread()
@@ -174,8 +174,8 @@ func (e *emulator) answer() {
 }
 
 // wait sleeps until a packet arrives, the next is nearly due, a cell's next
-// subframe begins, a managed link takes its next packet or somebody asks for
-// something, and tells whether there is anything to read. Packets arrive some time
+// subframe begins, a managed link takes its next packet or a call asks for
+// something, and reports whether there is anything to read. Packets arrive some time
 // after they are served, so nothing is late that is served a little late.
 func (e *emulator) wait() bool {
 	next := cc.Never

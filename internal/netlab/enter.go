@@ -90,7 +90,7 @@ func runInside() (int, error) {
 	}
 }
 
-// foreground tells whether a terminal's keys reach us, and then the child as well.
+// foreground reports whether a terminal's keys reach us, and then the child as well.
 func foreground() bool {
 	group, err := unix.IoctlGetInt(0, unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()

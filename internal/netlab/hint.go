@@ -13,7 +13,7 @@ import (
 // Monitor watches a path towards one host at its near end. Of a cell it tells
 // what the cell's own control channel says of that host. A link has one queue for
 // all: to a lone host it tells what a base station would that serves it alone, and
-// where there are several the same of all of them, whose parts are left open
+// where there are several the same of all of them, with their parts left open
 // (Share 0) for whoever knows their claims. It is not for several goroutines at
 // once.
 type Monitor struct {
@@ -45,8 +45,8 @@ func (m *Monitor) Hint() (cc.Hint, bool) {
 	return m.hint(now), true
 }
 
-// managedHint is that of a managed queue, whose packets are in the record once they have left; false: the path is
-// closed.
+// managedHint returns the hint of a managed queue: its packets are in the record once they have left. false: the path
+// is closed.
 func (m *Monitor) managedHint() (h cc.Hint, ok bool) {
 	err := m.path.do(func() {
 		m.next = m.path.record.since(m.next, m.note)

@@ -2,7 +2,7 @@
 
 // Package netlab builds small networks inside this process's reach: nodes are
 // network namespaces, joined by veth pairs or by a path, a real-time emulation
-// of a link whose schedule is package sim's. It is for tests and benchmarks; it
+// of a link with the schedule of package sim. It is for tests and benchmarks; it
 // measures and never decides.
 //
 // The two ready-made networks, with the addresses they use:
@@ -67,7 +67,7 @@ func (l *Lab) Node(name string) (*Node, error) {
 }
 
 // Close stops the paths, kills the commands and lets the namespaces go. A
-// namespace whose sockets are still open elsewhere goes with the last of them.
+// namespace with sockets that are open elsewhere goes with the last of them.
 // Closing twice is the same as closing once.
 func (l *Lab) Close() error {
 	l.mu.Lock()

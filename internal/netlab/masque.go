@@ -22,8 +22,8 @@ import (
 	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 )
 
-// MASQUEConfig describes a CONNECT-IP client (RFC 9484) whose inside is a network
-// device, so that ordinary sockets use it.
+// MASQUEConfig describes a CONNECT-IP client (RFC 9484) with a network device
+// inside, so that ordinary sockets use it.
 type MASQUEConfig struct {
 	Device  string
 	MTU     int // of the device

@@ -30,7 +30,7 @@ type Node struct {
 	spawner *spawner // born with the first command
 }
 
-// quiet is what a node is told at birth: no IPv6 autoconfiguration and no search
+// quiet are the settings of a new node: no IPv6 autoconfiguration and no search
 // for duplicate addresses, which takes a second; no reverse path filter; and no
 // memory of earlier connections, which would give a later flow to the same host
 // the ssthresh of an earlier one.

@@ -64,7 +64,7 @@ func newDecoder() *decoder {
 	d := &decoder{}
 	d.v4 = gopacket.NewDecodingLayerParser(layers.LayerTypeIPv4, &d.ip4, &d.tcp)
 	d.v6 = gopacket.NewDecodingLayerParser(layers.LayerTypeIPv6, &d.ip6, &d.skip, &d.tcp)
-	d.v4.IgnoreUnsupported, d.v6.IgnoreUnsupported = true, true // the payload is nobody's business
+	d.v4.IgnoreUnsupported, d.v6.IgnoreUnsupported = true, true // the payload is not looked at
 	return d
 }
 

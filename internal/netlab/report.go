@@ -39,10 +39,10 @@ func (d Drops) Total() int { return d.Queue + d.Loss + d.Held + d.Failed }
 type DirectionReport struct {
 	// packets that arrived at the queue in the window, dropped ones included; of a cell, without those that wait yet
 	Sent  int
-	Drops Drops // of those
+	Drops Drops // among them
 
 	Delivered int      // packets that left the queue in the window
-	Bytes     cc.Bytes // IP bytes of those
+	Bytes     cc.Bytes // IP bytes of the delivered packets
 	// what the link could have delivered in the window, a cell to the hosts that it served, in the same parts; 0: no
 	// limit
 	Offered     cc.Bytes
@@ -51,13 +51,13 @@ type DirectionReport struct {
 
 	// Queueing is the time from a packet's arrival to the departure of its last
 	// byte, its own transmission included, of the packets that left in the
-	// window; DataQueueing is that of those of at least DataSize, and DataOneWay
+	// window; DataQueueing is that of packets of at least DataSize, and DataOneWay
 	// until they reach the far end. All are the schedule's, exact and free of Lateness.
 	Queueing, DataQueueing, DataOneWay Quantiles
 
 	// Lateness is how long after its scheduled arrival a packet was handed over:
 	// the emulator's own error. It blurs the senders' view of the path; a run
-	// whose P99 exceeds a few ms says more about the machine than about them.
+	// with a P99 above a few ms says more about the machine than about them.
 	Lateness Quantiles
 }
 
@@ -174,7 +174,7 @@ func (t *tally) count(e *entry, lo, hi cc.Time) {
 	}
 }
 
-// within tells whether t lies in the window; a moment between two windows belongs
+// within reports whether t lies in the window; a moment between two windows belongs
 // to the later.
 func within(t, lo, hi cc.Time) bool { return t >= lo && t < hi }
 

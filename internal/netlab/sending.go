@@ -85,7 +85,7 @@ func (b *scoreboard) offset(seq uint32) int64 {
 	return b.nxt + int64(int32(seq-b.base-uint32(b.nxt)))
 }
 
-// send notes a packet with data, and tells whether it was sent before.
+// send notes a packet with data, and reports whether it was sent before.
 func (b *scoreboard) send(p *Packet) (again bool) {
 	if !b.started {
 		b.started, b.base = true, p.Seq

@@ -15,7 +15,7 @@ type Point struct {
 	Throughput cc.Rate       // IP bytes that left the queue in the step
 	Offered    cc.Rate       // what the link could have delivered, a cell to its first host; 0: no limit, or an outage
 	Queueing   time.Duration // mean of the packets that left, their own transmission included; 0: none left
-	MaxQueue   time.Duration // the longest of those
+	MaxQueue   time.Duration // the longest of these packets' delays
 	Drops      int           // packets dropped on arrival in the step
 }
 

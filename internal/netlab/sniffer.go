@@ -106,15 +106,15 @@ func (s *Sniffer) open(index int) (err error) {
 	return nil
 }
 
-// allProtocols is ETH_P_ALL in network order: what leaves is shown to nobody
-// who asks for one protocol.
+// allProtocols is ETH_P_ALL in network order: a socket that asks
+// for one protocol does not see what leaves.
 const allProtocols = unix.ETH_P_ALL << 8
 
 // Elapsed is the time on the record's clock.
 func (s *Sniffer) Elapsed() time.Duration { return time.Since(s.began) }
 
 // wallAhead is what the wall clock, which the kernel stamps packets with, is
-// ahead of the record's: the reading in whose middle least time passed.
+// ahead of the record's: the reading that took least time.
 func (s *Sniffer) wallAhead() (ahead int64) {
 	tightest := time.Duration(math.MaxInt64)
 	for range 3 {

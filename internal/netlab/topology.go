@@ -62,7 +62,7 @@ func NewRouted() (*Routed, error) {
 	return routed(1, func(r *Routed, client, edge End) error { return r.Veth(client, edge) })
 }
 
-// NewCellular builds a network whose near link is emulated.
+// NewCellular builds a network with an emulated near link.
 func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	c := &Cellular{}
 	var err error

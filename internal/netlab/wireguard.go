@@ -17,8 +17,8 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// WireGuardConfig describes one end of a WireGuard tunnel whose inside is a
-// network device, so that ordinary sockets use it.
+// WireGuardConfig describes one end of a WireGuard tunnel with a network device
+// inside, so that ordinary sockets use it.
 type WireGuardConfig struct {
 	Device     string
 	Addrs      []netip.Prefix // of the device

@@ -27,7 +27,7 @@ type Controller interface {
 	Report(Report)
 }
 
-// Closer is a Controller that is told of its flow's end: the datapath closes the flow, announces it anew, or has gone.
+// Closer is a Controller that hears of its flow's end: the datapath closes the flow, announces it anew, or has gone.
 type Closer interface {
 	Controller
 	Close()
@@ -58,7 +58,7 @@ type program struct {
 const mostPrograms = 256
 
 // roomWithin is how long a message waits for room in the socket of a datapath, which may be stopped. Then the
-// message is lost. Other datapaths wait meanwhile.
+// message is lost. Other datapaths wait until then.
 const roomWithin = 100 * time.Millisecond
 
 // DefaultSocket is where datapaths expect the agents of the control plane's authors.

@@ -17,14 +17,14 @@ import (
 
 const (
 	waiting     = 1024                   // answers that TCP has not taken yet; beyond half of them nothing is read
-	strangers   = 256                    // connections at a time whose handshake is not over
+	strangers   = 256                    // connections at a time with a handshake under way
 	handshake   = 5 * time.Second        // it may take
 	acceptAgain = 100 * time.Millisecond // after an error that passes
 )
 
 // ServeListener serves datapaths on other machines until ctx ends, as Serve does: those that
 // connect to l, which is one of TLS that asks for certificates. It closes l. While 256
-// handshakes are under way, each of which may take 5 s, further connections wait.
+// handshakes are under way, further connections wait; each may take 5 s.
 func (a *Agent) ServeListener(ctx context.Context, l net.Listener) error {
 	if err := a.compilePrograms(); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (a *Agent) serveConnection(ctx context.Context, conn net.Conn) {
 		}
 		n, err := ccp.Length(buf)
 		if err != nil || n > len(buf) {
-			return // nobody knows where the next message begins
+			return // the next message cannot be found
 		}
 		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {
 			return

@@ -39,11 +39,11 @@ type Agent struct {
 	Name      string
 	Socket    string // where it listens; empty: it is yet to be started
 	Command   string // that Start has a shell start, in place of Program
-	In, Out   string // paths of one on portus 0.5 that somebody else starts once Start has made Out
+	In, Out   string // paths of one on portus 0.5 that is started elsewhere once Start has made Out
 	Program   string // that Start starts, without Prefix; empty: the one of its name
 	Algorithm string // that flows ask it for; empty: its default
 
-	pid  int        // 0: somebody else has started it
+	pid  int        // 0: another program has started it
 	said *edge.Tail // by what Start has started; complete once that has been ended
 }
 

@@ -192,7 +192,7 @@ func (o *oldForm) number(f ownFlow, announced bool) uint32 {
 	return o.last
 }
 
-// forgetFlows closes the flows of a datapath at the agent, and has it be welcome as a new one.
+// forgetFlows closes the flows of a datapath at the agent, so that it may come again as a new one.
 func (o *oldForm) forgetFlows(path string) {
 	delete(o.paths, path)
 	for f, n := range o.numbers {

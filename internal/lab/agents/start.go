@@ -159,7 +159,7 @@ func (a *Agent) start() (end func(), err error) {
 		old.close()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended just now
 		<-over
-		_ = os.RemoveAll(dir) // what is left there harms nobody
+		_ = os.RemoveAll(dir) // what is left there does no harm
 	}
 	what := cmp.Or(a.Command, cmd.Path)
 	late := time.NewTimer(startLimit)
@@ -193,7 +193,7 @@ func (a *Agent) start() (end func(), err error) {
 // oldPlace is where agents on portus 0.5 have their sockets, below the directory of today's.
 const oldPlace = "0"
 
-// awaitOldForm makes the path to which an agent on portus 0.5 answers, and waits for somebody to start that.
+// awaitOldForm makes the path to which an agent on portus 0.5 answers, and waits until that is started.
 func (a *Agent) awaitOldForm() (end func(), err error) {
 	dir, err := os.MkdirTemp("", Prefix)
 	if err != nil {
@@ -207,7 +207,7 @@ func (a *Agent) awaitOldForm() (end func(), err error) {
 	end = func() {
 		old.close()
 		_ = os.Remove(a.Out)
-		_ = os.RemoveAll(dir) // what is left there harms nobody
+		_ = os.RemoveAll(dir) // what is left there does no harm
 	}
 	late := time.NewTimer(startLimit)
 	defer late.Stop()

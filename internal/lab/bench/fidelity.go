@@ -59,7 +59,7 @@ func Fidelities(results []record.Run, against string) []Fidelity {
 	return all
 }
 
-// isReference tells whether others are compared with a run.
+// isReference reports whether others are compared with a run.
 func isReference(r record.Run, against string) bool {
 	if against == EnvelopeSim {
 		return r.Virtual
@@ -68,7 +68,7 @@ func isReference(r record.Run, against string) bool {
 }
 
 // difference is that of one figure between the first and the second of each pair.
-// Pairs are left out of which the second has none.
+// A pair without that figure in its second run is left out.
 func difference(pairs [][2]record.Run, figure func(record.Run) float64) Difference {
 	var d Difference
 	var each []float64

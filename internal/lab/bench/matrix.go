@@ -22,7 +22,7 @@ type Matrix struct {
 	Name       string // of the experiment: "bench"
 	Senders    []Sender
 	Links      []string // as recipe.Carries reads them
-	Up         string   // towards the servers, likewise; record.Same, or record.Free
+	Up         string   // towards the servers, as recipe.Carries reads it; record.Same, or record.Free
 	Buffers    []string // of both directions, but for what is free; 2MB, 250pkt or record.None
 	Delay      time.Duration
 	DelayTrace string // a file of delays in place of Delay; empty: none
@@ -99,7 +99,7 @@ func (m Matrix) check() error {
 	return nil
 }
 
-// managed tells whether any sender is a proxy's.
+// managed reports whether any sender is a proxy's.
 func (m Matrix) managed() bool {
 	return slices.ContainsFunc(m.Senders, func(s Sender) bool { return s.Kernel == "" })
 }

@@ -67,7 +67,7 @@ func (t table) write(b *strings.Builder) {
 	g.Write(b)
 }
 
-// head begins a grid whose rows are the table's: by sender, and by random loss
+// head begins a grid with the rows of the table: by sender, and by random loss
 // where it differs.
 func (t table) head(first, second []string) figures.Table {
 	if len(t.losses) > 1 {

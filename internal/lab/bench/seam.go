@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// over collects one figure of those runs that count and have it.
+// over collects one figure of the runs that count and have it.
 func over[T any](w row, part func(record.Run) *T, figure func(T) float64) []float64 {
 	var v []float64
 	for _, r := range w.counted() {

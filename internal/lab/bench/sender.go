@@ -49,13 +49,13 @@ type Sender struct {
 	Transport string
 }
 
-// Native tells whether the algorithm itself sends, with nothing below it.
+// Native reports whether the algorithm itself sends, with nothing below it.
 func (s Sender) Native() bool { return s.Envelope == EnvelopeNative }
 
-// Virtual tells whether there are data at all, or only virtual ones.
+// Virtual reports whether there are data at all, or only virtual ones.
 func (s Sender) Virtual() bool { return s.Envelope == EnvelopeSim }
 
-// Tunnelled tells whether the data reach the client through a tunnel.
+// Tunnelled reports whether the data reach the client through a tunnel.
 func (s Sender) Tunnelled() bool { return s.Envelope == envelopeWireGuard }
 
 // ParseSenders reads senders as the command line has them. A bare cubic, bbr or

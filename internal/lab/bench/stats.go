@@ -66,7 +66,7 @@ func (t table) blocks() [][]row {
 	return blocks
 }
 
-// counted returns the runs whose figures stand.
+// counted returns the runs with figures that stand.
 func (w row) counted() []record.Run {
 	return slices.DeleteFunc(slices.Clone(w.results), func(r record.Run) bool { return r.Discarded != "" })
 }

@@ -134,7 +134,7 @@ func (o Options) capture(ctx context.Context, node *netlab.Node) error {
 
 func (p *Proxy) path() string { return filepath.Join(p.dir, "penstock.yaml") }
 
-// Rewrite changes the configuration file, which the proxy rereads when it is told to.
+// Rewrite changes the configuration file, which the proxy reads again at a reload.
 func (p *Proxy) Rewrite(config string) error {
 	if err := os.WriteFile(p.path(), []byte(p.opts.file(config)), 0o600); err != nil {
 		return fmt.Errorf("write the proxy's configuration: %w", err)

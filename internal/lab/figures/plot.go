@@ -22,8 +22,8 @@ const (
 	keyWidth   = 7 * vg.Millimeter // of a line's sample in the legend
 )
 
-// colours of lines are told apart by people who see few colours as well (the set
-// of Okabe and Ito).
+// colours of lines differ for people who see few colours as well (the set of Okabe
+// and Ito).
 var colours = []color.RGBA{
 	{0xd5, 0x5e, 0x00, 0xff},
 	{0x00, 0x72, 0xb2, 0xff},
@@ -75,7 +75,7 @@ func Line(p *plot.Plot, points plotter.XYs, c color.RGBA) (*plotter.Line, error)
 
 func plain(s *text.Style) { s.Font.Variant, s.Font.Size = "Sans", textSize }
 
-// Legend says which line is whose.
+// Legend names the lines.
 type Legend struct {
 	plot.Legend
 	widest vg.Length // of its names

@@ -12,14 +12,14 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// SpreadOf summarises values, of which there is at least one. The median of an
+// SpreadOf summarises values; there is at least one. The median of an
 // even number is the mean of the middle two.
 func SpreadOf(values []float64) Spread {
 	v := slices.Sorted(slices.Values(values))
 	return Spread{Median: Quantile(v, 0.5), Min: v[0], Max: v[len(v)-1]}
 }
 
-// Quantile is that of sorted values, of which there is one at least, interpolated.
+// Quantile returns the interpolated p-quantile of sorted values; there is at least one.
 func Quantile(sorted []float64, p float64) float64 {
 	at := p * float64(len(sorted)-1)
 	i := int(at)

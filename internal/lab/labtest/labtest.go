@@ -41,7 +41,7 @@ func Main(m *testing.M) {
 		panic(err)
 	}
 	code = need.Run(m)
-	_ = os.RemoveAll(place) // what is left there harms nobody
+	_ = os.RemoveAll(place) // what is left there does no harm
 	os.Exit(code)
 }
 

@@ -34,7 +34,7 @@ const (
 )
 
 // Serve answers who asks for datagrams, until ctx ends. Each asks by TCP and then shows by a
-// datagram of its own that it is where it says, so that nobody can have others flooded; it gets
+// datagram of its own that it is where it says, so that no client can have others flooded; it gets
 // at most the rate most, as long as its connection lasts, and one at a time is served.
 func Serve(ctx context.Context, address string, most cc.Rate) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
@@ -63,7 +63,7 @@ func serve(ctx context.Context, l net.Listener, udp *net.UDPConn, most cc.Rate) 
 		if err != nil {
 			return err
 		}
-		_ = fill(conn, udp, most) // it is the client that is told by the end of the connection
+		_ = fill(conn, udp, most) // the end of the connection tells the client
 		_ = conn.Close()
 	}
 }

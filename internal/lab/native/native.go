@@ -8,7 +8,7 @@
 //	token 8 | transmission 8 | segment 8 | zeros up to DataBytes
 //
 // Transmissions are counted from 1, so that a packet that is sent again has a number of
-// its own (RFC 9002 §2); segments, of which it is the same one, from 0. The receiver answers each with
+// its own (RFC 9002 §2); segments are counted from 0, and keep their number. The receiver answers each with
 //
 //	token 8 | transmission 8 | highest 8 | mask 8
 //
@@ -70,7 +70,7 @@ func (a ack) each(tell func(tx uint64)) {
 	}
 }
 
-// writeData puts a data packet's head into b, whose rest stays as it is.
+// writeData puts a data packet's head into b; the rest of b stays as it is.
 func writeData(b []byte, token, tx, segment uint64) {
 	binary.BigEndian.PutUint64(b, token)
 	binary.BigEndian.PutUint64(b[8:], tx)
@@ -86,7 +86,7 @@ type arrivals struct {
 	above   map[uint64]bool // those that have arrived beyond a hole
 }
 
-// isNew notes the segment of a data packet of this sender, and tells whether it had not arrived before.
+// isNew notes the segment of a data packet of this sender, and reports whether it had not arrived before.
 func (r *arrivals) isNew(b []byte) bool {
 	n := binary.BigEndian.Uint64(b[16:])
 	if n < r.next || r.above[n] {

@@ -68,7 +68,7 @@ func Open(to netip.AddrPort, token uint64, algorithm string, params cc.Params) (
 
 // Run sends until ctx ends, and closes the socket.
 func (s *Sender) Run(ctx context.Context) (err error) {
-	runtime.LockOSThread() // whose waits are exact, which a goroutine's are not
+	runtime.LockOSThread() // the waits of a thread are exact, those of a goroutine are not
 	defer runtime.UnlockOSThread()
 	defer func() { err = errors.Join(err, unix.Close(s.fd)) }()
 	s.began = time.Now()

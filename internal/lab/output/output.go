@@ -53,7 +53,7 @@ func Apart(written []string, read ...string) error {
 	return nil
 }
 
-// same tells whether two paths lead to one regular file, which need not be there yet.
+// same reports whether two paths lead to one regular file, which need not be there yet.
 func same(a, b string) bool {
 	one, errA := os.Stat(a)
 	other, errB := os.Stat(b)

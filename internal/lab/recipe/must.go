@@ -81,21 +81,21 @@ type (
 	}
 )
 
-// ofFlows are the functions of a view whose arguments name one flow each.
+// ofFlows are the functions of a view with arguments that name one flow each.
 var ofFlows = []string{
 	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "finish", "stall",
 	"video", "timeouts",
 }
 
-// ofSeveral are those whose argument may name several, and whether any is there.
+// ofSeveral are the functions with an argument that may name several flows, and whether any is there.
 var ofSeveral = map[string]func(flows map[string]bool, name string) bool{
 	"requests": isOne, "rpm": isOne, "pages": beginsOne,
 }
 
-// isOne tells whether a flow, or a key of the file that makes several, has that name.
+// isOne reports whether a flow, or a key of the file that makes several, has that name.
 func isOne(flows map[string]bool, name string) bool { return flows[name] || beginsOne(flows, name+" ") }
 
-// beginsOne tells whether the name of any flow begins so.
+// beginsOne reports whether the name of any flow begins so.
 func beginsOne(flows map[string]bool, prefix string) bool {
 	for name := range flows {
 		if strings.HasPrefix(name, prefix) {

@@ -19,7 +19,7 @@ func Virtual(ctx context.Context, s stage.Stage, _ func(time.Duration)) (stage.R
 	return stage.PlayVirtual(ctx, s, nil)
 }
 
-// Retry plays a stage again, up to so many times, while the machine disturbed it or its record does not
+// Retry plays a stage again, up to again times, while the machine disturbed it or its record does not
 // count, and returns the record with the least lateness. One that cannot be played again keeps its record.
 func Retry(play Player, again int) Player {
 	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
@@ -41,7 +41,7 @@ func Retry(play Player, again int) Player {
 	}
 }
 
-// Progress is told of before a stage is played, as it plays, and when it is over.
+// Progress is reported before a stage is played, as it plays, and when it is over.
 type Progress struct {
 	Recipe  string
 	Stage   string

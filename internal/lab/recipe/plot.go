@@ -76,7 +76,7 @@ func (r Run) plot(name, title string) error {
 	return figures.Save(name, legend, plots...)
 }
 
-// draw adds each curve, the sum of so many steps as one point.
+// draw adds each curve, the sum of every steps as one point.
 func draw(p *plot.Plot, curves []curve, every int, value func(cc.Bytes) float64) (lines []*plotter.Line, err error) {
 	for i, c := range curves {
 		var points plotter.XYs

@@ -322,7 +322,7 @@ type form struct {
 	Seed      int              `yaml:"seed" min:"0"`
 	Sample    time.Duration    `yaml:"sample"`
 
-	// These are taken out before, and stand here for what is told of an unknown key.
+	// These are taken out before, and stand here so that the error about an unknown key names them.
 	About  raw `yaml:"about"`
 	Source raw `yaml:"source"`
 	Let    raw `yaml:"let"`
@@ -381,7 +381,7 @@ type flowForm struct {
 	policy.DirectionSettings `yaml:",inline"`
 }
 
-// raw is a part of the file that somebody else reads.
+// raw is a part of the file that other code reads.
 type raw struct{ ast.Node }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.

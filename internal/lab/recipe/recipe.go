@@ -1,5 +1,5 @@
 // Package recipe reads experiments from files of one form (see Format), has a stage play
-// each of their runs, and judges what came of them. Those that somebody published are its
+// each of their runs, and judges what came of them. Published ones are its
 // library: the paper's setup, our assertions, and the figures that the paper printed
 // beside ours.
 package recipe
@@ -39,7 +39,7 @@ type Recipe struct {
 	idle  map[place]*config.Error // while it is read; nil: the key says something
 }
 
-// Asserts tells whether anything must hold of it.
+// Asserts reports whether anything must hold of it.
 func (r Recipe) Asserts() bool { return len(r.musts) > 0 }
 
 // Lasts is how long its runs over real sockets take, without the second or two that each needs to start.
@@ -107,7 +107,7 @@ func published(file string, there agents.Agents) Recipe {
 }
 
 // All returns every recipe of the library, by family. The agents are those that are there
-// already, which take the places of those that recipes start.
+// already; they take the places of agents that recipes start.
 func All(there agents.Agents) (all []Recipe) {
 	for _, file := range paths() {
 		all = append(all, published(file, there))
@@ -116,7 +116,7 @@ func All(there agents.Agents) (all []Recipe) {
 }
 
 // Select returns the named recipes in the order in which they are named; "all" is every
-// one of the library, and what ends in .yaml or .yml is a file, whose traces are found
+// one of the library, and what ends in .yaml or .yml is a file, with its traces
 // beside it.
 func Select(names []string, there agents.Agents) ([]Recipe, error) {
 	if slices.Contains(names, "all") {

@@ -79,7 +79,7 @@ func (r Run) RequestsP95(flow string) float64 {
 	return percentile(all, 95)
 }
 
-// pages is, for each n, how long in ms the slowest nth request of the flows took whose names begin with
+// pages is, for each n, how long in ms the slowest nth request took among the flows with names that begin with
 // prefix.
 func (r Run) pages(prefix string) (all []float64, err error) {
 	for i, a := range r.Record.Actors {

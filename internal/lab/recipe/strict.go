@@ -126,7 +126,7 @@ const (
 	forQueue   = "nothing queues where nothing bounds the rate: give it rate or trace, or take it out"
 )
 
-// idle tells whether one of them says nothing of a run.
+// idle reports whether one of them says nothing of a run.
 func (f form) idle(key string, s stage.Stage) bool {
 	part, key, _ := strings.Cut(key, ".")
 	l := f.Link

@@ -37,7 +37,7 @@ func last(runs []record.Run) (all []played) {
 	for _, r := range All(nil) {
 		all = append(all, played{name: r.Name, source: r.Source})
 	}
-	noisy := map[string]bool{} // experiments of which a run since their last findings was disturbed or does not count
+	noisy := map[string]bool{} // experiments with a run since their last findings that was disturbed or does not count
 	for _, r := range runs {
 		noisy[r.Experiment] = noisy[r.Experiment] || r.Noisy || r.Discarded != ""
 		if len(r.Findings) == 0 { // they are with an experiment's last run

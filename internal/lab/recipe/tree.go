@@ -94,7 +94,7 @@ func (s section) merge(over section) {
 	}
 }
 
-// parse reads a text whose root is a section.
+// parse reads a text; its root is a section.
 func parse(text []byte) (section, error) {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
@@ -250,7 +250,7 @@ func (v variables) in(text string) string {
 	})
 }
 
-// with returns these variables and more, whose values come first.
+// with returns these variables and more; values of more come first.
 func (v variables) with(more variables) variables {
 	all := maps.Clone(v)
 	if all == nil {

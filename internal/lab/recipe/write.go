@@ -164,7 +164,7 @@ func each(r record.Run) string {
 	var texts []string
 	for _, f := range r.Flows {
 		text := figures.Number(f.Throughput)
-		if strings.HasPrefix(f.Name, "all ") { // so many that the record has them together
+		if strings.HasPrefix(f.Name, "all ") { // a record of many flows together
 			text = f.Name + ": " + text
 		}
 		all, texts = append(all, f.Throughput), append(texts, text)

@@ -132,7 +132,7 @@ type Flow struct {
 	// in each second of the run
 	PerSecond []float64    `json:"throughput_mbit_per_second"`
 	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
-	Took      []float64    `json:"request_seconds,omitempty"` // of those that began after the warm-up and ended
+	Took      []float64    `json:"request_seconds,omitempty"` // of requests that began after the warm-up and ended
 	Video     *Video       `json:"video,omitempty"`
 	// seconds that it was held back by each cause, as GET /flows tells them; over real sockets, under a window of ours
 	Limited  map[string]float64 `json:"limited_seconds,omitempty"`
@@ -356,13 +356,13 @@ func (r Run) DropShare() float64 {
 	return float64(r.QueueDrops+r.RandomLosses) / float64(r.Packets)
 }
 
-// Same tells whether the other is the same run of the same build: one needs not be made again.
+// Same reports whether the other is the same run of the same build: one needs not be made again.
 func (r Run) Same(o Run) bool {
 	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual &&
 		r.Seed == o.Seed && r.Number == o.Number && r.Version == o.Version && r.Setup == o.Setup
 }
 
-// Supersedes tells whether the other is of the same experiment, played in the same way by another build.
+// Supersedes reports whether the other is of the same experiment, played in the same way by another build.
 func (r Run) Supersedes(o Run) bool {
 	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Virtual == o.Virtual && r.Version != o.Version
 }

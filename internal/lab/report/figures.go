@@ -78,7 +78,7 @@ func (p path) tradeoff() (*plot.Plot, error) {
 	return chart, nil
 }
 
-// seconds are throughput of all steps after the warm-up, and queueing delay of those in which something left.
+// seconds are throughput of all steps after the warm-up, and queueing delay of the steps in which something left.
 func (w row) seconds() (delays, rates []float64) {
 	for _, r := range w.runs {
 		if r.Series == nil {

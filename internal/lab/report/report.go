@@ -96,7 +96,7 @@ func kindOf(file string, r record.Run) kind {
 	return k
 }
 
-// like tells whether runs of both are alike but for their setups. The proxy says nothing of a transport whose
+// like reports whether runs of both are alike but for their setups. The proxy says nothing of a transport after its
 // connections have ended: that must not part quick runs from slow ones.
 func (k kind) like(o kind) bool {
 	k[setup], o[setup] = "", ""
@@ -146,7 +146,7 @@ func pathsOf(files []File) []path {
 	return all
 }
 
-// add takes a run into the newest row of which it is a repeat, or else a new one.
+// add takes a run into the newest row that it repeats, or else into a new one.
 func (p *path) add(k kind, r record.Run) {
 	i, setups := -1, 0
 	for n, w := range p.rows {
@@ -175,7 +175,7 @@ func (p *path) add(k kind, r record.Run) {
 	}
 }
 
-// contradicts tells whether a run of the same seed and number played something else. Setups of different seeds
+// contradicts reports whether a run of the same seed and number played something else. Setups of different seeds
 // always differ.
 func (w row) contradicts(r record.Run) bool {
 	return slices.ContainsFunc(w.runs, func(o record.Run) bool {

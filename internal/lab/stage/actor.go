@@ -52,10 +52,10 @@ func (r *run) newActor(number int) *actor {
 	return a
 }
 
-// proxied tells whether a proxy serves the actor.
+// proxied reports whether a proxy serves the actor.
 func (s Stage) proxied(a Actor) bool { return s.Edge != "" && !a.Direct && a.Kind != UDP }
 
-// windowed tells whether the actor's windows are looked at: the proxy's, or those of the
+// windowed reports whether the actor's windows are looked at: the proxy's, or those of the
 // servers' sockets where there is no proxy.
 func (s Stage) windowed(a Actor) bool {
 	return a.Kind != Upload && a.Kind != UDP && (s.Edge == "" || s.proxied(a))

@@ -235,7 +235,7 @@ func (s Stage) kernelHas() error {
 	return nil
 }
 
-// UploadsAlone tells whether there is nothing else.
+// UploadsAlone reports whether there is nothing else.
 func (s Stage) UploadsAlone() bool {
 	return !slices.ContainsFunc(s.Actors, func(a Actor) bool { return a.Kind != Upload })
 }

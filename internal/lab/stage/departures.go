@@ -13,11 +13,11 @@ import (
 // device for the length of the run.
 type Departures struct {
 	Packets int `json:"packets"`       // with data
-	Again   int `json:"retransmitted"` // of those, sent before
+	Again   int `json:"retransmitted"` // the part that was sent before
 	Missed  int `json:"missed"`        // packets that the record lacks; the other figures are doubtful then
 
 	// Not yet acknowledged, neither cumulatively nor selectively, in segments, by
-	// the time it lasted; and of those what is not lost either (RFC 6675's pipe).
+	// the time it lasted; and the part that is not lost either (RFC 6675's pipe).
 	Inflight Occupancy `json:"inflight_packets"`
 	Pipe     Occupancy `json:"pipe_packets"`
 

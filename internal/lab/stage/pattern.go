@@ -31,7 +31,7 @@ func (p pattern) fill(b []byte, at uint64) {
 	}
 }
 
-// holds tells whether b is what stands from at on.
+// holds reports whether b is what stands from at on.
 func (p pattern) holds(b []byte, at uint64) bool {
 	for len(b) > 0 {
 		w := p.word(at / 8)

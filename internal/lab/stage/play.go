@@ -58,8 +58,8 @@ type run struct {
 }
 
 // Play plays the stage between network namespaces, in real time, with a proxy
-// process at the edge where the stage has one. progress is told how far it is
-// about twice a second; nil: nobody is. When ctx ends there is no record.
+// process at the edge where the stage has one. progress is called with how far it is
+// about twice a second; nil: it is not. When ctx ends there is no record.
 func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Duration)) (Record, error) {
 	if err := errors.Join(s.Check(), s.Realisable()); err != nil {
 		return Record{}, err
@@ -93,7 +93,7 @@ func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 	if r.lab, err = netlab.NewCellular(cfg); err != nil {
 		return err
 	}
-	// The servers' side outlives the actors, so that nobody sees an error that the
+	// The servers' side outlives the actors, so that no actor sees an error that the
 	// end of the run itself made.
 	ctx, cancel := context.WithCancel(ctx)
 	ended, err := r.decide()
@@ -181,7 +181,7 @@ func (r *run) set(ctx context.Context) error {
 	return err
 }
 
-// serve starts the servers, and returns the ports whose connections are the proxy's.
+// serve starts the servers, and returns the ports of connections that the proxy serves.
 func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
 	seen := map[netip.AddrPort]bool{}
 	for _, a := range r.actors {
@@ -282,7 +282,7 @@ func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error)
 	}
 }
 
-// start begins the clock: with the first data packet, or at once where nobody
+// start begins the clock: with the first data packet, or at once where no actor
 // sends any at the start.
 func (r *run) start() {
 	for _, a := range r.actors {

@@ -76,7 +76,7 @@ func (r *run) present(ctx context.Context, actors ...*actor) (map[*actor]sentFor
 	return all, nil
 }
 
-// sends is the node whose socket sends into the last hop.
+// sends returns the node that sends into the last hop.
 func (a *actor) sends() *netlab.Node {
 	switch {
 	case a.Kind == Upload:

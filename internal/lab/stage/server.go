@@ -115,7 +115,7 @@ func setSendBuffer(fd, size int) error {
 		return err
 	}
 	is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
-	if err == nil && is < 2*size { // the kernel doubles what it is told
+	if err == nil && is < 2*size { // the kernel doubles the size
 		err = fmt.Errorf("more than net.core.wmem_max takes root: %w", unix.EPERM)
 	}
 	return err

@@ -52,7 +52,7 @@ type Stage struct {
 	Native bool
 	// Virtual has this run in virtual time, wherever those beside it are played.
 	Virtual bool
-	// Algorithm and Envelope are what Edge has by default, as somebody wrote it, for the record.
+	// Algorithm and Envelope are what Edge has by default, as it was written, for the record.
 	Algorithm, Envelope string
 	Sample              time.Duration // how much of its course a golden file keeps; 0: Step
 }
@@ -144,7 +144,7 @@ type Record struct {
 	Virtual   *sim.Result   // all that virtual time tells; nil over real sockets
 }
 
-// Disturbed tells whether the record says more about the machine than about what was measured.
+// Disturbed reports whether the record says more about the machine than about what was measured.
 func (r Record) Disturbed() bool { return r.Lateness > netlab.Late }
 
 // Decided is what became of agents' flows over real sockets.
@@ -171,13 +171,13 @@ const FineStep = 20 * time.Millisecond
 type ActorRecord struct {
 	Name  string
 	Bytes []cc.Bytes // payload that the application read in each Step from the start of the run
-	// Queueing is of its host's data packets in the last hop, zero where the queue is
-	// everybody's; of an Upload of those in the uplink.
+	// Queueing is of its host's data packets in the last hop, zero where all hosts share
+	// the queue; for an Upload, of its packets in the uplink.
 	Queueing sim.Delays
 	// Cwnd is that of its group at each Step, 0 where there is none, or of the server's socket where there is
 	// no proxy; nil for what is past a proxy, and for Upload and UDP.
 	Cwnd     []cc.Bytes
-	Share    []cc.Bytes         // its part of it, likewise
+	Share    []cc.Bytes         // its part of Cwnd
 	Limited  map[string]float64 // seconds that it was held back by each cause, as the proxy says; nil: it does not
 	Requests []Request          // Requests and Web, in the order of their starts
 	Flows    []int              // those of Record.Virtual that are its own; nil over real sockets
@@ -193,7 +193,7 @@ type Request struct {
 	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
 }
 
-// marks tells whether either way may give packets an ECN mark that allow it.
+// marks reports whether either way may give packets an ECN mark that allow it.
 func (s Stage) marks() bool {
 	return slices.ContainsFunc([]sim.LinkConfig{s.Down, s.Up}, func(c sim.LinkConfig) bool {
 		return c.AQM != sim.DropTail || c.Mark > 0
@@ -229,7 +229,7 @@ func (r Record) Rates(s Stage) (all []float64) {
 	return all
 }
 
-// there is Stage.There of actor i, whose record this is, up to the last byte of a download of a size.
+// there is Stage.There of the record's actor i, up to the last byte of a download of a size.
 func (a ActorRecord) there(s Stage, i int) (from, to time.Duration) {
 	from, to = s.There(i)
 	size := s.Actors[i].Size

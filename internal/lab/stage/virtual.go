@@ -20,7 +20,7 @@ import (
 
 // PlayVirtual plays a stage in virtual time: the flows have the terms that the
 // proxy's configuration gives them, over the transport that the real stage has.
-// There is no proxy then whose time, memory or sockets could matter.
+// There is no proxy then, so its time, memory and sockets do not matter.
 //
 // A Web application's requests begin when they are due and it runs, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
@@ -45,7 +45,7 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 	r := record(run.Result)
 	r.passed(s, run)
 	for i, a := range s.Actors {
-		if s.Cell != nil && a.Kind == Web { // whose flows each have their own
+		if s.Cell != nil && a.Kind == Web { // each of its flows has its own
 			r.Actors[i].Queueing = run.HostReport(a.Host, s.Warmup, s.Duration).Down.DataQueueing.Delays()
 		}
 	}
@@ -190,7 +190,7 @@ func (v *virtual) addFlows() error {
 	return nil
 }
 
-// maxRequests bounds those of a Web application, each of which is a flow.
+// maxRequests bounds the requests of a Web application: each is a flow.
 const maxRequests = 50_000
 
 // starts are when an actor's connections begin: one, or a Web application's, in its turns.
@@ -232,7 +232,7 @@ func (v *virtual) add(actor int, f sim.FlowConfig) {
 // connection is the number of actor i's connection k, both from 0; the first of each has its actor's number.
 func (v *virtual) connection(i, k int) int { return i + k*len(v.stage.Actors) }
 
-// actor is the one whose connection n is.
+// actor returns the actor of connection n.
 func (v *virtual) actor(n int) Actor { return v.stage.Actors[n%len(v.stage.Actors)] }
 
 // flow is connection n, which begins at a time.

@@ -28,7 +28,7 @@ type watch struct {
 	stop   context.CancelFunc
 	cpu    time.Duration // that the proxy had used when the run began
 	theirs time.Duration // that its agents had
-	looked []*actor      // whose windows are looked at
+	looked []*actor      // their windows are looked at
 	next   int           // step that has no sample yet
 }
 

@@ -1,5 +1,5 @@
-// Package traffic is the servers of an emulated network, whose sockets use the
-// congestion control they are told.
+// Package traffic is the servers of an emulated network, with the congestion
+// control that the caller names.
 package traffic
 
 import (
