@@ -1,5 +1,5 @@
-// Package doctor finds out what this machine and this process can do for Penstock,
-// and how to get the rest.
+// Package doctor reports what this machine and this process can do for Penstock,
+// and how to get what is missing: facts are gathered once, and then judged.
 package doctor
 
 import (
@@ -14,46 +14,53 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// State is how a check came out.
+// State is the result of a check.
 type State string
 
 // The states.
 const (
-	OK      State = "ok"      // nothing to do
-	Warn    State = "warn"    // it works, but worse than it could, or could not be tried
-	Missing State = "missing" // something that Penstock offers cannot be had here
+	// OK needs no action.
+	OK State = "ok"
+	// Warn works, but worse than it could, or could not be tried.
+	Warn State = "warn"
+	// Missing is something that Penstock offers and that cannot be had here.
+	Missing State = "missing"
 )
 
-// Check is one line of the report. Names and groups are for programs, too, and
-// do not change.
+// Check is one line of the report. Names and groups are for programs, too, and do not change.
 type Check struct {
 	Name  string `json:"name"`
 	Group string `json:"group"`
 	State State  `json:"state"`
 	Found string `json:"found"`
-	Fix   string `json:"fix"` // what to do; empty where the state is ok
+	// Fix is what to do; empty where the state is ok.
+	Fix string `json:"fix"`
 }
 
-// Report is what doctor found.
+// Report has the findings of doctor.
 type Report struct {
-	Version  string  `json:"version"` // of Penstock
-	Kernel   string  `json:"kernel"`  // its release
-	Tier     string  `json:"tier"`    // of the datapath: ebpf or unprivileged; empty: there is none
+	Version string `json:"version"` // of Penstock
+	Kernel  string `json:"kernel"`  // its release
+	// Tier is that of the datapath: ebpf or unprivileged; empty: there is none.
+	Tier     string  `json:"tier"`
 	Envelope string  `json:"envelope"`
 	Checks   []Check `json:"checks"`
 
-	Verdict string `json:"-"` // in a sentence, for people
-	Fatal   error  `json:"-"` // why Penstock cannot run here; nil: it can
+	// Verdict is a sentence for people.
+	Verdict string `json:"-"`
+	// Fatal is why Penstock cannot run here; nil: it can.
+	Fatal error `json:"-"`
 }
 
-// Program is what doctor must know of the program it is a part of.
+// Program describes the program that doctor is a part of.
 type Program struct {
 	Version string
 	Clock   func() cc.Time
-	Trials  []string // the arguments with which it calls PrintTrials
+	// Trials are the arguments with which the program calls PrintTrials.
+	Trials []string
 }
 
-// Diagnose looks at this machine, with the rights of this process, and judges.
+// Diagnose looks at this machine, with the rights of this process, and judges what it finds.
 func Diagnose(ctx context.Context, p Program) Report { return judgeFacts(gatherFacts(ctx, p)) }
 
 // JSON writes the report for programs.

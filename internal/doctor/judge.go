@@ -4,16 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// judgeFacts turns facts into checks, group by group, and the verdict.
+// judgeFacts turns facts into checks, group by group, and the verdict. It looks at nothing itself,
+// so that tests need no machine.
 func judgeFacts(f facts) Report {
 	r := Report{Version: f.version, Kernel: f.release, Envelope: f.envelope, Fatal: f.datapath}
 	if f.datapath == nil {
@@ -41,7 +45,7 @@ func judgeFacts(f facts) Report {
 	return r
 }
 
-// kernelTier is the kernel datapath's that run would use.
+// kernelTier returns the tier of the kernel datapath that run would use.
 func (f facts) kernelTier() string {
 	if f.envelope == kernel.EBPF {
 		return "ebpf"
@@ -49,21 +53,37 @@ func (f facts) kernelTier() string {
 	return "unprivileged"
 }
 
+// overallVerdict returns the report's sentence for people.
+func (f facts) overallVerdict(r Report) string {
+	if f.datapath != nil {
+		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
+	}
+	able := func(names ...string) bool {
+		return !slices.ContainsFunc(r.Checks, func(c Check) bool {
+			return c.State == Missing && slices.Contains(names, c.Name)
+		})
+	}
+	// A redirect listener is open to everybody; its rules are not.
+	capturing := "can capture connections by tproxy and by redirect"
+	tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4")
+	switch {
+	case tproxy && !redirect:
+		capturing = "can capture connections by tproxy"
+	case redirect && !tproxy:
+		capturing = "can capture connections by redirect"
+	case !tproxy:
+		capturing = "cannot capture connections as it is; SOCKS5, CONNECT and forward listeners work"
+	}
+	return fmt.Sprintf("penstock run will use the %s tier of the kernel datapath with envelope %s, and %s.", r.Tier,
+		r.Envelope, capturing)
+}
+
+// okCheck returns a check that needs no action.
 func okCheck(name, format string, args ...any) Check {
 	return Check{Name: name, State: OK, Found: fmt.Sprintf(format, args...)}
 }
 
-// grantHint is how the process comes to have capabilities. setcap replaces what a
-// file had, so those of use that are there already are named again.
-func (f facts) grantHint(c caps.Set) string {
-	if f.guest && f.capabilities.Has(c) {
-		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
-	}
-	names := strings.Fields((c | f.capabilities&(caps.NetAdmin|caps.NetBindService|ebpfNeeds)).String())
-	return fmt.Sprintf("run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit",
-		strings.ToLower(strings.Join(names, ",")), strings.Join(names, " "))
-}
-
+// judgeKernel judges the kernel's release and its TCP_INFO.
 func (f facts) judgeKernel() []Check {
 	release := okCheck("release", "Linux %s on %s", f.release, f.machine)
 	if f.datapath != nil {
@@ -82,17 +102,7 @@ func (f facts) judgeKernel() []Check {
 	return []Check{release, info}
 }
 
-// joinMissing joins what the datapath misses of one kind.
-func (f facts) joinMissing(kind string) string {
-	var words []string
-	for _, w := range f.lacking {
-		if strings.HasPrefix(w, kind) {
-			words = append(words, w)
-		}
-	}
-	return strings.Join(words, "; ")
-}
-
+// judgeDatapath judges the tier, and what it rests on.
 func (f facts) judgeDatapath() []Check {
 	tier := okCheck("tier", "%s: the relay keeps the windows, with %s below them", f.kernelTier(), f.beneath)
 	if f.kernelTier() == "ebpf" {
@@ -104,9 +114,8 @@ func (f facts) judgeDatapath() []Check {
 	return append([]Check{tier, f.judgeEBPF()}, f.judgeControls()...)
 }
 
-// ebpfNeeds is what loading the congestion control takes (kernel/bpf).
-const ebpfNeeds = caps.BPF | caps.Perfmon
-
+// judgeEBPF says why the congestion control cannot be loaded: the release, type information,
+// capabilities, or a filter of system calls.
 func (f facts) judgeEBPF() Check {
 	c := okCheck("ebpf", "a congestion control of ours loads and registers")
 	if f.ebpf == nil {
@@ -141,6 +150,9 @@ func (f facts) judgeEBPF() Check {
 	return c
 }
 
+// ebpfNeeds are the capabilities that load the congestion control (kernel/bpf).
+const ebpfNeeds = caps.BPF | caps.Perfmon
+
 // isBefore compares a release such as "6.10.3-amd64" with a version.
 func isBefore(release string, major, minor int) bool {
 	var a, b int
@@ -150,8 +162,8 @@ func isBefore(release string, major, minor int) bool {
 	return a < major || a == major && b < minor
 }
 
-// judgeControls is about the kernel's congestion controls, bbr before all:
-// the others shrink below our window at the first losses.
+// judgeControls judges the kernel's congestion controls. bbr is wanted: the others shrink below our
+// window at the first losses.
 func (f facts) judgeControls() []Check {
 	if f.controls != nil {
 		return []Check{{
@@ -180,20 +192,7 @@ func (f facts) judgeControls() []Check {
 	return []Check{list, bbr}
 }
 
-func joinWords(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, " ")
-}
-
-func addName(names []string, name string) []string {
-	if slices.Contains(names, name) {
-		return names
-	}
-	return append(slices.Clone(names), name)
-}
-
+// judgeCapture judges everything that capturing connections needs.
 func (f facts) judgeCapture() []Check {
 	admin := okCheck("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may "+
 		"be used")
@@ -220,6 +219,7 @@ func (f facts) judgeCapture() []Check {
 		f.judgeObstacles("output", "lets answers to clients and the proxy's own connections out"))
 }
 
+// judgeTransparent judges transparent sockets of one family.
 func (f facts) judgeTransparent(name, option string, err error) Check {
 	c := okCheck(name, "%s can be set: listeners of mode tproxy and keep_client work", option)
 	if err == nil {
@@ -239,7 +239,7 @@ func (f facts) judgeTransparent(name, option string, err error) Check {
 	return c
 }
 
-// judgeRules is about one kind of capture rules, as applied for a trial.
+// judgeRules judges one kind of capture rules by the result of its trial.
 func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	c := Check{Name: rulesCheck(mode, v6)}
 	t, made := f.trials[c.Name]
@@ -272,17 +272,172 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	return c
 }
 
-// lookAsRoot is the cure for what this process may not look at.
-const lookAsRoot = "run penstock doctor as root, outside of any container"
+// judgeIPv6 judges the family that penstock rules apply leaves out where it is off.
+func (f facts) judgeIPv6() Check {
+	const name = "ipv6"
+	everywhere, loopback := f.sysctls[ipv6OffAll], f.sysctls[ipv6OffLoopback]
+	switch {
+	case loopback == "":
+		return okCheck(name, "switched off in this kernel: penstock rules apply leaves it out")
+	case loopback == "0":
+		return okCheck(name, "on: its connections may be captured")
+	case everywhere == "1":
+		return okCheck(name, "switched off: penstock rules apply leaves it out (sysctl -w %s=0 switches it on)", ipv6OffAll)
+	}
+	return Check{
+		Name: name, State: Warn, Found: "switched off on lo alone: penstock rules apply leaves it out, so its " +
+			"connections go past the proxy", Fix: "sysctl -w " + ipv6OffLoopback + "=0, and penstock rules apply once more",
+	}
+}
 
-// untriedCheck is a check that needs a namespace where none can be made.
-func (f facts) untriedCheck(c Check) Check {
-	c.State = Warn
-	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
-	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
+// judgeForward judges what the machine's firewall keeps apart and capturing would join.
+func (f facts) judgeForward() []Check {
+	const filters, networks, routes = "forward_chain", "captured_networks", "captured_routes"
+	if f.filterless != nil {
+		unknown := Check{State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot}
+		forward, own, parts := unknown, unknown, unknown
+		forward.Name, own.Name, parts.Name = filters, networks, routes
+		return []Check{forward, own, parts}
+	}
+	forward := okCheck(filters, "nothing is dropped there that captured connections would go round")
+	if len(f.filters) > 0 {
+		forward.State = Warn
+		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
+		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
+			"connections by a rule with refuse, too (docs/operations.md, The forward chain)"
+	}
+	own := okCheck(networks, "connections to networks of this machine go past the rules, or are captured as asked")
+	if len(f.newcomers) > 0 {
+		var words []string
+		for _, n := range f.newcomers {
+			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
+		}
+		own.State, own.Found = Warn, "captured, since they came after the rules: "+strings.Join(words, ", ")
+		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
+	}
+	parts := okCheck(routes, "nothing that the rules need has gone")
+	if len(f.lost) > 0 {
+		parts.State = Warn
+		parts.Found = "gone, so captured connections fail or go past the proxy: " + strings.Join(f.lost, ", ")
+		parts.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
+	}
+	return []Check{forward, own, parts}
+}
+
+// judgeObstacles judges the chains of one hook of the machine's firewall. Where nothing is captured
+// and nothing is routed, they are right as they are.
+func (f facts) judgeObstacles(hook, passes string) Check {
+	name := hook + "_chain"
+	if f.filterless != nil {
+		return Check{
+			Name: name, State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot,
+		}
+	}
+	var found, cures []string
+	for _, o := range f.obstacles {
+		if o.Hook == hook {
+			found, cures = append(found, o.Chain+" drops "+o.Drops), append(cures, o.Cure)
+		}
+	}
+	routes := f.sysctls["net.ipv4.ip_forward"] == "1" || f.sysctls["net.ipv6.conf.all.forwarding"] == "1"
+	switch {
+	case len(found) == 0:
+		return okCheck(name, "%s, as far as can be told", passes)
+	case !f.inForce && !routes:
+		return okCheck(name, "nothing is captured here; otherwise in the way: %s", strings.Join(found, "; "))
+	}
+	return Check{Name: name, State: Warn, Found: strings.Join(found, "; "), Fix: strings.Join(cures, "; ")}
+}
+
+// judgeSources lists the interfaces that the key hints could name, with what they report of
+// themselves.
+func (f facts) judgeSources() Check {
+	if f.sourceless != nil {
+		return Check{
+			Name: "sources", State: Warn, Found: f.sourceless.Error(),
+			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them " +
+				"the key " +
+				"hints has no effect",
+		}
+	}
+	words := make([]string, len(f.sources))
+	for i, s := range f.sources {
+		what := []string{s.Queue}
+		if s.Radio {
+			what = append(what, "radio")
+		}
+		switch {
+		case s.Rate > 0:
+			what = append(what, s.Rate.String())
+		case !s.Radio:
+			what = append(what, "does not tell its rate: set capacity")
+		}
+		words[i] = fmt.Sprintf("%s (%s)", s.Name, strings.Join(what, ", "))
+	}
+	if len(words) == 0 {
+		words = []string{"no interface is up but loopback"}
+	}
+	return okCheck("sources", "%s", strings.Join(words, "; "))
+}
+
+// judgeTunnels judges what listeners of tunnels need.
+func (f facts) judgeTunnels() []Check {
+	return []Check{f.judgePorts(), f.judgePing(), f.judgeWireGuard()}
+}
+
+// judgePorts judges the ports that listeners may have, with WireGuard's.
+func (f facts) judgePorts() Check {
+	first, err := strconv.Atoi(f.sysctls[unprivilegedPorts])
+	if err != nil {
+		first = 1024
+	}
+	if f.capabilities.Has(caps.NetBindService) || first <= 1 {
+		return okCheck("ports", "listeners may be on every port")
+	}
+	return okCheck("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, "+
+		"CAP_NET_BIND_SERVICE is needed", first)
+}
+
+// judgePing judges echo requests out of a tunnel.
+func (f facts) judgePing() Check {
+	switch {
+	case f.ping == nil:
+		return okCheck("ping", "pings through a tunnel are sent by ping sockets, which this process may open")
+	case f.capabilities.Has(caps.NetRaw):
+		return okCheck("ping", "pings through a tunnel are sent by raw sockets, opened at the start with CAP_NET_RAW")
+	}
+	return Check{
+		Name: "ping", State: Missing,
+		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, "+
+			"and "+
+			"CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
+		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grantHint(caps.NetRaw)),
+	}
+}
+
+// judgeWireGuard judges the kernel's WireGuard. Listeners of mode wireguard work without it.
+func (f facts) judgeWireGuard() Check {
+	c := Check{Name: wireGuardTrial}
+	t, made := f.trials[wireGuardTrial]
+	err := t.asError()
+	switch {
+	case !made:
+		return f.untriedCheck(c)
+	case err == nil:
+		return okCheck(c.Name, "makes devices: tunnels may end in the kernel, by wireguard.datapath: kernel")
+	}
+	c.State, c.Found = Warn, err.Error()+"; listeners of mode wireguard do without, and take more CPU"
+	switch {
+	case errors.Is(err, unix.EPERM):
+		c.Fix = f.grantHint(caps.NetAdmin)
+	default:
+		c.Fix = "modprobe wireguard; where there is no such module, boot a kernel with CONFIG_WIREGUARD (5.6 or later)"
+	}
 	return c
 }
 
+// judgeUserNamespaces says whether penstock-lab may run without root, and which setting or
+// container keeps it from that.
 func (f facts) judgeUserNamespaces() Check {
 	c := Check{Name: "user_namespaces", State: Warn}
 	limits := func() string {
@@ -324,15 +479,7 @@ func (f facts) judgeUserNamespaces() Check {
 	return c
 }
 
-// doubleSetting is twice a setting, and enough where it is unknown.
-func (f facts) doubleSetting(name string) string {
-	var n int
-	if _, err := fmt.Sscan(f.sysctls[name], &n); err != nil || n < 5000 {
-		n = 5000
-	}
-	return fmt.Sprint(2 * n)
-}
-
+// judgeTUN judges TUN devices by the result of their trial.
 func (f facts) judgeTUN() Check {
 	c := Check{Name: "tun"}
 	t, made := f.trials["tun"]
@@ -358,6 +505,7 @@ func (f facts) judgeTUN() Check {
 	return c
 }
 
+// judgeCapabilities lists the capabilities of the process.
 func (f facts) judgeCapabilities() Check {
 	switch {
 	case f.capabilityLoss != nil:
@@ -371,27 +519,237 @@ func (f facts) judgeCapabilities() Check {
 	return okCheck("capabilities", "%s", f.capabilities.Words())
 }
 
-// overallVerdict is what all of it comes to, in a sentence.
-func (f facts) overallVerdict(r Report) string {
-	if f.datapath != nil {
-		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
+// judgeDescriptors judges the limit of file descriptors.
+func (f facts) judgeDescriptors() Check {
+	c := okCheck("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total,
+		f.descriptors.Connections, f.descriptors.Pipes)
+	if f.descriptors.Connections < fewConnections {
+		c.State = Warn
+		c.Fix = "ulimit -Hn 1048576 (as root), or LimitNOFILE=1048576 in the systemd unit"
 	}
-	able := func(names ...string) bool {
-		return !slices.ContainsFunc(r.Checks, func(c Check) bool {
-			return c.State == Missing && slices.Contains(names, c.Name)
-		})
+	return c
+}
+
+// leastBuffer is the least good size for the largest buffer of a connection: Linux's own default.
+const leastBuffer cc.Bytes = 4 << 20
+
+// fewConnections is the room below which the limit of descriptors is worth a warning.
+const fewConnections = 1000
+
+// judgedSetting is a setting of the kernel with the function that judges its value.
+type judgedSetting struct {
+	name  string
+	judge func(name, value string) Check
+}
+
+// These settings may keep captured connections from working at all.
+const (
+	SYNCookies = "net.ipv4.tcp_syncookies"
+	localPorts = "net.ipv4.ip_local_port_range"
+	reusePorts = "net.ipv4.tcp_tw_reuse"
+)
+
+// Settings judges only the settings that matter for captured connections, in the namespace of the
+// calling thread.
+func Settings() []Check {
+	f := facts{sysctls: map[string]string{}}
+	f.readSettings(SYNCookies, localPorts, reusePorts)
+	return f.judgeSettings()
+}
+
+// judgeSettings judges the settings of the kernel's TCP that this kernel has.
+func (f facts) judgeSettings() []Check {
+	var checks []Check
+	for _, s := range []judgedSetting{
+		{"net.ipv4.tcp_wmem", judgeBuffer("in flight towards a client or server")},
+		{"net.ipv4.tcp_rmem", judgeBuffer("in flight towards this machine")},
+		{"net.ipv4.tcp_sack", judgeSwitch("losses are found one in a round trip, and the datapath sees less of them")},
+		{"net.ipv4.tcp_timestamps", judgeSwitch("round trips are measured more rarely, and retransmissions blur them")},
+		{"net.ipv4.tcp_window_scaling", judgeSwitch("at most 64 KiB are in flight, 5 Mbit/s at 100 ms")},
+		{"net.ipv4.tcp_mtu_probing", judgeMTUProbing},
+		{SYNCookies, judgeSYNCookies},
+		{localPorts, f.judgeLocalPorts},
+		{"net.ipv4.tcp_slow_start_after_idle", informOnly("the kernel's window starts over after a pause (cubic and reno "+
+			"only)", "the kernel's window stays as it was over a pause")},
+		{"net.ipv4.ip_forward", informOnly("IPv4 is routed, as capturing other machines' connections needs",
+			"IPv4 is not routed; a router that captures needs 1")},
+		{"net.ipv6.conf.all.forwarding", informOnly("IPv6 is routed, as capturing other machines' connections needs",
+			"IPv6 is not routed; a router that captures needs 1")},
+	} {
+		if value, ok := f.sysctls[s.name]; ok {
+			checks = append(checks, s.judge(s.name, value))
+		}
 	}
-	// A redirect listener is open to everybody; its rules are not.
-	capturing := "can capture connections by tproxy and by redirect"
-	tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4")
-	switch {
-	case tproxy && !redirect:
-		capturing = "can capture connections by tproxy"
-	case redirect && !tproxy:
-		capturing = "can capture connections by redirect"
-	case !tproxy:
-		capturing = "cannot capture connections as it is; SOCKS5, CONNECT and forward listeners work"
+	return checks
+}
+
+// judgeBuffer judges the three sizes of a buffer that tunes itself.
+func judgeBuffer(what string) func(name, value string) Check {
+	return func(name, value string) Check {
+		sizes := strings.Fields(value)
+		if len(sizes) != 3 {
+			return okCheck(name, "%s", value)
+		}
+		n, err := strconv.ParseInt(sizes[2], 10, 64)
+		most := cc.Bytes(n)
+		if err != nil || most >= leastBuffer {
+			return okCheck(name, "at most %s bytes of a connection", sizes[2])
+		}
+		return Check{
+			Name: name, State: Warn,
+			Found: fmt.Sprintf("at most %s bytes of a connection %s: %.3g Mbit/s at a round trip of 100 ms",
+				sizes[2], what, float64(cc.RateOf(most, 100*time.Millisecond))/1e6),
+			Fix: fmt.Sprintf("sysctl -w %s=\"%s %s %d\"", name, sizes[0], sizes[1], leastBuffer),
+		}
 	}
-	return fmt.Sprintf("penstock run will use the %s tier of the kernel datapath with envelope %s, and %s.", r.Tier,
-		r.Envelope, capturing)
+}
+
+// judgeSwitch judges a setting that should be on.
+func judgeSwitch(off string) func(name, value string) Check {
+	return func(name, value string) Check {
+		if value != "0" {
+			return okCheck(name, "on")
+		}
+		return Check{Name: name, State: Warn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
+	}
+}
+
+// judgeMTUProbing judges the probes for paths that are narrower further on (RFC 4821). With 1 the
+// kernel probes once a connection loses packets without end, with 2 from the start. No socket can
+// set it for itself.
+func judgeMTUProbing(name, value string) Check {
+	if value != "0" {
+		return okCheck(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)
+	}
+	return Check{
+		Name: name, State: Warn,
+		Found: "0: a path that swallows full packets without a word of ICMP (a black hole) stops connections for good",
+		Fix:   "sysctl -w " + name + "=1",
+	}
+}
+
+// judgeSYNCookies judges handshakes that leave no socket behind. TPROXY recognises the rest of a
+// connection by that socket.
+func judgeSYNCookies(name, value string) Check {
+	switch value {
+	case "0":
+		return okCheck(name, "0: in a flood of SYNs clients try again")
+	case "2":
+		return Check{
+			Name: name, State: Warn, Found: "2, always: every connection captured by tproxy is reset",
+			Fix: "sysctl -w " + name + "=1",
+		}
+	}
+	return okCheck(name, "%s: in a flood of SYNs, connections captured by tproxy are reset "+
+		"(with 0 clients try again)", value)
+}
+
+// A port rests for portRest behind a connection. Fewer than fewPorts, or fewOpenPorts where they
+// are reused, are worth a warning.
+const (
+	portRest     = time.Minute
+	fewPorts     = 16384
+	fewOpenPorts = 1024
+)
+
+// judgeLocalPorts judges the number of connections to one server: each takes a local port.
+func (f facts) judgeLocalPorts(name, value string) Check {
+	var first, last int
+	if n, _ := fmt.Sscan(value, &first, &last); n != 2 {
+		return okCheck(name, "%s", value)
+	}
+	ports, reuse := last-first+1, f.sysctls[reusePorts]
+	c := okCheck(name, "%d ports: so many connections to one server", ports)
+	if reuse != "1" {
+		c.Found = fmt.Sprintf("%d ports: %d new connections in a second to one server, as %s is %q", ports,
+			ports/int(portRest.Seconds()), reusePorts, reuse)
+	}
+	if ports < fewOpenPorts || ports < fewPorts && reuse != "1" {
+		c.State = Warn
+		c.Fix = fmt.Sprintf("sysctl -w %s=\"32768 60999\" %s=1", name, reusePorts)
+	}
+	return c
+}
+
+// informOnly describes a setting that is right for some and wrong for others.
+func informOnly(on, off string) func(name, value string) Check {
+	return func(name, value string) Check {
+		if value == "0" {
+			return okCheck(name, "0: %s", off)
+		}
+		return okCheck(name, "%s: %s", value, on)
+	}
+}
+
+// wireGuardTrial names the trial of the kernel's WireGuard.
+const wireGuardTrial = "kernel_wireguard"
+
+// unprivilegedPorts is the setting with the first port that needs no capability.
+const unprivilegedPorts = "net.ipv4.ip_unprivileged_port_start"
+
+// pingGroups is the setting of the groups that may open ping sockets.
+const pingGroups = "net.ipv4.ping_group_range"
+
+// Settings that switch IPv6 off, everywhere and where captured packets are delivered.
+const (
+	ipv6OffAll      = "net.ipv6.conf.all.disable_ipv6"
+	ipv6OffLoopback = "net.ipv6.conf.lo.disable_ipv6"
+)
+
+// grantHint returns how the process gets capabilities. setcap replaces those of a file, so it names
+// useful ones that are there already.
+func (f facts) grantHint(c caps.Set) string {
+	if f.guest && f.capabilities.Has(c) {
+		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
+	}
+	names := strings.Fields((c | f.capabilities&(caps.NetAdmin|caps.NetBindService|ebpfNeeds)).String())
+	return fmt.Sprintf("run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit",
+		strings.ToLower(strings.Join(names, ",")), strings.Join(names, " "))
+}
+
+// joinMissing joins what the datapath misses of one kind.
+func (f facts) joinMissing(kind string) string {
+	var words []string
+	for _, w := range f.lacking {
+		if strings.HasPrefix(w, kind) {
+			words = append(words, w)
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// joinWords joins names; "none" where there are none.
+func joinWords(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, " ")
+}
+
+// addName returns names with another one, once.
+func addName(names []string, name string) []string {
+	if slices.Contains(names, name) {
+		return names
+	}
+	return append(slices.Clone(names), name)
+}
+
+// lookAsRoot is the cure for what this process may not read.
+const lookAsRoot = "run penstock doctor as root, outside of any container"
+
+// untriedCheck returns a check that could not be tried, because no namespace can be made here.
+func (f facts) untriedCheck(c Check) Check {
+	c.State = Warn
+	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
+	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
+	return c
+}
+
+// doubleSetting returns twice a setting, and 10000 where it is unknown or small.
+func (f facts) doubleSetting(name string) string {
+	var n int
+	if _, err := fmt.Sscan(f.sysctls[name], &n); err != nil || n < 5000 {
+		n = 5000
+	}
+	return fmt.Sprint(2 * n)
 }

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketOwner names the process whose socket keeps others from an address; empty: it cannot be found, or its
-// descriptors are not for this user to see.
+// SocketOwner returns the process with the socket that occupies an address; empty: it cannot be
+// found, or this user may not see its descriptors.
 func SocketOwner(network, address string) string {
 	host, text, _ := net.SplitHostPort(address)
 	port, err := strconv.ParseUint(text, 10, 16)
@@ -37,7 +37,7 @@ func SocketOwner(network, address string) string {
 	return ""
 }
 
-// openSockets returns the sockets that take connections or datagrams, of both families.
+// openSockets returns the sockets of both families that take connections or datagrams.
 func openSockets(network string) (open []*netlink.Socket) {
 	list := netlink.SocketDiagTCP
 	if network == "udp" {
@@ -57,7 +57,7 @@ func openSockets(network string) (open []*netlink.Socket) {
 	return open
 }
 
-// processOf names the process that has the socket of an inode number.
+// processOf returns the process with the socket of an inode number.
 func processOf(inode uint32) string {
 	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {

@@ -21,21 +21,24 @@ import (
 // tunDevice is the kernel's door to TUN devices.
 const tunDevice = "/dev/net/tun"
 
-// trialsPatience bounds the child; it needs a hundredth of it.
+// trialsPatience bounds the time of the child, which needs a hundredth of it.
 const trialsPatience = 20 * time.Second
 
-// attempt is how something went that was tried for real.
+// attempt is the result of a trial.
 type attempt struct {
-	Failed string        `json:"failed"` // empty: it worked
-	Errno  syscall.Errno `json:"errno"`  // the system's reason; 0: none
+	// Failed is the error's text; empty: it worked.
+	Failed string `json:"failed"`
+	// Errno is the system's error; 0: none.
+	Errno syscall.Errno `json:"errno"`
 }
 
-// outcome is what the child prints.
+// outcome is the output of the child.
 type outcome struct {
 	Namespace attempt            `json:"namespace"`
 	Trials    map[string]attempt `json:"trials"`
 }
 
+// attemptOf returns an attempt with that result.
 func attemptOf(err error) attempt {
 	if err == nil {
 		return attempt{}
@@ -43,7 +46,7 @@ func attemptOf(err error) attempt {
 	return attempt{Failed: err.Error(), Errno: errnoOf(err)}
 }
 
-// asError is the trial's failure as an error again, for errors.Is as it was.
+// asError returns the failure as an error, for errors.Is as it was.
 func (t attempt) asError() error {
 	if t.Failed == "" {
 		return nil
@@ -51,15 +54,15 @@ func (t attempt) asError() error {
 	return failure(t)
 }
 
-// failure is what went wrong in another process.
+// failure is an error of another process.
 type failure attempt
 
 func (f failure) Error() string { return f.Failed }
 
 func (f failure) Unwrap() error { return f.Errno }
 
-// tryInNamespace applies capture rules and makes devices in a network namespace of
-// their own, with the rights of this process.
+// tryInNamespace applies capture rules and makes devices in a new network namespace, with the
+// rights of this process.
 func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) {
 	over := make(chan struct{})
 	go func() {
@@ -98,7 +101,7 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 	return trials, nil
 }
 
-// tryDevice makes a network device of that kind where the calling thread is, and takes it away.
+// tryDevice makes a network device of a kind where the calling thread is, and removes it.
 func tryDevice(kind string) error {
 	const name = "trial0"
 	if err := capture.MakeInterface(name, kind); err != nil {
@@ -133,8 +136,8 @@ func tryTUN() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// tryInUserNamespace does the same as root of a user namespace, in a child,
-// since a process with threads cannot enter one.
+// tryInUserNamespace makes the trials as root of a user namespace, in a child: a process with
+// threads cannot enter one.
 func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt, error) {
 	runtime.LockOSThread() // the child dies with the thread that starts it
 	defer runtime.UnlockOSThread()
@@ -159,7 +162,7 @@ func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt,
 	return o.Trials, o.Namespace.asError()
 }
 
-// PrintTrials is the whole work of the child that Diagnose starts in a user namespace.
+// PrintTrials is the work of the child that Diagnose starts in a user namespace.
 func PrintTrials(ctx context.Context, w io.Writer) error {
 	trials, err := tryInNamespace(ctx)
 	return json.NewEncoder(w).Encode(outcome{Namespace: attemptOf(err), Trials: trials})

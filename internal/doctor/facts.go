@@ -20,44 +20,73 @@ import (
 	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
-// facts is all that doctor looked at, to be judged.
+// facts has the findings, to be judged.
 type facts struct {
 	version          string
 	release, machine string
 
-	datapath error    // why there is none; nil: there is one
-	envelope string   // that auto comes to
-	beneath  string   // what sockets have whose windows the kernel does not enforce for us
-	lacking  []string // what the datapath misses, in words
-	infoSize int      // bytes of TCP_INFO
-	ebpf     error    // why the eBPF tier cannot be had; nil: it can
-	btf      bool     // the kernel has its type information
+	// datapath is why there is none; nil: there is one.
+	datapath error
+	// envelope is the congestion control that auto comes to.
+	envelope string
+	// beneath is the congestion control of sockets with windows that the kernel does not enforce
+	// for us.
+	beneath string
+	// lacking is what the datapath misses, in words.
+	lacking []string
+	// infoSize is the size of TCP_INFO, in bytes.
+	infoSize int
+	// ebpf is why the eBPF tier cannot be had; nil: it can.
+	ebpf error
+	// btf reports whether the kernel has its type information.
+	btf bool
 
-	available, allowed []string // congestion controls
-	controls           error    // why they are unknown
+	// available and allowed are congestion controls.
+	available, allowed []string
+	// controls is why they are unknown.
+	controls error
 
-	obstacles  []capture.Obstacle // what drops captured connections, and the proxy's own
-	lost       []string           // parts of the rules that have gone
-	inForce    bool               // there are rules that they are obstacles to
-	filters    []string           // forward chains that captured connections do not pass
-	newcomers  []capture.Network  // of this machine, that its rules capture by now
-	filterless error              // why these are unknown
+	// obstacles are chains that drop captured connections, and the proxy's own.
+	obstacles []capture.Obstacle
+	// lost are parts of the rules that have gone.
+	lost []string
+	// inForce reports whether obstacles are those of installed rules.
+	inForce bool
+	// filters are forward chains that captured connections do not pass.
+	filters []string
+	// newcomers are networks of this machine that its rules capture by now.
+	newcomers []capture.Network
+	// filterless is why these four are unknown.
+	filterless error
 
-	sources    []linkstat.Interface // that could tell hints
-	sourceless error                // why they are unknown
+	// sources are interfaces that could give hints.
+	sources []linkstat.Interface
+	// sourceless is why they are unknown.
+	sourceless error
 
-	root           bool // the process's user
-	guest          bool // the process is in a user namespace, where capabilities count for little
-	traceable      bool // others of the same user may look into the process, as user namespaces need
-	capabilities   caps.Set
-	ping           error    // opening a ping socket
-	transparent    [2]error // setting IP_TRANSPARENT, IPV6_TRANSPARENT
-	own, user      error    // why a network namespace, and one in a user namespace, cannot be made
-	trials         map[string]attempt
-	descriptors    proxy.Descriptors
-	sysctls        map[string]string // absent: this kernel does not have it
-	inUserTrials   bool              // trials are those of the user namespace
-	capabilityLoss error             // why capabilities is unknown
+	// root reports whether the process runs as root.
+	root bool
+	// guest reports whether the process is in a user namespace, where capabilities count for
+	// little.
+	guest bool
+	// traceable reports whether others of the same user may look into the process, as user
+	// namespaces need.
+	traceable    bool
+	capabilities caps.Set
+	// ping is the result of opening a ping socket.
+	ping error
+	// transparent has the results of setting IP_TRANSPARENT and IPV6_TRANSPARENT.
+	transparent [2]error
+	// own and user are why a network namespace, and one in a user namespace, cannot be made.
+	own, user   error
+	trials      map[string]attempt
+	descriptors proxy.Descriptors
+	// sysctls are by name; absent: this kernel does not have it.
+	sysctls map[string]string
+	// inUserTrials reports whether trials were made in the user namespace.
+	inUserTrials bool
+	// capabilityLoss is why capabilities is unknown.
+	capabilityLoss error
 }
 
 // sysctlNames are the kernel settings that are judged.
@@ -69,7 +98,7 @@ var sysctlNames = []string{
 	SYNCookies, localPorts, reusePorts, ipv6OffAll, ipv6OffLoopback,
 }
 
-// gatherFacts tries everything once.
+// gatherFacts looks at everything once.
 func gatherFacts(ctx context.Context, p Program) facts {
 	f := facts{
 		version: p.Version, machine: runtime.GOARCH,
@@ -119,7 +148,7 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	return f
 }
 
-// readSettings reads kernel settings where the calling thread is.
+// readSettings reads kernel settings in the namespace of the calling thread.
 func (f facts) readSettings(names ...string) {
 	for _, name := range names {
 		text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
@@ -147,7 +176,7 @@ func maySet(family, level, option int) error {
 	return errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.Close(fd))
 }
 
-// infoSize returns how many bytes of TCP_INFO this kernel has; 0: unknown.
+// infoSize returns the size of this kernel's TCP_INFO in bytes; 0: unknown.
 func infoSize() int {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
