@@ -1,5 +1,8 @@
 // Package doctor reports what this machine and this process can do for Penstock,
 // and how to get what is missing: facts are gathered once, and then judged.
+//
+//	gatherFacts ─▶ facts ─▶ judgeFacts ─▶ Report
+//	     └─ trials: rules and devices in a network namespace, here or in a child
 package doctor
 
 import (
@@ -29,9 +32,11 @@ const (
 
 // Check is one line of the report. Names and groups are for programs, too, and do not change.
 type Check struct {
-	Name  string `json:"name"`
+	Name string `json:"name"`
+	// Group is one of kernel, datapath, capture, hints, tunnels, lab, limits and process.
 	Group string `json:"group"`
 	State State  `json:"state"`
+	// Found describes the state of the machine, in words.
 	Found string `json:"found"`
 	// Fix is what to do; empty where the state is ok.
 	Fix string `json:"fix"`
@@ -40,11 +45,14 @@ type Check struct {
 // Report has the findings of doctor.
 type Report struct {
 	Version string `json:"version"` // of Penstock
-	Kernel  string `json:"kernel"`  // its release
+	// Kernel is the kernel's release.
+	Kernel string `json:"kernel"`
 	// Tier is that of the datapath: ebpf or unprivileged; empty: there is none.
-	Tier     string  `json:"tier"`
-	Envelope string  `json:"envelope"`
-	Checks   []Check `json:"checks"`
+	Tier string `json:"tier"`
+	// Envelope is the congestion control below windows that the relay keeps.
+	Envelope string `json:"envelope"`
+	// Checks are ordered by group.
+	Checks []Check `json:"checks"`
 
 	// Verdict is a sentence for people.
 	Verdict string `json:"-"`
@@ -54,8 +62,10 @@ type Report struct {
 
 // Program describes the program that doctor is a part of.
 type Program struct {
+	// Version is that of Penstock.
 	Version string
-	Clock   func() cc.Time
+	// Clock is that of the datapath.
+	Clock func() cc.Time
 	// Trials are the arguments with which the program calls PrintTrials.
 	Trials []string
 }

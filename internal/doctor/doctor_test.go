@@ -35,7 +35,7 @@ func healthy() facts {
 			{Name: "lan0", Queue: "tbf", Rate: 40_000_000},
 			{Name: "wan0", Queue: "fq_codel"},
 		},
-		root: true, traceable: true,
+		root:         true,
 		capabilities: caps.NetAdmin | caps.NetBindService | caps.SysAdmin | caps.BPF | caps.Perfmon,
 		trials: map[string]attempt{
 			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {},
@@ -51,7 +51,7 @@ func healthy() facts {
 			"net.ipv4.tcp_mtu_probing": "1",
 			"net.ipv4.tcp_syncookies":  "1", "net.ipv4.ip_local_port_range": "32768 60999",
 			"net.ipv4.tcp_tw_reuse": "2", "net.ipv6.conf.all.disable_ipv6": "0", "net.ipv6.conf.lo.disable_ipv6": "0",
-			"net.ipv4.tcp_slow_start_after_idle": "0", "net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "0",
+			"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "0",
 		},
 	}
 }
@@ -266,17 +266,9 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			}, "user_namespaces", Missing,
 			"sysctl -w kernel.unprivileged_userns_clone=1",
 		},
-		"too many user namespaces": {
-			func(f *facts) { f.user = unix.ENOSPC }, "user_namespaces", Missing,
-			"sysctl -w user.max_user_namespaces=254000",
-		},
 		"user namespaces in a container": {
 			func(f *facts) { f.user = unix.EPERM }, "user_namespaces", Missing,
 			"seccomp=unconfined",
-		},
-		"user namespaces by a setcap binary": {
-			func(f *facts) { f.user, f.traceable = unix.EACCES, false },
-			"user_namespaces", Missing, "run a copy",
 		},
 		"a kernel without user namespaces": {
 			func(f *facts) { f.user = unix.EINVAL }, "user_namespaces", Missing,
@@ -388,10 +380,6 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			"SystemCallFilter",
 		},
 
-		"starting over after a pause is for information": {
-			sysctl("net.ipv4.tcp_slow_start_after_idle", "1"),
-			"net.ipv4.tcp_slow_start_after_idle", OK, "",
-		},
 		"not routing is for information": {
 			sysctl("net.ipv4.ip_forward", "0"), "net.ipv4.ip_forward", OK,
 			"",

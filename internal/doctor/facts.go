@@ -68,18 +68,17 @@ type facts struct {
 	root bool
 	// guest reports whether the process is in a user namespace, where capabilities count for
 	// little.
-	guest bool
-	// traceable reports whether others of the same user may look into the process, as user
-	// namespaces need.
-	traceable    bool
+	guest        bool
 	capabilities caps.Set
 	// ping is the result of opening a ping socket.
 	ping error
 	// transparent has the results of setting IP_TRANSPARENT and IPV6_TRANSPARENT.
 	transparent [2]error
 	// own and user are why a network namespace, and one in a user namespace, cannot be made.
-	own, user   error
-	trials      map[string]attempt
+	own, user error
+	// trials are by the name of their check.
+	trials map[string]attempt
+	// descriptors is the budget of file descriptors, for connections and pipes.
 	descriptors proxy.Descriptors
 	// sysctls are by name; absent: this kernel does not have it.
 	sysctls map[string]string
@@ -93,7 +92,7 @@ type facts struct {
 var sysctlNames = []string{
 	"kernel.unprivileged_userns_clone", "user.max_user_namespaces", "kernel.apparmor_restrict_unprivileged_userns",
 	"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_sack", "net.ipv4.tcp_timestamps",
-	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_mtu_probing",
+	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_mtu_probing",
 	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts, pingGroups,
 	SYNCookies, localPorts, reusePorts, ipv6OffAll, ipv6OffLoopback,
 }
@@ -130,8 +129,6 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	f.btf = err == nil
 	f.available, f.allowed, f.controls = kernel.Envelopes() // trying bbr may have loaded it
 	f.capabilities, _, f.capabilityLoss = caps.Held()
-	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
-	f.traceable = err == nil && dumpable == 1
 	users, err := os.ReadFile("/proc/self/uid_map")
 	f.guest = err == nil && strings.Join(strings.Fields(string(users)), " ") != "0 0 4294967295"
 	f.ping = mayPing()

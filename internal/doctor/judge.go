@@ -461,17 +461,10 @@ func (f facts) judgeUserNamespaces() Check {
 		switch {
 		case limits != "":
 			c.Fix = "sysctl -w " + limits
-		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
-			c.Fix = "too many are in use or nested: sysctl -w " +
-				"user.max_user_namespaces=" + f.doubleSetting("user.max_user_namespaces")
-		case !f.traceable:
-			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command " +
-				"-v " +
-				"penstock)\" ~/penstock"
 		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd " +
-				"unit: run " +
-				"outside of it, or start the container with --security-opt seccomp=unconfined"
+			c.Fix = "refused, most likely by a container's seccomp profile, by RestrictNamespaces= of a systemd unit, or " +
+				"since this file has capabilities: run outside of it, with --security-opt seccomp=unconfined, or a copy of " +
+				"the file"
 		default:
 			c.Fix = "boot a kernel with CONFIG_USER_NS=y and CONFIG_NET_NS=y, or run as root"
 		}
@@ -538,7 +531,8 @@ const fewConnections = 1000
 
 // judgedSetting is a setting of the kernel with the function that judges its value.
 type judgedSetting struct {
-	name  string
+	name string
+	// judge returns the check for a value; the value has single spaces.
 	judge func(name, value string) Check
 }
 
@@ -569,8 +563,6 @@ func (f facts) judgeSettings() []Check {
 		{"net.ipv4.tcp_mtu_probing", judgeMTUProbing},
 		{SYNCookies, judgeSYNCookies},
 		{localPorts, f.judgeLocalPorts},
-		{"net.ipv4.tcp_slow_start_after_idle", informOnly("the kernel's window starts over after a pause (cubic and reno "+
-			"only)", "the kernel's window stays as it was over a pause")},
 		{"net.ipv4.ip_forward", informOnly("IPv4 is routed, as capturing other machines' connections needs",
 			"IPv4 is not routed; a router that captures needs 1")},
 		{"net.ipv6.conf.all.forwarding", informOnly("IPv6 is routed, as capturing other machines' connections needs",
@@ -692,6 +684,8 @@ const pingGroups = "net.ipv4.ping_group_range"
 
 // Settings that switch IPv6 off, everywhere and where captured packets are delivered.
 const (
+	// ipv6OffAll switches IPv6 off on all interfaces, and ipv6OffLoopback on lo, where captured
+	// packets are delivered.
 	ipv6OffAll      = "net.ipv6.conf.all.disable_ipv6"
 	ipv6OffLoopback = "net.ipv6.conf.lo.disable_ipv6"
 )
@@ -743,13 +737,4 @@ func (f facts) untriedCheck(c Check) Check {
 	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
 	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
 	return c
-}
-
-// doubleSetting returns twice a setting, and 10000 where it is unknown or small.
-func (f facts) doubleSetting(name string) string {
-	var n int
-	if _, err := fmt.Sscan(f.sysctls[name], &n); err != nil || n < 5000 {
-		n = 5000
-	}
-	return fmt.Sprint(2 * n)
 }

@@ -34,8 +34,10 @@ type attempt struct {
 
 // outcome is the output of the child.
 type outcome struct {
-	Namespace attempt            `json:"namespace"`
-	Trials    map[string]attempt `json:"trials"`
+	// Namespace is the result of making one. Without it there are no trials.
+	Namespace attempt `json:"namespace"`
+	// Trials are by the name of their check.
+	Trials map[string]attempt `json:"trials"`
 }
 
 // attemptOf returns an attempt with that result.
@@ -57,8 +59,10 @@ func (t attempt) asError() error {
 // failure is an error of another process.
 type failure attempt
 
+// Error returns the text of the error in the other process.
 func (f failure) Error() string { return f.Failed }
 
+// Unwrap returns its number, so that errors.Is knows it.
 func (f failure) Unwrap() error { return f.Errno }
 
 // tryInNamespace applies capture rules and makes devices in a new network namespace, with the

@@ -177,7 +177,8 @@ func (t *ruleset) addSet(name string, kind nftables.SetDatatype, elements []elem
 	return s
 }
 
-// beginChain begins a chain. addRule adds to the last one.
+// beginChain begins a chain. addRule adds to the last one, so that a chain and its rules stand
+// together where they are made.
 func (t *ruleset) beginChain(
 	name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, words string,
 ) {
