@@ -119,6 +119,7 @@ func (a *Agent) Unread(since cc.Time) { a.unread.Store(int64(since)) }
 // Connected reports whether an agent is there.
 func (a *Agent) Connected() bool { return a.epoch.Load() != 0 }
 
+// wakeAll lets every flow look at what has changed. Flows are woken without the lock, since each takes that of its group.
 func (a *Agent) wakeAll(now cc.Time) {
 	a.mu.Lock()
 	flows := slices.Collect(maps.Values(a.flows))
@@ -141,6 +142,7 @@ func (a *Agent) sendMessage(b []byte) error {
 	return err
 }
 
+// errGone is the error of a message while no agent is connected.
 var errGone = errors.New("no agent is there")
 
 // Receive takes a datagram of the agent. An error wraps ErrMalformed, and what is behind
@@ -164,6 +166,7 @@ func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 // CountMalformed counts a message that was malformed, as Receive does. It is for those that cannot be handed to it.
 func (a *Agent) CountMalformed() { a.counters.refused[malformed].Add(1) }
 
+// takeMessage acts on one message. Kinds that an agent does not send are counted and ignored.
 func (a *Agent) takeMessage(now cc.Time, m Message) error {
 	switch m.Kind {
 	case KindInstall:
@@ -189,6 +192,8 @@ func (a *Agent) takeMessage(now cc.Time, m Message) error {
 	return nil
 }
 
+// installProgram verifies a program and keeps it for the flows that will name it. A program of a number that is
+// known replaces the former one; flows that run that keep it.
 func (a *Agent) installProgram(in Install) error {
 	p, err := in.Verify()
 	if err != nil {
@@ -237,6 +242,7 @@ func (a *Agent) openFlow(f *Flow) {
 	a.flows[f.id] = f
 }
 
+// closeFlow forgets a flow: later messages about its number are counted as late.
 func (a *Agent) closeFlow(f *Flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

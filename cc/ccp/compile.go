@@ -44,6 +44,7 @@ type variable struct {
 	typ typ
 }
 
+// compiler translates one program. Registers of a class are numbered in the order in which they come.
 type compiler struct {
 	code  Code
 	names map[string]*variable
@@ -124,6 +125,7 @@ func (c *compiler) emitDefinitions(list []decl) {
 	}
 }
 
+// emitInstruction appends an instruction to the code.
 func (c *compiler) emitInstruction(op Op, result, left, right Register) {
 	c.code.Instructions = append(c.code.Instructions, Instruction{op, result, left, right})
 }
@@ -131,6 +133,8 @@ func (c *compiler) emitInstruction(op Op, result, left, right Register) {
 // nextIndex is the index of the next instruction.
 func (c *compiler) nextIndex() uint32 { return uint32(len(c.code.Instructions)) }
 
+// compileEvent translates one (when flag body …): first the flag, then each expression of the body. Temporaries begin
+// anew with each expression, because none of them is used after it.
 func (c *compiler) compileEvent(e clause) error {
 	at := Event{Flag: c.nextIndex()}
 	if err := c.compileFlag(e.flag); err != nil {

@@ -82,6 +82,7 @@ type staged struct {
 // packets counts bytes in packets, each rest with the next.
 type packets struct{ rest cc.Bytes }
 
+// packetsOf returns n bytes in packets of mss bytes, rounded to the nearest with what earlier calls left over.
 func (p *packets) packetsOf(n, mss cc.Bytes) uint64 {
 	p.rest += n
 	whole := max(0, (p.rest+mss/2)/mss)
@@ -89,6 +90,7 @@ func (p *packets) packetsOf(n, mss cc.Bytes) uint64 {
 	return uint64(whole)
 }
 
+// newFlow returns a flow that its fallback decides, until a program of the agent a does; nil: there is no agent at all.
 func newFlow(cfg cc.Config, a *Agent) *Flow {
 	fallback, err := cc.Lookup(fallbackNames()[int(cfg.Params["fallback"])])
 	if err != nil {
@@ -107,6 +109,7 @@ func newFlow(cfg cc.Config, a *Agent) *Flow {
 	return f
 }
 
+// wakeGroup has the flow manager run the flow soon, at now, from another goroutine than its group's.
 func (f *Flow) wakeGroup(now cc.Time) {
 	if f.waker != nil {
 		f.waker(now)
@@ -166,6 +169,7 @@ func (f *Flow) OnTick(s cc.State) {
 	}
 }
 
+// readState takes over the time and the segment size that each call of the algorithm brings.
 func (f *Flow) readState(s cc.State) {
 	f.at = max(f.at, s.Now) // members of a group report in any order within a tick
 	if s.MSS > 0 {

@@ -116,6 +116,7 @@ func (m *machine) execute(s span) bool {
 	return true
 }
 
+// boolValue returns 1 for true, as the programs count.
 func boolValue(b bool) uint64 {
 	if b {
 		return 1

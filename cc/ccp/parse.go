@@ -38,11 +38,13 @@ type parser struct {
 // maxDepth bounds how deep expressions are nested; more have no registers.
 const maxDepth = 32
 
+// failf returns an error that names the line that the parser has come to.
 func (p *parser) failf(format string, args ...any) error {
 	line := 1 + strings.Count(p.text[:p.at], "\n")
 	return fmt.Errorf("%w: line %d: %s", ErrProgram, line, fmt.Sprintf(format, args...))
 }
 
+// skipBlanks skips spaces, tabs and ends of lines.
 func (p *parser) skipBlanks() {
 	for p.at < len(p.text) && strings.IndexByte(" \t\r\n", p.text[p.at]) >= 0 {
 		p.at++
@@ -70,6 +72,7 @@ func (p *parser) takeText(s string) bool {
 	return true
 }
 
+// wantText takes s, and fails where something else is next.
 func (p *parser) wantText(s string) error {
 	if !p.takeText(s) {
 		return p.failf("expected %q before %q", s, p.nextText())
@@ -80,6 +83,7 @@ func (p *parser) wantText(s string) error {
 // nextText is what comes next, for errors.
 func (p *parser) nextText() string { return p.text[p.at:min(len(p.text), p.at+12)] }
 
+// nameByte reports whether names of variables have the byte.
 func nameByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_'
 }
@@ -145,6 +149,7 @@ func (p *parser) parseReport() bool {
 	return p.takeText("(Report")
 }
 
+// parseDecl reads a declaration: (name value) or (volatile name value). Names that begin with __ are the compiler's own.
 func (p *parser) parseDecl() (d decl, err error) {
 	if err := p.wantText("("); err != nil {
 		return d, err
@@ -159,6 +164,7 @@ func (p *parser) parseDecl() (d decl, err error) {
 	return d, p.wantText(")")
 }
 
+// parseEvent reads (when flag expression …), with one expression at least.
 func (p *parser) parseEvent() (c clause, err error) {
 	if err := p.wantText("(when"); err != nil {
 		return c, err
@@ -187,6 +193,8 @@ var operators = map[string]Op{
 	"-": OpSub, "sub": OpSub,
 }
 
+// parseExpr reads an atom, (operation left right), or one of the words without operands. It bounds the depth, because it
+// calls itself and the text comes from another process.
 func (p *parser) parseExpr() (n node, err error) {
 	p.skipComments()
 	if !p.takeText("(") {
@@ -219,6 +227,7 @@ func (p *parser) parseExpr() (n node, err error) {
 	return n, p.wantText(")")
 }
 
+// parseAtom reads a constant, a number or the name of a variable.
 func (p *parser) parseAtom() (node, error) {
 	switch {
 	case p.takeText("true"):

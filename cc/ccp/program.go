@@ -202,6 +202,7 @@ func (m Install) Verify() (*Program, error) {
 	return p, nil
 }
 
+// spanWithin returns the n entries from from on, unless some of them are beyond total.
 func spanWithin(from, n, total uint32) (span, bool) {
 	ok := from <= total && n <= total-from
 	return span{int(from), int(from) + int(n)}, ok

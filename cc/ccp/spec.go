@@ -11,6 +11,7 @@ import (
 // Family is the first word of the algorithms' names: ccp:NAME is what agent NAME decides.
 const Family = "ccp"
 
+// init makes every name ccp:NAME known to the registry. Which agents there are is known only where a proxy is configured.
 func init() {
 	cc.RegisterFamily(Family, func(name string) (cc.Spec, error) {
 		if err := CheckName(name); err != nil {
@@ -37,6 +38,7 @@ func CheckName(name string) error {
 // registry, the fallback decides alone.
 func (a *Agent) Spec() cc.Spec { return specFor(a.name, a) }
 
+// specFor describes the algorithm ccp:name. With a nil agent the fallback decides alone, as in the registry's lists.
 func specFor(name string, a *Agent) cc.Spec {
 	return cc.Spec{
 		Name: Family + ":" + name,

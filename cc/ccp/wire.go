@@ -102,6 +102,7 @@ type Change struct {
 // Ready tells the agent that a datapath has started.
 type Ready struct{ Datapath uint32 }
 
+// appendHeader appends what each message begins with: kind, length in bytes with the header, and flow.
 func appendHeader(b []byte, k Kind, length int, flow uint32) []byte {
 	b = le.AppendUint16(b, uint16(k))
 	b = le.AppendUint16(b, uint16(length))
@@ -242,6 +243,7 @@ func (m Message) Create() (Create, error) {
 	return c, nil
 }
 
+// readAddr is the reverse of appendAddr.
 func readAddr(b []byte) netip.AddrPort {
 	var four [4]byte
 	binary.BigEndian.PutUint32(four[:], le.Uint32(b))
@@ -303,6 +305,7 @@ func (m Message) Install() (Install, error) {
 	return out, nil
 }
 
+// readRegister reads five bytes: the class and the number.
 func readRegister(b []byte) Register { return Register{Class(b[0]), le.Uint32(b[1:])} }
 
 // Change decodes a KindChange or a KindUpdate. As portus does, the number of updates may

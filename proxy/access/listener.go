@@ -141,6 +141,7 @@ func (l *Listener) checkPlaces() error {
 	return errors.Join(errs...)
 }
 
+// checkUsers wants a name of its own and one password for each user.
 func (l *Listener) checkUsers() error {
 	var errs []error
 	seen := check.Taken{}

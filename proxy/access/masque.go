@@ -37,6 +37,7 @@ type TLS struct {
 	ClientCA string `yaml:"client_ca" pem:"yes"`
 }
 
+// isZero reports whether no key was set.
 func (m *MASQUESettings) isZero() bool {
 	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open
 }

@@ -80,6 +80,7 @@ type quickPeer struct {
 	fresh        bool // nothing stands below the head yet
 }
 
+// parseLine reads line n. Comments wait until it is known which section they belong to.
 func (p *quickParser) parseLine(n int, line string) error {
 	if i := strings.IndexByte(line, '#'); i >= 0 {
 		comment := strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
@@ -199,6 +200,7 @@ func (p *quickParser) endSection(line int) error {
 	return nil
 }
 
+// setKey takes over a key of the present section.
 func (p *quickParser) setKey(key, value string) (err error) {
 	switch p.section {
 	case "[interface]":
@@ -223,6 +225,7 @@ func wordOr(s, otherwise string) string {
 	return s
 }
 
+// setInterface takes over a key of [Interface], and passes over those that only wg-quick acts on.
 func (p *quickParser) setInterface(key, value string) (err error) {
 	switch key {
 	case "privatekey":
@@ -246,6 +249,7 @@ func (p *quickParser) setInterface(key, value string) (err error) {
 	return err
 }
 
+// setPeer takes over a key of [Peer].
 func (p *quickParser) setPeer(key, value string) (err error) {
 	q := p.peer
 	switch key {

@@ -59,6 +59,7 @@ func (w *WireGuardSettings) Path() Datapath {
 	return w.Datapath
 }
 
+// isZero reports whether no key was set.
 func (w *WireGuardSettings) isZero() bool {
 	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
 		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == "" && len(w.ReachableFrom) == 0
@@ -82,6 +83,7 @@ func (l *Listener) checkWireGuard() error {
 	return errors.Join(append(errs, check.Within("wireguard", l.WireGuard.checkKeys()))...)
 }
 
+// checkKeys is about the keys of the section alone.
 func (w *WireGuardSettings) checkKeys() error {
 	var errs []error
 	switch hasKey := w.PrivateKeyFile != "" || w.PrivateKey != (Key{}); {
@@ -113,6 +115,7 @@ func (w *WireGuardSettings) checkKeys() error {
 	return errors.Join(append(errs, err)...)
 }
 
+// checkKeys is about one peer; pool is where others have their addresses.
 func (p Peer) checkKeys(pool []netip.Prefix) error {
 	var errs []error
 	if err := p.CheckExit(pool, "exit: true"); err != nil {

@@ -40,6 +40,7 @@ func closesFlow(b []byte) bool {
 	return err == nil && r.Program == 0
 }
 
+// newAsked returns an asked without questions.
 func newAsked() *asked {
 	return &asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
 }
@@ -63,6 +64,7 @@ func (a *asked) noteSent(now cc.Time, b []byte) {
 	}
 }
 
+// isAnswered reports whether p was answered or forgotten: its flow waits since another time, or no longer.
 func (a *asked) isAnswered(p pending) bool {
 	at, waits := a.since[p.flow]
 	return !waits || at != p.at

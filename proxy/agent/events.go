@@ -17,6 +17,7 @@ type events struct {
 	fd   int // file's
 }
 
+// newEvents watches a socket by an epoll instance of its own, which a goroutine can wait for like for a file.
 func newEvents(socket int) (*events, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -55,4 +56,5 @@ func (e *events) waitForEvent() error {
 	return errors.Join(failed, err)
 }
 
+// closeFile ends the watch. The socket itself stays open.
 func (e *events) closeFile() { _ = e.file.Close() }

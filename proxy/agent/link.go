@@ -104,6 +104,7 @@ func Start(cfg Config) (*Link, error) {
 	return l, nil
 }
 
+// newLink returns a link that does not connect yet, with the paths that cfg leaves out.
 func newLink(cfg Config) (l *Link, err error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)

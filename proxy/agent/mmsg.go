@@ -34,6 +34,7 @@ func (t *datagrams) setBuffer(i int, b []byte) {
 	t.headers[i].SetIovlen(1)
 }
 
+// moveMessages makes the system call, sendmmsg or recvmmsg, for the first n datagrams, and returns how many it moved.
 func (t *datagrams) moveMessages(call, fd uintptr, n, flags int) (moved int, err error) {
 	first := unsafe.Pointer(&t.headers[0])
 	got, _, errno := unix.RawSyscall6(call, fd, uintptr(first), uintptr(n), uintptr(flags), 0, 0)
@@ -62,6 +63,8 @@ type batch struct {
 	bytes [together][ccp.MaxFromAgent + 1]byte
 }
 
+// newBatch returns a batch with a buffer for each datagram. A datagram that fills its buffer is longer than any that
+// an agent may send.
 func newBatch() *batch {
 	b := new(batch)
 	for i := range b.bytes {

@@ -35,11 +35,13 @@ type about struct {
 	flow uint32
 }
 
+// aboutOf reads the header of a message of this process.
 func aboutOf(b []byte) about {
 	m, _, _ := ccp.Next(b) // never malformed: this process made it
 	return about{m.Kind, m.Flow}
 }
 
+// isEmpty reports whether no message waits.
 func (q *backlog) isEmpty() bool { return len(q.messages) == 0 }
 
 // noteScarce notes that room is scarce.
@@ -171,6 +173,7 @@ func (l *Link) transmitMessage(b []byte) error {
 	return l.sendAndArm()
 }
 
+// notifyChannel wakes the reader of a channel of one place. Notifications that it has not read count as one.
 func notifyChannel(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

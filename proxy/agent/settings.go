@@ -71,6 +71,7 @@ func (s *Settings) checkSockets() error {
 	return errors.Join(checkSocket("socket", s.SocketPath()), checkSocket("reply", s.ReplyPath()))
 }
 
+// checkSocket wants a whole path that fits the address of a Unix socket.
 func checkSocket(key, path string) error {
 	if !filepath.IsAbs(path) || len(path) > ccp.MaxReply {
 		return check.Errorf(key, "%q is no whole path of at most %d bytes, such as %s", path, ccp.MaxReply, ccp.DefaultSocket)

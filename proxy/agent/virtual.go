@@ -123,6 +123,7 @@ func (v *Virtual) Close() error {
 	return unix.Close(v.fd)
 }
 
+// wrapError names the agent in an error.
 func (v *Virtual) wrapError(err error) error {
 	return fmt.Errorf("agent %q at %s: %w", v.cfg.Name, v.cfg.Socket, err)
 }

@@ -50,6 +50,7 @@ func checkBounds(data []byte) error {
 	return nil
 }
 
+// tooMuch is the error of a bound that a token exceeds.
 func tooMuch(tk *token.Token, format string, most int) error {
 	return &yaml.SyntaxError{Message: fmt.Sprintf(format+"; the configuration has far fewer", most), Token: tk}
 }

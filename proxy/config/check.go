@@ -157,6 +157,7 @@ func (c *Config) KernelRules(l *access.Listener) []policy.RuleSettings {
 // sockets are the addresses that are listened on.
 type sockets []socket
 
+// socket is an address that is listened on, with the key that names it.
 type socket struct {
 	key, network, address string
 	host                  netip.Addr // unspecified: all of its family, and of both where it is IPv6
@@ -204,6 +205,7 @@ func (c Config) Warnings() (out []string) {
 	return out
 }
 
+// findWarnings asks each section, and compares those that affect each other.
 func (c *Config) findWarnings() (out []string) {
 	for i := range c.Listeners {
 		l := &c.Listeners[i]

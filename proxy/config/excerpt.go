@@ -145,6 +145,7 @@ var (
 // escape. The ends of lines and tabs stay.
 func Printable(s string) string { return escapeControls(s, true) }
 
+// escapeControls escapes what is not printable. With lines, ends of lines and tabs stay.
 func escapeControls(s string, lines bool) string {
 	fine := func(r rune) bool {
 		return unicode.IsPrint(r) && r != utf8.RuneError || lines && (r == '\n' || r == '\t')

@@ -37,6 +37,7 @@ func fieldsIn(key string, v reflect.Value) iter.Seq2[string, fieldIn] {
 	return func(yield func(string, fieldIn) bool) { eachField(key, v, yield) }
 }
 
+// eachField yields the fields of v, the outer before the inner, and reports whether yield wants more.
 func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bool {
 	switch v.Kind() {
 	case reflect.Slice:

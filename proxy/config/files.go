@@ -37,6 +37,7 @@ type files struct {
 	saved bool                   // all is in read; there is nothing to look at elsewhere
 }
 
+// newFiles returns the files of a configuration at a path. None is read yet.
 func newFiles(config string) *files {
 	return &files{dir: filepath.Dir(config), read: map[string]file{}, seen: map[string]fs.FileInfo{}}
 }
@@ -287,6 +288,7 @@ func withoutPath(err error) error {
 	return err
 }
 
+// fileKind says what is there instead of a regular file.
 func fileKind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():

@@ -30,6 +30,7 @@ type reading struct {
 	wrong  []*Error
 }
 
+// newReading begins with what a file may leave out.
 func newReading() *reading { return &reading{Config: defaultConfig(), places: places{}} }
 
 // readShape reads a configuration: each value may stand where it does, whatever others
@@ -159,6 +160,8 @@ func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 	}
 }
 
+// decodeMapping reads keys with values into the fields of a struct, or into a map. Unknown keys are mistakes, and the
+// nearest known one is suggested.
 func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	m, ok := node.(ast.MapNode)
 	if !ok {
@@ -344,6 +347,7 @@ func (p places) locateError(err error) *Error {
 	return out
 }
 
+// parentKey returns the key that holds another; empty: the whole file.
 func parentKey(key string) string {
 	return key[:max(0, strings.LastIndexAny(key, ".["))]
 }
@@ -367,6 +371,7 @@ func setThrough(v, read reflect.Value) {
 // maxShown is how much of a value or an unknown key a message shows, in bytes.
 const maxShown = 64
 
+// cutText bounds how much of a value or key a message shows.
 func cutText(s string) string {
 	if len(s) > maxShown {
 		return s[:maxShown] + "…"
@@ -437,6 +442,7 @@ func fromYAMLError(err error) *Error {
 	return e
 }
 
+// markToken takes over the place of a token.
 func (e *Error) markToken(tk *token.Token) {
 	if tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
@@ -466,4 +472,5 @@ func nameTab(e *Error, data []byte) {
 	}
 }
 
+// oneLine joins the lines of a message, so that each mistake has one.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

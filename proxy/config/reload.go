@@ -56,6 +56,7 @@ func cannotChange(key string) error {
 	return reloadErrorf(key, "cannot change while running; put the old value back, or restart the proxy")
 }
 
+// reloadErrorf is an error about a key of a configuration that was checked: it has no place in a file.
 func reloadErrorf(key, format string, args ...any) error {
 	return places(nil).locateError(check.Errorf(key, format, args...))
 }

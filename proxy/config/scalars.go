@@ -216,6 +216,7 @@ func Set(v any, s string) error {
 	return nil
 }
 
+// parseRate reads a rate in bits per second with its unit. Zero is refused, because it would stop a connection.
 func parseRate(s string) (cc.Rate, error) {
 	v, err := cc.ParseRate(s)
 	if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" &&
@@ -228,6 +229,7 @@ func parseRate(s string) (cc.Rate, error) {
 	return v, err
 }
 
+// parseDuration reads a time as Go writes it, not negative. A bare 0 is refused: its unit would be a guess.
 func parseDuration(s string) (time.Duration, error) {
 	v, err := time.ParseDuration(s)
 	if err != nil || v < 0 {
@@ -256,6 +258,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return v, nil
 }
 
+// parseAddr reads the address of one host, without a zone.
 func parseAddr(s string) (netip.Addr, error) {
 	v, err := netip.ParseAddr(s)
 	if err != nil || v.Zone() != "" || v.IsUnspecified() {
@@ -264,6 +267,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	return v.Unmap(), nil
 }
 
+// parseMark reads 32 bits, decimal or 0x…; 0: no mark.
 func parseMark(s string) (Mark, error) {
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {

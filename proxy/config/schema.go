@@ -30,6 +30,7 @@ func Schema() map[string]any {
 	return s
 }
 
+// schemaOf returns the schema of a type of the configuration. A type that it does not know panics, in every test.
 func schemaOf(t reflect.Type) object {
 	if s, ok := scalars[t]; ok {
 		return maps.Clone(s.schema)

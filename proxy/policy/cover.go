@@ -65,6 +65,7 @@ func coversAll[T any](outer, inner []T, covers func(outer, inner T) bool) bool {
 	return true
 }
 
+// coversPrefix reports whether outer has every address of inner.
 func coversPrefix(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }

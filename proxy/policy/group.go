@@ -83,6 +83,7 @@ func ParseGroup(s string) (Group, error) {
 	return Group{by: bySource, v4: int(v4), v6: int(v6)}, nil
 }
 
+// expandFor returns the key of the group that a connection is in. Its parts are apart by |.
 func (g Group) expandFor(f Facts, d direction) string {
 	by := g.by
 	switch {

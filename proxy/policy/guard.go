@@ -50,6 +50,7 @@ var classes = []class{
 	{"for protocol assignments only", false, mustPrefixes("192.0.0.0/24")},
 }
 
+// mustPrefixes parses constants.
 func mustPrefixes(list ...string) []netip.Prefix {
 	out := make([]netip.Prefix, len(list))
 	for i, s := range list {

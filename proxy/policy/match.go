@@ -58,6 +58,7 @@ func ParsePorts(s string) (PortRange, error) {
 	return PortRange{uint16(a), uint16(b)}, nil
 }
 
+// containsPort reports whether a port is in the range.
 func (r PortRange) containsPort(port uint16) bool { return r.First <= port && port <= r.Last }
 
 // String writes the range so that ParsePorts reads it.
@@ -68,6 +69,7 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
+// checkMatch finds what no configuration can say, but a caller can.
 func (m Match) checkMatch() error {
 	for _, p := range slices.Concat(m.Sources, m.Destinations) {
 		if !p.IsValid() || p.Addr().Is4In6() {

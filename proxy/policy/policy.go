@@ -104,6 +104,7 @@ func New(rules []Rule, defaults Rule) (*Policy, error) {
 	return p, nil
 }
 
+// checkRule finds what the rule cannot mean.
 func (r Rule) checkRule() error {
 	if r.SendProxy < 0 || r.SendProxy > 2 {
 		return fmt.Errorf("PROXY protocol version %d; there are 1 and 2", r.SendProxy)
@@ -123,6 +124,7 @@ func (r Rule) checkRule() error {
 	return nil
 }
 
+// checkTerms finds rates, classes and algorithms that do not work.
 func (t Terms) checkTerms() error {
 	if t.Weight < 0 || t.MaxRate < 0 || t.ConnectionRate < 0 {
 		return fmt.Errorf("weight and maximum rates cannot be negative")
@@ -221,6 +223,7 @@ func (r *Rule) namelessVerdict() Verdict {
 	return Verdict{Rule: r.Name, Refuse: "it shows no server name", SendProxy: r.SendProxy}
 }
 
+// verdictFor returns the verdict on a connection that the rule matches.
 func (r *Rule) verdictFor(f Facts) Verdict {
 	v := Verdict{Rule: r.Name, Refuse: r.Refuse, SendProxy: r.SendProxy, KeepDSCP: r.KeepDSCP}
 	if r.Refuse == "" {
@@ -232,6 +235,7 @@ func (r *Rule) verdictFor(f Facts) Verdict {
 	return v
 }
 
+// flowTerms returns the terms of the side that sends, with the group of this connection.
 func (t Terms) flowTerms(f Facts, d direction) flow.Terms {
 	name := t.Algorithm
 	if name == "" {
@@ -297,6 +301,7 @@ func (p *Policy) Verdicts() []Verdict {
 	return append(out, p.defaults.verdictFor(Facts{}))
 }
 
+// unmapAddrPort makes an IPv4 address of one that is mapped into IPv6, so that prefixes of IPv4 match it.
 func unmapAddrPort(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }

@@ -55,6 +55,7 @@ const (
 	helloRandomLength = 32
 )
 
+// tlsServerName returns the server name of a ClientHello; more: it is not whole yet.
 func tlsServerName(b []byte) (name string, more bool) {
 	hello, more, ok := handshakeMessage(b)
 	if !ok || more {
@@ -257,6 +258,7 @@ func notToken(r rune) bool {
 	return notLabel(r) && !strings.ContainsRune("!#$%&'*+.^`|~", r)
 }
 
+// notPrinted reports whether a character is a control character.
 func notPrinted(r rune) bool { return r < ' ' || r == 0x7f }
 
 // requestHeader returns b up to the first empty line, and whether there is one.
@@ -315,6 +317,7 @@ func hostName(s string) (name string, ok bool) {
 	return strings.ToLower(s), true
 }
 
+// notLabel reports whether a character is in no name of a host.
 func notLabel(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'
 }
