@@ -149,12 +149,12 @@ func (l *ManagedLink) advance(now cc.Time) {
 	l.now = max(l.now, now)
 	for l.lanes.n > 0 && l.next <= l.now {
 		l.aqm.settle(l.next, &l.lanes)
-		l.take(l.next)
+		l.dequeuePacket(l.next)
 	}
 }
 
-// take takes one packet out of the queue, to send or to drop it.
-func (l *ManagedLink) take(now cc.Time) {
+// dequeuePacket takes one packet out of the queue, to send or to drop it.
+func (l *ManagedLink) dequeuePacket(now cc.Time) {
 	i := l.aqm.pick(now, &l.lanes)
 	p := l.lanes.pop(i)
 	d := Departure{Lane: i, Size: p.size}

@@ -73,8 +73,8 @@ type arrival struct {
 	echo   cc.Time // when the newest acknowledgement that its sender had heard was sent; 0: none
 }
 
-// take notes an arrival at now and reports whether its segment is new.
-func (r *receiver) take(now cc.Time, a arrival) bool {
+// addArrival notes an arrival at now and reports whether its segment is new.
+func (r *receiver) addArrival(now cc.Time, a arrival) bool {
 	r.log = append(r.log, a)
 	if r.newest == 0 || now.Sub(r.newest) > minRTO {
 		r.quick = quickAcks

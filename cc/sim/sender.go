@@ -302,7 +302,7 @@ func (s *sender) arrive(a arrival) {
 		return
 	}
 	s.stats.cameThrough(s.w.now)
-	if s.rcv.take(s.w.now, a) {
+	if s.rcv.addArrival(s.w.now, a) {
 		s.stats.delivered(s.w.now, a.size)
 		if s.rcv.upTo == s.cfg.Bytes { // 0: no end
 			s.stats.received = s.w.now
@@ -312,7 +312,7 @@ func (s *sender) arrive(a arrival) {
 		s.ask.took(s.rcv.upTo)
 	}
 	if s.win != nil {
-		s.win.take(a)
+		s.win.noteArrival(a)
 	}
 	at, ok := s.rcv.acknowledges(s.w.now)
 	if !ok {

@@ -83,7 +83,7 @@ func TestReceiver(t *testing.T) {
 		fresh bool
 		next  int64
 	}{{0, true, 1}, {2, true, 1}, {2, false, 1}, {4, true, 1}, {1, true, 3}, {0, false, 3}, {3, true, 5}} {
-		assert.Equal(t, c.fresh, r.take(start, arrival{n: c.n}), "segment %d", c.n)
+		assert.Equal(t, c.fresh, r.addArrival(start, arrival{n: c.n}), "segment %d", c.n)
 		assert.Equal(t, c.next, r.next, "segment %d", c.n)
 	}
 	assert.Empty(t, r.above)
@@ -110,7 +110,7 @@ func TestReceiverDelaysAsLinuxDoes(t *testing.T) {
 	r := receiver{delay: 40 * ms}
 	// come has a segment arrive and tells whether it is acknowledged at once.
 	come := func(a arrival) bool {
-		r.take(now, a)
+		r.addArrival(now, a)
 		at, ok := r.acknowledges(now)
 		if !ok || at != now {
 			return false

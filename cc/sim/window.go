@@ -73,8 +73,8 @@ func (w *window) edge() cc.Bytes {
 	return w.last
 }
 
-// take notes an arrival, before it is acknowledged.
-func (w *window) take(a arrival) {
+// noteArrival notes an arrival, before it is acknowledged.
+func (w *window) noteArrival(a arrival) {
 	w.size = min(w.size+2*cc.DefaultMSS, max(w.size, min(w.clamp, mostWindow)))
 	if len(w.s.rcv.above) > 0 && a.n > w.s.rcv.next {
 		w.holes++

@@ -176,7 +176,7 @@ func parseAxis(text string) (a cc.MDIAxis, err error) {
 
 // train makes the runs, learns from them and writes what was learned.
 func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
-	if err := output.Check(f.output); err != nil {
+	if err := output.CheckPath(f.output); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	var runs [][]cc.MDIEpoch

@@ -100,7 +100,7 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 		if path == "" {
 			continue
 		}
-		if err := output.Check(path); err != nil {
+		if err := output.CheckPath(path); err != nil {
 			return nil, nil, nil, fmt.Errorf("--%s: %w", flag, err)
 		}
 	}

@@ -147,7 +147,7 @@ of a volume of data as the rate and the time come to.`,
 			if d < time.Second {
 				return cli.BadInput(fmt.Errorf("--duration is %v, but must be 1s at least", d))
 			}
-			if err := output.Check(names[1]); err != nil { // before the time that it takes
+			if err := output.CheckPath(names[1]); err != nil { // before the time that it takes
 				return cli.BadInput(err)
 			}
 			ctx, stop := interruptible(cmd)
@@ -201,7 +201,7 @@ func writeTraceTo(name string, t *sim.Trace) error {
 
 // written makes a file; a place where there can be none is the user's to mend.
 func written(name string, write func(io.Writer) error) error {
-	if err := output.Check(name); err != nil {
+	if err := output.CheckPath(name); err != nil {
 		return cli.BadInput(err)
 	}
 	return output.Write(name, write)

@@ -100,8 +100,8 @@ func apart(t testing.TB, who agents.Agents, link sim.LinkConfig, length time.Dur
 	if builtIn == "cubic" {
 		builtIn = "cubic:hystart=off" // the agent has none
 	}
-	theirs, theirDelays := perRTT(t, who.Run, "ccp:"+who[0].Name, link, length)
-	own, ownDelays := perRTT(t, who.Run, builtIn, link, length)
+	theirs, theirDelays := perRTT(t, who.RunScenario, "ccp:"+who[0].Name, link, length)
+	own, ownDelays := perRTT(t, who.RunScenario, builtIn, link, length)
 	return distance(theirs, own), distance(theirDelays, ownDelays)
 }
 
@@ -121,8 +121,8 @@ func TestAgentsSendAsTheBuiltInAlgorithmsDo(t *testing.T) {
 
 func TestVirtualTimeRepeats(t *testing.T) {
 	who := start(t, "cubic")
-	first, firstDelays := perRTT(t, who.Run, "ccp:cubic", links(t)["drop"], 3*time.Second)
-	again, againDelays := perRTT(t, who.Run, "ccp:cubic", links(t)["drop"], 3*time.Second)
+	first, firstDelays := perRTT(t, who.RunScenario, "ccp:cubic", links(t)["drop"], 3*time.Second)
+	again, againDelays := perRTT(t, who.RunScenario, "ccp:cubic", links(t)["drop"], 3*time.Second)
 	assert.Equal(t, first, again)
 	assert.Equal(t, firstDelays, againDelays)
 }
@@ -166,7 +166,7 @@ func completions(t *testing.T, who agents.Agents, algorithm string) (small, all 
 		total += f.Bytes
 		s.Flows = append(s.Flows, f)
 	}
-	result, err := who.Run(s)
+	result, err := who.RunScenario(s)
 	require.NoError(t, err)
 	for i, f := range result.Flows {
 		if f.Received == 0 {

@@ -56,7 +56,7 @@ func TestTheExampleOfThePageUsesTheLink(t *testing.T) {
 	who := agents.Agents{{Name: "example", Socket: socket}}
 	link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 160}
 	const length = 10 * time.Second
-	rates, _ := perRTT(t, who.Run, "ccp:example", link, length)
+	rates, _ := perRTT(t, who.RunScenario, "ccp:example", link, length)
 	assert.Greater(t, total(rates)*8/length.Seconds(), 0.8*12e6, "bit/s")
 }
 

@@ -76,9 +76,6 @@ const maxDefinitions = 10
 var riddle = regexp.MustCompile(`(?i)\b(?:whose|nobody|somebody|likewise|meanwhile|(?:is|are) told|` +
 	`so (?:many|much)|tells whether|has it be|of (?:those|which)|who sends|lest)\b`)
 
-// stillCommon are names that are defined more often today. None is to be added.
-var stillCommon = map[string]int{"Check": 11, "Run": 11, "take": 12}
-
 // wellKnown are the functions that the language calls, and methods of the standard library's interfaces.
 var wellKnown = []string{
 	"init", "main", "Close", "Error", "Read", "Write", "String", "Unwrap", "UnmarshalYAML", "MarshalJSON",
@@ -180,7 +177,7 @@ func (c *nameCounts) exceeded(folder string, limits nameLimits) (wrong []string)
 // commonNames returns the names that are defined more than maxDefinitions times, one sentence each.
 func (c *nameCounts) commonNames() (wrong []string) {
 	for name, times := range c.defined {
-		if times > max(maxDefinitions, stillCommon[name]) && !c.methods[name] && !slices.Contains(wellKnown, name) {
+		if times > maxDefinitions && !c.methods[name] && !slices.Contains(wellKnown, name) {
 			wrong = append(wrong, fmt.Sprintf("%s is defined %d times, above %d: say what it acts on",
 				name, times, maxDefinitions))
 		}

@@ -207,8 +207,8 @@ func (a Agents) Simulate(s sim.Scenario, play func(sim.Scenario) error) (err err
 	return nil
 }
 
-// Run is sim.Run with their decisions.
-func (a Agents) Run(s sim.Scenario) (r sim.Result, err error) {
+// RunScenario is sim.Run with their decisions.
+func (a Agents) RunScenario(s sim.Scenario) (r sim.Result, err error) {
 	err = a.Simulate(s, func(s sim.Scenario) (err error) {
 		r, err = sim.Run(s)
 		return err

@@ -68,7 +68,7 @@ func serveOldForm(in, out string) error {
 func playOldForm(t *testing.T, there agents.Agents) {
 	t.Helper()
 	play := func() float64 {
-		result, err := there.Run(sim.Scenario{
+		result, err := there.RunScenario(sim.Scenario{
 			Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 40}, Duration: 2 * time.Second,
 			Up:    sim.LinkConfig{Delay: 20 * time.Millisecond},
 			Flows: []sim.FlowConfig{{Algorithm: "ccp:" + there[0].Name}},

@@ -115,7 +115,7 @@ func TestACommandStartsAnAgent(t *testing.T) {
 			Down: sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 40}, Duration: time.Second,
 			Flows: []sim.FlowConfig{{Algorithm: "ccp:" + a.Name}},
 		}
-		result, err := there.Run(scenario)
+		result, err := there.RunScenario(scenario)
 		require.NoError(t, err, a.Name)
 		assert.Positive(t, result.Flows[0].Throughput)
 	}
@@ -126,7 +126,7 @@ func TestACommandStartsAnAgent(t *testing.T) {
 	_, _, err = commanded(t, "dies", "sh -c 'echo no; exit 1'").Start()
 	assert.ErrorContains(t, err, "ended: no")
 	t.Setenv(crashing, "1")
-	_, err = commanded(t, "crashes", os.Args[0]).Run(sim.Scenario{
+	_, err = commanded(t, "crashes", os.Args[0]).RunScenario(sim.Scenario{
 		Down: sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 40}, Duration: time.Second,
 		Flows: []sim.FlowConfig{{Algorithm: "ccp:crashes"}},
 	})

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check finds out whether Write can make a file at path, so that a mistake shows
+// CheckPath finds out whether Write can make a file at path, so that a mistake shows
 // before a long run. It leaves nothing behind.
-func Check(path string) error {
+func CheckPath(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeNamedPipe != 0 {
 		if err := unix.Access(path, unix.W_OK); err != nil { // opened and closed, it would end for its reader
 			return &fs.PathError{Op: "open", Path: path, Err: err}

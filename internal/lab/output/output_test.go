@@ -33,7 +33,7 @@ func say(words string) func(io.Writer) error {
 func TestAFileAppearsWholeOrNotAtAll(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "out.png")
-	require.NoError(t, output.Check(path))
+	require.NoError(t, output.CheckPath(path))
 	assert.NoFileExists(t, path, "a check leaves nothing")
 	failed := errors.New("the disk is full")
 	broken := func(w io.Writer) error {
@@ -61,17 +61,17 @@ func TestARestOfAnEarlierProcessHindersNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.csv")
 	rest := fmt.Sprintf("%s/.out.csv.%d", filepath.Dir(path), os.Getpid())
 	require.NoError(t, os.WriteFile(rest, []byte("half"), 0o600))
-	require.NoError(t, output.Check(path))
+	require.NoError(t, output.CheckPath(path))
 	require.NoError(t, output.Write(path, say("one")))
 	assert.Equal(t, "one", content(t, path))
 }
 
 func TestWhatCannotBeMadeIsKnownBefore(t *testing.T) {
 	dir := t.TempDir()
-	require.Error(t, output.Check(dir))
-	require.Error(t, output.Check(filepath.Join(dir, "none", "x")))
-	require.Error(t, output.Check("/proc/x.png"))
-	require.NoError(t, output.Check("/dev/null"))
+	require.Error(t, output.CheckPath(dir))
+	require.Error(t, output.CheckPath(filepath.Join(dir, "none", "x")))
+	require.Error(t, output.CheckPath("/proc/x.png"))
+	require.NoError(t, output.CheckPath("/dev/null"))
 	require.NoError(t, output.Write("/dev/null", say("x")))
 	info, err := os.Stat("/dev/null")
 	require.NoError(t, err)
@@ -87,7 +87,7 @@ func TestANamedPipeIsOpenedOnce(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = unix.Close(reader) }()
 	seen := []unix.PollFd{{Fd: int32(reader), Events: unix.POLLIN}}
-	require.NoError(t, output.Check(path))
+	require.NoError(t, output.CheckPath(path))
 	_, err = unix.Poll(seen, 0)
 	require.NoError(t, err)
 	assert.Zero(t, seen[0].Revents)
@@ -177,7 +177,7 @@ func TestStandardOutputGoesOn(t *testing.T) {
 	t.Cleanup(func() { os.Stdout = stdout })
 	os.Stdout = file
 	fmt.Println("first")
-	require.NoError(t, output.Check(file.Name()))
+	require.NoError(t, output.CheckPath(file.Name()))
 	require.NoError(t, output.Write(file.Name(), say("page\n")))
 	records, err := output.Append(file.Name())
 	require.NoError(t, err)

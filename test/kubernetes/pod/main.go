@@ -69,7 +69,7 @@ func main() {
 		}
 		show(got)
 	case "knock":
-		client.Timeout = time.Minute // a busy machine refuses nobody
+		client.Timeout = time.Minute // a busy machine is slow, and refuses no client
 		ctx, end := context.WithCancel(ctx)
 		go func() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // however it ends
