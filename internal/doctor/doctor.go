@@ -49,7 +49,7 @@ type Report struct {
 	Kernel string `json:"kernel"`
 	// Tier is that of the datapath: ebpf or unprivileged; empty: there is none.
 	Tier string `json:"tier"`
-	// Envelope is the congestion control below windows that the relay keeps.
+	// Envelope is what auto comes to: ebpf, or a congestion control of the kernel.
 	Envelope string `json:"envelope"`
 	// Checks are ordered by group.
 	Checks []Check `json:"checks"`

@@ -27,7 +27,7 @@ type facts struct {
 
 	// datapath is why there is none; nil: there is one.
 	datapath error
-	// envelope is the congestion control that auto comes to.
+	// envelope is what auto comes to: ebpf, or a congestion control of the kernel.
 	envelope string
 	// beneath is the congestion control of sockets with windows that the kernel does not enforce
 	// for us.
@@ -56,7 +56,7 @@ type facts struct {
 	filters []string
 	// newcomers are networks of this machine that its rules capture by now.
 	newcomers []capture.Network
-	// filterless is why these four are unknown.
+	// filterless is why the fields above, from obstacles on, are unknown.
 	filterless error
 
 	// sources are interfaces that could give hints.

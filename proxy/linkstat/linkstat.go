@@ -36,7 +36,7 @@ type Config struct {
 	Clock func() cc.Time
 	// Users counts the senders to the hosts in prefixes; nil: they are not known.
 	Users func([]netip.Prefix) Users
-	// Hint takes a hint for the hosts in a prefix, and returns how many flows it is for.
+	// Hint takes a hint for the hosts in a prefix, and returns how many groups of flows took it.
 	Hint func(netip.Prefix, cc.Hint) int
 	// Log may be nil: silent.
 	Log *slog.Logger

@@ -87,7 +87,7 @@ func (s *shaper) closeWindow() {
 	s.queue = nil
 }
 
-// noteRoom runs under the flow's locks once there is room. It must not send, so endIdleSessions
+// noteRoom is called by the flow once there is room. It must not send there, so endIdleSessions
 // does.
 func (s *shaper) noteRoom() {
 	if s.pending.Swap(true) {
