@@ -29,8 +29,8 @@ import (
 //	phase       runs on                            ends with
 //	greeting    a goroutine of the setup pool; the  the client's destination, or a rejection
 //	            accepting loop if noHandshake
-//	dialling    the loop of the client leg; the     a server leg, or a rejection; skips deciding if
-//	            setup pool for a tunnel's legs      the rules ask for no server name
+//	dialling    the loop of the client leg; the     a server leg, or a rejection
+//	            setup pool for a tunnel's legs
 //	deciding    a goroutine of the setup pool       a server name, the server's first byte, or a timeout
 //	relaying    the loop of both legs; where they   the end or failure of one leg
 //	            share none, a goroutine for each
@@ -40,7 +40,9 @@ import (
 //	            waits for acknowledgements
 //	closed      nothing                             -
 //
-// tearDown ends every phase from any goroutine. A rejection goes from the first three phases past closed.
+// The phase deciding is skipped if the rules ask for no server name, and draining if both legs end in good order and
+// the kernel delivers their last bytes. tearDown ends every phase, from any goroutine. A connection that is rejected
+// ends in one of the first three.
 type phase uint8
 
 const (
@@ -156,6 +158,7 @@ func (c *connection) greetAndDial() {
 	}
 	c.decidedBy = c.env.currentSettings()
 	began := c.env.Clock()
+	// Names are resolved inside the dial, so that its time counts as part of it.
 	c.dialServer(func(server datapath.Conn, err error) {
 		if err == nil {
 			c.listener.dial.Observe(c.env.Clock().Sub(began))
@@ -209,7 +212,7 @@ func (c *connection) greetClient() *rejection {
 	c.up.early = early
 	c.phase = dialling
 	c.mu.Unlock()
-	if c.counted == nil {
+	if c.counted == nil { // the client was behind a proxy, and its address is known only now
 		c.counted = c.env.limits.enterSource(source{host: datapath.Host(chosen.Source.Addr())})
 		if c.counted == nil {
 			return c.refuseClient(&refusal{
@@ -236,6 +239,7 @@ func (c *connection) clientWire() wire {
 // address right before it is tried, be it resolved or given.
 func (c *connection) dialServer(done func(datapath.Conn, error)) {
 	timeout := c.decidedBy.cfg.Limits.DialTimeout
+	// An address inside a tunnel is dialled through it, in user space, which may wait.
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.tunnelTo(to.Addr()); via != nil && err == nil {
 			if err := c.permitTarget(to); err != nil {
@@ -258,11 +262,11 @@ func (c *connection) dialServer(done func(datapath.Conn, error)) {
 		Host:    c.chosen.Host,
 		Mark:    uint32(c.decidedBy.cfg.Mark),
 		Hops:    c.chosen.Hops,
-		Near:    c.client.conn,
+		Near:    c.client.conn, // the loop of the client leg serves the server leg, too
 		Guard:   c.permitOutside,
 		Timeout: timeout,
 	}
-	if c.listener.cfg.KeepClient {
+	if c.listener.cfg.KeepClient { // the kernel chooses the port
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
 	}
 	if c.decidedBy.policy.KeepsDSCP() {
@@ -387,6 +391,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 			return c.refuseClient(err)
 		}
 	}
+	// After this answer the client cannot be sent an error in its protocol.
 	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
 		return c.resetBoth(RejectedClientGone, err)
 	}
@@ -432,7 +437,7 @@ func (c *connection) resetBoth(reason Reason, err error) *rejection {
 // decideByName waits for the server name and chooses one of the prospects by it.
 func (c *connection) decideByName() *rejection {
 	c.decidedOn.ServerName = c.awaitServerName()
-	settled := c.isHeaderSettled()
+	settled := c.isHeaderSettled() // then attachServer has sent it
 	if r := c.applyNameVerdict(); r != nil {
 		return r
 	}
@@ -481,7 +486,7 @@ func (c *connection) awaitServerName() string {
 	stop := c.boundPeek()
 	defer stop()
 
-	// A client that says nothing takes no memory of the pool.
+	// A client that says nothing takes no memory of the pool: the first Peek waits for one byte.
 	var first [1]byte
 	spoke := false
 	if err := client.Peek(first[:], func([]byte) bool { spoke = true; return true }); err != nil || !spoke {
@@ -508,7 +513,7 @@ func (c *connection) boundPeek() (stop func()) {
 		_ = client.SetReadDeadline(expired)
 		close(fired)
 	})
-	heard := make(chan struct{})
+	heard := make(chan struct{}) // closed: the goroutine has left the server leg alone
 	go func() {
 		defer close(heard)
 		p, ok := server.(datapath.Peeker)
@@ -574,7 +579,7 @@ func receivedDSCP(conn datapath.Conn) uint8 {
 
 // startRelaying puts the verdict into force and runs both directions.
 func (c *connection) startRelaying() {
-	c.prospects = nil
+	c.prospects = nil // their memory is not needed while the connection lives
 	if c.verdict.KeepDSCP {
 		c.carryDSCP()
 	}
@@ -621,7 +626,7 @@ func (c *connection) openDirections() error {
 	return c.up.startUnder(&v.Up, &v.FromClient, &bounds)
 }
 
-// runDirections runs both directions until the connection is over: on the
+// runDirections returns at once. It runs both directions until the connection is over: on the
 // loop of both legs, or, where they share none, each on a new goroutine. A goroutine that has
 // greeted and dialled has a stack several times as large as an idle direction needs.
 func (c *connection) runDirections() {
@@ -635,7 +640,8 @@ func (c *connection) runDirections() {
 	}
 	for _, d := range []*direction{&c.down, &c.up} {
 		d.wake = make(chan struct{}, 1)
-		if d.unbound {
+		// A goroutine waits inside a write, where moveBytes could not set the bound any more.
+		if d.unbounded {
 			d.boundInflow()
 		}
 		go func() {
@@ -660,7 +666,7 @@ func (c *connection) stepBoth() {
 		case over:
 			d.carrier.Release()
 			if l := c.finishDirection(d, e); l != nil {
-				go func() {
+				go func() { // a loop must not wait for acknowledgements
 					c.abortLeg(l)
 					c.onDirectionEnd()
 				}()
@@ -685,6 +691,7 @@ func (c *connection) applyCurrentRules(done *Reloaded) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.env.currentSettings()
+	// decidedOn is complete only once c is relayed; startRelaying then calls this.
 	if c.phase < relaying || c.decidedBy == now {
 		return
 	}
@@ -699,7 +706,7 @@ func (c *connection) applyCurrentRules(done *Reloaded) {
 		d               *direction
 		sends, receives *flow.Terms
 	}{{&c.down, &v.Down, &v.FromServer}, {&c.up, &v.Up, &v.FromClient}} {
-		counted := done.Moved + done.Kept
+		counted := done.Moved + done.Kept // a direction counts once, for sending or receiving
 		each.d.applyTerms(each.sends, done)
 		moved, err := each.d.applyReceiveTerms(each.receives)
 		if err != nil {
@@ -727,6 +734,7 @@ func (c *connection) isPeerRevoked() bool {
 	if to.TargetPeer == "" {
 		return false
 	}
+	// The address may have no peer any more, or another one.
 	via, err := c.tunnelTo(to.Target.Addr())
 	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
@@ -870,7 +878,7 @@ func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 		if n == 0 || err != nil {
 			return
 		}
-		if n != last {
+		if n != last { // acknowledgements count as activity for the timeout
 			last = n
 			c.noteActivity()
 		}
@@ -897,10 +905,11 @@ func (c *connection) tearDown(cause Cause, err error) {
 		c.setCause(cause, err)
 	}
 	client, server, cancel := c.client.conn, c.server.conn, c.cancel
-	if client == nil {
+	if client == nil { // the greeting is not over
 		client = c.accepted
 	}
 	c.mu.Unlock()
+	// Without mu, because cancel may call back into a step that takes it.
 	if cancel != nil {
 		cancel()
 	}
@@ -978,6 +987,8 @@ func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
 	case greeting, dialling, deciding: // have timeouts of their own
 		limit = 0
 	}
+	// Bytes that are still being delivered count as activity. Only quiet connections are
+	// asked, because that is a system call.
 	if limit > 0 && quiet >= limit/2 && c.hasDelivered(now) {
 		quiet = 0
 	}
@@ -1041,6 +1052,7 @@ func (c *connection) resetIfPeerGone() {
 		if !idle || !isAborted(l.gone.conn) {
 			continue
 		}
+		// The bytes that came before the reset are delivered first.
 		if e, ok := l.other.conn.(datapath.Ending); ok {
 			if n, err := e.Undelivered(); err == nil && n > 0 {
 				return // the next look, once it has arrived
@@ -1094,6 +1106,7 @@ func (c *connection) destinationHosts() [2]netip.Addr {
 func (c *connection) fillInfo(out *FlowInfo, now cc.Time) {
 	down, up := out.Down.Control[:0], out.Up.Control[:0]
 	c.mu.Lock()
+	// The legs are asked for their state without mu, because that may be a system call.
 	*out = FlowInfo{
 		ID: c.id, Listener: c.listener.cfg.Name, State: c.phase.publicState(),
 		Source: c.clientAddress(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,

@@ -85,40 +85,40 @@ func (r *relay) noteActivity() { r.active.Store(int64(r.env.Clock())) }
 //
 // Between two calls of moveBytes everything that is read and not yet written is in early and in carrier.
 //
-//	field                        written by                       read by
-//	terms, receives, flow, hold  reloads, runner; under relay.mu  runner; others under relay.mu
-//	earlier                      reloads, under relay.mu          any, under relay.mu
-//	free                         reloads, runner; under relay.mu  any
-//	read, written, spliced       runner                           any
-//	finished                     runner                           any
-//	wake                         made before it runs              any
-//	all others                   runner                           runner
+//	field                           written by                       read by
+//	terms, receives, flow, receive  reloads, runner; under relay.mu  runner; others under relay.mu
+//	earlier                         reloads, under relay.mu          any, under relay.mu
+//	allowance                       reloads, runner; under relay.mu  any
+//	read, written, spliced          runner                           any
+//	finished                        runner                           any
+//	wake                            made before it runs              any
+//	all others                      runner                           runner
 type direction struct {
-	relay    *relay
-	src, dst *leg
-	terms    *flow.Terms         // for sending to dst, part of a verdict
-	receives *flow.Terms         // for the receive window that src advertises, part of a verdict
-	earlier  []AlgorithmCounters // under the algorithms that terms had before
-	flow     *flow.Flow          // nil: unmanaged, or not managed yet
-	hold     *receiveControl     // of src's receive window; nil: too little has come yet
-	free     atomic.Int64        // bytes that may be underway before a flow is opened; below 0: none need be
-	underway int64               // upper bound of the bytes underway while there is no flow
-	carrier  datapath.Carrier
-	early    []byte  // was read from src before the relay began, and is written first
-	granted  int     // bytes stored that may be written
-	filled   int     // bytes of the last read, while any is stored
-	ending   error   // how src has ended; it takes effect once all stored bytes are written
-	inflow   *inflow // bounds what src takes in; nil: no bound, or none yet
-	piece    int     // bytes to read at once at present
-	maxPiece int
-	wake     chan struct{} // holds a token when a refused Take may succeed; nil: a loop runs the direction
+	relay     *relay
+	src, dst  *leg
+	terms     *flow.Terms         // for sending to dst, part of a verdict
+	receives  *flow.Terms         // for the receive window that src advertises, part of a verdict
+	earlier   []AlgorithmCounters // under the algorithms that terms had before
+	flow      *flow.Flow          // nil: unmanaged, or not managed yet
+	receive   *receiveControl     // of src's receive window; nil: too little has come yet
+	allowance atomic.Int64        // bytes that may be underway before a flow is opened; below 0: none need be
+	underway  int64               // upper bound of the bytes underway while there is no flow
+	carrier   datapath.Carrier
+	early     []byte  // was read from src before the relay began, and is written first
+	granted   int     // bytes stored that may be written
+	filled    int     // bytes of the last read, while any is stored
+	ending    error   // how src has ended; it takes effect once all stored bytes are written
+	inflow    *inflow // bounds what src takes in; nil: no bound, or none yet
+	piece     int     // bytes to read at once at present
+	maxPiece  int
+	wake      chan struct{} // holds a token when a refused Take may succeed; nil: a loop runs the direction
 
 	read, written, spliced atomic.Int64 // bytes
 	finished               atomic.Bool
 	up                     bool // from the client to the server
 	enforces               bool // dst enforces the window: grants are needed for a maximum rate alone
 	waited                 bool // the last read could not be written in one go
-	unbound                bool // src takes in what it likes, and is bounded once much comes or dst is slower
+	unbounded              bool // src takes in what it likes, and is bounded once much comes or dst is slower
 }
 
 // directionName returns the direction's name in logs.
@@ -165,13 +165,13 @@ func (d *direction) startUnder(terms, receives *flow.Terms, limits *directionLim
 	d.read.Store(int64(len(d.early)))
 	d.maxPiece = limits.piece
 	d.piece = d.maxPiece
-	_, d.unbound = d.src.conn.(datapath.Receiver)
-	d.unbound = d.unbound && limits.boundsInflow
+	_, d.unbounded = d.src.conn.(datapath.Receiver)
+	d.unbounded = d.unbounded && limits.boundsInflow
 	if isManaged(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}
 	free := unmanagedAllowance(terms)
-	d.free.Store(free)
+	d.allowance.Store(free)
 	if free != 0 {
 		return nil
 	}
@@ -189,10 +189,11 @@ type directionLimits struct {
 func (d *direction) openFlow() error {
 	d.relay.mu.Lock()
 	defer d.relay.mu.Unlock()
-	if d.free.Swap(unmanaged) < 0 {
+	if d.allowance.Swap(unmanaged) < 0 {
 		return nil
 	}
 	to, flows := d.dst.conn, d.relay.env.Flows
+	// The leg is asked first: whether it enforces the window decides how the flow counts bytes in flight.
 	enforces := to.Enforce(enforcedLimits(d.terms), flows.Shard(*d.terms))&datapath.HoldWindow != 0
 	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
 	f, err := flows.Open(d.relay.env.Clock(), *d.terms, leg)
@@ -200,6 +201,7 @@ func (d *direction) openFlow() error {
 		return fmt.Errorf("proxy: %s: %w", d.directionName(), err)
 	}
 	d.flow, d.enforces = f, enforces
+	// Reports begin only now, so that none comes before the flow is there.
 	to.Observe(f.Report)
 	return nil
 }
@@ -209,8 +211,8 @@ func (d *direction) closeFlows(now cc.Time) {
 	if d.flow != nil {
 		d.flow.Close(now)
 	}
-	if d.hold != nil {
-		d.hold.closeFlow(now)
+	if d.receive != nil {
+		d.receive.closeFlow(now)
 	}
 }
 
@@ -219,9 +221,9 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
 		return
 	}
-	if d.free.Load() >= 0 {
+	if d.allowance.Load() >= 0 { // no flow is open, so any terms will do
 		d.terms = t
-		d.free.Store(unmanagedAllowance(t))
+		d.allowance.Store(unmanagedAllowance(t))
 		done.Moved++
 		return
 	}
@@ -250,8 +252,8 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 // applyReceiveTerms bounds the receive window of src by other terms, and reports whether
 // that changes anything. relay.mu is held.
 func (d *direction) applyReceiveTerms(t *flow.Terms) (moved bool, err error) {
-	if d.hold != nil {
-		return d.hold.applyTerms(d.relay.env.Clock(), t)
+	if d.receive != nil {
+		return d.receive.applyTerms(d.relay.env.Clock(), t)
 	}
 	_, can := d.src.conn.(datapath.Advertiser)
 	moved = can && !reflect.DeepEqual(t, d.receives)
@@ -294,7 +296,7 @@ func (d *direction) moveBytes() (progress, end) {
 		switch err := d.drainStored(); {
 		case err == nil:
 		case errors.Is(err, datapath.ErrWait):
-			if d.unbound {
+			if d.unbounded {
 				d.boundInflow()
 			}
 			return waits, end{}
@@ -315,7 +317,7 @@ func (d *direction) moveBytes() (progress, end) {
 			d.relay.noteActivity()
 			d.filled, d.waited = n, false
 			moved += n
-			if d.unbound && d.read.Load() >= datapath.SmallBuffer { // the kernel takes in far more after such a read
+			if d.unbounded && d.read.Load() >= datapath.SmallBuffer { // the kernel takes in far more after such a read
 				d.boundInflow()
 			}
 		}
@@ -353,17 +355,17 @@ func (d *direction) onArrived(got int64) {
 	if cc.Bytes(got) < flow.ReceiveBulk {
 		return
 	}
-	if d.hold == nil {
+	if d.receive == nil {
 		d.relay.mu.Lock()
-		d.hold = newReceiveControl(d.src.conn, &d.relay.env.Parts, d.receives)
+		d.receive = newReceiveControl(d.src.conn, &d.relay.env.Parts, d.receives)
 		d.relay.mu.Unlock()
 	}
-	d.hold.onRead(got)
+	d.receive.onRead(got)
 }
 
 // boundInflow bounds what src takes in from now on.
 func (d *direction) boundInflow() {
-	d.unbound = false
+	d.unbounded = false // this is done once
 	from, ok := d.src.conn.(datapath.Receiver)
 	if !ok {
 		return
@@ -386,7 +388,7 @@ func (d *direction) drainStored() error {
 			d.granted = granted
 			d.waited = d.waited || granted < n
 		}
-		inKernel := d.carrier.Splicing()
+		inKernel := d.carrier.Splicing() // asked before the write, which may end it
 		n, err := d.writeStored(d.granted)
 		d.noteWritten(n)
 		if inKernel {
@@ -479,7 +481,7 @@ func (d *direction) takeGrant(n int) (int, error) {
 // manageIfNeeded opens the flow if n bytes more would exceed what may be underway without one. It first asks
 // the transport how much of what was sent is still undelivered.
 func (d *direction) manageIfNeeded(n int) error {
-	free := d.free.Load()
+	free := d.allowance.Load()
 	if free < 0 {
 		return nil
 	}
@@ -487,6 +489,7 @@ func (d *direction) manageIfNeeded(n int) error {
 	if d.underway <= free {
 		return nil
 	}
+	// The bound has counted all bytes since the last question. Most of them may have arrived.
 	if e, ok := d.dst.conn.(datapath.Ending); ok {
 		if left, err := e.Undelivered(); err == nil && int64(left)+int64(n) <= free {
 			d.underway = int64(left) + int64(n)
@@ -518,8 +521,8 @@ func (d *direction) fillInfo(out *DirectionInfo) {
 
 // receiveInfo returns the state of src's receive window. relay.mu is held.
 func (d *direction) receiveInfo() HoldingInfo {
-	if d.hold != nil {
-		return d.hold.currentInfo()
+	if d.receive != nil {
+		return d.receive.currentInfo()
 	}
 	return HoldingInfo{Algorithm: cmp.Or(d.receives.Algorithm, policy.Unmanaged)}
 }

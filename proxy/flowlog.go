@@ -33,6 +33,7 @@ type flowLog struct {
 
 // takeLine reports whether a line may be written now, and how many were left out since the last. all lifts the bound.
 func (l *flowLog) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
+	// A token bucket, counted as the time that its missing tokens take to come back.
 	const each = time.Second / linesPerSecond
 	const most = linesAtOnce * each
 	l.mu.Lock()
@@ -43,7 +44,7 @@ func (l *flowLog) takeLine(now cc.Time, all bool) (skipped uint64, ok bool) {
 		l.skipped++
 		return 0, false
 	}
-	l.debt = min(l.debt+each, most)
+	l.debt = min(l.debt+each, most) // lines at level debug are not owed beyond that
 	skipped, l.skipped = l.skipped, 0
 	return skipped, true
 }
@@ -98,6 +99,7 @@ func directionAttrs(name string, d *DirectionInfo, leg *datapath.Info) slog.Attr
 	if unwritten := d.Read - d.Written; unwritten > 0 {
 		attrs = append(attrs, slog.Int64("undelivered", int64(unwritten)))
 	}
+	// A flow measures round trips itself. An unmanaged direction has those of its transport alone.
 	srtt, minRTT := leg.SRTT, leg.MinRTT
 	if d.Managed {
 		srtt, minRTT = d.Flow.SRTT, d.Flow.MinRTT

@@ -38,6 +38,7 @@ func Open(
 	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
 ) (*Kernel, error) {
+	// The ticks of the datapath call the agents, so these are started first.
 	links, err := startAgents(cfg.Agents, clock, log)
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -52,6 +53,7 @@ func Open(
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks())
 	}
+	// Each tick of the datapath serves one shard of the flows.
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	routes, err := ingress.OpenRoutes()
@@ -69,6 +71,7 @@ func Open(
 			log.Warn("a socket was handed over that no listener has", "address", s.at.String())
 		}
 	}
+	// The Server knows legs by their interface, so that tests can replace the kernel.
 	dial := func(d kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
 		return dp.Connect(d, func(conn *kernel.Conn, err error) {
 			if err != nil {
@@ -172,6 +175,7 @@ func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
 	}
+	// The listener closes its descriptor when a reload drops it. The original stays for a reload that brings it back.
 	f := os.NewFile(uintptr(fd), given[i].at.String())
 	ln, err := net.FileListener(f) // with a descriptor of its own
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -187,6 +191,7 @@ func sameAddress(address string, is net.Addr) bool {
 	if err != nil || !ok || want.Port != has.Port || want.Zone != has.Zone {
 		return false
 	}
+	// An address without a host, such as ":443", stands for every address.
 	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
 }
 
@@ -200,6 +205,7 @@ func openWay(
 		if err == nil || l.WireGuard.Path() == access.DatapathKernel || !access.Netstack {
 			return way, err // there is nothing else
 		}
+		// With datapath auto the tunnel works in user space, too.
 		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
 	}
 	if l.Mode.Tunnels() {
@@ -258,7 +264,7 @@ func (a agents) updateCertificates(list []agent.Settings) {
 
 // wrapTick wraps a tick of the kernel datapath, so that the messages of its flows to agents leave together at its end.
 func (a agents) wrapTick(tick func(shard int, now cc.Time) cc.Time) (before func(), on func(int, cc.Time) cc.Time) {
-	if len(a) == 0 {
+	if len(a) == 0 { // nothing is sent
 		return nil, tick
 	}
 	return func() {

@@ -21,8 +21,8 @@ import (
 //	gone                -                 -                  draining it
 type reloadPlan struct {
 	env     *environment
-	present *settings
-	next    *config.Config
+	present *settings                  // in force until the plan is committed
+	next    *config.Config             // checked
 	counts  map[string]*listenerTotals // of listeners that are present or drain, by name
 
 	listeners []*listenerState // of next, in its order
@@ -68,6 +68,7 @@ func (p *reloadPlan) makeChanges(open []*listenerState) error {
 			}
 		}
 	}
+	// Opening fails most often, so it comes before the changes, which are harder to undo.
 	for i := range p.next.Listeners {
 		if kept[i] == nil {
 			if err := p.open(i); err != nil {
@@ -133,6 +134,7 @@ func (p *reloadPlan) change(i int, old *listenerState) error {
 	}
 	p.commits = append(p.commits, commit)
 	p.undoing = append(p.undoing, func() { // commit has not been called
+		// An error could not be helped: this was in force before.
 		_, _ = old.Apply(newWayConfig(&p.present.cfg, old.cfg, DescriptorBudget(&p.present.cfg)))
 		if len(at) > 0 { // peers that were removed come back without their sessions
 			old.Tunnel().Resume(at)
@@ -221,6 +223,7 @@ func explainOpenError(i int, cfg access.Listener, present []*listenerState, err 
 // isTunnelPort reports whether a tunnel in force has the port of a listener.
 func isTunnelPort(cfg access.Listener, present []*listenerState) bool {
 	_, port, _ := net.SplitHostPort(cfg.Address)
+	// The hosts are not compared: either may stand for every address of the machine.
 	for _, l := range present {
 		if _, theirs, _ := net.SplitHostPort(l.cfg.Address); l.cfg.Mode.Tunnels() && theirs == port &&
 			l.cfg.Network() == cfg.Network() {

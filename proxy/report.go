@@ -234,7 +234,7 @@ type route struct {
 	opened   uint64
 	active   int
 	closed   map[Cause]uint64
-	down, up DirectionCounters
+	down, up DirectionCounters // of connections that are over
 	duration *datapath.Durations
 }
 
@@ -251,6 +251,7 @@ func (t *totals) countOpened(k routeKey, peer, down, up string) (r *route, p *Pe
 		r = &route{routeKey: k, closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
 		t.routes[k] = r
 	}
+	// Algorithms are listed from the first connection on, so that their metrics begin at 0.
 	r.down.addAlgorithm(AlgorithmCounters{Algorithm: down})
 	r.up.addAlgorithm(AlgorithmCounters{Algorithm: up})
 	r.opened++
@@ -339,7 +340,7 @@ func addRetransmitted(peers []PeerCounters, f *FlowInfo) {
 
 // configuredNames are the names of a configuration.
 type configuredNames struct {
-	rules    map[string]bool
+	rules    map[string]bool // with the empty name, of the defaults
 	listsAll map[string]bool // by listener: whether it has no peers but those that it lists
 	peers    map[peerKey]bool
 }

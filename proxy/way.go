@@ -53,7 +53,7 @@ func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfi
 // socketWay is a TCP listener as a Way.
 type socketWay struct {
 	*ingress.Socket
-	log *slog.Logger
+	log *slog.Logger // for the configurations that Apply passes on
 }
 
 // Apply implements Way.
@@ -166,6 +166,7 @@ func kernelRules(r policy.RuleSettings) []kernelspace.Rule {
 		Refuse: r.Refuse != "", Sources: r.Match.Sources, Targets: r.Match.Destinations,
 		TCP: r.Match.Protocol == policy.TCP, UDP: r.Match.Protocol == policy.UDP, ICMP: r.Match.Protocol == policy.ICMP,
 	}
+	// A refusal covers every form of an address, such as NAT64; an allowance covers the plain one.
 	if rule.Refuse {
 		rule.Targets = policy.Refused(rule.Targets)
 	}
@@ -190,6 +191,7 @@ func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	// A tunnel stays with the kernel, so a configuration for user space alone is refused.
 	if next.KernelLacks != nil {
 		return nil, fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
 	}
