@@ -1,6 +1,20 @@
-// Package datapath defines a leg of a proxied connection that reports what became
-// of its bytes. The packages below it implement legs over kernel TCP, over TCP in
-// user space, and over QUIC.
+// Package datapath defines a leg of a proxied connection that reports what became of its bytes.
+// The packages below it implement legs over kernel TCP, over TCP in user space, and over QUIC.
+//
+// Every leg is a Conn. A leg that can do more implements more of these, and the relay asks for
+// them:
+//
+//	interface     what for                                                 legs
+//	Ending        a RST is passed on as a RST, behind what came before it  all
+//	Peeker        rules look at a connection's first bytes                 all
+//	ReadyReader   an idle connection holds no memory                       kernel, netstack
+//	Carriage      bytes pass without a copy                                kernel
+//	Receiver,     the peer's sending is held back while its queue grows    kernel; Advertiser: netstack too
+//	Advertiser
+//	Marker        packets keep their DSCP                                  kernel, netstack
+//	KeepAliver    a vanished peer is noticed                               kernel
+//
+// Package datapathtest checks all that Conn promises of any implementation.
 package datapath
 
 import (

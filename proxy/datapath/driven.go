@@ -2,10 +2,10 @@ package datapath
 
 import "errors"
 
-// ErrWait is what Read, Write and carriers return in place of waiting while a loop drives a
-// leg: it is worth trying again once the loop says so.
+// ErrWait is what Read, Write and carriers return in place of waiting while a loop drives a leg:
+// it is worth trying again once the loop says so.
 var ErrWait = errors.New("datapath: not yet")
 
-// KeepAliver is implemented by legs that find out by themselves that their peer has
-// vanished only once they are asked to: a short connection ends before that matters.
+// KeepAliver is implemented by legs that find out by themselves that their peer has vanished only
+// once they are asked to: a short connection ends before that matters.
 type KeepAliver interface{ KeepAlive() error }

@@ -18,6 +18,7 @@ const (
 
 func (f family) String() string { return [...]string{"IPv6", "IPv4"}[f] }
 
+// familyOf returns the family of an address; IPv4 in its IPv6 form is IPv4.
 func familyOf(a netip.Addr) family {
 	if a.Unmap().Is4() {
 		return ipv4
@@ -38,7 +39,7 @@ type addresses struct {
 	pending  int              // lookups under way
 	delay    <-chan time.Time // until then IPv4 addresses wait for IPv6 ones; nil: they do not
 	waiting  [2][]netip.Addr  // by family
-	turn     family           // whose address is next, if there is one
+	turn     family           // the family of the next address, if it has one
 	failures [2]error         // of lookups
 	dropped  bool
 }
@@ -61,8 +62,8 @@ func lookUp(ctx context.Context, host Host) *addresses {
 	return a
 }
 
-// add takes an answer.
-func (a *addresses) add(from answer) {
+// addAnswer takes an answer.
+func (a *addresses) addAnswer(from answer) {
 	a.pending--
 	a.failures[from.family] = from.err
 	if a.dropped {
@@ -77,8 +78,8 @@ func (a *addresses) add(from answer) {
 	}
 }
 
-// LookUp returns the addresses of a host, those of the families in turn. Once those of one family have come it waits
-// no longer than lookUpDelay for the others.
+// LookUp returns the addresses of a host, those of the families in turn. Once those of one family
+// have come it waits no longer than lookUpDelay for the others.
 func LookUp(ctx context.Context, host Host) ([]netip.Addr, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -87,36 +88,37 @@ func LookUp(ctx context.Context, host Host) ([]netip.Addr, error) {
 	for patient := true; patient && a.pending > 0; {
 		select {
 		case answer := <-a.answers:
-			a.add(answer)
+			a.addAnswer(answer)
 			late = time.After(lookUpDelay)
 		case <-late:
 			patient = !a.hasAny()
 		}
 	}
 	if !a.hasAny() {
-		return nil, &Error{Host: host.Name, lookups: a.failures, last: a.failure(context.Cause(ctx))}
+		return nil, &Error{Host: host.Name, lookups: a.failures, last: a.decisiveFailure(context.Cause(ctx))}
 	}
 	var all []netip.Addr
 	for a.hasAny() {
-		all = append(all, a.next())
+		all = append(all, a.takeNext())
 	}
 	return all, nil
 }
 
+// hasAny reports whether an address waits to be tried.
 func (a *addresses) hasAny() bool { return len(a.waiting[ipv6])+len(a.waiting[ipv4]) > 0 }
 
-// ready tells whether there is an address that may be tried now.
-func (a *addresses) ready() bool {
+// isReady reports whether there is an address that may be tried now.
+func (a *addresses) isReady() bool {
 	return a.delay == nil && a.hasAny()
 }
 
-// mayHaveMore tells whether there is an address, or may be one once the lookups are over.
+// mayHaveMore reports whether there is an address, or may be one once the lookups are over.
 func (a *addresses) mayHaveMore() bool {
 	return a.pending > 0 || a.hasAny()
 }
 
-// next takes an address, of the families in turn (RFC 8305 §4).
-func (a *addresses) next() netip.Addr {
+// takeNext takes an address, of the families in turn (RFC 8305 §4).
+func (a *addresses) takeNext() netip.Addr {
 	f := a.turn
 	if len(a.waiting[f]) == 0 {
 		f = 1 - f
@@ -127,15 +129,15 @@ func (a *addresses) next() netip.Addr {
 	return addr
 }
 
-// drop forgets the addresses, also those that are still to come.
-func (a *addresses) drop() {
+// dropAll forgets the addresses, also those of lookups that go on.
+func (a *addresses) dropAll() {
 	a.dropped = true
 	a.waiting = [2][]netip.Addr{}
 }
 
-// failure is why there was no address to try: preferably one that another lookup may not have, else why the dial has
-// ended.
-func (a *addresses) failure(ended error) error {
+// decisiveFailure returns why there was no address to try: preferably one that another lookup may not have,
+// else why the dial has ended.
+func (a *addresses) decisiveFailure(ended error) error {
 	var found error
 	for _, err := range a.failures {
 		if err != nil && !isNotFound(err) {

@@ -1,6 +1,6 @@
-// Package happyeyeballs connects to a host by name (RFC 8305). It looks up the IPv4 and the IPv6 addresses apart, so
-// that a name server that never answers for one family does not hold up the other, and it does not wait for an
-// address that does not answer before it tries the next one.
+// Package happyeyeballs connects to a host by name (RFC 8305). It looks up the IPv4 and the IPv6
+// addresses apart, so that a name server that never answers for one family does not hold up the
+// other, and it does not wait for an address that does not answer before it tries the next one.
 package happyeyeballs
 
 import (
@@ -21,8 +21,8 @@ const (
 
 	// MaxAttempts is how many attempts are under way at a time at most.
 	MaxAttempts = 8
-	// minPatience is the time that an attempt has before it is given up in favour of another address. Linux sends
-	// a SYN again after one second.
+	// minPatience is the time that an attempt has before it is given up in favour of another
+	// address. Linux sends a SYN again after one second.
 	minPatience = MaxAttempts * attemptDelay
 )
 
@@ -40,8 +40,8 @@ type Host struct {
 	Resolver Resolver      // nil: net.DefaultResolver
 	Timeout  time.Duration // of a Dial; 0: its context alone ends it
 
-	// Spare has places for the attempts that go on beside others, of all dials that share it. Where Client gets none,
-	// or Spare is nil, one attempt follows another.
+	// Spare has places for the attempts that go on beside others, of all dials that share it.
+	// Where Client gets none, or Spare is nil, one attempt follows another.
 	Spare  Places
 	Client string
 }
@@ -52,8 +52,8 @@ type Places interface {
 	Leave(client string)
 }
 
-// limit returns a context for a Dial.
-func (h Host) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout returns a context for a Dial.
+func (h Host) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if h.Timeout > 0 {
 		return context.WithTimeout(ctx, h.Timeout)
 	}
@@ -71,13 +71,14 @@ func (h Host) families() []family {
 	return []family{ipv6}
 }
 
-// Dial calls dial for the addresses of host until it succeeds for one of them. Calls overlap as far as host.Spare has
-// room. dial must return soon after its context has ended. discard gets what a call returned that another one
-// forestalled. Where no call succeeds, the error is an *Error.
+// Dial calls dial for the addresses of host until it succeeds for one of them. Calls overlap as
+// far as host.Spare has room. dial must return soon after its context has ended. discard gets
+// what a call returned that another one forestalled. Where no call succeeds, the error is an
+// *Error.
 func Dial[C any](
 	ctx context.Context, host Host, dial func(context.Context, netip.Addr) (C, error), discard func(C),
 ) (C, error) {
-	ctx, cancel := host.limit(ctx)
+	ctx, cancel := host.withTimeout(ctx)
 	defer cancel()
 	won := make(chan struct{})
 	defer close(won)
@@ -95,13 +96,13 @@ func Dial[C any](
 	mayGiveUp := true
 	ended := ctx.Done()
 	for mayBegin := true; addresses.mayHaveMore() || len(attempts) > 0; {
-		if mayBegin && addresses.ready() {
+		if mayBegin && addresses.isReady() {
 			if a := newAttempt(host, len(attempts)); a != nil {
-				a.addr = addresses.next()
+				a.addr = addresses.takeNext()
 				attempts = append(attempts, a)
 				var within context.Context
 				within, a.cancel = context.WithCancelCause(ctx)
-				go run(within, a, dial, discard, results, won)
+				go runAttempt(within, a, dial, discard, results, won)
 				mayBegin = false
 				turn.Reset(attemptDelay)
 			} else if mayGiveUp {
@@ -110,7 +111,7 @@ func Dial[C any](
 		}
 		select {
 		case answer := <-addresses.answers:
-			addresses.add(answer)
+			addresses.addAnswer(answer)
 		case <-addresses.delay:
 			addresses.delay = nil
 		case <-turn.C:
@@ -123,16 +124,16 @@ func Dial[C any](
 				return r.conn, nil
 			}
 			attempts = slices.DeleteFunc(attempts, func(a *attempt) bool { return a == r.attempt })
-			failure.add(r.addr, r.err)
+			failure.addAttempt(r.addr, r.err)
 			mayBegin = true
 		case <-ended:
 			ended = nil
-			addresses.drop()
+			addresses.dropAll()
 		}
 	}
 	failure.lookups = addresses.failures
 	if failure.last == nil {
-		failure.last = addresses.failure(context.Cause(ctx))
+		failure.last = addresses.decisiveFailure(context.Cause(ctx))
 	}
 	var none C
 	return none, failure
@@ -140,12 +141,13 @@ func Dial[C any](
 
 // attempt is a call of dial.
 type attempt struct {
-	addr   netip.Addr
-	late   <-chan time.Time // minPatience is over
-	cancel context.CancelCauseFunc
-	leave  func() // gives back the place among Spare
+	addr            netip.Addr
+	minPatienceOver <-chan time.Time // minPatience is over
+	cancel          context.CancelCauseFunc
+	leaveSpare      func() // gives back the place among Spare
 }
 
+// result is the outcome of an attempt.
 type result[C any] struct {
 	*attempt
 	conn C
@@ -154,12 +156,12 @@ type result[C any] struct {
 
 // newAttempt makes an attempt beside others; nil: there is no room for it.
 func newAttempt(host Host, others int) *attempt {
-	a := &attempt{late: time.After(minPatience), leave: func() {}}
+	a := &attempt{minPatienceOver: time.After(minPatience), leaveSpare: func() {}}
 	if others > 0 {
 		if others >= MaxAttempts || host.Spare == nil || !host.Spare.Take(host.Client) {
 			return nil
 		}
-		a.leave = func() { host.Spare.Leave(host.Client) }
+		a.leaveSpare = func() { host.Spare.Leave(host.Client) }
 	}
 	return a
 }
@@ -167,20 +169,20 @@ func newAttempt(host Host, others int) *attempt {
 // giveWay gives the attempt up if minPatience is over.
 func (a *attempt) giveWay() {
 	select {
-	case <-a.late:
+	case <-a.minPatienceOver:
 		a.cancel(errGivenUp)
 	default:
 	}
 }
 
-// run calls dial, and discards what it returns if nobody waits for the result.
-func run[C any](
+// runAttempt calls dial, and discards what it returns if Dial has returned.
+func runAttempt[C any](
 	ctx context.Context, a *attempt, dial func(context.Context, netip.Addr) (C, error), discard func(C),
 	results chan<- result[C], won <-chan struct{},
 ) {
 	defer a.cancel(nil)
 	conn, err := dial(ctx, a.addr)
-	a.leave()
+	a.leaveSpare()
 	select {
 	case results <- result[C]{a, conn, err}:
 	case <-won:
@@ -190,7 +192,7 @@ func run[C any](
 	}
 }
 
-// isNotFound tells whether a lookup was answered, and the host has no address of the family.
+// isNotFound reports whether a lookup was answered, and the host has no address of the family.
 func isNotFound(err error) bool {
 	var dns *net.DNSError
 	var unsuitable *net.AddrError // the hosts file has addresses of the other family

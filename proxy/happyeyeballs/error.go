@@ -8,33 +8,33 @@ import (
 	"syscall"
 )
 
-// maxTold is how many failed attempts of each family an error names.
-const maxTold = 3
+// maxNamed is how many failed attempts of each family an error names.
+const maxNamed = 3
 
-// Error tells why a host could not be reached. It wraps the failure of the last attempt, preferably of one that left
-// this machine; where there was no attempt, that of a lookup.
+// Error tells why a host could not be reached. It wraps the failure of the last attempt,
+// preferably of one that left this machine; where there was no attempt, that of a lookup.
 type Error struct {
 	Host string
 
 	lookups [2]error
-	told    [2][]error
+	named   [2][]error
 	failed  [2]int // attempts
 	last    error
 }
 
-// add notes a failed attempt.
-func (e *Error) add(addr netip.Addr, err error) {
+// addAttempt notes a failed attempt.
+func (e *Error) addAttempt(addr netip.Addr, err error) {
 	f := familyOf(addr)
 	e.failed[f]++
-	if len(e.told[f]) < maxTold {
-		e.told[f] = append(e.told[f], err)
+	if len(e.named[f]) < maxNamed {
+		e.named[f] = append(e.named[f], err)
 	}
 	if e.last == nil || isLocal(e.last) || !isLocal(err) {
 		e.last = err
 	}
 }
 
-// isLocal tells whether an attempt failed for lack of an address or a route of its family.
+// isLocal reports whether an attempt failed for lack of an address or a route of its family.
 func isLocal(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.ENETUNREACH) ||
 		errors.Is(err, syscall.EAFNOSUPPORT)
@@ -46,13 +46,13 @@ func (e *Error) Error() string {
 	fmt.Fprintf(&b, "no address of %s could be reached", e.Host)
 	said := false
 	for _, f := range []family{ipv6, ipv4} {
-		reasons := e.told[f]
+		reasons := e.named[f]
 		if e.lookups[f] != nil {
 			reasons = []error{e.lookups[f]}
 		}
 		for i, err := range reasons {
 			fmt.Fprintf(&b, "; %v: %v", f, err)
-			if more := e.failed[f] - maxTold; i == maxTold-1 && more > 0 {
+			if more := e.failed[f] - maxNamed; i == maxNamed-1 && more > 0 {
 				fmt.Fprintf(&b, "; and %d more", more)
 			}
 			said = true

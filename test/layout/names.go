@@ -52,7 +52,7 @@ var limitsOf = map[string]nameLimits{
 	"proxy/datapath/kernel/bpf":   {oneWord: 67, comments: 16},
 	"proxy/datapath/netstack":     {oneWord: 45, comments: 18},
 	"proxy/datapath/quic":         {oneWord: 45, comments: 16},
-	"proxy/happyeyeballs":         {oneWord: 45, comments: 8, riddles: 6},
+	"proxy/happyeyeballs":         {oneWord: 45, comments: 12},
 	"proxy/ingress":               {oneWord: 45, comments: 16},
 	"proxy/linkstat":              {oneWord: 40, comments: 15, riddles: 0},
 	"proxy/tunnel":                {oneWord: 45, comments: 18, riddles: 0},

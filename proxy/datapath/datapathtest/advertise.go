@@ -19,8 +19,8 @@ var held = []row{
 	{"a reader stalls behind a bounded receive window", suite.heldStall},
 }
 
-// Held checks only that a datapath's receive windows can be bounded, of pairs between
-// which packets get lost, for example.
+// Held checks only that a datapath's receive windows can be bounded, of pairs between which
+// packets get lost, for example.
 func Held(t *testing.T, pair Pair) {
 	t.Helper()
 	run(t, pair, nil, held)
@@ -36,8 +36,8 @@ func (s suite) advertiser() (a, b datapath.Conn, window datapath.Advertiser) {
 	return a, b, window
 }
 
-// heldWindow has the window change with every read, from the least to all there is room
-// for. Nothing is lost, taken back or held up for good.
+// heldWindow has the window change with every read, from the least to all there is room for.
+// Nothing is lost, taken back or held up for good.
 func (s suite) heldWindow() {
 	a, b, window := s.advertiser()
 	before, err := window.Arrivals()

@@ -1,5 +1,5 @@
-// Package datapathtest is the conformance suite of datapath.Conn: what the
-// relay relies on, whatever transport is below. It tests no speed.
+// Package datapathtest is the conformance suite of datapath.Conn: what the relay relies on,
+// whatever transport is below. It tests no speed.
 package datapathtest
 
 import (
@@ -24,8 +24,8 @@ import (
 // patience bounds every wait; only a hang reaches it.
 const patience = time.Minute
 
-// Pair returns two legs connected to each other and a datapath each, or one in
-// common, that lives until the test ends. Closing the legs is the suite's part.
+// Pair returns two legs connected to each other and a datapath each, or one in common, that lives
+// until the test ends. Closing the legs is the suite's part.
 type Pair func(t *testing.T) (a, b datapath.Conn)
 
 // Mute has everything lost from now on that comes to c from its peer.
@@ -116,7 +116,8 @@ func observe(c datapath.Conn, limit flow.Limit) *observer {
 	return observeHolding(c, datapath.HoldAll, limit)
 }
 
-// observeRate is observe of a leg that keeps the rate: alone, where it does not keep it with a window.
+// observeRate is observe of a leg that keeps the rate: alone, where it does not keep it with a
+// window.
 func observeRate(c datapath.Conn, limit flow.Limit) *observer {
 	want := datapath.HoldAll
 	if c.Enforce(want, 0)&datapath.HoldRate == 0 {
