@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -32,12 +33,20 @@ so, and leaves connections to networks that the machine itself is on alone, unle
 it is given --connected. It looks when it is run: apply again after a change of the
 firewall. --connected=no leaves them alone in any case.
 
+UDP is not captured. With --udp, what the machine forwards of it towards the
+interfaces waits in a netfilter queue until the window of its host has room, which
+the listener's "udp" decides. Addresses and ports stay as they are. While no proxy
+serves the queue, it passes.
+
 apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
   penstock rules apply --interface lan0 --port 1081 --dport 80,443
 
   # But for what stays in other networks of this site; see it first:
   penstock rules print --interface lan0 --port 1081 --not-destination 192.168.0.0/16,fd00::/8
+
+  # QUIC and other UDP of the same clients wait for room in the same windows:
+  penstock rules apply --interface lan0 --port 1081 --udp all
 
   # For a listener of mode redirect:
   penstock rules apply --mode redirect --interface lan0 --port 1082
@@ -115,6 +124,7 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		ports                         []string
 		sources, notSources           []string
 		destinations, notDestinations []string
+		udp                           []string
 	)
 	f := cmd.Flags()
 	f.StringVar(&mode, "mode", string(capture.TPROXY), "the listener's mode: tproxy or redirect")
@@ -132,6 +142,10 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.StringSliceVar(&notSources, "not-source", nil, "not from these prefixes")
 	f.StringSliceVar(&destinations, "destination", nil, "only to these prefixes")
 	f.StringSliceVar(&notDestinations, "not-destination", nil, "not to these prefixes")
+	f.StringSliceVar(&udp, "udp", nil,
+		"hold UDP towards the interfaces until its host's window has room: all, or ports of servers such as 443")
+	f.Uint16Var(&r.Hold.Queue, "udp-queue", capture.DefaultHoldQueue,
+		`number of the netfilter queue that holds UDP ("udp.queue" of the listener)`)
 	f.Uint32Var(&r.Mark, "mark", capture.DefaultMark, "bits that mark captured packets, for tproxy")
 	f.Uint32Var(&r.OwnMark, "own-mark", capture.DefaultOwnMark,
 		`bits that mark the proxy's own connections ("mark" in its configuration)`)
@@ -141,15 +155,15 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	cmd.Args = cli.NoArgs
 	cmd.RunE = func(c *cobra.Command, _ []string) error {
 		r.Mode = capture.Mode(mode)
-		r.Ports = nil
-		for _, text := range ports {
-			var p capture.PortRange
-			if err := p.UnmarshalText([]byte(text)); err != nil {
-				return cli.BadInput(fmt.Errorf("--dport: %w", err))
-			}
-			r.Ports = append(r.Ports, p)
-		}
 		var err error
+		if r.Ports, err = parsePorts(ports); err != nil {
+			return cli.BadInput(fmt.Errorf("--dport: %w", err))
+		}
+		if r.Hold.All = slices.Equal(udp, []string{"all"}); !r.Hold.All {
+			if r.Hold.Ports, err = parsePorts(udp); err != nil {
+				return cli.BadInput(fmt.Errorf("--udp: write all, or ports such as 443: %w", err))
+			}
+		}
 		for _, list := range []struct {
 			flag  string
 			texts []string
@@ -177,6 +191,18 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		return do(c, r)
 	}
 	return cmd
+}
+
+// parsePorts reads ports and ranges of them.
+func parsePorts(texts []string) (ports []capture.PortRange, err error) {
+	for _, text := range texts {
+		var p capture.PortRange
+		if err := p.UnmarshalText([]byte(text)); err != nil {
+			return nil, err
+		}
+		ports = append(ports, p)
+	}
+	return ports, nil
 }
 
 // parsePrefixes reads prefixes; an address alone is a prefix of its full length.

@@ -140,7 +140,11 @@ type Rules struct {
 	OwnMark uint32
 	// RouteTable routes marked packets to this machine. 0: DefaultRouteTable.
 	RouteTable int
+	// Hold says which UDP towards Interfaces waits for room in its host's window.
+	Hold Hold
 
+	// holdsByTarget sends packets into the queue by a target of iptables.
+	holdsByTarget bool
 	// machineNetworks are those of this machine at the last withMachineState.
 	machineNetworks []netip.Prefix
 }
@@ -183,7 +187,7 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	if err := replaceTable(r.buildRuleset()); err != nil {
+	if err := r.install(); err != nil {
 		return err
 	}
 	routing.added = nil // from here on the table needs them
@@ -341,7 +345,13 @@ func (r Rules) withDefaults() (Rules, error) {
 	if r.RouteTable == 0 {
 		r.RouteTable = DefaultRouteTable
 	}
+	if r.Hold.Queue == 0 {
+		r.Hold.Queue = DefaultHoldQueue
+	}
 	switch {
+	case r.Hold.isOn() && (r.Mark|r.OwnMark)&CongestionMark != 0:
+		return r, fmt.Errorf("capture: mark %#x and own-mark %#x must not have the bit %#x, by which held packets are "+
+			"marked", r.Mark, r.OwnMark, CongestionMark)
 	case r.Mode != TPROXY && r.Mode != Redirect:
 		return r, fmt.Errorf("capture: mode %q is neither tproxy nor redirect", r.Mode)
 	case r.Connected != ConnectedAuto && r.Connected != ConnectedCapture && r.Connected != ConnectedLeave:
@@ -367,7 +377,7 @@ func (r Rules) withDefaults() (Rules, error) {
 			return r, fmt.Errorf("capture: interface %q: not the full name of a network interface", name)
 		}
 	}
-	for _, p := range r.Ports {
+	for _, p := range slices.Concat(r.Ports, r.Hold.Ports) {
 		if p.First == 0 || p.Last < p.First {
 			return r, fmt.Errorf("capture: port range %v is empty or has port 0", p)
 		}
@@ -488,6 +498,9 @@ func (r Rules) buildRuleset() ruleset {
 	}
 	for _, f := range r.usedFamilies() {
 		t.captureFamily(r, f, ports)
+	}
+	if r.Hold.isOn() {
+		t.holdDatagrams(r)
 	}
 	return t
 }

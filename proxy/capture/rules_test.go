@@ -19,6 +19,10 @@ func TestPrint(t *testing.T) {
 	for name, rules := range map[string]Rules{
 		"tproxy": everything(),
 		"little": {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
+		"udp": {
+			Mode: TPROXY, Port: 1081, Interfaces: []string{"lan0"}, Hold: Hold{Ports: []PortRange{{443, 443}}},
+			Sources: Match{Exclude: []netip.Prefix{netip.MustParsePrefix("10.1.0.3/32")}},
+		},
 		"redirect": {
 			Mode: Redirect, Port: 1081, IPv4: true, Interfaces: []string{"lan0"},
 			Ports: []PortRange{{80, 80}},
@@ -50,8 +54,10 @@ func TestMistakesNameTheSetting(t *testing.T) {
 		`interface "wg*"`:            func(r *Rules) { r.Interfaces = []string{"lan0", "wg*"} },
 		`interface "sixteen-letters`: func(r *Rules) { r.Interfaces = []string{"sixteen-letters!"} },
 		"interface: where connections come in is missing: --interface lan0": func(r *Rules) { r.Interfaces = nil },
-		"port range 9-8": func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
-		"port range 0":   func(r *Rules) { r.Ports = []PortRange{{}} },
+		"port range 9-8":        func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
+		"port range 7-6":        func(r *Rules) { r.Hold.Ports = []PortRange{{7, 6}} },
+		"must not have the bit": func(r *Rules) { r.Hold.All, r.Mark = true, CongestionMark },
+		"port range 0":          func(r *Rules) { r.Ports = []PortRange{{}} },
 		"prefix ::ffff:10.0.0.0/104": func(r *Rules) {
 			r.Sources.Include = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)}
 		},

@@ -411,7 +411,9 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	if err != nil {
 		return nil, false, explainError("list nftables chains", err)
 	}
-	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != Table })
+	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool {
+		return c.Table.Name != Table || c.Name == holdChain || c.Name == congestionChain
+	})
 	switch {
 	case len(chains) != 1 || chains[0].Name != ourChain,
 		chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
