@@ -12,6 +12,8 @@ import (
 // Bounds of a configuration. The YAML parser takes memory and time that grow with
 // the square of these.
 const (
+	// maxFile bounds the configuration and each file that it names, in bytes.
+	maxFile  = 1 << 20
 	maxDepth = 32    // of lists and mappings in each other
 	maxKeys  = 1024  // of one mapping
 	maxItems = 65536 // of one list

@@ -1,8 +1,7 @@
-// Package config is the configuration file: its types, schema, reading, checks, and what may
-// change while the proxy runs. It opens nothing but the files that it names.
 package config
 
 import (
+	"reflect"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -71,3 +70,6 @@ func Default() Config {
 	c.Listeners = []access.Listener{{Name: "local", Mode: access.Mixed, Address: "127.0.0.1:1080"}}
 	return c
 }
+
+// configType is the type of the whole file.
+var configType = reflect.TypeFor[Config]()

@@ -3,7 +3,12 @@ package config
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml/token"
 )
 
 // Error is a mistake in a configuration. Error is one line; Excerpt
@@ -64,3 +69,39 @@ func (e *Error) setFile(path string) *Error {
 	}
 	return e
 }
+
+// markToken takes over the place of a token.
+func (e *Error) markToken(tk *token.Token) {
+	if tk != nil && tk.Position != nil {
+		e.Line, e.Column = tk.Position.Line, tk.Position.Column
+	}
+}
+
+// Printable returns s with everything that a terminal would act on written as an
+// escape. The ends of lines and tabs stay.
+func Printable(s string) string { return escapeControls(s, true) }
+
+// escapeControls escapes what is not printable. With lines, ends of lines and tabs stay.
+func escapeControls(s string, lines bool) string {
+	fine := func(r rune) bool {
+		return unicode.IsPrint(r) && r != utf8.RuneError || lines && (r == '\n' || r == '\t')
+	}
+	if !strings.ContainsFunc(s, func(r rune) bool { return !fine(r) }) {
+		return s
+	}
+	var out strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if fine(r) {
+			out.WriteString(s[:n])
+		} else {
+			quoted := strconv.QuoteToASCII(s[:n])
+			out.WriteString(quoted[1 : len(quoted)-1])
+		}
+		s = s[n:]
+	}
+	return out.String()
+}
+
+// oneLine joins the lines of a message, so that each mistake has one.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

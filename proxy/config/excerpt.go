@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
-	"strconv"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -140,29 +138,3 @@ var (
 	quotedValue = regexp.MustCompile(`^\s*("(\\[\s\S]|[^"\\])*("|$)|'(''|[^'])*('|$))`)
 	restOfLine  = regexp.MustCompile(`^[^\n]*`)
 )
-
-// Printable returns s with everything that a terminal would act on written as an
-// escape. The ends of lines and tabs stay.
-func Printable(s string) string { return escapeControls(s, true) }
-
-// escapeControls escapes what is not printable. With lines, ends of lines and tabs stay.
-func escapeControls(s string, lines bool) string {
-	fine := func(r rune) bool {
-		return unicode.IsPrint(r) && r != utf8.RuneError || lines && (r == '\n' || r == '\t')
-	}
-	if !strings.ContainsFunc(s, func(r rune) bool { return !fine(r) }) {
-		return s
-	}
-	var out strings.Builder
-	for len(s) > 0 {
-		r, n := utf8.DecodeRuneInString(s)
-		if fine(r) {
-			out.WriteString(s[:n])
-		} else {
-			quoted := strconv.QuoteToASCII(s[:n])
-			out.WriteString(quoted[1 : len(quoted)-1])
-		}
-		s = s[n:]
-	}
-	return out.String()
-}

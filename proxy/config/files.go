@@ -22,8 +22,6 @@ import (
 )
 
 const (
-	// maxFile bounds the configuration and each file that it names, in bytes.
-	maxFile = 1 << 20
 	// pipePatience bounds how long a pipe may take over its content.
 	pipePatience = 2 * time.Second
 )
@@ -286,17 +284,6 @@ func withoutPath(err error) error {
 		return pe.Err
 	}
 	return err
-}
-
-// fileKind says what is there instead of a regular file.
-func fileKind(m fs.FileMode) string {
-	switch {
-	case m.IsDir():
-		return "a directory"
-	case m&fs.ModeDevice != 0:
-		return "a device"
-	}
-	return "not a file"
 }
 
 // closedToOthers is files.closed for one file.

@@ -62,8 +62,6 @@ func (r *reading) readShape(data []byte) (fine bool) {
 	return true
 }
 
-var configType = reflect.TypeFor[Config]()
-
 // decodeNode reads a node into v, and notes where each value stands. What is wrong is
 // noted in the words of the file and not of Go, and left as it was in v.
 func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
@@ -165,7 +163,11 @@ func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	m, ok := node.(ast.MapNode)
 	if !ok {
-		r.noteError(key, errorAt(node, "expected keys with values, not %s", describeNode(node, v.Type())))
+		t := v.Type()
+		if t == configType {
+			t = nil
+		}
+		r.noteError(key, errorAt(node, "expected keys with values, not %s", describeNode(node, t)))
 		return
 	}
 	var fields map[string]reflect.StructField
@@ -352,13 +354,6 @@ func parentKey(key string) string {
 	return key[:max(0, strings.LastIndexAny(key, ".["))]
 }
 
-// goesOn reports whether a value without quotes has more than one line. YAML joins a line that
-// stands further to the right, and has no key, to the value before.
-func goesOn(node ast.Node) bool {
-	s, ok := node.(*ast.StringNode)
-	return ok && s.Token.Type == token.StringType && strings.Contains(strings.TrimSpace(s.Token.Origin), "\n")
-}
-
 // setThrough sets v, or what it points to, to what read points to.
 func setThrough(v, read reflect.Value) {
 	if v.Kind() == reflect.Pointer {
@@ -366,17 +361,6 @@ func setThrough(v, read reflect.Value) {
 		return
 	}
 	v.Set(read.Elem())
-}
-
-// maxShown is how much of a value or an unknown key a message shows, in bytes.
-const maxShown = 64
-
-// cutText bounds how much of a value or key a message shows.
-func cutText(s string) string {
-	if len(s) > maxShown {
-		return s[:maxShown] + "…"
-	}
-	return s
 }
 
 // suggestKey helps after a key that does not exist.
@@ -389,27 +373,6 @@ func suggestKey(name string, fields map[string]reflect.StructField) string {
 		return fmt.Sprintf("did you mean %s?", names[i])
 	}
 	return "there are " + strings.Join(names, ", ")
-}
-
-// describeNode names for people what node is in the place of a t. It shows no value
-// that may be a secret.
-func describeNode(node ast.Node, t reflect.Type) string {
-	switch node.Type() {
-	case ast.MappingType, ast.MappingValueType:
-		return "keys with values"
-	case ast.SequenceType:
-		return "a list"
-	case ast.NullType:
-		return "nothing"
-	}
-	tk := node.GetToken()
-	switch {
-	case tk == nil, len(tk.Value) > maxShown, t == configType, hasSecrets(t, false):
-		return "one value"
-	case hasSecrets(t, true) && strings.ContainsAny(tk.Value, " =:"): // keys and values that are no YAML
-		return "one value"
-	}
-	return fmt.Sprintf("%q", tk.Value)
 }
 
 // rootOf returns the root of the only document; nil when there is nothing.
@@ -425,28 +388,6 @@ func rootOf(file *ast.File) (ast.Node, error) {
 		root = d.Body
 	}
 	return root, nil
-}
-
-// fromYAMLError turns an error of the YAML library into ours.
-func fromYAMLError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
-		return e
-	}
-	var ye yaml.Error
-	if !errors.As(err, &ye) {
-		return &Error{Message: oneLine(err.Error())}
-	}
-	e = &Error{Message: oneLine(ye.GetMessage())}
-	e.markToken(ye.GetToken())
-	return e
-}
-
-// markToken takes over the place of a token.
-func (e *Error) markToken(tk *token.Token) {
-	if tk != nil && tk.Position != nil {
-		e.Line, e.Column = tk.Position.Line, tk.Position.Column
-	}
 }
 
 // quoted is a value in a message of the YAML library's.
@@ -471,6 +412,3 @@ func nameTab(e *Error, data []byte) {
 		e.Message = "a tab begins the line; YAML wants spaces"
 	}
 }
-
-// oneLine joins the lines of a message, so that each mistake has one.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

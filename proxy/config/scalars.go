@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc"
@@ -23,6 +22,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/config/check"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
+
+// object is a piece of JSON Schema.
+type object = map[string]any
 
 // scalar is how values of a type are written: by JSON Schema, and as parse reads their text.
 type scalar struct {
@@ -132,29 +134,6 @@ func oneOf[T ~string](values ...T) scalar {
 		}
 		return T(s), nil
 	}}
-}
-
-// errorAt is an error at a node's position.
-func errorAt(node ast.Node, format string, args ...any) error {
-	return &yaml.SyntaxError{Message: fmt.Sprintf(format, args...), Token: node.GetToken()}
-}
-
-// scalarText returns a scalar as it was written.
-func scalarText(node ast.Node) (string, error) {
-	switch n := node.(type) {
-	case *ast.StringNode:
-		return n.Value, nil
-	case *ast.LiteralNode:
-		return strings.TrimSpace(n.Value.Value), nil
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		return node.GetToken().Value, nil
-	}
-	return "", errorAt(node, "expected one value, not %s", describeNode(node, configType))
-}
-
-// isText reports whether a scalar is a text to YAML, as it is in quotes.
-func isText(node ast.Node) bool {
-	return node.Type() == ast.StringType || node.Type() == ast.LiteralType
 }
 
 // acceptsScalar reports whether a scalar is of one of the kinds that JSON Schema knows.

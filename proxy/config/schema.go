@@ -18,9 +18,6 @@ import (
 // schemaID is the dialect the schema is written in.
 const schemaID = "https://json-schema.org/draft/2020-12/schema"
 
-// object is a piece of JSON Schema.
-type object = map[string]any
-
 // Schema returns the JSON Schema (draft 2020-12) of the configuration file,
 // made from the types that read it.
 func Schema() map[string]any {

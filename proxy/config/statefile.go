@@ -60,3 +60,14 @@ func removeAbandoned(dir, prefix string) {
 		_ = f.Close()
 	}
 }
+
+// fileKind says what is there instead of a regular file.
+func fileKind(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return "not a file"
+}
