@@ -113,7 +113,7 @@ func eachWay(t *testing.T, test func(t *testing.T, s *scene, client, server *net
 			test(t, s, client, server)
 			client.Close()
 			server.Close()
-			assert.Eventually(t, func() bool { return s.proxy.metric("penstock_flows_active") == 0 }, patience, 20*time.Millisecond)
+			s.proxy.awaitMetric(0, "penstock_flows_active")
 		})
 	}
 }
@@ -175,7 +175,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 				_, err = conn.Read(make([]byte, 1))
 			}
 			tt.want(t, err)
-			assert.Eventually(t, func() bool { return s.proxy.metric("penstock_flows_active") == 0 }, patience, 20*time.Millisecond)
+			s.proxy.awaitMetric(0, "penstock_flows_active")
 		})
 	}
 }
@@ -270,7 +270,7 @@ func TestShutdownLetsTransfersFinish(t *testing.T) {
 	_, err = io.ReadFull(client, make([]byte, 5))
 	require.NoError(t, err)
 	require.NoError(t, s.proxy.cmd.Process.Signal(syscall.SIGTERM))
-	require.Eventually(t, func() bool { return strings.Contains(s.proxy.said.String(), "drain") }, patience, 10*time.Millisecond)
+	s.proxy.awaitSaid("drain")
 	_, err = io.Copy(struct{ io.Writer }{server}, random(3, megabyte))
 	require.NoError(t, err)
 	server.Close()
@@ -287,7 +287,7 @@ func TestASecondSignalEndsTheDrain(t *testing.T) {
 	s := w.open(t, "")
 	client, _ := w.pair(s)
 	require.NoError(t, s.proxy.cmd.Process.Signal(os.Interrupt))
-	require.Eventually(t, func() bool { return strings.Contains(s.proxy.said.String(), "drain") }, patience, 10*time.Millisecond)
+	s.proxy.awaitSaid("drain")
 	require.NoError(t, s.proxy.cmd.Process.Signal(os.Interrupt))
 	_, err := client.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, syscall.ECONNRESET)
@@ -359,7 +359,7 @@ func TestWhatHasEndedSurvivesACrash(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, client.CloseWrite())
 	require.NoError(t, server.Close())
-	require.Eventually(t, func() bool { return s.proxy.metric("penstock_flow_closes_total") == 1 }, patience, 20*time.Millisecond)
+	s.proxy.awaitMetric(1, "penstock_flow_closes_total")
 	s.proxy.signal(syscall.SIGKILL)
 	<-s.proxy.ended
 	sum, n, err := digest(client)

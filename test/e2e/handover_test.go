@@ -56,7 +56,7 @@ func TestAnUpgradeLetsTheOldFlowsFinishUnderTheirOwnControl(t *testing.T) {
 	first.enforced(2)
 
 	first.signal(syscall.SIGTERM)
-	require.Eventually(t, func() bool { return strings.Contains(first.said.String(), "draining") }, patience, time.Millisecond)
+	first.awaitSaid("draining")
 	second := s.startSecond(patiently(after))
 	c := w.download(s, 3, megabyte)
 	c.reaches(100_000)
@@ -152,7 +152,7 @@ func TestAfterPrivilegesAreDroppedNothingIsMissing(t *testing.T) {
 // hasLess checks that the program has lost capabilities for good.
 func (p *program) hasLess(lost ...uint) {
 	p.t.Helper()
-	require.Eventually(p.t, func() bool { return strings.Contains(p.said.String(), `"msg":"privileges"`) }, patience, time.Millisecond)
+	p.awaitSaid(`"msg":"privileges"`)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	require.NoError(p.t, err)
 	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapAmb"} {

@@ -64,7 +64,7 @@ func TestAStoppedGatewayLetsItsConnectionsFinish(t *testing.T) {
 			s := w.open(t, "")
 			client, server := w.pair(s)
 			require.NoError(t, s.proxy.cmd.Process.Signal(syscall.SIGTERM))
-			require.Eventually(t, func() bool { return s.proxy.metric("penstock_draining") == 1 }, patience, 5*time.Millisecond)
+			s.proxy.awaitMetric(1, "penstock_draining")
 			exchange(t, client, server, megabyte)
 			s.proxy.wait()
 			assert.Zero(t, s.proxy.cmd.ProcessState.ExitCode())

@@ -26,8 +26,7 @@ func (p *program) rewrite(config string) {
 // reloaded waits until the program has reread its configuration so often.
 func (p *program) reloaded(times float64) {
 	p.t.Helper()
-	require.Eventually(p.t, func() bool { return p.metric("penstock_config_reloads_total", `result="success"`) == times },
-		patience, time.Millisecond, p.said)
+	p.awaitMetric(times, "penstock_config_reloads_total", `result="success"`)
 }
 
 // TestARunningTransferIsSwitchedToAnotherAlgorithm has Cubic fill a queue, Copa
@@ -133,8 +132,7 @@ func TestListenersComeAndGoWithAReload(t *testing.T) {
 	p.rewrite("listeners:\n" + listener(asking, "way") + "  - {name: far, mode: mixed, address: " +
 		"\"203.0.113.77:1080\"}\n" + rest)
 	p.signal(syscall.SIGHUP)
-	require.Eventually(t, func() bool { return p.metric("penstock_config_reloads_total", `result="failure"`) == 1 },
-		patience, time.Millisecond, p.said)
+	p.awaitMetric(1, "penstock_config_reloads_total", `result="failure"`)
 	assert.Contains(t, p.said.String(), "listeners[1]")
 	_, err = asking.connect(s, asking.target(s, servicePort))
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)

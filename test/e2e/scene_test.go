@@ -201,6 +201,20 @@ next:
 	return sum
 }
 
+// awaitMetric waits until metric gives the value wanted.
+func (p *program) awaitMetric(want float64, name string, labels ...string) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool { return p.metric(name, labels...) == want }, patience, 10*time.Millisecond,
+		"%s %v is not %v", name, labels, want)
+}
+
+// awaitSaid waits until the program's log has a text.
+func (p *program) awaitSaid(text string) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool { return strings.Contains(p.said.String(), text) }, patience, time.Millisecond,
+		"%q is not said", text)
+}
+
 func (p *program) page(path string) string {
 	p.t.Helper()
 	resp, err := p.client.Get("http://" + p.pages + path)

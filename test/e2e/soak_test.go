@@ -200,8 +200,7 @@ func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
 	} else {
 		failed.Range(func(what, _ any) bool { return assert.Fail(t, what.(string)) })
 	}
-	require.Eventually(t, func() bool { return p.metric("penstock_connections_active") == 0 }, patience,
-		50*time.Millisecond)
+	p.awaitMetric(0, "penstock_connections_active")
 	n := float64(opened.Load())
 	for _, counted := range []string{
 		"penstock_connections_accepted_total", "penstock_flows_total", "penstock_flow_closes_total",

@@ -295,7 +295,7 @@ func TestThePrintedConfigurationBringsAClientUp(t *testing.T) {
 				client, server := way{v6: v6}.pair(s)
 				assert.Equal(t, "laptop", p.relaying(1)[0]["peer"])
 				exchange(t, client, server, 5*megabyte)
-				require.Eventually(t, func() bool { return p.metric("penstock_flows_active") == 0 }, patience, time.Millisecond)
+				p.awaitMetric(0, "penstock_flows_active")
 			}
 		})
 	}
