@@ -61,6 +61,7 @@ var smoke = []string{
 	"TestManyFlowsAtOnce",
 	"TestCopaKeepsAnEmulatedCellularQueueShort", // by the relay's window
 	"TestEveryAlgorithmCrossesACellularLink",
+	"TestUnmodifiedAgentsDriveConnections",
 	"TestHintsAreReadWithoutAnyPrivilege", // which tier ebpf has
 }
 
