@@ -24,6 +24,14 @@ type Transmit func(b []byte) error
 // Agent is an agent as its datapath sees it: its programs and the flows it steers. Its
 // methods may be called from any goroutine; those that call Wake of flows, which are
 // Connect, Lost and Receive, with no lock of a flow's group held.
+//
+// Who touches what. A flow's own calls come with the lock of its group held; mu is taken after it.
+//
+//	epoch     Connect sets it once its Ready is sent; Lost and a failed message clear it; flows compare it with theirs
+//	unread    the datapath sets it; flows look at it to know that the agent is stalled
+//	starts    Receive counts a Ready; a flow that has seen another number and gets no answer takes its state for lost
+//	counters  anyone
+//	last, nextFlow, flows, programs   under mu; a Program never changes once it is in the map
 type Agent struct {
 	// Inline says that answers come in while Transmit runs, as in virtual time. Flows are
 	// not woken then: they look for answers after each report. Set it before the first flow.

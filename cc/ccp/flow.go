@@ -27,6 +27,10 @@ const (
 //	    └── gone, program ───┘                               │
 //	    └── gone, Ready of the agent, silent for long ───────┘
 //
+// All methods are called with the lock of the flow's group held, but for stageDecision and wakeGroup, which other
+// goroutines call.
+// Two fields have locks of their own: id that of the agent, staged the flow's mu.
+//
 // A suspended flow keeps its number and its program, which goes on reporting while the fallback decides. So an agent
 // that was slow loses none of its state.
 type Flow struct {

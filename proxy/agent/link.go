@@ -48,6 +48,20 @@ type Config struct {
 
 // Link is the connection to an agent. The agent is dialled until it is reached, and again
 // once it is gone.
+//
+// Who touches what, and under which lock. Locks are taken in this order: in.mu, a group's, mu.
+//
+//	cfg, log, agent, asked         anyone: set before Start returns, safe by themselves
+//	own, there                     connectLoop, and watch while connectLoop waits for it
+//	in.batch, in.bad               in.mu, held over reading datagrams and handing them to flows
+//	open, failed, fd, events,      mu, held over sending; flows send with their group's lock held,
+//	waiting, out, sent, looking,     so that a message can wait for room and never for the agent
+//	looked
+//	secure                         atomic: a reload sets it, the next connection over TLS loads it
+//	heard                          atomic: the reader over TLS sets it, connectLoop clears it
+//	refused                        atomic: one warning for a connection
+//	held                           atomic: above 0 while a tick of the datapath collects messages
+//	kick, room                     channels of one place: they wake the goroutines that send
 type Link struct {
 	cfg    Config
 	log    *slog.Logger
