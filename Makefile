@@ -58,8 +58,8 @@ BPF       = proxy/datapath/kernel/bpf
 CROSS     = linux/arm64 linux/mipsle darwin/arm64
 
 # Tests on other processors. Under qemu-user those are left out that need of the kernel what qemu does not
-# pass on: TCP_INFO (a real proxy), netlink, running a program of this machine. 386 runs without it, and so has all
-# of proxy. Experiments over simulated links, and what else is long, would take hours.
+# pass on: TCP_INFO (a real proxy), netlink, running a program of this machine.
+# Experiments over simulated links, and what else is long, would take hours.
 EMULATED ?= arm64
 EMULATED_PACKAGES = ./cc/... ./proxy/access ./proxy/agent ./proxy/config ./proxy/datapath ./proxy/ingress \
 	./proxy/linkstat ./proxy/policy ./internal/lab/linktrace ./internal/lab/record ./telemetry/...
@@ -237,7 +237,7 @@ emulated-test: ## unit tests for other processors (EMULATED); with qemu-user
 	@set -e; without=$$(sed -n 's/^func \([TF][A-Za-z0-9_]*\)(.*/\1/p' $(EMULATED_WITHOUT) | paste -sd'|' -); \
 	for arch in $(EMULATED); do \
 		by=qemu-$$arch; packages="$(EMULATED_PACKAGES)"; \
-		case $$arch in arm64) by=qemu-aarch64;; mipsle) by=qemu-mipsel;; 386) by=; packages="$$packages ./proxy/...";; esac; \
+		case $$arch in arm64) by=qemu-aarch64;; mipsle) by=qemu-mipsel;; esac; \
 		if [ -n "$$by" ] && ! command -v $$by >/dev/null; then \
 			echo "emulated-test: SKIPPED: $$arch needs $$by; install qemu-user"; continue; \
 		fi; \

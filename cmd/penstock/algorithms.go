@@ -52,7 +52,7 @@ func algorithmsCommand() *cobra.Command {
 	return cmd
 }
 
-// signals says what each thing is that an algorithm may need.
+// signals explains what an algorithm may need (cc.Spec.Needs).
 var signals = map[cc.Signal]string{
 	cc.NeedsRTT:    "a sample of the round trip with most acknowledgements",
 	cc.NeedsRate:   "how fast bytes arrived over the flight of each acknowledged one",
@@ -91,7 +91,7 @@ func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 	return t.Flush()
 }
 
-// explainAlgorithm prints all there is to know about one algorithm.
+// explainAlgorithm prints everything that the registry has about one algorithm.
 func explainAlgorithm(w io.Writer, s cc.Spec) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s: %s\n", s.Name, s.About)

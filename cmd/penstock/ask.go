@@ -20,7 +20,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
-// proxyPatience bounds how long a running proxy may take over an answer.
+// proxyPatience bounds how long a running proxy may take over an answer. A reload waits for listeners and files.
 const proxyPatience = 10 * time.Second
 
 // errTelemetryOff is why a proxy that may well run cannot be asked.
@@ -77,7 +77,7 @@ func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
 // warningMark begins each line of the answer to a reload that tells of a warning.
 const warningMark = "warning: "
 
-// splitAnswer takes the warnings out of the answer to a reload.
+// splitAnswer takes the warnings out of the answer to a reload, because they go to standard error.
 func splitAnswer(answer string) (words string, warnings []string) {
 	var other []string
 	for line := range strings.Lines(answer) {
@@ -209,7 +209,7 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 	return nil
 }
 
-// hangUp sends SIGHUP to the process that systemd says is the proxy.
+// hangUp sends SIGHUP to the process that systemd says is the proxy. sent is false outside of a unit.
 func hangUp() (sent bool, err error) {
 	pid, _ := strconv.Atoi(os.Getenv("MAINPID")) // 0 where it is not set
 	if pid <= 1 {

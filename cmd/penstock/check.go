@@ -50,7 +50,8 @@ func printWarnings(w io.Writer, cfg config.Config) {
 	}
 }
 
-// badConfig shows the place of a mistake; its one line is the returned error.
+// badConfig prints the excerpt of a mistake in the file to w. It returns the error, which has the exit code and the one
+// line that follows; an error without a place is bad input.
 func badConfig(w io.Writer, err error) error {
 	var ce *config.Error
 	if !errors.As(err, &ce) {
@@ -62,7 +63,7 @@ func badConfig(w io.Writer, err error) error {
 	return err
 }
 
-// describeConfig prints what cfg would run.
+// describeConfig prints what cfg would run, with all defaults filled in: listeners, rules in their order, and telemetry.
 func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
@@ -140,7 +141,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 	return err
 }
 
-// hintWays says who may tell what the network knows.
+// hintWays lists where hints are taken, and by what right: a token, this machine, or who may open a socket.
 func hintWays(cfg config.Config) (ways []string) {
 	hints := cfg.Telemetry.Hints
 	switch address := cfg.Telemetry.Address; {
@@ -165,7 +166,7 @@ func joinPatterns(names []policy.NamePattern) string {
 	return strings.Join(words, ", ")
 }
 
-// describeTerms writes the algorithm as one would in a rule, and what bounds it.
+// describeTerms writes the algorithm as a rule has it, and after it every other term that is not the default.
 func describeTerms(t flow.Terms) string {
 	out := describeAlgorithm(t)
 	if t.MaxRate > 0 {

@@ -129,7 +129,9 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 
 // gateway is one listener of mode wireguard with its file, as a command works on it.
 type gateway struct {
-	config, listener, telemetry string // the flags
+	config    string // the flag: the proxy's configuration file
+	listener  string // the flag: a name; empty: there is only one
+	telemetry string // the flag: host:port; empty: as in the configuration
 
 	file            string        // where the peers are
 	release         func()        // lets the next command work on them
@@ -137,8 +139,9 @@ type gateway struct {
 	access.Listener               // of cfg
 }
 
-// openFiles finds the listener and its file, which it makes if need be and locks.
-// Call release afterwards.
+// openFiles finds the listener and its file, which it makes if need be. It locks the configuration first, so that two
+// commands do not write the same file of peers. The listener is looked for in the configuration as written, because a
+// file of peers that is not there yet is no mistake here. Call release afterwards.
 func (g *gateway) openFiles() (err error) {
 	if g.release, err = lockFile(g.config); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -180,7 +183,7 @@ func (g *gateway) openFiles() (err error) {
 	return nil
 }
 
-// findListener returns which listener is meant.
+// findListener returns the index of the listener that the flag names, or of the only one of mode wireguard.
 func (g *gateway) findListener(listeners []access.Listener) (int, error) {
 	var names []string
 	at := -1
@@ -273,7 +276,7 @@ func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
 	return table.Flush()
 }
 
-// roundBytes is a count of bytes for people, with two or three digits.
+// roundBytes writes a count of bytes for people, with two or three digits and a decimal prefix.
 func roundBytes(n uint64) string {
 	v, unit := float64(n), "B"
 	for _, next := range []string{"kB", "MB", "GB", "TB", "PB"} {
@@ -289,7 +292,7 @@ func roundBytes(n uint64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64) + unit
 }
 
-// formatAgo is a time in the past for people.
+// formatAgo writes a time in the past for people. A clock that was set back gives 0s.
 func formatAgo(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }
 
 // newGatewayConfig is the configuration that gateway init writes.
@@ -448,7 +451,7 @@ func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) er
 	return g.reloadProxy(ctx, notes)
 }
 
-// checkPeerName wants what is as good a name in a comment as in a list.
+// checkPeerName refuses a name that would not come back from the comment of a WireGuard section in which it is kept.
 func checkPeerName(name string) error {
 	odd := func(r rune) bool { return !strconv.IsPrint(r) || r == '#' || r == '=' }
 	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) ||
@@ -513,7 +516,8 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// clientConfig is what the client's app wants.
+// clientConfig returns the configuration for the client's app, in the format of wg-quick(8). The client's private key is
+// in it and nowhere else.
 func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, notes io.Writer) (string, error) {
 	server, err := g.WireGuard.PrivateKey.Public()
 	if err != nil {
@@ -552,7 +556,8 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 	return b.String(), nil
 }
 
-// endpointFor is where the client reaches us.
+// endpointFor returns where the client reaches us: as given, else at this machine's own address, with the port of the
+// listener where none is given. A guess is said in notes.
 func (g *gateway) endpointFor(given string, notes io.Writer) (string, error) {
 	_, port, _ := net.SplitHostPort(g.Address) // it has been checked
 	host := given
@@ -588,7 +593,7 @@ func isIP(host string) bool {
 }
 
 // ownAddress is the address from which this machine reaches the rest of the
-// world. Nothing is sent to find out.
+// world. A connected UDP socket has it without a packet being sent (192.0.2.1 is for documentation, RFC 5737).
 func ownAddress() (string, error) {
 	conn, err := net.Dial("udp", "192.0.2.1:9")
 	if err != nil {
@@ -599,7 +604,7 @@ func ownAddress() (string, error) {
 }
 
 // lockFile keeps other commands from working on what belongs to the file until
-// release is called.
+// release is called. The lock ends with the process, however that ends.
 func lockFile(path string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // which waits for no writer of a pipe
 	if err != nil {
@@ -611,7 +616,7 @@ func lockFile(path string) (release func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// pathBeside is a file named in the configuration.
+// pathBeside is a file named in the configuration, relative to the directory of that.
 func pathBeside(config, name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -694,7 +699,8 @@ func (g *gateway) requestPage(ctx context.Context, method, page string) (status 
 	return askProxy(ctx, at, method, page)
 }
 
-// reloadProxy has a running proxy take the file over. That none runs is no error.
+// reloadProxy has a running proxy take the file over. That none runs is no error, because the file is in force with the
+// next start; a proxy that refuses it is.
 func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
 	status, body, err := g.requestPage(ctx, http.MethodPost, "/-/reload")
 	switch {
@@ -717,7 +723,7 @@ func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
 	return nil
 }
 
-// askPeers returns what the running proxy knows of peers.
+// askPeers returns what the running proxy knows of peers, of all listeners.
 func (g *gateway) askPeers(ctx context.Context) ([]telemetry.Peer, error) {
 	status, body, err := g.requestPage(ctx, http.MethodGet, "/v1/peers?limit=0")
 	if err == nil && status != http.StatusOK {

@@ -57,8 +57,8 @@ func (l lineHandler) openOn(w io.Writer, replace func([]string, slog.Attr) slog.
 	})
 }
 
-// takeStandardLog has what libraries write to package log go to log, too: they would write to standard
-// error, and wait for who reads it.
+// takeStandardLog has what libraries write to package log go to our log. They would write to standard
+// error, and wait for its reader.
 func takeStandardLog(to *slog.Logger) {
 	log.SetFlags(0)
 	log.SetOutput(slog.NewLogLogger(to.Handler(), slog.LevelDebug).Writer())

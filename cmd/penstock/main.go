@@ -43,7 +43,7 @@ func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer
 	return cli.Run(ctx, root, errorWriter(log))
 }
 
-// inLab are commands of the laboratory, for those who look for them here.
+// inLab are commands of the laboratory. An unknown command of that name is answered with the program that has it.
 var inLab = map[string]string{
 	"demo": "penstock-lab", "bench": "penstock-lab", "sim": "penstock-lab", "mdi": "penstock-lab",
 }

@@ -145,7 +145,8 @@ func (r *reloader) reloadConfig(by string) (string, error) {
 	return answer, nil
 }
 
-// rereadConfig does what can fail. It logs the warnings, too.
+// rereadConfig reads the configuration and puts it into force, as far as that can fail. The proxy takes over all of it or
+// nothing; level, tokens and the saved copy follow only after that. It also logs the warnings.
 func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
 	if !r.proxy.Ready() {
 		return "", nil, done, errors.New("the proxy is ending")
@@ -173,7 +174,8 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 	return flags.loaded.Hash, warnings, done, nil
 }
 
-// saveLastGood saves a configuration that works, for a start with one that does not.
+// saveLastGood saves a configuration that works, for a start with one that does not. A failure is logged: the proxy does
+// without the copy.
 func (r *reloader) saveLastGood(l config.Loaded) {
 	if r.flags.lastGood == "" || r.flags.config == "" {
 		return
@@ -183,7 +185,7 @@ func (r *reloader) saveLastGood(l config.Loaded) {
 	}
 }
 
-// describeReload tells what has been done, and what became of running connections.
+// describeReload says what has been done, and what became of running connections.
 func describeReload(what string, done proxy.Reloaded) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %d directions of running connections have other terms", what, done.Moved)
@@ -205,9 +207,10 @@ func describeReload(what string, done proxy.Reloaded) string {
 	return b.String()
 }
 
-// reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
+// reloadOnSignal is the reload of SIGHUP. systemd wants RELOADING=1 with the time before, and READY=1 after
+// (Type=notify-reload, systemd.service(5)). A proxy that is ending has sent STOPPING=1, which neither may follow.
 func (r *reloader) reloadOnSignal() {
-	tell := !r.isEnding() // else it has been told that we are stopping
+	tell := !r.isEnding()
 	if tell {
 		var t unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail
@@ -259,7 +262,7 @@ func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, e
 	return describeReload("changed until the next reload", done), nil
 }
 
-// putChanged does what can fail.
+// putChanged makes the change, as far as that can fail. The proxy takes it as a reload, so that running connections move.
 func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err error) {
 	cfg, err := r.proxy.Config().SetAlgorithm(*c.Rule, c.Direction, c.Algorithm)
 	if err != nil {
@@ -280,10 +283,10 @@ func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err erro
 	return done, nil
 }
 
-// ruleName is a rule's name as the page tells it.
+// ruleName is a rule's name as the page writes it.
 func ruleName(name string) string { return cmp.Or(name, "defaults") }
 
-// describeRule tells of one rule by its algorithms.
+// describeRule writes a rule with its algorithms, for logs and pages.
 func describeRule(v policy.Verdict) string {
 	down, up := describeAlgorithm(v.Down), describeAlgorithm(v.Up)
 	if down == up {
@@ -292,9 +295,9 @@ func describeRule(v policy.Verdict) string {
 	return ruleName(v.Rule) + ": down " + down + ", up " + up
 }
 
-// watchPeriod is how often the files of the configuration are looked at. They are polled:
-// a ConfigMap is a symbolic link to a link that is replaced, and a change there comes
-// up to a minute late anyway.
+// watchPeriod is how often the files of the configuration are looked at. They are polled, because inotify does not see
+// a change of a ConfigMap in one place: it is a symbolic link to a link that is replaced. A change there comes up to a
+// minute late anyway.
 const watchPeriod = time.Second
 
 // watchUnrest is how many periods files may go on changing before they are read nevertheless.

@@ -116,7 +116,8 @@ func warnings(r capture.Rules) (say []string) {
 	return say
 }
 
-// rulesFor gives cmd the flags that describe rules, and do the rules.
+// rulesFor gives cmd the flags that describe rules, and calls do with the rules once they are checked. apply and print
+// share them, so that what is printed is what would be applied.
 func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) *cobra.Command {
 	var (
 		r                             capture.Rules

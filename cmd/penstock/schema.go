@@ -57,7 +57,7 @@ func writeReference(w io.Writer, schema map[string]any) error {
 	return err
 }
 
-// referenceRows returns the rows of what lies below path.
+// referenceRows returns a row for each key below path, and after it the rows of what lies below that key.
 func referenceRows(path string, schema map[string]any) []string {
 	if items, ok := schema["items"].(map[string]any); ok {
 		path, schema = path+"[]", items
@@ -78,7 +78,7 @@ func referenceRows(path string, schema map[string]any) []string {
 	return rows
 }
 
-// valueKind says in words what a key takes.
+// valueKind says in words what a key takes: its choices, examples, or type.
 func valueKind(schema map[string]any) string {
 	if list, ok := schema["enum"].([]string); ok {
 		return strings.Join(list, ", ")

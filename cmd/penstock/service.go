@@ -63,7 +63,9 @@ type service struct {
 	leaving atomic.Bool // a signal has come
 }
 
-// runService builds everything, serves until a signal comes, and takes it down again.
+// runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are taken
+// before anything is written, what needs privileges comes before they are dropped, and a check of what is left to do
+// without them comes after that. An error closes what was opened so far.
 func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err error) {
 	defer runtime.KeepAlive(newBallast())
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
@@ -87,6 +89,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	if err := h.openTelemetry(); err != nil {
 		return err
 	}
+	// From here on a failure has to close what is open.
 	h.flows.Seed, h.flows.HintNews = uint64(started.UnixNano()), h.hintNews
 	sockets, err := handedOver()
 	if err != nil {
@@ -106,6 +109,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
+	// A start with the last good configuration counts as a failed reload: the file is watched until it is mended.
 	h.reloads.noteStart(h.flags.loaded.Hash, h.flags.broken)
 	h.reloads.noteTaken(h.cfg, h.flags.loaded)
 	if h.flags.broken != nil {
@@ -115,6 +119,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	h.state.makeDirectory()
 	h.state.resumePeers(h.proxy.Resume)
 	h.logStart()
+	// All listeners are open, so the configuration works on this machine.
 	if h.flags.broken == nil {
 		h.reloads.saveLastGood(h.flags.loaded)
 	}
@@ -123,9 +128,9 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	return errors.Join(h.serveUntilSignal(ctx, rereads, signals), h.proxy.Close())
 }
 
-// newBallast is never written to, so that it occupies no memory, but the garbage collector counts
-// it as live. It collects when the heap has grown to twice what is live: without this after a few
-// MB, which is every few hundred connections.
+// newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them as
+// live, and collects when the heap has grown to twice what is live. Without them that is after a few MB, every few
+// hundred connections. They are 16 MB, or a 64th of the machine's memory if that is less.
 func newBallast() []byte {
 	var machine unix.Sysinfo_t
 	if unix.Sysinfo(&machine) != nil {
@@ -153,7 +158,8 @@ func handedOver() (sockets []*net.TCPListener, err error) {
 	return sockets, nil
 }
 
-// openTrace starts writing events to the file of --trace.
+// openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the file;
+// a pipe without a reader keeps it no longer than readWithin.
 func (h *service) openTrace() (done func() error, err error) {
 	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
@@ -171,7 +177,8 @@ func (h *service) openTrace() (done func() error, err error) {
 	}, nil
 }
 
-// logStart logs what is in use, and what is missing.
+// logStart logs what is in use, and what is missing. Operators and tests find addresses, algorithms and reasons there, so
+// messages and keys stay as they are.
 func (h *service) logStart() {
 	d := h.proxy.Datapath
 	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
@@ -227,11 +234,19 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 
 // serveUntilSignal runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
+//
+//	event                           what follows
+//	first SIGTERM or SIGINT         /readyz fails; after shutdown.delay ctx ends
+//	ctx ends                        the proxy takes no connections and drains for shutdown.drain
+//	second signal                   open connections are reset
+//	the proxy or telemetry fails    ctx ends, and the error is returned once the proxy has ended
+//	SIGHUP                          the configuration is read again
 func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan os.Signal) error {
 	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx)) // telemetry watches the drain
+	// Telemetry goes on while connections drain, so that an operator can watch them go.
+	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx))
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer endPages()
@@ -270,7 +285,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 		case err := <-pagesEnded:
 			failed = errors.Join(failed, err)
 			cancel()
-		case <-asked:
+		case <-asked: // by whoever called runService; the proxy's own context has ended with it
 			asked, stopping = nil, true
 			h.state.saveEndpoints(h.proxy.Endpoints)
 		case <-rereads:
@@ -305,7 +320,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 // isEnding reports whether the proxy is to end: it drains, or will after shutdown.delay.
 func (h *service) isEnding() bool { return h.leaving.Load() || !h.proxy.Ready() }
 
-// datapathLoad is the datapath's, in telemetry's terms.
+// datapathLoad is the load of the datapath, in telemetry's terms.
 func (h *service) datapathLoad() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
@@ -325,8 +340,8 @@ func (h *service) fallbackCount() uint64 {
 	return 0
 }
 
-// mayMark tries whether our connections can carry the firewall mark, since
-// finding out with the first connection would be late.
+// mayMark tries whether our connections can carry the firewall mark. Without the trial
+// the first connection would find out, long after the start.
 func mayMark(mark uint32) error {
 	if mark == 0 {
 		return nil
@@ -346,12 +361,13 @@ func mayMark(mark uint32) error {
 	return nil
 }
 
-// roomForTicks has Go use a processor more for each tick of the kernel datapath. Its thread keeps one of Go's
-// while it waits in the kernel, and where no other is free, Go's monitor looks every 20 µs whether to take it
-// away: of a proxy with a thousand paced connections that was a third of the processor time.
+// roomForTicks has Go use a processor more for each tick thread of the kernel datapath. Such a thread keeps one of Go's
+// processors while it waits in the kernel. Where no other is free, Go's monitor looks every 20 µs whether to take it
+// away. In a proxy with a thousand paced connections that was a third of the processor time.
 func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks) }
 
-// openTelemetry opens what telemetry listens on.
+// openTelemetry opens what telemetry listens on: pages, health and the socket for hints. It comes before the proxy's own
+// listeners, because a port that is taken is most often an earlier proxy that still runs.
 func (h *service) openTelemetry() error {
 	if at := h.cfg.Telemetry.Address; at != "off" {
 		ln, err := listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
@@ -377,7 +393,8 @@ func (h *service) openTelemetry() error {
 	return nil
 }
 
-// boundListener keeps a port of telemetry from taking descriptors that are meant for connections.
+// boundListener bounds the connections of a telemetry port, which would take descriptors from those of clients. The first
+// one that meets the bound is logged under name.
 func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
 	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
 	met := func(reason proxy.Reason) {
@@ -402,7 +419,7 @@ func (h *service) closeTelemetry() (err error) {
 	return err
 }
 
-// telemetryPages puts the HTTP pages together.
+// telemetryPages puts the HTTP pages together. Every function in it may be called at any time, also while the proxy ends.
 func (h *service) telemetryPages() telemetry.Pages {
 	b := cli.ReadBuild()
 	o := telemetry.Options{
@@ -514,7 +531,7 @@ func (h *service) watchHealth(ctx context.Context) {
 // maxReason bounds what a status shows of an error, in bytes.
 const maxReason = 200
 
-// statusLine is what systemctl status shows.
+// statusLine is what systemctl status shows: the connections, and why a changed configuration is not in force.
 func (h *service) statusLine() string {
 	open := h.proxy.Counters().Active
 	words := fmt.Sprintf("serving %d connections", open)
@@ -555,7 +572,8 @@ func sendNotification(at, state string) error {
 }
 
 // neededCapabilities returns what a proxy with all its sockets open still needs of what it
-// has. envelope is set on each socket; allowed are those that anybody may set.
+// has. envelope is the congestion control that it sets on each socket; allowed are those that
+// every user may set.
 func neededCapabilities(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
 	foreign := cfg.Mark != 0 // what either of two capabilities permits
 	for _, l := range cfg.Listeners {
@@ -576,8 +594,8 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, ha
 	return (keep | caps.NetBindService) & has
 }
 
-// dropPrivileges gives up what the proxy needed only to open its sockets. That
-// it cannot is no reason not to run, but one to say so.
+// dropPrivileges gives up what the proxy needed only to open its sockets. A failure
+// is logged with its cure, and the proxy runs on.
 func (h *service) dropPrivileges() {
 	if h.flags.keepPrivileges {
 		return
@@ -603,8 +621,8 @@ func (h *service) dropPrivileges() {
 	}
 }
 
-// neededToReread returns what a reload needs to read again what the start has
-// read, and says what no reload will be able to.
+// neededToReread returns the capability that a reload needs to read again what the start has
+// read. It logs the files that no reload will be able to read.
 func (h *service) neededToReread(has caps.Set) caps.Set {
 	closed, err := caps.ReadOnlyBy(caps.DACOverride|caps.DACReadSearch, h.flags.loaded.Files)
 	switch {
@@ -636,7 +654,7 @@ func whyTheyStay(err error) string {
 // recentUse is how long ago a flow may have moved a byte that counts as using a link.
 const recentUse = time.Second
 
-// openSources prepares the interfaces of the configuration that tell hints.
+// openSources opens the interfaces of the configuration that give hints.
 func (h *service) openSources() error {
 	for _, s := range h.cfg.Hints {
 		source, err := linkstat.Open(linkstat.Config{
@@ -652,7 +670,7 @@ func (h *service) openSources() error {
 	return nil
 }
 
-// runSources has them tell what they know until ctx is done.
+// runSources reads the interfaces at their intervals until ctx is done, then closes them.
 func (h *service) runSources(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, s := range h.sources {
@@ -669,13 +687,14 @@ func (h *service) closeSources() {
 	}
 }
 
-// linkUsers are those that send through a link to hosts in prefixes.
+// linkUsers counts the flows and hosts that a link's capacity is divided by: those in prefixes that moved a byte within
+// recentUse.
 func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
 	flows, hosts := h.proxy.Toward(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}
 }
 
-// sourceStats are theirs, in telemetry's terms.
+// sourceStats returns how readings of the interfaces went, in telemetry's terms.
 func (h *service) sourceStats() []telemetry.HintSource {
 	out := make([]telemetry.HintSource, len(h.sources))
 	for i, s := range h.sources {

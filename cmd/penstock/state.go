@@ -143,7 +143,7 @@ func readEndpoints(name string) (all proxy.Endpoints, err error) {
 	return all, json.NewDecoder(io.LimitReader(f, maxEndpoints)).Decode(&all)
 }
 
-// writeEndpoints replaces the file at once; only its owner reads it. The directory of a tunnel that a
+// writeEndpoints replaces the file at once, so that a crash leaves the old one or the new one; only its owner reads it. The directory of a tunnel that a
 // reload has added may not be there yet.
 func writeEndpoints(name string, all proxy.Endpoints) error {
 	text, err := json.Marshal(all)

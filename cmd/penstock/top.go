@@ -28,7 +28,7 @@ import (
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
-// topPoll is how often the proxy is asked, unless it says that this shows nothing new.
+// topPoll is how often the proxy is asked, unless it says that its rows stay as they are for longer (page.View.Fresh).
 const topPoll = 2 * time.Second
 
 // topCommand shows what /v1/view has: live on a terminal, and once elsewhere.
@@ -486,7 +486,7 @@ func (t *top) runScreen(out *os.File) error {
 	return nil
 }
 
-// printOnce prints the rows once; rates take two looks.
+// printOnce prints the rows once. It asks twice, because a rate is the difference of two looks.
 func (t *top) printOnce(w io.Writer) error {
 	t.height = 500
 	for look := range 2 {
@@ -513,7 +513,7 @@ func (t *top) printOnce(w io.Writer) error {
 	return nil
 }
 
-// widest is how much of a cell is shown.
+// widest is how many characters of a cell are shown: a host's name may have 253, and would hide all other columns.
 const widest = 44
 
 // tableLines returns the heads and the rows of the newest answer, in columns.
