@@ -94,7 +94,7 @@ func (l *BoundedListener) releaseHost(who string) {
 	}
 }
 
-// sourceOf is whom a connection counts against; empty: this machine.
+// sourceOf is the host or user that a connection counts against; empty: this machine, which has no bound of its own.
 func (l *BoundedListener) sourceOf(conn net.Conn) string {
 	if user, ok := userOf(conn); ok {
 		return user
@@ -109,7 +109,7 @@ func (l *BoundedListener) sourceOf(conn net.Conn) string {
 	return datapath.Host(from.Addr()).String()
 }
 
-// userOf is who has connected to a Unix socket.
+// userOf returns the user who has connected to a Unix socket (SO_PEERCRED, unix(7)); ok is false for other sockets.
 func userOf(conn net.Conn) (string, bool) {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -128,7 +128,7 @@ func userOf(conn net.Conn) (string, bool) {
 	return user, true
 }
 
-// boundedConn gives its place back when it is closed.
+// boundedConn gives its place back when it is closed, once, however often Close is called.
 type boundedConn struct {
 	net.Conn
 	leave func()

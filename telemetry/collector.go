@@ -126,14 +126,15 @@ func countGCCycles() float64 {
 	return float64(value[0].Value.Uint64())
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector: it has all families, also those without samples at present.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, f := range families {
 		out <- f.desc
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. Flows are visited once, for all that is summed, sampled and counted of them,
+// because the visit takes most of the time of a scrape.
 func (c *collector) Collect(samples chan<- prometheus.Metric) {
 	out := sink(samples)
 	live, loads, sample := newLive(), peerLoads{}, c.sample.beginSample(c.o.Clock())
@@ -326,7 +327,8 @@ func (s sink) writeAgent(a agent.Info) {
 // unixSeconds is t in Unix time, to the millisecond.
 func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 
-// sessionLife is how long after its handshake a WireGuard session ends at the latest.
+// sessionLife is how long after its handshake a WireGuard session ends at the latest (REJECT_AFTER_TIME of the
+// protocol, 180 s).
 const sessionLife = 3 * time.Minute
 
 // writeTunnel writes what is known of a tunnel; now is the wall clock's.

@@ -92,7 +92,7 @@ func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, permi
 	fmt.Fprintf(w, "{\"groups\":%d}\n", total)
 }
 
-// pathHint is a hint, and about which addresses.
+// pathHint is a hint with the hosts that its path leads to.
 type pathHint struct {
 	about netip.Prefix
 	hint  cc.Hint
@@ -153,7 +153,8 @@ func (k *HintReceiver) receiveHints(
 	return out, nil
 }
 
-// admitHints lets n hints pass, or none of them.
+// admitHints lets n hints pass, or none of them. It is a token bucket of hintRate: a sender that has gone wild must not
+// keep the algorithms from their work.
 func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -227,7 +228,8 @@ type Hint struct {
 // errTooMany is the answer to more hints than a request may have.
 var errTooMany = fmt.Errorf("a request has at most %d hints", maxHints)
 
-// readHints parses one hint or an array of them, and nothing else.
+// readHints parses one hint or an array of them, and nothing else. Unknown keys are errors, because a misspelt one would
+// be a hint that says nothing.
 func readHints(r io.Reader) ([]Hint, error) {
 	in := bufio.NewReader(r)
 	many, err := opensArray(in)
@@ -254,7 +256,7 @@ func readHints(r io.Reader) ([]Hint, error) {
 	return nil, fmt.Errorf("read the hint: %w", err)
 }
 
-// opensArray looks at the first byte that means something.
+// opensArray reports whether the first byte that is no space opens an array. It leaves that byte to be read.
 func opensArray(in *bufio.Reader) (bool, error) {
 	for {
 		c, err := in.ReadByte()

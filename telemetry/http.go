@@ -41,7 +41,8 @@ const (
 	goodbye = 2 * time.Second
 )
 
-// Pages is what the HTTP server shows.
+// Pages is what the HTTP server shows. The zero value of a field that may be nil leaves its page out. Handlers run on
+// many goroutines at once.
 type Pages struct {
 	Source  Source
 	Metrics prometheus.Gatherer
@@ -122,7 +123,7 @@ func namesThisHost(host string) bool {
 	return err == nil
 }
 
-// addHealthPages adds the pages for probes.
+// addHealthPages adds the pages for probes: /healthz answers while the process lives, /readyz while it takes connections.
 func (p Pages) addHealthPages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", p.serveReady)
@@ -184,7 +185,7 @@ func (a *bufferedAnswer) WriteHeader(code int) { a.code = code }
 // Write implements http.ResponseWriter.
 func (a *bufferedAnswer) Write(text []byte) (int, error) { return a.body.Write(text) }
 
-// logUnsent logs that an answer could not be sent.
+// logUnsent logs that an answer could not be sent, at debug: a client may close at any time.
 func (p Pages) logUnsent(r *http.Request, err error) {
 	if err != nil && p.Log != nil {
 		p.Log.Debug("telemetry: answer not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
@@ -209,7 +210,7 @@ func (p Pages) serveHosts(w http.ResponseWriter, r *http.Request) {
 	p.serveList(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
 }
 
-// eachOf yields what describe makes of each of all.
+// eachOf yields what describe makes of each of all. Items beyond the limit of a list are never described.
 func eachOf[T any](all []T, describe func(*T) any) iter.Seq[any] {
 	return func(yield func(any) bool) {
 		for i := range all {
@@ -240,7 +241,7 @@ func (p Pages) serveList(w http.ResponseWriter, r *http.Request, n int, items it
 	p.logUnsent(r, writeList(w, limit, items))
 }
 
-// listChunk is how many bytes of a list are sent at once.
+// listChunk is how many bytes of a list are sent at once, so that a list of all flows is never in memory as a whole.
 const listChunk = 32 << 10
 
 // writeList writes an array with one item a line, limit at most, for people and for jq.

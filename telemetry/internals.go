@@ -67,7 +67,7 @@ func (in *Internals) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// appendInternal writes the i-th member of the object.
+// appendInternal writes the i-th member of the object, with six digits: more would only fill the trace.
 func appendInternal(b []byte, i int, name string, value float64) []byte {
 	if i > 0 {
 		b = append(b, ',')

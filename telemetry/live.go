@@ -41,7 +41,7 @@ func newLive() live {
 	}
 }
 
-// countFlow counts a connection in.
+// countFlow counts a connection in. One that is not relayed yet has no legs to sum.
 func (l live) countFlow(f *proxy.FlowInfo) {
 	if !f.Relayed() {
 		return

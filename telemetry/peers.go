@@ -40,7 +40,7 @@ func (loads peerLoads) addFlow(f *proxy.FlowInfo) {
 	loads[k] = l
 }
 
-// addCounters adds what is counted of peers.
+// addCounters adds what is counted of peers since the start. It comes after all calls of addFlow.
 func (loads peerLoads) addCounters(peers []proxy.PeerCounters) {
 	for _, p := range peers {
 		k := peerKey{p.Listener, p.Peer}

@@ -53,16 +53,16 @@ func (d *distribution) writeMetric(out sink, f *family, labels ...string) {
 	}
 }
 
-// moved is how far each direction of a flow has come.
+// moved is how many bytes each direction of a flow had written at a sample. A flow is busy if it has written more since.
 type moved struct {
 	flow     uint64
 	down, up cc.Bytes
 }
 
-// Delays from a local network to a bloated cellular buffer.
+// delayBuckets are seconds, from a local network to a bloated cellular buffer.
 var delayBuckets = []float64{.0005, .001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1, 2, 5, 10}
 
-// Rates from 80 kbit/s to 8 Gbit/s, four a decade.
+// rateBuckets are bytes per second, from 80 kbit/s to 8 Gbit/s, four a decade.
 var rateBuckets = []float64{
 	1e4, 1.8e4, 3.2e4, 5.6e4, 1e5, 1.8e5, 3.2e5, 5.6e5, 1e6, 1.8e6, 3.2e6, 5.6e6,
 	1e7, 1.8e7, 3.2e7, 5.6e7, 1e8, 1.8e8, 3.2e8, 5.6e8, 1e9,

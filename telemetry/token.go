@@ -14,7 +14,8 @@ type token struct {
 	sum atomic.Pointer[[sha256.Size]byte]
 }
 
-// setSecret replaces it; empty: there is none.
+// setSecret replaces the token; empty: there is none. Only its hash is kept: hashes have one length, so that
+// comparing takes the same time for every guess.
 func (t *token) setSecret(secret string) {
 	var sum *[sha256.Size]byte
 	if secret != "" {

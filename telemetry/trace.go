@@ -174,7 +174,8 @@ func appendEvent(b []byte, e flow.Event) []byte {
 	return append(b, "\"}\n"...)
 }
 
-// appendInternals writes what the algorithm shows, if it shows anything.
+// appendInternals writes what the algorithm shows of itself, by the names of its Spec. It writes nothing for one that
+// shows nothing.
 func appendInternals(b []byte, e flow.Event) []byte {
 	spec, err := cc.Lookup(e.Algorithm)
 	if err != nil || len(spec.Internals) == 0 {
@@ -208,7 +209,7 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// appendSeconds writes d exactly, to the nanosecond.
+// appendSeconds writes d exactly, to the nanosecond: a float would lose digits after some days.
 func appendSeconds(b []byte, d time.Duration) []byte {
 	if d < 0 {
 		b = append(b, '-')
