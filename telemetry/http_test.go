@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
+	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
@@ -102,19 +103,23 @@ func TestAServerInsideANetworkAnswersToItsName(t *testing.T) {
 	assert.Equal(t, http.StatusOK, rec.Code)
 }
 
-// listFlows asks the page for flows.
-func listFlows(t *testing.T, p Pages, path string) (flows []Flow, total string) {
+// listItems asks a page for a list, and returns its items and how many there are in all.
+func listItems[Item any](t *testing.T, p Pages, path string) (items []Item, total string) {
 	t.Helper()
 	rec := httptest.NewRecorder()
 	p.Handler(false).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 	require.Equal(t, http.StatusOK, rec.Code)
 	assert.Equal(t, "application/json", rec.Header().Get("Content-Type"))
-	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &flows), rec.Body.String())
-	return flows, rec.Header().Get("X-Total-Count")
+	body := rec.Body.String()
+	require.NoError(t, json.Unmarshal([]byte(body), &items), body)
+	if len(items) > 0 {
+		assert.Len(t, strings.Split(strings.TrimSpace(body), "\n"), len(items)+2, "a line for each, between the brackets")
+	}
+	return items, rec.Header().Get("X-Total-Count")
 }
 
 func TestFlowsShowEveryField(t *testing.T) {
-	flows, total := listFlows(t, pages(busyProxy()), "/flows")
+	flows, total := listItems[Flow](t, pages(busyProxy()), "/flows")
 	assert.Equal(t, "2", total)
 	leg := &Leg{
 		Tier: "kernel", Envelope: "bbr", Missing: []string{"a thing"}, Cwnd: 14480, SRTT: .041, MinRTT: .019,
@@ -148,22 +153,27 @@ func TestFlowsShowEveryField(t *testing.T) {
 	}, flows)
 }
 
-func TestFlowsAreLimited(t *testing.T) {
-	many := &still{}
-	for i := range defaultLimit + 500 {
+func TestListsAreLimited(t *testing.T) {
+	const all = defaultLimit + 500
+	many := &still{groups: make([]flow.Group, all), tunnels: []proxy.TunnelInfo{{
+		Status: vpn.Status{Peers: make([]vpn.PeerState, all)},
+	}}}
+	for i := range all {
 		many.flows = append(many.flows, proxy.FlowInfo{ID: uint64(i), State: proxy.StateGreeting})
 	}
-	for path, want := range map[string]int{
-		"/flows": defaultLimit, "/flows?limit=2": 2, "/flows?limit=0": defaultLimit + 500, "/flows?limit=99999": defaultLimit + 500,
-	} {
-		flows, total := listFlows(t, pages(many), path)
-		assert.Len(t, flows, want, path)
-		assert.Equal(t, "1500", total, path)
+	for _, list := range []string{"/flows", "/hosts", "/v1/peers"} {
+		for limit, want := range map[string]int{
+			"": defaultLimit, "?limit=2": 2, "?limit=0": all, "?limit=99999": all,
+		} {
+			items, total := listItems[json.RawMessage](t, pages(many), list+limit)
+			assert.Len(t, items, want, list+limit)
+			assert.Equal(t, "1500", total, list+limit)
+		}
+		none, total := listItems[json.RawMessage](t, pages(&still{}), list)
+		assert.Empty(t, none, list)
+		assert.NotNil(t, none, "%s: an empty array, not null", list)
+		assert.Equal(t, "0", total, list)
 	}
-	none, total := listFlows(t, pages(&still{}), "/flows")
-	assert.Empty(t, none)
-	assert.NotNil(t, none, "an empty array, not null")
-	assert.Equal(t, "0", total)
 }
 
 func TestServeEndsWithItsContext(t *testing.T) {
@@ -235,19 +245,8 @@ func TestServeReportsABrokenListener(t *testing.T) {
 	assert.ErrorContains(t, pages(busyProxy()).Serve(t.Context(), ln), "telemetry: serve")
 }
 
-// listHosts asks the page for groups.
-func listHosts(t *testing.T, p Pages, path string) (groups []Group, body, total string) {
-	t.Helper()
-	rec := httptest.NewRecorder()
-	p.Handler(false).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, http.NoBody))
-	require.Equal(t, http.StatusOK, rec.Code)
-	assert.Equal(t, "application/json", rec.Header().Get("Content-Type"))
-	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &groups), rec.Body.String())
-	return groups, rec.Body.String(), rec.Header().Get("X-Total-Count")
-}
-
 func TestHostsShowEveryField(t *testing.T) {
-	groups, body, total := listHosts(t, pages(busyProxy()), "/hosts")
+	groups, total := listItems[Group](t, pages(busyProxy()), "/hosts")
 	assert.Equal(t, "2", total)
 	assert.Equal(t, []Group{
 		{
@@ -272,34 +271,12 @@ func TestHostsShowEveryField(t *testing.T) {
 			Cwnd: 14480, Unused: 14480, LimitedBy: "application", Internals: InternalsOf("cubic", cc.Internals{}),
 		},
 	}, groups)
-	assert.Len(t, strings.Split(strings.TrimSpace(body), "\n"), 2+2, "a line for each, between the brackets")
-	assert.Contains(t, body, `"hosts":[]`, "an empty array, not null")
-}
-
-func TestHostsAreLimited(t *testing.T) {
-	many := &still{groups: make([]flow.Group, defaultLimit+500)}
-	for path, want := range map[string]int{
-		"/hosts": defaultLimit, "/hosts?limit=2": 2,
-		"/hosts?limit=0": defaultLimit + 500,
-	} {
-		groups, _, total := listHosts(t, pages(many), path)
-		assert.Len(t, groups, want, path)
-		assert.Equal(t, "1500", total, path)
-	}
-	none, _, total := listHosts(t, pages(&still{}), "/hosts")
-	assert.NotNil(t, none, "an empty array, not null")
-	assert.Empty(t, none)
-	assert.Equal(t, "0", total)
 }
 
 func TestPeersShowEveryField(t *testing.T) {
-	rec := httptest.NewRecorder()
 	src := busyProxy()
 	src.flows[0].Listener, src.flows[0].Peer = "vpn", "phone"
-	pages(src).Handler(true).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "http://localhost/v1/peers", nil))
-	require.Equal(t, http.StatusOK, rec.Code)
-	var got []Peer
-	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &got))
+	got, _ := listItems[Peer](t, pages(src), "/v1/peers")
 	phone := access.Key{1}
 	tablet := access.Key{2}
 	assert.Equal(t, []Peer{

@@ -189,7 +189,7 @@ func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
 	}
 
 	assert.GreaterOrEqual(t, bytesTotalOf(t, NewRegistry(p, Options{Clock: clock}), "up"), 5000.0, "counted while open")
-	flows, _ := listFlows(t, pages, "/flows")
+	flows, _ := listItems[Flow](t, pages, "/flows")
 	require.Len(t, flows, 1)
 	f := flows[0]
 	assert.Equal(t, "bulk", f.Rule)
@@ -257,7 +257,7 @@ func TestAHintCapsWhoseRuleSaysSo(t *testing.T) {
 			require.NoError(t, err)
 			_, err = io.ReadFull(conn, payload)
 			require.NoError(t, err)
-			groups, _, _ := listHosts(t, site, "/hosts")
+			groups, _ := listItems[Group](t, site, "/hosts")
 			i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == "down|local|127.0.0.1" })
 			require.GreaterOrEqual(t, i, 0)
 			down = groups[i]

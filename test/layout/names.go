@@ -28,7 +28,7 @@ var limitsOf = map[string]nameLimits{
 	"agents/go/cubic":             {oneWord: 45, comments: 5},
 	"cc/flow":                     {oneWord: 45, comments: 8, riddles: 87},
 	"cc/sim":                      {oneWord: 82, comments: 8},
-	"cmd/penstock":                {oneWord: 10, comments: 6},
+	"cmd/penstock":                {oneWord: 10, comments: 9},
 	"cmd/penstock-lab":            {oneWord: 48, comments: 2},
 	"internal/doctor":             {oneWord: 40, comments: 15, riddles: 0},
 	"internal/lab/agents":         {oneWord: 62, comments: 5},
