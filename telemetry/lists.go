@@ -14,7 +14,7 @@ import (
 // not known yet is 0.
 type Flow struct {
 	ID       uint64 `json:"id"`
-	State    string `json:"state"`
+	State    string `json:"state"` // proxy.State
 	Listener string `json:"listener"`
 	Rule     string `json:"rule"`             // empty: the defaults
 	Client   string `json:"client"`           // address and port
@@ -37,11 +37,11 @@ type Flow struct {
 // Direction is one direction of a connection: what has moved, and what its
 // congestion control holds.
 type Direction struct {
-	Algorithm string   `json:"algorithm"`
-	Read      cc.Bytes `json:"read_bytes"`
-	Written   cc.Bytes `json:"written_bytes"`
-	Spliced   cc.Bytes `json:"spliced_bytes"`
-	Finished  bool     `json:"finished"`
+	Algorithm string   `json:"algorithm"`     // none: the kernel alone decides
+	Read      cc.Bytes `json:"read_bytes"`    // from the leg that the bytes come from
+	Written   cc.Bytes `json:"written_bytes"` // to the leg that they go to
+	Spliced   cc.Bytes `json:"spliced_bytes"` // of Written, moved inside the kernel
+	Finished  bool     `json:"finished"`      // its FIN has been passed on
 
 	// Control is absent where the kernel alone decides.
 	Control *Control `json:"control,omitempty"`
@@ -62,20 +62,20 @@ type Receive struct {
 // are those of all flows in the group together.
 type Control struct {
 	Group         string   `json:"group"`
-	Members       int      `json:"members"`
-	Class         string   `json:"class"`
+	Members       int      `json:"members"`                // flows of the group
+	Class         string   `json:"class"`                  // flow.Class
 	Target        cc.Rate  `json:"target_bits_per_second"` // 0: none
-	Phase         string   `json:"phase"`
-	Cwnd          cc.Bytes `json:"cwnd_bytes"`
-	Share         cc.Bytes `json:"share_bytes"`        // this flow's part of the window
-	Unused        cc.Bytes `json:"unused_share_bytes"` // of what it is due of the window, what it leaves to others
-	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
+	Phase         string   `json:"phase"`                  // of the algorithm, in its own words
+	Cwnd          cc.Bytes `json:"cwnd_bytes"`             // of the group
+	Share         cc.Bytes `json:"share_bytes"`            // this flow's part of the window
+	Unused        cc.Bytes `json:"unused_share_bytes"`     // of what it is due of the window, what it leaves to others
+	PacingRate    cc.Rate  `json:"pacing_bits_per_second"` // 0: not paced
 	Inflight      cc.Bytes `json:"inflight_bytes"`
-	Unsent        cc.Bytes `json:"unsent_bytes"`
+	Unsent        cc.Bytes `json:"unsent_bytes"` // in the socket and not on the wire
 	SRTT          float64  `json:"srtt_seconds"`
 	MinRTT        float64  `json:"min_rtt_seconds"`
 	LatestRTT     float64  `json:"latest_rtt_seconds"`
-	QueueingDelay float64  `json:"queueing_delay_seconds"`
+	QueueingDelay float64  `json:"queueing_delay_seconds"` // the newest round trip above the least
 	// Forward and Reverse are its parts on the way there and on the way back; absent
 	// where the peer's timestamps do not tell them apart.
 	Forward      *float64 `json:"forward_queueing_delay_seconds,omitempty"`
@@ -83,10 +83,10 @@ type Control struct {
 	DeliveryRate cc.Rate  `json:"delivery_bits_per_second"`
 	Delivered    cc.Bytes `json:"delivered_bytes"`
 	Lost         cc.Bytes `json:"lost_bytes"`
-	Marked       cc.Bytes `json:"marked_bytes"`
+	Marked       cc.Bytes `json:"marked_bytes"` // with ECN's CE (RFC 3168)
 	LossEvents   int      `json:"loss_events"`
 	Timeouts     int      `json:"timeouts"`
-	LimitedBy    string   `json:"limited_by"`
+	LimitedBy    string   `json:"limited_by"` // flow.LimitedBy, at present
 	// Limited is the time spent limited by each cause, in seconds.
 	Limited map[string]float64 `json:"limited_seconds"`
 	// Internals are absent where the algorithm shows none.
@@ -95,16 +95,16 @@ type Control struct {
 
 // Leg is one leg as its transport sees it.
 type Leg struct {
-	Tier          string   `json:"tier"`
-	Envelope      string   `json:"envelope"`
-	Missing       []string `json:"missing,omitempty"`
-	Cwnd          cc.Bytes `json:"cwnd_bytes"`
+	Tier          string   `json:"tier"`              // of the datapath: kernel, netstack or quic
+	Envelope      string   `json:"envelope"`          // the transport's own congestion control
+	Missing       []string `json:"missing,omitempty"` // what the leg does without, in words
+	Cwnd          cc.Bytes `json:"cwnd_bytes"`        // of that congestion control
 	SRTT          float64  `json:"srtt_seconds"`
 	MinRTT        float64  `json:"min_rtt_seconds"`
 	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
-	Unsent        cc.Bytes `json:"unsent_bytes"`
+	Unsent        cc.Bytes `json:"unsent_bytes"` // in the send queue and not on the wire
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
-	SignalErrors  uint64   `json:"signal_errors"`
+	SignalErrors  uint64   `json:"signal_errors"` // failed reads of the transport's state
 	// times the kernel ran Reno on the leg, since the process did not answer it
 	Fallbacks uint64 `json:"fallbacks"`
 }

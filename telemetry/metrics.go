@@ -1,7 +1,13 @@
 package telemetry
 
-// Metrics of the proxy, but for those of tunnels and agents, and the sampled ones.
+// The families of the proxy, but for tunnels, agents and the sampled ones. A name is penstock_<noun>_<unit>[_total], in
+// base units (seconds, bytes). A label has values from the configuration or the code alone: never an address, a port or
+// the number of a flow, because each value is a series that a database keeps.
+//
+// A new metric is a line here, a line in collector.go, and a panel of deploy/grafana.json or a word in its description;
+// a test compares them.
 var (
+	// The process and its configuration.
 	buildInfo  = newGauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
 	startTime  = newGauge("start_time_seconds", "When the process started, in Unix time.")
 	configInfo = newGauge("config_info",
@@ -16,6 +22,7 @@ var (
 		"Rules, and the defaults, whose algorithms have been changed since the configuration was reread.")
 	changesTotal = newCounter("algorithm_changes_total",
 		"Changes of a rule's algorithm that were asked for while running, by what became of them.", "result")
+	// The datapath.
 	datapathInfo = newGauge("datapath_info",
 		"The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
 	missing = newGauge("datapath_missing",
@@ -33,6 +40,7 @@ var (
 		"Times a leg fell back to Reno in the kernel, since the process did not answer it.")
 	traceDropped = newCounter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
+	// Connections, before and while they are relayed.
 	draining    = newGauge("draining", "1 while no new connections are accepted and open ones may end.")
 	hostsActive = newGauge("hosts_active", "Client hosts with connections.")
 	limit       = newGauge("connections_limit", "Connections accepted at most, by configuration and by descriptors.")
@@ -44,6 +52,7 @@ var (
 	setup = newHistogram("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
 	dial  = newHistogram("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
 
+	// Relayed connections, by the rule that they came under.
 	flowsActive = newGauge("flows_active", "Connections being relayed.", "listener", "rule")
 	flowsTotal  = newCounter("flows_total", "Connections relayed since the start.", "listener", "rule")
 	closes      = newCounter("flow_closes_total",
@@ -56,12 +65,14 @@ var (
 		"Of the bytes written, those moved inside the kernel.", "listener", "rule", "direction")
 	buffered = newGauge("buffered_bytes", "Bytes read from one leg and not yet written to the other.", "direction")
 
+	// What TCP itself does, under our windows.
 	retransmitted = newCounter("tcp_retransmitted_bytes_total", "Bytes that TCP sent again.", "listener", "rule", "leg")
 	signalErrors  = newCounter("tcp_signal_errors_total", "Failed reads of a leg's state.", "listener", "rule", "leg")
 	tcpCwnd       = newGauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
 	tcpUnsent     = newGauge("tcp_unsent_bytes",
 		"Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
 
+	// What our congestion control holds, by algorithm.
 	ccFlows  = newGauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
 	ccWindow = newGauge("cc_window_bytes",
 		"Windows of our congestion control, summed over groups; those without a bound "+
@@ -87,6 +98,7 @@ var (
 		"Groups whose window or rate hint_cap keeps below what the algorithm asks for.", "algorithm")
 	groupsDoubting = newGauge("groups_doubting_hints",
 		"Groups whose hints say more (high) or less (low) than is delivered.", "algorithm", "doubt")
+	// Hints, and the ports of telemetry.
 	hintsTotal = newCounter("hints_total",
 		"Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
 	portRefusals = newCounter("telemetry_rejections_total",
@@ -96,6 +108,7 @@ var (
 		"Times an interface could not be read for hints; it is tried again each second.", "interface")
 	hintSourceUp = newGauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
 
+	// Our congestion control over time.
 	ccLosses = newCounter("cc_loss_events_total",
 		"Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
 	ccLimited = newCounter("cc_limited_seconds_total",

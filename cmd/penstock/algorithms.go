@@ -132,7 +132,8 @@ func explainAlgorithm(w io.Writer, s cc.Spec) error {
 	return t.Flush()
 }
 
-// writeAlgorithmsPage prints the documentation page generated from the registry.
+// writeAlgorithmsPage prints docs/algorithms.md. A test compares the file with the registry, so that neither changes
+// alone.
 func writeAlgorithmsPage(w io.Writer, specs []cc.Spec) error {
 	var b strings.Builder
 	b.WriteString(`# Algorithms
@@ -160,7 +161,7 @@ What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock-lab
 	return err
 }
 
-// writeNeeds sets against each other what the algorithms need.
+// writeNeeds writes the table of signals with the algorithms that need each.
 func writeNeeds(b *strings.Builder, specs []cc.Spec) {
 	b.WriteString("\nBeside acknowledged bytes an algorithm may need:\n\n| signal | what it is | who needs it " +
 		"|\n|---|---|---|\n")
@@ -233,7 +234,7 @@ func formatValue(p cc.Param, v float64) string {
 	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
-// valueRange says which values p takes.
+// valueRange says which values p takes: its choices, or its bounds, both included.
 func valueRange(p cc.Param) string {
 	if len(p.Choices) > 0 {
 		return strings.Join(p.Choices, ", ")
@@ -251,7 +252,7 @@ func orDash(s string) string { return cmp.Or(s, "-") }
 // escapeCell makes s safe inside a Markdown table.
 func escapeCell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// describeMarks says how an algorithm answers ECN marks.
+// describeMarks says how an algorithm answers ECN marks (RFC 3168, RFC 9331).
 func describeMarks(s cc.Spec) string {
 	text := fmt.Sprintf("ECN marks %s.", s.Marks)
 	if s.Scales() {

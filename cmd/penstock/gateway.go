@@ -295,7 +295,7 @@ func roundBytes(n uint64) string {
 // formatAgo writes a time in the past for people. A clock that was set back gives 0s.
 func formatAgo(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }
 
-// newGatewayConfig is the configuration that gateway init writes.
+// newGatewayConfig is the configuration that gateway init writes. The files that it names are made beside it.
 const newGatewayConfig = `# A WireGuard gateway. UDP port 51820 must be reachable from outside.
 listeners:
   - name: vpn
@@ -390,7 +390,8 @@ type newPeer struct {
 	noQR      bool
 }
 
-// clientKeepalive keeps the way to a client open in translators of addresses.
+// clientKeepalive is in seconds. It keeps the way to a client open in translators of addresses, which forget UDP after 30 s
+// or more.
 const clientKeepalive = 25
 
 // addPeer makes a key pair and an address for a client, and prints the client's configuration to w. The peer is in the
@@ -434,8 +435,8 @@ func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) er
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.file, err)
 	}
-	// The key is nowhere else: who cannot be given it is not let in. A reader that has gone is
-	// an error like any other.
+	// The key is nowhere else, so a peer without its configuration must not be let in. A reader that
+	// has gone is an error of the write, and no signal.
 	signal.Ignore(syscall.SIGPIPE)
 	show := func() error {
 		_, err := io.WriteString(w, client)
@@ -637,7 +638,7 @@ func makeLike(model, path string) error {
 	return writeNew(path, nil, info, info.Mode().Perm()&^0o027, nil)
 }
 
-// replaceFile puts other content into a file at once: whoever reads it sees the
+// replaceFile puts other content into a file at once: a reader sees the
 // old or the new. Owner, group and mode stay. An error of last, which is called once nothing
 // but the name is missing, leaves the old; nil: there is nothing else to do.
 func replaceFile(path string, content []byte, last func() error) error {
@@ -742,7 +743,7 @@ func (g *gateway) askPeers(ctx context.Context) ([]telemetry.Peer, error) {
 // quietZone is how many modules around a QR code stay light (ISO/IEC 18004).
 const quietZone = 4
 
-// writeQR draws text as a QR code, two modules to a character, dark on light
+// writeQR draws text as a QR code (level L, which has the most room for text), two modules to a character, dark on light
 // whatever the terminal's own colours are.
 func writeQR(w io.Writer, text string) error {
 	code, err := qr.Encode(text, qr.L)

@@ -64,7 +64,7 @@ func takeStandardLog(to *slog.Logger) {
 	log.SetOutput(slog.NewLogLogger(to.Handler(), slog.LevelDebug).Writer())
 }
 
-// inSeconds names the unit of a duration, which JSON would show as a bare number.
+// inSeconds names the unit of a duration, which JSON would show as a bare number of nanoseconds.
 func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
@@ -72,7 +72,7 @@ func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// fileOf is the file that w writes to; nil: none.
+// fileOf is the file that w writes to, behind a queue as well; nil: it is no file.
 func fileOf(w io.Writer) *os.File {
 	if queue, ok := w.(*logqueue.Writer); ok {
 		w = queue.To

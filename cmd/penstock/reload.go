@@ -103,8 +103,8 @@ func unixNow() float64 {
 }
 
 // reloadConfig rereads the configuration file, lays the flags over it as at the start
-// and puts it into force. It logs one line and returns the same in words; on an
-// error nothing has changed.
+// and puts it into force. by says who asked: SIGHUP, http (POST /-/reload) or file (--watch).
+// It logs one line and returns the same in words; on an error nothing has changed.
 func (r *reloader) reloadConfig(by string) (string, error) {
 	r.turn.Lock()
 	defer r.turn.Unlock()
@@ -222,7 +222,7 @@ func (r *reloader) reloadOnSignal() {
 	}
 }
 
-// currentRules are those in force, and what there is to choose from.
+// currentRules returns the rules in force, the defaults last, and the algorithms that there are to choose from.
 func (r *reloader) currentRules() (out telemetry.Rules, err error) {
 	cfg := r.proxy.Config()
 	routes, err := cfg.Routes()

@@ -96,7 +96,8 @@ for another machine give --connected.`,
 	return cmd
 }
 
-// warnings returns what keeps rules that were applied from working, with the cure of each.
+// warnings returns what keeps rules that were applied from working, with the cure of each: chains of the firewall that
+// drop captured connections, and settings of the kernel.
 func warnings(r capture.Rules) (say []string) {
 	obstacles, err := r.Obstacles()
 	if err != nil {
@@ -206,7 +207,8 @@ func parsePorts(texts []string) (ports []capture.PortRange, err error) {
 	return ports, nil
 }
 
-// parsePrefixes reads prefixes; an address alone is a prefix of its full length.
+// parsePrefixes reads prefixes; an address alone is a prefix of its full length. IPv4 within IPv6 is refused, because
+// rules would match neither family with it.
 func parsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for _, text := range texts {

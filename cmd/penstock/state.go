@@ -133,7 +133,7 @@ func (k *stateKeeper) saveEndpoints(read func(before proxy.Endpoints) proxy.Endp
 	}
 }
 
-// readEndpoints reads what writeEndpoints wrote.
+// readEndpoints reads what writeEndpoints wrote. It opens regular files only, and reads no more than maxEndpoints of one.
 func readEndpoints(name string) (all proxy.Endpoints, err error) {
 	f, _, err := config.OpenRegular(name)
 	if err != nil {

@@ -113,8 +113,10 @@ func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[
 	return t
 }
 
-// topTables are the lists, in the order of the Tab key.
+// topTables are the lists, in the order of the Tab key. The proxy sorts and searches, so that a screen of 40 rows costs
+// the same however many flows there are. A dash stands for what is not known, or does not apply.
 var topTables = []topTable{
+	// Of each flow its main direction is shown in full.
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
 		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string {
 			return strings.TrimSpace(f.Client + " " + f.Peer)
@@ -140,6 +142,7 @@ var topTables = []topTable{
 		}},
 		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }},
 	),
+	// A group has the delay and the limit of its flows only while one of them is active.
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
 		topColumn[page.Host]{"name", "GROUP", func(h page.Host) string { return cmp.Or(h.Label, h.Name) }},
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }},
@@ -162,6 +165,7 @@ var topTables = []topTable{
 		}},
 		topColumn[page.Host]{"algorithm", "ALGORITHM", func(h page.Host) string { return h.Algorithm }},
 	),
+	// MASQUE clients have no handshake to show.
 	tableOf("peers", func(v page.View) []page.Peer { return v.Peers },
 		topColumn[page.Peer]{"name", "PEER", func(p page.Peer) string { return p.Name }},
 		topColumn[page.Peer]{"listener", "LISTENER", func(p page.Peer) string { return p.Listener }},
@@ -269,7 +273,7 @@ type top struct {
 	polls    int  // answers so far; a poll that was begun before the newest one is not heeded
 }
 
-// viewAnswer is what came of one request.
+// viewAnswer is what came of one request. It has the table that was asked for, because Tab may have been pressed since.
 type viewAnswer struct {
 	table int // that was asked for
 	view  page.View
@@ -381,7 +385,7 @@ func dropControl(r rune) rune {
 	return r
 }
 
-// pressKey does what a key asks for.
+// pressKey does what a key asks for. Every key that changes what is shown asks the proxy again at once.
 func (t *top) pressKey(key string) tea.Cmd {
 	columns := len(topTables[t.table].heads)
 	switch key {
