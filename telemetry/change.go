@@ -58,7 +58,8 @@ const (
 
 // Outcomes returns how many changes were asked for so far, by what became of them.
 func (k *Changer) Outcomes() map[ChangeOutcome]uint64 {
-	return k.outcomes.outcomeCounts(ChangeMade, ChangeForeign, ChangeDisabled, ChangeRefused, ChangeInvalid, ChangeFailed)
+	return k.outcomes.outcomeCounts(ChangeMade, ChangeForeign, ChangeDisabled, ChangeRefused, ChangeInvalid,
+		ChangeFailed)
 }
 
 // SetToken has changes carry a token from now on; empty: none are taken.
@@ -132,8 +133,8 @@ func (k *Changer) permitChange(r *http.Request) (code int, o ChangeOutcome, err 
 	return 0, "", nil
 }
 
-// readChange reads one change, and nothing else. Its content type has to be JSON, which a web page cannot send to another
-// site without asking first.
+// readChange reads one change, and nothing else. Its content type has to be JSON, which a web page cannot send to
+// another site without asking first.
 func readChange(w http.ResponseWriter, r *http.Request) (c Change, code int, err error) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return c, http.StatusUnsupportedMediaType, errors.New("a change is JSON: send Content-Type: application/json")

@@ -95,9 +95,9 @@ type HintSource struct {
 	Up        bool   // the last reading worked
 }
 
-// collector implements prometheus.Collector. Each scrape takes the proxy's snapshots anew, because values that are kept
-// between scrapes would have to be updated on the way of every packet. It may run on several goroutines at once; only
-// the sampler has state, and a lock.
+// collector implements prometheus.Collector. Each scrape takes the proxy's snapshots anew, because values that are
+// kept between scrapes would have to be updated on the way of every packet. It may run on several goroutines at once;
+// only the sampler has state, and a lock.
 type collector struct {
 	src    Source
 	o      Options
@@ -133,8 +133,8 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. Flows are visited once, for all that is summed, sampled and counted of them,
-// because the visit takes most of the time of a scrape.
+// Collect implements prometheus.Collector. Flows are visited once, for all that is summed, sampled and counted of
+// them, because the visit takes most of the time of a scrape.
 func (c *collector) Collect(samples chan<- prometheus.Metric) {
 	out := sink(samples)
 	live, loads, sample := newLive(), peerLoads{}, c.sample.beginSample(c.o.Clock())
@@ -271,8 +271,8 @@ func (s sink) writeRoute(r proxy.RouteCounters) {
 	s.writeDirection(r, r.Up, "up", "client", "server")
 }
 
-// writeDirection writes one direction of a route, by the name down or up. Its bytes are read from the leg named from and
-// written to the leg named to.
+// writeDirection writes one direction of a route, by the name down or up. Its bytes are read from the leg named from
+// and written to the leg named to.
 func (s sink) writeDirection(r proxy.RouteCounters, d proxy.DirectionCounters, name, from, to string) {
 	s.putSample(bytesTotal, float64(d.Read), r.Listener, r.Rule, name, from)
 	s.putSample(bytesTotal, float64(d.Written), r.Listener, r.Rule, name, to)

@@ -77,8 +77,8 @@ type histogramSample struct {
 // Desc implements prometheus.Metric.
 func (h histogramSample) Desc() *prometheus.Desc { return h.desc }
 
-// Write implements prometheus.Metric. Buckets are cumulative there; the last one, which has no bound, is implied by the
-// count.
+// Write implements prometheus.Metric. Buckets are cumulative there; the last one, which has no bound, is implied by
+// the count.
 func (h histogramSample) Write(out *dto.Metric) error {
 	count, buckets := uint64(0), make([]*dto.Bucket, len(h.values.Bounds))
 	for i := range h.values.Bounds {

@@ -153,8 +153,8 @@ func (k *HintReceiver) receiveHints(
 	return out, nil
 }
 
-// admitHints lets n hints pass, or none of them. It is a token bucket of hintRate: a sender that has gone wild must not
-// keep the algorithms from their work.
+// admitHints lets n hints pass, or none of them. It is a token bucket of hintRate: a sender that has gone wild must
+// not keep the algorithms from their work.
 func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -228,8 +228,8 @@ type Hint struct {
 // errTooMany is the answer to more hints than a request may have.
 var errTooMany = fmt.Errorf("a request has at most %d hints", maxHints)
 
-// readHints parses one hint or an array of them, and nothing else. Unknown keys are errors, because a misspelt one would
-// be a hint that says nothing.
+// readHints parses one hint or an array of them, and nothing else. Unknown keys are errors, because a misspelt one
+// would be a hint that says nothing.
 func readHints(r io.Reader) ([]Hint, error) {
 	in := bufio.NewReader(r)
 	many, err := opensArray(in)

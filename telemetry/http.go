@@ -87,7 +87,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	}
 	if p.Hints != nil {
 		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
-		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.Hints.answerHints(w, r, permit) })
+		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
+			p.Hints.answerHints(w, r, permit)
+		})
 	}
 	if p.Profile {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -107,8 +109,8 @@ func (p Pages) Handler(local bool) http.Handler {
 	})
 }
 
-// namesThisHost reports whether a Host header is an address or localhost, and so no domain that a web page's owner could
-// point here (DNS rebinding).
+// namesThisHost reports whether a Host header is an address or localhost, and so no domain that a web page's owner
+// could point here (DNS rebinding).
 func namesThisHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -123,7 +125,8 @@ func namesThisHost(host string) bool {
 	return err == nil
 }
 
-// addHealthPages adds the pages for probes: /healthz answers while the process lives, /readyz while it takes connections.
+// addHealthPages adds the pages for probes: /healthz answers while the process lives, /readyz while it takes
+// connections.
 func (p Pages) addHealthPages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", p.serveReady)

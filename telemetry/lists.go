@@ -112,7 +112,8 @@ type Leg struct {
 // describeFlow turns the proxy's account of a connection into ours.
 func describeFlow(f *proxy.FlowInfo) Flow {
 	out := Flow{
-		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
+		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule,
+		Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
 	}
 	if f.Source.IsValid() {
@@ -159,8 +160,9 @@ func describeControl(s *flow.Snapshot) *Control {
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
 		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
-		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
-		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,
+		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(),
+		QueueingDelay: s.QueueingDelay.Seconds(),
+		DeliveryRate:  s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,
 		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: map[string]float64{},
 		Internals: InternalsOf(s.Algorithm, s.Internals),
 	}
@@ -232,8 +234,9 @@ func describeGroup(g *flow.Group, now cc.Time) Group {
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
 		Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
 		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
-		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(), QueueingDelay: g.QueueingDelay.Seconds(),
-		DeliveryRate: g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
+		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(),
+		QueueingDelay: g.QueueingDelay.Seconds(),
+		DeliveryRate:  g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
 		Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),
 	}
 	if out.Hosts == nil {
@@ -241,7 +244,8 @@ func describeGroup(g *flow.Group, now cc.Time) Group {
 	}
 	if h := g.Hint; h != nil {
 		out.Hint = &GroupHint{
-			Age: h.Age(now).Seconds(), Capacity: h.Capacity, FairShare: h.FairShare, LinkRate: h.LinkRate, ArrivalRate: h.ArrivalRate,
+			Age: h.Age(now).Seconds(), Capacity: h.Capacity, FairShare: h.FairShare,
+			LinkRate: h.LinkRate, ArrivalRate: h.ArrivalRate,
 			QueueRoom: h.QueueRoom, Flows: h.Flows, RadioLost: h.RadioLost, Share: h.Share,
 			Believed: g.Believed, Doubt: g.HintDoubt,
 		}
@@ -261,7 +265,8 @@ type Peer struct {
 	Received  uint64         `json:"received_bytes"`       // WireGuard's with the tunnel's own
 	Sent      uint64         `json:"sent_bytes"`
 
-	// The load of all connections of this peer. Delay and rate are the newest of connections with bytes in flight to it.
+	// The load of all connections of this peer. Delay and rate are the newest of connections with bytes in flight to
+	// it.
 	Connections   int      `json:"connections"`
 	QueueingDelay float64  `json:"queueing_delay_seconds"`
 	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`

@@ -1,11 +1,11 @@
 package telemetry
 
-// The families of the proxy, but for tunnels, agents and the sampled ones. A name is penstock_<noun>_<unit>[_total], in
-// base units (seconds, bytes). A label has values from the configuration or the code alone: never an address, a port or
-// the number of a flow, because each value is a series that a database keeps.
+// The families of the proxy, but for tunnels, agents and the sampled ones. A name is penstock_<noun>_<unit>[_total],
+// in base units (seconds, bytes). A label has values from the configuration or the code alone: never an address, a
+// port or the number of a flow, because each value is a series that a database keeps.
 //
-// A new metric is a line here, a line in collector.go, and a panel of deploy/grafana.json or a word in its description;
-// a test compares them.
+// A new metric is a line here, a line in collector.go, and a panel of deploy/grafana.json or a word in its
+// description; a test compares them.
 var (
 	// The process and its configuration.
 	buildInfo  = newGauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
@@ -102,7 +102,8 @@ var (
 	hintsTotal = newCounter("hints_total",
 		"Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
 	portRefusals = newCounter("telemetry_rejections_total",
-		"Connections to a port of telemetry that were closed at once, by the bound that they met.", "listener", "reason")
+		"Connections to a port of telemetry that were closed at once, by the bound that they met.",
+		"listener", "reason")
 	hintReadings = newCounter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
 	hintErrors   = newCounter("hint_source_errors_total",
 		"Times an interface could not be read for hints; it is tried again each second.", "interface")
@@ -132,7 +133,8 @@ var (
 
 var (
 	tunnelUp = newGauge("tunnel_up",
-		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened again.",
+		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened "+
+			"again.",
 		"listener")
 	tunnelPeers  = newGauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
 	tunnelActive = newGauge("tunnel_peers_active",
@@ -147,7 +149,8 @@ var (
 		"Packets to peers that were lost here, since more waited than may.", "listener")
 	tunnelSendErrors = newCounter("tunnel_send_errors_total",
 		"WireGuard's packets outside that the kernel did not take: too_large, unreachable (no route, or the device "+
-			"is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.", "listener", "reason")
+			"is down), forbidden (a firewall of this machine), no_buffer (it had no memory), other.",
+		"listener", "reason")
 	tunnelHandshakes = newCounter("tunnel_dropped_handshakes_total",
 		"Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
 	tunnelStalls = newCounter("tunnel_stalls_total",
@@ -207,7 +210,8 @@ var (
 	agentDecisions = newCounter("agent_decisions_total", "Messages of the agent about flows that there are.", "agent")
 	agentRefused   = newCounter("agent_messages_refused_total",
 		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of "+
-			"(no_such_flow), as one that has just ended; about a program that was not installed (no_such_program); or of a kind that "+
+			"(no_such_flow), as one that has just ended; about a program that was not installed (no_such_program); "+
+			"or of a kind that "+
 			"agents do not send (unexpected_kind).", "agent", "reason")
 	agentAborts = newCounter("agent_program_aborts_total",
 		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")
@@ -215,6 +219,7 @@ var (
 		"Times the fallback took over from the agent: it is gone, stalled (does not read), silent (does not "+
 			"answer), or its program fails.", "agent", "reason")
 	agentTook = newHistogram("agent_decision_seconds",
-		"From a report to the agent until the decision that followed it was in force; without reports that the agent passed "+
+		"From a report to the agent until the decision that followed it was in force; without reports that the agent "+
+			"passed "+
 			"over for a later one.", "agent")
 )

@@ -50,8 +50,8 @@ func (loads peerLoads) addCounters(peers []proxy.PeerCounters) {
 	}
 }
 
-// writePeers writes the series of a tunnel's peers. A WireGuard peer has one from the configuration on, a MASQUE client
-// from its first connection on.
+// writePeers writes the series of a tunnel's peers. A WireGuard peer has one from the configuration on, a MASQUE
+// client from its first connection on.
 func (s sink) writePeers(t proxy.TunnelInfo, loads peerLoads) {
 	type state struct {
 		received, sent uint64

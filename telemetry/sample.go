@@ -53,7 +53,8 @@ func (d *distribution) writeMetric(out sink, f *family, labels ...string) {
 	}
 }
 
-// moved is how many bytes each direction of a flow had written at a sample. A flow is busy if it has written more since.
+// moved is how many bytes each direction of a flow had written at a sample. A flow is busy if it has written more
+// since.
 type moved struct {
 	flow     uint64
 	down, up cc.Bytes

@@ -20,8 +20,8 @@ func ListenSocket(path string) (net.Listener, error) {
 	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
-	// It is made beside its place and moved there, so that no client finds it with another mode, or finds none while it
-	// is replaced.
+	// It is made beside its place and moved there, so that no client finds it with another mode, or finds none while
+	// it is replaced.
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("telemetry: %w", err)

@@ -165,8 +165,8 @@ the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.
 	return cmd
 }
 
-// reloadProxy asks for a reload over HTTP. It falls back to SIGHUP where telemetry is off or the file is wrong, so that
-// the log and the metrics of the proxy have the attempt as well. w gets the outcome, notes the warnings.
+// reloadProxy asks for a reload over HTTP. It falls back to SIGHUP where telemetry is off or the file is wrong, so
+// that the log and the metrics of the proxy have the attempt as well. w gets the outcome, notes the warnings.
 func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error {
 	cfg, err := config.Load(path)
 	if err != nil {

@@ -50,8 +50,8 @@ func printWarnings(w io.Writer, cfg config.Config) {
 	}
 }
 
-// badConfig prints the excerpt of a mistake in the file to w. It returns the error, which has the exit code and the one
-// line that follows; an error without a place is bad input.
+// badConfig prints the excerpt of a mistake in the file to w. It returns the error, which has the exit code and the
+// one line that follows; an error without a place is bad input.
 func badConfig(w io.Writer, err error) error {
 	var ce *config.Error
 	if !errors.As(err, &ce) {
@@ -63,7 +63,8 @@ func badConfig(w io.Writer, err error) error {
 	return err
 }
 
-// describeConfig prints what cfg would run, with all defaults filled in: listeners, rules in their order, and telemetry.
+// describeConfig prints what cfg would run, with all defaults filled in: listeners, rules in their order, and
+// telemetry.
 func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {

@@ -12,7 +12,8 @@ import (
 // trialsFlag makes doctor the child that tries things in a user namespace.
 const trialsFlag = "namespace-trials"
 
-// doctorCommand prints what internal/doctor finds. It starts itself again, in a user namespace, for trials that need one.
+// doctorCommand prints what internal/doctor finds. It starts itself again, in a user namespace, for trials that need
+// one.
 func doctorCommand() *cobra.Command {
 	var asJSON, trials bool
 	cmd := &cobra.Command{

@@ -236,8 +236,8 @@ func (g *gateway) removePeer(ctx context.Context, name string, notes io.Writer) 
 	return g.reloadProxy(ctx, notes)
 }
 
-// listPeers prints the peers of the files. What a running proxy knows of them stands beside; where none answers, that is
-// noted and the columns have dashes.
+// listPeers prints the peers of the files. What a running proxy knows of them stands beside; where none answers, that
+// is noted and the columns have dashes.
 func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
 	if err := g.openFiles(); err != nil {
 		return err
@@ -324,8 +324,8 @@ replaces nothing that is there.`,
 	}
 }
 
-// initGateway makes the configuration, the key and the list of peers. It replaces no file, and removes what it has made
-// if one of the three cannot be made.
+// initGateway makes the configuration, the key and the list of peers. It replaces no file, and removes what it has
+// made if one of the three cannot be made.
 func initGateway(config string, notes io.Writer) (err error) {
 	key, err := access.GenerateKey()
 	if err != nil {
@@ -390,8 +390,8 @@ type newPeer struct {
 	noQR      bool
 }
 
-// clientKeepalive is in seconds. It keeps the way to a client open in translators of addresses, which forget UDP after 30 s
-// or more.
+// clientKeepalive is in seconds. It keeps the way to a client open in translators of addresses, which forget UDP after
+// 30 s or more.
 const clientKeepalive = 25
 
 // addPeer makes a key pair and an address for a client, and prints the client's configuration to w. The peer is in the
@@ -517,8 +517,8 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// clientConfig returns the configuration for the client's app, in the format of wg-quick(8). The client's private key is
-// in it and nowhere else.
+// clientConfig returns the configuration for the client's app, in the format of wg-quick(8). The client's private key
+// is in it and nowhere else.
 func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, notes io.Writer) (string, error) {
 	server, err := g.WireGuard.PrivateKey.Public()
 	if err != nil {
@@ -700,8 +700,8 @@ func (g *gateway) requestPage(ctx context.Context, method, page string) (status 
 	return askProxy(ctx, at, method, page)
 }
 
-// reloadProxy has a running proxy take the file over. That none runs is no error, because the file is in force with the
-// next start; a proxy that refuses it is.
+// reloadProxy has a running proxy take the file over. That none runs is no error, because the file is in force with
+// the next start; a proxy that refuses it is.
 func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
 	status, body, err := g.requestPage(ctx, http.MethodPost, "/-/reload")
 	switch {
@@ -743,8 +743,8 @@ func (g *gateway) askPeers(ctx context.Context) ([]telemetry.Peer, error) {
 // quietZone is how many modules around a QR code stay light (ISO/IEC 18004).
 const quietZone = 4
 
-// writeQR draws text as a QR code (level L, which has the most room for text), two modules to a character, dark on light
-// whatever the terminal's own colours are.
+// writeQR draws text as a QR code (level L, which has the most room for text), two modules to a character, dark on
+// light whatever the terminal's own colours are.
 func writeQR(w io.Writer, text string) error {
 	code, err := qr.Encode(text, qr.L)
 	if err != nil {

@@ -94,7 +94,8 @@ func isJournal(w io.Writer) bool {
 }
 
 // journalHandler begins each line with its priority (sd-daemon(3)). Lines go through standard error and not to the
-// journal's socket, because the journal keeps the order and the unit of what comes there, and a queue may stand before it.
+// journal's socket, because the journal keeps the order and the unit of what comes there, and a queue may stand before
+// it.
 type journalHandler struct {
 	slog.Handler // writes whole lines to "to"
 	to           *prioritized

@@ -32,8 +32,8 @@ func main() {
 	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// runCommandLine runs one command line and returns its exit code. The log is written at once until run detaches it, and
-// what waits is flushed at the end.
+// runCommandLine runs one command line and returns its exit code. The log is written at once until run detaches it,
+// and what waits is flushed at the end.
 func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	log := &logqueue.Writer{To: stderr}
 	defer log.Flush()

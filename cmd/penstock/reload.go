@@ -41,8 +41,8 @@ type reloader struct {
 	inFile config.Config          // of the newest reload, or of the start: without changes of algorithms since
 }
 
-// noteStart notes that the first configuration is in force. broken is what is wrong with the file, where an older one is
-// in force; nil: nothing.
+// noteStart notes that the first configuration is in force. broken is what is wrong with the file, where an older one
+// is in force; nil: nothing.
 func (r *reloader) noteStart(hash string, broken error) {
 	r.noteOutcome(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
 }
@@ -145,8 +145,8 @@ func (r *reloader) reloadConfig(by string) (string, error) {
 	return answer, nil
 }
 
-// rereadConfig reads the configuration and puts it into force, as far as that can fail. The proxy takes over all of it or
-// nothing; level, tokens and the saved copy follow only after that. It also logs the warnings.
+// rereadConfig reads the configuration and puts it into force, as far as that can fail. The proxy takes over all of it
+// or nothing; level, tokens and the saved copy follow only after that. It also logs the warnings.
 func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
 	if !r.proxy.Ready() {
 		return "", nil, done, errors.New("the proxy is ending")
@@ -174,8 +174,8 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 	return flags.loaded.Hash, warnings, done, nil
 }
 
-// saveLastGood saves a configuration that works, for a start with one that does not. A failure is logged: the proxy does
-// without the copy.
+// saveLastGood saves a configuration that works, for a start with one that does not. A failure is logged: the proxy
+// does without the copy.
 func (r *reloader) saveLastGood(l config.Loaded) {
 	if r.flags.lastGood == "" || r.flags.config == "" {
 		return
@@ -262,7 +262,8 @@ func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, e
 	return describeReload("changed until the next reload", done), nil
 }
 
-// putChanged makes the change, as far as that can fail. The proxy takes it as a reload, so that running connections move.
+// putChanged makes the change, as far as that can fail. The proxy takes it as a reload, so that running connections
+// move.
 func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err error) {
 	cfg, err := r.proxy.Config().SetAlgorithm(*c.Rule, c.Direction, c.Algorithm)
 	if err != nil {
@@ -350,8 +351,9 @@ func stampsNow(read map[string]stamp) map[string]stamp {
 	return now
 }
 
-// watchFiles reloads, until ctx is done, once files have changed since they were read and then stayed as they are for a
-// period, or have changed for watchUnrest periods. What cannot be taken over is tried again when it has changed again.
+// watchFiles reloads, until ctx is done, once files have changed since they were read and then stayed as they are for
+// a period, or have changed for watchUnrest periods. What cannot be taken over is tried again when it has changed
+// again.
 func (r *reloader) watchFiles(ctx context.Context) {
 	if !r.flags.watch || r.flags.config == "" {
 		return
@@ -364,8 +366,8 @@ func (r *reloader) watchFiles(ctx context.Context) {
 }
 
 // watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period, or
-// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may change
-// before its first look.
+// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may
+// change before its first look.
 func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()

@@ -101,7 +101,8 @@ for another machine give --connected.`,
 func warnings(r capture.Rules) (say []string) {
 	obstacles, err := r.Obstacles()
 	if err != nil {
-		say = append(say, fmt.Sprintf("whether the input and output chains let captured connections in is unknown: %v", err))
+		say = append(say, fmt.Sprintf("whether the input and output chains let captured connections in is unknown: %v",
+			err))
 	}
 	for _, o := range obstacles {
 		say = append(say, o.String())

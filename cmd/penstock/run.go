@@ -136,8 +136,8 @@ func (s scalar) String() string { return "" }
 // errNoName refuses an empty file name, which comes of a script's variable that is not set.
 var errNoName = errors.New("the name of the configuration file is empty")
 
-// loadConfig reads the configuration and lays the flags over it. It keeps what was read in f.loaded, also of a file with
-// a mistake, so that the files can be watched until it is mended.
+// loadConfig reads the configuration and lays the flags over it. It keeps what was read in f.loaded, also of a file
+// with a mistake, so that the files can be watched until it is mended.
 func (f *runFlags) loadConfig(flags *pflag.FlagSet) (config.Config, error) {
 	cfg := config.Default()
 	if f.config == "" && flags.Changed("config") {
@@ -173,7 +173,8 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 	return f.layOver(flags, saved.Config)
 }
 
-// layOver lays the flags over cfg. Only flags that were given count, since the defaults are those of the configuration.
+// layOver lays the flags over cfg. Only flags that were given count, since the defaults are those of the
+// configuration.
 func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
 	for name, apply := range map[string]func(){
 		"listen":    func() { cfg.Listeners[0].Address = f.listen },

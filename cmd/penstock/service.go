@@ -63,9 +63,9 @@ type service struct {
 	leaving atomic.Bool // a signal has come
 }
 
-// runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are taken
-// before anything is written, what needs privileges comes before they are dropped, and a check of what is left to do
-// without them comes after that. An error closes what was opened so far.
+// runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are
+// taken before anything is written, what needs privileges comes before they are dropped, and a check of what is left
+// to do without them comes after that. An error closes what was opened so far.
 func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err error) {
 	defer runtime.KeepAlive(newBallast())
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
@@ -128,8 +128,8 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	return errors.Join(h.serveUntilSignal(ctx, rereads, signals), h.proxy.Close())
 }
 
-// newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them as
-// live, and collects when the heap has grown to twice what is live. Without them that is after a few MB, every few
+// newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them
+// as live, and collects when the heap has grown to twice what is live. Without them that is after a few MB, every few
 // hundred connections. They are 16 MB, or a 64th of the machine's memory if that is less.
 func newBallast() []byte {
 	var machine unix.Sysinfo_t
@@ -158,8 +158,8 @@ func handedOver() (sockets []*net.TCPListener, err error) {
 	return sockets, nil
 }
 
-// openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the file;
-// a pipe without a reader keeps it no longer than readWithin.
+// openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the
+// file; a pipe without a reader keeps it no longer than readWithin.
 func (h *service) openTrace() (done func() error, err error) {
 	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
@@ -177,8 +177,8 @@ func (h *service) openTrace() (done func() error, err error) {
 	}, nil
 }
 
-// logStart logs what is in use, and what is missing. Operators and tests find addresses, algorithms and reasons there, so
-// messages and keys stay as they are.
+// logStart logs what is in use, and what is missing. Operators and tests find addresses, algorithms and reasons there,
+// so messages and keys stay as they are.
 func (h *service) logStart() {
 	d := h.proxy.Datapath
 	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
@@ -361,13 +361,13 @@ func mayMark(mark uint32) error {
 	return nil
 }
 
-// roomForTicks has Go use a processor more for each tick thread of the kernel datapath. Such a thread keeps one of Go's
-// processors while it waits in the kernel. Where no other is free, Go's monitor looks every 20 µs whether to take it
-// away. In a proxy with a thousand paced connections that was a third of the processor time.
+// roomForTicks has Go use a processor more for each tick thread of the kernel datapath. Such a thread keeps one of
+// Go's processors while it waits in the kernel. Where no other is free, Go's monitor looks every 20 µs whether to take
+// it away. In a proxy with a thousand paced connections that was a third of the processor time.
 func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks) }
 
-// openTelemetry opens what telemetry listens on: pages, health and the socket for hints. It comes before the proxy's own
-// listeners, because a port that is taken is most often an earlier proxy that still runs.
+// openTelemetry opens what telemetry listens on: pages, health and the socket for hints. It comes before the proxy's
+// own listeners, because a port that is taken is most often an earlier proxy that still runs.
 func (h *service) openTelemetry() error {
 	if at := h.cfg.Telemetry.Address; at != "off" {
 		ln, err := listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
@@ -393,8 +393,8 @@ func (h *service) openTelemetry() error {
 	return nil
 }
 
-// boundListener bounds the connections of a telemetry port, which would take descriptors from those of clients. The first
-// one that meets the bound is logged under name.
+// boundListener bounds the connections of a telemetry port, which would take descriptors from those of clients. The
+// first one that meets the bound is logged under name.
 func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
 	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
 	met := func(reason proxy.Reason) {
@@ -419,7 +419,8 @@ func (h *service) closeTelemetry() (err error) {
 	return err
 }
 
-// telemetryPages puts the HTTP pages together. Every function in it may be called at any time, also while the proxy ends.
+// telemetryPages puts the HTTP pages together. Every function in it may be called at any time, also while the proxy
+// ends.
 func (h *service) telemetryPages() telemetry.Pages {
 	b := cli.ReadBuild()
 	o := telemetry.Options{
@@ -687,8 +688,8 @@ func (h *service) closeSources() {
 	}
 }
 
-// linkUsers counts the flows and hosts that a link's capacity is divided by: those in prefixes that moved a byte within
-// recentUse.
+// linkUsers counts the flows and hosts that a link's capacity is divided by: those in prefixes that moved a byte
+// within recentUse.
 func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
 	flows, hosts := h.proxy.Toward(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}

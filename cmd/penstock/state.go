@@ -26,8 +26,8 @@ const (
 	maxEndpoints    = 16 << 20 // bytes of the file
 )
 
-// stateKeeper keeps in a directory what the next process needs: where peers of tunnels are. The last good configuration
-// may be there too, which config.Loaded writes.
+// stateKeeper keeps in a directory what the next process needs: where peers of tunnels are. The last good
+// configuration may be there too, which config.Loaded writes.
 type stateKeeper struct {
 	directory string // empty: nothing is kept
 	needed    bool   // something is to be kept from the start on
@@ -133,7 +133,8 @@ func (k *stateKeeper) saveEndpoints(read func(before proxy.Endpoints) proxy.Endp
 	}
 }
 
-// readEndpoints reads what writeEndpoints wrote. It opens regular files only, and reads no more than maxEndpoints of one.
+// readEndpoints reads what writeEndpoints wrote. It opens regular files only, and reads no more than maxEndpoints of
+// one.
 func readEndpoints(name string) (all proxy.Endpoints, err error) {
 	f, _, err := config.OpenRegular(name)
 	if err != nil {
@@ -143,8 +144,8 @@ func readEndpoints(name string) (all proxy.Endpoints, err error) {
 	return all, json.NewDecoder(io.LimitReader(f, maxEndpoints)).Decode(&all)
 }
 
-// writeEndpoints replaces the file at once, so that a crash leaves the old one or the new one; only its owner reads it. The directory of a tunnel that a
-// reload has added may not be there yet.
+// writeEndpoints replaces the file at once, so that a crash leaves the old one or the new one; only its owner reads
+// it. The directory of a tunnel that a reload has added may not be there yet.
 func writeEndpoints(name string, all proxy.Endpoints) error {
 	text, err := json.Marshal(all)
 	if err != nil {

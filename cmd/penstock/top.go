@@ -113,8 +113,8 @@ func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[
 	return t
 }
 
-// topTables are the lists, in the order of the Tab key. The proxy sorts and searches, so that a screen of 40 rows costs
-// the same however many flows there are. A dash stands for what is not known, or does not apply.
+// topTables are the lists, in the order of the Tab key. The proxy sorts and searches, so that a screen of 40 rows
+// costs the same however many flows there are. A dash stands for what is not known, or does not apply.
 var topTables = []topTable{
 	// Of each flow its main direction is shown in full.
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
@@ -244,8 +244,8 @@ func ageWords(seconds float64) string {
 	return fmt.Sprintf("%.1f d", seconds/86400)
 }
 
-// top is what the command shows. It implements tea.Model: one goroutine calls Update and View, and answers of the proxy
-// come to it as messages.
+// top is what the command shows. It implements tea.Model: one goroutine calls Update and View, and answers of the
+// proxy come to it as messages.
 //
 //	a key, a new size ─▶ fetchSoon ─▶ fetch (in the background) ─▶ answer ─▶ takeAnswer ─▶ poll, after a while
 //	                        ▲                                                               │
@@ -273,7 +273,8 @@ type top struct {
 	polls    int  // answers so far; a poll that was begun before the newest one is not heeded
 }
 
-// viewAnswer is what came of one request. It has the table that was asked for, because Tab may have been pressed since.
+// viewAnswer is what came of one request. It has the table that was asked for, because Tab may have been pressed
+// since.
 type viewAnswer struct {
 	table int // that was asked for
 	view  page.View
@@ -317,8 +318,8 @@ func (t *top) fetch() tea.Cmd {
 	}
 }
 
-// fetchSoon keeps the rows in sight within those that there are, and returns the request for them; nil: it follows when
-// the one that is out is answered.
+// fetchSoon keeps the rows in sight within those that there are, and returns the request for them; nil: it follows
+// when the one that is out is answered.
 func (t *top) fetchSoon() tea.Cmd {
 	t.offset = max(0, min(t.offset, t.view.Matches-t.height))
 	if t.fetching {
@@ -476,8 +477,8 @@ func (t *top) footLine() string {
 	return foot + "Tab lists  s sort  r reverse  / search  p pause  q end"
 }
 
-// runScreen shows the screen on a terminal until it is left. A signal has the terminal put back before the program ends.
-// Keys come from the terminal, wherever standard input comes from.
+// runScreen shows the screen on a terminal until it is left. A signal has the terminal put back before the program
+// ends. Keys come from the terminal, wherever standard input comes from.
 func (t *top) runScreen(out *os.File) error {
 	var end context.CancelFunc
 	t.ctx, end = signal.NotifyContext(t.ctx, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
