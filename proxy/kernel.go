@@ -217,7 +217,13 @@ func openWay(
 	if err != nil {
 		return nil, err
 	}
-	return &socketWay{in, log}, nil
+	way := &socketWay{Socket: in, log: log}
+	if l.UDP.Queue > 0 {
+		if way.held, err = openHeldUDP(uint16(l.UDP.Queue)); err != nil {
+			return nil, errors.Join(err, in.Close())
+		}
+	}
+	return way, nil
 }
 
 // agents are the links to the agents of a configuration, in its order.

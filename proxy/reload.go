@@ -122,6 +122,7 @@ func (p *reloadPlan) open(i int) error {
 	p.setListener(i, e)
 	p.opened = append(p.opened, p.listeners[i])
 	p.env.forwardDatagrams(e, way, p.next.Mark)
+	p.env.holdDatagrams(e, way)
 	return nil
 }
 

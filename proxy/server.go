@@ -336,6 +336,7 @@ func (s *Server) commitPlan(p *reloadPlan) {
 	for _, commit := range p.commits {
 		commit()
 	}
+	s.reconsiderHeld()
 	for _, l := range p.gone {
 		s.drainListener(l)
 	}
@@ -345,6 +346,15 @@ func (s *Server) commitPlan(p *reloadPlan) {
 		}
 		s.env.Log.Info("listening", "listener", l.cfg.Name, "mode", l.cfg.Mode, "address", l.Addr().String())
 		s.beginAccepting(l.entrance)
+	}
+}
+
+// reconsiderHeld asks for decisions about held packets again, since rules have changed.
+func (s *Server) reconsiderHeld() {
+	for _, l := range s.env.currentSettings().listeners {
+		if w, ok := l.Way.(*socketWay); ok && w.held != nil && w.held.holder != nil {
+			w.held.holder.Reconsider()
+		}
 	}
 }
 
@@ -680,6 +690,18 @@ func (s *Server) Resume(all Endpoints) {
 		}
 		t.Resume(at)
 	}
+}
+
+// Held returns the state of held UDP, by listener.
+func (s *Server) Held() (all []HeldInfo) {
+	for _, l := range s.env.currentSettings().listeners {
+		w, ok := l.Way.(*socketWay)
+		if !ok || w.held == nil || w.held.holder == nil {
+			continue
+		}
+		all = append(all, HeldInfo{l.cfg.Name, w.held.holder.Stats(), slices.Clone(w.held.holder.States())})
+	}
+	return all
 }
 
 // Groups returns the groups of flows by their names, including groups that linger without members, and the

@@ -11,8 +11,10 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -72,6 +74,25 @@ func (e *environment) forwardDatagrams(in *entrance, way WayConfig, mark config.
 				f.Protocol = policy.ICMP
 			}
 			return e.currentSettings().decideDatagram(l, f)
+		},
+	})
+}
+
+// holdDatagrams holds the UDP of a listener's clients by the rules that hold for their connections.
+func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
+	s, ok := in.Way.(*socketWay)
+	if !ok || s.held == nil {
+		return
+	}
+	s.held.serve(hold.Config{
+		Flows: e.Flows, Clock: e.Clock, Share: way.UDP.ShareOfWindow(), Log: e.Log.With("listener", way.Name),
+		CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
+		Decide: func(f hold.FlowKey) hold.Decision {
+			l := in.now.Load()
+			if l == nil { // its rules are not in force yet
+				return hold.Decision{}
+			}
+			return e.currentSettings().decideHeld(l, f)
 		},
 	})
 }
@@ -171,6 +192,22 @@ func (in *settings) decideDatagram(l *listenerState, f policy.Facts) (down, up f
 	// On the way up there is no window, because nothing acknowledges datagrams.
 	up = flow.Terms{Group: v.Up.Group, Host: v.Up.Host, Algorithm: policy.Unmanaged, MaxRate: v.Up.MaxRate}
 	return down, up, nil
+}
+
+// decideHeld decides about a flow of packets towards a client.
+func (in *settings) decideHeld(l *listenerState, f hold.FlowKey) hold.Decision {
+	v := in.policy.Decide(policy.Facts{
+		Listener: l.cfg.Name, Protocol: policy.UDP, Source: f.Target, Target: f.Source,
+	})
+	switch {
+	case v.Refuse != "":
+		return hold.Decision{Refuse: true}
+	case v.Down.Algorithm != policy.Unmanaged:
+		return hold.Decision{Manage: true, Terms: v.Down, Acknowledged: true}
+	case v.Down.MaxRate > 0:
+		return hold.Decision{Manage: true, Terms: v.Down}
+	}
+	return hold.Decision{}
 }
 
 // refusedBy returns the refusal of a rule.

@@ -53,12 +53,26 @@ func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfi
 // socketWay is a TCP listener as a Way.
 type socketWay struct {
 	*ingress.Socket
-	log *slog.Logger // for the configurations that Apply passes on
+	log  *slog.Logger // for the configurations that Apply passes on
+	held *heldUDP     // nil: UDP passes
 }
 
 // Apply implements Way.
 func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
 	return w.Socket.Apply(next.ingressConfig(w.log))
+}
+
+// Close implements ingress.Listener.
+func (w *socketWay) Close() error {
+	err := w.Socket.Close()
+	if w.held != nil {
+		w.held.close()
+		w.held = nil
+	}
+	if err != nil {
+		return fmt.Errorf("proxy: close a listener: %w", err)
+	}
+	return nil
 }
 
 // Tunnel implements Way.

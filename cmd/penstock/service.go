@@ -580,6 +580,8 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, ha
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
+	// Each verdict about a held packet needs it.
+	held := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool { return l.UDP.Queue > 0 })
 	device := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool {
 		// A device that goes is made again; peers of the kernel's come and go.
 		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack
@@ -588,7 +590,7 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, ha
 	switch {
 	case foreign && !has.Has(caps.NetAdmin):
 		keep = caps.NetRaw
-	case foreign, device, !slices.Contains(allowed, envelope):
+	case foreign, device, held, !slices.Contains(allowed, envelope):
 		keep = caps.NetAdmin
 	}
 	// A port below 1024 gives little away, and a later listener may want one.

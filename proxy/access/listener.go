@@ -14,7 +14,7 @@ import (
 
 // Sources are the files with the types of this room's keys. The comment of a field says what its key is for.
 //
-//go:embed listener.go tunnel.go wireguard.go masque.go peer.go token.go
+//go:embed listener.go tunnel.go udp.go wireguard.go masque.go peer.go token.go
 var Sources embed.FS
 
 // Listener is one way in.
@@ -49,6 +49,8 @@ type Listener struct {
 	TLS TLS `yaml:"tls" reload:"yes"`
 	// Most at once; 0: the global limit.
 	Connections int `yaml:"connections" min:"0" reload:"yes"`
+	// What becomes of the UDP that clients receive past the proxy; modes tproxy and redirect only.
+	UDP UDPSettings `yaml:"udp"`
 	// Destinations that clients may reach although they are this machine's own, link-local or a cloud's metadata
 	// service, or, for clients that ask or are inside a tunnel, multicast or carrier-grade NAT addresses. Not for mode
 	// forward.
@@ -90,7 +92,7 @@ func (l *Listener) Validate() error {
 	case l.Mode == Forward:
 		errs = append(errs, check.Target("target", l.Target))
 	}
-	return errors.Join(append(errs, l.checkPlaces(), l.checkUsers(), l.checkTunnel())...)
+	return errors.Join(append(errs, l.checkPlaces(), l.checkUsers(), l.checkTunnel(), l.UDP.validate())...)
 }
 
 // checkPlaces finds keys that the listener's mode has no use for.
@@ -101,6 +103,7 @@ func (l *Listener) checkPlaces() error {
 		name, why string
 	}{
 		{l.Mode != Forward && l.Target != "", "target", "only mode forward has a target; remove it or change the mode"},
+		{!l.UDP.isZero() && !l.Mode.Captures(), "udp", "only modes tproxy and redirect have this; remove it or change the mode"},
 		{l.KeepClient && l.Mode != TPROXY, "keep_client", "only mode tproxy can keep the client's address"},
 		{
 			len(l.Users) > 0 && !l.Mode.Asks(), "users",

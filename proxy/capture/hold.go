@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -19,6 +20,10 @@ const (
 	// CongestionMark is the bit by which the proxy says that a held packet is to leave with ECN-CE.
 	CongestionMark = 0x0400_0000
 )
+
+// servedSet holds the protocols that a proxy serves the queue for. Its elements expire, so that packets pass while the
+// proxy stands still, too: the kernel's own bypass is for queues that no process has bound.
+const servedSet = "served"
 
 // Chains of held packets. They come behind the machine's own filters, so that what these drop is not held.
 const (
@@ -45,6 +50,7 @@ func (h Hold) isOn() bool { return h.All || len(h.Ports) > 0 }
 // holdDatagrams adds the chains that hold UDP towards the interfaces of r.
 //
 //	not to Interfaces                        pass
+//	of a protocol that no proxy serves       pass
 //	other protocols, other ports             pass
 //	multicast                                pass
 //	from a network of this machine           pass      unless Connected captures it
@@ -61,6 +67,9 @@ func (t *ruleset) holdDatagrams(r Rules) {
 	if !r.Hold.All {
 		ports = append(ports, sourcePortIn(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
 	}
+	served := t.addSet(servedSet, nftables.TypeInetProto, nil)
+	t.sets[len(t.sets)-1].interval, t.sets[len(t.sets)-1].expires = false, true
+	t.addRule(notServed(served), returnToCaller())
 	for _, f := range r.usedFamilies() {
 		t.holdFamily(r, f, ports)
 	}
@@ -107,6 +116,41 @@ func (t *ruleset) holdFamily(r Rules, f family, ports []clause) {
 	}
 	rule = append(append(rule, ports...), countPackets())
 	t.addRule(append(rule, toQueue(r.Hold.Queue, r.holdsByTarget))...)
+}
+
+// notServed matches packets of a protocol that is not in the set.
+func notServed(s set) clause {
+	return clause{"meta l4proto != @" + s.name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
+	}}
+}
+
+// KeepServed has the installed rules send UDP into the queue for that time from now; 0: no longer. Without rules that
+// hold UDP it does nothing. It needs CAP_NET_ADMIN.
+func KeepServed(lasts time.Duration) error {
+	c, err := nftables.New()
+	if err != nil {
+		return explainError("open nftables", err)
+	}
+	s := &nftables.Set{
+		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: servedSet,
+		KeyType: nftables.TypeInetProto, HasTimeout: true,
+	}
+	// An element that is there keeps its timeout: it is made anew. Deleting needs it to be there.
+	udp := []byte{unix.IPPROTO_UDP}
+	err = c.SetAddElements(s, []nftables.SetElement{{Key: udp, Timeout: time.Hour}})
+	err = errors.Join(err, c.SetDeleteElements(s, []nftables.SetElement{{Key: udp}}))
+	if lasts > 0 {
+		err = errors.Join(err, c.SetAddElements(s, []nftables.SetElement{{Key: udp, Timeout: lasts}}))
+	}
+	if err != nil {
+		return fmt.Errorf("capture: set %s: %w", servedSet, err)
+	}
+	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return explainError("say that UDP is served", err)
+	}
+	return nil
 }
 
 // toMulticast matches packets to a group of hosts.

@@ -86,8 +86,11 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			}
 			n.router.do(t, func() error { return rules.Apply(context.Background()) })
 			n.router.do(t, func() error { return rules.Apply(context.Background()) }) // it knows its own table again
-			send("nobody serves the queue")
-			receive("nobody serves the queue", ect0)
+			send("no proxy says that it serves UDP")
+			receive("no proxy says that it serves UDP", ect0)
+			n.router.do(t, func() error { return KeepServed(time.Minute) })
+			send("no proxy has the queue")
+			receive("no proxy has the queue", ect0)
 
 			held := make(chan error, 1)
 			ready := make(chan struct{})
@@ -118,7 +121,11 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			const ce = 3
 			receive("held", ce)
 			require.NoError(t, <-held)
+			n.router.do(t, func() error { return KeepServed(0) })
+			send("no proxy serves UDP any more")
+			receive("no proxy serves UDP any more", ect0)
 			n.router.do(t, func() error { return Remove(context.Background()) })
+			n.router.do(t, func() error { return KeepServed(time.Minute) }) // there is nothing to do
 			send("without rules")
 			receive("without rules", ect0)
 		})

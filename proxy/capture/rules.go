@@ -247,6 +247,9 @@ func (r Rules) Print(w io.Writer) error {
 		if s.interval {
 			b.WriteString("\t\tflags interval\n")
 		}
+		if s.expires {
+			b.WriteString("\t\tflags timeout\n")
+		}
 		texts := make([]string, 0, len(s.elements))
 		for _, e := range s.elements {
 			texts = append(texts, e.text)

@@ -48,6 +48,8 @@ type set struct {
 	kind nftables.SetDatatype
 	// interval reports whether elements are ranges.
 	interval bool
+	// expires reports whether elements are added with a timeout, by a proxy that runs.
+	expires  bool
 	order    binaryutil.ByteOrder
 	elements []element
 }
@@ -344,6 +346,7 @@ func replaceTable(t ruleset) error {
 	for _, s := range t.sets {
 		to := &nftables.Set{
 			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
+			HasTimeout: s.expires,
 		}
 		err := c.AddSet(to, nil)
 		for part := range slices.Chunk(s.setElements(), maxKeysPerMessage) {

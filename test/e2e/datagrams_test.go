@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/dns/dnsmessage"
@@ -271,31 +269,7 @@ func TestADownloadByQUICThroughATunnelOverACellularLink(t *testing.T) {
 	s.capture(w)
 	path.StartOnData()
 
-	cert, _ := certificate("server.test")
-	ln, err := quic.Listen(listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 443)),
-		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
-	require.NoError(t, err)
-	defer ln.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	go func() {
-		conn, err := ln.Accept(ctx)
-		if err != nil {
-			return
-		}
-		stream, err := conn.OpenUniStreamSync(ctx)
-		if err == nil {
-			_, _ = io.Copy(stream, random(5, size))
-			_ = stream.Close()
-		}
-	}()
-	conn, err := quic.Dial(ctx, listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0)),
-		net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.ServerAddr.V4, 443)),
-		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil) //nolint:gosec // the server's key is made on the spot
-	require.NoError(t, err)
-	defer conn.CloseWithError(0, "") //nolint:errcheck // read to its end
-	stream, err := conn.AcceptUniStream(ctx)
-	require.NoError(t, err)
+	stream := s.quicStream(5, size, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0), s.serverUDP(443))
 	got, n, err := digest(stream)
 	require.NoError(t, err)
 	assert.Equal(t, int64(size), n)

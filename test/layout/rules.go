@@ -77,7 +77,7 @@ var table = []rule{
 		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/happyeyeballs", "proxy/ingress", "proxy/tunnel",
 	}},
 	{packages: "proxy", module: []string{
-		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config", "proxy/policy",
+		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/capture", "proxy/config", "proxy/policy",
 		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{

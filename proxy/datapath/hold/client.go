@@ -28,17 +28,17 @@ type client struct {
 	closed  bool
 }
 
-// laneFor returns the lane of flows with these terms.
-func (c *client) laneFor(now cc.Time, terms flow.Terms) (*lane, error) {
+// laneFor returns the lane of flows with the same decision.
+func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 	for _, l := range c.lanes {
-		if reflect.DeepEqual(l.terms, terms) {
+		if l.acknowledged == d.Acknowledged && reflect.DeepEqual(l.terms, d.Terms) {
 			return l, nil
 		}
 	}
 	if len(c.lanes) == maxLanes {
 		return nil, fmt.Errorf("hold: rules give the flows of one client more than %d unlike terms", maxLanes)
 	}
-	l := &lane{holder: c.holder, client: c, terms: terms}
+	l := &lane{holder: c.holder, client: c, terms: d.Terms, acknowledged: d.Acknowledged}
 	if err := l.openShare(now); err != nil {
 		return nil, err
 	}
@@ -91,10 +91,12 @@ type lane struct {
 	holder *Holder
 	client *client
 	terms  flow.Terms
-	fair   *flow.FairQueue[FlowKey, heldPacket]
-	share  *flow.Datagrams // nil: there is an echo
-	echo   *flow.EchoFlow  // nil: the client has not answered
-	id     uint16          // of its echo requests
+	// acknowledged is Decision.Acknowledged.
+	acknowledged bool
+	fair         *flow.FairQueue[FlowKey, heldPacket]
+	share        *flow.Datagrams // nil: there is an echo
+	echo         *flow.EchoFlow  // nil: the client has not answered
+	id           uint16          // of its echo requests
 
 	probes    int     // requests without an answer, while there is no echo
 	nextProbe cc.Time // when to ask again
@@ -249,7 +251,7 @@ func (l *lane) countFlows(now cc.Time) {
 
 // probe asks a client that is not known to answer.
 func (l *lane) probe(now cc.Time) {
-	if now < l.nextProbe {
+	if !l.acknowledged || now < l.nextProbe {
 		return
 	}
 	l.probes++

@@ -47,6 +47,11 @@ const (
 	// ServeQueue wakes up this often while clients are known, so a gap of maxPause is a pause of this process.
 	watchEvery = 250 * time.Millisecond
 	maxPause   = 2 * time.Second
+	// Packets come into the queue for servedBusy after each serveEvery, and for servedIdle after each serveIdleEvery.
+	servedBusy     = 2 * time.Second
+	serveBusyEvery = 500 * time.Millisecond
+	servedIdle     = 20 * time.Second
+	serveIdleEvery = 5 * time.Second
 )
 
 // Verdicts gives packets their verdicts. *Queue implements it.
@@ -68,6 +73,8 @@ type Decision struct {
 	Refuse bool       // its packets are dropped
 	Manage bool       // its packets wait for room as Terms say; otherwise they pass
 	Terms  flow.Terms // of Manage
+	// Acknowledged has echo requests acknowledge the packets; otherwise nothing does, and Terms bound only their rate.
+	Acknowledged bool
 }
 
 // Config is what a Holder needs. All fields but CongestionMark and Log are required.
@@ -79,7 +86,10 @@ type Config struct {
 	// CongestionMark are the bits by which the rules that hold packets know those that are to say CE; 0: there is no
 	// such rule, and packets are dropped instead.
 	CongestionMark uint32
-	Log            *slog.Logger
+	// KeepServed has packets come into the queue for that time from now; 0: no longer. It bounds for how long packets
+	// stand while this process does.
+	KeepServed func(time.Duration) error
+	Log        *slog.Logger
 }
 
 // Stats counts packets and bytes since the start.
@@ -129,6 +139,8 @@ type Holder struct {
 	waitingBytes cc.Bytes // of all lanes
 	lastSweep    cc.Time
 	lastTending  cc.Time
+	lastServed   cc.Time // when KeepServed was called last
+	servedAsBusy bool    // it was for clients with packets
 
 	mu       sync.Mutex
 	woken    []*lane // the window of these may have room by now
@@ -172,12 +184,13 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 	defer h.closeClients()
 	lastRound := h.cfg.Clock()
 	for ctx.Err() == nil {
+		h.keepServed(lastRound)
 		timeout := h.nextRound()
 		if err := q.Wait(timeout, echoes.descriptors()...); err != nil {
 			return err
 		}
 		now := h.cfg.Clock()
-		if timeout > 0 && now.Sub(lastRound) > maxPause {
+		if len(h.clients) > 0 && now.Sub(lastRound) > maxPause {
 			h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", now.Sub(lastRound))
 			if err := h.dropBacklog(q); err != nil {
 				return err
@@ -193,15 +206,34 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 			return err
 		}
 	}
+	if err := h.cfg.KeepServed(0); err != nil {
+		h.cfg.Log.Warn("hold: packets come into a queue that is not served", "err", err)
+	}
 	h.releaseWaiting()
 	return q.Flush()
 }
 
-// nextRound returns for how long ServeQueue may wait for packets; below 0: no limit.
+// keepServed has packets come into the queue for a while longer, a short one while there are any.
+func (h *Holder) keepServed(now cc.Time) {
+	busy := h.hasActiveClient(now)
+	every, lasts := serveIdleEvery, servedIdle
+	if busy {
+		every, lasts = serveBusyEvery, servedBusy
+	}
+	if h.lastServed != 0 && now.Sub(h.lastServed) < every && !(busy && !h.servedAsBusy) {
+		return
+	}
+	h.lastServed, h.servedAsBusy = now, busy
+	if err := h.cfg.KeepServed(lasts); err != nil {
+		h.cfg.Log.Warn("hold: packets pass the queue", "err", err)
+	}
+}
+
+// nextRound returns for how long ServeQueue may wait for packets.
 func (h *Holder) nextRound() time.Duration {
 	switch {
 	case len(h.clients) == 0:
-		return -1
+		return serveIdleEvery
 	case h.hasActiveClient(h.lastTending):
 		return tendEvery
 	}
@@ -339,7 +371,7 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 			h.clients[key.Target.Addr()] = c
 		}
 		var err error
-		if state.lane, err = c.laneFor(now, decision.Terms); err != nil {
+		if state.lane, err = c.laneFor(now, decision); err != nil {
 			h.cfg.Log.Error("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
 		}
 	}

@@ -66,9 +66,10 @@ var window = flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"
 func newRoad(t require.TestingT) *road {
 	r := &road{now: cc.Time(time.Second), due: cc.Never, manager: &flow.Manager{}}
 	r.manager.Arm = func(_ int, at cc.Time) { r.due = min(r.due, at) }
-	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Terms: window} }
+	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
 		Flows: r.manager, Clock: func() cc.Time { return r.now }, Share: 0.5,
+		KeepServed:     func(time.Duration) error { return nil },
 		Decide:         func(f FlowKey) Decision { return r.decide(f) },
 		CongestionMark: 0x80,
 	}, r, r)
@@ -126,11 +127,11 @@ func TestPacketsPassWhereNothingHoldsThem(t *testing.T) {
 		"no rule manages it": {Decision{}, nil, func(s Stats) uint64 { return s.UnmanagedPackets }, false},
 		"a rule refuses it":  {Decision{Refuse: true}, nil, func(s Stats) uint64 { return s.RefusedPackets }, true},
 		"the window has room": {
-			Decision{Manage: true, Terms: window}, nil, func(s Stats) uint64 { return s.AcceptedPackets }, false,
+			Decision{Manage: true, Acknowledged: true, Terms: window}, nil, func(s Stats) uint64 { return s.AcceptedPackets }, false,
 		},
 		"it cannot be read": {Decision{Refuse: true}, []byte{0}, func(s Stats) uint64 { return s.PassedPackets }, false},
 		"there is no such window": {
-			Decision{Manage: true, Terms: flow.Terms{Group: "phone", Algorithm: "nonsense"}},
+			Decision{Manage: true, Acknowledged: true, Terms: flow.Terms{Group: "phone", Algorithm: "nonsense"}},
 			nil,
 			func(s Stats) uint64 { return s.UnmanagedPackets }, false,
 		},

@@ -143,7 +143,8 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	began := time.Now()
 	h := New(Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 }, Share: 0.5,
-		Decide: func(f FlowKey) Decision { return Decision{Manage: true, Terms: window} },
+		KeepServed: func(time.Duration) error { return nil },
+		Decide:     func(f FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
+)
+
+// heldQueuePackets is how many packets the kernel keeps of one queue.
+const heldQueuePackets = 16_384
+
+// heldUDP is the UDP of a listener's clients that waits in the kernel until their hosts' windows have room.
+type heldUDP struct {
+	number uint16
+	queue  *hold.Queue
+	echoes *hold.EchoSocket
+	holder *hold.Holder  // nil: it is not served
+	stop   func()        // ends serving
+	done   chan struct{} // closed once serving has ended
+}
+
+// openHeldUDP binds a netfilter queue. It needs CAP_NET_ADMIN and CAP_NET_RAW.
+func openHeldUDP(number uint16) (*heldUDP, error) {
+	queue, err := hold.OpenQueue(number, heldQueuePackets)
+	if err != nil {
+		return nil, fmt.Errorf("udp.queue: %w", err)
+	}
+	echoes, err := hold.OpenEchoSocket()
+	if err != nil {
+		queue.Close()
+		return nil, fmt.Errorf("udp.queue: %w", err)
+	}
+	return &heldUDP{number: number, queue: queue, echoes: echoes}, nil
+}
+
+// serve lets packets go as decide and the windows say, until close.
+func (h *heldUDP) serve(cfg hold.Config) {
+	ctx, stop := context.WithCancel(context.Background())
+	h.stop, h.done = stop, make(chan struct{})
+	h.holder = hold.New(cfg, h.queue, h.echoes)
+	go func() {
+		defer close(h.done)
+		if err := h.holder.ServeQueue(ctx, h.queue, h.echoes); err != nil {
+			cfg.Log.Error("UDP is no longer held: it passes unmanaged from now on", "queue", h.number, "err", err)
+		}
+		h.queue.Close() // so that the kernel lets packets pass
+	}()
+}
+
+// close lets all packets go that wait, and gives the queue back.
+func (h *heldUDP) close() {
+	if h.holder == nil {
+		h.queue.Close()
+	} else {
+		h.stop()
+		<-h.done
+	}
+	h.echoes.Close()
+}
+
+// HeldInfo is the state of the UDP that is held for one listener.
+type HeldInfo struct {
+	Listener string
+	hold.Stats
+	Clients []hold.ClientState // up to a second old
+}

@@ -1,0 +1,187 @@
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+// quicStream opens a QUIC connection between two addresses, and returns the client's end of a stream that the server
+// writes size random bytes to.
+func (s *scene) quicStream(seed uint64, size int64, client, server netip.AddrPort) io.Reader {
+	s.t.Helper()
+	cert, _ := certificate("server.test")
+	ln, err := quic.Listen(listenUDP(s.t, s.Server, server),
+		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = ln.Close() })
+	ctx := s.t.Context()
+	go func() {
+		conn, err := ln.Accept(ctx)
+		if err != nil {
+			return
+		}
+		stream, err := conn.OpenUniStreamSync(ctx)
+		if err == nil {
+			_, _ = io.Copy(stream, random(seed, size))
+			_ = stream.Close()
+		}
+	}()
+	conn, err := quic.Dial(ctx, listenUDP(s.t, s.Client, client), net.UDPAddrFromAddrPort(server),
+		//nolint:gosec // the server's key is made on the spot
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, &quic.Config{
+			MaxStreamReceiveWindow: 32 << 20, MaxConnectionReceiveWindow: 32 << 20, MaxIdleTimeout: time.Minute,
+		})
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = conn.CloseWithError(0, "") })
+	stream, err := conn.AcceptUniStream(ctx)
+	require.NoError(s.t, err)
+	return stream
+}
+
+// holdUDP captures connections and holds all UDP.
+func (s *scene) holdUDP(w way) {
+	s.t.Helper()
+	rules := *w.capture
+	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture
+	rules.Hold.All = true
+	require.NoError(s.t, s.Edge.Do(func() error { return rules.Apply(context.Background()) }))
+}
+
+// holding is the listener of w with a queue for UDP.
+func (w way) holding() string {
+	return strings.Replace(w.yaml(""), w.config, w.config+"\n    udp: {queue: 2510}", 1)
+}
+
+// countBytes counts what is read from r until it ends.
+func countBytes(r io.Reader) *atomic.Int64 {
+	var n atomic.Int64
+	go func() {
+		buffer := make([]byte, 64<<10)
+		for {
+			k, err := r.Read(buffer)
+			n.Add(int64(k))
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return &n
+}
+
+// clientUDP and serverUDP are where QUIC goes between.
+func (s *scene) clientUDP() netip.AddrPort { return netip.AddrPortFrom(s.ClientAddr.V4, 0) }
+
+func (s *scene) serverUDP(port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(s.ServerAddr.V4, port)
+}
+
+// homeLink is a last hop with a queue of 300 ms.
+var homeLink = sim.LinkConfig{Rate: 20e6, Delay: 20 * time.Millisecond, QueuePackets: 500}
+
+// TestAQUICDownloadSharesTheWindowOfATCPDownload has a phone download by both at once, and by each alone.
+func TestAQUICDownloadSharesTheWindowOfATCPDownload(t *testing.T) {
+	const begin, end = 3 * time.Second, 13 * time.Second
+	measure := func(tcp, udp bool) (tcpRate, udpRate float64, queue time.Duration) {
+		w := named("tproxy over IPv4")
+		s, path := newCellular(t, homeLink)
+		s.start(w.holding())
+		s.holdUDP(w)
+		path.StartOnData()
+		counts := [2]*atomic.Int64{{}, {}}
+		if tcp {
+			client, server := w.pair(s)
+			go func() { _, _ = io.Copy(server, random(1, 1<<40)) }()
+			counts[0] = countBytes(client)
+		}
+		if udp {
+			counts[1] = countBytes(s.quicStream(5, 1<<40, s.clientUDP(), s.serverUDP(443)))
+		}
+		time.Sleep(begin) //nolint:forbidigo // the course of two downloads is measured
+		first := [2]int64{counts[0].Load(), counts[1].Load()}
+		from := path.Elapsed()
+		time.Sleep(end - begin) //nolint:forbidigo // as above
+		mbit := func(i int) float64 { return float64(counts[i].Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds() }
+		report := path.Report(from, path.Elapsed()).Down
+		t.Logf("TCP %.2f, QUIC %.2f Mbit/s; queue p50 %v, p95 %v; held %v, dropped late %v, echoes %v", mbit(0), mbit(1),
+			report.DataQueueing.P50, report.DataQueueing.P95, s.proxy.metric("penstock_held_packets_total", `outcome="held"`),
+			s.proxy.metric("penstock_held_packets_total", `outcome="late"`), s.proxy.metric("penstock_held_echoes_total"))
+		return mbit(0), mbit(1), report.DataQueueing.P95
+	}
+	alone, _, aloneQueue := measure(true, false)
+	tcp, udp, queue := measure(true, true)
+	assert.InDelta(t, 0.5, udp/(tcp+udp), 0.15)
+	assert.Greater(t, tcp+udp, 0.85*alone)
+	assert.LessOrEqual(t, queue, 6*aloneQueue/5+slack)
+	_, udp, queue = measure(false, true)
+	assert.Greater(t, udp, 0.85*alone)
+	assert.LessOrEqual(t, queue, 3*aloneQueue/2+slack)
+}
+
+// TestForwardingGoesOnWhateverBecomesOfTheProxy stops, reloads and kills the proxy below a QUIC download.
+func TestForwardingGoesOnWhateverBecomesOfTheProxy(t *testing.T) {
+	w := named("tproxy over IPv4")
+	s, path := newCellular(t, homeLink)
+	p := s.start(w.holding())
+	s.holdUDP(w)
+	path.StartOnData()
+	const size = 40 * megabyte
+	stream := s.quicStream(5, size, s.clientUDP(), s.serverUDP(443))
+	got := &progress{reader: stream}
+	arrived := make(chan string, 1)
+	go func() {
+		sum, _, _ := digest(got)
+		arrived <- sum
+	}()
+	advances := func(what string) {
+		t.Helper()
+		from := got.n.Load()
+		require.Eventually(t, func() bool { return got.n.Load() > from+megabyte }, patience, 10*time.Millisecond, what)
+	}
+	advances("at first")
+	p.rewrite(w.holding() + "rules: [{name: calls, match: {protocol: udp, ports: [5000]}, weight: 2}]\n")
+	p.signal(syscall.SIGHUP)
+	p.reloaded(1)
+	advances("after a reload")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
+	advances("while the proxy stands still")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGCONT))
+	advances("once it goes on")
+	require.NoError(t, p.cmd.Process.Kill())
+	p.wait()
+	advances("without the proxy")
+	s.start(w.holding())
+	advances("with another proxy")
+	require.NoError(t, s.Edge.Do(func() error { return capture.Remove(context.Background()) }))
+	advances("without rules")
+	assert.Equal(t, digestOf(5, size), <-arrived)
+}
+
+// progress counts what is read.
+type progress struct {
+	reader io.Reader
+	n      atomic.Int64
+}
+
+func (p *progress) Read(b []byte) (int, error) {
+	n, err := p.reader.Read(b)
+	p.n.Add(int64(n))
+	return n, err
+}
