@@ -25,6 +25,8 @@ type Source interface {
 	page.Source
 	// Snapshot returns the totals, and has visit see each flow that is counted in them first.
 	Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters
+	// Held returns the state of held UDP, by listener.
+	Held() []proxy.HeldInfo
 }
 
 // Facts do not change while the process lives.
@@ -165,6 +167,9 @@ func (c *collector) Collect(samples chan<- prometheus.Metric) {
 		if t.Unauthorized > 0 {
 			rejected[rejection{t.Listener, proxy.RejectedAuth}] += t.Unauthorized
 		}
+	}
+	for _, h := range c.src.Held() {
+		out.writeHeld(&h)
 	}
 	for r, n := range rejected {
 		out.putSample(rejections, float64(n), r.listener, string(r.reason))

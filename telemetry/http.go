@@ -75,6 +75,7 @@ func (p Pages) Handler(local bool) http.Handler {
 	p.addHealthPages(mux)
 	mux.HandleFunc("GET /flows", p.serveFlows)
 	mux.HandleFunc("GET /hosts", p.serveHosts)
+	mux.HandleFunc("GET /held", p.serveHeld)
 	mux.HandleFunc("GET /v1/peers", p.servePeers)
 	if p.Page != nil {
 		p.Page.Register(mux)

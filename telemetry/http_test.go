@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
 	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
@@ -67,6 +68,8 @@ func TestPages(t *testing.T) {
 		"of hosts as well":                          {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
 		"peers are listed":                          {path: "/v1/peers", code: 200, says: `"name":"phone"`},
 		"peers are only read":                       {method: "POST", path: "/v1/peers", code: 405},
+		"held UDP is listed":                        {path: "/held", code: 200, says: `"acknowledged_by":"echo"`},
+		"held UDP is only read":                     {method: "POST", path: "/held", code: 405},
 		"hosts are only read":                       {method: "POST", path: "/hosts", code: 405},
 		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
 		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
@@ -157,11 +160,11 @@ func TestListsAreLimited(t *testing.T) {
 	const all = defaultLimit + 500
 	many := &still{groups: make([]flow.Group, all), tunnels: []proxy.TunnelInfo{{
 		Status: vpn.Status{Peers: make([]vpn.PeerState, all)},
-	}}}
+	}}, held: []proxy.HeldInfo{{Clients: make([]hold.ClientState, all)}}}
 	for i := range all {
 		many.flows = append(many.flows, proxy.FlowInfo{ID: uint64(i), State: proxy.StateGreeting})
 	}
-	for _, list := range []string{"/flows", "/hosts", "/v1/peers"} {
+	for _, list := range []string{"/flows", "/hosts", "/held", "/v1/peers"} {
 		for limit, want := range map[string]int{
 			"": defaultLimit, "?limit=2": 2, "?limit=0": all, "?limit=99999": all,
 		} {
@@ -271,6 +274,21 @@ func TestHostsShowEveryField(t *testing.T) {
 			Cwnd: 14480, Unused: 14480, LimitedBy: "application", Internals: InternalsOf("cubic", cc.Internals{}),
 		},
 	}, groups)
+}
+
+func TestHeldClientsShowEveryField(t *testing.T) {
+	src := busyProxy()
+	got, total := listItems[HeldClient](t, pages(src), "/held")
+	assert.Equal(t, "2", total)
+	assert.Equal(t, []HeldClient{
+		{
+			Listener: "lan", Address: netip.MustParseAddr("192.0.2.7"), Group: "down|lan|192.0.2.7", WaitingPackets: 9,
+			WaitingBytes: 10_800, BusyFlows: 2, AcknowledgedBy: "echo", Control: describeControl(&src.flows[0].Down.Flow),
+		},
+		{
+			Listener: "lan", Address: netip.MustParseAddr("192.0.2.8"), Group: "down|lan|192.0.2.8", AcknowledgedBy: "share",
+		},
+	}, got)
 }
 
 func TestPeersShowEveryField(t *testing.T) {

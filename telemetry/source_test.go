@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
 	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -19,6 +20,7 @@ type still struct {
 	flows    []proxy.FlowInfo
 	groups   []flow.Group
 	tunnels  []proxy.TunnelInfo
+	held     []proxy.HeldInfo
 }
 
 func (s *still) Flows() (int, iter.Seq[*proxy.FlowInfo]) { return len(s.flows), pointers(s.flows) }
@@ -42,6 +44,7 @@ func pointers[T any](all []T) iter.Seq[*T] {
 }
 
 func (s *still) Tunnels() []proxy.TunnelInfo { return s.tunnels }
+func (s *still) Held() []proxy.HeldInfo      { return s.held }
 
 // busyProxy has something in every field that is shown.
 func busyProxy() *still {
@@ -146,6 +149,21 @@ func busyProxy() *still {
 				Addresses: []netip.Addr{netip.MustParseAddr("10.10.0.1"), netip.MustParseAddr("fd00:10::1")},
 			}}}},
 		},
+		held: []proxy.HeldInfo{{
+			Listener: "lan",
+			Stats: hold.Stats{
+				AcceptedPackets: 100, AcceptedBytes: 120_000, HeldPackets: 40, LateDrops: 3, OverflowDrops: 2, MarkedPackets: 5,
+				RefusedPackets: 6, PassedPackets: 7, UnmanagedPackets: 8, Waiting: 9, WaitingBytes: 10_800, Echoes: 12,
+				EchoAnswers: 11, Clients: 2, Flows: 4,
+			},
+			Clients: []hold.ClientState{
+				{Address: netip.MustParseAddr("192.0.2.8"), Group: "down|lan|192.0.2.8", AcknowledgedBy: "share"},
+				{
+					Address: netip.MustParseAddr("192.0.2.7"), Group: managed.Flow.Group, Waiting: 9, WaitingBytes: 10_800,
+					BusyFlows: 2, AcknowledgedBy: "echo", Flow: &managed.Flow,
+				},
+			},
+		}},
 	}
 }
 

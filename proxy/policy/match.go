@@ -12,8 +12,8 @@ import (
 // Match says which connections a rule is for. Every field that is set must
 // match; within a field one entry is enough. The zero Match matches everything.
 type Match struct {
-	// The transport: tcp, or udp and icmp out of tunnels. Not set: any. QUIC is udp at port 443; refused, browsers go
-	// on over TCP.
+	// The transport: tcp, or udp and icmp out of tunnels, or udp that a listener holds. Not set: any. QUIC is udp at
+	// port 443; refused, browsers go on over TCP.
 	Protocol Protocol `yaml:"protocol"`
 	// Names of listeners.
 	Listeners []string `yaml:"listener"`
@@ -31,7 +31,7 @@ type Match struct {
 	ServerNames []NamePattern `yaml:"server_name"`
 }
 
-// Protocol is a transport. Only what comes out of tunnels is anything but TCP.
+// Protocol is a transport. Only what comes out of tunnels, and what is held, is anything but TCP.
 type Protocol string
 
 // The transports that rules tell apart. An echo request is ICMP's, and has no port.

@@ -147,6 +147,8 @@ func groupInfo(i, looks int) flow.Group {
 	}
 }
 
+func (b *busy) Held() []proxy.HeldInfo { return nil }
+
 func (b *busy) Tunnels() []proxy.TunnelInfo {
 	peers := []tunnel.PeerState{
 		{

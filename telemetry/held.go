@@ -1,0 +1,87 @@
+package telemetry
+
+import (
+	"cmp"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// HeldClient is the held UDP of one client, as /held lists it. A client has one for each group and set of terms.
+type HeldClient struct {
+	Listener       string     `json:"listener"`
+	Address        netip.Addr `json:"address"`
+	Group          string     `json:"group"`
+	WaitingPackets int        `json:"waiting_packets"`
+	WaitingBytes   cc.Bytes   `json:"waiting_bytes"`
+	BusyFlows      int        `json:"busy_flows"`
+	// AcknowledgedBy is echo, or share: the client answers no echo request.
+	AcknowledgedBy string `json:"acknowledged_by"`
+	// Control is absent for share, because nothing is measured then.
+	Control *Control `json:"control,omitempty"`
+}
+
+// serveHeld answers with the clients that UDP is held for, by listener and address.
+func (p Pages) serveHeld(w http.ResponseWriter, r *http.Request) {
+	clients := describeHeld(p.Source.Held())
+	p.serveList(w, r, len(clients), eachOf(clients, func(c *HeldClient) any { return c }))
+}
+
+// describeHeld turns the proxy's account of held UDP into ours, in order.
+func describeHeld(all []proxy.HeldInfo) []HeldClient {
+	var out []HeldClient
+	for _, l := range all {
+		for _, c := range l.Clients {
+			client := HeldClient{
+				Listener: l.Listener, Address: c.Address, Group: c.Group, WaitingPackets: c.Waiting,
+				WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows, AcknowledgedBy: c.AcknowledgedBy,
+			}
+			if c.Flow != nil {
+				client.Control = describeControl(c.Flow)
+			}
+			out = append(out, client)
+		}
+	}
+	slices.SortFunc(out, func(a, b HeldClient) int {
+		return cmp.Or(cmp.Compare(a.Listener, b.Listener), a.Address.Compare(b.Address), cmp.Compare(a.Group, b.Group))
+	})
+	return out
+}
+
+// Families of held UDP.
+var (
+	heldPackets = newCounter("held_packets_total",
+		"UDP packets to clients by what became of them: accepted (let go as their window says), late and overflow "+
+			"(dropped in their queue), refused (dropped by a rule), unmanaged (let go, as rules say), passed (let go: "+
+			"unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).",
+		"listener", "outcome")
+	heldBytes   = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.", "listener")
+	heldEchoes  = newCounter("held_echoes_total", "Echo requests to clients that UDP is held for.", "listener")
+	heldAnswers = newCounter("held_echo_answers_total", "Echo replies of clients that UDP is held for.", "listener")
+	heldWaiting = newGauge("held_waiting_packets",
+		"UDP packets that wait for room in their client's window.", "listener")
+	heldWaitingBytes = newGauge("held_waiting_bytes",
+		"Bytes of the UDP packets that wait for room in their client's window.", "listener")
+	heldClients = newGauge("held_clients", "Clients that UDP is held for.", "listener")
+	heldFlows   = newGauge("held_flows", "UDP flows that rules have decided about.", "listener")
+)
+
+// writeHeld writes what is counted of a listener's held UDP.
+func (s sink) writeHeld(h *proxy.HeldInfo) {
+	for outcome, n := range map[string]uint64{
+		"accepted": h.AcceptedPackets, "held": h.HeldPackets, "late": h.LateDrops, "overflow": h.OverflowDrops,
+		"marked": h.MarkedPackets, "refused": h.RefusedPackets, "passed": h.PassedPackets, "unmanaged": h.UnmanagedPackets,
+	} {
+		s.putSample(heldPackets, float64(n), h.Listener, outcome)
+	}
+	s.putSample(heldBytes, float64(h.AcceptedBytes), h.Listener)
+	s.putSample(heldEchoes, float64(h.Echoes), h.Listener)
+	s.putSample(heldAnswers, float64(h.EchoAnswers), h.Listener)
+	s.putSample(heldWaiting, float64(h.Waiting), h.Listener)
+	s.putSample(heldWaitingBytes, float64(h.WaitingBytes), h.Listener)
+	s.putSample(heldClients, float64(h.Stats.Clients), h.Listener)
+	s.putSample(heldFlows, float64(h.Flows), h.Listener)
+}
