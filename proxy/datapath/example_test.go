@@ -74,9 +74,14 @@ func ExampleNewCarrier() {
 	carrier := datapath.NewCarrier(out, in, datapath.NewBuffers(1<<20))
 	defer carrier.Release()
 	n, _ := carrier.Fill(64 << 10)
-	go func() { _, _ = carrier.Drain(n) }()
-	b := make([]byte, n)
-	_, _ = io.ReadFull(server, b)
+	received := make(chan []byte)
+	go func() {
+		b := make([]byte, n)
+		_, _ = io.ReadFull(server, b)
+		received <- b
+	}()
+	_, _ = carrier.Drain(n)
+	b := <-received
 	fmt.Printf("%s, spliced: %v\n", b, carrier.Splicing())
 	// Output: hello, spliced: false
 }
