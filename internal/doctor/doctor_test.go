@@ -36,10 +36,10 @@ func healthy() facts {
 			{Name: "wan0", Queue: "fq_codel"},
 		},
 		root:         true,
-		capabilities: caps.NetAdmin | caps.NetBindService | caps.SysAdmin | caps.BPF | caps.Perfmon,
+		capabilities: caps.NetAdmin | caps.NetRaw | caps.NetBindService | caps.SysAdmin | caps.BPF | caps.Perfmon,
 		trials: map[string]attempt{
 			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {},
-			"tun": {}, "kernel_wireguard": {},
+			"udp_queue": {}, "tun": {}, "kernel_wireguard": {},
 		},
 		descriptors: proxy.Descriptors{Total: 1048576, Connections: 458696, Pipes: 65528},
 		sysctls: map[string]string{
@@ -225,6 +225,15 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			func(f *facts) { f.trials, f.own = nil, unix.EPERM }, "tun", Warn,
 			"user_namespaces",
 		},
+		"no netfilter queue": {
+			refused("udp_queue", unix.EINVAL), "udp_queue", Warn,
+			"modprobe -a nfnetlink_queue nft_queue",
+		},
+		"a netfilter queue without echoes": {without(caps.NetAdmin), "udp_queue", Warn, "cap_net_admin,cap_net_raw"},
+		"a netfilter queue without rights": {
+			func(f *facts) { f.trials["udp_queue"], f.capabilities = attemptOf(unix.EPERM), 0 }, "udp_queue", Warn,
+			"CAP_NET_ADMIN",
+		},
 		"no TUN device":               {refused("tun", unix.ENOENT), "tun", Missing, "modprobe tun"},
 		"a TUN device for root only":  {refused("tun", unix.EACCES), "tun", Missing, "chmod 0666 /dev/net/tun"},
 		"a TUN device behind a fence": {refused("tun", unix.EPERM), "tun", Missing, "DeviceAllow=/dev/net/tun"},
@@ -237,7 +246,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			"CAP_NET_ADMIN",
 		},
 		"pings are for nobody": {
-			func(f *facts) { f.ping, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0" }, "ping", Missing,
+			func(f *facts) {
+				f.ping, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0"
+				f.capabilities &^= caps.NetRaw
+			}, "ping", Missing,
 			`sysctl -w net.ipv4.ping_group_range="0 2147483647"; or run as root, or setcap cap_net_bind_service,cap_net_admin,cap_net_raw`,
 		},
 		"pings by raw sockets": {

@@ -213,7 +213,7 @@ func (f facts) judgeCapture() []Check {
 			checks = append(checks, f.judgeRules(mode, v6))
 		}
 	}
-	checks = append(checks, f.judgeIPv6())
+	checks = append(checks, f.judgeQueue(), f.judgeIPv6())
 	checks = append(checks, f.judgeForward()...)
 	return append(checks, f.judgeObstacles("input", "lets captured connections in"),
 		f.judgeObstacles("output", "lets answers to clients and the proxy's own connections out"))
@@ -268,6 +268,34 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 			"command line)"
 	default:
 		c.Fix = "modprobe -a " + modules + "; where there are no such modules, boot a kernel that has them"
+	}
+	return c
+}
+
+// queueTrial names the trial of the queue that UDP is held in.
+const queueTrial = "udp_queue"
+
+// judgeQueue judges what udp.queue of a listener needs: modules for the rule and for the queue, CAP_NET_ADMIN for each
+// verdict, and CAP_NET_RAW for echo requests. It is never Missing, because UDP passes without.
+func (f facts) judgeQueue() Check {
+	c := Check{Name: queueTrial, State: Warn}
+	t, made := f.trials[queueTrial]
+	const needs = caps.NetAdmin | caps.NetRaw
+	lacks := needs &^ f.capabilities
+	err := t.asError()
+	switch {
+	case !made:
+		return f.untriedCheck(c)
+	case err == nil && lacks == 0:
+		return okCheck(c.Name, "UDP can be held: a rule and a netfilter queue were made and removed")
+	// The trial may have had the rights of a user namespace, which a proxy would not have.
+	case lacks != 0 && (err == nil || errors.Is(err, unix.EPERM)):
+		c.Found = fmt.Sprintf("UDP passes: udp.queue of a listener, which holds it, needs %s",
+			strings.ReplaceAll(lacks.String(), " ", " and "))
+		c.Fix = f.grantHint(needs) // all of them: setcap replaces those that the binary has
+	default:
+		c.Found = err.Error() + "; without udp.queue of a listener UDP passes"
+		c.Fix = "modprobe -a nfnetlink_queue nft_queue; where there are no such modules, boot a kernel that has them"
 	}
 	return c
 }

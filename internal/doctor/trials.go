@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
 )
 
 // tunDevice is the kernel's door to TUN devices.
@@ -100,9 +101,31 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 			trials[rulesCheck(mode, v6)] = attemptOf(err)
 		}
 	}
+	trials[queueTrial] = attemptOf(tryQueue(ctx))
 	trials["tun"] = attemptOf(tryTUN())
 	trials[wireGuardTrial] = attemptOf(tryDevice("wireguard"))
 	return trials, nil
+}
+
+// tryQueue applies rules that hold UDP where the calling thread is, binds their queue, and removes both. Each needs a
+// module of its own: the rules nft_queue or xt_NFQUEUE, the queue nfnetlink_queue. A queue belongs to a namespace, so
+// that of a running proxy does not stand in the way.
+func tryQueue(ctx context.Context) error {
+	rules := capture.Rules{
+		Mode: capture.TPROXY, Port: 1, IPv4: true, Interfaces: []string{capture.AnyInterface},
+		Hold: capture.Hold{All: true, Queue: capture.DefaultHoldQueue},
+	}
+	err := rules.Apply(ctx)
+	if err == nil {
+		var queue *hold.Queue
+		if queue, err = hold.OpenQueue(capture.DefaultHoldQueue, 1); err == nil {
+			queue.Close()
+		}
+	}
+	if left := capture.Remove(ctx); err == nil {
+		err = left
+	}
+	return err
 }
 
 // tryDevice makes a network device of a kind where the calling thread is, and removes it.

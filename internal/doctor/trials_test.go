@@ -23,7 +23,7 @@ func TestATrialThatFailsLeavesTheOthers(t *testing.T) {
 		need.Namespaces(t, err)
 	}
 	require.NoError(t, err)
-	assert.Len(t, trials, 6)
+	assert.Len(t, trials, 7)
 	assert.Equal(t, "capture: context canceled", trials["tproxy_rules_ipv4"].Failed)
 	assert.Contains(t, trials, "tun")
 
