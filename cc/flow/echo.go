@@ -10,8 +10,7 @@ import (
 // Echo requests follow what has left, so often that their answers come as acknowledgements of a transport do: evenly,
 // and not once for a burst.
 const (
-	echoBytes        cc.Bytes = 28                    // of a request: an IPv4 and an ICMP header
-	echoEveryBytes            = 100 * echoBytes       // that leave, at least, between two requests: one per cent of them
+	echoEveryBytes   cc.Bytes = 2800                  // that leave, at least, between two requests of 36 bytes
 	echoPerWindow             = 32                    // requests of a window, where those are fewer
 	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
 	echoAtEnd                 = 50 * time.Millisecond // likewise, while none waits

@@ -38,6 +38,9 @@ func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 	if len(c.lanes) == maxLanes {
 		return nil, fmt.Errorf("hold: rules give the flows of one client more than %d unlike terms", maxLanes)
 	}
+	if len(c.holder.lanes) >= maxLanesOfAll {
+		return nil, fmt.Errorf("hold: rules give the flows of all clients more than %d unlike terms", maxLanesOfAll)
+	}
 	l := &lane{holder: c.holder, client: c, terms: d.Terms, acknowledged: d.Acknowledged}
 	if err := l.openShare(now); err != nil {
 		return nil, err

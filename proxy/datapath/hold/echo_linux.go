@@ -1,6 +1,8 @@
 package hold
 
 import (
+	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,12 +18,15 @@ import (
 type EchoSocket struct {
 	four, six int // raw sockets; -1: the family is not there
 	buffer    []byte
+	// cookie is the content of requests, by which their answers are told from those to other programs.
+	cookie [8]byte
 }
 
 // OpenEchoSocket opens raw sockets for the families that this machine has. It needs CAP_NET_RAW, later calls need
 // nothing.
 func OpenEchoSocket() (*EchoSocket, error) {
 	s := &EchoSocket{four: -1, six: -1, buffer: make([]byte, 1500)}
+	_, _ = rand.Read(s.cookie[:]) // it never fails
 	var err4, err6 error
 	const kind = unix.SOCK_RAW | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
 	if s.four, err4 = unix.Socket(unix.AF_INET, kind, unix.IPPROTO_ICMP); err4 == nil {
@@ -62,7 +67,7 @@ func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 		return
 	}
 	// The kernel computes the checksum over IPv6, since it needs the source address.
-	message := icmp.Message{Type: kind, Body: &icmp.Echo{ID: int(id), Seq: int(sequence)}}
+	message := icmp.Message{Type: kind, Body: &icmp.Echo{ID: int(id), Seq: int(sequence), Data: s.cookie[:]}}
 	if packet, err := message.Marshal(nil); err == nil {
 		_ = unix.Sendto(socket, packet, unix.MSG_DONTWAIT, address)
 	}
@@ -81,11 +86,11 @@ func (s *EchoSocket) Receive(handle func(from netip.Addr, id, sequence uint16)) 
 			}
 			switch from := from.(type) {
 			case *unix.SockaddrInet4:
-				if id, sequence, ok := parseEchoReply(s.buffer[:n], true); ok {
+				if id, sequence, ok := s.parseReply(s.buffer[:n], true); ok {
 					handle(netip.AddrFrom4(from.Addr), id, sequence)
 				}
 			case *unix.SockaddrInet6:
-				if id, sequence, ok := parseEchoReply(s.buffer[:n], false); ok {
+				if id, sequence, ok := s.parseReply(s.buffer[:n], false); ok {
 					handle(netip.AddrFrom16(from.Addr), id, sequence)
 				}
 			}
@@ -93,8 +98,8 @@ func (s *EchoSocket) Receive(handle func(from netip.Addr, id, sequence uint16)) 
 	}
 }
 
-// parseEchoReply reads an echo reply: over IPv4 a raw socket shows it behind its IP header.
-func parseEchoReply(packet []byte, withHeader bool) (id, sequence uint16, ok bool) {
+// parseReply reads an answer to a request of this socket: over IPv4 a raw socket shows it behind its IP header.
+func (s *EchoSocket) parseReply(packet []byte, withHeader bool) (id, sequence uint16, ok bool) {
 	want := byte(ipv6.ICMPTypeEchoReply)
 	if withHeader {
 		want = byte(ipv4.ICMPTypeEchoReply)
@@ -103,7 +108,7 @@ func parseEchoReply(packet []byte, withHeader bool) (id, sequence uint16, ok boo
 		}
 		packet = packet[int(packet[0]&0xf)*4:]
 	}
-	if len(packet) < 8 || packet[0] != want {
+	if len(packet) < 8 || packet[0] != want || !bytes.Equal(packet[8:], s.cookie[:]) {
 		return 0, 0, false
 	}
 	return binary.BigEndian.Uint16(packet[4:]), binary.BigEndian.Uint16(packet[6:]), true

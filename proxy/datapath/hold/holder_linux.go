@@ -32,6 +32,7 @@ import (
 const (
 	maxFlows         = 65_536
 	maxClients       = 10_000
+	maxLanesOfAll    = 1 << 16 // a lane has an identifier of 16 bits
 	maxLanePackets   = 1024
 	maxLaneBytes     = cc.Bytes(1 << 20)
 	maxWaitingBytes  = cc.Bytes(32 << 20) // of all clients
@@ -178,7 +179,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 	// The thread blocks in poll by itself, which keeps the scheduler's network poller out of each packet's way.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	defer context.AfterFunc(ctx, q.Wake)()
+	defer context.AfterFunc(ctx, h.wakeServer)() // it may run after this function has returned, and q is closed
 	h.setWake(q.Wake)
 	defer h.setWake(nil)
 	defer h.closeClients()
@@ -268,6 +269,15 @@ func (h *Holder) setWake(wake func()) {
 	h.wake = wake
 }
 
+// wakeServer wakes ServeQueue, if it runs.
+func (h *Holder) wakeServer() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.wake != nil {
+		h.wake()
+	}
+}
+
 // Reconsider makes the Holder ask for all decisions again, since rules have changed.
 // Packets that wait go at once, in their order. Any goroutine may call it.
 func (h *Holder) Reconsider() {
@@ -332,14 +342,14 @@ func (h *Holder) sendEcho(to netip.Addr, id, sequence uint16) {
 // ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.
 func (h *Holder) ReceiveEcho(now cc.Time, from netip.Addr, id, sequence uint16) {
 	l := h.lanes[id]
-	if l == nil || l.client.address != from.Unmap().WithZone("") {
+	if l == nil || !l.acknowledged || l.client.address != from.Unmap().WithZone("") {
 		return
 	}
 	h.stats.answers.Add(1)
 	l.receiveEcho(now, sequence)
 }
 
-// assignID returns an identifier for a lane's echo requests; there are fewer lanes than identifiers.
+// assignID returns an identifier for a lane's echo requests. There must be fewer than maxLanesOfAll lanes.
 func (h *Holder) assignID(l *lane) uint16 {
 	for {
 		h.lastID++

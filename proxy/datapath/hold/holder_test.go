@@ -357,3 +357,36 @@ func TestABusyClientWeighsAsMuchAsItHasFlows(t *testing.T) {
 	r.wait(countFlowsTime)
 	assert.Equal(t, 3, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().BusyFlows)
 }
+
+func TestIdentifiersOfEchoRequestsRunOut(t *testing.T) {
+	r := newRoad(t)
+	for id := range 1 << 16 {
+		r.lanes[uint16(id)] = &lane{}
+	}
+	ended := make(chan struct{})
+	go func() {
+		r.arrive(443, segment)
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		assert.EqualValues(t, 1, r.Stats().UnmanagedPackets)
+	case <-time.After(5 * time.Second):
+		t.Fatal("assignID does not end")
+	}
+}
+
+func TestAnswersForALaneThatAskedNothingAreIgnored(t *testing.T) {
+	r := newRoad(t)
+	r.decide = func(FlowKey) Decision {
+		return Decision{Manage: true, Terms: flow.Terms{Group: "phone", Algorithm: "none", MaxRate: 1e6}}
+	}
+	r.arrive(443, segment)
+	for id := range r.lanes {
+		r.ReceiveEcho(r.now, netip.MustParseAddr("203.0.113.9"), id, 0)
+	}
+	assert.Zero(t, r.Stats().EchoAnswers)
+	for _, l := range r.lanes {
+		assert.Nil(t, l.echo)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"testing"
@@ -159,4 +160,44 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	stop()
 	require.NoError(t, <-ended)
 	assert.Zero(t, h.Stats().Waiting)
+}
+
+func TestAnswersToOtherProgramsAreNotReceived(t *testing.T) {
+	enterNamespace(t)
+	ours, err := OpenEchoSocket()
+	require.NoError(t, err)
+	defer ours.Close()
+	others, err := OpenEchoSocket()
+	require.NoError(t, err)
+	defer others.Close()
+	for _, to := range []string{"127.0.0.1", "::1"} {
+		address := netip.MustParseAddr(to)
+		others.Send(address, 1, 7)
+		ours.Send(address, 1, 8)
+		var received []uint16
+		require.Eventually(t, func() bool {
+			ours.Receive(func(_ netip.Addr, _, sequence uint16) { received = append(received, sequence) })
+			return len(received) > 0
+		}, 5*time.Second, time.Millisecond, to)
+		assert.Equal(t, []uint16{8}, received, to)
+	}
+}
+
+func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
+	enterNamespace(t)
+	echoes, err := OpenEchoSocket()
+	require.NoError(t, err)
+	defer echoes.Close()
+	for range 300 {
+		q, err := OpenQueue(7, 8)
+		require.NoError(t, err)
+		h := New(Config{
+			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 }, Share: 0.5,
+			KeepServed: func(time.Duration) error { return nil },
+		}, q, echoes)
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		require.NoError(t, h.ServeQueue(ctx, q, echoes))
+		q.Close() // the race detector finds a wake beside it
+	}
 }
