@@ -18,7 +18,7 @@ import (
 type EchoSocket struct {
 	four, six int // raw sockets; -1: the family is not there
 	buffer    []byte
-	// cookie is the content of requests, by which their answers are told from those to other programs.
+	// cookie is the content of requests: answers to other programs have another one.
 	cookie [8]byte
 }
 
