@@ -65,12 +65,13 @@ func (m *Manager) OpenEcho(now cc.Time, t Terms, wake func()) (*EchoFlow, error)
 // Take implements PacketWindow.
 func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	e.updateUsual(now)
-	if e.credit < n {
-		e.credit += e.flow.Take(now, n-e.credit).Bytes
+	room := e.roomFor(n)
+	if e.credit < room {
+		e.credit += e.flow.Take(now, room-e.credit).Bytes
 	}
 	isIdle := e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
 	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
-	if e.waits = e.credit < n && !isIdle && !isLent; e.waits {
+	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
 		return false
 	}
 	e.credit -= n
@@ -78,6 +79,15 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	e.report.MSS = max(e.report.MSS, min(n, maxPacket))
 	e.leftAt = now
 	return true
+}
+
+// roomFor returns the credit that a packet of n bytes needs. Several segments in one packet may be larger than the window:
+// they leave once half of it is free, since small flows beside them may never let it be empty.
+func (e *EchoFlow) roomFor(n cc.Bytes) cc.Bytes {
+	if n <= maxPacket {
+		return n
+	}
+	return min(n, max(maxPacket, cc.Bytes(e.cwnd.Load())/2))
 }
 
 // StopWanting tells the window that no packet waits any more.

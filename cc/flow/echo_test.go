@@ -118,3 +118,28 @@ func TestAnEchoFlowSharesByItsNumberOfFlows(t *testing.T) {
 	b.waitForDivision()
 	assert.Equal(t, 10*mss, l.limit.Cwnd, "a quarter")
 }
+
+// TestALargePacketLeavesBesideASmallFlow has a packet larger than the window wait while a call never lets it be empty.
+func TestALargePacketLeavesBesideASmallFlow(t *testing.T) {
+	b := openEchoBed(t, static(10))
+	large := 20 * mss
+	type sent struct {
+		at       cc.Time
+		sequence uint16
+	}
+	var requests []sent
+	left := false
+	for range 200 { // a call's packet each 10 ms, answers after 40 ms
+		b.EchoFlow.Take(b.now, 200, true)
+		requests = append(requests, sent{b.now, b.SendEcho(b.now)})
+		if left = b.EchoFlow.Take(b.now, large, false); left {
+			break
+		}
+		b.wait(10 * time.Millisecond)
+		for len(requests) > 0 && b.now.Sub(requests[0].at) >= 40*time.Millisecond {
+			b.ReceiveEcho(b.now, requests[0].sequence)
+			requests = requests[1:]
+		}
+	}
+	assert.True(t, left)
+}
