@@ -45,7 +45,8 @@ const (
 	sweepEvery     = time.Second
 	tendEvery      = 5 * time.Millisecond // while a client has packets
 	activeTime     = 3 * time.Second      // a client has none after this
-	// ServeQueue wakes up this often while clients are known, so a gap of maxPause is a pause of this process.
+	// ServeQueue wakes up this often while clients are known. A wait that is longer than asked for by maxPause is a pause
+	// of this process.
 	watchEvery = 250 * time.Millisecond
 	maxPause   = 2 * time.Second
 	// Packets come into the queue for servedBusy after each serveEvery, and for servedIdle after each serveIdleEvery.
@@ -191,7 +192,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 			return err
 		}
 		now := h.cfg.Clock()
-		if len(h.clients) > 0 && now.Sub(lastRound) > maxPause {
+		if now.Sub(lastRound) > timeout+maxPause {
 			h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", now.Sub(lastRound))
 			if err := h.dropBacklog(q); err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,4 +201,39 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 		require.NoError(t, h.ServeQueue(ctx, q, echoes))
 		q.Close() // the race detector finds a wake beside it
 	}
+}
+
+func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
+	enterNamespace(t)
+	queueUDP(t, 9, 8)
+	q, err := OpenQueue(8, 8)
+	require.NoError(t, err)
+	defer q.Close()
+	echoes, err := OpenEchoSocket()
+	require.NoError(t, err)
+	defer echoes.Close()
+	sender, err := net.Dial("udp4", "127.0.0.1:9")
+	require.NoError(t, err)
+	defer sender.Close()
+	var now atomic.Int64
+	now.Store(int64(time.Second))
+	h := New(Config{
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) }, Share: 0.5,
+		Decide: func(FlowKey) Decision { return Decision{} },
+		KeepServed: func(lasts time.Duration) error { // the process stands still for half a minute behind this call
+			if lasts > 0 && now.CompareAndSwap(int64(time.Second), int64(30*time.Second)) {
+				_, err := sender.Write([]byte("late"))
+				return err
+			}
+			return nil
+		},
+	}, q, echoes)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- h.ServeQueue(ctx, q, echoes) }()
+	require.Eventually(t, func() bool { return h.Stats().LateDrops+h.Stats().UnmanagedPackets > 0 },
+		5*time.Second, time.Millisecond)
+	stop()
+	require.NoError(t, <-ended)
+	assert.EqualValues(t, 1, h.Stats().LateDrops)
 }
