@@ -49,11 +49,11 @@ const (
 	// of this process.
 	watchEvery = 250 * time.Millisecond
 	maxPause   = 2 * time.Second
-	// Packets come into the queue for servedBusy after each serveEvery, and for servedIdle after each serveIdleEvery.
+	// Packets come into the queue for servedBusy after each serveBusyEvery, and for servedIdle after each serveIdleEvery.
 	servedBusy     = 2 * time.Second
 	serveBusyEvery = 500 * time.Millisecond
 	servedIdle     = 20 * time.Second
-	serveIdleEvery = 5 * time.Second
+	serveIdleEvery = time.Second // UDP passes for so long after rules were applied again
 )
 
 // Verdicts gives packets their verdicts. *Queue implements it.
