@@ -647,6 +647,9 @@ func (h *service) neededToReread(has caps.Set) caps.Set {
 
 // whyTheyStay says in words what keeps privileges from being dropped, and the cure.
 func whyTheyStay(err error) string {
+	if errors.Is(err, caps.ErrForeignProc) {
+		return "/proc belongs to another PID namespace; mount one for this namespace, or build with CGO_ENABLED=0"
+	}
 	if errors.Is(err, syscall.EPERM) {
 		return "a system call filter forbids it; allow capset (under systemd: SystemCallFilter=capset, after the " +
 			"other filters)"

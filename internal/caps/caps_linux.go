@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -96,11 +98,26 @@ func Held() (effective, all Set, err error) {
 	return flagged(sets, cap.Effective), flagged(sets, cap.Permitted) | flagged(sets, cap.Inheritable), nil
 }
 
+// ErrForeignProc is why a program with cgo cannot drop capabilities. libcap finds its threads in /proc then, and waits
+// without end for threads of a /proc that belongs to another PID namespace.
+var ErrForeignProc = errors.New("/proc is another PID namespace's")
+
+// checkProc returns ErrForeignProc in a program with cgo.
+func checkProc() error {
+	if self, err := os.Readlink("/proc/self"); usesCgo && (err != nil || self != strconv.Itoa(os.Getpid())) {
+		return fmt.Errorf("capabilities: %w", ErrForeignProc)
+	}
+	return nil
+}
+
 // Drop gives up every capability outside keep, in all sets of all threads, and
 // the way to get one back by starting a program. It returns what was given up.
 func Drop(keep Set) (dropped Set, err error) {
 	sets, err := readSets()
 	if err != nil {
+		return 0, err
+	}
+	if err := checkProc(); err != nil {
 		return 0, err
 	}
 	all := flagged(sets, cap.Permitted) | flagged(sets, cap.Inheritable)
