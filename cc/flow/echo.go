@@ -7,13 +7,16 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+// EchoBytes is the size of an echo request over IPv4: its headers, and 8 bytes that only its sender knows.
+const EchoBytes cc.Bytes = 36
+
 // Echo requests follow what has left, so often that their answers come as acknowledgements of a transport do: evenly,
 // and not once for a burst.
 const (
-	echoEveryBytes   cc.Bytes = 2800                  // that leave, at least, between two requests of 36 bytes
+	echoEveryBytes            = 100 * EchoBytes       // that leave, at least, between two requests: one per cent of them
 	echoPerWindow             = 32                    // requests of a window, where those are fewer
 	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
-	echoAtEnd                 = 50 * time.Millisecond // likewise, while none waits
+	echoAtEnd                 = 50 * time.Millisecond // what left last has a request then, while none waits
 	echoTimeout               = time.Second           // an answer that is later, and later than echoTimeoutRTTs, is lost
 	echoTimeoutRTTs           = 3
 	maxPacket        cc.Bytes = 1500 // larger ones are several segments
@@ -179,7 +182,7 @@ func (e *EchoFlow) Expire(now cc.Time) {
 // Unanswered returns how many requests in a row were lost, and when an answer came last; 0: none has.
 func (e *EchoFlow) Unanswered() (requests int, answered cc.Time) { return e.lost, e.answered }
 
-// SetFlows tells how many busy flows the packets belong to. They share the window as so many Flows would.
+// SetFlows tells how many busy flows the packets belong to. They share the window as that many Flows would.
 func (e *EchoFlow) SetFlows(now cc.Time, n int) error {
 	t := e.terms
 	t.Weight = min(max(1, t.Weight)*max(1, n), MaxWeight)

@@ -146,14 +146,13 @@ const echoFlow = 1 << 31
 
 // sendEcho sends an echo request to the host, which answers at once.
 func (e *holdingEdge) sendEcho() {
-	const size = 28 // an IPv4 and an ICMP header
 	sequence := e.member.SendEcho(e.w.now)
-	e.w.carry(false, e.host, size, echoFlow, NotECT, func(v Verdict) {
+	e.w.carry(false, e.host, flow.EchoBytes, echoFlow, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return
 		}
 		e.w.at(v.Arrives, func() {
-			e.w.carry(true, e.host, size, echoFlow, NotECT, func(v Verdict) {
+			e.w.carry(true, e.host, flow.EchoBytes, echoFlow, NotECT, func(v Verdict) {
 				if v.Dropped == DropNone {
 					e.w.at(v.Arrives, func() {
 						e.member.ReceiveEcho(e.w.now, sequence)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // download is a TCP download of a phone that the edge relays.
@@ -99,7 +100,7 @@ func TestEchoRequestsAreOneHundredthOfTheBytes(t *testing.T) {
 					return
 				}
 				all += p.Size
-				if p.Size == 28 {
+				if p.Size == flow.EchoBytes {
 					echoes += p.Size
 				}
 			},

@@ -11,8 +11,8 @@ import (
 // level, or the name of a Go file, with or without its folder.
 var placeName = regexp.MustCompile(`\w[\w./-]*\w`)
 
-// mayBeMissing is how many of them may be gone. Files are being merged; the page follows when they are.
-const mayBeMissing = 60
+// mayBeMissing is how many of them may be gone.
+const mayBeMissing = 0
 
 // placesIn returns the folders and files that a page names, each once.
 func placesIn(page string) (places []string) {

@@ -156,7 +156,7 @@ type unit struct {
 	tests   []string // of its tests
 }
 
-// matches tells whether path is what pattern means: itself, or for "x/..."
+// matches reports whether path is what pattern means: itself, or for "x/..."
 // itself and everything below.
 func matches(pattern, path string) bool {
 	prefix, below := strings.CutSuffix(pattern, "...")

@@ -383,7 +383,7 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 		}
 		var err error
 		if state.lane, err = c.laneFor(now, decision); err != nil {
-			h.cfg.Log.Error("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
+			h.cfg.Log.Debug("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
 		}
 	}
 	h.flows[key] = state
