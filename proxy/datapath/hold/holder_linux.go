@@ -141,6 +141,7 @@ type Holder struct {
 	waitingBytes cc.Bytes // of all lanes
 	lastSweep    cc.Time
 	lastTending  cc.Time
+	lastPacket   cc.Time // when one came last that belongs to a lane
 	lastServed   cc.Time // when KeepServed was called last
 	servedAsBusy bool    // it was for clients with packets
 
@@ -217,7 +218,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 
 // keepServed has packets come into the queue for a while longer, a short one while there are any.
 func (h *Holder) keepServed(now cc.Time) {
-	busy := h.hasActiveClient(now)
+	busy := h.isActive(now)
 	every, lasts := serveIdleEvery, servedIdle
 	if busy {
 		every, lasts = serveBusyEvery, servedBusy
@@ -236,7 +237,7 @@ func (h *Holder) nextRound() time.Duration {
 	switch {
 	case len(h.clients) == 0:
 		return serveIdleEvery
-	case h.hasActiveClient(h.lastTending):
+	case h.isActive(h.lastTending):
 		return tendEvery
 	}
 	return watchEvery
@@ -310,7 +311,7 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 		h.stats.unmanaged.Add(1)
 		h.queue.Accept(p.ID)
 	default:
-		state.lane.client.used = now
+		state.lane.client.used, h.lastPacket = now, now
 		held := heldPacket{id: p.ID, size: cc.Bytes(p.Length), mark: p.Mark}
 		if h.cfg.CongestionMark != 0 {
 			held.ecn = head.ecn
@@ -449,14 +450,9 @@ func (h *Holder) closeClients() {
 	clear(h.flows)
 }
 
-// hasActiveClient reports whether a client has packets, or had some a moment ago.
-func (h *Holder) hasActiveClient(now cc.Time) bool {
-	for _, c := range h.clients {
-		if c.isActive(now) {
-			return true
-		}
-	}
-	return false
+// isActive reports whether a client has packets, or had some a moment ago.
+func (h *Holder) isActive(now cc.Time) bool {
+	return len(h.clients) > 0 && (now.Sub(h.lastPacket) < activeTime || h.waitingBytes > 0)
 }
 
 // publishStates makes the clients' states visible to other goroutines.

@@ -67,15 +67,22 @@ func queueUDP(t *testing.T, port, queue uint16) {
 	require.NoError(t, c.Flush())
 }
 
+// connectUDP returns two sockets, of which the first sends to the other, at a port of the loopback.
+func connectUDP(t *testing.T, port int) (sender, receiver *net.UDPConn) {
+	t.Helper()
+	receiver, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = receiver.Close() })
+	sender, err = net.DialUDP("udp4", nil, receiver.LocalAddr().(*net.UDPAddr))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = sender.Close() })
+	return sender, receiver
+}
+
 func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	enterNamespace(t)
 	queueUDP(t, 9, 5)
-	receiver, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9})
-	require.NoError(t, err)
-	defer receiver.Close()
-	sender, err := net.DialUDP("udp4", nil, receiver.LocalAddr().(*net.UDPAddr))
-	require.NoError(t, err)
-	defer sender.Close()
+	sender, receiver := connectUDP(t, 9)
 	received := func(text string) {
 		t.Helper()
 		buffer := make([]byte, 100)
@@ -130,12 +137,7 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	enterNamespace(t)
 	queueUDP(t, 9, 6)
-	receiver, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9})
-	require.NoError(t, err)
-	defer receiver.Close()
-	sender, err := net.DialUDP("udp4", nil, receiver.LocalAddr().(*net.UDPAddr))
-	require.NoError(t, err)
-	defer sender.Close()
+	sender, receiver := connectUDP(t, 9)
 	q, err := OpenQueue(6, 1024)
 	require.NoError(t, err)
 	defer q.Close()

@@ -41,16 +41,28 @@ func TestAHeaderNamesItsFlow(t *testing.T) {
 		flow   FlowKey
 		ecn    flow.ECN
 	}{
-		"UDP over IPv4":                   {fromHex(t, ipv4ToUDP, udpHeader, "c3"), udp4, flow.ECT0},
-		"with options":                    {fromHex(t, "47"+ipv4ToUDP[2:], "0101010101010101", udpHeader), udp4, flow.ECT0},
-		"cut within the transport":        {fromHex(t, ipv4ToUDP, "01bb3039"), without(udp4, protocolUDP), flow.ECT0},
-		"a first fragment":                {fromHex(t, ipv4ToUDP[:12]+"2000"+ipv4ToUDP[16:], udpHeader), noPorts, flow.ECT0},
-		"a later fragment":                {fromHex(t, ipv4ToUDP[:12]+"00b9"+ipv4ToUDP[16:], udpHeader), noPorts, flow.ECT0},
-		"ESP":                             {fromHex(t, ipv4ToUDP[:18]+"32"+ipv4ToUDP[20:], udpHeader), without(udp4, 50), flow.ECT0},
-		"UDP over IPv6, CE":               {fromHex(t, "6030000000101140", ipv6Address, udpHeader), udp6, flow.CE},
-		"behind a hop-by-hop header":      {fromHex(t, "6010000000180040", ipv6Address, "1100010400000000", udpHeader), udp6, flow.ECT1},
-		"an IPv6 fragment":                {fromHex(t, "6000000000182c40", ipv6Address, "11000001deadbeef", udpHeader), without(udp6, protocolUDP), 0},
-		"a header longer than the copy":   {fromHex(t, "6000000000183c40", ipv6Address, "11ff010400000000", udpHeader), without(udp6, protocolUDP), 0},
+		"UDP over IPv4":            {fromHex(t, ipv4ToUDP, udpHeader, "c3"), udp4, flow.ECT0},
+		"with options":             {fromHex(t, "47"+ipv4ToUDP[2:], "0101010101010101", udpHeader), udp4, flow.ECT0},
+		"cut within the transport": {fromHex(t, ipv4ToUDP, "01bb3039"), without(udp4, protocolUDP), flow.ECT0},
+		"a first fragment":         {fromHex(t, ipv4ToUDP[:12]+"2000"+ipv4ToUDP[16:], udpHeader), noPorts, flow.ECT0},
+		"a later fragment":         {fromHex(t, ipv4ToUDP[:12]+"00b9"+ipv4ToUDP[16:], udpHeader), noPorts, flow.ECT0},
+		"ESP": {
+			fromHex(t, ipv4ToUDP[:18]+"32"+ipv4ToUDP[20:], udpHeader),
+			without(udp4, 50), flow.ECT0,
+		},
+		"UDP over IPv6, CE": {fromHex(t, "6030000000101140", ipv6Address, udpHeader), udp6, flow.CE},
+		"behind a hop-by-hop header": {
+			fromHex(t, "6010000000180040", ipv6Address, "1100010400000000", udpHeader),
+			udp6, flow.ECT1,
+		},
+		"an IPv6 fragment": {
+			fromHex(t, "6000000000182c40", ipv6Address, "11000001deadbeef", udpHeader),
+			without(udp6, protocolUDP), 0,
+		},
+		"a header longer than the copy": {
+			fromHex(t, "6000000000183c40", ipv6Address, "11ff010400000000", udpHeader),
+			without(udp6, protocolUDP), 0,
+		},
 		"an IPv6 header and nothing else": {fromHex(t, "6000000000001140", ipv6Address), without(udp6, protocolUDP), 0},
 	} {
 		t.Run(name, func(t *testing.T) {

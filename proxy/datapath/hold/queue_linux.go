@@ -31,7 +31,6 @@ const (
 	copyPackets = 2
 
 	failOpenFlag = 1 << 0 // a packet that finds the queue full passes
-	segmentsFlag = 1 << 2 // a packet of several segments comes whole
 
 	verdictDrop   = 0
 	verdictAccept = 1
@@ -75,7 +74,8 @@ func OpenQueue(number uint16, length uint32) (*Queue, error) {
 }
 
 func (q *Queue) open(length uint32) (err error) {
-	q.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	const kind = unix.SOCK_RAW | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+	q.socket, err = unix.Socket(unix.AF_NETLINK, kind, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
@@ -101,16 +101,6 @@ func (q *Queue) open(length uint32) (err error) {
 		}
 	}
 	return nil
-}
-
-// KeepSegments says whether a packet of several segments comes whole, or each segment by itself.
-func (q *Queue) KeepSegments(whole bool) error {
-	flags := uint32(0)
-	if whole {
-		flags = segmentsFlag
-	}
-	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(segmentsFlag, flags))
-	return q.Flush()
 }
 
 // configure sends one configuration message and waits for its answer.
