@@ -421,7 +421,8 @@ func (c *connection) sendProxyHeader() error {
 	return nil
 }
 
-// refuseClient is for clients that were not answered yet. It sends the client an error in its protocol, which closes the connection.
+// refuseClient is for clients that were not answered yet. It sends the client an error in its protocol, which closes
+// the connection.
 func (c *connection) refuseClient(err error) *rejection {
 	_ = c.chosen.Answer(netip.AddrPort{}, err)
 	return &rejection{dialReason(err), err}
@@ -606,7 +607,8 @@ func (c *connection) startRelaying() {
 	c.runDirections()
 }
 
-// openDirections puts the verdict into force: it joins the legs by a carrier for each direction, and opens flows where terms need them at once.
+// openDirections puts the verdict into force: it joins the legs by a carrier for each direction, and opens flows where
+// terms need them at once.
 func (c *connection) openDirections() error {
 	c.noteActivity()
 	v, limits := c.verdict, &c.decidedBy.cfg.Limits

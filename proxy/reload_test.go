@@ -308,7 +308,8 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 	})
 }
 
-// A connection is counted under the rule that it was decided by, though a reload has dropped that while it was dialled.
+// A connection is counted under the rule that it was decided by, though a reload has dropped that while it was
+// dialled.
 func TestWhatIsDroppedWhileAConnectionIsBeingMadeIsCountedUntilThatEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, func(c *config.Config, _ *bench) { c.Rules = []policy.RuleSettings{{Name: "dropped"}} })

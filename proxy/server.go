@@ -554,7 +554,8 @@ func (s *Server) resetAddresses(gone map[netip.Addr]bool) {
 	}
 }
 
-// LimitMet counts that a limit of a listener, or a port of telemetry, was met, and warns of it. raise is what raises it.
+// LimitMet counts that a limit of a listener, or a port of telemetry, was met, and warns of it. raise is what raises
+// it.
 func (s *Server) LimitMet(listener string, reason Reason, raise string) {
 	s.limitsMet.addTimes(s.env.Log, s.env.Clock(), metLimit{listener, reason}, 1, raise)
 }

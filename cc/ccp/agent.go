@@ -127,7 +127,8 @@ func (a *Agent) Unread(since cc.Time) { a.unread.Store(int64(since)) }
 // Connected reports whether an agent is there.
 func (a *Agent) Connected() bool { return a.epoch.Load() != 0 }
 
-// wakeAll lets every flow look at what has changed. Flows are woken without the lock, since each takes that of its group.
+// wakeAll lets every flow look at what has changed. Flows are woken without the lock, since each takes that of its
+// group.
 func (a *Agent) wakeAll(now cc.Time) {
 	a.mu.Lock()
 	flows := slices.Collect(maps.Values(a.flows))

@@ -94,7 +94,8 @@ func (p *packets) packetsOf(n, mss cc.Bytes) uint64 {
 	return uint64(whole)
 }
 
-// newFlow returns a flow that its fallback decides, until a program of the agent a does; nil: there is no agent at all.
+// newFlow returns a flow that its fallback decides, until a program of the agent a does; nil: there is no agent at
+// all.
 func newFlow(cfg cc.Config, a *Agent) *Flow {
 	fallback, err := cc.Lookup(fallbackNames()[int(cfg.Params["fallback"])])
 	if err != nil {

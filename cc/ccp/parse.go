@@ -149,7 +149,8 @@ func (p *parser) parseReport() bool {
 	return p.takeText("(Report")
 }
 
-// parseDecl reads a declaration: (name value) or (volatile name value). Names that begin with __ are the compiler's own.
+// parseDecl reads a declaration: (name value) or (volatile name value). Names that begin with __ are the compiler's
+// own.
 func (p *parser) parseDecl() (d decl, err error) {
 	if err := p.wantText("("); err != nil {
 		return d, err
@@ -193,8 +194,8 @@ var operators = map[string]Op{
 	"-": OpSub, "sub": OpSub,
 }
 
-// parseExpr reads an atom, (operation left right), or one of the words without operands. It bounds the depth, because it
-// calls itself and the text comes from another process.
+// parseExpr reads an atom, (operation left right), or one of the words without operands. It bounds the depth, because
+// it calls itself and the text comes from another process.
 func (p *parser) parseExpr() (n node, err error) {
 	p.skipComments()
 	if !p.takeText("(") {

@@ -11,7 +11,8 @@ import (
 // Family is the first word of the algorithms' names: ccp:NAME is what agent NAME decides.
 const Family = "ccp"
 
-// init makes every name ccp:NAME known to the registry. Which agents there are is known only where a proxy is configured.
+// init makes every name ccp:NAME known to the registry. Which agents there are is known only where a proxy is
+// configured.
 func init() {
 	cc.RegisterFamily(Family, func(name string) (cc.Spec, error) {
 		if err := CheckName(name); err != nil {

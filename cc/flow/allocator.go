@@ -218,8 +218,9 @@ func (a *allocator) cutToPairs() {
 }
 
 // limitIfContending returns what a member could have in flight if it contended. It is for members that do not contend
-// or were inactive at the last division. Among many it is at most fewMembers times what it would have if all contended:
-// otherwise a thousand that take turns, each done before the next division, would have the whole window each.
+// or were inactive at the last division. Among many it is at most fewMembers times what it would have if all
+// contended: otherwise a thousand that take turns, each done before the next division, would have the whole window
+// each.
 func (a *allocator) limitIfContending(c *allocation) cc.Bytes {
 	t := a.tierOf(c.priority)
 	weights := max(t.weights+c.weight, t.activeWeights/fewMembers)

@@ -10,12 +10,12 @@ import (
 )
 
 // Datagrams are bytes in the window of a group that nothing acknowledges: UDP and ICMP of the same peer. What is
-// granted counts for one round trip of the flows beside it, then as arrived at the pace of theirs. It makes no event of
-// its own.
+// granted counts for one round trip of the flows beside it, then as arrived at the pace of theirs. It makes no event
+// of its own.
 //
 // Datagrams are held back only while one of these flows wants more than it has. The worth of a window that no flow
-// wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its methods
-// may be called from any goroutine.
+// wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its
+// methods may be called from any goroutine.
 type Datagrams struct {
 	datagramShare // guarded by the mutex of home
 
@@ -40,8 +40,8 @@ func (d *Datagrams) lockGroup() *group {
 	}
 }
 
-// Take asks to send a datagram of n bytes and counts it if it may go. A sparse flow's datagram may borrow room. After a
-// refusal the wake function is called when asking again may help.
+// Take asks to send a datagram of n bytes and counts it if it may go. A sparse flow's datagram may borrow room. After
+// a refusal the wake function is called when asking again may help.
 func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	g := d.lockGroup()
 	if g == nil {

@@ -131,8 +131,8 @@ func (d *datagramShare) refillCredit(now cc.Time, w *datagramWindow) {
 	d.creditAt = now
 }
 
-// hasRoom reports whether n more bytes may go while members want the window. Two segments always may, so that names are
-// resolved whatever else goes on.
+// hasRoom reports whether n more bytes may go while members want the window. Two segments always may, so that names
+// are resolved whatever else goes on.
 func (d *datagramShare) hasRoom(n cc.Bytes, sparse bool, w *datagramWindow) bool {
 	if !w.known || d.inflight+n <= floorSegments*w.mss {
 		return true

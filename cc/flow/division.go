@@ -118,8 +118,8 @@ func (d *division) deactivateMember(m *member) {
 	}
 }
 
-// deactivateAll makes members inactive, and limits each to what it may burst when it sends again. They are no longer in
-// the allocator's list.
+// deactivateAll makes members inactive, and limits each to what it may burst when it sends again. They are no longer
+// in the allocator's list.
 func (d *division) deactivateAll(members []*member, now cc.Time) {
 	for _, m := range members {
 		m.active = false
@@ -266,9 +266,9 @@ func (d *division) setBounds(m *member) {
 	m.usableFloor = min(m.floor, m.usable)
 }
 
-// updateLimit computes m's limit and puts it into force. With atOnce, what a raise lets out goes at once (Limit.Now). A
-// raise that more than doubles the limit also does, because acknowledgements of what is in flight would not let it out.
-// Otherwise acknowledgements let it out: members that share a window, and all send when it grows, send in bursts.
+// updateLimit computes m's limit and puts it into force. With atOnce, what a raise lets out goes at once (Limit.Now).
+// A raise that more than doubles the limit also does, because acknowledgements of what is in flight would not let it
+// out. Otherwise acknowledgements let it out: members that share a window, and all send when it grows, send in bursts.
 func (d *division) updateLimit(m *member, now cc.Time, atOnce bool) {
 	if d.algorithm == nil {
 		return
@@ -355,8 +355,8 @@ func (d *division) wakeIfAllowed(m *member, now cc.Time) {
 	}
 }
 
-// membersWantWindow reports whether a member wants more of the window than it has, or did within the last round trip: a
-// relay reads between two writes. A member that waits for its retransmission timer does not ask, but still wants its
+// membersWantWindow reports whether a member wants more of the window than it has, or did within the last round trip:
+// a relay reads between two writes. A member that waits for its retransmission timer does not ask, but still wants its
 // part.
 func (d *division) membersWantWindow(now cc.Time) bool {
 	if d.wantedAt != 0 && now.Sub(d.wantedAt) <= max(d.rtt.srtt, leastTick) {

@@ -60,9 +60,9 @@
 // # Sharing
 //
 // Each division gives every member its floor first: two segments, or what MinRate takes. Then it serves one Priority
-// after another, the lowest first. Within a priority, guarantees get up to their Target by weighted max-min. The others
-// share the rest by weighted max-min. Of what remains, guarantees get up to a tenth above their Target. Rates become
-// windows by the smoothed round trip. Members use what another member leaves.
+// after another, the lowest first. Within a priority, guarantees get up to their Target by weighted max-min. The
+// others share the rest by weighted max-min. Of what remains, guarantees get up to a tenth above their Target. Rates
+// become windows by the smoothed round trip. Members use what another member leaves.
 //
 // Receivers acknowledge every second segment (RFC 9293 §3.8.6.3), so members that compete get whole pairs of segments.
 //
@@ -76,10 +76,10 @@
 //
 // # Paths
 //
-// A group has one path for each host. Paths may share a bottleneck, such as an uplink, at unlike distances, where equal
-// windows would be unequal rates. The path of the first sample is the reference. Where the base round trip of another
-// path differs by more than a fifth, its bytes count by the ratio of both round trips. The algorithm sees its samples
-// as the reference's base plus their queueing delay.
+// A group has one path for each host. Paths may share a bottleneck, such as an uplink, at unlike distances, where
+// equal windows would be unequal rates. The path of the first sample is the reference. Where the base round trip of
+// another path differs by more than a fifth, its bytes count by the ratio of both round trips. The algorithm sees its
+// samples as the reference's base plus their queueing delay.
 //
 // # Idle groups and memory
 //
@@ -115,10 +115,10 @@
 // # Maximum rates
 //
 // Terms.MaxRate bounds all flows of a group name together, whatever their algorithms are. One leaky bucket
-// (rateLimit) lets every byte pass before it reaches a transport, in the order in which flows ask. Where all members of
-// a group have the same maximum, their limits keep to it by class and weight. The bucket, one hundredth wider, then
-// only bounds the sum. Terms.ConnectionRate bounds one flow by its own pacer. Linux sends the first ten segments of
-// a connection whatever the pacing rate is, so Take must be asked for those (Flow.NeedsGrants).
+// (rateLimit) lets every byte pass before it reaches a transport, in the order in which flows ask. Where all members
+// of a group have the same maximum, their limits keep to it by class and weight. The bucket, one hundredth wider, then
+// only bounds the sum. Terms.ConnectionRate bounds one flow by its own pacer. Linux sends the first ten segments of a
+// connection whatever the pacing rate is, so Take must be asked for those (Flow.NeedsGrants).
 //
 // # Datagrams
 //
@@ -128,9 +128,9 @@
 //
 // # Time and locks
 //
-// A group, a flow that waits for its pacer, and a maximum rate each have one timer in a heap. Manager.Tick runs what is
-// due in one shard and returns when it wants the next call; Manager.Arm asks for an earlier one. Groups are spread over
-// Manager.Shards by a hash of their names.
+// A group, a flow that waits for its pacer, and a maximum rate each have one timer in a heap. Manager.Tick runs what
+// is due in one shard and returns when it wants the next call; Manager.Arm asks for an earlier one. Groups are spread
+// over Manager.Shards by a hash of their names.
 //
 // Locks are taken in this order: manager, group (Move holds two), maximum rate, timers. The table beside type group
 // lists what each one guards and what runs under it.

@@ -84,8 +84,8 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	return true
 }
 
-// roomFor returns the credit that a packet of n bytes needs. Several segments in one packet may be larger than the window:
-// they leave once half of it is free, since small flows beside them may never let it be empty.
+// roomFor returns the credit that a packet of n bytes needs. Several segments in one packet may be larger than the
+// window: they leave once half of it is free, since small flows beside them may never let it be empty.
 func (e *EchoFlow) roomFor(n cc.Bytes) cc.Bytes {
 	if n <= maxPacket {
 		return n

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// A relay opens a flow, asks before each write, and reports what its transport knows. The algorithm opens the window with
-// each acknowledgement, and the limit is pushed to the leg.
+// A relay opens a flow, asks before each write, and reports what its transport knows. The algorithm opens the window
+// with each acknowledgement, and the limit is pushed to the leg.
 func Example() {
 	var flows flow.Manager
 	now := cc.Time(time.Second)

@@ -203,10 +203,10 @@ type Arrivals struct {
 }
 
 // Receiving is a flow with bytes that come here. What an unmodified peer may have in flight is bounded by the window
-// that we advertise, so this window can be a congestion window. RFC 9840 uses it so for LEDBAT, and DRWA (Jiang et al.,
-// IMC 2012) against queues of cellular networks. Its algorithm takes arrivals as a sender's takes acknowledgements. A
-// hole is a loss of one segment, the least that it can be. There are no timeouts, and no pacing rate is kept. It shares
-// a window only with other flows that receive.
+// that we advertise, so this window can be a congestion window. RFC 9840 uses it so for LEDBAT, and DRWA (Jiang et
+// al., IMC 2012) against queues of cellular networks. Its algorithm takes arrivals as a sender's takes
+// acknowledgements. A hole is a loss of one segment, the least that it can be. There are no timeouts, and no pacing
+// rate is kept. It shares a window only with other flows that receive.
 type Receiving struct {
 	flow *Flow
 
@@ -225,7 +225,8 @@ type roundTrip struct {
 	window   cc.Bytes // advertised when it began; 0: none has begun
 }
 
-// Arrived takes in what has come. The first call says where the stream stands, and its RTT the least known of the path.
+// Arrived takes in what has come. The first call says where the stream stands, and its RTT the least known of the
+// path.
 func (r *Receiving) Arrived(a Arrivals) {
 	if a.RTT > 0 {
 		r.rtt = a.RTT

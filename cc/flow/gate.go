@@ -178,9 +178,9 @@ func newRateLimit(timers *timers, key limitKey) *rateLimit {
 	return l
 }
 
-// passBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta. After 0 w waits for its
-// turn and is woken then to ask again. A w that may be ahead of the rate is woken when half of ahead is used up. The
-// caller holds l.mu.
+// passBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta. After 0 w waits for
+// its turn and is woken then to ask again. A w that may be ahead of the rate is woken when half of ahead is used up.
+// The caller holds l.mu.
 func (l *rateLimit) passBytes(now cc.Time, w *waiter, want, quantum, mss cc.Bytes, ahead time.Duration) cc.Bytes {
 	l.startDueTurns(now)
 	n := min(want, l.bucket.creditBytes(now.Add(ahead), mss))
@@ -236,8 +236,8 @@ func (l *rateLimit) scheduleNextTurn() {
 // sparseAhead is how far sparse datagrams may exceed the rate at once. The others make up for it.
 const sparseAhead = 100 * time.Millisecond
 
-// passDatagram lets a datagram of n bytes pass and reports whether it did; otherwise w is woken at its turn. A datagram
-// of a sparse flow needs no turn. A nil limit lets everything pass.
+// passDatagram lets a datagram of n bytes pass and reports whether it did; otherwise w is woken at its turn. A
+// datagram of a sparse flow needs no turn. A nil limit lets everything pass.
 func (l *rateLimit) passDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
 	if l == nil {
 		return true

@@ -85,8 +85,8 @@ func (g *group) onTimer(now cc.Time) {
 const smallRaise = 8
 
 // wakeAlgorithm calls OnTick of algorithm number if it is still the group's, because something outside has changed. It
-// runs on the goroutine that called cc.Config.Wake. Making the transport send what a small raise lets out would cost as
-// much as the rest of a decision, so that waits for an acknowledgement.
+// runs on the goroutine that called cc.Config.Wake. Making the transport send what a small raise lets out would cost
+// as much as the rest of a decision, so that waits for an acknowledgement.
 func (g *group) wakeAlgorithm(number uint64, now cc.Time) {
 	g.mu.Lock()
 	if g.algorithm == nil || g.startCount != number || len(g.members) == 0 {
@@ -218,8 +218,8 @@ func (g *group) prepareForReport(m *member, now cc.Time) {
 	}
 }
 
-// noteDepartures counts what an enforcing leg has sent since the report at before. No grants are asked for there: bytes
-// that have not left are what the flow wants to send.
+// noteDepartures counts what an enforcing leg has sent since the report at before. No grants are asked for there:
+// bytes that have not left are what the flow wants to send.
 func (g *group) noteDepartures(m *member, before cc.Time) {
 	r := &m.last
 	now := r.At
@@ -260,8 +260,8 @@ func (g *group) takeUnenforced(m *member, now cc.Time, want cc.Bytes) (n cc.Byte
 	return n
 }
 
-// takeEnforced returns how many of want bytes may be written to a leg that enforces the window. Only a maximum rate, or
-// pacing at the start, refuses any.
+// takeEnforced returns how many of want bytes may be written to a leg that enforces the window. Only a maximum rate,
+// or pacing at the start, refuses any.
 func (g *group) takeEnforced(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
 	quantum := min(want, m.segmentSize())
 	n = want
@@ -477,8 +477,8 @@ func (g *group) describeGroup(now cc.Time) Group {
 	return d
 }
 
-// fillUsage fills in who uses how much of the window. It visits active members only, because the others have nothing in
-// flight.
+// fillUsage fills in who uses how much of the window. It visits active members only, because the others have nothing
+// in flight.
 func (g *group) fillUsage(now cc.Time, d *Group) {
 	var over cc.Bytes // what members have in flight above their parts
 	var limited [numLimits]int

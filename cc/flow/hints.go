@@ -37,9 +37,9 @@ func (h *hints) keepHint(hint cc.Hint, others cc.Rate) bool {
 	return true
 }
 
-// hintCheck compares what hints state of a path with what is delivered over it. PBE-CC (SIGCOMM 2020 §7) leaves that to
-// future work. A hint is believed at once, whether it states more or less than the one before. It is doubted
-// where delivery contradicts it, interval by interval:
+// hintCheck compares what hints state of a path with what is delivered over it. PBE-CC (SIGCOMM 2020 §7) leaves that
+// to future work. A hint is believed at once, whether it states more or less than the one before. It is doubted where
+// delivery contradicts it, interval by interval:
 //
 //   - It is too high if less than stated is delivered, and a queue stands on the way there for four intervals. Only the
 //     hint may have made the sender send that much. What is believed is then cut to a little less than what is

@@ -172,7 +172,8 @@ func (m *Manager) Groups(now cc.Time) []Group {
 
 // Hint takes in what the network says of the path to the hosts in p. Each group that sends only to hosts in p gets it,
 // and its algorithm sees it with the next event. A hint older than the last one is ignored. If h assigns no share,
-// groups share by Claims. It returns the number of groups. Nothing is kept for later groups, because hints repeat soon.
+// groups share by Claims. It returns the number of groups. Nothing is kept for later groups, because hints repeat
+// soon.
 func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -361,8 +362,8 @@ func (m *Manager) deliveredCounter(algorithm string) *atomic.Int64 {
 	return n
 }
 
-// noteFewerMembers is called when the group with a key has lost a member or gained none. It returns the group if it has
-// no members; nil: it has some, or is dropped. The caller holds m.mu, but not the group's.
+// noteFewerMembers is called when the group with a key has lost a member or gained none. It returns the group if it
+// has no members; nil: it has some, or is dropped. The caller holds m.mu, but not the group's.
 func (m *Manager) noteFewerMembers(key string) *managedGroup {
 	g := m.groups[key]
 	if g == nil {
@@ -644,7 +645,9 @@ type Claims struct {
 
 // addClaims returns the sum of c and d.
 func (c Claims) addClaims(d Claims) Claims {
-	return Claims{c.flows + d.flows, c.withTarget + d.withTarget, c.prioritySum + d.prioritySum, c.trafficSum + d.trafficSum}
+	return Claims{
+		c.flows + d.flows, c.withTarget + d.withTarget, c.prioritySum + d.prioritySum, c.trafficSum + d.trafficSum,
+	}
 }
 
 // withUnknown returns c with unknown flows added until there are flows in all. Each claims 1.

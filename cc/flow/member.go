@@ -53,9 +53,9 @@ type member struct {
 // leastWindow returns floorSegments in bytes of the group's window.
 func (m *member) leastWindow() cc.Bytes { return m.path.toReference(floorSegments * m.segmentSize()) }
 
-// wantsMore reports whether m can use more of the window than it has. A member that was granted bytes and has not asked
-// again for a retransmission timeout cannot. A member that has sent ahead of its pacing rate can, until the rate has
-// caught up: on a path of microseconds Linux sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then
+// wantsMore reports whether m can use more of the window than it has. A member that was granted bytes and has not
+// asked again for a retransmission timeout cannot. A member that has sent ahead of its pacing rate can, until the rate
+// has caught up: on a path of microseconds Linux sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then
 // pauses for long. A transport that paces reports nothing while it sends what it holds, so its time counts extra.
 func (m *member) wantsMore(now cc.Time, rtt *rttEstimator) bool {
 	if m.gate.waiting && !m.enforced || m.pacer.creditBytes(now, m.segmentSize()) <= 0 {
@@ -224,10 +224,10 @@ const learnRTTs = 3
 // rescaleStep is by how much the scale of a path has to change before its bytes in flight are counted anew.
 const rescaleStep = 1.0 / 16
 
-// path is the way to one host of a group. RFC 3124 has one path for each macroflow. A group may have several that share
-// a bottleneck, such as an uplink. Where their base round trips differ, equal windows are not equal rates. So one path
-// is the group's reference. Bytes in flight on another path are scaled to what the same rate keeps in flight on the
-// reference.
+// path is the way to one host of a group. RFC 3124 has one path for each macroflow. A group may have several that
+// share a bottleneck, such as an uplink. Where their base round trips differ, equal windows are not equal rates. So
+// one path is the group's reference. Bytes in flight on another path are scaled to what the same rate keeps in flight
+// on the reference.
 type path struct {
 	host         netip.Addr    // invalid: not known
 	members      []*member     // in no order
@@ -366,9 +366,9 @@ func (s *paths) pathTo(host netip.Addr) *path {
 // plainAddr returns a host's address in the form in which paths and hints are compared.
 func plainAddr(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }
 
-// hostQueue is the queue on the way to a host, as seen by the flows that send there and know the queue on the way back.
-// Flows that receive from the host have it on their way back: their acknowledgements wait in it, and the kernel shows
-// them nothing of the peer's clock.
+// hostQueue is the queue on the way to a host, as seen by the flows that send there and know the queue on the way
+// back. Flows that receive from the host have it on their way back: their acknowledgements wait in it, and the kernel
+// shows them nothing of the peer's clock.
 type hostQueue struct {
 	mu         sync.Mutex       // taken after a group's
 	newestAt   cc.Time          // of the newest delay; 0: there was none

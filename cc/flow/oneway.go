@@ -8,8 +8,8 @@ import (
 )
 
 // oneWayEstimator separates the way back of a flow's round trips from the way there, by the peer's clock. Neither the
-// rate of that clock nor its origin is known. So the result is not a one-way delay, but how much longer a way took than
-// its least.
+// rate of that clock nor its origin is known. So the result is not a one-way delay, but how much longer a way took
+// than its least.
 //
 // An acknowledgement that arrives at A with timestamp v gives a reading A−v·tick of the way back. The rest of the
 // round trip is a reading of the way there. Both are off by the same unknown time, in opposite directions. The reading
@@ -134,8 +134,8 @@ func (o *oneWayEstimator) processReading(c PeerClock, rtt, least time.Duration) 
 	o.backQueue = time.Duration(max(0, level-least0-o.tick))
 }
 
-// beginAt makes c the first reading if its round trip is known. The round trip of another acknowledgement would not say
-// how long this one was on its way.
+// beginAt makes c the first reading if its round trip is known. The round trip of another acknowledgement would not
+// say how long this one was on its way.
 func (o *oneWayEstimator) beginAt(c PeerClock, rtt time.Duration) {
 	*o = oneWayEstimator{rtt: o.rtt, restarts: o.restarts, measuredTick: o.measuredTick}
 	if rtt > 0 {

@@ -136,8 +136,9 @@ func (s *sampler) isRecovering() bool {
 	return s.lossEpochAt != 0 && s.last.Acked-s.last.Sacked < s.recoveryPoint
 }
 
-// takeDelivered counts delta.acked bytes as delivered, along with beside bytes of datagrams. It returns what they show:
-// the record of the newest byte, its round trip and its delivery rate; 0 where there is none. leastRTT is the path's.
+// takeDelivered counts delta.acked bytes as delivered, along with beside bytes of datagrams. It returns what they
+// show: the record of the newest byte, its round trip and its delivery rate; 0 where there is none. leastRTT is the
+// path's.
 func (s *sampler) takeDelivered(delta reportDelta, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
 	sent cc.Sent, rtt time.Duration, rate cc.Rate,
 ) {
@@ -225,8 +226,8 @@ func (e rttEstimator) shiftedBy(d time.Duration) rttEstimator {
 	return e
 }
 
-// rto returns the retransmission timeout that the samples suggest (RFC 6298 §2.3, with Linux's 200 ms floor). It is one
-// second before the first sample.
+// rto returns the retransmission timeout that the samples suggest (RFC 6298 §2.3, with Linux's 200 ms floor). It is
+// one second before the first sample.
 func (e *rttEstimator) rto() time.Duration {
 	if e.srtt == 0 {
 		return time.Second
@@ -274,9 +275,9 @@ func (l *ledger) chunkStart(i int) cc.Bytes {
 	return l.chunkAt(i - 1).end
 }
 
-// addChunk records n bytes in chunks of about granule bytes. Bytes that come little by little join the last chunk while
-// the ring could not hold everything in flight in chunks that small. Merging only when the ring is full would make
-// the oldest chunk grow faster than its bytes arrive.
+// addChunk records n bytes in chunks of about granule bytes. Bytes that come little by little join the last chunk
+// while the ring could not hold everything in flight in chunks that small. Merging only when the ring is full would
+// make the oldest chunk grow faster than its bytes arrive.
 func (l *ledger) addChunk(n, granule cc.Bytes, c chunk) {
 	if l.ring == nil {
 		l.ring = make([]chunk, 32)
@@ -310,8 +311,8 @@ func (l *ledger) releaseRing() {
 	}
 }
 
-// makeRoom grows the ring up to its bound. Beyond that it merges chunks in pairs. A merged pair keeps the record of the
-// later chunk, which is exact for its newest byte.
+// makeRoom grows the ring up to its bound. Beyond that it merges chunks in pairs. A merged pair keeps the record of
+// the later chunk, which is exact for its newest byte.
 func (l *ledger) makeRoom() {
 	if len(l.ring) < ledgerChunks {
 		ring := make([]chunk, 2*len(l.ring))

@@ -61,8 +61,8 @@ type window struct {
 // scheduleTick schedules the group's onTimer, unless it is due earlier.
 func (w *window) scheduleTick(at cc.Time) { w.timers.scheduleAt(&w.timer, at) }
 
-// countInflight updates what m's bytes count in the window. Bytes that wait for the peer to open its own window load no
-// path, so they must not keep other members from sending.
+// countInflight updates what m's bytes count in the window. Bytes that wait for the peer to open its own window load
+// no path, so they must not keep other members from sending.
 func (w *window) countInflight(m *member) {
 	before := m.counted
 	m.counted = m.path.toReference(m.inflight - m.sampler.rwndBlocked)
@@ -268,8 +268,8 @@ func (w *window) ownInflight() cc.Bytes {
 	return w.control.Cwnd
 }
 
-// cwndLimited reports whether the window held the sender back when the newest delivered byte left, a round trip ago. It
-// did not if bytes pile up in the transport, if a cap left less, or if all members now have all that their terms
+// cwndLimited reports whether the window held the sender back when the newest delivered byte left, a round trip ago.
+// It did not if bytes pile up in the transport, if a cap left less, or if all members now have all that their terms
 // allow. Otherwise the window would go on growing for a round trip, and swing once it meets the end of the path.
 func (w *window) cwndLimited() bool {
 	return w.cwndFullAt != 0 && !w.limitedBelow && !w.caps.binds && !w.allSatisfied &&
@@ -314,8 +314,8 @@ func (w *window) lossEpochStart(m *member, delta reportDelta) cc.Time {
 	return max(1, now.Add(-w.pathSRTT(m)))
 }
 
-// makeAck returns the event for newly delivered bytes of m. beside is the number of datagram bytes delivered along with
-// them.
+// makeAck returns the event for newly delivered bytes of m. beside is the number of datagram bytes delivered along
+// with them.
 func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
 	beside = w.datagramsDelivered(now, delta.acked)
@@ -339,9 +339,9 @@ func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Byt
 	return ev, beside
 }
 
-// findReverseQueue returns how much of queueing, a round trip's delay above the least, was on the way back, and whether
-// that is known. reverse is what the peer's clock says of the way from the peer. That is the way of acknowledgements
-// for a flow that sends, and of data for a flow that receives.
+// findReverseQueue returns how much of queueing, a round trip's delay above the least, was on the way back, and
+// whether that is known. reverse is what the peer's clock says of the way from the peer. That is the way of
+// acknowledgements for a flow that sends, and of data for a flow that receives.
 func (w *window) findReverseQueue(
 	m *member, now cc.Time, queueing, reverse time.Duration, oneWay bool,
 ) (back time.Duration, known bool) {
@@ -367,7 +367,8 @@ func (w *window) algorithmInternals() cc.Internals {
 	return cc.Internals{}
 }
 
-// makeEvent describes what the algorithm has just learnt; m is nil for a tick. It returns the zero Event if not traced.
+// makeEvent describes what the algorithm has just learnt; m is nil for a tick. It returns the zero Event if not
+// traced.
 func (w *window) makeEvent(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
 	if w.emit == nil {
 		return Event{}
@@ -481,9 +482,9 @@ func (w *window) applyCaps(now cc.Time) {
 	w.capToHint(now)
 }
 
-// capToMaxRate keeps the control to the maximum rate that all members have. The rate binds once the window exceeds what
-// the rate has in flight between two visits of a busy pacer, plus what waits to be acknowledged together. The window
-// then only serves to divide the rate.
+// capToMaxRate keeps the control to the maximum rate that all members have. The rate binds once the window exceeds
+// what the rate has in flight between two visits of a busy pacer, plus what waits to be acknowledged together. The
+// window then only serves to divide the rate.
 func (w *window) capToMaxRate() {
 	w.caps.rateBinds, w.caps.burstTime = false, 0
 	limit := w.commonMaxRate()
@@ -493,7 +494,8 @@ func (w *window) capToMaxRate() {
 	own, rate := w.control, limit.key.rate
 	slack := w.segmentsOfEach(floorSegments + ackedTogether)
 	w.caps.rateBinds = w.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
-	if !w.caps.rateBinds && own.PacingRate == 0 { // the window allows less than the rate, so pacing would only slow it down
+	// A window that allows less than the rate would only be slowed down by pacing.
+	if !w.caps.rateBinds && own.PacingRate == 0 {
 		return
 	}
 	if w.capToRate(rate, w.rtt.srtt+spareWindow, slack); own.PacingRate != w.control.PacingRate {
@@ -501,8 +503,8 @@ func (w *window) capToMaxRate() {
 	}
 }
 
-// spareWindow is for how long beyond a round trip the maximum rate may be sent before the window binds. It makes up for
-// late acknowledgements.
+// spareWindow is for how long beyond a round trip the maximum rate may be sent before the window binds. It makes up
+// for late acknowledgements.
 const spareWindow = 100 * time.Millisecond
 
 // capToRate keeps the control to a rate: the rate itself and, once a round trip is known, what it has in flight in d
@@ -521,7 +523,8 @@ func (w *window) segmentsOfEach(each cc.Bytes) cc.Bytes {
 
 // capToHint keeps the control below the part of a fresh hint's capacity, in a window without a queue. Two segments of
 // each member may leave while the hint is fresh, even if it states no capacity. Without them a late acknowledgement
-// would leave the path idle, and a flow paced at next to nothing would not notice new capacity. The timer ends the cap.
+// would leave the path idle, and a flow paced at next to nothing would not notice new capacity. The timer ends the
+// cap.
 func (w *window) capToHint(now cc.Time) {
 	w.caps.hintBinds = false
 	if w.caps.hintCap == 0 || w.hints.believed.Capacity == 0 || !w.hints.isFresh(now, w.rtt.srtt) {
@@ -648,8 +651,8 @@ func (w *window) scheduleRetiring(d *datagramShare, view *datagramWindow) {
 }
 
 // datagramsDelivered returns how many bytes of datagrams were delivered while acked bytes of the members were: on one
-// path both fare alike. An algorithm that took the members' rate for the path's would give the datagrams their share of
-// that, and then of what is left. One that grows by what is acknowledged would hardly grow beside many datagrams.
+// path both fare alike. An algorithm that took the members' rate for the path's would give the datagrams their share
+// of that, and then of what is left. One that grows by what is acknowledged would hardly grow beside many datagrams.
 func (w *window) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
 	if len(w.datagrams) == 0 {
 		return 0
@@ -665,8 +668,8 @@ type idleness struct {
 }
 
 // A group keeps its window for linger after the last byte arrived, or for three retransmission timeouts if those are
-// longer, with members or without. What starts then is paced over a round trip: RFC 7661 §4.4.3 keeps a window that may
-// not be validated, and wants its bursts mitigated. After that the window halves with each timeout, down to the
+// longer, with members or without. What starts then is paced over a round trip: RFC 7661 §4.4.3 keeps a window that
+// may not be validated, and wants its bursts mitigated. After that the window halves with each timeout, down to the
 // initial one (RFC 2861), and the algorithm is released. With Terms.Restarts this begins at the first timeout. After
 // memoryLasts a group without members is forgotten. An algorithm that others know of (cc.Closer) goes with the last
 // member.

@@ -27,8 +27,8 @@ func TestAFileThatIsClosedToOthersHasChanged(t *testing.T) {
 	assert.Equal(t, closed, now())
 }
 
-// Whatever becomes of a file after it was read or missed, and before the watcher looks for the first time, is a change.
-// Nothing is read a second time without one.
+// Whatever becomes of a file after it was read or missed, and before the watcher looks for the first time, is a
+// change. Nothing is read a second time without one.
 func TestAChangeBeforeTheFirstLookIsSeen(t *testing.T) {
 	const names = "listeners: [{name: a, mode: mixed, address: ':1'}]\ntelemetry: {change_token_file: token}\n"
 	write := func(name, content string) func(t *testing.T, dir string) {

@@ -103,7 +103,10 @@ func (l *Listener) checkPlaces() error {
 		name, why string
 	}{
 		{l.Mode != Forward && l.Target != "", "target", "only mode forward has a target; remove it or change the mode"},
-		{!l.UDP.isZero() && !l.Mode.Captures(), "udp", "only modes tproxy and redirect have this; remove it or change the mode"},
+		{
+			!l.UDP.isZero() && !l.Mode.Captures(), "udp",
+			"only modes tproxy and redirect have this; remove it or change the mode",
+		},
 		{l.KeepClient && l.Mode != TPROXY, "keep_client", "only mode tproxy can keep the client's address"},
 		{
 			len(l.Users) > 0 && !l.Mode.Asks(), "users",
@@ -215,7 +218,8 @@ func (l Listener) IsSame(next Listener) bool {
 	return !next.Mode.Tunnels() && l.Address == next.Address
 }
 
-// CheckRoom refuses next, which is to be opened, while the tunnel l has its port or device. The error is a *check.Error.
+// CheckRoom refuses next, which is to be opened, while the tunnel l has its port or device. The error is a
+// *check.Error.
 func (l Listener) CheckRoom(next Listener) error {
 	if !l.Mode.Tunnels() || !next.Mode.Tunnels() {
 		return nil

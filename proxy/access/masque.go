@@ -26,7 +26,8 @@ type MASQUESettings struct {
 	Open bool `yaml:"open"`
 }
 
-// TLS is who a listener is, and which clients' certificates it trusts. Each key holds PEM, or the name of a file of PEM.
+// TLS is who a listener is, and which clients' certificates it trusts. Each key holds PEM, or the name of a file of
+// PEM.
 type TLS struct {
 	// The certificate with its chain: PEM, or a file of it relative to the configuration file, reread with it.
 	Certificate string `yaml:"certificate" pem:"yes"`

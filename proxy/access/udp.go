@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
-// UDPSettings say what becomes of the UDP that a listener's clients receive past the proxy. "penstock rules apply --udp"
-// sends it into a netfilter queue.
+// UDPSettings say what becomes of the UDP that a listener's clients receive past the proxy. "penstock rules apply
+// --udp" sends it into a netfilter queue.
 type UDPSettings struct {
 	// The netfilter queue that the proxy serves: packets wait there until their host's window has room. The number of
 	// "penstock rules apply --udp-queue", which is 2510 unless given. 0: UDP passes.

@@ -183,8 +183,8 @@ func sourcePortIn(s set) clause {
 	return clause{"udp sport @" + s.name, inSet(expr.PayloadBaseTransportHeader, 0, 2, s)}
 }
 
-// toQueue sends packets into a netfilter queue, unless no program serves it. Kernels without nft_queue have the same as a
-// target of iptables.
+// toQueue sends packets into a netfilter queue, unless no program serves it. Kernels without nft_queue have the same
+// as a target of iptables.
 func toQueue(number uint16, byTarget bool) clause {
 	text := fmt.Sprintf("queue flags bypass to %d", number)
 	if !byTarget {

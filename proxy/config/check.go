@@ -148,8 +148,8 @@ func isSentBy(l *access.Listener, r *policy.RuleSettings) bool {
 		(len(m.ServerNames) == 0 || r.Undecided == "refuse")
 }
 
-// KernelRules returns the rules, in order, for what the kernel takes out of the listener's tunnel past the proxy, where
-// names are not known.
+// KernelRules returns the rules, in order, for what the kernel takes out of the listener's tunnel past the proxy,
+// where names are not known.
 func (c *Config) KernelRules(l *access.Listener) []policy.RuleSettings {
 	return slices.DeleteFunc(slices.Clone(c.Rules), func(r policy.RuleSettings) bool { return !isSentBy(l, &r) })
 }

@@ -1,7 +1,7 @@
 // Package config is the configuration file: how it is read, its schema, the checks between its sections, and what may
-// change while the proxy runs. The rooms of the proxy own their keys: each has a struct with yaml tags, a comment above
-// each field that says what the key is for, and Validate. This package decodes, finds the place of each mistake, and
-// reports. It opens nothing but the files that a configuration names.
+// change while the proxy runs. The rooms of the proxy own their keys: each has a struct with yaml tags, a comment
+// above each field that says what the key is for, and Validate. This package decodes, finds the place of each mistake,
+// and reports. It opens nothing but the files that a configuration names.
 //
 // A new key is a field with its comment in the file of its room, a check in that room's Validate, its use, and
 // docs/configuration.md, which make docs writes.

@@ -39,8 +39,8 @@ func CheckListenerReload(i int, old, next access.Listener) error {
 	return nil
 }
 
-// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel open has its port
-// or device. The error is an *Error.
+// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel open has its
+// port or device. The error is an *Error.
 func CheckRoom(i int, open, next access.Listener) error {
 	if err := open.CheckRoom(next); err != nil {
 		return places(nil).locateError(check.Within(fmt.Sprintf("listeners[%d]", i), err))
@@ -124,7 +124,9 @@ func (c Config) SetAlgorithm(rule, direction, algorithm string) (Config, error) 
 		}
 		terms = &c.Rules[i].TermsSettings
 	}
-	sides := map[string][]*policy.DirectionSettings{"": {&terms.Down, &terms.Up}, "down": {&terms.Down}, "up": {&terms.Up}}[direction]
+	sides := map[string][]*policy.DirectionSettings{
+		"": {&terms.Down, &terms.Up}, "down": {&terms.Down}, "up": {&terms.Up},
+	}[direction]
 	if sides == nil {
 		return c, fmt.Errorf("direction is %q, but must be down, up, or left out for both", direction)
 	}

@@ -177,9 +177,9 @@ func nameList(data cryptobyte.String) (name string, ok bool) {
 	return name, true
 }
 
-// httpServerName waits for the whole header, since a second Host makes the first one worthless, but gives up as soon as
-// the first line is no HTTP. Servers differ in what they take for a request. So it is read as the most lenient of them
-// do, in all that cannot make another name of it.
+// httpServerName waits for the whole header, since a second Host makes the first one worthless, but gives up as soon
+// as the first line is no HTTP. Servers differ in what they take for a request. So it is read as the most lenient of
+// them do, in all that cannot make another name of it.
 func httpServerName(b []byte) (name string, more bool) {
 	b = bytes.TrimLeft(b, "\r\n") // RFC 9112 §2.2
 	line, rest, whole := bytes.Cut(b, []byte("\n"))

@@ -277,8 +277,8 @@ func anyHello(tb testing.TB, r *rand.Rand) *tls.Config {
 	return cfg
 }
 
-// greet has a client with changed first bytes shake hands and ask for a page, and returns these bytes and the page; not
-// ok: the server did not accept them.
+// greet has a client with changed first bytes shake hands and ask for a page, and returns these bytes and the page;
+// not ok: the server did not accept them.
 func greet(t *testing.T, r *rand.Rand, conn net.Conn) (sent []byte, page string, ok bool) {
 	defer conn.Close() //nolint:errcheck // it was read to its end
 	require.NoError(t, conn.SetDeadline(time.Now().Add(serverAnswer)))

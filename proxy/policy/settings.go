@@ -51,8 +51,8 @@ type TermsSettings struct {
 	DSCP DSCP `yaml:"dscp"`
 }
 
-// DirectionSettings are how one direction sends. What is left out comes from the next wider scope. Params belong to the
-// algorithm that they stand beside.
+// DirectionSettings are how one direction sends. What is left out comes from the next wider scope. Params belong to
+// the algorithm that they stand beside.
 type DirectionSettings struct {
 	// Congestion control, optionally with settings or a profile: penstock, copa:delta=0.1. none leaves it to the
 	// kernel.
@@ -149,8 +149,8 @@ func (p SendProxy) headerVersion() int {
 	return 0
 }
 
-// Validate finds what does not go together in a rule, but for its terms, which Compile checks with the defaults. Errors
-// are *check.Errors.
+// Validate finds what does not go together in a rule, but for its terms, which Compile checks with the defaults.
+// Errors are *check.Errors.
 func (s *RuleSettings) Validate() error {
 	errs := []error{check.Name("name", s.Name)}
 	if s.Undecided != "" && len(s.Match.ServerNames) == 0 {
@@ -182,8 +182,8 @@ func cureOfHost(s string) string {
 	return "write example.com, or .example.com for all names below it"
 }
 
-// Compile returns the rules with what each gives, and what holds where none matches. Errors are *check.Errors, with keys
-// below rules and defaults.
+// Compile returns the rules with what each gives, and what holds where none matches. Errors are *check.Errors, with
+// keys below rules and defaults.
 func Compile(settings []RuleSettings, defaults TermsSettings) (rules []Rule, base Rule, err error) {
 	base = Rule{SendProxy: defaults.SendProxy.headerVersion(), KeepDSCP: defaults.DSCP == KeepDSCP}
 	errs := []error{base.addDirections(defaults.scopesAt("defaults"))}

@@ -109,7 +109,8 @@ func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
 	return cmd, filepath.Join(dir, name), nil
 }
 
-// lastWords is how many bytes of what an agent has said are kept, which may be much: some write a line for each report.
+// lastWords is how many bytes of what an agent has said are kept, which may be much: some write a line for each
+// report.
 const lastWords = 2 << 10
 
 // explain adds to an error what agents that have been ended said last.

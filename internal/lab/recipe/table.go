@@ -105,8 +105,8 @@ func (c *boundCount) String() string {
 	return text
 }
 
-// verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they hold
-// or not, because the machine may have caused either.
+// verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they
+// hold or not, because the machine may have caused either.
 func verdict(bound string, ok, measured bool) string {
 	switch {
 	case bound == comparing:

@@ -124,7 +124,8 @@ func IsHostName(s string) bool {
 	})
 }
 
-// IsDeviceName reports whether name is one that a network device may have (IFNAMSIZ); banned are the bytes that it may not have.
+// IsDeviceName reports whether name is one that a network device may have (IFNAMSIZ); banned are the bytes that it may
+// not have.
 func IsDeviceName(name, banned string) bool {
 	return len(name) <= MaxDevice && !strings.ContainsAny(name, banned) && name != "." && name != ".."
 }

@@ -211,7 +211,8 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
 		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, sessionsPerPeer: map[string]int{},
 		endedTraffic: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, connsPerClient: map[string]int{},
-		leaveWait: clientsLeaveWithin, unauthPerHost: datapath.NewPlaces(maxUnauthenticated), lookups: datapath.NewPlaces(maxLookups),
+		leaveWait: clientsLeaveWithin, unauthPerHost: datapath.NewPlaces(maxUnauthenticated),
+		lookups: datapath.NewPlaces(maxLookups),
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:

@@ -85,7 +85,9 @@ func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte,
 		s.send(target, payload, hops)
 		return
 	}
-	up.sendOrQueue(s.d.with.Clock(), packet{fiveTuple: fiveTuple{target, s.from}, payload: payload, viaSession: s, hops: hops})
+	up.sendOrQueue(s.d.with.Clock(), packet{
+		fiveTuple: fiveTuple{target, s.from}, payload: payload, viaSession: s, hops: hops,
+	})
 }
 
 // send sends a datagram outside. If the network refuses it, the peer gets an ICMP error.

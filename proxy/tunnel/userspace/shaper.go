@@ -71,7 +71,8 @@ func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return
 	}
-	s.queue, s.close = flow.NewFairQueue[fiveTuple](flow.QueueConfig[packet]{Window: window, Dropped: s.d.countDropped}), window.Close
+	s.queue = flow.NewFairQueue[fiveTuple](flow.QueueConfig[packet]{Window: window, Dropped: s.d.countDropped})
+	s.close = window.Close
 }
 
 // closeWindow gives up the share of the window, and drops the queue.
