@@ -228,7 +228,7 @@ bpf-check: ## whether the eBPF objects are those of their source
 
 cross: ## compile, without optimization, for other processors, and what is not bound to Linux for another system
 	@set -e; for target in $(CROSS); do \
-		packages=./...; case $$target in linux/*) ;; *) packages="./cc/... ./proxy/datapath/...";; esac; \
+		packages=./...; case $$target in linux/*) ;; *) packages="./alcc/... ./cc/... ./proxy/datapath/...";; esac; \
 		echo GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -gcflags "all=-N -l" $$packages; \
 		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -gcflags "all=-N -l" $$packages; \
 	done

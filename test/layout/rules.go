@@ -13,7 +13,7 @@ import (
 const module = "github.com/penstock-net/penstock"
 
 // directories are all there are at the top level; hidden ones aside.
-var directories = []string{"agents", "cc", "cmd", "deploy", "docs", "internal", "proxy", "telemetry", "test"}
+var directories = []string{"agents", "alcc", "cc", "cmd", "deploy", "docs", "internal", "proxy", "telemetry", "test"}
 
 // files are all that may stand at the top level.
 var files = []string{
@@ -47,6 +47,9 @@ var table = []rule{
 	{packages: "cc/flow", module: []string{"cc"}, banned: impure},
 	{packages: "cc/ccp", module: []string{"cc"}, banned: impure}, // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
+	{packages: "alcc", module: []string{
+		"cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/datapath", "proxy/datapath/kernel",
+	}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},

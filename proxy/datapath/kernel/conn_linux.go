@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"time"
 
@@ -41,6 +43,37 @@ func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bo
 	return &Conn{sender: sender{
 		socket: socket{dp: d, raw: raw, remote: remote}, missing: d.missing, dialled: dialled,
 	}}
+}
+
+// Adopt makes a leg of a connected socket of package net, which may have sent bytes already. It takes conn over: the
+// leg has a descriptor of its own, and conn is closed. After an error the caller still has conn.
+//
+// The leg waits on a loop of the datapath, since Go's poller could not tell a task that the socket may be written. It
+// has no keep-alive and no marks of urgent bytes but those that conn had. An MPTCP connection is refused: TCP_INFO and
+// limits are of one path.
+func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
+	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	fd, err := duplicateFD(conn)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: adopt: %w", err)
+	}
+	protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err == nil && protocol != unix.IPPROTO_TCP {
+		err = errors.New("the connection is of MPTCP; its packets have no one path")
+	}
+	var raw *eventloop.Socket
+	if err == nil {
+		raw, err = d.loops.Least().Watch(fd)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("kernel: adopt: %w", err)
+	}
+	_ = conn.Close() // Go's poller no longer watches the socket, which stays open by the other descriptor
+	return d.newLeg(raw, remote, false), nil
 }
 
 // Drive has one loop serve both legs of a connection, without goroutines, from the first call of post on. The loop

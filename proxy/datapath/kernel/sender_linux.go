@@ -1,8 +1,10 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -383,6 +385,31 @@ func (s *sender) Write(b []byte) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// SendFile writes up to n bytes of a regular file, from its offset on, without copying them (sendfile(2)). It returns
+// after the first that the socket takes; 0 without an error is the end of the file.
+func (s *sender) SendFile(f *os.File, n int) (sent int, err error) {
+	s.beginWrite()
+	defer s.endWrite()
+	from, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	if err := s.waitWritable(); err != nil {
+		return 0, err
+	}
+	n = s.writeEnd(0, n)
+	var poll, call error
+	err = from.Control(func(source uintptr) {
+		poll = s.raw.Write(func(fd uintptr) bool {
+			sent, call = unix.Sendfile(int(fd), int(source), nil, n)
+			return !errors.Is(call, unix.EAGAIN)
+		})
+	})
+	sent = max(0, sent)
+	s.noteTaken(sent)
+	return sent, cmp.Or(err, s.opFailure("sendfile", poll, call))
 }
 
 // writer is a write that is underway. It spares each write the allocation of a closure.

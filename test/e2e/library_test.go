@@ -1,0 +1,86 @@
+//go:build linux
+
+package e2e
+
+import (
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/alcc"
+)
+
+// serveForEver has the server send bytes over HTTP to whoever asks, under a controller if managed.
+func (s *scene) serveForEver(managed bool) (url string) {
+	s.t.Helper()
+	ln, err := s.Server.Listen("tcp4", net.JoinHostPort(s.ServerAddr.V4.String(), "8080"))
+	require.NoError(s.t, err)
+	if managed {
+		ln, err = alcc.NewListener(ln, alcc.Options{})
+		require.NoError(s.t, err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for piece := make([]byte, 32<<10); ; {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+		}
+	})}
+	go func() { _ = server.Serve(ln) }()
+	s.t.Cleanup(func() { _ = server.Close() })
+	return "http://" + ln.Addr().String()
+}
+
+// TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow compares eight downloads of one client with one, and both with a
+// server that has no controller.
+func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
+	const begin, end = 3 * time.Second, 11 * time.Second
+	measure := func(downloads int, managed bool) (mbit, jain float64, queue time.Duration) {
+		s, path := newCellular(t, homeLink)
+		url := s.serveForEver(managed)
+		path.StartOnData()
+		counts := make([]*atomic.Int64, downloads)
+		transport := &http.Transport{DialContext: s.Client.DialContext, DisableKeepAlives: true}
+		var wg sync.WaitGroup
+		for i := range counts {
+			wg.Go(func() {
+				r, err := (&http.Client{Transport: transport}).Get(url)
+				if assert.NoError(t, err) {
+					t.Cleanup(func() { _ = r.Body.Close() })
+					counts[i] = countBytes(r.Body)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(begin) //nolint:forbidigo // the course of downloads is measured
+		first := make([]int64, downloads)
+		for i, n := range counts {
+			first[i] = n.Load()
+		}
+		from := path.Elapsed()
+		time.Sleep(end - begin) //nolint:forbidigo // as above
+		sum, squares := 0., 0.
+		for i, n := range counts {
+			rate := float64(n.Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds()
+			sum, squares = sum+rate, squares+rate*rate
+		}
+		report := path.Report(from, path.Elapsed()).Down
+		jain = sum * sum / squares / float64(downloads)
+		t.Logf("%d downloads, managed %v: %.2f Mbit/s, Jain %.3f, queue p95 %v", downloads, managed, sum, jain,
+			report.DataQueueing.P95)
+		return sum, jain, report.DataQueueing.P95
+	}
+	rate, _, alone := measure(1, true)
+	all, jain, queue := measure(8, true)
+	_, _, unmanaged := measure(8, false)
+	assert.GreaterOrEqual(t, all, 0.97*rate)
+	assert.GreaterOrEqual(t, jain, 0.95)
+	assert.LessOrEqual(t, queue, 3*alone/2+slack)
+	assert.Less(t, 2*queue, unmanaged)
+}
