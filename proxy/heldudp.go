@@ -15,12 +15,13 @@ type heldUDP struct {
 	number uint16
 	queue  *hold.Queue
 	echoes *hold.EchoSocket
+	copies *hold.Copies
 	holder *hold.Holder  // nil: it is not served
 	stop   func()        // ends serving
 	done   chan struct{} // closed once serving has ended
 }
 
-// openHeldUDP binds a netfilter queue. It needs CAP_NET_ADMIN and CAP_NET_RAW.
+// openHeldUDP binds a netfilter queue, and the group of the kernel's log with the same number. It needs CAP_NET_ADMIN and CAP_NET_RAW.
 func openHeldUDP(number uint16) (*heldUDP, error) {
 	queue, err := hold.OpenQueue(number, heldQueuePackets)
 	if err != nil {
@@ -31,7 +32,13 @@ func openHeldUDP(number uint16) (*heldUDP, error) {
 		queue.Close()
 		return nil, fmt.Errorf("udp.queue: %w", err)
 	}
-	return &heldUDP{number: number, queue: queue, echoes: echoes}, nil
+	copies, err := hold.OpenCopies(number)
+	if err != nil {
+		queue.Close()
+		echoes.Close()
+		return nil, fmt.Errorf("udp.queue: %w", err)
+	}
+	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
 
 // serve lets packets go as decide and the windows say, until close.
@@ -41,7 +48,7 @@ func (h *heldUDP) serve(cfg hold.Config) {
 	h.holder = hold.New(cfg, h.queue, h.echoes)
 	go func() {
 		defer close(h.done)
-		if err := h.holder.ServeQueue(ctx, h.queue, h.echoes); err != nil {
+		if err := h.holder.ServeQueue(ctx, h.queue, h.echoes, h.copies); err != nil {
 			cfg.Log.Error("UDP is no longer held: it passes unmanaged from now on", "queue", h.number, "err", err)
 		}
 		h.queue.Close() // so that the kernel lets packets pass
@@ -57,6 +64,7 @@ func (h *heldUDP) close() {
 		<-h.done
 	}
 	h.echoes.Close()
+	h.copies.Close()
 }
 
 // HeldInfo is the state of the UDP that is held for one listener.

@@ -87,13 +87,18 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 	s.held.serve(hold.Config{
 		Flows: e.Flows, Clock: e.Clock, Share: way.UDP.ShareOfWindow(), Log: e.Log.With("listener", way.Name),
 		CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
-		Decide: func(f hold.FlowKey) hold.Decision {
+		Decide: func(f hold.FlowKey, serverName string) hold.Decision {
 			l := in.now.Load()
 			if l == nil { // its rules are not in force yet
 				return hold.Decision{}
 			}
-			return e.currentSettings().decideHeld(l, f)
+			return e.currentSettings().decideHeld(heldFacts(l, f, serverName))
 		},
+		NeedsName: func(f hold.FlowKey) bool {
+			l := in.now.Load()
+			return l != nil && len(e.currentSettings().policy.Prospects(nil, heldFacts(l, f, ""))) > 1
+		},
+		ReadName: policy.HelloServerName,
 	})
 }
 
@@ -194,11 +199,16 @@ func (in *settings) decideDatagram(l *listenerState, f policy.Facts) (down, up f
 	return down, up, nil
 }
 
-// decideHeld decides about a flow of packets towards a client.
-func (in *settings) decideHeld(l *listenerState, f hold.FlowKey) hold.Decision {
-	v := in.policy.Decide(policy.Facts{
-		Listener: l.cfg.Name, Protocol: policy.UDP, Source: f.Target, Target: f.Source,
-	})
+// heldFacts returns what is known of a flow of packets towards a client.
+func heldFacts(l *listenerState, f hold.FlowKey, serverName string) policy.Facts {
+	return policy.Facts{
+		Listener: l.cfg.Name, Protocol: policy.UDP, Source: f.Target, Target: f.Source, ServerName: serverName,
+	}
+}
+
+// decideHeld decides about a flow of held packets.
+func (in *settings) decideHeld(f policy.Facts) hold.Decision {
+	v := in.policy.Decide(f)
 	switch {
 	case v.Refuse != "":
 		return hold.Decision{Refuse: true}

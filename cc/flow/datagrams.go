@@ -175,6 +175,12 @@ func (q *FairQueue[K, P]) SetWindow(w PacketWindow) { q.cfg.Window = w }
 // Len returns the number of packets that wait, and their bytes.
 func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets, q.bytes }
 
+// HasPackets reports whether packets of a flow wait.
+func (q *FairQueue[K, P]) HasPackets(key K) bool {
+	f := q.flows[key]
+	return f != nil && len(f.queue) > 0
+}
+
 // Pass reports whether a packet of size bytes of the flow key may go at once, and counts it if so. Otherwise Push it.
 func (q *FairQueue[K, P]) Pass(now cc.Time, key K, size cc.Bytes) bool {
 	f := q.meterFlow(now, key, size)

@@ -227,7 +227,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		},
 		"no netfilter queue": {
 			refused("udp_queue", unix.EINVAL), "udp_queue", Warn,
-			"modprobe -a nfnetlink_queue nft_queue",
+			"modprobe -a nfnetlink_queue nft_queue nfnetlink_log nft_log",
 		},
 		"a netfilter queue without echoes": {without(caps.NetAdmin), "udp_queue", Warn, "cap_net_admin,cap_net_raw"},
 		"a netfilter queue without rights": {

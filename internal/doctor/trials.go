@@ -107,9 +107,9 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 	return trials, nil
 }
 
-// tryQueue applies rules that hold UDP where the calling thread is, binds their queue, and removes both. Each needs a
-// module of its own: the rules nft_queue or xt_NFQUEUE, the queue nfnetlink_queue. A queue belongs to a namespace, so
-// that of a running proxy does not stand in the way.
+// tryQueue applies rules that hold UDP where the calling thread is, binds their queue and log group, and removes all.
+// Each needs modules of its own: the rules nft_queue or xt_NFQUEUE and nft_log, the queue nfnetlink_queue, the group
+// nfnetlink_log. Both belong to a namespace, so that those of a running proxy do not stand in the way.
 func tryQueue(ctx context.Context) error {
 	rules := capture.Rules{
 		Mode: capture.TPROXY, Port: 1, IPv4: true, Interfaces: []string{capture.AnyInterface},
@@ -120,6 +120,14 @@ func tryQueue(ctx context.Context) error {
 		var queue *hold.Queue
 		if queue, err = hold.OpenQueue(capture.DefaultHoldQueue, 1); err == nil {
 			queue.Close()
+		}
+	}
+	if err == nil {
+		// Copies of what clients send show the server names of QUIC. The proxy does not start without them, so that no
+		// rule by name is passed over in silence.
+		var copies *hold.Copies
+		if copies, err = hold.OpenCopies(capture.DefaultHoldQueue); err == nil {
+			copies.Close()
 		}
 	}
 	if left := capture.Remove(ctx); err == nil {

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,63 +17,114 @@ import (
 
 // Defaults of Hold.
 const (
-	DefaultHoldQueue = 2510
+	DefaultHoldQueue   = 2510
+	DefaultUplinkQueue = 2511
 	// CongestionMark is the bit by which the proxy says that a held packet is to leave with ECN-CE.
 	CongestionMark = 0x0400_0000
 )
 
-// servedSet holds the protocols that a proxy serves the queue for. Its elements expire, so that packets pass while the
+// Sets with the protocols that a proxy serves the queues for. Their elements expire, so that packets pass while the
 // proxy stands still, too: the kernel's own bypass is for queues that no process has bound.
-const servedSet = "served"
+const (
+	servedSet       = "served"
+	servedUplinkSet = "served_uplink"
+)
 
 // Chains of held packets. They come behind the machine's own filters, so that what these drop is not held.
 const (
 	holdChain       = "hold"
+	uplinkChain     = "uplink"
 	congestionChain = "congestion"
 
 	holdPriority       nftables.ChainPriority = 10
 	congestionPriority nftables.ChainPriority = 11
 )
 
+// maxCopies is how many packets a second are copied for their server names. It bounds what a flood of them costs.
+const maxCopies = 5000
+
 // Hold says which UDP packets wait in a netfilter queue until the proxy lets them go: those that this machine forwards
-// towards its clients. A queue that no program serves lets them pass.
+// towards its clients, and those of its clients. A queue that no program serves lets them pass.
 type Hold struct {
 	// All holds UDP of all ports, Ports that of these ports of servers. Neither: none is held.
 	All   bool
 	Ports []PortRange
 	// Queue is the number of the queue. 0: DefaultHoldQueue.
 	Queue uint16
+	// Uplink holds what clients send, too. 0 as UplinkQueue: DefaultUplinkQueue.
+	Uplink      bool
+	UplinkQueue uint16
 }
 
 // isOn reports whether any packets are held.
 func (h Hold) isOn() bool { return h.All || len(h.Ports) > 0 }
 
-// holdDatagrams adds the chains that hold UDP towards the interfaces of r.
+// withDefaults fills in the numbers of queues, and refuses what cannot be held.
+func (h Hold) withDefaults(interfaces []string) (Hold, error) {
+	h.Queue, h.UplinkQueue = cmp.Or(h.Queue, DefaultHoldQueue), cmp.Or(h.UplinkQueue, DefaultUplinkQueue)
+	switch {
+	case !h.Uplink:
+	case !h.isOn():
+		return h, errors.New("capture: --udp-up needs --udp, whose ports it holds: add --udp all, or --udp 443")
+	case h.Queue == h.UplinkQueue:
+		return h, fmt.Errorf("capture: --udp-up-queue: %d is the queue of what goes to clients; choose another number",
+			h.Queue)
+	case slices.Contains(interfaces, AnyInterface):
+		return h, errors.New("capture: --udp-up: interface any does not say where clients are; name their interfaces")
+	}
+	return h, nil
+}
+
+// heldSide is one direction of what is held. Clients and servers are sources or targets there.
+type heldSide struct {
+	clients, servers func(family, set) clause
+	serverPort       func(set) clause
+	ends             [][]clause // of the rules for what is held
+}
+
+// holdDatagrams adds the chains that hold UDP towards the interfaces of r, and that show the proxy how QUIC begins.
 //
 //	not to Interfaces                        pass
-//	of a protocol that no proxy serves       pass
-//	other protocols, other ports             pass
-//	multicast                                pass
+//	multicast, DHCP                          pass
 //	from a network of this machine           pass      unless Connected captures it
 //	to or from what is excluded              pass
+//	other protocols, other ports             pass
+//	of a protocol that no proxy serves       pass
 //	to or from what is included              wait in the queue
 //	let go with CongestionMark               leave with ECN-CE
+//
+// What comes from Interfaces goes through the same rules the other way. Packets that may begin a QUIC connection are
+// copied there, to a log group with the number of the queue, and Uplink holds all packets. No packet to or from this
+// machine itself is forwarded, so those of its own addresses and WireGuard port are not held.
 func (t *ruleset) holdDatagrams(r Rules) {
+	served := t.addServedSet(servedSet)
+	isAny := slices.Contains(r.Interfaces, AnyInterface)
+	var interfaces set
+	if !isAny {
+		interfaces = t.addSet("hold_interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
+	}
+
 	t.beginForwardChain(holdChain, holdPriority)
-	if !slices.Contains(r.Interfaces, AnyInterface) {
-		interfaces := t.addSet("hold_interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
+	if !isAny {
 		t.addRule(notToInterfaces(interfaces), returnToCaller())
 	}
-	var ports []clause
-	if !r.Hold.All {
-		ports = append(ports, sourcePortIn(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
+	t.addHeldSide(r, heldSide{targetIn, sourceIn, sourcePortIn, [][]clause{
+		{isServed(served), countPackets(), toQueue(r.Hold.Queue, r.holdsByTarget)},
+	}})
+
+	t.beginForwardChain(uplinkChain, holdPriority)
+	if !isAny {
+		t.addRule(notFromInterfaces(interfaces), returnToCaller())
+		t.addRule(toInterfaces(interfaces), returnToCaller())
 	}
-	served := t.addSet(servedSet, nftables.TypeInetProto, nil)
-	t.sets[len(t.sets)-1].interval, t.sets[len(t.sets)-1].expires = false, true
-	t.addRule(notServed(served), returnToCaller())
-	for _, f := range r.usedFamilies() {
-		t.holdFamily(r, f, ports)
+	up := heldSide{sourceIn, targetIn, targetPortIn, [][]clause{copyInitial(served, r.Hold.Queue)}}
+	if r.Hold.Uplink {
+		served := t.addServedSet(servedUplinkSet)
+		up.ends = append(up.ends, copyInitial(served, r.Hold.UplinkQueue),
+			[]clause{isServed(served), countPackets(), toQueue(r.Hold.UplinkQueue, r.holdsByTarget)})
 	}
+	t.addHeldSide(r, up)
+
 	t.beginForwardChain(congestionChain, congestionPriority)
 	for _, f := range r.usedFamilies() {
 		t.addRule(ofFamily(f), hasMark(CongestionMark), setCongestionExperienced(f), removeMark(CongestionMark))
@@ -85,13 +137,31 @@ func (t *ruleset) beginForwardChain(name string, priority nftables.ChainPriority
 		fmt.Sprintf("type filter hook forward priority %d", priority))
 }
 
-// holdFamily adds what is excluded and what is held of one family. Clients are targets here, and servers sources.
-func (t *ruleset) holdFamily(r Rules, f family, ports []clause) {
+// addServedSet adds a set of protocols, which KeepServed fills.
+func (t *ruleset) addServedSet(name string) set {
+	t.addSet(name, nftables.TypeInetProto, nil)
+	s := &t.sets[len(t.sets)-1]
+	s.interval, s.expires = false, true
+	return *s
+}
+
+// addHeldSide adds the rules of a direction to the last chain.
+func (t *ruleset) addHeldSide(r Rules, s heldSide) {
+	// Clients and servers of DHCP have these ports both (RFC 2131 §4.1, RFC 8415 §7.2).
+	dhcp := t.addSet("hold_dhcp", nftables.TypeInetService, portElements([]PortRange{{67, 68}, {546, 547}}))
+	t.addRule(isUDP(), targetPortIn(dhcp), returnToCaller())
+	for _, f := range r.usedFamilies() {
+		t.addHeldFamily(r, f, s)
+	}
+}
+
+// addHeldFamily adds what is excluded and what is held of one family.
+func (t *ruleset) addHeldFamily(r Rules, f family, s heldSide) {
 	suffix, kind := f.setSuffix(), f.addressType()
 	t.addRule(toMulticast(f), returnToCaller())
 	if r.Connected == ConnectedLeave {
 		own := t.addSet("hold_"+connectedSet+suffix, kind, addressElements(r.machineNetworks, f.isIPv4()))
-		t.addRule(ofFamily(f), sourceIn(f, own), returnToCaller())
+		t.addRule(ofFamily(f), s.servers(f, own), returnToCaller())
 	}
 	rule := []clause{ofFamily(f), isUDP()}
 	for _, part := range []struct {
@@ -99,8 +169,8 @@ func (t *ruleset) holdFamily(r Rules, f family, ports []clause) {
 		in    func(family, set) clause
 		match Match
 	}{
-		{"clients", targetIn, r.Sources},
-		{"servers", sourceIn, r.Destinations},
+		{"clients", s.clients, r.Sources},
+		{"servers", s.servers, r.Destinations},
 	} {
 		if excluded := addressElements(part.match.Exclude, f.isIPv4()); len(excluded) > 0 {
 			t.addRule(ofFamily(f), part.in(f, t.addSet("hold_not_"+part.name+suffix, kind, excluded)), returnToCaller())
@@ -114,27 +184,64 @@ func (t *ruleset) holdFamily(r Rules, f family, ports []clause) {
 		}
 		rule = append(rule, part.in(f, t.addSet("hold_"+part.name+suffix, kind, included)))
 	}
-	rule = append(append(rule, ports...), countPackets())
-	t.addRule(append(rule, toQueue(r.Hold.Queue, r.holdsByTarget))...)
+	if !r.Hold.All {
+		rule = append(rule, s.serverPort(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
+	}
+	for _, end := range s.ends {
+		t.addRule(slices.Concat(rule, end)...)
+	}
 }
 
-// notServed matches packets of a protocol that is not in the set.
-func notServed(s set) clause {
-	return clause{"meta l4proto != @" + s.name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
+// copyInitial copies packets that may begin a QUIC connection to a log group. A proxy has to serve the queue.
+func copyInitial(served set, group uint16) []clause {
+	const groupKey, thresholdKey = 1 << unix.NFTA_LOG_GROUP, 1 << unix.NFTA_LOG_QTHRESHOLD
+	return []clause{
+		isInitial(), isServed(served),
+		{fmt.Sprintf("limit rate %d/second burst %[1]d packets", maxCopies), []expr.Any{
+			&expr.Limit{Type: expr.LimitTypePkts, Rate: maxCopies, Unit: expr.LimitTimeSecond, Burst: maxCopies},
+		}},
+		{fmt.Sprintf("log group %d queue-threshold 1", group), []expr.Any{
+			&expr.Log{Key: groupKey | thresholdKey, Group: group, QThreshold: 1},
+		}},
+	}
+}
+
+// isInitial matches Initial packets of QUIC, and a few others, by the first five bytes behind the header of UDP. The
+// first three bits are a long header's, the fixed one, and 0 of an Initial's type in versions 1 and 2 (RFC 9000 §17.2,
+// RFC 9369 §3.2). Of the version, those bits are compared that are the same in 0x00000001 and 0x6b3343cf.
+func isInitial() clause {
+	return clause{"@th,64,40 & 0xe094ccbc31 == 0xc000000001", []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 5},
+		&expr.Bitwise{
+			SourceRegister: reg, DestRegister: reg, Len: 5, Mask: []byte{0xe0, 0x94, 0xcc, 0xbc, 0x31}, Xor: make([]byte, 5),
+		},
+		equalTo(0xc0, 0, 0, 0, 1),
 	}}
 }
 
-// KeepServed has the installed rules send UDP into the queue for that time from now; 0: no longer. Without rules that
-// hold UDP it does nothing. It needs CAP_NET_ADMIN.
-func KeepServed(lasts time.Duration) error {
+// isServed matches packets of a protocol in the set.
+func isServed(s set) clause {
+	return clause{"meta l4proto @" + s.name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name},
+	}}
+}
+
+// KeepServed has the installed rules send UDP towards clients into its queue for that time from now; 0: no longer.
+// Without rules that hold UDP it does nothing. It needs CAP_NET_ADMIN.
+func KeepServed(lasts time.Duration) error { return keepServed(servedSet, lasts) }
+
+// KeepUplinkServed is KeepServed for what clients send.
+func KeepUplinkServed(lasts time.Duration) error { return keepServed(servedUplinkSet, lasts) }
+
+// keepServed puts UDP into a set for that time.
+func keepServed(name string, lasts time.Duration) error {
 	c, err := nftables.New()
 	if err != nil {
 		return explainError("open nftables", err)
 	}
 	s := &nftables.Set{
-		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: servedSet,
+		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: name,
 		KeyType: nftables.TypeInetProto, HasTimeout: true,
 	}
 	// An element that is there keeps its timeout: it is made anew. Deleting needs it to be there.
@@ -145,7 +252,7 @@ func KeepServed(lasts time.Duration) error {
 		err = errors.Join(err, c.SetAddElements(s, []nftables.SetElement{{Key: udp, Timeout: lasts}}))
 	}
 	if err != nil {
-		return fmt.Errorf("capture: set %s: %w", servedSet, err)
+		return fmt.Errorf("capture: set %s: %w", name, err)
 	}
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return explainError("say that UDP is served", err)
@@ -176,6 +283,19 @@ func notToInterfaces(s set) clause {
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
 		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
 	}}
+}
+
+// toInterfaces matches packets that leave by an interface in the set.
+func toInterfaces(s set) clause {
+	return clause{"oifname @" + s.name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name},
+	}}
+}
+
+// targetPortIn matches packets to a UDP port in the set.
+func targetPortIn(s set) clause {
+	return clause{"udp dport @" + s.name, inSet(expr.PayloadBaseTransportHeader, 2, 2, s)}
 }
 
 // sourcePortIn matches packets from a UDP port in the set.
@@ -229,8 +349,8 @@ func (r Rules) install() error {
 	if r.Hold.isOn() && errors.Is(err, unix.ENOENT) {
 		r.holdsByTarget = true
 		if err = replaceTable(r.buildRuleset()); errors.Is(err, syscall.ENOENT) {
-			return fmt.Errorf("capture: --udp: the kernel has neither nft_queue nor xt_NFQUEUE; load one with: "+
-				"modprobe nft_queue: %w", err)
+			return fmt.Errorf("capture: --udp: the kernel lacks nft_queue and xt_NFQUEUE, or nft_log and nfnetlink_log; "+
+				"load them with: modprobe -a nft_queue nft_log nfnetlink_log: %w", err)
 		}
 	}
 	return err

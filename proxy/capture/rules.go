@@ -348,8 +348,9 @@ func (r Rules) withDefaults() (Rules, error) {
 	if r.RouteTable == 0 {
 		r.RouteTable = DefaultRouteTable
 	}
-	if r.Hold.Queue == 0 {
-		r.Hold.Queue = DefaultHoldQueue
+	var err error
+	if r.Hold, err = r.Hold.withDefaults(r.Interfaces); err != nil {
+		return r, err
 	}
 	switch {
 	case r.Hold.isOn() && (r.Mark|r.OwnMark)&CongestionMark != 0:

@@ -20,7 +20,7 @@ func TestPrint(t *testing.T) {
 		"tproxy": everything(),
 		"little": {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
 		"udp": {
-			Mode: TPROXY, Port: 1081, Interfaces: []string{"lan0"}, Hold: Hold{Ports: []PortRange{{443, 443}}},
+			Mode: TPROXY, Port: 1081, Interfaces: []string{"lan0"}, Hold: Hold{Ports: []PortRange{{443, 443}}, Uplink: true},
 			Sources: Match{Exclude: []netip.Prefix{netip.MustParsePrefix("10.1.0.3/32")}},
 		},
 		"redirect": {
@@ -54,10 +54,13 @@ func TestMistakesNameTheSetting(t *testing.T) {
 		`interface "wg*"`:            func(r *Rules) { r.Interfaces = []string{"lan0", "wg*"} },
 		`interface "sixteen-letters`: func(r *Rules) { r.Interfaces = []string{"sixteen-letters!"} },
 		"interface: where connections come in is missing: --interface lan0": func(r *Rules) { r.Interfaces = nil },
-		"port range 9-8":        func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
-		"port range 7-6":        func(r *Rules) { r.Hold.Ports = []PortRange{{7, 6}} },
-		"must not have the bit": func(r *Rules) { r.Hold.All, r.Mark = true, CongestionMark },
-		"port range 0":          func(r *Rules) { r.Ports = []PortRange{{}} },
+		"port range 9-8":         func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
+		"port range 7-6":         func(r *Rules) { r.Hold.Ports = []PortRange{{7, 6}} },
+		"--udp-up needs --udp":   func(r *Rules) { r.Hold.Uplink = true },
+		"any does not say where": func(r *Rules) { r.Hold = Hold{All: true, Uplink: true} },
+		"the queue of what goes": func(r *Rules) { r.Hold = Hold{All: true, Uplink: true, UplinkQueue: DefaultHoldQueue} },
+		"must not have the bit":  func(r *Rules) { r.Hold.All, r.Mark = true, CongestionMark },
+		"port range 0":           func(r *Rules) { r.Ports = []PortRange{{}} },
 		"prefix ::ffff:10.0.0.0/104": func(r *Rules) {
 			r.Sources.Include = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)}
 		},

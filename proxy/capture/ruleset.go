@@ -166,8 +166,11 @@ func (t *ruleset) deliverToSocket(mark uint32, match clause) {
 	t.addRule(match, ofTransparentSocket(), addMark(mark), acceptPacket())
 }
 
-// addSet adds a set, and returns it for rules.
+// addSet adds a set, unless there is one of that name, and returns it for rules.
 func (t *ruleset) addSet(name string, kind nftables.SetDatatype, elements []element) set {
+	if i := slices.IndexFunc(t.sets, func(s set) bool { return s.name == name }); i >= 0 {
+		return t.sets[i]
+	}
 	s := set{
 		name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName,
 		order: binaryutil.BigEndian,
@@ -415,7 +418,7 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 		return nil, false, explainError("list nftables chains", err)
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool {
-		return c.Table.Name != Table || c.Name == holdChain || c.Name == congestionChain
+		return c.Table.Name != Table || slices.Contains([]string{holdChain, uplinkChain, congestionChain}, c.Name)
 	})
 	switch {
 	case len(chains) != 1 || chains[0].Name != ourChain,

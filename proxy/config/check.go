@@ -235,11 +235,13 @@ func (c *Config) findWarnings() (out []string) {
 
 // clearVoidConditions removes the conditions that hold for every connection of this configuration.
 func (c *Config) clearVoidConditions(m *policy.Match) {
-	tunnels := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool { return l.Mode.Tunnels() })
-	if !tunnels && m.Protocol == policy.TCP { // nothing else comes in
+	datagrams := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
+		return l.Mode.Tunnels() || l.UDP.Queue > 0
+	})
+	if !datagrams && m.Protocol == policy.TCP { // nothing else comes in
 		m.Protocol = ""
 	}
-	if !tunnels && slices.Contains(m.Ports, policy.PortRange{First: 1, Last: 65535}) {
+	if !datagrams && slices.Contains(m.Ports, policy.PortRange{First: 1, Last: 65535}) {
 		m.Ports = nil
 	}
 	if !slices.ContainsFunc(c.Listeners, func(l access.Listener) bool { return !slices.Contains(m.Listeners, l.Name) }) {

@@ -364,8 +364,12 @@ func TestMistakes(t *testing.T) {
 			"3:30", "rules[0].undecided: there is nothing to decide by; it goes with match.server_name",
 		},
 		{
-			"a name in a datagram", lan + "rules: [{name: a, match: {protocol: udp, server_name: [a.example]}}]\n",
-			"3:37", "rules[0].match.protocol: nothing that comes over udp shows a name",
+			"a name in a ping", lan + "rules: [{name: a, match: {protocol: icmp, server_name: [a.example]}}]\n",
+			"3:37", "rules[0].match.protocol: nothing that comes over icmp shows a name",
+		},
+		{
+			"a host of a datagram", lan + "rules: [{name: a, match: {protocol: udp, host: [a.example]}}]\n",
+			"3:37", "rules[0].match.protocol: nothing that comes over udp asks for a host",
 		},
 		{
 			"undecided either way", lan + "rules: [{name: a, match: {server_name: [a.example]}, undecided: maybe}]\n",

@@ -43,8 +43,8 @@ func (r *Rule) Covers(next *Rule) bool {
 
 // onlyProtocol is the only transport that the rule matches; empty: any.
 func (r *Rule) onlyProtocol() Protocol {
-	if len(r.Match.Hosts) > 0 || len(r.Match.ServerNames) > 0 && !r.Nameless {
-		return TCP // nothing else shows a name
+	if len(r.Match.Hosts) > 0 {
+		return TCP // nothing else asks for a host
 	}
 	return r.Match.Protocol
 }

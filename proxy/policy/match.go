@@ -26,8 +26,9 @@ type Match struct {
 	// Names the client asked for: example.com, or .example.com for all names below it. Only listeners that ask know
 	// names.
 	Hosts []string `yaml:"host"`
-	// Names in the client's first bytes (TLS server name, HTTP/1 host): example.com, or *.example.com for all names
-	// below it. Only where a rule needs them are those bytes looked at; limits.server_name_wait bounds for how long.
+	// Names in the client's first bytes (TLS server name, HTTP/1 host, QUIC where UDP is held): example.com, or
+	// *.example.com for all names below it. Only where a rule needs them are those bytes looked at;
+	// limits.server_name_wait bounds for how long.
 	ServerNames []NamePattern `yaml:"server_name"`
 }
 
@@ -81,13 +82,18 @@ func (m Match) checkMatch() error {
 			return fmt.Errorf("ports %v are back to front", r)
 		}
 	}
-	if m.Protocol != "" && m.Protocol != TCP && len(m.ServerNames)+len(m.Hosts) > 0 {
-		return fmt.Errorf("what comes over %s has no name", m.Protocol)
+	if m.Protocol == ICMP && len(m.ServerNames) > 0 || m.hasHostsWithoutTCP() {
+		return fmt.Errorf("what comes over %s has no such name", m.Protocol)
 	}
 	if slices.Contains(m.ServerNames, NamePattern{}) {
 		return fmt.Errorf("an empty server name matches nothing")
 	}
 	return nil
+}
+
+// hasHostsWithoutTCP reports whether Hosts can never match: only listeners for TCP ask clients for a host.
+func (m *Match) hasHostsWithoutTCP() bool {
+	return m.Protocol != "" && m.Protocol != TCP && len(m.Hosts) > 0
 }
 
 // matchesName is the matcher of a name as ServerName returns it.

@@ -114,6 +114,16 @@ func handshakeMessage(b []byte) (body []byte, more, ok bool) {
 	}
 }
 
+// HelloServerName finds the server's name in a ClientHello with its message header, as QUIC carries it, without TLS
+// records (RFC 9001 §4.1.3). Empty: there is none. Else it is as ServerName returns it.
+func HelloServerName(message []byte) string {
+	if len(message) < messageHeader || message[0] != clientHello {
+		return ""
+	}
+	name, _ := helloServerName(message[messageHeader:])
+	return name
+}
+
 // helloServerName reads the whole of a ClientHello and returns the name in it;
 // not ok where a length or a name is wrong.
 func helloServerName(body []byte) (name string, ok bool) {

@@ -156,9 +156,13 @@ func (s *RuleSettings) Validate() error {
 	if s.Undecided != "" && len(s.Match.ServerNames) == 0 {
 		errs = append(errs, check.Errorf("undecided", "there is nothing to decide by; it goes with match.server_name"))
 	}
-	if p := s.Match.Protocol; p != "" && p != TCP && len(s.Match.ServerNames)+len(s.Match.Hosts) > 0 {
-		errs = append(errs, check.Errorf("match.protocol",
-			"nothing that comes over %s shows a name; remove server_name and host, or protocol", p))
+	if s.Match.Protocol == ICMP && len(s.Match.ServerNames) > 0 {
+		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over icmp shows a name; remove server_name, "+
+			"or protocol"))
+	}
+	if s.Match.hasHostsWithoutTCP() {
+		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over %s asks for a host; remove host, or "+
+			"protocol", s.Match.Protocol))
 	}
 	for i, h := range s.Match.Hosts {
 		if cure := cureOfHost(h); cure != "" {

@@ -29,7 +29,7 @@ func listenUDP(t *testing.T, n *netlab.Node, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	var conn *net.UDPConn
 	require.NoError(t, n.Do(func() (err error) {
-		conn, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
+		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 		return err
 	}))
 	t.Cleanup(func() { conn.Close() })

@@ -27,18 +27,27 @@ import (
 // writes size random bytes to.
 func (s *scene) quicStream(seed uint64, size int64, client, server netip.AddrPort) io.Reader {
 	s.t.Helper()
-	cert, _ := certificate("server.test")
+	stream, err := s.dialQUIC(s.t.Context(), "server.test", seed, size, client, server)
+	require.NoError(s.t, err)
+	return stream
+}
+
+// dialQUIC is quicStream with the server's name that the client asks for.
+func (s *scene) dialQUIC(
+	ctx context.Context, name string, seed uint64, size int64, client, server netip.AddrPort,
+) (io.Reader, error) {
+	s.t.Helper()
+	cert, _ := certificate(name)
 	ln, err := quic.Listen(listenUDP(s.t, s.Server, server),
 		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = ln.Close() })
-	ctx := s.t.Context()
 	go func() {
-		conn, err := ln.Accept(ctx)
+		conn, err := ln.Accept(s.t.Context())
 		if err != nil {
 			return
 		}
-		stream, err := conn.OpenUniStreamSync(ctx)
+		stream, err := conn.OpenUniStreamSync(s.t.Context())
 		if err == nil {
 			_, _ = io.Copy(stream, random(seed, size))
 			_ = stream.Close()
@@ -46,14 +55,14 @@ func (s *scene) quicStream(seed uint64, size int64, client, server netip.AddrPor
 	}()
 	conn, err := quic.Dial(ctx, listenUDP(s.t, s.Client, client), net.UDPAddrFromAddrPort(server),
 		//nolint:gosec // the server's key is made on the spot
-		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, &quic.Config{
+		&tls.Config{InsecureSkipVerify: true, ServerName: name, NextProtos: []string{"test"}}, &quic.Config{
 			MaxStreamReceiveWindow: 32 << 20, MaxConnectionReceiveWindow: 32 << 20, MaxIdleTimeout: time.Minute,
 		})
-	require.NoError(s.t, err)
+	if err != nil {
+		return nil, err
+	}
 	s.t.Cleanup(func() { _ = conn.CloseWithError(0, "") })
-	stream, err := conn.AcceptUniStream(ctx)
-	require.NoError(s.t, err)
-	return stream
+	return conn.AcceptUniStream(ctx)
 }
 
 // holdUDP captures connections and holds all UDP.
@@ -133,6 +142,43 @@ func TestAQUICDownloadSharesTheWindowOfATCPDownload(t *testing.T) {
 	_, udp, queue = measure(false, true)
 	assert.Greater(t, udp, 0.85*alone)
 	assert.LessOrEqual(t, queue, 3*aloneQueue/2+slack)
+}
+
+// TestQUICIsDecidedByServerName has a client ask for three servers.
+func TestQUICIsDecidedByServerName(t *testing.T) {
+	for _, family := range []string{"IPv4", "IPv6"} {
+		t.Run(family, func(t *testing.T) {
+			w := named("tproxy over " + family)
+			s, path := newCellular(t, homeLink)
+			s.holdUDP(w) // before the proxy starts, since that looks for rules once a second
+			s.start(w.holding() + `rules:
+  - {name: video, match: {server_name: [video.test], protocol: udp}, max_rate: 4mbit}
+  - {name: ads, match: {server_name: ["*.ads.test"]}, refuse: true}
+`)
+			path.StartOnData()
+			client, server := s.ClientAddr.V4, s.ServerAddr.V4
+			if family == "IPv6" {
+				client, server = s.ClientAddr.V6, s.ServerAddr.V6
+			}
+			dial := func(name string, port uint16, wait time.Duration) (io.Reader, error) {
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				t.Cleanup(cancel)
+				return s.dialQUIC(ctx, name, 5, 1<<40, netip.AddrPortFrom(client, 0), netip.AddrPortFrom(server, port))
+			}
+			rate := func(name string, port uint16) float64 {
+				stream, err := dial(name, port, patience)
+				require.NoError(t, err)
+				const course = 4 * time.Second
+				n := countBytes(stream)
+				time.Sleep(course) //nolint:forbidigo // the course of a download is measured
+				return float64(n.Load()) * 8 / 1e6 / course.Seconds()
+			}
+			_, err := dial("www.ads.test", 443, time.Second)
+			require.Error(t, err)
+			assert.InDelta(t, 3, rate("video.test", 444), 1.1, "at most 4")
+			assert.Greater(t, rate("files.test", 445), 5.5, "beside the other download")
+		})
+	}
 }
 
 // TestForwardingGoesOnWhateverBecomesOfTheProxy stops, reloads and kills the proxy below a QUIC download.

@@ -8,6 +8,7 @@
 // gone loses what waited.
 //
 //	Queue      the kernel's queue: packets in, verdicts out
+//	Copies     copies of what clients send, for the server names of QUIC
 //	Holder     one goroutine on a thread of its own: receives, decides, gives verdicts
 //	client     an address with held packets
 //	lane       the packets of one client under the same terms: a fair queue before a share of a window
@@ -79,12 +80,16 @@ type Decision struct {
 	Acknowledged bool
 }
 
-// Config is what a Holder needs. All fields but CongestionMark and Log are required.
+// Config is what a Holder needs. NeedsName, ReadName, CongestionMark and Log may be left out.
 type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
 	Share  float64 // part of a client's window while it answers no echo request and TCP wants it; above 0, up to 1
-	Decide func(FlowKey) Decision
+	Decide func(f FlowKey, serverName string) Decision
+	// NeedsName reports whether Decide looks at the server name of a flow. ReadName returns the name in a ClientHello,
+	// empty if there is none. A flow is decided anew when its name becomes known later. Both nil: no names are read.
+	NeedsName func(FlowKey) bool
+	ReadName  func(clientHello []byte) string
 	// CongestionMark are the bits by which the rules that hold packets know those that are to say CE; 0: there is no
 	// such rule, and packets are dropped instead.
 	CongestionMark uint32
@@ -136,6 +141,7 @@ type Holder struct {
 
 	clients      map[netip.Addr]*client
 	flows        map[FlowKey]*flowState
+	names        nameTable
 	lanes        map[uint16]*lane // by the identifier of their echo requests
 	lastID       uint16
 	waitingBytes cc.Bytes // of all lanes
@@ -161,7 +167,11 @@ type counters struct {
 type flowState struct {
 	lane    *lane // nil: its packets do not wait
 	refused bool
-	used    cc.Time // when a packet came last
+	used    cc.Time    // when a packet came last
+	name    *knownName // nil: none was known when it was decided
+	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits, so
+	// that they keep their order.
+	outdated bool
 }
 
 // New returns a Holder that answers through queue and asks clients through echoes.
@@ -172,12 +182,13 @@ func New(cfg Config, queue Verdicts, echoes Echoes) *Holder {
 	return &Holder{
 		cfg: cfg, queue: queue, echoes: echoes,
 		clients: map[netip.Addr]*client{}, flows: map[FlowKey]*flowState{}, lanes: map[uint16]*lane{},
+		names: newNameTable(),
 	}
 }
 
 // ServeQueue serves a netfilter queue until ctx is done, and then lets all waiting packets go.
 // It returns an error if the queue fails; the packets that waited are lost then.
-func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) error {
+func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, copies *Copies) error {
 	// The thread blocks in poll by itself, which keeps the scheduler's network poller out of each packet's way.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -189,7 +200,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 	for ctx.Err() == nil {
 		h.keepServed(lastRound)
 		timeout := h.nextRound()
-		if err := q.Wait(timeout, echoes.descriptors()...); err != nil {
+		if err := q.Wait(timeout, append(echoes.descriptors(), copies.socket)...); err != nil {
 			return err
 		}
 		now := h.cfg.Clock()
@@ -200,6 +211,10 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket) e
 			}
 		}
 		echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
+		// Copies come first: the answer to a ClientHello is decided by the name in it.
+		if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
+			return err
+		}
 		if _, err := q.Receive(func(p Packet) { h.HandlePacket(h.cfg.Clock(), p) }); err != nil {
 			return err
 		}
@@ -364,15 +379,17 @@ func (h *Holder) assignID(l *lane) uint16 {
 
 // flowOf returns the decision about a flow; nil: there is no room for another flow or client.
 func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
-	if state := h.flows[key]; state != nil {
+	state := h.flows[key]
+	if state != nil && (!state.outdated || state.hasPackets(key)) {
 		state.used = now
 		return state
 	}
-	if len(h.flows) >= maxFlows {
+	if state == nil && len(h.flows) >= maxFlows {
 		return nil
 	}
-	decision := h.cfg.Decide(key)
-	state := &flowState{refused: decision.Refuse, used: now}
+	name := h.names.nameOf(now, key.reverse())
+	decision := h.cfg.Decide(key, name.text())
+	state = &flowState{refused: decision.Refuse, used: now, name: name}
 	if decision.Manage && !decision.Refuse {
 		c := h.clients[key.Target.Addr()]
 		if c == nil {
@@ -389,6 +406,28 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	}
 	h.flows[key] = state
 	return state
+}
+
+// hasPackets reports whether packets of the flow wait.
+func (s *flowState) hasPackets(key FlowKey) bool { return s.lane != nil && s.lane.fair.HasPackets(key) }
+
+// HandleCopy reads a copy of a packet that a client sends. Once the packets so far show a server name, the flow is
+// decided by it.
+func (h *Holder) HandleCopy(now cc.Time, packet []byte) {
+	head, ok := parseHeader(packet)
+	if !ok || len(head.payload) == 0 || h.cfg.ReadName == nil {
+		return
+	}
+	key := head.flow.reverse()
+	if !h.cfg.NeedsName(key) {
+		return
+	}
+	if hello := h.names.addDatagram(now, head.flow, head.payload); hello != nil {
+		h.names.setName(now, head.flow, h.cfg.ReadName(hello))
+		if state := h.flows[key]; state != nil {
+			state.outdated = state.name != h.names.known[head.flow]
+		}
+	}
 }
 
 // serve lets go what has room by now, carries out Reconsider, and forgets who is idle.
@@ -436,8 +475,10 @@ func (h *Holder) forgetIdle(now cc.Time) {
 		return idle
 	})
 	maps.DeleteFunc(h.flows, func(_ FlowKey, s *flowState) bool {
+		s.name.keepUntil(s.used)
 		return now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
 	})
+	h.names.forgetIdle(now)
 }
 
 // closeClients gives all shares of windows back and forgets all decisions.

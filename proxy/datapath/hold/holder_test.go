@@ -1,17 +1,22 @@
 package hold
 
 import (
+	"context"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 const segment = cc.Bytes(1250)
@@ -29,6 +34,7 @@ type road struct {
 	ecn      flow.ECN // of packets that arrive
 	nextID   uint32
 	decide   func(FlowKey) Decision
+	seen     []string // server name of each decision
 }
 
 // echoRequest is an echo request that was sent behind a number of accepted packets.
@@ -69,8 +75,13 @@ func newRoad(t require.TestingT) *road {
 	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
 		Flows: r.manager, Clock: func() cc.Time { return r.now }, Share: 0.5,
-		KeepServed:     func(time.Duration) error { return nil },
-		Decide:         func(f FlowKey) Decision { return r.decide(f) },
+		KeepServed: func(time.Duration) error { return nil },
+		Decide: func(f FlowKey, name string) Decision {
+			r.seen = append(r.seen, name)
+			return r.decide(f)
+		},
+		NeedsName:      func(FlowKey) bool { return true },
+		ReadName:       policy.HelloServerName,
 		CongestionMark: 0x80,
 	}, r, r)
 	return r
@@ -389,4 +400,92 @@ func TestAnswersForALaneThatAskedNothingAreIgnored(t *testing.T) {
 	for _, l := range r.lanes {
 		assert.Nil(t, l.echo)
 	}
+}
+
+// sendFirstFlight has the Holder see a copy of each datagram by which a QUIC client asks for a server.
+func (r *road) sendFirstFlight(t *testing.T, name string) {
+	t.Helper()
+	sink, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { _ = sink.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = quic.DialAddr(ctx, sink.LocalAddr().String(), &tls.Config{
+			MinVersion: tls.VersionTLS13, ServerName: name, NextProtos: []string{"h3"},
+		}, nil)
+	}()
+	packet := make([]byte, 2000)
+	copy(packet, []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocolUDP, 0, 0, 203, 0, 113, 9, 10, 77, 2, 2, 0, 0, 1, 187})
+	for range 2 { // as many take a ClientHello with post-quantum keys
+		require.NoError(t, sink.SetReadDeadline(time.Now().Add(10*time.Second)))
+		n, _, err := sink.ReadFrom(packet[28:])
+		require.NoError(t, err)
+		r.HandleCopy(r.now, packet[:28+n])
+	}
+	cancel()
+	<-ended
+}
+
+func TestAFlowIsDecidedByItsServerName(t *testing.T) {
+	t.Run("that is known", func(t *testing.T) {
+		r := newRoad(t)
+		r.sendFirstFlight(t, "video.test")
+		assert.Empty(t, r.names.handshakes)
+		r.arrive(443, segment)
+		r.arrive(443, segment)
+		r.arrive(444, segment)
+		assert.Equal(t, []string{"video.test", ""}, r.seen)
+	})
+	t.Run("that becomes known later", func(t *testing.T) {
+		r := newRoad(t)
+		r.occupy(t)
+		for range 200 {
+			r.arrive(443, segment)
+		}
+		waiting := r.Stats().Waiting
+		require.NotZero(t, waiting)
+		r.sendFirstFlight(t, "video.test")
+		r.decide = func(FlowKey) Decision { return Decision{Refuse: true} }
+		r.arrive(443, segment)
+		assert.Equal(t, []string{""}, r.seen, "packets wait by the decision of then")
+		for range 100 {
+			r.occupy(t)
+			r.wait(100 * time.Millisecond)
+		}
+		require.Zero(t, r.Stats().Waiting)
+		last := r.arrive(443, segment)
+		assert.Equal(t, []string{"", "video.test"}, r.seen)
+		assert.Contains(t, r.dropped, last)
+	})
+	t.Run("until it is idle", func(t *testing.T) {
+		r := newRoad(t)
+		r.sendFirstFlight(t, "video.test")
+		r.arrive(443, segment)
+		for range 3 {
+			r.wait(nameIdleTime - time.Minute)
+			r.arrive(443, segment)
+		}
+		r.wait(nameIdleTime + 2*sweepEvery)
+		r.arrive(443, segment)
+		assert.Equal(t, []string{"video.test", "video.test", "video.test", "video.test", ""}, r.seen)
+	})
+}
+
+func TestServerNamesAreBounded(t *testing.T) {
+	table := newNameTable()
+	for i := range uint16(maxNames + 10) {
+		key := FlowKey{Source: netip.AddrPortFrom(netip.IPv4Unspecified(), i)}
+		table.setName(0, key, "video.test")
+		table.addDatagram(0, key, nil)
+	}
+	assert.Len(t, table.known, maxNames)
+	assert.Len(t, table.handshakes, maxHandshakes)
+	table.setName(0, FlowKey{}, "")
+	assert.Nil(t, table.nameOf(0, FlowKey{}), "another connection at the same ports shows none")
+	table.forgetIdle(cc.Time(nameIdleTime))
+	assert.Empty(t, table.known)
+	assert.Empty(t, table.handshakes)
 }

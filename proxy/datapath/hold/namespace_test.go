@@ -67,6 +67,15 @@ func queueUDP(t *testing.T, port, queue uint16) {
 	require.NoError(t, c.Flush())
 }
 
+// openCopies binds a group of the namespace's log.
+func openCopies(t *testing.T) *Copies {
+	t.Helper()
+	copies, err := OpenCopies(77)
+	require.NoError(t, err)
+	t.Cleanup(copies.Close)
+	return copies
+}
+
 // connectUDP returns two sockets, of which the first sends to the other, at a port of the loopback.
 func connectUDP(t *testing.T, port int) (sender, receiver *net.UDPConn) {
 	t.Helper()
@@ -102,7 +111,7 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	q, err := OpenQueue(5, 8)
 	require.NoError(t, err)
 	_, err = OpenQueue(5, 8)
-	assert.ErrorContains(t, err, "no other program may have that queue")
+	assert.ErrorContains(t, err, "no other program may have that number")
 
 	var held []Packet
 	collect := func(p Packet) { held = append(held, p) }
@@ -148,11 +157,11 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	h := New(Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 }, Share: 0.5,
 		KeepServed: func(time.Duration) error { return nil },
-		Decide:     func(f FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
+		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- h.ServeQueue(ctx, q, echoes) }()
+	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
 	for h.Stats().EchoAnswers == 0 || h.Stats().AcceptedPackets < 10 {
 		_, err := sender.Write([]byte("datagram"))
 		require.NoError(t, err)
@@ -191,6 +200,7 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 	echoes, err := OpenEchoSocket()
 	require.NoError(t, err)
 	defer echoes.Close()
+	copies := openCopies(t)
 	for range 300 {
 		q, err := OpenQueue(7, 8)
 		require.NoError(t, err)
@@ -200,7 +210,7 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 		}, q, echoes)
 		ctx, stop := context.WithCancel(t.Context())
 		stop()
-		require.NoError(t, h.ServeQueue(ctx, q, echoes))
+		require.NoError(t, h.ServeQueue(ctx, q, echoes, copies))
 		q.Close() // the race detector finds a wake beside it
 	}
 }
@@ -221,7 +231,7 @@ func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
 	now.Store(int64(time.Second))
 	h := New(Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) }, Share: 0.5,
-		Decide: func(FlowKey) Decision { return Decision{} },
+		Decide: func(FlowKey, string) Decision { return Decision{} },
 		KeepServed: func(lasts time.Duration) error { // the process stands still for half a minute behind this call
 			if lasts > 0 && now.CompareAndSwap(int64(time.Second), int64(30*time.Second)) {
 				_, err := sender.Write([]byte("late"))
@@ -232,7 +242,7 @@ func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
 	}, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- h.ServeQueue(ctx, q, echoes) }()
+	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
 	require.Eventually(t, func() bool { return h.Stats().LateDrops+h.Stats().UnmanagedPackets > 0 },
 		5*time.Second, time.Millisecond)
 	stop()

@@ -23,10 +23,15 @@ type FlowKey struct {
 	Protocol       uint8 // IANA's number of the last header that was read
 }
 
+// reverse returns the key of what goes the other way.
+func (k FlowKey) reverse() FlowKey { return FlowKey{k.Target, k.Source, k.Protocol} }
+
 // header is what the beginning of an IP packet says.
 type header struct {
 	flow FlowKey
 	ecn  flow.ECN
+	// payload follows the header of UDP, as far as it is there. Empty for other protocols and for fragments.
+	payload []byte
 }
 
 // parseHeader reads the beginning of an IP packet.
@@ -116,4 +121,7 @@ func (h *header) readPorts(transport []byte) {
 	}
 	h.flow.Source = netip.AddrPortFrom(h.flow.Source.Addr(), binary.BigEndian.Uint16(transport))
 	h.flow.Target = netip.AddrPortFrom(h.flow.Target.Addr(), binary.BigEndian.Uint16(transport[2:]))
+	if h.flow.Protocol == protocolUDP {
+		h.payload = transport[8:]
+	}
 }

@@ -68,7 +68,7 @@ func OpenQueue(number uint16, length uint32) (*Queue, error) {
 	q := &Queue{number: number, socket: -1, wakes: -1, buffer: make([]byte, 1<<17)}
 	if err := q.open(length); err != nil {
 		q.Close()
-		return nil, fmt.Errorf("hold: netfilter queue %d: %w", number, explainQueueError(err))
+		return nil, fmt.Errorf("hold: netfilter queue %d: %w", number, explainError(err, "nfnetlink_queue"))
 	}
 	return q, nil
 }
@@ -222,14 +222,14 @@ func (q *Queue) Close() {
 	}
 }
 
-// explainQueueError adds what an operator can do about an error.
-func explainQueueError(err error) error {
+// explainError adds what an operator can do about an error of a kernel module that gives numbers to programs.
+func explainError(err error, module string) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: it needs CAP_NET_ADMIN, and no other program may have that queue "+
-			"(/proc/net/netfilter/nfnetlink_queue lists them)", err)
+		return fmt.Errorf("%w: it needs CAP_NET_ADMIN, and no other program may have that number "+
+			"(/proc/net/netfilter/%s lists them)", err, module)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
-		return fmt.Errorf("%w: the kernel lacks nfnetlink_queue; load it with: modprobe nfnetlink_queue", err)
+		return fmt.Errorf("%w: the kernel lacks %s; load it with: modprobe %[2]s", err, module)
 	}
 	return err
 }
@@ -271,14 +271,8 @@ func forEachMessage(messages []byte, handle func(kind uint16, body []byte)) {
 
 // parsePacket reads the attributes of a packet message; false: it has no identifier.
 func parsePacket(attrs []byte) (p Packet, ok bool) {
-	for len(attrs) >= 4 {
-		length := int(binary.NativeEndian.Uint16(attrs))
-		if length < 4 || length > len(attrs) {
-			break
-		}
-		const kindBits = 0x3fff // without the flags for nesting and byte order
-		value := attrs[4:length]
-		switch kind := binary.NativeEndian.Uint16(attrs[2:]) & kindBits; {
+	forEachAttr(attrs, func(kind uint16, value []byte) {
+		switch {
 		case kind == packetHeaderAttr && len(value) >= 4:
 			p.ID, ok = binary.BigEndian.Uint32(value), true
 		case kind == markAttr && len(value) >= 4:
@@ -288,12 +282,24 @@ func parsePacket(attrs []byte) (p Packet, ok bool) {
 		case kind == payloadAttr:
 			p.Content = value
 		}
-		attrs = attrs[min(len(attrs), align4(length)):]
-	}
+	})
 	if p.Length == 0 {
 		p.Length = len(p.Content)
 	}
 	return p, ok
+}
+
+// forEachAttr calls handle with the kind and value of each netlink attribute.
+func forEachAttr(attrs []byte, handle func(kind uint16, value []byte)) {
+	for len(attrs) >= 4 {
+		length := int(binary.NativeEndian.Uint16(attrs))
+		if length < 4 || length > len(attrs) {
+			return
+		}
+		const kindBits = 0x3fff // without the flags for nesting and byte order
+		handle(binary.NativeEndian.Uint16(attrs[2:])&kindBits, attrs[4:length])
+		attrs = attrs[min(len(attrs), align4(length)):]
+	}
 }
 
 func align4(n int) int { return (n + 3) &^ 3 }

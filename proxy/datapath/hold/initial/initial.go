@@ -123,8 +123,8 @@ func (h *Handshake) decrypt(p packet) []byte {
 		}
 	}
 	payload := p.decryptFor(p.destination)
-	if payload != nil {
-		h.first = slices.Clone(p.destination)
+	if payload != nil { // the ClientHello begins anew, too
+		*h = Handshake{first: slices.Clone(p.destination)}
 	}
 	return payload
 }
