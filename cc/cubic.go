@@ -16,11 +16,14 @@ func init() {
 		Source: "RFC 9438; slow start RFC 9406",
 		Params: []Param{
 			{
-				Name: "hystart", About: "leave the first slow start when the round trip rises (RFC 9406)", Default: 1,
-				Choices: offOn,
+				Name: "hystart", About: "leave slow start when the round trip rises: the first one, by RFC 9406; or " +
+					"each one, as Linux does", Default: hystartRFC, Choices: []string{"off", "on", "linux"},
 			},
-			{Name: "pre_loss_growth", About: "growth before the first loss and after a timeout: the RFC's, or " +
-				"Linux's of at least 5 % per round trip", Default: 0, Choices: []string{"rfc", "linux"}},
+			{
+				Name: "pre_loss_growth", About: "growth before the first loss and after a timeout: the RFC's, or " +
+					"Linux's of at least 5 % per round trip, with a target one least round trip ahead",
+				Default: 0, Choices: []string{"rfc", "linux"},
+			},
 			{
 				Name: "pacing", About: "pace at 1.2 windows per round trip, 2 in slow start, as Linux does", Default: 0,
 				Choices: offOn,
@@ -30,7 +33,7 @@ func init() {
 			return &cubic{
 				lossWindow:  newLossWindow(cfg),
 				linuxGrowth: cfg.Params["pre_loss_growth"] == 1,
-				hystart:     cfg.Params["hystart"] == 1,
+				hystart:     cfg.Params["hystart"],
 				paced:       cfg.Params["pacing"] == 1,
 			}
 		},
@@ -56,15 +59,20 @@ const (
 	slowStartGain = 2.0                                   // windows per round trip; tcp_pacing_ss_ratio
 )
 
+// Choices of the setting hystart.
+const hystartRFC, hystartLinux = 1, 2
+
 type cubic struct {
 	NoTick
 	lossWindow
-	linuxGrowth, hystart, paced bool
+	linuxGrowth, paced bool
+	hystart            float64 // 0: off; hystartRFC, hystartLinux
 
-	hy    hystart
-	srtt  time.Duration
-	heard Time // last acknowledgement
-	idle  Time // since when nothing was in flight; 0: something is
+	hy           hystart
+	linux        linuxHystart
+	srtt, minRTT time.Duration
+	heard        Time // last acknowledgement
+	idle         Time // since when nothing was in flight; 0: something is
 
 	epochStart Time    // 0: no epoch yet
 	wMax       float64 // window the cubic levels off at; 0: no loss yet, or a timeout since
@@ -76,15 +84,19 @@ type cubic struct {
 
 func (c *cubic) OnAck(a Ack) {
 	n := c.growthCredit(a)
-	c.srtt = a.SRTT
+	c.srtt, c.minRTT = a.SRTT, a.MinRTT
 	c.skipIdle(a)
 	if c.inSlowStart() {
-		if c.hystart && c.ssthresh == c.first {
-			slower, exit := c.hy.onAck(a)
-			n /= slower
-			if exit {
-				c.ssthresh = c.cwnd
-			}
+		slower, exit := 1.0, false
+		switch {
+		case c.hystart == hystartLinux:
+			exit = c.linux.endsSlowStart(a, c.cwnd)
+		case c.hystart == hystartRFC && c.ssthresh == c.first:
+			slower, exit = c.hy.onAck(a)
+		}
+		n /= slower
+		if exit {
+			c.ssthresh = c.cwnd
 		}
 		n = c.growInSlowStart(n)
 	}
@@ -141,7 +153,11 @@ func (c *cubic) growAlongCubic(now Time, n float64) {
 	if c.wCubic(t) < c.wEst { // Reno would be ahead
 		next = max(next, c.wEst)
 	} else {
-		target := min(max(c.wCubic(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
+		ahead := c.srtt
+		if c.linuxGrowth {
+			ahead = c.minRTT
+		}
+		target := min(max(c.wCubic(t+ahead.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
 		next = max(next, c.cwnd+n*(target-c.cwnd)/c.cwnd)
 	}
 	c.cwnd = c.clampWindow(next, timeoutWindow)

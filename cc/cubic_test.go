@@ -272,6 +272,49 @@ func TestHystartThresholds(t *testing.T) {
 	}
 }
 
+// TestLinuxHystart takes rounds of acknowledgements over a base of 40 ms.
+func TestLinuxHystart(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		cwnd      float64
+		rtt, gap  time.Duration // of each acknowledgement, and between two
+		acks      int           // in the round
+		endsAfter int           // of them; 0: slow start goes on
+	}{
+		{"2 ms apart for more than half of 40 ms: the eleventh after the first", 20, 40 * ms, 2 * ms, 15, 12},
+		{"3 ms apart they are no train", 20, 40 * ms, 3 * ms, 15, 0},
+		{"a rise of more than an eighth: the ninth sample", 20, 46 * ms, 3 * ms, 15, 9},
+		{"a rise of an eighth is jitter", 20, 45 * ms, 3 * ms, 15, 0},
+		{"eight samples are too few", 20, 60 * ms, 3 * ms, 8, 0},
+		{"a window below 16 packets goes on", 15, 60 * ms, 2 * ms, 15, 0},
+	} {
+		h, now, ended := linuxHystart{}, Time(time.Hour), 0
+		for i := range tt.acks {
+			a := Ack{State: State{Now: now, MinRTT: 40 * ms}, RTT: tt.rtt, Sent: Sent{At: Time(time.Hour) - 1}}
+			if h.endsSlowStart(a, tt.cwnd) && ended == 0 {
+				ended = i + 1
+			}
+			now = now.Add(tt.gap)
+		}
+		assert.Equal(t, tt.endsAfter, ended, tt.name)
+	}
+
+	p := newPath(t, "cubic:hystart=linux")
+	for p.Cwnd() < 100 {
+		p.Round(100 * ms)
+	}
+	p.Timeout()
+	for range 7 {
+		p.Round(100 * ms)
+	}
+	assert.Greater(t, p.Cwnd(), 16.0)
+	p.Round(130 * ms)
+	before := p.Cwnd()
+	p.Round(130 * ms)
+	assert.Less(t, p.Cwnd(), before*1.2, "the slow start after a timeout ends as well")
+	assert.Equal(t, "congestion_avoidance", p.alg.Control().Phase)
+}
+
 func TestCubicOnALink(t *testing.T) {
 	l := &bottleneck{rate: 1000, base: 50 * ms, buffer: 50}
 	s := from(t, 0, "cubic")

@@ -64,3 +64,45 @@ func (h *hystart) compareRounds() {
 }
 
 func (h *hystart) isConservative() bool { return h.baseline != 0 }
+
+// linuxHystart ends slow start as Linux's CUBIC does (Ha and Rhee, PFLDnet 2008): at the first round trip that has
+// risen, and where acknowledgements that follow each other closely span half of the least round trip. It serves each
+// slow start, not the first alone.
+type linuxHystart struct {
+	round   round
+	train   Time          // newest acknowledgement of the train that began with the round
+	newest  time.Duration // least round trip of this round; 0: none
+	samples int           // of this round
+}
+
+// Values of Linux 6, net/ipv4/tcp_cubic.c.
+const (
+	linuxHystartWindow = 16                   // packets; a smaller window does not end slow start
+	linuxHystartGap    = 2 * time.Millisecond // between acknowledgements of one train, at most
+)
+
+// endsSlowStart takes an acknowledgement and reports whether slow start ends at a window of cwnd packets. Rises below
+// 4 to 16 ms and rounds of fewer than eight samples do not count, as in RFC 9406.
+func (h *linuxHystart) endsSlowStart(a Ack, cwnd float64) bool {
+	if h.round.endsWith(a) {
+		h.train, h.newest, h.samples = a.Now, 0, 0
+	}
+	if cwnd < linuxHystartWindow {
+		return false
+	}
+	if a.Now.Sub(h.train) <= linuxHystartGap {
+		h.train = a.Now
+		// Half of it, as the sender is not paced: Linux paces CUBIC under the fq qdisc alone.
+		if a.Now.Sub(h.round.start) > a.MinRTT/2 {
+			return true
+		}
+	}
+	if a.RTT > 0 {
+		h.samples++
+		if h.newest == 0 || a.RTT < h.newest {
+			h.newest = a.RTT
+		}
+	}
+	rise := min(max(a.MinRTT/hystartDivisor, hystartMinRise), hystartMaxRise)
+	return h.samples > hystartSamples && h.newest > a.MinRTT+rise
+}

@@ -168,7 +168,7 @@ func newNimbus(cfg Config) *nimbus {
 // restart begins anew with slow start, on a path of the capacity that is known.
 func (n *nimbus) restart() {
 	mss := n.mss
-	n.cubic = cubic{lossWindow: newLossWindow(n.cfg), hystart: true}
+	n.cubic = cubic{lossWindow: newLossWindow(n.cfg), hystart: hystartRFC}
 	n.setMSS(mss)
 	n.mode, n.ratio = nimbusStarting, n.aim
 	n.flight.reset()

@@ -266,8 +266,9 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 // that the edge holds is one for all uploads of a host.
 func (v *virtual) upload(n int) (sim.FlowConfig, error) {
 	a := v.actor(n)
+	control := cmp.Or(a.Control, kernelDefault)
 	f := sim.FlowConfig{
-		Algorithm: cmp.Or(a.Control, kernelDefault), Upload: true, Host: a.Host + 1, Start: a.Start, Stop: a.Stop,
+		Algorithm: control, Params: sim.KernelParams(control), Upload: true, Host: a.Host + 1, Start: a.Start, Stop: a.Stop,
 	}
 	verdict, err := v.decide(n, v.edges[0])
 	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {
@@ -295,9 +296,9 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, error) {
 	if t, ok, err := v.managed(n, edge); ok || err != nil {
 		return t, err
 	}
-	name, params, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
+	name, _, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
 	return flow.Terms{
-		Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: params,
+		Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: sim.KernelParams(name),
 		Restarts: name == "cubic" || name == "reno", // tcp_slow_start_after_idle; bbr does not
 	}, err
 }
