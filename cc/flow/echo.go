@@ -15,6 +15,8 @@ const EchoBytes cc.Bytes = 36
 const (
 	echoEveryBytes            = 100 * EchoBytes       // that leave, at least, between two requests: one per cent of them
 	echoPerWindow             = 32                    // requests of a window, where those are fewer
+	echoSpacing               = time.Millisecond      // between requests on a fast path, where at least
+	leastPerWindow            = 4                     // requests of a window are left
 	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
 	echoAtEnd                 = 50 * time.Millisecond // what left last has a request then, while none waits
 	echoTimeout               = time.Second           // an answer that is later, and later than echoTimeoutRTTs, is lost
@@ -22,35 +24,15 @@ const (
 	maxPacket        cc.Bytes = 1500 // larger ones are several segments
 )
 
-// Source is what acknowledges the packets of an EchoFlow.
-type Source uint8
-
-// The sources.
-const (
-	// ByTransport takes the acknowledgements of the group's other members: what left before a byte of theirs that has
-	// arrived has arrived, too. While none of them wants more of the window, nothing holds packets but a maximum rate.
-	ByTransport Source = iota
-	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so.
-	ByEcho
-)
-
-// A radio link fades for fractions of a second, and its window with it. Sparse flows are not held back by that: they
-// may borrow what the usual rate is worth during loanTime, and the other packets make up for it.
-const (
-	loanTime      = 500 * time.Millisecond
-	usualRateTime = 2 * time.Second // over which the usual rate is smoothed
-)
-
 // EchoFlow is a Flow for packets of other hosts' transports, such as a QUIC download that this machine forwards.
-// Nothing here sees their acknowledgements, so a Source does in their place. An echo request follows what has left, and
-// its answer acknowledges all of that, since both stand in one queue.
+// Nothing here sees their acknowledgements, so echo requests do in their place: one follows what has left, and its
+// answer acknowledges all of that, since both stand in one queue. The owner sends a request when NextEcho says so.
 //
 // Calls must not overlap, but with those of the Flow's manager.
 type EchoFlow struct {
-	flow   *Flow
-	source Source
-	terms  Terms
-	cwnd   atomic.Int64 // the flow's limit
+	flow  *Flow
+	terms Terms
+	cwnd  atomic.Int64 // the flow's limit
 
 	credit   cc.Bytes // granted by the flow, not used yet; below 0: lent to sparse flows
 	report   Report
@@ -72,49 +54,27 @@ type echoProbe struct {
 	upTo     cc.Bytes // stream offset of what had left before it
 }
 
-// OpenEcho adds packets that by acknowledges to the group that t leads to. Wake is called, as a Leg's is, when a
-// refused Take may succeed.
-func (m *Manager) OpenEcho(now cc.Time, t Terms, by Source, wake func()) (*EchoFlow, error) {
-	e := &EchoFlow{terms: t, source: by}
+// OpenEcho adds packets that echo requests acknowledge to the group that t leads to. Wake is called, as a Leg's is,
+// when a refused Take may succeed.
+func (m *Manager) OpenEcho(now cc.Time, t Terms, wake func()) (*EchoFlow, error) {
+	e := &EchoFlow{terms: t}
 	apply := func(l Limit) { e.cwnd.Store(int64(l.Cwnd)) }
 	f, err := m.Open(now, t, Leg{Apply: apply, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
-	f.follow(now, by == ByTransport)
 	e.flow = f
 	return e, nil
 }
 
-// Source returns what acknowledges the packets.
-func (e *EchoFlow) Source() Source { return e.source }
-
-// AcknowledgeBy makes s acknowledge the packets from now on. What is in flight counts as arrived.
-func (e *EchoFlow) AcknowledgeBy(now cc.Time, s Source) {
-	taken := e.flow.follow(now, s == ByTransport)
-	e.source, e.credit, e.probes, e.answered, e.lost = s, 0, nil, 0, 0
-	e.report.Written, e.report.Acked = taken, taken
-}
-
 // Take implements PacketWindow.
 func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
-	if e.source == ByTransport {
-		passes, isHeld, srtt := e.flow.passFollower(now, n, sparse)
-		if !isHeld {
-			return passes
-		}
-		e.srtt = srtt
-	}
 	e.updateUsual(now)
 	room := e.roomFor(n)
-	for e.credit < room { // until there is enough, or the flow has refused
-		granted := e.flow.Take(now, room-e.credit).Bytes
-		if granted == 0 {
-			break
-		}
-		e.credit += granted
+	if e.credit < room {
+		e.credit += e.flow.Take(now, room-e.credit).Bytes
 	}
-	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
+	isIdle := e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
 	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
 	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
 		return false
@@ -157,9 +117,6 @@ func (e *EchoFlow) updateUsual(now cc.Time) {
 
 // NextEcho returns when the next echo request is to be sent, cc.Never if none.
 func (e *EchoFlow) NextEcho() cc.Time {
-	if e.source != ByEcho {
-		return cc.Never
-	}
 	covered := e.report.Acked
 	if n := len(e.probes); n > 0 {
 		covered = e.probes[n-1].upTo
@@ -167,12 +124,18 @@ func (e *EchoFlow) NextEcho() cc.Time {
 	switch uncovered := e.report.Written - covered; {
 	case uncovered <= 0:
 		return cc.Never
-	case uncovered >= max(echoEveryBytes, cc.Bytes(e.cwnd.Load())/echoPerWindow):
+	case uncovered >= e.echoInterval():
 		return e.leftAt
 	case e.waits:
 		return e.leftAt.Add(echoAtEndOfBurst)
 	}
 	return e.leftAt.Add(echoAtEnd)
+}
+
+// echoInterval returns how many bytes leave between two requests.
+func (e *EchoFlow) echoInterval() cc.Bytes {
+	cwnd := cc.Bytes(e.cwnd.Load())
+	return max(echoEveryBytes, cwnd/echoPerWindow, min(cwnd/leastPerWindow, e.usual.BytesIn(echoSpacing)))
 }
 
 // SendEcho accounts for an echo request that is sent now and returns its sequence number.

@@ -103,7 +103,7 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 					defer q.Close()
 					close(ready)
 					for done := false; !done; {
-						if err := q.Wait(5 * time.Second); err != nil {
+						if _, err := q.Wait(5 * time.Second); err != nil {
 							return err
 						}
 						if _, err := q.Receive(func(p hold.Packet) {

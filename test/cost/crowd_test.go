@@ -386,15 +386,20 @@ type account struct {
 }
 
 func (s *site) account(b *testing.B) account {
-	a := account{at: time.Now(), cpu: cpuTime(b, s.edge.pid()), foreign: s.edge.foreignTime(b)}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", s.edge.pid()))
+	return account{
+		at: time.Now(), cpu: cpuTime(b, s.edge.pid()), foreign: s.edge.foreignTime(b), switches: s.edge.switches(b),
+	}
+}
+
+// switches counts the context switches of all the program's threads, voluntary or not.
+func (p *program) switches(b *testing.B) (n int64) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.pid()))
 	require.NoError(b, err)
 	require.NotEmpty(b, threads)
 	for _, status := range threads {
-		a.switches += procField(b, status, "voluntary_ctxt_switches") + procField(b, status,
-			"nonvoluntary_ctxt_switches")
+		n += procField(b, status, "voluntary_ctxt_switches") + procField(b, status, "nonvoluntary_ctxt_switches")
 	}
-	return a
+	return n
 }
 
 // since are the figures of the time from then on. CPU is in percent of one core.

@@ -16,7 +16,7 @@ const (
 	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
 	maxProbes      = 3                      // requests without an answer, and the client does not answer
 	maxSilence     = 10 * time.Second       // without an answer, and the client answers no more: no outage lasts longer
-	countFlowsTime = 100 * time.Millisecond // between two counts of a lane's busy flows
+	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 )
 
 // client is an address with held packets.
@@ -26,6 +26,8 @@ type client struct {
 	lanes   []*lane
 	used    cc.Time // when a packet came last
 	closed  bool
+	// isListed reports whether the client stands in Holder.active.
+	isListed bool
 }
 
 // laneFor returns the lane of flows with the same decision.
@@ -42,13 +44,11 @@ func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 		return nil, fmt.Errorf("hold: rules give the flows of all clients more than %d unlike terms", maxLanesOfAll)
 	}
 	l := &lane{holder: c.holder, client: c, terms: d.Terms, acknowledged: d.Acknowledged}
-	window, err := c.holder.cfg.Flows.OpenEcho(now, d.Terms, flow.ByTransport, l.noteRoom)
-	if err != nil {
-		return nil, fmt.Errorf("hold: window of a client: %w", err)
+	if err := l.openShare(now); err != nil {
+		return nil, err
 	}
-	l.window = window
 	l.fair = flow.NewFairQueue[FlowKey](flow.QueueConfig[heldPacket]{
-		Window: window, Dropped: l.discard,
+		Window: l.share, Target: flow.HeldQueueTarget, Dropped: l.discard,
 		ECN:  func(p heldPacket) flow.ECN { return p.ecn },
 		Mark: func(p *heldPacket) { p.marked = true },
 	})
@@ -74,7 +74,7 @@ func (c *client) isEmpty() bool {
 func (c *client) close(now cc.Time) {
 	c.closed = true
 	for _, l := range c.lanes {
-		l.window.Close(now)
+		l.closeWindow(now)
 		delete(c.holder.lanes, l.id)
 	}
 }
@@ -90,8 +90,8 @@ type heldPacket struct {
 
 // lane holds the packets of one client that have the same terms, in a fair queue in front of a window.
 //
-// At first the client's TCP acknowledges the packets, and they pass where no TCP wants the window. Once the client has
-// answered an echo request, its answers do.
+// At first the window is a share of what the client's TCP measures, and free where there is no TCP. Once the client
+// has answered an echo request, the window is that of an EchoFlow.
 type lane struct {
 	holder *Holder
 	client *client
@@ -99,16 +99,37 @@ type lane struct {
 	// acknowledged is Decision.Acknowledged.
 	acknowledged bool
 	fair         *flow.FairQueue[FlowKey, heldPacket]
-	window       *flow.EchoFlow
-	id           uint16 // of its echo requests
+	share        *flow.Datagrams // nil: there is an echo
+	echo         *flow.EchoFlow  // nil: the client has not answered
+	id           uint16          // of its echo requests
 
-	probes    int     // requests without an answer, while the client is not known to answer
+	probes    int     // requests without an answer, while there is no echo
 	nextProbe cc.Time // when to ask again
-	counted   cc.Time // when busy flows were counted last
 	busy      int     // flows, as counted last
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
 	releasing bool // discarded packets go instead of being dropped
+}
+
+// openShare puts the lane in front of a share of its group's window.
+func (l *lane) openShare(now cc.Time) (err error) {
+	cfg := l.holder.cfg
+	if l.share, err = cfg.Flows.OpenDatagrams(now, l.terms, cfg.Share, l.noteRoom); err != nil {
+		return fmt.Errorf("hold: window of a client: %w", err)
+	}
+	return nil
+}
+
+// closeWindow gives the lane's window back.
+func (l *lane) closeWindow(now cc.Time) {
+	if l.share != nil {
+		l.share.Close()
+		l.share = nil
+	}
+	if l.echo != nil {
+		l.echo.Close(now)
+		l.echo = nil
+	}
 }
 
 // handlePacket lets a packet go if its window has room, and makes it wait otherwise.
@@ -137,8 +158,8 @@ func (l *lane) releaseFitting(now cc.Time) {
 	for p, ok := l.fair.Pop(now); ok; p, ok = l.fair.Pop(now) {
 		l.accept(now, p)
 	}
-	if packets, _ := l.fair.Len(); packets == 0 {
-		l.window.StopWanting(now)
+	if packets, _ := l.fair.Len(); packets == 0 && l.echo != nil {
+		l.echo.StopWanting(now)
 	}
 }
 
@@ -154,14 +175,14 @@ func (l *lane) empty(release bool) {
 // accept lets a packet go, and sends an echo request behind it when one is due.
 func (l *lane) accept(now cc.Time, p heldPacket) {
 	l.holder.accept(p)
-	if l.window.NextEcho() <= now {
+	if l.echo != nil && l.echo.NextEcho() <= now {
 		l.sendEcho(now)
 	}
 }
 
 // sendEcho sends an echo request behind what has left.
 func (l *lane) sendEcho(now cc.Time) {
-	l.holder.sendEcho(l.client.address, l.id, l.window.SendEcho(now))
+	l.holder.sendEcho(l.client.address, l.id, l.echo.SendEcho(now))
 }
 
 // discard drops a packet that the fair queue gives up.
@@ -180,52 +201,67 @@ func (l *lane) discard(p heldPacket, why flow.Drop) {
 
 // receiveEcho takes in the answer to an echo request.
 func (l *lane) receiveEcho(now cc.Time, sequence uint16) {
-	if l.isAnswered() {
-		l.window.ReceiveEcho(now, sequence)
-	} else {
-		l.window.AcknowledgeBy(now, flow.ByEcho)
-		l.probes = 0
+	if l.echo != nil {
+		l.echo.ReceiveEcho(now, sequence)
+		l.release(now)
+		return
 	}
+	echo, err := l.holder.cfg.Flows.OpenEcho(now, l.terms, l.noteRoom)
+	if err != nil {
+		l.holder.cfg.Log.Error("hold: a client's answers cannot be used", "client", l.client.address, "err", err)
+		return
+	}
+	l.closeWindow(now)
+	l.echo, l.probes, l.busy = echo, 0, 0
+	l.fair.SetWindow(echo)
 	l.release(now)
 }
-
-// isAnswered reports whether the client answers echo requests, as far as is known.
-func (l *lane) isAnswered() bool { return l.window.Source() == flow.ByEcho }
 
 // tend does what time brings: echo requests behind the last packets, answers that do not come, and other numbers of
 // busy flows. It is called every few milliseconds while the client has packets.
 func (l *lane) tend(now cc.Time) {
-	if now.Sub(l.counted) >= countFlowsTime {
-		l.countFlows(now)
-	}
-	if !l.isAnswered() {
+	if l.echo == nil {
 		l.probe(now)
 		return
 	}
-	if l.window.NextTimeout() <= now {
-		l.window.Expire(now)
+	if l.echo.NextTimeout() <= now {
+		l.echo.Expire(now)
 		l.release(now)
 	}
-	if lost, answered := l.window.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
+	if lost, answered := l.echo.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
 		l.fallBack(now)
 		return
 	}
-	if l.window.NextEcho() <= now {
+	if l.echo.NextEcho() <= now {
 		l.sendEcho(now)
 	}
 }
 
-// countFlows gives the lane as much weight as it has busy flows.
+// countFlows counts the busy flows. With echoes the lane weighs as much as these.
 func (l *lane) countFlows(now cc.Time) {
-	l.counted = now
-	busy := max(1, l.fair.BusyFlows(now))
+	busy := l.fair.BusyFlows(now)
 	if busy == l.busy {
 		return
 	}
 	l.busy = busy
-	if err := l.window.SetFlows(now, busy); err != nil {
+	if l.echo == nil {
+		return
+	}
+	if err := l.echo.SetFlows(now, busy); err != nil {
 		l.holder.cfg.Log.Error("hold: weight of a client's packets", "client", l.client.address, "err", err)
 	}
+}
+
+// rate returns what the window usually lets go; 0: not known.
+func (l *lane) rate() cc.Rate {
+	var window flow.PacketWindow = l.share
+	if l.echo != nil {
+		window = l.echo
+	}
+	if l.terms.MaxRate > 0 {
+		return min(window.Usual(), l.terms.MaxRate)
+	}
+	return window.Usual()
 }
 
 // probe asks a client that is not known to answer.
@@ -241,22 +277,27 @@ func (l *lane) probe(now cc.Time) {
 	l.holder.sendEcho(l.client.address, l.id, 0)
 }
 
-// fallBack makes the client's TCP acknowledge the packets: the client answers no more.
+// fallBack puts the lane in front of a share of what the client's TCP measures: the client answers no more.
 func (l *lane) fallBack(now cc.Time) {
-	l.window.AcknowledgeBy(now, flow.ByTransport)
+	echo := l.echo
+	if err := l.openShare(now); err != nil {
+		l.holder.cfg.Log.Error("hold: packets of a client pass unmanaged", "client", l.client.address, "err", err)
+		return
+	}
+	l.echo = nil
+	echo.Close(now)
+	l.fair.SetWindow(l.share)
 	l.probes, l.nextProbe = maxProbes, now.Add(probeLater)
 	l.release(now)
 }
 
 // state returns what can be told of the lane.
 func (l *lane) state() ClientState {
-	snapshot := l.window.Snapshot()
-	s := ClientState{
-		Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share", Flow: &snapshot,
-	}
+	s := ClientState{Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share"}
 	s.Waiting, s.WaitingBytes = l.fair.Len()
-	if l.isAnswered() {
-		s.AcknowledgedBy = "echo"
+	if l.echo != nil {
+		snapshot := l.echo.Snapshot()
+		s.AcknowledgedBy, s.Flow = "echo", &snapshot
 	}
 	return s
 }

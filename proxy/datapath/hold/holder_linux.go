@@ -11,7 +11,7 @@
 //	Copies     copies of what clients send, for the server names of QUIC
 //	Holder     one goroutine on a thread of its own: receives, decides, gives verdicts
 //	client     an address with held packets
-//	lane       the packets of one client under the same terms: a fair queue before a part of a window
+//	lane       the packets of one client under the same terms: a fair queue before a share of a window
 package hold
 
 import (
@@ -20,9 +20,12 @@ import (
 	"maps"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -42,10 +45,16 @@ const (
 
 const (
 	flowIdleTime   = 60 * time.Second // a flow is decided anew after this
-	clientIdleTime = 30 * time.Second // a client gives its part of a window back after this
+	clientIdleTime = 30 * time.Second // a client gives its share of a window back after this
 	sweepEvery     = time.Second
 	tendEvery      = 5 * time.Millisecond // while a client has packets
 	activeTime     = 3 * time.Second      // a client has none after this
+	// Packets that come more often than once in crowdedTime are received together, every mergeTime.
+	crowdedTime = 400 * time.Microsecond
+	mergeTime   = 200 * time.Microsecond
+	// Several segments of a flow stay in one packet while windows let this much go to every client that is busy: 64 KiB
+	// take 10 ms there.
+	wholeRate = cc.Rate(50e6)
 	// ServeQueue wakes up this often while clients are known. A wait that is longer than asked for by maxPause is a pause
 	// of this process.
 	watchEvery = 250 * time.Millisecond
@@ -62,6 +71,8 @@ type Verdicts interface {
 	Accept(id uint32)
 	AcceptWithMark(id, mark uint32)
 	Drop(id uint32)
+	// SetWhole has several segments of a flow stay in one packet, or come one by one.
+	SetWhole(whole bool)
 	// Flush carries out the verdicts so far.
 	Flush() error
 }
@@ -84,6 +95,7 @@ type Decision struct {
 type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
+	Share  float64 // part of a client's window while it answers no echo request and TCP wants it; above 0, up to 1
 	Decide func(f FlowKey, serverName string) Decision
 	// NeedsName reports whether Decide looks at the server name of a flow. ReadName returns the name in a ClientHello,
 	// empty if there is none. A flow is decided anew when its name becomes known later. Both nil: no names are read.
@@ -121,8 +133,8 @@ type ClientState struct {
 	Waiting        int // packets
 	WaitingBytes   cc.Bytes
 	BusyFlows      int
-	AcknowledgedBy string // "echo"; "share": by the acknowledgements of the client's TCP
-	Flow           *flow.Snapshot
+	AcknowledgedBy string         // "echo"; "share": by nothing, so they have a share of what TCP measures
+	Flow           *flow.Snapshot // nil: AcknowledgedBy is share
 }
 
 // Holder decides about the packets of a queue. New starts nothing; ServeQueue serves the queue.
@@ -139,6 +151,8 @@ type Holder struct {
 	states atomic.Pointer[[]ClientState]
 
 	clients      map[netip.Addr]*client
+	active       []*client // those with isListed: they had packets when tendActive looked last
+	isWhole      bool      // SetWhole was called with it last
 	flows        map[FlowKey]*flowState
 	names        nameTable
 	lanes        map[uint16]*lane // by the identifier of their echo requests
@@ -146,6 +160,7 @@ type Holder struct {
 	waitingBytes cc.Bytes // of all lanes
 	lastSweep    cc.Time
 	lastTending  cc.Time
+	lastCount    cc.Time // when busy flows were counted last
 	lastPacket   cc.Time // when one came last that belongs to a lane
 	lastServed   cc.Time // when KeepServed was called last
 	servedAsBusy bool    // it was for clients with packets
@@ -195,11 +210,13 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 	h.setWake(q.Wake)
 	defer h.setWake(nil)
 	defer h.closeClients()
+	others := append(echoes.descriptors(), copies.socket)
 	lastRound := h.cfg.Clock()
 	for ctx.Err() == nil {
 		h.keepServed(lastRound)
 		timeout := h.nextRound()
-		if err := q.Wait(timeout, append(echoes.descriptors(), copies.socket)...); err != nil {
+		hasOthers, err := q.Wait(timeout, others...)
+		if err != nil {
 			return err
 		}
 		now := h.cfg.Clock()
@@ -209,18 +226,26 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 				return err
 			}
 		}
-		echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
-		// Copies come first: the answer to a ClientHello is decided by the name in it.
-		if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
+		if hasOthers {
+			echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
+			// Copies come first: the answer to a ClientHello is decided by the name in it.
+			if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
+				return err
+			}
+		}
+		received, err := q.Receive(func(p Packet) { h.HandlePacket(now, p) })
+		if err != nil {
 			return err
 		}
-		if _, err := q.Receive(func(p Packet) { h.HandlePacket(h.cfg.Clock(), p) }); err != nil {
-			return err
-		}
+		sinceLast := now.Sub(lastRound)
 		lastRound = h.cfg.Clock()
 		h.serve(lastRound)
 		if err := q.Flush(); err != nil {
 			return err
+		}
+		if sinceLast < time.Duration(received)*crowdedTime && received < receiveBatch {
+			nap := unix.NsecToTimespec(mergeTime.Nanoseconds())
+			_ = unix.Nanosleep(&nap, nil) // interrupted: the next round comes sooner
 		}
 	}
 	if err := h.cfg.KeepServed(0); err != nil {
@@ -265,9 +290,9 @@ func (h *Holder) dropBacklog(q *Queue) error {
 			l.empty(false)
 		}
 	}
-	for more := true; more; {
+	for received := receiveBatch; received == receiveBatch; {
 		var err error
-		more, err = q.Receive(func(p Packet) {
+		received, err = q.Receive(func(p Packet) {
 			h.stats.late.Add(1)
 			q.Drop(p.ID)
 		})
@@ -325,7 +350,7 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 		h.stats.unmanaged.Add(1)
 		h.queue.Accept(p.ID)
 	default:
-		state.lane.client.used, h.lastPacket = now, now
+		h.noteActive(now, state.lane.client)
 		held := heldPacket{id: p.ID, size: cc.Bytes(p.Length), mark: p.Mark}
 		if h.cfg.CongestionMark != 0 {
 			held.ecn = head.ecn
@@ -447,13 +472,7 @@ func (h *Holder) serve(now cc.Time) {
 	}
 	if now.Sub(h.lastTending) >= tendEvery {
 		h.lastTending = now
-		for _, c := range h.clients {
-			if c.isActive(now) {
-				for _, l := range c.lanes {
-					l.tend(now)
-				}
-			}
-		}
+		h.tendActive(now)
 	}
 	if now.Sub(h.lastSweep) >= sweepEvery {
 		h.lastSweep = now
@@ -462,6 +481,44 @@ func (h *Holder) serve(now cc.Time) {
 	}
 	h.stats.clients.Store(int64(len(h.clients)))
 	h.stats.flows.Store(int64(len(h.flows)))
+}
+
+// noteActive lists a client that a packet has come for.
+func (h *Holder) noteActive(now cc.Time, c *client) {
+	c.used, h.lastPacket = now, now
+	if !c.isListed {
+		c.isListed = true
+		h.active = append(h.active, c)
+	}
+}
+
+// tendActive does what time brings for the clients that have packets, and takes the others from the list.
+func (h *Holder) tendActive(now cc.Time) {
+	h.active = slices.DeleteFunc(h.active, func(c *client) bool {
+		c.isListed = !c.closed && c.isActive(now)
+		return !c.isListed
+	})
+	for _, c := range h.active {
+		for _, l := range c.lanes {
+			l.tend(now)
+		}
+	}
+	if now.Sub(h.lastCount) < countFlowsTime {
+		return
+	}
+	h.lastCount = now
+	isFast, isSlow := false, false
+	for _, c := range h.active {
+		for _, l := range c.lanes {
+			l.countFlows(now)
+			isFast = isFast || l.rate() >= wholeRate
+			isSlow = isSlow || l.busy > 0 && l.rate() < wholeRate
+		}
+	}
+	if whole := isFast && !isSlow; whole != h.isWhole {
+		h.isWhole = whole
+		h.queue.SetWhole(whole)
+	}
 }
 
 // forgetIdle forgets flows and clients that have had no packets for a while.
@@ -488,6 +545,7 @@ func (h *Holder) closeClients() {
 	}
 	clear(h.clients)
 	clear(h.flows)
+	h.active = nil
 }
 
 // isActive reports whether a client has packets, or had some a moment ago.

@@ -33,6 +33,7 @@ type road struct {
 	requests []echoRequest
 	ecn      flow.ECN // of packets that arrive
 	nextID   uint32
+	whole    bool // as SetWhole said last
 	decide   func(FlowKey) Decision
 	seen     []string // server name of each decision
 }
@@ -62,6 +63,8 @@ func (r *road) answer(rtt time.Duration) {
 	}
 }
 
+func (r *road) SetWhole(whole bool) { r.whole = whole }
+
 func (r *road) Flush() error { return nil }
 
 func (r *road) Accept(id uint32) { r.accepted = append(r.accepted, id) }
@@ -74,7 +77,7 @@ func newRoad(t require.TestingT) *road {
 	r.manager.Arm = func(_ int, at cc.Time) { r.due = min(r.due, at) }
 	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
-		Flows: r.manager, Clock: func() cc.Time { return r.now },
+		Flows: r.manager, Clock: func() cc.Time { return r.now }, Share: 0.5,
 		KeepServed: func(time.Duration) error { return nil },
 		Decide: func(f FlowKey, name string) Decision {
 			r.seen = append(r.seen, name)
@@ -398,7 +401,7 @@ func TestAnswersForALaneThatAskedNothingAreIgnored(t *testing.T) {
 	}
 	assert.Zero(t, r.Stats().EchoAnswers)
 	for _, l := range r.lanes {
-		assert.Equal(t, flow.ByTransport, l.window.Source())
+		assert.Nil(t, l.echo)
 	}
 }
 
@@ -488,4 +491,39 @@ func TestServerNamesAreBounded(t *testing.T) {
 	table.forgetIdle(cc.Time(nameIdleTime))
 	assert.Empty(t, table.known)
 	assert.Empty(t, table.handshakes)
+}
+
+func TestSegmentsStayTogetherWhereAllThatIsBusyIsFast(t *testing.T) {
+	for name, c := range map[string]struct {
+		cwnd    float64 // packets in a round trip of 25 ms
+		maxRate cc.Rate // of another flow; 0: there is none
+		whole   bool
+	}{
+		"70 Mbit/s":                 {150, 0, true},
+		"35 Mbit/s":                 {75, 0, false},
+		"70 Mbit/s beside 8 Mbit/s": {150, 8e6, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoad(t)
+			r.decide = func(f FlowKey) Decision {
+				terms := flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"cwnd_packets": c.cwnd}}
+				if f.Source.Port() == 80 {
+					terms = flow.Terms{Group: "slow", Algorithm: "none", MaxRate: c.maxRate}
+				}
+				return Decision{Manage: true, Acknowledged: true, Terms: terms}
+			}
+			for range 100 {
+				for range 200 {
+					r.arrive(443, segment)
+				}
+				if c.maxRate > 0 {
+					r.arrive(80, segment)
+					r.arrive(80, segment)
+				}
+				r.wait(tendEvery)
+				r.answer(20 * time.Millisecond)
+			}
+			assert.Equal(t, c.whole, r.whole)
+		})
+	}
 }

@@ -119,8 +119,9 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 		send(text)
 	}
 	for len(held) < 3 {
-		require.NoError(t, q.Wait(5*time.Second))
-		_, err := q.Receive(collect)
+		_, err := q.Wait(5 * time.Second)
+		require.NoError(t, err)
+		_, err = q.Receive(collect)
 		require.NoError(t, err)
 	}
 	head, ok := parseHeader(held[0].Content)
@@ -133,6 +134,42 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	require.NoError(t, q.Flush())
 	received("accepted")
 	received("marked")
+
+	setSegment := func(bytes int) {
+		t.Helper()
+		raw, err := sender.SyscallConn()
+		require.NoError(t, err)
+		require.NoError(t, raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, bytes)
+		}))
+		require.NoError(t, err)
+	}
+	setSegment(4)
+	for _, whole := range []bool{true, false} {
+		q.SetWhole(whole)
+		require.NoError(t, q.Flush())
+		held = nil
+		send("one-two-last")
+		for bytes := 0; bytes < 12; {
+			_, err := q.Wait(5 * time.Second)
+			require.NoError(t, err)
+			_, err = q.Receive(collect)
+			require.NoError(t, err)
+			bytes = 0
+			for _, p := range held {
+				bytes += p.Length - 28
+			}
+		}
+		assert.Len(t, held, map[bool]int{true: 1, false: 3}[whole])
+		for _, p := range held {
+			q.Accept(p.ID)
+		}
+		require.NoError(t, q.Flush())
+		for _, segment := range []string{"one-", "two-", "last"} {
+			received(segment)
+		}
+	}
+	setSegment(0)
 
 	for range 9 { // the ninth finds the queue full
 		send("held")
@@ -155,7 +192,7 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	defer echoes.Close()
 	began := time.Now()
 	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 }, Share: 0.5,
 		KeepServed: func(time.Duration) error { return nil },
 		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
@@ -205,7 +242,7 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 		q, err := OpenQueue(7, 8)
 		require.NoError(t, err)
 		h := New(Config{
-			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
+			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 }, Share: 0.5,
 			KeepServed: func(time.Duration) error { return nil },
 		}, q, echoes)
 		ctx, stop := context.WithCancel(t.Context())
@@ -230,7 +267,7 @@ func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
 	var now atomic.Int64
 	now.Store(int64(time.Second))
 	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) },
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) }, Share: 0.5,
 		Decide: func(FlowKey, string) Decision { return Decision{} },
 		KeepServed: func(lasts time.Duration) error { // the process stands still for half a minute behind this call
 			if lasts > 0 && now.CompareAndSwap(int64(time.Second), int64(30*time.Second)) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,6 +32,7 @@ const (
 	copyPackets = 2
 
 	failOpenFlag = 1 << 0 // a packet that finds the queue full passes
+	wholeFlag    = 1 << 2 // segments that stand in one packet (GSO) stay in it
 
 	verdictDrop   = 0
 	verdictAccept = 1
@@ -39,7 +41,8 @@ const (
 const (
 	copiedBytes   = 128     // of each packet: an IPv6 header with some extension headers, and the transport's
 	receiveBuffer = 8 << 20 // bytes of the socket, for bursts
-	receiveBatch  = 64      // packets that are read before verdicts are written
+	receiveBatch  = 64      // packets that one system call reads, at most
+	messageRoom   = 1 << 10 // bytes of a packet's message: copiedBytes and some 200 of attributes
 	verdictBatch  = 16 << 10
 )
 
@@ -56,16 +59,36 @@ type Packet struct {
 type Queue struct {
 	number  uint16
 	socket  int
-	wakes   int // an eventfd
-	buffer  []byte
-	pending []byte // verdicts to be written
+	wakes   int    // an eventfd
+	buffer  []byte // messageRoom for each of inbox
+	inbox   []receivedMessage
+	pending []byte // verdicts and settings to be written
 	polled  []unix.PollFd
+}
+
+// receivedMessage is the kernel's struct mmsghdr: a message that recvmmsg(2) fills.
+type receivedMessage struct {
+	header unix.Msghdr
+	length uint32 // bytes that were received
+}
+
+// newInbox returns messages that parts of buffer have room for.
+func newInbox(buffer []byte) []receivedMessage {
+	inbox, rooms := make([]receivedMessage, receiveBatch), make([]unix.Iovec, receiveBatch)
+	for i := range inbox {
+		rooms[i].Base = &buffer[i*messageRoom]
+		rooms[i].SetLen(messageRoom)
+		inbox[i].header.Iov = &rooms[i]
+		inbox[i].header.SetIovlen(1)
+	}
+	return inbox
 }
 
 // OpenQueue binds the netfilter queue of that number, which keeps up to length packets.
 // Packets beyond those pass, and so do all of them once the queue is closed or its process is gone.
 func OpenQueue(number uint16, length uint32) (*Queue, error) {
-	q := &Queue{number: number, socket: -1, wakes: -1, buffer: make([]byte, 1<<17)}
+	q := &Queue{number: number, socket: -1, wakes: -1, buffer: make([]byte, receiveBatch*messageRoom)}
+	q.inbox = newInbox(q.buffer)
 	if err := q.open(length); err != nil {
 		q.Close()
 		return nil, fmt.Errorf("hold: netfilter queue %d: %w", number, explainError(err, "nfnetlink_queue"))
@@ -127,42 +150,52 @@ func (q *Queue) configure(attrs []byte) error {
 }
 
 // Wait waits until there are packets, Wake is called, one of the other descriptors can be read, or timeout is over
-// (below 0: no limit).
-func (q *Queue) Wait(timeout time.Duration, others ...int) error {
+// (below 0: no limit). It reports whether one of the others can be read.
+func (q *Queue) Wait(timeout time.Duration, others ...int) (hasOthers bool, err error) {
 	milliseconds := -1
 	if timeout >= 0 {
 		milliseconds = int(timeout.Milliseconds())
 	}
-	q.polled = q.polled[:0]
-	for _, fd := range append(others, q.wakes, q.socket) {
-		q.polled = append(q.polled, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	q.polled = append(q.polled[:0], pollIn(q.wakes), pollIn(q.socket))
+	for _, fd := range others {
+		q.polled = append(q.polled, pollIn(fd))
 	}
-	if _, err := unix.Poll(q.polled, milliseconds); err != nil && !errors.Is(err, unix.EINTR) {
-		return fmt.Errorf("hold: poll: %w", err)
+	if _, err := unix.Poll(q.polled, milliseconds); errors.Is(err, unix.EINTR) {
+		return false, nil // it has filled in nothing
+	} else if err != nil {
+		return false, fmt.Errorf("hold: poll: %w", err)
 	}
-	if q.polled[len(others)].Revents != 0 {
+	if q.polled[0].Revents != 0 {
 		var count [8]byte
 		_, _ = unix.Read(q.wakes, count[:]) // it reads all wakes at once
 	}
-	return nil
+	for _, p := range q.polled[2:] {
+		hasOthers = hasOthers || p.Revents != 0
+	}
+	return hasOthers, nil
 }
 
-// Receive calls handle with each packet that has come, at most a batch of them. More reports whether there may be
-// others.
-func (q *Queue) Receive(handle func(Packet)) (more bool, err error) {
-	for range receiveBatch {
-		n, _, err := unix.Recvfrom(q.socket, q.buffer, unix.MSG_DONTWAIT)
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return false, nil
-		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS): // packets that found no room have passed
-			continue
-		case err != nil:
-			return false, fmt.Errorf("hold: receive: %w", err)
+func pollIn(fd int) unix.PollFd { return unix.PollFd{Fd: int32(fd), Events: unix.POLLIN} }
+
+// Receive calls handle with each packet that has come, at most receiveBatch of them, and returns how many messages
+// there were. Fewer than receiveBatch: there are no others.
+func (q *Queue) Receive(handle func(Packet)) (messages int, err error) {
+	for {
+		n, _, code := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(q.socket), uintptr(unsafe.Pointer(&q.inbox[0])),
+			receiveBatch, unix.MSG_DONTWAIT, 0, 0)
+		switch code {
+		case 0:
+			for i, m := range q.inbox[:n] {
+				forEachPacket(q.buffer[i*messageRoom:][:m.length], handle)
+			}
+			return int(n), nil
+		case unix.EAGAIN:
+			return 0, nil
+		case unix.EINTR, unix.ENOBUFS: // packets that found no room have passed
+		default:
+			return 0, fmt.Errorf("hold: receive: %w", code)
 		}
-		forEachPacket(q.buffer[:n], handle)
 	}
-	return true, nil
 }
 
 // Wake makes Wait return. Any goroutine may call it.
@@ -178,6 +211,16 @@ func (q *Queue) Accept(id uint32) { q.appendVerdict(id, verdictAccept, nil) }
 // AcceptWithMark lets a packet go on under another mark.
 func (q *Queue) AcceptWithMark(id, mark uint32) {
 	q.appendVerdict(id, verdictAccept, binary.BigEndian.AppendUint32(nil, mark))
+}
+
+// SetWhole has the kernel leave several segments of a flow in one packet (GSO), or cut them into packets, which is so at
+// first. It begins with the next Flush.
+func (q *Queue) SetWhole(whole bool) {
+	flags := uint32(0)
+	if whole {
+		flags = wholeFlag
+	}
+	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(wholeFlag, flags))
 }
 
 // Drop discards a packet with the next Flush.
@@ -204,7 +247,7 @@ func (q *Queue) Flush() error {
 	if len(q.pending) == 0 {
 		return nil
 	}
-	err := unix.Sendto(q.socket, q.pending, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	_, err := unix.Write(q.socket, q.pending) // to the kernel, which an unconnected netlink socket sends to
 	q.pending = q.pending[:0]
 	if err != nil {
 		return fmt.Errorf("hold: verdicts: %w", err)

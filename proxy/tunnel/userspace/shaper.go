@@ -38,8 +38,9 @@ type shaper struct {
 
 	mu sync.Mutex
 	// queue is nil where packets are not held back.
-	queue  *flow.FairQueue[fiveTuple, packet]
-	window *flow.EchoFlow
+	queue *flow.FairQueue[fiveTuple, packet]
+	// close ends the window of the queue.
+	close func()
 }
 
 // fiveTuple identifies a flow of a peer.
@@ -59,22 +60,22 @@ type packet struct {
 	hops    uint8
 }
 
-// openWindow makes packets wait for room in a window, or for a maximum rate, as terms say. It runs
-// before the shaper is shared.
-func (s *shaper) openWindow(name string, terms flow.Terms) {
+// openWindow makes packets wait for their share of a window, or for a maximum rate, as terms say.
+// It runs before the shaper is shared.
+func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
 	if s.d.with.Flows == nil {
 		return
 	}
-	window, err := s.d.with.Flows.OpenEcho(s.d.with.Clock(), terms, flow.ByTransport, s.noteRoom)
+	window, err := s.d.with.Flows.OpenDatagrams(s.d.with.Clock(), terms, share, s.noteRoom)
 	if err != nil {
 		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return
 	}
 	s.queue = flow.NewFairQueue[fiveTuple](flow.QueueConfig[packet]{Window: window, Dropped: s.d.countDropped})
-	s.window = window
+	s.close = window.Close
 }
 
-// closeWindow gives up the part of the window, and drops the queue.
+// closeWindow gives up the share of the window, and drops the queue.
 func (s *shaper) closeWindow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +84,7 @@ func (s *shaper) closeWindow() {
 	}
 	defer s.accountQueued(s.queuedBytes())
 	s.queue.Trim(0, 0)
-	s.window.Close(s.d.with.Clock())
+	s.close()
 	s.queue = nil
 }
 
@@ -135,9 +136,6 @@ func (s *shaper) sendAfterWake(now cc.Time) {
 func (s *shaper) sendQueued(now cc.Time) {
 	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
 		s.sendPacket(pkt)
-	}
-	if packets, _ := s.queue.Len(); packets == 0 {
-		s.window.StopWanting(now)
 	}
 }
 
@@ -255,7 +253,7 @@ func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 		p.dropUplink(oldest)
 	}
 	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
-	u.openWindow(p.name, u.terms)
+	u.openWindow(p.name, u.terms, 1)
 	p.uplinks[l] = u
 	return u
 }
