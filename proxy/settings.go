@@ -85,7 +85,7 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 		return
 	}
 	s.held.serve(hold.Config{
-		Flows: e.Flows, Clock: e.Clock, Share: way.UDP.ShareOfWindow(), Log: e.Log.With("listener", way.Name),
+		Flows: e.Flows, Clock: e.Clock, Log: e.Log.With("listener", way.Name),
 		CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
 		Decide: func(f hold.FlowKey, serverName string) hold.Decision {
 			l := in.now.Load()

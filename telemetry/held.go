@@ -18,10 +18,9 @@ type HeldClient struct {
 	WaitingPackets int        `json:"waiting_packets"`
 	WaitingBytes   cc.Bytes   `json:"waiting_bytes"`
 	BusyFlows      int        `json:"busy_flows"`
-	// AcknowledgedBy is echo, or share: the client answers no echo request.
-	AcknowledgedBy string `json:"acknowledged_by"`
-	// Control is absent for share, because nothing is measured then.
-	Control *Control `json:"control,omitempty"`
+	// AcknowledgedBy is echo, or share: the client answers no echo request, so the acknowledgements of its TCP serve.
+	AcknowledgedBy string   `json:"acknowledged_by"`
+	Control        *Control `json:"control,omitempty"`
 }
 
 // serveHeld answers with the clients that UDP is held for, by listener and address.

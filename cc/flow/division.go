@@ -17,6 +17,9 @@ const (
 	perMemberCut = perMember / 8 // after a loss or a mark that has reduced the window
 )
 
+// followerPace is how fast a follower may send, in quarters of its part of the window per round trip.
+const followerPace = 5
+
 // division shares the window among the members that are active, and puts their limits into force. A member is active
 // from when it sends or wants to, until it has been silent for a retransmission timeout.
 //
@@ -40,6 +43,9 @@ func (d *division) addMember(m *member, p *path) {
 	d.members = append(d.members, m)
 	d.weights += m.weight
 	p.routeMember(m)
+	if m.follows { // it comes from another group
+		d.followers = append(d.followers, m)
+	}
 	d.caps.countCaps(m)
 	d.needsDivision = true
 }
@@ -55,6 +61,7 @@ func (d *division) removeMember(m *member, now cc.Time) {
 	d.members[m.groupIndex], last.groupIndex = last, m.groupIndex
 	d.members[len(d.members)-1] = nil
 	d.members = d.members[:len(d.members)-1]
+	d.followers = slices.DeleteFunc(d.followers, func(f *member) bool { return f == m })
 	d.weights -= m.weight
 	d.caps.uncountCaps(m)
 	d.reapplyCaps(now)
@@ -86,7 +93,7 @@ func (d *division) onSendStart(m *member, now cc.Time) {
 	wasIdle := d.endIdle(m.path, now)
 	d.startAlgorithm(now)
 	others := d.inflight > m.counted || d.wanting > 0 && m.want == 0
-	if m.want == 0 && (wasIdle || m.isSilent(now, d.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
+	if m.want == 0 && !m.follows && (wasIdle || m.isSilent(now, d.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
 		m.ramping = true
 	}
 	if !m.active {
@@ -218,7 +225,7 @@ func (d *division) divideWindow(now cc.Time) {
 		if d.caps.rateBinds {
 			unpaced = 0
 		}
-		d.allocator.allotWindow(d.memberWindow(), unpaced)
+		d.allocator.allotWindow(d.control.Cwnd, unpaced)
 		d.scheduleTick(now.Add(rto)) // by then members may have ceased to contend or to send
 	}
 	if d.allocator.hasOddPairs {
@@ -243,7 +250,7 @@ func (d *division) hasWindowAlone(m *member) bool {
 
 // setBounds sets the inputs of a division for m: what it may have at least and at most.
 func (d *division) setBounds(m *member) {
-	window, least := d.memberWindow(), m.leastWindow()
+	window, least := d.control.Cwnd, m.leastWindow()
 	m.segment, m.used, m.minimum = m.segmentSize(), m.counted, least
 	m.floor, m.targetBytes, m.allowed = least, 0, window
 	if m.terms.MinRate > 0 {
@@ -277,7 +284,7 @@ func (d *division) updateLimit(m *member, now cc.Time, atOnce bool) {
 	case d.hasWindowAlone(m):
 		m.contends = m.wantsMore(now, &d.rtt)
 		d.setBounds(m)
-		d.allocator.allotToOne(&m.allocation, d.memberWindow())
+		d.allocator.allotToOne(&m.allocation, d.control.Cwnd)
 	case !m.active || m.inflightLimit == 0: // no division has included it yet
 		m.contends = true
 		d.setBounds(m)
@@ -315,6 +322,9 @@ func (d *division) computeLimit(m *member) Limit {
 	if m.ramping && d.rttIsKnown() {
 		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.inflightLimit, d.rtt.srtt)))
 	}
+	if m.follows && d.rttIsKnown() { // another's acknowledgement may let out all that it has in flight
+		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(followerPace*m.inflightLimit/4, d.rtt.srtt)))
+	}
 	return l
 }
 
@@ -333,7 +343,7 @@ func (d *division) rttIsKnown() bool { return d.rtt.srtt > 0 }
 // hasAllItMayUse reports whether m has all that its terms allow, so that it has no use for a wider window. It compares
 // with the last division, before that was cut to whole pairs of segments.
 func (d *division) hasAllItMayUse(m *member) bool {
-	return d.rttIsKnown() && m.ceilingRate > 0 && m.allotted >= m.allowed && m.allowed < d.memberWindow()
+	return d.rttIsKnown() && m.ceilingRate > 0 && m.allotted >= m.allowed && m.allowed < d.control.Cwnd
 }
 
 // wakeIfAllowed wakes m's relay if a refused Take may succeed now, or schedules that for when pacing lets it.
@@ -355,35 +365,56 @@ func (d *division) wakeIfAllowed(m *member, now cc.Time) {
 	}
 }
 
-// membersWantWindow reports whether a member wants more of the window than it has, or did within the last round trip:
-// a relay reads between two writes. A member that waits for its retransmission timer does not ask, but still wants its
-// part.
+// membersWantWindow reports whether a member that does not follow wants more of the window than it has, or did within
+// the last round trip: a relay reads between two writes. A member that waits for its retransmission timer does not ask,
+// but still wants its part.
 func (d *division) membersWantWindow(now cc.Time) bool {
 	if d.wantedAt != 0 && now.Sub(d.wantedAt) <= max(d.rtt.srtt, leastTick) {
 		return true
 	}
-	return slices.ContainsFunc(d.allocator.active, func(m *member) bool { return m.wantsMore(now, &d.rtt) || m.timedOut })
+	return slices.ContainsFunc(d.allocator.active, func(m *member) bool {
+		return !m.follows && (m.wantsMore(now, &d.rtt) || m.timedOut)
+	})
 }
 
-// wakeDatagrams wakes the datagrams that may go now, and schedules the others.
-func (d *division) wakeDatagrams(now cc.Time) {
-	if len(d.datagrams) == 0 {
+// setFollows makes m a follower, or a member that reports its own bytes. What is in flight counts as arrived.
+func (d *division) setFollows(m *member, now cc.Time, follows bool) {
+	d.freeFollower(m, now)
+	d.followers = slices.DeleteFunc(d.followers, func(f *member) bool { return f == m })
+	if m.follows = follows; follows {
+		d.followers = append(d.followers, m)
+	}
+}
+
+// freeFollower takes what m, a follower, has in flight as gone, and makes it want nothing of the window.
+func (d *division) freeFollower(m *member, now cc.Time) {
+	if m.inflight > 0 {
+		m.ackSentBy(now, now)
+		d.countInflight(m)
+		d.needsDivision = true
+	}
+	d.setWant(m, 0)
+}
+
+// wakeFollowers wakes the followers that may send by now: they have room, or no other member wants the window.
+func (d *division) wakeFollowers(now cc.Time) {
+	if len(d.followers) == 0 {
 		return
 	}
-	d.retireDatagrams(now)
-	view := d.datagramWindow()
-	for _, s := range d.datagrams {
-		d.scheduleRetiring(s, &view)
-		if s.refused == 0 {
-			continue
+	held := d.membersWantWindow(now)
+	for _, m := range d.followers {
+		switch {
+		case held:
+			d.wakeIfAllowed(m, now)
+		case m.gate.waiting && m.waiter.turn.Load() == noTurn:
+			m.wakeRelay()
+			fallthrough
+		default:
+			d.freeFollower(m, now)
 		}
-		s.refillCredit(now, &view)
-		if d.membersWantWindow(now) && !s.hasRoom(s.refused, s.refusedSparse, &view) {
-			d.scheduleTick(s.nextTryAt(now, &view))
-			continue
+		if m.isBusy() {
+			d.scheduleTick(now.Add(max(d.rtt.srtt, leastTick)))
 		}
-		s.refused = 0
-		s.wake(now)
 	}
 }
 

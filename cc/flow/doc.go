@@ -16,10 +16,10 @@
 //
 //	echo.go                       EchoFlow: a flow for packets of other hosts' transports
 //	manager.go                    groups by name, paths by host; opening, moving, closing; hints
-//	flow.go, datagrams.go         what a user holds: Flow, Receiving; Datagrams, FairQueue
+//	flow.go, fairqueue.go         what a user holds: Flow, Receiving; FairQueue
 //	group.go                      one lock; reports, requests, ticks, moves, descriptions
 //	division.go, allocator.go     who is active, shares of the window, limits put into force
-//	window.go, datagramshare.go   the algorithm and its inputs; caps; idle memory; bytes of datagrams
+//	window.go                     the algorithm and its inputs; caps; idle memory
 //	hints.go                      the newest hint, checked against what is delivered
 //	member.go                     one flow as its group knows it; the path to its host
 //	gate.go                       pacing, the relay's side of a limit, maximum rates
@@ -120,11 +120,13 @@
 // only bounds the sum. Terms.ConnectionRate bounds one flow by its own pacer. Linux sends the first ten segments of a
 // connection whatever the pacing rate is, so Take must be asked for those (Flow.NeedsGrants).
 //
-// # Datagrams
+// # Packets of other transports
 //
-// UDP and ICMP to the same peer use the window of its flows (Datagrams). Nothing acknowledges them: they count for one
-// round trip, up to a share of the window while a flow wants it, and then as delivered along with the flows' bytes.
-// Algorithms so see the rate of the path. A FairQueue holds what has no room.
+// UDP and ICMP to a host are one member of its group (EchoFlow), with as much weight as they have busy flows. A FairQueue
+// holds what has no room. Something else than the packets' own transport acknowledges them (Source). Answers to echo
+// requests do: all that left before a request has arrived when its answer comes. Where none comes, the member follows the
+// others: what left before a byte of theirs has arrived with that byte. A follower is paced to its part of the window.
+// Where no other member wants the window, nothing shows what the path carries, and a follower's packets pass.
 //
 // # Time and locks
 //

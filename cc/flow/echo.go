@@ -24,15 +24,35 @@ const (
 	maxPacket        cc.Bytes = 1500 // larger ones are several segments
 )
 
+// Source is what acknowledges the packets of an EchoFlow.
+type Source uint8
+
+// The sources.
+const (
+	// ByTransport takes the acknowledgements of the group's other members: what left before a byte of theirs that has
+	// arrived has arrived, too. While none of them wants more of the window, nothing holds packets but a maximum rate.
+	ByTransport Source = iota
+	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so.
+	ByEcho
+)
+
+// A radio link fades for fractions of a second, and its window with it. Sparse flows are not held back by that: they
+// may borrow what the usual rate is worth during loanTime, and the other packets make up for it.
+const (
+	loanTime      = 500 * time.Millisecond
+	usualRateTime = 2 * time.Second // over which the usual rate is smoothed
+)
+
 // EchoFlow is a Flow for packets of other hosts' transports, such as a QUIC download that this machine forwards.
-// Nothing here sees their acknowledgements, so echo requests do in their place: one follows what has left, and its
-// answer acknowledges all of that, since both stand in one queue. The owner sends a request when NextEcho says so.
+// Nothing here sees their acknowledgements, so a Source does in their place. An echo request follows what has left, and
+// its answer acknowledges all of that, since both stand in one queue.
 //
 // Calls must not overlap, but with those of the Flow's manager.
 type EchoFlow struct {
-	flow  *Flow
-	terms Terms
-	cwnd  atomic.Int64 // the flow's limit
+	flow   *Flow
+	source Source
+	terms  Terms
+	cwnd   atomic.Int64 // the flow's limit
 
 	credit   cc.Bytes // granted by the flow, not used yet; below 0: lent to sparse flows
 	report   Report
@@ -54,27 +74,49 @@ type echoProbe struct {
 	upTo     cc.Bytes // stream offset of what had left before it
 }
 
-// OpenEcho adds packets that echo requests acknowledge to the group that t leads to. Wake is called, as a Leg's is,
-// when a refused Take may succeed.
-func (m *Manager) OpenEcho(now cc.Time, t Terms, wake func()) (*EchoFlow, error) {
-	e := &EchoFlow{terms: t}
+// OpenEcho adds packets that by acknowledges to the group that t leads to. Wake is called, as a Leg's is, when a
+// refused Take may succeed.
+func (m *Manager) OpenEcho(now cc.Time, t Terms, by Source, wake func()) (*EchoFlow, error) {
+	e := &EchoFlow{terms: t, source: by}
 	apply := func(l Limit) { e.cwnd.Store(int64(l.Cwnd)) }
 	f, err := m.Open(now, t, Leg{Apply: apply, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
+	f.follow(now, by == ByTransport)
 	e.flow = f
 	return e, nil
 }
 
+// Source returns what acknowledges the packets.
+func (e *EchoFlow) Source() Source { return e.source }
+
+// AcknowledgeBy makes s acknowledge the packets from now on. What is in flight counts as arrived.
+func (e *EchoFlow) AcknowledgeBy(now cc.Time, s Source) {
+	taken := e.flow.follow(now, s == ByTransport)
+	e.source, e.credit, e.probes, e.answered, e.lost = s, 0, nil, 0, 0
+	e.report.Written, e.report.Acked = taken, taken
+}
+
 // Take implements PacketWindow.
 func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
+	if e.source == ByTransport {
+		passes, isHeld, srtt := e.flow.passFollower(now, n, sparse)
+		if !isHeld {
+			return passes
+		}
+		e.srtt = srtt
+	}
 	e.updateUsual(now)
 	room := e.roomFor(n)
-	if e.credit < room {
-		e.credit += e.flow.Take(now, room-e.credit).Bytes
+	for e.credit < room { // until there is enough, or the flow has refused
+		granted := e.flow.Take(now, room-e.credit).Bytes
+		if granted == 0 {
+			break
+		}
+		e.credit += granted
 	}
-	isIdle := e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
+	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
 	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
 	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
 		return false
@@ -117,6 +159,9 @@ func (e *EchoFlow) updateUsual(now cc.Time) {
 
 // NextEcho returns when the next echo request is to be sent, cc.Never if none.
 func (e *EchoFlow) NextEcho() cc.Time {
+	if e.source != ByEcho {
+		return cc.Never
+	}
 	covered := e.report.Acked
 	if n := len(e.probes); n > 0 {
 		covered = e.probes[n-1].upTo

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -20,7 +21,7 @@ type echoBed struct {
 func openEchoBed(t *testing.T, terms Terms) *echoBed {
 	b := &echoBed{testbed: newTestbed(t)}
 	var err error
-	b.EchoFlow, err = b.mgr.OpenEcho(b.now, terms, func() { b.woken++ })
+	b.EchoFlow, err = b.mgr.OpenEcho(b.now, terms, ByEcho, func() { b.woken++ })
 	require.NoError(t, err)
 	return b
 }
@@ -142,4 +143,163 @@ func TestALargePacketLeavesBesideASmallFlow(t *testing.T) {
 		}
 	}
 	assert.True(t, left)
+}
+
+// follow opens packets that the group's other flows acknowledge, and counts their wakes.
+func (p *testbed) follow(terms Terms) (e *EchoFlow, woken *int) {
+	p.t.Helper()
+	woken = new(int)
+	e, err := p.mgr.OpenEcho(p.now, terms, ByTransport, func() { *woken++ })
+	require.NoError(p.t, err)
+	return e, woken
+}
+
+// pourInto takes packets of a segment until one is refused, at most 1000.
+func (p *testbed) pourInto(e *EchoFlow) (n int) {
+	for n < 1000 && e.Take(p.now, mss, false) {
+		n++
+	}
+	return n
+}
+
+func TestFollowersPassWhereNoOtherMemberWantsTheWindow(t *testing.T) {
+	p := newTestbed(t)
+	e, woken := p.follow(static(10))
+	assert.Equal(t, 1000, p.pourInto(e), "without any flow")
+	l := p.open(static(10))
+	assert.Equal(t, 3*mss, l.send(3*mss))
+	assert.Equal(t, 1000, p.pourInto(e), "beside one that has all it wants")
+	l.send(64 * mss)
+	assert.Less(t, p.pourInto(e), 10)
+	l.Close(p.now)
+	p.wait(time.Second)
+	assert.Equal(t, 1, *woken)
+	assert.Equal(t, 1000, p.pourInto(e))
+	assert.Zero(t, e.Snapshot().Inflight)
+}
+
+func TestAnotherMembersAcknowledgementIsTheFollowers(t *testing.T) {
+	p := newTestbed(t)
+	l := p.open(static(10))
+	e, woken := p.follow(static(10))
+	trip := func() {
+		p.wait(20 * time.Millisecond)
+		l.ack(l.r.Pipe)
+		l.send(64 * mss)
+	}
+	l.send(64 * mss)
+	p.pourInto(e)
+	trip()
+	p.pourInto(e)
+	trip()
+	for range 20 {
+		p.wait(time.Millisecond) // paced to its part
+		p.pourInto(e)
+	}
+	assert.Equal(t, 4*mss, e.Snapshot().Inflight, "half the window, in pairs")
+	before := *woken
+	l.ack(mss)
+	assert.Equal(t, before, *woken, "that byte had left before them")
+	p.wait(20 * time.Millisecond)
+	l.send(64 * mss)
+	p.wait(20 * time.Millisecond)
+	l.ack(l.r.Pipe)
+	assert.Greater(t, *woken, before)
+	assert.Equal(t, 1000*mss, 1000*mss+e.Snapshot().Inflight, "all had left before the newest byte")
+}
+
+// TestFlowsHaveTheWindowBackFromFollowers has an enforcing leg, which asks for nothing.
+func TestFlowsHaveTheWindowBackFromFollowers(t *testing.T) {
+	for name, end := range map[string]func(*testbed, *EchoFlow){
+		"that close":                  func(p *testbed, e *EchoFlow) { e.Close(p.now) },
+		"that echoes acknowledge now": func(p *testbed, e *EchoFlow) { e.AcknowledgeBy(p.now, ByEcho) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTestbed(t)
+			l := p.openEnforced(static(10))
+			l.write(mss, mss)
+			l.report()
+			p.wait(20 * time.Millisecond)
+			l.ack(mss)
+			e, _ := p.follow(static(10))
+			l.fill()
+			p.pourInto(e)
+			p.waitForDivision()
+			require.Less(t, l.limit.Cwnd, 10*mss)
+			end(p, e)
+			p.wait(time.Second)
+			p.wait(0)
+			assert.Equal(t, 10*mss, l.limit.Cwnd)
+		})
+	}
+}
+
+// Whatever comes: the group counts what its members have in flight, the flow gets its part of the window, and
+// packets that wait are woken.
+func TestWhateverComesFlowsKeepTheirPartBesideFollowers(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		p := newTestbed(t)
+		window := cc.Bytes(rapid.IntRange(4, 100).Draw(rt, "window"))
+		terms := static(float64(window))
+		terms.MaxRate = cc.Rate(rapid.IntRange(0, 1).Draw(rt, "limited")) * 10e6
+		e, woken := p.follow(terms)
+		l := p.open(terms)
+		source, waits := ByTransport, false
+		for range rapid.IntRange(1, 80).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 4).Draw(rt, "what") {
+			case 0:
+				l.send(cc.Bytes(rapid.IntRange(1, 200_000).Draw(rt, "want")))
+			case 1:
+				if n := l.r.Pipe; n > 0 {
+					l.ack(min(n, mss*cc.Bytes(rapid.IntRange(1, 50).Draw(rt, "acked"))))
+				}
+			case 2:
+				n := cc.Bytes(rapid.IntRange(1, 1500).Draw(rt, "size"))
+				waits = !e.Take(p.now, n, rapid.Bool().Draw(rt, "sparse"))
+			case 3:
+				p.wait(time.Duration(rapid.IntRange(0, 50).Draw(rt, "ms")) * time.Millisecond)
+				p.wait(0)
+			case 4:
+				if rapid.IntRange(0, 5).Draw(rt, "switch") == 0 {
+					source = ByEcho - source
+					e.AcknowledgeBy(p.now, source)
+				}
+			}
+			g := l.group()
+			require.Equal(rt, l.counted+e.flow.counted, g.inflight)
+			require.Equal(rt, e.flow.taken-e.flow.last.Acked, e.flow.inflight)
+			require.GreaterOrEqual(rt, e.Snapshot().Delivered, cc.Bytes(0))
+			require.LessOrEqual(rt, l.inflight(), window*mss)
+		}
+		e.AcknowledgeBy(p.now, ByTransport)
+		before := *woken
+		for range 100 {
+			p.wait(10 * time.Millisecond)
+			p.wait(0)
+			if l.r.Pipe > 0 {
+				l.ack(l.r.Pipe)
+			}
+		}
+		if waits {
+			require.Positive(rt, *woken)
+			require.LessOrEqual(rt, *woken-before, 3)
+		}
+		require.Zero(rt, e.Snapshot().Inflight)
+		require.True(rt, e.Take(p.now, mss, false))
+	})
+}
+
+func TestAskingForPacketsAllocatesNothing(t *testing.T) {
+	p := newTestbed(t)
+	l := p.open(static(100))
+	e, _ := p.follow(static(100))
+	l.send(200 * mss)
+	step := func() {
+		e.Take(p.now, mss, false)
+		p.wait(time.Millisecond)
+	}
+	for range 1000 {
+		step()
+	}
+	assert.Zero(t, testing.AllocsPerRun(1000, step))
 }

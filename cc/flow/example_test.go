@@ -69,31 +69,28 @@ func ExampleManager_Open_shared() {
 	// one is closed: 40 and 0 segments
 }
 
-// Datagrams of the same peer use the window of its flows, but no more than their share while a flow wants it.
-func ExampleManager_OpenDatagrams() {
+// Packets of other transports to the same peer weigh as a flow does. Echo requests acknowledge them.
+func ExampleManager_OpenEcho() {
 	var flows flow.Manager
 	now := cc.Time(time.Second)
-	terms := flow.Terms{Group: "client", Algorithm: "static", Params: cc.Params{"cwnd_packets": 40}}
-	f, err := flows.Open(now, terms, flow.Leg{})
+	terms := flow.Terms{Group: "client", Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
+	packets, err := flows.OpenEcho(now, terms, flow.ByEcho, func() { fmt.Println("room for a packet") })
 	if err != nil {
 		panic(err)
 	}
-	calls, err := flows.OpenDatagrams(now, terms, 0.25, func() { fmt.Println("room for a datagram") })
-	if err != nil {
-		panic(err)
-	}
-	defer calls.Close()
+	defer packets.Close(now)
 
-	f.Take(now, 1_000_000) // the flow wants more than the whole window
-	sent := 0
-	for calls.Take(now, cc.DefaultMSS, false) {
-		sent++
+	sent, echo := 0, uint16(0)
+	for packets.Take(now, cc.DefaultMSS, false) {
+		if sent++; packets.NextEcho() <= now {
+			echo = packets.SendEcho(now) // the owner sends an ICMP message with this number
+		}
 	}
-	fmt.Println("datagrams in flight:", sent)
-	flows.Tick(0, now.Add(200*time.Millisecond)) // they have arrived
+	fmt.Println("packets in flight:", sent)
+	packets.ReceiveEcho(now.Add(20*time.Millisecond), echo)
 	// Output:
-	// datagrams in flight: 10
-	// room for a datagram
+	// packets in flight: 10
+	// room for a packet
 }
 
 // A receiver bounds a sender that knows nothing of it by the window that it advertises.

@@ -82,6 +82,28 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	return Grant{n}
 }
 
+// follow makes f a follower, or makes f report its own bytes again. What is in flight counts as arrived. It returns how
+// many bytes f has been granted in all.
+func (f *Flow) follow(now cc.Time, follows bool) (taken cc.Bytes) {
+	g := f.lockGroup()
+	defer g.divideAndUnlock(now)
+	if !f.closed {
+		g.setFollows(&f.member, now, follows)
+	}
+	return f.taken
+}
+
+// passFollower is group.passFollower for f. srtt is the group's, 0 before the first sample.
+func (f *Flow) passFollower(now cc.Time, n cc.Bytes, sparse bool) (passes, isHeld bool, srtt time.Duration) {
+	g := f.lockGroup()
+	defer g.divideAndUnlock(now)
+	if f.closed {
+		return false, false, 0
+	}
+	passes, isHeld = g.passFollower(&f.member, now, n, sparse)
+	return passes, isHeld, g.rtt.srtt
+}
+
 // Move gives f other terms from now on. Another group, algorithm or set of parameters leads to another group, made as
 // Open makes it. What is in flight counts there, and f waits there for what it waited for. An algorithm that starts
 // with f starts from the window and the round trips that f had. It hears only of what leaves from then on, because

@@ -137,7 +137,7 @@ const rateLimitSlack = 1.01
 type rateLimit struct {
 	timers *timers
 	key    limitKey
-	users  atomic.Int32 // flows and datagrams that share it; changed with the manager's mu held
+	users  atomic.Int32 // flows that share it; changed with the manager's mu held
 	parked bool         // it is in Manager.unusedLimits; the manager's mu guards it
 	timer  timer        // of the next turn
 
@@ -154,13 +154,13 @@ type limitKey struct {
 	rate  cc.Rate
 }
 
-// waiter is a flow, or datagrams, at a rateLimit. The mutex of the rateLimit guards all fields but wake.
+// waiter is a flow at a rateLimit. The mutex of the rateLimit guards all fields but wake.
 type waiter struct {
 	wake    func(now cc.Time)
 	turn    atomic.Uint32 // noTurn, turnWaits or turnCame; may be read without the mutex
 	turnAt  cc.Time       // the turn comes not before this; once it has come, when that was
 	turnGap time.Duration // nor earlier than this after the turn before it
-	prepaid cc.Bytes      // bytes that turns of datagrams have let pass and that have not gone yet
+	prepaid cc.Bytes      // bytes that turns of passPacket have let pass and that have not gone yet
 }
 
 // The values of waiter.turn.
@@ -233,12 +233,12 @@ func (l *rateLimit) scheduleNextTurn() {
 	}
 }
 
-// sparseAhead is how far sparse datagrams may exceed the rate at once. The others make up for it.
+// sparseAhead is how far sparse flows' packets may exceed the rate at once. The others make up for it.
 const sparseAhead = 100 * time.Millisecond
 
-// passDatagram lets a datagram of n bytes pass and reports whether it did; otherwise w is woken at its turn. A
-// datagram of a sparse flow needs no turn. A nil limit lets everything pass.
-func (l *rateLimit) passDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
+// passPacket lets a packet of n bytes pass and reports whether it did; otherwise w is woken at its turn. A packet of a
+// sparse flow needs no turn. A nil limit lets everything pass.
+func (l *rateLimit) passPacket(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
 	if l == nil {
 		return true
 	}

@@ -16,10 +16,10 @@ import (
 // Four kinds of locks, always taken in this order:
 //
 //	lock                  guards                                         what runs under it
-//	1 Manager.mu          maps and lists of groups, paths, datagrams,    opening, moving, closing, hints;
+//	1 Manager.mu          maps and lists of groups, paths,               opening, moving, closing, hints;
 //	                      rate limits; path.hostIndex                    never a report or a Take
-//	2 group.mu            the group, its members (also Flow.closed),     algorithms, Leg.Apply, Leg.Wake, wake of
-//	                      its datagram shares, its paths                 datagrams: they neither block nor call back
+//	2 group.mu            the group, its members (also Flow.closed),     algorithms, Leg.Apply, Leg.Wake: they neither
+//	                      its paths                                      block nor call back
 //	  two of them         both groups of a move                          only with Manager.mu held
 //	3 rateLimit.mu        bucket, queue and turns of a maximum rate      nothing else; waiters are woken without it
 //	  hostQueue.mu        the queue on the way to a host                 nothing else
@@ -30,7 +30,6 @@ import (
 //
 //	atomic                written with             read without the lock by
 //	Flow.home             both groups' mu          lockGroup: load, lock, load again, because the flow may have moved
-//	Datagrams.home        Manager.mu, group.mu     lockGroup, in the same way; nil: no such group
 //	member.needsGrants    group.mu                 Flow.NeedsGrants, before each write over an enforcing leg
 //	waiter.turn           rateLimit.mu             division.wakeIfAllowed, updateLimit
 //	rateLimit.users       Manager.mu               member.passMaxRate
@@ -74,7 +73,7 @@ func (g *group) onTimer(now cc.Time) {
 		}
 	}
 	g.needsDivision = g.needsDivision || len(g.allocator.active) > 1
-	g.wakeDatagrams(now)
+	g.wakeFollowers(now)
 	g.divideIfDue(now)
 	g.mu.Unlock()
 	g.emitEvents(events[:n]...)
@@ -115,7 +114,7 @@ func (g *group) emitEvents(events ...Event) {
 //  1. updateFromReport: what arrived, was lost, and is in flight and wanted by m now;
 //  2. informAlgorithm: losses, then acknowledgements, whereupon the window may change;
 //  3. divideIfDue: shares of the window, pushed to the legs with a limit that changes;
-//  4. relays and datagrams that now have room are woken.
+//  4. relays and followers that now have room are woken.
 //
 // It puts what the algorithm learnt into events and returns how many there are.
 func (g *group) processReport(m *member, r Report, events *[2]Event) (n int) {
@@ -123,9 +122,9 @@ func (g *group) processReport(m *member, r Report, events *[2]Event) (n int) {
 	if g.algorithm != nil { // nil: it was released, and nothing has been sent since
 		n = g.informAlgorithm(m, delta, events)
 	}
-	g.wakeDatagrams(r.At)
 	g.divideIfDue(r.At)
 	g.wakeIfAllowed(m, r.At)
+	g.wakeFollowers(r.At)
 	return n
 }
 
@@ -254,7 +253,7 @@ func (g *group) takeUnenforced(m *member, now cc.Time, want cc.Bytes) (n cc.Byte
 	} else if m.retryAt > now {
 		g.timers.scheduleAt(&m.timer, m.retryAt)
 	}
-	if g.setWant(m, want-n); n < want {
+	if g.setWant(m, want-n); n < want && !m.follows {
 		g.wantedAt = now
 	}
 	return n
@@ -298,31 +297,18 @@ func (g *group) startCredit(m *member, now cc.Time, want, quantum cc.Bytes) (n c
 	return n
 }
 
-// takeDatagram lets a datagram of n bytes go and reports whether it did; otherwise it waits.
-func (g *group) takeDatagram(d *datagramShare, limit *rateLimit, now cc.Time, n cc.Bytes, sparse bool) bool {
-	g.retireDatagrams(now)
-	view := g.datagramWindow()
-	d.refillCredit(now, &view)
-	wanted := g.membersWantWindow(now)
-	if wanted && !d.hasRoom(n, sparse, &view) {
-		d.refused, d.refusedSparse = n, sparse
-		g.cwndFullAt = now
-		g.scheduleTick(d.nextTryAt(now, &view))
-		return false
+// passFollower lets a packet of n bytes of m, a follower, pass the window while no other member wants it: what it is
+// worth is not known then. Only a maximum rate refuses the packet, and m is woken at its turn. isHeld: the window
+// decides.
+func (g *group) passFollower(m *member, now cc.Time, n cc.Bytes, sparse bool) (passes, isHeld bool) {
+	if g.membersWantWindow(now) {
+		g.scheduleTick(now.Add(max(g.rtt.srtt, leastTick))) // by then they may have ceased to want it
+		return false, true
 	}
-	d.refused = 0
-	if !limit.passDatagram(now, &d.waiter, n, sparse) {
-		return false
-	}
-	if !wanted {
-		d.freeInflight, d.freeInflightAt = d.inflight+n, now
-	} else {
-		d.credit = max(d.credit-n, -d.maxLoan())
-	}
-	d.addInflight(now, n, &view)
-	g.scheduleRetiring(d, &view)
-	g.needsDivision = true // the members have to make room
-	return true
+	g.freeFollower(m, now)
+	passes = m.maxRate.passPacket(now, &m.waiter, n, sparse)
+	m.gate.waiting = !passes
+	return passes, false
 }
 
 // moveMember moves m from another group to path p of this one. Its bytes in flight move along. A new algorithm starts

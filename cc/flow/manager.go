@@ -45,7 +45,6 @@ type Manager struct {
 	groups          map[string]*managedGroup
 	hosts           map[netip.Addr][]hostPath // the paths of all groups by host, for hints
 	hasHints        bool                      // there has been a hint
-	datagrams       map[string][]*Datagrams   // by the key of their group, which need not exist
 	idleGroups      list.List                 // of *managedGroup without members, the longest idle first
 	forgottenGroups list.List                 // without an algorithm as well; idle for longer than all of idleGroups
 	rateLimits      map[limitKey]*rateLimit
@@ -106,32 +105,6 @@ func (m *Manager) Receive(now cc.Time, t Terms, put func(window cc.Bytes)) (*Rec
 		return nil, err
 	}
 	return &Receiving{flow: f}, nil
-}
-
-// OpenDatagrams adds datagrams to the group that t leads to. They get at most share (above 0, up to 1) of its window
-// while its flows want it, and what the flows leave of a maximum rate. wake is called with locks held, as Leg.Wake is.
-func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()) (*Datagrams, error) {
-	if !(share > 0 && share <= 1) {
-		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
-	}
-	r, err := m.resolveTerms(t)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := &Datagrams{closeFunc: m.removeDatagrams, key: r.key, maxRate: m.acquireRateLimit(now, t)}
-	d.share, d.wake = share, func(cc.Time) { wake() }
-	if m.datagrams == nil {
-		m.datagrams = map[string][]*Datagrams{}
-	}
-	m.datagrams[d.key] = append(m.datagrams[d.key], d)
-	if g := m.groups[d.key]; g != nil {
-		g.mu.Lock()
-		m.attachDatagrams(g)
-		g.mu.Unlock()
-	}
-	return d, nil
 }
 
 // Tick does what time alone brings about in a shard: pacing, algorithms' ticks, divisions of windows, idleness. It
@@ -274,36 +247,6 @@ func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.forgetIdleGroups(now)
 }
 
-// attachDatagrams makes the datagrams with g's key share its window. The caller holds m.mu and g.mu.
-func (m *Manager) attachDatagrams(g *managedGroup) {
-	g.datagrams = g.datagrams[:0]
-	for _, d := range m.datagrams[g.key] {
-		g.datagrams = append(g.datagrams, &d.datagramShare)
-		d.home.Store(g.group)
-	}
-}
-
-// removeDatagrams releases what the manager keeps of d, which is closed.
-func (m *Manager) removeDatagrams(d *Datagrams) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d.maxRate.removeWaiter(&d.waiter)
-	m.releaseRateLimit(0, d.maxRate)
-	rest := slices.DeleteFunc(m.datagrams[d.key], func(e *Datagrams) bool { return e == d })
-	m.datagrams[d.key] = rest
-	if len(rest) == 0 {
-		delete(m.datagrams, d.key)
-	}
-	if g := m.groups[d.key]; g != nil {
-		g.mu.Lock()
-		d.home.Store(nil)
-		m.attachDatagrams(g)
-		g.needsDivision = true // the flows get the window back
-		g.scheduleTick(0)
-		g.mu.Unlock()
-	}
-}
-
 // shardTimers returns the timers of all shards.
 func (m *Manager) shardTimers() []timers {
 	m.once.Do(func() {
@@ -345,9 +288,6 @@ func (m *Manager) findOrMakeGroup(now cc.Time, r groupTerms) (g *managedGroup, f
 		g = &managedGroup{group: newGroup(r, timers, m.Seed+m.nextID, now, m.deliveredCounter(r.spec.Name))}
 		g.emit, g.hintNews = m.Trace, m.HintNews
 		m.groups[r.key] = g
-		g.mu.Lock()
-		m.attachDatagrams(g)
-		g.mu.Unlock()
 	}
 	return g, fresh
 }
@@ -422,10 +362,6 @@ func (m *Manager) dropGroup(g *managedGroup) {
 	m.removeFromIdle(g)
 	delete(m.groups, g.key)
 	g.mu.Lock()
-	for _, d := range m.datagrams[g.key] {
-		d.home.Store(nil)
-	}
-	g.datagrams = nil
 	g.closeAlgorithm()
 	for len(g.paths.all) > 0 {
 		m.dropPath(g, len(g.paths.all)-1)

@@ -37,6 +37,7 @@ type member struct {
 	lastBusy   cc.Time  // when it last wanted to send, had bytes in flight or was acknowledged; 0: never
 	active     bool     // it is in allocator.active
 	ramping    bool     // it is paced to its share until an acknowledgement arrives
+	follows    bool     // nothing reports its bytes: those of other members that left with them do
 	hasLimit   bool     // Leg.Apply has been called; the gate has the newest limit
 	limits     limitTimes
 

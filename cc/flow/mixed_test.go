@@ -127,7 +127,7 @@ func (m *mixed) check(rt *rapid.T) {
 		if s.active && s.contends {
 			limits += s.limit.Cwnd
 			floors += s.minimum
-			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.memberWindow(), s.minimum), "member %d", i)
+			require.GreaterOrEqual(rt, s.limit.Cwnd, min(g.control.Cwnd, s.minimum), "member %d", i)
 		}
 	}
 	if g == nil {
@@ -135,7 +135,7 @@ func (m *mixed) check(rt *rapid.T) {
 	}
 	require.Equal(rt, sum, g.inflight, "the group counts what its members do")
 	if !g.needsDivision && g.algorithm != nil {
-		require.LessOrEqual(rt, limits, max(g.memberWindow(), floors)+cc.Bytes(len(m.legs)),
+		require.LessOrEqual(rt, limits, max(g.control.Cwnd, floors)+cc.Bytes(len(m.legs)),
 			"shares add up to what there is")
 	}
 }

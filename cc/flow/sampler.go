@@ -136,15 +136,22 @@ func (s *sampler) isRecovering() bool {
 	return s.lossEpochAt != 0 && s.last.Acked-s.last.Sacked < s.recoveryPoint
 }
 
-// takeDelivered counts delta.acked bytes as delivered, along with beside bytes of datagrams. It returns what they
-// show: the record of the newest byte, its round trip and its delivery rate; 0 where there is none. leastRTT is the
-// path's.
-func (s *sampler) takeDelivered(delta reportDelta, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
+// ackSentBy takes what had left by a time as arrived, without a report. It returns how many bytes that is.
+func (s *sampler) ackSentBy(now, sentBy cc.Time) (n cc.Bytes) {
+	s.ledger.dropSentBy(sentBy)
+	n = s.taken - s.ledger.inFlight() - s.last.Acked
+	s.last.At, s.last.Written, s.last.Acked = now, s.taken, s.last.Acked+n
+	s.inflight = s.taken - s.last.Acked
+	return n
+}
+
+// takeDelivered counts delta.acked bytes as delivered. It returns what they show: the record of the newest byte, its
+// round trip and its delivery rate; 0 where there is none. leastRTT is the path's.
+func (s *sampler) takeDelivered(delta reportDelta, d *delivery, leastRTT time.Duration) (
 	sent cc.Sent, rtt time.Duration, rate cc.Rate,
 ) {
 	r := &s.last
-	d.total += delta.acked + beside
-	d.edgeTotal.Add(int64(delta.acked + beside))
+	d.addDelivered(delta.acked)
 	s.newestArrived = max(s.newestArrived, r.Newest, r.Acked)
 	c, ok := s.ledger.dropArrived(s.newestArrived)
 	if ok && r.RTT > 0 { // exact, while the ledger has the time of the report that first showed it
@@ -182,6 +189,12 @@ type delivery struct {
 	deliveredAt     cc.Time       // when total last grew
 	firstSentAt     cc.Time       // when the newest delivered byte had left
 	appLimitedUntil cc.Bytes      // samples until total has reached this understate the path; 0: none do
+}
+
+// addDelivered counts n bytes.
+func (d *delivery) addDelivered(n cc.Bytes) {
+	d.total += n
+	d.edgeTotal.Add(int64(n))
 }
 
 // restartMeasuring begins to measure rates at now. Call it when nothing is in flight.
@@ -375,3 +388,13 @@ func (l *ledger) dropArrived(newest cc.Bytes) (c chunk, ok bool) {
 	}
 	return c, ok
 }
+
+// dropSentBy removes the chunks that had left by a time.
+func (l *ledger) dropSentBy(at cc.Time) {
+	for l.count > 0 && l.chunkAt(0).sent.At <= at {
+		l.dropArrived(l.chunkAt(0).end)
+	}
+}
+
+// inFlight returns the number of bytes that are recorded.
+func (l *ledger) inFlight() cc.Bytes { return l.endOffset() - l.startOffset }

@@ -35,9 +35,9 @@ type window struct {
 	caps             caps
 	hints            hints
 
-	members     []*member        // in no order
-	weights     cc.Bytes         // sum over members
-	datagrams   []*datagramShare // beside the members
+	members     []*member // in no order
+	weights     cc.Bytes  // sum over members
+	followers   []*member // the part of members that follow
 	paths       paths
 	inflight    cc.Bytes // sum of member.counted
 	aboveFloors int      // number of members with aboveFloor
@@ -261,7 +261,7 @@ func (w *window) algorithmState(now cc.Time) cc.State {
 func (w *window) ownInflight() cc.Bytes {
 	switch {
 	case w.inflight <= w.control.Cwnd:
-		return min(w.inflight+w.datagramBytes(false), w.control.Cwnd)
+		return w.inflight
 	case w.aboveFloors > 0:
 		return w.inflight
 	}
@@ -282,7 +282,7 @@ func (w *window) noteAppLimited() {
 	if w.delivered.total > w.delivered.appLimitedUntil {
 		w.delivered.appLimitedUntil = 0
 	}
-	if !w.caps.binds && (w.wanting > 0 || w.inflight+w.mss > w.memberWindow()) {
+	if !w.caps.binds && (w.wanting > 0 || w.inflight+w.mss > w.control.Cwnd) {
 		return
 	}
 	w.delivered.appLimitedUntil = max(w.delivered.total+w.inflight, 1)
@@ -314,12 +314,12 @@ func (w *window) lossEpochStart(m *member, delta reportDelta) cc.Time {
 	return max(1, now.Add(-w.pathSRTT(m)))
 }
 
-// makeAck returns the event for newly delivered bytes of m. beside is the number of datagram bytes delivered along
-// with them.
+// makeAck returns the event for newly delivered bytes of m. beside is the number of followers' bytes delivered along
+// with them: an algorithm that took the members' rate for the path's would leave the followers less and less.
 func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
-	beside = w.datagramsDelivered(now, delta.acked)
-	sent, rtt, rate := m.takeDelivered(delta, &w.delivered, beside, w.pathMinRTT(m))
+	sent, rtt, rate := m.takeDelivered(delta, &w.delivered, w.pathMinRTT(m))
+	beside = w.acknowledgeFollowers(now, sent.At)
 	reverse, oneWay := m.oneWayDelays.addReading(m.last.Peer, now, rtt, m.rtt.min)
 	if rtt > 0 {
 		rtt = w.addRTTSample(m, now, rtt)
@@ -567,7 +567,7 @@ func (w *window) checkHint(a *cc.Ack) {
 // isUnboundByHint reports whether something other than hints keeps the group from sending more: the application, the
 // receiver, the transport, or an algorithm that knows of no hints.
 func (w *window) isUnboundByHint() bool {
-	idle := w.wanting == 0 && w.inflight+w.mss <= w.memberWindow()
+	idle := w.wanting == 0 && w.inflight+w.mss <= w.control.Cwnd
 	return idle || w.limitedBelow || !w.caps.hintBinds && !slices.Contains(w.spec.Needs, cc.NeedsHints)
 }
 
@@ -593,10 +593,6 @@ func (w *window) takeHintNews() (news HintNews, is bool) {
 	return HintNews{w.name, w.spec.Name, doubt, k.claimed, k.deliveredRate, k.believedRate(k.claimed)}, true
 }
 
-// memberWindow returns what the members may have in flight together: the window without what datagrams use, or wait
-// for, within their share.
-func (w *window) memberWindow() cc.Bytes { return w.control.Cwnd - w.datagramBytes(true) }
-
 // unpacedWindow returns the part of the window that the pacing rate lets no member fill.
 func (w *window) unpacedWindow() cc.Bytes {
 	if w.control.PacingRate == 0 || w.rtt.srtt == 0 {
@@ -605,60 +601,16 @@ func (w *window) unpacedWindow() cc.Bytes {
 	return max(0, w.control.Cwnd-w.control.PacingRate.BytesIn(w.rtt.srtt))
 }
 
-// datagramBytes returns what datagrams have in flight of the window. waiting: those that wait for room count too.
-func (w *window) datagramBytes(waiting bool) cc.Bytes {
-	if len(w.datagrams) == 0 {
-		return 0
+// acknowledgeFollowers takes what followers sent by a time as arrived, because another member's byte that left then
+// has, and one queue holds both. It returns how many bytes that is.
+func (w *window) acknowledgeFollowers(now, sentBy cc.Time) (n cc.Bytes) {
+	for _, m := range w.followers {
+		arrived := m.ackSentBy(now, sentBy)
+		w.delivered.addDelivered(arrived)
+		w.countInflight(m)
+		n += arrived
 	}
-	view := w.datagramWindow()
-	var loose, most cc.Bytes
-	for _, d := range w.datagrams {
-		loose += d.inflight
-		if waiting {
-			loose += d.refused
-		}
-		most = max(most, d.shareOfWindow(&view))
-	}
-	return min(loose, most)
-}
-
-// datagramWindow returns the window as the datagrams beside the members see it.
-func (w *window) datagramWindow() datagramWindow {
-	lasts := unknownRTT
-	if w.rtt.srtt > 0 {
-		lasts = w.rtt.srtt
-	}
-	return datagramWindow{
-		known: w.algorithm != nil, usable: w.control.Cwnd - w.unpacedWindow(), mss: w.mss, lifetime: lasts, all: w.datagrams,
-	}
-}
-
-// retireDatagrams takes datagrams that left a round trip ago as arrived.
-func (w *window) retireDatagrams(now cc.Time) {
-	view := w.datagramWindow()
-	for _, d := range w.datagrams {
-		if d.retireOld(now, &view) {
-			w.needsDivision = true // the members have the window back
-		}
-	}
-}
-
-// scheduleRetiring schedules the group's tick for when the oldest datagrams of d retire.
-func (w *window) scheduleRetiring(d *datagramShare, view *datagramWindow) {
-	if at, ok := d.nextRetirement(view); ok {
-		w.scheduleTick(at)
-	}
-}
-
-// datagramsDelivered returns how many bytes of datagrams were delivered while acked bytes of the members were: on one
-// path both fare alike. An algorithm that took the members' rate for the path's would give the datagrams their share
-// of that, and then of what is left. One that grows by what is acknowledged would hardly grow beside many datagrams.
-func (w *window) datagramsDelivered(now cc.Time, acked cc.Bytes) cc.Bytes {
-	if len(w.datagrams) == 0 {
-		return 0
-	}
-	w.retireDatagrams(now)
-	return cc.Bytes(float64(acked) / float64(w.inflight+acked) * float64(w.datagramBytes(false)))
+	return n
 }
 
 // idleness is how long a group has been idle, and what it remembers once its algorithm is gone.

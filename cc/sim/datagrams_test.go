@@ -8,9 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// home is a last hop of 20 Mbit/s with a second's worth of queue, and two flows of
-// one peer; unless it is alone, 30 Mbit/s of datagrams come for it from the fifth
-// second on, with or without a share of its window.
+// home is a last hop of 20 Mbit/s with a second's worth of queue, and two flows of one peer. Unless it is alone,
+// 30 Mbit/s of datagrams come for it from the fifth second on, held or not.
 func home(algorithm string, datagrams ...FlowConfig) Scenario {
 	return Scenario{
 		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2_500_000}, Up: LinkConfig{Delay: 20 * ms},
@@ -25,27 +24,18 @@ func managedPart(r Result) float64 {
 	return float64(r.Flows[0].Throughput+r.Flows[1].Throughput) / 20e6
 }
 
-// What datagrams take from a window stands still in no queue, and an algorithm
-// that goes by rates does not take what is left for all there is.
-func TestDatagramsInTheWindowLeaveFlowsTheirPart(t *testing.T) {
-	for _, c := range []struct {
-		algorithm string
-		more      time.Duration // queueing than without datagrams
-	}{
-		{"copa", 5 * ms},
-		{"sprout", 15 * ms},
-		{"bbr", 130 * ms}, // datagrams fill its window, of up to two bandwidth-delay products
-	} {
-		alone := play(t, home(c.algorithm))
-		r := play(t, home(c.algorithm,
-			FlowConfig{Algorithm: UDP, Start: 5 * time.Second, Rate: 30e6, Group: "peer", Share: 0.5}))
-		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", c.algorithm, managedPart(r), r.Queueing.P95,
+// Datagrams weigh as their busy flow, and an algorithm that goes by rates does not take what is left for all there is.
+func TestDatagramsThatTCPAcknowledgesHaveTheirPartOfTheWindow(t *testing.T) {
+	for _, algorithm := range []string{"copa", "sprout", "bbr", "penstock"} {
+		alone := play(t, home(algorithm))
+		r := play(t, home(algorithm,
+			FlowConfig{Algorithm: UDP, Start: 5 * time.Second, Rate: 30e6, Group: "peer", Hold: algorithm, NoEcho: true}))
+		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", algorithm, managedPart(r), r.Queueing.P95,
 			alone.Queueing.P95)
-		assert.GreaterOrEqual(t, managedPart(r), 0.45, c.algorithm)
-		assert.GreaterOrEqual(t, r.Flows[2].Throughput.Mbps(), 8.0, c.algorithm)
-		assert.GreaterOrEqual(t, r.Utilisation, 0.95, c.algorithm)
-		assert.LessOrEqual(t, r.Queueing.P95, alone.Queueing.P95+c.more, c.algorithm)
-		assert.Greater(t, r.Jain, 0.95, c.algorithm)
+		assert.InDelta(t, 0.65, managedPart(r), 0.05, algorithm)
+		assert.GreaterOrEqual(t, r.Utilisation, 0.95, algorithm)
+		assert.LessOrEqual(t, r.Queueing.P95, alone.Queueing.P95+5*ms, algorithm)
+		assert.Greater(t, r.Jain, 0.95, algorithm)
 	}
 }
 
@@ -62,7 +52,7 @@ func TestDatagramsHaveTheWholeWindowThatNobodyWants(t *testing.T) {
 		Flows: []FlowConfig{
 			{Algorithm: "copa", Name: "a", Group: "peer", Rate: 0.5e6},
 			{Algorithm: "copa", Name: "b", Group: "peer", Rate: 0.5e6},
-			{Algorithm: UDP, Rate: 16e6, Group: "peer", Share: 0.5},
+			{Algorithm: UDP, Rate: 16e6, Group: "peer", Hold: "copa", NoEcho: true},
 		},
 		Duration: 30 * time.Second, Warmup: 10 * time.Second,
 	})
@@ -76,7 +66,7 @@ func TestAFlowThatStartsBesideDatagramsTakesOverWithinSeconds(t *testing.T) {
 		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2500000},
 		Up:   LinkConfig{Delay: 20 * ms},
 		Flows: []FlowConfig{
-			{Algorithm: UDP, Name: "udp", Rate: 19e6, Group: "peer", Share: 0.5},
+			{Algorithm: UDP, Name: "udp", Rate: 19e6, Group: "peer", Hold: "copa", NoEcho: true},
 			{Algorithm: "copa", Name: "a", Group: "peer", Start: 10 * time.Second},
 			{Algorithm: "copa", Name: "b", Group: "peer", Start: 10 * time.Second},
 		},
@@ -85,24 +75,6 @@ func TestAFlowThatStartsBesideDatagramsTakesOverWithinSeconds(t *testing.T) {
 	between := func(i int, from, to time.Duration) float64 { return mean(r.Flows[i].PerSecond, from, to).Mbps() }
 	assert.InDelta(t, 19*1400.0/1428, between(0, 2*time.Second, 10*time.Second), 0.5)
 	assert.Greater(t, between(1, 13*time.Second, 30*time.Second)+between(2, 13*time.Second, 30*time.Second), 9.0)
-}
-
-func TestAShareIsForDatagramsBesideAFlow(t *testing.T) {
-	with := func(f FlowConfig) Scenario {
-		return Scenario{Down: LinkConfig{Rate: 1e6}, Duration: time.Second, Flows: []FlowConfig{f}}
-	}
-	for _, c := range []struct {
-		want string
-		flow FlowConfig
-	}{
-		{"up to 1", FlowConfig{Algorithm: UDP, Rate: 1e6, Group: "a", Share: 2}},
-		{"group a share 0.5", FlowConfig{Algorithm: UDP, Rate: 1e6, Share: 0.5}},
-		{"flows have weights", FlowConfig{Algorithm: "copa", Group: "a", Share: 0.5}},
-	} {
-		assert.ErrorContains(t, with(c.flow).Check(), c.want)
-	}
-	_, err := Run(with(FlowConfig{Algorithm: UDP, Rate: 1e6, Group: "a", Share: 0.5}))
-	assert.ErrorContains(t, err, "no flow of group")
 }
 
 // A call takes a twentieth of a cellular link that fades, beside a download and a
@@ -118,11 +90,11 @@ func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
 					Duration: time.Minute, Warmup: 5 * time.Second,
 					Flows: []FlowConfig{
 						{Algorithm: algorithm, Name: "download", Group: "peer"},
-						{Algorithm: UDP, Name: "call", Rate: 260e3, Group: "peer", Share: 0.5},
+						{Algorithm: UDP, Name: "call", Rate: 260e3, Group: "peer", Hold: algorithm, NoEcho: true},
 					},
 				}
 				if flood {
-					s.Flows = append(s.Flows, FlowConfig{Algorithm: UDP, Name: "flood", Rate: 30e6, Group: "peer", Share: 0.5})
+					s.Flows = append(s.Flows, FlowConfig{Algorithm: UDP, Name: "flood", Rate: 30e6, Group: "peer", Hold: algorithm, NoEcho: true})
 				}
 				r := play(t, s)
 				call := r.Flows[1]
@@ -134,7 +106,7 @@ func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
 				}
 				of := float64(r.Flows[0].Throughput + r.Flows[2].Throughput)
 				assert.InDelta(t, 0.5, float64(r.Flows[2].Throughput)/of, 0.1, "the flood has its share and no more")
-				assert.Less(t, r.Flows[2].OneWay.P50, call.OneWay.P50+150*ms, "its queue here is short")
+				assert.Less(t, r.Flows[2].OneWay.P50, call.OneWay.P50+300*ms, "its queue here is short")
 			}
 		}
 	}

@@ -7,16 +7,10 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Bounds of what an edge lets wait for one host.
-const (
-	heldPackets          = 1024
-	heldBytes   cc.Bytes = 1 << 20
-
-	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
-)
+const countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 
 // holdingEdge holds the packets of servers' own transports in front of the bottleneck until the window of their host
-// has room. One member of the host's group stands for all of them, and echo requests acknowledge them.
+// has room. One member of the host's group stands for all of them.
 type holdingEdge struct {
 	w       *world
 	host    int
@@ -46,14 +40,18 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 	e := &holdingEdge{w: w, host: w.hosts[i], next: cc.Never}
 	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
 	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams
-	member, err := w.manager.OpenEcho(w.now, terms, e.wake)
+	source := flow.ByEcho
+	if cfg.NoEcho {
+		source = flow.ByTransport
+	}
+	member, err := w.manager.OpenEcho(w.now, terms, source, e.wake)
 	if err != nil {
 		w.err = err
 		return nil
 	}
 	e.member = member
 	e.queue = flow.NewFairQueue[uint32](flow.QueueConfig[heldPacket]{
-		Window: member, Target: flow.HeldQueueTarget,
+		Window:  member,
 		Dropped: func(p heldPacket, _ flow.Drop) { p.settled(w.now, Verdict{Dropped: DropQueue}) },
 		ECN:     func(p heldPacket) flow.ECN { return flow.ECN(p.ecn) },
 		Mark:    func(p *heldPacket) { p.marked = true },
@@ -69,8 +67,9 @@ func (e *holdingEdge) pass(p heldPacket) {
 	} else {
 		e.queue.Push(e.w.now, p.flow, p.size, p)
 		e.release()
-		e.queue.Trim(heldPackets, heldBytes)
+		e.queue.Trim(flow.QueuedPackets, flow.QueuedBytes)
 	}
+	e.countFlows()
 	e.planEcho()
 }
 

@@ -116,8 +116,12 @@ func TestWhatSomeDoNotUseOfAMaximumRateOthersDo(t *testing.T) {
 // Datagrams of a group count in its maximum rate, with connections beside them and
 // without; one that is sparse loses nothing.
 func TestDatagramsCountInTheMaximumRate(t *testing.T) {
-	flood := FlowConfig{Algorithm: UDP, Group: "host", Share: 0.5, Rate: 20e6}
+	flood := FlowConfig{
+		Algorithm: UDP, Group: "host", Hold: "penstock", NoEcho: true, MaxRate: 10e6, Rate: 20e6,
+	}
 	tcp := FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6}
+	sparseUDP := flood
+	sparseUDP.Rate = 300e3
 	late := tcp
 	late.Start = 14999 * ms
 	alone := playMaxRate(t, Relay, flood, late)
@@ -130,7 +134,7 @@ func TestDatagramsCountInTheMaximumRate(t *testing.T) {
 		assert.GreaterOrEqual(t, both.Flows[1].Throughput.Mbps(), 3.0)
 		assert.LessOrEqual(t, total(both), 10.3)
 
-		sparse := playMaxRate(t, transport, FlowConfig{Algorithm: UDP, Group: "host", Share: 0.5, Rate: 300e3}, tcp)
+		sparse := playMaxRate(t, transport, sparseUDP, tcp)
 		assert.GreaterOrEqual(t, sparse.Flows[0].Throughput.Mbps(), 0.29)
 		assert.InEpsilon(t, 10, total(sparse), 0.03)
 	}

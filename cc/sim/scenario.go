@@ -82,6 +82,7 @@ type FlowConfig struct {
 	// all of its host's; empty: Algorithm is the edge's.
 	Hold           string
 	HoldParams     cc.Params
+	NoEcho         bool   // the host answers no echo request, so acknowledgements of the group's other flows serve
 	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority       int
 	Weight         int
@@ -104,8 +105,6 @@ type FlowConfig struct {
 	// SendBuffer is what the sender's transport holds of the stream, sent and not: it takes no more until some
 	// of it is acknowledged. Of a transport that holds the window; 0: no limit.
 	SendBuffer cc.Bytes
-	// UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
-	Share float64
 
 	// Every makes Bytes an object that a client asks for, time and again: so long
 	// after it asked for the last, or when that has come, if it took longer. 0: once.
@@ -257,19 +256,12 @@ func (f FlowConfig) check() error {
 
 func (f FlowConfig) checkAlgorithm() error {
 	if f.Algorithm == UDP {
-		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || f.ConnectionRate > 0 ||
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 && f.Hold == "" || f.ConnectionRate > 0 ||
 			len(f.Params) > 0 || f.ECN != ECNDefault {
 			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit",
 				minDatagramRate)
 		}
-		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
-			return fmt.Errorf("udp has a share of a group's window, up to 1: write flow udp rate 20mbit group a " +
-				"share 0.5")
-		}
 		return nil
-	}
-	if f.Share != 0 {
-		return fmt.Errorf("a share of the window is for udp; flows have weights")
 	}
 	return f.terms("", 0).Check()
 }

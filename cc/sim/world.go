@@ -27,8 +27,7 @@ type world struct {
 	manager   flow.Manager
 	armed     cc.Time // when the manager's next tick is planned
 	endpoints []endpoint
-	hosts     []int               // of the flows, counted from 0
-	gateways  map[string]*gateway // of groups with datagrams beside their flows
+	hosts     []int // of the flows, counted from 0
 	edges     map[string]*holdingEdge
 	err       error
 }
@@ -73,7 +72,7 @@ const (
 )
 
 func newWorld(s Scenario) *world {
-	w := &world{scenario: s.complete(), origin: cc.Time(time.Second), armed: cc.Never, gateways: map[string]*gateway{}}
+	w := &world{scenario: s.complete(), origin: cc.Time(time.Second), armed: cc.Never}
 	w.edges = map[string]*holdingEdge{}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)

@@ -7,9 +7,6 @@ import (
 
 // Datagrams says what becomes of UDP and ICMP that come through a tunnel.
 type Datagrams struct {
-	// of the group's rate that a peer's datagrams may take while others want it, up to 1; 0: they are
-	// not held back
-	Share    float64
 	Idle     time.Duration  // after which a session without packets is forgotten
 	Sessions int            // of one peer at once, the longest idle goes first; 0: none, no datagram is forwarded
 	Most     int            // of all peers: each session may take a descriptor

@@ -16,9 +16,6 @@ type TunnelSettings struct {
 	// Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for
 	// mode tun, 1300 for masque.
 	MTU int `yaml:"mtu" min:"1280" max:"65535"`
-	// The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held
-	// back. 0.5 where not set.
-	UDPShare *check.Fraction `yaml:"udp_share" reload:"yes"`
 	// Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes.
 	UDPIdle *time.Duration `yaml:"udp_idle" reload:"yes"`
 	// UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded.
@@ -42,7 +39,6 @@ const (
 	defaultDeviceMTU = 1500
 	minMTU, maxMTU   = 1280, 65535
 
-	defaultUDPShare    = .5
 	defaultUDPIdle     = 5 * time.Minute // RFC 4787 REQ-5
 	defaultUDPSessions = 1024
 
@@ -70,7 +66,6 @@ func (l *Listener) MTU() int {
 // Datagrams returns what becomes of UDP and ICMP, with the defaults of what was not set.
 func (t TunnelSettings) Datagrams() Datagrams {
 	out := Datagrams{
-		Share:    float64(valueOr(t.UDPShare, defaultUDPShare)),
 		Idle:     valueOr(t.UDPIdle, defaultUDPIdle),
 		Sessions: valueOr(t.UDPSessions, defaultUDPSessions),
 		Isolate:  valueOr(t.Isolate, true),

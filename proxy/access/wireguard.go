@@ -149,7 +149,6 @@ func (l *Listener) KernelLacks() error {
 		name string
 		set  bool
 	}{
-		{"tunnel.udp_share", l.Tunnel.UDPShare != nil},
 		{"tunnel.udp_idle", l.Tunnel.UDPIdle != nil},
 		{"tunnel.udp_sessions", l.Tunnel.UDPSessions != nil},
 	} {

@@ -199,7 +199,7 @@ func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 			if i := strings.IndexAny(name, " \t="); i >= 0 { // a value may follow, after an equal sign or a space
 				shown = strings.TrimPrefix(key+"."+cutText(name[:i])+cutMark, ".")
 			}
-			r.noteError(shown, errorAt(it.Key(), "unknown key; %s", suggestKey(name, fields)))
+			r.noteError(shown, errorAt(it.Key(), "unknown key; %s", suggestKey(shown, name, fields)))
 			continue
 		}
 		field := v.FieldByName(f.Name)
@@ -364,7 +364,10 @@ func setThrough(v, read reflect.Value) {
 }
 
 // suggestKey helps after a key that does not exist.
-func suggestKey(name string, fields map[string]reflect.StructField) string {
+func suggestKey(key, name string, fields map[string]reflect.StructField) string {
+	if strings.HasSuffix(key, ".tunnel.udp_share") || strings.HasSuffix(key, ".udp.share") {
+		return "it is gone: UDP weighs as its busy flows do; remove it, and have a rule with protocol: udp set a weight"
+	}
 	names := slices.Sorted(maps.Keys(fields))
 	if nearest := cc.Nearest(name, names); nearest != "" {
 		return fmt.Sprintf("did you mean %s?", nearest)

@@ -27,7 +27,7 @@ listeners:
   - name: vpn
     mode: wireguard
     address: ":51820"
-    tunnel: {mtu: 1380, udp_share: 0.25, udp_idle: 30s, udp_sessions: 10, isolate: false, dns: 192.0.2.53}
+    tunnel: {mtu: 1380, udp_idle: 30s, udp_sessions: 10, isolate: false, dns: 192.0.2.53}
     wireguard:
       private_key_file: vpn.key
       peers_file: peers.conf
@@ -65,9 +65,9 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	assert.Equal(t, keyB, w.Peers[1].Preshared.String())
 	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")}, w.Peers[1].AllowedIPs)
 	dns := netip.MustParseAddrPort("192.0.2.53:53")
-	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns},
+	assert.Equal(t, access.Datagrams{Idle: 30 * time.Second, Sessions: 10, DNS: dns},
 		c.Listeners[0].Tunnel.Datagrams())
-	assert.Equal(t, access.Datagrams{Share: .5, Idle: 5 * time.Minute, Sessions: 1024, Isolate: true},
+	assert.Equal(t, access.Datagrams{Idle: 5 * time.Minute, Sessions: 1024, Isolate: true},
 		c.Listeners[1].Tunnel.Datagrams())
 }
 
@@ -146,9 +146,9 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			wireguard("tunnel: {udp_sessions: 100000}, wireguard: {" + key + "}"),
 			"listeners[0].tunnel.udp_sessions", "0 to 65536",
 		},
-		"more than all": {
+		"a key that is gone": {
 			wireguard("tunnel: {udp_share: 1.5}, wireguard: {" + key + "}"),
-			"listeners[0].tunnel.udp_share", "no part of a whole",
+			"listeners[0].tunnel.udp_share", "UDP weighs as its busy flows do; remove it",
 		},
 		"a pool twice": {
 			wireguard("wireguard: {" + key + ", pool: [10.9.0.0/24, 10.9.0.0/24]}"),
@@ -240,9 +240,9 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 		"an unknown datapath": {
 			wireguard("wireguard: {datapath: ebpf, " + key + "}"), "listeners[0].wireguard.datapath", "not one of auto",
 		},
-		"a share of what the kernel forwards": {
-			wireguard("tunnel: {udp_share: 0.5}, wireguard: {datapath: kernel, " + key + "}"),
-			"listeners[0].tunnel.udp_share", "datapath: netstack",
+		"sessions of what the kernel forwards": {
+			wireguard("tunnel: {udp_idle: 5m}, wireguard: {datapath: kernel, " + key + "}"),
+			"listeners[0].tunnel.udp_idle", "datapath: netstack",
 		},
 		"a window for what the kernel forwards": {
 			wireguard("wireguard: {datapath: kernel, "+key+"}") +

@@ -62,8 +62,26 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 // missed are the bounds that short forms miss over the kernel's transport;
 // docs/recipes.md says why.
 var missed = map[string][]string{
-	"ccp-b8":      {"throughput through the edge over the server's own, cubic, drop"},
-	"janus-c9":    {"janus 1 beside cubic, 2 and 2", "janus 2 beside cubic, 2 and 2"},
+	"ccp-b8":   {"throughput through the edge over the server's own, cubic, drop"},
+	"janus-c9": {"janus 1 beside cubic, 2 and 2", "janus 2 beside cubic, 2 and 2"},
+	"latecomer": {
+		"its part of the link, cubic, ours second, 20ms, 2MB, seconds 3 to 20",
+		"its part of the link, reno, ours second, 20ms, 150kB, seconds 3 to 20",
+		"its part of the link, reno, ours second, 20ms, 2MB, seconds 3 to 20",
+		"its part of the link, reno, rival second, 20ms, 2MB, seconds 3 to 20",
+		"its part of the link, bbr, ours second, 20ms, 150kB, seconds 3 to 20",
+		"its part of the link, bbr, ours second, 20ms, 2MB, seconds 3 to 20",
+		"its part of the link, bbr, rival second, 20ms, 150kB, seconds 3 to 20",
+		"its part of the link, bbr, rival second, 20ms, 2MB, seconds 3 to 20",
+		"its part of the link, cubic, ours second, 20ms, 150kB, from then on",
+		"its part of the link, reno, ours second, 20ms, 2MB, from then on",
+		"its part of the link, bbr, ours second, 20ms, 150kB, from then on",
+		"its part of the link, bbr, ours second, 20ms, 2MB, from then on",
+		"its part of the link, bbr, rival second, 20ms, 150kB, from then on",
+		"its part of the link, bbr, rival second, 20ms, 2MB, from then on",
+		"its part over a fifth of the link, four cubics, rival second, 20ms, 2MB, from second 3 on",
+		"Jain index of 8 of our own, 20ms, 2MB",
+	},
 	"live-switch": {"longest time in which a flow moved nothing"},
 	"hosts": {
 		"throughput of the host with eight flows over that of the other, penstock",

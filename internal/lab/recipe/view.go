@@ -22,7 +22,9 @@ type view struct {
 	Capacity     float64            `expr:"capacity"` // what a link of a fixed rate carries of payload
 	Utilisation  float64            `expr:"utilisation"`
 	Queueing     record.Percentiles `expr:"queueing"`
-	Fairness     float64            `expr:"fairness"` // Jain's index of the TCP flows' throughputs
+	Centiles     []float64          `expr:"queueing_centiles"` // ms that 0, 1, … 100 % of the data packets do not exceed
+	Course       []float64          `expr:"queueing_seconds"`  // mean in each second from the run's start; 0: none left
+	Fairness     float64            `expr:"fairness"`          // Jain's index of the TCP flows' throughputs
 	QueuePackets float64            `expr:"queue_packets"`
 	Drops        float64            `expr:"drops"`
 	Losses       float64            `expr:"losses"`
@@ -60,7 +62,8 @@ func (r Run) view() *view {
 	v := &view{
 		Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
 		Queueing:     record.PercentilesOf(rec.Queueing),
-		QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
+		QueuePackets: unknown, Retransmits: unknown,
+		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
 		Each: r.each,
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
@@ -93,6 +96,12 @@ func (r Run) view() *view {
 	if one := rec.Virtual; one != nil {
 		v.QueuePackets = one.QueuePackets
 		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)
+	}
+	for _, q := range rec.Path.Down.DataQueueing.Centiles {
+		v.Centiles = append(v.Centiles, record.Millis(q))
+	}
+	for _, p := range record.Merge(rec.Points, int(time.Second/stage.Step)) {
+		v.Course = append(v.Course, record.Millis(p.Queueing))
 	}
 	for _, m := range rec.Memory {
 		v.Memory = append(v.Memory, float64(m))

@@ -44,11 +44,13 @@ func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 		return nil, fmt.Errorf("hold: rules give the flows of all clients more than %d unlike terms", maxLanesOfAll)
 	}
 	l := &lane{holder: c.holder, client: c, terms: d.Terms, acknowledged: d.Acknowledged}
-	if err := l.openShare(now); err != nil {
-		return nil, err
+	window, err := c.holder.cfg.Flows.OpenEcho(now, d.Terms, flow.ByTransport, l.noteRoom)
+	if err != nil {
+		return nil, fmt.Errorf("hold: window of a client: %w", err)
 	}
+	l.window = window
 	l.fair = flow.NewFairQueue[FlowKey](flow.QueueConfig[heldPacket]{
-		Window: l.share, Target: flow.HeldQueueTarget, Dropped: l.discard,
+		Window: window, Dropped: l.discard,
 		ECN:  func(p heldPacket) flow.ECN { return p.ecn },
 		Mark: func(p *heldPacket) { p.marked = true },
 	})
@@ -74,7 +76,7 @@ func (c *client) isEmpty() bool {
 func (c *client) close(now cc.Time) {
 	c.closed = true
 	for _, l := range c.lanes {
-		l.closeWindow(now)
+		l.window.Close(now)
 		delete(c.holder.lanes, l.id)
 	}
 }
@@ -90,8 +92,8 @@ type heldPacket struct {
 
 // lane holds the packets of one client that have the same terms, in a fair queue in front of a window.
 //
-// At first the window is a share of what the client's TCP measures, and free where there is no TCP. Once the client
-// has answered an echo request, the window is that of an EchoFlow.
+// At first the client's TCP acknowledges the packets, and they pass where no TCP wants the window. Once the client has
+// answered an echo request, its answers do.
 type lane struct {
 	holder *Holder
 	client *client
@@ -99,37 +101,15 @@ type lane struct {
 	// acknowledged is Decision.Acknowledged.
 	acknowledged bool
 	fair         *flow.FairQueue[FlowKey, heldPacket]
-	share        *flow.Datagrams // nil: there is an echo
-	echo         *flow.EchoFlow  // nil: the client has not answered
-	id           uint16          // of its echo requests
+	window       *flow.EchoFlow
+	id           uint16 // of its echo requests
 
-	probes    int     // requests without an answer, while there is no echo
+	probes    int     // requests without an answer, while the client is not known to answer
 	nextProbe cc.Time // when to ask again
 	busy      int     // flows, as counted last
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
 	releasing bool // discarded packets go instead of being dropped
-}
-
-// openShare puts the lane in front of a share of its group's window.
-func (l *lane) openShare(now cc.Time) (err error) {
-	cfg := l.holder.cfg
-	if l.share, err = cfg.Flows.OpenDatagrams(now, l.terms, cfg.Share, l.noteRoom); err != nil {
-		return fmt.Errorf("hold: window of a client: %w", err)
-	}
-	return nil
-}
-
-// closeWindow gives the lane's window back.
-func (l *lane) closeWindow(now cc.Time) {
-	if l.share != nil {
-		l.share.Close()
-		l.share = nil
-	}
-	if l.echo != nil {
-		l.echo.Close(now)
-		l.echo = nil
-	}
 }
 
 // handlePacket lets a packet go if its window has room, and makes it wait otherwise.
@@ -158,8 +138,8 @@ func (l *lane) releaseFitting(now cc.Time) {
 	for p, ok := l.fair.Pop(now); ok; p, ok = l.fair.Pop(now) {
 		l.accept(now, p)
 	}
-	if packets, _ := l.fair.Len(); packets == 0 && l.echo != nil {
-		l.echo.StopWanting(now)
+	if packets, _ := l.fair.Len(); packets == 0 {
+		l.window.StopWanting(now)
 	}
 }
 
@@ -175,14 +155,14 @@ func (l *lane) empty(release bool) {
 // accept lets a packet go, and sends an echo request behind it when one is due.
 func (l *lane) accept(now cc.Time, p heldPacket) {
 	l.holder.accept(p)
-	if l.echo != nil && l.echo.NextEcho() <= now {
+	if l.window.NextEcho() <= now {
 		l.sendEcho(now)
 	}
 }
 
 // sendEcho sends an echo request behind what has left.
 func (l *lane) sendEcho(now cc.Time) {
-	l.holder.sendEcho(l.client.address, l.id, l.echo.SendEcho(now))
+	l.holder.sendEcho(l.client.address, l.id, l.window.SendEcho(now))
 }
 
 // discard drops a packet that the fair queue gives up.
@@ -201,67 +181,56 @@ func (l *lane) discard(p heldPacket, why flow.Drop) {
 
 // receiveEcho takes in the answer to an echo request.
 func (l *lane) receiveEcho(now cc.Time, sequence uint16) {
-	if l.echo != nil {
-		l.echo.ReceiveEcho(now, sequence)
-		l.release(now)
-		return
+	if l.isAnswered() {
+		l.window.ReceiveEcho(now, sequence)
+	} else {
+		l.window.AcknowledgeBy(now, flow.ByEcho)
+		l.probes = 0
 	}
-	echo, err := l.holder.cfg.Flows.OpenEcho(now, l.terms, l.noteRoom)
-	if err != nil {
-		l.holder.cfg.Log.Error("hold: a client's answers cannot be used", "client", l.client.address, "err", err)
-		return
-	}
-	l.closeWindow(now)
-	l.echo, l.probes, l.busy = echo, 0, 0
-	l.fair.SetWindow(echo)
 	l.release(now)
 }
 
-// tend does what time brings: echo requests behind the last packets, answers that do not come, and other numbers of
-// busy flows. It is called every few milliseconds while the client has packets.
+// isAnswered reports whether the client answers echo requests, as far as is known.
+func (l *lane) isAnswered() bool { return l.window.Source() == flow.ByEcho }
+
+// tend does what time brings: echo requests behind the last packets, and answers that do not come. It is
+// called every few milliseconds while the client has packets.
 func (l *lane) tend(now cc.Time) {
-	if l.echo == nil {
+	if !l.isAnswered() {
 		l.probe(now)
 		return
 	}
-	if l.echo.NextTimeout() <= now {
-		l.echo.Expire(now)
+	if l.window.NextTimeout() <= now {
+		l.window.Expire(now)
 		l.release(now)
 	}
-	if lost, answered := l.echo.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
+	if lost, answered := l.window.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
 		l.fallBack(now)
 		return
 	}
-	if l.echo.NextEcho() <= now {
+	if l.window.NextEcho() <= now {
 		l.sendEcho(now)
 	}
 }
 
-// countFlows counts the busy flows. With echoes the lane weighs as much as these.
+// countFlows gives the lane as much weight as it has busy flows.
 func (l *lane) countFlows(now cc.Time) {
 	busy := l.fair.BusyFlows(now)
 	if busy == l.busy {
 		return
 	}
 	l.busy = busy
-	if l.echo == nil {
-		return
-	}
-	if err := l.echo.SetFlows(now, busy); err != nil {
+	if err := l.window.SetFlows(now, busy); err != nil {
 		l.holder.cfg.Log.Error("hold: weight of a client's packets", "client", l.client.address, "err", err)
 	}
 }
 
 // rate returns what the window usually lets go; 0: not known.
 func (l *lane) rate() cc.Rate {
-	var window flow.PacketWindow = l.share
-	if l.echo != nil {
-		window = l.echo
-	}
 	if l.terms.MaxRate > 0 {
-		return min(window.Usual(), l.terms.MaxRate)
+		return min(l.window.Usual(), l.terms.MaxRate)
 	}
-	return window.Usual()
+	return l.window.Usual()
 }
 
 // probe asks a client that is not known to answer.
@@ -277,27 +246,22 @@ func (l *lane) probe(now cc.Time) {
 	l.holder.sendEcho(l.client.address, l.id, 0)
 }
 
-// fallBack puts the lane in front of a share of what the client's TCP measures: the client answers no more.
+// fallBack makes the client's TCP acknowledge the packets: the client answers no more.
 func (l *lane) fallBack(now cc.Time) {
-	echo := l.echo
-	if err := l.openShare(now); err != nil {
-		l.holder.cfg.Log.Error("hold: packets of a client pass unmanaged", "client", l.client.address, "err", err)
-		return
-	}
-	l.echo = nil
-	echo.Close(now)
-	l.fair.SetWindow(l.share)
+	l.window.AcknowledgeBy(now, flow.ByTransport)
 	l.probes, l.nextProbe = maxProbes, now.Add(probeLater)
 	l.release(now)
 }
 
 // state returns what can be told of the lane.
 func (l *lane) state() ClientState {
-	s := ClientState{Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share"}
+	snapshot := l.window.Snapshot()
+	s := ClientState{
+		Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share", Flow: &snapshot,
+	}
 	s.Waiting, s.WaitingBytes = l.fair.Len()
-	if l.echo != nil {
-		snapshot := l.echo.Snapshot()
-		s.AcknowledgedBy, s.Flow = "echo", &snapshot
+	if l.isAnswered() {
+		s.AcknowledgedBy = "echo"
 	}
 	return s
 }

@@ -11,7 +11,7 @@
 //	Copies     copies of what clients send, for the server names of QUIC
 //	Holder     one goroutine on a thread of its own: receives, decides, gives verdicts
 //	client     an address with held packets
-//	lane       the packets of one client under the same terms: a fair queue before a share of a window
+//	lane       the packets of one client under the same terms: a fair queue before a part of a window
 package hold
 
 import (
@@ -45,7 +45,7 @@ const (
 
 const (
 	flowIdleTime   = 60 * time.Second // a flow is decided anew after this
-	clientIdleTime = 30 * time.Second // a client gives its share of a window back after this
+	clientIdleTime = 30 * time.Second // a client gives its part of a window back after this
 	sweepEvery     = time.Second
 	tendEvery      = 5 * time.Millisecond // while a client has packets
 	activeTime     = 3 * time.Second      // a client has none after this
@@ -95,7 +95,6 @@ type Decision struct {
 type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
-	Share  float64 // part of a client's window while it answers no echo request and TCP wants it; above 0, up to 1
 	Decide func(f FlowKey, serverName string) Decision
 	// NeedsName reports whether Decide looks at the server name of a flow. ReadName returns the name in a ClientHello,
 	// empty if there is none. A flow is decided anew when its name becomes known later. Both nil: no names are read.
@@ -133,8 +132,8 @@ type ClientState struct {
 	Waiting        int // packets
 	WaitingBytes   cc.Bytes
 	BusyFlows      int
-	AcknowledgedBy string         // "echo"; "share": by nothing, so they have a share of what TCP measures
-	Flow           *flow.Snapshot // nil: AcknowledgedBy is share
+	AcknowledgedBy string // "echo"; "share": by the acknowledgements of the client's TCP
+	Flow           *flow.Snapshot
 }
 
 // Holder decides about the packets of a queue. New starts nothing; ServeQueue serves the queue.

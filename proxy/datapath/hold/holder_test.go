@@ -77,7 +77,7 @@ func newRoad(t require.TestingT) *road {
 	r.manager.Arm = func(_ int, at cc.Time) { r.due = min(r.due, at) }
 	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
-		Flows: r.manager, Clock: func() cc.Time { return r.now }, Share: 0.5,
+		Flows: r.manager, Clock: func() cc.Time { return r.now },
 		KeepServed: func(time.Duration) error { return nil },
 		Decide: func(f FlowKey, name string) Decision {
 			r.seen = append(r.seen, name)
@@ -401,7 +401,7 @@ func TestAnswersForALaneThatAskedNothingAreIgnored(t *testing.T) {
 	}
 	assert.Zero(t, r.Stats().EchoAnswers)
 	for _, l := range r.lanes {
-		assert.Nil(t, l.echo)
+		assert.Equal(t, flow.ByTransport, l.window.Source())
 	}
 }
 

@@ -192,7 +192,7 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	defer echoes.Close()
 	began := time.Now()
 	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 }, Share: 0.5,
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
 		KeepServed: func(time.Duration) error { return nil },
 		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
@@ -242,7 +242,7 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 		q, err := OpenQueue(7, 8)
 		require.NoError(t, err)
 		h := New(Config{
-			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 }, Share: 0.5,
+			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
 			KeepServed: func(time.Duration) error { return nil },
 		}, q, echoes)
 		ctx, stop := context.WithCancel(t.Context())
@@ -267,7 +267,7 @@ func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
 	var now atomic.Int64
 	now.Store(int64(time.Second))
 	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) }, Share: 0.5,
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) },
 		Decide: func(FlowKey, string) Decision { return Decision{} },
 		KeepServed: func(lasts time.Duration) error { // the process stands still for half a minute behind this call
 			if lasts > 0 && now.CompareAndSwap(int64(time.Second), int64(30*time.Second)) {

@@ -172,7 +172,7 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 }
 
 // Configure puts another configuration into force. Sessions stay, unless their peers are gone or
-// have too many. A new Share applies only to peers without a session.
+// have too many.
 func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.cfg.Store(&cfg)
 	d.mu.Lock()
@@ -285,7 +285,7 @@ func (d *Datagrams) refreshAssociation(a association) bool {
 }
 
 // deliverToPeer sends a packet to the peer that has the target. If that peer has sessions, the
-// packet waits for room in the peer's share of a window.
+// packet waits for room in the peer's part of a window.
 func (d *Datagrams) deliverToPeer(source netip.AddrPort, target origin, payload []byte) {
 	name := d.inside.Peer(target.Addr())
 	d.counts.sentPackets.Add(1)
@@ -434,8 +434,8 @@ func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock 
 // newPeer makes a peer. The terms of its first datagram choose its window.
 func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[rateLimit]*uplink{}}
-	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
-		p.openWindow(name, terms, share)
+	if terms.Algorithm != "" {
+		p.openWindow(name, terms)
 	}
 	return p
 }

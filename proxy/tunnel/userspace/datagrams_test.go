@@ -112,7 +112,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 }
 
 func usual() access.Datagrams {
-	return access.Datagrams{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Most: 1 << 14, Isolate: true}
+	return access.Datagrams{Idle: 5 * time.Minute, Sessions: 64, Most: 1 << 14, Isolate: true}
 }
 
 // answer runs a UDP server that answers with what f makes of what it is sent.

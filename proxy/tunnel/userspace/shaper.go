@@ -38,9 +38,8 @@ type shaper struct {
 
 	mu sync.Mutex
 	// queue is nil where packets are not held back.
-	queue *flow.FairQueue[fiveTuple, packet]
-	// close ends the window of the queue.
-	close func()
+	queue  *flow.FairQueue[fiveTuple, packet]
+	window *flow.EchoFlow
 }
 
 // fiveTuple identifies a flow of a peer.
@@ -60,22 +59,22 @@ type packet struct {
 	hops    uint8
 }
 
-// openWindow makes packets wait for their share of a window, or for a maximum rate, as terms say.
-// It runs before the shaper is shared.
-func (s *shaper) openWindow(name string, terms flow.Terms, share float64) {
+// openWindow makes packets wait for room in a window, or for a maximum rate, as terms say. It runs
+// before the shaper is shared.
+func (s *shaper) openWindow(name string, terms flow.Terms) {
 	if s.d.with.Flows == nil {
 		return
 	}
-	window, err := s.d.with.Flows.OpenDatagrams(s.d.with.Clock(), terms, share, s.noteRoom)
+	window, err := s.d.with.Flows.OpenEcho(s.d.with.Clock(), terms, flow.ByTransport, s.noteRoom)
 	if err != nil {
 		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return
 	}
 	s.queue = flow.NewFairQueue[fiveTuple](flow.QueueConfig[packet]{Window: window, Dropped: s.d.countDropped})
-	s.close = window.Close
+	s.window = window
 }
 
-// closeWindow gives up the share of the window, and drops the queue.
+// closeWindow gives up the part of the window, and drops the queue.
 func (s *shaper) closeWindow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +83,7 @@ func (s *shaper) closeWindow() {
 	}
 	defer s.accountQueued(s.queuedBytes())
 	s.queue.Trim(0, 0)
-	s.close()
+	s.window.Close(s.d.with.Clock())
 	s.queue = nil
 }
 
@@ -136,6 +135,9 @@ func (s *shaper) sendAfterWake(now cc.Time) {
 func (s *shaper) sendQueued(now cc.Time) {
 	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
 		s.sendPacket(pkt)
+	}
+	if packets, _ := s.queue.Len(); packets == 0 {
+		s.window.StopWanting(now)
 	}
 }
 
@@ -253,7 +255,7 @@ func (p *peer) uplinkFor(terms flow.Terms) *uplink {
 		p.dropUplink(oldest)
 	}
 	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
-	u.openWindow(p.name, u.terms, 1)
+	u.openWindow(p.name, u.terms)
 	p.uplinks[l] = u
 	return u
 }

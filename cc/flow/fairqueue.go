@@ -3,92 +3,34 @@ package flow
 import (
 	"maps"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
-
-// Datagrams are bytes in the window of a group that nothing acknowledges: UDP and ICMP of the same peer. What is
-// granted counts for one round trip of the flows beside it, then as arrived at the pace of theirs. It makes no event
-// of its own.
-//
-// Datagrams are held back only while one of these flows wants more than it has. The worth of a window that no flow
-// wants to fill is unknown. They then have their share of it in each round trip, and at least two segments. Its
-// methods may be called from any goroutine.
-type Datagrams struct {
-	datagramShare // guarded by the mutex of home
-
-	closeFunc func(*Datagrams)      // of the manager
-	key       string                // of the group
-	home      atomic.Pointer[group] // nil: there is no such group, so no flow to give way to
-	maxRate   *rateLimit            // of the group; nil: none
-}
-
-// lockGroup locks and returns the group; nil: there is none.
-func (d *Datagrams) lockGroup() *group {
-	for {
-		g := d.home.Load()
-		if g == nil {
-			return nil
-		}
-		g.mu.Lock()
-		if d.home.Load() == g {
-			return g
-		}
-		g.mu.Unlock() // the group was dropped between load and lock
-	}
-}
-
-// Take asks to send a datagram of n bytes and counts it if it may go. A sparse flow's datagram may borrow room. After
-// a refusal the wake function is called when asking again may help.
-func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
-	g := d.lockGroup()
-	if g == nil {
-		return d.maxRate.passDatagram(now, &d.waiter, n, sparse)
-	}
-	defer g.divideAndUnlock(now)
-	return g.takeDatagram(&d.datagramShare, d.maxRate, now, n, sparse)
-}
-
-// Usual returns the rate of the datagrams' share, smoothed over some seconds; 0: not known.
-func (d *Datagrams) Usual() cc.Rate {
-	g := d.lockGroup()
-	if g == nil {
-		return 0
-	}
-	defer g.mu.Unlock()
-	return d.usualRate
-}
-
-// Close gives the datagrams' part of the window back.
-func (d *Datagrams) Close() { d.closeFunc(d) }
 
 // fairQuantum is the quantum of FQ-CoDel: one Ethernet frame (RFC 8290 §5.2.1).
 const fairQuantum cc.Bytes = 1514
 
 // Targets of CoDel: for which packets of a flow may stand in its queue.
 const (
-	// TunnelQueueTarget is mac80211's, for hops that are served in bursts.
-	TunnelQueueTarget = 20 * time.Millisecond
-	// HeldQueueTarget leaves senders enough packets in the queue to fill a radio link when it becomes faster. Only the
-	// flow itself waits there: the path behind has no queue of it.
-	HeldQueueTarget = 60 * time.Millisecond
+	// queueTarget leaves senders enough packets in the queue to fill a radio link when it becomes faster. Only the flow
+	// itself waits there: the path behind has no queue of it.
+	queueTarget = 60 * time.Millisecond
 	// shallowTarget is for packets that say ECT(1): their senders want marks early and answer them gently (RFC 9331).
 	shallowTarget = 5 * time.Millisecond
 )
 
-// A flow is sparse while it uses at most sparseShare of what datagrams usually get, measured over sparseTime. Two
+// A flow is sparse while it uses at most sparseShare of what packets usually get, measured over sparseTime. Two
 // frames are always sparse.
 const (
 	sparseShare = 1.0 / 3
 	sparseTime  = 500 * time.Millisecond
 )
 
-// QueuedPackets and QueuedBytes are what a gateway queues of one peer's datagrams.
+// QueuedPackets and QueuedBytes bound what waits for one host.
 const (
-	QueuedPackets          = 128
-	QueuedBytes   cc.Bytes = QueuedPackets * fairQuantum
+	QueuedPackets          = 1024
+	QueuedBytes   cc.Bytes = 1 << 20
 )
 
 // meteredFlows is how many flows a queue measures at once.
@@ -112,7 +54,6 @@ type FairQueue[K comparable, P any] struct {
 // QueueConfig says what a FairQueue stands in front of. Window and Dropped are required.
 type QueueConfig[P any] struct {
 	Window  PacketWindow
-	Target  time.Duration // of CoDel; 0: TunnelQueueTarget
 	Dropped func(P, Drop) // called with each packet that the queue will not return
 	// ECN returns the codepoint of a packet, and Mark sets it to CE: where CoDel would drop a packet that says ECT, it is
 	// marked instead (RFC 3168 §5). nil: packets are dropped.
@@ -163,14 +104,8 @@ type fairPacket[P any] struct {
 
 // NewFairQueue returns an empty queue.
 func NewFairQueue[K comparable, P any](cfg QueueConfig[P]) *FairQueue[K, P] {
-	if cfg.Target == 0 {
-		cfg.Target = TunnelQueueTarget
-	}
 	return &FairQueue[K, P]{cfg: cfg, flows: map[K]*fairFlow[K, P]{}}
 }
-
-// SetWindow puts the queue in front of another window.
-func (q *FairQueue[K, P]) SetWindow(w PacketWindow) { q.cfg.Window = w }
 
 // Len returns the number of packets that wait, and their bytes.
 func (q *FairQueue[K, P]) Len() (packets int, bytes cc.Bytes) { return q.packets, q.bytes }
@@ -207,7 +142,7 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 		if len(q.flows) >= meteredFlows {
 			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
 		}
-		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: q.cfg.Target}}
+		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: queueTarget}}
 		q.flows[key] = f
 	}
 	rate := cc.Rate(sparseShare * float64(q.cfg.Window.Usual()))
