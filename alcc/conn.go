@@ -147,14 +147,6 @@ func (c *Conn) writeError(err error) error {
 // useRoom takes what was written off the granted room. The caller holds writing.
 func (c *Conn) useRoom(n int) { c.granted = max(0, c.granted-cc.Bytes(n)) }
 
-// noteRoom wakes the write that waits for room. The flow calls it with locks held.
-func (c *Conn) noteRoom() {
-	select {
-	case c.room <- struct{}{}:
-	default:
-	}
-}
-
 // CloseWrite ends what is sent, as net.TCPConn's does. The peer reads the end of the stream.
 func (c *Conn) CloseWrite() error { return c.leg.CloseWrite() }
 

@@ -18,6 +18,7 @@
 //	tier      the window is held by                 needs
 //	ebpf      the kernel, packet by packet          Linux 6.10, root or CAP_BPF and CAP_NET_ADMIN
 //	tcp_info  Write, which waits for room           Linux 5.4
+//	own_acks  a sending queue of the connection     Options.OwnAcks at both ends; any system, any kind of connection
 //	none      nothing: connections pass through     -
 //
 // One thread per process reads the state of all connections each millisecond while bytes are underway, and sleeps

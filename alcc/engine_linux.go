@@ -5,7 +5,9 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"time"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
@@ -15,69 +17,23 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// engine is what all connections of the process share: their windows, and the datapath that reads and limits sockets.
-// It is started once and lives as long as the process.
-type engine struct {
-	start    time.Time
-	flows    flow.Manager
-	datapath *kernel.Datapath
+// sockets read and limit the sockets of the kernel's TCP.
+type sockets struct{ *kernel.Datapath }
 
-	mu     sync.Mutex
-	agents map[string]*agent.Link // by the algorithm that asks for one
-}
-
-// sharedEngine returns the engine, and starts it at the first call. The error says why this machine can have none.
-var sharedEngine = sync.OnceValues(func() (*engine, error) { return newEngine("") })
-
-// newEngine starts an engine over an envelope of the kernel datapath; empty: the best that the process may use.
-func newEngine(envelope string) (*engine, error) {
-	e := &engine{start: time.Now(), agents: map[string]*agent.Link{}} //nolint:forbidigo // the program's clock
+// openSockets starts the datapath of an engine. The error says why this machine can have none.
+func openSockets(e *engine, envelope string) (*sockets, error) {
 	dp, err := kernel.New(kernel.Config{Clock: e.now, Envelope: envelope, OnTick: e.flows.Tick})
 	if err != nil {
 		return nil, err
 	}
-	e.datapath = dp
 	e.flows.Shards = dp.Shards()
 	e.flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
-	e.flows.Lookup = e.lookupAlgorithm
-	return e, nil
-}
-
-// now returns the time since the engine started; it is above zero.
-func (e *engine) now() cc.Time { return 1 + cc.Time(time.Since(e.start)) } //nolint:forbidigo // as above
-
-// lookupAlgorithm finds the algorithms of agents, and all others.
-func (e *engine) lookupAlgorithm(name string) (cc.Spec, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if l := e.agents[name]; l != nil {
-		return l.Spec(), nil
-	}
-	return cc.Lookup(name)
-}
-
-// reachAgent starts to look for the agent that decides for s, unless it was done before.
-func (e *engine) reachAgent(s *settings) error {
-	agentName, isAgent := strings.CutPrefix(s.terms.Algorithm, ccp.Family+":")
-	if !isAgent {
-		return nil
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.agents[s.terms.Algorithm] != nil {
-		return nil
-	}
-	l, err := agent.Start(agent.Config{Name: agentName, Socket: s.agentSocket, Clock: e.now})
-	if err != nil {
-		return fmt.Errorf("alcc: agent %s: %w", agentName, err)
-	}
-	e.agents[s.terms.Algorithm] = l
-	return nil
+	return &sockets{dp}, nil
 }
 
 // manage takes over a TCP connection and puts it under the algorithm of s.
 func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
-	l, err := e.datapath.Adopt(conn)
+	l, err := e.sockets.Adopt(conn)
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +41,71 @@ func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
 	c.engine = e
 	terms := s.termsFor(l.LocalAddr(), l.RemoteAddr())
 	c.asks = l.Enforce(datapath.HoldAll, e.flows.Shard(terms))&datapath.HoldWindow == 0
-	c.flow, err = e.flows.Open(e.now(), terms, flow.Leg{Enforces: !c.asks, Apply: l.Apply, Wake: c.noteRoom})
+	c.flow, err = e.flows.Open(e.now(), terms, flow.Leg{
+		Enforces: !c.asks, Apply: l.Apply, Wake: func() { notify(c.room) },
+	})
 	if err != nil { // the terms were checked
 		return nil, fmt.Errorf("alcc: %w", err)
 	}
 	l.Observe(c.flow.Report)
 	return c, nil
+}
+
+// agents are the links to agents that options have named.
+type agents struct {
+	mu    sync.Mutex
+	links map[string]*agent.Link // by the algorithm that asks for one
+}
+
+// lookupAlgorithm finds the algorithms of agents, and all others.
+func (a *agents) lookupAlgorithm(name string) (cc.Spec, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l := a.links[name]; l != nil {
+		return l.Spec(), nil
+	}
+	return cc.Lookup(name)
+}
+
+// reachAgent starts to look for the agent that decides for s, unless that was done before.
+func (e *engine) reachAgent(s *settings) error {
+	name, isAgent := strings.CutPrefix(s.terms.Algorithm, ccp.Family+":")
+	if !isAgent {
+		return nil
+	}
+	a := &e.agents
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.links[s.terms.Algorithm] != nil {
+		return nil
+	}
+	l, err := agent.Start(agent.Config{Name: name, Socket: s.agentSocket, Clock: e.now})
+	if err != nil {
+		return fmt.Errorf("alcc: agent %s: %w", name, err)
+	}
+	if a.links == nil {
+		a.links = map[string]*agent.Link{}
+	}
+	a.links[s.terms.Algorithm] = l
+	return nil
+}
+
+// limitUnsent bounds what the kernel holds unsent of the TCP connection below conn, if there is one: what waits there
+// would count as the path's delay, and acknowledgements would wait behind it.
+func limitUnsent(conn net.Conn) {
+	const bound = 2 * 1448 // two segments
+	for {
+		below, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		conn = below.NetConn()
+	}
+	if c, ok := conn.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { // other sockets than TCP's refuse
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bound)
+			})
+		}
+	}
 }

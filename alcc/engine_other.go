@@ -9,14 +9,28 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// engine needs the sockets of Linux.
-type engine struct{}
+// sockets are those of Linux.
+type sockets struct{}
 
-// sharedEngine fails: no window can be held here.
-func sharedEngine() (*engine, error) {
-	return nil, errors.New("windows of the kernel's TCP are held on Linux only")
+// openSockets fails: this is not Linux.
+func openSockets(*engine, string) (*sockets, error) {
+	return nil, errors.New("windows over the kernel's TCP are held on Linux only")
 }
 
-func (e *engine) now() cc.Time                                { return 0 }
-func (e *engine) reachAgent(*settings) error                  { return nil }
-func (e *engine) manage(*net.TCPConn, *settings) (*Conn, error) { return nil, errors.ErrUnsupported }
+// Close does nothing.
+func (*sockets) Close() error { return nil }
+
+// manage is not called without sockets.
+func (*engine) manage(*net.TCPConn, *settings) (*Conn, error) { return nil, errors.ErrUnsupported }
+
+// agents are reached on Linux only.
+type agents struct{}
+
+// lookupAlgorithm finds an algorithm. Without agents ccp:NAME is its fallback.
+func (*agents) lookupAlgorithm(name string) (cc.Spec, error) { return cc.Lookup(name) }
+
+// reachAgent does nothing.
+func (*engine) reachAgent(*settings) error { return nil }
+
+// limitUnsent does nothing.
+func limitUnsent(net.Conn) {}

@@ -19,6 +19,9 @@ type Options struct {
 	Algorithm string
 	// AgentSocket is the path of the Unix socket where an agent of Algorithm listens; empty: portus's.
 	AgentSocket string
+	// OwnAcks has both ends acknowledge data by themselves, in the framing of package frame, so that the kernel need give
+	// nothing. Both must say so. Connections may then be of any kind, such as TLS or a stream of QUIC.
+	OwnAcks bool
 	// Group returns the name of the window that a connection shares; nil: the peer's address.
 	Group func(local, remote net.Addr) string
 	// Class says what the connections are for. The zero value is bulk.
@@ -35,6 +38,8 @@ type Options struct {
 type settings struct {
 	terms flow.Terms // without Group and Host
 	group func(local, remote net.Addr) string
+	// ownAcks is Options.OwnAcks.
+	ownAcks bool
 	// agentSocket is where the agent of a ccp algorithm listens.
 	agentSocket string
 }
@@ -45,7 +50,7 @@ func (o Options) check() (*settings, error) {
 	if err != nil {
 		return nil, fmt.Errorf("alcc: Options.Algorithm: %w", err)
 	}
-	s := &settings{group: o.Group, agentSocket: cmp.Or(o.AgentSocket, ccp.DefaultSocket)}
+	s := &settings{group: o.Group, ownAcks: o.OwnAcks, agentSocket: cmp.Or(o.AgentSocket, ccp.DefaultSocket)}
 	s.terms = flow.Terms{
 		Algorithm: name, Params: params, Class: o.Class, Weight: o.Weight, Target: o.Target, MaxRate: o.MaxRate,
 	}

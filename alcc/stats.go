@@ -11,12 +11,13 @@ import (
 const (
 	TierEBPF    = "ebpf"     // the kernel, packet by packet
 	TierTCPInfo = "tcp_info" // Write
+	TierOwnAcks = "own_acks" // both ends
 	TierNone    = "none"     // nothing
 )
 
 // Stats is the state of a connection at one moment.
 type Stats struct {
-	Tier    string   // TierEBPF, TierTCPInfo or TierNone
+	Tier    string   // one of the constants above
 	Missing []string // what this machine does not give, in words
 	// Snapshot is the state of what the connection sends: windows in bytes, rates in bit/s. Zero with TierNone.
 	flow.Snapshot
@@ -24,6 +25,13 @@ type Stats struct {
 
 // Stats returns the state of the connection.
 func (c *Conn) Stats() Stats {
+	if f, ok := c.leg.(*framed); ok {
+		s := Stats{Tier: TierOwnAcks}
+		if f.flow != nil {
+			s.Snapshot = f.flow.Snapshot()
+		}
+		return s
+	}
 	if c.flow == nil {
 		s := Stats{Tier: TierNone}
 		if c.missing != "" {

@@ -8,46 +8,52 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Wrap puts a TCP connection under a congestion controller. It takes conn over: only the returned Conn may be used from
+// Wrap puts a connection under a congestion controller. It takes conn over: only the returned Conn may be used from
 // then on. A connection that cannot be controlled here passes through, and Stats.Missing says why. Errors are those of
-// opts, and of a conn that is no TCP connection; the caller then still has conn.
+// opts, and of a conn that is no TCP connection where Options.OwnAcks is not set; the caller then still has conn.
 func Wrap(conn net.Conn, opts Options) (*Conn, error) {
 	s, err := opts.check()
 	if err != nil {
 		return nil, err
 	}
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return nil, notTCP(conn)
-	}
-	return s.wrap(tcp), nil
+	return s.wrap(conn)
 }
 
-// notTCP says what to do with a connection that is not of TCP.
-func notTCP(conn net.Conn) error {
+// wrap is Wrap.
+func (s *settings) wrap(conn net.Conn) (*Conn, error) {
+	tcp, isTCP := conn.(*net.TCPConn)
+	switch {
+	case s.ownAcks:
+		f, err := newFramed(sharedEngine(), conn, s)
+		if err != nil {
+			return nil, err
+		}
+		return newConn(f), nil
+	case !isTCP:
+		return nil, explainNotTCP(conn)
+	case !s.isManaged():
+		return passThrough(tcp, ""), nil
+	}
+	e := sharedEngine()
+	if e.sockets == nil {
+		return passThrough(tcp, e.missing), nil
+	}
+	if err := e.reachAgent(s); err != nil {
+		return passThrough(tcp, err.Error()), nil
+	}
+	c, err := e.manage(tcp, s)
+	if err != nil {
+		return passThrough(tcp, err.Error()), nil
+	}
+	return c, nil
+}
+
+// explainNotTCP says what to do with a connection that is not of TCP.
+func explainNotTCP(conn net.Conn) error {
 	if below, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		return fmt.Errorf("alcc: a %T stands above the connection: wrap its %T, and put it above that", conn, below.NetConn())
 	}
-	return fmt.Errorf("alcc: a %T is no *net.TCPConn", conn)
-}
-
-// wrap puts a connection under the algorithm, as far as this machine allows it.
-func (s *settings) wrap(conn *net.TCPConn) *Conn {
-	if !s.isManaged() {
-		return passThrough(conn, "")
-	}
-	e, err := sharedEngine()
-	if err == nil {
-		err = e.reachAgent(s)
-	}
-	if err != nil {
-		return passThrough(conn, err.Error())
-	}
-	c, err := e.manage(conn, s)
-	if err != nil {
-		return passThrough(conn, err.Error())
-	}
-	return c
+	return fmt.Errorf("alcc: a %T is no *net.TCPConn; with Options.OwnAcks at both ends it may be any", conn)
 }
 
 // passThrough returns a Conn that controls nothing. missing says why.
@@ -63,32 +69,42 @@ func newConn(l leg) *Conn {
 }
 
 // NewListener returns a listener that puts the connections of ln under a congestion controller. It takes ln over.
-// Errors are those of opts, and of an ln that is no TCP listener.
+// Errors are those of opts, and of an
+// ln that is no TCP listener where Options.OwnAcks is not set.
 func NewListener(ln net.Listener, opts Options) (net.Listener, error) {
 	s, err := opts.check()
 	if err != nil {
 		return nil, err
 	}
-	tcp, ok := ln.(*net.TCPListener)
-	if !ok {
+	if _, ok := ln.(*net.TCPListener); !ok && !s.ownAcks {
 		return nil, fmt.Errorf("alcc: a %T is no *net.TCPListener; listeners such as tls.NewListener stand above", ln)
 	}
-	return &listener{tcp, s}, nil
+	return &listener{ln, s}, nil
 }
 
-// listener is a TCP listener with controlled connections.
+// listener is a listener with controlled connections.
 type listener struct {
-	*net.TCPListener
+	net.Listener
 	settings *settings
 }
 
 // Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
-	conn, err := l.AcceptTCP()
+	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return l.settings.wrap(conn), nil
+	return l.settings.wrapOrClose(conn)
+}
+
+// wrapOrClose is wrap, and closes a connection that cannot be wrapped.
+func (s *settings) wrapOrClose(conn net.Conn) (net.Conn, error) {
+	c, err := s.wrap(conn)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // Dialer opens connections under a congestion controller. Its zero value is ready to use.
@@ -112,10 +128,5 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if err != nil {
 		return nil, err
 	}
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		_ = conn.Close()
-		return nil, notTCP(conn)
-	}
-	return s.wrap(tcp), nil
+	return s.wrapOrClose(conn)
 }

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"sync"
@@ -16,13 +17,13 @@ import (
 	"github.com/penstock-net/penstock/alcc"
 )
 
-// serveForEver has the server send bytes over HTTP to whoever asks, under a controller if managed.
-func (s *scene) serveForEver(managed bool) (url string) {
+// serveForEver has the server send bytes over HTTP to whoever asks, under a controller unless opts is nil.
+func (s *scene) serveForEver(opts *alcc.Options) (url string) {
 	s.t.Helper()
 	ln, err := s.Server.Listen("tcp4", net.JoinHostPort(s.ServerAddr.V4.String(), "8080"))
 	require.NoError(s.t, err)
-	if managed {
-		ln, err = alcc.NewListener(ln, alcc.Options{})
+	if opts != nil {
+		ln, err = alcc.NewListener(ln, *opts)
 		require.NoError(s.t, err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -37,50 +38,63 @@ func (s *scene) serveForEver(managed bool) (url string) {
 	return "http://" + ln.Addr().String()
 }
 
-// TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow compares eight downloads of one client with one, and both with a
-// server that has no controller.
+// TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow compares eight downloads of one client with one, with two ends
+// that acknowledge by themselves, and with a server that has no controller.
 func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
 	const begin, end = 3 * time.Second, 11 * time.Second
-	measure := func(downloads int, managed bool) (mbit, jain float64, queue time.Duration) {
-		s, path := newCellular(t, homeLink)
-		url := s.serveForEver(managed)
-		path.StartOnData()
-		counts := make([]*atomic.Int64, downloads)
-		transport := &http.Transport{DialContext: s.Client.DialContext, DisableKeepAlives: true}
-		var wg sync.WaitGroup
-		for i := range counts {
-			wg.Go(func() {
-				r, err := (&http.Client{Transport: transport}).Get(url)
-				if assert.NoError(t, err) {
-					t.Cleanup(func() { _ = r.Body.Close() })
-					counts[i] = countBytes(r.Body)
+	measure := func(what string, downloads int, opts *alcc.Options) (mbit, jain float64, queue time.Duration) {
+		t.Run(what, func(t *testing.T) { // connections end with it, so that the next finds no members of its group
+			s, path := newCellular(t, homeLink)
+			url := s.serveForEver(opts)
+			path.StartOnData()
+			counts := make([]*atomic.Int64, downloads)
+			dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := s.Client.DialContext(ctx, network, address)
+				if err != nil || opts == nil || !opts.OwnAcks {
+					return conn, err
 				}
-			})
-		}
-		wg.Wait()
-		time.Sleep(begin) //nolint:forbidigo // the course of downloads is measured
-		first := make([]int64, downloads)
-		for i, n := range counts {
-			first[i] = n.Load()
-		}
-		from := path.Elapsed()
-		time.Sleep(end - begin) //nolint:forbidigo // as above
-		sum, squares := 0., 0.
-		for i, n := range counts {
-			rate := float64(n.Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds()
-			sum, squares = sum+rate, squares+rate*rate
-		}
-		report := path.Report(from, path.Elapsed()).Down
-		jain = sum * sum / squares / float64(downloads)
-		t.Logf("%d downloads, managed %v: %.2f Mbit/s, Jain %.3f, queue p95 %v", downloads, managed, sum, jain,
-			report.DataQueueing.P95)
-		return sum, jain, report.DataQueueing.P95
+				return alcc.Wrap(conn, *opts)
+			}
+			transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+			var wg sync.WaitGroup
+			for i := range counts {
+				wg.Go(func() {
+					r, err := (&http.Client{Transport: transport}).Get(url)
+					if assert.NoError(t, err) {
+						t.Cleanup(func() { _ = r.Body.Close() })
+						counts[i] = countBytes(r.Body)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(begin) //nolint:forbidigo // the course of downloads is measured
+			first := make([]int64, downloads)
+			for i, n := range counts {
+				first[i] = n.Load()
+			}
+			from := path.Elapsed()
+			time.Sleep(end - begin) //nolint:forbidigo // as above
+			sum, squares := 0., 0.
+			for i, n := range counts {
+				rate := float64(n.Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds()
+				sum, squares = sum+rate, squares+rate*rate
+			}
+			report := path.Report(from, path.Elapsed()).Down
+			jain = sum * sum / squares / float64(downloads)
+			t.Logf("%d: %s: %.2f Mbit/s, Jain %.3f, queue p95 %v", downloads, what, sum, jain,
+				report.DataQueueing.P95)
+			mbit, queue = sum, report.DataQueueing.P95
+		})
+		return mbit, jain, queue
 	}
-	rate, _, alone := measure(1, true)
-	all, jain, queue := measure(8, true)
-	_, _, unmanaged := measure(8, false)
+	rate, _, alone := measure("one over the kernel's signals", 1, &alcc.Options{})
+	all, jain, queue := measure("eight over the kernel's signals", 8, &alcc.Options{})
+	both, _, bothQueue := measure("with acknowledgements of their own", 1, &alcc.Options{OwnAcks: true})
+	_, _, unmanaged := measure("without a controller", 8, nil)
 	assert.GreaterOrEqual(t, all, 0.97*rate)
 	assert.GreaterOrEqual(t, jain, 0.95)
 	assert.LessOrEqual(t, queue, 3*alone/2+slack)
+	assert.GreaterOrEqual(t, both, 0.9*rate)
+	assert.LessOrEqual(t, bothQueue, 3*alone/2+slack)
 	assert.Less(t, 2*queue, unmanaged)
 }

@@ -48,8 +48,9 @@ var table = []rule{
 	{packages: "cc/ccp", module: []string{"cc"}, banned: impure}, // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "alcc", module: []string{
-		"cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/datapath", "proxy/datapath/kernel",
+		"alcc/frame", "cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/datapath", "proxy/datapath/kernel",
 	}},
+	{packages: "alcc/frame"},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},

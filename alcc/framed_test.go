@@ -1,0 +1,121 @@
+//go:build linux
+
+package alcc
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/alcc/frame"
+)
+
+// bare returns our end of a framed connection, and the stream below the other.
+func bare(t *testing.T) (*Conn, *net.TCPConn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	raw, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	accepted, err := ln.Accept()
+	require.NoError(t, err)
+	ours, err := Wrap(accepted, Options{OwnAcks: true})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = raw.Close()
+		_ = ours.Close()
+	})
+	return ours, raw.(*net.TCPConn)
+}
+
+func TestWhatIsNoFramingEndsWithItsReason(t *testing.T) {
+	hello := frame.AppendHello(nil)
+	for name, c := range map[string]struct {
+		sends []byte
+		want  error
+	}{
+		"another protocol":        {[]byte("GET / HTTP/1.1\r\nHost: server.test\r\n\r\n"), frame.ErrNoHello},
+		"another version":         {append(append(hello[:8:8], 9), hello[9:]...), frame.VersionError{Peer: 9}},
+		"an end without a fin":    {frame.AppendData(hello[:len(hello):len(hello)], []byte("x")), io.ErrUnexpectedEOF},
+		"an end within a record":  {append(hello[:len(hello):len(hello)], 1, 200), io.ErrUnexpectedEOF},
+		"an end within the hello": {hello[:5], io.ErrUnexpectedEOF},
+		"an acknowledgement of what was never sent": {
+			frame.AppendAck(hello[:len(hello):len(hello)], frame.Acknowledgement{Offset: 1}), frame.ErrFormat,
+		},
+		"data after the end": {
+			frame.AppendData(frame.AppendFin(hello[:len(hello):len(hello)]), []byte("x")), frame.ErrFormat,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ours, raw := bare(t)
+			_, err := raw.Write(c.sends)
+			require.NoError(t, err)
+			require.NoError(t, raw.CloseWrite())
+			_, err = io.ReadAll(ours)
+			if name == "data after the end" { // what was read before it is whole
+				require.NoError(t, err)
+				_, err = ours.Write(make([]byte, 1<<20))
+			}
+			require.ErrorIs(t, err, c.want)
+			greeting := make([]byte, frame.HelloBytes)
+			_, err = io.ReadFull(raw, greeting)
+			require.NoError(t, err)
+			assert.Equal(t, hello, greeting, "the peer learns our version")
+		})
+	}
+}
+
+// TestTwoEndsThatWriteAndDoNotReadGoOnLater fills both receivers, and then reads all.
+func TestTwoEndsThatWriteAndDoNotReadGoOnLater(t *testing.T) {
+	both := tier{ownAcks: true}
+	ours, peer := both.connect(t, Options{})
+	content := noise(20 << 20)
+	var wg sync.WaitGroup
+	for _, end := range []peerConn{ours, peer} {
+		wg.Go(func() {
+			_, err := end.Write(content)
+			assert.NoError(t, err)
+			assert.NoError(t, end.CloseWrite())
+		})
+	}
+	state := func(c *Conn) (receivesNoMore, sendsNoMore bool) {
+		f := c.leg.(*framed)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.received.Full, f.out.length() == sendQueue
+	}
+	require.Eventually(t, func() bool {
+		full, stuck := state(ours)
+		otherFull, otherStuck := state(peer.(*Conn))
+		return (full || otherFull) && stuck && otherStuck
+	}, 20*time.Second, time.Millisecond)
+	for _, end := range []peerConn{ours, peer} {
+		wg.Go(func() {
+			got, err := io.ReadAll(end)
+			assert.NoError(t, err)
+			assert.True(t, bytes.Equal(content, got))
+		})
+	}
+	wg.Wait()
+}
+
+func TestCloseDeliversAllThatWasWritten(t *testing.T) {
+	both := tier{ownAcks: true}
+	ours, peer := both.connect(t, Options{})
+	content := noise(3 << 20)
+	go func() {
+		_, err := ours.Write(content)
+		assert.NoError(t, err)
+		assert.NoError(t, ours.Close())
+	}()
+	got, err := io.ReadAll(peer)
+	require.NoError(t, err)
+	assert.True(t, bytes.Equal(content, got))
+}
