@@ -85,7 +85,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -176,6 +176,10 @@ fuzz-nightly: fuzz ## every fuzz target for ten minutes: some hours
 
 bench: ## benchmarks that match BENCH
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m ./...
+
+bounds: ## what the default algorithm must do, and what it does, in virtual time; two minutes
+	nice $(GO) test ./cc -run '^$$' -bench Bounds -benchtime 1x -timeout 60m
+	nice $(GO) run ./cmd/penstock-lab bench recipe latecomer --virtual
 
 golden: ## rewrite the golden files of the scenarios; review the difference
 	$(GO) test ./test/scenarios/... -update

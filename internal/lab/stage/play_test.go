@@ -352,11 +352,11 @@ func TestServersOwnSendersQueueAsInVirtualTime(t *testing.T) {
 			Down: sim.LinkConfig{Rate: 12 * mbit, Delay: 10 * time.Millisecond, QueueBytes: 150e3},
 			Up:   sim.LinkConfig{Delay: 10 * time.Millisecond}, Duration: 10 * time.Second,
 		}
-		real, err := Play(t.Context(), Env{}, s, nil)
+		record, err := Play(t.Context(), Env{}, s, nil)
 		require.NoError(t, err)
 		virtual, err := PlayVirtual(t.Context(), s, nil)
 		require.NoError(t, err)
-		linux, ours := real.Path.Down.DataQueueing.Centiles, virtual.Path.Down.DataQueueing.Centiles
+		linux, ours := record.Path.Down.DataQueueing.Centiles, virtual.Path.Down.DataQueueing.Centiles
 		for p := 15; p <= 85; p++ {
 			assert.GreaterOrEqual(t, linux[p], ours[p-15], "%s, centile %d", control, p)
 			assert.LessOrEqual(t, linux[p], ours[p+15], "%s, centile %d", control, p)
