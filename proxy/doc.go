@@ -21,7 +21,7 @@
 //	way_netstack.go, way_none.go  tunnels that end in this process, or their absence
 //	listener.go                   a way in as one configuration has it, and its counters
 //	way.go                        sockets and tunnels of the kernel as ways in
-//	heldudp.go                    UDP that waits in the kernel for room in its host's window
+//	heldudp.go                    UDP that waits in the kernel for room in a window
 //	limits.go                     limits of connections; the division of descriptors
 //	report.go                     what users see of connections, and totals of ended ones
 //	loopguard.go                  destinations and connections that are the proxy itself

@@ -4,15 +4,17 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
 )
 
 // heldQueuePackets is how many packets the kernel keeps of one queue.
 const heldQueuePackets = 16_384
 
-// heldUDP is the UDP of a listener's clients that waits in the kernel until their hosts' windows have room.
+// heldUDP is the UDP of a listener's clients, in one direction, that waits in the kernel until windows have room.
 type heldUDP struct {
 	number uint16
+	uplink bool // it is what clients send
 	queue  *hold.Queue
 	echoes *hold.EchoSocket
 	copies *hold.Copies
@@ -21,22 +23,46 @@ type heldUDP struct {
 	done   chan struct{} // closed once serving has ended
 }
 
-// openHeldUDP binds a netfilter queue, and the group of the kernel's log with the same number. It needs CAP_NET_ADMIN and CAP_NET_RAW.
+// openHeldUDPs binds the netfilter queues of a listener.
+func openHeldUDPs(u access.UDPSettings) (all []*heldUDP, err error) {
+	for _, uplink := range []bool{false, true} {
+		key, number := "udp.queue", u.Queue
+		if uplink {
+			key, number = "udp.up_queue", u.UplinkQueue
+		}
+		if number == 0 {
+			continue
+		}
+		h, err := openHeldUDP(uint16(number))
+		if err != nil {
+			for _, other := range all {
+				other.close()
+			}
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		h.uplink = uplink
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+// openHeldUDP binds a netfilter queue, and the group of the kernel's log with the same number. It needs CAP_NET_ADMIN
+// and CAP_NET_RAW.
 func openHeldUDP(number uint16) (*heldUDP, error) {
 	queue, err := hold.OpenQueue(number, heldQueuePackets)
 	if err != nil {
-		return nil, fmt.Errorf("udp.queue: %w", err)
+		return nil, err
 	}
 	echoes, err := hold.OpenEchoSocket()
 	if err != nil {
 		queue.Close()
-		return nil, fmt.Errorf("udp.queue: %w", err)
+		return nil, err
 	}
 	copies, err := hold.OpenCopies(number)
 	if err != nil {
 		queue.Close()
 		echoes.Close()
-		return nil, fmt.Errorf("udp.queue: %w", err)
+		return nil, err
 	}
 	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
@@ -67,9 +93,18 @@ func (h *heldUDP) close() {
 	h.copies.Close()
 }
 
-// HeldInfo is the state of the UDP that is held for one listener.
+// direction names the direction as telemetry does.
+func (h *heldUDP) direction() string {
+	if h.uplink {
+		return "up"
+	}
+	return "down"
+}
+
+// HeldInfo is the state of the UDP that is held for one listener in one direction.
 type HeldInfo struct {
-	Listener string
+	Listener  string
+	Direction string // down or up
 	hold.Stats
 	Clients []hold.ClientState // up to a second old
 }

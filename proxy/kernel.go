@@ -218,10 +218,8 @@ func openWay(
 		return nil, err
 	}
 	way := &socketWay{Socket: in, log: log}
-	if l.UDP.Queue > 0 {
-		if way.held, err = openHeldUDP(uint16(l.UDP.Queue)); err != nil {
-			return nil, errors.Join(err, in.Close())
-		}
+	if way.held, err = openHeldUDPs(l.UDP); err != nil {
+		return nil, errors.Join(err, in.Close())
 	}
 	return way, nil
 }

@@ -352,10 +352,18 @@ func (s *Server) commitPlan(p *reloadPlan) {
 // reconsiderHeld asks for decisions about held packets again, since rules have changed.
 func (s *Server) reconsiderHeld() {
 	for _, l := range s.env.currentSettings().listeners {
-		if w, ok := l.Way.(*socketWay); ok && w.held != nil && w.held.holder != nil {
-			w.held.holder.Reconsider()
+		for _, h := range servedUDP(l) {
+			h.holder.Reconsider()
 		}
 	}
+}
+
+// servedUDP returns the directions of UDP that are held for a listener.
+func servedUDP(l *listenerState) []*heldUDP {
+	if w, ok := l.Way.(*socketWay); ok && len(w.held) > 0 && w.held[0].holder != nil {
+		return w.held
+	}
+	return nil
 }
 
 // drainListener drains a listener that a reload has left out: its connections may go on for
@@ -696,11 +704,9 @@ func (s *Server) Resume(all Endpoints) {
 // Held returns the state of held UDP, by listener.
 func (s *Server) Held() (all []HeldInfo) {
 	for _, l := range s.env.currentSettings().listeners {
-		w, ok := l.Way.(*socketWay)
-		if !ok || w.held == nil || w.held.holder == nil {
-			continue
+		for _, h := range servedUDP(l) {
+			all = append(all, HeldInfo{l.cfg.Name, h.direction(), h.holder.Stats(), slices.Clone(h.holder.States())})
 		}
-		all = append(all, HeldInfo{l.cfg.Name, w.held.holder.Stats(), slices.Clone(w.held.holder.States())})
 	}
 	return all
 }

@@ -81,25 +81,46 @@ func (e *environment) forwardDatagrams(in *entrance, way WayConfig, mark config.
 // holdDatagrams holds the UDP of a listener's clients by the rules that hold for their connections.
 func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 	s, ok := in.Way.(*socketWay)
-	if !ok || s.held == nil {
+	if !ok {
 		return
 	}
-	s.held.serve(hold.Config{
-		Flows: e.Flows, Clock: e.Clock, Log: e.Log.With("listener", way.Name),
-		CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
-		Decide: func(f hold.FlowKey, serverName string) hold.Decision {
-			l := in.now.Load()
-			if l == nil { // its rules are not in force yet
-				return hold.Decision{}
-			}
-			return e.currentSettings().decideHeld(heldFacts(l, f, serverName))
-		},
-		NeedsName: func(f hold.FlowKey) bool {
-			l := in.now.Load()
-			return l != nil && len(e.currentSettings().policy.Prospects(nil, heldFacts(l, f, ""))) > 1
-		},
-		ReadName: policy.HelloServerName,
-	})
+	for _, held := range s.held {
+		cfg := hold.Config{
+			Flows: e.Flows, Clock: e.Clock,
+			Log:            e.Log.With("listener", way.Name, "direction", held.direction()),
+			CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
+			Uplink: held.uplink, ReadName: policy.HelloServerName,
+			Decide: func(f hold.FlowKey, serverName string) hold.Decision {
+				l := in.now.Load()
+				if l == nil { // its rules are not in force yet
+					return hold.Decision{}
+				}
+				return e.currentSettings().decideHeld(heldFacts(l, f, serverName, held.uplink), held.uplink)
+			},
+			NeedsName: func(f hold.FlowKey) bool {
+				l := in.now.Load()
+				return l != nil && len(e.currentSettings().policy.Prospects(nil, heldFacts(l, f, "", held.uplink))) > 1
+			},
+		}
+		if held.uplink {
+			cfg.KeepServed = capture.KeepUplinkServed
+			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(way.UDP.UplinkEcho, server) }
+		}
+		held.serve(cfg)
+	}
+}
+
+// uplinkEcho returns the host that answers echo requests about packets to a server: the one that is configured, else the
+// gateway. The server itself is none, since its owner did not agree to that load.
+func (e *environment) uplinkEcho(configured, server netip.Addr) netip.Addr {
+	if configured.IsValid() {
+		return configured
+	}
+	gateway, err := capture.NextHop(server)
+	if err != nil {
+		e.Log.Debug("packets to a server are acknowledged by nothing", "server", server, "err", err)
+	}
+	return gateway
 }
 
 // settings are a configuration and what is made of it. They are
@@ -199,23 +220,31 @@ func (in *settings) decideDatagram(l *listenerState, f policy.Facts) (down, up f
 	return down, up, nil
 }
 
-// heldFacts returns what is known of a flow of packets towards a client.
-func heldFacts(l *listenerState, f hold.FlowKey, serverName string) policy.Facts {
-	return policy.Facts{
+// heldFacts returns what is known of a flow of held packets.
+func heldFacts(l *listenerState, f hold.FlowKey, serverName string, uplink bool) policy.Facts {
+	facts := policy.Facts{
 		Listener: l.cfg.Name, Protocol: policy.UDP, Source: f.Target, Target: f.Source, ServerName: serverName,
 	}
+	if uplink {
+		facts.Source, facts.Target = f.Source, f.Target
+	}
+	return facts
 }
 
 // decideHeld decides about a flow of held packets.
-func (in *settings) decideHeld(f policy.Facts) hold.Decision {
+func (in *settings) decideHeld(f policy.Facts, uplink bool) hold.Decision {
 	v := in.policy.Decide(f)
+	terms := v.Down
+	if uplink {
+		terms = v.Up
+	}
 	switch {
 	case v.Refuse != "":
 		return hold.Decision{Refuse: true}
-	case v.Down.Algorithm != policy.Unmanaged:
-		return hold.Decision{Manage: true, Terms: v.Down, Acknowledged: true}
-	case v.Down.MaxRate > 0:
-		return hold.Decision{Manage: true, Terms: v.Down}
+	case terms.Algorithm != policy.Unmanaged:
+		return hold.Decision{Manage: true, Terms: terms, Acknowledged: true}
+	case terms.MaxRate > 0:
+		return hold.Decision{Manage: true, Terms: terms}
 	}
 	return hold.Decision{}
 }

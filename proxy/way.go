@@ -54,7 +54,7 @@ func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfi
 type socketWay struct {
 	*ingress.Socket
 	log  *slog.Logger // for the configurations that Apply passes on
-	held *heldUDP     // nil: UDP passes
+	held []*heldUDP   // the directions of UDP that do not pass
 }
 
 // Apply implements Way.
@@ -65,10 +65,10 @@ func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
 // Close implements ingress.Listener.
 func (w *socketWay) Close() error {
 	err := w.Socket.Close()
-	if w.held != nil {
-		w.held.close()
-		w.held = nil
+	for _, h := range w.held {
+		h.close()
 	}
+	w.held = nil
 	if err != nil {
 		return fmt.Errorf("proxy: close a listener: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 // HeldClient is the held UDP of one client, as /held lists it. A client has one for each group and set of terms.
 type HeldClient struct {
 	Listener       string     `json:"listener"`
+	Direction      string     `json:"direction"` // down: Address is a client; up: a server that clients send to
 	Address        netip.Addr `json:"address"`
 	Group          string     `json:"group"`
 	WaitingPackets int        `json:"waiting_packets"`
@@ -35,7 +36,7 @@ func describeHeld(all []proxy.HeldInfo) []HeldClient {
 	for _, l := range all {
 		for _, c := range l.Clients {
 			client := HeldClient{
-				Listener: l.Listener, Address: c.Address, Group: c.Group, WaitingPackets: c.Waiting,
+				Listener: l.Listener, Direction: l.Direction, Address: c.Address, Group: c.Group, WaitingPackets: c.Waiting,
 				WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows, AcknowledgedBy: c.AcknowledgedBy,
 			}
 			if c.Flow != nil {
@@ -45,7 +46,8 @@ func describeHeld(all []proxy.HeldInfo) []HeldClient {
 		}
 	}
 	slices.SortFunc(out, func(a, b HeldClient) int {
-		return cmp.Or(cmp.Compare(a.Listener, b.Listener), a.Address.Compare(b.Address), cmp.Compare(a.Group, b.Group))
+		return cmp.Or(cmp.Compare(a.Listener, b.Listener), cmp.Compare(a.Direction, b.Direction),
+			a.Address.Compare(b.Address), cmp.Compare(a.Group, b.Group))
 	})
 	return out
 }
@@ -53,19 +55,19 @@ func describeHeld(all []proxy.HeldInfo) []HeldClient {
 // Families of held UDP.
 var (
 	heldPackets = newCounter("held_packets_total",
-		"UDP packets to clients by what became of them: accepted (let go as their window says), late and overflow "+
+		"UDP packets by what became of them: accepted (let go as their window says), late and overflow "+
 			"(dropped in their queue), refused (dropped by a rule), unmanaged (let go, as rules say), passed (let go: "+
 			"unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).",
-		"listener", "outcome")
-	heldBytes   = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.", "listener")
-	heldEchoes  = newCounter("held_echoes_total", "Echo requests to clients that UDP is held for.", "listener")
-	heldAnswers = newCounter("held_echo_answers_total", "Echo replies of clients that UDP is held for.", "listener")
+		"listener", "direction", "outcome")
+	heldBytes   = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.", "listener", "direction")
+	heldEchoes  = newCounter("held_echoes_total", "Echo requests about UDP that is held.", "listener", "direction")
+	heldAnswers = newCounter("held_echo_answers_total", "Echo replies about UDP that is held.", "listener", "direction")
 	heldWaiting = newGauge("held_waiting_packets",
-		"UDP packets that wait for room in their client's window.", "listener")
+		"UDP packets that wait for room in their client's window.", "listener", "direction")
 	heldWaitingBytes = newGauge("held_waiting_bytes",
-		"Bytes of the UDP packets that wait for room in their client's window.", "listener")
-	heldClients = newGauge("held_clients", "Clients that UDP is held for.", "listener")
-	heldFlows   = newGauge("held_flows", "UDP flows that rules have decided about.", "listener")
+		"Bytes of the UDP packets that wait for room in their client's window.", "listener", "direction")
+	heldClients = newGauge("held_clients", "Clients that UDP is held for; servers in direction up.", "listener", "direction")
+	heldFlows   = newGauge("held_flows", "UDP flows that rules have decided about.", "listener", "direction")
 )
 
 // writeHeld writes what is counted of a listener's held UDP.
@@ -74,13 +76,13 @@ func (s sink) writeHeld(h *proxy.HeldInfo) {
 		"accepted": h.AcceptedPackets, "held": h.HeldPackets, "late": h.LateDrops, "overflow": h.OverflowDrops,
 		"marked": h.MarkedPackets, "refused": h.RefusedPackets, "passed": h.PassedPackets, "unmanaged": h.UnmanagedPackets,
 	} {
-		s.putSample(heldPackets, float64(n), h.Listener, outcome)
+		s.putSample(heldPackets, float64(n), h.Listener, h.Direction, outcome)
 	}
-	s.putSample(heldBytes, float64(h.AcceptedBytes), h.Listener)
-	s.putSample(heldEchoes, float64(h.Echoes), h.Listener)
-	s.putSample(heldAnswers, float64(h.EchoAnswers), h.Listener)
-	s.putSample(heldWaiting, float64(h.Waiting), h.Listener)
-	s.putSample(heldWaitingBytes, float64(h.WaitingBytes), h.Listener)
-	s.putSample(heldClients, float64(h.Stats.Clients), h.Listener)
-	s.putSample(heldFlows, float64(h.Flows), h.Listener)
+	s.putSample(heldBytes, float64(h.AcceptedBytes), h.Listener, h.Direction)
+	s.putSample(heldEchoes, float64(h.Echoes), h.Listener, h.Direction)
+	s.putSample(heldAnswers, float64(h.EchoAnswers), h.Listener, h.Direction)
+	s.putSample(heldWaiting, float64(h.Waiting), h.Listener, h.Direction)
+	s.putSample(heldWaitingBytes, float64(h.WaitingBytes), h.Listener, h.Direction)
+	s.putSample(heldClients, float64(h.Stats.Clients), h.Listener, h.Direction)
+	s.putSample(heldFlows, float64(h.Flows), h.Listener, h.Direction)
 }

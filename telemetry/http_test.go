@@ -282,11 +282,12 @@ func TestHeldClientsShowEveryField(t *testing.T) {
 	assert.Equal(t, "2", total)
 	assert.Equal(t, []HeldClient{
 		{
-			Listener: "lan", Address: netip.MustParseAddr("192.0.2.7"), Group: "down|lan|192.0.2.7", WaitingPackets: 9,
-			WaitingBytes: 10_800, BusyFlows: 2, AcknowledgedBy: "echo", Control: describeControl(&src.flows[0].Down.Flow),
+			Listener: "lan", Direction: "down", Address: netip.MustParseAddr("192.0.2.7"), Group: "down|lan|192.0.2.7",
+			WaitingPackets: 9, WaitingBytes: 10_800, BusyFlows: 2, AcknowledgedBy: "echo", Control: describeControl(&src.flows[0].Down.Flow),
 		},
 		{
-			Listener: "lan", Address: netip.MustParseAddr("192.0.2.8"), Group: "down|lan|192.0.2.8", AcknowledgedBy: "share",
+			Listener: "lan", Direction: "down", Address: netip.MustParseAddr("192.0.2.8"), Group: "down|lan|192.0.2.8",
+			AcknowledgedBy: "share",
 		},
 	}, got)
 }

@@ -199,35 +199,35 @@ penstock_hints_total{result="heard"} 6
 penstock_hints_total{result="unauthorized"} 1
 # HELP penstock_held_bytes_total Bytes of the UDP packets that windows let go.
 # TYPE penstock_held_bytes_total counter
-penstock_held_bytes_total{listener="lan"} 120000
-# HELP penstock_held_clients Clients that UDP is held for.
+penstock_held_bytes_total{direction="down",listener="lan"} 120000
+# HELP penstock_held_clients Clients that UDP is held for; servers in direction up.
 # TYPE penstock_held_clients gauge
-penstock_held_clients{listener="lan"} 2
-# HELP penstock_held_echo_answers_total Echo replies of clients that UDP is held for.
+penstock_held_clients{direction="down",listener="lan"} 2
+# HELP penstock_held_echo_answers_total Echo replies about UDP that is held.
 # TYPE penstock_held_echo_answers_total counter
-penstock_held_echo_answers_total{listener="lan"} 11
-# HELP penstock_held_echoes_total Echo requests to clients that UDP is held for.
+penstock_held_echo_answers_total{direction="down",listener="lan"} 11
+# HELP penstock_held_echoes_total Echo requests about UDP that is held.
 # TYPE penstock_held_echoes_total counter
-penstock_held_echoes_total{listener="lan"} 12
+penstock_held_echoes_total{direction="down",listener="lan"} 12
 # HELP penstock_held_flows UDP flows that rules have decided about.
 # TYPE penstock_held_flows gauge
-penstock_held_flows{listener="lan"} 4
-# HELP penstock_held_packets_total UDP packets to clients by what became of them: accepted (let go as their window says), late and overflow (dropped in their queue), refused (dropped by a rule), unmanaged (let go, as rules say), passed (let go: unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).
+penstock_held_flows{direction="down",listener="lan"} 4
+# HELP penstock_held_packets_total UDP packets by what became of them: accepted (let go as their window says), late and overflow (dropped in their queue), refused (dropped by a rule), unmanaged (let go, as rules say), passed (let go: unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).
 # TYPE penstock_held_packets_total counter
-penstock_held_packets_total{listener="lan",outcome="accepted"} 100
-penstock_held_packets_total{listener="lan",outcome="held"} 40
-penstock_held_packets_total{listener="lan",outcome="late"} 3
-penstock_held_packets_total{listener="lan",outcome="marked"} 5
-penstock_held_packets_total{listener="lan",outcome="overflow"} 2
-penstock_held_packets_total{listener="lan",outcome="passed"} 7
-penstock_held_packets_total{listener="lan",outcome="refused"} 6
-penstock_held_packets_total{listener="lan",outcome="unmanaged"} 8
+penstock_held_packets_total{direction="down",listener="lan",outcome="accepted"} 100
+penstock_held_packets_total{direction="down",listener="lan",outcome="held"} 40
+penstock_held_packets_total{direction="down",listener="lan",outcome="late"} 3
+penstock_held_packets_total{direction="down",listener="lan",outcome="marked"} 5
+penstock_held_packets_total{direction="down",listener="lan",outcome="overflow"} 2
+penstock_held_packets_total{direction="down",listener="lan",outcome="passed"} 7
+penstock_held_packets_total{direction="down",listener="lan",outcome="refused"} 6
+penstock_held_packets_total{direction="down",listener="lan",outcome="unmanaged"} 8
 # HELP penstock_held_waiting_bytes Bytes of the UDP packets that wait for room in their client's window.
 # TYPE penstock_held_waiting_bytes gauge
-penstock_held_waiting_bytes{listener="lan"} 10800
+penstock_held_waiting_bytes{direction="down",listener="lan"} 10800
 # HELP penstock_held_waiting_packets UDP packets that wait for room in their client's window.
 # TYPE penstock_held_waiting_packets gauge
-penstock_held_waiting_packets{listener="lan"} 9
+penstock_held_waiting_packets{direction="down",listener="lan"} 9
 # HELP penstock_tcp_retransmitted_bytes_total Bytes that TCP sent again.
 # TYPE penstock_tcp_retransmitted_bytes_total counter
 penstock_tcp_retransmitted_bytes_total{leg="client",listener="lan",rule="all"} 1448

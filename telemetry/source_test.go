@@ -150,7 +150,7 @@ func busyProxy() *still {
 			}}}},
 		},
 		held: []proxy.HeldInfo{{
-			Listener: "lan",
+			Listener: "lan", Direction: "down",
 			Stats: hold.Stats{
 				AcceptedPackets: 100, AcceptedBytes: 120_000, HeldPackets: 40, LateDrops: 3, OverflowDrops: 2, MarkedPackets: 5,
 				RefusedPackets: 6, PassedPackets: 7, UnmanagedPackets: 8, Waiting: 9, WaitingBytes: 10_800, Echoes: 12,

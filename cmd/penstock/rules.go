@@ -149,6 +149,10 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		"hold UDP towards the interfaces until its host's window has room: all, or ports of servers such as 443")
 	f.Uint16Var(&r.Hold.Queue, "udp-queue", capture.DefaultHoldQueue,
 		`number of the netfilter queue that holds UDP ("udp.queue" of the listener)`)
+	f.BoolVar(&r.Hold.Uplink, "udp-up", false,
+		"hold what clients send to the ports of --udp as well, where this machine stands in front of the uplink")
+	f.Uint16Var(&r.Hold.UplinkQueue, "udp-up-queue", capture.DefaultUplinkQueue,
+		`number of the netfilter queue for what clients send ("udp.up_queue" of the listener)`)
 	f.Uint32Var(&r.Mark, "mark", capture.DefaultMark, "bits that mark captured packets, for tproxy")
 	f.Uint32Var(&r.OwnMark, "own-mark", capture.DefaultOwnMark,
 		`bits that mark the proxy's own connections ("mark" in its configuration)`)

@@ -92,7 +92,7 @@ func (l *Listener) Validate() error {
 	case l.Mode == Forward:
 		errs = append(errs, check.Target("target", l.Target))
 	}
-	return errors.Join(append(errs, l.checkPlaces(), l.checkUsers(), l.checkTunnel())...)
+	return errors.Join(append(errs, l.checkPlaces(), l.checkUsers(), l.checkTunnel(), l.UDP.validate())...)
 }
 
 // checkPlaces finds keys that the listener's mode has no use for.

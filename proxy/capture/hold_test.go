@@ -2,13 +2,16 @@ package capture
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
@@ -24,6 +27,15 @@ func (ns namespace) listenUDP(t *testing.T, address string) *net.UDPConn {
 	})
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// sendUDP sends a datagram.
+func (ns namespace) sendUDP(t *testing.T, from, to, text string) {
+	t.Helper()
+	conn := ns.listenUDP(t, from)
+	_, err := conn.WriteToUDPAddrPort([]byte(text), netip.MustParseAddrPort(to))
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
 }
 
 // setOption sets a socket's option. Those of the other family are refused.
@@ -130,4 +142,149 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			receive("without rules", ect0)
 		})
 	}
+}
+
+// watchQueue drops what comes into a queue of the namespace, and sends the names of the queue and the content.
+func (ns namespace) watchQueue(t *testing.T, number uint16, name string, seen chan<- string) {
+	t.Helper()
+	var q *hold.Queue
+	ns.do(t, func() (err error) {
+		q, err = hold.OpenQueue(number, 64)
+		return err
+	})
+	ended, stop := make(chan error, 1), make(chan struct{})
+	go func() {
+		ended <- ns.in(func() error {
+			defer q.Close()
+			for {
+				if _, err := q.Wait(10 * time.Second); err != nil {
+					return err
+				}
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				if _, err := q.Receive(func(p hold.Packet) {
+					q.Drop(p.ID)
+					seen <- name + string(p.Content[max(0, len(p.Content)-3):])
+				}); err != nil {
+					return err
+				}
+				if err := q.Flush(); err != nil {
+					return err
+				}
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		q.Wake()
+		require.NoError(t, <-ended)
+	})
+}
+
+func TestOnlyWhatTheRulesSayIsHeld(t *testing.T) {
+	n := newNetwork(t)
+	reach(t, n.client.listenUDP(t, "10.1.0.2:6000"), func() {
+		n.server.sendUDP(t, "10.2.0.2:443", "10.1.0.2:6000", "is there a way?")
+	})
+	reach(t, n.client.listenUDP(t, "[fd01::2]:6000"), func() {
+		n.server.sendUDP(t, "[fd02::2]:443", "[fd01::2]:6000", "is there a way?")
+	})
+	seen := make(chan string, 10)
+	n.router.watchQueue(t, DefaultHoldQueue, "down:", seen)
+	n.router.watchQueue(t, DefaultUplinkQueue, "up:", seen)
+	const text = "abc"
+	all := Rules{
+		Mode: TPROXY, Port: proxyPort, Interfaces: []string{"lan"}, Connected: ConnectedCapture,
+		Hold: Hold{All: true, Uplink: true},
+		Sources: Match{Exclude: []netip.Prefix{
+			netip.MustParsePrefix("10.1.0.3/32"), netip.MustParsePrefix("fd01::3/128"),
+		}},
+	}
+	leave, some, downOnly := all, all, all
+	leave.Connected = ConnectedLeave
+	some.Hold.All, some.Hold.Ports = false, []PortRange{{443, 443}}
+	downOnly.Hold.Uplink = false
+	for _, c := range []struct {
+		what     string
+		rules    Rules
+		node     namespace
+		from, to string // S is the server, C2 and C3 are clients, R is this machine
+		want     string
+	}{
+		{"to a client", all, n.server, "S:443", "C2:5000", "down:"},
+		{"of a client", all, n.client, "C2:5000", "S:443", "up:"},
+		{"to an excluded client", all, n.server, "S:443", "C3:5000", ""},
+		{"of an excluded client", all, n.client, "C3:5000", "S:443", ""},
+		{"DHCP to a client", all, n.server, "S:67", "C2:68", ""},
+		{"DHCPv6 to a relay", all, n.server, "S:547", "C2:547", ""},
+		{"DHCP of a client", all, n.client, "C2:68", "S:67", ""},
+		{"of this machine, such as its WireGuard", all, n.router, "R:51820", "C2:5000", ""},
+		{"to this machine", all, n.client, "C2:5000", "R:51820", ""},
+		{"of a network of this machine", leave, n.server, "S:443", "C2:5000", ""},
+		{"to a network of this machine", leave, n.client, "C2:5000", "S:443", ""},
+		{"of a port", some, n.server, "S:443", "C2:5000", "down:"},
+		{"to a port", some, n.client, "C2:5000", "S:443", "up:"},
+		{"of another port", some, n.server, "S:444", "C2:5000", ""},
+		{"to another port", some, n.client, "C2:443", "S:444", ""},
+		{"of a client, without --udp-up", downOnly, n.client, "C2:5000", "S:443", ""},
+	} {
+		n.router.do(t, func() error { return c.rules.Apply(context.Background()) })
+		n.router.do(t, func() error { return KeepServed(time.Minute) })
+		n.router.do(t, func() error { return KeepUplinkServed(time.Minute) })
+		for _, places := range []*strings.Replacer{
+			strings.NewReplacer("S", "10.2.0.2", "C2", "10.1.0.2", "C3", "10.1.0.3", "R", "10.1.0.1"),
+			strings.NewReplacer("S", "[fd02::2]", "C2", "[fd01::2]", "C3", "[fd01::3]", "R", "[fd01::1]"),
+		} {
+			from, to := places.Replace(c.from), places.Replace(c.to)
+			receiver := n.server
+			switch c.to[0] {
+			case 'C':
+				receiver = n.client
+			case 'R':
+				receiver = n.router
+			}
+			socket := receiver.listenUDP(t, to)
+			go func() {
+				buffer := make([]byte, 100)
+				if length, err := socket.Read(buffer); err == nil {
+					seen <- string(buffer[:length])
+				}
+			}()
+			c.node.sendUDP(t, from, to, text)
+			select {
+			case got := <-seen:
+				assert.Equal(t, c.want+text, got, "%s, from %s to %s", c.what, from, to)
+			case <-time.After(10 * time.Second):
+				assert.Fail(t, "a packet is lost", "%s, from %s to %s", c.what, from, to)
+			}
+			require.NoError(t, socket.Close())
+		}
+	}
+}
+
+func TestTheNextHopIsFound(t *testing.T) {
+	n := newNetwork(t)
+	for host, want := range map[string]string{
+		"192.0.2.1": "10.1.0.1", "2001:db8::1": "fd01::1", "10.1.0.3": "invalid IP", "fd01::9": "invalid IP",
+	} {
+		n.client.do(t, func() error {
+			hop, err := NextHop(netip.MustParseAddr(host))
+			assert.Equal(t, want, hop.String(), host)
+			return err
+		})
+	}
+	n.client.do(t, func() error {
+		up, err := netlink.LinkByName("up")
+		require.NoError(t, err)
+		require.NoError(t, netlink.RouteAdd(&netlink.Route{
+			LinkIndex: up.Attrs().Index, Gw: net.ParseIP("fe80::9"),
+			Dst: &net.IPNet{IP: net.ParseIP("2001:db8:1::"), Mask: net.CIDRMask(48, 128)},
+		}))
+		hop, err := NextHop(netip.MustParseAddr("2001:db8:1::1"))
+		assert.Equal(t, fmt.Sprintf("fe80::9%%%d", up.Attrs().Index), hop.String())
+		return err
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"syscall"
 
 	"github.com/google/nftables"
@@ -189,6 +190,24 @@ func readMachine() (m machine, err error) {
 		}
 	}
 	return m, nil
+}
+
+// NextHop returns the gateway that this machine forwards packets to a host to, with its zone. It is not valid where the
+// host is on a network of this machine, and where the link has no gateway. It needs no privilege, and sends nothing.
+func NextHop(host netip.Addr) (netip.Addr, error) {
+	routes, err := netlink.RouteGet(host.AsSlice())
+	if err != nil {
+		return netip.Addr{}, explainError("find the gateway", err)
+	}
+	for _, r := range routes {
+		gateway, ok := netip.AddrFromSlice(r.Gw)
+		if gateway = gateway.Unmap(); ok && gateway.IsLinkLocalUnicast() && gateway.Is6() {
+			return gateway.WithZone(strconv.Itoa(r.LinkIndex)), nil
+		} else if ok {
+			return gateway, nil
+		}
+	}
+	return netip.Addr{}, nil
 }
 
 // appendNetwork appends a global network once.

@@ -236,7 +236,7 @@ func (c *Config) findWarnings() (out []string) {
 // clearVoidConditions removes the conditions that hold for every connection of this configuration.
 func (c *Config) clearVoidConditions(m *policy.Match) {
 	datagrams := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
-		return l.Mode.Tunnels() || l.UDP.Queue > 0
+		return l.Mode.Tunnels() || l.UDP.Queue > 0 || l.UDP.UplinkQueue > 0
 	})
 	if !datagrams && m.Protocol == policy.TCP { // nothing else comes in
 		m.Protocol = ""

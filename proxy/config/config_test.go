@@ -372,6 +372,14 @@ func TestMistakes(t *testing.T) {
 			"3:37", "rules[0].match.protocol: nothing that comes over udp asks for a host",
 		},
 		{
+			"one queue for both directions", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {queue: 9, up_queue: 9}}]\n",
+			"1:80", "listeners[0].udp.up_queue: 9 is the queue of what goes to clients",
+		},
+		{
+			"a host that is never asked", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {up_echo: 192.0.2.1}}]\n",
+			"1:69", "listeners[0].udp.up_echo: nothing that clients send is held without udp.up_queue",
+		},
+		{
 			"undecided either way", lan + "rules: [{name: a, match: {server_name: [a.example]}, undecided: maybe}]\n",
 			"3:65", "rules[0].undecided: \"maybe\" is not one of next, refuse",
 		},

@@ -27,50 +27,55 @@ import (
 // writes size random bytes to.
 func (s *scene) quicStream(seed uint64, size int64, client, server netip.AddrPort) io.Reader {
 	s.t.Helper()
-	stream, err := s.dialQUIC(s.t.Context(), "server.test", seed, size, client, server)
+	near, far, err := s.connectQUIC(s.t.Context(), "server.test", client, server)
 	require.NoError(s.t, err)
-	return stream
+	return s.push(far, near, seed, size)
 }
 
-// dialQUIC is quicStream with the server's name that the client asks for.
-func (s *scene) dialQUIC(
-	ctx context.Context, name string, seed uint64, size int64, client, server netip.AddrPort,
-) (io.Reader, error) {
+// connectQUIC opens a QUIC connection to a server by its name, and returns both ends.
+func (s *scene) connectQUIC(
+	ctx context.Context, name string, client, server netip.AddrPort,
+) (near, far *quic.Conn, err error) {
 	s.t.Helper()
+	config := &quic.Config{
+		MaxStreamReceiveWindow: 32 << 20, MaxConnectionReceiveWindow: 32 << 20, MaxIdleTimeout: time.Minute,
+	}
 	cert, _ := certificate(name)
 	ln, err := quic.Listen(listenUDP(s.t, s.Server, server),
-		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
+		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, config)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		conn, err := ln.Accept(s.t.Context())
-		if err != nil {
-			return
-		}
-		stream, err := conn.OpenUniStreamSync(s.t.Context())
-		if err == nil {
-			_, _ = io.Copy(stream, random(seed, size))
-			_ = stream.Close()
-		}
-	}()
-	conn, err := quic.Dial(ctx, listenUDP(s.t, s.Client, client), net.UDPAddrFromAddrPort(server),
+	near, err = quic.Dial(ctx, listenUDP(s.t, s.Client, client), net.UDPAddrFromAddrPort(server),
 		//nolint:gosec // the server's key is made on the spot
-		&tls.Config{InsecureSkipVerify: true, ServerName: name, NextProtos: []string{"test"}}, &quic.Config{
-			MaxStreamReceiveWindow: 32 << 20, MaxConnectionReceiveWindow: 32 << 20, MaxIdleTimeout: time.Minute,
-		})
+		&tls.Config{InsecureSkipVerify: true, ServerName: name, NextProtos: []string{"test"}}, config)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s.t.Cleanup(func() { _ = conn.CloseWithError(0, "") })
-	return conn.AcceptUniStream(ctx)
+	s.t.Cleanup(func() { _ = near.CloseWithError(0, "") })
+	far, err = ln.Accept(ctx)
+	return near, far, err
 }
 
-// holdUDP captures connections and holds all UDP.
-func (s *scene) holdUDP(w way) {
+// push writes size random bytes to a stream at one end of a connection, and returns the stream at the other end.
+func (s *scene) push(from, to *quic.Conn, seed uint64, size int64) io.Reader {
+	s.t.Helper()
+	out, err := from.OpenUniStream()
+	require.NoError(s.t, err)
+	go func() {
+		_, _ = io.Copy(out, random(seed, size))
+		_ = out.Close()
+	}()
+	in, err := to.AcceptUniStream(s.t.Context())
+	require.NoError(s.t, err)
+	return in
+}
+
+// holdUDP captures connections and holds all UDP. device leads to the clients.
+func (s *scene) holdUDP(w way, device string) {
 	s.t.Helper()
 	rules := *w.capture
-	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture
-	rules.Hold.All = true
+	rules.Interfaces, rules.Connected = []string{device}, capture.ConnectedCapture
+	rules.Hold.All, rules.Hold.Uplink = true, true
 	require.NoError(s.t, s.Edge.Do(func() error { return rules.Apply(context.Background()) }))
 }
 
@@ -112,7 +117,7 @@ func TestAQUICDownloadSharesTheWindowOfATCPDownload(t *testing.T) {
 		w := named("tproxy over IPv4")
 		s, path := newCellular(t, homeLink)
 		s.start(w.holding())
-		s.holdUDP(w)
+		s.holdUDP(w, netlab.NearDevice)
 		path.StartOnData()
 		counts := [2]*atomic.Int64{{}, {}}
 		if tcp {
@@ -150,7 +155,7 @@ func TestQUICIsDecidedByServerName(t *testing.T) {
 		t.Run(family, func(t *testing.T) {
 			w := named("tproxy over " + family)
 			s, path := newCellular(t, homeLink)
-			s.holdUDP(w) // before the proxy starts, since that looks for rules once a second
+			s.holdUDP(w, netlab.NearDevice) // before the proxy starts, since that looks for rules once a second
 			s.start(w.holding() + `rules:
   - {name: video, match: {server_name: [video.test], protocol: udp}, max_rate: 4mbit}
   - {name: ads, match: {server_name: ["*.ads.test"]}, refuse: true}
@@ -160,20 +165,20 @@ func TestQUICIsDecidedByServerName(t *testing.T) {
 			if family == "IPv6" {
 				client, server = s.ClientAddr.V6, s.ServerAddr.V6
 			}
-			dial := func(name string, port uint16, wait time.Duration) (io.Reader, error) {
+			dial := func(name string, port uint16, wait time.Duration) (near, far *quic.Conn, err error) {
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				t.Cleanup(cancel)
-				return s.dialQUIC(ctx, name, 5, 1<<40, netip.AddrPortFrom(client, 0), netip.AddrPortFrom(server, port))
+				return s.connectQUIC(ctx, name, netip.AddrPortFrom(client, 0), netip.AddrPortFrom(server, port))
 			}
 			rate := func(name string, port uint16) float64 {
-				stream, err := dial(name, port, patience)
+				near, far, err := dial(name, port, patience)
 				require.NoError(t, err)
 				const course = 4 * time.Second
-				n := countBytes(stream)
+				n := countBytes(s.push(far, near, 5, 1<<40))
 				time.Sleep(course) //nolint:forbidigo // the course of a download is measured
 				return float64(n.Load()) * 8 / 1e6 / course.Seconds()
 			}
-			_, err := dial("www.ads.test", 443, time.Second)
+			_, _, err := dial("www.ads.test", 443, time.Second)
 			require.Error(t, err)
 			assert.InDelta(t, 3, rate("video.test", 444), 1.1, "at most 4")
 			assert.Greater(t, rate("files.test", 445), 5.5, "beside the other download")
@@ -181,12 +186,53 @@ func TestQUICIsDecidedByServerName(t *testing.T) {
 	}
 }
 
+// TestAQUICUploadSharesTheWindowOfATCPUpload has the emulated link behind the edge.
+func TestAQUICUploadSharesTheWindowOfATCPUpload(t *testing.T) {
+	w := named("tproxy over IPv4")
+	s, path := newCellular(t, homeLink)
+	swapped := *s.Routed
+	swapped.Client, swapped.Server = s.Server, s.Client
+	swapped.ClientAddr, swapped.ServerAddr = s.ServerAddr, s.ClientAddr
+	swapped.EdgeNear, swapped.EdgeFar = s.EdgeFar, s.EdgeNear
+	s.Routed = &swapped
+	echoTo := s.ServerAddr.V4.String() // the only host behind that link
+	s.holdUDP(w, netlab.FarDevice)
+	s.start(strings.Replace(w.holding(), "queue: 2510", "queue: 2510, up_queue: 2511, up_echo: "+echoTo, 1))
+	path.StartOnData()
+	near, far, err := s.connectQUIC(t.Context(), "server.test", s.clientUDP(), s.serverUDP(443))
+	require.NoError(t, err)
+	udp := countBytes(s.push(near, far, 5, 1<<40))
+	measure := func(course time.Duration, counts ...*atomic.Int64) (mbits []float64, queue time.Duration) {
+		time.Sleep(3 * time.Second) //nolint:forbidigo // the course of uploads is measured
+		var first []int64
+		for _, n := range counts {
+			first = append(first, n.Load())
+		}
+		from := path.Elapsed()
+		time.Sleep(course) //nolint:forbidigo // as above
+		for i, n := range counts {
+			mbits = append(mbits, float64(n.Load()-first[i])*8/1e6/course.Seconds())
+		}
+		queue = path.Report(from, path.Elapsed()).Down.DataQueueing.P95
+		t.Logf("%.2f Mbit/s, queue p95 %v", mbits, queue)
+		return mbits, queue
+	}
+	alone, queue := measure(4*time.Second, udp)
+	assert.Greater(t, alone[0], 15.0)
+	assert.Less(t, queue, 100*time.Millisecond, "of 300")
+	client, server := w.pair(s)
+	go func() { _, _ = io.Copy(client, random(1, 1<<40)) }()
+	both, queue := measure(7*time.Second, udp, countBytes(server))
+	assert.InDelta(t, 0.5, both[0]/(both[0]+both[1]), 0.2)
+	assert.Less(t, queue, 100*time.Millisecond, "of 300")
+}
+
 // TestForwardingGoesOnWhateverBecomesOfTheProxy stops, reloads and kills the proxy below a QUIC download.
 func TestForwardingGoesOnWhateverBecomesOfTheProxy(t *testing.T) {
 	w := named("tproxy over IPv4")
 	s, path := newCellular(t, homeLink)
 	p := s.start(w.holding())
-	s.holdUDP(w)
+	s.holdUDP(w, netlab.NearDevice)
 	path.StartOnData()
 	const size = 40 * megabyte
 	stream := s.quicStream(5, size, s.clientUDP(), s.serverUDP(443))

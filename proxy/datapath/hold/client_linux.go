@@ -23,11 +23,21 @@ const (
 type client struct {
 	holder  *Holder
 	address netip.Addr
+	echoTo  netip.Addr // answers echo requests; not valid: no host does
 	lanes   []*lane
 	used    cc.Time // when a packet came last
 	closed  bool
 	// isListed reports whether the client stands in Holder.active.
 	isListed bool
+}
+
+// newClient returns a client without lanes.
+func (h *Holder) newClient(now cc.Time, address netip.Addr) *client {
+	c := &client{holder: h, address: address, echoTo: address, used: now}
+	if h.cfg.EchoTo != nil {
+		c.echoTo = h.cfg.EchoTo(address)
+	}
+	return c
 }
 
 // laneFor returns the lane of flows with the same decision.
@@ -162,7 +172,7 @@ func (l *lane) accept(now cc.Time, p heldPacket) {
 
 // sendEcho sends an echo request behind what has left.
 func (l *lane) sendEcho(now cc.Time) {
-	l.holder.sendEcho(l.client.address, l.id, l.window.SendEcho(now))
+	l.holder.sendEcho(l.client.echoTo, l.id, l.window.SendEcho(now))
 }
 
 // discard drops a packet that the fair queue gives up.
@@ -235,7 +245,7 @@ func (l *lane) rate() cc.Rate {
 
 // probe asks a client that is not known to answer.
 func (l *lane) probe(now cc.Time) {
-	if !l.acknowledged || now < l.nextProbe {
+	if !l.acknowledged || !l.client.echoTo.IsValid() || now < l.nextProbe {
 		return
 	}
 	l.probes++
@@ -243,7 +253,7 @@ func (l *lane) probe(now cc.Time) {
 	if l.probes >= maxProbes {
 		l.nextProbe = now.Add(probeLater)
 	}
-	l.holder.sendEcho(l.client.address, l.id, 0)
+	l.holder.sendEcho(l.client.echoTo, l.id, 0)
 }
 
 // fallBack makes the client's TCP acknowledge the packets: the client answers no more.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
@@ -51,7 +52,7 @@ func OpenEchoSocket() (*EchoSocket, error) {
 	return s, nil
 }
 
-// Send sends an echo request. One that cannot be sent is lost, as the network may lose it.
+// Send sends an echo request. The zone of a link-local address is the number of an interface. A request that cannot be sent is lost, as the network may lose it.
 func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 	var (
 		kind    icmp.Type = ipv6.ICMPTypeEchoRequest
@@ -61,7 +62,8 @@ func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 	if to.Is4() {
 		kind, socket, address = ipv4.ICMPTypeEcho, s.four, &unix.SockaddrInet4{Addr: to.As4()}
 	} else {
-		address = &unix.SockaddrInet6{Addr: to.As16()}
+		zone, _ := strconv.ParseUint(to.Zone(), 10, 32) // 0 without one
+		address = &unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(zone)}
 	}
 	if socket < 0 {
 		return

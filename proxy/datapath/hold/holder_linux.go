@@ -91,11 +91,18 @@ type Decision struct {
 	Acknowledged bool
 }
 
-// Config is what a Holder needs. NeedsName, ReadName, CongestionMark and Log may be left out.
+// Config is what a Holder needs. Uplink, EchoTo, NeedsName, ReadName, CongestionMark and Log may
+// be left out.
 type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
 	Decide func(f FlowKey, serverName string) Decision
+	// Uplink says that the packets are those of clients. A client below is a server then, since the names here are those
+	// of what goes to clients.
+	Uplink bool
+	// EchoTo returns the host that answers echo requests about packets to an address. Not valid: none does. nil: the
+	// address does.
+	EchoTo func(netip.Addr) netip.Addr
 	// NeedsName reports whether Decide looks at the server name of a flow. ReadName returns the name in a ClientHello,
 	// empty if there is none. A flow is decided anew when its name becomes known later. Both nil: no names are read.
 	NeedsName func(FlowKey) bool
@@ -382,7 +389,7 @@ func (h *Holder) sendEcho(to netip.Addr, id, sequence uint16) {
 // ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.
 func (h *Holder) ReceiveEcho(now cc.Time, from netip.Addr, id, sequence uint16) {
 	l := h.lanes[id]
-	if l == nil || !l.acknowledged || l.client.address != from.Unmap().WithZone("") {
+	if l == nil || !l.acknowledged || l.client.echoTo.WithZone("") != from.Unmap().WithZone("") {
 		return
 	}
 	h.stats.answers.Add(1)
@@ -410,7 +417,7 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	if state == nil && len(h.flows) >= maxFlows {
 		return nil
 	}
-	name := h.names.nameOf(now, key.reverse())
+	name := h.names.nameOf(now, h.swapUnlessUplink(key))
 	decision := h.cfg.Decide(key, name.text())
 	state = &flowState{refused: decision.Refuse, used: now, name: name}
 	if decision.Manage && !decision.Refuse {
@@ -419,8 +426,8 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 			if len(h.clients) >= maxClients {
 				return nil
 			}
-			c = &client{holder: h, address: key.Target.Addr(), used: now}
-			h.clients[key.Target.Addr()] = c
+			c = h.newClient(now, key.Target.Addr())
+			h.clients[c.address] = c
 		}
 		var err error
 		if state.lane, err = c.laneFor(now, decision); err != nil {
@@ -434,6 +441,14 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 // hasPackets reports whether packets of the flow wait.
 func (s *flowState) hasPackets(key FlowKey) bool { return s.lane != nil && s.lane.fair.HasPackets(key) }
 
+// swapUnlessUplink turns the key of held packets into that of what their client sends, and back.
+func (h *Holder) swapUnlessUplink(key FlowKey) FlowKey {
+	if h.cfg.Uplink {
+		return key
+	}
+	return FlowKey{key.Target, key.Source, key.Protocol}
+}
+
 // HandleCopy reads a copy of a packet that a client sends. Once the packets so far show a server name, the flow is
 // decided by it.
 func (h *Holder) HandleCopy(now cc.Time, packet []byte) {
@@ -441,7 +456,7 @@ func (h *Holder) HandleCopy(now cc.Time, packet []byte) {
 	if !ok || len(head.payload) == 0 || h.cfg.ReadName == nil {
 		return
 	}
-	key := head.flow.reverse()
+	key := h.swapUnlessUplink(head.flow)
 	if !h.cfg.NeedsName(key) {
 		return
 	}

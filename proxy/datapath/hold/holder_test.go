@@ -315,6 +315,30 @@ func TestAClientThatAnswersEchoRequestsHasAWindowWithoutTCP(t *testing.T) {
 	assert.InDelta(t, 12, len(r.accepted)-before, 1, "the answers make room for as much")
 }
 
+func TestTheUplinkIsAskedAboutInPlaceOfServers(t *testing.T) {
+	gateway := netip.MustParseAddr("fe80::1%7")
+	r := newRoad(t)
+	r.Holder.cfg.Uplink = true
+	r.Holder.cfg.EchoTo = func(netip.Addr) netip.Addr { return gateway }
+	r.sendFirstFlight(t, "video.test")
+	copyOf := make([]byte, 28)
+	copy(copyOf, []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocolUDP, 0, 0, 203, 0, 113, 9, 10, 77, 2, 2, 0, 0, 1, 187})
+	r.arriveAs(copyOf, segment)
+	assert.Equal(t, []string{"video.test"}, r.seen, "the name is of the flow itself")
+	r.wait(tendEvery + time.Millisecond)
+	require.Len(t, r.requests, 1)
+	assert.Equal(t, gateway, r.requests[0].to)
+	r.answer(20 * time.Millisecond)
+	server := r.clients[netip.MustParseAddr("10.77.2.2")]
+	assert.Equal(t, "echo", server.lanes[0].state().AcknowledgedBy)
+
+	gateway = netip.Addr{}
+	r.requests = nil
+	r.arrive(443, segment) // to another server
+	r.wait(time.Second)
+	assert.Empty(t, r.requests)
+}
+
 func TestAnAnswerByAnotherAddressIsIgnored(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)

@@ -23,9 +23,6 @@ type FlowKey struct {
 	Protocol       uint8 // IANA's number of the last header that was read
 }
 
-// reverse returns the key of what goes the other way.
-func (k FlowKey) reverse() FlowKey { return FlowKey{k.Target, k.Source, k.Protocol} }
-
 // header is what the beginning of an IP packet says.
 type header struct {
 	flow FlowKey
