@@ -78,7 +78,7 @@ func newRoad(t require.TestingT) *road {
 	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
 		Flows: r.manager, Clock: func() cc.Time { return r.now },
-		KeepServed: func(time.Duration) error { return nil },
+		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 		Decide: func(f FlowKey, name string) Decision {
 			r.seen = append(r.seen, name)
 			return r.decide(f)
