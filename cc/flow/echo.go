@@ -237,9 +237,7 @@ func (e *EchoFlow) Unanswered() (requests int, answered cc.Time) { return e.lost
 
 // SetFlows tells how many busy flows the packets belong to. They share the window as that many Flows would.
 func (e *EchoFlow) SetFlows(now cc.Time, n int) error {
-	t := e.terms
-	t.Weight = min(max(1, t.Weight)*max(1, n), MaxWeight)
-	return e.flow.Move(now, t)
+	return e.flow.Move(now, e.terms.multiply(max(1, n)))
 }
 
 // reportAcked reports that what left up to an offset has arrived.

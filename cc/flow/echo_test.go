@@ -120,6 +120,24 @@ func TestAnEchoFlowSharesByItsNumberOfFlows(t *testing.T) {
 	assert.Equal(t, 10*mss, l.limit.Cwnd, "a quarter")
 }
 
+func TestTermsOfSeveralFlows(t *testing.T) {
+	one := Terms{Algorithm: "static", Class: Guarantee, Target: 4e6, MinRate: 2e6, ConnectionRate: 5e6, MaxRate: 7e6}
+	for name, c := range map[string]struct {
+		n    int
+		want Terms
+	}{
+		"one flow": {1, Terms{Weight: 1, Target: 4e6, MinRate: 2e6, ConnectionRate: 5e6}},
+		"three, with as much as the group may have": {3, Terms{
+			Weight: 3, Target: 12e6, MinRate: 6e6, ConnectionRate: 15e6,
+		}},
+		"more than have room": {5000, Terms{Weight: MaxWeight, Target: 20e9, MinRate: 7e6, ConnectionRate: 25e9}},
+	} {
+		c.want.Algorithm, c.want.Class, c.want.MaxRate = one.Algorithm, one.Class, one.MaxRate
+		assert.Equal(t, c.want, one.multiply(c.n), name)
+		assert.NoError(t, c.want.checkClass(), name)
+	}
+}
+
 // TestALargePacketLeavesBesideASmallFlow has a packet larger than the window wait while a call never lets it be empty.
 func TestALargePacketLeavesBesideASmallFlow(t *testing.T) {
 	b := openEchoBed(t, static(10))
