@@ -15,7 +15,6 @@ const (
 	probeEvery     = time.Second            // a client that is not known to answer is asked again
 	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
 	maxProbes      = 3                      // requests without an answer, and the client does not answer
-	maxSilence     = 10 * time.Second       // without an answer, and the client answers no more: no outage lasts longer
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 )
 
@@ -214,7 +213,7 @@ func (l *lane) tend(now cc.Time) {
 		l.window.Expire(now)
 		l.release(now)
 	}
-	if lost, answered := l.window.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
+	if l.window.Trouble() != flow.NoTrouble {
 		l.fallBack(now)
 		return
 	}
