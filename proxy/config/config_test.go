@@ -373,7 +373,12 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			"one queue for both directions", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {queue: 9, up_queue: 9}}]\n",
-			"1:80", "listeners[0].udp.up_queue: 9 is the queue of what goes to clients",
+			"1:80", "listeners[0].udp.up_queue: \"9\" is already listeners[0].udp.queue",
+		},
+		{
+			"one queue for two listeners", "listeners: [{name: a, mode: tproxy, address: ':1', udp: {queue: 9}},\n" +
+				"  {name: b, mode: tproxy, address: ':2', udp: {up_queue: 9}}]\n",
+			"2:58", "listeners[1].udp.up_queue: \"9\" is already listeners[0].udp.queue",
 		},
 		{
 			"a host that is never asked", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {up_echo: 192.0.2.1}}]\n",
