@@ -31,10 +31,12 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Bounds of what a Holder keeps. Beyond those of flows and clients packets pass and are counted; beyond those of
-// waiting packets the flow that has most waiting loses its oldest (RFC 8290 §4.1).
+// Bounds of what a Holder keeps. Beyond those of flows a client's further ones are decided packet by packet, and wait
+// in one queue. Beyond that of clients packets pass and are counted. Beyond those of waiting packets the flow that has
+// most waiting loses its oldest (RFC 8290 §4.1).
 const (
 	maxFlows         = 65_536
+	maxClientFlows   = 1024
 	maxClients       = 10_000
 	maxLanesOfAll    = 1 << 16 // a lane has an identifier of 16 bits
 	maxLanePackets   = 1024
@@ -192,8 +194,10 @@ type counters struct {
 type flowState struct {
 	lane    *lane // nil: its packets do not wait
 	refused bool
-	used    cc.Time    // when a packet came last
-	name    *knownName // nil: none was known when it was decided
+	used    cc.Time // when a packet came last
+	// isCrowded reports whether the client has too many flows: this one shares a queue with others.
+	isCrowded bool
+	name      *knownName // nil: none was known when it was decided
 	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits, so
 	// that they keep their order.
 	outdated bool
@@ -395,7 +399,11 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 		if h.cfg.CongestionMark != 0 {
 			held.ecn = head.ecn
 		}
-		state.lane.handlePacket(now, head.flow, held)
+		key := head.flow
+		if state.isCrowded {
+			key = FlowKey{}
+		}
+		state.lane.handlePacket(now, key, held)
 	}
 }
 
@@ -441,16 +449,15 @@ func (h *Holder) assignID(l *lane) uint16 {
 	}
 }
 
-// flowOf returns the decision about a flow; nil: there is no room for another flow or client.
+// flowOf returns the decision about a flow; nil: there is no room for another client. Where there is no room for another
+// flow, the decision is not kept.
 func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	state := h.flows[key]
 	if state != nil && (!state.outdated || state.hasPackets(key)) {
 		state.used = now
 		return state
 	}
-	if state == nil && len(h.flows) >= maxFlows {
-		return nil
-	}
+	isNew := state == nil
 	name := h.names.nameOf(now, h.swapUnlessUplink(key))
 	decision := h.cfg.Decide(key, name.text())
 	state = &flowState{refused: decision.Refuse, used: now, name: name}
@@ -463,12 +470,21 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 			c = h.newClient(now, key.Target.Addr())
 			h.clients[c.address] = c
 		}
+		if isNew && (len(h.flows) >= maxFlows || c.flows >= maxClientFlows) {
+			c.isCrowded = true
+		}
+		state.isCrowded = isNew && c.isCrowded
+		if isNew && !c.isCrowded {
+			c.flows++
+		}
 		var err error
 		if state.lane, err = c.laneFor(now, decision); err != nil {
 			h.cfg.Log.Debug("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
 		}
 	}
-	h.flows[key] = state
+	if !state.isCrowded && (!isNew || len(h.flows) < maxFlows) {
+		h.flows[key] = state
+	}
 	return state
 }
 
@@ -572,6 +588,7 @@ func (h *Holder) tendActive(now cc.Time) {
 // forgetIdle forgets flows and clients that have had no packets for a while.
 func (h *Holder) forgetIdle(now cc.Time) {
 	maps.DeleteFunc(h.clients, func(_ netip.Addr, c *client) bool {
+		c.flows = 0
 		idle := now.Sub(c.used) >= clientIdleTime && c.isEmpty()
 		if idle {
 			c.close(now)
@@ -580,8 +597,15 @@ func (h *Holder) forgetIdle(now cc.Time) {
 	})
 	maps.DeleteFunc(h.flows, func(_ FlowKey, s *flowState) bool {
 		s.name.keepUntil(s.used)
-		return now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
+		isIdle := now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
+		if s.lane != nil && !isIdle {
+			s.lane.client.flows++
+		}
+		return isIdle
 	})
+	for _, c := range h.clients { // what waits would be passed by packets with a queue of their own
+		c.isCrowded = c.isCrowded && (c.flows >= maxClientFlows || !c.isEmpty())
+	}
 	h.names.forgetIdle(now)
 }
 
