@@ -9,7 +9,7 @@ GOLANGCI_LINT_VERSION = v2.15.0
 GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 
 # Tests of these packages drive a kernel and its sockets in real time. They run apart from those that only compute.
-REAL_TIME = ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry/... ./test/browser
+REAL_TIME = ./alcc ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry/... ./test/browser
 # These packages, and the end-to-end tests, have tests over emulated links. A machine that others share may stand
 # still for longer than such a link allows for: a test over one that fails is run again, up to twice, and counts when it
 # fails each time; a table at the end names it. A data race counts at once. Every other test that fails once is a
@@ -38,7 +38,7 @@ PURE = ./agents/... ./cc/... ./internal/cli ./internal/lab/figures ./internal/la
 	./internal/lab/record ./internal/lab/recipe ./internal/lab/report ./proxy/access ./proxy/config ./proxy/datapath \
 	./proxy/happyeyeballs ./proxy/policy ./telemetry/page ./test/layout ./test/scenarios
 # Packages with goroutines. Of cc/flow, which has none but is called from several, its tests of just that run.
-RACED       = ./cmd/penstock ./internal/lab/agents ./internal/lab/edge ./internal/lab/native ./internal/logqueue \
+RACED       = ./alcc ./cmd/penstock ./internal/lab/agents ./internal/lab/edge ./internal/lab/native ./internal/logqueue \
 	./proxy ./proxy/agent ./proxy/datapath/... ./proxy/happyeyeballs ./proxy/ingress ./proxy/linkstat \
 	./proxy/tunnel/... ./telemetry
 RACED_LINKS = ./internal/lab/stage ./internal/netlab
@@ -85,7 +85,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-caddy bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -123,7 +123,7 @@ check: ## what to run after each change: format, vet, names and imports, tests t
 	$(GO) vet ./...
 	$(GO) test -short -vet=off $(PURE)
 
-test: test-unit test-race test-e2e ## everything that can be checked without judging it
+test: test-unit test-race test-e2e test-caddy ## everything that can be checked without judging it
 
 test-unit: ## unit and property tests, scenarios, fuzz corpora
 	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(UNIT),$(REAL_TIME))" -- -timeout $(TIMEOUT)
@@ -156,6 +156,10 @@ raced: # with a C compiler
 # then other people's programs, once. Tests that mostly wait run four at a time.
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
 	$(call run-links,--format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT))
+
+test-caddy: ## the listener wrapper for Caddy, which is a module of its own
+	@cd alcc/caddy && if $(GO) mod download; then $(GO) test -timeout $(TIMEOUT) ./...; \
+		else echo "test-caddy: SKIPPED: the modules of Caddy cannot be had"; fi
 
 # A target that fails does not keep the others from their turn.
 fuzz: ## every fuzz target for FUZZTIME each

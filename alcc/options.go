@@ -34,6 +34,12 @@ type Options struct {
 	MaxRate cc.Rate
 }
 
+// Validate returns what is wrong with o; nil: nothing.
+func (o Options) Validate() error {
+	_, err := o.resolve()
+	return err
+}
+
 // settings are Options that have been checked.
 type settings struct {
 	terms flow.Terms // without Group and Host
@@ -44,8 +50,8 @@ type settings struct {
 	agentSocket string
 }
 
-// check returns the settings of o, or what is wrong with them.
-func (o Options) check() (*settings, error) {
+// resolve returns the settings of o, or what is wrong with them.
+func (o Options) resolve() (*settings, error) {
 	name, params, err := cc.Parse(cmp.Or(o.Algorithm, cc.Default))
 	if err != nil {
 		return nil, fmt.Errorf("alcc: Options.Algorithm: %w", err)

@@ -12,7 +12,7 @@ import (
 // then on. A connection that cannot be controlled here passes through, and Stats.Missing says why. Errors are those of
 // opts, and of a conn that is no TCP connection where Options.OwnAcks is not set; the caller then still has conn.
 func Wrap(conn net.Conn, opts Options) (*Conn, error) {
-	s, err := opts.check()
+	s, err := opts.resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func newConn(l leg) *Conn {
 // Errors are those of opts, and of an
 // ln that is no TCP listener where Options.OwnAcks is not set.
 func NewListener(ln net.Listener, opts Options) (net.Listener, error) {
-	s, err := opts.check()
+	s, err := opts.resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 
 // DialContext is net.Dialer's. network is tcp, tcp4 or tcp6.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	s, err := d.Options.check()
+	s, err := d.Options.resolve()
 	if err != nil {
 		return nil, err
 	}
