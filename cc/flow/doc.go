@@ -14,7 +14,7 @@
 //
 // Files call only files further down this list:
 //
-//	echo.go                       EchoFlow: a flow for packets of other hosts' transports
+//	echo.go, numbering.go         EchoFlow: a flow for packets of other hosts' transports; answers without a number
 //	manager.go                    groups by name, paths by host; opening, moving, closing; hints
 //	flow.go, fairqueue.go         what a user holds: Flow, Receiving; FairQueue
 //	group.go                      one lock; reports, requests, ticks, moves, descriptions

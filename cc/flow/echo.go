@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,34 @@ const (
 	usualRateTime = 2 * time.Second // over which the usual rate is smoothed
 )
 
+// Hosts limit how many requests a second they answer (macOS and iOS: 250, net.inet.icmp.icmplim), and networks lose
+// some. Requests become rarer then, and more frequent again by spacingDecay a second.
+const (
+	answeredGain = 1. / 32 // of the smoothed part of requests that are answered
+	stallWeight  = 8       // of a request that timed out while packets waited for its answer
+	rareAnswers  = 0.5     // part of the requests answered below which they become rarer
+	firstSpacing = 5 * time.Millisecond
+	maxSpacing   = 20 * time.Millisecond // rarer answers acknowledge a whole window at once
+	spacingDecay = 1. / 256
+	leastSpacing = time.Millisecond // below this bytes alone count
+)
+
+// Echo requests may be answered by a router in front of the queue, or overtake it. Their round trips are then shorter
+// than those that transports beside see at the same moment.
+const (
+	compareEvery  = 50 * time.Millisecond
+	compareGain   = 1. / 32 // of the smoothed part of comparisons in which a transport's round trip is longer
+	shorterFactor = 1.5     // by which it is longer, and by shorterBy beyond that
+	shorterBy     = 10 * time.Millisecond
+	mostlyShorter = 0.9 // part of the comparisons that proves it: 72 in a row, or 4 seconds
+)
+
+// A host that has answered none of maxLost requests in a row, over maxSilence, answers no more. No outage lasts longer.
+const (
+	maxLost    = 3
+	maxSilence = 10 * time.Second
+)
+
 // EchoFlow is a Flow for packets of other hosts' transports, such as a QUIC download that this machine forwards.
 // Nothing here sees their acknowledgements, so a Source does in their place. An echo request follows what has left, and
 // its answer acknowledges all of that, since both stand in one queue.
@@ -60,12 +89,31 @@ type EchoFlow struct {
 	sequence uint16      // of the newest request
 	leftAt   cc.Time     // when a packet left last
 	waits    bool        // a packet was refused last
-	answered cc.Time     // when an answer came last; 0: none has
-	lost     int         // requests without an answer since then
+	askedAt  cc.Time     // when the newest request was sent
 	srtt     time.Duration
 	usual    cc.Rate
 	usualAt  cc.Time
+
+	lost      int           // requests that timed out since the newest answer; stallWeight each if packets waited
+	silentAt  cc.Time       // when the first of them was sent
+	spacing   time.Duration // least time between two requests; 0: bytes alone count
+	relaxedAt cc.Time       // when spacing was changed last
+	answered  float64       // smoothed part of the requests that are answered
+	isRare    bool          // too few are answered even at maxSpacing
+	shorter   float64       // smoothed part of the comparisons in which a transport's round trip is longer
+	compareAt cc.Time       // when the next comparison is due
 }
+
+// Trouble is why the answers to echo requests do not acknowledge packets.
+type Trouble uint8
+
+// The kinds of trouble.
+const (
+	NoTrouble Trouble = iota
+	Silent            // the host answers no more
+	RareAnswers
+	BesideThePath // answers do not cross the queue that the packets stand in
+)
 
 // echoProbe is a request without an answer.
 type echoProbe struct {
@@ -77,12 +125,13 @@ type echoProbe struct {
 // OpenEcho adds packets that by acknowledges to the group that t leads to. Wake is called, as a Leg's is, when a
 // refused Take may succeed.
 func (m *Manager) OpenEcho(now cc.Time, t Terms, by Source, wake func()) (*EchoFlow, error) {
-	e := &EchoFlow{terms: t, source: by}
+	e := &EchoFlow{terms: t, source: by, answered: 1}
 	apply := func(l Limit) { e.cwnd.Store(int64(l.Cwnd)) }
 	f, err := m.Open(now, t, Leg{Apply: apply, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
+	f.markEchoed()
 	f.follow(now, by == ByTransport)
 	e.flow = f
 	return e, nil
@@ -94,7 +143,8 @@ func (e *EchoFlow) Source() Source { return e.source }
 // AcknowledgeBy makes s acknowledge the packets from now on. What is in flight counts as arrived.
 func (e *EchoFlow) AcknowledgeBy(now cc.Time, s Source) {
 	taken := e.flow.follow(now, s == ByTransport)
-	e.source, e.credit, e.probes, e.answered, e.lost = s, 0, nil, 0, 0
+	e.source, e.credit, e.probes = s, 0, nil
+	e.lost, e.spacing, e.answered, e.isRare, e.shorter = 0, 0, 1, false, 0
 	e.report.Written, e.report.Acked = taken, taken
 }
 
@@ -166,15 +216,17 @@ func (e *EchoFlow) NextEcho() cc.Time {
 	if n := len(e.probes); n > 0 {
 		covered = e.probes[n-1].upTo
 	}
+	at := e.leftAt
 	switch uncovered := e.report.Written - covered; {
 	case uncovered <= 0:
 		return cc.Never
 	case uncovered >= e.echoInterval():
-		return e.leftAt
 	case e.waits:
-		return e.leftAt.Add(echoAtEndOfBurst)
+		at = at.Add(echoAtEndOfBurst)
+	default:
+		at = at.Add(echoAtEnd)
 	}
-	return e.leftAt.Add(echoAtEnd)
+	return max(at, e.askedAt.Add(e.spacing))
 }
 
 // echoInterval returns how many bytes leave between two requests.
@@ -185,12 +237,16 @@ func (e *EchoFlow) echoInterval() cc.Bytes {
 
 // SendEcho accounts for an echo request that is sent now and returns its sequence number.
 func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
+	if now.Sub(e.askedAt) > maxSilence {
+		e.lost = 0 // the host was idle, and nothing is known of it
+	}
 	e.sequence++
+	e.askedAt = now
 	e.probes = append(e.probes, echoProbe{e.sequence, now, e.report.Written})
 	return e.sequence
 }
 
-// ReceiveEcho takes in the answer to an echo request. Late and unknown answers are ignored.
+// ReceiveEcho takes in the answer to an echo request. One that is late acknowledges nothing.
 func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 	for i, p := range e.probes {
 		if p.sequence != sequence {
@@ -198,7 +254,9 @@ func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 		}
 		e.probes = append(e.probes[:0], e.probes[i+1:]...)
 		rtt := now.Sub(p.at)
-		e.answered, e.lost = now, 0
+		e.countAnswers(now, e.lost+i, 1)
+		e.lost = 0
+		e.compareWithTransports(now, rtt)
 		if e.srtt == 0 {
 			e.srtt = rtt
 		} else {
@@ -208,6 +266,54 @@ func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 		e.reportAcked(now, p.upTo)
 		return
 	}
+	e.lost = max(0, e.lost-stallWeight) // it was late, and not lost
+}
+
+// countAnswers counts requests as unanswered, and then some as answered. It makes requests as frequent as answers.
+func (e *EchoFlow) countAnswers(now cc.Time, unanswered, answered int) {
+	e.answered *= math.Pow(1-answeredGain, float64(unanswered))
+	e.answered += (1 - e.answered) * (1 - math.Pow(1-answeredGain, float64(answered)))
+	switch {
+	case e.answered < rareAnswers:
+		e.isRare = e.isRare || 2*e.spacing > maxSpacing
+		e.spacing = min(max(2*e.spacing, firstSpacing), maxSpacing)
+		e.answered, e.relaxedAt = 1, now
+	case now.Sub(e.relaxedAt) >= time.Second:
+		e.spacing -= time.Duration(spacingDecay * float64(e.spacing))
+		if e.relaxedAt = now; e.spacing < leastSpacing {
+			e.spacing = 0
+		}
+	}
+}
+
+// compareWithTransports compares an answer's round trip with the newest one of transports to the same host.
+func (e *EchoFlow) compareWithTransports(now cc.Time, rtt time.Duration) {
+	if now < e.compareAt {
+		return
+	}
+	e.compareAt = now.Add(compareEvery)
+	transport, ok := e.flow.transportRTT(now, compareEvery)
+	if !ok {
+		return
+	}
+	isShorter := 0.0
+	if float64(transport-shorterBy) > shorterFactor*float64(rtt) {
+		isShorter = 1
+	}
+	e.shorter += compareGain * (isShorter - e.shorter)
+}
+
+// Trouble returns why the packets need another kind of acknowledgement; NoTrouble: they do not.
+func (e *EchoFlow) Trouble() Trouble {
+	switch {
+	case e.shorter > mostlyShorter:
+		return BesideThePath
+	case e.isRare:
+		return RareAnswers
+	case e.lost >= maxLost && e.askedAt.Sub(e.silentAt) > maxSilence:
+		return Silent
+	}
+	return NoTrouble
 }
 
 // NextTimeout returns when the oldest request counts as lost, cc.Never without one.
@@ -218,28 +324,30 @@ func (e *EchoFlow) NextTimeout() cc.Time {
 	return e.probes[0].at.Add(max(echoTimeout, echoTimeoutRTTs*e.srtt))
 }
 
-// Expire gives up requests that count as lost. What they covered is taken as gone, without a round trip.
+// Expire gives up requests that count as lost. What they covered is taken as gone.
 func (e *EchoFlow) Expire(now cc.Time) {
 	upTo, lost := cc.Bytes(0), 0
 	for ; len(e.probes) > 0 && e.NextTimeout() <= now; lost++ {
+		if e.lost+lost == 0 {
+			e.silentAt = e.probes[0].at
+		}
 		upTo = e.probes[0].upTo
 		e.probes = append(e.probes[:0], e.probes[1:]...)
 	}
-	e.lost += lost
-	if lost > 0 {
-		e.report.RTT = 0
-		e.reportAcked(now, upTo)
+	if lost == 0 {
+		return
 	}
+	if e.waits {
+		lost *= stallWeight
+	}
+	e.lost += lost
+	e.report.RTT = 0
+	e.reportAcked(now, upTo)
 }
-
-// Unanswered returns how many requests in a row were lost, and when an answer came last; 0: none has.
-func (e *EchoFlow) Unanswered() (requests int, answered cc.Time) { return e.lost, e.answered }
 
 // SetFlows tells how many busy flows the packets belong to. They share the window as that many Flows would.
 func (e *EchoFlow) SetFlows(now cc.Time, n int) error {
-	t := e.terms
-	t.Weight = min(max(1, t.Weight)*max(1, n), MaxWeight)
-	return e.flow.Move(now, t)
+	return e.flow.Move(now, e.terms.multiply(max(1, n)))
 }
 
 // reportAcked reports that what left up to an offset has arrived.

@@ -73,16 +73,108 @@ func TestWhatIsNotAnsweredCountsAsGone(t *testing.T) {
 	b.wait(echoTimeout)
 	assert.LessOrEqual(t, b.NextTimeout(), b.now)
 	b.Expire(b.now)
-	lost, answered := b.Unanswered()
-	assert.Equal(t, 3, lost)
-	assert.Zero(t, answered)
+	assert.Equal(t, 3*stallWeight, b.lost)
 	packets, requests := b.pour()
 	assert.Equal(t, 9, packets)
 	b.wait(20 * time.Millisecond)
 	b.ReceiveEcho(b.now, requests[0])
-	lost, answered = b.Unanswered()
-	assert.Zero(t, lost)
-	assert.Equal(t, b.now, answered)
+	assert.Zero(t, b.lost)
+}
+
+func TestAHostThatAnswersNoMoreIsKnownByItsSilenceWhileItIsAsked(t *testing.T) {
+	b := openEchoBed(t, static(9))
+	_, requests := b.pour()
+	b.wait(20 * time.Millisecond)
+	b.ReceiveEcho(b.now, requests[2])
+	b.pour()
+	for range 2 { // all requests of both are lost
+		b.wait(time.Hour)
+		b.Expire(b.now)
+		b.pour()
+		assert.Equal(t, NoTrouble, b.Trouble(), "an idle host was not asked")
+	}
+	for began := b.now; b.now.Sub(began) <= maxSilence; {
+		assert.Equal(t, NoTrouble, b.Trouble())
+		b.pour()
+		b.wait(echoTimeout)
+		b.Expire(b.now)
+	}
+	_, requests = b.pour()
+	assert.Equal(t, Silent, b.Trouble())
+	b.ReceiveEcho(b.now, requests[0])
+	assert.Equal(t, NoTrouble, b.Trouble())
+}
+
+// TestRequestsBecomeAsRareAsAnswers has a host answer so many requests in each second.
+func TestRequestsBecomeAsRareAsAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		perSecond   int
+		least, most int // requests in the last of thirty seconds
+		trouble     Trouble
+	}{
+		"all of them":   {10_000, 450, 550, NoTrouble},
+		"250, as macOS": {250, 100, 250, NoTrouble},
+		"60":            {60, 45, 75, NoTrouble},
+		"10":            {10, 10, 60, RareAnswers},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := openEchoBed(t, static(200))
+			requests, trouble := 0, NoTrouble
+			answers := map[cc.Time]uint16{} // by when they come
+			for range 30 {
+				requests = 0
+				for range 1000 {
+					b.wait(time.Millisecond)
+					if sequence, ok := answers[b.now]; ok {
+						b.ReceiveEcho(b.now, sequence)
+					}
+					b.Expire(b.now)
+					for range 6 {
+						b.EchoFlow.Take(b.now, mss, false)
+					}
+					if b.NextEcho() > b.now {
+						continue
+					}
+					requests++
+					if sequence := b.SendEcho(b.now); requests <= c.perSecond {
+						answers[b.now.Add(20*time.Millisecond)] = sequence
+					}
+				}
+				trouble = max(trouble, b.Trouble())
+			}
+			assert.InDelta(t, (c.least+c.most)/2, requests, float64(c.most-c.least+1)/2)
+			assert.Equal(t, c.trouble, trouble)
+		})
+	}
+}
+
+// TestAnswersThatAreFasterThanATransportDoNotCrossItsQueue has a TCP flow beside measure another round trip.
+func TestAnswersThatAreFasterThanATransportDoNotCrossItsQueue(t *testing.T) {
+	for name, c := range map[string]struct {
+		echo, transport time.Duration
+		inflight        cc.Bytes // of the transport
+		want            Trouble
+	}{
+		"they see the same queue":              {80 * time.Millisecond, 84 * time.Millisecond, 10 * mss, NoTrouble},
+		"a router answers":                     {5 * time.Millisecond, 84 * time.Millisecond, 10 * mss, BesideThePath},
+		"its only segment waits at the client": {5 * time.Millisecond, 84 * time.Millisecond, mss, NoTrouble},
+		"the difference is small":              {time.Millisecond, 9 * time.Millisecond, 10 * mss, NoTrouble},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := openEchoBed(t, static(40))
+			l := b.open(static(40))
+			for range 200 {
+				l.r.RTT = c.transport
+				l.send(c.inflight - l.r.Pipe)
+				b.wait(compareEvery)
+				l.ack(l.r.Pipe)
+				l.send(c.inflight)
+				b.EchoFlow.Take(b.now, mss, false)
+				b.ReceiveEcho(b.now.Add(c.echo), b.SendEcho(b.now))
+			}
+			assert.Equal(t, c.want, b.Trouble())
+		})
+	}
 }
 
 func TestAPacketAloneAlwaysLeaves(t *testing.T) {
@@ -118,6 +210,24 @@ func TestAnEchoFlowSharesByItsNumberOfFlows(t *testing.T) {
 	l.send(100 * mss)
 	b.waitForDivision()
 	assert.Equal(t, 10*mss, l.limit.Cwnd, "a quarter")
+}
+
+func TestTermsOfSeveralFlows(t *testing.T) {
+	one := Terms{Algorithm: "static", Class: Guarantee, Target: 4e6, MinRate: 2e6, ConnectionRate: 5e6, MaxRate: 7e6}
+	for name, c := range map[string]struct {
+		n    int
+		want Terms
+	}{
+		"one flow": {1, Terms{Weight: 1, Target: 4e6, MinRate: 2e6, ConnectionRate: 5e6}},
+		"three, with as much as the group may have": {3, Terms{
+			Weight: 3, Target: 12e6, MinRate: 6e6, ConnectionRate: 15e6,
+		}},
+		"more than have room": {5000, Terms{Weight: MaxWeight, Target: 20e9, MinRate: 7e6, ConnectionRate: 25e9}},
+	} {
+		c.want.Algorithm, c.want.Class, c.want.MaxRate = one.Algorithm, one.Class, one.MaxRate
+		assert.Equal(t, c.want, one.multiply(c.n), name)
+		assert.NoError(t, c.want.checkClass(), name)
+	}
 }
 
 // TestALargePacketLeavesBesideASmallFlow has a packet larger than the window wait while a call never lets it be empty.

@@ -18,10 +18,14 @@ const (
 	queueTarget = 60 * time.Millisecond
 	// shallowTarget is for packets that say ECT(1): their senders want marks early and answer them gently (RFC 9331).
 	shallowTarget = 5 * time.Millisecond
+	// excessTarget is for packets that say ECT and stand although they are marked: their sender ignores marks, and they
+	// are dropped (RFC 8290 §9).
+	excessTarget = 2 * queueTarget
 )
 
 // A flow is sparse while it uses at most sparseShare of what packets usually get, measured over sparseTime. Two
-// frames are always sparse.
+// frames are always sparse. Flows that began within sparseTime are so together, as one flow: a flood from many ports
+// would be sparse otherwise.
 const (
 	sparseShare = 1.0 / 3
 	sparseTime  = 500 * time.Millisecond
@@ -33,8 +37,13 @@ const (
 	QueuedBytes   cc.Bytes = 1 << 20
 )
 
-// meteredFlows is how many flows a queue measures at once.
-const meteredFlows = 256
+// Above meteredFlows a queue forgets flows without packets that are silent or new, every forgetEvery; at
+// maxMeteredFlows all without packets.
+const (
+	meteredFlows    = 256
+	maxMeteredFlows = 8 * meteredFlows
+	forgetEvery     = 50 * time.Millisecond
+)
 
 // FairQueue queues the packets of several flows until the window that they share has room: FQ-CoDel (RFC 8290) with a
 // queue for each key instead of a hash. Sparse flows come first, the others take turns by deficit round robin, and
@@ -47,6 +56,8 @@ type FairQueue[K comparable, P any] struct {
 	flows       map[K]*fairFlow[K, P]
 	sparseFlows fairList[K, P] // with packets
 	otherFlows  fairList[K, P] // with packets
+	newcomers   sparseMeter    // of the sparse flows that began within sparseTime
+	forgotAt    cc.Time        // when flows were forgotten last
 	packets     int
 	bytes       cc.Bytes
 }
@@ -83,16 +94,32 @@ const (
 
 // fairFlow is a flow's queue.
 type fairFlow[K comparable, P any] struct {
-	key       K
-	queue     []fairPacket[P]
-	bytes     cc.Bytes
-	credit    cc.Bytes // of the round robin
-	codel     CoDel
-	meter     cc.Bytes // level of a leaky bucket that measures the flow's rate
-	meteredAt cc.Time  // when meter was updated
-	sparse    bool
-	listed    bool            // it is in a list: it has packets, or had some a moment ago
-	next      *fairFlow[K, P] // in its list
+	key    K
+	queue  []fairPacket[P]
+	bytes  cc.Bytes
+	credit cc.Bytes // of the round robin
+	codel  CoDel
+	excess CoDel   // of packets that say ECT
+	since  cc.Time // when its first packet came
+	meter  sparseMeter
+	busy   bool // by itself, it is not sparse
+	sparse bool
+	listed bool            // it is in a list: it has packets, or had some a moment ago
+	next   *fairFlow[K, P] // in its list
+}
+
+// sparseMeter is a leaky bucket that measures a rate.
+type sparseMeter struct {
+	level cc.Bytes
+	at    cc.Time // when it was computed
+}
+
+// add measures size bytes and reports whether they are sparse, where rate always is.
+func (m *sparseMeter) add(now cc.Time, size cc.Bytes, rate cc.Rate) (isSparse bool) {
+	most := max(2*fairQuantum, rate.BytesIn(sparseTime))
+	level := max(0, m.level-rate.BytesIn(now.Sub(m.at))) + size
+	m.level, m.at = min(level, 2*most), now // bounded, so that a flow can become sparse again soon
+	return level <= most
 }
 
 // fairPacket is a packet that waits.
@@ -140,17 +167,32 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 	f := q.flows[key]
 	if f == nil {
 		if len(q.flows) >= meteredFlows {
-			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
+			q.forgetFlows(now, len(q.flows) >= maxMeteredFlows)
 		}
-		f = &fairFlow[K, P]{key: key, meteredAt: now, codel: CoDel{Target: queueTarget}}
+		f = &fairFlow[K, P]{
+			key: key, since: now, codel: CoDel{Target: queueTarget}, excess: CoDel{Target: excessTarget},
+		}
+		f.meter.at = now
 		q.flows[key] = f
 	}
 	rate := cc.Rate(sparseShare * float64(q.cfg.Window.Usual()))
-	most := max(2*fairQuantum, rate.BytesIn(sparseTime))
-	level := max(0, f.meter-rate.BytesIn(now.Sub(f.meteredAt))) + size
-	f.sparse = level <= most
-	f.meter, f.meteredAt = min(level, 2*most), now // bounded, so that a flow can become sparse again soon
+	f.sparse = f.meter.add(now, size, rate)
+	f.busy = !f.sparse
+	if f.sparse && rate > 0 && now.Sub(f.since) < sparseTime {
+		f.sparse = q.newcomers.add(now, size, rate)
+	}
 	return f
+}
+
+// forgetFlows forgets flows without packets: those that are silent or new, or all.
+func (q *FairQueue[K, P]) forgetFlows(now cc.Time, all bool) {
+	if !all && now.Sub(q.forgotAt) < forgetEvery {
+		return
+	}
+	q.forgotAt = now
+	maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool {
+		return len(f.queue) == 0 && (all || now.Sub(f.meter.at) >= sparseTime || now.Sub(f.since) < sparseTime)
+	})
 }
 
 // listFor returns the list that f belongs to.
@@ -181,7 +223,7 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 	for f := q.nextFlow(); f != nil; f = q.nextFlow() {
 		head := f.queue[0]
-		if q.signalsHead(now, f) && !q.markHead(f) {
+		if q.signalsHead(now, f) && !q.markHead(now, f) {
 			q.cfg.Dropped(q.takeHead(f), DroppedLate)
 			continue
 		}
@@ -204,19 +246,21 @@ func (q *FairQueue[K, P]) signalsHead(now cc.Time, f *fairFlow[K, P]) bool {
 	return f.codel.Signals(now, sojourn, f.bytes-head.size)
 }
 
-// markHead marks the packet at the head of f's queue; false: it does not say ECT.
-func (q *FairQueue[K, P]) markHead(f *fairFlow[K, P]) bool {
-	if q.cfg.ECN == nil || q.cfg.ECN(f.queue[0].payload) == NotECT {
+// markHead marks the packet at the head of f's queue; false: it does not say ECT, or marks do not help.
+func (q *FairQueue[K, P]) markHead(now cc.Time, f *fairFlow[K, P]) bool {
+	head := &f.queue[0]
+	if q.cfg.ECN == nil || q.cfg.ECN(head.payload) == NotECT ||
+		f.excess.Signals(now, now.Sub(head.at), f.bytes-head.size) {
 		return false
 	}
-	q.cfg.Mark(&f.queue[0].payload)
+	q.cfg.Mark(&head.payload)
 	return true
 }
 
-// BusyFlows returns the number of flows that are not sparse and have sent within sparseTime.
+// BusyFlows returns the number of flows that have sent within sparseTime, more than a sparse flow does.
 func (q *FairQueue[K, P]) BusyFlows(now cc.Time) (n int) {
 	for _, f := range q.flows {
-		if !f.sparse && (len(f.queue) > 0 || now.Sub(f.meteredAt) < sparseTime) {
+		if f.busy && (len(f.queue) > 0 || now.Sub(f.meter.at) < sparseTime) {
 			n++
 		}
 	}

@@ -126,6 +126,30 @@ func (f *Flow) Close(now cc.Time) {
 	f.keeper.removeFlow(f, now)
 }
 
+// markEchoed has transportRTT of other flows leave f out.
+func (f *Flow) markEchoed() {
+	g := f.lockGroup()
+	defer g.mu.Unlock()
+	f.isEchoed = true
+}
+
+// transportRTT returns the least of the newest round trips that other flows to the same host have seen, as far as they
+// are no older than within; false: there is none. A flow with less than two segments in flight does not count: its
+// receiver delays acknowledgements. Neither do flows that echo requests acknowledge.
+func (f *Flow) transportRTT(now cc.Time, within time.Duration) (rtt time.Duration, ok bool) {
+	g := f.lockGroup()
+	defer g.mu.Unlock()
+	for _, m := range f.path.members {
+		if m.isEchoed || m.rtt.latest == 0 || now.Sub(m.last.At) > within || m.inflight < ackedTogether*m.segmentSize() {
+			continue
+		}
+		if !ok || m.rtt.latest < rtt {
+			rtt, ok = m.rtt.latest, true
+		}
+	}
+	return rtt, ok
+}
+
 // lockGroup locks and returns f's group. f may move between the load and the lock, so the pointer is checked again.
 func (f *Flow) lockGroup() *group {
 	for {

@@ -39,6 +39,7 @@ type member struct {
 	ramping    bool     // it is paced to its share until an acknowledgement arrives
 	follows    bool     // nothing reports its bytes: those of other members that left with them do
 	hasLimit   bool     // Leg.Apply has been called; the gate has the newest limit
+	isEchoed   bool     // an EchoFlow's: its round trips are those of echo requests
 	limits     limitTimes
 
 	maxRate     *rateLimit  // of its group; nil: none

@@ -108,6 +108,18 @@ func (t Terms) checkClass() error {
 	return nil
 }
 
+// multiply returns the terms of n flows as those of one. The group's maximum rate stays.
+func (t Terms) multiply(n int) Terms {
+	t.Weight = min(max(1, t.Weight)*n, MaxWeight)
+	t.ConnectionRate *= cc.Rate(n)
+	t.Target *= cc.Rate(n)
+	t.MinRate *= cc.Rate(n)
+	if most := t.maxAllowedRate(); most > 0 {
+		t.MinRate = min(t.MinRate, most)
+	}
+	return t
+}
+
 // maxAllowedRate returns the rate that the flow never exceeds; 0: none.
 func (t Terms) maxAllowedRate() cc.Rate { return lesserRate(t.MaxRate, t.ConnectionRate) }
 

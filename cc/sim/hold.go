@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -19,6 +20,12 @@ type holdingEdge struct {
 	waking  bool    // a release is planned
 	counted cc.Time // when busy flows were counted last
 	next    cc.Time // when the next look at echo requests is planned; cc.Never: none is
+
+	echoes    EchoConfig
+	rng       *rand.Rand             // of lost requests
+	numbering flow.Numbering[uint16] // of requests, where answers have no number
+	second    cc.Time                // in which the host has answered requests
+	answers   int                    // of the host in that second
 }
 
 // heldPacket is a packet at the edge.
@@ -37,7 +44,9 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 	if e := w.edges[key]; e != nil {
 		return e
 	}
-	e := &holdingEdge{w: w, host: w.hosts[i], next: cc.Never}
+	e := &holdingEdge{
+		w: w, host: w.hosts[i], next: cc.Never, echoes: cfg.Echoes, rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
+	}
 	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
 	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams
 	source := flow.ByEcho
@@ -143,23 +152,53 @@ func (e *holdingEdge) countFlows() {
 // echoFlow is the number of the flow that echo requests belong to, apart from all others' in a queue by flow.
 const echoFlow = 1 << 31
 
-// sendEcho sends an echo request to the host, which answers at once.
+// sendEcho sends an echo request to the host, which answers as its EchoConfig says.
 func (e *holdingEdge) sendEcho() {
-	sequence := e.member.SendEcho(e.w.now)
-	e.w.carry(false, e.host, flow.EchoBytes, echoFlow, NotECT, func(v Verdict) {
-		if v.Dropped != DropNone {
-			return
+	now := e.w.now
+	sequence := e.member.SendEcho(now)
+	receive := func() { e.receiveEcho(sequence) }
+	if e.echoes.Numberless {
+		marked := e.numbering.Ask(now, sequence)
+		receive = func() {
+			if sequence, ok := e.numbering.Answer(e.w.now, marked); ok {
+				e.receiveEcho(sequence)
+			}
 		}
-		e.w.at(v.Arrives, func() {
-			e.w.carry(true, e.host, flow.EchoBytes, echoFlow, NotECT, func(v Verdict) {
-				if v.Dropped == DropNone {
-					e.w.at(v.Arrives, func() {
-						e.member.ReceiveEcho(e.w.now, sequence)
-						e.release()
-						e.planEcho()
-					})
-				}
-			})
+	}
+	switch {
+	case e.rng.Float64() < e.echoes.Loss:
+	case e.echoes.Beside > 0:
+		e.w.at(now.Add(e.echoes.Beside), receive)
+	default:
+		e.carryEcho(false, func() {
+			if e.mayAnswer() {
+				e.carryEcho(true, receive)
+			}
 		})
+	}
+}
+
+// mayAnswer counts an answer of the host, and reports whether it gives one.
+func (e *holdingEdge) mayAnswer() bool {
+	if second := e.w.now - e.w.now%cc.Time(time.Second); second != e.second {
+		e.second, e.answers = second, 0
+	}
+	e.answers++
+	return e.echoes.PerSecond == 0 || e.answers <= e.echoes.PerSecond
+}
+
+// carryEcho has a request or an answer take its way, and calls arrived if it does.
+func (e *holdingEdge) carryEcho(up bool, arrived func()) {
+	e.w.carry(up, e.host, flow.EchoBytes, echoFlow, NotECT, func(v Verdict) {
+		if v.Dropped == DropNone {
+			e.w.at(v.Arrives, arrived)
+		}
 	})
+}
+
+// receiveEcho takes in an answer.
+func (e *holdingEdge) receiveEcho(sequence uint16) {
+	e.member.ReceiveEcho(e.w.now, sequence)
+	e.release()
+	e.planEcho()
 }

@@ -36,13 +36,33 @@ func lastHops(t *testing.T) map[string]LinkConfig {
 	return hops
 }
 
-// playOver runs flows over a last hop for 40 seconds, of which the first three do not count.
-func playOver(t *testing.T, hop LinkConfig, flows ...FlowConfig) Result {
-	t.Helper()
-	return play(t, Scenario{
+// over is a scenario of flows over a last hop for 40 seconds, of which the first three do not count.
+func over(hop LinkConfig, flows ...FlowConfig) Scenario {
+	return Scenario{
 		Down: hop, Up: LinkConfig{Delay: hop.Delay}, Transport: Kernel, Flows: flows,
 		Duration: 40 * time.Second, Warmup: 3 * time.Second, Seed: 1,
-	})
+	}
+}
+
+// playOver runs what over returns.
+func playOver(t *testing.T, hop LinkConfig, flows ...FlowConfig) Result {
+	t.Helper()
+	return play(t, over(hop, flows...))
+}
+
+// playWithTrouble runs a scenario with one holding edge, and returns the edge's trouble at the end, too.
+func playWithTrouble(t *testing.T, s Scenario) (Result, flow.Trouble) {
+	t.Helper()
+	require.NoError(t, s.Check())
+	w := newWorld(s)
+	w.plan()
+	w.run()
+	require.NoError(t, w.err)
+	trouble := flow.NoTrouble
+	for _, e := range w.edges {
+		trouble = max(trouble, e.member.Trouble())
+	}
+	return w.result(), trouble
 }
 
 func TestAHeldDownloadAloneIsLikeAManagedOne(t *testing.T) {
@@ -115,5 +135,73 @@ func TestEchoRequestsAreOneHundredthOfTheBytes(t *testing.T) {
 		})
 		assert.NotZero(t, echoes)
 		assert.LessOrEqual(t, float64(echoes), 0.0105*float64(all), algorithm)
+	}
+}
+
+func TestHeldDownloadsBearAnswersThatAreLostOrHaveNoNumber(t *testing.T) {
+	for name, hop := range lastHops(t) {
+		alone := playOver(t, hop, download)
+		for what, c := range map[string]struct {
+			echoes    EchoConfig
+			rate      float64 // least, as a part of the managed download's
+			queueing  float64 // most, p95 as a multiple of the managed download's
+			algorithm string
+		}{
+			"all are answered without a number": {EchoConfig{Numberless: true}, 0.8, 1.5, "cubic"},
+			"some of those are lost":            {EchoConfig{Numberless: true, Loss: 0.05}, 0.8, 1.5, "bbr"},
+			"a third is lost":                   {EchoConfig{Loss: 0.3}, 0.7, 2, "cubic"},
+			"a host of 250 answers a second":    {EchoConfig{PerSecond: 250}, 0.7, 6, "cubic"},
+		} {
+			t.Run(fmt.Sprintf("%s over %s", what, name), func(t *testing.T) {
+				f := heldDownload(c.algorithm)
+				f.Echoes = c.echoes
+				r, trouble := playWithTrouble(t, over(hop, f))
+				rate := float64(r.Flows[0].Throughput) / float64(alone.Flows[0].Throughput)
+				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95, alone.Queueing.P95)
+				assert.GreaterOrEqual(t, rate, c.rate)
+				assert.LessOrEqual(t, r.Queueing.P95.Seconds(), max(c.queueing*alone.Queueing.P95.Seconds(), 0.005))
+				assert.Equal(t, flow.NoTrouble, trouble)
+			})
+		}
+	}
+}
+
+func TestTenAnswersASecondAreTooFew(t *testing.T) {
+	f := heldDownload("cubic")
+	f.Echoes = EchoConfig{PerSecond: 10}
+	_, trouble := playWithTrouble(t, over(lastHops(t)["20 Mbit/s"], f))
+	assert.Equal(t, flow.RareAnswers, trouble)
+}
+
+// TestAnswersBesideThePathAreFoundOut has a router in front of the bottleneck answer in the host's place, or nobody.
+func TestAnswersBesideThePathAreFoundOut(t *testing.T) {
+	slow := download
+	slow.Rate = 0.4e6
+	pages := download
+	pages.On, pages.Off, pages.Random = 300*ms, time.Second, true
+	bursts := heldDownload("cubic")
+	bursts.On, bursts.Off, bursts.Random = time.Second, time.Second, true
+	for name, hop := range lastHops(t) {
+		for what, flows := range map[string][2]FlowConfig{
+			"two downloads":                {download, heldDownload("cubic")},
+			"a BBR download":               {download, heldDownload("bbr")},
+			"a call's worth of TCP":        {slow, heldDownload("cubic")},
+			"pages beside":                 {pages, heldDownload("bbr")},
+			"bursts beside a TCP download": {download, bursts},
+			"bursts beside pages":          {pages, bursts},
+		} {
+			t.Run(fmt.Sprintf("%s over %s", what, name), func(t *testing.T) {
+				s := over(hop, flows[0], flows[1])
+				_, trouble := playWithTrouble(t, s)
+				assert.Equal(t, flow.NoTrouble, trouble, "the host answers")
+				if flows[0].Rate > 0 || flows[0].On > 0 || flows[1].On > 0 {
+					return
+				}
+				s.Flows[1].Echoes = EchoConfig{Beside: 5 * ms}
+				s.Duration = 15 * time.Second
+				_, trouble = playWithTrouble(t, s)
+				assert.Equal(t, flow.BesideThePath, trouble, "a router answers")
+			})
+		}
 	}
 }

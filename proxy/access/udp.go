@@ -1,7 +1,6 @@
 package access
 
 import (
-	"errors"
 	"net/netip"
 
 	"github.com/penstock-net/penstock/proxy/config/check"
@@ -24,16 +23,13 @@ type UDPSettings struct {
 // isZero reports whether no key is set.
 func (u UDPSettings) isZero() bool { return u == UDPSettings{} }
 
-// validate wants a queue of its own for what clients send, if there is something for it.
+// HoldsAny reports whether any direction has a queue.
+func (u UDPSettings) HoldsAny() bool { return u.Queue > 0 || u.UplinkQueue > 0 }
+
+// validate wants a queue for what clients send, if there is something for it.
 func (u UDPSettings) validate() error {
-	var errs []error
-	if u.UplinkQueue != 0 && u.UplinkQueue == u.Queue {
-		errs = append(errs, check.Errorf("udp.up_queue", "%d is the queue of what goes to clients; take another number, as "+
-			"with --udp-up-queue of penstock rules apply", u.Queue))
-	}
 	if u.UplinkEcho.IsValid() && u.UplinkQueue == 0 {
-		errs = append(errs, check.Errorf("udp.up_echo", "nothing that clients send is held without udp.up_queue; set it, "+
-			"such as to 2511"))
+		return check.Errorf("udp.up_echo", "nothing that clients send is held without udp.up_queue; set it, such as to 2511")
 	}
-	return errors.Join(errs...)
+	return nil
 }

@@ -228,17 +228,21 @@ func isServed(s set) clause {
 }
 
 // KeepServed has the installed rules send UDP towards clients into its queue for that time from now; 0: no longer.
-// Without rules that hold UDP it does nothing. It needs CAP_NET_ADMIN.
-func KeepServed(lasts time.Duration) error { return keepServed(servedSet, lasts) }
+// Without rules that hold UDP it does nothing, and reports false. It needs CAP_NET_ADMIN.
+func KeepServed(lasts time.Duration) (isInstalled bool, err error) {
+	return keepServed(servedSet, lasts)
+}
 
 // KeepUplinkServed is KeepServed for what clients send.
-func KeepUplinkServed(lasts time.Duration) error { return keepServed(servedUplinkSet, lasts) }
+func KeepUplinkServed(lasts time.Duration) (isInstalled bool, err error) {
+	return keepServed(servedUplinkSet, lasts)
+}
 
-// keepServed puts UDP into a set for that time.
-func keepServed(name string, lasts time.Duration) error {
+// keepServed puts UDP into a set for that time, and reports whether there is such a set.
+func keepServed(name string, lasts time.Duration) (isInstalled bool, err error) {
 	c, err := nftables.New()
 	if err != nil {
-		return explainError("open nftables", err)
+		return false, explainError("open nftables", err)
 	}
 	s := &nftables.Set{
 		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: name,
@@ -252,12 +256,14 @@ func keepServed(name string, lasts time.Duration) error {
 		err = errors.Join(err, c.SetAddElements(s, []nftables.SetElement{{Key: udp, Timeout: lasts}}))
 	}
 	if err != nil {
-		return fmt.Errorf("capture: set %s: %w", name, err)
+		return false, fmt.Errorf("capture: set %s: %w", name, err)
 	}
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return explainError("say that UDP is served", err)
+	if err = c.Flush(); errors.Is(err, unix.ENOENT) {
+		return false, nil
+	} else if err != nil {
+		return false, explainError("say that UDP is served", err)
 	}
-	return nil
+	return true, nil
 }
 
 // toMulticast matches packets to a group of hosts.

@@ -100,7 +100,15 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			n.router.do(t, func() error { return rules.Apply(context.Background()) }) // it knows its own table again
 			send("no proxy says that it serves UDP")
 			receive("no proxy says that it serves UDP", ect0)
-			n.router.do(t, func() error { return KeepServed(time.Minute) })
+			keepServed := func(lasts time.Duration, want bool) {
+				t.Helper()
+				n.router.do(t, func() error {
+					isInstalled, err := KeepServed(lasts)
+					assert.Equal(t, want, isInstalled)
+					return err
+				})
+			}
+			keepServed(time.Minute, true)
 			send("no proxy has the queue")
 			receive("no proxy has the queue", ect0)
 
@@ -118,12 +126,13 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 						if _, err := q.Wait(5 * time.Second); err != nil {
 							return err
 						}
-						if _, err := q.Receive(func(p hold.Packet) {
-							q.AcceptWithMark(p.ID, p.Mark|CongestionMark)
-							done = true
-						}); err != nil {
+						if _, err := q.Receive(); err != nil {
 							return err
 						}
+						q.ForEach(func(p hold.Packet) {
+							q.AcceptWithMark(p.ID, p.Mark|CongestionMark)
+							done = true
+						})
 					}
 					return q.Flush()
 				})
@@ -133,11 +142,11 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			const ce = 3
 			receive("held", ce)
 			require.NoError(t, <-held)
-			n.router.do(t, func() error { return KeepServed(0) })
+			keepServed(0, true)
 			send("no proxy serves UDP any more")
 			receive("no proxy serves UDP any more", ect0)
 			n.router.do(t, func() error { return Remove(context.Background()) })
-			n.router.do(t, func() error { return KeepServed(time.Minute) }) // there is nothing to do
+			keepServed(time.Minute, false)
 			send("without rules")
 			receive("without rules", ect0)
 		})
@@ -165,12 +174,13 @@ func (ns namespace) watchQueue(t *testing.T, number uint16, name string, seen ch
 					return nil
 				default:
 				}
-				if _, err := q.Receive(func(p hold.Packet) {
-					q.Drop(p.ID)
-					seen <- name + string(p.Content[max(0, len(p.Content)-3):])
-				}); err != nil {
+				if _, err := q.Receive(); err != nil {
 					return err
 				}
+				q.ForEach(func(p hold.Packet) {
+					q.Drop(p.ID)
+					seen <- name + string(p.Content[max(0, len(p.Content)-3):])
+				})
 				if err := q.Flush(); err != nil {
 					return err
 				}
@@ -232,8 +242,12 @@ func TestOnlyWhatTheRulesSayIsHeld(t *testing.T) {
 		{"of a client, without --udp-up", downOnly, n.client, "C2:5000", "S:443", ""},
 	} {
 		n.router.do(t, func() error { return c.rules.Apply(context.Background()) })
-		n.router.do(t, func() error { return KeepServed(time.Minute) })
-		n.router.do(t, func() error { return KeepUplinkServed(time.Minute) })
+		for _, keep := range []func(time.Duration) (bool, error){KeepServed, KeepUplinkServed} {
+			n.router.do(t, func() error {
+				_, err := keep(time.Minute)
+				return err
+			})
+		}
 		for _, places := range []*strings.Replacer{
 			strings.NewReplacer("S", "10.2.0.2", "C2", "10.1.0.2", "C3", "10.1.0.3", "R", "10.1.0.1"),
 			strings.NewReplacer("S", "[fd02::2]", "C2", "[fd01::2]", "C3", "[fd01::3]", "R", "[fd01::1]"),

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/ccp"
@@ -43,16 +44,22 @@ func (c *Config) checkAll() error {
 	return errors.Join(errs...)
 }
 
-// checkListeners is about each listener, and about names, devices and sockets that two may not have.
+// checkListeners is about each listener, and about names, devices, queues and sockets that two may not have.
 func (c *Config) checkListeners() error {
 	var errs []error
-	names, devices := check.Taken{}, check.Taken{}
+	names, devices, queues := check.Taken{}, check.Taken{}, check.Taken{}
 	var taken sockets
 	for i := range c.Listeners {
 		l := &c.Listeners[i]
 		key := fmt.Sprintf("listeners[%d]", i)
 		errs = append(errs, check.Within(key, l.Validate()), names.Add(key+".name", l.Name),
 			devices.Add(key+".device", l.Interface()), taken.addSocket(key+".address", l.Network(), l.Address))
+		if l.UDP.Queue > 0 {
+			errs = append(errs, queues.Add(key+".udp.queue", strconv.Itoa(l.UDP.Queue)))
+		}
+		if l.UDP.UplinkQueue > 0 {
+			errs = append(errs, queues.Add(key+".udp.up_queue", strconv.Itoa(l.UDP.UplinkQueue)))
+		}
 		if l.Mode == access.WireGuard && l.WireGuard.Path() == access.DatapathKernel {
 			errs = append(errs, c.KernelLacks(l))
 		}
@@ -219,8 +226,19 @@ func (c *Config) findWarnings() (out []string) {
 			}
 		}
 	}
+	holdsUDP := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
+		return l.UDP.HoldsAny()
+	})
 	rules := make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
+		if keys := r.VoidKeys(); len(keys) > 0 {
+			out = append(out, fmt.Sprintf("rules[%d]: %s: only TCP has a use for it, and the rule is for %s; remove it, or "+
+				"match.protocol", i, strings.Join(keys, ", "), r.Match.Protocol))
+		}
+		if r.Match.Protocol == policy.UDP && len(r.Match.ServerNames) > 0 && !holdsUDP {
+			out = append(out, fmt.Sprintf("rules[%d]: UDP shows a server name only where it is held, so the rule matches "+
+				"nothing; set udp.queue of a listener of mode tproxy or redirect", i))
+		}
 		c.clearVoidConditions(&r.Match)
 		rules[i] = r.Rule(policy.Rule{})
 	}
@@ -236,7 +254,7 @@ func (c *Config) findWarnings() (out []string) {
 // clearVoidConditions removes the conditions that hold for every connection of this configuration.
 func (c *Config) clearVoidConditions(m *policy.Match) {
 	datagrams := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
-		return l.Mode.Tunnels() || l.UDP.Queue > 0 || l.UDP.UplinkQueue > 0
+		return l.Mode.Tunnels() || l.UDP.HoldsAny()
 	})
 	if !datagrams && m.Protocol == policy.TCP { // nothing else comes in
 		m.Protocol = ""

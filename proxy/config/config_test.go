@@ -373,7 +373,12 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			"one queue for both directions", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {queue: 9, up_queue: 9}}]\n",
-			"1:80", "listeners[0].udp.up_queue: 9 is the queue of what goes to clients",
+			"1:80", "listeners[0].udp.up_queue: \"9\" is already listeners[0].udp.queue",
+		},
+		{
+			"one queue for two listeners", "listeners: [{name: a, mode: tproxy, address: ':1', udp: {queue: 9}},\n" +
+				"  {name: b, mode: tproxy, address: ':2', udp: {up_queue: 9}}]\n",
+			"2:58", "listeners[1].udp.up_queue: \"9\" is already listeners[0].udp.queue",
 		},
 		{
 			"a host that is never asked", "listeners: [{name: lan, mode: tproxy, address: ':1', udp: {up_echo: 192.0.2.1}}]\n",
@@ -602,7 +607,7 @@ func TestWarnings(t *testing.T) {
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
 
-func TestRulesThatAreNeverReachedAreWarnedOf(t *testing.T) {
+func TestRulesThatDoNothingAreWarnedOf(t *testing.T) {
 	const (
 		pages = "{name: pages, match: {ports: [80, 443]}}"
 		calls = "{name: calls, match: {server_name: ['*.meet.example'], ports: [443]}}"
@@ -629,6 +634,14 @@ func TestRulesThatAreNeverReachedAreWarnedOf(t *testing.T) {
 			"rules[0]: outer matches all that these rules below it match, so that they are never reached: inner; ",
 			"rules[2]: pages matches all that these rules below it match, so that they are never reached: calls; ",
 		}},
+		"for datagrams, with keys of TCP": {
+			"{name: q, match: {protocol: udp}, send_proxy: v1, dscp: keep, up: {receive: none}, max_rate: 1mbit}",
+			[]string{"rules[0]: send_proxy, dscp, up.receive: only TCP has a use for it, and the rule is for udp; remove it"},
+		},
+		"for datagrams, with a name that none shows": {
+			"{name: q, match: {protocol: udp, server_name: [a.example]}, refuse: true}",
+			[]string{"rules[0]: UDP shows a server name only where it is held, so the rule matches nothing; set udp.queue"},
+		},
 		"of many": {"{name: all}, {name: b}, {name: c}, {name: d}, {name: e}, {name: f}, {name: g}, {name: h}", []string{
 			"are never reached: b, c, d, e, f and 2 more; ",
 		}},

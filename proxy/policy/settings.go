@@ -172,6 +172,29 @@ func (s *RuleSettings) Validate() error {
 	return errors.Join(errs...)
 }
 
+// VoidKeys returns the keys below the rule that mean nothing, because all that it matches are datagrams: TCP alone has a
+// header of the PROXY protocol, the DSCP of a handshake, and a window that is advertised.
+func (s *RuleSettings) VoidKeys() (keys []string) {
+	if s.Match.Protocol == "" || s.Match.Protocol == TCP {
+		return nil
+	}
+	for _, k := range []struct {
+		key   string
+		isSet bool
+	}{
+		{"send_proxy", s.SendProxy != ""},
+		{"dscp", s.DSCP != ""},
+		{"receive", s.Receive != ""},
+		{"down.receive", s.Down.Receive != ""},
+		{"up.receive", s.Up.Receive != ""},
+	} {
+		if k.isSet {
+			keys = append(keys, k.key)
+		}
+	}
+	return keys
+}
+
 // cureOfHost says what to write instead of what no client's host name matches; empty: one may.
 func cureOfHost(s string) string {
 	address, err := netip.ParseAddr(s)

@@ -17,6 +17,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -225,6 +226,59 @@ func TestAQUICUploadSharesTheWindowOfATCPUpload(t *testing.T) {
 	both, queue := measure(7*time.Second, udp, countBytes(server))
 	assert.InDelta(t, 0.5, both[0]/(both[0]+both[1]), 0.2)
 	assert.Less(t, queue, 100*time.Millisecond, "of 300")
+}
+
+// TestAFloodOfUDPLeavesTCPItsPart floods a phone with twice what its link carries, beside a TCP download.
+func TestAFloodOfUDPLeavesTCPItsPart(t *testing.T) {
+	const settle, measure = 3 * time.Second, 10 * time.Second
+	for name, c := range map[string]struct{ ports, tos int }{
+		"of one port": {1, 0},
+		"of 500 ports, by ECT that ignores marks": {500, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := named("tproxy over IPv4")
+			s, path := newCellular(t, homeLink)
+			s.start(w.holding())
+			s.holdUDP(w, netlab.NearDevice)
+			path.StartOnData()
+			client, server := w.pair(s)
+			go func() { _, _ = io.Copy(server, random(1, 1<<40)) }()
+			tcp := countBytes(client)
+			target := listenUDP(t, s.Client, s.clientUDP()).LocalAddr()
+			var sources []*net.UDPConn
+			for range c.ports {
+				source := listenUDP(t, s.Server, s.serverUDP(0))
+				raw, err := source.SyscallConn()
+				require.NoError(t, err)
+				require.NoError(t, raw.Control(func(fd uintptr) {
+					err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, c.tos)
+				}))
+				require.NoError(t, err)
+				sources = append(sources, source)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			defer func() { stop(); <-ended }()
+			go func() {
+				defer close(ended)
+				const perMillisecond = 4 // 40 Mbit/s
+				began, packet := time.Now(), make([]byte, 1222)
+				for sent := 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+					for ; sent < perMillisecond*int(time.Since(began).Milliseconds()); sent++ {
+						_, _ = sources[sent%c.ports].WriteTo(packet, target)
+					}
+				}
+			}()
+			time.Sleep(settle) //nolint:forbidigo // the course of both is measured
+			first, from := tcp.Load(), path.Elapsed()
+			time.Sleep(measure) //nolint:forbidigo // as above
+			rate := float64(tcp.Load()-first) * 8 / measure.Seconds()
+			queue := path.Report(from, path.Elapsed()).Down.DataQueueing.P95
+			t.Logf("TCP %.2f Mbit/s; queue p95 %v", rate/1e6, queue)
+			assert.Greater(t, rate, 0.35*float64(homeLink.Rate))
+			assert.Less(t, queue, 100*time.Millisecond)
+		})
+	}
 }
 
 // TestForwardingGoesOnWhateverBecomesOfTheProxy stops, reloads and kills the proxy below a QUIC download.

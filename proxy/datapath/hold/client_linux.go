@@ -15,7 +15,6 @@ const (
 	probeEvery     = time.Second            // a client that is not known to answer is asked again
 	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
 	maxProbes      = 3                      // requests without an answer, and the client does not answer
-	maxSilence     = 10 * time.Second       // without an answer, and the client answers no more: no outage lasts longer
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 )
 
@@ -27,6 +26,9 @@ type client struct {
 	lanes   []*lane
 	used    cc.Time // when a packet came last
 	closed  bool
+	flows   int // that are known and wait in lanes
+	// isCrowded reports whether there were too many flows: further ones share a queue.
+	isCrowded bool
 	// isListed reports whether the client stands in Holder.active.
 	isListed bool
 }
@@ -91,6 +93,9 @@ func (c *client) close(now cc.Time) {
 	}
 }
 
+// floodTime is for how long packets count as a flood once their queue was full: their senders heed no signals.
+const floodTime = 2 * time.Second
+
 // heldPacket is a packet that waits in the kernel.
 type heldPacket struct {
 	id     uint32
@@ -117,6 +122,8 @@ type lane struct {
 	probes    int     // requests without an answer, while the client is not known to answer
 	nextProbe cc.Time // when to ask again
 	busy      int     // flows, as counted last
+
+	overflowed cc.Time // when the queue was full last; 0: never
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
 	releasing bool // discarded packets go instead of being dropped
@@ -182,6 +189,7 @@ func (l *lane) discard(p heldPacket, why flow.Drop) {
 		l.holder.accept(p)
 		return
 	case why == flow.DroppedOverflow:
+		l.overflowed = l.holder.lastPacket
 		l.holder.stats.overflow.Add(1)
 	default:
 		l.holder.stats.late.Add(1)
@@ -214,7 +222,7 @@ func (l *lane) tend(now cc.Time) {
 		l.window.Expire(now)
 		l.release(now)
 	}
-	if lost, answered := l.window.Unanswered(); lost >= maxProbes && now.Sub(answered) > maxSilence {
+	if l.window.Trouble() != flow.NoTrouble {
 		l.fallBack(now)
 		return
 	}
@@ -223,9 +231,13 @@ func (l *lane) tend(now cc.Time) {
 	}
 }
 
-// countFlows gives the lane as much weight as it has busy flows.
+// countFlows gives the lane as much weight as it has busy flows. A flood weighs as one flow, from however many ports it
+// comes.
 func (l *lane) countFlows(now cc.Time) {
 	busy := l.fair.BusyFlows(now)
+	if l.overflowed != 0 && now.Sub(l.overflowed) < floodTime {
+		busy = min(busy, 1)
+	}
 	if busy == l.busy {
 		return
 	}

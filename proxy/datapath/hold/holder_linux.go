@@ -31,16 +31,21 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Bounds of what a Holder keeps. Beyond those of flows and clients packets pass and are counted; beyond those of
-// waiting packets the flow that has most waiting loses its oldest (RFC 8290 §4.1).
+// Bounds of what a Holder keeps. Beyond those of flows a client's further ones are decided packet by packet, and wait
+// in one queue. Beyond that of clients packets pass and are counted. Beyond those of waiting packets the flow that has
+// most waiting loses its oldest (RFC 8290 §4.1).
 const (
 	maxFlows         = 65_536
+	maxClientFlows   = 1024
 	maxClients       = 10_000
 	maxLanesOfAll    = 1 << 16 // a lane has an identifier of 16 bits
 	maxLanePackets   = 1024
 	maxLaneBytes     = cc.Bytes(1 << 20)
 	maxWaitingBytes  = cc.Bytes(32 << 20) // of all clients
 	kernelQueueLimit = 16_384             // packets that wait in the kernel at once
+	// IdleQueueLimit replaces kernelQueueLimit while no packets come: if this process stands still then, others pass at
+	// once. One batch shows that the queue was full.
+	IdleQueueLimit = receiveBatch
 )
 
 const (
@@ -55,15 +60,16 @@ const (
 	// Several segments of a flow stay in one packet while windows let this much go to every client that is busy: 64 KiB
 	// take 10 ms there.
 	wholeRate = cc.Rate(50e6)
-	// ServeQueue wakes up this often while clients are known. A wait that is longer than asked for by maxPause is a pause
-	// of this process.
+	// ServeQueue wakes up this often while packets come. A wait that is longer than asked for by maxPause is a pause of
+	// this process.
 	watchEvery = 250 * time.Millisecond
 	maxPause   = 2 * time.Second
 	// Packets come into the queue for servedBusy after each serveBusyEvery, and for servedIdle after each serveIdleEvery.
 	servedBusy     = 2 * time.Second
 	serveBusyEvery = 500 * time.Millisecond
-	servedIdle     = 20 * time.Second
-	serveIdleEvery = time.Second // UDP passes for so long after rules were applied again
+	servedIdle     = time.Minute
+	serveIdleEvery = servedIdle / 3
+	serveAnewEvery = 100 * time.Millisecond // at most, however often rules change
 )
 
 // Verdicts gives packets their verdicts. *Queue implements it.
@@ -111,8 +117,8 @@ type Config struct {
 	// such rule, and packets are dropped instead.
 	CongestionMark uint32
 	// KeepServed has packets come into the queue for that time from now; 0: no longer. It bounds for how long packets
-	// stand while this process does.
-	KeepServed func(time.Duration) error
+	// stand while this process does. It reports whether rules are installed that send packets into the queue.
+	KeepServed func(time.Duration) (isInstalled bool, err error)
 	Log        *slog.Logger
 }
 
@@ -167,9 +173,10 @@ type Holder struct {
 	lastSweep    cc.Time
 	lastTending  cc.Time
 	lastCount    cc.Time // when busy flows were counted last
-	lastPacket   cc.Time // when one came last that belongs to a lane
-	lastServed   cc.Time // when KeepServed was called last
-	servedAsBusy bool    // it was for clients with packets
+	lastPacket   cc.Time // when one came last
+	lastServed   cc.Time // when KeepServed was called last; 0: never
+	servedAsBusy bool    // it was for a short time, since packets come
+	isInstalled  bool    // as KeepServed reported last
 
 	mu       sync.Mutex
 	woken    []*lane // the window of these may have room by now
@@ -187,8 +194,10 @@ type counters struct {
 type flowState struct {
 	lane    *lane // nil: its packets do not wait
 	refused bool
-	used    cc.Time    // when a packet came last
-	name    *knownName // nil: none was known when it was decided
+	used    cc.Time // when a packet came last
+	// isCrowded reports whether the client has too many flows: this one shares a queue with others.
+	isCrowded bool
+	name      *knownName // nil: none was known when it was decided
 	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits, so
 	// that they keep their order.
 	outdated bool
@@ -218,9 +227,9 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 	defer h.closeClients()
 	others := append(echoes.descriptors(), copies.socket)
 	lastRound := h.cfg.Clock()
+	h.keepServed(q, lastRound)
 	for ctx.Err() == nil {
-		h.keepServed(lastRound)
-		timeout := h.nextRound()
+		timeout := h.nextRound(q)
 		hasOthers, err := q.Wait(timeout, others...)
 		if err != nil {
 			return err
@@ -239,13 +248,19 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 				return err
 			}
 		}
-		received, err := q.Receive(func(p Packet) { h.HandlePacket(now, p) })
+		received, err := q.Receive()
 		if err != nil {
 			return err
+		}
+		if received == IdleQueueLimit && !h.servedAsBusy { // others have found the queue full, and passed these
+			q.ForEach(func(p Packet) { h.dropLate(now, p) })
+		} else {
+			q.ForEach(func(p Packet) { h.HandlePacket(now, p) })
 		}
 		sinceLast := now.Sub(lastRound)
 		lastRound = h.cfg.Clock()
 		h.serve(lastRound)
+		h.keepServed(q, lastRound)
 		if err := q.Flush(); err != nil {
 			return err
 		}
@@ -254,38 +269,63 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 			_ = unix.Nanosleep(&nap, nil) // interrupted: the next round comes sooner
 		}
 	}
-	if err := h.cfg.KeepServed(0); err != nil {
+	if _, err := h.cfg.KeepServed(0); err != nil {
 		h.cfg.Log.Warn("hold: packets come into a queue that is not served", "err", err)
 	}
 	h.releaseWaiting()
 	return q.Flush()
 }
 
-// keepServed has packets come into the queue for a while longer, a short one while there are any.
-func (h *Holder) keepServed(now cc.Time) {
-	busy := h.isActive(now)
-	every, lasts := serveIdleEvery, servedIdle
+// keepServed has packets come into the queue for a while longer, a short one while there are any, and logs when rules
+// that send them come and go.
+func (h *Holder) keepServed(q *Queue, now cc.Time) {
+	busy := h.isBusy(now)
+	every, lasts, length := serveIdleEvery, servedIdle, uint32(IdleQueueLimit)
 	if busy {
-		every, lasts = serveBusyEvery, servedBusy
+		every, lasts, length = serveBusyEvery, servedBusy, kernelQueueLimit
 	}
-	if h.lastServed != 0 && now.Sub(h.lastServed) < every && !(busy && !h.servedAsBusy) {
+	if q.hasNewTables {
+		every = serveAnewEvery
+	}
+	wasServed, wasBusy := h.lastServed != 0, h.servedAsBusy
+	if wasServed && now.Sub(h.lastServed) < every && (!busy || wasBusy) {
 		return
 	}
-	h.lastServed, h.servedAsBusy = now, busy
-	if err := h.cfg.KeepServed(lasts); err != nil {
-		h.cfg.Log.Warn("hold: packets pass the queue", "err", err)
+	h.lastServed, h.servedAsBusy, q.hasNewTables = now, busy, false
+	if busy != wasBusy {
+		q.SetLength(length)
 	}
+	isInstalled, err := h.cfg.KeepServed(lasts)
+	switch {
+	case err != nil:
+		h.cfg.Log.Warn("hold: packets pass the queue", "err", err)
+		return
+	case isInstalled && !h.isInstalled:
+		h.cfg.Log.Info("UDP is held: rules send it into the queue")
+	case !isInstalled && (h.isInstalled || !wasServed):
+		h.cfg.Log.Warn("UDP passes: no rules send it into the queue; rules apply --udp (up: --udp-up) installs them")
+	}
+	h.isInstalled = isInstalled
 }
 
 // nextRound returns for how long ServeQueue may wait for packets.
-func (h *Holder) nextRound() time.Duration {
+func (h *Holder) nextRound(q *Queue) time.Duration {
 	switch {
-	case len(h.clients) == 0:
-		return serveIdleEvery
-	case h.isActive(h.lastTending):
+	case len(h.active) > 0:
 		return tendEvery
+	case q.hasNewTables:
+		return serveAnewEvery
+	case h.servedAsBusy:
+		return watchEvery
 	}
-	return watchEvery
+	return serveIdleEvery
+}
+
+// dropLate drops a packet that others have passed.
+func (h *Holder) dropLate(now cc.Time, p Packet) {
+	h.lastPacket = now
+	h.stats.late.Add(1)
+	h.queue.Drop(p.ID)
 }
 
 // dropBacklog drops what waits here and in the kernel. Packets behind it have passed during a pause of this process:
@@ -298,13 +338,10 @@ func (h *Holder) dropBacklog(q *Queue) error {
 	}
 	for received := receiveBatch; received == receiveBatch; {
 		var err error
-		received, err = q.Receive(func(p Packet) {
-			h.stats.late.Add(1)
-			q.Drop(p.ID)
-		})
-		if err != nil {
+		if received, err = q.Receive(); err != nil {
 			return err
 		}
+		q.ForEach(func(p Packet) { h.dropLate(h.cfg.Clock(), p) })
 	}
 	return q.Flush()
 }
@@ -338,6 +375,7 @@ func (h *Holder) Reconsider() {
 
 // HandlePacket lets a packet go, drops it, or keeps it waiting, by the decision about its flow.
 func (h *Holder) HandlePacket(now cc.Time, p Packet) {
+	h.lastPacket = now
 	head, ok := parseHeader(p.Content)
 	if !ok {
 		h.stats.passed.Add(1)
@@ -361,7 +399,11 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 		if h.cfg.CongestionMark != 0 {
 			held.ecn = head.ecn
 		}
-		state.lane.handlePacket(now, head.flow, held)
+		key := head.flow
+		if state.isCrowded {
+			key = FlowKey{}
+		}
+		state.lane.handlePacket(now, key, held)
 	}
 }
 
@@ -407,16 +449,15 @@ func (h *Holder) assignID(l *lane) uint16 {
 	}
 }
 
-// flowOf returns the decision about a flow; nil: there is no room for another flow or client.
+// flowOf returns the decision about a flow; nil: there is no room for another client. Where there is no room for another
+// flow, the decision is not kept.
 func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	state := h.flows[key]
 	if state != nil && (!state.outdated || state.hasPackets(key)) {
 		state.used = now
 		return state
 	}
-	if state == nil && len(h.flows) >= maxFlows {
-		return nil
-	}
+	isNew := state == nil
 	name := h.names.nameOf(now, h.swapUnlessUplink(key))
 	decision := h.cfg.Decide(key, name.text())
 	state = &flowState{refused: decision.Refuse, used: now, name: name}
@@ -429,12 +470,21 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 			c = h.newClient(now, key.Target.Addr())
 			h.clients[c.address] = c
 		}
+		if isNew && (len(h.flows) >= maxFlows || c.flows >= maxClientFlows) {
+			c.isCrowded = true
+		}
+		state.isCrowded = isNew && c.isCrowded
+		if isNew && !c.isCrowded {
+			c.flows++
+		}
 		var err error
 		if state.lane, err = c.laneFor(now, decision); err != nil {
 			h.cfg.Log.Debug("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
 		}
 	}
-	h.flows[key] = state
+	if !state.isCrowded && (!isNew || len(h.flows) < maxFlows) {
+		h.flows[key] = state
+	}
 	return state
 }
 
@@ -499,7 +549,7 @@ func (h *Holder) serve(now cc.Time) {
 
 // noteActive lists a client that a packet has come for.
 func (h *Holder) noteActive(now cc.Time, c *client) {
-	c.used, h.lastPacket = now, now
+	c.used = now
 	if !c.isListed {
 		c.isListed = true
 		h.active = append(h.active, c)
@@ -538,6 +588,7 @@ func (h *Holder) tendActive(now cc.Time) {
 // forgetIdle forgets flows and clients that have had no packets for a while.
 func (h *Holder) forgetIdle(now cc.Time) {
 	maps.DeleteFunc(h.clients, func(_ netip.Addr, c *client) bool {
+		c.flows = 0
 		idle := now.Sub(c.used) >= clientIdleTime && c.isEmpty()
 		if idle {
 			c.close(now)
@@ -546,8 +597,15 @@ func (h *Holder) forgetIdle(now cc.Time) {
 	})
 	maps.DeleteFunc(h.flows, func(_ FlowKey, s *flowState) bool {
 		s.name.keepUntil(s.used)
-		return now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
+		isIdle := now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
+		if s.lane != nil && !isIdle {
+			s.lane.client.flows++
+		}
+		return isIdle
 	})
+	for _, c := range h.clients { // what waits would be passed by packets with a queue of their own
+		c.isCrowded = c.isCrowded && (c.flows >= maxClientFlows || !c.isEmpty())
+	}
 	h.names.forgetIdle(now)
 }
 
@@ -562,9 +620,9 @@ func (h *Holder) closeClients() {
 	h.active = nil
 }
 
-// isActive reports whether a client has packets, or had some a moment ago.
-func (h *Holder) isActive(now cc.Time) bool {
-	return len(h.clients) > 0 && (now.Sub(h.lastPacket) < activeTime || h.waitingBytes > 0)
+// isBusy reports whether packets wait, or came a moment ago.
+func (h *Holder) isBusy(now cc.Time) bool {
+	return h.waitingBytes > 0 || h.lastPacket != 0 && now.Sub(h.lastPacket) < activeTime
 }
 
 // publishStates makes the clients' states visible to other goroutines.

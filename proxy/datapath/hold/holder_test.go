@@ -78,7 +78,7 @@ func newRoad(t require.TestingT) *road {
 	r.decide = func(FlowKey) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} }
 	r.Holder = New(Config{
 		Flows: r.manager, Clock: func() cc.Time { return r.now },
-		KeepServed: func(time.Duration) error { return nil },
+		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 		Decide: func(f FlowKey, name string) Decision {
 			r.seen = append(r.seen, name)
 			return r.decide(f)
@@ -242,16 +242,68 @@ func TestIdleClientsAndFlowsAreForgotten(t *testing.T) {
 	assert.Len(t, r.accepted, 2)
 }
 
-func TestBeyondTheBoundsPacketsPass(t *testing.T) {
-	r := newRoad(t)
-	r.decide = func(FlowKey) Decision { return Decision{} }
-	for i := range maxFlows {
-		source := netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(i))
-		r.flows[FlowKey{Source: source, Protocol: uint8(i >> 16)}] = &flowState{}
+func TestFlowsBeyondTheBoundShareAQueueAndKeepTheirOrder(t *testing.T) {
+	for name, fill := range map[string]func(*road){
+		"of all": func(r *road) {
+			for i := range maxFlows {
+				source := netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(i))
+				r.flows[FlowKey{Source: source, Protocol: uint8(i >> 16)}] = &flowState{}
+			}
+		},
+		"of a client": func(r *road) {
+			for i := range maxClientFlows {
+				r.arrive(uint16(1000+i), 100)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoad(t)
+			r.occupy(t)
+			fill(r)
+			known := len(r.flows)
+			first := len(r.accepted)
+			for range 300 {
+				for port := range uint16(4) {
+					r.arrive(port, segment)
+				}
+				r.wait(time.Millisecond)
+			}
+			assert.Len(t, r.flows, known)
+			assert.NotZero(t, r.Stats().HeldPackets)
+			assert.IsIncreasing(t, r.accepted[first:])
+		})
 	}
-	id := r.arrive(443, segment)
-	assert.Equal(t, []uint32{id}, r.accepted)
-	assert.EqualValues(t, 1, r.Stats().PassedPackets)
+}
+
+// TestAFloodLeavesRoomForACall has a phone with a TCP download and a call flooded from ever other ports.
+func TestAFloodLeavesRoomForACall(t *testing.T) {
+	for name, ecn := range map[string]flow.ECN{"Not-ECT": flow.NotECT, "ECT(0)": flow.ECT0, "ECT(1)": flow.ECT1} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoad(t)
+			r.wait(time.Second)
+			r.arrive(5004, 200)
+			r.wait(tendEvery + time.Millisecond)
+			r.answer(20 * time.Millisecond)
+			var calls []uint32
+			port := uint16(10_000)
+			for i := range 200 { // 20 ms each: 4 s of a call, the last three beside a flood
+				r.ecn = flow.NotECT
+				calls = append(calls, r.arrive(5004, 200))
+				if i >= 50 {
+					r.ecn = ecn
+					for range 30 {
+						port++
+						r.arrive(port, segment)
+					}
+				}
+				r.answer(20 * time.Millisecond)
+			}
+			assert.Subset(t, r.accepted, calls[:199])
+			assert.NotZero(t, r.Stats().LateDrops+r.Stats().OverflowDrops)
+			l := r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0]
+			assert.LessOrEqual(t, l.busy, 1)
+		})
+	}
 }
 
 func TestEveryPacketHasOneVerdictAndFlowsKeepTheirOrder(t *testing.T) {
@@ -387,13 +439,13 @@ func TestABusyClientWeighsAsMuchAsItHasFlows(t *testing.T) {
 	r.wait(tendEvery + time.Millisecond)
 	r.answer(20 * time.Millisecond)
 	for range 100 {
-		for i := range uint16(30) {
-			r.arrive(1000+i%3, segment)
+		for i := range uint16(12) {
+			r.arrive(1000+i%2, segment)
 		}
 		r.answer(20 * time.Millisecond)
 	}
 	r.wait(countFlowsTime)
-	assert.Equal(t, 3, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().BusyFlows)
+	assert.Equal(t, 2, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().BusyFlows)
 }
 
 func TestIdentifiersOfEchoRequestsRunOut(t *testing.T) {

@@ -121,8 +121,9 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	for len(held) < 3 {
 		_, err := q.Wait(5 * time.Second)
 		require.NoError(t, err)
-		_, err = q.Receive(collect)
+		_, err = q.Receive()
 		require.NoError(t, err)
+		q.ForEach(collect)
 	}
 	head, ok := parseHeader(held[0].Content)
 	require.True(t, ok)
@@ -153,8 +154,9 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 		for bytes := 0; bytes < 12; {
 			_, err := q.Wait(5 * time.Second)
 			require.NoError(t, err)
-			_, err = q.Receive(collect)
+			_, err = q.Receive()
 			require.NoError(t, err)
+			q.ForEach(collect)
 			bytes = 0
 			for _, p := range held {
 				bytes += p.Length - 28
@@ -193,7 +195,7 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	began := time.Now()
 	h := New(Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
-		KeepServed: func(time.Duration) error { return nil },
+		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
@@ -243,7 +245,7 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 		require.NoError(t, err)
 		h := New(Config{
 			Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
-			KeepServed: func(time.Duration) error { return nil },
+			KeepServed: func(time.Duration) (bool, error) { return true, nil },
 		}, q, echoes)
 		ctx, stop := context.WithCancel(t.Context())
 		stop()
@@ -252,37 +254,89 @@ func TestNothingWakesAQueueThatHasEnded(t *testing.T) {
 	}
 }
 
-func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
-	enterNamespace(t)
-	queueUDP(t, 9, 8)
-	q, err := OpenQueue(8, 8)
+// serveFor serves a queue for a Holder of cfg until check reports true.
+func serveFor(t *testing.T, number uint16, cfg Config, opened func(), check func(Stats) bool) *Holder {
+	t.Helper()
+	q, err := OpenQueue(number, IdleQueueLimit)
 	require.NoError(t, err)
 	defer q.Close()
+	opened()
 	echoes, err := OpenEchoSocket()
 	require.NoError(t, err)
 	defer echoes.Close()
-	sender, err := net.Dial("udp4", "127.0.0.1:9")
-	require.NoError(t, err)
-	defer sender.Close()
-	var now atomic.Int64
-	now.Store(int64(time.Second))
-	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(now.Load()) },
-		Decide: func(FlowKey, string) Decision { return Decision{} },
-		KeepServed: func(lasts time.Duration) error { // the process stands still for half a minute behind this call
-			if lasts > 0 && now.CompareAndSwap(int64(time.Second), int64(30*time.Second)) {
-				_, err := sender.Write([]byte("late"))
-				return err
-			}
-			return nil
-		},
-	}, q, echoes)
+	copies := openCopies(t)
+	defer copies.Close()
+	cfg.Flows = &flow.Manager{}
+	cfg.Decide = func(FlowKey, string) Decision { return Decision{} }
+	h := New(cfg, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
-	require.Eventually(t, func() bool { return h.Stats().LateDrops+h.Stats().UnmanagedPackets > 0 },
-		5*time.Second, time.Millisecond)
+	go func() { ended <- h.ServeQueue(ctx, q, echoes, copies) }()
+	require.Eventually(t, func() bool { return check(h.Stats()) }, 10*time.Second, time.Millisecond)
 	stop()
 	require.NoError(t, <-ended)
-	assert.EqualValues(t, 1, h.Stats().LateDrops)
+	return h
+}
+
+func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
+	enterNamespace(t)
+	queueUDP(t, 9, 8)
+	sender, _ := connectUDP(t, 9)
+	send := func(packets int) {
+		for range packets {
+			_, err := sender.Write([]byte("late"))
+			require.NoError(t, err)
+		}
+	}
+	var now atomic.Int64
+	now.Store(int64(time.Second))
+	for name, c := range map[string]struct {
+		waiting int           // packets when serving begins
+		pause   time.Duration // behind the first call of KeepServed, after which a packet comes
+		late    int
+	}{
+		"half a minute":                     {0, 30 * time.Second, 1},
+		"others found the queue full":       {IdleQueueLimit + 10, 0, IdleQueueLimit},
+		"short, and the queue had room":     {IdleQueueLimit - 1, 0, 0},
+		"as long as nothing had to be done": {0, 10 * time.Second, 0},
+	} {
+		begin := now.Load()
+		cfg := Config{
+			Clock: func() cc.Time { return cc.Time(now.Load()) },
+			KeepServed: func(time.Duration) (bool, error) {
+				if c.pause > 0 && now.CompareAndSwap(begin, begin+int64(c.pause)) {
+					send(1)
+				}
+				return true, nil
+			},
+		}
+		h := serveFor(t, 8, cfg, func() { send(c.waiting) },
+			func(s Stats) bool { return s.LateDrops+s.UnmanagedPackets > 0 })
+		assert.EqualValues(t, c.late, h.Stats().LateDrops, name)
+	}
+}
+
+func TestTablesThatComeAndGoAreNoticed(t *testing.T) {
+	enterNamespace(t)
+	c, err := nftables.New(nftables.AsLasting()) // it stays in the namespace of this thread
+	require.NoError(t, err)
+	defer func() { _ = c.CloseLasting() }()
+	var calls atomic.Int64
+	began := time.Now()
+	serveFor(t, 8, Config{
+		Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
+		KeepServed: func(time.Duration) (bool, error) {
+			table := &nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4}
+			switch calls.Add(1) {
+			case 1:
+				c.AddTable(table)
+				return true, c.Flush()
+			case 2:
+				c.DelTable(table)
+				return true, c.Flush()
+			}
+			return true, nil
+		},
+	}, func() {}, func(Stats) bool { return calls.Load() >= 3 })
+	assert.Less(t, time.Since(began), serveIdleEvery)
 }

@@ -16,6 +16,11 @@ const (
 	messageVerdict = unix.NFNL_SUBSYS_QUEUE<<8 | 1
 	messageConfig  = unix.NFNL_SUBSYS_QUEUE<<8 | 2
 
+	// Notifications of nf_tables to all that listen (linux/netfilter/nf_tables.h).
+	messageNewTable    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
+	messageDeleteTable = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
+	tablesGroup        = 1 << (unix.NFNLGRP_NFTABLES - 1)
+
 	packetHeaderAttr = 1
 	verdictAttr      = 2
 	markAttr         = 3
@@ -57,13 +62,16 @@ type Packet struct {
 // Queue is a netfilter queue: the kernel keeps packets in it until they have a verdict.
 // One goroutine at a time may use it, save for Wake. Every message needs CAP_NET_ADMIN of the calling thread.
 type Queue struct {
-	number  uint16
-	socket  int
-	wakes   int    // an eventfd
-	buffer  []byte // messageRoom for each of inbox
-	inbox   []receivedMessage
-	pending []byte // verdicts and settings to be written
-	polled  []unix.PollFd
+	number   uint16
+	socket   int
+	wakes    int    // an eventfd
+	buffer   []byte // messageRoom for each of inbox
+	inbox    []receivedMessage
+	received int    // messages of inbox
+	pending  []byte // verdicts and settings to be written
+	polled   []unix.PollFd
+	// hasNewTables reports whether tables of nf_tables have come or gone. Its reader resets it.
+	hasNewTables bool
 }
 
 // receivedMessage is the kernel's struct mmsghdr: a message that recvmmsg(2) fills.
@@ -109,14 +117,14 @@ func (q *Queue) open(length uint32) (err error) {
 	if err = unix.SetsockoptInt(q.socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
 		return fmt.Errorf("receive buffer: %w", err)
 	}
-	if err = unix.Bind(q.socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err = unix.Bind(q.socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: tablesGroup}); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
 	params := binary.BigEndian.AppendUint32(nil, copiedBytes)
 	for _, attrs := range [][]byte{
 		appendAttr(nil, configCommandAttr, []byte{bindCommand, 0, 0, 0}),
 		appendAttr(nil, configParamsAttr, append(params, copyPackets)),
-		appendAttr(nil, configLengthAttr, binary.BigEndian.AppendUint32(nil, length)),
+		lengthAttrs(length),
 		flagAttrs(failOpenFlag, failOpenFlag),
 	} {
 		if err = q.configure(attrs); err != nil {
@@ -140,7 +148,11 @@ func (q *Queue) configure(attrs []byte) error {
 		code, isAnswer := errorCode(q.buffer[:n])
 		switch {
 		case !isAnswer: // a packet that came in between passes unseen by its holder
-			forEachPacket(q.buffer[:n], func(p Packet) { q.Accept(p.ID) })
+			forEachMessage(q.buffer[:n], func(kind uint16, body []byte) {
+				if p, ok := parsePacket(body); kind == messagePacket && ok {
+					q.Accept(p.ID)
+				}
+			})
 		case code != 0:
 			return fmt.Errorf("configure: %w", code)
 		default:
@@ -177,24 +189,42 @@ func (q *Queue) Wait(timeout time.Duration, others ...int) (hasOthers bool, err 
 
 func pollIn(fd int) unix.PollFd { return unix.PollFd{Fd: int32(fd), Events: unix.POLLIN} }
 
-// Receive calls handle with each packet that has come, at most receiveBatch of them, and returns how many messages
-// there were. Fewer than receiveBatch: there are no others.
-func (q *Queue) Receive(handle func(Packet)) (messages int, err error) {
+// Receive reads the messages that have come, and returns how many there were: at most receiveBatch. Fewer than that:
+// there are no others. ForEach then has the packets.
+func (q *Queue) Receive() (messages int, err error) {
 	for {
 		n, _, code := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(q.socket), uintptr(unsafe.Pointer(&q.inbox[0])),
 			receiveBatch, unix.MSG_DONTWAIT, 0, 0)
+		q.received = 0
 		switch code {
 		case 0:
-			for i, m := range q.inbox[:n] {
-				forEachPacket(q.buffer[i*messageRoom:][:m.length], handle)
-			}
-			return int(n), nil
+			q.received = int(n)
+			return q.received, nil
 		case unix.EAGAIN:
 			return 0, nil
 		case unix.EINTR, unix.ENOBUFS: // packets that found no room have passed
 		default:
 			return 0, fmt.Errorf("hold: receive: %w", code)
 		}
+	}
+}
+
+// ForEach calls handle with each packet that Receive has read.
+func (q *Queue) ForEach(handle func(Packet)) {
+	for i, m := range q.inbox[:q.received] {
+		if m.header.Flags&unix.MSG_TRUNC != 0 { // only changes of tables are that long
+			q.hasNewTables = true
+		}
+		forEachMessage(q.buffer[i*messageRoom:][:m.length], func(kind uint16, body []byte) {
+			switch kind {
+			case messagePacket:
+				if p, ok := parsePacket(body); ok {
+					handle(p)
+				}
+			case messageNewTable, messageDeleteTable:
+				q.hasNewTables = true
+			}
+		})
 	}
 }
 
@@ -221,6 +251,11 @@ func (q *Queue) SetWhole(whole bool) {
 		flags = wholeFlag
 	}
 	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(wholeFlag, flags))
+}
+
+// SetLength has the kernel keep up to length packets. It begins with the next Flush.
+func (q *Queue) SetLength(length uint32) {
+	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, lengthAttrs(length))
 }
 
 // Drop discards a packet with the next Flush.
@@ -277,19 +312,6 @@ func explainError(err error, module string) error {
 	return err
 }
 
-// forEachPacket calls handle with each packet of what was read from the socket.
-func forEachPacket(messages []byte, handle func(Packet)) {
-	forEachMessage(messages, func(kind uint16, body []byte) {
-		const familyHeader = 4
-		if kind != messagePacket || len(body) < familyHeader {
-			return
-		}
-		if p, ok := parsePacket(body[familyHeader:]); ok {
-			handle(p)
-		}
-	})
-}
-
 // errorCode returns the answer among messages, 0 for success; false: there is none.
 func errorCode(messages []byte) (code unix.Errno, isAnswer bool) {
 	forEachMessage(messages, func(kind uint16, body []byte) {
@@ -312,9 +334,10 @@ func forEachMessage(messages []byte, handle func(kind uint16, body []byte)) {
 	}
 }
 
-// parsePacket reads the attributes of a packet message; false: it has no identifier.
-func parsePacket(attrs []byte) (p Packet, ok bool) {
-	forEachAttr(attrs, func(kind uint16, value []byte) {
+// parsePacket reads the body of a packet message; false: it has no identifier.
+func parsePacket(body []byte) (p Packet, ok bool) {
+	const familyHeader = 4
+	forEachAttr(body[min(familyHeader, len(body)):], func(kind uint16, value []byte) {
 		switch {
 		case kind == packetHeaderAttr && len(value) >= 4:
 			p.ID, ok = binary.BigEndian.Uint32(value), true
@@ -373,4 +396,8 @@ func appendMessage(b []byte, kind, flags, queue uint16, attrs []byte) []byte {
 func flagAttrs(mask, flags uint32) []byte {
 	attrs := appendAttr(nil, configMaskAttr, binary.BigEndian.AppendUint32(nil, mask))
 	return appendAttr(attrs, configFlagsAttr, binary.BigEndian.AppendUint32(nil, flags))
+}
+
+func lengthAttrs(length uint32) []byte {
+	return appendAttr(nil, configLengthAttr, binary.BigEndian.AppendUint32(nil, length))
 }

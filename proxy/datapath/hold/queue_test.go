@@ -16,9 +16,12 @@ func packetMessage(id, mark, length uint32, content []byte) []byte {
 	return appendMessage(nil, messagePacket, 0, 1, appendAttr(attrs, payloadAttr, content))
 }
 
-// packetsOf returns the packets of messages.
-func packetsOf(messages []byte) (all []Packet) {
-	forEachPacket(messages, func(p Packet) { all = append(all, p) })
+// packetsOf returns the packets of a received message.
+func packetsOf(message []byte) (all []Packet) {
+	q := Queue{buffer: make([]byte, receiveBatch*messageRoom)}
+	q.inbox = newInbox(q.buffer)
+	q.inbox[0].length, q.received = uint32(copy(q.buffer, message[:min(len(message), messageRoom)])), 1
+	q.ForEach(func(p Packet) { all = append(all, p) })
 	return all
 }
 
