@@ -302,3 +302,46 @@ func TestTheNextHopIsFound(t *testing.T) {
 		return err
 	})
 }
+
+func TestPacketsThatMayBeginAQUICConnectionAreCopied(t *testing.T) {
+	n := newNetwork(t)
+	rules := Rules{
+		Mode: TPROXY, Port: proxyPort, Interfaces: []string{"lan"}, Connected: ConnectedCapture, Hold: Hold{All: true},
+	}
+	var copies *hold.Copies
+	n.router.do(t, func() (err error) {
+		require.NoError(t, rules.Apply(context.Background()))
+		_, err = KeepServed(time.Minute)
+		require.NoError(t, err)
+		copies, err = hold.OpenCopies(DefaultHoldQueue)
+		return err
+	})
+	t.Cleanup(copies.Close)
+	for _, c := range []struct{ client, server string }{
+		{"10.1.0.2:5000", "10.2.0.2:443"}, {"[fd01::2]:5000", "[fd02::2]:443"},
+	} {
+		server := n.server.listenUDP(t, c.server)
+		reach(t, server, func() { n.client.sendUDP(t, c.client, c.server, "is there a way?") })
+		for _, text := range []string{
+			"\xcf\x00\x00\x00\x01 an Initial packet of version 1",
+			"\xef\x00\x00\x00\x01 a Handshake packet",
+			"\x4f\x00\x00\x00\x01 a short header",
+			"\xcf\x00\x00\x00\x00 a version negotiation",
+			"\xcf\xff\x00\x00\x1d of a draft",
+			"\xdf\x6b\x33\x43\xcf an Initial packet of version 2",
+			"\xcf",
+			"\xcf\x00\x00\x00\x01 the last",
+		} {
+			n.client.sendUDP(t, c.client, c.server, text)
+		}
+		var got []string
+		require.Eventually(t, func() bool {
+			require.NoError(t, copies.Receive(func(packet []byte) {
+				_, text, _ := strings.Cut(string(packet), " ")
+				got = append(got, text)
+			}))
+			return len(got) > 0 && got[len(got)-1] == "the last"
+		}, 10*time.Second, time.Millisecond)
+		assert.Equal(t, []string{"an Initial packet of version 1", "an Initial packet of version 2", "the last"}, got)
+	}
+}
