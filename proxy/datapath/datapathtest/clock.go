@@ -49,7 +49,7 @@ func (s suite) peerClock() {
 		news := r.Peer.At != before.Peer.At
 		before = r
 		switch {
-		case r.Peer.At == 0 || r.RTT == 0 || !news:
+		case r.Peer.At == 0 || !news:
 			continue
 		case first.Peer.At == 0:
 			first, firstTook = r, took

@@ -11,7 +11,7 @@
 //	needs             Linux 6.10, CAP_BPF and CAP_PERFMON    Linux 5.4, no privilege
 //	signals           each acknowledgement, summed up in a   TCP_INFO, one system call each millisecond
 //	                  cell of memory shared with the kernel
-//	way back          by the peer's timestamps               unknown
+//	way back          by the peer's timestamps               by them, with CAP_NET_RAW at the start; else unknown
 //	window            eBPF, packet by packet                 the relay, within bbr's, cubic's or reno's window
 //	pacing            the kernel, packet by packet           the relay; SO_MAX_PACING_RATE spreads what it writes
 //	a new limit       is written into the cell at once       is the relay's; socket options follow with the next tick
@@ -41,7 +41,7 @@
 //
 // Calls point down this list: accept, dial, datapath (start and end, tiers), splice (the carrier between two legs),
 // conn (a leg), shard (the tick), sender and receiver (the two directions of a leg), limits, enforcer, report (what
-// the kernel counts), memory, socket and sockopt (system calls).
+// the kernel counts), peerclock (timestamps off packet sockets), memory, socket and sockopt (system calls).
 package kernel
 
 import (

@@ -41,6 +41,8 @@ type Datapath struct {
 	receiveBounds receiveBounds
 	pressure      memoryPressure
 	tosReader     tosReader
+	peerClocks    peerClocks // of polled legs, where the kernel enforces no windows
+	noPeerClocks  error      // why there are none; nil: there are, or none are needed
 
 	resolver      happyeyeballs.Resolver
 	lookups       *datapath.Places // nil: unbounded
@@ -95,6 +97,9 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	}
 	d.loops = loops
 	d.tosReader.open()
+	if d.enforcer == nil {
+		d.noPeerClocks = d.peerClocks.open(cfg.Clock)
+	}
 	if d.enforcer != nil {
 		cfg.Shards = d.enforcer.control.Parts()
 	}
@@ -179,7 +184,7 @@ func (d *Datapath) releaseAll() (err error) {
 	if d.loops != nil {
 		d.loops.Close()
 	}
-	return errors.Join(err, d.tosReader.close())
+	return errors.Join(err, d.tosReader.close(), d.peerClocks.close())
 }
 
 // Close ends the ticks and the loops, and waits for them. Legs stay open, but are not served or reported any more.
@@ -190,7 +195,7 @@ func (d *Datapath) Close() (err error) {
 		}
 		d.loops.Close()
 		d.pipes.closeAll()
-		err = errors.Join(err, d.tosReader.close())
+		err = errors.Join(err, d.tosReader.close(), d.peerClocks.close())
 		if d.enforcer != nil {
 			err = errors.Join(err, d.enforcer.control.Close())
 		}
@@ -251,7 +256,12 @@ func (d *Datapath) String() string {
 		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room",
 			Tier, d.Control(), d.relayEnvelope)
 	}
-	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.relayEnvelope)
+	way := "clients' timestamps read"
+	if d.noPeerClocks != nil {
+		way = fmt.Sprintf("clients' timestamps not read (%v)", d.noPeerClocks)
+	}
+	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s, %s", Tier, d.relayEnvelope,
+		way)
 }
 
 // Status is the load of the ticks.

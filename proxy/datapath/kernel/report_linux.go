@@ -183,6 +183,8 @@ type infoReporter struct {
 	recounted int64 // bytes that bytes_sent has twice
 	maxMSS    int64 // no packet in flight is larger
 
+	peer *peerReading // timestamps of the peer; nil: none are read
+
 	retransBase uint64 // bytes_retrans when observation began
 
 	// Fields of the last reading that were reported.

@@ -202,6 +202,7 @@ func (s *sender) Observe(report func(flow.Report)) {
 		}
 		s.infoReporter.findSYNOffset(&s.infoReporter.info, s.dialled)
 		s.infoReporter.startCounting(&s.infoReporter.info)
+		s.infoReporter.peer = s.dp.peerClocks.watchLeg(s.LocalAddr(), s.RemoteAddr())
 	}
 	s.dp.placeOnShard(s, 0)
 	s.ensureLimits()
@@ -223,6 +224,9 @@ func (s *sender) makeLastReport() {
 	}
 	s.observed.Store(false)
 	s.observer = nil
+	if s.infoReporter != nil {
+		s.dp.peerClocks.forgetLeg(s.infoReporter.peer)
+	}
 	s.removeFromTick()
 }
 
@@ -304,7 +308,9 @@ func (s *sender) sendReport() {
 		s.observer(r)
 		o.answerReport(h, fresh, happened, s.dp.clock()) // after the limit that follows from it
 	} else {
-		s.observer(s.infoReporter.makeReport(&s.infoReporter.info, now))
+		r := s.infoReporter.makeReport(&s.infoReporter.info, now)
+		r.Peer = s.dp.peerClocks.readingOf(s.infoReporter.peer)
+		s.observer(r)
 	}
 	s.setChangedOptions()
 }

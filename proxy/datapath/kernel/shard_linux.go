@@ -200,6 +200,9 @@ func removeLeg(list []*sender, i int) []*sender {
 // returns when it wants to be called next.
 func (s *shard) pollLegs() (next cc.Time) {
 	next = cc.Never
+	if len(s.pollList) > 0 {
+		s.dp.peerClocks.readRings()
+	}
 	budget := s.dp.pollBudget
 	for scan := len(s.pollList); scan > 0; scan-- {
 		if s.pollTurn >= len(s.pollList) {
