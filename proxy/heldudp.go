@@ -18,9 +18,11 @@ type heldUDP struct {
 	queue  *hold.Queue
 	echoes *hold.EchoSocket
 	copies *hold.Copies
-	holder *hold.Holder  // nil: it is not served
-	stop   func()        // ends serving
-	done   chan struct{} // closed once serving has ended
+	holder *hold.Holder // nil: it is not served
+	// privilege is why the thread that gives verdicts keeps CAP_NET_ADMIN only with the process; nil: it keeps it alone.
+	privilege error
+	stop      func()        // ends serving
+	done      chan struct{} // closed once serving has ended
 }
 
 // openHeldUDPs binds the netfilter queues of a listener.
@@ -72,13 +74,16 @@ func (h *heldUDP) serve(cfg hold.Config) {
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop, h.done = stop, make(chan struct{})
 	h.holder = hold.New(cfg, h.queue, h.echoes)
+	privilege := make(chan error)
 	go func() {
 		defer close(h.done)
+		privilege <- hold.LockPrivilege()
 		if err := h.holder.ServeQueue(ctx, h.queue, h.echoes, h.copies); err != nil {
 			cfg.Log.Error("UDP is no longer held: it passes unmanaged from now on", "queue", h.number, "err", err)
 		}
 		h.queue.Close() // so that the kernel lets packets pass
 	}()
+	h.privilege = <-privilege
 }
 
 // close lets all packets go that wait, and gives the queue back.

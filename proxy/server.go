@@ -711,6 +711,16 @@ func (s *Server) Held() (all []HeldInfo) {
 	return all
 }
 
+// HeldPrivilege returns why verdicts about held UDP need CAP_NET_ADMIN of the whole process; nil: they do not.
+func (s *Server) HeldPrivilege() (why error) {
+	for _, l := range s.env.currentSettings().listeners {
+		for _, h := range servedUDP(l) {
+			why = errors.Join(why, h.privilege)
+		}
+	}
+	return why
+}
+
 // Groups returns the groups of flows by their names, including groups that linger without members, and the
 // time that they are as of.
 func (s *Server) Groups() ([]flow.Group, cc.Time) {

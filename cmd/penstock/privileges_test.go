@@ -44,42 +44,47 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		change    func(*config.Config)
 		envelope  string
+		held      bool
 		has, want caps.Set
 	}{
-		"a proxy that everybody may run":                {nil, "reno", all, caps.NetBindService},
-		"a transparent listener, which is open by then": {captures, "reno", all, caps.NetBindService},
+		"held UDP, by threads that cannot keep it alone": {
+			nil, "reno", true, all,
+			caps.NetAdmin | caps.NetBindService,
+		},
+		"a proxy that everybody may run":                {nil, "reno", false, all, caps.NetBindService},
+		"a transparent listener, which is open by then": {captures, "reno", false, all, caps.NetBindService},
 		"a TUN device, which is made again when it goes": {
-			device, "reno", all,
+			device, "reno", false, all,
 			caps.NetAdmin | caps.NetBindService,
 		},
 		"a mark on each connection": {
-			marks, "reno", all,
+			marks, "reno", false, all,
 			caps.NetAdmin | caps.NetBindService,
 		},
 		"the client's address on each connection": {
-			keeps, "reno", all,
+			keeps, "reno", false, all,
 			caps.NetAdmin | caps.NetBindService,
 		},
 		"an envelope that is not for everybody": {
-			nil, "cubic", all,
+			nil, "cubic", false, all,
 			caps.NetAdmin | caps.NetBindService,
 		},
 		"a mark by CAP_NET_RAW alone": {
-			marks, "reno", caps.NetRaw | caps.BPF,
+			marks, "reno", false, caps.NetRaw | caps.BPF,
 			caps.NetRaw,
 		},
-		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", caps.NetRaw, caps.NetRaw},
-		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", caps.NetRaw, 0},
-		"a process with the one capability that it needs":          {marks, "reno", caps.NetAdmin, caps.NetAdmin},
-		"a process with the one capability that it can do without": {nil, "reno", caps.NetAdmin, 0},
-		"a process without any":                                    {marks, "cubic", 0, 0},
+		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", false, caps.NetRaw, caps.NetRaw},
+		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", false, caps.NetRaw, 0},
+		"a process with the one capability that it needs":          {marks, "reno", false, caps.NetAdmin, caps.NetAdmin},
+		"a process with the one capability that it can do without": {nil, "reno", false, caps.NetAdmin, 0},
+		"a process without any":                                    {marks, "cubic", false, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config.Default()
 			if c.change != nil {
 				c.change(&cfg)
 			}
-			assert.Equal(t, c.want.String(), neededCapabilities(cfg, c.envelope, []string{"reno", "bbr"}, c.has).String())
+			assert.Equal(t, c.want.String(), neededCapabilities(cfg, c.envelope, []string{"reno", "bbr"}, c.held, c.has).String())
 		})
 	}
 }
@@ -197,15 +202,21 @@ func (c *child) tasks(key string) []string {
 	return values
 }
 
-// hasOnly checks the capabilities of every thread.
-func (c *child) hasOnly(want caps.Set) {
+// hasOnly checks the capabilities of every thread but for those that hold UDP, which have CAP_NET_ADMIN alone.
+func (c *child) hasOnly(want caps.Set, holding ...int) {
 	c.t.Helper()
 	for _, set := range []string{"CapEff", "CapPrm"} {
+		others := 0
 		for _, value := range c.tasks(set) {
 			bits, err := strconv.ParseUint(value, 16, 64)
 			require.NoError(c.t, err)
+			if len(holding) > 0 && caps.Set(bits) == caps.NetAdmin {
+				others++
+				continue
+			}
 			assert.Equal(c.t, want.String(), caps.Set(bits).String(), set)
 		}
+		assert.Equal(c.t, append(holding, 0)[0], others, "threads that hold UDP")
 	}
 	for _, set := range []string{"CapInh", "CapAmb"} {
 		for _, value := range c.tasks(set) {
@@ -387,11 +398,13 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 		settings, own string
 		want          caps.Set
 		sees          netip.Addr
+		holding       int // threads that hold UDP
 	}{
-		"as the proxy": {"", "", caps.NetBindService, lab.EdgeFar.V4},
+		"as the proxy": {"", "", caps.NetBindService, lab.EdgeFar.V4, 0},
+		"holding UDP":  {"", ", udp: {queue: 2510}", caps.NetBindService, lab.EdgeFar.V4, 1},
 		"as the client": {
 			"mark: 0x2000000\n", ", keep_client: true", caps.NetAdmin | caps.NetBindService,
-			lab.ClientAddr.V4,
+			lab.ClientAddr.V4, 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -402,19 +415,22 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 				return cmd, cmd.Cmd
 			})
 			p.says("privileges")
-			p.hasOnly(c.want)
+			p.hasOnly(c.want, c.holding)
 			rules := capture.Rules{
 				Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice},
-				Connected: capture.ConnectedCapture,
+				Connected: capture.ConnectedCapture, Hold: capture.Hold{All: c.holding > 0},
 			}
 			require.NoError(t, lab.Edge.Do(func() error { return rules.Apply(t.Context()) }))
+			if c.holding > 0 {
+				p.says("UDP is held: rules send it into the queue")
+			}
 			target := netip.AddrPortFrom(lab.ServerAddr.V4, 8080).String()
 			ln, err := lab.Server.Listen("tcp", target)
 			require.NoError(t, err)
 			defer ln.Close()
 			saw := forwards(t, func() (net.Conn, error) { return lab.Client.Dial("tcp", target) }, ln)
 			assert.Equal(t, c.sees, saw.Addr())
-			p.hasOnly(c.want)
+			p.hasOnly(c.want, c.holding)
 		})
 	}
 }

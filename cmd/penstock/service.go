@@ -574,14 +574,12 @@ func sendNotification(at, state string) error {
 
 // neededCapabilities returns what a proxy with all its sockets open still needs of what it
 // has. envelope is the congestion control that it sets on each socket; allowed are those that
-// every user may set.
-func neededCapabilities(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
+// every user may set. held reports whether verdicts about held UDP need CAP_NET_ADMIN of all threads.
+func neededCapabilities(cfg config.Config, envelope string, allowed []string, held bool, has caps.Set) caps.Set {
 	foreign := cfg.Mark != 0 // what either of two capabilities permits
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
-	// Each verdict about a held packet needs it.
-	held := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool { return l.UDP.Queue > 0 })
 	device := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool {
 		// A device that goes is made again; peers of the kernel's come and go.
 		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack
@@ -612,7 +610,11 @@ func (h *service) dropPrivileges() {
 	if err != nil { // then nothing counts as allowed
 		h.log.Debug("which congestion controls are for everybody is unknown", "err", err)
 	}
-	keep := neededCapabilities(h.cfg, h.proxy.Datapath.Beneath(), allowed, has) | h.neededToReread(has)
+	why := h.proxy.HeldPrivilege()
+	if why != nil {
+		h.log.Info("CAP_NET_ADMIN is kept by all threads, since those that hold UDP cannot keep it alone", "why", why)
+	}
+	keep := neededCapabilities(h.cfg, h.proxy.Datapath.Beneath(), allowed, why != nil, has) | h.neededToReread(has)
 	dropped, err := caps.Drop(keep)
 	switch {
 	case err == nil:

@@ -304,8 +304,8 @@ func (q *Queue) Close() {
 func explainError(err error, module string) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: it needs CAP_NET_ADMIN, and no other program may have that number "+
-			"(/proc/net/netfilter/%s lists them)", err, module)
+		return fmt.Errorf("%w: it needs CAP_NET_ADMIN, which a proxy has at its start only (restart it), and no other "+
+			"program may have that number (/proc/net/netfilter/%s lists them)", err, module)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
 		return fmt.Errorf("%w: the kernel lacks %s; load it with: modprobe %[2]s", err, module)
 	}
