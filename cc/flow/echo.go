@@ -18,6 +18,7 @@ const (
 	echoPerWindow             = 32                    // requests of a window, where those are fewer
 	echoSpacing               = time.Millisecond      // between requests on a fast path, where at least
 	leastPerWindow            = 4                     // requests of a window are left
+	echoesOfDrain    cc.Bytes = 1 << 18               // of packets at most, each has its request, while a window shrinks
 	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
 	echoAtEnd                 = 50 * time.Millisecond // what left last has a request then, while none waits
 	echoTimeout               = time.Second           // an answer that is later, and later than echoTimeoutRTTs, is lost
@@ -82,6 +83,7 @@ type EchoFlow struct {
 	source Source
 	terms  Terms
 	cwnd   atomic.Int64 // the flow's limit
+	dense  atomic.Int64 // bytes in which each packet has a request of its own
 
 	credit   cc.Bytes // granted by the flow, not used yet; below 0: lent to sparse flows
 	report   Report
@@ -91,6 +93,7 @@ type EchoFlow struct {
 	waits    bool        // a packet was refused last
 	askedAt  cc.Time     // when the newest request was sent
 	srtt     time.Duration
+	least    time.Duration // round trip of a request that followed a packet at once; 0: none yet
 	usual    cc.Rate
 	usualAt  cc.Time
 
@@ -120,14 +123,14 @@ type echoProbe struct {
 	sequence uint16
 	at       cc.Time
 	upTo     cc.Bytes // stream offset of what had left before it
+	isBehind bool     // it followed a packet at once, so that its round trip has the packet's own time on the link
 }
 
 // OpenEcho adds packets that by acknowledges to the group that t leads to. Wake is called, as a Leg's is, when a
 // refused Take may succeed.
 func (m *Manager) OpenEcho(now cc.Time, t Terms, by Source, wake func()) (*EchoFlow, error) {
 	e := &EchoFlow{terms: t, source: by, answered: 1}
-	apply := func(l Limit) { e.cwnd.Store(int64(l.Cwnd)) }
-	f, err := m.Open(now, t, Leg{Apply: apply, Wake: wake})
+	f, err := m.Open(now, t, Leg{Apply: e.applyLimit, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +149,16 @@ func (e *EchoFlow) AcknowledgeBy(now cc.Time, s Source) {
 	e.source, e.credit, e.probes = s, 0, nil
 	e.lost, e.spacing, e.answered, e.isRare, e.shorter = 0, 0, 1, false, 0
 	e.report.Written, e.report.Acked = taken, taken
+}
+
+// applyLimit keeps the limit. A window that shrinks at once, as to empty the queue, asks for the least round trip of
+// the path. It is shorter behind one packet than behind the several that share a request, and on a slow link by as much
+// as a host's part of the queue.
+func (e *EchoFlow) applyLimit(l Limit) {
+	before := cc.Bytes(e.cwnd.Swap(int64(l.Cwnd)))
+	if l.Cwnd < before*3/4 {
+		e.dense.Store(int64(min(before, echoesOfDrain)))
+	}
 }
 
 // Take implements PacketWindow.
@@ -175,6 +188,9 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	e.report.Written += n
 	e.report.MSS = max(e.report.MSS, min(n, maxPacket))
 	e.leftAt = now
+	if e.dense.Load() > 0 {
+		e.dense.Add(-int64(n))
+	}
 	return true
 }
 
@@ -189,6 +205,11 @@ func (e *EchoFlow) roomFor(n cc.Bytes) cc.Bytes {
 
 // StopWanting tells the window that no packet waits any more.
 func (e *EchoFlow) StopWanting(now cc.Time) { e.flow.Take(now, 0) }
+
+// QueueTarget implements PacketWindow.
+func (e *EchoFlow) QueueTarget() time.Duration {
+	return min(max(queueTargetLeast, e.srtt*3/2), queueTargetMost)
+}
 
 // Usual implements PacketWindow.
 func (e *EchoFlow) Usual() cc.Rate { return e.usual }
@@ -220,7 +241,7 @@ func (e *EchoFlow) NextEcho() cc.Time {
 	switch uncovered := e.report.Written - covered; {
 	case uncovered <= 0:
 		return cc.Never
-	case uncovered >= e.echoInterval():
+	case uncovered >= e.echoInterval() || e.dense.Load() > 0:
 	case e.waits:
 		at = at.Add(echoAtEndOfBurst)
 	default:
@@ -242,7 +263,7 @@ func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
 	}
 	e.sequence++
 	e.askedAt = now
-	e.probes = append(e.probes, echoProbe{e.sequence, now, e.report.Written})
+	e.probes = append(e.probes, echoProbe{e.sequence, now, e.report.Written, now == e.leftAt})
 	return e.sequence
 }
 
@@ -257,12 +278,15 @@ func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 		e.countAnswers(now, e.lost+i, 1)
 		e.lost = 0
 		e.compareWithTransports(now, rtt)
+		if p.isBehind && (e.least == 0 || rtt < e.least) {
+			e.least = rtt
+		}
+		e.report.RTT = max(rtt, e.least)
 		if e.srtt == 0 {
 			e.srtt = rtt
 		} else {
 			e.srtt += (rtt - e.srtt) / 8
 		}
-		e.report.RTT = rtt
 		e.reportAcked(now, p.upTo)
 		return
 	}
@@ -355,6 +379,10 @@ func (e *EchoFlow) reportAcked(now cc.Time, upTo cc.Bytes) {
 	e.report.At = now
 	e.report.Acked = max(e.report.Acked, upTo)
 	e.report.Pipe = e.report.Written - e.report.Acked
+	if len(e.probes) > 0 { // half of what one answer acknowledges has arrived before it, but for a packet as with TCP
+		lump := min(e.probes[0].upTo-e.report.Acked, e.echoInterval())
+		e.report.Pipe -= max(0, lump-e.report.MSS) / 2
+	}
 	e.flow.Report(e.report)
 }
 

@@ -56,6 +56,25 @@ func TestAnEchoFlowKeepsToItsWindow(t *testing.T) {
 	assert.Zero(t, packets, "late and unknown answers say nothing")
 }
 
+// TestAWindowThatShrinksHasARequestForEachPacket empties the queue: the least round trip is behind one packet.
+func TestAWindowThatShrinksHasARequestForEachPacket(t *testing.T) {
+	b := openEchoBed(t, static(40))
+	packets, requests := b.pour()
+	require.Len(t, requests, packets/3)
+	b.wait(20 * time.Millisecond)
+	require.NoError(t, b.flow.Move(b.now, static(10)))
+	b.ReceiveEcho(b.now, requests[len(requests)-1])
+	packets, requests = b.pour()
+	assert.Len(t, requests, packets)
+
+	b.wait(time.Millisecond)
+	late := b.SendEcho(b.now)
+	b.wait(15 * time.Millisecond)
+	b.ReceiveEcho(b.now, requests[0])
+	b.ReceiveEcho(b.now, late)
+	assert.Equal(t, 16*time.Millisecond, b.Snapshot().MinRTT, "a request that follows late did not wait behind a packet")
+}
+
 func TestTheEndOfABurstHasARequest(t *testing.T) {
 	b := openEchoBed(t, static(10))
 	assert.Equal(t, cc.Never, b.NextEcho(), "nothing is in flight")

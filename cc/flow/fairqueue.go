@@ -13,14 +13,15 @@ const fairQuantum cc.Bytes = 1514
 
 // Targets of CoDel: for which packets of a flow may stand in its queue.
 const (
-	// queueTarget leaves senders enough packets in the queue to fill a radio link when it becomes faster. Only the flow
-	// itself waits there: the path behind has no queue of it.
-	queueTarget = 60 * time.Millisecond
+	// queueTargetLeast leaves senders enough packets in the queue to fill a radio link when it becomes faster. Only the
+	// flow itself waits there: the path behind has no queue of it.
+	queueTargetLeast = 60 * time.Millisecond
+	queueTargetMost  = 300 * time.Millisecond
 	// shallowTarget is for packets that say ECT(1): their senders want marks early and answer them gently (RFC 9331).
 	shallowTarget = 5 * time.Millisecond
-	// excessTarget is for packets that say ECT and stand although they are marked: their sender ignores marks, and they
-	// are dropped (RFC 8290 §9).
-	excessTarget = 2 * queueTarget
+	// Packets that say ECT and stand for excessTargets although they are marked have a sender that ignores marks, and are
+	// dropped (RFC 8290 §9).
+	excessTargets = 2
 )
 
 // A flow is sparse while it uses at most sparseShare of what packets usually get, measured over sparseTime. Two
@@ -169,9 +170,7 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 		if len(q.flows) >= meteredFlows {
 			q.forgetFlows(now, len(q.flows) >= maxMeteredFlows)
 		}
-		f = &fairFlow[K, P]{
-			key: key, since: now, codel: CoDel{Target: queueTarget}, excess: CoDel{Target: excessTarget},
-		}
+		f = &fairFlow[K, P]{key: key, since: now}
 		f.meter.at = now
 		q.flows[key] = f
 	}
@@ -240,6 +239,8 @@ func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 func (q *FairQueue[K, P]) signalsHead(now cc.Time, f *fairFlow[K, P]) bool {
 	head := &f.queue[0]
 	sojourn := now.Sub(head.at)
+	f.codel.Target = q.cfg.Window.QueueTarget()
+	f.excess.Target = excessTargets * f.codel.Target
 	if q.cfg.ECN != nil && q.cfg.ECN(head.payload) == ECT1 && sojourn >= shallowTarget {
 		return true
 	}

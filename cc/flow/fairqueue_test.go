@@ -165,7 +165,7 @@ func TestTwoFloodsHaveHalfEachInBytes(t *testing.T) {
 // CoDel slows down an elastic sender before its queue is full.
 func TestAQueueThatStandsIsShortenedByCoDel(t *testing.T) {
 	g := newQueueBed(t, 60)
-	g.play(2*time.Second, map[string]cc.Rate{"bulk": 3_700_000}, 1000)
+	g.play(4*time.Second, map[string]cc.Rate{"bulk": 3_700_000}, 1000)
 	assert.NotEmpty(t, g.dropped[DroppedLate])
 	assert.Empty(t, g.dropped[DroppedOverflow])
 }

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"time"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
@@ -31,6 +33,9 @@ type datagrams struct {
 	got    cc.Bytes // of payload, to the run's end
 	closed cc.Time  // 0: it is open, or will be
 	stats  stats
+
+	transit time.Duration   // of the packet that arrived last; 0: none has
+	jitter  []time.Duration // as in FlowResult
 }
 
 func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
@@ -71,7 +76,7 @@ func (d *datagrams) send() {
 	settled := func(left cc.Time, v Verdict) {
 		d.stats.settled(left, datagramBytes, d.cfg.Delay+left.Sub(now), v)
 		if v.Dropped == DropNone {
-			d.w.at(v.Arrives.Add(d.cfg.Delay), d.arrive)
+			d.w.at(v.Arrives.Add(d.cfg.Delay), func() { d.arrive(now) })
 		}
 	}
 	if d.edge != nil {
@@ -82,8 +87,14 @@ func (d *datagrams) send() {
 	d.plan()
 }
 
-func (d *datagrams) arrive() {
+// arrive takes in a packet that was sent at a time.
+func (d *datagrams) arrive(sent cc.Time) {
 	d.got += datagramPayload
+	transit := d.w.now.Sub(sent)
+	if d.transit > 0 && sent >= d.stats.from {
+		d.jitter = append(d.jitter, (transit - d.transit).Abs())
+	}
+	d.transit = transit
 	if d.closed == 0 {
 		d.stats.cameThrough(d.w.now)
 		d.stats.delivered(d.w.now, datagramPayload)
@@ -113,6 +124,6 @@ func (d *datagrams) result(i int) FlowResult {
 	}
 	d.stats.final = d.state()
 	f := d.stats.result(d.w, d.cfg, i, d.host, to)
-	f.Read = d.got
+	f.Read, f.Jitter = d.got, d.jitter
 	return f
 }

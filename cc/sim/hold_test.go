@@ -116,6 +116,50 @@ func TestTwoHeldDownloadsWeighAsMuchAsTwo(t *testing.T) {
 	assert.GreaterOrEqual(t, r.Jain, 0.95)
 }
 
+// TestAHostWithAHeldDownloadHasAsMuchAsOneWithAManagedOne has each behind a window of its own.
+func TestAHostWithAHeldDownloadHasAsMuchAsOneWithAManagedOne(t *testing.T) {
+	other := download
+	other.Name, other.Group = "other", "tablet"
+	for _, algorithm := range []string{"reno", "cubic"} {
+		for name, c := range map[string]struct {
+			hop  LinkConfig
+			most float64 // by which the ratio differs from 1
+		}{
+			"20 Mbit/s": {lastHops(t)["20 Mbit/s"], 0.05},
+			"80 ms":     {LinkConfig{Rate: 20e6, Delay: 40 * ms, QueueBytes: 2_000_000}, 0.15},
+			"50 Mbit/s": {LinkConfig{Rate: 50e6, Delay: 20 * ms, QueueBytes: 2_000_000}, 0.05},
+		} {
+			t.Run(fmt.Sprintf("%s, %s", algorithm, name), func(t *testing.T) {
+				hop := c.hop
+				r := play(t, Scenario{
+					Down: hop, Up: LinkConfig{Delay: hop.Delay}, Transport: Kernel, Seed: 1,
+					Flows: []FlowConfig{other, heldDownload(algorithm)}, Duration: time.Minute, Warmup: 20 * time.Second,
+				})
+				ratio := float64(r.Flows[1].Throughput) / float64(r.Flows[0].Throughput)
+				t.Logf("held over managed %.2f", ratio)
+				assert.InDelta(t, 1, ratio, c.most)
+			})
+		}
+	}
+}
+
+// TestHeldDatagramsLeaveTheirHostItsPart plays a call and a flood beside downloads of the same host.
+func TestHeldDatagramsLeaveTheirHostItsPart(t *testing.T) {
+	hop := lastHops(t)["20 Mbit/s"]
+	call := FlowConfig{Name: "call", Algorithm: UDP, Rate: 50 * 8 * cc.Rate(datagramBytes), Hold: "penstock", Group: "phone"}
+	for _, algorithm := range []string{"reno", "bbr"} {
+		r := playOver(t, hop, download, heldDownload(algorithm), call)
+		got := r.Flows[2]
+		assert.Zero(t, got.Drops+got.Losses)
+		assert.Less(t, delaysOf(got.Jitter).P95, 10*ms, algorithm)
+	}
+	flood := call
+	flood.Name, flood.Rate = "flood", 40e6
+	r := playOver(t, hop, download, flood)
+	assert.InDelta(t, 0.5, float64(r.Flows[0].Throughput)/20e6, 0.15)
+	assert.Less(t, r.Flows[0].Queueing.P95, 100*ms)
+}
+
 func TestEchoRequestsAreOneHundredthOfTheBytes(t *testing.T) {
 	for _, algorithm := range []string{"cubic", "bbr"} {
 		echoes, all := cc.Bytes(0), cc.Bytes(0)
