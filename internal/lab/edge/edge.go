@@ -42,6 +42,8 @@ type Options struct {
 	Ports  []uint16
 	// Listener is a listener in YAML, in place of capturing; empty: none.
 	Listener string
+	// Hold holds all UDP towards the clients; not with Listener.
+	Hold bool
 }
 
 // listener is where connections come in.
@@ -49,7 +51,11 @@ func (o Options) listener() string {
 	if o.Listener != "" {
 		return o.Listener
 	}
-	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"}", capturePort)
+	held := ""
+	if o.Hold {
+		held = fmt.Sprintf(", udp: {queue: %d}", capture.DefaultHoldQueue)
+	}
+	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"%s}", capturePort, held)
 }
 
 // file is the whole configuration.
@@ -108,7 +114,7 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 		close(p.ended)
 	}()
 	err = p.awaitReady(ctx)
-	if err == nil && len(o.Ports) > 0 && o.Listener == "" {
+	if err == nil && (len(o.Ports) > 0 || o.Hold) && o.Listener == "" {
 		err = o.capture(ctx, node)
 	}
 	if err != nil {
@@ -126,6 +132,7 @@ func (o Options) capture(ctx context.Context, node *netlab.Node) error {
 		Connected:    capture.ConnectedCapture, // the server is next to the edge
 		Destinations: capture.Match{Include: []netip.Prefix{netip.PrefixFrom(o.Server, o.Server.BitLen())}},
 	}
+	rules.Hold.All = o.Hold
 	for _, port := range o.Ports {
 		rules.Ports = append(rules.Ports, capture.PortRange{First: port, Last: port})
 	}

@@ -96,7 +96,7 @@ func (b *builder) decode(key string, n ast.Node, v any) error {
 
 func (b *builder) stage(f form) (s stage.Stage, err error) {
 	s = stage.Stage{
-		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: f.Hints,
+		Name: f.Name, Hold: f.Hold, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: f.Hints,
 		Duration: f.Duration, Warmup: f.Warmup, Seed: uint64(f.Seed) + b.seed - 1,
 		AckEvery: f.Acks.Every, Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
 		Envelope: string(f.Envelope), Sample: cmp.Or(f.Sample, stage.Step),

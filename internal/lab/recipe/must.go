@@ -83,7 +83,7 @@ type (
 
 // ofFlows are the functions of a view with arguments that name one flow each.
 var ofFlows = []string{
-	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "finish", "stall",
+	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "jitter", "finish", "stall",
 	"video", "timeouts",
 }
 

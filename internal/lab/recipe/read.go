@@ -40,6 +40,7 @@ agents: [{name: reno, program: reno, algorithm: 10ms}]  # that decide for ccp:re
 # virtual: true                      this run in virtual time, also beside others over real sockets
 # kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
 # tunnel: wireguard                  around all that passes the link
+# hold: true                         the edge holds UDP until its host's window has room
 hints: 10ms                          # how often the link tells the proxy of itself; without it: never
 acks: {delayed: 40ms}                # or every: 10ms; in virtual time alone
 flows:
@@ -50,6 +51,7 @@ flows:
   noise: {app: udp, rate: 3mbit}
   # download: {send_buffer: 1MB}       of the server's socket, where no proxy serves the flow
   # download: {port: 8001}             of the server, for the rules of edge; without it: 80
+  # quic: {app: quic, control: bbr}    downloads without end; reno, the default, is quic-go, others are ours over UDP
   # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
   # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process, sizes as in CCP's figure 3-3;
   # {ecn: l4s} and every key that terms have in the proxy's configuration, down
@@ -312,6 +314,7 @@ type form struct {
 	Virtual   bool             `yaml:"virtual"`
 	Edge      raw              `yaml:"edge"`
 	Kernel    string           `yaml:"kernel"`
+	Hold      bool             `yaml:"hold"`
 	Tunnel    string           `yaml:"tunnel"`
 	Agents    []agentForm      `yaml:"agents"`
 	Hints     time.Duration    `yaml:"hints"`

@@ -78,7 +78,7 @@ type Run struct {
 var library embed.FS
 
 // families are the files of the library in the order in which they are listed.
-var families = []string{"manager", "gateway", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
+var families = []string{"manager", "gateway", "held", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
 
 // paths returns the files of the library, by family.
 func paths() (all []string) {

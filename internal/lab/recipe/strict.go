@@ -18,7 +18,7 @@ import (
 
 // appsOf are the applications that a flow's key says something of; of other keys all are.
 var appsOf = map[string][]stage.Kind{
-	"control": {stage.Upload},
+	"control": {stage.Upload, stage.QUIC},
 	"chunk":   {stage.Video},
 	"buffer":  {stage.Video},
 	"size":    {stage.Bulk, stage.Requests, stage.Web},
@@ -51,7 +51,7 @@ func (f flowForm) unused(key string, n ast.Node) error {
 		case !slices.Contains(termKeys, name):
 		case f.Direct:
 			return wrong("nothing decides about a flow that goes past the edge: take it or direct out")
-		case app == stage.UDP || app == stage.Upload:
+		case app == stage.UDP || app == stage.Upload || app == stage.QUIC:
 			return wrong("nothing decides about %s so: take it out", app)
 		}
 	}

@@ -47,7 +47,7 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 	flow := func(keys string) string { return strings.Replace(fine, "{}", "{"+keys+"}", 1) }
 	link := func(keys string) string { return strings.Replace(fine, "rate: 12mbit, rtt: 40ms", keys, 1) }
 	for text, says := range map[string]string{
-		flow("control: bbr"):                      "my:3:13: flows.a.control: it is for app: upload, and this is bulk",
+		flow("control: bbr"):                      "my:3:13: flows.a.control: it is for app: upload or quic, and this",
 		flow("every: 1s"):                         "my:3:13: flows.a.every: it is for app: requests or web",
 		flow("chunk: 1s"):                         "flows.a.chunk: it is for app: video",
 		flow("buffer: 1s"):                        "flows.a.buffer: it is for app: video",

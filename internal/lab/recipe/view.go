@@ -50,6 +50,7 @@ type view struct {
 	RPM        func(flow string) (float64, error)                       `expr:"rpm"`
 	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
 	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
+	Jitter     func(flow string) ([]float64, error)                     `expr:"jitter"`  // ms of each UDP packet
 	Finish     func(flow string) (float64, error)                       `expr:"finish"`
 	Stall      func(flow string, from any) (float64, error)             `expr:"stall"`
 	Video      func(flow string) (record.Video, error)                  `expr:"video"`
@@ -68,7 +69,7 @@ func (r Run) view() *view {
 		Each: r.each,
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
 		FirstAt: r.firstAt, RateBeside: r.rateBeside,
-		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived,
+		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived, Jitter: r.listJitter,
 		Finish: r.finish, Stall: r.stall,
 		Video: r.video, Timeouts: r.timeouts,
 		QueueingOf: func(flow string) (record.Percentiles, error) {
@@ -319,13 +320,32 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 	return packets, nil
 }
 
-func (r Run) arrived(flow string) (float64, error) {
+// findDatagrams returns the number of an app: udp.
+func (r Run) findDatagrams(flow string) (int, error) {
 	i, err := r.index(flow)
+	if err == nil && r.Stage.Actors[i].Kind != stage.UDP {
+		err = fmt.Errorf("flow %q is no app: udp: of others all arrives, in order", flow)
+	}
+	return i, err
+}
+
+// listJitter returns how much the transit of each packet of a flow differs from that of the one before it, in ms.
+func (r Run) listJitter(flow string) (all []float64, err error) {
+	i, err := r.findDatagrams(flow)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range r.Record.Actors[i].Jitter {
+		all = append(all, record.Millis(d))
+	}
+	return all, nil
+}
+
+// arrived is the part that came of what a flow's server sent.
+func (r Run) arrived(flow string) (float64, error) {
+	i, err := r.findDatagrams(flow)
 	if err != nil {
 		return 0, err
-	}
-	if r.Stage.Actors[i].Kind != stage.UDP {
-		return 0, fmt.Errorf("flow %q is no app: udp: of others all arrives", flow)
 	}
 	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
 }

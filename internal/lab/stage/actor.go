@@ -52,13 +52,15 @@ func (r *run) newActor(number int) *actor {
 	return a
 }
 
-// proxied reports whether a proxy serves the actor.
-func (s Stage) proxied(a Actor) bool { return s.Edge != "" && !a.Direct && a.Kind != UDP }
+// proxied reports whether a proxy decides about the actor: it relays its connection, or holds its packets.
+func (s Stage) proxied(a Actor) bool {
+	return s.Edge != "" && !a.Direct && (s.Hold || !a.isDatagrams())
+}
 
 // windowed reports whether the actor's windows are looked at: the proxy's, or those of the
 // servers' sockets where there is no proxy.
 func (s Stage) windowed(a Actor) bool {
-	return a.Kind != Upload && a.Kind != UDP && (s.Edge == "" || s.proxied(a))
+	return a.Kind != Upload && !a.isDatagrams() && (s.Edge == "" || s.proxied(a))
 }
 
 // steps is how many of them the run has, a last shorter one included.
@@ -87,6 +89,8 @@ func (a *actor) play(ctx context.Context) {
 			err = a.watch(ctx)
 		case Upload:
 			err = a.upload(ctx)
+		case QUIC:
+			err = a.quic(ctx)
 		}
 		if ctx.Err() != nil {
 			err = nil
@@ -99,7 +103,7 @@ func (a *actor) play(ctx context.Context) {
 
 func (a *actor) bulk(ctx context.Context) error {
 	if a.run.stage.Native {
-		return a.native(ctx)
+		return a.nativeBulk(ctx)
 	}
 	l, err := a.open(ctx)
 	if err != nil {

@@ -25,6 +25,9 @@ const kernelDefault = "cubic"
 
 var ownControls = []string{kernelDefault, "bbr", "reno"}
 
+// quicControl is quic-go's.
+const quicControl = "reno"
+
 // defaultBuffer is how far a player downloads ahead that is not told.
 const defaultBuffer = 30 * time.Second
 
@@ -61,6 +64,9 @@ func (s Stage) Check() error {
 	if s.Tunnel != "" && s.Tunnel != WireGuard {
 		wrong("tunnel", "its tunnel is %q, but must be %s; empty: none", s.Tunnel, WireGuard)
 	}
+	if s.Hold && (s.Edge == "" || s.Tunnel != "" || s.Native) {
+		wrong("hold", "it is for a transparent proxy: give it algorithm or edge, and neither tunnel nor native")
+	}
 	for _, a := range s.Actors {
 		if err := a.check(s); err != nil {
 			wrong("flows."+a.Name, "%v", err)
@@ -96,8 +102,10 @@ func (a Actor) check(s Stage) error {
 		return fmt.Errorf("its stop is %s, which is not after its start; 0: never", a.Stop)
 	case a.Size < 0 || a.Every < 0 || a.Rate < 0 || a.Buffer < 0 || a.On < 0 || a.Off < 0:
 		return errors.New("sizes, rates and times must not be negative")
-	case s.Tunnel != "" && (a.Host > 0 || a.Direct || a.Kind == UDP):
+	case s.Tunnel != "" && (a.Host > 0 || a.Direct || a.isDatagrams()):
 		return errors.New("inside a tunnel there are downloads of one host, and no way past it")
+	case s.Hold && a.Direct && a.isDatagrams():
+		return errors.New("the edge holds all UDP: take hold or direct out")
 	case a.On == 0 && a.Off > 0:
 		return errors.New("it has rests, off, but no on")
 	case a.Random && min(a.On, a.Off) < leastMean:
@@ -110,12 +118,15 @@ func (a Actor) check(s Stage) error {
 	switch a.Kind {
 	case Bulk:
 		return nil
-	case Upload:
+	case Upload, QUIC:
 		if name := cmp.Or(a.Control, kernelDefault); !slices.Contains(ownControls, name) {
 			return fmt.Errorf("its control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
 		}
 		if a.Size+cc.Bytes(a.Rate)+cc.Bytes(a.On) > 0 {
-			return errors.New("an upload goes on without end: size, rate and on are not for it")
+			return fmt.Errorf("app: %s goes on without end: size, rate and on are not for it", a.Kind)
+		}
+		if a.Kind == QUIC && s.Native {
+			return errors.New("native senders are UDP themselves: take native or app: quic out")
 		}
 	case Requests, Web:
 		if a.Size == 0 {
@@ -133,8 +144,8 @@ func (a Actor) check(s Stage) error {
 			return errors.New("its rate is missing, such as rate 3mbit")
 		}
 	default:
-		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s",
-			a.Kind, Bulk, Requests, Web, Video, UDP, Upload)
+		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s, %s",
+			a.Kind, Bulk, Requests, Web, Video, UDP, Upload, QUIC)
 	}
 	return nil
 }
@@ -224,7 +235,9 @@ func (s Stage) kernelHas() error {
 		needed = append(needed, s.Envelope)
 	}
 	for _, a := range s.Actors {
-		needed = append(needed, a.Control)
+		if a.Kind != QUIC {
+			needed = append(needed, a.Control)
+		}
 	}
 	for _, name := range needed {
 		if name != "" && !slices.Contains(strings.Fields(string(text)), name) {

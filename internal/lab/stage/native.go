@@ -14,9 +14,8 @@ import (
 // nativePort is the first receiver's.
 const nativePort = 20_000
 
-// native has the algorithm itself send from the server until the actor stops, and counts what
-// comes to its host.
-func (a *actor) native(ctx context.Context) error {
+// nativeBulk sends by the algorithm that the stage's edge names, and by no edge.
+func (a *actor) nativeBulk(ctx context.Context) error {
 	managed, terms, err := a.run.stage.terms(a.number)
 	if err != nil {
 		return err
@@ -24,9 +23,14 @@ func (a *actor) native(ctx context.Context) error {
 	if !managed {
 		return fmt.Errorf("native: %q has no algorithm", a.Name)
 	}
+	return a.sendNative(ctx, terms.Algorithm, terms.Params)
+}
+
+// sendNative makes the server send by an algorithm over UDP until the actor stops, and counts what comes to its host.
+func (a *actor) sendNative(ctx context.Context, algorithm string, params cc.Params) error {
 	to := netip.AddrPortFrom(a.host, uint16(nativePort+a.number))
 	var receiver net.PacketConn
-	err = a.run.lab.Client.Do(func() error {
+	err := a.run.lab.Client.Do(func() (err error) {
 		receiver, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(to))
 		return err
 	})
@@ -35,8 +39,8 @@ func (a *actor) native(ctx context.Context) error {
 	}
 	token := native.NewToken()
 	var sender *native.Sender
-	err = a.run.lab.Server.Do(func() error {
-		sender, err = native.Open(to, token, terms.Algorithm, terms.Params)
+	err = a.run.lab.Server.Do(func() (err error) {
+		sender, err = native.Open(to, token, algorithm, params)
 		return err
 	})
 	if err != nil {

@@ -102,7 +102,7 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"a video needs the rate of the encoding": func(s *Stage) { s.Actors[0].Kind = Video },
 		"its rate is missing":                    func(s *Stage) { s.Actors[0].Kind = UDP },
 		"one of cubic, bbr, reno":                func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Control = Upload, "copa" },
-		"an upload goes on without end":          func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
+		"app: upload goes on without end":        func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
 		"host is 100":                            func(s *Stage) { s.Actors[0].Host = 100 },
 		"on and off must be at least 10ms":       func(s *Stage) { s.Actors[0].Random, s.Actors[0].On = true, 1e9 },
 		"but no on":                              func(s *Stage) { s.Actors[0].Off = 1 },
@@ -113,7 +113,13 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"change 1 is at 1ns, which is before": func(s *Stage) {
 			s.Changes = []Change{{At: 2, Delay: 1}, {At: 1, Delay: 1}}
 		},
-		"shortest period is 1ms": func(s *Stage) { s.Hints = -1 },
+		"it is for a transparent proxy": func(s *Stage) { s.Hold = true },
+		"the edge holds all UDP": func(s *Stage) {
+			s.Hold, s.Edge = true, "defaults: {}"
+			s.Actors[0] = Actor{Name: "a", Kind: QUIC, Direct: true}
+		},
+		"take native or app: quic out": func(s *Stage) { s.Native, s.Actors[0].Kind = true, QUIC },
+		"shortest period is 1ms":       func(s *Stage) { s.Hints = -1 },
 	} {
 		s := good()
 		spoil(&s)

@@ -157,7 +157,7 @@ func (r *run) set(ctx context.Context) error {
 	}
 	opts := edge.Options{
 		Executable: r.env.Executable, Args: r.env.Args, Config: r.agents.YAML() + r.stage.Edge,
-		Server: r.lab.ServerAddr.V4, Ports: ports,
+		Server: r.lab.ServerAddr.V4, Ports: ports, Hold: r.stage.Hold,
 	}
 	if r.stage.Tunnel != "" {
 		if r.tunnel, err = edge.NewTunnel(); err != nil {
@@ -185,7 +185,7 @@ func (r *run) set(ctx context.Context) error {
 func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
 	seen := map[netip.AddrPort]bool{}
 	for _, a := range r.actors {
-		if a.Kind == UDP || r.stage.Native || seen[a.server] {
+		if a.isDatagrams() || r.stage.Native || seen[a.server] {
 			continue
 		}
 		seen[a.server] = true

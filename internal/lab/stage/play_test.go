@@ -73,7 +73,10 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 		},
 		Actor{Name: "direct", Kind: Bulk, Host: 5, Direct: true, Stop: time.Second},
 		Actor{Name: "upload", Kind: Upload, Host: 6, Control: "reno", Start: 1200 * time.Millisecond},
+		Actor{Name: "quic", Kind: QUIC, Host: 7},
+		Actor{Name: "quic of bbr", Kind: QUIC, Host: 7, Control: "bbr"},
 	)
+	s.Hold = true
 	var told []time.Duration
 	r, err := Play(t.Context(), penstock(t), s, func(d time.Duration) { told = append(told, d) })
 	require.NoError(t, err)
@@ -126,6 +129,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 	assert.InDelta(t, 2e6/8*datagramPayload/datagramBytes, float64(udp.Sent), 2*datagramPayload)
 	assert.LessOrEqual(t, total(udp), udp.Sent)
 	assert.Nil(t, udp.Cwnd)
+	assert.NotEmpty(t, udp.Jitter)
 
 	direct := by["direct"]
 	assert.Nil(t, direct.Cwnd, "the proxy does not know it")

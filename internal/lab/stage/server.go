@@ -123,7 +123,7 @@ func setSendBuffer(fd, size int) error {
 
 // pour sends what was asked for, a bulk download at the pace at which its
 // application produces it, and returns when there will be no more.
-func (a *actor) pour(ctx context.Context, conn net.Conn, q question, buf []byte) error {
+func (a *actor) pour(ctx context.Context, conn io.Writer, q question, buf []byte) error {
 	p := patternOf(q.actor, q.stream)
 	for sent := cc.Bytes(0); q.size == 0 || sent < q.size; {
 		n := cc.Bytes(len(buf))
@@ -146,14 +146,14 @@ func (a *actor) pour(ctx context.Context, conn net.Conn, q question, buf []byte)
 	return nil
 }
 
-// take reads what a client uploads, and looks at each byte, until the client is gone.
+// take reads what the other end sends without end, and looks at each byte, until that is gone.
 func (a *actor) take(in io.Reader, q question, buf []byte) {
 	p := patternOf(q.actor, q.stream)
 	for got := uint64(0); ; {
 		n, err := in.Read(buf)
 		a.read(n)
 		if !p.holds(buf[:n], got) {
-			a.record.Corrupt = fmt.Sprintf("bytes %d to %d are not what the client sent", got, got+uint64(n))
+			a.record.Corrupt = fmt.Sprintf("bytes %d to %d are not what was sent", got, got+uint64(n))
 			return
 		}
 		if got += uint64(n); err != nil {

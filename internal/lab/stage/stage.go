@@ -33,6 +33,8 @@ type Stage struct {
 	// out, and agents: envelope, defaults, rules. Empty: there is no proxy, the edge routes.
 	Edge   string
 	Agents agents.Agents // that it may name; those without a socket are started for the run
+	// Hold makes UDP towards the hosts wait at the proxy until their windows have room. Otherwise it passes by.
+	Hold   bool
 	Tunnel Tunnel        // around all that passes the last hop, and ends at the edge; empty: none
 	Kernel string        // congestion control of the servers towards hosts that no proxy serves; empty: cubic
 	Hints  time.Duration // how often the last hop tells the proxy of itself; 0: never
@@ -78,6 +80,7 @@ const (
 	Video    Kind = "video"  // a player: chunks of Every seconds' worth at Rate, ahead as far as its buffer holds
 	UDP      Kind = "udp"    // datagrams towards the host at Rate, whatever becomes of them
 	Upload   Kind = "upload" // one connection that uploads without end
+	QUIC     Kind = "quic"   // one connection that downloads without end over UDP, by the server's own control
 )
 
 // Actor is one application on a host behind the last hop.
@@ -100,7 +103,9 @@ type Actor struct {
 	// SendBuffer is that of the server's socket, SO_SNDBUF, of a Bulk download that no proxy serves; 0: the
 	// kernel's own.
 	SendBuffer cc.Bytes
-	Control    string // Upload: the client's own congestion control; empty: cubic
+	// Control is the sender's own congestion control, of Upload and QUIC; empty: cubic, of QUIC reno. Over real
+	// sockets reno is quic-go as it is, and others are this project's over UDP (package native).
+	Control string
 
 	// On and Off let it run and rest in turns, beginning with the first and keeping
 	// its connection: means of exponential times drawn from the stage's seed where
@@ -183,8 +188,11 @@ type ActorRecord struct {
 	Flows    []int              // those of Record.Virtual that are its own; nil over real sockets
 	Video    *sim.Playback      // Video
 	Sent     cc.Bytes           // UDP: payload, as Bytes counts it
-	Corrupt  string             // what was wrong with the bytes that came; empty: nothing
-	Error    string             // what ended the application before its time; empty: nothing
+	// Jitter is, of UDP after the warm-up, how much the transit of each packet differs from that of the one before it
+	// (RFC 3393 §2).
+	Jitter  []time.Duration
+	Corrupt string // what was wrong with the bytes that came; empty: nothing
+	Error   string // what ended the application before its time; empty: nothing
 }
 
 // Request is one download of a Requests or Web application.
@@ -192,6 +200,9 @@ type Request struct {
 	At   time.Duration
 	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
 }
+
+// isDatagrams reports whether the actor's packets are UDP.
+func (a Actor) isDatagrams() bool { return a.Kind == UDP || a.Kind == QUIC }
 
 // marks reports whether either way may give packets an ECN mark that allow it.
 func (s Stage) marks() bool {

@@ -16,11 +16,11 @@ import (
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-// Of a datagram: its payload, which begins with its number, and with the headers
+// Of a datagram: its payload, which begins with its number and with when it was sent, and with the headers
 // of IPv4 and UDP.
 const (
 	datagramPayload = 1400
-	datagramNumber  = 8
+	datagramHead    = 16
 	datagramBytes   = datagramPayload + 28
 )
 
@@ -85,7 +85,8 @@ func (a *actor) blastTo(ctx context.Context, out *net.UDPConn, to netip.AddrPort
 		due := a.Rate.BytesIn(ranFor(a.turns, now))
 		for ; sent <= due; number++ {
 			binary.BigEndian.PutUint64(buf, number)
-			p.fill(buf[datagramNumber:], number*datagramPayload)
+			binary.BigEndian.PutUint64(buf[8:], uint64(a.run.now()))
+			p.fill(buf[datagramHead:], number*datagramPayload)
 			if _, err := out.WriteToUDPAddrPort(buf, to); err != nil {
 				return fmt.Errorf("send datagram %d: %w", number, err)
 			}
@@ -106,6 +107,7 @@ func (a *actor) blastTo(ctx context.Context, out *net.UDPConn, to netip.AddrPort
 func (a *actor) receive(in *net.UDPConn) error {
 	p := patternOf(a.number, 0)
 	buf := make([]byte, datagramPayload+1)
+	last := time.Duration(0) // transit of the one before; 0: there is none
 	for {
 		n, _, err := in.ReadFromUDPAddrPort(buf)
 		if errors.Is(err, net.ErrClosed) {
@@ -115,9 +117,14 @@ func (a *actor) receive(in *net.UDPConn) error {
 			return fmt.Errorf("receive datagrams: %w", err)
 		}
 		a.read(n)
-		if n != datagramPayload || !p.holds(buf[datagramNumber:n], binary.BigEndian.Uint64(buf)*datagramPayload) {
+		if n != datagramPayload || !p.holds(buf[datagramHead:n], binary.BigEndian.Uint64(buf)*datagramPayload) {
 			a.record.Corrupt = fmt.Sprintf("a datagram of %d bytes is not what the server sent", n)
 			return errors.New(a.record.Corrupt)
 		}
+		now, sent := a.run.now(), time.Duration(binary.BigEndian.Uint64(buf[8:])) //nolint:gosec // what blastTo wrote
+		if last > 0 && sent >= a.run.stage.Warmup {
+			a.record.Jitter = append(a.record.Jitter, (now - sent - last).Abs())
+		}
+		last = now - sent
 	}
 }

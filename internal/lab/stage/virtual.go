@@ -241,7 +241,7 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 	if a.Kind == Upload {
 		return v.upload(n)
 	}
-	t, err := v.terms(n, at)
+	t, ours, err := v.terms(n, at)
 	f := sim.FlowConfig{
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
@@ -250,8 +250,14 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 		SendBuffer: a.SendBuffer,
 	}
 	switch a.Kind {
-	case UDP:
-		f.Algorithm, f.Params = sim.UDP, nil
+	case UDP, QUIC:
+		if ours {
+			f.Hold, f.HoldParams = t.Algorithm, t.Params
+		}
+		f.Algorithm, f.Params = cmp.Or(a.Control, quicControl), nil
+		if a.Kind == UDP {
+			f.Algorithm = sim.UDP
+		}
 	case Requests:
 		f.Every = max(a.Every, 1) // 0: as soon as the last has come
 	case Web:
@@ -284,9 +290,9 @@ func virtualHost(host, connection int) netip.AddrPort {
 
 var virtualServer = netip.AddrFrom4([4]byte{10, 77, 2, 2})
 
-// terms are those of connection n, which begins at a time: the edge's, or the
-// server's own where it is past the edge or the edge leaves it alone.
-func (v *virtual) terms(n int, at time.Duration) (flow.Terms, error) {
+// terms returns those of connection n, which begins at a time: the edge's, or the server's own where it is past the
+// edge or the edge leaves it alone. It reports whether they are the edge's.
+func (v *virtual) terms(n int, at time.Duration) (flow.Terms, bool, error) {
 	edge := v.edges[0]
 	for _, e := range v.edges[1:] {
 		if e.from <= at {
@@ -294,13 +300,13 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, error) {
 		}
 	}
 	if t, ok, err := v.managed(n, edge); ok || err != nil {
-		return t, err
+		return t, ok, err
 	}
 	name, _, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
 	return flow.Terms{
 		Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: sim.KernelParams(name),
 		Restarts: name == "cubic" || name == "reno", // tcp_slow_start_after_idle; bbr does not
-	}, err
+	}, false, err
 }
 
 // managed are the terms that an edge gives connection n; false: it is an upload, or the edge has no part in it.
@@ -315,12 +321,16 @@ func (v *virtual) managed(n int, edge virtualEdge) (flow.Terms, bool, error) {
 // decide is what an edge makes of connection n.
 func (v *virtual) decide(n int, edge virtualEdge) (policy.Verdict, error) {
 	a, alone := v.actor(n), flow.Terms{Algorithm: policy.Unmanaged}
-	if edge.rules == nil || a.Direct || a.Kind == UDP {
+	if edge.rules == nil || !v.stage.proxied(a) {
 		return policy.Verdict{Down: alone, FromClient: alone}, nil
 	}
-	verdict := edge.rules.Decide(policy.Facts{
+	facts := policy.Facts{
 		Listener: virtualListener, Source: virtualHost(a.Host, n), Target: netip.AddrPortFrom(virtualServer, a.port()),
-	})
+	}
+	if a.isDatagrams() {
+		facts.Protocol = policy.UDP
+	}
+	verdict := edge.rules.Decide(facts)
 	if verdict.Refuse != "" {
 		return verdict, errors.New("rule " + verdict.Rule + " refuses it: " + verdict.Refuse)
 	}
@@ -349,8 +359,8 @@ func pacing(t flow.Terms) cc.Rate {
 // move gives running flows what another configuration says, as a reload does:
 // one that it would leave alone or refuse goes on as it was.
 func (v *virtual) move(edge virtualEdge) {
-	for i := range v.stage.Actors {
-		if _, ours, err := v.managed(i, v.edges[0]); !ours || err != nil {
+	for i, a := range v.stage.Actors {
+		if _, ours, err := v.managed(i, v.edges[0]); !ours || err != nil || a.isDatagrams() {
 			continue // the server's own control does not change hands
 		}
 		for k, n := range v.flows[i] {
@@ -407,7 +417,7 @@ func (v *virtual) actorRecord(i int, flows []sim.FlowResult) ActorRecord {
 	}
 	switch a.Kind {
 	case UDP:
-		r.Sent = flows[0].Final.Taken
+		r.Sent, r.Jitter = flows[0].Final.Taken, flows[0].Jitter
 	case Video:
 		r.Video = &flows[0].Video
 	case Requests:
