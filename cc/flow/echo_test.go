@@ -93,6 +93,7 @@ func TestWhatIsNotAnsweredCountsAsGone(t *testing.T) {
 	assert.LessOrEqual(t, b.NextTimeout(), b.now)
 	b.Expire(b.now)
 	assert.Equal(t, 3*stallWeight, b.lost)
+	assert.Zero(t, b.Snapshot().SRTT, "a request that is lost shows no round trip")
 	packets, requests := b.pour()
 	assert.Equal(t, 9, packets)
 	b.wait(20 * time.Millisecond)

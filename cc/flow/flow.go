@@ -87,6 +87,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) follow(now cc.Time, follows bool) (taken cc.Bytes) {
 	g := f.lockGroup()
 	defer g.divideAndUnlock(now)
+	f.legMeasuresRTT = true // the ledger lacks what was lent, and would date it to the next grant
 	if !f.closed {
 		g.setFollows(&f.member, now, follows)
 	}
