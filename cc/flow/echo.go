@@ -18,7 +18,7 @@ const (
 	echoPerWindow             = 32                    // requests of a window, where those are fewer
 	echoSpacing               = time.Millisecond      // between requests on a fast path, where at least
 	leastPerWindow            = 4                     // requests of a window are left
-	echoesOfDrain    cc.Bytes = 24_000                // whose packets each have a request, once the window has shrunk at once
+	echoesOfDrain    cc.Bytes = 24_000                // bytes in packets with a request each, after a window shrinks
 	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
 	echoAtEnd                 = 50 * time.Millisecond // what left last has a request then, while none waits
 	echoTimeout               = time.Second           // an answer that is later, and later than echoTimeoutRTTs, is lost
