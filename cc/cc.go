@@ -55,6 +55,9 @@ type State struct {
 	// OneWay is whether the receiver's timestamps tell the two ways of a round trip
 	// apart: of the newest acknowledgement's flow.
 	OneWay bool
+	// RivalRate is the rate of what goes to the same host under no window of ours, headers included, as counted where
+	// it enters the path. 0: nothing does, or nothing counts it.
+	RivalRate Rate
 	// Hint is the newest hint about the path, to be read during the call
 	// only; nil: there is none.
 	Hint *Hint

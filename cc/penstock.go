@@ -123,6 +123,8 @@ type penstock struct {
 	asked       bool // a train is to tell whether others have filled the queue
 	slow        bool // few packets of the newest train took long enough to tell
 
+	besideSeen bool // the edge counts rivals that want more than the window without them
+
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
 	losses epoch
@@ -211,7 +213,7 @@ func (p *penstock) addRTTSample(a Ack) {
 		p.aim.discountEmpty()
 	}
 	least := rtt
-	if p.rivalQueue.link != 0 { // the base is not to become the others' queue
+	if p.rivalQueue.link != 0 || p.besideSeen { // the base is not to become the others' queue
 		least = min(rtt, p.base.extreme())
 	}
 	p.base.addSample(a.Now, least, 2*p.drainInterval())
@@ -312,6 +314,7 @@ func (p *penstock) setWindowFromRate(a Ack) {
 	if p.rivalQueue.link != 0 && p.phase != ownDraining {
 		n = p.shareWindow(a.Now, n)
 	}
+	n = p.widenForSeenRivals(a, n)
 	// The rate is the application's, but the queue on the way back is what it is now. Behind a long queue the rate is
 	// the link's, whoever limits the sender: an old window would let more stand there.
 	if !a.CwndLimited && p.queue.Seconds() <= ownQueueProof*p.target {

@@ -29,7 +29,7 @@ func (p *penstock) drainInterval() time.Duration {
 
 // isDrainDue is whether to drain now: not where the queue was empty just before.
 func (p *penstock) isDrainDue(now Time) bool {
-	if now < p.next || p.train.from != 0 {
+	if now < p.next || p.train.from != 0 || p.besideSeen { // the queue of rivals does not go for ours
 		return false
 	}
 	every := p.drainInterval()

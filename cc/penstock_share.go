@@ -170,6 +170,22 @@ func (p *penstock) shareWindow(now Time, without float64) float64 {
 	return max(n, without)
 }
 
+// seenRivals is how much is in flight for each byte that rivals have in flight. Below 1, windows of two such edges that
+// follow each other shrink until the queue is our own target's again.
+const seenRivals = 7. / 8
+
+// widenForSeenRivals returns the window beside rivals that the edge counts, in packets; without is that without them.
+// It opens by what is acknowledged at most, as in slow start.
+func (p *penstock) widenForSeenRivals(a Ack, without float64) float64 {
+	if p.phase == ownDraining || !p.competes {
+		return without
+	}
+	theirs := float64(a.RivalRate.BytesIn(p.srtt)) / float64(p.mss)
+	ours := min(seenRivals*theirs, p.cwnd+p.toPackets(a.Acked))
+	p.besideSeen = ours > without
+	return max(ours, without)
+}
+
 // resetBase forgets the base for another.
 func (p *penstock) resetBase(now Time, base time.Duration) {
 	p.base.reset()

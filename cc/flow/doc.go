@@ -20,7 +20,7 @@
 //	group.go                      one lock; reports, requests, ticks, moves, descriptions
 //	division.go, allocator.go     who is active, shares of the window, limits put into force
 //	window.go                     the algorithm and its inputs; caps; idle memory
-//	hints.go                      the newest hint, checked against what is delivered
+//	hints.go, passing.go          the newest hint, checked against what is delivered; what passes beside the group
 //	member.go                     one flow as its group knows it; the path to its host
 //	gate.go                       pacing, the relay's side of a limit, maximum rates
 //	sampler.go, oneway.go         round trips, delivery rates, bytes in flight; the queue on the way back

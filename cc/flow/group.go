@@ -99,6 +99,21 @@ func (g *group) wakeAlgorithm(number uint64, now cc.Time) {
 	g.emitEvents(event)
 }
 
+// isBusyTowards reports whether members send over a path.
+func (g *group) isBusyTowards(p *path) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.receives {
+		return false
+	}
+	for _, m := range p.members {
+		if m.isBusy() {
+			return true
+		}
+	}
+	return false
+}
+
 // emitEvents passes events to Manager.Trace. It is called without locks.
 func (g *group) emitEvents(events ...Event) {
 	if g.emit == nil {
@@ -423,6 +438,7 @@ type Group struct {
 	QueueingDelay           time.Duration // newest sample above the least
 	DeliveryRate            cc.Rate       // newest sample; 0: none
 	Delivered               cc.Bytes      // by members past and present
+	RivalRate               cc.Rate       // what goes to the host beside the group; 0: nothing, or nothing counts it
 	LimitedBy               LimitedBy     // what holds most of the active members back
 	Hint                    *cc.Hint      // the newest hint, as received; nil: none
 	HintDoubt               HintDoubt     // how delivery contradicts it; empty: it does not
@@ -440,6 +456,7 @@ func (g *group) describeGroup(now cc.Time) Group {
 		Cwnd: g.control.Cwnd, Inflight: g.inflight, PacingRate: g.control.PacingRate,
 		SRTT: g.rtt.srtt, MinRTT: g.rtt.min, LatestRTT: g.rtt.latest, QueueingDelay: g.rtt.latest - g.rtt.min,
 		DeliveryRate: g.deliveryRate, Delivered: g.delivered.total, Capped: g.caps.binds, Internals: g.algorithmInternals(),
+		RivalRate: g.passing.rateAt(now),
 	}
 	for _, p := range g.paths.all {
 		if g.pathInUse(p) && p.host.IsValid() {

@@ -170,6 +170,30 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	return groups
 }
 
+// CountPassing takes in how many bytes have gone to a host past all groups by now, since some beginning. Each group
+// that sends only to this host shows its algorithm their rate. Counts that come every 100 ms let it follow soon.
+func (m *Manager) CountPassing(now cc.Time, host netip.Addr, total cc.Bytes) {
+	host = plainAddr(host)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.eachIn(netip.PrefixFrom(host, host.BitLen()), func(g *group) { g.passing.addCount(now, total) })
+}
+
+// BusyHosts returns the hosts that members with bytes in flight, or waiting, send to.
+func (m *Manager) BusyHosts() (hosts []netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for host, all := range m.hosts {
+		for _, l := range all {
+			if host.IsValid() && l.group.isBusyTowards(l.path) {
+				hosts = append(hosts, host)
+				break
+			}
+		}
+	}
+	return hosts
+}
+
 // Claims adds up the claims of all flows in groups that send only to hosts in p. A source of hints that speaks of a
 // link host by host needs them to divide the link itself.
 func (m *Manager) Claims(p netip.Prefix) Claims {

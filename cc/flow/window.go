@@ -34,6 +34,7 @@ type window struct {
 	idle             idleness
 	caps             caps
 	hints            hints
+	passing          passing
 
 	members     []*member // in no order
 	weights     cc.Bytes  // sum over members
@@ -249,6 +250,7 @@ func (w *window) algorithmState(now cc.Time) cc.State {
 		MinRTT:        w.rtt.min,
 		CwndLimited:   w.cwndLimited(),
 		OneWay:        w.oneWayKnown,
+		RivalRate:     w.passing.rateAt(now),
 	}
 	if w.hints.known {
 		s.Hint = &w.hints.believed

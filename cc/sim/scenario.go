@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -80,8 +81,11 @@ type FlowConfig struct {
 	ReceiveParams cc.Params
 	// Hold makes the flow a server's own, by Algorithm, in packets that the edge holds under this one, in one group with
 	// all of its host's; empty: Algorithm is the edge's.
-	Hold           string
-	HoldParams     cc.Params
+	Hold       string
+	HoldParams cc.Params
+	// Passes makes the flow a server's own, by Algorithm, that the edge forwards beside all windows. The edge counts its
+	// bytes for the windows to the same host.
+	Passes         bool
 	Echoes         EchoConfig // how the host answers echo requests of the edge
 	NoEcho         bool       // the host answers no echo request, so acknowledgements of the group's other flows serve
 	Group          string     // flows with equal Group, Algorithm and Params share one window; empty: alone
@@ -389,7 +393,7 @@ func (s Scenario) named(name string) int {
 // terms are those of the i-th flow.
 func (w *world) terms(i int) flow.Terms {
 	cfg, group := w.scenario.Flows[i], w.scenario.group(i)
-	if cfg.Hold != "" { // the server knows no group
+	if cfg.Hold != "" || cfg.Passes { // the server knows no group
 		group = fmt.Sprintf("server of flow %d", i+1)
 	}
 	return cfg.terms(group, w.hosts[i])
@@ -448,6 +452,9 @@ func (w *world) plan() {
 			}
 			w.setDelay(c.Delay)
 		})
+	}
+	if slices.ContainsFunc(s.Flows, func(f FlowConfig) bool { return f.Passes }) {
+		w.at(w.origin, w.countPassing)
 	}
 	if s.Hints > 0 {
 		w.at(w.origin.Add(s.Hints), w.hints.report)
