@@ -19,9 +19,13 @@ type HeldClient struct {
 	WaitingPackets int        `json:"waiting_packets"`
 	WaitingBytes   cc.Bytes   `json:"waiting_bytes"`
 	BusyFlows      int        `json:"busy_flows"`
-	// AcknowledgedBy is echo, or share: the client answers no echo request, so the acknowledgements of its TCP serve.
-	AcknowledgedBy string   `json:"acknowledged_by"`
-	Control        *Control `json:"control,omitempty"`
+	// AcknowledgedBy is echo or neighbour (ARP, neighbour solicitations) where the client answers, share where the
+	// acknowledgements of its TCP serve, none where nothing acknowledges and the packets pass.
+	AcknowledgedBy string `json:"acknowledged_by"`
+	// EchoTrouble is why its answers to echo requests do not serve: no answers, rare answers, or beside the path. Absent:
+	// no reason is known.
+	EchoTrouble string   `json:"echo_trouble,omitempty"`
+	Control     *Control `json:"control,omitempty"`
 }
 
 // serveHeld answers with the clients that UDP is held for, by listener and address.
@@ -37,7 +41,8 @@ func describeHeld(all []proxy.HeldInfo) []HeldClient {
 		for _, c := range l.Clients {
 			client := HeldClient{
 				Listener: l.Listener, Direction: l.Direction, Address: c.Address, Group: c.Group, WaitingPackets: c.Waiting,
-				WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows, AcknowledgedBy: c.AcknowledgedBy,
+				WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows,
+				AcknowledgedBy: c.AcknowledgedBy, EchoTrouble: c.EchoTrouble,
 			}
 			if c.Flow != nil {
 				client.Control = describeControl(c.Flow)

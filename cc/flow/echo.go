@@ -118,6 +118,11 @@ const (
 	BesideThePath // answers do not cross the queue that the packets stand in
 )
 
+// String returns the words that logs and JSON have for the trouble; empty for NoTrouble.
+func (t Trouble) String() string {
+	return [...]string{"", "no answers", "rare answers", "beside the path"}[t]
+}
+
 // echoProbe is a request without an answer.
 type echoProbe struct {
 	sequence uint16

@@ -131,8 +131,8 @@ var homes = map[string][]string{
 	"github.com/expr-lang/expr/...":    {"internal/lab/recipe"},
 	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
 	"github.com/vishvananda/...": {
-		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/nldump", "proxy/tunnel/kernelspace",
-		"internal/doctor", "internal/netlab", "internal/lab/stage",
+		"proxy/capture", "proxy/datapath/hold", "proxy/ingress", "proxy/linkstat", "proxy/nldump",
+		"proxy/tunnel/kernelspace", "internal/doctor", "internal/netlab", "internal/lab/stage",
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},

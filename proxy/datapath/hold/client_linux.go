@@ -14,19 +14,22 @@ const (
 	maxLanes       = 16                     // of one client: unlike terms
 	probeEvery     = time.Second            // a client that is not known to answer is asked again
 	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
+	probeMuchLater = 10 * time.Minute       // one with answers that do not acknowledge is
 	maxProbes      = 3                      // requests without an answer, and the client does not answer
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 )
 
 // client is an address with held packets.
 type client struct {
-	holder  *Holder
-	address netip.Addr
-	echoTo  netip.Addr // answers echo requests; not valid: no host does
-	lanes   []*lane
-	used    cc.Time // when a packet came last
-	closed  bool
-	flows   int // that are known and wait in lanes
+	holder    *Holder
+	address   netip.Addr
+	echoTo    netip.Addr // answers echo requests; not valid: no host does
+	lanes     []*lane
+	used      cc.Time // when a packet came last
+	closed    bool
+	neighbour Neighbour // as found last; its address is not valid: none was
+	numbering flow.Numbering[neighbourRequest]
+	flows     int // that are known and wait in lanes
 	// isCrowded reports whether there were too many flows: further ones share a queue.
 	isCrowded bool
 	// isListed reports whether the client stands in Holder.active.
@@ -40,6 +43,26 @@ func (h *Holder) newClient(now cc.Time, address netip.Addr) *client {
 		c.echoTo = h.cfg.EchoTo(address)
 	}
 	return c
+}
+
+// neighbourRequest is a request that a client may answer as a neighbour.
+type neighbourRequest struct {
+	lane     *lane
+	sequence uint16 // as in an echo request
+}
+
+// receiveNeighbour takes in an answer from the client's address.
+func (c *client) receiveNeighbour(now cc.Time, a neighbourAnswer) {
+	ok, marked := a.isOf(&c.neighbour)
+	if !ok {
+		return
+	}
+	request, ok := c.numbering.Answer(now, marked)
+	if !ok || now < request.lane.byNeighbour.barredUntil {
+		return
+	}
+	c.holder.stats.answers.Add(1)
+	request.lane.receiveAnswer(now, &request.lane.byNeighbour, request.sequence)
 }
 
 // laneFor returns the lane of flows with the same decision.
@@ -119,6 +142,9 @@ type lane struct {
 	window       *flow.EchoFlow
 	id           uint16 // of its echo requests
 
+	byEcho, byNeighbour way
+	answering           *way // one of them; nil: the client is not known to answer
+
 	probes    int     // requests without an answer, while the client is not known to answer
 	nextProbe cc.Time // when to ask again
 	busy      int     // flows, as counted last
@@ -127,6 +153,12 @@ type lane struct {
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
 	releasing bool // discarded packets go instead of being dropped
+}
+
+// way is a way to ask a client what has arrived.
+type way struct {
+	trouble     flow.Trouble // when it was given up last
+	barredUntil cc.Time      // until then its answers do not count
 }
 
 // handlePacket lets a packet go if its window has room, and makes it wait otherwise.
@@ -177,9 +209,19 @@ func (l *lane) accept(now cc.Time, p heldPacket) {
 	}
 }
 
-// sendEcho sends an echo request behind what has left.
-func (l *lane) sendEcho(now cc.Time) {
-	l.holder.sendEcho(l.client.echoTo, l.id, l.window.SendEcho(now))
+// sendEcho sends a request behind what has left.
+func (l *lane) sendEcho(now cc.Time) { l.ask(now, l.answering, l.window.SendEcho(now)) }
+
+// ask sends a request with a sequence number.
+func (l *lane) ask(now cc.Time, by *way, sequence uint16) {
+	c, echoes := l.client, l.holder.echoes
+	l.holder.sendRequest(func() {
+		if by == &l.byEcho {
+			echoes.Send(c.echoTo, l.id, sequence)
+			return
+		}
+		echoes.AskNeighbour(&c.neighbour, c.numbering.Ask(now, neighbourRequest{l, sequence}))
+	})
 }
 
 // discard drops a packet that the fair queue gives up.
@@ -197,24 +239,24 @@ func (l *lane) discard(p heldPacket, why flow.Drop) {
 	l.holder.queue.Drop(p.id)
 }
 
-// receiveEcho takes in the answer to an echo request.
-func (l *lane) receiveEcho(now cc.Time, sequence uint16) {
-	if l.isAnswered() {
+// receiveAnswer takes in the answer to a request. Echoes go before neighbours' answers.
+func (l *lane) receiveAnswer(now cc.Time, by *way, sequence uint16) {
+	switch {
+	case l.client.closed:
+		return
+	case l.answering == by:
 		l.window.ReceiveEcho(now, sequence)
-	} else {
+	case l.answering == nil || by == &l.byEcho:
 		l.window.AcknowledgeBy(now, flow.ByEcho)
-		l.probes = 0
+		l.answering, l.probes = by, 0
 	}
 	l.release(now)
 }
 
-// isAnswered reports whether the client answers echo requests, as far as is known.
-func (l *lane) isAnswered() bool { return l.window.Source() == flow.ByEcho }
-
 // tend does what time brings: echo requests behind the last packets, and answers that do not come. It is
 // called every few milliseconds while the client has packets.
 func (l *lane) tend(now cc.Time) {
-	if !l.isAnswered() {
+	if l.answering == nil {
 		l.probe(now)
 		return
 	}
@@ -255,9 +297,10 @@ func (l *lane) rate() cc.Rate {
 	return l.window.Usual()
 }
 
-// probe asks a client that is not known to answer.
+// probe asks a client that is not known to answer: by an echo request, and if the first had no answer as a neighbour.
 func (l *lane) probe(now cc.Time) {
-	if !l.acknowledged || !l.client.echoTo.IsValid() || now < l.nextProbe {
+	c := l.client
+	if !l.acknowledged || !c.echoTo.IsValid() || now < l.nextProbe {
 		return
 	}
 	l.probes++
@@ -265,26 +308,59 @@ func (l *lane) probe(now cc.Time) {
 	if l.probes >= maxProbes {
 		l.nextProbe = now.Add(probeLater)
 	}
-	l.holder.sendEcho(l.client.echoTo, l.id, 0)
+	if now >= l.byEcho.barredUntil {
+		l.ask(now, &l.byEcho, 0)
+	}
+	if l.probes < 2 || c.echoTo != c.address || now < l.byNeighbour.barredUntil {
+		return
+	}
+	if n, ok := l.holder.echoes.FindNeighbour(c.address); ok {
+		c.neighbour = n
+		l.ask(now, &l.byNeighbour, 0)
+	}
 }
 
-// fallBack makes the client's TCP acknowledge the packets: the client answers no more.
+// fallBack gives up the way by which the client answers. Its TCP acknowledges the packets until another way is found.
 func (l *lane) fallBack(now cc.Time) {
+	trouble, later := l.window.Trouble(), probeMuchLater
+	if trouble == flow.Silent {
+		later = probeLater
+	} else if l.answering.trouble != trouble {
+		l.holder.cfg.Log.Info("hold: a client's answers do not acknowledge its packets",
+			"client", l.client.address, "answers", l.answeringName(), "reason", trouble)
+	}
+	*l.answering = way{trouble, now.Add(later)}
+	l.answering = nil
 	l.window.AcknowledgeBy(now, flow.ByTransport)
-	l.probes, l.nextProbe = maxProbes, now.Add(probeLater)
+	l.probes, l.nextProbe = 1, now // the other way is tried at once
 	l.release(now)
+}
+
+// answeringName names what acknowledges the packets.
+func (l *lane) answeringName() string {
+	switch l.answering {
+	case &l.byEcho:
+		return "echo"
+	case &l.byNeighbour:
+		return "neighbour"
+	}
+	if l.window.Snapshot().Members > 1 {
+		return "share"
+	}
+	return "none"
 }
 
 // state returns what can be told of the lane.
 func (l *lane) state() ClientState {
 	snapshot := l.window.Snapshot()
 	s := ClientState{
-		Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: "share", Flow: &snapshot,
+		Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: l.answeringName(),
+		Flow: &snapshot,
+	}
+	if l.byEcho.trouble != flow.NoTrouble && l.answering != &l.byEcho {
+		s.EchoTrouble = l.byEcho.trouble.String()
 	}
 	s.Waiting, s.WaitingBytes = l.fair.Len()
-	if l.isAnswered() {
-		s.AcknowledgedBy = "echo"
-	}
 	return s
 }
 

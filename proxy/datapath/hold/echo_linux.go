@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EchoSocket sends ICMP echo requests and receives their answers. One goroutine at a time may use it.
+// EchoSocket sends ICMP echo requests, and requests to neighbours, and receives their answers. One goroutine at a time
+// may use it.
 type EchoSocket struct {
-	four, six int // raw sockets; -1: the family is not there
-	buffer    []byte
+	neighbours *neighbourSocket // nil: this machine lets nothing ask neighbours
+	four, six  int              // raw sockets; -1: the family is not there
+	buffer     []byte
 	// cookie is the content of requests: answers to other programs have another one.
 	cookie [8]byte
 }
@@ -37,20 +39,33 @@ func OpenEchoSocket() (*EchoSocket, error) {
 		err4 = unix.SetsockoptInt(s.four, unix.SOL_RAW, icmpFilter, allButReplies)
 	}
 	if s.six, err6 = unix.Socket(unix.AF_INET6, kind, unix.IPPROTO_ICMPV6); err6 == nil {
-		filter := unix.ICMPv6Filter{}
-		for i := range filter.Data {
-			filter.Data[i] = ^uint32(0)
-		}
-		reply := int(ipv6.ICMPTypeEchoReply)
-		filter.Data[reply/32] &^= 1 << (reply % 32)
-		err6 = unix.SetsockoptICMPv6Filter(s.six, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter)
+		err6 = filterICMPv6(s.six, ipv6.ICMPTypeEchoReply)
 	}
 	if s.four < 0 && s.six < 0 || err4 != nil && err6 != nil {
 		s.Close()
 		return nil, fmt.Errorf("hold: raw sockets for echo requests need CAP_NET_RAW: %w", errors.Join(err4, err6))
 	}
+	s.neighbours, _ = openNeighbourSocket() // without it clients that answer no echo request have a share
 	return s, nil
 }
+
+// filterICMPv6 keeps all messages but those of one type from a raw socket.
+func filterICMPv6(socket int, kind ipv6.ICMPType) error {
+	filter := unix.ICMPv6Filter{}
+	for i := range filter.Data {
+		filter.Data[i] = ^uint32(0)
+	}
+	filter.Data[kind/32] &^= 1 << (kind % 32)
+	return unix.SetsockoptICMPv6Filter(socket, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter)
+}
+
+// FindNeighbour returns the neighbour at an address; false: there is none that can be asked.
+func (s *EchoSocket) FindNeighbour(address netip.Addr) (Neighbour, bool) {
+	return s.neighbours.find(address)
+}
+
+// AskNeighbour sends a request for a neighbour's hardware address.
+func (s *EchoSocket) AskNeighbour(n *Neighbour, marked bool) { s.neighbours.ask(n, marked) }
 
 // Send sends an echo request. The zone of a link-local address is the number of an interface. A request that cannot be sent is lost, as the network may lose it.
 func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
@@ -123,11 +138,13 @@ func (s *EchoSocket) descriptors() (fds []int) {
 			fds = append(fds, fd)
 		}
 	}
-	return fds
+	return append(fds, s.neighbours.descriptors()...)
 }
 
 // Close closes the sockets.
 func (s *EchoSocket) Close() {
+	s.neighbours.close()
+	s.neighbours = nil
 	for _, fd := range s.descriptors() {
 		_ = unix.Close(fd)
 	}

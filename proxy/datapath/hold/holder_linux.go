@@ -83,9 +83,12 @@ type Verdicts interface {
 	Flush() error
 }
 
-// Echoes sends ICMP echo requests. *EchoSocket implements it.
+// Echoes sends requests that clients answer. *EchoSocket implements it.
 type Echoes interface {
-	Send(to netip.Addr, id, sequence uint16)
+	Send(to netip.Addr, id, sequence uint16) // an ICMP echo request
+	// FindNeighbour returns the neighbour at an address; false: there is none that can be asked.
+	FindNeighbour(netip.Addr) (Neighbour, bool)
+	AskNeighbour(n *Neighbour, marked bool)
 }
 
 // Decision is what policy says of a flow.
@@ -145,7 +148,8 @@ type ClientState struct {
 	Waiting        int // packets
 	WaitingBytes   cc.Bytes
 	BusyFlows      int
-	AcknowledgedBy string // "echo"; "share": by the acknowledgements of the client's TCP
+	AcknowledgedBy string // echo, neighbour; share: by the acknowledgements of the client's TCP; none: there is none
+	EchoTrouble    string // why echo requests do not acknowledge, though the client answers; empty: no reason is known
 	Flow           *flow.Snapshot
 }
 
@@ -243,6 +247,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 		}
 		if hasOthers {
 			echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
+			echoes.neighbours.receive(func(a neighbourAnswer) { h.receiveNeighbour(now, a) })
 			// Copies come first: the answer to a ClientHello is decided by the name in it.
 			if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
 				return err
@@ -419,23 +424,30 @@ func (h *Holder) accept(p heldPacket) {
 	h.queue.Accept(p.id)
 }
 
-// sendEcho sends an echo request behind the packets that have been let go.
-func (h *Holder) sendEcho(to netip.Addr, id, sequence uint16) {
+// sendRequest calls send, which sends a request behind the packets that have been let go.
+func (h *Holder) sendRequest(send func()) {
 	if err := h.queue.Flush(); err != nil {
 		return // the end of this round reports an error that lasts
 	}
 	h.stats.echoes.Add(1)
-	h.echoes.Send(to, id, sequence)
+	send()
+}
+
+// receiveNeighbour takes in a neighbour's answer. Those that nothing asked for, or of other hosts, are ignored.
+func (h *Holder) receiveNeighbour(now cc.Time, a neighbourAnswer) {
+	if c := h.clients[a.from]; c != nil {
+		c.receiveNeighbour(now, a)
+	}
 }
 
 // ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.
 func (h *Holder) ReceiveEcho(now cc.Time, from netip.Addr, id, sequence uint16) {
 	l := h.lanes[id]
-	if l == nil || !l.acknowledged || l.client.echoTo.WithZone("") != from.Unmap().WithZone("") {
+	if l == nil || !l.acknowledged || now < l.byEcho.barredUntil || l.client.echoTo.WithZone("") != from.Unmap().WithZone("") {
 		return
 	}
 	h.stats.answers.Add(1)
-	l.receiveEcho(now, sequence)
+	l.receiveAnswer(now, &l.byEcho, sequence)
 }
 
 // assignID returns an identifier for a lane's echo requests. There must be fewer than maxLanesOfAll lanes.

@@ -31,11 +31,15 @@ type road struct {
 	dropped  []uint32
 	marked   []uint32
 	requests []echoRequest
-	ecn      flow.ECN // of packets that arrive
-	nextID   uint32
-	whole    bool // as SetWhole said last
-	decide   func(FlowKey) Decision
-	seen     []string // server name of each decision
+	// neighbour is a client on a connected network, if its address is valid, and asked are the requests to it, marked or
+	// not.
+	neighbour Neighbour
+	asked     []bool
+	ecn       flow.ECN // of packets that arrive
+	nextID    uint32
+	whole     bool // as SetWhole said last
+	decide    func(FlowKey) Decision
+	seen      []string // server name of each decision
 }
 
 // echoRequest is an echo request that was sent behind a number of accepted packets.
@@ -47,6 +51,27 @@ type echoRequest struct {
 
 func (r *road) Send(to netip.Addr, id, sequence uint16) {
 	r.requests = append(r.requests, echoRequest{to, id, sequence, len(r.accepted)})
+}
+
+// FindNeighbour finds the host of neighbour.
+func (r *road) FindNeighbour(address netip.Addr) (Neighbour, bool) {
+	return r.neighbour, r.neighbour.address == address
+}
+
+func (r *road) AskNeighbour(_ *Neighbour, marked bool) { r.asked = append(r.asked, marked) }
+
+// answerAsNeighbour answers all requests to a neighbour after a round trip, as a host with that hardware address.
+func (r *road) answerAsNeighbour(rtt time.Duration, hardware byte) {
+	asked := r.asked
+	r.asked = nil
+	r.wait(rtt)
+	for _, marked := range asked {
+		a := neighbourAnswer{from: r.neighbour.address, to: r.neighbour.source, hardware: []byte{2, 0, 0, 0, 0, hardware}}
+		if marked {
+			a.to = r.neighbour.marked
+		}
+		r.receiveNeighbour(r.now, a)
+	}
 }
 
 func (r *road) AcceptWithMark(id, mark uint32) {
@@ -350,7 +375,7 @@ func TestAClientThatAnswersEchoRequestsHasAWindowWithoutTCP(t *testing.T) {
 	r.arrive(443, segment)
 	r.wait(tendEvery + time.Millisecond)
 	require.Len(t, r.requests, 1, "the client is asked")
-	assert.Equal(t, "share", r.clients[r.requests[0].to].lanes[0].state().AcknowledgedBy)
+	assert.Equal(t, "none", r.clients[r.requests[0].to].lanes[0].state().AcknowledgedBy)
 	r.answer(20 * time.Millisecond)
 	assert.Equal(t, "echo", r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().AcknowledgedBy)
 
@@ -409,7 +434,7 @@ func TestAClientThatAnswersNoMoreFallsBackToItsShare(t *testing.T) {
 		r.wait(10 * time.Millisecond)
 	}
 	state := r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state()
-	assert.Equal(t, "share", state.AcknowledgedBy)
+	assert.Equal(t, "none", state.AcknowledgedBy)
 	assert.Zero(t, state.Waiting, "no TCP wants the window")
 	asked := len(r.requests)
 	for range 2 * 100 {
@@ -602,4 +627,38 @@ func TestSegmentsStayTogetherWhereAllThatIsBusyIsFast(t *testing.T) {
 			assert.Equal(t, c.whole, r.whole)
 		})
 	}
+}
+
+var phone = netip.MustParseAddr("203.0.113.9")
+
+func TestANeighbourThatAnswersNoEchoIsAskedForItsHardwareAddress(t *testing.T) {
+	r := newRoad(t)
+	r.neighbour = Neighbour{
+		address: phone, hardware: []byte{2, 0, 0, 0, 0, 7}, source: netip.MustParseAddr("203.0.113.1"),
+		marked: netip.IPv4Unspecified(),
+	}
+	acknowledgedBy := func() string { return r.clients[phone].lanes[0].state().AcknowledgedBy }
+	r.arrive(443, segment)
+	r.wait(tendEvery + time.Millisecond)
+	assert.Empty(t, r.asked, "echoes go first")
+	assert.Equal(t, "none", acknowledgedBy())
+	r.wait(probeEvery)
+	require.Len(t, r.asked, 1)
+	r.answerAsNeighbour(20*time.Millisecond, 8)
+	assert.Equal(t, "none", acknowledgedBy(), "another host has answered")
+	r.wait(probeEvery)
+	r.answerAsNeighbour(20*time.Millisecond, 7)
+	require.Equal(t, "neighbour", acknowledgedBy())
+	before := len(r.accepted)
+	for range 200 {
+		r.arrive(443, segment)
+	}
+	assert.InDelta(t, 12, len(r.accepted)-before, 1, "15,000 bytes are its window")
+	for answered := 24; answered <= 48; answered += 12 {
+		r.wait(2 * tendEvery)
+		r.answerAsNeighbour(20*time.Millisecond, 7)
+		assert.InDelta(t, answered, len(r.accepted)-before, 4, "the answers make room for as much")
+	}
+	r.ReceiveEcho(r.now, phone, r.lastID, 0)
+	assert.Equal(t, "echo", acknowledgedBy(), "it answers echo requests after all")
 }
