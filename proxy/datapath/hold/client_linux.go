@@ -32,6 +32,8 @@ type client struct {
 	flows     int // that are known and wait in lanes
 	// isCrowded reports whether there were too many flows: further ones share a queue.
 	isCrowded bool
+	// isPublished reports whether lanes have published their states since the client became idle.
+	isPublished bool
 	// isListed reports whether the client stands in Holder.active.
 	isListed bool
 }
@@ -150,6 +152,8 @@ type lane struct {
 	busy      int     // flows, as counted last
 
 	overflowed cc.Time // when the queue was full last; 0: never
+
+	published ClientState // as of Holder.publishStates
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
 	releasing bool // discarded packets go instead of being dropped

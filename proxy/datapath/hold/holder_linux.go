@@ -17,7 +17,6 @@ package hold
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -51,7 +50,9 @@ const (
 const (
 	flowIdleTime   = 60 * time.Second // a flow is decided anew after this
 	clientIdleTime = 30 * time.Second // a client gives its part of a window back after this
-	sweepEvery     = time.Second
+	sweepEvery     = 10 * time.Millisecond
+	sweepTime      = time.Second // each flow and client is looked at as often as this, on average
+	statesEvery    = time.Second
 	tendEvery      = 5 * time.Millisecond // while a client has packets
 	activeTime     = 3 * time.Second      // a client has none after this
 	// Packets that come more often than once in crowdedTime are received together, every mergeTime.
@@ -175,6 +176,8 @@ type Holder struct {
 	lastID       uint16
 	waitingBytes cc.Bytes // of all lanes
 	lastSweep    cc.Time
+	lastStates   cc.Time // when states were published last
+	lastNames    cc.Time // when names were forgotten last
 	lastTending  cc.Time
 	lastCount    cc.Time // when busy flows were counted last
 	lastPacket   cc.Time // when one came last
@@ -465,11 +468,12 @@ func (h *Holder) assignID(l *lane) uint16 {
 // flow, the decision is not kept.
 func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	state := h.flows[key]
-	if state != nil && (!state.outdated || state.hasPackets(key)) {
+	if state != nil && !state.isClosed() && (!state.outdated || state.hasPackets(key)) {
 		state.used = now
+		state.name.keepUntil(now)
 		return state
 	}
-	isNew := state == nil
+	old, isNew := state, state == nil
 	name := h.names.nameOf(now, h.swapUnlessUplink(key))
 	decision := h.cfg.Decide(key, name.text())
 	state = &flowState{refused: decision.Refuse, used: now, name: name}
@@ -486,19 +490,28 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 			c.isCrowded = true
 		}
 		state.isCrowded = isNew && c.isCrowded
-		if isNew && !c.isCrowded {
-			c.flows++
-		}
 		var err error
 		if state.lane, err = c.laneFor(now, decision); err != nil {
 			h.cfg.Log.Debug("hold: packets of a flow pass unmanaged", "client", key.Target, "server", key.Source, "err", err)
 		}
 	}
 	if !state.isCrowded && (!isNew || len(h.flows) < maxFlows) {
+		old.count(-1)
+		state.count(1)
 		h.flows[key] = state
 	}
 	return state
 }
+
+// count adds n to the flows of the client. A nil state has none.
+func (s *flowState) count(n int) {
+	if s != nil && s.lane != nil {
+		s.lane.client.flows += n
+	}
+}
+
+// isClosed reports whether the flow's client has given its part of the window back.
+func (s *flowState) isClosed() bool { return s.lane != nil && s.lane.client.closed }
 
 // hasPackets reports whether packets of the flow wait.
 func (s *flowState) hasPackets(key FlowKey) bool { return s.lane != nil && s.lane.fair.HasPackets(key) }
@@ -550,9 +563,12 @@ func (h *Holder) serve(now cc.Time) {
 		h.lastTending = now
 		h.tendActive(now)
 	}
-	if now.Sub(h.lastSweep) >= sweepEvery {
+	if elapsed := now.Sub(h.lastSweep); elapsed >= sweepEvery {
 		h.lastSweep = now
-		h.forgetIdle(now)
+		h.forgetIdle(now, min(1, elapsed.Seconds()/sweepTime.Seconds()))
+	}
+	if now.Sub(h.lastStates) >= statesEvery {
+		h.lastStates = now
 		h.publishStates()
 	}
 	h.stats.clients.Store(int64(len(h.clients)))
@@ -597,28 +613,35 @@ func (h *Holder) tendActive(now cc.Time) {
 	}
 }
 
-// forgetIdle forgets flows and clients that have had no packets for a while.
-func (h *Holder) forgetIdle(now cc.Time) {
-	maps.DeleteFunc(h.clients, func(_ netip.Addr, c *client) bool {
-		c.flows = 0
-		idle := now.Sub(c.used) >= clientIdleTime && c.isEmpty()
-		if idle {
+// forgetIdle forgets flows and clients that have had no packets for a while. It looks at a share of them, chosen by
+// chance, since all at once would take tens of milliseconds.
+func (h *Holder) forgetIdle(now cc.Time, share float64) {
+	looks := 1 + int(share*float64(len(h.clients)))
+	for address, c := range h.clients {
+		if now.Sub(c.used) >= clientIdleTime && c.isEmpty() {
 			c.close(now)
+			delete(h.clients, address)
 		}
-		return idle
-	})
-	maps.DeleteFunc(h.flows, func(_ FlowKey, s *flowState) bool {
-		s.name.keepUntil(s.used)
-		isIdle := now.Sub(s.used) >= flowIdleTime || s.lane != nil && s.lane.client.closed
-		if s.lane != nil && !isIdle {
-			s.lane.client.flows++
-		}
-		return isIdle
-	})
-	for _, c := range h.clients { // what waits would be passed by packets with a queue of their own
+		// What waits would be passed by packets with a queue of their own.
 		c.isCrowded = c.isCrowded && (c.flows >= maxClientFlows || !c.isEmpty())
+		if looks--; looks == 0 {
+			break
+		}
 	}
-	h.names.forgetIdle(now)
+	looks = 1 + int(share*float64(len(h.flows)))
+	for key, s := range h.flows {
+		if now.Sub(s.used) >= flowIdleTime || s.isClosed() {
+			s.count(-1)
+			delete(h.flows, key)
+		}
+		if looks--; looks == 0 {
+			break
+		}
+	}
+	if share == 1 || now.Sub(h.lastNames) >= sweepTime {
+		h.lastNames = now
+		h.names.forgetIdle(now)
+	}
 }
 
 // closeClients gives all shares of windows back and forgets all decisions.
@@ -637,13 +660,17 @@ func (h *Holder) isBusy(now cc.Time) bool {
 	return h.waitingBytes > 0 || h.lastPacket != 0 && now.Sub(h.lastPacket) < activeTime
 }
 
-// publishStates makes the clients' states visible to other goroutines.
+// publishStates makes the clients' states visible to other goroutines. Those of idle clients have not changed.
 func (h *Holder) publishStates() {
 	states := make([]ClientState, 0, len(h.clients))
 	for _, c := range h.clients {
 		for _, l := range c.lanes {
-			states = append(states, l.state())
+			if c.isListed || !c.isPublished {
+				l.published = l.state()
+			}
+			states = append(states, l.published)
 		}
+		c.isPublished = !c.isListed
 	}
 	h.states.Store(&states)
 }

@@ -260,7 +260,7 @@ func TestIdleClientsAndFlowsAreForgotten(t *testing.T) {
 	r.arrive(443, segment)
 	r.serve(r.now)
 	require.Equal(t, 1, r.Stats().Clients)
-	r.wait(clientIdleTime + 2*sweepEvery)
+	r.wait(clientIdleTime + 2*sweepTime)
 	assert.Zero(t, r.Stats().Clients)
 	assert.Zero(t, r.Stats().Flows, "its window is gone, so the decision about its flow is, too")
 	r.arrive(443, segment)
@@ -572,7 +572,7 @@ func TestAFlowIsDecidedByItsServerName(t *testing.T) {
 			r.wait(nameIdleTime - time.Minute)
 			r.arrive(443, segment)
 		}
-		r.wait(nameIdleTime + 2*sweepEvery)
+		r.wait(nameIdleTime + 2*sweepTime)
 		r.arrive(443, segment)
 		assert.Equal(t, []string{"video.test", "video.test", "video.test", "video.test", ""}, r.seen)
 	})
