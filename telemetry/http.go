@@ -211,7 +211,14 @@ func (p Pages) serveFlows(w http.ResponseWriter, r *http.Request) {
 // serveHosts answers with the groups, by name.
 func (p Pages) serveHosts(w http.ResponseWriter, r *http.Request) {
 	groups, now := p.Source.Groups()
-	p.serveList(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
+	held := page.SumHeld(p.Source.Held())
+	p.serveList(w, r, len(groups), eachOf(groups, func(g *flow.Group) any {
+		out := describeGroup(g, now)
+		if u, ok := held[g.Name]; ok {
+			out.UDP = &u
+		}
+		return out
+	}))
 }
 
 // eachOf yields what describe makes of each of all. Items beyond the limit of a list are never described.

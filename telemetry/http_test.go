@@ -256,6 +256,7 @@ func TestHostsShowEveryField(t *testing.T) {
 			Name: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
 			Members: 3, Active: 2, Cwnd: 40000, Inflight: 30000, Borrowed: 6000, Unused: 4000, PacingRate: 8e6,
 			SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6, Delivered: 1e6, LimitedBy: "cwnd",
+			UDP: &page.HeldUDP{AcknowledgedBy: "echo", BusyFlows: 2, Waiting: 9, Delivered: 450},
 			Hint: &GroupHint{
 				Age: .5, Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6, QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,
 				Believed: .75, Doubt: flow.HintTooHigh,

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 // Flow is one connection as /flows lists it. Durations are in seconds; what is
@@ -205,6 +206,8 @@ type Group struct {
 	Delivered     cc.Bytes `json:"delivered_bytes"`
 	LimitedBy     string   `json:"limited_by"`
 
+	// UDP is what is held of the group's; absent where none is.
+	UDP *page.HeldUDP `json:"held_udp,omitempty"`
 	// Hint is the newest one, with its age now; absent where there is none.
 	Hint   *GroupHint `json:"hint,omitempty"`
 	Capped bool       `json:"capped"` // by that hint

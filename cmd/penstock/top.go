@@ -157,6 +157,12 @@ var topTables = []topTable{
 			return fmt.Sprintf("%d of "+
 				"%d", h.Active, h.Members)
 		}},
+		topColumn[page.Host]{"udp", "UDP", func(h page.Host) string {
+			if h.UDP == nil {
+				return "-"
+			}
+			return rateWords(h.UDP.Rate) + ", " + h.UDP.AcknowledgedBy
+		}},
 		topColumn[page.Host]{"limited", "LIMITED BY", func(h page.Host) string {
 			if h.Active == 0 {
 				return "-"

@@ -18,13 +18,39 @@ type hosts struct {
 	at, before cc.Time // before is when they were looked at before that; 0: never
 	groups     []flow.Group
 	was        map[string]cc.Bytes // delivered by then, by Group.Key
+	held       map[string]HeldUDP  // by Group.Name
+	wasHeld    map[string]HeldUDP  // by then
 	rows       []Host              // of groups; nil until a request wants to see them
+}
+
+// SumHeld returns held UDP by the names of groups.
+func SumHeld(all []proxy.HeldInfo) map[string]HeldUDP {
+	out := map[string]HeldUDP{}
+	for _, l := range all {
+		for _, c := range l.Clients {
+			u := out[c.Group]
+			if !strings.Contains(u.AcknowledgedBy, c.AcknowledgedBy) {
+				u.AcknowledgedBy = strings.TrimPrefix(u.AcknowledgedBy+", "+c.AcknowledgedBy, ", ")
+			}
+			u.BusyFlows += c.BusyFlows
+			u.Waiting += c.Waiting
+			if c.Flow != nil {
+				u.Delivered += c.Flow.Delivered
+			}
+			out[c.Group] = u
+		}
+	}
+	return out
 }
 
 // nextLook looks at groups after h was looked at. It also returns the queueing delays of the groups
 // that had bytes delivered since.
-func (h hosts) nextLook(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
-	out = hosts{at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups))}
+func (h hosts) nextLook(groups []flow.Group, held map[string]HeldUDP, now cc.Time) (
+	out hosts, delays []time.Duration,
+) {
+	out = hosts{
+		at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups)), held: held, wasHeld: h.held,
+	}
 	for i := range h.groups {
 		g := &h.groups[i]
 		out.was[g.Key] = g.Delivered
@@ -74,6 +100,12 @@ func (h *hosts) hostRow(g *flow.Group) Host {
 	if was, ok := h.was[g.Key]; ok {
 		v.Rate = new(rateOf(was, g.Delivered, h.at.Sub(h.before)))
 	}
+	if u, ok := h.held[g.Name]; ok {
+		if was, ok := h.wasHeld[g.Name]; ok {
+			u.Rate = new(rateOf(was.Delivered, u.Delivered, h.at.Sub(h.before)))
+		}
+		v.UDP = &u
+	}
 	return v
 }
 
@@ -119,6 +151,14 @@ func stringsOf[T fmt.Stringer](list []T) []string {
 		all[i] = v.String()
 	}
 	return all
+}
+
+// udpRate returns the rate of held UDP, nil if it is not known.
+func (h *Host) udpRate() *cc.Rate {
+	if h.UDP == nil {
+		return nil
+	}
+	return h.UDP.Rate
 }
 
 // searchWords appends what a search finds the host by.

@@ -43,6 +43,8 @@ type Source interface {
 	Flows() (n int, each iter.Seq[*proxy.FlowInfo])
 	// Groups returns the flows that share a window, group by group, and as of when.
 	Groups() ([]flow.Group, cc.Time)
+	// Held returns the state of held UDP, by listener.
+	Held() []proxy.HeldInfo
 	// Tunnels returns how it goes with the listeners that end tunnels.
 	Tunnels() []proxy.TunnelInfo
 }
@@ -157,7 +159,8 @@ func (p *Page) updateSums() {
 	c := p.o.Source.Counters()
 	p.counted = countAll(c, p.o.Fallbacks(), now)
 	var delays []time.Duration
-	p.hosts, delays = p.hosts.nextLook(p.o.Source.Groups())
+	groups, at := p.o.Source.Groups()
+	p.hosts, delays = p.hosts.nextLook(groups, SumHeld(p.o.Source.Held()), at)
 	p.totals = Totals{Connections: c.Active, Limit: c.Limit, Sources: c.Sources}
 	if before.at != 0 {
 		p.totals.Down, p.totals.Up = ratesBetween(before, p.counted)

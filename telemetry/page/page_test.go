@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath/hold"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -33,6 +34,7 @@ type hand struct {
 	counters proxy.Counters
 	flows    []proxy.FlowInfo
 	groups   []flow.Group
+	held     []proxy.HeldInfo
 	tunnels  []proxy.TunnelInfo
 	looks    int
 }
@@ -49,6 +51,7 @@ func (h *hand) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
 	}
 }
 
+func (h *hand) Held() []proxy.HeldInfo          { return h.held }
 func (h *hand) Groups() ([]flow.Group, cc.Time) { return slices.Clone(h.groups), h.at }
 func (h *hand) Tunnels() []proxy.TunnelInfo     { return h.tunnels }
 
@@ -249,18 +252,28 @@ func TestHostsAndPeers(t *testing.T) {
 		}, {Name: "tablet", PublicKey: access.Key{2}}},
 		Sessions: []tunnel.SessionState{{Name: "laptop", Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.9")}}},
 	}}}}
+	held := []hold.ClientState{
+		{Group: "down|lan|192.0.2.7", AcknowledgedBy: "echo", BusyFlows: 2, Waiting: 3, Flow: &flow.Snapshot{Delivered: 500}},
+		{Group: "down|lan|192.0.2.7", AcknowledgedBy: "share", BusyFlows: 1},
+	}
+	h.held = []proxy.HeldInfo{{Listener: "lan", Clients: held}}
 	p := h.page()
 	assert.Nil(t, ask(t, p, "table=hosts").Hosts[0].Rate)
+	assert.Nil(t, ask(t, p, "table=hosts").Hosts[0].UDP.Rate)
 	assert.Nil(t, ask(t, p, "table=peers").Peers[0].Down)
 	h.later(time.Second, 0, 0)
 	other := h.groups[0] // by other parameters, as after a change
 	other.Key, other.Delivered = "other", 1e9
 	h.groups = []flow.Group{h.groups[0], other}
 	h.groups[0].Delivered += 125
+	held[0].Flow.Delivered += 250
 	h.tunnels[0].Peers[0].Sent += 250
 	v := ask(t, p, "table=hosts")
 	assert.Equal(t, cc.Rate(1000), *v.Hosts[0].Rate)
 	assert.Zero(t, v.Hosts[0].Window, "without a bound")
+	assert.Equal(t, &HeldUDP{
+		AcknowledgedBy: "echo, share", BusyFlows: 3, Waiting: 3, Delivered: 750, Rate: new(cc.Rate(2000)),
+	}, v.Hosts[0].UDP)
 	v = ask(t, p, "table=peers&sort=-handshake")
 	assert.Equal(t, "phone", v.Peers[0].Name)
 	assert.InDelta(t, 62, *v.Peers[0].Handshake, .01)

@@ -90,7 +90,7 @@ var columns = map[string][]string{
 		"rate", "down", "up", "bytes", "queue", "window", "age", "idle", "client", "server", "listener",
 		"algorithm", "limited",
 	},
-	"hosts": {"rate", "queue", "window", "members", "delivered", "name", "algorithm", "limited"},
+	"hosts": {"rate", "queue", "window", "members", "delivered", "name", "algorithm", "limited", "udp"},
 	"peers": {"name", "listener", "handshake", "down", "up", "received", "sent", "endpoint"},
 }
 
@@ -125,6 +125,7 @@ var (
 		"name":      func(a, b *Host) int { return cmp.Or(compareLabels(a, b), cmp.Compare(a.Name, b.Name)) },
 		"algorithm": func(a, b *Host) int { return cmp.Compare(a.Algorithm, b.Algorithm) },
 		"limited":   func(a, b *Host) int { return cmp.Compare(a.LimitedBy, b.LimitedBy) },
+		"udp":       func(a, b *Host) int { return compareKnown(a.udpRate(), b.udpRate()) },
 	}
 	peerOrder = map[string]func(a, b *Peer) int{
 		"name":      func(a, b *Peer) int { return cmp.Compare(a.Name, b.Name) },

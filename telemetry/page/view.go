@@ -118,6 +118,16 @@ type Host struct {
 	Hinted    bool     `json:"hinted,omitempty"`
 	Capped    bool     `json:"capped,omitempty"`
 	Delivered cc.Bytes `json:"delivered_bytes"`
+	UDP       *HeldUDP `json:"held_udp,omitempty"` // absent where none is held
+}
+
+// HeldUDP is the UDP of a group that waits for room in its window.
+type HeldUDP struct {
+	AcknowledgedBy string   `json:"acknowledged_by"` // as in /held, with commas where clients of the group differ
+	BusyFlows      int      `json:"busy_flows"`
+	Waiting        int      `json:"waiting_packets"`
+	Delivered      cc.Bytes `json:"delivered_bytes"`
+	Rate           *cc.Rate `json:"bits_per_second,omitempty"` // in views only; absent until it is known
 }
 
 // Peer is one peer of a tunnel.

@@ -19,7 +19,7 @@ const columns = {
   ],
   hosts: [
     ["name", "Group", "t w", HOST, 0], ["algorithm", "Algorithm", "t f", "penstock · tracking", 8], ["members", "Flows", "n", "9999 of 9999", 4],
-    ["rate", "Rate", "n", RATE, 1], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5], ["limited", "Limited by", "", "application", 6],
+    ["udp", "UDP held", "n off", "99.9 Mbit/s, echo", 9], ["rate", "Rate", "n", RATE, 1], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5], ["limited", "Limited by", "", "application", 6],
     ["delivered", "Delivered", "n", SIZE, 7],
   ],
   peers: [
@@ -210,7 +210,8 @@ const cells = {
       f.down.algorithm ? limited(s) : f.state, s.algorithm || "–", age(f.age_seconds)];
   },
   hosts(h) {
-    return [h.label, h.algorithm + (h.phase ? " · " + h.phase : ""), h.active + " of " + h.members, rate(h.bits_per_second),
+    return [h.label, h.algorithm + (h.phase ? " · " + h.phase : ""), h.active + " of " + h.members,
+      h.held_udp ? rate(h.held_udp.bits_per_second) + ", " + h.held_udp.acknowledged_by : "–", rate(h.bits_per_second),
       h.active ? ms(h.queueing_delay_seconds) : "–", h.window_bytes ? bytes(h.window_bytes) : "–", h.active ? h.limited_by : "–", bytes(h.delivered_bytes)];
   },
   peers(p) {
