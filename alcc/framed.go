@@ -40,6 +40,7 @@ type framed struct {
 	inner  net.Conn
 	engine *engine
 	flow   *flow.Flow
+	fed    bool         // forecasts are wanted of the peer
 	cwnd   atomic.Int64 // the flow's limit
 
 	reading, writing            sync.Mutex // one call at a time
@@ -70,6 +71,12 @@ type framed struct {
 	filled cc.Time    // when what is handed over was taken from the queue
 	srtt   time.Duration
 
+	// forecaster infers the path's rate from what comes; nil: the peer wants no forecasts. One is due at forecastAt, if
+	// that is above 0.
+	forecaster           *cc.SproutReceiver
+	forecast, forecastAt cc.Time
+	idleSent             bool // the peer knows that there was no more data
+
 	ackDue   bool
 	received frame.Acknowledgement // what is to be acknowledged; Held and Clock are set when it is sent
 	newest   cc.Time               // when the newest data came
@@ -86,7 +93,7 @@ type handover struct {
 // newFramed begins to speak the framing over inner, which it takes over.
 func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 	f := &framed{
-		inner: inner, engine: e, readDeadline: datapath.NewDeadline(), writeDeadline: datapath.NewDeadline(),
+		inner: inner, engine: e, fed: s.forecasts, readDeadline: datapath.NewDeadline(), writeDeadline: datapath.NewDeadline(),
 		arrived: make(chan struct{}, 1), taken: make(chan struct{}, 1), freed: make(chan struct{}, 1),
 		work: make(chan struct{}, 1), ended: make(chan struct{}, 1), done: make(chan struct{}),
 	}
@@ -208,8 +215,17 @@ func (f *framed) receiveRecords() error {
 	if _, err := io.ReadFull(f.inner, hello); err != nil {
 		return err
 	}
-	if _, err := frame.ParseHello(hello); err != nil {
+	peer, err := frame.ParseHello(hello)
+	if err != nil {
 		return err
+	}
+	if peer.Forecasts {
+		f.mu.Lock()
+		f.forecaster, err = cc.NewSproutReceiver(f.engine.now(), nil)
+		f.mu.Unlock()
+		if err != nil {
+			return err
+		}
 	}
 	buffer, kept := make([]byte, 2*frame.MaxRecord), 0
 	for {
@@ -249,8 +265,19 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 			if !f.discards {
 				f.in.push(body)
 			}
+			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Size: cc.Bytes(len(body))})
 			f.received.Offset += uint64(len(body))
 			data++
+		case frame.Idle:
+			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Pause: time.Hour})
+		case frame.Forecast:
+			forecast, err := frame.ParseForecast(body)
+			if err != nil {
+				return nil, err
+			}
+			if f.flow != nil && f.fed {
+				f.flow.TakeForecast(now, f.report.Written, forecast)
+			}
 		case frame.Fin:
 			f.received.Fin, f.readErr, f.ackDue = true, io.EOF, true
 		case frame.Ack:
@@ -262,6 +289,21 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 				return nil, err
 			}
 		}
+	}
+}
+
+// forecastEvery is the time between two forecasts of a path that delivers: Sprout's tick.
+const forecastEvery = 20 * time.Millisecond
+
+// noteForForecast takes in what came, and has a forecast sent. mu is held.
+func (f *framed) noteForForecast(now cc.Time, p cc.SproutPacket) {
+	if f.forecaster == nil {
+		return
+	}
+	f.forecaster.OnPacket(now, p)
+	if f.forecastAt == 0 {
+		f.forecastAt = max(now, f.forecast.Add(forecastEvery))
+		notify(f.work)
 	}
 }
 
@@ -349,13 +391,18 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 
 // sendLoop hands over acknowledgements and data, until the stream fails or Close has ended it.
 func (f *framed) sendLoop() {
-	buffer := frame.AppendHello(nil)
+	buffer := frame.AppendHello(nil, f.fed)
+	timer := time.NewTimer(time.Hour) //nolint:forbidigo // forecasts follow the real clock
+	defer timer.Stop()
 	for {
 		if len(buffer) == 0 {
 			buffer = f.fillBuffer(buffer, f.engine.now())
 		}
 		if len(buffer) == 0 {
+			f.setForecastTimer(timer)
 			select {
+			case <-timer.C:
+				continue
 			case <-f.work:
 				if !f.hasFailed() {
 					continue
@@ -374,6 +421,15 @@ func (f *framed) sendLoop() {
 	}
 }
 
+// setForecastTimer sets the timer to when the next forecast is due.
+func (f *framed) setForecastTimer(timer *time.Timer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.forecastAt > 0 {
+		timer.Reset(max(0, f.forecastAt.Sub(f.engine.now())))
+	}
+}
+
 // fillBuffer appends what may be handed over now: an acknowledgement, which must not wait behind data, and data as far
 // as the window allows.
 func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
@@ -382,17 +438,25 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 	if f.ackDue {
 		b = f.appendAck(now, b)
 	}
+	if f.forecastAt > 0 && f.forecastAt <= now {
+		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
+		f.forecast, f.forecastAt = now, 0
+	}
 	n := f.takeRoom(now)
 	if n > 0 {
 		notify(f.freed)
 	}
-	for f.filled = now; n > 0; {
+	for f.filled = now; n > 0; f.idleSent = false {
 		data := f.out.first(min(n, frame.DataBytes))
 		b = frame.AppendData(b, data)
 		f.report.Written += cc.Bytes(len(data))
 		f.sent = append(f.sent, handover{f.report.Written, now})
 		n -= len(data)
 		f.out.take(len(data))
+	}
+	if f.fed && !f.idleSent && f.out.length() == 0 {
+		b = frame.AppendIdle(b)
+		f.idleSent = true
 	}
 	if f.fin && !f.finSent && f.out.length() == 0 {
 		b = frame.AppendFin(b)

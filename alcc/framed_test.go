@@ -36,7 +36,7 @@ func bare(t *testing.T) (*Conn, *net.TCPConn) {
 }
 
 func TestWhatIsNoFramingEndsWithItsReason(t *testing.T) {
-	hello := frame.AppendHello(nil)
+	hello := frame.AppendHello(nil, false)
 	for name, c := range map[string]struct {
 		sends []byte
 		want  error
@@ -118,4 +118,17 @@ func TestCloseDeliversAllThatWasWritten(t *testing.T) {
 	got, err := io.ReadAll(peer)
 	require.NoError(t, err)
 	assert.True(t, bytes.Equal(content, got))
+}
+
+func TestSproutIsFedByItsReceiversForecasts(t *testing.T) {
+	both := tier{ownAcks: true}
+	ours, peer := both.connect(t, Options{Algorithm: "sprout"})
+	go func() {
+		_, err := ours.Write(noise(1 << 20))
+		assert.NoError(t, err)
+	}()
+	_, err := io.ReadFull(peer, make([]byte, 1<<20))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return ours.Stats().Phase == "fed" }, 10*time.Second, time.Millisecond)
+	assert.NotEqual(t, "127.0.0.1", ours.Stats().Group, "forecasts are of one connection")
 }

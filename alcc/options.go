@@ -46,6 +46,8 @@ type settings struct {
 	group func(local, remote net.Addr) string
 	// ownAcks is Options.OwnAcks.
 	ownAcks bool
+	// forecasts: the algorithm is fed by what the receiver forecasts, where the receiver is one of ours.
+	forecasts bool
 	// agentSocket is where the agent of a ccp algorithm listens.
 	agentSocket string
 }
@@ -63,6 +65,10 @@ func (o Options) resolve() (*settings, error) {
 	if err := s.terms.Check(); err != nil {
 		return nil, fmt.Errorf("alcc: Options: %w", err)
 	}
+	if o.OwnAcks {
+		algorithm, err := cc.New(name, cc.Config{Params: params})
+		s.forecasts = err == nil && cc.FindForecaster(algorithm) != nil
+	}
 	return s, nil
 }
 
@@ -73,8 +79,13 @@ func (s *settings) isManaged() bool { return s.terms.Algorithm != "none" || s.te
 func (s *settings) termsFor(local, remote net.Addr) flow.Terms {
 	t := s.terms
 	t.Host = hostOf(remote)
-	if t.Group = t.Host.String(); s.group != nil {
+	switch {
+	case s.group != nil:
 		t.Group = s.group(local, remote)
+	case s.forecasts: // which are of one connection
+		t.Group, t.Alone = fmt.Sprintf("%v to %v", local, remote), true
+	default:
+		t.Group = t.Host.String()
 	}
 	return t
 }

@@ -43,6 +43,9 @@ const (
 	sproutMemory = 64
 
 	sproutNormalise = 1 // the second choice of outage
+	// sproutCumulative is the second choice of drain. It also sends more at rates of about a unit per tick, where the
+	// forecast is next to nothing: there the other form may hear no more than a packet per round trip, and stay at it.
+	sproutCumulative = 1
 )
 
 func init() {
@@ -72,6 +75,11 @@ func init() {
 				Name: "outage", Default: 0, Choices: []string{"reference", "normalised"},
 				About: "an outage loses weight in every tick, as in the authors' program; or ends once a second, " +
 					"as in their paper",
+			},
+			{
+				Name: "drain", Default: 0, Choices: []string{"tick", "cumulative"},
+				About: "what a tick takes off a queue, where the receiver forecasts: what was forecast for it, or, as in the " +
+					"authors' program, all that was forecast until then",
 			},
 		},
 		New: func(cfg Config) Algorithm { return newSprout(cfg) },
@@ -123,6 +131,7 @@ func newSprout(cfg Config) *sprout {
 		spread:   int(cfg.Params["spread_ticks"]),
 		initial:  cfg.InitialCwnd,
 	}
+	s.fed.cumulative = cfg.Params["drain"] == sproutCumulative
 	s.forgetRate(State{})
 	return s
 }
@@ -259,7 +268,7 @@ func (s *sprout) windowBytes() float64 {
 }
 
 // OnForecast hands over what a receiver forecasts, when the sender's next byte
-// has number next. From the first one on they alone decide; see SproutSender.
+// has number next. See Forecaster.
 func (s *sprout) OnForecast(st State, next Bytes, f SproutForecast) {
 	s.setMSS(st.MSS)
 	s.fed.unit, s.fed.target = s.unit, s.target

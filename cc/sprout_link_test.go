@@ -99,9 +99,9 @@ func TestSproutLeavesASilentLinkAlone(t *testing.T) {
 // twoEnds is Sprout with its receiver: a queue in front of a link of so many
 // units a second, a receiver that forecasts each tick, and the sender it tells.
 type twoEnds struct {
-	rate       func(time.Duration) float64 // units/s
-	oneWay     time.Duration
-	cumulative bool
+	rate   func(time.Duration) float64 // units/s
+	oneWay time.Duration
+	drain  float64 // sprout's parameter
 
 	delivered int             // units
 	waited    []time.Duration // in the queue, of each
@@ -123,7 +123,7 @@ func (e *twoEnds) run(t *testing.T, length time.Duration) {
 	start := cc.Time(time.Second)
 	receiver, err := cc.NewSproutReceiver(start, nil)
 	require.NoError(t, err)
-	sender, err := cc.NewSproutSender(cc.Config{MSS: unit}, e.cumulative)
+	sender, err := cc.New("sprout", cc.Config{MSS: unit, Params: cc.Params{"drain": e.drain}})
 	require.NoError(t, err)
 	var queue, flying []packet
 	var answers []answer
@@ -154,7 +154,7 @@ func (e *twoEnds) run(t *testing.T, length time.Duration) {
 		for ; len(answers) > 0 && answers[0].at <= now; answers = answers[1:] {
 			st.Delivered = answers[0].ReceivedOrLost
 			st.Inflight = next - st.Delivered
-			sender.OnForecast(st, next, answers[0].SproutForecast)
+			cc.FindForecaster(sender).OnForecast(st, next, answers[0].SproutForecast)
 		}
 		if tick := sender.Control().NextTick; tick != 0 && tick <= now {
 			sender.OnTick(st)
@@ -188,15 +188,15 @@ func (e *twoEnds) mean() time.Duration {
 func TestSproutBetweenTwoEnds(t *testing.T) {
 	const length = 10 * time.Second
 	for _, rate := range []float64{200, 500, 800} {
-		over := func(cumulative bool) (utilisation float64, queueing time.Duration) {
-			e := &twoEnds{rate: func(time.Duration) float64 { return rate }, oneWay: 10 * millisecond, cumulative: cumulative}
+		over := func(drain float64) (utilisation float64, queueing time.Duration) {
+			e := &twoEnds{rate: func(time.Duration) float64 { return rate }, oneWay: 10 * millisecond, drain: drain}
 			e.run(t, length)
 			return float64(e.delivered) / (rate * length.Seconds()), e.mean()
 		}
-		utilisation, queueing := over(false)
+		utilisation, queueing := over(0)
 		assert.GreaterOrEqual(t, utilisation, 0.98, "%v units/s", rate)
 		assert.LessOrEqual(t, queueing, 60*millisecond, "%v units/s", rate)
-		utilisation, cumulative := over(true)
+		utilisation, cumulative := over(1)
 		assert.GreaterOrEqual(t, utilisation, 0.98, "%v units/s, cumulative", rate)
 		assert.Greater(t, cumulative, queueing, "%v units/s: taking off too much leaves more in the queue", rate)
 	}

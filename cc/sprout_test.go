@@ -275,28 +275,28 @@ func TestSproutSegments(t *testing.T) {
 func TestSproutTakesItsReceiversWord(t *testing.T) {
 	f := SproutForecast{ReceivedOrLost: 100_000, Counts: [8]int{5, 12, 20, 27, 35, 43, 51, 59}}
 	for _, tt := range []struct {
-		name       string
-		cumulative bool
-		queued     float64 // units
-		after      time.Duration
-		sent       float64 // units, since the forecast
-		room       float64 // units
+		name   string
+		drain  float64
+		queued float64 // units
+		after  time.Duration
+		sent   float64 // units, since the forecast
+		room   float64 // units
 	}{
-		{"nothing queued: what 5 ticks deliver", false, 0, 0, 0, 35},
-		{"less what is queued", false, 10, 0, 0, 25},
-		{"and what has been sent since", false, 10, 10 * ms, 5, 20},
-		{"a tick later 5 have left", false, 10, 20 * ms, 0, 43 - 5 - (10 - 5)},
-		{"three ticks later 20 have, if there were so many", false, 30, 60 * ms, 0, 59 - 20 - (30 - 20)},
-		{"but not more than there were", false, 10, 60 * ms, 0, 59 - 20},
-		{"beyond the forecast it goes no further", false, 0, time.Minute, 0, 59 - 51},
-		{"after more than 5 ticks' worth nothing is sent", false, 36, 0, 0, 0},
-		{"cumulative: without the first tick", true, 0, 0, 0, 43 - 5},
-		{"cumulative: three ticks take off 5 and 12 and 20", true, 40, 60 * ms, 0, 59 - 27 - (40 - 37)},
+		{"nothing queued: what 5 ticks deliver", 0, 0, 0, 0, 35},
+		{"less what is queued", 0, 10, 0, 0, 25},
+		{"and what has been sent since", 0, 10, 10 * ms, 5, 20},
+		{"a tick later 5 have left", 0, 10, 20 * ms, 0, 43 - 5 - (10 - 5)},
+		{"three ticks later 20 have, if there were so many", 0, 30, 60 * ms, 0, 59 - 20 - (30 - 20)},
+		{"but not more than there were", 0, 10, 60 * ms, 0, 59 - 20},
+		{"beyond the forecast it goes no further", 0, 0, time.Minute, 0, 59 - 51},
+		{"after more than 5 ticks' worth nothing is sent", 0, 36, 0, 0, 0},
+		{"cumulative: without the first tick", 1, 0, 0, 0, 43 - 5},
+		{"cumulative: three ticks take off 5 and 12 and 20", 1, 40, 60 * ms, 0, 59 - 27 - (40 - 37)},
 	} {
-		alg, err := NewSproutSender(Config{}, tt.cumulative)
+		alg, err := New("sprout", Config{Params: Params{"drain": tt.drain}})
 		require.NoError(t, err)
 		st := State{Now: 1000, MSS: DefaultMSS, Delivered: 100_000}
-		alg.OnForecast(st, 100_000+Bytes(tt.queued*1400), f)
+		FindForecaster(alg).OnForecast(st, 100_000+Bytes(tt.queued*1400), f)
 		assert.Equal(t, "fed", alg.Control().Phase)
 		st.Inflight = Bytes(tt.sent * 1400)
 		st.Now = st.Now.Add(tt.after)
@@ -308,8 +308,6 @@ func TestSproutTakesItsReceiversWord(t *testing.T) {
 		}
 		assert.InDelta(t, want, room, 0.01, tt.name)
 	}
-	_, err := NewSproutSender(Config{Params: Params{"unit": 1}}, false)
-	assert.ErrorContains(t, err, "unit_bytes")
 }
 
 func TestSproutReceiver(t *testing.T) {

@@ -35,6 +35,7 @@ type SproutReceiver struct {
 	began    Time    // the tick under way
 	came     float64 // bytes in it
 	silent   Time    // until then the sender means to be silent
+	newest   Bytes   // highest SproutPacket.Seq so far
 
 	below Bytes          // everything before has arrived or is lost
 	above []SproutPacket // what arrived behind it
@@ -60,7 +61,9 @@ func NewSproutReceiver(now Time, over Params) (*SproutReceiver, error) {
 func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
 	r.endTicks(now)
 	r.came += float64(p.Size)
-	r.silent = max(r.silent, r.began.Add(p.Pause))
+	if p.Seq >= r.newest { // an older one's pause is over
+		r.newest, r.silent = p.Seq, r.began.Add(p.Pause)
+	}
 	if p.Seq >= r.below {
 		r.above = append(r.above, p)
 	}
@@ -113,33 +116,22 @@ func (r *SproutReceiver) endTicks(now Time) {
 	}
 }
 
-// SproutSender is Sprout's algorithm where the other end forecasts. Its Cwnd is
-// what is in flight and what may follow at once.
-type SproutSender interface {
+// Forecaster is an algorithm that may be fed by a receiver's forecasts.
+type Forecaster interface {
 	Algorithm
-	// OnForecast takes in a forecast that has arrived; next is what the sender has
-	// sent, as SproutPacket.Seq counts it.
+	// OnForecast takes in a forecast that has arrived. next is what the sender has sent, as SproutPacket.Seq counts it.
+	// From the first forecast on they alone decide: Control.Cwnd is what is in flight and what may follow at once.
 	OnForecast(s State, next Bytes, f SproutForecast)
 }
 
-// NewSproutSender builds it; cfg.Params may be partial. Cumulative lets a
-// forecast run down as the authors' program does, for comparison with what was
-// measured with it: each tick takes off all that was forecast until then, not
-// only what was for that tick, and the window leaves the first tick out. That
-// also sends more at rates of about a unit per tick, at which the forecast is
-// next to nothing: there the correct form may hear no more than a packet per
-// round trip, and stay at it.
-func NewSproutSender(cfg Config, cumulative bool) (SproutSender, error) {
-	spec, err := Lookup("sprout")
-	if err != nil {
-		return nil, err
+// FindForecaster returns the part of an algorithm that takes forecasts; nil: it takes none.
+func FindForecaster(a Algorithm) Forecaster {
+	if i, ok := a.(inspected); ok {
+		f, _ := i.Inspector.(Forecaster)
+		return f
 	}
-	if cfg, err = spec.completeConfig(cfg); err != nil {
-		return nil, err
-	}
-	s := newSprout(cfg)
-	s.fed.cumulative = cumulative
-	return s, nil
+	f, _ := a.(Forecaster)
+	return f
 }
 
 // sproutDrainer estimates what is queued from what was sent and what the

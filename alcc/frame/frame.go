@@ -1,13 +1,17 @@
 // Package frame is the wire format of connections with acknowledgements of their own (ALCC §4.2). Each side sends a
 // hello, then records, inside a stream that keeps their order: TCP, TLS, or a stream of QUIC.
 //
-//	hello   magic (8 bytes) | version (1) | largest record (4, big-endian)
+//	hello   magic (8 bytes) | version (1) | flags (1) | largest record (4, big-endian)
 //	record  kind (1) | length of body (varint) | body
 //
-//	kind  record  body
-//	1     data    bytes of the application
-//	2     ack     offset | records | gap | held | clock | flags: varints
-//	3     fin     none: no data follows
+//	kind  record    body
+//	1     data      bytes of the application
+//	2     ack       offset | records | gap | held | clock | flags: varints
+//	3     fin       none: no data follows
+//	4     forecast  received | 8 counts, each as what it has more than the one before: varints
+//	5     idle      none: the sender has no more data for now
+//
+// Forecasts answer a hello with the flag forecasts (1). They and idle are Sprout's (NSDI 2013 §3.2 to 3.5).
 //
 // A stream needs no sequence numbers: a byte's offset is its number. Varints are those of encoding/binary. Records of
 // other kinds are passed over, so that later versions may add some that need no answer.
@@ -17,13 +21,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"time"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // Sizes of the format.
 const (
 	Version    = 1
-	HelloBytes = 13
+	HelloBytes = 14
 	// DataBytes is the most data of one record: with its header it fills a segment of 1,448 bytes.
 	DataBytes = 1445
 	// MaxRecord bounds the body of a record that is received. Data beyond DataBytes is taken, for peers with larger
@@ -39,9 +46,11 @@ type Kind byte
 
 // The kinds of records.
 const (
-	Data Kind = 1
-	Ack  Kind = 2
-	Fin  Kind = 3
+	Data     Kind = 1
+	Ack      Kind = 2
+	Fin      Kind = 3
+	Forecast Kind = 4
+	Idle     Kind = 5
 )
 
 // Errors of a stream. ErrNoHello is one of a peer that speaks something else.
@@ -58,25 +67,39 @@ func (e VersionError) Error() string {
 	return fmt.Sprintf("the peer speaks version %d of the framing, this end version %d: update the older one", e.Peer, Version)
 }
 
-// AppendHello appends what each side sends first.
-func AppendHello(b []byte) []byte {
-	b = append(append(b, magic...), Version)
+// Hello is what each side says of itself first.
+type Hello struct {
+	Forecasts bool // it wants forecasts of what it sends
+	Largest   int  // body of a record that it takes, in bytes; ParseHello bounds it by MaxRecord
+}
+
+// wantsForecasts is the flag of Hello.Forecasts.
+const wantsForecasts = 1
+
+// AppendHello appends a hello of this end, which takes records of up to MaxRecord.
+func AppendHello(b []byte, forecasts bool) []byte {
+	flags := byte(0)
+	if forecasts {
+		flags = wantsForecasts
+	}
+	b = append(append(b, magic...), Version, flags)
 	return binary.BigEndian.AppendUint32(b, MaxRecord)
 }
 
-// ParseHello reads the peer's hello, and returns the largest record that the peer takes.
-func ParseHello(b []byte) (largest int, err error) {
+// ParseHello reads the peer's hello.
+func ParseHello(b []byte) (h Hello, err error) {
 	switch {
 	case len(b) < HelloBytes || string(b[:len(magic)]) != magic:
-		return 0, ErrNoHello
+		return h, ErrNoHello
 	case b[len(magic)] != Version:
-		return 0, VersionError{b[len(magic)]}
+		return h, VersionError{b[len(magic)]}
 	}
-	largest = int(min(binary.BigEndian.Uint32(b[len(magic)+1:]), MaxRecord))
-	if largest < DataBytes {
-		return 0, fmt.Errorf("%w: the peer takes records of %d bytes only", ErrFormat, largest)
+	h.Forecasts = b[len(magic)+1]&wantsForecasts != 0
+	h.Largest = int(min(binary.BigEndian.Uint32(b[len(magic)+2:]), MaxRecord))
+	if h.Largest < DataBytes {
+		return h, fmt.Errorf("%w: the peer takes records of %d bytes only", ErrFormat, h.Largest)
 	}
-	return largest, nil
+	return h, nil
 }
 
 // Acknowledgement is what a receiver says of the data that it has read from the stream.
@@ -133,6 +156,58 @@ func AppendAck(b []byte, a Acknowledgement) []byte {
 // AppendFin appends the record that ends the data.
 func AppendFin(b []byte) []byte { return append(b, byte(Fin), 0) }
 
+// AppendIdle appends the record that says that there is no more data for now.
+func AppendIdle(b []byte) []byte { return append(b, byte(Idle), 0) }
+
+// AppendForecast appends a forecast. Its counts are of cc.SproutForecast: they never fall.
+func AppendForecast(b []byte, f cc.SproutForecast) []byte {
+	var body [(1 + len(f.Counts)) * binary.MaxVarintLen64]byte
+	end := binary.AppendUvarint(body[:0], uint64(f.ReceivedOrLost))
+	before := 0
+	for _, n := range f.Counts {
+		end = binary.AppendUvarint(end, uint64(n-before))
+		before = n
+	}
+	b = binary.AppendUvarint(append(b, byte(Forecast)), uint64(len(end)))
+	return append(b, end...)
+}
+
+// maxCount bounds the units that a forecast may have in one tick.
+const maxCount = 1 << 20
+
+// ParseForecast reads the body of a forecast.
+func ParseForecast(body []byte) (f cc.SproutForecast, err error) {
+	var v [1 + len(f.Counts)]uint64
+	if err := readVarints(body, v[:]); err != nil {
+		return f, err
+	}
+	if v[0] > math.MaxInt64 {
+		return f, fmt.Errorf("%w: a forecast of %d bytes", ErrFormat, v[0])
+	}
+	f.ReceivedOrLost = cc.Bytes(v[0])
+	sum := 0
+	for i, n := range v[1:] {
+		if n > maxCount {
+			return f, fmt.Errorf("%w: a forecast of %d units in a tick", ErrFormat, n)
+		}
+		sum += int(n)
+		f.Counts[i] = sum
+	}
+	return f, nil
+}
+
+// readVarints reads as many numbers as out has room for. Further ones, of later versions, are passed over.
+func readVarints(body []byte, out []uint64) error {
+	for i := range out {
+		number, n := binary.Uvarint(body)
+		if n <= 0 {
+			return fmt.Errorf("%w: a record ends early", ErrFormat)
+		}
+		out[i], body = number, body[n:]
+	}
+	return nil
+}
+
 // Parse returns the first record of b, and how many bytes it takes with its header. 0: b does not hold all of it.
 // body is a part of b.
 func Parse(b []byte) (kind Kind, body []byte, size int, err error) {
@@ -156,15 +231,11 @@ func Parse(b []byte) (kind Kind, body []byte, size int, err error) {
 // maxTime bounds the times of an acknowledgement.
 const maxTime = uint64(time.Hour / time.Microsecond)
 
-// ParseAck reads the body of an acknowledgement. Further numbers of later versions are passed over.
+// ParseAck reads the body of an acknowledgement.
 func ParseAck(body []byte) (a Acknowledgement, err error) {
 	var v [6]uint64
-	for i := range v {
-		number, n := binary.Uvarint(body)
-		if n <= 0 {
-			return a, fmt.Errorf("%w: an acknowledgement ends early", ErrFormat)
-		}
-		v[i], body = number, body[n:]
+	if err := readVarints(body, v[:]); err != nil {
+		return a, err
 	}
 	if v[2] > maxTime || v[3] > maxTime {
 		return a, fmt.Errorf("%w: an acknowledgement with a time above an hour", ErrFormat)

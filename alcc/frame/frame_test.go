@@ -7,12 +7,28 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // sample is an acknowledgement with all fields.
 var sample = Acknowledgement{
 	Offset: 1 << 40, Records: 3, Gap: 12 * time.Millisecond, Held: 7 * time.Microsecond, Clock: 1 << 33,
 	Full: true, Fin: true,
+}
+
+// forecast is one of a link that delivers less and less.
+var forecast = cc.SproutForecast{ReceivedOrLost: 1 << 33, Counts: [8]int{9, 17, 24, 30, 35, 39, 42, 300}}
+
+func TestAForecastIsReadAsItWasWritten(t *testing.T) {
+	kind, body, _, err := Parse(AppendForecast(nil, forecast))
+	require.NoError(t, err)
+	assert.Equal(t, Forecast, kind)
+	got, err := ParseForecast(body)
+	require.NoError(t, err)
+	assert.Equal(t, forecast, got)
+	_, err = ParseForecast(body[:len(body)-2])
+	require.ErrorIs(t, err, ErrFormat)
 }
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
@@ -47,11 +63,11 @@ func TestAnAcknowledgementOfALongDownloadIsShort(t *testing.T) {
 }
 
 func TestStrangersAndOtherVersionsAreTold(t *testing.T) {
-	hello := AppendHello(nil)
+	hello := AppendHello(nil, true)
 	require.Len(t, hello, HelloBytes)
-	largest, err := ParseHello(hello)
+	got, err := ParseHello(hello)
 	require.NoError(t, err)
-	assert.Equal(t, MaxRecord, largest)
+	assert.Equal(t, Hello{Forecasts: true, Largest: MaxRecord}, got)
 	_, err = ParseHello([]byte("GET / HTTP/1.1\r\n"))
 	require.ErrorIs(t, err, ErrNoHello)
 	other := bytes.Clone(hello)
@@ -60,14 +76,14 @@ func TestStrangersAndOtherVersionsAreTold(t *testing.T) {
 	require.ErrorIs(t, err, VersionError{2})
 	require.ErrorContains(t, err, "update the older one")
 	small := bytes.Clone(hello)
-	copy(small[len(magic)+1:], []byte{0, 0, 0, 9})
+	copy(small[len(magic)+2:], []byte{0, 0, 0, 9})
 	_, err = ParseHello(small)
 	require.ErrorIs(t, err, ErrFormat)
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(AppendHello(nil))
-	f.Add(AppendFin(AppendAck(AppendData(nil, []byte("data")), sample)))
+	f.Add(AppendHello(nil, false))
+	f.Add(AppendForecast(AppendIdle(AppendFin(AppendAck(AppendData(nil, []byte("data")), sample))), forecast))
 	f.Add([]byte{2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_, _ = ParseHello(b)
@@ -78,6 +94,13 @@ func FuzzParse(f *testing.F) {
 			}
 			require.LessOrEqual(t, n, len(b))
 			require.LessOrEqual(t, len(body), MaxRecord)
+			if kind == Forecast {
+				if f, err := ParseForecast(body); err == nil {
+					again, err := ParseForecast(AppendForecast(nil, f)[2:])
+					require.NoError(t, err)
+					require.Equal(t, f, again)
+				}
+			}
 			if kind == Ack {
 				if a, err := ParseAck(body); err == nil {
 					again, err := ParseAck(AppendAck(nil, a)[2:])

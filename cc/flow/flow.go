@@ -56,6 +56,18 @@ func (f *Flow) Report(r Report) {
 	}
 }
 
+// TakeForecast takes in what the receiver of the flow's bytes forecasts of the path, if the group's algorithm is fed by
+// forecasts. next is how many bytes the sender has sent. The window of a group follows the forecasts of one flow, so a
+// flow that is fed should be alone in its group.
+func (f *Flow) TakeForecast(now cc.Time, next cc.Bytes, forecast cc.SproutForecast) {
+	g := f.lockGroup()
+	defer g.divideAndUnlock(now)
+	if forecaster := cc.FindForecaster(g.algorithm); forecaster != nil && !f.closed {
+		forecaster.OnForecast(g.algorithmState(now), next, forecast)
+		g.adoptControl(now)
+	}
+}
+
 // Take asks to send want bytes, and counts what it grants in the same step. Grants are whole segments unless want is
 // smaller. After a Grant of 0, Leg.Wake is called when asking again may help. want 0 withdraws a request. Over a leg
 // that enforces the window only a maximum rate refuses anything, and bytes count in flight once they leave.

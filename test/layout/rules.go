@@ -50,7 +50,7 @@ var table = []rule{
 	{packages: "alcc", module: []string{
 		"alcc/frame", "cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/datapath", "proxy/datapath/kernel",
 	}},
-	{packages: "alcc/frame"},
+	{packages: "alcc/frame", module: []string{"cc"}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
