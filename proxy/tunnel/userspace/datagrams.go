@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"container/heap"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -79,8 +80,12 @@ type Datagrams struct {
 	wakeSignal   chan struct{}
 	wakeMu       sync.Mutex
 	wokenShapers []*shaper
-	stop         chan struct{}
-	done         sync.WaitGroup
+	// tended has the shapers with packets. wakeMu guards it and wokenShapers.
+	tended []*shaper
+	stop   chan struct{}
+	done   sync.WaitGroup
+	// cookie is the content of our own echo requests: answers to other hosts' have another one.
+	cookie [8]byte
 }
 
 // counters are those of tunnel.DatagramStats.
@@ -120,6 +125,7 @@ func forwardDatagrams(
 		lastID:     uint16(with.Clock()),
 		wakeSignal: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
+	_, _ = rand.Read(d.cookie[:]) // it never fails
 	d.Configure(cfg)
 	d.openEchoes()
 	d.done.Go(d.endIdleSessions)
@@ -197,8 +203,18 @@ func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) 
 		hops, message)
 }
 
-// EchoReply implements netstack.Datagrams. It passes a reply on to the peer that has asked.
+// EchoReply implements netstack.Datagrams. It passes a reply on to the peer that has asked, unless
+// that was this gateway.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
+	if d.isPing(message) {
+		d.mu.Lock()
+		p := d.peers[d.inside.Peer(source)]
+		d.mu.Unlock()
+		if p != nil {
+			p.receivePing(d.with.Clock(), binary.BigEndian.Uint16(message[6:]))
+		}
+		return
+	}
 	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
 	if !d.refreshAssociation(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
 		d.counts.unsolicited.Add(1)
@@ -534,15 +550,25 @@ func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload [
 
 // endIdleSessions ends idle sessions, and sends queued packets once there is room, until Close.
 func (d *Datagrams) endIdleSessions() {
-	timer := time.NewTimer(0)
+	timer, tending := time.NewTimer(0), time.NewTicker(time.Hour)
 	defer timer.Stop()
+	defer tending.Stop()
+	isTending := false
 	for {
 		select {
 		case <-d.stop:
 			return
+		case <-tending.C:
+			if isTending = d.tendAll(d.with.Clock()); !isTending {
+				tending.Reset(time.Hour)
+			}
 		case <-d.wakeSignal:
 			for _, p := range d.takeWoken() {
 				p.sendAfterWake(d.with.Clock())
+			}
+			if !isTending {
+				isTending = true
+				tending.Reset(tendEvery)
 			}
 		case <-timer.C:
 			d.endStaleSessions(d.with.Clock())

@@ -467,44 +467,6 @@ func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
 	}
 }
 
-func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
-	g := gate(t, usual(), anywhere, nil)
-	g.terms = flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
-	out, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
-	require.NoError(t, err)
-	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, out.LocalAddr().(*net.UDPAddr).AddrPort())
-	require.NoError(t, err)
-	_, err = c.Write([]byte("go"))
-	require.NoError(t, err)
-	b := make([]byte, 10)
-	_, to, err := out.ReadFromUDPAddrPort(b)
-	require.NoError(t, err)
-
-	busy, err := g.flows.Open(g.with.Clock(), g.terms, flow.Leg{})
-	require.NoError(t, err)
-	require.Positive(t, busy.Take(g.with.Clock(), 1<<20).Bytes)
-	// Some go, a few wait, and the rest is lost here instead of on the last hop.
-	g.still.Store(int64(g.with.Clock()))
-	require.Eventually(t, func() bool {
-		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
-		require.NoError(t, err)
-		return g.Stats().Overflow >= 100
-	}, soon, 100*time.Microsecond)
-	assert.Positive(t, g.Stats().ReceivedPackets)
-	assert.Less(t, g.Stats().ReceivedPackets, uint64(50))
-	before := g.Stats().ReceivedPackets
-	g.still.Store(0)
-	busy.Close(g.with.Clock())
-	for range 20 {
-		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
-		require.NoError(t, err)
-	}
-	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond,
-		"the window is theirs again")
-	require.NoError(t, c.Close())
-	require.NoError(t, out.Close())
-}
-
 // byAddress is an outside whose every address is a peer of its own.
 type byAddress struct {
 	everybody
@@ -527,6 +489,7 @@ type forwarder struct {
 	stack   *netstack.Stack
 	outside *byAddress
 	flows   flow.Manager
+	down    flow.Terms                   // zero: what peers receive is not held
 	up      func(tunnel.Sent) flow.Terms // nil: what peers send is not held
 	still   atomic.Int64                 // where the clock stands; 0: it does not
 }
@@ -548,11 +511,11 @@ func newForwarder(t *testing.T, most int) *forwarder {
 	cfg.Most = most
 	f.Datagrams = forwardDatagrams("vpn", stack, f.outside, cfg, tunnel.Forwarding{
 		Flows: &f.flows, Clock: clock,
-		Verdict: func(s tunnel.Sent) (down, up flow.Terms, err error) {
+		Verdict: func(s tunnel.Sent) (_, up flow.Terms, err error) {
 			if f.up != nil {
 				up = f.up(s)
 			}
-			return down, up, nil
+			return f.down, up, nil
 		},
 	})
 	t.Cleanup(func() {

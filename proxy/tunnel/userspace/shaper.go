@@ -40,6 +40,11 @@ type shaper struct {
 	// queue is nil where packets are not held back.
 	queue  *flow.FairQueue[fiveTuple, packet]
 	window *flow.EchoFlow
+	pinger pinger
+	// usedAt is when a packet came last, and countedAt when busy flows were counted last.
+	usedAt, countedAt cc.Time
+	busy              int  // flows, as counted last
+	isTended          bool // the shaper is among Datagrams.tended
 }
 
 // fiveTuple identifies a flow of a peer.
@@ -71,7 +76,7 @@ func (s *shaper) openWindow(name string, terms flow.Terms) {
 		return
 	}
 	s.queue = flow.NewFairQueue[fiveTuple](flow.QueueConfig[packet]{Window: window, Dropped: s.d.countDropped})
-	s.window = window
+	s.window, s.pinger.isUseful = window, terms.Algorithm != unmanaged
 }
 
 // closeWindow gives up the part of the window, and drops the queue.
@@ -97,6 +102,11 @@ func (s *shaper) noteRoom() {
 	d.wakeMu.Lock()
 	d.wokenShapers = append(d.wokenShapers, s)
 	d.wakeMu.Unlock()
+	d.signalWake()
+}
+
+// signalWake makes endIdleSessions look at wokenShapers and tended.
+func (d *Datagrams) signalWake() {
 	select {
 	case d.wakeSignal <- struct{}{}:
 	default:
@@ -108,8 +118,14 @@ func (s *shaper) sendOrQueue(now cc.Time, pkt packet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := pkt.sizeWithHeaders()
-	if s.queue == nil || s.queue.Pass(now, pkt.fiveTuple, size) {
+	if s.queue == nil {
 		s.sendPacket(pkt)
+		return
+	}
+	s.usedAt = now
+	s.tendLater()
+	if s.queue.Pass(now, pkt.fiveTuple, size) {
+		s.sendAndPing(now, pkt)
 		return
 	}
 	defer s.accountQueued(s.queuedBytes())
@@ -134,11 +150,20 @@ func (s *shaper) sendAfterWake(now cc.Time) {
 // sendQueued sends queued packets while there is room. The caller holds s.mu.
 func (s *shaper) sendQueued(now cc.Time) {
 	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
-		s.sendPacket(pkt)
+		s.sendAndPing(now, pkt)
 	}
 	if packets, _ := s.queue.Len(); packets == 0 {
 		s.window.StopWanting(now)
 	}
+}
+
+// sendAndPing sends a packet, and an echo request behind it if one is due. The caller holds s.mu.
+func (s *shaper) sendAndPing(now cc.Time, pkt packet) {
+	s.sendPacket(pkt)
+	if pkt.viaSession == nil && pkt.target.stream == nil {
+		s.pinger.from, s.pinger.to = pkt.target.shownSource(pkt.source).Addr(), pkt.target.Addr()
+	}
+	s.pingDue(now)
 }
 
 // queuedBytes returns the bytes in the queue. The caller holds s.mu.

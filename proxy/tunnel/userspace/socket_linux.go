@@ -107,8 +107,10 @@ func (s *socket) setOptions(fd int, mark uint32) error {
 }
 
 const (
-	echoReply4 = 0
-	echoReply6 = 129
+	echoReply4   = 0
+	echoRequest4 = 8
+	echoRequest6 = 128
+	echoReply6   = 129
 )
 
 func (s *socket) closeSocket() { _ = s.file.Close() }

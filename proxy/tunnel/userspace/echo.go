@@ -1,0 +1,153 @@
+package userspace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+const (
+	tendEvery      = 5 * time.Millisecond   // a look at a shaper with packets
+	activeTime     = time.Second            // after the last packet a shaper is still looked at
+	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
+	probeEvery     = time.Second            // a peer that is not known to answer is asked again
+	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
+	maxProbes      = 3
+	unmanaged      = "none" // the algorithm of a window that bounds nothing
+)
+
+// pinger finds out whether a peer answers echo requests inside the tunnel, and makes its answers
+// acknowledge the packets for it. A request has the addresses of the packet before it: such packets
+// pass the tunnel's routes and the peer's filters. The shaper's mu guards it.
+type pinger struct {
+	from, to netip.Addr // of the newest packet; invalid: none can be followed by a request
+	isUseful bool       // the window is an algorithm's
+	probes   int        // requests without an answer, while the peer is not known to answer
+	nextAt   cc.Time    // when to ask such a peer again
+}
+
+// pingDue sends an echo request behind what has left, if one is due. The caller holds s.mu.
+func (s *shaper) pingDue(now cc.Time) {
+	p := &s.pinger
+	switch {
+	case !p.isUseful || !p.to.IsValid():
+	case s.window.Source() == flow.ByEcho:
+		if s.window.NextEcho() <= now {
+			s.sendPing(s.window.SendEcho(now))
+		}
+	case now >= p.nextAt:
+		p.probes++
+		p.nextAt = now.Add(probeEvery)
+		if p.probes >= maxProbes {
+			p.nextAt = now.Add(probeLater)
+		}
+		s.sendPing(0)
+	}
+}
+
+// sendPing sends an echo request. One that cannot be sent is lost, as the network may lose it.
+func (s *shaper) sendPing(sequence uint16) {
+	message := make([]byte, icmpHeader, icmpHeader+len(s.d.cookie))
+	message[0] = echoRequest4
+	if s.pinger.to.Is6() {
+		message[0] = echoRequest6
+	}
+	binary.BigEndian.PutUint16(message[6:], sequence)
+	_ = s.d.stack.SendICMP(s.pinger.from, s.pinger.to, append(message, s.d.cookie[:]...))
+}
+
+// receivePing takes in the answer to an echo request.
+func (s *shaper) receivePing(now cc.Time, sequence uint16) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil {
+		return
+	}
+	defer s.accountQueued(s.queuedBytes())
+	if s.window.Source() == flow.ByEcho {
+		s.window.ReceiveEcho(now, sequence)
+	} else {
+		s.window.AcknowledgeBy(now, flow.ByEcho)
+		s.pinger.probes = 0
+	}
+	s.sendQueued(now)
+}
+
+// isPing reports whether an echo reply answers a request of ours.
+func (d *Datagrams) isPing(message []byte) bool {
+	return bytes.Equal(message[icmpHeader:], d.cookie[:])
+}
+
+// tend does what time brings: echo requests behind the last packets, answers that do not come, and
+// other numbers of busy flows. It reports whether the shaper has packets, or had some of late.
+func (s *shaper) tend(now cc.Time) (active bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil {
+		return false
+	}
+	defer s.accountQueued(s.queuedBytes())
+	if now.Sub(s.countedAt) >= countFlowsTime {
+		s.countFlows(now)
+	}
+	if s.window.NextTimeout() <= now {
+		s.window.Expire(now)
+		s.sendQueued(now)
+	}
+	if s.window.Trouble() != flow.NoTrouble {
+		s.window.AcknowledgeBy(now, flow.ByTransport)
+		s.pinger.probes, s.pinger.nextAt = maxProbes, now.Add(probeLater)
+		s.sendQueued(now)
+	}
+	s.pingDue(now)
+	packets, _ := s.queue.Len()
+	s.isTended = packets > 0 || now.Sub(s.usedAt) < activeTime
+	return s.isTended
+}
+
+// countFlows gives the window as much weight as it has busy flows. The caller holds s.mu.
+func (s *shaper) countFlows(now cc.Time) {
+	s.countedAt = now
+	busy := max(1, s.queue.BusyFlows(now))
+	if busy == s.busy {
+		return
+	}
+	s.busy = busy
+	if err := s.window.SetFlows(now, busy); err != nil {
+		s.d.with.Log.Error("tunnel: weight of datagrams", "err", err)
+	}
+}
+
+// tendLater has tend called until the shaper is idle. The caller holds s.mu.
+func (s *shaper) tendLater() {
+	if s.isTended {
+		return
+	}
+	s.isTended = true
+	s.d.wakeMu.Lock()
+	s.d.tended = append(s.d.tended, s)
+	s.d.wakeMu.Unlock()
+	s.d.signalWake()
+}
+
+// tendAll tends all shapers that are active, and reports whether any is still.
+func (d *Datagrams) tendAll(now cc.Time) bool {
+	d.wakeMu.Lock()
+	all := d.tended
+	d.tended = nil
+	d.wakeMu.Unlock()
+	kept := all[:0]
+	for _, s := range all {
+		if s.tend(now) {
+			kept = append(kept, s)
+		}
+	}
+	d.wakeMu.Lock()
+	d.tended = append(kept, d.tended...)
+	defer d.wakeMu.Unlock()
+	return len(d.tended) > 0
+}
