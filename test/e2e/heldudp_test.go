@@ -14,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
@@ -326,6 +328,23 @@ func TestForwardingGoesOnWhateverBecomesOfTheProxy(t *testing.T) {
 	advances("while the proxy stands still")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	advances("once it goes on")
+	s.setClientLink(netlink.LinkSetDown)
+	s.setClientLink(netlink.LinkSetUp)
+	require.NoError(t, s.Client.Route(netip.Prefix{}, s.EdgeNear.V4), "which went with the link")
+	advances("over an interface that was down")
+	require.NoError(t, s.Edge.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		c.FlushRuleset()
+		return c.Flush()
+	}))
+	advances("without a ruleset")
+	const unheld = "UDP passes: no rules" // said at the start, too
+	require.Eventually(t, func() bool { return strings.Count(p.said.String(), unheld) == 2 }, patience, slack)
+	s.holdUDP(w, netlab.NearDevice)
+	advances("with rules again")
 	require.NoError(t, p.cmd.Process.Kill())
 	p.wait()
 	advances("without the proxy")
