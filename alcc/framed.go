@@ -75,7 +75,7 @@ type framed struct {
 	// that is above 0.
 	forecaster           *cc.SproutReceiver
 	forecast, forecastAt cc.Time
-	idleSent             bool // the peer knows that there was no more data
+	idleSent             bool // the peer knows that the flight has ended
 
 	ackDue   bool
 	received frame.Acknowledgement // what is to be acknowledged; Held and Clock are set when it is sent
@@ -269,7 +269,11 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 			f.received.Offset += uint64(len(body))
 			data++
 		case frame.Idle:
-			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Pause: time.Hour})
+			pause, err := frame.ParseIdle(body)
+			if err != nil {
+				return nil, err
+			}
+			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Pause: pause})
 		case frame.Forecast:
 			forecast, err := frame.ParseForecast(body)
 			if err != nil {
@@ -292,8 +296,14 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 	}
 }
 
-// forecastEvery is the time between two forecasts of a path that delivers: Sprout's tick.
-const forecastEvery = 20 * time.Millisecond
+// Sprout's times.
+const (
+	forecastEvery = 20 * time.Millisecond // between two forecasts: a tick
+	forecastAfter = time.Second           // since the newest data; an outage is forecast for so long
+	// pauseAtWindow is how long a sender may be silent when its window is used up. Without data it is silent for an hour.
+	pauseAtWindow = 50 * time.Millisecond
+	pauseAtEnd    = time.Hour
+)
 
 // noteForForecast takes in what came, and has a forecast sent. mu is held.
 func (f *framed) noteForForecast(now cc.Time, p cc.SproutPacket) {
@@ -441,6 +451,9 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 	if f.forecastAt > 0 && f.forecastAt <= now {
 		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
 		f.forecast, f.forecastAt = now, 0
+		if now.Sub(f.newest) < forecastAfter {
+			f.forecastAt = now.Add(forecastEvery)
+		}
 	}
 	n := f.takeRoom(now)
 	if n > 0 {
@@ -454,8 +467,12 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 		n -= len(data)
 		f.out.take(len(data))
 	}
-	if f.fed && !f.idleSent && f.out.length() == 0 {
-		b = frame.AppendIdle(b)
+	if f.fed && !f.idleSent && f.credit == 0 {
+		pause := pauseAtWindow
+		if f.out.length() == 0 {
+			pause = pauseAtEnd
+		}
+		b = frame.AppendIdle(b, pause)
 		f.idleSent = true
 	}
 	if f.fin && !f.finSent && f.out.length() == 0 {

@@ -9,7 +9,7 @@
 //	2     ack       offset | records | gap | held | clock | flags: varints
 //	3     fin       none: no data follows
 //	4     forecast  received | 8 counts, each as what it has more than the one before: varints
-//	5     idle      none: the sender has no more data for now
+//	5     idle      pause in milliseconds, a varint: the sender means to send no data for so long
 //
 // Forecasts answer a hello with the flag forecasts (1). They and idle are Sprout's (NSDI 2013 §3.2 to 3.5).
 //
@@ -156,8 +156,21 @@ func AppendAck(b []byte, a Acknowledgement) []byte {
 // AppendFin appends the record that ends the data.
 func AppendFin(b []byte) []byte { return append(b, byte(Fin), 0) }
 
-// AppendIdle appends the record that says that there is no more data for now.
-func AppendIdle(b []byte) []byte { return append(b, byte(Idle), 0) }
+// AppendIdle appends the record that says that there will be no data for a time.
+func AppendIdle(b []byte, pause time.Duration) []byte {
+	var body [binary.MaxVarintLen64]byte
+	end := binary.AppendUvarint(body[:0], uint64(pause.Milliseconds()))
+	return append(append(b, byte(Idle), byte(len(end))), end...)
+}
+
+// ParseIdle reads the body of an idle record.
+func ParseIdle(body []byte) (pause time.Duration, err error) {
+	var v [1]uint64
+	if err := readVarints(body, v[:]); err != nil {
+		return 0, err
+	}
+	return time.Duration(min(v[0], uint64(time.Hour.Milliseconds()))) * time.Millisecond, nil
+}
 
 // AppendForecast appends a forecast. Its counts are of cc.SproutForecast: they never fall.
 func AppendForecast(b []byte, f cc.SproutForecast) []byte {

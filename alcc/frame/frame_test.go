@@ -27,7 +27,12 @@ func TestAForecastIsReadAsItWasWritten(t *testing.T) {
 	got, err := ParseForecast(body)
 	require.NoError(t, err)
 	assert.Equal(t, forecast, got)
-	_, err = ParseForecast(body[:len(body)-2])
+	_, body, _, err = Parse(AppendIdle(nil, 50*time.Millisecond))
+	require.NoError(t, err)
+	pause, err := ParseIdle(body)
+	require.NoError(t, err)
+	assert.Equal(t, 50*time.Millisecond, pause)
+	_, err = ParseForecast(body[:len(body)-1])
 	require.ErrorIs(t, err, ErrFormat)
 }
 
@@ -83,7 +88,7 @@ func TestStrangersAndOtherVersionsAreTold(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(AppendHello(nil, false))
-	f.Add(AppendForecast(AppendIdle(AppendFin(AppendAck(AppendData(nil, []byte("data")), sample))), forecast))
+	f.Add(AppendForecast(AppendIdle(AppendFin(AppendAck(AppendData(nil, []byte("data")), sample)), time.Second), forecast))
 	f.Add([]byte{2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_, _ = ParseHello(b)
@@ -94,6 +99,7 @@ func FuzzParse(f *testing.F) {
 			}
 			require.LessOrEqual(t, n, len(b))
 			require.LessOrEqual(t, len(body), MaxRecord)
+			_, _ = ParseIdle(body)
 			if kind == Forecast {
 				if f, err := ParseForecast(body); err == nil {
 					again, err := ParseForecast(AppendForecast(nil, f)[2:])
