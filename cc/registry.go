@@ -282,3 +282,25 @@ func Parse(ref string) (name string, p Params, err error) {
 	}
 	return name, p, nil
 }
+
+// Format returns an algorithm with settings as Parse reads it. Settings that s does not have are left out.
+func (s Spec) Format(p Params) string {
+	var items []string
+	for _, d := range s.Params {
+		if v, ok := p[d.Name]; ok {
+			items = append(items, d.Name+"="+d.FormatValue(v))
+		}
+	}
+	if len(items) == 0 {
+		return s.Name
+	}
+	return s.Name + ":" + strings.Join(items, ",")
+}
+
+// FormatValue returns a value of the setting as ParseParam reads it.
+func (d Param) FormatValue(v float64) string {
+	if i := int(v); len(d.Choices) > 0 && i >= 0 && i < len(d.Choices) {
+		return d.Choices[i]
+	}
+	return strconv.FormatFloat(v, 'g', -1, 64)
+}

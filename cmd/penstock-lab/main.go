@@ -49,6 +49,7 @@ Exit codes:
 		simCommand(),
 		benchCommand(),
 		mdiCommand(),
+		nativeCommand(),
 		reportCommand(),
 		traceCommand(),
 		cli.VersionCommand(),

@@ -79,7 +79,7 @@ func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 	for _, s := range specs {
 		var params, profiles []string
 		for _, p := range s.Params {
-			params = append(params, p.Name+"="+formatValue(p, p.Default))
+			params = append(params, p.Name+"="+p.FormatValue(p.Default))
 		}
 		for _, f := range s.Profiles {
 			profiles = append(profiles, f.Name)
@@ -105,7 +105,7 @@ func explainAlgorithm(w io.Writer, s cc.Spec) error {
 		fmt.Fprintln(t, "\nPARAMETER\tDEFAULT\tUNIT\tVALUES\tMEANING")
 	}
 	for _, p := range s.Params {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, formatValue(p, p.Default), orDash(p.Unit), valueRange(p),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, p.FormatValue(p.Default), orDash(p.Unit), valueRange(p),
 			p.About)
 	}
 	if len(s.Profiles) > 0 {
@@ -192,7 +192,7 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 		b.WriteString("\n| parameter | default | unit | values | meaning |\n|---|---|---|---|---|\n")
 	}
 	for _, p := range s.Params {
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), escapeCell(orDash(p.Unit)),
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, p.FormatValue(p.Default), escapeCell(orDash(p.Unit)),
 			escapeCell(valueRange(p)), escapeCell(p.About))
 	}
 	if len(s.Profiles) > 0 {
@@ -214,7 +214,7 @@ func formatSettings(s cc.Spec, params cc.Params) string {
 	var items []string
 	for _, p := range s.Params {
 		if v, ok := params[p.Name]; ok {
-			items = append(items, p.Name+"="+formatValue(p, v))
+			items = append(items, p.Name+"="+p.FormatValue(v))
 		}
 	}
 	return orDash(strings.Join(items, ","))
@@ -223,15 +223,7 @@ func formatSettings(s cc.Spec, params cc.Params) string {
 // exampleRef shows how to write s with one of its settings.
 func exampleRef(s cc.Spec) string {
 	p := s.Params[0]
-	return strconv.Quote(s.Name + ":" + p.Name + "=" + formatValue(p, p.Default))
-}
-
-// formatValue writes v as ParseParam reads it.
-func formatValue(p cc.Param, v float64) string {
-	if i := int(v); len(p.Choices) > 0 && i >= 0 && i < len(p.Choices) {
-		return p.Choices[i]
-	}
-	return strconv.FormatFloat(v, 'g', -1, 64)
+	return strconv.Quote(s.Name + ":" + p.Name + "=" + p.FormatValue(p.Default))
 }
 
 // valueRange says which values p takes: its choices, or its bounds, both included.
@@ -239,7 +231,7 @@ func valueRange(p cc.Param) string {
 	if len(p.Choices) > 0 {
 		return strings.Join(p.Choices, ", ")
 	}
-	lo, hi := formatValue(p, p.Min), formatValue(p, p.Max)
+	lo, hi := p.FormatValue(p.Min), p.FormatValue(p.Max)
 	if math.IsInf(p.Max, 1) || p.Max == math.MaxFloat64 {
 		return lo + " or more"
 	}

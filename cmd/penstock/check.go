@@ -216,7 +216,7 @@ func paramsOf(t flow.Terms) string {
 	var items []string
 	for _, p := range spec.Params {
 		if v, ok := t.Params[p.Name]; ok && v != p.Default {
-			items = append(items, p.Name+"="+formatValue(p, v))
+			items = append(items, p.Name+"="+p.FormatValue(v))
 		}
 	}
 	return strings.Join(items, ",")

@@ -124,7 +124,7 @@ func TestEveryAlgorithmExplainsItself(t *testing.T) {
 func TestDefaultsAndProfilesReadBackAsWritten(t *testing.T) {
 	for _, s := range cc.Specs() {
 		for _, p := range s.Params {
-			v, err := s.ParseParam(p.Name, formatValue(p, p.Default))
+			v, err := s.ParseParam(p.Name, p.FormatValue(p.Default))
 			require.NoError(t, err, "%s %s", s.Name, p.Name)
 			assert.Equal(t, p.Default, v, "%s %s", s.Name, p.Name)
 		}

@@ -106,7 +106,7 @@ var table = []rule{
 		"internal/logqueue",
 	}},
 	{packages: "cmd/penstock-lab", module: []string{
-		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",
+		"alcc", "cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",
 	}},
 	{packages: "test/...", module: []string{"..."}},
 	{packages: "agents/...", module: []string{"cc/ccp", "agents/..."}},

@@ -22,10 +22,7 @@ import (
 
 var (
 	none  error  // why there can be no lab
-	place string // for the program
-	built sync.Once
-	exe   string
-	wrong error // with the build
+	place string // for the programs
 )
 
 // Main runs a package's tests where labs can be built: as root, or inside a user
@@ -61,17 +58,29 @@ func Need(t *testing.T) {
 	need.TUN(t)
 }
 
-// Penstock is the program as it is shipped, built once for the package.
-func Penstock(t *testing.T) string {
+// builds are the programs as they are shipped, each built once for the package.
+var builds = map[string]func() (string, error){
+	"penstock":     sync.OnceValues(func() (string, error) { return Build(place) }),
+	"penstock-lab": sync.OnceValues(func() (string, error) { return place + "/penstock-lab", makeIn(place, "penstock-lab") }),
+}
+
+// Penstock returns the program that is the proxy.
+func Penstock(t *testing.T) string { return program(t, "penstock") }
+
+// Laboratory returns the program penstock-lab.
+func Laboratory(t *testing.T) string { return program(t, "penstock-lab") }
+
+// program returns one of builds.
+func program(t *testing.T, name string) string {
 	t.Helper()
 	for _, tool := range []string{"go", "make"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("%s is missing, which builds the proxy", tool)
 		}
 	}
-	built.Do(func() { exe, wrong = Build(place) })
-	require.NoError(t, wrong)
-	return exe
+	path, err := builds[name]()
+	require.NoError(t, err)
+	return path
 }
 
 // StartAgent starts a congestion control agent, which has nothing to say and ends with the

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +23,8 @@ import (
 // longestWait is how long the sender waits at most, to see that it is to end.
 const longestWait = 50 * time.Millisecond
 
-// NewToken draws the number by which a receiver knows its sender.
-func NewToken() uint64 {
+// newToken draws the number by which a receiver knows its sender.
+func newToken() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return binary.BigEndian.Uint64(b[:])
@@ -48,11 +47,11 @@ type Sender struct {
 	out    outstanding
 	packet [DataBytes]byte
 
-	sent, again atomic.Int64 // bytes, for others to read
+	sent func(all, again cc.Bytes) // of Run
 }
 
-// Open opens a sender's socket to a receiver with the same token.
-func Open(to netip.AddrPort, token uint64, algorithm string, params cc.Params) (*Sender, error) {
+// Open opens a sender's socket to a receiver.
+func Open(to netip.AddrPort, algorithm string, params cc.Params) (*Sender, error) {
 	if !to.Addr().Is4() {
 		return nil, fmt.Errorf("native: send to %s: only IPv4 addresses are supported", to)
 	}
@@ -63,15 +62,16 @@ func Open(to netip.AddrPort, token uint64, algorithm string, params cc.Params) (
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
 		return nil, errors.Join(fmt.Errorf("native: connect to %s: %w", to, err), unix.Close(fd))
 	}
-	return &Sender{fd: fd, token: token, algo: algorithm, params: params, out: newOutstanding()}, nil
+	return &Sender{fd: fd, token: newToken(), algo: algorithm, params: params, out: newOutstanding()}, nil
 }
 
-// Run sends until ctx ends, and closes the socket.
-func (s *Sender) Run(ctx context.Context) (err error) {
+// Run sends until ctx ends, and closes the socket. It calls sent with all bytes so far, and with how many of them were
+// sent once more.
+func (s *Sender) Run(ctx context.Context, sent func(all, again cc.Bytes)) (err error) {
 	runtime.LockOSThread() // the waits of a thread are exact, those of a goroutine are not
 	defer runtime.UnlockOSThread()
 	defer func() { err = errors.Join(err, unix.Close(s.fd)) }()
-	s.began = time.Now()
+	s.began, s.sent = time.Now(), sent
 	manager := flow.Manager{Seed: s.token, Arm: func(_ int, at cc.Time) { s.tickAt = min(s.tickAt, at) }}
 	s.tickAt = cc.Never
 	terms := flow.Terms{Group: "native", Alone: true, Algorithm: s.algo, Params: s.params}
@@ -113,11 +113,6 @@ func (s *Sender) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// Sent is how much was sent by now, and how much of it once more.
-func (s *Sender) Sent() (all, again cc.Bytes) {
-	return cc.Bytes(s.sent.Load()), cc.Bytes(s.again.Load())
-}
-
 func (s *Sender) now() cc.Time { return cc.Time(time.Since(s.began) + time.Second) }
 
 func (s *Sender) lookAt() cc.Time {
@@ -157,8 +152,7 @@ func (s *Sender) pump() (next cc.Time, err error) {
 			return 0, os.NewSyscallError("send", err)
 		}
 		s.out.send(now)
-		s.sent.Store(int64(s.out.report.Written - ahead + s.out.report.Lost))
-		s.again.Store(int64(s.out.report.Lost))
+		s.sent(s.out.report.Written-ahead+s.out.report.Lost, s.out.report.Lost)
 		sent = true
 		if s.limit.PacingRate > 0 {
 			// A wait that ended late is made up for, but not a whole pause.
@@ -205,10 +199,14 @@ func (s *Sender) wait(until cc.Time) error {
 	return nil
 }
 
-// Receive answers the packets of the sender with that token until conn is closed, and tells took of the payload
-// of each that had not come before.
-func Receive(conn net.PacketConn, token uint64, took func(cc.Bytes)) error {
-	r := arrivals{token: token}
+// silence is how long a sender must have sent nothing before a receiver takes up another.
+const silence = time.Second
+
+// Receive answers the packets of one sender at a time until conn is closed. It calls took with the payload of each
+// segment that had not come before.
+func Receive(conn net.PacketConn, took func(cc.Bytes)) error {
+	var r arrivals
+	var heard time.Time // when the sender's latest packet came; zero: there is no sender
 	buf, reply := make([]byte, DataBytes+1), make([]byte, 0, ackBytes)
 	for {
 		n, from, err := conn.ReadFrom(buf)
@@ -218,11 +216,17 @@ func Receive(conn net.PacketConn, token uint64, took func(cc.Bytes)) error {
 			}
 			return fmt.Errorf("native: receive: %w", err)
 		}
+		now := time.Now()
+		if n == DataBytes && now.Sub(heard) > silence {
+			if token := binary.BigEndian.Uint64(buf); token != r.token {
+				r = arrivals{token: token}
+			}
+		}
 		if a, ok := r.take(buf[:n]); ok {
-			if r.isNew(buf[:n]) {
+			if heard = now; r.isNew(buf[:n]) {
 				took(payload)
 			}
-			if _, err := conn.WriteTo(a.write(reply[:0], token), from); err != nil && !errors.Is(err, net.ErrClosed) {
+			if _, err := conn.WriteTo(a.write(reply[:0], r.token), from); err != nil && !errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("native: acknowledge: %w", err)
 			}
 		}

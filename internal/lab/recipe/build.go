@@ -98,7 +98,7 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 	s = stage.Stage{
 		Name: f.Name, Hold: f.Hold, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: f.Hints,
 		Duration: f.Duration, Warmup: f.Warmup, Seed: uint64(f.Seed) + b.seed - 1,
-		AckEvery: f.Acks.Every, Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
+		AckEvery: f.Acks.Every, Native: f.Native, Over: f.Over, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
 		Envelope: string(f.Envelope), Sample: cmp.Or(f.Sample, stage.Step),
 	}
 	switch name, _, err := cc.Parse(f.Kernel); {

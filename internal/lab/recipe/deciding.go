@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// cpu is the processor time, in seconds, of the proxy and of the agents that were started for the run for
-// each GB that the applications read; NaN where there is no proxy, as in virtual time.
+// cpu is the processor time, in seconds, for each GB that the applications read: of the proxy and of the agents that
+// were started for the run, or of native senders. NaN where there are neither, as in virtual time.
 func (r Run) cpu() float64 {
 	read := cc.Bytes(0)
 	for _, a := range r.Record.Actors {

@@ -36,7 +36,8 @@ envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
 agents: [{name: reno, program: reno, algorithm: 10ms}]  # that decide for ccp:reno: penstock-agent-PROGRAM is started
 # agents: [{name: mine, command: "./mine $SOCKET"}]   or what a shell starts: where /tmp/ccp is its own
 # edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
-# native: true                       what they decide without an edge and TCP, over UDP
+# native: true                       what they decide without an edge, in a process at each end, over UDP
+# over: own-acks                     with native: over the library with acknowledgements of its own, or tcp: the kernel's
 # virtual: true                      this run in virtual time, also beside others over real sockets
 # kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
 # tunnel: wireguard                  around all that passes the link
@@ -311,6 +312,7 @@ type form struct {
 	Group     string           `yaml:"group"`
 	Envelope  config.Envelope  `yaml:"envelope"`
 	Native    bool             `yaml:"native"`
+	Over      string           `yaml:"over"`
 	Virtual   bool             `yaml:"virtual"`
 	Edge      raw              `yaml:"edge"`
 	Kernel    string           `yaml:"kernel"`

@@ -13,8 +13,6 @@ import (
 
 // unplayed are published experiments without a recipe: who published them, what is played, and why it is not here.
 var unplayed = [][3]string{
-	{"ALCC, §5.6", "processor time beside native senders", "the native sender is part of the program that emulates the " +
-		"link, and its time cannot be told apart; `go test -bench . ./test/cost` has the proxy's"},
 	{
 		"ALCC, §5.7", "phones in operators' networks",
 		"needs those networks; `alcc-a7` has their queue, which loses nothing",

@@ -33,7 +33,7 @@ type view struct {
 	Intact       bool               `expr:"intact"`        // no byte was lost or changed, and nothing ended early
 	Answers      int                `expr:"answers"`       // to changes of the proxy's configuration
 	WrongAnswers int                `expr:"wrong_answers"` // good ones refused and wrong ones taken
-	CPU          float64            `expr:"cpu"`           // of the proxy and its agents, in seconds per GB of payload
+	CPU          float64            `expr:"cpu"`           // of the proxy and its agents, or of native senders, in seconds per GB of payload
 	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
 	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 

@@ -44,6 +44,7 @@ type Run struct {
 	Kernel    string `json:"kernel_algorithm,omitempty"` // of the servers' own, where no edge has a part in it
 	Algorithm string `json:"algorithm,omitempty"`        // that the edge has by default
 	Native    bool   `json:"native,omitempty"`           // which sent by itself, without an edge
+	Over      string `json:"over,omitempty"`             // what carried its data; empty: UDP
 	Envelope  string `json:"envelope,omitempty"`         // below it, as the proxy reports it, else as asked for
 	Tunnel    string `json:"tunnel,omitempty"`
 
@@ -205,7 +206,7 @@ const mostFlows = 100
 // Of is the record of what came of a stage; who played it for what is left open.
 func Of(s stage.Stage, rec stage.Record) Run {
 	r := Run{
-		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native,
+		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native, Over: s.Over,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
 		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
 		StartedAt:     time.Now().UTC().Truncate(time.Second),
@@ -242,7 +243,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		}
 		r.Lateness, r.Noisy = PercentilesOf(late.Delays()), rec.Disturbed()
 	}
-	if rec.CPU > 0 {
+	if rec.CPU > 0 && !s.Native { // the fields are of the proxy
 		share := rec.CPU.Seconds() / s.Duration.Seconds()
 		r.CPUShare = &share
 		moved := cc.Bytes(0) // in the whole run, as the time is

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
-	"github.com/penstock-net/penstock/internal/lab/native"
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 )
 
@@ -31,7 +30,7 @@ type actor struct {
 	at      atomic.Pointer[netip.AddrPort] // the client's end of the present one
 	record  ActorRecord
 
-	sender atomic.Pointer[native.Sender] // nil: it is not native, or not there yet
+	sender atomic.Pointer[nativeEnd] // nil: it is not native, or not there yet
 	// By what sends into the last hop: on connections that have ended, and on all by the end of the
 	// warm-up and of the run.
 	ended, early, late sentFor

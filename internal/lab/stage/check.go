@@ -67,6 +67,9 @@ func (s Stage) Check() error {
 	if s.Hold && (s.Edge == "" || s.Tunnel != "" || s.Native) {
 		wrong("hold", "it is for a transparent proxy: give it algorithm or edge, and neither tunnel nor native")
 	}
+	if s.Over != "" && (!s.Native || !slices.Contains(Overs, s.Over)) {
+		wrong("over", "it is %q, but must be one of %s, of a run with native: true", s.Over, strings.Join(Overs, ", "))
+	}
 	for _, a := range s.Actors {
 		if err := a.check(s); err != nil {
 			wrong("flows."+a.Name, "%v", err)

@@ -11,5 +11,5 @@ func TestMain(m *testing.M) { labtest.Main(m) }
 // penstock is what stages are played with: the program under test.
 func penstock(t *testing.T) Env {
 	t.Helper()
-	return Env{Executable: labtest.Penstock(t)}
+	return Env{Executable: labtest.Penstock(t), Laboratory: labtest.Laboratory(t)}
 }

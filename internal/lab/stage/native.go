@@ -1,18 +1,50 @@
 package stage
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/internal/lab/native"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-// nativePort is the first receiver's.
-const nativePort = 20_000
+// What carries the data of native senders.
+const (
+	OverUDP     = "udp"      // the algorithm's own packets and acknowledgements (package native)
+	OverTCP     = "tcp"      // package alcc over the kernel's signals
+	OverOwnAcks = "own-acks" // package alcc at both ends
+)
+
+// Overs are all that Stage.Over may be.
+var Overs = []string{OverUDP, OverTCP, OverOwnAcks}
+
+const (
+	nativePort = 20_000 // the first receiver's
+	// receiverSteps is how often a receiver says what has come, well below Step.
+	receiverSteps = 10 * time.Millisecond
+)
+
+// NativeLine is what both ends of a native transfer print from time to time: all bytes so far, and how many of them
+// were sent once more.
+const NativeLine = "%d bytes, %d again\n"
+
+// nativeEnd is one end of a native transfer: a process in a namespace of the lab.
+type nativeEnd struct {
+	cmd          *netlab.Cmd
+	complaint    edge.Tail
+	bytes, again atomic.Int64  // what the process has said last
+	used         atomic.Int64  // processor time in nanoseconds, once it is stopped; 0: it runs
+	began, ended chan struct{} // closed with the first line, and with the last
+}
 
 // nativeBulk sends by the algorithm that the stage's edge names, and by no edge.
 func (a *actor) nativeBulk(ctx context.Context) error {
@@ -23,32 +55,133 @@ func (a *actor) nativeBulk(ctx context.Context) error {
 	if !managed {
 		return fmt.Errorf("native: %q has no algorithm", a.Name)
 	}
-	return a.sendNative(ctx, terms.Algorithm, terms.Params)
+	spec, err := cc.Lookup(terms.Algorithm)
+	if err != nil {
+		return err
+	}
+	return a.sendNative(ctx, spec.Format(terms.Params), a.run.stage.Over)
 }
 
-// sendNative makes the server send by an algorithm over UDP until the actor stops, and counts what comes to its host.
-func (a *actor) sendNative(ctx context.Context, algorithm string, params cc.Params) error {
+// sendNative makes the server send by an algorithm until the actor stops, and counts what comes to its host.
+func (a *actor) sendNative(ctx context.Context, algorithm, over string) (err error) {
 	to := netip.AddrPortFrom(a.host, uint16(nativePort+a.number))
-	var receiver net.PacketConn
-	err := a.run.lab.Client.Do(func() (err error) {
-		receiver, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(to))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("start the native receiver: %w", err)
+	if over == "" {
+		over = OverUDP
 	}
-	token := native.NewToken()
-	var sender *native.Sender
-	err = a.run.lab.Server.Do(func() (err error) {
-		sender, err = native.Open(to, token, algorithm, params)
-		return err
-	})
-	if err != nil {
-		return errors.Join(err, receiver.Close())
+	read := cc.Bytes(0)
+	take := func(all cc.Bytes) {
+		a.read(int(all - read))
+		read = all
 	}
-	received := make(chan error, 1)
-	go func() { received <- native.Receive(receiver, token, func(n cc.Bytes) { a.read(int(n)) }) }()
-	a.sender.Store(sender)
-	err = sender.Run(ctx)
-	return errors.Join(err, receiver.Close(), <-received)
+	receiver, err := a.run.startNative(a.run.lab.Client, take,
+		"receive", "--listen", to.String(), "--over", over, "--every", receiverSteps.String())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, receiver.stop()) }()
+	select {
+	case <-receiver.began: // it listens
+	case <-receiver.ended:
+		return receiver.explain("receiver")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	sender, err := a.run.startNative(a.run.lab.Server, func(cc.Bytes) {},
+		"send", to.String(), "--over", over, "--algorithm", algorithm, "--every", Step.String())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sender.stop()) }()
+	if a.sender.Store(sender); over != OverUDP {
+		a.at.Store(&to) // the kernel counts what its socket sends
+	}
+	select {
+	case <-sender.ended:
+		return sender.explain("sender")
+	case <-receiver.ended:
+		return receiver.explain("receiver")
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// startNative starts an end of a native transfer, and calls take with each count of bytes that it prints.
+func (r *run) startNative(node *netlab.Node, take func(cc.Bytes), args ...string) (*nativeEnd, error) {
+	program := r.env.Laboratory
+	if program == "" {
+		var err error
+		if program, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("find this program: %w", err)
+		}
+	}
+	e := &nativeEnd{began: make(chan struct{}), ended: make(chan struct{}), complaint: edge.Tail{Most: lastComplaint}}
+	// The models come first: the algorithm may name one.
+	args = slices.Concat(r.env.Args, []string{"native"}, args)
+	e.cmd = node.Command(context.Background(), program, args...) // stop ends it
+	e.cmd.SysProcAttr.Setpgid = true                             // the terminal's Ctrl-C is for us
+	e.cmd.Stderr = &e.complaint
+	out, err := e.cmd.StdoutPipe()
+	if err == nil {
+		err = e.cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start a native %s: %w", args[0], err)
+	}
+	go e.follow(out, take)
+	return e, nil
+}
+
+// lastComplaint is how many bytes of an end's last words are kept.
+const lastComplaint = 1 << 10
+
+// follow reads what the process prints until its end.
+func (e *nativeEnd) follow(out io.Reader, take func(cc.Bytes)) {
+	defer close(e.ended)
+	lines := bufio.NewScanner(out)
+	if lines.Scan() {
+		close(e.began)
+	}
+	for lines.Scan() {
+		var all, again cc.Bytes
+		if _, err := fmt.Sscanf(lines.Text()+"\n", NativeLine, &all, &again); err == nil {
+			e.bytes.Store(int64(all))
+			e.again.Store(int64(again))
+			take(all)
+		}
+	}
+}
+
+// cpu returns the processor time that the process has used.
+func (e *nativeEnd) cpu() (time.Duration, error) {
+	if used := e.used.Load(); used > 0 {
+		return time.Duration(used), nil
+	}
+	return edge.CPUTime(e.cmd.Process.Pid)
+}
+
+// stop ends the process.
+func (e *nativeEnd) stop() error {
+	used, err := e.cpu()
+	e.used.Store(int64(used))
+	_ = e.cmd.Process.Kill() // it may have ended
+	<-e.ended
+	_ = e.cmd.Wait() // it was killed
+	return err
+}
+
+// explain returns why the process has ended by itself.
+func (e *nativeEnd) explain(what string) error {
+	return fmt.Errorf("the native %s ended: %s", what, &e.complaint)
+}
+
+// nativeCPU returns the processor time that the processes of native senders have used so far.
+func (r *run) nativeCPU() (sum time.Duration, err error) {
+	for _, a := range r.actors {
+		if s := a.sender.Load(); s != nil && err == nil {
+			var used time.Duration
+			used, err = s.cpu()
+			sum += used
+		}
+	}
+	return sum, err
 }

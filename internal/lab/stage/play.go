@@ -28,8 +28,10 @@ const downSeed, upSeed = 0x646f776e, 0x7570
 type Env struct {
 	Executable string   // the program that is the proxy: penstock
 	Args       []string // beside its configuration, such as --mdi-model
-	Packets    bool     // record the packets that leave the edge for the first actor
-	Blind      bool     // do not look at the proxy as it runs, which costs it a little time
+	// Laboratory is the program penstock-lab, which has native senders and receivers; empty: this program.
+	Laboratory string
+	Packets    bool // record the packets that leave the edge for the first actor
+	Blind      bool // do not look at the proxy as it runs, which costs it a little time
 }
 
 // run is a stage at play:

@@ -18,7 +18,7 @@ const quicProtocol = "stage"
 // quic downloads over UDP, by the server's own congestion control, until the actor stops.
 func (a *actor) quic(ctx context.Context) error {
 	if control := cmp.Or(a.Control, quicControl); control != quicControl {
-		return a.sendNative(ctx, control, nil)
+		return a.sendNative(ctx, control, OverUDP)
 	}
 	out, err := listenUDP(ctx, a.run.lab.Server, a.server.Addr())
 	if err != nil {

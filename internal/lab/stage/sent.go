@@ -68,9 +68,8 @@ func (r *run) present(ctx context.Context, actors ...*actor) (map[*actor]sentFor
 			}
 			all[a] = sentFor{nodes[node][*at].sent, nodes[node][*at].resent}
 		}
-		if s := a.sender.Load(); s != nil {
-			sent, resent := s.Sent()
-			all[a] = sentFor{sent, resent}
+		if s := a.sender.Load(); s != nil && a.at.Load() == nil {
+			all[a] = sentFor{cc.Bytes(s.bytes.Load()), cc.Bytes(s.again.Load())}
 		}
 	}
 	return all, nil

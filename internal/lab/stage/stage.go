@@ -52,6 +52,8 @@ type Stage struct {
 	// Native has what the edge would decide without the edge, and nothing below it: each packet is
 	// acknowledged by itself, over UDP.
 	Native bool
+	// Over says what carries the data of native senders: one of Overs. Empty: OverUDP.
+	Over string `json:",omitempty"`
 	// Virtual has this run in virtual time, wherever those beside it are played.
 	Virtual bool
 	// Algorithm and Envelope are what Edge has by default, as it was written, for the record.
@@ -134,7 +136,7 @@ type Record struct {
 	Left      []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
 
 	Reloads []Reload      // what the proxy answered to changes of its configuration
-	CPU     time.Duration // that the proxy used in the run; 0 without one
+	CPU     time.Duration // that the proxy used in the run, or the processes of native senders; 0 without both
 	Decided Decided       // by agents
 	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
 

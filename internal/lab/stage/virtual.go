@@ -130,7 +130,12 @@ const virtualListener = "edge"
 // a tunnel that ends in the proxy, or the proxy relays above an envelope of the
 // kernel's own. A stage has one, also for those that are past such a proxy.
 func (s Stage) transport(envelope string) sim.Transport {
-	if s.Native {
+	switch {
+	case s.Over == OverTCP:
+		return sim.Kernel
+	case s.Over == OverOwnAcks:
+		return sim.Relay
+	case s.Native:
 		return sim.Native
 	}
 	tunnelled := s.Edge != "" && s.Tunnel != ""

@@ -44,7 +44,9 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 		r.apart(w.countEarly)
 	}
 	if r.stage.Native {
-		return w, nil
+		var err error
+		w.cpu, err = r.nativeCPU()
+		return w, err
 	}
 	if r.proxy != nil {
 		var err error
@@ -260,6 +262,11 @@ func (w *watch) finish() error {
 			sending := netlab.SendingTo(capture.Packets, netip.AddrPort{}, *at)
 			w.record.Departures = departures(sending, capture.Missed, w.stage.Duration, pacing(verdict))
 		}
+	}
+	if w.stage.Native {
+		used, err := w.nativeCPU()
+		w.record.CPU = used - w.cpu
+		return err
 	}
 	if w.proxy == nil {
 		return nil
