@@ -2,9 +2,18 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
 )
 
@@ -19,10 +28,11 @@ type heldUDP struct {
 	echoes *hold.EchoSocket
 	copies *hold.Copies
 	holder *hold.Holder // nil: it is not served
-	// privilege is why the thread that gives verdicts keeps CAP_NET_ADMIN only with the process; nil: it keeps it alone.
+	passes *passCounter // of what goes to clients past the queue; nil: it is the uplink
+	// privilege is why the threads that need CAP_NET_ADMIN keep it only with the process; nil: they keep it alone.
 	privilege error
-	stop      func()        // ends serving
-	done      chan struct{} // closed once serving has ended
+	stop      func()         // ends serving
+	serving   sync.WaitGroup // goroutines that serve
 }
 
 // openHeldUDPs binds the netfilter queues of a listener.
@@ -69,21 +79,30 @@ func openHeldUDP(number uint16) (*heldUDP, error) {
 	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
 
-// serve lets packets go as decide and the windows say, until close.
-func (h *heldUDP) serve(cfg hold.Config) {
+// serve lets packets go as decide and the windows say, until close. turn says which listener counts what passes.
+func (h *heldUDP) serve(cfg hold.Config, turn *atomic.Pointer[passCounter]) {
 	ctx, stop := context.WithCancel(context.Background())
-	h.stop, h.done = stop, make(chan struct{})
-	h.holder = hold.New(cfg, h.queue, h.echoes)
-	privilege := make(chan error)
-	go func() {
-		defer close(h.done)
-		privilege <- hold.LockPrivilege()
+	h.stop, h.holder = stop, hold.New(cfg, h.queue, h.echoes)
+	h.startThread(func() {
 		if err := h.holder.ServeQueue(ctx, h.queue, h.echoes, h.copies); err != nil {
 			cfg.Log.Error("UDP is no longer held: it passes unmanaged from now on", "queue", h.number, "err", err)
 		}
 		h.queue.Close() // so that the kernel lets packets pass
-	}()
-	h.privilege = <-privilege
+	})
+	if !h.uplink {
+		h.passes = &passCounter{flows: cfg.Flows, clock: cfg.Clock, log: cfg.Log, turn: turn}
+		h.startThread(func() { h.passes.run(ctx) })
+	}
+}
+
+// startThread runs serve on a thread of its own, which has tried to keep CAP_NET_ADMIN when startThread returns.
+func (h *heldUDP) startThread(serve func()) {
+	privilege := make(chan error)
+	h.serving.Go(func() {
+		privilege <- hold.LockPrivilege()
+		serve()
+	})
+	h.privilege = errors.Join(h.privilege, <-privilege)
 }
 
 // close lets all packets go that wait, and gives the queue back.
@@ -92,10 +111,18 @@ func (h *heldUDP) close() {
 		h.queue.Close()
 	} else {
 		h.stop()
-		<-h.done
+		h.serving.Wait()
 	}
 	h.echoes.Close()
 	h.copies.Close()
+}
+
+// passedBytes returns HeldInfo.PassedBytes.
+func (h *heldUDP) passedBytes() int64 {
+	if h.passes == nil {
+		return 0
+	}
+	return h.passes.bytes.Load()
 }
 
 // direction names the direction as telemetry does.
@@ -110,6 +137,61 @@ func (h *heldUDP) direction() string {
 type HeldInfo struct {
 	Listener  string
 	Direction string // down or up
+	// PassedBytes went to clients past the queue and all windows, while clients were sent to. 0 in direction up.
+	PassedBytes int64
 	hold.Stats
 	Clients []hold.ClientState // up to a second old
+}
+
+// Times between two looks at what passes: while hosts are sent to, and while none is.
+const (
+	countBusyEvery = 100 * time.Millisecond
+	countIdleEvery = time.Second
+)
+
+// passCounter tells flows what passes to their hosts under no window.
+type passCounter struct {
+	flows *flow.Manager
+	clock func() cc.Time
+	log   *slog.Logger
+	turn  *atomic.Pointer[passCounter] // the one counter of the process that reads: all listeners share the flows
+	bytes atomic.Int64                 // that have passed to hosts while they were sent to
+	rules capture.Passing
+}
+
+// run reads the kernel's counters until ctx is done.
+func (c *passCounter) run(ctx context.Context) {
+	failed := false
+	last := map[netip.Addr]uint64{}
+	timer := time.NewTimer(countBusyEvery)
+	defer timer.Stop()
+	defer c.turn.CompareAndSwap(c, nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if c.turn.Load() != c && !c.turn.CompareAndSwap(nil, c) {
+			timer.Reset(countIdleEvery)
+			continue
+		}
+		hosts := c.flows.BusyHosts()
+		if len(hosts) == 0 && len(last) == 0 {
+			timer.Reset(countIdleEvery)
+			continue
+		}
+		totals, err := c.rules.Read(time.Duration(c.clock()), hosts)
+		if err != nil && !failed {
+			c.log.Warn("what passes beside the windows is not counted", "err", err)
+		}
+		failed = err != nil
+		now := c.clock()
+		for host, total := range totals {
+			c.bytes.Add(int64(total - last[host]))
+			c.flows.CountPassing(now, host, cc.Bytes(total))
+		}
+		last = totals
+		timer.Reset(countBusyEvery)
+	}
 }

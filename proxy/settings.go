@@ -45,7 +45,8 @@ type environment struct {
 	buffers *datapath.Buffers // for bytes that are copied, within limits.memory
 	totals  totals
 	setups  setupPool
-	inForce atomic.Pointer[settings] // replaced by reloads; a step of a connection loads it once
+	passing atomic.Pointer[passCounter] // the listener that counts what passes; nil: none does
+	inForce atomic.Pointer[settings]    // replaced by reloads; a step of a connection loads it once
 }
 
 // currentSettings returns the settings in force.
@@ -106,7 +107,7 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 			cfg.KeepServed = capture.KeepUplinkServed
 			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(way.UDP.UplinkEcho, server) }
 		}
-		held.serve(cfg)
+		held.serve(cfg, &e.passing)
 	}
 }
 

@@ -65,6 +65,9 @@ var (
 			"unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).",
 		"listener", "direction", "outcome")
 	heldBytes   = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.", "listener", "direction")
+	passedBytes = newCounter("passed_bytes_total",
+		"Bytes forwarded to clients under no window while the proxy sent to them: connections that are not captured, "+
+			"and other protocols.", "listener")
 	heldEchoes  = newCounter("held_echoes_total", "Echo requests about UDP that is held.", "listener", "direction")
 	heldAnswers = newCounter("held_echo_answers_total", "Echo replies about UDP that is held.", "listener", "direction")
 	heldWaiting = newGauge("held_waiting_packets",
@@ -84,6 +87,9 @@ func (s sink) writeHeld(h *proxy.HeldInfo) {
 		s.putSample(heldPackets, float64(n), h.Listener, h.Direction, outcome)
 	}
 	s.putSample(heldBytes, float64(h.AcceptedBytes), h.Listener, h.Direction)
+	if h.Direction == "down" {
+		s.putSample(passedBytes, float64(h.PassedBytes), h.Listener)
+	}
 	s.putSample(heldEchoes, float64(h.Echoes), h.Listener, h.Direction)
 	s.putSample(heldAnswers, float64(h.EchoAnswers), h.Listener, h.Direction)
 	s.putSample(heldWaiting, float64(h.Waiting), h.Listener, h.Direction)

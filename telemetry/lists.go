@@ -205,6 +205,8 @@ type Group struct {
 	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
 	Delivered     cc.Bytes `json:"delivered_bytes"`
 	LimitedBy     string   `json:"limited_by"`
+	// RivalRate is of what goes to the host beside the group, 0: nothing, or nothing counts it
+	RivalRate cc.Rate `json:"rival_bits_per_second"`
 
 	// UDP is what is held of the group's; absent where none is.
 	UDP *page.HeldUDP `json:"held_udp,omitempty"`
@@ -240,7 +242,7 @@ func describeGroup(g *flow.Group, now cc.Time) Group {
 		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(),
 		QueueingDelay: g.QueueingDelay.Seconds(),
 		DeliveryRate:  g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
-		Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),
+		RivalRate: g.RivalRate, Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),
 	}
 	if out.Hosts == nil {
 		out.Hosts = []netip.Addr{}

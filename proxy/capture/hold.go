@@ -35,7 +35,9 @@ const (
 	holdChain       = "hold"
 	uplinkChain     = "uplink"
 	congestionChain = "congestion"
+	passingChain    = "passing" // in front of the others: what they hold it leaves out
 
+	passingPriority    nftables.ChainPriority = 9
 	holdPriority       nftables.ChainPriority = 10
 	congestionPriority nftables.ChainPriority = 11
 )
@@ -85,6 +87,7 @@ type heldSide struct {
 // holdDatagrams adds the chains that hold UDP towards the interfaces of r, and that show the proxy how QUIC begins.
 //
 //	not to Interfaces                        pass
+//	not of what is held                      is counted, and passes
 //	multicast, DHCP                          pass
 //	from a network of this machine           pass      unless Connected captures it
 //	to or from what is excluded              pass
@@ -103,6 +106,12 @@ func (t *ruleset) holdDatagrams(r Rules) {
 	if !isAny {
 		interfaces = t.addSet("hold_interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
 	}
+
+	t.beginForwardChain(passingChain, passingPriority)
+	if !isAny {
+		t.addRule(notToInterfaces(interfaces), returnToCaller())
+	}
+	t.countPassing(r, served)
 
 	t.beginForwardChain(holdChain, holdPriority)
 	if !isAny {
@@ -189,6 +198,22 @@ func (t *ruleset) addHeldFamily(r Rules, f family, s heldSide) {
 	}
 	for _, end := range s.ends {
 		t.addRule(slices.Concat(rule, end)...)
+	}
+}
+
+// countPassing adds the rules that count what goes to hosts in the sets of ReadPassing and does not wait in the queue.
+// UDP of the ports that are held counts as held, even if it goes past the queue by another rule.
+func (t *ruleset) countPassing(r Rules, served set) {
+	held := []clause{isUDP(), isServed(served)}
+	if !r.Hold.All {
+		held = append(held, sourcePortIn(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
+	}
+	t.addRule(append(held, returnToCaller())...)
+	for _, f := range r.usedFamilies() {
+		t.addSet(passingSet+f.setSuffix(), f.addressType(), nil)
+		s := &t.sets[len(t.sets)-1]
+		s.interval, s.expires, s.counts = false, true, true
+		t.addRule(ofFamily(f), targetIn(f, *s), returnToCaller())
 	}
 }
 

@@ -250,6 +250,9 @@ func (r Rules) Print(w io.Writer) error {
 		if s.expires {
 			b.WriteString("\t\tflags timeout\n")
 		}
+		if s.counts {
+			b.WriteString("\t\tcounter\n")
+		}
 		texts := make([]string, 0, len(s.elements))
 		for _, e := range s.elements {
 			texts = append(texts, e.text)

@@ -49,7 +49,9 @@ type set struct {
 	// interval reports whether elements are ranges.
 	interval bool
 	// expires reports whether elements are added with a timeout, by a proxy that runs.
-	expires  bool
+	expires bool
+	// counts reports whether the kernel counts the packets that each element matches.
+	counts   bool
 	order    binaryutil.ByteOrder
 	elements []element
 }
@@ -349,7 +351,7 @@ func replaceTable(t ruleset) error {
 	for _, s := range t.sets {
 		to := &nftables.Set{
 			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
-			HasTimeout: s.expires,
+			HasTimeout: s.expires, Counter: s.counts,
 		}
 		err := c.AddSet(to, nil)
 		for part := range slices.Chunk(s.setElements(), maxKeysPerMessage) {
@@ -418,7 +420,7 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 		return nil, false, explainError("list nftables chains", err)
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool {
-		return c.Table.Name != Table || slices.Contains([]string{holdChain, uplinkChain, congestionChain}, c.Name)
+		return c.Table.Name != Table || slices.Contains([]string{passingChain, holdChain, uplinkChain, congestionChain}, c.Name)
 	})
 	switch {
 	case len(chains) != 1 || chains[0].Name != ourChain,

@@ -366,3 +366,39 @@ func (p *progress) Read(b []byte) (int, error) {
 	p.n.Add(int64(n))
 	return n, err
 }
+
+// TestADownloadHoldsItsPartBesideOneThatIsNotCaptured has the kernel's Cubic send past the edge to the same client.
+func TestADownloadHoldsItsPartBesideOneThatIsNotCaptured(t *testing.T) {
+	const begin, end = 3 * time.Second, 13 * time.Second
+	w := named("tproxy over IPv4")
+	s, path := newCellular(t, homeLink)
+	s.start(w.holding())
+	rules := *w.capture
+	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture
+	rules.Ports, rules.Hold.All = []capture.PortRange{{First: servicePort, Last: servicePort}}, true
+	require.NoError(t, s.Edge.Do(func() error { return rules.Apply(context.Background()) }))
+	path.StartOnData()
+	var counts [2]*atomic.Int64
+	download := func(i int, client, server net.Conn) {
+		counts[i] = countBytes(client)
+		go func() { _, _ = io.Copy(server, random(uint64(i), 1<<40)) }()
+	}
+	ln := s.listen(s.serverUDP(servicePort + 1))
+	passing, err := s.Client.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = passing.Close() })
+	server, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	download(1, passing, server)
+	client, managed := w.pair(s)
+	download(0, client, managed)
+	time.Sleep(begin) //nolint:forbidigo // the course of two downloads is measured
+	first := [2]int64{counts[0].Load(), counts[1].Load()}
+	time.Sleep(end - begin) //nolint:forbidigo // as above
+	mbit := func(i int) float64 { return float64(counts[i].Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds() }
+	passed := s.proxy.metric("penstock_passed_bytes_total")
+	t.Logf("managed %.2f, passing %.2f Mbit/s; %.0f bytes counted", mbit(0), mbit(1), passed)
+	assert.Greater(t, mbit(0)/(mbit(0)+mbit(1)), 0.3)
+	assert.Greater(t, passed, 0.8*float64(counts[1].Load()-first[1]))
+}
