@@ -3,10 +3,16 @@ package ingress
 import (
 	"net"
 	"net/netip"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestLocalIsWhatEndsOnThisMachine(t *testing.T) {
@@ -39,4 +45,35 @@ func checkLocal(t *testing.T, routes *Routes) {
 		require.NoError(t, err, a)
 		assert.False(t, local, a)
 	}
+}
+
+// TestAnswersAreRememberedUntilSomethingChanges asks for an address that comes and goes, in a namespace of its own.
+func TestAnswersAreRememberedUntilSomethingChanges(t *testing.T) {
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and its namespace with the thread
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		need.Namespaces(t, err)
+	}
+	routes, err := OpenRoutes()
+	require.NoError(t, err)
+	t.Cleanup(routes.Close)
+	lo, err := netlink.LinkByName("lo")
+	require.NoError(t, err)
+	require.NoError(t, netlink.LinkSetUp(lo))
+	mine, err := netlink.ParseAddr("198.51.100.7/32")
+	require.NoError(t, err)
+	ask := func() bool {
+		local, err := routes.Local(netip.MustParseAddr("198.51.100.7"))
+		require.NoError(t, err)
+		return local
+	}
+	routes.forgetAnswers(map[netip.Addr]bool{}) // what the link's coming up has not forgotten yet
+	before := routes.asked
+	for range 1000 {
+		require.False(t, ask())
+	}
+	assert.LessOrEqual(t, routes.asked-before, 3, "connections to a known address ask for nothing")
+	require.NoError(t, netlink.AddrAdd(lo, mine))
+	require.Eventually(t, ask, 10*time.Second, time.Millisecond)
+	require.NoError(t, netlink.AddrDel(lo, mine))
+	require.Eventually(t, func() bool { return !ask() }, 10*time.Second, time.Millisecond)
 }

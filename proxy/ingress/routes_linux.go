@@ -1,11 +1,14 @@
 package ingress
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,8 +18,28 @@ var noRoute = []syscall.Errno{
 	unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
 }
 
-// Routes are the kernel's, of the moment. The zero value opens a socket for each question.
-type Routes struct{ handle netlink.Handle }
+// routeChanges are the netlink groups that tell of everything that an answer of Local follows from.
+var routeChanges = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
+	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
+}
+
+// maxAnswers bounds the addresses that Routes remembers an answer for: 16,384 take about 1 MB.
+const maxAnswers = 16 << 10
+
+// Routes tell which addresses are this machine's. Those of OpenRoutes remember the kernel's answers until it says that a
+// link, an address, a route or a rule has changed. The zero value remembers nothing, and opens a socket for each
+// question.
+type Routes struct {
+	handle  netlink.Handle
+	changes *nl.NetlinkSocket // nil: answers are not remembered
+	done    chan struct{}     // closed once changes are read no more
+
+	mu      sync.Mutex
+	answers map[netip.Addr]bool // nil: none is remembered
+	version int                 // of the kernel's routes: changes so far
+	asked   int                 // questions to the kernel so far
+}
 
 // OpenRoutes returns the routes of this thread's network namespace. All questions go over one
 // socket, which Close closes.
@@ -25,16 +48,71 @@ func OpenRoutes() (*Routes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ingress: open a socket to ask for routes: %w", err)
 	}
-	return &Routes{handle: *h}, nil
+	changes, err := nl.Subscribe(unix.NETLINK_ROUTE, routeChanges...)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("ingress: open a socket for changes of routes: %w", err)
+	}
+	r := &Routes{handle: *h, changes: changes, done: make(chan struct{}), answers: map[netip.Addr]bool{}}
+	go r.forgetChanged()
+	return r, nil
 }
 
-// Close closes the socket.
-func (r *Routes) Close() { r.handle.Close() }
+// Close closes the sockets.
+func (r *Routes) Close() {
+	r.handle.Close()
+	r.changes.Close()
+	<-r.done
+}
+
+// forgetChanged forgets all answers with each change, until Close.
+func (r *Routes) forgetChanged() {
+	defer close(r.done)
+	for {
+		_, _, err := r.changes.Receive()
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // that: there were more changes than the socket could hold
+			r.forgetAnswers(nil)
+			return
+		}
+		r.forgetAnswers(map[netip.Addr]bool{})
+	}
+}
+
+// forgetAnswers replaces the remembered answers.
+func (r *Routes) forgetAnswers(by map[netip.Addr]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answers = by
+	r.version++
+}
 
 // Local reports whether packets to addr end on this machine: any address of an interface,
 // loopback, and what else is routed here.
 func (r *Routes) Local(addr netip.Addr) (bool, error) {
-	routes, err := r.handle.RouteGet(addr.Unmap().WithZone("").AsSlice())
+	addr = addr.Unmap().WithZone("")
+	r.mu.Lock()
+	local, known := r.answers[addr]
+	version := r.version
+	r.mu.Unlock()
+	if known {
+		return local, nil
+	}
+	local, err := r.askKernel(addr)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked++
+	if err == nil && r.answers != nil && r.version == version { // else the answer may be of before a change
+		if len(r.answers) >= maxAnswers {
+			clear(r.answers)
+		}
+		r.answers[addr] = local
+	}
+	return local, err
+}
+
+// askKernel asks the kernel for the route to addr.
+func (r *Routes) askKernel(addr netip.Addr) (local bool, err error) {
+	routes, err := r.handle.RouteGet(addr.AsSlice())
 	if isOneOf(err, noRoute) {
 		return false, nil
 	}
