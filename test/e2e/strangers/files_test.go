@@ -11,6 +11,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 )
 
 const (
@@ -106,6 +109,22 @@ func TestGit(t *testing.T) {
 	s.carried(2)
 }
 
+// vsftpd starts a server of the directory pub, whose passive ports are 30000 to 30009. It returns a file in pub and a
+// directory for uploads.
+func (s *scene) vsftpd(program string) (file, incoming string) {
+	s.t.Helper()
+	file, incoming = s.file("pub/file", 1, size), filepath.Join(s.dir, "pub", "incoming")
+	require.NoError(s.t, os.MkdirAll(incoming, 0o755))   //nolint:gosec // the server's user writes there
+	require.NoError(s.t, os.Chmod(incoming, 0o777))      //nolint:gosec // as above
+	require.NoError(s.t, os.MkdirAll(s.dir+"/e", 0o755)) //nolint:gosec // an empty one that it asks for
+	s.serve(s.Server, 21, program, s.write("vsftpd.conf", fmt.Sprintf(
+		"listen=YES\nbackground=NO\nlisten_address=%v\nanonymous_enable=YES\nlocal_enable=NO\nwrite_enable=YES\n"+
+			"anon_upload_enable=YES\nanon_root=%s/pub\npasv_min_port=30000\npasv_max_port=30009\nsecure_chroot_dir=%[2]s/e\n"+
+			"nopriv_user=nobody\nxferlog_enable=NO\nseccomp_sandbox=NO\nanon_umask=022\n",
+		s.ServerAddr.V4, s.dir)))
+	return file, incoming
+}
+
 // TestFTP has a server that opens a port for every transfer, which passive clients
 // connect to.
 func TestFTP(t *testing.T) {
@@ -115,20 +134,53 @@ func TestFTP(t *testing.T) {
 		ports = append(ports, 30000+p)
 	}
 	s := captured(t, ports...)
-	file := s.file("pub/file", 1, size)
-	incoming := filepath.Join(s.dir, "pub", "incoming")
-	require.NoError(t, os.MkdirAll(incoming, 0o755))   //nolint:gosec // the server's user writes there
-	require.NoError(t, os.Chmod(incoming, 0o777))      //nolint:gosec // as above
-	require.NoError(t, os.MkdirAll(s.dir+"/e", 0o755)) //nolint:gosec // an empty one that it asks for
-	s.serve(s.Server, 21, is["vsftpd"], s.write("vsftpd.conf", fmt.Sprintf(
-		"listen=YES\nbackground=NO\nlisten_address=%v\nanonymous_enable=YES\nlocal_enable=NO\nwrite_enable=YES\n"+
-			"anon_upload_enable=YES\nanon_root=%s/pub\npasv_min_port=30000\npasv_max_port=30009\nsecure_chroot_dir=%[2]s/e\n"+
-			"nopriv_user=nobody\nxferlog_enable=NO\nseccomp_sandbox=NO\nanon_umask=022\n",
-		s.ServerAddr.V4, s.dir)))
+	file, incoming := s.vsftpd(is["vsftpd"])
 	s.run(nil, is["lftp"], "-c", fmt.Sprintf("set net:max-retries 1; set net:timeout 20; open ftp://%v; "+
 		"get file -o %s/got; put %s -o incoming/put; pget -n 4 file -o %[2]s/parts", s.ServerAddr.V4, s.dir, file))
 	s.same(file, s.dir+"/got")
 	s.same(file, incoming+"/put")
 	s.same(file, s.dir+"/parts")
 	s.carried(4)
+}
+
+// TestActiveFTP has a server that connects to its client for every transfer, as docs/operations.md says.
+func TestActiveFTP(t *testing.T) {
+	is := find(t, "vsftpd", "curl")
+	for _, c := range []struct {
+		name, listener string
+		rules          []string
+		flows          float64 // 0: the server refuses
+	}{
+		{"the server sees the edge", "", []string{"-i", "cell0", "--dport", "21"}, 0},
+		{"data pass by", ", keep_client: true", []string{"-i", "cell0", "--dport", "21"}, 2},
+		{
+			"data are captured", ", keep_client: true",
+			[]string{"-i", "cell0,wan0", "--dport", "21,40000-40009"},
+			4,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := open(t, edge.Options{Listener: `{name: edge, mode: tproxy, address: "[::]:7000"` + c.listener + `}`})
+			s.runAt(s.Edge, nil, labtest.Penstock(t),
+				append([]string{"rules", "apply", "--port", "7000", "--connected"}, c.rules...)...)
+			file, incoming := s.vsftpd(is["vsftpd"])
+			server := fmt.Sprintf("ftp://%v/", s.ServerAddr.V4)
+			curl := func(args ...string) error {
+				_, err := s.attempt(s.Client, nil, is["curl"], append([]string{
+					"-sSv", "--noproxy", "*", "--ftp-port", s.ClientAddr.V4.String() + ":40000-40009",
+				}, args...)...)
+				return err
+			}
+			err := curl("-o", s.dir+"/got", server+"file")
+			if c.flows == 0 {
+				require.ErrorContains(t, err, "< 500 Illegal PORT command")
+				return
+			}
+			require.NoError(t, err)
+			require.NoError(t, curl("-T", file, server+"incoming/put"))
+			s.same(file, s.dir+"/got")
+			s.same(file, incoming+"/put")
+			assert.InDelta(t, c.flows, s.flows(), 0)
+		})
+	}
 }

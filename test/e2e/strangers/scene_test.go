@@ -91,6 +91,12 @@ func lay(t *testing.T) *scene {
 	lab, err := netlab.NewRouted()
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	return newScene(t, lab)
+}
+
+// newScene gives a network a directory.
+func newScene(t *testing.T, lab *netlab.Routed) *scene {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "penstock-strangers-")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -185,15 +191,30 @@ func listens(at *netlab.Node, port uint16) (found bool) {
 // run runs a program at the client and returns what it printed.
 func (s *scene) run(stdin io.Reader, program string, args ...string) string {
 	s.t.Helper()
+	return s.runAt(s.Client, stdin, program, args...)
+}
+
+// runAt is run at another node.
+func (s *scene) runAt(node *netlab.Node, stdin io.Reader, program string, args ...string) string {
+	s.t.Helper()
+	out, err := s.attempt(node, stdin, program, args...)
+	require.NoError(s.t, err)
+	return out
+}
+
+// attempt runs a program, which may fail.
+func (s *scene) attempt(node *netlab.Node, stdin io.Reader, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	var out, diag bytes.Buffer
-	cmd := s.Client.Command(ctx, program, args...)
+	cmd := node.Command(ctx, program, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = stdin, &out, &diag, s.dir
 	cmd.WaitDelay = time.Second
 	cmd.Env = append(os.Environ(), "HOME="+s.dir, "LC_ALL=C")
-	require.NoError(s.t, cmd.Run(), "%s %q:\n%s\n%s", program, args, &out, &diag)
-	return out.String()
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %q: %w\n%s\n%s", program, args, err, &out, &diag)
+	}
+	return out.String(), nil
 }
 
 // same checks that two files are the same.
@@ -217,7 +238,12 @@ func hash(content []byte) string {
 // carried checks that so many connections, or more, have come through the proxy.
 func (s *scene) carried(least float64) {
 	s.t.Helper()
-	total := 0.0
+	assert.GreaterOrEqual(s.t, s.flows(), least, "connections through the proxy")
+}
+
+// flows returns how many connections have come through the proxy.
+func (s *scene) flows() (total float64) {
+	s.t.Helper()
 	for line := range strings.Lines(s.metrics()) {
 		if series, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok &&
 			strings.HasPrefix(series, "penstock_flows_total") {
@@ -226,5 +252,5 @@ func (s *scene) carried(least float64) {
 			total += n
 		}
 	}
-	assert.GreaterOrEqual(s.t, total, least, "connections through the proxy")
+	return total
 }
