@@ -290,12 +290,13 @@ func TestSproutTakesItsReceiversWord(t *testing.T) {
 		{"but not more than there were", 0, 10, 60 * ms, 0, 59 - 20},
 		{"beyond the forecast it goes no further", 0, 0, time.Minute, 0, 59 - 51},
 		{"after more than 5 ticks' worth nothing is sent", 0, 36, 0, 0, 0},
+		{"a part of a segment counts as one", 0, 9.75, 0, 0, 26},
 		{"cumulative: without the first tick", 1, 0, 0, 0, 43 - 5},
 		{"cumulative: three ticks take off 5 and 12 and 20", 1, 40, 60 * ms, 0, 59 - 27 - (40 - 37)},
 	} {
-		alg, err := New("sprout", Config{Params: Params{"drain": tt.drain}})
+		alg, err := New("sprout", Config{MSS: 1400, Params: Params{"drain": tt.drain}})
 		require.NoError(t, err)
-		st := State{Now: 1000, MSS: DefaultMSS, Delivered: 100_000}
+		st := State{Now: 1000, MSS: 1400, Delivered: 100_000}
 		FindForecaster(alg).OnForecast(st, 100_000+Bytes(tt.queued*1400), f)
 		assert.Equal(t, "fed", alg.Control().Phase)
 		st.Inflight = Bytes(tt.sent * 1400)
@@ -304,7 +305,7 @@ func TestSproutTakesItsReceiversWord(t *testing.T) {
 		room := float64(alg.Control().Cwnd-st.Inflight) / 1400
 		want := tt.room
 		if want == 0 { // the window is never below a segment
-			want = float64(DefaultMSS) / 1400
+			want = 1
 		}
 		assert.InDelta(t, want, room, 0.01, tt.name)
 	}

@@ -193,13 +193,10 @@ func (d *sproutDrainer) roomBytes() float64 {
 	return max(0, d.unit*float64(d.forecast[to]-d.forecast[from])-d.queue)
 }
 
-// currentLimits is the algorithm's while it is fed. What may be sent goes out over a tick.
+// currentLimits is the algorithm's while it is fed. Nothing is paced: a burst that fills a tick shows the receiver a rate
+// above what was sent before, and only so can the rate rise. A part of a segment counts as one, and its excess is in the
+// queue from then on.
 func (d *sproutDrainer) currentLimits(seg segments) Control {
-	room := d.roomBytes()
-	return Control{
-		Cwnd:       seg.toBytes((float64(d.inflight) + room) / float64(seg.mss)),
-		PacingRate: RateOf(Bytes(max(room, leastBytesPerTick(d.unit))), sproutTick),
-		NextTick:   d.tickEnd(),
-		Phase:      "fed",
-	}
+	room := Bytes(math.Ceil(d.roomBytes() / float64(seg.mss)))
+	return Control{Cwnd: max(d.inflight+room*seg.mss, seg.mss), NextTick: d.tickEnd(), Phase: "fed"}
 }

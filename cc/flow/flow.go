@@ -65,6 +65,7 @@ func (f *Flow) TakeForecast(now cc.Time, next cc.Bytes, forecast cc.SproutForeca
 	if forecaster := cc.FindForecaster(g.algorithm); forecaster != nil && !f.closed {
 		forecaster.OnForecast(g.algorithmState(now), next, forecast)
 		g.adoptControl(now)
+		g.sendNow = true
 	}
 }
 
