@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// answersBatch is how many messages are read from a socket at once.
+const answersBatch = 64
+
 // EchoSocket sends ICMP echo requests, and requests to neighbours, and receives their answers. One goroutine at a time
 // may use it.
 type EchoSocket struct {
@@ -90,10 +93,11 @@ func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 	}
 }
 
-// Receive calls handle with each answer that has come.
+// Receive calls handle with the answers that have come, at most a batch of each family. Others wait until the next call:
+// a flood of them must not keep packets from their verdicts.
 func (s *EchoSocket) Receive(handle func(from netip.Addr, id, sequence uint16)) {
 	for _, socket := range [...]int{s.four, s.six} {
-		for socket >= 0 {
+		for left := answersBatch; socket >= 0 && left > 0; left-- {
 			n, from, err := unix.Recvfrom(socket, s.buffer, unix.MSG_DONTWAIT)
 			if errors.Is(err, unix.EINTR) {
 				continue

@@ -184,6 +184,7 @@ type Holder struct {
 	lastServed   cc.Time // when KeepServed was called last; 0: never
 	servedAsBusy bool    // it was for a short time, since packets come
 	isInstalled  bool    // as KeepServed reported last
+	servedError  string  // that KeepServed returned last; empty: none
 
 	mu       sync.Mutex
 	woken    []*lane // the window of these may have room by now
@@ -242,11 +243,8 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 			return err
 		}
 		now := h.cfg.Clock()
-		if now.Sub(lastRound) > timeout+maxPause {
-			h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", now.Sub(lastRound))
-			if err := h.dropBacklog(q); err != nil {
-				return err
-			}
+		if err := h.dropAfterPause(q, now.Sub(lastRound), timeout); err != nil {
+			return err
 		}
 		if hasOthers {
 			echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
@@ -267,6 +265,9 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 		}
 		sinceLast := now.Sub(lastRound)
 		lastRound = h.cfg.Clock()
+		if err := h.dropAfterPause(q, lastRound.Sub(now), 0); err != nil { // before serve lets any of them go
+			return err
+		}
 		h.serve(lastRound)
 		h.keepServed(q, lastRound)
 		if err := q.Flush(); err != nil {
@@ -306,14 +307,17 @@ func (h *Holder) keepServed(q *Queue, now cc.Time) {
 	isInstalled, err := h.cfg.KeepServed(lasts)
 	switch {
 	case err != nil:
-		h.cfg.Log.Warn("hold: packets pass the queue", "err", err)
+		if err.Error() != h.servedError {
+			h.servedError = err.Error()
+			h.cfg.Log.Warn("hold: packets pass the queue", "err", err)
+		}
 		return
 	case isInstalled && !h.isInstalled:
 		h.cfg.Log.Info("UDP is held: rules send it into the queue")
 	case !isInstalled && (h.isInstalled || !wasServed):
 		h.cfg.Log.Warn("UDP passes: no rules send it into the queue; rules apply --udp (up: --udp-up) installs them")
 	}
-	h.isInstalled = isInstalled
+	h.isInstalled, h.servedError = isInstalled, ""
 }
 
 // nextRound returns for how long ServeQueue may wait for packets.
@@ -336,15 +340,19 @@ func (h *Holder) dropLate(now cc.Time, p Packet) {
 	h.queue.Drop(p.ID)
 }
 
-// dropBacklog drops what waits here and in the kernel. Packets behind it have passed during a pause of this process:
-// if it still went, it would arrive out of order.
-func (h *Holder) dropBacklog(q *Queue) error {
+// dropAfterPause drops what waits here and in the kernel if something took longer by maxPause than it should have: this
+// process stood still. Packets behind them have passed: if they still went, they would arrive out of order.
+func (h *Holder) dropAfterPause(q *Queue, took, allowed time.Duration) error {
+	if took <= allowed+maxPause {
+		return nil
+	}
+	h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", took)
 	for _, c := range h.clients {
 		for _, l := range c.lanes {
 			l.empty(false)
 		}
 	}
-	for received := receiveBatch; received == receiveBatch; {
+	for left, received := kernelQueueLimit, receiveBatch; received == receiveBatch && left > 0; left -= received {
 		var err error
 		if received, err = q.Receive(); err != nil {
 			return err

@@ -1,13 +1,17 @@
 package hold
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -267,7 +271,9 @@ func serveFor(t *testing.T, number uint16, cfg Config, opened func(), check func
 	copies := openCopies(t)
 	defer copies.Close()
 	cfg.Flows = &flow.Manager{}
-	cfg.Decide = func(FlowKey, string) Decision { return Decision{} }
+	if cfg.Decide == nil {
+		cfg.Decide = func(FlowKey, string) Decision { return Decision{} }
+	}
 	h := New(cfg, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -314,29 +320,84 @@ func TestPacketsOfAPauseWithoutClientsAreDropped(t *testing.T) {
 			func(s Stats) bool { return s.LateDrops+s.UnmanagedPackets > 0 })
 		assert.EqualValues(t, c.late, h.Stats().LateDrops, name)
 	}
+	cfg := Config{
+		Clock:      func() cc.Time { return cc.Time(now.Load()) },
+		KeepServed: func(time.Duration) (bool, error) { return true, nil },
+		Decide: func(FlowKey, string) Decision {
+			now.Add(int64(10 * time.Second))
+			send(1)
+			return Decision{}
+		},
+	}
+	h := serveFor(t, 8, cfg, func() { send(1) }, func(s Stats) bool { return s.LateDrops+s.UnmanagedPackets > 1 })
+	assert.EqualValues(t, 1, h.Stats().LateDrops, "in the midst of a decision")
 }
 
-func TestTablesThatComeAndGoAreNoticed(t *testing.T) {
+func TestAnErrorThatLastsIsLoggedOnce(t *testing.T) {
 	enterNamespace(t)
-	c, err := nftables.New(nftables.AsLasting()) // it stays in the namespace of this thread
+	var calls atomic.Int64
+	var said bytes.Buffer
+	began := time.Now()
+	c, err := nftables.New(nftables.AsLasting())
 	require.NoError(t, err)
 	defer func() { _ = c.CloseLasting() }()
-	var calls atomic.Int64
-	began := time.Now()
 	serveFor(t, 8, Config{
 		Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
+		Log:   slog.New(slog.NewTextHandler(&said, nil)),
 		KeepServed: func(time.Duration) (bool, error) {
-			table := &nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4}
-			switch calls.Add(1) {
-			case 1:
-				c.AddTable(table)
-				return true, c.Flush()
-			case 2:
-				c.DelTable(table)
-				return true, c.Flush()
-			}
-			return true, nil
+			calls.Add(1)
+			c.AddTable(&nftables.Table{Name: fmt.Sprint("test", calls.Load()), Family: nftables.TableFamilyIPv4})
+			return false, errors.Join(unix.EPERM, c.Flush()) // the new table makes it be called again
 		},
 	}, func() {}, func(Stats) bool { return calls.Load() >= 3 })
-	assert.Less(t, time.Since(began), serveIdleEvery)
+	assert.Equal(t, 1, strings.Count(said.String(), "hold: packets pass the queue"))
+}
+
+func TestAFloodOfAnswersDoesNotKeepPacketsFromTheirVerdicts(t *testing.T) {
+	enterNamespace(t)
+	for _, to := range []string{"127.0.0.1", "::1"} {
+		s, err := OpenEchoSocket()
+		require.NoError(t, err)
+		address, received := netip.MustParseAddr(to), 0
+		s.Send(address, 1, 1)
+		s.Receive(func(netip.Addr, uint16, uint16) {
+			if received++; received < 1000 { // each answer is behind another one
+				s.Send(address, 1, 1)
+			}
+		})
+		assert.Positive(t, received, to)
+		assert.LessOrEqual(t, received, answersBatch, to)
+		s.Close()
+	}
+}
+
+func TestChangesOfTablesThatFindNoRoomAreNoticed(t *testing.T) {
+	enterNamespace(t)
+	q, err := OpenQueue(8, 8)
+	require.NoError(t, err)
+	defer q.Close()
+	require.NoError(t, unix.SetsockoptInt(q.socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1))
+	c, err := nftables.New()
+	require.NoError(t, err)
+	table := &nftables.Table{Name: "first", Family: nftables.TableFamilyIPv4}
+	c.AddTable(table)
+	require.NoError(t, c.Flush())
+	receive := func() {
+		for n := 1; n > 0; {
+			n, err = q.Receive()
+			require.NoError(t, err)
+			q.ForEach(func(Packet) {})
+		}
+	}
+	receive()
+	require.True(t, q.hasNewTables)
+	q.hasNewTables = false
+	for i := range 100 { // they fill the buffer, and are no news
+		c.AddChain(&nftables.Chain{Name: fmt.Sprint("chain", i), Table: table})
+		require.NoError(t, c.Flush())
+	}
+	c.AddTable(&nftables.Table{Name: "second", Family: nftables.TableFamilyIPv4})
+	require.NoError(t, c.Flush())
+	receive()
+	assert.True(t, q.hasNewTables)
 }

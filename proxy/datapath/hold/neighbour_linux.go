@@ -193,12 +193,12 @@ func parseAdvertisement(packet []byte) (a neighbourAnswer, ok bool) {
 	return a, true
 }
 
-// receive calls handle with each answer that has come.
+// receive calls handle with the answers that have come, at most a batch of each family.
 func (s *neighbourSocket) receive(handle func(neighbourAnswer)) {
 	if s == nil {
 		return
 	}
-	for {
+	for range answersBatch {
 		n, from, err := unix.Recvfrom(s.arp, s.buffer, unix.MSG_DONTWAIT)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			break
@@ -210,7 +210,7 @@ func (s *neighbourSocket) receive(handle func(neighbourAnswer)) {
 			}
 		}
 	}
-	for s.six >= 0 {
+	for left := answersBatch; s.six >= 0 && left > 0; left-- {
 		n, controls, _, _, err := unix.Recvmsg(s.six, s.buffer, s.control, unix.MSG_DONTWAIT)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			break

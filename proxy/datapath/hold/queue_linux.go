@@ -202,7 +202,9 @@ func (q *Queue) Receive() (messages int, err error) {
 			return q.received, nil
 		case unix.EAGAIN:
 			return 0, nil
-		case unix.EINTR, unix.ENOBUFS: // packets that found no room have passed
+		case unix.EINTR:
+		case unix.ENOBUFS: // packets that found no room have passed, and changes of tables are lost
+			q.hasNewTables = true
 		default:
 			return 0, fmt.Errorf("hold: receive: %w", code)
 		}
