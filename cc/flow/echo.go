@@ -97,6 +97,9 @@ type EchoFlow struct {
 	usual    cc.Rate
 	usualAt  cc.Time
 
+	// expired is a request that timed out, the first in maxSilence. The zero value: its answer has come, or there is none. An
+	// answer to it shows that the timeout is too short.
+	expired   echoProbe
 	lost      int           // requests that timed out since the newest answer; stallWeight each if packets waited
 	silentAt  cc.Time       // when the first of them was sent
 	spacing   time.Duration // least time between two requests; 0: bytes alone count
@@ -272,7 +275,7 @@ func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
 	return e.sequence
 }
 
-// ReceiveEcho takes in the answer to an echo request. One that is late acknowledges nothing.
+// ReceiveEcho takes in the answer to an echo request. One that is late acknowledges nothing, and lengthens the timeout.
 func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 	for i, p := range e.probes {
 		if p.sequence != sequence {
@@ -296,6 +299,9 @@ func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
 		return
 	}
 	e.lost = max(0, e.lost-stallWeight) // it was late, and not lost
+	if p := e.expired; p.sequence == sequence && p.at != 0 {
+		e.srtt, e.expired = max(e.srtt, now.Sub(p.at)), echoProbe{}
+	}
 }
 
 // countAnswers counts requests as unanswered, and then some as answered. It makes requests as frequent as answers.
@@ -359,6 +365,9 @@ func (e *EchoFlow) Expire(now cc.Time) {
 	for ; len(e.probes) > 0 && e.NextTimeout() <= now; lost++ {
 		if e.lost+lost == 0 {
 			e.silentAt = e.probes[0].at
+		}
+		if now.Sub(e.expired.at) > maxSilence {
+			e.expired = e.probes[0]
 		}
 		upTo = e.probes[0].upTo
 		e.probes = append(e.probes[:0], e.probes[1:]...)

@@ -125,6 +125,23 @@ func TestAHostThatAnswersNoMoreIsKnownByItsSilenceWhileItIsAsked(t *testing.T) {
 	assert.Equal(t, NoTrouble, b.Trouble())
 }
 
+// TestALateAnswerLengthensTheTimeout has a host answer all requests after its first one has timed out.
+func TestALateAnswerLengthensTheTimeout(t *testing.T) {
+	const rtt = 2 * time.Second
+	b := openEchoBed(t, static(9))
+	_, requests := b.pour()
+	sent := b.now
+	b.wait(echoTimeout)
+	b.Expire(b.now)
+	b.pour()
+	b.wait(rtt - echoTimeout)
+	b.ReceiveEcho(b.now, requests[0])
+	assert.Zero(t, b.lost)
+	assert.Equal(t, sent.Add(echoTimeout+echoTimeoutRTTs*rtt), b.NextTimeout())
+	b.ReceiveEcho(b.now, requests[0])
+	assert.Equal(t, rtt, b.srtt, "of a copy nothing is learned")
+}
+
 // TestRequestsBecomeAsRareAsAnswers has a host answer so many requests in each second.
 func TestRequestsBecomeAsRareAsAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
