@@ -36,7 +36,8 @@ func CheckListenerReload(i int, old, next access.Listener) error {
 	case old.KeepClient != next.KeepClient && old.Mode == next.Mode: // the privilege for it may be gone
 		return cannotChange(fmt.Sprintf("listeners[%d].keep_client", i))
 	}
-	return nil
+	key := fmt.Sprintf("listeners[%d].udp.", i) // opening a queue needs privileges that may be gone
+	return cannotChange(firstChange(key, reflect.ValueOf(old.UDP), reflect.ValueOf(next.UDP)))
 }
 
 // CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel open has its
