@@ -51,6 +51,25 @@ func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
 	return c, nil
 }
 
+// openWindow returns a connection whose window in the kernel does not bind, where the kernel runs our congestion control.
+// Elsewhere it returns conn, which keeps the system's. The algorithm above must need no losses, because it sees none.
+// The kernel's BBR stops for 200 ms in every 10 s, and a receiver's forecast takes that for an outage.
+func (e *engine) openWindow(conn *net.TCPConn) net.Conn {
+	if e.sockets == nil || e.sockets.Envelope() != kernel.EBPF {
+		return conn
+	}
+	s := &settings{terms: flow.Terms{Algorithm: "static", Params: cc.Params{"cwnd_packets": openPackets}, Alone: true}}
+	s.group = func(local, remote net.Addr) string { return fmt.Sprintf("below %v to %v", local, remote) }
+	c, err := e.manage(conn, s)
+	if err != nil {
+		return conn
+	}
+	return c
+}
+
+// openPackets is a window that no framing fills.
+const openPackets = 20_000
+
 // agents are the links to agents that options have named.
 type agents struct {
 	mu    sync.Mutex

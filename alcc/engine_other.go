@@ -23,6 +23,9 @@ func (*sockets) Close() error { return nil }
 // manage is not called without sockets.
 func (*engine) manage(*net.TCPConn, *settings) (*Conn, error) { return nil, errors.ErrUnsupported }
 
+// openWindow returns conn.
+func (*engine) openWindow(conn *net.TCPConn) net.Conn { return conn }
+
 // agents are reached on Linux only.
 type agents struct{}
 

@@ -109,6 +109,9 @@ func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 		}
 	}
 	limitUnsent(inner)
+	if tcp, ok := inner.(*net.TCPConn); ok && f.fed {
+		f.inner = e.openWindow(tcp)
+	}
 	f.loops.Go(f.receiveLoop)
 	f.loops.Go(f.sendLoop)
 	return f, nil
@@ -514,13 +517,14 @@ func (f *framed) takeRoom(now cc.Time) int {
 }
 
 // batchBytes returns how much is handed over in one write: what leaves within batchTime, so that an acknowledgement
-// does not wait for longer behind data that the stream below has not taken. mu is held.
+// does not wait for longer behind data that the stream below has not taken. It is whole records, which fill the packets
+// of TCP. mu is held.
 func (f *framed) batchBytes() int {
 	if f.srtt == 0 {
 		return frame.DataBytes
 	}
 	batch := float64(f.cwnd.Load()) * float64(batchTime) / float64(f.srtt)
-	return int(min(max(batch, frame.DataBytes), maxBatch))
+	return int(min(max(batch, frame.DataBytes), maxBatch)) / frame.DataBytes * frame.DataBytes
 }
 
 // noteHandover corrects when the newest data was handed over, if the stream below took its time: what waits there is
@@ -580,8 +584,11 @@ func (f *framed) Close() error { return f.closeAfter(true) }
 
 // Reset closes the connection at once. The peer reads io.ErrUnexpectedEOF or an error of the stream below.
 func (f *framed) Reset() error {
-	if tcp, ok := f.inner.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
+	switch inner := f.inner.(type) {
+	case *Conn:
+		_ = inner.Reset()
+	case *net.TCPConn:
+		_ = inner.SetLinger(0)
 	}
 	return f.closeAfter(false)
 }
