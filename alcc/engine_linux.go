@@ -128,3 +128,22 @@ func limitUnsent(conn net.Conn) {
 		}
 	}
 }
+
+// readOvertaken returns how many bytes a TCP connection has received behind a hole, those that came twice included. It
+// is a count since the connection began; 0: the system does not say.
+func readOvertaken(conn net.Conn) (n cc.Bytes) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return 0
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			n = cc.Bytes(info.Rcv_ooopack) * cc.Bytes(info.Rcv_mss)
+		}
+	})
+	return n
+}

@@ -75,6 +75,7 @@ type framed struct {
 	// that is above 0.
 	forecaster           *cc.SproutReceiver
 	forecast, forecastAt cc.Time
+	overtaken            cc.Bytes // behind holes, at the newest forecast
 	idleSent             bool // the peer knows that the flight has ended
 
 	ackDue   bool
@@ -320,6 +321,19 @@ func (f *framed) noteForForecast(now cc.Time, p cc.SproutPacket) {
 	}
 }
 
+// noteOvertaken counts what has come behind a hole since the newest forecast. Data that has come in order since then has
+// closed the hole, if nothing comes behind one. mu is held.
+func (f *framed) noteOvertaken(now cc.Time) {
+	total := readOvertaken(f.inner)
+	switch {
+	case total > f.overtaken:
+		f.forecaster.OnEarly(now, total-f.overtaken)
+		f.overtaken = total
+	case f.newest > f.forecast:
+		f.forecaster.ForgetEarly()
+	}
+}
+
 // burst is how many records that come together after a pause are taken for what a repaired hole has held back.
 const burst = 4
 
@@ -452,6 +466,7 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 		b = f.appendAck(now, b)
 	}
 	if f.forecastAt > 0 && f.forecastAt <= now {
+		f.noteOvertaken(now)
 		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
 		f.forecast, f.forecastAt = now, 0
 		if now.Sub(f.newest) < forecastAfter {

@@ -346,6 +346,20 @@ func TestSproutReceiver(t *testing.T) {
 	r.OnPacket(now, SproutPacket{Seq: seq - 14*unit, Size: unit, Behind: 5 * unit})
 	assert.Equal(t, seq, r.Forecast(now).ReceivedOrLost, "and what comes after all does not count twice")
 
+	for range 200 {
+		arrive(10, 0)
+	}
+	for range 3 { // a segment is missing, so that the stream stops
+		r.OnEarly(now, 10*unit)
+		now = now.Add(sproutTick)
+	}
+	f = r.Forecast(now)
+	assert.InDelta(t, 35, f.Counts[4], 1, "bytes behind a hole are evidence")
+	assert.Equal(t, seq+30*unit, f.ReceivedOrLost)
+	arrive(31, 0)
+	assert.InDelta(t, 28, r.Forecast(now).Counts[4], 1, "once it is filled, only the segment is new")
+	assert.Equal(t, seq, r.Forecast(now).ReceivedOrLost)
+
 	now = now.Add(time.Minute)
 	assert.InDelta(t, 5, r.Forecast(now).Counts[4], 1, "after a long silence any rate is as likely")
 	_, err = NewSproutReceiver(now, Params{"quantile": 2})

@@ -37,6 +37,7 @@ type SproutReceiver struct {
 	silent   Time    // until then the sender means to be silent
 	newest   Bytes   // highest SproutPacket.Seq so far
 
+	early Bytes          // arrived behind a hole, and not counted by OnPacket yet
 	below Bytes          // everything before has arrived or is lost
 	above []SproutPacket // what arrived behind it
 }
@@ -60,7 +61,9 @@ func NewSproutReceiver(now Time, over Params) (*SproutReceiver, error) {
 // OnPacket takes in a packet.
 func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
 	r.endTicks(now)
-	r.came += float64(p.Size)
+	counted := min(p.Size, r.early)
+	r.early -= counted
+	r.came += float64(p.Size - counted)
 	if p.Seq >= r.newest { // an older one's pause is over
 		r.newest, r.silent = p.Seq, r.began.Add(p.Pause)
 	}
@@ -80,10 +83,21 @@ func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
 	r.above = kept
 }
 
+// OnEarly takes in that bytes have come behind a hole in the stream. OnPacket will bring them once the hole is filled, and
+// counts them no second time. Without OnEarly a hole reads as an outage, and its repair as a burst.
+func (r *SproutReceiver) OnEarly(now Time, n Bytes) {
+	r.endTicks(now)
+	r.early += n
+	r.came += float64(n)
+}
+
+// ForgetEarly takes the stream to have no hole. What OnEarly counted and OnPacket has not brought came twice.
+func (r *SproutReceiver) ForgetEarly() { r.early = 0 }
+
 // Forecast says what the link will deliver from now on.
 func (r *SproutReceiver) Forecast(now Time) SproutForecast {
 	r.endTicks(now)
-	f := SproutForecast{ReceivedOrLost: r.below}
+	f := SproutForecast{ReceivedOrLost: r.below + r.early}
 	for _, p := range r.above {
 		f.ReceivedOrLost += p.Size
 	}
