@@ -76,7 +76,7 @@ type framed struct {
 	forecaster           *cc.SproutReceiver
 	forecast, forecastAt cc.Time
 	overtaken            cc.Bytes // behind holes, at the newest forecast
-	idleSent             bool // the peer knows that the flight has ended
+	idleSent             bool     // the peer knows that the flight has ended
 
 	ackDue   bool
 	received frame.Acknowledgement // what is to be acknowledged; Held and Clock are set when it is sent
