@@ -1,15 +1,27 @@
 package proxy
 
 import (
+	"errors"
+	"net"
 	"net/netip"
+	"os"
+	"runtime"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
+	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 func TestHeldUDPIsDecidedByRules(t *testing.T) {
@@ -90,4 +102,45 @@ rules:
 			assert.Equal(t, c.up, decide(up, true), "up")
 		})
 	}
+}
+
+// socketOnly is a socket that accepts nothing.
+type socketOnly struct{ *net.TCPListener }
+
+func (socketOnly) SetTransparent() error { return nil }
+
+func (socketOnly) Serve(func(datapath.Conn), func(error) time.Duration) error { return net.ErrClosed }
+
+// TestHeldUDPShowsWhileItsListenerIsClosed reads what telemetry reads, beside a stop.
+func TestHeldUDPShowsWhileItsListenerIsClosed(t *testing.T) {
+	runtime.LockOSThread() // for good: the thread ends with the test's goroutine
+	if _, err := netns.New(); errors.Is(err, os.ErrPermission) {
+		need.Namespaces(t, err)
+	} else {
+		require.NoError(t, err)
+	}
+	socket, err := ingress.Listen(t.Context(), ingress.Config{Mode: access.SOCKS5, Addr: ":0"},
+		func(ln *net.TCPListener) (ingress.Acceptor, error) { return socketOnly{ln}, nil })
+	require.NoError(t, err)
+	way := &socketWay{Socket: socket}
+	way.held, err = openHeldUDPs(access.UDPSettings{Queue: 9})
+	require.NoError(t, err)
+	var turn atomic.Pointer[passCounter]
+	way.held[0].serve(hold.Config{
+		Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
+		KeepServed: func(time.Duration) (bool, error) { return true, nil },
+	}, &turn)
+	l := &listenerState{entrance: &entrance{Way: way}}
+	closed := make(chan error)
+	go func() { closed <- way.Close() }()
+	for isClosed := false; !isClosed; {
+		select {
+		case err := <-closed:
+			require.NoError(t, err)
+			isClosed = true
+		default:
+		}
+		require.Len(t, servedUDP(l), 1)
+	}
+	require.Error(t, way.Close(), "its socket is closed, and nothing else")
 }

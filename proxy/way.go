@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -54,7 +55,9 @@ func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfi
 type socketWay struct {
 	*ingress.Socket
 	log  *slog.Logger // for the configurations that Apply passes on
-	held []*heldUDP   // the directions of UDP that do not pass
+	held []*heldUDP   // the directions of UDP that do not pass; Server.Held reads them, also once they are closed
+	// closeOnce closes held.
+	closeOnce sync.Once
 }
 
 // Apply implements Way.
@@ -65,10 +68,11 @@ func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
 // Close implements ingress.Listener.
 func (w *socketWay) Close() error {
 	err := w.Socket.Close()
-	for _, h := range w.held {
-		h.close()
-	}
-	w.held = nil
+	w.closeOnce.Do(func() {
+		for _, h := range w.held {
+			h.close()
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("proxy: close a listener: %w", err)
 	}
