@@ -34,7 +34,8 @@ const (
 	// ByTransport takes the acknowledgements of the group's other members: what left before a byte of theirs that has
 	// arrived has arrived, too. While none of them wants more of the window, nothing holds packets but a maximum rate.
 	ByTransport Source = iota
-	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so.
+	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so. Acknowledgements of packets
+	// by what carries them, such as QUIC, are answers, too.
 	ByEcho
 )
 
@@ -264,7 +265,8 @@ func (e *EchoFlow) echoInterval() cc.Bytes {
 	return max(echoEveryBytes, cwnd/echoPerWindow, min(cwnd/leastPerWindow, e.usual.BytesIn(echoSpacing)))
 }
 
-// SendEcho accounts for an echo request that is sent now and returns its sequence number.
+// SendEcho accounts for an echo request that is sent now and returns its sequence number. A packet that its carrier
+// acknowledges is a request itself: SendEcho follows its Take then.
 func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
 	if now.Sub(e.askedAt) > maxSilence {
 		e.lost = 0 // the host was idle, and nothing is known of it
@@ -276,14 +278,21 @@ func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
 }
 
 // ReceiveEcho takes in the answer to an echo request. One that is late acknowledges nothing, and lengthens the timeout.
-func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) {
+func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) { e.ReceiveAck(now, sequence, 1, 0) }
+
+// ReceiveAck takes in one answer to n requests. sequence is the newest's, and delay is how long the host kept the answer
+// (RFC 9000 §19.3).
+func (e *EchoFlow) ReceiveAck(now cc.Time, sequence uint16, n int, delay time.Duration) {
 	for i, p := range e.probes {
 		if p.sequence != sequence {
 			continue
 		}
-		e.probes = append(e.probes[:0], e.probes[i+1:]...)
+		e.probes = e.probes[i+1:]
 		rtt := now.Sub(p.at)
-		e.countAnswers(now, e.lost+i, 1)
+		if less := rtt - delay; e.least > 0 && less >= e.least { // as RFC 9002 §5.3 has it
+			rtt = less
+		}
+		e.countAnswers(now, max(0, e.lost+i+1-n), n)
 		e.lost = 0
 		e.compareWithTransports(now, rtt)
 		if p.isBehind && (e.least == 0 || rtt < e.least) {

@@ -450,3 +450,34 @@ func TestAskingForPacketsAllocatesNothing(t *testing.T) {
 	}
 	assert.Zero(t, testing.AllocsPerRun(1000, step))
 }
+
+// TestOneAnswerToSeveralPackets has what carries the packets acknowledge each third, and those before it with it.
+func TestOneAnswerToSeveralPackets(t *testing.T) {
+	b := openEchoBed(t, static(9))
+	for range 100 {
+		var newest uint16
+		n := 0
+		for b.EchoFlow.Take(b.now, mss, false) {
+			newest = b.SendEcho(b.now)
+			n++
+		}
+		b.wait(45 * time.Millisecond)
+		b.ReceiveAck(b.now, newest-uint16(n)+3, 3, 5*time.Millisecond)
+		assert.Equal(t, cc.Never, b.NextEcho(), "each packet is a request")
+	}
+	assert.Equal(t, NoTrouble, b.Trouble(), "all are answered")
+	assert.Zero(t, b.spacing)
+	assert.Zero(t, b.lost)
+	b.wait(time.Second)
+	b.ReceiveAck(b.now, b.sequence, 6, 0)
+	require.True(t, b.EchoFlow.Take(b.now, mss, false))
+	newest := b.SendEcho(b.now)
+	b.wait(60 * time.Millisecond)
+	b.ReceiveAck(b.now, newest, 1, 10*time.Millisecond)
+	assert.Equal(t, 50*time.Millisecond, b.report.RTT, "without the time for which the host kept the answer")
+	require.True(t, b.EchoFlow.Take(b.now, mss, false))
+	newest = b.SendEcho(b.now)
+	b.wait(60 * time.Millisecond)
+	b.ReceiveAck(b.now, newest, 1, 50*time.Millisecond)
+	assert.Equal(t, 60*time.Millisecond, b.report.RTT, "it cannot have kept it for as long")
+}

@@ -25,6 +25,20 @@ const (
 // (streamDatagramQueueLen of quic-go's http3); it drops others silently.
 const http3Queue = 32
 
+// AckRequest asks for the acknowledgement of a datagram. The zero value asks for none.
+type AckRequest struct {
+	Owner    AckReceiver // sends the datagram; nil: the acknowledgement is not asked for
+	Sequence uint16      // the owner's number of the datagram
+}
+
+// AckReceiver receives the acknowledgements of datagrams.
+type AckReceiver interface {
+	// ReceiveAck is called once for each QUIC packet that acknowledges datagrams. newest is the sequence number of the
+	// newest, n how many there are, and delay how long the peer kept the acknowledgement (RFC 9000 §19.3). It runs on
+	// QUIC's goroutine, so it must not block.
+	ReceiveAck(newest uint16, n int, delay time.Duration)
+}
+
 // Datagrams receives a stream's datagrams, and makes HTTP/3 wait rather than drop those that its
 // queue has no room for. HTTP/3 logs each before it queues it (h3log.DatagramParsed), and the log
 // call returns only once there is room. Until then datagrams wait in QUIC's queue of 128 for the
@@ -93,6 +107,24 @@ func (d *Datagrams) waitForRoom() {
 		d.room.Wait()
 	}
 	d.waiting++
+}
+
+// Send sends a datagram by send, and has its acknowledgement reported as ack asks. All datagrams of a connection must be
+// sent by Send, because QUIC's events do not say which one a packet carries: they leave in the order of these calls.
+func (d *Datagrams) Send(b []byte, send func([]byte) error, ack AckRequest) error {
+	t := d.trace
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	t.mu.Lock()
+	t.unsent = append(t.unsent, ack) // before send, since the packet may leave before send returns
+	t.mu.Unlock()
+	err := send(b)
+	if err != nil {
+		t.mu.Lock()
+		t.unsent = t.unsent[:max(0, len(t.unsent)-1)]
+		t.mu.Unlock()
+	}
+	return err
 }
 
 // Close ends the wait of HTTP/3 for this stream; what its queue has no room for is lost then.

@@ -15,12 +15,25 @@ type span struct {
 	fin      bool // the stream ends with it
 }
 
-// packet is a packet that carries stream bytes.
+// packet is a packet that carries stream bytes, or datagrams that have an AckRequest.
 type packet struct {
 	at    cc.Time
 	first span   // the first
 	more  []span // the others: of several streams, or pieces of one
 	done  bool   // acknowledged or lost
+
+	asked     AckRequest // of the newest datagram
+	datagrams int        // of its owner
+}
+
+// addDatagram adds a datagram that the packet carries. Datagrams of another owner before it are forgotten, since most
+// connections have one owner.
+func (p *packet) addDatagram(a AckRequest) {
+	if p.asked.Owner != a.Owner {
+		p.datagrams = 0
+	}
+	p.asked = a
+	p.datagrams++
 }
 
 // addSpan adds bytes that the packet carries. Most packets carry one piece: it needs no slice.
@@ -34,7 +47,7 @@ func (p *packet) addSpan(b span) {
 
 // eachSpan is an iterator over the packet's pieces.
 func (p *packet) eachSpan(yield func(span) bool) {
-	if !yield(p.first) {
+	if p.first.signals == nil || !yield(p.first) {
 		return
 	}
 	for _, b := range p.more {
@@ -44,15 +57,15 @@ func (p *packet) eachSpan(yield func(span) bool) {
 	}
 }
 
-// flight is the packets in flight, by their numbers. Those that carry no stream bytes count as
-// done.
+// flight is the packets in flight, by their numbers. Those that carry nothing
+// that is waited for count as done.
 type flight struct {
 	first   int64 // number of packets[0]
 	packets []packet
 }
 
 // addPacket adds packet number pn, which is higher than those before. Numbers between are packets
-// without stream bytes.
+// that count as done.
 func (f *flight) addPacket(pn int64, p packet) {
 	if len(f.packets) == 0 {
 		f.first = pn

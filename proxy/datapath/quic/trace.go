@@ -44,6 +44,7 @@ type Trace struct {
 	datagrams    atomic.Int64  // that QUIC has received and HTTP/3 has not taken yet
 	fewLeft      chan struct{} // signals that only fewDatagrams are left
 	waitTimedOut bool          // a wait for few has timed out; only QUIC's goroutine touches it
+	sending      sync.Mutex    // held while a datagram is queued for QUIC, which may wait for room; taken before mu
 
 	mu            sync.Mutex
 	requestsBegun int64  // requests that the client has begun
@@ -51,6 +52,7 @@ type Trace struct {
 	onTooMany     func() // nil: there may be as many as QUIC lets it begin
 	streams       map[quic.StreamID]*signals
 	packets       flight
+	unsent        []AckRequest  // of the datagrams that QUIC has queued, the oldest first
 	touched       []*signals    // scratch: the streams that the present event is about
 	ceCount       uint64        // packets that the peer says arrived with an ECN mark (CE)
 	mss           cc.Bytes      // the most that one packet has carried of a stream
@@ -92,7 +94,11 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	case qlog.DatagramDropped:
 		if e.Direction == qlog.DirectionReceiving {
 			t.noteDatagramTaken()
+			return
 		}
+		t.mu.Lock()
+		t.takeUnsent()
+		t.mu.Unlock()
 	case qlog.PacketLost:
 		if e.Header.PacketType == qlog.PacketType1RTT {
 			t.onPacketLost(int64(e.Header.PacketNumber))
@@ -224,6 +230,10 @@ func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 				s.blockedAt = int64(f.MaximumStreamData)
 				t.markChanged(s)
 			}
+		case *qlog.DatagramFrame:
+			if a := t.takeUnsent(); a.Owner != nil {
+				p.addDatagram(a)
+			}
 		case *qlog.DataBlockedFrame:
 			t.blocked = true
 			for _, s := range t.streams {
@@ -231,16 +241,53 @@ func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 			}
 		}
 	}
-	if p.first.signals != nil {
+	if p.first.signals != nil || p.datagrams > 0 {
 		p.at = t.clock()
 		t.packets.addPacket(pn, p)
 	}
 	t.reportChanged(0)
 }
 
+// takeUnsent takes the request of the datagram that leaves QUIC's queue. The caller holds t.mu.
+func (t *Trace) takeUnsent() (a AckRequest) {
+	if len(t.unsent) > 0 {
+		a, t.unsent = t.unsent[0], t.unsent[1:]
+	}
+	return a
+}
+
 // onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in
-// it.
+// it. Owners of datagrams are called without t.mu, because they may send.
 func (t *Trace) onPacketReceived(frames []qlog.Frame) {
+	if a := t.noteReceived(frames); a.datagrams > 0 {
+		a.asked.Owner.ReceiveAck(a.asked.Sequence, a.datagrams, a.delay)
+	}
+}
+
+// acked is the datagrams that a packet from the peer acknowledges.
+type acked struct {
+	packet               // the newest of their owner's, with the number of all its datagrams
+	delay  time.Duration // for which the peer kept the acknowledgement
+}
+
+// add adds a packet that the peer acknowledges. Those of another owner than the newest's are forgotten.
+func (a *acked) add(p *packet) {
+	switch {
+	case p.datagrams == 0:
+	case p.at >= a.at:
+		n := p.datagrams
+		if p.asked.Owner == a.asked.Owner {
+			n += a.datagrams
+		}
+		a.packet = *p
+		a.datagrams = n
+	case p.asked.Owner == a.asked.Owner:
+		a.datagrams += p.datagrams
+	}
+}
+
+// noteReceived is onPacketReceived without the call of owners. It returns the datagrams that have arrived.
+func (t *Trace) noteReceived(frames []qlog.Frame) (arrived acked) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.touched = t.touched[:0]
@@ -248,7 +295,7 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 	for _, f := range frames {
 		switch f := f.Frame.(type) {
 		case *qlog.AckFrame:
-			rtt = t.onAckFrame(f)
+			rtt = t.onAckFrame(f, &arrived)
 		case *qlog.MaxStreamDataFrame:
 			if s := t.streams[f.StreamID]; s != nil && int64(f.MaximumStreamData) > s.blockedAt {
 				s.blockedAt = 0
@@ -263,17 +310,20 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) {
 	}
 	t.checkRequestBound()
 	t.reportChanged(rtt)
+	return arrived
 }
 
-// onAckFrame takes in an acknowledgement and returns the round trip of the newest packet in it,
+// onAckFrame takes in an acknowledgement, adds the datagrams that have arrived to arrived, and returns the round trip of the newest packet in it,
 // without the peer's own delay (RFC 9002 §5.3); 0: no sample.
-func (t *Trace) onAckFrame(f *qlog.AckFrame) time.Duration {
+func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
 	var newest cc.Time
+	arrived.delay = f.DelayTime
 	packets := uint64(0)
 	for _, r := range f.AckRanges {
 		t.packets.takePackets(int64(r.Smallest), int64(r.Largest), func(p *packet) {
 			packets++
 			newest = max(newest, p.at)
+			arrived.add(p)
 			for b := range p.eachSpan {
 				b.signals.noteAcked(b)
 				t.markChanged(b.signals)

@@ -2,8 +2,10 @@ package quic
 
 import (
 	"maps"
+	"net"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
@@ -311,4 +313,74 @@ func TestTheEndOfAStreamIsUndeliveredUntilItHasArrivedOrTheStreamIsReset(t *test
 			assert.Zero(t, s.undeliveredBytes())
 		})
 	}
+}
+
+// answers are what the owner of datagrams is told.
+type answers []answer
+
+type answer struct {
+	newest uint16
+	n      int
+	delay  time.Duration
+}
+
+func (a *answers) ReceiveAck(newest uint16, n int, delay time.Duration) {
+	*a = append(*a, answer{newest, n, delay})
+}
+
+// TestDatagramsAreAcknowledgedWithTheirPackets has QUIC send, drop and lose datagrams.
+func TestDatagramsAreAcknowledgedWithTheirPackets(t *testing.T) {
+	now := cc.Time(1)
+	trace := Tracer(func() cc.Time { now++; return now }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
+	d, err := ReceiveDatagrams(trace, 0, nil)
+	require.NoError(t, err)
+	var owner, other answers
+	queue := func(asked ...AckRequest) {
+		for _, a := range asked {
+			require.NoError(t, d.Send(nil, func([]byte) error { return nil }, a))
+		}
+	}
+	sent := func(pn int64, datagrams int) {
+		frames := []qlog.Frame{{Frame: &qlog.PingFrame{}}}
+		for range datagrams {
+			frames = append(frames, qlog.Frame{Frame: &qlog.DatagramFrame{Length: 1000}})
+		}
+		header := qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(pn)}
+		trace.RecordEvent(qlog.PacketSent{Header: header, Frames: frames})
+	}
+	acked := func(delay time.Duration, ranges ...qlog.AckRange) {
+		trace.RecordEvent(qlog.PacketReceived{
+			Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT},
+			Frames: []qlog.Frame{{Frame: &qlog.AckFrame{AckRanges: ranges, DelayTime: delay}}},
+		})
+	}
+	mine := func(sequence uint16) AckRequest { return AckRequest{&owner, sequence} }
+
+	queue(mine(1), AckRequest{}, mine(2), mine(3), mine(4), mine(5))
+	require.ErrorIs(t, d.Send(nil, func([]byte) error { return net.ErrClosed }, mine(6)), net.ErrClosed)
+	sent(1, 1)
+	sent(2, 1) // nobody waits for it
+	sent(3, 2)
+	sent(4, 0)
+	trace.RecordEvent(qlog.DatagramDropped{Direction: qlog.DirectionSending})
+	sent(5, 1)
+	acked(7, qlog.AckRange{Smallest: 2, Largest: 2}, qlog.AckRange{Smallest: 4, Largest: 4})
+	assert.Empty(t, owner)
+	acked(7, qlog.AckRange{Smallest: 5, Largest: 5}, qlog.AckRange{Smallest: 1, Largest: 3})
+	acked(7, qlog.AckRange{Smallest: 1, Largest: 5})
+	assert.Equal(t, answers{{5, 4, 7}}, owner, "each once, of two ranges; the fourth was dropped")
+
+	queue(mine(6), mine(7), AckRequest{&other, 1}, mine(8))
+	sent(6, 1)
+	sent(7, 2)
+	sent(8, 1)
+	trace.RecordEvent(qlog.PacketLost{
+		Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: 6},
+	})
+	acked(0, qlog.AckRange{Smallest: 6, Largest: 7})
+	acked(0, qlog.AckRange{Smallest: 6, Largest: 8})
+	assert.Equal(t, answers{{5, 4, 7}, {8, 1, 0}}, owner)
+	assert.Equal(t, answers{{1, 1, 0}}, other, "the newest of a packet has an owner")
+	assert.Empty(t, trace.unsent)
+	assert.Empty(t, trace.packets.packets)
 }

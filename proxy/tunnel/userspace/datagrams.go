@@ -211,7 +211,7 @@ func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 		p := d.peers[d.inside.Peer(source)]
 		d.mu.Unlock()
 		if p != nil {
-			p.receivePing(d.with.Clock(), binary.BigEndian.Uint16(message[6:]))
+			p.ReceiveAck(binary.BigEndian.Uint16(message[6:]), 1, 0)
 		}
 		return
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
 )
 
 const (
@@ -60,8 +61,9 @@ func (s *shaper) sendPing(sequence uint16) {
 	_ = s.d.stack.SendICMP(s.pinger.from, s.pinger.to, append(message, s.d.cookie[:]...))
 }
 
-// receivePing takes in the answer to an echo request.
-func (s *shaper) receivePing(now cc.Time, sequence uint16) {
+// ReceiveAck implements quic.AckReceiver. It takes in one answer to n echo requests, the newest by its sequence number.
+func (s *shaper) ReceiveAck(sequence uint16, n int, delay time.Duration) {
+	now := s.d.with.Clock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.queue == nil {
@@ -69,7 +71,7 @@ func (s *shaper) receivePing(now cc.Time, sequence uint16) {
 	}
 	defer s.accountQueued(s.queuedBytes())
 	if s.window.Source() == flow.ByEcho {
-		s.window.ReceiveEcho(now, sequence)
+		s.window.ReceiveAck(now, sequence, n, delay)
 	} else {
 		s.window.AcknowledgeBy(now, flow.ByEcho)
 		s.pinger.probes = 0
@@ -77,9 +79,28 @@ func (s *shaper) receivePing(now cc.Time, sequence uint16) {
 	s.sendQueued(now)
 }
 
-// isPing reports whether an echo reply answers a request of ours.
+// isPing reports whether an echo message is a request of ours, or the answer to one.
 func (d *Datagrams) isPing(message []byte) bool {
 	return bytes.Equal(message[icmpHeader:], d.cookie[:])
+}
+
+// ackRequest asks for QUIC's acknowledgement of a packet into the tunnel if that is an echo request of ours. It serves as
+// the answer of a client that answers none. d may be nil.
+func (d *Datagrams) ackRequest(packet []byte) (ack quic.AckRequest) {
+	head, kind := ipv4Header, byte(echoRequest4) // of our packets, which have no options
+	if packet[0]>>4 == 6 {
+		head, kind = ipv6Header, echoRequest6
+	}
+	if d == nil || len(packet) != head+icmpHeader+len(d.cookie) || packet[head] != kind || !d.isPing(packet[head:]) {
+		return ack
+	}
+	_, to, _ := endsOf(packet)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.peers[d.inside.Peer(to)]; p != nil {
+		ack = quic.AckRequest{Owner: &p.shaper, Sequence: binary.BigEndian.Uint16(packet[head+4+2:])}
+	}
+	return ack
 }
 
 // tend does what time brings: echo requests behind the last packets, answers that do not come, and

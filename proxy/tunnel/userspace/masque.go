@@ -618,7 +618,7 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	u := &udpStream{name: who.name, queue: make(chan []byte, udpQueue), cancel: cancel}
+	u := &udpStream{name: who.name, queue: make(chan ackedDatagram, udpQueue), cancel: cancel}
 	s, target, err := m.beginUDPSession(ctx, d, u, clientAddr(r.RemoteAddr), target, host)
 	switch {
 	case errors.Is(err, errLookups):
@@ -653,7 +653,7 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 		func() error {
 			return capsulesUDP(stream, func(b []byte) bool { return d.sendFromClient(s, target, b) })
 		},
-		func() error { return m.outwardUDP(ctx, stream, u) },
+		func() error { return m.outwardUDP(ctx, datagrams, stream.SendDatagram, u) },
 	} {
 		done.Go(func() {
 			if err := part(); err != nil && !errors.Is(err, io.EOF) && ctx.Err() == nil {
@@ -670,14 +670,16 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 
 // outwardUDP sends datagrams from outside to the client. It drops those that are too large: in the
 // stream they would wait for others (RFC 9298 §5).
-func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStream) error {
+func (m *MASQUE) outwardUDP(
+	ctx context.Context, datagrams *quic.Datagrams, send func([]byte) error, u *udpStream,
+) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case b := <-u.queue:
 			var large *quicgo.DatagramTooLargeError
-			switch err := stream.SendDatagram(b); {
+			switch err := datagrams.Send(b.content, send, b.ack); {
 			case errors.As(err, &large):
 				m.drops.large.Add(1) // in the stream it would wait for others (RFC 9298 §5)
 			case err != nil:

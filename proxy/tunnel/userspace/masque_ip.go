@@ -240,7 +240,7 @@ func (s *ipSession) moveOutward(ctx context.Context) {
 // part. The stream's SendDatagram would copy it once more.
 func (s *ipSession) sendDatagram(datagram, packet []byte) bool {
 	s.clampMSS(packet)
-	err := s.conn.SendDatagram(datagram)
+	err := s.datagrams.Send(datagram, s.conn.SendDatagram, s.masque.datagrams.Load().ackRequest(packet))
 	var large *quicgo.DatagramTooLargeError
 	switch {
 	case err == nil:

@@ -40,9 +40,15 @@ type udpStream struct {
 	// name is the peer's.
 	name string
 	// queue has datagrams for the client.
-	queue chan []byte
+	queue chan ackedDatagram
 	// cancel ends the request.
 	cancel context.CancelFunc
+}
+
+// ackedDatagram is an HTTP datagram, and who waits for its acknowledgement.
+type ackedDatagram struct {
+	content []byte
+	ack     quic.AckRequest
 }
 
 // udpTarget parses the target in a request's path: an address and port, or a name and a port.
@@ -116,13 +122,13 @@ func payloadUDP(b []byte) ([]byte, bool) {
 // queueDatagram queues a datagram for the client. It returns an error if there is no room. It
 // refuses a datagram that fits no QUIC datagram, so that the queue of a client that acknowledges
 // nothing stays small.
-func (u *udpStream) queueDatagram(payload []byte) error {
+func (u *udpStream) queueDatagram(payload []byte, ack quic.AckRequest) error {
 	if contextID+len(payload) > len(oversized) {
 		return syscall.EMSGSIZE
 	}
 	b := append(make([]byte, contextID, contextID+len(payload)), payload...)
 	select {
-	case u.queue <- b:
+	case u.queue <- ackedDatagram{b, ack}:
 		return nil
 	default:
 		return syscall.ENOBUFS

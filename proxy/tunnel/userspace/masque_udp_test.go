@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
@@ -54,6 +55,7 @@ func udpListenerOf(
 			if verdict != nil {
 				err = verdict(s)
 			}
+			down = flow.Terms{Group: s.Peer, Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
 			return down, up, err
 		},
 	})
@@ -178,6 +180,38 @@ func TestUDPGoesWhereItsClientAsked(t *testing.T) {
 		require.NoError(t, stream.Close()) // the client ends it
 	}
 	require.Eventually(t, func() bool { return l.datagrams.Stats().Sessions == 0 }, soon, time.Millisecond)
+}
+
+// TestQUICAcknowledgesTheUDPOfAClient has clients that answer no pings, without TCP beside.
+func TestQUICAcknowledgesTheUDPOfAClient(t *testing.T) {
+	for name, open := range map[string]func(c *client, l *Listener) func(){
+		"CONNECT-UDP": func(c *client, _ *Listener) func() {
+			s, said := c.udp(pathOf(echoUDP(t)))
+			require.Equal(t, http.StatusOK, said.status)
+			return func() { echoes(t, s, "question") }
+		},
+		"CONNECT-IP": func(c *client, l *Listener) func() {
+			phone := c.tunnel(phoneToken)
+			server := echoUDP(t)
+			return func() {
+				l.datagrams.UDP(netip.AddrPortFrom(phone.addrs[0], 5000), server, 64, []byte("question"))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, l := udpListener(t, access.Datagrams{}, nil)
+			send := open(dialMASQUE(t, m), l)
+			require.Eventually(t, func() bool {
+				send()
+				l.datagrams.mu.Lock()
+				p := l.datagrams.peers["phone"]
+				l.datagrams.mu.Unlock()
+				p.shaper.mu.Lock()
+				defer p.shaper.mu.Unlock()
+				return p.window.Source() == flow.ByEcho && p.window.Snapshot().SRTT > 0
+			}, soon, 10*time.Millisecond)
+		})
+	}
 }
 
 // What is larger than any datagram of QUIC's does not wait for one: 64 KB each, of 64 in

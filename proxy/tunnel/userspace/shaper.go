@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
 )
 
 // maxQueuedTotal bounds the datagrams in the queues of all peers, in bytes. One peer's queue may
@@ -62,6 +63,8 @@ type packet struct {
 	// answers is the session that it answers; nil: another peer sends it.
 	answers *session
 	hops    uint8
+	// ack asks for the acknowledgement of a packet to a CONNECT-UDP request.
+	ack quic.AckRequest
 }
 
 // openWindow makes packets wait for room in a window, or for a maximum rate, as terms say. It runs
@@ -157,8 +160,15 @@ func (s *shaper) sendQueued(now cc.Time) {
 	}
 }
 
-// sendAndPing sends a packet, and an echo request behind it if one is due. The caller holds s.mu.
+// sendAndPing sends a packet, and an echo request behind it if one is due. QUIC acknowledges a packet to a CONNECT-UDP
+// request, so that it is a request itself. The caller holds s.mu.
 func (s *shaper) sendAndPing(now cc.Time, pkt packet) {
+	if pkt.viaSession == nil && pkt.target.stream != nil && s.pinger.isUseful {
+		pkt.ack.Owner = s
+		if s.window.Source() == flow.ByEcho {
+			pkt.ack.Sequence = s.window.SendEcho(now)
+		}
+	}
 	s.sendPacket(pkt)
 	if pkt.viaSession == nil && pkt.target.stream == nil {
 		s.pinger.from, s.pinger.to = pkt.target.shownSource(pkt.source).Addr(), pkt.target.Addr()
@@ -202,7 +212,7 @@ func (s *shaper) sendPacket(pkt packet) {
 	c.receivedBytes.Add(uint64(len(pkt.payload)))
 	var err error
 	if pkt.target.stream != nil {
-		err = pkt.target.stream.queueDatagram(pkt.payload)
+		err = pkt.target.stream.queueDatagram(pkt.payload, pkt.ack)
 	} else if pkt.target.echo {
 		binary.BigEndian.PutUint16(pkt.payload[4:], pkt.target.Port())
 		err = s.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
