@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/alcc"
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // serveForEver has the server send bytes over HTTP to whoever asks, under a controller unless opts is nil.
@@ -97,4 +99,34 @@ func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
 	assert.GreaterOrEqual(t, both, 0.9*rate)
 	assert.LessOrEqual(t, bothQueue, 3*alone/2+slack)
 	assert.Less(t, 2*queue, unmanaged)
+}
+
+// TestSproutFillsALinkFromItsReceiversForecasts holds Sprout between two ends to what its authors' program does on a link
+// at the ceiling of its model: 99.7 % of it, with 45 ms of queue at p95. TCP repairs the losses below it.
+func TestSproutFillsALinkFromItsReceiversForecasts(t *testing.T) {
+	for _, loss := range []float64{0, 0.01} {
+		t.Run(fmt.Sprintf("loss %v", loss), func(t *testing.T) {
+			s, path := newCellular(t, sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 2000, Loss: loss})
+			opts := alcc.Options{Algorithm: "sprout:drain=cumulative", OwnAcks: true}
+			url := s.serveForEver(&opts)
+			path.StartOnData()
+			dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := s.Client.DialContext(ctx, network, address)
+				if err != nil {
+					return nil, err
+				}
+				return alcc.Wrap(conn, opts)
+			}
+			transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+			r, err := (&http.Client{Transport: transport}).Get(url)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = r.Body.Close() })
+			countBytes(r.Body)
+			time.Sleep(10 * time.Second) //nolint:forbidigo // the course of a download is measured
+			report := path.Report(2*time.Second, 10*time.Second).Down
+			t.Logf("%.1f %%, queue p95 %v", 100*report.Utilisation, report.DataQueueing.P95)
+			assert.GreaterOrEqual(t, report.Utilisation, 0.94)
+			assert.LessOrEqual(t, report.DataQueueing.P95, 52*time.Millisecond+slack)
+		})
+	}
 }
