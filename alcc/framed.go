@@ -284,7 +284,7 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 				return nil, err
 			}
 			if f.flow != nil && f.fed {
-				f.flow.TakeForecast(now, f.report.Written, forecast)
+				f.flow.TakeForecast(now, f.report.Written+f.credit, forecast)
 			}
 		case frame.Fin:
 			f.received.Fin, f.readErr, f.ackDue = true, io.EOF, true
@@ -468,9 +468,9 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 	if f.forecastAt > 0 && f.forecastAt <= now {
 		f.noteOvertaken(now)
 		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
-		f.forecast, f.forecastAt = now, 0
-		if now.Sub(f.newest) < forecastAfter {
-			f.forecastAt = now.Add(forecastEvery)
+		next := max(f.forecastAt.Add(forecastEvery), now.Add(forecastEvery/2))
+		if f.forecast, f.forecastAt = now, 0; now.Sub(f.newest) < forecastAfter {
+			f.forecastAt = next // a late one must not make all others late: the sender then takes each for older
 		}
 	}
 	n := f.takeRoom(now)
