@@ -375,7 +375,7 @@ func (e *EchoFlow) Expire(now cc.Time) {
 		if e.lost+lost == 0 {
 			e.silentAt = e.probes[0].at
 		}
-		if now.Sub(e.expired.at) > maxSilence {
+		if e.expired.at == 0 || now.Sub(e.expired.at) > maxSilence {
 			e.expired = e.probes[0]
 		}
 		upTo = e.probes[0].upTo
