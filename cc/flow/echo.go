@@ -309,7 +309,7 @@ func (e *EchoFlow) ReceiveAck(now cc.Time, sequence uint16, n int, delay time.Du
 	}
 	e.lost = max(0, e.lost-stallWeight) // it was late, and not lost
 	if p := e.expired; p.sequence == sequence && p.at != 0 {
-		e.srtt, e.expired = max(e.srtt, now.Sub(p.at)), echoProbe{}
+		e.srtt, e.expired, e.lost = max(e.srtt, now.Sub(p.at)), echoProbe{}, 0 // the others are late as well
 	}
 }
 
