@@ -216,7 +216,7 @@ func (c *child) hasOnly(want caps.Set, holding ...int) {
 			}
 			assert.Equal(c.t, want.String(), caps.Set(bits).String(), set)
 		}
-		assert.Equal(c.t, append(holding, 0)[0], others, "threads that hold UDP")
+		assert.Equal(c.t, append(holding, 0)[0], others, "threads that hold UDP and count what passes")
 	}
 	for _, set := range []string{"CapInh", "CapAmb"} {
 		for _, value := range c.tasks(set) {
@@ -398,10 +398,10 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 		settings, own string
 		want          caps.Set
 		sees          netip.Addr
-		holding       int // threads that hold UDP
+		holding       int // threads with CAP_NET_ADMIN: one gives verdicts, one reads the counters of what passes
 	}{
 		"as the proxy": {"", "", caps.NetBindService, lab.EdgeFar.V4, 0},
-		"holding UDP":  {"", ", udp: {queue: 2510}", caps.NetBindService, lab.EdgeFar.V4, 1},
+		"holding UDP":  {"", ", udp: {queue: 2510}", caps.NetBindService, lab.EdgeFar.V4, 2},
 		"as the client": {
 			"mark: 0x2000000\n", ", keep_client: true", caps.NetAdmin | caps.NetBindService,
 			lab.ClientAddr.V4, 0,

@@ -140,6 +140,15 @@ func awaitWord(udp *net.UDPConn, word []byte) (netip.AddrPort, error) {
 // datagrams, the server is gone, and there is no trace. TCP ends the connection after an outage
 // of two and a half minutes, when the server stops sending as well.
 func Record(ctx context.Context, server string, rate cc.Rate, d time.Duration) (*sim.Trace, error) {
+	trace, err := recordFrom(ctx, server, rate, d)
+	if err != nil && ctx.Err() != nil { // which closes the socket below whatever was under way
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return trace, err
+}
+
+// recordFrom is Record. Once ctx is done its errors are of sockets that were closed.
+func recordFrom(ctx context.Context, server string, rate cc.Rate, d time.Duration) (*sim.Trace, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", server)
 	if err != nil {
