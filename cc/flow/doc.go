@@ -15,6 +15,7 @@
 // Files call only files further down this list:
 //
 //	echo.go, numbering.go         EchoFlow: a flow for packets of other hosts' transports; answers without a number
+//	probing.go                    when a host is asked whether it answers
 //	manager.go                    groups by name, paths by host; opening, moving, closing; hints
 //	flow.go, fairqueue.go         what a user holds: Flow, Receiving; FairQueue
 //	group.go                      one lock; reports, requests, ticks, moves, descriptions
@@ -122,12 +123,12 @@
 //
 // # Packets of other transports
 //
-// UDP and ICMP to a host are one member of its group (EchoFlow), with as much weight as they have busy flows. A FairQueue
-// holds what has no room. Something else than the packets' own transport acknowledges them (Source). Answers to echo
-// requests do: all that left before a request has arrived when its answer comes. QUIC's acknowledgement of a packet's
-// datagram is such an answer. Where none comes, the member follows the
-// others: what left before a byte of theirs has arrived with that byte. A follower is paced to its part of the window.
-// Where no other member wants the window, nothing shows what the path carries, and a follower's packets pass.
+// UDP and ICMP to a host are one member of its group (EchoFlow), with as much weight as they have busy flows. A
+// FairQueue holds what has no room. Something else than the packets' own transport acknowledges them (Source). Answers
+// to echo requests do: all that left before a request has arrived when its answer comes. QUIC's acknowledgement of a
+// packet's datagram is such an answer. Where none comes, the member follows the others: what left before a byte of
+// theirs has arrived with that byte. A follower is paced to its part of the window. Where no other member wants the
+// window, nothing shows what the path carries, and a follower's packets pass.
 //
 // # Time and locks
 //

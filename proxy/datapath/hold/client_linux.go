@@ -12,10 +12,7 @@ import (
 
 const (
 	maxLanes       = 16                     // of one client: unlike terms
-	probeEvery     = time.Second            // a client that is not known to answer is asked again
-	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
-	probeMuchLater = 10 * time.Minute       // one with answers that do not acknowledge is
-	maxProbes      = 3                      // requests without an answer, and the client does not answer
+	probeMuchLater = 10 * time.Minute       // until answers that do not acknowledge are tried again
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 )
 
@@ -147,9 +144,8 @@ type lane struct {
 	byEcho, byNeighbour way
 	answering           *way // one of them; nil: the client is not known to answer
 
-	probes    int     // requests without an answer, while the client is not known to answer
-	nextProbe cc.Time // when to ask again
-	busy      int     // flows, as counted last
+	probing flow.Probing // while the client is not known to answer
+	busy    int          // flows, as counted last
 
 	overflowed cc.Time // when the queue was full last; 0: never
 
@@ -252,7 +248,7 @@ func (l *lane) receiveAnswer(now cc.Time, by *way, sequence uint16) {
 		l.window.ReceiveEcho(now, sequence)
 	case l.answering == nil || by == &l.byEcho:
 		l.window.AcknowledgeBy(now, flow.ByEcho)
-		l.answering, l.probes = by, 0
+		l.answering, l.probing.Asked = by, 0
 	}
 	l.release(now)
 }
@@ -304,18 +300,13 @@ func (l *lane) rate() cc.Rate {
 // probe asks a client that is not known to answer: by an echo request, and if the first had no answer as a neighbour.
 func (l *lane) probe(now cc.Time) {
 	c := l.client
-	if !l.acknowledged || !c.echoTo.IsValid() || now < l.nextProbe {
+	if !l.acknowledged || !c.echoTo.IsValid() || !l.probing.Ask(now) {
 		return
-	}
-	l.probes++
-	l.nextProbe = now.Add(probeEvery)
-	if l.probes >= maxProbes {
-		l.nextProbe = now.Add(probeLater)
 	}
 	if now >= l.byEcho.barredUntil {
 		l.ask(now, &l.byEcho, 0)
 	}
-	if l.probes < 2 || c.echoTo != c.address || now < l.byNeighbour.barredUntil {
+	if l.probing.Asked < 2 || c.echoTo != c.address || now < l.byNeighbour.barredUntil {
 		return
 	}
 	if n, ok := l.holder.echoes.FindNeighbour(c.address); ok {
@@ -328,7 +319,7 @@ func (l *lane) probe(now cc.Time) {
 func (l *lane) fallBack(now cc.Time) {
 	trouble, later := l.window.Trouble(), probeMuchLater
 	if trouble == flow.Silent {
-		later = probeLater
+		later = flow.ProbeLater
 	} else if l.answering.trouble != trouble {
 		l.holder.cfg.Log.Info("hold: a client's answers do not acknowledge its packets",
 			"client", l.client.address, "answers", l.answeringName(), "reason", trouble)
@@ -336,7 +327,7 @@ func (l *lane) fallBack(now cc.Time) {
 	*l.answering = way{trouble, now.Add(later)}
 	l.answering = nil
 	l.window.AcknowledgeBy(now, flow.ByTransport)
-	l.probes, l.nextProbe = 1, now // the other way is tried at once
+	l.probing = flow.Probing{Asked: 1, Next: now} // the other way is tried at once
 	l.release(now)
 }
 

@@ -31,8 +31,8 @@ type road struct {
 	dropped  []uint32
 	marked   []uint32
 	requests []echoRequest
-	// neighbour is a client on a connected network, if its address is valid, and asked are the requests to it, marked or
-	// not.
+	// neighbour is a client on a connected network, if its address is valid, and asked are the requests to it, marked
+	// or not.
 	neighbour Neighbour
 	asked     []bool
 	ecn       flow.ECN // of packets that arrive
@@ -642,11 +642,11 @@ func TestANeighbourThatAnswersNoEchoIsAskedForItsHardwareAddress(t *testing.T) {
 	r.wait(tendEvery + time.Millisecond)
 	assert.Empty(t, r.asked, "echoes go first")
 	assert.Equal(t, "none", acknowledgedBy())
-	r.wait(probeEvery)
+	r.wait(time.Second)
 	require.Len(t, r.asked, 1)
 	r.answerAsNeighbour(20*time.Millisecond, 8)
 	assert.Equal(t, "none", acknowledgedBy(), "another host has answered")
-	r.wait(probeEvery)
+	r.wait(time.Second)
 	r.answerAsNeighbour(20*time.Millisecond, 7)
 	require.Equal(t, "neighbour", acknowledgedBy())
 	before := len(r.accepted)

@@ -15,20 +15,16 @@ const (
 	tendEvery      = 5 * time.Millisecond   // a look at a shaper with packets
 	activeTime     = time.Second            // after the last packet a shaper is still looked at
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
-	probeEvery     = time.Second            // a peer that is not known to answer is asked again
-	probeLater     = 30 * time.Second       // one that has not answered maxProbes is
-	maxProbes      = 3
-	unmanaged      = "none" // the algorithm of a window that bounds nothing
+	unmanaged      = "none"                 // the algorithm of a window that bounds nothing
 )
 
 // pinger finds out whether a peer answers echo requests inside the tunnel, and makes its answers
 // acknowledge the packets for it. A request has the addresses of the packet before it: such packets
 // pass the tunnel's routes and the peer's filters. The shaper's mu guards it.
 type pinger struct {
-	from, to netip.Addr // of the newest packet; invalid: none can be followed by a request
-	isUseful bool       // the window is an algorithm's
-	probes   int        // requests without an answer, while the peer is not known to answer
-	nextAt   cc.Time    // when to ask such a peer again
+	from, to netip.Addr   // of the newest packet; invalid: none can be followed by a request
+	isUseful bool         // the window is an algorithm's
+	probing  flow.Probing // while the peer is not known to answer
 }
 
 // pingDue sends an echo request behind what has left, if one is due. The caller holds s.mu.
@@ -40,12 +36,7 @@ func (s *shaper) pingDue(now cc.Time) {
 		if s.window.NextEcho() <= now {
 			s.sendPing(s.window.SendEcho(now))
 		}
-	case now >= p.nextAt:
-		p.probes++
-		p.nextAt = now.Add(probeEvery)
-		if p.probes >= maxProbes {
-			p.nextAt = now.Add(probeLater)
-		}
+	case p.probing.Ask(now):
 		s.sendPing(0)
 	}
 }
@@ -74,7 +65,7 @@ func (s *shaper) ReceiveAck(sequence uint16, n int, delay time.Duration) {
 		s.window.ReceiveAck(now, sequence, n, delay)
 	} else {
 		s.window.AcknowledgeBy(now, flow.ByEcho)
-		s.pinger.probes = 0
+		s.pinger.probing.Asked = 0
 	}
 	s.sendQueued(now)
 }
@@ -84,8 +75,8 @@ func (d *Datagrams) isPing(message []byte) bool {
 	return bytes.Equal(message[icmpHeader:], d.cookie[:])
 }
 
-// ackRequest asks for QUIC's acknowledgement of a packet into the tunnel if that is an echo request of ours. It serves as
-// the answer of a client that answers none. d may be nil.
+// ackRequest asks for QUIC's acknowledgement of a packet into the tunnel if that is an echo request of ours. It serves
+// as the answer of a client that answers none. d may be nil.
 func (d *Datagrams) ackRequest(packet []byte) (ack quic.AckRequest) {
 	head, kind := ipv4Header, byte(echoRequest4) // of our packets, which have no options
 	if packet[0]>>4 == 6 {
@@ -121,7 +112,7 @@ func (s *shaper) tend(now cc.Time) (active bool) {
 	}
 	if s.window.Trouble() != flow.NoTrouble {
 		s.window.AcknowledgeBy(now, flow.ByTransport)
-		s.pinger.probes, s.pinger.nextAt = maxProbes, now.Add(probeLater)
+		s.pinger.probing = flow.ProbingLater(now)
 		s.sendQueued(now)
 	}
 	s.pingDue(now)
