@@ -186,18 +186,17 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	received("nobody serves the queue any more")
 }
 
-func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
-	enterNamespace(t)
-	queueUDP(t, 9, 6)
-	sender, receiver := connectUDP(t, 9)
-	q, err := OpenQueue(6, 1024)
+// serveQueue holds what comes into a queue of the kernel until end, in windows of algorithm window.
+func serveQueue(t *testing.T, number uint16) (h *Holder, end func()) {
+	t.Helper()
+	q, err := OpenQueue(number, 1024)
 	require.NoError(t, err)
-	defer q.Close()
+	t.Cleanup(q.Close)
 	echoes, err := OpenEchoSocket()
 	require.NoError(t, err)
-	defer echoes.Close()
+	t.Cleanup(echoes.Close)
 	began := time.Now()
-	h := New(Config{
+	h = New(Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
 		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
@@ -205,6 +204,17 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
+	return h, func() {
+		stop()
+		require.NoError(t, <-ended)
+	}
+}
+
+func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
+	enterNamespace(t)
+	queueUDP(t, 9, 6)
+	sender, receiver := connectUDP(t, 9)
+	h, end := serveQueue(t, 6)
 	for h.Stats().EchoAnswers == 0 || h.Stats().AcceptedPackets < 10 {
 		_, err := sender.Write([]byte("datagram"))
 		require.NoError(t, err)
@@ -212,8 +222,7 @@ func TestAKernelQueueIsServedUntilItsEnd(t *testing.T) {
 		_, err = receiver.Read(make([]byte, 100))
 		require.NoError(t, err)
 	}
-	stop()
-	require.NoError(t, <-ended)
+	end()
 	assert.Zero(t, h.Stats().Waiting)
 }
 

@@ -1,7 +1,6 @@
 package hold
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"os"
@@ -13,9 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
 )
 
 const (
@@ -153,21 +149,7 @@ func TestTheUDPOfANeighbourIsHeldThoughItDropsPings(t *testing.T) {
 	enterNamespace(t)
 	joinNeighbour(t)
 	queueUDP(t, 9, 9)
-	q, err := OpenQueue(9, 1024)
-	require.NoError(t, err)
-	defer q.Close()
-	echoes, err := OpenEchoSocket()
-	require.NoError(t, err)
-	defer echoes.Close()
-	began := time.Now()
-	h := New(Config{
-		Flows: &flow.Manager{}, Clock: func() cc.Time { return cc.Time(time.Since(began)) + 1 },
-		KeepServed: func(time.Duration) (bool, error) { return true, nil },
-		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
-	}, q, echoes)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
+	h, end := serveQueue(t, 9)
 	sender, err := net.Dial("udp", "203.0.113.2:9")
 	require.NoError(t, err)
 	defer sender.Close()
@@ -176,6 +158,5 @@ func TestTheUDPOfANeighbourIsHeldThoughItDropsPings(t *testing.T) {
 		states := h.States()
 		return len(states) == 1 && states[0].AcknowledgedBy == "neighbour" && states[0].Flow.Delivered > 100
 	})
-	stop()
-	require.NoError(t, <-ended)
+	end()
 }
