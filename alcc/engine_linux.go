@@ -52,8 +52,9 @@ func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
 }
 
 // openWindow takes a connection over and opens its window in the kernel so far that it does not bind, where the kernel
-// runs our congestion control. Elsewhere it returns conn, which keeps the system's control. The algorithm above must need no losses, because it sees none.
-// The kernel's BBR stops for 200 ms in every 10 s, and a receiver's forecast takes that for an outage.
+// runs our congestion control. Elsewhere it returns conn, which keeps the system's control. The algorithm above must
+// need no losses, because it sees none. The kernel's BBR stops for 200 ms in every 10 s, and a receiver's forecast
+// takes that for an outage.
 func (e *engine) openWindow(conn *net.TCPConn) net.Conn {
 	if e.sockets == nil || e.sockets.Envelope() != kernel.EBPF {
 		return conn

@@ -94,7 +94,8 @@ type handover struct {
 // newFramed begins to speak the framing over inner, which it takes over.
 func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 	f := &framed{
-		inner: inner, engine: e, fed: s.forecasts, readDeadline: datapath.NewDeadline(), writeDeadline: datapath.NewDeadline(),
+		inner: inner, engine: e, fed: s.forecasts,
+		readDeadline: datapath.NewDeadline(), writeDeadline: datapath.NewDeadline(),
 		arrived: make(chan struct{}, 1), taken: make(chan struct{}, 1), freed: make(chan struct{}, 1),
 		work: make(chan struct{}, 1), ended: make(chan struct{}, 1), done: make(chan struct{}),
 	}
@@ -304,7 +305,8 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 const (
 	forecastEvery = 20 * time.Millisecond // between two forecasts: a tick
 	forecastAfter = time.Second           // since the newest data; an outage is forecast for so long
-	// pauseAtWindow is how long a sender may be silent when its window is used up. Without data it is silent for an hour.
+	// pauseAtWindow is how long a sender may be silent when its window is used up. Without data it is silent for an
+	// hour.
 	pauseAtWindow = 50 * time.Millisecond
 	pauseAtEnd    = time.Hour
 )
@@ -321,8 +323,8 @@ func (f *framed) noteForForecast(now cc.Time, p cc.SproutPacket) {
 	}
 }
 
-// noteOvertaken counts what has come behind a hole since the newest forecast. Data that has come in order since then has
-// closed the hole, if nothing comes behind one. mu is held.
+// noteOvertaken counts what has come behind a hole since the newest forecast. Data that has come in order since then
+// has closed the hole, if nothing comes behind one. mu is held.
 func (f *framed) noteOvertaken(now cc.Time) {
 	total := readOvertaken(f.inner)
 	switch {
@@ -343,10 +345,13 @@ func (f *framed) noteArrivals(now cc.Time, records int) {
 		if f.newest > 0 {
 			gap := now.Sub(f.newest)
 			f.received.Repaired = records > burst && gap > 2*f.gap
-			if f.gap == 0 {
+			switch { // a median goes up as often as down
+			case f.gap == 0:
 				f.gap = gap
-			} else { // a median goes up as often as down
-				f.gap += time.Duration(float64(f.gap) / 8 * map[bool]float64{true: 1, false: -1}[gap > f.gap])
+			case gap > f.gap:
+				f.gap += f.gap / 8
+			default:
+				f.gap -= f.gap / 8
 			}
 		}
 		f.newest = now

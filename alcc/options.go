@@ -19,8 +19,8 @@ type Options struct {
 	Algorithm string
 	// AgentSocket is the path of the Unix socket where an agent of Algorithm listens; empty: portus's.
 	AgentSocket string
-	// OwnAcks has both ends acknowledge data by themselves, in the framing of package frame, so that the kernel need give
-	// nothing. Both must say so. Connections may then be of any kind, such as TLS or a stream of QUIC.
+	// OwnAcks has both ends acknowledge data by themselves, in the framing of package frame, so that the kernel need
+	// give nothing. Both must say so. Connections may then be of any kind, such as TLS or a stream of QUIC.
 	OwnAcks bool
 	// Group returns the name of the window that a connection shares; nil: the peer's address.
 	Group func(local, remote net.Addr) string

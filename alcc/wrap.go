@@ -51,7 +51,8 @@ func (s *settings) wrap(conn net.Conn) (*Conn, error) {
 // explainNotTCP says what to do with a connection that is not of TCP.
 func explainNotTCP(conn net.Conn) error {
 	if below, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		return fmt.Errorf("alcc: a %T stands above the connection: wrap its %T, and put it above that", conn, below.NetConn())
+		return fmt.Errorf("alcc: a %T stands above the connection: wrap its %T, and put it above that", conn,
+			below.NetConn())
 	}
 	return fmt.Errorf("alcc: a %T is no *net.TCPConn; with Options.OwnAcks at both ends it may be any", conn)
 }

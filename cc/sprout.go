@@ -78,8 +78,8 @@ func init() {
 			},
 			{
 				Name: "drain", Default: 0, Choices: []string{"tick", "cumulative"},
-				About: "what a tick takes off a queue, where the receiver forecasts: what was forecast for it, or, as in the " +
-					"authors' program, all that was forecast until then",
+				About: "what a tick takes off a queue, where the receiver forecasts: what was forecast for it, or, as " +
+					"in the authors' program, all that was forecast until then",
 			},
 		},
 		New: func(cfg Config) Algorithm { return newSprout(cfg) },

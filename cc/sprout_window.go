@@ -83,8 +83,8 @@ func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
 	r.above = kept
 }
 
-// OnEarly takes in that bytes have come behind a hole in the stream. OnPacket will bring them once the hole is filled, and
-// counts them no second time. Without OnEarly a hole reads as an outage, and its repair as a burst.
+// OnEarly takes in that bytes have come behind a hole in the stream. OnPacket will bring them once the hole is filled,
+// and counts them no second time. Without OnEarly a hole reads as an outage, and its repair as a burst.
 func (r *SproutReceiver) OnEarly(now Time, n Bytes) {
 	r.endTicks(now)
 	r.early += n
@@ -207,9 +207,9 @@ func (d *sproutDrainer) roomBytes() float64 {
 	return max(0, d.unit*float64(d.forecast[to]-d.forecast[from])-d.queue)
 }
 
-// currentLimits is the algorithm's while it is fed. Nothing is paced: a burst that fills a tick shows the receiver a rate
-// above what was sent before, and only so can the rate rise. A part of a segment counts as one, and its excess is in the
-// queue from then on.
+// currentLimits is the algorithm's while it is fed. Nothing is paced: a burst that fills a tick shows the receiver a
+// rate above what was sent before, and only so can the rate rise. A part of a segment counts as one, and its excess is
+// in the queue from then on.
 func (d *sproutDrainer) currentLimits(seg segments) Control {
 	room := Bytes(math.Ceil(d.roomBytes() / float64(seg.mss)))
 	return Control{Cwnd: max(d.inflight+room*seg.mss, seg.mss), NextTick: d.tickEnd(), Phase: "fed"}

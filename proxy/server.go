@@ -705,7 +705,9 @@ func (s *Server) Resume(all Endpoints) {
 func (s *Server) Held() (all []HeldInfo) {
 	for _, l := range s.env.currentSettings().listeners {
 		for _, h := range servedUDP(l) {
-			all = append(all, HeldInfo{l.cfg.Name, h.direction(), h.passedBytes(), h.holder.Stats(), slices.Clone(h.holder.States())})
+			all = append(all, HeldInfo{
+				l.cfg.Name, h.direction(), h.passedBytes(), h.holder.Stats(), slices.Clone(h.holder.States()),
+			})
 		}
 	}
 	return all

@@ -111,8 +111,8 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 	}
 }
 
-// uplinkEcho returns the host that answers echo requests about packets to a server: the one that is configured, else the
-// gateway. The server itself is none, since its owner did not agree to that load.
+// uplinkEcho returns the host that answers echo requests about packets to a server: the one that is configured, else
+// the gateway. The server itself is none, since its owner did not agree to that load.
 func (e *environment) uplinkEcho(configured, server netip.Addr) netip.Addr {
 	if configured.IsValid() {
 		return configured

@@ -22,8 +22,8 @@ type HeldClient struct {
 	// AcknowledgedBy is echo or neighbour (ARP, neighbour solicitations) where the client answers, share where the
 	// acknowledgements of its TCP serve, none where nothing acknowledges and the packets pass.
 	AcknowledgedBy string `json:"acknowledged_by"`
-	// EchoTrouble is why its answers to echo requests do not serve: no answers, rare answers, or beside the path. Absent:
-	// no reason is known.
+	// EchoTrouble is why its answers to echo requests do not serve: no answers, rare answers, or beside the path.
+	// Absent: no reason is known.
 	EchoTrouble string   `json:"echo_trouble,omitempty"`
 	Control     *Control `json:"control,omitempty"`
 }
@@ -40,8 +40,8 @@ func describeHeld(all []proxy.HeldInfo) []HeldClient {
 	for _, l := range all {
 		for _, c := range l.Clients {
 			client := HeldClient{
-				Listener: l.Listener, Direction: l.Direction, Address: c.Address, Group: c.Group, WaitingPackets: c.Waiting,
-				WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows,
+				Listener: l.Listener, Direction: l.Direction, Address: c.Address, Group: c.Group,
+				WaitingPackets: c.Waiting, WaitingBytes: c.WaitingBytes, BusyFlows: c.BusyFlows,
 				AcknowledgedBy: c.AcknowledgedBy, EchoTrouble: c.EchoTrouble,
 			}
 			if c.Flow != nil {
@@ -64,7 +64,8 @@ var (
 			"(dropped in their queue), refused (dropped by a rule), unmanaged (let go, as rules say), passed (let go: "+
 			"unreadable, or above a bound). Counted twice are held (had to wait) and marked (accepted, with CE).",
 		"listener", "direction", "outcome")
-	heldBytes   = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.", "listener", "direction")
+	heldBytes = newCounter("held_bytes_total", "Bytes of the UDP packets that windows let go.",
+		"listener", "direction")
 	passedBytes = newCounter("passed_bytes_total",
 		"Bytes forwarded to clients under no window while the proxy sent to them: connections that are not captured, "+
 			"and other protocols.", "listener")
@@ -74,8 +75,9 @@ var (
 		"UDP packets that wait for room in their client's window.", "listener", "direction")
 	heldWaitingBytes = newGauge("held_waiting_bytes",
 		"Bytes of the UDP packets that wait for room in their client's window.", "listener", "direction")
-	heldClients = newGauge("held_clients", "Clients that UDP is held for; servers in direction up.", "listener", "direction")
-	heldFlows   = newGauge("held_flows", "UDP flows that rules have decided about.", "listener", "direction")
+	heldClients = newGauge("held_clients", "Clients that UDP is held for; servers in direction up.",
+		"listener", "direction")
+	heldFlows = newGauge("held_flows", "UDP flows that rules have decided about.", "listener", "direction")
 )
 
 // writeHeld writes what is counted of a listener's held UDP.

@@ -284,7 +284,8 @@ func TestHeldClientsShowEveryField(t *testing.T) {
 	assert.Equal(t, []HeldClient{
 		{
 			Listener: "lan", Direction: "down", Address: netip.MustParseAddr("192.0.2.7"), Group: "down|lan|192.0.2.7",
-			WaitingPackets: 9, WaitingBytes: 10_800, BusyFlows: 2, AcknowledgedBy: "echo", Control: describeControl(&src.flows[0].Down.Flow),
+			WaitingPackets: 9, WaitingBytes: 10_800, BusyFlows: 2, AcknowledgedBy: "echo",
+			Control: describeControl(&src.flows[0].Down.Flow),
 		},
 		{
 			Listener: "lan", Direction: "down", Address: netip.MustParseAddr("192.0.2.8"), Group: "down|lan|192.0.2.8",

@@ -64,7 +64,8 @@ type VersionError struct{ Peer byte }
 
 // Error implements error.
 func (e VersionError) Error() string {
-	return fmt.Sprintf("the peer speaks version %d of the framing, this end version %d: update the older one", e.Peer, Version)
+	return fmt.Sprintf("the peer speaks version %d of the framing, this end version %d: update the older one", e.Peer,
+		Version)
 }
 
 // Hello is what each side says of itself first.

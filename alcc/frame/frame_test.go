@@ -63,7 +63,9 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 }
 
 func TestAnAcknowledgementOfALongDownloadIsShort(t *testing.T) {
-	b := AppendAck(nil, Acknowledgement{Offset: 1 << 34, Records: 2, Gap: 2 * time.Millisecond, Held: 50, Clock: 1 << 20})
+	b := AppendAck(nil, Acknowledgement{
+		Offset: 1 << 34, Records: 2, Gap: 2 * time.Millisecond, Held: 50, Clock: 1 << 20,
+	})
 	assert.LessOrEqual(t, len(b), 16)
 }
 
@@ -88,7 +90,8 @@ func TestStrangersAndOtherVersionsAreTold(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(AppendHello(nil, false))
-	f.Add(AppendForecast(AppendIdle(AppendFin(AppendAck(AppendData(nil, []byte("data")), sample)), time.Second), forecast))
+	acknowledged := AppendAck(AppendData(nil, []byte("data")), sample)
+	f.Add(AppendForecast(AppendIdle(AppendFin(acknowledged), time.Second), forecast))
 	f.Add([]byte{2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_, _ = ParseHello(b)

@@ -93,7 +93,8 @@ func (d *division) onSendStart(m *member, now cc.Time) {
 	wasIdle := d.endIdle(m.path, now)
 	d.startAlgorithm(now)
 	others := d.inflight > m.counted || d.wanting > 0 && m.want == 0
-	if m.want == 0 && !m.follows && (wasIdle || m.isSilent(now, d.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
+	isSilent := others && m.terms.Class != DelaySensitive && m.isSilent(now, d.rtt.rto())
+	if m.want == 0 && !m.follows && (wasIdle || isSilent) {
 		m.ramping = true
 	}
 	if !m.active {

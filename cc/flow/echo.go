@@ -34,8 +34,8 @@ const (
 	// ByTransport takes the acknowledgements of the group's other members: what left before a byte of theirs that has
 	// arrived has arrived, too. While none of them wants more of the window, nothing holds packets but a maximum rate.
 	ByTransport Source = iota
-	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so. Acknowledgements of packets
-	// by what carries them, such as QUIC, are answers, too.
+	// ByEcho takes the answers to echo requests, which the owner sends when NextEcho says so. Acknowledgements of
+	// packets by what carries them, such as QUIC, are answers, too.
 	ByEcho
 )
 
@@ -98,8 +98,8 @@ type EchoFlow struct {
 	usual    cc.Rate
 	usualAt  cc.Time
 
-	// expired is a request that timed out, the first in maxSilence. The zero value: its answer has come, or there is none. An
-	// answer to it shows that the timeout is too short.
+	// expired is a request that timed out, the first in maxSilence. The zero value: its answer has come, or there is
+	// none. An answer to it shows that the timeout is too short.
 	expired   echoProbe
 	lost      int           // requests that timed out since the newest answer; stallWeight each if packets waited
 	silentAt  cc.Time       // when the first of them was sent
@@ -188,7 +188,8 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		}
 		e.credit += granted
 	}
-	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked // then nothing would ever bring the rest of the room
+	// Without anything in flight nothing would ever bring the rest of the room.
+	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked
 	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
 	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
 		return false
@@ -280,8 +281,8 @@ func (e *EchoFlow) SendEcho(now cc.Time) (sequence uint16) {
 // ReceiveEcho takes in the answer to an echo request. One that is late acknowledges nothing, and lengthens the timeout.
 func (e *EchoFlow) ReceiveEcho(now cc.Time, sequence uint16) { e.ReceiveAck(now, sequence, 1, 0) }
 
-// ReceiveAck takes in one answer to n requests. sequence is the newest's, and delay is how long the host kept the answer
-// (RFC 9000 §19.3).
+// ReceiveAck takes in one answer to n requests. sequence is the newest's, and delay is how long the host kept the
+// answer (RFC 9000 §19.3).
 func (e *EchoFlow) ReceiveAck(now cc.Time, sequence uint16, n int, delay time.Duration) {
 	for i, p := range e.probes {
 		if p.sequence != sequence {

@@ -19,8 +19,8 @@ const (
 	queueTargetMost  = 300 * time.Millisecond
 	// shallowTarget is for packets that say ECT(1): their senders want marks early and answer them gently (RFC 9331).
 	shallowTarget = 5 * time.Millisecond
-	// Packets that say ECT and stand for excessTargets although they are marked have a sender that ignores marks, and are
-	// dropped (RFC 8290 §9).
+	// Packets that say ECT and stand for excessTargets although they are marked have a sender that ignores marks, and
+	// are dropped (RFC 8290 §9).
 	excessTargets = 2
 )
 

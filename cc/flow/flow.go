@@ -154,7 +154,8 @@ func (f *Flow) transportRTT(now cc.Time, within time.Duration) (rtt time.Duratio
 	g := f.lockGroup()
 	defer g.mu.Unlock()
 	for _, m := range f.path.members {
-		if m.isEchoed || m.rtt.latest == 0 || now.Sub(m.last.At) > within || m.inflight < ackedTogether*m.segmentSize() {
+		if m.isEchoed || m.rtt.latest == 0 || now.Sub(m.last.At) > within ||
+			m.inflight < ackedTogether*m.segmentSize() {
 			continue
 		}
 		if !ok || m.rtt.latest < rtt {

@@ -16,8 +16,11 @@ type forecastLink struct {
 	oneWay time.Duration
 }
 
-// play runs a flow of sprout over the link and returns the part of the link that it uses and the mean time in the queue.
-func (l forecastLink) play(t *testing.T, drain float64, length time.Duration) (utilisation float64, queueing time.Duration) {
+// play runs a flow of sprout over the link and returns the part of the link that it uses and the mean time in the
+// queue.
+func (l forecastLink) play(
+	t *testing.T, drain float64, length time.Duration,
+) (utilisation float64, queueing time.Duration) {
 	t.Helper()
 	type packet struct {
 		cc.SproutPacket

@@ -218,7 +218,7 @@ type PacketWindow interface {
 	Take(now cc.Time, n cc.Bytes, sparse bool) bool
 	// Usual returns the rate of what may leave, smoothed over some seconds; 0: not known.
 	Usual() cc.Rate
-	// QueueTarget returns for how long a flow's packets may wait for room. A sender that halves its own window still fills
-	// the path when a round trip's worth of its packets waits.
+	// QueueTarget returns for how long a flow's packets may wait for room. A sender that halves its own window still
+	// fills the path when a round trip's worth of its packets waits.
 	QueueTarget() time.Duration
 }

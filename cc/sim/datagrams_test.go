@@ -94,7 +94,9 @@ func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
 					},
 				}
 				if flood {
-					s.Flows = append(s.Flows, FlowConfig{Algorithm: UDP, Name: "flood", Rate: 30e6, Group: "peer", Hold: algorithm, NoEcho: true})
+					s.Flows = append(s.Flows, FlowConfig{
+						Algorithm: UDP, Name: "flood", Rate: 30e6, Group: "peer", Hold: algorithm, NoEcho: true,
+					})
 				}
 				r := play(t, s)
 				call := r.Flows[1]

@@ -45,7 +45,8 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 		return e
 	}
 	e := &holdingEdge{
-		w: w, host: w.hosts[i], next: cc.Never, echoes: cfg.Echoes, rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
+		w: w, host: w.hosts[i], next: cc.Never, echoes: cfg.Echoes,
+		rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
 	}
 	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
 	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams

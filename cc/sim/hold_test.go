@@ -72,7 +72,8 @@ func TestAHeldDownloadAloneIsLikeAManagedOne(t *testing.T) {
 			t.Run(fmt.Sprintf("%s over %s", algorithm, name), func(t *testing.T) {
 				r := playOver(t, hop, heldDownload(algorithm))
 				rate := float64(r.Flows[0].Throughput) / float64(alone.Flows[0].Throughput)
-				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95, alone.Queueing.P95)
+				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95,
+					alone.Queueing.P95)
 				least := 0.9
 				if name == "lte" { // outages of a second cost a server's own transport more than the managed one
 					least = 0.8
@@ -146,7 +147,9 @@ func TestAHostWithAHeldDownloadHasAsMuchAsOneWithAManagedOne(t *testing.T) {
 // TestHeldDatagramsLeaveTheirHostItsPart plays a call and a flood beside downloads of the same host.
 func TestHeldDatagramsLeaveTheirHostItsPart(t *testing.T) {
 	hop := lastHops(t)["20 Mbit/s"]
-	call := FlowConfig{Name: "call", Algorithm: UDP, Rate: 50 * 8 * cc.Rate(datagramBytes), Hold: "penstock", Group: "phone"}
+	call := FlowConfig{
+		Name: "call", Algorithm: UDP, Rate: 50 * 8 * cc.Rate(datagramBytes), Hold: "penstock", Group: "phone",
+	}
 	for _, algorithm := range []string{"reno", "bbr"} {
 		r := playOver(t, hop, download, heldDownload(algorithm), call)
 		got := r.Flows[2]
@@ -201,7 +204,8 @@ func TestHeldDownloadsBearAnswersThatAreLostOrHaveNoNumber(t *testing.T) {
 				f.Echoes = c.echoes
 				r, trouble := playWithTrouble(t, over(hop, f))
 				rate := float64(r.Flows[0].Throughput) / float64(alone.Flows[0].Throughput)
-				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95, alone.Queueing.P95)
+				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95,
+					alone.Queueing.P95)
 				assert.GreaterOrEqual(t, rate, c.rate)
 				assert.LessOrEqual(t, r.Queueing.P95.Seconds(), max(c.queueing*alone.Queueing.P95.Seconds(), 0.005))
 				assert.Equal(t, flow.NoTrouble, trouble)

@@ -83,8 +83,8 @@ type FlowConfig struct {
 	// all of its host's; empty: Algorithm is the edge's.
 	Hold       string
 	HoldParams cc.Params
-	// Passes makes the flow a server's own, by Algorithm, that the edge forwards beside all windows. The edge counts its
-	// bytes for the windows to the same host.
+	// Passes makes the flow a server's own, by Algorithm, that the edge forwards beside all windows. The edge counts
+	// its bytes for the windows to the same host.
 	Passes         bool
 	Echoes         EchoConfig // how the host answers echo requests of the edge
 	NoEcho         bool       // the host answers no echo request, so acknowledgements of the group's other flows serve
@@ -270,7 +270,8 @@ func (f FlowConfig) check() error {
 
 func (f FlowConfig) checkAlgorithm() error {
 	if f.Algorithm == UDP {
-		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 && f.Hold == "" || f.ConnectionRate > 0 ||
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 ||
+			f.MaxRate > 0 && f.Hold == "" || f.ConnectionRate > 0 ||
 			len(f.Params) > 0 || f.ECN != ECNDefault {
 			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit",
 				minDatagramRate)

@@ -84,7 +84,8 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 			if c.change != nil {
 				c.change(&cfg)
 			}
-			assert.Equal(t, c.want.String(), neededCapabilities(cfg, c.envelope, []string{"reno", "bbr"}, c.held, c.has).String())
+			needed := neededCapabilities(cfg, c.envelope, []string{"reno", "bbr"}, c.held, c.has)
+			assert.Equal(t, c.want.String(), needed.String())
 		})
 	}
 }

@@ -295,8 +295,8 @@ func (f facts) judgeQueue() Check {
 		c.Fix = f.grantHint(needs) // all of them: setcap replaces those that the binary has
 	default:
 		c.Found = err.Error() + "; without udp.queue of a listener UDP passes"
-		c.Fix = "modprobe -a nfnetlink_queue nft_queue nfnetlink_log nft_log; where there are no such modules, boot a " +
-			"kernel that has them"
+		c.Fix = "modprobe -a nfnetlink_queue nft_queue nfnetlink_log nft_log; where there are no such modules, boot " +
+			"a kernel that has them"
 	}
 	return c
 }

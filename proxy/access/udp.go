@@ -29,7 +29,8 @@ func (u UDPSettings) HoldsAny() bool { return u.Queue > 0 || u.UplinkQueue > 0 }
 // validate wants a queue for what clients send, if there is something for it.
 func (u UDPSettings) validate() error {
 	if u.UplinkEcho.IsValid() && u.UplinkQueue == 0 {
-		return check.Errorf("udp.up_echo", "nothing that clients send is held without udp.up_queue; set it, such as to 2511")
+		return check.Errorf("udp.up_echo", "nothing that clients send is held without udp.up_queue; set it, such as "+
+			"to 2511")
 	}
 	return nil
 }

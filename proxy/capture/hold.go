@@ -238,7 +238,8 @@ func isInitial() clause {
 	return clause{"@th,64,40 & 0xe094ccbc31 == 0xc000000001", []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 5},
 		&expr.Bitwise{
-			SourceRegister: reg, DestRegister: reg, Len: 5, Mask: []byte{0xe0, 0x94, 0xcc, 0xbc, 0x31}, Xor: make([]byte, 5),
+			SourceRegister: reg, DestRegister: reg, Len: 5,
+			Mask: []byte{0xe0, 0x94, 0xcc, 0xbc, 0x31}, Xor: make([]byte, 5),
 		},
 		equalTo(0xc0, 0, 0, 0, 1),
 	}}
@@ -380,8 +381,8 @@ func (r Rules) install() error {
 	if r.Hold.isOn() && errors.Is(err, unix.ENOENT) {
 		r.holdsByTarget = true
 		if err = replaceTable(r.buildRuleset()); errors.Is(err, syscall.ENOENT) {
-			return fmt.Errorf("capture: --udp: the kernel lacks nft_queue and xt_NFQUEUE, or nft_log and nfnetlink_log; "+
-				"load them with: modprobe -a nft_queue nft_log nfnetlink_log: %w", err)
+			return fmt.Errorf("capture: --udp: the kernel lacks nft_queue and xt_NFQUEUE, or nft_log and "+
+				"nfnetlink_log; load them with: modprobe -a nft_queue nft_log nfnetlink_log: %w", err)
 		}
 	}
 	return err

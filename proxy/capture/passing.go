@@ -32,8 +32,8 @@ type passingHost struct {
 	wanted  bool
 }
 
-// Read returns, at a reading of any one clock, how many bytes have passed to each of the hosts since Read first asked for it, and has the kernel go on
-// counting for these alone. Without rules that hold UDP no bytes are added.
+// Read returns, at a reading of any one clock, how many bytes have passed to each of the hosts since Read first asked
+// for it, and has the kernel go on counting for these alone. Without rules that hold UDP no bytes are added.
 func (p *Passing) Read(now time.Duration, hosts []netip.Addr) (totals map[netip.Addr]uint64, err error) {
 	if p.hosts == nil {
 		p.hosts = map[netip.Addr]*passingHost{}
@@ -67,7 +67,8 @@ func (p *Passing) Read(now time.Duration, hosts []netip.Addr) (totals map[netip.
 	return totals, nil
 }
 
-// readFamily reads the counters of one family's set, and puts the hosts that are wanted into it, if there is such a set.
+// readFamily reads the counters of one family's set, and puts the hosts that are wanted into it, if there is such a
+// set.
 func (p *Passing) readFamily(c *nftables.Conn, f family, now time.Duration) error {
 	s := &nftables.Set{
 		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: passingSet + f.setSuffix(),

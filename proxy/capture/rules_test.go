@@ -20,7 +20,8 @@ func TestPrint(t *testing.T) {
 		"tproxy": everything(),
 		"little": {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
 		"udp": {
-			Mode: TPROXY, Port: 1081, Interfaces: []string{"lan0"}, Hold: Hold{Ports: []PortRange{{443, 443}}, Uplink: true},
+			Mode: TPROXY, Port: 1081, Interfaces: []string{"lan0"},
+			Hold:    Hold{Ports: []PortRange{{443, 443}}, Uplink: true},
 			Sources: Match{Exclude: []netip.Prefix{netip.MustParsePrefix("10.1.0.3/32")}},
 		},
 		"redirect": {

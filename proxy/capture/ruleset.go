@@ -420,7 +420,8 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 		return nil, false, explainError("list nftables chains", err)
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool {
-		return c.Table.Name != Table || slices.Contains([]string{passingChain, holdChain, uplinkChain, congestionChain}, c.Name)
+		own := []string{passingChain, holdChain, uplinkChain, congestionChain}
+		return c.Table.Name != Table || slices.Contains(own, c.Name)
 	})
 	switch {
 	case len(chains) != 1 || chains[0].Name != ourChain,

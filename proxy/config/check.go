@@ -232,12 +232,12 @@ func (c *Config) findWarnings() (out []string) {
 	rules := make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
 		if keys := r.VoidKeys(); len(keys) > 0 {
-			out = append(out, fmt.Sprintf("rules[%d]: %s: only TCP has a use for it, and the rule is for %s; remove it, or "+
-				"match.protocol", i, strings.Join(keys, ", "), r.Match.Protocol))
+			out = append(out, fmt.Sprintf("rules[%d]: %s: only TCP has a use for it, and the rule is for %s; remove it, "+
+				"or match.protocol", i, strings.Join(keys, ", "), r.Match.Protocol))
 		}
 		if r.Match.Protocol == policy.UDP && len(r.Match.ServerNames) > 0 && !holdsUDP {
-			out = append(out, fmt.Sprintf("rules[%d]: UDP shows a server name only where it is held, so the rule matches "+
-				"nothing; set udp.queue of a listener of mode tproxy or redirect", i))
+			out = append(out, fmt.Sprintf("rules[%d]: UDP shows a server name only where it is held, so the rule "+
+				"matches nothing; set udp.queue of a listener of mode tproxy or redirect", i))
 		}
 		c.clearVoidConditions(&r.Match)
 		rules[i] = r.Rule(policy.Rule{})

@@ -27,8 +27,8 @@ var routeChanges = []uint{
 // maxAnswers bounds the addresses that Routes remembers an answer for: 16,384 take about 1 MB.
 const maxAnswers = 16 << 10
 
-// Routes tell which addresses are this machine's. Those of OpenRoutes remember the kernel's answers until it says that a
-// link, an address, a route or a rule has changed. The zero value remembers nothing, and opens a socket for each
+// Routes tell which addresses are this machine's. Those of OpenRoutes remember the kernel's answers until it says that
+// a link, an address, a route or a rule has changed. The zero value remembers nothing, and opens a socket for each
 // question.
 type Routes struct {
 	handle  netlink.Handle

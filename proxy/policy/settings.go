@@ -157,12 +157,12 @@ func (s *RuleSettings) Validate() error {
 		errs = append(errs, check.Errorf("undecided", "there is nothing to decide by; it goes with match.server_name"))
 	}
 	if s.Match.Protocol == ICMP && len(s.Match.ServerNames) > 0 {
-		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over icmp shows a name; remove server_name, "+
-			"or protocol"))
+		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over icmp shows a name; remove "+
+			"server_name, or protocol"))
 	}
 	if s.Match.hasHostsWithoutTCP() {
-		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over %s asks for a host; remove host, or "+
-			"protocol", s.Match.Protocol))
+		errs = append(errs, check.Errorf("match.protocol", "nothing that comes over %s asks for a host; remove host, "+
+			"or protocol", s.Match.Protocol))
 	}
 	for i, h := range s.Match.Hosts {
 		if cure := cureOfHost(h); cure != "" {
@@ -172,8 +172,8 @@ func (s *RuleSettings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// VoidKeys returns the keys below the rule that mean nothing, because all that it matches are datagrams: TCP alone has a
-// header of the PROXY protocol, the DSCP of a handshake, and a window that is advertised.
+// VoidKeys returns the keys below the rule that mean nothing, because all that it matches are datagrams: TCP alone has
+// a header of the PROXY protocol, the DSCP of a handshake, and a window that is advertised.
 func (s *RuleSettings) VoidKeys() (keys []string) {
 	if s.Match.Protocol == "" || s.Match.Protocol == TCP {
 		return nil

@@ -49,7 +49,8 @@ func (h hosts) nextLook(groups []flow.Group, held map[string]HeldUDP, now cc.Tim
 	out hosts, delays []time.Duration,
 ) {
 	out = hosts{
-		at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups)), held: held, wasHeld: h.held,
+		at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups)),
+		held: held, wasHeld: h.held,
 	}
 	for i := range h.groups {
 		g := &h.groups[i]

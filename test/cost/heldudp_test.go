@@ -126,8 +126,9 @@ func countDatagrams(b *testing.B, got *atomic.Int64, p *program, processes []int
 	moreBytes, moreSwitches, moreAll, moreEdge := read()
 	n, wall := float64(max(1, moreBytes-bytes))/datagramPayload, time.Since(at).Seconds()
 	return datagramCost{
-		total: float64((moreAll - all).Nanoseconds()) / 1e3 / n, edge: float64((moreEdge - edge).Nanoseconds()) / 1e3 / n,
-		mbit: n * datagramPayload * 8 / 1e6 / wall, wakes: float64(moreSwitches-switches) / wall,
+		total: float64((moreAll - all).Nanoseconds()) / 1e3 / n,
+		edge:  float64((moreEdge - edge).Nanoseconds()) / 1e3 / n,
+		mbit:  n * datagramPayload * 8 / 1e6 / wall, wakes: float64(moreSwitches-switches) / wall,
 	}
 }
 

@@ -101,12 +101,14 @@ func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
 	assert.Less(t, 2*queue, unmanaged)
 }
 
-// TestSproutFillsALinkFromItsReceiversForecasts holds Sprout between two ends to what its authors' program does on a link
-// at the ceiling of its model: 99.7 % of it, with 45 ms of queue at p95. TCP repairs the losses below it.
+// TestSproutFillsALinkFromItsReceiversForecasts holds Sprout between two ends to what its authors' program does on a
+// link at the ceiling of its model: 99.7 % of it, with 45 ms of queue at p95. TCP repairs the losses below it.
 func TestSproutFillsALinkFromItsReceiversForecasts(t *testing.T) {
 	for _, loss := range []float64{0, 0.01} {
 		t.Run(fmt.Sprintf("loss %v", loss), func(t *testing.T) {
-			s, path := newCellular(t, sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 2000, Loss: loss})
+			s, path := newCellular(t, sim.LinkConfig{
+				Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 2000, Loss: loss,
+			})
 			opts := alcc.Options{Algorithm: "sprout:drain=cumulative", OwnAcks: true}
 			url := s.serveForEver(&opts)
 			path.StartOnData()

@@ -140,7 +140,9 @@ var homes = map[string][]string{
 	"golang.zx2c4.com/...": {
 		"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab", "internal/wgclient",
 	},
-	"github.com/quic-go/...":  {"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab", "internal/lab/stage"},
+	"github.com/quic-go/...": {
+		"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab", "internal/lab/stage",
+	},
 	"github.com/yosida95/...": {"proxy/tunnel/userspace", "internal/netlab"},
 	"gonum.org/v1/plot/...":   {"internal/lab/..."},
 	"gonum.org/v1/gonum/...":  {"cc"},

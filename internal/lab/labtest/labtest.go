@@ -60,8 +60,10 @@ func Need(t *testing.T) {
 
 // builds are the programs as they are shipped, each built once for the package.
 var builds = map[string]func() (string, error){
-	"penstock":     sync.OnceValues(func() (string, error) { return Build(place) }),
-	"penstock-lab": sync.OnceValues(func() (string, error) { return place + "/penstock-lab", makeIn(place, "penstock-lab") }),
+	"penstock": sync.OnceValues(func() (string, error) { return Build(place) }),
+	"penstock-lab": sync.OnceValues(func() (string, error) {
+		return place + "/penstock-lab", makeIn(place, "penstock-lab")
+	}),
 }
 
 // Penstock returns the program that is the proxy.

@@ -83,8 +83,8 @@ type (
 
 // ofFlows are the functions of a view with arguments that name one flow each.
 var ofFlows = []string{
-	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "jitter", "finish", "stall",
-	"video", "timeouts",
+	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "jitter", "finish",
+	"stall", "video", "timeouts",
 }
 
 // ofSeveral are the functions with an argument that may name several flows, and whether any is there.

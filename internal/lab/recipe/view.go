@@ -22,7 +22,7 @@ type view struct {
 	Capacity     float64            `expr:"capacity"` // what a link of a fixed rate carries of payload
 	Utilisation  float64            `expr:"utilisation"`
 	Queueing     record.Percentiles `expr:"queueing"`
-	Centiles     []float64          `expr:"queueing_centiles"` // ms that 0, 1, … 100 % of the data packets do not exceed
+	Centiles     []float64          `expr:"queueing_centiles"` // ms that 0, 1, … 100 % of data packets do not exceed
 	Course       []float64          `expr:"queueing_seconds"`  // mean in each second from the run's start; 0: none left
 	Fairness     float64            `expr:"fairness"`          // Jain's index of the TCP flows' throughputs
 	QueuePackets float64            `expr:"queue_packets"`
@@ -33,7 +33,7 @@ type view struct {
 	Intact       bool               `expr:"intact"`        // no byte was lost or changed, and nothing ended early
 	Answers      int                `expr:"answers"`       // to changes of the proxy's configuration
 	WrongAnswers int                `expr:"wrong_answers"` // good ones refused and wrong ones taken
-	CPU          float64            `expr:"cpu"`           // of the proxy and its agents, or of native senders, in seconds per GB of payload
+	CPU          float64            `expr:"cpu"`           // s per GB, of the proxy and its agents or of native senders
 	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
 	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 

@@ -206,7 +206,8 @@ const mostFlows = 100
 // Of is the record of what came of a stage; who played it for what is left open.
 func Of(s stage.Stage, rec stage.Record) Run {
 	r := Run{
-		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native, Over: s.Over,
+		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil,
+		Native: s.Native, Over: s.Over,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
 		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
 		StartedAt:     time.Now().UTC().Truncate(time.Second),

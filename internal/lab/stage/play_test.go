@@ -346,8 +346,8 @@ func TestALinkThatMarksMarks(t *testing.T) {
 	assert.Zero(t, r.Path.Down.Drops.Total())
 }
 
-// Rivals of virtual time must send as Linux does, or figures beside them mean nothing. The two distributions of queueing
-// may be 0.15 apart (Kolmogorov and Smirnov).
+// Rivals of virtual time must send as Linux does, or figures beside them mean nothing. The two distributions of
+// queueing may be 0.15 apart (Kolmogorov and Smirnov).
 func TestServersOwnSendersQueueAsInVirtualTime(t *testing.T) {
 	labtest.Need(t)
 	for _, control := range []string{"cubic", "reno"} {

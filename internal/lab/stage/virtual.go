@@ -279,7 +279,8 @@ func (v *virtual) upload(n int) (sim.FlowConfig, error) {
 	a := v.actor(n)
 	control := cmp.Or(a.Control, kernelDefault)
 	f := sim.FlowConfig{
-		Algorithm: control, Params: sim.KernelParams(control), Upload: true, Host: a.Host + 1, Start: a.Start, Stop: a.Stop,
+		Algorithm: control, Params: sim.KernelParams(control), Upload: true, Host: a.Host + 1,
+		Start: a.Start, Stop: a.Stop,
 	}
 	verdict, err := v.decide(n, v.edges[0])
 	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {

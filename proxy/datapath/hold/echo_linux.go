@@ -70,7 +70,8 @@ func (s *EchoSocket) FindNeighbour(address netip.Addr) (Neighbour, bool) {
 // AskNeighbour sends a request for a neighbour's hardware address.
 func (s *EchoSocket) AskNeighbour(n *Neighbour, marked bool) { s.neighbours.ask(n, marked) }
 
-// Send sends an echo request. The zone of a link-local address is the number of an interface. A request that cannot be sent is lost, as the network may lose it.
+// Send sends an echo request. The zone of a link-local address is the number of an interface. A request that cannot be
+// sent is lost, as the network may lose it.
 func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 	var (
 		kind    icmp.Type = ipv6.ICMPTypeEchoRequest
@@ -93,8 +94,8 @@ func (s *EchoSocket) Send(to netip.Addr, id, sequence uint16) {
 	}
 }
 
-// Receive calls handle with the answers that have come, at most a batch of each family. Others wait until the next call:
-// a flood of them must not keep packets from their verdicts.
+// Receive calls handle with the answers that have come, at most a batch of each family. Others wait until the next
+// call: a flood of them must not keep packets from their verdicts.
 func (s *EchoSocket) Receive(handle func(from netip.Addr, id, sequence uint16)) {
 	for _, socket := range [...]int{s.four, s.six} {
 		for left := answersBatch; socket >= 0 && left > 0; left-- {

@@ -107,8 +107,8 @@ type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
 	Decide func(f FlowKey, serverName string) Decision
-	// Uplink says that the packets are those of clients. A client below is a server then, since the names here are those
-	// of what goes to clients.
+	// Uplink says that the packets are those of clients. A client below is a server then, since the names here are
+	// those of what goes to clients.
 	Uplink bool
 	// EchoTo returns the host that answers echo requests about packets to an address. Not valid: none does. nil: the
 	// address does.
@@ -206,8 +206,8 @@ type flowState struct {
 	// isCrowded reports whether the client has too many flows: this one shares a queue with others.
 	isCrowded bool
 	name      *knownName // nil: none was known when it was decided
-	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits, so
-	// that they keep their order.
+	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits,
+	// so that they keep their order.
 	outdated bool
 }
 
@@ -454,7 +454,8 @@ func (h *Holder) receiveNeighbour(now cc.Time, a neighbourAnswer) {
 // ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.
 func (h *Holder) ReceiveEcho(now cc.Time, from netip.Addr, id, sequence uint16) {
 	l := h.lanes[id]
-	if l == nil || !l.acknowledged || now < l.byEcho.barredUntil || l.client.echoTo.WithZone("") != from.Unmap().WithZone("") {
+	if l == nil || !l.acknowledged || now < l.byEcho.barredUntil ||
+		l.client.echoTo.WithZone("") != from.Unmap().WithZone("") {
 		return
 	}
 	h.stats.answers.Add(1)
@@ -472,8 +473,8 @@ func (h *Holder) assignID(l *lane) uint16 {
 	}
 }
 
-// flowOf returns the decision about a flow; nil: there is no room for another client. Where there is no room for another
-// flow, the decision is not kept.
+// flowOf returns the decision about a flow; nil: there is no room for another client. Where there is no room for
+// another flow, the decision is not kept.
 func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	state := h.flows[key]
 	if state != nil && !state.isClosed() && (!state.outdated || state.hasPackets(key)) {

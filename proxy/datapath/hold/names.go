@@ -78,7 +78,9 @@ func (t *nameTable) nameOf(now cc.Time, key FlowKey) *knownName {
 // forgetIdle forgets names of flows without packets, and what is left of handshakes.
 func (t *nameTable) forgetIdle(now cc.Time) {
 	maps.DeleteFunc(t.known, func(_ FlowKey, n *knownName) bool { return now.Sub(n.used) >= nameIdleTime })
-	maps.DeleteFunc(t.handshakes, func(_ FlowKey, h *pendingHandshake) bool { return now.Sub(h.begun) >= handshakeTime })
+	maps.DeleteFunc(t.handshakes, func(_ FlowKey, h *pendingHandshake) bool {
+		return now.Sub(h.begun) >= handshakeTime
+	})
 }
 
 // keepUntil notes that the flow had a packet at a time.

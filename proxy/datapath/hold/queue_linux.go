@@ -245,8 +245,8 @@ func (q *Queue) AcceptWithMark(id, mark uint32) {
 	q.appendVerdict(id, verdictAccept, binary.BigEndian.AppendUint32(nil, mark))
 }
 
-// SetWhole has the kernel leave several segments of a flow in one packet (GSO), or cut them into packets, which is so at
-// first. It begins with the next Flush.
+// SetWhole has the kernel leave several segments of a flow in one packet (GSO), or cut them into packets, which is so
+// at first. It begins with the next Flush.
 func (q *Queue) SetWhole(whole bool) {
 	flags := uint32(0)
 	if whole {

@@ -187,8 +187,8 @@ func (r *ackRing) close() (err error) {
 	return errors.Join(err, unix.Close(r.fd))
 }
 
-// header returns the kernel's header of the frame that is next. The kernel writes Status last, and whoever reads a frame
-// reads it first.
+// header returns the kernel's header of the frame that is next. The kernel writes Status last, and whoever reads a
+// frame reads it first.
 func (r *ackRing) header() *unix.Tpacket2Hdr {
 	return (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.ring[r.next*ackFrameSize]))
 }

@@ -109,8 +109,9 @@ func (d *Datagrams) waitForRoom() {
 	d.waiting++
 }
 
-// Send sends a datagram by send, and has its acknowledgement reported as ack asks. All datagrams of a connection must be
-// sent by Send, because QUIC's events do not say which one a packet carries: they leave in the order of these calls.
+// Send sends a datagram by send, and has its acknowledgement reported as ack asks. All datagrams of a connection must
+// be sent by Send, because QUIC's events do not say which one a packet carries: they leave in the order of these
+// calls.
 func (d *Datagrams) Send(b []byte, send func([]byte) error, ack AckRequest) error {
 	t := d.trace
 	t.sending.Lock()

@@ -313,8 +313,8 @@ func (t *Trace) noteReceived(frames []qlog.Frame) (arrived acked) {
 	return arrived
 }
 
-// onAckFrame takes in an acknowledgement, adds the datagrams that have arrived to arrived, and returns the round trip of the newest packet in it,
-// without the peer's own delay (RFC 9002 §5.3); 0: no sample.
+// onAckFrame takes in an acknowledgement, adds the datagrams that have arrived to arrived, and returns the round trip
+// of the newest packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
 func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
 	var newest cc.Time
 	arrived.delay = f.DelayTime
