@@ -348,7 +348,7 @@ func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, see
 			run.Version += ", proxy " + s.proxy
 		}
 	}
-	if s.scale == recipe.Short {
+	if s.scale != recipe.Full {
 		run.Scale = string(s.scale)
 	}
 	return run

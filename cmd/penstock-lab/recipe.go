@@ -46,12 +46,12 @@ func recipeTableCommand() *cobra.Command {
 
 // recipeFlags are the flags of bench recipe as written.
 type recipeFlags struct {
-	virtual, short bool
-	seed           uint64
-	runs, retry    int
-	within         time.Duration
-	agents         []string
-	outputs        outputs
+	virtual, short, control bool
+	seed                    uint64
+	runs, retry             int
+	within                  time.Duration
+	agents                  []string
+	outputs                 outputs
 }
 
 func recipeCommand() *cobra.Command {
@@ -72,7 +72,8 @@ Runs are played between network namespaces over real sockets, with a real proxy
 process at the edge, which needs root or user namespaces, and takes as long as the
 experiment; or with --virtual in virtual time, on any machine and much faster, by
 the same configuration but without a proxy whose time or memory could matter.
---short plays less: shorter, with fewer flows.
+--short plays less: shorter, with fewer flows. --control plays that with what the
+recipe names as its control, such as another algorithm: a finding must fail.
 
 With several --runs, which have seeds of their own, a finding must hold in each.`,
 		Example: `  penstock-lab bench recipe hosts --virtual
@@ -87,6 +88,9 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags := cmd.Flags()
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
+	flags.BoolVar(&f.control, "control", false, "the short form with the recipe's control, such as another algorithm: "+
+		"a finding must fail")
+	cmd.MarkFlagsMutuallyExclusive("short", "control")
 	f.outputs.register(cmd)
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
 	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, "+
@@ -123,8 +127,11 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, runs: 1, retry: f.retry,
 		within: f.within,
 	}
-	if f.short {
+	switch {
+	case f.short:
 		s.scale = recipe.Short
+	case f.control:
+		s.scale = recipe.Control
 	}
 	for n := range f.runs {
 		s.seeds = append(s.seeds, f.seed+uint64(n))

@@ -128,6 +128,7 @@ func (r *Recipe) readMusts() (all []must, err error) {
 	if !ok {
 		return nil, at(n, "must", "expected a list, such as [utilisation >= 0.9]")
 	}
+	lets[Control] = lets[Short]
 	r.lets = lets
 	for i, item := range list.Values {
 		key := fmt.Sprintf("must[%d]", i)
@@ -291,6 +292,9 @@ func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 			env = about{views[o.Runs[0].Stage.Name], rest}
 		}
 		if f, there := m.judge(env); there {
+			if !f.OK {
+				f.Why = r.missedReason(f.What)
+			}
 			all = append(all, f)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -69,6 +70,8 @@ runs:                                # what differs, by run; null takes a key aw
     algorithm: $(algorithm)
     link: {queue: 1000pkt}
 short: {duration: 20s}               # what differs in the short form
+control: {run: large, algorithm: reno} # what differs in the short form's runs of such names for a bound to fail
+missed: {"rate of s*": why}          # bounds that are known to be missed, by name or its beginning, with the reason
 must:                                # see docs/recipes.md for what can be asked
   - {run: small, what: use of the link, paper: 95 %, is: utilisation, at_least: 0.5}
   - {for: {flow: [download, second]}, run: small, what: "rate of $(flow)", is: rate("$(flow)"), unit: Mbit/s}
@@ -126,7 +129,11 @@ func (r *Recipe) read() error {
 	}
 	names, asserts := map[string]bool{}, root.index("must") >= 0
 	r.flows, r.idle = map[string]bool{}, map[place]*config.Error{}
-	for _, scale := range []Scale{Short, Full} {
+	r.hasControl = root.index("control") >= 0
+	if r.missed, err = readMissed(root.take("missed")); err != nil {
+		return err
+	}
+	for _, scale := range r.Scales() {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
 			return err
@@ -211,7 +218,7 @@ func runsOf(root section) (all []section, err error) {
 		if !ok {
 			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
 		}
-		if err := s.without("runs", "about", "source", "let", "short", "runs", "must"); err != nil {
+		if err := s.without("runs", "about", "source", "let", "short", "control", "missed", "runs", "must"); err != nil {
 			return nil, err
 		}
 		all = append(all, section{ast.Mapping(s.GetToken(), false, slices.Clone(s.Values)...)})
@@ -225,12 +232,12 @@ func (r *Recipe) scaled(text []byte, scale Scale) (section, error) {
 	if err != nil {
 		return root, err
 	}
-	if n := root.take("short"); n != nil && scale == Short {
+	if n := root.take("short"); n != nil && scale != Full {
 		short, ok := sectionOf(n)
 		if !ok {
 			return root, at(n, "short", "expected what differs in the short form, such as {duration: 10s}")
 		}
-		if err := short.without("short", "about", "source", "short", "must"); err != nil {
+		if err := short.without("short", "about", "source", "short", "control", "missed", "must"); err != nil {
 			return root, err
 		}
 		root.merge(short)
@@ -271,7 +278,15 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 		own.take("vary")
 		root.merge(own)
 	}
-	for _, key := range []string{"about", "source", "let", "vary", "runs", "must"} {
+	if n := root.take("control"); scale == Control {
+		if n == nil {
+			return stage.Stage{}, &config.Error{Message: "there is no control: write such as control: {algorithm: cubic}"}
+		}
+		if err := root.mergeControl(n); err != nil {
+			return stage.Stage{}, err
+		}
+	}
+	for _, key := range []string{"about", "source", "let", "vary", "runs", "must", "missed"} {
 		root.take(key)
 	}
 	if err := root.unset(v.variables); err != nil {
@@ -302,6 +317,50 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	return s, err
 }
 
+// mergeControl lays control over a run, if its key run is missing or the run's name begins so.
+func (s section) mergeControl(n ast.Node) error {
+	control, ok := sectionOf(n)
+	if !ok {
+		return at(n, "control", "expected what differs for a bound to fail, such as {algorithm: cubic}")
+	}
+	err := control.without("control", "name", "about", "source", "let", "vary", "runs", "short", "must", "missed")
+	if err != nil {
+		return err
+	}
+	run, name := "", ""
+	if n := control.take("run"); n != nil {
+		if run, ok = scalar(n); !ok {
+			return at(n, "control.run", "expected how the names of its runs begin")
+		}
+	}
+	if i := s.index("name"); i >= 0 {
+		name, _ = scalar(s.Values[i].Value)
+	}
+	if strings.HasPrefix(name, run) {
+		s.merge(control)
+	}
+	return nil
+}
+
+// readMissed reads the bounds that are known to be missed.
+func readMissed(n ast.Node) (all []missedBound, err error) {
+	if n == nil {
+		return nil, nil
+	}
+	s, ok := sectionOf(n)
+	if !ok {
+		return nil, at(n, "missed", "expected findings with a reason each, such as {utilisation: loss is taken for congestion}")
+	}
+	for _, p := range s.Values {
+		why, ok := scalar(p.Value)
+		if !ok || why == "" {
+			return nil, at(p.Key, "missed", "expected the reason in one line")
+		}
+		all = append(all, missedBound{keyOf(p), why})
+	}
+	return all, nil
+}
+
 // form is an experiment as the file says it, one run of it.
 type form struct {
 	Name      string           `yaml:"name"`
@@ -328,14 +387,16 @@ type form struct {
 	Sample    time.Duration    `yaml:"sample"`
 
 	// These are taken out before, and stand here so that the error about an unknown key names them.
-	About  raw `yaml:"about"`
-	Source raw `yaml:"source"`
-	Let    raw `yaml:"let"`
-	Vary   raw `yaml:"vary"`
-	Runs   raw `yaml:"runs"`
-	Short  raw `yaml:"short"`
-	Must   raw `yaml:"must"`
-	Flows  raw `yaml:"flows"`
+	About   raw `yaml:"about"`
+	Source  raw `yaml:"source"`
+	Let     raw `yaml:"let"`
+	Vary    raw `yaml:"vary"`
+	Runs    raw `yaml:"runs"`
+	Short   raw `yaml:"short"`
+	Control raw `yaml:"control"`
+	Missed  raw `yaml:"missed"`
+	Must    raw `yaml:"must"`
+	Flows   raw `yaml:"flows"`
 }
 
 type agentForm struct {

@@ -36,7 +36,37 @@ type Recipe struct {
 	flows map[string]bool // names of the flows of all runs
 	lets  map[Scale]variables
 	musts []must
-	idle  map[place]*config.Error // while it is read; nil: the key says something
+
+	missed     []missedBound
+	hasControl bool
+	idle       map[place]*config.Error // while it is read; nil: the key says something
+}
+
+// missedBound names findings that are known to be outside their bounds, and the reason.
+type missedBound struct{ what, why string }
+
+// matches reports whether the finding is one of them: what is its name, or before a final * the name's beginning.
+func (m missedBound) matches(finding string) bool {
+	prefix, ok := strings.CutSuffix(m.what, "*")
+	return finding == m.what || ok && strings.HasPrefix(finding, prefix)
+}
+
+// missedReason returns why a finding is outside its bound; empty: it is not known to be.
+func (r *Recipe) missedReason(finding string) string {
+	for _, m := range r.missed {
+		if m.matches(finding) {
+			return m.why
+		}
+	}
+	return ""
+}
+
+// Scales returns the scales that the recipe has: Control only where its file has that key.
+func (r Recipe) Scales() []Scale {
+	if r.hasControl {
+		return []Scale{Control, Short, Full}
+	}
+	return []Scale{Short, Full}
 }
 
 // Asserts reports whether anything must hold of it.
@@ -60,6 +90,10 @@ type Scale string
 const (
 	Full  Scale = "full"  // what the paper did, as far as it says
 	Short Scale = "short" // less of it, for tests
+
+	// Control is the short form with what the key control says laid over its runs. At least one bound that the
+	// short form holds must fail in it, or the bounds cannot tell the paper's algorithm from another.
+	Control Scale = "control"
 )
 
 // Outcome is all that came of a recipe's stages.

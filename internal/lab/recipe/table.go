@@ -38,7 +38,7 @@ func last(runs []record.Run) (all []played) {
 	noisy := map[string]bool{} // experiments with a run since their last findings that was disturbed or does not count
 	for _, r := range runs {
 		noisy[r.Experiment] = noisy[r.Experiment] || r.Noisy || r.Discarded != ""
-		if len(r.Findings) == 0 { // they are with an experiment's last run
+		if len(r.Findings) == 0 || r.Scale == string(Control) { // they are with an experiment's last run
 			continue
 		}
 		i := slices.IndexFunc(all, func(p played) bool { return p.name == r.Experiment })
@@ -120,7 +120,15 @@ func verdict(bound string, ok, measured bool) string {
 // row is one finding of an experiment, with the figures and verdicts in virtual time and over real sockets.
 type row struct {
 	record.Finding
-	figures, verdicts [2]string
+	figures, verdicts, reasons [2]string
+}
+
+// explain returns the verdict of a side, with the reason where a bound is known to be missed.
+func (r row) explain(side int) string {
+	if r.verdicts[side] == broken && r.reasons[side] != "" {
+		return broken + ": " + escape(r.reasons[side])
+	}
+	return r.verdicts[side]
 }
 
 // rows are the findings of both sides, in the order of virtual time. Some are of one side alone, such as processor
@@ -137,7 +145,7 @@ func (p played) rows() (all []row) {
 		r, isReal := finding(p.sockets, f.What)
 		all = append(all, row{Finding: f, figures: [2]string{v.Got, r.Got}, verdicts: [2]string{
 			verdict(f.Bound, v.OK, isVirtual), verdict(f.Bound, r.OK, isReal && !p.disturbed),
-		}})
+		}, reasons: [2]string{v.Why, r.Why}})
 	}
 	return all
 }
@@ -177,7 +185,7 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 		title := "`" + p.name + "`"
 		for _, r := range p.rows() {
 			fmt.Fprintf(&findings, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", title, escape(r.What), escape(r.Paper),
-				escape(r.Bound), escape(r.figures[0]), r.verdicts[0], escape(r.figures[1]), r.verdicts[1])
+				escape(r.Bound), escape(r.figures[0]), r.explain(0), escape(r.figures[1]), r.explain(1))
 			title = ""
 			for i, total := range []*boundCount{&virtual, &sockets} {
 				counts[i].add(r.verdicts[i])

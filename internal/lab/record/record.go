@@ -164,6 +164,7 @@ type Finding struct {
 	Bound string `json:"bound"`           // what we assert
 	Got   string `json:"got"`             // what we measured
 	OK    bool   `json:"ok"`
+	Why   string `json:"why,omitempty"` // why it is known not to hold; empty: it holds, or nothing is known
 }
 
 // Percentiles summarise one kind of delay, in milliseconds.
