@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -50,70 +50,71 @@ const (
 	ACK
 )
 
-// decoder reads packets' headers; it allocates once, not for each packet.
-type decoder struct {
-	ip4    layers.IPv4
-	ip6    layers.IPv6
-	skip   layers.IPv6ExtensionSkipper
-	tcp    layers.TCP
-	v4, v6 *gopacket.DecodingLayerParser
-	found  []gopacket.LayerType
-}
-
-func newDecoder() *decoder {
-	d := &decoder{}
-	d.v4 = gopacket.NewDecodingLayerParser(layers.LayerTypeIPv4, &d.ip4, &d.tcp)
-	d.v6 = gopacket.NewDecodingLayerParser(layers.LayerTypeIPv6, &d.ip6, &d.skip, &d.tcp)
-	d.v4.IgnoreUnsupported, d.v6.IgnoreUnsupported = true, true // the payload is not looked at
-	return d
-}
-
-// decode reads the beginning b of an IP packet that is size bytes long; false
-// when it is no whole TCP header, or only a fragment.
-func (d *decoder) decode(b []byte, size int) (p Packet, ok bool) {
-	if len(b) == 0 {
+// decodePacket reads the first bytes b of an IP packet of size bytes. It returns false unless b holds a whole TCP
+// header. Fragments have none.
+func decodePacket(b []byte, size int) (p Packet, ok bool) {
+	head, total := readIPHeader(b)
+	if head == 0 || len(b) < head+header.TCPMinimumSize {
 		return p, false
 	}
-	parser := d.v4
-	if b[0]>>4 == 6 {
-		parser = d.v6
-	}
-	if err := parser.DecodeLayers(b, &d.found); err != nil {
-		return p, false
-	}
-	if n := len(d.found); n < 2 || d.found[n-1] != layers.LayerTypeTCP {
-		return p, false
-	}
-	// The field itself: it is 0 in what the device will segment, and the library
-	// then takes what there is of the packet for all of it.
-	var total int
-	if parser == d.v4 {
-		p.Src, p.Dst = d.ends(d.ip4.SrcIP, d.ip4.DstIP)
-		total = int(binary.BigEndian.Uint16(b[2:]))
-	} else {
-		p.Src, p.Dst = d.ends(d.ip6.SrcIP, d.ip6.DstIP)
-		if n := int(binary.BigEndian.Uint16(b[4:])); n > 0 {
-			total = len(d.ip6.Contents) + n
-		}
-	}
-	if total == 0 {
+	if total == 0 { // the device will segment this packet and write the lengths itself
 		total = size
 	}
-	// What there is of the packet is headers, extension headers among them, and
-	// then some of the payload.
-	payload := total - (min(len(b), total) - len(d.tcp.Payload))
-	if payload < 0 {
+	tcp := header.TCP(b[head:])
+	data := head + int(tcp.DataOffset())
+	if tcp.DataOffset() < header.TCPMinimumSize || data > min(len(b), total) {
 		return p, false
 	}
-	p.Seq, p.Ack, p.Window = d.tcp.Seq, d.tcp.Ack, d.tcp.Window
-	p.Flags = Flags(d.tcp.Contents[13])
-	p.Payload, p.Size = cc.Bytes(payload), cc.Bytes(total)
-	d.readSACK(&p)
+	src, dst := addresses(b)
+	p.Src, p.Dst = netip.AddrPortFrom(src, tcp.SourcePort()), netip.AddrPortFrom(dst, tcp.DestinationPort())
+	p.Seq, p.Ack, p.Window = tcp.SequenceNumber(), tcp.AckNumber(), tcp.WindowSize()
+	p.Flags = Flags(tcp[header.TCPFlagsOffset])
+	p.Payload, p.Size = cc.Bytes(total-data), cc.Bytes(total)
+	p.readSACK(tcp.Options())
 	return p, true
 }
 
-// addresses returns the ones that an IP packet is from and for; none where it is
-// cut short.
+// readIPHeader returns where the TCP header begins, and the packet's total length as its header gives it. head is 0
+// for fragments, for other protocols, and for headers that are cut short.
+func readIPHeader(b []byte) (head, total int) {
+	switch {
+	case len(b) >= header.IPv4MinimumSize && b[0]>>4 == 4:
+		ip := header.IPv4(b)
+		if ip.More() || ip.FragmentOffset() != 0 || ip.TransportProtocol() != header.TCPProtocolNumber ||
+			ip.HeaderLength() < header.IPv4MinimumSize {
+			return 0, 0
+		}
+		return int(ip.HeaderLength()), int(ip.TotalLength())
+	case len(b) >= header.IPv6MinimumSize && b[0]>>4 == 6:
+		ip := header.IPv6(b)
+		if n := int(ip.PayloadLength()); n > 0 {
+			total = header.IPv6MinimumSize + n
+		}
+		return skipExtensions(b, ip.NextHeader()), total
+	}
+	return 0, 0
+}
+
+// skipExtensions returns where the TCP header of an IPv6 packet begins; 0: there is none. next is the type of the
+// header behind the fixed one (RFC 8200 section 4).
+func skipExtensions(b []byte, next uint8) int {
+	head := header.IPv6MinimumSize
+	for tcpip.TransportProtocolNumber(next) != header.TCPProtocolNumber {
+		switch header.IPv6ExtensionHeaderIdentifier(next) {
+		case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
+			header.IPv6DestinationOptionsExtHdrIdentifier:
+		default:
+			return 0
+		}
+		if len(b) < head+2 {
+			return 0
+		}
+		next, head = b[head], head+8*(1+int(b[head+1]))
+	}
+	return head
+}
+
+// addresses returns an IP packet's source and destination; both are invalid when its header is cut short.
 func addresses(b []byte) (src, dst netip.Addr) {
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:
@@ -142,18 +143,22 @@ func flowOf(b []byte) uint32 {
 	return hash.Sum32()
 }
 
-func (d *decoder) ends(src, dst []byte) (from, to netip.AddrPort) {
-	s, _ := netip.AddrFromSlice(src) // 4 or 16 bytes, as they come out of a header
-	t, _ := netip.AddrFromSlice(dst)
-	return netip.AddrPortFrom(s, uint16(d.tcp.SrcPort)), netip.AddrPortFrom(t, uint16(d.tcp.DstPort))
-}
-
-func (d *decoder) readSACK(p *Packet) {
-	for _, o := range d.tcp.Options {
-		if o.OptionType != layers.TCPOptionKindSACK {
+// readSACK takes the selective acknowledgements out of a TCP header's options.
+func (p *Packet) readSACK(options []byte) {
+	for len(options) > 0 && options[0] != header.TCPOptionEOL {
+		if options[0] == header.TCPOptionNOP {
+			options = options[1:]
 			continue
 		}
-		for b := o.OptionData; len(b) >= 8 && p.sacked < maxSACKs; b = b[8:] {
+		if len(options) < 2 || int(options[1]) < 2 || int(options[1]) > len(options) {
+			return
+		}
+		option := options[:options[1]]
+		options = options[len(option):]
+		if option[0] != header.TCPOptionSACK {
+			continue
+		}
+		for b := option[2:]; len(b) >= 8 && p.sacked < maxSACKs; b = b[8:] {
 			p.sacks[p.sacked] = SACKBlock{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])}
 			p.sacked++
 		}

@@ -33,7 +33,6 @@ type Sniffer struct {
 	fd     int
 	ring   []byte
 	next   int // frame that the kernel fills next
-	decode *decoder
 
 	began         time.Time
 	ahead, before int64         // what the wall clock is ahead of the record's, in ns: now, and when last read
@@ -58,7 +57,7 @@ type Capture struct {
 // Sniff begins to record at one of the node's devices. Stop must be called, also
 // when the lab has closed.
 func (n *Node) Sniff(device string) (*Sniffer, error) {
-	s := &Sniffer{device: device, fd: -1, decode: newDecoder(), quit: make(chan struct{}), done: make(chan struct{})}
+	s := &Sniffer{device: device, fd: -1, quit: make(chan struct{}), done: make(chan struct{})}
 	var index int
 	err := n.withNetlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(device)
@@ -200,7 +199,7 @@ func (s *Sniffer) read() {
 }
 
 func (s *Sniffer) add(frame []byte, header *unix.Tpacket2Hdr) {
-	p, ok := s.decode.decode(frame[header.Net:][:header.Snaplen], int(header.Len))
+	p, ok := decodePacket(frame[header.Net:][:header.Snaplen], int(header.Len))
 	if !ok {
 		return
 	}

@@ -125,7 +125,6 @@ var homes = map[string][]string{
 	"kernel.org/...":                   {"internal/caps"},
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/prometheus/...":        {"telemetry", "internal/lab/edge"},
-	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},
 	"github.com/expr-lang/expr/...":    {"internal/lab/recipe"},
@@ -136,7 +135,7 @@ var homes = map[string][]string{
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
-	"gvisor.dev/...":                     {"proxy/datapath/netstack", "proxy/tunnel/userspace"},
+	"gvisor.dev/...":                     {"proxy/datapath/netstack", "proxy/tunnel/userspace", "internal/netlab"},
 	"golang.zx2c4.com/...": {
 		"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab", "internal/wgclient",
 	},
