@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// MDI (comnetsAD/MDI) imitates another algorithm. Every 5 ms it draws the
-// change of its window from a table that was learned from runs of that
-// algorithm: given the last changes of delay and window, and the newest of the
-// delay. Beyond the table's edges it does what the other did there at the
-// median, which is what keeps the walk together:
+// MDI (comnetsAD/MDI) imitates another algorithm. Every 5 ms it draws the change of its window from a table that was
+// learned from runs of that algorithm, given the newest change of the delay, the window's change before, and the level
+// of the delay. As published a state has the delay's change before in place of its level. A chain of changes alone has
+// nothing that holds the queue to a length: it is a random walk, which its authors held together by constants for what
+// lies beyond the table's edges. With levels the table itself does:
 //
-//	delay rises by more than the table has ──▶ window · down
-//	within it ──▶ drawn
-//	falls by more ──▶ window · up
+//	delay rises by more than a table without levels has ──▶ window · down
+//	otherwise ──▶ drawn
+//	falls by more than a table without levels has ──▶ window + up
 
 // mdiNamed is a model by its name.
 type mdiNamed struct {
@@ -64,18 +64,14 @@ func mdiSpec() Spec {
 		Source: "comnetsAD/MDI",
 		Params: []Param{
 			{Name: "model", Choices: names, About: "which one to imitate"},
-			{Name: "down", Default: 0, Min: 0, Max: 1, About: "what is left of the window when the delay rises " +
-				"beyond the table; 0: as learned, or 0.95"},
+			{Name: "down", Max: 1, About: "what is left of the window when the delay rises " +
+				"beyond a table without levels; 0: as learned, or 0.95"},
 			{
 				Name: "up_packets", Unit: "packets", Default: 0, Min: 0, Max: 1000,
-				About: "what is added to it when the delay falls beyond the table; 0: as learned, or 20",
+				About: "what is added to it when the delay falls beyond such a table; 0: as learned, or 20",
 			},
 		},
-		Profiles: []Profile{
-			{Name: "held", About: "with the table's edges set by hand, as its authors did for each trace: shorter " +
-				"queues on cellular links", Params: Params{"down": 0.95, "up_packets": 5}},
-		},
-		New: func(cfg Config) Algorithm { return newMDI(cfg) },
+		New: func(cfg Config) Algorithm { return newMDI(cfg, mdiModels[int(cfg.Params["model"])].model) },
 
 		Needs: []Signal{NeedsRTT, NeedsLoss, NeedsTicks, NeedsPacing},
 		Internals: []Internal{
@@ -83,9 +79,16 @@ func mdiSpec() Spec {
 			{Name: "delay_ms", About: "longest round trip of the last epoch"},
 			{Name: "delay_change", About: "its change since the one before, in percent times the delay's decimal " +
 				"logarithm"},
-			{Name: "window_change", About: "the window's, likewise"},
+			{Name: "window_change", About: "the same of the window"},
 		},
 	}
+}
+
+// Spec returns the algorithm mdi with this model, whatever its parameter "model" is.
+func (m *MDIModel) Spec() Spec {
+	s := mdiSpec()
+	s.New = func(cfg Config) Algorithm { return newMDI(cfg, m) }
+	return s.Answering()
 }
 
 // LoadMDI adds a model to mdi's choices, or replaces one that was added before.
@@ -127,23 +130,116 @@ type mdi struct {
 	down, up float64 // window's factor, and packets if above 0, beyond the table's edges
 
 	window, before float64 // packets; now and an epoch ago
-	d1, d2         float64 // ms; of the last two epochs that had a sample; 0: none yet
-	delay, change  float64 // ms, and its change, of the last epoch; for Inspect
-	longest        time.Duration
-	heard          Time // last acknowledgement
-	idle           bool // the application leaves room in the window
+	clock          mdiClock
+	newest         MDIEpoch // the last epoch, without its window
+	delay          float64  // ms; of the last epoch
+	idle           bool     // the application leaves room in the window
 	cut            epoch
-
-	next   Time    // end of this epoch; 0: nothing is in flight, so none runs
-	credit float64 // packets; what may be in flight until then
-	rate   Rate
-	edge   direction // rising or falling: the delay left the table
+	credit         float64 // packets; what may be in flight until the epoch ends
+	rate           Rate
+	edge           direction // rising or falling: the delay left the table
 }
 
-func newMDI(cfg Config) *mdi {
+// mdiClock divides time into epochs. None runs while nothing is in flight.
+type mdiClock struct {
+	next    Time          // end of this epoch; 0: none runs
+	heard   Time          // last acknowledgement
+	longest time.Duration // longest round trip of this epoch; 0: no sample
+	bar     float64
+	d1, d2  float64 // ms; delays of the last two epochs that had a sample; 0: none yet
+}
+
+// addAck takes in a round trip, and begins an epoch if none runs.
+func (c *mdiClock) addAck(a Ack) {
+	if c.next == 0 {
+		c.next = a.Now.Add(mdiEpoch)
+	}
+	c.heard = a.Now
+	c.longest = max(c.longest, a.RTT)
+	if a.RTT > 0 {
+		d := toMillis(a.RTT)
+		if c.bar == 0 {
+			c.bar = d
+		}
+		c.bar += (1 - verusKeep) * (d - c.bar)
+	}
+}
+
+// isDue reports whether an epoch ends at now.
+func (c *mdiClock) isDue(now Time) bool { return c.next != 0 && now >= c.next }
+
+// endEpoch returns the delay of the epoch that ends, in ms, and what it is to the ones before. However many epochs have
+// passed, it is one.
+func (c *mdiClock) endEpoch(s State) (d0 float64, e MDIEpoch) {
+	late := s.Now.Sub(c.next)
+	c.next = c.next.Add(late - late%mdiEpoch + mdiEpoch)
+	d0 = toMillis(c.longest)
+	sampled := c.longest > 0
+	c.longest = 0
+	if !sampled {
+		d0 = max(c.d1, toMillis(s.Now.Sub(c.heard)))
+	}
+	d0 = max(d0, toMillis(minDivisor))
+	if c.d1 == 0 {
+		c.d1, c.d2 = d0, d0
+	}
+	e = MDIEpoch{Change: relativeChange(d0, c.d1), Previous: relativeChange(c.d1, c.d2)}
+	if s.MinRTT > 0 {
+		e.Level = math.Log2(d0 / toMillis(s.MinRTT))
+	}
+	if sampled {
+		c.d1, c.d2 = d0, c.d1
+	}
+	if s.Inflight <= 0 { // until something is heard again
+		c.next = 0
+	}
+	return d0, e
+}
+
+// MDIRecorder lets an algorithm run as it is and records the epochs to learn from.
+type MDIRecorder struct {
+	Algorithm
+	// Window returns the window that the algorithm has in mind, in packets; nil: its Control's.
+	Window func() float64
+	Epochs []MDIEpoch
+
+	clock mdiClock
+}
+
+// OnAck implements Algorithm.
+func (r *MDIRecorder) OnAck(a Ack) {
+	r.clock.addAck(a)
+	r.Algorithm.OnAck(a)
+}
+
+// OnTick implements Algorithm. Ticks are the algorithm's and those that end epochs.
+func (r *MDIRecorder) OnTick(s State) {
+	if next := r.Algorithm.Control().NextTick; next != 0 && s.Now >= next {
+		r.Algorithm.OnTick(s)
+	}
+	if !r.clock.isDue(s.Now) {
+		return
+	}
+	_, e := r.clock.endEpoch(s)
+	if e.Window = float64(r.Algorithm.Control().Cwnd) / float64(s.MSS); r.Window != nil {
+		e.Window = r.Window()
+	}
+	r.Epochs = append(r.Epochs, e)
+}
+
+// Control implements Algorithm.
+func (r *MDIRecorder) Control() Control {
+	c := r.Algorithm.Control()
+	if c.NextTick == 0 || r.clock.next != 0 && r.clock.next < c.NextTick {
+		c.NextTick = r.clock.next
+	}
+	return c
+}
+
+func newMDI(cfg Config, model *MDIModel) *mdi {
 	m := &mdi{
 		segments: segments{cfg.MSS},
-		model:    mdiModels[int(cfg.Params["model"])].model,
+		model:    model,
 		rand:     cfg.Rand,
 		down:     cfg.Params["down"], up: cfg.Params["up_packets"],
 	}
@@ -173,11 +269,7 @@ func (m *mdi) resetWindow(window float64) {
 func (m *mdi) OnAck(a Ack) {
 	m.setMSS(a.MSS)
 	m.credit = max(0, m.credit-m.toPackets(a.Acked))
-	if m.next == 0 {
-		m.next = a.Now.Add(mdiEpoch)
-	}
-	m.heard = a.Now
-	m.longest = max(m.longest, a.RTT)
+	m.clock.addAck(a)
 	m.idle = a.Sent.AppLimited
 }
 
@@ -192,64 +284,49 @@ func (m *mdi) OnLoss(l Loss) {
 	}
 }
 
-// OnTick ends an epoch. However many have passed, it is one.
+// OnTick ends an epoch.
 func (m *mdi) OnTick(s State) {
 	m.setMSS(s.MSS)
-	if m.next == 0 || s.Now < m.next {
+	if !m.clock.isDue(s.Now) {
 		return
 	}
-	late := s.Now.Sub(m.next)
-	m.next = m.next.Add(late - late%mdiEpoch + mdiEpoch)
-	d0 := toMillis(m.longest)
-	sampled := m.longest > 0
-	m.longest = 0
-	if !sampled {
-		d0 = max(m.d1, toMillis(s.Now.Sub(m.heard)))
-	}
-	d0 = max(d0, toMillis(minDivisor))
-	if m.d1 == 0 {
-		m.d1, m.d2 = d0, d0
-	}
-	window := m.nextWindow(d0)
+	m.delay, m.newest = m.clock.endEpoch(s)
+	window := m.nextWindow()
 	if m.idle {
 		window = min(window, m.window) // a window that is not used says nothing about the path
 	}
 	m.before, m.window = m.window, min(max(window, 1), mdiMaxWindow)
-	if sampled {
-		m.d1, m.d2 = d0, m.d1
-	}
-	m.allotCredit(s, d0)
+	m.allotCredit(s)
 }
 
-// nextWindow returns the next window, the newest epoch's delay being d0.
-func (m *mdi) nextWindow(d0 float64) float64 {
+// nextWindow returns the next window, in packets.
+func (m *mdi) nextWindow() float64 {
 	g := m.model.Grid
-	m.delay, m.change = d0, relativeChange(d0, m.d1)
 	m.edge = still
-	switch {
-	case m.change > g.Delay.Max:
+	switch change := m.newest.Change; {
+	case change > g.Delay.Max && !g.hasLevels():
 		m.edge = rising
 		return m.window * m.down
-	case m.change < g.Delay.Min && m.up > 0:
+	case change < g.Delay.Min && !g.hasLevels():
 		m.edge = falling
-		return m.window + m.up
-	case m.change < g.Delay.Min:
-		m.edge = falling
+		if m.up > 0 {
+			return m.window + m.up
+		}
 		return m.window * max(m.model.Up, 1)
 	}
-	state := m.model.stateIndex(relativeChange(m.d1, m.d2), relativeChange(m.window, m.before))
-	return applyChange(m.model.drawChange(state, m.change, m.rand.Float64()), m.window)
+	state := m.model.stateIndex(m.newest, relativeChange(m.window, m.before))
+	return applyChange(m.model.drawChange(state, m.newest.Change, m.rand.Float64()), m.window)
 }
 
-// allotCredit sets what the next epoch sends, of the round trip delay in milliseconds.
-func (m *mdi) allotCredit(s State, delay float64) {
-	if s.Inflight <= 0 { // until something is heard again
-		m.next, m.credit = 0, m.window
-		m.rate = m.pacingRate(1, m.window, time.Duration(delay*float64(time.Millisecond)))
+// allotCredit sets what the next epoch sends.
+func (m *mdi) allotCredit(s State) {
+	if s.Inflight <= 0 {
+		m.credit = m.window
+		m.rate = m.pacingRate(1, m.window, time.Duration(m.delay*float64(time.Millisecond)))
 		return
 	}
 	inflight := m.toPackets(s.Inflight)
-	send := packetsPerEpoch(m.window, inflight, delay)
+	send := packetsPerEpoch(m.window, inflight, m.clock.bar)
 	m.credit = inflight + send
 	m.rate = RateOf(m.toBytes(send), mdiEpoch)
 }
@@ -266,10 +343,10 @@ func packetsPerEpoch(window, inflight, delay float64) float64 {
 
 // Inspect shows what Spec.Internals lists.
 func (m *mdi) Inspect() Internals {
-	return Internals{m.window, m.delay, m.change, relativeChange(m.window, m.before)}
+	return Internals{m.window, m.delay, m.newest.Change, relativeChange(m.window, m.before)}
 }
 
 func (m *mdi) Control() Control {
 	phases := [...]string{still: "imitate", rising: "delay_exploding", falling: "delay_collapsing"}
-	return Control{Cwnd: m.toBytes(m.credit), PacingRate: m.rate, NextTick: m.next, Phase: phases[m.edge]}
+	return Control{Cwnd: m.toBytes(m.credit), PacingRate: m.rate, NextTick: m.clock.next, Phase: phases[m.edge]}
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
@@ -18,16 +17,16 @@ func TestMDIOverCellularLinks(t *testing.T) {
 		require.NoError(t, err)
 		s := sim.Scenario{
 			Down: sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000},
-			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond},
-			Flows: []sim.FlowConfig{{Algorithm: "mdi", Params: cc.Params{
-				"down":       0.95,
-				"up_packets": 5,
-			}}}, Duration: 30 * time.Second, Seed: 99,
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Transport: sim.Kernel,
+			Flows: []sim.FlowConfig{{Algorithm: "verus"}}, Duration: time.Minute, Warmup: 5 * time.Second, Seed: 99,
 		}
+		verus, err := sim.Run(s)
+		require.NoError(t, err)
+		s.Flows[0].Algorithm = "mdi"
 		r, err := sim.Run(s)
 		require.NoError(t, err)
-		assert.Greater(t, r.Utilisation, 0.7, link)
-		assert.Less(t, r.Queueing.P50, 100*time.Millisecond, link)
+		assert.InEpsilon(t, verus.Utilisation, r.Utilisation, 0.05, link)
+		assert.InEpsilon(t, verus.Queueing.P50, r.Queueing.P50, 0.2, link)
 		again, err := sim.Run(s)
 		require.NoError(t, err)
 		assert.Equal(t, r, again, "same seed, same windows")

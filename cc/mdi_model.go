@@ -2,6 +2,7 @@ package cc
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -10,42 +11,50 @@ import (
 	"strings"
 )
 
-// MDIEpoch is one epoch of a flow that is to be imitated.
+// MDIEpoch is one epoch of a flow that is to be imitated, as MDIRecorder records it.
 type MDIEpoch struct {
-	// longest round trip sampled in it, in milliseconds; without a sample, the time since the last acknowledgement if
-	// that is longer than the previous epoch's
-	Delay  float64
-	Window float64 // after its decision, in packets
+	Change   float64 // of the delay, as relativeChange returns it
+	Previous float64 // the delay's change of an epoch before
+	Level    float64 // binary logarithm of the delay over the least round trip
+	Window   float64 // after the epoch's decision, in packets
 }
 
 // MDIAxis is one side of a model's grid: changes from Min to Max in steps.
 type MDIAxis struct{ Min, Max, Step float64 }
 
-// MDIGrid is what a model tells apart, in changes as mdiChange has them.
-type MDIGrid struct{ Window, Delay MDIAxis }
+// MDIGrid is what a model tells apart.
+type MDIGrid struct {
+	Window, Delay MDIAxis // changes as relativeChange returns them
+	// Level is the binary logarithm of the newest delay over the least round trip. Step 0: a state has the delay's
+	// change of an epoch ago in its place, as MDI was published.
+	Level MDIAxis
+}
 
-// DefaultMDIGrid is that of the authors' training scripts; their published
-// models have a coarser one.
-var DefaultMDIGrid = MDIGrid{Window: MDIAxis{-20, 20, 2}, Delay: MDIAxis{-10, 10, 2}}
+// DefaultMDIGrid is of whether the delay falls, stays or rises, which is what Verus acts on. Most of its windows
+// change by less than a step, which addCount counts in parts.
+var DefaultMDIGrid = MDIGrid{
+	Window: MDIAxis{-18, 18, 3}, Delay: MDIAxis{-0.5, 0.5, 0.5}, Level: MDIAxis{0, 4, 0.5},
+}
 
-// MDIModel holds, for each pair of a delay's and a window's change, and each
-// change of the next delay, how probable each next change of the window is.
+// MDIModel holds how probable each next change of the window is, for each state and each newest change of the delay.
+// A state is a level of the delay (or its previous change) and the window's previous change.
 type MDIModel struct {
 	Grid MDIGrid
-	// Down and Up are the medians of the ratios of successive windows where the
-	// delay rose, or fell, by more than the grid has; 0: not known.
+	// Down and Up are the medians of the ratios of successive windows where the delay rose, or fell, by more than the
+	// grid has; 0: not known. A grid with levels takes such changes for its largest, so it needs none.
 	Down, Up float64
 
-	states  int       // windows × delays; a state is its delay's index · windows + its window's
-	p       []float64 // states × states, row by row; each block of windows is one next delay's
-	nearest []int32   // states × delays: the state that lends its block; −1: all are empty
+	rows    int       // states; a state is the index of its level, times the windows, plus that of its window
+	columns int       // newest changes of the delay × next changes of the window
+	p       []float64 // rows × columns, row by row
+	nearest []int32   // rows × delays: the state that lends its block; −1: all are empty
 }
 
 const (
 	// of the value before, in the logarithm: below it a change would have no weight, or a negative one
 	mdiLeastLog  = 1.1
-	mdiLeastP    = 0.02 // what is less probable is noise of the training
-	mdiMaxStates = 1200 // bounds what a file may make us allocate
+	mdiLeastP    = 0.001 // what is less probable is noise of the training
+	mdiMaxStates = 1200  // bounds what a file may make us allocate
 )
 
 // relativeChange is the change from before to now in percent, weighted by magnitude.
@@ -84,7 +93,7 @@ func (a MDIAxis) checkAxis(name string) error {
 	return nil
 }
 
-// Check tells what is wrong with the grid.
+// Check returns what is wrong with the grid.
 func (g MDIGrid) Check() error {
 	if err := g.Window.checkAxis("window's"); err != nil {
 		return err
@@ -92,32 +101,55 @@ func (g MDIGrid) Check() error {
 	if err := g.Delay.checkAxis("delay's"); err != nil {
 		return err
 	}
-	if n := g.Window.valueCount() * g.Delay.valueCount(); n > mdiMaxStates {
-		return fmt.Errorf("a grid of %d states is larger than the %d there may be", n, mdiMaxStates)
+	if g.hasLevels() {
+		if err := g.Level.checkAxis("level's"); err != nil {
+			return err
+		}
+	}
+	for _, a := range []MDIAxis{g.Delay, g.stateAxis()} {
+		if n := g.Window.valueCount() * a.valueCount(); n > mdiMaxStates {
+			return fmt.Errorf("a grid of %d states is larger than the %d there may be", n, mdiMaxStates)
+		}
 	}
 	return nil
 }
 
-// newMDIModel is one without any probabilities.
+// hasLevels reports whether states have levels of the delay.
+func (g MDIGrid) hasLevels() bool { return g.Level.Step != 0 }
+
+// stateAxis returns what the states tell apart beside the window's change.
+func (g MDIGrid) stateAxis() MDIAxis {
+	if g.hasLevels() {
+		return g.Level
+	}
+	return g.Delay
+}
+
+// newMDIModel returns a model without any probabilities.
 func newMDIModel(g MDIGrid) (*MDIModel, error) {
 	if err := g.Check(); err != nil {
 		return nil, err
 	}
-	m := &MDIModel{Grid: g, states: g.Window.valueCount() * g.Delay.valueCount()}
-	m.p = make([]float64, m.states*m.states)
+	windows := g.Window.valueCount()
+	m := &MDIModel{Grid: g, rows: g.stateAxis().valueCount() * windows, columns: g.Delay.valueCount() * windows}
+	m.p = make([]float64, m.rows*m.columns)
 	return m, nil
 }
 
-// stateIndex is the row of a delay's and a window's change.
-func (m *MDIModel) stateIndex(delay, window float64) int {
-	return m.Grid.Delay.nearestIndex(delay)*m.Grid.Window.valueCount() + m.Grid.Window.nearestIndex(window)
+// stateIndex returns the row of an epoch's level, or previous delay's change, and the window's previous change.
+func (m *MDIModel) stateIndex(e MDIEpoch, window float64) int {
+	v := e.Previous
+	if m.Grid.hasLevels() {
+		v = e.Level
+	}
+	return m.Grid.stateAxis().nearestIndex(v)*m.Grid.Window.valueCount() + m.Grid.Window.nearestIndex(window)
 }
 
-// nextWindowProbabilities is the distribution of the next window's change in a state, given the
-// index of the next delay's.
+// nextWindowProbabilities returns the distribution of the window's next change in a state, given the index of the
+// newest change of the delay.
 func (m *MDIModel) nextWindowProbabilities(state, delay int) []float64 {
 	n := m.Grid.Window.valueCount()
-	at := state*m.states + delay*n
+	at := state*m.columns + delay*n
 	return m.p[at : at+n]
 }
 
@@ -132,23 +164,24 @@ func TrainMDI(g MDIGrid, runs ...[]MDIEpoch) (*MDIModel, error) {
 	var falls, rises []float64 // ratios of windows beyond the edges
 	for _, run := range runs {
 		for k := 2; k < len(run); k++ {
-			if !run[k-2].isValid() || !run[k-1].isValid() || !run[k].isValid() {
+			e := run[k]
+			if !run[k-2].isValid() || !run[k-1].isValid() || !e.isValid() {
 				continue
 			}
-			delay, window := run[k-1].changesSince(run[k-2])
-			nextDelay, nextWindow := run[k].changesSince(run[k-1])
+			before := relativeChange(run[k-1].Window, run[k-2].Window)
+			next := relativeChange(e.Window, run[k-1].Window)
 			switch {
-			case nextDelay > g.Delay.Max:
-				falls = append(falls, run[k].Window/run[k-1].Window)
+			case g.hasLevels():
+			case e.Change > g.Delay.Max:
+				falls = append(falls, e.Window/run[k-1].Window)
 				continue
-			case nextDelay < g.Delay.Min:
-				rises = append(rises, run[k].Window/run[k-1].Window)
+			case e.Change < g.Delay.Min:
+				rises = append(rises, e.Window/run[k-1].Window)
 				continue
-			case !g.Delay.coversValue(delay) || !g.Window.coversValue(window) || !g.Window.coversValue(nextWindow):
+			case !g.Delay.coversValue(e.Previous) || !g.Window.coversValue(before) || !g.Window.coversValue(next):
 				continue
 			}
-			counts := m.nextWindowProbabilities(m.stateIndex(delay, window), g.Delay.nearestIndex(nextDelay))
-			counts[g.Window.nearestIndex(nextWindow)]++
+			g.Window.addCount(m.nextWindowProbabilities(m.stateIndex(e, before), g.Delay.nearestIndex(e.Change)), next)
 			learned++
 		}
 	}
@@ -169,13 +202,24 @@ func TrainMDI(g MDIGrid, runs ...[]MDIEpoch) (*MDIModel, error) {
 	return m, nil
 }
 
-func (e MDIEpoch) isValid() bool {
-	return e.Delay > 0 && e.Window > 0 && !math.IsInf(e.Delay, 0) && !math.IsInf(e.Window, 0)
+// addCount counts v once, in parts for the two values around it, so that their mean is v. Rounding would lose the
+// changes of less than half a step, which are most.
+func (a MDIAxis) addCount(counts []float64, v float64) {
+	at := (min(max(v, a.Min), a.Max) - a.Min) / a.Step
+	i := min(int(at), len(counts)-1)
+	counts[i] += 1 - (at - float64(i))
+	if i+1 < len(counts) {
+		counts[i+1] += at - float64(i)
+	}
 }
 
-// changesSince is what has changed.
-func (e MDIEpoch) changesSince(before MDIEpoch) (delay, window float64) {
-	return relativeChange(e.Delay, before.Delay), relativeChange(e.Window, before.Window)
+func (e MDIEpoch) isValid() bool {
+	for _, v := range []float64{e.Change, e.Previous, e.Level} {
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return false
+		}
+	}
+	return e.Window > 0 && !math.IsInf(e.Window, 0)
 }
 
 // medianOf returns 0 for none. It sorts its argument.
@@ -188,7 +232,7 @@ func medianOf(v []float64) float64 {
 }
 
 func (m *MDIModel) eachBlock(do func([]float64)) {
-	for s := range m.states {
+	for s := range m.rows {
 		for d := range m.Grid.Delay.valueCount() {
 			do(m.nextWindowProbabilities(s, d))
 		}
@@ -216,12 +260,12 @@ func normaliseBlock(b []float64) {
 // the most similar changes.
 func (m *MDIModel) findNearest() {
 	windows, delays := m.Grid.Window.valueCount(), m.Grid.Delay.valueCount()
-	m.nearest = make([]int32, m.states*delays)
+	m.nearest = make([]int32, m.rows*delays)
 	type place struct{ row, delay, window int }
-	filled := make([]place, 0, m.states)
+	filled := make([]place, 0, m.rows)
 	for d := range delays {
 		filled = filled[:0]
-		for s := range m.states {
+		for s := range m.rows {
 			if slices.ContainsFunc(m.nextWindowProbabilities(s, d), func(p float64) bool { return p > 0 }) {
 				filled = append(filled, place{s, s / windows, s % windows})
 				m.nearest[s*delays+d] = int32(s)
@@ -229,14 +273,14 @@ func (m *MDIModel) findNearest() {
 				m.nearest[s*delays+d] = -1
 			}
 		}
-		for s := range m.states {
+		for s := range m.rows {
 			stand := &m.nearest[s*delays+d]
 			if *stand >= 0 {
 				continue
 			}
 			delay, window, least := s/windows, s%windows, math.Inf(1)
 			for _, f := range filled {
-				far := math.Abs(float64(delay-f.delay))*m.Grid.Delay.Step + math.Abs(float64(window-f.window))*m.Grid.Window.Step
+				far := math.Abs(float64(delay-f.delay))*m.Grid.stateAxis().Step + math.Abs(float64(window-f.window))*m.Grid.Window.Step
 				if far < least {
 					*stand, least = int32(f.row), far
 				}
@@ -276,16 +320,23 @@ func (m *MDIModel) Write(w io.Writer, comments ...string) error {
 		fmt.Fprintf(b, "# %s\n", strings.ReplaceAll(c, "\n", "\n# "))
 	}
 	g := m.Grid
-	fmt.Fprintf(b, "%d,%v,%v,%v,%d,%v,%v,%v\n", g.Window.valueCount(), g.Window.Min, g.Window.Max, g.Window.Step,
-		g.Delay.valueCount(), g.Delay.Min, g.Delay.Max, g.Delay.Step)
+	axes := []MDIAxis{g.Window, g.Delay, g.Level}
+	if !g.hasLevels() {
+		axes = axes[:2]
+	}
 	var line []byte
-	for s := range m.states {
+	for _, a := range axes {
+		line = fmt.Appendf(line, "%d,%v,%v,%v,", a.valueCount(), a.Min, a.Max, a.Step)
+	}
+	line[len(line)-1] = '\n'
+	b.Write(line) //nolint:errcheck // Flush returns it
+	for s := range m.rows {
 		line = line[:0]
-		for i, p := range m.p[s*m.states : (s+1)*m.states] {
+		for i, p := range m.p[s*m.columns : (s+1)*m.columns] {
 			if i > 0 {
 				line = append(line, ',')
 			}
-			line = strconv.AppendFloat(line, p, 'g', 6, 64)
+			line = strconv.AppendFloat(line, p, 'g', 4, 64)
 		}
 		b.Write(append(line, '\n')) //nolint:errcheck // Flush returns it
 	}
@@ -314,15 +365,15 @@ func ReadMDI(r io.Reader) (*MDIModel, error) {
 			m, err = readMDIGrid(text)
 		case edges:
 			err = fmt.Errorf("there is something behind the edges")
-		case row < m.states:
-			err = readNumbers(text, m.p[row*m.states:(row+1)*m.states], "probabilities of a state")
+		case row < m.rows:
+			err = readNumbers(text, m.p[row*m.columns:(row+1)*m.columns], "probabilities of a state")
 			row++
 		case isEdges:
 			var e [2]float64
 			err = readNumbers(rest, e[:], "edges")
 			m.Down, m.Up, edges = e[0], e[1], true
 		default:
-			err = fmt.Errorf("there are more than the %d states of its grid", m.states)
+			err = fmt.Errorf("there are more than the %d states of its grid", m.rows)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("cc: mdi model: line %d: %w", line, err)
@@ -333,8 +384,8 @@ func ReadMDI(r io.Reader) (*MDIModel, error) {
 		return nil, fmt.Errorf("cc: mdi model: line %d: %w", line+1, s.Err())
 	case m == nil:
 		return nil, fmt.Errorf("cc: mdi model: it is empty")
-	case row < m.states:
-		return nil, fmt.Errorf("cc: mdi model: it has %d states, but its grid has %d", row, m.states)
+	case row < m.rows:
+		return nil, fmt.Errorf("cc: mdi model: it has %d states, but its grid has %d", row, m.rows)
 	}
 	m.eachBlock(func(b []float64) {
 		const rounding = 1e-3 // of a file, which is left as it is
@@ -346,26 +397,34 @@ func ReadMDI(r io.Reader) (*MDIModel, error) {
 	return m, nil
 }
 
+// readMDIGrid reads the first line: four numbers of the window's changes, of the delay's, and, with levels, of them.
 func readMDIGrid(text string) (*MDIModel, error) {
-	var v [8]float64
 	fields := strings.Split(text, ",")
-	if len(fields) != len(v) {
-		return nil, fmt.Errorf("a grid has %d numbers, not %d", len(v), len(fields))
+	if len(fields) != 8 && len(fields) != 12 {
+		return nil, fmt.Errorf("a grid has 8 numbers, or 12 with levels, not %d", len(fields))
 	}
+	var g MDIGrid
+	var counts [3]float64
 	for i, f := range fields {
 		x, err := strconv.ParseFloat(strings.TrimSpace(f), 64)
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a number", f)
 		}
-		v[i] = x
+		a := []*MDIAxis{&g.Window, &g.Delay, &g.Level}[i/4]
+		*[]*float64{&counts[i/4], &a.Min, &a.Max, &a.Step}[i%4] = x
 	}
-	m, err := newMDIModel(MDIGrid{Window: MDIAxis{v[1], v[2], v[3]}, Delay: MDIAxis{v[5], v[6], v[7]}})
+	if len(fields) == 12 && g.Level.Step == 0 {
+		return nil, errors.New("the levels' step is 0")
+	}
+	m, err := newMDIModel(g)
 	if err != nil {
 		return nil, err
 	}
-	if v[0] != float64(m.Grid.Window.valueCount()) || v[4] != float64(m.Grid.Delay.valueCount()) {
-		return nil, fmt.Errorf("the grid is said to have %v by %v values, but has %d by %d", v[0], v[4],
-			m.Grid.Window.valueCount(), m.Grid.Delay.valueCount())
+	for i, a := range []MDIAxis{g.Window, g.Delay, g.Level}[:len(fields)/4] {
+		if counts[i] != float64(a.valueCount()) {
+			return nil, fmt.Errorf("the grid is said to have %v values from %v to %v, but has %d", counts[i], a.Min, a.Max,
+				a.valueCount())
+		}
 	}
 	return m, nil
 }

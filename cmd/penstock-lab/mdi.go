@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 func mdiCommand() *cobra.Command {
@@ -34,40 +36,46 @@ mdi's parameter "model".`,
 
 // mdiTrainFlags are the flags of mdi train as written.
 type mdiTrainFlags struct {
-	algorithm       string
-	models          []string
-	runs            int
-	seed            uint64
-	duration, delay time.Duration
-	buffer          string
-	windows, delays string
-	output          string
+	algorithm               string
+	links                   []string // arguments
+	runs                    int
+	seed                    uint64
+	duration, delay         time.Duration
+	buffer                  string
+	windows, delays, levels string
+	compare                 []string
+	output                  string
 }
 
 func mdiTrainCommand() *cobra.Command {
 	var f mdiTrainFlags
 	cmd := &cobra.Command{
-		Use:   "train",
+		Use:   "train [LINK...]",
 		Short: "Learn a model of an algorithm from simulated runs",
-		Long: `Train runs an algorithm in virtual time over links drawn from built-in models,
-each run with a seed of its own, and learns from every 5 ms of it how its window
-follows its delay. The same flags give the same model, and are written into it.
+		Long: `Train runs an algorithm in virtual time over links, each run with a seed of its
+own, and learns from every 5 ms of it how its window follows its delay. Then it
+plays the algorithm and its imitation over other links and prints both. The same
+arguments give the same model, and are written into it.
 
+A LINK is a trace file, recorded:NAME, or generate:MODEL, by default generate:lte.
 Changes are in percent, times the decimal logarithm of what changed: packets, or
-milliseconds. A run begins to count after a second.
+milliseconds. Levels are binary logarithms of the delay over the least round trip.
+A run begins to count after a second.
 
 ` + modelList(),
-		Example: `  penstock-lab mdi train --algorithm verus --generate lte --generate walk --runs 20 --output verus.csv
-  penstock-lab mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 \
-    --output copa.csv
+		Example: `  penstock-lab mdi train --output verus.csv channels/*.gz
+  penstock-lab mdi train --algorithm copa:delta=0.5 --runs 20 --levels none --output copa.csv \
+    generate:lte generate:highway
   penstock-lab --mdi-model mine=copa.csv sim --algorithm mdi:model=mine --generate highway`,
-		Args: cli.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			plan, err := f.plan()
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.links = args; len(args) == 0 {
+				f.links = []string{"generate:lte"}
+			}
+			plan, err := f.makePlan()
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			return f.train(cmd, plan)
+			return f.trainModel(cmd, plan)
 		},
 	}
 	f.register(cmd.Flags())
@@ -78,9 +86,7 @@ milliseconds. A run begins to count after a second.
 func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.algorithm, "algorithm", "a", "verus",
 		"`ALGORITHM` to imitate, with settings as in copa:delta=0.1")
-	flags.StringArrayVar(&f.models, "generate", []string{"lte"},
-		"link that plays a trace drawn from `MODEL`; repeat for several, which take turns")
-	flags.IntVar(&f.runs, "runs", 20, "how many runs, over as many traces")
+	flags.IntVar(&f.runs, "runs", 0, "how many runs, the links taking turns; 0: one over each")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of the first run's trace; the next ones count up")
 	flags.DurationVar(&f.duration, "duration", 5*time.Minute, "length of a run")
 	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
@@ -89,6 +95,12 @@ func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
 		"changes of the window to tell apart: `LEAST,LARGEST,STEP`")
 	flags.StringVar(&f.delays, "delays", axisText(cc.DefaultMDIGrid.Delay),
 		"changes of the delay to tell apart: `LEAST,LARGEST,STEP`")
+	flags.StringVar(&f.levels, "levels", axisText(cc.DefaultMDIGrid.Level),
+		"levels of the delay to tell apart: `LEAST,LARGEST,STEP`, or none: its change before, as published")
+	flags.StringArrayVar(&f.compare, "compare", []string{
+		"generate:walk", "recorded:campus-walk", "recorded:city-drive",
+		"recorded:highway-3g", "recorded:rapid-5s",
+	}, "`LINK` to compare both over; repeat for several")
 	flags.StringVarP(&f.output, "output", "o", "", "`FILE` to write the model to")
 }
 
@@ -96,70 +108,72 @@ func axisText(a cc.MDIAxis) string { return fmt.Sprintf("%v,%v,%v", a.Min, a.Max
 
 // mdiPlan is what mdi train does, once its flags are checked.
 type mdiPlan struct {
-	grid   cc.MDIGrid
-	runs   []sim.Scenario
-	links  []string // of each run
-	window int      // which of the algorithm's Internals is its window; −1: none, Control.Cwnd is
+	grid      cc.MDIGrid
+	algorithm cc.Spec
+	params    cc.Params
+	window    int // index of the algorithm's Internals that is its window; −1: none, Control.Cwnd is
+	scenario  sim.Scenario
+	runs      int
 }
 
-// mdiEpoch is how often mdi decides.
-const mdiEpoch = 5 * time.Millisecond
+const (
+	maxTrainRuns = 200
+	trainWarmup  = time.Second // of a run, which is not learned from
+	warmupEpochs = int(trainWarmup / (5 * time.Millisecond))
+)
 
-func (f *mdiTrainFlags) plan() (p mdiPlan, err error) {
+func (f *mdiTrainFlags) makePlan() (p mdiPlan, err error) {
 	name, params, err := cc.Parse(f.algorithm)
 	if err != nil {
 		return p, fmt.Errorf("--algorithm: %w", err)
 	}
-	spec, err := cc.Lookup(name)
-	if err != nil {
+	if p.algorithm, err = cc.Lookup(name); err != nil {
 		return p, fmt.Errorf("--algorithm: %w", err)
 	}
+	p.params = params
 	// An algorithm that sends by credits has a window behind them: that counts.
-	p.window = slices.IndexFunc(spec.Internals, func(i cc.Internal) bool { return i.Name == "window_packets" })
+	p.window = slices.IndexFunc(p.algorithm.Internals, func(i cc.Internal) bool { return i.Name == "window_packets" })
 	if p.grid.Window, err = parseAxis(f.windows); err != nil {
 		return p, fmt.Errorf("--windows: %w", err)
 	}
 	if p.grid.Delay, err = parseAxis(f.delays); err != nil {
 		return p, fmt.Errorf("--delays: %w", err)
 	}
-	if err := p.grid.Check(); err != nil {
-		return p, fmt.Errorf("--windows and --delays: %w", err)
+	if f.levels != "none" {
+		if p.grid.Level, err = parseAxis(f.levels); err != nil {
+			return p, fmt.Errorf("--levels: %w", err)
+		}
 	}
-	if f.runs < 1 || f.runs > maxTrainRuns {
-		return p, fmt.Errorf("--runs is %d, but must be from 1 to %d", f.runs, maxTrainRuns)
+	if err := p.grid.Check(); err != nil {
+		return p, fmt.Errorf("--windows, --delays and --levels: %w", err)
+	}
+	if p.runs = cmp.Or(f.runs, len(f.links)); p.runs < 1 || p.runs > maxTrainRuns {
+		return p, fmt.Errorf("--runs is %d, but must be from 1 to %d", p.runs, maxTrainRuns)
 	}
 	if f.duration < 2*trainWarmup {
 		return p, fmt.Errorf("--duration is %v, but must be at least %v", f.duration, 2*trainWarmup)
 	}
-	down := sim.LinkConfig{Delay: f.delay}
+	p.scenario = sim.Scenario{
+		Down: sim.LinkConfig{Delay: f.delay}, Up: sim.LinkConfig{Delay: f.delay}, Transport: sim.Kernel,
+		Duration: f.duration, Flows: []sim.FlowConfig{{Algorithm: name}},
+	}
 	if f.buffer != "none" {
+		down := &p.scenario.Down
 		if down.QueueBytes, down.QueuePackets, err = sim.ParseQueue(f.buffer); err != nil {
 			return p, fmt.Errorf("--buffer: %w or none", err)
 		}
 	}
-	for i := range f.runs {
-		model := f.models[i%len(f.models)]
-		s := sim.Scenario{
-			Down: down, Up: sim.LinkConfig{Delay: f.delay}, Duration: f.duration, Sample: mdiEpoch,
-			Flows: []sim.FlowConfig{{Algorithm: name, Params: params}}, Seed: f.seed + uint64(i),
+	for _, link := range slices.Concat(f.links, f.compare) {
+		s := p.scenario
+		if s.Down.Rate, s.Down.Trace, err = recipe.Carries(link, f.seed); err == nil {
+			err = s.Check()
 		}
-		if s.Down.Trace, err = sim.Generate(model, s.Seed,
-			max(sim.GeneratedLength, f.duration.Truncate(time.Millisecond))); err != nil {
-			return p, fmt.Errorf("--generate: %w", err)
+		if err != nil {
+			return p, fmt.Errorf("link %s: %w", link, err)
 		}
-		if err := s.Check(); err != nil {
-			return p, err
-		}
-		p.runs = append(p.runs, s)
-		p.links = append(p.links, fmt.Sprintf("%s with seed %d", model, s.Seed))
 	}
 	return p, nil
 }
-
-const (
-	maxTrainRuns = 200
-	trainWarmup  = time.Second // of a run, which is not learned from
-)
 
 func parseAxis(text string) (a cc.MDIAxis, err error) {
 	fields := strings.Split(text, ",")
@@ -174,19 +188,46 @@ func parseAxis(text string) (a cc.MDIAxis, err error) {
 	return a, nil
 }
 
-// train makes the runs, learns from them and writes what was learned.
-func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
+// playLink runs an algorithm over a link.
+func (p mdiPlan) playLink(s sim.Scenario, link string, seed uint64, algorithm cc.Spec) (r sim.Result, err error) {
+	if s.Down.Rate, s.Down.Trace, err = recipe.Carries(link, seed); err != nil {
+		return r, err
+	}
+	s.Seed = seed
+	s.Lookup = func(string) (cc.Spec, error) { return algorithm, nil }
+	return sim.Run(s)
+}
+
+// recordFlow returns the plan's algorithm under a recorder, which is set once a flow begins.
+func (p mdiPlan) recordFlow(recorder *cc.MDIRecorder) cc.Spec {
+	s := p.algorithm
+	s.New = func(cfg cc.Config) cc.Algorithm {
+		recorder.Algorithm = p.algorithm.New(cfg)
+		if i, ok := recorder.Algorithm.(cc.Inspector); ok && p.window >= 0 {
+			recorder.Window = func() float64 { return i.Inspect()[p.window] }
+		}
+		return recorder
+	}
+	return s
+}
+
+// trainModel makes the runs, learns from them, writes what was learned and compares.
+func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 	if err := output.CheckPath(f.output); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
+	s := p.scenario
+	s.Flows = []sim.FlowConfig{{Algorithm: p.algorithm.Name, Params: p.params}}
 	var runs [][]cc.MDIEpoch
-	for i, s := range p.runs {
-		r, err := sim.Run(s)
+	for i := range p.runs {
+		link, seed := f.links[i%len(f.links)], f.seed+uint64(i)
+		var recorder cc.MDIRecorder
+		r, err := p.playLink(s, link, seed, p.recordFlow(&recorder))
 		if err != nil {
 			return err
 		}
-		epochs := epochsOf(r.Flows[0].Samples, p.window)
-		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s, %.3g Mbit/s, %d epochs\n", i+1, len(p.runs), p.links[i],
+		epochs := recorder.Epochs[min(len(recorder.Epochs), warmupEpochs):]
+		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s with seed %d, %.3g Mbit/s, %d epochs\n", i+1, p.runs, link, seed,
 			r.Flows[0].Throughput.Mbps(), len(epochs))
 		runs = append(runs, epochs)
 	}
@@ -201,41 +242,39 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 	if err := output.Write(f.output, func(w io.Writer) error { _, err := text.WriteTo(w); return err }); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s: beyond the table the window goes to %.3g of itself when the delay rises, "+
-		"%.3g when it falls\n", f.output, model.Down, model.Up)
+	return f.compareWith(cmd.OutOrStdout(), p, s, model)
+}
+
+// compareWith plays the algorithm and its imitation over the links to compare over, and prints both and their ratio.
+func (f *mdiTrainFlags) compareWith(w io.Writer, p mdiPlan, s sim.Scenario, model *cc.MDIModel) error {
+	s.Duration, s.Warmup = min(time.Minute, f.duration), min(5*time.Second, f.duration/2)
+	for _, link := range f.compare {
+		was, err := p.playLink(s, link, f.seed, p.algorithm)
+		if err != nil {
+			return err
+		}
+		is, err := p.playLink(p.scenarioOfMDI(s), link, f.seed, model.Spec())
+		if err != nil {
+			return err
+		}
+		rates := [2]float64{is.Flows[0].Throughput.Mbps(), was.Flows[0].Throughput.Mbps()}
+		queues := [2]float64{is.Queueing.P50.Seconds() * 1000, was.Queueing.P50.Seconds() * 1000}
+		fmt.Fprintf(w, "%-22s %5.2f of %5.2f Mbit/s: %4.2f   median queueing %5.1f of %5.1f ms: %4.2f\n", link, rates[0],
+			rates[1], rates[0]/rates[1], queues[0], queues[1], queues[0]/queues[1])
+	}
 	return nil
+}
+
+// scenarioOfMDI returns s with mdi in place of the plan's algorithm.
+func (mdiPlan) scenarioOfMDI(s sim.Scenario) sim.Scenario {
+	s.Flows = []sim.FlowConfig{{Algorithm: "mdi"}}
+	return s
 }
 
 // commandLine is what makes the same model again.
 func (f *mdiTrainFlags) commandLine() string {
-	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v "+
-		"--delay %v --buffer %s --windows=%s --delays=%s",
-		f.algorithm, strings.Join(f.models, " --generate "), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows,
-		f.delays)
-}
-
-// epochsOf turns a flow's samples into epochs. window is the index of its window
-// among its internals; −1: it is the one in force.
-func epochsOf(samples []sim.Sample, window int) []cc.MDIEpoch {
-	var epochs []cc.MDIEpoch
-	var delivered cc.Bytes
-	var heard time.Duration
-	last := 0.0 // ms
-	for _, s := range samples {
-		delay := float64(s.LatestRTT) / float64(time.Millisecond)
-		if s.Delivered == delivered { // nothing was heard
-			delay = max(last, float64(s.At-heard)/float64(time.Millisecond))
-		} else {
-			delivered, heard = s.Delivered, s.At
-		}
-		e := cc.MDIEpoch{Delay: delay, Window: float64(s.Cwnd) / float64(cc.DefaultMSS)}
-		if window >= 0 {
-			e.Window = s.Internals[window]
-		}
-		last = delay
-		if s.At >= trainWarmup {
-			epochs = append(epochs, e)
-		}
-	}
-	return epochs
+	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --runs %d --seed %d --duration %v --delay %v --buffer %s "+
+		"--windows=%s --delays=%s --levels=%s %s",
+		f.algorithm, f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays, f.levels,
+		strings.Join(f.links, " "))
 }

@@ -7,14 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -40,24 +36,23 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "model.csv")
 	args := []string{
-		"mdi", "train", "--algorithm", "copa:delta=0.5", "--generate", "lte", "--generate", "walk",
-		"--runs", "3", "--duration", "10s", "--windows=-20,20,4",
+		"mdi", "train", "--algorithm", "copa:delta=0.5", "--runs", "3", "--duration", "10s", "--windows=-20,20,4",
+		"--compare", "generate:walk", "generate:lte", "generate:walk",
 	}
 	code, stdout, stderr := run(t, append(args, "--output", file)...)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Empty(t, stdout)
+	assert.Regexp(t, `^generate:walk +[\d.]+ of +[\d.]+ Mbit/s: [\d.]+   median queueing +[\d.]+ of +[\d.]+ ms: [\d.]+\n$`,
+		stdout)
 	progress := strings.Split(strings.TrimSpace(stderr), "\n")
-	require.Len(t, progress, 4)
-	assert.Regexp(t, `^run 1 of 3: lte with seed 1, [\d.]+ Mbit/s, 1800 epochs$`, progress[0])
-	assert.Regexp(t, `^run 2 of 3: walk with seed 2, `, progress[1])
-	assert.Regexp(t, `^run 3 of 3: lte with seed 3, `, progress[2])
-	assert.Regexp(t, `model.csv: beyond the table the window goes to [\d.]+ of itself when the delay rises, `+
-		`[\d.]+ when it falls$`, progress[3])
+	require.Len(t, progress, 3)
+	assert.Regexp(t, `^run 1 of 3: generate:lte with seed 1, [\d.]+ Mbit/s, 1[78]\d\d epochs$`, progress[0])
+	assert.Regexp(t, `^run 2 of 3: generate:walk with seed 2, `, progress[1])
+	assert.Regexp(t, `^run 3 of 3: generate:lte with seed 3, `, progress[2])
 
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	lines := strings.Split(string(text), "\n")
-	assert.Equal(t, "11,-20,20,4,11,-10,10,2", lines[1])
+	assert.Equal(t, "11,-20,20,4,3,-0.5,0.5,0.5,9,0,4,0.5", lines[1])
 	require.True(t, strings.HasPrefix(lines[0], "# penstock-lab "), lines[0])
 
 	again := filepath.Join(dir, "again.csv")
@@ -83,21 +78,22 @@ func TestMDIRefuses(t *testing.T) {
 	bad := filepath.Join(dir, "bad.csv")
 	require.NoError(t, os.WriteFile(bad, []byte("1,2,3\n"), 0o600))
 	for args, complaint := range map[string]string{
-		"mdi train":                      `required flag(s) "output" not set`,
-		"mdi train -o x -a frob":         `--algorithm: no algorithm "frob"`,
-		"mdi train -o x --generate frob": `--generate: sim: no model "frob"`,
-		"mdi train -o x --runs 0":        "--runs is 0, but must be from 1 to 200",
-		"mdi train -o x --duration 1s":   "--duration is 1s, but must be at least 2s",
-		"mdi train -o x --buffer 1x":     `--buffer: "1x" needs a unit`,
-		"mdi train -o x --delay -1s":     "the delay is -1s",
-		"mdi train -o x --windows 1,2":   `--windows: "1,2" is not LEAST,LARGEST,STEP`,
-		"mdi train -o x --delays a,2,3":  `--delays: "a" is not a number`,
-		"mdi train -o x --delays=-10,10,3": "--windows and --delays: the delay's changes do " +
+		"mdi train":                     `required flag(s) "output" not set`,
+		"mdi train -o x -a frob":        `--algorithm: no algorithm "frob"`,
+		"mdi train -o x generate:frob":  `link generate:frob: "generate:frob": no model "frob"`,
+		"mdi train -o x --runs 201":     "--runs is 201, but must be from 1 to 200",
+		"mdi train -o x --duration 1s":  "--duration is 1s, but must be at least 2s",
+		"mdi train -o x --buffer 1x":    `--buffer: "1x" needs a unit`,
+		"mdi train -o x --delay -1s":    "the delay is -1s",
+		"mdi train -o x --windows 1,2":  `--windows: "1,2" is not LEAST,LARGEST,STEP`,
+		"mdi train -o x --delays a,2,3": `--delays: "a" is not a number`,
+		"mdi train -o x --levels 0":     `--levels: "0" is not LEAST,LARGEST,STEP, such as -60,60,5`,
+		"mdi train -o x --delays=-10,10,3": "--windows, --delays and --levels: the delay's changes do " +
 			"not reach from -10 to 10",
 		"algorithms --mdi-model x":       "write NAME=FILE",
 		"algorithms --mdi-model x=/nope": "open /nope",
 		"algorithms --mdi-model x=" + bad: bad + ": cc: mdi model: line 1: a grid has 8 " +
-			"numbers",
+			"numbers, or 12 with levels, not 3",
 		"algorithms --mdi-model verus=" + bad:                     "the mdi model verus is built in",
 		"mdi train --runs 1 --duration 2s -o " + dir + "/no/file": "--output: open",
 	} {
@@ -108,31 +104,4 @@ func TestMDIRefuses(t *testing.T) {
 	}
 	code, _, _ := run(t, "mdi", "train", "--runs", "1", "--duration", "2s", "-o", dir+"/no/file")
 	assert.Equal(t, cli.ExitFail, code, "a disk that does not take it is nobody's typing mistake")
-}
-
-func TestMDIEpochsOfSamples(t *testing.T) {
-	at := func(ms int, delivered cc.Bytes, rtt time.Duration, cwnd cc.Bytes) sim.Sample {
-		return sim.Sample{At: time.Second + time.Duration(ms)*time.Millisecond, Snapshot: flow.Snapshot{
-			Delivered: delivered, LatestRTT: rtt, Cwnd: cwnd * cc.DefaultMSS, Internals: cc.Internals{
-				0,
-				float64(cwnd) / 2,
-			},
-		}}
-	}
-	samples := []sim.Sample{
-		{Snapshot: flow.Snapshot{Cwnd: cc.DefaultMSS}}, // of the time that does not count
-		at(0, 1000, 50*time.Millisecond, 10),
-		at(5, 2000, 40*time.Millisecond, 12),
-		at(10, 2000, 40*time.Millisecond, 12), // nothing was heard
-		at(60, 2000, 40*time.Millisecond, 12), // for longer than the last delay
-		at(65, 3000, 45*time.Millisecond, 14),
-	}
-	assert.Equal(t, []cc.MDIEpoch{
-		{Delay: 50, Window: 10},
-		{Delay: 40, Window: 12},
-		{Delay: 40, Window: 12},
-		{Delay: 55, Window: 12},
-		{Delay: 45, Window: 14},
-	}, epochsOf(samples, -1))
-	assert.Equal(t, cc.MDIEpoch{Delay: 45, Window: 7}, epochsOf(samples, 1)[4], "the window behind the credits")
 }
