@@ -63,7 +63,7 @@ func TestUnderSystemd(t *testing.T) {
 	write("penstock.service", strings.NewReplacer("/usr/bin/penstock", "/opt/penstock", "WatchdogSec=30s",
 		"WatchdogSec=2s").Replace(string(unit)))
 	write("penstock.sysusers", string(users))
-	write("good.yaml", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1080'}]\nshutdown: {drain: 0s}\n")
+	write("good.yaml", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1080'}]\nshutdown: {drain: 1ms}\n")
 	write("inside", inside)
 	write("inside.service", "[Service]\nType=oneshot\nExecStart=/bin/bash /opt/inside\nExecStopPost=/bin/systemctl "+
 		"poweroff --no-block\n")

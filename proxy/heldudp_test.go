@@ -109,6 +109,8 @@ type socketOnly struct{ *net.TCPListener }
 
 func (socketOnly) SetTransparent() error { return nil }
 
+func (socketOnly) Duplicate() (int, error) { return 0, errors.ErrUnsupported }
+
 func (socketOnly) Serve(func(datapath.Conn), func(error) time.Duration) error { return net.ErrClosed }
 
 // TestHeldUDPShowsWhileItsListenerIsClosed reads what telemetry reads, beside a stop.

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/takeover"
 )
 
 // Kernel is a Server over kernel TCP, with the datapath, links to agents and sockets that it needs.
@@ -32,10 +33,10 @@ type Kernel struct {
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
 // together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup.
-// sockets listen at some of the configured addresses already, or at those of a later configuration; Open
-// takes them over. Close ends the Kernel once Serve has returned, or without Serve.
+// sockets listen at some of the configured addresses already, and those of a keeper may be those of a later
+// configuration; Open takes them over. Close ends the Kernel once Serve has returned, or without Serve.
 func Open(
-	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
+	ctx context.Context, cfg config.Config, sockets []GivenSocket,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
 ) (*Kernel, error) {
 	// The ticks of the datapath call the agents, so these are started first.
@@ -67,7 +68,7 @@ func Open(
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks(), dp.Close())
 	}
 	for _, s := range given {
-		if !slices.ContainsFunc(cfg.Listeners, s.isOf) {
+		if s.kept && !slices.ContainsFunc(cfg.Listeners, s.isOf) {
 			log.Warn("a socket was handed over that no listener has", "address", s.at.String())
 		}
 	}
@@ -101,7 +102,38 @@ func Open(
 		routes.Close()
 		return nil, errors.Join(err, closeAll(given), links.closeLinks(), dp.Close())
 	}
+	given = closePassing(given)
 	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: given}, nil
+}
+
+// TakeoverRole is the role of client listeners among the sockets of a takeover.
+const TakeoverRole = "listener"
+
+// TakeoverSockets returns descriptors of the sockets that clients connect to, for the process that takes over. stays
+// names the listeners that cannot be taken over.
+func (k *Kernel) TakeoverSockets() (sockets []takeover.Socket, stays []string, err error) {
+	k.reloading.Lock()
+	defer k.reloading.Unlock()
+	if k.draining.Load() {
+		return nil, nil, errEnding
+	}
+	for _, l := range k.env.currentSettings().listeners {
+		w, ok := l.Way.(*socketWay)
+		switch {
+		case !ok:
+			stays = append(stays, fmt.Sprintf("listener %q, which ends a tunnel", l.cfg.Name))
+			continue
+		case len(w.held) > 0:
+			stays = append(stays, fmt.Sprintf("listener %q, which holds UDP", l.cfg.Name))
+			continue
+		}
+		fd, err := w.Duplicate()
+		if err != nil {
+			return sockets, nil, fmt.Errorf("listener %q: %w", l.cfg.Name, err)
+		}
+		sockets = append(sockets, takeover.Socket{Role: TakeoverRole, Address: w.Addr().String(), FD: fd})
+	}
+	return sockets, stays, nil
 }
 
 // Reload is Server.Reload. The next connections to agents on other machines then use
@@ -123,20 +155,28 @@ func (k *Kernel) Close() error {
 	return errors.Join(closeAll(k.sockets), k.agents.closeLinks(), k.Datapath.Close())
 }
 
-// handedOver is a socket that its giver keeps open, such as systemd. Another one cannot listen at its address, so it
-// is kept even where no listener has it: a reload may leave its address and come back.
+// GivenSocket is a listening socket that another process opened.
+type GivenSocket struct {
+	*net.TCPListener
+	// Kept says that its giver keeps it open, such as systemd. Another socket cannot listen at its address then, so it is
+	// kept even where no listener has it: a reload may leave its address and come back.
+	Kept bool
+}
+
+// handedOver is a GivenSocket for which the runtime does not wait.
 type handedOver struct {
-	at net.Addr
-	fd int // listens at it
+	at   net.Addr
+	fd   int // listens at it
+	kept bool
 }
 
 // keepSockets returns the descriptors of sockets, for which the runtime does not wait, and closes sockets.
-func keepSockets(sockets []*net.TCPListener) (kept []handedOver, err error) {
+func keepSockets(sockets []GivenSocket) (kept []handedOver, err error) {
 	for _, ln := range sockets {
 		raw, rawErr := ln.SyscallConn()
 		if rawErr == nil {
 			rawErr = raw.Control(func(fd uintptr) {
-				s := handedOver{at: ln.Addr()}
+				s := handedOver{at: ln.Addr(), kept: ln.Kept}
 				if s.fd, err = duplicateFD(int(fd)); err == nil {
 					kept = append(kept, s)
 				}
@@ -147,6 +187,11 @@ func keepSockets(sockets []*net.TCPListener) (kept []handedOver, err error) {
 		}
 	}
 	return kept, nil
+}
+
+// closePassing closes the descriptors of sockets that are not kept, and returns the others.
+func closePassing(sockets []handedOver) []handedOver {
+	return slices.DeleteFunc(sockets, func(s handedOver) bool { return !s.kept && unix.Close(s.fd) == nil })
 }
 
 // closeAll closes the descriptors of sockets.
@@ -162,7 +207,7 @@ func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F
 
 // isOf reports whether a listener has the address of the socket.
 func (s handedOver) isOf(l access.Listener) bool {
-	return !l.Mode.Tunnels() && sameAddress(l.Address, s.at)
+	return !l.Mode.Tunnels() && takeover.SameAddress(l.Address, s.at.String())
 }
 
 // socketOf returns the socket that was handed over for a listener. nil: there is none.
@@ -182,17 +227,6 @@ func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
 		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
 	}
 	return ln.(*net.TCPListener), nil
-}
-
-// sameAddress reports whether address is that of the socket at is.
-func sameAddress(address string, is net.Addr) bool {
-	want, err := net.ResolveTCPAddr("tcp", address)
-	has, ok := is.(*net.TCPAddr)
-	if err != nil || !ok || want.Port != has.Port || want.Zone != has.Zone {
-		return false
-	}
-	// An address without a host, such as ":443", stands for every address.
-	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
 }
 
 // openWay opens a listener of any mode. socket listens at its address already; nil: it does not.

@@ -69,7 +69,7 @@ func newRig(tb testing.TB, change func(*config.Config)) *rig {
 		Name: "fwd", Mode: "forward", Address: "127.0.0.1:0",
 		Target: backend.Addr().String(),
 	}}
-	cfg.Shutdown.Drain = 0
+	cfg.Shutdown.Drain = time.Millisecond
 	if change != nil {
 		change(&cfg)
 	}
@@ -426,7 +426,7 @@ func TestAConnectionThatWaitsForItsFlowEndsAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(c *config.Config) {
 				c.Envelope = "reno" // the relay keeps the window
-				c.Shutdown.Drain = 0
+				c.Shutdown.Drain = time.Millisecond
 				change(c)
 			})
 			_, server := r.narrowPair()

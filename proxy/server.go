@@ -227,6 +227,23 @@ func (s *Server) countRejected(c *connection, r *rejection) {
 // drainReport is the time between two log lines about the connections that are left.
 const drainReport = 5 * time.Second
 
+// drainDeadline returns a channel that receives once connections have drained for limit, shutdown.drain. 0: never.
+func drainDeadline(limit time.Duration) (expired <-chan time.Time, stop func() bool) {
+	if limit == 0 {
+		return nil, func() bool { return false }
+	}
+	t := time.NewTimer(limit)
+	return t.C, t.Stop
+}
+
+// drainWords says in words how long connections may go on that drain since some time.
+func drainWords(limit, since time.Duration) string {
+	if limit == 0 {
+		return "as long as they last"
+	}
+	return (limit - since).String()
+}
+
 // drainConnections waits for the connections to end, and resets those that do not in time.
 func (s *Server) drainConnections() {
 	done := make(chan struct{})
@@ -236,20 +253,21 @@ func (s *Server) drainConnections() {
 	}()
 	limit := s.env.currentSettings().cfg.Shutdown.Drain
 	began := s.env.Clock()
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
+	expired, stop := drainDeadline(limit)
+	defer stop()
 	progress := time.NewTicker(drainReport)
 	defer progress.Stop()
 	if n := len(s.liveConnections()); n > 0 {
-		s.env.Log.Info("draining: no new connections", "open", n, "for_at_most", limit)
+		s.env.Log.Info("draining: no new connections", "open", n, "for_at_most", drainWords(limit, 0))
 	}
 	for {
 		select {
 		case <-done:
 			return
 		case <-progress.C:
-			s.env.Log.Info("draining", "open", len(s.liveConnections()), "remaining", limit-s.env.Clock().Sub(began))
-		case <-deadline.C:
+			s.env.Log.Info("draining", "open", len(s.liveConnections()), "remaining",
+				drainWords(limit, s.env.Clock().Sub(began)))
+		case <-expired:
 			s.env.Log.Info("drain is over: resetting what is left", "open", len(s.liveConnections()))
 			s.Abort()
 		case <-s.aborted:
@@ -379,7 +397,7 @@ func (s *Server) drainListener(l *listenerState) {
 	s.mu.Unlock()
 	limit := s.env.currentSettings().cfg.Shutdown.Drain
 	s.env.Log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(),
-		"for_at_most", limit)
+		"for_at_most", drainWords(limit, 0))
 	s.retiring.Go(func() {
 		<-l.accepting
 		ended := make(chan struct{})
@@ -387,12 +405,12 @@ func (s *Server) drainListener(l *listenerState) {
 			defer close(ended)
 			l.handlers.Wait()
 		}()
-		deadline := time.NewTimer(limit)
-		defer deadline.Stop()
+		expired, stop := drainDeadline(limit)
+		defer stop()
 		select {
 		case <-ended:
 		case <-s.aborted: // all connections are being reset
-		case <-deadline.C:
+		case <-expired:
 			for _, c := range s.liveConnections() {
 				if c.listener.entrance == l.entrance {
 					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)

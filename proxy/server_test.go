@@ -284,7 +284,7 @@ func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, func(c *config.Config, b *bench) {
 					c.Defaults.Algorithm, c.Limits.Buffer = row.algorithm, piece
-					c.Shutdown.Drain = 0
+					c.Shutdown.Drain = time.Millisecond
 					b.capacity = 4 << 20
 				})
 				client, server := b.connect()
@@ -327,7 +327,7 @@ func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
 		b := newBench(t, func(c *config.Config, b *bench) {
 			c.Defaults.Algorithm = "static:cwnd_packets=10"
 			b.capacity, b.holds = 1<<20, datapath.HoldWindow
-			c.Shutdown.Drain = 0
+			c.Shutdown.Drain = time.Millisecond
 		})
 		defer b.end()
 		client, server := b.connect()

@@ -58,6 +58,8 @@ type Options struct {
 	HintSources func() []HintSource
 	// Agents returns the congestion control agents; nil: not shown.
 	Agents func() []agent.Info
+	// Predecessor returns how many connections the process that this one has taken over from still has; nil: not shown.
+	Predecessor func() int
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -225,6 +227,9 @@ func (c *collector) writeFacts(out sink) {
 		for reason, n := range port.Refused() {
 			out.putSample(portRefusals, float64(n), name, string(reason))
 		}
+	}
+	if c.o.Predecessor != nil {
+		out.putSample(predecessor, float64(c.o.Predecessor()))
 	}
 	if c.o.Dropped != nil {
 		out.putSample(traceDropped, float64(c.o.Dropped()))

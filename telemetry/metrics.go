@@ -42,6 +42,8 @@ var (
 
 	// Connections, before and while they are relayed.
 	draining    = newGauge("draining", "1 while no new connections are accepted and open ones may end.")
+	predecessor = newGauge("predecessor_connections",
+		"Connections that the process which this one took over from still has; 0 once it has ended.")
 	hostsActive = newGauge("hosts_active", "Client hosts with connections.")
 	limit       = newGauge("connections_limit", "Connections accepted at most, by configuration and by descriptors.")
 	conns       = newGauge("connections_active",

@@ -37,7 +37,9 @@ func busyOptions(clock *handClock) Options {
 		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
 		Changes: func() map[ChangeOutcome]uint64 { return map[ChangeOutcome]uint64{ChangeMade: 2, ChangeRefused: 5} },
 		Dropped: func() uint64 { return 8 },
-		Ports:   map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
+
+		Predecessor: func() int { return 12 },
+		Ports:       map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
 		HintSources: func() []HintSource {
 			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}
 		},

@@ -59,7 +59,7 @@ func configure(t *testing.T, terms string) config.Config {
 listeners:
   - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
 ` + terms + `
-shutdown: {drain: 0s}
+shutdown: {drain: 1ms}
 `))
 	require.NoError(t, err)
 	return cfg

@@ -42,6 +42,23 @@ func ListenSocket(path string) (net.Listener, error) {
 	return s, nil
 }
 
+// AdoptSocket returns what ListenSocket returns, for a listener at path that another process has opened and leaves
+// (Abandon).
+func AdoptSocket(ln net.Listener, path string) (net.Listener, error) {
+	own, err := os.Lstat(path)
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	return &socket{Listener: ln, path: path, own: own}, nil
+}
+
+// Abandon has Close leave the file of a Unix socket alone, since another process listens there.
+func Abandon(ln net.Listener) {
+	if s, ok := ln.(*socket); ok {
+		s.own = nil
+	}
+}
+
 // checkVacant reports why nothing may be put at path.
 func checkVacant(path string) error {
 	info, err := os.Lstat(path)
@@ -80,6 +97,11 @@ func (s *socket) moveIntoPlace(from string) (err error) {
 		return err
 	}
 	return os.Rename(from, s.path)
+}
+
+// SyscallConn implements syscall.Conn.
+func (s *socket) SyscallConn() (syscall.RawConn, error) {
+	return s.Listener.(syscall.Conn).SyscallConn()
 }
 
 // Close implements net.Listener.

@@ -37,7 +37,8 @@ configuration file: running connections go on under the new rules, and what cann
 change while running is refused.`,
 		Example: `  penstock run
   penstock run --config /etc/penstock/penstock.yaml
-  penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
+  penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128
+  penstock run --config /etc/penstock/penstock.yaml --takeover  # an upgrade: see operations.md`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			signal.Ignore(syscall.SIGPIPE)         // who reads the log may go
@@ -53,7 +54,7 @@ change while running is refused.`,
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
-			h := &service{cfg: cfg, flags: f, given: cmd.Flags()}
+			h := &service{cfg: cfg, flags: f, given: cmd.Flags(), successor: make(chan int)}
 			h.reloads.service = h
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
@@ -77,6 +78,7 @@ type runFlags struct {
 	pprof          bool
 	keepPrivileges bool
 	watch          bool
+	takeover       bool
 
 	algorithm policy.Algorithm
 	envelope  config.Envelope
@@ -103,6 +105,9 @@ func (f *runFlags) registerFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, not in the state "+
 		"directory")
 	flags.BoolVar(&f.watch, "watch", false, "reload when the file of --config, or one that it names, has changed")
+	flags.BoolVar(&f.takeover, "takeover", false, "take the listening sockets over from the proxy that runs with the "+
+		"same state directory, so that no connection is refused; that one ends once its own connections have, or after "+
+		"shutdown.drain")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
 	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false,

@@ -32,6 +32,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/linkstat"
+	"github.com/penstock-net/penstock/proxy/takeover"
 	"github.com/penstock-net/penstock/telemetry"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
@@ -60,7 +61,10 @@ type service struct {
 
 	reloads reloader
 	state   *stateKeeper
-	leaving atomic.Bool // a signal has come
+	leaving atomic.Bool // a signal has come, or another process has taken over
+
+	predecessor *takeover.Predecessor // the process that this one takes over from; nil: there is none
+	successor   chan int              // receives the number of a process that has taken over
 }
 
 // runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are
@@ -86,12 +90,16 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 		}
 		defer func() { err = errors.Join(err, closeTrace()) }()
 	}
+	if err := h.askPredecessor(); err != nil {
+		return err
+	}
+	defer h.predecessor.Close()
 	if err := h.openTelemetry(); err != nil {
 		return err
 	}
 	// From here on a failure has to close what is open.
 	h.flows.Seed, h.flows.HintNews = uint64(started.UnixNano()), h.hintNews
-	sockets, err := handedOver()
+	sockets, err := h.givenSockets()
 	if err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
@@ -140,9 +148,9 @@ func newBallast() []byte {
 	return make([]byte, min(16<<20, ram/64))
 }
 
-// handedOver returns the sockets that systemd listens at for us (sd_listen_fds(3)). What
+// givenSockets returns the sockets that systemd listens at for us (sd_listen_fds(3)), and those of the predecessor. What
 // connects during a restart waits in them.
-func handedOver() (sockets []*net.TCPListener, err error) {
+func (h *service) givenSockets() (sockets []proxy.GivenSocket, err error) {
 	all, err := activation.Listeners()
 	if err != nil {
 		return nil, fmt.Errorf("take the sockets of LISTEN_FDS: %w", err)
@@ -153,9 +161,9 @@ func handedOver() (sockets []*net.TCPListener, err error) {
 			return nil, fmt.Errorf("socket %d of LISTEN_FDS does not listen for TCP; "+
 				"the socket unit needs ListenStream= and an address", i)
 		}
-		sockets = append(sockets, tcp)
+		sockets = append(sockets, proxy.GivenSocket{TCPListener: tcp, Kept: true})
 	}
-	return sockets, nil
+	return h.takeListeners(sockets)
 }
 
 // openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the
@@ -240,16 +248,19 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 //	ctx ends                        the proxy takes no connections and drains for shutdown.drain
 //	second signal                   open connections are reset
 //	the proxy or telemetry fails    ctx ends, and the error is returned once the proxy has ended
+//	another process takes over      the same at once, without telemetry
 //	SIGHUP                          the configuration is read again
 func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan os.Signal) error {
 	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Telemetry goes on while connections drain, so that an operator can watch them go.
-	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx))
+	lastCtx, endLast := context.WithCancel(context.WithoutCancel(ctx))
+	pagesCtx, endPages := context.WithCancel(lastCtx)
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer endPages()
+	defer endLast()
 
 	ended := make(chan error, 1)
 	go func() { ended <- h.proxy.Serve(ctx) }()
@@ -267,8 +278,17 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 	others.Go(func() { h.watchHealth(pagesCtx) })
 	others.Go(func() { h.state.keepEndpoints(pagesCtx, h.proxy.Endpoints) })
 	others.Go(func() { h.reloads.watchFiles(pagesCtx) })
-	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
-	h.notifySystemd(daemon.SdNotifyReady + "\n" + h.statusLine())
+	others.Go(func() { h.runSources(lastCtx) }) // what drains is still sent by their word
+	ready := daemon.SdNotifyReady + "\n" + h.statusLine()
+	if h.predecessor != nil {
+		if err := h.beginTakeover(); err != nil {
+			cancel()
+			return errors.Join(err, <-ended)
+		}
+		ready += fmt.Sprintf("\nMAINPID=%d", os.Getpid())
+	}
+	others.Go(func() { h.offerTakeover(lastCtx) })
+	h.notifySystemd(ready)
 
 	var delayed <-chan time.Time
 	var failed error // of telemetry
@@ -290,6 +310,12 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 			h.state.saveEndpoints(h.proxy.Endpoints)
 		case <-rereads:
 			h.reloads.reloadOnSignal()
+		case pid := <-h.successor:
+			stopping = true
+			h.leaving.Store(true)
+			h.log.Info("another process has taken over; open connections may end here", "pid", pid)
+			endPages() // the other process answers at their port
+			cancel()
 		case s := <-signals:
 			if stopping {
 				open := h.proxy.Counters().Active
@@ -370,21 +396,21 @@ func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks)
 // own listeners, because a port that is taken is most often an earlier proxy that still runs.
 func (h *service) openTelemetry() error {
 	if at := h.cfg.Telemetry.Address; at != "off" {
-		ln, err := listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
+		ln, err := h.listenTCP("telemetry.address", at, "--telemetry or telemetry.address changes it, off does without")
 		if err != nil {
 			return err
 		}
 		h.pages = h.boundListener(ln, "telemetry")
 	}
 	if at := h.cfg.Telemetry.Health; at != "off" {
-		ln, err := listenTCP("telemetry.health", at, "write another, or off to do without")
+		ln, err := h.listenTCP("telemetry.health", at, "write another, or off to do without")
 		if err != nil {
 			return errors.Join(err, h.closeTelemetry())
 		}
 		h.probe = h.boundListener(ln, "telemetry.health")
 	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
-		ln, err := telemetry.ListenSocket(path)
+		ln, err := h.listenHints(path)
 		if err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
@@ -440,6 +466,9 @@ func (h *service) telemetryPages() telemetry.Pages {
 		HintSources: h.sourceStats,
 		Agents:      h.proxy.Agents,
 	}
+	if h.predecessor != nil {
+		o.Predecessor = h.predecessor.Open
+	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
 	}
@@ -467,9 +496,13 @@ func (h *service) telemetryPages() telemetry.Pages {
 	}
 }
 
-// listenTCP listens at an address of the configuration. An error names the key, who has the port, and the cure.
-func listenTCP(key, address, cure string) (net.Listener, error) {
-	ln, err := net.Listen("tcp", address)
+// listenTCP listens at an address of the configuration, or takes the predecessor's socket there. An error names the
+// key, who has the port, and the cure.
+func (h *service) listenTCP(key, address, cure string) (net.Listener, error) {
+	ln, err := h.takeSocket(key, address)
+	if ln == nil && err == nil {
+		ln, err = net.Listen("tcp", address)
+	}
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE), errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, nameOwner(&proxy.ListenError{Key: key, Network: "tcp", Address: address, Cure: cure, Err: err})

@@ -107,6 +107,8 @@ type acceptor struct{ *net.TCPListener }
 
 func (a acceptor) SetTransparent() error { return nil } // it was opened so
 
+func (a acceptor) Duplicate() (int, error) { return 0, errors.ErrUnsupported }
+
 func (a acceptor) Serve(take func(datapath.Conn), _ func(error) time.Duration) error {
 	for {
 		c, err := a.AcceptTCP()

@@ -95,7 +95,7 @@ type Shutdown struct {
 	// How long listeners go on accepting after a signal, while /readyz says 503: what sends connections here learns of
 	// it first.
 	Delay time.Duration `yaml:"delay"`
-	// How long open connections may go on once no new ones are accepted; then they are reset.
+	// How long open connections may go on once no new ones are accepted; then they are reset. 0: as long as they last.
 	Drain time.Duration `yaml:"drain"`
 }
 

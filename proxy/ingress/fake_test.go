@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -166,6 +167,8 @@ func (a *fakeAcceptor) Serve(take func(datapath.Conn), failed func(error) time.D
 }
 
 func (a *fakeAcceptor) SetTransparent() error { return nil }
+
+func (a *fakeAcceptor) Duplicate() (int, error) { return 0, errors.ErrUnsupported }
 
 func (a *fakeAcceptor) Close() error {
 	if a.closed != nil {

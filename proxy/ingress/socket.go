@@ -48,6 +48,8 @@ type Acceptor interface {
 	// before the next; below 0 Serve returns that error.
 	Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error
 	SetTransparent() error // accept connections to addresses that are not this host's
+	// Duplicate returns another descriptor of the socket, for another process.
+	Duplicate() (fd int, err error)
 	Addr() net.Addr
 	Close() error
 }
@@ -191,6 +193,9 @@ func explainError(mode access.Mode, err error) error {
 
 // Addr implements Listener.
 func (l *Socket) Addr() net.Addr { return l.ln.Addr() }
+
+// Duplicate returns another descriptor of the socket, for another process.
+func (l *Socket) Duplicate() (fd int, err error) { return l.ln.Duplicate() }
 
 // Health implements Listener: a socket that fails ends Serve.
 func (l *Socket) Health() error { return nil }

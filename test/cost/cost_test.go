@@ -424,7 +424,7 @@ defaults: {algorithm: %q, %s}
 limits: {held_legs: 32768, per_source: 0}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
-shutdown: {drain: 0s}
+shutdown: {drain: 1ms}
 %s`, c.envelope, listener, c.algorithm, c.terms, telemetryAddr, c.more), 0o600))
 		p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--config", config)
 	}

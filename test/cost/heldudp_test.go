@@ -99,7 +99,7 @@ func startHolder(b *testing.B, lab *netlab.Routed, executable string) *program {
 - {name: bench, mode: tproxy, address: "[::]:%d", udp: {queue: %s}}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
-shutdown: {drain: 0s}
+shutdown: {drain: 1ms}
 `, proxyPort, heldQueue, telemetryAddr), 0o600))
 	p := &program{edge: lab.Edge}
 	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--pprof", "--config", config)

@@ -221,7 +221,7 @@ func startGateway(b *testing.B, lab *netlab.Routed, executable string, g gateway
 defaults: {algorithm: %q, up: {algorithm: none}}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
-shutdown: {drain: 0s}
+shutdown: {drain: 1ms}
 `, g.listener, g.algorithm, telemetryAddr), 0o600))
 	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--pprof", "--config", config)
 	p.cmd.Stderr = &p.said

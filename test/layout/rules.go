@@ -52,6 +52,7 @@ var table = []rule{
 	}},
 	{packages: "alcc/frame", module: []string{"cc"}},
 	{packages: "proxy/nldump"},
+	{packages: "proxy/takeover"},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
 	{packages: "proxy/linkstat", module: []string{"cc", "proxy/config/check", "proxy/nldump"}},
@@ -82,7 +83,7 @@ var table = []rule{
 	}},
 	{packages: "proxy", module: []string{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/capture", "proxy/config", "proxy/policy",
-		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel/...",
+		"proxy/datapath/...", "proxy/ingress", "proxy/takeover", "proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{
 		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath",

@@ -94,6 +94,16 @@ func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
 // Addr returns the address that it listens on.
 func (n *Listener) Addr() net.Addr { return n.addr }
 
+// Duplicate returns another descriptor of its socket, which a program that is started does not inherit.
+func (n *Listener) Duplicate() (fd int, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return 0, net.ErrClosed
+	}
+	return unix.FcntlInt(uintptr(n.fd), unix.F_DUPFD_CLOEXEC, 0)
+}
+
 // SetTransparent has it accept connections to addresses that are not this host's.
 func (n *Listener) SetTransparent() error {
 	n.mu.Lock()

@@ -1,0 +1,157 @@
+package takeover
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// patience is how long the running process may take for an answer.
+const patience = 10 * time.Second
+
+// ErrRefused says that the running proxy goes on.
+var ErrRefused = errors.New("the running proxy refuses")
+
+// ErrNoProxy says that no proxy runs that could be taken over.
+var ErrNoProxy = errors.New("takeover: no proxy runs there")
+
+// Predecessor is the process that is taken over, as the new process sees it.
+type Predecessor struct {
+	PID     int
+	conn    *net.UnixConn
+	sockets []Socket // not taken yet
+	open    atomic.Int64
+	done    chan struct{} // closed: the predecessor has ended
+}
+
+// Ask takes the sockets of the proxy that offers them at path. Close ends the conversation.
+func Ask(path string) (*Predecessor, error) {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return nil, ErrNoProxy
+	case err != nil:
+		return nil, fmt.Errorf("takeover: %w", err)
+	}
+	p := &Predecessor{conn: conn, done: make(chan struct{})}
+	if err := p.takeSockets(); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("takeover at %s: %w", path, err)
+	}
+	return p, nil
+}
+
+// takeSockets asks for the sockets.
+func (p *Predecessor) takeSockets() error {
+	if _, err := checkPeer(p.conn); err != nil {
+		return err
+	}
+	waitAtMost(p.conn, patience)
+	if err := send(p.conn, message{Step: stepAsk, Version: Version}); err != nil {
+		return err
+	}
+	for more := true; more; {
+		m, err := expect(p.conn, stepSockets)
+		if err != nil {
+			return explainSilence(err)
+		}
+		p.PID, more = m.PID, m.More
+		p.sockets = append(p.sockets, m.Sockets...)
+		switch {
+		case m.Version != Version:
+			return fmt.Errorf("the running proxy speaks version %d, not %d; restart it", m.Version, Version)
+		case len(m.Stays) > 0:
+			return fmt.Errorf("process %d has what cannot be taken over: %s; restart it instead", m.PID,
+				strings.Join(m.Stays, ", "))
+		case len(p.sockets) > maxSockets:
+			return fmt.Errorf("process %d has more than %d sockets", m.PID, maxSockets)
+		}
+	}
+	return nil
+}
+
+// explainSilence says in words what no answer means.
+func explainSilence(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the running proxy ended the conversation; its log says why")
+	case errors.Is(err, syscall.EAGAIN), isTimeout(err):
+		return errors.New("the running proxy does not answer: another process is taking it over, or it hangs")
+	}
+	return err
+}
+
+// isTimeout reports whether a deadline has passed.
+func isTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// Take returns the sockets of a role at the addresses that want accepts.
+func (p *Predecessor) Take(role string, want func(address string) bool) (taken []Socket) {
+	p.sockets = slices.DeleteFunc(p.sockets, func(s Socket) bool {
+		if s.Role != role || !want(s.Address) {
+			return false
+		}
+		taken = append(taken, s)
+		return true
+	})
+	return taken
+}
+
+// Begin tells the predecessor that this process serves, so that it accepts nothing any more. ended is called once it
+// has ended. An error that is no ErrRefused leaves open whether it has heard: this process must serve, or nobody may.
+func (p *Predecessor) Begin(ended func()) error {
+	closeSockets(p.sockets)
+	p.sockets = nil
+	waitAtMost(p.conn, patience)
+	err := send(p.conn, message{Step: stepBegin})
+	var m message
+	if err == nil {
+		m, err = expect(p.conn, stepDraining)
+	}
+	if err != nil {
+		return fmt.Errorf("takeover: begin: %w", err)
+	}
+	p.open.Store(int64(m.Open))
+	_ = p.conn.SetDeadline(time.Time{})
+	go func() {
+		defer close(p.done)
+		for {
+			m, err := expect(p.conn, stepDraining)
+			if err != nil {
+				p.open.Store(0)
+				ended()
+				return
+			}
+			p.open.Store(int64(m.Open))
+		}
+	}()
+	return nil
+}
+
+// Open returns how many connections the predecessor still has; 0 once it has ended.
+func (p *Predecessor) Open() int {
+	if p == nil {
+		return 0
+	}
+	return int(p.open.Load())
+}
+
+// Close ends the conversation, and closes the sockets that were not taken. Before Begin the predecessor then goes on as
+// it was.
+func (p *Predecessor) Close() {
+	if p == nil {
+		return
+	}
+	closeSockets(p.sockets)
+	p.sockets = nil
+	_ = p.conn.Close()
+}

@@ -1,0 +1,196 @@
+package takeover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// running is a process that offers n listeners at a path.
+type running struct {
+	path      string
+	addresses []string
+	left      chan int
+	open      atomic.Int64
+}
+
+// offer starts one.
+func offer(t *testing.T, n int, stays ...string) *running {
+	t.Helper()
+	r := &running{path: filepath.Join(t.TempDir(), "takeover"), left: make(chan int, 1)}
+	var listeners []*net.TCPListener
+	for range n {
+		ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = ln.Close() })
+		listeners = append(listeners, ln)
+		r.addresses = append(r.addresses, ln.Addr().String())
+	}
+	ln, err := Listen(r.path)
+	require.NoError(t, err)
+	o := Offer{
+		Sockets: func() (all []Socket, _ []string, err error) {
+			for _, ln := range listeners {
+				s, err := Duplicate("listener", ln)
+				if err != nil {
+					return all, nil, err
+				}
+				all = append(all, s)
+			}
+			return all, stays, nil
+		},
+		Leave: func(pid int) {
+			for _, ln := range listeners {
+				_ = ln.Close()
+			}
+			r.left <- pid
+		},
+		Open: func() int { return int(r.open.Load()) },
+		Log:  slog.New(slog.DiscardHandler),
+	}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		o.Serve(ctx, ln)
+	}()
+	t.Cleanup(func() {
+		end()
+		<-ended
+	})
+	return r
+}
+
+// TestListenersGoOnInTheNextProcess has more sockets than one message carries.
+func TestListenersGoOnInTheNextProcess(t *testing.T) {
+	r := offer(t, 2*socketsAtOnce+3)
+	r.open.Store(5)
+	failed, err := Ask(r.path)
+	require.NoError(t, err)
+	failed.Close() // a process that does not start: the old one goes on
+
+	p, err := Ask(r.path)
+	require.NoError(t, err)
+	defer p.Close()
+	assert.Equal(t, os.Getpid(), p.PID)
+	sockets := p.Take("listener", func(at string) bool { return at != r.addresses[0] })
+	require.Len(t, sockets, len(r.addresses)-1)
+	ended := make(chan struct{})
+	require.NoError(t, p.Begin(func() { close(ended) }))
+	assert.Equal(t, os.Getpid(), <-r.left)
+	assert.Equal(t, 5, p.Open())
+	for i, s := range sockets {
+		assert.Equal(t, r.addresses[i+1], s.Address)
+		ln, err := s.Listener()
+		require.NoError(t, err)
+		client, err := net.Dial("tcp", s.Address)
+		require.NoError(t, err)
+		server, err := ln.Accept()
+		require.NoError(t, err)
+		assert.NoError(t, client.Close())
+		assert.NoError(t, server.Close())
+		assert.NoError(t, ln.Close())
+	}
+	_, err = net.Dial("tcp", r.addresses[0])
+	assert.Error(t, err, "nobody wanted it")
+}
+
+func TestAProxyThatCannotBeTakenOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "takeover")
+	_, err := Ask(path)
+	assert.ErrorIs(t, err, ErrNoProxy, "nothing there")
+	ln, err := Listen(path)
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	_, err = Ask(path)
+	assert.ErrorIs(t, err, ErrNoProxy, "a file that was left behind")
+	require.NoError(t, os.WriteFile(path+".txt", nil, 0o600))
+	_, err = Listen(path + ".txt")
+	assert.ErrorContains(t, err, "is no socket")
+
+	r := offer(t, 1, `listener "vpn", which ends a tunnel`)
+	_, err = Ask(r.path)
+	assert.ErrorContains(t, err, `listener "vpn", which ends a tunnel; restart it instead`)
+}
+
+// TestOnlyOneProcessTakesOver has a second one ask before the first has begun.
+func TestOnlyOneProcessTakesOver(t *testing.T) {
+	r := offer(t, 1)
+	first, err := Ask(r.path)
+	require.NoError(t, err)
+	defer first.Close()
+	second := make(chan error)
+	go func() {
+		p, err := Ask(r.path)
+		p.Close()
+		second <- err
+	}()
+	require.NoError(t, first.Begin(func() {}))
+	assert.Error(t, <-second, "the old process has gone with the first")
+}
+
+// TestAnswersOfNoPenstock have the running process go on, whatever it is told.
+func TestAnswersOfNoPenstock(t *testing.T) {
+	r := offer(t, 1)
+	for _, words := range []string{
+		"", "x", "{}", `{"step":"begin"}`, `{"step":"ask","version":9}`, `{"step":"ask","version":1,"sockets":[{}]}`,
+		fmt.Sprintf(`{"step":%q}`, make([]byte, 100)),
+	} {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: r.path, Net: "unixpacket"})
+		require.NoError(t, err)
+		require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		_, err = conn.Write([]byte(words))
+		require.NoError(t, err)
+		if words == "" {
+			require.NoError(t, conn.CloseWrite())
+		}
+		_, err = expect(conn, stepSockets)
+		assert.Error(t, err, words)
+		_ = conn.Close()
+	}
+	p, err := Ask(r.path)
+	require.NoError(t, err)
+	p.Close()
+}
+
+func TestSameAddress(t *testing.T) {
+	for _, tt := range []struct {
+		address, at string
+		same        bool
+	}{
+		{"127.0.0.1:80", "127.0.0.1:80", true},
+		{":80", "[::]:80", true},
+		{":80", "0.0.0.0:80", true},
+		{":80", "127.0.0.1:80", false},
+		{"127.0.0.1:0", "127.0.0.1:80", false},
+		{"[fe80::1%lo]:80", "[fe80::1%eth0]:80", false},
+		{"x", "127.0.0.1:80", false},
+	} {
+		assert.Equal(t, tt.same, SameAddress(tt.address, tt.at), "%s, %s", tt.address, tt.at)
+	}
+}
+
+// FuzzDecode reads what another process may say.
+func FuzzDecode(f *testing.F) {
+	text, err := json.Marshal(message{Step: stepSockets, Version: 1, Sockets: []Socket{{Role: "listener"}}})
+	require.NoError(f, err)
+	f.Add(text, 1)
+	f.Add([]byte(`{"step":"refused","reason":"x"}`), 0)
+	f.Fuzz(func(t *testing.T, text []byte, descriptors int) {
+		m, err := decode(text, descriptors)
+		if err == nil {
+			assert.Len(t, m.Sockets, descriptors)
+			assert.NotEqual(t, stepRefused, m.Step)
+		}
+	})
+}
