@@ -26,7 +26,7 @@ type benchFlags struct {
 	seeds              []uint
 	runs               int
 	retry, packets     bool
-	print, blind       bool // blind: the proxy is not looked at as it runs
+	blind              bool // : the proxy is not looked at as it runs
 	outputs            outputs
 }
 
@@ -74,8 +74,7 @@ out what is lost (RFC 6675). Of a sender with a fixed pacing rate, as in
 static:cwnd_packets=50,pacing_mbit=8, gaps are also given as multiples of the
 one that rate asks for.
 
-All of that is an experiment of the form that recipes have: --print prints it. A
-FILE of that form takes the place of the flags that describe one.
+A FILE describes an experiment in place of the flags, in the form that recipes have.
 
 The network is made of namespaces: run it as root, or as a user
 where user namespaces are allowed.`,
@@ -94,16 +93,6 @@ where user namespaces are allowed.`,
 			experiment, err := f.experiment(cmd, files)
 			if err != nil {
 				return cli.BadInput(err)
-			}
-			if f.print {
-				if cmd.Flags().Changed("seeds") {
-					return cli.BadInput(errors.New("--seeds does not go with --print: give it with the file"))
-				}
-				text, err := f.Text()
-				if err == nil {
-					_, err = fmt.Fprint(cmd.OutOrStdout(), text)
-				}
-				return err
 			}
 			runs, err := f.play(cmd, experiment)
 			return errors.Join(err, f.outputs.tables(cmd, runs, true))
@@ -140,7 +129,6 @@ where user namespaces are allowed.`,
 		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
-	flags.BoolVar(&f.print, "print", false, "print the experiment as a file, and play nothing")
 	f.outputs.register(cmd)
 	cmd.AddCommand(fidelityCommand(), recipeCommand())
 	return cmd

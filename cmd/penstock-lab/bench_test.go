@@ -226,58 +226,6 @@ must: [run("copa").utilisation >= 2]
 	}
 }
 
-// The flags of bench are an experiment like any other: printed, it plays as a file.
-func TestBenchPlaysWhatItPrints(t *testing.T) {
-	t.Chdir(t.TempDir())
-	flags := []string{
-		"bench", "--sender", "copa@sim", "--sender", "vegas@sim", "--link", "12mbit", "--loss", "0,0.01",
-		"--duration", "2s",
-	}
-	code, text, stderr := run(t, append(flags, "--print")...)
-	require.Equal(t, cli.ExitOK, code, stderr)
-	require.NoError(t, os.WriteFile("bench.yaml", []byte(text+"must: [run(\"copa@sim\").utilisation >= 2]\n"), 0o600))
-	code, _, stderr = run(t, "bench", "bench.yaml")
-	assert.Equal(t, cli.ExitInput, code)
-	assert.Contains(t, stderr, `two runs are called "copa@sim"`)
-	require.NoError(t, os.WriteFile("bench.yaml", []byte(text), 0o600))
-	code, _, stderr = run(t, append(flags, "--seeds", "7", "--print")...)
-	assert.Equal(t, cli.ExitInput, code)
-	assert.Contains(t, stderr, "--seeds does not go with --print")
-	code, want, stderr := run(t, flags...)
-	require.Equal(t, cli.ExitOK, code, stderr)
-	code, got, stderr := run(t, "bench", "bench.yaml")
-	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Equal(t, want, got)
-}
-
-// A printed experiment finds its traces from everywhere.
-func TestAPrintedExperimentNamesItsFiles(t *testing.T) {
-	folder := t.TempDir()
-	t.Chdir(folder)
-	require.NoError(t, os.WriteFile("delays", []byte("30\n20\n"), 0o600))
-	require.NoError(t, os.WriteFile("12mbit", []byte("1\n"), 0o600))
-	code, text, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "24mbit", "--link", "./12mbit",
-		"--up", "12mbit",
-		"--delay-trace", "delays", "--duration", "2s", "--print")
-	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Contains(t, text, "link: [\"24mbit\", \""+folder+"/12mbit\"]")
-	assert.Contains(t, text, "delay_trace: \""+folder+"/delays\"")
-	t.Chdir(t.TempDir())
-	require.NoError(t, os.WriteFile("bench.yaml", []byte(text), 0o600))
-	code, _, stderr = run(t, "bench", "bench.yaml")
-	assert.Equal(t, cli.ExitOK, code, stderr)
-}
-
-func TestAnExperimentThatCannotBePrintedIsAFailure(t *testing.T) {
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	require.NoError(t, err)
-	defer full.Close()
-	var stderr bytes.Buffer
-	code := runCommandLine(t.Context(), []string{"bench", "--print"}, full, &stderr)
-	assert.Equal(t, cli.ExitFail, code)
-	assert.Contains(t, stderr.String(), "no space left on device")
-}
-
 // What a file of records has of this build is not made again, and stands in the tables.
 func TestBenchGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -49,7 +49,7 @@ func TestFidelityRefuses(t *testing.T) {
 		"--generate lte:7":  `--generate: no model "lte:7"`,
 		"--buffer 2":        "--buffer: ",
 		"--duration 0s":     "--duration 0s",
-		"--hints 1us":       "--hints 1µs",
+		"--hints 1us":       "--hints: its hints come every 1µs",
 		"runs.jsonl":        `takes no arguments, but there is "runs.jsonl"`,
 	} {
 		code, stdout, stderr := run(t, append([]string{"bench", "fidelity"}, strings.Fields(args)...)...)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -8,12 +9,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
-	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Matrix is what flags say of an experiment: every sender on every link through every buffer,
@@ -45,18 +47,12 @@ func (m Matrix) check() error {
 	switch {
 	case len(m.Senders) == 0 || len(m.Links) == 0 || len(m.Buffers) == 0 || len(m.Losses) == 0:
 		return errors.New("nothing to run: give at least one --sender, --link, --buffer and --loss")
-	case m.Duration <= 0:
-		return fmt.Errorf("--duration is %v; write a time such as 30s", m.Duration)
-	case m.Warmup >= m.Duration:
-		return fmt.Errorf("--warmup %v leaves nothing of --duration %v", m.Warmup, m.Duration)
 	case m.Delay < 0 || m.Warmup < 0 || m.AckEvery < 0 || m.Hints < 0:
 		return errors.New("--delay, --warmup, --hints and --ack-every must not be negative; write a time such as 20ms")
 	case !part(m.Reorder):
 		return fmt.Errorf("--reorder %v: must be a probability below 1, such as 0.01 for one packet in a hundred", m.Reorder)
 	case m.Reorder > 0 && m.ReorderBy <= 0:
 		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken", m.ReorderBy)
-	case m.Hints != 0 && m.Hints < edge.LeastHints:
-		return fmt.Errorf("--hints %s: must be at least %s; 0: never", m.Hints, edge.LeastHints)
 	case m.Hints != 0 && !m.managed():
 		return errors.New("--hints: there is no proxy to tell: name a sender other than the kernel's own")
 	case !part(m.UpLoss) || slices.ContainsFunc(m.Losses, func(l float64) bool { return !part(l) }):
@@ -106,119 +102,83 @@ func (m Matrix) managed() bool {
 
 func part(p float64) bool { return p >= 0 && p < 1 }
 
-// Experiment is the matrix in the form that experiments have.
+// Experiment returns a run of each sender on each link through each buffer with each loss. Senders take turns, so that
+// what is compared is played close together.
 func (m Matrix) Experiment() (recipe.Recipe, error) {
-	text, err := m.Text()
-	if err != nil {
+	if err := m.check(); err != nil {
 		return recipe.Recipe{}, err
 	}
-	return recipe.Parse(m.Name, []byte(text), m.Agents)
+	var runs []recipe.Experiment
+	for _, link := range m.Links {
+		for _, buffer := range m.Buffers {
+			for _, loss := range m.Losses {
+				for _, s := range m.Senders {
+					runs = append(runs, m.run(link, buffer, loss, s))
+				}
+			}
+		}
+	}
+	r, err := recipe.Of(m.Name, runs, m.Agents)
+	if mistake := (*config.Error)(nil); errors.As(err, &mistake) {
+		err = fmt.Errorf("--%s: %s", flags[mistake.Key], mistake.Message)
+	}
+	return r, err
 }
 
-// Text is the file of that experiment, as a user may go on with it.
-func (m Matrix) Text() (string, error) {
-	if err := m.check(); err != nil {
-		return "", err
+// flags are those that a key of an experiment is read from.
+var flags = map[string]string{
+	"duration": "duration", "warmup": "warmup", "hints": "hints", "link": "delay", "up": "delay",
+	"link.carries": "link", "up.carries": "up", "link.delay_trace": "delay-trace", "up.delay_trace": "delay-trace",
+	"flows.download": "flows",
+}
+
+// run is that of one sender over one link.
+func (m Matrix) run(link, buffer string, loss float64, s Sender) recipe.Experiment {
+	down := recipe.Link{Carries: link, DelayTrace: m.DelayTrace}
+	if m.DelayTrace == "" {
+		down.Delay = &m.Delay
 	}
-	var b strings.Builder
-	list := func(all []string) string {
-		quoted := make([]string, len(all))
-		for i, s := range all {
-			quoted[i] = quote(s)
-		}
-		return "[" + strings.Join(quoted, ", ") + "]"
-	}
-	links := make([]string, len(m.Links))
-	for i, l := range m.Links {
-		links[i] = placed(l)
-	}
-	fmt.Fprintf(&b, "about: senders side by side\nvary:\n  link: %s\n  queue: %s\n  loss: %s\n",
-		list(links), list(m.Buffers),
-		strings.ReplaceAll(fmt.Sprint(m.Losses), " ", ", "))
-	delay := fmt.Sprintf("delay: %s", m.Delay)
-	if m.DelayTrace != "" {
-		delay = "delay_trace: " + quote(absolute(m.DelayTrace))
-	}
-	fmt.Fprintf(&b, "link: {carries: \"$(link)\", %s, queue: $(queue), loss: $(loss), aqm: %s", delay, m.AQM)
+	queue := &down.Queue.Value
+	queue.Bytes, queue.Packets, _ = sim.ParseQueue(buffer) // as check did; 0: none
+	up := down
+	down.AQM.Value, _ = sim.ParseAQM(m.AQM)
+	down.Loss.Value, down.Reorder.Value = loss, m.Reorder
 	if m.Reorder > 0 {
-		fmt.Fprintf(&b, ", reorder: %v, reorder_by: %s", m.Reorder, m.ReorderBy)
+		down.ReorderBy = m.ReorderBy
 	}
-	fmt.Fprintf(&b, "}\nup: {%s, loss: %v", delay, m.UpLoss)
+	up.Loss.Value = m.UpLoss
 	switch m.Up {
 	case record.Free:
+		up.Carries, up.Queue = "", recipe.Word[recipe.Queue]{}
 	case record.Same:
-		b.WriteString(", carries: \"$(link)\", queue: $(queue)")
 	default:
-		fmt.Fprintf(&b, ", carries: %s, queue: $(queue)", quote(placed(m.Up)))
+		up.Carries = m.Up
 	}
-	b.WriteString("}\n")
-	if m.managed() {
-		b.WriteString("group: flow\n")
-	}
-	b.WriteString("flows: {download: {")
-	var keys []string
+	flow := recipe.Flow{Name: "download", App: string(stage.Bulk), Host: 1}
 	if m.Flows > 1 {
-		keys = append(keys, fmt.Sprintf("count: %d", m.Flows))
+		flow.Count = m.Flows
 	}
-	if m.ECN != "" {
-		keys = append(keys, "ecn: "+m.ECN)
+	flow.ECN.Value, _ = sim.ParseECN(cmp.Or(m.ECN, sim.ECNDefault.String()))
+	e := recipe.Experiment{
+		Name: s.Name, Link: down, Up: up, Flows: recipe.Flows{List: []recipe.Flow{flow}}, Hints: m.Hints,
+		Acks: recipe.Acks{Every: m.AckEvery}, Duration: m.Duration, Warmup: m.Warmup, Seed: 1, Kernel: s.Kernel,
+		Algorithm: policy.Algorithm(s.Algorithm), Virtual: s.Virtual(),
 	}
-	b.WriteString(strings.Join(keys, ", ") + "}}\n")
-	for key, d := range map[string]time.Duration{"duration": m.Duration, "warmup": m.Warmup, "hints": m.Hints} {
-		if d > 0 {
-			fmt.Fprintf(&b, "%s: %s\n", key, d)
-		}
+	if s.Kernel != "" {
+		return e
 	}
-	if m.AckEvery > 0 {
-		fmt.Fprintf(&b, "acks: {every: %s}\n", m.AckEvery)
-	}
-	b.WriteString("runs:\n")
-	for _, s := range m.Senders {
-		fmt.Fprintf(&b, "  - {name: %s%s}\n", quote(s.Name), s.keys(m.Senders))
-	}
-	return b.String(), nil
-}
-
-// quote is a text as YAML has it.
-func quote(s string) string { return fmt.Sprintf("%q", s) }
-
-// placed is a file's name from everywhere, and anything else as it is; what is a rate is no file.
-func placed(spec string) string {
-	_, err := cc.ParseRate(spec)
-	if err == nil || strings.HasPrefix(spec, "generate:") || strings.HasPrefix(spec, "recorded:") {
-		return spec
-	}
-	return absolute(spec)
-}
-
-func absolute(file string) string {
-	if path, err := filepath.Abs(file); err == nil {
-		return path
-	}
-	return file
-}
-
-// keys are what differs in an experiment by sender.
-func (s Sender) keys(all []Sender) (keys string) {
-	add := func(key, value string) { keys += ", " + key + ": " + value }
+	e.Group = "flow"
 	switch {
-	case s.Kernel != "":
-		add("kernel", s.Kernel)
-		return keys
 	case s.Native() || s.Transport == sim.Native.String():
-		add("native", "true")
+		e.Native = true
 	case s.Tunnelled():
-		add("tunnel", envelopeWireGuard)
-	case s.Virtual() && s.transport(all) == sim.Relay.String():
-		add("envelope", "bbr")
-	case s.Envelope != "" && !s.Virtual():
-		add("envelope", s.Envelope)
+		e.Tunnel = envelopeWireGuard
+	case s.Virtual() && s.transport(m.Senders) == sim.Relay.String():
+		e.Envelope = "bbr"
+	case !s.Virtual():
+		e.Envelope = config.Envelope(s.Envelope)
 	}
-	add("algorithm", quote(s.Algorithm))
-	if s.Virtual() {
-		add("virtual", "true")
-	}
-	return keys
+	return e
 }
 
 // transport is the one that a sender in virtual time has: its own, or that of the algorithm's

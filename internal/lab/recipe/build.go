@@ -22,7 +22,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
-type link struct {
+// Link is one direction of the last hop.
+type Link struct {
 	Carries    string         `yaml:"carries"`
 	Rate       cc.Rate        `yaml:"rate"`
 	Payload    cc.Rate        `yaml:"payload"`
@@ -31,12 +32,12 @@ type link struct {
 	DelayTrace string         `yaml:"delay_trace"`
 	RTT        time.Duration  `yaml:"rtt"`
 	Delay      *time.Duration `yaml:"delay"`
-	Queue      word[queue]    `yaml:"queue"`
-	Loss       word[float64]  `yaml:"loss"`
-	Reorder    word[float64]  `yaml:"reorder"`
+	Queue      Word[Queue]    `yaml:"queue"`
+	Loss       Word[float64]  `yaml:"loss"`
+	Reorder    Word[float64]  `yaml:"reorder"`
 	ReorderBy  time.Duration  `yaml:"reorder_by"`
-	Mark       word[float64]  `yaml:"mark"`
-	AQM        word[sim.AQM]  `yaml:"aqm"`
+	Mark       Word[float64]  `yaml:"mark"`
+	AQM        Word[sim.AQM]  `yaml:"aqm"`
 	Steps      []step         `yaml:"steps"`
 	Outages    []outage       `yaml:"outages"`
 }
@@ -51,9 +52,10 @@ type outage struct {
 	To   time.Duration `yaml:"to"`
 }
 
-type queue struct {
-	bytes   cc.Bytes
-	packets int
+// Queue is the limit of a queue; both 0: none.
+type Queue struct {
+	Bytes   cc.Bytes
+	Packets int
 }
 
 type cell struct {
@@ -64,8 +66,8 @@ type cell struct {
 
 type cellHost struct {
 	Bits  int           `yaml:"bits" min:"1"`
-	Queue word[queue]   `yaml:"queue"`
-	Loss  word[float64] `yaml:"loss"`
+	Queue Word[Queue]   `yaml:"queue"`
+	Loss  Word[float64] `yaml:"loss"`
 	Delay time.Duration `yaml:"delay"`
 }
 
@@ -82,7 +84,6 @@ type builder struct {
 	text  []byte
 	load  loader
 	seed  uint64
-	flows ast.Node
 	rules []string // of the edge, for flows with terms of their own
 }
 
@@ -94,7 +95,7 @@ func (b *builder) decode(key string, n ast.Node, v any) error {
 	return nil
 }
 
-func (b *builder) stage(f form) (s stage.Stage, err error) {
+func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 	s = stage.Stage{
 		Name: f.Name, Hold: f.Hold, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: f.Hints,
 		Duration: f.Duration, Warmup: f.Warmup, Seed: uint64(f.Seed) + b.seed - 1,
@@ -146,7 +147,7 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 		})
 	}
 	s.Agents = b.load.Agents.Over(s.Agents)
-	if err := b.actors(&s); err != nil {
+	if err := b.actors(f.Flows, &s); err != nil {
 		return s, err
 	}
 	if s.Edge, err = b.edge(f); err != nil {
@@ -155,11 +156,11 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 	return s, b.changes(f, &s)
 }
 
-func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, err error) {
+func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, err error) {
 	c = sim.LinkConfig{
-		Rate: l.Rate, Delay: l.RTT / 2, QueueBytes: l.Queue.value.bytes,
-		QueuePackets: l.Queue.value.packets, Loss: l.Loss.value, Reorder: l.Reorder.value, ReorderBy: l.ReorderBy,
-		Mark: l.Mark.value, AQM: l.AQM.value,
+		Rate: l.Rate, Delay: l.RTT / 2, QueueBytes: l.Queue.Value.Bytes,
+		QueuePackets: l.Queue.Value.Packets, Loss: l.Loss.Value, Reorder: l.Reorder.Value, ReorderBy: l.ReorderBy,
+		Mark: l.Mark.Value, AQM: l.AQM.Value,
 	}
 	wrong := func(part string, err error) error {
 		return &config.Error{Key: key + part, Message: strings.TrimPrefix(err.Error(), "sim: ")}
@@ -236,8 +237,8 @@ func (c cell) config() *sim.CellConfig {
 	out := &sim.CellConfig{Delay: c.RTT / 2, Blocks: c.Blocks}
 	for _, h := range c.Hosts {
 		out.Hosts = append(out.Hosts, sim.CellHost{
-			BitsPerBlock: h.Bits, Delay: h.Delay, QueueBytes: h.Queue.value.bytes,
-			QueuePackets: h.Queue.value.packets, Loss: h.Loss.value,
+			BitsPerBlock: h.Bits, Delay: h.Delay, QueueBytes: h.Queue.Value.Bytes,
+			QueuePackets: h.Queue.Value.Packets, Loss: h.Loss.Value,
 		})
 	}
 	return out
@@ -247,39 +248,51 @@ func (c cell) config() *sim.CellConfig {
 // their ports.
 const firstPort = 8001
 
-func (b *builder) actors(s *stage.Stage) error {
-	var flows section
-	if b.flows != nil {
-		var ok bool
-		if flows, ok = sectionOf(b.flows); !ok {
-			return at(b.flows, "flows", "expected names with what each does, such as {download: {}}")
-		}
+// list reads the flows of a section.
+func (b *builder) list(flows Flows) (all []Flow, err error) {
+	if flows.Node == nil {
+		return flows.List, nil
 	}
-	if flows.MappingNode == nil || len(flows.Values) == 0 {
+	s, ok := sectionOf(flows.Node)
+	if !ok {
+		return nil, at(flows.Node, "flows", "expected names with what each does, such as {download: {}}")
+	}
+	for _, p := range s.Values {
+		key := "flows." + keyOf(p)
+		f := Flow{Name: keyOf(p), App: string(stage.Bulk), Host: 1, at: p}
+		if err := b.decode(key, p.Value, &f); err != nil {
+			return nil, err
+		}
+		if err := f.unused(key, p.Value); err != nil {
+			return nil, err
+		}
+		if f.terms, err = b.terms(key, p.Value); err != nil {
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+func (b *builder) actors(section Flows, s *stage.Stage) error {
+	flows, err := b.list(section)
+	if err != nil {
+		return err
+	}
+	if len(flows) == 0 {
 		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
 	}
 	random, names := rand.New(rand.NewPCG(s.Seed, 7)), map[string]bool{}
-	ports, owners := make([]int, len(flows.Values)), map[int]int{} // owners: who has terms, by port
-	for i, p := range flows.Values {
-		name, key := keyOf(p), "flows."+keyOf(p)
-		f := flowForm{App: string(stage.Bulk), Host: 1}
-		if err := b.decode(key, p.Value, &f); err != nil {
-			return err
-		}
-		if err := f.unused(key, p.Value); err != nil {
-			return err
-		}
-		terms, err := b.terms(key, p.Value)
-		if err != nil {
-			return err
-		}
-		if terms != "" && f.Port == 0 {
+	ports, owners := make([]int, len(flows)), map[int]int{} // owners: who has terms, by port
+	for i, f := range flows {
+		name, key := f.Name, "flows."+f.Name
+		if f.terms != "" && f.Port == 0 {
 			f.Port = firstPort + i
 		}
 		ports[i] = cmp.Or(f.Port, 80)
-		if terms != "" {
+		if f.terms != "" {
 			owners[f.Port] = i
-			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, terms))
+			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, f.terms))
 		}
 		if f.Sizes != "" && f.Sizes != "caida" {
 			return &config.Error{Key: key + ".sizes", Message: fmt.Sprintf("there are no sizes %q; write caida", f.Sizes)}
@@ -311,16 +324,16 @@ func (b *builder) actors(s *stage.Stage) error {
 				one.Host += k % f.Hosts
 			}
 			if names[one.Name] {
-				return at(p.Key, key, "two flows are called %q; give each a name of its own", one.Name)
+				return at(f.at.Key, key, "two flows are called %q; give each a name of its own", one.Name)
 			}
 			names[one.Name] = true
 			s.Actors = append(s.Actors, one)
 		}
 	}
-	for i, p := range flows.Values {
+	for i, f := range flows {
 		if owner, ok := owners[ports[i]]; ok && owner != i {
-			return at(p.Key, "flows."+keyOf(p)+".port", "it is %d, by which the edge knows flow %q and its terms: "+
-				"write another port", ports[i], keyOf(flows.Values[owner]))
+			return at(f.at.Key, "flows."+f.Name+".port", "it is %d, by which the edge knows flow %q and its terms: "+
+				"write another port", ports[i], flows[owner].Name)
 		}
 	}
 	return nil
@@ -340,11 +353,11 @@ func caida(random *rand.Rand) cc.Bytes {
 	return between(1e6, 34e6)
 }
 
-func (f flowForm) actor(name string) stage.Actor {
+func (f Flow) actor(name string) stage.Actor {
 	a := stage.Actor{
 		Name: name, Kind: stage.Kind(f.App), Host: f.Host - 1, Port: f.Port, Direct: f.Direct, Control: f.Control,
 		Start: f.Start, Stop: f.Stop, Size: f.Size, Every: f.Every, Rate: f.Rate,
-		Buffer: f.Buffer, On: f.On, Off: f.Off, Random: f.Random, ECN: f.ECN.value,
+		Buffer: f.Buffer, On: f.On, Off: f.Off, Random: f.Random, ECN: f.ECN.Value,
 		SendBuffer: f.Sending,
 	}
 	if a.Kind == stage.Video {
@@ -382,7 +395,7 @@ func (b *builder) terms(key string, n ast.Node) (string, error) {
 }
 
 // edge is the text of the proxy's configuration; empty: there is no proxy.
-func (b *builder) edge(f form) (string, error) {
+func (b *builder) edge(f Experiment) (string, error) {
 	if f.Edge.Node != nil {
 		if f.Algorithm != "" || f.Group != "" || f.Envelope != "" || len(b.rules) > 0 {
 			return "", at(f.Edge, "edge", "it takes the place of algorithm, group and envelope, and of what flows have of "+
@@ -406,7 +419,7 @@ func notInTheRun(at, end time.Duration) string {
 	return fmt.Sprintf("%s is not in the run, which ends at %s", at, end)
 }
 
-func (b *builder) changes(f form, s *stage.Stage) error {
+func (b *builder) changes(f Experiment, s *stage.Stage) error {
 	for i, c := range f.Changes {
 		key := fmt.Sprintf("changes[%d]", i)
 		one := stage.Change{At: c.At, Delay: c.RTT / 2, Refused: c.Refused}

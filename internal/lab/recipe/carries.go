@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
 )
 
-func (b *builder) trace(l link) (*sim.Trace, error) {
+func (b *builder) trace(l Link) (*sim.Trace, error) {
 	if strings.HasPrefix(l.Trace, recorded) {
 		_, t, err := b.load.carries(l.Trace, b.seed)
 		return t, err

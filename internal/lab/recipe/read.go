@@ -248,6 +248,20 @@ func (r *Recipe) scaled(text []byte, scale Scale) (section, error) {
 // Stages are the runs of the experiment. The seed is that of generated traces and random
 // starts that have none of their own; each run's, less one, is added to it for the rest.
 func (r *Recipe) Stages(scale Scale, seed uint64) (all []stage.Stage, err error) {
+	for _, e := range r.runs {
+		b := builder{load: r.load, seed: seed}
+		s, err := b.stage(e)
+		if err == nil {
+			err = s.Check()
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	if r.runs != nil {
+		return all, nil
+	}
 	variants, err := r.variants(scale)
 	if err != nil {
 		return nil, err
@@ -292,8 +306,8 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	if err := root.unset(v.variables); err != nil {
 		return stage.Stage{}, err
 	}
-	b := builder{text: text, load: r.load, seed: seed, flows: root.take("flows")}
-	f := form{Seed: 1}
+	b := builder{text: text, load: r.load, seed: seed}
+	f := Experiment{Seed: 1}
 	if err := b.decode("", root.MappingNode, &f); err != nil {
 		return stage.Stage{}, err
 	}
@@ -361,11 +375,11 @@ func readMissed(n ast.Node) (all []missedBound, err error) {
 	return all, nil
 }
 
-// form is an experiment as the file says it, one run of it.
-type form struct {
+// Experiment describes one run. Files and flags both decode into it, and both players take what it builds.
+type Experiment struct {
 	Name      string           `yaml:"name"`
-	Link      link             `yaml:"link"`
-	Up        link             `yaml:"up"`
+	Link      Link             `yaml:"link"`
+	Up        Link             `yaml:"up"`
 	Cell      cell             `yaml:"cell"`
 	Algorithm policy.Algorithm `yaml:"algorithm"`
 	Group     string           `yaml:"group"`
@@ -379,7 +393,7 @@ type form struct {
 	Tunnel    string           `yaml:"tunnel"`
 	Agents    []agentForm      `yaml:"agents"`
 	Hints     time.Duration    `yaml:"hints"`
-	Acks      acks             `yaml:"acks"`
+	Acks      Acks             `yaml:"acks"`
 	Changes   []change         `yaml:"changes"`
 	Duration  time.Duration    `yaml:"duration"`
 	Warmup    time.Duration    `yaml:"warmup"`
@@ -396,7 +410,14 @@ type form struct {
 	Control raw `yaml:"control"`
 	Missed  raw `yaml:"missed"`
 	Must    raw `yaml:"must"`
-	Flows   raw `yaml:"flows"`
+
+	Flows Flows `yaml:"flows"`
+}
+
+// Flows are the flows of a run by name: a section of the file, or a list that flags made.
+type Flows struct {
+	raw
+	List []Flow
 }
 
 type agentForm struct {
@@ -406,7 +427,8 @@ type agentForm struct {
 	Algorithm string `yaml:"algorithm"`
 }
 
-type acks struct {
+// Acks says when hosts acknowledge, in virtual time alone.
+type Acks struct {
 	Every   time.Duration  `yaml:"every"`
 	Delayed *time.Duration `yaml:"delayed"`
 }
@@ -420,7 +442,9 @@ type change struct {
 	Refused   bool             `yaml:"refused"`
 }
 
-type flowForm struct {
+// Flow is one application, or several that are alike.
+type Flow struct {
+	Name    string        `yaml:"-"`
 	App     string        `yaml:"app"`
 	Host    int           `yaml:"host" min:"1" max:"100"`
 	Hosts   int           `yaml:"hosts" min:"1" max:"100"` // over which Count is spread
@@ -442,9 +466,12 @@ type flowForm struct {
 	On      time.Duration `yaml:"on"`
 	Off     time.Duration `yaml:"off"`
 	Random  bool          `yaml:"random"`
-	ECN     word[sim.ECN] `yaml:"ecn"`
+	ECN     Word[sim.ECN] `yaml:"ecn"`
 
 	policy.DirectionSettings `yaml:",inline"`
+
+	at    *ast.MappingValueNode // where the file has it
+	terms string                // of its own, as the proxy's configuration has them; empty: none
 }
 
 // raw is a part of the file that other code reads.
@@ -479,24 +506,24 @@ func (r raw) text() (string, error) {
 	return string(out), err
 }
 
-// word is a value that a parser of its own reads.
-type word[T any] struct{ value T }
+// Word is a value that a parser of its own reads.
+type Word[T any] struct{ Value T }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (w *word[T]) UnmarshalYAML(n ast.Node) (err error) {
+func (w *Word[T]) UnmarshalYAML(n ast.Node) (err error) {
 	text, ok := scalar(n)
 	if !ok {
 		return &yaml.SyntaxError{Message: "expected one value", Token: n.GetToken()}
 	}
-	switch v := any(&w.value).(type) {
+	switch v := any(&w.Value).(type) {
 	case *sim.ECN:
 		*v, err = sim.ParseECN(text)
 	case *sim.AQM:
 		*v, err = sim.ParseAQM(text)
-	case *queue:
+	case *Queue:
 		if text != record.None {
-			v.bytes, v.packets, err = sim.ParseQueue(text)
-			if err == nil && v.bytes == 0 && v.packets == 0 {
+			v.Bytes, v.Packets, err = sim.ParseQueue(text)
+			if err == nil && v.Bytes == 0 && v.Packets == 0 {
 				err = fmt.Errorf("%q has no room for a packet; write none for a queue without a limit", text)
 			}
 		}

@@ -32,6 +32,7 @@ type Recipe struct {
 	file  string // where it is, for mistakes
 	text  []byte
 	load  loader
+	runs  []Experiment    // that flags made; nil: the text has them
 	all   map[string]bool // names of the runs of the full form
 	flows map[string]bool // names of the flows of all runs
 	lets  map[Scale]variables
@@ -190,9 +191,14 @@ func Open(file string, there agents.Agents) (Recipe, error) {
 	return readText(name, file, text, files(filepath.Dir(file), there))
 }
 
-// Parse reads the text of an experiment; its traces are found from here.
-func Parse(name string, text []byte, there agents.Agents) (Recipe, error) {
-	return readText(name, name, text, files("", there))
+// Of makes a recipe of runs that flags describe; their traces are found from here.
+func Of(name string, runs []Experiment, there agents.Agents) (Recipe, error) {
+	r := Recipe{Name: name, runs: runs, load: files("", there)}
+	stages, err := r.Stages(Full, 1)
+	if err == nil {
+		err = r.distinct(Full, stages, false)
+	}
+	return r, err
 }
 
 // files finds what an experiment names in a folder.

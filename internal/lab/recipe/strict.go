@@ -29,7 +29,7 @@ var appsOf = map[string][]stage.Kind{
 }
 
 // unused tells which key of a flow says nothing of it.
-func (f flowForm) unused(key string, n ast.Node) error {
+func (f Flow) unused(key string, n ast.Node) error {
 	s, ok := sectionOf(n)
 	if !ok {
 		return nil
@@ -72,7 +72,7 @@ func either(apps []stage.Kind) string {
 }
 
 // unused tells which key of a link another one takes the place of.
-func (l link) unused(key string) error {
+func (l Link) unused(key string) error {
 	var carry []string
 	for _, k := range []struct {
 		name  string
@@ -96,7 +96,7 @@ func (l link) unused(key string) error {
 }
 
 // unused tells which of link and cell says nothing.
-func (s section) unused(f form) error {
+func (s section) unused(f Experiment) error {
 	link, cell := s.index("link"), s.index("cell")
 	switch {
 	case cell >= 0 && len(f.Cell.Hosts) == 0:
@@ -127,7 +127,7 @@ const (
 )
 
 // idle reports whether one of them says nothing of a run.
-func (f form) idle(key string, s stage.Stage) bool {
+func (f Experiment) idle(key string, s stage.Stage) bool {
 	part, key, _ := strings.Cut(key, ".")
 	l := f.Link
 	if part == "up" {
@@ -138,7 +138,7 @@ func (f form) idle(key string, s stage.Stage) bool {
 		_, err := sim.Model(l.Trace)
 		return err != nil
 	case "reorder_by":
-		return l.Reorder.value == 0
+		return l.Reorder.Value == 0
 	case "queue":
 		return s.Up.Rate == 0 && s.Up.Trace == nil
 	}
@@ -152,7 +152,7 @@ type place struct {
 }
 
 // noteIdle notes which of idlers say nothing of a run, for the places where no run yet has them say something.
-func (r *Recipe) noteIdle(root section, f form, s stage.Stage) {
+func (r *Recipe) noteIdle(root section, f Experiment, s stage.Stage) {
 	for key, cure := range idlers {
 		n := root.key(key)
 		if n == nil {
@@ -214,6 +214,9 @@ func (r *Recipe) distinct(scale Scale, stages []stage.Stage, asserts bool) error
 
 // ofRuns is a mistake in what makes several runs: runs, or else vary.
 func (r *Recipe) ofRuns(scale Scale, format string, args ...any) error {
+	if r.runs != nil {
+		return fmt.Errorf(format, args...)
+	}
 	root, err := r.scaled(r.text, scale)
 	if err != nil {
 		return err
