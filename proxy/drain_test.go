@@ -74,7 +74,7 @@ func TestATunnelCarriesItsConnectionsWhileTheyDrain(t *testing.T) {
 }
 
 func TestWhatIsLeftOfATunnelWhenTheDrainIsOverIsResetAndToldSo(t *testing.T) {
-	g, _, client, server, ended := draining(t, 0)
+	g, _, client, server, ended := draining(t, time.Millisecond)
 	deadline := time.Now().Add(patience) //nolint:forbidigo // it is by the clock
 	require.NoError(t, client.SetReadDeadline(deadline))
 	_, err := client.Read(make([]byte, 1))

@@ -107,7 +107,7 @@ func (p *Predecessor) Take(role string, want func(address string) bool) (taken [
 }
 
 // Begin tells the predecessor that this process serves, so that it accepts nothing any more. ended is called once it
-// has ended. An error that is no ErrRefused leaves open whether it has heard: this process must serve, or nobody may.
+// has ended. After an error that is no ErrRefused the predecessor may have heard, so this process must serve.
 func (p *Predecessor) Begin(ended func()) error {
 	closeSockets(p.sockets)
 	p.sockets = nil
