@@ -70,7 +70,7 @@ log:
   format: text
   flows: false
 shutdown:
-  drain: 0s
+  drain: 1ms
 `
 }
 
