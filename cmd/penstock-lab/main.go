@@ -51,6 +51,7 @@ Exit codes:
 		mdiCommand(),
 		nativeCommand(),
 		reportCommand(),
+		shellCommand(),
 		traceCommand(),
 		cli.VersionCommand(),
 	)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -13,7 +14,9 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 )
 
-func TestMain(m *testing.M) { clitest.Main(m, main) }
+func TestMain(m *testing.M) {
+	clitest.Main(m, main, func() { _ = os.RemoveAll(shellPlace) }) // what is left there does no harm
+}
 
 // run executes one command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {

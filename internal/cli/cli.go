@@ -39,6 +39,12 @@ func BadInput(err error) error {
 	return inputError{err}
 }
 
+// Status is the exit code of a program that a command ran for the user, and its own. Nothing is printed.
+type Status int
+
+// Error implements error.
+func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
 // Root completes the command of a program: version, models, and errors that name the
 // cure. elsewhere tells of commands that another program has, by name.
 func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
@@ -69,6 +75,10 @@ func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return ExitOK
+	}
+	var status Status
+	if errors.As(err, &status) {
+		return int(status)
 	}
 	fmt.Fprintf(stderr, "%s: %s\n", root.Name(), config.Printable(packages.ReplaceAllString(err.Error(), "")))
 	var input inputError

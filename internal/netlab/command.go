@@ -6,10 +6,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Cmd is an exec.Cmd that starts inside a node. Only Start, Run, Output and
@@ -95,6 +99,8 @@ type spawner struct {
 	quit  chan struct{}
 	done  chan struct{}
 	once  sync.Once
+
+	covers bool // the thread has mounts of its own; of the thread
 }
 
 // spawn returns the node's spawner, starting it at the first call.
@@ -137,6 +143,39 @@ func (s *spawner) do(fn func() error) error {
 	case <-s.done:
 		return errClosed
 	}
+}
+
+// Cover has the node's later commands find the text in place of a file that is there. Other processes do not.
+func (n *Node) Cover(file, text string) error {
+	cover, err := os.CreateTemp("", "penstock-cover-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(cover.Name()) }() // what is mounted stays
+	_, err = cover.WriteString(text)
+	if err := errors.Join(err, cover.Chmod(0o644), cover.Close()); err != nil {
+		return err
+	}
+	s, err := n.spawn()
+	if err != nil {
+		return err
+	}
+	err = s.do(func() error {
+		if !s.covers {
+			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			s.covers = true
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return err
+			}
+		}
+		return unix.Mount(cover.Name(), file, "", unix.MS_BIND, "")
+	})
+	if err != nil {
+		return fmt.Errorf("netlab: cover %s for commands in %s: %w", file, n.name, err)
+	}
+	return nil
 }
 
 // stop ends the thread, and with it every command that still runs.

@@ -9,13 +9,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv marks the run of this program that Enter started.
+// insideEnv marks the run of this program that Enter started. Its value is the caller's user and group: "1000:1000".
 const insideEnv = "PENSTOCK_NETLAB_INSIDE"
 
 // Enter makes labs possible for a user without privileges. When this process may
@@ -56,25 +57,49 @@ func runInside() (int, error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d:%d", insideEnv, os.Getuid(), os.Getgid()))
+	// The network stays this one: a lab may connect its nodes to it (package traffic).
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
 	}
+	return passSignals(cmd.Start, cmd.Wait, cmd)
+}
+
+// RunInForeground runs the command as a shell does: the terminal's keys and the signals to this process are the
+// command's. It returns the exit code, which is 128 and the signal's number where a signal ended the command.
+//
+// Where Enter has made the caller root of a user namespace, the command runs as the caller again, without rights.
+func (c *Cmd) RunInForeground() (code int, err error) {
+	var uid, gid int
+	if n, _ := fmt.Sscanf(os.Getenv(insideEnv), "%d:%d", &uid, &gid); n == 2 {
+		c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: 0, Size: 1}}
+		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: 0, Size: 1}}
+	}
+	if c.Env == nil {
+		c.Env = os.Environ()
+	}
+	c.Env = slices.DeleteFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, insideEnv+"=") })
+	return passSignals(c.Start, c.Wait, c.Cmd)
+}
+
+// passSignals starts a command, passes it the signals that this process gets, and returns its exit code.
+func passSignals(start, wait func() error, cmd *exec.Cmd) (code int, err error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
-	if err := cmd.Start(); err != nil {
+	if err := start(); err != nil {
 		return 0, err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	go func() { ended <- wait() }()
 	for {
 		select {
 		case s := <-signals:
-			if s != syscall.SIGINT && s != syscall.SIGQUIT || !foreground() {
+			if s != syscall.SIGINT && s != syscall.SIGQUIT || !isForeground() {
 				_ = cmd.Process.Signal(s) // it may have ended just now
 			}
 		case err := <-ended:
@@ -83,16 +108,21 @@ func runInside() (int, error) {
 				return 0, err
 			}
 			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-				return 128 + int(status.Signal()), nil // as a shell has it
+				return 128 + int(status.Signal()), nil
 			}
 			return cmd.ProcessState.ExitCode(), nil
 		}
 	}
 }
 
-// foreground reports whether a terminal's keys reach us, and then the child as well.
-func foreground() bool {
-	group, err := unix.IoctlGetInt(0, unix.TIOCGPGRP)
+// isForeground reports whether the terminal's keys reach this process, and so its child as well.
+func isForeground() bool {
+	tty, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	defer tty.Close()
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()
 }
 

@@ -152,9 +152,12 @@ func (n *Node) Forward() error {
 }
 
 // Route sends what is for dst through via; the zero Prefix is the default route
-// of via's family.
+// of via's family. The zero Addr makes dst unreachable.
 func (n *Node) Route(dst netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{Gw: via.AsSlice()}
+	if !via.IsValid() {
+		r.Type = unix.RTN_UNREACHABLE
+	}
 	if dst.IsValid() && dst.Bits() > 0 {
 		r.Dst = ipNet(dst.Masked())
 	}

@@ -148,3 +148,20 @@ func (r *record) all(yield func(*entry) bool) {
 		}
 	}
 }
+
+// from calls yield for each entry from the first on that arrived at the moment or later.
+func (r *record) from(moment cc.Time) func(yield func(*entry) bool) {
+	return func(yield func(*entry) bool) {
+		end := r.count.Load()
+		r.mu.Lock()
+		blocks := r.blocks
+		r.mu.Unlock()
+		at := func(i int64) *entry { return &blocks[i/entriesPerBlock][i%entriesPerBlock] }
+		first := end
+		for first > 0 && at(first-1).at >= moment {
+			first--
+		}
+		for ; first < end && yield(at(first)); first++ {
+		}
+	}
+}

@@ -77,6 +77,19 @@ func (p *Path) HostReport(host int, from, to time.Duration) Report {
 	return p.account().of(host).report(from, to)
 }
 
+// Recent summarises the last span of time, as Report does.
+func (p *Path) Recent(span time.Duration) Report {
+	to := p.Elapsed()
+	from := max(0, to-span)
+	a := p.account()
+	a.all = p.record.from(a.zero.Add(from - recentQueue))
+	return a.report(from, to)
+}
+
+// recentQueue is how long before the span packets may have arrived that left in it: more than a queue lasts that
+// anybody waits for.
+const recentQueue = 10 * time.Second
+
 // account is a path's record with what it takes to read it.
 type account struct {
 	down, up sim.LinkConfig

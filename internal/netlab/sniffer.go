@@ -3,6 +3,7 @@
 package netlab
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"math"
@@ -31,6 +32,7 @@ const (
 type Sniffer struct {
 	device string
 	fd     int
+	out    *bufio.Writer // takes the packets in the format pcap; nil: they are kept
 	ring   []byte
 	next   int // frame that the kernel fills next
 
@@ -56,8 +58,11 @@ type Capture struct {
 
 // Sniff begins to record at one of the node's devices. Stop must be called, also
 // when the lab has closed.
-func (n *Node) Sniff(device string) (*Sniffer, error) {
-	s := &Sniffer{device: device, fd: -1, quit: make(chan struct{}), done: make(chan struct{})}
+func (n *Node) Sniff(device string) (*Sniffer, error) { return n.sniff(device, nil) }
+
+// sniff records the packets, or writes them to out.
+func (n *Node) sniff(device string, out *bufio.Writer) (*Sniffer, error) {
+	s := &Sniffer{device: device, fd: -1, out: out, quit: make(chan struct{}), done: make(chan struct{})}
 	var index int
 	err := n.withNetlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(device)
@@ -146,6 +151,9 @@ func (s *Sniffer) Stop() (Capture, error) {
 		} else {
 			s.capture.Missed = int(stats.Drops)
 		}
+		if s.out != nil {
+			s.err = errors.Join(s.err, s.out.Flush())
+		}
 		s.capture.Device, s.capture.Packets = s.device, s.packets
 		s.err = errors.Join(s.err, s.close())
 	})
@@ -199,7 +207,12 @@ func (s *Sniffer) read() {
 }
 
 func (s *Sniffer) add(frame []byte, header *unix.Tpacket2Hdr) {
-	p, ok := decodePacket(frame[header.Net:][:header.Snaplen], int(header.Len))
+	packet := frame[header.Net:][:header.Snaplen]
+	if s.out != nil {
+		writePcap(s.out, packet, header)
+		return
+	}
+	p, ok := decodePacket(packet, int(header.Len))
 	if !ok {
 		return
 	}

@@ -117,8 +117,15 @@ func course(r record.Run) (points []netlab.Point, step time.Duration) {
 	return points, step
 }
 
-// seconds is the length of the table's runs.
-func (t table) seconds() float64 { return t.rows[0].results[0].Duration }
+// seconds is the length of the table's longest run.
+func (t table) seconds() (longest float64) {
+	for _, w := range t.rows {
+		for _, r := range w.results {
+			longest = max(longest, r.Duration)
+		}
+	}
+	return longest
+}
 
 // addCapacity fills the area that the link could carry.
 func addCapacity(p *plot.Plot, points []netlab.Point, step time.Duration) (*plotter.Line, error) {

@@ -44,6 +44,8 @@ type Options struct {
 	Listener string
 	// Hold holds all UDP towards the clients; not with Listener.
 	Hold bool
+	// Everything captures all connections that come from the client, wherever they go, in place of Server and Ports.
+	Everything bool
 }
 
 // listener is where connections come in.
@@ -114,7 +116,7 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 		close(p.ended)
 	}()
 	err = p.awaitReady(ctx)
-	if err == nil && (len(o.Ports) > 0 || o.Hold) && o.Listener == "" {
+	if err == nil && (len(o.Ports) > 0 || o.Hold || o.Everything) && o.Listener == "" {
 		err = o.capture(ctx, node)
 	}
 	if err != nil {
@@ -127,10 +129,13 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 // edge's namespace.
 func (o Options) capture(ctx context.Context, node *netlab.Node) error {
 	rules := capture.Rules{
-		Mode: capture.TPROXY, Port: capturePort, IPv4: true,
-		Interfaces:   []string{netlab.NearDevice},
-		Connected:    capture.ConnectedCapture, // the server is next to the edge
-		Destinations: capture.Match{Include: []netip.Prefix{netip.PrefixFrom(o.Server, o.Server.BitLen())}},
+		Mode: capture.TPROXY, Port: capturePort,
+		Interfaces: []string{netlab.NearDevice},
+		Connected:  capture.ConnectedCapture, // the server is next to the edge
+	}
+	if !o.Everything {
+		rules.IPv4 = true
+		rules.Destinations.Include = []netip.Prefix{netip.PrefixFrom(o.Server, o.Server.BitLen())}
 	}
 	rules.Hold.All = o.Hold
 	for _, port := range o.Ports {

@@ -119,6 +119,10 @@ func (r Run) Way(withLoss bool) string {
 	if r.Reorder > 0 {
 		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Exact(r.Reorder*100), figures.Exact(r.ReorderBy))
 	}
-	fmt.Fprintf(&b, ", %s s", figures.Exact(r.Duration))
+	if r.Program != "" {
+		b.WriteString(", " + r.Program)
+	} else {
+		fmt.Fprintf(&b, ", %s s", figures.Exact(r.Duration))
+	}
 	return b.String()
 }

@@ -62,6 +62,7 @@ type Run struct {
 	Reorder   float64 `json:"reorder,omitempty"`
 	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
 	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the edge of itself
+	Program   string  `json:"program,omitempty"`  // name of the program that ran behind the link, for Duration
 	Duration  float64 `json:"duration_seconds"`
 	Warmup    float64 `json:"warmup_seconds,omitempty"`
 

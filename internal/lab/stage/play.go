@@ -81,18 +81,7 @@ func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Dura
 
 func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 	var err error
-	cfg := netlab.CellularConfig{Down: r.stage.Down, Up: r.stage.Up, Cell: r.stage.Cell}
-	cfg.Up.Seed = r.stage.Seed ^ upSeed
-	if c := r.stage.Cell; c == nil {
-		cfg.Down.Seed = r.stage.Seed ^ downSeed
-	} else {
-		drawn := *c
-		cfg.Cell, drawn.Seed = &drawn, r.stage.Seed^downSeed
-	}
-	for _, a := range r.stage.Actors {
-		cfg.Hosts = max(cfg.Hosts, a.Host+1)
-	}
-	if r.lab, err = netlab.NewCellular(cfg); err != nil {
+	if r.lab, err = r.stage.network(); err != nil {
 		return err
 	}
 	// The servers' side outlives the actors, so that no actor sees an error that the
@@ -130,6 +119,33 @@ func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 	return errors.Join(err, r.lab.Close())
 }
 
+// network builds the last hop, hosts, edge and server.
+func (s Stage) network() (*netlab.Cellular, error) {
+	cfg := netlab.CellularConfig{Down: s.Down, Up: s.Up, Cell: s.Cell}
+	cfg.Up.Seed = s.Seed ^ upSeed
+	if c := s.Cell; c == nil {
+		cfg.Down.Seed = s.Seed ^ downSeed
+	} else {
+		drawn := *c
+		cfg.Cell, drawn.Seed = &drawn, s.Seed^downSeed
+	}
+	for _, a := range s.Actors {
+		cfg.Hosts = max(cfg.Hosts, a.Host+1)
+	}
+	lab, err := netlab.NewCellular(cfg)
+	if err != nil {
+		return nil, err
+	}
+	err = traffic.Loosen(lab.Client, lab.Edge, lab.Server)
+	if err == nil && s.marks() {
+		err = lab.Client.Sysctl("net.ipv4.tcp_ecn", "1")
+	}
+	if err != nil {
+		return nil, errors.Join(err, lab.Close())
+	}
+	return lab, nil
+}
+
 // decide starts the agents that the proxy is to name.
 func (r *run) decide() (ended func(), err error) {
 	r.agents, ended, err = r.stage.deciding().Start()
@@ -138,14 +154,6 @@ func (r *run) decide() (ended func(), err error) {
 
 // set puts hosts, servers and proxy in place.
 func (r *run) set(ctx context.Context) error {
-	if err := traffic.Loosen(r.lab.Client, r.lab.Edge, r.lab.Server); err != nil {
-		return err
-	}
-	if r.stage.marks() {
-		if err := r.lab.Client.Sysctl("net.ipv4.tcp_ecn", "1"); err != nil {
-			return err
-		}
-	}
 	r.direct = r.lab.ServerAddr.V4.Next()
 	if err := r.lab.Server.Address(netlab.FarDevice, netip.PrefixFrom(r.direct, 24)); err != nil {
 		return err

@@ -48,9 +48,16 @@ type Server struct {
 // port. Its sockets use the kernel's algorithm. A connection closes when the
 // handler returns, which it has to once the connection fails.
 func Serve(node *netlab.Node, address, algorithm string, handle func(net.Conn)) (*Server, error) {
-	lc := net.ListenConfig{Control: Control(algorithm)}
+	return serve(node, "tcp4", address, Control(algorithm), handle)
+}
+
+// serve is Serve on a network of package net, with a socket that control prepares.
+func serve(node *netlab.Node, network, address string, control func(string, string, syscall.RawConn) error,
+	handle func(net.Conn),
+) (*Server, error) {
+	lc := net.ListenConfig{Control: control}
 	lc.SetMultipathTCP(false)
-	ln, err := node.ListenWith(context.Background(), &lc, "tcp4", address)
+	ln, err := node.ListenWith(context.Background(), &lc, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
