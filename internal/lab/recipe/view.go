@@ -35,6 +35,7 @@ type view struct {
 	WrongAnswers int                `expr:"wrong_answers"` // good ones refused and wrong ones taken
 	CPU          float64            `expr:"cpu"`           // s per GB, of the proxy and its agents or of native senders
 	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
+	Virtual      bool               `expr:"virtual"`       // it was played in virtual time
 	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
@@ -86,7 +87,7 @@ func (r Run) view() *view {
 			return record.PercentilesOf(rec.Queueing), nil // the queue is everybody's
 		},
 	}
-	if rec.Virtual == nil {
+	if v.Virtual = rec.Virtual != nil; !v.Virtual {
 		v.Fallbacks = float64(rec.Decided.Fallbacks)
 	}
 	for _, a := range rec.Actors {
