@@ -201,19 +201,18 @@ pictures: ## redraw the pictures of the page in docs; with chromium
 # What is there of this code is left out, so that a run that was stopped goes on; what was measured
 # of other code is replaced. Over real sockets it needs root, and takes four hours: REAL=yes is all
 # of it, REAL="rpm alcc-a1" these, and with WITHIN=20m what is over by then, so that the next call
-# goes on. The code is what is neither a page nor a result: committing results leaves it as it is.
-RESULTS = docs/measurements
+# goes on. The code is all but pages. Records of runs stay out of the tree: only their tables go into the page.
+RESULTS = results
 CODE    = . ':!docs' ':!*.md'
 WITHIN ?= 0
 measurements: VERSION = $(shell git log -1 --format=%h -- $(CODE) | tr -d '\n'; git diff --quiet HEAD -- $(CODE) || echo -dirty)
 measurements: export GOFLAGS += -buildvcs=false
-measurements: build ## play every recipe and rewrite the results in docs/measurements and their tables
+measurements: build ## play every recipe and rewrite the tables of docs/measurements.md
 	mkdir -p $(RESULTS)
 	bin/penstock-lab bench recipe all --virtual --resume --replace --json $(RESULTS)/virtual.jsonl >/dev/null \
 		|| [ $$? = 1 ]
 	@if [ -n "$(REAL)" ]; then set -x; bin/penstock-lab bench recipe $(REAL:yes=all) --within $(WITHIN) --resume --replace \
 		--json $(RESULTS)/real.jsonl || [ $$? = 1 ]; fi
-	git ls-files -s cc | grep -v _test.go | sha256sum | cut -d' ' -f1 > $(RESULTS)/cc.sha256
 	sed '/^<!-- Generated/q' docs/measurements.md > docs/measurements.md.new
 	(set -e; echo; bin/penstock-lab sim --all --markdown; echo; echo '## Published experiments'; echo; \
 		bin/penstock-lab bench recipe table $$(ls $(RESULTS)/*.jsonl)) >> docs/measurements.md.new

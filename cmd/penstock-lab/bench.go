@@ -25,7 +25,7 @@ type benchFlags struct {
 	agents             []string
 	seeds              []uint
 	runs               int
-	retry, packets     bool
+	retry              bool
 	blind              bool // : the proxy is not looked at as it runs
 	outputs            outputs
 }
@@ -68,11 +68,7 @@ Several values of --loss share one table, each sender beside what it has without
 
 Throughput and delays are those of the link's own record, from the first data
 packet on; queueing is from a packet's arrival at the queue until its last byte
-has left it. With --packets what leaves towards the client is recorded too. In
-flight is what was sent and not acknowledged, selectively or not; the pipe leaves
-out what is lost (RFC 6675). Of a sender with a fixed pacing rate, as in
-static:cwnd_packets=50,pacing_mbit=8, gaps are also given as multiples of the
-one that rate asks for.
+has left it.
 
 A FILE describes an experiment in place of the flags, in the form that recipes have.
 
@@ -86,8 +82,7 @@ where user namespaces are allowed.`,
   penstock-lab bench --sender copa,copa@sim --link generate:lte
   penstock-lab bench --sender penstock@wireguard,penstock@sim --link generate:lte --duration 20s
   penstock-lab bench --sender pbe,nacc:wired,copa --link generate:lte --hints 20ms
-  penstock-lab bench --sender ccp:mine,ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
-  penstock-lab bench --sender static:cwnd_packets=50@ebpf,static:cwnd_packets=50@bbr --link 12mbit --packets`,
+  penstock-lab bench --sender ccp:mine,ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			experiment, err := f.experiment(cmd, files)
@@ -95,7 +90,7 @@ where user namespaces are allowed.`,
 				return cli.BadInput(err)
 			}
 			runs, err := f.play(cmd, experiment)
-			return errors.Join(err, f.outputs.tables(cmd, runs, true))
+			return errors.Join(err, f.outputs.tables(cmd, runs))
 		},
 	}
 	flags := cmd.Flags()
@@ -123,8 +118,6 @@ where user namespaces are allowed.`,
 	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
 	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
-	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how "+
-		"many are in flight, and the gaps between them")
 	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station "+
 		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
@@ -171,7 +164,7 @@ const shortest = time.Second
 func (f *benchFlags) play(cmd *cobra.Command, r recipe.Recipe) (all []record.Run, err error) {
 	s := session{
 		outputs: f.outputs, cmd: cmd, scale: recipe.Full, runs: f.runs,
-		env: stage.Env{Packets: f.packets, Blind: f.blind},
+		env: stage.Env{Blind: f.blind},
 	}
 	if f.retry {
 		s.retry = 1
@@ -207,15 +200,23 @@ func failures(runs []record.Run) error {
 }
 
 // tables prints the tables, and draws the plots, of what was finished.
-func (o *outputs) tables(cmd *cobra.Command, runs []record.Run, windows bool) error {
+func (o *outputs) tables(cmd *cobra.Command, runs []record.Run) error {
 	if len(runs) == 0 {
 		return nil
 	}
-	if err := bench.WriteTables(cmd.OutOrStdout(), runs, windows); err != nil {
+	if err := bench.WriteTables(cmd.OutOrStdout(), runs); err != nil {
 		return err
 	}
-	if err := recipe.WriteFindings(cmd.OutOrStdout(), runs); err != nil || o.plot == "" {
+	if err := recipe.WriteFindings(cmd.OutOrStdout(), runs); err != nil {
 		return err
+	}
+	return o.draw(cmd, runs)
+}
+
+// draw makes the pictures of --plot.
+func (o *outputs) draw(cmd *cobra.Command, runs []record.Run) error {
+	if o.plot == "" {
+		return nil
 	}
 	names, err := bench.WritePlots(o.plot, runs)
 	tellDrawn(cmd, names)

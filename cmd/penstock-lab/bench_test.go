@@ -49,10 +49,6 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		"a file beside flags that describe one": {
 			[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"},
 		},
-		"packets of a tunnel": {
-			[]string{"bench", "--sender", "copa@wireguard", "--packets"},
-			[]string{"--packets", "cannot be told apart"},
-		},
 		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
@@ -231,7 +227,7 @@ func TestBenchGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())
 	command := []string{
 		"bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json", "runs.jsonl",
-		"--csv", "runs.csv", "--resume",
+		"--resume",
 	}
 	code, one, stderr := run(t, command...)
 	require.Equal(t, cli.ExitOK, code, stderr)
@@ -244,9 +240,6 @@ func TestBenchGoesOn(t *testing.T) {
 	text, err := os.ReadFile("runs.jsonl")
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(text, []byte("\n")))
-	text, err = os.ReadFile("runs.csv")
-	require.NoError(t, err)
-	assert.Equal(t, 3, bytes.Count(text, []byte("\n")))
 }
 
 // Runs cost time: their records stand behind earlier ones, and a place where
@@ -287,10 +280,10 @@ func TestNoOutputTakesThePlaceOfAnother(t *testing.T) {
 	require.NoError(t, os.WriteFile("x.png", []byte(there), 0o600))
 	for _, args := range []string{
 		"report x.png -o ./x.png",
-		"sim --json x.png --csv x.png", "sim --json x.png --report x.png", "sim --json x.png --plot x.png",
-		"sim --json x.png --trace-out x.png", "sim --trace x.png --csv x.png", "sim --up-trace x.png --trace-out x.png",
-		"sim --delay-trace x.png --json x.png", "sim x.png --json x.png", "bench --link x.png --csv x.png",
-		"bench x.png --json x.png", "bench --up x.png --json x.png", "demo --trace x.png --csv x.png",
+		"sim --json x.png --report x.png", "sim --json x.png --plot x.png",
+		"sim --json x.png --trace-out x.png", "sim --trace x.png --json x.png", "sim --up-trace x.png --trace-out x.png",
+		"sim --delay-trace x.png --json x.png", "sim x.png --json x.png", "bench --link x.png --json x.png",
+		"bench x.png --json x.png", "bench --up x.png --json x.png", "demo --trace x.png --json x.png",
 		"bench fidelity --trace x.png --report x.png",
 	} {
 		code, stdout, stderr := run(t, strings.Fields(args)...)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -59,11 +58,8 @@ or as a user where user namespaces are allowed.`,
 					"--algorithm ").Replace(err.Error())))
 			}
 			results, err := f.play(cmd, experiment)
-			if err := errors.Join(err, f.outputs.tables(cmd, results, false)); err != nil {
+			if err := errors.Join(err, f.outputs.tables(cmd, results)); err != nil {
 				return err
-			}
-			if s := bench.Conclusion(results); s != "" {
-				fmt.Fprintf(cmd.OutOrStdout(), "\n%s\n", s)
 			}
 			return showUpload(cmd, f.Links[0], f.Duration*3/8)
 		},

@@ -34,7 +34,7 @@ import (
 
 // ofRuns are the flags that are about how experiments are played, and go with files of them.
 var ofRuns = []string{
-	"seeds", "runs", "packets", agents.Flag, "retry-noisy", "json", "csv", "report", "plot", "resume", "trace-out",
+	"seeds", "runs", agents.Flag, "retry-noisy", "json", "report", "plot", "resume", "trace-out",
 	"trace-every", "help", proxyFlag, "mdi-model",
 }
 
@@ -57,15 +57,14 @@ func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 
 // outputs is where records go beside the tables.
 type outputs struct {
-	json, csv, plot, report string
-	traceOut                string // of sim
-	resume, replace         bool
+	json, plot, report string
+	traceOut           string // of sim
+	resume, replace    bool
 }
 
 func (o *outputs) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
-	flags.StringVar(&o.csv, "csv", "", "write a table of the runs to this file")
 	flags.StringVar(&o.report, "report", "",
 		"make a page of the runs, with tables and figures, as the command report does")
 	flags.StringVar(&o.plot, "plot", "", "draw the course of the runs into this .png file, or files named after it")
@@ -89,13 +88,13 @@ func (o *outputs) check(read ...string) error {
 	if o.resume && o.traceOut != "" {
 		return errors.New("--resume does not go with --trace-out: the file of --json has no such trace")
 	}
-	return output.Apart([]string{o.json, o.csv, o.report, o.plot, o.traceOut}, read...)
+	return output.Apart([]string{o.json, o.report, o.plot, o.traceOut}, read...)
 }
 
 // open opens the file of --json, reads what is there, and finds out whether the others can be made.
 func (o *outputs) open() (file io.Writer, there []record.Run, done func() error, err error) {
 	for flag, path := range map[string]string{
-		"plot": o.plot, "report": o.report, "csv": o.csv, "trace-out": o.traceOut,
+		"plot": o.plot, "report": o.report, "trace-out": o.traceOut,
 	} {
 		if path == "" {
 			continue
@@ -140,17 +139,9 @@ func (s *session) drop() error {
 	})
 }
 
-// write makes the page and the table.
+// write makes the page.
 func (o *outputs) write(cmd *cobra.Command, runs []record.Run) error {
-	if len(runs) == 0 {
-		return nil
-	}
-	if o.csv != "" {
-		if err := output.Write(o.csv, func(w io.Writer) error { return record.WriteCSV(w, runs) }); err != nil {
-			return fmt.Errorf("--csv: %w", err)
-		}
-	}
-	if o.report == "" {
+	if len(runs) == 0 || o.report == "" {
 		return nil
 	}
 	name := filepath.Base(o.report)
@@ -278,9 +269,6 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 				if err == nil {
 					err = r.Place(one.CheckAgents())
 				}
-				if err == nil && s.env.Packets && one.Tunnel != "" {
-					err = fmt.Errorf("--packets: %s: what leaves through a tunnel cannot be told apart", one.Name)
-				}
 				if err != nil {
 					return cli.BadInput(err)
 				}
@@ -340,13 +328,8 @@ func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, see
 	run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
 	run.Seed, run.Number = seed, number
 	run.Setup += s.models
-	if run.Virtual = s.virtual || one.Virtual; !run.Virtual {
-		if s.env.Packets {
-			run.Setup += "-packets"
-		}
-		if s.proxy != "" && one.Edge != "" && !one.Native {
-			run.Version += ", proxy " + s.proxy
-		}
+	if run.Virtual = s.virtual || one.Virtual; !run.Virtual && s.proxy != "" && one.Edge != "" && !one.Native {
+		run.Version += ", proxy " + s.proxy
 	}
 	if s.scale != recipe.Full {
 		run.Scale = string(s.scale)

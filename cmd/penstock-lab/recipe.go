@@ -28,7 +28,7 @@ func recipeTableCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "table FILE...",
 		Short:   "Make a table of what --json wrote: the paper's figures, in virtual time and over real sockets",
-		Example: "  penstock-lab bench recipe table docs/measurements/virtual.jsonl docs/measurements/real.jsonl",
+		Example: "  penstock-lab bench recipe table virtual.jsonl real.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			files, err := readRecords(names)
@@ -137,7 +137,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		s.seeds = append(s.seeds, f.seed+uint64(n))
 	}
 	first := true
-	err = s.play(recipes, func(r recipe.Recipe, runs []record.Run, results []recipe.Result) error {
+	err = s.play(recipes, func(r recipe.Recipe, runs []record.Run, _ []recipe.Result) error {
 		if !first {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
@@ -146,13 +146,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: left out: it would not be over within %v\n", r.Name, f.within)
 			return nil
 		}
-		err := recipe.WriteResults(cmd.OutOrStdout(), r, runs)
-		if err != nil || f.outputs.plot == "" || len(results) == 0 {
-			return err
-		}
-		names, err := recipe.WritePlots(f.outputs.plot, results[0])
-		tellDrawn(cmd, names)
-		return err
+		return recipe.WriteResults(cmd.OutOrStdout(), r, runs)
 	})
-	return errors.Join(err, failures(s.all))
+	return errors.Join(err, f.outputs.draw(cmd, s.all), failures(s.all))
 }

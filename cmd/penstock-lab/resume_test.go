@@ -13,9 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
-	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/need"
 )
 
@@ -138,17 +136,6 @@ must: [utilisation >= 0.5]
 	left, err = os.ReadFile("runs.jsonl")
 	require.NoError(t, err)
 	assert.True(t, strings.HasPrefix(string(left), unread+"{\"experiment\":\"my\""))
-}
-
-// A run whose packets were not recorded does not stand for one whose packets are to be.
-func TestARunWithItsPacketsIsAnother(t *testing.T) {
-	with, without := session{env: stage.Env{Packets: true}}, session{}
-	for _, virtual := range []bool{false, true} {
-		of := func(s session) record.Run {
-			return s.record(recipe.Recipe{}, stage.Stage{Virtual: virtual}, stage.Record{}, 1, 1)
-		}
-		assert.Equal(t, virtual, of(with).Same(of(without)), "in virtual time none are")
-	}
 }
 
 // Runs with a proxy of another build and runs without one are of one session.

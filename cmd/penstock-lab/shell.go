@@ -99,7 +99,6 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
 	flags.StringVar(&f.pcap, "pcap", "", "write the packets' headers, as the program's host sees them, to this file; of "+
 		"several edges, to one file each")
 	flags.StringVar(&f.outputs.json, "record", "", "append one JSON line for each run to this file, as bench --json does")
-	flags.StringVar(&f.outputs.csv, "csv", "", "write a table of the runs to this file")
 	flags.StringVar(&f.outputs.report, "report", "", "make a page of the runs, as the command report does")
 	flags.StringVar(&f.outputs.plot, "plot", "", "draw the course of the runs into this .png file")
 	return cmd
@@ -113,7 +112,7 @@ func (f *shellFlags) readStages(command []string) (all []stage.Stage, err error)
 	if err := f.outputs.check(f.link, f.Up, f.DelayTrace); err != nil {
 		return nil, err
 	}
-	if err := output.Apart([]string{f.pcap, f.outputs.json, f.outputs.csv, f.outputs.report, f.outputs.plot}); err != nil {
+	if err := output.Apart([]string{f.pcap, f.outputs.json, f.outputs.report, f.outputs.plot}); err != nil {
 		return nil, err
 	}
 	f.Links, f.Buffers, f.Losses = []string{f.link}, []string{f.buffer}, []float64{f.loss}
@@ -194,7 +193,7 @@ func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error
 			break
 		}
 	}
-	if err := errors.Join(f.outputs.write(cmd, runs), f.outputs.tables(cmd, runs, false)); err != nil {
+	if err := errors.Join(f.outputs.write(cmd, runs), f.outputs.tables(cmd, runs)); err != nil {
 		return err
 	}
 	return statusError(code)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -37,7 +36,7 @@ runs:
 			must := file + "must: [run(\"long\").utilisation >= 0.5]\n"
 			require.NoError(t, os.WriteFile("must.yaml", []byte(must), 0o600))
 			var said bytes.Buffer
-			cmd := clitest.Program(t.Context(), append(args, "--json", "runs.jsonl", "--csv", "runs.csv")...)
+			cmd := clitest.Program(t.Context(), append(args, "--json", "runs.jsonl")...)
 			cmd.Stdout, cmd.Stderr = &said, &said
 			require.NoError(t, cmd.Start())
 			over := make(chan struct{})
@@ -59,9 +58,6 @@ runs:
 			}
 			assert.Equal(t, cli.ExitFail, cmd.ProcessState.ExitCode(), said.String())
 			assert.Equal(t, 1, lines())
-			csv, err := os.ReadFile("runs.csv")
-			require.NoError(t, err)
-			assert.Equal(t, 2, strings.Count(string(csv), "\n"))
 			assert.Contains(t, said.String(), "terminated") // in the long run, or right before it
 			assert.Regexp(t, `(?m)^(short|two +40mbit|short +1) +3\d\.\d`, said.String(), "a row of a table")
 			assert.NotRegexp(t, "left out|it is there", said.String())

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -47,12 +46,7 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 		return nil
 	})
 	err = errors.Join(err, t.Flush(), f.writeTraces(played))
-	if f.outputs.plot != "" {
-		names, failed := bench.WritePlots(f.outputs.plot, s.all)
-		tellDrawn(cmd, names)
-		err = errors.Join(err, failed)
-	}
-	return errors.Join(err, errors.Join(unmet...))
+	return errors.Join(err, f.outputs.draw(cmd, s.all), errors.Join(unmet...))
 }
 
 // unheld are the findings that do not hold.

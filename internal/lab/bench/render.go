@@ -13,20 +13,14 @@ import (
 )
 
 // WriteTables writes results as one table for each path: medians over the runs
-// that count, with the range in parentheses where there are several. With
-// windows it adds how the kernel under the proxy kept to the proxy's window, and
-// how the packets left where they were recorded.
-func WriteTables(w io.Writer, results []record.Run, windows bool) error {
+// that count, with the range in parentheses where there are several.
+func WriteTables(w io.Writer, results []record.Run) error {
 	var b strings.Builder
 	for i, t := range tables(results, false) {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
 		t.write(&b)
-		if windows {
-			t.writeWindows(&b)
-			t.writeDepartures(&b)
-		}
 	}
 	writeTrust(&b, results)
 	_, err := io.WriteString(w, b.String())
@@ -175,7 +169,16 @@ func (w row) share(lossless *row) string {
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
 func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
-	return middling(over(w, figure, func(v float64) float64 { return v * scale }))
+	var values []float64
+	for _, r := range w.counted() {
+		if v := figure(r); v != nil {
+			values = append(values, *v*scale)
+		}
+	}
+	if len(values) == 0 {
+		return "-"
+	}
+	return figures.Number(figures.SpreadOf(values).Median)
 }
 
 // writeTrust adds what says how far to trust the figures.
@@ -212,9 +215,6 @@ func writeTrust(b *strings.Builder, results []record.Run) {
 		}
 		for _, m := range r.Missing {
 			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, which(r))
-		}
-		if d := r.Departures; d != nil && d.Missed > 0 {
-			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, which(r))
 		}
 	}
 }

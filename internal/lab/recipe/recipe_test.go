@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -152,13 +149,6 @@ func TestAResultIsWritten(t *testing.T) {
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short}))
 	assert.Contains(t, page.String(), "| 1 of 1, short | ok | not run | not measured |")
-
-	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
-	require.NoError(t, err)
-	require.Len(t, names, 1)
-	png, err := os.ReadFile(names[0])
-	require.NoError(t, err)
-	assert.True(t, strings.HasPrefix(string(png), "\x89PNG"))
 }
 
 // A table says of each figure whether it was measured, and if so whether its bound holds.

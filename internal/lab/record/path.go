@@ -18,14 +18,14 @@ const (
 	Free = "unlimited"
 )
 
-// describe writes down what the run's packets pass.
-func (r *Run) describe(s stage.Stage) {
+// describePath notes what the run's packets pass.
+func (r *Run) describePath(s stage.Stage) {
 	down, up := s.Down, s.Up
-	r.Link, r.Up, r.Buffer = carries(down), carries(up), buffer(down)
+	r.Link, r.Up, r.Buffer = describeLink(down), describeLink(up), describeBuffer(down)
 	if r.Up == r.Link && reflect.DeepEqual(down.Trace, up.Trace) { // which may be called the same
 		r.Up = Same
 	}
-	if b := buffer(up); r.Up != Free && b != r.Buffer {
+	if b := describeBuffer(up); r.Up != Free && b != r.Buffer {
 		r.UpBuffer = b
 	}
 	r.UpLoss = up.Loss
@@ -42,8 +42,8 @@ func (r *Run) describe(s stage.Stage) {
 	}
 }
 
-// carries is what a link does, in a word.
-func carries(c sim.LinkConfig) string {
+// describeLink returns the rate of a link, or the name of its trace.
+func describeLink(c sim.LinkConfig) string {
 	switch {
 	case c.Trace != nil:
 		return c.Trace.Name
@@ -55,7 +55,7 @@ func carries(c sim.LinkConfig) string {
 	return c.Rate.String()
 }
 
-func buffer(c sim.LinkConfig) string {
+func describeBuffer(c sim.LinkConfig) string {
 	switch b := c.QueueBytes; {
 	case c.QueuePackets > 0:
 		return fmt.Sprintf("%dpkt", c.QueuePackets)
@@ -73,7 +73,7 @@ func buffer(c sim.LinkConfig) string {
 // PathOf is the Path of a stage's runs.
 func PathOf(s stage.Stage) string {
 	r := Run{Duration: s.Duration.Seconds()}
-	r.describe(s)
+	r.describePath(s)
 	return r.Path()
 }
 

@@ -97,9 +97,7 @@ type Run struct {
 	Memory   []cc.Bytes `json:"proxy_memory_bytes,omitempty"` // at the start and at each second
 	Missing  []string   `json:"proxy_missing,omitempty"`      // what the proxy asked of the kernel and did not get
 
-	Window     *stage.Window     `json:"window,omitempty"`     // absent unless one managed download has the link
-	Answer     *stage.Answer     `json:"answer_ms,omitempty"`  // absent where the proxy does not say
-	Departures *stage.Departures `json:"departures,omitempty"` // absent unless packets were recorded
+	Window *stage.Window `json:"window,omitempty"` // absent unless one managed download has the link
 
 	// How late the emulator handed packets over: the error of the measurement.
 	// Absent in virtual time.
@@ -211,13 +209,13 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil,
 		Native: s.Native, Over: s.Over,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
-		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
+		Setup: digestStage(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
 		StartedAt:     time.Now().UTC().Truncate(time.Second),
 		System:        readSystem(),
-		Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window, Answer: rec.Answer,
-		Departures: rec.Departures, Discarded: rec.Discarded, Points: rec.Points, Memory: rec.Memory,
+		Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window,
+		Discarded: rec.Discarded, Points: rec.Points, Memory: rec.Memory,
 	}
-	r.describe(s)
+	r.describePath(s)
 	if r.Envelope == "" && s.Edge != "" && !s.Native {
 		r.Envelope = s.Envelope
 	}
@@ -238,7 +236,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	r.OneWay = PercentilesOf(down.DataOneWay.Delays())
 	r.UpQueueing = PercentilesOf(up.Queueing.Delays())
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
-	r.course(rec.Points, down.DataQueueing)
+	r.addSeries(rec.Points, down.DataQueueing)
 	if !r.Virtual {
 		late := down.Lateness
 		if up.Lateness.P99 > late.P99 {
@@ -258,40 +256,40 @@ func Of(s stage.Stage, rec stage.Record) Run {
 			r.CPUPerGB = &perGB
 		}
 	}
-	r.flows(s, rec)
+	r.addFlows(s, rec)
 	return r
 }
 
-// setup is a digest of the stage.
-func setup(s stage.Stage) string {
+// digestStage returns a digest of all that a stage says, with the contents of its traces.
+func digestStage(s stage.Stage) string {
 	digest := fnv.New64a()
 	err := json.NewEncoder(digest).Encode(s) // of traces the names
 	fmt.Fprint(digest, err, s.Down.Trace, s.Down.Delays, s.Up.Trace, s.Up.Delays)
 	return strconv.FormatUint(digest.Sum64(), 16)
 }
 
-// course keeps the course of the run and the distribution of its delay.
-func (r *Run) course(points []netlab.Point, queueing netlab.Quantiles) {
+// addSeries adds what came of each second, and the distribution of the queueing delay.
+func (r *Run) addSeries(points []netlab.Point, queueing netlab.Quantiles) {
 	s := Series{Step: time.Second.Seconds()}
 	for _, p := range Merge(points, int(time.Second/stage.Step)) {
-		s.Throughput = append(s.Throughput, rounded(p.Throughput.Mbps()))
-		s.Offered = append(s.Offered, rounded(p.Offered.Mbps()))
-		s.Queueing = append(s.Queueing, rounded(Millis(p.Queueing)))
+		s.Throughput = append(s.Throughput, roundToThousandth(p.Throughput.Mbps()))
+		s.Offered = append(s.Offered, roundToThousandth(p.Offered.Mbps()))
+		s.Queueing = append(s.Queueing, roundToThousandth(Millis(p.Queueing)))
 	}
 	if len(s.Throughput) > 0 {
 		r.Series = &s
 	}
 	if queueing.Count > 0 {
 		for _, d := range queueing.Centiles {
-			r.Centiles = append(r.Centiles, rounded(Millis(d)))
+			r.Centiles = append(r.Centiles, roundToThousandth(Millis(d)))
 		}
 	}
 }
 
-func (r *Run) flows(s stage.Stage, rec stage.Record) {
+func (r *Run) addFlows(s stage.Stage, rec stage.Record) {
 	for i, a := range rec.Actors {
 		f := Flow{
-			Name: a.Name, Throughput: rounded(rec.RateOf(s, i).Mbps()), Limited: a.Limited,
+			Name: a.Name, Throughput: roundToThousandth(rec.RateOf(s, i).Mbps()), Limited: a.Limited,
 			Error: a.Corrupt + a.Error,
 		}
 		if v := a.Video; v != nil {
@@ -299,11 +297,11 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 			f.Video = &own
 		}
 		for t := time.Duration(0); t+time.Second <= s.Duration; t += time.Second {
-			f.PerSecond = append(f.PerSecond, rounded(a.Rate(t, t+time.Second).Mbps()))
+			f.PerSecond = append(f.PerSecond, roundToThousandth(a.Rate(t, t+time.Second).Mbps()))
 		}
 		for _, q := range a.Requests {
 			if q.Took > 0 && q.At >= s.Warmup {
-				f.Took = append(f.Took, rounded(q.Took.Seconds()))
+				f.Took = append(f.Took, roundToThousandth(q.Took.Seconds()))
 			}
 		}
 		if a.Queueing != (sim.Delays{}) {
@@ -326,22 +324,22 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 		}
 		r.Flows = append(r.Flows, f)
 	}
-	r.Payload = rounded(r.Payload)
+	r.Payload = roundToThousandth(r.Payload)
 	if rates := rec.Rates(s); len(rates) > 1 {
-		r.Jain = rounded(sim.Jain(rates...))
+		r.Jain = roundToThousandth(sim.Jain(rates...))
 	}
 	if len(r.Flows) > mostFlows {
-		r.Flows = []Flow{together(r.Flows)}
+		r.Flows = []Flow{joinFlows(r.Flows)}
 	}
 }
 
-// together are all flows as one.
-func together(flows []Flow) Flow {
+// joinFlows returns one flow in place of many.
+func joinFlows(flows []Flow) Flow {
 	all := Flow{Name: fmt.Sprintf("all %d", len(flows)), PerSecond: make([]float64, len(flows[0].PerSecond))}
 	for _, f := range flows {
-		all.Throughput = rounded(all.Throughput + f.Throughput)
+		all.Throughput = roundToThousandth(all.Throughput + f.Throughput)
 		for k, v := range f.PerSecond {
-			all.PerSecond[k] = rounded(all.PerSecond[k] + v)
+			all.PerSecond[k] = roundToThousandth(all.PerSecond[k] + v)
 		}
 		all.Took = append(all.Took, f.Took...)
 		all.Sent, all.Drops = all.Sent+f.Sent, all.Drops+f.Drops
@@ -392,8 +390,8 @@ func Merge(points []netlab.Point, n int) []netlab.Point {
 	return merged
 }
 
-// rounded leaves out digits that say nothing.
-func rounded(v float64) float64 { return math.Round(v*1e3) / 1e3 }
+// roundToThousandth leaves out digits that no measurement has.
+func roundToThousandth(v float64) float64 { return math.Round(v*1e3) / 1e3 }
 
 // Millis rounds to the microsecond: what is beyond it is noise.
 func Millis(d time.Duration) float64 { return float64(d.Round(time.Microsecond)) / 1e6 }

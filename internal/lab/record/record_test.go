@@ -2,7 +2,6 @@ package record_test
 
 import (
 	"bytes"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -237,19 +236,6 @@ func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	moves := played(t, func(s *stage.Stage) { s.Down.Delays, s.Up.Delays = trace, trace })
 	assert.InDelta(t, 10, moves.Delay, 0)
 	assert.Contains(t, moves.Path(), ", 10 ms and delays of moves each way, ")
-}
-
-func TestATableOfRuns(t *testing.T) {
-	var b strings.Builder
-	require.NoError(t, record.WriteCSV(&b, []record.Run{played(t, nil)}))
-	lines := strings.Split(b.String(), "\n")
-	require.Len(t, lines, 3)
-	assert.Contains(t, lines[0], "experiment,run,path,virtual,seed,number,throughput_mbit,")
-	assert.Contains(t, lines[1], "test,static,\"12mbit both ways, 10 ms each way, buffer 250pkt, 3 s\",true,1,1,1")
-	b.Reset()
-	require.NoError(t, record.WriteCSV(&b, []record.Run{{Seed: math.MaxUint64}, {Seed: 20_261_127, Throughput: 1e6}}))
-	assert.Contains(t, b.String(), ",false,18446744073709551615,0,")
-	assert.Contains(t, b.String(), ",false,20261127,0,1000000,")
 }
 
 func TestMergeSteps(t *testing.T) {

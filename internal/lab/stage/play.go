@@ -30,7 +30,6 @@ type Env struct {
 	Args       []string // beside its configuration, such as --mdi-model
 	// Laboratory is the program penstock-lab, which has native senders and receivers; empty: this program.
 	Laboratory string
-	Packets    bool // record the packets that leave the edge for the first actor
 	Blind      bool // do not look at the proxy as it runs, which costs it a little time
 }
 
@@ -53,8 +52,7 @@ type run struct {
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
 	failed  chan error     // what ends the run; the first stands
 	record  Record
-	below   []windowSample  // of windows and what is below them; the watch appends, until others have ended
-	sniffer *netlab.Sniffer // nil: packets are not recorded
+	below   []windowSample // of windows and what is below them; the watch appends, until others have ended
 
 	counting sync.Mutex // held while what was sent is counted, and while a connection ends
 }
@@ -96,10 +94,6 @@ func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 		err = r.act(ctx, progress)
 	}
 	cancel()
-	if r.sniffer != nil {
-		_, stopped := r.sniffer.Stop()
-		err = errors.Join(err, stopped)
-	}
 	for _, s := range r.servers {
 		err = errors.Join(err, s.Close())
 	}
@@ -182,11 +176,6 @@ func (r *run) set(ctx context.Context) error {
 	}
 	if err == nil && r.tunnel != nil {
 		err = r.tunnel.Join(r.lab)
-	}
-	if err == nil && r.env.Packets {
-		// The edge's device, whoever sends: there each packet is one by itself,
-		// where the server's own hands over what is yet to be segmented.
-		r.sniffer, err = r.lab.Edge.Sniff(netlab.NearDevice)
 	}
 	return err
 }

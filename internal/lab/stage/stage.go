@@ -140,12 +140,10 @@ type Record struct {
 	Decided Decided       // by agents
 	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
 
-	Envelope   string      // below the first managed actor, as the proxy says; empty: it does not
-	Missing    []string    // what the proxy asked of the kernel for it and did not get
-	Window     *Window     // of the one managed download, if there is no other actor; else nil
-	Answer     *Answer     // nil: the proxy does not say
-	Departures *Departures // of the first actor; nil: packets were not recorded
-	Attempt    int         // 2: played again, as the machine disturbed the first; 0 as 1
+	Envelope string   // below the first managed actor, as the proxy says; empty: it does not
+	Missing  []string // what the proxy asked of the kernel for it and did not get
+	Window   *Window  // of the one managed download, if there is no other actor; else nil
+	Attempt  int      // 2: played again, as the machine disturbed the first; 0 as 1
 
 	Transport sim.Transport // in virtual time
 	Virtual   *sim.Result   // all that virtual time tells; nil over real sockets

@@ -354,14 +354,6 @@ func (s Stage) terms(i int) (bool, flow.Terms, error) {
 	return managed, t, err
 }
 
-// pacing is the fixed rate that a sender's algorithm was told; 0: none.
-func pacing(t flow.Terms) cc.Rate {
-	if t.Algorithm != "static" {
-		return 0
-	}
-	return cc.Rate(t.Params["pacing_mbit"] * 1e6)
-}
-
 // move gives running flows what another configuration says, as a reload does:
 // one that it would leave alone or refuse goes on as it was.
 func (v *virtual) move(edge virtualEdge) {

@@ -249,20 +249,6 @@ func (w *watch) finish() error {
 	for a, c := range late {
 		a.late = c
 	}
-	if w.sniffer != nil {
-		capture, err := w.sniffer.Stop()
-		if w.sniffer = nil; err != nil {
-			return err
-		}
-		if at := w.actors[0].at.Load(); at != nil {
-			_, verdict, err := w.stage.terms(0)
-			if err != nil {
-				return err
-			}
-			sending := netlab.SendingTo(capture.Packets, netip.AddrPort{}, *at)
-			w.record.Departures = departures(sending, capture.Missed, w.stage.Duration, pacing(verdict))
-		}
-	}
 	if w.stage.Native {
 		used, err := w.nativeCPU()
 		w.record.CPU = used - w.cpu
@@ -297,13 +283,12 @@ func (w *watch) finish() error {
 			}
 		}
 	}
+	if len(w.agents) == 0 {
+		return nil
+	}
 	metrics, err := w.proxy.Metrics(w.ctx)
 	if err != nil {
 		return err
-	}
-	w.record.Answer = answerOf(metrics)
-	if len(w.agents) == 0 {
-		return nil
 	}
 	theirs, err := w.agents.CPUTime()
 	if err != nil {
