@@ -85,15 +85,15 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-caddy bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab penstock-relay agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-caddy bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
 all: build lint test ## build, lint and test
 
-build: penstock penstock-lab agents ## bin/penstock, bin/penstock-lab and its agents, static (elsewhere: BIN)
+build: penstock penstock-lab penstock-relay agents ## bin/penstock, -lab, -relay and agents, static (elsewhere: BIN)
 
-penstock penstock-lab:
+penstock penstock-lab penstock-relay:
 	CGO_ENABLED=0 $(GO) build $(PROGRAM) -o $(BIN)/$@ ./cmd/$@
 
 agents:

@@ -1,8 +1,10 @@
 package alcc
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +24,9 @@ type sockets struct{ *kernel.Datapath }
 
 // openSockets starts the datapath of an engine. The error says why this machine can have none.
 func openSockets(e *engine, envelope string) (*sockets, error) {
+	if runtime.GOOS == "android" { // which kills a program that asks for eBPF
+		return nil, errors.New("windows over the kernel's TCP are not held on Android: set Options.OwnAcks")
+	}
 	dp, err := kernel.New(kernel.Config{Clock: e.now, Envelope: envelope, OnTick: e.flows.Tick})
 	if err != nil {
 		return nil, err

@@ -51,6 +51,8 @@ var table = []rule{
 		"alcc/frame", "cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/datapath", "proxy/datapath/kernel",
 	}},
 	{packages: "alcc/frame", module: []string{"cc"}},
+	{packages: "alcc/relay", module: []string{"alcc"}},
+	{packages: "alcc/mobile", module: []string{"alcc", "alcc/relay", "cc"}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/takeover"},
 	{packages: "proxy/happyeyeballs"},
@@ -109,6 +111,7 @@ var table = []rule{
 	{packages: "cmd/penstock-lab", module: []string{
 		"alcc", "cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",
 	}},
+	{packages: "cmd/penstock-relay", module: []string{"alcc/relay"}},
 	{packages: "test/...", module: []string{"..."}},
 	{packages: "agents/...", module: []string{"cc/ccp", "agents/..."}},
 	{packages: "deploy"},
