@@ -81,7 +81,7 @@ func (r Run) view() *view {
 			case len(rec.Actors) == 1: // all packets are its own
 			case rec.Virtual != nil && r.Stage.Actors[i].Kind != stage.Web: // which has a flow for each request
 				return record.PercentilesOf(rec.Virtual.Flows[i].Queueing), nil
-			case r.Stage.Cell != nil || r.Stage.Actors[i].Kind == stage.Upload:
+			case r.Stage.HostHasQueueing(i) || r.Stage.Actors[i].Kind == stage.Upload:
 				return record.PercentilesOf(rec.Actors[i].Queueing), nil
 			}
 			return record.PercentilesOf(rec.Queueing), nil // the queue is everybody's

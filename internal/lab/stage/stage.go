@@ -176,8 +176,8 @@ const FineStep = 20 * time.Millisecond
 type ActorRecord struct {
 	Name  string
 	Bytes []cc.Bytes // payload that the application read in each Step from the start of the run
-	// Queueing is of its host's data packets in the last hop, zero where all hosts share
-	// the queue; for an Upload, of its packets in the uplink.
+	// Queueing is of its host's data packets in the last hop, zero where HostHasQueueing is false; for an Upload, of
+	// its packets in the uplink.
 	Queueing sim.Delays
 	// Cwnd is that of its group at each Step, 0 where there is none, or of the server's socket where there is
 	// no proxy; nil for what is past a proxy, and for Upload and UDP.
@@ -208,6 +208,14 @@ func (a Actor) isDatagrams() bool { return a.Kind == UDP || a.Kind == QUIC }
 func (s Stage) marks() bool {
 	return slices.ContainsFunc([]sim.LinkConfig{s.Down, s.Up}, func(c sim.LinkConfig) bool {
 		return c.AQM != sim.DropTail || c.Mark > 0
+	})
+}
+
+// HostHasQueueing reports whether the queueing of an actor's packets is that of its host's: in a cell, where each host
+// has a queue, and where no other actor is on the host.
+func (s Stage) HostHasQueueing(i int) bool {
+	return s.Cell != nil || !slices.ContainsFunc(slices.Delete(slices.Clone(s.Actors), i, i+1), func(other Actor) bool {
+		return other.Host == s.Actors[i].Host
 	})
 }
 

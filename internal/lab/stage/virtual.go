@@ -45,7 +45,7 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 	r := record(run.Result)
 	r.passed(s, run)
 	for i, a := range s.Actors {
-		if s.Cell != nil && a.Kind == Web { // each of its flows has its own
+		if s.HostHasQueueing(i) && a.Kind == Web { // each of its flows has its own
 			r.Actors[i].Queueing = run.HostReport(a.Host, s.Warmup, s.Duration).Down.DataQueueing.Delays()
 		}
 	}

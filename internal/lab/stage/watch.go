@@ -327,8 +327,8 @@ func (r *run) account() error {
 	}
 	hosts := map[int]sim.Delays{}
 	r.record.passed(r.stage, r.lab.Path)
-	for _, a := range r.actors {
-		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
+	for i, a := range r.actors {
+		if _, known := hosts[a.Host]; !known && r.stage.HostHasQueueing(i) {
 			hosts[a.Host] = r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing.Delays()
 		}
 		a.record.Queueing = hosts[a.Host]
