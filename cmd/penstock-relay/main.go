@@ -23,7 +23,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	switch err := run(ctx, os.Args[1:], os.Stderr); {
+	switch err := runRelay(ctx, os.Args[1:], os.Stderr); {
 	case errors.Is(err, flag.ErrHelp):
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "penstock-relay:", err)
@@ -40,8 +40,8 @@ github.com/penstock-net/penstock/alcc/mobile.
 
 `
 
-// run relays until ctx ends, and prints to out where it listens. Errors name the flag.
-func run(ctx context.Context, args []string, out io.Writer) error {
+// runRelay relays until ctx ends, and prints to out where it listens. Errors name the flag.
+func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("penstock-relay", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.Usage = func() {

@@ -32,7 +32,7 @@ func TestAPhoneUploadsThroughTheProgram(t *testing.T) {
 	said, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, []string{
+		ended <- runRelay(ctx, []string{
 			"-listen", "127.0.0.1:0", "-token-file", write("token", "the token of a test\n"), "-allow", "127.0.0.1/32",
 			"-certificate", write("certificate", certificate), "-key", write("key", key),
 		}, out)
@@ -73,6 +73,6 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 		"-token-file " + token + " -max-connections -1":   "MaxConnections is -1",
 		"-token-file " + token + " -certificate x -key y": "-certificate and -key: open x",
 	} {
-		assert.ErrorContains(t, run(t.Context(), strings.Fields(args), io.Discard), want, args)
+		assert.ErrorContains(t, runRelay(t.Context(), strings.Fields(args), io.Discard), want, args)
 	}
 }

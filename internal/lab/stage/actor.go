@@ -79,16 +79,18 @@ func (a *actor) play(ctx context.Context) {
 				cancel()
 			})
 		}
-		switch a.Kind {
-		case Bulk:
+		switch {
+		case a.run.stage.Native && (a.Kind == Bulk || a.Kind == Upload):
+			err = a.nativeBulk(ctx)
+		case a.Kind == Bulk:
 			err = a.bulk(ctx)
-		case Requests, Web:
+		case a.Kind == Requests || a.Kind == Web:
 			err = a.request(ctx)
-		case Video:
+		case a.Kind == Video:
 			err = a.watch(ctx)
-		case Upload:
+		case a.Kind == Upload:
 			err = a.upload(ctx)
-		case QUIC:
+		case a.Kind == QUIC:
 			err = a.quic(ctx)
 		}
 		if ctx.Err() != nil {
@@ -101,9 +103,6 @@ func (a *actor) play(ctx context.Context) {
 }
 
 func (a *actor) bulk(ctx context.Context) error {
-	if a.run.stage.Native {
-		return a.nativeBulk(ctx)
-	}
 	l, err := a.open(ctx)
 	if err != nil {
 		return err

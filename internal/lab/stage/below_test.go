@@ -109,3 +109,18 @@ func TestWhatANativeReceiverHasTwiceCountsOnce(t *testing.T) {
 	came := float64(r.Path.Down.Delivered) * float64(cc.DefaultMSS)
 	assert.InEpsilon(t, came*(1-r.Resent), float64(total(r.Actors[0])), 0.01)
 }
+
+// A native upload leaves the host, under the stage's algorithm, and what comes to the server is counted.
+func TestANativeUploadGoesUp(t *testing.T) {
+	labtest.Need(t)
+	s := fixed(0)
+	s.Native, s.Over, s.Actors[0].Kind = true, OverOwnAcks, Upload
+	r, err := Play(t.Context(), Env{Laboratory: labtest.Laboratory(t)}, s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	up, down := r.Path.Up, r.Path.Down
+	assert.Greater(t, up.Throughput, 5*down.Throughput, "data goes up, acknowledgements come down")
+	assert.Less(t, r.Queueing.P95, 40*time.Millisecond, "22 packets, not what the queue has room for: %v", r.Queueing)
+	carried := float64(up.Delivered) * float64(cc.DefaultMSS)
+	assert.InEpsilon(t, carried, float64(total(r.Actors[0])), 0.05)
+}

@@ -122,6 +122,9 @@ func (a Actor) check(s Stage) error {
 	case Bulk:
 		return nil
 	case Upload, QUIC:
+		if a.Kind == Upload && s.Native && a.Control != "" {
+			return errors.New("a native upload is under the stage's algorithm: take native or control out")
+		}
 		if name := cmp.Or(a.Control, kernelDefault); !slices.Contains(ownControls, name) {
 			return fmt.Errorf("its control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
 		}
@@ -213,9 +216,10 @@ func (s Stage) Realisable() error {
 		return fmt.Errorf("stage: %s: over real sockets native senders do not change; play this in virtual time", s.Name)
 	}
 	for _, a := range s.Actors {
-		if s.Native && a.Kind != UDP && (a.Kind != Bulk || a.Size > 0 || a.Rate > 0 || a.On > 0 || a.Direct) {
-			return fmt.Errorf("stage: %s: %q: over real sockets native senders only download without end; play this in "+
-				"virtual time", s.Name, a.Name)
+		if s.Native && a.Kind != UDP && (a.Kind != Bulk && (a.Kind != Upload || a.Host > 0) ||
+			a.Size > 0 || a.Rate > 0 || a.On > 0 || a.Direct) {
+			return fmt.Errorf("stage: %s: %q: over real sockets native senders only download without end, or upload from the "+
+				"first host; play this in virtual time", s.Name, a.Name)
 		}
 		if a.ECN != sim.ECNDefault {
 			return fmt.Errorf("stage: %s: %q has ecn %s, which virtual time alone can set", s.Name, a.Name, a.ECN)

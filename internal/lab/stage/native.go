@@ -62,9 +62,14 @@ func (a *actor) nativeBulk(ctx context.Context) error {
 	return a.sendNative(ctx, spec.Format(terms.Params), a.run.stage.Over)
 }
 
-// sendNative makes the server send by an algorithm until the actor stops, and counts what comes to its host.
+// sendNative makes the server, or the host of an upload, send by an algorithm until the actor stops, and counts what
+// comes to the other.
 func (a *actor) sendNative(ctx context.Context, algorithm, over string) (err error) {
-	to := netip.AddrPortFrom(a.host, uint16(nativePort+a.number))
+	source, sink, at := a.run.lab.Server, a.run.lab.Client, a.host
+	if a.Kind == Upload {
+		source, sink, at = sink, source, a.server.Addr()
+	}
+	to := netip.AddrPortFrom(at, uint16(nativePort+a.number))
 	if over == "" {
 		over = OverUDP
 	}
@@ -73,7 +78,7 @@ func (a *actor) sendNative(ctx context.Context, algorithm, over string) (err err
 		a.read(int(all - read))
 		read = all
 	}
-	receiver, err := a.run.startNative(a.run.lab.Client, take,
+	receiver, err := a.run.startNative(sink, take,
 		"receive", "--listen", to.String(), "--over", over, "--every", receiverSteps.String())
 	if err != nil {
 		return err
@@ -86,13 +91,13 @@ func (a *actor) sendNative(ctx context.Context, algorithm, over string) (err err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	sender, err := a.run.startNative(a.run.lab.Server, func(cc.Bytes) {},
+	sender, err := a.run.startNative(source, func(cc.Bytes) {},
 		"send", to.String(), "--over", over, "--algorithm", algorithm, "--every", Step.String())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, sender.stop()) }()
-	if a.sender.Store(sender); over != OverUDP {
+	if a.sender.Store(sender); over != OverUDP && a.Kind != Upload {
 		a.at.Store(&to) // the kernel counts what its socket sends
 	}
 	select {

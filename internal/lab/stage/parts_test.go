@@ -118,6 +118,9 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 			s.Hold, s.Edge = true, "defaults: {}"
 			s.Actors[0] = Actor{Name: "a", Kind: QUIC, Direct: true}
 		},
+		"take native or control out": func(s *Stage) {
+			s.Native, s.Actors[0] = true, Actor{Name: "a", Kind: Upload, Control: "bbr"}
+		},
 		"take native or app: quic out": func(s *Stage) { s.Native, s.Actors[0].Kind = true, QUIC },
 		"shortest period is 1ms":       func(s *Stage) { s.Hints = -1 },
 	} {

@@ -273,14 +273,19 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 	return f, err
 }
 
-// upload is an upload's connection, under the control that its client has. The window
-// that the edge holds is one for all uploads of a host.
+// upload is an upload's connection, under the control that its client has: in a native stage the stage's algorithm. The
+// window that the edge holds is one for all uploads of a host.
 func (v *virtual) upload(n int) (sim.FlowConfig, error) {
 	a := v.actor(n)
 	control := cmp.Or(a.Control, kernelDefault)
 	f := sim.FlowConfig{
 		Algorithm: control, Params: sim.KernelParams(control), Upload: true, Host: a.Host + 1,
 		Start: a.Start, Stop: a.Stop,
+	}
+	if v.stage.Native {
+		t, _, err := v.managed(n, v.edges[0])
+		f.Algorithm, f.Params = t.Algorithm, t.Params
+		return f, err
 	}
 	verdict, err := v.decide(n, v.edges[0])
 	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {
@@ -315,10 +320,11 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, bool, error) {
 	}, false, err
 }
 
-// managed are the terms that an edge gives connection n; false: it is an upload, or the edge has no part in it.
+// managed are the terms that an edge gives connection n, and those of all native senders; false: it is an upload, or the
+// edge has no part in it.
 func (v *virtual) managed(n int, edge virtualEdge) (flow.Terms, bool, error) {
 	verdict, err := v.decide(n, edge)
-	if err != nil || v.actor(n).Kind == Upload {
+	if err != nil || v.actor(n).Kind == Upload && !v.stage.Native {
 		return flow.Terms{}, false, err
 	}
 	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
