@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -84,8 +83,6 @@ func startRun(t *testing.T, config string, flags ...string) *instance {
 func startRunWithout(t *testing.T, flags ...string) *instance {
 	t.Helper()
 	dir := t.TempDir()
-	processors := runtime.GOMAXPROCS(0) // each proxy in this process takes more, and has as many loops
-	t.Cleanup(func() { runtime.GOMAXPROCS(processors) })
 	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
 	conn, err := net.ListenUnixgram("unixgram", socket)
 	require.NoError(t, err)

@@ -109,7 +109,6 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, monotonicTime, h.log); err != nil {
 		return errors.Join(h.explainListen(err), h.closeTelemetry())
 	}
-	roomForTicks(h.proxy.Datapath.Shards())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
 	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
 	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
@@ -386,11 +385,6 @@ func mayMark(mark uint32) error {
 	}
 	return nil
 }
-
-// roomForTicks has Go use a processor more for each tick thread of the kernel datapath. Such a thread keeps one of
-// Go's processors while it waits in the kernel. Where no other is free, Go's monitor looks every 20 µs whether to take
-// it away. In a proxy with a thousand paced connections that was a third of the processor time.
-func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks) }
 
 // openTelemetry opens what telemetry listens on: pages, health and the socket for hints. It comes before the proxy's
 // own listeners, because a port that is taken is most often an earlier proxy that still runs.

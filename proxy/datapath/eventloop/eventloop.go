@@ -17,8 +17,10 @@
 //
 // What runs on a loop must not wait: all of the loop's sockets would wait with it.
 //
-// A loop waits in Go's poller, which watches the loop's epoll instance. A system call that blocks would keep one of
-// Go's processors. The calls on sockets do not block, and do not tell Go's scheduler of themselves.
+// A loop waits in epoll_pwait(2), on a thread of its own. Go's poller would ask its own epoll instance and the loop's
+// in turn, and wake a second thread for each batch. The thread keeps one of Go's processors while it waits, so New
+// raises GOMAXPROCS for it (ReserveProcessors). The calls on sockets do not block, and do not tell Go's scheduler of
+// themselves.
 //
 // # Edge-triggered events
 //

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,21 +16,18 @@ import (
 // maxEvents is how many events a loop takes from the kernel at a time: a batch.
 const maxEvents = 128
 
-// maxBatches is how many batches a loop serves in a row before it lets other goroutines run, which takes a system
-// call.
-const maxBatches = 16
-
 // Loops are the loops of a process. All methods may be called from any goroutine.
 type Loops struct {
-	all  []*Loop
-	next atomic.Uint32  // where Least begins to look, so that loops with equal loads take turns
-	done sync.WaitGroup // the loops' goroutines
+	all   []*Loop
+	next  atomic.Uint32  // where Least begins to look, so that loops with equal loads take turns
+	done  sync.WaitGroup // the loops' goroutines
+	close sync.Once
 }
 
-// New starts n loops; 0: one for each processor that Go uses. Close ends them.
+// New starts n loops; 0: one for each of Processors. Close ends them.
 func New(n int) (*Loops, error) {
 	if n <= 0 {
-		n = runtime.GOMAXPROCS(0)
+		n = Processors()
 	}
 	ls := &Loops{}
 	for range n {
@@ -44,6 +40,7 @@ func New(n int) (*Loops, error) {
 		}
 		ls.all = append(ls.all, l)
 	}
+	ReserveProcessors(n)
 	for _, l := range ls.all {
 		ls.done.Go(l.runLoop)
 	}
@@ -52,10 +49,13 @@ func New(n int) (*Loops, error) {
 
 // Close ends the loops and waits for them. Sockets stay open but are not served any more.
 func (ls *Loops) Close() {
-	for _, l := range ls.all {
-		l.Do(func() { l.ending = true })
-	}
-	ls.done.Wait()
+	ls.close.Do(func() {
+		for _, l := range ls.all {
+			l.Do(func() { l.ending = true })
+		}
+		ls.done.Wait()
+		ReserveProcessors(-len(ls.all))
+	})
 }
 
 // Least returns the loop with the fewest sockets.
@@ -92,10 +92,8 @@ func (ls *Loops) waitForTurns() {
 // it, so that a loop is woken once. The loop sets asleep under mu after it has found nothing to do, so no post is
 // missed.
 type Loop struct {
-	epoll, wakeup int             // descriptors; wakeup is an eventfd in epoll
-	epollFile     *os.File        // has Go's poller watch epoll
-	epollConn     syscall.RawConn // of epollFile
-	load          atomic.Int64    // sockets
+	epoll, wakeup int          // descriptors; wakeup is an eventfd in epoll
+	load          atomic.Int64 // sockets
 
 	mu        sync.Mutex
 	slots     []loopSlot // registered descriptors; an event has the index
@@ -107,13 +105,11 @@ type Loop struct {
 	after sync.Mutex // held by the functions that run once the loop has ended
 
 	// Only the loop's goroutine touches these.
-	ending       bool // Close was called
-	batchesInRow int  // since other goroutines could run
-	events       [maxEvents]unix.EpollEvent
-	eventCount   int                      // of the batch in events
-	pollFunc     func(epoll uintptr) bool // for epollConn.Read; made once, since a closure is allocated
-	due          []*Task                  // scheduled by this batch of events, in this order
-	spareDue     []*Task                  // the other buffer of due
+	ending     bool // Close was called
+	events     [maxEvents]unix.EpollEvent
+	eventCount int     // of the batch in events
+	due        []*Task // scheduled by this batch of events, in this order
+	spareDue   []*Task // the other buffer of due
 
 	deadlines deadlines
 }
@@ -137,24 +133,6 @@ func newLoop() (l *Loop, err error) {
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	// Go's poller waits for the loop's. A goroutine that waits in a system call of its own keeps a processor from
-	// others for up to 10 ms. When it returns it has to find a processor again.
-	if err := unix.SetNonblock(l.epoll, true); err != nil {
-		_ = unix.Close(l.epoll)
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	l.epollFile = os.NewFile(uintptr(l.epoll), "epoll")
-	if l.epollConn, err = l.epollFile.SyscallConn(); err != nil {
-		l.closeDescriptors()
-		return nil, err
-	}
-	l.pollFunc = func(epoll uintptr) bool {
-		if l.pollEvents(epoll) {
-			return true
-		}
-		l.batchesInRow = 0 // it is about to wait, and others run
-		return false
-	}
 	if l.wakeup, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		l.closeDescriptors()
 		return nil, os.NewSyscallError("eventfd", err)
@@ -177,7 +155,7 @@ func (l *Loop) closeDescriptors() {
 	if l.deadlines.timer != nil {
 		l.deadlines.timer.Stop()
 	}
-	_ = l.epollFile.Close()
+	_ = unix.Close(l.epoll)
 	if l.wakeup >= 0 {
 		_ = unix.Close(l.wakeup)
 	}
@@ -292,8 +270,10 @@ func (l *Loop) scheduleTask(t *Task) {
 	}
 }
 
-// runLoop is the loop's goroutine.
+// runLoop is the loop's goroutine. It keeps its thread: another one would have to be woken for each batch otherwise.
 func (l *Loop) runLoop() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for !l.ending {
 		if err := l.waitForEvents(); err != nil {
 			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
@@ -304,10 +284,6 @@ func (l *Loop) runLoop() {
 			}
 		}
 		l.runDueTasks()
-		if l.batchesInRow++; l.batchesInRow == maxBatches {
-			l.batchesInRow = 0
-			runtime.Gosched() // other goroutines have waited for long enough
-		}
 	}
 	l.runLastTasks()
 }
@@ -340,31 +316,33 @@ func (l *Loop) runDueTasks() {
 	l.spareDue = due[:0]
 }
 
-// waitForEvents takes a batch of events. It waits for one, unless tasks are due.
+// waitForEvents takes a batch of events. It waits for one, unless tasks are due. Under load the first look finds some,
+// and Go's scheduler then learns of no system call.
 func (l *Loop) waitForEvents() error {
 	l.mu.Lock()
 	l.asleep = len(l.due)+len(l.posted) == 0
 	asleep := l.asleep
 	l.mu.Unlock()
-	if !asleep {
-		l.pollEvents(uintptr(l.epoll))
-		return nil
+	n, err := l.pollEvents()
+	for asleep && n == 0 && err == nil {
+		if n, err = unix.EpollWait(l.epoll, l.events[:], -1); errors.Is(err, unix.EINTR) {
+			err = nil
+		}
 	}
-	err := l.epollConn.Read(l.pollFunc)
-	l.mu.Lock()
-	l.asleep = false
-	l.mu.Unlock()
+	l.eventCount = max(n, 0)
+	if asleep {
+		l.mu.Lock()
+		l.asleep = false
+		l.mu.Unlock()
+	}
 	return err
 }
 
-// pollEvents takes a batch of events without waiting. It returns false if there are none.
-func (l *Loop) pollEvents(epoll uintptr) bool {
+// pollEvents takes a batch of events without waiting.
+func (l *Loop) pollEvents() (n int, err error) {
 	for {
-		n, err := epollReady(int(epoll), l.events[:])
-		if errors.Is(err, unix.EINTR) {
-			continue
+		if n, err = epollReady(l.epoll, l.events[:]); !errors.Is(err, unix.EINTR) {
+			return n, err
 		}
-		l.eventCount = max(n, 0)
-		return n != 0
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -341,6 +342,22 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	defer l.mu.Unlock()
 	assert.Less(t, len(l.slots), 8)
 	assert.Zero(t, l.Load())
+}
+
+// Goroutines have as many processors beside loops that wait as without loops, and none is left over.
+func TestLoopsReserveProcessors(t *testing.T) {
+	before, usable := runtime.GOMAXPROCS(0), Processors()
+	first, err := New(0)
+	require.NoError(t, err)
+	second, err := New(3)
+	require.NoError(t, err)
+	assert.Equal(t, before+usable+3, runtime.GOMAXPROCS(0))
+	assert.Equal(t, usable, Processors(), "a further New(0) starts as many loops as the first")
+	assert.Len(t, first.all, usable)
+	first.Close()
+	first.Close()
+	second.Close()
+	assert.Equal(t, before, runtime.GOMAXPROCS(0))
 }
 
 // An int of 32 bits holds no number above 1<<31.

@@ -89,7 +89,7 @@ type Config struct {
 	// shard wakes up for it; cc.Never: after Wake only. Shards call it at the same time. nil: not called.
 	OnTick func(shard int, now cc.Time) cc.Time
 
-	// Shards is the number of parts of the legs, each with a tick and a thread of its own; 0: half of GOMAXPROCS.
+	// Shards is the number of parts of the legs, each with a tick and a thread of its own; 0: half of Go's processors.
 	// There are at most 8, and with EBPF at most ⌈Cells/64⌉.
 	Shards int
 

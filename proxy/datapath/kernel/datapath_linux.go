@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -49,13 +48,14 @@ type Datapath struct {
 	spareAttempts *datapath.Places // attempts beside others; see happyeyeballs.Host
 }
 
-// New checks what this kernel offers and starts the ticks and the loops, which Close ends. It fails on a kernel before
-// Linux 5.4, and if Config.Envelope cannot be had.
+// New checks what this kernel offers and starts the ticks and the loops, which Close ends. Until then GOMAXPROCS is
+// higher by their number. It fails on a kernel before Linux 5.4, and if Config.Envelope cannot be had.
 func New(cfg Config) (*Datapath, error) {
 	d, err := newDatapath(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
+	eventloop.ReserveProcessors(len(d.shards))
 	for _, s := range d.shards {
 		go s.tickLoop()
 	}
@@ -71,7 +71,7 @@ func newDatapath(cfg Config) (*Datapath, error) {
 		return nil, errors.New("Config.Clock is required")
 	}
 	if cfg.Shards <= 0 {
-		cfg.Shards = max(1, runtime.GOMAXPROCS(0)/2)
+		cfg.Shards = max(1, eventloop.Processors()/2)
 	}
 	cfg.Shards = min(cfg.Shards, maxShards)
 	d := &Datapath{
@@ -193,6 +193,7 @@ func (d *Datapath) Close() (err error) {
 		for _, s := range d.shards {
 			err = errors.Join(err, s.stopTicking())
 		}
+		eventloop.ReserveProcessors(-len(d.shards))
 		d.loops.Close()
 		d.pipes.closeAll()
 		err = errors.Join(err, d.tosReader.close(), d.peerClocks.close())
