@@ -84,7 +84,7 @@ type (
 // ofFlows are the functions of a view with arguments that name one flow each.
 var ofFlows = []string{
 	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "jitter", "finish",
-	"stall", "video", "timeouts",
+	"stall", "video", "timeouts", "internal",
 }
 
 // ofSeveral are the functions with an argument that may name several flows, and whether any is there.
@@ -234,10 +234,10 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 			}
 			callee := call.Callee.String()
 			callee = callee[strings.LastIndex(callee, ".")+1:]
-			for _, argument := range call.Arguments {
+			for k, argument := range call.Arguments {
 				named, ok := argument.(*ast.StringNode)
 				switch {
-				case !ok:
+				case !ok, callee == "internal" && k > 0: // the name of what the algorithm shows
 				case callee == "run" && !r.all[named.Value]:
 					failed = at(m.node, m.key+name, "there is no run %q", named.Value)
 				case slices.Contains(ofFlows, callee) && !r.flows[named.Value],

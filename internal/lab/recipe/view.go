@@ -3,6 +3,8 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -35,6 +37,7 @@ type view struct {
 	WrongAnswers int                `expr:"wrong_answers"` // good ones refused and wrong ones taken
 	CPU          float64            `expr:"cpu"`           // s per GB, of the proxy and its agents or of native senders
 	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
+	Covers       float64            `expr:"kernel_covers"` // part of the time with the kernel's window at least ours
 	Virtual      bool               `expr:"virtual"`       // it was played in virtual time
 	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 
@@ -56,6 +59,7 @@ type view struct {
 	Stall      func(flow string, from any) (float64, error)             `expr:"stall"`
 	Video      func(flow string) (record.Video, error)                  `expr:"video"`
 	Timeouts   func(flow string) (float64, error)                       `expr:"timeouts"`
+	Internal   func(flow, name string) ([]float64, error)               `expr:"internal"` // of its algorithm, each step
 }
 
 // view shows the run to expressions.
@@ -64,7 +68,7 @@ func (r Run) view() *view {
 	v := &view{
 		Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
 		Queueing:     record.PercentilesOf(rec.Queueing),
-		QueuePackets: unknown, Retransmits: unknown,
+		QueuePackets: unknown, Retransmits: unknown, Covers: unknown,
 		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
 		Each: r.each,
@@ -72,7 +76,7 @@ func (r Run) view() *view {
 		FirstAt: r.firstAt, RateBeside: r.rateBeside,
 		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived, Jitter: r.listJitter,
 		Finish: r.finish, Stall: r.stall,
-		Video: r.video, Timeouts: r.timeouts,
+		Video: r.video, Timeouts: r.timeouts, Internal: r.internal,
 		QueueingOf: func(flow string) (record.Percentiles, error) {
 			i, err := r.index(flow)
 			switch {
@@ -89,6 +93,9 @@ func (r Run) view() *view {
 	}
 	if v.Virtual = rec.Virtual != nil; !v.Virtual {
 		v.Fallbacks = float64(rec.Decided.Fallbacks)
+	}
+	if rec.Window != nil {
+		v.Covers = rec.Window.KernelCovers
 	}
 	for _, a := range rec.Actors {
 		v.Flows = append(v.Flows, a.Name)
@@ -420,4 +427,30 @@ func (r Run) timeouts(flow string) (float64, error) {
 		sum += r.Record.Virtual.Flows[n].Timeouts
 	}
 	return float64(sum), nil
+}
+
+// internal is what a flow's algorithm shows under a name, at each step in which the flow is there. Virtual time alone
+// looks into algorithms.
+func (r Run) internal(flow, name string) (values []float64, err error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return nil, err
+	}
+	if r.Record.Virtual == nil {
+		return nil, fmt.Errorf("internal: of flow %q only virtual time knows its algorithm's state", flow)
+	}
+	for _, s := range r.Record.Virtual.Flows[r.Record.Actors[i].Flows[0]].Samples {
+		algorithm, _, _ := strings.Cut(s.Algorithm, ":")
+		spec, err := cc.Lookup(algorithm)
+		if err != nil {
+			return nil, err
+		}
+		k := slices.IndexFunc(spec.Internals, func(in cc.Internal) bool { return in.Name == name })
+		if k < 0 {
+			return nil, fmt.Errorf("internal: %s does not show %q; penstock algorithms %s lists what it shows", algorithm, name,
+				algorithm)
+		}
+		values = append(values, s.Internals[k])
+	}
+	return values, nil
 }
