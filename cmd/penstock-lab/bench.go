@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/report"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -218,7 +219,7 @@ func (o *outputs) draw(cmd *cobra.Command, runs []record.Run) error {
 	if o.plot == "" {
 		return nil
 	}
-	names, err := bench.WritePlots(o.plot, runs)
+	names, err := report.WritePlots(o.plot, runs)
 	tellDrawn(cmd, names)
 	return err
 }

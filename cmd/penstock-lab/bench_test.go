@@ -101,7 +101,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 		},
 		"all and another":           {[]string{"all", "hosts", "--virtual"}, "all goes without other names"},
 		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
-		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.pdf"}, ".png"},
+		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.gif"}, ".pdf, .png, .svg"},
 	} {
 		code, stdout, stderr := run(t, append([]string{"bench", "recipe"}, c.args...)...)
 		assert.Equal(t, cli.ExitInput, code, name)
@@ -320,13 +320,14 @@ func TestRecordsBecomeAPage(t *testing.T) {
 	records, err := os.ReadFile("runs.jsonl")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile("old/runs.jsonl", records, 0o600))
-	code, _, stderr = run(t, "report", "runs.jsonl", "old/runs.jsonl")
+	code, table, stderr := run(t, "report", "runs.jsonl", "old/runs.jsonl")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	page, err := os.ReadFile("report.html")
 	require.NoError(t, err)
 	assert.Contains(t, string(page), "<h1>runs.jsonl beside old/runs.jsonl</h1>")
+	assert.Regexp(t, `(?m)^copa@sim +1 +1\.00 +1\.00$`, table)
 	for _, row := range []string{"copa@sim, runs.jsonl<", "copa@sim, old/runs.jsonl<"} {
-		assert.Equal(t, 1, strings.Count(string(page), row), row)
+		assert.Equal(t, 1, strings.Count(string(page), "</span>"+row), row)
 	}
 	for _, again := range []string{"runs.jsonl", "./runs.jsonl", "link.jsonl"} {
 		code, _, stderr = run(t, "report", "runs.jsonl", again)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -67,7 +69,8 @@ func (o *outputs) register(cmd *cobra.Command) {
 	flags.StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
 	flags.StringVar(&o.report, "report", "",
 		"make a page of the runs, with tables and figures, as the command report does")
-	flags.StringVar(&o.plot, "plot", "", "draw the course of the runs into this .png file, or files named after it")
+	flags.StringVar(&o.plot, "plot", "", "draw the course of the runs into this .png, .pdf or .svg file, or files "+
+		"named after it")
 	flags.BoolVar(&o.resume, "resume", false,
 		"leave out the runs that the file of --json has of this build, and go on with "+
 			"what it says of them")
@@ -76,8 +79,8 @@ func (o *outputs) register(cmd *cobra.Command) {
 // check finds mistakes that would otherwise show after a long run, or would cost one of the files
 // that are read.
 func (o *outputs) check(read ...string) error {
-	if o.plot != "" && !strings.HasSuffix(o.plot, ".png") {
-		return fmt.Errorf("--plot %s: the name must end in .png", o.plot)
+	if o.plot != "" && !slices.Contains(figures.Formats, filepath.Ext(o.plot)) {
+		return fmt.Errorf("--plot %s: the name must end in one of %s", o.plot, strings.Join(figures.Formats, ", "))
 	}
 	if o.resume && o.json == "" {
 		return errors.New("--resume needs --json, the file that says what is there")
@@ -146,7 +149,7 @@ func (o *outputs) write(cmd *cobra.Command, runs []record.Run) error {
 	}
 	name := filepath.Base(o.report)
 	files := []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Runs: runs}}
-	if err := writeReport(cmd, o.report, files); err != nil {
+	if err := writeReport(cmd, o.report, files, ""); err != nil {
 		return fmt.Errorf("--report: %w", err)
 	}
 	return nil
@@ -325,6 +328,7 @@ func modelsOf(cmd *cobra.Command) (string, error) {
 // record is that of one run.
 func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, seed uint64, number int) record.Run {
 	run := record.Of(one, rec)
+	run.Command = commandLine(os.Args)
 	run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
 	run.Seed, run.Number = seed, number
 	run.Setup += s.models
@@ -425,4 +429,19 @@ func (s *session) sampling(scenario *sim.Scenario) {
 	if s.sampled > 0 {
 		scenario.Sample = s.sampled
 	}
+}
+
+// plainWord is what a shell reads as it stands.
+var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
+
+// commandLine is a command as a shell reads it, the program by its name alone.
+func commandLine(args []string) string {
+	words := []string{filepath.Base(args[0])}
+	for _, arg := range args[1:] {
+		if !plainWord.MatchString(arg) {
+			arg = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+		words = append(words, arg)
+	}
+	return strings.Join(words, " ")
 }

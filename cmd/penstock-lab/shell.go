@@ -40,7 +40,8 @@ type shellFlags struct {
 	pcap          string
 	outputs       outputs
 
-	proxy string // its build where that is another than this program's
+	proxy   string // its build where that is another than this program's
+	command string // as it was typed, without the program, which may be given secrets
 }
 
 func shellCommand() *cobra.Command {
@@ -73,6 +74,7 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
   penstock-lab shell --link 20mbit --buffer 1MB --edge bbr --record runs.jsonl -- chromium --incognito
   penstock-lab shell --link 50mbit --up 5mbit --delay 30ms --edge penstock --hold --plot out.png -- mpv URL`,
 		RunE: func(cmd *cobra.Command, command []string) error {
+			f.command = commandLine(os.Args[:len(os.Args)-len(command)])
 			if len(command) == 0 {
 				command = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
 			}
@@ -100,7 +102,7 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
 		"several edges, to one file each")
 	flags.StringVar(&f.outputs.json, "record", "", "append one JSON line for each run to this file, as bench --json does")
 	flags.StringVar(&f.outputs.report, "report", "", "make a page of the runs, as the command report does")
-	flags.StringVar(&f.outputs.plot, "plot", "", "draw the course of the runs into this .png file")
+	flags.StringVar(&f.outputs.plot, "plot", "", "draw the course of the runs into this .png, .pdf or .svg file")
 	return cmd
 }
 
@@ -242,6 +244,7 @@ func (f *shellFlags) recordRun(ctx context.Context, env stage.Env, s stage.Stage
 	run = record.Of(s, rec)
 	run.Experiment, run.Version, run.Program = f.Name, cli.ReadBuild().String(), filepath.Base(p.Args[0])
 	run.Seed, run.Number = f.seed, 1
+	run.Command = f.command
 	if f.proxy != "" && s.Edge != "" {
 		run.Version += ", proxy " + f.proxy
 	}

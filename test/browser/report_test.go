@@ -38,7 +38,7 @@ func TestAReportOpens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.html")
 	f, err := os.Create(path)
 	require.NoError(t, err)
-	require.NoError(t, report.Write(f, []report.File{{Name: strings.Repeat("long", 20), Runs: runs}}))
+	require.NoError(t, report.Write(f, []report.File{{Name: strings.Repeat("long", 20), Runs: runs}}, ""))
 	require.NoError(t, f.Close())
 
 	for name, width := range map[string]int64{"phone": 390, "desktop": 1280} {
@@ -47,7 +47,7 @@ func TestAReportOpens(t *testing.T) {
 			b.dark(dark)
 			b.do(chromedp.Navigate("file://" + path))
 			b.until(`document.querySelectorAll("svg path").length > 20`)
-			assert.Equal(t, "4", b.text(`document.querySelectorAll("svg[role=img]").length`), name)
+			assert.Equal(t, "3", b.text(`document.querySelectorAll("svg[role=img]").length`), name)
 			assert.Equal(t, "true", b.text(`document.documentElement.scrollWidth <= innerWidth`), "%s: the page fits",
 				name)
 			assert.Equal(t, "true", b.text(`getComputedStyle(document.querySelector("svg text")).fill ===

@@ -34,7 +34,7 @@ func (t table) write(b *strings.Builder) {
 	}
 	b.WriteString("\n\n")
 	base := t.baseline()
-	g := t.head(
+	g := t.tableHead(
 		[]string{
 			"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans,
 			"dropped", "resent", "proxy CPU", figures.Spans,
@@ -48,33 +48,33 @@ func (t table) write(b *strings.Builder) {
 	if faded {
 		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
 	}
-	t.fill(&g, func(w row) []string {
+	t.addRows(&g, func(w row) []string {
 		cells := w.cells()
 		if base != "" {
-			cells = append(cells, w.against(t.find(base, w.loss))...)
+			cells = append(cells, w.ratiosTo(t.findRow(base, w.loss))...)
 		}
 		if faded {
-			cells = append(cells, w.share(t.find(w.sender, 0)))
+			cells = append(cells, w.shareOfLossless(t.findRow(w.sender, 0)))
 		}
 		return cells
 	})
 	g.Write(b)
 }
 
-// head begins a grid with the rows of the table: by sender, and by random loss
+// tableHead begins a grid with the rows of the table: by sender, and by random loss
 // where it differs.
-func (t table) head(first, second []string) figures.Table {
+func (t table) tableHead(first, second []string) figures.Table {
 	if len(t.losses) > 1 {
 		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
 	}
 	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
 }
 
-// fill adds the rows for which there are cells, an empty line before each
+// addRows adds the rows for which there are cells, an empty line before each
 // further probability of loss.
-func (t table) fill(g *figures.Table, cells func(row) []string) {
+func (t table) addRows(g *figures.Table, cells func(row) []string) {
 	head := len(*g)
-	for _, rows := range t.blocks() {
+	for _, rows := range t.rowsByLoss() {
 		first := len(*g)
 		for _, w := range rows {
 			c := cells(w)
@@ -99,28 +99,28 @@ func (t table) offered() (float64, bool) {
 	for _, r := range t.rows {
 		all.results = append(all.results, r.results...)
 	}
-	s, ok := all.of(func(r record.Run) float64 { return r.Offered })
+	s, ok := all.spreadOf(func(r record.Run) float64 { return r.Offered })
 	return s.Median, ok && s.Median > 0
 }
 
 func (w row) cells() []string {
-	runs := strconv.Itoa(len(w.counted()))
-	if n := len(w.results); n > len(w.counted()) {
+	runs := strconv.Itoa(len(w.countedRuns()))
+	if n := len(w.results); n > len(w.countedRuns()) {
 		runs += "/" + strconv.Itoa(n)
 	}
-	for _, r := range w.counted() {
+	for _, r := range w.countedRuns() {
 		if r.Noisy {
 			runs += "*"
 			break
 		}
 	}
-	throughput, ok := w.of(func(r record.Run) float64 { return r.Throughput })
+	throughput, ok := w.spreadOf(func(r record.Run) float64 { return r.Throughput })
 	if !ok {
 		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
-	median := func(figure func(record.Run) float64) float64 { s, _ := w.of(figure); return s.Median }
-	p95, _ := w.of(func(r record.Run) float64 { return r.Queueing.P95 })
-	several := len(w.counted()) > 1
+	median := func(figure func(record.Run) float64) float64 { s, _ := w.spreadOf(figure); return s.Median }
+	p95, _ := w.spreadOf(func(r record.Run) float64 { return r.Queueing.P95 })
+	several := len(w.countedRuns()) > 1
 	return []string{
 		runs,
 		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
@@ -137,14 +137,14 @@ func (w row) cells() []string {
 	}
 }
 
-// against compares throughput and delay with those of base.
-func (w row) against(base *row) []string {
-	if base == nil || len(w.counted()) == 0 {
+// ratiosTo compares throughput and delay with those of base.
+func (w row) ratiosTo(base *row) []string {
+	if base == nil || len(w.countedRuns()) == 0 {
 		return []string{"-", "-"}
 	}
 	compare := func(figure func(record.Run) float64) string {
-		ours, _ := w.of(figure)
-		theirs, _ := base.of(figure)
+		ours, _ := w.spreadOf(figure)
+		theirs, _ := base.spreadOf(figure)
 		return figures.Ratio(ours.Median, theirs.Median)
 	}
 	return []string{
@@ -153,14 +153,14 @@ func (w row) against(base *row) []string {
 	}
 }
 
-// share is the throughput in per cent of what the same sender has without random loss.
-func (w row) share(lossless *row) string {
-	if lossless == nil || len(w.counted()) == 0 {
+// shareOfLossless is the throughput in per cent of what the same sender has without random loss.
+func (w row) shareOfLossless(lossless *row) string {
+	if lossless == nil || len(w.countedRuns()) == 0 {
 		return "-"
 	}
 	throughput := func(r record.Run) float64 { return r.Throughput }
-	ours, _ := w.of(throughput)
-	whole, _ := lossless.of(throughput)
+	ours, _ := w.spreadOf(throughput)
+	whole, _ := lossless.spreadOf(throughput)
 	if whole.Median <= 0 {
 		return "-"
 	}
@@ -170,7 +170,7 @@ func (w row) share(lossless *row) string {
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
 func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
 	var values []float64
-	for _, r := range w.counted() {
+	for _, r := range w.countedRuns() {
 		if v := figure(r); v != nil {
 			values = append(values, *v*scale)
 		}
@@ -211,10 +211,10 @@ func writeTrust(b *strings.Builder, results []record.Run) {
 	}
 	for _, r := range results {
 		if r.Discarded != "" {
-			fmt.Fprintf(b, "Not counted: %s: %s.\n", which(r), r.Discarded)
+			fmt.Fprintf(b, "Not counted: %s: %s.\n", runLabel(r), r.Discarded)
 		}
 		for _, m := range r.Missing {
-			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, which(r))
+			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, runLabel(r))
 		}
 	}
 }
@@ -235,8 +235,8 @@ func writeTransports(b *strings.Builder, results []record.Run) {
 	}
 }
 
-// which says which run it is.
-func which(r record.Run) string {
+// runLabel says which run it is.
+func runLabel(r record.Run) string {
 	loss := ""
 	if r.Loss > 0 {
 		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))

@@ -15,8 +15,6 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/stage"
-	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -141,61 +139,6 @@ func TestNumbers(t *testing.T) {
 	}} {
 		assert.Equal(t, c.want, figures.Ratio(c.a, c.b))
 	}
-}
-
-func TestPlots(t *testing.T) {
-	r := result("cubic", "cubic", 1, 9.9, 3000)
-	for i := range 30 {
-		r.Points = append(r.Points, netlab.Point{
-			At: time.Duration(i) * stage.Step, Throughput: 9e6,
-			Offered: 10e6, Queueing: time.Duration(i*i) * time.Millisecond,
-		})
-	}
-	other := r
-	other.Buffer = "250pkt"
-	dir := t.TempDir()
-
-	names, err := WritePlots(filepath.Join(dir, "one.png"), []record.Run{r})
-	require.NoError(t, err)
-	assert.Equal(t, []string{filepath.Join(dir, "one.png")}, names)
-
-	names, err = WritePlots(filepath.Join(dir, "two.png"), []record.Run{r, other})
-	require.NoError(t, err)
-	assert.Equal(t, []string{filepath.Join(dir, "two-1.png"), filepath.Join(dir, "two-2.png")}, names)
-	for _, name := range names {
-		b, err := os.ReadFile(name)
-		require.NoError(t, err)
-		assert.Equal(t, "\x89PNG", string(b[:4]))
-	}
-
-	other.Buffer, other.Loss = r.Buffer, 0.01
-	names, err = WritePlots(filepath.Join(dir, "loss.png"), []record.Run{r, other})
-	require.NoError(t, err)
-	assert.Len(t, names, 2, "a picture for each probability of loss")
-
-	names, err = WritePlots(filepath.Join(dir, "three.png"), []record.Run{result("cubic", "cubic", 1, 9.9, 3000)})
-	require.NoError(t, err)
-	assert.Empty(t, names, "older builds wrote no series")
-
-	// As --resume reads it.
-	back := result("cubic", "cubic", 1, 9.9, 3000)
-	back.Series = &record.Series{
-		Step: 1, Throughput: []float64{9, 0, 5}, Offered: []float64{10, 10, 10}, Queueing: []float64{30, 0, 20},
-	}
-	names, err = WritePlots(filepath.Join(dir, "four.png"), []record.Run{back})
-	require.NoError(t, err)
-	assert.Len(t, names, 1)
-	points, step := course(back)
-	assert.Equal(t, time.Second, step)
-	assert.Equal(t, netlab.Point{
-		At: 2 * time.Second, Throughput: 5e6, Offered: 10e6, Queueing: 20 * time.Millisecond,
-	}, points[2])
-	points, step = course(r)
-	assert.Equal(t, plotStep, step)
-	assert.Len(t, points, 6)
-
-	_, err = WritePlots("out.pdf", []record.Run{r})
-	assert.ErrorContains(t, err, ".png")
 }
 
 func TestPrinter(t *testing.T) {

@@ -34,7 +34,7 @@ func tables(results []record.Run, apart bool) []table {
 			i = len(all)
 			all = append(all, table{path: key})
 		}
-		all[i].add(r)
+		all[i].addRun(r)
 	}
 	for i := range all {
 		if t := &all[i]; len(t.losses) == 1 {
@@ -44,7 +44,7 @@ func tables(results []record.Run, apart bool) []table {
 	return all
 }
 
-func (t *table) add(r record.Run) {
+func (t *table) addRun(r record.Run) {
 	if !slices.Contains(t.losses, r.Loss) {
 		t.losses = append(t.losses, r.Loss)
 	}
@@ -56,8 +56,8 @@ func (t *table) add(r record.Run) {
 	t.rows[i].results = append(t.rows[i].results, r)
 }
 
-// blocks are the rows by probability of loss.
-func (t table) blocks() [][]row {
+// rowsByLoss are the rows by probability of loss.
+func (t table) rowsByLoss() [][]row {
 	blocks := make([][]row, len(t.losses))
 	for _, w := range t.rows {
 		i := slices.Index(t.losses, w.loss)
@@ -66,15 +66,15 @@ func (t table) blocks() [][]row {
 	return blocks
 }
 
-// counted returns the runs with figures that stand.
-func (w row) counted() []record.Run {
+// countedRuns returns the runs with figures that stand.
+func (w row) countedRuns() []record.Run {
 	return slices.DeleteFunc(slices.Clone(w.results), func(r record.Run) bool { return r.Discarded != "" })
 }
 
-// of summarises one figure over the runs that count; false when none does.
-func (w row) of(figure func(record.Run) float64) (figures.Spread, bool) {
+// spreadOf summarises one figure over the runs that count; false when none does.
+func (w row) spreadOf(figure func(record.Run) float64) (figures.Spread, bool) {
 	var values []float64
-	for _, r := range w.counted() {
+	for _, r := range w.countedRuns() {
 		values = append(values, figure(r))
 	}
 	if len(values) == 0 {
@@ -87,16 +87,16 @@ func (w row) of(figure func(record.Run) float64) (figures.Spread, bool) {
 // kernel's with a run that counts; empty: there is none.
 func (t table) baseline() string {
 	for _, w := range t.rows {
-		if w.kernel && len(w.counted()) > 0 {
+		if w.kernel && len(w.countedRuns()) > 0 {
 			return w.sender
 		}
 	}
 	return ""
 }
 
-// find is the sender's row with that probability of loss, if a run in it counts.
-func (t table) find(sender string, loss float64) *row {
-	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == sender && w.loss == loss && len(w.counted()) > 0 })
+// findRow is the sender's row with that probability of loss, if a run in it counts.
+func (t table) findRow(sender string, loss float64) *row {
+	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == sender && w.loss == loss && len(w.countedRuns()) > 0 })
 	if i < 0 {
 		return nil
 	}

@@ -1,8 +1,16 @@
 package figures
 
 import (
+	"bytes"
+	"fmt"
+	"html"
 	"image/color"
 	"io"
+	"math"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -14,12 +22,20 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/output"
 )
 
+// Widths of figures: a column of a paper, and both columns of its page.
 const (
-	plotWidth  = 24 * vg.Centimeter // the legend beside it not counted
-	plotHeight = 9 * vg.Centimeter
-	plotDPI    = 110
-	textSize   = 11
-	keyWidth   = 7 * vg.Millimeter // of a line's sample in the legend
+	ColumnWidth = 85 * vg.Millimeter
+	PageWidth   = 178 * vg.Millimeter
+)
+
+const (
+	panelHeight  = 52 * vg.Millimeter
+	margin       = 2 * vg.Millimeter
+	sampleWidth  = 5 * vg.Millimeter // of a line in the legend
+	textSize     = 8                 // points, as in captions of papers
+	lineWidth    = 1.2
+	picturesDPI  = 200
+	lineDistance = 1.35 // of lines of text, in their size
 )
 
 // colours of lines differ for people who see few colours as well (the set of Okabe
@@ -34,67 +50,252 @@ var colours = []color.RGBA{
 	{0x55, 0x55, 0x55, 0xff},
 }
 
-// Colour is that of line i; there are a few, which come round again.
+// dashes tell lines of one colour apart.
+var dashes = [][]vg.Length{nil, {vg.Points(4), vg.Points(2)}, {vg.Points(1), vg.Points(2)}}
+
+// capacityColour is that of what a link could carry.
+var capacityColour = color.RGBA{0xe2, 0xe2, 0xe2, 0xff}
+
+// Colour is that of series i; there are a few, which come round again with other dashes.
 func Colour(i int) color.RGBA { return colours[i%len(colours)] }
 
-// NewPlot returns one over seconds.
-func NewPlot(title, y string) *plot.Plot {
-	p := NewChart(title, "", y)
-	p.X.Min = 0
+// Figure is one drawing: panels one above the other, their axes aligned, and above them a legend of all that they
+// show. A page shows it, and a paper can.
+type Figure struct {
+	Title  string // above the legend; empty: none
+	panels []*Panel
+	keys   []key
+}
+
+// key is an entry of the legend.
+type key struct {
+	name   string
+	sample func(c draw.Canvas, from, to vg.Point)
+}
+
+// Panel is one pair of axes of a figure.
+type Panel struct {
+	*plot.Plot
+	figure *Figure
+}
+
+// AddPanel adds a panel below those that are there. x and y are the labels of its axes.
+func (f *Figure) AddPanel(x, y string) *Panel {
+	p := &Panel{Plot: plot.New(), figure: f}
+	p.X.Label.Text, p.Y.Label.Text = x, y
+	for _, style := range []*text.Style{
+		&p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
+	} {
+		style.Font = textStyle().Font
+	}
+	p.BackgroundColor = nil // the paper's, or the page's
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
+	p.Add(grid)
+	f.panels = append(f.panels, p)
+	return p
+}
+
+// OverSeconds gives the panel an axis of time, up to an end.
+func (p *Panel) OverSeconds(end float64) *Panel {
+	p.X.Min, p.X.Max = 0, end
 	p.X.Tick.Marker = seconds{}
 	return p
 }
 
-// NewChart returns a plot over anything.
-func NewChart(title, x, y string) *plot.Plot {
-	p := plot.New()
-	p.Title.Text = title
-	p.Title.Padding = 4 * vg.Millimeter
-	p.X.Label.Text, p.Y.Label.Text = x, y
-	for _, style := range []*text.Style{
-		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
-	} {
-		plain(style)
-	}
-	grid := plotter.NewGrid()
-	grid.Vertical.Color, grid.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
-	p.Add(grid)
-	return p
+// SetDecades makes an axis logarithmic, from a least value on.
+func SetDecades(axis *plot.Axis, least float64) {
+	axis.Scale, axis.Tick.Marker = plot.LogScale{}, decades{}
+	axis.Min, axis.Max = least, 10*least
 }
 
-// Line draws one.
-func Line(p *plot.Plot, points plotter.XYs, c color.RGBA) (*plotter.Line, error) {
+// DrawLine draws series i.
+func (p *Panel) DrawLine(name string, i int, points plotter.XYs) error {
 	line, err := plotter.NewLine(points)
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("draw %s: %w", name, err)
 	}
-	line.Color, line.Width = c, 1.4
+	line.Color, line.Width, line.Dashes = Colour(i), lineWidth, dashes[i/len(colours)%len(dashes)]
 	p.Add(line)
-	return line, nil
+	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) { c.StrokeLine2(line.LineStyle, from.X, from.Y, to.X, to.Y) })
+	return nil
 }
 
-func plain(s *text.Style) { s.Font.Variant, s.Font.Size = "Sans", textSize }
-
-// Legend names the lines.
-type Legend struct {
-	plot.Legend
-	widest vg.Length // of its names
+// DrawCapacity fills what the link could carry.
+func (p *Panel) DrawCapacity(points plotter.XYs) error {
+	area, err := plotter.NewLine(points)
+	if err != nil {
+		return fmt.Errorf("draw the capacity: %w", err)
+	}
+	area.FillColor, area.Color = capacityColour, capacityColour
+	p.Add(area)
+	p.figure.addKey("capacity", func(c draw.Canvas, from, to vg.Point) {
+		style := area.LineStyle
+		style.Width = textSize * 0.8
+		c.StrokeLine2(style, from.X, from.Y, to.X, to.Y)
+	})
+	return nil
 }
 
-// NewLegend returns one without names.
-func NewLegend() *Legend {
-	l := &Legend{Legend: plot.NewLegend()}
-	l.Top, l.Left = true, true
-	l.ThumbnailWidth = keyWidth
-	l.Padding = 1.5 * vg.Millimeter
-	plain(&l.TextStyle)
-	return l
+// DrawCloud draws series i as a point for each run and, of at least three, an ellipse of one standard deviation round
+// their mean (Winstein et al., NSDI 2013, Fig. 7). x is on a logarithmic axis.
+func (p *Panel) DrawCloud(name string, i int, points plotter.XYs) error {
+	dots, err := plotter.NewScatter(points)
+	if err != nil {
+		return fmt.Errorf("draw %s: %w", name, err)
+	}
+	dots.GlyphStyle = draw.GlyphStyle{Color: Colour(i), Radius: vg.Points(2), Shape: draw.CircleGlyph{}}
+	if i/len(colours)%2 > 0 {
+		dots.Shape = draw.RingGlyph{}
+	}
+	if len(points) >= 3 {
+		ring, err := plotter.NewPolygon(deviationEllipse(points))
+		if err != nil {
+			return fmt.Errorf("draw %s: %w", name, err)
+		}
+		c := Colour(i)
+		ring.LineStyle.Color, ring.LineStyle.Width = c, lineWidth
+		c.A = 0x30
+		ring.Color = color.NRGBA(c)
+		p.Add(ring)
+	}
+	p.Add(dots)
+	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) {
+		c.DrawGlyph(dots.GlyphStyle, vg.Point{X: (from.X + to.X) / 2, Y: from.Y})
+	})
+	return nil
 }
 
-// Add names a line.
-func (l *Legend) Add(name string, line plot.Thumbnailer) {
-	l.Legend.Add(name, line)
-	l.widest = max(l.widest, l.TextStyle.Width(name))
+// deviationEllipse is the ellipse of one standard deviation of points, of the logarithm of x and of y.
+func deviationEllipse(points plotter.XYs) (ring plotter.XYs) {
+	var x, y []float64
+	for _, p := range points {
+		x, y = append(x, math.Log(p.X)), append(y, p.Y)
+	}
+	// Cholesky's factor of the covariance matrix takes a circle to the ellipse.
+	a, b, c := math.Sqrt(covarianceOf(x, x)), 0.0, covarianceOf(y, y)
+	if a > 0 {
+		b = covarianceOf(x, y) / a
+	}
+	c = math.Sqrt(max(0, c-b*b))
+	const corners = 64
+	for i := range corners {
+		sin, cos := math.Sincos(2 * math.Pi * float64(i) / corners)
+		ring = append(ring, plotter.XY{X: math.Exp(meanOf(x) + a*cos), Y: meanOf(y) + b*cos + c*sin})
+	}
+	return ring
+}
+
+// addKey names what is drawn, once.
+func (f *Figure) addKey(name string, sample func(c draw.Canvas, from, to vg.Point)) {
+	if !slices.ContainsFunc(f.keys, func(k key) bool { return k.name == name }) {
+		f.keys = append(f.keys, key{name, sample})
+	}
+}
+
+func textStyle() text.Style {
+	style := plot.New().Legend.TextStyle
+	style.Font.Variant, style.Font.Size = "Sans", textSize
+	style.YAlign = draw.YCenter
+	return style
+}
+
+// Formats are the endings of names of files that a figure can have.
+var Formats = []string{".pdf", ".png", ".svg"}
+
+// WriteFile draws the figure into a file, in the format of its name's end.
+func (f *Figure) WriteFile(name string, width vg.Length) error {
+	return output.Write(name, func(w io.Writer) error { return f.Write(w, filepath.Ext(name), width) })
+}
+
+// Write draws the figure in one of Formats.
+func (f *Figure) Write(w io.Writer, format string, width vg.Length) error {
+	height := f.drawAll(draw.New(vgimg.New(width, vg.Inch)), true) + panelHeight*vg.Length(len(f.panels))
+	var canvas vg.CanvasWriterTo
+	if format == ".png" {
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(picturesDPI),
+			vgimg.UseBackgroundColor(color.White))}
+	} else {
+		var err error
+		if canvas, err = draw.NewFormattedCanvas(width, height, strings.TrimPrefix(format, ".")); err != nil {
+			return err
+		}
+	}
+	f.drawAll(draw.NewCanvas(canvas, width, height), false)
+	_, err := canvas.WriteTo(w)
+	return err
+}
+
+// drawAll draws the figure, and returns the height of title and legend. measure draws nothing.
+func (f *Figure) drawAll(c draw.Canvas, measure bool) vg.Length {
+	style := textStyle()
+	line := lineDistance * style.Font.Size
+	y := c.Max.Y - margin - line/2
+	for _, words := range wrapText(style, f.Title, c.Size().X-2*margin) {
+		if !measure {
+			c.FillText(style, vg.Point{X: c.Min.X + margin, Y: y}, words)
+		}
+		y -= line
+	}
+	x := c.Min.X + margin
+	for i, k := range f.keys {
+		width := sampleWidth + margin/2 + style.Width(k.name) + 2*margin
+		if i > 0 && x+width > c.Max.X {
+			x = c.Min.X + margin
+			y -= line
+		}
+		if !measure {
+			k.sample(c, vg.Point{X: x, Y: y}, vg.Point{X: x + sampleWidth, Y: y})
+			c.FillText(style, vg.Point{X: x + sampleWidth + margin/2, Y: y}, k.name)
+		}
+		x += width
+	}
+	head := c.Max.Y - y
+	if len(f.keys) > 0 {
+		head += line / 2
+	}
+	if measure {
+		return head
+	}
+	plots := make([][]*plot.Plot, len(f.panels))
+	for i, p := range f.panels {
+		plots[i] = []*plot.Plot{p.Plot}
+	}
+	tiles := draw.Tiles{
+		Rows: len(plots), Cols: 1, PadTop: margin, PadBottom: margin, PadLeft: margin, PadRight: 2 * margin, PadY: margin,
+	}
+	for i, row := range plot.Align(plots, tiles, draw.Crop(c, 0, 0, 0, -head)) {
+		plots[i][0].Draw(row[0])
+	}
+	return head
+}
+
+// wrapText breaks a text into lines that fit a width, between words.
+func wrapText(style text.Style, words string, width vg.Length) (lines []string) {
+	for word := range strings.FieldsSeq(words) {
+		last := len(lines) - 1
+		if last >= 0 && style.Width(lines[last]+" "+word) <= width {
+			lines[last] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
+
+// sized is the head of an SVG drawing, with a size that a page is to choose.
+var sized = regexp.MustCompile(`(?s)^.*?<svg width="[^"]*" height="[^"]*"`)
+
+// WriteElement returns the figure as an SVG element for a page: as wide as its place, with the page's own
+// colour for text and axes. label says in words what is shown.
+func (f *Figure) WriteElement(label string) (string, error) {
+	var b bytes.Buffer
+	if err := f.Write(&b, ".svg", ColumnWidth); err != nil {
+		return "", fmt.Errorf("draw %s: %w", label, err)
+	}
+	text := strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`,
+		"").Replace(b.String())
+	return sized.ReplaceAllLiteralString(text, `<svg role="img" aria-label="`+html.EscapeString(label)+`"`), nil
 }
 
 // seconds marks the seconds so that there are between four and ten labels.
@@ -113,11 +314,11 @@ func (seconds) Ticks(_, hi float64) []plot.Tick {
 	return ticks
 }
 
-// Decades marks 1, 10, 100, … with numbers one can read, and 2 to 9 without.
-type Decades struct{}
+// decades marks 1, 10, 100, … with numbers one can read, and 2 to 9 without.
+type decades struct{}
 
 // Ticks implements plot.Ticker.
-func (Decades) Ticks(lo, hi float64) []plot.Tick {
+func (decades) Ticks(lo, hi float64) []plot.Tick {
 	var ticks []plot.Tick
 	for d := 1.0; d <= hi; d *= 10 {
 		for i := 1.0; i < 10 && i*d <= hi; i++ {
@@ -131,28 +332,4 @@ func (Decades) Ticks(lo, hi float64) []plot.Tick {
 		}
 	}
 	return ticks
-}
-
-// Save draws plots into a .png file, one below the other, their axes aligned,
-// and the legend beside them, where it hides nothing.
-func Save(name string, legend *Legend, below ...*plot.Plot) error {
-	beside := max(legend.widest, 2*vg.Centimeter) + keyWidth + vg.Centimeter
-	height := plotHeight * vg.Length(len(below))
-	img := vgimg.NewWith(vgimg.UseWH(plotWidth+beside, height), vgimg.UseDPI(plotDPI),
-		vgimg.UseBackgroundColor(color.White))
-	whole := draw.New(img)
-	plots := make([][]*plot.Plot, len(below))
-	for i, p := range below {
-		plots[i] = []*plot.Plot{p}
-	}
-	pad := 5 * vg.Millimeter
-	tiles := draw.Tiles{Rows: len(below), Cols: 1, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad, PadY: pad}
-	for i, row := range plot.Align(plots, tiles, draw.Crop(whole, 0, -beside, 0, 0)) {
-		below[i].Draw(row[0])
-	}
-	legend.Draw(draw.Crop(whole, plotWidth, 0, 0, -15*vg.Millimeter))
-	return output.Write(name, func(w io.Writer) error {
-		_, err := vgimg.PngCanvas{Canvas: img}.WriteTo(w)
-		return err
-	})
 }

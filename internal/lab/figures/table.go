@@ -18,7 +18,7 @@ func (t Table) Write(b *strings.Builder) {
 	widths := make([]int, len(t[0]))
 	for n, line := range t {
 		for i, c := range line {
-			if n > 0 || t.reach(i) == 1 && c != Spans {
+			if n > 0 || t.columnsOf(i) == 1 && c != Spans {
 				widths[i] = max(widths[i], utf8.RuneCountInString(c))
 			}
 		}
@@ -28,7 +28,7 @@ func (t Table) Write(b *strings.Builder) {
 		for i := 0; i < len(line); i++ {
 			width, first := widths[i], i
 			if n == 0 {
-				for range t.reach(first) - 1 {
+				for range t.columnsOf(first) - 1 {
 					i++
 					width += len(gap) + widths[i]
 				}
@@ -52,8 +52,8 @@ func (t Table) Write(b *strings.Builder) {
 
 const gap = "  "
 
-// reach is how many columns the first line's cell i covers.
-func (t Table) reach(i int) int {
+// columnsOf is how many columns the first line's cell i covers.
+func (t Table) columnsOf(i int) int {
 	n := 1
 	for i+n < len(t[0]) && t[0][i+n] == Spans {
 		n++

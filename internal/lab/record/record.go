@@ -70,6 +70,7 @@ type Run struct {
 
 	StartedAt time.Time `json:"started_at"`
 	Version   string    `json:"version"`
+	Command   string    `json:"command,omitempty"` // the command line, as a shell reads it; of a Program without its own
 	System    System    `json:"system"`
 
 	Throughput  float64 `json:"throughput_mbit"` // IP bytes that left the queue
@@ -270,20 +271,37 @@ func digestStage(s stage.Stage) string {
 
 // addSeries adds what came of each second, and the distribution of the queueing delay.
 func (r *Run) addSeries(points []netlab.Point, queueing netlab.Quantiles) {
-	s := Series{Step: time.Second.Seconds()}
-	for _, p := range Merge(points, int(time.Second/stage.Step)) {
-		s.Throughput = append(s.Throughput, roundToThousandth(p.Throughput.Mbps()))
-		s.Offered = append(s.Offered, roundToThousandth(p.Offered.Mbps()))
-		s.Queueing = append(s.Queueing, roundToThousandth(Millis(p.Queueing)))
-	}
-	if len(s.Throughput) > 0 {
-		r.Series = &s
-	}
+	r.Series = seriesOf(points, time.Second)
 	if queueing.Count > 0 {
 		for _, d := range queueing.Centiles {
 			r.Centiles = append(r.Centiles, roundToThousandth(Millis(d)))
 		}
 	}
+}
+
+// courseStep is how finely Course shows a run that was made now, and so has points.
+const courseStep = 500 * time.Millisecond
+
+// Course is what came of each step of the run, finer than Series where the run was made now; nil: it is not known.
+func (r Run) Course() *Series {
+	if len(r.Points) > 0 {
+		return seriesOf(r.Points, courseStep)
+	}
+	return r.Series
+}
+
+// seriesOf joins points of stage.Step into steps; nil: there are none.
+func seriesOf(points []netlab.Point, step time.Duration) *Series {
+	s := Series{Step: step.Seconds()}
+	for _, p := range Merge(points, int(step/stage.Step)) {
+		s.Throughput = append(s.Throughput, roundToThousandth(p.Throughput.Mbps()))
+		s.Offered = append(s.Offered, roundToThousandth(p.Offered.Mbps()))
+		s.Queueing = append(s.Queueing, roundToThousandth(Millis(p.Queueing)))
+	}
+	if len(s.Throughput) == 0 {
+		return nil
+	}
+	return &s
 }
 
 func (r *Run) addFlows(s stage.Stage, rec stage.Record) {

@@ -1,192 +1,188 @@
 package report
 
 import (
-	"image/color"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
-// leastDelay is where logarithmic axes of delay begin, in milliseconds.
+// leastDelay is where logarithmic axes of delay begin, in milliseconds: one packet's own transmission at 12 Mbit/s.
 const leastDelay = 1.0
+
+// Axes.
+const (
+	delayAxis = "queueing delay, ms"
+	rateAxis  = "throughput, Mbit/s"
+	shareAxis = "share of the link, %"
+)
 
 // figure is one of a path's.
 type figure struct {
 	name, label string // in file names, and in words
-	draw        func() (*plot.Plot, error)
+	draw        func() (*figures.Figure, error)
 }
 
-// figures are those that the records have data for.
-func (p path) figures() []figure {
-	var all []figure
-	if p.has(func(r record.Run) bool { return r.Series != nil }) {
+// listFigures returns those that the records have data for.
+func (p path) listFigures() (all []figure) {
+	if p.hasRun(func(r record.Run) bool { return r.Course() != nil }) {
 		all = append(all,
-			figure{"tradeoff", "throughput against queueing delay", p.tradeoff},
-			figure{"throughput", "throughput over time", p.throughput},
-			figure{"queueing", "queueing delay over time", p.queueing})
+			figure{"tradeoff", "throughput against queueing delay", p.drawTradeoff},
+			figure{"course", "throughput and queueing delay over time, of the first run", p.drawCourse})
 	}
-	if p.has(func(r record.Run) bool { return len(r.Centiles) > 0 }) {
-		all = append(all, figure{"cdf", "distribution of the queueing delay", p.distribution})
+	if p.hasRun(func(r record.Run) bool { return len(r.Centiles) > 0 }) {
+		all = append(all, figure{"cdf", "distribution of the queueing delay", p.drawDistribution})
 	}
 	return all
 }
 
-func (p path) has(data func(record.Run) bool) bool {
+func (p path) hasRun(data func(record.Run) bool) bool {
 	return slices.ContainsFunc(p.rows, func(w row) bool { return slices.ContainsFunc(w.runs, data) })
 }
 
-// tradeoff is the plot of this field: for each sender the middle of its seconds, and an
-// ellipse through their quartiles. Better is up and to the right.
-func (p path) tradeoff() (*plot.Plot, error) {
-	chart := figures.NewChart("Throughput against queueing delay: median and quartiles of the seconds that count",
-		"queueing delay, ms (better: right)", "throughput, Mbit/s")
-	chart.X.Scale, chart.X.Tick.Marker = plot.InvertedScale{Normalizer: plot.LogScale{}}, figures.Decades{}
-	chart.X.Min, chart.X.Max, chart.Y.Min = leastDelay, 10*leastDelay, 0
-	for i, w := range p.rows {
-		delays, rates := w.seconds()
-		if len(delays) == 0 {
-			continue
-		}
-		slices.Sort(delays)
-		slices.Sort(rates)
-		x := [3]float64{figures.Quantile(delays, 0.25), figures.Quantile(delays, 0.5), figures.Quantile(delays, 0.75)}
-		y := [3]float64{figures.Quantile(rates, 0.25), figures.Quantile(rates, 0.5), figures.Quantile(rates, 0.75)}
-		ring, err := plotter.NewPolygon(ellipse(x, y))
-		if err != nil {
-			return nil, err
-		}
-		c := figures.Colour(i)
-		ring.LineStyle.Color, ring.LineStyle.Width = c, 1.4
-		c.A = 0x30
-		ring.Color = color.NRGBA(c)
-		dot, err := plotter.NewScatter(plotter.XYs{{X: x[1], Y: y[1]}})
-		if err != nil {
-			return nil, err
-		}
-		dot.Color, dot.Radius, dot.Shape = figures.Colour(i), vg.Points(3), draw.CircleGlyph{}
-		chart.Add(ring, dot)
-		chart.Y.Max = max(chart.Y.Max, 1.1*y[2])
-		chart.X.Max = max(chart.X.Max, 1.5*x[2])
-	}
-	return chart, nil
-}
-
-// seconds are throughput of all steps after the warm-up, and queueing delay of the steps in which something left.
-func (w row) seconds() (delays, rates []float64) {
-	for _, r := range w.runs {
-		if r.Series == nil {
-			continue
-		}
-		for i, rate := range r.Series.Throughput {
-			if float64(i)*r.Series.Step < r.Warmup {
-				continue
-			}
-			rates = append(rates, rate)
-			if i < len(r.Series.Queueing) && r.Series.Queueing[i] > 0 {
-				delays = append(delays, max(leastDelay, r.Series.Queueing[i]))
-			}
-		}
-	}
-	return delays, rates
-}
-
-// ellipse goes through the quartiles x and y, of a logarithmic and a linear axis, round
-// their medians: four quarters of ellipses, since the quartiles may lie unevenly.
-func ellipse(x, y [3]float64) plotter.XYs {
-	var ring plotter.XYs
-	const points = 64
-	for i := range points {
-		sin, cos := math.Sincos(2 * math.Pi * float64(i) / points)
-		far := func(q [3]float64, part float64) float64 {
-			if part < 0 {
-				return q[1] + part*(q[1]-q[0])
-			}
-			return q[1] + part*(q[2]-q[1])
-		}
-		logs := [3]float64{math.Log(x[0]), math.Log(x[1]), math.Log(x[2])}
-		ring = append(ring, plotter.XY{X: math.Exp(far(logs, cos)), Y: far(y, sin)})
-	}
-	return ring
-}
-
-func (p path) throughput() (*plot.Plot, error) {
-	chart := figures.NewPlot("Throughput of the first run", "Mbit/s")
-	chart.X.Label.Text, chart.Y.Min = "seconds", 0
-	capacity := false
+// isUnlike reports whether the links of the path's runs could carry unlike amounts, as traces of several seeds do.
+// Throughput is then shown as a share of the link.
+func (p path) isUnlike() bool {
+	least, most := math.Inf(1), 0.0
 	for _, w := range p.rows {
-		if s := w.first(); s != nil && !capacity {
-			capacity = true
-			area, err := figures.Line(chart, steps(s, s.Offered), color.RGBA{0x88, 0x88, 0x88, 0xff})
-			if err != nil {
-				return nil, err
-			}
-			area.Dashes = []vg.Length{vg.Points(2), vg.Points(2)}
+		for _, r := range w.runs {
+			least, most = min(least, r.Offered), max(most, r.Offered)
 		}
 	}
-	err := p.lines(chart, func(s *record.Series) []float64 { return s.Throughput }, 0)
-	chart.Y.Max *= 1.05
-	return chart, err
+	return least > 0 && most > 1.01*least
 }
 
-func (p path) queueing() (*plot.Plot, error) {
-	chart := figures.NewPlot("Queueing delay of the first run", "ms")
-	chart.X.Label.Text = "seconds"
-	chart.Y.Scale, chart.Y.Tick.Marker, chart.Y.Min = plot.LogScale{}, figures.Decades{}, leastDelay
-	err := p.lines(chart, func(s *record.Series) []float64 { return s.Queueing }, leastDelay)
-	chart.Y.Max = max(1.3*chart.Y.Max, 10*leastDelay)
-	return chart, err
+// throughput is a run's, in the unit of the axis.
+func (p path) throughput(r record.Run) float64 {
+	if p.isUnlike() {
+		return 100 * r.Utilisation
+	}
+	return r.Throughput
 }
 
-// lines draws a figure of each sender's first run over time, no less than least.
-func (p path) lines(chart *plot.Plot, of func(*record.Series) []float64, least float64) error {
+func (p path) throughputAxis() string {
+	if p.isUnlike() {
+		return shareAxis
+	}
+	return rateAxis
+}
+
+// drawTradeoff draws the plot of this field: a point for each run. Better is up and to the right.
+func (p path) drawTradeoff() (*figures.Figure, error) {
+	f := &figures.Figure{}
+	panel := f.AddPanel("p95 of the queueing delay, ms (better: right)", p.throughputAxis())
+	figures.SetDecades(&panel.X, leastDelay)
+	panel.X.Scale = plot.InvertedScale{Normalizer: plot.LogScale{}}
+	least, quickest := math.Inf(1), math.Inf(1)
 	for i, w := range p.rows {
-		s := w.first()
+		var points plotter.XYs
+		for _, r := range w.runs {
+			if r.Queueing.P95 > 0 {
+				points = append(points, plotter.XY{X: max(leastDelay, r.Queueing.P95), Y: p.throughput(r)})
+			}
+		}
+		if len(points) == 0 {
+			continue
+		}
+		if err := panel.DrawCloud(p.rowLabel(w), i, points); err != nil {
+			return nil, err
+		}
+		for _, pt := range points {
+			panel.X.Max, panel.Y.Max = max(panel.X.Max, 1.5*pt.X), max(panel.Y.Max, 1.05*pt.Y)
+			least, quickest = min(least, pt.Y), min(quickest, pt.X)
+		}
+	}
+	if !math.IsInf(quickest, 1) { // an axis needs a number, and only powers of ten have one
+		panel.X.Min = math.Pow(10, math.Floor(math.Log10(quickest)))
+	}
+	if panel.Y.Min = 0; least > panel.Y.Max/2 {
+		panel.Y.Min = 0.9 * least
+	}
+	return f, nil
+}
+
+// drawCourse draws throughput and queueing delay over time, of each sender's first run.
+func (p path) drawCourse() (*figures.Figure, error) {
+	f, end := &figures.Figure{}, 0.0
+	for _, w := range p.rows {
+		for _, r := range w.runs {
+			end = max(end, r.Duration)
+		}
+	}
+	rate, delay := f.AddPanel("", p.throughputAxis()).OverSeconds(end), f.AddPanel("seconds", delayAxis).OverSeconds(end)
+	rate.Y.Min = 0
+	figures.SetDecades(&delay.Y, leastDelay)
+	capacity := p.isUnlike()
+	for i, w := range p.rows {
+		s := w.firstCourse()
 		if s == nil {
 			continue
 		}
-		points := steps(s, of(s))
-		for k := range points {
-			points[k].Y = max(points[k].Y, least)
+		if !capacity {
+			capacity = true
+			if err := rate.DrawCapacity(seriesPoints(s, s.Offered)); err != nil {
+				return nil, err
+			}
 		}
-		if _, err := figures.Line(chart, points, figures.Colour(i)); err != nil {
-			return err
+		rates := seriesPoints(s, s.Throughput)
+		if p.isUnlike() {
+			for k := range rates {
+				rates[k].Y = 100 * rates[k].Y / max(s.Offered[k], rates[k].Y, 0.001)
+			}
 		}
-		chart.X.Max = max(chart.X.Max, s.Step*float64(len(points)))
+		if err := rate.DrawLine(p.rowLabel(w), i, rates); err != nil {
+			return nil, err
+		}
+		delays := slices.DeleteFunc(seriesPoints(s, s.Queueing), func(pt plotter.XY) bool { return pt.Y == 0 })
+		for k := range delays {
+			delays[k].Y = max(leastDelay, delays[k].Y)
+		}
+		if len(delays) == 0 { // nothing left
+			continue
+		}
+		if err := delay.DrawLine(p.rowLabel(w), i, delays); err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	rate.Y.Max *= 1.05
+	delay.Y.Max = max(1.3*delay.Y.Max, 10*leastDelay)
+	return f, nil
 }
 
-// first is the course of the first run that has one; nil: none has.
-func (w row) first() *record.Series {
+// firstCourse is the course of the first run that has one; nil: none has.
+func (w row) firstCourse() *record.Series {
 	for _, r := range w.runs {
-		if r.Series != nil && len(r.Series.Throughput) > 0 {
-			return r.Series
+		if s := r.Course(); s != nil {
+			return s
 		}
 	}
 	return nil
 }
 
-func steps(s *record.Series, values []float64) plotter.XYs {
-	var points plotter.XYs
+// seriesPoints are the steps of a series, each in its middle.
+func seriesPoints(s *record.Series, values []float64) (all plotter.XYs) {
 	for i, v := range values {
-		points = append(points, plotter.XY{X: (float64(i) + 0.5) * s.Step, Y: v})
+		all = append(all, plotter.XY{X: (float64(i) + 0.5) * s.Step, Y: v})
 	}
-	return points
+	return all
 }
 
-// distribution is the share of packets that waited no longer, the mean of each sender's
+// drawDistribution draws the share of packets that waited no longer, the mean of each sender's
 // runs.
-func (p path) distribution() (*plot.Plot, error) {
-	chart := figures.NewChart("Queueing delay of the packets", "ms", "packets that waited no longer, %")
-	chart.X.Scale, chart.X.Tick.Marker = plot.LogScale{}, figures.Decades{}
-	chart.X.Min, chart.X.Max, chart.Y.Min, chart.Y.Max = leastDelay, 10*leastDelay, 0, 100
+func (p path) drawDistribution() (*figures.Figure, error) {
+	f := &figures.Figure{}
+	panel := f.AddPanel(delayAxis, "packets below, %")
+	figures.SetDecades(&panel.X, leastDelay)
+	panel.Y.Min, panel.Y.Max = 0, 100
 	for i, w := range p.rows {
 		var sum []float64
 		runs := 0.0
@@ -202,17 +198,67 @@ func (p path) distribution() (*plot.Plot, error) {
 				sum[k] += v
 			}
 		}
-		var points plotter.XYs
+		var line plotter.XYs
 		for k, v := range sum {
-			points = append(points, plotter.XY{X: max(leastDelay, v/runs), Y: 100 * float64(k) / float64(len(sum)-1)})
+			line = append(line, plotter.XY{X: max(leastDelay, v/runs), Y: 100 * float64(k) / float64(len(sum)-1)})
 		}
-		if len(points) < 2 {
+		if len(line) < 2 {
 			continue
 		}
-		if _, err := figures.Line(chart, points, figures.Colour(i)); err != nil {
+		if err := panel.DrawLine(p.rowLabel(w), i, line); err != nil {
 			return nil, err
 		}
-		chart.X.Max = max(chart.X.Max, 1.2*points[len(points)-1].X)
+		panel.X.Max = max(panel.X.Max, 1.2*line[len(line)-1].X)
 	}
-	return chart, nil
+	return f, nil
+}
+
+// WriteFigures draws each figure into a folder, which it makes, in each of its formats and width in mm.
+// It returns the files' names.
+func WriteFigures(folder string, files []File, width float64) (names []string, err error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // for others to read
+		return nil, err
+	}
+	for i, p := range pathsOf(files) {
+		for _, f := range p.listFigures() {
+			drawn, err := f.draw()
+			if err != nil {
+				return names, err
+			}
+			for _, suffix := range figures.Formats {
+				name := filepath.Join(folder, fmt.Sprintf("%s-%d%s", f.name, i+1, suffix))
+				if err := drawn.WriteFile(name, vg.Length(width)*vg.Millimeter); err != nil {
+					return names, err
+				}
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// WritePlots draws, for each path, throughput and queueing delay over time into a file in the format of its name's
+// end. Of several paths the names get a number. It returns the names. Paths without any course have no figure.
+func WritePlots(file string, runs []record.Run) (names []string, err error) {
+	paths := pathsOf([]File{{Runs: runs}})
+	for i, p := range paths {
+		if !p.hasRun(func(r record.Run) bool { return r.Course() != nil }) {
+			continue
+		}
+		name, end := file, filepath.Ext(file)
+		if len(paths) > 1 {
+			name = fmt.Sprintf("%s-%d%s", strings.TrimSuffix(file, end), i+1, end)
+		}
+		drawn, err := p.drawCourse()
+		if err == nil {
+			drawn.Title = p.name
+			err = drawn.WriteFile(name, figures.PageWidth)
+		}
+		if err != nil {
+			return names, fmt.Errorf("draw %s: %w", name, err)
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }

@@ -9,15 +9,12 @@ import (
 	"html/template"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
+	"time"
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
-	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
@@ -33,8 +30,9 @@ var pageText string
 var page = template.Must(template.New("report").Parse(pageText))
 
 // Write writes the page of all files' runs. Where there are several, their runs of one
-// path stand side by side.
-func Write(w io.Writer, files []File) error {
+// path stand side by side. Each sender's runs are set against the baseline's: of two files against the first's runs of
+// that sender, else against those of the sender that baseline names, or, where it is empty, the first.
+func Write(w io.Writer, files []File, baseline string) error {
 	content := struct {
 		Files []string
 		Trust trust
@@ -43,8 +41,8 @@ func Write(w io.Writer, files []File) error {
 	for _, f := range files {
 		content.Files = append(content.Files, f.Name)
 	}
-	for _, p := range pathsOf(files) {
-		s, err := p.section()
+	for i, p := range pathsOf(files) {
+		s, err := p.makeSection(i+1, files, baseline)
 		if err != nil {
 			return err
 		}
@@ -106,8 +104,8 @@ func (k kind) like(o kind) bool {
 	return k == o
 }
 
-// label is a row's name: the sender's, and of the rest what tells it from other rows of that sender.
-func (p path) label(w row) string {
+// rowLabel is a row's name: the sender's, and of the rest what tells it from other rows of that sender.
+func (p path) rowLabel(w row) string {
 	text, alike := w.kind[0], slices.Clone(p.rows)
 	for k, part := range w.kind {
 		before := len(alike)
@@ -140,14 +138,14 @@ func pathsOf(files []File) []path {
 				i = len(all)
 				all = append(all, path{name: way})
 			}
-			all[i].add(kindOf(f.Name, r), r)
+			all[i].addRun(kindOf(f.Name, r), r)
 		}
 	}
 	return all
 }
 
-// add takes a run into the newest row that it repeats, or else into a new one.
-func (p *path) add(k kind, r record.Run) {
+// addRun takes a run into the newest row that it repeats, or else into a new one.
+func (p *path) addRun(k kind, r record.Run) {
 	i, setups := -1, 0
 	for n, w := range p.rows {
 		if !w.like(k) {
@@ -185,51 +183,196 @@ func (w row) contradicts(r record.Run) bool {
 
 // section is a path as the page has it.
 type section struct {
+	Number  int
 	Name    string
-	Figures []template.HTML
+	Made    []string // by which commands, with which seeds, when, on which machines
+	Against string   // what the ratios are to; empty: there are none
+	Figures []drawing
 	Lines   []line
+}
+
+// drawing is a figure with what it shows.
+type drawing struct {
+	SVG     template.HTML
+	Caption string
 }
 
 // line is a sender's in a path's table.
 type line struct {
 	Name, Colour                         string
-	Runs                                 int
+	Runs, Noisy                          int
 	Discarded                            int
 	Throughput, Used, P50, P95, Lost, Up string
+	Rates, Delays                        string // throughput, and queueing at p95, as ratios to the baseline's
 }
 
-func (p path) section() (section, error) {
-	s := section{Name: p.name}
-	for _, f := range p.figures() {
+func (p path) makeSection(number int, files []File, baseline string) (section, error) {
+	s := section{Number: number, Name: p.name, Made: p.describeRuns()}
+	for _, f := range p.listFigures() {
 		drawn, err := f.draw()
 		if err != nil {
 			return s, err
 		}
-		svg, err := figures.SVG(drawn, f.label+": "+p.name)
+		svg, err := drawn.WriteElement(f.label + ": " + p.name)
 		if err != nil {
 			return s, err
 		}
-		s.Figures = append(s.Figures, template.HTML(svg)) //nolint:gosec // drawn by figures, which escapes its text
+		//nolint:gosec // drawn by figures, which escapes its text
+		s.Figures = append(s.Figures, drawing{template.HTML(svg), f.label})
 	}
 	for i, w := range p.rows {
 		c := figures.Colour(i)
-		s.Lines = append(s.Lines, line{
-			Name: p.label(w), Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
-			Runs: len(w.runs), Discarded: w.discarded,
-			Throughput: w.median(func(r record.Run) float64 { return r.Throughput }),
-			Used:       w.median(func(r record.Run) float64 { return 100 * r.Utilisation }),
-			P50:        w.median(func(r record.Run) float64 { return r.Queueing.P50 }),
-			P95:        w.median(func(r record.Run) float64 { return r.Queueing.P95 }),
-			Lost:       w.median(func(r record.Run) float64 { return 100 * r.DropShare() }),
-			Up:         w.median(func(r record.Run) float64 { return r.UpQueueing.P95 }),
-		})
+		l := line{
+			Name: p.rowLabel(w), Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
+			Runs: len(w.runs), Discarded: w.discarded, Noisy: w.countNoisy(),
+			Throughput: w.medianText(func(r record.Run) float64 { return r.Throughput }),
+			Used:       w.medianText(func(r record.Run) float64 { return 100 * r.Utilisation }),
+			P50:        w.medianText(func(r record.Run) float64 { return r.Queueing.P50 }),
+			P95:        w.medianText(func(r record.Run) float64 { return r.Queueing.P95 }),
+			Lost:       w.medianText(func(r record.Run) float64 { return 100 * r.DropShare() }),
+			Up:         w.medianText(func(r record.Run) float64 { return r.UpQueueing.P95 }),
+		}
+		if base := p.baseOf(w, files, baseline); base != nil {
+			s.Against = base.kind[0]
+			if len(files) == 2 {
+				s.Against = files[0].Name
+			}
+			l.Rates, l.Delays = w.ratioTo(*base, throughputOf), w.ratioTo(*base, delayOf)
+		}
+		s.Lines = append(s.Lines, l)
 	}
 	return s, nil
 }
 
-// median is a figure's, with its 95 % confidence interval or, of fewer than six runs,
+// describeRuns says how the runs came about.
+func (p path) describeRuns() (all []string) {
+	var commands, machines []string
+	var seeds []uint64
+	var first, last time.Time
+	for _, w := range p.rows {
+		for _, r := range w.runs {
+			commands, machines = append(commands, r.Command), append(machines, r.System.String())
+			seeds = append(seeds, r.Seed)
+			if first.IsZero() || r.StartedAt.Before(first) {
+				first = r.StartedAt
+			}
+			if r.StartedAt.After(last) {
+				last = r.StartedAt
+			}
+		}
+	}
+	distinct := func(texts []string) []string {
+		slices.Sort(texts)
+		return slices.DeleteFunc(slices.Compact(texts), func(s string) bool { return s == "" })
+	}
+	for _, c := range distinct(commands) {
+		all = append(all, "Command: "+c)
+	}
+	slices.Sort(seeds)
+	var names []string
+	for _, s := range slices.Compact(seeds) {
+		names = append(names, strconv.FormatUint(s, 10))
+	}
+	const day = "2006-01-02"
+	date := first.Format(day)
+	if end := last.Format(day); end != date {
+		date += " to " + end
+	}
+	return append(all, fmt.Sprintf("Seeds: %s. Date: %s. Machine: %s.", strings.Join(names, ", "), date,
+		strings.Join(distinct(machines), "; ")))
+}
+
+func throughputOf(r record.Run) float64 { return r.Throughput }
+
+func delayOf(r record.Run) float64 { return r.Queueing.P95 }
+
+func (w row) countNoisy() (n int) {
+	for _, r := range w.runs {
+		if r.Noisy {
+			n++
+		}
+	}
+	return n
+}
+
+// baseOf is the row that w is set against; nil: there is none but itself.
+func (p path) baseOf(w row, files []File, baseline string) *row {
+	const file, version = 1, 4
+	for i, o := range p.rows {
+		other := o.kind
+		if len(files) == 2 {
+			if other[file] != files[0].Name || w.kind[file] == files[0].Name {
+				continue
+			}
+			other[file], other[version] = w.kind[file], w.kind[version]
+			if other.like(w.kind) {
+				return &p.rows[i]
+			}
+			continue
+		}
+		if baseline == "" || o.kind[0] == baseline {
+			if o.kind == w.kind {
+				return nil
+			}
+			return &p.rows[i]
+		}
+	}
+	return nil
+}
+
+// ratioTo is the ratio of a figure to that of the base, over the pairs of runs that have a seed and a number in
+// common: the same link and the same starts.
+func (w row) ratioTo(base row, figure func(record.Run) float64) string {
+	var ratios []float64
+	for _, r := range w.runs {
+		for _, o := range base.runs {
+			if r.Seed == o.Seed && r.Number == o.Number && figure(r) > 0 && figure(o) > 0 {
+				ratios = append(ratios, figure(r)/figure(o))
+				break
+			}
+		}
+	}
+	if len(ratios) == 0 {
+		return "–"
+	}
+	return figures.MeanRatio(ratios).String()
+}
+
+// WriteComparison writes a table of what two files have in common: the second's figures as ratios to the first's.
+func WriteComparison(w io.Writer, files []File) error {
+	var b strings.Builder
+	for _, p := range pathsOf(files) {
+		t := figures.Table{
+			{"", "", files[1].Name + " / " + files[0].Name, figures.Spans},
+			{"sender", "runs", "throughput", "p95 queueing"},
+		}
+		head := len(t)
+		for _, r := range p.rows {
+			if base := p.baseOf(r, files, ""); base != nil {
+				t = append(t, []string{
+					r.kind[0], strconv.Itoa(len(r.runs)), r.ratioTo(*base, throughputOf), r.ratioTo(*base, delayOf),
+				})
+			}
+		}
+		if len(t) > head {
+			b.WriteString(p.name + "\n\n")
+			t.Write(&b)
+			b.WriteByte('\n')
+		}
+	}
+	if b.Len() == 0 {
+		b.WriteString("The files have no sender on one path in common.\n")
+	} else {
+		b.WriteString("Geometric means over pairs of runs with one seed and number; in brackets the 95 % interval of a " +
+			"bootstrap.\nAn interval without 1 is a difference.\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// medianText is the median of a figure, with its 95 % confidence interval or, of fewer than six runs,
 // the range.
-func (w row) median(figure func(record.Run) float64) string {
+func (w row) medianText(figure func(record.Run) float64) string {
 	var values []float64
 	for _, r := range w.runs {
 		values = append(values, figure(r))
@@ -240,16 +383,16 @@ func (w row) median(figure func(record.Run) float64) string {
 	slices.Sort(values)
 	text := figures.Number(figures.Quantile(values, 0.5))
 	if len(values) > 1 {
-		lo, hi := interval(len(values))
+		lo, hi := medianRanks(len(values))
 		text += " (" + figures.Number(values[lo]) + "–" + figures.Number(values[hi]) + ")"
 	}
 	return text
 }
 
-// interval is the ranks, from 0, of the values between which the median lies with a
+// medianRanks are the ranks, from 0, of the values between which the median lies with a
 // probability of at least 95 %: order statistics, which assume no distribution. Of fewer
 // than six values no two do, and the interval is the range.
-func interval(n int) (lo, hi int) {
+func medianRanks(n int) (lo, hi int) {
 	// below is the chance that at most k of n values lie below the median. What is added is made of logarithms:
 	// half to the power of n is 0 for large ones.
 	below, chance := 0.0, -float64(n)*math.Ln2
@@ -305,31 +448,4 @@ func trustOf(files []File) trust {
 			figures.Number(figures.Quantile(late, 0.5)), figures.Number(late[len(late)-1]))
 	}
 	return t
-}
-
-// WriteFigures draws each figure into a folder, which it makes, as .svg and .png. It
-// returns the files' names.
-func WriteFigures(folder string, files []File) (names []string, err error) {
-	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // for others to read
-		return nil, err
-	}
-	for i, p := range pathsOf(files) {
-		for _, f := range p.figures() {
-			drawn, err := f.draw()
-			if err != nil {
-				return names, err
-			}
-			for suffix, write := range map[string]func(io.Writer, *plot.Plot) error{
-				".svg": figures.WriteSVG, ".png": figures.WritePNG,
-			} {
-				name := filepath.Join(folder, fmt.Sprintf("%s-%d%s", f.name, i+1, suffix))
-				if err := output.Write(name, func(w io.Writer) error { return write(w, drawn) }); err != nil {
-					return names, err
-				}
-				names = append(names, name)
-			}
-		}
-	}
-	slices.Sort(names)
-	return names, nil
 }

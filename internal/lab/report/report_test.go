@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,14 +44,14 @@ func TestTheReportShowsEachPath(t *testing.T) {
 	discarded := results[0]
 	discarded.Discarded = `the emulator lost 3 packets & <more>`
 	var b strings.Builder
-	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(results, discarded)}}))
+	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(results, discarded)}}, ""))
 	page := b.String()
 	assert.Contains(t, page, "5 runs, 5 of them in virtual time")
 	assert.Contains(t, page, "12mbit both ways, 10 ms each way, buffer 250pkt, 0.1 % random loss, 4 s")
 	assert.Contains(t, page, "2, 1 not counted")
 	assert.Contains(t, page, "3 packets &amp; &lt;more&gt;")
 	assert.NotContains(t, page, "<more>")
-	assert.Equal(t, 4, strings.Count(page, "<svg "))
+	assert.Equal(t, 3, strings.Count(page, "<svg "))
 	assert.NotContains(t, page, "http://www.w3.org/1999/xlink")
 	assert.NotContains(t, page, "<script")
 	assert.NotContains(t, page, "NaN")
@@ -59,7 +60,7 @@ func TestTheReportShowsEachPath(t *testing.T) {
 func TestSeveralFilesStandSideBySide(t *testing.T) {
 	results := virtual(t, 1, "copa")
 	var b strings.Builder
-	require.NoError(t, Write(&b, []File{{"before.jsonl", results}, {"after.jsonl", results}}))
+	require.NoError(t, Write(&b, []File{{"before.jsonl", results}, {"after.jsonl", results}}, ""))
 	assert.Contains(t, b.String(), "</span>copa, before.jsonl</td>")
 	assert.Contains(t, b.String(), "</span>copa, after.jsonl</td>")
 	assert.Equal(t, 1, strings.Count(b.String(), "<h2>"), "one path")
@@ -67,31 +68,105 @@ func TestSeveralFilesStandSideBySide(t *testing.T) {
 
 func TestRecordsOfOlderBuildsHaveATableAlone(t *testing.T) {
 	results := virtual(t, 1, "copa")
-	results[0].Series, results[0].Centiles = nil, nil
+	results[0].Series, results[0].Points, results[0].Centiles = nil, nil, nil
 	var b strings.Builder
-	require.NoError(t, Write(&b, []File{{"old.jsonl", results}}))
+	require.NoError(t, Write(&b, []File{{"old.jsonl", results}}, ""))
 	assert.Contains(t, b.String(), "made by an older build")
 	assert.NotContains(t, b.String(), "<svg ")
 }
 
+// Each figure has a legend, and is as wide as asked in every format.
 func TestFiguresAreFilesToo(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "figures")
-	names, err := WriteFigures(folder, []File{{"runs.jsonl", virtual(t, 1, "copa")}})
+	runs := virtual(t, 3, "copa", "cubic")
+	names, err := WriteFigures(folder, []File{{"runs.jsonl", runs}}, 85)
 	require.NoError(t, err)
-	require.Len(t, names, 8)
-	for _, name := range names {
-		head, err := os.ReadFile(name)
+	plots, err := WritePlots(filepath.Join(folder, "plot.png"), runs)
+	require.NoError(t, err)
+	var bases []string
+	for _, name := range append(names, plots...) {
+		bases = append(bases, filepath.Base(name))
+		text, err := os.ReadFile(name)
 		require.NoError(t, err)
-		want := map[string]string{".svg": "<?xml", ".png": "\x89PNG"}[filepath.Ext(name)]
-		assert.True(t, strings.HasPrefix(string(head), want), name)
+		switch filepath.Ext(name) {
+		case ".svg":
+			assert.Contains(t, string(text), `width="240.94`, "points, 85 mm")
+			for _, entry := range []string{">copa</text>", ">cubic</text>"} {
+				assert.Contains(t, string(text), entry, "%s: the legend", name)
+			}
+		case ".pdf":
+			assert.Regexp(t, `(?s)^%PDF.*/MediaBox \[0 0 240\.9`, string(text), name)
+		default:
+			assert.Equal(t, "\x89PNG", string(text[:4]))
+		}
 	}
+	assert.Equal(t, []string{
+		"cdf-1.pdf", "cdf-1.png", "cdf-1.svg", "course-1.pdf", "course-1.png", "course-1.svg",
+		"tradeoff-1.pdf", "tradeoff-1.png", "tradeoff-1.svg", "plot.png",
+	}, bases)
+}
+
+func TestAPlotForEachPath(t *testing.T) {
+	one := virtual(t, 1, "copa")[0]
+	wide, lossy, old := one, one, one
+	wide.Buffer, lossy.Loss = "none", 0.01
+	old.Series, old.Points = nil, nil
+	for name, row := range map[string]struct {
+		runs  []record.Run
+		names []string
+	}{
+		"one path":         {[]record.Run{one}, []string{"x.svg"}},
+		"two buffers":      {[]record.Run{one, wide}, []string{"x-1.svg", "x-2.svg"}},
+		"two losses":       {[]record.Run{one, lossy}, []string{"x-1.svg", "x-2.svg"}},
+		"without a course": {[]record.Run{old}, nil},
+	} {
+		dir := t.TempDir()
+		names, err := WritePlots(filepath.Join(dir, "x.svg"), row.runs)
+		require.NoError(t, err)
+		for i := range names {
+			assert.FileExists(t, names[i])
+			names[i] = filepath.Base(names[i])
+		}
+		assert.Equal(t, row.names, names, name)
+	}
+}
+
+// Runs with one seed are over one link, so that ratios are of pairs.
+func TestRatiosAreOfPairs(t *testing.T) {
+	run := func(name string, seed uint64, throughput, delay float64) record.Run {
+		return record.Run{
+			Experiment: "x", Name: name, Seed: seed, Number: 1, Throughput: throughput, Command: "penstock-lab sim 'a b'",
+			Queueing: record.Percentiles{P95: delay}, Offered: 10 * float64(seed),
+		}
+	}
+	runs := []record.Run{
+		run("cubic", 1, 10, 400), run("cubic", 2, 20, 800), run("cubic", 3, 30, 1200), run("cubic", 4, 99, 99),
+		run("copa", 1, 9, 100), run("copa", 2, 18, 200), run("copa", 3, 27, 300),
+	}
+	var page, table strings.Builder
+	require.NoError(t, Write(&page, []File{{"runs.jsonl", runs}}, ""))
+	assert.Contains(t, page.String(), "<th>p95 of cubic</th>")
+	assert.Contains(t, page.String(), "<td>0.90</td><td>0.25</td>")
+	assert.Contains(t, page.String(), "Command: penstock-lab sim &#39;a b&#39;")
+	assert.Contains(t, page.String(), "Seeds: 1, 2, 3, 4. Date: ")
+	assert.True(t, pathsOf([]File{{"", runs}})[0].isUnlike(), "10 to 40 Mbit/s")
+
+	after := slices.Clone(runs)
+	for i := range after {
+		after[i].Version, after[i].Queueing.P95 = "new", after[i].Queueing.P95*[]float64{0.8, 0.9, 1}[i%3]
+	}
+	require.NoError(t, WriteComparison(&table, []File{{"a", runs}, {"b", after}}))
+	assert.Regexp(t, `(?m)^copa +3 +1\.00 +0\.90 \[0\.80, 1\.00\]$`, table.String())
+	table.Reset()
+	require.NoError(t, WriteComparison(&table, []File{{"a", runs[:1]}, {"b", after[6:]}}))
+	assert.Contains(t, table.String(), "no sender on one path in common")
 }
 
 // The interval of the median holds the true one in 95 of 100 samples at least.
 func TestTheIntervalCoversTheMedian(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{6, 7, 10, 25, 100} {
-		lo, hi := interval(n)
+		lo, hi := medianRanks(n)
 		assert.Equal(t, n-1, lo+hi, "as far from both ends")
 		covered := 0
 		const samples = 4000
@@ -109,34 +184,25 @@ func TestTheIntervalCoversTheMedian(t *testing.T) {
 		assert.GreaterOrEqual(t, float64(covered)/samples, 0.94, "%d values", n)
 	}
 	for n := 1; n < 6; n++ {
-		lo, hi := interval(n)
+		lo, hi := medianRanks(n)
 		assert.Equal(t, [2]int{0, n - 1}, [2]int{lo, hi}, "the range")
 	}
 }
 
 func TestTheIntervalOfVeryManyRunsIsNarrow(t *testing.T) {
 	for _, n := range []int{1000, 1100, 5000} { // half to the power of 1100 is less than any number
-		lo, hi := interval(n)
+		lo, hi := medianRanks(n)
 		half := 0.98 * math.Sqrt(float64(n)) // 1.96 standard deviations of the binomial distribution
 		assert.InDelta(t, float64(n)/2-half, lo, 1.5, n)
 		assert.Equal(t, n-1-lo, hi, n)
 	}
 }
 
-func TestSecondsOfTheWarmUpAreNotInTheTradeoff(t *testing.T) {
-	w := row{runs: []record.Run{{Warmup: 2.5, Series: &record.Series{
-		Step: 1, Queueing: []float64{500, 400, 300, 20, 0, 10}, Throughput: []float64{1, 2, 3, 9, 0, 11},
-	}}}}
-	delays, rates := w.seconds()
-	assert.Equal(t, []float64{20, 10}, delays, "as in the table beside it")
-	assert.Equal(t, []float64{9, 0, 11}, rates, "a second in which nothing left has no delay, but a throughput")
-}
-
 func TestExperimentsOfOnePathStandApart(t *testing.T) {
 	first, second := virtual(t, 1, "copa"), virtual(t, 1, "copa")
 	second[0].Experiment = "beside-cubic"
 	var b strings.Builder
-	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(first, second...)}}))
+	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(first, second...)}}, ""))
 	assert.Equal(t, 2, strings.Count(b.String(), "<h2>"))
 	assert.Contains(t, b.String(), "<h2>test: 12mbit both ways")
 	assert.Contains(t, b.String(), "<h2>beside-cubic: 12mbit both ways")
@@ -187,7 +253,7 @@ func TestAVirtualRunThatWasMadeTwiceCountsOnce(t *testing.T) {
 func labels(files ...File) (all []string) {
 	for _, p := range pathsOf(files) {
 		for _, w := range p.rows {
-			all = append(all, p.label(w))
+			all = append(all, p.rowLabel(w))
 		}
 	}
 	return all
