@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
@@ -133,6 +134,43 @@ func TestBytesArriveInBothDirectionsAndEndsStayApart(t *testing.T) {
 	})
 }
 
+// TestAPeerThatStopsReadingLosesNothing has both ends write 100 MB while one of them reads nothing until both are stuck.
+func TestAPeerThatStopsReadingLosesNothing(t *testing.T) {
+	const size = 100 << 20
+	content := noise(size)
+	want := sha256.Sum256(content)
+	eachTier(t, func(t *testing.T, tier tier) {
+		ours, peer := tier.connect(t, Options{})
+		read := func(c net.Conn) {
+			sum := sha256.New()
+			n, err := io.Copy(sum, c)
+			assert.NoError(t, err)
+			assert.EqualValues(t, size, n)
+			assert.Equal(t, want[:], sum.Sum(nil))
+		}
+		var wg sync.WaitGroup
+		for _, end := range []peerConn{ours, peer} {
+			wg.Go(func() {
+				_, err := end.Write(content)
+				assert.NoError(t, err)
+				assert.NoError(t, end.CloseWrite())
+			})
+		}
+		wg.Go(func() { read(ours) })
+		taken, same := cc.Bytes(-1), 0
+		require.Eventually(t, func() bool { // the peer's buffers are full
+			now := ours.Stats().Taken
+			if same++; now != taken {
+				taken, same = now, 0
+			}
+			return taken > 0 && same > 100
+		}, time.Minute, time.Millisecond)
+		require.Less(t, taken, cc.Bytes(size))
+		read(peer)
+		wg.Wait()
+	})
+}
+
 func TestAFileIsSentWithoutCopies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	content := noise(3<<20 + 17)
@@ -234,26 +272,29 @@ func TestAServerOfHTTPSharesOneWindowPerClient(t *testing.T) {
 		server.Listener, err = NewListener(server.Listener, Options{OwnAcks: tier.ownAcks})
 		require.NoError(t, err)
 		server.Config.ConnState = func(c net.Conn, state http.ConnState) {
-			if s, ok := StatsOf(c); ok && state == http.StateActive {
+			if s, ok := StatsOf(c); ok && state == http.StateNew {
 				mu.Lock()
 				defer mu.Unlock()
 				assert.Equal(t, tier.name, s.Tier)
 				groups[s.Group]++
 			}
 		}
+		server.EnableHTTP2 = true
 		server.StartTLS()
 		defer server.Close()
 		var wg sync.WaitGroup
-		for range 4 {
+		for i := range 4 {
 			wg.Go(func() {
 				client := server.Client().Transport.(*http.Transport).Clone()
 				client.DialContext = (&Dialer{Options: Options{OwnAcks: tier.ownAcks}}).DialContext
+				client.TLSClientConfig.NextProtos, client.ForceAttemptHTTP2 = nil, i%2 == 0
 				defer client.CloseIdleConnections()
 				r, err := (&http.Client{Transport: client}).Get(server.URL)
 				if !assert.NoError(t, err) {
 					return
 				}
 				defer r.Body.Close()
+				assert.Equal(t, 1+(i+1)%2, r.ProtoMajor)
 				sum := sha256.New()
 				_, err = io.Copy(sum, r.Body)
 				assert.NoError(t, err)

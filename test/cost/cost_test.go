@@ -60,6 +60,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runCopy(args[0], args[1]))
 		os.Exit(1)
 	}
+	if with := os.Getenv(libraryEnv); with != "" {
+		fmt.Fprintln(os.Stderr, serveLibrary(with))
+		os.Exit(1)
+	}
 	if keys := os.Getenv(forwardEnv); keys != "" {
 		fmt.Fprintln(os.Stderr, runForward(keys))
 		os.Exit(1)

@@ -40,54 +40,73 @@ func (s *scene) serveForEver(opts *alcc.Options) (url string) {
 	return "http://" + ln.Addr().String()
 }
 
+// libraryCourse is a course of downloads from an HTTP server.
+type libraryCourse struct {
+	link      sim.LinkConfig
+	downloads int
+	opts      *alcc.Options // of the server, and of the client where both ends acknowledge; nil: there is no controller
+	proxied   bool          // the proxy at the edge holds the downloads
+}
+
+// measure returns the rate in Mbit/s, its Jain index, and the queue's 95th percentile, from begin to end.
+func (c libraryCourse) measure(t *testing.T, what string, begin, end time.Duration) (mbit, jain float64, queue time.Duration) {
+	t.Helper()
+	t.Run(what, func(t *testing.T) { // connections end with it, so that the next finds no members of its group
+		s, path := newCellular(t, c.link)
+		if c.proxied {
+			w := named("tproxy over IPv4")
+			s.start(w.yaml(""))
+			s.capture(w)
+		}
+		url := s.serveForEver(c.opts)
+		path.StartOnData()
+		counts := make([]*atomic.Int64, c.downloads)
+		dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := s.Client.DialContext(ctx, network, address)
+			if err != nil || c.opts == nil || !c.opts.OwnAcks {
+				return conn, err
+			}
+			return alcc.Wrap(conn, *c.opts)
+		}
+		transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+		var wg sync.WaitGroup
+		for i := range counts {
+			wg.Go(func() {
+				r, err := (&http.Client{Transport: transport}).Get(url)
+				if assert.NoError(t, err) {
+					t.Cleanup(func() { _ = r.Body.Close() })
+					counts[i] = countBytes(r.Body)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(begin) //nolint:forbidigo // the course of downloads is measured
+		first := make([]int64, c.downloads)
+		for i, n := range counts {
+			first[i] = n.Load()
+		}
+		from := path.Elapsed()
+		time.Sleep(end - begin) //nolint:forbidigo // as above
+		sum, squares := 0., 0.
+		for i, n := range counts {
+			rate := float64(n.Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds()
+			sum, squares = sum+rate, squares+rate*rate
+		}
+		report := path.Report(from, path.Elapsed()).Down
+		jain = sum * sum / squares / float64(c.downloads)
+		t.Logf("%d: %s: %.2f Mbit/s, Jain %.3f, queue p95 %v", c.downloads, what, sum, jain,
+			report.DataQueueing.P95)
+		mbit, queue = sum, report.DataQueueing.P95
+	})
+	return mbit, jain, queue
+}
+
 // TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow compares eight downloads of one client with one, with two ends
 // that acknowledge by themselves, and with a server that has no controller.
 func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
-	const begin, end = 3 * time.Second, 11 * time.Second
 	measure := func(what string, downloads int, opts *alcc.Options) (mbit, jain float64, queue time.Duration) {
-		t.Run(what, func(t *testing.T) { // connections end with it, so that the next finds no members of its group
-			s, path := newCellular(t, homeLink)
-			url := s.serveForEver(opts)
-			path.StartOnData()
-			counts := make([]*atomic.Int64, downloads)
-			dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := s.Client.DialContext(ctx, network, address)
-				if err != nil || opts == nil || !opts.OwnAcks {
-					return conn, err
-				}
-				return alcc.Wrap(conn, *opts)
-			}
-			transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
-			var wg sync.WaitGroup
-			for i := range counts {
-				wg.Go(func() {
-					r, err := (&http.Client{Transport: transport}).Get(url)
-					if assert.NoError(t, err) {
-						t.Cleanup(func() { _ = r.Body.Close() })
-						counts[i] = countBytes(r.Body)
-					}
-				})
-			}
-			wg.Wait()
-			time.Sleep(begin) //nolint:forbidigo // the course of downloads is measured
-			first := make([]int64, downloads)
-			for i, n := range counts {
-				first[i] = n.Load()
-			}
-			from := path.Elapsed()
-			time.Sleep(end - begin) //nolint:forbidigo // as above
-			sum, squares := 0., 0.
-			for i, n := range counts {
-				rate := float64(n.Load()-first[i]) * 8 / 1e6 / (end - begin).Seconds()
-				sum, squares = sum+rate, squares+rate*rate
-			}
-			report := path.Report(from, path.Elapsed()).Down
-			jain = sum * sum / squares / float64(downloads)
-			t.Logf("%d: %s: %.2f Mbit/s, Jain %.3f, queue p95 %v", downloads, what, sum, jain,
-				report.DataQueueing.P95)
-			mbit, queue = sum, report.DataQueueing.P95
-		})
-		return mbit, jain, queue
+		c := libraryCourse{link: homeLink, downloads: downloads, opts: opts}
+		return c.measure(t, what, 3*time.Second, 11*time.Second)
 	}
 	rate, _, alone := measure("one over the kernel's signals", 1, &alcc.Options{})
 	all, jain, queue := measure("eight over the kernel's signals", 8, &alcc.Options{})
@@ -99,6 +118,26 @@ func TestTheLibraryHoldsAnHTTPServersDownloadsToOneWindow(t *testing.T) {
 	assert.GreaterOrEqual(t, both, 0.9*rate)
 	assert.LessOrEqual(t, bothQueue, 3*alone/2+slack)
 	assert.Less(t, 2*queue, unmanaged)
+}
+
+// TestTheLibraryHoldsDownloadsAsTheProxyDoes compares the server's controller with that of a proxy behind it, over a
+// generated LTE link.
+func TestTheLibraryHoldsDownloadsAsTheProxyDoes(t *testing.T) {
+	needsPrivilege(t)
+	trace, err := sim.Generate("lte", 1, time.Minute)
+	require.NoError(t, err)
+	link := sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueuePackets: 2000}
+	measure := func(what string, c libraryCourse) (mbit float64, queue time.Duration) {
+		c.link = link
+		mbit, _, queue = c.measure(t, what, 2*time.Second, 14*time.Second)
+		return mbit, queue
+	}
+	proxyRate, proxyQueue := measure("eight by the proxy", libraryCourse{downloads: 8, proxied: true})
+	_, one := measure("one by the library", libraryCourse{downloads: 1, opts: &alcc.Options{}})
+	rate, eight := measure("eight by the library", libraryCourse{downloads: 8, opts: &alcc.Options{}})
+	assert.GreaterOrEqual(t, rate, 0.97*proxyRate)
+	assert.LessOrEqual(t, eight, 23*proxyQueue/20+slack)
+	assert.LessOrEqual(t, eight, 23*one/20+slack)
 }
 
 // TestSproutFillsALinkFromItsReceiversForecasts holds Sprout between two ends to what its authors' program does on a
