@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -11,9 +12,18 @@ import (
 )
 
 // requests is how long, in ms, each request took that began after the warm-up, of a flow or of all that
-// one key of the file makes ("flow 1", "flow 2"); one that has not ended took until the end.
-func (r Run) requests(flow string) (all []float64, err error) {
-	begun, err := r.begun(flow)
+// one key of the file makes ("flow 1", "flow 2"); one that has not ended took until the end. Sizes, if there are two,
+// are above how many bytes and up to how many its flow asks for.
+func (r Run) requests(flow string, sizes ...any) (all []float64, err error) {
+	least, most := 0.0, math.Inf(1)
+	if len(sizes) > 0 {
+		bounds, err := numbers(sizes)
+		if err != nil || len(bounds) != 2 {
+			return nil, fmt.Errorf("expected two sizes in bytes, above the first and up to the second, or none")
+		}
+		least, most = bounds[0], bounds[1]
+	}
+	begun, err := r.begun(flow, least, most)
 	for _, q := range begun {
 		all = append(all, r.took(q))
 	}
@@ -21,15 +31,15 @@ func (r Run) requests(flow string) (all []float64, err error) {
 }
 
 // begun are those requests.
-func (r Run) begun(flow string) (all []stage.Request, err error) {
+func (r Run) begun(flow string, least, most float64) (all []stage.Request, err error) {
 	found := false
-	for _, a := range r.Record.Actors {
+	for i, a := range r.Record.Actors {
 		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
 			continue
 		}
 		found = true
 		for _, q := range a.Requests {
-			if q.At >= r.Stage.Warmup {
+			if size := float64(r.Stage.Actors[i].Size); q.At >= r.Stage.Warmup && (size > least || least == 0) && size <= most {
 				all = append(all, q)
 			}
 		}
@@ -49,7 +59,7 @@ func (r Run) took(q stage.Request) float64 {
 // into a minute one after the other, by the mean of the fastest 95 %. One that has not ended counts once it has
 // taken longer than any that has: what the end of the run cut short is no fast one.
 func (r Run) rpm(flow string) (float64, error) {
-	begun, err := r.begun(flow)
+	begun, err := r.begun(flow, 0, math.Inf(1))
 	if err != nil || len(begun) == 0 {
 		return math.NaN(), err
 	}

@@ -50,7 +50,7 @@ type view struct {
 	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
 	Window     func(flow string, span ...any) ([]float64, error)        `expr:"window"`
 	QueueingOf func(flow string) (record.Percentiles, error)            `expr:"queueing_of"`
-	Requests   func(flow string) ([]float64, error)                     `expr:"requests"` // ms each took
+	Requests   func(flow string, sizes ...any) ([]float64, error)       `expr:"requests"` // ms each took
 	RPM        func(flow string) (float64, error)                       `expr:"rpm"`
 	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
 	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
