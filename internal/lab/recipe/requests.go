@@ -15,15 +15,11 @@ import (
 // one key of the file makes ("flow 1", "flow 2"); one that has not ended took until the end. Sizes, if there are two,
 // are above how many bytes and up to how many its flow asks for.
 func (r Run) requests(flow string, sizes ...any) (all []float64, err error) {
-	least, most := 0.0, math.Inf(1)
-	if len(sizes) > 0 {
-		bounds, err := numbers(sizes)
-		if err != nil || len(bounds) != 2 {
-			return nil, fmt.Errorf("expected two sizes in bytes, above the first and up to the second, or none")
-		}
-		least, most = bounds[0], bounds[1]
+	bounds, err := numbers(sizes)
+	if err != nil || len(bounds) != 0 && len(bounds) != 2 {
+		return nil, fmt.Errorf("expected two sizes in bytes, above the first and up to the second, or none")
 	}
-	begun, err := r.begun(flow, least, most)
+	begun, err := r.begun(flow, bounds...)
 	for _, q := range begun {
 		all = append(all, r.took(q))
 	}
@@ -31,7 +27,7 @@ func (r Run) requests(flow string, sizes ...any) (all []float64, err error) {
 }
 
 // begun are those requests.
-func (r Run) begun(flow string, least, most float64) (all []stage.Request, err error) {
+func (r Run) begun(flow string, sizes ...float64) (all []stage.Request, err error) {
 	found := false
 	for i, a := range r.Record.Actors {
 		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
@@ -39,7 +35,7 @@ func (r Run) begun(flow string, least, most float64) (all []stage.Request, err e
 		}
 		found = true
 		for _, q := range a.Requests {
-			if size := float64(r.Stage.Actors[i].Size); q.At >= r.Stage.Warmup && (size > least || least == 0) && size <= most {
+			if q.At >= r.Stage.Warmup && (len(sizes) == 0 || r.isBetween(i, sizes[0], sizes[1])) {
 				all = append(all, q)
 			}
 		}
@@ -48,6 +44,12 @@ func (r Run) begun(flow string, least, most float64) (all []stage.Request, err e
 		_, err = r.index(flow)
 	}
 	return all, err
+}
+
+// isBetween reports whether a flow asks for above some bytes and up to others.
+func (r Run) isBetween(i int, above, upTo float64) bool {
+	size := float64(r.Stage.Actors[i].Size)
+	return size > above && size <= upTo
 }
 
 // took is how long, in ms, a request took, or had taken at the end of the run.
@@ -59,7 +61,7 @@ func (r Run) took(q stage.Request) float64 {
 // into a minute one after the other, by the mean of the fastest 95 %. One that has not ended counts once it has
 // taken longer than any that has: what the end of the run cut short is no fast one.
 func (r Run) rpm(flow string) (float64, error) {
-	begun, err := r.begun(flow, 0, math.Inf(1))
+	begun, err := r.begun(flow)
 	if err != nil || len(begun) == 0 {
 		return math.NaN(), err
 	}
