@@ -57,24 +57,23 @@ func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
 }
 
 // openWindow takes a connection over and opens its window in the kernel so far that it does not bind, where the kernel
-// runs our congestion control. Elsewhere it returns conn, which keeps the system's control. The algorithm above must
-// need no losses, because it sees none. The kernel's BBR stops for 200 ms in every 10 s, and a receiver's forecast
-// takes that for an outage.
-func (e *engine) openWindow(conn *net.TCPConn) net.Conn {
+// runs our congestion control. nil: it does not, and conn keeps the system's. The kernel's BBR would not do: it stops
+// for 200 ms in every 10 s, which an algorithm above takes for an outage.
+func (e *engine) openWindow(conn *net.TCPConn, t flow.Terms) datapath.Conn {
 	if e.sockets == nil || e.sockets.Envelope() != kernel.EBPF {
-		return conn
+		return nil
 	}
-	s := &settings{terms: flow.Terms{Algorithm: "static", Params: cc.Params{"cwnd_packets": openPackets}, Alone: true}}
-	s.group = func(local, remote net.Addr) string { return fmt.Sprintf("below %v to %v", local, remote) }
-	c, err := e.manage(conn, s)
+	l, err := e.sockets.Adopt(conn)
 	if err != nil {
-		return conn
+		return nil
 	}
-	return c
+	l.Enforce(datapath.HoldAll, e.flows.Shard(t))
+	l.Apply(flow.Limit{Cwnd: unboundWindow})
+	return l
 }
 
-// openPackets is a window that no framing fills.
-const openPackets = 20_000
+// unboundWindow is a window that no framing fills, in bytes.
+const unboundWindow = 64 << 20
 
 // agents are the links to agents that options have named.
 type agents struct {

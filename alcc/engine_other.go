@@ -7,6 +7,8 @@ import (
 	"net"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // sockets are those of Linux.
@@ -23,8 +25,8 @@ func (*sockets) Close() error { return nil }
 // manage is not called without sockets.
 func (*engine) manage(*net.TCPConn, *settings) (*Conn, error) { return nil, errors.ErrUnsupported }
 
-// openWindow returns conn.
-func (*engine) openWindow(conn *net.TCPConn) net.Conn { return conn }
+// openWindow returns nil: the system's congestion control stays.
+func (*engine) openWindow(*net.TCPConn, flow.Terms) datapath.Conn { return nil }
 
 // agents are reached on Linux only.
 type agents struct{}

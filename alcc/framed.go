@@ -67,6 +67,8 @@ type framed struct {
 
 	credit cc.Bytes // granted by the flow and not used
 	report flow.Report
+	acked  cc.Bytes   // by the peer; what came behind a hole is not
+	handed cc.Bytes   // to the stream below; what it has not taken yet is not
 	sent   []handover // not acknowledged yet, the oldest first
 	filled cc.Time    // when what is handed over was taken from the queue
 	srtt   time.Duration
@@ -81,7 +83,7 @@ type framed struct {
 	ackDue   bool
 	received frame.Acknowledgement // what is to be acknowledged; Held and Clock are set when it is sent
 	newest   cc.Time               // when the newest data came
-	acked    cc.Time               // newest, as the acknowledgement before had it
+	answered cc.Time               // newest, as the acknowledgement before had it
 	gap      time.Duration         // about the median between arrivals
 }
 
@@ -100,19 +102,23 @@ func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 		work: make(chan struct{}, 1), ended: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	f.report.MSS = frame.DataBytes
+	limitUnsent(inner)
 	if s.isManaged() {
 		leg := flow.Leg{
 			Apply: func(l flow.Limit) { f.cwnd.Store(int64(l.Cwnd)) },
 			Wake:  func() { notify(f.work) },
 		}
 		var err error
-		if f.flow, err = e.flows.Open(e.now(), s.termsFor(inner.LocalAddr(), inner.RemoteAddr()), leg); err != nil {
+		terms := s.termsFor(inner.LocalAddr(), inner.RemoteAddr())
+		if f.flow, err = e.flows.Open(e.now(), terms, leg); err != nil {
 			return nil, fmt.Errorf("alcc: %w", err)
 		}
-	}
-	limitUnsent(inner)
-	if tcp, ok := inner.(*net.TCPConn); ok && f.fed {
-		f.inner = e.openWindow(tcp)
+		if tcp, ok := inner.(*net.TCPConn); ok {
+			if opened := e.openWindow(tcp, terms); opened != nil {
+				f.inner = opened
+				opened.Observe(f.takeKernelReport)
+			}
+		}
 	}
 	f.loops.Go(f.receiveLoop)
 	f.loops.Go(f.sendLoop)
@@ -389,9 +395,9 @@ func (f *framed) awaitReader() error {
 
 // takeAck takes in an acknowledgement. mu is held.
 func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
-	if a.Offset > uint64(f.report.Written) || a.Offset < uint64(f.report.Acked) {
+	if a.Offset > uint64(f.report.Written) || a.Offset < uint64(f.acked) {
 		return fmt.Errorf("%w: acknowledged %d of %d bytes after %d", frame.ErrFormat, a.Offset, f.report.Written,
-			f.report.Acked)
+			f.acked)
 	}
 	var at cc.Time // when the newest of them was handed over
 	for len(f.sent) > 0 && f.sent[0].end <= cc.Bytes(a.Offset) {
@@ -401,9 +407,9 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 	if a.Fin {
 		notify(f.ended)
 	}
+	f.acked = cc.Bytes(a.Offset)
 	r := &f.report
-	r.At, r.Acked, r.RwndFull = now, cc.Bytes(a.Offset), a.Full
-	r.Pipe = r.Written - r.Acked
+	r.RwndFull = a.Full
 	r.Peer = flow.PeerClock{At: now, Value: uint32(a.Clock)} //nolint:gosec // it wraps around, as TSval does
 	// Without a sample the newest one stays, as in TCP_INFO: what waited for its reader, or for a hole before it, shows
 	// another delay than the path's.
@@ -414,11 +420,40 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 		}
 		f.srtt += (r.RTT - f.srtt) / 8
 	}
+	f.sendReport(now)
+	return nil
+}
+
+// takeKernelReport takes in what the kernel below says, whose window is open: only it sees losses and marks, and what
+// has come behind a hole, which the peer acknowledges once the hole is filled. It is called with the leg's lock held.
+func (f *framed) takeKernelReport(k flow.Report) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := &f.report
+	switch {
+	case k.Sacked > 0:
+		// Records have headers: no less data than that has arrived.
+		r.Acked = max(r.Acked, f.handed-(k.Written-k.Acked))
+		if k.RTT > 0 {
+			r.RTT = k.RTT
+		}
+	case k.Lost == r.Lost && k.Timeouts == r.Timeouts && k.Marked == r.Marked:
+		return
+	}
+	r.Lost, r.Timeouts, r.Marked = k.Lost, k.Timeouts, k.Marked
+	f.sendReport(k.At)
+}
+
+// sendReport tells the flow what has become of what was handed over. mu is held.
+func (f *framed) sendReport(now cc.Time) {
+	r := &f.report
+	r.At = now
+	r.Acked = max(r.Acked, f.acked)
+	r.Sacked, r.Pipe = r.Acked-f.acked, r.Written-r.Acked
 	if f.flow != nil {
 		f.flow.Report(*r)
 	}
 	notify(f.work)
-	return nil
 }
 
 // sendLoop hands over acknowledgements and data, until the stream fails or Close has ended it.
@@ -511,10 +546,10 @@ func (f *framed) appendAck(now cc.Time, b []byte) []byte {
 	a.Clock = uint64(time.Duration(now).Milliseconds())
 	if a.Records > 0 {
 		a.Held = max(0, now.Sub(f.newest)) // it may have come just after now
-		if f.acked > 0 {
-			a.Gap = f.newest.Sub(f.acked)
+		if f.answered > 0 {
+			a.Gap = f.newest.Sub(f.answered)
 		}
-		f.acked = f.newest
+		f.answered = f.newest
 	}
 	f.ackDue, f.received.Records, f.received.Repaired = false, 0, false
 	return frame.AppendAck(b, a)
@@ -552,6 +587,7 @@ func (f *framed) batchBytes() int {
 func (f *framed) noteHandover(now cc.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.handed = f.report.Written
 	if now.Sub(f.filled) < batchTime {
 		return
 	}
@@ -600,21 +636,22 @@ func (f *framed) CloseWrite() error {
 }
 
 // Close implements net.Conn. It waits until the peer has acknowledged all data, for five seconds at most.
-func (f *framed) Close() error { return f.closeAfter(true) }
+func (f *framed) Close() error { return f.closeAfter(true, f.inner.Close) }
 
 // Reset closes the connection at once. The peer reads io.ErrUnexpectedEOF or an error of the stream below.
 func (f *framed) Reset() error {
+	end := f.inner.Close
 	switch inner := f.inner.(type) {
-	case *Conn:
-		_ = inner.Reset()
+	case interface{ Reset() error }:
+		end = inner.Reset
 	case *net.TCPConn:
 		_ = inner.SetLinger(0)
 	}
-	return f.closeAfter(false)
+	return f.closeAfter(false, end)
 }
 
-// closeAfter closes the stream below, after the peer has acknowledged the end of the data if waits.
-func (f *framed) closeAfter(waits bool) error {
+// closeAfter ends the stream below by end, after the peer has acknowledged the end of the data if waits.
+func (f *framed) closeAfter(waits bool, end func() error) error {
 	err := net.ErrClosed
 	f.closing.Do(func() {
 		f.mu.Lock()
@@ -633,7 +670,7 @@ func (f *framed) closeAfter(waits bool) error {
 			timer.Stop()
 		}
 		close(f.done)
-		if err = f.inner.Close(); f.hasFailed() {
+		if err = end(); f.hasFailed() {
 			err = nil // sendLoop may have closed it
 		}
 		f.loops.Wait()

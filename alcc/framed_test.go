@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/alcc/frame"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // bare returns our end of a framed connection, and the stream below the other.
@@ -57,7 +59,7 @@ func TestWhatIsNoFramingEndsWithItsReason(t *testing.T) {
 			ours, raw := bare(t)
 			_, err := raw.Write(c.sends)
 			require.NoError(t, err)
-			require.NoError(t, raw.CloseWrite())
+			_ = raw.CloseWrite() // we may have closed it by now
 			_, err = io.ReadAll(ours)
 			if name == "data after the end" { // what was read before it is whole
 				require.NoError(t, err)
@@ -131,4 +133,35 @@ func TestSproutIsFedByItsReceiversForecasts(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return ours.Stats().Phase == "fed" }, 10*time.Second, time.Millisecond)
 	assert.NotEqual(t, "127.0.0.1", ours.Stats().Group, "forecasts are of one connection")
+}
+
+// TestWhatTheKernelSeesBelowReachesTheFlow has the stream below lose a segment behind which others arrive.
+func TestWhatTheKernelSeesBelowReachesTheFlow(t *testing.T) {
+	ours, raw := bare(t)
+	_, err := raw.Write(frame.AppendHello(nil, false))
+	require.NoError(t, err)
+	const sent = 4 * frame.DataBytes
+	_, err = ours.Write(make([]byte, sent))
+	require.NoError(t, err)
+	f := ours.leg.(*framed)
+	inFlight := func() int64 { return int64(ours.Stats().Inflight) }
+	require.Eventually(t, func() bool { return inFlight() == sent }, 10*time.Second, time.Millisecond)
+
+	if below, ok := f.inner.(datapath.Conn); ok {
+		below.Observe(nil) // the kernel says what follows no more
+	}
+	const header = 3
+	k := flow.Report{At: f.engine.now(), Written: 4 * (frame.DataBytes + header), RTT: 20 * time.Millisecond}
+	k.Acked, k.Sacked, k.Lost = k.Written/2, k.Written/2, frame.DataBytes+header
+	f.takeKernelReport(k)
+	assert.InDelta(t, sent/2, inFlight(), 2*header, "what came behind the hole is in flight no more")
+	assert.EqualValues(t, k.Lost, ours.Stats().Lost)
+
+	_, err = raw.Write(frame.AppendAck(nil, frame.Acknowledgement{Offset: frame.DataBytes, Records: 1}))
+	require.NoError(t, err)
+	time.Sleep(20 * time.Millisecond) //nolint:forbidigo // nothing is to happen
+	assert.InDelta(t, sent/2, inFlight(), 2*header, "nor does an older acknowledgement bring it back")
+	_, err = raw.Write(frame.AppendAck(nil, frame.Acknowledgement{Offset: sent, Records: 3}))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return inFlight() == 0 }, 10*time.Second, time.Millisecond)
 }
