@@ -70,9 +70,13 @@ const (
 	ownIdle = 2
 	// ownAloneQueue targets of queue are as many as we make by ourselves.
 	ownAloneQueue = 1.5
-	// ownStartQueue is how much of a base in the queue ends slow start, where it
-	// is more than half of the target.
-	ownStartQueue = 1. / 4
+	// ownStartQueue of the base, or half of the target if that is more, is a queue that ends slow start. From a base of
+	// ownStartLong on, it does so only where a round trip delivers less than ownStartGrowth times what the one before
+	// did, or at ownStartMost times that queue.
+	ownStartQueue  = 1. / 4
+	ownStartLong   = 200 * time.Millisecond
+	ownStartGrowth = 1.3
+	ownStartMost   = 2
 )
 
 type ownPhase uint8
@@ -175,8 +179,7 @@ func (p *penstock) OnAck(a Ack) {
 	}
 	if p.phase == ownStarting {
 		p.growInSlowStart(a)
-		ownQueue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base)))
-		if p.queue > ownQueue {
+		if p.isLinkFull() {
 			p.leaveSlowStart(a.Now)
 		}
 		return
@@ -261,6 +264,17 @@ func (p *penstock) growInSlowStart(a Ack) {
 	if a.CwndLimited {
 		p.cwnd = p.clampWindow(p.cwnd+min(p.toPackets(a.Acked), p.cwnd), ownMinCwnd)
 	}
+}
+
+// isLinkFull reports whether slow start has filled the link: there is a queue and, on a long path, deliveries hardly grow
+// from round trip to round trip (draft-chung-ccwg-search, section 3). The bursts of a window that doubles queue before.
+func (p *penstock) isLinkFull() bool {
+	base := p.base.extreme()
+	queue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base)))
+	if p.queue <= queue || base < ownStartLong || p.queue > ownStartMost*queue {
+		return p.queue > queue
+	}
+	return p.long.growth(p.srtt) < ownStartGrowth
 }
 
 // leaveSlowStart ends slow start: the rates before it are those of smaller windows.

@@ -58,6 +58,17 @@ func (h *history) rateOver(window time.Duration) float64 {
 	return float64(newest.delivered-from.delivered) / max(window, minDivisor).Seconds()
 }
 
+// growth returns how many times as much was delivered in the window before the newest note as in the window before
+// that; 0 where less than both is remembered.
+func (h *history) growth(window time.Duration) float64 {
+	twice := h.rateOver(2 * window)
+	if h.n < 2 || h.markAt(h.n-1).at.Sub(h.markAt(0).at) < 2*window {
+		return 0
+	}
+	once := h.rateOver(window)
+	return once / max(2*twice-once, 1)
+}
+
 // keepLast forgets all but the last d.
 func (h *history) keepLast(d time.Duration) {
 	for h.n > 2 && h.markAt(h.n-1).at.Sub(h.markAt(1).at) >= d {

@@ -135,7 +135,7 @@ func TestPenstockHasAShareOfADeepQueueThatCubicHasFilled(t *testing.T) {
 			t.Logf("%s: %.0f %%, afterwards %.1f Mbit/s, p95 %v", name, 100*r.share, r.after, r.queue)
 			assert.InDelta(t, 0.45, r.share, 0.2, name)
 			assert.GreaterOrEqual(t, r.after, 11., "%s: once Cubic has left", name)
-			assert.LessOrEqual(t, r.queue, 120*ms, "%s: once Cubic has left", name)
+			assert.LessOrEqual(t, r.queue, 200*ms, "%s: once Cubic has left", name)
 		}
 	}
 }
@@ -269,19 +269,21 @@ func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 	}
 }
 
-// TestPenstockFillsLongPaths counts from the start, and once slow start and what it left are over.
+// TestPenstockFillsLongPaths counts from the start, in second 6, and once slow start and what it left are over.
 func TestPenstockFillsLongPaths(t *testing.T) {
 	for _, tt := range []struct {
 		rate         cc.Rate
 		base         time.Duration
 		whole, later float64
-	}{{200e6, 200 * ms, 0.96, 0.98}, {50e6, 600 * ms, 0.90, 0.98}} {
+	}{{200e6, 200 * ms, 0.96, 0.98}, {50e6, 600 * ms, 0.91, 0.98}, {100e6, 600 * ms, 0.90, 0.98}} {
 		s := over(sim.LinkConfig{Rate: tt.rate, QueueBytes: 8e6}, tt.base, time.Minute, "penstock")
 		s.Warmup = 15 * time.Second
 		r := play(t, s)
 		whole := r.Utilisation * mean(r.Flows[0], 0, 60) / mean(r.Flows[0], 15, 60)
 		t.Logf("%v, %v: %.1f %%, later %.1f %%, p95 %v", tt.rate, tt.base, 100*whole, 100*r.Utilisation, r.Queueing.P95)
 		assert.GreaterOrEqual(t, whole, tt.whole, "%v, %v", tt.rate, tt.base)
+		assert.GreaterOrEqual(t, mean(r.Flows[0], 6, 7), 0.9*tt.rate.Mbps(), "%v, %v", tt.rate, tt.base)
+		assert.LessOrEqual(t, r.Queueing.P95, 90*ms, "%v, %v", tt.rate, tt.base)
 		assert.GreaterOrEqual(t, r.Utilisation, tt.later, "%v, %v", tt.rate, tt.base)
 	}
 }

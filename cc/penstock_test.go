@@ -308,6 +308,33 @@ func TestHistoryRate(t *testing.T) {
 	})
 }
 
+func TestHistoryGrowth(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		windows int
+		each    float64 // bytes in a window, of those in the one before
+		want    float64
+	}{
+		{"a rate that stays", 3, 1, 1},
+		{"twice as much in each window", 3, 2, 2},
+		{"half", 3, 0.5, 0.5},
+		{"too short a time to compare", 1, 2, 0},
+	} {
+		var h history
+		now, sum, step := Time(time.Second), 0., 10_000.
+		h.addMark(now, 0, 400*ms)
+		for range tt.windows {
+			for range 10 {
+				now = now.Add(10 * ms)
+				sum += step
+				h.addMark(now, Bytes(sum), 400*ms)
+			}
+			step *= tt.each
+		}
+		assert.InDelta(t, tt.want, h.growth(100*ms), 0.01, tt.name)
+	}
+}
+
 func TestPenstockGivesUpWhatCoveredTheWayBack(t *testing.T) {
 	p, _ := tracking(t)
 	before := p.Cwnd()
