@@ -127,6 +127,7 @@ type penstock struct {
 	asked       bool // a train is to tell whether others have filled the queue
 	slow        bool // few packets of the newest train took long enough to tell
 
+	path       pathWatch
 	besideSeen bool // the edge counts rivals that want more than the window without them
 
 	rival  cubic
@@ -144,6 +145,7 @@ func newPenstock(cfg Config) *penstock {
 		best:     newMaxFilter(),
 		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
 		rival:    cubic{lossWindow: newLossWindow(cfg)},
+		path:     pathWatch{most: -1},
 	}
 	p.initial = p.toPackets(cfg.InitialCwnd)
 	p.restart()
@@ -198,6 +200,7 @@ func (p *penstock) OnAck(a Ack) {
 	p.setWindowFromRate(a)
 	if p.phase == ownTracking && a.RTT > 0 {
 		p.watchForRivals(a, a.RTT-p.reverse)
+		p.followLongerPath(a)
 	}
 }
 

@@ -258,9 +258,8 @@ func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 		{40 * ms, 200 * ms, sim.Relay, 3},
 		{20 * ms, 320 * ms, sim.Kernel, 7},
 		{20 * ms, 1300 * ms, sim.Kernel, 9},
-		// Too little to be told from a queue at once: two drainings tell.
-		{20 * ms, 60 * ms, sim.Kernel, 8},
-		{20 * ms, 60 * ms, sim.Relay, 8},
+		{20 * ms, 60 * ms, sim.Kernel, 2},
+		{20 * ms, 60 * ms, sim.Relay, 2},
 	} {
 		f := play(t, growing(12e6, tt.from, tt.to, tt.transport)).Flows[0]
 		t.Logf("%v to %v, %v: %s", tt.from, tt.to, tt.transport, rates(f, 15, 30))
