@@ -214,7 +214,7 @@ measurements: build ## play every recipe and rewrite the tables of docs/measurem
 	@if [ -n "$(REAL)" ]; then set -x; bin/penstock-lab bench recipe $(REAL:yes=all) --within $(WITHIN) --resume --replace \
 		--json $(RESULTS)/real.jsonl || [ $$? = 1 ]; fi
 	sed '/^<!-- Generated/q' docs/measurements.md > docs/measurements.md.new
-	(set -e; echo; bin/penstock-lab sim --all --markdown; echo; echo '## Published experiments'; echo; \
+	(set -e; echo; bin/penstock-lab sim --all; echo; echo '## Published experiments'; echo; \
 		bin/penstock-lab bench recipe table $$(ls $(RESULTS)/*.jsonl)) >> docs/measurements.md.new
 	mv docs/measurements.md.new docs/measurements.md
 

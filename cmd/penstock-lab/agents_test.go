@@ -32,15 +32,13 @@ func agentAt(t *testing.T, command string, args ...string) string {
 func TestAnAgentDrivesTheSimulator(t *testing.T) {
 	socket := agentAt(t, "python3", "../../agents/python/reno.py")
 	args := []string{
-		"sim", "-a", "ccp:mine", "-a", "ccp:mine,max_window=20", "--agent", "mine=" + socket, "--rate", "12mbit",
+		"sim", "-a", "ccp:mine", "-a", "ccp:mine,max_window=20", "--agent", "mine=" + socket, "--link", "12mbit",
 		"--delay", "20ms", "--buffer", "40pkt", "--duration", "5s",
 	}
 	code, stdout, stderr := run(t, args...)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
-	require.Len(t, lines, 3)
-	assert.NotEqual(t, "0", strings.Fields(lines[1])[7], "Reno fills the queue until it overflows")
-	assert.Equal(t, "0", strings.Fields(lines[2])[7], "and not where it may not")
+	assert.Regexp(t, `(?m)^ccp:mine +1 .* [1-9]\.\d\d +\d\.\d\d$`, stdout, "Reno fills the queue until it overflows")
+	assert.Regexp(t, `(?m)^ccp:mine,max_window=20 +1 .* 0\.00 +0\.00$`, stdout, "and not where it may not")
 	_, again, _ := run(t, args...)
 	assert.Equal(t, stdout, again, "one seed, one result")
 
@@ -70,7 +68,7 @@ func TestTheControllerOfThePageWorks(t *testing.T) {
 	require.Equal(t, "bin/penstock-lab", words[0])
 	code, stdout, stderr := run(t, words[1:]...)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Equal(t, stdout, block("text", "ccp:mine"))
+	assert.Contains(t, stdout, block("text", "ccp:mine"))
 
 	_, err := config.Parse([]byte(block("yaml", "ccp:mine")))
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// benchFlags are the flags of bench as written.
+// benchFlags are the flags of bench, sim, fidelity and demo as written.
 type benchFlags struct {
 	bench.Matrix
 	senders, envelopes []string
@@ -27,12 +27,14 @@ type benchFlags struct {
 	seeds              []uint
 	runs               int
 	retry              bool
-	blind              bool // : the proxy is not looked at as it runs
+	blind              bool          // the proxy is not looked at as it runs
+	virtual            bool          // all is played in virtual time
+	sampled            time.Duration // how often virtual time samples flows; 0: as records need
 	outputs            outputs
 }
 
 func benchCommand() *cobra.Command {
-	var f benchFlags
+	f := benchFlags{Matrix: bench.Matrix{Name: "bench"}, senders: []string{"cubic", "bbr", cc.Default}}
 	cmd := &cobra.Command{
 		Use:   "bench [FILE]",
 		Short: "Measure senders over emulated links",
@@ -53,19 +55,13 @@ ccp:NAME is what an agent decides, a process that --agent names and that listens
 then.
 
 ALGORITHM@sim is the same algorithm over the same link, buffer, delay and loss in
-virtual time, for as long and counted alike: what it comes to by itself, on any
-machine. Nothing is late there, and there is no proxy whose time or packets could
-be looked at. The transport is that of the same algorithm's real senders: the
-kernel's, which enforces the window, with acknowledgements that Linux delays; the
-relay's where all of those are over bbr, cubic, reno or wireguard. "penstock-lab bench
-fidelity" compares the two over several links.
+virtual time, as the command sim plays it. The transport is that of the same
+algorithm's real senders: the kernel's, which enforces the window, with
+acknowledgements that Linux delays; the relay's where all of those are over bbr,
+cubic, reno or wireguard. "penstock-lab bench fidelity" compares the two over several
+links.
 
-A link is a rate (12mbit), a trace file in Mahimahi's format or a .csv of times in
-seconds and rates in Mbit/s, a generated trace (generate:lte, generate:lte:7 with a
-seed) or a recorded one (recorded:campus-walk, city-drive, highway-3g or rapid-5s, a
-minute each). A file that is called like one of the others is named with its folder:
-./12mbit. A link carries the same in both directions unless --up says otherwise.
-Several values of --loss share one table, each sender beside what it has without.
+` + linkHelp + `
 
 Throughput and delays are those of the link's own record, from the first data
 packet on; queueing is from a packet's arrival at the queue until its last byte
@@ -86,24 +82,45 @@ where user namespaces are allowed.`,
   penstock-lab bench --sender ccp:mine,ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
-			experiment, err := f.experiment(cmd, files)
+			experiments, err := f.readExperiments(cmd, files, func() (err error) {
+				f.Senders, err = bench.ParseSenders(f.senders, f.envelopes)
+				return err
+			})
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			runs, err := f.play(cmd, experiment)
-			return errors.Join(err, f.outputs.tables(cmd, runs))
+			return f.playAndShow(cmd, experiments, nil)
 		},
 	}
+	f.register(cmd)
 	flags := cmd.Flags()
-	f.Name, f.Up, f.ReorderBy = "bench", record.Same, 5*time.Millisecond
-	f.senders = []string{"cubic", "bbr", cc.Default}
 	flags.Var(&names{list: &f.senders}, "sender", "who sends: `SENDERS`, separated by commas")
 	flags.StringSliceVar(&f.envelopes, "envelope", nil,
 		"what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
 			"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
+	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
+	cmd.AddCommand(fidelityCommand(), recipeCommand())
+	return cmd
+}
+
+// linkHelp says how links are written.
+const linkHelp = `A link is a rate (12mbit), a trace file in Mahimahi's format or a .csv of times in
+seconds and rates in Mbit/s, a generated trace (generate:lte, generate:lte:7 with a
+seed) or a recorded one (recorded:campus-walk, city-drive, highway-3g or rapid-5s, a
+minute each). A file that is called like one of the others is named with its folder:
+./12mbit. A link carries the same in both directions unless --up says otherwise.
+Several values of --loss share one table, each sender beside what it has without.`
+
+// managements are those of a queue.
+const managements = "droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), all but " +
+	"the first with ECN marks"
+
+// register adds the flags that commands have in common. The same words describe the same link in each.
+func (f *benchFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
 	flags.StringArrayVar(&f.Links, "link", []string{"generate:lte"},
 		"rate, trace file, generate:NAME[:SEED] or recorded:NAME; repeat for several")
-	flags.StringVar(&f.Up, "up", record.Same, "what the link carries towards the server")
+	flags.StringVar(&f.Up, "up", record.Same, "what the link carries towards the server; unlimited: all at once")
 	flags.StringSliceVar(&f.Buffers, "buffer", []string{"2MB"},
 		"limit of the queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
 	flags.DurationVar(&f.Delay, "delay", 10*time.Millisecond, "propagation, each way")
@@ -112,60 +129,64 @@ where user namespaces are allowed.`,
 	flags.Float64SliceVar(&f.Losses, "loss", []float64{0},
 		"probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
+	flags.Float64Var(&f.UpLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.AQM, "aqm", sim.DropTail.String(), "how the queue towards the client is managed: "+managements)
 	flags.Float64Var(&f.Reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by "+
 		"longer, so that later ones overtake it")
 	flags.DurationVar(&f.ReorderBy, "reorder-by", 5*time.Millisecond, "how much longer those packets take")
 	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run, from the first data packet")
+	flags.DurationVar(&f.Warmup, "warmup", 0, "leave this much of the beginning out of the figures")
+	flags.IntVar(&f.Flows, "flows", 1, "downloads that share the link, each with its own window")
 	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
 	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
 	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station "+
 		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
-	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
-	cmd.AddCommand(fidelityCommand(), recipeCommand())
-	return cmd
 }
 
-// managements are those of a queue.
-const managements = "droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), all but " +
-	"the first with ECN marks"
-
-// experiment is what the flags describe, or the file.
-func (f *benchFlags) experiment(cmd *cobra.Command, files []string) (r recipe.Recipe, err error) {
-	if f.runs < 1 {
-		return r, fmt.Errorf("--runs %d: must be at least 1", f.runs)
-	}
+// readExperiments returns what the files describe, or what the flags do; senders reads Senders.
+func (f *benchFlags) readExperiments(cmd *cobra.Command, files []string, senders func() error) (all []recipe.Recipe,
+	err error,
+) {
 	if f.Agents, err = agents.Parse(f.agents); err != nil {
-		return r, err
+		return nil, err
+	}
+	if f.runs < 1 {
+		return nil, fmt.Errorf("--runs %d: must be at least 1", f.runs)
 	}
 	if err := f.outputs.check(slices.Concat(files, f.Links, []string{f.Up, f.DelayTrace})...); err != nil {
-		return r, err
+		return nil, err
 	}
 	if len(files) > 0 {
 		if err := only(cmd.Flags(), ofRuns, withFile); err != nil {
-			return r, err
+			return nil, err
 		}
-		return recipe.Open(files[0], f.Agents)
 	}
-	if f.Duration < shortest {
-		return r, fmt.Errorf("--duration %s: must be at least %s", f.Duration, shortest)
+	for _, file := range files {
+		r, err := recipe.Open(file, f.Agents)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
 	}
-	if f.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {
-		return r, err
+	if len(files) > 0 {
+		return all, nil
 	}
-	return f.Experiment()
+	if err := senders(); err != nil {
+		return nil, err
+	}
+	r, err := f.Experiment()
+	return []recipe.Recipe{r}, err
 }
 
-// shortest is the shortest run: slow start alone needs about that.
-const shortest = time.Second
-
-// play plays the experiment.
-func (f *benchFlags) play(cmd *cobra.Command, r recipe.Recipe) (all []record.Run, err error) {
+// play plays the experiments.
+func (f *benchFlags) play(cmd *cobra.Command, experiments []recipe.Recipe, played func([]course)) (all []record.Run,
+	err error,
+) {
 	s := session{
-		outputs: f.outputs, cmd: cmd, scale: recipe.Full, runs: f.runs,
-		env: stage.Env{Blind: f.blind},
+		outputs: f.outputs, cmd: cmd, scale: recipe.Full, runs: f.runs, virtual: f.virtual, quiet: f.virtual,
+		sampled: f.sampled, env: stage.Env{Blind: f.blind},
 	}
 	if f.retry {
 		s.retry = 1
@@ -179,8 +200,26 @@ func (f *benchFlags) play(cmd *cobra.Command, r recipe.Recipe) (all []record.Run
 	if len(s.seeds) == 0 {
 		return nil, cli.BadInput(errors.New("nothing to run: give at least one of --seeds"))
 	}
-	err = s.play([]recipe.Recipe{r}, func(recipe.Recipe, []record.Run, []recipe.Result) error { return nil })
+	var courses []course
+	err = s.play(experiments, func(_ recipe.Recipe, runs []record.Run, results []recipe.Result) error {
+		for _, result := range results {
+			for i, one := range result.Runs {
+				courses = append(courses, course{runs[i], one})
+			}
+			runs = runs[len(result.Runs):]
+		}
+		return nil
+	})
+	if played != nil {
+		played(courses)
+	}
 	return s.all, errors.Join(err, failures(s.all))
+}
+
+// playAndShow plays the experiments and prints their tables.
+func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe, played func([]course)) error {
+	runs, err := f.play(cmd, experiments, played)
+	return errors.Join(err, f.outputs.tables(cmd, runs))
 }
 
 // failures is an error where something does not hold that must.

@@ -53,7 +53,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
 		"the demo's algorithm":         {[]string{"demo", "--algorithm", "kopa"}, []string{`--algorithm "kopa"`}},
-		"the demo's time":              {[]string{"demo", "--duration", "1ms"}, []string{"--duration"}},
+		"the demo's time":              {[]string{"demo", "--duration", "0s"}, []string{"--duration"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
@@ -281,10 +281,10 @@ func TestNoOutputTakesThePlaceOfAnother(t *testing.T) {
 	for _, args := range []string{
 		"report x.png -o ./x.png",
 		"sim --json x.png --report x.png", "sim --json x.png --plot x.png",
-		"sim --json x.png --trace-out x.png", "sim --trace x.png --json x.png", "sim --up-trace x.png --trace-out x.png",
+		"sim --json x.png --trace-out x.png", "sim --link x.png --json x.png", "sim --up x.png --trace-out x.png",
 		"sim --delay-trace x.png --json x.png", "sim x.png --json x.png", "bench --link x.png --json x.png",
 		"bench x.png --json x.png", "bench --up x.png --json x.png", "demo --trace x.png --json x.png",
-		"bench fidelity --trace x.png --report x.png",
+		"bench fidelity --link x.png --report x.png",
 	} {
 		code, stdout, stderr := run(t, strings.Fields(args)...)
 		assert.Equal(t, cli.ExitInput, code, args)

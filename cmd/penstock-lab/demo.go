@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
@@ -18,13 +19,16 @@ import (
 // is needed.
 const demoLink = "generate:lte:1"
 
+// leastUpload is the shortest run of the uploads: their first two seconds do not count.
+const leastUpload = 4 * time.Second
+
 func demoCommand() *cobra.Command {
 	f := benchFlags{
 		Matrix: bench.Matrix{
 			Name: "demo", Up: record.Same, Buffers: []string{"2MB"}, Delay: 10 * time.Millisecond, Losses: []float64{0},
 			AQM: sim.DropTail.String(),
 		},
-		senders: []string{"cubic", "bbr"}, seeds: []uint{1}, blind: true,
+		seeds: []uint{1}, blind: true,
 	}
 	var trace string
 	algorithms := []string{cc.Default}
@@ -50,18 +54,20 @@ or as a user where user namespaces are allowed.`,
 			if trace != "" {
 				f.Links = []string{trace}
 			}
-			f.senders = append(f.senders, algorithms...)
-			experiment, err := f.experiment(cmd, nil)
+			experiments, err := f.readExperiments(cmd, nil, func() (err error) {
+				f.Senders, err = bench.ParseSenders(append([]string{"cubic", "bbr"}, algorithms...), nil)
+				return err
+			})
+			var uploads recipe.Recipe
+			if err == nil {
+				uploads, err = recipe.Demo(f.Links[0], max(f.Duration*3/8, leastUpload))
+			}
 			if err != nil {
 				// The preset's own flags go by other names here.
 				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ",
 					"--algorithm ").Replace(err.Error())))
 			}
-			results, err := f.play(cmd, experiment)
-			if err := errors.Join(err, f.outputs.tables(cmd, results)); err != nil {
-				return err
-			}
-			return showUpload(cmd, f.Links[0], f.Duration*3/8)
+			return f.playAndShow(cmd, append(experiments, uploads), nil)
 		},
 	}
 	flags := cmd.Flags()

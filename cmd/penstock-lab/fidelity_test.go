@@ -3,29 +3,22 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
-	f := fidelityFlags{
-		algorithms: []string{"penstock", "static:cwnd_packets=50,pacing_mbit=8", "cubic", "copa:paper,delta=0.25"},
-		against:    "sim", model: "lte", links: 3, buffer: "2MB",
-	}
-	f.envelopes, f.Delay, f.Duration = []string{"ebpf"}, 10*time.Millisecond, 20*time.Second
-	r, err := f.experiment()
-	require.NoError(t, err)
-	stages, err := r.Stages(recipe.Full, 1)
-	require.NoError(t, err)
+	f := fidelityFlags{against: "sim", links: 3}
+	f.senders = []string{"penstock", "static:cwnd_packets=50,pacing_mbit=8", "cubic", "copa:paper,delta=0.25"}
+	f.envelopes = []string{"ebpf"}
+	require.NoError(t, f.readSenders())
 	var names []string
-	for i, s := range stages {
+	for i, s := range f.Senders {
 		names = append(names, s.Name)
-		assert.Equal(t, i%2 == 1, s.Virtual)
+		assert.Equal(t, i%2 == 1, s.Virtual())
 	}
 	assert.Equal(t, []string{
 		"penstock@ebpf", "penstock@sim",
@@ -44,11 +37,11 @@ func TestFidelityRefuses(t *testing.T) {
 		"--envelope hybla":  `--envelope "hybla"`,
 		"--envelope native": `--envelope "native": must be one of`,
 		"--against bbr":     `--against "bbr": must be sim or native`,
-		"--trace none.down": "--trace: ",
+		"--link none.down":  "--link: ",
 		"--links 0":         "--links is 0, but must be from 1 to 1000",
-		"--generate lte:7":  `--generate: no model "lte:7"`,
+		"--link generate:x": `no model "x"`,
 		"--buffer 2":        "--buffer: ",
-		"--duration 0s":     "--duration 0s",
+		"--duration 0s":     "--duration: it is missing",
 		"--hints 1us":       "--hints: its hints come every 1µs",
 		"runs.jsonl":        `takes no arguments, but there is "runs.jsonl"`,
 	} {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
@@ -146,7 +147,14 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: left out: it would not be over within %v\n", r.Name, f.within)
 			return nil
 		}
-		return recipe.WriteResults(cmd.OutOrStdout(), r, runs)
+		err := recipe.WriteHead(cmd.OutOrStdout(), r, runs)
+		if err == nil {
+			err = bench.WriteTables(cmd.OutOrStdout(), runs)
+		}
+		if err == nil {
+			err = recipe.WriteFindings(cmd.OutOrStdout(), runs)
+		}
+		return err
 	})
 	return errors.Join(err, f.outputs.draw(cmd, s.all), failures(s.all))
 }

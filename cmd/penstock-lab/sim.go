@@ -1,70 +1,64 @@
 package main
 
 import (
-	"errors"
+	"bufio"
+	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
+	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
-	"github.com/penstock-net/penstock/internal/lab/linktrace"
+	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 // simFlags are the flags of sim as written.
 type simFlags struct {
-	bench.Matrix
-	algorithms, sweeps    []string
-	rates, traces, models []string
-	upRate, upTrace       string
-	buffer, transport     string
-	loss                  float64
-	seed                  uint64
-	all, markdown         bool
-	sampled               time.Duration
-	agents                []string
-	outputs               outputs
+	benchFlags
+	sweeps    []string
+	transport string
+	all       bool
+	every     time.Duration // how often --trace-out records
 }
 
 func simCommand() *cobra.Command {
-	var f simFlags
+	f := simFlags{benchFlags: benchFlags{
+		Matrix: bench.Matrix{Name: "sim"}, senders: []string{cc.Default}, virtual: true,
+	}}
 	cmd := &cobra.Command{
 		Use:   "sim [FILE...]",
 		Short: "Run algorithms over links in virtual time",
 		Long: `Sim runs each algorithm over each link in virtual time, a minute in a fraction
-of a second, and prints what came of it: throughput, the share of the link that
-was used, and how long packets waited in the queue, each packet counted. Between
-the algorithm and the link stands a transport that works packet by packet, with
-selective acknowledgements: the kernel's, which enforces the window as Penstock's
-own congestion control does in Linux, or with --transport relay one without a
-window, as under a tunnel. One seed gives one result.
+of a second, and prints what came of it, each packet counted. It takes the flags of
+bench, and comes to what bench comes to for ALGORITHM@sim. Nothing is late, and there
+is no proxy whose time or packets could be looked at. Between the algorithm and the
+link stands a transport that works packet by packet, with selective acknowledgements:
+the kernel's, which enforces the window as Penstock's own congestion control does in
+Linux, or with --transport relay one without a window, as under a tunnel. One seed
+gives one result.
 
-A link is a rate, a trace in Mahimahi's format (each line the millisecond at
-which 1500 bytes may leave; the file repeats), a .csv of times in seconds and
-rates in Mbit/s, or a trace drawn from a built-in model:
+` + linkHelp + ` Generated are:
 
 ` + modelList() + `
 Queueing is from a packet's arrival at the queue until its last byte has left
-it. Utilisation counts all that the link carried, headers and retransmissions
-too, against all it offered; Mbit/s is payload that arrived.
+it. What is used counts all that the link carried, headers and retransmissions
+too, against all it offered.
 
 A FILE describes an experiment in YAML, as bench recipe plays it over real sockets,
 too; it takes the place of the flags, and what must hold and does not is a failure.
 
 ` + fileFormat() + `
 With --all every algorithm, or each that --algorithm names, is put through the
-standard cases:
+standard cases, and the table is one in Markdown:
 
 ` + standardList() + `
 ccp:NAME is what an agent decides, a process that --agent names; time stands while it
@@ -72,84 +66,55 @@ thinks, so that one that goes by its reports alone gives one result as well.
 
 Where two flows share the link, Jain's index says how fairly they do (1: equally,
 0.5: one has everything), and the share is that of the algorithm in question.`,
-		Example: `  penstock-lab sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
-  penstock-lab sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
-  penstock-lab sim --algorithm copa:alcc --trace mine.down --up-trace mine.up --json runs.jsonl
-  penstock-lab sim --algorithm penstock --algorithm cubic --trace mine.down --report report.html
-  penstock-lab sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
-  penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
+		Example: `  penstock-lab sim --algorithm copa --algorithm cubic --link 12mbit --delay 20ms --buffer 100pkt
+  penstock-lab sim --algorithm copa --sweep delta=0.5,0.1,0.02 --link generate:lte --link generate:highway
+  penstock-lab sim --algorithm copa:alcc --link mine.down --up mine.up --json runs.jsonl
+  penstock-lab sim --algorithm penstock --algorithm cubic --link mine.down --report report.html
+  penstock-lab sim --algorithm copa --link 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
+  penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock
   penstock-lab sim test/scenarios/testdata/outage.yaml
-  penstock-lab sim --all
-  penstock-lab sim --all --transport relay --markdown`,
+  penstock-lab sim --all`,
 		RunE: func(cmd *cobra.Command, files []string) (err error) {
-			if f.Agents, err = agents.Parse(f.agents); err != nil {
-				return cli.BadInput(err)
+			if f.every <= 0 || f.every%time.Millisecond != 0 {
+				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms", f.every))
 			}
-			if f.sampled <= 0 || f.sampled%time.Millisecond != 0 {
-				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms",
-					f.sampled))
+			if f.outputs.traceOut != "" {
+				f.sampled = commonStep(f.every, stage.Step)
 			}
-			read := slices.Concat(files, f.traces, []string{f.upTrace, f.DelayTrace})
-			if err := f.outputs.check(read...); err != nil {
-				return cli.BadInput(err)
-			}
-			if f.all || f.markdown {
+			if f.all {
 				return f.runAll(cmd, files)
 			}
-			experiments, err := f.experiments(cmd.Flags(), files)
+			experiments, err := f.readExperiments(cmd, files, f.readSenders)
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			return f.run(cmd, experiments)
+			var traced error
+			err = f.playAndShow(cmd, experiments, func(played []course) { traced = f.writeTraces(played) })
+			if err == nil {
+				err = traced
+			}
+			return err
 		},
 	}
-	f.outputs.register(cmd)
-	f.register(cmd.Flags())
-	return cmd
-}
-
-func (f *simFlags) register(flags *pflag.FlagSet) {
-	f.algorithms = []string{cc.Default}
-	flags.VarP(&names{list: &f.algorithms}, "algorithm", "a",
+	f.register(cmd)
+	flags := cmd.Flags()
+	flags.VarP(&names{list: &f.senders}, "algorithm", "a",
 		"`ALGORITHMS` to run, separated by commas, with settings as in copa:delta=0.1")
 	flags.StringArrayVar(&f.sweeps, "sweep", nil, "run each algorithm once for each value of a parameter: "+
 		"`NAME=VALUE,VALUE...`")
-	flags.StringArrayVar(&f.rates, "rate", nil, "link of a fixed `RATE` (default 12mbit when there is no other); "+
-		"repeat for several")
-	flags.StringArrayVar(&f.traces, "trace", nil, "link that plays the trace in `FILE`; repeat for several")
-	flags.StringArrayVar(&f.models, "generate", nil, "link that plays a trace drawn from `MODEL` with --seed; "+
-		"repeat for several")
-	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: "+
-		"infinitely fast)")
-	flags.StringVar(&f.upTrace, "up-trace", "", "trace `FILE` of the link that carries acknowledgements")
-	flags.DurationVar(&f.Delay, "delay", 20*time.Millisecond, "propagation, each way")
-	flags.StringVar(&f.DelayTrace, "delay-trace", "",
-		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
-	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
-	flags.StringVar(&f.AQM, "aqm", sim.DropTail.String(),
-		"how that queue is managed: "+managements)
 	flags.StringVar(&f.ECN, "ecn", sim.ECNDefault.String(),
 		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with "+
 			"others")
-	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
-	flags.Float64Var(&f.UpLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
 		"what is below the algorithm: kernel enforces the window, and acknowledgements are delayed as by Linux; "+
 			"relay has the proxy keep it, and each packet is acknowledged; native is nothing but the algorithm")
 	flags.DurationVar(&f.AckEvery, "ack-every", 0,
 		"acknowledge in batches, at multiples of this; 0: as --transport has it")
-	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the senders of its capacity, as a base "+
-		"station would; 0: never")
-	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run")
-	flags.DurationVar(&f.Warmup, "warmup", 0, "leave this much of the beginning out of the figures")
-	flags.IntVar(&f.Flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
-	flags.Uint64Var(&f.seed, "seed", 1, "seed of generated traces, losses and algorithms")
 	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
-	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
 	flags.StringVar(&f.outputs.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
 		"`FILE`, as JSON lines")
-	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
-	flags.DurationVar(&f.sampled, "trace-every", 10*time.Millisecond, "how often --trace-out records")
+	flags.DurationVar(&f.every, "trace-every", 10*time.Millisecond, "how often --trace-out records")
+	return cmd
 }
 
 func modelList() string {
@@ -165,102 +130,30 @@ func fileFormat() string {
 	return strings.ReplaceAll("\n"+strings.TrimSpace(recipe.Format), "\n", "\n  ")[1:] + "\n"
 }
 
-// experiments reads the flags or the files.
-func (f *simFlags) experiments(flags *pflag.FlagSet, files []string) (all []recipe.Recipe, err error) {
-	if len(files) == 0 {
-		r, err := f.experiment()
-		return []recipe.Recipe{r}, err
-	}
-	if err := only(flags, ofRuns, withFile); err != nil {
-		return nil, err
-	}
-	for _, name := range files {
-		r, err := recipe.Open(name, f.Agents)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, r)
-	}
-	return all, nil
-}
-
-// experiment is what the flags describe.
-func (f *simFlags) experiment() (r recipe.Recipe, err error) {
-	f.Name, f.Losses, f.Buffers, f.Up = "sim", []float64{f.loss}, []string{f.buffer}, record.Free
-	if f.Flows < 1 || f.Flows > maxSimFlows {
-		return r, fmt.Errorf("--flows is %d, but must be from 1 to %d", f.Flows, maxSimFlows)
-	}
-	if f.Links, err = f.links(); err != nil {
-		return r, err
-	}
-	switch {
-	case f.upRate != "" && f.upTrace != "":
-		return r, errors.New("--up-rate and --up-trace exclude each other")
-	case f.upRate != "":
-		if _, err := parseLinkRate(f.upRate); err != nil {
-			return r, fmt.Errorf("--up-rate: %w", err)
-		}
-		f.Up = f.upRate
-	case f.upTrace != "":
-		if f.Up, err = traceFile(f.upTrace); err != nil {
-			return r, fmt.Errorf("--up-trace: %w", err)
-		}
-	}
+// readSenders reads the algorithms, with every combination of the swept values.
+func (f *simFlags) readSenders() error {
 	if _, err := sim.ParseTransport(f.transport); err != nil {
-		return r, fmt.Errorf("--transport: %w", err)
+		return fmt.Errorf("--transport: %w", err)
 	}
 	refs, err := f.swept()
 	if err != nil {
-		return r, err
+		return err
 	}
+	f.Senders = nil
 	for _, ref := range refs {
 		senders, err := bench.ParseSender(ref+"@"+bench.EnvelopeSim, nil)
 		if err != nil {
-			if len(f.sweeps) > 0 {
-				return r, fmt.Errorf("--algorithm with --sweep: %w", err)
-			}
-			return r, fmt.Errorf("--algorithm: %w", err)
+			return fmt.Errorf("--algorithm: %w", err)
 		}
 		senders[0].Name, senders[0].Transport = ref, f.transport
 		f.Senders = append(f.Senders, senders[0])
 	}
-	return f.Experiment()
-}
-
-// maxSimFlows bounds --flows.
-const maxSimFlows = 1000
-
-// links are what recipe.Carries reads.
-func (f *simFlags) links() (links []string, err error) {
-	rates := f.rates
-	if len(f.rates)+len(f.traces)+len(f.models) == 0 {
-		rates = []string{"12mbit"}
-	}
-	for _, text := range rates {
-		if _, err := parseLinkRate(text); err != nil {
-			return nil, fmt.Errorf("--rate: %w", err)
-		}
-		links = append(links, text)
-	}
-	for _, name := range f.traces {
-		file, err := traceFile(name)
-		if err != nil {
-			return nil, fmt.Errorf("--trace: %w", err)
-		}
-		links = append(links, file)
-	}
-	for _, name := range f.models {
-		if _, err := sim.Model(name); err != nil {
-			return nil, fmt.Errorf("--generate: %w", err)
-		}
-		links = append(links, "generate:"+name)
-	}
-	return links, nil
+	return nil
 }
 
 // swept returns the algorithms with every combination of the swept values.
 func (f *simFlags) swept() ([]string, error) {
-	refs := f.algorithms
+	refs := f.senders
 	for _, sweep := range f.sweeps {
 		name, values, ok := strings.Cut(sweep, "=")
 		if !ok || name == "" || values == "" {
@@ -281,27 +174,80 @@ func (f *simFlags) swept() ([]string, error) {
 	return refs, nil
 }
 
-func parseLinkRate(text string) (cc.Rate, error) {
-	rate, err := cc.ParseRate(text)
-	if err == nil && rate == 0 {
-		err = fmt.Errorf("%q carries nothing", text)
+// commonStep returns the greatest common divisor: samples at its multiples are among those of both.
+func commonStep(a, b time.Duration) time.Duration {
+	for b > 0 {
+		a, b = b, a%b
 	}
-	return rate, err
+	return a
 }
 
-// traceFile is the name of a trace in a form that is no rate or model, whatever the file is called.
-func traceFile(name string) (string, error) {
-	if _, err := openTrace(name); err != nil {
-		return "", err
-	}
-	return filepath.Abs(name)
+// course is a run; --trace-out may have its samples.
+type course struct {
+	record.Run
+	played recipe.Run
 }
 
-func openTrace(name string) (*sim.Trace, error) {
-	f, err := os.Open(name)
+// writeTraces makes the file of --trace-out, if there is to be one.
+func (f *simFlags) writeTraces(runs []course) error {
+	if f.outputs.traceOut == "" || len(runs) == 0 {
+		return nil
+	}
+	err := output.Write(f.outputs.traceOut, func(w io.Writer) error {
+		buffered := bufio.NewWriter(w)
+		for _, r := range runs {
+			if err := f.writeSamples(buffered, r); err != nil {
+				return err
+			}
+		}
+		return buffered.Flush()
+	})
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("--trace-out: %w", err)
 	}
-	defer f.Close()
-	return linktrace.Read(filepath.Base(name), f)
+	return nil
+}
+
+// simSample is one line of --trace-out.
+type simSample struct {
+	Experiment string  `json:"experiment"`
+	Run        string  `json:"run"`
+	Path       string  `json:"path"`
+	Flow       string  `json:"flow"`
+	At         float64 `json:"time_seconds"`
+
+	Cwnd      cc.Bytes `json:"cwnd_bytes"`
+	Share     cc.Bytes `json:"share_bytes"`
+	Inflight  cc.Bytes `json:"inflight_bytes"`
+	Pacing    cc.Rate  `json:"pacing_bits_per_second"`
+	SRTT      float64  `json:"srtt_seconds"`
+	RTT       float64  `json:"rtt_seconds"`
+	MinRTT    float64  `json:"min_rtt_seconds"`
+	Reverse   float64  `json:"reverse_queue_seconds"`
+	Delivered cc.Bytes `json:"delivered_bytes"`
+	Backlog   cc.Bytes `json:"queue_bytes"`
+	Phase     string   `json:"phase"`
+
+	Internals telemetry.Internals `json:"internals,omitempty"`
+}
+
+func (f *simFlags) writeSamples(w io.Writer, run course) error {
+	enc, path := json.NewEncoder(w), run.Path()
+	for _, one := range run.played.Record.Virtual.Flows {
+		for _, s := range one.Samples {
+			if s.At%f.every != 0 {
+				continue
+			}
+			if err := enc.Encode(simSample{
+				Experiment: run.Experiment, Run: run.Name, Path: path, Flow: one.Name, At: s.At.Seconds(),
+				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
+				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), Reverse: s.ReverseQueue.Seconds(),
+				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
+				Internals: telemetry.InternalsOf(s.Algorithm, s.Internals),
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -11,10 +11,10 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -39,11 +39,19 @@ func standardList() string {
 }
 
 // withAll are the flags that go with --all.
-var withAll = append([]string{"all", "markdown", "algorithm", "sweep", "transport"}, ofRuns...)
+var withAll = []string{
+	"all", "algorithm", "sweep", "transport", agents.Flag, "json", "report", "trace-out", "trace-every", "mdi-model",
+}
 
 // runAll puts the algorithms through the standard cases and prints the table.
 func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
-	runs, err := f.standardRuns(cmd.Flags(), files)
+	if len(files) > 0 {
+		return cli.BadInput(errors.New("--all does not go with a file: its cases are the standard ones"))
+	}
+	if err := only(cmd.Flags(), withAll, "--all: its cases are the standard ones"); err != nil {
+		return cli.BadInput(err)
+	}
+	runs, err := f.standardRuns(cmd.Flags().Changed("algorithm"))
 	if err != nil {
 		return cli.BadInput(err)
 	}
@@ -56,26 +64,30 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 		return cli.BadInput(err)
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	s := session{sampled: f.sampling()}
+	s := session{sampled: f.sampled}
 	ctx, stop := interruptible(cmd)
 	defer stop()
 	playAll(ctx, runs, cmd.ErrOrStderr(), func(scenario *sim.Scenario) {
 		scenario.Transport = transport
 		s.sampling(scenario)
 	})
-	var failures []error
+	var errs []error
 	var records []record.Run
 	var played []course
 	for _, r := range runs {
 		if r.err != nil {
-			failures = append(failures, fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err))
+			errs = append(errs, fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err))
 			continue
 		}
 		findings, err := r.recipe.Judge(recipe.Outcome{Scale: recipe.Full, Runs: []recipe.Run{r.Run}})
 		if err != nil {
 			return err
 		}
-		failures = append(failures, unheld(r.name+" in "+r.standard.Name, findings)...)
+		for _, f := range findings {
+			if !f.OK {
+				errs = append(errs, fmt.Errorf("%s in %s: %s is %s, but must be %s", r.name, r.standard.Name, f.What, f.Got, f.Bound))
+			}
+		}
 		one := record.Of(r.Stage, r.Record)
 		one.Experiment, one.Name, one.Version, one.Findings = r.standard.Name, r.name, cli.ReadBuild().String(), findings
 		records, played = append(records, one), append(played, course{one, r.Run})
@@ -83,37 +95,27 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 			return err
 		}
 	}
-	write := writeStandardTable
-	if f.markdown {
-		write = writeStandardMarkdown
-	}
 	switch {
 	case ctx.Err() != nil:
-		failures = []error{context.Cause(ctx)}
+		errs = []error{context.Cause(ctx)}
 	case len(records) == len(runs):
-		_, err = io.WriteString(cmd.OutOrStdout(), write(runs))
+		_, err = io.WriteString(cmd.OutOrStdout(), describeStandard(runs))
 	}
-	return errors.Join(err, f.outputs.write(cmd, records), f.writeTraces(played), errors.Join(failures...))
+	return errors.Join(err, f.outputs.write(cmd, records), f.writeTraces(played), errors.Join(errs...))
 }
 
-// standardRuns lists the runs to be made, by algorithm.
-func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []standardRun, err error) {
-	if !f.all {
-		return nil, errors.New("--markdown goes with --all")
+// standardRuns lists the runs to be made, by algorithm: those that are named, or all.
+func (f *simFlags) standardRuns(named bool) (runs []standardRun, err error) {
+	if f.Agents, err = agents.Parse(f.agents); err == nil {
+		err = f.outputs.check()
 	}
-	if len(files) > 0 {
-		return nil, errors.New("--all does not go with a file: its cases are the standard ones")
-	}
-	if err := only(flags, withAll, "--all: its cases are the standard ones"); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if f.outputs.resume || f.outputs.plot != "" {
-		return nil, errors.New("--resume and --plot do not go with --all")
-	}
-	if !flags.Changed("algorithm") {
-		f.algorithms = nil
+	if !named {
+		f.senders = nil
 		for _, s := range sim.Algorithms() {
-			f.algorithms = append(f.algorithms, s.Name)
+			f.senders = append(f.senders, s.Name)
 		}
 	}
 	refs, err := f.swept()
@@ -168,24 +170,20 @@ func playAll(ctx context.Context, runs []standardRun, progress io.Writer, change
 	wg.Wait()
 }
 
-// figures are the cells of one run: utilisation and share in per cent, queueing
-// in milliseconds; the last two only where flows share the link.
-func (r standardRun) figures() []string {
+// describe is the cell of one run.
+func (r standardRun) describe() string {
 	result := r.Record.Virtual
-	cells := []string{
-		fmt.Sprintf("%.1f", 100*r.Record.Utilisation),
-		brief(record.Millis(r.Record.Queueing.P50)),
-		brief(record.Millis(r.Record.Queueing.P95)),
-	}
+	cell := fmt.Sprintf("%.1f · %s / %s", 100*r.Record.Utilisation, brief(record.Millis(r.Record.Queueing.P50)),
+		brief(record.Millis(r.Record.Queueing.P95)))
 	if len(result.Flows) == 1 {
-		return cells
+		return cell
 	}
 	total := 0.0
 	for _, f := range result.Flows {
 		total += float64(f.Throughput)
 	}
 	share := float64(r.standard.Tested(*result).Throughput) / max(total, 1)
-	return append(cells, fmt.Sprintf("%.2f", result.Jain), fmt.Sprintf("%.0f", 100*share))
+	return cell + fmt.Sprintf(" · %.2f · %.0f", result.Jain, 100*share)
 }
 
 // brief writes a figure with a decimal where that tells something.
@@ -196,88 +194,26 @@ func brief(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// rows cuts runs into one row for each algorithm.
-func rows(runs []standardRun) [][]standardRun {
-	var all [][]standardRun
-	for row := range slices.Chunk(runs, len(recipe.Standard())) {
-		all = append(all, row)
-	}
-	return all
-}
-
-// writeStandardTable writes algorithms below each other and cases side by side.
-func writeStandardTable(runs []standardRun) string {
-	titles := []string{"USED", "P50", "P95", "JAIN", "SHARE"}
-	table := [][][]string{} // lines, each of the algorithm and a group of cells for each case
-	head := [][]string{{"ALGORITHM"}}
-	for _, r := range rows(runs)[0] {
-		head = append(head, titles[:len(r.figures())])
-	}
-	table = append(table, head)
-	for _, row := range rows(runs) {
-		line := [][]string{{row[0].name}}
-		for _, r := range row {
-			line = append(line, r.figures())
-		}
-		table = append(table, line)
-	}
-	width := func(group, cell int) int {
-		widest := 0
-		for _, line := range table {
-			widest = max(widest, len(line[group][cell]))
-		}
-		return widest
-	}
+// describeStandard returns a Markdown table with a line for each algorithm.
+func describeStandard(runs []standardRun) string {
 	var b strings.Builder
-	above := fmt.Sprintf("%-*s", width(0, 0), "")
-	for i, r := range rows(runs)[0] {
-		wide := 0
-		for c := range r.figures() {
-			wide += width(i+1, c) + 1
-		}
-		above += fmt.Sprintf("  %-*s", wide, r.standard.Name)
+	cases := recipe.Standard()
+	b.WriteString("| algorithm |")
+	for _, c := range cases {
+		b.WriteString(" " + c.Name + " |")
 	}
-	b.WriteString(strings.TrimRight(above, " ") + "\n")
-	for _, line := range table {
-		fmt.Fprintf(&b, "%-*s", width(0, 0), line[0][0])
-		for g, group := range line[1:] {
-			b.WriteString(" |")
-			for c, cell := range group {
-				fmt.Fprintf(&b, " %*s", width(g+1, c), cell)
-			}
-		}
-		b.WriteByte('\n')
-	}
-	b.WriteString("\nUSED: % of what the link offered. P50, P95: packets' time in the queue, ms. JAIN: fairness. " +
-		"SHARE: % of the throughput.\n")
-	return b.String()
-}
-
-// writeStandardMarkdown writes the same for a page.
-func writeStandardMarkdown(runs []standardRun) string {
-	var b strings.Builder
-	head, rule := "| algorithm |", "|---|"
-	for _, r := range rows(runs)[0] {
-		head += " " + r.standard.Name + " |"
-		rule += "---|"
-	}
-	b.WriteString(head + "\n" + rule + "\n")
-	for _, row := range rows(runs) {
-		fmt.Fprintf(&b, "| `%s` |", row[0].name)
-		for _, r := range row {
-			f := r.figures()
-			fmt.Fprintf(&b, " %s · %s / %s", f[0], f[1], f[2])
-			if len(f) > 3 {
-				fmt.Fprintf(&b, " · %s · %s", f[3], f[4])
-			}
-			b.WriteString(" |")
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(cases)) + "\n")
+	for line := range slices.Chunk(runs, len(cases)) {
+		fmt.Fprintf(&b, "| `%s` |", line[0].name)
+		for _, r := range line {
+			b.WriteString(" " + r.describe() + " |")
 		}
 		b.WriteByte('\n')
 	}
 	b.WriteString("\nIn each cell: utilisation, % · packets' time in the queue, ms, median / 95th percentile;\n" +
 		"where two flows share the link also · Jain's index · the algorithm's share of the throughput, %.\n\n")
-	for _, r := range rows(runs)[0] {
-		fmt.Fprintf(&b, "- **%s**: %s\n", r.standard.Name, r.standard.About)
+	for _, c := range cases {
+		fmt.Fprintf(&b, "- **%s**: %s\n", c.Name, c.About)
 	}
 	return b.String()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
@@ -205,4 +206,21 @@ func written(name string, write func(io.Writer) error) error {
 		return cli.BadInput(err)
 	}
 	return output.Write(name, write)
+}
+
+func parseLinkRate(text string) (cc.Rate, error) {
+	rate, err := cc.ParseRate(text)
+	if err == nil && rate == 0 {
+		err = fmt.Errorf("%q carries nothing", text)
+	}
+	return rate, err
+}
+
+func openTrace(name string) (*sim.Trace, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return linktrace.Read(filepath.Base(name), f)
 }

@@ -37,9 +37,15 @@ func (t table) write(b *strings.Builder) {
 	g := t.tableHead(
 		[]string{
 			"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans,
-			"dropped", "resent", "proxy CPU", figures.Spans,
+			"dropped", "resent",
 		},
-		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"})
+		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%"})
+	proxied := slices.ContainsFunc(t.rows, func(w row) bool {
+		return slices.ContainsFunc(w.results, func(r record.Run) bool { return r.CPUShare != nil })
+	})
+	if proxied {
+		g[0], g[1] = append(g[0], "proxy CPU", figures.Spans), append(g[1], "s/GB", "% of a core")
+	}
 	if base != "" {
 		g[0] = append(g[0], "against "+base, figures.Spans)
 		g[1] = append(g[1], "throughput", "p95 queueing")
@@ -48,13 +54,26 @@ func (t table) write(b *strings.Builder) {
 	if faded {
 		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
 	}
+	several := slices.ContainsFunc(t.rows, func(w row) bool {
+		return len(w.results[0].Flows) > 1 || w.results[0].Jain > 0
+	})
+	if several {
+		g[0], g[1] = append(g[0], "each flow", ""), append(g[1], "Mbit/s of payload", "Jain")
+	}
 	t.addRows(&g, func(w row) []string {
 		cells := w.cells()
+		if proxied {
+			cells = append(cells, w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1),
+				w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100))
+		}
 		if base != "" {
 			cells = append(cells, w.ratiosTo(t.findRow(base, w.loss))...)
 		}
 		if faded {
 			cells = append(cells, w.shareOfLossless(t.findRow(w.sender, 0)))
+		}
+		if several {
+			cells = append(cells, listFlows(w.results[0]), w.fairness())
 		}
 		return cells
 	})
@@ -116,7 +135,7 @@ func (w row) cells() []string {
 	}
 	throughput, ok := w.spreadOf(func(r record.Run) float64 { return r.Throughput })
 	if !ok {
-		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
 	median := func(figure func(record.Run) float64) float64 { s, _ := w.spreadOf(figure); return s.Median }
 	p95, _ := w.spreadOf(func(r record.Run) float64 { return r.Queueing.P95 })
@@ -132,9 +151,34 @@ func (w row) cells() []string {
 		figures.Number(median(func(r record.Run) float64 { return r.OneWay.P95 })),
 		figures.Percent(median(record.Run.DropShare), 2),
 		figures.Percent(median(func(r record.Run) float64 { return r.Retransmitted }), 2),
-		w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1),
-		w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100),
 	}
+}
+
+// listFlows returns the throughput of each flow after the warm-up, while it ran, or the range of many.
+func listFlows(r record.Run) string {
+	const most = 5
+	var all []float64
+	var texts []string
+	for _, f := range r.Flows {
+		text := figures.Number(f.Throughput)
+		if strings.HasPrefix(f.Name, "all ") { // a record of many flows together
+			text = f.Name + ": " + text
+		}
+		all, texts = append(all, f.Throughput), append(texts, text)
+	}
+	if len(all) > most {
+		return fmt.Sprintf("%d: %s to %s", len(all), figures.Number(slices.Min(all)), figures.Number(slices.Max(all)))
+	}
+	return strings.Join(texts, " ")
+}
+
+// fairness returns the median of Jain's index; "-" where one flow has the link.
+func (w row) fairness() string {
+	s, ok := w.spreadOf(func(r record.Run) float64 { return r.Jain })
+	if !ok || s.Median == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(s.Median, 'f', 3, 64)
 }
 
 // ratiosTo compares throughput and delay with those of base.

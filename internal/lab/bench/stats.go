@@ -9,9 +9,10 @@ import (
 
 // table is the results that belong side by side: one path, several senders.
 type table struct {
-	path   string
-	losses []float64 // probabilities of random loss that occur, in order of first appearance
-	rows   []row
+	experiment string
+	path       string
+	losses     []float64 // probabilities of random loss that occur, in order of first appearance
+	rows       []row
 }
 
 // row is all runs of one sender on one path with one probability of loss.
@@ -29,10 +30,10 @@ func tables(results []record.Run, apart bool) []table {
 	var all []table
 	for _, r := range results {
 		key := r.Way(apart)
-		i := slices.IndexFunc(all, func(t table) bool { return t.path == key })
+		i := slices.IndexFunc(all, func(t table) bool { return t.path == key && t.experiment == r.Experiment })
 		if i < 0 {
 			i = len(all)
-			all = append(all, table{path: key})
+			all = append(all, table{experiment: r.Experiment, path: key})
 		}
 		all[i].addRun(r)
 	}

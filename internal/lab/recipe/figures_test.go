@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -138,14 +137,4 @@ func TestResponsivenessIsNotThatOfRequestsCutShort(t *testing.T) {
 	rpm, err = run.rpm("probe")
 	require.NoError(t, err)
 	assert.Less(t, rpm, 6.)
-}
-
-func TestTheMiddleOfTwoRunsIsBetweenThem(t *testing.T) {
-	result := func(mbit float64, discarded string) []record.Run {
-		return []record.Run{{Name: "one", Throughput: mbit, Discarded: discarded}}
-	}
-	of := func(plays ...[]record.Run) string { return stageTable(plays)[2][1] }
-	assert.Equal(t, "7", of(result(5, ""), result(9, "")), "as in bench's tables and the report")
-	assert.Equal(t, "9", of(result(5, "the emulator lost packets"), result(9, "")))
-	assert.Equal(t, "-", of(result(5, "the emulator lost packets")))
 }

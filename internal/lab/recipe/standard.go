@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
@@ -71,4 +72,15 @@ func (s StandardCase) Recipe(algorithm string, there agents.Agents) (Recipe, err
 func (s StandardCase) Tested(r sim.Result) sim.FlowResult {
 	i := slices.IndexFunc(r.Flows, func(f sim.FlowResult) bool { return f.Name == Tested })
 	return r.Flows[i]
+}
+
+// Demo returns an upload beside a download and requests, over what link carries, for a time: its window left alone,
+// and held by the edge.
+func Demo(link string, duration time.Duration) (Recipe, error) {
+	text, err := standardFiles.ReadFile("standard/demo.yaml")
+	if err != nil {
+		return Recipe{}, err
+	}
+	filled := strings.NewReplacer("$(link)", link, "$(duration)", duration.String()).Replace(string(text))
+	return readText("demo uploads", "demo.yaml", []byte(filled), files("", nil))
 }
