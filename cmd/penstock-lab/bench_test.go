@@ -50,7 +50,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 			[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"},
 		},
 		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
-		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
+		"a picture of another kind":    {[]string{"bench", "--plot", "out.gif"}, []string{"--plot"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
 		"the demo's algorithm":         {[]string{"demo", "--algorithm", "kopa"}, []string{`--algorithm "kopa"`}},
 		"the demo's time":              {[]string{"demo", "--duration", "0s"}, []string{"--duration"}},

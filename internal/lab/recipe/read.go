@@ -128,7 +128,7 @@ func (r *Recipe) read() error {
 		*to = text
 	}
 	names, asserts := map[string]bool{}, root.index("must") >= 0
-	r.flows, r.idle = map[string]bool{}, map[place]*config.Error{}
+	r.flows = map[string]bool{}
 	r.hasControl = root.index("control") >= 0
 	if r.missed, err = readMissed(root.take("missed")); err != nil {
 		return err
@@ -149,10 +149,7 @@ func (r *Recipe) read() error {
 			}
 		}
 	}
-	if err := r.unused(); err != nil {
-		return err
-	}
-	r.all, r.idle = names, nil
+	r.all = names
 	r.musts, err = r.readMusts()
 	return err
 }
@@ -324,9 +321,6 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	}
 	if err == nil {
 		err = s.Check()
-	}
-	if err == nil && r.idle != nil {
-		r.noteIdle(root, f, s)
 	}
 	return s, err
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
 	"github.com/penstock-net/penstock/internal/lab/stage"
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // Recipe is one experiment, as its file says it.
@@ -40,7 +39,6 @@ type Recipe struct {
 
 	missed     []missedBound
 	hasControl bool
-	idle       map[place]*config.Error // while it is read; nil: the key says something
 }
 
 // missedBound names findings that are known to be outside their bounds, and the reason.

@@ -1,14 +1,12 @@
 package recipe
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -105,83 +103,6 @@ func (s section) unused(f Experiment) error {
 		return at(s.Values[link].Key, "link", "beside it there is cell: take one out, in a run with link: null")
 	}
 	return nil
-}
-
-// idlers are keys that may say nothing of one run and something of another that has them too, with the cure.
-var idlers = map[string]string{
-	"group":           forProxy,
-	"envelope":        forProxy,
-	"hints":           forProxy,
-	"link.trace_seed": forModel,
-	"up.trace_seed":   forModel,
-	"link.reorder_by": forReorder,
-	"up.reorder_by":   forReorder,
-	"up.queue":        forQueue,
-}
-
-const (
-	forProxy   = "there is no proxy that it is for: give it algorithm, or take it out"
-	forModel   = "it is for a built-in model, such as trace: lte: take it out; carries has both in one, generate:lte:7"
-	forReorder = "nothing is reordered: give it reorder, such as reorder: 0.01, or take it out"
-	forQueue   = "nothing queues where nothing bounds the rate: give it rate or trace, or take it out"
-)
-
-// idle reports whether one of them says nothing of a run.
-func (f Experiment) idle(key string, s stage.Stage) bool {
-	part, key, _ := strings.Cut(key, ".")
-	l := f.Link
-	if part == "up" {
-		l = f.Up
-	}
-	switch key {
-	case "trace_seed":
-		_, err := sim.Model(l.Trace)
-		return err != nil
-	case "reorder_by":
-		return l.Reorder.Value == 0
-	case "queue":
-		return s.Up.Rate == 0 && s.Up.Trace == nil
-	}
-	return s.Edge == ""
-}
-
-// place is a key in a line of the file.
-type place struct {
-	line int
-	key  string
-}
-
-// noteIdle notes which of idlers say nothing of a run, for the places where no run yet has them say something.
-func (r *Recipe) noteIdle(root section, f Experiment, s stage.Stage) {
-	for key, cure := range idlers {
-		n := root.key(key)
-		if n == nil {
-			continue
-		}
-		mistake := at(n, key, "%s", cure)
-		if here := (place{mistake.Line, key}); !f.idle(key, s) {
-			r.idle[here] = nil
-		} else if _, known := r.idle[here]; !known {
-			r.idle[here] = mistake
-		}
-	}
-}
-
-// unused is the first key that says nothing of any run in either form.
-func (r *Recipe) unused() error {
-	var first *config.Error
-	for _, e := range r.idle {
-		if e == nil {
-			continue
-		}
-		if first == nil || cmp.Or(cmp.Compare(e.Line, first.Line), cmp.Compare(e.Column, first.Column)) < 0 {
-			first = e
-		}
-	}
-	if first == nil {
-		return nil
-	}
-	return first
 }
 
 // without refuses keys of the whole experiment in one of its parts.

@@ -53,23 +53,6 @@ func (s section) take(key string) ast.Node {
 	return value
 }
 
-// key is the one at a path, where it has a value; nil: it has none.
-func (s section) key(path string) ast.Node {
-	name, rest, below := strings.Cut(path, ".")
-	i := s.index(name)
-	if i < 0 || s.Values[i].Value.Type() == ast.NullType {
-		return nil
-	}
-	if !below {
-		return s.Values[i].Key
-	}
-	part, ok := sectionOf(s.Values[i].Value)
-	if !ok {
-		return nil
-	}
-	return part.key(rest)
-}
-
 // merge lays a section over this one: what is a section in both is merged, null takes a
 // key away, and anything else stands in the place of what was there.
 func (s section) merge(over section) {
