@@ -72,6 +72,7 @@ type framed struct {
 	sent   []handover // not acknowledged yet, the oldest first
 	filled cc.Time    // when what is handed over was taken from the queue
 	srtt   time.Duration
+	minRTT time.Duration
 
 	// forecaster infers the path's rate from what comes; nil: the peer wants no forecasts. One is due at forecastAt, if
 	// that is above 0.
@@ -91,6 +92,8 @@ type framed struct {
 type handover struct {
 	end cc.Bytes // offset behind it
 	at  cc.Time
+	// isLate: at is when the stream below was seen to have taken it, which may have been long before.
+	isLate bool
 }
 
 // newFramed begins to speak the framing over inner, which it takes over.
@@ -399,9 +402,9 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 		return fmt.Errorf("%w: acknowledged %d of %d bytes after %d", frame.ErrFormat, a.Offset, f.report.Written,
 			f.acked)
 	}
-	var at cc.Time // when the newest of them was handed over
+	var newest handover // of them
 	for len(f.sent) > 0 && f.sent[0].end <= cc.Bytes(a.Offset) {
-		at = f.sent[0].at
+		newest = f.sent[0]
 		f.sent = f.sent[1:]
 	}
 	if a.Fin {
@@ -413,18 +416,22 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 	r.Peer = flow.PeerClock{At: now, Value: uint32(a.Clock)} //nolint:gosec // it wraps around, as TSval does
 	// Without a sample the newest one stays, as in TCP_INFO: what waited for its reader, or for a hole before it, shows
 	// another delay than the path's.
-	if at > 0 && a.Records > 0 && !a.Full && !a.Repaired {
-		r.RTT = max(now.Sub(at)-a.Held, time.Microsecond)
+	// A late time makes a round trip too short, which would lower the least one for good.
+	rtt := max(now.Sub(newest.at)-a.Held, time.Microsecond)
+	isSample := newest.at > 0 && a.Records > 0 && !a.Full && !a.Repaired && (!newest.isLate || rtt >= f.minRTT)
+	if isSample {
+		r.RTT = rtt
 		if f.srtt == 0 {
-			f.srtt = r.RTT
+			f.srtt, f.minRTT = rtt, rtt
 		}
+		f.minRTT = min(f.minRTT, rtt)
 		f.srtt += (r.RTT - f.srtt) / 8
 	}
 	f.sendReport(now)
 	return nil
 }
 
-// takeKernelReport takes in what the kernel below says, whose window is open: only it sees losses and marks, and what
+// takeKernelReport takes in what the kernel below says. Its window is open: only it sees losses and marks, and what
 // has come behind a hole, which the peer acknowledges once the hole is filled. It is called with the leg's lock held.
 func (f *framed) takeKernelReport(k flow.Report) {
 	f.mu.Lock()
@@ -521,7 +528,7 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 		data := f.out.first(min(n, frame.DataBytes))
 		b = frame.AppendData(b, data)
 		f.report.Written += cc.Bytes(len(data))
-		f.sent = append(f.sent, handover{f.report.Written, now})
+		f.sent = append(f.sent, handover{end: f.report.Written, at: now})
 		n -= len(data)
 		f.out.take(len(data))
 	}
@@ -592,7 +599,7 @@ func (f *framed) noteHandover(now cc.Time) {
 		return
 	}
 	for i := len(f.sent) - 1; i >= 0 && f.sent[i].at == f.filled; i-- {
-		f.sent[i].at = now
+		f.sent[i].at, f.sent[i].isLate = now, true
 	}
 }
 

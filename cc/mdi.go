@@ -73,7 +73,7 @@ func mdiSpec() Spec {
 		},
 		New: func(cfg Config) Algorithm { return newMDI(cfg, mdiModels[int(cfg.Params["model"])].model) },
 
-		Needs: []Signal{NeedsRTT, NeedsLoss, NeedsTicks, NeedsPacing},
+		Needs: []Signal{NeedsRTT, NeedsLoss, NeedsSent, NeedsTicks, NeedsPacing},
 		Internals: []Internal{
 			{Name: "window_packets", About: "window that the table's draws have led to"},
 			{Name: "delay_ms", About: "longest round trip of the last epoch"},
@@ -121,6 +121,7 @@ const (
 	mdiDown      = 0.95    // gmcc2, set by hand for highwayGold and rapidGold
 	mdiUp        = 20.0    // packets; gmcc2, set by hand from 9.5 to 22
 	mdiLossCut   = 0.5     // a loss is not part of the model
+	mdiBaseStep  = 1.0     // ms, by which a lone packet lengthens the least round trip; Verus has 10, in a phase of its own
 )
 
 type mdi struct {
@@ -145,8 +146,9 @@ type mdiClock struct {
 	next    Time          // end of this epoch; 0: none runs
 	heard   Time          // last acknowledgement
 	longest time.Duration // longest round trip of this epoch; 0: no sample
-	bar     float64
-	d1, d2  float64 // ms; delays of the last two epochs that had a sample; 0: none yet
+	bar     float64       // ms; smoothed round trip, as Verus has it; 0: no sample yet
+	least   float64       // ms; least round trip, which lone packets correct as in Verus; 0: no sample yet
+	d1, d2  float64       // ms; delays of the last two epochs that had a sample; 0: none yet
 }
 
 // addAck takes in a round trip, and begins an epoch if none runs.
@@ -157,10 +159,14 @@ func (c *mdiClock) addAck(a Ack) {
 	c.heard = a.Now
 	c.longest = max(c.longest, a.RTT)
 	if a.RTT > 0 {
-		d := toMillis(a.RTT)
+		d := toMillis(max(a.RTT, minDivisor))
 		if c.bar == 0 {
-			c.bar = d
+			c.bar, c.least = d, d
 		}
+		if a.Sent.At != 0 && a.Sent.Inflight < verusAlone*a.MSS { // it met no queue of ours, so that the path is as long
+			c.least = min(c.least+mdiBaseStep, max(c.least, d))
+		}
+		c.least = min(c.least, d)
 		c.bar += (1 - verusKeep) * (d - c.bar)
 	}
 }
@@ -184,8 +190,8 @@ func (c *mdiClock) endEpoch(s State) (d0 float64, e MDIEpoch) {
 		c.d1, c.d2 = d0, d0
 	}
 	e = MDIEpoch{Change: relativeChange(d0, c.d1), Previous: relativeChange(c.d1, c.d2)}
-	if s.MinRTT > 0 {
-		e.Level = math.Log2(d0 / toMillis(s.MinRTT))
+	if c.least > 0 {
+		e.Level = math.Log2(d0 / c.least)
 	}
 	if sampled {
 		c.d1, c.d2 = d0, c.d1

@@ -71,8 +71,9 @@ func recordRun(run ...[2]float64) []MDIEpoch {
 	window := 0.0
 	r := MDIRecorder{Algorithm: newMDI(Config{MSS: DefaultMSS}, mdiModels[0].model), Window: func() float64 { return window }}
 	now := Time(1)
+	r.clock.least, r.clock.bar = 20, 20
 	for _, e := range run {
-		s := State{Now: now, MSS: DefaultMSS, Inflight: DefaultMSS, MinRTT: 20 * ms}
+		s := State{Now: now, MSS: DefaultMSS, Inflight: DefaultMSS}
 		r.OnAck(Ack{State: s, Acked: DefaultMSS, RTT: time.Duration(e[0] * float64(ms))})
 		now = r.clock.next
 		window, s.Now = e[1], now
@@ -423,6 +424,24 @@ func TestMDIBacksOffInAnOutage(t *testing.T) {
 	}
 	assert.Less(t, alg.window, 5.0)
 	assert.Equal(t, 50.0, alg.clock.d1, "the delays are those of the last epochs that had one")
+}
+
+// A round trip that was measured too short must not hold the window down for good.
+func TestMDIRecoversFromATooShortRoundTrip(t *testing.T) {
+	p := newPath(t, "mdi")
+	alg := as[*mdi](p)
+	epochs(p, 50*ms, ms)
+	alg.resetWindow(1)
+	for range 400 {
+		s := p.state
+		s.Inflight = DefaultMSS
+		alg.OnAck(Ack{State: s, Acked: DefaultMSS, RTT: 50 * ms, Sent: Sent{At: s.Now.Add(-50 * ms), Inflight: DefaultMSS}})
+		p.Wait(mdiEpoch)
+		p.state.Inflight = DefaultMSS
+		alg.OnTick(p.state)
+	}
+	assert.Equal(t, 50.0, alg.clock.least)
+	assert.Greater(t, alg.window, 10.0)
 }
 
 func TestMDISendsAnEpochsPart(t *testing.T) {
