@@ -72,12 +72,15 @@ type connection struct {
 
 	// What the Server sets.
 	id          uint64
+	seen        bool // a walk over all connections may still look at it; guarded by Server.mu
 	listener    *listenerState
 	accepted    datapath.Conn
 	started     cc.Time
 	noHandshake bool             // the client is not asked anything, so no step waits for it
 	counted     *client          // the source that it counts against; nil: not known yet
 	done        func(*rejection) // is called once, when the connection is over; nil: it was relayed
+	giveBack    func()           // gives its memory to a later connection
+	recyclable  atomic.Bool      // it is over, and only its loop knows it; the loop calls giveBack
 
 	// What the greeting finds out.
 	chosen   ingress.Client
@@ -657,6 +660,10 @@ func (c *connection) runDirections() {
 
 // stepBoth moves what both directions can move now. It runs on a loop, and does not wait.
 func (c *connection) stepBoth() {
+	if c.recyclable.Load() {
+		c.giveBack()
+		return
+	}
 	for _, d := range [...]*direction{&c.down, &c.up} {
 		if d.finished.Load() {
 			continue
@@ -677,6 +684,12 @@ func (c *connection) stepBoth() {
 			c.onDirectionEnd()
 		}
 	}
+}
+
+// isKnownToLoopAlone reports whether only the loop of the legs refers to a connection that is over, but for walks: no
+// goroutine has greeted its client, and neither a flow nor a bound of a receive window calls it.
+func (c *connection) isKnownToLoopAlone() bool {
+	return c.noHandshake && c.post != nil && c.down.isUnmanaged() && c.up.isUnmanaged()
 }
 
 // onDirectionEnd ends the connection when both directions are over.

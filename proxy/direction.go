@@ -134,6 +134,9 @@ func isManaged(t *flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
 }
 
+// isUnmanaged reports whether the direction has had neither a flow nor a bound of what its source takes in.
+func (d *direction) isUnmanaged() bool { return d.flow == nil && d.receive == nil && d.inflow == nil }
+
 // unmanagedAllowance returns the bytes that may be underway before terms are in force. Most connections
 // never have more than an initial window, which any sender may have. Terms with a limit of
 // their own hold from the first byte, and so do algorithms that need hints.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -199,7 +200,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 
 func TestLoopGuard(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard(func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil })
+	g := newLoopGuard(func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil }, nil)
 	g.setListeners([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
 	for _, row := range []struct {
 		target string
@@ -223,7 +224,8 @@ func TestLoopGuard(t *testing.T) {
 
 func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard(nil)
+	now := cc.Time(0)
+	g := newLoopGuard(nil, func() cc.Time { return now })
 	leg := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.5:443"))
 	other := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.6:443")) // one port may serve two destinations
 	require.NoError(t, g.noteDialled(leg))
@@ -236,12 +238,22 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	g.forgetCaptured(leg)
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
-	assert.Empty(t, g.lately)
+	assert.Empty(t, g.late)
 
 	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
 	require.NoError(t, g.noteDialled(here))
 	g.forgetDialled(here)
 	s := &Server{env: environment{loops: g}}
-	assert.True(t, s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")), "what it brought may be read after its end")
+	isDialled := func() bool { return s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")) }
+	assert.True(t, isDialled(), "what it brought may be read after its end")
 	assert.NoError(t, g.noteCaptured(here), "it has come to its end all the same")
+	g.forgetCaptured(here)
+	for i := range 4 {
+		now = now.Add(readLate / 2)
+		assert.Equal(t, i < 3, isDialled(), "after %v", now)
+	}
+	require.NoError(t, g.noteDialled(here))
+	g.forgetDialled(here)
+	now = now.Add(2 * readLate)
+	assert.False(t, isDialled(), "nothing ended in between")
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -18,10 +19,16 @@ type loopGuard struct {
 	listening atomic.Pointer[[]netip.AddrPort] // addresses of our listeners
 	local     func(netip.Addr) (bool, error)   // reports whether an address is this machine's
 
+	clock func() cc.Time
+
 	mu       sync.Mutex
 	dialling map[wire]int // our server legs, from us to the server
 	captured map[wire]int // captured client legs, from the client to its destination
-	lately   map[wire]int // server legs to this machine that ended at most readLate ago
+
+	// Server legs to this machine that have ended, since renewedAt and in the readLate before it. The two maps change
+	// places, so that no leg needs a timer.
+	late, older map[wire]struct{}
+	renewedAt   cc.Time
 }
 
 // readLate is how long a service of this machine may read from a connection after we closed it. The
@@ -61,8 +68,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 }
 
 // newLoopGuard returns a guard without listeners.
-func newLoopGuard(local func(netip.Addr) (bool, error)) *loopGuard {
-	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}, lately: map[wire]int{}}
+func newLoopGuard(local func(netip.Addr) (bool, error), clock func() cc.Time) *loopGuard {
+	g := &loopGuard{local: local, clock: clock, dialling: map[wire]int{}, captured: map[wire]int{}}
 	g.setListeners(nil)
 	return g
 }
@@ -114,11 +121,29 @@ func (g *loopGuard) noteDialled(w wire) error {
 	return nil
 }
 
-// isDialled reports whether a connection is a server leg, or was one less than readLate ago.
+// isDialled reports whether a connection is a server leg, or was one less than readLate ago. Up to twice as long it
+// may still be one.
 func (g *loopGuard) isDialled(w wire) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.dialling[w] > 0 || g.lately[w] > 0
+	g.renewLate()
+	_, late := g.late[w]
+	_, older := g.older[w]
+	return g.dialling[w] > 0 || late || older
+}
+
+// renewLate begins a new map once the present one is readLate old, and drops the one before. mu is held.
+func (g *loopGuard) renewLate() {
+	now := g.clock()
+	age := now.Sub(g.renewedAt)
+	if g.late != nil && age < readLate {
+		return
+	}
+	g.older = g.late
+	if age >= 2*readLate {
+		g.older = nil
+	}
+	g.late, g.renewedAt = map[wire]struct{}{}, now
 }
 
 // forgetCaptured undoes noteCaptured.
@@ -128,9 +153,9 @@ func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
 func (g *loopGuard) forgetDialled(w wire) {
 	if from := netip.AddrFrom16(w.from.addr); from.Unmap().IsLoopback() || w.from.addr == w.to.addr {
 		g.mu.Lock()
-		g.lately[w]++
+		g.renewLate()
+		g.late[w] = struct{}{}
 		g.mu.Unlock()
-		time.AfterFunc(readLate, func() { g.removeWire(g.lately, w) })
 	}
 	g.removeWire(g.dialling, w)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -33,6 +34,7 @@ type Server struct {
 	limitsMet limitLog
 	flows     flowLog
 	infos     sync.Pool // of *FlowInfo
+	freeConns sync.Pool // of *connection; newConnection says what they keep
 
 	draining atomic.Bool
 	aborting sync.Once
@@ -65,7 +67,7 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 	}
 	s := &Server{
 		env: environment{
-			Parts: parts, loops: newLoopGuard(parts.Local), buffers: datapath.NewBuffers(cfg.Limits.Memory),
+			Parts: parts, loops: newLoopGuard(parts.Local, parts.Clock), buffers: datapath.NewBuffers(cfg.Limits.Memory),
 			setups: newSetupPool(),
 		},
 		flows:   flowLog{log: parts.Log, clock: parts.Clock},
@@ -162,10 +164,8 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 			return RejectedSourceLimit, false
 		}
 	}
-	c := &connection{
-		relay: relay{env: &s.env}, listener: l, started: s.env.Clock(), accepted: conn, counted: counted,
-	}
-	c.done = func(r *rejection) { s.onConnectionEnd(c, r) }
+	c := s.newConnection()
+	c.env, c.listener, c.started, c.accepted, c.counted = &s.env, l, s.env.Clock(), conn, counted
 	c.active.Store(int64(c.started))
 	s.mu.Lock()
 	s.nextID++
@@ -179,6 +179,21 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 	return "", true
 }
 
+// newConnection returns a connection, in memory that one which is over may have given back.
+func (s *Server) newConnection() *connection {
+	if c, ok := s.freeConns.Get().(*connection); ok {
+		return c
+	}
+	c := &connection{}
+	c.done = func(r *rejection) { s.onConnectionEnd(c, r) }
+	c.giveBack = func() {
+		kernel.Recycle(c.client.conn, c.server.conn)
+		*c = connection{done: c.done, giveBack: c.giveBack}
+		s.freeConns.Put(c)
+	}
+	return c
+}
+
 // onConnectionEnd counts and forgets a connection that is over. r is why it was not relayed; nil: it was.
 func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	if r == nil {
@@ -188,10 +203,16 @@ func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	}
 	s.mu.Lock()
 	s.conns.removeConnection(c)
+	seen := c.seen
 	s.mu.Unlock()
 	c.releaseCounts()
 	c.listener.handlers.Done()
 	s.handlers.Done()
+	// The loop has been posted by the end of the legs. It gives the memory back in the step after that, its last one.
+	if r == nil && !seen && c.isKnownToLoopAlone() {
+		c.recyclable.Store(true)
+		c.post()
+	}
 }
 
 // countClosed closes a connection that was relayed, and moves its counts into the totals.
@@ -648,7 +669,7 @@ func (s *Server) Addrs() map[string]net.Addr {
 }
 
 // Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client.
-// It does so for readLate after the end of the connection, because its bytes may be read later.
+// It does so for readLate or more after the end of the connection, because its bytes may be read later.
 func (s *Server) Dialled(from, to netip.AddrPort) bool {
 	return s.env.loops.isDialled(wireOf(from, to))
 }
@@ -819,7 +840,7 @@ func (s *Server) countLive(fill func(*connection, *FlowInfo), visit func(*FlowIn
 	// only makes the next one larger.
 	conns := s.makeConnectionSlice()
 	s.mu.Lock()
-	conns = append(conns, s.conns.conns...)
+	conns = s.conns.appendConnections(conns)
 	rows, peers := s.env.totals.copyTotals()
 	s.mu.Unlock()
 	slices.SortFunc(peers, PeerCounters.compareTo)
@@ -859,7 +880,7 @@ func yieldProcessor(i int) {
 func (s *Server) liveConnections() []*connection {
 	conns := s.makeConnectionSlice()
 	s.mu.Lock()
-	conns = append(conns, s.conns.conns...)
+	conns = s.conns.appendConnections(conns)
 	s.mu.Unlock()
 	return dropGone(conns)
 }
@@ -899,6 +920,16 @@ func (r *connectionList) removeConnection(c *connection) {
 	if r.gone++; r.gone >= minGone && 2*r.gone > len(r.conns) {
 		r.compactLists()
 	}
+}
+
+// appendConnections appends all to out, nil for those that are gone. They are seen from then on.
+func (r *connectionList) appendConnections(out []*connection) []*connection {
+	for _, c := range r.conns {
+		if c != nil {
+			c.seen = true
+		}
+	}
+	return append(out, r.conns...)
 }
 
 // compactLists moves the rest into slices with room for twice as many.

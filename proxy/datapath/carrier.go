@@ -28,7 +28,8 @@ type Carrier interface {
 	// Splicing reports whether the stored bytes have stayed in the kernel.
 	Splicing() bool
 
-	// Release gives the store back. Bytes that are still in it are lost. The carrier must not be used afterwards.
+	// Release gives the store back. Bytes that are still in it are lost. The carrier must not be used afterwards, as
+	// another connection may have its memory by then.
 	Release()
 }
 

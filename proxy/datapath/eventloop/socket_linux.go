@@ -81,7 +81,8 @@ const allEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI
 // Watch has the loop serve a non-blocking socket. The Socket owns fd from then on; after an error the caller still
 // does.
 func (l *Loop) Watch(fd int) (*Socket, error) {
-	s := &Socket{loop: l, fd: fd}
+	s := freeSockets.Get().(*Socket)
+	s.loop, s.fd = l, fd
 	s.refs.Store(1)
 	var err error
 	if s.slot, err = l.register(fd, allEvents&(1<<32-1), s); err != nil {
@@ -89,6 +90,21 @@ func (l *Loop) Watch(fd int) (*Socket, error) {
 	}
 	l.load.Add(1)
 	return s, nil
+}
+
+// freeSockets lends the memory of sockets.
+var freeSockets = sync.Pool{New: func() any { return new(Socket) }}
+
+// Recycle gives the memory of a closed socket to a later one, and reports whether it does. It does not if a call is
+// underway, or if a goroutine has ever waited, since a timer of its deadline may still run. Only the loop's goroutine
+// calls it. Nothing else may refer to the socket any more.
+func (s *Socket) Recycle() (recycled bool) {
+	if s.refs.Load() != closing || s.everWaited.Load() {
+		return false
+	}
+	*s = Socket{}
+	freeSockets.Put(s)
+	return true
 }
 
 // Loop returns the loop that serves it.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,9 +41,24 @@ var (
 
 // newLeg makes a leg of a connected socket that a loop serves.
 func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
-	return &Conn{sender: sender{
-		socket: socket{dp: d, raw: raw, remote: remote}, missing: d.missing, dialled: dialled,
-	}}
+	c := freeConns.Get().(*Conn)
+	c.dp, c.raw, c.remote, c.missing, c.dialled = d, raw, remote, d.missing, dialled
+	return c
+}
+
+// freeConns lends the memory of legs.
+var freeConns = sync.Pool{New: func() any { return new(Conn) }}
+
+// Recycle gives the memory of two closed legs, which Drive was called for, to later ones. Only their loop's goroutine
+// calls it. Nothing may refer to the legs any more. A leg that was ever enforced or observed is left to the garbage
+// collector, since its shard may still have it in a list.
+func Recycle(a, b datapath.Conn) {
+	for _, leg := range [...]datapath.Conn{a, b} {
+		if c, ok := leg.(*Conn); ok && c.shard == nil && c.limits.Load() == nil && c.raw.Recycle() {
+			*c = Conn{}
+			freeConns.Put(c)
+		}
+	}
 }
 
 // Adopt makes a leg of a connected socket of package net, which may have sent bytes already. It takes conn over: the

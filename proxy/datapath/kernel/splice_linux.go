@@ -24,6 +24,7 @@ import (
 // Bytes are in the pipe or in the copy, never in both. One goroutine at a time uses a splicer.
 type splicer struct {
 	dst, src *Conn
+	buffers  *datapath.Buffers // of copy
 	pipes    *pipes
 	pipe     *pipe // nil while nothing is stored in one
 	copy     datapath.Carrier
@@ -46,10 +47,17 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	if !ok {
 		return nil
 	}
-	s := &splicer{dst: c, src: from, pipes: c.dp.pipes}
-	s.copy = datapath.NewCopy((*outlet)(s), (*inlet)(s), buffers)
+	s, _ := freeSplicers.Get().(*splicer)
+	if s == nil || s.buffers != buffers {
+		s = &splicer{buffers: buffers}
+		s.copy = datapath.NewCopy((*outlet)(s), (*inlet)(s), buffers)
+	}
+	s.dst, s.src, s.pipes = c, from, c.dp.pipes
 	return s
 }
+
+// freeSplicers lends the memory of splicers.
+var freeSplicers sync.Pool
 
 // Fill implements datapath.Carrier. Bytes that the destination has no room for stay in the source's socket, so that a
 // thousand slow flows take up no pipes.
@@ -204,6 +212,8 @@ func (s *splicer) Release() {
 		s.returnPipe()
 	}
 	s.copy.Release()
+	*s = splicer{copy: s.copy, buffers: s.buffers}
+	freeSplicers.Put(s)
 }
 
 // spliceOnce moves up to limit bytes between a socket and a pipe without waiting. It begins again after a signal.
