@@ -32,6 +32,14 @@ type Packet struct {
 // SACK returns the packet's selective acknowledgements, in their order.
 func (p *Packet) SACK() []SACKBlock { return p.sacks[:p.sacked] }
 
+// AddSACK adds a block. A header has room for maxSACKs: more are left out.
+func (p *Packet) AddSACK(block SACKBlock) {
+	if p.sacked < maxSACKs {
+		p.sacks[p.sacked] = block
+		p.sacked++
+	}
+}
+
 // SACKBlock is a run of bytes that arrived ahead of a hole, Right excluded (RFC 2018 §3).
 type SACKBlock struct{ Left, Right uint32 }
 
@@ -158,9 +166,8 @@ func (p *Packet) readSACK(options []byte) {
 		if option[0] != header.TCPOptionSACK {
 			continue
 		}
-		for b := option[2:]; len(b) >= 8 && p.sacked < maxSACKs; b = b[8:] {
-			p.sacks[p.sacked] = SACKBlock{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])}
-			p.sacked++
+		for b := option[2:]; len(b) >= 8; b = b[8:] {
+			p.AddSACK(SACKBlock{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])})
 		}
 	}
 }

@@ -14,12 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // assertFilled checks that a window was obeyed and made use of.
-func assertFilled(t *testing.T, s netlab.Sending, window int) {
+func assertFilled(t *testing.T, s Sending, window int) {
 	t.Helper()
 	assert.Zero(t, excess(s, window))
 	_, pipe := s.Levels()

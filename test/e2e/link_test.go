@@ -152,10 +152,10 @@ func (w *watch) stop() time.Duration {
 func (r *record) now() time.Duration { return r.sniffer.Elapsed() }
 
 // sending ends the record and returns what the proxy sent for a transfer.
-func (r *record) sending(d *transfer) netlab.Sending {
+func (r *record) sending(d *transfer) Sending {
 	r.t.Helper()
 	r.end()
-	s := netlab.SendingTo(r.packets, netip.AddrPort{}, d.peer())
+	s := SendingTo(r.packets, netip.AddrPort{}, d.peer())
 	require.NotEmpty(r.t, s.Steps)
 	require.EqualValues(r.t, segment, s.MSS)
 	return s
@@ -172,7 +172,7 @@ func packets(n cc.Bytes) int { return int((n + segment - 1) / segment) }
 // excess is by how many packets a sender went beyond its window. It may by one when
 // nothing has come back for two round trips, as on a machine that stands still: a
 // probe for a lost tail (RFC 8985 §7.3) asks no window.
-func excess(s netlab.Sending, window int) (most int) {
+func excess(s Sending, window int) (most int) {
 	var last time.Duration
 	for _, p := range s.Steps {
 		over := packets(p.Pipe) - window
@@ -194,7 +194,7 @@ type round struct {
 }
 
 // rounds cuts what happened from one moment to another into whole round trips.
-func rounds(s netlab.Sending, from, to time.Duration) []round {
+func rounds(s Sending, from, to time.Duration) []round {
 	var out []round
 	var sent, target cc.Bytes
 	var r *round

@@ -122,7 +122,7 @@ func outlives(t *testing.T, link sim.LinkConfig, breaks func(*scene, *netlab.Pat
 	assert.GreaterOrEqual(t, control["timeouts"], 1.0)
 	began, _ := sending.First()
 	back := sending.Between(began+outageAt+outageFor, record.now())
-	heard := slices.IndexFunc(back.Steps, func(p netlab.Step) bool { return p.Payload == 0 && p.Acked > back.Steps[0].Acked })
+	heard := slices.IndexFunc(back.Steps, func(p Step) bool { return p.Payload == 0 && p.Acked > back.Steps[0].Acked })
 	require.Positive(t, heard)
 	at := back.Steps[heard].At
 	// In the first round trip the sender hears that the link is back. In the second
@@ -140,7 +140,7 @@ func outlives(t *testing.T, link sim.LinkConfig, breaks func(*scene, *netlab.Pat
 }
 
 // sent is how many packets left with data.
-func sent(s netlab.Sending) (n int) {
+func sent(s Sending) (n int) {
 	for _, p := range s.Steps {
 		if p.Payload > 0 {
 			n++

@@ -1,6 +1,6 @@
 //go:build linux
 
-package netlab
+package e2e
 
 import (
 	"cmp"

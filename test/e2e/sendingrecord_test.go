@@ -1,6 +1,6 @@
 //go:build linux
 
-package netlab
+package e2e
 
 import (
 	"net/netip"
@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 var (
@@ -22,7 +23,7 @@ var (
 // tape is a record made by hand: segments of 1000 bytes, a packet each
 // millisecond, the first sequence number just below the wrap.
 type tape struct {
-	packets []Packet
+	packets []netlab.Packet
 	now     time.Duration
 }
 
@@ -30,7 +31,7 @@ const tapeBase = 0xffffff00
 
 func seqOf(segment int) uint32 { return tapeBase + uint32(segment)*1000 }
 
-func (r *tape) put(p Packet) {
+func (r *tape) put(p netlab.Packet) {
 	r.now += time.Millisecond
 	p.At = r.now
 	r.packets = append(r.packets, p)
@@ -38,16 +39,15 @@ func (r *tape) put(p Packet) {
 
 func (r *tape) send(segments ...int) {
 	for _, n := range segments {
-		r.put(Packet{Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: ACK, Payload: 1000, Size: 1052})
+		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000, Size: 1052})
 	}
 }
 
 // ack acknowledges all below segment next, and selectively the given runs.
 func (r *tape) ack(next int, runs ...[2]int) {
-	p := Packet{Src: there, Dst: here, Ack: seqOf(next), Flags: ACK, Size: 52}
+	p := netlab.Packet{Src: there, Dst: here, Ack: seqOf(next), Flags: netlab.ACK, Size: 52}
 	for _, run := range runs {
-		p.sacks[p.sacked] = SACKBlock{seqOf(run[0]), seqOf(run[1])}
-		p.sacked++
+		p.AddSACK(netlab.SACKBlock{Left: seqOf(run[0]), Right: seqOf(run[1])})
 	}
 	r.put(p)
 }
@@ -76,12 +76,12 @@ func TestInFlight(t *testing.T) {
 		"the FIN is no byte": {func(r *tape) {
 			first10(r)
 			r.ack(10)
-			r.put(Packet{Src: there, Dst: here, Ack: seqOf(10) + 1, Flags: ACK})
+			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(10) + 1, Flags: netlab.ACK})
 		}, 0, 0},
-		"another connection": {func(r *tape) { first10(r); r.put(Packet{Out: true, Src: here, Dst: here, Payload: 9}) }, 10, 10},
+		"another connection": {func(r *tape) { first10(r); r.put(netlab.Packet{Out: true, Src: here, Dst: here, Payload: 9}) }, 10, 10},
 		"the other direction's data": {func(r *tape) {
 			first10(r)
-			r.put(Packet{Src: there, Dst: here, Ack: seqOf(1), Flags: ACK, Payload: 500})
+			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(1), Flags: netlab.ACK, Payload: 500})
 		}, 9, 9},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,8 +215,8 @@ func TestALongStreamWrapsAround(t *testing.T) {
 	const segment = 60_000
 	for i := range uint64(200_000) { // 12 GB, sent and acknowledged one by one
 		seq := uint32(i * segment)
-		r.put(Packet{Out: true, Src: here, Dst: there, Seq: seq, Payload: segment})
-		r.put(Packet{Src: there, Dst: here, Ack: seq + segment, Flags: ACK})
+		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seq, Payload: segment})
+		r.put(netlab.Packet{Src: there, Dst: here, Ack: seq + segment, Flags: netlab.ACK})
 	}
 	s := r.sending()
 	last := s.Steps[len(s.Steps)-1]
