@@ -85,7 +85,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab penstock-relay agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-caddy bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab penstock-relay agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-modules bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -123,7 +123,7 @@ check: ## what to run after each change: format, vet, names and imports, tests t
 	$(GO) vet ./...
 	$(GO) test -short -vet=off $(PURE)
 
-test: test-unit test-race test-e2e test-caddy ## everything that can be checked without judging it
+test: test-unit test-race test-e2e test-modules ## everything that can be checked without judging it
 
 test-unit: ## unit and property tests, scenarios, fuzz corpora
 	$(GOTESTSUM) --format pkgname-and-test-fails --packages "$(call packages,$(UNIT),$(REAL_TIME))" -- -timeout $(TIMEOUT)
@@ -157,9 +157,10 @@ raced: # with a C compiler
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
 	$(call run-links,--format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT))
 
-test-caddy: ## the listener wrapper for Caddy, which is a module of its own
-	@cd alcc/caddy && if $(GO) mod download; then $(GO) test -timeout $(TIMEOUT) ./...; \
-		else echo "test-caddy: SKIPPED: the modules of Caddy cannot be had"; fi
+test-modules: ## what is a module of its own: the listener wrapper for Caddy, and a program in Java as on phones
+	@set -e; for module in alcc/caddy alcc/mobile/bind; do cd $(CURDIR)/$$module; \
+		if $(GO) mod download; then $(GO) test -timeout $(TIMEOUT) ./...; \
+		else echo "test-modules: SKIPPED: the modules of $$module cannot be had"; fi; done
 
 # A target that fails does not keep the others from their turn.
 fuzz: ## every fuzz target for FUZZTIME each
