@@ -17,9 +17,9 @@ import (
 // SOCKS5 on the wire (RFC 1928). Nothing but CONNECT without a password is spoken.
 const (
 	socksVersion = 5
-	noPassword   = 0
-	noMethod     = 0xff
-	connect      = 1
+	noPassword   = 0    // the method that is chosen
+	noMethod     = 0xff // the app offers no method that is spoken; it has to close (§3)
+	connect      = 1    // the command; BIND and UDP ASSOCIATE are refused
 	addressIPv4  = 1
 	addressName  = 3
 	addressIPv6  = 4
@@ -28,8 +28,8 @@ const (
 // The replies of RFC 1928 §6 that are given.
 const (
 	replyDone       = 0
-	replyForbidden  = 2
-	replyHost       = 4
+	replyForbidden  = 2 // the relay does not reach such addresses
+	replyHost       = 4 // there is no connection, for whatever reason
 	replyNoCommand  = 7
 	replyNoAddress  = 8
 	maxGreeting     = 16 << 10 // bytes of what an app asks with
@@ -38,9 +38,9 @@ const (
 
 // greeting is what an app has asked for.
 type greeting struct {
-	destination string // HOST:PORT
-	socks       bool   // otherwise it was CONNECT of HTTP/1.1
-	in          *bufio.Reader
+	destination string        // HOST:PORT
+	socks       bool          // otherwise it was CONNECT of HTTP/1.1
+	in          *bufio.Reader // holds what the app sent beyond what it asks
 }
 
 // readGreeting reads what an app asks for, and refuses what is not spoken. The caller closes the app then.
@@ -53,6 +53,7 @@ func readGreeting(app io.ReadWriter) (*greeting, error) {
 	if g.socks = first[0] == socksVersion; g.socks {
 		return g, g.readSOCKS(app)
 	}
+	// Requests of plain HTTP would need their headers rewritten, so only tunnels are served (RFC 9110 §9.3.6).
 	r, err := http.ReadRequest(g.in)
 	switch {
 	case err != nil:
@@ -91,6 +92,7 @@ func (g *greeting) readSOCKS(app io.Writer) error {
 		_, _ = app.Write(socksReply(replyNoCommand))
 		return fmt.Errorf("command %d is not CONNECT", head[1])
 	}
+	// A name goes to the relay as it is: the phone may not be able to look it up.
 	size := map[byte]int{addressIPv4: net.IPv4len, addressIPv6: net.IPv6len, addressName: 0}
 	n, ok := size[head[3]]
 	if !ok {

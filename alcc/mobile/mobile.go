@@ -1,5 +1,5 @@
-// Package mobile uploads from a phone under a congestion controller, with nothing of its system's kernel (ALCC, §4.3). Its
-// exported names are those that gomobile bind takes for Java and Objective-C.
+// Package mobile uploads from a phone under a congestion controller, with nothing of its system's kernel (ALCC, §4.3).
+// Its exported names are those that gomobile bind takes for Java and Objective-C.
 //
 //	Settings s = new Settings();
 //	s.setServer("relay.example:8443");
@@ -68,17 +68,22 @@ type Settings struct {
 	MaxConnections int
 }
 
-// Proxy carries what apps ask for to a relay.
+// Proxy carries what apps ask for to a relay. Its methods may be called from any thread.
+//
+//	field    guarded by        written
+//	conns    mu                as connections to the relay begin and end
+//	stats    mu                with each read and write of them
+//	others   -                 by Start alone
 type Proxy struct {
 	settings  Settings
 	tls       *tls.Config // nil: no TLS
 	options   alcc.Options
 	listener  net.Listener
-	places    chan struct{}
+	places    chan struct{}   // has a value for each connection of an app
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
-	served    sync.WaitGroup
-	uploading *http.Client
+	served    sync.WaitGroup // acceptLoop, and connections of apps
+	uploading *http.Client   // of UploadFile; its connections go through the relay
 
 	mu    sync.Mutex
 	conns map[*alcc.Conn]bool // to the relay
@@ -136,7 +141,7 @@ func (p *Proxy) checkSettings() error {
 	case s.MaxConnections < 0:
 		return fmt.Errorf("mobile: Settings.MaxConnections is %d, but must be above 0, or 0 for %d", s.MaxConnections,
 			DefaultMaxConnections)
-	case s.Plain && s.Certificate != "":
+	case s.Plain && s.Certificate != "": // who trusts a certificate expects TLS
 		return errors.New("mobile: Settings.Certificate is for TLS: leave it out, or Plain")
 	case !s.Plain:
 		p.tls = &tls.Config{ServerName: host, MinVersion: tls.VersionTLS13}
@@ -147,7 +152,7 @@ func (p *Proxy) checkSettings() error {
 			}
 		}
 	}
-	if err := p.options.Validate(); err != nil {
+	if err := p.options.Validate(); err != nil { // the algorithm is all that can be wrong
 		return fmt.Errorf("mobile: Settings.Algorithm: %w", err)
 	}
 	return nil
@@ -165,7 +170,8 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// acceptLoop serves apps until Close.
+// acceptLoop serves apps until Close. An app above the bound sees its connection closed rather than wait without an
+// answer.
 func (p *Proxy) acceptLoop() {
 	for {
 		app, err := p.listener.Accept()
@@ -194,7 +200,8 @@ func (p *Proxy) acceptLoop() {
 	}
 }
 
-// serveApp serves one connection of an app until it ends.
+// serveApp serves one connection of an app until it ends. Only the greeting has a deadline: what follows may rest as
+// long as the app and the destination like.
 func (p *Proxy) serveApp(app net.Conn) {
 	defer app.Close()
 	defer context.AfterFunc(p.ctx, func() { _ = app.Close() })()
@@ -215,7 +222,7 @@ func (p *Proxy) serveApp(app net.Conn) {
 	}
 	defer tunnel.Close()
 	defer context.AfterFunc(p.ctx, func() { _ = tunnel.Close() })()
-	relay.Pipe(g.bytesOf(app), tunnel)
+	relay.CopyBoth(g.bytesOf(app), tunnel)
 }
 
 // dialRelay returns a connection through the relay to a destination, HOST:PORT.
@@ -250,6 +257,7 @@ func (p *Proxy) connectRelay(ctx context.Context, destination string) (net.Conn,
 		_ = below.Close()
 		return nil, err
 	}
+	// Reset does not wait for what the relay has not acknowledged, as Close does.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Reset() })
 	err = relay.Connect(conn, destination, p.settings.Token)
 	if !stop() || err != nil {
@@ -263,11 +271,12 @@ func (p *Proxy) connectRelay(ctx context.Context, destination string) (net.Conn,
 	return &tunnel{Conn: conn, proxy: p}, nil
 }
 
-// tunnel is a connection to a destination, which the proxy counts.
+// tunnel is a connection to a destination. The proxy counts its bytes as they pass, so that Stats shows an upload while
+// it is under way.
 type tunnel struct {
 	*alcc.Conn
 	proxy *Proxy
-	once  sync.Once
+	once  sync.Once // Close may come from the app's end, the relay's, and the proxy's
 }
 
 // Read implements net.Conn.
@@ -303,12 +312,13 @@ func (t *tunnel) Close() error {
 
 // UploadWatcher follows an upload.
 type UploadWatcher interface {
-	// OnProgress is called as bytes are taken, from the goroutine of UploadFile. false ends the upload.
+	// OnProgress is called as bytes are taken, on the thread of UploadFile, which waits for it. sent and total are in
+	// bytes. false ends the upload.
 	OnProgress(sent, total int64) bool
 }
 
-// UploadFile sends a file through the relay to an address of HTTP or HTTPS, by PUT, and returns once the answer has come. It
-// blocks, so it is not for a phone's main thread. watcher may be nil. An answer other than 2xx is an error.
+// UploadFile sends a file through the relay to an address of HTTP or HTTPS, by PUT, and returns once the answer has
+// come. It blocks, so it is not for a phone's main thread. watcher may be nil. An answer other than 2xx is an error.
 func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -324,7 +334,7 @@ func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 	if err != nil {
 		return fmt.Errorf("mobile: upload: %w", err)
 	}
-	r.ContentLength = body.total
+	r.ContentLength = body.total // servers of files often refuse what has no length
 	answer, err := p.uploading.Do(r)
 	if err != nil {
 		return fmt.Errorf("mobile: upload: %w", err)
@@ -339,8 +349,8 @@ func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 // watched is a file that tells its watcher what was read of it.
 type watched struct {
 	file        io.Reader
-	sent, total int64
-	watcher     UploadWatcher
+	sent, total int64         // bytes
+	watcher     UploadWatcher // nil: none
 }
 
 // Read implements io.Reader.
@@ -355,16 +365,16 @@ func (w *watched) Read(b []byte) (int, error) {
 
 // Stats are counts since the start of a Proxy, and the state of its window.
 type Stats struct {
-	Open        int    `json:"open"`        // connections to destinations now
-	Connections int    `json:"connections"` // all of them
-	Failed      int    `json:"failed"`      // that the relay could not give
-	Refused     int    `json:"refused"`     // of apps, above Settings.MaxConnections
-	Sent        int64  `json:"sent_bytes"`
-	Received    int64  `json:"received_bytes"`
-	LastError   string `json:"last_error"` // empty: none
+	Open        int    `json:"open"`           // connections to destinations now
+	Connections int    `json:"connections"`    // all of them
+	Failed      int    `json:"failed"`         // that the relay could not give
+	Refused     int    `json:"refused"`        // of apps, above Settings.MaxConnections
+	Sent        int64  `json:"sent_bytes"`     // by apps and uploads, requests to the relay left out
+	Received    int64  `json:"received_bytes"` // by them
+	LastError   string `json:"last_error"`     // empty: none
 	Algorithm   string `json:"algorithm"`
 	// The rest is 0 while no connection is open, or nothing is measured.
-	CwndBytes    int64   `json:"cwnd_bytes"`
+	CwndBytes    int64   `json:"cwnd_bytes"` // of all connections together
 	SRTTMillis   float64 `json:"srtt_ms"`
 	MinRTTMillis float64 `json:"min_rtt_ms"`
 	QueueMillis  float64 `json:"queueing_ms"` // the newest round trip above the least

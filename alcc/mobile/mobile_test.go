@@ -164,7 +164,8 @@ func TestARelayRefuses(t *testing.T) {
 
 	untrusted := startRelay(t, relay.Server{Allow: loopback})
 	untrusted.Certificate = certs.NewAuthority().PEM()
-	require.ErrorContains(t, startProxy(t, untrusted).UploadFile(path, server.URL, nil), "certificate signed by unknown authority")
+	err := startProxy(t, untrusted).UploadFile(path, server.URL, nil)
+	require.ErrorContains(t, err, "certificate signed by unknown authority")
 }
 
 func TestSettingsAreChecked(t *testing.T) {

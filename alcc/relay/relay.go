@@ -4,8 +4,8 @@
 //
 //	phone ── TCP ─ TLS ─ package frame ──▶ relay ── TCP ──▶ destination
 //
-// A connection begins with a request of HTTP/1.1, CONNECT (RFC 9110 §9.3.6), with the token of the relay (RFC 6750 §2.1).
-// From the answer 200 on its bytes are those of the destination.
+// A connection begins with a request of HTTP/1.1, CONNECT (RFC 9110 §9.3.6), with the token of the relay (RFC 6750
+// §2.1). From the answer 200 on its bytes are those of the destination.
 //
 // A relay serves those who have its token, and reaches public addresses: none of its own machine, of private networks
 // or of a cloud's metadata service, unless Server.Allow has them.
@@ -64,11 +64,13 @@ func (s *Server) Validate() error {
 		return fmt.Errorf("relay: Server.MaxConnections is %d, but must be above 0, or 0 for %d", s.MaxConnections,
 			defaultMost)
 	}
-	return s.options().Validate()
+	return s.phoneOptions().Validate()
 }
 
-// options returns how connections to phones send.
-func (s *Server) options() alcc.Options { return alcc.Options{Algorithm: s.Algorithm, OwnAcks: true} }
+// phoneOptions returns how connections to phones send.
+func (s *Server) phoneOptions() alcc.Options {
+	return alcc.Options{Algorithm: s.Algorithm, OwnAcks: true}
+}
 
 // Serve serves connections of ln, which it closes, until ctx ends. It returns nil then, after all connections have been
 // reset. A ln of package tls keeps the token from being read on the way.
@@ -111,7 +113,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 
 // serveConn serves one connection until it ends.
 func (s *Server) serveConn(ctx context.Context, below net.Conn) {
-	phone, err := alcc.Wrap(below, s.options())
+	phone, err := alcc.Wrap(below, s.phoneOptions())
 	if err != nil { // the options were checked
 		_ = below.Close()
 		return
@@ -138,7 +140,7 @@ func (s *Server) serveConn(ctx context.Context, below net.Conn) {
 	_ = phone.SetDeadline(time.Time{})
 	early, _ := in.Peek(in.Buffered())
 	if _, err := destination.Write(early); err == nil {
-		Pipe(phone, destination)
+		CopyBoth(phone, destination)
 	}
 }
 
@@ -164,7 +166,7 @@ func (s *Server) openDestination(ctx context.Context, r *http.Request) (net.Conn
 		return nil, http.StatusBadGateway
 	}
 	at := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() //nolint:forcetypeassert // of TCP
-	if from, ok := conn.LocalAddr().(*net.TCPAddr); ok && from.AddrPort().Addr() == at && !s.allows(at) {
+	if from, ok := conn.LocalAddr().(*net.TCPAddr); ok && from.AddrPort().Addr() == at && !s.isAllowed(at) {
 		_ = conn.Close() // it is this machine's
 		return nil, http.StatusForbidden
 	}
@@ -176,14 +178,14 @@ var errForbidden = errors.New("relay: no public address, and none that Server.Al
 // checkDestination implements net.Dialer.Control. It sees the address that a name led to.
 func (s *Server) checkDestination(_, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
-	if err != nil || !isPublic(at.Addr()) && !s.allows(at.Addr()) {
+	if err != nil || !isPublic(at.Addr()) && !s.isAllowed(at.Addr()) {
 		return errForbidden
 	}
 	return nil
 }
 
-// allows reports whether Allow has an address.
-func (s *Server) allows(a netip.Addr) bool {
+// isAllowed reports whether Allow has an address.
+func (s *Server) isAllowed(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Allow, func(p netip.Prefix) bool { return p.Contains(a.Unmap().WithZone("")) })
 }
 
@@ -207,6 +209,7 @@ type StatusError int
 
 // Error implements error.
 func (s StatusError) Error() string {
+	// The status's own name would say "Proxy Authentication Required", which is no cure.
 	why := map[StatusError]string{
 		http.StatusProxyAuthRequired: "the token is not the relay's",
 		http.StatusForbidden:         "the relay does not reach such addresses",
@@ -245,9 +248,9 @@ type oneByte struct{ io.Reader }
 // Read implements io.Reader.
 func (r oneByte) Read(b []byte) (int, error) { return r.Reader.Read(b[:min(1, len(b))]) }
 
-// Pipe carries bytes between two connections until both directions have ended, and returns how many went from a to b
-// and back. An end of one direction is passed on, an error ends both.
-func Pipe(a, b net.Conn) (there, back int64) {
+// CopyBoth carries bytes between two connections until both directions have ended, and returns how many went from a to
+// b and back. An end of one direction is passed on, an error ends both.
+func CopyBoth(a, b net.Conn) (there, back int64) {
 	var other sync.WaitGroup
 	other.Go(func() { back = copyUntilEnd(a, b) })
 	there = copyUntilEnd(b, a)
