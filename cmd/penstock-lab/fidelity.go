@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/report"
 )
 
 // fidelityFlags are the flags of bench fidelity as written.
@@ -33,11 +36,10 @@ func fidelityCommand() *cobra.Command {
 		Short: "Compare real runs with virtual time, or with native senders",
 		Long: `Fidelity runs each algorithm through a real proxy over several generated links,
 and in virtual time over the same links with the same seeds and the transport that
-the real runs have: the kernel's with ebpf, else the relay's. It prints by how
-much the real runs differ from those in virtual time, link by link: the mean in
-per cent, the median, the standard deviation over the links, and the standard error
-of the mean. A mean of less than two standard errors is no difference that these
-links can show.
+the real runs have: the kernel's with ebpf, else the relay's. Behind the table of
+bench it prints the real runs' figures as ratios to those in virtual time: geometric
+means over the links, and the 95 % interval of a bootstrap. An interval that has 1 in
+it is no difference that these links can show.
 
 With --against native the reference is the same algorithm with nothing below it: it
 sends over UDP, from the server, with an acknowledgement for each packet. That is what
@@ -60,7 +62,7 @@ namespaces are allowed.`,
 			if len(runs) == 0 {
 				return err
 			}
-			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), runs, f.against))
+			return errors.Join(err, f.outputs.tables(cmd, runs), f.compare(cmd.OutOrStdout(), runs))
 		},
 	}
 	f.register(cmd)
@@ -102,6 +104,29 @@ func (f *fidelityFlags) readSenders() error {
 				return fmt.Errorf("--algorithm %q: %w", a, err)
 			}
 			f.Senders = append(f.Senders, senders...)
+		}
+	}
+	return nil
+}
+
+// compare writes the figures of each envelope as ratios to the reference's, over the pairs of runs with one link.
+func (f *fidelityFlags) compare(w io.Writer, runs []record.Run) error {
+	// What tells the two apart is taken out: they are rows of one sender then.
+	pick := func(envelope string) (all []record.Run) {
+		for _, r := range runs {
+			if r.Name == r.Algorithm+"@"+envelope {
+				r.Name, r.Virtual, r.Transport, r.Envelope = r.Algorithm, false, "", ""
+				all = append(all, r)
+			}
+		}
+		return all
+	}
+	reference := report.File{Name: f.against, Runs: pick(f.against)}
+	for _, envelope := range f.envelopes {
+		found := report.File{Name: envelope, Runs: pick(envelope)}
+		fmt.Fprintln(w)
+		if err := report.WriteComparison(w, []report.File{reference, found}); err != nil {
+			return err
 		}
 	}
 	return nil

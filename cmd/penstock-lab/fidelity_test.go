@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
@@ -26,6 +27,31 @@ func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
 		"cubic@ebpf", "cubic@sim", "copa:paper,delta=0.25@ebpf", "copa:paper,delta=0.25@sim",
 	}, names)
 	assert.Equal(t, []uint{1, 2, 3}, f.seeds)
+}
+
+// Runs over real sockets and in virtual time with one seed are a pair, unless one of them does not count.
+func TestFidelityIsJudgedLinkByLink(t *testing.T) {
+	var runs []record.Run
+	add := func(seed uint64, mbit, reference float64) {
+		of := func(envelope string, mbit float64) record.Run {
+			return record.Run{
+				Experiment: "fidelity", Name: "copa@" + envelope, Algorithm: "copa", Envelope: envelope,
+				Virtual: envelope == "sim", Link: "generate:lte", Seed: seed, Number: 1, Throughput: mbit,
+				Queueing: record.Percentiles{P95: 2 * mbit},
+			}
+		}
+		runs = append(runs, of("ebpf", mbit), of("sim", reference))
+	}
+	add(1, 11, 10)
+	add(2, 22, 20)
+	add(3, 1, 10)
+	runs[len(runs)-2].Discarded = "the emulator lost 3 packets and could not deliver 0"
+	f := fidelityFlags{against: "sim"}
+	f.envelopes = []string{"ebpf"}
+	var b strings.Builder
+	require.NoError(t, f.compare(&b, runs))
+	assert.Regexp(t, `(?m)ebpf / sim$`, b.String())
+	assert.Regexp(t, `(?m)^copa +2 +1\.10.* +1\.10`, b.String())
 }
 
 func TestFidelityRefuses(t *testing.T) {
