@@ -73,6 +73,23 @@ func (t *Trace) Without(from, to, d time.Duration) (*Trace, error) {
 	return cut.closeAt(d)
 }
 
+// From returns the trace that begins with the first opportunity after a moment of its loop, and loops as t does.
+func (t *Trace) From(moment time.Duration) *Trace {
+	k := int(t.until(moment % t.Duration()))
+	if k == 0 {
+		k = len(t.times)
+	}
+	begin := t.times[k-1]
+	moved := &Trace{Name: t.Name}
+	for _, at := range t.times[k:] {
+		moved.times = append(moved.times, at-begin)
+	}
+	for _, at := range t.times[:k] {
+		moved.times = append(moved.times, at+t.loop()-begin)
+	}
+	return moved
+}
+
 // closeAt makes the loop last d: its last line is its length. A trace without an opportunity is refused, because that
 // line would be its only one, and a link that carries one packet in d would pass for one that is used.
 func (t *Trace) closeAt(d time.Duration) (*Trace, error) {

@@ -137,8 +137,9 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.DurationVar(&f.Warmup, "warmup", 0, "leave this much of the beginning out of the figures")
 	flags.IntVar(&f.Flows, "flows", 1, "downloads that share the link, each with its own window")
-	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
-	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
+	flags.IntVar(&f.runs, "runs", 1, "runs for each seed; in virtual time they are one: use --seeds")
+	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss and of generated traces that "+
+		"name none; others than 1 also of when flows start and where other traces begin")
 	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station "+
 		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)

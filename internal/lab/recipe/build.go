@@ -150,10 +150,46 @@ func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 	if err := b.actors(f.Flows, &s); err != nil {
 		return s, err
 	}
+	b.shiftStarts(&s)
 	if s.Edge, err = b.edge(f); err != nil {
 		return s, err
 	}
 	return s, b.changes(f, &s)
+}
+
+// startSpread is how far apart seeds other than the first shift the starts of applications.
+const startSpread = 100 * time.Millisecond
+
+// phase is what a seed draws its phases from. The first seed has none, so that one run is the experiment as written.
+func (b *builder) phase() *rand.Rand { return rand.New(rand.NewPCG(b.seed, 0x7068617365)) } //nolint:gosec // no secret
+
+// shiftStarts draws the starts of several applications from the seed, by up to startSpread later than they are
+// written. Otherwise all runs of an experiment without random loss are one in virtual time.
+func (b *builder) shiftStarts(s *stage.Stage) {
+	if b.seed == 1 || len(s.Actors) < 2 {
+		return
+	}
+	random, shifts := b.phase(), make([]time.Duration, len(s.Actors))
+	for i := range shifts {
+		shifts[i] = time.Duration(random.Int64N(int64(startSpread))).Truncate(time.Millisecond)
+	}
+	least := slices.Min(shifts) // the run begins with the first
+	for i := range s.Actors {
+		a := &s.Actors[i]
+		a.Start = min(a.Start+shifts[i]-least, s.Duration-1)
+		if a.Stop > 0 {
+			a.Stop += shifts[i] - least
+		}
+	}
+}
+
+// shiftTrace has a trace that does not come from the seed begin where the seed draws.
+func (b *builder) shiftTrace(t *sim.Trace) *sim.Trace {
+	model, drawn := strings.CutPrefix(t.Name, generate)
+	if b.seed == 1 || drawn && !strings.Contains(model, ":") {
+		return t
+	}
+	return t.From(time.Duration(b.phase().Int64N(int64(t.Duration()))))
 }
 
 func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, err error) {
@@ -183,6 +219,9 @@ func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, e
 		if c.Trace, err = b.trace(l); err != nil {
 			return c, wrong(".trace", err)
 		}
+	}
+	if c.Trace != nil {
+		c.Trace = b.shiftTrace(c.Trace)
 	}
 	if l.DelayTrace != "" {
 		if b.load.Delays == nil {

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -261,4 +264,43 @@ func TestAStageThatCannotBePlayedAgainKeepsItsRecord(t *testing.T) {
 	end(broken)
 	_, err = recipe.Retry(plays(nil, context.Canceled), 2)(ended, stage.Stage{}, nil)
 	assert.ErrorIs(t, err, broken, "it was told to end")
+}
+
+// Seeds move the starts of flows, and where a trace begins that does not come from the seed. The first moves nothing.
+func TestSeedsMoveStartsAndPhases(t *testing.T) {
+	const text = `
+link: {carries: "%s", rtt: 40ms}
+flows: {a: {}, b: {start: 2s, stop: 5s}}
+algorithm: copa
+duration: 10s
+`
+	for carries, moves := range map[string]bool{
+		"12mbit": false, "recorded:city-drive": true, "generate:lte:7": true, "generate:lte": false,
+	} {
+		file := filepath.Join(t.TempDir(), "x.yaml")
+		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, text, carries), 0o600))
+		r, err := recipe.Open(file, nil)
+		require.NoError(t, err)
+		stages := make([]stage.Stage, 4)
+		for i := range stages {
+			all, err := r.Stages(recipe.Full, uint64(i+1))
+			require.NoError(t, err)
+			stages[i] = all[0]
+		}
+		starts := func(s stage.Stage) [2]time.Duration { return [2]time.Duration{s.Actors[0].Start, s.Actors[1].Start} }
+		assert.Equal(t, [2]time.Duration{0, 2 * time.Second}, starts(stages[0]))
+		for i, s := range stages[1:] {
+			assert.NotEqual(t, starts(stages[i]), starts(s), "seed %d", i+2)
+			a, b := starts(s)[0], starts(s)[1]-2*time.Second
+			assert.Zero(t, min(a, b), "the run begins with one of them")
+			assert.Less(t, max(a, b), 100*time.Millisecond)
+			assert.Equal(t, 3*time.Second, s.Actors[1].Stop-s.Actors[1].Start, "for as long")
+			if first := stages[0].Down.Trace; moves {
+				d := first.Duration()
+				assert.NotEqual(t, first.Carries(0, d/2), s.Down.Trace.Carries(0, d/2), carries)
+				assert.Equal(t, first.Carries(0, d), s.Down.Trace.Carries(0, d), "the same loop from elsewhere")
+				assert.Equal(t, first.Name, s.Down.Trace.Name)
+			}
+		}
+	}
 }
