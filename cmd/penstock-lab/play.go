@@ -212,7 +212,10 @@ func (s *session) play(
 	ctx, stop := interruptible(s.cmd)
 	defer stop()
 	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
-	for _, r := range experiments {
+	for i, r := range experiments {
+		if err := s.tellRest(experiments[i:]); err != nil {
+			return err
+		}
 		var runs []record.Run
 		var results []recipe.Result
 		var failed error
@@ -235,6 +238,25 @@ func (s *session) play(
 		if failed != nil {
 			return failed
 		}
+	}
+	return nil
+}
+
+// tellRest tells how long experiments over real sockets will take, where there are several.
+func (s *session) tellRest(rest []recipe.Recipe) error {
+	if s.virtual || s.quiet || len(rest) < 2 {
+		return nil
+	}
+	var all time.Duration
+	for _, r := range rest {
+		lasts, err := r.Lasts(s.scale)
+		if err != nil {
+			return err
+		}
+		all += lasts * time.Duration(len(s.seeds)*s.runs)
+	}
+	if all > 0 {
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "%d experiments are left, of %s\n", len(rest), all.Round(time.Second))
 	}
 	return nil
 }

@@ -30,14 +30,6 @@ func Exact(v float64) string {
 	return strconv.FormatFloat(nine, 'f', -1, 64)
 }
 
-// Signed is Number with a plus in front of what is above 0.
-func Signed(v float64) string {
-	if v > 0 {
-		return "+" + Number(v)
-	}
-	return Number(v)
-}
-
 // Percent writes a share in per cent.
 func Percent(share float64, decimals int) string {
 	return strconv.FormatFloat(share*100, 'f', decimals, 64)

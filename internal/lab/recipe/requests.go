@@ -81,16 +81,6 @@ func (r Run) rpm(flow string) (float64, error) {
 	return 60_000 * float64(len(all)) / sum, nil
 }
 
-// RequestsP95 is the 95th percentile of what a flow's requests took that began after the
-// warm-up, in ms.
-func (r Run) RequestsP95(flow string) float64 {
-	all, err := r.requests(flow)
-	if err != nil {
-		return math.NaN()
-	}
-	return percentile(all, 95)
-}
-
 // pages is, for each n, how long in ms the slowest nth request took among the flows with names that begin with
 // prefix.
 func (r Run) pages(prefix string) (all []float64, err error) {

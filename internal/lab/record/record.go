@@ -186,6 +186,8 @@ type System struct {
 	Kernel string `json:"kernel"` // release
 	Arch   string `json:"arch"`
 	CPUs   int    `json:"cpus"`
+	// Load is the mean number of tasks that ran or waited in the last minute of the run, those of the run among them.
+	Load float64 `json:"load,omitempty"`
 }
 
 func readSystem() System {
@@ -193,6 +195,9 @@ func readSystem() System {
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		s.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(text), &s.Load) // 0 where the kernel does not say
 	}
 	return s
 }
