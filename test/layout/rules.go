@@ -17,7 +17,7 @@ var directories = []string{"agents", "alcc", "cc", "cmd", "deploy", "docs", "int
 
 // files are all that may stand at the top level.
 var files = []string{
-	".gitignore", ".golangci.yml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile",
+	".gitignore", ".golangci.yml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile",
 	"README.md", "go.mod", "go.sum",
 }
 

@@ -2,6 +2,8 @@ package record_test
 
 import (
 	"bytes"
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -275,4 +277,30 @@ func TestWhoLeftInTheWarmUpHasNoPartInFairness(t *testing.T) {
 		})
 		assert.Zero(t, alone.Jain, "%s: there are not several", what)
 	}
+}
+
+// The page of the schema names each key that a record may have.
+func TestThePageOfRecordsNamesEachKey(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/records.md")
+	require.NoError(t, err)
+	seen := map[reflect.Type]bool{}
+	var check func(reflect.Type)
+	check = func(of reflect.Type) {
+		for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
+			of = of.Elem()
+		}
+		if of.Kind() != reflect.Struct || seen[of] || of == reflect.TypeFor[time.Time]() {
+			return
+		}
+		seen[of] = true
+		for i := range of.NumField() {
+			name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+			if name == "-" {
+				continue
+			}
+			assert.Contains(t, string(page), "`"+name+"`", "%s.%s", of, of.Field(i).Name)
+			check(of.Field(i).Type)
+		}
+	}
+	check(reflect.TypeFor[record.Run]())
 }
