@@ -212,10 +212,10 @@ func (s *Socket) Control(f func(fd uintptr)) error {
 
 // Visit calls f with the descriptor, which stays open until f returns. Unlike datapath.Control it allocates nothing.
 func (s *Socket) Visit(f func(fd int) error) error {
-	if !s.acquire() {
+	if !s.holdOpen() {
 		return net.ErrClosed
 	}
-	defer s.release()
+	defer s.releaseHold()
 	return f(s.fd)
 }
 
@@ -228,10 +228,10 @@ func (s *Socket) Write(f func(fd uintptr) bool) error { return s.waitUntilDone(&
 // waitUntilDone calls f until it returns true. While a task drives the socket it calls f at most once, and not at all
 // if no event says that f could succeed.
 func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
-	if !s.acquire() {
+	if !s.holdOpen() {
 		return net.ErrClosed
 	}
-	defer s.release()
+	defer s.releaseHold()
 	if !s.Driven() {
 		return s.waitLoop(d, f)
 	}
@@ -273,8 +273,8 @@ func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	}
 }
 
-// acquire keeps the descriptor open until release. It returns false if the socket is closed.
-func (s *Socket) acquire() bool {
+// holdOpen keeps the descriptor open until release. It returns false if the socket is closed.
+func (s *Socket) holdOpen() bool {
 	for {
 		n := s.refs.Load()
 		if n&closing != 0 {
@@ -286,8 +286,8 @@ func (s *Socket) acquire() bool {
 	}
 }
 
-// release ends what acquire began. The last one after Close closes the descriptor.
-func (s *Socket) release() {
+// releaseHold ends what acquire began. The last one after Close closes the descriptor.
+func (s *Socket) releaseHold() {
 	if s.refs.Add(-1) == closing {
 		s.loop.freeSlot(s.slot)
 		s.loop.load.Add(-1)
@@ -316,7 +316,7 @@ func (s *Socket) Close() error {
 	s.in.wakeWaiters()
 	s.out.wakeWaiters()
 	s.mu.Unlock()
-	s.release()
+	s.releaseHold()
 	return nil
 }
 
@@ -328,10 +328,10 @@ func (s *Socket) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.o
 
 // setDeadline is SetReadDeadline or SetWriteDeadline.
 func (s *Socket) setDeadline(d *side, t time.Time) error {
-	if !s.acquire() {
+	if !s.holdOpen() {
 		return net.ErrClosed
 	}
-	defer s.release()
+	defer s.releaseHold()
 	s.expireDeadline(d, t)
 	return nil
 }
