@@ -273,7 +273,7 @@ func (s *Socket) waitLoop(d *side, f func(fd uintptr) bool) error {
 	}
 }
 
-// holdOpen keeps the descriptor open until release. It returns false if the socket is closed.
+// holdOpen keeps the descriptor open until releaseHold. It returns false if the socket is closed.
 func (s *Socket) holdOpen() bool {
 	for {
 		n := s.refs.Load()
@@ -286,7 +286,7 @@ func (s *Socket) holdOpen() bool {
 	}
 }
 
-// releaseHold ends what acquire began. The last one after Close closes the descriptor.
+// releaseHold ends what holdOpen began. The last one after Close closes the descriptor.
 func (s *Socket) releaseHold() {
 	if s.refs.Add(-1) == closing {
 		s.loop.freeSlot(s.slot)
