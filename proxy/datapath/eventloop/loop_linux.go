@@ -224,6 +224,9 @@ type Task struct {
 // Task returns a task that calls run on the loop's goroutine. run must not wait.
 func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
 
+// Prepare makes t such a task, in memory of the caller. No post of it may be underway.
+func (t *Task) Prepare(l *Loop, run func()) { *t = Task{loop: l, run: run} }
+
 // Do runs f on the loop's goroutine, once. If the loop has ended, f runs on another goroutine, and still at no time
 // beside another function of the loop.
 func (l *Loop) Do(f func()) {

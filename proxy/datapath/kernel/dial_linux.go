@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -185,8 +187,16 @@ func wrapShortage(err error) error {
 //	beginConnect ──▶ waitForEvents (on the loop) ──▶ checkOutcome, at each event ──▶ a leg, or an error
 //	                                                endWithError: timeout, cancel, a reset of near
 //
-// From waitForEvents on only the loop's goroutine touches it. raw is nil before that and once the attempt is over.
+// From waitForEvents on only the loop's goroutine touches it. raw is nil before that and once the attempt is over. One
+// that has succeeded serves as a later attempt, perhaps of another loop. Only generation, which is read on the loop of
+// the attempt that cancel was made for, keeps that cancel from ending the later one.
 type attempt struct {
+	generation atomic.Uint32 // attempts that have succeeded in this memory
+
+	// Made once.
+	task                 eventloop.Task // runs checkOutcome
+	wait, check, timeOut func()
+
 	dp         *Datapath
 	cfg        DialConfig
 	loop       *eventloop.Loop
@@ -204,7 +214,12 @@ func (d *Datapath) connectTo(
 	cfg DialConfig, loop *eventloop.Loop, near *Conn, done func(*Conn, error),
 ) (cancel func()) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
-	a := &attempt{dp: d, cfg: cfg, loop: loop, done: done}
+	a := freeAttempts.Get().(*attempt)
+	if a.wait == nil {
+		a.wait, a.check = a.waitForEvents, a.checkOutcome
+		a.timeOut = func() { a.endWithError(os.ErrDeadlineExceeded) }
+	}
+	a.dp, a.cfg, a.loop, a.done = d, cfg, loop, done
 	if near != nil {
 		a.near = near.raw
 	}
@@ -212,12 +227,26 @@ func (d *Datapath) connectTo(
 		done(nil, a.dialError(err))
 		return func() {}
 	}
-	a.loop.Do(a.waitForEvents) // on the loop, where nothing can end the attempt before it watches
-	return a.cancelAttempt
+	generation := a.generation.Load() // before the loop can end the attempt
+	loop.Do(a.wait)                   // on the loop, where nothing can end the attempt before it watches
+	return func() {
+		loop.Do(func() {
+			if a.generation.Load() == generation {
+				a.endWithError(context.Canceled)
+			}
+		})
+	}
 }
 
-// cancelAttempt ends the attempt from any goroutine, unless it is over.
-func (a *attempt) cancelAttempt() { a.loop.Do(func() { a.endWithError(context.Canceled) }) }
+// freeAttempts lends the memory of attempts.
+var freeAttempts = sync.Pool{New: func() any { return new(attempt) }}
+
+// recycle gives the memory of an attempt that has succeeded to a later one. Its socket and near post its task no more.
+func (a *attempt) recycle() {
+	a.generation.Add(1)
+	a.cfg, a.done, a.near, a.foreignErr, a.keepDSCP = DialConfig{}, nil, nil, nil, false
+	freeAttempts.Put(a)
+}
 
 // beginConnect opens a socket and has the kernel connect it. After an error there is no socket.
 func (a *attempt) beginConnect() (err error) {
@@ -320,12 +349,12 @@ func (a *attempt) waitForEvents() {
 		return
 	}
 	if a.cfg.Timeout > 0 {
-		a.loop.Expect(&a.deadline, a.cfg.Timeout, func() { a.endWithError(os.ErrDeadlineExceeded) })
+		a.loop.Expect(&a.deadline, a.cfg.Timeout, a.timeOut)
 	}
-	task := a.loop.Task(a.checkOutcome)
-	a.raw.Drive(task)
+	a.task.Prepare(a.loop, a.check)
+	a.raw.Drive(&a.task)
 	if a.near != nil {
-		a.near.OnBroken(task)
+		a.near.OnBroken(&a.task)
 	}
 }
 
@@ -373,7 +402,9 @@ func (a *attempt) checkOutcome() {
 	}
 	a.noteOver()
 	c.raw.Drive(nil)
-	a.done(c, nil)
+	done := a.done
+	a.recycle()
+	done(c, nil)
 }
 
 // connectedPeer returns the address that the socket is connected to. It differs from the target if that is

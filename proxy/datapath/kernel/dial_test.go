@@ -529,3 +529,25 @@ func TestADialGoesOnForWhatALegHadSentBeforeItsReset(t *testing.T) {
 		})
 	}
 }
+
+// An attempt takes over the memory of one that has succeeded. The cancel of that one then ends nothing.
+func TestALateCancelEndsNoLaterAttempt(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // nothing is in it
+	cfg := DialConfig{Target: ln.Addr().(*net.TCPAddr).AddrPort(), Timeout: patience}
+	late := func() {}
+	came := make(chan error, 1)
+	for range 100 {
+		next := d.Connect(cfg, func(c *Conn, err error) {
+			if err == nil {
+				err = c.Reset()
+			}
+			came <- err
+		})
+		late()
+		require.NoError(t, <-came)
+		late = next
+	}
+}
