@@ -7,7 +7,7 @@ import "time"
 
 const (
 	pathWavers = 1. / 16 // of a round trip, by which a way may differ from round to round and still stand
-	pathRounds = 3       // in a row that stand: a queue of others grows, and one of ours shrinks with the window
+	pathRounds = 6       // in a row that stand: a queue of others grows, and one of ours shrinks with the window
 	pathLess   = 7. / 8  // of the best rate of the last second is left at most where a path has grown
 )
 
