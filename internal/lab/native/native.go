@@ -5,7 +5,7 @@
 // A data packet has the size of a full TCP segment of Penstock's on the wire. All numbers
 // are big endian:
 //
-//	token 8 | transmission 8 | segment 8 | zeros up to DataBytes
+//	token 8 | transmission 8 | segment 8 | wants 2 | zeros up to DataBytes
 //
 // Transmissions are counted from 1, so that a packet that is sent again has a number of
 // its own (RFC 9002 §2); segments are counted from 0, and keep their number. The receiver answers each with
@@ -14,10 +14,16 @@
 //
 // where highest is the latest transmission that has arrived, and bit i of mask tells
 // whether highest-1-i has: what one lost acknowledgement told, the next ones repeat.
+//
+// Sprout's sender has wants above 0: it means to be silent for wants-1 ms after this packet. The receiver then sends a
+// forecast in each tick (NSDI 2013 §3.4), whose counts are cumulative:
+//
+//	token 8 | received or lost 8 | counts 8 × 4
 package native
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -27,7 +33,9 @@ const (
 	// is a packet of 1,500 bytes.
 	DataBytes = 1500 - 28
 	ackBytes  = 32
-	maskBits  = 64
+	// forecastBytes is the size of a forecast.
+	forecastBytes = 16 + 8*4
+	maskBits      = 64
 )
 
 // payload is what a data packet counts for: what a TCP segment of that size carries.
@@ -70,11 +78,34 @@ func (a ack) each(tell func(tx uint64)) {
 	}
 }
 
+// writeForecast appends a forecast to b.
+func writeForecast(b []byte, token uint64, f cc.SproutForecast) []byte {
+	b = binary.BigEndian.AppendUint64(b, token)
+	b = binary.BigEndian.AppendUint64(b, uint64(f.ReceivedOrLost))
+	for _, n := range f.Counts {
+		b = binary.BigEndian.AppendUint32(b, uint32(n)) //nolint:gosec // a count of packets in 160 ms
+	}
+	return b
+}
+
+// parseForecast reads a forecast for the sender with that token. It is not ok if b is none.
+func parseForecast(b []byte, token uint64) (f cc.SproutForecast, ok bool) {
+	if len(b) != forecastBytes || binary.BigEndian.Uint64(b) != token {
+		return f, false
+	}
+	f.ReceivedOrLost = cc.Bytes(binary.BigEndian.Uint64(b[8:])) //nolint:gosec // the flow bounds it
+	for i := range f.Counts {
+		f.Counts[i] = int(binary.BigEndian.Uint32(b[16+4*i:]))
+	}
+	return f, f.ReceivedOrLost >= 0 && slices.IsSorted(f.Counts[:])
+}
+
 // writeData puts a data packet's head into b; the rest of b stays as it is.
-func writeData(b []byte, token, tx, segment uint64) {
+func writeData(b []byte, token, tx, segment uint64, wants uint16) {
 	binary.BigEndian.PutUint64(b, token)
 	binary.BigEndian.PutUint64(b[8:], tx)
 	binary.BigEndian.PutUint64(b[16:], segment)
+	binary.BigEndian.PutUint16(b[24:], wants)
 }
 
 // arrivals is what a receiver knows of one sender.

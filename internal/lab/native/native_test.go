@@ -2,8 +2,10 @@ package native
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -19,7 +21,7 @@ func TestMain(m *testing.M) { os.Exit(need.Run(m)) }
 
 func data(token, tx uint64) []byte {
 	b := make([]byte, DataBytes)
-	writeData(b, token, tx, 0)
+	writeData(b, token, tx, 0, 0)
 	return b
 }
 
@@ -44,7 +46,7 @@ func TestASegmentArrivesOnce(t *testing.T) {
 	var fresh []bool
 	for tx, segment := range []uint64{0, 2, 2, 1, 0, 3, 1 << 62, 1 << 62} {
 		b := data(7, uint64(tx)+1)
-		writeData(b, 7, uint64(tx)+1, segment)
+		writeData(b, 7, uint64(tx)+1, segment, 0)
 		fresh = append(fresh, r.isNew(b))
 	}
 	assert.Equal(t, []bool{true, true, false, true, false, true, true, false}, fresh)
@@ -66,6 +68,54 @@ func TestStrangersAreNotAnswered(t *testing.T) {
 	}
 	_, ok := parseAck(ack{tx: 1, highest: 1}.write(nil, 8), 7)
 	assert.False(t, ok, "another's")
+}
+
+func FuzzForecasts(f *testing.F) {
+	f.Add(writeForecast(nil, 7, cc.SproutForecast{ReceivedOrLost: 9, Counts: [8]int{0, 1, 1, 2, 3, 5, 8, 13}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if read, ok := parseForecast(b, 7); ok {
+			assert.Equal(t, b, writeForecast(nil, 7, read))
+			assert.True(t, slices.IsSorted(read.Counts[:]))
+		}
+	})
+}
+
+// TestForecastsGoOnForASecond has a receiver forecast for Sprout's sender while the link is silent, and then rest.
+func TestForecastsGoOnForASecond(t *testing.T) {
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	received := make(chan error, 1)
+	go func() { received <- Receive(conn, func(cc.Bytes) {}) }()
+	sender, err := net.Dial("udp4", conn.LocalAddr().String())
+	require.NoError(t, err)
+	defer sender.Close()
+	listen := func(wants uint16, tx uint64) (acks, forecasts int) {
+		b := data(7+uint64(wants), tx)
+		binary.BigEndian.PutUint16(b[24:], wants)
+		_, err := sender.Write(b)
+		require.NoError(t, err)
+		require.NoError(t, sender.SetReadDeadline(time.Now().Add(silence+silence/2)))
+		for reply := make([]byte, 100); ; {
+			n, err := sender.Read(reply)
+			if err != nil {
+				return acks, forecasts
+			}
+			if _, ok := parseForecast(reply[:n], 7+uint64(wants)); ok {
+				forecasts++
+			} else {
+				acks++
+			}
+		}
+	}
+	acks, forecasts := listen(1, 1)
+	assert.Equal(t, 1, acks)
+	assert.Greater(t, forecasts, 1)
+	assert.LessOrEqual(t, forecasts, 1+int((silence+silence/4)/forecastEvery))
+	acks, forecasts = listen(0, 1) // another sender, of another algorithm
+	assert.Equal(t, 1, acks)
+	assert.Zero(t, forecasts)
+	require.NoError(t, conn.Close())
+	require.NoError(t, <-received)
 }
 
 func FuzzAcknowledgements(f *testing.F) {

@@ -62,6 +62,9 @@ func (o *outstanding) next() (n int64, again bool) {
 	return o.base + int64(len(o.segs)), false
 }
 
+// nextTx returns the number that the next transmission will have.
+func (o *outstanding) nextTx() uint64 { return o.txBase + uint64(len(o.txs)) }
+
 // allows reports whether the segment that next names may leave.
 func (o *outstanding) allows(window cc.Bytes) bool {
 	if _, again := o.next(); again && o.owed {
@@ -84,7 +87,7 @@ func (o *outstanding) send(now cc.Time) (tx uint64) {
 		o.timer.Start(now)
 	}
 	o.report.Pipe += payload
-	tx = o.txBase + uint64(len(o.txs))
+	tx = o.nextTx()
 	o.txs = append(o.txs, n)
 	o.owed = false
 	o.segs[n-o.base] = segment{state: onWire, resent: again || o.segs[n-o.base].resent, tx: tx, sentAt: now}
@@ -95,7 +98,7 @@ func (o *outstanding) send(now cc.Time) (tx uint64) {
 // losses are to be detected.
 func (o *outstanding) take(now cc.Time, a ack, window cc.Bytes) (news bool) {
 	o.report.RTT = 0
-	if a.highest >= o.txBase+uint64(len(o.txs)) {
+	if a.highest >= o.nextTx() {
 		return false // of something that was never sent
 	}
 	spurious := false
@@ -238,5 +241,5 @@ func (o *outstanding) expire(now cc.Time) {
 		case arrived:
 		}
 	}
-	o.probing, o.probeTx = true, o.txBase+uint64(len(o.txs))
+	o.probing, o.probeTx = true, o.nextTx()
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -45,6 +44,7 @@ type Sender struct {
 	paced  cc.Time // not to send before
 	look   cc.Time // for losses; 0: with the next acknowledgement
 	out    outstanding
+	fed    bool // by forecasts of the receiver
 	packet [DataBytes]byte
 
 	sent func(all, again cc.Bytes) // of Run
@@ -62,7 +62,11 @@ func Open(to netip.AddrPort, algorithm string, params cc.Params) (*Sender, error
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
 		return nil, errors.Join(fmt.Errorf("native: connect to %s: %w", to, err), unix.Close(fd))
 	}
-	return &Sender{fd: fd, token: newToken(), algo: algorithm, params: params, out: newOutstanding()}, nil
+	made, err := cc.New(algorithm, cc.Config{Params: params})
+	return &Sender{
+		fd: fd, token: newToken(), algo: algorithm, params: params, out: newOutstanding(),
+		fed: err == nil && cc.FindForecaster(made) != nil,
+	}, nil
 }
 
 // Run sends until ctx ends, and closes the socket. It calls sent with all bytes so far, and with how many of them were
@@ -144,7 +148,7 @@ func (s *Sender) pump() (next cc.Time, err error) {
 			return s.paced, nil
 		}
 		segment, _ := s.out.next()
-		writeData(s.packet[:], s.token, s.out.txBase+uint64(len(s.out.txs)), uint64(segment))
+		writeData(s.packet[:], s.token, s.out.nextTx(), uint64(segment), s.wants())
 		switch _, err := unix.Write(s.fd, s.packet[:]); {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS):
 			return now.Add(time.Millisecond), nil // this machine's own queue is full
@@ -162,9 +166,23 @@ func (s *Sender) pump() (next cc.Time, err error) {
 	return cc.Never, nil
 }
 
-// hear takes in the acknowledgements that have come.
+// pauseAtWindow is how long a sender of forecast windows may be silent once its window is full.
+const pauseAtWindow = 50 * time.Millisecond
+
+// wants returns what the next data packet says of forecasts.
+func (s *Sender) wants() uint16 {
+	switch {
+	case !s.fed:
+		return 0
+	case s.out.report.Pipe+2*payload > s.limit.Cwnd:
+		return uint16(1 + pauseAtWindow.Milliseconds()) //nolint:gosec // it is 51
+	}
+	return 1
+}
+
+// hear takes in the acknowledgements and forecasts that have come.
 func (s *Sender) hear() error {
-	var b [ackBytes + 1]byte
+	var b [forecastBytes + 1]byte
 	for {
 		n, err := unix.Read(s.fd, b[:])
 		switch {
@@ -178,6 +196,9 @@ func (s *Sender) hear() error {
 		if a, ok := parseAck(b[:n], s.token); ok && s.out.take(s.now(), a, s.limit.Cwnd) {
 			s.look = s.out.detect(s.now())
 			s.tell(s.now())
+		}
+		if f, ok := parseForecast(b[:n], s.token); ok && s.fed {
+			s.flow.TakeForecast(s.now(), startOf(s.out.nextTx()), f)
 		}
 	}
 }
@@ -197,38 +218,4 @@ func (s *Sender) wait(until cc.Time) error {
 		return os.NewSyscallError("ppoll", err)
 	}
 	return nil
-}
-
-// silence is how long a sender must have sent nothing before a receiver takes up another.
-const silence = time.Second
-
-// Receive answers the packets of one sender at a time until conn is closed. It calls took with the payload of each
-// segment that had not come before.
-func Receive(conn net.PacketConn, took func(cc.Bytes)) error {
-	var r arrivals
-	var heard time.Time // when the sender's latest packet came; zero: there is no sender
-	buf, reply := make([]byte, DataBytes+1), make([]byte, 0, ackBytes)
-	for {
-		n, from, err := conn.ReadFrom(buf)
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return fmt.Errorf("native: receive: %w", err)
-		}
-		now := time.Now()
-		if n == DataBytes && now.Sub(heard) > silence {
-			if token := binary.BigEndian.Uint64(buf); token != r.token {
-				r = arrivals{token: token}
-			}
-		}
-		if a, ok := r.take(buf[:n]); ok {
-			if heard = now; r.isNew(buf[:n]) {
-				took(payload)
-			}
-			if _, err := conn.WriteTo(a.write(reply[:0], r.token), from); err != nil && !errors.Is(err, net.ErrClosed) {
-				return fmt.Errorf("native: acknowledge: %w", err)
-			}
-		}
-	}
 }
