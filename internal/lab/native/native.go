@@ -16,7 +16,7 @@
 // whether highest-1-i has: what one lost acknowledgement told, the next ones repeat.
 //
 // Sprout's sender has wants above 0: it means to be silent for wants-1 ms after this packet. The receiver then sends a
-// forecast in each tick (NSDI 2013 §3.4), whose counts are cumulative:
+// forecast in each tick (NSDI 2013 §3.4). Its counts are cumulative:
 //
 //	token 8 | received or lost 8 | counts 8 × 4
 package native
