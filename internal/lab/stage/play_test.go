@@ -139,7 +139,8 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 	assert.Nil(t, upload.Cwnd, "its window is the client's own")
 	assert.Positive(t, upload.Queueing.P50)
 	bulk := by["bulk"]
-	assert.Zero(t, bulk.Queueing)
+	assert.Positive(t, bulk.Queueing.P50, "it is alone on its host")
+	assert.Zero(t, by["limited"].Queueing, "others are on its host")
 	require.Len(t, bulk.Cwnd, 20)
 	assert.Positive(t, bulk.Cwnd[19])
 	assert.Positive(t, bulk.Limited["cwnd"])
