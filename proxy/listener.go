@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -24,7 +24,7 @@ type listenerState struct {
 	*entrance
 	*listenerTotals
 	cfg   access.Listener
-	guard policy.Guard
+	guard destination.Guard
 }
 
 // newListenerState returns the state of e under cfg. local reports whether an address is this machine's.
@@ -32,7 +32,7 @@ func newListenerState(
 	e *entrance, t *listenerTotals, cfg access.Listener, local func(netip.Addr) (bool, error),
 ) *listenerState {
 	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
-	l.guard = policy.Guard{Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: local}
+	l.guard = destination.Guard{Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: local}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
 		l.guard.Inner = func(a netip.Addr) bool { return via.Place(a) == tunnel.OfPeer }
 	}
@@ -42,7 +42,7 @@ func newListenerState(
 // trustsPeer reports whether connections from peer open with a PROXY header. The client
 // that they count against is then not known before the header is read.
 func (l *listenerState) trustsPeer(peer netip.Addr) bool {
-	return policy.Contains(l.cfg.ProxyProtocol.From, peer)
+	return destination.Contains(l.cfg.ProxyProtocol.From, peer)
 }
 
 // named is a connection that knows its client by a name.

@@ -22,8 +22,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/ingress"
-	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -785,7 +785,7 @@ func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hos
 		}
 		found := false
 		for _, host := range c.destinationHosts() {
-			if host.IsValid() && policy.Contains(within, host) {
+			if host.IsValid() && destination.Contains(within, host) {
 				found, seen[host] = true, true
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -162,7 +163,7 @@ func (in *settings) tunnelTo(l *listenerState, target netip.Addr, fixed bool) (t
 		}
 		switch {
 		case place == tunnel.Elsewhere:
-		case !isOwn(other) && !fixed && !policy.Contains(l.cfg.Allow, target):
+		case !isOwn(other) && !fixed && !destination.Contains(l.cfg.Allow, target):
 			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q; "+
 				"its peers reach it, targets of mode forward, and what allow lists", target, other.cfg.Name)}
 		case place == tunnel.OfPeer:

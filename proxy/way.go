@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -152,7 +153,7 @@ func openKernelWay(
 	}
 	w, err := kernelspace.Listen(ctx, kernelspace.Config{
 		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: l.WireGuard.PrivateKey, MTU: l.MTU(),
-		Closed: policy.Closed(), Socket: l.ingressConfig(log), Open: open, Log: log,
+		Closed: destination.Closed(), Socket: l.ingressConfig(log), Open: open, Log: log,
 		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
 			if err != nil {
@@ -186,7 +187,7 @@ func kernelRules(r policy.RuleSettings) []kernelspace.Rule {
 	}
 	// A refusal covers every form of an address, such as NAT64; an allowance covers the plain one.
 	if rule.Refuse {
-		rule.Targets = policy.Refused(rule.Targets)
+		rule.Targets = destination.Refused(rule.Targets)
 	}
 	for _, p := range r.Match.Ports {
 		rule.Ports = append(rule.Ports, kernelspace.PortRange(p))

@@ -22,12 +22,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/penstock-net/penstock/alcc"
+	"github.com/penstock-net/penstock/proxy/destination"
 )
 
 const (
@@ -186,22 +186,20 @@ func (s *Server) checkDestination(_, address string, _ syscall.RawConn) error {
 
 // isAllowed reports whether Allow has an address.
 func (s *Server) isAllowed(a netip.Addr) bool {
-	return slices.ContainsFunc(s.Allow, func(p netip.Prefix) bool { return p.Contains(a.Unmap().WithZone("")) })
+	return destination.Contains(s.Allow, a.Unmap())
 }
 
-// special are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be.
-var special = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("192.0.0.0/24"),
-	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("64:ff9b::/96"),
-	netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
-	netip.MustParsePrefix("::/96"),
-}
+// special are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be. What
+// package destination closes has the metadata services of clouds, also those at addresses of the public network.
+var special = append(destination.Closed(),
+	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"),
+	netip.MustParsePrefix("::ffff:0:0:0/96"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
+	netip.MustParsePrefix("::/96"))
 
 // isPublic reports whether an address is one of the public network.
 func isPublic(a netip.Addr) bool {
 	a = a.Unmap()
-	return a.IsGlobalUnicast() && !a.IsPrivate() &&
-		!slices.ContainsFunc(special, func(p netip.Prefix) bool { return p.Contains(a) })
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !destination.Contains(special, a)
 }
 
 // StatusError is a relay's answer other than 200.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/penstock-net/penstock/proxy/destination"
 )
 
 // Match says which connections a rule is for. Every field that is set must
@@ -110,9 +112,9 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 		return false
 	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
 		return false
-	case len(m.Sources) > 0 && !Contains(m.Sources, f.Source.Addr()):
+	case len(m.Sources) > 0 && !destination.Contains(m.Sources, f.Source.Addr()):
 		return false
-	case len(m.Destinations) > 0 && !Contains(m.Destinations, f.Target.Addr()):
+	case len(m.Destinations) > 0 && !destination.Contains(m.Destinations, f.Target.Addr()):
 		return false
 	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports,
 		func(r PortRange) bool { return r.containsPort(f.Target.Port()) }):
@@ -122,12 +124,6 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 		return false
 	}
 	return true
-}
-
-// Contains reports whether one of the prefixes contains a, whatever its zone, which netip.Prefix never matches.
-func Contains(prefixes []netip.Prefix, a netip.Addr) bool {
-	a = a.WithZone("")
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // hostMatches compares names the way DNS does: without case or a final dot.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/destination"
 )
 
 // Facts are what is known about a connection, all but ServerName before its
@@ -212,7 +213,7 @@ func (r *Rule) matchesBeforeName(f Facts) bool {
 	if r.Refuse == "" {
 		return false
 	}
-	return slices.ContainsFunc(embeddedIPv4(f.Target.Addr()), func(inner netip.Addr) bool {
+	return slices.ContainsFunc(destination.EmbeddedIPv4(f.Target.Addr()), func(inner netip.Addr) bool {
 		f.Target = netip.AddrPortFrom(inner, f.Target.Port())
 		return r.Match.matchesBeforeName(f)
 	})

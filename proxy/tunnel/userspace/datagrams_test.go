@@ -35,8 +35,8 @@ import (
 	"github.com/penstock-net/penstock/internal/wgclient"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/ingress"
-	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -87,7 +87,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	g.stack, g.outside, g.listener = stack, w, l
 	cfg.Most = most
 	ofPeer := func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }
-	guard := policy.Guard{Allow: allow, Own: new(ingress.Routes).Local, Inner: ofPeer}
+	guard := destination.Guard{Allow: allow, Own: new(ingress.Routes).Local, Inner: ofPeer}
 	g.Datagrams = forwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
 		Flows: g.flows, Clock: clock,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {

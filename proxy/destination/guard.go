@@ -1,8 +1,11 @@
-package policy
+// Package destination says which addresses clients must not reach through a process of ours. It opens nothing, so that
+// the library's relay decides by the same addresses as the proxy.
+package destination
 
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Guard refuses destinations that clients must not reach through the proxy,
@@ -81,25 +84,31 @@ func Refused(destinations []netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
+// Contains reports whether one of the prefixes contains a, whatever its zone, which netip.Prefix never matches.
+func Contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	a = a.WithZone("")
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // Check returns why addr must not be dialled, or nil.
 func (g Guard) Check(addr netip.Addr) error {
 	if !addr.IsValid() {
-		return fmt.Errorf("policy: no destination address")
+		return fmt.Errorf("destination: there is no address")
 	}
 	plain := addr.Unmap().WithZone("")
 	if Contains(g.Allow, plain) {
 		return nil
 	}
-	for i, c := range append([]netip.Addr{plain}, embeddedIPv4(plain)...) {
+	for i, c := range append([]netip.Addr{plain}, EmbeddedIPv4(plain)...) {
 		if i > 0 && Contains(g.Allow, c) {
 			continue
 		}
 		what, err := g.refusedAs(c)
 		switch {
 		case err != nil: // what cannot be told apart is not let through
-			return fmt.Errorf("policy: whether destination %v is this machine's: %w", addr, err)
+			return fmt.Errorf("whether destination %v is this machine's: %w", addr, err)
 		case what != "":
-			return fmt.Errorf("policy: destination %v is %s; list it under the listener's allow if clients may "+
+			return fmt.Errorf("destination %v is %s; list it under the listener's allow if clients may "+
 				"reach it", addr, what)
 		}
 	}
@@ -131,7 +140,7 @@ var (
 	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
 )
 
-// embeddingPrefixes are the prefixes that embeddedIPv4 looks for an IPv4 address in.
+// embeddingPrefixes are the prefixes that EmbeddedIPv4 looks for an IPv4 address in.
 func embeddingPrefixes(p netip.Prefix) (all []netip.Prefix) {
 	v4 := p.Addr().As4()
 	for into, at := range map[netip.Prefix]int{nat64: 12, siit: 12, v4Compat: 12, sixToFour: 2} {
@@ -142,10 +151,10 @@ func embeddingPrefixes(p netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
-// embeddedIPv4 returns the IPv4 addresses that a translator or tunnel on the way may turn addr
+// EmbeddedIPv4 returns the IPv4 addresses that a translator or tunnel on the way may turn addr
 // into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and RFC 2765's form, which
 // translators still know).
-func embeddedIPv4(addr netip.Addr) (all []netip.Addr) {
+func EmbeddedIPv4(addr netip.Addr) (all []netip.Addr) {
 	if !addr.Is6() {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package policy_test
+package destination_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/destination"
 )
 
 // own stands for a machine with two addresses.
@@ -79,7 +79,7 @@ func TestGuard(t *testing.T) {
 		{"255.255.255.255", "broadcast"},
 	} {
 		t.Run(row.addr, func(t *testing.T) {
-			err := policy.Guard{Own: own}.Check(netip.MustParseAddr(row.addr))
+			err := destination.Guard{Own: own}.Check(netip.MustParseAddr(row.addr))
 			if row.says == "" {
 				assert.NoError(t, err)
 				return
@@ -87,11 +87,11 @@ func TestGuard(t *testing.T) {
 			assert.ErrorContains(t, err, row.says)
 		})
 	}
-	assert.Error(t, policy.Guard{Own: own}.Check(netip.Addr{}), "no address at all")
+	assert.Error(t, destination.Guard{Own: own}.Check(netip.Addr{}), "no address at all")
 }
 
 func TestGuardKeepsCapturedClientsFromWhatTheyWouldNotReachByThemselves(t *testing.T) {
-	g := policy.Guard{Captured: true, Own: own}
+	g := destination.Guard{Captured: true, Own: own}
 	for _, addr := range []string{
 		"169.254.169.254", "64:ff9b::a9fe:a9fe", "::ffff:169.254.169.254", "2002:a9fe:a9fe::", "fd00:ec2::254",
 		"100.100.100.200", "192.0.0.192", "169.254.7.7", "fe80::1%eth0", "127.0.0.1", "0.0.0.0", "203.0.113.1", "2001:db8::1",
@@ -109,7 +109,7 @@ func TestGuardKeepsCapturedClientsFromWhatTheyWouldNotReachByThemselves(t *testi
 }
 
 func TestGuardTellsWhoseAnAddressIs(t *testing.T) {
-	g := policy.Guard{
+	g := destination.Guard{
 		Own: own, Allow: []netip.Prefix{netip.MustParsePrefix("10.9.0.4/32")},
 		Inner: func(a netip.Addr) bool { return netip.MustParsePrefix("10.9.0.0/24").Contains(a) },
 	}
@@ -124,7 +124,7 @@ func TestGuardTellsWhoseAnAddressIs(t *testing.T) {
 }
 
 func TestGuardAllowsWhatIsListed(t *testing.T) {
-	g := policy.Guard{Own: own, Allow: []netip.Prefix{
+	g := destination.Guard{Own: own, Allow: []netip.Prefix{
 		netip.MustParsePrefix("127.0.0.0/8"),
 		netip.MustParsePrefix("fe80::/10"),
 	}}
@@ -138,18 +138,18 @@ func TestGuardAllowsWhatIsListed(t *testing.T) {
 func TestGuardSeesThroughMapping(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v4 := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "address")))
-		plain := policy.Guard{Own: own}.Check(v4)
-		mapped := policy.Guard{Own: own}.Check(netip.AddrFrom16(v4.As16()))
+		plain := destination.Guard{Own: own}.Check(v4)
+		mapped := destination.Guard{Own: own}.Check(netip.AddrFrom16(v4.As16()))
 		require.Equal(t, plain == nil, mapped == nil)
 		six := [16]byte{0, 0x64, 0xff, 0x9b}
 		copy(six[12:], v4.AsSlice())
-		translated := policy.Guard{Own: own}.Check(netip.AddrFrom16(six))
+		translated := destination.Guard{Own: own}.Check(netip.AddrFrom16(six))
 		require.Equal(t, plain == nil, translated == nil)
 	})
 }
 
 func TestWhatIsClosedIsSoInEveryFormOfAnAddress(t *testing.T) {
-	all := policy.Closed()
+	all := destination.Closed()
 	closed := func(addr string) bool {
 		a := netip.MustParseAddr(addr)
 		return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
