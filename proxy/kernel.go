@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -69,7 +68,7 @@ func Open(
 	}
 	for _, s := range given {
 		if s.kept && !slices.ContainsFunc(cfg.Listeners, s.isOf) {
-			log.Warn("a socket was handed over that no listener has", "address", s.at.String())
+			log.Warn("a socket was handed over that no listener has", "address", s.Address)
 		}
 	}
 	// The Server knows legs by their interface, so that tests can replace the kernel.
@@ -165,24 +164,18 @@ type GivenSocket struct {
 
 // handedOver is a GivenSocket for which the runtime does not wait.
 type handedOver struct {
-	at   net.Addr
-	fd   int // listens at it
+	takeover.Socket
 	kept bool
 }
 
-// keepSockets returns the descriptors of sockets, for which the runtime does not wait, and closes sockets.
+// keepSockets returns the descriptors of sockets, and closes sockets.
 func keepSockets(sockets []GivenSocket) (kept []handedOver, err error) {
 	for _, ln := range sockets {
-		raw, rawErr := ln.SyscallConn()
-		if rawErr == nil {
-			rawErr = raw.Control(func(fd uintptr) {
-				s := handedOver{at: ln.Addr(), kept: ln.Kept}
-				if s.fd, err = duplicateFD(int(fd)); err == nil {
-					kept = append(kept, s)
-				}
-			})
+		s, err := takeover.Duplicate(TakeoverRole, ln)
+		if err == nil {
+			kept = append(kept, handedOver{s, ln.Kept})
 		}
-		if err = errors.Join(err, rawErr, ln.Close()); err != nil {
+		if err = errors.Join(err, ln.Close()); err != nil {
 			return nil, errors.Join(fmt.Errorf("keep a socket that was handed over: %w", err), closeAll(kept))
 		}
 	}
@@ -191,23 +184,20 @@ func keepSockets(sockets []GivenSocket) (kept []handedOver, err error) {
 
 // closePassing closes the descriptors of sockets that are not kept, and returns the others.
 func closePassing(sockets []handedOver) []handedOver {
-	return slices.DeleteFunc(sockets, func(s handedOver) bool { return !s.kept && unix.Close(s.fd) == nil })
+	return slices.DeleteFunc(sockets, func(s handedOver) bool { return !s.kept && unix.Close(s.FD) == nil })
 }
 
 // closeAll closes the descriptors of sockets.
 func closeAll(sockets []handedOver) (err error) {
 	for _, s := range sockets {
-		err = errors.Join(err, unix.Close(s.fd))
+		err = errors.Join(err, unix.Close(s.FD))
 	}
 	return err
 }
 
-// duplicateFD returns another descriptor of the same socket, which a program that is started does not inherit.
-func duplicateFD(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
-
 // isOf reports whether a listener has the address of the socket.
 func (s handedOver) isOf(l access.Listener) bool {
-	return !l.Mode.Tunnels() && takeover.SameAddress(l.Address, s.at.String())
+	return !l.Mode.Tunnels() && takeover.SameAddress(l.Address, s.Address)
 }
 
 // socketOf returns the socket that was handed over for a listener. nil: there is none.
@@ -216,15 +206,15 @@ func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
 	if i < 0 {
 		return nil, nil
 	}
-	fd, err := duplicateFD(given[i].fd)
-	if err != nil {
-		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
-	}
 	// The listener closes its descriptor when a reload drops it. The original stays for a reload that brings it back.
-	f := os.NewFile(uintptr(fd), given[i].at.String())
-	ln, err := net.FileListener(f) // with a descriptor of its own
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("take the socket at %v: %w", given[i].at, err)
+	s := given[i].Socket
+	var err error
+	if s.FD, err = unix.FcntlInt(uintptr(s.FD), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("take the socket at %s: %w", s.Address, err)
+	}
+	ln, err := s.Listener()
+	if err != nil {
+		return nil, err
 	}
 	return ln.(*net.TCPListener), nil
 }
