@@ -134,7 +134,8 @@ func TestBytesArriveInBothDirectionsAndEndsStayApart(t *testing.T) {
 	})
 }
 
-// TestAPeerThatStopsReadingLosesNothing has both ends write 100 MB while one of them reads nothing until both are stuck.
+// TestAPeerThatStopsReadingLosesNothing has both ends write 100 MB while one of them reads nothing until both are
+// stuck.
 func TestAPeerThatStopsReadingLosesNothing(t *testing.T) {
 	const size = 100 << 20
 	content := noise(size)

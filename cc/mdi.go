@@ -121,7 +121,7 @@ const (
 	mdiDown      = 0.95    // gmcc2, set by hand for highwayGold and rapidGold
 	mdiUp        = 20.0    // packets; gmcc2, set by hand from 9.5 to 22
 	mdiLossCut   = 0.5     // a loss is not part of the model
-	mdiBaseStep  = 1.0     // ms, by which a lone packet lengthens the least round trip; Verus has 10, in a phase of its own
+	mdiBaseStep  = 1.0     // ms, by which a lone packet lengthens the least round trip; Verus has 10
 )
 
 type mdi struct {
@@ -163,7 +163,8 @@ func (c *mdiClock) addAck(a Ack) {
 		if c.bar == 0 {
 			c.bar, c.least = d, d
 		}
-		if a.Sent.At != 0 && a.Sent.Inflight < verusAlone*a.MSS { // it met no queue of ours, so that the path is as long
+		// A packet that left almost alone met no queue of ours, so that the path is as long.
+		if a.Sent.At != 0 && a.Sent.Inflight < verusAlone*a.MSS {
 			c.least = min(c.least+mdiBaseStep, max(c.least, d))
 		}
 		c.least = min(c.least, d)

@@ -280,7 +280,8 @@ func (m *MDIModel) findNearest() {
 			}
 			delay, window, least := s/windows, s%windows, math.Inf(1)
 			for _, f := range filled {
-				far := math.Abs(float64(delay-f.delay))*m.Grid.stateAxis().Step + math.Abs(float64(window-f.window))*m.Grid.Window.Step
+				far := math.Abs(float64(delay-f.delay))*m.Grid.stateAxis().Step +
+					math.Abs(float64(window-f.window))*m.Grid.Window.Step
 				if far < least {
 					*stand, least = int32(f.row), far
 				}
@@ -422,8 +423,8 @@ func readMDIGrid(text string) (*MDIModel, error) {
 	}
 	for i, a := range []MDIAxis{g.Window, g.Delay, g.Level}[:len(fields)/4] {
 		if counts[i] != float64(a.valueCount()) {
-			return nil, fmt.Errorf("the grid is said to have %v values from %v to %v, but has %d", counts[i], a.Min, a.Max,
-				a.valueCount())
+			return nil, fmt.Errorf("the grid is said to have %v values from %v to %v, but has %d", counts[i], a.Min,
+				a.Max, a.valueCount())
 		}
 	}
 	return m, nil

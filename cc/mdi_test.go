@@ -69,7 +69,9 @@ func TestMDIStates(t *testing.T) {
 // recordRun returns the epochs of an algorithm with these delays and windows, over a path of at least 20 ms.
 func recordRun(run ...[2]float64) []MDIEpoch {
 	window := 0.0
-	r := MDIRecorder{Algorithm: newMDI(Config{MSS: DefaultMSS}, mdiModels[0].model), Window: func() float64 { return window }}
+	r := MDIRecorder{
+		Algorithm: newMDI(Config{MSS: DefaultMSS}, mdiModels[0].model), Window: func() float64 { return window },
+	}
 	now := Time(1)
 	r.clock.least, r.clock.bar = 20, 20
 	for _, e := range run {
@@ -181,7 +183,9 @@ func TestMDIRefusesToLearnFromNothing(t *testing.T) {
 		"the delay's changes from 1 to 2 leave out 0":     {Window: MDIAxis{-1, 1, 1}, Delay: MDIAxis{1, 2, 1}},
 		"do not reach from -1 to 1 in whole steps of 0.3": {Window: MDIAxis{-1, 1, 1}, Delay: MDIAxis{-1, 1, 0.3}},
 		"a grid of 10201 states is larger than":           {Window: MDIAxis{-50, 50, 1}, Delay: MDIAxis{-50, 50, 1}},
-		"in steps of NaN are no grid":                     {Window: MDIAxis{-50, 50, math.NaN()}, Delay: MDIAxis{-50, 50, 1}},
+		"in steps of NaN are no grid": {
+			Window: MDIAxis{-50, 50, math.NaN()}, Delay: MDIAxis{-50, 50, 1},
+		},
 	} {
 		_, err := TrainMDI(g, walk(1, 10))
 		assert.ErrorContains(t, err, complaint)
@@ -191,8 +195,10 @@ func TestMDIRefusesToLearnFromNothing(t *testing.T) {
 func TestMDILooksAtTheNearestStateWhereItHasNone(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
-	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 0), m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(-10)] = 1
-	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: -25}, 60), m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 0),
+		m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(-10)] = 1
+	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: -25}, 60),
+		m.Grid.Delay.nearestIndex(5))[m.Grid.Window.nearestIndex(20)] = 1
 	m.findNearest()
 	assert.Equal(t, -10.0, m.drawChange(m.stateIndex(MDIEpoch{Previous: 0}, 0), 5, 0.5))
 	assert.Equal(t, -10.0, m.drawChange(m.stateIndex(MDIEpoch{Previous: 15}, -60), 5, 0.5))
@@ -219,7 +225,8 @@ func TestMDIModelsSurviveTheirFile(t *testing.T) {
 	require.NoError(t, err)
 	var first, second bytes.Buffer
 	require.NoError(t, m.Write(&first, "made by a test", "of two lines"))
-	assert.True(t, strings.HasPrefix(first.String(), "# made by a test\n# of two lines\n13,-18,18,3,3,-0.5,0.5,0.5,9,0,4,0.5\n"))
+	assert.True(t, strings.HasPrefix(first.String(),
+		"# made by a test\n# of two lines\n13,-18,18,3,3,-0.5,0.5,0.5,9,0,4,0.5\n"))
 	again, err := ReadMDI(bytes.NewReader(first.Bytes()))
 	require.NoError(t, err)
 	require.NoError(t, again.Write(&second, "made by a test", "of two lines"))
@@ -326,9 +333,12 @@ func epochs(p *path, delays ...time.Duration) (windows []float64) {
 func TestMDIReproducesADeterministicBlock(t *testing.T) {
 	m, err := newMDIModel(published)
 	require.NoError(t, err)
-	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 0), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(20)] = 1
-	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 20), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(-20)] = 1
-	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, -20), m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(0)] = 1
+	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 0),
+		m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, 20),
+		m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(-20)] = 1
+	m.nextWindowProbabilities(m.stateIndex(MDIEpoch{Previous: 0}, -20),
+		m.Grid.Delay.nearestIndex(0))[m.Grid.Window.nearestIndex(0)] = 1
 	p, alg := imitating(t, m)
 	alg.resetWindow(100)
 	want := []float64{110, applyChange(-20, 110)}
@@ -435,7 +445,8 @@ func TestMDIRecoversFromATooShortRoundTrip(t *testing.T) {
 	for range 400 {
 		s := p.state
 		s.Inflight = DefaultMSS
-		alg.OnAck(Ack{State: s, Acked: DefaultMSS, RTT: 50 * ms, Sent: Sent{At: s.Now.Add(-50 * ms), Inflight: DefaultMSS}})
+		alg.OnAck(Ack{State: s, Acked: DefaultMSS, RTT: 50 * ms,
+			Sent: Sent{At: s.Now.Add(-50 * ms), Inflight: DefaultMSS}})
 		p.Wait(mdiEpoch)
 		p.state.Inflight = DefaultMSS
 		alg.OnTick(p.state)

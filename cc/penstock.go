@@ -269,8 +269,9 @@ func (p *penstock) growInSlowStart(a Ack) {
 	}
 }
 
-// isLinkFull reports whether slow start has filled the link: there is a queue and, on a long path, deliveries hardly grow
-// from round trip to round trip (draft-chung-ccwg-search, section 3). The bursts of a window that doubles queue before.
+// isLinkFull reports whether slow start has filled the link: there is a queue and, on a long path, deliveries hardly
+// grow from round trip to round trip (draft-chung-ccwg-search, section 3). A window that doubles sends
+// bursts, which queue before the link is full.
 func (p *penstock) isLinkFull() bool {
 	base := p.base.extreme()
 	queue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base)))

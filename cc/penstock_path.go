@@ -2,8 +2,8 @@ package cc
 
 import "time"
 
-// A path that grows lengthens both ways at once. With the peer's timestamps, the way there shows a queue and the way back
-// another. Where the queue is less than two targets, the window is too small for the path, and no trial asks why.
+// A path that grows lengthens both ways at once. With the peer's timestamps, the way there shows a queue and the way
+// back another. Where the queue is less than two targets, the window is too small for the path, and no trial asks why.
 
 const (
 	pathWavers = 1. / 16 // of a round trip, by which a way may differ from round to round and still stand
@@ -11,11 +11,12 @@ const (
 	pathLess   = 7. / 8  // of the best rate of the last second is left at most where a path has grown
 )
 
-// pathWatch finds a path that has grown. The way back has grown within two rounds, the way there stands as far above the
-// base, and both stay. The zero value has seen nothing.
+// pathWatch finds a path that has grown. The way back has grown within two rounds, the way there stands as far above
+// the base, and both stay. The zero value has seen nothing.
 type pathWatch struct {
 	round               round
-	least, most, back   time.Duration // of this round: least and most on the way there above the base, least on the way back
+	least, most         time.Duration // of this round, on the way there above the base; below 0: none yet
+	back                time.Duration // least of this round on the way back
 	lastLeast, lastBack time.Duration // of the round before
 	rise                time.Duration // by which the way back has grown since it last shrank
 	stood               int           // rounds in a row

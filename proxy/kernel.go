@@ -157,8 +157,8 @@ func (k *Kernel) Close() error {
 // GivenSocket is a listening socket that another process opened.
 type GivenSocket struct {
 	*net.TCPListener
-	// Kept says that its giver keeps it open, such as systemd. Another socket cannot listen at its address then, so it is
-	// kept even where no listener has it: a reload may leave its address and come back.
+	// Kept says that its giver keeps it open, such as systemd. Another socket cannot listen at its address then, so it
+	// is kept even where no listener has it: a reload may leave its address and come back.
 	Kept bool
 }
 

@@ -67,8 +67,9 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 	}
 	s := &Server{
 		env: environment{
-			Parts: parts, loops: newLoopGuard(parts.Local, parts.Clock), buffers: datapath.NewBuffers(cfg.Limits.Memory),
-			setups: newSetupPool(),
+			Parts: parts, loops: newLoopGuard(parts.Local, parts.Clock),
+			buffers: datapath.NewBuffers(cfg.Limits.Memory),
+			setups:  newSetupPool(),
 		},
 		flows:   flowLog{log: parts.Log, clock: parts.Clock},
 		infos:   sync.Pool{New: func() any { return new(FlowInfo) }},

@@ -123,7 +123,9 @@ func Start(s *Settings) (*Proxy, error) {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.uploading = &http.Client{Transport: &http.Transport{
 		IdleConnTimeout: idleTime,
-		DialContext:     func(ctx context.Context, _, address string) (net.Conn, error) { return p.dialRelay(ctx, address) },
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return p.dialRelay(ctx, address)
+		},
 	}}
 	p.served.Go(p.acceptLoop)
 	return p, nil

@@ -134,7 +134,8 @@ func TestUploadSendsAFile(t *testing.T) {
 	}
 	p := startProxy(t, startRelay(t, relay.Server{Allow: loopback}))
 	require.ErrorContains(t, p.UploadFile(path, server.URL+"/elsewhere", nil), "/elsewhere answers 403 Forbidden")
-	require.ErrorContains(t, p.UploadFile(path, server.URL+"/upload", &counter{enough: 1 << 20}), "ended by its watcher")
+	require.ErrorContains(t, p.UploadFile(path, server.URL+"/upload", &counter{enough: 1 << 20}),
+		"ended by its watcher")
 	require.ErrorContains(t, p.UploadFile(path+"x", server.URL, nil), "no such file")
 }
 
@@ -175,10 +176,12 @@ func TestSettingsAreChecked(t *testing.T) {
 		"Settings.Token must be one line of":                  func(s *mobile.Settings) { s.Token += "\r\nHost: x" },
 		"Settings.Algorithm: alcc: Options.Algorithm: no alg": func(s *mobile.Settings) { s.Algorithm = "mdy" },
 		"Settings.Certificate holds no certificate":           func(s *mobile.Settings) { s.Certificate = "x" },
-		"Settings.Certificate is for TLS":                     func(s *mobile.Settings) { s.Certificate, s.Plain = "x", true },
-		"Settings.MaxConnections is -1":                       func(s *mobile.Settings) { s.MaxConnections = -1 },
-		"Settings.Listen: other devices reach":                func(s *mobile.Settings) { s.Listen = "0.0.0.0:0" },
-		"Settings.Listen: listen":                             func(s *mobile.Settings) { s.Listen = "127.0.0.1:x" },
+		"Settings.Certificate is for TLS": func(s *mobile.Settings) {
+			s.Certificate, s.Plain = "x", true
+		},
+		"Settings.MaxConnections is -1":        func(s *mobile.Settings) { s.MaxConnections = -1 },
+		"Settings.Listen: other devices reach": func(s *mobile.Settings) { s.Listen = "0.0.0.0:0" },
+		"Settings.Listen: listen":              func(s *mobile.Settings) { s.Listen = "127.0.0.1:x" },
 	} {
 		s := &mobile.Settings{Server: "relay.test:1", Token: secret}
 		change(s)

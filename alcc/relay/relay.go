@@ -189,10 +189,11 @@ func (s *Server) isAllowed(a netip.Addr) bool {
 	return destination.Contains(s.Allow, a.Unmap())
 }
 
-// special are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be. What
-// package destination closes has the metadata services of clouds, also those at addresses of the public network.
+// special are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be.
+// What package destination closes has the metadata services of clouds, also those at addresses of the public network.
 var special = append(destination.Closed(),
-	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"),
+	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("64:ff9b::/96"),
+	netip.MustParsePrefix("64:ff9b:1::/48"),
 	netip.MustParsePrefix("::ffff:0:0:0/96"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
 	netip.MustParsePrefix("::/96"))
 
@@ -222,7 +223,8 @@ func (s StatusError) Error() string {
 // Connect asks the relay at the other end of conn for a connection to a destination, HOST:PORT. From then on what is
 // written to conn goes there. Errors are of conn, and a StatusError.
 func Connect(conn net.Conn, destination, token string) error {
-	request := fmt.Sprintf("CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n%s: %s%s\r\n\r\n", destination, tokenHeader, tokenScheme,
+	request := fmt.Sprintf("CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n%s: %s%s\r\n\r\n", destination, tokenHeader,
+		tokenScheme,
 		token)
 	if _, err := io.WriteString(conn, request); err != nil {
 		return fmt.Errorf("relay: %w", err)

@@ -227,8 +227,8 @@ func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 			return err
 		}
 		epochs := recorder.Epochs[min(len(recorder.Epochs), warmupEpochs):]
-		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s with seed %d, %.3g Mbit/s, %d epochs\n", i+1, p.runs, link, seed,
-			r.Flows[0].Throughput.Mbps(), len(epochs))
+		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s with seed %d, %.3g Mbit/s, %d epochs\n", i+1, p.runs, link,
+			seed, r.Flows[0].Throughput.Mbps(), len(epochs))
 		runs = append(runs, epochs)
 	}
 	model, err := cc.TrainMDI(p.grid, runs...)
@@ -259,8 +259,8 @@ func (f *mdiTrainFlags) compareWith(w io.Writer, p mdiPlan, s sim.Scenario, mode
 		}
 		rates := [2]float64{is.Flows[0].Throughput.Mbps(), was.Flows[0].Throughput.Mbps()}
 		queues := [2]float64{is.Queueing.P50.Seconds() * 1000, was.Queueing.P50.Seconds() * 1000}
-		fmt.Fprintf(w, "%-22s %5.2f of %5.2f Mbit/s: %4.2f   median queueing %5.1f of %5.1f ms: %4.2f\n", link, rates[0],
-			rates[1], rates[0]/rates[1], queues[0], queues[1], queues[0]/queues[1])
+		fmt.Fprintf(w, "%-22s %5.2f of %5.2f Mbit/s: %4.2f   median queueing %5.1f of %5.1f ms: %4.2f\n", link,
+			rates[0], rates[1], rates[0]/rates[1], queues[0], queues[1], queues[0]/queues[1])
 	}
 	return nil
 }
@@ -273,8 +273,8 @@ func (mdiPlan) scenarioOfMDI(s sim.Scenario) sim.Scenario {
 
 // commandLine is what makes the same model again.
 func (f *mdiTrainFlags) commandLine() string {
-	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --runs %d --seed %d --duration %v --delay %v --buffer %s "+
-		"--windows=%s --delays=%s --levels=%s %s",
+	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --runs %d --seed %d --duration %v --delay %v "+
+		"--buffer %s --windows=%s --delays=%s --levels=%s %s",
 		f.algorithm, f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays, f.levels,
 		strings.Join(f.links, " "))
 }

@@ -41,8 +41,8 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	}
 	code, stdout, stderr := run(t, append(args, "--output", file)...)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Regexp(t, `^generate:walk +[\d.]+ of +[\d.]+ Mbit/s: [\d.]+   median queueing +[\d.]+ of +[\d.]+ ms: [\d.]+\n$`,
-		stdout)
+	assert.Regexp(t, `^generate:walk +[\d.]+ of +[\d.]+ Mbit/s: [\d.]+   `+
+		`median queueing +[\d.]+ of +[\d.]+ ms: [\d.]+\n$`, stdout)
 	progress := strings.Split(strings.TrimSpace(stderr), "\n")
 	require.Len(t, progress, 3)
 	assert.Regexp(t, `^run 1 of 3: generate:lte with seed 1, [\d.]+ Mbit/s, 1[78]\d\d epochs$`, progress[0])

@@ -98,9 +98,10 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.BoolVar(&f.hold, "hold", false, "have the proxy hold UDP towards the program until its window has room")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show nothing while the program runs")
-	flags.StringVar(&f.pcap, "pcap", "", "write the packets' headers, as the program's host sees them, to this file; of "+
-		"several edges, to one file each")
-	flags.StringVar(&f.outputs.json, "record", "", "append one JSON line for each run to this file, as bench --json does")
+	flags.StringVar(&f.pcap, "pcap", "", "write the packets' headers, as the program's host sees them, to this file; "+
+		"of several edges, to one file each")
+	flags.StringVar(&f.outputs.json, "record", "", "append one JSON line for each run to this file, as bench "+
+		"--json does")
 	flags.StringVar(&f.outputs.report, "report", "", "make a page of the runs, as the command report does")
 	flags.StringVar(&f.outputs.plot, "plot", "", "draw the course of the runs into this .png, .pdf or .svg file")
 	return cmd
@@ -202,9 +203,9 @@ func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error
 }
 
 // runAtEdge runs the program at edge i, which is a stage's, and records its packets.
-func (f *shellFlags) runAtEdge(cmd *cobra.Command, env stage.Env, s stage.Stage, i int, command []string) (run record.Run,
-	code int, err error,
-) {
+func (f *shellFlags) runAtEdge(
+	cmd *cobra.Command, env stage.Env, s stage.Stage, i int, command []string,
+) (run record.Run, code int, err error) {
 	name := s.Name
 	if f.edges[i] == noEdge {
 		name, s.Name = noEdge, noEdge
@@ -213,7 +214,8 @@ func (f *shellFlags) runAtEdge(cmd *cobra.Command, env stage.Env, s stage.Stage,
 	p := stage.Program{Args: command, Tell: screen.show, Ready: func(host netlab.Addrs) {
 		if !f.quiet {
 			link := strings.TrimSuffix(record.PathOf(s), ", 3600 s")
-			fmt.Fprintf(screen.w, "link: %s; edge: %s; this machine's own servers: %s, [%s]\n", link, name, host.V4, host.V6)
+			fmt.Fprintf(screen.w, "link: %s; edge: %s; this machine's own servers: %s, [%s]\n", link, name, host.V4,
+				host.V6)
 		}
 	}}
 	if f.pcap == "" {
@@ -281,7 +283,8 @@ func (s *screen) show(elapsed time.Duration, second netlab.Report) {
 		return
 	}
 	s.shown = true
-	text := fmt.Sprintf("%s %.0f s: down %s, up %s", s.edge, elapsed.Seconds(), formatDirection(second.Down), formatDirection(second.Up))
+	text := fmt.Sprintf("%s %.0f s: down %s, up %s", s.edge, elapsed.Seconds(), formatDirection(second.Down),
+		formatDirection(second.Up))
 	if s.titled {
 		fmt.Fprintf(s.w, "\x1b]0;%s\a", text)
 	} else {
@@ -306,5 +309,6 @@ func formatDirection(r netlab.DirectionReport) string {
 	if q.Count == 0 {
 		q = r.Queueing
 	}
-	return fmt.Sprintf("%.2f Mbit/s, queueing %.0f/%.0f ms", r.Throughput.Mbps(), record.Millis(q.P50), record.Millis(q.P95))
+	return fmt.Sprintf("%.2f Mbit/s, queueing %.0f/%.0f ms", r.Throughput.Mbps(), record.Millis(q.P50),
+		record.Millis(q.P95))
 }

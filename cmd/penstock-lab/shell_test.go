@@ -85,13 +85,15 @@ func TestAProgramDownloadsBehindTheLink(t *testing.T) {
 	content, port := serveFile(t)
 	for family, host := range map[string]string{"IPv4": "10.77.2.2", "IPv6": "[fd77:2::2]"} {
 		t.Run(family, func(t *testing.T) {
-			cmd := shell(t, "--edge", "none,penstock", "--record", "runs.jsonl", "--plot", "runs.png", "--pcap", "runs.pcap",
+			cmd := shell(t, "--edge", "none,penstock", "--record", "runs.jsonl", "--plot", "runs.png", "--pcap",
+				"runs.pcap",
 				"--", "curl", "-sg", "http://"+host+":"+port+"/file")
 			var said bytes.Buffer
 			cmd.Stderr = &said
 			out, err := cmd.Output()
 			require.NoError(t, err, said.String())
-			assert.True(t, bytes.Equal(out, append(bytes.Clone(content), content...)), "the program's output, and no more")
+			assert.True(t, bytes.Equal(out, append(bytes.Clone(content), content...)),
+				"the program's output, and no more")
 
 			runs, err := record.Open(filepath.Join(cmd.Dir, "runs.jsonl"))
 			require.NoError(t, err)
@@ -179,12 +181,17 @@ func TestAProgramsEndIsTheShells(t *testing.T) {
 		code    int
 		says    string
 	}{
-		"success":           {[]string{"true"}, 0, 0, "this machine's own servers: 10.77.2.2, [fd77:2::2]"},
-		"an exit code":      {[]string{"sh", "-c", "exit 7"}, 0, 7, "12mbit both ways"},
-		"by a signal":       {[]string{"sh", "-c", "kill -KILL $$"}, 0, 137, "12mbit both ways"},
-		"no such program":   {[]string{"/nosuch"}, 0, 1, "/nosuch: no such file"},
-		"ended from beside": {[]string{"sh", "-c", "echo ready; exec sleep 60"}, syscall.SIGTERM, 143, "12mbit both ways"},
-		"which it handles":  {[]string{"sh", "-c", "trap 'exit 5' HUP; echo ready; while :; do sleep .1; done"}, syscall.SIGHUP, 5, "12mbit"},
+		"success":         {[]string{"true"}, 0, 0, "this machine's own servers: 10.77.2.2, [fd77:2::2]"},
+		"an exit code":    {[]string{"sh", "-c", "exit 7"}, 0, 7, "12mbit both ways"},
+		"by a signal":     {[]string{"sh", "-c", "kill -KILL $$"}, 0, 137, "12mbit both ways"},
+		"no such program": {[]string{"/nosuch"}, 0, 1, "/nosuch: no such file"},
+		"ended from beside": {
+			[]string{"sh", "-c", "echo ready; exec sleep 60"}, syscall.SIGTERM, 143, "12mbit both ways",
+		},
+		"which it handles": {
+			[]string{"sh", "-c", "trap 'exit 5' HUP; echo ready; while :; do sleep .1; done"}, syscall.SIGHUP, 5,
+			"12mbit",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := shell(t, append([]string{"--"}, row.command...)...)
@@ -209,7 +216,8 @@ func TestAProgramsEndIsTheShells(t *testing.T) {
 // The terminal's Ctrl-C is the program's, and the terminal shows what passes.
 func TestATerminalShowsWhatPasses(t *testing.T) {
 	master, terminal := openTerminal(t)
-	cmd := shell(t, "--edge", "penstock", "--", "sh", "-c", "trap 'echo interrupted; exit 5' INT; while :; do sleep .1; done")
+	cmd := shell(t, "--edge", "penstock", "--", "sh", "-c",
+		"trap 'echo interrupted; exit 5' INT; while :; do sleep .1; done")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	require.NoError(t, cmd.Start())

@@ -76,7 +76,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
   penstock-lab sim --all`,
 		RunE: func(cmd *cobra.Command, files []string) (err error) {
 			if f.every <= 0 || f.every%time.Millisecond != 0 {
-				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms", f.every))
+				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms",
+					f.every))
 			}
 			if f.outputs.traceOut != "" {
 				f.sampled = commonStep(f.every, stage.Step)
@@ -241,7 +242,8 @@ func (f *simFlags) writeSamples(w io.Writer, run course) error {
 			if err := enc.Encode(simSample{
 				Experiment: run.Experiment, Run: run.Name, Path: path, Flow: one.Name, At: s.At.Seconds(),
 				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
-				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), Reverse: s.ReverseQueue.Seconds(),
+				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(),
+				Reverse:   s.ReverseQueue.Seconds(),
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
 				Internals: telemetry.InternalsOf(s.Algorithm, s.Internals),
 			}); err != nil {

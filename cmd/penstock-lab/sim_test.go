@@ -20,7 +20,8 @@ import (
 func TestSimAndBenchAgree(t *testing.T) {
 	t.Chdir(t.TempDir())
 	words := []string{
-		"--link", "12mbit", "--link", "generate:lte", "--up", "3mbit", "--buffer", "100pkt", "--delay", "15ms", "--loss", "0.01",
+		"--link", "12mbit", "--link", "generate:lte", "--up", "3mbit", "--buffer", "100pkt", "--delay", "15ms",
+		"--loss", "0.01",
 		"--duration", "5s", "--warmup", "1s", "--flows", "2", "--seeds", "3",
 	}
 	rows := func(args ...string) (tables string) {
@@ -39,7 +40,8 @@ func TestSimPrintsJSON(t *testing.T) {
 	trace, file := filepath.Join(t.TempDir(), "samples.jsonl"), filepath.Join(t.TempDir(), "runs.jsonl")
 	code, _, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant",
 		"--flows", "2",
-		"--link", "12mbit", "--delay", "20ms", "--duration", "5s", "--warmup", "2s", "--json", file, "--trace-out", trace, "--trace-every", "100ms")
+		"--link", "12mbit", "--delay", "20ms", "--duration", "5s", "--warmup", "2s", "--json", file, "--trace-out",
+		trace, "--trace-every", "100ms")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	runs, err := record.Open(file)
 	require.NoError(t, err)

@@ -85,7 +85,8 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 		}
 		for _, f := range findings {
 			if !f.OK {
-				errs = append(errs, fmt.Errorf("%s in %s: %s is %s, but must be %s", r.name, r.standard.Name, f.What, f.Got, f.Bound))
+				errs = append(errs, fmt.Errorf("%s in %s: %s is %s, but must be %s", r.name, r.standard.Name,
+					f.What, f.Got, f.Bound))
 			}
 		}
 		one := record.Of(r.Stage, r.Record)

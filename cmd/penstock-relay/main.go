@@ -50,17 +50,19 @@ func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	}
 	listen := flags.String("listen", ":8443", "`ADDRESS:PORT` for phones")
 	tokenFile := flags.String("token-file", "", "`FILE` with the token in its first line, 16 bytes or more")
-	certificate := flags.String("certificate", "", "`FILE` with the certificate for TLS and what stands above it, in PEM")
+	certificate := flags.String("certificate", "", "`FILE` with the certificate for TLS and what stands above it, in "+
+		"PEM")
 	key := flags.String("key", "", "`FILE` with the certificate's key")
 	plain := flags.Bool("plain", false, "no TLS, so that who is on the path reads the token")
 	var server relay.Server
 	flags.StringVar(&server.Algorithm, "algorithm", "penstock", "what decides on what goes to phones")
 	flags.IntVar(&server.MaxConnections, "max-connections", 0, "how many at once; 0: 1024")
-	flags.Func("allow", "`PREFIX` of destinations beside public addresses; repeat for several", func(text string) error {
-		prefix, err := netip.ParsePrefix(text)
-		server.Allow = append(server.Allow, prefix)
-		return err
-	})
+	flags.Func("allow", "`PREFIX` of destinations beside public addresses; repeat for several",
+		func(text string) error {
+			prefix, err := netip.ParsePrefix(text)
+			server.Allow = append(server.Allow, prefix)
+			return err
+		})
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

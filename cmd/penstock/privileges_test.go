@@ -143,7 +143,8 @@ func launch(t *testing.T, config string, prepare func(args []string) (starter, *
 		require.NoError(t, os.Chmod(d, 0o755)) //nolint:gosec // read by another user, too
 	}
 	file := filepath.Join(dir, "penstock.yaml")
-	require.NoError(t, os.WriteFile(file, []byte(config+"\nlog: {format: json}\nshutdown: {drain: 1ms}\n"), 0o644)) //nolint:gosec // as above
+	config += "\nlog: {format: json}\nshutdown: {drain: 1ms}\n"
+	require.NoError(t, os.WriteFile(file, []byte(config), 0o644)) //nolint:gosec // as above
 	c := &child{t: t, done: make(chan struct{})}
 	start, cmd := prepare([]string{path, "run", "--config", file})
 	cmd.Stderr = &c.log

@@ -147,8 +147,8 @@ func newBallast() []byte {
 	return make([]byte, min(16<<20, ram/64))
 }
 
-// givenSockets returns the sockets that systemd listens at for us (sd_listen_fds(3)), and those of the predecessor. What
-// connects during a restart waits in them.
+// givenSockets returns the sockets that systemd listens at for us (sd_listen_fds(3)), and those of the predecessor.
+// What connects during a restart waits in them.
 func (h *service) givenSockets() (sockets []proxy.GivenSocket, err error) {
 	all, err := activation.Listeners()
 	if err != nil {

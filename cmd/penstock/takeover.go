@@ -38,8 +38,8 @@ func (h *service) askPredecessor() error {
 	}
 	path := h.takeoverPath()
 	if path == "" {
-		return cli.BadInput(errors.New("--takeover needs --state-directory DIR (under systemd StateDirectory=), with the " +
-			"directory of the running proxy: its socket is there"))
+		return cli.BadInput(errors.New("--takeover needs --state-directory DIR (under systemd StateDirectory=), with " +
+			"the directory of the running proxy: its socket is there"))
 	}
 	p, err := takeover.Ask(path)
 	if errors.Is(err, takeover.ErrNoProxy) {
@@ -130,7 +130,8 @@ func (h *service) offerTakeover(ctx context.Context) {
 	h.state.makeDirectory()
 	ln, err := takeover.Listen(path)
 	if err != nil {
-		h.log.Warn("no process can take over from this one: an upgrade will refuse connections for a moment", "err", err)
+		h.log.Warn("no process can take over from this one: an upgrade will refuse connections for a moment", "err",
+			err)
 		return
 	}
 	offer := takeover.Offer{

@@ -20,7 +20,8 @@ func TestMarksAreSetInTheHeader(t *testing.T) {
 				ip := header.IPv4(append(make([]byte, header.IPv4MinimumSize), "payload"...))
 				ip.Encode(&header.IPv4Fields{
 					TOS: dscp<<2 | uint8(ecn), TotalLength: uint16(len(ip)), ID: 4711, TTL: 64, Protocol: 6,
-					SrcAddr: tcpip.AddrFrom4([4]byte{10, 0, 0, 1}), DstAddr: tcpip.AddrFrom4([4]byte{192, 168, 254, 255}),
+					SrcAddr: tcpip.AddrFrom4([4]byte{10, 0, 0, 1}),
+					DstAddr: tcpip.AddrFrom4([4]byte{192, 168, 254, 255}),
 				})
 				ip.SetChecksum(^ip.CalculateChecksum())
 				return ip
@@ -29,7 +30,8 @@ func TestMarksAreSetInTheHeader(t *testing.T) {
 				ip := header.IPv6(append(make([]byte, header.IPv6MinimumSize), "payload"...))
 				ip.Encode(&header.IPv6Fields{
 					TrafficClass: dscp<<2 | uint8(ecn), FlowLabel: 0xabcde, PayloadLength: 7, TransportProtocol: 6,
-					HopLimit: 64, SrcAddr: tcpip.AddrFrom16([16]byte{0x20, 1}), DstAddr: tcpip.AddrFrom16([16]byte{0xfd}),
+					HopLimit: 64, SrcAddr: tcpip.AddrFrom16([16]byte{0x20, 1}),
+					DstAddr: tcpip.AddrFrom16([16]byte{0xfd}),
 				})
 				return ip
 			}

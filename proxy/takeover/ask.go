@@ -94,7 +94,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// Take returns the sockets of a role at the addresses that want accepts.
+// Take returns the sockets of a role, where want reports true for the address.
 func (p *Predecessor) Take(role string, want func(address string) bool) (taken []Socket) {
 	p.sockets = slices.DeleteFunc(p.sockets, func(s Socket) bool {
 		if s.Role != role || !want(s.Address) {

@@ -20,7 +20,8 @@ const (
 
 // Offer is what a running proxy lets another process take over.
 type Offer struct {
-	// Sockets returns descriptors of the listening sockets, which the Offer closes, and in words what cannot be taken over.
+	// Sockets returns descriptors of the listening sockets, which the Offer closes, and in words what cannot be taken
+	// over.
 	Sockets func() (sockets []Socket, stays []string, err error)
 	// Leave has the proxy accept nothing any more. It drains.
 	Leave func(pid int)

@@ -101,11 +101,12 @@ func serveLibrary(with string) error {
 		}
 	}
 	fmt.Printf("http://%s/\n", ln.Addr())
-	return http.Serve(ln, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { //nolint:gosec // of a benchmark
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for piece := make([]byte, 256<<10); ; {
 			if _, err := w.Write(piece); err != nil {
 				return
 			}
 		}
-	}))
+	})
+	return http.Serve(ln, handler) //nolint:gosec // of a benchmark
 }

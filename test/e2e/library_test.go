@@ -49,7 +49,9 @@ type libraryCourse struct {
 }
 
 // measure returns the rate in Mbit/s, its Jain index, and the queue's 95th percentile, from begin to end.
-func (c libraryCourse) measure(t *testing.T, what string, begin, end time.Duration) (mbit, jain float64, queue time.Duration) {
+func (c libraryCourse) measure(
+	t *testing.T, what string, begin, end time.Duration,
+) (mbit, jain float64, queue time.Duration) {
 	t.Helper()
 	t.Run(what, func(t *testing.T) { // connections end with it, so that the next finds no members of its group
 		s, path := newCellular(t, c.link)

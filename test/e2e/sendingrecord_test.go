@@ -39,7 +39,8 @@ func (r *tape) put(p netlab.Packet) {
 
 func (r *tape) send(segments ...int) {
 	for _, n := range segments {
-		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000, Size: 1052})
+		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000,
+			Size: 1052})
 	}
 }
 
@@ -78,7 +79,10 @@ func TestInFlight(t *testing.T) {
 			r.ack(10)
 			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(10) + 1, Flags: netlab.ACK})
 		}, 0, 0},
-		"another connection": {func(r *tape) { first10(r); r.put(netlab.Packet{Out: true, Src: here, Dst: here, Payload: 9}) }, 10, 10},
+		"another connection": {func(r *tape) {
+			first10(r)
+			r.put(netlab.Packet{Out: true, Src: here, Dst: here, Payload: 9})
+		}, 10, 10},
 		"the other direction's data": {func(r *tape) {
 			first10(r)
 			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(1), Flags: netlab.ACK, Payload: 500})

@@ -11,7 +11,8 @@ import (
 
 // TestTheLibraryBringsNoDaemon lists all that a program gets with package alcc, and a phone with alcc/mobile.
 func TestTheLibraryBringsNoDaemon(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", module+"/alcc", module+"/alcc/mobile", module+"/cmd/penstock-relay").Output()
+	out, err := exec.Command("go", "list", "-deps", module+"/alcc", module+"/alcc/mobile",
+		module+"/cmd/penstock-relay").Output()
 	require.NoError(t, err)
 	banned := []string{
 		module + "/proxy", module + "/proxy/config", module + "/proxy/policy", module + "/proxy/capture",

@@ -17,7 +17,8 @@ var directories = []string{"agents", "alcc", "cc", "cmd", "deploy", "docs", "int
 
 // files are all that may stand at the top level.
 var files = []string{
-	".gitignore", ".golangci.yml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile",
+	".gitignore", ".golangci.yml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "SECURITY.md",
+	"Makefile",
 	"README.md", "go.mod", "go.sum",
 }
 
@@ -86,7 +87,8 @@ var table = []rule{
 	}},
 	{packages: "proxy", module: []string{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/capture", "proxy/config",
-		"proxy/destination", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/takeover", "proxy/tunnel/...",
+		"proxy/destination", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/takeover",
+		"proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{
 		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath",

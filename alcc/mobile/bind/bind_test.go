@@ -99,11 +99,14 @@ func TestAProgramInJavaUploads(t *testing.T) {
 		assert.NoError(t, <-ended)
 	})
 	var got []byte
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got, _ = io.ReadAll(r.Body) }))
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		got, _ = io.ReadAll(r.Body)
+	}))
 	defer server.Close()
 	file, content := filepath.Join(t.TempDir(), "file"), bytes.Repeat([]byte("of a phone"), 200_000)
 	require.NoError(t, os.WriteFile(file, content, 0o600))
-	said := runTool(t, "java", "-Djava.library.path="+library, "-cp", classes, "Phone", ln.Addr().String(), token, file, server.URL)
+	said := runTool(t, "java", "-Djava.library.path="+library, "-cp", classes, "Phone", ln.Addr().String(), token,
+		file, server.URL)
 	assert.True(t, bytes.Equal(content, got))
 	assert.Contains(t, said, "sent 2000000 of 2000000\n")
 	assert.Contains(t, said, `"algorithm":"mdi"`)

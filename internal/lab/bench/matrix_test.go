@@ -80,7 +80,8 @@ func TestGeneratedLinksTakeTheSeedUnlessTheyHaveOne(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotEqual(t, one[0].Down.Trace, two[0].Down.Trace)
 	assert.Equal(t, one[1].Down.Trace.Name, two[1].Down.Trace.Name)
-	assert.Equal(t, one[1].Down.Trace.MeanRate(), two[1].Down.Trace.MeanRate(), "the same trace, from another moment on")
+	assert.Equal(t, one[1].Down.Trace.MeanRate(), two[1].Down.Trace.MeanRate(),
+		"the same trace, from another moment on")
 	assert.Equal(t, "generate:lte", one[0].Down.Trace.Name)
 }
 

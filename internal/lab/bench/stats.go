@@ -97,7 +97,9 @@ func (t table) baseline() string {
 
 // findRow is the sender's row with that probability of loss, if a run in it counts.
 func (t table) findRow(sender string, loss float64) *row {
-	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == sender && w.loss == loss && len(w.countedRuns()) > 0 })
+	i := slices.IndexFunc(t.rows, func(w row) bool {
+		return w.sender == sender && w.loss == loss && len(w.countedRuns()) > 0
+	})
 	if i < 0 {
 		return nil
 	}

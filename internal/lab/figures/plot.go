@@ -117,7 +117,9 @@ func (p *Panel) DrawLine(name string, i int, points plotter.XYs) error {
 	}
 	line.Color, line.Width, line.Dashes = Colour(i), lineWidth, dashes[i/len(colours)%len(dashes)]
 	p.Add(line)
-	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) { c.StrokeLine2(line.LineStyle, from.X, from.Y, to.X, to.Y) })
+	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) {
+		c.StrokeLine2(line.LineStyle, from.X, from.Y, to.X, to.Y)
+	})
 	return nil
 }
 
@@ -262,7 +264,8 @@ func (f *Figure) drawAll(c draw.Canvas, measure bool) vg.Length {
 		plots[i] = []*plot.Plot{p.Plot}
 	}
 	tiles := draw.Tiles{
-		Rows: len(plots), Cols: 1, PadTop: margin, PadBottom: margin, PadLeft: margin, PadRight: 2 * margin, PadY: margin,
+		Rows: len(plots), Cols: 1, PadTop: margin, PadBottom: margin, PadLeft: margin, PadRight: 2 * margin,
+		PadY: margin,
 	}
 	for i, row := range plot.Align(plots, tiles, draw.Crop(c, 0, 0, 0, -head)) {
 		plots[i][0].Draw(row[0])

@@ -331,7 +331,8 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 		ports[i] = cmp.Or(f.Port, 80)
 		if f.terms != "" {
 			owners[f.Port] = i
-			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, f.terms))
+			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port,
+				f.terms))
 		}
 		if f.Sizes != "" && f.Sizes != "caida" {
 			return &config.Error{Key: key + ".sizes", Message: fmt.Sprintf("there are no sizes %q; write caida", f.Sizes)}

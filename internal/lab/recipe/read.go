@@ -215,7 +215,8 @@ func runsOf(root section) (all []section, err error) {
 		if !ok {
 			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
 		}
-		if err := s.without("runs", "about", "source", "let", "short", "control", "missed", "runs", "must"); err != nil {
+		err := s.without("runs", "about", "source", "let", "short", "control", "missed", "runs", "must")
+		if err != nil {
 			return nil, err
 		}
 		all = append(all, section{ast.Mapping(s.GetToken(), false, slices.Clone(s.Values)...)})
@@ -291,7 +292,9 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	}
 	if n := root.take("control"); scale == Control {
 		if n == nil {
-			return stage.Stage{}, &config.Error{Message: "there is no control: write such as control: {algorithm: cubic}"}
+			return stage.Stage{}, &config.Error{
+				Message: "there is no control: write such as control: {algorithm: cubic}",
+			}
 		}
 		if err := root.mergeControl(n); err != nil {
 			return stage.Stage{}, err
@@ -357,7 +360,8 @@ func readMissed(n ast.Node) (all []missedBound, err error) {
 	}
 	s, ok := sectionOf(n)
 	if !ok {
-		return nil, at(n, "missed", "expected findings with a reason each, such as {utilisation: loss is taken for congestion}")
+		return nil, at(n, "missed", "expected findings with a reason each, such as {utilisation: loss is taken for "+
+			"congestion}")
 	}
 	for _, p := range s.Values {
 		why, ok := scalar(p.Value)

@@ -115,7 +115,8 @@ func TestAResultIsWritten(t *testing.T) {
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, {Experiment: result.Name}, other}))
 	assert.Contains(t, page.String(),
 		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | ok | 1 | ok |")
-	assert.Contains(t, page.String(), "| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
+	assert.Contains(t, page.String(),
+		"| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
 	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | 3 of 4 | **no** |")
 	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not measured | not run | not measured |")
 	assert.Contains(t, page.String(), "in virtual time 3 of 4; over real sockets 3 of 4.")

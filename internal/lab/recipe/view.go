@@ -447,8 +447,8 @@ func (r Run) internal(flow, name string) (values []float64, err error) {
 		}
 		k := slices.IndexFunc(spec.Internals, func(in cc.Internal) bool { return in.Name == name })
 		if k < 0 {
-			return nil, fmt.Errorf("internal: %s does not show %q; penstock algorithms %s lists what it shows", algorithm, name,
-				algorithm)
+			return nil, fmt.Errorf("internal: %s does not show %q; penstock algorithms %s lists what it shows",
+				algorithm, name, algorithm)
 		}
 		values = append(values, s.Internals[k])
 	}

@@ -70,7 +70,7 @@ type Run struct {
 
 	StartedAt time.Time `json:"started_at"`
 	Version   string    `json:"version"`
-	Command   string    `json:"command,omitempty"` // the command line, as a shell reads it; of a Program without its own
+	Command   string    `json:"command,omitempty"` // the command line as a shell reads it; a Program's is left out
 	System    System    `json:"system"`
 
 	Throughput  float64 `json:"throughput_mbit"` // IP bytes that left the queue

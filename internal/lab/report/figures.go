@@ -118,7 +118,8 @@ func (p path) drawCourse() (*figures.Figure, error) {
 			end = max(end, r.Duration)
 		}
 	}
-	rate, delay := f.AddPanel("", p.throughputAxis()).OverSeconds(end), f.AddPanel("seconds", delayAxis).OverSeconds(end)
+	rate, delay := f.AddPanel("", p.throughputAxis()).OverSeconds(end),
+		f.AddPanel("seconds", delayAxis).OverSeconds(end)
 	rate.Y.Min = 0
 	figures.SetDecades(&delay.Y, leastDelay)
 	capacity := p.isUnlike()

@@ -363,8 +363,8 @@ func WriteComparison(w io.Writer, files []File) error {
 	if b.Len() == 0 {
 		b.WriteString("The files have no sender on one path in common.\n")
 	} else {
-		b.WriteString("Geometric means over pairs of runs with one seed and number; in brackets the 95 % interval of a " +
-			"bootstrap.\nAn interval without 1 is a difference.\n")
+		b.WriteString("Geometric means over pairs of runs with one seed and number; in brackets the 95 % interval of " +
+			"a bootstrap.\nAn interval without 1 is a difference.\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -218,8 +218,8 @@ func (s Stage) Realisable() error {
 	for _, a := range s.Actors {
 		if s.Native && a.Kind != UDP && (a.Kind != Bulk && (a.Kind != Upload || a.Host > 0) ||
 			a.Size > 0 || a.Rate > 0 || a.On > 0 || a.Direct) {
-			return fmt.Errorf("stage: %s: %q: over real sockets native senders only download without end, or upload from the "+
-				"first host; play this in virtual time", s.Name, a.Name)
+			return fmt.Errorf("stage: %s: %q: over real sockets native senders only download without end, or upload "+
+				"from the first host; play this in virtual time", s.Name, a.Name)
 		}
 		if a.ECN != sim.ECNDefault {
 			return fmt.Errorf("stage: %s: %q has ecn %s, which virtual time alone can set", s.Name, a.Name, a.ECN)

@@ -320,8 +320,8 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, bool, error) {
 	}, false, err
 }
 
-// managed are the terms that an edge gives connection n, and those of all native senders; false: it is an upload, or the
-// edge has no part in it.
+// managed are the terms that an edge gives connection n, and those of all native senders; false: it is an upload, or
+// the edge has no part in it.
 func (v *virtual) managed(n int, edge virtualEdge) (flow.Terms, bool, error) {
 	verdict, err := v.decide(n, edge)
 	if err != nil || v.actor(n).Kind == Upload && !v.stage.Native {
