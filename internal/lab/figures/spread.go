@@ -80,7 +80,7 @@ func meanOf(values []float64) (m float64) {
 	return m
 }
 
-// covarianceOf returns the covariance of two samples of one length, which is at least two. gonum's package stat would add
+// covarianceOf returns the covariance of two samples of one length, at least two. gonum's package stat would add
 // 2.8 MB to the program.
 func covarianceOf(x, y []float64) (c float64) {
 	mx, my := meanOf(x), meanOf(y)
