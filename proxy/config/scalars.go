@@ -89,6 +89,9 @@ var scalars = map[reflect.Type]scalar{
 		"type": []string{"number", "string"},
 	}),
 	reflect.TypeFor[check.Fraction](): newTextScalar(check.ParseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
+	reflect.TypeFor[policy.Sample](): newTextScalar(policy.ParseSample, object{
+		"type": "string", "pattern": `^\s*` + number + `\s*%\s*$`, "examples": []string{"5%", "0.5%"},
+	}),
 	reflect.TypeFor[policy.Refuse](): newTextScalar(policy.ParseRefuse, object{
 		"type": []string{"boolean", "string"}, "minLength": 1,
 		"not": object{"type": "string", "pattern": `^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[Yy]([Ee][Ss])?|` +

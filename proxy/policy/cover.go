@@ -20,6 +20,8 @@ func (r *Rule) Covers(next *Rule) bool {
 	m, n := &r.Match, &next.Match
 	everywhere := matchesAnyAddress(m.Destinations)
 	switch {
+	case m.Sample > 0 && m.Sample < 1: // next has hosts that are not in it
+		return false
 	case m.Protocol != "" && m.Protocol != next.onlyProtocol():
 		return false
 	case !coversAll(m.Listeners, n.Listeners, func(a, b string) bool { return a == b }):

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -32,6 +33,9 @@ type Match struct {
 	// *.example.com for all names below it. Only where a rule needs them are those bytes looked at;
 	// limits.server_name_wait bounds for how long.
 	ServerNames []NamePattern `yaml:"server_name"`
+	// A part of the client hosts, such as 5%: to try other terms on some of them, and to compare. A host is in the
+	// sample or out of it for as long as the rule has its name: the peer of a tunnel, an IPv4 address, or an IPv6 /64.
+	Sample Sample `yaml:"sample"`
 }
 
 // Protocol is a transport. Only what comes out of tunnels, and what is held, is anything but TCP.
@@ -72,6 +76,58 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
+// Sample is a part of all client hosts, above 0 up to 1. The zero value stands for all of them.
+type Sample float64
+
+// ParseSample reads a percentage such as 5% or 0.5%.
+func ParseSample(s string) (Sample, error) {
+	number, ok := strings.CutSuffix(strings.TrimSpace(s), "%")
+	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if !ok || err != nil || !(v > 0 && v <= 100) {
+		return 0, fmt.Errorf("%q is no sample; write a percentage above 0%% up to 100%%, such as 5%%", s)
+	}
+	return Sample(v / 100), nil
+}
+
+// String writes the sample so that ParseSample reads it.
+func (s Sample) String() string { return strconv.FormatFloat(100*float64(s), 'g', 6, 64) + "%" }
+
+// containsHost reports whether the client host of f is in the sample. The salt makes the samples of two rules
+// independent of each other. A host is what a group of the default template has in common, so that no group of a
+// client is split; privacy addresses of IPv6 change within a /64.
+func (s Sample) containsHost(f *Facts, salt string) bool {
+	if s == 0 || s >= 1 {
+		return true
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(salt + "|" + ClientHost(f.Source.Addr(), f.Peer)))
+	// The high bits of FNV-1a depend little on the last bytes.
+	return float64(mixBits(h.Sum64())>>11)/(1<<53) < float64(s)
+}
+
+// mixBits is the finaliser of SplitMix64: every bit of the result depends on every bit of x.
+func mixBits(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// ClientHost returns what samples take for one client: the peer of a tunnel, else the IPv4 address, or the IPv6 /64.
+func ClientHost(client netip.Addr, peer string) string {
+	if peer != "" {
+		return peer
+	}
+	client = client.Unmap().WithZone("")
+	if client.Is4() {
+		return client.String()
+	}
+	network, err := client.Prefix(64)
+	if err != nil { // not valid: no host is known
+		return ""
+	}
+	return network.String()
+}
+
 // checkMatch finds what no configuration can say, but a caller can.
 func (m Match) checkMatch() error {
 	for _, p := range slices.Concat(m.Sources, m.Destinations) {
@@ -86,6 +142,9 @@ func (m Match) checkMatch() error {
 	}
 	if m.Protocol == ICMP && len(m.ServerNames) > 0 || m.hasHostsWithoutTCP() {
 		return fmt.Errorf("what comes over %s has no such name", m.Protocol)
+	}
+	if m.Sample < 0 || m.Sample > 1 {
+		return fmt.Errorf("a sample of %v; it is above 0%% up to 100%%", m.Sample)
 	}
 	if slices.Contains(m.ServerNames, NamePattern{}) {
 		return fmt.Errorf("an empty server name matches nothing")

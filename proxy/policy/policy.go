@@ -207,6 +207,9 @@ func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 // matchesBeforeName reports whether the rule may be for f, whatever the server name is. Where it refuses
 // what leads to an IPv4 address, it refuses the IPv6 addresses that lead there as well.
 func (r *Rule) matchesBeforeName(f Facts) bool {
+	if !r.Match.Sample.containsHost(&f, r.Name) {
+		return false
+	}
 	if r.Match.matchesBeforeName(f) {
 		return true
 	}
