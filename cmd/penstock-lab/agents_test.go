@@ -50,7 +50,7 @@ func TestAnAgentDrivesTheSimulator(t *testing.T) {
 
 // The page's controller and commands in virtual time work as written, and show what it shows.
 func TestTheControllerOfThePageWorks(t *testing.T) {
-	page := clitest.Doc(t, "controller.md")
+	page := clitest.Doc(t, "python-controller.md")
 	block := func(language, part string) string {
 		t.Helper()
 		for _, b := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -29,32 +30,62 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	assert.Equal(t, stdout, reference, "docs/configuration.md is not what the types say; run: make docs")
 }
 
-func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(clitest.Doc(t, "gateway.md"), -1)
-	require.Len(t, blocks, 8)
-	for _, b := range blocks {
-		_, err := config.Parse([]byte(b[1]))
-		assert.NoError(t, err, b[1])
+// yamlBlocks returns the YAML of a page, block by block.
+func yamlBlocks(page string) (blocks []string) {
+	for _, b := range regexp.MustCompile("(?ms)^[ ]*```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
+		blocks = append(blocks, b[1])
 	}
-	shown, err := config.Parse([]byte(blocks[len(blocks)-1][1]))
-	require.NoError(t, err)
-	file, err := os.ReadFile("../../deploy/kernel-wireguard.yaml")
-	require.NoError(t, err)
-	shipped, err := config.Parse(file)
-	require.NoError(t, err)
-	assert.Equal(t, shipped, shown, "the guide shows deploy/kernel-wireguard.yaml")
+	return blocks
 }
 
-func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(clitest.Doc(t, "configuration.md"), -1)
-	require.Len(t, blocks, 6)
-	for _, b := range blocks {
-		_, err := config.Parse([]byte(b[1]))
-		assert.NoError(t, err, b[1])
-	}
-	written, err := config.Parse([]byte(blocks[0][1]))
+func TestConfigurationsOfThePagesAreValid(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
 	require.NoError(t, err)
-	assert.Equal(t, config.Default(), written, "the first example is not what a file leaves out")
+	checked := 0
+	for _, path := range append(pages, "../../README.md") {
+		if filepath.Base(path) == "recipes.md" { // its blocks are experiments
+			continue
+		}
+		page, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, block := range yamlBlocks(string(page)) {
+			text := dedent(block)
+			if !strings.Contains(text, "listeners:") { // the block shows a part of a file
+				text = "listeners: [{name: lan, mode: tproxy, address: '[::]:7000'}]\n" + text
+			}
+			_, err := config.Parse([]byte(text))
+			assert.NoError(t, err, "%s:\n%s", path, block)
+			checked++
+		}
+	}
+	assert.Greater(t, checked, 15)
+}
+
+// dedent removes the indentation of a block's first line from all its lines.
+func dedent(block string) string {
+	indent := block[:len(block)-len(strings.TrimLeft(block, " "))]
+	return strings.TrimPrefix(strings.ReplaceAll("\n"+block, "\n"+indent, "\n"), "\n")
+}
+
+func TestThePagesShowWhatTheySayTheyShow(t *testing.T) {
+	shipped, err := os.ReadFile("../../deploy/kernel-wireguard.yaml")
+	require.NoError(t, err)
+	gateway := yamlBlocks(clitest.Doc(t, "gateway.md"))
+	asFile := func(text string) config.Config {
+		c, err := config.Parse([]byte(text))
+		require.NoError(t, err)
+		return c
+	}
+	for what, row := range map[string]struct {
+		shown string
+		want  config.Config
+	}{
+		"the defaults":                 {yamlBlocks(clitest.Doc(t, "configuration.md"))[0], config.Default()},
+		"what gateway init writes":     {gateway[0], asFile(newGatewayConfig)},
+		"deploy/kernel-wireguard.yaml": {gateway[len(gateway)-1], asFile(string(shipped))},
+	} {
+		assert.Equal(t, row.want, asFile(row.shown), what)
+	}
 }
 
 // The README's way to a gateway works as written, in an empty directory.
@@ -65,7 +96,6 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 	require.True(t, found)
 	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(section)
 	require.NotNil(t, block)
-	guide := clitest.Doc(t, "gateway.md")
 	t.Chdir(t.TempDir())
 	var printed string
 	nobody := need.Host() + ":9464" // in place of the address at which this machine may run a proxy
@@ -108,13 +138,4 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "vpn.key is there already")
 	assert.NoFileExists(t, "other.yaml", "all or nothing")
-
-	_, guide, found = strings.Cut(guide, "penstock gateway init")
-	require.True(t, found)
-	shown := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(guide)
-	want, err := config.Parse([]byte(newGatewayConfig))
-	require.NoError(t, err)
-	got, err := config.Parse([]byte(shown[1]))
-	require.NoError(t, err)
-	assert.Equal(t, want, got, "the guide shows what init writes")
 }

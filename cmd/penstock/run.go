@@ -38,7 +38,7 @@ change while running is refused.`,
 		Example: `  penstock run
   penstock run --config /etc/penstock/penstock.yaml
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128
-  penstock run --config /etc/penstock/penstock.yaml --takeover  # an upgrade: see operations.md`,
+  penstock run --config /etc/penstock/penstock.yaml --takeover  # an upgrade: see docs/install.md`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			signal.Ignore(syscall.SIGPIPE)         // who reads the log may go

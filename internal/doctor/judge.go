@@ -333,7 +333,7 @@ func (f facts) judgeForward() []Check {
 		forward.State = Warn
 		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
 		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
-			"connections by a rule with refuse, too (docs/operations.md, The forward chain)"
+			"connections by a rule with refuse, too (docs/capture.md, The forward chain)"
 	}
 	own := okCheck(networks, "connections to networks of this machine go past the rules, or are captured as asked")
 	if len(f.newcomers) > 0 {

@@ -303,7 +303,7 @@ func (r Rules) Advice() []string {
 	}
 	if filters, err := ForwardFilters(); err == nil && len(filters) > 0 {
 		add("captured connections do not pass the forward chain, which drops some here: %s; what it forbids, "+
-			"forbid for them by a rule with refuse, too (docs/operations.md, The forward chain)",
+			"forbid for them by a rule with refuse, too (docs/capture.md, The forward chain)",
 			strings.Join(filters, ", "))
 	}
 	return say

@@ -143,7 +143,7 @@ func TestFTP(t *testing.T) {
 	s.carried(4)
 }
 
-// TestActiveFTP has a server that connects to its client for every transfer, as docs/operations.md says.
+// TestActiveFTP has a server that connects to its client for every transfer, as docs/capture.md says.
 func TestActiveFTP(t *testing.T) {
 	is := find(t, "vsftpd", "curl")
 	for _, c := range []struct {
