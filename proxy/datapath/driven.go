@@ -9,3 +9,9 @@ var ErrWait = errors.New("datapath: not yet")
 // KeepAliver is implemented by legs that find out by themselves that their peer has vanished only
 // once they are asked to: a short connection ends before that matters.
 type KeepAliver interface{ KeepAlive() error }
+
+// Driven is implemented by legs that a loop can drive.
+type Driven interface {
+	// Driven reports whether a loop drives the leg, so that its calls return ErrWait in place of waiting.
+	Driven() bool
+}

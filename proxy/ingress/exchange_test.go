@@ -15,7 +15,7 @@ import (
 // exchangeOf is that of a request with these fields.
 func exchangeOf(tb testing.TB, method, fields string) *Exchange {
 	tb.Helper()
-	req, err := readRequest(newInput(newFakeConn(method + " http://a.test/ HTTP/1.1\r\n" + fields + "\r\n")))
+	req, err := parseRequest([]byte(method + " http://a.test/ HTTP/1.1\r\n" + fields + "\r\n"))
 	require.NoError(tb, err)
 	return newExchange(req)
 }

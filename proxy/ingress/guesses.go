@@ -83,10 +83,13 @@ func (g *Guesses) May(addr netip.Addr) bool {
 // answer: after longest at the latest, or once ctx is done. The answer counts as held for as long
 // even then, so that a client that hangs up guesses no faster.
 func (g *Guesses) Wrong(ctx context.Context, addr netip.Addr, longest time.Duration) {
-	pause := g.count(datapath.Host(addr), longest)
-	if pause == 0 {
-		return
+	if pause := g.count(datapath.Host(addr), longest); pause > 0 {
+		waitFor(ctx, pause)
 	}
+}
+
+// waitFor waits for that long, or until ctx has ended.
+func waitFor(ctx context.Context, pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {

@@ -15,10 +15,6 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// maxRequestHeader bounds the request line and header fields of a request, in bytes. Servers
-// bound them from 8 KiB on.
-const maxRequestHeader = 16 << 10
-
 // errNotHTTP replaces net/http's errors, which quote lines and URLs, with passwords in them.
 var errNotHTTP = errors.New("malformed HTTP request")
 
@@ -121,21 +117,9 @@ type request struct {
 	parsed         *http.Request // what package net/http makes of all but the target
 }
 
-// readRequest reads the head of a request. It refuses what servers may understand in different
+// parseRequest reads the head of a request. It refuses what servers may understand in different
 // ways: that would let a client smuggle a request past a rule (RFC 9112 §11.2).
-func readRequest(in *input) (request, error) {
-	var b []byte
-	for ended := false; !ended; {
-		line, err := in.ReadBytes('\n')
-		if err != nil {
-			return request{}, err
-		}
-		empty := len(bytes.TrimRight(line, "\r\n")) == 0
-		if !empty || len(b) > 0 { // an empty line before the request is no part of it (RFC 9112 §2.2)
-			b = append(b, line...)
-			ended = empty
-		}
-	}
+func parseRequest(b []byte) (request, error) {
 	h, err := parseHead(b, false)
 	if err != nil || slices.ContainsFunc(h.fields, field.isInvalid) {
 		return request{}, errNotHTTP
@@ -242,20 +226,18 @@ func hostField(u *url.URL) string {
 	return strings.TrimSuffix(u.Host, ":")
 }
 
-// refuseHTTP writes an answer after which the caller closes the connection. header is whole
+// httpRefusal returns an answer after which the caller closes the connection. header is whole
 // lines.
-func refuseHTTP(in *input, status int, header, reason string) error {
-	var b strings.Builder
+func httpRefusal(status int, header, reason string) []byte {
+	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n%s", status, http.StatusText(status), header)
 	fmt.Fprintf(&b, "Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s\n",
 		len(reason)+1, reason)
-	_, err := in.conn.Write([]byte(b.String()))
-	return err
+	return b.Bytes()
 }
 
-// failHTTP tells a client why the dial failed, and closes its connection.
-func failHTTP(in *input, err error) error {
+// httpDialFailure returns the answer that tells a client why the dial failed.
+func httpDialFailure(err error) []byte {
 	status, why, reason := HTTPFailure(err)
-	err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
-	return errors.Join(err, closeAfterAnswer(in.conn))
+	return httpRefusal(status, "Proxy-Status: "+why+"\r\n", reason)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/greeting"
 )
 
 const (
@@ -209,11 +210,13 @@ func TestWriteProxyHeader(t *testing.T) {
 				var b bytes.Buffer
 				require.NoError(t, WriteProxyHeader(&b, version, row.source, row.target, row.cameTo))
 				assert.Equal(t, want, b.String())
-				got, err := readProxyHeader(newInput(newFakeConn(want)))
+				var got greeting.ProxyHeader
+				n, done, err := got.Feed([]byte(want))
 				require.NoError(t, err)
-				assert.Equal(t, plainAddrPort(row.source).IsValid(), got.source.IsValid())
-				if got.source.IsValid() {
-					assert.Equal(t, plainAddrPort(row.source), got.source, "what is written is read")
+				assert.True(t, done && n == len(want))
+				assert.Equal(t, plainAddrPort(row.source).IsValid(), got.Source.IsValid())
+				if got.Source.IsValid() {
+					assert.Equal(t, plainAddrPort(row.source), got.Source, "what is written is read")
 				}
 			}
 		})

@@ -223,8 +223,7 @@ func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.i
 
 // Greet implements Listener.
 func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
-	a := l.arrivalOf(conn)
-	return a.by.greetClient(ctx, a.Conn, a.original)
+	return l.arrivalOf(conn).greetClient(ctx)
 }
 
 // acceptFailed returns how long to wait after a failure of accept; below 0: it is permanent.
@@ -243,14 +242,6 @@ func (l *Socket) acceptFailed(err error) (pause time.Duration) {
 	}
 	l.delay.Store(int64(pause))
 	return pause
-}
-
-// arrival is a connection that is not greeted yet. It keeps the greeter that was the listener's
-// when it came: Apply may have replaced that since.
-type arrival struct {
-	datapath.Conn
-	by       *greeter
-	original netip.AddrPort // destination in mode redirect; invalid: conntrack has none
 }
 
 // wrapArrival notes the greeter of the moment and, in mode redirect, the original destination.

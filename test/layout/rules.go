@@ -76,7 +76,10 @@ var table = []rule{
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/datapathtest", module: []string{"cc", "cc/flow", "proxy/datapath/...", "internal/need"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/...", "proxy/happyeyeballs"}},
-	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/config/check", "proxy/datapath/..."}},
+	{packages: "proxy/greeting", banned: impure},
+	{packages: "proxy/ingress", module: []string{
+		"cc", "cc/flow", "proxy/access", "proxy/config/check", "proxy/datapath/...", "proxy/greeting",
+	}},
 	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath", "proxy/ingress"}},
 	{packages: "proxy/tunnel/kernelspace", module: []string{
 		"cc", "cc/flow", "proxy/access", "proxy/capture", "proxy/datapath", "proxy/ingress", "proxy/nldump",

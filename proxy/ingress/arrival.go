@@ -1,0 +1,436 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/greeting"
+)
+
+// Pause is an ErrWait with a bound. The call is to be made again at the next event of the connection, and after this
+// time at the latest.
+type Pause time.Duration
+
+// Error implements error.
+func (p Pause) Error() string { return fmt.Sprintf("ingress: not yet, for %v", time.Duration(p)) }
+
+// Is has errors.Is find a datapath.ErrWait.
+func (p Pause) Is(target error) bool { return target == datapath.ErrWait } //nolint:errorlint // ErrWait wraps none
+
+// arrival is a connection that is not greeted yet. It keeps the greeter that was the listener's when it came: Apply may
+// have replaced that since.
+type arrival struct {
+	datapath.Conn
+	by       *greeter
+	original netip.AddrPort // destination in mode redirect; invalid: conntrack has none
+	asked    *conversation  // nil: the client is not asked anything, or not yet
+}
+
+// greetClient is Listener's Greet.
+func (a *arrival) greetClient(ctx context.Context) (Client, error) {
+	if a.by.isPrompt(a.Conn) {
+		c := a.newClient()
+		if err := a.by.setTarget(&c, a.original); err != nil {
+			_ = a.Reset()
+			return Client{}, a.by.wrapError(err)
+		}
+		return c, nil
+	}
+	limit := a.by.cfg.HandshakeTimeout
+	isNew := a.asked == nil
+	if isNew {
+		a.asked = newConversation(a)
+	}
+	if a.asked.driven {
+		c, err := a.asked.proceed(ctx)
+		if isNew && err == datapath.ErrWait { //nolint:errorlint // a Pause is shorter
+			err = Pause(limit)
+		}
+		return c, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = a.SetDeadline(expired) })
+	c, err := a.asked.proceed(ctx)
+	switch {
+	case !stop() && err == nil: // the deadline is set or about to be
+		_ = a.Reset()
+		return Client{}, a.by.wrapError(context.Cause(ctx))
+	case err != nil && ctx.Err() != nil:
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return c, err
+}
+
+// newClient returns the client as far as the connection itself shows it.
+func (a *arrival) newClient() Client {
+	return Client{Conn: a.Conn, Listener: a.by.cfg.Name, Source: addrPort(a.RemoteAddr())}
+}
+
+// Bounds of what is read of a client before its destination is known.
+const (
+	inputBuffer = 4096        // bytes read at once
+	lingerTime  = time.Second // for a refused client to take its answer
+	lingerBytes = 256 << 10   // of unread input thrown away while it does
+)
+
+// expired is a deadline in the past: it ends a call that waits.
+var expired = time.Unix(1, 0)
+
+// inputs lends memory to reads.
+var inputs = sync.Pool{New: func() any { return new([inputBuffer]byte) }}
+
+// errMore says that a message of the client is not whole yet.
+var errMore = errors.New("ingress: more bytes are needed")
+
+// conversation asks a client where it wants to go. Parsers of package greeting are fed what has come. Where a loop drives
+// the connection, a call that would wait returns datapath.ErrWait, and is made again. Elsewhere it waits.
+//
+//	readHeader ──▶ readFirst ──▶ readSOCKS ──▶ the destination is known
+//	  │    │             └─────▶ readHTTP  ──▶
+//	  │    └ a mode that asks nothing ───────▶
+//	  └─ any ──▶ holdAnswer: a password was wrong ──▶ err is set, and the connection is closed
+type conversation struct {
+	conn   datapath.Conn
+	by     *greeter
+	driven bool
+	at     stage
+	in     []byte // came, and is not consumed yet
+	client Client
+	header greeting.ProxyHeader
+	socks  greeting.SOCKS5
+	head   greeting.HTTPHead
+
+	answer     []byte // of holdAnswer
+	why        error  // of holdAnswer
+	err        error  // why the client is refused; nil: it is not, or not yet
+	closing    bool   // CloseWrite was called
+	lingerLeft int    // bytes that may still be thrown away
+
+	original netip.AddrPort // see arrival
+}
+
+// stage is what a conversation waits for.
+type stage uint8
+
+const (
+	readHeader stage = iota // the PROXY header
+	readFirst               // the byte that tells SOCKS5 from HTTP
+	readSOCKS
+	readHTTP
+	holdAnswer // the time of an answer that is held
+	knowTarget // nothing
+)
+
+// newConversation returns the conversation with a client that has not sent anything yet.
+func newConversation(a *arrival) *conversation {
+	h := &conversation{conn: a.Conn, by: a.by, client: a.newClient(), original: a.original}
+	h.socks.NeedsPassword = len(a.by.users) > 0
+	if d, ok := a.Conn.(datapath.Driven); ok {
+		h.driven = d.Driven()
+	}
+	if !a.by.trustsPeer(h.client.Source.Addr()) {
+		h.at = stageOf(a.by.cfg.Mode)
+	}
+	return h
+}
+
+// stageOf returns what follows the PROXY header.
+func stageOf(mode access.Mode) stage {
+	switch mode {
+	case access.SOCKS5:
+		return readSOCKS
+	case access.Connect:
+		return readHTTP
+	case access.Mixed:
+		return readFirst
+	}
+	return knowTarget
+}
+
+// proceed goes on until the destination is known or the client is refused. Once ctx has ended, what it waits for is
+// not waited for any longer. After an error other than ErrWait the connection is closed, with RST where the protocol
+// has no answer.
+func (h *conversation) proceed(ctx context.Context) (Client, error) {
+	if h.err == nil {
+		err := h.readTarget(ctx)
+		switch {
+		case err == nil:
+			if len(h.in) > 0 {
+				h.client.Conn = &prefixed{Conn: h.conn, rest: h.in, exchange: h.client.Exchange}
+			}
+			return h.client, nil
+		case errors.Is(err, datapath.ErrWait):
+			return Client{}, err
+		}
+		h.err = h.by.wrapError(err)
+	}
+	if !h.by.cfg.Mode.Asks() || h.closing && ctx.Err() != nil {
+		_ = h.conn.Reset()
+	} else if err := h.closeAfterAnswer(); errors.Is(err, datapath.ErrWait) {
+		return Client{}, err
+	}
+	return Client{}, h.err
+}
+
+// readTarget reads until the destination is known.
+func (h *conversation) readTarget(ctx context.Context) error {
+	if h.at == holdAnswer {
+		if ctx.Err() == nil {
+			return datapath.ErrWait
+		}
+		_, _ = h.conn.Write(h.answer)
+		return h.why
+	}
+	for {
+		if err := h.consume(ctx); !errors.Is(err, errMore) {
+			return err
+		}
+		protocol := [...]string{"proxy protocol", "mixed", "socks5", "connect"}[h.at]
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", protocol, context.Cause(ctx))
+		}
+		if err := h.read(); err != nil {
+			if errors.Is(err, datapath.ErrWait) {
+				return err
+			}
+			return fmt.Errorf("%s: %w", protocol, err)
+		}
+	}
+}
+
+// read reads what has come, or waits for it.
+func (h *conversation) read() error {
+	buf := inputs.Get().(*[inputBuffer]byte)
+	defer inputs.Put(buf)
+	n, err := h.conn.Read(buf[:])
+	if n > 0 {
+		h.in = append(h.in, buf[:n]...)
+		return nil
+	}
+	return err
+}
+
+// consume takes as much as it understands of what was read; errMore: it needs more.
+func (h *conversation) consume(ctx context.Context) error {
+	if h.at == readHeader {
+		n, done, err := h.header.Feed(h.in)
+		h.in = h.in[n:]
+		switch {
+		case err != nil:
+			return fmt.Errorf("proxy protocol: %w", err)
+		case !done:
+			return errMore
+		case h.header.Source.IsValid():
+			h.client.Source, h.client.cameTo = h.header.Source, &h.header.Destination
+		}
+		h.at = stageOf(h.by.cfg.Mode)
+	}
+	if h.at == readFirst {
+		if len(h.in) == 0 {
+			return errMore
+		}
+		switch b := h.in[0]; {
+		case b == greeting.SOCKSVersion:
+			h.at = readSOCKS
+		case b >= 'A' && b <= 'Z', b >= 'a' && b <= 'z':
+			h.at = readHTTP
+		default:
+			return fmt.Errorf("mixed: first byte %#02x is neither SOCKS5 nor HTTP", b)
+		}
+	}
+	switch h.at {
+	case readSOCKS:
+		return h.consumeSOCKS(ctx)
+	case readHTTP:
+		return h.consumeHTTP(ctx)
+	}
+	return h.by.setTarget(&h.client, h.original)
+}
+
+// consumeSOCKS takes what has come of a SOCKS5 greeting. The reply to the request is Answer's.
+func (h *conversation) consumeSOCKS(ctx context.Context) error {
+	n, reply, next, err := h.socks.Feed(h.in)
+	h.in = h.in[n:]
+	if len(reply) > 0 {
+		if _, failed := h.conn.Write(reply); err == nil {
+			err = failed
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("socks5: %w", err)
+	case next == greeting.More:
+		return errMore
+	case next == greeting.CheckUser:
+		pause, err := h.by.checkPassword(h.client.Source.Addr(), h.socks.Name, h.socks.Password)
+		if err != nil {
+			return h.refuse(ctx, pause, h.socks.DenyUser(), fmt.Errorf("socks5: %w", err))
+		}
+		if _, err := h.conn.Write(h.socks.AllowUser()); err != nil {
+			return fmt.Errorf("socks5: %w", err)
+		}
+		return h.consumeSOCKS(ctx)
+	}
+	h.client.Target, h.client.Host, err = destinationOf(h.socks.Host, strconv.Itoa(int(h.socks.Port)))
+	if err != nil {
+		failure := greeting.SOCKSReply(greeting.ReplyFailure, netip.AddrPort{})
+		return h.refuse(ctx, 0, failure, fmt.Errorf("socks5: %w", err))
+	}
+	h.client.Answer = func(bound netip.AddrPort, err error) error {
+		if err != nil {
+			return h.answerFailure(greeting.SOCKSReply(failureOf(err).socks, netip.AddrPort{}))
+		}
+		_, err = h.conn.Write(greeting.SOCKSReply(greeting.ReplyDone, bound))
+		return err
+	}
+	return nil
+}
+
+// consumeHTTP takes what a client asks of an HTTP proxy, once it is whole: a CONNECT, or a request for a whole http://
+// URL.
+func (h *conversation) consumeHTTP(ctx context.Context) error {
+	raw, n, err := h.head.Feed(h.in)
+	if err != nil {
+		return h.refuseHTTP(ctx, http.StatusRequestHeaderFieldsTooLarge, "the request header is too long", err)
+	}
+	if n == 0 {
+		return errMore
+	}
+	h.in = h.in[n:]
+	req, err := parseRequest(raw)
+	if err != nil {
+		return h.refuseHTTP(ctx, http.StatusBadRequest, "this is not an HTTP request", err)
+	}
+	tunnel := req.method == http.MethodConnect
+	to, whole := parseWholeURL(req)
+	if !tunnel && !whole {
+		answer := httpRefusal(http.StatusMethodNotAllowed, "Allow: CONNECT\r\n",
+			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
+		return h.refuse(ctx, 0, answer, fmt.Errorf("connect: method %.24q without an http:// URL", req.method))
+	}
+	if pause, err := h.by.httpUser(h.client.Source.Addr(), req.parsed); err != nil {
+		answer := httpRefusal(http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
+			"a name and a password are needed")
+		return h.refuse(ctx, pause, answer, fmt.Errorf("connect: %w", err))
+	}
+	established := []byte("HTTP/1.1 200 Connection established\r\n\r\n")
+	if !tunnel {
+		established = nil // the server answers
+		err = h.takeWholeURL(ctx, req, to)
+	} else {
+		err = h.takeConnect(ctx, req)
+	}
+	h.client.Answer = func(_ netip.AddrPort, err error) error {
+		if err != nil {
+			return h.answerFailure(httpDialFailure(err))
+		}
+		if established != nil {
+			_, err = h.conn.Write(established)
+		}
+		return err
+	}
+	return err
+}
+
+// takeConnect takes a CONNECT request. It has no content (RFC 9110 §9.3.6), so the bytes behind the empty line are for
+// the server.
+func (h *conversation) takeConnect(ctx context.Context, req request) (err error) {
+	// The request line alone says where to; a Host header is ignored.
+	h.client.Target, h.client.Host, err = Destination(req.target)
+	if err == nil && (req.parsed.ContentLength != 0 || len(req.parsed.TransferEncoding) > 0) {
+		err = errors.New("a CONNECT cannot have content")
+	}
+	if err != nil {
+		return h.refuseHTTP(ctx, http.StatusBadRequest, "CONNECT needs host:port and no content", err)
+	}
+	return nil
+}
+
+// takeWholeURL takes a request for a whole http:// URL, as clients with http_proxy set send it (RFC 9112 §3.2.2). It
+// serves only one on a connection, since the next may be for another server: see Exchange.
+func (h *conversation) takeWholeURL(ctx context.Context, req request, to wholeURL) (err error) {
+	if to.authority == nil {
+		return h.refuseHTTP(ctx, http.StatusBadRequest, "the URL is malformed", errors.New("malformed URL"))
+	}
+	port := to.authority.Port()
+	if port == "" {
+		port = "80"
+	}
+	if h.client.Target, h.client.Host, err = destinationOf(to.authority.Hostname(), port); err != nil {
+		return h.refuseHTTP(ctx, http.StatusBadRequest, "the URL needs a host, and a port in 1..65535 if any", err)
+	}
+	h.client.Exchange = newExchange(req)
+	n, err := h.client.Exchange.content.take(h.in)
+	if err != nil {
+		return h.refuseHTTP(ctx, http.StatusBadRequest, "the content is malformed", err)
+	}
+	h.in = append(originRequest(req, to, h.client.Exchange.upgrades), h.in[:n]...)
+	return nil
+}
+
+// refuseHTTP is refuse for a request.
+func (h *conversation) refuseHTTP(ctx context.Context, status int, reason string, err error) error {
+	return h.refuse(ctx, 0, httpRefusal(status, "", reason), fmt.Errorf("connect: %w", err))
+}
+
+// refuse sends the client an answer after a pause, and returns err, or ErrWait until then.
+func (h *conversation) refuse(ctx context.Context, pause time.Duration, answer []byte, err error) error {
+	if pause > 0 && h.driven {
+		h.at, h.answer, h.why = holdAnswer, answer, err
+		return Pause(pause)
+	}
+	if pause > 0 {
+		waitFor(ctx, pause)
+	}
+	_, _ = h.conn.Write(answer)
+	return err
+}
+
+// answerFailure tells the client that there is no server, and closes the connection as closeAfterAnswer does. The call
+// is made again after an ErrWait.
+func (h *conversation) answerFailure(answer []byte) (err error) {
+	if !h.closing {
+		_, err = h.conn.Write(answer)
+	}
+	return errors.Join(err, h.closeAfterAnswer())
+}
+
+// closeAfterAnswer closes the connection once the client has had time to read the answer just written. To close it with
+// unread input sends RST, at which the client drops the answer (RFC 9112 §9.6).
+func (h *conversation) closeAfterAnswer() error {
+	isFirst := !h.closing
+	if isFirst {
+		h.closing, h.lingerLeft = true, lingerBytes
+		if h.conn.CloseWrite() != nil {
+			return h.conn.Close()
+		}
+		if !h.driven {
+			timer := time.AfterFunc(lingerTime, func() { _ = h.conn.SetReadDeadline(expired) })
+			defer timer.Stop()
+		}
+	}
+	buf := inputs.Get().(*[inputBuffer]byte)
+	defer inputs.Put(buf)
+	for h.lingerLeft > 0 {
+		n, err := h.conn.Read(buf[:])
+		h.lingerLeft -= n
+		switch {
+		case errors.Is(err, datapath.ErrWait) && isFirst:
+			return Pause(lingerTime)
+		case errors.Is(err, datapath.ErrWait):
+			return err
+		case err != nil:
+			h.lingerLeft = 0
+		}
+	}
+	return h.conn.Close()
+}
