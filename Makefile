@@ -195,6 +195,7 @@ docs: ## rewrite the pages that are generated
 	sed '/^<!-- Generated/q' docs/configuration.md > docs/configuration.md.new
 	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+	$(GO) test ./telemetry -run TestReferencePagesAreCurrent -update
 
 pictures: ## redraw the pictures of the page in docs; with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -run TestPictures

@@ -13,6 +13,7 @@ import (
 // complete before main begins.
 type family struct {
 	name   string   // with the prefix penstock_
+	help   string   // docs/metrics.md has it, too
 	labels []string // in the order in which samples give their values
 	kind   prometheus.ValueType
 	desc   *prometheus.Desc
@@ -25,7 +26,8 @@ var families []*family
 // newFamily adds a family to families.
 func newFamily(kind prometheus.ValueType, name, help string, labels []string) *family {
 	name = "penstock_" + name
-	f := &family{name: name, labels: labels, kind: kind, desc: prometheus.NewDesc(name, help, labels, nil)}
+	desc := prometheus.NewDesc(name, help, labels, nil)
+	f := &family{name: name, help: help, labels: labels, kind: kind, desc: desc}
 	families = append(families, f)
 	return f
 }

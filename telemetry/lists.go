@@ -15,7 +15,7 @@ import (
 // not known yet is 0.
 type Flow struct {
 	ID       uint64 `json:"id"`
-	State    string `json:"state"` // proxy.State
+	State    string `json:"state"` // greeting, dialing, open, half_closed or closing
 	Listener string `json:"listener"`
 	Rule     string `json:"rule"`             // empty: the defaults
 	Client   string `json:"client"`           // address and port
@@ -64,7 +64,7 @@ type Receive struct {
 type Control struct {
 	Group         string   `json:"group"`
 	Members       int      `json:"members"`                // flows of the group
-	Class         string   `json:"class"`                  // flow.Class
+	Class         string   `json:"class"`                  // bulk, delay_sensitive or guarantee
 	Target        cc.Rate  `json:"target_bits_per_second"` // 0: none
 	Phase         string   `json:"phase"`                  // of the algorithm, in its own words
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`             // of the group
@@ -87,7 +87,7 @@ type Control struct {
 	Marked       cc.Bytes `json:"marked_bytes"` // with ECN's CE (RFC 3168)
 	LossEvents   int      `json:"loss_events"`
 	Timeouts     int      `json:"timeouts"`
-	LimitedBy    string   `json:"limited_by"` // flow.LimitedBy, at present
+	LimitedBy    string   `json:"limited_by"` // the cause at present
 	// Limited is the time spent limited by each cause, in seconds.
 	Limited map[string]float64 `json:"limited_seconds"`
 	// Internals are absent where the algorithm shows none.

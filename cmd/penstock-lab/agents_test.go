@@ -4,18 +4,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/internal/need"
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // agentAt starts an agent and returns its socket once it is there.
@@ -46,36 +42,6 @@ func TestAnAgentDrivesTheSimulator(t *testing.T) {
 		"--link", "12mbit", "--buffer", "40pkt", "--duration", "3s")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "ccp:mine@sim")
-}
-
-// The page's controller and commands in virtual time work as written, and show what it shows.
-func TestTheControllerOfThePageWorks(t *testing.T) {
-	page := clitest.Doc(t, "python-controller.md")
-	block := func(language, part string) string {
-		t.Helper()
-		for _, b := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {
-			if strings.Contains(b[1], part) {
-				return b[1]
-			}
-		}
-		require.Fail(t, "no such block", "%s with %s", language, part)
-		return ""
-	}
-	program := filepath.Join(t.TempDir(), "mine.py")
-	require.NoError(t, os.WriteFile(program, []byte(block("python", "class Mine")), 0o600))
-	socket := agentAt(t, "python3", program)
-	words := strings.Fields(strings.Replace(block("sh", "sim --algorithm ccp:mine"), "/tmp/mine.sock", socket, 1))
-	require.Equal(t, "bin/penstock-lab", words[0])
-	code, stdout, stderr := run(t, words[1:]...)
-	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Contains(t, stdout, block("text", "ccp:mine"))
-
-	_, err := config.Parse([]byte(block("yaml", "ccp:mine")))
-	require.NoError(t, err)
-	root, _, err := rootCommand().Find([]string{"bench"})
-	require.NoError(t, err)
-	overSockets := strings.Fields(strings.ReplaceAll(block("sh", "sudo bin/penstock-lab bench"), "\\\n", ""))
-	assert.NoError(t, root.ParseFlags(overSockets[3:]))
 }
 
 func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
