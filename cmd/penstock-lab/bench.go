@@ -27,9 +27,10 @@ type benchFlags struct {
 	seeds              []uint
 	runs               int
 	retry              bool
-	blind              bool          // the proxy is not looked at as it runs
-	virtual            bool          // all is played in virtual time
-	sampled            time.Duration // how often virtual time samples flows; 0: as records need
+	blind              bool                // the proxy is not looked at as it runs
+	virtual            bool                // all is played in virtual time
+	loud               bool                // and yet tells its progress
+	change             func(*sim.Scenario) // alters what is played in virtual time; nil: nothing
 	outputs            outputs
 }
 
@@ -93,6 +94,7 @@ where user namespaces are allowed.`,
 		},
 	}
 	f.register(cmd)
+	f.registerSeeds(cmd)
 	flags := cmd.Flags()
 	flags.Var(&names{list: &f.senders}, "sender", "who sends: `SENDERS`, separated by commas")
 	flags.StringSliceVar(&f.envelopes, "envelope", nil,
@@ -137,13 +139,17 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.DurationVar(&f.Warmup, "warmup", 0, "leave this much of the beginning out of the figures")
 	flags.IntVar(&f.Flows, "flows", 1, "downloads that share the link, each with its own window")
-	flags.IntVar(&f.runs, "runs", 1, "runs for each seed; in virtual time they are one: use --seeds")
-	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss and of generated traces that "+
-		"name none; others than 1 also of when flows start and where other traces begin")
 	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station "+
 		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	f.outputs.register(cmd)
+}
+
+// registerSeeds adds the flags that say how often each run is made.
+func (f *benchFlags) registerSeeds(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.runs, "runs", 1, "runs of each sender for each of --seeds: with this seed and the next ones")
+	cmd.Flags().UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss and of generated traces that "+
+		"name none; others than 1 also of when flows start and where other traces begin")
 }
 
 // readExperiments returns what the files describe, or what the flags do; senders reads Senders.
@@ -186,17 +192,19 @@ func (f *benchFlags) play(cmd *cobra.Command, experiments []recipe.Recipe, playe
 	err error,
 ) {
 	s := session{
-		outputs: f.outputs, cmd: cmd, scale: recipe.Full, runs: f.runs, virtual: f.virtual, quiet: f.virtual,
-		sampled: f.sampled, env: stage.Env{Blind: f.blind},
+		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, quiet: f.virtual && !f.loud,
+		change: f.change, env: stage.Env{Blind: f.blind},
 	}
 	if f.retry {
 		s.retry = 1
 	}
-	for i, seed := range f.seeds {
-		if slices.Contains(f.seeds[:i], seed) {
-			return nil, cli.BadInput(fmt.Errorf("--seeds has %d twice: a seed gives one result", seed))
+	for _, first := range f.seeds {
+		for seed := range uint64(f.runs) {
+			if seed += uint64(first); slices.Contains(s.seeds, seed) {
+				return nil, cli.BadInput(fmt.Errorf("--seeds has %d twice: a seed gives one result", seed))
+			}
+			s.seeds = append(s.seeds, seed)
 		}
-		s.seeds = append(s.seeds, uint64(seed))
 	}
 	if len(s.seeds) == 0 {
 		return nil, cli.BadInput(errors.New("nothing to run: give at least one of --seeds"))

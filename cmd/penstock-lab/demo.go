@@ -74,7 +74,7 @@ or as a user where user namespaces are allowed.`,
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
 	flags.Var(&names{list: &algorithms}, "algorithm", "`ALGORITHMS` of Penstock's to show, separated by commas")
 	flags.DurationVar(&f.Duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
-	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
+	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender, from different moments of the link's course")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")
 	f.outputs.register(cmd)
 	return cmd

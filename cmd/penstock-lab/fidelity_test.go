@@ -36,7 +36,7 @@ func TestFidelityIsJudgedLinkByLink(t *testing.T) {
 		of := func(envelope string, mbit float64) record.Run {
 			return record.Run{
 				Experiment: "fidelity", Name: "copa@" + envelope, Algorithm: "copa", Envelope: envelope,
-				Virtual: envelope == "sim", Link: "generate:lte", Seed: seed, Number: 1, Throughput: mbit,
+				Virtual: envelope == "sim", Link: "generate:lte", Seed: seed, Throughput: mbit,
 				Queueing: record.Percentiles{P95: 2 * mbit},
 			}
 		}

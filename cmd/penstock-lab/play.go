@@ -11,9 +11,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -168,14 +170,13 @@ type session struct {
 	scale   recipe.Scale
 	virtual bool     // all of it
 	seeds   []uint64 // of each experiment
-	runs    int      // for each seed
 	retry   int      // as recipe.Retry has it
 	within  time.Duration
 	env     stage.Env
-	quiet   bool          // no progress
-	sampled time.Duration // how often virtual time samples flows; 0: as records need
-	proxy   string        // build of the proxy; empty: this program's
-	models  string        // digest of the models of --mdi-model; empty: there are none
+	quiet   bool                // no progress
+	change  func(*sim.Scenario) // alters what is played in virtual time; nil: nothing
+	proxy   string              // build of the proxy; empty: this program's
+	models  string              // digest of the models of --mdi-model; empty: there are none
 
 	began time.Time
 	file  io.Writer
@@ -185,13 +186,32 @@ type session struct {
 	again []record.Run // made again though they were there, since their experiment had been stopped
 }
 
+// unit is an experiment with one seed.
+type unit struct {
+	recipe.Recipe
+	seed   uint64
+	stages []stage.Stage
+	known  []int       // of session.there, by stage; -1: the run is to be made
+	ahead  []chan made // what virtual time makes before its turn, by stage; nil: it is made in its turn
+}
+
+// made is what came of a run.
+type made struct {
+	record stage.Record
+	err    error
+}
+
+// isKnown reports whether all runs are there.
+func (u unit) isKnown() bool { return !slices.Contains(u.known, -1) }
+
 // play plays experiments, one after the other, and tells of each when it is over, or was stopped, with the
 // records of its runs and, of the runs made now, all that came of them. Nothing is played before all
 // of it can be, and before its outputs are open.
 func (s *session) play(
 	experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error,
 ) (err error) {
-	if err := s.prepare(experiments); err != nil {
+	units, err := s.prepare(experiments)
+	if err != nil {
 		return err
 	}
 	if s.models, err = modelsOf(s.cmd); err != nil {
@@ -209,31 +229,31 @@ func (s *session) play(
 	}()
 	s.file, s.there, s.began = file, there, time.Now()
 	s.doubt()
+	for i := range units {
+		s.findKnown(&units[i])
+	}
 	ctx, stop := interruptible(s.cmd)
+	defer s.playAhead(ctx, units)()
 	defer stop()
 	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
-	for i, r := range experiments {
-		if err := s.tellRest(experiments[i:]); err != nil {
-			return err
-		}
+	for n := len(s.seeds); len(units) > 0; units = units[n:] {
+		s.tellRest(units)
 		var runs []record.Run
 		var results []recipe.Result
 		var failed error
-		for number := range s.runs {
-			for _, seed := range s.seeds {
-				if failed != nil {
-					continue
-				}
-				made, result, err := s.one(ctx, r, seed, number+1)
-				runs = append(runs, made...)
-				if failed = err; len(result.Runs) > 0 {
-					results = append(results, result)
-				}
+		for _, u := range units[:n] {
+			if failed != nil {
+				break
+			}
+			made, result, err := s.one(ctx, u)
+			runs = append(runs, made...)
+			if failed = err; len(result.Runs) > 0 {
+				results = append(results, result)
 			}
 		}
 		s.all = append(s.all, runs...)
 		if failed == nil || len(runs) > 0 {
-			failed = errors.Join(failed, tell(r, runs, results))
+			failed = errors.Join(failed, tell(units[0].Recipe, runs, results))
 		}
 		if failed != nil {
 			return failed
@@ -242,23 +262,72 @@ func (s *session) play(
 	return nil
 }
 
-// tellRest tells how long experiments over real sockets will take, where there are several.
-func (s *session) tellRest(rest []recipe.Recipe) error {
-	if s.virtual || s.quiet || len(rest) < 2 {
-		return nil
+// aheadMost is how many runs in virtual time are made, or wait for their turn, for each processor.
+const aheadMost = 2
+
+// playAhead makes the runs in virtual time on all processors, in their order, unless there are others that this would
+// disturb. An agent that was started elsewhere serves one run at a time, so that its runs wait for their turn. It
+// returns what waits for the end of all, which comes soon after ctx ends.
+func (s *session) playAhead(ctx context.Context, units []unit) (wait func()) {
+	type job struct {
+		stage.Stage
+		made chan made
 	}
-	var all time.Duration
-	for _, r := range rest {
-		lasts, err := r.Lasts(s.scale)
-		if err != nil {
-			return err
+	var jobs []job
+	for i, u := range units {
+		units[i].ahead = make([]chan made, len(u.stages))
+		for k, one := range u.stages {
+			if s.real == nil && u.known[k] < 0 && !one.Agents.AreElsewhere() {
+				units[i].ahead[k] = make(chan made)
+				jobs = append(jobs, job{one, units[i].ahead[k]})
+			}
 		}
-		all += lasts * time.Duration(len(s.seeds)*s.runs)
 	}
-	if all > 0 {
-		fmt.Fprintf(s.cmd.ErrOrStderr(), "%d experiments are left, of %s\n", len(rest), all.Round(time.Second))
+	next := make(chan job)
+	var over sync.WaitGroup
+	for range min(len(jobs), aheadMost*runtime.GOMAXPROCS(0)) {
+		over.Go(func() {
+			for j := range next {
+				rec, err := stage.PlayVirtual(ctx, j.Stage, s.change)
+				select {
+				case j.made <- made{rec, err}:
+				case <-ctx.Done():
+				}
+			}
+		})
 	}
-	return nil
+	over.Go(func() {
+		defer close(next)
+		for _, j := range jobs {
+			select {
+			case next <- j:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return over.Wait
+}
+
+// tellRest tells how long experiments over real sockets will take, where there are several.
+func (s *session) tellRest(rest []unit) {
+	var all time.Duration
+	for _, u := range rest {
+		all += u.lasts()
+	}
+	if n := len(rest) / len(s.seeds); n > 1 && all > 0 && !s.virtual && !s.quiet {
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "%d experiments are left, of %s\n", n, all.Round(time.Second))
+	}
+}
+
+// lasts is how long the runs over real sockets take.
+func (u unit) lasts() (d time.Duration) {
+	for _, one := range u.stages {
+		if !one.Virtual {
+			d += one.Duration
+		}
+	}
+	return d
 }
 
 // doubt tells where --resume may take runs of other code for those of this build.
@@ -274,14 +343,15 @@ func (s *session) doubt() {
 }
 
 // prepare finds what cannot be played before anything is.
-func (s *session) prepare(experiments []recipe.Recipe) error {
+func (s *session) prepare(experiments []recipe.Recipe) (units []unit, err error) {
 	overSockets := false
 	for _, r := range experiments {
 		for _, seed := range s.seeds {
 			stages, err := r.Stages(s.scale, seed)
 			if err != nil {
-				return cli.BadInput(err)
+				return nil, cli.BadInput(err)
 			}
+			units = append(units, unit{Recipe: r, seed: seed, stages: stages})
 			for _, one := range stages {
 				if err = r.Place(one.CheckEdge()); err != nil {
 				} else if s.virtual || one.Virtual {
@@ -295,26 +365,26 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 					err = r.Place(one.CheckAgents())
 				}
 				if err != nil {
-					return cli.BadInput(err)
+					return nil, cli.BadInput(err)
 				}
 			}
 		}
 	}
 	if !overSockets {
-		return nil
+		return units, nil
 	}
 	// Without the rights this runs the whole program again inside a user
 	// namespace; that run has printed everything by then.
 	const offer = "%w; virtual time needs neither: penstock-lab sim, bench recipe --virtual, bench --sender NAME@sim"
 	code, ran, err := netlab.Enter()
 	if err != nil {
-		return fmt.Errorf(offer, err)
+		return nil, fmt.Errorf(offer, err)
 	}
 	if ran {
 		os.Exit(code)
 	}
 	if s.env.Executable, s.proxy, err = proxyOf(s.cmd); err != nil {
-		return err
+		return nil, err
 	}
 	for _, file := range cli.Models(s.cmd) {
 		s.env.Args = append(s.env.Args, "--mdi-model", file)
@@ -326,7 +396,7 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 		}
 		return rec, err
 	}, s.retry)
-	return nil
+	return units, nil
 }
 
 // modelsOf is a digest of the models that runs are made with; empty: there are none.
@@ -348,11 +418,10 @@ func modelsOf(cmd *cobra.Command) (string, error) {
 }
 
 // record is that of one run.
-func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, seed uint64, number int) record.Run {
+func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, seed uint64) record.Run {
 	run := record.Of(one, rec)
 	run.Command = commandLine(os.Args)
-	run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
-	run.Seed, run.Number = seed, number
+	run.Experiment, run.Source, run.Version, run.Seed = r.Name, r.Source, cli.ReadBuild().String(), seed
 	run.Setup += s.models
 	if run.Virtual = s.virtual || one.Virtual; !run.Virtual && s.proxy != "" && one.Edge != "" && !one.Native {
 		run.Version += ", proxy " + s.proxy
@@ -363,33 +432,26 @@ func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, see
 	return run
 }
 
-// one makes the runs of an experiment with one seed, but for those that are there, and returns the records
-// of all: of none where there is no time for them.
-func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (runs []record.Run,
-	result recipe.Result, err error,
-) {
-	stages, err := r.Stages(s.scale, seed)
-	if err != nil {
-		return nil, result, err
+// findKnown finds the runs of a unit that are there. What must hold is about all of them, so that one which is
+// missing has all be made.
+func (s *session) findKnown(u *unit) {
+	u.known = slices.Repeat([]int{-1}, len(u.stages))
+	if !s.resume {
+		return
 	}
-	known := make([]int, len(stages)) // of there; -1: to be made
-	missing := 0
-	for i, one := range stages {
-		if known[i] = -1; s.resume {
-			known[i] = s.record(r, one, stage.Record{}, seed, number).Find(s.there)
-		}
-		if known[i] < 0 {
-			missing++
-		}
+	for i, one := range u.stages {
+		u.known[i] = s.record(u.Recipe, one, stage.Record{}, u.seed).Find(s.there)
 	}
-	if r.Asserts() && (missing > 0 || s.there[known[len(known)-1]].Findings == nil) {
-		for i := range known { // what must hold is about all of it
-			known[i] = -1
-		}
-		missing = len(known)
+	if u.Asserts() && (!u.isKnown() || s.there[u.known[len(u.known)-1]].Findings == nil) {
+		u.known = slices.Repeat([]int{-1}, len(u.stages))
 	}
-	if missing == 0 {
-		for _, k := range known {
+}
+
+// one makes the runs of a unit, but for those that are there, and returns the records of all: of none where there is
+// no time for them.
+func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result recipe.Result, err error) {
+	if u.isKnown() {
+		for _, k := range u.known {
 			runs = append(runs, s.there[k])
 		}
 		return runs, result, nil
@@ -397,11 +459,7 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	if s.within > 0 {
 		over := time.Since(s.began)
 		if !s.virtual {
-			lasts, err := r.Lasts(s.scale)
-			if err != nil {
-				return nil, result, err
-			}
-			over += lasts
+			over += u.lasts()
 		}
 		if over > s.within {
 			return nil, result, nil
@@ -411,46 +469,46 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	defer printer.Break()
 	next := 0
 	player := func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (rec stage.Record, err error) {
-		k := known[next]
+		k := next
 		next++
 		switch {
-		case k >= 0:
-			runs = append(runs, s.there[k])
+		case u.known[k] >= 0:
+			runs = append(runs, s.there[u.known[k]])
 			return rec, nil
+		case u.ahead[k] != nil:
+			select {
+			case m := <-u.ahead[k]:
+				rec, err = m.record, m.err
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
 		case s.virtual || one.Virtual:
-			rec, err = stage.PlayVirtual(ctx, one, s.sampling)
+			rec, err = stage.PlayVirtual(ctx, one, s.change)
 		default:
 			rec, err = s.real(ctx, one, tell)
 		}
 		if err == nil {
-			runs = append(runs, s.record(r, one, rec, seed, number))
-			if !r.Asserts() || next < len(stages) { // the last takes the findings along
+			runs = append(runs, s.record(u.Recipe, one, rec, u.seed))
+			if !u.Asserts() || next < len(u.stages) { // the last takes the findings along
 				err = record.Write(s.file, runs[len(runs)-1])
 			}
 		}
 		return rec, err
 	}
-	result, err = r.Play(ctx, s.scale, seed, player, func(p recipe.Progress) {
-		if !s.quiet && (!p.Over || known[p.Number-1] < 0) {
+	result, err = u.Play(ctx, s.scale, u.seed, player, func(p recipe.Progress) {
+		if !s.quiet && (!p.Over || u.known[p.Number-1] < 0) {
 			printer.Line(p.String(), p.Over)
 		}
 	})
 	if mistake := (*config.Error)(nil); errors.As(err, &mistake) { // in what must hold
 		err = cli.BadInput(err)
 	}
-	if r.Asserts() && len(runs) == len(stages) {
+	if u.Asserts() && len(runs) == len(u.stages) {
 		s.again = append(s.again, runs...)
 		runs[len(runs)-1].Findings = result.Findings
 		err = errors.Join(err, record.Write(s.file, runs[len(runs)-1]))
 	}
 	return runs, result, err
-}
-
-// sampling has virtual time sample flows as often as is asked for.
-func (s *session) sampling(scenario *sim.Scenario) {
-	if s.sampled > 0 {
-		scenario.Sample = s.sampled
-	}
 }
 
 // plainWord is what a shell reads as it stands.

@@ -125,7 +125,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		return cli.BadInput(err)
 	}
 	s := session{
-		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, runs: 1, retry: f.retry,
+		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, retry: f.retry,
 		within: f.within,
 	}
 	switch {

@@ -245,8 +245,7 @@ func (f *shellFlags) recordRun(ctx context.Context, env stage.Env, s stage.Stage
 	}
 	run = record.Of(s, rec)
 	run.Experiment, run.Version, run.Program = f.Name, cli.ReadBuild().String(), filepath.Base(p.Args[0])
-	run.Seed, run.Number = f.seed, 1
-	run.Command = f.command
+	run.Seed, run.Command = f.seed, f.command
 	if f.proxy != "" && s.Edge != "" {
 		run.Version += ", proxy " + f.proxy
 	}

@@ -80,7 +80,7 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 					f.every))
 			}
 			if f.outputs.traceOut != "" {
-				f.sampled = commonStep(f.every, stage.Step)
+				f.change = func(s *sim.Scenario) { s.Sample = commonStep(f.every, stage.Step) }
 			}
 			if f.all {
 				return f.runAll(cmd, files)
@@ -98,6 +98,7 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 		},
 	}
 	f.register(cmd)
+	f.registerSeeds(cmd)
 	flags := cmd.Flags()
 	flags.VarP(&names{list: &f.senders}, "algorithm", "a",
 		"`ALGORITHMS` to run, separated by commas, with settings as in copa:delta=0.1")

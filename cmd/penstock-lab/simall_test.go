@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,28 +17,23 @@ import (
 
 func TestSimAllIsOfEveryAlgorithmInEveryStandardCase(t *testing.T) {
 	var f simFlags
-	runs, err := f.standardRuns(false)
+	cases, err := f.standardCases(false)
 	require.NoError(t, err)
 	standard := recipe.Standard()
-	require.Len(t, runs, len(sim.Algorithms())*len(standard))
-	for i, run := range runs {
-		assert.Equal(t, sim.Algorithms()[i/len(standard)].Name, run.name)
-		assert.Equal(t, standard[i%len(standard)].Name, run.standard.Name)
+	require.Len(t, cases, len(sim.Algorithms())*len(standard))
+	for i, r := range cases {
+		stages, err := r.Stages(recipe.Full, 1)
+		require.NoError(t, err)
+		assert.Equal(t, sim.Algorithms()[i/len(standard)].Name, stages[0].Name)
+		assert.Equal(t, standard[i%len(standard)].Name, r.Name)
 	}
 }
 
 func TestSimAllMakesOneTable(t *testing.T) {
 	play := func() (table, progress string) {
-		var f simFlags
-		f.senders = []string{"static:cwnd_packets=10", "copa:delta=0.5"}
-		runs, err := f.standardRuns(true)
-		require.NoError(t, err)
-		for i := range runs { // short, but long enough for the flow that comes later
-			runs[i].Stage.Duration, runs[i].Stage.Warmup = 6*time.Second, 0
-		}
-		var said strings.Builder
-		playAll(t.Context(), runs, &said, nil)
-		return describeStandard(runs), said.String()
+		code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=10", "-a", "copa:delta=0.5")
+		require.Equal(t, cli.ExitOK, code, stderr)
+		return stdout, stderr
 	}
 	table, progress := play()
 	assert.Equal(t, 12, strings.Count(progress, "\n"), "a line for each run that is over:\n%s", progress)
@@ -82,7 +76,7 @@ func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr, "static:cwnd_packets=1 in fixed: rate(\"tested\") is 0.19, but must be at least 1")
 	assert.Contains(t, stdout, "| `static:cwnd_packets=1` |", "the table is there all the same")
-	assert.Contains(t, stderr, "[6/6] static:cwnd_packets=1 in ")
+	assert.Contains(t, stderr, "two 1/1: static:cwnd_packets=1: ")
 }
 
 func TestSimAllRefuses(t *testing.T) {
@@ -91,7 +85,6 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all case.yaml":                          "--all does not go with a file",
 		"--all -a kopa":                            `no algorithm "kopa"`,
 		"--all -a none":                            "none leaves the window to the transport below",
-		"--all --json x --resume":                  "--resume does not go with --all",
 		"--all --plot x.png":                       "--plot does not go with --all",
 		"--all --trace-every 0s":                   "--trace-every is 0s, but must be whole milliseconds",
 		"--all --transport quic":                   `--transport: no transport "quic"; use kernel, relay or native`,

@@ -4,6 +4,7 @@ package netlab
 
 import (
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -195,9 +196,9 @@ func (t *tally) report(offers func(host int, from, to cc.Time) cc.Bytes, lo, hi 
 	r := t.DirectionReport
 	r.Offered = offers(0, lo, hi)
 	r.Throughput = cc.RateOf(r.Bytes, hi.Sub(lo))
-	for host, bytes := range t.byHost {
+	for _, host := range slices.Sorted(maps.Keys(t.byHost)) { // in one order, since sums of fractions depend on it
 		if offered := offers(int(host), lo, hi); offered > 0 {
-			r.Utilisation += float64(bytes) / float64(offered)
+			r.Utilisation += float64(t.byHost[host]) / float64(offered)
 		}
 	}
 	if r.Utilisation > 0 {

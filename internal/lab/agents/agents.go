@@ -215,3 +215,8 @@ func (a Agents) RunScenario(s sim.Scenario) (r sim.Result, err error) {
 	})
 	return r, err
 }
+
+// AreElsewhere reports whether another program has started one of them.
+func (a Agents) AreElsewhere() bool {
+	return slices.ContainsFunc(a, func(one Agent) bool { return one.Socket+one.In != "" })
+}

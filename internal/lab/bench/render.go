@@ -285,7 +285,7 @@ func runLabel(r record.Run) string {
 	if r.Loss > 0 {
 		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))
 	}
-	return fmt.Sprintf("%s%s, seed %d, run %d", r.Name, loss, r.Seed, r.Number)
+	return fmt.Sprintf("%s%s, seed %d", r.Name, loss, r.Seed)
 }
 
 func withRange(s figures.Spread, several bool, format func(float64) string) string {

@@ -36,7 +36,7 @@ func result(sender, kernel string, run int, mbit, p95 float64) record.Run {
 	return record.Run{
 		Name: sender, Kernel: kernel, Link: "generate:lte:1", Up: record.Same, Experiment: "bench",
 		Buffer: "2MB", Delay: 10, Duration: 30,
-		Seed: 1, Number: run, Attempt: 1, StartedAt: time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC),
+		Seed: uint64(run), Attempt: 1, StartedAt: time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC),
 		Version: "penstock devel", System: record.System{Kernel: "6.18.0", Arch: "amd64", CPUs: 2},
 		Throughput: mbit, Offered: 10, Utilisation: mbit / 10,
 		Queueing: record.Percentiles{Mean: p95 / 2, P50: p95 / 2, P95: p95, P99: p95 * 1.5, Max: p95 * 2},

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 )
 
@@ -61,17 +60,11 @@ func (s StandardCase) Recipe(algorithm string, there agents.Agents) (Recipe, err
 		return Recipe{}, fmt.Errorf("recipe: standard case %s: none leaves the window to the transport below, and a "+
 			"simulated one has none; try cubic or reno", s.Name)
 	}
-	text := strings.ReplaceAll(s.text, "$(algorithm)", algorithm)
+	text := fmt.Sprintf("name: %q\n", algorithm) + strings.ReplaceAll(s.text, "$(algorithm)", algorithm)
 	if spec, _ := cc.Lookup(name); slices.Contains(spec.Needs, cc.NeedsHints) {
 		text += "hints: 10ms\n"
 	}
 	return readText(s.Name, s.Name, []byte(text), loader{Agents: there})
-}
-
-// Tested returns what came of the algorithm that the case was for.
-func (s StandardCase) Tested(r sim.Result) sim.FlowResult {
-	i := slices.IndexFunc(r.Flows, func(f sim.FlowResult) bool { return f.Name == Tested })
-	return r.Flows[i]
 }
 
 // Demo returns an upload beside a download and requests, over what link carries, for a time: its window left alone,

@@ -35,7 +35,6 @@ type Run struct {
 	Scale      string `json:"scale,omitempty"`  // "short": less than all of it
 	Name       string `json:"run"`              // of the run: "copa@ebpf"
 	Seed       uint64 `json:"seed"`
-	Number     int    `json:"number"`  // of the runs with one name and seed, from 1
 	Attempt    int    `json:"attempt"` // 2: repeated, as the first was noisy
 
 	// Virtual tells that it was in virtual time, and Transport what was below it there.
@@ -212,7 +211,7 @@ const mostFlows = 100
 // Of is the record of what came of a stage; who played it for what is left open.
 func Of(s stage.Stage, rec stage.Record) Run {
 	r := Run{
-		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil,
+		Name: s.Name, Seed: s.Seed, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil,
 		Native: s.Native, Over: s.Over,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
 		Setup: digestStage(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
@@ -384,7 +383,7 @@ func (r Run) DropShare() float64 {
 // Same reports whether the other is the same run of the same build: one needs not be made again.
 func (r Run) Same(o Run) bool {
 	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual &&
-		r.Seed == o.Seed && r.Number == o.Number && r.Version == o.Version && r.Setup == o.Setup
+		r.Seed == o.Seed && r.Version == o.Version && r.Setup == o.Setup
 }
 
 // Supersedes reports whether the other is of the same experiment, played in the same way by another build.

@@ -73,7 +73,7 @@ type kind [9]string
 
 const (
 	transport = 7
-	setup     = 8 // "setup 2": other runs of that seed and number, alike in all else, play something else
+	setup     = 8 // "setup 2": other runs of that seed, alike in all else, play something else
 )
 
 func kindOf(file string, r record.Run) kind {
@@ -173,11 +173,11 @@ func (p *path) addRun(k kind, r record.Run) {
 	}
 }
 
-// contradicts reports whether a run of the same seed and number played something else. Setups of different seeds
+// contradicts reports whether a run of the same seed played something else. Setups of different seeds
 // always differ.
 func (w row) contradicts(r record.Run) bool {
 	return slices.ContainsFunc(w.runs, func(o record.Run) bool {
-		return o.Seed == r.Seed && o.Number == r.Number && o.Setup != r.Setup
+		return o.Seed == r.Seed && o.Setup != r.Setup
 	})
 }
 
@@ -320,13 +320,13 @@ func (p path) baseOf(w row, files []File, baseline string) *row {
 	return nil
 }
 
-// ratioTo is the ratio of a figure to that of the base, over the pairs of runs that have a seed and a number in
+// ratioTo is the ratio of a figure to that of the base, over the pairs of runs that have a seed in
 // common: the same link and the same starts.
 func (w row) ratioTo(base row, figure func(record.Run) float64) string {
 	var ratios []float64
 	for _, r := range w.runs {
 		for _, o := range base.runs {
-			if r.Seed == o.Seed && r.Number == o.Number && figure(r) > 0 && figure(o) > 0 {
+			if r.Seed == o.Seed && figure(r) > 0 && figure(o) > 0 {
 				ratios = append(ratios, figure(r)/figure(o))
 				break
 			}
@@ -363,7 +363,7 @@ func WriteComparison(w io.Writer, files []File) error {
 	if b.Len() == 0 {
 		b.WriteString("The files have no sender on one path in common.\n")
 	} else {
-		b.WriteString("Geometric means over pairs of runs with one seed and number; in brackets the 95 % interval of " +
+		b.WriteString("Geometric means over pairs of runs with one seed; in brackets the 95 % interval of " +
 			"a bootstrap.\nAn interval without 1 is a difference.\n")
 	}
 	_, err := io.WriteString(w, b.String())
@@ -429,7 +429,7 @@ func trustOf(files []File) trust {
 			t.Runs++
 			note(&t.Versions, r.Version)
 			if r.Discarded != "" {
-				note(&t.Discarded, fmt.Sprintf("%s, seed %d, run %d: %s", r.Name, r.Seed, r.Number, r.Discarded))
+				note(&t.Discarded, fmt.Sprintf("%s, seed %d: %s", r.Name, r.Seed, r.Discarded))
 			}
 			if r.Virtual {
 				t.Virtual++

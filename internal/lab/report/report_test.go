@@ -135,7 +135,7 @@ func TestAPlotForEachPath(t *testing.T) {
 func TestRatiosAreOfPairs(t *testing.T) {
 	run := func(name string, seed uint64, throughput, delay float64) record.Run {
 		return record.Run{
-			Experiment: "x", Name: name, Seed: seed, Number: 1, Throughput: throughput,
+			Experiment: "x", Name: name, Seed: seed, Throughput: throughput,
 			Command:  "penstock-lab sim 'a b'",
 			Queueing: record.Percentiles{P95: delay}, Offered: 10 * float64(seed),
 		}
