@@ -189,7 +189,8 @@ func TestAProgramsEndIsTheShells(t *testing.T) {
 			[]string{"sh", "-c", "echo ready; exec sleep 60"}, syscall.SIGTERM, 143, "12mbit both ways",
 		},
 		"which it handles": {
-			[]string{"sh", "-c", "trap 'exit 5' HUP; echo ready; while :; do sleep .1; done"}, syscall.SIGHUP, 5,
+			[]string{"sh", "-c", "trap 'exit 5' HUP; echo ready; while :; do sleep .1; done"},
+			syscall.SIGHUP, 5,
 			"12mbit",
 		},
 	} {
