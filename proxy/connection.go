@@ -583,6 +583,11 @@ func receivedDSCP(conn datapath.Conn) uint8 {
 
 // startRelaying puts the verdict into force and runs both directions.
 func (c *connection) startRelaying() {
+	if t := c.env.trial.Load(); t != nil && t.leavesToKernel(c.decidedOn.Source.Addr(), c.chosen.Peer) {
+		v := *c.verdict
+		v.LeaveToKernel()
+		c.verdict = &v
+	}
 	c.prospects = nil // their memory is not needed while the connection lives
 	if c.verdict.KeepDSCP {
 		c.carryDSCP()

@@ -22,6 +22,7 @@
 //	listener.go                   a way in as one configuration has it, and its counters
 //	way.go                        sockets and tunnels of the kernel as ways in
 //	heldudp.go                    UDP that waits in the kernel for room in a window
+//	trial.go                      connections of one host that are left to the kernel, to compare
 //	limits.go                     limits of connections; the division of descriptors
 //	report.go                     what users see of connections, and totals of ended ones
 //	loopguard.go                  destinations and connections that are the proxy itself

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // State is the state of a connection as users see it; see phase for what the proxy knows.
@@ -45,6 +46,9 @@ type FlowInfo struct {
 	Down, Up       DirectionInfo // Down sends to the client, Up to the server
 	Client, Server datapath.Info // the legs
 }
+
+// ClientHost names the client's host as samples of rules do.
+func (f *FlowInfo) ClientHost() string { return policy.ClientHost(f.Source.Addr(), f.Peer) }
 
 // Relayed reports whether the directions and legs are in place.
 func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }

@@ -34,7 +34,9 @@ type Server struct {
 	limitsMet limitLog
 	flows     flowLog
 	infos     sync.Pool // of *FlowInfo
-	freeConns sync.Pool // of *connection; newConnection says what they keep
+	// closedWatcher is called with the last state of each relayed connection; nil: nothing is.
+	closedWatcher atomic.Pointer[func(*FlowInfo)]
+	freeConns     sync.Pool // of *connection; newConnection says what they keep
 
 	draining atomic.Bool
 	aborting sync.Once
@@ -228,6 +230,9 @@ func (s *Server) countClosed(c *connection) {
 	s.conns.removeConnection(c) // in one step with the totals: no byte is counted twice or not at all
 	s.env.totals.countClosed(c.route, c.peer, last, cause, s.env.Clock().Sub(c.opened))
 	s.mu.Unlock()
+	if watch := s.closedWatcher.Load(); watch != nil {
+		(*watch)(last)
+	}
 	if s.env.currentSettings().cfg.Log.Flows {
 		s.flows.logClosed(last, cause, err)
 	}
@@ -811,6 +816,13 @@ func (s *Server) Flows() (n int, each iter.Seq[*FlowInfo]) {
 		}
 	}
 }
+
+// WatchClosed has watch be called with the last state of each relayed connection that ends from now on. It runs on the
+// goroutine that ends the connection, so it must not wait. The value is overwritten when it returns.
+func (s *Server) WatchClosed(watch func(*FlowInfo)) { s.closedWatcher.Store(&watch) }
+
+// Try puts a trial into force for connections that begin from now on; nil ends it.
+func (s *Server) Try(t *Trial) { s.env.trial.Store(t) }
 
 // Counters returns the totals, with the bytes of live connections. What the kernel or an
 // algorithm counts is added when a connection is over; Snapshot adds it earlier.

@@ -48,6 +48,7 @@ type environment struct {
 	setups  setupPool
 	passing atomic.Pointer[passCounter] // the listener that counts what passes; nil: none does
 	inForce atomic.Pointer[settings]    // replaced by reloads; a step of a connection loads it once
+	trial   atomic.Pointer[Trial]       // nil: there is none
 }
 
 // currentSettings returns the settings in force.

@@ -57,6 +57,9 @@ type Pages struct {
 	Hints *HintReceiver
 	// Changes takes other algorithms; nil: there is no /v1/rules and no /v1/algorithm.
 	Changes *Changer
+	// Observer compares rules, and managed with unmanaged connections of one host; nil: there is no /v1/compare and no
+	// /v1/proof.
+	Observer *Observer
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
@@ -85,6 +88,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	}
 	if p.Changes != nil {
 		p.Changes.registerPages(mux)
+	}
+	if p.Observer != nil {
+		p.Observer.registerPages(mux, p.fromHere)
 	}
 	if p.Hints != nil {
 		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
@@ -287,12 +293,15 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 		local = tcp.IP.IsLoopback()
 	}
+	looking, end := context.WithCancel(ctx)
+	var looks sync.WaitGroup
+	defer looks.Wait()
+	defer end()
 	if p.Page != nil {
-		looking, end := context.WithCancel(ctx)
-		var looks sync.WaitGroup
 		looks.Go(func() { p.Page.Run(looking) })
-		defer looks.Wait()
-		defer end()
+	}
+	if p.Observer != nil {
+		looks.Go(func() { p.Observer.ObserveFlows(looking) })
 	}
 	return serveHTTP(ctx, ln, p.Handler(local), p.Log)
 }

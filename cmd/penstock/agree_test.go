@@ -25,7 +25,7 @@ func TestCheckAndRunAgree(t *testing.T) {
 	require.NoError(t, json.Unmarshal(encoded, &schema))
 	path := filepath.Join(t.TempDir(), "penstock.yaml")
 	refused, taken, opened := 0, 0, 0
-	for seed := range uint64(400) {
+	for seed := range uint64(500) {
 		doc := configtest.Document(schema, seed)
 		require.NoError(t, os.WriteFile(path, doc, 0o600))
 		code, _, told := run(t, "check", path)
@@ -48,7 +48,7 @@ func TestCheckAndRunAgree(t *testing.T) {
 			require.NoError(t, p.Close())
 		}
 	}
-	t.Logf("of 400 documents both refuse %d and take %d, of which %d were opened", refused, taken, opened)
+	t.Logf("of 500 documents both refuse %d and take %d, of which %d were opened", refused, taken, opened)
 	assert.Greater(t, refused, 200)
 	assert.Greater(t, taken, 40)
 	assert.Greater(t, opened, 10)

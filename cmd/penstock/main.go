@@ -74,6 +74,8 @@ Exit codes:
 		readyCommand(),
 		doctorCommand(),
 		topCommand(),
+		compareCommand(),
+		proveCommand(),
 		rulesCommand(),
 		gatewayCommand(),
 		algorithmsCommand(),

@@ -269,6 +269,11 @@ func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err erro
 	if err != nil {
 		return done, err
 	}
+	return r.putUnfiled(cfg)
+}
+
+// putUnfiled puts cfg into force, which has the rules of the file with changes, and notes which rules differ.
+func (r *reloader) putUnfiled(cfg config.Config) (done proxy.Reloaded, err error) {
 	different, err := cfg.Different(r.fileConfig())
 	if err != nil {
 		return done, err
@@ -280,8 +285,29 @@ func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err erro
 	for _, v := range different {
 		words = append(words, describeRule(v))
 	}
+	for _, rule := range cfg.Rules {
+		if rule.Match.Sample == policy.NoHosts {
+			words = append(words, rule.Name+": its sample is stopped")
+		}
+	}
 	r.noteChange(words)
 	return done, nil
+}
+
+// stopSample takes a sampled rule out of force until the next reload.
+func (r *reloader) stopSample(rule, why string) error {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	cfg, err := r.proxy.Config().StopSample(rule)
+	if err != nil {
+		return err
+	}
+	done, err := r.putUnfiled(cfg)
+	if err != nil {
+		return err
+	}
+	r.log.Warn("sample stopped until the next reload", "rule", rule, "why", why, "moved", done.Moved, "kept", done.Kept)
+	return nil
 }
 
 // ruleName is a rule's name as the page writes it.

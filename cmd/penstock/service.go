@@ -472,7 +472,14 @@ func (h *service) telemetryPages() telemetry.Pages {
 		}
 		return h.proxy.Health()
 	}
+	observer := &telemetry.Observer{
+		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.Try, Wall: time.Now,
+		Log: h.log,
+	}
+	h.proxy.WatchClosed(observer.ObserveClosed)
 	return telemetry.Pages{
+		Observer: observer,
+
 		Source:  h.proxy,
 		Metrics: telemetry.NewRegistry(h.proxy, o),
 		Page: page.New(page.Options{
@@ -488,6 +495,15 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Dialled: h.proxy.Dialled,
 		Log:     h.log,
 	}
+}
+
+// sampledRules returns the sampled rules in force, with the rules that they are compared with.
+func (h *service) sampledRules() (out []telemetry.SampledRule) {
+	cfg := h.proxy.Config()
+	for _, pair := range cfg.SampledRules() {
+		out = append(out, telemetry.SampledRule{Rule: pair[0], Against: pair[1]})
+	}
+	return out
 }
 
 // listenTCP listens at an address of the configuration, or takes the predecessor's socket there. An error names the

@@ -137,6 +137,43 @@ func (c Config) SetAlgorithm(rule, direction, algorithm string) (Config, error) 
 	return c, nil
 }
 
+// StopSample returns c with a sampled rule that is for no host any more.
+func (c Config) StopSample(rule string) (Config, error) {
+	c.Rules = slices.Clone(c.Rules)
+	i := slices.IndexFunc(c.Rules, func(r policy.RuleSettings) bool { return r.Name == rule && r.Match.Sample != 0 })
+	if i < 0 {
+		return c, fmt.Errorf("rule: there is none of the name %q that has a match.sample", rule)
+	}
+	c.Rules[i].Match.Sample = policy.NoHosts
+	return c, nil
+}
+
+// SampledRules returns the rules that are for a part of the hosts, each with the first rule below it that is for the
+// others; an empty name stands for the defaults.
+func (c *Config) SampledRules() (rules [][2]string) {
+	if !slices.ContainsFunc(c.Rules, func(r policy.RuleSettings) bool { return r.Match.Sample > 0 }) {
+		return nil
+	}
+	compiled := make([]policy.Rule, len(c.Rules))
+	for i := range c.Rules {
+		compiled[i] = c.Rules[i].Rule(policy.Rule{})
+	}
+	for i, r := range compiled {
+		if r.Match.Sample <= 0 || r.Match.Sample >= 1 || r.Refuse != "" {
+			continue
+		}
+		against := ""
+		for _, next := range compiled[i+1:] {
+			if next.Covers(&r) {
+				against = next.Name
+				break
+			}
+		}
+		rules = append(rules, [2]string{r.Name, against})
+	}
+	return rules
+}
+
 // Different names the rules, and the defaults with an empty name, that SetAlgorithm has
 // changed since c was file, with what they give now. The rules of both are the same.
 func (c Config) Different(file Config) ([]policy.Verdict, error) {

@@ -81,6 +81,7 @@ type Info struct {
 	Cwnd          cc.Bytes // the transport's own window
 	SRTT, MinRTT  time.Duration
 	DeliveryRate  cc.Rate
+	Delivered     cc.Bytes // bytes that the peer has acknowledged so far
 	Unsent        cc.Bytes
 	Retransmitted cc.Bytes
 	SignalErrors  uint64 // failed reads of the transport's state

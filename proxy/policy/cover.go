@@ -20,7 +20,7 @@ func (r *Rule) Covers(next *Rule) bool {
 	m, n := &r.Match, &next.Match
 	everywhere := matchesAnyAddress(m.Destinations)
 	switch {
-	case m.Sample > 0 && m.Sample < 1: // next has hosts that are not in it
+	case m.Sample.isPart(): // next has hosts that are not in it
 		return false
 	case m.Protocol != "" && m.Protocol != next.onlyProtocol():
 		return false

@@ -79,6 +79,9 @@ func (r PortRange) String() string {
 // Sample is a part of all client hosts, above 0 up to 1. The zero value stands for all of them.
 type Sample float64
 
+// NoHosts is the sample of a rule that was stopped. No text stands for it.
+const NoHosts Sample = -1
+
 // ParseSample reads a percentage such as 5% or 0.5%.
 func ParseSample(s string) (Sample, error) {
 	number, ok := strings.CutSuffix(strings.TrimSpace(s), "%")
@@ -92,15 +95,25 @@ func ParseSample(s string) (Sample, error) {
 // String writes the sample so that ParseSample reads it.
 func (s Sample) String() string { return strconv.FormatFloat(100*float64(s), 'g', 6, 64) + "%" }
 
+// isPart reports whether some hosts are not in the sample.
+func (s Sample) isPart() bool { return s != 0 && s < 1 }
+
 // containsHost reports whether the client host of f is in the sample. The salt makes the samples of two rules
 // independent of each other. A host is what a group of the default template has in common, so that no group of a
 // client is split; privacy addresses of IPv6 change within a /64.
 func (s Sample) containsHost(f *Facts, salt string) bool {
-	if s == 0 || s >= 1 {
+	switch {
+	case s == 0, s >= 1:
 		return true
+	case s == NoHosts:
+		return false
+	}
+	peer := ""
+	if f.Inside { // otherwise it hands on what many hosts send
+		peer = f.Peer
 	}
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(salt + "|" + ClientHost(f.Source.Addr(), f.Peer)))
+	_, _ = h.Write([]byte(salt + "|" + ClientHost(f.Source.Addr(), peer)))
 	// The high bits of FNV-1a depend little on the last bytes.
 	return float64(mixBits(h.Sum64())>>11)/(1<<53) < float64(s)
 }
@@ -112,7 +125,8 @@ func mixBits(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// ClientHost returns what samples take for one client: the peer of a tunnel, else the IPv4 address, or the IPv6 /64.
+// ClientHost returns what samples take for one client: the peer of the tunnel that it is inside, else the IPv4 address
+// or the IPv6 /64.
 func ClientHost(client netip.Addr, peer string) string {
 	if peer != "" {
 		return peer
@@ -143,7 +157,7 @@ func (m Match) checkMatch() error {
 	if m.Protocol == ICMP && len(m.ServerNames) > 0 || m.hasHostsWithoutTCP() {
 		return fmt.Errorf("what comes over %s has no such name", m.Protocol)
 	}
-	if m.Sample < 0 || m.Sample > 1 {
+	if (m.Sample < 0 || m.Sample > 1) && m.Sample != NoHosts {
 		return fmt.Errorf("a sample of %v; it is above 0%% up to 100%%", m.Sample)
 	}
 	if slices.Contains(m.ServerNames, NamePattern{}) {

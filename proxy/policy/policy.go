@@ -45,6 +45,13 @@ type Verdict struct {
 // Unmanaged is the algorithm that leaves a direction to the kernel alone.
 const Unmanaged = "none"
 
+// LeaveToKernel takes the algorithms out of the verdict. Maximum rates stay.
+func (v *Verdict) LeaveToKernel() {
+	for _, t := range []*flow.Terms{&v.Down, &v.Up, &v.FromServer, &v.FromClient} {
+		t.Algorithm, t.Params = Unmanaged, nil
+	}
+}
+
 // Rule gives terms to the connections it matches.
 type Rule struct {
 	Name      string

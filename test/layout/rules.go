@@ -94,9 +94,10 @@ var table = []rule{
 		"proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{
-		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath",
-		"telemetry/page",
+		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath", "proxy/policy",
+		"telemetry/compare", "telemetry/page",
 	}},
+	{packages: "telemetry/compare", banned: impure},
 	{packages: "telemetry/page", module: []string{"cc", "cc/flow", "proxy"}},
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim", "proxy/datapath/quic"}},

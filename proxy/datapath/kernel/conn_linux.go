@@ -139,6 +139,7 @@ func (c *Conn) Info() datapath.Info {
 		SRTT:          s.srtt,
 		MinRTT:        s.minRTT,
 		DeliveryRate:  s.deliveryRate,
+		Delivered:     s.delivered,
 		Unsent:        cc.Bytes(s.unsent),
 		Retransmitted: s.retransmitted,
 		SignalErrors:  c.errors,

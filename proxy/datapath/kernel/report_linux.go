@@ -73,6 +73,7 @@ type tcpStatus struct {
 	unsent        uint32 // bytes
 	cwnd          cc.Bytes
 	retransmitted cc.Bytes
+	delivered     cc.Bytes
 	srtt          time.Duration
 	minRTT        time.Duration // 0: none yet
 	deliveryRate  cc.Rate       // 0: unknown, since it would understate the path
@@ -83,7 +84,7 @@ func statusOf(i *unix.TCPInfo) tcpStatus {
 	s := tcpStatus{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
 		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
-		srtt: microseconds(i.Rtt),
+		delivered: cc.Bytes(i.Bytes_acked), srtt: microseconds(i.Rtt),
 	}
 	if i.Min_rtt != noMinRTT {
 		s.minRTT = microseconds(i.Min_rtt)

@@ -478,7 +478,7 @@ func (c *Conn) Info() datapath.Info {
 	defer g.mu.Unlock()
 	return datapath.Info{
 		Tier: "netstack", Envelope: stackAlgorithm, Cwnd: g.cwnd, SRTT: g.srtt, MinRTT: g.minRTT,
-		Unsent: max(0, g.written-max(g.sndMax, g.una)), Retransmitted: g.retransmitted,
+		Delivered: g.una, Unsent: max(0, g.written-max(g.sndMax, g.una)), Retransmitted: g.retransmitted,
 	}
 }
 

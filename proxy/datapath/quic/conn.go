@@ -291,6 +291,7 @@ func (c *Conn) Info() datapath.Info {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	info.Cwnd, info.SRTT, info.MinRTT = t.cwnd, t.srtt, t.minRTT
+	info.Delivered = cc.Bytes(s.layout.payloadBefore(s.una))
 	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payloadBefore(s.next)), s.retransmitted
 	return info
 }

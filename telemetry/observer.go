@@ -1,0 +1,335 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/telemetry/compare"
+)
+
+const (
+	// observePeriod is the time between two looks at the flows.
+	observePeriod = time.Second
+	// checkPeriod is the time between two looks for samples that do harm.
+	checkPeriod = time.Minute
+	// busyBytes is what a host gets in a busy second, at least. Less shows neither its rate nor its queue.
+	busyBytes = 16 << 10
+	// maxObservedHosts bounds the hosts with a known base round trip.
+	maxObservedHosts = 20000
+)
+
+// SampledRule is a rule that is for a sample of the hosts.
+type SampledRule struct {
+	Rule    string
+	Against string // the rule that the other hosts have; empty: the defaults
+}
+
+// Observer records what hosts see under the rules that are to be compared, and during proofs. Without a sampled rule
+// and without a proof it looks at nothing. It is safe for concurrent use.
+//
+//	field                       guarded by
+//	recorder, watched           themselves
+//	proof                       mu
+//	hosts, delivered              only ObserveFlows uses them
+type Observer struct {
+	// Flows returns how many connections live, and each of them.
+	Flows func() (n int, each iter.Seq[*proxy.FlowInfo])
+	// Samples returns the sampled rules in force.
+	Samples func() []SampledRule
+	// StopSample takes a sampled rule out of force. why says what it does to its hosts.
+	StopSample func(rule, why string) error
+	// Try puts a trial into force; nil ends it.
+	Try  func(*proxy.Trial)
+	Wall func() time.Time
+	Log  *slog.Logger
+
+	recorder compare.Recorder
+	watched  atomic.Pointer[[]string] // rules that are recorded
+
+	mu    sync.Mutex
+	proof *proof // the last one; nil: there was none
+
+	hosts     map[string]*hostState
+	delivered map[uint64]cc.Bytes // by flow, at the last look
+}
+
+// hostState is what the observer knows of one host.
+type hostState struct {
+	base   time.Duration // the least round trip that any of its legs has seen
+	lately time.Time     // when it was busy last
+}
+
+// ObserveFlows observes until ctx ends.
+func (o *Observer) ObserveFlows(ctx context.Context) {
+	o.hosts, o.delivered = map[string]*hostState{}, map[uint64]cc.Bytes{}
+	tick := time.NewTicker(observePeriod)
+	defer tick.Stop()
+	checked := o.Wall()
+	for {
+		select {
+		case <-ctx.Done():
+			o.Try(nil)
+			return
+		case <-tick.C:
+		}
+		now := o.Wall()
+		o.observeSecond(now)
+		if now.Sub(checked) >= checkPeriod {
+			checked = now
+			o.stopHarmfulSamples(now)
+		}
+	}
+}
+
+// observeSecond records what busy hosts saw since the last call.
+func (o *Observer) observeSecond(now time.Time) {
+	var watched []string
+	for _, s := range o.Samples() {
+		watched = append(watched, s.Rule, s.Against)
+	}
+	o.watched.Store(&watched)
+	p := o.currentProof(now)
+	if len(watched) == 0 && p == nil {
+		clear(o.delivered)
+		return
+	}
+	for host, s := range o.sumSeconds(now) {
+		if s.bytes < busyBytes {
+			continue
+		}
+		delay := max(0, s.rtt/time.Duration(s.bytes)-o.hosts[host].base)
+		add := func(u *compare.Unit) { u.ObserveSecond(delay, float64(s.bytes)) }
+		if rule, ok := onlyOne(s.rules); ok && slices.Contains(watched, rule) {
+			o.recorder.Observe(now, rule, host, add)
+		}
+		if p != nil && p.host == host {
+			p.observeTurn(now, s.sides, add)
+		}
+	}
+	o.forgetHosts(now)
+}
+
+// hostSecond is what one host got in one second.
+type hostSecond struct {
+	bytes cc.Bytes
+	rtt   time.Duration // the sum over bytes of the smoothed round trip
+	rules []string      // of the flows that were busy
+	sides []string      // of a proof
+}
+
+// sumSeconds adds up what each host got since the last call. Round trips are those that TCP measures, because that
+// instrument is the same for managed and unmanaged connections.
+func (o *Observer) sumSeconds(now time.Time) map[string]*hostSecond {
+	sums, delivered := map[string]*hostSecond{}, make(map[uint64]cc.Bytes, len(o.delivered))
+	_, flows := o.Flows()
+	for f := range flows {
+		before, known := o.delivered[f.ID]
+		delivered[f.ID] = f.Client.Delivered
+		moved := f.Client.Delivered - before
+		known = known || f.Age < 2*observePeriod // a new one has moved all of it since the last look
+		if !f.Relayed() || !known || moved <= 0 || f.Client.SRTT <= 0 {
+			continue
+		}
+		host := f.ClientHost()
+		o.noteHost(now, host, f.Client.MinRTT)
+		s := sums[host]
+		if s == nil {
+			s = &hostSecond{}
+			sums[host] = s
+		}
+		s.bytes += moved
+		s.rtt += f.Client.SRTT * time.Duration(moved)
+		s.rules = appendNew(s.rules, f.Rule)
+		s.sides = appendNew(s.sides, sideOf(f))
+	}
+	o.delivered = delivered
+	return sums
+}
+
+// noteHost keeps the least round trip of a host.
+func (o *Observer) noteHost(now time.Time, host string, least time.Duration) {
+	h := o.hosts[host]
+	if h == nil {
+		h = &hostState{base: least}
+		o.hosts[host] = h
+	}
+	h.lately = now
+	if least > 0 && (least < h.base || h.base == 0) {
+		h.base = least
+	}
+}
+
+// forgetHosts drops hosts that have not been busy for an hour, once there are many.
+func (o *Observer) forgetHosts(now time.Time) {
+	for host, h := range o.hosts {
+		if len(o.hosts) <= maxObservedHosts {
+			return
+		}
+		if now.Sub(h.lately) > time.Hour || len(o.hosts) > 2*maxObservedHosts {
+			delete(o.hosts, host)
+		}
+	}
+}
+
+// appendNew appends s unless it is there.
+func appendNew(all []string, s string) []string {
+	if slices.Contains(all, s) {
+		return all
+	}
+	return append(all, s)
+}
+
+// onlyOne returns the only one of all. A second in which a host had connections of several sides shows none of them,
+// because they share its queue.
+func onlyOne(all []string) (string, bool) {
+	if len(all) != 1 {
+		return "", false
+	}
+	return all[0], true
+}
+
+// ObserveClosed records a connection that is over.
+func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
+	watched := o.watched.Load()
+	if watched == nil || len(*watched) == 0 || f.Down.Written == 0 || !slices.Contains(*watched, f.Rule) {
+		return
+	}
+	o.recorder.Observe(o.Wall(), f.Rule, f.ClientHost(), func(u *compare.Unit) {
+		u.ObserveDownload(int64(f.Down.Written), f.Age-f.Idle)
+	})
+}
+
+// stopHarmfulSamples stops each sampled rule that costs its hosts a large part of their rate.
+func (o *Observer) stopHarmfulSamples(now time.Time) {
+	for _, s := range o.Samples() {
+		r := o.recorder.Compare(now, s.Rule, s.Against, "hosts")
+		if !r.Harmful {
+			continue
+		}
+		if err := o.StopSample(s.Rule, r.Verdict); err != nil {
+			o.Log.Error("a sample that costs its hosts too much of their rate cannot be stopped", "rule", s.Rule,
+				"verdict", r.Verdict, "err", err)
+		}
+	}
+}
+
+// Compare compares two rules that are recorded. An empty name stands for the defaults.
+func (o *Observer) Compare(first, second string) (compare.Result, error) {
+	var known []string
+	for _, s := range o.Samples() {
+		known = appendNew(appendNew(known, s.Rule), s.Against)
+	}
+	for _, rule := range []string{first, second} {
+		switch {
+		case len(known) == 0:
+			return compare.Result{}, errors.New("no rule has a match.sample, so that nothing is recorded; give one of two " +
+				"rules for the same traffic a sample, such as 5%")
+		case !slices.Contains(known, rule):
+			return compare.Result{}, fmt.Errorf("rule %q is not recorded; recorded are the rules with match.sample, and "+
+				"those that the other hosts have: %s", nameRule(rule), strings.Join(nameRules(known), ", "))
+		}
+	}
+	return o.recorder.Compare(o.Wall(), first, second, "hosts"), nil
+}
+
+// nameRule returns the name of a rule for people.
+func nameRule(rule string) string {
+	if rule == "" {
+		return "defaults"
+	}
+	return rule
+}
+
+// nameRules returns the names of rules for people.
+func nameRules(rules []string) []string {
+	out := make([]string, len(rules))
+	for i, r := range rules {
+		out[i] = nameRule(r)
+	}
+	return out
+}
+
+// currentProof returns the proof that runs, and ends it once its time is over. nil: none runs.
+func (o *Observer) currentProof(now time.Time) *proof {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p := o.proof
+	if p == nil || p.ended.Load() {
+		return nil
+	}
+	if p.turnAt(now) >= turnsOfProof {
+		o.endProofLocked()
+		return nil
+	}
+	return p
+}
+
+// endProofLocked ends the proof. The caller holds mu.
+func (o *Observer) endProofLocked() {
+	o.proof.ended.Store(true)
+	o.Try(nil)
+}
+
+// errProofRuns refuses a second proof: the connections of both would be counted twice.
+var errProofRuns = errors.New("a proof runs already; wait for its end, or end it with penstock prove --stop")
+
+// StartProof lets managed and unmanaged connections of a host take turns for a time.
+func (o *Observer) StartProof(host string, last time.Duration) error {
+	if last < minProof || last > maxProof {
+		return fmt.Errorf("a proof lasts from %v to %v, not %v", minProof, maxProof, last)
+	}
+	now := o.Wall()
+	if o.currentProof(now) != nil {
+		return errProofRuns
+	}
+	p := &proof{host: host, begin: now, turn: last / turnsOfProof, seed: uint64(now.UnixNano())}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.proof = p
+	o.Try(&proxy.Trial{Host: host, Unmanaged: func() bool { return !p.ended.Load() && p.isUnmanaged(p.turnAt(o.Wall())) }})
+	o.Log.Info("a proof begins: new connections of the host are managed and left to the kernel by turns", "host", host,
+		"for", last, "turn", p.turn)
+	return nil
+}
+
+// StopProof ends the proof that runs, and reports whether one did.
+func (o *Observer) StopProof() bool {
+	running := o.currentProof(o.Wall()) != nil
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if running {
+		o.endProofLocked()
+	}
+	return running
+}
+
+// LastProof returns how the last proof stands. false: there was none.
+func (o *Observer) LastProof() (Proof, bool) {
+	now := o.Wall()
+	running := o.currentProof(now)
+	o.mu.Lock()
+	p := o.proof
+	o.mu.Unlock()
+	if p == nil {
+		return Proof{}, false
+	}
+	of := p.turn * turnsOfProof
+	out := Proof{
+		Host: p.host, Seconds: min(now.Sub(p.begin), of).Seconds(), Of: of.Seconds(), Ended: running == nil,
+		Result: p.recorder.Compare(now, managedSide, unmanagedSide, "turns"),
+	}
+	if running != nil {
+		out.Turn = p.sideOfTurn(p.turnAt(now))
+	}
+	return out, true
+}
