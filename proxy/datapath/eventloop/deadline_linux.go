@@ -86,6 +86,3 @@ func (l *Loop) runExpired() {
 		}
 	}
 }
-
-// currentTime returns the real time: deadlines are for things that happen in real time.
-func currentTime() time.Time { return time.Now() } //nolint:forbidigo // see above

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -110,8 +109,8 @@ type Loop struct {
 	eventCount int     // of the batch in events
 	due        []*Task // scheduled by this batch of events, in this order
 	spareDue   []*Task // the other buffer of due
-
-	deadlines deadlines
+	slice      Slice
+	deadlines  deadlines
 }
 
 // Load returns how many sockets the loop has.
@@ -273,10 +272,8 @@ func (l *Loop) scheduleTask(t *Task) {
 	}
 }
 
-// runLoop is the loop's goroutine. It keeps its thread: another one would have to be woken for each batch otherwise.
+// runLoop is the loop's goroutine. It is not locked to a thread, since Renew would then wake another one each time.
 func (l *Loop) runLoop() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	for !l.ending {
 		if err := l.waitForEvents(); err != nil {
 			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
@@ -331,6 +328,7 @@ func (l *Loop) waitForEvents() error {
 		if n, err = unix.EpollWait(l.epoll, l.events[:], -1); errors.Is(err, unix.EINTR) {
 			err = nil
 		}
+		l.slice.Renew()
 	}
 	l.eventCount = max(n, 0)
 	if asleep {

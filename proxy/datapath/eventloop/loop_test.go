@@ -8,7 +8,10 @@ import (
 	"math"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -358,6 +361,54 @@ func TestLoopsReserveProcessors(t *testing.T) {
 	first.Close()
 	second.Close()
 	assert.Equal(t, before, runtime.GOMAXPROCS(0))
+}
+
+// ticker counts the events of a timer.
+type ticker struct {
+	fd    int
+	count atomic.Int64
+}
+
+func (x *ticker) handleEvent(*Loop, uint32) {
+	var expirations [8]byte
+	_, _ = Read(x.fd, expirations[:])
+	x.count.Add(1)
+}
+
+// A loop with an event each millisecond wakes little else in the process. Go's monitor would wake each 20 µs for a
+// goroutine that is always found in a system call.
+func TestALoopThatWaitsOftenKeepsNoMonitorAwake(t *testing.T) {
+	const events = 500
+	l := start(t, 1).Least()
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	x := &ticker{fd: fd}
+	_, err = l.register(fd, unix.EPOLLIN|unix.EPOLLET&(1<<32-1), x)
+	require.NoError(t, err)
+	every := unix.NsecToTimespec(int64(time.Millisecond))
+	require.NoError(t, unix.TimerfdSettime(fd, 0, &unix.ItimerSpec{Interval: every, Value: every}, nil))
+
+	before := threadSwitches(t)
+	require.Eventually(t, func() bool { return x.count.Load() > events }, 10*time.Second, 100*time.Millisecond)
+	assert.Less(t, threadSwitches(t)-before, int64(5*events/2))
+}
+
+// threadSwitches returns how often the threads of this process have waited.
+func threadSwitches(tb testing.TB) (n int64) {
+	tb.Helper()
+	threads, err := filepath.Glob("/proc/self/task/*/status")
+	require.NoError(tb, err)
+	for _, thread := range threads {
+		text, err := os.ReadFile(thread)
+		require.NoError(tb, err)
+		_, after, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:\t")
+		count, _, _ := strings.Cut(after, "\n")
+		waits, err := strconv.ParseInt(count, 10, 64)
+		require.NoError(tb, err)
+		n += waits
+	}
+	return n
 }
 
 // An int of 32 bits holds no number above 1<<31.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 // shard is a part of the legs, and the tick that serves them. The package comment says when the tick comes.
@@ -59,7 +60,9 @@ func (s *shard) tickLoop() {
 	defer close(s.done)
 	runtime.LockOSThread()                               // and never unlocked: the thread ends with it
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) // of this thread; needs CAP_SYS_NICE
+	var slice eventloop.Slice
 	for s.waitForTick() {
+		slice.Renew()
 		s.runTick()
 	}
 }
