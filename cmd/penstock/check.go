@@ -20,14 +20,27 @@ import (
 
 // checkCommand reads a configuration as run does, and opens nothing.
 func checkCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "check FILE",
+	var explain bool
+	var asked question
+	cmd := &cobra.Command{
+		Use:   "check FILE [--explain CLIENT SERVER]",
 		Short: "Check a configuration file and print what it would run",
 		Long: `Check reads a configuration file as "run" would, password files included, but
 opens nothing. It exits with 78 when the file is wrong: the first mistake is shown where it
-stands, up to 19 others have a line each.`,
-		Example: "  penstock check /etc/penstock/penstock.yaml",
-		Args:    cobra.ExactArgs(1),
+stands, up to 19 others have a line each.
+
+With --explain it says which rule decides about a connection, why those before it do not,
+and what the connection gets. CLIENT is an address, with a port or without; SERVER is an
+address and a port, with /udp behind it for UDP.`,
+		Example: `  penstock check /etc/penstock/penstock.yaml
+  penstock check /etc/penstock/penstock.yaml --explain 192.168.1.50 203.0.113.7:443 --name www.example.com
+  penstock check /etc/penstock/penstock.yaml --explain 192.168.1.50 203.0.113.7:443/udp --listener lan`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if explain {
+				return cobra.ExactArgs(3)(cmd, args)
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] == "" {
 				return cli.BadInput(errNoName)
@@ -38,9 +51,18 @@ stands, up to 19 others have a line each.`,
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
 			printWarnings(cmd.ErrOrStderr(), cfg)
+			if explain {
+				return asked.explainDecision(cmd.OutOrStdout(), &cfg, args[1], args[2])
+			}
 			return describeConfig(cmd.OutOrStdout(), cfg)
 		},
 	}
+	cmd.Flags().BoolVar(&explain, "explain", false, "say which rule decides about a connection, and why")
+	cmd.Flags().StringVar(&asked.name, "name", "", "`NAME` that the client asks for or shows; only with --explain")
+	cmd.Flags().StringVar(&asked.listener, "listener", "", "`NAME` of the listener that it comes to (default the first); "+
+		"only with --explain")
+	cmd.Flags().StringVar(&asked.peer, "peer", "", "`NAME` of the tunnel's peer that it comes from; only with --explain")
+	return cmd
 }
 
 // printWarnings writes a line for each warning of cfg.

@@ -177,26 +177,29 @@ func (m *Match) matchesName(name string) bool {
 		slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matchesName(name) })
 }
 
-// matchesBeforeName has one case per matcher; all but ServerNames, since that
-// name comes later than the rest.
-func (m *Match) matchesBeforeName(f Facts) bool {
+// matchesBeforeName reports whether everything but ServerNames matches, since that name comes later than the rest.
+func (m *Match) matchesBeforeName(f Facts) bool { return m.mismatchBeforeName(&f) == "" }
+
+// mismatchBeforeName returns the key of a matcher that does not match; empty: all but ServerNames match. It has one
+// case for each matcher.
+func (m *Match) mismatchBeforeName(f *Facts) string {
 	switch {
 	case m.Protocol != "" && m.Protocol != cmp.Or(f.Protocol, TCP):
-		return false
+		return "protocol"
 	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
-		return false
+		return "listener"
 	case len(m.Sources) > 0 && !destination.Contains(m.Sources, f.Source.Addr()):
-		return false
+		return "source"
 	case len(m.Destinations) > 0 && !destination.Contains(m.Destinations, f.Target.Addr()):
-		return false
+		return "destination"
 	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports,
 		func(r PortRange) bool { return r.containsPort(f.Target.Port()) }):
-		return false
+		return "ports"
 	case len(m.Hosts) > 0 && !slices.ContainsFunc(m.Hosts,
 		func(pattern string) bool { return hostMatches(pattern, f.Host) }):
-		return false
+		return "host"
 	}
-	return true
+	return ""
 }
 
 // hostMatches compares names the way DNS does: without case or a final dot.

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -185,6 +186,31 @@ func (p *Policy) Decide(f Facts) Verdict {
 		}
 	}
 	return p.defaults.verdictFor(f)
+}
+
+// Step is what one rule says to a connection, on the way to the one that decides.
+type Step struct {
+	Rule     string  // empty: the defaults
+	Mismatch string  // the key of match that does not match; empty: the rule decides
+	Verdict  Verdict // of the rule that decides
+}
+
+// Explain returns the steps of Decide; the last one decides.
+func (p *Policy) Explain(f Facts) (steps []Step) {
+	f.Source, f.Target = unmapAddrPort(f.Source), unmapAddrPort(f.Target)
+	v := p.Decide(f)
+	for i := range p.rules {
+		r := &p.rules[i]
+		if r.Name == v.Rule {
+			break
+		}
+		why := "server_name"
+		if !r.matchesBeforeName(f) {
+			why = cmp.Or(r.Match.mismatchBeforeName(&f), "sample")
+		}
+		steps = append(steps, Step{Rule: r.Name, Mismatch: why})
+	}
+	return append(steps, Step{Rule: v.Rule, Verdict: v})
 }
 
 // Prospects returns what Decide may say once the server name of f is known: the
