@@ -3,8 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +21,7 @@ import (
 func rulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
-		Short: "Install, remove or print the rules that capture connections",
+		Short: "Install, remove or show the rules that capture connections",
 		Long: fmt.Sprintf(`Rules make the kernel hand the connections that this machine forwards to a
 transparent listener of "penstock run". They are one nftables table (inet %s)
 and, for mode tproxy, a policy rule and a local route for each address family,
@@ -38,7 +42,7 @@ interfaces waits in a netfilter queue until the window of its host has room, whi
 the listener's "udp" decides. Addresses and ports stay as they are. While no proxy
 serves the queue, it passes.
 
-apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
+apply, remove and status need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
   penstock rules apply --interface lan0 --port 1081 --dport 80,443
 
@@ -85,6 +89,16 @@ after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`
 			Args: cli.NoArgs,
 			RunE: func(c *cobra.Command, _ []string) error { return capture.Remove(c.Context()) },
 		},
+		&cobra.Command{
+			Use:   "status",
+			Short: "Say whether rules are in force, and what they have captured",
+			Long: `Prints the rules that are in force, the first packets of connections that they have
+captured since they were applied, and who listens where they lead to. It exits with 1 where
+there are none, where parts of them are gone, or where nothing listens.
+Needs CAP_NET_ADMIN.`,
+			Args: cli.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error { return printRuleStatus(c.OutOrStdout()) },
+		},
 		rulesFor(&cobra.Command{
 			Use:   "print",
 			Short: "Print these rules as a script for nft and ip",
@@ -94,6 +108,44 @@ for another machine give --connected.`,
 		}, func(c *cobra.Command, r capture.Rules) error { return r.Print(c.OutOrStdout()) }),
 	)
 	return cmd
+}
+
+// printRuleStatus prints the rules in force. The error says what keeps them from capturing.
+func printRuleStatus(w io.Writer) error {
+	all, err := capture.ReadInstalled()
+	if err != nil {
+		return err
+	}
+	lost, err := capture.LostParts()
+	if err != nil {
+		return err
+	}
+	var missing []string
+	for _, part := range lost {
+		missing = append(missing, part+" has gone: apply the rules again")
+	}
+	if len(all) == 0 && len(lost) == 0 {
+		missing = append(missing, "no rules are in force, so that nothing is captured: penstock rules apply")
+	}
+	for _, r := range all {
+		by := strings.Join(r.Interfaces, ", ")
+		if r.Tunnel {
+			by = "the tunnel " + by
+		}
+		owner := doctor.SocketOwner("tcp", net.JoinHostPort("", strconv.Itoa(int(r.Port))))
+		if owner == "" {
+			missing = append(missing, fmt.Sprintf("nothing is seen to listen at port %d", r.Port))
+			owner = "nothing is seen there"
+		}
+		fmt.Fprintf(w, "in force: %s, from %s to port %d (%s)\n", r.Mode, by, r.Port, owner)
+		for _, n := range r.Packets {
+			fmt.Fprintf(w, "  %s: %d connections' first packets captured\n", n.Family, n.Packets)
+		}
+	}
+	if len(missing) > 0 {
+		return errors.New(strings.Join(missing, "; "))
+	}
+	return nil
 }
 
 // warnings returns what keeps rules that were applied from working, with the cure of each: chains of the firewall that

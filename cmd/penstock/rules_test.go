@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"errors"
+	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -155,4 +157,46 @@ func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 		assert.Equal(t, cli.ExitInput, code)
 		assert.Contains(t, stderr, want)
 	}
+}
+
+func TestRulesStatusSaysWhatIsInForce(t *testing.T) {
+	lab, err := netlab.NewRouted()
+	if errors.Is(err, os.ErrPermission) {
+		need.Namespaces(t, err)
+	}
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lab.Close()) }()
+	rules := func(args ...string) (said string, err error) {
+		require.NoError(t, lab.Edge.Do(func() error {
+			said, err = runRules(t, args...)
+			return nil
+		}))
+		return said, err
+	}
+	_, err = rules("status")
+	require.ErrorContains(t, err, "no rules are in force, so that nothing is captured: penstock rules apply")
+
+	_, err = rules("apply", "--mode", "redirect", "--port", "1081", "--interface", netlab.NearDevice)
+	require.NoError(t, err)
+	said, err := rules("status")
+	require.ErrorContains(t, err, "nothing is seen to listen at port 1081")
+	assert.Contains(t, said, "in force: redirect, from "+netlab.NearDevice+" to port 1081 (nothing is seen there)\n"+
+		"  IPv4: 0 connections' first packets captured\n  IPv6: 0 connections' first packets captured\n")
+
+	ln, err := lab.Edge.Listen("tcp", "[::]:1081")
+	require.NoError(t, err)
+	defer ln.Close()
+	c, err := lab.Client.Dial("tcp", netip.AddrPortFrom(lab.ServerAddr.V4, 80).String())
+	require.NoError(t, err)
+	defer c.Close()
+	said, err = rules("status")
+	require.NoError(t, err)
+	assert.Contains(t, said, " to port 1081 (", "and who listens there")
+	assert.Contains(t, said, "  IPv4: 1 connections' first packets captured\n")
+
+	_, err = rules("apply", "--port", "1081", "--interface", netlab.NearDevice)
+	require.NoError(t, err)
+	require.NoError(t, lab.Edge.Do(func() error { return exec.Command("ip", "rule", "del", "priority", "120").Run() }))
+	_, err = rules("status")
+	require.ErrorContains(t, err, "the ip policy rule of priority 120 has gone: apply the rules again")
 }

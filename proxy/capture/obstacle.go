@@ -118,6 +118,8 @@ type interception struct {
 	// tunnel reports whether it is of a tunnel, which restores lost routes and rules by itself.
 	tunnel   bool
 	families []family
+	// packets are those captured since the rules were made, by family.
+	packets []uint64
 	// ports are destinations that stand for all.
 	ports []uint16
 }
@@ -180,6 +182,7 @@ func (w *firewall) readInterception(c *nftables.Chain) (interception, error) {
 	}
 	for i, rule := range rules {
 		var port []byte
+		var packets uint64
 		captured := ipv4
 		for j, x := range rule.Exprs {
 			switch x := x.(type) {
@@ -192,6 +195,8 @@ func (w *firewall) readInterception(c *nftables.Chain) (interception, error) {
 				}
 			case *expr.Immediate:
 				port = x.Data
+			case *expr.Counter:
+				packets = x.Packets
 			case *expr.Meta:
 				if x.Key == expr.MetaKeyNFPROTO && j+1 < len(rule.Exprs) {
 					if is, ok := rule.Exprs[j+1].(*expr.Cmp); ok && slices.Equal(is.Data, []byte{ipv6.proto}) {
@@ -206,7 +211,7 @@ func (w *firewall) readInterception(c *nftables.Chain) (interception, error) {
 		}
 		if len(port) == 2 {
 			t.port = binary.BigEndian.Uint16(port)
-			t.families = append(t.families, captured)
+			t.families, t.packets = append(t.families, captured), append(t.packets, packets)
 		}
 	}
 	return t, nil
