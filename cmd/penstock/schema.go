@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -72,10 +73,26 @@ func referenceRows(path string, schema map[string]any) []string {
 			about += " Required."
 		}
 		at := path + "." + name
+		below := referenceRows(at, part)
+		if keys, _ := part["properties"].(map[string]any); len(keys) > 0 && isSubset(keys, properties) {
+			about += " Takes, of the keys beside it: " + strings.Join(slices.Sorted(maps.Keys(keys)), ", ") + "."
+			below = nil
+		}
 		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, escapeCell(valueKind(part)), escapeCell(about)))
-		rows = append(rows, referenceRows(at, part)...)
+		rows = append(rows, below...)
 	}
 	return rows
+}
+
+// isSubset reports whether all keys stand among others with the same descriptions, as those of one direction stand
+// among those of both.
+func isSubset(keys, others map[string]any) bool {
+	for name, key := range keys {
+		if other, found := others[name]; !found || !reflect.DeepEqual(key, other) {
+			return false
+		}
+	}
+	return true
 }
 
 // valueKind says in words what a key takes: its choices, examples, or type.
