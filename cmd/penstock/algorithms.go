@@ -41,11 +41,7 @@ func algorithmsCommand() *cobra.Command {
 			return listAlgorithms(out, cc.Specs())
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			var names []string
-			for _, s := range cc.Specs() {
-				names = append(names, s.Name+"\t"+s.About)
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
+			return algorithmNames(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the page docs/algorithms.md")

@@ -80,6 +80,9 @@ The second rule is the defaults where none is named.`,
 		Example: `  penstock compare canary
   penstock compare canary pages --json`,
 		Args: cobra.RangeArgs(1, 2),
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return from.ruleNames(cmd), cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			query := url.Values{"first": {args[0]}, "second": {append(args, "defaults")[1]}}
 			var result compare.Result

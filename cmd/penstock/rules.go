@@ -212,6 +212,9 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		"routing table for captured packets, for tproxy; only ours")
 
 	cmd.Args = cli.NoArgs
+	cli.CompleteFlag(cmd, "interface", interfaceNames)
+	cli.CompleteFlag(cmd, "mode", oneOf(string(capture.TPROXY), string(capture.Redirect)))
+	cli.CompleteFlag(cmd, "connected", oneOf(string(capture.ConnectedAuto), "yes", "no"))
 	cmd.RunE = func(c *cobra.Command, _ []string) error {
 		r.Mode = capture.Mode(mode)
 		var err error

@@ -63,6 +63,7 @@ change while running is refused.`,
 		},
 	}
 	f.registerFlags(cmd.Flags())
+	completeRunFlags(cmd)
 	return cmd
 }
 

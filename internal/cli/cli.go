@@ -58,7 +58,6 @@ func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
 		}
 		return c.Help()
 	}
-	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.PersistentFlags().Var(new(modelFlag), modelFlagName,
 		"add the model in FILE to mdi's choices by NAME, for the flags behind this one; repeat for several")
@@ -142,10 +141,21 @@ func knownCommand(c *cobra.Command, args []string, elsewhere map[string]string) 
 	if program := elsewhere[args[0]]; program != "" {
 		return fmt.Errorf("%w; run %s %s", err, program, args[0])
 	}
+	c.SuggestionsMinimumDistance = 2 // cobra sets it for the root alone
 	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
 	}
 	return err
+}
+
+// CompleteFlag has shells complete the values of a flag. A value may have its description behind a tab.
+func CompleteFlag(c *cobra.Command, flag string, values func() []string) {
+	complete := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return values(), cobra.ShellCompDirectiveNoFileComp
+	}
+	if err := c.RegisterFlagCompletionFunc(flag, complete); err != nil { // there is no such flag
+		panic(err)
+	}
 }
 
 // flagError says in words what the libraries say of a number or a time that is none.
