@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -201,22 +202,37 @@ func boundsOfHosts(tb testing.TB) {
 	}
 }
 
+// boundsOfObjects has a client ask for 100 KB every 4 s, over one connection and over a new one each time.
 func boundsOfObjects(tb testing.TB) {
 	tb.Helper()
-	for seed := range uint64(3) {
-		trace, err := sim.Generate("lte", seed+1, 2*time.Minute)
-		require.NoError(tb, err)
-		for _, base := range []time.Duration{20 * ms, 40 * ms, 100 * ms} {
-			took := func(algorithm string) time.Duration {
-				s := over(sim.LinkConfig{Trace: trace, QueueBytes: 2e6}, base, 2*time.Minute)
-				s.Transport = sim.Kernel
-				s.Flows = []sim.FlowConfig{{
-					Algorithm: algorithm, Params: sim.KernelParams(algorithm), Bytes: 100e3, Every: 4 * time.Second,
-				}}
-				return play(tb, s).Flows[0].FCT.P50
+	median := func(trace *sim.Trace, base time.Duration, algorithm string, connections int) time.Duration {
+		s := over(sim.LinkConfig{Trace: trace, QueueBytes: 2e6}, base, 2*time.Minute)
+		s.Transport = sim.Kernel
+		for i := range connections {
+			s.Flows = append(s.Flows, sim.FlowConfig{
+				Algorithm: algorithm, Params: sim.KernelParams(algorithm), Bytes: 100e3, Start: time.Duration(i) * 4 * time.Second,
+			})
+		}
+		if connections == 1 {
+			s.Flows[0].Every = 4 * time.Second
+			return play(tb, s).Flows[0].FCT.P50
+		}
+		var took []time.Duration
+		for _, f := range play(tb, s).Flows {
+			took = append(took, f.Received)
+		}
+		slices.Sort(took)
+		return took[len(took)/2]
+	}
+	for _, connections := range []int{1, 29} {
+		for seed := range uint64(3) {
+			trace, err := sim.Generate("lte", seed+1, 2*time.Minute)
+			require.NoError(tb, err)
+			for _, base := range []time.Duration{20 * ms, 40 * ms, 60 * ms, 100 * ms} {
+				ours, theirs := median(trace, base, cc.Default, connections), median(trace, base, "cubic", connections)
+				atMost(1.05, millis(ours)/millis(theirs), "100 KB, %d connections, lte:%d, %v, median over Cubic's", connections,
+					seed+1, base)
 			}
-			atMost(1.05, millis(took(cc.Default))/millis(took("cubic")), "100 KB on lte:%d, %v, median over Cubic's", seed+1,
-				base)
 		}
 	}
 }

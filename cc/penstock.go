@@ -77,6 +77,9 @@ const (
 	ownStartLong   = 200 * time.Millisecond
 	ownStartGrowth = 1.3
 	ownStartMost   = 2
+	// ownObject bytes after a silence may be all that the application has: until they are delivered, the window grows as
+	// in slow start to what is left of them, and nothing drains.
+	ownObject = Bytes(100e3)
 )
 
 type ownPhase uint8
@@ -111,6 +114,7 @@ type penstock struct {
 	arrived Time           // when the receiver had what the newest acknowledgement told of
 	heard   Time           // when that came
 	idle    time.Duration  // of silences so far, in which nothing was in flight: no rate is over them
+	object  Bytes          // delivered once the first ownObject bytes after a silence are
 	empty   Time           // when the queue was last seen empty, or was to be emptied
 
 	receives    bool // as in Config
@@ -171,8 +175,12 @@ func (p *penstock) OnAck(a Ack) {
 	if p.aloneOnEdge.onState(a.State); !p.aloneOnEdge.is {
 		p.forgetTrain(a.Now)
 	}
+	idle := p.silenceBefore(a)
+	if idle > 0 || p.heard == 0 {
+		p.object = a.Delivered - a.Acked + ownObject
+	}
 	p.addRTTSample(a)
-	p.updateDeliveryRate(a)
+	p.updateDeliveryRate(a, idle)
 	p.aim.excess.onAck(a.State, float64(a.Acked), p.target)
 	base := p.base.extreme()
 	if base == 0 || p.rate == 0 {
@@ -190,7 +198,7 @@ func (p *penstock) OnAck(a Ack) {
 	p.aim.addAck(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyThreshold(), counts && a.RTT > 0)
 	switch p.phase {
 	case ownTracking:
-		if p.isDrainDue(a.Now) || p.shouldDrainForTrain(a.Now) {
+		if p.isDrainDue(a.Now) && a.Delivered > p.object || p.shouldDrainForTrain(a.Now) {
 			p.beginDraining(a.State, ownDrainDepth)
 		}
 	case ownDraining:
@@ -212,7 +220,8 @@ func (p *penstock) addRTTSample(a Ack) {
 	p.reverse = a.ReverseQueue
 	rtt := max(a.RTT-p.reverse, minDivisor)
 	p.srtt = max(a.SRTT, minDivisor)
-	if p.phase == ownTracking && rtt < p.base.extreme()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
+	if p.phase == ownTracking && a.Delivered > p.object && rtt < p.base.extreme()-ownBaseSeen &&
+		a.Now.Sub(p.drainFrom) > ownRejoin {
 		p.beginDraining(a.State, ownDrainDepth) // another flow drains, and the base was never the path's
 	}
 	if rtt < p.base.extreme()-p.emptyThreshold() {
@@ -234,10 +243,19 @@ func (p *penstock) addRTTSample(a Ack) {
 	}
 }
 
-// updateDeliveryRate updates the delivery rate.
-func (p *penstock) updateDeliveryRate(a Ack) {
+// silenceBefore returns how long nothing was in flight before what is acknowledged; 0: not for long.
+func (p *penstock) silenceBefore(a Ack) time.Duration {
+	idle := a.Sent.At.Sub(p.heard)
+	if p.heard == 0 || a.Sent.Inflight != 0 || idle <= a.SRTT/ownIdle {
+		return 0
+	}
+	return idle
+}
+
+// updateDeliveryRate updates the delivery rate, after a silence of idle.
+func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
 	short, long := p.rateWindows()
-	if idle := a.Sent.At.Sub(p.heard); p.heard != 0 && a.Sent.Inflight == 0 && idle > p.srtt/ownIdle {
+	if idle > 0 {
 		p.idle += idle
 		if p.phase == ownTracking { // in the first round trip there is nothing to come
 			p.held, p.until = p.rate, a.Now.Add(short)
@@ -335,8 +353,14 @@ func (p *penstock) setWindowFromRate(a Ack) {
 	n = p.widenForSeenRivals(a, n)
 	// The rate is the application's, but the queue on the way back is what it is now. Behind a long queue the rate is
 	// the link's, whoever limits the sender: an old window would let more stand there.
-	if !a.CwndLimited && p.queue.Seconds() <= ownQueueProof*p.target {
-		n = max(n, p.cwnd-p.back+back)
+	kept, left := p.cwnd-p.back+back, p.toPackets(p.object-a.Delivered)
+	switch object := a.Delivered <= p.object && p.phase == ownTracking; {
+	case object && a.CwndLimited:
+		n = max(n, min(kept+p.toPackets(a.Acked), left))
+	case object: // the window that slow start would have, for the next object
+		n = max(n, kept, p.initial+p.toPackets(ownObject)-left)
+	case !a.CwndLimited && p.queue.Seconds() <= ownQueueProof*p.target:
+		n = max(n, kept)
 	}
 	p.back = back
 	least := max(ownMinCwnd, p.trainWindow(a.Now))
