@@ -26,9 +26,10 @@ func recipeListCommand() *cobra.Command {
 }
 
 func recipeTableCommand() *cobra.Command {
-	return &cobra.Command{
+	var figures bool
+	cmd := &cobra.Command{
 		Use:     "table FILE...",
-		Short:   "Make a table of what --json wrote: the paper's figures, in virtual time and over real sockets",
+		Short:   "Make a table of what --json wrote: what holds in virtual time and over real sockets",
 		Example: "  penstock-lab bench recipe table virtual.jsonl real.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -40,9 +41,14 @@ func recipeTableCommand() *cobra.Command {
 			for _, f := range files {
 				all = append(all, f.Runs...)
 			}
+			if figures {
+				return recipe.WriteFigures(cmd.OutOrStdout(), all)
+			}
 			return recipe.WriteMarkdown(cmd.OutOrStdout(), all)
 		},
 	}
+	cmd.Flags().BoolVar(&figures, "figures", false, "each figure beside the paper's and its bound")
+	return cmd
 }
 
 // recipeFlags are the flags of bench recipe as written.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,46 +112,40 @@ func TestAResultIsWritten(t *testing.T) {
 	other := last
 	other.Virtual, other.Findings = false, slices.Clone(last.Findings)
 	other.Findings[2].Got = "0.2 s"
-	var page bytes.Buffer
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, {Experiment: result.Name}, other}))
-	assert.Contains(t, page.String(),
-		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | ok | 1 | ok |")
-	assert.Contains(t, page.String(),
-		"| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | 3 of 4 | **no** |")
-	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not measured | not run | not measured |")
-	assert.Contains(t, page.String(), "in virtual time 3 of 4; over real sockets 3 of 4.")
-
+	figures := tableOf(t, recipe.WriteFigures, last, record.Run{Experiment: result.Name}, other)
+	assert.Contains(t, figures, "| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | ok | 1 | ok |")
+	assert.Contains(t, figures, "| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
+	page := tableOf(t, recipe.WriteMarkdown, last, record.Run{Experiment: result.Name}, other)
+	for _, want := range []string{
+		"| no paper; ours | `live-switch` | **no**, 3 of 4 | **no**, 3 of 4 |",
+		"| Janus, §7.3 | `janus-c10` | - | - |",
+		"- `live-switch`, real: longest time in which a flow moved nothing is 0.2 s (at most 0 s): Cubic's full",
+	} {
+		assert.Contains(t, page, want)
+	}
 	first := other
 	first.Findings, first.Noisy = nil, true // another run of the same experiment
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
-	assert.Contains(t, page.String(), "| 3 of 4 | **no** | 3 of 4, disturbed | not measured |")
-	assert.Contains(t, page.String(), "in virtual time 3 of 4; over real sockets 0 of 0, 4 not measured.")
-	assert.Contains(t, page.String(), "so not measured: `live-switch`.")
-
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| **no**, 3 of 4 | -, disturbed |")
 	first.Noisy, first.Discarded = false, "the emulator lost packets"
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
-	assert.Contains(t, page.String(), "| 3 of 4, disturbed | not measured |", "what does not count is no finding")
-
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| -, disturbed |",
+		"what does not count is no finding")
 	other.Findings = other.Findings[:2]
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
-	assert.Contains(t, page.String(), "| 3 of 4 | **no** | 2 of 2, 2 not measured | ok |", "of an earlier form")
-
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no**, 3 of 4 | ok, 2 of 2 |", "of an earlier form")
 	short := last
 	short.Scale, short.Findings = "short", last.Findings[:1]
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, short}))
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | not run | not measured |",
-		"a short form takes no full one's place")
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short, last}))
-	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | **no** | not run | not measured |")
-	page.Reset()
-	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short}))
-	assert.Contains(t, page.String(), "| 1 of 1, short | ok | not run | not measured |")
+	for _, runs := range [][]record.Run{{last, short}, {short, last}} {
+		assert.Contains(t, tableOf(t, recipe.WriteMarkdown, runs...), "| `live-switch` | **no**, 3 of 4 | - |",
+			"a short form takes no full one's place")
+	}
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, short), "| ok, 1 of 1, short form | - |")
+}
+
+// tableOf is what a table says of runs.
+func tableOf(t *testing.T, write func(io.Writer, []record.Run) error, runs ...record.Run) string {
+	t.Helper()
+	var page bytes.Buffer
+	require.NoError(t, write(&page, runs))
+	return page.String()
 }
 
 // A table says of each figure whether it was measured, and if so whether its bound holds.
@@ -163,40 +158,41 @@ func TestVerdictsOfTheTable(t *testing.T) {
 	disturbed := func(r *record.Run) *record.Run { r.Noisy = true; return r }
 	discarded := func(r *record.Run) *record.Run { r.Discarded = "packets were lost"; return r }
 	for name, c := range map[string]struct {
-		virtual, real *record.Run
-		row, counts   string
+		virtual, real           *record.Run
+		row                     string
+		virtualCount, realCount string
 	}{
 		"both hold": {
 			found(true, bound, true), found(false, bound, true),
-			"| 2 | ok | 2 | ok |", "in virtual time 1 of 1; over real sockets 1 of 1.",
+			"| 2 | ok | 2 | ok |", "in virtual time 1 of 1", "over real sockets 1 of 1",
 		},
 		"the real one is broken": {
 			found(true, bound, true), found(false, bound, false),
-			"| 2 | ok | 2 | **no** |", "in virtual time 1 of 1; over real sockets 0 of 1.",
+			"| 2 | ok | 2 | **no** |", "in virtual time 1 of 1", "over real sockets 0 of 1",
 		},
 		"broken while the machine disturbed the run": {
 			found(true, bound, true), disturbed(found(false, bound, false)),
-			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1; over real sockets 0 of 0, 1 not measured.",
+			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1", "over real sockets 0 of 0",
 		},
 		"held while the machine disturbed the run": {
 			found(true, bound, false), disturbed(found(false, bound, true)),
-			"| 2 | **no** | 2 | not measured |", "in virtual time 0 of 1; over real sockets 0 of 0, 1 not measured.",
+			"| 2 | **no** | 2 | not measured |", "in virtual time 0 of 1", "over real sockets 0 of 0",
 		},
 		"broken in a run that does not count": {
 			found(true, bound, true), discarded(found(false, bound, false)),
-			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1; over real sockets 0 of 0, 1 not measured.",
+			"| 2 | ok | 2 | not measured |", "in virtual time 1 of 1", "over real sockets 0 of 0",
 		},
 		"only in virtual time": {
 			found(true, bound, false), nil,
-			"| 2 | **no** | - | not measured |", "in virtual time 0 of 1; over real sockets 0 of 0, 1 not measured.",
+			"| 2 | **no** | - | not measured |", "in virtual time 0 of 1", "over real sockets 0 of 0",
 		},
 		"only over real sockets": {
 			nil, found(false, bound, false),
-			"| - | not measured | 2 | **no** |", "in virtual time 0 of 0, 1 not measured; over real sockets 0 of 1.",
+			"| - | not measured | 2 | **no** |", "in virtual time 0 of 0", "over real sockets 0 of 1",
 		},
 		"without a bound": {
 			found(true, none, true), found(false, none, true),
-			"| 2 |  | 2 |  |", "in virtual time 0 of 0; over real sockets 0 of 0.",
+			"| 2 |  | 2 |  |", "in virtual time 0 of 0", "over real sockets 0 of 0",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -206,10 +202,10 @@ func TestVerdictsOfTheTable(t *testing.T) {
 					runs = append(runs, *r)
 				}
 			}
-			var page bytes.Buffer
-			require.NoError(t, recipe.WriteMarkdown(&page, runs))
-			assert.Contains(t, page.String(), c.row)
-			assert.Contains(t, page.String(), c.counts)
+			assert.Contains(t, tableOf(t, recipe.WriteFigures, runs...), c.row)
+			page := tableOf(t, recipe.WriteMarkdown, runs...)
+			assert.Contains(t, page, c.virtualCount)
+			assert.Contains(t, page, c.realCount)
 		})
 	}
 }
@@ -222,10 +218,11 @@ func TestTheTableHasFindingsOfRealSocketsAlone(t *testing.T) {
 			{What: "both", Bound: "at least 1", OK: true}, {What: "real alone", Bound: "at most 1 ms", Got: "3 ms"},
 		}},
 	}
-	var page bytes.Buffer
-	require.NoError(t, recipe.WriteMarkdown(&page, runs))
-	assert.Contains(t, page.String(), "| real alone | - | at most 1 ms | - | not measured | 3 ms | **no** |")
-	assert.Contains(t, page.String(), "| `made-up` | 1 of 1, 1 not measured | ok | 1 of 2 | **no** |")
+	assert.Contains(t, tableOf(t, recipe.WriteFigures, runs...),
+		"| real alone | - | at most 1 ms | - | not measured | 3 ms | **no** |")
+	page := tableOf(t, recipe.WriteMarkdown, runs...)
+	assert.Contains(t, page, "| `made-up` | ok, 1 of 1 | **no**, 1 of 2 |")
+	assert.Contains(t, page, "- `made-up`, real: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
 }
 
 func TestAFindingMustHoldInEachRun(t *testing.T) {

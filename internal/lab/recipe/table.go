@@ -94,13 +94,12 @@ func (c *boundCount) verdict() string {
 	return notMeasured
 }
 
-// String is how many of the measured bounds hold, and how many were not measured.
+// String is the verdict and how many of the measured bounds hold.
 func (c *boundCount) String() string {
-	text := fmt.Sprintf("%d of %d", c.held, c.held+c.broken)
-	if c.notMeasured > 0 {
-		text += fmt.Sprintf(", %d %s", c.notMeasured, notMeasured)
+	if c.held+c.broken == 0 {
+		return "-"
 	}
-	return text
+	return fmt.Sprintf("%s, %d of %d", c.verdict(), c.held, c.held+c.broken)
 }
 
 // verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they
@@ -150,69 +149,105 @@ func (p played) rows() (all []row) {
 	return all
 }
 
-// describe is an experiment's cell on one side: how many of its bounds hold.
+// describe is an experiment's cell on one side.
 func (p played) describe(run record.Run, count boundCount) string {
-	if run.Findings == nil {
-		return "not run"
-	}
 	text := count.String()
-	if p.disturbed && !run.Virtual {
-		var undecided boundCount
-		for _, f := range run.Findings {
-			undecided.add(verdict(f.Bound, f.OK, true))
-		}
-		text = undecided.String() + ", disturbed"
+	if p.disturbed && !run.Virtual && run.Findings != nil {
+		text += ", disturbed"
 	}
 	if run.Scale != "" {
-		text += ", " + run.Scale
+		text += ", " + run.Scale + " form"
 	}
 	return text
 }
 
-// WriteMarkdown writes a table of all published experiments and how many of their bounds hold, and one of their
-// findings: the last in virtual time beside the last over real sockets, with a verdict on each side.
+// sides name the ways of playing in words.
+var sides = [2]string{"virtual", "real"}
+
+// WriteMarkdown writes a table of all published experiments with a verdict on each side, by the last findings in
+// virtual time and over real sockets, and each bound that does not hold with the reason.
 func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	all := last(runs)
-	var b, findings strings.Builder
-	b.WriteString("| experiment | recipe | virtual: bounds that hold | verdict | real: bounds that hold | verdict |\n" +
-		"|---|---|---|---|---|---|\n")
-	findings.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n" +
-		"|---|---|---|---|---|---|---|---|\n")
-	var virtual, sockets boundCount
-	var disturbed []string
+	var b, broken strings.Builder
+	var totals [2]boundCount
+	b.WriteString("| experiment | recipe | virtual | real |\n|---|---|---|---|\n")
 	for _, p := range all {
 		var counts [2]boundCount
-		title := "`" + p.name + "`"
-		for _, r := range p.rows() {
-			fmt.Fprintf(&findings, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", title, escape(r.What), escape(r.Paper),
-				escape(r.Bound), escape(r.figures[0]), r.explain(0), escape(r.figures[1]), r.explain(1))
-			title = ""
-			for i, total := range []*boundCount{&virtual, &sockets} {
-				counts[i].add(r.verdicts[i])
-				total.add(r.verdicts[i])
+		rows := p.rows()
+		for side := range sides {
+			for _, r := range rows {
+				counts[side].add(r.verdicts[side])
+				totals[side].add(r.verdicts[side])
 			}
+			writeBroken(&broken, p.name, side, rows)
 		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s | %s |\n", escape(p.source), p.name,
-			p.describe(p.virtual, counts[0]), counts[0].verdict(), p.describe(p.sockets, counts[1]), counts[1].verdict())
-		if p.disturbed {
-			disturbed = append(disturbed, "`"+p.name+"`")
-		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", escape(shortSource(p.source)), p.name, p.describe(p.virtual, counts[0]),
+			p.describe(p.sockets, counts[1]))
 	}
 	for _, u := range unplayed {
-		fmt.Fprintf(&b, "| %s: %s | none | not run | %s | not run | %s: %s |\n", u[0], u[1], notMeasured, notMeasured, u[2])
+		fmt.Fprintf(&b, "| %s: %s | none: %s | - | - |\n", u[0], u[1], u[2])
 	}
-	fmt.Fprintf(&b, "\nBounds that hold, of those that were measured: in virtual time %s; over real sockets %s. "+
-		"A verdict is `ok` where each measured bound holds and `no` where one does not. It is `%s` where the experiment was not played, "+
-		"where a bound has no meaning on that side, and where the machine disturbed a run: its figures stand in the table "+
-		"and prove nothing.\n\n", &virtual, &sockets, notMeasured)
-	fmt.Fprintf(&b, "Builds: in virtual time %s; over real sockets %s.\n\n",
-		builds(all, func(p played) record.Run { return p.virtual }),
-		builds(all, func(p played) record.Run { return p.sockets }))
-	if disturbed != nil {
-		fmt.Fprintf(&b, "Disturbed by the machine over real sockets, and so not measured: %s.\n\n",
-			strings.Join(disturbed, ", "))
+	b.WriteString("\nBounds that hold, of those that were measured:")
+	for side, of := range []func(played) record.Run{
+		func(p played) record.Run { return p.virtual }, func(p played) record.Run { return p.sockets },
+	} {
+		c := totals[side]
+		fmt.Fprintf(&b, " %s %d of %d (builds: %s);", [2]string{"in virtual time", "over real sockets"}[side], c.held, c.held+c.broken, builds(all, of))
 	}
-	_, err := io.WriteString(w, b.String()+findings.String())
+	b.WriteString(" a dash is what was not measured: it was not played, has no meaning on that side, or the machine " +
+		"was busy with other work.\n\nBounds that do not hold, what was measured, and why:\n\n")
+	_, err := io.WriteString(w, b.String()+cmp.Or(broken.String(), "None.\n"))
+	return err
+}
+
+// shortSource leaves out where a paper was published: "CCP, MIT 2019, figure 2-8" is "CCP, figure 2-8".
+func shortSource(source string) string {
+	parts := strings.Split(source, ", ")
+	if len(parts) < 3 {
+		return source
+	}
+	return parts[0] + ", " + parts[len(parts)-1]
+}
+
+// mostNamed is how many broken bounds with one reason are named; of more their number is.
+const mostNamed = 1
+
+// writeBroken writes the bounds of an experiment that do not hold on one side, by reason.
+func writeBroken(b *strings.Builder, name string, side int, rows []row) {
+	var reasons []string
+	named := map[string][]string{}
+	for _, r := range rows {
+		if r.verdicts[side] != broken {
+			continue
+		}
+		why := cmp.Or(r.reasons[side], "**the reason is not known**")
+		if named[why] == nil {
+			reasons = append(reasons, why)
+		}
+		named[why] = append(named[why], fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound))
+	}
+	for _, why := range reasons {
+		text := strings.Join(named[why][:min(mostNamed, len(named[why]))], "; ")
+		if more := len(named[why]) - mostNamed; more > 0 {
+			text += fmt.Sprintf("; and %d more", more)
+		}
+		fmt.Fprintf(b, "- `%s`, %s: %s: %s.\n", name, sides[side], text, why)
+	}
+}
+
+// WriteFigures writes a table of all findings: the last in virtual time beside the last over real sockets.
+func WriteFigures(w io.Writer, runs []record.Run) error {
+	var b strings.Builder
+	b.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n|---|---|---|---|---|---|---|---|\n")
+	for _, p := range last(runs) {
+		title := "`" + p.name + "`"
+		for _, r := range p.rows() {
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", title, escape(r.What), escape(r.Paper),
+				escape(r.Bound), escape(r.figures[0]), r.explain(0), escape(r.figures[1]), r.explain(1))
+			title = ""
+		}
+	}
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
