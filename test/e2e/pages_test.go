@@ -131,7 +131,7 @@ func TestThePagesCommandsWorkAsWritten(t *testing.T) {
 	_ = os.Remove("/tmp/mine.sock") // of the page python-controller
 	bin := filepath.Join(t.TempDir(), "bin")
 	installPrograms(t, repository, bin)
-	for _, page := range []string{"README", "laptop", "router", "gateway", "laboratory", "python-controller", "library"} {
+	for _, page := range []string{"README", "laptop", "router", "gateway", "laboratory", "python-controller", "library", "udp"} {
 		t.Run(page, func(t *testing.T) {
 			path := filepath.Join(repository, "docs", page+".md")
 			if page == "README" {
