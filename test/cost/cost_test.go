@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -52,12 +53,12 @@ const (
 	measure = 10 * time.Second
 )
 
-// copyEnv makes this test binary the plain proxy: "listen address, backend".
-const copyEnv = "PENSTOCK_COST_COPY"
+// ownProxyEnv makes this test binary one of ownProxies: "name, listen address, backend".
+const ownProxyEnv = "PENSTOCK_COST_PROXY"
 
 func TestMain(m *testing.M) {
-	if args := strings.Fields(os.Getenv(copyEnv)); len(args) == 2 {
-		fmt.Fprintln(os.Stderr, runCopy(args[0], args[1]))
+	if args := strings.Fields(os.Getenv(ownProxyEnv)); len(args) == 3 {
+		fmt.Fprintln(os.Stderr, ownProxies[args[0]](args[1], args[2]))
 		os.Exit(1)
 	}
 	if with := os.Getenv(libraryEnv); with != "" {
@@ -115,7 +116,7 @@ func BenchmarkCost(b *testing.B) {
 		{name: "16flows", flows: 16, wall: measure},
 	} {
 		compare(b, executable, l, []carrier{
-			{name: "iocopy", peer: copying},
+			{name: "iocopy", peer: ownProxy("iocopy")},
 			{name: "none", envelope: "bbr", algorithm: "none", terms: eachAlone},
 			{name: "static-bbr", envelope: "bbr", algorithm: "static:cwnd_packets=100000", terms: eachAlone},
 			{name: "static-ebpf", envelope: "ebpf", algorithm: "static:cwnd_packets=100000", terms: eachAlone},
@@ -522,11 +523,31 @@ func (p *program) telemetry() (map[string]float64, error) {
 	return seen, nil
 }
 
-// cpuTime is the processor time a process has used so far.
-func cpuTime(b *testing.B, pid int) time.Duration {
-	t, err := edge.CPUTime(pid)
+// cpuTime is the processor time that a process and its children have used so far.
+func cpuTime(b *testing.B, pid int) (sum time.Duration) {
+	for _, pid := range processes(b, pid) {
+		t, err := edge.CPUTime(pid)
+		require.NoError(b, err)
+		sum += t
+	}
+	return sum
+}
+
+// processes are a process of another program and its children, such as the workers of nginx. Of this process it is
+// that alone.
+func processes(b *testing.B, pid int) []int {
+	all := []int{pid}
+	if pid == os.Getpid() {
+		return all
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	require.NoError(b, err)
-	return t
+	for _, field := range strings.Fields(string(text)) {
+		child, err := strconv.Atoi(field)
+		require.NoError(b, err)
+		all = append(all, child)
+	}
+	return all
 }
 
 // runCopy is the plain proxy; it ends with its process.

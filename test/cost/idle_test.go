@@ -73,13 +73,19 @@ func BenchmarkIdle(b *testing.B) {
 }
 
 // memory is what the program has resident, in KiB.
-func (p *program) memory(b *testing.B) int64 {
-	return procField(b, fmt.Sprintf("/proc/%d/status", p.pid()), "VmRSS")
+func (p *program) memory(b *testing.B) (n int64) {
+	for _, pid := range processes(b, p.pid()) {
+		n += procField(b, fmt.Sprintf("/proc/%d/status", pid), "VmRSS")
+	}
+	return n
 }
 
 // descriptors counts those that the program has open.
-func (p *program) descriptors(b *testing.B) int64 {
-	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid()))
-	require.NoError(b, err)
-	return int64(len(open))
+func (p *program) descriptors(b *testing.B) (n int64) {
+	for _, pid := range processes(b, p.pid()) {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		require.NoError(b, err)
+		n += int64(len(open))
+	}
+	return n
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"text/tabwriter"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -29,26 +31,27 @@ import (
 // peer makes the command of another proxy between the two addresses.
 type peer func(b *testing.B, at *netlab.Node, listen, backend string) *netlab.Cmd
 
-// copying is the plain proxy.
-func copying(b *testing.B, at *netlab.Node, listen, backend string) *netlab.Cmd {
-	self, err := os.Executable()
-	require.NoError(b, err)
-	cmd := at.Command(context.Background(), self)
-	cmd.Env = append(os.Environ(), copyEnv+"="+listen+" "+backend)
-	return cmd
+// ownProxy is a proxy that this test binary is, by its name in ownProxies.
+func ownProxy(name string) peer {
+	return func(b *testing.B, at *netlab.Node, listen, backend string) *netlab.Cmd {
+		self, err := os.Executable()
+		require.NoError(b, err)
+		cmd := at.Command(context.Background(), self)
+		cmd.Env = append(os.Environ(), ownProxyEnv+"="+strings.Join([]string{name, listen, backend}, " "))
+		return cmd
+	}
 }
 
-// configured is a program that reads a configuration, given after its arguments.
+// ownProxies run until their process ends.
+var ownProxies = map[string]func(listen, backend string) error{"iocopy": runCopy, "epoll": runEpollProxy}
+
+// configured is an installed program that reads a configuration, given after its arguments.
 func configured(config string, name string, args ...string) peer {
 	return func(b *testing.B, at *netlab.Node, listen, backend string) *netlab.Cmd {
-		executable, ok := installed(b, name)
-		if !ok {
-			b.SkipNow()
-		}
 		file := filepath.Join(b.TempDir(), name+".conf")
 		text := strings.NewReplacer("LISTEN", listen, "BACKEND", backend, "DIR", filepath.Dir(file)).Replace(config)
 		require.NoError(b, os.WriteFile(file, []byte(text), 0o600))
-		return at.Command(context.Background(), executable, append(args, file)...)
+		return at.Command(context.Background(), name, append(args, file)...)
 	}
 }
 
@@ -90,30 +93,32 @@ listen bench
 const nginxConfig = `
 load_module ` + streamModule + `;
 daemon off;
-master_process off;
+worker_processes 2;
 pid DIR/nginx.pid;
 error_log stderr error;
 events { worker_connections 14000; }
 stream {
     access_log off;
     server {
-        listen LISTEN backlog=8192;
+        listen LISTEN backlog=8192 reuseport;
         proxy_pass BACKEND;
         proxy_timeout 1h;
     }
 }
 `
 
-// peers are the proxies that are compared; ratios are to the first. nginx has one process.
-func peers() []carrier {
-	return []carrier{
-		{name: "haproxy", peer: configured(fmt.Sprintf(haproxyConfig, 1), "haproxy", "-db", "-f")},
-		{name: "haproxy-2threads", peer: configured(fmt.Sprintf(haproxyConfig, 2), "haproxy", "-db", "-f")},
-		{name: "nginx", peer: configured(nginxConfig, "nginx", "-c")},
-		{name: "iocopy", peer: copying},
-		unmanaged,
-		managed("ebpf"),
+// peers returns the proxies that are compared, as far as they are installed: the others with two threads each, HAProxy
+// with one as well, and Penstock.
+func peers(b *testing.B) (all []carrier) {
+	if _, ok := installed(b, "haproxy"); ok {
+		haproxy := func(threads int) peer { return configured(fmt.Sprintf(haproxyConfig, threads), "haproxy", "-db", "-f") }
+		all = append(all, carrier{name: "haproxy", peer: haproxy(2)}, carrier{name: "haproxy-1thread", peer: haproxy(1)})
 	}
+	if _, ok := installed(b, "nginx"); ok {
+		all = append(all, carrier{name: "nginx", peer: configured(nginxConfig, "nginx", "-c")})
+	}
+	return append(all, carrier{name: "epoll", peer: ownProxy("epoll")}, carrier{name: "iocopy", peer: ownProxy("iocopy")},
+		unmanaged, managed("ebpf"))
 }
 
 // captured has what c does be done of connections that TPROXY hands it.
@@ -122,47 +127,97 @@ func captured(c carrier) carrier {
 	return c
 }
 
-// BenchmarkPeers has the same done by Penstock, managed and not, and by other proxies.
+// rounds is how often each proxy of BenchmarkPeers is measured, in turns: what else the machine does falls on all.
+const rounds = 5
+
+// BenchmarkPeers has the same done by Penstock, managed and not, and by other proxies, and prints what each took.
 //
-//	go test -run '^$' -bench Peers/connections -benchtime 1x ./test/cost
+//	go test -run '^$' -bench Peers/connections -benchtime 1x -timeout 1h ./test/cost
 func BenchmarkPeers(b *testing.B) {
 	executable := build(b)
 	for _, l := range []struct {
 		name    string
-		run     func(*testing.B, *site) figures
+		measure func(*testing.B, *site) figures
+		load    load // without measure
 		related []string
+		tproxy  bool
 	}{
-		{"connections", connect, []string{"CPU-us/connection", "p99-ms", "syscalls/connection"}},
-		{"closed-loop", closedLoop, []string{"CPU-us/request", "p99-ms"}},
-		{"open-loop", openLoop, []string{"CPU-us/request", "p99-ms"}},
-		{"idle", keepIdle, []string{"KiB/connection"}},
+		{name: "connections", measure: connect, related: []string{"CPU-us/connection", "p99-ms"}, tproxy: true},
+		{name: "closed-loop", measure: closedLoop, related: []string{"requests/s", "CPU-us/request", "p99-ms"}},
+		{name: "open-loop", measure: openLoop, related: []string{"CPU-us/request", "p99-ms"}},
+		{name: "idle", measure: keepIdle, related: []string{"KiB/connection"}},
+		{name: "download-1", load: load{flows: 1}, related: []string{"Mbit/s", "CPU-s/GB"}},
+		{name: "download-16", load: load{flows: 16}, related: []string{"Mbit/s", "CPU-s/GB"}},
+		{name: "upload-1", load: load{flows: 1, up: true}, related: []string{"Mbit/s", "CPU-s/GB"}},
+		{name: "upload-16", load: load{flows: 16, up: true}, related: []string{"Mbit/s", "CPU-s/GB"}},
 	} {
 		b.Run(l.name, func(b *testing.B) {
-			var rows []row
-			for _, c := range append(peers(), captured(unmanaged), captured(managed("ebpf"))) {
-				rows = append(rows, row{name: c.name, run: func(b *testing.B) figures {
-					s := newSite(b, executable, c)
-					defer s.close(b)
-					return l.run(b, s)
-				}})
+			carriers := peers(b)
+			if l.tproxy {
+				carriers = append(carriers, captured(unmanaged), captured(managed("ebpf")))
 			}
-			tabulate(b, rows, l.related...)
+			l.load.wall = 2 * time.Second
+			compareInTurns(b, carriers, l.related, func(c carrier) figures {
+				if l.measure == nil {
+					u := run(b, executable, l.load, c)
+					foreign := 100 * u.foreign.Seconds() / u.wall.Seconds()
+					return figures{"Mbit/s": u.mbps(), "CPU-s/GB": u.perGB(), "foreign-CPU-%": foreign}
+				}
+				s := newSite(b, executable, c)
+				defer s.close(b)
+				return l.measure(b, s)
+			})
 		})
 	}
-	for _, l := range []load{
-		{name: "download-1", flows: 1},
-		{name: "download-16", flows: 16},
-		{name: "upload-1", flows: 1, up: true},
-		{name: "upload-16", flows: 16, up: true},
-	} {
-		l.wall = 5 * time.Second
-		compare(b, executable, l, peers())
+}
+
+// compareInTurns measures each carrier rounds times, and prints minimum, median and maximum of each figure. Medians of
+// related figures are divided by the best of the peers: the highest of rates, which are figures per second, and the
+// lowest of all others.
+func compareInTurns(b *testing.B, carriers []carrier, related []string, measure func(carrier) figures) {
+	seen := map[string]map[string][]float64{} // by unit and name of the carrier
+	for range rounds {
+		for _, c := range carriers {
+			for unit, v := range measure(c) {
+				if seen[unit] == nil {
+					seen[unit] = map[string][]float64{}
+				}
+				seen[unit][c.name] = append(seen[unit][c.name], v)
+			}
+		}
 	}
+	b.ReportMetric(0, "ns/op")
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "%s\tproxy\tn\tminimum\tmedian\tmaximum\tof the best peer's\n", b.Name())
+	for _, unit := range slices.Sorted(maps.Keys(seen)) {
+		var best float64
+		for _, c := range carriers {
+			took := seen[unit][c.name]
+			slices.Sort(took)
+			m := took[len(took)/2]
+			if c.peer != nil && (best == 0 || strings.HasSuffix(unit, "/s") == (m > best)) {
+				best = m
+			}
+		}
+		for _, c := range carriers {
+			took := seen[unit][c.name]
+			m := took[len(took)/2]
+			fmt.Fprintf(table, "%s\t%s\t%d\t%.4g\t%.4g\t%.4g", unit, c.name, len(took), took[0], m, took[len(took)-1])
+			if slices.Contains(related, unit) && best > 0 {
+				fmt.Fprintf(table, "\t%.2f", m/best)
+				if c.peer == nil {
+					b.ReportMetric(m/best, c.name+"-x-"+unit)
+				}
+			}
+			fmt.Fprintln(table)
+		}
+	}
+	require.NoError(b, table.Flush())
 }
 
 // connect opens connections for one exchange each, which the server ends, 32 at a time.
 func connect(b *testing.B, s *site) figures {
-	const workers, wall, traced = 32, 5 * time.Second, 200
+	const workers, wall, traced = 32, 2 * time.Second, 200
 	from := hosts(0, crowdHosts)
 	s.exchanges(b, workers, func(done int64) bool { return done >= 500 }, from) // what is made once
 	before := s.account(b)
@@ -222,7 +277,11 @@ func (s *site) calls(b *testing.B, f func()) (n int64, ok bool) {
 		return 0, false
 	}
 	table := filepath.Join(b.TempDir(), "calls")
-	cmd := exec.Command(executable, "-f", "-c", "-S", "calls", "-o", table, "-p", strconv.Itoa(s.edge.pid()))
+	args := []string{"-f", "-c", "-S", "calls", "-o", table}
+	for _, pid := range processes(b, s.edge.pid()) {
+		args = append(args, "-p", strconv.Itoa(pid))
+	}
+	cmd := exec.Command(executable, args...)
 	said, err := cmd.StderrPipe()
 	require.NoError(b, err)
 	require.NoError(b, cmd.Start())
@@ -258,7 +317,7 @@ func closedLoop(b *testing.B, s *site) figures {
 	defer loop.close()
 	loop.run(b, time.Second)
 	before := s.account(b)
-	took := loop.run(b, 5*time.Second)
+	took := loop.run(b, 2*time.Second)
 	after := s.account(b)
 	return requested(took, before, after)
 }
@@ -271,7 +330,7 @@ func openLoop(b *testing.B, s *site) figures {
 	warm.end(b)
 	before := s.account(b)
 	requests := startPings(conns, talkers*time.Second/8000)
-	time.Sleep(5 * time.Second)
+	time.Sleep(2 * time.Second)
 	took := requests.end(b)
 	return requested(took, before, s.account(b))
 }
