@@ -91,10 +91,14 @@ func installPrograms(t *testing.T, repository, dir string) {
 	build.Dir = repository
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	// sudo has nothing to do for root. A pause lasts until what was started beside it serves, on any machine.
+	// sudo has nothing to do for root. A pause lasts until what was started beside it serves, on any machine: the agent of
+	// the page python-controller, which has no proxy then, or a proxy.
 	for name, text := range map[string]string{
-		"sudo":  `exec "$@"`,
-		"sleep": "n=0; until penstock ready 2>/dev/null || [ -S /tmp/mine.sock ]; do n=$((n+1)); [ $n -lt 300 ]; /bin/sleep 0.1; done",
+		"sudo": `exec "$@"`,
+		"sleep": `serves() {
+	if [ -f mine.py ] && [ ! -f penstock.yaml ]; then [ -S /tmp/mine.sock ]; else penstock ready 2>/dev/null; fi
+}
+n=0; until serves; do n=$((n+1)); [ $n -lt 300 ]; /bin/sleep 0.1; done`,
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh -e\n"+text+"\n"), 0o700)) //nolint:gosec // a program
 	}
