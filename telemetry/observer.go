@@ -39,7 +39,7 @@ type SampledRule struct {
 //
 //	field                       guarded by
 //	recorder, watched           themselves
-//	proof                       mu
+//	proof, gains                mu
 //	hosts, delivered              only ObserveFlows uses them
 type Observer struct {
 	// Flows returns how many connections live, and each of them.
@@ -57,7 +57,8 @@ type Observer struct {
 	watched  atomic.Pointer[[]string] // rules that are recorded
 
 	mu    sync.Mutex
-	proof *proof // the last one; nil: there was none
+	proof *proof   // the last one; nil: there was none
+	gains []string // of the samples, at the last check
 
 	hosts     map[string]*hostState
 	delivered map[uint64]cc.Bytes // by flow, at the last look
@@ -86,7 +87,7 @@ func (o *Observer) ObserveFlows(ctx context.Context) {
 		o.observeSecond(now)
 		if now.Sub(checked) >= checkPeriod {
 			checked = now
-			o.stopHarmfulSamples(now)
+			o.checkSamples(now)
 		}
 	}
 }
@@ -209,10 +210,17 @@ func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 	})
 }
 
-// stopHarmfulSamples stops each sampled rule that costs its hosts a large part of their rate.
-func (o *Observer) stopHarmfulSamples(now time.Time) {
+// checkSamples notes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.
+func (o *Observer) checkSamples(now time.Time) {
+	var gains []string
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.gains = gains
+	}()
 	for _, s := range o.Samples() {
 		r := o.recorder.Compare(now, s.Rule, s.Against, "hosts")
+		gains = append(gains, fmt.Sprintf("%s against %s: %s", s.Rule, nameRule(s.Against), r.Verdict))
 		if !r.Harmful {
 			continue
 		}
@@ -240,6 +248,21 @@ func (o *Observer) Compare(first, second string) (compare.Result, error) {
 		}
 	}
 	return o.recorder.Compare(o.Wall(), first, second, "hosts"), nil
+}
+
+// Gains says what sampled rules and the last proof have shown, one sentence each. Samples are compared each minute.
+func (o *Observer) Gains() []string {
+	o.mu.Lock()
+	gains := slices.Clone(o.gains)
+	o.mu.Unlock()
+	if p, ok := o.LastProof(); ok {
+		state := "so far"
+		if p.Ended {
+			state = "proved"
+		}
+		gains = append(gains, fmt.Sprintf("%s, %s: %s", p.Host, state, p.Result.Verdict))
+	}
+	return gains
 }
 
 // nameRule returns the name of a rule for people.

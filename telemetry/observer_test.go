@@ -135,8 +135,10 @@ func TestASampleThatCostsMuchIsStopped(t *testing.T) {
 		o.now = o.now.Add(time.Second)
 		o.observeSecond(o.now)
 	}
-	o.stopHarmfulSamples(o.now)
+	o.checkSamples(o.now)
 	assert.Equal(t, []string{"canary"}, o.stopped)
+	require.Len(t, o.Gains(), 1)
+	assert.Contains(t, o.Gains()[0], "canary against defaults: no difference in queueing delay")
 }
 
 func TestWithoutSamplesAndProofsNothingIsObserved(t *testing.T) {

@@ -485,6 +485,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Page: page.New(page.Options{
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
+			Gains:   observer.Gains,
 			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
 		}),
 		Ready:   ready,

@@ -11,30 +11,59 @@ import (
 )
 
 const (
-	// step is the time between two points of the history.
+	// step is the time between two points of the last hour.
 	step = 5 * time.Second
-	// points are an hour of them.
-	points = int(time.Hour / step)
+	// longStep is the time between two points of the last day.
+	longStep = 2 * time.Minute
 )
 
 // history is a ring of points.
 type history struct {
 	ring []Point
 	next int // where the next point goes once the ring is full
+	most int // points in the ring
 }
+
+// newHistory returns one of points that are a step apart.
+func newHistory(last, step time.Duration) history { return history{most: int(last / step)} }
 
 // addPoint adds a point. One that is older than the newest shows that the clock was set back: then the points
 // before it are forgotten.
 func (h *history) addPoint(p Point) {
 	if n := len(h.ring); n > 0 && p.At < h.ring[(h.next+n-1)%n].At {
-		*h = history{}
+		*h = history{most: h.most}
 	}
-	if len(h.ring) < points {
+	if len(h.ring) < h.most {
 		h.ring = append(h.ring, p)
 		return
 	}
 	h.ring[h.next] = p
-	h.next = (h.next + 1) % points
+	h.next = (h.next + 1) % h.most
+}
+
+// mergePoints returns one point for several: means of rates and of the median delay, and the worst of the rest. It is
+// at the time of the last.
+func mergePoints(several []Point) (out Point) {
+	out = several[len(several)-1]
+	out.Down, out.Up, out.Refused, out.Queue50, out.Queue95 = 0, 0, 0, nil, nil
+	medians, n := 0.0, 0
+	for _, p := range several {
+		out.Down += p.Down
+		out.Up += p.Up
+		out.Refused += p.Refused
+		out.Connections = max(out.Connections, p.Connections)
+		if p.Queue50 != nil {
+			medians, n = medians+*p.Queue50, n+1
+		}
+		if p.Queue95 != nil && (out.Queue95 == nil || *p.Queue95 > *out.Queue95) {
+			out.Queue95 = p.Queue95
+		}
+	}
+	out.Down, out.Up = out.Down/cc.Rate(len(several)), out.Up/cc.Rate(len(several))
+	if n > 0 {
+		out.Queue50 = new(medians / float64(n))
+	}
+	return out
 }
 
 // pointsSince returns the points after at, oldest first; never nil.

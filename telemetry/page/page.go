@@ -61,6 +61,8 @@ type Options struct {
 	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
 	Fallbacks func() uint64
 	Events    *Events
+	// Gains says what rules gain over others, in words; nil: nothing is compared.
+	Gains func() []string
 	// Changes reports whether algorithms may be changed here, and which rules differ from the
 	// file by that; nil: they may not.
 	Changes func() (may bool, changed []string)
@@ -80,7 +82,9 @@ type Page struct {
 	noted   counted // as of the last point of the history
 	totals  Totals
 	lists   []Listener
-	history history
+	history history // the last hour
+	day     history // the last day
+	pending []Point // of the hour, and not yet in a point of the day
 }
 
 // New returns the page of a proxy.
@@ -94,7 +98,7 @@ func New(o Options) *Page {
 	if o.Events == nil {
 		o.Events = &Events{}
 	}
-	return &Page{o: o, fresh: minFresh}
+	return &Page{o: o, fresh: minFresh, history: newHistory(time.Hour, step), day: newHistory(24*time.Hour, longStep)}
 }
 
 // Run writes the history until ctx is done.
@@ -129,10 +133,15 @@ func (p *Page) Note() {
 		tell(slog.LevelWarn, "connections fell back to Reno in the kernel: the process did not answer in time", int(n))
 	}
 	down, up := ratesBetween(before, now)
-	p.history.addPoint(Point{
+	point := Point{
 		At: at, Down: down, Up: up, Connections: p.totals.Connections,
 		Queue50: p.totals.Queue50, Queue95: p.totals.Queue95, Refused: refused,
-	})
+	}
+	p.history.addPoint(point)
+	if p.pending = append(p.pending, point); len(p.pending) == int(longStep/step) {
+		p.day.addPoint(mergePoints(p.pending))
+		p.pending = p.pending[:0]
+	}
 }
 
 // wallSeconds is the date in Unix time.
@@ -209,6 +218,12 @@ func (p *Page) answerQuery(q query) View {
 		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
 		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
 		History: History{Step: step.Seconds(), Points: p.history.pointsSince(q.since)},
+	}
+	if q.day {
+		out.History = History{Step: longStep.Seconds(), Points: p.day.pointsSince(q.since)}
+	}
+	if p.o.Gains != nil {
+		out.Gains = p.o.Gains()
 	}
 	if err := p.o.Ready(); err != nil {
 		out.State, out.Serving = err.Error(), false

@@ -303,6 +303,7 @@ func TestSessionsOfOneConnectionAreToldApart(t *testing.T) {
 }
 
 func TestTheHistoryIsAnHourAtMost(t *testing.T) {
+	const points = int(time.Hour / step)
 	h := &hand{at: 1, flows: []proxy.FlowInfo{managed(1, "a", 5*time.Millisecond)}}
 	h.later(0, 0, 0)
 	p := h.page()
@@ -322,11 +323,17 @@ func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 	last := v.History.Points[points-1].At
 	assert.Empty(t, ask(t, p, fmt.Sprintf("since=%f", last)).History.Points)
 	assert.Len(t, ask(t, p, fmt.Sprintf("since=%f", last-12)).History.Points, 3)
+
+	day := ask(t, p, "history=day").History
+	assert.InDelta(t, 120, day.Step, 0)
+	require.Len(t, day.Points, (points+100)/24)
+	assert.Equal(t, cc.Rate(1000), day.Points[3].Down, "the mean of its points")
+	require.InDelta(t, 120, day.Points[4].At-day.Points[3].At, .01)
 }
 
 func TestTheHistoryBeginsAnewWhereTheClockIsSetBack(t *testing.T) {
-	var h history
-	for at := range points + 3 { // past its end
+	h := newHistory(time.Hour, step)
+	for at := range h.most + 3 { // past its end
 		h.addPoint(Point{At: 1000 + float64(at)})
 	}
 	h.addPoint(Point{At: 500})

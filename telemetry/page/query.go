@@ -29,6 +29,7 @@ type query struct {
 	offset     int
 	rows       int
 	since      float64 // of the history, in Unix seconds
+	day        bool    // the history is that of the last day, not of the last hour
 	events     uint64  // the newest event that it has
 	detail     uint64  // a flow's number; 0: none
 }
@@ -37,6 +38,13 @@ type query struct {
 // what it may be.
 func readQuery(v url.Values) (q query, err error) {
 	q = query{table: "flows", rows: defaultRows}
+	switch text := v.Get("history"); text {
+	case "", "hour":
+	case "day":
+		q.day = true
+	default:
+		return q, fmt.Errorf("history is %q, but must be hour or day", text)
+	}
 	if t := v.Get("table"); t != "" {
 		q.table = t
 	}

@@ -21,6 +21,9 @@ type View struct {
 	Changeable bool     `json:"changeable,omitempty"`
 	Changed    []string `json:"changed,omitempty"`
 
+	// Gains say what sampled rules and proofs have shown, one sentence each.
+	Gains []string `json:"gains,omitempty"`
+
 	Listeners []Listener `json:"listeners"`
 	History   History    `json:"history"`
 	// Events are the newest ones, newest first; absent where the request has seen them.
@@ -145,7 +148,7 @@ type Peer struct {
 	Up        *cc.Rate `json:"up_bits_per_second,omitempty"`
 }
 
-// History is the last hour at most.
+// History is the last hour, or the last day.
 type History struct {
 	Step   float64 `json:"step_seconds"`
 	Points []Point `json:"points"` // oldest first

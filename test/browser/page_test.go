@@ -153,6 +153,49 @@ func TestPhone(t *testing.T) {
 	b.quiet()
 }
 
+func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
+	var later time.Duration
+	at, p := serveAt(t, &busy{n: 64}, nil, func() time.Duration { return later })
+	for range 120 {
+		later += 5 * time.Second
+		p.Note()
+	}
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at))
+	axis := func(chart, kind string) string {
+		return b.text(`[...document.querySelector("#` + chart + `").parentNode.querySelectorAll("span.` + kind + `")].map((e) => e.textContent).join("|")`)
+	}
+	b.until(`document.querySelector("#delays").parentNode.querySelectorAll("span.y").length === 3`)
+	assert.Equal(t, "0|25.0 ms|50.0 ms", axis("delays", "y"))
+	assert.Equal(t, "−1 h|−30 min|now", axis("delays", "x"))
+	b.text(`(() => { const s = document.querySelector("#delays"), r = s.getBoundingClientRect();
+		s.dispatchEvent(new PointerEvent("pointermove", { clientX: r.right - 20, clientY: r.top + 20 })); })()`)
+	b.until(`/\d:\d\d.*: \d.* ms \/ \d.* ms$/.test(document.querySelector("#delays-now").textContent)`)
+	assert.Equal(t, "1", b.text(`document.querySelectorAll("#delays line.cursor").length`))
+	b.text(`document.querySelector("#delays").dispatchEvent(new PointerEvent("pointerleave"))`)
+	b.until(`document.querySelector("#delays-now").textContent.startsWith("up to")`)
+
+	for span, first := range map[string]string{"300": "−5 min", "86400": "−1 d", "3600": "−1 h"} {
+		b.do(chromedp.Click(`#spans [data-span="` + span + `"]`))
+		b.until(`document.querySelector("#rates").parentNode.querySelector("span.x").textContent === "` + first + `"`)
+		assert.Equal(t, span, b.text(`document.querySelector('#spans [aria-pressed="true"]').dataset.span`))
+		b.until(`document.querySelector("#rates path.a").getAttribute("d").includes("L")`)
+	}
+	b.quiet()
+}
+
+func TestAnIdleProxySaysHowTrafficGetsThere(t *testing.T) {
+	at, _ := serve(t, &busy{}, nil)
+	b := open(t, 390, 844)
+	b.do(chromedp.Navigate(at))
+	b.until(`!document.querySelector("#empty").hidden`)
+	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "No connection is open.")
+	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "Listener ")
+	b.do(chromedp.Click("#tab-hosts"))
+	b.until(`document.querySelector("#empty").hidden`)
+	b.quiet()
+}
+
 // TestPictures draws those of the documents: make pictures.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("PENSTOCK_PICTURES")

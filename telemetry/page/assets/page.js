@@ -3,7 +3,7 @@
 "use strict";
 (() => {
 const $ = (id) => document.getElementById(id);
-const POLL = 2000, PATIENCE = 5000, OVERSCAN = 12, HOUR = 3600, PADDING = 16;
+const POLL = 2000, PATIENCE = 5000, OVERSCAN = 12, DAY = 86400, PADDING = 16;
 
 // ---- what is known, and what is asked for
 // A column: what sorts by it, its title, its classes, the widest text that it shows in full, and when it is left out where
@@ -35,7 +35,7 @@ const columns = {
 };
 const first = { flows: "-rate", hosts: "-rate", peers: "name" };
 const wish = { tab: "flows", sort: "-rate", search: "", detail: 0 };
-let view = null, events = [], seq = 0, history = [], start = 0, lost = 0, paused = false;
+let view = null, events = [], seq = 0, history = [], span = 3600, start = 0, lost = 0, paused = false;
 let timer = 0, asking = null, again = false, rowHeight = 34, answered = 0, hidden = new Set();
 
 function fromHash() {
@@ -87,6 +87,7 @@ function url() {
     if (wish.sort) p.set("sort", wish.sort);
     if (wish.search) p.set("q", wish.search);
   }
+  if (span === DAY) p.set("history", "day");
   if (history.length) p.set("since", history[history.length - 1].t);
   if (wish.detail) p.set("detail", wish.detail);
   const [from, n] = sight();
@@ -102,7 +103,7 @@ function sight() {
 async function ask() {
   if (asking) { again = true; return; }
   clearTimeout(timer);
-  const tab = wish.tab, patience = new AbortController();
+  const tab = wish.tab, asked = span, patience = new AbortController();
   asking = setTimeout(() => patience.abort(), 10000);
   let next = null, refused = "";
   try {
@@ -124,7 +125,7 @@ async function ask() {
     lost = 0;
     answered = performance.now();
     document.body.classList.remove("stale");
-    if (tab === wish.tab) take(next); else again = true;
+    if (tab === wish.tab && asked === span) take(next); else again = true;
   }
   if (again) { again = false; ask(); return; }
   if (!document.hidden && !paused) timer = setTimeout(ask, Math.max(POLL, view ? view.fresh_seconds * 1000 : 0));
@@ -152,7 +153,7 @@ function take(next) {
   if (next.events || next.events_seq === 0) events = next.events || [];
   seq = next.events_seq;
   for (const p of next.history.points) if (!history.length || p.t > history[history.length - 1].t) history.push(p);
-  while (history.length && history[0].t < next.now - HOUR) history.shift();
+  while (history.length && history[0].t < next.now - Math.max(span, 3600)) history.shift();
   draw();
 }
 
@@ -168,35 +169,109 @@ function draw() {
   set($("connections"), count(t.connections) + (t.limit ? " of " + count(t.limit) : ""));
   set($("queue"), t.queue_p50_seconds === undefined ? "–" : whole(ms(t.queue_p50_seconds)) + " / " + whole(ms(t.queue_p95_seconds)));
   document.title = (document.hidden ? "" : rate(t.down_bits_per_second) + " · ") + "Penstock";
-  chart($("rates"), $("rates-now"), "Throughput", ["down", "up"], rate);
-  chart($("delays"), $("delays-now"), "Queueing delay", ["q50", "q95"], ms);
+  charts();
   table();
+  empty();
+  news();
   detail();
+  const gains = view.gains || [];
+  $("gains").hidden = !gains.length;
+  if ($("gains").textContent !== gains.join("")) {
+    $("gains").replaceChildren(...gains.map((text) => { const li = document.createElement("li"); li.textContent = text; return li; }));
+  }
   $("change").hidden = !view.changeable;
   const changed = view.changed || [];
   $("differs").hidden = !changed.length;
   set($("differs"), changed.length ? "Not as in the file, until it is reloaded: " + changed.join("; ") : "");
 }
+// niceTop returns the least of 1, 2 and 5 times a power of ten that is not below v: where an axis ends.
+function niceTop(v) {
+  const power = 10 ** Math.floor(Math.log10(v));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= v * 0.999) || 10 * power;
+}
+const BOTTOM = 118, HEIGHT = 112;
 function chart(svg, caption, name, keys, words) {
+  const points = history.filter((p) => p.t >= view.now - span);
   let most = 0;
-  for (const p of history) for (const k of keys) if (p[k] > most) most = p[k];
-  set(caption, most ? "up to " + words(most) : "");
-  svg.setAttribute("aria-label", name + " of the last hour: " + (most ? "up to " + words(most) : "nothing yet"));
-  while (svg.childNodes.length < 3) svg.append(document.createElementNS("http://www.w3.org/2000/svg", svg.childNodes.length ? "path" : "line"));
-  const base = svg.childNodes[0];
-  for (const [k, v] of [["x1", 0], ["x2", 600], ["y1", 118], ["y2", 118]]) base.setAttribute(k, v);
-  keys.forEach((key, i) => {
+  for (const p of points) for (const k of keys) if (p[k] > most) most = p[k];
+  const top = most ? niceTop(most) : 0, x = (t) => 600 - (view.now - t) / span * 600, y = (v) => BOTTOM - (top ? v / top * HEIGHT : 0);
+  svg.setAttribute("aria-label", name + " of the last " + age(span) + ": " + (most ? "up to " + words(most) : "nothing yet"));
+  const lines = [0, 0.5, 1].map((part) => ["line", "", { x1: 0, x2: 600, y1: BOTTOM - part * HEIGHT, y2: BOTTOM - part * HEIGHT }]);
+  const curves = keys.map((key, i) => {
     let d = "", before = 0;
-    for (const p of history) {
+    for (const p of points) {
       if (p[key] === undefined) { before = 0; continue; }
-      const x = 600 - (view.now - p.t) / HOUR * 600, y = 118 - (most ? p[key] / most * 112 : 0);
-      d += (before && p.t - before < 3 * view.history.step_seconds ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1);
+      d += (before && p.t - before < 3 * view.history.step_seconds ? "L" : "M") + x(p.t).toFixed(1) + " " + y(p[key]).toFixed(1);
       before = p.t;
     }
-    const path = svg.childNodes[i + 1];
-    path.setAttribute("class", "ab"[i]);
-    path.setAttribute("d", d);
+    return ["path", "ab"[i], { d }];
   });
+  const at = hover.svg === svg && points.length ? points.reduce((a, b) => Math.abs(x(a.t) - hover.x) < Math.abs(x(b.t) - hover.x) ? a : b) : null;
+  if (at) lines.push(["line", "cursor", { x1: x(at.t), x2: x(at.t), y1: 0, y2: BOTTOM }]);
+  svg.replaceChildren(...[...lines, ...curves].map(([tag, look, attributes]) => {
+    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    if (look) e.setAttribute("class", look);
+    for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+    return e;
+  }));
+  set(caption, at ? clock(at.t) + ": " + keys.map((k) => words(at[k])).join(" / ") : most ? "up to " + words(most) : "");
+  axes(svg.parentNode, top ? ["0", words(top / 2), words(top)] : []);
+}
+// axes writes the figures of the vertical axis, the least first, and the times of the horizontal one.
+function axes(plot, values) {
+  const place = (look, text, style) => {
+    const e = document.createElement("span");
+    e.className = look; e.textContent = text;
+    Object.assign(e.style, style);
+    return e;
+  };
+  const times = [1, 0.5, 0].map((part) => place("x", part ? "−" + age(part * span).replace(".0", "") : "now", { left: `calc(76px + (100% - 76px) * ${1 - part})` }));
+  const svg = plot.firstElementChild;
+  plot.replaceChildren(svg, ...values.map((text, i) => place("y", text, { top: (BOTTOM - i / 2 * HEIGHT) / 120 * svg.clientHeight - 2 + "px" })), ...times);
+}
+const hover = { svg: null, x: 0 };
+for (const id of ["rates", "delays"]) {
+  $(id).addEventListener("pointermove", (e) => {
+    const box = $(id).getBoundingClientRect();
+    hover.svg = $(id); hover.x = (e.clientX - box.left) / box.width * 600;
+    if (view) charts();
+  });
+  $(id).addEventListener("pointerleave", () => { hover.svg = null; if (view) charts(); });
+}
+function charts() {
+  chart($("rates"), $("rates-now"), "Throughput", ["down", "up"], rate);
+  chart($("delays"), $("delays-now"), "Queueing delay", ["q50", "q95"], ms);
+}
+$("spans").addEventListener("click", (e) => {
+  const chosen = Number(e.target.dataset.span);
+  if (!chosen || chosen === span) return;
+  if ((chosen === DAY) !== (span === DAY)) history = []; // its points are others
+  span = chosen;
+  for (const b of $("spans").children) b.setAttribute("aria-pressed", Number(b.dataset.span) === span);
+  if (view) charts();
+  ask();
+});
+// empty says how traffic gets here, where there is none.
+function empty() {
+  const none = wish.tab === "flows" && view.table === "flows" && view.total === 0;
+  $("empty").hidden = !none;
+  if (!none) return;
+  const ways = { tproxy: "penstock rules status", redirect: "penstock rules status", wireguard: "penstock gateway peer list", masque: "", tun: "ip route", forward: "" };
+  const lines = view.listeners.map((l) => {
+    const p = document.createElement("p"), code = document.createElement("code");
+    code.textContent = l.mode in ways ? ways[l.mode] : "curl --proxy socks5h://ADDRESS https://example.com/";
+    p.append("Listener " + l.name + ", mode " + l.mode + ": " + count(l.accepted) + " connections so far" + (l.refused ? ", " + count(l.refused) + " refused (Events say why)" : "") + ". ");
+    if (code.textContent) p.append(l.mode in ways ? "Is traffic led here? " : "Programs must be told to use it: ", code);
+    return p;
+  });
+  const p = document.createElement("p");
+  p.textContent = "No connection is open.";
+  $("empty").replaceChildren(p, ...lines);
+}
+// news counts the warnings and errors of the last ten minutes beside the tab that has them.
+function news() {
+  const n = events.filter((e) => e.level !== "INFO" && e.t > view.now - 600).length;
+  $("tab-events").dataset.news = n || "";
 }
 
 // cells of a row: text, or [text, title]
