@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -73,6 +76,9 @@ type connection struct {
 	// What the Server sets.
 	id          uint64
 	seen        bool // a walk over all connections may still look at it; guarded by Server.mu
+	onLoop      bool // stepBoth has run; the loop's goroutine alone
+	parked      bool // its legs are detached; the loop's goroutine alone
+	keptBack    bool // another process has not taken it over; the Mover's goroutine alone
 	listener    *listenerState
 	accepted    datapath.Conn
 	started     cc.Time
@@ -116,6 +122,13 @@ func (c *connection) currentPhase() phase {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.phase
+}
+
+// clientLeg returns the client leg; nil: the greeting is not over.
+func (c *connection) clientLeg() datapath.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.client.conn
 }
 
 // setPhase sets the phase.
@@ -592,7 +605,7 @@ func (c *connection) startRelaying() {
 	if c.verdict.KeepDSCP {
 		c.carryDSCP()
 	}
-	if err := c.openDirections(); err != nil { // only a bug in the policy check can cause it
+	if err := c.openDirections(nil, nil); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.closeLegs()
 		c.done(&rejection{RejectedDialError, err})
@@ -616,10 +629,10 @@ func (c *connection) startRelaying() {
 }
 
 // openDirections puts the verdict into force: it joins the legs by a carrier for each direction, and opens flows where
-// terms need them at once.
-func (c *connection) openDirections() error {
+// terms need them at once. before is what the directions were in another process; nil: they begin.
+func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error {
 	c.noteActivity()
-	v, limits := c.verdict, &c.decidedBy.cfg.Limits
+	v, limits := c.verdict, &c.env.currentSettings().cfg.Limits
 	bounds := directionLimits{piece: int(limits.Buffer), boundsInflow: limits.ReceiveBuffer > 0}
 	c.down.relay, c.down.src, c.down.dst = &c.relay, &c.server, &c.client
 	c.up.relay, c.up.src, c.up.dst, c.up.up = &c.relay, &c.client, &c.server, true
@@ -630,17 +643,21 @@ func (c *connection) openDirections() error {
 		c.down.carrier = datapath.NewCopy(c.client.conn, exchange.AnswerFrom(c.server.conn), c.env.buffers)
 		c.up.carrier = datapath.NewCopy(c.server.conn, exchange.RequestFrom(c.client.conn), c.env.buffers)
 	}
-	if err := c.down.startUnder(&v.Down, &v.FromServer, &bounds); err != nil {
+	if err := c.down.startUnder(&v.Down, &v.FromServer, bounds, beforeDown); err != nil {
 		return err
 	}
-	return c.up.startUnder(&v.Up, &v.FromClient, &bounds)
+	return c.up.startUnder(&v.Up, &v.FromClient, bounds, beforeUp)
 }
 
 // runDirections returns at once. It runs both directions until the connection is over: on the
 // loop of both legs, or, where they share none, each on a new goroutine. A goroutine that has
 // greeted and dialled has a stack several times as large as an idle direction needs.
 func (c *connection) runDirections() {
-	c.moving.Store(2)
+	for _, d := range []*direction{&c.down, &c.up} {
+		if !d.finished.Load() {
+			c.moving.Add(1)
+		}
+	}
 	if c.chosen.Exchange == nil { // an exchange may read several times for one byte
 		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.stepBoth); ok {
 			c.post = post
@@ -667,6 +684,9 @@ func (c *connection) runDirections() {
 func (c *connection) stepBoth() {
 	if c.recyclable.Load() {
 		c.giveBack()
+		return
+	}
+	if c.onLoop = true; c.parked {
 		return
 	}
 	for _, d := range [...]*direction{&c.down, &c.up} {
@@ -703,6 +723,106 @@ func (c *connection) onDirectionEnd() {
 		c.awaitDelivery()
 		c.done(nil)
 	}
+}
+
+// park takes a relayed connection out of service, for another process to go on with, and describes it. ok is false, and
+// it goes on, if another end is near or its loop does not relay it. It runs on that loop, where nothing is half done
+// between two steps. The connection is over then but for done, which the caller calls.
+func (c *connection) park() (r connectionRecord, ok bool) {
+	if !c.onLoop || c.parked || !c.isMovable() || !c.down.unload() || !c.up.unload() {
+		return r, false
+	}
+	now := c.env.Clock()
+	r = connectionRecord{
+		Listener: c.listener.cfg.Name, Source: c.clientAddress(), Target: c.chosen.Target, Host: c.chosen.Host,
+		Fixed: c.chosen.Fixed, Age: now.Sub(c.started), Setup: c.opened.Sub(c.started),
+		Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
+	}
+	c.down.releaseReceive(now)
+	c.up.releaseReceive(now)
+	client, server := c.client.conn.(*kernel.Conn), c.server.conn.(*kernel.Conn)
+	var err error
+	if r.Client, r.Server, err = kernel.Detach(client, server); err != nil {
+		return r, false
+	}
+	sent, sentUp := client.Info(), server.Info()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parked, c.phase = true, draining
+	c.replaceOrderlyEnd()
+	c.setCause(Cause{ProxySide, ClosedMoved}, nil)
+	r.Facts, r.Verdict = c.decidedOn, *c.verdict
+	r.Verdict.Down, r.Verdict.Up = *c.down.terms, *c.up.terms
+	r.Verdict.FromServer, r.Verdict.FromClient = *c.down.receives, *c.up.receives
+	r.Down, r.Up = c.down.describe(now), c.up.describe(now)
+	r.Down.Retransmitted, r.Up.Retransmitted = int64(sent.Retransmitted), int64(sentUp.Retransmitted)
+	return r, true
+}
+
+// isMovable reports whether another process could go on with the connection: both directions move or have ended in good
+// order.
+func (c *connection) isMovable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range []*direction{&c.down, &c.up} {
+		if d.ending != nil && !errors.Is(d.ending, io.EOF) {
+			return false
+		}
+	}
+	return (c.phase == relaying || c.phase == halfClosed) && !c.stopped.Load() && c.moving.Load() > 0
+}
+
+// restore makes a relayed connection of what park has described, between attached legs. The directions do not run yet.
+// After an error drop ends what it has begun.
+func (c *connection) restore(r *connectionRecord, client, server *kernel.Conn) error {
+	now := c.env.Clock()
+	c.accepted, c.started, c.opened = client, now.Add(-r.Age), now.Add(r.Setup-r.Age)
+	c.chosen = ingress.Client{
+		Conn: client, Listener: r.Listener, Source: r.Source, Target: r.Target, Host: r.Host, Fixed: r.Fixed,
+	}
+	c.decidedOn, c.verdict = r.Facts, &r.Verdict
+	c.client, c.server = leg{conn: client}, leg{conn: server}
+	c.down.early, c.up.early = r.Down.Stored, r.Up.Stored
+	if err := c.openDirections(&r.Down, &r.Up); err != nil {
+		return err
+	}
+	c.active.Store(int64(now.Add(-r.Idle)))
+	for _, d := range []*direction{&c.down, &c.up} {
+		if d.finished.Load() {
+			c.cause = Cause{c.sideOf(d.src), ClosedEOF}
+		}
+	}
+	return nil
+}
+
+// drop ends a restored connection that has not run, and leaves its sockets to the other process that has them.
+func (c *connection) drop() {
+	_ = c.client.conn.(*kernel.Conn).Abandon()
+	_ = c.server.conn.(*kernel.Conn).Abandon()
+	now := c.env.Clock()
+	c.down.closeFlows(now)
+	c.up.closeFlows(now)
+}
+
+// closeDetached closes descriptors of legs. Connections that no other process holds are reset.
+func closeDetached(legs ...kernel.DetachedLeg) {
+	for _, l := range legs {
+		_ = unix.Close(l.FD)
+	}
+}
+
+// resume runs a restored connection under the present rules.
+func (c *connection) resume() {
+	c.route, c.peer = c.env.totals.countOpened(routeKey{c.listener.cfg.Name, c.verdict.Rule}, c.chosen.Peer,
+		c.verdict.Down.Algorithm, c.verdict.Up.Algorithm)
+	c.mu.Lock()
+	c.phase = relaying
+	if c.cause.How == ClosedEOF {
+		c.phase = halfClosed
+	}
+	c.mu.Unlock()
+	c.applyCurrentRules(&Reloaded{})
+	c.runDirections()
 }
 
 // applyCurrentRules puts the terms into force that the present rules give c, unless it

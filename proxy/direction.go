@@ -111,6 +111,7 @@ type direction struct {
 	inflow    *inflow // bounds what src takes in; nil: no bound, or none yet
 	piece     int     // bytes to read at once at present
 	maxPiece  int
+	counted   *countedBytes // nil: all are this process's
 	wake      chan struct{} // holds a token when a refused Take may succeed; nil: a loop runs the direction
 
 	read, written, spliced atomic.Int64 // bytes
@@ -162,8 +163,10 @@ func enforcedLimits(t *flow.Terms) datapath.Hold {
 }
 
 // startUnder puts the first terms into force. The direction does not run yet. Terms that leave nothing unmanaged
-// open a flow at once.
-func (d *direction) startUnder(terms, receives *flow.Terms, limits *directionLimits) error {
+// open a flow at once. before is where the direction comes from another process; nil: it begins.
+func (d *direction) startUnder(
+	terms, receives *flow.Terms, limits directionLimits, before *directionRecord,
+) error {
 	d.terms, d.receives = terms, receives
 	d.read.Store(int64(len(d.early)))
 	d.maxPiece = limits.piece
@@ -173,12 +176,64 @@ func (d *direction) startUnder(terms, receives *flow.Terms, limits *directionLim
 	if isManaged(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}
-	free := unmanagedAllowance(terms)
+	free, window := unmanagedAllowance(terms), flow.Dormant{}
+	if before != nil {
+		d.restoreCounts(before)
+		if window = before.Window; before.Managed {
+			free = 0
+		} else if before.Finished {
+			free = unmanaged
+		}
+	}
 	d.allowance.Store(free)
 	if free != 0 {
 		return nil
 	}
-	return d.openFlow()
+	return d.openFlow(window)
+}
+
+// restoreCounts continues the counters of another process.
+func (d *direction) restoreCounts(r *directionRecord) {
+	d.read.Store(r.Read)
+	d.written.Store(r.Written)
+	d.spliced.Store(r.Spliced)
+	d.counted = &countedBytes{cc.Bytes(r.Read), cc.Bytes(r.Written), cc.Bytes(r.Spliced), cc.Bytes(r.Retransmitted)}
+	d.underway = r.Underway
+	if r.Finished {
+		d.finished.Store(true)
+		d.src.ended, d.dst.closed = true, true
+	}
+}
+
+// unload moves what the carrier stores to early, and reports whether it could.
+func (d *direction) unload() bool {
+	if d.finished.Load() || d.storedBytes() == 0 || len(d.early) > 0 {
+		return true
+	}
+	u, ok := d.carrier.(datapath.Unloader)
+	if ok {
+		d.early, ok = u.TakeStored()
+	}
+	return ok && len(d.early) <= maxStored
+}
+
+// releaseReceive ends the control of src's receive window. The runner calls it.
+func (d *direction) releaseReceive(now cc.Time) {
+	if d.receive != nil {
+		d.receive.release(now)
+	}
+}
+
+// describe returns the state for another process. relay.mu is held.
+func (d *direction) describe(now cc.Time) directionRecord {
+	r := directionRecord{
+		Read: d.read.Load(), Written: d.written.Load(), Spliced: d.spliced.Load(), Stored: d.early,
+		Finished: d.finished.Load(), Managed: d.flow != nil, Underway: d.underway,
+	}
+	if d.flow != nil {
+		r.Window = d.flow.Dormant(now)
+	}
+	return r
 }
 
 // directionLimits are the limits of the configuration that a direction starts with.
@@ -188,8 +243,8 @@ type directionLimits struct {
 }
 
 // openFlow opens the flow, unless a reload has made that needless. The
-// goroutine that writes calls it, or nothing is written yet.
-func (d *direction) openFlow() error {
+// goroutine that writes calls it, or nothing is written yet. from is the window that the direction had elsewhere.
+func (d *direction) openFlow(from flow.Dormant) error {
 	d.relay.mu.Lock()
 	defer d.relay.mu.Unlock()
 	if d.allowance.Swap(unmanaged) < 0 {
@@ -199,7 +254,7 @@ func (d *direction) openFlow() error {
 	// The leg is asked first: whether it enforces the window decides how the flow counts bytes in flight.
 	enforces := to.Enforce(enforcedLimits(d.terms), flows.Shard(*d.terms))&datapath.HoldWindow != 0
 	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
-	f, err := flows.Open(d.relay.env.Clock(), *d.terms, leg)
+	f, err := flows.Resume(d.relay.env.Clock(), *d.terms, leg, from)
 	if err != nil {
 		return fmt.Errorf("proxy: %s: %w", d.directionName(), err)
 	}
@@ -499,13 +554,16 @@ func (d *direction) manageIfNeeded(n int) error {
 			return nil
 		}
 	}
-	return d.openFlow()
+	return d.openFlow(flow.Dormant{})
 }
 
 // fillMoved writes the bytes moved, and what else costs nothing to read, into out. relay.mu is held.
 func (d *direction) fillMoved(out *DirectionInfo) {
 	out.Algorithm = d.terms.Algorithm
 	out.Read, out.Written, out.Spliced = cc.Bytes(d.read.Load()), cc.Bytes(d.written.Load()), cc.Bytes(d.spliced.Load())
+	if out.counted = (countedBytes{}); d.counted != nil {
+		out.counted = *d.counted
+	}
 	out.Finished, out.Managed = d.finished.Load(), d.flow != nil
 }
 

@@ -10,6 +10,7 @@
 //
 // Files call only files further down this list:
 //
+//	handover.go                   relayed connections that another process takes over
 //	kernel.go                     a Server over kernel TCP, with agents and sockets that were handed over
 //	server.go                     accepts, drains, reloads, sweeps; lists and counts connections
 //	reload.go                     the plan of a reload: which listeners stay, open and go
@@ -24,6 +25,7 @@
 //	heldudp.go                    UDP that waits in the kernel for room in a window
 //	trial.go                      connections of one host that are left to the kernel, to compare
 //	limits.go                     limits of connections; the division of descriptors
+//	record.go                     what another process needs of a connection
 //	report.go                     what users see of connections, and totals of ended ones
 //	loopguard.go                  destinations and connections that are the proxy itself
 //	reason.go                     why connections end

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,7 @@ type Kernel struct {
 	agents   agents
 	routes   *ingress.Routes // tells which addresses are this machine's
 	sockets  []handedOver
+	adopted  atomic.Int64 // connections that came from the process before this one
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server

@@ -174,6 +174,15 @@ func (l *limiter) admitConnection(of *share) (Reason, bool) {
 	return "", true
 }
 
+// admitMoved counts a connection in that another process has let in, whatever the limits are.
+func (l *limiter) admitMoved(of *share, from source) *client {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.active++
+	of.active++
+	return l.addSource(from)
+}
+
 // releaseConnection undoes admitConnection.
 func (l *limiter) releaseConnection(of *share) {
 	l.mu.Lock()
@@ -186,18 +195,23 @@ func (l *limiter) releaseConnection(of *share) {
 func (l *limiter) enterSource(of source) *client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	bound := l.perSource > 0 && !(l.sparesLoopback && of.host.IsLoopback())
+	if c := l.sources[of]; bound && c != nil && c.active >= l.perSource {
+		return nil
+	}
+	return l.addSource(of)
+}
+
+// addSource counts a connection of one client in. mu is held.
+func (l *limiter) addSource(of source) *client {
 	c := l.sources[of]
 	if c == nil {
 		c = &client{source: of}
+		if l.sources == nil {
+			l.sources = map[source]*client{}
+		}
+		l.sources[of] = c
 	}
-	bound := l.perSource > 0 && !(l.sparesLoopback && of.host.IsLoopback())
-	if bound && c.active >= l.perSource {
-		return nil
-	}
-	if l.sources == nil {
-		l.sources = map[source]*client{}
-	}
-	l.sources[of] = c
 	c.active++
 	return c
 }

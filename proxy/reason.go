@@ -36,6 +36,7 @@ const (
 	ClosedShutdown    Reason = "shutdown"
 	ClosedRevoked     Reason = "revoked"      // its peer, or the one it led to, has gone from the tunnel
 	ClosedAddressGone Reason = "address_gone" // that of a leg has left the machine
+	ClosedMoved       Reason = "moved"        // it goes on in the process that has taken over
 )
 
 // Why a connection was never relayed.

@@ -170,7 +170,18 @@ func (h *receiveControl) applyTerms(now cc.Time, t *flow.Terms) (moved bool, err
 	return h.leg != nil && h.why == nil, nil
 }
 
-// closeFlow ends the control. The leg is closed already.
+// release ends the control and lifts its bound. The reading goroutine calls it.
+func (h *receiveControl) release(now cc.Time) {
+	h.closeFlow(now)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.bounded {
+		h.bounded = false
+		_ = h.leg.Advertise(0) // of a leg that has failed it does not matter
+	}
+}
+
+// closeFlow ends the control. The leg is closed already, or is about to leave.
 func (h *receiveControl) closeFlow(now cc.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -65,7 +65,12 @@ type DirectionInfo struct {
 	Receive   HoldingInfo   // the receive window that the source leg advertises
 	// Control is what happened under each algorithm that the direction has had. The last entry is the present one.
 	Control []AlgorithmCounters
+
+	counted countedBytes
 }
+
+// countedBytes are the part of a direction's bytes that the totals of another process have.
+type countedBytes struct{ read, written, spliced, retransmitted cc.Bytes }
 
 // HoldingInfo is the bound of a leg's receive window.
 type HoldingInfo struct {
@@ -155,10 +160,10 @@ func (a *AlgorithmCounters) addCounters(more AlgorithmCounters) {
 
 // addDirection adds a direction, and the state of the leg it goes to.
 func (d *DirectionCounters) addDirection(i *DirectionInfo, leg *datapath.Info) {
-	d.Read += i.Read
-	d.Written += i.Written
-	d.Spliced += i.Spliced
-	d.Retransmitted += leg.Retransmitted
+	d.Read += i.Read - i.counted.read
+	d.Written += i.Written - i.counted.written
+	d.Spliced += i.Spliced - i.counted.spliced
+	d.Retransmitted += max(0, leg.Retransmitted-i.counted.retransmitted)
 	d.SignalErrors += leg.SignalErrors
 	for _, c := range i.Control {
 		d.addAlgorithm(c)

@@ -187,6 +187,14 @@ func (f *Flow) onTimer(now cc.Time) {
 	g.wakeIfAllowed(&f.member, now)
 }
 
+// Dormant returns what Manager.Resume needs to go on with f elsewhere, for which f is to be closed. Its window is that
+// of the group: members that leave together find it shared there as it is here.
+func (f *Flow) Dormant(now cc.Time) Dormant {
+	g := f.lockGroup()
+	defer g.mu.Unlock()
+	return g.dormantOn(f.path, now)
+}
+
 // Snapshot is the state of one flow at one moment.
 type Snapshot struct {
 	ID        uint64

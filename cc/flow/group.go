@@ -224,7 +224,7 @@ func (g *group) prepareForReport(m *member, now cc.Time) {
 	if m.newlyDeparted() > 0 || m.enforced && m.last.Unsent > 0 && !m.last.RwndFull {
 		g.onSendStart(m, now)
 	}
-	if g.algorithm == nil && g.idle.savedCwnd == 0 {
+	if g.algorithm == nil && g.idle.saved.Cwnd == 0 {
 		g.startAlgorithm(now)
 	}
 	if !m.hasLimit {
@@ -345,7 +345,7 @@ func (g *group) moveMember(m *member, from *group, now cc.Time, p *path) {
 	if len(g.members) == 0 && from.algorithm != nil {
 		// What g remembers is older than what m knows.
 		g.closeAlgorithm()
-		g.initialCwnd, g.ssthresh, g.idle.savedCwnd, g.movedPart, g.rtt = 0, 0, 0, 0, rtt
+		g.initialCwnd, g.ssthresh, g.idle.saved, g.movedPart, g.rtt = 0, 0, Dormant{}, 0, rtt
 		g.setReferencePath(p)
 	}
 	g.restartFromMemory(p, now)
@@ -469,7 +469,7 @@ func (g *group) describeGroup(now cc.Time) Group {
 		g.forgetAfterIdle(now)
 		d.Idle = max(0, now.Sub(g.idle.since))
 	}
-	if g.idle.savedCwnd > 0 {
+	if g.idle.saved.Cwnd > 0 {
 		d.Cwnd = g.rememberedWindow(now)
 	}
 	if g.hints.known {

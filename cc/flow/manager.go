@@ -71,6 +71,12 @@ type hostPath struct {
 
 // Open adds a flow to the group that t leads to, over a leg. Errors are those of Terms.Check.
 func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
+	return m.Resume(now, t, leg, Dormant{})
+}
+
+// Resume is Open for a flow that has sent elsewhere until now, such as in another process. Its group starts from d,
+// unless it knows its path already.
+func (m *Manager) Resume(now cc.Time, t Terms, leg Leg, d Dormant) (*Flow, error) {
 	r, err := m.resolveTerms(t)
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
@@ -83,7 +89,9 @@ func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 	f := newFlow(m, m.nextID, now, t, leg, m.acquireRateLimit(now, t))
 	f.home.Store(g.group)
 	g.mu.Lock()
-	g.addMember(&f.member, m.findOrMakePath(g, t.Host))
+	p := m.findOrMakePath(g, t.Host)
+	g.addMember(&f.member, p)
+	g.resumeFrom(d, p, now)
 	g.mu.Unlock()
 	if fresh {
 		m.shareHints(now, g)

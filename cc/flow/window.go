@@ -617,8 +617,17 @@ func (w *window) acknowledgeFollowers(now, sentBy cc.Time) (n cc.Bytes) {
 
 // idleness is how long a group has been idle, and what it remembers once its algorithm is gone.
 type idleness struct {
-	since     cc.Time  // when the last byte arrived with no member wanting to send; 0: a member is sending
-	savedCwnd cc.Bytes // the window when the algorithm was released; 0: it is not
+	since cc.Time // when the last byte arrived with no member wanting to send; 0: a member is sending
+	saved Dormant // the window when the algorithm was released; Cwnd is 0: it is not
+}
+
+// Dormant is a window without its algorithm: what a group remembers after a long idle period, and what another process
+// needs to go on with a flow. The next algorithm starts from it. The zero value is nothing.
+type Dormant struct {
+	Cwnd    cc.Bytes      // of the whole group; the next algorithm has it as ssthresh, too
+	BaseRTT time.Duration // least round trip of the path that Cwnd counts on; 0: no sample
+	Rate    cc.Rate       // newest delivery rate; 0: none
+	MSS     cc.Bytes      // payload of a full segment
 }
 
 // A group keeps its window for linger after the last byte arrived, or for three retransmission timeouts if those are
@@ -659,10 +668,48 @@ func (w *window) saveWindow() {
 	if w.algorithm == nil {
 		return
 	}
-	w.idle.savedCwnd = w.algorithm.Control().Cwnd
+	w.idle.saved = w.dormant()
 	w.closeAlgorithm()
 	w.initialCwnd, w.ssthresh, w.movedPart = 0, 0, 0
 	w.control = cc.Control{}
+}
+
+// dormant returns what the window is without its algorithm; Cwnd is 0 without one. The base round trip is the
+// reference path's.
+func (w *window) dormant() Dormant {
+	d := Dormant{Rate: w.deliveryRate, MSS: w.mss}
+	if w.algorithm != nil {
+		d.Cwnd = w.algorithm.Control().Cwnd
+	}
+	if w.paths.reference != nil {
+		d.BaseRTT = w.paths.reference.baseRTT
+	}
+	return d
+}
+
+// dormantOn returns what a flow on path p needs to go on elsewhere at now.
+func (w *window) dormantOn(p *path, now cc.Time) Dormant {
+	d := w.dormant()
+	if w.idle.saved.Cwnd > 0 {
+		d = w.idle.saved
+		d.Cwnd = w.rememberedWindow(now)
+	}
+	d.Cwnd, d.BaseRTT = p.fromReference(d.Cwnd), p.baseRTT
+	return d
+}
+
+// resumeFrom remembers d, which was in force elsewhere until now, for a member on path p. A window that has an
+// algorithm, or a memory of its own, knows more.
+func (w *window) resumeFrom(d Dormant, p *path, now cc.Time) {
+	if d.Cwnd <= 0 || d.BaseRTT <= 0 || w.algorithm != nil || w.idle.saved.Cwnd > 0 {
+		return
+	}
+	d.Cwnd = min(d.Cwnd, cc.MaxCwnd)
+	w.idle = idleness{since: max(now, 1), saved: d}
+	w.mss, w.deliveryRate = d.MSS, d.Rate
+	if p.baseRTT == 0 {
+		p.baseRTT = d.BaseRTT
+	}
 }
 
 // lingerTime returns how long an idle group keeps its algorithm.
@@ -684,21 +731,21 @@ func (w *window) rememberedWindow(now cc.Time) cc.Bytes {
 	if w.restartsAfterIdle() {
 		halvings++ // for the timeout of lingerTime
 	}
-	return max(w.idle.savedCwnd>>halvings, min(w.idle.savedCwnd, cc.InitialCwndPackets*w.mss))
+	return max(w.idle.saved.Cwnd>>halvings, min(w.idle.saved.Cwnd, cc.InitialCwndPackets*w.mss))
 }
 
 // restartFromMemory prepares a group without algorithm for a member on path p. The next algorithm starts from what is
 // left of the saved window, with the saved window as ssthresh and p's base round trip. A new path starts from nothing.
 func (w *window) restartFromMemory(p *path, now cc.Time) {
 	w.forgetAfterIdle(now)
-	if w.idle.savedCwnd == 0 {
+	if w.idle.saved.Cwnd == 0 {
 		return
 	}
-	initial, ssthresh := p.fromReference(w.rememberedWindow(now)), p.fromReference(w.idle.savedCwnd)
+	initial, ssthresh := p.fromReference(w.rememberedWindow(now)), p.fromReference(w.idle.saved.Cwnd)
 	if p.baseRTT == 0 {
 		initial, ssthresh = 0, 0
 	}
-	w.initialCwnd, w.ssthresh, w.idle.savedCwnd = initial, ssthresh, 0
+	w.initialCwnd, w.ssthresh, w.idle.saved = initial, ssthresh, Dormant{}
 	w.rtt = rttEstimator{srtt: p.baseRTT, rttvar: p.baseRTT / 2, min: p.baseRTT}
 	w.cwndFullAt = 0
 	w.setReferencePath(p)

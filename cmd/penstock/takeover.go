@@ -108,7 +108,10 @@ func (h *service) listenHints(path string) (net.Listener, error) {
 
 // beginTakeover tells the predecessor that this process serves. An error says that the predecessor goes on.
 func (h *service) beginTakeover() error {
-	err := h.predecessor.Begin(func() { h.log.Info("the process before this one has ended", "pid", h.predecessor.PID) })
+	err := h.predecessor.Begin(h.proxy.Adopt, func() {
+		h.log.Info("the process before this one has ended", "pid", h.predecessor.PID, "connections_taken_over",
+			h.proxy.Adopted())
+	})
 	switch {
 	case errors.Is(err, takeover.ErrRefused):
 		return err
@@ -146,6 +149,7 @@ func (h *service) offerTakeover(ctx context.Context) {
 			}
 		},
 		Open: func() int { return h.proxy.Counters().Active },
+		Park: h.proxy.Mover().Park,
 		Log:  h.log,
 	}
 	offer.Serve(ctx, ln)

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"sync"
@@ -31,6 +32,13 @@ type Carrier interface {
 	// Release gives the store back. Bytes that are still in it are lost. The carrier must not be used afterwards, as
 	// another connection may have its memory by then.
 	Release()
+}
+
+// Unloader is a Carrier that gives out its stored bytes, for them to go on by another way.
+type Unloader interface {
+	// TakeStored empties the store and returns what was in it. ok is false, and nothing has changed, if the store says
+	// more of the bytes than their values.
+	TakeStored() (stored []byte, ok bool)
 }
 
 // Carriage is implemented by legs that have a cheaper way than copying through memory of this process.
@@ -186,6 +194,13 @@ func (c *copier) Drain(limit int) (int, error) {
 		c.GiveBack()
 	}
 	return n, err
+}
+
+// TakeStored implements Unloader.
+func (c *copier) TakeStored() ([]byte, bool) {
+	stored := bytes.Clone(c.buf[c.r:c.w])
+	c.GiveBack()
+	return stored, true
 }
 
 func (c *copier) Buffered() int { return c.w - c.r }

@@ -6,11 +6,14 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is how long the running process may take for an answer.
@@ -29,6 +32,7 @@ type Predecessor struct {
 	sockets []Socket // not taken yet
 	open    atomic.Int64
 	done    chan struct{} // closed: the predecessor has ended
+	process *os.File      // its pidfd; nil: there is none
 }
 
 // Ask takes the sockets of the proxy that offers them at path. Close ends the conversation.
@@ -50,11 +54,15 @@ func Ask(path string) (*Predecessor, error) {
 
 // takeSockets asks for the sockets.
 func (p *Predecessor) takeSockets() error {
-	if _, err := checkPeer(p.conn); err != nil {
+	pid, err := checkPeer(p.conn)
+	if err != nil {
 		return err
 	}
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil { // else it is of another PID namespace
+		p.process = os.NewFile(uintptr(fd), "pidfd")
+	}
 	waitAtMost(p.conn, patience)
-	if err := send(p.conn, message{Step: stepAsk, Version: Version}); err != nil {
+	if err := sendMessage(p.conn, message{Step: stepAsk, Version: Version, Batches: true}); err != nil {
 		return err
 	}
 	for more := true; more; {
@@ -106,13 +114,15 @@ func (p *Predecessor) Take(role string, want func(address string) bool) (taken [
 	return taken
 }
 
-// Begin tells the predecessor that this process serves, so that it accepts nothing any more. ended is called once it
-// has ended. After an error that is no ErrRefused the predecessor may have heard, so this process must serve.
-func (p *Predecessor) Begin(ended func()) error {
+// Begin tells the predecessor that this process serves, so that it accepts nothing any more. adopt takes in batches of
+// its connections, and returns which it could; start is called once it is clear whether they are this process's. ended
+// is called once the predecessor has ended. After an error that is no ErrRefused the predecessor may have heard, so this
+// process must serve.
+func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept bool)), ended func()) error {
 	closeSockets(p.sockets)
 	p.sockets = nil
 	waitAtMost(p.conn, patience)
-	err := send(p.conn, message{Step: stepBegin})
+	err := sendMessage(p.conn, message{Step: stepBegin})
 	var m message
 	if err == nil {
 		m, err = expect(p.conn, stepDraining)
@@ -124,17 +134,47 @@ func (p *Predecessor) Begin(ended func()) error {
 	_ = p.conn.SetDeadline(time.Time{})
 	go func() {
 		defer close(p.done)
-		for {
-			m, err := expect(p.conn, stepDraining)
-			if err != nil {
-				p.open.Store(0)
-				ended()
-				return
-			}
-			p.open.Store(int64(m.Open))
+		for p.takeIn(adopt) {
 		}
+		p.open.Store(0)
+		ended()
 	}()
 	return nil
+}
+
+// takeIn takes in what the predecessor says next. It reports whether there may be more.
+func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept bool))) bool {
+	m, err := receiveMessage(p.conn)
+	switch {
+	case err != nil:
+		return false
+	case m.Step == stepDraining:
+		p.open.Store(int64(m.Open))
+		return true
+	case m.Step != stepBatch:
+		m.closeDescriptors()
+		return false
+	}
+	b, err := m.takeBatch()
+	if err != nil {
+		return sendMessage(p.conn, message{Step: stepAdopted}) == nil
+	}
+	adopted, start := adopt(b)
+	err = sendMessage(p.conn, message{Step: stepAdopted, Adopted: adopted})
+	start(err == nil || p.isDead())
+	return err == nil
+}
+
+// deathTakes is how long a process may take from the end of its sockets to its end.
+const deathTakes = 2 * time.Second
+
+// isDead reports whether the predecessor is dead, or dies within deathTakes.
+func (p *Predecessor) isDead() bool {
+	if p.process == nil {
+		return false
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.process.Fd()), Events: unix.POLLIN}}, int(deathTakes.Milliseconds()))
+	return err == nil && n > 0
 }
 
 // Open returns how many connections the predecessor still has; 0 once it has ended.

@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -27,7 +29,12 @@ type Offer struct {
 	Leave func(pid int)
 	// Open returns how many connections are left.
 	Open func() int
+	// Park takes established connections out of service. settle is called once it is known which of them the new process
+	// serves; nil: none. Without FDs there are none at present. Park may be nil.
+	Park func() (b Batch, settle func(adopted []bool))
 	Log  *slog.Logger
+
+	takesBatches bool // the process that takes over does
 }
 
 // Listen listens at path, where it replaces a socket of another process. The file stays when the process ends.
@@ -68,27 +75,72 @@ func (o *Offer) Serve(ctx context.Context, ln *net.UnixListener) {
 			return
 		}
 		o.Log.Warn("a process asked to take over and did not; this one goes on", "pid", pid, "err", err)
-		_ = send(conn, message{Step: stepRefused, Reason: err.Error()})
+		_ = sendMessage(conn, message{Step: stepRefused, Reason: err.Error()})
 		_ = conn.Close()
 	}
 }
 
-// reportDrain says how many connections are left, until ctx is done or the new process has gone. It closes conn.
+// reportDrain hands connections over and says how many are left, until ctx is done or the new process has gone. It
+// closes conn.
 func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
-	for {
-		waitAtMost(conn, patience)
-		if send(conn, message{Step: stepDraining, Open: o.Open()}) != nil {
-			return // this process drains all the same
+	waitAtMost(conn, patience)
+	for sendMessage(conn, message{Step: stepDraining, Open: o.Open()}) == nil { // else this process drains all the same
+		if err := o.sendBatches(conn); err != nil {
+			o.Log.Warn("connections stay here: the process that has taken over does not answer", "err", err)
+			return
 		}
+		waitAtMost(conn, patience)
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
+}
+
+// sendBatches hands over all connections that can move.
+func (o *Offer) sendBatches(conn *net.UnixConn) error {
+	for o.Park != nil && o.takesBatches {
+		b, settle := o.Park()
+		if len(b.FDs) == 0 {
+			return nil
+		}
+		adopted, err := exchangeBatch(conn, b)
+		settle(adopted)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exchangeBatch sends a batch and returns which of its connections the other process serves. After an error nothing
+// more can be said.
+func exchangeBatch(conn *net.UnixConn, b Batch) (adopted []bool, err error) {
+	m, err := b.makeMessage()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(m.fds[0]) //nolint:errcheck // the other process has its own
+	waitAtMost(conn, patience)
+	if err = sendMessage(conn, m); err == nil {
+		var answer message
+		if answer, err = expect(conn, stepAdopted); err == nil {
+			return answer.Adopted, nil
+		}
+	}
+	// The other process may be about to answer. After this it has, or it cannot.
+	_ = errors.Join(conn.CloseWrite(), conn.CloseRead())
+	waitAtMost(conn, patience)
+	for range 2 { // a process that died before it read all leaves an error in front of what it had sent
+		if answer, lastErr := expect(conn, stepAdopted); lastErr == nil {
+			return answer.Adopted, err
+		}
+	}
+	return nil, err
 }
 
 // answer goes through a conversation up to begin. After an error all is as before.
@@ -106,6 +158,7 @@ func (o *Offer) answer(ctx context.Context, conn *net.UnixConn) (pid int, err er
 	if m.Version != Version {
 		return pid, fmt.Errorf("process %d speaks version %d, not %d", pid, m.Version, Version)
 	}
+	o.takesBatches = m.Batches
 	if err := o.sendSockets(conn); err != nil {
 		return pid, err
 	}
@@ -123,7 +176,7 @@ func (o *Offer) sendSockets(conn *net.UnixConn) error {
 	for rest := all; ; {
 		some := rest[:min(len(rest), socketsAtOnce)]
 		rest = rest[len(some):]
-		err := send(conn, message{
+		err := sendMessage(conn, message{
 			Step: stepSockets, Version: Version, PID: os.Getpid(), Sockets: some, More: len(rest) > 0, Stays: stays,
 		})
 		if err != nil || len(rest) == 0 {

@@ -1,6 +1,6 @@
-// Package takeover passes the listening sockets of a running proxy to the process that replaces it. Both processes
-// accept from the same sockets for a moment, so no new connection is refused in between. Established connections stay
-// with the old process.
+// Package takeover passes the sockets of a running proxy to the process that replaces it. Both processes accept from the
+// same listening sockets for a moment, so no new connection is refused in between. Established connections follow, a
+// batch at a time.
 //
 // The processes talk over a Unix socket of type SOCK_SEQPACKET, in JSON:
 //
@@ -8,10 +8,17 @@
 //	ask                         ──▶
 //	                            ◀──     sockets, with their descriptors; as often as more is true
 //	begin: it serves            ──▶
-//	                            ◀──     draining, with the number of connections left, until it ends
+//	                            ◀──     draining, with the number of connections left, now and then until it ends
+//	                            ◀──     batch: connections that no process serves now, if the new one asked for any
+//	adopted: it serves some now ──▶
 //
 // A conversation that ends before begin leaves the running process as it was. Only processes of the same user, or of
 // root, are listened to.
+//
+// Each connection of a batch is served by one process at any time. The new process serves it once adopted is sent. The
+// old one serves it again if adopted can come no more. It finds that out by shutting the conversation down: what the
+// other has sent before can still be read, and nothing can be sent after. If adopted cannot be sent, the new process
+// serves the connections only if the old one is dead. A process that dies leaves its open sockets to the other.
 package takeover
 
 import (
@@ -47,6 +54,8 @@ const (
 	stepSockets  step = "sockets"
 	stepBegin    step = "begin"
 	stepDraining step = "draining"
+	stepBatch    step = "batch"
+	stepAdopted  step = "adopted"
 	stepRefused  step = "refused"
 )
 
@@ -59,7 +68,70 @@ type message struct {
 	More    bool     `json:"more,omitempty"`    // sockets follow in another message
 	Stays   []string `json:"stays,omitempty"`   // in words, what cannot be taken over
 	Open    int      `json:"open,omitempty"`    // connections
+	Batches bool     `json:"batches,omitempty"` // of ask: this process takes batches
+	Batch   int      `json:"batch,omitempty"`   // descriptors of a batch, the first of its record
+	Adopted []bool   `json:"adopted,omitempty"` // by the order in the batch
 	Reason  string   `json:"reason,omitempty"`
+
+	fds []int // of the batch
+}
+
+// Batch is established connections on their way to another process.
+type Batch struct {
+	Record []byte // describes them, in a form that this package does not know
+	FDs    []int  // their sockets, MaxBatch at most
+}
+
+// MaxBatch is how many descriptors a Batch has at most: Linux passes 253 in one message, and the record is one more.
+const MaxBatch = 252
+
+// maxRecord bounds Batch.Record, in bytes.
+const maxRecord = 256 << 20
+
+// CloseDescriptors closes descriptors.
+func CloseDescriptors(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// makeMessage returns the message of a batch. The caller closes fds[0].
+func (b Batch) makeMessage() (message, error) {
+	fd, err := unix.MemfdCreate("penstock", unix.MFD_CLOEXEC)
+	if err != nil {
+		return message{}, fmt.Errorf("memfd_create: %w", err)
+	}
+	for rest := b.Record; len(rest) > 0; {
+		n, err := unix.Write(fd, rest)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return message{}, errors.Join(fmt.Errorf("write a record: %w", err), unix.Close(fd))
+		}
+		rest = rest[max(0, n):]
+	}
+	return message{Step: stepBatch, Batch: 1 + len(b.FDs), fds: append([]int{fd}, b.FDs...)}, nil
+}
+
+// takeBatch returns the batch of a message, and closes the descriptor of its record. After an error all are closed.
+func (m message) takeBatch() (b Batch, err error) {
+	if len(m.fds) == 0 {
+		return b, errors.New("a batch has no record")
+	}
+	defer unix.Close(m.fds[0]) //nolint:errcheck // it was read
+	b.FDs = m.fds[1:]
+	var stat unix.Stat_t
+	if err = unix.Fstat(m.fds[0], &stat); err == nil && (stat.Size < 0 || stat.Size > maxRecord) {
+		err = fmt.Errorf("the record of a batch has %d bytes", stat.Size)
+	}
+	if err == nil {
+		b.Record = make([]byte, stat.Size)
+		var n int
+		n, err = unix.Pread(m.fds[0], b.Record, 0)
+		b.Record = b.Record[:max(0, n)]
+	}
+	if err != nil {
+		CloseDescriptors(b.FDs)
+	}
+	return b, err
 }
 
 // Socket is a listening socket of the running process.
@@ -143,15 +215,15 @@ func waitAtMost(conn *net.UnixConn, d time.Duration) {
 	_ = conn.SetDeadline(time.Now().Add(d)) //nolint:forbidigo // a deadline is a date
 }
 
-// send sends a message with the descriptors of its sockets.
-func send(conn *net.UnixConn, m message) error {
+// sendMessage sends a message with the descriptors of its sockets.
+func sendMessage(conn *net.UnixConn, m message) error {
 	text, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	fds := make([]int, len(m.Sockets))
-	for i, s := range m.Sockets {
-		fds[i] = s.FD
+	fds := m.fds
+	for _, s := range m.Sockets {
+		fds = append(fds, s.FD)
 	}
 	var rights []byte
 	if len(fds) > 0 {
@@ -161,9 +233,9 @@ func send(conn *net.UnixConn, m message) error {
 	return err
 }
 
-// receive returns the next message, and takes the descriptors that come with it. io.EOF: the other end is gone.
-func receive(conn *net.UnixConn) (message, error) {
-	text, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*socketsAtOnce))
+// receiveMessage returns the next message, and takes the descriptors that come with it. io.EOF: the other end is gone.
+func receiveMessage(conn *net.UnixConn) (message, error) {
+	text, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*(1+MaxBatch)))
 	n, control, flags, _, err := conn.ReadMsgUnix(text, rights)
 	if err != nil {
 		return message{}, err
@@ -177,12 +249,11 @@ func receive(conn *net.UnixConn) (message, error) {
 		err = decodeErr
 	}
 	if err != nil {
-		for _, fd := range fds {
-			_ = unix.Close(fd)
-		}
+		CloseDescriptors(fds)
 		return message{}, err
 	}
-	for i, fd := range fds {
+	m.fds = fds[:m.Batch]
+	for i, fd := range fds[m.Batch:] {
 		m.Sockets[i].FD = fd
 	}
 	return m, nil
@@ -197,8 +268,8 @@ func decode(text []byte, descriptors int) (m message, err error) {
 	if m.Step == stepRefused {
 		return message{}, fmt.Errorf("%w: %s", ErrRefused, m.Reason)
 	}
-	if len(m.Sockets) != descriptors {
-		return message{}, fmt.Errorf("the message names %d sockets and has %d", len(m.Sockets), descriptors)
+	if m.Batch < 0 || m.Batch > 1+MaxBatch || m.Batch+len(m.Sockets) != descriptors {
+		return message{}, fmt.Errorf("the message names %d sockets and has %d", m.Batch+len(m.Sockets), descriptors)
 	}
 	return m, nil
 }
@@ -222,14 +293,20 @@ func descriptors(control []byte) (fds []int, err error) {
 	return fds, nil
 }
 
+// closeDescriptors closes all that came with the message.
+func (m message) closeDescriptors() {
+	closeSockets(m.Sockets)
+	CloseDescriptors(m.fds)
+}
+
 // expect receives a message of a kind.
 func expect(conn *net.UnixConn, want step) (message, error) {
-	m, err := receive(conn)
+	m, err := receiveMessage(conn)
 	switch {
 	case err != nil:
 		return message{}, err
 	case m.Step != want:
-		closeSockets(m.Sockets)
+		m.closeDescriptors()
 		return message{}, fmt.Errorf("the other process said %q, not %q", m.Step, want)
 	}
 	return m, nil

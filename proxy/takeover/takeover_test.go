@@ -86,7 +86,7 @@ func TestListenersGoOnInTheNextProcess(t *testing.T) {
 	sockets := p.Take("listener", func(at string) bool { return at != r.addresses[0] })
 	require.Len(t, sockets, len(r.addresses)-1)
 	ended := make(chan struct{})
-	require.NoError(t, p.Begin(func() { close(ended) }))
+	require.NoError(t, p.Begin(nil, func() { close(ended) }))
 	assert.Equal(t, os.Getpid(), <-r.left)
 	assert.Equal(t, 5, p.Open())
 	for i, s := range sockets {
@@ -135,7 +135,7 @@ func TestOnlyOneProcessTakesOver(t *testing.T) {
 		p.Close()
 		second <- err
 	}()
-	require.NoError(t, first.Begin(func() {}))
+	require.NoError(t, first.Begin(nil, func() {}))
 	assert.Error(t, <-second, "the old process has gone with the first")
 }
 

@@ -186,12 +186,17 @@ func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err 
 
 // unregister ends what register began.
 func (l *Loop) unregister(fd int, slot int32) {
+	l.removeFromEpoll(fd)
+	l.freeSlot(slot)
+}
+
+// removeFromEpoll ends the events of a descriptor if its file stays open by another one.
+func (l *Loop) removeFromEpoll(fd int) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if !l.ended { // else the number may be another file's
 		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 	}
-	l.mu.Unlock()
-	l.freeSlot(slot)
 }
 
 // freeSlot frees a slot. The descriptor stays in epoll, which drops it once it is closed.

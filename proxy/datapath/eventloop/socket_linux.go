@@ -320,6 +320,23 @@ func (s *Socket) Close() error {
 	return nil
 }
 
+// Duplicate returns another descriptor of the socket, which no loop serves.
+func (s *Socket) Duplicate() (fd int, err error) {
+	err = s.Visit(func(own int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(own), unix.F_DUPFD_CLOEXEC, 0)
+		return os.NewSyscallError("fcntl", err)
+	})
+	return fd, err
+}
+
+// Abandon is Close for a socket that has another descriptor: its connection stays open, and the loop hears no more of it.
+func (s *Socket) Abandon() error {
+	if err := s.Visit(func(fd int) error { s.loop.removeFromEpoll(fd); return nil }); err != nil {
+		return err
+	}
+	return s.Close()
+}
+
 // SetReadDeadline is net.Conn's.
 func (s *Socket) SetReadDeadline(t time.Time) error { return s.setDeadline(&s.in, t) }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -91,6 +92,93 @@ func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 	_ = conn.Close() // Go's poller no longer watches the socket, which stays open by the other descriptor
 	return d.newLeg(raw, remote, false), nil
 }
+
+// DetachedLeg is an open connection that no Datapath serves. Attach makes a leg of it, in this process or another. What
+// the socket says of itself is not part of it: its addresses here, the state of the connection, an urgent mark.
+//
+// Two processes can have descriptors of one socket. Only the last close ends the connection: with a reset, since
+// guardStream has set SO_LINGER so and only Close takes that back. Thus the death of either process changes nothing.
+type DetachedLeg struct {
+	FD          int            `json:"-"` // of whoever holds it: Attach takes it over
+	Remote      netip.AddrPort `json:"remote"`
+	Dialled     bool           `json:"dialled,omitempty"`      // not accepted
+	WriteClosed bool           `json:"write_closed,omitempty"` // CloseWrite was called
+	// Control is the congestion control that the socket had before a limit was in force; empty: none ever was.
+	Control string `json:"control,omitempty"`
+}
+
+// Detach closes both legs of a connection, but not their sockets, which keep their options. The kernel's Reno decides
+// their windows until Attach. The loop of both legs calls it, with no read or write underway. After an error nothing
+// has changed, unless a leg was closed: then both are.
+func Detach(a, b *Conn) (one, two DetachedLeg, err error) {
+	var fds [2]int
+	if fds[0], err = a.raw.Duplicate(); err != nil {
+		return one, two, fmt.Errorf("kernel: detach: %w", err)
+	}
+	if fds[1], err = b.raw.Duplicate(); err != nil {
+		_ = unix.Close(fds[0])
+		return one, two, fmt.Errorf("kernel: detach: %w", err)
+	}
+	errA, errB := a.Abandon(), b.Abandon()
+	if err = errors.Join(errA, errB); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+		return one, two, fmt.Errorf("kernel: detach: %w", err)
+	}
+	return a.describe(fds[0]), b.describe(fds[1]), nil
+}
+
+// describe returns the leg as a detached one that fd is of.
+func (c *Conn) describe(fd int) DetachedLeg {
+	return DetachedLeg{
+		FD: fd, Remote: c.remote.AddrPort(), Dialled: c.dialled, WriteClosed: c.writeClosed.Load(), Control: c.systemControl,
+	}
+}
+
+// Abandon makes a last report and closes the leg. The connection goes on by another descriptor of the socket. No read or
+// write is underway.
+func (c *Conn) Abandon() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.makeLastReport()
+	_ = c.readTCPInfo() // for Info
+	c.endEnforcing()
+	return c.raw.Abandon()
+}
+
+// Attach serves a detached leg on the loop of near; nil: on any. It takes FD over; after an error the caller still has
+// it. The socket has the options that Enforce(0, 0) leaves it.
+//
+// A congestion control of ours is taken off the socket, also where it has the name of this process's. The kernel calls
+// a control's init only when the control changes, and init is what binds a socket to a cell.
+func (d *Datapath) Attach(leg DetachedLeg, near *Conn) (*Conn, error) {
+	if protocol, err := unix.GetsockoptInt(leg.FD, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil ||
+		protocol != unix.IPPROTO_TCP {
+		return nil, errors.Join(errors.New("kernel: attach: the descriptor is none of plain TCP"), err)
+	}
+	loop := d.loops.Least()
+	if near != nil {
+		loop = near.raw.Loop()
+	}
+	raw, err := loop.Watch(leg.FD)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: attach: %w", err)
+	}
+	c := d.newLeg(raw, net.TCPAddrFromAddrPort(leg.Remote), leg.Dialled)
+	c.writeClosed.Store(leg.WriteClosed)
+	if leg.Control != "" {
+		c.errors += defaultSockopts.setOptions(raw)
+		if c.setCongestion(leg.Control) != nil {
+			c.errors++
+		}
+	}
+	return c, nil
+}
+
+// Do calls f on the goroutine of the leg's loop. f must not wait.
+func (c *Conn) Do(f func()) { c.raw.Loop().Do(f) }
 
 // Drive has one loop serve both legs of a connection, without goroutines, from the first call of post on. The loop
 // calls step after each post, whenever a leg may be read or written, and once a leg is closed. Only step may then read

@@ -549,17 +549,22 @@ func (s *sender) closeSocket(linger int) error {
 			_ = s.readTCPInfo() // for Info
 		}
 		s.makeLastReport()
-		s.closed = true
-		s.limits.Load().stopEnforcing()
-		if h != nil { // Reno delivers what is underway
-			s.dp.enforcer.releaseCell(h)
-		}
+		s.endEnforcing()
 		if linger == lingerReset || !s.status.closed { // else nothing is left to be delivered
 			_ = s.raw.Visit(func(fd int) error { return setLinger(fd, linger) })
 		}
 	}
 	s.mu.Unlock()
 	return s.raw.Close()
+}
+
+// endEnforcing marks the leg as closed and ends its limits. Reno delivers what is underway. mu is held.
+func (s *sender) endEnforcing() {
+	s.closed = true
+	s.limits.Load().stopEnforcing()
+	if h := s.enforced.Load(); h != nil {
+		s.dp.enforcer.releaseCell(h)
+	}
 }
 
 // markForPoll has the tick visit an enforced leg, although its socket may say nothing for long.

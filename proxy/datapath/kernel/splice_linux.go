@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -201,6 +202,28 @@ func (s *splicer) Buffered() int {
 		return s.pipe.n
 	}
 	return s.copy.Buffered()
+}
+
+// TakeStored implements datapath.Unloader. A byte that is to be sent as urgent stays, and so does an error that the kernel
+// has given.
+func (s *splicer) TakeStored() ([]byte, bool) {
+	switch {
+	case s.markErr != nil, s.urgent && s.copy.Buffered() > 0:
+		return nil, false
+	case s.pipe == nil:
+		return s.copy.(datapath.Unloader).TakeStored()
+	}
+	stored := make([]byte, s.pipe.n)
+	for n := 0; n < len(stored); {
+		more, err := unix.Read(s.pipe.r, stored[n:])
+		if err != nil && !errors.Is(err, unix.EINTR) || err == nil && more == 0 {
+			panic(fmt.Sprintf("kernel: a pipe has lost bytes: %v", err)) // only a bug can cause it
+		}
+		n += max(0, more)
+	}
+	s.pipe.n = 0
+	s.returnPipe()
+	return stored, true
 }
 
 // Splicing implements datapath.Carrier.

@@ -1,0 +1,408 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/cli/clitest"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+// generation is one of several proxies that take over from each other, in a process of its own.
+type generation struct {
+	cmd *exec.Cmd
+	log journal
+	end chan struct{}
+}
+
+// succession is a configuration with the proxies that run it one after the other.
+type succession struct {
+	t           *testing.T
+	args        []string
+	at, socks   string // addresses of the listeners: one leads to movingServer, the other waits for what clients want
+	generations []*generation
+}
+
+// newSuccession starts the first proxy.
+func newSuccession(t *testing.T, envelope, more string) *succession {
+	t.Helper()
+	s := &succession{t: t, at: vacantPort(t), socks: vacantPort(t)}
+	file := filepath.Join(t.TempDir(), "penstock.yaml")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "envelope: %s\nlisteners:\n"+
+		"  - {name: moving, mode: forward, target: %q, address: %q}\n  - {name: waiting, mode: socks5, address: %q}\n"+
+		"telemetry: {address: \"off\"}\nlog: {flows: false}\nlimits: {handshake_timeout: 5m, per_source: 0}\n"+
+		"shutdown: {drain: 0s}\n%s", envelope, movingServer(t), s.at, s.socks, more), 0o600))
+	s.args = []string{"run", "--keep-privileges", "--config", file, "--state-directory", t.TempDir(), "--takeover"}
+	s.start()
+	s.newest().log.has(t, "listening")
+	t.Cleanup(func() {
+		for i, g := range s.generations {
+			if t.Failed() {
+				t.Logf("process %d: %s", i, &g.log)
+			}
+			g.kill()
+		}
+	})
+	return s
+}
+
+// start starts the next proxy, and does not wait for it.
+func (s *succession) start() *generation {
+	s.t.Helper()
+	g := &generation{cmd: clitest.Program(s.t.Context(), s.args...), end: make(chan struct{})}
+	g.cmd.Stderr = &g.log
+	require.NoError(s.t, g.cmd.Start())
+	go func() {
+		defer close(g.end)
+		_ = g.cmd.Wait()
+	}()
+	s.generations = append(s.generations, g)
+	return g
+}
+
+// newest returns the proxy that was started last.
+func (s *succession) newest() *generation { return s.generations[len(s.generations)-1] }
+
+// kill ends a proxy at once, and waits for that.
+func (g *generation) kill() {
+	_ = g.cmd.Process.Kill()
+	<-g.end
+}
+
+// stream is a seeded stream of bytes, with a pause after each piece.
+type stream struct {
+	random *rand.ChaCha8
+	left   int
+	pause  time.Duration
+}
+
+// newStream returns a stream of n bytes.
+func newStream(seed, n int, pause time.Duration) *stream {
+	return &stream{random: rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}), left: n, pause: pause}
+}
+
+// Read implements io.Reader.
+func (s *stream) Read(b []byte) (int, error) {
+	if s.left == 0 {
+		return 0, io.EOF
+	}
+	time.Sleep(s.pause)
+	b = b[:min(len(b), s.left, 32<<10)]
+	s.left -= len(b)
+	return s.random.Read(b)
+}
+
+// sumOf returns the hash of all that r has.
+func sumOf(r io.Reader) (string, error) {
+	h := sha256.New()
+	_, err := io.Copy(h, r)
+	return hex.EncodeToString(h.Sum(nil)), err
+}
+
+// movingServer answers a line: "down SEED BYTES PAUSE" with a stream, "up" with the hash of what follows, "echo" with what
+// follows. It returns its address.
+func movingServer(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				in := bufio.NewReaderSize(conn, 64)
+				line, _ := in.ReadString('\n')
+				var seed, n int
+				var pause time.Duration
+				switch _, err := fmt.Sscanf(line, "down %d %d %d", &seed, &n, &pause); {
+				case err == nil:
+					_, _ = io.Copy(struct{ io.Writer }{conn}, newStream(seed, n, pause))
+				case line == "up\n":
+					if sum, err := sumOf(in); err == nil {
+						_, _ = io.WriteString(conn, sum)
+					}
+				case line == "echo\n":
+					_, _ = io.Copy(struct{ io.Writer }{conn}, in)
+				}
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// movingBytes is what a transfer carries: much more than sockets and pipes hold.
+const movingBytes = 6 << 20
+
+// transfer does one exchange with movingServer over conn. It returns syscall.ECONNRESET for a connection that was lost,
+// and any other error for bytes that are not the right ones.
+type transfer func(conn net.Conn, seed int, over <-chan struct{}) error
+
+// transfers are the kinds of connections that move. over is closed after the last upgrade.
+var transfers = map[string]transfer{
+	"download of a slow server": func(conn net.Conn, seed int, _ <-chan struct{}) error {
+		return checkDownload(conn, seed, 20*time.Millisecond, 0)
+	},
+	"download by a slow client": func(conn net.Conn, seed int, _ <-chan struct{}) error {
+		return checkDownload(conn, seed, 0, 20*time.Millisecond)
+	},
+	"download behind a half-closed side": func(conn net.Conn, seed int, _ <-chan struct{}) error {
+		if _, err := fmt.Fprintf(conn, "down %d %d %d\n", seed, movingBytes, 20*time.Millisecond); err != nil {
+			return err
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		return checkSum(conn, seed)
+	},
+	"upload": func(conn net.Conn, seed int, _ <-chan struct{}) error {
+		sum, _ := sumOf(newStream(seed, movingBytes, 0))
+		if _, err := io.WriteString(conn, "up\n"); err != nil {
+			return err
+		}
+		if _, err := io.Copy(struct{ io.Writer }{conn}, newStream(seed, movingBytes, 20*time.Millisecond)); err != nil {
+			return err
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		got, err := io.ReadAll(conn)
+		if err == nil && string(got) != sum {
+			err = fmt.Errorf("the server has %q, not %q", got, sum)
+		}
+		return err
+	},
+	"a client that does not read": func(conn net.Conn, seed int, over <-chan struct{}) error {
+		if _, err := fmt.Fprintf(conn, "down %d %d 0\n", seed, movingBytes); err != nil {
+			return err
+		}
+		<-over
+		return checkSum(conn, seed)
+	},
+	"an idle connection": func(conn net.Conn, _ int, over <-chan struct{}) error {
+		if _, err := io.WriteString(conn, "echo\n"); err != nil {
+			return err
+		}
+		if err := exchange(conn, "before"); err != nil {
+			return err
+		}
+		<-over
+		return exchange(conn, "after")
+	},
+}
+
+// checkDownload downloads a stream, and pauses after each read.
+func checkDownload(conn net.Conn, seed int, serverPause, clientPause time.Duration) error {
+	if _, err := fmt.Fprintf(conn, "down %d %d %d\n", seed, movingBytes, serverPause); err != nil {
+		return err
+	}
+	return checkSum(slowReader{conn, clientPause}, seed)
+}
+
+// slowReader pauses before each read.
+type slowReader struct {
+	io.Reader
+	pause time.Duration
+}
+
+// Read implements io.Reader.
+func (r slowReader) Read(b []byte) (int, error) {
+	time.Sleep(r.pause)
+	return r.Reader.Read(b)
+}
+
+// checkSum compares all that r has with a stream.
+func checkSum(r io.Reader, seed int) error {
+	want, _ := sumOf(newStream(seed, movingBytes, 0))
+	got, err := sumOf(r)
+	if err == nil && got != want {
+		err = errors.New("the bytes are not those of the server")
+	}
+	return err
+}
+
+// traffic is transfers of all kinds.
+type traffic struct {
+	over           chan struct{} // closed: the last upgrade is over
+	clients        sync.WaitGroup
+	whole, lost    atomic.Int64
+	mu             sync.Mutex
+	stalls         []time.Duration // round trips of exchanges
+	failures       []string
+	stopExchanging atomic.Bool
+}
+
+// startTraffic begins n transfers of each kind at a proxy, and waits until each has a connection.
+func startTraffic(t *testing.T, at string, n int) *traffic {
+	t.Helper()
+	r := &traffic{over: make(chan struct{})}
+	seed := 0
+	for name, do := range transfers {
+		for range n {
+			seed++
+			conn, err := net.Dial("tcp4", at)
+			require.NoError(t, err)
+			r.clients.Go(func() {
+				defer conn.Close()
+				r.note(fmt.Sprintf("%s %d", name, seed), do(conn, seed, r.over))
+			})
+		}
+	}
+	for range 4 { // these measure how long nothing moves
+		conn, err := net.Dial("tcp4", at)
+		require.NoError(t, err)
+		r.clients.Go(func() {
+			defer conn.Close()
+			_, err := io.WriteString(conn, "echo\n")
+			for err == nil && !r.stopExchanging.Load() {
+				began := time.Now()
+				err = exchange(conn, "now")
+				r.mu.Lock()
+				r.stalls = append(r.stalls, time.Since(began))
+				r.mu.Unlock()
+				time.Sleep(time.Millisecond)
+			}
+			r.note("exchanges", err)
+		})
+	}
+	return r
+}
+
+// note counts how a transfer has ended.
+func (r *traffic) note(name string, err error) {
+	switch {
+	case err == nil:
+		r.whole.Add(1)
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		r.lost.Add(1)
+	default:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.failures = append(r.failures, fmt.Sprintf("%s: %v", name, err))
+	}
+}
+
+// finish lets the transfers end, and checks that none has got anything wrong.
+func (r *traffic) finish(t *testing.T, what string) {
+	t.Helper()
+	close(r.over)
+	r.stopExchanging.Store(true)
+	r.clients.Wait()
+	assert.Empty(t, r.failures)
+	slices.Sort(r.stalls)
+	at := func(part float64) time.Duration {
+		return r.stalls[int(part*float64(len(r.stalls)-1))].Round(10 * time.Microsecond)
+	}
+	t.Logf("%s: %d connections whole, %d reset; exchanges take %v at p50, %v at p99, %v at p99.9, %v at most", what,
+		r.whole.Load(), r.lost.Load(), at(.5), at(.99), at(.999), at(1))
+}
+
+// eachTier runs a test where the kernel enforces windows, and where the relay does.
+func eachTier(t *testing.T, test func(t *testing.T, envelope string)) {
+	for _, envelope := range []string{"ebpf", "cubic"} {
+		t.Run(envelope, func(t *testing.T) {
+			if err := bpf.Check(); envelope == "ebpf" && err != nil {
+				t.Skip(err)
+			}
+			test(t, envelope)
+		})
+	}
+}
+
+// TestConnectionsMoveWithEachUpgrade has several proxies take over while bytes move in connections of all kinds. Each old
+// process has handed over all when it is killed, but for a client that has not said where it wants to go.
+func TestConnectionsMoveWithEachUpgrade(t *testing.T) {
+	eachTier(t, func(t *testing.T, envelope string) {
+		s := newSuccession(t, envelope, "")
+		r := startTraffic(t, s.at, 34)
+		for range 5 {
+			waiting, err := net.Dial("tcp4", s.socks)
+			require.NoError(t, err)
+			defer waiting.Close()
+			time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+			old := s.newest()
+			s.start()
+			old.log.has(t, `"stay_in_setup":1`)
+			old.kill()
+		}
+		r.finish(t, envelope)
+		assert.Zero(t, r.lost.Load(), "a connection was reset")
+	})
+}
+
+// TestADeathInATakeoverLosesOnlyWhatTheDeadHad kills the old or the new process at any moment. What the other has goes
+// on; what the dead one had is reset. Nothing ends in good order before it is whole.
+func TestADeathInATakeoverLosesOnlyWhatTheDeadHad(t *testing.T) {
+	eachTier(t, func(t *testing.T, envelope string) {
+		for _, victim := range []string{"old", "new"} {
+			s := newSuccession(t, envelope, "")
+			r := startTraffic(t, s.at, 10)
+			for range 3 {
+				time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
+				old, next := s.newest(), s.start()
+				next.log.has(t, "taking over")
+				time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
+				if victim == "old" {
+					next.log.has(t, "taken over")
+					old.kill()
+				} else {
+					next.kill()
+				}
+			}
+			r.finish(t, envelope+", the "+victim+" process is killed")
+		}
+	})
+}
+
+// TestTenThousandIdleConnectionsMove says how long that takes. With fewer descriptors it moves fewer.
+func TestTenThousandIdleConnectionsMove(t *testing.T) {
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	n := int(min(10_000, limit.Max/4))
+	s := newSuccession(t, "auto", "")
+	var conns []net.Conn
+	for range n {
+		conn, err := net.Dial("tcp4", s.at)
+		require.NoError(t, err)
+		defer conn.Close()
+		conns = append(conns, conn)
+		_, err = io.WriteString(conn, "echo\n")
+		require.NoError(t, err)
+		require.NoError(t, exchange(conn, "before"))
+	}
+	old := s.newest()
+	s.start()
+	<-old.end
+	lines := bytes.Split([]byte(old.log.String()), []byte("\n"))
+	i := slices.IndexFunc(lines, func(l []byte) bool { return bytes.Contains(l, []byte("connections have moved")) })
+	require.GreaterOrEqual(t, i, 0)
+	assert.Contains(t, string(lines[i]), fmt.Sprintf(`"moved":%d,`, n))
+	t.Log(strings.TrimSpace(string(lines[i])))
+	for i, conn := range conns {
+		require.NoError(t, exchange(conn, fmt.Sprintf("after %d", i)))
+	}
+}
