@@ -196,6 +196,7 @@ docs: ## rewrite the pages that are generated
 	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 	$(GO) test ./telemetry -run TestReferencePagesAreCurrent -update
+	$(GO) test ./internal/lab/recipe -run TestThePageListsEveryRecipe -update
 
 pictures: ## redraw the pictures of the page in docs; with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -run TestPictures
