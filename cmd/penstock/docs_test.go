@@ -67,8 +67,6 @@ func dedent(block string) string {
 }
 
 func TestThePagesShowWhatTheySayTheyShow(t *testing.T) {
-	shipped, err := os.ReadFile("../../deploy/kernel-wireguard.yaml")
-	require.NoError(t, err)
 	gateway := yamlBlocks(clitest.Doc(t, "gateway.md"))
 	asFile := func(text string) config.Config {
 		c, err := config.Parse([]byte(text))
@@ -79,9 +77,8 @@ func TestThePagesShowWhatTheySayTheyShow(t *testing.T) {
 		shown string
 		want  config.Config
 	}{
-		"the defaults":                 {yamlBlocks(clitest.Doc(t, "configuration.md"))[0], config.Default()},
-		"what gateway init writes":     {gateway[0], asFile(newGatewayConfig)},
-		"deploy/kernel-wireguard.yaml": {gateway[len(gateway)-1], asFile(string(shipped))},
+		"the defaults":             {yamlBlocks(clitest.Doc(t, "configuration.md"))[0], config.Default()},
+		"what gateway init writes": {gateway[0], asFile(newGatewayConfig)},
 	} {
 		assert.Equal(t, row.want, asFile(row.shown), what)
 	}
