@@ -74,6 +74,8 @@ NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 ARCHS     = amd64 arm64 arm mipsle
 # Those of routers have the build for routers: without a network stack of its own and QUIC.
 ROUTERS   = arm mipsle
+# Those that have the laboratory's package.
+LABS      = amd64 arm64
 ROUTER    = -tags nonetstack
 PROGRAM   = -trimpath -ldflags '$(LDFLAGS)'
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
@@ -266,18 +268,24 @@ dist: ## the program for every kind of machine, and its man pages and completion
 		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build $$tags -buildvcs=false \
 			$(PROGRAM) -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
 	done
-	rm -rf $(DIST)/man $(DIST)/completion
+	@set -e; for arch in $(LABS); do \
+		echo GOARCH=$$arch $(GO) build -o $(DIST)/linux-$$arch/penstock-lab ./cmd/penstock-lab, and agents; \
+		GOARCH=$$arch $(MAKE) --no-print-directory BIN=$(DIST)/linux-$$arch penstock-lab agents >/dev/null; \
+	done
+	rm -rf $(DIST)/man $(DIST)/completion $(DIST)/lab
 	SOURCE_DATE_EPOCH=$(DATE) $(GO) run -tags packaging ./cmd/penstock manual $(DIST)
-	gzip -9n $(DIST)/man/*.1
+	SOURCE_DATE_EPOCH=$(DATE) $(GO) run -tags packaging ./cmd/penstock-lab manual $(DIST)/lab
+	gzip -9n $(DIST)/man/*.[15] $(DIST)/lab/man/*.1
 
 packages: dist ## deb, rpm and apk of what dist made
 	rm -f $(addprefix $(DIST)/,*.deb *.rpm *.apk)
 	@set -e; for arch in $(patsubst arm,arm7,$(filter-out mipsle,$(ARCHS))); do \
 		rm -rf dist/package; mkdir -p dist/package; \
-		cp -r $(DIST)/linux-$${arch%7}/penstock $(DIST)/man $(DIST)/completion dist/package/; \
-		for kind in deb rpm apk; do \
-			ARCH=$$arch VERSION=$(PACKAGE_VERSION) SOURCE_DATE_EPOCH=$(DATE) $(NFPM) package -f deploy/nfpm.yaml -p $$kind -t $(DIST)/; \
-		done; \
+		cp -r $(DIST)/linux-$${arch%7}/penstock* $(DIST)/man $(DIST)/completion $(DIST)/lab dist/package/; \
+		files=deploy/nfpm.yaml; case " $(LABS) " in *" $$arch "*) files="$$files deploy/nfpm-lab.yaml";; esac; \
+		for file in $$files; do for kind in deb rpm apk; do \
+			ARCH=$$arch VERSION=$(PACKAGE_VERSION) SOURCE_DATE_EPOCH=$(DATE) $(NFPM) package -f $$file -p $$kind -t $(DIST)/; \
+		done; done; \
 	done
 
 image: ## the container image for this machine, by buildah or docker; with dist

@@ -19,7 +19,14 @@ import (
 
 // What packages are made from is there, but for what the build makes.
 func TestPackagesNameFilesThatAreThere(t *testing.T) {
-	text, err := os.ReadFile("nfpm.yaml")
+	for _, name := range []string{"nfpm.yaml", "nfpm-lab.yaml"} {
+		t.Run(name, func(t *testing.T) { checkPackage(t, name) })
+	}
+}
+
+// checkPackage checks the description of one package.
+func checkPackage(t *testing.T, name string) {
+	text, err := os.ReadFile(name)
 	require.NoError(t, err)
 	var file struct {
 		Contents []struct{ Src, Dst string }

@@ -29,6 +29,9 @@ func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer
 	return cli.Run(ctx, root, stderr)
 }
 
+// packaging are commands that only builds for packages have.
+var packaging []*cobra.Command
+
 func rootCommand() *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "penstock-lab",
@@ -55,6 +58,7 @@ Exit codes:
 		traceCommand(),
 		cli.VersionCommand(),
 	)
+	root.AddCommand(packaging...)
 	return root
 }
 

@@ -5,51 +5,46 @@ package main
 import (
 	"debug/buildinfo"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // These commands are for packages alone: "make packages" builds the program with them.
-func init() { packaging = append(packaging, manualCommand(), billCommand()) }
+func init() { packaging = append(packaging, cli.ManualCommand(writeConfigPage), billCommand()) }
 
-// manualCommand writes man pages and completions from the commands themselves.
-func manualCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    "manual DIR",
-		Short:  "Write man pages and completions into a directory",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			root := cmd.Root()
-			root.DisableAutoGenTag = true
-			for _, dir := range []string{"man", "completion"} {
-				if err := os.MkdirAll(filepath.Join(args[0], dir), 0o755); err != nil { //nolint:gosec // for everybody
-					return err
-				}
-			}
-			head := &doc.GenManHeader{Section: "1", Source: "Penstock", Manual: "Penstock"}
-			if seconds, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64); err == nil {
-				date := time.Unix(seconds, 0).UTC()
-				head.Date = &date
-			}
-			if err := doc.GenManTree(root, head, filepath.Join(args[0], "man")); err != nil {
-				return err
-			}
-			completion := func(name string) string { return filepath.Join(args[0], "completion", name) }
-			if err := root.GenBashCompletionFileV2(completion("penstock.bash"), true); err != nil {
-				return err
-			}
-			if err := root.GenZshCompletionFile(completion("_penstock")); err != nil {
-				return err
-			}
-			return root.GenFishCompletionFile(completion("penstock.fish"), true)
-		},
+// writeConfigPage writes penstock.yaml(5) from the schema of the configuration.
+func writeConfigPage(dir string, date time.Time) error {
+	roff := strings.NewReplacer(`\`, `\e`, "\n.", "\n\\&.", "\n'", "\n\\&'", "-", `\-`)
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH PENSTOCK.YAML 5 %q Penstock Penstock\n.SH NAME\npenstock.yaml \\- configuration of penstock(1)\n"+
+		".SH DESCRIPTION\nOne strict YAML file. A key that does not exist, or a number without its unit, is an error with its "+
+		"line and the cure; penstock check FILE finds it before a start. penstock reload has a running proxy read the file "+
+		"again.\n", date.Format("Jan 2006"))
+	properties, _ := config.Schema()["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		part, _ := properties[name].(map[string]any)
+		about, _ := part["description"].(string)
+		fmt.Fprintf(&b, ".SH %s\n%s\n", strings.ToUpper(name), roff.Replace(about))
+		rows := referenceRows(name, part)
+		if len(rows) == 0 {
+			fmt.Fprintf(&b, "Value: %s.\n", roff.Replace(valueKind(part)))
+		}
+		for _, r := range rows {
+			fmt.Fprintf(&b, ".TP\n.B %s\n(%s) %s\n", roff.Replace(r.key), roff.Replace(r.value), roff.Replace(r.meaning))
+		}
 	}
+	b.WriteString(".SH FILES\n/etc/penstock/penstock.yaml\n.SH SEE ALSO\npenstock\\-run(1), penstock\\-check(1)\n")
+	return os.WriteFile(filepath.Join(dir, "penstock.yaml.5"), []byte(b.String()), 0o644) //nolint:gosec // for everybody
 }
 
 // component is one of CycloneDX 1.5.

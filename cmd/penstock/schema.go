@@ -52,20 +52,26 @@ func writeReference(w io.Writer, schema map[string]any) error {
 			fmt.Fprintf(&b, "\nValue: %s.\n", valueKind(part))
 			continue
 		}
-		b.WriteString("\n| key | value | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
+		b.WriteString("\n| key | value | meaning |\n|---|---|---|\n")
+		for _, r := range rows {
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", r.key, escapeCell(r.value), escapeCell(r.meaning))
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
+// referenceRow is what the reference says of one key.
+type referenceRow struct{ key, value, meaning string }
+
 // referenceRows returns a row for each key below path, and after it the rows of what lies below that key.
-func referenceRows(path string, schema map[string]any) []string {
+func referenceRows(path string, schema map[string]any) []referenceRow {
 	if items, ok := schema["items"].(map[string]any); ok {
 		path, schema = path+"[]", items
 	}
 	properties, _ := schema["properties"].(map[string]any)
 	required, _ := schema["required"].([]string)
-	var rows []string
+	var rows []referenceRow
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
 		part, _ := properties[name].(map[string]any)
 		about, _ := part["description"].(string)
@@ -78,7 +84,7 @@ func referenceRows(path string, schema map[string]any) []string {
 			about += " Takes, of the keys beside it: " + strings.Join(slices.Sorted(maps.Keys(keys)), ", ") + "."
 			below = nil
 		}
-		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, escapeCell(valueKind(part)), escapeCell(about)))
+		rows = append(rows, referenceRow{at, valueKind(part), about})
 		rows = append(rows, below...)
 	}
 	return rows
