@@ -56,6 +56,24 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 	assert.Greater(t, checked, 50)
 }
 
+func TestPagesStayShort(t *testing.T) {
+	for pattern, most := range map[string]int{"README.md": 7 << 10, "docs/*.md": 12 << 10, "docs/decisions/*.md": 4 << 10} {
+		pages, err := filepath.Glob(filepath.Join(root, pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, pages)
+		for _, path := range pages {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			written, _, _ := strings.Cut(string(text), "<!-- Generated")
+			limit := most
+			if filepath.Base(path) == "0004-own-algorithm.md" { // it has the reason of each constant
+				limit = 30 << 10
+			}
+			assert.LessOrEqual(t, len(written), limit, "bytes of %s that are written by hand", path)
+		}
+	}
+}
+
 func TestPagesThatFilesNameAreThere(t *testing.T) {
 	checked := 0
 	for _, path := range filesBelow(t, directories...) {
