@@ -210,19 +210,25 @@ const (
 	maxHintFlows = 1e9
 )
 
-// Hint is cc.Hint as /v1/hints takes it. What is left out is not known.
+// Hint is one hint as /v1/hints takes it. What is left out, or 0, is not known.
 type Hint struct {
-	Host        string  `json:"host"`   // address of the host that the path leads to
-	Prefix      string  `json:"prefix"` // or of the hosts
-	Age         float64 `json:"age_ms"`
-	Capacity    float64 `json:"capacity_bits_per_second"`
+	// Host is the address that the path leads to: the client's for downloads. This or Prefix is required.
+	Host   string `json:"host"`
+	Prefix string `json:"prefix"` // the same for many hosts, such as a cell's: 192.0.2.0/24
+	// Age is how long ago this was so, up to a minute.
+	Age float64 `json:"age_ms"`
+	// Capacity is what the link would carry for this host now, without headers: its own part and its share of what is
+	// idle. For pbe and hint_cap.
+	Capacity float64 `json:"capacity_bits_per_second"`
+	// FairShare is what it would carry if every active host had as much. For pbe.
 	FairShare   float64 `json:"fair_share_bits_per_second"`
-	LinkRate    float64 `json:"link_rate_bits_per_second"`
-	ArrivalRate float64 `json:"arrival_rate_bits_per_second"`
-	QueueRoom   float64 `json:"queue_room_bytes"`
-	Flows       float64 `json:"flows"`
-	RadioLost   float64 `json:"radio_lost_bytes"` // cumulative
-	Share       float64 `json:"share"`            // of the link's rate
+	LinkRate    float64 `json:"link_rate_bits_per_second"`    // of the whole link; for nacc, as all that follow
+	ArrivalRate float64 `json:"arrival_rate_bits_per_second"` // at the link's queue, of all flows
+	QueueRoom   float64 `json:"queue_room_bytes"`             // free in that queue
+	Flows       float64 `json:"flows"`                        // how many go through it
+	RadioLost   float64 `json:"radio_lost_bytes"`             // of this host's, lost to bad reception; cumulative
+	// Share is the part of the link's rate that this host has by priority: above 0, up to 1. 0: the proxy works it out.
+	Share float64 `json:"share"`
 }
 
 // errTooMany is the answer to more hints than a request may have.
