@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/expr-lang/expr"
@@ -71,8 +70,9 @@ var comparisons = [4]comparison{
 // alone has the names that any expression can use, and about those of an expression about one run.
 type (
 	alone struct {
-		Run func(name string) (*view, error) `expr:"run"`
-		Inf float64                          `expr:"inf"`
+		Run  func(name string) (*view, error) `expr:"run"`
+		Runs []string                         `expr:"runs"` // names of those of this form
+		Inf  float64                          `expr:"inf"`
 		functions
 	}
 	about struct {
@@ -81,44 +81,11 @@ type (
 	}
 )
 
-// ofFlows are the functions of a view with arguments that name one flow each.
-var ofFlows = []string{
-	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "jitter", "finish",
-	"stall", "video", "timeouts", "internal",
-}
-
-// ofSeveral are the functions with an argument that may name several flows, and whether any is there.
-var ofSeveral = map[string]func(flows map[string]bool, name string) bool{
-	"requests": isOne, "rpm": isOne, "pages": beginsOne,
-}
-
-// isOne reports whether a flow, or a key of the file that makes several, has that name.
-func isOne(flows map[string]bool, name string) bool { return flows[name] || beginsOne(flows, name+" ") }
-
-// beginsOne reports whether the name of any flow begins so.
-func beginsOne(flows map[string]bool, prefix string) bool {
-	for name := range flows {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
-}
-
+// readMusts reads what is asserted.
 func (r *Recipe) readMusts() (all []must, err error) {
 	root, err := parse(r.text)
 	if err != nil {
 		return nil, err
-	}
-	lets := map[Scale]variables{}
-	for _, scale := range []Scale{Full, Short} {
-		scaled, err := r.scaled(r.text, scale)
-		if err != nil {
-			return nil, err
-		}
-		if lets[scale], err = let(scaled.take("let")); err != nil {
-			return nil, err
-		}
 	}
 	n := root.take("must")
 	if n == nil {
@@ -128,8 +95,6 @@ func (r *Recipe) readMusts() (all []must, err error) {
 	if !ok {
 		return nil, at(n, "must", "expected a list, such as [utilisation >= 0.9]")
 	}
-	lets[Control] = lets[Short]
-	r.lets = lets
 	for i, item := range list.Values {
 		key := fmt.Sprintf("must[%d]", i)
 		form, err := r.mustForm(key, item)
@@ -141,14 +106,11 @@ func (r *Recipe) readMusts() (all []must, err error) {
 			return nil, err
 		}
 		for _, row := range values {
-			all = append(all, must{node: item, key: key, form: form.with(row)})
-		}
-	}
-	for _, scale := range []Scale{Full, Short} { // all of it is understood, in either form
-		for _, m := range all {
-			if _, err := m.compile(r, scale); err != nil {
+			m, err := r.compile(must{node: item, key: key, form: form.with(row)})
+			if err != nil {
 				return nil, err
 			}
+			all = append(all, m)
 		}
 	}
 	return all, nil
@@ -199,9 +161,8 @@ func (f mustForm) with(v variables) mustForm {
 	return f
 }
 
-// compile puts the variables of a scale in and reads the expressions.
-func (m must) compile(r *Recipe, scale Scale) (must, error) {
-	m.form = m.form.with(r.lets[scale])
+// compile reads the expressions of an assertion.
+func (r *Recipe) compile(m must) (must, error) {
 	var env any = about{view: &view{}}
 	if len(r.all) > 1 && m.form.Run == "" {
 		env = alone{}
@@ -215,44 +176,59 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 			return nil
 		}
 		program, err := expr.Compile(string(f), expr.Env(env))
-		if err != nil {
-			cure := ""
-			if _, ok := env.(alone); ok && strings.Contains(err.Error(), "unknown name") {
-				cure = `; of which run? give it run: NAME, or write run("NAME") and a dot before it`
-			}
-			if strings.Contains(err.Error(), "unexpected token EOF") {
-				cure = comment
-			}
-			failed = at(m.node, m.key+name, "%s%s", firstLine(err), cure)
-			return nil
+		if err == nil {
+			failed = r.checkNames(m, name, program)
+			return program
 		}
-		tree := program.Node()
-		ast.Walk(&tree, visitor(func(n ast.Node) {
-			call, ok := n.(*ast.CallNode)
-			if !ok {
-				return
-			}
-			callee := call.Callee.String()
-			callee = callee[strings.LastIndex(callee, ".")+1:]
-			for k, argument := range call.Arguments {
-				named, ok := argument.(*ast.StringNode)
-				switch {
-				case !ok, callee == "internal" && k > 0: // the name of what the algorithm shows
-				case callee == "run" && !r.all[named.Value]:
-					failed = at(m.node, m.key+name, "there is no run %q", named.Value)
-				case slices.Contains(ofFlows, callee) && !r.flows[named.Value],
-					ofSeveral[callee] != nil && !ofSeveral[callee](r.flows, named.Value):
-					failed = at(m.node, m.key+name, "there is no flow %q", named.Value)
-				}
-			}
-		}))
-		return program
+		cure := ""
+		if _, ok := env.(alone); ok && strings.Contains(err.Error(), "unknown name") {
+			cure = `; of which run? give it run: NAME, or write run("NAME") and a dot before it`
+		}
+		if strings.Contains(err.Error(), "unexpected token EOF") {
+			cure = comment
+		}
+		failed = at(m.node, m.key+name, "%s%s", firstLine(err), cure)
+		return nil
 	}
 	m.when, m.is = read(".when", m.form.When), read(".is", m.form.Is)
 	for i, f := range m.form.bounds() {
 		m.bounds[i] = read("", *f)
 	}
 	return m, failed
+}
+
+// checkNames finds arguments of functions that name a run or a flow which is not there. A name may be the beginning of
+// several flows' names.
+func (r *Recipe) checkNames(m must, key string, program *vm.Program) (failed error) {
+	tree := program.Node()
+	ast.Walk(&tree, visitor(func(n ast.Node) {
+		call, ok := n.(*ast.CallNode)
+		if !ok {
+			return
+		}
+		callee := call.Callee.String()
+		for k, argument := range call.Arguments {
+			named, ok := argument.(*ast.StringNode)
+			switch {
+			case !ok, strings.HasSuffix(callee, "internal") && k > 0: // the name of what the algorithm shows
+			case callee == "run" && !r.all[named.Value]:
+				failed = at(m.node, m.key+key, "there is no run %q", named.Value)
+			case callee != "run" && !r.hasFlow(named.Value):
+				failed = at(m.node, m.key+key, "there is no flow %q", named.Value)
+			}
+		}
+	}))
+	return failed
+}
+
+// hasFlow reports whether a flow of any run has a name that begins so.
+func (r *Recipe) hasFlow(prefix string) bool {
+	for name := range r.flows {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 type visitor func(ast.Node)
@@ -267,19 +243,16 @@ func firstLine(err error) string {
 
 // Judge compares what came of the runs with what is asserted.
 func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
-	views := map[string]*view{}
+	views, names := map[string]*view{}, []string(nil)
 	for _, run := range o.Runs {
 		views[run.Stage.Name] = run.view()
+		names = append(names, run.Stage.Name)
 	}
 	for _, m := range r.musts {
-		m, err := m.compile(r, o.Scale)
-		if err != nil {
-			return nil, err
-		}
 		if m.form.Run != "" && views[m.form.Run] == nil {
 			continue // a run of the other form
 		}
-		rest := alone{Inf: math.Inf(1), functions: judging, Run: func(name string) (*view, error) {
+		rest := alone{Inf: math.Inf(1), Runs: names, functions: judging, Run: func(name string) (*view, error) {
 			if v := views[name]; v != nil {
 				return v, nil
 			}

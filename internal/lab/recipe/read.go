@@ -23,7 +23,6 @@ import (
 // Format shows every key that the file of an experiment may have.
 const Format = `about: one line on what is played, and what for
 source: who published it, and where
-let: {size: 20}                      # $(size) stands for 20 wherever it is written
 link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: 2MB, 100pkt or none
 # link: carries: 12mbit, generate:lte, generate:lte:7, recorded:campus-walk or a FILE, in one word
 # link: trace: lte (a built-in model), recorded:campus-walk or a FILE, trace_seed, delay_trace: FILE,
@@ -166,10 +165,6 @@ func (r *Recipe) variants(scale Scale) (all []variant, err error) {
 	if err != nil {
 		return nil, err
 	}
-	lets, err := let(root.take("let"))
-	if err != nil {
-		return nil, err
-	}
 	varied, err := rows(root.take("vary"), "vary")
 	if err != nil {
 		return nil, err
@@ -185,7 +180,6 @@ func (r *Recipe) variants(scale Scale) (all []variant, err error) {
 		}
 	}
 	for _, row := range varied {
-		row = lets.with(row)
 		if runs == nil {
 			all = append(all, variant{row, -1})
 		}
@@ -215,7 +209,7 @@ func runsOf(root section) (all []section, err error) {
 		if !ok {
 			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
 		}
-		err := s.without("runs", "about", "source", "let", "short", "control", "missed", "runs", "must")
+		err := s.without("runs", "about", "source", "short", "control", "missed", "runs", "must")
 		if err != nil {
 			return nil, err
 		}
@@ -300,7 +294,7 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 			return stage.Stage{}, err
 		}
 	}
-	for _, key := range []string{"about", "source", "let", "vary", "runs", "must", "missed"} {
+	for _, key := range []string{"about", "source", "vary", "runs", "must", "missed"} {
 		root.take(key)
 	}
 	if err := root.unset(v.variables); err != nil {
@@ -334,7 +328,7 @@ func (s section) mergeControl(n ast.Node) error {
 	if !ok {
 		return at(n, "control", "expected what differs for a bound to fail, such as {algorithm: cubic}")
 	}
-	err := control.without("control", "name", "about", "source", "let", "vary", "runs", "short", "must", "missed")
+	err := control.without("control", "name", "about", "source", "vary", "runs", "short", "must", "missed")
 	if err != nil {
 		return err
 	}
@@ -401,7 +395,6 @@ type Experiment struct {
 	// These are taken out before, and stand here so that the error about an unknown key names them.
 	About   raw `yaml:"about"`
 	Source  raw `yaml:"source"`
-	Let     raw `yaml:"let"`
 	Vary    raw `yaml:"vary"`
 	Runs    raw `yaml:"runs"`
 	Short   raw `yaml:"short"`

@@ -97,7 +97,6 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		fine + "must: ['run(\"my\").rate_beside(\"a\", \"b\") > 0']":    `my:5:8: must[0].is: there is no flow "b"`,
 		fine + "must:\n  - {is: count(flows, # > 1)}":                   "a # behind a space begins a comment",
 		fine + "must:\n  - is: count(flows, # > 1)":                     "a # behind a space begins a comment",
-		"let: {b: $(c), c: $(b)}\n" + fine:                              `my:1:10: let: "$(c)" stands for another name`,
 		fine + "warmup: 3s":                                             "my:5:1: warmup: its warm-up is 3s",
 		fine + "kernel: nosuch":                                         `my:5:1: kernel: no algorithm "nosuch"`,
 		fine + "kernel: none":                                           `my:5:1: kernel: a kernel always decides`,

@@ -34,7 +34,6 @@ type Recipe struct {
 	runs  []Experiment    // that flags made; nil: the text has them
 	all   map[string]bool // names of the runs of the full form
 	flows map[string]bool // names of the flows of all runs
-	lets  map[Scale]variables
 	musts []must
 
 	missed     []missedBound

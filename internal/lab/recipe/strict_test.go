@@ -12,25 +12,26 @@ import (
 func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
 	const fine = "link: {rate: $(mbit)mbit, rtt: 40ms}\nalgorithm: $(by)\nflows: {a: {}}\nduration: 2s\n"
 	const two = `two runs are called "my" and go the same way`
-	const set, must = "let: {by: copa, mbit: 12}\n", "must: [1 > 0]"
+	const must = "must: [1 > 0]"
+	plain := strings.NewReplacer("$(by)", "copa", "$(mbit)", "12").Replace(fine)
 	for text, says := range map[string]string{
-		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\n" + fine: "my:1:1: vary: " + two,
-		"vary: {by: [copa], mbit: [12, 12.0]}\n" + fine:       two,
-		"vary: {by: [copa], mbit: [100.1, 100.4]}\n" + fine:   "",
+		"vary: {by: [copa, cubic], mbit: [12]}\n" + fine:    "my:1:1: vary: " + two,
+		"vary: {by: [copa], mbit: [12, 12.0]}\n" + fine:     two,
+		"vary: {by: [copa], mbit: [100.1, 100.4]}\n" + fine: "",
 
-		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\nname: $(by)\n" + fine: "",
+		"vary: {by: [copa, cubic], mbit: [12]}\nname: $(by)\n" + fine: "",
 
-		"let: {by: copa, mbit: 12}\nruns: [{name: a}, {name: a, algorithm: cubic}]\n" + fine: "my:2:1: runs: two runs",
+		"runs: [{name: a}, {name: a, algorithm: cubic}]\n" + plain: "my:1:1: runs: two runs",
 
-		"runs: [{name: a}, {name: a, link: {rate: 6mbit}}]\n" + set + fine + must: "my:1:1: runs: two runs are",
+		"runs: [{name: a}, {name: a, link: {rate: 6mbit}}]\n" + plain + must: "my:1:1: runs: two runs are",
 
 		"vary: {by: [copa], mbit: [6, 12]}\n" + fine + must: `my:1:1: vary: two runs are called "my"`,
 
-		set + "name: a\n" + fine + "short:\n  vary: {mbit: [6, 12.0, 12]}\n": "my:8:3: vary: two runs",
+		"vary: {mbit: [12]}\nname: a\n" + strings.ReplaceAll(fine, "$(by)", "copa") + "short:\n  vary: {mbit: [6, 12.0, 12]}\n": "my:1:1: vary: two runs",
 
-		set + "vary: [" + strings.Repeat("{}, ", 1001) + "]\n" + fine: "my:2:1: vary: these are more than the 1000",
+		"vary: [" + strings.Repeat("{}, ", 1001) + "]\n" + plain: "my:1:1: vary: these are more than the 1000",
 
-		set + "runs: [{name: a}]\n" + fine + "vary: [" + strings.Repeat("{}, ", 1001) + "]": "my:2:1: runs: these",
+		"runs: [{name: a}]\n" + plain + "vary: [" + strings.Repeat("{}, ", 1001) + "]": "my:1:1: runs: these",
 	} {
 		_, err := readText("my", "my", []byte(text), loader{})
 		if says == "" {
@@ -77,7 +78,6 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 		fine + "changes: [{at: 1s, rtt: 9ms, refused: true}]": "changes[0].refused: nobody refuses an rtt",
 
 		fine + "runs: [{name: a, must: [1 > 2]}]":       "my:5:18: runs.must: it is of the whole experiment: write it",
-		fine + "runs: [{name: a, let: {r: 5}}]":         "runs.let: it is of the whole experiment",
 		fine + "runs: [{name: a, short: {warmup: 1s}}]": "runs.short: it is of the whole experiment",
 		fine + "runs: [{name: a, runs: []}]":            "runs.runs: it is of the whole experiment",
 		fine + "runs: [{name: a, about: b}]":            "runs.about: it is of the whole experiment",

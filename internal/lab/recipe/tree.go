@@ -251,7 +251,7 @@ func (s section) unset(known variables) (err error) {
 			return
 		}
 		if name := variable.FindString(text.Value); name != "" {
-			err = at(n, "", "%s has no value: let, vary and for give some; there are %s", name,
+			err = at(n, "", "%s has no value: vary and for give some; there are %s", name,
 				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 	}), s.MappingNode)
@@ -279,23 +279,17 @@ func scalar(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// let are variables that each have a value.
-func let(n ast.Node) (variables, error) {
-	v := variables{}
-	if n == nil {
-		return v, nil
-	}
+// readRow reads variables that each have a value; key is where they stand.
+func readRow(n ast.Node, key string) (variables, error) {
 	s, ok := sectionOf(n)
 	if !ok {
-		return nil, at(n, "let", "expected names with values, such as {every: 10}")
+		return nil, at(n, key, "expected names with values, such as {mb: 10}")
 	}
+	v := variables{}
 	for _, p := range s.Values {
 		value, ok := scalar(p.Value)
 		if !ok || !variable.MatchString("$("+keyOf(p)+")") {
-			return nil, at(p.Key, "let", "expected a name of small letters with one value, such as every: 10")
-		}
-		if variable.MatchString(value) {
-			return nil, at(p.Value, "let", "%q stands for another name: give it its value", value)
+			return nil, at(p.Key, key, "expected a name of small letters with one value, such as mb: 10")
 		}
 		v[keyOf(p)] = value
 	}
@@ -312,7 +306,7 @@ func rows(n ast.Node, key string) ([]variables, error) {
 	if list, ok := n.(*ast.SequenceNode); ok && len(list.Values) > 0 {
 		all = nil
 		for _, item := range list.Values {
-			v, err := let(item)
+			v, err := readRow(item, key)
 			if err != nil {
 				return nil, err
 			}

@@ -20,6 +20,7 @@ import (
 // as long as the flow is there.
 type view struct {
 	Flows        []string           `expr:"flows"`
+	Duration     float64            `expr:"duration"` // s
 	Wire         float64            `expr:"wire"`     // Mbit/s with headers that left the link
 	Capacity     float64            `expr:"capacity"` // what a link of a fixed rate carries of payload
 	Utilisation  float64            `expr:"utilisation"`
@@ -66,7 +67,7 @@ type view struct {
 func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
 	v := &view{
-		Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
+		Duration: r.Stage.Duration.Seconds(), Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
 		Queueing:     record.PercentilesOf(rec.Queueing),
 		QueuePackets: unknown, Retransmits: unknown, Covers: unknown,
 		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),
