@@ -354,6 +354,9 @@ func (d *direction) moveBytes() (progress, end) {
 		switch err := d.drainStored(); {
 		case err == nil:
 		case errors.Is(err, datapath.ErrWait):
+			if moved > 0 {
+				d.relay.noteActivity()
+			}
 			if d.unbounded {
 				d.boundInflow()
 			}
@@ -372,7 +375,9 @@ func (d *direction) moveBytes() (progress, end) {
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
 			d.onArrived(d.read.Add(int64(n)))
-			d.relay.noteActivity()
+			if d.wake != nil { // on a loop, the write in this step notes it, or the wait for one
+				d.relay.noteActivity()
+			}
 			d.filled, d.waited = n, false
 			moved += n
 			if d.unbounded && d.read.Load() >= datapath.SmallBuffer { // the kernel takes in far more after such a read

@@ -131,7 +131,7 @@ func (x *epollLeg) move(buf []byte) (err error) {
 			m, err = unix.Splice(x.pipe[0], nil, x.peer.fd, nil, x.piped, unix.SPLICE_F_NONBLOCK)
 			x.piped -= int(max(m, 0))
 		case len(x.held) > 0:
-			n, err = eventloop.Write(x.peer.fd, x.held)
+			n, err = eventloop.Send(x.peer.fd, x.held)
 			x.held = x.held[n:]
 		case x.ended:
 			x.closed = true
@@ -144,7 +144,7 @@ func (x *epollLeg) move(buf []byte) (err error) {
 			x.piped, x.ended = int(max(m, 0)), m == 0 && err == nil
 			x.full = !errors.Is(err, unix.EAGAIN)
 		default:
-			n, err = eventloop.Read(x.fd, buf)
+			n, err = eventloop.Receive(x.fd, buf, 0)
 			x.ended = n == 0 && err == nil
 			x.full = !errors.Is(err, unix.EAGAIN)
 			if n == len(buf) {

@@ -70,9 +70,12 @@ func TestAConnectionTakesFewSystemCalls(t *testing.T) {
 			}
 			t.Log(float64(sum)/connections, calls)
 			assert.LessOrEqual(t, sum, most*connections)
-			for _, name := range []string{"sendto", "sendmsg", "openat"} {
-				assert.Less(t, calls[name], connections/2, name)
+			sends := 2 // of bytes; each question to netlink is one more
+			if w.dial != nil && w.name != "forward" {
+				sends = 5 // answers to the greeting
 			}
+			assert.Less(t, calls["sendto"], sends*connections+connections/2)
+			assert.Less(t, calls["sendmsg"]+calls["openat"], connections/2)
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package eventloop
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -175,7 +174,7 @@ func (l *Loop) register(fd int, events uint32, w eventHandler) (slot int32, err 
 	}
 	l.slots[slot].handler = w
 	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.slots[slot].generation}
-	err = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event) // mu is held, so that epoll is not closed
+	err = epollAdd(l.epoll, fd, &event) // mu is held, so that epoll is not closed
 	l.mu.Unlock()
 	if err != nil {
 		l.freeSlot(slot)
@@ -263,9 +262,7 @@ func (t *Task) tryPost() bool {
 	l.asleep = false
 	l.mu.Unlock()
 	if wake {
-		var one [8]byte
-		binary.NativeEndian.PutUint64(one[:], 1)
-		_, _ = Write(l.wakeup, one[:])
+		signalEvent(l.wakeup)
 	}
 	return true
 }

@@ -371,7 +371,7 @@ type ticker struct {
 
 func (x *ticker) handleEvent(*Loop, uint32) {
 	var expirations [8]byte
-	_, _ = Read(x.fd, expirations[:])
+	_, _ = unix.Read(x.fd, expirations[:])
 	x.count.Add(1)
 }
 

@@ -306,15 +306,17 @@ func (s *Socket) Close() error {
 			break
 		}
 	}
-	for _, d := range []*side{&s.in, &s.out} {
-		s.expireDeadline(d, time.Time{})
-	}
 	if t := s.driver.Load(); t != nil {
 		t.Post()
 	}
 	s.mu.Lock()
-	s.in.wakeWaiters()
-	s.out.wakeWaiters()
+	for _, d := range [...]*side{&s.in, &s.out} {
+		if d.timer != nil {
+			d.timer.Stop()
+			d.timer = nil
+		}
+		d.wakeWaiters()
+	}
 	s.mu.Unlock()
 	s.releaseHold()
 	return nil

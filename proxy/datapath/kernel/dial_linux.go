@@ -309,7 +309,7 @@ func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) 
 		return nil, err
 	}
 	if cfg.Mark != 0 {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(cfg.Mark)); err != nil {
+		if err := eventloop.SetOption(fd, unix.SOL_SOCKET, unix.SO_MARK, int32(cfg.Mark)); err != nil {
 			return nil, fmt.Errorf("set SO_MARK: %w (needs CAP_NET_ADMIN)", err)
 		}
 	}
@@ -329,7 +329,7 @@ func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) 
 	if cfg.Source.Port() == 0 {
 		// The kernel then chooses the port at connect, when it need only be unique for this target. So a client can
 		// have any number of connections.
-		err = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+		err = eventloop.SetOption(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, int32(1))
 	} else {
 		// One client port may be in use towards several targets.
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)

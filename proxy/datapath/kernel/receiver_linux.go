@@ -225,9 +225,9 @@ func (r *reader) tryRead(raw *eventloop.Socket, fd uintptr) bool {
 	if r.readUrgent {
 		buf = buf[:1]
 	}
-	r.n, r.err = eventloop.Read(int(fd), buf)
+	r.n, r.err = eventloop.Receive(int(fd), buf, 0)
 	for tries := 0; r.readUrgent && errors.Is(r.err, unix.EAGAIN) && tries < maxFalseEmpty; tries++ {
-		r.n, r.err = eventloop.Read(int(fd), buf)
+		r.n, r.err = eventloop.Receive(int(fd), buf, 0)
 	}
 	if errors.Is(r.err, unix.EAGAIN) {
 		r.room.GiveBack()

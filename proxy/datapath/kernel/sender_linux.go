@@ -428,7 +428,7 @@ type writer struct {
 
 // tryWrite runs inside RawConn.Write.
 func (w *writer) tryWrite(fd uintptr) bool {
-	w.n, w.err = eventloop.Write(int(fd), w.b)
+	w.n, w.err = eventloop.Send(int(fd), w.b)
 	return !errors.Is(w.err, unix.EAGAIN)
 }
 

@@ -34,7 +34,7 @@ const (
 // can come. Accepted sockets inherit the options from the listener.
 func guardStream(fd int) error {
 	// An urgent byte stays in its place of the stream. Otherwise a second one can drop it.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
+	if err := eventloop.SetOption(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, int32(1)); err != nil {
 		return fmt.Errorf("set SO_OOBINLINE: %w", err)
 	}
 	// If the process dies, the kernel resets the connection instead of sending a FIN. Conn.Close takes this back.
@@ -42,7 +42,7 @@ func guardStream(fd int) error {
 		return fmt.Errorf("set SO_LINGER: %w", err)
 	}
 	// Bytes leave as soon as they are written.
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+	if err := eventloop.SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, int32(1)); err != nil {
 		return fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
 	return nil
@@ -60,7 +60,7 @@ func setLinger(fd, seconds int) error {
 	if seconds >= 0 {
 		l.Onoff = 1
 	}
-	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l)
+	return eventloop.SetOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, l)
 }
 
 // keepAlive has the kernel find out that a peer has vanished.
@@ -82,7 +82,7 @@ func keepAlive(fd int) error {
 // accepts is the client's destination.
 func setTransparent(fd int, network string) error {
 	// On an IPv6 socket, the IPv4 option covers its IPv4 side.
-	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	err := eventloop.SetOption(fd, unix.SOL_IP, unix.IP_TRANSPARENT, int32(1))
 	if strings.HasSuffix(network, "6") {
 		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
 	}
@@ -319,15 +319,14 @@ const maxFalseEmpty = 8
 // checkReadable looks whether there is anything to read, and fails as a read would. n is at most 1.
 func checkReadable(fd int) (n int, err error) {
 	for tries := 0; ; tries++ {
-		var b [1]byte // and no address, which package unix would allocate
-		got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1,
-			unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+		var b [1]byte
+		n, err = eventloop.Receive(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		switch {
-		case errno == 0:
-			return int(got), nil
-		case errno == unix.EAGAIN && tries < maxFalseEmpty && atMark(uintptr(fd)) && hasArrived(fd):
-		case errno != unix.EINTR:
-			return 0, errno
+		case err == nil:
+			return n, nil
+		case errors.Is(err, unix.EAGAIN) && tries < maxFalseEmpty && atMark(uintptr(fd)) && hasArrived(fd):
+		case !errors.Is(err, unix.EINTR):
+			return 0, err
 		}
 	}
 }
