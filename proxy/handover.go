@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 	"sync"
@@ -22,19 +21,19 @@ type Mover struct {
 	kernel *Kernel
 	queue  []*connection // to be tried
 	moved  int           // connections that the other process has
-	logged int           // moved when it was logged last
+	logged int           // moved when it was logged last; below 0: never was
 	began  cc.Time       // when the first walk since then did
 }
 
 // Mover returns a mover of the relayed connections.
-func (k *Kernel) Mover() *Mover { return &Mover{kernel: k} }
+func (k *Kernel) Mover() *Mover { return &Mover{kernel: k, logged: -1} }
 
 // Park takes the next connections out of service. Settle must be called with whether the other process has each. An
 // empty batch ends a walk over all connections; the next call begins another one. What cannot move stays as it is:
 // connections that are being made, legs in user space, and exchanges with parsed content.
 func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool)) {
 	if len(m.queue) == 0 {
-		if m.moved == m.logged {
+		if m.moved == max(m.logged, 0) {
 			m.began = m.kernel.env.Clock()
 		}
 		m.fillQueue()
@@ -66,7 +65,7 @@ func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool)) {
 }
 
 // parksAtOnce is how many connections are parked before their stored bytes are counted.
-const parksAtOnce = 8
+const parksAtOnce = 40
 
 // fillQueue lists the connections that might move. Those of one client stand together, since they share windows.
 func (m *Mover) fillQueue() {
@@ -76,7 +75,7 @@ func (m *Mover) fillQueue() {
 		}
 	}
 	slices.SortStableFunc(m.queue, func(a, b *connection) int {
-		return cmp.Compare(a.clientAddress().Addr().String(), b.clientAddress().Addr().String())
+		return a.clientAddress().Addr().Compare(b.clientAddress().Addr())
 	})
 }
 
@@ -100,8 +99,9 @@ func (m *Mover) logMoved() {
 			other++
 		}
 	}
-	m.kernel.env.Log.Info("connections have moved to the process that has taken over", "moved", m.moved, "took", m.kernel.env.Clock().Sub(m.began),
-		"stay_in_setup", setup, "stay_in_user_space", userSpace, "stay_as_exchanges", exchanges, "stay_for_another_try", other)
+	m.kernel.env.Log.Info("connections have moved to the process that has taken over", "moved", m.moved,
+		"took", m.kernel.env.Clock().Sub(m.began), "stay_in_setup", setup, "stay_in_user_space", userSpace, "stay_as_exchanges", exchanges,
+		"stay_for_another_try", other)
 }
 
 // parkAll parks connections on their loops, and returns those that could be.
@@ -141,6 +141,9 @@ func (m *Mover) settle(parked []*connection, records []connectionRecord, adopted
 			m.kernel.startMoved(back)
 		}
 		c.done(nil)
+	}
+	if adopted == nil { // the other process says no more
+		m.logMoved()
 	}
 }
 

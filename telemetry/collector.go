@@ -60,6 +60,7 @@ type Options struct {
 	Agents func() []agent.Info
 	// Predecessor returns how many connections the process that this one has taken over from still has; nil: not shown.
 	Predecessor func() int
+	TakenOver   func() int // how many of them have come here; set with Predecessor
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -230,6 +231,7 @@ func (c *collector) writeFacts(out sink) {
 	}
 	if c.o.Predecessor != nil {
 		out.putSample(predecessor, float64(c.o.Predecessor()))
+		out.putSample(takenOver, float64(c.o.TakenOver()))
 	}
 	if c.o.Dropped != nil {
 		out.putSample(traceDropped, float64(c.o.Dropped()))

@@ -44,6 +44,8 @@ var (
 	draining    = newGauge("draining", "1 while no new connections are accepted and open ones may end.")
 	predecessor = newGauge("predecessor_connections",
 		"Connections that the process which this one took over from still has; 0 once it has ended.")
+	takenOver = newCounter("connections_taken_over_total",
+		"Connections that came from the process which this one took over from.")
 	hostsActive = newGauge("hosts_active", "Client hosts with connections.")
 	limit       = newGauge("connections_limit", "Connections accepted at most, by configuration and by descriptors.")
 	conns       = newGauge("connections_active",

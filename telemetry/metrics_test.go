@@ -39,6 +39,7 @@ func busyOptions(clock *handClock) Options {
 		Dropped: func() uint64 { return 8 },
 
 		Predecessor: func() int { return 12 },
+		TakenOver:   func() int { return 34 },
 		Ports:       map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
 		HintSources: func() []HintSource {
 			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}

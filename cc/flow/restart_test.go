@@ -150,3 +150,38 @@ func TestWhoComesBackToABusyGroupIsPaced(t *testing.T) {
 		assert.Equal(t, cc.RateOf(l.inflightLimit, l.group().rtt.srtt), l.limit.PacingRate)
 	}
 }
+
+// TestAFlowGoesOnWithItsWindowElsewhere has two flows of a host move to another manager, from a busy group and from one
+// that has been idle for so long that its algorithm is gone. Both find their common window there.
+func TestAFlowGoesOnWithItsWindowElsewhere(t *testing.T) {
+	need.OneGoroutine(t)
+	for _, name := range adaptive(t) {
+		for _, enforced := range []bool{false, true} {
+			for _, silence := range []time.Duration{0, 20 * time.Second} {
+				p, q := newTestbed(t), newTestbed(t)
+				l := p.openOver(under(name), enforced)
+				l.busyFor(3 * time.Second)
+				p.wait(silence)
+				d := l.Dormant(p.now)
+				if enforced {
+					assert.Equal(t, restartRTT, d.BaseRTT, name)
+				}
+				assert.Positive(t, d.Cwnd, name)
+				assert.EqualValues(t, mss, d.MSS, name)
+
+				one, two := q.resume(under(name), enforced, d), q.resume(under(name), enforced, d)
+				g := one.group()
+				assert.Equal(t, d.Cwnd, g.idle.saved.Cwnd, "%s: it counts once", name)
+				one.offer(mss)
+				two.offer(mss)
+				assert.Equal(t, []cc.Bytes{d.Cwnd, d.Cwnd}, []cc.Bytes{g.initialCwnd, g.ssthresh}, name)
+				assert.Equal(t, d.BaseRTT, g.rtt.min, name)
+				assert.Positive(t, one.limit.Cwnd, name)
+
+				fresh := q.resume(Terms{Group: "other", Algorithm: name}, enforced, Dormant{Cwnd: d.Cwnd})
+				fresh.offer(mss)
+				assert.Zero(t, fresh.group().initialCwnd, "%s: a window without a round trip says nothing", name)
+			}
+		}
+	}
+}

@@ -57,12 +57,18 @@ func (p *testbed) openEnforced(terms Terms) *leg {
 
 func (p *testbed) openOver(terms Terms, enforces bool) *leg {
 	p.t.Helper()
+	return p.resume(terms, enforces, Dormant{})
+}
+
+// resume opens a flow that goes on from elsewhere.
+func (p *testbed) resume(terms Terms, enforces bool, from Dormant) *leg {
+	p.t.Helper()
 	l := &leg{p: p}
-	f, err := p.mgr.Open(p.now, terms, Leg{
+	f, err := p.mgr.Resume(p.now, terms, Leg{
 		Enforces: enforces,
 		Apply:    func(limit Limit) { l.limit, l.applied = limit, l.applied+1 },
 		Wake:     func() { l.wakes++ },
-	})
+	}, from)
 	require.NoError(p.t, err)
 	l.Flow = f
 	l.r.MSS = mss

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +24,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
@@ -62,6 +62,7 @@ func newSuccession(t *testing.T, envelope, more string) *succession {
 				t.Logf("process %d: %s", i, &g.log)
 			}
 			g.kill()
+			assert.NotContains(t, g.log.String(), "DATA RACE")
 		}
 	})
 	return s
@@ -88,6 +89,16 @@ func (s *succession) newest() *generation { return s.generations[len(s.generatio
 func (g *generation) kill() {
 	_ = g.cmd.Process.Kill()
 	<-g.end
+}
+
+// hasEnded reports whether the process is over.
+func (g *generation) hasEnded() bool {
+	select {
+	case <-g.end:
+		return true
+	default:
+		return false
+	}
 }
 
 // stream is a seeded stream of bytes, with a pause after each piece.
@@ -264,6 +275,7 @@ func startTraffic(t *testing.T, at string, n int) *traffic {
 	for name, do := range transfers {
 		for range n {
 			seed++
+			seed := seed // each has bytes of its own
 			conn, err := net.Dial("tcp4", at)
 			require.NoError(t, err)
 			r.clients.Go(func() {
@@ -354,35 +366,55 @@ func TestConnectionsMoveWithEachUpgrade(t *testing.T) {
 	})
 }
 
-// TestADeathInATakeoverLosesOnlyWhatTheDeadHad kills the old or the new process at any moment. What the other has goes
-// on; what the dead one had is reset. Nothing ends in good order before it is whole.
+// TestADeathInATakeoverLosesOnlyWhatTheDeadHad kills the old or the new process while connections move. What the other
+// has goes on; what the dead one had is reset. Nothing ends in good order before it is whole.
 func TestADeathInATakeoverLosesOnlyWhatTheDeadHad(t *testing.T) {
 	eachTier(t, func(t *testing.T, envelope string) {
-		for _, victim := range []string{"old", "new"} {
+		for try := range 4 {
 			s := newSuccession(t, envelope, "")
-			r := startTraffic(t, s.at, 10)
-			for range 3 {
-				time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond)
-				old, next := s.newest(), s.start()
-				next.log.has(t, "taking over")
-				time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
-				if victim == "old" {
-					next.log.has(t, "taken over")
-					old.kill()
-				} else {
-					next.kill()
-				}
+			r := startTraffic(t, s.at, 40)
+			all := int64(40*len(transfers) + 4)
+			old, next := s.newest(), s.start()
+			next.log.has(t, `"msg":"taken over"`)
+			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
+			if try%2 == 0 {
+				old.kill()
+				moved := next.log.line(t, "the process before this one has ended")["connections_taken_over"].(float64)
+				r.finish(t, fmt.Sprintf("%s, the old process is killed once it has handed over %v", envelope, moved))
+				assert.GreaterOrEqual(t, r.whole.Load(), int64(moved), "others may have been whole before")
+			} else {
+				next.kill()
+				assert.Eventually(t, func() bool { return old.hasEnded() || strings.Contains(old.log.String(), "says no more") },
+					30*time.Second, time.Millisecond)
+				moved := lastMoved(t, old)
+				r.finish(t, fmt.Sprintf("%s, the new process is killed once it has %v", envelope, moved))
+				assert.LessOrEqual(t, r.lost.Load(), int64(moved), "the old process goes on with all others")
 			}
-			r.finish(t, envelope+", the "+victim+" process is killed")
+			assert.Equal(t, all, r.whole.Load()+r.lost.Load())
 		}
 	})
 }
 
+// lastMoved returns how many connections a process said last that it has handed over.
+func lastMoved(t *testing.T, g *generation) (moved float64) {
+	t.Helper()
+	for text := range strings.Lines(g.log.String()) {
+		var line struct {
+			Moved *float64 `json:"moved"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(text), &line), text)
+		if line.Moved != nil {
+			moved = *line.Moved
+		}
+	}
+	return moved
+}
+
 // TestTenThousandIdleConnectionsMove says how long that takes. With fewer descriptors it moves fewer.
 func TestTenThousandIdleConnectionsMove(t *testing.T) {
-	var limit unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	n := int(min(10_000, limit.Max/4))
+	var limit syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	n := int(min(10_000, limit.Max*3/10))
 	s := newSuccession(t, "auto", "")
 	var conns []net.Conn
 	for range n {

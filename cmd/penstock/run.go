@@ -106,9 +106,9 @@ func (f *runFlags) registerFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, not in the state "+
 		"directory")
 	flags.BoolVar(&f.watch, "watch", false, "reload when the file of --config, or one that it names, has changed")
-	flags.BoolVar(&f.takeover, "takeover", false, "take the listening sockets over from the proxy that runs with the "+
-		"same state directory, so that no connection is refused; that one ends once its own connections have, or "+
-		"after shutdown.drain")
+	flags.BoolVar(&f.takeover, "takeover", false, "take the listening sockets and established connections over from the "+
+		"proxy that runs with the same state directory; that one ends once the connections that cannot move have, "+
+		"or after shutdown.drain")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
 	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false,

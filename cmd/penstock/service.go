@@ -461,7 +461,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Agents:      h.proxy.Agents,
 	}
 	if h.predecessor != nil {
-		o.Predecessor = h.predecessor.Open
+		o.Predecessor, o.TakenOver = h.predecessor.Open, h.proxy.Adopted
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped

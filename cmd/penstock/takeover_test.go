@@ -118,7 +118,9 @@ func TestUpgradesRefuseNobody(t *testing.T) {
 	clients.Wait()
 	t.Logf("%d connections over %d upgrades", made.Load(), upgrades)
 
-	assert.Contains(t, scrape(t, "http://"+pages+"/metrics"), "penstock_predecessor_connections 0\n")
+	metrics := scrape(t, "http://"+pages+"/metrics")
+	assert.Contains(t, metrics, "penstock_predecessor_connections 0\n")
+	assert.Regexp(t, `penstock_connections_taken_over_total [1-9]`, metrics)
 	sender, err := net.Dial("unix", hints)
 	require.NoError(t, err, "the last process listens for hints")
 	require.NoError(t, sender.Close())

@@ -86,13 +86,16 @@ func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
-	waitAtMost(conn, patience)
-	for sendMessage(conn, message{Step: stepDraining, Open: o.Open()}) == nil { // else this process drains all the same
-		if err := o.sendBatches(conn); err != nil {
-			o.Log.Warn("connections stay here: the process that has taken over does not answer", "err", err)
+	for {
+		waitAtMost(conn, patience)
+		err := sendMessage(conn, message{Step: stepDraining, Open: o.Open()})
+		if err == nil {
+			err = o.sendBatches(conn)
+		}
+		if err != nil && ctx.Err() == nil {
+			o.Log.Warn("the process that has taken over says no more; what is open here drains", "open", o.Open(), "err", err)
 			return
 		}
-		waitAtMost(conn, patience)
 		select {
 		case <-ctx.Done():
 			return

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // running is a process that offers n listeners at a path.
@@ -22,12 +23,14 @@ type running struct {
 	addresses []string
 	left      chan int
 	open      atomic.Int64
+	batch     Batch       // what Park returns first; without FDs: nothing
+	settled   chan []bool // what settle got
 }
 
 // offer starts one.
 func offer(t *testing.T, n int, stays ...string) *running {
 	t.Helper()
-	r := &running{path: filepath.Join(t.TempDir(), "takeover"), left: make(chan int, 1)}
+	r := &running{path: filepath.Join(t.TempDir(), "takeover"), left: make(chan int, 1), settled: make(chan []bool, 1)}
 	var listeners []*net.TCPListener
 	for range n {
 		ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -56,7 +59,11 @@ func offer(t *testing.T, n int, stays ...string) *running {
 			r.left <- pid
 		},
 		Open: func() int { return int(r.open.Load()) },
-		Log:  slog.New(slog.DiscardHandler),
+		Park: func() (b Batch, _ func([]bool)) {
+			b, r.batch = r.batch, b
+			return b, func(adopted []bool) { r.settled <- adopted }
+		},
+		Log: slog.New(slog.DiscardHandler),
 	}
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -103,6 +110,93 @@ func TestListenersGoOnInTheNextProcess(t *testing.T) {
 	}
 	_, err = net.Dial("tcp", r.addresses[0])
 	assert.Error(t, err, "nobody wanted it")
+}
+
+// takeOver is the new process by hand, up to the message with the batch.
+func (r *running) takeOver(t *testing.T) (*net.UnixConn, message) {
+	t.Helper()
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: r.path, Net: "unixpacket"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, sendMessage(conn, message{Step: stepAsk, Version: Version, Batches: true}))
+	m, err := expect(conn, stepSockets)
+	require.NoError(t, err)
+	closeSockets(m.Sockets)
+	require.NoError(t, sendMessage(conn, message{Step: stepBegin}))
+	_, err = expect(conn, stepDraining)
+	require.NoError(t, err)
+	m, err = expect(conn, stepBatch)
+	require.NoError(t, err)
+	return conn, m
+}
+
+// TestEachConnectionHasOneProcess ends a process at each moment of a batch.
+func TestEachConnectionHasOneProcess(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer func(t *testing.T, conn *net.UnixConn)
+		want   []bool
+	}{
+		"the new one has both":        {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, true, true) }, []bool{true, true}},
+		"it has one":                  {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, false, true) }, []bool{false, true}},
+		"it dies before it answers":   {func(*testing.T, *net.UnixConn) {}, nil},
+		"it says what is not asked":   {func(t *testing.T, c *net.UnixConn) { require.NoError(t, sendMessage(c, message{Step: stepAsk})) }, nil},
+		"it answers after an unknown": {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c); answerBatch(t, c, true) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := offer(t, 1)
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer read.Close()
+			r.batch = Batch{Record: make([]byte, 100_000), FDs: []int{int(read.Fd()), int(write.Fd())}}
+			conn, m := r.takeOver(t)
+			b, err := m.takeBatch()
+			require.NoError(t, err)
+			assert.Len(t, b.Record, 100_000)
+			tt.answer(t, conn)
+			_ = conn.Close() // there may be a message that it has not read
+			assert.Equal(t, tt.want, <-r.settled)
+			require.NoError(t, write.Close())
+			_, err = unix.Write(b.FDs[1], []byte("x"))
+			assert.NoError(t, err, "it is open by the other descriptor")
+			CloseDescriptors(b.FDs)
+		})
+	}
+}
+
+// answerBatch sends the step adopted.
+func answerBatch(t *testing.T, conn *net.UnixConn, adopted ...bool) {
+	t.Helper()
+	require.NoError(t, sendMessage(conn, message{Step: stepAdopted, Adopted: adopted}))
+}
+
+// TestAProcessThatTakesABatchBackKeepsIt has the old process live on without hearing the answer.
+func TestAProcessThatTakesABatchBackKeepsIt(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "")
+		conn, err := net.FileConn(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		ends[i] = conn.(*net.UnixConn)
+	}
+	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
+	require.NoError(t, err)
+	p := &Predecessor{conn: ends[1], process: os.NewFile(uintptr(pidfd), "")}
+	defer p.Close()
+	m, err := Batch{Record: []byte("x"), FDs: []int{0}}.makeMessage()
+	require.NoError(t, err)
+	require.NoError(t, sendMessage(ends[0], m))
+	CloseDescriptors(m.fds[:1])
+	more := p.takeIn(func(b Batch) ([]bool, func(bool)) {
+		assert.Equal(t, "x", string(b.Record))
+		CloseDescriptors(b.FDs)
+		assert.NoError(t, ends[0].Close())
+		return []bool{true}, func(kept bool) { assert.False(t, kept, "the old process has it") }
+	})
+	assert.False(t, more)
 }
 
 func TestAProxyThatCannotBeTakenOver(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
@@ -281,5 +283,56 @@ func TestMarksOfTheHandshakeAreKnown(t *testing.T) {
 				}))
 			}
 		})
+	}
+}
+
+// TestLegsGoOnInAnotherDatapath moves both legs of a connection, with bytes that its peer has not read, between
+// datapaths of all tiers. The last case takes them back.
+func TestLegsGoOnInAnotherDatapath(t *testing.T) {
+	needsEBPF(t)
+	for _, tt := range []struct{ from, to string }{{EBPF, EBPF}, {EBPF, "reno"}, {"reno", EBPF}, {EBPF, ""}} {
+		from := start(t, Config{Envelope: tt.from})
+		to := from
+		if tt.to != "" {
+			to = start(t, Config{Envelope: tt.to})
+		}
+		leg, peer := from.pair(t, loopback4)
+		system := leg.Info().Envelope
+		leg.Enforce(datapath.HoldAll, 0)
+		leg.Observe(func(flow.Report) {})
+		leg.Apply(flow.Limit{Cwnd: 1 << 20, PacingRate: 80e6})
+		pass(t, leg, peer, 300_000)
+		_, err := leg.Write(make([]byte, 10_000))
+		require.NoError(t, err)
+		require.NoError(t, peer.CloseWrite())
+
+		one, two, err := Detach(leg, peer)
+		require.NoError(t, err)
+		_, err = leg.Write([]byte("x"))
+		require.ErrorIs(t, err, net.ErrClosed)
+		assert.ErrorIs(t, leg.Close(), net.ErrClosed, "which must not end the connection")
+		leg, err = to.Attach(one, nil)
+		require.NoError(t, err)
+		peer, err = to.Attach(two, leg)
+		require.NoError(t, err)
+		assert.Equal(t, leg.raw.Loop(), peer.raw.Loop())
+		assert.Equal(t, system, leg.Info().Envelope, "no limit is in force yet")
+
+		var acked atomic.Int64
+		leg.Enforce(datapath.HoldAll, 0)
+		leg.Observe(func(r flow.Report) { acked.Store(int64(r.Acked)) })
+		leg.Apply(flow.Limit{Cwnd: 1 << 20})
+		assert.Equal(t, to.Envelope(), leg.Info().Envelope)
+		_, err = io.CopyN(io.Discard, peer, 10_000)
+		require.NoError(t, err)
+		pass(t, leg, peer, 300_000)
+		assert.Eventually(t, func() bool { return acked.Load() == 300_000 }, 10*time.Second, time.Millisecond,
+			"reports count from the move on: %d", acked.Load())
+		_, err = leg.Read(make([]byte, 1))
+		assert.ErrorIs(t, err, io.EOF)
+		require.NoError(t, leg.Close())
+		_, err = peer.Read(make([]byte, 1))
+		assert.ErrorIs(t, err, io.EOF)
+		require.NoError(t, peer.Close())
 	}
 }
