@@ -25,9 +25,6 @@ type stretch struct {
 // of the seed.
 const rhythmStream = 0x72687974686d
 
-// minMean bounds how often an application may change its mind at random.
-const minMean = 10 * time.Millisecond
-
 // worked returns for how much of the time up to since the application worked;
 // and, within a rest, when it goes on.
 func (r *rhythm) worked(since time.Duration) (worked, resumes time.Duration) {

@@ -42,9 +42,6 @@ const datapathTick = time.Millisecond
 // kernelTick is that of the timestamps of Linux (TCP_TS_HZ).
 const kernelTick = time.Millisecond
 
-// maxClockSkew bounds ClockSkew; quartz is wrong by some tens of millionths.
-const maxClockSkew = 10_000.0
-
 // transportNames are as files and a command line have them.
 var transportNames = [...]string{Relay: "relay", Kernel: "kernel", Native: "native"}
 

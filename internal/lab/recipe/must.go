@@ -71,7 +71,7 @@ var comparisons = [4]comparison{
 type (
 	alone struct {
 		Run  func(name string) (*view, error) `expr:"run"`
-		Runs []string                         `expr:"runs"` // names of those of this form
+		Runs []string                         `expr:"runs"` // names of the runs of this form
 		Inf  float64                          `expr:"inf"`
 		functions
 	}

@@ -167,8 +167,7 @@ func TestAChangeIsWrongOnPurposeOnly(t *testing.T) {
 
 func TestWhatTheSimulatorRefusesIsKnownBeforeARun(t *testing.T) {
 	for says, change := range map[string]func(*Stage){
-		"either in batches or delayed": func(s *Stage) { s.AckEvery, s.AckDelay = Step, Step },
-		"none leaves the window":       func(s *Stage) { s.Edge, s.Kernel = "", "none" },
+		"none leaves the window": func(s *Stage) { s.Edge, s.Kernel = "", "none" },
 		"flows.a.every: these are more than 50000 requests": func(s *Stage) {
 			s.Actors[0] = Actor{Name: "a", Kind: Web, Size: 1000, Every: time.Microsecond}
 		},
