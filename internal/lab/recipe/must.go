@@ -67,7 +67,7 @@ var comparisons = [4]comparison{
 	{"<", "below", func(a, b float64) bool { return a < b }},
 }
 
-// alone has the names that any expression can use, and about those of an expression about one run.
+// alone has the names that any expression can use; about adds the names for an expression about one run.
 type (
 	alone struct {
 		Run  func(name string) (*view, error) `expr:"run"`
