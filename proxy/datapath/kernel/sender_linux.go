@@ -500,18 +500,23 @@ func (s *sender) waitWritable() error {
 	if step == 0 || s.roomLeft.Load() > step/2 {
 		return nil
 	}
+	return s.askForRoom()
+}
+
+// askForRoom waits until the socket takes bytes. A roomStep of them may then be written.
+func (s *sender) askForRoom() error {
 	if err := s.raw.Write(hasRoom); err != nil {
 		return s.opFailure("write", err, nil)
 	}
-	s.roomLeft.Store(step)
+	s.roomLeft.Store(s.roomStep.Load())
 	return nil
 }
 
 // limitToRoom waits until the socket takes bytes, and returns how many of n it takes: in its send buffer, and unsent.
 // Further bytes would wait in the caller's buffer or pipe, for long if the peer does not read.
 func (s *sender) limitToRoom(n int) (int, error) {
-	if err := s.raw.Write(hasRoom); err != nil {
-		return n, s.opFailure("write", err, nil)
+	if err := s.askForRoom(); err != nil {
+		return n, err
 	}
 	room := n
 	_ = s.raw.Visit(func(fd int) error {

@@ -66,17 +66,15 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
-	switch err := s.dst.waitWritable(); { // an error other than ErrWait is for Drain to return
-	case err == nil:
-		limit = s.dst.writeEnd(0, limit)
-	case errors.Is(err, datapath.ErrWait):
+	if s.inBulk {
+		limit, err = s.dst.limitToRoom(limit)
+	} else {
+		err = s.dst.waitWritable()
+	}
+	if errors.Is(err, datapath.ErrWait) { // another error is for Drain to return
 		return 0, err
 	}
-	if s.inBulk {
-		if limit, err = s.dst.limitToRoom(limit); errors.Is(err, datapath.ErrWait) {
-			return 0, err
-		}
-	}
+	limit = s.dst.writeEnd(0, limit)
 	if s.mustCopy = !s.inBulk; s.inBulk {
 		n, err = s.fillPipe(limit)
 	}
