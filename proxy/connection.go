@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,17 +26,16 @@ import (
 // phase is how far a connection has come. connection.mu guards it.
 //
 //	greeting ─▶ dialling ─▶ deciding ─▶ relaying ─▶ halfClosed ─▶ draining ─▶ closed
-//	                 └────────────────────▲  └──────────────────────▲
+//	    │            ├────────────────────▲  └──────────────────────▲
+//	    └────────────┴─▶ refusing
 //
-//	phase       runs on                            ends with
-//	greeting    a goroutine of the setup pool; the  the client's destination, or a rejection
-//	            accepting loop if noHandshake
-//	dialling    the loop of the client leg; the     a server leg, or a rejection
-//	            setup pool for a tunnel's legs
+//	phase       on the loop of the client leg;     ends with
+//	            without one (onLoop):
+//	greeting    a goroutine of the setup pool       the client's destination, or a rejection
+//	dialling    a goroutine of the setup pool       a server leg, or a rejection
 //	deciding    a goroutine of the setup pool       a server name, the server's first byte, or a timeout
-//	relaying    the loop of both legs; where they   the end or failure of one leg
-//	            share none, a goroutine for each
-//	            direction
+//	refusing    a goroutine of the setup pool       the client has taken the answer, or a timeout
+//	relaying    a goroutine for each direction      the end or failure of one leg
 //	halfClosed  as relaying                         the end or failure of the other leg, or a timeout
 //	draining    as relaying, and a goroutine that   acknowledgement of all that was sent, or a timeout
 //	            waits for acknowledgements
@@ -45,13 +43,15 @@ import (
 //
 // The phase deciding is skipped if the rules ask for no server name, and draining if both legs end in good order and
 // the kernel delivers their last bytes. tearDown ends every phase, from any goroutine. A connection that is rejected
-// ends in one of the first three.
+// ends in one of the first four. Dials through tunnels and lookups of names have goroutines, and no other step of a
+// connection on a loop.
 type phase uint8
 
 const (
 	greeting   phase = iota // the client is asked for its destination
 	dialling                // the server leg is being made
 	deciding                // a rule waits for the server name in the client's first bytes
+	refusing                // the client takes the answer that there is no server
 	relaying                // both directions move
 	halfClosed              // one side has finished sending
 	draining                // both have finished, or a leg has failed: what they sent is being delivered
@@ -61,7 +61,7 @@ const (
 // publicState returns the phase as users see it.
 func (p phase) publicState() State {
 	return [...]State{
-		StateGreeting, StateDialing, StateDialing, StateOpen, StateHalfClosed, StateClosing, StateClosing,
+		StateGreeting, StateDialing, StateDialing, StateDialing, StateOpen, StateHalfClosed, StateClosing, StateClosing,
 	}[p]
 }
 
@@ -74,26 +74,25 @@ type connection struct {
 	relay
 
 	// What the Server sets.
-	id          uint64
-	seen        bool // a walk over all connections may still look at it; guarded by Server.mu
-	onLoop      bool // stepBoth has run; the loop's goroutine alone
-	parked      bool // its legs are detached; the loop's goroutine alone
-	keptBack    bool // another process has not taken it over; the Mover's goroutine alone
-	listener    *listenerState
-	accepted    datapath.Conn
-	started     cc.Time
-	noHandshake bool             // the client is not asked anything, so no step waits for it
-	counted     *client          // the source that it counts against; nil: not known yet
-	done        func(*rejection) // is called once, when the connection is over; nil: it was relayed
-	giveBack    func()           // gives its memory to a later connection
-	recyclable  atomic.Bool      // it is over, and only its loop knows it; the loop calls giveBack
+	id         uint64
+	seen       bool // a walk over all connections may still look at it; guarded by Server.mu
+	listener   *listenerState
+	started    cc.Time
+	counted    *client     // the source that it counts against; nil: not known yet
+	recyclable atomic.Bool // it is over, and only its loop knows it; the loop calls giveBack
+	kept       *connectionKept
+	isOver     bool // it was rejected; only its loop looks
+	parked     bool // its legs are detached; the loop's goroutine alone
+	keptBack   bool // another process has not taken it over; the Mover's goroutine alone
 
 	// What the greeting finds out.
-	chosen   ingress.Client
+	chosen   ingress.Client // before that, its Again goes on with the greeting
 	client   leg
 	captured bool // the loop guard has its client leg
 
 	// What dialling and deciding find out.
+	rejected      *rejection // in phase refusing
+	dialStarted   cc.Time
 	server        leg
 	dialled       bool              // the loop guard has its server leg
 	decidedOn     policy.Facts      // what the verdict was given on
@@ -115,6 +114,15 @@ type connection struct {
 	causeErr  error
 	verdict   *policy.Verdict // each direction's terms are part of it
 	decidedBy *settings       // that gave the verdict
+}
+
+// connectionKept is what a connection's memory keeps for the next one. Each would otherwise be made anew.
+type connectionKept struct {
+	done     func(*rejection) // is called once, when the connection is over; nil: it was relayed
+	giveBack func()           // gives its memory to a later connection
+	step     func()           // the methods of these names
+	onLate   func()
+	onDialed func(datapath.Conn, error)
 }
 
 // currentPhase returns the phase.
@@ -151,76 +159,120 @@ func (c *connection) clientAddress() netip.AddrPort {
 	if c.chosen.Source.IsValid() {
 		return c.chosen.Source
 	}
-	return addrPort(c.accepted.RemoteAddr())
+	return addrPort(c.client.conn.RemoteAddr())
 }
 
-// start begins with the greeting. It does not wait.
-func (c *connection) start() { c.runStep(c.greetAndDial) }
-
-// runStep runs a step that waits for the client: here if noHandshake says that it does not, else in the setup pool.
-func (c *connection) runStep(f func()) {
-	if c.noHandshake {
-		f()
+// start begins with the greeting: on the loop that has accepted the client, or in the setup pool. It does not wait.
+func (c *connection) start() {
+	if c.onLoop = c.driver.Start(c.client.conn, c.kept.step); c.onLoop {
+		c.greetClient(context.Background())
 		return
 	}
-	c.env.setups.runSetup(f)
-}
-
-// greetAndDial greets the client and dials the server.
-func (c *connection) greetAndDial() {
-	if r := c.greetClient(); r != nil {
-		c.done(r)
-		return
-	}
-	c.decidedBy = c.env.currentSettings()
-	began := c.env.Clock()
-	// Names are resolved inside the dial, so that its time counts as part of it.
-	c.dialServer(func(server datapath.Conn, err error) {
-		if err == nil {
-			c.listener.dial.Observe(c.env.Clock().Sub(began))
-		}
-		c.runStep(func() { c.onDialled(server, err) })
+	c.env.setups.runSetup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		c.setCancel(cancel)
+		c.greetClient(ctx)
 	})
 }
 
-// onDialled continues after the dial: with the relay, or with the wait for a server name if several verdicts are
-// still possible.
-func (c *connection) onDialled(server datapath.Conn, err error) {
-	r := c.attachServer(server, err)
-	switch {
-	case r != nil:
-		c.done(r)
-	case len(c.prospects) == 1:
-		c.startRelaying()
+// step goes on with what has happened to the legs. It runs on their loop, and does not wait.
+func (c *connection) step() {
+	if c.isOver {
+		return
+	}
+	switch c.currentPhase() {
+	case greeting:
+		c.greetClient(c.greetingContext())
+	case dialling:
+	case deciding:
+		c.decideOnLoop(false)
+	case refusing:
+		c.reject(c.rejected)
 	default:
-		c.env.setups.runSetup(func() {
-			c.setPhase(deciding)
-			if r := c.decideByName(); r != nil {
-				c.done(r)
-				return
-			}
-			c.startRelaying()
-		})
+		if c.onLoop {
+			c.stepBoth()
+		}
 	}
 }
 
-// greetClient finds out where the client wants to go, and counts it in the limits and the loop guard. It
-// leaves what the client sent beyond its request in up.early.
-func (c *connection) greetClient() *rejection {
-	ctx := context.Background()
-	if !c.noHandshake {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
-		c.setCancel(cancel)
+// onLate goes on after the time that awaits has set. It runs on the loop.
+func (c *connection) onLate() {
+	switch c.currentPhase() {
+	case greeting:
+		c.greetClient(lateContext)
+	case deciding:
+		c.decideOnLoop(true)
+	case refusing:
+		_ = c.client.conn.Close()
+		c.reject(c.rejected)
 	}
-	chosen, err := c.listener.Greet(ctx, c.accepted)
+}
+
+// lateContext has ended, since its time was over.
+var lateContext, _ = context.WithDeadline(context.Background(), expired) //nolint:govet // it has ended
+
+// greetingContext returns a context that has ended once the connection is torn down.
+func (c *connection) greetingContext() context.Context {
+	if c.stopped.Load() {
+		return lateContext
+	}
+	return context.Background()
+}
+
+// awaits reports whether a call of package ingress is to be made again: with the next step, or once its time is over.
+func (c *connection) awaits(err error) bool {
+	if err == nil || !errors.Is(err, datapath.ErrWait) {
+		return false
+	}
+	var p ingress.Pause
+	if errors.As(err, &p) {
+		c.driver.Expect(time.Duration(p), c.kept.onLate)
+	}
+	return true
+}
+
+// endWait ends the time that awaits has set.
+func (c *connection) endWait() {
+	if c.onLoop {
+		c.driver.Expect(-1, nil)
+	}
+}
+
+// reject ends a connection that is not relayed. The client is first sent an answer, if it has none yet.
+func (c *connection) reject(r *rejection) {
+	if r.unanswered && c.awaits(c.chosen.Answer(netip.AddrPort{}, r.err)) {
+		c.rejected = r
+		c.setPhase(refusing)
+		return
+	}
+	c.endWait()
+	c.isOver = true
+	c.kept.done(r)
+}
+
+// greetClient finds out where the client wants to go, and dials the server. It leaves what the client sent beyond its
+// request in up.early.
+func (c *connection) greetClient(ctx context.Context) {
+	var chosen ingress.Client
+	var err error
+	if again := c.chosen.Again; again != nil {
+		chosen, err = again(ctx)
+	} else {
+		chosen, err = c.listener.Greet(ctx, c.client.conn)
+	}
 	switch {
+	case c.awaits(err):
+		c.chosen.Again = chosen.Again
+		return
 	case errors.Is(err, ingress.ErrUnauthorized):
-		return &rejection{RejectedAuth, err}
+		c.reject(&rejection{reason: RejectedAuth, err: err})
+		return
 	case err != nil:
-		return &rejection{RejectedHandshake, err}
+		c.reject(&rejection{reason: RejectedHandshake, err: err})
+		return
 	}
+	c.endWait()
 	early, conn := chosen.Detach()
 	c.mu.Lock()
 	c.chosen = chosen
@@ -228,18 +280,29 @@ func (c *connection) greetClient() *rejection {
 	c.up.early = early
 	c.phase = dialling
 	c.mu.Unlock()
+	if r := c.countGreeted(); r != nil {
+		c.reject(r)
+		return
+	}
+	c.decidedBy = c.env.currentSettings()
+	c.dialStarted = c.env.Clock()
+	c.dialServer()
+}
+
+// countGreeted counts the client in the limits and the loop guard.
+func (c *connection) countGreeted() *rejection {
 	if c.counted == nil { // the client was behind a proxy, and its address is known only now
-		c.counted = c.env.limits.enterSource(source{host: datapath.Host(chosen.Source.Addr())})
+		c.counted = c.env.limits.enterSource(source{host: datapath.Host(c.chosen.Source.Addr())})
 		if c.counted == nil {
-			return c.refuseClient(&refusal{
+			return refuseClient(&refusal{
 				RejectedSourceLimit,
-				fmt.Errorf("too many connections from %v", chosen.Source.Addr()),
+				fmt.Errorf("too many connections from %v", c.chosen.Source.Addr()),
 			})
 		}
 	}
 	if c.listener.cfg.Mode.Captures() {
 		if err := c.env.loops.noteCaptured(c.clientWire()); err != nil {
-			return c.refuseClient(&refusal{RejectedLoop, err})
+			return refuseClient(&refusal{RejectedLoop, err})
 		}
 		c.captured = true
 	}
@@ -248,27 +311,28 @@ func (c *connection) greetClient() *rejection {
 
 // clientWire returns a captured client leg: from the client to its destination.
 func (c *connection) clientWire() wire {
-	return wireOf(addrPort(c.accepted.RemoteAddr()), c.chosen.Target)
+	return wireOf(addrPort(c.client.conn.RemoteAddr()), c.chosen.Target)
 }
 
-// dialServer makes the server leg and then calls done, which may be on a loop. The guards and rules check every
-// address right before it is tried, be it resolved or given.
-func (c *connection) dialServer(done func(datapath.Conn, error)) {
+// dialServer makes the server leg. The guards and rules check every address right before it is tried, be it resolved or
+// given. Names are resolved inside the dial, so that its time counts as part of it.
+func (c *connection) dialServer() {
 	timeout := c.decidedBy.cfg.Limits.DialTimeout
 	// An address inside a tunnel is dialled through it, in user space, which may wait.
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.tunnelTo(to.Addr()); via != nil && err == nil {
 			if err := c.permitTarget(to); err != nil {
-				done(nil, err)
+				c.onDialled(nil, err)
 				return
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			c.setCancel(cancel)
 			c.env.setups.runSetup(func() {
 				defer cancel()
-				done(kernel.UntilReset(ctx, c.client.conn, func(ctx context.Context) (datapath.Conn, error) {
+				server, err := kernel.UntilReset(ctx, c.client.conn, func(ctx context.Context) (datapath.Conn, error) {
 					return via.Dial(ctx, c.chosen.Source.Addr(), to)
-				}))
+				})
+				c.runStep(func() { c.onDialled(server, err) })
 			})
 			return
 		}
@@ -288,15 +352,58 @@ func (c *connection) dialServer(done func(datapath.Conn, error)) {
 	if c.decidedBy.policy.KeepsDSCP() {
 		cfg.DSCP = c.dscpTowards
 	}
-	c.setCancel(c.env.Dial(cfg, func(conn datapath.Conn, err error) {
-		if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
-			err = c.noteDialled(conn)
+	c.setCancel(c.env.Dial(cfg, c.kept.onDialed))
+}
+
+// onOutsideDialled continues after a dial from this machine: on the loop, or for a name on a goroutine.
+func (c *connection) onOutsideDialled(server datapath.Conn, err error) {
+	if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
+		if err = c.noteDialled(server); err != nil {
+			server = nil
 		}
-		if err != nil {
-			conn = nil
-		}
-		done(conn, err)
-	}))
+	}
+	if c.onLoop && c.chosen.Target.IsValid() {
+		c.onDialled(server, err)
+		return
+	}
+	c.runStep(func() { c.onDialled(server, err) })
+}
+
+// runStep runs a step: on the loop, or in the setup pool.
+func (c *connection) runStep(f func()) {
+	if c.onLoop {
+		c.driver.Do(f)
+		return
+	}
+	c.env.setups.runSetup(f)
+}
+
+// onDialled continues after the dial: with the relay, or with the wait for a server name if several verdicts are
+// still possible.
+func (c *connection) onDialled(server datapath.Conn, err error) {
+	if err == nil {
+		c.listener.dial.Observe(c.env.Clock().Sub(c.dialStarted))
+	}
+	if r := c.attachServer(server, err); r != nil {
+		c.reject(r)
+		return
+	}
+	// An exchange may read several times for one byte.
+	if c.onLoop && (c.chosen.Exchange != nil || !c.driver.Join(server)) {
+		c.driver.Leave(c.client.conn)
+		c.onLoop = false
+	}
+	if len(c.prospects) == 1 {
+		c.startRelaying()
+		return
+	}
+	c.setPhase(deciding)
+	if c.onLoop {
+		c.driver.Expect(c.decidedBy.cfg.Limits.ServerNameWait, c.kept.onLate)
+		c.decideOnLoop(false)
+		return
+	}
+	c.env.setups.runSetup(func() { c.decide(c.awaitServerName()) })
 }
 
 // setCancel sets what tearDown calls to end the greeting or the dial. After a tearDown it calls cancel itself.
@@ -371,7 +478,7 @@ func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
 	if c.chosen.Peer != "" {
 		f.Peer, f.Inside = c.chosen.Peer, true
-	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header named another
+	} else if from := addrPort(c.client.conn.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header named another
 		f.Peer = from.String()
 	}
 	if via, err := c.tunnelTo(target.Addr()); via != nil && err == nil {
@@ -384,7 +491,7 @@ func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 // the prospects, which is the only one unless a server name is still to decide.
 func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	if err != nil {
-		return c.refuseClient(err)
+		return refuseClient(err)
 	}
 	c.mu.Lock()
 	c.server = leg{conn: server}
@@ -392,7 +499,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	c.mu.Unlock()
 	if stopped {
 		_ = server.Reset()
-		return c.refuseClient(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
+		return refuseClient(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// The rules are asked again, because only now it is known which of a name's addresses answered.
 	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
@@ -404,7 +511,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	if c.isHeaderSettled() {
 		if err := c.sendProxyHeader(); err != nil {
 			_ = server.Reset()
-			return c.refuseClient(err)
+			return refuseClient(err)
 		}
 	}
 	// After this answer the client cannot be sent an error in its protocol.
@@ -437,33 +544,34 @@ func (c *connection) sendProxyHeader() error {
 	return nil
 }
 
-// refuseClient is for clients that were not answered yet. It sends the client an error in its protocol, which closes
-// the connection.
-func (c *connection) refuseClient(err error) *rejection {
-	_ = c.chosen.Answer(netip.AddrPort{}, err)
-	return &rejection{dialReason(err), err}
+// refuseClient is for clients that were not answered yet. They are sent an error in their protocol, which closes the
+// connection.
+func refuseClient(err error) *rejection {
+	return &rejection{reason: dialReason(err), err: err, unanswered: true}
 }
 
 // resetBoth ends a connection after its client was answered, when no error can be sent any more.
 func (c *connection) resetBoth(reason Reason, err error) *rejection {
 	_ = c.server.conn.Reset()
 	_ = c.client.conn.Reset()
-	return &rejection{reason, err}
+	return &rejection{reason: reason, err: err}
 }
 
-// decideByName waits for the server name and chooses one of the prospects by it.
-func (c *connection) decideByName() *rejection {
-	c.decidedOn.ServerName = c.awaitServerName()
+// decide chooses one of the prospects by the server name, and begins to relay.
+func (c *connection) decide(name string) {
+	c.decidedOn.ServerName = name
 	settled := c.isHeaderSettled() // then attachServer has sent it
 	if r := c.applyNameVerdict(); r != nil {
-		return r
+		c.reject(r)
+		return
 	}
 	if !settled {
 		if err := c.sendProxyHeader(); err != nil {
-			return c.resetBoth(RejectedDialError, err)
+			c.reject(c.resetBoth(RejectedDialError, err))
+			return
 		}
 	}
-	return nil
+	c.startRelaying()
 }
 
 // applyNameVerdict sets the verdict for the server name, or for its absence. No byte has moved yet.
@@ -478,78 +586,55 @@ func (c *connection) applyNameVerdict() *rejection {
 	return c.resetBoth(RejectedRule, refusedBy(verdict))
 }
 
-// firstBytes lends memory for the first bytes of clients.
-var firstBytes = sync.Pool{New: func() any { return new([policy.MaxFirstBytes]byte) }}
-
 // expired is a deadline in the past.
 var expired = time.Unix(1, 0)
 
-// awaitServerName looks for a server name in the client's first bytes, which
-// it leaves for the relay. It waits until they are complete, for
-// the configured time. It stops when the server speaks: then the
-// client does not speak first, and bytes would be held up.
-func (c *connection) awaitServerName() string {
+// lookForName looks for a server name in the client's first bytes, and reads on while it is not whole. What it reads is
+// relayed first. After an error there is no name, and the relay meets the error. more: it would have to wait.
+func (c *connection) lookForName() (name string, more bool) {
 	if c.chosen.Exchange != nil {
-		return policy.HostName(c.decidedOn.Host) // of the URL, in whatever form the request has
+		return policy.HostName(c.decidedOn.Host), false // of the URL, in whatever form the request has
 	}
-	early := c.up.early
-	if name, more := policy.ServerName(early); !more {
-		return name
+	for {
+		if name, more = policy.ServerName(c.up.early); !more {
+			return name, false
+		}
+		if err := c.up.readEarly(c.client.conn, c.env.buffers); err != nil {
+			return "", errors.Is(err, datapath.ErrWait)
+		}
 	}
-	client, ok := c.client.conn.(datapath.Peeker)
-	if !ok {
-		return ""
-	}
-	stop := c.boundPeek()
-	defer stop()
-
-	// A client that says nothing takes no memory of the pool: the first Peek waits for one byte.
-	var first [1]byte
-	spoke := false
-	if err := client.Peek(first[:], func([]byte) bool { spoke = true; return true }); err != nil || !spoke {
-		return ""
-	}
-	buf := firstBytes.Get().(*[policy.MaxFirstBytes]byte)
-	defer firstBytes.Put(buf)
-	n := copy(buf[:], early)
-	name := ""
-	_ = client.Peek(buf[n:], func(b []byte) bool {
-		var more bool
-		name, more = policy.ServerName(buf[:n+len(b)])
-		return !more
-	}) // after an error there is no name, and the relay meets the error
-	return name
 }
 
-// boundPeek makes a Peek at the client's leg fail once the server speaks or ends, or
-// the time is over. stop undoes it.
-func (c *connection) boundPeek() (stop func()) {
+// decideOnLoop decides once the client's first bytes have shown a server name, or that they have none. It does not wait
+// when isLate is set, and once the server speaks: then the client does not speak first, and bytes would be held up.
+func (c *connection) decideOnLoop(isLate bool) {
+	name, more := c.lookForName()
+	if more && !isLate && errors.Is(c.down.readEarly(c.server.conn, c.env.buffers), datapath.ErrWait) {
+		return
+	}
+	c.endWait()
+	c.decide(name)
+}
+
+// awaitServerName is decideOnLoop's wait for goroutines. Reads of the client fail once the server speaks or ends, or the
+// time is over.
+func (c *connection) awaitServerName() string {
 	client, server := c.client.conn, c.server.conn
-	fired := make(chan struct{})
-	timer := time.AfterFunc(c.decidedBy.cfg.Limits.ServerNameWait, func() {
-		_ = client.SetReadDeadline(expired)
-		close(fired)
-	})
+	until := time.Now().Add(c.decidedBy.cfg.Limits.ServerNameWait) //nolint:forbidigo // a deadline is of the real clock
+	_ = client.SetReadDeadline(until)                              // there is one from the start: a QUIC stream then reads so that it can be ended
+	_ = server.SetReadDeadline(until)
 	heard := make(chan struct{}) // closed: the goroutine has left the server leg alone
 	go func() {
 		defer close(heard)
-		p, ok := server.(datapath.Peeker)
-		if !ok {
-			return
-		}
-		var first [1]byte
-		_ = p.Peek(first[:], func([]byte) bool { return true })
+		_ = c.down.readEarly(server, c.env.buffers)
 		_ = client.SetReadDeadline(expired)
 	}()
-	return func() {
-		_ = server.SetReadDeadline(expired)
-		<-heard
-		if !timer.Stop() {
-			<-fired
-		}
-		_ = server.SetReadDeadline(time.Time{})
-		_ = client.SetReadDeadline(time.Time{})
-	}
+	name, _ := c.lookForName()
+	_ = server.SetReadDeadline(expired)
+	<-heard
+	_ = server.SetReadDeadline(time.Time{})
+	_ = client.SetReadDeadline(time.Time{})
+	return name
 }
 
 // dscpTowards returns the mark of packets to an address. keep reports whether all verdicts that are possible for it
@@ -608,7 +693,7 @@ func (c *connection) startRelaying() {
 	if err := c.openDirections(nil, nil); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.closeLegs()
-		c.done(&rejection{RejectedDialError, err})
+		c.reject(&rejection{reason: RejectedDialError, err: err})
 		return
 	}
 	c.opened = c.env.Clock()
@@ -658,12 +743,9 @@ func (c *connection) runDirections() {
 			c.moving.Add(1)
 		}
 	}
-	if c.chosen.Exchange == nil { // an exchange may read several times for one byte
-		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.stepBoth); ok {
-			c.post = post
-			c.post()
-			return
-		}
+	if c.onLoop {
+		c.driver.Post()
+		return
 	}
 	for _, d := range []*direction{&c.down, &c.up} {
 		d.wake = make(chan struct{}, 1)
@@ -683,10 +765,10 @@ func (c *connection) runDirections() {
 // stepBoth moves what both directions can move now. It runs on a loop, and does not wait.
 func (c *connection) stepBoth() {
 	if c.recyclable.Load() {
-		c.giveBack()
+		c.kept.giveBack()
 		return
 	}
-	if c.onLoop = true; c.parked {
+	if c.parked {
 		return
 	}
 	for _, d := range [...]*direction{&c.down, &c.up} {
@@ -696,7 +778,7 @@ func (c *connection) stepBoth() {
 		switch p, e := d.moveBytes(); p {
 		case waits:
 		case again:
-			c.post()
+			c.driver.Post()
 		case over:
 			d.carrier.Release()
 			if l := c.finishDirection(d, e); l != nil {
@@ -711,17 +793,17 @@ func (c *connection) stepBoth() {
 	}
 }
 
-// isKnownToLoopAlone reports whether only the loop of the legs refers to a connection that is over, but for walks: no
-// goroutine has greeted its client, and neither a flow nor a bound of a receive window calls it.
+// isKnownToLoopAlone reports whether only the loop of the legs refers to a connection that is over, but for walks:
+// neither a flow nor a bound of a receive window calls it.
 func (c *connection) isKnownToLoopAlone() bool {
-	return c.noHandshake && c.post != nil && c.down.isUnmanaged() && c.up.isUnmanaged()
+	return c.onLoop && c.down.isUnmanaged() && c.up.isUnmanaged()
 }
 
 // onDirectionEnd ends the connection when both directions are over.
 func (c *connection) onDirectionEnd() {
 	if c.moving.Add(-1) == 0 {
 		c.awaitDelivery()
-		c.done(nil)
+		c.kept.done(nil)
 	}
 }
 
@@ -776,12 +858,14 @@ func (c *connection) isMovable() bool {
 // After an error drop ends what it has begun.
 func (c *connection) restore(r *connectionRecord, client, server *kernel.Conn) error {
 	now := c.env.Clock()
-	c.accepted, c.started, c.opened = client, now.Add(-r.Age), now.Add(r.Setup-r.Age)
+	c.started, c.opened = now.Add(-r.Age), now.Add(r.Setup-r.Age)
 	c.chosen = ingress.Client{
-		Conn: client, Listener: r.Listener, Source: r.Source, Target: r.Target, Host: r.Host, Fixed: r.Fixed,
+		Conn: client, Source: r.Source, Target: r.Target, Host: r.Host, Fixed: r.Fixed,
 	}
 	c.decidedOn, c.verdict = r.Facts, &r.Verdict
 	c.client, c.server = leg{conn: client}, leg{conn: server}
+	c.phase = dialling // steps do nothing before resume
+	c.onLoop = c.driver.Start(client, c.kept.step) && c.driver.Join(server)
 	c.down.early, c.up.early = r.Down.Stored, r.Up.Stored
 	if err := c.openDirections(&r.Down, &r.Up); err != nil {
 		return err
@@ -811,7 +895,7 @@ func closeDetached(legs ...kernel.DetachedLeg) {
 	}
 }
 
-// resume runs a restored connection under the present rules.
+// resume runs a restored connection under the present rules. It runs on the loop.
 func (c *connection) resume() {
 	c.route, c.peer = c.env.totals.countOpened(routeKey{c.listener.cfg.Name, c.verdict.Rule}, c.chosen.Peer,
 		c.verdict.Down.Algorithm, c.verdict.Up.Algorithm)
@@ -928,7 +1012,7 @@ func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 // isLastEnd reports whether the end of d ends the connection. Closing the legs then
 // ends them as well as CloseWrite would. c.mu is held.
 func (c *connection) isLastEnd(d *direction) bool {
-	return c.post != nil && c.moving.Load() == 1 && d.dst.ended
+	return c.onLoop && c.moving.Load() == 1 && d.dst.ended
 }
 
 // onWriteFailed handles a leg that takes no more. What it sent before may still
@@ -1045,9 +1129,6 @@ func (c *connection) tearDown(cause Cause, err error) {
 		c.setCause(cause, err)
 	}
 	client, server, cancel := c.client.conn, c.server.conn, c.cancel
-	if client == nil { // the greeting is not over
-		client = c.accepted
-	}
 	c.mu.Unlock()
 	// Without mu, because cancel may call back into a step that takes it.
 	if cancel != nil {
@@ -1124,7 +1205,7 @@ func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
 	switch at {
 	case relaying:
 		limit, how = t.idle, ClosedIdle
-	case greeting, dialling, deciding: // have timeouts of their own
+	case greeting, dialling, deciding, refusing: // have timeouts of their own
 		limit = 0
 	}
 	// Bytes that are still being delivered count as activity. Only quiet connections are

@@ -1,10 +1,12 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -47,7 +50,8 @@ type relay struct {
 	env     *environment
 	stopped atomic.Bool  // torn down by the proxy; set with mu held
 	active  atomic.Int64 // cc.Time when a byte last moved
-	post    func()       // makes the loop of both legs call step; nil: a goroutine runs each direction
+	driver  kernel.Driver
+	onLoop  bool // driver runs the steps of the connection; else goroutines do
 
 	mu   sync.Mutex
 	stop chan struct{} // closed when stopped is set; nil: nothing has waited for it
@@ -329,7 +333,7 @@ type end struct {
 // wakeUp is flow.Leg's Wake: it neither blocks nor calls back.
 func (d *direction) wakeUp() {
 	if d.wake == nil {
-		d.relay.post()
+		d.relay.driver.Post()
 		return
 	}
 	select {
@@ -471,6 +475,23 @@ func (d *direction) drainStored() error {
 		d.filled = 0
 	}
 	return nil
+}
+
+// readEarly adds to early what src has sent, before the relay begins. It returns ErrWait or waits while that is nothing.
+func (d *direction) readEarly(src datapath.Conn, buffers *datapath.Buffers) error {
+	var read bytes.Buffer
+	c := datapath.NewCopy(&read, src, buffers)
+	defer c.Release()
+	n, err := c.Fill(datapath.SmallBuffer)
+	if n > 0 {
+		_, _ = c.Drain(n)
+		d.early = append(d.early, read.Bytes()...)
+		return nil
+	}
+	if !errors.Is(err, datapath.ErrWait) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		d.ending = err // the socket may not tell of it again
+	}
+	return err
 }
 
 // storedBytes returns how many bytes have been read and not written.

@@ -33,11 +33,11 @@
 // # A download
 //
 //  1. A Way accepts the client leg on a loop (package eventloop), and greets it. Where that takes asking
-//     the client (SOCKS5, HTTP, a PROXY header), a goroutine of the setup pool does it.
+//     the client (SOCKS5, HTTP, a PROXY header), the loop feeds what comes to a parser of package greeting.
 //  2. policy.Decide returns a verdict: a refusal, or flow.Terms for each direction. The server is dialled on the loop
 //     of the client, and then the client is answered in its own protocol. The kernel answers captured
 //     clients before the proxy sees them, so that a failed dial becomes a RST there. Where a rule by server name may
-//     still decide, the client's first bytes are read without taking them (datapath.Peeker).
+//     still decide, the client's first bytes are read, and relayed once it has decided.
 //  3. Two kernel legs are relayed by the loop of both, other legs by a goroutine for each direction. A direction
 //     is left to the kernel while no more than an initial window is underway (RFC 6928). Before a write would make it
 //     more, the relay asks the leg what it can enforce, opens a flow, and gives the leg's reports to it.
@@ -60,11 +60,11 @@
 // # Loops and goroutines
 //
 // An idle connection between kernel sockets has no goroutine, stack or buffer: one task of the loop of both legs
-// moves both directions without a lock. What runs on a loop must not wait. The setup pool greets clients that are
-// asked, waits for server names and dials through tunnels, and the wait for the last acknowledgements before a reset
-// has a goroutine.
+// moves both directions without a lock. The same task greets the client before that, and reads the first bytes that
+// show a server name. What runs on a loop must not wait. The setup pool serves the clients of tunnels and dials through
+// tunnels, and the wait for the last acknowledgements before a reset has a goroutine.
 //
-// direction.moveBytes is written once for both. Where kernel.Drive has found both legs on one loop, they return
+// direction.moveBytes is written once for both. While a kernel.Driver serves both legs, they return
 // datapath.ErrWait instead of waiting, and an event, Wake or the close of a leg has the loop call again. Elsewhere
 // (netstack, HTTP/3, a request with parsed content) the same calls wait, and moveBytes returns when all is over.
 //

@@ -291,8 +291,6 @@ func (l *fakeListener) Serve(take func(datapath.Conn)) error {
 	}
 }
 
-func (l *fakeListener) Prompt(datapath.Conn) bool { return false }
-
 // handshakeTimeout is a listener's own.
 const handshakeTimeout = 10 * time.Second
 
@@ -310,7 +308,7 @@ func (l *fakeListener) Greet(ctx context.Context, conn datapath.Conn) (ingress.C
 		target = netip.MustParseAddrPort("203.0.113.9:443")
 	}
 	return ingress.Client{
-		Conn: conn, Listener: "fake", Fixed: !l.asked.IsValid(),
+		Conn: conn, Fixed: !l.asked.IsValid(),
 		Source: netip.MustParseAddrPort("198.51.100.7:5000"), Target: target,
 		Current: func() bool { return !l.gone.Load() },
 		Answer: func(_ netip.AddrPort, err error) error {

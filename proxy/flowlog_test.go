@@ -113,7 +113,7 @@ func TestARuleThatAsksForANameDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 		require.NoError(t, err)
 		c := &connection{
 			relay: relay{env: &environment{Parts: Parts{Log: log}}}, listener: &listenerState{}, decidedBy: in,
-			accepted: from{addr: "192.0.2.1"},
+			client: leg{conn: from{addr: "192.0.2.1"}},
 		}
 		assert.Nil(t, c.applyNameVerdict())
 		assert.NoError(t, end())

@@ -140,7 +140,7 @@ func (m *Mover) settle(parked []*connection, records []connectionRecord, adopted
 			back.keptBack = true
 			m.kernel.startMoved(back)
 		}
-		c.done(nil)
+		c.kept.done(nil)
 	}
 	if adopted == nil { // the other process says no more
 		m.logMoved()
@@ -238,10 +238,11 @@ func (k *Kernel) startMoved(c *connection) {
 	k.nextID++
 	c.id = k.nextID
 	k.conns.addConnection(c)
+	c.seen = true // the Mover refers to it
 	k.mu.Unlock()
 	c.listener.handlers.Add(1)
 	k.handlers.Add(1)
-	c.resume()
+	c.driver.Do(c.resume)
 	select {
 	case <-k.aborted: // and perhaps before c was among the connections
 		c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)

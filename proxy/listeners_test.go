@@ -413,7 +413,6 @@ func (f *fakeTunnel) Close() error                          { return f.fakeListe
 func (f *fakeTunnel) Drain()                                { f.fakeListener.Drain() }
 func (f *fakeTunnel) Health() error                         { return nil }
 func (f *fakeTunnel) Place(netip.Addr) tunnel.Place         { return tunnel.Elsewhere }
-func (f *fakeTunnel) Prompt(datapath.Conn) bool             { return false }
 func (f *fakeTunnel) Serve(take func(datapath.Conn)) error  { return f.fakeListener.Serve(take) }
 func (f *fakeTunnel) Status() (tunnel.Status, error)        { return tunnel.Status{}, nil }
 func (f *fakeTunnel) Tunnel() tunnel.Listener               { return f }

@@ -69,8 +69,9 @@ type Cause struct {
 
 // rejection is why a connection was not relayed.
 type rejection struct {
-	reason Reason
-	err    error
+	reason     Reason
+	err        error
+	unanswered bool // the client is to be told in its protocol
 }
 
 // refusal is an error of our own about where a connection may go.

@@ -168,7 +168,7 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 		}
 	}
 	c := s.newConnection()
-	c.env, c.listener, c.started, c.accepted, c.counted = &s.env, l, s.env.Clock(), conn, counted
+	c.env, c.listener, c.started, c.client.conn, c.counted = &s.env, l, s.env.Clock(), conn, counted
 	c.active.Store(int64(c.started))
 	s.mu.Lock()
 	s.nextID++
@@ -177,7 +177,6 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
-	c.noHandshake = l.Prompt(conn)
 	c.start()
 	return "", true
 }
@@ -188,11 +187,14 @@ func (s *Server) newConnection() *connection {
 		return c
 	}
 	c := &connection{}
-	c.done = func(r *rejection) { s.onConnectionEnd(c, r) }
-	c.giveBack = func() {
-		kernel.Recycle(c.client.conn, c.server.conn)
-		*c = connection{done: c.done, giveBack: c.giveBack}
-		s.freeConns.Put(c)
+	c.kept = &connectionKept{
+		done: func(r *rejection) { s.onConnectionEnd(c, r) },
+		giveBack: func() {
+			kernel.Recycle(c.client.conn, c.server.conn)
+			*c = connection{kept: c.kept}
+			s.freeConns.Put(c)
+		},
+		step: c.step, onLate: c.onLate, onDialed: c.onOutsideDialled,
 	}
 	return c
 }
@@ -214,7 +216,7 @@ func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	// The loop has been posted by the end of the legs. It gives the memory back in the step after that, its last one.
 	if r == nil && !seen && c.isKnownToLoopAlone() {
 		c.recyclable.Store(true)
-		c.post()
+		c.driver.Post()
 	}
 }
 

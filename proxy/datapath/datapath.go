@@ -6,7 +6,6 @@
 //
 //	interface     what for                                                 legs
 //	Ending        a RST is passed on as a RST, behind what came before it  all
-//	Peeker        rules look at a connection's first bytes                 all
 //	ReadyReader   an idle connection holds no memory                       kernel, netstack
 //	Carriage      bytes pass without a copy                                kernel
 //	Receiver,     the peer's sending is held back while its queue grows    kernel; Advertiser: netstack too

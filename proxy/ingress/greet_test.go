@@ -72,7 +72,6 @@ func (h handshake) run(t *testing.T, cfg Config) {
 			assert.False(t, c.Target.IsValid(), "a named host is not an address too")
 		}
 		assert.Equal(t, h.host, c.Host)
-		assert.Equal(t, "test", c.Listener)
 
 		// What was read and what was not, in order, in both ways of reading.
 		conn.hangUp = true

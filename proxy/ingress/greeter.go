@@ -43,11 +43,6 @@ func newGreeter(cfg Config, self netip.AddrPort, guesses *Guesses) (*greeter, er
 	return g, nil
 }
 
-// isPrompt reports whether the handshake of conn reads nothing from the client.
-func (l *greeter) isPrompt(conn datapath.Conn) bool {
-	return !l.cfg.Mode.Asks() && !l.trustsPeer(addrPort(conn.RemoteAddr()).Addr())
-}
-
 // trustsPeer reports whether a peer must begin with a PROXY header, which is then believed.
 func (l *greeter) trustsPeer(peer netip.Addr) bool {
 	for _, p := range l.cfg.TrustedProxies {
@@ -58,9 +53,9 @@ func (l *greeter) trustsPeer(peer netip.Addr) bool {
 	return false
 }
 
-// setTarget sets the destination of a client that is not asked. original is the one in mode redirect. It refuses a
-// captured destination that would come back to this listener.
-func (l *greeter) setTarget(c *Client, original netip.AddrPort) error {
+// setTarget sets the destination of a client that is not asked. It refuses a captured destination that would come back
+// to this listener.
+func (l *greeter) setTarget(c *Client) error {
 	mode := l.cfg.Mode
 	c.Answer = answerWithReset(c.Conn)
 	switch mode {
@@ -68,7 +63,7 @@ func (l *greeter) setTarget(c *Client, original netip.AddrPort) error {
 		c.Target, c.Host, c.Fixed = l.target, l.host, true
 		return nil
 	case access.Redirect:
-		c.Target = original
+		c.Target, _ = originalDestination(c.Conn)
 	default:
 		c.Target = addrPort(c.LocalAddr())
 	}

@@ -34,13 +34,12 @@ type Listener interface {
 	// or memory are short it waits and tries again. take must not wait.
 	Serve(take func(datapath.Conn)) error
 
-	// Prompt reports whether Greet of a connection reads nothing from the client, so that it does
-	// not wait.
-	Prompt(conn datapath.Conn) bool
-
-	// Greet finds out where the connection is meant to go. Unless it is Prompt, it needs a
-	// goroutine of its own, takes no longer than the configured handshake timeout, and ends with
-	// ctx. On an error it has told the client what the protocol allows and closed the connection.
+	// Greet finds out where the connection is meant to go. It takes no longer than the configured
+	// handshake timeout. On an error it has told the client what the protocol allows and closed
+	// the connection.
+	//
+	// Where a loop drives the connection, Greet does not wait: instead it returns
+	// datapath.ErrWait and a Client with nothing but Again. Elsewhere it ends with ctx.
 	Greet(ctx context.Context, conn datapath.Conn) (Client, error)
 
 	Addr() net.Addr
@@ -59,7 +58,6 @@ type Client struct {
 	// Conn is the connection that was taken, or a thin layer over it while bytes wait that the
 	// client sent behind its handshake (see Detach).
 	datapath.Conn
-	Listener string
 	Source   netip.AddrPort  // the client's own address: from PROXY protocol where it was used
 	Target   netip.AddrPort  // invalid when the client named a Host; never with a zone
 	Host     string          // "name:port" when the client named it
@@ -70,10 +68,15 @@ type Client struct {
 	cameTo   *netip.AddrPort // what a PROXY header says of it; nil: there was none
 	Exchange *Exchange       // bounds what passes behind the early bytes; nil: all that comes
 
+	// Again goes on with a Greet that has returned datapath.ErrWait. Call it at the next event of
+	// the connection, and where the error is a Pause, after that time with a ctx that has ended.
+	Again func(ctx context.Context) (Client, error)
+
 	// Answer tells the client how the dial went, in its protocol: bound is the local address of
 	// the server leg, err why there is none (wrap ErrNotAllowed where policy refused). Call it
-	// once. After an error the connection is closed: with RST where it was captured, since its
-	// handshake was answered before the dial could be tried.
+	// once, and once more at each event where it returns datapath.ErrWait; where that is a Pause,
+	// close the connection after that time. After an error the connection is closed: with RST
+	// where it was captured, since its handshake was answered before the dial could be tried.
 	Answer func(bound netip.AddrPort, err error) error
 }
 

@@ -99,7 +99,7 @@ const (
 
 // Socket is a TCP listener of any mode. Its greeter does what the modes do differently. All
 // methods may be called from any goroutine: Apply replaces the greeter as a whole, and a
-// connection keeps the one that it came under.
+// client keeps the one that began to greet it.
 type Socket struct {
 	ln      Acceptor
 	greeter atomic.Pointer[greeter]
@@ -213,17 +213,14 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 		if l.delay.Load() != 0 {
 			l.delay.Store(0)
 		}
-		take(l.wrapArrival(conn))
+		take(conn)
 	}, l.acceptFailed)
 	return fmt.Errorf("ingress: listener %q: accept: %w", l.currentConfig().Name, err)
 }
 
-// Prompt implements Listener.
-func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.isPrompt(conn) }
-
 // Greet implements Listener.
 func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
-	return l.arrivalOf(conn).greetClient(ctx)
+	return l.greeter.Load().greetClient(ctx, conn)
 }
 
 // acceptFailed returns how long to wait after a failure of accept; below 0: it is permanent.
@@ -242,26 +239,6 @@ func (l *Socket) acceptFailed(err error) (pause time.Duration) {
 	}
 	l.delay.Store(int64(pause))
 	return pause
-}
-
-// wrapArrival notes the greeter of the moment and, in mode redirect, the original destination.
-func (l *Socket) wrapArrival(conn datapath.Conn) datapath.Conn {
-	a := &arrival{Conn: conn, by: l.greeter.Load()}
-	if a.by.cfg.Mode != access.Redirect {
-		return a
-	}
-	if original, err := originalDestination(conn); err == nil {
-		a.original = original
-	}
-	return a
-}
-
-// arrivalOf returns what is known of a connection that is to be greeted.
-func (l *Socket) arrivalOf(conn datapath.Conn) *arrival {
-	if a, ok := conn.(*arrival); ok {
-		return a
-	}
-	return &arrival{Conn: conn, by: l.greeter.Load()}
 }
 
 // shortages are the errors of accept4(2) and epoll_ctl(2) that pass once resources are there

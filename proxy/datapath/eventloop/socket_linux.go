@@ -54,10 +54,9 @@ type Socket struct {
 
 	driver atomic.Pointer[Task]
 
-	// Whether an event has announced bytes since the last read. See MayBeUrgent.
-	toldTask   *Task       // the driver at that event; nil: no event, or no driver. The loop's goroutine alone
-	toldEarly  bool        // there was an event without a driver. The loop's goroutine alone
-	everWaited atomic.Bool // a goroutine has read, or may have
+	announced bool // an event has announced bytes since the last read of a driver
+
+	everWaited atomic.Bool // a goroutine has called Read or Write
 
 	mu sync.Mutex
 }
@@ -128,9 +127,7 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 		}
 	}
 	t := s.driver.Load()
-	if events&unix.EPOLLIN != 0 {
-		s.toldTask, s.toldEarly = t, t == nil
-	}
+	s.announced = s.announced || events&unix.EPOLLIN != 0
 	if t != nil {
 		l.scheduleTask(t)
 		return
@@ -169,11 +166,8 @@ func (s *Socket) Urgent() bool { return s.urgent.Load() }
 
 // MayBeUrgent reports, in a call of Read, whether the next byte may be an urgent one. An event for bytes announces an
 // urgent one among them, too. So the byte is none if the driver reads for the first time since an event, and no urgent
-// byte was ever announced. This spares most reads a system call.
-func (s *Socket) MayBeUrgent() bool {
-	t := s.driver.Load()
-	return s.Urgent() || t == nil || s.toldTask != t && (!s.toldEarly || s.everWaited.Load())
-}
+// byte was ever announced. This spares most reads a system call. What goroutines have read is not known here.
+func (s *Socket) MayBeUrgent() bool { return s.Urgent() || s.everWaited.Load() || !s.announced }
 
 // Writable reports whether the socket may take bytes. Only the loop's goroutine calls it.
 func (s *Socket) Writable() bool { return s.out.ready }
@@ -237,7 +231,7 @@ func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 	}
 	done := d.ready && f(uintptr(s.fd))
 	if d == &s.in {
-		s.toldTask, s.toldEarly = nil, false
+		s.announced = false
 	}
 	if done {
 		return nil

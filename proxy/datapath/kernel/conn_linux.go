@@ -19,7 +19,7 @@ import (
 // Conn is a leg over kernel TCP. Its sending direction is a sender, which has the table of its atomics and locks. Its
 // receiving direction is used by one goroutine at a time, or by the task that drives the leg.
 //
-// Reading and writing wait, as net.Conn's do, until Drive: from then on they return datapath.ErrWait instead. An idle
+// Reading and writing wait, as net.Conn's do. While a Driver serves the leg they return datapath.ErrWait instead. An idle
 // leg has no goroutine, no stack and no buffer; so every byte of this struct counts (TestALegIsSmall).
 type Conn struct {
 	sender
@@ -33,7 +33,6 @@ var (
 	_ datapath.Conn        = (*Conn)(nil)
 	_ datapath.ReadyReader = (*Conn)(nil)
 	_ datapath.Carriage    = (*Conn)(nil)
-	_ datapath.Peeker      = (*Conn)(nil)
 	_ datapath.Receiver    = (*Conn)(nil)
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
@@ -50,7 +49,7 @@ func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bo
 // freeConns lends the memory of legs.
 var freeConns = sync.Pool{New: func() any { return new(Conn) }}
 
-// Recycle gives the memory of two closed legs, which Drive was called for, to later ones. Only their loop's goroutine
+// Recycle gives the memory of two closed legs, which a Driver served, to later ones. Only their loop's goroutine
 // calls it. Nothing may refer to the legs any more. A leg that was ever enforced or observed is left to the garbage
 // collector, since its shard may still have it in a list.
 func Recycle(a, b datapath.Conn) {
@@ -180,29 +179,65 @@ func (d *Datapath) Attach(leg DetachedLeg, near *Conn) (*Conn, error) {
 // Do calls f on the goroutine of the leg's loop. f must not wait.
 func (c *Conn) Do(f func()) { c.raw.Loop().Do(f) }
 
-// Drive has one loop serve both legs of a connection, without goroutines, from the first call of post on. The loop
-// calls step after each post, whenever a leg may be read or written, and once a leg is closed. Only step may then read
-// and write, and gets datapath.ErrWait where it would have to wait. Any goroutine may call post. ok: both legs are of
-// this package and have the same loop (DialConfig.Near).
-func Drive(a, b datapath.Conn, step func()) (post func(), ok bool) {
-	one, ok := a.(*Conn)
-	if !ok {
-		return nil, false
-	}
-	two, ok := b.(*Conn)
-	if !ok || one.raw.Loop() != two.raw.Loop() {
-		return nil, false
-	}
-	var task *eventloop.Task
-	task = one.raw.Loop().Task(func() {
-		if !one.raw.Driven() { // on the loop, so that no event comes between the two
-			one.raw.Drive(task)
-			two.raw.Drive(task)
-		}
-		step()
-	})
-	return task.Post, true
+// Driver has the loop of a leg run the steps of a connection, without goroutines. The loop calls step after each Post,
+// whenever a leg may be read or written, and once a leg is closed. Only step, and what else runs on that loop, may then
+// read and write, and gets datapath.ErrWait where it would have to wait.
+//
+// Post and Do may be called from any goroutine, all else on the loop alone; Start and Join elsewhere only while step does
+// nothing. The zero value is ready for Start.
+type Driver struct {
+	task     eventloop.Task
+	deadline *eventloop.Deadline // nil: Expect was not called
 }
+
+// Start has the leg's loop run step. ok: it is a leg of this package.
+func (d *Driver) Start(leg datapath.Conn, step func()) (ok bool) {
+	c, ok := leg.(*Conn)
+	if ok {
+		d.task.Prepare(c.raw.Loop(), step)
+		c.raw.Drive(&d.task)
+	}
+	return ok
+}
+
+// Join has the loop serve another leg as well. ok: it is a leg of this package and of the same loop (DialConfig.Near).
+func (d *Driver) Join(leg datapath.Conn) (ok bool) {
+	c, ok := leg.(*Conn)
+	if ok = ok && c.raw.Loop() == d.task.Loop(); ok {
+		c.raw.Drive(&d.task)
+	}
+	return ok
+}
+
+// Leave has reads and writes of a leg wait again, on any goroutine.
+func (d *Driver) Leave(leg datapath.Conn) {
+	if c, ok := leg.(*Conn); ok {
+		c.raw.Drive(nil)
+	}
+}
+
+// Post has the loop call step soon.
+func (d *Driver) Post() { d.task.Post() }
+
+// Do has the loop call f, once.
+func (d *Driver) Do(f func()) { d.task.Loop().Do(f) }
+
+// Expect has the loop call run after that time. It takes the place of an earlier Expect. Below 0: never.
+func (d *Driver) Expect(after time.Duration, run func()) {
+	if d.deadline != nil {
+		d.task.Loop().Forget(d.deadline)
+	}
+	if after < 0 {
+		return
+	}
+	if d.deadline == nil {
+		d.deadline = new(eventloop.Deadline)
+	}
+	d.task.Loop().Expect(d.deadline, after, run)
+}
+
+// Driven implements datapath.Driven.
+func (c *Conn) Driven() bool { return c.raw.Driven() }
 
 // Info implements datapath.Conn with a fresh reading of TCP_INFO. On a closed leg, or if nothing has been underway
 // since the last reading, it returns that one.
@@ -270,27 +305,6 @@ func (c *Conn) noteRead(n int, err error) (int, error) {
 		c.LimitReceive(c.receiveLimit)
 	}
 	return n, err
-}
-
-// Peek implements datapath.Peeker. The loop's edge-triggered epoll has an event for each segment that comes, although
-// the bytes before it have not been read.
-func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
-	var call error
-	seen := 0
-	poll := c.raw.Read(func(fd uintptr) bool {
-		var n int
-		var ended bool
-		if n, ended, call = peekBytes(int(fd), b); call != nil {
-			return true
-		}
-		done := ended || n == len(b)
-		if n > seen {
-			seen = n
-			done = look(b[:n]) || done
-		}
-		return done
-	})
-	return c.opFailure("peek", poll, call)
 }
 
 // LimitReceive implements datapath.Receiver.

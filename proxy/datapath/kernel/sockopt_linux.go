@@ -331,24 +331,6 @@ func checkReadable(fd int) (n int, err error) {
 	}
 }
 
-// peekBytes copies what there is to read and leaves it in the socket. ended: no more will come.
-func peekBytes(fd int, b []byte) (n int, ended bool, err error) {
-	asked := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
-	if _, err := unix.Poll(asked[:], 0); err != nil && !errors.Is(err, unix.EINTR) {
-		return 0, false, err
-	}
-	events := asked[0].Revents
-	if events&unix.POLLERR != 0 {
-		return 0, true, nil // recvfrom would take the error away from the reader
-	}
-	ended = events&(unix.POLLRDHUP|unix.POLLHUP) != 0
-	n, _, err = unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-		return 0, ended, nil
-	}
-	return max(n, 0), ended, err
-}
-
 // A DSCP is the upper six bits of the TOS byte (IPv4) or of the traffic class (IPv6). On TCP sockets the kernel keeps
 // the lower two, which are ECN's, whatever is set.
 const dscpShift = 2

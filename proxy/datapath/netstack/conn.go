@@ -28,7 +28,7 @@ import (
 )
 
 // Conn is a connection that ends in a Stack. It implements datapath.Conn, datapath.Ending,
-// datapath.Peeker, datapath.ReadyReader, datapath.Advertiser and datapath.Marker.
+// datapath.ReadyReader, datapath.Advertiser and datapath.Marker.
 //
 // Who touches what:
 //
@@ -73,7 +73,6 @@ type Conn struct {
 var (
 	_ datapath.Conn        = (*Conn)(nil)
 	_ datapath.Ending      = (*Conn)(nil)
-	_ datapath.Peeker      = (*Conn)(nil)
 	_ datapath.ReadyReader = (*Conn)(nil)
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
@@ -229,14 +228,11 @@ func (c *Conn) retryUntilReady(d *datapath.Deadline, events waiter.EventMask, tr
 // Read implements net.Conn. It returns io.EOF behind the peer's FIN, and syscall.ECONNRESET where
 // a RST came behind that.
 func (c *Conn) Read(b []byte) (int, error) {
-	return c.readInto(datapath.Lent(b), false)
+	return c.ReadReady(datapath.Lent(b))
 }
 
 // ReadReady implements datapath.ReadyReader: while it waits it holds no memory.
-func (c *Conn) ReadReady(room datapath.Room) (int, error) { return c.readInto(room, false) }
-
-// readInto reads into memory that room lends. It takes memory only once bytes are there.
-func (c *Conn) readInto(room datapath.Room, peek bool) (n int, err error) {
+func (c *Conn) ReadReady(room datapath.Room) (n int, err error) {
 	endpoint, err := c.liveEndpoint()
 	if err != nil {
 		return 0, c.opError("read", err)
@@ -251,46 +247,16 @@ func (c *Conn) readInto(room datapath.Room, peek bool) (n int, err error) {
 			return &tcpip.ErrWouldBlock{}
 		}
 		w := tcpip.SliceWriter(room.Take())
-		result, err := endpoint.Read(&w, tcpip.ReadOptions{Peek: peek})
+		result, err := endpoint.Read(&w, tcpip.ReadOptions{})
 		if n = result.Count; n == 0 {
 			room.GiveBack()
 		}
 		return err
 	})
-	if n > 0 && !peek {
+	if n > 0 {
 		endpoint.(interface{ ModerateRecvBuf(int) }).ModerateRecvBuf(n)
 	}
 	return n, c.resultError("read", err)
-}
-
-// Peek implements datapath.Peeker.
-func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
-	endpoint, err := c.liveEndpoint()
-	if err != nil {
-		return c.opError("read", err)
-	}
-	seen := 0
-	err = c.retryUntilReady(c.readDeadline, waiter.ReadableEvents, func() tcpip.Error {
-		w := tcpip.SliceWriter(b)
-		result, err := endpoint.Read(&w, tcpip.ReadOptions{Peek: true})
-		if _, ended := err.(*tcpip.ErrClosedForReceive); ended {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if result.Count > seen {
-			seen = result.Count
-			if look(b[:seen]) || seen == len(b) {
-				return nil
-			}
-		}
-		if endpoint.Readiness(waiter.EventRdHUp)&waiter.EventRdHUp != 0 {
-			return nil // no more bytes will come
-		}
-		return &tcpip.ErrWouldBlock{}
-	})
-	return c.opError("read", err)
 }
 
 // Write implements net.Conn. It returns once the stack has taken all bytes. They may wait there

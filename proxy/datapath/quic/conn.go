@@ -35,7 +35,7 @@ type Stream interface {
 	QlogTrace() qlogwriter.Trace
 }
 
-// Conn is a stream as a leg. It implements datapath.Conn, datapath.Ending and datapath.Peeker. A
+// Conn is a stream as a leg. It implements datapath.Conn and datapath.Ending. A
 // FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114 §4.4).
 //
 // Who touches what:
@@ -43,7 +43,7 @@ type Stream interface {
 //	fields                     guard       touched by
 //	stream, signals, closed    mu          all callers; signals' own fields are guarded by Trace.mu
 //	frameTorn, writes          writing     Write, CloseWrite, Close
-//	ahead, pendingRead         none        the one goroutine that reads: Read, Peek
+//	ahead, pendingRead         none        the one goroutine that reads
 //	aborted                    atomic      all callers
 //	local, remote, refuse      none        never change
 //
@@ -54,7 +54,7 @@ type Conn struct {
 	aborted       atomic.Bool     // by the peer, or by a timeout
 	writing       sync.Mutex      // one write at a time, and none beside the end of the stream
 	frameTorn     bool            // a write ended within an HTTP/3 frame
-	ahead         []byte          // read by Peek and not by Read
+	ahead         []byte          // read ahead and not by Read
 	pendingRead   chan readResult // a read of the stream that is underway, of ahead; nil: there is none
 	readDeadline  *datapath.Deadline
 
@@ -67,7 +67,6 @@ type Conn struct {
 var (
 	_ datapath.Conn   = (*Conn)(nil)
 	_ datapath.Ending = (*Conn)(nil)
-	_ datapath.Peeker = (*Conn)(nil)
 	_ Stream          = (*http3.Stream)(nil)
 	_ Stream          = (*http3.RequestStream)(nil)
 )
@@ -133,24 +132,6 @@ func (c *Conn) Read(b []byte) (int, error) {
 		return n, nil // the next Read returns the error, as a socket's would
 	}
 	return 0, c.resultError("read", err)
-}
-
-// Peek implements datapath.Peeker.
-func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
-	s, err := c.liveStream()
-	if err != nil {
-		return c.opError("read", err)
-	}
-	n := copy(b, c.ahead)
-	for n == 0 || !look(b[:n]) && n < len(b) {
-		if err := c.readAhead(s, len(b)-n); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		n = copy(b, c.ahead)
-	}
-	return nil
 }
 
 // readResult is what a read ahead has brought.

@@ -185,32 +185,6 @@ func TestStreamsOfOneConnectionAreToldApart(t *testing.T) {
 	assert.Positive(t, lost, "the case is there")
 }
 
-func TestPeekShowsWhatReadReturnsAfterwards(t *testing.T) {
-	server, client := newWire(t, 0).open(t)
-	_, err := client.Write([]byte("hello"))
-	require.NoError(t, err)
-	var seen []string
-	require.NoError(t, server.Peek(make([]byte, 100), func(b []byte) bool {
-		seen = append(seen, string(b))
-		return true
-	}))
-	_, err = client.Write([]byte(", world"))
-	require.NoError(t, err)
-	require.NoError(t, server.Peek(make([]byte, 12), func(b []byte) bool {
-		seen = append(seen, string(b))
-		return len(b) == 12
-	}))
-	assert.Equal(t, "hello", seen[0])
-	assert.Equal(t, "hello, world", seen[len(seen)-1])
-	require.NoError(t, client.CloseWrite())
-	require.NoError(t, server.Peek(make([]byte, 100), func([]byte) bool { return false }), "there cannot be more")
-	got, err := io.ReadAll(server)
-	require.NoError(t, err)
-	assert.Equal(t, "hello, world", string(got))
-	require.NoError(t, client.Close())
-	require.NoError(t, server.Close())
-}
-
 func TestWhatAConnectionTakesWithItIsNotAwaited(t *testing.T) {
 	w := newWire(t, 0)
 	server, client := w.open(t)

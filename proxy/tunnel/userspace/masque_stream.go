@@ -49,9 +49,9 @@ func (r *request) answerOnce(how func() error) error {
 }
 
 // ingressClient returns the ingress.Client of the request.
-func (r *request) ingressClient(listener string) ingress.Client {
+func (r *request) ingressClient() ingress.Client {
 	return ingress.Client{
-		Conn: r.Conn, Listener: listener, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,
+		Conn: r.Conn, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,
 		Answer: func(_ netip.AddrPort, err error) error {
 			answer := r.admitRequest
 			if err != nil {

@@ -125,14 +125,11 @@ func (l *Listener) queueConnections() {
 	}
 }
 
-// Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
-func (l *Listener) Prompt(datapath.Conn) bool { return false }
-
 // Greet implements ingress.Listener. The stack answers the SYN only in Answer, once there is a
 // server. A client that no server accepts then sees a refusal.
 func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	if r, ok := conn.(*request); ok {
-		return r.ingressClient(l.name), nil
+		return r.ingressClient(), nil
 	}
 	c, ok := conn.(*netstack.Conn)
 	if !ok {
@@ -142,7 +139,7 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	peer := l.outside.Peer(from.Addr())
 	current := func() bool { return l.outside.Peer(from.Addr()) == peer }
 	return ingress.Client{
-		Conn: c, Listener: l.name, Source: from, Target: l.targetOf(c.Target()), Peer: peer, Hops: c.Hops(),
+		Conn: c, Source: from, Target: l.targetOf(c.Target()), Peer: peer, Hops: c.Hops(),
 		Current: current,
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {

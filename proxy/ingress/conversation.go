@@ -25,54 +25,42 @@ func (p Pause) Error() string { return fmt.Sprintf("ingress: not yet, for %v", t
 // Is has errors.Is find a datapath.ErrWait.
 func (p Pause) Is(target error) bool { return target == datapath.ErrWait } //nolint:errorlint // ErrWait wraps none
 
-// arrival is a connection that is not greeted yet. It keeps the greeter that was the listener's when it came: Apply may
-// have replaced that since.
-type arrival struct {
-	datapath.Conn
-	by       *greeter
-	original netip.AddrPort // destination in mode redirect; invalid: conntrack has none
-	asked    *conversation  // nil: the client is not asked anything, or not yet
-}
-
 // greetClient is Listener's Greet.
-func (a *arrival) greetClient(ctx context.Context) (Client, error) {
-	if a.by.isPrompt(a.Conn) {
-		c := a.newClient()
-		if err := a.by.setTarget(&c, a.original); err != nil {
-			_ = a.Reset()
-			return Client{}, a.by.wrapError(err)
+func (l *greeter) greetClient(ctx context.Context, conn datapath.Conn) (Client, error) {
+	client := Client{Conn: conn, Source: addrPort(conn.RemoteAddr())}
+	isTrusted := l.trustsPeer(client.Source.Addr())
+	if !isTrusted && !l.cfg.Mode.Asks() {
+		if err := l.setTarget(&client); err != nil {
+			_ = conn.Reset()
+			return Client{}, l.wrapError(err)
 		}
-		return c, nil
+		return client, nil
 	}
-	limit := a.by.cfg.HandshakeTimeout
-	isNew := a.asked == nil
-	if isNew {
-		a.asked = newConversation(a)
+	h := &conversation{conn: conn, by: l, client: client}
+	h.socks.NeedsPassword = len(l.users) > 0
+	if !isTrusted {
+		h.at = stageOf(l.cfg.Mode)
 	}
-	if a.asked.driven {
-		c, err := a.asked.proceed(ctx)
-		if isNew && err == datapath.ErrWait { //nolint:errorlint // a Pause is shorter
-			err = Pause(limit)
+	if d, ok := conn.(datapath.Driven); ok && d.Driven() {
+		h.driven = true
+		c, err := h.proceed(ctx)
+		if err == datapath.ErrWait { //nolint:errorlint // a Pause is shorter
+			err = Pause(l.cfg.HandshakeTimeout)
 		}
 		return c, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.HandshakeTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = a.SetDeadline(expired) })
-	c, err := a.asked.proceed(ctx)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })
+	c, err := h.proceed(ctx)
 	switch {
 	case !stop() && err == nil: // the deadline is set or about to be
-		_ = a.Reset()
-		return Client{}, a.by.wrapError(context.Cause(ctx))
+		_ = conn.Reset()
+		return Client{}, l.wrapError(context.Cause(ctx))
 	case err != nil && ctx.Err() != nil:
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	return c, err
-}
-
-// newClient returns the client as far as the connection itself shows it.
-func (a *arrival) newClient() Client {
-	return Client{Conn: a.Conn, Listener: a.by.cfg.Name, Source: addrPort(a.RemoteAddr())}
 }
 
 // Bounds of what is read of a client before its destination is known.
@@ -114,8 +102,6 @@ type conversation struct {
 	err        error  // why the client is refused; nil: it is not, or not yet
 	closing    bool   // CloseWrite was called
 	lingerLeft int    // bytes that may still be thrown away
-
-	original netip.AddrPort // see arrival
 }
 
 // stage is what a conversation waits for.
@@ -129,19 +115,6 @@ const (
 	holdAnswer // the time of an answer that is held
 	knowTarget // nothing
 )
-
-// newConversation returns the conversation with a client that has not sent anything yet.
-func newConversation(a *arrival) *conversation {
-	h := &conversation{conn: a.Conn, by: a.by, client: a.newClient(), original: a.original}
-	h.socks.NeedsPassword = len(a.by.users) > 0
-	if d, ok := a.Conn.(datapath.Driven); ok {
-		h.driven = d.Driven()
-	}
-	if !a.by.trustsPeer(h.client.Source.Addr()) {
-		h.at = stageOf(a.by.cfg.Mode)
-	}
-	return h
-}
 
 // stageOf returns what follows the PROXY header.
 func stageOf(mode access.Mode) stage {
@@ -169,14 +142,14 @@ func (h *conversation) proceed(ctx context.Context) (Client, error) {
 			}
 			return h.client, nil
 		case errors.Is(err, datapath.ErrWait):
-			return Client{}, err
+			return Client{Again: h.proceed}, err
 		}
 		h.err = h.by.wrapError(err)
 	}
 	if !h.by.cfg.Mode.Asks() || h.closing && ctx.Err() != nil {
 		_ = h.conn.Reset()
 	} else if err := h.closeAfterAnswer(); errors.Is(err, datapath.ErrWait) {
-		return Client{}, err
+		return Client{Again: h.proceed}, err
 	}
 	return Client{}, h.err
 }
@@ -253,7 +226,7 @@ func (h *conversation) consume(ctx context.Context) error {
 	case readHTTP:
 		return h.consumeHTTP(ctx)
 	}
-	return h.by.setTarget(&h.client, h.original)
+	return h.by.setTarget(&h.client)
 }
 
 // consumeSOCKS takes what has come of a SOCKS5 greeting. The reply to the request is Answer's.
