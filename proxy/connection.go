@@ -75,15 +75,15 @@ type connection struct {
 
 	// What the Server sets.
 	id         uint64
-	seen       bool // a walk over all connections may still look at it; guarded by Server.mu
 	listener   *listenerState
 	started    cc.Time
-	counted    *client     // the source that it counts against; nil: not known yet
-	recyclable atomic.Bool // it is over, and only its loop knows it; the loop calls giveBack
+	counted    *client // the source that it counts against; nil: not known yet
 	kept       *connectionKept
-	isOver     bool // it was rejected; only its loop looks
-	parked     bool // its legs are detached; the loop's goroutine alone
-	keptBack   bool // another process has not taken it over; the Mover's goroutine alone
+	seen       bool        // a walk over all connections may still look at it; guarded by Server.mu
+	isOver     bool        // it was rejected; the loop's goroutine alone
+	parked     bool        // its legs are detached; the loop's goroutine alone
+	keptBack   bool        // another process has not taken it over; the Mover's goroutine alone
+	recyclable atomic.Bool // it is over, and only its loop knows it; the loop gives it back
 
 	// What the greeting finds out.
 	chosen   ingress.Client // before that, its Again goes on with the greeting

@@ -55,7 +55,7 @@
 // A FIN is passed on as a FIN, and a reset as a reset, behind the bytes that came before it. The kernel resets every
 // socket when its process dies (SO_LINGER {1, 0}, which accepted sockets inherit from their listener), and Conn.Close
 // takes that back. So a crash ends nothing in good order. Sockets keep urgent bytes in line (SO_OOBINLINE); a splice
-// stops at an urgent mark, and the carrier copies that byte and sends it as urgent.
+// stops at an urgent mark, so the carrier copies what begins there. The mark itself ends here.
 //
 // # Loops and goroutines
 //

@@ -230,8 +230,8 @@ func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
 // Prepare makes t such a task, in memory of the caller. No post of it may be underway.
 func (t *Task) Prepare(l *Loop, run func()) { *t = Task{loop: l, run: run} }
 
-// Loop returns the loop that runs it.
-func (t *Task) Loop() *Loop { return t.loop }
+// OwnLoop returns the loop that runs it.
+func (t *Task) OwnLoop() *Loop { return t.loop }
 
 // Do runs f on the loop's goroutine, once. If the loop has ended, f runs on another goroutine, and still at no time
 // beside another function of the loop.

@@ -200,68 +200,6 @@ func TestATaskIsToldThatItsSocketIsClosed(t *testing.T) {
 	assert.ErrorIs(t, <-ended, net.ErrClosed)
 }
 
-// An urgent byte may come after a task has started and before the loop tells of it.
-func TestAnUrgentByteMayComeBeforeItsEvent(t *testing.T) {
-	listener, addr := listening(t)
-	peer, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
-	t.Cleanup(func() { _, _ = peer.Close(), unix.Close(listener) })
-	fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-	require.NoError(t, err)
-	require.NoError(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
-	s, err := start(t, 1).Least().Watch(fd)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close() })
-	say := func(text string, flags int) { // and wait until it has come
-		raw, err := peer.(*net.TCPConn).SyscallConn()
-		require.NoError(t, err)
-		require.NoError(t, raw.Control(func(from uintptr) {
-			require.NoError(t, unix.Send(int(from), []byte(text), flags))
-		}))
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-		require.NoError(t, err)
-	}
-	say("hello", 0)
-	_, err = s.read(make([]byte, 8))
-	require.NoError(t, err)
-
-	may, got := make(chan bool, 1), make([]byte, 8)
-	attempt := func(fd uintptr) bool {
-		may <- s.MayBeUrgent()
-		n, err := unix.Read(int(fd), got)
-		return n > 0 && err == nil
-	}
-	first := true
-	task := s.Loop().Task(func() {
-		if first { // the loop waits for this, so it cannot tell of what comes
-			first = false
-			say("!", unix.MSG_OOB)
-		}
-		_ = s.Read(attempt)
-	})
-	s.Drive(task)
-	task.Post()
-	assert.True(t, <-may, "no event has told of the byte")
-}
-
-func TestAnEventTellsThatNoByteIsUrgent(t *testing.T) {
-	a, b := start(t, 1).Least().pair(t)
-	may, got := make(chan bool, 1), make([]byte, 1)
-	task := b.Loop().Task(func() {
-		_ = b.Read(func(fd uintptr) bool {
-			may <- b.MayBeUrgent()
-			n, err := unix.Read(int(fd), got)
-			return n > 0 && err == nil
-		})
-	})
-	b.Drive(task)
-	_, err := a.write([]byte("ab"))
-	require.NoError(t, err)
-	assert.False(t, <-may, "the event told of none")
-	task.Post()
-	assert.True(t, <-may, "no event has told of what may have come since the last read")
-}
-
 // Posts from everywhere, while the loop falls asleep and wakes, are all followed by a run.
 func TestNoPostIsLost(t *testing.T) {
 	ls := start(t, 2)

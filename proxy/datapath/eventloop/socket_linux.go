@@ -30,7 +30,7 @@ import (
 //	                    +closing from Close on                                        and alone closes the descriptor
 //	driver              the task; nil: goroutines wait    Drive                       the loop, every call
 //	urgent              an urgent byte was announced      the loop                    readers
-//	everWaited          a goroutine has called Read or    waitLoop                    MayBeUrgent
+//	everWaited          a goroutine has called Read or    waitLoop                    Recycle
 //	                    Write
 //	side.expired        the deadline has passed           expireDeadline, a timer     waitLoop, before each try
 //	side.wake, timer    see side                          under mu                    under mu
@@ -53,8 +53,6 @@ type Socket struct {
 	onBroken  *Task // posted when broken is set; nil: none
 
 	driver atomic.Pointer[Task]
-
-	announced bool // an event has announced bytes since the last read of a driver
 
 	everWaited atomic.Bool // a goroutine has called Read or Write
 
@@ -127,7 +125,6 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 		}
 	}
 	t := s.driver.Load()
-	s.announced = s.announced || events&unix.EPOLLIN != 0
 	if t != nil {
 		l.scheduleTask(t)
 		return
@@ -163,11 +160,6 @@ func (s *Socket) Driven() bool { return s.driver.Load() != nil }
 
 // Urgent reports whether an urgent byte has ever been announced.
 func (s *Socket) Urgent() bool { return s.urgent.Load() }
-
-// MayBeUrgent reports, in a call of Read, whether the next byte may be an urgent one. An event for bytes announces an
-// urgent one among them, too. So the byte is none if the driver reads for the first time since an event, and no urgent
-// byte was ever announced. This spares most reads a system call. What goroutines have read is not known here.
-func (s *Socket) MayBeUrgent() bool { return s.Urgent() || s.everWaited.Load() || !s.announced }
 
 // Writable reports whether the socket may take bytes. Only the loop's goroutine calls it.
 func (s *Socket) Writable() bool { return s.out.ready }
@@ -229,11 +221,7 @@ func (s *Socket) waitUntilDone(d *side, f func(fd uintptr) bool) error {
 	if !s.Driven() {
 		return s.waitLoop(d, f)
 	}
-	done := d.ready && f(uintptr(s.fd))
-	if d == &s.in {
-		s.announced = false
-	}
-	if done {
+	if d.ready && f(uintptr(s.fd)) {
 		return nil
 	}
 	d.ready = false

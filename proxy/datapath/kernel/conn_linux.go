@@ -65,7 +65,7 @@ func Recycle(a, b datapath.Conn) {
 // leg has a descriptor of its own, and conn is closed. After an error the caller still has conn.
 //
 // The leg waits on a loop of the datapath, since Go's poller could not tell a task that the socket may be written. It
-// has no keep-alive and no marks of urgent bytes but those that conn had. An MPTCP connection is refused: TCP_INFO and
+// has no keep-alive, and keeps urgent bytes in their place, only where conn did. An MPTCP connection is refused: TCP_INFO and
 // limits are of one path.
 func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
@@ -203,7 +203,7 @@ func (d *Driver) Start(leg datapath.Conn, step func()) (ok bool) {
 // Join has the loop serve another leg as well. ok: it is a leg of this package and of the same loop (DialConfig.Near).
 func (d *Driver) Join(leg datapath.Conn) (ok bool) {
 	c, ok := leg.(*Conn)
-	if ok = ok && c.raw.Loop() == d.task.Loop(); ok {
+	if ok = ok && c.raw.Loop() == d.task.OwnLoop(); ok {
 		c.raw.Drive(&d.task)
 	}
 	return ok
@@ -220,12 +220,12 @@ func (d *Driver) Leave(leg datapath.Conn) {
 func (d *Driver) Post() { d.task.Post() }
 
 // Do has the loop call f, once.
-func (d *Driver) Do(f func()) { d.task.Loop().Do(f) }
+func (d *Driver) Do(f func()) { d.task.OwnLoop().Do(f) }
 
 // Expect has the loop call run after that time. It takes the place of an earlier Expect. Below 0: never.
 func (d *Driver) Expect(after time.Duration, run func()) {
 	if d.deadline != nil {
-		d.task.Loop().Forget(d.deadline)
+		d.task.OwnLoop().Forget(d.deadline)
 	}
 	if after < 0 {
 		return
@@ -233,7 +233,7 @@ func (d *Driver) Expect(after time.Duration, run func()) {
 	if d.deadline == nil {
 		d.deadline = new(eventloop.Deadline)
 	}
-	d.task.Loop().Expect(d.deadline, after, run)
+	d.task.OwnLoop().Expect(d.deadline, after, run)
 }
 
 // Driven implements datapath.Driven.
@@ -283,20 +283,13 @@ func (c *Conn) Read(b []byte) (int, error) {
 
 // ReadReady implements datapath.ReadyReader.
 func (c *Conn) ReadReady(room datapath.Room) (int, error) {
-	n, _, err := c.readReady(room, false)
-	return n, err
-}
-
-// readReady is ReadReady. With splitAtMark it reads the byte at the urgent mark by itself; urgent reports that it did.
-func (c *Conn) readReady(room datapath.Room, splitAtMark bool) (n int, urgent bool, err error) {
 	r := &c.reader
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.room, r.splitAtMark = room, splitAtMark
+	r.room = room
 	poll := c.raw.Read(func(fd uintptr) bool { return r.tryRead(c.raw, fd) })
 	r.room = nil
-	n, err = c.noteRead(c.readResult(r.n, poll, r.err, "read"))
-	return n, r.readUrgent && n > 0, err
+	return c.noteRead(c.readResult(r.n, poll, r.err, "read"))
 }
 
 // noteRead adapts the receive window to the pressure on TCP's memory after bytes were taken from the socket.

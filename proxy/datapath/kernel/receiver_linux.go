@@ -204,29 +204,17 @@ func bufferInUse(fd int) cc.Bytes {
 
 // reader reads from a socket, and takes memory from room only once bytes are there.
 type reader struct {
-	mu          sync.Mutex // one call at a time
-	room        datapath.Room
-	splitAtMark bool // in: read the byte at the urgent mark by itself
-	readUrgent  bool // out: that byte was read
-	n           int
-	err         error
+	mu   sync.Mutex // one call at a time
+	room datapath.Room
+	n    int
+	err  error
 }
 
 // tryRead runs inside RawConn.Read.
 func (r *reader) tryRead(raw *eventloop.Socket, fd uintptr) bool {
-	r.readUrgent = false
-	if r.splitAtMark && raw.MayBeUrgent() { // the kernel knows whether a byte is urgent once the byte is there
-		if r.n, r.err = checkReadable(int(fd)); r.n == 0 {
-			return !errors.Is(r.err, unix.EAGAIN)
-		}
-		r.readUrgent = atMark(fd)
-	}
 	buf := r.room.Take()
-	if r.readUrgent {
-		buf = buf[:1]
-	}
 	r.n, r.err = eventloop.Receive(int(fd), buf, 0)
-	for tries := 0; r.readUrgent && errors.Is(r.err, unix.EAGAIN) && tries < maxFalseEmpty; tries++ {
+	for tries := 0; raw.Urgent() && errors.Is(r.err, unix.EAGAIN) && hasArrived(int(fd)) && tries < maxFalseEmpty; tries++ {
 		r.n, r.err = eventloop.Receive(int(fd), buf, 0)
 	}
 	if errors.Is(r.err, unix.EAGAIN) {

@@ -432,21 +432,6 @@ func (w *writer) tryWrite(fd uintptr) bool {
 	return !errors.Is(w.err, unix.EAGAIN)
 }
 
-// writeUrgent writes one byte as urgent: the receiver's mark is at it (RFC 6093 §2).
-func (s *sender) writeUrgent(b []byte) (n int, err error) {
-	s.beginWrite()
-	defer s.endWrite()
-	poll := s.waitWritable()
-	if poll == nil {
-		poll = s.raw.Write(func(fd uintptr) bool {
-			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_OOB|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-			return !errors.Is(err, unix.EAGAIN)
-		})
-		s.noteTaken(n)
-	}
-	return n, s.opFailure("write", poll, err)
-}
-
 // beginWrite and endWrite enclose everything that hands bytes to the socket. noteTaken is called in between.
 func (s *sender) beginWrite() {
 	if s.observed.Load() {

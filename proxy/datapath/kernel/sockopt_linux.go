@@ -316,21 +316,6 @@ func atMark(fd uintptr) bool {
 // returns EAGAIN there although the byte has come (tcp_recvmsg).
 const maxFalseEmpty = 8
 
-// checkReadable looks whether there is anything to read, and fails as a read would. n is at most 1.
-func checkReadable(fd int) (n int, err error) {
-	for tries := 0; ; tries++ {
-		var b [1]byte
-		n, err = eventloop.Receive(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		switch {
-		case err == nil:
-			return n, nil
-		case errors.Is(err, unix.EAGAIN) && tries < maxFalseEmpty && atMark(uintptr(fd)) && hasArrived(fd):
-		case !errors.Is(err, unix.EINTR):
-			return 0, err
-		}
-	}
-}
-
 // A DSCP is the upper six bits of the TOS byte (IPv4) or of the traffic class (IPv6). On TCP sockets the kernel keeps
 // the lower two, which are ECN's, whatever is set.
 const dscpShift = 2

@@ -16,7 +16,7 @@ import (
 
 // splicer is the carrier between two legs of this package. A stream goes through a pipe, so that its bytes never leave
 // the kernel. What comes in small pieces is copied, which takes fewer system calls. All is copied while no pipe can be
-// had. So is the byte at an urgent mark, at which a splice would stand still; it is sent as urgent (RFC 6093 §2).
+// had. So is what begins with an urgent byte, at which a splice would stand still. It is sent as an ordinary byte.
 //
 //	source socket ──spliceIn──▶ pipe ──spliceOut──▶ destination socket
 //	             └──inlet──▶ copy (memory) ──outlet──┘
@@ -32,7 +32,6 @@ type splicer struct {
 
 	inBulk       bool  // the last piece was a large one
 	mustCopy     bool  // what comes next can only be copied
-	urgent       bool  // what copy stores is the byte at the mark
 	dstStalled   bool  // the destination takes nothing of the little that is in the pipe
 	drainingPipe bool  // copy is filled from the pipe
 	markErr      error // of a splice at the mark: to be returned after the bytes behind it; the kernel gives it once
@@ -202,11 +201,10 @@ func (s *splicer) Buffered() int {
 	return s.copy.Buffered()
 }
 
-// TakeStored implements datapath.Unloader. A byte that is to be sent as urgent stays, and so does an error that the kernel
-// has given.
+// TakeStored implements datapath.Unloader. What an error that the kernel has given follows stays.
 func (s *splicer) TakeStored() ([]byte, bool) {
 	switch {
-	case s.markErr != nil, s.urgent && s.copy.Buffered() > 0:
+	case s.markErr != nil:
 		return nil, false
 	case s.pipe == nil:
 		return s.copy.(datapath.Unloader).TakeStored()
@@ -256,23 +254,16 @@ func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
 // ReadReady implements datapath.ReadyReader.
 func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
 	if i.drainingPipe {
-		i.urgent = false
 		return unix.Read(i.pipe.r, room.Take()[:i.pipe.n])
 	}
-	n, i.urgent, err = i.src.readReady(room, true)
-	return n, err
+	return i.src.ReadReady(room)
 }
 
 // outlet is where a splicer's copy writes.
 type outlet splicer
 
 // Write implements io.Writer.
-func (o *outlet) Write(b []byte) (int, error) {
-	if o.urgent {
-		return o.dst.writeUrgent(b)
-	}
-	return o.dst.Write(b)
-}
+func (o *outlet) Write(b []byte) (int, error) { return o.dst.Write(b) }
 
 const (
 	defaultPipes = 128 // 256 descriptors at most
