@@ -73,7 +73,8 @@ namespaces are allowed.`,
 	flags.StringSliceVar(&f.envelopes, "envelope", []string{"ebpf"},
 		"what keeps the window of the real runs: ebpf, bbr, cubic, reno or wireguard; or several, separated by commas")
 	flags.StringVar(&f.against, "against", bench.EnvelopeSim, "the reference: sim, virtual time; or native")
-	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on; or runs over each trace, which begin at different moments of it")
+	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on; or runs over each "+
+		"trace, which begin at different moments of it")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	return cmd
 }

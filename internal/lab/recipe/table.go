@@ -192,7 +192,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 		func(p played) record.Run { return p.virtual }, func(p played) record.Run { return p.sockets },
 	} {
 		c := totals[side]
-		fmt.Fprintf(&b, " %s %d of %d (builds: %s);", [2]string{"in virtual time", "over real sockets"}[side], c.held, c.held+c.broken, builds(all, of))
+		fmt.Fprintf(&b, " %s %d of %d (builds: %s);", [2]string{"in virtual time", "over real sockets"}[side], c.held,
+			c.held+c.broken, builds(all, of))
 	}
 	b.WriteString(" a dash is what was not measured: it was not played, has no meaning on that side, or the machine " +
 		"was busy with other work.\n\nBounds that do not hold, what was measured, and why:\n\n")
@@ -238,7 +239,8 @@ func writeBroken(b *strings.Builder, name string, side int, rows []row) {
 // WriteFigures writes a table of all findings: the last in virtual time beside the last over real sockets.
 func WriteFigures(w io.Writer, runs []record.Run) error {
 	var b strings.Builder
-	b.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n" +
+		"|---|---|---|---|---|---|---|---|\n")
 	for _, p := range last(runs) {
 		title := "`" + p.name + "`"
 		for _, r := range p.rows() {
