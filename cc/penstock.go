@@ -98,6 +98,7 @@ type penstock struct {
 
 	phase       ownPhase
 	cwnd        float64 // packets
+	pace        Rate    // of a window that the rate asks to be less than ownMinCwnd; 0: none
 	back        float64 // packets of it, which cover the queue on the way back
 	short, long history
 	rate        float64 // bytes/s
@@ -162,7 +163,7 @@ func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
 	known := p.rivalQueue
 	p.rivalQueue = standingQueue{rest: known.rest, rate: known.rate, link: known.link, guess: known.guess}
-	p.cwnd, p.back = p.clampWindow(p.initial, ownMinCwnd), 0
+	p.cwnd, p.pace, p.back = p.clampWindow(p.initial, ownMinCwnd), 0, 0
 	p.short.reset()
 	p.long.reset()
 	p.rate, p.held = 0, 0
@@ -359,7 +360,7 @@ func (p *penstock) setWindowFromRate(a Ack) {
 		n = max(n, min(kept+p.toPackets(a.Acked), left))
 	case object: // the window that slow start would have, for the next object
 		n = max(n, kept, p.initial+p.toPackets(ownObject)-left)
-	case !a.CwndLimited && p.queue.Seconds() <= ownQueueProof*p.target:
+	case !a.CwndLimited && p.pace == 0 && p.queue.Seconds() <= ownQueueProof*p.target:
 		n = max(n, kept)
 	}
 	p.back = back
@@ -367,7 +368,13 @@ func (p *penstock) setWindowFromRate(a Ack) {
 	if p.phase == ownDraining {
 		least = ownMinDrain
 	}
-	p.cwnd = p.clampWindow(n, least)
+	p.cwnd, p.pace = p.clampWindow(n, least), 0
+	// Of many flows on a slow link each has less than ownMinCwnd: they are paced, a segment in a round trip at least.
+	// Paced in a queue of our own, a flow that the others squeeze for a moment would not come back.
+	shared := p.aloneOnEdge.marks[0].at != 0 && !p.aloneOnEdge.is
+	if shared && n < least && p.phase == ownTracking && p.queue.Seconds() > ownAloneQueue*p.target {
+		p.pace = p.pacingRate(1, n, p.base.extreme()+p.queue+p.reverse)
+	}
 }
 
 func (p *penstock) OnLoss(l Loss) {
@@ -407,8 +414,9 @@ func (p *penstock) Inspect() Internals {
 }
 
 func (p *penstock) Control() Control {
-	c := Control{Cwnd: p.toBytes(p.cwnd), Phase: p.phaseName()}
-	if base := p.base.extreme(); p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
+	c := Control{Cwnd: p.toBytes(p.cwnd), PacingRate: p.pace, Phase: p.phaseName()}
+	base := p.base.extreme()
+	if p.pace == 0 && p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
 		rtt := base + p.reverse + time.Duration(p.target*float64(time.Second))
 		c.PacingRate = p.pacingRate(ownReverseGain, p.cwnd, rtt)
 	}
