@@ -146,17 +146,6 @@ func (r *Recorder) forgetOld(hour int64) {
 	}
 }
 
-// Forget drops all that was observed of a rule.
-func (r *Recorder) Forget(rule string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k := range r.units {
-		if k.rule == rule {
-			delete(r.units, k)
-		}
-	}
-}
-
 // hostsOf returns the sums of each host of a rule over the last day, in the order of their names, so that an interval
 // is the same each time.
 func (r *Recorder) hostsOf(now time.Time, rule string) []Unit {

@@ -74,9 +74,9 @@ type tcpStatus struct {
 	cwnd          cc.Bytes
 	retransmitted cc.Bytes
 	delivered     cc.Bytes
-	srtt          time.Duration
-	minRTT        time.Duration // 0: none yet
-	deliveryRate  cc.Rate       // 0: unknown, since it would understate the path
+	srtt          uint32  // microseconds
+	minRTT        uint32  // microseconds; 0: none yet
+	deliveryRate  cc.Rate // 0: unknown, since it would understate the path
 }
 
 // statusOf returns the status that a TCP_INFO describes.
@@ -84,10 +84,10 @@ func statusOf(i *unix.TCPInfo) tcpStatus {
 	s := tcpStatus{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
 		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
-		delivered: cc.Bytes(i.Bytes_acked), srtt: microseconds(i.Rtt),
+		delivered: cc.Bytes(i.Bytes_acked), srtt: i.Rtt,
 	}
 	if i.Min_rtt != noMinRTT {
-		s.minRTT = microseconds(i.Min_rtt)
+		s.minRTT = i.Min_rtt
 	}
 	if !appLimited(i) {
 		s.deliveryRate = cc.Rate(i.Delivery_rate) * 8
