@@ -130,7 +130,8 @@ func parseRequest(b []byte) (request, error) {
 		return request{}, errNotHTTP
 	}
 	known := head{method + " / " + version, h.fields}
-	parsed, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(known.bytes())))
+	raw := known.bytes()
+	parsed, err := http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(raw), len(raw))) // not of 4 KB
 	if err != nil {
 		return request{}, errNotHTTP
 	}

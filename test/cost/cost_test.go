@@ -97,9 +97,10 @@ type carrier struct {
 	peer      peer // another program; nil: Penstock
 	envelope  string
 	algorithm string
-	terms     string // of the defaults, beside the algorithm
-	captured  bool   // by TPROXY, on the way to the server
-	more      string // of the configuration
+	terms     string    // of the defaults, beside the algorithm
+	captured  bool      // by TPROXY, on the way to the server
+	greeting  *greeting // that clients begin with; nil: none
+	more      string    // of the configuration
 }
 
 // Terms of a default.
@@ -414,6 +415,9 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 		p.cmd = c.peer(b, lab.Edge, listen, backend)
 	} else {
 		listener := fmt.Sprintf("mode: forward, address: %q, target: %q", listen, backend)
+		if c.greeting != nil {
+			listener = fmt.Sprintf("mode: %s, address: %q, allow: [0.0.0.0/0]", c.greeting.mode, listen)
+		}
 		if c.captured {
 			listener = fmt.Sprintf("mode: tproxy, address: \"[::]:%d\"", proxyPort)
 			rules := capture.Rules{

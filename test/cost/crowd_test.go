@@ -122,6 +122,7 @@ type site struct {
 	lab     *netlab.Routed
 	at      netip.AddrPort // what clients connect to
 	edge    *program       // nil: they reach the server directly
+	greets  *greeting      // nil: clients send their message at once
 	far     *traffic.Server
 	serving atomic.Int64 // connections of the server
 	trickle trickle
@@ -133,7 +134,7 @@ type site struct {
 
 // newSite starts the proxy, unless c is none.
 func newSite(b *testing.B, executable string, c carrier) *site {
-	s := &site{lab: newLab(b)}
+	s := &site{lab: newLab(b), greets: c.greeting}
 	s.at = netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
 	require.NoError(b, s.lab.Client.Do(routeCrowdHome))
 	require.NoError(b, s.lab.Edge.Route(crowdNet, s.lab.ClientAddr.V4))
@@ -235,7 +236,10 @@ func (s *site) dial(from netip.Addr, ask byte) (*net.TCPConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn.(*net.TCPConn), exchange(conn, ask, make([]byte, message))
+	if s.greets != nil {
+		err = s.greets.say(conn, netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort))
+	}
+	return conn.(*net.TCPConn), errors.Join(err, exchange(conn, ask, make([]byte, message)))
 }
 
 // exchange sends a message and reads the answer to it.
