@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -18,20 +19,21 @@ import (
 //	settle: closes its descriptors, or      ◀── acknowledges, and only then moves bytes
 //	adopts what was not acknowledged itself
 type Mover struct {
-	kernel *Kernel
-	queue  []*connection // to be tried
-	moved  int           // connections that the other process has
-	logged int           // moved when it was logged last; below 0: never was
-	began  cc.Time       // when the first walk since then did
+	kernel  *Kernel
+	queue   []*connection // to be tried
+	moved   int           // connections that the other process has
+	logged  int           // moved when it was logged last; below 0: never was
+	longest time.Duration // from Park to settle
+	began   cc.Time       // when the first walk since then did
 }
 
 // Mover returns a mover of the relayed connections.
 func (k *Kernel) Mover() *Mover { return &Mover{kernel: k, logged: -1} }
 
-// Park takes the next connections out of service. Settle must be called with whether the other process has each. An
-// empty batch ends a walk over all connections; the next call begins another one. What cannot move stays as it is:
-// connections that are being made, legs in user space, and exchanges with parsed content.
-func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool)) {
+// Park takes the next connections out of service. Settle must be called with whether the other process has each, and
+// whether it takes no further batch. An empty batch ends a walk over all connections; the next call begins another one.
+// What cannot move stays as it is: connections that are being made, legs in user space, exchanges with parsed content.
+func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool, last bool)) {
 	if len(m.queue) == 0 {
 		if m.moved == max(m.logged, 0) {
 			m.began = m.kernel.env.Clock()
@@ -40,8 +42,9 @@ func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool)) {
 	}
 	var parked []*connection
 	var records []connectionRecord
-	for stored := 0; len(parked) < maxBatch && stored < maxBatchStored && len(m.queue) > 0; {
-		n := min(len(m.queue), maxBatch-len(parked), parksAtOnce)
+	began := m.kernel.env.Clock()
+	for stored := 0; len(parked) < batchSize && stored < maxBatchStored && len(m.queue) > 0; {
+		n := min(len(m.queue), batchSize-len(parked), parksAtOnce)
 		conns, rs := parkAll(m.queue[:n])
 		m.queue = m.queue[n:]
 		parked, records = append(parked, conns...), append(records, rs...)
@@ -61,11 +64,17 @@ func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool)) {
 	for i := range records {
 		b.FDs = append(b.FDs, records[i].Client.FD, records[i].Server.FD)
 	}
-	return b, func(adopted []bool) { m.settle(parked, records, adopted) }
+	return b, func(adopted []bool, last bool) {
+		m.longest = max(m.longest, m.kernel.env.Clock().Sub(began))
+		m.settle(parked, records, adopted)
+		if last {
+			m.logMoved()
+		}
+	}
 }
 
 // parksAtOnce is how many connections are parked before their stored bytes are counted.
-const parksAtOnce = 40
+const parksAtOnce = 30
 
 // fillQueue lists the connections that might move. Those of one client stand together, since they share windows.
 func (m *Mover) fillQueue() {
@@ -100,7 +109,8 @@ func (m *Mover) logMoved() {
 		}
 	}
 	m.kernel.env.Log.Info("connections have moved to the process that has taken over", "moved", m.moved,
-		"took", m.kernel.env.Clock().Sub(m.began), "stay_in_setup", setup, "stay_in_user_space", userSpace, "stay_as_exchanges", exchanges,
+		"took", m.kernel.env.Clock().Sub(m.began), "longest_pause", m.longest,
+		"stay_in_setup", setup, "stay_in_user_space", userSpace, "stay_as_exchanges", exchanges,
 		"stay_for_another_try", other)
 }
 
@@ -141,9 +151,6 @@ func (m *Mover) settle(parked []*connection, records []connectionRecord, adopted
 			m.kernel.startMoved(back)
 		}
 		c.kept.done(nil)
-	}
-	if adopted == nil { // the other process says no more
-		m.logMoved()
 	}
 }
 

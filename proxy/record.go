@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/takeover"
 )
 
 // recordVersion is that of what is written. A change that an older reader must not skip raises it.
@@ -17,9 +18,10 @@ const recordVersion = 1
 
 // Bounds of a batch of records.
 const (
-	maxBatch       = 120      // connections: two descriptors each, of the 253 that a message carries
-	maxBatchStored = 16 << 20 // bytes read and not written yet, beyond which no further connection is added
-	maxStored      = 4 << 20  // of one direction, in bytes
+	maxBatch       = takeover.MaxBatch / 2 // connections, of two descriptors each
+	batchSize      = 60                    // connections that are written at most, because each waits for the whole batch
+	maxBatchStored = 16 << 20              // bytes read and not written yet, beyond which no further connection is added
+	maxStored      = 4 << 20               // of one direction, in bytes
 )
 
 // batchRecord is what one message of a takeover says of connections. Descriptors come apart: two for each connection,
@@ -79,9 +81,11 @@ func decodeBatch(text []byte, fds []int) ([]connectionRecord, error) {
 	}
 	switch {
 	case b.Version < 1 || b.Version > recordVersion:
-		return nil, fmt.Errorf("proxy: connections of another process: their version is %d, not %d", b.Version, recordVersion)
+		return nil, fmt.Errorf("proxy: connections of another process: their version is %d, not %d", b.Version,
+			recordVersion)
 	case len(fds) != 2*len(b.Connections) || len(b.Connections) > maxBatch:
-		return nil, fmt.Errorf("proxy: connections of another process: %d come with %d descriptors", len(b.Connections), len(fds))
+		return nil, fmt.Errorf("proxy: connections of another process: %d come with %d descriptors",
+			len(b.Connections), len(fds))
 	}
 	for i := range b.Connections {
 		r := &b.Connections[i]

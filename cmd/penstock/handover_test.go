@@ -377,6 +377,9 @@ func TestConnectionsMoveWithEachUpgrade(t *testing.T) {
 			old := s.newest()
 			s.start()
 			old.log.has(t, `"stay_in_setup":1`)
+			line := old.log.line(t, "connections have moved to the process that has taken over")
+			t.Logf("%v moved in %v s, none stood still for longer than %v s", line["moved"], line["took_seconds"],
+				line["longest_pause_seconds"])
 			old.kill()
 		}
 		r.finish(t, envelope)

@@ -30,8 +30,8 @@ type Offer struct {
 	// Open returns how many connections are left.
 	Open func() int
 	// Park takes established connections out of service. settle is called once it is known which of them the new process
-	// serves; nil: none. Without FDs there are none at present. Park may be nil.
-	Park func() (b Batch, settle func(adopted []bool))
+	// serves; nil: none. last: it takes no further batch. Without FDs there are none at present. Park may be nil.
+	Park func() (b Batch, settle func(adopted []bool, last bool))
 	Log  *slog.Logger
 
 	takesBatches bool // the process that takes over does
@@ -112,7 +112,7 @@ func (o *Offer) sendBatches(conn *net.UnixConn) error {
 			return nil
 		}
 		adopted, err := exchangeBatch(conn, b)
-		settle(adopted)
+		settle(adopted, err != nil)
 		if err != nil {
 			return err
 		}
