@@ -130,7 +130,7 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	code, stdout, stderr = run(t, "bench", "recipe", "table", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "| `pbe-e1` | throughput over cubic's | 57/58 | at least 0.9 |")
-	assert.Regexp(t, `Builds: in virtual time penstock .* \(1 of \d+\); over real sockets none\.`, stdout)
+	assert.Regexp(t, `in virtual time 3 of 3 \(builds: penstock .* \(1 of \d+\)\); over real sockets 0 of 0 \(builds: none\)`, stdout)
 	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--resume")
 	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "--resume needs --json")
