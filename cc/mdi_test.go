@@ -445,8 +445,10 @@ func TestMDIRecoversFromATooShortRoundTrip(t *testing.T) {
 	for range 400 {
 		s := p.state
 		s.Inflight = DefaultMSS
-		alg.OnAck(Ack{State: s, Acked: DefaultMSS, RTT: 50 * ms,
-			Sent: Sent{At: s.Now.Add(-50 * ms), Inflight: DefaultMSS}})
+		alg.OnAck(Ack{
+			State: s, Acked: DefaultMSS, RTT: 50 * ms,
+			Sent: Sent{At: s.Now.Add(-50 * ms), Inflight: DefaultMSS},
+		})
 		p.Wait(mdiEpoch)
 		p.state.Inflight = DefaultMSS
 		alg.OnTick(p.state)

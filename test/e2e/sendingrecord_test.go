@@ -39,8 +39,10 @@ func (r *tape) put(p netlab.Packet) {
 
 func (r *tape) send(segments ...int) {
 	for _, n := range segments {
-		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000,
-			Size: 1052})
+		r.put(netlab.Packet{
+			Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000,
+			Size: 1052,
+		})
 	}
 }
 
