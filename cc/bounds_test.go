@@ -210,7 +210,8 @@ func boundsOfObjects(tb testing.TB) {
 		s.Transport = sim.Kernel
 		for i := range connections {
 			s.Flows = append(s.Flows, sim.FlowConfig{
-				Algorithm: algorithm, Params: sim.KernelParams(algorithm), Bytes: 100e3, Start: time.Duration(i) * 4 * time.Second,
+				Algorithm: algorithm, Params: sim.KernelParams(algorithm), Bytes: 100e3,
+				Start: time.Duration(i) * 4 * time.Second,
 			})
 		}
 		if connections == 1 {
@@ -230,7 +231,8 @@ func boundsOfObjects(tb testing.TB) {
 			require.NoError(tb, err)
 			for _, base := range []time.Duration{20 * ms, 40 * ms, 60 * ms, 100 * ms} {
 				ours, theirs := median(trace, base, cc.Default, connections), median(trace, base, "cubic", connections)
-				atMost(1.05, millis(ours)/millis(theirs), "100 KB, %d connections, lte:%d, %v, median over Cubic's", connections,
+				atMost(1.05, millis(ours)/millis(theirs), "100 KB, %d connections, lte:%d, %v, median over Cubic's",
+					connections,
 					seed+1, base)
 			}
 		}

@@ -77,8 +77,8 @@ const (
 	ownStartLong   = 200 * time.Millisecond
 	ownStartGrowth = 1.3
 	ownStartMost   = 2
-	// ownObject bytes after a silence may be all that the application has: until they are delivered, the window grows as
-	// in slow start to what is left of them, and nothing drains.
+	// ownObject bytes after a silence may be all that the application has: until they are delivered, the window grows
+	// as in slow start to what is left of them, and nothing drains.
 	ownObject = Bytes(100e3)
 )
 

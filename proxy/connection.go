@@ -616,8 +616,8 @@ func (c *connection) decideOnLoop(isLate bool) {
 	c.decide(name)
 }
 
-// awaitServerName is decideOnLoop's wait for goroutines. Reads of the client fail once the server speaks or ends, or the
-// time is over.
+// awaitServerName is decideOnLoop's wait for goroutines. Reads of the client fail once the server speaks or ends, or
+// the time is over.
 func (c *connection) awaitServerName() string {
 	client, server := c.client.conn, c.server.conn
 	until := time.Now().Add(c.decidedBy.cfg.Limits.ServerNameWait) //nolint:forbidigo // a deadline is of the real clock

@@ -477,7 +477,8 @@ func (d *direction) drainStored() error {
 	return nil
 }
 
-// readEarly adds to early what src has sent, before the relay begins. It returns ErrWait or waits while that is nothing.
+// readEarly adds to early what src has sent, before the relay begins. It returns ErrWait or waits while that is
+// nothing.
 func (d *direction) readEarly(src datapath.Conn, buffers *datapath.Buffers) error {
 	var read bytes.Buffer
 	c := datapath.NewCopy(&read, src, buffers)

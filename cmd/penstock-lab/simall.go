@@ -99,7 +99,8 @@ func standardFailures(runs []record.Run) error {
 	for _, r := range runs {
 		for _, f := range r.Findings {
 			if !f.OK {
-				errs = append(errs, fmt.Errorf("%s in %s: %s is %s, but must be %s", r.Name, r.Experiment, f.What, f.Got, f.Bound))
+				errs = append(errs, fmt.Errorf("%s in %s: %s is %s, but must be %s", r.Name, r.Experiment, f.What,
+					f.Got, f.Bound))
 			}
 		}
 	}

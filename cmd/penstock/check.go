@@ -59,8 +59,9 @@ address and a port, with /udp behind it for UDP.`,
 	}
 	cmd.Flags().BoolVar(&explain, "explain", false, "say which rule decides about a connection, and why")
 	cmd.Flags().StringVar(&asked.name, "name", "", "`NAME` that the client asks for or shows; only with --explain")
-	cmd.Flags().StringVar(&asked.listener, "listener", "", "`NAME` of the listener that it comes to (default the first); "+
-		"only with --explain")
+	cmd.Flags().StringVar(&asked.listener, "listener", "",
+		"`NAME` of the listener that it comes to (default the first); "+
+			"only with --explain")
 	cmd.Flags().StringVar(&asked.peer, "peer", "", "`NAME` of the tunnel's peer that it comes from; only with --explain")
 	return cmd
 }

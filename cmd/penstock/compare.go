@@ -86,7 +86,8 @@ The second rule is the defaults where none is named.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			query := url.Values{"first": {args[0]}, "second": {append(args, "defaults")[1]}}
 			var result compare.Result
-			if err := from.askJSON(cmd.Context(), cmd, http.MethodGet, "/v1/compare?"+query.Encode(), &result); err != nil {
+			if err := from.askJSON(cmd.Context(), cmd, http.MethodGet, "/v1/compare?"+query.Encode(),
+				&result); err != nil {
 				return err
 			}
 			if asJSON {

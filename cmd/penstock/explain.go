@@ -51,7 +51,8 @@ func (q *question) explainDecision(w io.Writer, cfg *config.Config, client, serv
 	}
 	rules := p.Explain(facts)
 	for _, step := range rules[:len(rules)-1] {
-		fmt.Fprintf(&b, "%s: no, match.%s does not match%s\n", step.Rule, step.Mismatch, q.valueOf(step.Mismatch, &facts))
+		fmt.Fprintf(&b, "%s: no, match.%s does not match%s\n", step.Rule, step.Mismatch,
+			q.valueOf(step.Mismatch, &facts))
 	}
 	v := rules[len(rules)-1].Verdict
 	if v.Refuse != "" {
@@ -70,7 +71,8 @@ func describeGroup(key string) string { return strings.ReplaceAll(key, "|", " ")
 // readFacts reads what policy decides on.
 func (q *question) readFacts(listener *access.Listener, client, server string) (f policy.Facts, err error) {
 	f = policy.Facts{
-		Listener: listener.Name, Protocol: policy.TCP, Host: q.name, ServerName: q.name, Peer: q.peer, Inside: q.peer != "",
+		Listener: listener.Name, Protocol: policy.TCP, Host: q.name, ServerName: q.name, Peer: q.peer,
+		Inside: q.peer != "",
 	}
 	if listener.Mode.Captures() {
 		f.Host = "" // captured clients are asked for no name
@@ -81,7 +83,8 @@ func (q *question) readFacts(listener *access.Listener, client, server string) (
 	if f.Source, err = netip.ParseAddrPort(client); err != nil {
 		address, err := netip.ParseAddr(client)
 		if err != nil {
-			return f, fmt.Errorf("%q is no client; write an address such as 192.168.1.50, with a port or without", client)
+			return f, fmt.Errorf("%q is no client; write an address such as 192.168.1.50, with a port or without",
+				client)
 		}
 		f.Source = netip.AddrPortFrom(address, 0)
 	}

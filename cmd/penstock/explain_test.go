@@ -56,7 +56,8 @@ rules:
 		"192.168.1.50":                                 {"accepts 3 arg(s), received 2"},
 	} {
 		var out, errs strings.Builder
-		code := runCommandLine(t.Context(), append([]string{"check", path, "--explain"}, strings.Fields(args)...), &out, &errs)
+		code := runCommandLine(t.Context(), append([]string{"check", path, "--explain"}, strings.Fields(args)...),
+			&out, &errs)
 		said := out.String() + errs.String()
 		if out.Len() == 0 {
 			assert.Equal(t, cli.ExitInput, code, args)

@@ -131,8 +131,8 @@ func sumOf(r io.Reader) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// movingServer answers a line: "down SEED BYTES PAUSE" with a stream, "up" with the hash of what follows, "echo" with what
-// follows. It returns its address.
+// movingServer answers a line: "down SEED BYTES PAUSE" with a stream, "up" with the hash of what follows, "echo" with
+// what follows. It returns its address.
 func movingServer(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -361,8 +361,8 @@ func eachTier(t *testing.T, test func(t *testing.T, envelope string)) {
 	}
 }
 
-// TestConnectionsMoveWithEachUpgrade has several proxies take over while bytes move in connections of all kinds. Each old
-// process has handed over all when it is killed, but for a client that has not said where it wants to go.
+// TestConnectionsMoveWithEachUpgrade has several proxies take over while bytes move in connections of all kinds. Each
+// old process has handed over all when it is killed, but for a client that has not said where it wants to go.
 func TestConnectionsMoveWithEachUpgrade(t *testing.T) {
 	eachTier(t, func(t *testing.T, envelope string) {
 		s := newSuccession(t, envelope, "")

@@ -40,7 +40,8 @@ func writeConfigPage(dir string, date time.Time) error {
 			fmt.Fprintf(&b, "Value: %s.\n", roff.Replace(valueKind(part)))
 		}
 		for _, r := range rows {
-			fmt.Fprintf(&b, ".TP\n.B %s\n(%s) %s\n", roff.Replace(r.key), roff.Replace(r.value), roff.Replace(r.meaning))
+			fmt.Fprintf(&b, ".TP\n.B %s\n(%s) %s\n", roff.Replace(r.key), roff.Replace(r.value),
+				roff.Replace(r.meaning))
 		}
 	}
 	b.WriteString(".SH FILES\n/etc/penstock/penstock.yaml\n.SH SEE ALSO\npenstock\\-run(1), penstock\\-check(1)\n")

@@ -473,8 +473,9 @@ func (h *service) telemetryPages() telemetry.Pages {
 		return h.proxy.Health()
 	}
 	observer := &telemetry.Observer{
-		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.Try, Wall: time.Now,
-		Log: h.log,
+		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.Try,
+		Wall: time.Now,
+		Log:  h.log,
 	}
 	h.proxy.WatchClosed(observer.ObserveClosed)
 	return telemetry.Pages{

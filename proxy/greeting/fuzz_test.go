@@ -96,7 +96,8 @@ func FuzzHTTPHead(f *testing.F) {
 			var h HTTPHead
 			return func(b []byte) (int, []byte, string, error) {
 				head, n, err := h.Feed(b)
-				if n > 0 && (len(head) == 0 || len(head) > n || head[0] == '\n' || !bytes.HasSuffix(head, []byte("\n"))) {
+				if n > 0 && (len(head) == 0 || len(head) > n || head[0] == '\n' ||
+					!bytes.HasSuffix(head, []byte("\n"))) {
 					t.Fatalf("head %q of %q", head, b[:n])
 				}
 				return n, nil, string(head), err

@@ -79,8 +79,8 @@ var inputs = sync.Pool{New: func() any { return new([inputBuffer]byte) }}
 // errMore says that a message of the client is not whole yet.
 var errMore = errors.New("ingress: more bytes are needed")
 
-// conversation asks a client where it wants to go. Parsers of package greeting are fed what has come. Where a loop drives
-// the connection, a call that would wait returns datapath.ErrWait, and is made again. Elsewhere it waits.
+// conversation asks a client where it wants to go. Parsers of package greeting are fed what has come. Where a loop
+// drives the connection, a call that would wait returns datapath.ErrWait, and is made again. Elsewhere it waits.
 //
 //	readHeader ──▶ readFirst ──▶ readSOCKS ──▶ the destination is known
 //	  │    │             └─────▶ readHTTP  ──▶

@@ -12,7 +12,10 @@ import (
 // sampledBy returns the rule that decides about a client, of a policy with samples of half and of a fifth.
 func sampledBy(t *testing.T, p *Policy, client netip.Addr, peer string) string {
 	t.Helper()
-	f := Facts{Source: netip.AddrPortFrom(client, 4000), Target: netip.MustParseAddrPort("192.0.2.1:443"), Peer: peer, Inside: peer != ""}
+	f := Facts{
+		Source: netip.AddrPortFrom(client, 4000), Target: netip.MustParseAddrPort("192.0.2.1:443"),
+		Peer: peer, Inside: peer != "",
+	}
 	rule := p.Decide(f).Rule
 	f.Source, f.Target = netip.AddrPortFrom(client, 5000), netip.MustParseAddrPort("198.51.100.7:80")
 	assert.Equal(t, rule, p.Decide(f).Rule, "%v stays where it is", client)

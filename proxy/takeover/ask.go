@@ -116,8 +116,8 @@ func (p *Predecessor) Take(role string, want func(address string) bool) (taken [
 
 // Begin tells the predecessor that this process serves, so that it accepts nothing any more. adopt takes in batches of
 // its connections, and returns which it could; start is called once it is clear whether they are this process's. ended
-// is called once the predecessor has ended. After an error that is no ErrRefused the predecessor may have heard, so this
-// process must serve.
+// is called once the predecessor has ended. After an error that is no ErrRefused the predecessor may have heard, so
+// this process must serve.
 func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept bool)), ended func()) error {
 	closeSockets(p.sockets)
 	p.sockets = nil

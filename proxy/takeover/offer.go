@@ -29,8 +29,9 @@ type Offer struct {
 	Leave func(pid int)
 	// Open returns how many connections are left.
 	Open func() int
-	// Park takes established connections out of service. settle is called once it is known which of them the new process
-	// serves; nil: none. last: it takes no further batch. Without FDs there are none at present. Park may be nil.
+	// Park takes established connections out of service. settle is called once it is known which of them the new
+	// process serves; nil: none. last: it takes no further batch. Without FDs there are none at present. Park may be
+	// nil.
 	Park func() (b Batch, settle func(adopted []bool, last bool))
 	Log  *slog.Logger
 

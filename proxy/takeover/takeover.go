@@ -1,6 +1,6 @@
-// Package takeover passes the sockets of a running proxy to the process that replaces it. Both processes accept from the
-// same listening sockets for a moment, so no new connection is refused in between. Established connections follow, a
-// batch at a time.
+// Package takeover passes the sockets of a running proxy to the process that replaces it. Both processes accept from
+// the same listening sockets for a moment, so no new connection is refused in between. Established connections follow,
+// a batch at a time.
 //
 // The processes talk over a Unix socket of type SOCK_SEQPACKET, in JSON:
 //

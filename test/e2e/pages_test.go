@@ -92,8 +92,8 @@ func installPrograms(t *testing.T, repository, dir string) {
 	build.Dir = repository
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	// sudo has nothing to do for root. A pause lasts until what was started beside it serves, on any machine: the agent of
-	// the page python-controller, which has no proxy then, or a proxy.
+	// sudo has nothing to do for root. A pause lasts until what was started beside it serves, on any machine: the
+	// agent of the page python-controller, which has no proxy then, or a proxy.
 	for name, text := range map[string]string{
 		"sudo": `exec "$@"`,
 		"sleep": `serves() {

@@ -130,7 +130,8 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| -, disturbed |",
 		"what does not count is no finding")
 	other.Findings = other.Findings[:2]
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no**, 3 of 4 | ok, 2 of 2 |", "of an earlier form")
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no**, 3 of 4 | ok, 2 of 2 |",
+		"of an earlier form")
 	short := last
 	short.Scale, short.Findings = "short", last.Findings[:1]
 	for _, runs := range [][]record.Run{{last, short}, {short, last}} {

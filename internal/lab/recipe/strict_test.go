@@ -27,7 +27,8 @@ func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
 
 		"vary: {by: [copa], mbit: [6, 12]}\n" + fine + must: `my:1:1: vary: two runs are called "my"`,
 
-		"vary: {by: [copa], mbit: [12]}\nname: a\n" + fine + "short: {vary: {mbit: [6, 12.0, 12]}}\n": "my:1:1: vary: two runs",
+		"vary: {by: [copa], mbit: [12]}\nname: a\n" + fine +
+			"short: {vary: {mbit: [6, 12.0, 12]}}\n": "my:1:1: vary: two runs",
 
 		"vary: [" + strings.Repeat("{}, ", 1001) + "]\n" + plain: "my:1:1: vary: these are more than the 1000",
 

@@ -181,7 +181,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 			}
 			writeBroken(&broken, p.name, side, rows)
 		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", escape(shortSource(p.source)), p.name, p.describe(p.virtual, counts[0]),
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", escape(shortSource(p.source)), p.name,
+			p.describe(p.virtual, counts[0]),
 			p.describe(p.sockets, counts[1]))
 	}
 	for _, u := range unplayed {

@@ -67,7 +67,8 @@ type view struct {
 func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
 	v := &view{
-		Duration: r.Stage.Duration.Seconds(), Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
+		Duration: r.Stage.Duration.Seconds(), Wire: rec.Throughput.Mbps(), Capacity: r.capacity(),
+		Utilisation:  rec.Utilisation,
 		Queueing:     record.PercentilesOf(rec.Queueing),
 		QueuePackets: unknown, Retransmits: unknown, Covers: unknown,
 		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),

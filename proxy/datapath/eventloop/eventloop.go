@@ -17,10 +17,10 @@
 //
 // What runs on a loop must not wait: all of the loop's sockets would wait with it.
 //
-// A loop waits in epoll_pwait(2) itself. Go's poller would ask its own epoll instance and the loop's in turn, and wake a
-// second thread for each batch. The loop keeps one of Go's processors while it waits, so New raises GOMAXPROCS for it
-// (ReserveProcessors), and Slice.Renew keeps Go's monitor from taking it away. The calls on sockets do not block, and do
-// not tell Go's scheduler of themselves.
+// A loop waits in epoll_pwait(2) itself. Go's poller would ask its own epoll instance and the loop's in turn, and wake
+// a second thread for each batch. The loop keeps one of Go's processors while it waits, so New raises GOMAXPROCS for
+// it (ReserveProcessors), and Slice.Renew keeps Go's monitor from taking it away. The calls on sockets do not block,
+// and do not tell Go's scheduler of themselves.
 //
 // # Edge-triggered events
 //

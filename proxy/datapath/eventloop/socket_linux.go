@@ -313,7 +313,8 @@ func (s *Socket) Duplicate() (fd int, err error) {
 	return fd, err
 }
 
-// Abandon is Close for a socket that has another descriptor: its connection stays open, and the loop hears no more of it.
+// Abandon is Close for a socket that has another descriptor: its connection stays open, and the loop hears no more of
+// it.
 func (s *Socket) Abandon() error {
 	if err := s.Visit(func(fd int) error { s.loop.removeFromEpoll(fd); return nil }); err != nil {
 		return err

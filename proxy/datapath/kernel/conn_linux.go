@@ -19,8 +19,8 @@ import (
 // Conn is a leg over kernel TCP. Its sending direction is a sender, which has the table of its atomics and locks. Its
 // receiving direction is used by one goroutine at a time, or by the task that drives the leg.
 //
-// Reading and writing wait, as net.Conn's do. While a Driver serves the leg they return datapath.ErrWait instead. An idle
-// leg has no goroutine, no stack and no buffer; so every byte of this struct counts (TestALegIsSmall).
+// Reading and writing wait, as net.Conn's do. While a Driver serves the leg they return datapath.ErrWait instead. An
+// idle leg has no goroutine, no stack and no buffer; so every byte of this struct counts (TestALegIsSmall).
 type Conn struct {
 	sender
 	receiveWindow
@@ -65,8 +65,8 @@ func Recycle(a, b datapath.Conn) {
 // leg has a descriptor of its own, and conn is closed. After an error the caller still has conn.
 //
 // The leg waits on a loop of the datapath, since Go's poller could not tell a task that the socket may be written. It
-// has no keep-alive, and keeps urgent bytes in their place, only where conn did. An MPTCP connection is refused: TCP_INFO and
-// limits are of one path.
+// has no keep-alive, and keeps urgent bytes in their place, only where conn did. An MPTCP connection is refused:
+// TCP_INFO and limits are of one path.
 func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -129,12 +129,13 @@ func Detach(a, b *Conn) (one, two DetachedLeg, err error) {
 // describe returns the leg as a detached one that fd is of.
 func (c *Conn) describe(fd int) DetachedLeg {
 	return DetachedLeg{
-		FD: fd, Remote: c.remote.AddrPort(), Dialled: c.dialled, WriteClosed: c.writeClosed.Load(), Control: c.systemControl,
+		FD: fd, Remote: c.remote.AddrPort(), Dialled: c.dialled, WriteClosed: c.writeClosed.Load(),
+		Control: c.systemControl,
 	}
 }
 
-// Abandon makes a last report and closes the leg. The connection goes on by another descriptor of the socket. No read or
-// write is underway.
+// Abandon makes a last report and closes the leg. The connection goes on by another descriptor of the socket. No read
+// or write is underway.
 func (c *Conn) Abandon() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,8 +184,8 @@ func (c *Conn) Do(f func()) { c.raw.Loop().Do(f) }
 // whenever a leg may be read or written, and once a leg is closed. Only step, and what else runs on that loop, may then
 // read and write, and gets datapath.ErrWait where it would have to wait.
 //
-// Post and Do may be called from any goroutine, all else on the loop alone; Start and Join elsewhere only while step does
-// nothing. The zero value is ready for Start.
+// Post and Do may be called from any goroutine, all else on the loop alone; Start and Join elsewhere only while step
+// does nothing. The zero value is ready for Start.
 type Driver struct {
 	task     eventloop.Task
 	deadline *eventloop.Deadline // nil: Expect was not called

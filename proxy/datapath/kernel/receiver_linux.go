@@ -214,7 +214,8 @@ type reader struct {
 func (r *reader) tryRead(raw *eventloop.Socket, fd uintptr) bool {
 	buf := r.room.Take()
 	r.n, r.err = eventloop.Receive(int(fd), buf, 0)
-	for tries := 0; raw.Urgent() && errors.Is(r.err, unix.EAGAIN) && hasArrived(int(fd)) && tries < maxFalseEmpty; tries++ {
+	for tries := 0; raw.Urgent() && errors.Is(r.err, unix.EAGAIN) && hasArrived(int(fd)) &&
+		tries < maxFalseEmpty; tries++ {
 		r.n, r.err = eventloop.Receive(int(fd), buf, 0)
 	}
 	if errors.Is(r.err, unix.EAGAIN) {
