@@ -478,7 +478,8 @@ func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
 	if c.chosen.Peer != "" {
 		f.Peer, f.Inside = c.chosen.Peer, true
-	} else if from := addrPort(c.client.conn.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header named another
+	} else if from := addrPort(c.client.conn.RemoteAddr()).Addr(); from != f.Source.Addr() {
+		// A PROXY header named another client.
 		f.Peer = from.String()
 	}
 	if via, err := c.tunnelTo(target.Addr()); via != nil && err == nil {
@@ -621,7 +622,8 @@ func (c *connection) decideOnLoop(isLate bool) {
 func (c *connection) awaitServerName() string {
 	client, server := c.client.conn, c.server.conn
 	until := time.Now().Add(c.decidedBy.cfg.Limits.ServerNameWait) //nolint:forbidigo // a deadline is of the real clock
-	_ = client.SetReadDeadline(until)                              // there is one from the start: a QUIC stream then reads so that it can be ended
+	// The client has a deadline from the start, because a QUIC stream only then reads so that it can be ended.
+	_ = client.SetReadDeadline(until)
 	_ = server.SetReadDeadline(until)
 	heard := make(chan struct{}) // closed: the goroutine has left the server leg alone
 	go func() {

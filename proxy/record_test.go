@@ -39,7 +39,8 @@ func sampleRecord() connectionRecord {
 			TargetListener: "vpn", Host: "example.org", ServerName: "example.org",
 		},
 		Verdict: policy.Verdict{
-			Rule: "video", Refuse: "no", Down: terms, Up: terms, FromServer: terms, FromClient: terms, SendProxy: 2, KeepDSCP: true,
+			Rule: "video", Refuse: "no", Down: terms, Up: terms, FromServer: terms, FromClient: terms,
+			SendProxy: 2, KeepDSCP: true,
 		},
 		Age: time.Minute, Setup: time.Second, Idle: time.Millisecond, Client: leg, Server: leg, Down: d, Up: over,
 	}
@@ -63,14 +64,16 @@ func TestRecordsOfEveryVersionAreRead(t *testing.T) {
 // TestRecordsThatCannotBe have a process refuse what no process of its version has written.
 func TestRecordsThatCannotBe(t *testing.T) {
 	for name, change := range map[string]func(b *batchRecord){
-		"a later version":       func(b *batchRecord) { b.Version++ },
-		"no version":            func(b *batchRecord) { b.Version = 0 },
-		"no descriptors":        func(b *batchRecord) { b.Connections = append(b.Connections, b.Connections[0]) },
-		"no connection":         func(b *batchRecord) { b.Connections = nil },
-		"no address":            func(b *batchRecord) { b.Connections[0].Client.Remote = netip.AddrPort{} },
-		"a time to come":        func(b *batchRecord) { b.Connections[0].Age = -1 },
-		"bytes out of nowhere":  func(b *batchRecord) { b.Connections[0].Down.Stored = []byte("four") },
-		"bytes behind the end":  func(b *batchRecord) { b.Connections[0].Up.Read, b.Connections[0].Up.Stored = 1001, []byte("x") },
+		"a later version":      func(b *batchRecord) { b.Version++ },
+		"no version":           func(b *batchRecord) { b.Version = 0 },
+		"no descriptors":       func(b *batchRecord) { b.Connections = append(b.Connections, b.Connections[0]) },
+		"no connection":        func(b *batchRecord) { b.Connections = nil },
+		"no address":           func(b *batchRecord) { b.Connections[0].Client.Remote = netip.AddrPort{} },
+		"a time to come":       func(b *batchRecord) { b.Connections[0].Age = -1 },
+		"bytes out of nowhere": func(b *batchRecord) { b.Connections[0].Down.Stored = []byte("four") },
+		"bytes behind the end": func(b *batchRecord) {
+			b.Connections[0].Up.Read, b.Connections[0].Up.Stored = 1001, []byte("x")
+		},
 		"a window below zero":   func(b *batchRecord) { b.Connections[0].Down.Window.Cwnd = -1 },
 		"both directions' ends": func(b *batchRecord) { b.Connections[0].Down = b.Connections[0].Up },
 	} {

@@ -231,7 +231,8 @@ func TestPagesOfComparisons(t *testing.T) {
 	}
 	code, body := ask("GET", "/v1/compare?first=canary&second=defaults")
 	assert.Equal(t, 200, code)
-	assert.JSONEq(t, `{"first": {"rule": "canary", "hosts": 0, "busy_seconds": 0}, "second": {"rule": "", "hosts": 0, "busy_seconds": 0},
+	assert.JSONEq(t, `{"first": {"rule": "canary", "hosts": 0, "busy_seconds": 0},
+		"second": {"rule": "", "hosts": 0, "busy_seconds": 0},
 		"unit": "hosts", "figures": [], "harmful": false,
 		"verdict": "not enough yet: 0 and 0 hosts were seen, and 8 are needed on each side"}`, body)
 	code, body = ask("GET", "/v1/compare?first=nothing")

@@ -88,7 +88,8 @@ func objectTables(t *testing.T, files ...string) string {
 				spec := decl.Specs[0].(*ast.TypeSpec)
 				object, ok := spec.Type.(*ast.StructType)
 				if ok && spec.Name.IsExported() && object.Fields.List[0].Tag != nil {
-					fmt.Fprintf(&b, "\n### %s\n\n%s\n\n| key | meaning |\n|---|---|\n%s", spec.Name, oneLine(decl.Doc), fieldRows(object))
+					fmt.Fprintf(&b, "\n### %s\n\n%s\n\n| key | meaning |\n|---|---|\n%s", spec.Name,
+						oneLine(decl.Doc), fieldRows(object))
 				}
 			}
 			return true

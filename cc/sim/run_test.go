@@ -149,10 +149,12 @@ func TestRunRefuses(t *testing.T) {
 		"link down: the part of packets reordered is 1":  func(s *Scenario) { s.Down.Reorder = 1 },
 		"link up: the loss is 1":                         func(s *Scenario) { s.Up.Loss = 1 },
 		`flow 1: no algorithm "frob"`:                    func(s *Scenario) { s.Flows[0].Algorithm = "frob" },
-		"a simulated one has none":                       func(s *Scenario) { s.Flows[0].Algorithm, s.Flows[0].Params = "none", nil },
-		`copa has no parameter "x"`:                      func(s *Scenario) { s.Flows[0].Params = cc.Params{"x": 1} },
-		"it must stop after it starts":                   func(s *Scenario) { s.Flows[0].Start, s.Flows[0].Stop = 2, 1 },
-		"periods must not be negative":                   func(s *Scenario) { s.AckEvery = -1 },
+		"a simulated one has none": func(s *Scenario) {
+			s.Flows[0].Algorithm, s.Flows[0].Params = "none", nil
+		},
+		`copa has no parameter "x"`:    func(s *Scenario) { s.Flows[0].Params = cc.Params{"x": 1} },
+		"it must stop after it starts": func(s *Scenario) { s.Flows[0].Start, s.Flows[0].Stop = 2, 1 },
+		"periods must not be negative": func(s *Scenario) { s.AckEvery = -1 },
 	} {
 		s := good()
 		spoil(&s)

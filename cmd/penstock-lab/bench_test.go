@@ -129,7 +129,8 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(stderr, "pbe-e1 1/2: pbe: "), "two of the three are there")
 	code, stdout, stderr = run(t, "bench", "recipe", "table", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Regexp(t, `in virtual time 3 of 3 \(builds: penstock .* \(1 of \d+\)\); over real sockets 0 of 0 \(builds: none\)`, stdout)
+	assert.Regexp(t, `in virtual time 3 of 3 \(builds: penstock .* \(1 of \d+\)\); `+
+		`over real sockets 0 of 0 \(builds: none\)`, stdout)
 	code, stdout, stderr = run(t, "bench", "recipe", "table", file, "--figures")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "| throughput over cubic's | 57/58 | at least 0.9 |")

@@ -48,12 +48,14 @@ rules:
 			"pages: no, match.destination does not match: it goes to 2001:db8:1::7", "defaults: decides",
 			"in the group up lan to 2001:db8:1::7",
 		},
-		"192.168.1.50 203.0.113.7:22":                  {"pages: no, match.ports does not match: it goes to port 22"},
-		"192.168.1.50 127.0.0.1:80 --listener local":   {"listener local refuses it before any rule: "},
-		"phone 203.0.113.7:443":                        {`"phone" is no client; write an address such as`},
-		"192.168.1.50 203.0.113.7":                     {`"203.0.113.7" is no server; write an address and a port such as`},
-		"192.168.1.50 203.0.113.7:443 --listener wlan": {`--listener: there is none of the name "wlan"; there are lan, local`},
-		"192.168.1.50":                                 {"accepts 3 arg(s), received 2"},
+		"192.168.1.50 203.0.113.7:22":                {"pages: no, match.ports does not match: it goes to port 22"},
+		"192.168.1.50 127.0.0.1:80 --listener local": {"listener local refuses it before any rule: "},
+		"phone 203.0.113.7:443":                      {`"phone" is no client; write an address such as`},
+		"192.168.1.50 203.0.113.7":                   {`"203.0.113.7" is no server; write an address and a port such as`},
+		"192.168.1.50 203.0.113.7:443 --listener wlan": {
+			`--listener: there is none of the name "wlan"; there are lan, local`,
+		},
+		"192.168.1.50": {"accepts 3 arg(s), received 2"},
 	} {
 		var out, errs strings.Builder
 		code := runCommandLine(t.Context(), append([]string{"check", path, "--explain"}, strings.Fields(args)...),

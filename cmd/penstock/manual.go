@@ -27,9 +27,9 @@ func writeConfigPage(dir string, date time.Time) error {
 	roff := strings.NewReplacer(`\`, `\e`, "\n.", "\n\\&.", "\n'", "\n\\&'", "-", `\-`)
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH PENSTOCK.YAML 5 %q Penstock Penstock\n.SH NAME\npenstock.yaml \\- configuration of penstock(1)\n"+
-		".SH DESCRIPTION\nOne strict YAML file. A key that does not exist, or a number without its unit, is an error with its "+
-		"line and the cure; penstock check FILE finds it before a start. penstock reload has a running proxy read the file "+
-		"again.\n", date.Format("Jan 2006"))
+		".SH DESCRIPTION\nOne strict YAML file. A key that does not exist, or a number without its unit, is an error "+
+		"with its line and the cure; penstock check FILE finds it before a start. penstock reload has a running "+
+		"proxy read the file again.\n", date.Format("Jan 2006"))
 	properties, _ := config.Schema()["properties"].(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
 		part, _ := properties[name].(map[string]any)

@@ -137,11 +137,19 @@ func TestEachConnectionHasOneProcess(t *testing.T) {
 		answer func(t *testing.T, conn *net.UnixConn)
 		want   []bool
 	}{
-		"the new one has both":        {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, true, true) }, []bool{true, true}},
-		"it has one":                  {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, false, true) }, []bool{false, true}},
-		"it dies before it answers":   {func(*testing.T, *net.UnixConn) {}, nil},
-		"it says what is not asked":   {func(_ *testing.T, c *net.UnixConn) { _ = sendMessage(c, message{Step: stepAsk}) }, nil},
-		"it answers after an unknown": {func(t *testing.T, c *net.UnixConn) { answerBatch(t, c); answerBatch(t, c, true) }, nil},
+		"the new one has both": {
+			func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, true, true) }, []bool{true, true},
+		},
+		"it has one": {
+			func(t *testing.T, c *net.UnixConn) { answerBatch(t, c, false, true) }, []bool{false, true},
+		},
+		"it dies before it answers": {func(*testing.T, *net.UnixConn) {}, nil},
+		"it says what is not asked": {
+			func(_ *testing.T, c *net.UnixConn) { _ = sendMessage(c, message{Step: stepAsk}) }, nil,
+		},
+		"it answers after an unknown": {
+			func(t *testing.T, c *net.UnixConn) { answerBatch(t, c); answerBatch(t, c, true) }, nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := offer(t, 1)

@@ -98,7 +98,10 @@ func TestVerdicts(t *testing.T) {
 		verdict     string
 		harmful     bool
 	}{
-		"far less delay":   {1, 0.1, 60, `^9\d % less queueing delay at the 95th percentile \(−\d+ % to −\d+ %\); no difference in rate`, false},
+		"far less delay": {
+			1, 0.1, 60, `^9\d % less queueing delay at the 95th percentile ` +
+				`\(−\d+ % to −\d+ %\); no difference in rate`, false,
+		},
 		"half of the rate": {0.5, 1, 60, `; [45]\d % less rate while busy`, true},
 		"many times more":  {1, 20, 60, `^\d\d times the queueing delay`, false},
 		"too few hosts":    {1, 0.1, 5, `^not enough yet: 5 and 60 hosts were seen, and 8 are needed`, false},

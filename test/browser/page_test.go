@@ -163,7 +163,8 @@ func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
 	b := open(t, 1280, 800)
 	b.do(chromedp.Navigate(at))
 	axis := func(chart, kind string) string {
-		return b.text(`[...document.querySelector("#` + chart + `").parentNode.querySelectorAll("span.` + kind + `")].map((e) => e.textContent).join("|")`)
+		return b.text(`[...document.querySelector("#` + chart + `").parentNode.querySelectorAll("span.` + kind + `")]
+			.map((e) => e.textContent).join("|")`)
 	}
 	b.until(`document.querySelector("#delays").parentNode.querySelectorAll("span.y").length === 3`)
 	assert.Equal(t, "0|25.0 ms|50.0 ms", axis("delays", "y"))

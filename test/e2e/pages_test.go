@@ -101,7 +101,8 @@ func installPrograms(t *testing.T, repository, dir string) {
 }
 n=0; until serves; do n=$((n+1)); [ $n -lt 300 ]; /bin/sleep 0.1; done`,
 	} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh -e\n"+text+"\n"), 0o700)) //nolint:gosec // a program
+		script := []byte("#!/bin/sh -e\n" + text + "\n")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), script, 0o700)) //nolint:gosec // a program
 	}
 }
 
@@ -135,7 +136,9 @@ func TestThePagesCommandsWorkAsWritten(t *testing.T) {
 	_ = os.Remove("/tmp/mine.sock") // of the page python-controller
 	bin := filepath.Join(t.TempDir(), "bin")
 	installPrograms(t, repository, bin)
-	for _, page := range []string{"README", "laptop", "router", "gateway", "laboratory", "python-controller", "library", "udp"} {
+	for _, page := range []string{
+		"README", "laptop", "router", "gateway", "laboratory", "python-controller", "library", "udp",
+	} {
 		t.Run(page, func(t *testing.T) {
 			path := filepath.Join(repository, "docs", page+".md")
 			if page == "README" {

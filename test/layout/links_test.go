@@ -57,7 +57,9 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 }
 
 func TestPagesStayShort(t *testing.T) {
-	for pattern, most := range map[string]int{"README.md": 7 << 10, "docs/*.md": 12 << 10, "docs/decisions/*.md": 4 << 10} {
+	for pattern, most := range map[string]int{
+		"README.md": 7 << 10, "docs/*.md": 12 << 10, "docs/decisions/*.md": 4 << 10,
+	} {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		require.NotEmpty(t, pages)
