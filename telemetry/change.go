@@ -77,16 +77,11 @@ func (k *Changer) registerPages(mux *http.ServeMux) {
 // serveRules answers with the rules in force. It needs no token, because it changes nothing.
 func (k *Changer) serveRules(w http.ResponseWriter, _ *http.Request) {
 	rules, err := k.Rules()
-	var text []byte
-	if err == nil {
-		text, err = json.Marshal(rules)
-	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(text, '\n')) // who has gone needs no answer
+	writeJSON(w, rules)
 }
 
 // serveChange makes one change or says why not, and counts which.

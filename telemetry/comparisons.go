@@ -37,7 +37,7 @@ func (o *Observer) registerPages(mux *http.ServeMux, fromHere func(*http.Request
 func (o *Observer) serveCompare(w http.ResponseWriter, r *http.Request) {
 	rules := [2]string{r.URL.Query().Get("first"), r.URL.Query().Get("second")}
 	for i, rule := range rules {
-		if rule == nameRule("") {
+		if rule == RuleName("") {
 			rules[i] = ""
 		}
 	}

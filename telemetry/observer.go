@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,7 +221,7 @@ func (o *Observer) checkSamples(now time.Time) {
 	}()
 	for _, s := range o.Samples() {
 		r := o.recorder.Compare(now, s.Rule, s.Against, "hosts")
-		gains = append(gains, fmt.Sprintf("%s against %s: %s", s.Rule, nameRule(s.Against), r.Verdict))
+		gains = append(gains, fmt.Sprintf("%s against %s: %s", s.Rule, RuleName(s.Against), r.Verdict))
 		if !r.Harmful {
 			continue
 		}
@@ -244,7 +245,7 @@ func (o *Observer) Compare(first, second string) (compare.Result, error) {
 				"rules for the same traffic a sample, such as 5%")
 		case !slices.Contains(known, rule):
 			return compare.Result{}, fmt.Errorf("rule %q is not recorded; recorded are the rules with match.sample, and "+
-				"those that the other hosts have: %s", nameRule(rule), strings.Join(nameRules(known), ", "))
+				"those that the other hosts have: %s", RuleName(rule), strings.Join(nameRules(known), ", "))
 		}
 	}
 	return o.recorder.Compare(o.Wall(), first, second, "hosts"), nil
@@ -265,19 +266,14 @@ func (o *Observer) Gains() []string {
 	return gains
 }
 
-// nameRule returns the name of a rule for people.
-func nameRule(rule string) string {
-	if rule == "" {
-		return "defaults"
-	}
-	return rule
-}
+// RuleName returns the name of a rule for people. The defaults have none in the configuration.
+func RuleName(rule string) string { return cmp.Or(rule, "defaults") }
 
 // nameRules returns the names of rules for people.
 func nameRules(rules []string) []string {
 	out := make([]string, len(rules))
 	for i, r := range rules {
-		out[i] = nameRule(r)
+		out[i] = RuleName(r)
 	}
 	return out
 }
@@ -286,19 +282,25 @@ func nameRules(rules []string) []string {
 func (o *Observer) currentProof(now time.Time) *proof {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	return o.runningProof(now)
+}
+
+// runningProof is currentProof for callers that hold mu.
+func (o *Observer) runningProof(now time.Time) *proof {
 	p := o.proof
-	if p == nil || p.ended.Load() {
+	switch {
+	case p == nil || p.ended.Load():
 		return nil
-	}
-	if p.turnAt(now) >= turnsOfProof {
-		o.endProofLocked()
+	case p.turnAt(now) >= turnsOfProof:
+		o.endProof(now)
 		return nil
 	}
 	return p
 }
 
-// endProofLocked ends the proof. The caller holds mu.
-func (o *Observer) endProofLocked() {
+// endProof ends the proof. Its result is computed once, because pages ask for it again and again. mu is held.
+func (o *Observer) endProof(now time.Time) {
+	o.proof.result = o.proof.compareSides(now)
 	o.proof.ended.Store(true)
 	o.Try(nil)
 }
@@ -312,14 +314,17 @@ func (o *Observer) StartProof(host string, last time.Duration) error {
 		return fmt.Errorf("a proof lasts from %v to %v, not %v", minProof, maxProof, last)
 	}
 	now := o.Wall()
-	if o.currentProof(now) != nil {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.runningProof(now) != nil {
 		return errProofRuns
 	}
 	p := &proof{host: host, begin: now, turn: last / turnsOfProof, seed: uint64(now.UnixNano())}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.proof = p
-	o.Try(&proxy.Trial{Host: host, Unmanaged: func() bool { return !p.ended.Load() && p.isUnmanaged(p.turnAt(o.Wall())) }})
+	o.Try(&proxy.Trial{
+		Host:      host,
+		Unmanaged: func() bool { return !p.ended.Load() && p.isUnmanaged(p.turnAt(o.Wall())) },
+	})
 	o.Log.Info("a proof begins: new connections of the host are managed and left to the kernel by turns", "host", host,
 		"for", last, "turn", p.turn)
 	return nil
@@ -327,32 +332,32 @@ func (o *Observer) StartProof(host string, last time.Duration) error {
 
 // StopProof ends the proof that runs, and reports whether one did.
 func (o *Observer) StopProof() bool {
-	running := o.currentProof(o.Wall()) != nil
+	now := o.Wall()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if running {
-		o.endProofLocked()
+	if o.runningProof(now) == nil {
+		return false
 	}
-	return running
+	o.endProof(now)
+	return true
 }
 
 // LastProof returns how the last proof stands. false: there was none.
 func (o *Observer) LastProof() (Proof, bool) {
 	now := o.Wall()
-	running := o.currentProof(now)
 	o.mu.Lock()
-	p := o.proof
-	o.mu.Unlock()
+	defer o.mu.Unlock()
+	running, p := o.runningProof(now), o.proof
 	if p == nil {
 		return Proof{}, false
 	}
 	of := p.turn * turnsOfProof
 	out := Proof{
 		Host: p.host, Seconds: min(now.Sub(p.begin), of).Seconds(), Of: of.Seconds(), Ended: running == nil,
-		Result: p.recorder.Compare(now, managedSide, unmanagedSide, "turns"),
+		Result: p.result,
 	}
 	if running != nil {
-		out.Turn = p.sideOfTurn(p.turnAt(now))
+		out.Turn, out.Result = p.sideOfTurn(p.turnAt(now)), p.compareSides(now)
 	}
 	return out, true
 }

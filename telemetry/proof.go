@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/telemetry/compare"
 )
 
@@ -32,6 +33,7 @@ type proof struct {
 	seed     uint64
 	recorder compare.Recorder
 	ended    atomic.Bool
+	result   compare.Result // once it has ended
 }
 
 // turnAt returns the number of the turn at a moment.
@@ -59,6 +61,11 @@ func (p *proof) observeTurn(now time.Time, sides []string, add func(*compare.Uni
 	}
 }
 
+// compareSides returns what the managed side has gained so far.
+func (p *proof) compareSides(now time.Time) compare.Result {
+	return p.recorder.Compare(now, managedSide, unmanagedSide, "turns")
+}
+
 // Proof is how a proof stands.
 type Proof struct {
 	Host    string         `json:"host"`
@@ -71,7 +78,7 @@ type Proof struct {
 
 // sideOf returns the side of a proof that a connection belongs to.
 func sideOf(f *proxy.FlowInfo) string {
-	if f.Down.Algorithm == "none" {
+	if f.Down.Algorithm == policy.Unmanaged {
 		return unmanagedSide
 	}
 	return managedSide

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -74,6 +76,46 @@ func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	return config.Default(), nil
 }
 
+// proxyAddress is where a running proxy is asked, as flags have it.
+type proxyAddress struct{ path, at string }
+
+// registerFlags adds the flags.
+func (a *proxyAddress) registerFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&a.path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
+	cmd.Flags().StringVar(&a.at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
+		"file's telemetry.address")
+}
+
+// telemetryAddress returns where the telemetry of the proxy is.
+func (a *proxyAddress) telemetryAddress(cmd *cobra.Command) (string, error) {
+	if a.at != "" {
+		return a.at, nil
+	}
+	cfg, err := runningConfig(cmd, a.path)
+	return cfg.Telemetry.Address, err
+}
+
+// askJSON asks for a page, and decodes the answer into out. Where the proxy refuses, the error has its words.
+func (a *proxyAddress) askJSON(ctx context.Context, cmd *cobra.Command, method, page string, out any) error {
+	at, err := a.telemetryAddress(cmd)
+	if err != nil {
+		return err
+	}
+	status, body, err := askProxy(ctx, at, method, page)
+	switch {
+	case err != nil:
+		return err
+	case status == http.StatusBadRequest:
+		return cli.BadInput(errors.New(config.Printable(strings.TrimSpace(string(body)))))
+	case status != http.StatusOK:
+		return errors.New(config.Printable(strings.TrimSpace(string(body))))
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return fmt.Errorf("read what %s answers: %w", at, err)
+	}
+	return nil
+}
+
 // warningMark begins each line of the answer to a reload that tells of a warning.
 const warningMark = "warning: "
 
@@ -143,7 +185,7 @@ at the usual address.`,
 
 // reloadCommand waits for the answer of the proxy, which SIGHUP does not give.
 func reloadCommand() *cobra.Command {
-	var path, at string
+	var from proxyAddress
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Have a running proxy read its configuration again",
@@ -156,27 +198,22 @@ the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.
 		Example: "  penstock reload --config /etc/penstock/penstock.yaml",
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return reloadProxy(cmd.Context(), path, at, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return reloadProxy(cmd.Context(), from, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
-		"file's telemetry.address")
+	from.registerFlags(cmd)
 	return cmd
 }
 
 // reloadProxy asks for a reload over HTTP. It falls back to SIGHUP where telemetry is off or the file is wrong, so
 // that the log and the metrics of the proxy have the attempt as well. w gets the outcome, notes the warnings.
-func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error {
-	cfg, err := config.Load(path)
+func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) error {
+	cfg, err := config.Load(from.path)
 	if err != nil {
 		_, _ = hangUp() // so that its log, metrics and status have it, too
 		return badConfig(notes, err)
 	}
-	address := at
-	if address == "" {
-		address = cfg.Telemetry.Address
-	}
+	address := cmp.Or(from.at, cfg.Telemetry.Address)
 	status, body, err := askProxy(ctx, address, http.MethodPost, "/-/reload")
 	if errors.Is(err, errTelemetryOff) {
 		sent, err := hangUp()
@@ -192,7 +229,7 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 	}
 	answer := strings.TrimSpace(string(body))
 	switch {
-	case err != nil && at == "":
+	case err != nil && from.at == "":
 		return fmt.Errorf("not reloaded: %w; where telemetry.address is new in the file, it takes a restart", err)
 	case err != nil:
 		return fmt.Errorf("not reloaded: %w", err)

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"os/signal"
-	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -22,41 +21,6 @@ import (
 	"github.com/penstock-net/penstock/telemetry"
 	"github.com/penstock-net/penstock/telemetry/compare"
 )
-
-// proxyAddress is where a running proxy is asked, as flags have it.
-type proxyAddress struct{ path, at string }
-
-// registerFlags adds the flags.
-func (a *proxyAddress) registerFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&a.path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&a.at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
-		"file's telemetry.address")
-}
-
-// askJSON asks for a page, and decodes the answer into out. Where the proxy refuses, the error has its words.
-func (a *proxyAddress) askJSON(ctx context.Context, cmd *cobra.Command, method, page string, out any) error {
-	at := a.at
-	if at == "" {
-		cfg, err := runningConfig(cmd, a.path)
-		if err != nil {
-			return err
-		}
-		at = cfg.Telemetry.Address
-	}
-	status, body, err := askProxy(ctx, at, method, page)
-	switch {
-	case err != nil:
-		return err
-	case status == http.StatusBadRequest:
-		return cli.BadInput(errors.New(config.Printable(strings.TrimSpace(string(body)))))
-	case status != http.StatusOK:
-		return errors.New(config.Printable(strings.TrimSpace(string(body))))
-	}
-	if err := json.Unmarshal(body, out); err != nil {
-		return fmt.Errorf("read what %s answers: %w", at, err)
-	}
-	return nil
-}
 
 // compareCommand says what one rule gains over another.
 func compareCommand() *cobra.Command {
@@ -178,12 +142,7 @@ func (a *proxyAddress) followProof(ctx context.Context, cmd *cobra.Command, p *t
 
 // writeResult writes a table of the figures, and the verdict.
 func writeResult(w io.Writer, r *compare.Result) error {
-	name := func(side compare.Side) string {
-		if side.Rule == "" {
-			return "defaults"
-		}
-		return config.Printable(side.Rule)
-	}
+	name := func(side compare.Side) string { return config.Printable(telemetry.RuleName(side.Rule)) }
 	table := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	if len(r.Figures) > 0 {
 		fmt.Fprintf(table, "\t%s\t%s\tratio (95 %% interval)\n", name(r.First), name(r.Second))

@@ -5,9 +5,12 @@ import (
 	"net/http"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/config/check"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -29,7 +32,9 @@ func interfaceNames() (names []string) {
 }
 
 // oneOf returns words, for shells.
-func oneOf(words ...string) func() []string { return func() []string { return words } }
+func oneOf[T ~string](words ...T) func() []string {
+	return func() []string { return check.Strings(words) }
+}
 
 // ruleNames asks the running proxy for its rules, for shells. A shell that waits shows no error.
 func (a *proxyAddress) ruleNames(cmd *cobra.Command) (names []string) {
@@ -38,15 +43,17 @@ func (a *proxyAddress) ruleNames(cmd *cobra.Command) (names []string) {
 		return nil
 	}
 	for _, r := range rules.Rules {
-		names = append(names, ruleName(r.Name))
+		names = append(names, telemetry.RuleName(r.Name))
 	}
 	return names
 }
 
-// completeRunFlags has shells complete the flags of run.
+// completeRunFlags has shells complete the flags of run. Those with a key in the configuration take what it takes.
 func completeRunFlags(cmd *cobra.Command) {
 	cli.CompleteFlag(cmd, "algorithm", algorithmNames)
-	cli.CompleteFlag(cmd, "envelope", oneOf("auto", "ebpf", "bbr", "cubic", "reno"))
-	cli.CompleteFlag(cmd, "log-level", oneOf("debug", "info", "warn", "error"))
-	cli.CompleteFlag(cmd, "log-format", oneOf("text", "json", "auto"))
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if s, ok := f.Value.(scalar); ok && config.Choices(s.value) != nil {
+			cli.CompleteFlag(cmd, f.Name, oneOf(config.Choices(s.value)...))
+		}
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/destination"
 	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 // question is a connection that check is asked about.
@@ -56,9 +57,9 @@ func (q *question) explainDecision(w io.Writer, cfg *config.Config, client, serv
 	}
 	v := rules[len(rules)-1].Verdict
 	if v.Refuse != "" {
-		fmt.Fprintf(&b, "%s: refuses it (%s)\n", ruleName(v.Rule), v.Refuse)
+		fmt.Fprintf(&b, "%s: refuses it (%s)\n", telemetry.RuleName(v.Rule), v.Refuse)
 	} else {
-		fmt.Fprintf(&b, "%s: decides\n  down: %s, in the group %s\n  up: %s, in the group %s\n", ruleName(v.Rule),
+		fmt.Fprintf(&b, "%s: decides\n  down: %s, in the group %s\n  up: %s, in the group %s\n", telemetry.RuleName(v.Rule),
 			describeTerms(v.Down), describeGroup(v.Down.Group), describeTerms(v.Up), describeGroup(v.Up.Group))
 	}
 	_, err = io.WriteString(w, config.Printable(b.String()))

@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli/clitest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
@@ -137,32 +138,22 @@ func movingServer(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
+	need.Serve(t, ln, func(conn net.Conn) {
+		in := bufio.NewReaderSize(conn, 64)
+		line, _ := in.ReadString('\n')
+		var seed, n int
+		var pause time.Duration
+		switch _, err := fmt.Sscanf(line, "down %d %d %d", &seed, &n, &pause); {
+		case err == nil:
+			_, _ = io.Copy(struct{ io.Writer }{conn}, newStream(seed, n, pause))
+		case line == "up\n":
+			if sum, err := sumOf(in); err == nil {
+				_, _ = io.WriteString(conn, sum)
 			}
-			go func() {
-				defer conn.Close()
-				in := bufio.NewReaderSize(conn, 64)
-				line, _ := in.ReadString('\n')
-				var seed, n int
-				var pause time.Duration
-				switch _, err := fmt.Sscanf(line, "down %d %d %d", &seed, &n, &pause); {
-				case err == nil:
-					_, _ = io.Copy(struct{ io.Writer }{conn}, newStream(seed, n, pause))
-				case line == "up\n":
-					if sum, err := sumOf(in); err == nil {
-						_, _ = io.WriteString(conn, sum)
-					}
-				case line == "echo\n":
-					_, _ = io.Copy(struct{ io.Writer }{conn}, in)
-				}
-			}()
+		case line == "echo\n":
+			_, _ = io.Copy(struct{ io.Writer }{conn}, in)
 		}
-	}()
+	})
 	return ln.Addr().String()
 }
 

@@ -251,8 +251,8 @@ func (r *reloader) currentRules() (out telemetry.Rules, err error) {
 func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, error) {
 	r.turn.Lock()
 	defer r.turn.Unlock()
-	log := r.log.With("rule", ruleName(*c.Rule), "direction", cmp.Or(c.Direction, "both"), "algorithm", c.Algorithm,
-		"client", client)
+	log := r.log.With("rule", telemetry.RuleName(*c.Rule), "direction", cmp.Or(c.Direction, "both"),
+		"algorithm", c.Algorithm, "client", client)
 	done, err := r.putChanged(c)
 	if err != nil {
 		log.Warn("algorithm not changed", "err", err)
@@ -310,16 +310,13 @@ func (r *reloader) stopSample(rule, why string) error {
 	return nil
 }
 
-// ruleName is a rule's name as the page writes it.
-func ruleName(name string) string { return cmp.Or(name, "defaults") }
-
 // describeRule writes a rule with its algorithms, for logs and pages.
 func describeRule(v policy.Verdict) string {
 	down, up := describeAlgorithm(v.Down), describeAlgorithm(v.Up)
 	if down == up {
-		return ruleName(v.Rule) + ": " + down
+		return telemetry.RuleName(v.Rule) + ": " + down
 	}
-	return ruleName(v.Rule) + ": down " + down + ", up " + up
+	return telemetry.RuleName(v.Rule) + ": down " + down + ", up " + up
 }
 
 // watchPeriod is how often the files of the configuration are looked at. They are polled, because inotify does not see

@@ -213,8 +213,8 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 
 	cmd.Args = cli.NoArgs
 	cli.CompleteFlag(cmd, "interface", interfaceNames)
-	cli.CompleteFlag(cmd, "mode", oneOf(string(capture.TPROXY), string(capture.Redirect)))
-	cli.CompleteFlag(cmd, "connected", oneOf(string(capture.ConnectedAuto), "yes", "no"))
+	cli.CompleteFlag(cmd, "mode", oneOf(capture.TPROXY, capture.Redirect))
+	cli.CompleteFlag(cmd, "connected", oneOf(capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave))
 	cmd.RunE = func(c *cobra.Command, _ []string) error {
 		r.Mode = capture.Mode(mode)
 		var err error

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // vacantPort returns an address of this machine that nothing listens at.
@@ -32,19 +33,7 @@ func echoServer(t *testing.T) (address string) {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(conn, conn)
-				_ = conn.Close()
-			}()
-		}
-	}()
+	need.Serve(t, ln, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 	return ln.Addr().String()
 }
 

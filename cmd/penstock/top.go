@@ -33,7 +33,8 @@ const topPoll = 2 * time.Second
 
 // topCommand shows what /v1/view has: live on a terminal, and once elsewhere.
 func topCommand() *cobra.Command {
-	var path, at, search string
+	var from proxyAddress
+	var search string
 	var once bool
 	cmd := &cobra.Command{
 		Use:   "top",
@@ -56,12 +57,9 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
   penstock top --once --search cwnd`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if at == "" {
-				cfg, err := runningConfig(cmd, path)
-				if err != nil {
-					return err
-				}
-				at = cfg.Telemetry.Address
+			at, err := from.telemetryAddress(cmd)
+			if err != nil {
+				return err
 			}
 			t := newTop(cmd.Context(), at, search)
 			out, ok := cmd.OutOrStdout().(*os.File)
@@ -71,9 +69,7 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 			return t.runScreen(out)
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
-		"file's telemetry.address")
+	from.registerFlags(cmd)
 	cmd.Flags().StringVar(&search, "search", "", "show only what contains `TEXT`")
 	cmd.Flags().BoolVar(&once, "once", false, "print what there is and end")
 	return cmd

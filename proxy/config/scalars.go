@@ -198,6 +198,12 @@ func Set(v any, s string) error {
 	return nil
 }
 
+// Choices returns the words that the value of *v may have, such as those of an Envelope; nil: it is not one of some.
+func Choices(v any) []string {
+	words, _ := scalars[reflect.TypeOf(v).Elem()].schema["enum"].([]string)
+	return words
+}
+
 // parseRate reads a rate in bits per second with its unit. Zero is refused, because it would stop a connection.
 func parseRate(s string) (cc.Rate, error) {
 	v, err := cc.ParseRate(s)
