@@ -418,7 +418,7 @@ func (a account) since(then account) figures {
 
 // foreignTime is what others than the program and this process have used so far.
 func (p *program) foreignTime(b *testing.B) time.Duration {
-	return machineTime(b) - cpuTime(b, p.pid()) - cpuTime(b, os.Getpid())
+	return machineTime(b) - p.cpuTime(b) - cpuTime(b, os.Getpid())
 }
 
 // machineTime is the time that all processors together have not been idle.

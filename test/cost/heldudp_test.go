@@ -85,7 +85,7 @@ func compareHeld(b *testing.B, executable string, segments, mbit int) (forwarded
 	for range b.N * heldRounds {
 		forwarded = append(forwarded, countDatagrams(b, &got, p, ends))
 		require.NoError(b, lab.Edge.Do(func() error { return rules.Apply(context.Background()) }))
-		p.profile(b)
+		p.profile(b, "held", measure)
 		held = append(held, countDatagrams(b, &got, p, append(ends, p.pid())))
 		require.NoError(b, lab.Edge.Do(func() error { return capture.Remove(context.Background()) }))
 	}

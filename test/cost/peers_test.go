@@ -171,10 +171,20 @@ func BenchmarkPeers(b *testing.B) {
 	}
 }
 
+// contestant is what compareInTurns compares.
+type contestant interface {
+	label() string
+	isPeer() bool
+}
+
+func (c carrier) label() string { return c.name }
+
+func (c carrier) isPeer() bool { return c.peer != nil }
+
 // compareInTurns measures each carrier rounds times, and prints minimum, median and maximum of each figure. Medians of
 // related figures are divided by the best of the peers: the highest of rates, which are figures per second, and the
 // lowest of all others.
-func compareInTurns(b *testing.B, carriers []carrier, related []string, measure func(carrier) figures) {
+func compareInTurns[C contestant](b *testing.B, carriers []C, related []string, measure func(C) figures) {
 	seen := map[string]map[string][]float64{} // by unit and name of the carrier
 	for range rounds {
 		for _, c := range carriers {
@@ -182,7 +192,7 @@ func compareInTurns(b *testing.B, carriers []carrier, related []string, measure 
 				if seen[unit] == nil {
 					seen[unit] = map[string][]float64{}
 				}
-				seen[unit][c.name] = append(seen[unit][c.name], v)
+				seen[unit][c.label()] = append(seen[unit][c.label()], v)
 			}
 		}
 	}
@@ -192,21 +202,21 @@ func compareInTurns(b *testing.B, carriers []carrier, related []string, measure 
 	for _, unit := range slices.Sorted(maps.Keys(seen)) {
 		var best float64
 		for _, c := range carriers {
-			took := seen[unit][c.name]
+			took := seen[unit][c.label()]
 			slices.Sort(took)
 			m := took[len(took)/2]
-			if c.peer != nil && (best == 0 || strings.HasSuffix(unit, "/s") == (m > best)) {
+			if c.isPeer() && (best == 0 || strings.HasSuffix(unit, "/s") == (m > best)) {
 				best = m
 			}
 		}
 		for _, c := range carriers {
-			took := seen[unit][c.name]
+			took := seen[unit][c.label()]
 			m := took[len(took)/2]
-			fmt.Fprintf(table, "%s\t%s\t%d\t%.4g\t%.4g\t%.4g", unit, c.name, len(took), took[0], m, took[len(took)-1])
+			fmt.Fprintf(table, "%s\t%s\t%d\t%.4g\t%.4g\t%.4g", unit, c.label(), len(took), took[0], m, took[len(took)-1])
 			if slices.Contains(related, unit) && best > 0 {
 				fmt.Fprintf(table, "\t%.2f", m/best)
-				if c.peer == nil {
-					b.ReportMetric(m/best, c.name+"-x-"+unit)
+				if !c.isPeer() {
+					b.ReportMetric(m/best, c.label()+"-x-"+unit)
 				}
 			}
 			fmt.Fprintln(table)

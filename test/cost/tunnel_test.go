@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -47,51 +48,30 @@ var (
 // BenchmarkTunnels downloads and uploads through a tunnel that ends at the edge: in
 // wireguard-go, which forwards packets, and in Penstock, which ends connections.
 // The client's end is wireguard-go or connect-ip-go in this process, whose time is
-// not counted. What uploads are received by has no algorithm.
+// not the gateway's. What uploads are received by has no algorithm.
+//
+//	go test -run '^$' -bench Tunnels/down/16flows -benchtime 1x -timeout 1h ./test/cost
 func BenchmarkTunnels(b *testing.B) {
 	executable := build(b)
 	keys := newKeys(b)
-	under := func(algorithm string) gateway {
-		return gateway{name: "wireguard-" + algorithm, listener: keys.listener(), algorithm: algorithm}
-	}
-	forwarding, wireguard := gateway{name: "wireguard-go"}, under("copa")
-	// In place of the kernel's WireGuard.
-	inKernel := gateway{name: "kernel-" + cc.Default, listener: keys.inKernel(), algorithm: cc.Default}
-	tun := gateway{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"}
-	masque := func(algorithm string) gateway {
-		return gateway{name: "masque-" + algorithm, listener: masqueListener(b), algorithm: algorithm}
+	gateways := []gateway{
+		{name: "wireguard-go"},
+		{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
+		{name: "wireguard", listener: keys.listener(), algorithm: cc.Default},
+		{name: "kernel", listener: keys.inKernel(), algorithm: cc.Default}, // wireguard-go in place of the kernel's
+		{name: "tun", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: cc.Default},
+		{name: "masque", listener: masqueListener(b), algorithm: cc.Default},
 	}
 	for _, way := range []struct {
-		name     string
-		start    direction
-		gateways []gateway
-	}{
-		{"down", startDownload, []gateway{
-			forwarding, under("none"), wireguard, under(cc.Default), inKernel, tun,
-			masque("copa"), masque(cc.Default),
-		}},
-		{"up", startUpload, []gateway{forwarding, wireguard, inKernel, tun, masque("copa")}},
-	} {
+		name  string
+		start direction
+	}{{"down", startDownload}, {"up", startUpload}} {
 		for _, flows := range []int{1, 16} {
-			var plain usage
-			for _, g := range way.gateways {
-				b.Run(fmt.Sprintf("%s/%dflows/%s", way.name, flows, g.name), func(b *testing.B) {
-					var u usage
-					for range b.N {
-						u.add(throughTunnel(b, executable, way.start, flows, g, keys))
-					}
-					if g.listener == "" {
-						plain = u
-					}
-					b.ReportMetric(0, "ns/op")
-					b.ReportMetric(u.mbps()/1e3, "Gbit/s")
-					b.ReportMetric(u.perGB(), "CPU-s/GB")
-					if plain.bytes > 0 {
-						b.ReportMetric(u.mbps()/plain.mbps(), "x-rate")
-						b.ReportMetric(u.perGB()/plain.perGB(), "x-CPU")
-					}
+			b.Run(fmt.Sprintf("%s/%dflows", way.name, flows), func(b *testing.B) {
+				compareInTurns(b, gateways, []string{"Gbit/s", "CPU-s/GB", "both-ends-CPU-s/GB"}, func(g gateway) figures {
+					return throughTunnel(b, executable, way.start, flows, g, keys)
 				})
-			}
+			})
 		}
 	}
 }
@@ -100,8 +80,13 @@ func BenchmarkTunnels(b *testing.B) {
 // only forwards.
 type gateway struct{ name, listener, algorithm string }
 
+func (g gateway) label() string { return g.name }
+
+func (g gateway) isPeer() bool { return g.listener == "" }
+
 // throughTunnel carries the load once.
-func throughTunnel(b *testing.B, executable string, start direction, flows int, g gateway, keys keys) usage {
+func throughTunnel(b *testing.B, executable string, start direction, flows int, g gateway, keys keys) figures {
+	const warmUp, measure = 2 * time.Second, 4 * time.Second
 	lab, err := netlab.NewRouted()
 	require.NoError(b, err)
 	defer func() { require.NoError(b, lab.Close()) }()
@@ -134,11 +119,20 @@ func throughTunnel(b *testing.B, executable string, start direction, flows int, 
 
 	time.Sleep(warmUp)
 	if g.listener != "" {
-		edge.profile(b)
+		edge.profile(b, g.name, measure)
 	}
-	before, cpuBefore, at := got.Load(), edge.cpuTime(b), time.Now()
+	ends := cpuTime(b, os.Getpid())
+	foreign, before, cpuBefore, at := edge.foreignTime(b), got.Load(), edge.cpuTime(b), time.Now()
 	time.Sleep(measure)
-	return usage{bytes: got.Load() - before, cpu: edge.cpuTime(b) - cpuBefore, wall: time.Since(at)}
+	u := usage{bytes: got.Load() - before, cpu: edge.cpuTime(b) - cpuBefore, wall: time.Since(at)}
+	ends = cpuTime(b, os.Getpid()) - ends
+	foreign = edge.foreignTime(b) - foreign
+	return figures{
+		"Gbit/s": u.mbps() / 1e3, "CPU-s/GB": u.perGB(),
+		"both-ends-CPU-s/GB": usage{bytes: u.bytes, cpu: ends}.perGB(),
+		"foreign-CPU-%":      100 * foreign.Seconds() / u.wall.Seconds(),
+		"idle-CPU-%":         100 * (float64(runtime.NumCPU()) - (u.cpu+ends+foreign).Seconds()/u.wall.Seconds()),
+	}
 }
 
 // direction has so many connections between the client and the server carry what they
@@ -241,19 +235,19 @@ shutdown: {drain: 1ms}
 // profileEnv names a directory for CPU profiles of Penstock, one for each run.
 const profileEnv = "PENSTOCK_COST_PROFILES"
 
-// profile has the program's time written down, if somebody wants it.
-func (p *program) profile(b *testing.B) {
+// profile writes down what the program does with its time, if profileEnv is set.
+func (p *program) profile(b *testing.B, name string, wall time.Duration) {
 	dir := os.Getenv(profileEnv)
 	if dir == "" {
 		return
 	}
-	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(b.Name(), "/", "-")+".pprof"))
+	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(b.Name()+"-"+name, "/", "-")+".pprof"))
 	require.NoError(b, err)
 	b.Cleanup(func() { _ = file.Close() })
 	client := http.Client{Transport: &http.Transport{DialContext: p.edge.DialContext}}
 	go func() {
 		resp, err := client.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", telemetryAddr,
-			int(measure.Seconds())-1))
+			int(wall.Seconds())-1))
 		if err == nil {
 			_, _ = io.Copy(file, resp.Body) // a profile that is cut short says so
 			resp.Body.Close()
