@@ -5,7 +5,7 @@
 // of a link with the schedule of package sim. It is for tests and benchmarks; it
 // measures and never decides.
 //
-// The two ready-made networks, with the addresses they use:
+// The ready-made networks, with the addresses they use:
 //
 //	NewCellular   client ════ cell0 ════ edge ──── wan0 ──── server
 //	              10.77.1.2    path    10.77.1.1
@@ -16,6 +16,7 @@
 //	              of several hosts, the next have 10.77.1.3, fd77:1::3 and so on
 //
 //	NewRouted     the same, with a veth pair in place of the path
+//	NewFleet      client ── near ══ edges side by side ══ far ── server, where near and far are routers
 package netlab
 
 import (

@@ -78,6 +78,86 @@ func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	return c, nil
 }
 
+// Fleet is client and server with several edges side by side between them, which forward. Near and Far are the routers
+// that choose an edge for what comes from the client, and for what comes from the server. Neither has a route yet to
+// what is behind the edges. Edge i is the neighbor EdgeNear(i) of Near and EdgeFar(i) of Far.
+type Fleet struct {
+	*Lab
+	Client, Near, Far, Server *Node
+	Edges                     []*Node
+
+	Hosts      []Addrs // addresses of the client
+	NearAddr   func(edge int) Addrs
+	EdgeNear   func(edge int) Addrs
+	EdgeFar    func(edge int) Addrs
+	FarAddr    func(edge int) Addrs
+	ServerAddr Addrs
+}
+
+// ClientNets are the networks of a Fleet's client.
+var ClientNets = prefixes(addrs("10.77.1.0", "fd77:1::"))
+
+// NewFleet builds a network of that many edges for a client of that many addresses.
+func NewFleet(edges, hosts int) (*Fleet, error) {
+	between := func(v4, v6 string) func(int) Addrs {
+		return func(i int) Addrs { return addrs(fmt.Sprintf(v4, i), fmt.Sprintf(v6, i)) }
+	}
+	f := &Fleet{
+		Lab: New(), ServerAddr: addrs("10.77.2.2", "fd77:2::2"),
+		NearAddr: between("10.78.%d.1", "fd78:%d::1"), EdgeNear: between("10.78.%d.2", "fd78:%d::2"),
+		EdgeFar: between("10.79.%d.2", "fd79:%d::2"), FarAddr: between("10.79.%d.1", "fd79:%d::1"),
+	}
+	if edges < 1 || edges > maxHosts || hosts < 1 || hosts > maxHosts {
+		return nil, fmt.Errorf("netlab: %d edges and %d hosts; there may be 1 to %d", edges, hosts, maxHosts)
+	}
+	for i := range hosts {
+		f.Hosts = append(f.Hosts, hostAddrs(i))
+	}
+	if err := f.build(edges); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *Fleet) build(edges int) (err error) {
+	for name, node := range map[string]**Node{
+		"client": &f.Client, "near": &f.Near, "far": &f.Far, "server": &f.Server,
+	} {
+		if *node, err = f.Node(name); err != nil {
+			return err
+		}
+	}
+	gateway, exit := addrs("10.77.1.1", "fd77:1::1"), addrs("10.77.2.1", "fd77:2::1")
+	err = errors.Join(
+		f.Veth(End{f.Client, NearDevice, prefixes(f.Hosts...)}, End{f.Near, NearDevice, prefixes(gateway)}),
+		f.Veth(End{f.Far, FarDevice, prefixes(exit)}, End{f.Server, FarDevice, prefixes(f.ServerAddr)}),
+		f.Near.Forward(), f.Far.Forward(),
+		f.Client.Route(netip.Prefix{}, gateway.V4), f.Client.Route(netip.Prefix{}, gateway.V6),
+		f.Server.Route(netip.Prefix{}, exit.V4), f.Server.Route(netip.Prefix{}, exit.V6))
+	for i := 0; i < edges && err == nil; i++ {
+		err = f.addEdge(i)
+	}
+	return err
+}
+
+// addEdge joins one more edge with both routers, by devices that have its number there.
+func (f *Fleet) addEdge(i int) error {
+	edge, err := f.Node(fmt.Sprintf("edge%d", i))
+	if err != nil {
+		return err
+	}
+	f.Edges = append(f.Edges, edge)
+	device := fmt.Sprintf("edge%d", i)
+	if err := errors.Join(
+		f.Veth(End{f.Near, device, prefixes(f.NearAddr(i))}, End{edge, NearDevice, prefixes(f.EdgeNear(i))}),
+		f.Veth(End{edge, FarDevice, prefixes(f.EdgeFar(i))}, End{f.Far, device, prefixes(f.FarAddr(i))}),
+		edge.Forward(),
+		edge.Route(netip.Prefix{}, f.FarAddr(i).V4), edge.Route(netip.Prefix{}, f.FarAddr(i).V6)); err != nil {
+		return err
+	}
+	return errors.Join(edge.Route(ClientNets[0], f.NearAddr(i).V4), edge.Route(ClientNets[1], f.NearAddr(i).V6))
+}
+
 func routed(hosts int, near func(r *Routed, client, edge End) error) (*Routed, error) {
 	if hosts < 0 || hosts > maxHosts {
 		return nil, fmt.Errorf("netlab: %d hosts; there may be up to %d", hosts, maxHosts)
