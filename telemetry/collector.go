@@ -61,6 +61,8 @@ type Options struct {
 	// Predecessor returns how many connections the process that this one has taken over from still has; nil: not shown.
 	Predecessor func() int
 	TakenOver   func() int // how many of them have come here; set with Predecessor
+	// Downloads has the histograms of downloads that are over; nil: not shown.
+	Downloads *Downloads
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -163,6 +165,10 @@ func (c *collector) Collect(samples chan<- prometheus.Metric) {
 	}
 	for _, r := range counters.Routes {
 		out.writeRoute(r)
+	}
+	if c.o.Downloads != nil {
+		c.o.Downloads.keepRules(counters.Routes)
+		c.o.Downloads.writeMetrics(out)
 	}
 	for _, t := range c.src.Tunnels() {
 		out.writeTunnel(t, c.o.Wall())

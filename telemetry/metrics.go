@@ -61,7 +61,14 @@ var (
 	flowsTotal  = newCounter("flows_total", "Connections relayed since the start.", "listener", "rule")
 	closes      = newCounter("flow_closes_total",
 		"Relayed connections that ended, by why and by whom.", "listener", "rule", "reason", "by")
-	duration   = newHistogram("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
+	duration     = newHistogram("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
+	downloadTook = newHistogram("download_seconds",
+		"From accepting a connection to the last byte that its client got, of connections that are over.", "rule", "size")
+	downloadRate = newHistogram("download_rate_bytes_per_second",
+		"Bytes that the client got over that time, pauses included, of connections that are over.", "rule", "size")
+	downloadQueueing = newHistogram("download_queueing_delay_seconds",
+		"Smoothed round-trip time at the end of a connection above the least that its host has had; unmanaged "+
+			"connections too.", "rule", "size")
 	bytesTotal = newCounter("bytes_total",
 		"Bytes read from the leg they come from and written to the leg they go "+
 			"to.", "listener", "rule", "direction", "leg")

@@ -20,7 +20,10 @@ import (
 )
 
 func busyOptions(clock *handClock) Options {
+	downloads := NewDownloads()
+	downloads.ObserveClosed(time.Unix(1.7e9, 0), closedDownload("192.0.2.7", "all", 1e6, 2, 1))
 	return Options{
+		Downloads: downloads,
 		Facts: Facts{
 			Version: "v1.2.3", Revision: "abc", GoVersion: "go1.26", Start: 1.7e9,
 			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded", "bbr: not loaded"},
@@ -100,6 +103,7 @@ func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
 		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", "peer", "outcome",
+		"size",
 		// told of by the configuration and the code
 		"doubt",
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process

@@ -25,8 +25,6 @@ const (
 	checkPeriod = time.Minute
 	// busyBytes is what a host gets in a busy second, at least. Less shows neither its rate nor its queue.
 	busyBytes = 16 << 10
-	// maxObservedHosts bounds the hosts with a known base round trip.
-	maxObservedHosts = 20000
 )
 
 // SampledRule is a rule that is for a sample of the hosts.
@@ -41,7 +39,8 @@ type SampledRule struct {
 //	field                       guarded by
 //	recorder, watched           themselves
 //	proof, gains                mu
-//	hosts, delivered              only ObserveFlows uses them
+//	hosts, delivered            only ObserveFlows uses them
+//	Downloads                   itself
 type Observer struct {
 	// Flows returns how many connections live, and each of them.
 	Flows func() (n int, each iter.Seq[*proxy.FlowInfo])
@@ -54,6 +53,8 @@ type Observer struct {
 	Wall func() time.Time
 	Log  *slog.Logger
 
+	Downloads *Downloads // counts all connections that are over, sampled or not
+
 	recorder compare.Recorder
 	watched  atomic.Pointer[[]string] // rules that are recorded
 
@@ -61,19 +62,13 @@ type Observer struct {
 	proof *proof   // the last one; nil: there was none
 	gains []string // of the samples, at the last check
 
-	hosts     map[string]*hostState
+	hosts     hostBases
 	delivered map[uint64]cc.Bytes // by flow, at the last look
-}
-
-// hostState is what the observer knows of one host.
-type hostState struct {
-	base   time.Duration // the least round trip that any of its legs has seen
-	lately time.Time     // when it was busy last
 }
 
 // ObserveFlows observes until ctx ends.
 func (o *Observer) ObserveFlows(ctx context.Context) {
-	o.hosts, o.delivered = map[string]*hostState{}, map[uint64]cc.Bytes{}
+	o.delivered = map[uint64]cc.Bytes{}
 	tick := time.NewTicker(observePeriod)
 	defer tick.Stop()
 	checked := o.Wall()
@@ -118,7 +113,7 @@ func (o *Observer) observeSecond(now time.Time) {
 			p.observeTurn(now, s.sides, add)
 		}
 	}
-	o.forgetHosts(now)
+	o.hosts.forgetHosts(now)
 }
 
 // hostSecond is what one host got in one second.
@@ -143,7 +138,7 @@ func (o *Observer) sumSeconds(now time.Time) map[string]*hostSecond {
 			continue
 		}
 		host := f.ClientHost()
-		o.noteHost(now, host, f.Client.MinRTT)
+		o.hosts.noteHost(now, host, f.Client.MinRTT)
 		s := sums[host]
 		if s == nil {
 			s = &hostSecond{}
@@ -156,31 +151,6 @@ func (o *Observer) sumSeconds(now time.Time) map[string]*hostSecond {
 	}
 	o.delivered = delivered
 	return sums
-}
-
-// noteHost keeps the least round trip of a host.
-func (o *Observer) noteHost(now time.Time, host string, least time.Duration) {
-	h := o.hosts[host]
-	if h == nil {
-		h = &hostState{base: least}
-		o.hosts[host] = h
-	}
-	h.lately = now
-	if least > 0 && (least < h.base || h.base == 0) {
-		h.base = least
-	}
-}
-
-// forgetHosts drops hosts that have not been busy for an hour, once there are many.
-func (o *Observer) forgetHosts(now time.Time) {
-	for host, h := range o.hosts {
-		if len(o.hosts) <= maxObservedHosts {
-			return
-		}
-		if now.Sub(h.lately) > time.Hour || len(o.hosts) > 2*maxObservedHosts {
-			delete(o.hosts, host)
-		}
-	}
 }
 
 // appendNew appends s unless it is there.
@@ -202,6 +172,7 @@ func onlyOne(all []string) (string, bool) {
 
 // ObserveClosed records a connection that is over.
 func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
+	o.Downloads.ObserveClosed(o.Wall(), f)
 	watched := o.watched.Load()
 	if watched == nil || len(*watched) == 0 || f.Down.Written == 0 || !slices.Contains(*watched, f.Rule) {
 		return

@@ -33,7 +33,7 @@ type observed struct {
 
 func newObserved() *observed {
 	o := &observed{now: time.Unix(1_800_000_000, 0)}
-	o.hosts, o.delivered = map[string]*hostState{}, map[uint64]cc.Bytes{}
+	o.delivered, o.Downloads = map[uint64]cc.Bytes{}, NewDownloads()
 	o.Flows = func() (int, iter.Seq[*proxy.FlowInfo]) {
 		return len(o.flows), func(yield func(*proxy.FlowInfo) bool) {
 			for i := range o.flows {

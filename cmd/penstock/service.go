@@ -459,6 +459,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 
 		HintSources: h.sourceStats,
 		Agents:      h.proxy.Agents,
+		Downloads:   telemetry.NewDownloads(),
 	}
 	if h.predecessor != nil {
 		o.Predecessor, o.TakenOver = h.predecessor.Open, h.proxy.Adopted
@@ -475,7 +476,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 	observer := &telemetry.Observer{
 		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.Try,
 		Wall: time.Now,
-		Log:  h.log,
+		Log:  h.log, Downloads: o.Downloads,
 	}
 	h.proxy.WatchClosed(observer.ObserveClosed)
 	return telemetry.Pages{

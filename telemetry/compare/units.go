@@ -27,6 +27,17 @@ const (
 // sizeClasses are the upper bounds of the classes of downloads, in bytes; the last class has none.
 var sizeClasses = [...]int64{100e3, 1e6, 10e6}
 
+// SizeClass names the class of a download, by its bytes.
+func SizeClass(bytes int64) string {
+	return [...]string{"up_to_100kB", "up_to_1MB", "up_to_10MB", "larger"}[classOf(bytes)]
+}
+
+// classOf is the number of the class of a download.
+func classOf(bytes int64) int {
+	class, _ := slices.BinarySearch(sizeClasses[:], bytes)
+	return class
+}
+
 // times sums up how long downloads of one size class took.
 type times struct{ count, seconds float64 }
 
@@ -70,9 +81,9 @@ func (u *Unit) ObserveSecond(delay time.Duration, bytes float64) {
 
 // ObserveDownload adds a download that is over.
 func (u *Unit) ObserveDownload(bytes int64, took time.Duration) {
-	class, _ := slices.BinarySearch(sizeClasses[:], bytes)
-	u.took[class].count++
-	u.took[class].seconds += took.Seconds()
+	t := &u.took[classOf(bytes)]
+	t.count++
+	t.seconds += took.Seconds()
 }
 
 // delayQuantile is the p-quantile of the queueing delays in seconds, to a tenth of itself; NaN of none.

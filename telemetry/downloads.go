@@ -1,0 +1,143 @@
+package telemetry
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/telemetry/compare"
+)
+
+const (
+	// maxDownloadRules bounds the rules with histograms of their own. Each has 3 for each of 4 size classes: 12 series
+	// where they are scraped as native histograms, and about 150 as text.
+	maxDownloadRules = 256
+	// otherRules counts the rules beyond the bound, together.
+	otherRules = "(others)"
+	// maxObservedHosts bounds the hosts with a known base round trip.
+	maxObservedHosts = 20000
+)
+
+// Downloads counts downloads that are over, by rule and size: how long they took, how fast they were, and how long
+// their last bytes were queued. Unmanaged connections count too, so that rules can be compared. It is safe for
+// concurrent use.
+type Downloads struct {
+	mu    sync.Mutex
+	bases hostBases
+	rules map[string]bool // that have series
+
+	took, rate, queueing *prometheus.HistogramVec
+}
+
+// newDownloadVec returns the histograms of a family. Native buckets are a tenth wide each, and at most 100. The
+// classic ones are few, because text has each as a series.
+func newDownloadVec(f *family, classic ...float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: f.name, Help: f.help, Buckets: classic,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+	}, f.labels)
+}
+
+// NewDownloads returns one that has counted nothing.
+func NewDownloads() *Downloads {
+	return &Downloads{
+		rules:    map[string]bool{},
+		took:     newDownloadVec(downloadTook, .1, .3, 1, 3, 10, 30, 100, 300, 1000),
+		rate:     newDownloadVec(downloadRate, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8),
+		queueing: newDownloadVec(downloadQueueing, .005, .01, .02, .05, .1, .2, .5, 1, 3),
+	}
+}
+
+// ObserveClosed counts a connection that is over, unless it was no download.
+func (d *Downloads) ObserveClosed(now time.Time, f *proxy.FlowInfo) {
+	took := (f.Age - f.Idle).Seconds()
+	if f.Down.Written == 0 || took <= 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	rule, size := f.Rule, compare.SizeClass(int64(f.Down.Written))
+	if !d.rules[rule] && len(d.rules) >= maxDownloadRules {
+		rule = otherRules
+	}
+	d.rules[rule] = true
+	d.took.WithLabelValues(rule, size).Observe(took)
+	d.rate.WithLabelValues(rule, size).Observe(float64(f.Down.Written) / took)
+	if f.Client.SRTT > 0 {
+		base := d.bases.noteHost(now, f.ClientHost(), f.Client.MinRTT)
+		d.queueing.WithLabelValues(rule, size).Observe(max(0, f.Client.SRTT-base).Seconds())
+	}
+	d.bases.forgetHosts(now)
+}
+
+// keepRules drops the series of rules that are not in force. Those that are have routes, because they were used.
+func (d *Downloads) keepRules(routes []proxy.RouteCounters) {
+	inForce := map[string]bool{otherRules: true}
+	for _, r := range routes {
+		inForce[r.Rule] = true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for rule := range d.rules {
+		if !inForce[rule] {
+			delete(d.rules, rule)
+			for _, vec := range []*prometheus.HistogramVec{d.took, d.rate, d.queueing} {
+				vec.DeletePartialMatch(prometheus.Labels{"rule": rule})
+			}
+		}
+	}
+}
+
+// writeMetrics writes all histograms.
+func (d *Downloads) writeMetrics(out sink) {
+	for _, vec := range []*prometheus.HistogramVec{d.took, d.rate, d.queueing} {
+		vec.Collect(out)
+	}
+}
+
+// hostBases has the least round trip of each host, over all of its connections. One connection does not see it where
+// another one fills the queue. The zero value is empty.
+type hostBases map[string]*hostState
+
+// hostState is what is known of one host.
+type hostState struct {
+	base   time.Duration // the least round trip that any of its legs has seen; 0: unknown
+	lately time.Time     // when it was noted last
+}
+
+// noteHost notes the least round trip of a leg, and returns the least one of its host. 0: unknown.
+func (b *hostBases) noteHost(now time.Time, host string, least time.Duration) time.Duration {
+	if *b == nil {
+		*b = hostBases{}
+	}
+	h := (*b)[host]
+	if h == nil {
+		h = &hostState{base: least}
+		(*b)[host] = h
+	}
+	h.lately = now
+	if least > 0 && (least < h.base || h.base == 0) {
+		h.base = least
+	}
+	return h.base
+}
+
+// forgetHosts drops hosts that were not noted for an hour, once there are many.
+func (b hostBases) forgetHosts(now time.Time) {
+	if len(b) <= maxObservedHosts {
+		return
+	}
+	maps.DeleteFunc(b, func(_ string, h *hostState) bool { return now.Sub(h.lately) > time.Hour })
+	if len(b) <= maxObservedHosts {
+		return
+	}
+	half := maxObservedHosts / 2 // any of them, and many, so that it happens rarely
+	for host := range b {
+		if delete(b, host); len(b) <= half {
+			return
+		}
+	}
+}
