@@ -56,6 +56,7 @@ var table = []rule{
 	{packages: "alcc/mobile", module: []string{"alcc", "alcc/relay", "cc"}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/takeover"},
+	{packages: "proxy/fleet/division", module: []string{"cc"}, banned: impure},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
 	{packages: "proxy/linkstat", module: []string{"cc", "proxy/config/check", "proxy/nldump"}},
