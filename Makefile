@@ -204,7 +204,7 @@ pictures: ## redraw the pictures of the page in docs; with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -run TestPictures
 
 # What is there of this code is left out, so that a run that was stopped goes on; what was measured
-# of other code is replaced. Over real sockets it needs root, and takes four hours: REAL=yes is all
+# of other code is replaced. Over real sockets it needs root, and takes eight hours: REAL=yes is all
 # of it, REAL="rpm alcc-a1" these, and with WITHIN=20m what is over by then, so that the next call
 # goes on. The code is all but pages. Records of runs stay out of the tree: only their tables go into the page.
 RESULTS = results

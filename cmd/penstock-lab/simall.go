@@ -109,7 +109,7 @@ func standardFailures(runs []record.Run) error {
 
 // describeCase is the cell of one run.
 func describeCase(r record.Run) string {
-	cell := fmt.Sprintf("%.1f · %s / %s", 100*r.Utilisation, brief(r.Queueing.P50), brief(r.Queueing.P95))
+	cell := fmt.Sprintf("%.0f, %s/%s", 100*r.Utilisation, brief(r.Queueing.P50), brief(r.Queueing.P95))
 	if len(r.Flows) == 1 {
 		return cell
 	}
@@ -121,12 +121,12 @@ func describeCase(r record.Run) string {
 			tested = f.Throughput
 		}
 	}
-	return cell + fmt.Sprintf(" · %.2f · %.0f", sim.Jain(rates...), 100*tested/max(total, 1e-6))
+	return cell + fmt.Sprintf(", %.2f, %.0f", sim.Jain(rates...), 100*tested/max(total, 1e-6))
 }
 
 // brief writes a figure with a decimal where that tells something.
 func brief(v float64) string {
-	if v >= 100 {
+	if v >= 10 {
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.1f", v)
@@ -148,8 +148,8 @@ func describeStandard(runs []record.Run) string {
 		}
 		b.WriteByte('\n')
 	}
-	b.WriteString("\nIn each cell: utilisation, % · packets' time in the queue, ms, median / 95th percentile;\n" +
-		"where two flows share the link also · Jain's index · the algorithm's share of the throughput, %.\n\n")
+	b.WriteString("\nIn each cell: utilisation, %; packets' time in the queue, ms, median/95th percentile; where two flows\n" +
+		"share the link also Jain's index; the algorithm's share of the throughput, %.\n\n")
 	for _, c := range cases {
 		fmt.Fprintf(&b, "- **%s**: %s\n", c.Name, c.About)
 	}

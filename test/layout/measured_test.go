@@ -15,6 +15,6 @@ func TestMeasurementsAreShort(t *testing.T) {
 	require.NoError(t, err)
 	hand, _, generated := strings.Cut(string(page), "<!-- Generated")
 	assert.True(t, generated, "what follows is written by make measurements")
-	assert.LessOrEqual(t, utf8.RuneCountInString(hand), 3_500)
-	assert.LessOrEqual(t, utf8.RuneCountInString(string(page)), 13_500)
+	assert.LessOrEqual(t, utf8.RuneCountInString(hand), 2_600)
+	assert.LessOrEqual(t, utf8.RuneCountInString(string(page)), 12_000)
 }

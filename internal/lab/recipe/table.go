@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -97,9 +98,9 @@ func (c *boundCount) verdict() string {
 // String is the verdict and how many of the measured bounds hold.
 func (c *boundCount) String() string {
 	if c.held+c.broken == 0 {
-		return "-"
+		return notMeasured
 	}
-	return fmt.Sprintf("%s, %d of %d", c.verdict(), c.held, c.held+c.broken)
+	return fmt.Sprintf("%s %d/%d", c.verdict(), c.held, c.held+c.broken)
 }
 
 // verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they
@@ -170,7 +171,7 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	all := last(runs)
 	var b, broken strings.Builder
 	var totals [2]boundCount
-	b.WriteString("| experiment | recipe | virtual | real |\n|---|---|---|---|\n")
+	b.WriteString("| recipe | experiment | virtual | real |\n|---|---|---|---|\n")
 	for _, p := range all {
 		var counts [2]boundCount
 		rows := p.rows()
@@ -179,14 +180,13 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 				counts[side].add(r.verdicts[side])
 				totals[side].add(r.verdicts[side])
 			}
-			writeBroken(&broken, p.name, side, rows)
 		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", escape(shortSource(p.source)), p.name,
-			p.describe(p.virtual, counts[0]),
-			p.describe(p.sockets, counts[1]))
+		writeBroken(&broken, p.name, rows)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, escape(shortSource(p.source)),
+			p.describe(p.virtual, counts[0]), p.describe(p.sockets, counts[1]))
 	}
 	for _, u := range unplayed {
-		fmt.Fprintf(&b, "| %s: %s | none: %s | - | - |\n", u[0], u[1], u[2])
+		fmt.Fprintf(&b, "| none: %s | %s: %s | - | - |\n", u[2], u[0], u[1])
 	}
 	b.WriteString("\nBounds that hold, of those that were measured:")
 	for side, of := range []func(played) record.Run{
@@ -196,8 +196,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 		fmt.Fprintf(&b, " %s %d of %d (builds: %s);", [2]string{"in virtual time", "over real sockets"}[side], c.held,
 			c.held+c.broken, builds(all, of))
 	}
-	b.WriteString(" a dash is what was not measured: it was not played, has no meaning on that side, or the machine " +
-		"was busy with other work.\n\nBounds that do not hold, what was measured, and why:\n\n")
+	b.WriteString(" not measured is what was not played, has no meaning on that side, or was played while the machine " +
+		"was busy with other work.\n\nBounds that do not hold, how many, the first of them, and why:\n\n")
 	_, err := io.WriteString(w, b.String()+cmp.Or(broken.String(), "None.\n"))
 	return err
 }
@@ -211,29 +211,37 @@ func shortSource(source string) string {
 	return parts[0] + ", " + parts[len(parts)-1]
 }
 
-// mostNamed is how many broken bounds with one reason are named; of more their number is.
-const mostNamed = 1
+// unknownReason stands where a recipe does not say why its bound is missed.
+const unknownReason = "**the reason is not known**"
 
-// writeBroken writes the bounds of an experiment that do not hold on one side, by reason.
-func writeBroken(b *strings.Builder, name string, side int, rows []row) {
+// fullForm begins a reason of the full form alone, for the test of the short forms; a table has the full form.
+var fullForm = regexp.MustCompile(`^in the full form,? `)
+
+// writeBroken writes the bounds of an experiment that do not hold, by reason.
+func writeBroken(b *strings.Builder, name string, rows []row) {
 	var reasons []string
-	named := map[string][]string{}
+	first, counts := map[string]string{}, map[string]*[2]int{}
 	for _, r := range rows {
-		if r.verdicts[side] != broken {
-			continue
+		for side := range sides {
+			if r.verdicts[side] != broken {
+				continue
+			}
+			why := fullForm.ReplaceAllString(cmp.Or(r.reasons[side], unknownReason), "")
+			if counts[why] == nil {
+				reasons, counts[why] = append(reasons, why), &[2]int{}
+				first[why] = fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound)
+			}
+			counts[why][side]++
 		}
-		why := cmp.Or(r.reasons[side], "**the reason is not known**")
-		if named[why] == nil {
-			reasons = append(reasons, why)
-		}
-		named[why] = append(named[why], fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound))
 	}
 	for _, why := range reasons {
-		text := strings.Join(named[why][:min(mostNamed, len(named[why]))], "; ")
-		if more := len(named[why]) - mostNamed; more > 0 {
-			text += fmt.Sprintf("; and %d more", more)
+		var played []string
+		for side, n := range counts[why] {
+			if n > 0 {
+				played = append(played, fmt.Sprintf("%d %s", n, sides[side]))
+			}
 		}
-		fmt.Fprintf(b, "- `%s`, %s: %s: %s.\n", name, sides[side], text, why)
+		fmt.Fprintf(b, "- `%s`, %s: %s: %s.\n", name, strings.Join(played, ", "), first[why], why)
 	}
 }
 
