@@ -222,8 +222,8 @@ func TestTheTableHasFindingsOfRealSocketsAlone(t *testing.T) {
 	assert.Contains(t, tableOf(t, recipe.WriteFigures, runs...),
 		"| real alone | - | at most 1 ms | - | not measured | 3 ms | **no** |")
 	page := tableOf(t, recipe.WriteMarkdown, runs...)
-	assert.Contains(t, page, "| `made-up` | ok, 1 of 1 | **no**, 1 of 2 |")
-	assert.Contains(t, page, "- `made-up`, real: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
+	assert.Contains(t, page, "| `made-up` | ok 1/1 | **no** 1/2 |")
+	assert.Contains(t, page, "- `made-up`, 1 real: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
 }
 
 func TestAFindingMustHoldInEachRun(t *testing.T) {

@@ -26,7 +26,7 @@ var unplayed = [][3]string{
 
 // played are the last findings of one experiment in virtual time and over real sockets.
 type played struct {
-	name, source     string
+	name             string
 	virtual, sockets record.Run
 	disturbed        bool // by the machine, in a run over real sockets: what was found there counts for nothing
 }
@@ -34,7 +34,7 @@ type played struct {
 // last are those of every recipe of the library, then of what else the records have.
 func last(runs []record.Run) (all []played) {
 	for _, r := range All(nil) {
-		all = append(all, played{name: r.Name, source: r.Source})
+		all = append(all, played{name: r.Name})
 	}
 	noisy := map[string]bool{} // experiments with a run since their last findings that was disturbed or does not count
 	for _, r := range runs {
@@ -44,7 +44,7 @@ func last(runs []record.Run) (all []played) {
 		}
 		i := slices.IndexFunc(all, func(p played) bool { return p.name == r.Experiment })
 		if i < 0 {
-			i, all = len(all), append(all, played{name: r.Experiment, source: "-"})
+			i, all = len(all), append(all, played{name: r.Experiment})
 		}
 		there := all[i].sockets
 		if r.Virtual {
@@ -171,7 +171,7 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	all := last(runs)
 	var b, broken strings.Builder
 	var totals [2]boundCount
-	b.WriteString("| recipe | experiment | virtual | real |\n|---|---|---|---|\n")
+	b.WriteString("| recipe | virtual | real |\n|---|---|---|\n")
 	for _, p := range all {
 		var counts [2]boundCount
 		rows := p.rows()
@@ -182,11 +182,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 			}
 		}
 		writeBroken(&broken, p.name, rows)
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, escape(shortSource(p.source)),
-			p.describe(p.virtual, counts[0]), p.describe(p.sockets, counts[1]))
-	}
-	for _, u := range unplayed {
-		fmt.Fprintf(&b, "| none: %s | %s: %s | - | - |\n", u[2], u[0], u[1])
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", p.name, p.describe(p.virtual, counts[0]),
+			p.describe(p.sockets, counts[1]))
 	}
 	b.WriteString("\nBounds that hold, of those that were measured:")
 	for side, of := range []func(played) record.Run{
@@ -198,17 +195,12 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	}
 	b.WriteString(" not measured is what was not played, has no meaning on that side, or was played while the machine " +
 		"was busy with other work.\n\nBounds that do not hold, how many, the first of them, and why:\n\n")
-	_, err := io.WriteString(w, b.String()+cmp.Or(broken.String(), "None.\n"))
-	return err
-}
-
-// shortSource leaves out where a paper was published: "CCP, MIT 2019, figure 2-8" is "CCP, figure 2-8".
-func shortSource(source string) string {
-	parts := strings.Split(source, ", ")
-	if len(parts) < 3 {
-		return source
+	b.WriteString(cmp.Or(broken.String(), "None.\n") + "\nPublished experiments without a recipe:\n\n")
+	for _, u := range unplayed {
+		fmt.Fprintf(&b, "- %s: %s; %s.\n", u[0], u[1], u[2])
 	}
-	return parts[0] + ", " + parts[len(parts)-1]
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // unknownReason stands where a recipe does not say why its bound is missed.
