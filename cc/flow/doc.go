@@ -121,6 +121,9 @@
 // only bounds the sum. Terms.ConnectionRate bounds one flow by its own pacer. Linux sends the first ten segments of a
 // connection whatever the pacing rate is, so Take must be asked for those (Flow.NeedsGrants).
 //
+// With Terms.Shared other edges have flows of the same group. Manager.SetSharedRate then says which part of the rate
+// may be used here.
+//
 // # Packets of other transports
 //
 // UDP and ICMP to a host are one member of its group (EchoFlow), with as much weight as they have busy flows. A

@@ -135,14 +135,16 @@ const rateLimitSlack = 1.01
 // A flow that finds no credit waits for its turn, which comes after the turns of all that asked before and still wait.
 // Flows that wait are served in order, each turn wakes one of them, and one that gives up delays no other.
 type rateLimit struct {
-	timers *timers
-	key    limitKey
-	users  atomic.Int32 // flows that share it; changed with the manager's mu held
-	parked bool         // it is in Manager.unusedLimits; the manager's mu guards it
-	timer  timer        // of the next turn
+	timers  *timers
+	key     limitKey
+	users   atomic.Int32 // flows that share it; changed with the manager's mu held
+	parked  bool         // it is in Manager.unusedLimits; the manager's mu guards it
+	timer   timer        // of the next turn
+	inForce atomic.Int64 // the rate; less than that of key if other edges have the rest
 
 	mu         sync.Mutex // taken after a group's
 	bucket     pacer
+	passed     cc.Bytes  // so far
 	lastTurnAt cc.Time   // when the newest turn came
 	queue      []*waiter // waiting for their turns, in order
 	toWake     []*waiter // their turns have come; the timer wakes them
@@ -150,8 +152,9 @@ type rateLimit struct {
 
 // limitKey identifies a rateLimit.
 type limitKey struct {
-	group string
-	rate  cc.Rate
+	group  string
+	rate   cc.Rate
+	shared bool // Terms.Shared
 }
 
 // waiter is a flow at a rateLimit. The mutex of the rateLimit guards all fields but wake.
@@ -170,12 +173,46 @@ const (
 	turnCame         // it may pass before those that wait
 )
 
+// SharedLimit is a maximum rate that flows here share with other edges.
+type SharedLimit struct {
+	Group   string
+	MaxRate cc.Rate  // of all edges together
+	Rate    cc.Rate  // the part that is in force here
+	Passed  cc.Bytes // so far; it begins anew when the limit has had no users for a while
+	Weight  int      // sum over the flows that have bytes in flight, or waiting
+}
+
 // newRateLimit returns a limit with a key. Its bucket is one hundredth wider than the rate.
 func newRateLimit(timers *timers, key limitKey) *rateLimit {
-	l := &rateLimit{timers: timers, key: key}
-	l.bucket = pacer{rate: cc.Rate(rateLimitSlack * float64(key.rate)), maxBurst: limitBurst}
+	l := &rateLimit{timers: timers, key: key, bucket: pacer{maxBurst: limitBurst}}
 	l.timer.owner = l
+	l.setRate(0, key.rate)
 	return l
+}
+
+// rate returns the rate in force.
+func (l *rateLimit) rate() cc.Rate { return cc.Rate(l.inForce.Load()) }
+
+// setRate puts a rate into force. The pauses of flows that wait take the new rate's time.
+func (l *rateLimit) setRate(now cc.Time, rate cc.Rate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.bucket.rate
+	if cc.Rate(l.inForce.Swap(int64(rate))) == rate {
+		return
+	}
+	l.bucket.setRate(now, cc.Rate(rateLimitSlack*float64(rate)))
+	for _, w := range l.queue {
+		w.turnAt = max(cc.Repace(now, w.turnAt, before, l.bucket.rate), now+1)
+		w.turnGap = l.bucket.rate.TimeFor(before.BytesIn(w.turnGap))
+	}
+	l.scheduleNextTurn()
+}
+
+// spendBytes counts n bytes that pass now. The caller holds l.mu.
+func (l *rateLimit) spendBytes(now cc.Time, n cc.Bytes) {
+	l.bucket.spendBytes(now, n)
+	l.passed += n
 }
 
 // passBytes lets up to want bytes of w pass and returns how many: all of them, or whole quanta. After 0 w waits for
@@ -189,7 +226,7 @@ func (l *rateLimit) passBytes(now cc.Time, w *waiter, want, quantum, mss cc.Byte
 	}
 	turn := w.turn.Load()
 	if n > 0 && (turn == turnCame || len(l.queue) == 0) {
-		l.bucket.spendBytes(now, n)
+		l.spendBytes(now, n)
 		w.turn.Store(noTurn)
 		return n
 	}
@@ -244,7 +281,7 @@ func (l *rateLimit) passPacket(now cc.Time, w *waiter, n cc.Bytes, sparse bool) 
 	}
 	l.mu.Lock()
 	if sparse && l.bucket.tat <= now.Add(sparseAhead) {
-		l.bucket.spendBytes(now, n)
+		l.spendBytes(now, n)
 		l.mu.Unlock()
 		return true
 	}

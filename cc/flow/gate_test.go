@@ -65,6 +65,32 @@ func TestAGroupsMaximumRateBindsAllItsFlows(t *testing.T) {
 	}
 }
 
+func TestASharedRateFollowsItsPart(t *testing.T) {
+	p := newTestbed(t)
+	p.mgr.SharedRate = func(group string, most cc.Rate) cc.Rate {
+		assert.Equal(t, "a", group)
+		return most / 2
+	}
+	shared := limited("a", "none", 8e6)
+	shared.Shared = true
+	alike := limited("a", "static", 8e6)
+	alike.Shared, alike.Weight, alike.Params = true, 3, cc.Params{"cwnd_packets": 1e5}
+	one, two, own := p.open(shared), p.open(alike), p.open(limited("a", "none", 8e6))
+	for _, rate := range []cc.Rate{4e6, 8e6, 1e6, 2e6} {
+		p.mgr.SetSharedRate(p.now, "a", 8e6, rate)
+		p.mgr.SetSharedRate(p.now, "b", 8e6, 1)
+		second(p, one, two, own)
+		before := p.mgr.SharedLimits()
+		sent := second(p, one, two, own)
+		assert.InEpsilon(t, float64(rate/8), float64(sent[0]+sent[1]), 0.05, "%v", rate)
+		assert.InEpsilon(t, 1e6, float64(sent[2]), 0.05, "its rate is not shared")
+
+		after := p.mgr.SharedLimits()
+		require.Len(t, after, 1)
+		assert.Equal(t, SharedLimit{"a", 8e6, rate, before[0].Passed + sent[0] + sent[1], 4}, after[0])
+	}
+}
+
 func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 	p := newTestbed(t)
 	sent := cc.Bytes(0)

@@ -409,6 +409,39 @@ func (g *group) changeTerms(m *member, now cc.Time, t Terms, limit *rateLimit) (
 	return before
 }
 
+// addWeights adds the weights of busy members to the shared limits that they have.
+func (g *group) addWeights(limits map[*rateLimit]*SharedLimit) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for l := range g.caps.maxRates {
+		if limits[l] == nil {
+			continue
+		}
+		for _, m := range g.allocator.active {
+			if m.maxRate == l && m.isBusy() {
+				limits[l].Weight += int(m.weight)
+			}
+		}
+	}
+}
+
+// appendMemories appends what g knows about the hosts that it sends to. A window that nothing bounds says nothing.
+func (g *group) appendMemories(all []Memory, now cc.Time) []Memory {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.receives || len(g.members) > 0 && g.members[0].terms.Alone {
+		return all
+	}
+	for _, p := range g.paths.all {
+		d := g.dormantOn(p, now)
+		if p.host.IsValid() && g.pathInUse(p) && d.Cwnd > 0 && d.Cwnd < cc.MaxCwnd && d.BaseRTT > 0 {
+			t := Terms{Group: g.name, Host: p.host, Algorithm: g.spec.Name, Params: g.params}
+			all = append(all, Memory{t, d})
+		}
+	}
+	return all
+}
+
 // maxGroupHosts bounds Group.Hosts.
 const maxGroupHosts = 64
 

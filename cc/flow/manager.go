@@ -33,6 +33,9 @@ type Manager struct {
 	Trace func(Event)
 	// HintNews, if set, is called when delivery begins or ceases to contradict a group's hints. It runs without locks.
 	HintNews func(HintNews)
+	// SharedRate, if set, returns the part of a shared maximum rate that a new user of it may have. It runs with locks
+	// held: it must neither block nor call back.
+	SharedRate func(group string, most cc.Rate) cc.Rate
 	// Seed feeds the algorithms' randomness.
 	Seed uint64
 	// Lookup finds algorithms by name; nil: cc.Lookup.
@@ -149,6 +152,76 @@ func (m *Manager) Groups(now cc.Time) []Group {
 		groups[i].Key = g.key
 	}
 	return groups
+}
+
+// SharedLimits returns the maximum rates with Terms.Shared, in no order.
+func (m *Manager) SharedLimits() []SharedLimit {
+	m.mu.Lock()
+	limits := map[*rateLimit]*SharedLimit{}
+	for key, l := range m.rateLimits {
+		if key.shared {
+			limits[l] = &SharedLimit{Group: key.group, MaxRate: key.rate, Rate: l.rate()}
+		}
+	}
+	var groups []*managedGroup
+	if len(limits) > 0 {
+		groups = slices.Collect(maps.Values(m.groups))
+	}
+	m.mu.Unlock()
+	for _, g := range groups {
+		g.addWeights(limits)
+	}
+	out := make([]SharedLimit, 0, len(limits))
+	for l, s := range limits {
+		l.mu.Lock()
+		s.Passed = l.passed
+		l.mu.Unlock()
+		out = append(out, *s)
+	}
+	return out
+}
+
+// SetSharedRate puts the part of a shared maximum rate into force that may be used here. Windows follow with their next
+// acknowledgements.
+func (m *Manager) SetSharedRate(now cc.Time, group string, most, rate cc.Rate) {
+	m.mu.Lock()
+	l := m.rateLimits[limitKey{group, most, true}]
+	m.mu.Unlock()
+	if l != nil {
+		l.setRate(now, rate)
+	}
+}
+
+// Memories returns what groups know of the hosts that they send to, or have sent to of late.
+func (m *Manager) Memories(now cc.Time) (all []Memory) {
+	m.mu.Lock()
+	groups := slices.Collect(maps.Values(m.groups))
+	m.mu.Unlock()
+	for _, g := range groups {
+		all = g.appendMemories(all, now)
+	}
+	return all
+}
+
+// Remember takes in what another edge knew about a host. A group without members starts from it, unless it has an
+// algorithm; one that has knows more. Errors are those of Terms.Check.
+func (m *Manager) Remember(now cc.Time, from Memory) error {
+	r, err := m.resolveTerms(from.Terms)
+	if err != nil {
+		return fmt.Errorf("flow: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g, _ := m.findOrMakeGroup(now, r)
+	g.mu.Lock()
+	if p := m.findOrMakePath(g, from.Terms.Host); len(g.members) == 0 {
+		g.idle.saved = Dormant{} // it is older
+		g.resumeFrom(from.Window, p, now)
+	}
+	g.mu.Unlock()
+	m.noteFewerMembers(r.key)
+	m.forgetIdleGroups(now)
+	return nil
 }
 
 // Hint takes in what the network says of the path to the hosts in p. Each group that sends only to hosts in p gets it,
@@ -539,13 +612,16 @@ func (m *Manager) acquireRateLimit(now cc.Time, t Terms) *rateLimit {
 	if t.MaxRate == 0 {
 		return nil
 	}
-	key := limitKey{t.Group, t.MaxRate}
+	key := limitKey{t.Group, t.MaxRate, t.Shared}
 	l := m.rateLimits[key]
 	if l == nil {
 		if m.rateLimits == nil {
 			m.rateLimits = map[limitKey]*rateLimit{}
 		}
 		l = newRateLimit(&m.shardTimers()[0], key)
+		if t.Shared && m.SharedRate != nil {
+			l.setRate(now, m.SharedRate(t.Group, t.MaxRate))
+		}
 		m.rateLimits[key] = l
 	}
 	l.users.Add(1)

@@ -81,6 +81,7 @@ type Terms struct {
 	HintCap          float64    // most the group sends, as a part of the capacity that fresh hints state; 0: no cap
 	Class            Class
 	Receives         bool // the window is the one we advertise to the host that sends; set by Manager.Receive
+	Shared           bool // other edges send by the same MaxRate: Manager.SetSharedRate says which part may be used here
 	Restarts         bool // an idle window halves from the first timeout on, as in Linux; false: after ten seconds
 	Alone            bool // no other flow will ever have this Group: nothing of it is kept once the flow is closed
 }

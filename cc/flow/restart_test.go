@@ -185,3 +185,45 @@ func TestAFlowGoesOnWithItsWindowElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestAHostFindsItsRateAtAnotherEdge moves a client to another edge, which has a memory of it but no flow. It has four
+// fifths of its former rate there within two round trips, whether it was busy or idle.
+func TestAHostFindsItsRateAtAnotherEdge(t *testing.T) {
+	need.OneGoroutine(t)
+	delivered := func(l *leg, d time.Duration) cc.Rate {
+		before := l.r.Acked
+		l.busyFor(d)
+		return cc.RateOf(l.r.Acked-before, d)
+	}
+	for _, enforced := range []bool{false, true} {
+		for _, silence := range []time.Duration{0, 2 * time.Second} {
+			p, q := newTestbed(t), newTestbed(t)
+			terms := under(cc.Default)
+			terms.Host = addr("192.0.2.1")
+			l := p.openOver(terms, enforced)
+			l.busyFor(3 * time.Second)
+			former := delivered(l, time.Second)
+			p.wait(silence)
+
+			known := p.mgr.Memories(p.now)
+			require.Len(t, known, 1)
+			assert.Equal(t, Terms{
+				Group: terms.Group, Host: terms.Host, Algorithm: cc.Default, Params: l.group().params,
+			}, known[0].Terms)
+			for range 2 { // the second one replaces the first
+				require.NoError(t, q.mgr.Remember(q.now, known[0]))
+			}
+			assert.Equal(t, 1, q.mgr.idleGroups.Len())
+			q.wait(5 * time.Second)
+			moved := q.openOver(terms, enforced)
+			// What leaves in the first round trip arrives in the second.
+			assert.Greater(t, float64(delivered(moved, restartRTT)), 0.8*float64(former), "%v, %v", enforced, silence)
+
+			require.NoError(t, q.mgr.Remember(q.now, Memory{known[0].Terms, Dormant{Cwnd: mss, BaseRTT: 1}}))
+			assert.Greater(t, moved.group().control.Cwnd, 10*mss, "a group with members knows more")
+			fresh := newTestbed(t).openOver(terms, enforced)
+			assert.Less(t, float64(delivered(fresh, restartRTT)), 0.5*float64(former), "without memory")
+		}
+	}
+	assert.Error(t, new(Manager).Remember(1, Memory{Terms: Terms{Algorithm: "unknown"}}))
+}

@@ -493,7 +493,7 @@ func (w *window) capToMaxRate() {
 	if limit == nil {
 		return
 	}
-	own, rate := w.control, limit.key.rate
+	own, rate := w.control, limit.rate()
 	slack := w.segmentsOfEach(floorSegments + ackedTogether)
 	w.caps.rateBinds = w.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
 	// A window that allows less than the rate would only be slowed down by pacing.
@@ -628,6 +628,12 @@ type Dormant struct {
 	BaseRTT time.Duration // least round trip of the path that Cwnd counts on; 0: no sample
 	Rate    cc.Rate       // newest delivery rate; 0: none
 	MSS     cc.Bytes      // payload of a full segment
+}
+
+// Memory is the window of a group towards one host, for another edge to start from.
+type Memory struct {
+	Terms  Terms // Group, Host, Algorithm and Params
+	Window Dormant
 }
 
 // A group keeps its window for linger after the last byte arrived, or for three retransmission timeouts if those are
