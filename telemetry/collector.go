@@ -63,6 +63,8 @@ type Options struct {
 	TakenOver   func() int // how many of them have come here; set with Predecessor
 	// Downloads has the histograms of downloads that are over; nil: not shown.
 	Downloads *Downloads
+	// Exports returns how many exports by OTLP were sent, refused and dropped; nil: not shown.
+	Exports func() (sent, refused, dropped uint64)
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -238,6 +240,12 @@ func (c *collector) writeFacts(out sink) {
 	if c.o.Predecessor != nil {
 		out.putSample(predecessor, float64(c.o.Predecessor()))
 		out.putSample(takenOver, float64(c.o.TakenOver()))
+	}
+	if c.o.Exports != nil {
+		sent, refused, dropped := c.o.Exports()
+		out.putSample(exports, float64(sent), "sent")
+		out.putSample(exports, float64(refused), "refused")
+		out.putSample(exports, float64(dropped), "dropped")
 	}
 	if c.o.Dropped != nil {
 		out.putSample(traceDropped, float64(c.o.Dropped()))

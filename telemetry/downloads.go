@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/telemetry/compare"
 )
 
@@ -21,15 +22,17 @@ const (
 	maxObservedHosts = 20000
 )
 
-// Downloads counts downloads that are over, by rule and size: how long they took, how fast they were, and how long
-// their last bytes were queued. Unmanaged connections count too, so that rules can be compared. It is safe for
-// concurrent use.
+// Downloads counts connections that are over. Downloads are counted by rule and size: how long they took, how fast they
+// were, and how long their last bytes were queued. Unmanaged connections count too, so that rules can be compared. It
+// is safe for concurrent use.
 type Downloads struct {
 	mu    sync.Mutex
 	bases hostBases
 	rules map[string]bool // that have series
 
 	took, rate, queueing *prometheus.HistogramVec
+	rtt                  *prometheus.HistogramVec // of all connections, by leg
+	segments             map[string]uint64        // that were sent again, by leg
 }
 
 // newDownloadVec returns the histograms of a family. Native buckets are a tenth wide each, and at most 100. The
@@ -45,20 +48,24 @@ func newDownloadVec(f *family, classic ...float64) *prometheus.HistogramVec {
 func NewDownloads() *Downloads {
 	return &Downloads{
 		rules:    map[string]bool{},
+		segments: map[string]uint64{"client": 0, "server": 0},
+		rtt:      newDownloadVec(lastRTT, .001, .003, .01, .03, .1, .3, 1, 3),
 		took:     newDownloadVec(downloadTook, .1, .3, 1, 3, 10, 30, 100, 300, 1000),
 		rate:     newDownloadVec(downloadRate, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8),
 		queueing: newDownloadVec(downloadQueueing, .005, .01, .02, .05, .1, .2, .5, 1, 3),
 	}
 }
 
-// ObserveClosed counts a connection that is over, unless it was no download.
+// ObserveClosed counts a connection that is over.
 func (d *Downloads) ObserveClosed(now time.Time, f *proxy.FlowInfo) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.countLeg("client", &f.Client)
+	d.countLeg("server", &f.Server)
 	took := (f.Age - f.Idle).Seconds()
 	if f.Down.Written == 0 || took <= 0 {
 		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	rule, size := f.Rule, compare.SizeClass(int64(f.Down.Written))
 	if !d.rules[rule] && len(d.rules) >= maxDownloadRules {
 		rule = otherRules
@@ -71,6 +78,14 @@ func (d *Downloads) ObserveClosed(now time.Time, f *proxy.FlowInfo) {
 		d.queueing.WithLabelValues(rule, size).Observe(max(0, f.Client.SRTT-base).Seconds())
 	}
 	d.bases.forgetHosts(now)
+}
+
+// countLeg counts a leg that is over. The caller holds mu.
+func (d *Downloads) countLeg(name string, leg *datapath.Info) {
+	if leg.SRTT > 0 {
+		d.rtt.WithLabelValues(name).Observe(leg.SRTT.Seconds())
+	}
+	d.segments[name] += uint64(leg.Retransmits)
 }
 
 // keepRules drops the series of rules that are not in force. Those that are have routes, because they were used.
@@ -93,8 +108,13 @@ func (d *Downloads) keepRules(routes []proxy.RouteCounters) {
 
 // writeMetrics writes all histograms.
 func (d *Downloads) writeMetrics(out sink) {
-	for _, vec := range []*prometheus.HistogramVec{d.took, d.rate, d.queueing} {
+	for _, vec := range []*prometheus.HistogramVec{d.took, d.rate, d.queueing, d.rtt} {
 		vec.Collect(out)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for leg, n := range d.segments {
+		out.putSample(retransmits, float64(n), leg)
 	}
 }
 

@@ -78,9 +78,12 @@ var (
 
 	// What TCP itself does, under our windows.
 	retransmitted = newCounter("tcp_retransmitted_bytes_total", "Bytes that TCP sent again.", "listener", "rule", "leg")
-	signalErrors  = newCounter("tcp_signal_errors_total", "Failed reads of a leg's state.", "listener", "rule", "leg")
-	tcpCwnd       = newGauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
-	tcpUnsent     = newGauge("tcp_unsent_bytes",
+	retransmits   = newCounter("tcp_retransmitted_segments_total",
+		"Segments that the kernel's TCP sent again, of connections that are over.", "leg")
+	lastRTT      = newHistogram("tcp_last_rtt_seconds", "Smoothed round-trip time of a leg at its end.", "leg")
+	signalErrors = newCounter("tcp_signal_errors_total", "Failed reads of a leg's state.", "listener", "rule", "leg")
+	tcpCwnd      = newGauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
+	tcpUnsent    = newGauge("tcp_unsent_bytes",
 		"Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
 
 	// What our congestion control holds, by algorithm.
@@ -109,7 +112,10 @@ var (
 		"Groups whose window or rate hint_cap keeps below what the algorithm asks for.", "algorithm")
 	groupsDoubting = newGauge("groups_doubting_hints",
 		"Groups whose hints say more (high) or less (low) than is delivered.", "algorithm", "doubt")
-	// Hints, and the ports of telemetry.
+	// Exports, hints, and the ports of telemetry.
+	exports = newCounter("otlp_exports_total",
+		"Exports of all metrics by OTLP that the collector took (sent), refused (refused), or did not answer while there "+
+			"was room for them to wait (dropped).", "result")
 	hintsTotal = newCounter("hints_total",
 		"Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
 	portRefusals = newCounter("telemetry_rejections_total",

@@ -21,7 +21,9 @@ import (
 
 func busyOptions(clock *handClock) Options {
 	downloads := NewDownloads()
-	downloads.ObserveClosed(time.Unix(1.7e9, 0), closedDownload("192.0.2.7", "all", 1e6, 2, 1))
+	closed := closedDownload("192.0.2.7", "all", 1e6, 2*time.Millisecond, time.Millisecond)
+	closed.Server.Retransmits = 7
+	downloads.ObserveClosed(time.Unix(1.7e9, 0), closed)
 	return Options{
 		Downloads: downloads,
 		Facts: Facts{
@@ -40,6 +42,7 @@ func busyOptions(clock *handClock) Options {
 		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
 		Changes: func() map[ChangeOutcome]uint64 { return map[ChangeOutcome]uint64{ChangeMade: 2, ChangeRefused: 5} },
 		Dropped: func() uint64 { return 8 },
+		Exports: func() (sent, refused, dropped uint64) { return 3, 2, 1 },
 
 		Predecessor: func() int { return 12 },
 		TakenOver:   func() int { return 34 },
@@ -155,6 +158,7 @@ penstock_datapath_missing{reason="bbr: not loaded"} 1
 # HELP penstock_flow_closes_total Relayed connections that ended, by why and by whom.
 # TYPE penstock_flow_closes_total counter
 penstock_flow_closes_total{by="client",listener="lan",reason="eof",rule="all"} 5
+penstock_flow_closes_total{by="server",listener="lan",reason="reset",rule="all"} 4
 # HELP penstock_flow_duration_seconds How long relayed connections lived.
 # TYPE penstock_flow_duration_seconds histogram
 penstock_flow_duration_seconds_bucket{listener="lan",rule="all",le="0.1"} 3

@@ -165,6 +165,7 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 	r.level.Set(cfg.Log.Level.Level())
 	r.hints.SetToken(string(cfg.Telemetry.Hints.Token))
 	r.changes.SetToken(string(cfg.Telemetry.ChangeToken))
+	r.exporter.SetHeaders(cfg.Telemetry.OTLP.Headers.Fields())
 	warnings = cfg.Warnings()
 	for _, w := range warnings {
 		r.log.Warn(w)

@@ -34,6 +34,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/proxy/takeover"
 	"github.com/penstock-net/penstock/telemetry"
+	"github.com/penstock-net/penstock/telemetry/otlp"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
@@ -55,6 +56,7 @@ type service struct {
 	hintSocket *telemetry.BoundedListener // the Unix socket for hints; nil: there is none
 	hints      telemetry.HintReceiver
 	changes    telemetry.Changer
+	exporter   otlp.Exporter // without an endpoint it does not run
 	proxy      *proxy.Kernel
 
 	sources []*linkstat.Source // interfaces that give hints
@@ -112,6 +114,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
 	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
 	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
+	h.exporter.SetHeaders(h.cfg.Telemetry.OTLP.Headers.Fields())
 	h.changes.Rules, h.changes.Change = h.reloads.currentRules, h.reloads.changeAlgorithm
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
@@ -273,6 +276,9 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 	}
 	if h.hintSocket != nil {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.hintSocket) })
+	}
+	if h.cfg.Telemetry.OTLP.Endpoint != "" {
+		others.Go(func() { h.exporter.ExportMetrics(pagesCtx) })
 	}
 	others.Go(func() { h.watchHealth(pagesCtx) })
 	others.Go(func() { h.state.keepEndpoints(pagesCtx, h.proxy.Endpoints) })
@@ -479,11 +485,18 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Log:  h.log, Downloads: o.Downloads,
 	}
 	h.proxy.WatchClosed(observer.ObserveClosed)
+	if h.cfg.Telemetry.OTLP.Endpoint != "" {
+		o.Exports = h.exporter.Counts
+	}
+	metrics := telemetry.NewRegistry(h.proxy, o)
+	h.exporter.Endpoint, h.exporter.Interval = h.cfg.Telemetry.OTLP.URL(), h.cfg.Telemetry.OTLP.Interval
+	h.exporter.Metrics, h.exporter.Version, h.exporter.Start = metrics, b.Version, started
+	h.exporter.Wall, h.exporter.Log = time.Now, h.log
 	return telemetry.Pages{
 		Observer: observer,
 
 		Source:  h.proxy,
-		Metrics: telemetry.NewRegistry(h.proxy, o),
+		Metrics: metrics,
 		Page: page.New(page.Options{
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,

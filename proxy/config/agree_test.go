@@ -34,7 +34,7 @@ func TestSchemaAndParserAgree(t *testing.T) {
 	var schema object // as generators like it: numbers are float64
 	require.NoError(t, json.Unmarshal(encoded, &schema))
 	taken, refused := 0, 0
-	for seed := range uint64(400) {
+	for seed := range uint64(600) {
 		doc := configtest.Document(schema, seed)
 		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(doc))
 		require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestSchemaAndParserAgree(t *testing.T) {
 	}
 	assert.Greater(t, taken, 40, "both take")
 	assert.Greater(t, refused, 100, "both refuse")
-	t.Logf("of 400 documents the parser takes %d, the schema refuses %d", taken, refused)
+	t.Logf("of 600 documents the parser takes %d, the schema refuses %d", taken, refused)
 }
 
 func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {

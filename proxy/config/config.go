@@ -57,7 +57,7 @@ func defaultConfig() Config {
 			Memory:            256 << 20,
 		},
 		Envelope:  "auto",
-		Telemetry: Telemetry{Address: DefaultTelemetry, Health: "off"},
+		Telemetry: Telemetry{Address: DefaultTelemetry, Health: "off", OTLP: OTLP{Interval: time.Minute}},
 		Log:       Log{Level: "info", Format: "auto", Flows: true},
 		Shutdown:  Shutdown{Drain: 30 * time.Second},
 	}

@@ -521,6 +521,26 @@ func TestMistakes(t *testing.T) {
 			"telemetry.change_token_file: give change_token or change_token_file, not both",
 		},
 		{
+			"a collector at a path", lan + "telemetry: {otlp: {endpoint: /v1/metrics}}\n", "3:30",
+			"telemetry.otlp.endpoint: this is no URL of a collector, such as http://127.0.0.1:4318",
+		},
+		{
+			"a collector with a password", lan + "telemetry: {otlp: {endpoint: 'https://a:b@c'}}\n", "3:30",
+			"telemetry.otlp.endpoint: a URL without user, query and fragment",
+		},
+		{
+			"headers without a collector", lan + "telemetry: {otlp: {headers: a=b}}\n", "3:19",
+			"telemetry.otlp.endpoint: this is no URL of a collector",
+		},
+		{
+			"headers that are none", lan + "telemetry: {otlp: {endpoint: 'http://c', headers: 'a: b'}}\n", "3:51",
+			"telemetry.otlp.headers: headers are name=value,name=value with values in percent-encoding",
+		},
+		{
+			"exports without a pause", lan + "telemetry: {otlp: {endpoint: 'http://c', interval: 1ms}}\n", "3:52",
+			"telemetry.otlp.interval: 1ms is less than 1s",
+		},
+		{
 			"a level that does not exist", lan + "log: {level: trace}\n", "3:14",
 			"log.level: \"trace\" is not one of debug, info, warn, error",
 		},
@@ -604,6 +624,11 @@ func TestWarnings(t *testing.T) {
 		"telemetry.hints: hints to :9464 carry their token unencrypted")
 	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"),
 		"telemetry.change_token: changes of algorithms to :9464 carry their token unencrypted")
+	cfg.Telemetry.OTLP = config.OTLP{Endpoint: "http://collector.example:4318/v1/metrics/", Headers: "api-key=a%20b%3D"}
+	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"),
+		"telemetry.otlp: headers go to collector.example:4318 unencrypted")
+	assert.Equal(t, "http://collector.example:4318/v1/metrics", cfg.Telemetry.OTLP.URL())
+	assert.Equal(t, map[string]string{"api-key": "a b="}, cfg.Telemetry.OTLP.Headers.Fields())
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
 

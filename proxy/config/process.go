@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config/check"
@@ -59,6 +63,9 @@ type Telemetry struct {
 	// Who may tell what the network knows of a path (POST /v1/hints).
 	Hints Hints `yaml:"hints"`
 
+	// Where metrics are sent to by OpenTelemetry's protocol, OTLP over HTTP.
+	OTLP OTLP `yaml:"otlp"`
+
 	// What a change of an algorithm by the page must carry as bearer token, 16 to 255 visible characters. Not set: the
 	// page changes nothing.
 	ChangeToken Token `yaml:"change_token" reload:"yes" secret:"true"`
@@ -78,6 +85,81 @@ type Hints struct {
 	// A file that holds the token in its first line, closed to others; relative to the configuration file, and reread
 	// with it.
 	TokenFile string `yaml:"token_file" reload:"yes"`
+}
+
+// OTLP is where metrics are sent to.
+type OTLP struct {
+	// URL of a collector, such as http://127.0.0.1:4318 or https://otlp.example.com; /v1/metrics is appended where it is
+	// not there. Not set: metrics are not sent.
+	Endpoint string `yaml:"endpoint"`
+	// What requests carry, as OTEL_EXPORTER_OTLP_HEADERS has it: name=value,name=value with values in percent-encoding,
+	// such as Authorization=Bearer%20TOKEN.
+	Headers OTLPHeaders `yaml:"headers" reload:"yes" secret:"true"`
+	// A file that holds the headers in its first line, closed to others; relative to the configuration file, and reread
+	// with it.
+	HeadersFile string `yaml:"headers_file" reload:"yes"`
+	// Time between two exports, at least 1s.
+	Interval time.Duration `yaml:"interval"`
+}
+
+// metricsPath is where collectors take metrics.
+const metricsPath = "/v1/metrics"
+
+// Validate wants a URL that can be shown.
+func (o *OTLP) Validate() error {
+	var errs []error
+	if o.Interval < time.Second {
+		errs = append(errs, check.Errorf("interval", "%v is less than 1s; write a time such as 1m", o.Interval))
+	}
+	u, err := url.Parse(o.Endpoint)
+	switch {
+	case o.Endpoint == "" && o.Headers == "" && o.HeadersFile == "":
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		errs = append(errs, check.Errorf("endpoint", "this is no URL of a collector, such as http://127.0.0.1:4318"))
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		errs = append(errs, check.Errorf("endpoint", "a URL without user, query and fragment, because logs show it; secrets "+
+			"belong into headers_file"))
+	}
+	return errors.Join(errs...)
+}
+
+// URL is the whole URL that metrics are sent to.
+func (o *OTLP) URL() string {
+	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), metricsPath) + metricsPath
+}
+
+// OTLPHeaders are headers in the form of OTEL_EXPORTER_OTLP_HEADERS.
+type OTLPHeaders string
+
+// Fields returns the headers by name; those that Validate refuses are left out.
+func (o OTLPHeaders) Fields() map[string]string {
+	h, _ := o.parse()
+	return h
+}
+
+// parse returns the headers by name. The error shows no value.
+func (o OTLPHeaders) parse() (h map[string]string, err error) {
+	h = map[string]string{}
+	for part := range strings.SplitSeq(string(o), ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		name, value, found := strings.Cut(part, "=")
+		name = strings.TrimSpace(name)
+		value, err := url.PathUnescape(strings.TrimSpace(value))
+		if !found || err != nil || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return h, errors.New("headers are name=value,name=value with values in percent-encoding, such as " +
+				"Authorization=Bearer%20TOKEN; these are not")
+		}
+		h[name] = value
+	}
+	return h, nil
+}
+
+// Validate implements the check of secrets.
+func (o OTLPHeaders) Validate() error {
+	_, err := o.parse()
+	return err
 }
 
 // Log is what is logged.
@@ -188,13 +270,17 @@ func (t *Telemetry) Validate() error {
 		errs = append(errs, check.Errorf("hints.socket", "a path of %d bytes; a socket's has at most %d", len(socket),
 			maxSocketPath))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, check.Within("otlp", t.OTLP.Validate()))...)
 }
 
 // Warnings names what is allowed and probably not meant.
 func (t *Telemetry) Warnings() (out []string) {
+	if u, err := url.Parse(t.OTLP.Endpoint); err == nil && u.Scheme == "http" && t.OTLP.Headers != "" &&
+		!check.IsLoopback(net.JoinHostPort(u.Hostname(), "0")) {
+		out = append(out, "telemetry.otlp: headers go to "+u.Host+" unencrypted; write https")
+	}
 	if t.Address == "off" || check.IsLoopback(t.Address) {
-		return nil
+		return out
 	}
 	out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can "+
 		"reach %s", t.Address))

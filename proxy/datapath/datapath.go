@@ -83,6 +83,7 @@ type Info struct {
 	Delivered     cc.Bytes // bytes that the peer has acknowledged so far
 	Unsent        cc.Bytes
 	Retransmitted cc.Bytes
+	Retransmits   uint32 // segments sent again, where the kernel's TCP counts them
 	SignalErrors  uint64 // failed reads of the transport's state
 	Fallbacks     uint64 // fallbacks: times the transport controlled itself, since the process did not answer it
 }

@@ -266,6 +266,7 @@ func (c *Conn) Info() datapath.Info {
 		Delivered:     s.delivered,
 		Unsent:        cc.Bytes(s.unsent),
 		Retransmitted: s.retransmitted,
+		Retransmits:   s.retransmits,
 		SignalErrors:  c.errors,
 	}
 	if h := c.enforced.Load(); h != nil {

@@ -71,6 +71,7 @@ type tcpStatus struct {
 	closed        bool   // the connection is no more: by a reset, a timeout, or both FINs
 	unacked       uint32 // packets
 	unsent        uint32 // bytes
+	retransmits   uint32 // segments
 	cwnd          cc.Bytes
 	retransmitted cc.Bytes
 	delivered     cc.Bytes
@@ -83,7 +84,8 @@ type tcpStatus struct {
 func statusOf(i *unix.TCPInfo) tcpStatus {
 	s := tcpStatus{
 		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
-		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
+		retransmits: i.Total_retrans,
+		cwnd:        cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans),
 		delivered: cc.Bytes(i.Bytes_acked), srtt: i.Rtt,
 	}
 	if i.Min_rtt != noMinRTT {
