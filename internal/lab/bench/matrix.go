@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ type Matrix struct {
 	Agents     agents.Agents // that decide for senders ccp:NAME
 }
 
-// check tells what is wrong, naming the flag.
+// check tells what is wrong that no key of an experiment tells, naming the flag.
 func (m Matrix) check() error {
 	switch {
 	case len(m.Senders) == 0 || len(m.Links) == 0 || len(m.Buffers) == 0 || len(m.Losses) == 0:
@@ -59,34 +58,6 @@ func (m Matrix) check() error {
 		return errors.New("--hints: there is no proxy to tell: name a sender other than the kernel's own")
 	case !part(m.UpLoss) || slices.ContainsFunc(m.Losses, func(l float64) bool { return !part(l) }):
 		return errors.New("--loss and --up-loss must be probabilities below 1, such as 0.01 for one packet in a hundred")
-	}
-	names := map[string]bool{}
-	for _, spec := range m.Links {
-		if _, _, err := recipe.Carries(spec, 1); err != nil {
-			return fmt.Errorf("--link: %w", err)
-		}
-		name := filepath.Base(spec) // as tables and records have it
-		if names[name] {
-			return fmt.Errorf("two links are called %s, so that nobody could tell them apart: leave one out, or "+
-				"rename its file", name)
-		}
-		names[name] = true
-	}
-	if m.Up != record.Same && m.Up != record.Free {
-		if _, _, err := recipe.Carries(m.Up, 1); err != nil {
-			return fmt.Errorf("--up: %w", err)
-		}
-	}
-	for _, b := range m.Buffers {
-		if _, _, err := sim.ParseQueue(b); err != nil && b != record.None {
-			return fmt.Errorf("--buffer: %w or none", err)
-		}
-	}
-	if _, err := sim.ParseAQM(m.AQM); err != nil {
-		return fmt.Errorf("--aqm: %w", err)
-	}
-	if _, err := sim.ParseECN(m.ECN); err != nil && m.ECN != "" {
-		return fmt.Errorf("--ecn: %w", err)
 	}
 	for _, s := range m.Senders {
 		name, _, _ := strings.Cut(s.Algorithm, ",")
@@ -115,7 +86,11 @@ func (m Matrix) Experiment() (recipe.Recipe, error) {
 		for _, buffer := range m.Buffers {
 			for _, loss := range m.Losses {
 				for _, s := range m.Senders {
-					runs = append(runs, m.run(link, buffer, loss, s))
+					run, err := m.run(link, buffer, loss, s)
+					if err != nil {
+						return recipe.Recipe{}, err
+					}
+					runs = append(runs, run)
 				}
 			}
 		}
@@ -135,15 +110,20 @@ var flags = map[string]string{
 }
 
 // run is that of one sender over one link.
-func (m Matrix) run(link, buffer string, loss float64, s Sender) recipe.Experiment {
+func (m Matrix) run(link, buffer string, loss float64, s Sender) (e recipe.Experiment, err error) {
 	down := recipe.Link{Carries: link, DelayTrace: m.DelayTrace}
 	if m.DelayTrace == "" {
 		down.Delay = &m.Delay
 	}
-	queue := &down.Queue.Value
-	queue.Bytes, queue.Packets, _ = sim.ParseQueue(buffer) // as check did; 0: none
+	if queue := &down.Queue.Value; buffer != record.None {
+		if queue.Bytes, queue.Packets, err = sim.ParseQueue(buffer); err != nil {
+			return e, fmt.Errorf("--buffer: %w or none", err)
+		}
+	}
 	up := down
-	down.AQM.Value, _ = sim.ParseAQM(m.AQM)
+	if down.AQM.Value, err = sim.ParseAQM(m.AQM); err != nil {
+		return e, fmt.Errorf("--aqm: %w", err)
+	}
 	down.Loss.Value, down.Reorder.Value = loss, m.Reorder
 	if m.Reorder > 0 {
 		down.ReorderBy = m.ReorderBy
@@ -160,14 +140,16 @@ func (m Matrix) run(link, buffer string, loss float64, s Sender) recipe.Experime
 	if m.Flows > 1 {
 		flow.Count = m.Flows
 	}
-	flow.ECN.Value, _ = sim.ParseECN(cmp.Or(m.ECN, sim.ECNDefault.String()))
-	e := recipe.Experiment{
+	if flow.ECN.Value, err = sim.ParseECN(cmp.Or(m.ECN, sim.ECNDefault.String())); err != nil {
+		return e, fmt.Errorf("--ecn: %w", err)
+	}
+	e = recipe.Experiment{
 		Name: s.Name, Link: down, Up: up, Flows: recipe.Flows{List: []recipe.Flow{flow}}, Hints: m.Hints,
 		Acks: recipe.Acks{Every: m.AckEvery}, Duration: m.Duration, Warmup: m.Warmup, Seed: 1, Kernel: s.Kernel,
 		Algorithm: policy.Algorithm(s.Algorithm), Virtual: s.Virtual(),
 	}
 	if s.Kernel != "" {
-		return e
+		return e, nil
 	}
 	e.Group = "flow"
 	switch {
@@ -180,7 +162,7 @@ func (m Matrix) run(link, buffer string, loss float64, s Sender) recipe.Experime
 	case !s.Virtual():
 		e.Envelope = config.Envelope(s.Envelope)
 	}
-	return e
+	return e, nil
 }
 
 // transport is the one that a sender in virtual time has: its own, or that of the algorithm's

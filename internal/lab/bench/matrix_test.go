@@ -97,7 +97,7 @@ func TestAMatrixThatCannotBeNamesTheFlag(t *testing.T) {
 		"--reorder-by":                func(m *Matrix) { m.Reorder = 0.1 },
 		"--hints":                     func(m *Matrix) { m.Hints = time.Microsecond },
 		"--link":                      func(m *Matrix) { m.Links = []string{"12"} },
-		"two links are called 12mbit": func(m *Matrix) { m.Links = []string{"12mbit", "12mbit"} },
+		"two runs are called":         func(m *Matrix) { m.Links = []string{"12mbit", "12mbit"} },
 		"--up":                        func(m *Matrix) { m.Up = "generate:moon" },
 		"--buffer":                    func(m *Matrix) { m.Buffers = []string{"2"} },
 		"--aqm":                       func(m *Matrix) { m.AQM = "red" },

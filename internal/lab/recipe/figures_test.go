@@ -25,7 +25,7 @@ func TestADownloadThatDidNotEndHasNoFinish(t *testing.T) {
 		}},
 	}
 	finish := func(flow string) float64 {
-		at, err := r.finish(flow)
+		at, err := ofFlow(r, r.finish)(flow)
 		require.NoError(t, err)
 		return at
 	}

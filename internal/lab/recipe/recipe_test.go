@@ -117,28 +117,28 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Contains(t, figures, "| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
 	page := tableOf(t, recipe.WriteMarkdown, last, record.Run{Experiment: result.Name}, other)
 	for _, want := range []string{
-		"| no paper; ours | `live-switch` | **no**, 3 of 4 | **no**, 3 of 4 |",
-		"| Janus, §7.3 | `janus-c10` | - | - |",
-		"- `live-switch`, real: longest time in which a flow moved nothing is 0.2 s (at most 0 s): Cubic's full",
+		"| `live-switch` | **no** 3/4 | **no** 3/4 |",
+		"| `janus-c10` | not measured | not measured |",
+		"- `live-switch`, 1 virtual, 1 real: longest time in which a flow moved nothing is 0.1 s (at most 0 s): Cubic's full",
 	} {
 		assert.Contains(t, page, want)
 	}
 	first := other
 	first.Findings, first.Noisy = nil, true // another run of the same experiment
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| **no**, 3 of 4 | -, disturbed |")
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| **no** 3/4 | not measured, disturbed |")
 	first.Noisy, first.Discarded = false, "the emulator lost packets"
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| -, disturbed |",
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| not measured, disturbed |",
 		"what does not count is no finding")
 	other.Findings = other.Findings[:2]
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no**, 3 of 4 | ok, 2 of 2 |",
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no** 3/4 | ok 2/2 |",
 		"of an earlier form")
 	short := last
 	short.Scale, short.Findings = "short", last.Findings[:1]
 	for _, runs := range [][]record.Run{{last, short}, {short, last}} {
-		assert.Contains(t, tableOf(t, recipe.WriteMarkdown, runs...), "| `live-switch` | **no**, 3 of 4 | - |",
+		assert.Contains(t, tableOf(t, recipe.WriteMarkdown, runs...), "| `live-switch` | **no** 3/4 | not measured |",
 			"a short form takes no full one's place")
 	}
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, short), "| ok, 1 of 1, short form | - |")
+	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, short), "| ok 1/1, short form | not measured |")
 }
 
 // tableOf is what a table says of runs.

@@ -74,24 +74,11 @@ func (r Run) view() *view {
 		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
 		Each: r.each,
-		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
+		Rate: r.rate, Seconds: ofFlow(r, r.seconds), Share: ofFlow(r, r.share), LeastJain: r.leastJain,
 		FirstAt: r.firstAt, RateBeside: r.rateBeside,
-		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived, Jitter: r.listJitter,
-		Finish: r.finish, Stall: r.stall,
-		Video: r.video, Timeouts: r.timeouts, Internal: r.internal,
-		QueueingOf: func(flow string) (record.Percentiles, error) {
-			i, err := r.index(flow)
-			switch {
-			case err != nil:
-				return record.Percentiles{}, err
-			case len(rec.Actors) == 1: // all packets are its own
-			case rec.Virtual != nil && r.Stage.Actors[i].Kind != stage.Web: // which has a flow for each request
-				return record.PercentilesOf(rec.Virtual.Flows[i].Queueing), nil
-			case r.Stage.HostHasQueueing(i) || r.Stage.Actors[i].Kind == stage.Upload:
-				return record.PercentilesOf(rec.Actors[i].Queueing), nil
-			}
-			return record.PercentilesOf(rec.Queueing), nil // the queue is everybody's
-		},
+		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: ofFlow(r, r.arrived),
+		Jitter: ofFlow(r, r.listJitter), Finish: ofFlow(r, r.finish), Stall: r.stall, Video: ofFlow(r, r.video),
+		Timeouts: ofFlow(r, r.timeouts), Internal: r.internal, QueueingOf: ofFlow(r, r.queueing),
 	}
 	if v.Virtual = rec.Virtual != nil; !v.Virtual {
 		v.Fallbacks = float64(rec.Decided.Fallbacks)
@@ -129,6 +116,30 @@ func (r Run) view() *view {
 		}
 	}
 	return v
+}
+
+// queueing is of a flow's packets, where its host's are not others' too.
+func (r Run) queueing(i int) (record.Percentiles, error) {
+	rec := r.Record
+	switch {
+	case len(rec.Actors) == 1: // all packets are its own
+	case rec.Virtual != nil && r.Stage.Actors[i].Kind != stage.Web: // which has a flow for each request
+		return record.PercentilesOf(rec.Virtual.Flows[i].Queueing), nil
+	case r.Stage.HostHasQueueing(i) || r.Stage.Actors[i].Kind == stage.Upload:
+		return record.PercentilesOf(rec.Actors[i].Queueing), nil
+	}
+	return record.PercentilesOf(rec.Queueing), nil // the queue is everybody's
+}
+
+// ofFlow is a figure of a flow's name, made of one of its number.
+func ofFlow[T any](r Run, figure func(i int) (T, error)) func(flow string) (T, error) {
+	return func(flow string) (v T, err error) {
+		i, err := r.index(flow)
+		if err != nil {
+			return v, err
+		}
+		return figure(i)
+	}
 }
 
 func (r Run) index(flow string) (int, error) {
@@ -198,11 +209,7 @@ func (r Run) rate(flow string, span ...any) (float64, error) {
 }
 
 // seconds are the rates in each whole second in which a flow is there.
-func (r Run) seconds(flow string) (all []float64, err error) {
-	i, err := r.index(flow)
-	if err != nil {
-		return nil, err
-	}
+func (r Run) seconds(i int) (all []float64, err error) {
 	from, to := r.Stage.There(i)
 	for t := from; t+time.Second <= to; t += time.Second {
 		all = append(all, r.Record.Actors[i].Rate(t, t+time.Second).Mbps())
@@ -220,11 +227,7 @@ func mean(perSecond []cc.Rate, from, to time.Duration) float64 {
 	return (sum / max(1, n)).Mbps()
 }
 
-func (r Run) share(flow string) (float64, error) {
-	i, err := r.index(flow)
-	if err != nil {
-		return 0, err
-	}
+func (r Run) share(i int) (float64, error) {
 	var all, own float64
 	for k := range r.Record.Actors {
 		rate := r.Record.RateOf(r.Stage, k).Mbps()
@@ -330,43 +333,30 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 	return packets, nil
 }
 
-// findDatagrams returns the number of an app: udp.
-func (r Run) findDatagrams(flow string) (int, error) {
-	i, err := r.index(flow)
-	if err == nil && r.Stage.Actors[i].Kind != stage.UDP {
-		err = fmt.Errorf("flow %q is no app: udp: of others all arrives, in order", flow)
+// checkDatagrams refuses a flow that is no app: udp.
+func (r Run) checkDatagrams(i int) error {
+	if a := r.Stage.Actors[i]; a.Kind != stage.UDP {
+		return fmt.Errorf("flow %q is no app: udp: of others all arrives, in order", a.Name)
 	}
-	return i, err
+	return nil
 }
 
 // listJitter returns how much the transit of each packet of a flow differs from that of the one before it, in ms.
-func (r Run) listJitter(flow string) (all []float64, err error) {
-	i, err := r.findDatagrams(flow)
-	if err != nil {
-		return nil, err
-	}
+func (r Run) listJitter(i int) (all []float64, err error) {
 	for _, d := range r.Record.Actors[i].Jitter {
 		all = append(all, record.Millis(d))
 	}
-	return all, nil
+	return all, r.checkDatagrams(i)
 }
 
 // arrived is the part that came of what a flow's server sent.
-func (r Run) arrived(flow string) (float64, error) {
-	i, err := r.findDatagrams(flow)
-	if err != nil {
-		return 0, err
-	}
-	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
+func (r Run) arrived(i int) (float64, error) {
+	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), r.checkDatagrams(i)
 }
 
 // finish is when the last byte of a flow came, in seconds from the run's start; +Inf: a download of a size did
 // not end.
-func (r Run) finish(flow string) (float64, error) {
-	i, err := r.index(flow)
-	if err != nil {
-		return 0, err
-	}
+func (r Run) finish(i int) (float64, error) {
 	a, v := r.Stage.Actors[i], r.Record.Virtual
 	switch ends := a.Size > 0 && a.Kind == stage.Bulk; {
 	case ends && v != nil && v.Flows[i].Received == 0, ends && v == nil && total(r.Record.Actors[i].Bytes) < a.Size:
@@ -403,14 +393,10 @@ func (r Run) stall(flow string, from any) (float64, error) {
 	return (time.Duration(longest) * stage.Step).Seconds(), nil
 }
 
-func (r Run) video(flow string) (record.Video, error) {
-	i, err := r.index(flow)
-	if err != nil {
-		return record.Video{}, err
-	}
+func (r Run) video(i int) (record.Video, error) {
 	v := r.Record.Actors[i].Video
 	if v == nil {
-		return record.Video{}, fmt.Errorf("flow %q is no video", flow)
+		return record.Video{}, fmt.Errorf("flow %q is no video", r.Stage.Actors[i].Name)
 	}
 	out := record.VideoOf(*v)
 	if v.StartUp == 0 {
@@ -419,10 +405,9 @@ func (r Run) video(flow string) (record.Video, error) {
 	return out, nil
 }
 
-func (r Run) timeouts(flow string) (float64, error) {
-	i, err := r.index(flow)
-	if err != nil || r.Record.Virtual == nil {
-		return math.NaN(), err
+func (r Run) timeouts(i int) (float64, error) {
+	if r.Record.Virtual == nil {
+		return math.NaN(), nil
 	}
 	sum := 0
 	for _, n := range r.Record.Actors[i].Flows {
