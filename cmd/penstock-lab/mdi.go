@@ -43,7 +43,6 @@ type mdiTrainFlags struct {
 	duration, delay         time.Duration
 	buffer                  string
 	windows, delays, levels string
-	compare                 []string
 	output                  string
 }
 
@@ -53,9 +52,9 @@ func mdiTrainCommand() *cobra.Command {
 		Use:   "train [LINK...]",
 		Short: "Learn a model of an algorithm from simulated runs",
 		Long: `Train runs an algorithm in virtual time over links, each run with a seed of its
-own, and learns from every 5 ms of it how its window follows its delay. Then it
-plays the algorithm and its imitation over other links and prints both. The same
-arguments give the same model, and are written into it.
+own, and learns from every 5 ms of it how its window follows its delay. The same
+arguments give the same model, and are written into it. The second example sets the
+imitation beside what it imitates, over a link that it has not learned from.
 
 A LINK is a trace file, recorded:NAME, or generate:MODEL, by default generate:lte.
 Changes are in percent, times the decimal logarithm of what changed: packets, or
@@ -64,9 +63,9 @@ A run begins to count after a second.
 
 ` + modelList(),
 		Example: `  penstock-lab mdi train --output verus.csv channels/*.gz
+  penstock-lab --mdi-model mine=verus.csv sim --algorithm verus,mdi:model=mine --link recorded:city-drive
   penstock-lab mdi train --algorithm copa:delta=0.5 --runs 20 --levels none --output copa.csv \
-    generate:lte generate:highway
-  penstock-lab --mdi-model mine=copa.csv sim --algorithm mdi:model=mine --generate highway`,
+    generate:lte generate:highway`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.links = args; len(args) == 0 {
 				f.links = []string{"generate:lte"}
@@ -97,10 +96,6 @@ func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
 		"changes of the delay to tell apart: `LEAST,LARGEST,STEP`")
 	flags.StringVar(&f.levels, "levels", axisText(cc.DefaultMDIGrid.Level),
 		"levels of the delay to tell apart: `LEAST,LARGEST,STEP`, or none: its change before, as published")
-	flags.StringArrayVar(&f.compare, "compare", []string{
-		"generate:walk", "recorded:campus-walk", "recorded:city-drive",
-		"recorded:highway-3g", "recorded:rapid-5s",
-	}, "`LINK` to compare both over; repeat for several")
 	flags.StringVarP(&f.output, "output", "o", "", "`FILE` to write the model to")
 }
 
@@ -163,7 +158,7 @@ func (f *mdiTrainFlags) makePlan() (p mdiPlan, err error) {
 			return p, fmt.Errorf("--buffer: %w or none", err)
 		}
 	}
-	for _, link := range slices.Concat(f.links, f.compare) {
+	for _, link := range f.links {
 		s := p.scenario
 		if s.Down.Rate, s.Down.Trace, err = recipe.Carries(link, f.seed); err == nil {
 			err = s.Check()
@@ -188,16 +183,6 @@ func parseAxis(text string) (a cc.MDIAxis, err error) {
 	return a, nil
 }
 
-// playLink runs an algorithm over a link.
-func (p mdiPlan) playLink(s sim.Scenario, link string, seed uint64, algorithm cc.Spec) (r sim.Result, err error) {
-	if s.Down.Rate, s.Down.Trace, err = recipe.Carries(link, seed); err != nil {
-		return r, err
-	}
-	s.Seed = seed
-	s.Lookup = func(string) (cc.Spec, error) { return algorithm, nil }
-	return sim.Run(s)
-}
-
 // recordFlow returns the plan's algorithm under a recorder, which is set once a flow begins.
 func (p mdiPlan) recordFlow(recorder *cc.MDIRecorder) cc.Spec {
 	s := p.algorithm
@@ -211,7 +196,7 @@ func (p mdiPlan) recordFlow(recorder *cc.MDIRecorder) cc.Spec {
 	return s
 }
 
-// trainModel makes the runs, learns from them, writes what was learned and compares.
+// trainModel makes the runs, learns from them and writes what was learned.
 func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 	if err := output.CheckPath(f.output); err != nil {
 		return fmt.Errorf("--output: %w", err)
@@ -222,7 +207,12 @@ func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 	for i := range p.runs {
 		link, seed := f.links[i%len(f.links)], f.seed+uint64(i)
 		var recorder cc.MDIRecorder
-		r, err := p.playLink(s, link, seed, p.recordFlow(&recorder))
+		var err error
+		if s.Down.Rate, s.Down.Trace, err = recipe.Carries(link, seed); err != nil {
+			return err
+		}
+		s.Seed, s.Lookup = seed, func(string) (cc.Spec, error) { return p.recordFlow(&recorder), nil }
+		r, err := sim.Run(s)
 		if err != nil {
 			return err
 		}
@@ -242,33 +232,7 @@ func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 	if err := output.Write(f.output, func(w io.Writer) error { _, err := text.WriteTo(w); return err }); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
-	return f.compareWith(cmd.OutOrStdout(), p, s, model)
-}
-
-// compareWith plays the algorithm and its imitation over the links to compare over, and prints both and their ratio.
-func (f *mdiTrainFlags) compareWith(w io.Writer, p mdiPlan, s sim.Scenario, model *cc.MDIModel) error {
-	s.Duration, s.Warmup = min(time.Minute, f.duration), min(5*time.Second, f.duration/2)
-	for _, link := range f.compare {
-		was, err := p.playLink(s, link, f.seed, p.algorithm)
-		if err != nil {
-			return err
-		}
-		is, err := p.playLink(p.scenarioOfMDI(s), link, f.seed, model.Spec())
-		if err != nil {
-			return err
-		}
-		rates := [2]float64{is.Flows[0].Throughput.Mbps(), was.Flows[0].Throughput.Mbps()}
-		queues := [2]float64{is.Queueing.P50.Seconds() * 1000, was.Queueing.P50.Seconds() * 1000}
-		fmt.Fprintf(w, "%-22s %5.2f of %5.2f Mbit/s: %4.2f   median queueing %5.1f of %5.1f ms: %4.2f\n", link,
-			rates[0], rates[1], rates[0]/rates[1], queues[0], queues[1], queues[0]/queues[1])
-	}
 	return nil
-}
-
-// scenarioOfMDI returns s with mdi in place of the plan's algorithm.
-func (mdiPlan) scenarioOfMDI(s sim.Scenario) sim.Scenario {
-	s.Flows = []sim.FlowConfig{{Algorithm: "mdi"}}
-	return s
 }
 
 // commandLine is what makes the same model again.

@@ -37,12 +37,11 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	file := filepath.Join(dir, "model.csv")
 	args := []string{
 		"mdi", "train", "--algorithm", "copa:delta=0.5", "--runs", "3", "--duration", "10s", "--windows=-20,20,4",
-		"--compare", "generate:walk", "generate:lte", "generate:walk",
+		"generate:lte", "generate:walk",
 	}
 	code, stdout, stderr := run(t, append(args, "--output", file)...)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Regexp(t, `^generate:walk +[\d.]+ of +[\d.]+ Mbit/s: [\d.]+   `+
-		`median queueing +[\d.]+ of +[\d.]+ ms: [\d.]+\n$`, stdout)
+	assert.Empty(t, stdout)
 	progress := strings.Split(strings.TrimSpace(stderr), "\n")
 	require.Len(t, progress, 3)
 	assert.Regexp(t, `^run 1 of 3: generate:lte with seed 1, [\d.]+ Mbit/s, 1[78]\d\d epochs$`, progress[0])

@@ -5,7 +5,6 @@ package netlab
 import (
 	"bufio"
 	"encoding/binary"
-	"io"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,17 +16,12 @@ const (
 	pcapRaw         = 101
 )
 
-// Dump begins to write the packets that pass one of the node's devices to w, in the format pcap. Of a packet it
-// writes the first 170 bytes or so, which are all headers. Stop must be called, also when the lab has closed; it
-// returns an error of w. The capture that Stop returns has no packets.
-func (n *Node) Dump(device string, w io.Writer) (*Sniffer, error) {
-	head := make([]byte, 0, 24)
-	for _, field := range []uint32{pcapNanoseconds, 4<<16 | 2, 0, 0, sniffFrame, pcapRaw} { // version 2.4
+// pcapHead is the head of a file of packets, version 2.4.
+func pcapHead() (head []byte) {
+	for _, field := range []uint32{pcapNanoseconds, 4<<16 | 2, 0, 0, sniffFrame, pcapRaw} {
 		head = binary.NativeEndian.AppendUint32(head, field)
 	}
-	out := bufio.NewWriterSize(w, 1<<16)
-	_, _ = out.Write(head) // the writer keeps its error for Stop
-	return n.sniff(device, out)
+	return head
 }
 
 // writePcap writes one packet behind its record header.

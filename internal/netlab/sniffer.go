@@ -6,8 +6,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"math"
-	"slices"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,43 +25,29 @@ const (
 	sniffEvery  = 10 * time.Millisecond
 )
 
-// Sniffer records the TCP packets that pass a device, both ways. It sees what is
-// about to leave after segmentation, unless the device segments by itself: a
-// path's devices do not, veth devices do and show packets of up to 64 KiB.
+// Sniffer writes the packets that pass a device, both ways, to a file. It sees what is about to leave after segmentation,
+// unless the device segments by itself: a path's devices do not, veth devices do and show packets of up to 64 KiB.
 type Sniffer struct {
 	device string
 	fd     int
-	out    *bufio.Writer // takes the packets in the format pcap; nil: they are kept
+	out    *bufio.Writer // keeps an error for Stop
 	ring   []byte
 	next   int // frame that the kernel fills next
 
-	began         time.Time
-	ahead, before int64         // what the wall clock is ahead of the record's, in ns: now, and when last read
-	looked        time.Duration // when it was last read, on the record's clock
-
-	mu      sync.Mutex
-	packets []Packet
-
 	quit, done chan struct{}
 	once       sync.Once
-	capture    Capture
+	missed     int
 	err        error
 }
 
-// Capture is what a sniffer saw.
-type Capture struct {
-	Device  string
-	Packets []Packet // in the order in which they passed
-	Missed  int      // packets that came faster than they were read
-}
-
-// Sniff begins to record at one of the node's devices. Stop must be called, also
-// when the lab has closed.
-func (n *Node) Sniff(device string) (*Sniffer, error) { return n.sniff(device, nil) }
-
-// sniff records the packets, or writes them to out.
-func (n *Node) sniff(device string, out *bufio.Writer) (*Sniffer, error) {
-	s := &Sniffer{device: device, fd: -1, out: out, quit: make(chan struct{}), done: make(chan struct{})}
+// Dump begins to write the packets that pass one of the node's devices to w, in the format pcap. Of a packet it
+// writes the first 170 bytes or so, which are all headers. Stop must be called, also when the lab has closed; it
+// returns an error of w.
+func (n *Node) Dump(device string, w io.Writer) (*Sniffer, error) {
+	s := &Sniffer{
+		device: device, fd: -1, out: bufio.NewWriterSize(w, 1<<16), quit: make(chan struct{}), done: make(chan struct{}),
+	}
+	_, _ = s.out.Write(pcapHead())
 	var index int
 	err := n.withNetlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(device)
@@ -102,8 +87,6 @@ func (s *Sniffer) open(index int) (err error) {
 		unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map the ring: %w", err)
 	}
-	s.began = time.Now()
-	s.ahead = s.wallAhead()
 	if err := unix.Bind(s.fd, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: index}); err != nil {
 		return fmt.Errorf("bind the packet socket: %w", err)
 	}
@@ -114,34 +97,9 @@ func (s *Sniffer) open(index int) (err error) {
 // for one protocol does not see what leaves.
 const allProtocols = unix.ETH_P_ALL << 8
 
-// Elapsed is the time on the record's clock.
-func (s *Sniffer) Elapsed() time.Duration { return time.Since(s.began) }
-
-// wallAhead is what the wall clock, which the kernel stamps packets with, is
-// ahead of the record's: the reading that took least time.
-func (s *Sniffer) wallAhead() (ahead int64) {
-	tightest := time.Duration(math.MaxInt64)
-	for range 3 {
-		from := time.Since(s.began)
-		wall := time.Now().UnixNano()
-		to := time.Since(s.began)
-		if to-from < tightest {
-			tightest, ahead = to-from, wall-int64(from+to)/2
-		}
-	}
-	return ahead
-}
-
-// Packets returns what has been recorded so far, but for the last 10 ms.
-func (s *Sniffer) Packets() []Packet {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.packets)
-}
-
-// Stop ends the record and returns it, to the last packet. Stopping again
-// returns the same.
-func (s *Sniffer) Stop() (Capture, error) {
+// Stop ends the file, with the last packet, and returns how many packets came faster than they were read. Stopping
+// again returns the same.
+func (s *Sniffer) Stop() (missed int, err error) {
 	s.once.Do(func() {
 		close(s.quit)
 		<-s.done
@@ -149,15 +107,11 @@ func (s *Sniffer) Stop() (Capture, error) {
 		if err != nil {
 			s.err = fmt.Errorf("netlab: count what was missed at %s: %w", s.device, err)
 		} else {
-			s.capture.Missed = int(stats.Drops)
+			s.missed = int(stats.Drops)
 		}
-		if s.out != nil {
-			s.err = errors.Join(s.err, s.out.Flush())
-		}
-		s.capture.Device, s.capture.Packets = s.device, s.packets
-		s.err = errors.Join(s.err, s.close())
+		s.err = errors.Join(s.err, s.out.Flush(), s.close())
 	})
-	return s.capture, s.err
+	return s.missed, s.err
 }
 
 func (s *Sniffer) close() error {
@@ -190,56 +144,14 @@ func (s *Sniffer) run() {
 
 // read takes every packet out of the ring that is there.
 func (s *Sniffer) read() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.before, s.ahead = s.ahead, s.wallAhead()
-	defer func(now time.Duration) { s.looked = now }(s.Elapsed())
 	for {
 		frame := s.ring[s.next*sniffFrame:][:sniffFrame]
 		header := (*unix.Tpacket2Hdr)(unsafe.Pointer(&frame[0]))
 		if atomic.LoadUint32(&header.Status)&unix.TP_STATUS_USER == 0 {
 			return
 		}
-		s.add(frame, header)
+		writePcap(s.out, frame[header.Net:][:header.Snaplen], header)
 		atomic.StoreUint32(&header.Status, unix.TP_STATUS_KERNEL)
 		s.next = (s.next + 1) % (len(s.ring) / sniffFrame)
 	}
 }
-
-func (s *Sniffer) add(frame []byte, header *unix.Tpacket2Hdr) {
-	packet := frame[header.Net:][:header.Snaplen]
-	if s.out != nil {
-		writePcap(s.out, packet, header)
-		return
-	}
-	p, ok := decodePacket(packet, int(header.Len))
-	if !ok {
-		return
-	}
-	from := (*unix.RawSockaddrLinklayer)(unsafe.Pointer(&frame[tpacketAddr]))
-	p.Out = from.Pkttype == unix.PACKET_OUTGOING
-	p.At = s.at(int64(header.Sec)*int64(time.Second) + int64(header.Nsec))
-	if n := len(s.packets); n > 0 {
-		// Two processors that write at once may stamp out of their turn.
-		p.At = max(p.At, s.packets[n-1].At)
-	}
-	s.packets = append(s.packets, p)
-}
-
-// at is when a packet with that stamp passed. The wall clock may have been set
-// since the ring was last read: then it is the reading before that puts a packet
-// into the time from then on.
-func (s *Sniffer) at(stamp int64) time.Duration {
-	at := time.Duration(stamp - s.ahead)
-	if step := s.ahead - s.before; max(step, -step) > int64(time.Millisecond) {
-		earlier := time.Duration(stamp - s.before)
-		if at < s.looked-time.Millisecond || at > s.Elapsed() && earlier <= s.Elapsed() {
-			return earlier
-		}
-	}
-	return at
-}
-
-// tpacketAddr is where a frame has its link-layer address: behind the header,
-// aligned to 16 bytes, which it is.
-const tpacketAddr = unix.SizeofTpacket2Hdr

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -56,16 +57,21 @@ type record struct {
 	t       *testing.T
 	path    *netlab.Path
 	sniffer *netlab.Sniffer
-	packets []netlab.Packet // once it has ended
-	watch   *watch          // nil: only what the kernel does matters
+	file    *bytes.Buffer // that the sniffer writes
+	began   time.Time
+	client  netlab.Addrs
+	packets []Packet // once it has ended
+	watch   *watch   // nil: only what the kernel does matters
 }
 
 func (s *scene) record(path *netlab.Path) *record {
 	s.t.Helper()
-	sniffer, err := s.Edge.Sniff(netlab.NearDevice)
+	r := &record{t: s.t, path: path, file: &bytes.Buffer{}, began: time.Now(), client: s.ClientAddr}
+	var err error
+	r.sniffer, err = s.Edge.Dump(netlab.NearDevice, r.file)
 	require.NoError(s.t, err)
-	s.t.Cleanup(func() { _, _ = sniffer.Stop() })
-	return &record{t: s.t, path: path, sniffer: sniffer}
+	s.t.Cleanup(func() { _, _ = r.sniffer.Stop() })
+	return r
 }
 
 // How long a machine may stand still before what senders do has to do with that:
@@ -90,10 +96,10 @@ func (r *record) end() {
 	if r.packets != nil {
 		return
 	}
-	capture, err := r.sniffer.Stop()
+	missed, err := r.sniffer.Stop()
 	require.NoError(r.t, err)
-	require.Zero(r.t, capture.Missed, "packets are missing from the record")
-	r.packets = capture.Packets
+	require.Zero(r.t, missed, "packets are missing from the record")
+	r.packets = readPackets(r.t, r.file.Bytes(), r.began, r.client)
 	if r.watch != nil {
 		r.watch.skip(r.t, unanswered)
 	}
@@ -149,7 +155,7 @@ func (w *watch) stop() time.Duration {
 }
 
 // now is the record's clock.
-func (r *record) now() time.Duration { return r.sniffer.Elapsed() }
+func (r *record) now() time.Duration { return time.Since(r.began) }
 
 // sending ends the record and returns what the proxy sent for a transfer.
 func (r *record) sending(d *transfer) Sending {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 // Sending is one direction of one TCP connection as the sender's device saw it:
@@ -40,7 +39,7 @@ const dupThresh = 3
 
 // SendingTo picks what the node sent to remote out of a record; local without an
 // address or without a port is that of the first packet that carries data.
-func SendingTo(packets []netlab.Packet, local, remote netip.AddrPort) Sending {
+func SendingTo(packets []Packet, local, remote netip.AddrPort) Sending {
 	board := scoreboard{}
 	var s Sending
 	for i := range packets {
@@ -60,7 +59,7 @@ func SendingTo(packets []netlab.Packet, local, remote netip.AddrPort) Sending {
 		case p.Out && p.Src == local && p.Dst == remote && p.Payload > 0:
 			step.Payload = p.Payload
 			step.Again = board.send(p)
-		case !p.Out && p.Src == remote && p.Dst == local && p.Flags&netlab.ACK != 0 && board.started:
+		case !p.Out && p.Src == remote && p.Dst == local && p.Acks && board.started:
 			board.acknowledge(p)
 		default:
 			continue
@@ -87,7 +86,7 @@ func (b *scoreboard) offset(seq uint32) int64 {
 }
 
 // send notes a packet with data, and reports whether it was sent before.
-func (b *scoreboard) send(p *netlab.Packet) (again bool) {
+func (b *scoreboard) send(p *Packet) (again bool) {
 	if !b.started {
 		b.started, b.base = true, p.Seq
 	}
@@ -100,9 +99,9 @@ func (b *scoreboard) send(p *netlab.Packet) (again bool) {
 	return again
 }
 
-func (b *scoreboard) acknowledge(p *netlab.Packet) {
+func (b *scoreboard) acknowledge(p *Packet) {
 	b.una = max(b.una, min(b.offset(p.Ack), b.nxt)) // a FIN takes a number and is no byte
-	for _, s := range p.SACK() {
+	for _, s := range p.SACK {
 		b.sacked.add(span{max(b.offset(s.Left), b.una), min(b.offset(s.Right), b.nxt)})
 	}
 	b.sacked.trim(b.una)

@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 var (
@@ -23,7 +22,7 @@ var (
 // tape is a record made by hand: segments of 1000 bytes, a packet each
 // millisecond, the first sequence number just below the wrap.
 type tape struct {
-	packets []netlab.Packet
+	packets []Packet
 	now     time.Duration
 }
 
@@ -31,7 +30,7 @@ const tapeBase = 0xffffff00
 
 func seqOf(segment int) uint32 { return tapeBase + uint32(segment)*1000 }
 
-func (r *tape) put(p netlab.Packet) {
+func (r *tape) put(p Packet) {
 	r.now += time.Millisecond
 	p.At = r.now
 	r.packets = append(r.packets, p)
@@ -39,8 +38,8 @@ func (r *tape) put(p netlab.Packet) {
 
 func (r *tape) send(segments ...int) {
 	for _, n := range segments {
-		r.put(netlab.Packet{
-			Out: true, Src: here, Dst: there, Seq: seqOf(n), Flags: netlab.ACK, Payload: 1000,
+		r.put(Packet{
+			Out: true, Src: here, Dst: there, Seq: seqOf(n), Acks: true, Payload: 1000,
 			Size: 1052,
 		})
 	}
@@ -48,9 +47,9 @@ func (r *tape) send(segments ...int) {
 
 // ack acknowledges all below segment next, and selectively the given runs.
 func (r *tape) ack(next int, runs ...[2]int) {
-	p := netlab.Packet{Src: there, Dst: here, Ack: seqOf(next), Flags: netlab.ACK, Size: 52}
+	p := Packet{Src: there, Dst: here, Ack: seqOf(next), Acks: true, Size: 52}
 	for _, run := range runs {
-		p.AddSACK(netlab.SACKBlock{Left: seqOf(run[0]), Right: seqOf(run[1])})
+		p.SACK = append(p.SACK, SACKBlock{Left: seqOf(run[0]), Right: seqOf(run[1])})
 	}
 	r.put(p)
 }
@@ -79,15 +78,15 @@ func TestInFlight(t *testing.T) {
 		"the FIN is no byte": {func(r *tape) {
 			first10(r)
 			r.ack(10)
-			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(10) + 1, Flags: netlab.ACK})
+			r.put(Packet{Src: there, Dst: here, Ack: seqOf(10) + 1, Acks: true})
 		}, 0, 0},
 		"another connection": {func(r *tape) {
 			first10(r)
-			r.put(netlab.Packet{Out: true, Src: here, Dst: here, Payload: 9})
+			r.put(Packet{Out: true, Src: here, Dst: here, Payload: 9})
 		}, 10, 10},
 		"the other direction's data": {func(r *tape) {
 			first10(r)
-			r.put(netlab.Packet{Src: there, Dst: here, Ack: seqOf(1), Flags: netlab.ACK, Payload: 500})
+			r.put(Packet{Src: there, Dst: here, Ack: seqOf(1), Acks: true, Payload: 500})
 		}, 9, 9},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,8 +220,8 @@ func TestALongStreamWrapsAround(t *testing.T) {
 	const segment = 60_000
 	for i := range uint64(200_000) { // 12 GB, sent and acknowledged one by one
 		seq := uint32(i * segment)
-		r.put(netlab.Packet{Out: true, Src: here, Dst: there, Seq: seq, Payload: segment})
-		r.put(netlab.Packet{Src: there, Dst: here, Ack: seq + segment, Flags: netlab.ACK})
+		r.put(Packet{Out: true, Src: here, Dst: there, Seq: seq, Payload: segment})
+		r.put(Packet{Src: there, Dst: here, Ack: seq + segment, Acks: true})
 	}
 	s := r.sending()
 	last := s.Steps[len(s.Steps)-1]
