@@ -60,6 +60,10 @@ type Pages struct {
 	// Observer compares rules, and managed with unmanaged connections of one host; nil: there is no /v1/compare and no
 	// /v1/proof.
 	Observer *Observer
+	// Links opens a reader of the interfaces; nil: there is no /v1/signals.
+	Links func() (LinkReader, error)
+	// Wall is the date; only /v1/signals needs it.
+	Wall func() time.Time
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
@@ -67,6 +71,8 @@ type Pages struct {
 	// Dialled reports whether a connection, as it arrives, is one that the proxy opened for a client; nil: none is.
 	Dialled func(from, to netip.AddrPort) bool
 	Log     *slog.Logger
+
+	ending <-chan struct{} // closed when answers without an end have to end; nil: they need not
 }
 
 // Handler returns the pages. Where the listener is on loopback, pass local:
@@ -91,6 +97,10 @@ func (p Pages) Handler(local bool) http.Handler {
 	}
 	if p.Observer != nil {
 		p.Observer.registerPages(mux, p.fromHere)
+	}
+	if p.Links != nil {
+		readers := make(chan struct{}, maxSignalReaders)
+		mux.HandleFunc("GET /v1/signals", func(w http.ResponseWriter, r *http.Request) { p.serveSignals(w, r, readers) })
 	}
 	if p.Hints != nil {
 		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
@@ -293,6 +303,7 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 		local = tcp.IP.IsLoopback()
 	}
+	p.ending = ctx.Done()
 	looking, end := context.WithCancel(ctx)
 	var looks sync.WaitGroup
 	defer looks.Wait()

@@ -28,7 +28,7 @@ const generated = "<!-- Generated from package telemetry (make docs); a test com
 func TestReferencePagesAreCurrent(t *testing.T) {
 	for path, tables := range map[string]string{
 		"../docs/metrics.md":  familyTable(),
-		"../docs/http-api.md": objectTables(t, "lists.go", "held.go", "hints.go"),
+		"../docs/http-api.md": objectTables(t, "lists.go", "held.go", "hints.go", "signals.go"),
 	} {
 		page, err := os.ReadFile(path)
 		require.NoError(t, err)

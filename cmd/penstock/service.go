@@ -494,6 +494,8 @@ func (h *service) telemetryPages() telemetry.Pages {
 	h.exporter.Wall, h.exporter.Log = time.Now, h.log
 	return telemetry.Pages{
 		Observer: observer,
+		Links:    func() (telemetry.LinkReader, error) { return linkstat.OpenLinks() },
+		Wall:     time.Now,
 
 		Source:  h.proxy,
 		Metrics: metrics,

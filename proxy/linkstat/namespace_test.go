@@ -2,12 +2,14 @@ package linkstat
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -155,4 +157,30 @@ func connect(t testing.TB, router, host namespace) (from, to *net.TCPConn) {
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return from, c.(*net.TCPConn)
+}
+
+func TestLinksSayWhichInterfaceLeadsToAHost(t *testing.T) {
+	newNamespace(t).do(t, func() error {
+		for i, name := range []string{"lan", "wan"} {
+			link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "to-" + name}
+			addr, err := netlink.ParseAddr(fmt.Sprintf("192.0.2.%d/26", 1+64*i))
+			if err := errors.Join(err, netlink.LinkAdd(link), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)); err != nil {
+				return err
+			}
+		}
+		links, err := OpenLinks()
+		if err != nil {
+			return err
+		}
+		defer links.Close()
+		traffic, err := links.ReadTraffic(true)
+		if err != nil {
+			return err
+		}
+		assert.Len(t, traffic, 2, "the other ends are down")
+		for host, want := range map[string]string{"192.0.2.9": "lan", "::ffff:192.0.2.99": "wan", "198.51.100.1": ""} {
+			assert.Equal(t, want, links.FindInterface(netip.MustParseAddr(host)), host)
+		}
+		return nil
+	})
 }

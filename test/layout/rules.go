@@ -95,7 +95,7 @@ var table = []rule{
 		"proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{
-		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath", "proxy/policy",
+		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath", "proxy/linkstat", "proxy/policy",
 		"telemetry/compare", "telemetry/page",
 	}},
 	{packages: "telemetry/compare", banned: impure},
