@@ -15,6 +15,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // State is the result of a check.
@@ -33,7 +34,7 @@ const (
 // Check is one line of the report. Names and groups are for programs, too, and do not change.
 type Check struct {
 	Name string `json:"name"`
-	// Group is one of kernel, datapath, capture, hints, tunnels, lab, limits and process.
+	// Group is one of kernel, datapath, capture, hints, tunnels, lab, limits, process and configuration.
 	Group string `json:"group"`
 	State State  `json:"state"`
 	// Found describes the state of the machine, in words.
@@ -56,7 +57,7 @@ type Report struct {
 
 	// Verdict is a sentence for people.
 	Verdict string `json:"-"`
-	// Fatal is why Penstock cannot run here; nil: it can.
+	// Fatal is why Penstock cannot run here, or not with the configuration; nil: it can.
 	Fatal error `json:"-"`
 }
 
@@ -68,6 +69,8 @@ type Program struct {
 	Clock func() cc.Time
 	// Trials are the arguments with which the program calls PrintTrials.
 	Trials []string
+	// Config is what the machine is judged for; nil: for everything that Penstock offers.
+	Config *config.Config
 }
 
 // Diagnose looks at this machine, with the rights of this process, and judges what it finds.

@@ -82,6 +82,11 @@ type facts struct {
 	descriptors proxy.Descriptors
 	// sysctls are by name; absent: this kernel does not have it.
 	sysctls map[string]string
+	// config is what the machine is judged for; nil: for everything.
+	config *config.Config
+	// listening has the results of listening at its addresses, and owners who is there, by key.
+	listening map[string]error
+	owners    map[string]string
 	// inUserTrials reports whether trials were made in the user namespace.
 	inUserTrials bool
 	// capabilityLoss is why capabilities is unknown.
@@ -100,6 +105,7 @@ var sysctlNames = []string{
 // gatherFacts looks at everything once.
 func gatherFacts(ctx context.Context, p Program) facts {
 	f := facts{
+		config: p.Config, listening: map[string]error{}, owners: map[string]string{},
 		version: p.Version, machine: runtime.GOARCH,
 		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(&config.Config{}), sysctls: map[string]string{},
 	}
@@ -122,6 +128,14 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	}
 	if f.filterless == nil {
 		f.lost, f.filterless = capture.LostParts()
+	}
+	if p.Config != nil {
+		f.descriptors = proxy.DescriptorBudget(p.Config)
+		for _, s := range socketsOf(p.Config) {
+			if err := tryListen(s.network, s.address); err != nil {
+				f.listening[s.key], f.owners[s.key] = err, SocketOwner(s.network, s.address)
+			}
+		}
 	}
 	f.infoSize = infoSize()
 	f.ebpf = bpf.Check()

@@ -42,6 +42,9 @@ func judgeFacts(f facts) Report {
 		}
 	}
 	r.Verdict = f.overallVerdict(r)
+	if f.config != nil {
+		return f.judgeNeeds(r)
+	}
 	return r
 }
 
