@@ -39,6 +39,12 @@ address and a port, with /udp behind it for UDP.`,
 			if explain {
 				return cobra.ExactArgs(3)(cmd, args)
 			}
+			for _, flag := range []string{"name", "listener", "peer"} {
+				if cmd.Flags().Changed(flag) {
+					return cli.BadInput(fmt.Errorf("--%s is of the connection that --explain is asked about: add --explain CLIENT "+
+						"SERVER, or leave it out", flag))
+				}
+			}
 			return cobra.ExactArgs(1)(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -52,11 +52,32 @@ func TestExitCodes(t *testing.T) {
 			cli.ExitInput,
 			`"5" is not a time with a unit, such as 10s`,
 		},
+		"a flag that is nearly one": {[]string{"doctor", "--cofnig", "f"}, cli.ExitInput, "did you mean --config?"},
+		"a port that is none": {
+			[]string{"rules", "apply", "--port", "70000"},
+			cli.ExitInput,
+			`--port: "70000" is not a whole number from 0 to 65535`,
+		},
+		"a mode that is nearly one": {
+			[]string{"rules", "print", "--mode", "tprxy", "--port", "7000"},
+			cli.ExitInput,
+			`--mode: "tprxy" is not one of tproxy, redirect; did you mean tproxy?`,
+		},
+		"a question without a question": {
+			[]string{"check", "edge.yaml", "--name", "www.example.com"},
+			cli.ExitInput,
+			"--name is of the connection that --explain is asked about: add --explain CLIENT SERVER, or leave it out",
+		},
+		"half a question": {
+			[]string{"check", "edge.yaml", "--explain", "192.0.2.1"},
+			cli.ExitInput,
+			"2 arguments do not fit; write: penstock check FILE [--explain CLIENT SERVER]",
+		},
 		"an unknown flag is bad usage": {[]string{"algorithms", "--frob"}, cli.ExitInput, "unknown flag: --frob"},
 		"too many arguments are bad usage": {
 			[]string{"algorithms", "copa", "reno"},
 			cli.ExitInput,
-			"accepts at most 1 arg",
+			"2 arguments do not fit; write: penstock algorithms [NAME]",
 		},
 		"an unknown name is bad input": {[]string{"algorithms", "frob"}, cli.ExitInput, `no algorithm "frob"`},
 		"a good command succeeds":      {[]string{"algorithms", "copa"}, cli.ExitOK, ""},

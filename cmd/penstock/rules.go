@@ -12,9 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/doctor"
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
 // rulesCommand has the commands that capture connections by nftables: apply, remove and print.
@@ -217,7 +219,13 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	cli.CompleteFlag(cmd, "connected", oneOf(capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave))
 	cmd.RunE = func(c *cobra.Command, _ []string) error {
 		r.Mode = capture.Mode(mode)
-		var err error
+		err := checkWord("--mode", r.Mode, capture.TPROXY, capture.Redirect)
+		if err == nil {
+			err = checkWord("--connected", r.Connected, capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave)
+		}
+		if err != nil {
+			return cli.BadInput(err)
+		}
 		if r.Ports, err = parsePorts(ports); err != nil {
 			return cli.BadInput(fmt.Errorf("--dport: %w", err))
 		}
@@ -253,6 +261,18 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		return do(c, r)
 	}
 	return cmd
+}
+
+// checkWord wants one of some words.
+func checkWord[T ~string](flag string, given T, words ...T) error {
+	if slices.Contains(words, given) {
+		return nil
+	}
+	all, hint := check.Strings(words), ""
+	if near := cc.Nearest(string(given), all); near != "" {
+		hint = "; did you mean " + near + "?"
+	}
+	return fmt.Errorf("%s: %q is not one of %s%s", flag, given, strings.Join(all, ", "), hint)
 }
 
 // parsePorts reads ports and ranges of them.

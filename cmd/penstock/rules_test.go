@@ -143,15 +143,15 @@ func TestRulesApplyWarnsOfSettingsInTheWay(t *testing.T) {
 
 func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--port: missing; name the port": {"print"},
-		"or --interface any":             {"apply", "--port", "1"},
-		`mode "tun" is neither`:          {"apply", "--port", "1", "--mode", "tun"},
-		`--dport: capture: port "https"`: {"apply", "--port", "1", "--dport", "https"},
-		`--not-source: "10/8"`:           {"print", "--port", "1", "--not-source", "10/8"},
-		`connected "maybe" is none of`:   {"print", "--port", "1", "-i", "lan0", "--connected=maybe"},
-		"both are off":                   {"apply", "--port", "1", "--ipv4=false", "--ipv6=false"},
-		"share bits":                     {"print", "--port", "1", "--mark", "3", "--own-mark", "1"},
-		`interface "lan*"`:               {"print", "--port", "1", "-i", "lan*"},
+		"--port: missing; name the port":                   {"print"},
+		"or --interface any":                               {"apply", "--port", "1"},
+		`--mode: "tun" is not one of tproxy, redirect`:     {"apply", "--port", "1", "--mode", "tun"},
+		`--dport: capture: port "https"`:                   {"apply", "--port", "1", "--dport", "https"},
+		`--not-source: "10/8"`:                             {"print", "--port", "1", "--not-source", "10/8"},
+		`--connected: "maybe" is not one of auto, yes, no`: {"print", "--port", "1", "-i", "lan0", "--connected=maybe"},
+		"both are off":                                     {"apply", "--port", "1", "--ipv4=false", "--ipv6=false"},
+		"share bits":                                       {"print", "--port", "1", "--mark", "3", "--own-mark", "1"},
+		`interface "lan*"`:                                 {"print", "--port", "1", "-i", "lan*"},
 	} {
 		code, _, stderr := run(t, append([]string{"rules"}, args...)...)
 		assert.Equal(t, cli.ExitInput, code)

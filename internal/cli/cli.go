@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -58,7 +59,7 @@ func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
 		}
 		return c.Help()
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().Var(new(modelFlag), modelFlagName,
 		"add the model in FILE to mdi's choices by NAME, for the flags behind this one; repeat for several")
 	return root
@@ -110,12 +111,27 @@ func markBegin(cmd *cobra.Command) *bool {
 				return run(c, args)
 			}
 		}
+		if check := c.Args; check != nil {
+			c.Args = func(c *cobra.Command, args []string) error { return argsError(c, args, check(c, args)) }
+		}
 		for _, sub := range c.Commands() {
 			wrap(sub)
 		}
 	}
 	wrap(cmd)
 	return began
+}
+
+// argsError says which arguments a command takes, where the library says only how many.
+func argsError(c *cobra.Command, args []string, err error) error {
+	if err == nil || !strings.HasPrefix(err.Error(), "accepts ") && !strings.HasPrefix(err.Error(), "requires ") {
+		return err
+	}
+	given := fmt.Sprintf("%d arguments do", len(args))
+	if len(args) == 1 {
+		given = "one argument does"
+	}
+	return fmt.Errorf("%s not fit; write: %s", given, strings.TrimSuffix(c.UseLine(), " [flags]"))
 }
 
 // NoArgs refuses arguments, and says where a file goes.
@@ -158,8 +174,17 @@ func CompleteFlag(c *cobra.Command, flag string, values func() []string) {
 	}
 }
 
-// flagError says in words what the libraries say of a number or a time that is none.
-func flagError(err error) error {
+// flagError says in words what the libraries say of a flag that there is none, and of a number or a time that is none.
+func flagError(c *cobra.Command, err error) error {
+	var absent *pflag.NotExistError
+	if errors.As(err, &absent) {
+		var names []string
+		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := cc.Nearest(absent.GetSpecifiedName(), names); near != "" {
+			return fmt.Errorf("%w; did you mean --%s?", err, near)
+		}
+		return err
+	}
 	var wrong *pflag.InvalidValueError
 	if !errors.As(err, &wrong) {
 		return err
@@ -168,6 +193,8 @@ func flagError(err error) error {
 	switch kind := wrong.GetFlag().Value.Type(); {
 	case strings.HasPrefix(kind, "duration"):
 		want = "a time with its unit, such as 10s or 1h30m"
+	case kind == "uint16":
+		want = "a whole number from 0 to 65535"
 	case strings.HasPrefix(kind, "uint"):
 		want = "a whole number, not below 0"
 	case strings.HasPrefix(kind, "int"):

@@ -108,12 +108,12 @@ func chooseChecks(v4, v6 bool, forV4, forV6 string) (out []string) {
 	return out
 }
 
-// socketOf is an address that a configuration has the proxy listen at.
+// socketOf is a TCP or UDP address that a configuration has the proxy listen at.
 type socketOf struct {
 	key string
 	// network is tcp or udp.
 	network string
-	// address is host:port.
+	// address is host:port. An empty host is every address of this machine.
 	address string
 }
 
@@ -151,7 +151,8 @@ func tryListen(network, address string) error {
 	return ln.Close()
 }
 
-// The settings by which a machine is a router.
+// The settings by which a machine is a router. A check is a warning where a listener that captures finds one off: a
+// router needs it, and a machine that captures its own connections does not.
 const (
 	forwarding4 = "net.ipv4.ip_forward"
 	forwarding6 = "net.ipv6.conf.all.forwarding"
@@ -160,7 +161,8 @@ const (
 // rulesInForce names the check whether connections come to listeners that capture.
 const rulesInForce = "capture_rules"
 
-// judgeNeeds leaves of a report what a configuration needs, and adds what only a configuration shows. A check that
+// judgeNeeds turns the report of a machine into that of a configuration, which decides the exit code by Fatal. It
+// leaves of a report what a configuration needs, and adds what only a configuration shows. A check that
 // would be a warning is Missing where a key cannot do without.
 func (f facts) judgeNeeds(r Report) Report {
 	out := r
@@ -168,6 +170,7 @@ func (f facts) judgeNeeds(r Report) Report {
 	afterCapture := max(0, slices.IndexFunc(r.Checks, func(c Check) bool { return c.Group == "hints" }))
 	all := slices.Insert(slices.Clone(r.Checks), afterCapture, f.judgeInForce())
 	wanted := needsOf(f.config)
+	// The names of checks that are missing, for the error.
 	var lacks []string
 	for _, c := range all {
 		at := slices.IndexFunc(wanted, func(n requirement) bool { return n.check == c.Name })
