@@ -109,19 +109,13 @@ type Run struct {
 //go:embed recipes
 var library embed.FS
 
-// families are the files of the library in the order in which they are listed.
-var families = []string{"manager", "gateway", "held", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
-
-// paths returns the files of the library, by family.
-func paths() (all []string) {
-	for _, family := range families {
-		files, err := fs.Glob(library, path.Join("recipes", family, "*.yaml"))
-		if err != nil {
-			panic("recipe: " + err.Error()) // they are part of the program
-		}
-		all = append(all, files...)
+// paths returns the files of the library, by family, which is the folder.
+func paths() []string {
+	files, err := fs.Glob(library, "recipes/*/*.yaml")
+	if err != nil {
+		panic("recipe: " + err.Error()) // they are part of the program
 	}
-	return all
+	return files
 }
 
 // published returns the recipe of a file of the library.
