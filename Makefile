@@ -29,7 +29,11 @@ endef
 export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE = true
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# What the source is, or leads to. A commit that has not that tag has its number behind a +.
+RELEASE  = $(shell cat internal/cli/VERSION)
+TAGGED   = $(shell git describe --tags --exact-match --match 'v$(RELEASE)' --dirty 2>/dev/null)
+VERSION ?= $(RELEASE)$(if $(filter v$(RELEASE),$(TAGGED)),,$(shell \
+	commit=$$(git describe --always --exclude '*' --dirty 2>/dev/null) && echo +$$commit || echo -devel))
 MODULE   = github.com/penstock-net/penstock
 LDFLAGS  = -s -w -X $(MODULE)/internal/cli.version=$(VERSION)
 
@@ -79,9 +83,9 @@ LABS      = amd64 arm64
 ROUTER    = -tags nonetstack
 PROGRAM   = -trimpath -ldflags '$(LDFLAGS)'
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-# A tag v1.2.3, or what sorts before every release.
-PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/dev/null || \
-	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
+# What sorts before the release that it leads to, unless it is that.
+PACKAGE_VERSION ?= $(RELEASE)$(if $(filter v$(RELEASE),$(TAGGED)),,$(shell \
+	git log -1 --date=format:%Y%m%d%H%M --format=~git%cd.%h 2>/dev/null || echo '~devel'))
 
 .DEFAULT_GOAL = all
 # Those that recipes start are penstock-agent-NAME.
@@ -292,9 +296,11 @@ image: ## the container image for this machine, by buildah or docker; with dist
 	@set -e; build="buildah build --format docker --ignorefile deploy/Dockerfile.dockerignore"; \
 	command -v buildah >/dev/null || build="docker build"; \
 	$$build -f deploy/Dockerfile --build-arg TARGETARCH=$$($(GO) env GOARCH) \
-		--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t penstock:$(PACKAGE_VERSION) .
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t penstock:$(subst ~,-,$(PACKAGE_VERSION)) .
 
 release: packages ## all that a release has, with checksums and a bill of materials
+	@tag=$$(git describe --tags --exact-match --match 'v*' 2>/dev/null); case "$$tag" in ''|v$(RELEASE)) ;; *) \
+		echo "release: the tag is $$tag, and internal/cli/VERSION is $(RELEASE)"; exit 1;; esac
 	rm -f $(addprefix $(DIST)/,*.tar.gz *.cdx.json SHA256SUMS)
 	set -e; for arch in $(ARCHS); do \
 		cp LICENSE README.md $(DIST)/linux-$$arch/; \

@@ -24,6 +24,23 @@ func TestPackagesNameFilesThatAreThere(t *testing.T) {
 	}
 }
 
+// TestPackagesHaveTheVersionOfTheTreeAndNoAddressOfTheirOwn finds addresses of projects and people in what is
+// installed. The name of the module is one of the program's, and leads nowhere.
+func TestPackagesHaveTheVersionOfTheTreeAndNoAddressOfTheirOwn(t *testing.T) {
+	version, err := os.ReadFile("../internal/cli/VERSION")
+	require.NoError(t, err)
+	for name, want := range map[string]string{
+		"nfpm.yaml": "version: ${VERSION}", "nfpm-lab.yaml": "version: ${VERSION}", "Dockerfile": "ARG VERSION=",
+		"openwrt/Makefile": "PKG_VERSION:=" + string(version), "kubernetes/Chart.yaml": "version: " + string(version),
+		"penstock.service": "Documentation=man:penstock(1)",
+	} {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		assert.Contains(t, string(text), want, name)
+		assert.NotRegexp(t, `https?://|git@|@[a-z.-]+\.(invalid|example|org|com)\b`, string(text), name)
+	}
+}
+
 // checkPackage checks the description of one package.
 func checkPackage(t *testing.T, name string) {
 	text, err := os.ReadFile(name)

@@ -40,12 +40,13 @@ func TestModelsAreHandedOn(t *testing.T) {
 func TestABuildOfAChangedOrUnknownSourceIsNotExact(t *testing.T) {
 	for said, b := range map[string]Build{
 		"yes":     {Version: "v1.2.3"},
-		"yes, of": {Version: "devel", Revision: "5806077"},
-		"no":      {Version: "devel"},
-		"no, mod": {Version: "devel", Revision: "5806077", Modified: true},
+		"yes, of": {Version: "1.2.3-devel", Revision: "5806077"},
+		"no":      {Version: "1.2.3-devel"},
+		"no, mod": {Version: "1.2.3-devel", Revision: "5806077", Modified: true},
 		"no, git": {Version: "v1.2.3-4-g5806077-dirty"},
 		"no, go":  {Version: "v1.2.4-0.20260101000000-580607700000+dirty"},
 	} {
 		assert.Equal(t, said[0] == 'y', Exact(b.String()), b.String())
 	}
+	assert.Regexp(t, `^\d+\.\d+\.\d+-devel$`, ReadBuild().Version, "of a test")
 }

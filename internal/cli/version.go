@@ -1,6 +1,7 @@
 package cli
 
 import (
+	_ "embed"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -9,12 +10,21 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker for a release: -X github.com/penstock-net/penstock/internal/cli.version=v1.2.3.
+// release is the version that the source is, or leads to. Packages, the image and the Makefile read the same file.
+//
+//go:embed VERSION
+var release string
+
+// version is set by make: -X github.com/penstock-net/penstock/internal/cli.version=1.2.3. It has the revision behind a
+// + where the source is no release. Empty: go build made the program.
 var version = ""
+
+// unreleased ends the version of a program that only the revision tells from others.
+const unreleased = "-devel"
 
 // Build identifies a program.
 type Build struct {
-	Version  string // "devel" when neither the linker nor the module system named one
+	Version  string // such as 1.2.3; 1.2.3-devel when neither the linker nor the module system named one
 	Revision string // of the source; empty: unknown
 	Modified bool   // the source differed from Revision
 	Tags     string // of the build, with commas between them, but for such as take no function away; empty: none
@@ -27,11 +37,11 @@ func ReadBuild() Build {
 	if !ok {
 		info = &debug.BuildInfo{}
 	}
-	if b.Version == "" && info.Main.Version != "" && info.Main.Version != "(devel)" {
-		b.Version = info.Main.Version
-	}
 	if b.Version == "" {
-		b.Version = "devel"
+		b.Version = strings.TrimSpace(release)
+		if info.Main.Version != "v"+b.Version { // a commit that has no tag
+			b.Version += unreleased
+		}
 	}
 	for _, s := range info.Settings {
 		switch s.Key {
@@ -68,7 +78,7 @@ func (b Build) versionLine(program string) string {
 // Exact reports whether a Build's String stands for one source. That of a changed or unknown source does not.
 func Exact(build string) bool {
 	return !strings.Contains(build, "dirty") && !strings.Contains(build, " (modified)") &&
-		!strings.Contains(build, " devel go")
+		!strings.Contains(build, unreleased+" go")
 }
 
 // VersionCommand prints the version of its program.
