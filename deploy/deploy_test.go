@@ -88,7 +88,7 @@ func TestUnitStartsAgainAfterACrash(t *testing.T) {
 
 func TestSystemdUnderstandsTheUnits(t *testing.T) {
 	path := unitElsewhere(t)
-	out, err := exec.Command("systemd-analyze", "verify", path).CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", path).CombinedOutput()
 	assert.NoError(t, err, "%s", out)
 	for line := range strings.Lines(string(out)) {
 		// It tells of every unit it happens to load.
@@ -101,7 +101,7 @@ func TestSystemdUnderstandsTheUnitWithTUN(t *testing.T) {
 	drop, err := os.ReadFile("penstock-tun.conf")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(path+".d", "tun.conf"), drop, 0o644))
-	out, err := exec.Command("systemd-analyze", "verify", path).CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", path).CombinedOutput()
 	assert.NoError(t, err, "%s", out)
 	for line := range strings.Lines(string(out)) {
 		assert.NotContains(t, line, filepath.Dir(path))
