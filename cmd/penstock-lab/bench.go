@@ -253,7 +253,7 @@ func (o *outputs) tables(cmd *cobra.Command, runs []record.Run) error {
 	if len(runs) == 0 {
 		return nil
 	}
-	if err := bench.WriteTables(cmd.OutOrStdout(), runs); err != nil {
+	if err := report.WriteTables(cmd.OutOrStdout(), runs); err != nil {
 		return err
 	}
 	if err := recipe.WriteFindings(cmd.OutOrStdout(), runs); err != nil {

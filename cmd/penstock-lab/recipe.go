@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/report"
 )
 
 func recipeListCommand() *cobra.Command {
@@ -155,7 +155,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		}
 		err := recipe.WriteHead(cmd.OutOrStdout(), r, runs)
 		if err == nil {
-			err = bench.WriteTables(cmd.OutOrStdout(), runs)
+			err = report.WriteTables(cmd.OutOrStdout(), runs)
 		}
 		if err == nil {
 			err = recipe.WriteFindings(cmd.OutOrStdout(), runs)

@@ -56,13 +56,15 @@ func Write(w io.Writer, files []File, baseline string) error {
 
 // path is all runs over one path, of one experiment.
 type path struct {
-	name string // with the experiment's, where there are several
-	rows []row
+	name       string // with the experiment's, where there are several
+	experiment string
+	rows       []row
 }
 
 // row is all runs on one path that are alike but for their seeds.
 type row struct {
 	kind
+	first     record.Run   // of all
 	runs      []record.Run // that count
 	discarded int          // that do not
 }
@@ -117,26 +119,41 @@ func (p path) rowLabel(w row) string {
 	return text
 }
 
+// bySender is the kind of runs in tables of text, which have those of one session: the sender's, and the random loss.
+func bySender(_ string, r record.Run) kind { return kind{r.Name, figures.Exact(r.Loss)} }
+
 // pathsOf sorts runs by experiment, path and kind, in order of first appearance: what two experiments play
 // over one path is not one thing.
 func pathsOf(files []File) []path {
-	experiments := map[string]bool{}
-	for _, f := range files {
-		for _, r := range f.Runs {
-			experiments[r.Experiment] = true
+	all := sortRuns(files, record.Run.Path, kindOf)
+	for i, p := range all {
+		if slices.ContainsFunc(all, func(o path) bool { return o.experiment != p.experiment }) {
+			all[i].name = p.experiment + ": " + p.name
 		}
 	}
-	var all []path
+	return all
+}
+
+// tablesOf sorts runs into tables of text. Runs of one way stand in one, where random loss may differ.
+func tablesOf(runs []record.Run) []path {
+	all := sortRuns([]File{{Runs: runs}}, func(r record.Run) string { return r.Way(false) }, bySender)
+	for i, p := range all {
+		if len(p.losses()) == 1 {
+			all[i].name = p.rows[0].first.Way(true)
+		}
+	}
+	return all
+}
+
+// sortRuns sorts runs into paths by experiment and way, and into rows by kind.
+func sortRuns(files []File, way func(record.Run) string, kindOf func(file string, r record.Run) kind) (all []path) {
 	for _, f := range files {
 		for _, r := range f.Runs {
-			way := r.Path()
-			if len(experiments) > 1 {
-				way = r.Experiment + ": " + way
-			}
-			i := slices.IndexFunc(all, func(p path) bool { return p.name == way })
+			name := way(r)
+			i := slices.IndexFunc(all, func(p path) bool { return p.name == name && p.experiment == r.Experiment })
 			if i < 0 {
 				i = len(all)
-				all = append(all, path{name: way})
+				all = append(all, path{name: name, experiment: r.Experiment})
 			}
 			all[i].addRun(kindOf(f.Name, r), r)
 		}
@@ -160,7 +177,7 @@ func (p *path) addRun(k kind, r record.Run) {
 			k[setup] = fmt.Sprintf("setup %d", setups+1)
 		}
 		i = len(p.rows)
-		p.rows = append(p.rows, row{kind: k})
+		p.rows = append(p.rows, row{kind: k, first: r})
 	}
 	w := &p.rows[i]
 	w.kind[transport] = cmp.Or(w.kind[transport], k[transport])

@@ -1,14 +1,12 @@
-package bench
+package report
 
 import (
-	"bytes"
 	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -89,8 +87,8 @@ func faded() []record.Run {
 	}
 }
 
-// virtual makes up a run in virtual time.
-func virtual(sender string, mbit, p95 float64) record.Run {
+// inVirtualTime makes up a run in virtual time.
+func inVirtualTime(sender string, mbit, p95 float64) record.Run {
 	r := result(sender+"@sim", "", 1, mbit, p95)
 	r.Algorithm, r.Virtual, r.Transport = sender, true, "kernel"
 	r.Lateness, r.QueueDrops, r.Retransmitted = record.Percentiles{}, 0, 0
@@ -107,9 +105,9 @@ func TestTables(t *testing.T) {
 		"several runs, two paths": someResults(),
 		"three losses":            faded(),
 		"real beside virtual": {
-			result("cubic", "cubic", 1, 9.9, 3000), proxied("copa", 1, 9.4, 87, 1.25), virtual("copa", 9.5, 85),
+			result("cubic", "cubic", 1, 9.9, 3000), proxied("copa", 1, 9.4, 87, 1.25), inVirtualTime("copa", 9.5, 85),
 		},
-		"virtual alone":            {virtual("copa", 9.5, 85), relayed(virtual("cubic", 9.9, 3000))},
+		"virtual alone":            {inVirtualTime("copa", 9.5, 85), relayed(inVirtualTime("cubic", 9.9, 3000))},
 		"one run of each":          someResults()[:3],
 		"nobody to compare with":   {proxied("copa", 1, 9.4, 87, 1.25)},
 		"nothing that counts":      {someResults()[5]},
@@ -138,31 +136,5 @@ func TestNumbers(t *testing.T) {
 		"-",
 	}} {
 		assert.Equal(t, c.want, figures.Ratio(c.a, c.b))
-	}
-}
-
-func TestPrinter(t *testing.T) {
-	var plain, terminal bytes.Buffer
-	p := NewPrinter(&plain)
-	p.Line("bench 1/2: cubic: 2 s", false)
-	p.Line("bench 1/2: cubic", true)
-	p.Break()
-	assert.Equal(t, "bench 1/2: cubic\n", plain.String())
-
-	p = &Printer{w: &terminal, terminal: true}
-	p.Line("bench 1/2: cubic: 2 s", false)
-	assert.Equal(t, "\r\x1b[Kbench 1/2: cubic: 2 s", terminal.String())
-	p.Break()
-	assert.True(t, strings.HasSuffix(terminal.String(), "s\n"), "what follows begins on a line of its own")
-}
-
-func TestLinesFitTheTerminal(t *testing.T) {
-	line := "[1/9] static:cwnd_packets=22@cubic on Verizon-LTE-short.down, buffer 250pkt: 10 of 30 s, 10.00 " +
-		"Mbit/s, queueing 1000 ms"
-	assert.Equal(t, line, fit(line, 0), "the width is not known")
-	assert.Equal(t, line, fit(line, 200))
-	assert.Equal(t, "[1/9] static:cwnd_packets=22@cubic … 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms", fit(line, 80))
-	for columns := 1; columns < 130; columns++ {
-		assert.Less(t, utf8.RuneCountInString(fit(line, columns)), max(columns, 2))
 	}
 }

@@ -1,4 +1,4 @@
-package bench
+package report
 
 import (
 	"fmt"
@@ -16,33 +16,32 @@ import (
 // that count, with the range in parentheses where there are several.
 func WriteTables(w io.Writer, results []record.Run) error {
 	var b strings.Builder
-	for i, t := range tables(results, false) {
+	for i, p := range tablesOf(results) {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		t.write(&b)
+		p.writeTable(&b)
 	}
 	writeTrust(&b, results)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (t table) write(b *strings.Builder) {
-	b.WriteString(t.path)
-	if offered, ok := t.offered(); ok {
+// writeTable writes the rows of a path, by probability of random loss.
+func (p path) writeTable(b *strings.Builder) {
+	b.WriteString(p.name)
+	if offered, ok := p.offered(); ok {
 		fmt.Fprintf(b, "; %.2f Mbit/s offered", offered)
 	}
 	b.WriteString("\n\n")
-	base := t.baseline()
-	g := t.tableHead(
+	base := p.baseline()
+	g := p.tableHead(
 		[]string{
 			"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans,
 			"dropped", "resent",
 		},
 		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%"})
-	proxied := slices.ContainsFunc(t.rows, func(w row) bool {
-		return slices.ContainsFunc(w.results, func(r record.Run) bool { return r.CPUShare != nil })
-	})
+	proxied := slices.ContainsFunc(p.rows, func(w row) bool { return w.first.CPUShare != nil })
 	if proxied {
 		g[0], g[1] = append(g[0], "proxy CPU", figures.Spans), append(g[1], "s/GB", "% of a core")
 	}
@@ -50,30 +49,30 @@ func (t table) write(b *strings.Builder) {
 		g[0] = append(g[0], "against "+base, figures.Spans)
 		g[1] = append(g[1], "throughput", "p95 queueing")
 	}
-	faded := len(t.losses) > 1 && slices.Contains(t.losses, 0)
+	faded := len(p.losses()) > 1 && slices.Contains(p.losses(), 0)
 	if faded {
 		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
 	}
-	several := slices.ContainsFunc(t.rows, func(w row) bool {
-		return len(w.results[0].Flows) > 1 || w.results[0].Jain > 0
+	several := slices.ContainsFunc(p.rows, func(w row) bool {
+		return len(w.first.Flows) > 1 || w.first.Jain > 0
 	})
 	if several {
 		g[0], g[1] = append(g[0], "each flow", ""), append(g[1], "Mbit/s of payload", "Jain")
 	}
-	t.addRows(&g, func(w row) []string {
+	p.addRows(&g, func(w row) []string {
 		cells := w.cells()
 		if proxied {
 			cells = append(cells, w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1),
 				w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100))
 		}
 		if base != "" {
-			cells = append(cells, w.ratiosTo(t.findRow(base, w.loss))...)
+			cells = append(cells, w.ratiosTo(p.findRow(base, w.first.Loss))...)
 		}
 		if faded {
-			cells = append(cells, w.shareOfLossless(t.findRow(w.sender, 0)))
+			cells = append(cells, w.shareOfLossless(p.findRow(w.kind[0], 0)))
 		}
 		if several {
-			cells = append(cells, listFlows(w.results[0]), w.fairness())
+			cells = append(cells, listFlows(w.first), w.fairness())
 		}
 		return cells
 	})
@@ -82,8 +81,8 @@ func (t table) write(b *strings.Builder) {
 
 // tableHead begins a grid with the rows of the table: by sender, and by random loss
 // where it differs.
-func (t table) tableHead(first, second []string) figures.Table {
-	if len(t.losses) > 1 {
+func (p path) tableHead(first, second []string) figures.Table {
+	if len(p.losses()) > 1 {
 		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
 	}
 	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
@@ -91,9 +90,9 @@ func (t table) tableHead(first, second []string) figures.Table {
 
 // addRows adds the rows for which there are cells, an empty line before each
 // further probability of loss.
-func (t table) addRows(g *figures.Table, cells func(row) []string) {
+func (p path) addRows(g *figures.Table, cells func(row) []string) {
 	head := len(*g)
-	for _, rows := range t.rowsByLoss() {
+	for _, rows := range p.rowsByLoss() {
 		first := len(*g)
 		for _, w := range rows {
 			c := cells(w)
@@ -103,31 +102,83 @@ func (t table) addRows(g *figures.Table, cells func(row) []string) {
 			if len(*g) == first && first > head {
 				*g = append(*g, nil)
 			}
-			line := []string{w.sender}
-			if len(t.losses) > 1 {
-				line = append(line, figures.Number(w.loss*100))
+			line := []string{w.kind[0]}
+			if len(p.losses()) > 1 {
+				line = append(line, figures.Number(w.first.Loss*100))
 			}
 			*g = append(*g, append(line, c...))
 		}
 	}
 }
 
+// losses are the probabilities of random loss that occur, in order of first appearance.
+func (p path) losses() (all []float64) {
+	for _, w := range p.rows {
+		if !slices.Contains(all, w.first.Loss) {
+			all = append(all, w.first.Loss)
+		}
+	}
+	return all
+}
+
+// rowsByLoss are the rows by probability of loss.
+func (p path) rowsByLoss() (blocks [][]row) {
+	for _, loss := range p.losses() {
+		blocks = append(blocks, slices.DeleteFunc(slices.Clone(p.rows), func(w row) bool { return w.first.Loss != loss }))
+	}
+	return blocks
+}
+
+// spreadOf summarises one figure over the runs that count; false when none does.
+func (w row) spreadOf(figure func(record.Run) float64) (figures.Spread, bool) {
+	var values []float64
+	for _, r := range w.runs {
+		values = append(values, figure(r))
+	}
+	if len(values) == 0 {
+		return figures.Spread{}, false
+	}
+	return figures.SpreadOf(values), true
+}
+
+// baseline is the sender that the others are compared with: the first of the
+// kernel's with a run that counts; empty: there is none.
+func (p path) baseline() string {
+	for _, w := range p.rows {
+		if w.first.Kernel != "" && !w.first.Virtual && len(w.runs) > 0 {
+			return w.kind[0]
+		}
+	}
+	return ""
+}
+
+// findRow is the sender's row with that probability of loss, if a run in it counts.
+func (p path) findRow(sender string, loss float64) *row {
+	i := slices.IndexFunc(p.rows, func(w row) bool {
+		return w.kind[0] == sender && w.first.Loss == loss && len(w.runs) > 0
+	})
+	if i < 0 {
+		return nil
+	}
+	return &p.rows[i]
+}
+
 // offered is the median of what the link could carry.
-func (t table) offered() (float64, bool) {
+func (p path) offered() (float64, bool) {
 	var all row
-	for _, r := range t.rows {
-		all.results = append(all.results, r.results...)
+	for _, w := range p.rows {
+		all.runs = append(all.runs, w.runs...)
 	}
 	s, ok := all.spreadOf(func(r record.Run) float64 { return r.Offered })
 	return s.Median, ok && s.Median > 0
 }
 
 func (w row) cells() []string {
-	runs := strconv.Itoa(len(w.countedRuns()))
-	if n := len(w.results); n > len(w.countedRuns()) {
-		runs += "/" + strconv.Itoa(n)
+	runs := strconv.Itoa(len(w.runs))
+	if w.discarded > 0 {
+		runs += "/" + strconv.Itoa(len(w.runs)+w.discarded)
 	}
-	for _, r := range w.countedRuns() {
+	for _, r := range w.runs {
 		if r.Noisy {
 			runs += "*"
 			break
@@ -139,7 +190,7 @@ func (w row) cells() []string {
 	}
 	median := func(figure func(record.Run) float64) float64 { s, _ := w.spreadOf(figure); return s.Median }
 	p95, _ := w.spreadOf(func(r record.Run) float64 { return r.Queueing.P95 })
-	several := len(w.countedRuns()) > 1
+	several := len(w.runs) > 1
 	return []string{
 		runs,
 		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
@@ -183,7 +234,7 @@ func (w row) fairness() string {
 
 // ratiosTo compares throughput and delay with those of base.
 func (w row) ratiosTo(base *row) []string {
-	if base == nil || len(w.countedRuns()) == 0 {
+	if base == nil || len(w.runs) == 0 {
 		return []string{"-", "-"}
 	}
 	compare := func(figure func(record.Run) float64) string {
@@ -199,7 +250,7 @@ func (w row) ratiosTo(base *row) []string {
 
 // shareOfLossless is the throughput in per cent of what the same sender has without random loss.
 func (w row) shareOfLossless(lossless *row) string {
-	if lossless == nil || len(w.countedRuns()) == 0 {
+	if lossless == nil || len(w.runs) == 0 {
 		return "-"
 	}
 	throughput := func(r record.Run) float64 { return r.Throughput }
@@ -214,7 +265,7 @@ func (w row) shareOfLossless(lossless *row) string {
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
 func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
 	var values []float64
-	for _, r := range w.countedRuns() {
+	for _, r := range w.runs {
 		if v := figure(r); v != nil {
 			values = append(values, *v*scale)
 		}
