@@ -123,6 +123,7 @@ type connectionKept struct {
 	step     func()           // the methods of these names
 	onLate   func()
 	onDialed func(datapath.Conn, error)
+	permit   func(netip.AddrPort) error
 }
 
 // currentPhase returns the phase.
@@ -159,7 +160,7 @@ func (c *connection) clientAddress() netip.AddrPort {
 	if c.chosen.Source.IsValid() {
 		return c.chosen.Source
 	}
-	return addrPort(c.client.conn.RemoteAddr())
+	return datapath.RemoteOf(c.client.conn)
 }
 
 // start begins with the greeting: on the loop that has accepted the client, or in the setup pool. It does not wait.
@@ -311,7 +312,7 @@ func (c *connection) countGreeted() *rejection {
 
 // clientWire returns a captured client leg: from the client to its destination.
 func (c *connection) clientWire() wire {
-	return wireOf(addrPort(c.client.conn.RemoteAddr()), c.chosen.Target)
+	return wireOf(datapath.RemoteOf(c.client.conn), c.chosen.Target)
 }
 
 // dialServer makes the server leg. The guards and rules check every address right before it is tried, be it resolved or
@@ -343,7 +344,7 @@ func (c *connection) dialServer() {
 		Mark:    uint32(c.decidedBy.cfg.Mark),
 		Hops:    c.chosen.Hops,
 		Near:    c.client.conn, // the loop of the client leg serves the server leg, too
-		Guard:   c.permitOutside,
+		Guard:   c.kept.permit,
 		Timeout: timeout,
 	}
 	if c.listener.cfg.KeepClient { // the kernel chooses the port
@@ -478,7 +479,7 @@ func (c *connection) policyFacts(target netip.AddrPort) policy.Facts {
 	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
 	if c.chosen.Peer != "" {
 		f.Peer, f.Inside = c.chosen.Peer, true
-	} else if from := addrPort(c.client.conn.RemoteAddr()).Addr(); from != f.Source.Addr() {
+	} else if from := datapath.RemoteOf(c.client.conn).Addr(); from != f.Source.Addr() {
 		// A PROXY header named another client.
 		f.Peer = from.String()
 	}
@@ -503,7 +504,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 		return refuseClient(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// The rules are asked again, because only now it is known which of a name's addresses answered.
-	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
+	if target := datapath.RemoteOf(server); c.decidedOn.Target != target {
 		c.askRules(target)
 	}
 	c.verdict = &c.prospects[len(c.prospects)-1]
@@ -516,7 +517,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 		}
 	}
 	// After this answer the client cannot be sent an error in its protocol.
-	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
+	if err := c.chosen.Answer(datapath.LocalOf(server), nil); err != nil {
 		return c.resetBoth(RejectedClientGone, err)
 	}
 	c.chosen.Answer = nil
@@ -536,7 +537,7 @@ func (c *connection) sendProxyHeader() error {
 	}
 	target := c.chosen.Target
 	if !target.IsValid() {
-		target = addrPort(c.server.conn.RemoteAddr())
+		target = datapath.RemoteOf(c.server.conn)
 	}
 	// A fresh connection has room for it, so this does not wait.
 	if err := ingress.WriteProxyHeader(c.server.conn, version, c.chosen.Source, target, c.chosen.CameTo()); err != nil {
@@ -1306,10 +1307,10 @@ func isAborted(conn datapath.Conn) bool {
 // tunnel, have the addresses of other machines: they work whether this machine has had the same address or not.
 func (c *connection) ownAddresses() (own []netip.Addr) {
 	if c.listener.hasOwnClients() {
-		own = append(own, addrPort(c.client.conn.LocalAddr()).Addr())
+		own = append(own, datapath.LocalOf(c.client.conn).Addr())
 	}
 	if c.dialled {
-		own = append(own, addrPort(c.server.conn.LocalAddr()).Addr())
+		own = append(own, datapath.LocalOf(c.server.conn).Addr())
 	}
 	return own
 }
@@ -1320,7 +1321,7 @@ func (c *connection) destinationHosts() [2]netip.Addr {
 	defer c.mu.Unlock()
 	out := [2]netip.Addr{c.clientAddress().Addr().Unmap().WithZone("")}
 	if c.phase >= relaying {
-		out[1] = addrPort(c.server.conn.RemoteAddr()).Addr().Unmap().WithZone("")
+		out[1] = datapath.RemoteOf(c.server.conn).Addr().Unmap().WithZone("")
 	}
 	return out
 }
@@ -1346,7 +1347,7 @@ func (c *connection) fillInfo(out *FlowInfo, now cc.Time) {
 	c.up.fillInfo(&out.Up)
 	c.mu.Unlock()
 	out.Setup = c.opened.Sub(c.started)
-	out.Target = addrPort(server.RemoteAddr())
+	out.Target = datapath.RemoteOf(server)
 	out.Client, out.Server = client.Info(), server.Info()
 }
 

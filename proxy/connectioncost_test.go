@@ -23,7 +23,7 @@ import (
 )
 
 // allocatedPerConnection bounds what a connection with one exchange allocates, in bytes.
-const allocatedPerConnection = 750
+const allocatedPerConnection = 400
 
 // A connection of the algorithm none gives back most of what it needs. The client and the server are system calls,
 // which allocate nothing.

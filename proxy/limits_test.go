@@ -241,9 +241,10 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	assert.Empty(t, g.late)
 
 	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
+	s := &Server{env: environment{loops: g}}
+	s.ServesAt([]uint16{9464})
 	require.NoError(t, g.noteDialled(here))
 	g.forgetDialled(here)
-	s := &Server{env: environment{loops: g}}
 	isDialled := func() bool { return s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")) }
 	assert.True(t, isDialled(), "what it brought may be read after its end")
 	assert.NoError(t, g.noteCaptured(here), "it has come to its end all the same")

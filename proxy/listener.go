@@ -51,7 +51,7 @@ type named interface{ Peer() string }
 // sourceOf returns the client that a connection to l counts against. A peer that is known by its
 // address alone is a host.
 func (l *listenerState) sourceOf(conn datapath.Conn) source {
-	addr, name := addrPort(conn.RemoteAddr()).Addr(), ""
+	addr, name := datapath.RemoteOf(conn).Addr(), ""
 	if c, ok := conn.(named); ok {
 		name = c.Peer()
 	} else if t := l.Tunnel(); t != nil {

@@ -3,8 +3,8 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +17,7 @@ import (
 // firewall mark spare our connections; the guard is for all other rules.
 type loopGuard struct {
 	listening atomic.Pointer[[]netip.AddrPort] // addresses of our listeners
+	services  []uint16                         // ports of this process that ask isDialled; set before it serves
 	local     func(netip.Addr) (bool, error)   // reports whether an address is this machine's
 
 	clock func() cc.Time
@@ -25,8 +26,8 @@ type loopGuard struct {
 	dialling map[wire]int // our server legs, from us to the server
 	captured map[wire]int // captured client legs, from the client to its destination
 
-	// Server legs to this machine that have ended, since renewedAt and in the readLate before it. The two maps change
-	// places, so that no leg needs a timer.
+	// Server legs to services of this machine that have ended, since renewedAt and in the readLate before it. The two
+	// maps change places, so that no leg needs a timer.
 	late, older map[wire]struct{}
 	renewedAt   cc.Time
 }
@@ -50,22 +51,11 @@ func wireOf(from, to netip.AddrPort) wire { return wire{endpointOf(from), endpoi
 
 // wireOfLeg returns the connection of a leg that was dialled from this machine.
 func wireOfLeg(conn datapath.Conn) wire {
-	return wireOf(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
+	return wireOf(datapath.LocalOf(conn), datapath.RemoteOf(conn))
 }
 
 // endpointOf returns an address as an endpoint. IPv4 is written as IPv4-mapped IPv6.
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
-
-// addrPort returns a TCP address without a zone, with IPv4-mapped addresses as IPv4. Of other
-// addresses it returns the zero value.
-func addrPort(a net.Addr) netip.AddrPort {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok || tcp == nil {
-		return netip.AddrPort{}
-	}
-	ap := tcp.AddrPort()
-	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
-}
 
 // newLoopGuard returns a guard without listeners.
 func newLoopGuard(local func(netip.Addr) (bool, error), clock func() cc.Time) *loopGuard {
@@ -149,9 +139,9 @@ func (g *loopGuard) renewLate() {
 // forgetCaptured undoes noteCaptured.
 func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
 
-// forgetDialled undoes noteDialled. A leg to this machine is kept for readLate.
+// forgetDialled undoes noteDialled. A leg to a service of this machine is kept for readLate.
 func (g *loopGuard) forgetDialled(w wire) {
-	if from := netip.AddrFrom16(w.from.addr); from.Unmap().IsLoopback() || w.from.addr == w.to.addr {
+	if slices.Contains(g.services, w.to.port) {
 		g.mu.Lock()
 		g.renewLate()
 		g.late[w] = struct{}{}

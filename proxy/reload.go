@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // reloadPlan is what a new configuration changes of the listeners. Once it is made, all listeners are open and
@@ -159,7 +160,7 @@ func (p *reloadPlan) setListener(i int, e *entrance) {
 func (p *reloadPlan) listenAddresses() []netip.AddrPort {
 	var at []netip.AddrPort
 	for _, l := range p.listeners {
-		at = append(at, addrPort(l.Addr()))
+		at = append(at, datapath.AddrPortOf(l.Addr()))
 	}
 	return at
 }

@@ -144,7 +144,7 @@ func (s *Server) acceptFrom(e *entrance) error {
 			l.refused.countRejection(reason)
 			s.noteRefusal(l.cfg.Name, reason)
 			if s.env.currentSettings().cfg.Log.Flows {
-				s.env.Log.Debug("flow refused", "listener", l.cfg.Name, "client", addrPort(conn.RemoteAddr()), "reason", reason)
+				s.env.Log.Debug("flow refused", "listener", l.cfg.Name, "client", datapath.RemoteOf(conn), "reason", reason)
 			}
 			_ = conn.Reset()
 		}
@@ -161,7 +161,7 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 		return reason, false
 	}
 	var counted *client
-	if !l.trustsPeer(addrPort(conn.RemoteAddr()).Addr()) {
+	if !l.trustsPeer(datapath.RemoteOf(conn).Addr()) {
 		if counted = s.env.limits.enterSource(l.sourceOf(conn)); counted == nil {
 			s.env.limits.releaseConnection(&l.share)
 			return RejectedSourceLimit, false
@@ -194,7 +194,7 @@ func (s *Server) newConnection() *connection {
 			*c = connection{kept: c.kept}
 			s.freeConns.Put(c)
 		},
-		step: c.step, onLate: c.onLate, onDialed: c.onOutsideDialled,
+		step: c.step, onLate: c.onLate, onDialed: c.onOutsideDialled, permit: c.permitOutside,
 	}
 	return c
 }
@@ -676,7 +676,10 @@ func (s *Server) Addrs() map[string]net.Addr {
 	return out
 }
 
-// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client.
+// ServesAt sets the ports of this process that ask Dialled. It is called before Serve.
+func (s *Server) ServesAt(ports []uint16) { s.env.loops.services = ports }
+
+// Dialled reports whether a connection to a port of ServesAt, as it arrives, is one that was opened for a client.
 // It does so for readLate or more after the end of the connection, because its bytes may be read later.
 func (s *Server) Dialled(from, to netip.AddrPort) bool {
 	return s.env.loops.isDialled(wireOf(from, to))

@@ -30,6 +30,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/proxy/takeover"
@@ -111,6 +112,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, monotonicTime, h.log); err != nil {
 		return errors.Join(h.explainListen(err), h.closeTelemetry())
 	}
+	h.proxy.ServesAt(h.telemetryTCPPorts())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
 	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
 	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
@@ -434,6 +436,16 @@ func (h *service) boundListener(ln net.Listener, name string) *telemetry.Bounded
 func (h *service) telemetryPorts() map[string]*telemetry.BoundedListener {
 	ports := map[string]*telemetry.BoundedListener{"pages": h.pages, "health": h.probe, "hints": h.hintSocket}
 	maps.DeleteFunc(ports, func(_ string, ln *telemetry.BoundedListener) bool { return ln == nil })
+	return ports
+}
+
+// telemetryTCPPorts returns the TCP ports of telemetry that are open.
+func (h *service) telemetryTCPPorts() (ports []uint16) {
+	for _, ln := range h.telemetryPorts() {
+		if at := datapath.AddrPortOf(ln.Addr()); at.IsValid() {
+			ports = append(ports, at.Port())
+		}
+	}
 	return ports
 }
 

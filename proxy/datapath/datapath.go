@@ -11,6 +11,7 @@
 //	Receiver,     the peer's sending is held back while its queue grows    kernel; Advertiser: netstack too
 //	Advertiser
 //	Marker        packets keep their DSCP                                  kernel, netstack
+//	Addressed     its addresses are read without an allocation             kernel, netstack
 //	KeepAliver    a vanished peer is noticed                               kernel
 //
 // Package datapathtest checks all that Conn promises of any implementation.
@@ -18,6 +19,7 @@ package datapath
 
 import (
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -86,4 +88,42 @@ type Info struct {
 	Retransmits   uint32 // segments sent again, where the kernel's TCP counts them
 	SignalErrors  uint64 // failed reads of the transport's state
 	Fallbacks     uint64 // fallbacks: times the transport controlled itself, since the process did not answer it
+}
+
+// Addressed is implemented by legs that know their addresses without an allocation.
+type Addressed interface {
+	// LocalAddrPort is LocalAddr; invalid: the address is not known.
+	LocalAddrPort() netip.AddrPort
+	// RemoteAddrPort is RemoteAddr.
+	RemoteAddrPort() netip.AddrPort
+}
+
+// LocalOf returns a connection's LocalAddr as PlainAddr has it.
+func LocalOf(conn net.Conn) netip.AddrPort {
+	if a, ok := conn.(Addressed); ok {
+		return PlainAddr(a.LocalAddrPort())
+	}
+	return AddrPortOf(conn.LocalAddr())
+}
+
+// RemoteOf returns a connection's RemoteAddr as PlainAddr has it.
+func RemoteOf(conn net.Conn) netip.AddrPort {
+	if a, ok := conn.(Addressed); ok {
+		return PlainAddr(a.RemoteAddrPort())
+	}
+	return AddrPortOf(conn.RemoteAddr())
+}
+
+// AddrPortOf returns an address of TCP as PlainAddr has it; invalid: it is another.
+func AddrPortOf(addr net.Addr) netip.AddrPort {
+	if tcp, ok := addr.(*net.TCPAddr); ok && tcp != nil {
+		return PlainAddr(tcp.AddrPort())
+	}
+	return netip.AddrPort{}
+}
+
+// PlainAddr returns an address as packets have it: IPv4 out of IPv6, and without a zone. netip.Prefix.Contains is false
+// of other forms.
+func PlainAddr(at netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())
 }

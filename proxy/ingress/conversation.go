@@ -27,7 +27,7 @@ func (p Pause) Is(target error) bool { return target == datapath.ErrWait } //nol
 
 // greetClient is Listener's Greet.
 func (l *greeter) greetClient(ctx context.Context, conn datapath.Conn) (Client, error) {
-	client := Client{Conn: conn, Source: addrPort(conn.RemoteAddr())}
+	client := Client{Conn: conn, Source: datapath.RemoteOf(conn)}
 	isTrusted := l.trustsPeer(client.Source.Addr())
 	if !isTrusted && !l.cfg.Mode.Asks() {
 		if err := l.setTarget(&client); err != nil {

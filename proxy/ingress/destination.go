@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/penstock-net/penstock/proxy/config/check"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // maxAuthority bounds a "host:port", in bytes. No name or address with a port is as long.
@@ -32,7 +33,7 @@ func destinationOf(host, port string) (netip.AddrPort, string, error) {
 		return netip.AddrPort{}, "", fmt.Errorf("port %.8q is not in 1..65535", port)
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
-		return plainAddrPort(netip.AddrPortFrom(addr, uint16(n))), "", nil
+		return datapath.PlainAddr(netip.AddrPortFrom(addr, uint16(n))), "", nil
 	}
 	if len(host) == 0 || len(host) > 255 {
 		return netip.AddrPort{}, "", fmt.Errorf("host name of %d bytes", len(host))

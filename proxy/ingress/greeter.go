@@ -65,7 +65,7 @@ func (l *greeter) setTarget(c *Client) error {
 	case access.Redirect:
 		c.Target, _ = originalDestination(c.Conn)
 	default:
-		c.Target = addrPort(c.LocalAddr())
+		c.Target = datapath.LocalOf(c.Conn)
 	}
 	if !c.Target.IsValid() {
 		return fmt.Errorf("%s: no original destination: the connection came here without a capture rule", mode)

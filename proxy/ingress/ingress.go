@@ -86,7 +86,7 @@ func (c Client) CameTo() netip.AddrPort {
 	if c.cameTo != nil {
 		return *c.cameTo
 	}
-	return addrPort(c.LocalAddr())
+	return datapath.LocalOf(c.Conn)
 }
 
 // Detach returns the bytes that the client sent behind its handshake, already read from the
@@ -125,18 +125,3 @@ func (p *prefixed) Read(b []byte) (int, error) {
 // ErrNotAllowed is wrapped by the error given to Answer when policy refused the destination.
 // SOCKS5 and HTTP have an answer of their own for it.
 var ErrNotAllowed = errors.New("destination not allowed")
-
-// addrPort returns addr with IPv4 out of IPv6 and without a zone, since netip.Prefix.Contains is
-// false of such addresses; invalid where addr is not of TCP.
-func addrPort(addr net.Addr) netip.AddrPort {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok || tcp == nil {
-		return netip.AddrPort{}
-	}
-	return plainAddrPort(tcp.AddrPort())
-}
-
-// plainAddrPort is addrPort of what is an AddrPort already.
-func plainAddrPort(ap netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
-}

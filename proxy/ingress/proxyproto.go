@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	proxyproto "github.com/pires/go-proxyproto"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // WriteProxyHeader writes the header of version 1 or 2 with the client's address. A header has
@@ -18,7 +20,7 @@ func WriteProxyHeader(w io.Writer, version int, source, target, cameTo netip.Add
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	source, target, cameTo = plainAddrPort(source), plainAddrPort(target), plainAddrPort(cameTo)
+	source, target, cameTo = datapath.PlainAddr(source), datapath.PlainAddr(target), datapath.PlainAddr(cameTo)
 	if source.Addr().Is4() != target.Addr().Is4() && cameTo.IsValid() {
 		target = cameTo
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/greeting"
 )
 
@@ -214,9 +215,9 @@ func TestWriteProxyHeader(t *testing.T) {
 				n, done, err := got.Feed([]byte(want))
 				require.NoError(t, err)
 				assert.True(t, done && n == len(want))
-				assert.Equal(t, plainAddrPort(row.source).IsValid(), got.Source.IsValid())
+				assert.Equal(t, datapath.PlainAddr(row.source).IsValid(), got.Source.IsValid())
 				if got.Source.IsValid() {
-					assert.Equal(t, plainAddrPort(row.source), got.Source, "what is written is read")
+					assert.Equal(t, datapath.PlainAddr(row.source), got.Source, "what is written is read")
 				}
 			}
 		})

@@ -29,7 +29,7 @@ func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fmt.Errorf("redirect: %w", err)
 	}
 	var dst netip.AddrPort
-	v4 := addrPort(conn.LocalAddr()).Addr().Is4()
+	v4 := datapath.LocalOf(conn).Addr().Is4()
 	ctrlErr := raw.Control(func(fd uintptr) {
 		if v4 {
 			// x/sys reads no sockaddr by getsockopt. This function, and the one below, read
@@ -53,5 +53,5 @@ func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("redirect: %w", os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err))
 	}
-	return plainAddrPort(dst), nil
+	return datapath.PlainAddr(dst), nil
 }

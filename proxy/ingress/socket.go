@@ -146,7 +146,7 @@ func (c Config) openSocket(ctx context.Context) (*net.TCPListener, error) {
 // newListener returns a Socket that accepts from ln, and owns it only where there is no error.
 func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	l := &Socket{ln: ln}
-	g, err := newGreeter(cfg, addrPort(ln.Addr()), &l.guesses)
+	g, err := newGreeter(cfg, datapath.AddrPortOf(ln.Addr()), &l.guesses)
 	if err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
@@ -160,7 +160,7 @@ func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validateConfig(); err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
-	g, err := newGreeter(cfg, addrPort(l.Addr()), &l.guesses)
+	g, err := newGreeter(cfg, datapath.AddrPortOf(l.Addr()), &l.guesses)
 	if err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}

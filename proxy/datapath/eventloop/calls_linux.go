@@ -3,6 +3,7 @@ package eventloop
 import (
 	"encoding/binary"
 	"net/netip"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -81,6 +82,47 @@ func Connect(fd int, to netip.AddrPort, scope uint32) error {
 	}
 	_, err := errnoResult(unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(at), size))
 	return err
+}
+
+// Accept is accept4(2): a non-blocking connection that a program which is started does not inherit, and its peer.
+func Accept(fd int) (conn int, from netip.AddrPort, err error) {
+	var at unix.RawSockaddrInet6
+	size := uint32(unix.SizeofSockaddrInet6)
+	conn, err = errnoResult(unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&at)),
+		uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0))
+	return conn, addrPortOf(&at), err
+}
+
+// LocalAddrPort is getsockname(2).
+func LocalAddrPort(fd int) (netip.AddrPort, error) { return nameOf(unix.SYS_GETSOCKNAME, fd) }
+
+// RemoteAddrPort is getpeername(2).
+func RemoteAddrPort(fd int) (netip.AddrPort, error) { return nameOf(unix.SYS_GETPEERNAME, fd) }
+
+// nameOf returns the address that a system call writes.
+func nameOf(call uintptr, fd int) (netip.AddrPort, error) {
+	var at unix.RawSockaddrInet6
+	size := uint32(unix.SizeofSockaddrInet6)
+	_, err := errnoResult(unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&at)),
+		uintptr(unsafe.Pointer(&size))))
+	return addrPortOf(&at), err
+}
+
+// addrPortOf returns an address that the kernel has written; invalid: it is of another family. A zone is the number of
+// its interface, since the name would take a dump of all interfaces.
+func addrPortOf(at *unix.RawSockaddrInet6) netip.AddrPort {
+	var addr netip.Addr
+	switch at.Family {
+	case unix.AF_INET:
+		addr = netip.AddrFrom4((*unix.RawSockaddrInet4)(unsafe.Pointer(at)).Addr)
+	case unix.AF_INET6:
+		if addr = netip.AddrFrom16(at.Addr); at.Scope_id != 0 {
+			addr = addr.WithZone(strconv.Itoa(int(at.Scope_id)))
+		}
+	default:
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&at.Port))[:]))
 }
 
 // errnoResult turns the result of a raw system call into Go's. n is 0 with an error.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"syscall"
@@ -164,7 +165,7 @@ func (n *Listener) Serve(accept func(datapath.Conn), onError func(error) (pause 
 // acceptWaiting accepts the connections that wait, up to a bound.
 func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Duration) {
 	for range min(most, acceptsAtOnce) {
-		fd, from, err := syscall.Accept4(n.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
+		fd, from, err := eventloop.Accept(n.fd)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return 0
@@ -176,7 +177,7 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 			}
 			continue
 		}
-		if err := n.handToLoop(l, fd, tcpAddr(from)); err != nil {
+		if err := n.handToLoop(l, fd, from); err != nil {
 			_ = unix.Close(fd)
 			if pause := n.onError(err); pause != 0 {
 				return pause
@@ -187,7 +188,7 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 }
 
 // handToLoop has a loop serve a connection: the one that has accepted it, unless another has much less to do.
-func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
+func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from netip.AddrPort) error {
 	other := n.dp.loops.Least()
 	if other.Load()+maxLoadGap >= l.Load() {
 		other = l

@@ -37,10 +37,11 @@ var (
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
 	_ datapath.Ending      = (*Conn)(nil)
+	_ datapath.Addressed   = (*Conn)(nil)
 )
 
 // newLeg makes a leg of a connected socket that a loop serves.
-func (d *Datapath) newLeg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
+func (d *Datapath) newLeg(raw *eventloop.Socket, remote netip.AddrPort, dialled bool) *Conn {
 	c := freeConns.Get().(*Conn)
 	c.dp, c.raw, c.remote, c.missing, c.dialled = d, raw, remote, d.missing, dialled
 	return c
@@ -89,7 +90,7 @@ func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 		return nil, fmt.Errorf("kernel: adopt: %w", err)
 	}
 	_ = conn.Close() // Go's poller no longer watches the socket, which stays open by the other descriptor
-	return d.newLeg(raw, remote, false), nil
+	return d.newLeg(raw, remote.AddrPort(), false), nil
 }
 
 // DetachedLeg is an open connection that no Datapath serves. Attach makes a leg of it, in this process or another. What
@@ -129,7 +130,7 @@ func Detach(a, b *Conn) (one, two DetachedLeg, err error) {
 // describe returns the leg as a detached one that fd is of.
 func (c *Conn) describe(fd int) DetachedLeg {
 	return DetachedLeg{
-		FD: fd, Remote: c.remote.AddrPort(), Dialled: c.dialled, WriteClosed: c.writeClosed.Load(),
+		FD: fd, Remote: c.remote, Dialled: c.dialled, WriteClosed: c.writeClosed.Load(),
 		Control: c.systemControl,
 	}
 }
@@ -166,7 +167,10 @@ func (d *Datapath) Attach(leg DetachedLeg, near *Conn) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel: attach: %w", err)
 	}
-	c := d.newLeg(raw, net.TCPAddrFromAddrPort(leg.Remote), leg.Dialled)
+	c := d.newLeg(raw, leg.Remote, leg.Dialled)
+	if c.dialled {
+		c.local = c.readLocal() // it is asked for once the leg is closed
+	}
 	c.writeClosed.Store(leg.WriteClosed)
 	if leg.Control != "" {
 		c.errors += defaultSockopts.setOptions(raw)

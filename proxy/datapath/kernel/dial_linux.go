@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -62,6 +61,11 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 		near, _ := cfg.Near.(*Conn)
 		return d.connectTo(cfg, loop, near, done)
 	}
+	return d.connectName(cfg, loop, done)
+}
+
+// connectName is Connect for a name.
+func (d *Datapath) connectName(cfg DialConfig, loop *eventloop.Loop, done func(*Conn, error)) (cancel func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer cancel()
@@ -141,8 +145,7 @@ func clientOf(cfg DialConfig) string {
 	if cfg.Near == nil {
 		return ""
 	}
-	from, _ := netip.ParseAddrPort(cfg.Near.RemoteAddr().String())
-	return datapath.Host(from.Addr()).String()
+	return datapath.Host(datapath.RemoteOf(cfg.Near).Addr()).String()
 }
 
 // errLookups wraps the error of a lack of descriptors, which bounds lookups.
@@ -387,7 +390,7 @@ func (a *attempt) checkOutcome() {
 		}
 	}
 	c := a.dp.newLeg(a.raw, a.connectedPeer(), true)
-	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == c.remote.AddrPort() {
+	if c.local = c.readLocal(); c.local == c.remote {
 		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED)) // without a listener, it met itself
 		return
 	}
@@ -409,14 +412,14 @@ func (a *attempt) checkOutcome() {
 
 // connectedPeer returns the address that the socket is connected to. It differs from the target if that is
 // unspecified: the kernel then takes one of this host.
-func (a *attempt) connectedPeer() *net.TCPAddr {
-	peer := net.TCPAddrFromAddrPort(a.cfg.Target)
+func (a *attempt) connectedPeer() netip.AddrPort {
 	if !a.cfg.Target.Addr().IsUnspecified() {
-		return peer
+		return a.cfg.Target
 	}
+	peer := a.cfg.Target
 	_ = a.raw.Visit(func(fd int) error {
-		name, err := syscall.Getpeername(fd)
-		if at := tcpAddr(name); at != nil {
+		at, err := eventloop.RemoteAddrPort(fd)
+		if err == nil {
 			peer = at
 		}
 		return err

@@ -188,5 +188,5 @@ func (d *Datapath) adoptConn(tcp *net.TCPConn, loop *eventloop.Loop, dialled boo
 		_ = unix.Close(own)
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
-	return d.newLeg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
+	return d.newLeg(socket, datapath.RemoteOf(tcp), dialled), nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // peerClocks reads the timestamps of acknowledgements (RFC 7323) for polled legs, since TCP_INFO does not have them.
@@ -90,23 +90,15 @@ func (p *peerClocks) close() (err error) {
 }
 
 // watchLeg has the timestamps of a leg's peer read, until forgetLeg. nil: there are no readings.
-func (p *peerClocks) watchLeg(local, remote net.Addr) *peerReading {
-	from, ok := local.(*net.TCPAddr)
-	to, peer := remote.(*net.TCPAddr)
+func (p *peerClocks) watchLeg(local, remote netip.AddrPort) *peerReading {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.rings == nil || !ok || !peer || from == nil {
+	if p.rings == nil || !local.IsValid() {
 		return nil
 	}
-	r := &peerReading{ends: connectionEnds{plainAddr(from), plainAddr(to)}}
+	r := &peerReading{ends: connectionEnds{remote: datapath.PlainAddr(remote), local: datapath.PlainAddr(local)}}
 	p.legs[r.ends] = r
 	return r
-}
-
-// plainAddr returns an address as packets have it: not mapped, and without a zone.
-func plainAddr(a *net.TCPAddr) netip.AddrPort {
-	at := a.AddrPort()
-	return netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())
 }
 
 // forgetLeg ends what watchLeg began. r may be nil. A later leg with the same ends keeps its place.

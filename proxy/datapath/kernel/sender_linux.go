@@ -202,7 +202,7 @@ func (s *sender) Observe(report func(flow.Report)) {
 		}
 		s.infoReporter.findSYNOffset(&s.infoReporter.info, s.dialled)
 		s.infoReporter.startCounting(&s.infoReporter.info)
-		s.infoReporter.peer = s.dp.peerClocks.watchLeg(s.LocalAddr(), s.RemoteAddr())
+		s.infoReporter.peer = s.dp.peerClocks.watchLeg(s.LocalAddrPort(), s.remote)
 	}
 	s.dp.placeOnShard(s, 0)
 	s.ensureLimits()

@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,33 +20,43 @@ import (
 type socket struct {
 	dp     *Datapath
 	raw    *eventloop.Socket
-	remote *net.TCPAddr
-	local  atomic.Pointer[net.TCPAddr] // nil: not read yet
+	remote netip.AddrPort
+	local  netip.AddrPort // of a dialled leg; invalid: the kernel is asked each time
 }
 
 // LocalAddr implements net.Conn. On a captured connection it is the address that the client dialled.
 func (s *socket) LocalAddr() net.Addr {
-	if a := s.local.Load(); a != nil {
-		return a
+	if at := s.LocalAddrPort(); at.IsValid() {
+		return net.TCPAddrFromAddrPort(at)
 	}
-	var a *net.TCPAddr
-	err := s.raw.Visit(func(fd int) error {
-		name, err := syscall.Getsockname(fd)
-		a = tcpAddr(name)
-		return err
-	})
-	if err != nil || a == nil {
-		return (*net.TCPAddr)(nil)
-	}
-	s.local.Store(a)
-	return a
+	return (*net.TCPAddr)(nil)
 }
 
 // RemoteAddr implements net.Conn.
-func (s *socket) RemoteAddr() net.Addr { return s.remote }
+func (s *socket) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(s.remote) }
+
+// LocalAddrPort implements datapath.Addressed.
+func (s *socket) LocalAddrPort() netip.AddrPort {
+	if s.local.IsValid() {
+		return s.local
+	}
+	return s.readLocal()
+}
+
+// readLocal asks the kernel for the socket's address; invalid: it is closed.
+func (s *socket) readLocal() (at netip.AddrPort) {
+	_ = s.raw.Visit(func(fd int) (err error) {
+		at, err = eventloop.LocalAddrPort(fd)
+		return err
+	})
+	return at
+}
+
+// RemoteAddrPort implements datapath.Addressed.
+func (s *socket) RemoteAddrPort() netip.AddrPort { return s.remote }
 
 // isIPv4 reports whether the peer is reached over IPv4, also by a socket of both families.
-func (s *socket) isIPv4() bool { return s.remote.IP.To4() != nil }
+func (s *socket) isIPv4() bool { return s.remote.Addr().Unmap().Is4() }
 
 // SetDeadline implements net.Conn.
 func (s *socket) SetDeadline(t time.Time) error {
@@ -155,22 +163,6 @@ func scopeID(at netip.Addr) uint32 {
 		}
 	}
 	return 0
-}
-
-// tcpAddr returns an address in the form of package net; nil: it is of another family. The address is package
-// syscall's, because package unix makes a system call for the protocol of each.
-func tcpAddr(sa syscall.Sockaddr) *net.TCPAddr {
-	switch sa := sa.(type) {
-	case *syscall.SockaddrInet4:
-		return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)))
-	case *syscall.SockaddrInet6:
-		a := &net.TCPAddr{IP: sa.Addr[:], Port: sa.Port}
-		if sa.ZoneId != 0 {
-			a.Zone = strconv.Itoa(int(sa.ZoneId)) // its name would take a dump of all interfaces
-		}
-		return a
-	}
-	return nil
 }
 
 // networkOf returns the network of a listener's address as package net names it.

@@ -76,6 +76,7 @@ var (
 	_ datapath.ReadyReader = (*Conn)(nil)
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
+	_ datapath.Addressed   = (*Conn)(nil)
 )
 
 // newConn returns a connection without an endpoint. It is not in the table yet.
@@ -96,6 +97,12 @@ func (c *Conn) Source() netip.AddrPort { return addrPortOf(c.id.RemoteAddress, c
 
 // Target returns the address that the client connected to.
 func (c *Conn) Target() netip.AddrPort { return addrPortOf(c.id.LocalAddress, c.id.LocalPort) }
+
+// LocalAddrPort implements datapath.Addressed.
+func (c *Conn) LocalAddrPort() netip.AddrPort { return c.Target() }
+
+// RemoteAddrPort implements datapath.Addressed.
+func (c *Conn) RemoteAddrPort() netip.AddrPort { return c.Source() }
 
 // Hops returns the hop limit that the client's SYN would leave us with if it were forwarded.
 func (c *Conn) Hops() uint8 { return c.hops }
