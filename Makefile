@@ -91,7 +91,7 @@ PACKAGE_VERSION ?= $(RELEASE)$(if $(filter v$(RELEASE),$(TAGGED)),,$(shell \
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab penstock-relay agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-modules bare-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
+.PHONY: all build penstock penstock-lab penstock-relay agents penstock-router lint lint-tool check test test-unit test-tool test-race raced test-e2e test-modules bare-test newcomer-test fuzz fuzz-nightly bench bounds golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
 .NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
 
@@ -141,6 +141,9 @@ test-tool: # fetches and builds what runs the tests
 
 bare-test: ## make test in a bare Debian 12, as root and as a user; as root, with debootstrap
 	test/bare/run.sh
+
+newcomer-test: ## from a clone in a bare Debian 12 to what a managed download gains, within five minutes; as root
+	AS=root test/bare/run.sh test/bare/newcomer.sh
 
 test-race: ## packages with goroutines under the race detector
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \

@@ -56,4 +56,5 @@ func TestAProofSaysWhatAClientGains(t *testing.T) {
 	t.Logf("mean queueing delay %.0f and %.0f ms, ratio %.2f", 1e3*mean.First, 1e3*mean.Second, mean.Ratio.Value)
 	assert.Less(t, mean.Ratio.Value, 0.5, "the mean queueing delay of managed connections to those left to the kernel")
 	assert.Contains(t, p.page("/v1/proof"), `"ended":true`)
+	assert.Contains(t, p.page("/v1/view"), ", proved: "+proof.Result.Verdict, "as the page shows it")
 }
