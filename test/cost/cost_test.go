@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -404,12 +405,12 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 	listen := netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort).String()
 	backend := netip.AddrPortFrom(lab.ServerAddr.V4, serverPort).String()
 	p := &program{edge: lab.Edge}
-	ready := func() bool {
-		conn, err := lab.Client.Dial("tcp4", listen)
-		if err == nil {
-			_ = conn.Close()
+	if c.captured {
+		rules := capture.Rules{
+			Mode: capture.TPROXY, Port: proxyPort, Interfaces: []string{netlab.NearDevice},
+			Connected: capture.ConnectedCapture,
 		}
-		return err == nil
+		require.NoError(b, lab.Edge.Do(func() error { return rules.Apply(b.Context()) }))
 	}
 	if c.peer != nil {
 		p.cmd = c.peer(b, lab.Edge, listen, backend)
@@ -420,11 +421,6 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 		}
 		if c.captured {
 			listener = fmt.Sprintf("mode: tproxy, address: \"[::]:%d\"", proxyPort)
-			rules := capture.Rules{
-				Mode: capture.TPROXY, Port: proxyPort, Interfaces: []string{netlab.NearDevice},
-				Connected: capture.ConnectedCapture,
-			}
-			require.NoError(b, lab.Edge.Do(func() error { return rules.Apply(b.Context()) }))
 		}
 		config := filepath.Join(b.TempDir(), "penstock.yaml")
 		require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `envelope: %s
@@ -439,8 +435,21 @@ shutdown: {drain: 1ms}
 	}
 	p.cmd.Stderr = &p.said
 	require.NoError(b, p.cmd.Start())
-	require.Eventually(b, ready, 20*time.Second, 50*time.Millisecond, "the proxy does not listen")
+	require.Eventually(b, func() bool { return listens(lab.Edge) }, 20*time.Second, 50*time.Millisecond, "the proxy does not listen")
 	return p
+}
+
+// listens reports whether a socket listens at proxyPort. A connection to a proxy of captured ones would go on to itself.
+func listens(at *netlab.Node) (found bool) {
+	listener := fmt.Sprintf(":%04X 0+:0000 0A ", proxyPort)
+	_ = at.Do(func() error {
+		for _, family := range []string{"tcp", "tcp6"} {
+			text, _ := os.ReadFile("/proc/thread-self/net/" + family) // without IPv6 there is no tcp6
+			found = found || regexp.MustCompile(listener).Match(text)
+		}
+		return nil
+	})
+	return found
 }
 
 func (p *program) pid() int { return p.cmd.Process.Pid }

@@ -85,10 +85,20 @@ defaults
     option splice-request
     option splice-response
 listen bench
-    bind LISTEN backlog 8192
     maxconn 6000
-    server s BACKEND
 `
+
+// What the section of HAProxy ends with: where it listens, and where its connections go.
+const (
+	haproxyForward = "    bind LISTEN backlog 8192\n    server s BACKEND\n"
+	haproxyTPROXY  = "    bind 0.0.0.0:PORT transparent backlog 8192\n    source 0.0.0.0 usesrc clientip\n    server s *\n"
+)
+
+// haproxy is HAProxy with so many threads.
+func haproxy(threads int, ways string) peer {
+	ways = strings.ReplaceAll(ways, "PORT", strconv.Itoa(proxyPort))
+	return configured(fmt.Sprintf(haproxyConfig, threads)+ways, "haproxy", "-db", "-f")
+}
 
 const nginxConfig = `
 load_module ` + streamModule + `;
@@ -111,14 +121,23 @@ stream {
 // with one as well, and Penstock.
 func peers(b *testing.B) (all []carrier) {
 	if _, ok := installed(b, "haproxy"); ok {
-		haproxy := func(threads int) peer { return configured(fmt.Sprintf(haproxyConfig, threads), "haproxy", "-db", "-f") }
-		all = append(all, carrier{name: "haproxy", peer: haproxy(2)}, carrier{name: "haproxy-1thread", peer: haproxy(1)})
+		all = append(all, carrier{name: "haproxy", peer: haproxy(2, haproxyForward)},
+			carrier{name: "haproxy-1thread", peer: haproxy(1, haproxyForward)})
 	}
 	if _, ok := installed(b, "nginx"); ok {
 		all = append(all, carrier{name: "nginx", peer: configured(nginxConfig, "nginx", "-c")})
 	}
 	return append(all, carrier{name: "epoll", peer: ownProxy("epoll")}, carrier{name: "iocopy", peer: ownProxy("iocopy")},
 		unmanaged, managed("ebpf"))
+}
+
+// capturing returns the proxies that serve captured connections, and Penstock's mode forward.
+func capturing(b *testing.B) (all []carrier) {
+	if _, ok := installed(b, "haproxy"); ok {
+		all = append(all, captured(carrier{name: "haproxy", peer: haproxy(2, haproxyTPROXY)}),
+			captured(carrier{name: "haproxy-1thread", peer: haproxy(1, haproxyTPROXY)}))
+	}
+	return append(all, captured(unmanaged), captured(managed("ebpf")), unmanaged)
 }
 
 // captured has what c does be done of connections that TPROXY hands it.
@@ -140,9 +159,10 @@ func BenchmarkPeers(b *testing.B) {
 		measure func(*testing.B, *site) figures
 		load    load // without measure
 		related []string
-		tproxy  bool
+		among   func(*testing.B) []carrier // nil: peers
 	}{
-		{name: "connections", measure: connect, related: []string{"CPU-us/connection", "p99-ms"}, tproxy: true},
+		{name: "connections", measure: connect, related: []string{"CPU-us/connection", "p99-ms"}},
+		{name: "captured", measure: connect, related: []string{"CPU-us/connection", "p99-ms"}, among: capturing},
 		{name: "closed-loop", measure: closedLoop, related: []string{"requests/s", "CPU-us/request", "p99-ms"}},
 		{name: "open-loop", measure: openLoop, related: []string{"CPU-us/request", "p99-ms"}},
 		{name: "idle", measure: keepIdle, related: []string{"KiB/connection"}},
@@ -152,12 +172,12 @@ func BenchmarkPeers(b *testing.B) {
 		{name: "upload-16", load: load{flows: 16, up: true}, related: []string{"Mbit/s", "CPU-s/GB"}},
 	} {
 		b.Run(l.name, func(b *testing.B) {
-			carriers := peers(b)
-			if l.tproxy {
-				carriers = append(carriers, captured(unmanaged), captured(managed("ebpf")))
+			among := l.among
+			if among == nil {
+				among = peers
 			}
 			l.load.wall = 2 * time.Second
-			compareInTurns(b, carriers, l.related, func(c carrier) figures {
+			compareInTurns(b, among(b), l.related, func(c carrier) figures {
 				if l.measure == nil {
 					u := run(b, executable, l.load, c)
 					foreign := 100 * u.foreign.Seconds() / u.wall.Seconds()
