@@ -2,7 +2,7 @@ package mobile
 
 import (
 	"bufio"
-	"encoding/binary"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,122 +12,99 @@ import (
 	"strconv"
 
 	"github.com/penstock-net/penstock/alcc/relay"
+	greets "github.com/penstock-net/penstock/proxy/greeting"
 )
 
-// SOCKS5 on the wire (RFC 1928). Nothing but CONNECT without a password is spoken.
+// Replies of RFC 1928 §6 that depend on the relay.
 const (
-	socksVersion = 5
-	noPassword   = 0    // the method that is chosen
-	noMethod     = 0xff // the app offers no method that is spoken; it has to close (§3)
-	connect      = 1    // the command; BIND and UDP ASSOCIATE are refused
-	addressIPv4  = 1
-	addressName  = 3
-	addressIPv6  = 4
-)
-
-// The replies of RFC 1928 §6 that are given.
-const (
-	replyDone       = 0
-	replyForbidden  = 2 // the relay does not reach such addresses
-	replyHost       = 4 // there is no connection, for whatever reason
-	replyNoCommand  = 7
-	replyNoAddress  = 8
-	maxGreeting     = 16 << 10 // bytes of what an app asks with
-	socksReplyBytes = 10
+	replyForbidden = 2 // the relay does not reach such addresses
+	replyHost      = 4 // there is no connection, for whatever reason
 )
 
 // greeting is what an app has asked for.
 type greeting struct {
-	destination string        // HOST:PORT
-	socks       bool          // otherwise it was CONNECT of HTTP/1.1
-	in          *bufio.Reader // holds what the app sent beyond what it asks
+	destination string // HOST:PORT
+	socks       bool   // otherwise it was CONNECT of HTTP/1.1
+	early       []byte // was read from the app, and is no part of what it asks
 }
 
 // readGreeting reads what an app asks for, and refuses what is not spoken. The caller closes the app then.
 func readGreeting(app io.ReadWriter) (*greeting, error) {
-	g := &greeting{in: bufio.NewReader(io.LimitReader(app, maxGreeting))}
-	first, err := g.in.Peek(1)
-	if err != nil {
-		return nil, err
-	}
-	if g.socks = first[0] == socksVersion; g.socks {
-		return g, g.readSOCKS(app)
-	}
-	// Requests of plain HTTP would need their headers rewritten, so only tunnels are served (RFC 9110 §9.3.6).
-	r, err := http.ReadRequest(g.in)
+	g := &greeting{}
+	err := g.readUntil(app, func(b []byte) (int, []byte, bool, error) {
+		g.socks = len(b) > 0 && b[0] == greets.SOCKSVersion
+		return 0, nil, len(b) > 0, nil
+	})
 	switch {
 	case err != nil:
-		return nil, err
-	case r.Method != http.MethodConnect:
-		_, _ = io.WriteString(app, "HTTP/1.1 405 Method Not Allowed\r\nAllow: CONNECT\r\nContent-Length: 0\r\n\r\n")
-		return nil, fmt.Errorf("%s is not CONNECT", r.Method)
+	case g.socks:
+		err = g.readSOCKS(app)
+	default:
+		err = g.readHTTP(app)
 	}
-	g.destination = r.Host
-	return g, nil
+	return g, err
 }
 
-// readSOCKS reads greeting and request of SOCKS5.
-func (g *greeting) readSOCKS(app io.Writer) error {
-	var head [4]byte // version and number of methods; then version, command, 0 and the kind of address
-	if _, err := io.ReadFull(g.in, head[:2]); err != nil {
-		return err
-	}
-	methods := make([]byte, head[1])
-	if _, err := io.ReadFull(g.in, methods); err != nil {
-		return err
-	}
-	method := byte(noMethod)
-	for _, m := range methods {
-		if m == noPassword {
-			method = noPassword
+// readUntil has feed take bytes of the app until it is done. feed returns how many it has consumed, and what the app is
+// to be answered, also beside an error.
+func (g *greeting) readUntil(app io.ReadWriter, feed func(b []byte) (n int, reply []byte, done bool, err error)) error {
+	for {
+		n, reply, done, err := feed(g.early)
+		g.early = g.early[n:]
+		if len(reply) > 0 {
+			_, failed := app.Write(reply)
+			err = errors.Join(err, failed)
 		}
-	}
-	if _, err := app.Write([]byte{socksVersion, method}); err != nil || method == noMethod {
-		return errors.Join(err, errors.New("the app wants a password"))
-	}
-	if _, err := io.ReadFull(g.in, head[:]); err != nil {
-		return err
-	}
-	if head[1] != connect {
-		_, _ = app.Write(socksReply(replyNoCommand))
-		return fmt.Errorf("command %d is not CONNECT", head[1])
-	}
-	// A name goes to the relay as it is: the phone may not be able to look it up.
-	size := map[byte]int{addressIPv4: net.IPv4len, addressIPv6: net.IPv6len, addressName: 0}
-	n, ok := size[head[3]]
-	if !ok {
-		_, _ = app.Write(socksReply(replyNoAddress))
-		return fmt.Errorf("address type %d", head[3])
-	}
-	if head[3] == addressName {
-		counted, err := g.in.ReadByte()
-		if err != nil {
+		if err != nil || done {
 			return err
 		}
-		n = int(counted)
+		var more [1 << 10]byte
+		n, err = app.Read(more[:])
+		if g.early = append(g.early, more[:n]...); n == 0 && err != nil {
+			return err
+		}
 	}
-	where := make([]byte, n+2) // and the port
-	if _, err := io.ReadFull(g.in, where); err != nil {
-		return err
-	}
-	host := string(where[:n])
-	if a, ok := netip.AddrFromSlice(where[:n]); ok && head[3] != addressName {
-		host = a.String()
-	}
-	g.destination = net.JoinHostPort(host, strconv.Itoa(int(binary.BigEndian.Uint16(where[n:]))))
-	return nil
 }
 
-// socksReply returns a reply, which names no address.
-func socksReply(code byte) []byte {
-	return append([]byte{socksVersion, code, 0, addressIPv4}, make([]byte, socksReplyBytes-4)...)
+// readSOCKS reads a greeting of SOCKS5. Nothing but CONNECT without a password is spoken. A name goes to the relay as it
+// is, since the phone may not be able to look it up.
+func (g *greeting) readSOCKS(app io.ReadWriter) error {
+	var s greets.SOCKS5
+	err := g.readUntil(app, func(b []byte) (int, []byte, bool, error) {
+		n, reply, next, err := s.Feed(b)
+		return n, reply, next == greets.Done, err
+	})
+	g.destination = net.JoinHostPort(s.Host, strconv.Itoa(int(s.Port)))
+	return err
+}
+
+// readHTTP reads a request of HTTP/1.1. Requests of plain HTTP would need their headers rewritten, so only tunnels are
+// served (RFC 9110 §9.3.6).
+func (g *greeting) readHTTP(app io.ReadWriter) error {
+	var h greets.HTTPHead
+	return g.readUntil(app, func(b []byte) (n int, reply []byte, done bool, err error) {
+		head, n, err := h.Feed(b)
+		if n == 0 || err != nil {
+			return 0, nil, false, err
+		}
+		r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(head)))
+		switch {
+		case err != nil:
+			return n, nil, true, err
+		case r.Method != http.MethodConnect:
+			return n, []byte("HTTP/1.1 405 Method Not Allowed\r\nAllow: CONNECT\r\nContent-Length: 0\r\n\r\n"), true,
+				fmt.Errorf("%s is not CONNECT", r.Method)
+		}
+		g.destination = r.Host
+		return n, nil, true, nil
+	})
 }
 
 // answerApp says to the app whether there is a connection; err says why not.
 func (g *greeting) answerApp(app io.Writer, err error) error {
 	var refused relay.StatusError
 	isRefused := errors.As(err, &refused) && refused == http.StatusForbidden
-	socks, status := byte(replyDone), "200 OK\r\n"
+	socks, status := byte(greets.ReplyDone), "200 OK\r\n"
 	switch {
 	case isRefused:
 		socks, status = replyForbidden, "403 Forbidden\r\nContent-Length: 0\r\n"
@@ -135,17 +112,11 @@ func (g *greeting) answerApp(app io.Writer, err error) error {
 		socks, status = replyHost, "502 Bad Gateway\r\nContent-Length: 0\r\n"
 	}
 	if g.socks {
-		_, err = app.Write(socksReply(socks))
+		_, err = app.Write(greets.SOCKSReply(socks, netip.AddrPort{}))
 	} else {
 		_, err = io.WriteString(app, "HTTP/1.1 "+status+"\r\n")
 	}
 	return err
-}
-
-// bytesOf returns the app's connection with what was read beyond the greeting.
-func (g *greeting) bytesOf(app net.Conn) net.Conn {
-	early, _ := g.in.Peek(g.in.Buffered())
-	return &resumed{Conn: app, early: early}
 }
 
 // resumed is a connection after its first bytes were read.

@@ -224,7 +224,7 @@ func (p *Proxy) serveApp(app net.Conn) {
 	}
 	defer tunnel.Close()
 	defer context.AfterFunc(p.ctx, func() { _ = tunnel.Close() })()
-	relay.CopyBoth(g.bytesOf(app), tunnel)
+	relay.CopyBoth(&resumed{Conn: app, early: g.early}, tunnel)
 }
 
 // dialRelay returns a connection through the relay to a destination, HOST:PORT.

@@ -208,13 +208,13 @@ func TestAppsAreAnswered(t *testing.T) {
 		"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01" + to:                       "\x05\x00" + done,
 		"\x05\x02\x02\x00\x05\x01\x00\x03\x09127.0.0.1" + to:                      "\x05\x00" + done,
 		"\x05\x01\x00\x05\x01\x00\x04" + strings.Repeat("\x00", 15) + "\x01" + to: "\x05\x00\x05\x02",
-		"\x05\x01\x02":                           "\x05\xff",
-		"\x05\x01\x00\x05\x02\x00\x01":           "\x05\x00\x05\x07",
-		"\x05\x01\x00\x05\x01\x00\x02":           "\x05\x00\x05\x08",
-		"GET http://127.0.0.1/ HTTP/1.1\r\n\r\n": "HTTP/1.1 405 ",
-		"CONNECT [::1]:1 HTTP/1.1\r\n\r\n":       "HTTP/1.1 403 ",
-		connect:                                  "HTTP/1.1 200 OK\r\n\r\n",
-		connect + "GET / HTTP/1.0\r\n\r\n":       "HTTP/1.1 200 OK\r\n\r\nHTTP/1.0 404 ",
+		"\x05\x01\x02": "\x05\xff",
+		"\x05\x01\x00\x05\x02\x00\x01\x7f\x00\x00\x01" + to: "\x05\x00\x05\x07",
+		"\x05\x01\x00\x05\x01\x00\x02":                      "\x05\x00\x05\x08",
+		"GET http://127.0.0.1/ HTTP/1.1\r\n\r\n":            "HTTP/1.1 405 ",
+		"CONNECT [::1]:1 HTTP/1.1\r\n\r\n":                  "HTTP/1.1 403 ",
+		connect:                                             "HTTP/1.1 200 OK\r\n\r\n",
+		connect + "GET / HTTP/1.0\r\n\r\n":                  "HTTP/1.1 200 OK\r\n\r\nHTTP/1.0 404 ",
 	} {
 		app, err := net.Dial("tcp", p.Address())
 		require.NoError(t, err)

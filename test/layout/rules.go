@@ -53,7 +53,7 @@ var table = []rule{
 	}},
 	{packages: "alcc/frame", module: []string{"cc"}},
 	{packages: "alcc/relay", module: []string{"alcc", "proxy/destination"}},
-	{packages: "alcc/mobile", module: []string{"alcc", "alcc/relay", "cc"}},
+	{packages: "alcc/mobile", module: []string{"alcc", "alcc/relay", "cc", "proxy/greeting"}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/takeover"},
 	{packages: "proxy/fleet/division", module: []string{"cc"}, banned: impure},
