@@ -255,7 +255,7 @@ func TestRunKeepsItsBooks(t *testing.T) {
 		for i, e := range w.endpoints {
 			snd := e.(*sender)
 			onTheWire, arrivedBytes := cc.Bytes(0), cc.Bytes(0)
-			for _, seg := range snd.segs {
+			for _, seg := range snd.board.segs {
 				switch seg.state {
 				case onWire:
 					onTheWire += seg.size
@@ -264,23 +264,23 @@ func TestRunKeepsItsBooks(t *testing.T) {
 				case lost:
 				}
 			}
-			if snd.pipe != onTheWire {
-				t.Fatalf("flow %d: the pipe is %d, but %d bytes are on the wire", i, snd.pipe, onTheWire)
+			if snd.board.Pipe != onTheWire {
+				t.Fatalf("flow %d: the pipe is %d, but %d bytes are on the wire", i, snd.board.Pipe, onTheWire)
 			}
-			if snd.acked > snd.sent || snd.cfg.Bytes > 0 && snd.sent > snd.cfg.Bytes {
-				t.Fatalf("flow %d: acked %d, sent %d of %d", i, snd.acked, snd.sent, snd.cfg.Bytes)
+			if snd.board.Acked > snd.sent || snd.cfg.Bytes > 0 && snd.sent > snd.cfg.Bytes {
+				t.Fatalf("flow %d: acked %d, sent %d of %d", i, snd.board.Acked, snd.sent, snd.cfg.Bytes)
 			}
 			var first cc.Bytes
-			if len(snd.segs) > 0 {
-				first = snd.segs[0].end - snd.segs[0].size
+			if len(snd.board.segs) > 0 {
+				first = snd.board.segs[0].end - snd.board.segs[0].size
 			} else {
 				first = snd.sent
 			}
-			if snd.acked != first+arrivedBytes {
-				t.Fatalf("flow %d: acked %d, but %d arrived", i, snd.acked, first+arrivedBytes)
+			if snd.board.Acked != first+arrivedBytes {
+				t.Fatalf("flow %d: acked %d, but %d arrived", i, snd.board.Acked, first+arrivedBytes)
 			}
-			if delivered := snd.stats.arrived; delivered < snd.acked {
-				t.Fatalf("flow %d: acknowledged %d bytes, of which %d arrived", i, snd.acked, delivered)
+			if delivered := snd.stats.arrived; delivered < snd.board.Acked {
+				t.Fatalf("flow %d: acknowledged %d bytes, of which %d arrived", i, snd.board.Acked, delivered)
 			}
 		}
 		if r := w.result(); r.Carried > r.Offered+1500 {

@@ -42,43 +42,20 @@ type sender struct {
 	pace     cc.Rate  // the pacing rate, for a leg that enforces the window; 0: none
 	paced    cc.Time  // not to send before
 
-	segs  []segment // sent and not yet cumulatively acknowledged
-	base  int64     // number of segs[0]
-	pipe  cc.Bytes  // on the wire as far as the sender knows
-	sent  cc.Bytes  // stream offset of what comes next
-	wrote cc.Bytes  // stream offset up to which a transport that holds the window was given bytes
-	acked cc.Bytes  // known to have arrived, holes or not
-	edge  cc.Bytes  // stream offset up to which the receiver lets send
-	heard cc.Time   // when the newest acknowledgement that came was sent
-	told  int       // of the receiver's log, how much the sender has seen
+	board Scoreboard
+	alarm cc.Time  // when the next look at the clock is planned; 0: none is
+	sent  cc.Bytes // stream offset of what comes next
+	wrote cc.Bytes // stream offset up to which a transport that holds the window was given bytes
+	edge  cc.Bytes // stream offset up to which the receiver lets send
+	heard cc.Time  // when the newest acknowledgement that came was sent
+	told  int      // of the receiver's log, how much the sender has seen
 
 	telling  bool     // a report of what has left is planned
 	toldSent cc.Bytes // sent, as last reported
 
-	recovery recovery
-	report   flow.Report
-	stats    stats
+	report flow.Report
+	stats  stats
 }
-
-// segment is a piece of the stream in one packet.
-type segment struct {
-	end     cc.Bytes // stream offset just past it
-	size    cc.Bytes
-	state   segState
-	resent  bool
-	pushed  bool    // the end of what was written
-	givenUp bool    // lost only by the timer's word, which may prove wrong
-	tx      int64   // its last transmission, counted over the flow
-	sentAt  cc.Time // of the last transmission
-}
-
-type segState uint8
-
-const (
-	onWire segState = iota
-	lost            // and waiting to be sent again
-	arrived
-)
 
 func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 	s := &sender{
@@ -185,7 +162,7 @@ func (s *sender) pump() {
 		}
 		return
 	}
-	for !s.closed && !s.recovery.pending() {
+	for !s.closed && !s.pending() {
 		n, next := s.src.available(s.w.now)
 		if n == 0 {
 			s.flow.Take(s.w.now, 0)
@@ -210,8 +187,8 @@ func (s *sender) pump() {
 // written.
 func (s *sender) extend(size cc.Bytes, pushed bool) {
 	s.sent += size
-	s.segs = append(s.segs, segment{end: s.sent, size: size, pushed: pushed})
-	s.transmit(s.base + int64(len(s.segs)) - 1)
+	s.board.Extend(s.sent, size, pushed)
+	s.transmit(s.board.End() - 1)
 }
 
 // resumeAt plans to go on when the application has something again, or the pace allows it.
@@ -230,13 +207,8 @@ func (s *sender) resumeAt(at cc.Time) {
 
 // transmit puts segment number n on the wire.
 func (s *sender) transmit(n int64) {
-	seg := &s.segs[n-s.base]
-	now := s.w.now
-	seg.tx, seg.sentAt, seg.state = s.recovery.sending(n), now, onWire
-	if s.pipe == 0 {
-		s.recovery.timer.Start(now)
-	}
-	s.pipe += seg.size
+	now, seg := s.w.now, s.board.at(n)
+	s.board.Transmit(now, n)
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
 	s.stats.sent(now)
 	settled := func(left cc.Time, v Verdict) {
@@ -257,11 +229,10 @@ func (s *sender) transmit(n int64) {
 
 // retransmit sends segment number n again.
 func (s *sender) retransmit(n int64) {
-	seg := &s.segs[n-s.base]
-	seg.resent, seg.givenUp = true, false
-	s.report.Lost += seg.size
+	size := s.board.at(n).size
+	s.report.Lost += size
 	s.stats.retransmit(s.w.now)
-	s.spend(seg.size)
+	s.spend(size)
 	s.transmit(n)
 }
 
@@ -275,25 +246,27 @@ func (s *sender) spend(size cc.Bytes) {
 // repair retransmits what is lost as far as the window and the pace allow, and at
 // least atLeast segments of it.
 func (s *sender) repair(atLeast int) {
-	for !s.closed && s.recovery.pending() {
-		n := s.recovery.repairs[0]
-		if n < s.base || s.segs[n-s.base].state != lost {
-			s.recovery.repairs = s.recovery.repairs[1:]
-			continue
-		}
-		if atLeast <= 0 {
-			if s.recovery.probing || s.pipe+s.segs[n-s.base].size > s.limit {
-				return
-			}
-			if s.paced > s.w.now {
-				s.resumeAt(s.paced)
-				return
-			}
+	for !s.closed {
+		n, ok := s.board.Repair()
+		switch {
+		case !ok:
+			return
+		case atLeast > 0:
+		case s.board.Probing || s.board.Pipe+s.board.at(n).size > s.limit:
+			return
+		case s.paced > s.w.now:
+			s.resumeAt(s.paced)
+			return
 		}
 		atLeast--
-		s.recovery.repairs = s.recovery.repairs[1:]
 		s.retransmit(n)
 	}
+}
+
+// pending reports whether something waits to be sent again.
+func (s *sender) pending() bool {
+	_, ok := s.board.Repair()
+	return ok
 }
 
 // arrive is the packet's arrival at the receiver.
@@ -345,13 +318,11 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 	}
 	s.told = upTo
 	s.rcv.forget(upTo)
-	s.trim()
-	s.recovery.heard(s.w.now, raw)
-	if s.recovery.probing && s.settleProbe() && s.pipe >= s.limit {
-		s.sendNewest() // else part of it may be lost, and fill the window until the timer fires again
+	if s.board.Heard(s.w.now, raw) && s.board.Pipe >= s.limit && s.board.LoseNewest() {
+		s.repair(1) // else part of it may be lost, and fill the window until the timer fires again
 	}
-	found := s.detect()
-	if s.src.done() && len(s.segs) == 0 {
+	found := s.board.Detect(s.w.now)
+	if s.src.done() && len(s.board.segs) == 0 {
 		s.tell(raw)
 		s.stats.completed = s.w.now
 		s.close()
@@ -373,57 +344,56 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 
 // acknowledge notes one arrival and returns the round trip it shows; 0: none.
 func (s *sender) acknowledge(a arrival) time.Duration {
-	s.recovery.delivered(a.tx)
-	if a.n < s.base {
-		return 0
+	rtt, news := s.board.Arrive(s.w.now, a.n, a.tx)
+	if news && a.ce {
+		s.report.Marked += a.size
 	}
-	seg := &s.segs[a.n-s.base]
-	if seg.state == arrived {
-		return 0
-	}
-	if seg.state == onWire {
-		s.pipe -= seg.size
-	}
-	seg.state = arrived
-	s.acked += seg.size
-	if a.ce {
-		s.report.Marked += seg.size
-	}
-	if !seg.resent {
-		s.report.Newest = max(s.report.Newest, seg.end)
-	}
-	if a.tx != seg.tx || a.tx < s.recovery.probeTx {
-		// The time of an earlier transmission is forgotten; and what waited out a
-		// timeout would stretch the timer for a path that is back to normal.
-		return 0
-	}
-	return s.w.now.Sub(seg.sentAt)
+	return rtt
 }
 
-// trim forgets what has been acknowledged without a hole.
-func (s *sender) trim() {
-	k := 0
-	for k < len(s.segs) && s.segs[k].state == arrived {
-		k++
+// setAlarm plans the next look at the clock.
+func (s *sender) setAlarm() {
+	at := s.board.Deadline()
+	if s.closed || at == cc.Never || s.alarm != 0 && s.alarm <= at {
+		return
 	}
-	s.segs = s.segs[k:]
-	s.base += int64(k)
+	s.alarm = at
+	s.w.at(at, func() {
+		if s.alarm == at {
+			s.alarm = 0
+			s.look()
+		}
+	})
 }
 
-// una is the stream offset below which everything has arrived.
-func (s *sender) una() cc.Bytes {
-	if len(s.segs) == 0 {
-		return s.acked
+// look does what is due by the clock.
+func (s *sender) look() {
+	if s.closed {
+		return
 	}
-	return s.segs[0].end - s.segs[0].size
+	switch {
+	case s.board.Expired(s.w.now):
+		s.report.Timeouts++
+		s.stats.timeout(s.w.now)
+		s.repair(1)
+		s.tell(0)
+		s.setAlarm()
+	case s.board.Detect(s.w.now):
+		s.repair(1)
+		s.tell(0)
+		s.repair(0)
+		s.setAlarm()
+		s.pump()
+	default:
+		s.setAlarm()
+	}
 }
 
 // tell reports to the flow.
 func (s *sender) tell(raw time.Duration) {
 	s.report.At = s.w.now
-	s.report.Acked = s.acked
-	s.report.Sacked = s.acked - s.una()
-	s.report.Pipe = s.pipe
+	s.report.Acked, s.report.Newest, s.report.Pipe = s.board.Acked, s.board.Newest, s.board.Pipe
+	s.report.Sacked = s.board.Acked - s.board.Unacked()
 	s.report.RTT = 0
 	if s.w.scenario.RawRTT || s.cfg.Upload || s.edgeHold != nil {
 		s.report.RTT = raw
@@ -433,7 +403,7 @@ func (s *sender) tell(raw time.Duration) {
 		s.write(n)
 		s.report.Unsent = s.wrote - s.sent
 		s.report.Written = s.wrote
-		s.report.RwndFull = s.report.Unsent > 0 && s.sent+cc.DefaultMSS > s.edge && s.pipe+cc.DefaultMSS <= s.limit
+		s.report.RwndFull = s.report.Unsent > 0 && s.sent+cc.DefaultMSS > s.edge && s.board.Pipe+cc.DefaultMSS <= s.limit
 	}
 	s.toldSent = s.sent
 	s.flow.Report(s.report)

@@ -80,7 +80,7 @@ func (s Scenario) complete() Scenario {
 // pumpHeld is pump within the window and at the pace that the flow named last. As
 // in the kernel, what the application has beyond that waits below the flow.
 func (s *sender) pumpHeld() {
-	for !s.closed && !s.recovery.pending() {
+	for !s.closed && !s.pending() {
 		n, next := s.src.available(s.w.now)
 		if n == 0 && s.wrote == s.sent {
 			s.resumeAt(next)
@@ -88,7 +88,7 @@ func (s *sender) pumpHeld() {
 		}
 		s.write(n)
 		size := min(s.wrote-s.sent, cc.DefaultMSS)
-		if size == 0 || s.pipe+size > s.limit || s.sent+size > s.edge {
+		if size == 0 || s.board.Pipe+size > s.limit || s.sent+size > s.edge {
 			break
 		}
 		if s.paced > s.w.now {
@@ -121,7 +121,7 @@ func (s *sender) tellOfSent() {
 func (s *sender) write(n cc.Bytes) {
 	room := min(n, sendBatch) - (s.wrote - s.sent)
 	if b := s.cfg.SendBuffer; b > 0 {
-		room = min(room, (b-(s.wrote-s.una()))/cc.DefaultMSS*cc.DefaultMSS)
+		room = min(room, (b-(s.wrote-s.board.Unacked()))/cc.DefaultMSS*cc.DefaultMSS)
 	}
 	switch {
 	case room <= 0:

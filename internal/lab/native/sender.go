@@ -42,7 +42,6 @@ type Sender struct {
 	tickAt cc.Time
 	limit  flow.Limit
 	paced  cc.Time // not to send before
-	look   cc.Time // for losses; 0: with the next acknowledgement
 	out    outstanding
 	fed    bool // by forecasts of the receiver
 	packet [DataBytes]byte
@@ -97,20 +96,14 @@ func (s *Sender) Run(ctx context.Context, sent func(all, again cc.Bytes)) (err e
 			s.tickAt = cc.Never
 			s.tickAt = min(s.tickAt, manager.Tick(0, now))
 		}
-		if now >= s.out.timeout() {
-			s.out.expire(now)
-			s.tell(now)
-		}
-		if s.look > 0 && now >= s.look {
-			s.look = s.out.detect(now)
-			s.out.report.RTT = 0
+		if now >= s.out.Deadline() && s.out.look(now) {
 			s.tell(now)
 		}
 		next, err := s.pump()
 		if err != nil {
 			return err
 		}
-		if err := s.wait(min(next, s.tickAt, s.out.timeout(), s.lookAt())); err != nil {
+		if err := s.wait(min(next, s.tickAt, s.out.Deadline())); err != nil {
 			return err
 		}
 	}
@@ -118,13 +111,6 @@ func (s *Sender) Run(ctx context.Context, sent func(all, again cc.Bytes)) (err e
 }
 
 func (s *Sender) now() cc.Time { return cc.Time(time.Since(s.began) + time.Second) }
-
-func (s *Sender) lookAt() cc.Time {
-	if s.look == 0 {
-		return cc.Never
-	}
-	return s.look
-}
 
 // tell reports to the flow.
 func (s *Sender) tell(now cc.Time) {
@@ -194,7 +180,6 @@ func (s *Sender) hear() error {
 			return os.NewSyscallError("receive", err)
 		}
 		if a, ok := parseAck(b[:n], s.token); ok && s.out.take(s.now(), a, s.limit.Cwnd) {
-			s.look = s.out.detect(s.now())
 			s.tell(s.now())
 		}
 		if f, ok := parseForecast(b[:n], s.token); ok && s.fed {

@@ -18,8 +18,8 @@ func timedOut(t *testing.T) (o outstanding, now cc.Time) {
 	for o.allows(window) {
 		o.send(now)
 	}
-	now = o.timeout()
-	o.expire(now)
+	now = o.Deadline()
+	require.True(t, o.look(now))
 	for o.allows(window) {
 		o.send(now)
 	}
@@ -33,7 +33,6 @@ func timedOut(t *testing.T) (o outstanding, now cc.Time) {
 func TestATimeoutWithoutALoss(t *testing.T) {
 	o, now := timedOut(t)
 	require.True(t, o.take(now, ack{tx: 1, highest: 1}, 10*payload))
-	o.detect(now)
 	assert.Equal(t, 9*payload, o.report.Pipe, "the others are on the wire still")
 	assert.Zero(t, o.report.RTT, "it is that of the outage")
 	n, again := o.next()
@@ -41,7 +40,6 @@ func TestATimeoutWithoutALoss(t *testing.T) {
 	assert.EqualValues(t, 10, n)
 	for tx := uint64(2); tx <= 11; tx++ {
 		o.take(now, ack{tx: tx, highest: tx}, 10*payload)
-		o.detect(now)
 	}
 	assert.Equal(t, 10*payload, o.report.Acked)
 	assert.Zero(t, o.report.Pipe)
@@ -54,7 +52,6 @@ func TestATimeoutWithALossAmongWhatArrives(t *testing.T) {
 	o, now := timedOut(t)
 	for tx := uint64(3); tx <= 6; tx++ {
 		require.True(t, o.take(now, ack{tx: tx, highest: tx}, 10*payload))
-		o.detect(now)
 	}
 	assert.Equal(t, 5*payload, o.report.Pipe, "four have arrived, and one is lost")
 	n, again := o.next()
@@ -66,7 +63,6 @@ func TestATimeoutWithALossAmongWhatArrives(t *testing.T) {
 func TestATimeoutWithLosses(t *testing.T) {
 	o, now := timedOut(t)
 	require.True(t, o.take(now, ack{tx: 11, highest: 11}, 4*payload))
-	o.detect(now)
 	assert.Equal(t, time.Millisecond, o.report.RTT)
 	for o.allows(4 * payload) {
 		o.send(now)
@@ -80,7 +76,6 @@ func TestATimeoutWithLosses(t *testing.T) {
 func TestATimeoutWithoutALossBeyondTheWindow(t *testing.T) {
 	o, now := timedOut(t)
 	require.True(t, o.take(now, ack{tx: 1, highest: 1}, 2*payload))
-	o.detect(now)
 	require.True(t, o.allows(2*payload))
 	n, again := o.next()
 	assert.True(t, again)
@@ -88,6 +83,5 @@ func TestATimeoutWithoutALossBeyondTheWindow(t *testing.T) {
 	o.send(now)
 	assert.False(t, o.allows(2*payload))
 	require.True(t, o.take(now, ack{tx: 12, highest: 12}, 2*payload))
-	o.detect(now)
 	assert.Zero(t, o.report.Pipe, "the others are lost")
 }
