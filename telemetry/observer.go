@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/telemetry/compare"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 const (
@@ -59,8 +60,8 @@ type Observer struct {
 	watched  atomic.Pointer[[]string] // rules that are recorded
 
 	mu    sync.Mutex
-	proof *proof   // the last one; nil: there was none
-	gains []string // of the samples, at the last check
+	proof *proof      // the last one; nil: there was none
+	gains []page.Gain // of the samples, at the last check
 
 	hosts     hostBases
 	delivered map[uint64]cc.Bytes // by flow, at the last look
@@ -184,7 +185,7 @@ func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 
 // checkSamples notes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.
 func (o *Observer) checkSamples(now time.Time) {
-	var gains []string
+	var gains []page.Gain
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -192,7 +193,10 @@ func (o *Observer) checkSamples(now time.Time) {
 	}()
 	for _, s := range o.Samples() {
 		r := o.recorder.Compare(now, s.Rule, s.Against, "hosts")
-		gains = append(gains, fmt.Sprintf("%s against %s: %s", s.Rule, RuleName(s.Against), r.Verdict))
+		gains = append(gains, page.Gain{
+			Rules: []string{s.Rule, s.Against},
+			Text:  fmt.Sprintf("%s against %s: %s", s.Rule, RuleName(s.Against), r.Verdict),
+		})
 		if !r.Harmful {
 			continue
 		}
@@ -223,7 +227,7 @@ func (o *Observer) Compare(first, second string) (compare.Result, error) {
 }
 
 // Gains says what sampled rules and the last proof have shown, one sentence each. Samples are compared each minute.
-func (o *Observer) Gains() []string {
+func (o *Observer) Gains() []page.Gain {
 	o.mu.Lock()
 	gains := slices.Clone(o.gains)
 	o.mu.Unlock()
@@ -232,7 +236,7 @@ func (o *Observer) Gains() []string {
 		if p.Ended {
 			state = "proved"
 		}
-		gains = append(gains, fmt.Sprintf("%s, %s: %s", p.Host, state, p.Result.Verdict))
+		gains = append(gains, page.Gain{Host: p.Host, Text: fmt.Sprintf("%s, %s: %s", p.Host, state, p.Result.Verdict)})
 	}
 	return gains
 }

@@ -138,7 +138,7 @@ func TestASampleThatCostsMuchIsStopped(t *testing.T) {
 	o.checkSamples(o.now)
 	assert.Equal(t, []string{"canary"}, o.stopped)
 	require.Len(t, o.Gains(), 1)
-	assert.Contains(t, o.Gains()[0], "canary against defaults: no difference in queueing delay")
+	assert.Contains(t, o.Gains()[0].Text, "canary against defaults: no difference in queueing delay")
 }
 
 func TestWithoutSamplesAndProofsNothingIsObserved(t *testing.T) {

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -17,6 +18,7 @@ type row struct {
 	client, target                     netip.AddrPort
 	age, idle                          time.Duration
 	down, up                           side
+	groups                             [2]string // hosts of the groups of down and up
 }
 
 // side is one direction of a row, as far as the page shows and sorts it.
@@ -40,6 +42,7 @@ func rowOf(f *proxy.FlowInfo) row {
 	}
 	if f.Relayed() {
 		r.down, r.up = sideOf(&f.Down), sideOf(&f.Up)
+		r.groups = [2]string{parseGroupName(f.Down.Flow.Group).host, parseGroupName(f.Up.Flow.Group).host}
 	}
 	return r
 }
@@ -98,7 +101,7 @@ func (r *row) flowView() Flow {
 	out := Flow{
 		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer,
 		Host: r.host, ServerName: r.server, Age: r.age.Seconds(), Idle: r.idle.Seconds(),
-		Down: r.down.sideView(), Up: r.up.sideView(),
+		Down: r.down.sideView(r.age), Up: r.up.sideView(r.age),
 	}
 	out.Main, _ = r.main()
 	if r.client.IsValid() {
@@ -110,8 +113,8 @@ func (r *row) flowView() Flow {
 	return out
 }
 
-// sideView is the direction as JSON. A rate that is not known yet is absent.
-func (s *side) sideView() Side {
+// sideView is the direction as JSON, of a flow of that age. A rate that is not known yet is absent.
+func (s *side) sideView(age time.Duration) Side {
 	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
 	if s.known {
 		out.Rate = &s.rate
@@ -128,7 +131,13 @@ func (s *side) sideView() Side {
 	}
 	out.SRTT, out.MinRTT = s.srtt.Seconds(), s.min.Seconds()
 	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limits.Seconds()
+	out.Reason = fmt.Sprintf("%s, %.0f %%", limits[s.limitedBy], 100*min(1, s.limits.Seconds()/max(age.Seconds(), 1e-3)))
 	return out
+}
+
+// isOf reports whether a host is the client, or shares one of the flow's windows.
+func (r *row) isOf(host string) bool {
+	return host == r.groups[0] || host == r.groups[1] || host == r.peer || host == r.client.Addr().String()
 }
 
 // searchWords appends what a search looks at.

@@ -76,7 +76,7 @@ func (h *hosts) allHosts() []Host {
 		}
 		for i := range h.rows { // of two listeners
 			if r := &h.rows[i]; count[r.Label] > 1 {
-				_, r.Label = labelGroup(r.Name)
+				_, r.Label = parseGroupName(r.Name).labels()
 			}
 		}
 	}
@@ -91,7 +91,9 @@ func (h *hosts) hostRow(g *flow.Group) Host {
 		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= HintedWithin, Capped: g.Capped,
 		Delivered: g.Delivered,
 	}
-	v.Label, _ = labelGroup(g.Name)
+	name := parseGroupName(g.Name)
+	v.Label, _ = name.labels()
+	v.Host = name.host
 	if v.Window >= cc.MaxCwnd {
 		v.Window = 0
 	}
@@ -107,42 +109,63 @@ func (h *hosts) hostRow(g *flow.Group) Host {
 		}
 		v.UDP = &u
 	}
+	v.Reason, v.Severity = explainGroup(g, v.UDP)
 	return v
 }
 
-// labelGroup returns what an operator calls a group with that name: the host or network that the bytes go to or come
-// from, the peer of a tunnel, or the name that a rule gives. In full it ends with the listener, if it has one. A name
-// is the direction and the parts that proxy/policy joins by "|".
-func labelGroup(name string) (label, full string) {
+// groupName is what the name of a group says. A name is the direction and the parts that proxy/policy joins by "|".
+type groupName struct {
+	direction string // of the bytes: down or up; empty: the name is of another form
+	listener  string // empty: a rule gives the name
+	host      string // the host, network or peer that the bytes go to or come from, or the name that a rule gives
+	toServer  bool
+	received  bool // the window is the one that the hosts may send in
+}
+
+// parseGroupName reads the name of a group. One of another form has it as its host.
+func parseGroupName(name string) (n groupName) {
 	rest, received := strings.CutPrefix(name, "from ")
 	parts := strings.SplitN(rest, "|", 3)
 	if len(parts) < 2 {
-		return name, name
+		return groupName{host: name}
 	}
-	direction, listener, key := parts[0], "", parts[1]
+	n = groupName{direction: parts[0], host: parts[len(parts)-1], received: received}
 	if len(parts) == 3 {
-		listener, key = parts[1], parts[2]
+		n.listener = parts[1]
 	}
-	address, toServer := strings.CutPrefix(key, "to ")
+	n.host, n.toServer = strings.CutPrefix(strings.TrimPrefix(n.host, "through "), "to ")
+	return n
+}
+
+// sends reports whether the bytes of the group come from its host.
+func (n groupName) sends() bool { return (n.direction == "up") != n.toServer }
+
+// labels return what an operator calls the group. In full it ends with the listener, if it has one.
+func (n groupName) labels() (label, full string) {
 	usual := "down" // the direction that the label needs not tell
-	if toServer {
+	if n.toServer {
 		usual = "up"
 	}
 	switch {
-	case key == "":
-		label = "all of " + listener
-	case received:
-		label, usual = "from "+address, direction
+	case n.host == "":
+		label = "all of " + n.listener
+	case n.received:
+		label, usual = "from "+n.host, n.direction
+	case n.toServer:
+		label = "to " + n.host
 	default:
-		label = key
+		label = n.host
 	}
-	if direction != usual {
-		label += ", " + direction
+	switch {
+	case n.direction == "":
+		return n.host, n.host
+	case n.direction != usual:
+		label += ", " + n.direction
 	}
-	if listener == "" || key == "" {
+	if n.listener == "" || n.host == "" {
 		return label, label
 	}
-	return label, label + " (" + listener + ")"
+	return label, label + " (" + n.listener + ")"
 }
 
 // stringsOf are the elements of a list in words; never nil.
@@ -162,9 +185,12 @@ func (h *Host) udpRate() *cc.Rate {
 	return h.UDP.Rate
 }
 
+// isOf reports whether the window is one of a host.
+func (h *Host) isOf(host string) bool { return h.Host == host }
+
 // searchWords appends what a search finds the host by.
 func (h *Host) searchWords(to []byte) []byte {
-	return appendWords(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
+	return appendWords(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, h.Reason, strings.Join(h.Hosts, " "))
 }
 
 // peers are those of tunnels at one moment.

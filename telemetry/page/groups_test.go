@@ -19,7 +19,7 @@ func TestAGroupIsCalledByItsAddress(t *testing.T) {
 		"down|lan|to 192.0.2.1":                  {"to 192.0.2.1, down", "to 192.0.2.1, down (lan)"},
 		"from down|lan|192.168.1.50":             {"from 192.168.1.50", "from 192.168.1.50 (lan)"},
 		"from up|lan|to 192.0.2.1":               {"from 192.0.2.1", "from 192.0.2.1 (lan)"},
-		"down|vpn|through phone":                 {"through phone", "through phone (vpn)"},
+		"down|vpn|through phone":                 {"phone", "phone (vpn)"},
 		"down|lan|":                              {"all of lan", "all of lan"},
 		"up|lan|":                                {"all of lan, up", "all of lan, up"},
 		"down|lan|10.1.2.3:999 to 192.0.2.1:443": {"10.1.2.3:999 to 192.0.2.1:443", "10.1.2.3:999 to 192.0.2.1:443 (lan)"},
@@ -29,7 +29,7 @@ func TestAGroupIsCalledByItsAddress(t *testing.T) {
 		"of another form":                        {"of another form", "of another form"},
 		"":                                       {"", ""},
 	} {
-		label, full := labelGroup(name)
+		label, full := parseGroupName(name).labels()
 		assert.Equal(t, want, [2]string{label, full}, name)
 	}
 }
@@ -49,16 +49,16 @@ func TestHostsAreOrderedByAddress(t *testing.T) {
 	assert.Negative(t, order(host("192.0.2.9"), host("192.0.2.10")), "as numbers")
 	assert.Negative(t, order(host("192.0.2.9"), host("2001:db8::1")))
 	assert.Negative(t, order(host("192.0.2.9"), host("all of lan")))
-	assert.Positive(t, order(host("through phone"), host("192.0.2.9")))
-	assert.Negative(t, order(host("all of lan"), host("through phone")))
+	assert.Positive(t, order(host("phone"), host("192.0.2.9")))
+	assert.Negative(t, order(host("all of lan"), host("phone")))
 	assert.Zero(t, order(host("192.0.2.9"), host("192.0.2.9")))
 }
 
-func FuzzLabelGroup(f *testing.F) {
+func FuzzParseGroupName(f *testing.F) {
 	f.Add("down|lan|192.168.1.50")
 	f.Add("from up|lan|to " + netip.IPv6Loopback().String())
 	f.Fuzz(func(t *testing.T, name string) {
-		label, full := labelGroup(name)
+		label, full := parseGroupName(name).labels()
 		assert.Equal(t, name == "", label == "", "%q is called %q", name, label)
 		assert.Contains(t, full, label)
 	})

@@ -7,15 +7,145 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 )
 
 const (
-	// step is the time between two points of the last hour.
+	// step is the time between two points.
 	step = 5 * time.Second
-	// longStep is the time between two points of the last day.
-	longStep = 2 * time.Minute
+	// hostStep and hostLongStep are longer than those of the whole proxy, since there are many hosts.
+	hostStep     = 15 * time.Second
+	longStep     = 2 * time.Minute
+	hostLongStep = 15 * time.Minute
+	// maxTrails bounds the hosts with a history, of up to 22 kB each.
+	maxTrails = 256
+	// quietTrail is how long a host with a history has nothing to do before another one takes its place.
+	quietTrail = 10 * time.Minute
 )
+
+// trail is a history of the last hour, and one of the last day with fewer points.
+type trail struct {
+	hour, day history
+	// recent are not yet in a point of the hour, pending not yet in one of the day.
+	recent, pending []Point
+	// The times between two points.
+	step, longStep time.Duration
+}
+
+// newTrail returns a trail of points that are so far apart: multiples of step.
+func newTrail(each, eachOfDay time.Duration) *trail {
+	return &trail{hour: newHistory(time.Hour, each), day: newHistory(24*time.Hour, eachOfDay), step: each, longStep: eachOfDay}
+}
+
+// addPoint adds what one step came to.
+func (t *trail) addPoint(p Point) {
+	if t.recent = append(t.recent, p); len(t.recent) < int(t.step/step) {
+		return
+	}
+	p = mergePoints(t.recent)
+	t.recent = t.recent[:0]
+	t.hour.addPoint(p)
+	if t.pending = append(t.pending, p); len(t.pending) == int(t.longStep/t.step) {
+		t.day.addPoint(mergePoints(t.pending))
+		t.pending = t.pending[:0]
+	}
+}
+
+// since returns the points after at of the last day, or else of the last hour.
+func (t *trail) since(at float64, day bool) History {
+	if day {
+		return History{Step: t.longStep.Seconds(), Points: t.day.pointsSince(at)}
+	}
+	return History{Step: t.step.Seconds(), Points: t.hour.pointsSince(at)}
+}
+
+// trails are the histories of hosts.
+type trails struct {
+	at        cc.Time             // of the newest points; 0: there are none
+	delivered map[string]cc.Bytes // by then, by Group.Key
+	byHost    map[string]*hostTrail
+}
+
+// hostTrail is the history of one host.
+type hostTrail struct {
+	*trail
+	busy cc.Time // when it had bytes delivered last
+}
+
+// addPoints adds a point for each host, by the state of all groups. A host is known from its first bytes on.
+func (t *trails) addPoints(groups []flow.Group, now cc.Time, wall float64) {
+	before, was := t.at, t.delivered
+	t.at, t.delivered = now, make(map[string]cc.Bytes, len(groups))
+	points := map[string]*Point{}
+	for i := range groups {
+		g := &groups[i]
+		t.delivered[g.Key] = g.Delivered
+		name := parseGroupName(g.Name)
+		if before == 0 || name.host == "" {
+			continue
+		}
+		p := points[name.host]
+		if p == nil {
+			p = &Point{At: wall}
+			points[name.host] = p
+		}
+		p.Connections += g.Members
+		rate := rateOf(was[g.Key], g.Delivered, now.Sub(before))
+		if name.sends() {
+			p.Up += rate
+		} else {
+			p.Down += rate
+		}
+		if delay := g.QueueingDelay.Seconds(); rate > 0 && g.SRTT > 0 && (p.Queue95 == nil || delay > *p.Queue95) {
+			p.Queue50, p.Queue95 = &delay, &delay
+		}
+	}
+	for host, p := range points {
+		if h := t.trailOf(host, p.Down+p.Up > 0, quietTrail); h != nil {
+			h.addPoint(*p)
+		}
+	}
+	for host, h := range t.byHost {
+		if points[host] == nil {
+			h.addPoint(Point{At: wall})
+		}
+	}
+}
+
+// trailOf returns the history of a host. A busy one without gets one, if there is a place or another host has had
+// nothing to do for so long. nil: it has none.
+func (t *trails) trailOf(host string, busy bool, quiet time.Duration) *hostTrail {
+	h := t.byHost[host]
+	if !busy {
+		return h
+	}
+	if h == nil {
+		if len(t.byHost) >= maxTrails && !t.dropQuietest(quiet) {
+			return nil
+		}
+		if t.byHost == nil {
+			t.byHost = map[string]*hostTrail{}
+		}
+		h = &hostTrail{trail: newTrail(hostStep, hostLongStep)}
+		t.byHost[host] = h
+	}
+	h.busy = t.at
+	return h
+}
+
+// dropQuietest drops the history of the host that had nothing to do for the longest time. It reports whether there
+// was one that had nothing to do for so long.
+func (t *trails) dropQuietest(quiet time.Duration) bool {
+	quietest := ""
+	for host, h := range t.byHost {
+		if t.at.Sub(h.busy) >= quiet && (quietest == "" || h.busy < t.byHost[quietest].busy) {
+			quietest = host
+		}
+	}
+	delete(t.byHost, quietest)
+	return quietest != ""
+}
 
 // history is a ring of points.
 type history struct {

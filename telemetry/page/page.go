@@ -6,7 +6,11 @@ import (
 	"encoding/json"
 	"iter"
 	"log/slog"
+	"math"
 	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,9 +30,9 @@ const (
 	lately = 3 * maxFresh
 )
 
-// policy lets the page load its own script and style, ask the proxy it came from,
+// contentPolicy lets the page load its own script and style, ask the proxy it came from,
 // and nothing else (Content Security Policy Level 3).
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 //go:embed assets
@@ -61,14 +65,14 @@ type Options struct {
 	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
 	Fallbacks func() uint64
 	Events    *Events
-	// Gains says what rules gain over others, in words; nil: nothing is compared.
-	Gains func() []string
+	// Gains says what rules gain over others; nil: nothing is compared.
+	Gains func() []Gain
 	// Changes reports whether algorithms may be changed here, and which rules differ from the
 	// file by that; nil: they may not.
 	Changes func() (may bool, changed []string)
 }
 
-// Page looks at a proxy and remembers the last hour.
+// Page looks at a proxy and remembers the last day.
 type Page struct {
 	o Options
 
@@ -82,9 +86,8 @@ type Page struct {
 	noted   counted // as of the last point of the history
 	totals  Totals
 	lists   []Listener
-	history history // the last hour
-	day     history // the last day
-	pending []Point // of the hour, and not yet in a point of the day
+	history *trail
+	trails  trails
 }
 
 // New returns the page of a proxy.
@@ -98,7 +101,7 @@ func New(o Options) *Page {
 	if o.Events == nil {
 		o.Events = &Events{}
 	}
-	return &Page{o: o, fresh: minFresh, history: newHistory(time.Hour, step), day: newHistory(24*time.Hour, longStep)}
+	return &Page{o: o, fresh: minFresh, history: newTrail(step, longStep)}
 }
 
 // Run writes the history until ctx is done.
@@ -138,10 +141,7 @@ func (p *Page) Note() {
 		Queue50: p.totals.Queue50, Queue95: p.totals.Queue95, Refused: refused,
 	}
 	p.history.addPoint(point)
-	if p.pending = append(p.pending, point); len(p.pending) == int(longStep/step) {
-		p.day.addPoint(mergePoints(p.pending))
-		p.pending = p.pending[:0]
-	}
+	p.trails.addPoints(p.hosts.groups, p.hosts.at, at)
 }
 
 // wallSeconds is the date in Unix time.
@@ -217,13 +217,14 @@ func (p *Page) answerQuery(q query) View {
 	out := View{
 		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
 		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
-		History: History{Step: step.Seconds(), Points: p.history.pointsSince(q.since)},
+		History: p.history.since(q.since, q.day),
 	}
-	if q.day {
-		out.History = History{Step: longStep.Seconds(), Points: p.day.pointsSince(q.since)}
-	}
+	var gains []Gain
 	if p.o.Gains != nil {
-		out.Gains = p.o.Gains()
+		gains = p.o.Gains()
+	}
+	for _, g := range gains {
+		out.Gains = append(out.Gains, g.Text)
 	}
 	if err := p.o.Ready(); err != nil {
 		out.State, out.Serving = err.Error(), false
@@ -233,9 +234,19 @@ func (p *Page) answerQuery(q query) View {
 	}
 	out.Events, out.EventsSeq = p.o.Events.eventsSince(q.events)
 	now := p.o.Clock()
+	if q.host != "" {
+		p.updateFlows()
+		out.Focus = p.focusOn(q.host, gains)
+		out.History = History{Step: hostStep.Seconds(), Points: []Point{}}
+		// A host that is looked at has a history from now on, whatever it moves.
+		if h := p.trails.trailOf(q.host, out.Focus.Connections > 0, 0); h != nil {
+			out.History = h.since(q.since, q.day)
+		}
+	}
 	switch q.table {
+	case "listeners", "events": // which every answer has
 	case "hosts":
-		all := p.hosts.allHosts()
+		all := ofHost(p.hosts.allHosts(), q.host, (*Host).isOf)
 		rows, n := selectRows(all, q, hostOrder[q.sort], (*Host).searchWords)
 		out.Total, out.Matches, out.Hosts = len(all), n, valuesOf(rows)
 	case "peers":
@@ -246,8 +257,9 @@ func (p *Page) answerQuery(q query) View {
 		out.Total, out.Matches, out.Peers = len(p.peers.all), n, valuesOf(rows)
 	default:
 		p.updateFlows()
-		rows, n := selectRows(p.rows, q, flowOrder[q.sort], (*row).searchWords)
-		out.Total, out.Matches = len(p.rows), n
+		all := ofHost(p.rows, q.host, (*row).isOf)
+		rows, n := selectRows(all, q, flowOrder[q.sort], (*row).searchWords)
+		out.Total, out.Matches = len(all), n
 		for _, r := range rows {
 			out.Flows = append(out.Flows, r.flowView())
 		}
@@ -259,6 +271,63 @@ func (p *Page) answerQuery(q query) View {
 		}
 	}
 	out.Fresh = p.fresh.Seconds()
+	return out
+}
+
+// focusOn sums up what a host does. Callers hold mu.
+func (p *Page) focusOn(host string, gains []Gain) *Focus {
+	f := &Focus{Host: host, Rules: []string{}}
+	for i := range p.rows {
+		r := &p.rows[i]
+		if !r.isOf(host) {
+			continue
+		}
+		f.Connections++
+		f.Down += r.down.rate
+		f.Up += r.up.rate
+		if !slices.Contains(f.Rules, r.rule) {
+			f.Rules = append(f.Rules, r.rule)
+		}
+	}
+	slices.Sort(f.Rules)
+	windows := ofHost(p.hosts.allHosts(), host, (*Host).isOf)
+	for i := range windows {
+		w := &windows[i]
+		if i == 0 || w.Severity.rank() > f.Severity.rank() {
+			f.Reason, f.Severity = w.Reason, w.Severity
+		}
+		if w.Active > 0 && compareKnown(w.Queue, f.Queue) > 0 {
+			f.Queue = w.Queue
+		}
+		if f.UDP == nil {
+			f.UDP = w.UDP
+		}
+	}
+	names := []string{host}
+	if address, err := netip.ParseAddr(host); err == nil {
+		client := proxy.FlowInfo{Source: netip.AddrPortFrom(address, 0)}
+		names = append(names, client.ClientHost()) // as proofs name it
+	}
+	for _, g := range gains {
+		ofRule := func(rule string) bool { return slices.Contains(f.Rules, rule) }
+		if slices.Contains(names, g.Host) || slices.ContainsFunc(g.Rules, ofRule) {
+			f.Gains = append(f.Gains, g.Text)
+		}
+	}
+	return f
+}
+
+// ofHost returns the rows that are of a host; all if it is empty.
+func ofHost[T any](all []T, host string, isOf func(*T, string) bool) []T {
+	if host == "" {
+		return all
+	}
+	var out []T
+	for i := range all {
+		if isOf(&all[i], host) {
+			out = append(out, all[i])
+		}
+	}
 	return out
 }
 
@@ -274,7 +343,7 @@ func (p *Page) Register(mux *http.ServeMux) {
 // serveAsset serves one file that is part of the program.
 func serveAsset(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Security-Policy", policy)
+		w.Header().Set("Content-Security-Policy", contentPolicy)
 		w.Header().Set("Referrer-Policy", "no-referrer")
 		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
 		http.ServeFileFS(w, r, assets, "assets/"+name)
@@ -286,6 +355,13 @@ func (p *Page) serveView(w http.ResponseWriter, r *http.Request) {
 	q, err := readQuery(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if q.csv = q.csv || strings.HasPrefix(r.Header.Get("Accept"), "text/csv"); q.csv {
+		q.offset, q.rows, q.events = 0, math.MaxInt, 0
+		w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+		w.Header().Set("Content-Disposition", `attachment; filename="penstock-`+q.table+`.csv"`)
+		_ = writeCSV(w, p.answerQuery(q)) // who has gone needs no answer
 		return
 	}
 	text, err := json.Marshal(p.answerQuery(q))

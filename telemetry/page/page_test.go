@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -302,6 +303,164 @@ func TestSessionsOfOneConnectionAreToldApart(t *testing.T) {
 	assert.Equal(t, []cc.Rate{0, 1000}, []cc.Rate{*v.Peers[0].Down, *v.Peers[1].Down})
 }
 
+// TestAHostHasAViewOfItsOwn has a host with two connections, windows in both directions and a proof beside another host.
+func TestAHostHasAViewOfItsOwn(t *testing.T) {
+	h := &hand{at: 1, groups: []flow.Group{
+		{Key: "d", Name: "down|lan|192.0.2.7", Members: 2, Active: 1, SRTT: time.Second, QueueingDelay: 300 * time.Millisecond},
+		{Key: "u", Name: "up|lan|192.0.2.7", Members: 2},
+		{Key: "other", Name: "down|lan|192.0.2.9", Members: 1, Active: 1, SRTT: time.Second},
+	}}
+	for id := range uint64(3) {
+		h.flows = append(h.flows, managed(id+1, "a.example", 0))
+	}
+	h.flows[1].Rule = ""
+	h.flows[2].Source = netip.MustParseAddrPort("192.0.2.9:1000")
+	p := h.page(func(o *Options) {
+		o.Gains = func() []Gain {
+			return []Gain{{Host: "192.0.2.7", Text: "half"}, {Host: "192.0.2.9", Text: "none"}, {Rules: []string{"canary", ""}, Text: "a third"}}
+		}
+	})
+	p.Note()
+	for range 2 * int(hostStep/step) {
+		h.later(step, 125_000, 1000)
+		h.groups[0].Delivered += 250_000
+		h.groups[1].Delivered += 2500
+		ask(t, p, "host=192.0.2.7")
+		p.Note()
+	}
+	v := ask(t, p, "host=192.0.2.7&table=hosts")
+	assert.Equal(t, &Focus{
+		Host: "192.0.2.7", Connections: 2, Down: 400_000, Up: 3200, Rules: []string{"", "all"}, Queue: new(0.3),
+		Reason: "long queue: others fill it, since it asks for less", Severity: Bad, Gains: []string{"half", "a third"},
+	}, v.Focus)
+	assert.Len(t, v.Gains, 3)
+	assert.Equal(t, []string{"192.0.2.7", "192.0.2.7, up"}, []string{v.Hosts[0].Label, v.Hosts[1].Label})
+	require.Len(t, v.History.Points, 2)
+	assert.Equal(t, []cc.Rate{400_000, 4000}, []cc.Rate{v.History.Points[1].Down, v.History.Points[1].Up})
+	assert.InDelta(t, 0.3, *v.History.Points[1].Queue95, 1e-9)
+	assert.Len(t, ask(t, p, "host=192.0.2.7").Flows, 2)
+
+	unknown := ask(t, p, "host=192.0.2.8")
+	assert.Equal(t, &Focus{Host: "192.0.2.8", Rules: []string{}}, unknown.Focus)
+	assert.Empty(t, unknown.Flows)
+	assert.Empty(t, unknown.History.Points)
+}
+
+// TestHistoriesOfHostsAreBounded has more hosts than histories. Those that move nothing give way.
+func TestHistoriesOfHostsAreBounded(t *testing.T) {
+	var all trails
+	groups := make([]flow.Group, maxTrails+10)
+	moved := func(from, to int, at time.Duration) {
+		for i := from; i < to; i++ {
+			groups[i].Delivered += 1000
+		}
+		all.addPoints(groups, cc.Time(at), at.Seconds())
+	}
+	for i := range groups {
+		groups[i].Key = fmt.Sprint(i)
+		groups[i].Name = "down|lan|host" + groups[i].Key
+	}
+	moved(0, 0, time.Second)
+	moved(0, maxTrails, 2*time.Second)
+	moved(0, len(groups), 3*time.Second)
+	require.Len(t, all.byHost, maxTrails)
+	assert.NotContains(t, all.byHost, groups[maxTrails].Name)
+	moved(10, len(groups), 3*time.Second+quietTrail)
+	require.Len(t, all.byHost, maxTrails)
+	assert.Contains(t, all.byHost, fmt.Sprint("host", maxTrails+9))
+	assert.NotContains(t, all.byHost, "host3")
+}
+
+// TestGroupsSayHowTheyDo has a group for each thing that may be said, in the order of the list: the worst first.
+func TestGroupsSayHowTheyDo(t *testing.T) {
+	late := func(by flow.LimitedBy, queue time.Duration, more ...func(*flow.Group)) flow.Group {
+		g := flow.Group{Active: 1, Members: 1, SRTT: time.Second, QueueingDelay: queue, LimitedBy: by}
+		for _, m := range more {
+			m(&g)
+		}
+		return g
+	}
+	h := &hand{at: 1, held: []proxy.HeldInfo{{Clients: []hold.ClientState{{Group: "4", AcknowledgedBy: "none", BusyFlows: 1}}}}}
+	want := []string{
+		"long queue: it fills the link itself", "long queue: 3.0 Mbit/s go there past its window",
+		"long queue: its receive window is the limit", "hints state more than arrives", "UDP passes: nothing acknowledges it",
+		"fills its link", "held below its window by a limit", "has all that it asks for", "idle", "no connection",
+	}
+	h.groups = []flow.Group{
+		late(flow.LimitedByCwnd, time.Second),
+		late(flow.LimitedByCwnd, 300*time.Millisecond, func(g *flow.Group) { g.RivalRate, g.DeliveryRate = 3e6, 9e6 }),
+		late(flow.LimitedByReceiver, 100*time.Millisecond),
+		late(flow.LimitedByCwnd, 50*time.Millisecond, func(g *flow.Group) { g.HintDoubt = flow.HintTooHigh }),
+		late(flow.LimitedByCwnd, 40*time.Millisecond),
+		late(flow.LimitedByCwnd, 30*time.Millisecond),
+		late(flow.LimitedByCwnd, 20*time.Millisecond, func(g *flow.Group) { g.Capped = true }),
+		late(flow.LimitedByApplication, 10*time.Millisecond),
+		{Members: 1, SRTT: time.Second, QueueingDelay: time.Second},
+		{},
+	}
+	for i := range h.groups {
+		h.groups[i].Name = fmt.Sprint(i)
+		h.groups[i].Key = fmt.Sprint(i)
+	}
+	slices.Reverse(h.groups)
+	var said []string
+	for _, g := range ask(t, h.page(), "table=hosts").Hosts {
+		said = append(said, g.Reason)
+	}
+	assert.Equal(t, want, said)
+}
+
+// csvOf asks for a table as CSV and returns its rows by the names of columns.
+func csvOf(t *testing.T, p *Page, parameters string, header http.Header) []map[string]string {
+	t.Helper()
+	mux := http.NewServeMux()
+	p.Register(mux)
+	rec, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/v1/view?"+parameters, http.NoBody)
+	r.Header = header
+	mux.ServeHTTP(rec, r)
+	require.Equal(t, "text/csv; charset=utf-8", rec.Header().Get("Content-Type"), rec.Body.String())
+	all, err := csv.NewReader(rec.Body).ReadAll()
+	require.NoError(t, err)
+	var rows []map[string]string
+	for _, row := range all[1:] {
+		named := map[string]string{}
+		for i, name := range all[0] {
+			named[name] = row[i]
+		}
+		require.Len(t, named, len(row), "two columns have one name")
+		rows = append(rows, named)
+	}
+	return rows
+}
+
+func TestTablesAsCSV(t *testing.T) {
+	h := &hand{at: 1, groups: []flow.Group{{Key: "a", Name: "down|lan|192.0.2.7", Delivered: 1e9, Algorithm: "copa"}}}
+	h.tunnels = []proxy.TunnelInfo{{Listener: "vpn", Status: tunnel.Status{Peers: []tunnel.PeerState{{
+		Name: "phone", Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32"), netip.MustParsePrefix("fd00::2/128")},
+	}}}}}
+	h.counters.Listeners = []proxy.ListenerCounters{{Listener: "lan", Mode: "mixed", Accepted: 12}}
+	for id := range uint64(3 * maxRows) {
+		h.flows = append(h.flows, managed(id+1, "=HYPERLINK(\"x\")", 0))
+	}
+	p := h.page()
+	rows := csvOf(t, p, "format=csv&rows=2&offset=7&sort=age", nil)
+	require.Len(t, rows, 3*maxRows, "all of them")
+	assert.Equal(t, "'=HYPERLINK(\"x\")", rows[0]["host"], "no formula")
+	assert.Equal(t, []string{"192.0.2.7:1001", "3000", "window, 100 %", "", "none"}, []string{
+		rows[0]["client"], rows[0]["down_window_bytes"], rows[0]["down_reason"], rows[0]["up_window_bytes"], rows[0]["up_algorithm"],
+	})
+	assert.Len(t, csvOf(t, p, "q=1007", http.Header{"Accept": {"text/csv"}}), 1)
+	host := csvOf(t, p, "table=hosts&format=csv", nil)[0]
+	assert.Equal(t, []string{"192.0.2.7", "1000000000", "no connection", ""}, []string{
+		host["label"], host["delivered_bytes"], host["reason"], host["held_udp_acknowledged_by"],
+	})
+	assert.Equal(t, "10.9.0.2/32 fd00::2/128", csvOf(t, p, "table=peers&format=csv", nil)[0]["addresses"])
+	assert.Equal(t, "12", csvOf(t, p, "table=listeners&format=csv", nil)[0]["accepted"])
+	p.o.Events.addEvent(1.5, slog.LevelWarn, "a, \"b\"", 2)
+	assert.Equal(t, []map[string]string{{"t": "1.5", "level": "WARN", "text": `a, "b"`, "count": "2"}},
+		csvOf(t, p, "table=events&format=csv&events=1", nil))
+}
+
 func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 	const points = int(time.Hour / step)
 	h := &hand{at: 1, flows: []proxy.FlowInfo{managed(1, "a", 5*time.Millisecond)}}
@@ -352,7 +511,7 @@ func TestRunNotesAPointEachStep(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Second)
 		defer cancel()
 		p.Run(ctx)
-		assert.Len(t, p.history.ring, 12)
+		assert.Len(t, p.history.hour.ring, 12)
 	})
 }
 
@@ -427,6 +586,7 @@ func TestWrongParametersAreNamed(t *testing.T) {
 	for parameters, says := range map[string]string{
 		"table=people": `table is "people"`, "sort=size": `sort is "size"`, "table=peers&sort=rate": "must be one " +
 			"of name, listener",
+		"format=xml": `format is "xml"`, "host=" + strings.Repeat("x", 301): "host has 301 bytes",
 		"rows=501": "from 0 to 500", "offset=-1": `offset is "-1"`, "since=now": `since is "now"`,
 		"events=x": `events is "x"`, "detail=-2": `detail is "-2"`, "q=" + strings.Repeat("x", 101): "q has 101 bytes",
 	} {

@@ -18,11 +18,12 @@ const (
 	defaultRows = 50
 	maxRows     = 500
 	maxSearch   = 100 // bytes
+	maxHost     = 300 // bytes
 )
 
 // query is what a request wants to see.
 type query struct {
-	table      string // flows, hosts or peers
+	table      string // of columns
 	sort       string // a column
 	descending bool
 	search     string // in lower case
@@ -32,6 +33,8 @@ type query struct {
 	day        bool    // the history is that of the last day, not of the last hour
 	events     uint64  // the newest event that it has
 	detail     uint64  // a flow's number; 0: none
+	host       string  // whom rows and history are of; empty: all
+	csv        bool    // the answer has the rows alone, all of them, as CSV
 }
 
 // readQuery reads the parameters of a request. An error names the parameter and
@@ -45,12 +48,19 @@ func readQuery(v url.Values) (q query, err error) {
 	default:
 		return q, fmt.Errorf("history is %q, but must be hour or day", text)
 	}
+	switch text := v.Get("format"); text {
+	case "", "json":
+	case "csv":
+		q.csv = true
+	default:
+		return q, fmt.Errorf("format is %q, but must be json or csv", text)
+	}
 	if t := v.Get("table"); t != "" {
 		q.table = t
 	}
 	keys, ok := columns[q.table]
 	if !ok {
-		return q, fmt.Errorf("table is %q, but must be flows, hosts or peers", q.table)
+		return q, fmt.Errorf("table is %q, but must be flows, hosts, peers, listeners or events", q.table)
 	}
 	q.sort = keys[0]
 	q.descending = q.table != "peers"
@@ -63,6 +73,9 @@ func readQuery(v url.Values) (q query, err error) {
 	}
 	if q.search = strings.ToLower(v.Get("q")); len(q.search) > maxSearch {
 		return q, fmt.Errorf("q has %d bytes, but may have %d at most", len(q.search), maxSearch)
+	}
+	if q.host = v.Get("host"); len(q.host) > maxHost {
+		return q, fmt.Errorf("host has %d bytes, but may have %d at most", len(q.host), maxHost)
 	}
 	number := func(name string, most int, to *int) {
 		if text := v.Get(name); text != "" && err == nil {
@@ -98,8 +111,12 @@ var columns = map[string][]string{
 		"rate", "down", "up", "bytes", "queue", "window", "age", "idle", "client", "server", "listener",
 		"algorithm", "limited",
 	},
-	"hosts": {"rate", "queue", "window", "members", "delivered", "name", "algorithm", "limited", "udp"},
-	"peers": {"name", "listener", "handshake", "down", "up", "received", "sent", "endpoint"},
+	"hosts": {
+		"trouble", "rate", "queue", "window", "members", "delivered", "name", "algorithm", "limited", "udp",
+	},
+	"peers":     {"name", "listener", "handshake", "down", "up", "received", "sent", "endpoint"},
+	"listeners": {"name"},
+	"events":    {"when"},
 }
 
 // The orders of columns, by name.
@@ -125,6 +142,10 @@ var (
 		}),
 	}
 	hostOrder = map[string]func(a, b *Host) int{
+		"trouble": func(a, b *Host) int {
+			return cmp.Or(cmp.Compare(a.Severity.rank(), b.Severity.rank()), compareKnown(a.Queue, b.Queue),
+				compareKnown(a.Rate, b.Rate))
+		},
 		"rate":      func(a, b *Host) int { return compareKnown(a.Rate, b.Rate) },
 		"queue":     func(a, b *Host) int { return compareKnown(a.Queue, b.Queue) },
 		"window":    func(a, b *Host) int { return cmp.Compare(a.Window, b.Window) },

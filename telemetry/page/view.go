@@ -30,7 +30,10 @@ type View struct {
 	Events    []Event `json:"events,omitempty"`
 	EventsSeq uint64  `json:"events_seq"`
 
-	Table   string `json:"table"`   // what the rows are: flows, hosts or peers
+	// Focus is the host that was asked for. Rows and history are then those of the host.
+	Focus *Focus `json:"host,omitempty"`
+
+	Table   string `json:"table"`   // what the rows are: flows, hosts, peers, listeners or events
 	Total   int    `json:"total"`   // rows there are
 	Matches int    `json:"matches"` // rows that the search finds
 	Offset  int    `json:"offset"`  // of the first row here among those
@@ -51,6 +54,28 @@ type Totals struct {
 	// delivered of late; absent where there are none.
 	Queue50 *float64 `json:"queue_p50_seconds,omitempty"`
 	Queue95 *float64 `json:"queue_p95_seconds,omitempty"`
+}
+
+// Focus is what one host does, by all its connections and windows.
+type Focus struct {
+	Host        string   `json:"host"` // its address or name, as Host.Host
+	Connections int      `json:"connections"`
+	Down        cc.Rate  `json:"down_bits_per_second"` // written to it
+	Up          cc.Rate  `json:"up_bits_per_second"`   // written for it to servers
+	Rules       []string `json:"rules"`                // of its connections, by name; the defaults are empty
+	// Queue is the longest queueing delay of its busy windows; absent where none is busy.
+	Queue    *float64 `json:"queueing_delay_seconds,omitempty"`
+	Reason   string   `json:"reason"` // of its worst window; empty: it has none
+	Severity Severity `json:"severity,omitempty"`
+	UDP      *HeldUDP `json:"held_udp,omitempty"` // of all its windows; absent where none is held
+	Gains    []string `json:"gains,omitempty"`    // what proofs of it and samples of its rules have shown
+}
+
+// Gain is what a proof or a sampled rule has shown.
+type Gain struct {
+	Host  string   // of a proof; empty: of a sample
+	Rules []string // of a sample and of the hosts that it is compared with; the defaults are empty
+	Text  string
 }
 
 // Listener is one listener, with its tunnel if it ends one.
@@ -100,12 +125,14 @@ type Side struct {
 	// done so in the flow's life.
 	LimitedBy string  `json:"limited_by,omitempty"`
 	Limited   float64 `json:"limited_seconds,omitempty"`
+	Reason    string  `json:"reason,omitempty"` // LimitedBy in words, with its part of the flow's life: window, 90 %
 }
 
 // Host is one group of flows that share a window.
 type Host struct {
 	Name      string   `json:"name"`  // of the group, as in /hosts: down|lan|192.0.2.7
 	Label     string   `json:"label"` // what an operator calls it: 192.0.2.7
+	Host      string   `json:"host"`  // whom it is about: 192.0.2.7; empty: all of a listener
 	Algorithm string   `json:"algorithm"`
 	Receives  bool     `json:"receives,omitempty"` // hosts send, and this is the window they are let send in
 	Phase     string   `json:"phase"`
@@ -118,6 +145,8 @@ type Host struct {
 	Queue     *float64 `json:"queueing_delay_seconds,omitempty"`
 	MinRTT    float64  `json:"min_rtt_seconds,omitempty"`
 	LimitedBy string   `json:"limited_by"`
+	Reason    string   `json:"reason"` // what is wrong with it, or else what holds it back
+	Severity  Severity `json:"severity,omitempty"`
 	Hinted    bool     `json:"hinted,omitempty"`
 	Capped    bool     `json:"capped,omitempty"`
 	Delivered cc.Bytes `json:"delivered_bytes"`

@@ -32,7 +32,7 @@ func TestAnAlgorithmIsChangedFromThePage(t *testing.T) {
 	download(t)
 
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/"))
+	b.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/#tab=flows"))
 	b.until(`document.querySelector("#table tbody").textContent.includes("cubic")`)
 	b.until(`!document.querySelector("#change").hidden && document.querySelector("#differs").hidden`)
 
@@ -74,7 +74,7 @@ func TestAnAlgorithmIsChangedFromThePage(t *testing.T) {
 	// On a phone, in the dark; a tab of its own does not know the token.
 	phone := open(t, 390, 844, chromedp.EmulateMobile)
 	phone.dark(true)
-	phone.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/"))
+	phone.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/#tab=flows"))
 	phone.until(`!document.querySelector("#change").hidden && !document.querySelector("#differs").hidden`)
 	phone.do(chromedp.Click("#change"))
 	phone.until(`document.activeElement.id === "token"`)
@@ -105,7 +105,7 @@ func TestAnAlgorithmIsChangedFromThePage(t *testing.T) {
 func TestThePageChangesNothingWithoutAToken(t *testing.T) {
 	at, _ := serve(t, &busy{n: 5}, nil)
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelectorAll("#table tbody button").length === 5`)
 	assert.Equal(t, "0 0", b.text(`document.querySelector("#change").getClientRects().length + " " +
 		document.querySelector("#differs").getClientRects().length`))

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
@@ -24,7 +25,7 @@ const many = 10_000
 func TestTenThousandFlows(t *testing.T) {
 	at, _ := serve(t, &busy{n: many}, nil)
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelector("#matches").textContent === "10,000 rows"`)
 	t.Log("first paint after ms:", b.text(`performance.getEntriesByName("first-contentful-paint")[0]?.startTime`))
 	rows := `document.querySelectorAll("#table tbody tr:not(.gap)").length`
@@ -86,7 +87,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	at, p := serve(t, &busy{n: 25}, events)
 	p.Note()
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelectorAll("#table tbody button").length === 25`)
 
 	// What a screen reader is told.
@@ -113,7 +114,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	assert.NotZero(t, roles["status"])
 
 	// By keys alone: to the tabs, along them, into the search, to a flow and back.
-	b.do(chromedp.Focus("#tab-flows"), chromedp.KeyEvent(kb.ArrowLeft))
+	b.do(chromedp.Focus("#tab-flows"), chromedp.KeyEvent(kb.Home), chromedp.KeyEvent(kb.ArrowLeft))
 	b.until(`document.activeElement.id === "tab-events" && document.activeElement.getAttribute("aria-selected") === "true"`)
 	b.until(`document.querySelector("#table").textContent.includes("line 3: <b>unknown</b> key")`)
 	b.do(chromedp.KeyEvent(kb.ArrowLeft))
@@ -121,10 +122,10 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	b.until(`document.querySelector("#table").textContent.includes("1 min")`) // the age of a handshake of 75 s ago
 	b.do(chromedp.KeyEvent(kb.ArrowLeft))
 	b.until(`document.querySelector("#table").textContent.includes("wireguard")`)
-	b.do(chromedp.KeyEvent(kb.ArrowLeft))
+	b.do(chromedp.KeyEvent(kb.Home))
 	b.until(`document.querySelector("#table").textContent.includes("10.7.0.1")`)
 	assert.NotContains(t, b.text(`document.querySelector("#table").textContent`), "down|", "a host is called by its address")
-	b.do(chromedp.KeyEvent(kb.Home))
+	b.do(chromedp.KeyEvent(kb.ArrowRight))
 	b.until(`document.activeElement.id === "tab-flows" && document.querySelectorAll("#table tbody button").length === 25`)
 	b.do(chromedp.KeyEvent("/"))
 	b.until(`document.activeElement.id === "search"`)
@@ -142,7 +143,7 @@ func TestPhone(t *testing.T) {
 	at, _ := serve(t, &busy{n: many}, nil)
 	b := open(t, 390, 844, chromedp.EmulateMobile)
 	b.dark(true)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelector("#matches").textContent === "10,000 rows"`)
 	assert.LessOrEqual(t, b.text("document.documentElement.scrollWidth"), "390", "it scrolls sideways")
 	assert.Equal(t, "rgb(16, 21, 27)", b.text("getComputedStyle(document.body).backgroundColor"), "in the dark")
@@ -161,7 +162,7 @@ func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
 		p.Note()
 	}
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	axis := func(chart, kind string) string {
 		return b.text(`[...document.querySelector("#` + chart + `").parentNode.querySelectorAll("span.` + kind + `")]
 			.map((e) => e.textContent).join("|")`)
@@ -188,12 +189,77 @@ func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
 func TestAnIdleProxySaysHowTrafficGetsThere(t *testing.T) {
 	at, _ := serve(t, &busy{}, nil)
 	b := open(t, 390, 844)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`!document.querySelector("#empty").hidden`)
 	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "No connection is open.")
 	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "Listener ")
-	b.do(chromedp.Click("#tab-hosts"))
+	b.do(chromedp.Click("#tab-peers"))
 	b.until(`document.querySelector("#empty").hidden`)
+	b.quiet()
+}
+
+// troubledGroup is a group among which every seventh has a queue of 250 ms and more, the last one the longest.
+func troubledGroup(i, looks int) flow.Group {
+	g := groupInfo(i, looks)
+	if i%7 == 6 {
+		g.QueueingDelay = time.Duration(250+i) * time.Millisecond
+	}
+	return g
+}
+
+func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
+	gains := []page.Gain{
+		{Host: "10.7.0.196", Text: "10.7.0.196, proved: 61 % less queueing delay"}, {Rules: []string{"other"}, Text: "other against defaults"},
+	}
+	var later time.Duration
+	at, p := serveAt(t, &busy{n: 200, group: troubledGroup, gains: gains}, nil, func() time.Duration { return later })
+	for range 60 {
+		later += 5 * time.Second
+		p.Note()
+	}
+	b := open(t, 390, 844)
+	b.do(chromedp.Navigate(at))
+	b.until(`document.querySelector("#table tbody tr.bad td a").textContent === "10.7.0.196"`)
+	assert.Equal(t, "long queue: it fills the link itself", b.text(`document.querySelector("#table tbody tr.bad").cells[1].textContent`))
+	assert.Equal(t, "10.7.0.196, proved: 61 % less queueing delay|other against defaults",
+		b.text(`[...document.querySelectorAll("#gains li")].map((e) => e.textContent).join("|")`))
+	assert.Equal(t, "0", b.text(`document.querySelectorAll("#gains li").length - [...document.querySelectorAll("#gains li")]
+		.filter((e) => e.checkVisibility() && e.getBoundingClientRect().right <= innerWidth).length`), "in sight")
+
+	b.do(chromedp.Click("#table tbody tr.bad td a"))
+	page := func() {
+		t.Helper()
+		b.until(`document.querySelector("#host-name").textContent === "10.7.0.196" && document.querySelector("#matches").textContent === "1 row"`)
+	}
+	page()
+	address := b.text("location.href")
+	assert.Contains(t, address, "#host=10.7.0.196")
+	assert.Equal(t, "Rules: all|UDP: none is held|Gained: 10.7.0.196, proved: 61 % less queueing delay",
+		b.text(`[...document.querySelectorAll("#host dt")].map((e) => e.textContent + ": " + e.nextElementSibling.textContent).join("|")`))
+	assert.Equal(t, "445\u00a0ms|1", b.text(`["queue", "connections"].map((id) => document.getElementById(id).textContent).join("|")`))
+	b.until(`document.querySelector("#delays path.b").getAttribute("d").includes("L")`)
+	assert.Equal(t, "false", b.text(`document.querySelector("#gains").checkVisibility()`))
+	b.do(chromedp.Click("#tab-hosts"))
+	b.until(`document.querySelector("#table.hosts tbody").textContent.includes("10.7.0.196")`)
+	for _, width := range []int64{390, 768, 1280} {
+		b.do(chromedp.EmulateViewport(width, 844))
+		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Empty(c, b.text(cut)) }, 5*time.Second, 50*time.Millisecond)
+		assert.Equal(t, "true", b.text("document.documentElement.scrollWidth <= innerWidth"))
+	}
+
+	// By way of a bookmark, of a flow, and back to all hosts.
+	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate(address))
+	page()
+	b.do(chromedp.Click("#table tbody button"))
+	b.until(`document.querySelector("#detail-body a").textContent === "10.7.0.196"`)
+	b.do(chromedp.Click("#detail-body a"))
+	b.until(`!document.querySelector("#detail").open`)
+	page()
+	table := b.text(`(() => { const r = new XMLHttpRequest(); r.open("GET", document.querySelector("#csv").href, false); r.send(); return r.responseText; })()`)
+	assert.Equal(t, 2, strings.Count(table, "\n"), "a head and one flow:\n%s", table)
+	assert.Contains(t, table, ",10.7.0.196:20195,")
+	b.do(chromedp.Click("#host a"))
+	b.until(`!document.querySelector("#host").checkVisibility() && document.querySelector("#matches").textContent === "200 rows"`)
 	b.quiet()
 }
 
@@ -214,7 +280,7 @@ func TestPictures(t *testing.T) {
 		for _, scheme := range []string{"light", "dark"} {
 			b := open(t, size[0], size[1])
 			b.dark(scheme == "dark")
-			b.do(chromedp.Navigate(at))
+			b.do(chromedp.Navigate(at + "#tab=flows"))
 			b.until(`document.querySelectorAll("#table tbody tr:not(.gap)").length > 5 && document.querySelector("#down").textContent.length > 7`)
 			b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent !== "–"`)
 			png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
@@ -250,7 +316,7 @@ func TestAnAddressThatIsWrong(t *testing.T) {
 func TestAFlowThatIsOpenedBetweenAnswersHasNotEnded(t *testing.T) {
 	at, _ := serve(t, &busy{n: 300}, nil)
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate(at))
+	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelector("#matches").textContent === "300 rows"`)
 	b.text(`(() => {
 		window.titles = [];

@@ -29,6 +29,7 @@ type busy struct {
 	n     int
 	flow  func(i, looks int) proxy.FlowInfo // nil: flowInfo
 	group func(i, looks int) flow.Group     // nil: groupInfo
+	gains []page.Gain
 
 	mu    sync.Mutex
 	looks int
@@ -140,7 +141,7 @@ func (b *busy) Groups() ([]flow.Group, cc.Time) {
 // groupInfo is the i-th group at the time of a look.
 func groupInfo(i, looks int) flow.Group {
 	return flow.Group{
-		Name: fmt.Sprintf("down|lan|10.7.0.%d", 1+i), Algorithm: "penstock", Phase: "steady",
+		Key: fmt.Sprint(i), Name: fmt.Sprintf("down|lan|10.7.0.%d", 1+i), Algorithm: "penstock", Phase: "steady",
 		Hosts: []netip.Addr{netip.AddrFrom4([4]byte{10, 7, 0, byte(1 + i)})}, Members: 40, Active: 12,
 		Cwnd: 90000, Inflight: 70000, SRTT: 60 * time.Millisecond, MinRTT: 40 * time.Millisecond,
 		QueueingDelay: time.Duration(5+i%40) * time.Millisecond, Delivered: cc.Bytes(looks) * 1e6, LimitedBy: flow.LimitedByCwnd,
@@ -182,6 +183,7 @@ func serveAt(t *testing.T, src *busy, events *page.Events, later func() time.Dur
 func handlerOf(src *busy, events *page.Events, later func() time.Duration) (http.Handler, *page.Page) {
 	p := page.New(page.Options{
 		Source: src, Version: "v1.2.3", Start: float64(began.Unix()), Events: events,
+		Gains: func() []page.Gain { return src.gains },
 		Clock: func() cc.Time { return now().Add(later()) }, Wall: func() time.Time { return time.Now().Add(later()) },
 	})
 	pages := telemetry.Pages{Source: src, Page: p}

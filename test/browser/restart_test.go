@@ -118,7 +118,7 @@ func TestARestartOfTheRealProxy(t *testing.T) {
 	download(t)
 
 	b := open(t, 1280, 800)
-	b.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/"))
+	b.do(chromedp.Navigate("http://" + need.Host() + pagePort + "/#tab=flows"))
 	b.until(`document.querySelector("#state").textContent === "serving"`)
 	b.until(`document.querySelector("#table tbody").textContent.includes("` + sender.Addr().String() + `")`)
 	b.until(`/\d.*[kM]bit.s/.test(document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent)`)
@@ -140,7 +140,7 @@ func TestARestartOfTheRealProxy(t *testing.T) {
 	startAt(t, program, config, need.Host()+pagePort)
 	download(t)
 	b.until(`document.querySelector("#state").textContent === "serving"`)
-	b.until(`document.querySelector("#matches").textContent === "1 rows"`)
+	b.until(`document.querySelector("#matches").textContent === "1 row"`)
 	b.do(chromedp.Click("#tab-events"))
 	b.until(`document.querySelector("#table").textContent.includes("penstock starts") &&
 		!document.querySelector("#table").textContent.includes("not reloaded")`)

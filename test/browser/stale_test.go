@@ -37,7 +37,7 @@ func TestADeadProxysFiguresAreGrey(t *testing.T) {
 			defer srv.Close()
 			p.Note()
 			b := open(t, 1280, 800)
-			b.do(chromedp.Navigate(srv.URL))
+			b.do(chromedp.Navigate(srv.URL + "#tab=flows"))
 			b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent !== "–"`)
 			colour := func(selector string) string {
 				return b.text(`getComputedStyle(document.querySelector("` + selector + `")).color`)

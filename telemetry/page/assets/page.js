@@ -14,33 +14,38 @@ const HOST = "255.255.255.255:65535", RATE = "99.9 Mbit/s", SIZE = "99.9 MB", DE
 const columns = {
   flows: [
     ["client", "Client", "t w", HOST, 0], ["server", "Server", "t w", HOST, 0], ["listener", "Listener", "t off", "listener", 9],
-    ["down", "Down ↓", "n", RATE, 1], ["up", "Up ↑", "n", RATE, 3], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5],
-    ["limited", "Limited by", "l", "application 59 min", 4], ["algorithm", "Algorithm", "t off", "penstock", 8], ["age", "Age", "n s", "59 min", 7],
+    ["down", "Down", "n", RATE, 1], ["up", "Up", "n", RATE, 4], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5],
+    ["limited", "Held back by", "l", "sender idle, 100 %", 3], ["algorithm", "Algorithm", "t off", "penstock", 8], ["age", "Age", "n s", "59 min", 7],
   ],
   hosts: [
-    ["name", "Group", "t w", HOST, 0], ["algorithm", "Algorithm", "t f", "penstock · tracking", 8], ["members", "Flows", "n", "9999 of 9999", 4],
-    ["udp", "UDP held", "n off", "99.9 Mbit/s, echo", 9], ["rate", "Rate", "n", RATE, 1], ["queue", "Queue", "n", DELAY, 2], ["window", "Window", "n", SIZE, 5], ["limited", "Limited by", "", "application", 6],
-    ["delivered", "Delivered", "n", SIZE, 7],
+    ["name", "Host", "t w", HOST, 0], ["trouble", "How it does", "t w", "long queue: it drains at", 0], ["rate", "Rate", "n", RATE, 1],
+    ["queue", "Queue", "n", DELAY, 2], ["members", "Flows", "n", "9999 of 9999", 3], ["window", "Window", "n", SIZE, 4],
+    ["delivered", "Delivered", "n off", SIZE, 6], ["udp", "UDP held", "n off", "99.9 Mbit/s, echo", 8],
+    ["algorithm", "Algorithm", "t off", "penstock · tracking", 7],
   ],
   peers: [
     ["name", "Peer", "t w", "somebody's phone", 0], ["listener", "Listener", "t f", "vpn (wireguard)", 8], ["", "Addresses", "t w", "255.255.255.255", 5],
-    ["endpoint", "Endpoint", "t w", HOST, 4], ["handshake", "Handshake", "n", "59 min", 3], ["down", "Down ↓", "n", RATE, 1],
-    ["up", "Up ↑", "n", RATE, 2], ["received", "Received", "n", SIZE, 6], ["sent", "Sent", "n", SIZE, 7],
+    ["endpoint", "Endpoint", "t w", HOST, 4], ["handshake", "Handshake", "n", "59 min", 3], ["down", "Down", "n", RATE, 1],
+    ["up", "Up", "n", RATE, 2], ["received", "Received", "n", SIZE, 6], ["sent", "Sent", "n", SIZE, 7],
   ],
   listeners: [
     ["", "Listener", "t w", "listener", 0], ["", "Mode", "t", "wireguard", 5], ["", "Open", "n", "1,000,000", 3], ["", "Accepted", "n", "10,000,000,000", 4],
-    ["", "Refused", "n", "1,000,000,000", 6], ["", "Down ↓", "n", RATE, 1], ["", "Up ↑", "n", RATE, 2],
+    ["", "Refused", "n", "1,000,000,000", 6], ["", "Down", "n", RATE, 1], ["", "Up", "n", RATE, 2],
   ],
   events: [["", "When", "", "12:34:56 PM", 0], ["", "Level", "", "ERROR", 0], ["", "What", "w", "", 0], ["", "Times", "n", "10,000", 0]],
 };
-const first = { flows: "-rate", hosts: "-rate", peers: "name" };
-const wish = { tab: "flows", sort: "-rate", search: "", detail: 0 };
+const first = { hosts: "-trouble", flows: "-rate", peers: "name" };
+const wish = { tab: "hosts", sort: "-trouble", search: "", detail: 0, host: "" };
+const OF_HOST = ["flows", "hosts"]; // the lists that the page of one host has
 let view = null, events = [], seq = 0, history = [], span = 3600, start = 0, lost = 0, paused = false;
 let timer = 0, asking = null, again = false, rowHeight = 34, answered = 0, hidden = new Set();
 
 function fromHash() {
   const h = new URLSearchParams(location.hash.slice(1));
-  wish.tab = columns[h.get("tab")] ? h.get("tab") : "flows";
+  const host = h.get("host") || "";
+  if (host !== wish.host) history = []; // its points are others
+  wish.host = host;
+  wish.tab = columns[h.get("tab")] && (!host || OF_HOST.includes(h.get("tab"))) ? h.get("tab") : host ? "flows" : "hosts";
   wish.sort = h.get("sort") || first[wish.tab] || "";
   wish.search = bounded(h.get("q") || "");
 }
@@ -50,7 +55,7 @@ function bounded(text) {
   return text;
 }
 function toHash() {
-  const h = new URLSearchParams({ tab: wish.tab });
+  const h = new URLSearchParams(wish.host ? { host: wish.host, tab: wish.tab } : { tab: wish.tab });
   if (wish.sort && wish.sort !== first[wish.tab]) h.set("sort", wish.sort);
   if (wish.search) h.set("q", wish.search);
   window.history.replaceState(null, "", "#" + h);
@@ -81,12 +86,19 @@ const clock = (t) => {
 };
 
 // ---- asking
-function url() {
-  const p = new URLSearchParams({ table: wish.tab in first ? wish.tab : "peers", events: seq });
+// rows returns what is asked of the list, wherever it is scrolled to.
+function rows() {
+  const p = new URLSearchParams({ table: wish.tab });
+  if (wish.host) p.set("host", wish.host);
   if (wish.tab in first) {
     if (wish.sort) p.set("sort", wish.sort);
     if (wish.search) p.set("q", wish.search);
   }
+  return p;
+}
+function url() {
+  const p = rows();
+  p.set("events", seq);
   if (span === DAY) p.set("history", "day");
   if (history.length) p.set("since", history[history.length - 1].t);
   if (wish.detail) p.set("detail", wish.detail);
@@ -103,7 +115,7 @@ function sight() {
 async function ask() {
   if (asking) { again = true; return; }
   clearTimeout(timer);
-  const tab = wish.tab, asked = span, patience = new AbortController();
+  const tab = wish.tab, asked = span, host = wish.host, patience = new AbortController();
   asking = setTimeout(() => patience.abort(), 10000);
   let next = null, refused = "";
   try {
@@ -125,7 +137,7 @@ async function ask() {
     lost = 0;
     answered = performance.now();
     document.body.classList.remove("stale");
-    if (tab === wish.tab && asked === span) take(next); else again = true;
+    if (tab === wish.tab && asked === span && host === wish.host) take(next); else again = true;
   }
   if (again) { again = false; ask(); return; }
   if (!document.hidden && !paused) timer = setTimeout(ask, Math.max(POLL, view ? view.fresh_seconds * 1000 : 0));
@@ -164,10 +176,17 @@ function draw() {
   const t = view.totals;
   say(view.serving ? "good" : "warn", view.state);
   set($("about"), view.version + ", up " + age(view.now - view.start));
-  set($("down"), rate(t.down_bits_per_second));
-  set($("up"), rate(t.up_bits_per_second));
-  set($("connections"), count(t.connections) + (t.limit ? " of " + count(t.limit) : ""));
-  set($("queue"), t.queue_p50_seconds === undefined ? "–" : whole(ms(t.queue_p50_seconds)) + " / " + whole(ms(t.queue_p95_seconds)));
+  const h = view.host, from = h || t;
+  set($("down"), rate(from.down_bits_per_second));
+  set($("up"), rate(from.up_bits_per_second));
+  set($("connections"), count(from.connections) + (h || !t.limit ? "" : " of " + count(t.limit)));
+  set($("queue"), h ? whole(ms(h.queueing_delay_seconds)) : t.queue_p50_seconds === undefined ? "–" : whole(ms(t.queue_p50_seconds)) + " / " + whole(ms(t.queue_p95_seconds)));
+  for (const e of document.querySelectorAll("[data-host]")) { // words that differ on the page of a host
+    if (e.dataset.all === undefined) e.dataset.all = e.textContent;
+    set(e, h ? e.dataset.host : e.dataset.all);
+  }
+  focus(h);
+  $("csv").href = "v1/view?format=csv&" + rows();
   document.title = (document.hidden ? "" : rate(t.down_bits_per_second) + " · ") + "Penstock";
   charts();
   table();
@@ -175,14 +194,37 @@ function draw() {
   news();
   detail();
   const gains = view.gains || [];
-  $("gains").hidden = !gains.length;
-  if ($("gains").textContent !== gains.join("")) {
-    $("gains").replaceChildren(...gains.map((text) => { const li = document.createElement("li"); li.textContent = text; return li; }));
-  }
+  $("gains").hidden = !gains.length || Boolean(h);
+  if ($("gains").textContent !== gains.join("")) $("gains").replaceChildren(...gains.map((text) => made("li", text)));
   $("change").hidden = !view.changeable;
   const changed = view.changed || [];
   $("differs").hidden = !changed.length;
   set($("differs"), changed.length ? "Not as in the file, until it is reloaded: " + changed.join("; ") : "");
+}
+// made returns an element with a text.
+function made(kind, text, look) {
+  const e = document.createElement(kind);
+  e.textContent = text;
+  if (look) e.className = look;
+  return e;
+}
+// focus shows what there is to say of one host.
+function focus(h) {
+  $("host").hidden = !h;
+  for (const b of $("tabs").children) b.hidden = Boolean(h) && !OF_HOST.includes(b.id.slice(4));
+  if (!h) return;
+  set($("host-name"), h.host);
+  set($("host-reason"), h.reason || (h.connections ? "has no window: rules leave it to the kernel, or little was sent yet" : "has no connection"));
+  $("host-reason").className = h.severity || "";
+  const udp = h.held_udp, facts = [
+    ["Rules", h.rules.map((r) => r || "defaults").join(", ") || "none at present"],
+    ["UDP", udp ? rate(udp.bits_per_second) + " held in " + count(udp.busy_flows) + " flows, acknowledged by " + udp.acknowledged_by : "none is held"],
+    ["Gained", (h.gains || []).join("\n") || "not measured. On the proxy: penstock prove --host " + h.host + " --for 2m"],
+  ];
+  const key = JSON.stringify(facts);
+  if ($("host-facts").dataset.key === key) return;
+  $("host-facts").dataset.key = key;
+  $("host-facts").replaceChildren(...facts.flatMap(([name, text]) => [made("dt", name), made("dd", text)]));
 }
 // niceTop returns the least of 1, 2 and 5 times a power of ten that is not below v: where an axis ends.
 function niceTop(v) {
@@ -253,20 +295,23 @@ $("spans").addEventListener("click", (e) => {
 });
 // empty says how traffic gets here, where there is none.
 function empty() {
-  const none = wish.tab === "flows" && view.table === "flows" && view.total === 0;
+  const none = OF_HOST.includes(wish.tab) && view.table === wish.tab && view.total === 0;
   $("empty").hidden = !none;
+  $("table").hidden = none;
   if (!none) return;
+  if (wish.host || view.totals.connections) {
+    $("empty").replaceChildren(made("p", wish.tab === "flows" ? "This host has no connection at present." :
+      "No window yet. A connection gets one once 14,600 bytes are underway, unless its rule leaves it to the kernel (algorithm: none)."));
+    return;
+  }
   const ways = { tproxy: "penstock rules status", redirect: "penstock rules status", wireguard: "penstock gateway peer list", masque: "", tun: "ip route", forward: "" };
   const lines = view.listeners.map((l) => {
-    const p = document.createElement("p"), code = document.createElement("code");
-    code.textContent = l.mode in ways ? ways[l.mode] : "curl --proxy socks5h://ADDRESS https://example.com/";
+    const p = document.createElement("p"), code = made("code", l.mode in ways ? ways[l.mode] : "curl --proxy socks5h://ADDRESS https://example.com/");
     p.append("Listener " + l.name + ", mode " + l.mode + ": " + count(l.accepted) + " connections so far" + (l.refused ? ", " + count(l.refused) + " refused (Events say why)" : "") + ". ");
     if (code.textContent) p.append(l.mode in ways ? "Is traffic led here? " : "Programs must be told to use it: ", code);
     return p;
   });
-  const p = document.createElement("p");
-  p.textContent = "No connection is open.";
-  $("empty").replaceChildren(p, ...lines);
+  $("empty").replaceChildren(made("p", "No connection is open."), ...lines);
 }
 // news counts the warnings and errors of the last ten minutes beside the tab that has them.
 function news() {
@@ -276,18 +321,18 @@ function news() {
 
 // cells of a row: text, or [text, title]
 const server = (f) => f.host || (f.server_name ? f.server_name + " " + (f.target || "") : f.target) || "–";
-const limited = (s) => s.limited_by ? s.limited_by + " " + age(s.limited_seconds || 0) : "–";
+const hostLink = (host) => "#" + new URLSearchParams({ host });
 const cells = {
   flows(f) {
     const s = f[f.main], way = f.main === "up" ? " ↑" : "";
     return [f.client + (f.peer ? " (" + f.peer + ")" : ""), server(f), f.listener, rate(f.down.bits_per_second), rate(f.up.bits_per_second),
       ms(s.queueing_delay_seconds) + (s.queueing_delay_seconds === undefined ? "" : way), s.window_bytes ? bytes(s.window_bytes) : "–",
-      f.down.algorithm ? limited(s) : f.state, s.algorithm || "–", age(f.age_seconds)];
+      f.down.algorithm ? s.reason || "the kernel alone" : f.state, s.algorithm || "–", age(f.age_seconds)];
   },
   hosts(h) {
-    return [h.label, h.algorithm + (h.phase ? " · " + h.phase : ""), h.active + " of " + h.members,
-      h.held_udp ? rate(h.held_udp.bits_per_second) + ", " + h.held_udp.acknowledged_by : "–", rate(h.bits_per_second),
-      h.active ? ms(h.queueing_delay_seconds) : "–", h.window_bytes ? bytes(h.window_bytes) : "–", h.active ? h.limited_by : "–", bytes(h.delivered_bytes)];
+    return [h.label, h.reason, rate(h.bits_per_second), h.active ? ms(h.queueing_delay_seconds) : "–", h.active + " of " + h.members,
+      h.window_bytes ? bytes(h.window_bytes) : "–", bytes(h.delivered_bytes),
+      h.held_udp ? rate(h.held_udp.bits_per_second) + ", " + h.held_udp.acknowledged_by : "–", h.algorithm + (h.phase ? " · " + h.phase : "")];
   },
   peers(p) {
     return [p.name, p.listener + " (" + p.mode + ")", p.addresses.join(" "), p.endpoint || "never heard from",
@@ -309,7 +354,7 @@ function widths(tab) {
     probe.style.fontWeight = bold ? 600 : 400;
     return Math.ceil(probe.getBoundingClientRect().width);
   };
-  const all = columns[tab].map(([id, name, , sample]) => PADDING + Math.max(wide(name + (id ? " ▾" : ""), true), wide(sample, id === "queue")));
+  const all = columns[tab].map(([id, name, , sample]) => PADDING + Math.max(wide(name + (id ? " ▾" : ""), true), wide(sample, id === "queue" || id === "trouble")));
   probe.remove();
   return all;
 }
@@ -354,7 +399,7 @@ function head() {
       b.addEventListener("click", () => sortBy(on ? (down ? id : "-" + id) : figure ? "-" + id : id));
       th.setAttribute("aria-sort", on ? (down ? "descending" : "ascending") : "none");
       th.append(b);
-      for (const [v, way] of [["-" + id, "greatest first"], [id, "least first"]]) options.push(option(v, name + ", " + way, wish.sort === v));
+      for (const [v, way] of [["-" + id, id === "trouble" ? "worst first" : "greatest first"], [id, id === "trouble" ? "best first" : "least first"]]) options.push(option(v, name + ", " + way, wish.sort === v));
     }
     tr.append(th);
   }
@@ -394,12 +439,12 @@ function table() {
     if (b && b !== document.activeElement) b.focus({ preventScroll: true });
   }
   const total = cut ? view.total : all;
-  set($("matches"), all === 0 ? "nothing here" : all === total ? total.toLocaleString("en") + " rows" : all.toLocaleString("en") + " of " + total.toLocaleString("en"));
+  set($("matches"), all === 0 ? "nothing here" : all === total ? total.toLocaleString("en") + (total === 1 ? " row" : " rows") : all.toLocaleString("en") + " of " + total.toLocaleString("en"));
   measure(body, cut ? 1 : 0);
 }
 function fill(tr, r, index) {
   const look = columns[wish.tab], texts = cells[wish.tab](r);
-  tr.className = r.level || (wish.tab === "hosts" && !r.active ? "idle" : "");
+  tr.className = r.level || r.severity || "";
   tr.removeAttribute("aria-hidden");
   tr.dataset.id = String(r.id || r.name || "");
   tr.setAttribute("aria-rowindex", index + 2);
@@ -413,11 +458,13 @@ function fill(tr, r, index) {
     td.hidden = hidden.has(i);
     const classes = look[i][2].split(" ");
     const style = look[i][2] + (i === 5 && wish.tab === "flows" && r[r.main].queueing_delay_seconds > 0.25 ? " late" : "");
+    const linked = i === 0 && { hosts: r.host, peers: r.name }[wish.tab];
     if (td.className !== style) td.className = style;
-    td.dataset.k = classes.includes("w") ? "" : look[i][1].replace(/ [↓↑]/, "");
+    td.dataset.k = classes.includes("w") ? "" : look[i][1];
     td.title = i === 0 && wish.tab === "hosts" ? r.name : text;
-    const e = inside(td, i === 0 && wish.tab === "flows" ? "BUTTON" : classes.includes("t") ? "SPAN" : "");
-    if (e !== td) e.className = text.length > HOST.length ? "long" : ""; // an address of IPv6 takes two lines of these
+    const e = inside(td, i === 0 && wish.tab === "flows" ? "BUTTON" : linked ? "A" : classes.includes("t") ? "SPAN" : "");
+    if (linked) e.href = hostLink(linked);
+    if (e !== td) e.className = text.length > HOST.length && !text.includes(" ") ? "long" : ""; // an address of IPv6 takes two lines of these
     set(e, text);
   });
 }
@@ -449,7 +496,7 @@ function detail() {
     return;
   }
   set($("detail-title"), f.client + " → " + server(f));
-  const lines = [["", "Down ↓", "Up ↑"]];
+  const lines = [["", "Down", "Up"]];
   const both = (name, of) => lines.push([name, of(f.down), of(f.up)]);
   both("Algorithm", (s) => (s.algorithm || "–") + (s.phase ? " · " + s.phase : ""));
   both("Rate", (s) => rate(s.bits_per_second));
@@ -460,9 +507,12 @@ function detail() {
   both("In flight", (s) => s.limited_by ? bytes(s.inflight_bytes || 0) : "–");
   both("Paced at", (s) => s.pacing_bits_per_second ? rate(s.pacing_bits_per_second) : "–");
   both("Lost", (s) => s.limited_by ? bytes(s.lost_bytes || 0) : "–");
-  both("Limited by, so far", limited);
-  const facts = [["State", f.state], ["Listener, rule", f.listener + ", " + (f.rule || "defaults")], ["Target", f.target || "–"],
+  both("Held back by", (s) => s.reason || "the kernel alone");
+  const facts = [["Host", ""], ["State", f.state], ["Listener, rule", f.listener + ", " + (f.rule || "defaults")], ["Target", f.target || "–"],
     ["Age, idle", age(f.age_seconds) + ", " + age(f.idle_seconds)]];
+  const host = made("a", f.peer || f.client.replace(/:\d+$/, "").replace(/^\[|\]$/g, ""));
+  host.href = hostLink(host.textContent);
+  host.addEventListener("click", () => $("detail").close());
   const make = (rows) => {
     const t = document.createElement("table");
     for (const row of rows) {
@@ -471,7 +521,9 @@ function detail() {
     }
     return t;
   };
-  $("detail-body").replaceChildren(make(facts), make(lines));
+  const about = make(facts);
+  about.rows[0].cells[1].replaceChildren(host);
+  $("detail-body").replaceChildren(about, make(lines));
 }
 
 // ---- another algorithm, from who has the token
@@ -486,7 +538,7 @@ async function choices() {
     const answer = await fetch("v1/rules", { cache: "no-store" });
     if (!answer.ok) throw new Error((await answer.text()).trim());
     const { rules, algorithms } = await answer.json(), chosen = $("rule").value;
-    const words = (r) => (r.rule || "defaults") + ": " + (r.down === r.up ? r.down : r.down + " ↓, " + r.up + " ↑");
+    const words = (r) => (r.rule || "defaults") + ": " + (r.down === r.up ? r.down : r.down + " down, " + r.up + " up");
     $("rule").replaceChildren(...rules.filter((r) => !r.refuse).map((r) => option(r.rule, words(r), r.rule === chosen)));
     $("algorithms").replaceChildren(...algorithms.map((a) => option(a, a, false)));
   } catch (e) { outcome("bad", e.message); }
@@ -521,6 +573,7 @@ $("changes-close").addEventListener("click", () => $("changes").close());
 function sortBy(s) { wish.sort = s; $("panel").scrollTop = 0; toHash(); ask(); }
 function show(tab, focus) {
   if (!columns[tab]) return;
+  if (!OF_HOST.includes(tab)) wish.host = "";
   wish.tab = tab; wish.sort = first[tab] || ""; wish.search = ""; $("search").value = "";
   toHash(); tabs(focus);
   $("panel").scrollTop = 0;
@@ -546,7 +599,7 @@ $("sort").addEventListener("change", () => sortBy($("sort").value));
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", paused);
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   if (!paused) ask(); else clearTimeout(timer);
 });
 $("panel").addEventListener("scroll", () => {
@@ -563,7 +616,7 @@ new ResizeObserver(() => { // of the window, and of the panel by a bar to scroll
 }).observe($("panel"));
 $("tabs").addEventListener("click", (e) => { if (e.target.id.startsWith("tab-")) show(e.target.id.slice(4)); });
 $("tabs").addEventListener("keydown", (e) => {
-  const all = [...$("tabs").children], i = all.findIndex((b) => b.id === "tab-" + wish.tab);
+  const all = [...$("tabs").children].filter((b) => !b.hidden), i = all.findIndex((b) => b.id === "tab-" + wish.tab);
   const to = { ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: all.length - 1 }[e.key];
   if (to === undefined) return;
   e.preventDefault();
@@ -578,7 +631,14 @@ document.addEventListener("visibilitychange", () => {
   if (document.hidden) document.title = "Penstock"; // nobody asks, and a rate would stay
   else if (!paused) ask();
 });
-window.addEventListener("hashchange", () => { fromHash(); $("search").value = wish.search; tabs(); ask(); });
+window.addEventListener("hashchange", () => {
+  fromHash();
+  $("search").value = wish.search;
+  tabs();
+  $("panel").scrollTop = 0;
+  $("detail").close();
+  ask();
+});
 fromHash();
 $("search").value = wish.search;
 tabs();

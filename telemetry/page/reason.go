@@ -1,0 +1,93 @@
+package page
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// Severity is how much a host wants a look.
+type Severity string
+
+// The severities, from the greatest.
+const (
+	Bad  Severity = "bad"
+	Warn Severity = "warn"
+	Well Severity = "" // nothing is wrong
+	Idle Severity = "idle"
+)
+
+// Delays from which the queue of a host is a trouble. People who talk notice the first, and stop talking at the second.
+const (
+	longQueue     = 100 * time.Millisecond
+	veryLongQueue = 250 * time.Millisecond
+)
+
+// rank orders severities.
+func (s Severity) rank() int {
+	return map[Severity]int{Bad: 3, Warn: 2, Well: 1}[s]
+}
+
+// withoutTrouble says what holds a group without a long queue back.
+var withoutTrouble = map[flow.LimitedBy]string{
+	flow.LimitedByApplication: "has all that it asks for",
+	flow.LimitedByCwnd:        "fills its link",
+	flow.LimitedByPacing:      "gets the rate of its window",
+	flow.LimitedByTransport:   "waits for the window of TCP itself",
+	flow.LimitedByReceiver:    "takes no more: its receive window",
+}
+
+// causes say why a group has a long queue.
+var causes = map[flow.LimitedBy]string{
+	flow.LimitedByApplication: "others fill it, since it asks for less",
+	flow.LimitedByCwnd:        "it fills the link itself",
+	flow.LimitedByPacing:      "it drains at the rate of the window",
+	flow.LimitedByTransport:   "TCP itself holds back",
+	flow.LimitedByReceiver:    "its receive window is the limit",
+}
+
+// explainGroup says in words what is wrong with a group, or else what holds it back.
+func explainGroup(g *flow.Group, udp *HeldUDP) (string, Severity) {
+	busyUDP := udp != nil && udp.BusyFlows > 0
+	switch {
+	case g.Active > 0 && g.SRTT > 0 && g.QueueingDelay >= longQueue:
+		cause := causes[g.LimitedBy]
+		if g.RivalRate > g.DeliveryRate/10 {
+			cause = rateWords(g.RivalRate) + " go there past its window"
+		}
+		severity := Warn
+		if g.QueueingDelay >= veryLongQueue {
+			severity = Bad
+		}
+		return "long queue: " + cause, severity
+	case g.HintDoubt == flow.HintTooHigh:
+		return "hints state more than arrives", Warn
+	case g.HintDoubt == flow.HintTooLow:
+		return "hints state less than arrives", Warn
+	case busyUDP && udp.AcknowledgedBy == "none":
+		return "UDP passes: nothing acknowledges it", Warn
+	case g.Active > 0 && g.Capped:
+		return "held below its window by a limit", Well
+	case g.Active > 0:
+		return withoutTrouble[g.LimitedBy], Well
+	case busyUDP:
+		return "UDP alone", Well
+	case g.Members > 0:
+		return "idle", Idle
+	}
+	return "no connection", Idle
+}
+
+// rateWords writes a rate in Mbit/s.
+func rateWords(r cc.Rate) string { return fmt.Sprintf("%.1f Mbit/s", float64(r)/1e6) }
+
+// limits are what holds a flow back, in words.
+var limits = map[flow.LimitedBy]string{
+	flow.LimitedByApplication: "sender idle",
+	flow.LimitedByCwnd:        "window",
+	flow.LimitedByPacing:      "pacing",
+	flow.LimitedByTransport:   "TCP itself",
+	flow.LimitedByReceiver:    "receiver",
+}
