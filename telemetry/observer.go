@@ -38,7 +38,7 @@ type SampledRule struct {
 // and without a proof it looks at nothing. It is safe for concurrent use.
 //
 //	field                       guarded by
-//	recorder, watched           themselves
+//	recorder, watched, readers  themselves
 //	proof, gains                mu
 //	hosts, delivered            only ObserveFlows uses them
 //	Downloads                   itself
@@ -58,6 +58,7 @@ type Observer struct {
 
 	recorder compare.Recorder
 	watched  atomic.Pointer[[]string] // rules that are recorded
+	readers  sync.Map                 // functions that are called with connections that are over
 
 	mu    sync.Mutex
 	proof *proof      // the last one; nil: there was none
@@ -174,6 +175,7 @@ func onlyOne(all []string) (string, bool) {
 // ObserveClosed records a connection that is over.
 func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 	o.Downloads.ObserveClosed(o.Wall(), f)
+	o.readers.Range(func(_, read any) bool { read.(func(*proxy.FlowInfo))(f); return true })
 	watched := o.watched.Load()
 	if watched == nil || len(*watched) == 0 || f.Down.Written == 0 || !slices.Contains(*watched, f.Rule) {
 		return
@@ -181,6 +183,14 @@ func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 	o.recorder.Observe(o.Wall(), f.Rule, f.ClientHost(), func(u *compare.Unit) {
 		u.ObserveDownload(int64(f.Down.Written), f.Age-f.Idle)
 	})
+}
+
+// addReader has read be called with each connection that is over, until stop is called. read must not wait, and not keep
+// its argument.
+func (o *Observer) addReader(read func(*proxy.FlowInfo)) (stop func()) {
+	key := new(byte)
+	o.readers.Store(key, read)
+	return func() { o.readers.Delete(key) }
 }
 
 // checkSamples notes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -58,15 +60,73 @@ type LinkReader interface {
 	Close()
 }
 
-// signalReader makes signals of what changes between two looks.
+// signalReader makes signals of what changes between two looks. It is a reader of closed connections, too, because
+// short ones begin and end between looks. addClosed may be called on any goroutine; one goroutine calls the rest.
 type signalReader struct {
 	source  Source
 	links   LinkReader
 	at      time.Time
 	learned time.Time                   // when routes and rates were read
-	moved   map[uint64][4]cc.Bytes      // by flow: down written and read, up written and read
 	traffic map[string]linkstat.Traffic // by interface
 	routes  map[netip.Addr]string
+	// moved is what the legs of a flow had sent and received at the last look, and gone the same of flows that were not
+	// there any more at that look. They are needed until their last state comes.
+	moved, gone map[uint64][2]legBytes
+
+	mu     sync.Mutex
+	closed [][2]legState // since the last look, maxClosed at most
+}
+
+// maxClosed bounds the connections that end between two looks and count, of about 200 bytes each.
+const maxClosed = 16 << 10
+
+// legBytes is what a leg has sent and received so far.
+type legBytes struct{ sent, received cc.Bytes }
+
+// legState is the state of a leg: what it has moved, and how long that was queued.
+type legState struct {
+	legBytes
+	flow uint64
+	// host is where the leg leads; not valid: the leg is of a tunnel that ends in this program, and its address of the
+	// inside.
+	host netip.Addr
+	// sending and arrival are the queueing delays of what is sent and received. Below 0: unknown.
+	sending, arrival time.Duration
+}
+
+// legsOf returns the states of the client's and the server's leg.
+func legsOf(f *proxy.FlowInfo) [2]legState {
+	return [2]legState{
+		legOf(f.ID, f.Source.Addr(), &f.Client, &f.Down, &f.Up),
+		legOf(f.ID, f.Target.Addr(), &f.Server, &f.Up, &f.Down),
+	}
+}
+
+// legOf returns the state of a leg that sends for the direction out and receives for the direction in.
+func legOf(flow uint64, host netip.Addr, leg *datapath.Info, out, in *proxy.DirectionInfo) legState {
+	s := legState{legBytes: legBytes{out.Written, in.Read}, flow: flow, host: host, sending: -1, arrival: -1}
+	if leg.Tier != "kernel" {
+		s.host = netip.Addr{}
+	}
+	switch {
+	case out.Managed && out.Flow.LatestRTT > 0:
+		s.sending = out.Flow.QueueingDelay
+	case leg.SRTT > 0 && leg.MinRTT > 0:
+		s.sending = max(0, leg.SRTT-leg.MinRTT)
+	}
+	if r := &in.Receive; r.Held && r.Flow.LatestRTT > 0 {
+		s.arrival = r.Flow.QueueingDelay
+	}
+	return s
+}
+
+// addClosed notes the last state of a connection.
+func (s *signalReader) addClosed(f *proxy.FlowInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.closed) < maxClosed {
+		s.closed = append(s.closed, legsOf(f))
+	}
 }
 
 // delaySample is a queueing delay that bytes saw.
@@ -126,56 +186,68 @@ func (s *signalReader) lookAgain(now time.Time) ([]Signal, error) {
 	return out, nil
 }
 
-// sumInterfaces adds up what connections did since the last look. In the first one nothing has moved.
+// sumInterfaces adds up what connections did since the last look. In the first one nothing has moved. Open connections
+// come before those that have ended: one that ends between is in both, and its rest counts.
 func (s *signalReader) sumInterfaces() map[string]interfaceSums {
-	sums, moved := map[string]interfaceSums{}, map[uint64][4]cc.Bytes{}
-	first := s.moved == nil
+	sums, moved, first := map[string]interfaceSums{}, map[uint64][2]legBytes{}, s.moved == nil
 	_, flows := s.source.Flows()
 	for f := range flows {
 		if !f.Relayed() {
 			continue
 		}
-		is := [4]cc.Bytes{f.Down.Written, f.Down.Read, f.Up.Written, f.Up.Read}
-		moved[f.ID] = is
-		was := s.moved[f.ID] // 0: it has begun since
-		if first {
-			was = is
+		legs := legsOf(f)
+		moved[f.ID] = [2]legBytes{legs[0].legBytes, legs[1].legBytes}
+		if !first {
+			s.addLegs(sums, &legs, s.moved[f.ID]) // 0: it has begun since
 		}
-		s.addLeg(sums, f.Source.Addr(), &f.Client, &f.Down, &f.Up, is[0]-was[0], is[3]-was[3])
-		s.addLeg(sums, f.Target.Addr(), &f.Server, &f.Up, &f.Down, is[2]-was[2], is[1]-was[1])
 	}
-	s.moved = moved
+	s.mu.Lock()
+	closed := s.closed
+	s.closed = nil
+	s.mu.Unlock()
+	for i := range closed {
+		id := closed[i][0].flow
+		was, open := moved[id]
+		if delete(moved, id); !open {
+			if was, open = s.moved[id]; !open {
+				was = s.gone[id]
+			}
+		}
+		delete(s.moved, id)
+		if !first {
+			s.addLegs(sums, &closed[i], was)
+		}
+	}
+	maps.DeleteFunc(s.moved, func(id uint64, _ [2]legBytes) bool { _, open := moved[id]; return open })
+	s.moved, s.gone = moved, s.moved
 	return sums
 }
 
-// addLeg adds what a leg has sent to a host, in the direction out, and received from it for the direction in. Legs of
-// tunnels that end in this program are left out, because their hosts have addresses of the inside.
-func (s *signalReader) addLeg(sums map[string]interfaceSums, host netip.Addr, leg *datapath.Info,
-	out, in *proxy.DirectionInfo, sent, received cc.Bytes,
-) {
-	if sent+received <= 0 || leg.Tier != "kernel" {
-		return
+// addLegs adds what the legs of a connection have moved since they had moved was.
+func (s *signalReader) addLegs(sums map[string]interfaceSums, legs *[2]legState, was [2]legBytes) {
+	for i := range legs {
+		leg := &legs[i]
+		sent, received := leg.sent-was[i].sent, leg.received-was[i].received
+		if sent+received <= 0 || !leg.host.IsValid() {
+			continue
+		}
+		name, known := s.routes[leg.host]
+		if !known {
+			name = s.links.FindInterface(leg.host)
+			s.routes[leg.host] = name
+		}
+		sum := sums[name]
+		sum.connections++
+		sum.sent += sent
+		sum.received += received
+		if sent > 0 && leg.sending >= 0 {
+			sum.sending = append(sum.sending, delaySample{leg.sending, sent})
+		}
+		if received > 0 && leg.arrival >= 0 {
+			sum.arrival = append(sum.arrival, delaySample{leg.arrival, received})
+		}
+		sums[name] = sum
 	}
-	name, known := s.routes[host]
-	if !known {
-		name = s.links.FindInterface(host)
-		s.routes[host] = name
-	}
-	sum := sums[name]
-	sum.connections++
-	sum.sent += sent
-	sum.received += received
-	switch {
-	case sent <= 0:
-	case out.Managed && out.Flow.LatestRTT > 0:
-		sum.sending = append(sum.sending, delaySample{out.Flow.QueueingDelay, sent})
-	case leg.SRTT > 0 && leg.MinRTT > 0:
-		sum.sending = append(sum.sending, delaySample{max(0, leg.SRTT-leg.MinRTT), sent})
-	}
-	if r := &in.Receive; received > 0 && r.Held && r.Flow.LatestRTT > 0 {
-		sum.arrival = append(sum.arrival, delaySample{r.Flow.QueueingDelay, received})
-	}
-	sums[name] = sum
 }
 
 // delayQuantile returns a quantile in seconds, weighted by bytes; nil of none. It sorts the samples.
@@ -221,6 +293,9 @@ func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan
 	}
 	defer links.Close()
 	reader := &signalReader{source: p.Source, links: links}
+	if p.Observer != nil {
+		defer p.Observer.addReader(reader.addClosed)()
+	}
 	if _, err := reader.lookAgain(p.Wall()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return

@@ -95,6 +95,25 @@ func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 	signals, err = reader.lookAgain(now.Add(time.Second))
 	require.NoError(t, err)
 	assert.Nil(t, signals[0].QueueingDelay, "nothing was sent")
+
+	// One connection sends more and ends, another begins and ends, and a third ends after it was seen.
+	ends := src.flows[0]
+	ends.Down.Written += 10e3
+	short := proxy.FlowInfo{ID: 99, Source: ends.Source, Client: leg}
+	short.Down.Written = 5e3
+	reader.addClosed(&ends)
+	reader.addClosed(&short)
+	src.flows = src.flows[1:]
+	late := src.flows[0]
+	src.flows = src.flows[1:]
+	signals, err = reader.lookAgain(now.Add(2 * time.Second))
+	require.NoError(t, err)
+	assert.EqualValues(t, 15e3*8, signals[0].ProxySent)
+	late.Down.Written += 1e3
+	reader.addClosed(&late)
+	signals, err = reader.lookAgain(now.Add(3 * time.Second))
+	require.NoError(t, err)
+	assert.EqualValues(t, 1e3*8, signals[0].ProxySent, "what it had sent before was counted then")
 }
 
 func TestSignalsAreFollowed(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -57,4 +59,13 @@ func TestAProofSaysWhatAClientGains(t *testing.T) {
 	assert.Less(t, mean.Ratio.Value, 0.5, "the mean queueing delay of managed connections to those left to the kernel")
 	assert.Contains(t, p.page("/v1/proof"), `"ended":true`)
 	assert.Contains(t, p.page("/v1/view"), ", proved: "+proof.Result.Verdict, "as the page shows it")
+
+	var signals []telemetry.Signal
+	require.NoError(t, json.Unmarshal([]byte(p.page("/v1/signals")), &signals))
+	near := slices.IndexFunc(signals, func(s telemetry.Signal) bool { return s.Interface == netlab.NearDevice })
+	require.GreaterOrEqual(t, near, 0, "%v", signals)
+	t.Logf("%+v", signals[near])
+	require.NotNil(t, signals[near].QueueingDelay, "the client downloads")
+	assert.Greater(t, float64(signals[near].ProxySent), 1e5)
+	assert.GreaterOrEqual(t, signals[near].Sent, signals[near].ProxySent, "headers are all traffic's")
 }
