@@ -80,6 +80,13 @@ type topColumn[T any] struct {
 	sort  string // the proxy's name for the order by this column
 	name  string
 	words func(T) string // the cell of a row
+	room
+}
+
+// room says what a column does in a narrow terminal.
+type room struct {
+	rank  int // the columns with the highest are left out first; 0: never
+	least int // characters that are enough; 0: as many as the widest cell
 }
 
 // topTable is a list that top shows.
@@ -87,6 +94,7 @@ type topTable struct {
 	name  string                     // of the proxy's table
 	sort  []string                   // what the proxy sorts each column by
 	heads []string                   // of the columns
+	rooms []room                     // of the columns
 	cells func(page.View) [][]string // rows of an answer, fit to print
 }
 
@@ -94,7 +102,7 @@ type topTable struct {
 func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[T]) topTable {
 	t := topTable{name: name}
 	for _, c := range columns {
-		t.sort, t.heads = append(t.sort, c.sort), append(t.heads, c.name)
+		t.sort, t.heads, t.rooms = append(t.sort, c.sort), append(t.heads, c.name), append(t.rooms, c.room)
 	}
 	t.cells = func(v page.View) (out [][]string) {
 		for _, r := range rows(v) {
@@ -116,73 +124,62 @@ var topTables = []topTable{
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
 		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string {
 			return strings.TrimSpace(f.Client + " " + f.Peer)
-		}},
+		}, room{least: 21}},
 		topColumn[page.Flow]{"server", "SERVER", func(f page.Flow) string {
 			return cmp.Or(f.Host, f.ServerName, f.Target, "-")
-		}},
-		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string { return rateWords(f.Down.Rate) }},
-		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }},
-		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string { return delayWords(mainSide(f).Queue) }},
+		}, room{least: 14}},
+		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string { return rateWords(f.Down.Rate) }, room{rank: 2}},
+		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }, room{rank: 4}},
+		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string { return delayWords(mainSide(f).Queue) }, room{rank: 1}},
 		topColumn[page.Flow]{"window", "WINDOW", func(f page.Flow) string {
 			return windowWords(mainSide(f).Window)
-		}},
-		topColumn[page.Flow]{"limited", "LIMITED BY", func(f page.Flow) string {
-			s := mainSide(f)
-			if s.LimitedBy == "" {
-				return f.State
-			}
-			return s.LimitedBy + " " + ageWords(s.Limited)
-		}},
+		}, room{rank: 5}},
+		topColumn[page.Flow]{"limited", "HELD BACK BY", func(f page.Flow) string {
+			return cmp.Or(mainSide(f).Reason, f.State)
+		}, room{}},
 		topColumn[page.Flow]{"algorithm", "ALGORITHM", func(f page.Flow) string {
 			return cmp.Or(mainSide(f).Algorithm, "-")
-		}},
-		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }},
+		}, room{rank: 6}},
+		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }, room{rank: 3}},
 	),
 	// A group has the delay and the limit of its flows only while one of them is active.
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
-		topColumn[page.Host]{"name", "GROUP", func(h page.Host) string { return cmp.Or(h.Label, h.Name) }},
-		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }},
+		topColumn[page.Host]{"name", "HOST", func(h page.Host) string { return cmp.Or(h.Label, h.Name) }, room{least: 21}},
+		topColumn[page.Host]{"trouble", "HOW IT DOES", func(h page.Host) string { return h.Reason }, room{least: 35}},
+		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }, room{rank: 1}},
 		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string {
 			if h.Active == 0 { // it was measured when something was sent
 				return "-"
 			}
 			return delayWords(h.Queue)
-		}},
-		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return windowWords(h.Window) }},
+		}, room{rank: 1}},
 		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string {
-			return fmt.Sprintf("%d of "+
-				"%d", h.Active, h.Members)
-		}},
+			return fmt.Sprintf("%d of %d", h.Active, h.Members)
+		}, room{rank: 2}},
+		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return windowWords(h.Window) }, room{rank: 3}},
 		topColumn[page.Host]{"udp", "UDP", func(h page.Host) string {
 			if h.UDP == nil {
 				return "-"
 			}
 			return rateWords(h.UDP.Rate) + ", " + h.UDP.AcknowledgedBy
-		}},
-		topColumn[page.Host]{"limited", "LIMITED BY", func(h page.Host) string {
-			if h.Active == 0 {
-				return "-"
-			}
-			return h.LimitedBy
-		}},
-		topColumn[page.Host]{"algorithm", "ALGORITHM", func(h page.Host) string { return h.Algorithm }},
+		}, room{rank: 4}},
+		topColumn[page.Host]{"algorithm", "ALGORITHM", func(h page.Host) string { return h.Algorithm }, room{rank: 5}},
 	),
 	// MASQUE clients have no handshake to show.
 	tableOf("peers", func(v page.View) []page.Peer { return v.Peers },
-		topColumn[page.Peer]{"name", "PEER", func(p page.Peer) string { return p.Name }},
-		topColumn[page.Peer]{"listener", "LISTENER", func(p page.Peer) string { return p.Listener }},
+		topColumn[page.Peer]{"name", "PEER", func(p page.Peer) string { return p.Name }, room{least: 16}},
+		topColumn[page.Peer]{"listener", "LISTENER", func(p page.Peer) string { return p.Listener }, room{rank: 3}},
 		topColumn[page.Peer]{"endpoint", "ENDPOINT", func(p page.Peer) string {
-			return cmp.Or(p.Endpoint, "never "+
-				"heard from")
-		}},
+			return cmp.Or(p.Endpoint, "never heard from")
+		}, room{rank: 2, least: 21}},
 		topColumn[page.Peer]{"handshake", "HANDSHAKE", func(p page.Peer) string {
 			if p.Handshake == nil {
 				return "-"
 			}
 			return ageWords(*p.Handshake) + " ago"
-		}},
-		topColumn[page.Peer]{"down", "DOWN", func(p page.Peer) string { return rateWords(p.Down) }},
-		topColumn[page.Peer]{"up", "UP", func(p page.Peer) string { return rateWords(p.Up) }},
+		}, room{rank: 1}},
+		topColumn[page.Peer]{"down", "DOWN", func(p page.Peer) string { return rateWords(p.Down) }, room{}},
+		topColumn[page.Peer]{"up", "UP", func(p page.Peer) string { return rateWords(p.Up) }, room{}},
 	),
 }
 
@@ -265,6 +262,7 @@ type top struct {
 	typed  string // what to search for
 	offset int    // of the first row in sight
 	height int    // rows in sight
+	width  int    // characters of a line; 0: any number
 
 	view    page.View  // the newest answer
 	cells   [][]string // of view, from row view.Offset on
@@ -365,7 +363,7 @@ func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			return t, t.fetchSoon()
 		}
 	case tea.WindowSizeMsg:
-		t.height = max(1, msg.Height-3) // beside the summary, the heads and the foot
+		t.width, t.height = msg.Width, max(1, msg.Height-3) // beside the summary, the heads and the foot
 		return t, t.fetchSoon()
 	case tea.PasteMsg:
 		if t.typing {
@@ -523,7 +521,7 @@ func (t *top) printOnce(w io.Writer) error {
 // widest is how many characters of a cell are shown: a host's name may have 253, and would hide all other columns.
 const widest = 44
 
-// tableLines returns the heads and the rows of the newest answer, in columns.
+// tableLines returns the heads and the rows of the newest answer, in the columns that have room.
 func (t *top) tableLines(heads []string) (lines []string) {
 	widths := make([]int, len(heads))
 	rows := append([][]string{heads}, t.cells...)
@@ -532,14 +530,53 @@ func (t *top) tableLines(heads []string) (lines []string) {
 			widths[i] = max(widths[i], min(widest, utf8.RuneCountInString(c)))
 		}
 	}
+	fitWidths(widths, topTables[t.table].rooms, t.width)
 	for _, row := range rows {
 		var b strings.Builder
 		for i, c := range row {
+			if widths[i] == 0 {
+				continue
+			}
 			fmt.Fprintf(&b, "%-*.*s  ", widths[i], widths[i], c)
 		}
 		lines = append(lines, strings.TrimRight(b.String(), " "))
 	}
 	return lines
+}
+
+// fitWidths makes columns fit a line: it leaves out those of the highest rank, which get the width 0, and then makes
+// those narrower that can be. total 0 stands for a line of any length.
+func fitWidths(widths []int, rooms []room, total int) {
+	lengthOf := func(width func(i int) int) (n int) {
+		for i := range widths {
+			if widths[i] > 0 {
+				n += width(i) + 2
+			}
+		}
+		return n - 2
+	}
+	enough := func(i int) int {
+		if rooms[i].least > 0 {
+			return min(widths[i], rooms[i].least)
+		}
+		return widths[i]
+	}
+	for total > 0 && lengthOf(enough) > total {
+		last := 0
+		for i := range widths {
+			if widths[i] > 0 && rooms[i].rank > rooms[last].rank {
+				last = i
+			}
+		}
+		if rooms[last].rank == 0 {
+			break
+		}
+		widths[last] = 0
+	}
+	for i := len(widths) - 1; i >= 0 && total > 0; i-- {
+		over := lengthOf(func(i int) int { return widths[i] }) - total
+		widths[i] -= max(0, min(over, widths[i]-enough(i)))
+	}
 }
 
 // summaryLine is the first line: how the proxy does, or why it does not answer.

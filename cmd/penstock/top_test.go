@@ -74,3 +74,21 @@ func TestTopSearchesWhatIsTyped(t *testing.T) {
 		})
 	}
 }
+
+// TestTopFitsTheTerminal has columns that are left out by rank, and ones that become narrower.
+func TestTopFitsTheTerminal(t *testing.T) {
+	rooms := []room{{least: 21}, {least: 14}, {rank: 2}, {rank: 1}, {}, {rank: 3}}
+	for total, want := range map[int][]int{
+		0:   {21, 44, 11, 8, 18, 6},
+		200: {21, 44, 11, 8, 18, 6},
+		88:  {21, 14, 11, 8, 18, 6},
+		81:  {21, 15, 11, 8, 18, 0},
+		80:  {21, 14, 11, 8, 18, 0},
+		79:  {21, 26, 0, 8, 18, 0},
+		10:  {21, 14, 0, 0, 18, 0},
+	} {
+		widths := []int{21, 44, 11, 8, 18, 6}
+		fitWidths(widths, rooms, total)
+		assert.Equal(t, want, widths, "%d characters", total)
+	}
+}

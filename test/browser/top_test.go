@@ -83,7 +83,7 @@ func TestTop(t *testing.T) {
 	assert.Contains(t, string(out), "server8.example:443")
 
 	s := openTerminal(t, fmt.Sprintf("%s top --telemetry %s", program, at))
-	s.until("the flows", has("penstock v1.2.3", "10000 connections", "flows: 10000 of 10000", "DOWN ▼", "LIMITED BY"))
+	s.until("the flows", has("penstock v1.2.3", "10000 connections", "flows: 10000 of 10000", "DOWN ▼", "HELD BACK BY"))
 	s.until("rates", func(screen string) bool { return strings.Contains(strings.Split(screen, "\n")[2], "Mbit/s") })
 	s.keys("s", "s", "r") // by queue, the least first
 	s.until("them by queue", func(screen string) bool {
@@ -97,7 +97,13 @@ func TestTop(t *testing.T) {
 	s.keys("Enter")
 	s.until("what was searched", has("flows: 1 of 10000", "<img src=x"))
 	s.keys("Tab")
-	s.until("hosts", has("hosts: 250 of 250", "\n10.7.0.1 ", "RATE ▼"))
+	s.until("hosts", has("hosts: 250 of 250", "\n10.7.0.40 ", "HOW IT DOES ▼"))
+	s.run("resize-window", "-x", "80", "-y", "20")
+	s.until("the reason in 80 columns", func(screen string) bool {
+		line := strings.TrimRight(strings.Split(screen, "\n")[2], " ")
+		return has("fills its link", "bit/s", "44.0 ms")(line) && len(line) <= 80 && !strings.Contains(screen, "ALGORITHM")
+	})
+	s.run("resize-window", "-x", "150", "-y", "20")
 	s.keys("Tab")
 	s.until("peers", has("peers: 2 of 2", "phone", "198.51.100.9:4000", "tablet", "never heard from"))
 	s.keys("p")
