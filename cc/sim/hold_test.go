@@ -154,7 +154,7 @@ func TestHeldDatagramsLeaveTheirHostItsPart(t *testing.T) {
 		r := playOver(t, hop, download, heldDownload(algorithm), call)
 		got := r.Flows[2]
 		assert.Zero(t, got.Drops+got.Losses)
-		assert.Less(t, delaysOf(got.Jitter).P95, 10*ms, algorithm)
+		assert.Less(t, DelaysOf(got.Jitter).P95, 10*ms, algorithm)
 	}
 	flood := call
 	flood.Name, flood.Rate = "flood", 40e6

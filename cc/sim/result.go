@@ -67,8 +67,8 @@ type Delays struct {
 	Mean, P50, P95, P99, Max time.Duration
 }
 
-// delaysOf sorts its argument.
-func delaysOf(all []time.Duration) Delays {
+// DelaysOf sorts its argument, and summarises it.
+func DelaysOf(all []time.Duration) Delays {
 	if len(all) == 0 {
 		return Delays{}
 	}
@@ -77,14 +77,16 @@ func delaysOf(all []time.Duration) Delays {
 	for _, d := range all {
 		sum += float64(d)
 	}
-	nearestRank := func(p float64) time.Duration {
-		return all[max(0, int(math.Ceil(p*float64(len(all))))-1)]
-	}
 	return Delays{
 		Mean: time.Duration(sum / float64(len(all))),
-		P50:  nearestRank(0.50), P95: nearestRank(0.95), P99: nearestRank(0.99),
+		P50:  NearestRank(all, 0.50), P95: NearestRank(all, 0.95), P99: NearestRank(all, 0.99),
 		Max: all[len(all)-1],
 	}
+}
+
+// NearestRank is the least of sorted values that a part p of them does not exceed; there is at least one.
+func NearestRank[T any](sorted []T, p float64) T {
+	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p*float64(len(sorted))))-1))]
 }
 
 // Jain is the fairness index of Jain, Chiu and Hawe (1984): 1 when all are
@@ -226,7 +228,7 @@ func (w *world) result() Result {
 	}
 	r.Jain = Jain(throughputs...)
 	r.QueuePackets = float64(waited) / float64(w.end.Sub(from))
-	r.Queueing, r.OneWay = delaysOf(queueing), delaysOf(oneWay)
+	r.Queueing, r.OneWay = DelaysOf(queueing), DelaysOf(oneWay)
 	return r
 }
 
@@ -266,7 +268,7 @@ func (s *stats) result(w *world, cfg FlowConfig, i, host int, to cc.Time) FlowRe
 		Throughput: cc.RateOf(s.arrived, to.Sub(s.from)),
 		Packets:    s.packets, Arrived: s.through, Drops: s.drops, Losses: s.losses,
 		Retransmits: s.resent, Timeouts: s.timeouts,
-		Queueing: delaysOf(s.queueing), OneWay: delaysOf(s.oneWay),
+		Queueing: DelaysOf(s.queueing), OneWay: DelaysOf(s.oneWay),
 		Samples: s.samples, Final: s.final,
 	}
 	f.Utilisation = ratio(s.carried, w.offered(cfg.Upload, host, s.from, to))
@@ -289,7 +291,7 @@ func (c *client) result(f *FlowResult, to cc.Time) {
 			took = append(took, o.Took)
 		}
 	}
-	f.FCT = delaysOf(took)
+	f.FCT = DelaysOf(took)
 	if c.s.cfg.Video.Rate > 0 && len(c.objects) > 0 {
 		f.Video = c.player.Playback(to.Sub(c.started))
 	}

@@ -163,9 +163,9 @@ func TestDelaysAreNearestRanks(t *testing.T) {
 		all = append(all, time.Duration(i)*ms)
 	}
 	assert.Equal(t, Delays{Mean: 100*ms + ms/2, P50: 100 * ms, P95: 190 * ms, P99: 198 * ms, Max: 200 * ms},
-		delaysOf(all))
-	assert.Equal(t, Delays{Mean: ms, P50: ms, P95: ms, P99: ms, Max: ms}, delaysOf([]time.Duration{ms}))
-	assert.Zero(t, delaysOf(nil))
+		DelaysOf(all))
+	assert.Equal(t, Delays{Mean: ms, P50: ms, P95: ms, P99: ms, Max: ms}, DelaysOf([]time.Duration{ms}))
+	assert.Zero(t, DelaysOf(nil))
 }
 
 // What a full send buffer takes is what was acknowledged, so that no more is ever in flight than it holds.

@@ -190,14 +190,12 @@ func TestReport(t *testing.T) {
 	assert.Equal(t, cc.Bytes(4060), r.Down.Bytes)
 	assert.Equal(t, cc.Rate(4060*8*100), r.Down.Throughput)
 	assert.Equal(t, Quantiles{
-		Count: 4, Mean: 2250 * time.Microsecond, P50: 2 * ms, P95: 4 * ms,
-		P99: 4 * ms, Max: 4 * ms,
+		Count: 4, Delays: sim.Delays{Mean: 2250 * time.Microsecond, P50: 2 * ms, P95: 4 * ms, P99: 4 * ms, Max: 4 * ms},
 	}, brief(r.Down.Queueing))
 	assert.Equal(t, 3, r.Down.DataQueueing.Count)
 	assert.Equal(t, 14*ms, r.Down.DataOneWay.Max)
 	assert.Equal(t, Quantiles{
-		Count: 3, Mean: 2 * ms, P50: 2 * ms, P95: 3 * ms, P99: 3 * ms,
-		Max: 3 * ms,
+		Count: 3, Delays: sim.Delays{Mean: 2 * ms, P50: 2 * ms, P95: 3 * ms, P99: 3 * ms, Max: 3 * ms},
 	}, brief(r.Down.Lateness))
 	assert.Equal(t, cc.Bytes(15_000), r.Down.Offered)
 	assert.InDelta(t, 4060.0/15000, r.Down.Utilisation, 1e-9)
@@ -222,10 +220,11 @@ func TestQuantiles(t *testing.T) {
 	for i := 100; i >= 1; i-- {
 		v = append(v, time.Duration(i))
 	}
-	assert.Equal(t, Quantiles{Count: 100, Mean: 50, P50: 50, P95: 95, P99: 99, Max: 100}, brief(quantiles(v)))
+	assert.Equal(t, Quantiles{Count: 100, Delays: sim.Delays{Mean: 50, P50: 50, P95: 95, P99: 99, Max: 100}},
+		brief(quantiles(v)))
 	assert.Equal(t, time.Duration(25), quantiles(v).Centiles[25])
 	assert.Equal(t, [2]time.Duration{1, 100}, [2]time.Duration{quantiles(v).Centiles[0], quantiles(v).Centiles[100]})
-	assert.Equal(t, Quantiles{Count: 1, Mean: 7, P50: 7, P95: 7, P99: 7, Max: 7},
+	assert.Equal(t, Quantiles{Count: 1, Delays: sim.Delays{Mean: 7, P50: 7, P95: 7, P99: 7, Max: 7}},
 		brief(quantiles([]time.Duration{7})))
 	assert.Zero(t, quantiles(nil))
 }

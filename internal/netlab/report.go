@@ -15,14 +15,9 @@ import (
 
 // Quantiles summarise durations; each is one that occurred (nearest rank).
 type Quantiles struct {
-	Count                    int
-	Mean, P50, P95, P99, Max time.Duration
-	Centiles                 [101]time.Duration // the least that 0, 1, … 100 % do not exceed
-}
-
-// Delays returns q without its centiles.
-func (q Quantiles) Delays() sim.Delays {
-	return sim.Delays{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}
+	sim.Delays
+	Count    int
+	Centiles [101]time.Duration // the least that 0, 1, … 100 % do not exceed
 }
 
 // Drops counts lost packets by reason.
@@ -214,18 +209,9 @@ func quantiles(v []time.Duration) Quantiles {
 	if len(v) == 0 {
 		return Quantiles{}
 	}
-	slices.Sort(v)
-	rank := func(p float64) time.Duration { return v[max(0, int(math.Ceil(p*float64(len(v))))-1)] }
-	var sum float64
-	for _, d := range v {
-		sum += float64(d)
-	}
-	q := Quantiles{
-		Count: len(v), Mean: time.Duration(sum / float64(len(v))),
-		P50: rank(0.50), P95: rank(0.95), P99: rank(0.99), Max: v[len(v)-1],
-	}
+	q := Quantiles{Delays: sim.DelaysOf(v), Count: len(v)}
 	for i := range q.Centiles {
-		q.Centiles[i] = rank(float64(i) / 100)
+		q.Centiles[i] = sim.NearestRank(v, float64(i)/100)
 	}
 	return q
 }

@@ -32,14 +32,6 @@ func Quantile(sorted []float64, p float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// NearestRank is the least of sorted values that a part p of them does not exceed; NaN of none.
-func NearestRank(sorted []float64, p float64) float64 {
-	if len(sorted) == 0 {
-		return math.NaN()
-	}
-	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p*float64(len(sorted))))-1))]
-}
-
 // Estimate is a figure of a sample with its 95 % confidence interval.
 type Estimate struct{ Value, Low, High float64 }
 

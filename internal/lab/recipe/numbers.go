@@ -127,9 +127,12 @@ func figure(v float64, unit string) string {
 	return figures.Number(v) + " " + unit
 }
 
-// percentile is by the nearest rank.
+// percentile is by the nearest rank; NaN of no values.
 func percentile(values []float64, p float64) float64 {
-	return figures.NearestRank(slices.Sorted(slices.Values(values)), p/100)
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	return sim.NearestRank(slices.Sorted(slices.Values(values)), p/100)
 }
 
 func total(list []cc.Bytes) (sum cc.Bytes) {

@@ -237,9 +237,9 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	}
 	r.Throughput, r.Utilisation = down.Throughput.Mbps(), down.Utilisation
 	r.Offered = cc.RateOf(down.Offered, over).Mbps()
-	r.Queueing = PercentilesOf(down.DataQueueing.Delays())
-	r.OneWay = PercentilesOf(down.DataOneWay.Delays())
-	r.UpQueueing = PercentilesOf(up.Queueing.Delays())
+	r.Queueing = PercentilesOf(down.DataQueueing.Delays)
+	r.OneWay = PercentilesOf(down.DataOneWay.Delays)
+	r.UpQueueing = PercentilesOf(up.Queueing.Delays)
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
 	r.addSeries(rec.Points, down.DataQueueing)
 	if !r.Virtual {
@@ -247,7 +247,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		if up.Lateness.P99 > late.P99 {
 			late = up.Lateness
 		}
-		r.Lateness, r.Noisy = PercentilesOf(late.Delays()), rec.Disturbed()
+		r.Lateness, r.Noisy = PercentilesOf(late.Delays), rec.Disturbed()
 	}
 	if rec.CPU > 0 && !s.Native { // the fields are of the proxy
 		share := rec.CPU.Seconds() / s.Duration.Seconds()

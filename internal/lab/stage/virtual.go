@@ -46,7 +46,7 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 	r.passed(s, run)
 	for i, a := range s.Actors {
 		if s.HostHasQueueing(i) && a.Kind == Web { // each of its flows has its own
-			r.Actors[i].Queueing = run.HostReport(a.Host, s.Warmup, s.Duration).Down.DataQueueing.Delays()
+			r.Actors[i].Queueing = run.HostReport(a.Host, s.Warmup, s.Duration).Down.DataQueueing.Delays
 		}
 	}
 	return r, nil

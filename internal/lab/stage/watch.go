@@ -329,11 +329,11 @@ func (r *run) account() error {
 	r.record.passed(r.stage, r.lab.Path)
 	for i, a := range r.actors {
 		if _, known := hosts[a.Host]; !known && r.stage.HostHasQueueing(i) {
-			hosts[a.Host] = r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing.Delays()
+			hosts[a.Host] = r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing.Delays
 		}
 		a.record.Queueing = hosts[a.Host]
 		if a.Kind == Upload {
-			a.record.Queueing = r.record.Path.Up.DataQueueing.Delays()
+			a.record.Queueing = r.record.Path.Up.DataQueueing.Delays
 		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
@@ -360,7 +360,7 @@ func (r *Record) passed(s Stage, hop interface {
 	}
 	r.Points = hop.Series(dir, s.Duration, Step)
 	r.Left = leftOf(hop.Series(netlab.Down, s.Duration, FineStep))
-	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays()
+	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays
 }
 
 // leftOf are the bytes of a series in steps of FineStep.
