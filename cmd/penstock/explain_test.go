@@ -55,7 +55,7 @@ rules:
 		"192.168.1.50 203.0.113.7:443 --listener wlan": {
 			`--listener: there is none of the name "wlan"; there are lan, local`,
 		},
-		"192.168.1.50": {"accepts 3 arg(s), received 2"},
+		"192.168.1.50": {"2 arguments do not fit; write: penstock check FILE [--explain CLIENT SERVER]"},
 	} {
 		var out, errs strings.Builder
 		code := runCommandLine(t.Context(), append([]string{"check", path, "--explain"}, strings.Fields(args)...),
