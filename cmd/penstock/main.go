@@ -74,6 +74,7 @@ Exit codes:
 		readyCommand(),
 		doctorCommand(),
 		topCommand(),
+		fleetCommand(),
 		compareCommand(),
 		proveCommand(),
 		rulesCommand(),

@@ -166,6 +166,11 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 	r.hints.SetToken(string(cfg.Telemetry.Hints.Token))
 	r.changes.SetToken(string(cfg.Telemetry.ChangeToken))
 	r.exporter.SetHeaders(cfg.Telemetry.OTLP.Headers.Fields())
+	if r.fleet != nil {
+		if err := r.fleet.Reload(&cfg.Fleet); err != nil {
+			r.log.Warn("the fleet goes on with its old keys", "err", err)
+		}
+	}
 	warnings = cfg.Warnings()
 	for _, w := range warnings {
 		r.log.Warn(w)

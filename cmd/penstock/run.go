@@ -54,7 +54,7 @@ change while running is refused.`,
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
-			h := &service{cfg: cfg, flags: f, given: cmd.Flags(), successor: make(chan int)}
+			h := &service{cfg: cfg, flags: f, given: cmd.Flags(), successor: make(chan int), drained: make(chan struct{})}
 			h.reloads.service = h
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))

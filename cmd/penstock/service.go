@@ -32,6 +32,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/fleet"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/proxy/takeover"
 	"github.com/penstock-net/penstock/telemetry"
@@ -61,6 +62,8 @@ type service struct {
 	proxy      *proxy.Kernel
 
 	sources []*linkstat.Source // interfaces that give hints
+	fleet   *fleet.Fleet       // nil: there is none
+	drained chan struct{}      // closed: connections are to go to the other edges of the fleet
 
 	reloads reloader
 	state   *stateKeeper
@@ -102,6 +105,9 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	}
 	// From here on a failure has to close what is open.
 	h.flows.Seed, h.flows.HintNews = uint64(started.UnixNano()), h.hintNews
+	if err := h.openFleet(); err != nil {
+		return errors.Join(err, h.closeTelemetry())
+	}
 	sockets, err := h.givenSockets()
 	if err != nil {
 		return errors.Join(err, h.closeTelemetry())
@@ -286,6 +292,11 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 	others.Go(func() { h.state.keepEndpoints(pagesCtx, h.proxy.Endpoints) })
 	others.Go(func() { h.reloads.watchFiles(pagesCtx) })
 	others.Go(func() { h.runSources(lastCtx) }) // what drains is still sent by their word
+	fleetCtx, endFleet := context.WithCancel(lastCtx)
+	defer endFleet()
+	if h.fleet != nil {
+		others.Go(func() { h.fleet.RunEdge(fleetCtx, h.drained) })
+	}
 	ready := daemon.SdNotifyReady + "\n" + h.statusLine()
 	if h.predecessor != nil {
 		if err := h.beginTakeover(); err != nil {
@@ -322,6 +333,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 			h.leaving.Store(true)
 			h.log.Info("another process has taken over; open connections may end here", "pid", pid)
 			endPages() // the other process answers at their port
+			endFleet() // and is this edge from now on
 			cancel()
 		case s := <-signals:
 			if stopping {
@@ -337,6 +349,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 			}
 			stopping = true
 			h.leaving.Store(true)
+			close(h.drained)
 			h.state.saveEndpoints(h.proxy.Endpoints)
 			delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
 			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
@@ -504,7 +517,12 @@ func (h *service) telemetryPages() telemetry.Pages {
 	h.exporter.Endpoint, h.exporter.Interval = h.cfg.Telemetry.OTLP.URL(), h.cfg.Telemetry.OTLP.Interval
 	h.exporter.Metrics, h.exporter.Version, h.exporter.Start = metrics, b.Version, started
 	h.exporter.Wall, h.exporter.Log = time.Now, h.log
+	var state func() any
+	if h.fleet != nil {
+		state = func() any { return h.fleet.Status() }
+	}
 	return telemetry.Pages{
+		Fleet:    state,
 		Observer: observer,
 		Links:    func() (telemetry.LinkReader, error) { return linkstat.OpenLinks() },
 		Wall:     time.Now,
@@ -734,6 +752,20 @@ func whyTheyStay(err error) string {
 
 // recentUse is how long ago a flow may have moved a byte that counts as using a link.
 const recentUse = time.Second
+
+// openFleet opens this edge's part of a fleet, if the configuration has one. A predecessor has its port until it ends.
+func (h *service) openFleet() (err error) {
+	if !h.cfg.Fleet.IsOn() {
+		return nil
+	}
+	h.fleet, err = fleet.NewFleet(fleet.Config{
+		Settings: h.cfg.Fleet, Flows: &h.flows, Clock: monotonicTime, Start: started, Log: h.log,
+	})
+	if err == nil && h.predecessor == nil {
+		err = h.fleet.Listen()
+	}
+	return err
+}
 
 // openSources opens the interfaces of the configuration that give hints.
 func (h *service) openSources() error {

@@ -33,7 +33,7 @@ func (c *Config) checkAll() error {
 		errs = append(errs, err)
 	}
 	errs = append(errs, c.checkAgents(), check.Within("limits", c.Limits.Validate()),
-		check.Within("telemetry", c.Telemetry.Validate()))
+		check.Within("telemetry", c.Telemetry.Validate()), check.Within("fleet", c.Fleet.Validate()), c.checkShared())
 	interfaces := check.Taken{}
 	for i := range c.Hints {
 		key := fmt.Sprintf("hints[%d]", i)
@@ -82,6 +82,25 @@ func (c *Config) checkRules() error {
 				errs = append(errs, check.CausedBy("listeners", err))
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkShared wants a fleet where maximum rates are shared.
+func (c *Config) checkShared() error {
+	if c.Fleet.IsOn() {
+		return nil
+	}
+	var errs []error
+	refuse := func(at string, t *policy.TermsSettings) {
+		for _, key := range t.SharedKeys() {
+			errs = append(errs, check.CausedBy("fleet", check.Errorf(at+"."+key,
+				"there are no other edges to share max_rate with; add fleet: {listen, key_file, join}, or remove shared")))
+		}
+	}
+	refuse("defaults", &c.Defaults)
+	for i := range c.Rules {
+		refuse(fmt.Sprintf("rules[%d]", i), &c.Rules[i].TermsSettings)
 	}
 	return errors.Join(errs...)
 }
@@ -248,7 +267,7 @@ func (c *Config) findWarnings() (out []string) {
 			out = append(out, fmt.Sprintf("rules[%d]: %s", i, w))
 		}
 	}
-	return append(out, c.Telemetry.Warnings()...)
+	return append(append(out, c.Telemetry.Warnings()...), c.Fleet.Warnings()...)
 }
 
 // clearVoidConditions removes the conditions that hold for every connection of this configuration.

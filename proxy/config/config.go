@@ -7,6 +7,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/agent"
+	"github.com/penstock-net/penstock/proxy/fleet"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -33,6 +34,8 @@ type Config struct {
 	Hints []linkstat.Settings `yaml:"hints"`
 	// Congestion control agents; rules name them ccp:NAME.
 	Agents []agent.Settings `yaml:"agents"`
+	// Other edges, which share maximum rates (shared) and tell this one about hosts when they drain.
+	Fleet fleet.Settings `yaml:"fleet"`
 	// Metrics, health and the list of flows over HTTP.
 	Telemetry Telemetry `yaml:"telemetry"`
 	// What is logged to standard error.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/agent"
+	"github.com/penstock-net/penstock/proxy/fleet"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -98,6 +99,7 @@ var abouts = sync.OnceValue(func() map[string]string {
 		configType:                         sources,
 		reflect.TypeFor[access.Listener](): access.Sources, reflect.TypeFor[policy.Match](): policy.Sources,
 		reflect.TypeFor[agent.Settings](): agent.Sources, reflect.TypeFor[linkstat.Settings](): linkstat.Sources,
+		reflect.TypeFor[fleet.Settings](): fleet.Sources,
 	} {
 		entries, _ := files.ReadDir(".")
 		for _, entry := range entries {

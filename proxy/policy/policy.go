@@ -71,6 +71,7 @@ type Terms struct {
 	Receive          string // the algorithm of the receive window advertised to the sender; empty: Unmanaged
 	ReceiveParams    cc.Params
 	MaxRate          cc.Rate // of the group; 0: the algorithm alone
+	Shared           bool    // MaxRate is of all edges together
 	ConnectionRate   cc.Rate // of each connection; 0: no other bound
 	Priority, Weight int
 	Class            flow.Class
@@ -295,6 +296,7 @@ func (t Terms) flowTerms(f Facts, d direction) flow.Terms {
 		Algorithm:      name,
 		Params:         t.Params,
 		MaxRate:        t.MaxRate,
+		Shared:         t.Shared,
 		ConnectionRate: t.ConnectionRate,
 		Priority:       t.Priority,
 		Weight:         t.Weight,
@@ -318,6 +320,7 @@ func (t Terms) receiveTerms(f Facts, d direction) flow.Terms {
 	}
 	r := t
 	r.Algorithm, r.Params, r.MaxRate, r.ConnectionRate, r.HintCap = t.Receive, t.ReceiveParams, 0, 0, 0
+	r.Shared = false
 	out := r.flowTerms(f, back)
 	out.Group = "from " + out.Group
 	return out

@@ -66,6 +66,8 @@ type DirectionSettings struct {
 	// All connections of one group together are never faster than this, such as 20mbit: with the usual group, what one
 	// host gets.
 	MaxRate cc.Rate `yaml:"max_rate"`
+	// true: max_rate holds for the connections of all edges of the fleet together.
+	Shared *bool `yaml:"shared"`
 	// One connection is never faster than this, such as 5mbit.
 	ConnectionRate cc.Rate `yaml:"connection_rate"`
 	// Share within the group; 1 where not set.
@@ -249,6 +251,19 @@ func (t *TermsSettings) Algorithms() iter.Seq2[string, Algorithm] {
 	}
 }
 
+// SharedKeys yields the keys of t that share a maximum rate with other edges.
+func (t *TermsSettings) SharedKeys() (keys []string) {
+	for _, d := range []struct {
+		key    string
+		shared *bool
+	}{{"shared", t.Shared}, {"down.shared", t.Down.Shared}, {"up.shared", t.Up.Shared}} {
+		if d.shared != nil && *d.shared {
+			keys = append(keys, d.key)
+		}
+	}
+	return keys
+}
+
 // scope is what one place says about a direction.
 type scope struct {
 	key string // of the whole configuration
@@ -283,11 +298,15 @@ func mergeScopes(scopes []scope) (Terms, error) {
 		errs = append(errs, check.Within(s.key, s.addTo(&t)))
 		for key, set := range map[string]bool{
 			"class": s.Class != "", "target": s.Target > 0, "min_rate": s.MinRate > 0, "hint_cap": s.HintCap != nil,
+			"shared": s.Shared != nil,
 		} {
 			if set {
 				said[key] = s.key
 			}
 		}
+	}
+	if t.Shared && t.MaxRate == 0 {
+		errs = append(errs, check.Errorf(said["shared"]+".shared", "there is no max_rate to share; add one, or remove shared"))
 	}
 	if key, err := t.CheckClass(); err != nil {
 		errs = append(errs, check.Errorf(said[key]+"."+key, "%v", err))
@@ -333,6 +352,9 @@ func (s *DirectionSettings) addTo(t *Terms) error {
 	}
 	if s.Priority != nil {
 		t.Priority = *s.Priority
+	}
+	if s.Shared != nil {
+		t.Shared = *s.Shared
 	}
 	if s.HintCap != nil {
 		t.HintCap = float64(*s.HintCap)

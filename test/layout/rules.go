@@ -56,6 +56,7 @@ var table = []rule{
 	{packages: "alcc/mobile", module: []string{"alcc", "alcc/relay", "cc", "proxy/greeting"}},
 	{packages: "proxy/nldump"},
 	{packages: "proxy/takeover"},
+	{packages: "proxy/fleet", module: []string{"cc", "cc/flow", "proxy/config/check", "proxy/fleet/division"}},
 	{packages: "proxy/fleet/division", module: []string{"cc"}, banned: impure},
 	{packages: "proxy/happyeyeballs"},
 	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
@@ -66,7 +67,8 @@ var table = []rule{
 	{packages: "proxy/access", module: []string{"proxy/config/check"}, banned: active},
 	{
 		packages: "proxy/config", module: []string{
-			"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config/check", "proxy/linkstat", "proxy/policy",
+			"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config/check", "proxy/fleet", "proxy/linkstat",
+			"proxy/policy",
 		},
 		banned: active,
 	},
@@ -155,9 +157,10 @@ var homes = map[string][]string{
 	"github.com/quic-go/...": {
 		"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab", "internal/lab/stage",
 	},
-	"github.com/yosida95/...": {"proxy/tunnel/userspace", "internal/netlab"},
-	"gonum.org/v1/plot/...":   {"internal/lab/..."},
-	"gonum.org/v1/gonum/...":  {"cc"},
+	"github.com/yosida95/...":  {"proxy/tunnel/userspace", "internal/netlab"},
+	"github.com/hashicorp/...": {"proxy/fleet"},
+	"gonum.org/v1/plot/...":    {"internal/lab/..."},
+	"gonum.org/v1/gonum/...":   {"cc"},
 }
 
 // upper are the packages that stand above all others, and users those that may

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/fleet"
+)
+
+// fleetCommand shows the fleet of a running edge.
+func fleetCommand() *cobra.Command {
+	var from proxyAddress
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "fleet",
+		Short: "Show the edges that share maximum rates with a running one",
+		Long: `Fleet shows the members of the fleet that a running proxy is an edge of, the maximum rates that
+they share, which edge owns each, and what each edge may use of it now.`,
+		Example: `  penstock fleet
+  penstock fleet --json`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			at, err := from.telemetryAddress(cmd)
+			if err != nil {
+				return err
+			}
+			status, body, err := askProxy(cmd.Context(), at, http.MethodGet, "/v1/fleet")
+			switch {
+			case err != nil:
+				return err
+			case status == http.StatusNotFound:
+				return errors.New("the proxy is in no fleet; its configuration needs fleet: {listen, key_file, join}")
+			case status != http.StatusOK:
+				return fmt.Errorf("the proxy answers %d: %s", status, strings.TrimSpace(string(body)))
+			}
+			if asJSON {
+				_, err := cmd.OutOrStdout().Write(body)
+				return err
+			}
+			var s fleet.Status
+			if err := json.Unmarshal(body, &s); err != nil {
+				return fmt.Errorf("read what %s answers: %w", at, err)
+			}
+			return printFleet(cmd, s)
+		},
+	}
+	from.registerFlags(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// printFleet prints tables of members and of shared rates.
+func printFleet(cmd *cobra.Command, s fleet.Status) error {
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "EDGE\tADDRESS\tSTATE")
+	for _, m := range s.Members {
+		state := "live"
+		switch {
+		case m.Own:
+			state = "this one"
+		case !m.Live:
+			state = fmt.Sprintf("silent for %.1f s", m.Silent)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", m.Name, m.Address, state)
+	}
+	if !s.Decides {
+		fmt.Fprintf(w, "\nToo few edges are heard: each has one part in %d of every shared rate.\n", len(s.Members))
+	}
+	if len(s.Limits) > 0 {
+		fmt.Fprintln(w, "\nGROUP\tMAX_RATE\tOWNER\tEDGE\tMAY_SEND\tSENDS")
+	}
+	for _, l := range s.Limits {
+		row := func(edge string, rate, sent cc.Rate) {
+			fmt.Fprintf(w, "%s\t%v\t%s\t%s\t%v\t%v\n", l.Group, l.MaxRate, l.Owner, edge, rate, sent)
+		}
+		for _, c := range l.Claims {
+			row(c.Member, c.Rate, c.Sent)
+		}
+		if len(l.Claims) == 0 {
+			row(s.Name, l.Rate, l.Sent)
+		}
+	}
+	return w.Flush()
+}
