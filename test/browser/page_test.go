@@ -4,8 +4,6 @@ package browser
 
 import (
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -180,6 +178,9 @@ func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
 	for span, first := range map[string]string{"300": "−5 min", "86400": "−1 d", "3600": "−1 h"} {
 		b.do(chromedp.Click(`#spans [data-span="` + span + `"]`))
 		b.until(`document.querySelector("#rates").parentNode.querySelector("span.x").textContent === "` + first + `"`)
+		if span == "300" {
+			assert.Equal(t, "−5 min|−2.5 min|now", axis("rates", "x"))
+		}
 		assert.Equal(t, span, b.text(`document.querySelector('#spans [aria-pressed="true"]').dataset.span`))
 		b.until(`document.querySelector("#rates path.a").getAttribute("d").includes("L")`)
 	}
@@ -261,33 +262,6 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	b.do(chromedp.Click("#host a"))
 	b.until(`!document.querySelector("#host").checkVisibility() && document.querySelector("#matches").textContent === "200 rows"`)
 	b.quiet()
-}
-
-// TestPictures draws those of the documents: make pictures.
-func TestPictures(t *testing.T) {
-	dir := os.Getenv("PENSTOCK_PICTURES")
-	if dir == "" {
-		t.Skip("draws pictures where PENSTOCK_PICTURES names a directory: make pictures")
-	}
-	src := &busy{n: 640}
-	var later time.Duration
-	at, p := serveAt(t, src, nil, func() time.Duration { return later })
-	for range 600 {
-		later += 5 * time.Second
-		p.Note()
-	}
-	for name, size := range map[string][2]int64{"desktop": {1100, 700}, "phone": {390, 844}} {
-		for _, scheme := range []string{"light", "dark"} {
-			b := open(t, size[0], size[1])
-			b.dark(scheme == "dark")
-			b.do(chromedp.Navigate(at + "#tab=flows"))
-			b.until(`document.querySelectorAll("#table tbody tr:not(.gap)").length > 5 && document.querySelector("#down").textContent.length > 7`)
-			b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent !== "–"`)
-			png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "page-"+name+"-"+scheme+".png"), png, 0o644))
-		}
-	}
 }
 
 // An address that somebody wrote, and a search that is longer than the proxy takes, leave a

@@ -267,7 +267,7 @@ function axes(plot, values) {
     Object.assign(e.style, style);
     return e;
   };
-  const times = [1, 0.5, 0].map((part) => place("x", part ? "−" + age(part * span).replace(".0", "") : "now", { left: `calc(76px + (100% - 76px) * ${1 - part})` }));
+  const times = [1, 0.5, 0].map((part) => place("x", part ? "−" + (part * span === 150 ? "2.5 min" : age(part * span).replace(".0", "")) : "now", { left: `calc(76px + (100% - 76px) * ${1 - part})` }));
   const svg = plot.firstElementChild;
   plot.replaceChildren(svg, ...values.map((text, i) => place("y", text, { top: (BOTTOM - i / 2 * HEIGHT) / 120 * svg.clientHeight - 2 + "px" })), ...times);
 }
