@@ -59,7 +59,7 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 
 // writtenTogether bounds the bytes of all pages that are written by hand, but for decision 0004 and for pages whose
 // reference is generated.
-const writtenTogether = 149_000
+const writtenTogether = 156_000
 
 // references are generated, but for their beginnings.
 var references = []string{"configuration.md", "metrics.md", "http-api.md", "algorithms.md"}
