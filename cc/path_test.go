@@ -63,6 +63,7 @@ func (p *path) Ack(n float64, rtt time.Duration) {
 		ack.Marked = ack.Acked
 	}
 	p.state.Delivered += ack.Acked
+	p.state.EdgeDelivered = p.state.Delivered
 	if rtt > 0 {
 		p.smooth(rtt)
 		ack.Sent.At = max(1, p.state.Now.Add(-rtt))

@@ -17,16 +17,16 @@ import (
 //
 // The rate is the mean of two windows': a short one follows the link, a long one
 // rides out the pauses of its scheduler; both count by when the bytes arrived. The
-// target (penstock_target.go) adapts to how often the queue runs empty. Draining (penstock_drain.go)
+// target (penstock_target.go) adapts to how long the link idles. Draining (penstock_drain.go)
 // empties the queue, so that the base stays honest, and shows whether anybody else
 // fills it; who does is met with as much in flight as half of the link has at this
-// round trip (penstock_share.go), and at a loss with CUBIC's window (rival), as far
+// round trip (penstock_rivals.go), and at a loss with CUBIC's window (rival), as far
 // as that is the larger.
 
 func init() {
 	Register(Spec{
 		Name:   "penstock",
-		About:  "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to how often the queue runs empty.",
+		About:  "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to how long the link idles.",
 		Source: "docs/decisions/0004-own-algorithm.md",
 		Params: []Param{
 			{
@@ -42,9 +42,9 @@ func init() {
 			{Name: "target_ms", About: "queueing delay asked for"},
 			{Name: "queue_ms", About: "queueing delay of the newest sample, on the way there"},
 			{Name: "base_ms", About: "least round trip remembered, without the queue on the way back"},
-			{Name: "empty_percent", About: "of the last minute, as its bytes took it, the part that found hardly any queue"},
+			{Name: "idle_percent", About: "of the last minute, the part in which the link had nothing of ours"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
-			{Name: "link_mbit", About: "what the link carried before others filled its queue: half of it is held; 0: no need"},
+			{Name: "link_mbit", About: "what the link is relied on for: half of it is held where others fill its queue; 0: its rate wavers too much"},
 			{Name: "reverse_ms", About: "queueing delay of the newest sample on the way back, as far as it is known"},
 		},
 	})
@@ -70,6 +70,8 @@ const (
 	ownIdle = 2
 	// ownAloneQueue targets of queue are as many as we make by ourselves.
 	ownAloneQueue = 1.5
+	// ownAlone of what the edge delivers is one flow by itself.
+	ownAlone = 0.9
 	// ownStartQueue of the base, or half of the target if that is more, is a queue that ends slow start. From a base of
 	// ownStartLong on, it does so only where a round trip delivers less than ownStartGrowth times what the one before
 	// did, or at ownStartMost times that queue.
@@ -118,25 +120,22 @@ type penstock struct {
 	object  Bytes          // delivered once the first ownObject bytes after a silence are
 	empty   Time           // when the queue was last seen empty, or was to be emptied
 
-	receives    bool // as in Config
-	next        Time // when to drain, unless the queue is seen empty before
-	drainDepth  float64
-	drainFrom   Time          // what left after this finds the queue drained
-	drainEnd    Time          // by then it is over, whatever an outage has made of the round trip
-	drained     Time          // what left before this found the queue as draining left it
-	drainLeft   time.Duration // least round trip of that; 0: none yet
-	doubted     time.Duration // that of the draining before, where it did not come down to the base
-	rivalQueue  standingQueue
-	train       ackTrain
-	aloneOnEdge aloneDetector
-	asked       bool // a train is to tell whether others have filled the queue
-	slow        bool // few packets of the newest train took long enough to tell
+	receives   bool // as in Config
+	next       Time // when to drain, unless the queue is seen empty before
+	drainDepth float64
+	drainFrom  Time          // what left after this finds the queue drained
+	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
+	drained    Time          // what left before this found the queue as draining left it
+	drainLeft  time.Duration // least round trip of that; 0: none yet
+	doubted    time.Duration // that of the draining before, where it did not come down to the base
+	rivalry    rivalry
+	ours, edge float64 // bytes that this window and all of the edge have delivered, fading over edgeMemory
+	edgeTotal  Bytes
 
 	path       pathWatch
 	besideSeen bool // the edge counts rivals that want more than the window without them
 
 	rival  cubic
-	rivals bool // it is in force, where it is the larger
 	losses epoch
 	expiry epoch // what left before the last timeout counts as lost by it, even if it is reported later
 }
@@ -160,9 +159,8 @@ func newPenstock(cfg Config) *penstock {
 // restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known. What
 // is sent again shows no round trip: until one comes the newest queue counts, and a long one ends slow start.
 func (p *penstock) restart() {
-	p.phase, p.rivals = ownStarting, false
-	known := p.rivalQueue
-	p.rivalQueue = standingQueue{rest: known.rest, rate: known.rate, link: known.link, guess: known.guess}
+	p.phase = ownStarting
+	p.rivalry.release(p.rivalry.rest)
 	p.cwnd, p.pace, p.back = p.clampWindow(p.initial, ownMinCwnd), 0, 0
 	p.short.reset()
 	p.long.reset()
@@ -173,9 +171,6 @@ func (p *penstock) restart() {
 func (p *penstock) OnAck(a Ack) {
 	p.setMSS(a.MSS)
 	p.rival.OnAck(a)
-	if p.aloneOnEdge.onState(a.State); !p.aloneOnEdge.is {
-		p.forgetTrain(a.Now)
-	}
 	idle := p.silenceBefore(a)
 	if idle > 0 || p.heard == 0 {
 		p.object = a.Delivered - a.Acked + ownObject
@@ -189,23 +184,23 @@ func (p *penstock) OnAck(a Ack) {
 		return
 	}
 	if p.phase == ownStarting {
+		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(ownShort)) // others leave less of a longer time
 		p.growInSlowStart(a)
 		if p.isLinkFull() {
 			p.leaveSlowStart(a.Now)
 		}
 		return
 	}
-	counts := p.phase == ownTracking && a.CwndLimited && a.sentTime() >= p.drained
-	p.aim.addAck(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyThreshold(), counts && a.RTT > 0)
+	counts := p.phase == ownTracking && a.CwndLimited && a.sentTime() >= p.drained.Add(p.srtt)
+	p.aim.addAck(a, base, p.rate, p.queue, p.emptyThreshold(), counts)
 	switch p.phase {
 	case ownTracking:
-		if p.isDrainDue(a.Now) && a.Delivered > p.object || p.shouldDrainForTrain(a.Now) {
+		if p.isDrainDue(a.Now) && a.Delivered > p.object {
 			p.beginDraining(a.State, ownDrainDepth)
 		}
 	case ownDraining:
 		p.checkDrainEnd(a)
 	}
-	p.followTrain(a)
 	p.setWindowFromRate(a)
 	if p.phase == ownTracking && a.RTT > 0 {
 		p.watchForRivals(a, a.RTT-p.reverse)
@@ -225,11 +220,11 @@ func (p *penstock) addRTTSample(a Ack) {
 		a.Now.Sub(p.drainFrom) > ownRejoin {
 		p.beginDraining(a.State, ownDrainDepth) // another flow drains, and the base was never the path's
 	}
-	if rtt < p.base.extreme()-p.emptyThreshold() {
-		p.aim.discountEmpty()
+	if rtt < p.base.extreme()-p.emptyThreshold() { // what found no queue had found one
+		p.aim.idle, p.aim.all = 0, 0
 	}
 	least := rtt
-	if p.rivalQueue.link != 0 || p.besideSeen { // the base is not to become the others' queue
+	if p.rivalry.holds || p.besideSeen { // the base is not to become the others' queue
 		least = min(rtt, p.base.extreme())
 	}
 	p.base.addSample(a.Now, least, 2*p.drainInterval())
@@ -238,9 +233,8 @@ func (p *penstock) addRTTSample(a Ack) {
 	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
 		p.empty = a.Now
 	}
-	if p.queue <= p.emptyThreshold() && a.sentTime() >= p.rivalQueue.from && !(p.rivalQueue.guess && rtt >= trainLong) {
-		p.rivals = false
-		p.releaseShare(a.Now)
+	if r := &p.rivalry; p.queue <= p.emptyThreshold() && a.sentTime() >= r.from && (r.holds || r.bound) {
+		r.release(r.rest)
 	}
 }
 
@@ -262,6 +256,13 @@ func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
 			p.held, p.until = p.rate, a.Now.Add(short)
 		}
 	}
+	gap := a.Now.Sub(p.heard).Seconds()
+	if p.heard != 0 {
+		fade := math.Exp(-gap / edgeMemory.Seconds())
+		p.ours = p.ours*fade + float64(a.Acked)
+		p.edge = p.edge*fade + float64(a.EdgeDelivered-p.edgeTotal)
+	}
+	p.edgeTotal = a.EdgeDelivered
 	p.heard = a.Now
 	p.arrived = max(p.arrived, a.Now.Add(-p.reverse))
 	at := p.arrived.Add(-p.idle)
@@ -278,6 +279,9 @@ func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
 		p.rate, p.until = p.held, a.Now.Add(long)
 	case a.Now < p.until:
 		p.rate = max(p.rate, p.held)
+	}
+	if p.phase == ownTracking && p.rate > 0 && p.rivalry.isQuiet() {
+		p.rivalry.link.add(a.Now, p.rate, gap)
 	}
 }
 
@@ -303,7 +307,7 @@ func (p *penstock) isLinkFull() bool {
 // leaveSlowStart ends slow start: the rates before it are those of smaller windows.
 func (p *penstock) leaveSlowStart(now Time) {
 	p.phase, p.empty = ownTracking, now.Add(-ownDrainEvery)
-	p.rivalQueue.rate = max(p.rivalQueue.rate, p.rate)
+	p.rivalry.link.peak = max(p.rivalry.link.peak, p.rate)
 	p.next = p.nextDrainTime(now, ownDrainEvery)
 	short, _ := p.rateWindows()
 	p.long.keepLast(short)
@@ -316,13 +320,10 @@ func (p *penstock) leaveSlowStart(now Time) {
 // swing. Where others fill the queue the swing is let be: it holds our place.
 func (p *penstock) rateWindows() (short, long time.Duration) {
 	base := p.base.extreme()
-	short, long = max(ownShort, base), max(ownLong, ownLongBases*base)
-	alone := time.Duration(ownAloneQueue * p.target * float64(time.Second))
-	if p.queue < alone || p.reverse > base {
-		rtt := min(p.srtt.Seconds(), (base+p.reverse).Seconds()+p.target)
-		whole := max(1, math.Round(ownShort.Seconds()/rtt)) * rtt
-		short = max(time.Duration(whole*float64(time.Second)), base+p.reverse+min(p.queue, alone))
-	}
+	rtt := max(p.srtt, base+p.reverse, minDivisor).Seconds()
+	whole := max(1, math.Round(ownShort.Seconds()/rtt)) * rtt
+	short = time.Duration(whole * float64(time.Second))
+	long = max(ownLong, ownLongBases*base)
 	return short, max(short, long)
 }
 
@@ -345,12 +346,7 @@ func (p *penstock) setWindowFromRate(a Ack) {
 		cwnd = p.rate * max(p.drainDepth*base, base-ownDrainTargets*p.target)
 	}
 	n := cwnd/float64(p.mss) + back
-	if p.rivals && p.phase != ownDraining {
-		n = max(n, p.rival.cwnd)
-	}
-	if p.rivalQueue.link != 0 && p.phase != ownDraining {
-		n = p.shareWindow(a.Now, n)
-	}
+	n = p.widenForRivals(n)
 	n = p.widenForSeenRivals(a, n)
 	// The rate is the application's, but the queue on the way back is what it is now. Behind a long queue the rate is
 	// the link's, whoever limits the sender: an old window would let more stand there.
@@ -364,14 +360,14 @@ func (p *penstock) setWindowFromRate(a Ack) {
 		n = max(n, kept)
 	}
 	p.back = back
-	least := max(ownMinCwnd, p.trainWindow(a.Now))
+	least := ownMinCwnd
 	if p.phase == ownDraining {
 		least = ownMinDrain
 	}
 	p.cwnd, p.pace = p.clampWindow(n, least), 0
 	// Of many flows on a slow link each has less than ownMinCwnd: they are paced, a segment in a round trip at least.
 	// Paced in a queue of our own, a flow that the others squeeze for a moment would not come back.
-	shared := p.aloneOnEdge.marks[0].at != 0 && !p.aloneOnEdge.is
+	shared := p.ours < ownAlone*p.edge
 	if shared && n < least && p.phase == ownTracking && p.queue.Seconds() > ownAloneQueue*p.target {
 		p.pace = p.pacingRate(1, n, p.base.extreme()+p.queue+p.reverse)
 	}
@@ -383,7 +379,6 @@ func (p *penstock) OnLoss(l Loss) {
 		p.rival.OnLoss(l)
 		p.expiry.reacted = l.Now
 		p.restart()
-		p.requestTrain(l.Now)
 		return
 	}
 	if p.expiry.covers(l.SentAt) {
@@ -394,7 +389,6 @@ func (p *penstock) OnLoss(l Loss) {
 		p.leaveSlowStart(l.Now)
 	}
 	if p.competes && p.losses.beginEpoch(l) {
-		p.requestTrain(l.Now)
 		p.answerLoss(l)
 	}
 	p.rival.OnLoss(l)
@@ -403,12 +397,12 @@ func (p *penstock) OnLoss(l Loss) {
 // Inspect shows what Spec.Internals lists.
 func (p *penstock) Inspect() Internals {
 	i := Internals{
-		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()), 100 * p.aim.emptyShare(),
+		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()), 100 * p.aim.idle / max(p.aim.all, 1),
 	}
-	if p.rivals {
+	if p.rivalry.bound {
 		i[5] = p.rival.cwnd
 	}
-	i[6] = bytesToMbit(p.rivalQueue.link)
+	i[6] = bytesToMbit(p.rivalry.link.rate())
 	i[7] = toMillis(p.reverse)
 	return i
 }
@@ -429,7 +423,7 @@ func (p *penstock) phaseName() string {
 		return "slow_start"
 	case p.phase == ownDraining:
 		return "draining"
-	case p.rivalQueue.link != 0 || p.rivals && p.rival.cwnd >= p.cwnd:
+	case p.rivalry.holds || p.rivalry.bound && p.rival.cwnd >= p.cwnd:
 		return "competing"
 	default:
 		return "tracking"

@@ -15,13 +15,15 @@ const (
 	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
 	// ownDrainTargets of queue less are enough on a long path, as bases are not wrong by more.
 	ownDrainTargets = 2
-	ownProbeDepth   = 0.75 // where the question is whether others fill the queue: they leave less than this of it
+	// ownDrainMost is the longest drained round trip that asks for a trial by itself: more may be an outage.
+	ownDrainMost  = 500 * time.Millisecond
+	ownProbeDepth = 0.75 // where the question is whether others fill the queue: they leave less than this of it
 )
 
 // drainInterval is the interval of drainings.
 func (p *penstock) drainInterval() time.Duration {
 	every := ownDrainEvery
-	for every < ownDrainBases*p.base.extreme() || p.rivalQueue.link != 0 && every < shareDrains*p.srtt {
+	for every < ownDrainBases*p.base.extreme() || p.rivalry.holds && every < shareDrains*p.srtt {
 		every *= 2
 	}
 	return every
@@ -29,7 +31,7 @@ func (p *penstock) drainInterval() time.Duration {
 
 // isDrainDue is whether to drain now: not where the queue was empty just before.
 func (p *penstock) isDrainDue(now Time) bool {
-	if now < p.next || p.train.from != 0 || p.besideSeen { // the queue of rivals does not go for ours
+	if now < p.next || p.besideSeen { // the queue of rivals does not go for ours
 		return false
 	}
 	every := p.drainInterval()
@@ -59,8 +61,8 @@ func (p *penstock) beginDraining(s State, depth float64) {
 
 // checkDrainEnd ends it once a round trip has passed with the queue drained. Where that
 // is as long as ever a second time, soon after, the queue is not ours: the first time
-// it may have been a flow that began. It is part of the path, but where it is long and
-// leaves us less than a share of the link; there a trial tells.
+// it may have been a flow that began. It is part of the path, but where it leaves the edge
+// less than half of the link; there a trial tells.
 func (p *penstock) checkDrainEnd(a Ack) {
 	left := a.sentTime()
 	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
@@ -70,21 +72,27 @@ func (p *penstock) checkDrainEnd(a Ack) {
 		return
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	if p.competes && p.aloneOnEdge.is {
-		p.train = ackTrain{from: a.Now, queued: p.drainLeft}
-	}
 	first := p.doubted
 	p.doubted = 0
 	switch {
 	case p.drainLeft <= p.base.extreme()+p.emptyThreshold():
-	case p.rivalQueue.link != 0:
+	case p.rivalry.holds:
+		p.beginTrial(a.Now, p.drainLeft)
+	case p.competes && p.isEdgeShort() && a.Now > p.rivalry.rest && (p.drainLeft < ownDrainMost || p.rivalry.above > 1):
 		p.beginTrial(a.Now, p.drainLeft)
 	case first == 0:
 		p.doubted = p.drainLeft
-		p.scheduleDrain(a.Now, a.Now.Add(ownRejoin))
-	case p.competes && min(first, p.drainLeft) > p.longestOwnRTT() && p.held < shareOfLink*p.rivalQueue.rate:
-		p.beginTrial(a.Now, p.drainLeft)
+		p.scheduleDrain(a.Now, p.nextDrainTime(a.Now, ownDrainEvery))
 	default:
 		p.resetBase(a.Now, min(first, p.drainLeft))
 	}
 }
+
+// resetBase forgets the base for another.
+func (p *penstock) resetBase(now Time, base time.Duration) {
+	p.base.reset()
+	p.base.addSample(now, base, 2*p.drainInterval())
+}
+
+// scheduleDrain has the next draining be at that time, even though the queue was seen empty.
+func (p *penstock) scheduleDrain(now, at Time) { p.next, p.empty = at, now.Add(-p.drainInterval()) }

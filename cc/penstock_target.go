@@ -5,99 +5,85 @@ import (
 	"time"
 )
 
-// What the target is made of. The figures were chosen on recorded and generated
-// links; docs/decisions/0004-own-algorithm.md tells which, and what came of it.
+// Figures of the target; docs/decisions/0004-own-algorithm.md gives the measurement behind each.
 const (
 	targetReference = 10e6 / 8 // bytes/s at which the target is as set
-	// targetPower makes flows with more ask for a shorter queue, so that those
-	// that share one come to share it evenly.
+	// targetPower lets flows that have more ask for a shorter queue, so that those that share one come to share it evenly.
 	targetPower = 0.4
-	// targetBasePower lengthens it with a path longer than targetBase: the later a
-	// change of the rate is heard of, the more of it the queue must ride out.
+	// targetBasePower lengthens the target on paths longer than targetBase: a change of the rate is heard of later there.
 	targetBasePower = 0.3
-	targetBase      = 0.02 // seconds
-	// targetEmpty is the part of the time, as bytes take it at the present rate, that
-	// should find the queue as good as empty: less, and the queue is longer than the
-	// link needs; more, and the link idles. targetGain is what a difference does to the
-	// target's logarithm, within targetLeast and targetMost.
-	targetEmpty  = 0.045
-	targetGain   = 17
-	targetLeast  = -0.7
-	targetMost   = 0.25
-	targetMemory = time.Minute     // over which the part is counted
-	targetPrior  = 4 * time.Second // weight of the first value: whatever the rate is then
-	// targetFloor is the part of the base that a window must exceed it by to grow
-	// at all where the rate lags behind.
-	targetFloor = 1. / 8
+	targetBase      = 0.02   // seconds
+	targetFloor     = 1. / 8 // of the base: a window must exceed the base by it to grow at all where the rate lags
 
-	queueEmpty      = 4 * time.Millisecond // and less is no queue: the kernel's clock, and a grant of the base station
-	queueEmptyBases = 1. / 32              // of the base, on paths with a round trip that wavers with its length
-	queueEmptyParts = 0.5                  // of the time that a segment takes
+	// idleSet is the part of the time in which the link may have nothing of ours. Less idle time shortens the target,
+	// more lengthens it: idleGain times the difference is the change of the target's logarithm, from idleLeast to idleMost.
+	idleSet    = 0.018
+	idleGain   = 26
+	idleLeast  = -0.7
+	idleMost   = 0.35
+	idleMemory = time.Minute
+	idleUnsure = 2.0 // seconds of memory until it counts in full
 
-	gapMemory = time.Second            // of acknowledgements, over which their gaps are averaged
-	gapMost   = 200 * time.Millisecond // longer is an outage
+	emptyQueue      = 4 * time.Millisecond // is no queue: the kernel's clock, and a grant of the base station
+	emptyQueueBases = 1. / 32              // of the base: long paths waver with their length
+	emptyQueueParts = 0.5                  // of the time that a segment takes
+
+	gapMost = 200 * time.Millisecond // between acknowledgements: longer is an outage
 )
 
-// queueTarget decides how long a queue to ask for.
+// queueTarget decides how long a queue to ask for, by how long the link idles.
 type queueTarget struct {
-	set        float64 // seconds
-	empty, all float64 // seconds' worth of bytes in memory, fading: that found no queue, and of any kind
-	gap        float64 // seconds from one acknowledgement to the next, mean over their bytes
-	heard      Time
-	excess     lossGuard
+	set       float64 // seconds
+	idle, all float64 // seconds in memory, fading: link idle, total
+	served    Time    // when the newest byte would have left if it had found no queue: the link idles from then
+	heard     Time
+	excess    lossGuard
 }
 
-// addAck takes in an acknowledgement of n bytes at rate (bytes/s), and whether
-// it found the queue empty. counts is false where that says nothing: the sender
-// did not fill its window, or the window was not the target's.
-func (t *queueTarget) addAck(now Time, n, rate float64, empty, counts bool) {
-	worth := n / rate // in seconds: bytes would count a faster start for longer
-	if t.heard == 0 {
-		t.all = targetPrior.Seconds()
-		t.empty = targetEmpty * t.all
-	} else {
-		gap := now.Sub(t.heard)
-		part := min(1, worth/gapMemory.Seconds())
-		t.gap += (min(gap, gapMost).Seconds() - t.gap) * part
-		fade := math.Exp(-gap.Seconds() / targetMemory.Seconds())
-		t.empty, t.all = t.empty*fade, t.all*fade
+// addAck counts an acknowledgement that came over a path of that base, at rate (bytes/s). counts is false where the
+// idle time says nothing: the sender did not fill its window, or the window was not the target's.
+func (t *queueTarget) addAck(a Ack, base time.Duration, rate float64, queue, empty time.Duration, counts bool) {
+	idle := 0.0
+	if a.RTT > 0 {
+		if left := a.sentTime(); t.served != 0 && left > t.served && queue <= empty {
+			idle = max(0, min(left.Sub(t.served), gapMost).Seconds()-float64(a.MSS)/rate) // which the link takes for a segment
+		}
+		t.served = max(t.served, a.Now.Add(-a.ReverseQueue-base))
 	}
-	t.heard = now
-	if !counts {
-		return
+	if t.heard != 0 {
+		passed := min(a.Now.Sub(t.heard), gapMost).Seconds()
+		fade := math.Exp(-passed / idleMemory.Seconds())
+		t.idle, t.all = t.idle*fade, t.all*fade
+		if counts && a.RTT > 0 {
+			t.all += passed
+			t.idle += idle
+		}
 	}
-	t.all += worth
-	if empty {
-		t.empty += worth
-	}
+	t.heard = a.Now
 }
 
-// discountEmpty is called when what found the queue empty did not: the base was too long.
-func (t *queueTarget) discountEmpty() { t.empty = min(t.empty, targetEmpty*t.all) }
-
-// emptyShare is the part of the time in which bytes found no queue.
-func (t *queueTarget) emptyShare() float64 {
-	if t.all <= 0 {
-		return targetEmpty
+// idleExcess is by how much the part of the time in which the link idles exceeds the part that is wanted.
+func (t *queueTarget) idleExcess() float64 {
+	if t.all == 0 {
+		return 0
 	}
-	return t.empty / t.all
+	return (t.idle/t.all - idleSet) * min(1, t.all/idleUnsure)
 }
 
-// targetDelay is the queueing delay asked for at rate (bytes/s) over a path with that
-// least round trip.
+// targetDelay is the queueing delay in seconds to ask for at rate (bytes/s) over a path of that base (seconds).
 func (t *queueTarget) targetDelay(rate, base float64) float64 {
-	adapted := min(max(targetGain*(t.emptyShare()-targetEmpty), targetLeast), targetMost)
+	adapted := min(max(idleGain*t.idleExcess(), idleLeast), idleMost)
 	s := t.set * math.Exp(adapted) * math.Pow(rate/targetReference, -targetPower)
 	s *= math.Pow(max(base/targetBase, 1), targetBasePower)
 	s = min(s, t.excess.bound)
-	return max(s, targetFloor*base, t.gap)
+	return max(s, targetFloor*base)
 }
 
 // emptyQueueThreshold is the queueing delay up to which there is as good as no queue.
 func emptyQueueThreshold(base time.Duration, rate float64, mss Bytes) time.Duration {
-	segment := queueEmptyParts * float64(mss) / max(rate, 1)
+	segment := emptyQueueParts * float64(mss) / max(rate, 1)
 	serialisation := time.Duration(min(segment, 1) * float64(time.Second))
-	return max(queueEmpty, time.Duration(queueEmptyBases*float64(base)), serialisation)
+	return max(emptyQueue, time.Duration(emptyQueueBases*float64(base)), serialisation)
 }
 
 const (
