@@ -180,6 +180,7 @@ type SharedLimit struct {
 	Rate    cc.Rate  // the part that is in force here
 	Passed  cc.Bytes // so far; it begins anew when the limit has had no users for a while
 	Weight  int      // sum over the flows that have bytes in flight, or waiting
+	Held    bool     // a flow wants to send, and nothing but the rate holds it back
 }
 
 // newRateLimit returns a limit with a key. Its bucket is one hundredth wider than the rate.

@@ -87,7 +87,7 @@ func TestASharedRateFollowsItsPart(t *testing.T) {
 
 		after := p.mgr.SharedLimits()
 		require.Len(t, after, 1)
-		assert.Equal(t, SharedLimit{"a", 8e6, rate, before[0].Passed + sent[0] + sent[1], 4}, after[0])
+		assert.Equal(t, SharedLimit{"a", 8e6, rate, before[0].Passed + sent[0] + sent[1], 4, true}, after[0])
 	}
 }
 

@@ -420,6 +420,8 @@ func (g *group) addWeights(limits map[*rateLimit]*SharedLimit) {
 		for _, m := range g.allocator.active {
 			if m.maxRate == l && m.isBusy() {
 				limits[l].Weight += int(m.weight)
+				wants := m.want > 0 && g.caps.rateBinds || m.waiter.turn.Load() != noTurn
+				limits[l].Held = limits[l].Held || wants
 			}
 		}
 	}

@@ -226,7 +226,7 @@ func (f *Fleet) exchangeMessages() {
 	limits := f.cfg.Flows.SharedLimits()
 	uses := make([]division.Use, len(limits))
 	for i, l := range limits {
-		uses[i] = division.Use{Key: division.Key{Group: l.Group, Max: l.MaxRate}, Passed: l.Passed, Weight: l.Weight}
+		uses[i] = division.Use{Key: division.Key{Group: l.Group, Max: l.MaxRate}, Passed: l.Passed, Weight: l.Weight, Held: l.Held}
 	}
 	now := f.readClock()
 	f.mu.Lock()

@@ -54,6 +54,7 @@ type Use struct {
 	Key
 	Passed cc.Bytes // that have passed the limit so far
 	Weight int      // sum of the weights of the flows that send; 0 counts as 1
+	Held   bool     // a flow wants to send, and the limit holds it back
 }
 
 // Edge is one edge's view of a fleet: the members that it hears, the shared limits of its own flows, and the limits
@@ -91,6 +92,7 @@ type limit struct {
 	weight   int
 	sent     float64 // smoothed rate of what passed, in bits per second
 	allowed  float64 // smoothed rate in force, by the same filter, so that both can be compared
+	held     float64 // smoothed part of the periods in which flows were held back
 	grant    cc.Rate
 	grantAt  cc.Time // Message.At of the grant, by the owner's clock
 	granter  string
@@ -301,15 +303,21 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 		l.sent -= newPart * l.sent
 	}
 	l.allowed += newPart * (float64(allowed) - l.allowed)
+	l.held -= newPart * l.held
+	if u.Held {
+		l.held += newPart
+	}
 	l.passed, l.passedAt, l.weight = max(u.Passed, 0), now, max(1, u.Weight)
 }
 
 // limitedFrom is the part of the rate in force from which flows count as held back by it. demandHeadroom is by how
 // much the others' demand exceeds what they send, so that they can grow. A flow that has all that it asks for must stay
-// below limitedFrom. growth is the demand of flows that are held back, in parts of the rate in force: what they could
+// below limitedFrom. Flows that say that they are held back, in heldFrom of the periods, count from half of limitedFrom:
+// what passes in one period jitters. growth is the demand of flows that are held back, in parts of the rate in force: what they could
 // send is not known, and one that sends little must not take all from the others to find out.
 const (
 	limitedFrom    = 0.88
+	heldFrom       = 0.4
 	demandHeadroom = 1.15
 	growth         = 2
 )
@@ -317,7 +325,7 @@ const (
 // makeReport returns what the owner learns about l.
 func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	r := Report{Key: l.key, Demand: cc.Rate(demandHeadroom * l.sent), Sent: cc.Rate(l.sent), Weight: l.weight}
-	if l.sent >= limitedFrom*l.allowed {
+	if l.sent >= limitedFrom*l.allowed || l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
 		r.Demand = cc.Rate(growth * l.allowed)
 	}
 	r.Demand = min(r.Demand, l.key.Max)

@@ -77,7 +77,7 @@ func (f *fleet) run(d time.Duration) {
 			}
 			var uses []Use
 			if f.demand[name] > 0 {
-				uses = []Use{{f.key, f.passed[name], f.weight[name]}}
+				uses = []Use{{Key: f.key, Passed: f.passed[name], Weight: f.weight[name]}}
 			}
 			out := e.Exchange(f.now, uses)
 			for _, to := range f.names {
