@@ -112,7 +112,7 @@ const TakeoverRole = "listener"
 
 // TakeoverSockets returns descriptors of the sockets that clients connect to, for the process that takes over. stays
 // names the listeners that cannot be taken over.
-func (k *Kernel) TakeoverSockets() (sockets []takeover.Socket, stays []string, err error) {
+func (k *Kernel) TakeoverSockets() (sockets takeover.Sockets, stays []string, err error) {
 	k.reloading.Lock()
 	defer k.reloading.Unlock()
 	if k.draining.Load() {

@@ -193,7 +193,10 @@ func reloadCommand() *cobra.Command {
 for its answer. It exits with 78 and the reason when the proxy keeps the configuration it has:
 the file is wrong, or changes what takes a restart.
 
-The proxy is asked at the telemetry.address of the file. Where that is off, or the file is wrong,
+Where $MAINPID names a proxy whose program file is another one than this, as after an upgrade, this
+one is started with the same arguments, and takes over (run --takeover). It reads the configuration.
+
+Else the proxy is asked at the telemetry.address of the file. Where that is off, or the file is wrong,
 the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.`,
 		Example: "  penstock reload --config /etc/penstock/penstock.yaml",
 		Args:    cli.NoArgs,
@@ -212,6 +215,14 @@ func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) err
 	if err != nil {
 		_, _ = hangUp() // so that its log, metrics and status have it, too
 		return badConfig(notes, err)
+	}
+	if args := argumentsOfOther(mainPID()); args != nil {
+		adoptWatchdog(mainPID())
+		pid, err := startSuccessor(ctx, args)
+		if err == nil {
+			fmt.Fprintf(w, "process %d of another program has taken over\n", pid)
+		}
+		return err
 	}
 	address := cmp.Or(from.at, cfg.Telemetry.Address)
 	status, body, err := askProxy(ctx, address, http.MethodPost, "/-/reload")
@@ -248,12 +259,20 @@ func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) err
 
 // hangUp sends SIGHUP to the process that systemd says is the proxy. sent is false outside of a unit.
 func hangUp() (sent bool, err error) {
-	pid, _ := strconv.Atoi(os.Getenv("MAINPID")) // 0 where it is not set
-	if pid <= 1 {
+	pid := mainPID()
+	if pid == 0 {
 		return false, nil
 	}
 	if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
 		return false, fmt.Errorf("SIGHUP to process %d ($MAINPID): %w", pid, err)
 	}
 	return true, nil
+}
+
+// mainPID returns the process that systemd says is the proxy; 0: outside of a unit.
+func mainPID() int {
+	if pid, _ := strconv.Atoi(os.Getenv("MAINPID")); pid > 1 {
+		return pid
+	}
+	return 0
 }

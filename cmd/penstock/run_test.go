@@ -97,11 +97,11 @@ func startRunWithout(t *testing.T, flags ...string) *instance {
 }
 
 // expect waits for a notification, and returns the status that comes with it.
-// Those of a status alone are passed over.
+// Those of a status alone are passed over, and those of a process that this one has taken over from.
 func (in *instance) expect(state string) (status string) {
 	in.t.Helper()
 	told := in.notified()
-	for strings.HasPrefix(told, "STATUS=") {
+	for strings.HasPrefix(told, "STATUS=") || strings.HasPrefix(told, "MAINPID=") {
 		told = in.notified()
 	}
 	told, status, _ = strings.Cut(told, "\n")

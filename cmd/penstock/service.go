@@ -69,14 +69,19 @@ type service struct {
 	state   *stateKeeper
 	leaving atomic.Bool // a signal has come, or another process has taken over
 
+	starting atomic.Bool // a process that is to take over
+
 	predecessor *takeover.Predecessor // the process that this one takes over from; nil: there is none
 	successor   chan int              // receives the number of a process that has taken over
+	unitSockets []proxy.GivenSocket   // of a socket unit of systemd
+	stored      takeover.Sockets      // that systemd has kept since the last process ended, and nothing has taken
+	wasStored   bool                  // there were any
 }
 
 // runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are
 // taken before anything is written, what needs privileges comes before they are dropped, and a check of what is left
 // to do without them comes after that. An error closes what was opened so far.
-func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err error) {
+func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Signal) (err error) {
 	defer runtime.KeepAlive(newBallast())
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
 	if h.flags.broken != nil {
@@ -96,6 +101,9 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 		}
 		defer func() { err = errors.Join(err, closeTrace()) }()
 	}
+	if err := h.receiveSockets(); err != nil {
+		return err
+	}
 	if err := h.askPredecessor(); err != nil {
 		return err
 	}
@@ -108,7 +116,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	if err := h.openFleet(); err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
-	sockets, err := h.givenSockets()
+	sockets, err := h.takeListeners(h.unitSockets)
 	if err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
@@ -143,7 +151,7 @@ func (h *service) runService(ctx context.Context, rereads <-chan os.Signal) (err
 	}
 	h.dropPrivileges()
 	h.state.checkDirectory()
-	return errors.Join(h.serveUntilSignal(ctx, rereads, signals), h.proxy.Close())
+	return errors.Join(h.serveUntilSignal(ctx, rereads, upgrades, signals), h.proxy.Close())
 }
 
 // newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them
@@ -158,22 +166,31 @@ func newBallast() []byte {
 	return make([]byte, min(16<<20, ram/64))
 }
 
-// givenSockets returns the sockets that systemd listens at for us (sd_listen_fds(3)), and those of the predecessor.
-// What connects during a restart waits in them.
-func (h *service) givenSockets() (sockets []proxy.GivenSocket, err error) {
-	all, err := activation.Listeners()
-	if err != nil {
-		return nil, fmt.Errorf("take the sockets of LISTEN_FDS: %w", err)
-	}
-	for i, ln := range all {
+// receiveSockets takes the descriptors that systemd has for us (sd_listen_fds(3)): sockets of a socket unit, and those
+// that an earlier process has stored.
+func (h *service) receiveSockets() error {
+	for _, file := range activation.Files(true) {
+		ln, err := net.FileListener(file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return fmt.Errorf("take the sockets of LISTEN_FDS: %w", err)
+		}
 		tcp, ok := ln.(*net.TCPListener)
 		if !ok {
-			return nil, fmt.Errorf("socket %d of LISTEN_FDS does not listen for TCP; "+
-				"the socket unit needs ListenStream= and an address", i)
+			return fmt.Errorf("socket %s of LISTEN_FDS does not listen for TCP; "+
+				"the socket unit needs ListenStream= and an address", file.Name())
 		}
-		sockets = append(sockets, proxy.GivenSocket{TCPListener: tcp, Kept: true})
+		role, stored := strings.CutPrefix(file.Name(), storedName)
+		if !stored {
+			h.unitSockets = append(h.unitSockets, proxy.GivenSocket{TCPListener: tcp, Kept: true})
+			continue
+		}
+		s, err := takeover.Duplicate(role, tcp)
+		if err = errors.Join(err, tcp.Close()); err != nil {
+			return err
+		}
+		h.stored, h.wasStored = append(h.stored, s), true
 	}
-	return h.takeListeners(sockets)
+	return nil
 }
 
 // openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the
@@ -260,7 +277,8 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 //	the proxy or telemetry fails    ctx ends, and the error is returned once the proxy has ended
 //	another process takes over      the same at once, without telemetry
 //	SIGHUP                          the configuration is read again
-func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan os.Signal) error {
+//	SIGUSR2                         the program file is started to take over
+func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signals <-chan os.Signal) error {
 	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -299,14 +317,16 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 	}
 	ready := daemon.SdNotifyReady + "\n" + h.statusLine()
 	if h.predecessor != nil {
+		awaitOrphanage()
 		if err := h.beginTakeover(); err != nil {
 			cancel()
 			return errors.Join(err, <-ended)
 		}
-		ready += fmt.Sprintf("\nMAINPID=%d", os.Getpid())
 	}
 	others.Go(func() { h.offerTakeover(lastCtx) })
 	h.notifySystemd(ready)
+	h.forgetStored()
+	reportServing()
 
 	var delayed <-chan time.Time
 	var failed error // of telemetry
@@ -314,6 +334,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 		select {
 		case <-delayed:
 			h.log.Info("no new connections from now on")
+			h.storeSockets()
 			cancel()
 		case err := <-ended:
 			if err = errors.Join(failed, err); err == nil {
@@ -328,6 +349,8 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 			h.state.saveEndpoints(h.proxy.Endpoints)
 		case <-rereads:
 			h.reloads.reloadOnSignal()
+		case <-upgrades:
+			h.startSuccessorOnSignal()
 		case pid := <-h.successor:
 			stopping = true
 			h.leaving.Store(true)
@@ -357,6 +380,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, signals <-chan 
 			if delay > 0 {
 				delayed = time.After(delay)
 			} else {
+				h.storeSockets()
 				cancel()
 			}
 		}
@@ -640,26 +664,37 @@ func (h *service) statusLine() string {
 	return "STATUS=" + words
 }
 
-// notifySystemd sends a state (sd_notify(3)) where a supervisor waits for it.
-func (h *service) notifySystemd(state string) {
+// notifySystemd sends a state (sd_notify(3)) with descriptors where a supervisor waits for it.
+func (h *service) notifySystemd(state string, fds ...int) {
 	at := os.Getenv("NOTIFY_SOCKET")
 	if at == "" {
 		return
 	}
-	if err := sendNotification(at, state); err != nil {
+	if err := sendNotification(at, state, fds...); err != nil {
 		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
 	}
 }
 
 // sendNotification writes to the socket at. daemon.SdNotify does the same but waits for a reader without end, and a
 // supervisor that reads nothing must not hold up the proxy.
-func sendNotification(at, state string) error {
+func sendNotification(at, state string, fds ...int) error {
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: at, Net: "unixgram"})
 	if err != nil {
 		return err
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(readWithin))
-	_, err = conn.Write([]byte(state))
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	raw, err := conn.SyscallConn()
+	if err == nil { // WriteMsgUnix refuses a socket of this type that is connected
+		writeErr := raw.Write(func(fd uintptr) bool {
+			err = unix.Sendmsg(int(fd), []byte(state), rights, nil, 0)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		err = errors.Join(err, writeErr)
+	}
 	return errors.Join(err, conn.Close())
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -54,29 +55,29 @@ func (h *service) askPredecessor() error {
 	return nil
 }
 
-// takeSocket returns the predecessor's socket of a role at an address; nil: it has none there.
-func (h *service) takeSocket(role, address string) (net.Listener, error) {
-	if h.predecessor == nil {
-		return nil, nil
+// takeSockets returns the predecessor's sockets of a role, or those that systemd has stored.
+func (h *service) takeSockets(role string, want func(address string) bool) []takeover.Socket {
+	if sockets := h.predecessor.TakeSockets(role, want); len(sockets) > 0 {
+		return sockets
 	}
-	sockets := h.predecessor.Take(role, func(at string) bool {
-		return at == address || takeover.SameAddress(address, at)
-	})
+	return h.stored.Take(role, want)
+}
+
+// takeSocket returns the socket of a role at an address that was handed over; nil: there is none.
+func (h *service) takeSocket(role, address string) (net.Listener, error) {
+	sockets := h.takeSockets(role, func(at string) bool { return at == address || takeover.SameAddress(address, at) })
 	if len(sockets) == 0 {
 		return nil, nil
 	}
 	return sockets[0].Listener()
 }
 
-// takeListeners adds the predecessor's sockets that listeners of the configuration have to sockets.
+// takeListeners adds sockets that were handed over, and that listeners of the configuration have, to sockets.
 func (h *service) takeListeners(sockets []proxy.GivenSocket) ([]proxy.GivenSocket, error) {
-	if h.predecessor == nil {
-		return sockets, nil
-	}
 	given := func(at string) bool {
 		return slices.ContainsFunc(sockets, func(s proxy.GivenSocket) bool { return s.Addr().String() == at })
 	}
-	for _, s := range h.predecessor.Take(proxy.TakeoverRole, func(at string) bool {
+	for _, s := range h.takeSockets(proxy.TakeoverRole, func(at string) bool {
 		return !given(at) && slices.ContainsFunc(h.cfg.Listeners, func(l access.Listener) bool {
 			return takeover.SameAddress(l.Address, at)
 		})
@@ -143,6 +144,7 @@ func (h *service) offerTakeover(ctx context.Context) {
 			if h.hintSocket != nil {
 				telemetry.Abandon(h.hintSocket.Listener)
 			}
+			h.notifySystemd(fmt.Sprintf("MAINPID=%d", pid)) // it listens to no other process yet
 			select {
 			case h.successor <- pid:
 			case <-ctx.Done():
@@ -155,11 +157,16 @@ func (h *service) offerTakeover(ctx context.Context) {
 	offer.Serve(ctx, ln)
 }
 
-// offeredSockets returns descriptors of all listening sockets.
-func (h *service) offeredSockets() (all []takeover.Socket, stays []string, err error) {
+// offeredSockets returns descriptors of all listening sockets for a process that takes over.
+func (h *service) offeredSockets() (all takeover.Sockets, stays []string, err error) {
 	if h.isEnding() {
 		return nil, nil, errors.New("this process is ending")
 	}
+	return h.listeningSockets()
+}
+
+// listeningSockets returns descriptors of all listening sockets. stays names what cannot be taken over.
+func (h *service) listeningSockets() (all takeover.Sockets, stays []string, err error) {
 	all, stays, err = h.proxy.TakeoverSockets()
 	for role, port := range map[string]*telemetry.BoundedListener{
 		pagesRole: h.pages, healthRole: h.probe, hintsRole: h.hintSocket,
@@ -177,4 +184,37 @@ func (h *service) offeredSockets() (all []takeover.Socket, stays []string, err e
 		all = append(all, s)
 	}
 	return all, stays, err
+}
+
+// storedName is what the names of descriptors in systemd's store begin with. The role follows.
+const storedName = "penstock."
+
+// storeSockets has systemd keep the listening sockets until the next start, if FileDescriptorStoreMax= of the unit lets
+// it. What connects in between waits. Systemd closes them where no start follows.
+func (h *service) storeSockets() {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		return
+	}
+	all, _, err := h.listeningSockets()
+	defer func() { all.CloseAll() }()
+	if err != nil {
+		h.log.Warn("systemd keeps no sockets until the next start", "err", err)
+		return
+	}
+	for _, s := range all {
+		if s.Role != hintsRole { // its file goes with RuntimeDirectory=
+			h.notifySystemd("FDSTORE=1\nFDNAME="+storedName+s.Role, s.FD)
+		}
+	}
+}
+
+// forgetStored has systemd forget what an earlier process has stored, and closes what this one does not use.
+func (h *service) forgetStored() {
+	h.stored.CloseAll()
+	if !h.wasStored {
+		return
+	}
+	for _, role := range []string{proxy.TakeoverRole, pagesRole, healthRole} {
+		h.notifySystemd("FDSTOREREMOVE=1\nFDNAME=" + storedName + role)
+	}
 }

@@ -18,6 +18,7 @@ dpkg-deb -Znone -b "$work/next" "$work/next.deb" >/dev/null
 cat >"$work/steps" <<'STEPS'
 set -eux
 began=$(date +%s)
+trap 'journalctl -u penstock -o cat --no-pager | tail -40' EXIT
 say() { echo "package-test: $(($(date +%s) - began)) s: $*" >>/out/seen; }
 main() { systemctl show penstock -p MainPID --value; }
 mkdir /srv/files
@@ -37,6 +38,9 @@ download() { # through the proxy
 }
 rm -f /var/lib/man-db/auto-update # which takes longer than all of this
 dpkg -i /out/first.deb
+mkdir -p /etc/systemd/system/penstock.service.d # shorter than the downloads below
+printf '[Service]\nWatchdogSec=10s\n' >/etc/systemd/system/penstock.service.d/watchdog.conf
+systemctl daemon-reload
 systemctl enable --now penstock
 test "$(stat -c %U "/proc/$(main)")" = penstock
 download
@@ -44,8 +48,28 @@ say "installed; a download through it as the service, hash right"
 echo "# mine" >>/etc/penstock/penstock.yaml
 systemctl reload penstock
 before=$(main)
+failed() { systemctl show penstock -p NRestarts --value; }
+for i in $(seq 50); do # 50 downloads of 20 seconds or more, with the upgrade in the middle
+	curl -sSf --limit-rate 1M -x socks5h://127.0.0.1:1080 http://198.51.100.1:8000/file -o "/tmp/got$i" &
+	downloads="${downloads:-} $!"
+done
+sleep 2
 dpkg -i /out/next.deb
 test "$(main)" != "$before"
+test "$(readlink "/proc/$(main)/exe")" = /usr/bin/penstock
+for i in $downloads; do wait "$i"; done
+for i in $(seq 50); do test "$(sha256sum <"/tmp/got$i")" = "$want"; rm "/tmp/got$i"; done
+test "$(failed)" = 0
+say "upgraded under 50 downloads: every hash right, none reset"
+echo small >/srv/files/small
+systemctl restart penstock &
+restart=$!
+for i in $(seq 30); do # none is tried again
+	curl -sSf -x socks5h://127.0.0.1:1080 http://198.51.100.1:8000/small | grep -qx small
+	sleep .05
+done
+wait "$restart"
+say "restarted: 30 of 30 new connections served, by the sockets that systemd keeps"
 test "$(dpkg-query -W -f '${Version}' penstock)" = "$(cat /out/version)"
 tail -1 /etc/penstock/penstock.yaml | grep "# mine"
 download
@@ -81,4 +105,4 @@ unshare --mount sh -eu -c '
 ' sh "$work" >"$work/boot" 2>&1 || true
 [ -e "$work/log" ] || { echo "package-test: SKIPPED under systemd: no system can be booted here:"; tail -5 "$work/boot"; exit 0; }
 cat "$work/seen" 2>/dev/null || true
-grep -qx passed "$work/seen" || { tail -20 "$work/log"; exit 1; }
+grep -qx passed "$work/seen" || { tail -80 "$work/log"; exit 1; }

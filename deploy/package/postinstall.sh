@@ -17,10 +17,13 @@ fi
 if [ -e /etc/penstock/penstock.yaml ]; then # whoever has removed it does without
 	chgrp penstock /etc/penstock/penstock.yaml
 fi
-# An upgrade: what runs ends its connections in the time of shutdown.drain.
+# An upgrade: the new program takes over from what runs. Where it cannot, as with tunnels or a first version that does
+# not know how, connections end in the time of shutdown.drain.
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
-	systemctl try-restart penstock.service
+	if systemctl is-active --quiet penstock.service; then
+		systemctl reload penstock.service || systemctl try-restart penstock.service
+	fi
 elif command -v rc-service >/dev/null 2>&1; then
 	rc-service --ifstarted penstock restart || true
 fi

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,7 +28,7 @@ var ErrNoProxy = errors.New("takeover: no proxy runs there")
 type Predecessor struct {
 	PID     int
 	conn    *net.UnixConn
-	sockets []Socket // not taken yet
+	sockets Sockets // not taken yet
 	open    atomic.Int64
 	done    chan struct{} // closed: the predecessor has ended
 	process *os.File      // its pidfd; nil: there is none
@@ -102,16 +101,12 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// Take returns the sockets of a role, where want reports true for the address.
-func (p *Predecessor) Take(role string, want func(address string) bool) (taken []Socket) {
-	p.sockets = slices.DeleteFunc(p.sockets, func(s Socket) bool {
-		if s.Role != role || !want(s.Address) {
-			return false
-		}
-		taken = append(taken, s)
-		return true
-	})
-	return taken
+// TakeSockets takes sockets that are still there. Without a predecessor there are none.
+func (p *Predecessor) TakeSockets(role string, want func(address string) bool) (taken []Socket) {
+	if p == nil {
+		return nil
+	}
+	return p.sockets.Take(role, want)
 }
 
 // Begin tells the predecessor that this process serves, so that it accepts nothing any more. adopt takes in batches of
@@ -119,8 +114,7 @@ func (p *Predecessor) Take(role string, want func(address string) bool) (taken [
 // is called once the predecessor has ended. After an error that is no ErrRefused the predecessor may have heard, so
 // this process must serve.
 func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept bool)), ended func()) error {
-	closeSockets(p.sockets)
-	p.sockets = nil
+	p.sockets.CloseAll()
 	waitAtMost(p.conn, patience)
 	err := sendMessage(p.conn, message{Step: stepBegin})
 	var m message
@@ -191,7 +185,6 @@ func (p *Predecessor) Close() {
 	if p == nil {
 		return
 	}
-	closeSockets(p.sockets)
-	p.sockets = nil
+	p.sockets.CloseAll()
 	_ = p.conn.Close()
 }

@@ -24,7 +24,7 @@ const (
 type Offer struct {
 	// Sockets returns descriptors of the listening sockets, which the Offer closes, and in words what cannot be taken
 	// over.
-	Sockets func() (sockets []Socket, stays []string, err error)
+	Sockets func() (sockets Sockets, stays []string, err error)
 	// Leave has the proxy accept nothing any more. It drains.
 	Leave func(pid int)
 	// Open returns how many connections are left.
@@ -173,7 +173,7 @@ func (o *Offer) answer(ctx context.Context, conn *net.UnixConn) (pid int, err er
 // sendSockets sends all sockets.
 func (o *Offer) sendSockets(conn *net.UnixConn) error {
 	all, stays, err := o.Sockets()
-	defer closeSockets(all)
+	defer func() { all.CloseAll() }()
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -182,11 +183,27 @@ func SameAddress(address, at string) bool {
 	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
 }
 
-// closeSockets closes the descriptors.
-func closeSockets(all []Socket) {
-	for _, s := range all {
-		_ = unix.Close(s.FD)
+// Sockets are listening sockets that wait for who takes them.
+type Sockets []Socket
+
+// Take returns the sockets of a role, where want reports true for the address, and leaves the others.
+func (s *Sockets) Take(role string, want func(address string) bool) (taken []Socket) {
+	*s = slices.DeleteFunc(*s, func(one Socket) bool {
+		if one.Role != role || !want(one.Address) {
+			return false
+		}
+		taken = append(taken, one)
+		return true
+	})
+	return taken
+}
+
+// CloseAll closes the descriptors of the sockets that are left.
+func (s *Sockets) CloseAll() {
+	for _, one := range *s {
+		_ = unix.Close(one.FD)
 	}
+	*s = nil
 }
 
 // errNotUs refuses a process of another user.
@@ -295,7 +312,8 @@ func descriptors(control []byte) (fds []int, err error) {
 
 // closeDescriptors closes all that came with the message.
 func (m message) closeDescriptors() {
-	closeSockets(m.Sockets)
+	sockets := Sockets(m.Sockets)
+	sockets.CloseAll()
 	CloseDescriptors(m.fds)
 }
 

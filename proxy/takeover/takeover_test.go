@@ -42,7 +42,7 @@ func offer(t *testing.T, n int, stays ...string) *running {
 	ln, err := Listen(r.path)
 	require.NoError(t, err)
 	o := Offer{
-		Sockets: func() (all []Socket, _ []string, err error) {
+		Sockets: func() (all Sockets, _ []string, err error) {
 			for _, ln := range listeners {
 				s, err := Duplicate("listener", ln)
 				if err != nil {
@@ -90,7 +90,7 @@ func TestListenersGoOnInTheNextProcess(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Close()
 	assert.Equal(t, os.Getpid(), p.PID)
-	sockets := p.Take("listener", func(at string) bool { return at != r.addresses[0] })
+	sockets := p.TakeSockets("listener", func(at string) bool { return at != r.addresses[0] })
 	require.Len(t, sockets, len(r.addresses)-1)
 	ended := make(chan struct{})
 	require.NoError(t, p.Begin(nil, func() { close(ended) }))
@@ -122,7 +122,7 @@ func (r *running) takeOver(t *testing.T) (*net.UnixConn, message) {
 	require.NoError(t, sendMessage(conn, message{Step: stepAsk, Version: Version, Batches: true}))
 	m, err := expect(conn, stepSockets)
 	require.NoError(t, err)
-	closeSockets(m.Sockets)
+	m.closeDescriptors()
 	require.NoError(t, sendMessage(conn, message{Step: stepBegin}))
 	_, err = expect(conn, stepDraining)
 	require.NoError(t, err)

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// successorVariable is in the environment of a process that startSuccessor has started: startedOnce in the first one,
+// which starts another and ends, and the number of the first in that.
+const (
+	successorVariable = "PENSTOCK_SUCCESSOR"
+	startedOnce       = "once"
+	reportFD          = 3 // where both report to startSuccessor
+)
+
+// successorPatience bounds the time from the start of a process to its takeover.
+const successorPatience = 2 * time.Minute
+
+// startSuccessor starts this program file with the arguments of a running proxy, to take over from that. It returns
+// once the process serves, or with why it does not. The process is an orphan by then: systemd awaits the end of a main
+// process that is its own child, and kills any other at once.
+func startSuccessor(ctx context.Context, args []string) (pid int, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return 0, fmt.Errorf("start a process that takes over: %w", err)
+	}
+	defer read.Close()
+	if !slices.Contains(args, "--takeover") {
+		args = append(slices.Clone(args), "--takeover")
+	}
+	cmd, err := startAgain(ctx, args, startedOnce, write)
+	if err = errors.Join(err, write.Close()); err != nil {
+		return 0, fmt.Errorf("start a process that takes over: %w", err)
+	}
+	_ = read.SetReadDeadline(time.Now().Add(successorPatience)) //nolint:forbidigo // a deadline is a date
+	var word string
+	_, err = fmt.Fscan(read, &pid)
+	if waitErr := cmd.Wait(); err == nil {
+		err = waitErr
+	}
+	if err == nil {
+		_, err = fmt.Fscan(read, &word)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // it neither serves nor ends
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("process %d has not taken over, so the running proxy goes on; what it logged says why (%w)", pid,
+			err)
+	}
+	return pid, nil
+}
+
+// startAgain starts this program file with a value of successorVariable.
+func startAgain(ctx context.Context, args []string, value string, report *os.File) (*exec.Cmd, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // this program
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr                            // who reads the standard output waits for its end
+	cmd.ExtraFiles = []*os.File{report}
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), isOfOneProcess), successorVariable+"="+value)
+	return cmd, cmd.Start()
+}
+
+// isOfOneProcess reports whether a variable of the environment is for the process that has it alone.
+func isOfOneProcess(variable string) bool {
+	name, _, _ := strings.Cut(variable, "=")
+	return name == "WATCHDOG_PID" || name == successorVariable
+}
+
+// passStartOn starts this program again, and reports true, in the process that startSuccessor has started.
+func passStartOn() bool {
+	if os.Getenv(successorVariable) != startedOnce {
+		return false
+	}
+	report := os.NewFile(reportFD, "report")
+	if cmd, err := startAgain(context.Background(), os.Args[1:], strconv.Itoa(os.Getpid()), report); err == nil {
+		_, _ = fmt.Fprintln(report, cmd.Process.Pid)
+	}
+	return true
+}
+
+// awaitOrphanage waits until the process that has started this one has ended, if that was passStartOn.
+func awaitOrphanage() {
+	parent, err := strconv.Atoi(os.Getenv(successorVariable))
+	for range 1000 {
+		if err != nil || os.Getppid() != parent {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// reportServing tells startSuccessor, if that has started this process, that this one serves.
+func reportServing() {
+	if os.Getenv(successorVariable) == "" {
+		return
+	}
+	_ = os.Unsetenv(successorVariable)
+	report := os.NewFile(reportFD, "report")
+	_, _ = fmt.Fprintln(report, "serving")
+	_ = report.Close()
+}
+
+// argumentsOfOther returns the arguments of a process that runs another program file. nil: it is the
+// same file, or nothing is known of the process.
+func argumentsOfOther(pid int) []string {
+	if pid == 0 {
+		return nil
+	}
+	other, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	own, ownErr := os.Stat("/proc/self/exe")
+	if err != nil || ownErr != nil || os.SameFile(own, other) {
+		return nil
+	}
+	line, err := readWords(pid, "cmdline")
+	if err != nil {
+		return nil
+	}
+	return line[1:]
+}
+
+// adoptWatchdog takes the watchdog's time from the environment of the main process: systemd gives it to no other.
+func adoptWatchdog(pid int) {
+	variables, err := readWords(pid, "environ")
+	for _, v := range variables {
+		if usec, ok := strings.CutPrefix(v, "WATCHDOG_USEC="); ok && err == nil {
+			_ = os.Setenv("WATCHDOG_USEC", usec)
+		}
+	}
+}
+
+// readWords returns the words of a file of /proc about a process.
+func readWords(pid int, file string) ([]string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+	return strings.Split(string(bytes.TrimSuffix(text, []byte{0})), "\x00"), err
+}
+
+// startSuccessorOnSignal is startSuccessor for SIGUSR2, with the arguments of this process. It does not wait.
+func (h *service) startSuccessorOnSignal() {
+	switch {
+	case os.Getpid() == 1:
+		h.log.Warn("no process is started to take over: this is process 1, and all others of its namespace end with it")
+		return
+	case h.takeoverPath() == "":
+		h.log.Warn("no process is started to take over: without --state-directory there is no socket for it")
+		return
+	case !h.starting.CompareAndSwap(false, true):
+		h.log.Warn("a process that is to take over is starting already")
+		return
+	}
+	h.log.Info("starting a process that takes over", "signal", "SIGUSR2")
+	go func() {
+		defer h.starting.Store(false)
+		if _, err := startSuccessor(context.Background(), os.Args[1:]); err != nil {
+			h.log.Error("no process takes over", "err", err)
+		}
+	}()
+}
