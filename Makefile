@@ -207,7 +207,7 @@ docs: ## rewrite the pages that are generated
 	$(GO) test ./telemetry -run TestReferencePagesAreCurrent -update
 	$(GO) test ./internal/lab/recipe -run TestThePageListsEveryRecipe -update
 
-pictures: ## redraw the pictures of the page in docs from a run of five minutes; as root, with chromium
+pictures: ## redraw the pictures of the page in docs from a run of three minutes; as root, with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -timeout 15m -run TestPictures
 
 # What is there of this code is left out, so that a run that was stopped goes on; what was measured
