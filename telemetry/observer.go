@@ -246,7 +246,8 @@ func (o *Observer) Gains() []page.Gain {
 		if p.Ended {
 			state = "proved"
 		}
-		gains = append(gains, page.Gain{Host: p.Host, Text: fmt.Sprintf("%s, %s: %s", p.Host, state, p.Result.Verdict)})
+		text := fmt.Sprintf("%s, %s: %s", p.Host, state, p.Result.Verdict)
+		gains = append(gains, page.Gain{Host: p.Host, Text: text})
 	}
 	return gains
 }

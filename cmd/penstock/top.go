@@ -128,9 +128,13 @@ var topTables = []topTable{
 		topColumn[page.Flow]{"server", "SERVER", func(f page.Flow) string {
 			return cmp.Or(f.Host, f.ServerName, f.Target, "-")
 		}, room{least: 14}},
-		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string { return rateWords(f.Down.Rate) }, room{rank: 2}},
+		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string {
+			return rateWords(f.Down.Rate)
+		}, room{rank: 2}},
 		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }, room{rank: 4}},
-		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string { return delayWords(mainSide(f).Queue) }, room{rank: 1}},
+		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string {
+			return delayWords(mainSide(f).Queue)
+		}, room{rank: 1}},
 		topColumn[page.Flow]{"window", "WINDOW", func(f page.Flow) string {
 			return windowWords(mainSide(f).Window)
 		}, room{rank: 5}},
@@ -144,7 +148,9 @@ var topTables = []topTable{
 	),
 	// A group has the delay and the limit of its flows only while one of them is active.
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
-		topColumn[page.Host]{"name", "HOST", func(h page.Host) string { return cmp.Or(h.Label, h.Name) }, room{least: 21}},
+		topColumn[page.Host]{"name", "HOST", func(h page.Host) string {
+			return cmp.Or(h.Label, h.Name)
+		}, room{least: 21}},
 		topColumn[page.Host]{"trouble", "HOW IT DOES", func(h page.Host) string { return h.Reason }, room{least: 35}},
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }, room{rank: 1}},
 		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string {
@@ -156,7 +162,9 @@ var topTables = []topTable{
 		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string {
 			return fmt.Sprintf("%d of %d", h.Active, h.Members)
 		}, room{rank: 2}},
-		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return windowWords(h.Window) }, room{rank: 3}},
+		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string {
+			return windowWords(h.Window)
+		}, room{rank: 3}},
 		topColumn[page.Host]{"udp", "UDP", func(h page.Host) string {
 			if h.UDP == nil {
 				return "-"

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// writeCSV writes the rows of a view, with the names that fields have in JSON as heads. Fields of a field have its name
-// before theirs. What JSON leaves out is empty.
+// writeCSV writes the rows of a view, with the names that fields have in JSON as heads. Fields of a field have its
+// name before theirs. What JSON leaves out is empty.
 func writeCSV(w io.Writer, v View) error {
 	out := csv.NewWriter(w)
 	rows := map[string]any{

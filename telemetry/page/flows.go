@@ -131,7 +131,8 @@ func (s *side) sideView(age time.Duration) Side {
 	}
 	out.SRTT, out.MinRTT = s.srtt.Seconds(), s.min.Seconds()
 	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limits.Seconds()
-	out.Reason = fmt.Sprintf("%s, %.0f %%", limits[s.limitedBy], 100*min(1, s.limits.Seconds()/max(age.Seconds(), 1e-3)))
+	part := min(1, s.limits.Seconds()/max(age.Seconds(), 1e-3))
+	out.Reason = fmt.Sprintf("%s, %.0f %%", limits[s.limitedBy], 100*part)
 	return out
 }
 

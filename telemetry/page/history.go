@@ -35,7 +35,10 @@ type trail struct {
 
 // newTrail returns a trail of points that are so far apart: multiples of step.
 func newTrail(each, eachOfDay time.Duration) *trail {
-	return &trail{hour: newHistory(time.Hour, each), day: newHistory(24*time.Hour, eachOfDay), step: each, longStep: eachOfDay}
+	return &trail{
+		hour: newHistory(time.Hour, each), day: newHistory(24*time.Hour, eachOfDay),
+		step: each, longStep: eachOfDay,
+	}
 }
 
 // addPoint adds what one step came to.

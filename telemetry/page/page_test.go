@@ -303,10 +303,13 @@ func TestSessionsOfOneConnectionAreToldApart(t *testing.T) {
 	assert.Equal(t, []cc.Rate{0, 1000}, []cc.Rate{*v.Peers[0].Down, *v.Peers[1].Down})
 }
 
-// TestAHostHasAViewOfItsOwn has a host with two connections, windows in both directions and a proof beside another host.
+// TestAHostHasAViewOfItsOwn has a host with two connections, two windows and a proof, beside another host.
 func TestAHostHasAViewOfItsOwn(t *testing.T) {
 	h := &hand{at: 1, groups: []flow.Group{
-		{Key: "d", Name: "down|lan|192.0.2.7", Members: 2, Active: 1, SRTT: time.Second, QueueingDelay: 300 * time.Millisecond},
+		{
+			Key: "d", Name: "down|lan|192.0.2.7", Members: 2, Active: 1, SRTT: time.Second,
+			QueueingDelay: 300 * time.Millisecond,
+		},
 		{Key: "u", Name: "up|lan|192.0.2.7", Members: 2},
 		{Key: "other", Name: "down|lan|192.0.2.9", Members: 1, Active: 1, SRTT: time.Second},
 	}}
@@ -317,7 +320,10 @@ func TestAHostHasAViewOfItsOwn(t *testing.T) {
 	h.flows[2].Source = netip.MustParseAddrPort("192.0.2.9:1000")
 	p := h.page(func(o *Options) {
 		o.Gains = func() []Gain {
-			return []Gain{{Host: "192.0.2.7", Text: "half"}, {Host: "192.0.2.9", Text: "none"}, {Rules: []string{"canary", ""}, Text: "a third"}}
+			return []Gain{
+				{Host: "192.0.2.7", Text: "half"}, {Host: "192.0.2.9", Text: "none"},
+				{Rules: []string{"canary", ""}, Text: "a third"},
+			}
 		}
 	})
 	p.Note()
@@ -331,7 +337,8 @@ func TestAHostHasAViewOfItsOwn(t *testing.T) {
 	v := ask(t, p, "host=192.0.2.7&table=hosts")
 	assert.Equal(t, &Focus{
 		Host: "192.0.2.7", Connections: 2, Down: 400_000, Up: 3200, Rules: []string{"", "all"}, Queue: new(0.3),
-		Reason: "long queue: others fill it, since it asks for less", Severity: Bad, Gains: []string{"half", "a third"},
+		Reason: "long queue: others fill it, since it asks for less", Severity: Bad,
+		Gains: []string{"half", "a third"},
 	}, v.Focus)
 	assert.Len(t, v.Gains, 3)
 	assert.Equal(t, []string{"192.0.2.7", "192.0.2.7, up"}, []string{v.Hosts[0].Label, v.Hosts[1].Label})
@@ -380,10 +387,12 @@ func TestGroupsSayHowTheyDo(t *testing.T) {
 		}
 		return g
 	}
-	h := &hand{at: 1, held: []proxy.HeldInfo{{Clients: []hold.ClientState{{Group: "4", AcknowledgedBy: "none", BusyFlows: 1}}}}}
+	held := []hold.ClientState{{Group: "4", AcknowledgedBy: "none", BusyFlows: 1}}
+	h := &hand{at: 1, held: []proxy.HeldInfo{{Clients: held}}}
 	want := []string{
 		"long queue: it fills the link itself", "long queue: 3.0 Mbit/s go there past its window",
-		"long queue: its receive window is the limit", "hints state more than arrives", "UDP passes: nothing acknowledges it",
+		"long queue: its receive window is the limit", "hints state more than arrives",
+		"UDP passes: nothing acknowledges it",
 		"fills its link", "held below its window by a limit", "has all that it asks for", "idle", "no connection",
 	}
 	h.groups = []flow.Group{
@@ -436,7 +445,9 @@ func csvOf(t *testing.T, p *Page, parameters string, header http.Header) []map[s
 func TestTablesAsCSV(t *testing.T) {
 	h := &hand{at: 1, groups: []flow.Group{{Key: "a", Name: "down|lan|192.0.2.7", Delivered: 1e9, Algorithm: "copa"}}}
 	h.tunnels = []proxy.TunnelInfo{{Listener: "vpn", Status: tunnel.Status{Peers: []tunnel.PeerState{{
-		Name: "phone", Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32"), netip.MustParsePrefix("fd00::2/128")},
+		Name: "phone", Addresses: []netip.Prefix{
+			netip.MustParsePrefix("10.9.0.2/32"), netip.MustParsePrefix("fd00::2/128"),
+		},
 	}}}}}
 	h.counters.Listeners = []proxy.ListenerCounters{{Listener: "lan", Mode: "mixed", Accepted: 12}}
 	for id := range uint64(3 * maxRows) {
@@ -447,7 +458,8 @@ func TestTablesAsCSV(t *testing.T) {
 	require.Len(t, rows, 3*maxRows, "all of them")
 	assert.Equal(t, "'=HYPERLINK(\"x\")", rows[0]["host"], "no formula")
 	assert.Equal(t, []string{"192.0.2.7:1001", "3000", "window, 100 %", "", "none"}, []string{
-		rows[0]["client"], rows[0]["down_window_bytes"], rows[0]["down_reason"], rows[0]["up_window_bytes"], rows[0]["up_algorithm"],
+		rows[0]["client"], rows[0]["down_window_bytes"], rows[0]["down_reason"],
+		rows[0]["up_window_bytes"], rows[0]["up_algorithm"],
 	})
 	assert.Len(t, csvOf(t, p, "q=1007", http.Header{"Accept": {"text/csv"}}), 1)
 	host := csvOf(t, p, "table=hosts&format=csv", nil)[0]

@@ -19,7 +19,8 @@ const (
 	Idle Severity = "idle"
 )
 
-// Delays from which the queue of a host is a trouble. People who talk notice the first, and stop talking at the second.
+// Delays from which the queue of a host is a trouble. People who talk notice the first, and stop talking at the
+// second.
 const (
 	longQueue     = 100 * time.Millisecond
 	veryLongQueue = 250 * time.Millisecond
