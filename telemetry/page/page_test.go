@@ -321,7 +321,8 @@ func TestAHostHasAViewOfItsOwn(t *testing.T) {
 	p := h.page(func(o *Options) {
 		o.Gains = func() []Gain {
 			return []Gain{
-				{Host: "192.0.2.7", Text: "half"}, {Host: "192.0.2.9", Text: "none"},
+				{Host: "192.0.2.7", Text: "half"},
+				{Host: "192.0.2.9", Text: "none"},
 				{Rules: []string{"canary", ""}, Text: "a third"},
 			}
 		}
