@@ -46,6 +46,7 @@ func busyOptions(clock *handClock) Options {
 
 		Predecessor: func() int { return 12 },
 		TakenOver:   func() int { return 34 },
+		Fleet:       func() FleetCounts { return FleetCounts{Live: 2, Silent: 1, Granted: 5, Decides: true} },
 		Ports:       map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
 		HintSources: func() []HintSource {
 			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}

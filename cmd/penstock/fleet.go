@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/fleet"
 )
 
-// fleetCommand shows the fleet of a running edge.
+// fleetCommand shows the fleet of a running edge: what /v1/fleet has, as tables or as JSON. An edge that owns a shared
+// rate knows what all edges use of it, and any other edge only what it uses itself.
 func fleetCommand() *cobra.Command {
 	var from proxyAddress
 	var asJSON bool
@@ -57,7 +58,8 @@ they share, which edge owns each, and what each edge may use of it now.`,
 	return cmd
 }
 
-// printFleet prints tables of members and of shared rates.
+// printFleet prints tables of members and of shared rates. A rate that this edge owns has a line for each edge that uses
+// it, since only the owner knows them all. Rates are in units as the configuration has them.
 func printFleet(cmd *cobra.Command, s fleet.Status) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "EDGE\tADDRESS\tSTATE")

@@ -138,6 +138,7 @@ func TestAHostOverTwoEdgesKeepsToItsLimit(t *testing.T) {
 	t.Logf("over both edges: %.2f + %.2f = %.2f Mbit/s", each[0]/1e6, each[1]/1e6, sum/1e6)
 	assert.InDelta(t, limit, sum, limit/10)
 	assert.InDelta(t, limit/2, each[0], limit/8)
+	assert.Contains(t, scrape(t, "http://"+pagesA+"/metrics"), "penstock_fleet_members{state=\"live\"} 2")
 	_, out, _ := run(t, "fleet", "--telemetry", pagesB)
 	assert.Contains(t, out, "this one")
 	assert.Contains(t, out, "20mbit")

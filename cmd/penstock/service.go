@@ -519,6 +519,9 @@ func (h *service) telemetryPages() telemetry.Pages {
 	if h.predecessor != nil {
 		o.Predecessor, o.TakenOver = h.predecessor.Open, h.proxy.Adopted
 	}
+	if h.fleet != nil {
+		o.Fleet = h.fleetCounts
+	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
 	}
@@ -787,6 +790,29 @@ func whyTheyStay(err error) string {
 
 // recentUse is how long ago a flow may have moved a byte that counts as using a link.
 const recentUse = time.Second
+
+// fleetCounts returns the state of the fleet, in telemetry's terms.
+func (h *service) fleetCounts() telemetry.FleetCounts {
+	s := h.fleet.Status()
+	c := telemetry.FleetCounts{
+		Decides: s.Decides, Sent: s.Sent, Received: s.Received, Refused: s.Refused, Remembered: s.Remembered,
+	}
+	for _, m := range s.Members {
+		if m.Live {
+			c.Live++
+		} else {
+			c.Silent++
+		}
+	}
+	for _, l := range s.Limits {
+		if l.Granted {
+			c.Granted++
+		} else {
+			c.Parts++
+		}
+	}
+	return c
+}
 
 // openFleet opens this edge's part of a fleet, if the configuration has one. A predecessor has its port until it ends.
 func (h *service) openFleet() (err error) {
