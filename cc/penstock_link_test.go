@@ -416,3 +416,15 @@ func TestPenstockBringsObjectsAsSoonAsCubic(t *testing.T) {
 		}
 	}
 }
+
+// TestPenstockTriesAFallOfTheLinkOnce has a link fall to a tenth: trials of what it carried would fill its queue.
+func TestPenstockTriesAFallOfTheLinkOnce(t *testing.T) {
+	trace, err := sim.Steps("fall", 35*time.Second, sim.Step{Rate: 20e6}, sim.Step{At: 20 * time.Second, Rate: 2e6})
+	require.NoError(t, err)
+	s := over(sim.LinkConfig{Trace: trace, QueueBytes: 2e6}, 40*ms, 35*time.Second, "penstock")
+	s.Transport = sim.Kernel
+	s.Warmup = 21 * time.Second
+	r := play(t, s)
+	assert.Less(t, r.Queueing.P95, 120*ms)
+	assert.Greater(t, r.Utilisation, 0.95)
+}

@@ -13,6 +13,7 @@ const (
 	shareOfLink = 0.55
 	shareJump   = 1.4 // of the round trip, in one round: others do not fill a queue so fast
 	shareStall  = 3   // round trips of the round before: a link that stands still, whatever is held
+	shareFall   = 4   // of what the link is taken to carry is left after that: it may be slower now
 	shareMost   = 2   // round trips of the round before count at most
 	shareDrains = 8   // round trips at least from one draining to the next
 	// shareLess of what is held is missing, over four rounds: no other flow grows the queue.
@@ -96,6 +97,7 @@ func (p *penstock) isEdgeShort() bool {
 func (p *penstock) watchForRivals(a Ack, rtt time.Duration) {
 	r := &p.rivalry
 	if r.holds && rtt > shareStall*r.last {
+		r.link.peak /= shareFall
 		r.fail(a.Now)
 		return
 	}

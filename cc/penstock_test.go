@@ -170,12 +170,16 @@ func TestPenstockDoesNotFillALinkThatStandsStill(t *testing.T) {
 	half := func(rtt time.Duration) float64 {
 		return shareOfLink * own.rivalry.link.rate() * rtt.Seconds() / float64(DefaultMSS)
 	}
-	for _, n := range []float64{1.5, 2, 3, 6} { // times the least round trip
-		least := float64(own.rivalry.last)
+	least, link := float64(own.rivalry.last), own.rivalry.link.rate()
+	for _, n := range []float64{1.5, 2, 3} { // times the least round trip
 		p.Wait(ms)
 		p.Ack(1, time.Duration(n*least))
 		assert.InDelta(t, half(time.Duration(min(n, 2)*least)), p.Cwnd(), 1)
 	}
+	p.Wait(ms)
+	p.Ack(1, time.Duration(6*least))
+	assert.False(t, own.rivalry.holds)
+	assert.InEpsilon(t, link/shareFall, own.rivalry.link.rate(), 1e-9, "it may be slower now")
 }
 
 func TestPenstockMeetsALossWithARivalAndLeavesItWhenTheQueueIsEmpty(t *testing.T) {
