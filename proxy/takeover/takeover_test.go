@@ -23,7 +23,7 @@ type running struct {
 	addresses []string
 	left      chan int
 	open      atomic.Int64
-	batch     Batch       // what Park returns first; without FDs: nothing
+	batch     chan Batch  // what Park returns first
 	settled   chan []bool // what settle got
 }
 
@@ -31,6 +31,7 @@ type running struct {
 func offer(t *testing.T, n int, stays ...string) *running {
 	t.Helper()
 	r := &running{path: filepath.Join(t.TempDir(), "takeover"), left: make(chan int, 1), settled: make(chan []bool, 1)}
+	r.batch = make(chan Batch, 1)
 	var listeners []*net.TCPListener
 	for range n {
 		ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -60,7 +61,10 @@ func offer(t *testing.T, n int, stays ...string) *running {
 		},
 		Open: func() int { return int(r.open.Load()) },
 		Park: func() (b Batch, _ func([]bool, bool)) {
-			b, r.batch = r.batch, b
+			select {
+			case b = <-r.batch:
+			default:
+			}
 			return b, func(adopted []bool, _ bool) { r.settled <- adopted }
 		},
 		Log: slog.New(slog.DiscardHandler),
@@ -156,7 +160,7 @@ func TestEachConnectionHasOneProcess(t *testing.T) {
 			read, write, err := os.Pipe()
 			require.NoError(t, err)
 			defer read.Close()
-			r.batch = Batch{Record: make([]byte, 100_000), FDs: []int{int(read.Fd()), int(write.Fd())}}
+			r.batch <- Batch{Record: make([]byte, 100_000), FDs: []int{int(read.Fd()), int(write.Fd())}}
 			conn, m := r.takeOver(t)
 			b, err := m.takeBatch()
 			require.NoError(t, err)
