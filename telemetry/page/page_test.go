@@ -388,6 +388,9 @@ func TestGroupsSayHowTheyDo(t *testing.T) {
 		}
 		return g
 	}
+	holds := func(inflight cc.Bytes) func(*flow.Group) {
+		return func(g *flow.Group) { g.Inflight, g.DeliveryRate = inflight, 800_000 }
+	}
 	held := []hold.ClientState{{Group: "4", AcknowledgedBy: "none", BusyFlows: 1}}
 	h := &hand{at: 1, held: []proxy.HeldInfo{{Clients: held}}}
 	want := []string{
@@ -397,9 +400,9 @@ func TestGroupsSayHowTheyDo(t *testing.T) {
 		"fills its link", "held below its window by a limit", "has all that it asks for", "idle", "no connection",
 	}
 	h.groups = []flow.Group{
-		late(flow.LimitedByCwnd, time.Second),
+		late(flow.LimitedByApplication, time.Second, holds(60_000)),
 		late(flow.LimitedByCwnd, 300*time.Millisecond, func(g *flow.Group) { g.RivalRate, g.DeliveryRate = 3e6, 9e6 }),
-		late(flow.LimitedByReceiver, 100*time.Millisecond),
+		late(flow.LimitedByReceiver, 100*time.Millisecond, holds(10_000)),
 		late(flow.LimitedByCwnd, 50*time.Millisecond, func(g *flow.Group) { g.HintDoubt = flow.HintTooHigh }),
 		late(flow.LimitedByCwnd, 40*time.Millisecond),
 		late(flow.LimitedByCwnd, 30*time.Millisecond),

@@ -55,6 +55,10 @@ func explainGroup(g *flow.Group, udp *HeldUDP) (string, Severity) {
 	switch {
 	case g.Active > 0 && g.SRTT > 0 && g.QueueingDelay >= longQueue:
 		cause := causes[g.LimitedBy]
+		holds := g.Inflight > g.DeliveryRate.BytesIn(g.MinRTT+g.QueueingDelay/2) // half of the queue is its own
+		if holds && g.LimitedBy == flow.LimitedByApplication {
+			cause = causes[flow.LimitedByCwnd]
+		}
 		if g.RivalRate > g.DeliveryRate/10 {
 			cause = rateWords(g.RivalRate) + " go there past its window"
 		}
