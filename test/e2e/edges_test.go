@@ -203,7 +203,16 @@ func TestEveryClientMeetsOneEdge(t *testing.T) {
 		"the server sees the client, and answers are led by its address": {true, func(f *fleet) {
 			f.chooses(f.Far, f.EdgeFar, "2", "10.77.1.0/24", "fd77:1::/64") // 2: by destination
 			f.bird(f.Far, "router.conf", "router id 10.79.0.1;", "define edges = 10.79.0.0/16;")
+			f.awaitEdges(f.Near, edges)
 			f.awaitEdges(f.Far, edges)
+			// Buckets depend on the order in which a router has met the edges, so both groups are made anew.
+			for router, to := range map[*netlab.Node][2]string{
+				f.Near: {"default", "default"}, f.Far: {"10.77.1.0/24", "fd77:1::/64"},
+			} {
+				f.do(router, fmt.Sprintf("for f in 4 6; do ip nexthop del id $f; ip nexthop add id $f "+
+					"group ${f}1/${f}2/${f}3 type resilient buckets 256 idle_timer 7200; done\n"+
+					"ip route add %s nhid 4; ip -6 route add %s nhid 6", to[0], to[1]))
+			}
 		}, false},
 		"the server sees the client, and answers are led by their connection": {true, func(f *fleet) {
 			f.do(f.Far, "nft -f "+edgeFiles+"return.nft")
