@@ -79,6 +79,8 @@ const (
 	ownStartLong   = 200 * time.Millisecond
 	ownStartGrowth = 1.3
 	ownStartMost   = 2
+	// ownPeakSegments at least are what the best rate of slow start is over.
+	ownPeakSegments = 4
 	// ownObject bytes after a silence may be all that the application has: until they are delivered, the window grows
 	// as in slow start to what is left of them, and nothing drains.
 	ownObject = Bytes(100e3)
@@ -184,7 +186,9 @@ func (p *penstock) OnAck(a Ack) {
 		return
 	}
 	if p.phase == ownStarting {
-		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(ownShort)) // others leave less of a longer time
+		// Others leave less of a longer time. Of a few segments the rate would be twice the link's.
+		few := time.Duration(ownPeakSegments * float64(p.mss) / p.rate * float64(time.Second))
+		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(max(ownShort, few)))
 		p.growInSlowStart(a)
 		if p.isLinkFull() {
 			p.leaveSlowStart(a.Now)

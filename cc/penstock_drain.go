@@ -29,12 +29,16 @@ func (p *penstock) drainInterval() time.Duration {
 	return every
 }
 
-// isDrainDue is whether to drain now: not where the queue was empty just before.
+// isDrainDue is whether to drain now: not where the queue was empty just before. What was planned for a base that
+// proved too long is planned anew, because the base would expire before it.
 func (p *penstock) isDrainDue(now Time) bool {
+	every := p.drainInterval()
+	if p.next.Sub(now) > 2*every {
+		p.next = p.nextDrainTime(now, every)
+	}
 	if now < p.next || p.besideSeen { // the queue of rivals does not go for ours
 		return false
 	}
-	every := p.drainInterval()
 	p.next = p.nextDrainTime(now, every)
 	return now.Sub(p.empty) > every/2
 }

@@ -1,0 +1,69 @@
+package cc_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// TestPenstockOnAnyLink draws steady links: the window stays within bounds, and the link is used.
+func TestPenstockOnAnyLink(t *testing.T) {
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		between := func(least, most float64) float64 { return least * math.Pow(most/least, rng.Float64()) }
+		rate, base := cc.Rate(between(50e3, 50e6)), time.Duration(between(1, 400)*float64(ms))
+		link := sim.LinkConfig{Rate: rate, QueueBytes: max(15e3, rate.BytesIn(time.Duration(between(0.1, 5)*float64(time.Second))))}
+		if seed%4 == 1 {
+			link.Loss = between(0.001, 0.02)
+		}
+		s := over(link, base, 20*time.Second, "penstock")
+		s.Seed, s.Sample = seed, 50*ms
+		s.Transport = []sim.Transport{sim.Kernel, sim.Relay}[seed%2]
+		if seed%3 == 2 {
+			s.AckEvery, s.Timestamps = time.Duration(1+rng.IntN(20))*ms, sim.NoTimestamps
+		}
+		what := fmt.Sprintf("seed %d: %v, %v, loss %.3f, %v", seed, rate, base, link.Loss, s.Transport)
+		r := play(t, s)
+		assert.GreaterOrEqual(t, r.Utilisation, 0.5, what)
+		most := 4*rate.BytesIn(base) + 4*link.QueueBytes + 40*cc.DefaultMSS
+		for _, p := range r.Flows[0].Samples {
+			if !assert.GreaterOrEqual(t, p.Cwnd, 2*cc.DefaultMSS, what) || !assert.LessOrEqual(t, p.Cwnd, most, what) {
+				break
+			}
+		}
+	}
+}
+
+// TestPenstockHoldsNothingOnASlowLink has two segments, acknowledged at once, take more than the short window's 50 ms.
+func TestPenstockHoldsNothingOnASlowLink(t *testing.T) {
+	for _, queue := range []cc.Bytes{15e3, 200e3} {
+		s := over(sim.LinkConfig{Rate: 100e3, QueueBytes: queue}, 30*ms, 100*time.Second, "penstock")
+		s.Transport, s.Warmup = sim.Kernel, 40*time.Second
+		r := play(t, s)
+		assert.GreaterOrEqual(t, r.Utilisation, 0.95, "%v", queue)
+		assert.LessOrEqual(t, r.Queueing.P95, 500*ms, "%v: four packets take 480 ms", queue)
+	}
+}
+
+// TestPenstockIsAloneAgain has others fill a queue of seconds, which shifts the plan of drainings by minutes.
+func TestPenstockIsAloneAgain(t *testing.T) {
+	for _, rival := range []string{"cubic", "reno", "bbr"} {
+		for _, rate := range []cc.Rate{5e6, 27e6} {
+			s := over(sim.LinkConfig{Rate: rate, QueueBytes: (4 * rate).BytesIn(time.Second)}, 20*ms, 90*time.Second, "penstock")
+			s.Transport, s.Warmup = sim.Kernel, 60*time.Second
+			s.Flows = append(s.Flows,
+				sim.FlowConfig{Algorithm: rival, Start: 7 * time.Second, Stop: 22 * time.Second},
+				sim.FlowConfig{Algorithm: sim.UDP, Rate: rate * 11 / 10, Start: 9 * time.Second, Stop: 24 * time.Second})
+			r := play(t, s)
+			assert.GreaterOrEqual(t, r.Utilisation, 0.95, "%s, %v", rival, rate)
+			assert.LessOrEqual(t, r.Queueing.P95, 80*ms, "%s, %v", rival, rate)
+		}
+	}
+}
