@@ -263,7 +263,7 @@ func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 		}
 		for name, rate := range d.divide(now, len(e.members)+1, mayGrow) {
 			if l := e.limits[k]; name == e.name && l != nil {
-				l.take(now, now, e.name, rate)
+				l.take(now, now, now, e.name, rate)
 			} else if m := out[name]; m != nil {
 				m.Grants = append(m.Grants, Grant{k, rate})
 			}
@@ -337,21 +337,21 @@ func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 
 // take puts a grant into force. at is when the owner sent it, and heard the report that it answers. An older one than
 // that in force changes nothing.
-func (l *limit) take(at, heard cc.Time, granter string, rate cc.Rate) {
-	if l.granter == granter && at < l.grantAt {
+func (l *limit) take(now, at, heard cc.Time, granter string, rate cc.Rate) {
+	if l.granter == granter && at < l.grantAt && now < l.expires {
 		return
 	}
 	l.grant, l.grantAt, l.granter, l.expires = rate, at, granter, heard.Add(Lease)
 }
 
 // Receive takes in a message from another edge, which becomes a member if it is none. A message that is older than the
-// newest one changes nothing.
+// newest one changes nothing, unless none came for Lease: then the sender was started again, with a clock that is behind.
 func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	if _, gone := e.gone[from]; gone || from == e.name || e.members[from] == nil && !e.AddMember(now, from) {
 		return
 	}
 	p := e.members[from]
-	if m.At < p.at {
+	if m.At < p.at && now.Sub(p.heard) <= Lease {
 		return
 	}
 	p.at, p.heard, p.view = m.At, now, m.View
@@ -367,7 +367,7 @@ func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	}
 	for _, g := range m.Grants {
 		if l := e.limits[g.Key]; l != nil && e.ownerFor(l) == from && m.Heard <= now {
-			l.take(m.At, m.Heard, from, min(g.Rate, g.Max))
+			l.take(now, m.At, m.Heard, from, min(g.Rate, g.Max))
 		}
 	}
 }

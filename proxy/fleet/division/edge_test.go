@@ -297,6 +297,53 @@ func TestOldMessagesChangeNothing(t *testing.T) {
 	assert.Equal(t, 10*mbit, e.Rate(now.Add(Lease), k), "a grant ends with its lease, and the floor is left")
 }
 
+// TestAClockThatIsBehindAfterARestart starts an edge again, whose machine has lost its clock. The other one is second by
+// name, so that it forgets nobody.
+func TestAClockThatIsBehindAfterARestart(t *testing.T) {
+	k := Key{Group: "host", Max: 1_000_000}
+	uses := []Use{{Key: k, Held: true}}
+	a, b := NewEdge("a"), NewEdge("b")
+	now, behind := cc.Time(time.Hour), time.Duration(0)
+	exchange := func(d time.Duration) (shared bool) {
+		for end := now.Add(d); now < end; now = now.Add(Period) {
+			uses[0].Passed += 10_000
+			at := now.Add(-behind)
+			fromA, fromB := a.Exchange(at, uses)["b"], b.Exchange(now, uses)["a"]
+			if fromA != nil {
+				b.Receive(now, "a", fromA)
+			}
+			if fromB != nil {
+				a.Receive(at, "b", fromB)
+			}
+			if a.Rate(at, k)+b.Rate(now, k) > k.Max {
+				t.Errorf("%v + %v", a.Rate(at, k), b.Rate(now, k))
+			}
+			limitA, limitB := a.Limits(at), b.Limits(now)
+			shared = len(limitA) == 1 && limitA[0].Leased && len(limitB) == 1 && limitB[0].Leased
+		}
+		return shared
+	}
+	a.AddMember(now, "b")
+	b.AddMember(now, "a")
+	require.True(t, exchange(2*time.Second))
+	a, behind = NewEdge("a"), 30*time.Minute
+	a.AddMember(now.Add(-behind), "b")
+	require.True(t, exchange(5*time.Second))
+}
+
+// TestReportsOfOnePeriodAreBounded has an edge report without end.
+func TestReportsOfOnePeriodAreBounded(t *testing.T) {
+	e, k := NewEdge("a"), Key{Group: "host", Max: 1_000_000}
+	now := cc.Time(time.Hour)
+	for i := range 10_000 {
+		m := &Message{At: now.Add(time.Duration(i)), Reports: []Report{{Key: k, Rate: k.Max - cc.Rate(i)}}}
+		e.Receive(now, "b", m)
+	}
+	c := e.ledgers[k].claims["b"]
+	assert.LessOrEqual(t, len(c.promises), maxPromises)
+	assert.Equal(t, k.Max, c.promised())
+}
+
 func TestOwnersAreSpread(t *testing.T) {
 	f := newFleet(5, 4)
 	e := f.edges[f.names[0]]

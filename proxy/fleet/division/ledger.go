@@ -22,6 +22,9 @@ type claim struct {
 	promises []promise
 }
 
+// maxPromises bounds claim.promises. An edge that sends one report each Period causes at most three times Lease/Period.
+const maxPromises = 32
+
 // promise is a grant that may be in force.
 type promise struct {
 	at      cc.Time // Message.At
@@ -38,10 +41,15 @@ func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 		d.claims[from] = c
 	}
 	c.Report, c.at, c.heard = r, at, now
-	if r.GrantAt > 0 {
+	if r.GrantAt > 0 && r.GrantAt <= now {
 		c.promises = slices.DeleteFunc(c.promises, func(p promise) bool { return p.at < r.GrantAt })
-	} else if r.Rate > 0 { // what another owner granted, or the floor
-		c.promises = append(c.promises, promise{r.GrantAt, min(r.Rate, d.key.Max), now.Add(Lease)})
+	} else if r.Rate > 0 { // what another owner granted, or this one before a restart with a later clock; or the floor
+		p := promise{0, min(r.Rate, d.key.Max), now.Add(Lease)}
+		if last := len(c.promises) - 1; last+1 >= maxPromises { // it stands for both
+			p.at, p.rate = c.promises[last].at, max(p.rate, c.promises[last].rate)
+			c.promises = c.promises[:last]
+		}
+		c.promises = append(c.promises, p)
 	}
 }
 
