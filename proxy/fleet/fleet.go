@@ -36,7 +36,8 @@ type Config struct {
 // Fleet is this edge's part of a fleet. Its methods may be called from any goroutine.
 //
 //	lock   guards                 is held while
-//	mu     edge, nodes, probed    division computes; never while flows or memberlist are called
+//	mu     edge, nodes, probed,   division computes; never while flows or memberlist are called
+//	       warned
 type Fleet struct {
 	cfg     Config
 	list    *memberlist.Memberlist
@@ -48,6 +49,7 @@ type Fleet struct {
 	edge   *division.Edge
 	nodes  map[string]memberlist.Node // the newest state of each member, also while it is silent
 	probed map[string]cc.Time         // when a silent member was connected to
+	warned cc.Time                    // when two edges of one name were logged last; 0: never
 
 	sent, received, refused, remembered atomic.Uint64
 }
@@ -57,6 +59,8 @@ const (
 	joinSoon      = 2 * time.Second  // while no other edge is known
 	memoriesEvery = 5 * time.Second  // between two tellings of memories while this edge drains
 	leavePatience = time.Second      // for telling the others that this edge leaves
+	dialPatience  = 2 * time.Second  // for a connection to another edge, and for an answer there
+	warnEvery     = 30 * time.Second // between two warnings of edges that have one name
 	probePatience = time.Second
 	probeAfter    = 2 * division.Period // of silence
 	maxMemories   = 4096                // sent or taken at once
@@ -93,7 +97,7 @@ func (f *Fleet) Listen() error {
 	m := memberlist.DefaultLANConfig()
 	m.Name, m.BindAddr, m.BindPort, m.AdvertisePort = cfg.EdgeName(), host, n, n
 	m.Keyring, m.EnableCompression, m.DeadNodeReclaimTime = f.keyring, false, time.Second
-	m.Delegate, m.Events, m.Conflict = f, f, f
+	m.Delegate, m.Events, m.Conflict, m.TCPTimeout = f, f, f, dialPatience
 	m.Logger = slog.NewLogLogger(logFilter{cfg.Log.Handler()}, slog.LevelDebug)
 	list, err := memberlist.Create(m)
 	if err != nil {
@@ -158,10 +162,12 @@ func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	if !f.awaitListening(ctx) {
 		return
 	}
-	var others sync.WaitGroup
-	defer others.Wait()
-	others.Go(func() { f.keepJoining(ctx) })
-	others.Go(func() { f.tellMemories(ctx, draining) })
+	go f.keepJoining(ctx) // nothing ends an attempt to connect early, and no end of this edge waits for it
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		f.tellMemories(ctx, draining)
+	}()
 	tick := time.NewTicker(division.Period)
 	defer tick.Stop()
 	for {
@@ -169,6 +175,10 @@ func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 		case <-tick.C:
 			f.exchangeMessages()
 		case <-ctx.Done():
+			select {
+			case <-told:
+			case <-time.After(dialPatience):
+			}
 			f.Close()
 			return
 		}
@@ -235,6 +245,9 @@ func (f *Fleet) exchangeMessages() {
 	for i, u := range uses {
 		rates[i] = f.edge.Rate(now, u.Key)
 	}
+	maps.DeleteFunc(f.nodes, func(name string, n memberlist.Node) bool {
+		return n.State == memberlist.StateDead && messages[name] == nil // the edge has forgotten it
+	})
 	nodes := maps.Clone(f.nodes)
 	f.probeSilent(now)
 	f.mu.Unlock()
@@ -279,11 +292,11 @@ func (f *Fleet) probeSilent(now cc.Time) {
 	}
 }
 
-// removeMember removes an edge that has ended.
+// removeMember removes an edge that has ended. Its node stays until memberlist knows as well: a process that is started
+// again before is no news to memberlist, and its messages alone bring it back.
 func (f *Fleet) removeMember(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.nodes, name)
 	delete(f.probed, name)
 	f.edge.RemoveMember(f.readClock(), name)
 }
@@ -348,51 +361,73 @@ func (f *Fleet) rememberHosts(body []byte) error {
 	if err := json.Unmarshal(body, &all); err != nil {
 		return fmt.Errorf("fleet: what an edge knows of hosts: %w", err)
 	}
+	var failed error // the last one: an edge of another version may have algorithms that this one lacks
 	for _, m := range all[:min(len(all), maxMemories)] {
-		w, t := &m.Window, &m.Terms
-		if !t.Host.IsValid() || w.Cwnd <= 0 || w.BaseRTT <= 0 || w.BaseRTT > time.Minute || w.Rate < 0 || w.MSS <= 0 ||
-			w.MSS > 1<<16 {
-			return errors.New("fleet: what an edge knows of a host is out of bounds")
-		}
-		known := flow.Memory{
-			Terms:  flow.Terms{Group: t.Group, Host: t.Host, Algorithm: t.Algorithm, Params: t.Params},
-			Window: *w,
-		}
-		if err := f.cfg.Flows.Remember(f.cfg.Clock(), known); err != nil {
-			return fmt.Errorf("fleet: what an edge knows of a host: %w", err)
+		if err := f.rememberHost(m); err != nil {
+			failed = fmt.Errorf("fleet: what an edge knows of a host: %w", err)
+			continue
 		}
 		f.remembered.Add(1)
 	}
-	return nil
+	return failed
 }
 
-// tellMemories tells all members what flows know of their hosts, from when this edge drains until ctx is done: which of
-// them gets a host is decided upstream.
+// rememberHost takes in what another edge knew about one host.
+func (f *Fleet) rememberHost(m flow.Memory) error {
+	w, t := &m.Window, &m.Terms
+	if !t.Host.IsValid() || w.Cwnd <= 0 || w.Cwnd > cc.MaxCwnd || w.BaseRTT <= 0 || w.BaseRTT > time.Minute ||
+		w.Rate < 0 || w.MSS <= 0 || w.MSS > 1<<16 {
+		return errors.New("out of bounds")
+	}
+	return f.cfg.Flows.Remember(f.cfg.Clock(), flow.Memory{
+		Terms:  flow.Terms{Group: t.Group, Host: t.Host, Algorithm: t.Algorithm, Params: t.Params},
+		Window: *w,
+	})
+}
+
+// tellMemories tells all members what flows know of their hosts, from when this edge drains until ctx is done, and once
+// at least: which of them gets a host is decided upstream.
 func (f *Fleet) tellMemories(ctx context.Context, draining <-chan struct{}) {
 	select {
 	case <-draining:
 	case <-ctx.Done():
-		return
+		select {
+		case <-draining:
+		default:
+			return
+		}
 	}
 	for {
 		all := f.cfg.Flows.Memories(f.cfg.Clock())
 		all = all[:min(len(all), maxMemories)]
-		f.mu.Lock()
-		nodes := slices.Collect(maps.Values(f.nodes))
-		f.mu.Unlock()
+		var bodies [][]byte
 		for batch := range slices.Chunk(all, memoryBatch) {
 			body, err := json.Marshal(batch)
 			if err != nil { // only a bug can cause it
 				f.cfg.Log.Error("fleet: what is known of hosts stays here", "err", err)
 				return
 			}
-			for _, node := range nodes {
-				if err := f.list.SendReliable(&node, f.wrapMessage(kindMemories, body)); err != nil {
-					f.cfg.Log.Debug("fleet: tell what is known of hosts", "edge", node.Name, "err", err)
-				}
-			}
+			bodies = append(bodies, f.wrapMessage(kindMemories, body))
 		}
-		f.cfg.Log.Info("fleet: the other edges know what this one knew of its hosts", "hosts", len(all), "edges", len(nodes))
+		f.mu.Lock()
+		nodes := slices.Collect(maps.Values(f.nodes))
+		f.mu.Unlock()
+		var reached atomic.Int64
+		var sends sync.WaitGroup
+		for _, node := range nodes { // one that does not answer delays no other
+			sends.Go(func() {
+				for _, body := range bodies {
+					if err := f.list.SendReliable(&node, body); err != nil {
+						f.cfg.Log.Debug("fleet: tell what is known of hosts", "edge", node.Name, "err", err)
+						return
+					}
+				}
+				reached.Add(1)
+			})
+		}
+		sends.Wait()
+		f.cfg.Log.Info("fleet: the other edges know what this one knew of its hosts", "hosts", len(all),
+			"edges", reached.Load())
 		select {
 		case <-ctx.Done():
 			return
@@ -452,13 +487,27 @@ func (f *Fleet) NotifyLeave(n *memberlist.Node) {
 	if n.State == memberlist.StateLeft {
 		f.cfg.Log.Info("fleet: an edge has left", "edge", n.Name)
 		f.removeMember(n.Name)
-		return
+	} else {
+		f.cfg.Log.Warn("fleet: an edge is silent", "edge", n.Name)
 	}
-	f.cfg.Log.Warn("fleet: an edge is silent", "edge", n.Name)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if node, ok := f.nodes[n.Name]; ok {
+		node.State = memberlist.StateDead
+		f.nodes[n.Name] = node
+	}
 }
 
-// NotifyConflict implements memberlist.ConflictDelegate.
+// NotifyConflict implements memberlist.ConflictDelegate. memberlist calls it with each message about either edge.
 func (f *Fleet) NotifyConflict(have, other *memberlist.Node) {
+	now := f.readClock()
+	f.mu.Lock()
+	if f.warned > 0 && now.Sub(f.warned) < warnEvery {
+		f.mu.Unlock()
+		return
+	}
+	f.warned = now
+	f.mu.Unlock()
 	f.cfg.Log.Warn("fleet: two edges have one name; give one another fleet.name", "edge", have.Name,
 		"address", have.Address(), "other", other.Address())
 }

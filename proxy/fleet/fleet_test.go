@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -199,6 +202,101 @@ func TestMemoriesGoWhereHostsGo(t *testing.T) {
 	assert.EqualValues(t, 1, b.Status().Remembered)
 }
 
+// TestAnEdgeThatIsKilledComesBack starts an edge again at once, with its name and address. memberlist does not notice.
+func TestAnEdgeThatIsKilledComesBack(t *testing.T) {
+	atA, atB := freePort(t), freePort(t)
+	a, b := start(t, "a", atA, testKey(1)), start(t, "b", atB, testKey(1), atA)
+	require.Eventually(t, sees(a, 2), patience, poll)
+	b.killed = true
+	require.NoError(t, b.list.Shutdown())
+	require.Eventually(t, func() bool { return len(a.Status().Members) == 1 }, patience, poll)
+	again := start(t, "b", atB, testKey(1), atA)
+	require.Eventually(t, sees(a, 2), patience, poll)
+	require.Eventually(t, sees(again, 2), patience, poll)
+}
+
+// TestEdgesThatAreForgottenAreToldNothing has an edge hear of others that memberlist finds dead.
+func TestEdgesThatAreForgottenAreToldNothing(t *testing.T) {
+	a := start(t, "a", freePort(t), testKey(1))
+	for i := range 2 * division.MaxMembers {
+		n := &memberlist.Node{Name: fmt.Sprintf("pod-%d", i), Addr: net.IPv4(127, 0, 0, 1), Port: 1}
+		a.NotifyJoin(n)
+		n.State = memberlist.StateDead
+		a.NotifyLeave(n)
+		a.mu.Lock()
+		a.edge.RemoveMember(a.readClock(), n.Name)
+		a.mu.Unlock()
+	}
+	a.exchangeMessages()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	assert.Empty(t, a.nodes)
+}
+
+// TestAnEdgeEndsInTimeThoughOthersDoNotAnswer drains an edge that knows a silent one and tries to join another.
+func TestAnEdgeEndsInTimeThoughOthersDoNotAnswer(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts and says nothing
+	require.NoError(t, err)
+	defer silent.Close()
+	join := make([]string, maxJoin)
+	for i := range join {
+		join[i] = silent.Addr().String()
+	}
+	atA := freePort(t)
+	a := start(t, "a", atA, testKey(1), join...)
+	b := start(t, "b", freePort(t), testKey(1), atA)
+	require.Eventually(t, sees(a, 2), patience, poll)
+	silentPort := silent.Addr().(*net.TCPAddr).Port
+	a.NotifyJoin(&memberlist.Node{Name: "silent", Addr: net.IPv4(127, 0, 0, 1), Port: uint16(silentPort)})
+	known := flow.Memory{
+		Terms:  flow.Terms{Algorithm: cc.Default},
+		Window: flow.Dormant{Cwnd: 200_000, BaseRTT: 40 * time.Millisecond, Rate: limit, MSS: 1448},
+	}
+	const hosts = 600
+	for i := range hosts {
+		known.Terms.Host = netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
+		known.Terms.Group = known.Terms.Host.String()
+		require.NoError(t, a.flows.Remember(a.cfg.Clock(), known))
+	}
+	close(a.drain)
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.stop() }()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the edge waits for others")
+	}
+	assert.Len(t, b.flows.Memories(b.cfg.Clock()), hosts)
+}
+
+// TestWhatIsKnownOfHostsIsTakenOneByOne has another edge know an algorithm that this one lacks, and windows out of bounds.
+func TestWhatIsKnownOfHostsIsTakenOneByOne(t *testing.T) {
+	a := start(t, "a", freePort(t), testKey(1))
+	good := func(host string) flow.Memory {
+		return flow.Memory{
+			Terms:  flow.Terms{Group: host, Host: netip.MustParseAddr(host), Algorithm: cc.Default},
+			Window: flow.Dormant{Cwnd: 200_000, BaseRTT: 40 * time.Millisecond, Rate: limit, MSS: 1448},
+		}
+	}
+	newer, huge := good("192.0.2.1"), good("192.0.2.2")
+	newer.Terms.Algorithm, huge.Window.Cwnd = "of-a-later-version", cc.MaxCwnd+1
+	body, err := json.Marshal([]flow.Memory{newer, huge, good("192.0.2.3"), good("2001:db8::1")})
+	require.NoError(t, err)
+	a.NotifyMsg(a.wrapMessage(kindMemories, body))
+	assert.Len(t, a.flows.Memories(a.cfg.Clock()), 2)
+	assert.EqualValues(t, 2, a.Status().Remembered)
+	assert.EqualValues(t, 1, a.Status().Refused)
+}
+
+// TestTwoEdgesOfOneNameAreLoggedOnce has memberlist find them with each message.
+func TestTwoEdgesOfOneNameAreLoggedOnce(t *testing.T) {
+	a := start(t, "a", freePort(t), testKey(1))
+	for range 100 {
+		a.NotifyConflict(&memberlist.Node{Name: "b"}, &memberlist.Node{Name: "b"})
+	}
+	assert.Equal(t, 1, strings.Count(a.log.String(), "two edges have one name"))
+}
+
 func TestSettings(t *testing.T) {
 	good := Settings{Listen: "10.0.0.1:7946", Name: "a", Key: testKey(1)}
 	require.NoError(t, good.Validate())
@@ -209,6 +307,10 @@ func TestSettings(t *testing.T) {
 	}{
 		{"a fleet needs an address", func(s *Settings) { s.Listen = "" }, "listen"},
 		{"which is not every one", func(s *Settings) { s.Listen = ":7946" }, "every address"},
+		{"of either family", func(s *Settings) { s.Listen = "[::]:7946" }, "every address"},
+		{"nor a name, which memberlist takes for every one", func(s *Settings) { s.Listen = "localhost:7946" }, "no address"},
+		{"nor has a zone, for the same reason", func(s *Settings) { s.Listen = "[fe80::1%eth0]:7946" }, "zone"},
+		{"and a port that others know", func(s *Settings) { s.Listen = "10.0.0.1:0" }, "know the port"},
 		{"and a key", func(s *Settings) { s.Key = "" }, "openssl rand"},
 		{"of 32 bytes", func(s *Settings) { s.Key = "c2hvcnQ=" }, "32 bytes"},
 		{"that is random", func(s *Settings) { s.Key = Key(base64.StdEncoding.EncodeToString(make([]byte, 32))) }, "too regular"},

@@ -104,8 +104,8 @@ func (s *Settings) Validate() error {
 	var errs []error
 	if err := check.Address("listen", s.Listen); err != nil {
 		errs = append(errs, err)
-	} else if host, _, _ := net.SplitHostPort(s.Listen); host == "" {
-		errs = append(errs, check.Errorf("listen", "%q is every address; write the one that the other edges reach", s.Listen))
+	} else if err := checkListen(s.Listen); err != nil {
+		errs = append(errs, err)
 	}
 	if s.Key == "" && s.KeyFile == "" {
 		errs = append(errs, check.Errorf("key_file", "missing; write the name of a file that holds what "+
@@ -126,6 +126,22 @@ func (s *Settings) Validate() error {
 		errs = append(errs, check.Target(fmt.Sprintf("join[%d]", i), at))
 	}
 	return errors.Join(errs...)
+}
+
+// checkListen wants an address that the other edges can be given. memberlist listens at every address where it cannot
+// read a host.
+func checkListen(listen string) error {
+	host, port, _ := net.SplitHostPort(listen)
+	switch addr, err := netip.ParseAddr(host); {
+	case host == "" || addr == netip.IPv6Unspecified():
+		return check.Errorf("listen", "%q is every address; write the one that the other edges reach", listen)
+	case err != nil || addr.Zone() != "":
+		return check.Errorf("listen", "%q has no address without a zone; write one that the other edges reach, such as "+
+			"10.0.0.1:7946", listen)
+	case port == "0":
+		return check.Errorf("listen", "the other edges must know the port; write one, such as 7946")
+	}
+	return nil
 }
 
 // Warnings names what is allowed and probably not meant.
