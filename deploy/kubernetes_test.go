@@ -22,11 +22,17 @@ type manifest struct {
 	Metadata struct{ Name string }
 	Data     map[string]string
 	Spec     struct {
+		UpdateStrategy struct {
+			RollingUpdate struct {
+				MaxSurge int `yaml:"maxSurge"`
+			} `yaml:"rollingUpdate"`
+		} `yaml:"updateStrategy"`
 		Template struct {
 			Spec struct {
 				TerminationGracePeriodSeconds int `yaml:"terminationGracePeriodSeconds"`
 				Containers                    []struct {
 					Args           []string
+					Ports          []struct{ Name string }
 					ReadinessProbe probe `yaml:"readinessProbe"`
 					LivenessProbe  probe `yaml:"livenessProbe"`
 					VolumeMounts   []struct {
@@ -88,6 +94,11 @@ func TestManifestsHaveValidConfigurations(t *testing.T) {
 				assert.NotEqual(t, "off", cfg.Telemetry.Health, "what probes ask")
 				require.Len(t, pod.Containers, 1)
 				assert.Contains(t, pod.Containers[0].Args, "--watch")
+				if name == "edge" { // the new pod of a node takes over
+					assert.Contains(t, pod.Containers[0].Args, "--takeover")
+					assert.Equal(t, 1, m.Spec.UpdateStrategy.RollingUpdate.MaxSurge)
+					assert.Empty(t, pod.Containers[0].Ports, "the new pod would wait for the old one's to be free")
+				}
 				assert.Equal(t, "/readyz", pod.Containers[0].ReadinessProbe.HTTPGet.Path)
 				assert.Equal(t, "/healthz", pod.Containers[0].LivenessProbe.HTTPGet.Path)
 				for _, p := range []probe{pod.Containers[0].ReadinessProbe, pod.Containers[0].LivenessProbe} {

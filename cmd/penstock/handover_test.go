@@ -43,12 +43,19 @@ type succession struct {
 	args        []string
 	at, socks   string // addresses of the listeners: one leads to movingServer, the other waits for what clients want
 	generations []*generation
+	contained   bool // each has a PID namespace of its own
 }
 
 // newSuccession starts the first proxy.
 func newSuccession(t *testing.T, envelope, more string) *succession {
 	t.Helper()
-	s := &succession{t: t, at: vacantPort(t), socks: vacantPort(t)}
+	return openSuccession(t, envelope, more, false)
+}
+
+// openSuccession is newSuccession, where each proxy may be process 1 of a container.
+func openSuccession(t *testing.T, envelope, more string, contained bool) *succession {
+	t.Helper()
+	s := &succession{t: t, contained: contained, at: vacantPort(t), socks: vacantPort(t)}
 	file := filepath.Join(t.TempDir(), "penstock.yaml")
 	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "envelope: %s\nlisteners:\n"+
 		"  - {name: moving, mode: forward, target: %q, address: %q}\n  - {name: waiting, mode: socks5, address: %q}\n"+
@@ -74,6 +81,9 @@ func (s *succession) start() *generation {
 	s.t.Helper()
 	g := &generation{cmd: clitest.Program(s.t.Context(), s.args...), end: make(chan struct{})}
 	g.cmd.Stderr = &g.log
+	if s.contained {
+		g.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	}
 	require.NoError(s.t, g.cmd.Start())
 	go func() {
 		defer close(g.end)
@@ -404,6 +414,39 @@ func TestADeathInATakeoverLosesOnlyWhatTheDeadHad(t *testing.T) {
 			}
 			assert.Equal(t, all, r.whole.Load()+r.lost.Load())
 		}
+	})
+}
+
+// TestContainersTakeOver has each proxy be process 1 of a PID namespace. The old one does not end before its
+// supervisor asks, because that would start it again.
+func TestContainersTakeOver(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs root")
+	}
+	s := openSuccession(t, "cubic", "", true)
+	r := startTraffic(t, s.at, 5)
+	for range 3 {
+		old := s.newest()
+		next := s.start()
+		old.log.has(t, "process 1 stays until a signal")
+		next.log.has(t, "the process before this one has ended")
+		require.True(t, next.watchesProcess(), "a number of another namespace leads to no process")
+		require.False(t, old.hasEnded())
+		require.NoError(t, old.cmd.Process.Signal(syscall.SIGTERM))
+		<-old.end
+		require.True(t, old.cmd.ProcessState.Success(), &old.log)
+	}
+	r.finish(t, "containers")
+	assert.Zero(t, r.lost.Load(), "a connection was reset")
+}
+
+// watchesProcess reports whether the proxy would notice the death of another process: it has a pidfd.
+func (g *generation) watchesProcess() bool {
+	open := fmt.Sprintf("/proc/%d/fd/", g.cmd.Process.Pid)
+	files, _ := os.ReadDir(open)
+	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
+		to, _ := os.Readlink(open + f.Name())
+		return to == "anon_inode:[pidfd]" || strings.HasPrefix(to, "pidfd:")
 	})
 }
 

@@ -73,6 +73,7 @@ type service struct {
 
 	predecessor *takeover.Predecessor // the process that this one takes over from; nil: there is none
 	successor   chan int              // receives the number of a process that has taken over
+	handedOver  bool                  // one has
 	unitSockets []proxy.GivenSocket   // of a socket unit of systemd
 	stored      takeover.Sockets      // that systemd has kept since the last process ended, and nothing has taken
 	wasStored   bool                  // there were any
@@ -151,7 +152,16 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	}
 	h.dropPrivileges()
 	h.state.checkDirectory()
-	return errors.Join(h.serveUntilSignal(ctx, rereads, upgrades, signals), h.proxy.Close())
+	err = errors.Join(h.serveUntilSignal(ctx, rereads, upgrades, signals), h.proxy.Close())
+	if h.handedOver && err == nil && os.Getpid() == 1 {
+		h.log.Info("all has moved or ended; process 1 stays until a signal, since a container that ends is started again " +
+			"and would take back what has moved")
+		select {
+		case <-signals:
+		case <-ctx.Done():
+		}
+	}
+	return err
 }
 
 // newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them
@@ -353,6 +363,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 			h.startSuccessorOnSignal()
 		case pid := <-h.successor:
 			stopping = true
+			h.handedOver = true
 			h.leaving.Store(true)
 			h.log.Info("another process has taken over; open connections may end here", "pid", pid)
 			endPages() // the other process answers at their port

@@ -57,9 +57,7 @@ func (p *Predecessor) takeSockets() error {
 	if err != nil {
 		return err
 	}
-	if fd, err := unix.PidfdOpen(pid, 0); err == nil { // else it is of another PID namespace
-		p.process = os.NewFile(uintptr(fd), "pidfd")
-	}
+	p.process = openPeer(p.conn, pid)
 	waitAtMost(p.conn, patience)
 	if err := sendMessage(p.conn, message{Step: stepAsk, Version: Version, Batches: true}); err != nil {
 		return err
@@ -82,6 +80,25 @@ func (p *Predecessor) takeSockets() error {
 		}
 	}
 	return nil
+}
+
+// openPeer returns a pidfd of the process at the other end; nil: there is none. Before Linux 6.5 a process of another
+// PID namespace, such as that of another container, has none.
+func openPeer(conn *net.UnixConn, pid int) *os.File {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var fd int
+	ctlErr := raw.Control(func(at uintptr) {
+		if fd, err = unix.GetsockoptInt(int(at), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			fd, err = unix.PidfdOpen(pid, 0)
+		}
+	})
+	if ctlErr != nil || err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
 }
 
 // explainSilence says in words what no answer means.
