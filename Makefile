@@ -205,7 +205,7 @@ docs: ## rewrite the pages that are generated
 	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 	$(GO) test ./telemetry -run TestReferencePagesAreCurrent -update
-	$(GO) test ./internal/lab/recipe -run TestThePageListsEveryRecipe -update
+	$(GO) test ./internal/lab/recipe -run TestThePagesListRecipesAndExpressions -update
 
 pictures: ## redraw the pictures of the page in docs from a run of three minutes; as root, with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -timeout 15m -run TestPictures

@@ -17,50 +17,93 @@ import (
 // name. Rates are of payload in Mbit/s, times in seconds from the run's start, delays in
 // milliseconds, windows in packets. What is not measured over real sockets is NaN there.
 // Spans go from the first number to the second, without them from the warm-up to the end
-// as long as the flow is there.
+// as long as the flow is there. The comments of its fields are the table of docs/recipes.md (make docs).
 type view struct {
-	Flows        []string           `expr:"flows"`
-	Duration     float64            `expr:"duration"` // s
-	Wire         float64            `expr:"wire"`     // Mbit/s with headers that left the link
-	Capacity     float64            `expr:"capacity"` // what a link of a fixed rate carries of payload
-	Utilisation  float64            `expr:"utilisation"`
-	Queueing     record.Percentiles `expr:"queueing"`
-	Centiles     []float64          `expr:"queueing_centiles"` // ms that 0, 1, … 100 % of data packets do not exceed
-	Course       []float64          `expr:"queueing_seconds"`  // mean in each second from the run's start; 0: none left
-	Fairness     float64            `expr:"fairness"`          // Jain's index of the TCP flows' throughputs
-	QueuePackets float64            `expr:"queue_packets"`
-	Drops        float64            `expr:"drops"`
-	Losses       float64            `expr:"losses"`
-	Retransmits  float64            `expr:"retransmits"`
-	Memory       []float64          `expr:"memory"`        // of the proxy, in bytes, at each second
-	Intact       bool               `expr:"intact"`        // no byte was lost or changed, and nothing ended early
-	Answers      int                `expr:"answers"`       // to changes of the proxy's configuration
-	WrongAnswers int                `expr:"wrong_answers"` // good ones refused and wrong ones taken
-	CPU          float64            `expr:"cpu"`           // s per GB, of the proxy and its agents or of native senders
-	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
-	Covers       float64            `expr:"kernel_covers"` // part of the time with the kernel's window at least ours
-	Virtual      bool               `expr:"virtual"`       // it was played in virtual time
-	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
+	// Names.
+	Flows []string `expr:"flows"`
+	// Seconds of the run.
+	Duration float64 `expr:"duration"`
+	// Mbit/s with headers that left the link.
+	Wire float64 `expr:"wire"`
+	// Mbit/s of payload that a link of a fixed rate carries.
+	Capacity float64 `expr:"capacity"`
+	// The part of the link that was used.
+	Utilisation float64 `expr:"utilisation"`
+	// ms in the link's queue: .mean, .p50, .p95, .p99, .max.
+	Queueing record.Percentiles `expr:"queueing"`
+	// ms that 0, 1, … 100 % of the data packets do not exceed.
+	Centiles []float64 `expr:"queueing_centiles"`
+	// Mean ms in each second from the run's start; 0: no packet left.
+	Course []float64 `expr:"queueing_seconds"`
+	// Jain's index of the TCP flows' throughputs.
+	Fairness float64 `expr:"fairness"`
+	// In virtual time alone.
+	QueuePackets float64 `expr:"queue_packets"`
+	// Packets that found the link's queue full.
+	Drops float64 `expr:"drops"`
+	// Packets that the link lost at random.
+	Losses float64 `expr:"losses"`
+	// In virtual time alone.
+	Retransmits float64 `expr:"retransmits"`
+	// Bytes of the proxy at each second.
+	Memory []float64 `expr:"memory"`
+	// No byte was lost or changed, and nothing ended early.
+	Intact bool `expr:"intact"`
+	// Answers of the proxy to changes of its configuration.
+	Answers int `expr:"answers"`
+	// Good changes refused and wrong ones taken.
+	WrongAnswers int `expr:"wrong_answers"`
+	// Seconds of processor time for each GB, of the proxy and its agents or of native senders. Not in virtual time.
+	CPU float64 `expr:"cpu"`
+	// ms from a report to an agent until its decision is in force. Not in virtual time.
+	Decision record.Percentiles `expr:"decision"`
+	// The part of the samples of a managed download, alone on its link, in which the kernel's window was at least ours.
+	// Over real sockets alone.
+	Covers float64 `expr:"kernel_covers"`
+	// The run was played in virtual time: for `when`.
+	Virtual bool `expr:"virtual"`
+	// Times that a fallback took over from an agent. Not in virtual time.
+	Fallbacks float64 `expr:"fallbacks"`
 
-	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
-	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // rates after the warm-up
-	Each       func(step any) ([]float64, error)                        `expr:"each"`
-	Share      func(flow string) (float64, error)                       `expr:"share"` // of all rates
-	LeastJain  func(from, to any) (float64, error)                      `expr:"least_jain"`
-	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
-	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
-	Window     func(flow string, span ...any) ([]float64, error)        `expr:"window"`
-	QueueingOf func(flow string) (record.Percentiles, error)            `expr:"queueing_of"`
-	Requests   func(flow string, sizes ...any) ([]float64, error)       `expr:"requests"` // ms each took
-	RPM        func(flow string) (float64, error)                       `expr:"rpm"`
-	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
-	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
-	Jitter     func(flow string) ([]float64, error)                     `expr:"jitter"`  // ms of each UDP packet
-	Finish     func(flow string) (float64, error)                       `expr:"finish"`
-	Stall      func(flow string, from any) (float64, error)             `expr:"stall"`
-	Video      func(flow string) (record.Video, error)                  `expr:"video"`
-	Timeouts   func(flow string) (float64, error)                       `expr:"timeouts"`
-	Internal   func(flow, name string) ([]float64, error)               `expr:"internal"` // of its algorithm, each step
+	// Mbit/s of payload after the warm-up, or from the first to the second number of seconds.
+	Rate func(flow string, span ...any) (float64, error) `expr:"rate"`
+	// Mbit/s in each second after the warm-up.
+	Seconds func(flow string) ([]float64, error) `expr:"seconds"`
+	// Mbit/s with headers of all that left the link, by steps of a multiple of 0.02 s.
+	Each func(step any) ([]float64, error) `expr:"each"`
+	// Its part of all rates.
+	Share func(flow string) (float64, error) `expr:"share"`
+	// Jain's index in the worst of these seconds, of the flows that are there in all of it.
+	LeastJain func(from, to any) (float64, error) `expr:"least_jain"`
+	// Seconds after `from` until it has had `mbit` for `over` seconds.
+	FirstAt func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
+	// Its rate while the other runs, from a second after that began.
+	RateBeside func(flow, other string) (float64, error) `expr:"rate_beside"`
+	// Packets, each 0.1 s.
+	Window func(flow string, span ...any) ([]float64, error) `expr:"window"`
+	// ms of one flow's packets, in a cell of its host's. Over real sockets, and of `app: web`, only of a flow that has its
+	// host to itself.
+	QueueingOf func(flow string) (record.Percentiles, error) `expr:"queueing_of"`
+	// ms that each took; with two sizes, of the flows that ask for above the first and up to the second, in bytes.
+	Requests func(flow string, sizes ...any) ([]float64, error) `expr:"requests"`
+	// How many requests a minute has room for.
+	RPM func(flow string) (float64, error) `expr:"rpm"`
+	// ms that the slowest of the flows took whose names begin so.
+	Pages func(prefix string) ([]float64, error) `expr:"pages"`
+	// The part of its UDP that came.
+	Arrived func(flow string) (float64, error) `expr:"arrived"`
+	// ms by which the transit of each packet of its UDP differs from that of the one before.
+	Jitter func(flow string) ([]float64, error) `expr:"jitter"`
+	// Seconds until its last byte came; `inf` for a download of a size that did not end.
+	Finish func(flow string) (float64, error) `expr:"finish"`
+	// Longest time without a byte from then on.
+	Stall func(flow string, from any) (float64, error) `expr:"stall"`
+	// .rebuffers: how often; .rebuffer, .startup: seconds.
+	Video func(flow string) (record.Video, error) `expr:"video"`
+	// In virtual time alone.
+	Timeouts func(flow string) (float64, error) `expr:"timeouts"`
+	// What its algorithm shows at each 0.1 s, as `penstock algorithms NAME` lists it. In virtual time alone.
+	Internal func(flow, name string) ([]float64, error) `expr:"internal"`
 }
 
 // view shows the run to expressions.
