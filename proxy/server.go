@@ -39,6 +39,7 @@ type Server struct {
 	freeConns     sync.Pool // of *connection; newConnection says what they keep
 
 	draining atomic.Bool
+	drainEnd atomic.Int64 // a cc.Time; 0: it does not drain, or without end
 	aborting sync.Once
 	aborted  chan struct{} // closed: the drain is over
 	handlers sync.WaitGroup
@@ -273,6 +274,15 @@ func drainWords(limit, since time.Duration) string {
 	return (limit - since).String()
 }
 
+// DrainLeft returns how long connections may still go on while the Server drains; 0: as long as they last.
+func (s *Server) DrainLeft() time.Duration {
+	end := cc.Time(s.drainEnd.Load())
+	if end == 0 {
+		return 0
+	}
+	return max(time.Millisecond, end.Sub(s.env.Clock()))
+}
+
 // drainConnections waits for the connections to end, and resets those that do not in time.
 func (s *Server) drainConnections() {
 	done := make(chan struct{})
@@ -286,6 +296,9 @@ func (s *Server) drainConnections() {
 	defer stop()
 	progress := time.NewTicker(drainReport)
 	defer progress.Stop()
+	if limit > 0 {
+		s.drainEnd.Store(int64(began.Add(limit)))
+	}
 	if n := len(s.liveConnections()); n > 0 {
 		s.env.Log.Info("draining: no new connections", "open", n, "for_at_most", drainWords(limit, 0))
 	}

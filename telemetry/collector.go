@@ -60,8 +60,10 @@ type Options struct {
 	Agents func() []agent.Info
 	// Predecessor returns how many connections the process that this one has taken over from still has; nil: not shown.
 	Predecessor func() int
-	TakenOver   func() int         // how many of them have come here; set with Predecessor
-	Fleet       func() FleetCounts // nil: there is no fleet
+	// PredecessorLeft returns how long it lets them go on; set with Predecessor.
+	PredecessorLeft func() time.Duration
+	TakenOver       func() int         // how many of them have come here; set with Predecessor
+	Fleet           func() FleetCounts // nil: there is no fleet
 	// Downloads has the histograms of downloads that are over; nil: not shown.
 	Downloads *Downloads
 	// Exports returns how many exports by OTLP were sent, refused and dropped; nil: not shown.
@@ -240,6 +242,7 @@ func (c *collector) writeFacts(out sink) {
 	}
 	if c.o.Predecessor != nil {
 		out.putSample(predecessor, float64(c.o.Predecessor()))
+		out.putSample(predecessorLeft, c.o.PredecessorLeft().Seconds())
 		out.putSample(takenOver, float64(c.o.TakenOver()))
 	}
 	if c.o.Fleet != nil {

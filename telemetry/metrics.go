@@ -44,6 +44,8 @@ var (
 	draining    = newGauge("draining", "1 while no new connections are accepted and open ones may end.")
 	predecessor = newGauge("predecessor_connections",
 		"Connections that the process which this one took over from still has; 0 once it has ended.")
+	predecessorLeft = newGauge("predecessor_drain_seconds",
+		"Time until the process which this one took over from resets them; 0 if they may last, or once it has ended.")
 	takenOver = newCounter("connections_taken_over_total",
 		"Connections that came from the process which this one took over from.")
 	hostsActive = newGauge("hosts_active", "Client hosts with connections.")

@@ -44,10 +44,11 @@ func busyOptions(clock *handClock) Options {
 		Dropped: func() uint64 { return 8 },
 		Exports: func() (sent, refused, dropped uint64) { return 3, 2, 1 },
 
-		Predecessor: func() int { return 12 },
-		TakenOver:   func() int { return 34 },
-		Fleet:       func() FleetCounts { return FleetCounts{Live: 2, Silent: 1, Granted: 5, Decides: true} },
-		Ports:       map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
+		Predecessor:     func() int { return 12 },
+		PredecessorLeft: func() time.Duration { return 25 * time.Second },
+		TakenOver:       func() int { return 34 },
+		Fleet:           func() FleetCounts { return FleetCounts{Live: 2, Silent: 1, Granted: 5, Decides: true} },
+		Ports:           map[string]*BoundedListener{"health": Bound(nil, 64, nil, nil)},
 		HintSources: func() []HintSource {
 			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}
 		},

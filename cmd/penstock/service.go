@@ -528,7 +528,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Downloads:   telemetry.NewDownloads(),
 	}
 	if h.predecessor != nil {
-		o.Predecessor, o.TakenOver = h.predecessor.Open, h.proxy.Adopted
+		o.Predecessor, o.PredecessorLeft, o.TakenOver = h.predecessor.Open, h.predecessor.Left, h.proxy.Adopted
 	}
 	if h.fleet != nil {
 		o.Fleet = h.fleetCounts
@@ -571,6 +571,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
 			Gains:   observer.Gains,
+			Drain:   h.predecessor.DescribeDrain,
 			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
 		}),
 		Ready:   ready,

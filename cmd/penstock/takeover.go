@@ -151,6 +151,7 @@ func (h *service) offerTakeover(ctx context.Context) {
 			}
 		},
 		Open: func() int { return h.proxy.Counters().Active },
+		Left: h.proxy.DrainLeft,
 		Park: h.proxy.Mover().Park,
 		Log:  h.log,
 	}

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -116,6 +118,46 @@ func TestUpgradesRefuseNobody(t *testing.T) {
 	require.NoError(t, held.Close())
 	all[upgrades].signal()
 	assert.Equal(t, cli.ExitOK, all[upgrades].ends())
+}
+
+// TestWhatDrainsIsShown has the old process keep a client that does not say where it wants to go, until its drain ends.
+func TestWhatDrainsIsShown(t *testing.T) {
+	at, waits, pages := vacantPort(t), vacantPort(t), vacantPort(t)
+	config := fmt.Sprintf("listeners: [{name: local, mode: forward, target: %q, address: %q}, "+
+		"{name: waits, mode: socks5, address: %q}]\ntelemetry: {address: %q}\nlimits: {handshake_timeout: 1m}\n"+
+		"shutdown: {drain: 4s}\n", echoServer(t), at, waits, pages)
+	state := t.TempDir()
+	old := startRun(t, config, "--state-directory", state)
+	moving, err := net.Dial("tcp4", at)
+	require.NoError(t, err)
+	defer moving.Close()
+	require.NoError(t, exchange(moving, "before"))
+	waiting, err := net.Dial("tcp4", waits)
+	require.NoError(t, err)
+	defer waiting.Close()
+
+	next := startRun(t, config, "--state-directory", state, "--takeover")
+	assert.Equal(t, "4s", old.log.line(t, "draining: no new connections")["for_at_most"])
+	moved := old.log.line(t, "connections have moved to the process that has taken over")
+	assert.EqualValues(t, 1, moved["moved"])
+	assert.EqualValues(t, 1, moved["stay_in_setup"])
+	assert.Eventually(t, func() bool {
+		metrics := scrape(t, "http://"+pages+"/metrics")
+		return regexp.MustCompile(`penstock_predecessor_drain_seconds ([123]\.\d|0\.\d)`).MatchString(metrics) &&
+			strings.Contains(metrics, "penstock_predecessor_connections 1\n") &&
+			strings.Contains(metrics, "penstock_connections_taken_over_total 1\n")
+	}, 3*time.Second, 10*time.Millisecond, "metrics say it")
+	assert.Regexp(t, `"drain":"process \d+, which this one took over from, drains 1 connection for [1-4]s at most"`,
+		scrape(t, "http://"+pages+"/v1/view"))
+	old.log.has(t, "drain is over: resetting what is left")
+	assert.Equal(t, cli.ExitOK, old.ends())
+	assert.Eventually(t, func() bool {
+		return !strings.Contains(scrape(t, "http://"+pages+"/v1/view"), "took over from")
+	}, 10*time.Second, 100*time.Millisecond, "the page forgets it")
+	require.NoError(t, exchange(moving, "after"))
+	require.NoError(t, moving.Close())
+	next.signal()
+	assert.Equal(t, cli.ExitOK, next.ends())
 }
 
 // scrape returns what an address answers.

@@ -30,6 +30,7 @@ type Predecessor struct {
 	conn    *net.UnixConn
 	sockets Sockets // not taken yet
 	open    atomic.Int64
+	until   atomic.Int64  // when it resets what is open, in Unix nanoseconds; 0: never
 	done    chan struct{} // closed: the predecessor has ended
 	process *os.File      // its pidfd; nil: there is none
 }
@@ -59,11 +60,15 @@ func (p *Predecessor) takeSockets() error {
 	}
 	p.process = openPeer(p.conn, pid)
 	waitAtMost(p.conn, patience)
-	if err := sendMessage(p.conn, message{Step: stepAsk, Version: Version, Batches: true}); err != nil {
+	err = sendMessage(p.conn, message{Step: stepAsk, Version: Version, Batches: true})
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
 		return err
 	}
 	for more := true; more; {
 		m, err := expect(p.conn, stepSockets)
+		if errors.Is(err, syscall.ECONNRESET) { // it has refused without reading, and what it said follows
+			m, err = expect(p.conn, stepSockets)
+		}
 		if err != nil {
 			return explainSilence(err)
 		}
@@ -141,13 +146,13 @@ func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept b
 	if err != nil {
 		return fmt.Errorf("takeover: begin: %w", err)
 	}
-	p.open.Store(int64(m.Open))
+	p.noteDrain(m)
 	_ = p.conn.SetDeadline(time.Time{})
 	go func() {
 		defer close(p.done)
 		for p.takeIn(adopt) {
 		}
-		p.open.Store(0)
+		p.noteDrain(message{})
 		ended()
 	}()
 	return nil
@@ -160,7 +165,7 @@ func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept 
 	case err != nil:
 		return false
 	case m.Step == stepDraining:
-		p.open.Store(int64(m.Open))
+		p.noteDrain(m)
 		return true
 	case m.Step != stepBatch:
 		m.closeDescriptors()
@@ -174,6 +179,16 @@ func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept 
 	err = sendMessage(p.conn, message{Step: stepAdopted, Adopted: adopted})
 	start(err == nil || p.isDead())
 	return err == nil
+}
+
+// noteDrain keeps what a message of stepDraining says.
+func (p *Predecessor) noteDrain(m message) {
+	p.open.Store(int64(m.Open))
+	var until int64
+	if m.Left > 0 {
+		until = time.Now().Add(m.Left).UnixNano() //nolint:forbidigo // between two messages time goes on
+	}
+	p.until.Store(until)
 }
 
 // deathTakes is how long a process may take from the end of its sockets to its end.
@@ -194,6 +209,31 @@ func (p *Predecessor) Open() int {
 		return 0
 	}
 	return int(p.open.Load())
+}
+
+// Left returns how long the predecessor lets its connections go on; 0: as long as they last, or it has ended.
+func (p *Predecessor) Left() time.Duration {
+	until := p.until.Load()
+	if until == 0 {
+		return 0
+	}
+	return max(0, time.Until(time.Unix(0, until))) //nolint:forbidigo // see noteDrain
+}
+
+// DescribeDrain says in words what the predecessor still has, and how long yet; empty: nothing.
+func (p *Predecessor) DescribeDrain() string {
+	n := p.Open()
+	if n == 0 {
+		return ""
+	}
+	words := fmt.Sprintf("process %d, which this one took over from, drains %d connections", p.PID, n)
+	if n == 1 {
+		words = strings.TrimSuffix(words, "s")
+	}
+	if left := p.Left(); left > 0 {
+		return words + fmt.Sprintf(" for %s at most", left.Round(time.Second))
+	}
+	return words + " as long as they last"
 }
 
 // Close ends the conversation, and closes the sockets that were not taken. Before Begin the predecessor then goes on as

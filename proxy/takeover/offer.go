@@ -29,6 +29,8 @@ type Offer struct {
 	Leave func(pid int)
 	// Open returns how many connections are left.
 	Open func() int
+	// Left returns how long they may go on; 0: as long as they last.
+	Left func() time.Duration
 	// Park takes established connections out of service. settle is called once it is known which of them the new
 	// process serves; nil: none. last: it takes no further batch. Without FDs there are none at present. Park may be
 	// nil.
@@ -89,7 +91,7 @@ func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	defer tick.Stop()
 	for {
 		waitAtMost(conn, patience)
-		err := sendMessage(conn, message{Step: stepDraining, Open: o.Open()})
+		err := sendMessage(conn, message{Step: stepDraining, Open: o.Open(), Left: o.Left()})
 		if err == nil {
 			err = o.sendBatches(conn)
 		}

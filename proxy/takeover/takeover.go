@@ -69,10 +69,12 @@ type message struct {
 	More    bool     `json:"more,omitempty"`    // sockets follow in another message
 	Stays   []string `json:"stays,omitempty"`   // in words, what cannot be taken over
 	Open    int      `json:"open,omitempty"`    // connections
-	Batches bool     `json:"batches,omitempty"` // of ask: this process takes batches
-	Batch   int      `json:"batch,omitempty"`   // descriptors of a batch, the first of its record
-	Adopted []bool   `json:"adopted,omitempty"` // by the order in the batch
-	Reason  string   `json:"reason,omitempty"`
+	// Left is how long they may go on, in nanoseconds; 0: as long as they last.
+	Left    time.Duration `json:"left,omitempty"`
+	Batches bool          `json:"batches,omitempty"` // of ask: this process takes batches
+	Batch   int           `json:"batch,omitempty"`   // descriptors of a batch, the first of its record
+	Adopted []bool        `json:"adopted,omitempty"` // by the order in the batch
+	Reason  string        `json:"reason,omitempty"`
 
 	fds []int // of the batch
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -60,6 +61,7 @@ func offer(t *testing.T, n int, stays ...string) *running {
 			r.left <- pid
 		},
 		Open: func() int { return int(r.open.Load()) },
+		Left: func() time.Duration { return time.Minute },
 		Park: func() (b Batch, _ func([]bool, bool)) {
 			select {
 			case b = <-r.batch:
@@ -100,6 +102,8 @@ func TestListenersGoOnInTheNextProcess(t *testing.T) {
 	require.NoError(t, p.Begin(nil, func() { close(ended) }))
 	assert.Equal(t, os.Getpid(), <-r.left)
 	assert.Equal(t, 5, p.Open())
+	assert.Regexp(t, `process \d+, which this one took over from, drains 5 connections for (1m0|59)s at most`,
+		p.DescribeDrain())
 	for i, s := range sockets {
 		assert.Equal(t, r.addresses[i+1], s.Address)
 		ln, err := s.Listener()
@@ -243,6 +247,36 @@ func TestOnlyOneProcessTakesOver(t *testing.T) {
 	}()
 	require.NoError(t, first.Begin(nil, func() {}))
 	assert.Error(t, <-second, "the old process has gone with the first")
+}
+
+// TestAnotherUserIsRefused has a thread of another user ask, though the socket's mode would let it.
+func TestAnotherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	r := offer(t, 1)
+	require.NoError(t, os.Chmod(r.path, 0o666)) //nolint:gosec // for this test
+	for dir := filepath.Dir(r.path); dir != filepath.Clean(os.TempDir()); dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // for this test
+	}
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this function, since it is not unlocked
+		const unchanged = ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, unchanged, 65534, unchanged); errno != 0 {
+			refused <- errno
+			return
+		}
+		p, err := Ask(r.path)
+		p.Close()
+		refused <- err
+	}()
+	err := <-refused
+	assert.ErrorIs(t, err, ErrRefused)
+	assert.ErrorContains(t, err, "another user: uid 65534")
+	p, err := Ask(r.path)
+	require.NoError(t, err, "the proxy goes on, and its own user may ask")
+	p.Close()
 }
 
 // TestAnswersOfNoPenstock have the running process go on, whatever it is told.

@@ -67,6 +67,8 @@ type Options struct {
 	Events    *Events
 	// Gains says what rules gain over others; nil: nothing is compared.
 	Gains func() []Gain
+	// Drain says in words what the process before this one still has; empty: nothing.
+	Drain func() string
 	// Changes reports whether algorithms may be changed here, and which rules differ from the
 	// file by that; nil: they may not.
 	Changes func() (may bool, changed []string)
@@ -92,6 +94,9 @@ type Page struct {
 
 // New returns the page of a proxy.
 func New(o Options) *Page {
+	if o.Drain == nil {
+		o.Drain = func() string { return "" }
+	}
 	if o.Ready == nil {
 		o.Ready = func() error { return nil }
 	}
@@ -216,7 +221,7 @@ func (p *Page) answerQuery(q query) View {
 	p.updateSums()
 	out := View{
 		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
-		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
+		State: "serving", Serving: true, Drain: p.o.Drain(), Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
 		History: p.history.since(q.since, q.day),
 	}
 	var gains []Gain

@@ -15,6 +15,7 @@ type View struct {
 	Start   float64 `json:"start"` // of the process
 	State   string  `json:"state"` // "serving", or why not all new connections are served
 	Serving bool    `json:"serving"`
+	Drain   string  `json:"drain,omitempty"` // in words, what the process before this one still has
 	Totals  Totals  `json:"totals"`
 	// Changeable: whoever has the token may change algorithms. Changed are the rules in force
 	// that differ from the file.

@@ -175,7 +175,7 @@ function say(kind, text) { $("state").dataset.state = kind; set($("state"), text
 function draw() {
   const t = view.totals;
   say(view.serving ? "good" : "warn", view.state);
-  set($("about"), view.version + ", up " + age(view.now - view.start));
+  set($("about"), view.version + ", up " + age(view.now - view.start) + (view.drain ? "; " + view.drain : ""));
   const h = view.host, from = h || t;
   set($("down"), rate(from.down_bits_per_second));
   set($("up"), rate(from.up_bits_per_second));
