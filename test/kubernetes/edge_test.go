@@ -51,6 +51,9 @@ func (s *session) rollOutEdge() {
 	s.t.Logf("roll-out of the edge: %.1f s", time.Since(began).Seconds())
 	none()
 	s.t.Logf("a download that began before: whole after %.1f s", whole())
+	for _, pod := range s.pods("edge", "penstock-edge") {
+		assert.Equal(s.t, 1, s.logged("edge", pod, `"msg":"taken over"`), "from the pod before it on its node")
+	}
 	again := s.captured()
 	s.download(s.inside, 1<<20)()
 	s.await("the flow's line", time.Minute, func() error { return s.capturedSince(again) })
