@@ -206,6 +206,7 @@ docs: ## rewrite the pages that are generated
 	mv docs/configuration.md.new docs/configuration.md
 	$(GO) test ./telemetry -run TestReferencePagesAreCurrent -update
 	$(GO) test ./internal/lab/recipe -run TestThePagesListRecipesAndExpressions -update
+	$(GO) test ./internal/lab/record -run TestThePageOfRecordsListsEachKey -update
 
 pictures: ## redraw the pictures of the page in docs from a run of three minutes; as root, with chromium
 	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -timeout 15m -run TestPictures

@@ -30,87 +30,132 @@ import (
 // Run is one run: what was played, what came of it, and how far to trust it. It is one line
 // of a file of records. Figures are of the time after the warm-up, series of the whole run.
 type Run struct {
+	// What was played.
 	Experiment string `json:"experiment"`
-	Source     string `json:"source,omitempty"` // who published it
-	Scale      string `json:"scale,omitempty"`  // "short": less than all of it
-	Name       string `json:"run"`              // of the run: "copa@ebpf"
-	Seed       uint64 `json:"seed"`
-	Attempt    int    `json:"attempt"` // 2: repeated, as the first was noisy
+	// Who published it.
+	Source string `json:"source,omitempty"`
+	// `short`: less than all of it.
+	Scale string `json:"scale,omitempty"`
+	// The run's name, such as `copa@ebpf`.
+	Name string `json:"run"`
+	// The run's seed.
+	Seed uint64 `json:"seed"`
+	// 2: repeated, as the first was noisy.
+	Attempt int `json:"attempt"`
 
-	// Virtual tells that it was in virtual time, and Transport what was below it there.
-	Virtual   bool   `json:"virtual"`
+	// The run was in virtual time.
+	Virtual bool `json:"virtual"`
+	// What was below the algorithm in virtual time.
 	Transport string `json:"transport,omitempty"`
-	Kernel    string `json:"kernel_algorithm,omitempty"` // of the servers' own, where no edge has a part in it
-	Algorithm string `json:"algorithm,omitempty"`        // that the edge has by default
-	Native    bool   `json:"native,omitempty"`           // which sent by itself, without an edge
-	Over      string `json:"over,omitempty"`             // what carried its data; empty: UDP
-	Envelope  string `json:"envelope,omitempty"`         // below it, as the proxy reports it, else as asked for
-	Tunnel    string `json:"tunnel,omitempty"`
+	// Of the servers' own, where no edge has a part in it.
+	Kernel string `json:"kernel_algorithm,omitempty"`
+	// That the edge has by default.
+	Algorithm string `json:"algorithm,omitempty"`
+	// The algorithm sent by itself, without an edge.
+	Native bool `json:"native,omitempty"`
+	// What carried its data; absent: UDP.
+	Over string `json:"over,omitempty"`
+	// Below it, as the proxy reports it, else as asked for.
+	Envelope string `json:"envelope,omitempty"`
+	// Around all that passes the link.
+	Tunnel string `json:"tunnel,omitempty"`
 
-	Link   string `json:"link"`
-	Up     string `json:"up"` // "same": as link
+	// What the link carries towards the hosts.
+	Link string `json:"link"`
+	// What it carries towards the servers; `same`: as link.
+	Up string `json:"up"`
+	// The limit of the queue.
 	Buffer string `json:"buffer"`
-	// the queue's towards the servers, and the probability of a loss there; empty: as Buffer, or nothing waits
-	UpBuffer string  `json:"up_buffer,omitempty"`
-	UpLoss   float64 `json:"up_loss,omitempty"`
-	Delay    float64 `json:"delay_ms"`         // each way
-	Delays   string  `json:"delays,omitempty"` // the trace of more delay; empty: none
-	Loss     float64 `json:"loss"`             // probability, towards the hosts
-	AQM      string  `json:"aqm,omitempty"`    // of the queue towards the hosts; empty: drop-tail
-	// probability, towards the hosts, that a packet takes ReorderBy longer
-	Reorder   float64 `json:"reorder,omitempty"`
+	// The limit towards the servers; absent: as buffer, or nothing waits.
+	UpBuffer string `json:"up_buffer,omitempty"`
+	// Probability of a loss towards the servers.
+	UpLoss float64 `json:"up_loss,omitempty"`
+	// Propagation each way.
+	Delay float64 `json:"delay_ms"`
+	// The trace of more delay; absent: none.
+	Delays string `json:"delays,omitempty"`
+	// Probability of a loss towards the hosts.
+	Loss float64 `json:"loss"`
+	// Of the queue towards the hosts; absent: drop-tail.
+	AQM string `json:"aqm,omitempty"`
+	// Probability that a packet towards the hosts takes longer.
+	Reorder float64 `json:"reorder,omitempty"`
+	// How much longer.
 	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
-	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the edge of itself
-	Program   string  `json:"program,omitempty"`  // name of the program that ran behind the link, for Duration
-	Duration  float64 `json:"duration_seconds"`
-	Warmup    float64 `json:"warmup_seconds,omitempty"`
+	// How often the link told the edge of itself.
+	Hints float64 `json:"hints_ms,omitempty"`
+	// Name of the program that ran behind the link.
+	Program string `json:"program,omitempty"`
+	// Of the run.
+	Duration float64 `json:"duration_seconds"`
+	// Of its beginning that does not count.
+	Warmup float64 `json:"warmup_seconds,omitempty"`
 
-	Setup string `json:"setup,omitempty"` // a digest of all that was to be played, what traces carry included
+	// A digest of all that was to be played, what traces carry included: equal ones are the same run.
+	Setup string `json:"setup,omitempty"`
 
+	// When the run began.
 	StartedAt time.Time `json:"started_at"`
-	Version   string    `json:"version"`
-	Command   string    `json:"command,omitempty"` // the command line as a shell reads it; a Program's is left out
-	System    System    `json:"system"`
+	// The build.
+	Version string `json:"version"`
+	// The command line as a shell reads it; a program's is left out.
+	Command string `json:"command,omitempty"`
+	// The machine.
+	System System `json:"system"`
 
-	Throughput  float64 `json:"throughput_mbit"` // IP bytes that left the queue
-	Offered     float64 `json:"offered_mbit"`    // what the link could have carried; 0: no bound
-	Utilisation float64 `json:"utilisation"`     // of what was offered
-	Payload     float64 `json:"payload_mbit"`    // of all flows
+	// IP bytes that left the queue.
+	Throughput float64 `json:"throughput_mbit"`
+	// What the link could have carried; 0: no bound.
+	Offered float64 `json:"offered_mbit"`
+	// Throughput as a part of what was offered.
+	Utilisation float64 `json:"utilisation"`
+	// Of all flows.
+	Payload float64 `json:"payload_mbit"`
 
-	// Of the data packets; from a packet's arrival at the queue until its last
-	// byte has left, and until it reaches the host.
+	// From a data packet's arrival at the queue until its last byte has left: `mean`, `p50`, `p95`, `p99`, `max`.
 	Queueing Percentiles `json:"queueing_ms"`
-	OneWay   Percentiles `json:"one_way_ms"`
+	// Until it reaches the host.
+	OneWay Percentiles `json:"one_way_ms"`
 	// Of the acknowledgements, in the other direction's queue.
 	UpQueueing Percentiles `json:"up_queueing_ms"`
 
-	Packets       int     `json:"packets"` // that arrived at the queue
-	QueueDrops    int     `json:"queue_drops"`
-	RandomLosses  int     `json:"random_losses"`
-	Retransmitted float64 `json:"retransmitted"` // share of the bytes sent by the transport that sends into the link
+	// Packets that arrived at the queue.
+	Packets int `json:"packets"`
+	// Packets that found it full.
+	QueueDrops int `json:"queue_drops"`
+	// Packets that the link lost.
+	RandomLosses int `json:"random_losses"`
+	// Share of the bytes that the transport before the link sent again.
+	Retransmitted float64 `json:"retransmitted"`
 
-	// The proxy's processor time without its start-up: for each GB of IP bytes,
-	// and as a share of one core. At a few Mbit/s the tick that watches the
-	// transport is most of it, so that only the second says what it costs.
-	CPUPerGB *float64   `json:"proxy_cpu_seconds_per_gb,omitempty"` // absent without a proxy
-	CPUShare *float64   `json:"proxy_cpu_share,omitempty"`
-	Memory   []cc.Bytes `json:"proxy_memory_bytes,omitempty"` // at the start and at each second
-	Missing  []string   `json:"proxy_missing,omitempty"`      // what the proxy asked of the kernel and did not get
+	// The proxy's processor time without its start-up, for each GB of IP bytes; absent without a proxy.
+	CPUPerGB *float64 `json:"proxy_cpu_seconds_per_gb,omitempty"`
+	// The same as a share of one core. At a few Mbit/s only this says what the proxy costs.
+	CPUShare *float64 `json:"proxy_cpu_share,omitempty"`
+	// At the start and at each second.
+	Memory []cc.Bytes `json:"proxy_memory_bytes,omitempty"`
+	// What the proxy asked of the kernel and did not get.
+	Missing []string `json:"proxy_missing,omitempty"`
 
-	Window *stage.Window `json:"window,omitempty"` // absent unless one managed download has the link
+	// The windows of one managed download that has the link; absent otherwise.
+	Window *stage.Window `json:"window,omitempty"`
 
-	// How late the emulator handed packets over: the error of the measurement.
-	// Absent in virtual time.
-	Lateness  Percentiles `json:"lateness_ms,omitzero"`
-	Noisy     bool        `json:"noisy"`               // lateness above netlab.Late at p99
-	Discarded string      `json:"discarded,omitempty"` // why the run does not count, in words
+	// How late the emulator handed packets over: the error of the measurement. Absent in virtual time.
+	Lateness Percentiles `json:"lateness_ms,omitzero"`
+	// So late that the run says more of the machine.
+	Noisy bool `json:"noisy"`
+	// Why the run does not count, in words.
+	Discarded string `json:"discarded,omitempty"`
 
+	// What came of each step.
 	Series *Series `json:"series,omitempty"`
 	// The queueing delay that 0, 1, … 100 % of the data packets do not exceed.
 	Centiles []float64 `json:"queueing_centiles_ms,omitempty"`
-	Jain     float64   `json:"jain,omitempty"` // of the flows' throughputs, of several that are no UDP
-	Flows    []Flow    `json:"flows"`
-	// Findings are what must hold of the experiment, with its last run.
+	// Jain's index of the flows' throughputs, of several that are no UDP.
+	Jain float64 `json:"jain,omitempty"`
+	// The applications.
+	Flows []Flow `json:"flows"`
+	// What must hold of the experiment, with its last run.
 	Findings []Finding `json:"findings,omitempty"`
 
 	Points []netlab.Point `json:"-"` // for plots
@@ -118,37 +163,54 @@ type Run struct {
 
 // Series is what came of each step of a run.
 type Series struct {
-	Step       float64   `json:"step_seconds"`
-	Throughput []float64 `json:"throughput_mbit"` // IP bytes that left the queue
-	Offered    []float64 `json:"offered_mbit"`    // what the link could have carried
-	// mean of the packets that left, weighted by their bytes; 0: none left
+	// The length of a step.
+	Step float64 `json:"step_seconds"`
+	// IP bytes that left the queue.
+	Throughput []float64 `json:"throughput_mbit"`
+	// What the link could have carried.
+	Offered []float64 `json:"offered_mbit"`
+	// Mean of the packets that left, weighted by their bytes; 0: none left.
 	Queueing []float64 `json:"queueing_ms"`
 }
 
 // Flow is one application, or all of them where there are many.
 type Flow struct {
-	Name       string  `json:"name"`
-	Throughput float64 `json:"throughput_mbit"` // payload, while it was there: a download of a size, until it ended
-	// in each second of the run
-	PerSecond []float64    `json:"throughput_mbit_per_second"`
-	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
-	Took      []float64    `json:"request_seconds,omitempty"` // of requests that began after the warm-up and ended
-	Video     *Video       `json:"video,omitempty"`
-	// seconds that it was held back by each cause, as GET /flows tells them; over real sockets, under a window of ours
-	Limited  map[string]float64 `json:"limited_seconds,omitempty"`
-	Sent     int                `json:"packets,omitempty"` // this and the next three in virtual time alone
-	Drops    int                `json:"queue_drops,omitempty"`
-	Resent   int                `json:"retransmits,omitempty"`
-	Timeouts int                `json:"timeouts,omitempty"`
-	Error    string             `json:"error,omitempty"` // what was wrong with it
+	// The application's name.
+	Name string `json:"name"`
+	// Payload while it was there: a download of a size, until it ended.
+	Throughput float64 `json:"throughput_mbit"`
+	// The same in each second of the run.
+	PerSecond []float64 `json:"throughput_mbit_per_second"`
+	// Of its own packets, where that is known.
+	Queueing *Percentiles `json:"queueing_ms,omitempty"`
+	// Of requests that began after the warm-up and ended.
+	Took []float64 `json:"request_seconds,omitempty"`
+	// How a video played.
+	Video *Video `json:"video,omitempty"`
+	// How long each cause of GET /flows held it back; over real sockets, under a window of ours.
+	Limited map[string]float64 `json:"limited_seconds,omitempty"`
+	// Packets that it sent; this and the next three in virtual time alone.
+	Sent int `json:"packets,omitempty"`
+	// Packets that found the queue full.
+	Drops int `json:"queue_drops,omitempty"`
+	// Packets that were sent again.
+	Resent int `json:"retransmits,omitempty"`
+	// Retransmission timeouts.
+	Timeouts int `json:"timeouts,omitempty"`
+	// What was wrong with it.
+	Error string `json:"error,omitempty"`
 }
 
 // Video is how a video played.
 type Video struct {
-	StartUp   float64 `json:"startup_seconds" expr:"startup"` // 0: it has not begun
-	Rebuffers int     `json:"rebuffers" expr:"rebuffers"`
-	Rebuffer  float64 `json:"rebuffer_seconds" expr:"rebuffer"`
-	Played    float64 `json:"played_seconds" expr:"played"`
+	// Until it began; 0: it has not.
+	StartUp float64 `json:"startup_seconds" expr:"startup"`
+	// How often it stood.
+	Rebuffers int `json:"rebuffers" expr:"rebuffers"`
+	// How long it stood in all.
+	Rebuffer float64 `json:"rebuffer_seconds" expr:"rebuffer"`
+	// How much of it was played.
+	Played float64 `json:"played_seconds" expr:"played"`
 }
 
 // VideoOf converts a playback to seconds.
@@ -158,12 +220,18 @@ func VideoOf(p sim.Playback) Video {
 
 // Finding is one assertion and how it came out.
 type Finding struct {
-	What  string `json:"what"`            // "satisfaction of the flow that asks for 6 Mbit/s"
-	Paper string `json:"paper,omitempty"` // what the paper reports of it, as printed there; empty: nothing
-	Bound string `json:"bound"`           // what we assert
-	Got   string `json:"got"`             // what we measured
-	OK    bool   `json:"ok"`
-	Why   string `json:"why,omitempty"` // why it is known not to hold; empty: it holds, or nothing is known
+	// What is asserted, such as "satisfaction of the flow that asks for 6 Mbit/s".
+	What string `json:"what"`
+	// What the paper reports of it, as printed there; absent: nothing.
+	Paper string `json:"paper,omitempty"`
+	// The bound that we assert.
+	Bound string `json:"bound"`
+	// What we measured.
+	Got string `json:"got"`
+	// The bound holds.
+	OK bool `json:"ok"`
+	// Why it is known not to hold.
+	Why string `json:"why,omitempty"`
 }
 
 // Percentiles summarise one kind of delay, in milliseconds.
@@ -182,10 +250,13 @@ func PercentilesOf(q sim.Delays) Percentiles {
 
 // System is the machine a run was made on.
 type System struct {
-	Kernel string `json:"kernel"` // release
-	Arch   string `json:"arch"`
-	CPUs   int    `json:"cpus"`
-	// Load is the mean number of tasks that ran or waited in the last minute of the run, those of the run among them.
+	// The kernel's release.
+	Kernel string `json:"kernel"`
+	// The architecture by Go's name.
+	Arch string `json:"arch"`
+	// Processors.
+	CPUs int `json:"cpus"`
+	// Mean number of tasks that ran or waited in the last minute of the run, those of the run among them.
 	Load float64 `json:"load,omitempty"`
 }
 

@@ -2,8 +2,14 @@ package record_test
 
 import (
 	"bytes"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
-	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -279,28 +285,50 @@ func TestWhoLeftInTheWarmUpHasNoPartInFairness(t *testing.T) {
 	}
 }
 
-// The page of the schema names each key that a record may have.
-func TestThePageOfRecordsNamesEachKey(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/records.md")
+var update = flag.Bool("update", false, "rewrite the list of docs/records.md")
+
+// TestThePageOfRecordsListsEachKey compares docs/records.md with the keys that a record may have.
+func TestThePageOfRecordsListsEachKey(t *testing.T) {
+	const path, generated = "../../../docs/records.md",
+		"<!-- Generated from the types (make docs); a test compares it with them. -->\n"
+	page, err := os.ReadFile(path)
 	require.NoError(t, err)
-	seen := map[reflect.Type]bool{}
-	var check func(reflect.Type)
-	check = func(of reflect.Type) {
-		for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
-			of = of.Elem()
-		}
-		if of.Kind() != reflect.Struct || seen[of] || of == reflect.TypeFor[time.Time]() {
-			return
-		}
-		seen[of] = true
-		for i := range of.NumField() {
-			name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
-			if name == "-" {
-				continue
-			}
-			assert.Contains(t, string(page), "`"+name+"`", "%s.%s", of, of.Field(i).Name)
-			check(of.Field(i).Type)
-		}
+	written, list, found := strings.Cut(string(page), generated)
+	require.True(t, found)
+	want := "\n| key | what |\n|---|---|\n" + strings.Join(tabulateKeys(t, "Run", ""), "")
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(written+generated+want), 0o644)) //nolint:gosec // a page
+		return
 	}
-	check(reflect.TypeFor[record.Run]())
+	assert.Equal(t, want, list, "docs/records.md is not what the types say; run: make docs")
+}
+
+// tabulateKeys returns a row for each key of a type, and then for the keys of its types, behind the given prefix. What
+// they are is the comment of the field.
+func tabulateKeys(t *testing.T, name, prefix string) (rows []string) {
+	t.Helper()
+	source := "record.go"
+	if name == "Window" {
+		source = "../stage/window.go"
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), source, nil, parser.ParseComments)
+	require.NoError(t, err)
+	types := []string{"System", "Window", "Series", "Flow", "Video", "Finding"}
+	of := file.Scope.Lookup(name).Decl.(*ast.TypeSpec).Type.(*ast.StructType)
+	for _, f := range of.Fields.List {
+		key := prefix + regexp.MustCompile(`json:"([^",]+)`).FindStringSubmatch(f.Tag.Value)[1]
+		if strings.HasSuffix(key, "-") {
+			continue
+		}
+		about := strings.Join(strings.Fields(f.Doc.Text()), " ")
+		assert.NotEmpty(t, about, key)
+		rows = append(rows, fmt.Sprintf("| `%s` | %s |\n", key, about))
+		ast.Inspect(f.Type, func(n ast.Node) bool {
+			if of, ok := n.(*ast.Ident); ok && slices.Contains(types, of.Name) {
+				rows = append(rows, tabulateKeys(t, of.Name, key+".")...)
+			}
+			return true
+		})
+	}
+	return rows
 }

@@ -17,16 +17,17 @@ import (
 // Window says how the kernel under the proxy obeyed the proxy's window, as seen
 // from outside through sock_diag.
 type Window struct {
+	// How often the windows were looked at.
 	Samples int `json:"samples"`
-	// KernelCovers is the share of samples in which the kernel's own window was
-	// at least ours: where it is not, the kernel and not the algorithm decided.
-	KernelCovers float64        `json:"kernel_cwnd_covers_share"`
-	KernelCwnd   figures.Spread `json:"kernel_cwnd_packets"`
-	Cwnd         figures.Spread `json:"cwnd_packets"` // ours
-	Pipe         figures.Spread `json:"pipe_packets"` // on the wire, lost and SACKed ones left out
-	// PipeExcess is the most by which the pipe passed our window, in segments;
-	// negative when it never reached it. A window that shrinks is passed by what
-	// is out already, so only a static one tells about enforcement.
+	// Share of samples in which the kernel's own window was at least ours; elsewhere the kernel decided.
+	KernelCovers float64 `json:"kernel_cwnd_covers_share"`
+	// The kernel's own window: `median`, `min`, `max`.
+	KernelCwnd figures.Spread `json:"kernel_cwnd_packets"`
+	// Our window.
+	Cwnd figures.Spread `json:"cwnd_packets"`
+	// Packets on the wire; lost and SACKed ones are left out.
+	Pipe figures.Spread `json:"pipe_packets"`
+	// The most by which the wire had more than our window, which a window that shrinks always shows; below 0: never.
 	PipeExcess float64 `json:"pipe_excess_packets_max"`
 }
 
