@@ -88,7 +88,7 @@ type view struct {
 	Requests func(flow string, sizes ...any) ([]float64, error) `expr:"requests"`
 	// How many requests a minute has room for.
 	RPM func(flow string) (float64, error) `expr:"rpm"`
-	// ms that the slowest of the flows took whose names begin so.
+	// ms that the slowest took of the flows with names that begin so.
 	Pages func(prefix string) ([]float64, error) `expr:"pages"`
 	// The part of its UDP that came.
 	Arrived func(flow string) (float64, error) `expr:"arrived"`
