@@ -58,7 +58,7 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 }
 
 // writtenTogether bounds the bytes of all pages that are written by hand, but for pages whose reference is generated.
-const writtenTogether = 131_000
+const writtenTogether = 130_000
 
 // references are generated, but for their beginnings.
 var references = []string{"configuration.md", "metrics.md", "http-api.md", "algorithms.md"}
@@ -66,7 +66,7 @@ var references = []string{"configuration.md", "metrics.md", "http-api.md", "algo
 func TestPagesStayShort(t *testing.T) {
 	together := 0
 	for pattern, most := range map[string]int{
-		"README.md": 6200, "CONTRIBUTING.md": 2500, "SECURITY.md": 1500, "docs/*.md": 10_700, "docs/decisions/*.md": 4 << 10,
+		"README.md": 5_800, "CONTRIBUTING.md": 1_800, "SECURITY.md": 1_400, "docs/*.md": 9_750, "docs/decisions/*.md": 4_050,
 	} {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
