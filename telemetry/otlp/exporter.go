@@ -35,8 +35,9 @@ const (
 	firstRetry    = time.Second
 	lastRetry     = time.Minute
 	maxRetryAfter = 5 * time.Minute
-	// maxAnswer is how much of an answer is read.
+	// maxAnswer is how much of an answer is read, in bytes, and maxWords how much of its message is logged.
 	maxAnswer = 64 << 10
+	maxWords  = 500
 )
 
 // Exporter sends all metrics at an interval. Fields that are exported are set before
@@ -55,7 +56,9 @@ type Exporter struct {
 	headers                atomic.Pointer[map[string]string] // secret
 	sent, refused, dropped atomic.Uint64
 
-	failing bool // the last request failed; only ExportMetrics uses it
+	// failing is that the last request failed, and partial that the collector left metrics out of the last one that it
+	// took. Only ExportMetrics uses them.
+	failing, partial bool
 }
 
 // SetHeaders replaces the headers of requests from now on. Nothing logs them.
@@ -157,9 +160,12 @@ func (e *Exporter) sendExport(ctx context.Context, client *http.Client, body []b
 			e.Log.Info("otlp: metrics are sent again", "endpoint", e.Endpoint)
 		}
 		e.failing = false
-		if words := answer.PartialSuccess.ErrorMessage; words != "" {
-			e.Log.Warn("otlp: the collector did not take all metrics", "endpoint", e.Endpoint, "err", words)
+		words := answer.PartialSuccess.ErrorMessage
+		if words != "" && !e.partial {
+			e.Log.Warn("otlp: the collector did not take all metrics; this is told once until it does", "endpoint", e.Endpoint,
+				"err", words[:min(len(words), maxWords)])
 		}
+		e.partial = words != ""
 		return false, 0
 	case ctx.Err() != nil: // the process ends
 		return false, 0
@@ -211,7 +217,7 @@ func (e *Exporter) postExport(ctx context.Context, client *http.Client, body []b
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	switch resp.StatusCode {
-	case http.StatusOK:
+	case http.StatusOK, http.StatusAccepted, http.StatusNoContent: // OTLP asks for 200, but gateways answer the others
 		_ = json.Unmarshal(text, &said) // it has been taken, whatever the words
 		return said, 0, nil
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -35,10 +36,15 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	code, after, _ := strings.Cut(now, " ")
 	resp := &http.Response{Header: http.Header{"Retry-After": {after}}, Body: io.NopCloser(strings.NewReader(
-		`{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "two are too old"}}`)), Request: r}
+		`{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "two are too old` +
+			strings.Repeat(".", 9000) + `"}}`)),
+		Request: r}
 	switch code {
 	case "200":
 		resp.StatusCode = http.StatusOK
+	case "202", "204": // a gateway queues the export
+		resp.StatusCode, _ = strconv.Atoi(code)
+		resp.Body = http.NoBody
 	case "503":
 		resp.StatusCode = http.StatusServiceUnavailable
 	case "401":
@@ -89,6 +95,14 @@ func TestExportsThatFailAreSentAgain(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log, "cannot be sent"), log)
 	assert.Equal(t, 1, strings.Count(log, "sent again"), log)
 	assert.Contains(t, log, "two are too old")
+}
+
+func TestAnswersThatTakeAnExportAreLoggedOnce(t *testing.T) {
+	e, _, log := runExporter(t, 6*time.Minute+time.Second, "200", "200", "204", "202", "200")
+	sent, refused, _ := e.Counts()
+	assert.EqualValues(t, []uint64{7, 0}, []uint64{sent, refused})
+	assert.Equal(t, 2, strings.Count(log, "two are too old"), "once before all are taken, and once after: %.2000s", log)
+	assert.Less(t, len(log), 4*maxWords)
 }
 
 func TestExportsThatAreRefusedAreNotSentAgain(t *testing.T) {
