@@ -180,7 +180,9 @@ type SharedLimit struct {
 	Rate    cc.Rate  // the part that is in force here
 	Passed  cc.Bytes // so far; it begins anew when the limit has had no users for a while
 	Weight  int      // sum over the flows that have bytes in flight, or waiting
-	Held    bool     // a flow wants to send, and nothing but the rate holds it back
+	// Held reports that nothing but the rate holds a flow back that wants to send, or that what has passed takes the
+	// rate's time until later than now. At a low rate one write does so for seconds, in which no flow asks.
+	Held bool
 }
 
 // newRateLimit returns a limit with a key. Its bucket is one hundredth wider than the rate.

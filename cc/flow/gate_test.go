@@ -80,15 +80,29 @@ func TestASharedRateFollowsItsPart(t *testing.T) {
 		p.mgr.SetSharedRate(p.now, "a", 8e6, rate)
 		p.mgr.SetSharedRate(p.now, "b", 8e6, 1)
 		second(p, one, two, own)
-		before := p.mgr.SharedLimits()
+		before := p.mgr.SharedLimits(p.now)
 		sent := second(p, one, two, own)
 		assert.InEpsilon(t, float64(rate/8), float64(sent[0]+sent[1]), 0.05, "%v", rate)
 		assert.InEpsilon(t, 1e6, float64(sent[2]), 0.05, "its rate is not shared")
 
-		after := p.mgr.SharedLimits()
+		after := p.mgr.SharedLimits(p.now)
 		require.Len(t, after, 1)
 		assert.Equal(t, SharedLimit{"a", 8e6, rate, before[0].Passed + sent[0] + sent[1], 4, true}, after[0])
 	}
+}
+
+// TestASharedRateIsHeldWhileOneWriteUsesItUp has a flow send a segment that takes the rate's time for a second.
+func TestASharedRateIsHeldWhileOneWriteUsesItUp(t *testing.T) {
+	p := newTestbed(t)
+	terms := limited("a", "none", 8e6)
+	terms.Shared = true
+	l := p.open(terms)
+	p.mgr.SetSharedRate(p.now, "a", 8e6, cc.Rate(8*mss))
+	require.Equal(t, mss, l.send(mss))
+	p.wait(500 * time.Millisecond)
+	assert.True(t, p.mgr.SharedLimits(p.now)[0].Held)
+	p.wait(time.Second)
+	assert.False(t, p.mgr.SharedLimits(p.now)[0].Held)
 }
 
 func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {

@@ -155,7 +155,7 @@ func (m *Manager) Groups(now cc.Time) []Group {
 }
 
 // SharedLimits returns the maximum rates with Terms.Shared, in no order.
-func (m *Manager) SharedLimits() []SharedLimit {
+func (m *Manager) SharedLimits(now cc.Time) []SharedLimit {
 	m.mu.Lock()
 	limits := map[*rateLimit]*SharedLimit{}
 	for key, l := range m.rateLimits {
@@ -174,7 +174,7 @@ func (m *Manager) SharedLimits() []SharedLimit {
 	out := make([]SharedLimit, 0, len(limits))
 	for l, s := range limits {
 		l.mu.Lock()
-		s.Passed = l.passed
+		s.Passed, s.Held = l.passed, s.Held || l.bucket.tat > now
 		l.mu.Unlock()
 		out = append(out, *s)
 	}

@@ -233,7 +233,7 @@ func (f *Fleet) keepJoining(ctx context.Context) {
 
 // exchangeMessages does what an edge does each Period: it tells the others what flows use, and puts granted rates into force.
 func (f *Fleet) exchangeMessages() {
-	limits := f.cfg.Flows.SharedLimits()
+	limits := f.cfg.Flows.SharedLimits(f.cfg.Clock())
 	uses := make([]division.Use, len(limits))
 	for i, l := range limits {
 		uses[i] = division.Use{Key: division.Key{Group: l.Group, Max: l.MaxRate}, Passed: l.Passed, Weight: l.Weight, Held: l.Held}

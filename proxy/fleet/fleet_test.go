@@ -116,7 +116,7 @@ func (e *edge) send(t *testing.T) {
 
 // rate returns the part that is in force in flows.
 func (e *edge) rate() cc.Rate {
-	for _, l := range e.flows.SharedLimits() {
+	for _, l := range e.flows.SharedLimits(e.cfg.Clock()) {
 		return l.Rate
 	}
 	return 0

@@ -54,7 +54,7 @@ type Use struct {
 	Key
 	Passed cc.Bytes // that have passed the limit so far
 	Weight int      // sum of the weights of the flows that send; 0 counts as 1
-	Held   bool     // a flow wants to send, and the limit holds it back
+	Held   bool     // the limit holds a flow back, or has nothing left
 }
 
 // Edge is one edge's view of a fleet: the members that it hears, the shared limits of its own flows, and the limits
@@ -88,7 +88,7 @@ type limit struct {
 	ownerOf  int    // the view that owner is of
 	passed   cc.Bytes
 	passedAt cc.Time // of passed
-	usedAt   cc.Time // when passed last grew
+	usedAt   cc.Time // when passed last grew, or flows were held back
 	weight   int
 	sent     float64 // smoothed rate of what passed, in bits per second
 	allowed  float64 // smoothed rate in force, by the same filter, so that both can be compared
@@ -302,6 +302,9 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 	} else {
 		l.sent -= newPart * l.sent
 	}
+	if u.Held {
+		l.usedAt = now
+	}
 	l.allowed += newPart * (float64(allowed) - l.allowed)
 	l.held -= newPart * l.held
 	if u.Held {
@@ -312,9 +315,11 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 
 // limitedFrom is the part of the rate in force from which flows count as held back by it. demandHeadroom is by how
 // much the others' demand exceeds what they send, so that they can grow. A flow that has all that it asks for must stay
-// below limitedFrom. Flows that say that they are held back, in heldFrom of the periods, count from half of limitedFrom:
-// what passes in one period jitters. growth is the demand of flows that are held back, in parts of the rate in force: what they could
-// send is not known, and one that sends little must not take all from the others to find out.
+// below limitedFrom. What passes in one period jitters, so that flows that are held back in heldFrom of the periods count
+// from half of limitedFrom. At a low rate nothing passes for many periods after one write: flows that are held back in
+// limitedFrom of the periods count whatever they send. growth is the demand of flows that are held back, in parts of
+// the rate in force: what they could send is not known, and one that sends little must not take all from the others to
+// find out.
 const (
 	limitedFrom    = 0.88
 	heldFrom       = 0.4
@@ -325,7 +330,7 @@ const (
 // makeReport returns what the owner learns about l.
 func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	r := Report{Key: l.key, Demand: cc.Rate(demandHeadroom * l.sent), Sent: cc.Rate(l.sent), Weight: l.weight}
-	if l.sent >= limitedFrom*l.allowed || l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
+	if l.sent >= limitedFrom*l.allowed || l.held >= limitedFrom || l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
 		r.Demand = cc.Rate(growth * l.allowed)
 	}
 	r.Demand = min(r.Demand, l.key.Max)

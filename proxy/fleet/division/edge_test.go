@@ -331,6 +331,36 @@ func TestAClockThatIsBehindAfterARestart(t *testing.T) {
 	require.True(t, exchange(5*time.Second))
 }
 
+// TestALateEdgeOfLargeWritesGetsItsPart has an edge begin while another has all. Its first part passes one write in a
+// second, and nothing in the other periods.
+func TestALateEdgeOfLargeWritesGetsItsPart(t *testing.T) {
+	const write = cc.Bytes(64 << 10)
+	k := Key{Group: "host", Max: 20_000_000}
+	a, b := NewEdge("a"), NewEdge("b")
+	now := cc.Time(time.Hour)
+	a.AddMember(now, "b")
+	b.AddMember(now, "a")
+	late, freeAt := Use{Key: k}, now.Add(3*time.Second)
+	full := Use{Key: k, Held: true}
+	for end := now.Add(10 * time.Second); now < end; now = now.Add(Period) {
+		full.Passed += b.Rate(now, k).BytesIn(Period)
+		var uses []Use
+		if now >= end.Add(-7*time.Second) {
+			for freeAt <= now {
+				late.Passed += write
+				freeAt = freeAt.Add(a.Rate(now, k).TimeFor(write))
+			}
+			late.Held = true
+			uses = []Use{late}
+		}
+		fromA, fromB := a.Exchange(now, uses)["b"], b.Exchange(now, []Use{full})["a"]
+		b.Receive(now, "a", fromA)
+		a.Receive(now, "b", fromB)
+	}
+	assert.InEpsilon(t, float64(k.Max/2), float64(a.Rate(now, k)), 0.1)
+	assert.InEpsilon(t, float64(k.Max/2), float64(b.Rate(now, k)), 0.1)
+}
+
 // TestReportsOfOnePeriodAreBounded has an edge report without end.
 func TestReportsOfOnePeriodAreBounded(t *testing.T) {
 	e, k := NewEdge("a"), Key{Group: "host", Max: 1_000_000}
