@@ -105,6 +105,26 @@ func TestASharedRateIsHeldWhileOneWriteUsesItUp(t *testing.T) {
 	assert.False(t, p.mgr.SharedLimits(p.now)[0].Held)
 }
 
+// TestASharedRateIsHeldWhileFlowsWaitForTurns has waiters of no active flow, with turns that come one second apart.
+func TestASharedRateIsHeldWhileFlowsWaitForTurns(t *testing.T) {
+	p := newTestbed(t)
+	terms := limited("a", "none", 8e6)
+	terms.Shared = true
+	l := p.open(terms)
+	p.mgr.SetSharedRate(p.now, "a", 8e6, cc.Rate(8*mss))
+	require.Equal(t, mss, l.send(mss))
+	limit := p.mgr.rateLimits[limitKey{"a", 8e6, true}]
+	for range 3 {
+		limit.mu.Lock()
+		assert.Zero(t, limit.passBytes(p.now, &waiter{wake: func(cc.Time) {}}, mss, mss, mss, 0))
+		limit.mu.Unlock()
+	}
+	p.wait(1500 * time.Millisecond)
+	assert.True(t, p.mgr.SharedLimits(p.now)[0].Held)
+	p.wait(3 * time.Second)
+	assert.False(t, p.mgr.SharedLimits(p.now)[0].Held)
+}
+
 func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 	p := newTestbed(t)
 	sent := cc.Bytes(0)

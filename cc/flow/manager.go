@@ -174,7 +174,7 @@ func (m *Manager) SharedLimits(now cc.Time) []SharedLimit {
 	out := make([]SharedLimit, 0, len(limits))
 	for l, s := range limits {
 		l.mu.Lock()
-		s.Passed, s.Held = l.passed, s.Held || l.bucket.tat > now
+		s.Passed, s.Held = l.passed, s.Held || l.bucket.tat > now || len(l.queue) > 0
 		l.mu.Unlock()
 		out = append(out, *s)
 	}
