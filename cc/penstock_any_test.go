@@ -19,7 +19,8 @@ func TestPenstockOnAnyLink(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		between := func(least, most float64) float64 { return least * math.Pow(most/least, rng.Float64()) }
 		rate, base := cc.Rate(between(50e3, 50e6)), time.Duration(between(1, 400)*float64(ms))
-		link := sim.LinkConfig{Rate: rate, QueueBytes: max(15e3, rate.BytesIn(time.Duration(between(0.1, 5)*float64(time.Second))))}
+		queue := rate.BytesIn(time.Duration(between(0.1, 5) * float64(time.Second)))
+		link := sim.LinkConfig{Rate: rate, QueueBytes: max(15e3, queue)}
 		if seed%4 == 1 {
 			link.Loss = between(0.001, 0.02)
 		}
@@ -64,6 +65,21 @@ func TestPenstockIsAloneAgain(t *testing.T) {
 			r := play(t, s)
 			assert.GreaterOrEqual(t, r.Utilisation, 0.95, "%s, %v", rival, rate)
 			assert.LessOrEqual(t, r.Queueing.P95, 80*ms, "%s, %v", rival, rate)
+		}
+	}
+}
+
+// TestPenstockFollowsALinkThatFalls has nothing be held for long on a slower link: its queue would grow for seconds.
+func TestPenstockFollowsALinkThatFalls(t *testing.T) {
+	for _, rate := range []cc.Rate{5e6, 3e6, 2e6, 1.5e6} {
+		for _, base := range []time.Duration{20 * ms, 50 * ms, 100 * ms} {
+			trace, err := sim.Steps("falls", 40*time.Second, sim.Step{Rate: 20e6}, sim.Step{At: 15 * time.Second, Rate: rate})
+			assert.NoError(t, err)
+			s := over(sim.LinkConfig{Trace: trace, QueueBytes: 2e6}, base, 40*time.Second, "penstock")
+			s.Transport, s.Warmup = sim.Kernel, 20*time.Second
+			r := play(t, s)
+			assert.GreaterOrEqual(t, r.Utilisation, 0.95, "%v, %v", rate, base)
+			assert.LessOrEqual(t, r.Queueing.P95, 300*ms, "%v, %v", rate, base)
 		}
 	}
 }

@@ -13,7 +13,7 @@ const (
 	shareOfLink = 0.55
 	shareJump   = 1.4 // of the round trip, in one round: others do not fill a queue so fast
 	shareStall  = 3   // round trips of the round before: a link that stands still, whatever is held
-	shareFall   = 4   // of what the link is taken to carry is left after that: it may be slower now
+	shareFall   = 16  // of what the link is taken to carry is left after that: of more, half would be held again
 	shareMost   = 2   // round trips of the round before count at most
 	shareDrains = 8   // round trips at least from one draining to the next
 	// shareLess of what is held is missing, over four rounds: no other flow grows the queue.
