@@ -139,9 +139,11 @@ func (g *loopGuard) renewLate() {
 // forgetCaptured undoes noteCaptured.
 func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
 
-// forgetDialled undoes noteDialled. A leg to a service of this machine is kept for readLate.
+// forgetDialled undoes noteDialled. A leg to a service of this process is kept for readLate. Legs to other hosts are
+// not, because a service may have the port of many sites, as 443.
 func (g *loopGuard) forgetDialled(w wire) {
-	if slices.Contains(g.services, w.to.port) {
+	here := w.from.addr == w.to.addr || netip.AddrFrom16(w.from.addr).Unmap().IsLoopback()
+	if here && slices.Contains(g.services, w.to.port) {
 		g.mu.Lock()
 		g.renewLate()
 		g.late[w] = struct{}{}
