@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -91,4 +92,35 @@ func printFleet(cmd *cobra.Command, s fleet.Status) error {
 		}
 	}
 	return w.Flush()
+}
+
+// describeFleet returns a line on the edges of the fleet, and one on each shared rate in use here, at most eight.
+func describeFleet(s fleet.Status) []string {
+	edges := make([]string, 0, len(s.Members))
+	for _, m := range s.Members {
+		switch {
+		case m.Own:
+			edges = append(edges, m.Name+" (this one)")
+		case m.Live:
+			edges = append(edges, m.Name)
+		default:
+			edges = append(edges, fmt.Sprintf("%s (silent for %.0f s)", m.Name, m.Silent))
+		}
+	}
+	lines := []string{"Fleet: " + strings.Join(edges, ", ")}
+	if !s.Decides {
+		lines[0] += fmt.Sprintf(". Too few are heard: each has one part in %d of every shared rate", len(s.Members))
+	}
+	const most = 8
+	for i, l := range s.Limits {
+		if i == most {
+			return append(lines, fmt.Sprintf("%d shared rates more: penstock fleet", len(s.Limits)-most))
+		}
+		by := "one part in " + strconv.Itoa(len(s.Members)) + ", without a grant"
+		if l.Granted {
+			by = "granted by " + l.Owner
+		}
+		lines = append(lines, fmt.Sprintf("%s: %v of %v here, %s; sends %v", l.Group, l.Rate, l.MaxRate, by, l.Sent))
+	}
+	return lines
 }

@@ -556,8 +556,10 @@ func (h *service) telemetryPages() telemetry.Pages {
 	h.exporter.Metrics, h.exporter.Version, h.exporter.Start = metrics, b.Version, started
 	h.exporter.Wall, h.exporter.Log = time.Now, h.log
 	var state func() any
+	var words func() []string
 	if h.fleet != nil {
 		state = func() any { return h.fleet.Status() }
+		words = func() []string { return describeFleet(h.fleet.Status()) }
 	}
 	return telemetry.Pages{
 		Fleet:    state,
@@ -571,6 +573,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
 			Gains:   observer.Gains,
+			Fleet:   words,
 			Drain:   h.predecessor.DescribeDrain,
 			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
 		}),

@@ -67,6 +67,8 @@ type Options struct {
 	Events    *Events
 	// Gains says what rules gain over others; nil: nothing is compared.
 	Gains func() []Gain
+	// Fleet says in words, a line each, what the edges and the shared rates of a fleet do; nil: there is none.
+	Fleet func() []string
 	// Drain says in words what the process before this one still has; empty: nothing.
 	Drain func() string
 	// Changes reports whether algorithms may be changed here, and which rules differ from the
@@ -230,6 +232,9 @@ func (p *Page) answerQuery(q query) View {
 	}
 	for _, g := range gains {
 		out.Gains = append(out.Gains, g.Text)
+	}
+	if p.o.Fleet != nil {
+		out.Fleet = p.o.Fleet()
 	}
 	if err := p.o.Ready(); err != nil {
 		out.State, out.Serving = err.Error(), false

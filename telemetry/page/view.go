@@ -24,6 +24,8 @@ type View struct {
 
 	// Gains say what sampled rules and proofs have shown, one sentence each.
 	Gains []string `json:"gains,omitempty"`
+	// Fleet says what the edges and the shared rates of a fleet do, a line each; absent where there is none.
+	Fleet []string `json:"fleet,omitempty"`
 
 	Listeners []Listener `json:"listeners"`
 	History   History    `json:"history"`

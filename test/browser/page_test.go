@@ -194,6 +194,7 @@ func TestAnIdleProxySaysHowTrafficGetsThere(t *testing.T) {
 	b.until(`!document.querySelector("#empty").hidden`)
 	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "No connection is open.")
 	assert.Contains(t, b.text(`document.querySelector("#empty").textContent`), "Listener ")
+	assert.Equal(t, "true", b.text(`document.querySelector("#fleet").hidden`), "there is no fleet")
 	b.do(chromedp.Click("#tab-peers"))
 	b.until(`document.querySelector("#empty").hidden`)
 	b.quiet()
@@ -213,7 +214,8 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 		{Host: "10.7.0.196", Text: "10.7.0.196, proved: 61 % less queueing delay"}, {Rules: []string{"other"}, Text: "other against defaults"},
 	}
 	var later time.Duration
-	at, p := serveAt(t, &busy{n: 200, group: troubledGroup, gains: gains}, nil, func() time.Duration { return later })
+	fleet := []string{"Fleet: a (this one), b", "down|lan|10.7.0.196: 12mbit of 20mbit here, granted by b; sends 9mbit"}
+	at, p := serveAt(t, &busy{n: 200, group: troubledGroup, gains: gains, fleet: fleet}, nil, func() time.Duration { return later })
 	for range 60 {
 		later += 5 * time.Second
 		p.Note()
@@ -224,7 +226,9 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	assert.Equal(t, "long queue: it fills the link itself", b.text(`document.querySelector("#table tbody tr.bad").cells[1].textContent`))
 	assert.Equal(t, "10.7.0.196, proved: 61 % less queueing delay|other against defaults",
 		b.text(`[...document.querySelectorAll("#gains li")].map((e) => e.textContent).join("|")`))
-	assert.Equal(t, "0", b.text(`document.querySelectorAll("#gains li").length - [...document.querySelectorAll("#gains li")]
+	assert.Equal(t, strings.Join(fleet, "|"),
+		b.text(`[...document.querySelectorAll("#fleet li")].map((e) => e.textContent).join("|")`))
+	assert.Equal(t, "0", b.text(`document.querySelectorAll(".said li").length - [...document.querySelectorAll(".said li")]
 		.filter((e) => e.checkVisibility() && e.getBoundingClientRect().right <= innerWidth).length`), "in sight")
 
 	b.do(chromedp.Click("#table tbody tr.bad td a"))
@@ -239,7 +243,7 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 		b.text(`[...document.querySelectorAll("#host dt")].map((e) => e.textContent + ": " + e.nextElementSibling.textContent).join("|")`))
 	assert.Equal(t, "445\u00a0ms|1", b.text(`["queue", "connections"].map((id) => document.getElementById(id).textContent).join("|")`))
 	b.until(`document.querySelector("#delays path.b").getAttribute("d").includes("L")`)
-	assert.Equal(t, "false", b.text(`document.querySelector("#gains").checkVisibility()`))
+	assert.Equal(t, "false|false", b.text(`["gains", "fleet"].map((id) => document.getElementById(id).checkVisibility()).join("|")`))
 	b.do(chromedp.Click("#tab-hosts"))
 	b.until(`document.querySelector("#table.hosts tbody").textContent.includes("10.7.0.196")`)
 	for _, width := range []int64{390, 768, 1280} {

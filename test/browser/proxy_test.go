@@ -30,6 +30,7 @@ type busy struct {
 	flow  func(i, looks int) proxy.FlowInfo // nil: flowInfo
 	group func(i, looks int) flow.Group     // nil: groupInfo
 	gains []page.Gain
+	fleet []string
 
 	mu    sync.Mutex
 	looks int
@@ -183,7 +184,7 @@ func serveAt(t *testing.T, src *busy, events *page.Events, later func() time.Dur
 func handlerOf(src *busy, events *page.Events, later func() time.Duration) (http.Handler, *page.Page) {
 	p := page.New(page.Options{
 		Source: src, Version: "v1.2.3", Start: float64(began.Unix()), Events: events,
-		Gains: func() []page.Gain { return src.gains },
+		Gains: func() []page.Gain { return src.gains }, Fleet: func() []string { return src.fleet },
 		Clock: func() cc.Time { return now().Add(later()) }, Wall: func() time.Time { return time.Now().Add(later()) },
 	})
 	pages := telemetry.Pages{Source: src, Page: p}

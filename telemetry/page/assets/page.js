@@ -193,9 +193,11 @@ function draw() {
   empty();
   news();
   detail();
-  const gains = view.gains || [];
-  $("gains").hidden = !gains.length || Boolean(h);
-  if ($("gains").textContent !== gains.join("")) $("gains").replaceChildren(...gains.map((text) => made("li", text)));
+  for (const id of ["gains", "fleet"]) {
+    const lines = view[id] || [];
+    $(id).hidden = !lines.length || Boolean(h);
+    if ($(id).textContent !== lines.join("")) $(id).replaceChildren(...lines.map((text) => made("li", text)));
+  }
   $("change").hidden = !view.changeable;
   const changed = view.changed || [];
   $("differs").hidden = !changed.length;
