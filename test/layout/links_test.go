@@ -66,7 +66,7 @@ var references = []string{"configuration.md", "metrics.md", "http-api.md", "algo
 func TestPagesStayShort(t *testing.T) {
 	together := 0
 	for pattern, most := range map[string]int{
-		"README.md": 5_850, "CONTRIBUTING.md": 2_100, "SECURITY.md": 1_400, "docs/*.md": 9_750, "docs/decisions/*.md": 4_050,
+		"README.md": 5_850, "CONTRIBUTING.md": 2_100, "SECURITY.md": 1_400, "docs/*.md": 9_750, "docs/decisions/*.md": 4_200,
 	} {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
