@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,8 +26,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
@@ -41,26 +44,30 @@ type generation struct {
 type succession struct {
 	t           *testing.T
 	args        []string
-	at, socks   string // addresses of the listeners: one leads to movingServer, the other waits for what clients want
+	at, socks   string // addresses of the listeners: one leads to serveMoving, the other waits for what clients want
 	generations []*generation
-	contained   bool // each has a PID namespace of its own
+	contained   bool         // each has a PID namespace of its own
+	node        *netlab.Node // where they run; nil: here
 }
 
 // newSuccession starts the first proxy.
 func newSuccession(t *testing.T, envelope, more string) *succession {
 	t.Helper()
-	return openSuccession(t, envelope, more, false)
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	return (&succession{t: t, at: vacantPort(t), socks: vacantPort(t)}).open(envelope, more, ln)
 }
 
-// openSuccession is newSuccession, where each proxy may be process 1 of a container.
-func openSuccession(t *testing.T, envelope, more string, contained bool) *succession {
+// open starts the first proxy in front of serveMoving.
+func (s *succession) open(envelope, more string, server net.Listener) *succession {
+	t := s.t
 	t.Helper()
-	s := &succession{t: t, contained: contained, at: vacantPort(t), socks: vacantPort(t)}
+	serveMoving(t, server)
 	file := filepath.Join(t.TempDir(), "penstock.yaml")
 	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "envelope: %s\nlisteners:\n"+
 		"  - {name: moving, mode: forward, target: %q, address: %q}\n  - {name: waiting, mode: socks5, address: %q}\n"+
 		"telemetry: {address: \"off\"}\nlog: {flows: false}\nlimits: {handshake_timeout: 5m, per_source: 0}\n"+
-		"shutdown: {drain: 0s}\n%s", envelope, movingServer(t), s.at, s.socks, more), 0o600))
+		"shutdown: {drain: 0s}\n%s", envelope, server.Addr().String(), s.at, s.socks, more), 0o600))
 	s.args = []string{"run", "--keep-privileges", "--config", file, "--state-directory", t.TempDir(), "--takeover"}
 	s.start()
 	s.newest().log.has(t, "listening")
@@ -84,7 +91,11 @@ func (s *succession) start() *generation {
 	if s.contained {
 		g.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}
-	require.NoError(s.t, g.cmd.Start())
+	begin := g.cmd.Start
+	if s.node != nil {
+		begin = func() error { return s.node.Do(g.cmd.Start) }
+	}
+	require.NoError(s.t, begin())
 	go func() {
 		defer close(g.end)
 		_ = g.cmd.Wait()
@@ -142,12 +153,10 @@ func sumOf(r io.Reader) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// movingServer answers a line: "down SEED BYTES PAUSE" with a stream, "up" with the hash of what follows, "echo" with
-// what follows. It returns its address.
-func movingServer(t *testing.T) string {
+// serveMoving answers a line: "down SEED BYTES PAUSE" with a stream, "up" with the hash of what follows, "echo" with
+// what follows.
+func serveMoving(t *testing.T, ln net.Listener) {
 	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
 	need.Serve(t, ln, func(conn net.Conn) {
 		in := bufio.NewReaderSize(conn, 64)
 		line, _ := in.ReadString('\n')
@@ -164,13 +173,12 @@ func movingServer(t *testing.T) string {
 			_, _ = io.Copy(struct{ io.Writer }{conn}, in)
 		}
 	})
-	return ln.Addr().String()
 }
 
 // movingBytes is what a transfer carries: much more than sockets and pipes hold.
 const movingBytes = 6 << 20
 
-// transfer does one exchange with movingServer over conn. It returns syscall.ECONNRESET for a connection that was lost,
+// transfer does one exchange with serveMoving over conn. It returns syscall.ECONNRESET for a connection that was lost,
 // and any other error for bytes that are not the right ones.
 type transfer func(conn net.Conn, seed int, over <-chan struct{}) error
 
@@ -423,7 +431,9 @@ func TestContainersTakeOver(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs root")
 	}
-	s := openSuccession(t, "cubic", "", true)
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := (&succession{t: t, contained: true, at: vacantPort(t), socks: vacantPort(t)}).open("cubic", "", ln)
 	r := startTraffic(t, s.at, 5)
 	for range 3 {
 		old := s.newest()
@@ -447,6 +457,104 @@ func (g *generation) watchesProcess() bool {
 	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
 		to, _ := os.Readlink(open + f.Name())
 		return to == "anon_inode:[pidfd]" || strings.HasPrefix(to, "pidfd:")
+	})
+}
+
+// Phases of TestUpgradesOverALink.
+const (
+	settling = iota
+	beforeUpgrades
+	duringUpgrades
+	afterUpgrades
+	phases
+)
+
+// timedReader notes the longest time between two reads in each phase.
+type timedReader struct {
+	io.Reader
+	phase   *atomic.Int32
+	last    time.Time
+	longest [phases]time.Duration
+}
+
+// Read implements io.Reader.
+func (r *timedReader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	now, longest := time.Now(), &r.longest[r.phase.Load()]
+	if !r.last.IsZero() && n > 0 {
+		*longest = max(*longest, now.Sub(r.last))
+	}
+	r.last = now
+	return n, err
+}
+
+// TestUpgradesOverALink has 32 downloads of four hosts share a link of 50 Mbit/s and 40 ms over ten upgrades. It prints
+// how long a download stands still (2 RTT + 50 ms are 130 ms), and the queueing within 1 s of each upgrade.
+func TestUpgradesOverALink(t *testing.T) {
+	const upgrades, downloads, hosts, size = 10, 32, 4, 3 << 20
+	need.OverLink(t)
+	need.TUN(t)
+	eachTier(t, func(t *testing.T, envelope string) {
+		lab, err := netlab.NewCellular(netlab.CellularConfig{
+			Hosts: hosts,
+			Down:  sim.LinkConfig{Rate: 50e6, Delay: 20 * time.Millisecond, QueueBytes: 2e6},
+			Up:    sim.LinkConfig{Delay: 20 * time.Millisecond},
+		})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, lab.Close()) })
+		server, err := lab.Server.Listen("tcp4", netip.AddrPortFrom(lab.ServerAddr.V4, 8080).String())
+		require.NoError(t, err)
+		edge := func(port uint16) string { return netip.AddrPortFrom(lab.EdgeNear.V4, port).String() }
+		s := (&succession{t: t, node: lab.Edge, at: edge(7000), socks: edge(7001)}).open(envelope, "", server)
+		lab.Path.Start()
+
+		var phase atomic.Int32
+		var clients sync.WaitGroup
+		readers := make([]*timedReader, downloads)
+		for i := range readers {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: lab.Hosts[i%hosts].V4.AsSlice()}}
+			conn, err := lab.Client.DialWith(t.Context(), &d, "tcp4", s.at)
+			require.NoError(t, err)
+			readers[i] = &timedReader{Reader: conn, phase: &phase}
+			clients.Go(func() {
+				defer conn.Close()
+				_, err := fmt.Fprintf(conn, "down %d %d 0\n", i, size)
+				want, _ := sumOf(newStream(i, size, 0))
+				got, readErr := sumOf(readers[i])
+				assert.NoError(t, errors.Join(err, readErr))
+				assert.Equal(t, want, got, "the bytes are those of the server")
+			})
+		}
+		time.Sleep(1500 * time.Millisecond)
+		phase.Store(beforeUpgrades)
+		time.Sleep(3 * time.Second)
+		queueing := func(from, to time.Duration) time.Duration {
+			return lab.Path.Report(from, to).Down.DataQueueing.Centiles[95]
+		}
+		before := queueing(1500*time.Millisecond, lab.Path.Elapsed())
+		phase.Store(duringUpgrades)
+		var moments []time.Duration
+		for range upgrades {
+			old, began := s.newest(), time.Now()
+			s.start().log.has(t, `"msg":"taken over"`)
+			moments = append(moments, lab.Path.Elapsed())
+			old.log.has(t, "connections have moved")
+			time.Sleep(time.Until(began.Add(1100 * time.Millisecond)))
+		}
+		rest := lab.Path.Elapsed()
+		phase.Store(afterUpgrades)
+		clients.Wait()
+		var p95, longestBefore, longest []time.Duration
+		for _, at := range moments {
+			p95 = append(p95, queueing(at, at+time.Second))
+		}
+		for _, r := range readers {
+			longestBefore, longest = append(longestBefore, r.longest[beforeUpgrades]), append(longest, r.longest[duringUpgrades])
+		}
+		down := lab.Path.Report(1500*time.Millisecond, rest).Down
+		t.Logf("%s: longest stall of each download %s during upgrades (in 3 s before %s); queueing p95 %v before, then %s; "+
+			"%.0f %% of the link used; lateness p99 %v", envelope, describeStalls(longest), describeStalls(longestBefore),
+			before.Round(time.Millisecond/10), describeStalls(p95), 100*down.Utilisation, down.Lateness.Centiles[99])
 	})
 }
 
