@@ -98,6 +98,8 @@ type penstock struct {
 	NoTick
 	segments
 	initial  float64 // packets
+	resumed  bool    // initial was in force elsewhere until now, and slow start only measures the rate
+	began    Time    // the first acknowledgement of that
 	competes bool
 
 	phase       ownPhase
@@ -155,13 +157,14 @@ func newPenstock(cfg Config) *penstock {
 	}
 	p.initial = p.toPackets(cfg.InitialCwnd)
 	p.restart()
+	p.resumed = cfg.Ssthresh > 0 && cfg.InitialCwnd >= cfg.Ssthresh
 	return p
 }
 
 // restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known. What
 // is sent again shows no round trip: until one comes the newest queue counts, and a long one ends slow start.
 func (p *penstock) restart() {
-	p.phase = ownStarting
+	p.phase, p.resumed = ownStarting, false
 	p.rivalry.release(p.rivalry.rest)
 	p.cwnd, p.pace, p.back = p.clampWindow(p.initial, ownMinCwnd), 0, 0
 	p.short.reset()
@@ -190,7 +193,7 @@ func (p *penstock) OnAck(a Ack) {
 		few := time.Duration(ownPeakSegments * float64(p.mss) / p.rate * float64(time.Second))
 		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(max(ownShort, few)))
 		p.growInSlowStart(a)
-		if p.isLinkFull() {
+		if p.isLinkFull() || p.resumed && a.Now >= p.began.Add(p.srtt) {
 			p.leaveSlowStart(a.Now)
 		}
 		return
@@ -291,7 +294,10 @@ func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
 
 // growInSlowStart grows the window by what is delivered.
 func (p *penstock) growInSlowStart(a Ack) {
-	if a.CwndLimited {
+	if p.began == 0 {
+		p.began = a.Now
+	}
+	if a.CwndLimited && !p.resumed {
 		p.cwnd = p.clampWindow(p.cwnd+min(p.toPackets(a.Acked), p.cwnd), ownMinCwnd)
 	}
 }

@@ -50,6 +50,24 @@ func TestPenstockSlowStartEndsWithAQueueOrALoss(t *testing.T) {
 	assert.NotEqual(t, "slow_start", p.alg.Control().Phase)
 }
 
+func TestPenstockGoesOnFromAKnownWindow(t *testing.T) {
+	p := newPath(t, "penstock")
+	const known = 40 * DefaultMSS
+	var err error
+	p.alg, err = New("penstock", Config{InitialCwnd: known, Ssthresh: known})
+	require.NoError(t, err)
+	own := as[*penstock](p)
+	for range 60 { // 1000 packets/s
+		p.Wait(ms)
+		p.Ack(1, 40*ms)
+		require.LessOrEqual(t, p.Cwnd(), 41.0+1000*own.target)
+	}
+	assert.Equal(t, "tracking", p.alg.Control().Phase, "a round trip has shown the rate")
+	p.Timeout()
+	p.Round(40 * ms)
+	assert.Equal(t, "slow_start", p.alg.Control().Phase, "the window is not known any more")
+}
+
 func TestPenstockKeepsItsWindowWhileTheApplicationPauses(t *testing.T) {
 	p, _ := tracking(t)
 	before := p.Cwnd()
