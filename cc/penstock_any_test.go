@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
@@ -80,6 +83,30 @@ func TestPenstockFollowsALinkThatFalls(t *testing.T) {
 			r := play(t, s)
 			assert.GreaterOrEqual(t, r.Utilisation, 0.95, "%v, %v", rate, base)
 			assert.LessOrEqual(t, r.Queueing.P95, 300*ms, "%v, %v", rate, base)
+		}
+	}
+}
+
+// TestPenstockFillsALinkWithGrants has a link that serves each way once in 20 ms, as Wi-Fi does beside busy stations.
+func TestPenstockFillsALinkWithGrants(t *testing.T) {
+	grants := func(offset, packets int) *sim.Trace {
+		var times strings.Builder
+		for at := offset; at <= 2000; at += 20 {
+			times.WriteString(strings.Repeat(strconv.Itoa(at)+"\n", packets))
+		}
+		trace, err := sim.ReadTrace("grants", strings.NewReader(times.String()))
+		require.NoError(t, err)
+		return trace
+	}
+	for _, packets := range []int{33, 250} { // in a grant: 20 and 150 Mbit/s
+		for _, transport := range []sim.Transport{sim.Kernel, sim.Relay} {
+			s := over(sim.LinkConfig{Trace: grants(20, packets), QueueBytes: 2e6}, 5*ms, time.Minute, "penstock")
+			s.Up.Trace = grants(10, packets)
+			s.Transport = transport
+			r := play(t, s)
+			t.Logf("%d packets, %v: %.1f %%, p95 %v", packets, transport, 100*r.Utilisation, r.Queueing.P95)
+			assert.GreaterOrEqual(t, r.Utilisation, 0.98, "%d packets, %v", packets, transport)
+			assert.LessOrEqual(t, r.Queueing.P95, 50*ms, "%d packets, %v", packets, transport)
 		}
 	}
 }

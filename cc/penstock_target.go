@@ -28,13 +28,15 @@ const (
 	emptyQueueBases = 1. / 32              // of the base: long paths waver with their length
 	emptyQueueParts = 0.5                  // of the time that a segment takes
 
-	gapMost = 200 * time.Millisecond // between acknowledgements: longer is an outage
+	gapMost   = 200 * time.Millisecond // between acknowledgements: longer is an outage
+	gapMemory = time.Second            // of bytes, over which the gaps between acknowledgements are averaged
 )
 
 // queueTarget decides how long a queue to ask for, by how long the link idles.
 type queueTarget struct {
 	set       float64 // seconds
 	idle, all float64 // seconds in memory, fading: link idle, total
+	gap       float64 // seconds from one acknowledgement to the next, mean over their bytes
 	served    Time    // when the newest byte would have left if it had found no queue: the link idles from then
 	heard     Time
 	excess    lossGuard
@@ -54,6 +56,7 @@ func (t *queueTarget) addAck(a Ack, base time.Duration, rate float64, queue, emp
 		passed := min(a.Now.Sub(t.heard), gapMost).Seconds()
 		fade := math.Exp(-passed / idleMemory.Seconds())
 		t.idle, t.all = t.idle*fade, t.all*fade
+		t.gap += (passed - t.gap) * min(1, float64(a.Acked)/rate/gapMemory.Seconds())
 		if counts && a.RTT > 0 {
 			t.all += passed
 			t.idle += idle
@@ -76,7 +79,7 @@ func (t *queueTarget) targetDelay(rate, base float64) float64 {
 	s := t.set * math.Exp(adapted) * math.Pow(rate/targetReference, -targetPower)
 	s *= math.Pow(max(base/targetBase, 1), targetBasePower)
 	s = min(s, t.excess.bound)
-	return max(s, targetFloor*base)
+	return max(s, targetFloor*base, t.gap)
 }
 
 // emptyQueueThreshold is the queueing delay up to which there is as good as no queue.

@@ -196,7 +196,7 @@ func TestHeldDownloadsBearAnswersThatAreLostOrHaveNoNumber(t *testing.T) {
 		}{
 			"all are answered without a number": {EchoConfig{Numberless: true}, 0.8, 1.5, "cubic"},
 			"some of those are lost":            {EchoConfig{Numberless: true, Loss: 0.05}, 0.8, 1.5, "bbr"},
-			"a third is lost":                   {EchoConfig{Loss: 0.3}, 0.7, 2, "cubic"},
+			"a third is lost":                   {EchoConfig{Loss: 0.3}, 0.7, 3.2, "cubic"},
 			"a host of 250 answers a second":    {EchoConfig{PerSecond: 250}, 0.7, 6, "cubic"},
 		} {
 			t.Run(fmt.Sprintf("%s over %s", what, name), func(t *testing.T) {
