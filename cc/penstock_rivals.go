@@ -71,7 +71,7 @@ func (r *rivalry) release(rest Time) {
 	*r = rivalry{link: r.link, round: r.round, rest: rest, fails: r.fails}
 }
 
-// fail ends a hold that no other flow else filled. Each that follows another lets the next trial wait twice as long.
+// fail ends a hold in which no other flow filled the queue. Each that follows another lets the next trial wait twice as long.
 func (r *rivalry) fail(now Time) {
 	rest := now.Add(trialRest << r.fails)
 	r.fails = min(r.fails+1, trialFails)

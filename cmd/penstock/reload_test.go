@@ -278,6 +278,7 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 
 	in.signal()
 	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
+	in.closeStore()
 	in.rewrite(runConfig)
 	code, _, errs = reload()
 	assert.Equal(t, cli.ExitFail, code)

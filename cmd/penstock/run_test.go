@@ -129,6 +129,15 @@ func (in *instance) notified() string {
 	return strings.TrimSpace(string(buf[:n]))
 }
 
+// closeStore drops the sockets that a process which has ended left to systemd, as systemd does where no start follows.
+func (in *instance) closeStore() {
+	in.t.Helper()
+	require.NoError(in.t, in.notify.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	for err := error(nil); err == nil; {
+		_, err = in.notify.Read(make([]byte, 1024))
+	}
+}
+
 func (in *instance) signal() {
 	in.t.Helper()
 	require.NoError(in.t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
