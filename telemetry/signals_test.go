@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ import (
 // madeUpLinks are interfaces of a test: clients are behind lan, all others behind wan.
 type madeUpLinks struct {
 	traffic []linkstat.Traffic
-	closed  bool
+	closed  atomic.Bool
 	asked   int // for routes
 }
 
@@ -42,7 +43,7 @@ func (l *madeUpLinks) FindInterface(host netip.Addr) string {
 	return "wan"
 }
 
-func (l *madeUpLinks) Close() { l.closed = true }
+func (l *madeUpLinks) Close() { l.closed.Store(true) }
 
 func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 	managed := func(delay time.Duration) proxy.DirectionInfo {
@@ -152,7 +153,7 @@ func TestSignalsAreFollowed(t *testing.T) {
 			}
 			assert.Equal(t, 5, lines)
 		}
-		assert.True(t, links.closed)
+		assert.True(t, links.closed.Load())
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/v1/signals?follow=1m",
@@ -172,7 +173,7 @@ func TestThePingerOfTheDocsWritesWhatCakeAutorateReads(t *testing.T) {
 
 	src := busyProxy()
 	ended := make(chan struct{})
-	links := &countingLinks{madeUpLinks{traffic: []linkstat.Traffic{{Name: "wan"}}}, src}
+	links := &countingLinks{madeUpLinks: madeUpLinks{traffic: []linkstat.Traffic{{Name: "wan"}}}, src: src}
 	p := Pages{Source: src, Wall: time.Now, ending: ended, Links: func() (LinkReader, error) { return links, nil }}
 	server := httptest.NewServer(p.Handler(true))
 	defer server.Close()
