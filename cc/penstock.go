@@ -407,7 +407,8 @@ func (p *penstock) OnLoss(l Loss) {
 // Inspect shows what Spec.Internals lists.
 func (p *penstock) Inspect() Internals {
 	i := Internals{
-		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()), 100 * p.aim.idle / max(p.aim.all, 1),
+		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()),
+		100 * p.aim.idle / max(p.aim.all, 1),
 	}
 	if p.rivalry.bound {
 		i[5] = p.rival.cwnd

@@ -60,7 +60,8 @@ func TestPenstockHoldsNothingOnASlowLink(t *testing.T) {
 func TestPenstockIsAloneAgain(t *testing.T) {
 	for _, rival := range []string{"cubic", "reno", "bbr"} {
 		for _, rate := range []cc.Rate{5e6, 27e6} {
-			s := over(sim.LinkConfig{Rate: rate, QueueBytes: (4 * rate).BytesIn(time.Second)}, 20*ms, 90*time.Second, "penstock")
+			link := sim.LinkConfig{Rate: rate, QueueBytes: (4 * rate).BytesIn(time.Second)}
+			s := over(link, 20*ms, 90*time.Second, "penstock")
 			s.Transport, s.Warmup = sim.Kernel, 60*time.Second
 			s.Flows = append(s.Flows,
 				sim.FlowConfig{Algorithm: rival, Start: 7 * time.Second, Stop: 22 * time.Second},

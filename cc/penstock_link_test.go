@@ -129,7 +129,8 @@ func TestPenstockHoldsHalfOfADeepQueueBesideCubic(t *testing.T) {
 	}
 }
 
-// TestPenstockHasAShareOfADeepQueueThatCubicHasFilled is there second, so it knows of the link what slow start has shown.
+// TestPenstockHasAShareOfADeepQueueThatCubicHasFilled is there second, so it knows of the link what slow start has
+// shown.
 func TestPenstockHasAShareOfADeepQueueThatCubicHasFilled(t *testing.T) {
 	for _, base := range []time.Duration{20 * ms, 60 * ms} {
 		for _, queue := range []cc.Bytes{750e3, 2e6} {

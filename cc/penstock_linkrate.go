@@ -16,8 +16,8 @@ const (
 	waverStart = 1.0 // seconds in which the rate still grows from slow start
 )
 
-// linkRate is what the link carries while its queue is ours, and whether that can be relied on. The zero value has seen
-// nothing.
+// linkRate is what the link carries while its queue is ours, and whether that can be relied on. The zero value has
+// seen nothing.
 type linkRate struct {
 	peak   float64 // bytes/s: the most that the link delivered, fading
 	mean   float64 // bytes/s, over waverMemory

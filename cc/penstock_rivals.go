@@ -71,7 +71,8 @@ func (r *rivalry) release(rest Time) {
 	*r = rivalry{link: r.link, round: r.round, rest: rest, fails: r.fails}
 }
 
-// fail ends a hold in which no other flow filled the queue. Each that follows another lets the next trial wait twice as long.
+// fail ends a hold in which no other flow filled the queue. Each that follows another lets the next trial wait twice
+// as long.
 func (r *rivalry) fail(now Time) {
 	rest := now.Add(trialRest << r.fails)
 	r.fails = min(r.fails+1, trialFails)
@@ -153,8 +154,8 @@ func standsBeside(rtt, last time.Duration) bool {
 	return float64(rtt) <= shareJump*float64(last) && float64(last) <= shareJump*float64(rtt)
 }
 
-// answerLoss answers a loss: another flow may be filling the queue. CUBIC's window is in force then. Draining our part of
-// the queue tells, once that has grown as large as we are.
+// answerLoss answers a loss: another flow may be filling the queue. CUBIC's window is in force then. Draining our part
+// of the queue tells, once that has grown as large as we are.
 func (p *penstock) answerLoss(l Loss) {
 	r := &p.rivalry
 	switch {
@@ -225,8 +226,8 @@ func (p *penstock) widenForRivals(without float64) float64 {
 	}
 }
 
-// seenRivals is how much is in flight for each byte that rivals have in flight. Below 1, windows of two such edges that
-// follow each other shrink until the queue is our own target's again.
+// seenRivals is how much is in flight for each byte that rivals have in flight. Below 1, windows of two such edges
+// that follow each other shrink until the queue is our own target's again.
 const seenRivals = 7. / 8
 
 // widenForSeenRivals returns the window beside rivals that the edge counts, in packets; without is that without them.

@@ -167,7 +167,10 @@ func besideRival(tb testing.TB, rival, first string, later, base time.Duration, 
 	const leaves = 90
 	s := over(sim.LinkConfig{Rate: 12e6, QueueBytes: queue}, base, (leaves+20)*time.Second)
 	s.Transport = sim.Kernel
-	s.Flows = []sim.FlowConfig{{Algorithm: cc.Default}, {Algorithm: rival, Params: sim.KernelParams(rival), Stop: leaves * time.Second}}
+	s.Flows = []sim.FlowConfig{
+		{Algorithm: cc.Default},
+		{Algorithm: rival, Params: sim.KernelParams(rival), Stop: leaves * time.Second},
+	}
 	if first == rival {
 		s.Flows[0].Start = later
 	} else {

@@ -8,7 +8,8 @@ import (
 // Figures of the target; docs/decisions/0004-own-algorithm.md gives the measurement behind each.
 const (
 	targetReference = 10e6 / 8 // bytes/s at which the target is as set
-	// targetPower lets flows that have more ask for a shorter queue, so that those that share one come to share it evenly.
+	// targetPower lets flows that have more ask for a shorter queue, so that those that share one come to share it
+	// evenly.
 	targetPower = 0.4
 	// targetBasePower lengthens the target on paths longer than targetBase: a change of the rate is heard of later there.
 	targetBasePower = 0.3
@@ -16,7 +17,8 @@ const (
 	targetFloor     = 1. / 8 // of the base: a window must exceed the base by it to grow at all where the rate lags
 
 	// idleSet is the part of the time in which the link may have nothing of ours. Less idle time shortens the target,
-	// more lengthens it: idleGain times the difference is the change of the target's logarithm, from idleLeast to idleMost.
+	// more lengthens it: idleGain times the difference is the change of the target's logarithm, from idleLeast to
+	// idleMost.
 	idleSet    = 0.018
 	idleGain   = 26
 	idleLeast  = -0.7

@@ -219,7 +219,10 @@ func (in *settings) decideDatagram(l *listenerState, f policy.Facts) (down, up f
 		down = v.Down
 	}
 	// On the way up there is no window, because nothing acknowledges datagrams.
-	up = flow.Terms{Group: v.Up.Group, Host: v.Up.Host, Algorithm: policy.Unmanaged, MaxRate: v.Up.MaxRate, Shared: v.Up.Shared}
+	up = flow.Terms{
+		Group: v.Up.Group, Host: v.Up.Host, Algorithm: policy.Unmanaged,
+		MaxRate: v.Up.MaxRate, Shared: v.Up.Shared,
+	}
 	return down, up, nil
 }
 

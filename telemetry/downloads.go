@@ -22,9 +22,9 @@ const (
 	maxObservedHosts = 20000
 )
 
-// Downloads counts connections that are over. Downloads are counted by rule and size: how long they took, how fast they
-// were, and how long their last bytes were queued. Unmanaged connections count too, so that rules can be compared. It
-// is safe for concurrent use.
+// Downloads counts connections that are over. Downloads are counted by rule and size: how long they took, how fast
+// they were, and how long their last bytes were queued. Unmanaged connections count too, so that rules can be
+// compared. It is safe for concurrent use.
 type Downloads struct {
 	mu    sync.Mutex
 	bases hostBases

@@ -185,8 +185,8 @@ func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 	})
 }
 
-// addReader has read be called with each connection that is over, until stop is called. read must not wait, and not keep
-// its argument.
+// addReader has read be called with each connection that is over, until stop is called. read must not wait, and not
+// keep its argument.
 func (o *Observer) addReader(read func(*proxy.FlowInfo)) (stop func()) {
 	key := new(byte)
 	o.readers.Store(key, read)

@@ -81,8 +81,10 @@ func busyProxy() *still {
 			}, {Listener: "vpn", Mode: "masque", Rejected: map[proxy.Reason]uint64{proxy.RejectedAuth: 1}}},
 			Routes: []proxy.RouteCounters{{
 				Listener: "lan", Rule: "all", Opened: 7, Active: 2,
-				Closed: map[proxy.Cause]uint64{{Who: "client", How: proxy.ClosedEOF}: 5, {Who: "server", How: proxy.ClosedReset}: 4},
-				Down:   direction, Up: direction, Duration: histogram,
+				Closed: map[proxy.Cause]uint64{
+					{Who: "client", How: proxy.ClosedEOF}: 5, {Who: "server", How: proxy.ClosedReset}: 4,
+				},
+				Down: direction, Up: direction, Duration: histogram,
 			}},
 			Peers: []proxy.PeerCounters{
 				{Listener: "vpn", Peer: "phone", Opened: 9, Active: 2, Retransmitted: 4344},

@@ -45,9 +45,11 @@ func readGreeting(app io.ReadWriter) (*greeting, error) {
 	return g, err
 }
 
-// readUntil has feed take bytes of the app until it is done. feed returns how many it has consumed, and what the app is
-// to be answered, also beside an error.
-func (g *greeting) readUntil(app io.ReadWriter, feed func(b []byte) (n int, reply []byte, done bool, err error)) error {
+// readUntil has feed take bytes of the app until it is done. feed returns how many it has consumed, and what the app
+// is to be answered, also beside an error.
+func (g *greeting) readUntil(
+	app io.ReadWriter, feed func(b []byte) (n int, reply []byte, done bool, err error),
+) error {
 	for {
 		n, reply, done, err := feed(g.early)
 		g.early = g.early[n:]
@@ -66,8 +68,8 @@ func (g *greeting) readUntil(app io.ReadWriter, feed func(b []byte) (n int, repl
 	}
 }
 
-// readSOCKS reads a greeting of SOCKS5. Nothing but CONNECT without a password is spoken. A name goes to the relay as it
-// is, since the phone may not be able to look it up.
+// readSOCKS reads a greeting of SOCKS5. Nothing but CONNECT without a password is spoken. A name goes to the relay as
+// it is, since the phone may not be able to look it up.
 func (g *greeting) readSOCKS(app io.ReadWriter) error {
 	var s greets.SOCKS5
 	err := g.readUntil(app, func(b []byte) (int, []byte, bool, error) {

@@ -181,8 +181,8 @@ func (m *Manager) SharedLimits(now cc.Time) []SharedLimit {
 	return out
 }
 
-// SetSharedRate puts the part of a shared maximum rate into force that may be used here. Windows follow with their next
-// acknowledgements.
+// SetSharedRate puts the part of a shared maximum rate into force that may be used here. Windows follow with their
+// next acknowledgements.
 func (m *Manager) SetSharedRate(now cc.Time, group string, most, rate cc.Rate) {
 	m.mu.Lock()
 	l := m.rateLimits[limitKey{group, most, true}]

@@ -59,8 +59,8 @@ they share, which edge owns each, and what each edge may use of it now.`,
 	return cmd
 }
 
-// printFleet prints tables of members and of shared rates. A rate that this edge owns has a line for each edge that uses
-// it, since only the owner knows them all. Rates are in units as the configuration has them.
+// printFleet prints tables of members and of shared rates. A rate that this edge owns has a line for each edge that
+// uses it, since only the owner knows them all. Rates are in units as the configuration has them.
 func printFleet(cmd *cobra.Command, s fleet.Status) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "EDGE\tADDRESS\tSTATE")

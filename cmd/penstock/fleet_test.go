@@ -78,9 +78,10 @@ func TestAHostOverTwoEdgesKeepsToItsLimit(t *testing.T) {
 	begin := func(name, listen, key string) (g *generation, at, pages string) {
 		at, pages = vacantPort(t), vacantPort(t)
 		file := filepath.Join(dir, name+".yaml")
-		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "listeners: [{name: l, mode: forward, target: %q, address: %q}]\n"+
-			"defaults: {down: {max_rate: 20mbit, shared: true}}\ntelemetry: {address: %q}\nlog: {flows: false}\n"+
-			"fleet: {name: %s, listen: %q, key_file: %s, join: [%q]}\n", server, at, pages, name, listen, key, first), 0o600))
+		require.NoError(t, os.WriteFile(
+			file, fmt.Appendf(nil, "listeners: [{name: l, mode: forward, target: %q, address: %q}]\n"+
+				"defaults: {down: {max_rate: 20mbit, shared: true}}\ntelemetry: {address: %q}\nlog: {flows: false}\n"+
+				"fleet: {name: %s, listen: %q, key_file: %s, join: [%q]}\n", server, at, pages, name, listen, key, first), 0o600))
 		g = &generation{cmd: clitest.Program(t.Context(), "run", "--config", file), end: make(chan struct{})}
 		g.cmd.Stderr = &g.log
 		require.NoError(t, g.cmd.Start())

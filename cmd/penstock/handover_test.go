@@ -488,8 +488,8 @@ func (r *timedReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestUpgradesOverALink has 32 downloads of four hosts share a link of 50 Mbit/s and 40 ms over ten upgrades. It prints
-// how long a download stands still (2 RTT + 50 ms are 130 ms), and the queueing within 1 s of each upgrade.
+// TestUpgradesOverALink has 32 downloads of four hosts share a link of 50 Mbit/s and 40 ms over ten upgrades. It
+// prints how long a download stands still (2 RTT + 50 ms are 130 ms), and the queueing within 1 s of each upgrade.
 func TestUpgradesOverALink(t *testing.T) {
 	const upgrades, downloads, hosts, size = 10, 32, 4, 3 << 20
 	need.OverLink(t)
@@ -549,7 +549,8 @@ func TestUpgradesOverALink(t *testing.T) {
 			p95 = append(p95, queueing(at, at+time.Second))
 		}
 		for _, r := range readers {
-			longestBefore, longest = append(longestBefore, r.longest[beforeUpgrades]), append(longest, r.longest[duringUpgrades])
+			longestBefore = append(longestBefore, r.longest[beforeUpgrades])
+			longest = append(longest, r.longest[duringUpgrades])
 		}
 		down := lab.Path.Report(1500*time.Millisecond, rest).Down
 		t.Logf("%s: longest stall of each download %s during upgrades (in 3 s before %s); queueing p95 %v before, then %s; "+

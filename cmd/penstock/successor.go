@@ -54,8 +54,8 @@ func startSuccessor(ctx context.Context, args []string) (pid int, err error) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("process %d has not taken over, so the running proxy goes on; what it logged says why (%w)", pid,
-			err)
+		return 0, fmt.Errorf("process %d has not taken over, so the running proxy goes on; what it logged says why (%w)",
+			pid, err)
 	}
 	return pid, nil
 }

@@ -121,8 +121,8 @@ func (u *unit) awaitMain() {
 	u.main = pid
 }
 
-// TestAServiceGoesOnInAnotherProcess has a running proxy replaced by the means that a unit has: SIGUSR2, a reload after
-// the program file has changed, and a restart with stored sockets.
+// TestAServiceGoesOnInAnotherProcess has a running proxy replaced by the means that a unit has: SIGUSR2, a reload
+// after the program file has changed, and a restart with stored sockets.
 func TestAServiceGoesOnInAnotherProcess(t *testing.T) {
 	u := newUnit(t)
 	at := vacantPort(t)

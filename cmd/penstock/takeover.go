@@ -190,8 +190,8 @@ func (h *service) listeningSockets() (all takeover.Sockets, stays []string, err 
 // storedName is what the names of descriptors in systemd's store begin with. The role follows.
 const storedName = "penstock."
 
-// storeSockets has systemd keep the listening sockets until the next start, if FileDescriptorStoreMax= of the unit lets
-// it. What connects in between waits. Systemd closes them where no start follows.
+// storeSockets has systemd keep the listening sockets until the next start, if FileDescriptorStoreMax= of the unit
+// lets it. What connects in between waits. Systemd closes them where no start follows.
 func (h *service) storeSockets() {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return

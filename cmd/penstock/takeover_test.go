@@ -120,7 +120,8 @@ func TestUpgradesRefuseNobody(t *testing.T) {
 	assert.Equal(t, cli.ExitOK, all[upgrades].ends())
 }
 
-// TestWhatDrainsIsShown has the old process keep a client that does not say where it wants to go, until its drain ends.
+// TestWhatDrainsIsShown has the old process keep a client that does not say where it wants to go, until its drain
+// ends.
 func TestWhatDrainsIsShown(t *testing.T) {
 	at, waits, pages := vacantPort(t), vacantPort(t), vacantPort(t)
 	config := fmt.Sprintf("listeners: [{name: local, mode: forward, target: %q, address: %q}, "+

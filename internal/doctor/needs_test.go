@@ -54,7 +54,10 @@ func TestAConfigurationIsJudgedByWhatItNeeds(t *testing.T) {
 		fix    string
 	}{
 		"no privilege": {func(f *facts) { f.capabilities = 0 }, "net_admin", Missing, "run as root"},
-		"no modules":   {func(f *facts) { f.trials["tproxy_rules_ipv4"] = refused }, "tproxy_rules_ipv4", Missing, "modprobe"},
+		"no modules": {
+			func(f *facts) { f.trials["tproxy_rules_ipv4"] = refused }, "tproxy_rules_ipv4", Missing,
+			"modprobe",
+		},
 		"UDP that cannot be held is missing, for it was asked for": {
 			func(f *facts) { f.trials[queueTrial] = refused }, queueTrial, Missing, "modprobe -a nfnetlink_queue",
 		},
@@ -78,7 +81,10 @@ func TestAConfigurationIsJudgedByWhatItNeeds(t *testing.T) {
 		"a port of root's": {func(f *facts) {
 			f.listening["listeners[1].address"] = syscall.EACCES
 		}, "listeners[1].address", Missing, "cap_net_bind_service"},
-		"an interface that is gone": {func(f *facts) { f.sources = nil }, "hints[0].interface", Warn, "ip link set wlan0 up"},
+		"an interface that is gone": {
+			func(f *facts) { f.sources = nil }, "hints[0].interface", Warn,
+			"ip link set wlan0 up",
+		},
 		"an interface without a rate": {func(f *facts) {
 			f.sources[0].Rate, f.sources[0].Radio = 0, false
 		}, "hints[0].interface", Warn, "set hints[0].capacity"},

@@ -25,8 +25,9 @@ const (
 	sniffEvery  = 10 * time.Millisecond
 )
 
-// Sniffer writes the packets that pass a device, both ways, to a file. It sees what is about to leave after segmentation,
-// unless the device segments by itself: a path's devices do not, veth devices do and show packets of up to 64 KiB.
+// Sniffer writes the packets that pass a device, both ways, to a file. It sees what is about to leave after
+// segmentation, unless the device segments by itself: a path's devices do not, veth devices do and show packets of up
+// to 64 KiB.
 type Sniffer struct {
 	device string
 	fd     int

@@ -26,7 +26,10 @@ func TestFleetAndSharedRates(t *testing.T) {
 			"a rule that shares none", on + "defaults: {max_rate: 20mbit, shared: true}\nrules: [{name: r, shared: false}]\n",
 			key, 0o600, "",
 		},
-		{"no fleet to share with", "defaults: {max_rate: 20mbit, shared: true}\n", key, 0o600, "defaults.shared: there are no other edges"},
+		{
+			"no fleet to share with", "defaults: {max_rate: 20mbit, shared: true}\n", key, 0o600,
+			"defaults.shared: there are no other edges",
+		},
 		{"nothing to share", on + "rules: [{name: r, shared: true}]\n", key, 0o600, "rules[0].shared: there is no max_rate"},
 		{"a key that others can read", on, key, 0o644, "chmod 0600"},
 		{"a weak key", on, strings.Repeat("A", 43) + "=\n", 0o600, "too regular"},

@@ -117,8 +117,9 @@ func (o *OTLP) Validate() error {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
 		errs = append(errs, check.Errorf("endpoint", "this is no URL of a collector, such as http://127.0.0.1:4318"))
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		errs = append(errs, check.Errorf("endpoint", "a URL without user, query and fragment, because logs show it; secrets "+
-			"belong into headers_file"))
+		errs = append(errs, check.Errorf("endpoint",
+			"a URL without user, query and fragment, because logs show it; secrets "+
+				"belong into headers_file"))
 	}
 	return errors.Join(errs...)
 }

@@ -122,8 +122,8 @@ func AddrPortOf(addr net.Addr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// PlainAddr returns an address as packets have it: IPv4 out of IPv6, and without a zone. netip.Prefix.Contains is false
-// of other forms.
+// PlainAddr returns an address as packets have it: IPv4 out of IPv6, and without a zone. netip.Prefix.Contains is
+// false of other forms.
 func PlainAddr(at netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())
 }

@@ -153,11 +153,12 @@ func (f *Fleet) Reload(s *Settings) error {
 	return nil
 }
 
-// readClock returns a time that grows over restarts, so that others take this edge's messages for newer than its old ones.
+// readClock returns a time that grows over restarts, so that others take this edge's messages for newer than its old
+// ones.
 func (f *Fleet) readClock() cc.Time { return cc.Time(f.cfg.Start.UnixNano()) + f.cfg.Clock() }
 
-// RunEdge exchanges messages until ctx is done. Then it says to the others that this edge leaves, and closes. draining is
-// closed when connections are to go elsewhere: from then on the others learn what is known of their hosts.
+// RunEdge exchanges messages until ctx is done. Then it says to the others that this edge leaves, and closes. draining
+// is closed when connections are to go elsewhere: from then on the others learn what is known of their hosts.
 func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	if !f.awaitListening(ctx) {
 		return
@@ -185,8 +186,8 @@ func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	}
 }
 
-// awaitListening tries to listen until it can, or until ctx is done. The process that this one takes over from may still
-// have the port.
+// awaitListening tries to listen until it can, or until ctx is done. The process that this one takes over from may
+// still have the port.
 func (f *Fleet) awaitListening(ctx context.Context) bool {
 	for warned := false; f.list == nil; warned = true {
 		if err := f.Listen(); err != nil && !warned {
@@ -231,12 +232,15 @@ func (f *Fleet) keepJoining(ctx context.Context) {
 	}
 }
 
-// exchangeMessages does what an edge does each Period: it tells the others what flows use, and puts granted rates into force.
+// exchangeMessages does what an edge does each Period: it tells the others what flows use, and puts granted rates into
+// force.
 func (f *Fleet) exchangeMessages() {
 	limits := f.cfg.Flows.SharedLimits(f.cfg.Clock())
 	uses := make([]division.Use, len(limits))
 	for i, l := range limits {
-		uses[i] = division.Use{Key: division.Key{Group: l.Group, Max: l.MaxRate}, Passed: l.Passed, Weight: l.Weight, Held: l.Held}
+		uses[i] = division.Use{
+			Key: division.Key{Group: l.Group, Max: l.MaxRate}, Passed: l.Passed, Weight: l.Weight, Held: l.Held,
+		}
 	}
 	now := f.readClock()
 	f.mu.Lock()
@@ -292,8 +296,8 @@ func (f *Fleet) probeSilent(now cc.Time) {
 	}
 }
 
-// removeMember removes an edge that has ended. Its node stays until memberlist knows as well: a process that is started
-// again before is no news to memberlist, and its messages alone bring it back.
+// removeMember removes an edge that has ended. Its node stays until memberlist knows as well: a process that is
+// started again before is no news to memberlist, and its messages alone bring it back.
 func (f *Fleet) removeMember(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -385,8 +389,8 @@ func (f *Fleet) rememberHost(m flow.Memory) error {
 	})
 }
 
-// tellMemories tells all members what flows know of their hosts, from when this edge drains until ctx is done, and once
-// at least: which of them gets a host is decided upstream.
+// tellMemories tells all members what flows know of their hosts, from when this edge drains until ctx is done, and
+// once at least: which of them gets a host is decided upstream.
 func (f *Fleet) tellMemories(ctx context.Context, draining <-chan struct{}) {
 	select {
 	case <-draining:
@@ -481,8 +485,8 @@ func (f *Fleet) NotifyUpdate(n *memberlist.Node) {
 	}
 }
 
-// NotifyLeave implements memberlist.EventDelegate. Only an edge that says so has left; one that is silent may be behind a
-// partition.
+// NotifyLeave implements memberlist.EventDelegate. Only an edge that says so has left; one that is silent may be
+// behind a partition.
 func (f *Fleet) NotifyLeave(n *memberlist.Node) {
 	if n.State == memberlist.StateLeft {
 		f.cfg.Log.Info("fleet: an edge has left", "edge", n.Name)

@@ -269,7 +269,8 @@ func TestAnEdgeEndsInTimeThoughOthersDoNotAnswer(t *testing.T) {
 	assert.Len(t, b.flows.Memories(b.cfg.Clock()), hosts)
 }
 
-// TestWhatIsKnownOfHostsIsTakenOneByOne has another edge know an algorithm that this one lacks, and windows out of bounds.
+// TestWhatIsKnownOfHostsIsTakenOneByOne has another edge know an algorithm that this one lacks, and windows out of
+// bounds.
 func TestWhatIsKnownOfHostsIsTakenOneByOne(t *testing.T) {
 	a := start(t, "a", freePort(t), testKey(1))
 	good := func(host string) flow.Memory {
@@ -308,12 +309,16 @@ func TestSettings(t *testing.T) {
 		{"a fleet needs an address", func(s *Settings) { s.Listen = "" }, "listen"},
 		{"which is not every one", func(s *Settings) { s.Listen = ":7946" }, "every address"},
 		{"of either family", func(s *Settings) { s.Listen = "[::]:7946" }, "every address"},
-		{"nor a name, which memberlist takes for every one", func(s *Settings) { s.Listen = "localhost:7946" }, "no address"},
+		{"nor a name, which memberlist takes for every one", func(s *Settings) {
+			s.Listen = "localhost:7946"
+		}, "no address"},
 		{"nor has a zone, for the same reason", func(s *Settings) { s.Listen = "[fe80::1%eth0]:7946" }, "zone"},
 		{"and a port that others know", func(s *Settings) { s.Listen = "10.0.0.1:0" }, "know the port"},
 		{"and a key", func(s *Settings) { s.Key = "" }, "openssl rand"},
 		{"of 32 bytes", func(s *Settings) { s.Key = "c2hvcnQ=" }, "32 bytes"},
-		{"that is random", func(s *Settings) { s.Key = Key(base64.StdEncoding.EncodeToString(make([]byte, 32))) }, "too regular"},
+		{"that is random", func(s *Settings) {
+			s.Key = Key(base64.StdEncoding.EncodeToString(make([]byte, 32)))
+		}, "too regular"},
 		{"and others by address", func(s *Settings) { s.Join = []string{"edge"} }, "join[0]"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package fleet lets edges share maximum rates, and tell each other about the hosts that they send to. memberlist finds
-// the members and encrypts what they exchange; package division divides the rates.
+// Package fleet lets edges share maximum rates, and tell each other about the hosts that they send to. memberlist
+// finds the members and encrypts what they exchange; package division divides the rates.
 package fleet
 
 import (

@@ -164,7 +164,8 @@ func TestLinksSayWhichInterfaceLeadsToAHost(t *testing.T) {
 		for i, name := range []string{"lan", "wan"} {
 			link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "to-" + name}
 			addr, err := netlink.ParseAddr(fmt.Sprintf("192.0.2.%d/26", 1+64*i))
-			if err := errors.Join(err, netlink.LinkAdd(link), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)); err != nil {
+			err = errors.Join(err, netlink.LinkAdd(link), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link))
+			if err != nil {
 				return err
 			}
 		}

@@ -306,7 +306,8 @@ func mergeScopes(scopes []scope) (Terms, error) {
 		}
 	}
 	if t.Shared && t.MaxRate == 0 {
-		errs = append(errs, check.Errorf(said["shared"]+".shared", "there is no max_rate to share; add one, or remove shared"))
+		errs = append(errs, check.Errorf(said["shared"]+".shared",
+			"there is no max_rate to share; add one, or remove shared"))
 	}
 	if key, err := t.CheckClass(); err != nil {
 		errs = append(errs, check.Errorf(said[key]+"."+key, "%v", err))

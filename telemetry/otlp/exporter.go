@@ -148,7 +148,9 @@ func (e *Exporter) encodeMetrics() []byte {
 }
 
 // sendExport sends one export. again reports whether it should be sent again, and not before after has passed.
-func (e *Exporter) sendExport(ctx context.Context, client *http.Client, body []byte) (again bool, after time.Duration) {
+func (e *Exporter) sendExport(
+	ctx context.Context, client *http.Client, body []byte,
+) (again bool, after time.Duration) {
 	within, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
 	answer, after, err := e.postExport(within, client, body)
@@ -197,7 +199,9 @@ type answer struct {
 }
 
 // postExport makes one request. Errors are *refusal where another attempt would end the same.
-func (e *Exporter) postExport(ctx context.Context, client *http.Client, body []byte) (said answer, after time.Duration, err error) {
+func (e *Exporter) postExport(
+	ctx context.Context, client *http.Client, body []byte,
+) (said answer, after time.Duration, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.Endpoint, bytes.NewReader(body))
 	if err != nil {
 		return said, 0, err

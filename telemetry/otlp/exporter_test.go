@@ -35,10 +35,12 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 		a.all = a.all[1:]
 	}
 	code, after, _ := strings.Cut(now, " ")
-	resp := &http.Response{Header: http.Header{"Retry-After": {after}}, Body: io.NopCloser(strings.NewReader(
-		`{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "two are too old` +
-			strings.Repeat(".", 9000) + `"}}`)),
-		Request: r}
+	resp := &http.Response{
+		Header: http.Header{"Retry-After": {after}}, Body: io.NopCloser(strings.NewReader(
+			`{"partialSuccess": {"rejectedDataPoints": "2", "errorMessage": "two are too old` +
+				strings.Repeat(".", 9000) + `"}}`)),
+		Request: r,
+	}
 	switch code {
 	case "200":
 		resp.StatusCode = http.StatusOK

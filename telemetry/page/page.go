@@ -223,7 +223,8 @@ func (p *Page) answerQuery(q query) View {
 	p.updateSums()
 	out := View{
 		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
-		State: "serving", Serving: true, Drain: p.o.Drain(), Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
+		State: "serving", Serving: true, Drain: p.o.Drain(), Totals: p.totals,
+		Listeners: p.lists, Table: q.table, Offset: q.offset,
 		History: p.history.since(q.since, q.day),
 	}
 	var gains []Gain

@@ -211,11 +211,13 @@ func troubledGroup(i, looks int) flow.Group {
 
 func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	gains := []page.Gain{
-		{Host: "10.7.0.196", Text: "10.7.0.196, proved: 61 % less queueing delay"}, {Rules: []string{"other"}, Text: "other against defaults"},
+		{Host: "10.7.0.196", Text: "10.7.0.196, proved: 61 % less queueing delay"},
+		{Rules: []string{"other"}, Text: "other against defaults"},
 	}
 	var later time.Duration
 	fleet := []string{"Fleet: a (this one), b", "down|lan|10.7.0.196: 12mbit of 20mbit here, granted by b; sends 9mbit"}
-	at, p := serveAt(t, &busy{n: 200, group: troubledGroup, gains: gains, fleet: fleet}, nil, func() time.Duration { return later })
+	source := &busy{n: 200, group: troubledGroup, gains: gains, fleet: fleet}
+	at, p := serveAt(t, source, nil, func() time.Duration { return later })
 	for range 60 {
 		later += 5 * time.Second
 		p.Note()
@@ -248,7 +250,9 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	b.until(`document.querySelector("#table.hosts tbody").textContent.includes("10.7.0.196")`)
 	for _, width := range []int64{390, 768, 1280} {
 		b.do(chromedp.EmulateViewport(width, 844))
-		require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Empty(c, b.text(cut)) }, 5*time.Second, 50*time.Millisecond)
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			assert.Empty(c, b.text(cut))
+		}, 5*time.Second, 50*time.Millisecond)
 		assert.Equal(t, "true", b.text("document.documentElement.scrollWidth <= innerWidth"))
 	}
 

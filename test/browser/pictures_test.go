@@ -37,8 +37,8 @@ rules:
 telemetry: {address: "127.0.0.1:9464"}
 `
 
-// TestPictures draws those of the documents, of ten hosts that download over an emulated cell of 25 Mbit/s. make pictures
-// runs it. It takes three minutes.
+// TestPictures draws those of the documents, of ten hosts that download over an emulated cell of 25 Mbit/s. make
+// pictures runs it. It takes three minutes.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("PENSTOCK_PICTURES")
 	if dir == "" {
@@ -46,8 +46,10 @@ func TestPictures(t *testing.T) {
 	}
 	need.TUN(t)
 	lab, err := netlab.NewCellular(netlab.CellularConfig{
-		Cell: &sim.CellConfig{Delay: 20 * time.Millisecond, Hosts: []sim.CellHost{{BitsPerBlock: 250, QueueBytes: 2_000_000}}},
-		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Hosts: 10,
+		Cell: &sim.CellConfig{
+			Delay: 20 * time.Millisecond, Hosts: []sim.CellHost{{BitsPerBlock: 250, QueueBytes: 2_000_000}},
+		},
+		Up: sim.LinkConfig{Delay: 20 * time.Millisecond}, Hosts: 10,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })

@@ -435,11 +435,13 @@ shutdown: {drain: 1ms}
 	}
 	p.cmd.Stderr = &p.said
 	require.NoError(b, p.cmd.Start())
-	require.Eventually(b, func() bool { return listens(lab.Edge) }, 20*time.Second, 50*time.Millisecond, "the proxy does not listen")
+	require.Eventually(b, func() bool { return listens(lab.Edge) }, 20*time.Second, 50*time.Millisecond,
+		"the proxy does not listen")
 	return p
 }
 
-// listens reports whether a socket listens at proxyPort. A connection to a proxy of captured ones would go on to itself.
+// listens reports whether a socket listens at proxyPort. A connection to a proxy of captured ones would go on to
+// itself.
 func listens(at *netlab.Node) (found bool) {
 	listener := fmt.Sprintf(":%04X 0+:0000 0A ", proxyPort)
 	_ = at.Do(func() error {

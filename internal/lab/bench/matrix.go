@@ -1,5 +1,5 @@
-// Package bench makes experiments of flags: senders, which are the kernel's congestion controls or Penstock's algorithms,
-// over links. It shows progress, too.
+// Package bench makes experiments of flags: senders, which are the kernel's congestion controls or Penstock's
+// algorithms, over links. It shows progress, too.
 package bench
 
 import (

@@ -81,8 +81,8 @@ type view struct {
 	RateBeside func(flow, other string) (float64, error) `expr:"rate_beside"`
 	// Packets, each 0.1 s.
 	Window func(flow string, span ...any) ([]float64, error) `expr:"window"`
-	// ms of one flow's packets, in a cell of its host's. Over real sockets, and of `app: web`, only of a flow that has its
-	// host to itself.
+	// ms of one flow's packets, in a cell of its host's. Over real sockets, and of `app: web`, only of a flow that has
+	// its host to itself.
 	QueueingOf func(flow string) (record.Percentiles, error) `expr:"queueing_of"`
 	// ms that each took; with two sizes, of the flows that ask for above the first and up to the second, in bytes.
 	Requests func(flow string, sizes ...any) ([]float64, error) `expr:"requests"`

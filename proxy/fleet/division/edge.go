@@ -314,12 +314,12 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 }
 
 // limitedFrom is the part of the rate in force from which flows count as held back by it. demandHeadroom is by how
-// much the others' demand exceeds what they send, so that they can grow. A flow that has all that it asks for must stay
-// below limitedFrom. What passes in one period jitters, so that flows that are held back in heldFrom of the periods count
-// from half of limitedFrom. At a low rate nothing passes for many periods after one write: flows that are held back in
-// limitedFrom of the periods count whatever they send. growth is the demand of flows that are held back, in parts of
-// the rate in force: what they could send is not known, and one that sends little must not take all from the others to
-// find out.
+// much the others' demand exceeds what they send, so that they can grow. A flow that has all that it asks for must
+// stay below limitedFrom. What passes in one period jitters, so that flows that are held back in heldFrom of the
+// periods count from half of limitedFrom. At a low rate nothing passes for many periods after one write: flows that
+// are held back in limitedFrom of the periods count whatever they send. growth is the demand of flows that are held
+// back, in parts of the rate in force: what they could send is not known, and one that sends little must not take all
+// from the others to find out.
 const (
 	limitedFrom    = 0.88
 	heldFrom       = 0.4
@@ -330,7 +330,8 @@ const (
 // makeReport returns what the owner learns about l.
 func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	r := Report{Key: l.key, Demand: cc.Rate(demandHeadroom * l.sent), Sent: cc.Rate(l.sent), Weight: l.weight}
-	if l.sent >= limitedFrom*l.allowed || l.held >= limitedFrom || l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
+	if l.sent >= limitedFrom*l.allowed || l.held >= limitedFrom ||
+		l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
 		r.Demand = cc.Rate(growth * l.allowed)
 	}
 	r.Demand = min(r.Demand, l.key.Max)
@@ -350,7 +351,8 @@ func (l *limit) take(now, at, heard cc.Time, granter string, rate cc.Rate) {
 }
 
 // Receive takes in a message from another edge, which becomes a member if it is none. A message that is older than the
-// newest one changes nothing, unless none came for Lease: then the sender was started again, with a clock that is behind.
+// newest one changes nothing, unless none came for Lease: then the sender was started again, with a clock that is
+// behind.
 func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	if _, gone := e.gone[from]; gone || from == e.name || e.members[from] == nil && !e.AddMember(now, from) {
 		return

@@ -297,8 +297,8 @@ func TestOldMessagesChangeNothing(t *testing.T) {
 	assert.Equal(t, 10*mbit, e.Rate(now.Add(Lease), k), "a grant ends with its lease, and the floor is left")
 }
 
-// TestAClockThatIsBehindAfterARestart starts an edge again, whose machine has lost its clock. The other one is second by
-// name, so that it forgets nobody.
+// TestAClockThatIsBehindAfterARestart starts an edge again, whose machine has lost its clock. The other one is second
+// by name, so that it forgets nobody.
 func TestAClockThatIsBehindAfterARestart(t *testing.T) {
 	k := Key{Group: "host", Max: 1_000_000}
 	uses := []Use{{Key: k, Held: true}}

@@ -22,7 +22,8 @@ type claim struct {
 	promises []promise
 }
 
-// maxPromises bounds claim.promises. An edge that sends one report each Period causes at most three times Lease/Period.
+// maxPromises bounds claim.promises. An edge that sends one report each Period causes at most three times
+// Lease/Period.
 const maxPromises = 32
 
 // promise is a grant that may be in force.
@@ -32,8 +33,8 @@ type promise struct {
 	expires cc.Time // at the latest, by our clock
 }
 
-// addReport takes in a report that an edge sent at a time of its own clock. Grants that are older than the one in force
-// there will never be in force again.
+// addReport takes in a report that an edge sent at a time of its own clock. Grants that are older than the one in
+// force there will never be in force again.
 func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 	c := d.claims[from]
 	if c == nil {
