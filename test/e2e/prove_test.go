@@ -67,5 +67,6 @@ func TestAProofSaysWhatAClientGains(t *testing.T) {
 	t.Logf("%+v", signals[near])
 	require.NotNil(t, signals[near].QueueingDelay, "the client downloads")
 	assert.Greater(t, float64(signals[near].ProxySent), 1e5)
-	assert.GreaterOrEqual(t, signals[near].Sent, signals[near].ProxySent, "headers are all traffic's")
+	// Headers are all traffic's. A client that resets leaves payload unsent that the kernel has taken.
+	assert.InEpsilon(t, float64(signals[near].Sent), float64(signals[near].ProxySent), 0.1)
 }
