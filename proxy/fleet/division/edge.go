@@ -84,8 +84,7 @@ type member struct {
 // limit is a shared limit that flows of this edge use.
 type limit struct {
 	key      Key
-	owner    string // empty: none
-	ownerOf  int    // the view that owner is of
+	owner    ownership
 	passed   cc.Bytes
 	passedAt cc.Time // of passed
 	usedAt   cc.Time // when passed last grew, or flows were held back
@@ -97,6 +96,12 @@ type limit struct {
 	grantAt  cc.Time // Message.At of the grant, by the owner's clock
 	granter  string
 	expires  cc.Time // of the grant, by our clock
+}
+
+// ownership is who owns a limit in one view of the fleet. To find it takes a hash for each member.
+type ownership struct {
+	name string // empty: none
+	view int    // Edge.views when it was found
 }
 
 // NewEdge returns the edge of a name that no other member has.
@@ -210,12 +215,12 @@ func memberWeight(name string, k Key) uint64 {
 	return v ^ v>>33
 }
 
-// ownerFor returns the owner of l in the present view.
-func (e *Edge) ownerFor(l *limit) string {
-	if l.ownerOf != e.views {
-		l.owner, l.ownerOf = e.findOwner(l.key), e.views
+// ownerFor returns the owner of a limit in the present view, and keeps it in o until the view changes.
+func (e *Edge) ownerFor(k Key, o *ownership) string {
+	if o.view != e.views {
+		*o = ownership{e.findOwner(k), e.views}
 	}
-	return l.owner
+	return o.name
 }
 
 // Rate returns the part of a limit that the flows of this edge may use now.
@@ -244,7 +249,7 @@ func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 		out[name] = &Message{At: now, Heard: m.at, View: e.view}
 	}
 	for _, l := range e.limits {
-		switch owner := e.ownerFor(l); owner {
+		switch owner := e.ownerFor(l.key, &l.owner); owner {
 		case "":
 		case e.name:
 			e.ledgerOf(l.key).addReport(now, now, e.name, l.makeReport(e, now, owner))
@@ -258,7 +263,7 @@ func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 			delete(e.ledgers, k)
 			continue
 		}
-		if e.findOwner(k) != e.name {
+		if e.ownerFor(k, &d.owner) != e.name {
 			continue
 		}
 		for name, rate := range d.divide(now, len(e.members)+1, mayGrow) {
@@ -373,7 +378,7 @@ func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 		}
 	}
 	for _, g := range m.Grants {
-		if l := e.limits[g.Key]; l != nil && e.ownerFor(l) == from && m.Heard <= now {
+		if l := e.limits[g.Key]; l != nil && e.ownerFor(l.key, &l.owner) == from && m.Heard <= now {
 			l.take(now, m.At, m.Heard, from, min(g.Rate, g.Max))
 		}
 	}
@@ -429,11 +434,11 @@ func (e *Edge) Limits(now cc.Time) []LimitState {
 	all := map[Key]*LimitState{}
 	for k, l := range e.limits {
 		all[k] = &LimitState{
-			Key: k, Owner: e.ownerFor(l), Sent: cc.Rate(l.sent), Rate: e.Rate(now, k), Leased: l.expires > now,
+			Key: k, Owner: e.ownerFor(k, &l.owner), Sent: cc.Rate(l.sent), Rate: e.Rate(now, k), Leased: l.expires > now,
 		}
 	}
 	for k, d := range e.ledgers {
-		if e.findOwner(k) != e.name {
+		if e.ownerFor(k, &d.owner) != e.name {
 			continue
 		}
 		if all[k] == nil {

@@ -11,6 +11,7 @@ import (
 // ledger is what the owner of a limit knows of the edges that use it.
 type ledger struct {
 	key    Key
+	owner  ownership
 	claims map[string]*claim
 }
 
