@@ -1,5 +1,7 @@
 package telemetry
 
+import "net/http"
+
 // FleetCounts is the state of the fleet that the proxy is an edge of. Messages are counted since the start.
 type FleetCounts struct {
 	Live, Silent   int // members; this edge is live
@@ -38,4 +40,14 @@ func (s sink) writeFleet(c FleetCounts) {
 	s.putSample(fleetMessages, float64(c.Received), "received")
 	s.putSample(fleetRefused, float64(c.Refused))
 	s.putSample(fleetHosts, float64(c.Remembered))
+}
+
+// serveFleet answers with what the proxy knows of its fleet.
+func (p Pages) serveFleet(w http.ResponseWriter, _ *http.Request) {
+	if p.Fleet == nil {
+		http.Error(w, "the proxy is in no fleet; its configuration needs fleet: {listen, key_file, join}",
+			http.StatusNotFound)
+		return
+	}
+	writeJSON(w, p.Fleet())
 }

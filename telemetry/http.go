@@ -68,7 +68,7 @@ type Pages struct {
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
 	Reload func() (string, error)
-	// Fleet returns what /v1/fleet shows; nil: there is none.
+	// Fleet returns what /v1/fleet shows; nil: the proxy is in no fleet.
 	Fleet func() any
 	// Dialled reports whether a connection, as it arrives, is one that the proxy opened for a client; nil: none is.
 	Dialled func(from, to netip.AddrPort) bool
@@ -88,12 +88,7 @@ func (p Pages) Handler(local bool) http.Handler {
 	mux.HandleFunc("GET /hosts", p.serveHosts)
 	mux.HandleFunc("GET /held", p.serveHeld)
 	mux.HandleFunc("GET /v1/peers", p.servePeers)
-	if p.Fleet != nil {
-		mux.HandleFunc("GET /v1/fleet", func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(p.Fleet())
-		})
-	}
+	mux.HandleFunc("GET /v1/fleet", p.serveFleet)
 	if p.Page != nil {
 		p.Page.Register(mux)
 	}

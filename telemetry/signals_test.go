@@ -185,7 +185,8 @@ func TestThePingerOfTheDocsWritesWhatCakeAutorateReads(t *testing.T) {
 	lines := bufio.NewScanner(out)
 	for range 2 {
 		require.True(t, lines.Scan())
-		assert.Regexp(t, `^\[\d{10}\.\d{5}\] 9\.9\.9\.9 : \[\d+\], 64 bytes, 35\.000 ms \(35\.000 avg, 0% loss\)$`, lines.Text())
+		assert.Regexp(t, `^\[\d{10}\.\d{5}\] 9\.9\.9\.9 : \[\d+\], 64 bytes, 35\.000 ms \(35\.000 avg, 0% loss\)$`,
+			lines.Text())
 	}
 	close(ended)
 	assert.NoError(t, cmd.Wait())

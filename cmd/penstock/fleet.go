@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -30,26 +29,17 @@ they share, which edge owns each, and what each edge may use of it now.`,
   penstock fleet --json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			at, err := from.telemetryAddress(cmd)
-			if err != nil {
+			var body json.RawMessage
+			if err := from.askJSON(cmd.Context(), cmd, http.MethodGet, "/v1/fleet", &body); err != nil {
 				return err
-			}
-			status, body, err := askProxy(cmd.Context(), at, http.MethodGet, "/v1/fleet")
-			switch {
-			case err != nil:
-				return err
-			case status == http.StatusNotFound:
-				return errors.New("the proxy is in no fleet; its configuration needs fleet: {listen, key_file, join}")
-			case status != http.StatusOK:
-				return fmt.Errorf("the proxy answers %d: %s", status, strings.TrimSpace(string(body)))
 			}
 			if asJSON {
-				_, err := cmd.OutOrStdout().Write(body)
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), string(body))
 				return err
 			}
 			var s fleet.Status
 			if err := json.Unmarshal(body, &s); err != nil {
-				return fmt.Errorf("read what %s answers: %w", at, err)
+				return fmt.Errorf("read what the proxy answers: %w", err)
 			}
 			return printFleet(cmd, s)
 		},

@@ -40,9 +40,8 @@ const (
 	maxWords  = 500
 )
 
-// Exporter sends all metrics at an interval. Fields that are exported are set before
-// ExportMetrics; SetHeaders and Counts may be
-// called at any time.
+// Exporter sends all metrics at an interval. Its exported fields are set before ExportMetrics. SetHeaders and Counts
+// may be called at any time.
 type Exporter struct {
 	Endpoint  string // whole URL
 	Interval  time.Duration

@@ -2,6 +2,7 @@ package page
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -27,9 +28,7 @@ const (
 )
 
 // rank orders severities.
-func (s Severity) rank() int {
-	return map[Severity]int{Bad: 3, Warn: 2, Well: 1}[s]
-}
+func (s Severity) rank() int { return slices.Index([]Severity{Idle, Well, Warn, Bad}, s) }
 
 // withoutTrouble says what holds a group without a long queue back.
 var withoutTrouble = map[flow.LimitedBy]string{
