@@ -18,15 +18,15 @@ import (
 // The rate is the mean of two windows': a short one follows the link, a long one
 // rides out the pauses of its scheduler; both count by when the bytes arrived. The
 // target (penstock_target.go) adapts to how long the link idles. Draining (penstock_drain.go)
-// empties the queue, so that the base stays honest, and shows whether anybody else
-// fills it; who does is met with as much in flight as half of the link has at this
-// round trip (penstock_rivals.go), and at a loss with CUBIC's window (rival), as far
-// as that is the larger.
+// empties the queue. That keeps the base right, and shows whether other flows fill the
+// queue. Beside those the window is what half of the link has in flight at the present
+// round trip (penstock_rivals.go). A loss puts CUBIC's window (rival) in force.
 
 func init() {
 	Register(Spec{
-		Name:   "penstock",
-		About:  "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to how long the link idles.",
+		Name: "penstock",
+		About: "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to " +
+			"how long the link idles.",
 		Source: "docs/decisions/0004-own-algorithm.md",
 		Params: []Param{
 			{
@@ -44,7 +44,11 @@ func init() {
 			{Name: "base_ms", About: "least round trip remembered, without the queue on the way back"},
 			{Name: "idle_percent", About: "of the last minute, the part in which the link had nothing of ours"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
-			{Name: "link_mbit", About: "what the link is relied on for: half of it is held where others fill its queue; 0: its rate wavers too much"},
+			{
+				Name: "link_mbit",
+				About: "what the link is relied on for: half of it is held where others fill its queue; 0: its rate wavers " +
+					"too much",
+			},
 			{Name: "reverse_ms", About: "queueing delay of the newest sample on the way back, as far as it is known"},
 		},
 	})

@@ -91,14 +91,21 @@ func TestASharedRateFollowsItsPart(t *testing.T) {
 	}
 }
 
-// TestASharedRateIsHeldWhileOneWriteUsesItUp has a flow send a segment that takes the rate's time for a second.
-func TestASharedRateIsHeldWhileOneWriteUsesItUp(t *testing.T) {
+// newHeldRate returns a testbed with a shared rate of a segment per second, which a flow has just used up.
+func newHeldRate(t *testing.T) *testbed {
+	t.Helper()
 	p := newTestbed(t)
 	terms := limited("a", "none", 8e6)
 	terms.Shared = true
 	l := p.open(terms)
 	p.mgr.SetSharedRate(p.now, "a", 8e6, cc.Rate(8*mss))
 	require.Equal(t, mss, l.send(mss))
+	return p
+}
+
+// TestASharedRateIsHeldWhileOneWriteUsesItUp has a flow send a segment that takes the rate's time for a second.
+func TestASharedRateIsHeldWhileOneWriteUsesItUp(t *testing.T) {
+	p := newHeldRate(t)
 	p.wait(500 * time.Millisecond)
 	assert.True(t, p.mgr.SharedLimits(p.now)[0].Held)
 	p.wait(time.Second)
@@ -107,12 +114,7 @@ func TestASharedRateIsHeldWhileOneWriteUsesItUp(t *testing.T) {
 
 // TestASharedRateIsHeldWhileFlowsWaitForTurns has waiters of no active flow, with turns that come one second apart.
 func TestASharedRateIsHeldWhileFlowsWaitForTurns(t *testing.T) {
-	p := newTestbed(t)
-	terms := limited("a", "none", 8e6)
-	terms.Shared = true
-	l := p.open(terms)
-	p.mgr.SetSharedRate(p.now, "a", 8e6, cc.Rate(8*mss))
-	require.Equal(t, mss, l.send(mss))
+	p := newHeldRate(t)
 	limit := p.mgr.rateLimits[limitKey{"a", 8e6, true}]
 	for range 3 {
 		limit.mu.Lock()

@@ -67,7 +67,8 @@ func startAgain(ctx context.Context, args []string, value string, report *os.Fil
 		return nil, err
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // this program
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr                            // who reads the standard output waits for its end
+	// A reader of the standard output would wait for the end of this process, too.
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{report}
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), isOfOneProcess), successorVariable+"="+value)
 	return cmd, cmd.Start()

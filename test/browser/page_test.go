@@ -225,7 +225,8 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	b := open(t, 390, 844)
 	b.do(chromedp.Navigate(at))
 	b.until(`document.querySelector("#table tbody tr.bad td a").textContent === "10.7.0.196"`)
-	assert.Equal(t, "long queue: it fills the link itself", b.text(`document.querySelector("#table tbody tr.bad").cells[1].textContent`))
+	assert.Equal(t, "long queue: it fills the link itself",
+		b.text(`document.querySelector("#table tbody tr.bad").cells[1].textContent`))
 	assert.Equal(t, "10.7.0.196, proved: 61 % less queueing delay|other against defaults",
 		b.text(`[...document.querySelectorAll("#gains li")].map((e) => e.textContent).join("|")`))
 	assert.Equal(t, strings.Join(fleet, "|"),
@@ -236,16 +237,20 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	b.do(chromedp.Click("#table tbody tr.bad td a"))
 	page := func() {
 		t.Helper()
-		b.until(`document.querySelector("#host-name").textContent === "10.7.0.196" && document.querySelector("#matches").textContent === "1 row"`)
+		b.until(`document.querySelector("#host-name").textContent === "10.7.0.196" &&
+			document.querySelector("#matches").textContent === "1 row"`)
 	}
 	page()
 	address := b.text("location.href")
 	assert.Contains(t, address, "#host=10.7.0.196")
 	assert.Equal(t, "Rules: all|UDP: none is held|Gained: 10.7.0.196, proved: 61 % less queueing delay",
-		b.text(`[...document.querySelectorAll("#host dt")].map((e) => e.textContent + ": " + e.nextElementSibling.textContent).join("|")`))
-	assert.Equal(t, "445\u00a0ms|1", b.text(`["queue", "connections"].map((id) => document.getElementById(id).textContent).join("|")`))
+		b.text(`[...document.querySelectorAll("#host dt")].map(
+			(e) => e.textContent + ": " + e.nextElementSibling.textContent).join("|")`))
+	assert.Equal(t, "445\u00a0ms|1", b.text(
+		`["queue", "connections"].map((id) => document.getElementById(id).textContent).join("|")`))
 	b.until(`document.querySelector("#delays path.b").getAttribute("d").includes("L")`)
-	assert.Equal(t, "false|false", b.text(`["gains", "fleet"].map((id) => document.getElementById(id).checkVisibility()).join("|")`))
+	assert.Equal(t, "false|false", b.text(
+		`["gains", "fleet"].map((id) => document.getElementById(id).checkVisibility()).join("|")`))
 	b.do(chromedp.Click("#tab-hosts"))
 	b.until(`document.querySelector("#table.hosts tbody").textContent.includes("10.7.0.196")`)
 	for _, width := range []int64{390, 768, 1280} {
@@ -264,11 +269,17 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	b.do(chromedp.Click("#detail-body a"))
 	b.until(`!document.querySelector("#detail").open`)
 	page()
-	table := b.text(`(() => { const r = new XMLHttpRequest(); r.open("GET", document.querySelector("#csv").href, false); r.send(); return r.responseText; })()`)
+	table := b.text(`(() => {
+		const r = new XMLHttpRequest();
+		r.open("GET", document.querySelector("#csv").href, false);
+		r.send();
+		return r.responseText;
+	})()`)
 	assert.Equal(t, 2, strings.Count(table, "\n"), "a head and one flow:\n%s", table)
 	assert.Contains(t, table, ",10.7.0.196:20195,")
 	b.do(chromedp.Click("#host a"))
-	b.until(`!document.querySelector("#host").checkVisibility() && document.querySelector("#matches").textContent === "200 rows"`)
+	b.until(`!document.querySelector("#host").checkVisibility() &&
+		document.querySelector("#matches").textContent === "200 rows"`)
 	b.quiet()
 }
 
