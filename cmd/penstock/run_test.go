@@ -102,6 +102,7 @@ func (in *instance) expect(state string) (status string) {
 	in.t.Helper()
 	told := in.notified()
 	for strings.HasPrefix(told, "STATUS=") || strings.HasPrefix(told, "MAINPID=") {
+		require.Empty(in.t, in.code, "the process has ended, and another one notifies; log:\n%s", &in.log)
 		told = in.notified()
 	}
 	told, status, _ = strings.Cut(told, "\n")

@@ -333,7 +333,10 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 			return errors.Join(err, <-ended)
 		}
 	}
-	others.Go(func() { h.offerTakeover(lastCtx) })
+	// A process may be started to take over as soon as this one says that it is ready.
+	if ln := h.listenTakeover(); ln != nil {
+		others.Go(func() { h.offerTakeover(lastCtx, ln) })
+	}
 	h.notifySystemd(ready)
 	h.forgetStored()
 	reportServing()

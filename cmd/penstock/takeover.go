@@ -125,19 +125,24 @@ func (h *service) beginTakeover() error {
 	return nil
 }
 
-// offerTakeover lets another process take over until ctx is done.
-func (h *service) offerTakeover(ctx context.Context) {
+// listenTakeover opens the socket that a process which takes over asks at. nil: there is none.
+func (h *service) listenTakeover() *net.UnixListener {
 	path := h.takeoverPath()
 	if path == "" {
-		return
+		return nil
 	}
 	h.state.makeDirectory()
 	ln, err := takeover.Listen(path)
 	if err != nil {
 		h.log.Warn("no process can take over from this one: an upgrade will refuse connections for a moment", "err",
 			err)
-		return
+		return nil
 	}
+	return ln
+}
+
+// offerTakeover lets another process take over until ctx is done. It closes ln.
+func (h *service) offerTakeover(ctx context.Context, ln *net.UnixListener) {
 	offer := takeover.Offer{
 		Sockets: h.offeredSockets,
 		Leave: func(pid int) {
