@@ -87,7 +87,10 @@ func (b *bbr) sampleRTT(a Ack, window time.Duration) (expired bool) {
 	if a.RTT <= 0 {
 		return expired
 	}
-	if rtt := max(a.RTT, minDivisor); b.rtprop == 0 || rtt <= b.rtprop || expired {
+	switch rtt := max(a.RTT, minDivisor); {
+	case b.rtprop == 0:
+		b.rtprop, b.rtpropAt = leastAtFirst(a.State, rtt), a.Now
+	case rtt <= b.rtprop || expired:
 		b.rtprop, b.rtpropAt = rtt, a.Now
 	}
 	return expired

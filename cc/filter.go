@@ -18,6 +18,15 @@ type windowedFilter struct {
 	n    int
 }
 
+// leastAtFirst is the least round trip that is known with an algorithm's first sample. That is less than the sample where
+// the flow has sent before, under another algorithm or from another process: the sample has its own queue in it then.
+func leastAtFirst(s State, rtt time.Duration) time.Duration {
+	if s.MinRTT > 0 {
+		return min(rtt, s.MinRTT)
+	}
+	return rtt
+}
+
 type filterSample struct {
 	at Time
 	v  time.Duration

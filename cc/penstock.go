@@ -235,8 +235,11 @@ func (p *penstock) addRTTSample(a Ack) {
 		p.aim.idle, p.aim.all = 0, 0
 	}
 	least := rtt
-	if p.rivalry.holds || p.besideSeen { // the base is not to become the others' queue
-		least = min(rtt, p.base.extreme())
+	switch base := p.base.extreme(); {
+	case base == 0:
+		least = leastAtFirst(a.State, rtt)
+	case p.rivalry.holds || p.besideSeen: // the base is not to become the others' queue
+		least = min(rtt, base)
 	}
 	p.base.addSample(a.Now, least, 2*p.drainInterval())
 	p.queue = rtt - p.base.extreme()

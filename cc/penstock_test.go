@@ -57,6 +57,9 @@ func TestPenstockGoesOnFromAKnownWindow(t *testing.T) {
 	p.alg, err = New("penstock", Config{InitialCwnd: known, Ssthresh: known})
 	require.NoError(t, err)
 	own := as[*penstock](p)
+	p.state.SRTT, p.state.MinRTT = 40*ms, 40*ms
+	p.Ack(1, 70*ms) // in the window's own queue
+	assert.Equal(t, 40*ms, own.base.extreme(), "the path is known, too")
 	for range 60 { // 1000 packets/s
 		p.Wait(ms)
 		p.Ack(1, 40*ms)

@@ -154,6 +154,9 @@ func (g *group) updateFromReport(m *member, r Report) reportDelta {
 	}
 	m.updateInflight(delta)
 	g.countInflight(m)
+	if m.inflight > 0 { // of a flow that goes on from elsewhere: the others are not to have the room that it takes
+		g.activateMember(m)
+	}
 	last := &m.last
 	g.limitedBelow = last.RwndFull || !m.enforced && last.Unsent > max(4*m.segmentSize(), m.inflight/4)
 	m.noteLimitedBy(r.At, g.limitedBelow)

@@ -186,6 +186,35 @@ func TestAFlowGoesOnWithItsWindowElsewhere(t *testing.T) {
 	}
 }
 
+// TestFlowsThatGoOnElsewhereShareTheirWindowAtOnce has eight flows go on with an eighth of their window in flight each.
+// The first that asks for more does not get what the others have in flight.
+func TestFlowsThatGoOnElsewhereShareTheirWindowAtOnce(t *testing.T) {
+	const flows, part = 8, 10 * mss
+	p := newTestbed(t)
+	d := Dormant{Cwnd: flows * part, BaseRTT: restartRTT, Rate: cc.RateOf(flows*part, restartRTT), MSS: mss}
+	var all []*leg
+	for range flows {
+		l := p.resume(static(float64(d.Cwnd/mss)), false, d)
+		l.r.Pipe = part // the transport has it from before
+		l.report()
+		all = append(all, l)
+	}
+	for _, l := range all {
+		assert.LessOrEqual(t, l.send(100*mss), 2*mss, "the window is full")
+	}
+	p.waitForDivision()
+	for _, l := range all {
+		l.r.Pipe -= mss // which the transport has heard of, though these reports do not count it
+		l.report()
+	}
+	var sent cc.Bytes
+	for _, l := range all {
+		sent += l.send(100 * mss)
+	}
+	assert.Positive(t, sent)
+	assert.LessOrEqual(t, sent, 3*flows*mss)
+}
+
 // TestAHostFindsItsRateAtAnotherEdge moves a client to another edge, which has a memory of it but no flow. It has four
 // fifths of its former rate there within two round trips, whether it was busy or idle.
 func TestAHostFindsItsRateAtAnotherEdge(t *testing.T) {
