@@ -214,7 +214,8 @@ pictures: ## redraw the pictures of the page in docs from a run of three minutes
 # What is there of this code is left out, so that a run that was stopped goes on; what was measured
 # of other code is replaced. Over real sockets it needs root, and takes eight hours: REAL=yes is all
 # of it, REAL="rpm alcc-a1" these, and with WITHIN=20m what is over by then, so that the next call
-# goes on. The code is all but pages. Records of runs stay out of the tree: only their tables go into the page.
+# goes on. The code is all but pages. Records of runs stay out of the tree: only their tables go into the page,
+# which keeps what it says of recipes that were not played over real sockets again.
 RESULTS = results
 CODE    = . ':!docs' ':!*.md'
 WITHIN ?= 0
@@ -228,7 +229,8 @@ measurements: build ## play every recipe and rewrite the tables of docs/measurem
 		--json $(RESULTS)/real.jsonl || [ $$? = 1 ]; fi
 	sed '/^<!-- Generated/q' docs/measurements.md > docs/measurements.md.new
 	(set -e; echo; bin/penstock-lab sim --all; echo; echo '## Published experiments'; echo; \
-		bin/penstock-lab bench recipe table $$(ls $(RESULTS)/*.jsonl)) >> docs/measurements.md.new
+		bin/penstock-lab bench recipe table --earlier docs/measurements.md $$(ls $(RESULTS)/*.jsonl)) \
+		>> docs/measurements.md.new
 	mv docs/measurements.md.new docs/measurements.md
 
 bpf: ## rewrite the eBPF objects; with clang-14, llvm-14 and libbpf-dev

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,11 +28,13 @@ func recipeListCommand() *cobra.Command {
 
 func recipeTableCommand() *cobra.Command {
 	var figures bool
+	var earlier string
 	cmd := &cobra.Command{
-		Use:     "table FILE...",
-		Short:   "Make a table of what --json wrote: what holds in virtual time and over real sockets",
-		Example: "  penstock-lab bench recipe table virtual.jsonl real.jsonl",
-		Args:    cobra.MinimumNArgs(1),
+		Use:   "table FILE...",
+		Short: "Make a table of what --json wrote: what holds in virtual time and over real sockets",
+		Example: `  penstock-lab bench recipe table virtual.jsonl real.jsonl
+  penstock-lab bench recipe table --earlier table.md real.jsonl >new.md`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			files, err := readRecords(names)
 			if err != nil {
@@ -44,10 +47,19 @@ func recipeTableCommand() *cobra.Command {
 			if figures {
 				return recipe.WriteFigures(cmd.OutOrStdout(), all)
 			}
-			return recipe.WriteMarkdown(cmd.OutOrStdout(), all)
+			var page []byte
+			if earlier != "" {
+				if page, err = os.ReadFile(earlier); err != nil {
+					return cli.BadInput(fmt.Errorf("--earlier: %w", err))
+				}
+			}
+			return recipe.WriteMarkdown(cmd.OutOrStdout(), all, string(page))
 		},
 	}
 	cmd.Flags().BoolVar(&figures, "figures", false, "each figure beside the paper's and its bound")
+	cmd.Flags().StringVar(&earlier, "earlier", "", "a page with such a table: what the records lack over real sockets "+
+		"is taken from it, with the build it is of")
+	cmd.MarkFlagsMutuallyExclusive("figures", "earlier")
 	return cmd
 }
 

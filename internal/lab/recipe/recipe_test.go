@@ -115,30 +115,60 @@ func TestAResultIsWritten(t *testing.T) {
 	figures := tableOf(t, recipe.WriteFigures, last, record.Run{Experiment: result.Name}, other)
 	assert.Contains(t, figures, "| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | ok | 1 | ok |")
 	assert.Contains(t, figures, "| 0.1 s | **no**: Cubic's full queue drains for a round trip | 0.2 s | **no**: Cubic's")
-	page := tableOf(t, recipe.WriteMarkdown, last, record.Run{Experiment: result.Name}, other)
+	page := tableOf(t, writeTable, last, record.Run{Experiment: result.Name}, other)
 	for _, want := range []string{
-		"| `live-switch` | **no** 3/4 | **no** 3/4 |",
-		"| `janus-c10` | not measured | not measured |",
-		"- `live-switch`, 1 virtual, 1 real: longest time in which a flow moved nothing is 0.1 s (at most 0 s): Cubic's full",
+		"| `live-switch` | **no** 3/4 | **no** 3/4 | - |",
+		"| `janus-c10` | not measured | not measured | - |",
+		"over real sockets, how many of a recipe, the first of them, and why:\n\n" +
+			"- `live-switch`, 1: longest time in which a flow moved nothing is 0.2 s (at most 0 s): Cubic's full",
 	} {
 		assert.Contains(t, page, want)
 	}
 	first := other
 	first.Findings, first.Noisy = nil, true // another run of the same experiment
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| **no** 3/4 | not measured, disturbed |")
+	assert.Contains(t, tableOf(t, writeTable, last, first, other), "| **no** 3/4 | not measured, disturbed |")
 	first.Noisy, first.Discarded = false, "the emulator lost packets"
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, first, other), "| not measured, disturbed |",
+	assert.Contains(t, tableOf(t, writeTable, last, first, other), "| not measured, disturbed |",
 		"what does not count is no finding")
 	other.Findings = other.Findings[:2]
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, last, other), "| **no** 3/4 | ok 2/2 |",
+	assert.Contains(t, tableOf(t, writeTable, last, other), "| **no** 3/4 | ok 2/2 |",
 		"of an earlier form")
 	short := last
 	short.Scale, short.Findings = "short", last.Findings[:1]
 	for _, runs := range [][]record.Run{{last, short}, {short, last}} {
-		assert.Contains(t, tableOf(t, recipe.WriteMarkdown, runs...), "| `live-switch` | **no** 3/4 | not measured |",
+		assert.Contains(t, tableOf(t, writeTable, runs...), "| `live-switch` | **no** 3/4 | not measured |",
 			"a short form takes no full one's place")
 	}
-	assert.Contains(t, tableOf(t, recipe.WriteMarkdown, short), "| ok 1/1, short form | not measured |")
+	assert.Contains(t, tableOf(t, writeTable, short), "| ok 1/1, short form | not measured |")
+}
+
+// writeTable writes the table of runs alone.
+func writeTable(w io.Writer, runs []record.Run) error { return recipe.WriteMarkdown(w, runs, "") }
+
+// A page keeps what it says of a recipe over real sockets until that is played again, since that takes hours.
+func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
+	run := func(experiment, version string, virtual, ok bool) record.Run {
+		return record.Run{
+			Experiment: experiment, Version: "penstock " + version + " go1.26", Virtual: virtual,
+			Findings: []record.Finding{{What: "ratio", Bound: "at most 1", Got: version, OK: ok, Why: "of a reason"}},
+		}
+	}
+	earlier := tableOf(t, writeTable, run("hosts", "v1", true, false), run("hosts", "r1", false, false),
+		run("rpm", "r1", false, true))
+	again := func(runs ...record.Run) string {
+		var page bytes.Buffer
+		require.NoError(t, recipe.WriteMarkdown(&page, runs, "before\n\n"+earlier))
+		return page.String()
+	}
+	assert.Equal(t, earlier, again(run("hosts", "v1", true, false)), "what is in the page is read as it was written")
+	page := again(run("hosts", "v2", true, true), run("hosts", "r2", false, true))
+	assert.Contains(t, page, "| `hosts` | ok 1/1 | ok 1/1 | r2 |")
+	assert.Contains(t, page, "| `rpm` | not measured | ok 1/1 | r1 |")
+	assert.Contains(t, page, "in virtual time 1 of 1 (build v2); over real sockets 2 of 2;")
+	assert.NotContains(t, page, "ratio is", "all bounds hold now")
+	assert.Contains(t, again(run("rpm", "r2", false, false)), "| `hosts` | not measured | **no** 0/1 | r1 |")
+	assert.Contains(t, again(run("rpm", "r2", false, false)), "- `hosts`, 1: ratio is r1 (at most 1): of a reason.\n"+
+		"- `rpm`, 1: ratio is r2 (at most 1): of a reason.\n")
 }
 
 // tableOf is what a table says of runs.
@@ -204,7 +234,7 @@ func TestVerdictsOfTheTable(t *testing.T) {
 				}
 			}
 			assert.Contains(t, tableOf(t, recipe.WriteFigures, runs...), c.row)
-			page := tableOf(t, recipe.WriteMarkdown, runs...)
+			page := tableOf(t, writeTable, runs...)
 			assert.Contains(t, page, c.virtualCount)
 			assert.Contains(t, page, c.realCount)
 		})
@@ -221,9 +251,9 @@ func TestTheTableHasFindingsOfRealSocketsAlone(t *testing.T) {
 	}
 	assert.Contains(t, tableOf(t, recipe.WriteFigures, runs...),
 		"| real alone | - | at most 1 ms | - | not measured | 3 ms | **no** |")
-	page := tableOf(t, recipe.WriteMarkdown, runs...)
+	page := tableOf(t, writeTable, runs...)
 	assert.Contains(t, page, "| `made-up` | ok 1/1 | **no** 1/2 |")
-	assert.Contains(t, page, "- `made-up`, 1 real: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
+	assert.Contains(t, page, "- `made-up`, 1: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
 }
 
 func TestAFindingMustHoldInEachRun(t *testing.T) {

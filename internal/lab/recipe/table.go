@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -163,44 +163,97 @@ func (p played) describe(run record.Run, count boundCount) string {
 }
 
 // sides name the ways of playing in words.
-var sides = [2]string{"virtual", "real"}
+var sides = [2]string{"in virtual time", "over real sockets"}
 
 // WriteMarkdown writes a table of all published experiments with a verdict on each side, by the last findings in
-// virtual time and over real sockets, and each bound that does not hold with the reason.
-func WriteMarkdown(w io.Writer, runs []record.Run) error {
-	all := last(runs)
-	var b, broken strings.Builder
+// virtual time and over real sockets, and each bound that does not hold with the reason. Where runs have no findings
+// over real sockets, the table says what earlier, a page with such a table, says of them, with the build they are of.
+func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
+	all, there := last(runs), readSockets(earlier)
+	var b strings.Builder
+	var broken [2]strings.Builder
 	var totals [2]boundCount
-	b.WriteString("| recipe | virtual | real |\n|---|---|---|\n")
+	b.WriteString("| recipe | virtual | real | build of real |\n|---|---|---|---|\n")
 	for _, p := range all {
 		var counts [2]boundCount
 		rows := p.rows()
 		for side := range sides {
 			for _, r := range rows {
 				counts[side].add(r.verdicts[side])
-				totals[side].add(r.verdicts[side])
 			}
+			writeBroken(&broken[side], p.name, rows, side)
 		}
-		writeBroken(&broken, p.name, rows)
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", p.name, p.describe(p.virtual, counts[0]),
-			p.describe(p.sockets, counts[1]))
+		sockets := socketsCell{p.describe(p.sockets, counts[1]), cmp.Or(commit(p.sockets), "-"), counts[1]}
+		if old, is := there.cells[p.name]; is && p.sockets.Findings == nil {
+			sockets = old
+			broken[1].WriteString(there.broken[p.name])
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.describe(p.virtual, counts[0]), sockets.text, sockets.build)
+		for side, c := range [2]boundCount{counts[0], sockets.count} {
+			totals[side].held += c.held
+			totals[side].broken += c.broken
+		}
 	}
 	b.WriteString("\nBounds that hold, of those that were measured:")
-	for side, of := range []func(played) record.Run{
-		func(p played) record.Run { return p.virtual }, func(p played) record.Run { return p.sockets },
-	} {
-		c := totals[side]
-		fmt.Fprintf(&b, " %s %d of %d (builds: %s);", [2]string{"in virtual time", "over real sockets"}[side], c.held,
-			c.held+c.broken, builds(all, of))
+	for side, c := range totals {
+		fmt.Fprintf(&b, " %s %d of %d", sides[side], c.held, c.held+c.broken)
+		if side == 0 {
+			fmt.Fprintf(&b, " (%s)", builds(all))
+		}
+		b.WriteString(";")
 	}
 	b.WriteString(" not measured is what was not played, has no meaning on that side, or was played while the machine " +
-		"was busy with other work.\n\nBounds that do not hold, how many, the first of them, and why:\n\n")
-	b.WriteString(cmp.Or(broken.String(), "None.\n") + "\nPublished experiments without a recipe:\n\n")
+		"was busy with other work.\n")
+	for side := range sides {
+		fmt.Fprintf(&b, "\n%s%s, how many of a recipe, the first of them, and why:\n\n", brokenHead, sides[side])
+		b.WriteString(cmp.Or(broken[side].String(), "None.\n"))
+	}
+	b.WriteString("\nPublished experiments without a recipe:\n\n")
 	for _, u := range unplayed {
 		fmt.Fprintf(&b, "- %s: %s; %s.\n", u[0], u[1], u[2])
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// brokenHead begins the line above the bounds that do not hold on a side.
+const brokenHead = "Bounds that do not hold "
+
+// socketsTable is what a page of WriteMarkdown says of runs over real sockets, by the recipe's name.
+type socketsTable struct {
+	cells  map[string]socketsCell
+	broken map[string]string // the lines of its bounds that do not hold
+}
+
+// socketsCell is what the table says of one recipe over real sockets.
+type socketsCell struct {
+	text, build string
+	count       boundCount
+}
+
+var (
+	tableRow   = regexp.MustCompile("^\\| `([^`]+)` \\| [^|]* \\| ([^|]*?(\\d+)/(\\d+)[^|]*) \\| ([^|]*) \\|$")
+	brokenLine = regexp.MustCompile("^- `([^`]+)`, ")
+)
+
+// readSockets reads a page of WriteMarkdown. A row without a measured bound is left out.
+func readSockets(page string) socketsTable {
+	t := socketsTable{map[string]socketsCell{}, map[string]string{}}
+	isReal := false
+	for line := range strings.Lines(page) {
+		if row := tableRow.FindStringSubmatch(strings.TrimSpace(line)); row != nil {
+			held, _ := strconv.Atoi(row[3]) // digits, by the expression
+			all, _ := strconv.Atoi(row[4])
+			t.cells[row[1]] = socketsCell{row[2], row[5], boundCount{held: held, broken: all - held}}
+		}
+		if strings.HasPrefix(line, brokenHead) {
+			isReal = strings.HasPrefix(line, brokenHead+sides[1])
+		}
+		if bound := brokenLine.FindStringSubmatch(line); bound != nil && isReal {
+			t.broken[bound[1]] += line
+		}
+	}
+	return t
 }
 
 // unknownReason stands where a recipe does not say why its bound is missed.
@@ -209,31 +262,22 @@ const unknownReason = "**the reason is not known**"
 // fullForm begins a reason of the full form alone, for the test of the short forms; a table has the full form.
 var fullForm = regexp.MustCompile(`^in the full form,? `)
 
-// writeBroken writes the bounds of an experiment that do not hold, by reason.
-func writeBroken(b *strings.Builder, name string, rows []row) {
+// writeBroken writes the bounds of an experiment that do not hold on a side, by reason.
+func writeBroken(b *strings.Builder, name string, rows []row, side int) {
 	var reasons []string
-	first, counts := map[string]string{}, map[string]*[2]int{}
+	first, counts := map[string]string{}, map[string]int{}
 	for _, r := range rows {
-		for side := range sides {
-			if r.verdicts[side] != broken {
-				continue
-			}
-			why := fullForm.ReplaceAllString(cmp.Or(r.reasons[side], unknownReason), "")
-			if counts[why] == nil {
-				reasons, counts[why] = append(reasons, why), &[2]int{}
-				first[why] = fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound)
-			}
-			counts[why][side]++
+		if r.verdicts[side] != broken {
+			continue
+		}
+		why := fullForm.ReplaceAllString(cmp.Or(r.reasons[side], unknownReason), "")
+		if counts[why]++; counts[why] == 1 {
+			reasons = append(reasons, why)
+			first[why] = fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound)
 		}
 	}
 	for _, why := range reasons {
-		var played []string
-		for side, n := range counts[why] {
-			if n > 0 {
-				played = append(played, fmt.Sprintf("%d %s", n, sides[side]))
-			}
-		}
-		fmt.Fprintf(b, "- `%s`, %s: %s: %s.\n", name, strings.Join(played, ", "), first[why], why)
+		fmt.Fprintf(b, "- `%s`, %d: %s: %s.\n", name, counts[why], first[why], why)
 	}
 }
 
@@ -254,19 +298,24 @@ func WriteFigures(w io.Writer, runs []record.Run) error {
 	return err
 }
 
-// builds names those that records are of, and how many experiments each has played.
-func builds(all []played, of func(played) record.Run) string {
-	counts := map[string]int{}
+// builds names those that records in virtual time are of.
+func builds(all []played) string {
+	var names []string
 	for _, p := range all {
-		if r := of(p); r.Version != "" {
-			counts[r.Version]++
+		if name := commit(p.virtual); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
-	var names []string
-	for _, version := range slices.Sorted(maps.Keys(counts)) {
-		names = append(names, fmt.Sprintf("%s (%d of %d)", version, counts[version], len(all)))
+	slices.Sort(names)
+	return "build " + cmp.Or(strings.Join(names, ", "), "none")
+}
+
+// commit is what the version of a run says of its source, without the name of the program and that of the compiler.
+func commit(r record.Run) string {
+	if words := strings.Fields(r.Version); len(words) > 1 {
+		return words[1]
 	}
-	return cmp.Or(strings.Join(names, ", "), "none")
+	return r.Version
 }
 
 func escape(s string) string { return strings.ReplaceAll(cmp.Or(s, "-"), "|", "\\|") }
