@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -91,8 +92,10 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 		cfg := hold.Config{
 			Flows: e.Flows, Clock: e.Clock,
 			Log:            e.Log.With("listener", way.Name, "direction", held.direction()),
-			CongestionMark: capture.CongestionMark, KeepServed: capture.KeepServed,
-			Uplink: held.uplink, ReadName: policy.HelloServerName,
+			CongestionMark: capture.CongestionMark, Uplink: held.uplink, ReadName: policy.HelloServerName,
+			KeepServed: func(lasts time.Duration) (isInstalled bool, err error) {
+				return capture.KeepServed(held.uplink, lasts)
+			},
 			Decide: func(f hold.FlowKey, serverName string) hold.Decision {
 				l := in.now.Load()
 				if l == nil { // its rules are not in force yet
@@ -106,7 +109,6 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 			},
 		}
 		if held.uplink {
-			cfg.KeepServed = capture.KeepUplinkServed
 			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(way.UDP.UplinkEcho, server) }
 		}
 		held.serve(cfg, &e.passing)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -24,31 +25,32 @@ const reg = unix.NFT_REG_1
 
 // family is one of the two address families.
 type family struct {
-	// name is the family's in nft.
-	name string
+	// name is the family's in nft, and version its number in words.
+	name, version string
 	// af is AF_INET or AF_INET6, and proto the NFPROTO of the same.
 	af, proto byte
 	// source and target are the offsets of the addresses in the header, in bytes.
 	source, target uint32
 	// length is that of an address, in bytes.
 	length uint32
+	// addresses is the type of sets with the family's addresses.
+	addresses nftables.SetDatatype
+	// icmp is the family's ICMP in nft, and icmpNumber its protocol number.
+	icmp       string
+	icmpNumber byte
 }
 
 var (
-	ipv4 = family{"ip", unix.AF_INET, unix.NFPROTO_IPV4, 12, 16, 4}
-	ipv6 = family{"ip6", unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24, 16}
+	ipv4 = family{
+		"ip", "4", unix.AF_INET, unix.NFPROTO_IPV4, 12, 16, 4, nftables.TypeIPAddr, "icmp", unix.IPPROTO_ICMP,
+	}
+	ipv6 = family{
+		"ip6", "6", unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24, 16, nftables.TypeIP6Addr, "icmpv6", unix.IPPROTO_ICMPV6,
+	}
 )
 
 // isIPv4 reports which of the two it is.
 func (f family) isIPv4() bool { return f.proto == unix.NFPROTO_IPV4 }
-
-// setSuffix ends the names of the family's sets.
-func (f family) setSuffix() string {
-	if f.isIPv4() {
-		return "4"
-	}
-	return "6"
-}
 
 // equalTo compares the register with data.
 func equalTo(data ...byte) expr.Any {
@@ -60,11 +62,9 @@ func nativeBytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 
 // ofFamily matches packets of a family.
 func ofFamily(f family) clause {
-	text := "meta nfproto ipv4"
-	if !f.isIPv4() {
-		text = "meta nfproto ipv6"
-	}
-	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equalTo(f.proto)}}
+	return clause{"meta nfproto ipv" + f.version, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equalTo(f.proto),
+	}}
 }
 
 // isTCP matches TCP over either family.
@@ -74,12 +74,7 @@ func isTCP() clause { return isProtocol("tcp", unix.IPPROTO_TCP) }
 func isUDP() clause { return isProtocol("udp", unix.IPPROTO_UDP) }
 
 // isICMP matches the ICMP of a family.
-func isICMP(f family) clause {
-	if f.isIPv4() {
-		return isProtocol("icmp", unix.IPPROTO_ICMP)
-	}
-	return isProtocol("icmpv6", unix.IPPROTO_ICMPV6)
-}
+func isICMP(f family) clause { return isProtocol(f.icmp, f.icmpNumber) }
 
 // isProtocol matches a transport protocol.
 func isProtocol(name string, number byte) clause {
@@ -105,11 +100,22 @@ func hasMark(mark uint32) clause {
 	}}
 }
 
-// addMark sets the bits of mark, and keeps the other bits, which belong to other programs.
+// addMark sets the bits of mark.
 func addMark(mark uint32) clause {
-	return clause{fmt.Sprintf("meta mark set meta mark | 0x%08x", mark), []expr.Any{
+	return changeMark(fmt.Sprintf("| 0x%08x", mark), mark, mark)
+}
+
+// removeMark clears the bits of mark.
+func removeMark(mark uint32) clause {
+	return changeMark(fmt.Sprintf("& 0x%08x", ^mark), mark, 0)
+}
+
+// changeMark gives some bits of the mark a value, and keeps the other bits, which belong to other programs. text is what
+// nft does to the mark.
+func changeMark(text string, bits, value uint32) clause {
+	return clause{"meta mark set meta mark " + text, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(^mark), Xor: nativeBytes(mark)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(^bits), Xor: nativeBytes(value)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
 	}}
 }
@@ -166,10 +172,23 @@ func toThisMachine() clause {
 }
 
 // notFromInterfaces matches packets that come in by an interface outside the set.
-func notFromInterfaces(s set) clause {
-	return clause{"iifname != @" + s.name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
+func notFromInterfaces(s set) clause { return metaIn(expr.MetaKeyIIFNAME, "iifname != ", s) }
+
+// notToInterfaces matches packets that leave by other interfaces than the set's.
+func notToInterfaces(s set) clause { return metaIn(expr.MetaKeyOIFNAME, "oifname != ", s) }
+
+// toInterfaces matches packets that leave by an interface in the set.
+func toInterfaces(s set) clause { return metaIn(expr.MetaKeyOIFNAME, "oifname ", s) }
+
+// isServed matches packets of a protocol in the set.
+func isServed(s set) clause { return metaIn(expr.MetaKeyL4PROTO, "meta l4proto ", s) }
+
+// metaIn looks a property of packets up in a set. words are the property as nft writes it, and "!= " where those match
+// that the set does not have.
+func metaIn(key expr.MetaKey, words string, s set) clause {
+	return clause{words + "@" + s.name, []expr.Any{
+		&expr.Meta{Key: key, Register: reg},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: strings.HasSuffix(words, "!= ")},
 	}}
 }
 
@@ -235,14 +254,6 @@ func familyOf(a netip.Addr) family {
 	return ipv6
 }
 
-// addressType is the type of sets with the family's addresses.
-func (f family) addressType() nftables.SetDatatype {
-	if f.isIPv4() {
-		return nftables.TypeIPAddr
-	}
-	return nftables.TypeIP6Addr
-}
-
 // interfaceIs compares the name of an interface. op is empty for equal, or "!= ".
 func interfaceIs(key expr.MetaKey, word, op string, name string) clause {
 	data := make([]byte, unix.IFNAMSIZ)
@@ -267,11 +278,11 @@ func toInterface(name string) clause { return interfaceIs(expr.MetaKeyOIFNAME, "
 
 // isEcho matches echo requests.
 func isEcho(f family) clause {
-	text, kind := "icmp type echo-request", byte(8)
+	kind := byte(8)
 	if !f.isIPv4() {
-		text, kind = "icmpv6 type echo-request", 128
+		kind = 128
 	}
-	return clause{text, append(isICMP(f).exprs, icmpType(), equalTo(kind))}
+	return clause{f.icmp + " type echo-request", append(isICMP(f).exprs, icmpType(), equalTo(kind))}
 }
 
 // targetIs matches packets to one address.

@@ -246,10 +246,7 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 			}
 		case *expr.Range:
 			v := r.read(x.Register, len(x.FromData))
-			is = v.compare(expr.CmpOpGte, x.FromData).and(v.compare(expr.CmpOpLte, x.ToData))
-			if x.Op == expr.CmpOpNeq {
-				is = is.not()
-			}
+			is = v.compare(expr.CmpOpGte, x.FromData).and(v.compare(expr.CmpOpLte, x.ToData)).notIf(x.Op == expr.CmpOpNeq)
 			r.forget(x.Register, len(x.FromData))
 		case *expr.Lookup:
 			s, err := e.readFilterSet(table, x.SetName)
@@ -264,8 +261,9 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 			key := r.read(x.SourceRegister, n)
 			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
 				is, ends = key.mapTo(s)
-			} else if _, is = s.find(key); x.Invert {
-				is = is.not()
+			} else {
+				_, is = s.find(key)
+				is = is.notIf(x.Invert)
 			}
 			r.forget(x.SourceRegister, n)
 			if x.IsDestRegSet {

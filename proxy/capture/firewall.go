@@ -170,12 +170,7 @@ type legacyFilter struct {
 }
 
 // command returns the program that shows and changes the table.
-func (l legacyFilter) command() string {
-	if l.family.isIPv4() {
-		return "iptables-legacy"
-	}
-	return "ip6tables-legacy"
-}
+func (l legacyFilter) command() string { return l.family.name + "tables-legacy" }
 
 // words describes one chain of the table.
 func (l legacyFilter) words(chain string) string {

@@ -160,44 +160,18 @@ func (t *ruleset) addHeldSide(r Rules, s heldSide) {
 	dhcp := t.addSet("hold_dhcp", nftables.TypeInetService, portElements([]PortRange{{67, 68}, {546, 547}}))
 	t.addRule(isUDP(), targetPortIn(dhcp), returnToCaller())
 	for _, f := range r.usedFamilies() {
-		t.addHeldFamily(r, f, s)
-	}
-}
-
-// addHeldFamily adds what is excluded and what is held of one family.
-func (t *ruleset) addHeldFamily(r Rules, f family, s heldSide) {
-	suffix, kind := f.setSuffix(), f.addressType()
-	t.addRule(toMulticast(f), returnToCaller())
-	if r.Connected == ConnectedLeave {
-		own := t.addSet("hold_"+connectedSet+suffix, kind, addressElements(r.machineNetworks, f.isIPv4()))
-		t.addRule(ofFamily(f), s.servers(f, own), returnToCaller())
-	}
-	rule := []clause{ofFamily(f), isUDP()}
-	for _, part := range []struct {
-		name  string
-		in    func(family, set) clause
-		match Match
-	}{
-		{"clients", s.clients, r.Sources},
-		{"servers", s.servers, r.Destinations},
-	} {
-		if excluded := addressElements(part.match.Exclude, f.isIPv4()); len(excluded) > 0 {
-			t.addRule(ofFamily(f), part.in(f, t.addSet("hold_not_"+part.name+suffix, kind, excluded)), returnToCaller())
-		}
-		if len(part.match.Include) == 0 {
+		t.addRule(toMulticast(f), returnToCaller())
+		rule, some := t.selectAddresses(r, f, "hold_",
+			matchedSide{"clients", s.clients, r.Sources}, matchedSide{"servers", s.servers, r.Destinations}, isUDP())
+		if !some {
 			continue
 		}
-		included := addressElements(part.match.Include, f.isIPv4())
-		if len(included) == 0 {
-			return // what is wanted is all of the other family
+		if !r.Hold.All {
+			rule = append(rule, s.serverPort(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
 		}
-		rule = append(rule, part.in(f, t.addSet("hold_"+part.name+suffix, kind, included)))
-	}
-	if !r.Hold.All {
-		rule = append(rule, s.serverPort(t.addSet("hold_ports", nftables.TypeInetService, portElements(r.Hold.Ports))))
-	}
-	for _, end := range s.ends {
-		t.addRule(slices.Concat(rule, end)...)
+		for _, end := range s.ends {
+			t.addRule(slices.Concat(rule, end)...)
+		}
 	}
 }
 
@@ -210,7 +184,7 @@ func (t *ruleset) countPassing(r Rules, served set) {
 	}
 	t.addRule(append(held, returnToCaller())...)
 	for _, f := range r.usedFamilies() {
-		t.addSet(passingSet+f.setSuffix(), f.addressType(), nil)
+		t.addSet(passingSet+f.version, f.addresses, nil)
 		s := &t.sets[len(t.sets)-1]
 		s.interval, s.expires, s.counts = false, true, true
 		t.addRule(ofFamily(f), targetIn(f, *s), returnToCaller())
@@ -245,27 +219,14 @@ func isInitial() clause {
 	}}
 }
 
-// isServed matches packets of a protocol in the set.
-func isServed(s set) clause {
-	return clause{"meta l4proto @" + s.name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Lookup{SourceRegister: reg, SetName: s.name},
-	}}
-}
-
-// KeepServed has the installed rules send UDP towards clients into its queue for that time from now; 0: no longer.
-// Without rules that hold UDP it does nothing, and reports false. It needs CAP_NET_ADMIN.
-func KeepServed(lasts time.Duration) (isInstalled bool, err error) {
-	return keepServed(servedSet, lasts)
-}
-
-// KeepUplinkServed is KeepServed for what clients send.
-func KeepUplinkServed(lasts time.Duration) (isInstalled bool, err error) {
-	return keepServed(servedUplinkSet, lasts)
-}
-
-// keepServed puts UDP into a set for that time, and reports whether there is such a set.
-func keepServed(name string, lasts time.Duration) (isInstalled bool, err error) {
+// KeepServed has the installed rules send UDP into its queue for that time from now; 0: no longer. uplink: it is what
+// clients send, and not what goes to them. Without rules that hold UDP it does nothing, and reports false. It needs
+// CAP_NET_ADMIN.
+func KeepServed(uplink bool, lasts time.Duration) (isInstalled bool, err error) {
+	name := servedSet
+	if uplink {
+		name = servedUplinkSet
+	}
 	c, err := nftables.New()
 	if err != nil {
 		return false, explainError("open nftables", err)
@@ -309,22 +270,6 @@ func toMulticast(f family) clause {
 	}}
 }
 
-// notToInterfaces matches packets that leave by other interfaces than the set's.
-func notToInterfaces(s set) clause {
-	return clause{"oifname != @" + s.name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
-		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
-	}}
-}
-
-// toInterfaces matches packets that leave by an interface in the set.
-func toInterfaces(s set) clause {
-	return clause{"oifname @" + s.name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
-		&expr.Lookup{SourceRegister: reg, SetName: s.name},
-	}}
-}
-
 // targetPortIn matches packets to a UDP port in the set.
 func targetPortIn(s set) clause {
 	return clause{"udp dport @" + s.name, inSet(expr.PayloadBaseTransportHeader, 2, 2, s)}
@@ -363,15 +308,6 @@ func setCongestionExperienced(f family) clause {
 	}
 	return clause{f.name + " ecn set ce", []expr.Any{
 		load, &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: mask, Xor: bits}, store,
-	}}
-}
-
-// removeMark clears the bits of mark, and keeps the other bits.
-func removeMark(mark uint32) clause {
-	return clause{fmt.Sprintf("meta mark set meta mark & 0x%08x", ^mark), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: nativeBytes(^mark), Xor: nativeBytes(0)},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
 	}}
 }
 

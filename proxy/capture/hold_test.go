@@ -103,7 +103,7 @@ func TestForwardedUDPWaitsInTheQueueAndLeavesWithItsMark(t *testing.T) {
 			keepServed := func(lasts time.Duration, want bool) {
 				t.Helper()
 				n.router.do(t, func() error {
-					isInstalled, err := KeepServed(lasts)
+					isInstalled, err := KeepServed(false, lasts)
 					assert.Equal(t, want, isInstalled)
 					return err
 				})
@@ -242,9 +242,9 @@ func TestOnlyWhatTheRulesSayIsHeld(t *testing.T) {
 		{"of a client, without --udp-up", downOnly, n.client, "C2:5000", "S:443", ""},
 	} {
 		n.router.do(t, func() error { return c.rules.Apply(context.Background()) })
-		for _, keep := range []func(time.Duration) (bool, error){KeepServed, KeepUplinkServed} {
+		for _, uplink := range []bool{false, true} {
 			n.router.do(t, func() error {
-				_, err := keep(time.Minute)
+				_, err := KeepServed(uplink, time.Minute)
 				return err
 			})
 		}
@@ -311,7 +311,7 @@ func TestPacketsThatMayBeginAQUICConnectionAreCopied(t *testing.T) {
 	var copies *hold.Copies
 	n.router.do(t, func() (err error) {
 		require.NoError(t, rules.Apply(context.Background()))
-		_, err = KeepServed(time.Minute)
+		_, err = KeepServed(false, time.Minute)
 		require.NoError(t, err)
 		copies, err = hold.OpenCopies(DefaultHoldQueue)
 		return err

@@ -27,49 +27,14 @@ type Network struct {
 // have on a link. It leaves out loopback and link-local ones, which are never captured. It needs no
 // privilege.
 func Networks() ([]Network, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	m, err := readMachine()
 	if err != nil {
-		return nil, explainError("open netlink", err)
-	}
-	defer h.Close()
-	links, err := nldump.Retry(h.LinkList)
-	if err != nil {
-		return nil, explainError("list the interfaces", err)
-	}
-	names := map[int]string{}
-	for _, l := range links {
-		if l.Attrs().Flags&net.FlagLoopback == 0 {
-			names[l.Attrs().Index] = l.Attrs().Name
-		}
+		return nil, err
 	}
 	var found []Network
-	add := func(n *net.IPNet, link int) {
-		prefix, ok := toPrefix(n)
-		if names[link] != "" && ok && prefix.Bits() > 0 && prefix.Addr().IsGlobalUnicast() {
-			found = append(found, Network{prefix, names[link]})
-		}
-	}
-	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, explainError("list the addresses", err)
-	}
-	for _, a := range addrs {
-		add(a.IPNet, a.LinkIndex)
-		add(a.Peer, a.LinkIndex)
-	}
-	for _, f := range []family{ipv4, ipv6} {
-		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(int(f.af), &netlink.Route{Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TYPE)
-		})
-		if err != nil {
-			return nil, explainError("list the routes", err)
-		}
-		for _, r := range routes {
-			// An address need not be within the network that its link has.
-			told := r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Protocol == unix.RTPROT_DHCP
-			if told && r.Gw == nil && r.Via == nil && len(r.MultiPath) == 0 {
-				add(r.Dst, r.LinkIndex)
-			}
+	for _, i := range m.interfaces {
+		for _, n := range slices.Concat(i.networks, i.onLink) {
+			found = append(found, Network{n, i.name})
 		}
 	}
 	slices.SortFunc(found, func(a, b Network) int { return a.Prefix.Compare(b.Prefix) })
@@ -92,7 +57,7 @@ func CapturedNetworks() ([]Network, error) {
 		return nil, err
 	}
 	for _, f := range []family{ipv4, ipv6} {
-		set, err := c.GetSetByName(table, connectedSet+f.setSuffix())
+		set, err := c.GetSetByName(table, connectedSet+f.version)
 		if errors.Is(err, syscall.ENOENT) { // all of the family is captured, or nothing
 			networks = slices.DeleteFunc(networks, func(n Network) bool { return n.Prefix.Addr().Is4() == f.isIPv4() })
 			continue
@@ -140,8 +105,8 @@ type iface struct {
 	addresses []netip.Addr
 	// networks are those of its addresses.
 	networks []netip.Prefix
-	// routed are the networks that routes lead to.
-	routed []netip.Prefix
+	// routed are the networks that routes lead to, and onLink those of them that the machine has been told to be on.
+	routed, onLink []netip.Prefix
 }
 
 // readMachine reads interfaces, addresses and routes.
@@ -185,8 +150,15 @@ func readMachine() (m machine, err error) {
 		return m, explainError("list the routes", err)
 	}
 	for _, r := range routes {
-		if i := byIndex[r.LinkIndex]; i != nil {
-			i.routed = appendNetwork(i.routed, r.Dst)
+		i := byIndex[r.LinkIndex]
+		if i == nil {
+			continue
+		}
+		i.routed = appendNetwork(i.routed, r.Dst)
+		// An address need not be within the network that its link has.
+		told := r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Protocol == unix.RTPROT_DHCP
+		if told && r.Gw == nil && r.Via == nil && len(r.MultiPath) == 0 {
+			i.onLink = appendNetwork(i.onLink, r.Dst)
 		}
 	}
 	return m, nil
@@ -212,23 +184,19 @@ func NextHop(host netip.Addr) (netip.Addr, error) {
 
 // appendNetwork appends a global network once.
 func appendNetwork(to []netip.Prefix, n *net.IPNet) []netip.Prefix {
-	if p, ok := toPrefix(n); ok && p.Bits() > 0 && p.Addr().IsGlobalUnicast() && !slices.Contains(to, p) {
-		return append(to, p)
-	}
-	return to
-}
-
-// toPrefix returns the prefix of n without the bits behind its length; false: it is none.
-func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
-		return netip.Prefix{}, false
+		return to
 	}
 	addr, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()
-	if addr = addr.Unmap(); !ok || bits != addr.BitLen() {
-		return netip.Prefix{}, false
+	if addr = addr.Unmap(); !ok || bits != addr.BitLen() || ones == 0 {
+		return to
 	}
-	return netip.PrefixFrom(addr, ones).Masked(), true
+	p := netip.PrefixFrom(addr, ones).Masked()
+	if p.Addr().IsGlobalUnicast() && !slices.Contains(to, p) {
+		return append(to, p)
+	}
+	return to
 }
 
 // interfacesNamed returns the interfaces that rules name.

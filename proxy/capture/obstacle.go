@@ -290,10 +290,6 @@ func hookName(hook *nftables.ChainHook) string {
 func (t *interception) passages(m machine) []passage {
 	var all []passage
 	for _, f := range t.families {
-		version := "IPv4"
-		if !f.isIPv4() {
-			version = "IPv6"
-		}
 		for _, clients := range t.clientGroups(m, f) {
 			by := ""
 			if !slices.Contains(t.interfaces, AnyInterface) {
@@ -302,7 +298,7 @@ func (t *interception) passages(m machine) []passage {
 			for _, port := range t.ports {
 				begin := passage{
 					family: f, interception: t, hook: nftables.ChainHookInput,
-					what:  fmt.Sprintf("captured connections%s, such as over %s to port %d", by, version, port),
+					what:  fmt.Sprintf("captured connections%s, such as over IPv%s to port %d", by, f.version, port),
 					match: func(iptables bool) string { return markMatch(t.mark, iptables) },
 				}
 				if t.mode == Redirect {
@@ -325,7 +321,7 @@ func (t *interception) passages(m machine) []passage {
 		for _, port := range t.ports {
 			begin := passage{
 				family: f, interception: t, hook: nftables.ChainHookOutput,
-				what:  fmt.Sprintf("the proxy's own connections, such as over %s to port %d", version, port),
+				what:  fmt.Sprintf("the proxy's own connections, such as over IPv%s to port %d", f.version, port),
 				match: func(iptables bool) string { return markMatch(t.own, iptables) },
 			}
 			answer := passage{

@@ -243,11 +243,8 @@ func (p packet) matches(m *expr.Match) truth {
 	case *xt.Unknown:
 		switch b := []byte(*info); {
 		case m.Name == "mark" && len(b) >= 9: // mark, mask, invert
-			is := p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: b[4:8], Xor: make([]byte, 4)}).compare(expr.CmpOpEq, b[:4])
-			if b[8] != 0 {
-				is = is.not()
-			}
-			return is
+			masked := p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: b[4:8], Xor: make([]byte, 4)})
+			return masked.compare(expr.CmpOpEq, b[:4]).notIf(b[8] != 0)
 		case m.Name == "state" && len(b) >= 4:
 			return p.matchesState(conntrackState, 0, uint16(binary.NativeEndian.Uint32(b)))
 		case m.Name == "multiport":
@@ -263,25 +260,16 @@ func (p packet) matches(m *expr.Match) truth {
 
 // matchesTCP evaluates xt_tcp: ports, flags and options.
 func (p packet) matchesTCP(t *xt.Tcp) truth {
-	ports := func(v value, bounds [2]uint16, invert bool) truth {
-		is := v.between(bounds[0], bounds[1])
-		if invert {
-			is = is.not()
-		}
-		return is
-	}
 	flags := yes
 	if t.FlagsMask != 0 {
-		flags = truthOf(p.flags&t.FlagsMask == t.FlagsCmp)
-		if t.InvFlags&xt.TcpInvFlags != 0 {
-			flags = flags.not()
-		}
+		flags = truthOf(p.flags&t.FlagsMask == t.FlagsCmp).notIf(t.InvFlags&xt.TcpInvFlags != 0)
 	}
 	if t.Option != 0 {
 		flags = flags.and(maybe)
 	}
-	return ports(portValue(p.sourcePort), t.SrcPorts, t.InvFlags&xt.TcpInvSrcPorts != 0).
-		and(ports(portValue(p.targetPort), t.DstPorts, t.InvFlags&xt.TcpInvDestPorts != 0)).and(flags)
+	source := portValue(p.sourcePort).between(t.SrcPorts[0], t.SrcPorts[1]).notIf(t.InvFlags&xt.TcpInvSrcPorts != 0)
+	target := portValue(p.targetPort).between(t.DstPorts[0], t.DstPorts[1]).notIf(t.InvFlags&xt.TcpInvDestPorts != 0)
+	return source.and(target).and(flags)
 }
 
 // matchesPorts evaluates xt_multiport_v1. Its bytes are: which ports, their number, the ports,
@@ -313,10 +301,7 @@ func (p packet) matchesPorts(b []byte) truth {
 	case 2:
 		is = in(portValue(p.sourcePort)).or(in(portValue(p.targetPort)))
 	}
-	if b[invert] != 0 {
-		is = is.not()
-	}
-	return is
+	return is.notIf(b[invert] != 0)
 }
 
 // Of xt_conntrack: that it asks for the state, and the state of what was sent elsewhere than it was meant to.
@@ -334,10 +319,7 @@ func (p packet) matchesState(asks, inverts, states uint16) truth {
 	if p.translated {
 		has |= conntrackDNAT
 	}
-	is := truthOf(has&states != 0)
-	if inverts&conntrackState != 0 {
-		is = is.not()
-	}
+	is := truthOf(has&states != 0).notIf(inverts&conntrackState != 0)
 	if asks != conntrackState {
 		is = is.and(maybe)
 	}
@@ -349,5 +331,5 @@ func hasAddressType(is uint32, of uint16, invert bool) truth {
 	if of == 0 {
 		return yes
 	}
-	return truthOf((of&(1<<is) != 0) != invert)
+	return truthOf(of&(1<<is) != 0).notIf(invert)
 }

@@ -71,8 +71,8 @@ func (p *Passing) Read(now time.Duration, hosts []netip.Addr) (totals map[netip.
 // set.
 func (p *Passing) readFamily(c *nftables.Conn, f family, now time.Duration) error {
 	s := &nftables.Set{
-		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: passingSet + f.setSuffix(),
-		KeyType: f.addressType(), HasTimeout: true, Counter: true,
+		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: passingSet + f.version,
+		KeyType: f.addresses, HasTimeout: true, Counter: true,
 	}
 	elements, err := c.GetSetElements(s)
 	switch {

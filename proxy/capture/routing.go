@@ -124,15 +124,12 @@ func (g *routing) removeUnless(keep func(object) bool) error {
 func (g *routing) listOwn() ([]object, error) {
 	var objects []object
 	for _, f := range []family{ipv4, ipv6} {
-		rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
+		rules, err := g.listRules(f, RouteProtocol)
 		if err != nil {
-			return nil, explainError("list the policy rules", err)
+			return nil, err
 		}
 		for _, rule := range rules {
-			// A kernel without the family answers for all of them.
-			if rule.Protocol == RouteProtocol && rule.Family == int(f.af) {
-				objects = append(objects, object{rule: &rule})
-			}
+			objects = append(objects, object{rule: &rule})
 		}
 	}
 	for _, f := range []family{ipv4, ipv6} {
@@ -151,6 +148,18 @@ func (g *routing) listOwn() ([]object, error) {
 	return objects, nil
 }
 
+// listRules returns the policy rules of a family with a protocol number.
+func (g *routing) listRules(f family, protocol uint8) ([]netlink.Rule, error) {
+	rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
+	if err != nil {
+		return nil, explainError("list the policy rules", err)
+	}
+	// A kernel without the family answers for all of them.
+	return slices.DeleteFunc(rules, func(r netlink.Rule) bool {
+		return r.Protocol != protocol || r.Family != int(f.af)
+	}), nil
+}
+
 // deleteObject deletes an object, unless it has gone already.
 func (g *routing) deleteObject(o object) error {
 	if o.rule != nil {
@@ -167,27 +176,14 @@ func (g *routing) deleteObject(o object) error {
 
 // isWantedBy reports whether the rules need the object.
 func (o object) isWantedBy(r Rules) bool {
-	for _, f := range r.usedFamilies() {
-		needed := []object{{route: localRoute(r.RouteTable, f, 0)}}
-		for _, rule := range policyRules(r, f) {
-			needed = append(needed, object{rule: rule})
-		}
-		if slices.ContainsFunc(needed, o.equalsObject) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.usedFamilies(), func(f family) bool {
+		return o.equalsObject(object{route: localRoute(r.RouteTable, f, 0)}) ||
+			slices.ContainsFunc(policyRules(r, f), func(rule *netlink.Rule) bool { return o.equalsObject(object{rule: rule}) })
+	})
 }
 
 // containsObject reports whether an equal object is among those.
-func containsObject(have []object, o object) bool {
-	for _, h := range have {
-		if h.equalsObject(o) {
-			return true
-		}
-	}
-	return false
-}
+func containsObject(have []object, o object) bool { return slices.ContainsFunc(have, o.equalsObject) }
 
 // equalsObject compares what this package sets. All listed routes are ours, and of type local.
 func (o object) equalsObject(p object) bool {
@@ -195,7 +191,7 @@ func (o object) equalsObject(p object) bool {
 	case o.rule != nil && p.rule != nil:
 		a, b := o.rule, p.rule
 		return a.Family == b.Family && a.Priority == b.Priority && a.Table == b.Table &&
-			a.IifName == b.IifName && a.Mark == b.Mark && a.Mask != nil && *a.Mask == *b.Mask
+			a.IifName == b.IifName && a.Mark == b.Mark && a.Mask != nil && b.Mask != nil && *a.Mask == *b.Mask
 	case o.route != nil && p.route != nil:
 		a, b := o.route, p.route
 		return a.Family == b.Family && a.Table == b.Table && isDefault(a.Dst) && isDefault(b.Dst)

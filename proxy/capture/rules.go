@@ -12,6 +12,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -339,18 +340,8 @@ func (r Rules) withDefaults() (Rules, error) {
 	if !r.IPv4 && !r.IPv6 {
 		r.IPv4, r.IPv6 = true, true
 	}
-	if r.Mark == 0 {
-		r.Mark = DefaultMark
-	}
-	if r.Connected == "" {
-		r.Connected = ConnectedAuto
-	}
-	if r.OwnMark == 0 {
-		r.OwnMark = DefaultOwnMark
-	}
-	if r.RouteTable == 0 {
-		r.RouteTable = DefaultRouteTable
-	}
+	r.Mark, r.OwnMark = cmp.Or(r.Mark, DefaultMark), cmp.Or(r.OwnMark, DefaultOwnMark)
+	r.Connected, r.RouteTable = cmp.Or(r.Connected, ConnectedAuto), cmp.Or(r.RouteTable, DefaultRouteTable)
 	var err error
 	if r.Hold, err = r.Hold.withDefaults(r.Interfaces); err != nil {
 		return r, err
@@ -484,15 +475,11 @@ func (r Rules) buildRuleset() ruleset {
 	}
 	t.addRule(hasMark(r.OwnMark), returnToCaller())
 	if r.Mode == TPROXY {
-		t.deliverICMPErrors(r.Mark, r.usedFamilies())
+		t.deliverOpen(r.Mark, r.usedFamilies())
+	} else {
+		t.addRule(notTCP(), returnToCaller())
+		t.addRule(notFirst(), returnToCaller())
 	}
-	t.addRule(notTCP(), returnToCaller())
-	if r.Mode == TPROXY {
-		// First packets are left to tproxy, which knows what to do where they
-		// reopen a connection in TIME_WAIT.
-		t.deliverToSocket(r.Mark, notFirst())
-	}
-	t.addRule(notFirst(), returnToCaller())
 	if !slices.Contains(r.Interfaces, AnyInterface) {
 		interfaces := t.addSet("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))
 		t.addRule(notFromInterfaces(interfaces), returnToCaller())

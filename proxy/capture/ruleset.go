@@ -63,34 +63,47 @@ type element struct {
 	first, end []byte
 }
 
-// captureFamily adds the rules for excluded and included connections of one family.
-func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
-	suffix, kind := f.setSuffix(), f.addressType()
+// matchedSide is one side of packets that rules look at: clients or servers.
+type matchedSide struct {
+	name  string // of its sets
+	in    func(family, set) clause
+	match Match
+}
+
+// selectAddresses passes over what is excluded of one family, and returns the beginning of the rule for what is
+// included, behind first. prefix begins the names of sets. some is false if that is nothing.
+func (t *ruleset) selectAddresses(
+	r Rules, f family, prefix string, clients, servers matchedSide, first ...clause,
+) (rule []clause, some bool) {
 	if r.Connected == ConnectedLeave {
 		// The set is there even if it is empty: it tells how the rules were applied.
-		connected := t.addSet(connectedSet+suffix, kind, addressElements(r.machineNetworks, f.isIPv4()))
-		t.addRule(ofFamily(f), targetIn(f, connected), returnToCaller())
+		connected := t.addSet(prefix+connectedSet+f.version, f.addresses, addressElements(r.machineNetworks, f.isIPv4()))
+		t.addRule(ofFamily(f), servers.in(f, connected), returnToCaller())
 	}
-	rule := []clause{ofFamily(f)}
-	for _, part := range []struct {
-		name  string
-		in    func(family, set) clause
-		match Match
-	}{
-		{"sources", sourceIn, r.Sources},
-		{"destinations", targetIn, r.Destinations},
-	} {
-		if excluded := addressElements(part.match.Exclude, f.isIPv4()); len(excluded) > 0 {
-			t.addRule(ofFamily(f), part.in(f, t.addSet("not_"+part.name+suffix, kind, excluded)), returnToCaller())
+	rule = append([]clause{ofFamily(f)}, first...)
+	for _, side := range []matchedSide{clients, servers} {
+		name := side.name + f.version
+		if excluded := addressElements(side.match.Exclude, f.isIPv4()); len(excluded) > 0 {
+			t.addRule(ofFamily(f), side.in(f, t.addSet(prefix+"not_"+name, f.addresses, excluded)), returnToCaller())
 		}
-		if len(part.match.Include) == 0 {
+		if len(side.match.Include) == 0 {
 			continue
 		}
-		included := addressElements(part.match.Include, f.isIPv4())
+		included := addressElements(side.match.Include, f.isIPv4())
 		if len(included) == 0 {
-			return // what is wanted is all of the other family
+			return nil, false // what is wanted is all of the other family
 		}
-		rule = append(rule, part.in(f, t.addSet(part.name+suffix, kind, included)))
+		rule = append(rule, side.in(f, t.addSet(prefix+name, f.addresses, included)))
+	}
+	return rule, true
+}
+
+// captureFamily adds the rules for excluded and included connections of one family.
+func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
+	rule, some := t.selectAddresses(r, f, "",
+		matchedSide{"sources", sourceIn, r.Sources}, matchedSide{"destinations", targetIn, r.Destinations})
+	if !some {
+		return
 	}
 	if len(ports) == 0 {
 		rule = append(rule, isTCP()) // the statements below ask for it
@@ -119,7 +132,7 @@ func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]cla
 		if len(elements) == 0 {
 			return nil // it is about the other family
 		}
-		match = append(match, part.in(f, t.addSet(part.name+suffix, f.addressType(), elements)))
+		match = append(match, part.in(f, t.addSet(part.name+suffix, f.addresses, elements)))
 	}
 	protocols := [][]clause{nil}
 	switch {
@@ -150,14 +163,19 @@ func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]cla
 	return ends
 }
 
-// deliverICMPErrors delivers ICMP errors to the transparent socket that sent the packet quoted in
-// them. They are addressed to that socket's address, which is another machine's. Forwarded there,
-// they would leave the socket without path MTU discovery (RFC 1191, RFC 8201) and without reports
-// of unreachable hosts.
-func (t *ruleset) deliverICMPErrors(mark uint32, families []family) {
+// deliverOpen delivers what belongs to connections of transparent sockets, and passes over all else but the first
+// packets of TCP. First packets are left to tproxy, which knows what to do where they reopen a connection in TIME_WAIT.
+//
+// ICMP errors go to the socket that sent the packet quoted in them. They are addressed to that socket's address, which
+// is another machine's. Forwarded there, they would leave the socket without path MTU discovery (RFC 1191, RFC 8201)
+// and without reports of unreachable hosts.
+func (t *ruleset) deliverOpen(mark uint32, families []family) {
 	for _, f := range families {
 		t.deliverToSocket(mark, isICMPError(f))
 	}
+	t.addRule(notTCP(), returnToCaller())
+	t.deliverToSocket(mark, notFirst())
+	t.addRule(notFirst(), returnToCaller())
 }
 
 // deliverToSocket delivers packets to this machine that match and belong to a connection of a

@@ -25,11 +25,7 @@ func ReadInstalled() (all []Installed, err error) {
 	for _, t := range traps {
 		one := Installed{Mode: t.mode, Port: t.port, Interfaces: t.interfaces, Tunnel: t.tunnel}
 		for i, f := range t.families {
-			name := "IPv6"
-			if f.isIPv4() {
-				name = "IPv4"
-			}
-			one.Packets = append(one.Packets, InstalledCounters{name, t.packets[i]})
+			one.Packets = append(one.Packets, InstalledCounters{"IPv" + f.version, t.packets[i]})
 		}
 		all = append(all, one)
 	}

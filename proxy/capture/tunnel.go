@@ -12,8 +12,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
 // What belongs to tunnels in the kernel, by which Remove finds it.
@@ -89,12 +87,7 @@ func (t Tunnel) Apply(context.Context) error {
 	if err := replaceTable(t.buildRuleset()); err != nil {
 		return err
 	}
-	for _, f := range []family{ipv4, ipv6} {
-		if err := t.removeRoutes(h, f, slices.Contains(t.usedFamilies(), f)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.removeRoutes(h, t.usedFamilies())
 }
 
 // IsInstalled reports whether the table is there. It returns true if it may not look.
@@ -124,11 +117,7 @@ func (t Tunnel) Remove(context.Context) error {
 		return explainError("open netlink", err)
 	}
 	defer h.Close()
-	var errs error
-	for _, f := range []family{ipv4, ipv6} {
-		errs = errors.Join(errs, t.removeRoutes(h, f, false))
-	}
-	return errs
+	return t.removeRoutes(h, nil)
 }
 
 // Obstacles returns what keeps connections out of the tunnel from the proxy, and the proxy's own
@@ -173,27 +162,22 @@ func (t Tunnel) policyRule(f family) *netlink.Rule {
 }
 
 // removeRoutes removes the policy rules with the interface's name, and the routes that they lead
-// to. With stays it keeps the present ones.
-func (t Tunnel) removeRoutes(h *netlink.Handle, f family, stays bool) error {
-	rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
-	if err != nil {
-		return explainError("list the policy rules", err)
-	}
-	for _, rule := range rules {
-		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface ||
-			stays && rule.Table == t.routeTable {
-			continue
-		}
-		if err := h.RuleDel(&rule); err != nil && !errors.Is(err, syscall.ENOENT) {
-			return explainError("delete a policy rule", err)
-		}
-		route := localRoute(rule.Table, f, 0)
-		route.Protocol = TunnelProtocol
-		if err := h.RouteDel(route); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return explainError("delete a local route", err)
+// to. It keeps the present ones of some families.
+func (t Tunnel) removeRoutes(h *netlink.Handle, keep []family) (err error) {
+	g := routing{handle: h}
+	for _, f := range []family{ipv4, ipv6} {
+		rules, failed := g.listRules(f, TunnelProtocol)
+		err = errors.Join(err, failed)
+		for _, rule := range rules {
+			if rule.IifName != t.Interface || slices.Contains(keep, f) && rule.Table == t.routeTable {
+				continue
+			}
+			route := localRoute(rule.Table, f, 0)
+			route.Protocol = TunnelProtocol
+			err = errors.Join(err, g.deleteObject(object{rule: &rule}), g.deleteObject(object{route: route}))
 		}
 	}
-	return nil
+	return err
 }
 
 // usedFamilies returns the families of the addresses inside.
@@ -222,12 +206,11 @@ func (t Tunnel) buildRuleset() ruleset {
 	closed, open, outside := map[family]set{}, map[family]set{}, map[family]set{}
 	verdicts := map[family][][]clause{}
 	for _, f := range families {
-		kind := f.addressType()
-		closed[f] = r.addSet("closed"+f.setSuffix(), kind, addressElements(t.Closed, f.isIPv4()))
-		open[f] = r.addSet("open"+f.setSuffix(), kind, addressElements(t.Open, f.isIPv4()))
-		outside[f] = r.addSet("outside"+f.setSuffix(), kind, addressElements(t.From, f.isIPv4()))
+		closed[f] = r.addSet("closed"+f.version, f.addresses, addressElements(t.Closed, f.isIPv4()))
+		open[f] = r.addSet("open"+f.version, f.addresses, addressElements(t.Open, f.isIPv4()))
+		outside[f] = r.addSet("outside"+f.version, f.addresses, addressElements(t.From, f.isIPv4()))
 		for i, v := range t.Verdicts {
-			verdicts[f] = append(verdicts[f], r.verdictRules(v, f, strconv.Itoa(i)+f.setSuffix())...)
+			verdicts[f] = append(verdicts[f], r.verdictRules(v, f, strconv.Itoa(i)+f.version)...)
 		}
 	}
 	decide := func(where func(f family) []clause) {
@@ -242,10 +225,7 @@ func (t Tunnel) buildRuleset() ruleset {
 	r.beginChain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
 		"type filter hook prerouting priority mangle")
 	r.addRule(notFromInterface(t.Interface), returnToCaller())
-	r.deliverICMPErrors(DefaultMark, families)
-	r.addRule(notTCP(), returnToCaller())
-	r.deliverToSocket(DefaultMark, notFirst())
-	r.addRule(notFirst(), returnToCaller())
+	r.deliverOpen(DefaultMark, families)
 	r.addRule(toThisMachine(), returnToCaller())
 	for _, f := range families {
 		r.addRule(ofFamily(f), isTCP(), countPackets(), toProxy(f, t.Port), addMark(DefaultMark), acceptPacket())
@@ -309,7 +289,7 @@ func (t Tunnel) buildRuleset() ruleset {
 	}
 	r.addRule(to, returnToCaller())
 	for _, f := range families {
-		inside := r.addSet("inside"+f.setSuffix(), f.addressType(), addressElements(t.Inside, f.isIPv4()))
+		inside := r.addSet("inside"+f.version, f.addresses, addressElements(t.Inside, f.isIPv4()))
 		r.addRule(ofFamily(f), sourceIn(f, inside), masqueradeSource())
 	}
 	return r

@@ -34,7 +34,15 @@ func (a truth) and(b truth) truth { return min(a, b) }
 func (a truth) or(b truth) truth { return max(a, b) }
 
 // not swaps yes and no; maybe stays.
-func (a truth) not() truth { return yes - a }
+func (a truth) not() truth { return a.notIf(true) }
+
+// notIf is not where invert is set.
+func (a truth) notIf(invert bool) truth {
+	if invert {
+		return yes - a
+	}
+	return a
+}
 
 // value is a number with known and unknown bits. Without data nothing is known of it.
 type value struct{ data, known []byte }
