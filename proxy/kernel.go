@@ -28,7 +28,7 @@ type Kernel struct {
 	Datapath *kernel.Datapath
 	agents   agents
 	routes   *ingress.Routes // tells which addresses are this machine's
-	sockets  []handedOver
+	sockets  []GivenSocket
 	adopted  atomic.Int64 // connections that came from the process before this one
 }
 
@@ -64,12 +64,8 @@ func Open(
 	}
 	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
 	flows.Lookup = links.lookupAlgorithm
-	given, err := keepSockets(sockets)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.closeLinks(), dp.Close())
-	}
-	for _, s := range given {
-		if s.kept && !slices.ContainsFunc(cfg.Listeners, s.isOf) {
+	for _, s := range sockets {
+		if s.Kept && !slices.ContainsFunc(cfg.Listeners, s.isOf) {
 			log.Warn("a socket was handed over that no listener has", "address", s.Address)
 		}
 	}
@@ -84,7 +80,7 @@ func Open(
 		})
 	}
 	open := func(l WayConfig) (Way, error) {
-		socket, err := socketOf(given, l.Listener)
+		socket, err := socketOf(sockets, l.Listener)
 		if err != nil {
 			return nil, err
 		}
@@ -101,10 +97,10 @@ func Open(
 	})
 	if err != nil {
 		routes.Close()
-		return nil, errors.Join(err, closeAll(given), links.closeLinks(), dp.Close())
+		return nil, errors.Join(err, closeAll(sockets), links.closeLinks(), dp.Close())
 	}
-	given = closePassing(given)
-	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: given}, nil
+	sockets = closePassing(sockets) // a reload finds only those that are kept
+	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: sockets}, nil
 }
 
 // TakeoverRole is the role of client listeners among the sockets of a takeover.
@@ -156,41 +152,21 @@ func (k *Kernel) Close() error {
 	return errors.Join(closeAll(k.sockets), k.agents.closeLinks(), k.Datapath.Close())
 }
 
-// GivenSocket is a listening socket that another process opened.
+// GivenSocket is a listening socket that another process opened. The runtime does not wait for it.
 type GivenSocket struct {
-	*net.TCPListener
+	takeover.Socket
 	// Kept says that its giver keeps it open, such as systemd. Another socket cannot listen at its address then, so it
 	// is kept even where no listener has it: a reload may leave its address and come back.
 	Kept bool
 }
 
-// handedOver is a GivenSocket for which the runtime does not wait.
-type handedOver struct {
-	takeover.Socket
-	kept bool
-}
-
-// keepSockets returns the descriptors of sockets, and closes sockets.
-func keepSockets(sockets []GivenSocket) (kept []handedOver, err error) {
-	for _, ln := range sockets {
-		s, err := takeover.Duplicate(TakeoverRole, ln)
-		if err == nil {
-			kept = append(kept, handedOver{s, ln.Kept})
-		}
-		if err = errors.Join(err, ln.Close()); err != nil {
-			return nil, errors.Join(fmt.Errorf("keep a socket that was handed over: %w", err), closeAll(kept))
-		}
-	}
-	return kept, nil
-}
-
 // closePassing closes the descriptors of sockets that are not kept, and returns the others.
-func closePassing(sockets []handedOver) []handedOver {
-	return slices.DeleteFunc(sockets, func(s handedOver) bool { return !s.kept && unix.Close(s.FD) == nil })
+func closePassing(sockets []GivenSocket) []GivenSocket {
+	return slices.DeleteFunc(sockets, func(s GivenSocket) bool { return !s.Kept && unix.Close(s.FD) == nil })
 }
 
 // closeAll closes the descriptors of sockets.
-func closeAll(sockets []handedOver) (err error) {
+func closeAll(sockets []GivenSocket) (err error) {
 	for _, s := range sockets {
 		err = errors.Join(err, unix.Close(s.FD))
 	}
@@ -198,13 +174,13 @@ func closeAll(sockets []handedOver) (err error) {
 }
 
 // isOf reports whether a listener has the address of the socket.
-func (s handedOver) isOf(l access.Listener) bool {
+func (s GivenSocket) isOf(l access.Listener) bool {
 	return !l.Mode.Tunnels() && takeover.SameAddress(l.Address, s.Address)
 }
 
 // socketOf returns the socket that was handed over for a listener. nil: there is none.
-func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
-	i := slices.IndexFunc(given, func(s handedOver) bool { return s.isOf(l) })
+func socketOf(given []GivenSocket, l access.Listener) (*net.TCPListener, error) {
+	i := slices.IndexFunc(given, func(s GivenSocket) bool { return s.isOf(l) })
 	if i < 0 {
 		return nil, nil
 	}
@@ -218,7 +194,11 @@ func socketOf(given []handedOver, l access.Listener) (*net.TCPListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ln.(*net.TCPListener), nil
+	tcp, ok := ln.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("takeover: the socket at %s is none of TCP", s.Address), ln.Close())
+	}
+	return tcp, nil
 }
 
 // openWay opens a listener of any mode. socket listens at its address already; nil: it does not.

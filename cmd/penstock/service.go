@@ -117,10 +117,7 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	if err := h.openFleet(); err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
-	sockets, err := h.takeListeners(h.unitSockets)
-	if err != nil {
-		return errors.Join(err, h.closeTelemetry())
-	}
+	sockets := h.takeListeners(h.unitSockets)
 	signals := make(chan os.Signal, 2) // from now on: interfaces and rules are to be taken down
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -191,14 +188,17 @@ func (h *service) receiveSockets() error {
 		}
 		role, stored := strings.CutPrefix(file.Name(), storedName)
 		if !stored {
-			h.unitSockets = append(h.unitSockets, proxy.GivenSocket{TCPListener: tcp, Kept: true})
-			continue
+			role = proxy.TakeoverRole
 		}
 		s, err := takeover.Duplicate(role, tcp)
 		if err = errors.Join(err, tcp.Close()); err != nil {
 			return err
 		}
-		h.stored, h.wasStored = append(h.stored, s), true
+		if stored {
+			h.stored, h.wasStored = append(h.stored, s), true
+		} else {
+			h.unitSockets = append(h.unitSockets, proxy.GivenSocket{Socket: s, Kept: true})
+		}
 	}
 	return nil
 }

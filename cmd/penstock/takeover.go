@@ -73,26 +73,18 @@ func (h *service) takeSocket(role, address string) (net.Listener, error) {
 }
 
 // takeListeners adds sockets that were handed over, and that listeners of the configuration have, to sockets.
-func (h *service) takeListeners(sockets []proxy.GivenSocket) ([]proxy.GivenSocket, error) {
+func (h *service) takeListeners(sockets []proxy.GivenSocket) []proxy.GivenSocket {
 	given := func(at string) bool {
-		return slices.ContainsFunc(sockets, func(s proxy.GivenSocket) bool { return s.Addr().String() == at })
+		return slices.ContainsFunc(sockets, func(s proxy.GivenSocket) bool { return s.Address == at })
 	}
 	for _, s := range h.takeSockets(proxy.TakeoverRole, func(at string) bool {
 		return !given(at) && slices.ContainsFunc(h.cfg.Listeners, func(l access.Listener) bool {
 			return takeover.SameAddress(l.Address, at)
 		})
 	}) {
-		ln, err := s.Listener()
-		if err != nil {
-			return nil, err
-		}
-		tcp, ok := ln.(*net.TCPListener)
-		if !ok {
-			return nil, errors.Join(fmt.Errorf("takeover: the socket at %s is none of TCP", s.Address), ln.Close())
-		}
-		sockets = append(sockets, proxy.GivenSocket{TCPListener: tcp})
+		sockets = append(sockets, proxy.GivenSocket{Socket: s})
 	}
-	return sockets, nil
+	return sockets
 }
 
 // listenHints opens the Unix socket for hints, or takes the predecessor's.
