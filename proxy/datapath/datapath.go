@@ -18,6 +18,8 @@
 package datapath
 
 import (
+	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -120,6 +122,19 @@ func AddrPortOf(addr net.Addr) netip.AddrPort {
 		return PlainAddr(tcp.AddrPort())
 	}
 	return netip.AddrPort{}
+}
+
+// OpError wraps the error of an operation on a connection as package net does. nil, ErrWait and the end of the stream
+// stay as they are.
+func OpError(conn interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+}, op, network string, err error,
+) error {
+	if err == nil || err == io.EOF || errors.Is(err, ErrWait) { //nolint:errorlint // io.EOF is compared as callers do
+		return err
+	}
+	return &net.OpError{Op: op, Net: network, Source: conn.LocalAddr(), Addr: conn.RemoteAddr(), Err: err}
 }
 
 // PlainAddr returns an address as packets have it: IPv4 out of IPv6, and without a zone. netip.Prefix.Contains is

@@ -132,10 +132,7 @@ func (s *socket) opFailure(op string, poll, call error) error {
 	if err == nil {
 		err = os.NewSyscallError(op, call)
 	}
-	if err == nil || errors.Is(err, datapath.ErrWait) {
-		return err
-	}
-	return &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
+	return datapath.OpError(s, op, "tcp", err)
 }
 
 // hasUnread reports whether bytes of the peer wait to be read. A reset leaves them there.

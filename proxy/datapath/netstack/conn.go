@@ -87,22 +87,18 @@ func newConn(conns *registry, id stack.TransportEndpointID) *Conn {
 var errNotAdmitted = errors.New("the handshake has not been answered yet")
 
 // LocalAddr implements net.Conn: the address that the client connected to.
-func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target()) }
+func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.LocalAddrPort()) }
 
 // RemoteAddr implements net.Conn: the client.
-func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
-
-// Source returns the client's address.
-func (c *Conn) Source() netip.AddrPort { return addrPortOf(c.id.RemoteAddress, c.id.RemotePort) }
-
-// Target returns the address that the client connected to.
-func (c *Conn) Target() netip.AddrPort { return addrPortOf(c.id.LocalAddress, c.id.LocalPort) }
+func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.RemoteAddrPort()) }
 
 // LocalAddrPort implements datapath.Addressed.
-func (c *Conn) LocalAddrPort() netip.AddrPort { return c.Target() }
+func (c *Conn) LocalAddrPort() netip.AddrPort { return addrPortOf(c.id.LocalAddress, c.id.LocalPort) }
 
 // RemoteAddrPort implements datapath.Addressed.
-func (c *Conn) RemoteAddrPort() netip.AddrPort { return c.Source() }
+func (c *Conn) RemoteAddrPort() netip.AddrPort {
+	return addrPortOf(c.id.RemoteAddress, c.id.RemotePort)
+}
 
 // Hops returns the hop limit that the client's SYN would leave us with if it were forwarded.
 func (c *Conn) Hops() uint8 { return c.hops }
@@ -186,7 +182,7 @@ func (c *Conn) SetDSCP(dscp uint8) error {
 		return err
 	}
 	option := tcpip.IPv4TOSOption
-	if c.Source().Addr().Is6() {
+	if c.RemoteAddrPort().Addr().Is6() {
 		option = tcpip.IPv6TrafficClassOption
 	}
 	if err := endpoint.SetSockOptInt(option, int(dscp)<<dscpShift); err != nil {
@@ -596,7 +592,8 @@ func (c *Conn) startWatching() {
 	}
 }
 
-// stopWatching implements polled. A connection that waits again by now is watched again.
+// stopWatching is called by the poller once checkProgress has returned false. A connection that waits again by now is
+// watched again.
 func (c *Conn) stopWatching() {
 	c.watched.Store(false)
 	if c.isWaitingForAck() {
@@ -605,9 +602,6 @@ func (c *Conn) stopWatching() {
 		c.removeFromTable()
 	}
 }
-
-// heardAt implements polled.
-func (c *Conn) heardAt() cc.Time { return c.signals.lastSegmentTime() }
 
 // isWaitingForAck reports whether the peer has yet to acknowledge bytes, or our FIN.
 func (c *Conn) isWaitingForAck() bool {
@@ -638,8 +632,8 @@ const (
 
 var errStalled = fmt.Errorf("the stack in user space has stopped retransmitting: %w", syscall.ECONNABORTED)
 
-// checkProgress implements polled. It reports what changes without a segment that comes, and
-// makes a stack that has stopped retransmitting go on.
+// checkProgress is called by the poller. It reports what changes without a segment that comes, and
+// makes a stack that has stopped retransmitting go on. It returns whether the poller is to look again.
 func (c *Conn) checkProgress() bool {
 	early := c.signals.checkSilently(c.conns.clock, c.timeoutCount, c.hasEnded() && !c.aborted.Load())
 	if !c.isWaitingForAck() {
@@ -715,13 +709,8 @@ func (c *Conn) resultError(op string, err error) error {
 	return c.opError(op, err)
 }
 
-// opError wraps err as package net does; nil and the end of the stream stay as they are.
-func (c *Conn) opError(op string, err error) error {
-	if err == nil || err == io.EOF { //nolint:errorlint // compared as io.Reader's callers do
-		return err
-	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
-}
+// opError is datapath.OpError of the connection.
+func (c *Conn) opError(op string, err error) error { return datapath.OpError(c, op, "tcp", err) }
 
 // registry is what the connections of a Stack have in common. It finds a connection by addresses
 // and ports for every packet: a sync.Map would put each key that is looked up on the heap.

@@ -127,7 +127,7 @@ func connect(t testing.TB, lost func(n int) bool) (a, b *Conn) {
 	}()
 	dialled := dial(t, far, client, server)
 	accepted := <-admitted
-	assert.Equal(t, server, accepted.Target())
+	assert.Equal(t, server, accepted.LocalAddrPort())
 	return accepted, dialled
 }
 

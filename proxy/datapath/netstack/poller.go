@@ -24,7 +24,7 @@ const (
 type poller struct {
 	clock   func() cc.Time
 	mu      sync.Mutex
-	joining []polled
+	joining []*Conn
 	next    cc.Time // when it looks next
 	running bool
 	kick    chan struct{} // it is to look earlier than next
@@ -32,19 +32,9 @@ type poller struct {
 	done    sync.WaitGroup
 }
 
-// polled is a connection as the poller sees it. Only the poller's goroutine calls it.
-type polled interface {
-	// checkProgress reports whether the poller is to look again.
-	checkProgress() bool
-	// stopWatching is called once checkProgress has returned false.
-	stopWatching()
-	// heardAt returns when the newest segment came; 0: none has.
-	heardAt() cc.Time
-}
-
 // polledConn is a connection that the poller looks at.
 type polledConn struct {
-	polled
+	*Conn
 	since cc.Time // when the poller began to look at it
 	due   cc.Time // when to look next
 }
@@ -55,7 +45,7 @@ func newPoller(clock func() cc.Time) poller {
 }
 
 // watchConn makes the poller look at c until c waits for no acknowledgement any more.
-func (p *poller) watchConn(c polled) {
+func (p *poller) watchConn(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
@@ -101,13 +91,13 @@ func (p *poller) pollLoop() {
 			c := &conns[i]
 			if now >= c.due {
 				if !c.checkProgress() {
-					ended, last := c.polled, len(conns)-1
+					ended, last := c.Conn, len(conns)-1
 					conns[i], conns[last] = conns[last], polledConn{}
 					conns = conns[:last]
 					ended.stopWatching()
 					continue
 				}
-				silence := now.Sub(max(c.heardAt(), c.since))
+				silence := now.Sub(max(c.signals.lastSegmentTime(), c.since))
 				c.due = now.Add(min(max(pollEvery, silence/pollShare), maxPollDelay))
 			}
 			next = min(next, c.due)
@@ -125,7 +115,7 @@ func (p *poller) takeNewConns(conns []polledConn, now cc.Time) []polledConn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.joining {
-		conns = append(conns, polledConn{polled: c, since: now, due: now.Add(pollEvery)})
+		conns = append(conns, polledConn{Conn: c, since: now, due: now.Add(pollEvery)})
 	}
 	clear(p.joining)
 	p.joining = p.joining[:0]

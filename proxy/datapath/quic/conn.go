@@ -354,13 +354,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.opError("set", err)
 }
 
-// opError wraps err as package net does; nil and the end of the stream stay as they are.
-func (c *Conn) opError(op string, err error) error {
-	if err == nil || err == io.EOF { //nolint:errorlint // compared as io.Reader's callers do
-		return err
-	}
-	return &net.OpError{Op: op, Net: "quic", Source: c.local, Addr: c.remote, Err: err}
-}
+// opError is datapath.OpError of the leg.
+func (c *Conn) opError(op string, err error) error { return datapath.OpError(c, op, "quic", err) }
 
 // kernelError turns an error of quic-go into the one that a kernel socket would return, so that
 // readers of errors need not know which transport is below. aborted: the peer, or a timeout, has

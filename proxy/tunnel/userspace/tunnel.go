@@ -135,11 +135,11 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	if !ok {
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
 	}
-	from := c.Source()
+	from := c.RemoteAddrPort()
 	peer := l.outside.Peer(from.Addr())
 	current := func() bool { return l.outside.Peer(from.Addr()) == peer }
 	return ingress.Client{
-		Conn: c, Source: from, Target: l.targetOf(c.Target()), Peer: peer, Hops: c.Hops(),
+		Conn: c, Source: from, Target: l.targetOf(c.LocalAddrPort()), Peer: peer, Hops: c.Hops(),
 		Current: current,
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
