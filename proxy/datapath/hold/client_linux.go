@@ -50,20 +50,6 @@ type neighbourRequest struct {
 	sequence uint16 // as in an echo request
 }
 
-// receiveNeighbour takes in an answer from the client's address.
-func (c *client) receiveNeighbour(now cc.Time, a neighbourAnswer) {
-	ok, marked := a.isOf(&c.neighbour)
-	if !ok {
-		return
-	}
-	request, ok := c.numbering.Answer(now, marked)
-	if !ok || now < request.lane.byNeighbour.barredUntil {
-		return
-	}
-	c.holder.stats.answers.Add(1)
-	request.lane.receiveAnswer(now, &request.lane.byNeighbour, request.sequence)
-}
-
 // laneFor returns the lane of flows with the same decision.
 func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 	for _, l := range c.lanes {

@@ -36,39 +36,21 @@ func OpenCopies(group uint16) (*Copies, error) {
 		return nil, fmt.Errorf("hold: log group %d: socket: %w", group, err)
 	}
 	c := &Copies{socket, make([]byte, 1<<16)}
-	if err = unix.Bind(socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err == nil {
-		err = c.configure(group)
+	mode := binary.BigEndian.AppendUint32(nil, maxCopy)
+	err = unix.Bind(socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	for _, attrs := range [][]byte{
+		appendAttr(nil, logCommandAttr, []byte{bindCommand}),
+		appendAttr(nil, logModeAttr, append(mode, copyPackets, 0)),
+	} {
+		if err == nil { // copies may come before the answer
+			err = configure(socket, c.buffer, logConfig, group, attrs, func([]byte) {})
+		}
 	}
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("hold: log group %d: %w", group, explainError(err, "nfnetlink_log"))
 	}
 	return c, nil
-}
-
-// configure has the kernel copy the beginning of packets of the group to this socket.
-func (c *Copies) configure(group uint16) error {
-	mode := binary.BigEndian.AppendUint32(nil, maxCopy)
-	for _, attrs := range [][]byte{
-		appendAttr(nil, logCommandAttr, []byte{bindCommand}),
-		appendAttr(nil, logModeAttr, append(mode, copyPackets, 0)),
-	} {
-		message := appendMessage(nil, logConfig, unix.NLM_F_REQUEST|unix.NLM_F_ACK, group, attrs)
-		if err := unix.Sendto(c.socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-			return fmt.Errorf("configure: %w", err)
-		}
-		for isAnswer := false; !isAnswer; { // copies may come in between
-			n, _, err := unix.Recvfrom(c.socket, c.buffer, 0) // the kernel has answered when Sendto returns
-			if err != nil {
-				return fmt.Errorf("configure: %w", err)
-			}
-			var code unix.Errno
-			if code, isAnswer = errorCode(c.buffer[:n]); code != 0 {
-				return fmt.Errorf("configure: %w", code)
-			}
-		}
-	}
-	return nil
 }
 
 // Receive calls handle with each copy that has come, at most a batch of them. The bytes are valid until handle returns.

@@ -382,11 +382,9 @@ func (h *Holder) wakeServer() {
 // Packets that wait go at once, in their order. Any goroutine may call it.
 func (h *Holder) Reconsider() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.outdated = true
-	if h.wake != nil {
-		h.wake()
-	}
+	h.mu.Unlock()
+	h.wakeServer()
 }
 
 // HandlePacket lets a packet go, drops it, or keeps it waiting, by the decision about its flow.
@@ -446,9 +444,20 @@ func (h *Holder) sendRequest(send func()) {
 
 // receiveNeighbour takes in a neighbour's answer. Those that nothing asked for, or of other hosts, are ignored.
 func (h *Holder) receiveNeighbour(now cc.Time, a neighbourAnswer) {
-	if c := h.clients[a.from]; c != nil {
-		c.receiveNeighbour(now, a)
+	c := h.clients[a.from]
+	if c == nil {
+		return
 	}
+	ok, marked := a.isOf(&c.neighbour)
+	if !ok {
+		return
+	}
+	request, ok := c.numbering.Answer(now, marked)
+	if !ok || now < request.lane.byNeighbour.barredUntil {
+		return
+	}
+	h.stats.answers.Add(1)
+	request.lane.receiveAnswer(now, &request.lane.byNeighbour, request.sequence)
 }
 
 // ReceiveEcho takes in the answer to an echo request. Answers that nothing asked for are ignored.

@@ -127,36 +127,44 @@ func (q *Queue) open(length uint32) (err error) {
 		lengthAttrs(length),
 		flagAttrs(failOpenFlag, failOpenFlag),
 	} {
-		if err = q.configure(attrs); err != nil {
+		// A packet that comes in between passes unseen by its holder.
+		err = configure(q.socket, q.buffer, messageConfig, q.number, attrs, func(messages []byte) {
+			forEachMessage(messages, func(kind uint16, body []byte) {
+				if p, ok := parsePacket(body); kind == messagePacket && ok {
+					q.Accept(p.ID)
+				}
+			})
+		})
+		if err == nil {
+			err = q.Flush()
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// configure sends one configuration message and waits for its answer.
-func (q *Queue) configure(attrs []byte) error {
-	message := appendMessage(nil, messageConfig, unix.NLM_F_REQUEST|unix.NLM_F_ACK, q.number, attrs)
-	if err := unix.Sendto(q.socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+// configure sends a configuration message for a queue, or for a group of the log, and waits for its answer. Messages
+// that come in between are given to others.
+func configure(socket int, buffer []byte, kind, number uint16, attrs []byte, others func(messages []byte)) error {
+	message := appendMessage(nil, kind, unix.NLM_F_REQUEST|unix.NLM_F_ACK, number, attrs)
+	if err := unix.Sendto(socket, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("configure: %w", err)
 	}
 	for {
-		n, _, err := unix.Recvfrom(q.socket, q.buffer, 0) // the kernel has answered when Sendto returns
+		n, _, err := unix.Recvfrom(socket, buffer, 0) // the kernel has answered when Sendto returns
 		if err != nil {
 			return fmt.Errorf("configure: %w", err)
 		}
-		code, isAnswer := errorCode(q.buffer[:n])
+		code, isAnswer := errorCode(buffer[:n])
 		switch {
-		case !isAnswer: // a packet that came in between passes unseen by its holder
-			forEachMessage(q.buffer[:n], func(kind uint16, body []byte) {
-				if p, ok := parsePacket(body); kind == messagePacket && ok {
-					q.Accept(p.ID)
-				}
-			})
+		case !isAnswer:
+			others(buffer[:n])
 		case code != 0:
 			return fmt.Errorf("configure: %w", code)
 		default:
-			return q.Flush()
+			return nil
 		}
 	}
 }
