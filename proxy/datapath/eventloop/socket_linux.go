@@ -32,7 +32,7 @@ import (
 //	urgent              an urgent byte was announced      the loop                    readers
 //	everWaited          a goroutine has called Read or    waitLoop                    Recycle
 //	                    Write
-//	side.expired        the deadline has passed           expireDeadline, a timer     waitLoop, before each try
+//	side.expired        the deadline has passed           setDeadline, a timer        waitLoop, before each try
 //	side.wake, timer    see side                          under mu                    under mu
 //	side.ready, others  see below                         the loop's goroutine        the loop's goroutine
 //
@@ -328,18 +328,12 @@ func (s *Socket) SetReadDeadline(t time.Time) error { return s.setDeadline(&s.in
 // SetWriteDeadline is net.Conn's.
 func (s *Socket) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.out, t) }
 
-// setDeadline is SetReadDeadline or SetWriteDeadline.
+// setDeadline sets the timer of a side's deadline, or lets the deadline pass if its time has come. Zero: none.
 func (s *Socket) setDeadline(d *side, t time.Time) error {
 	if !s.holdOpen() {
 		return net.ErrClosed
 	}
 	defer s.releaseHold()
-	s.expireDeadline(d, t)
-	return nil
-}
-
-// expireDeadline sets the timer of a side's deadline, or lets the deadline pass if its time has come. Zero: none.
-func (s *Socket) expireDeadline(d *side, t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.timer != nil {
@@ -348,13 +342,13 @@ func (s *Socket) expireDeadline(d *side, t time.Time) {
 	}
 	d.expired.Store(false)
 	if t.IsZero() {
-		return
+		return nil
 	}
 	after := time.Until(t) //nolint:forbidigo // a deadline of net.Conn is of the real clock
 	if after <= 0 {
 		d.expired.Store(true)
 		d.wakeWaiters()
-		return
+		return nil
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(after, func() {
@@ -366,4 +360,5 @@ func (s *Socket) expireDeadline(d *side, t time.Time) {
 		}
 	})
 	d.timer = timer
+	return nil
 }

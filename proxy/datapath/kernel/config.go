@@ -71,9 +71,9 @@ var ErrNearReset = errors.New("the leg that this one was for has been reset")
 // Tick is the period of a shard's tick while there is progress.
 const Tick = time.Millisecond
 
-// defaultPollsPerTick bounds what polling can cost. A poll with its report takes 1 to 2 µs, so a shard takes half a
+// pollsPerTick bounds what polling can cost. A poll with its report takes 1 to 2 µs, so a shard takes half a
 // processor at most. A shard with more busy legs polls each every ⌈legs/256⌉ ms.
-const defaultPollsPerTick = 256
+const pollsPerTick = 256
 
 // defaultCells is the default of Config.Cells. They take 3 MiB.
 const defaultCells = 16 << 10
@@ -102,11 +102,10 @@ type Config struct {
 	// ReceiveBuffer has Conn.LimitReceive bound receive buffers; 0: LimitReceive does nothing. Its size is not used.
 	ReceiveBuffer cc.Bytes
 
-	PollsPerTick int          // legs polled in one tick of a shard at most; 0: 256
-	Pipes        int          // pipes in use for splicing at most; 0: 128
-	Attempts     int          // of all dials, attempts at further addresses of a name at a time; 0: one follows another
-	Lookups      int          // of all dials, lookups of a name for one address family at a time; 0: unbounded
-	Log          *slog.Logger // nil: silent
+	Pipes    int          // pipes in use for splicing at most; 0: 128
+	Attempts int          // of all dials, attempts at further addresses of a name at a time; 0: one follows another
+	Lookups  int          // of all dials, lookups of a name for one address family at a time; 0: unbounded
+	Log      *slog.Logger // nil: silent
 
 	Resolver happyeyeballs.Resolver // nil: the system's
 }

@@ -370,11 +370,7 @@ func (c *Conn) ReceivedDSCP() (dscp uint8) {
 		return c.serverDSCP
 	}
 	err := c.raw.Visit(func(fd int) (err error) {
-		if c.isIPv4() {
-			dscp, err = readTOS(fd)
-		} else {
-			dscp, err = readTrafficClass(fd)
-		}
+		dscp, err = readReceived(fd, c.isIPv4())
 		return err
 	})
 	if err != nil {

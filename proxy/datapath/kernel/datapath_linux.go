@@ -75,14 +75,11 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	}
 	cfg.Shards = min(cfg.Shards, maxShards)
 	d := &Datapath{
-		clock: cfg.Clock, beforeTick: cfg.BeforeTick, onTick: cfg.OnTick, pollBudget: cfg.PollsPerTick, log: cfg.Log,
+		clock: cfg.Clock, beforeTick: cfg.BeforeTick, onTick: cfg.OnTick, pollBudget: pollsPerTick, log: cfg.Log,
 		resolver: cfg.Resolver, spareAttempts: datapath.NewPlaces(cfg.Attempts),
 	}
 	if cfg.Lookups > 0 {
 		d.lookups = datapath.NewPlaces(cfg.Lookups)
-	}
-	if d.pollBudget <= 0 {
-		d.pollBudget = defaultPollsPerTick
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -106,6 +103,9 @@ func newDatapath(cfg Config) (*Datapath, error) {
 	for i := range cfg.Shards {
 		timer, err := newTimer()
 		if err != nil {
+			for _, s := range d.shards {
+				err = errors.Join(err, s.timer.closeTimer())
+			}
 			return nil, errors.Join(err, d.releaseAll())
 		}
 		d.shards = append(d.shards, &shard{dp: d, index: i, timer: timer, done: make(chan struct{}), tickAt: cc.Never})
@@ -173,18 +173,17 @@ func (d *Datapath) probeKernel(envelope string, receive bool) error {
 	return nil
 }
 
-// releaseAll gives back what newDatapath has taken.
+// releaseAll gives back what newDatapath has taken, but for the timers of shards.
 func (d *Datapath) releaseAll() (err error) {
-	for _, s := range d.shards {
-		err = errors.Join(err, s.timer.closeTimer())
-	}
-	if d.enforcer != nil {
-		err = errors.Join(err, d.enforcer.control.Close())
-	}
 	if d.loops != nil {
 		d.loops.Close()
 	}
-	return errors.Join(err, d.tosReader.close(), d.peerClocks.close())
+	d.pipes.closeAll()
+	err = errors.Join(d.tosReader.close(), d.peerClocks.close())
+	if d.enforcer != nil {
+		err = errors.Join(err, d.enforcer.control.Close())
+	}
+	return err
 }
 
 // Close ends the ticks and the loops, and waits for them. Legs stay open, but are not served or reported any more.
@@ -194,12 +193,7 @@ func (d *Datapath) Close() (err error) {
 			err = errors.Join(err, s.stopTicking())
 		}
 		eventloop.ReserveProcessors(-len(d.shards))
-		d.loops.Close()
-		d.pipes.closeAll()
-		err = errors.Join(err, d.tosReader.close(), d.peerClocks.close())
-		if d.enforcer != nil {
-			err = errors.Join(err, d.enforcer.control.Close())
-		}
+		err = errors.Join(err, d.releaseAll())
 	})
 	return err
 }

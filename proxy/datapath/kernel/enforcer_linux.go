@@ -114,15 +114,6 @@ func (o *enforcer) visitLegsWithNews(shard, limit int, visit func(*sender)) {
 	})
 }
 
-// answerReport tells the kernel that the limit takes the last report into account. Sockets that are not answered fall
-// back. fresh: the report had something new, which happened at that time.
-func (o *enforcer) answerReport(h *cellReporter, fresh bool, happened, now cc.Time) {
-	h.cell.Answer(&h.reported)
-	if fresh {
-		o.answerTimes.Observe(now.Sub(happened))
-	}
-}
-
 // cellReporter turns successive readings of a cell into reports. A leg has one while the kernel enforces its window.
 type cellReporter struct {
 	reportCounter

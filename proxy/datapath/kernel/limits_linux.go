@@ -101,18 +101,11 @@ func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	return l.limit, l.prev
 }
 
-// cwnd returns the congestion window of the limit.
-func (l *limits) cwnd() cc.Bytes {
+// current returns the limit.
+func (l *limits) current() flow.Limit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.limit.Cwnd
-}
-
-// pacingRate returns the pacing rate of the limit; 0: unpaced.
-func (l *limits) pacingRate() cc.Rate {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.limit.PacingRate
+	return l.limit
 }
 
 // maxUnsent returns how many bytes may wait unsent in the socket; 0: as many as the system allows. l may be nil.

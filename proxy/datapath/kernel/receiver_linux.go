@@ -194,12 +194,12 @@ func bufferInUse(fd int) cc.Bytes {
 		return math.MaxInt64
 	}
 	var info unix.TCPInfo
-	unread, err := unreadMemory(fd)
+	vars, err := memoryInfo(fd)
 	size, errInfo := tcpInfo(fd, &info)
 	if err != nil || errInfo != nil || size < uptoRcvWnd {
 		return cc.Bytes(has)
 	}
-	return min(cc.Bytes(has), unread+2*cc.Bytes(info.Rcv_wnd))
+	return min(cc.Bytes(has), cc.Bytes(vars[receiveUsed])+2*cc.Bytes(info.Rcv_wnd))
 }
 
 // reader reads from a socket, and takes memory from room only once bytes are there.

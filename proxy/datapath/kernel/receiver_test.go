@@ -45,7 +45,8 @@ func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
 func (c *Conn) memory(t *testing.T) (held cc.Bytes) {
 	t.Helper()
 	require.NoError(t, c.raw.Visit(func(fd int) (err error) {
-		held, err = unreadMemory(fd)
+		vars, err := memoryInfo(fd)
+		held = cc.Bytes(vars[receiveUsed])
 		return err
 	}))
 	return held

@@ -306,7 +306,10 @@ func (s *sender) sendReport() {
 		r := h.makeReport(s.accepted.Load(), fin, happened, now, limit, prev)
 		limits.noteReading(&r, &h.reported, fresh)
 		s.observer(r)
-		o.answerReport(h, fresh, happened, s.dp.clock()) // after the limit that follows from it
+		h.cell.Answer(&h.reported) // after the limit that follows from it: sockets that are not answered fall back
+		if fresh {
+			o.answerTimes.Observe(s.dp.clock().Sub(happened))
+		}
 	} else {
 		r := s.infoReporter.makeReport(&s.infoReporter.info, now)
 		r.Peer = s.dp.peerClocks.readingOf(s.infoReporter.peer)
@@ -703,7 +706,7 @@ func (s *sender) windowIsFull(used cc.Bytes) bool {
 	if s.enforced.Load() != nil {
 		return r.Unsent > 0 && !r.RwndFull
 	}
-	return used+2*r.MSS > s.limits.Load().cwnd()
+	return used+2*r.MSS > s.limits.Load().current().Cwnd
 }
 
 // pacedRest returns how long the unsent bytes take at the pacing rate, up to maxConfirm.
@@ -711,7 +714,7 @@ func (s *sender) pacedRest() time.Duration {
 	s.mu.Lock()
 	unsent := s.lastReport().Unsent
 	s.mu.Unlock()
-	if rate := s.limits.Load().pacingRate(); unsent > 0 && rate > 0 {
+	if rate := s.limits.Load().current().PacingRate; unsent > 0 && rate > 0 {
 		return min(rate.TimeFor(unsent), maxConfirm)
 	}
 	return 0

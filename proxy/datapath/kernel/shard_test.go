@@ -189,7 +189,8 @@ func TestEachShardHasATickOfItsOwn(t *testing.T) {
 
 func TestABudgetIsSharedInTurns(t *testing.T) {
 	h := hands{cc.Time(time.Hour)}
-	d := still(t, Config{Clock: h.clock, PollsPerTick: 2})
+	d := still(t, Config{Clock: h.clock})
+	d.pollBudget = 2
 	var reports []*int
 	for range 5 {
 		a, _ := d.pair(t, loopback4)

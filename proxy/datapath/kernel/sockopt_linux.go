@@ -236,9 +236,15 @@ func bytesPerSecond(rate cc.Rate) uint64 {
 
 // tcpInfo reads TCP_INFO of a socket and returns how many bytes of it this kernel has.
 func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
-	size := uint32(unsafe.Sizeof(*info))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
-		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
+	return readOption(fd, unix.IPPROTO_TCP, unix.TCP_INFO, unsafe.Pointer(info), unsafe.Sizeof(*info))
+}
+
+// readOption reads an option into memory of that size, and returns how many bytes the kernel has written. It does not
+// tell Go's scheduler either.
+func readOption(fd, level, name int, to unsafe.Pointer, room uintptr) (uintptr, error) {
+	size := uint32(room)
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(to),
+		uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -255,19 +261,8 @@ const (
 
 // memoryInfo returns SO_MEMINFO: the kernel's memory for a socket, in bytes with overhead.
 func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
-	size := uint32(unsafe.Sizeof(vars))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
-		uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return vars, errno
-	}
-	return vars, nil
-}
-
-// unreadMemory returns the kernel's memory for what a socket holds unread, in bytes with overhead.
-func unreadMemory(fd int) (cc.Bytes, error) {
-	vars, err := memoryInfo(fd)
-	return cc.Bytes(vars[receiveUsed]), err
+	_, err = readOption(fd, unix.SOL_SOCKET, unix.SO_MEMINFO, unsafe.Pointer(&vars), unsafe.Sizeof(vars))
+	return vars, err
 }
 
 // enlargeBuffer has the kernel enlarge a receive buffer until it can take a window of bytes, up to half of
@@ -332,32 +327,20 @@ func setDSCP(fd int, is4 bool, dscp uint8) error {
 	return nil
 }
 
-// readTOS returns the DSCP of the packet that completed the handshake of an accepted IPv4 socket.
-func readTOS(fd int) (uint8, error) {
-	return readPacketOption(fd, unix.IPPROTO_IP, unix.IP_RECVTOS, unix.IP_PKTOPTIONS, unix.IP_TOS)
-}
-
-// readTrafficClass returns the DSCP of a packet that an IPv6 socket received: of an accepted socket the one that
-// completed the handshake, of a dialled one any after IPV6_RECVTCLASS was set.
-func readTrafficClass(fd int) (uint8, error) {
-	return readPacketOption(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, unix.IPV6_2292PKTOPTIONS, unix.IPV6_TCLASS)
-}
-
-// readPacketOption returns the DSCP from what the kernel remembers of a TCP socket's packets. The option receive has
-// the kernel add it to the control messages that the option packet returns, in one of type kind.
-func readPacketOption(fd, level, receive, packet, kind int) (uint8, error) {
+// readReceived returns the DSCP of a packet that a socket received, from what the kernel remembers of it: of an accepted
+// socket the packet that completed the handshake, of a dialled one of IPv6 any after IPV6_RECVTCLASS was set. The option
+// receive has the kernel add it to the control messages that the option packet returns, in one of type kind.
+func readReceived(fd int, is4 bool) (uint8, error) {
+	level, receive, packet, kind := unix.IPPROTO_IP, unix.IP_RECVTOS, unix.IP_PKTOPTIONS, unix.IP_TOS
+	if !is4 {
+		level, receive, packet, kind = unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, unix.IPV6_2292PKTOPTIONS, unix.IPV6_TCLASS
+	}
 	if err := unix.SetsockoptInt(fd, level, receive, 1); err != nil {
 		return 0, fmt.Errorf("ask for the DSCP of what was received: %w", err)
 	}
 	var buf [256]byte
-	size := uint32(len(buf))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(packet),
-		uintptr(unsafe.Pointer(&buf)), uintptr(unsafe.Pointer(&size)), 0)
-	err := unix.SetsockoptInt(fd, level, receive, 0)
-	if errno != 0 {
-		err = errors.Join(err, errno)
-	}
-	if err != nil {
+	size, err := readOption(fd, level, packet, unsafe.Pointer(&buf), unsafe.Sizeof(buf))
+	if err = errors.Join(unix.SetsockoptInt(fd, level, receive, 0), err); err != nil {
 		return 0, fmt.Errorf("read the DSCP of what was received: %w", err)
 	}
 	controls, err := unix.ParseSocketControlMessage(buf[:size])
@@ -410,7 +393,7 @@ func (r *tosReader) prepareSocket(fd int, is4 bool, log *slog.Logger) error {
 // each packet. 0: unknown, or unmarked.
 func (r *tosReader) readDSCP(fd int, is4 bool) (uint8, error) {
 	if !is4 {
-		return readTrafficClass(fd)
+		return readReceived(fd, false)
 	}
 	if r.filter == nil {
 		return 0, nil

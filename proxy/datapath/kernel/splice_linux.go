@@ -299,16 +299,11 @@ func newPipes(bound int) *pipes {
 	if bound <= 0 {
 		bound = defaultPipes
 	}
-	return &pipes{maxLent: bound, maxLarge: largePipes(bound)}
-}
-
-// largePipes returns how many of that many pipes may be large.
-func largePipes(bound int) int {
-	var soft int // pages
-	if scanFile("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
-		return bound // there is no such limit
+	p, soft := &pipes{maxLent: bound, maxLarge: bound}, 0 // pages; 0: there is no such limit
+	if scanFile("/proc/sys/fs/pipe-user-pages-soft", &soft) == nil && soft > 0 {
+		p.maxLarge = min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order nothing overflows
 	}
-	return min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order nothing overflows
+	return p
 }
 
 // idleList returns the list of idle pipes of a size.
