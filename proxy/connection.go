@@ -823,8 +823,8 @@ func (c *connection) park() (r connectionRecord, ok bool) {
 		Fixed: c.chosen.Fixed, Age: now.Sub(c.started), Setup: c.opened.Sub(c.started),
 		Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
 	}
-	c.down.releaseReceive(now)
-	c.up.releaseReceive(now)
+	c.down.receive.release(now)
+	c.up.receive.release(now)
 	client, server := c.client.conn.(*kernel.Conn), c.server.conn.(*kernel.Conn)
 	var err error
 	if r.Client, r.Server, err = kernel.Detach(client, server); err != nil {

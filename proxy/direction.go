@@ -221,13 +221,6 @@ func (d *direction) unload() bool {
 	return ok && len(d.early) <= maxStored
 }
 
-// releaseReceive ends the control of src's receive window. The runner calls it.
-func (d *direction) releaseReceive(now cc.Time) {
-	if d.receive != nil {
-		d.receive.release(now)
-	}
-}
-
 // describe returns the state for another process. relay.mu is held.
 func (d *direction) describe(now cc.Time) directionRecord {
 	r := directionRecord{
@@ -273,9 +266,7 @@ func (d *direction) closeFlows(now cc.Time) {
 	if d.flow != nil {
 		d.flow.Close(now)
 	}
-	if d.receive != nil {
-		d.receive.closeFlow(now)
-	}
+	d.receive.closeFlow(now)
 }
 
 // applyTerms sends under other terms from now on, and counts that in done. relay.mu is held.

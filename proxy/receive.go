@@ -170,8 +170,11 @@ func (h *receiveControl) applyTerms(now cc.Time, t *flow.Terms) (moved bool, err
 	return h.leg != nil && h.why == nil, nil
 }
 
-// release ends the control and lifts its bound. The reading goroutine calls it.
+// release ends the control and lifts its bound. The reading goroutine calls it. h may be nil.
 func (h *receiveControl) release(now cc.Time) {
+	if h == nil {
+		return
+	}
 	h.closeFlow(now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -181,8 +184,11 @@ func (h *receiveControl) release(now cc.Time) {
 	}
 }
 
-// closeFlow ends the control. The leg is closed already, or is about to leave.
+// closeFlow ends the control. The leg is closed already, or is about to leave. h may be nil.
 func (h *receiveControl) closeFlow(now cc.Time) {
+	if h == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true

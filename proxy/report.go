@@ -181,12 +181,6 @@ func (d *DirectionCounters) addAlgorithm(c AlgorithmCounters) {
 	d.Control[c.Algorithm] = sum
 }
 
-// copyCounters returns a copy that shares no memory with d.
-func (d DirectionCounters) copyCounters() DirectionCounters {
-	d.Control = maps.Clone(d.Control)
-	return d
-}
-
 // rejections counts connections that were not relayed. The zero value is empty.
 type rejections struct {
 	mu sync.Mutex
@@ -240,10 +234,7 @@ func (k routeKey) compareTo(l routeKey) int {
 // route counts the connections of one listener and one rule.
 type route struct {
 	routeKey
-	opened   uint64
-	active   int
-	closed   map[Cause]uint64
-	down, up DirectionCounters // of connections that are over
+	counts   RouteCounters // but for Duration; Down and Up are of connections that are over
 	duration *datapath.Durations
 }
 
@@ -257,14 +248,15 @@ func (t *totals) countOpened(k routeKey, peer, down, up string) (r *route, p *Pe
 	}
 	r = t.routes[k]
 	if r == nil {
-		r = &route{routeKey: k, closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
+		counts := RouteCounters{Listener: k.listener, Rule: k.rule, Closed: map[Cause]uint64{}}
+		r = &route{k, counts, datapath.NewDurations(durationBounds)}
 		t.routes[k] = r
 	}
 	// Algorithms are listed from the first connection on, so that their metrics begin at 0.
-	r.down.addAlgorithm(AlgorithmCounters{Algorithm: down})
-	r.up.addAlgorithm(AlgorithmCounters{Algorithm: up})
-	r.opened++
-	r.active++
+	r.counts.Down.addAlgorithm(AlgorithmCounters{Algorithm: down})
+	r.counts.Up.addAlgorithm(AlgorithmCounters{Algorithm: up})
+	r.counts.Opened++
+	r.counts.Active++
 	if p = t.peerCounters(peerKey{k.listener, peer}); p != nil {
 		p.Opened++
 		p.Active++
@@ -292,12 +284,12 @@ func (t *totals) peerCounters(k peerKey) *PeerCounters {
 func (t *totals) countClosed(r *route, p *PeerCounters, last *FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.active--
-	r.closed[cause]++
-	r.down.addDirection(&last.Down, &last.Client)
-	r.up.addDirection(&last.Up, &last.Server)
+	r.counts.Active--
+	r.counts.Closed[cause]++
+	r.counts.Down.addDirection(&last.Down, &last.Client)
+	r.counts.Up.addDirection(&last.Up, &last.Server)
 	r.duration.Observe(lived)
-	if r.active == 0 && !t.names.hasRoute(r.routeKey) {
+	if r.counts.Active == 0 && !t.names.hasRoute(r.routeKey) {
 		delete(t.routes, r.routeKey)
 	}
 	if p == nil {
@@ -317,7 +309,7 @@ func (t *totals) dropStale(cfg *config.Config) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.names = names
-	maps.DeleteFunc(t.routes, func(k routeKey, r *route) bool { return r.active == 0 && !names.hasRoute(k) })
+	maps.DeleteFunc(t.routes, func(k routeKey, r *route) bool { return r.counts.Active == 0 && !names.hasRoute(k) })
 	maps.DeleteFunc(t.peers, func(k peerKey, p *PeerCounters) bool { return p.Active == 0 && !names.hasPeer(k) })
 }
 
@@ -327,10 +319,10 @@ func (t *totals) copyTotals() (map[routeKey]*RouteCounters, []PeerCounters) {
 	defer t.mu.Unlock()
 	rows := map[routeKey]*RouteCounters{}
 	for k, r := range t.routes {
-		rows[k] = &RouteCounters{
-			Listener: k.listener, Rule: k.rule, Opened: r.opened, Active: r.active,
-			Closed: maps.Clone(r.closed), Down: r.down.copyCounters(), Up: r.up.copyCounters(), Duration: r.duration.Snapshot(),
-		}
+		row := r.counts
+		row.Closed, row.Duration = maps.Clone(row.Closed), r.duration.Snapshot()
+		row.Down.Control, row.Up.Control = maps.Clone(row.Down.Control), maps.Clone(row.Up.Control)
+		rows[k] = &row
 	}
 	peers := make([]PeerCounters, 0, len(t.peers))
 	for _, n := range t.peers {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -45,12 +46,7 @@ func newGreeter(cfg Config, self netip.AddrPort, guesses *Guesses) (*greeter, er
 
 // trustsPeer reports whether a peer must begin with a PROXY header, which is then believed.
 func (l *greeter) trustsPeer(peer netip.Addr) bool {
-	for _, p := range l.cfg.TrustedProxies {
-		if p.Contains(peer) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(peer) })
 }
 
 // setTarget sets the destination of a client that is not asked. It refuses a captured destination that would come back
