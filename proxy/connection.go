@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -991,7 +992,7 @@ func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 	c.mu.Lock()
 	// A write to src may have met a RST and collected the error. The
 	// read then saw a plain end.
-	if d.src.failed || !d.src.closed && isAborted(d.src.conn) {
+	if d.src.failed || !d.src.closed && d.src.conn.Aborted() {
 		c.mu.Unlock()
 		return c.onReadFailed(d.src, d.dst, nil)
 	}
@@ -1002,7 +1003,8 @@ func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 	}
 	d.dst.closed = true
 	var err error
-	if !c.isLastEnd(d) {
+	// Where this is the connection's last end, closing the legs ends them as well as CloseWrite would.
+	if !c.onLoop || c.moving.Load() != 1 || !d.dst.ended {
 		err = d.dst.conn.CloseWrite()
 	}
 	c.mu.Unlock()
@@ -1010,12 +1012,6 @@ func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 		return c.onWriteFailed(d.dst, d.src, err)
 	}
 	return nil
-}
-
-// isLastEnd reports whether the end of d ends the connection. Closing the legs then
-// ends them as well as CloseWrite would. c.mu is held.
-func (c *connection) isLastEnd(d *direction) bool {
-	return c.onLoop && c.moving.Load() == 1 && d.dst.ended
 }
 
 // onWriteFailed handles a leg that takes no more. What it sent before may still
@@ -1076,7 +1072,7 @@ func (c *connection) abortLeg(l *leg) {
 // process may end before. The kernel's transports go on by themselves.
 func (c *connection) awaitDelivery() {
 	for _, l := range []*leg{&c.client, &c.server} {
-		if e, ok := l.conn.(datapath.Ending); ok && e.InProcess() {
+		if l.conn.InProcess() {
 			c.setPhase(draining)
 			c.waitUntilDelivered(l.conn)
 		}
@@ -1092,16 +1088,12 @@ const (
 // waitUntilDelivered waits for acknowledgements of all bytes. The half-closed timeout ends the wait, through stop,
 // once none has come for so long.
 func (c *connection) waitUntilDelivered(conn datapath.Conn) {
-	e, ok := conn.(datapath.Ending)
-	if !ok {
-		return
-	}
 	stopping := c.stopChannel()
 	wait := deliverFirst
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for last := cc.Bytes(-1); ; {
-		n, err := e.Undelivered()
+		n, err := conn.Undelivered()
 		if n == 0 || err != nil {
 			return
 		}
@@ -1253,10 +1245,8 @@ func (c *connection) hasDelivered(now cc.Time) bool {
 	last := c.lastSweep
 	c.lastSweep = sweepState{active: c.active.Load()}
 	for _, l := range []*leg{&c.client, &c.server} {
-		if e, ok := l.conn.(datapath.Ending); ok {
-			n, _ := e.Undelivered() // of a leg that is closed: nothing
-			c.lastSweep.left += n
-		}
+		n, _ := l.conn.Undelivered() // of a leg that is closed: nothing
+		c.lastSweep.left += n
 	}
 	if c.lastSweep.active != last.active || c.lastSweep.left == last.left {
 		return false
@@ -1273,14 +1263,12 @@ func (c *connection) resetIfPeerGone() {
 		c.mu.Lock()
 		idle := l.gone.ended && !l.gone.closed && !l.gone.failed
 		c.mu.Unlock()
-		if !idle || !isAborted(l.gone.conn) {
+		if !idle || !l.gone.conn.Aborted() {
 			continue
 		}
 		// The bytes that came before the reset are delivered first.
-		if e, ok := l.other.conn.(datapath.Ending); ok {
-			if n, err := e.Undelivered(); err == nil && n > 0 {
-				return // the next look, once it has arrived
-			}
+		if n, err := l.other.conn.Undelivered(); err == nil && n > 0 {
+			return // the next look, once it has arrived
 		}
 		c.tearDown(Cause{c.sideOf(l.gone), ClosedReset}, nil)
 	}
@@ -1290,23 +1278,17 @@ func (c *connection) resetIfPeerGone() {
 // so no read has come as far as the reset.
 func (c *connection) resetIfAborted() {
 	for _, l := range []*leg{&c.client, &c.server} {
-		if isAborted(l.conn) {
+		if l.conn.Aborted() {
 			c.tearDown(Cause{c.sideOf(l), ClosedReset}, nil)
 			return
 		}
 	}
 }
 
-// isAborted reports whether a leg has met a RST or a timeout of its transport.
-func isAborted(conn datapath.Conn) bool {
-	e, ok := conn.(datapath.Ending)
-	return ok && e.Aborted()
-}
-
 // ownAddresses returns the addresses of the legs that this machine must have. Transparent legs, and those inside a
 // tunnel, have the addresses of other machines: they work whether this machine has had the same address or not.
 func (c *connection) ownAddresses() (own []netip.Addr) {
-	if c.listener.hasOwnClients() {
+	if mode := c.listener.cfg.Mode; mode != access.TPROXY && !mode.Tunnels() {
 		own = append(own, datapath.LocalOf(c.client.conn).Addr())
 	}
 	if c.dialled {

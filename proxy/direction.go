@@ -566,11 +566,9 @@ func (d *direction) manageIfNeeded(n int) error {
 		return nil
 	}
 	// The bound has counted all bytes since the last question. Most of them may have arrived.
-	if e, ok := d.dst.conn.(datapath.Ending); ok {
-		if left, err := e.Undelivered(); err == nil && int64(left)+int64(n) <= free {
-			d.underway = int64(left) + int64(n)
-			return nil
-		}
+	if left, err := d.dst.conn.Undelivered(); err == nil && int64(left)+int64(n) <= free {
+		d.underway = int64(left) + int64(n)
+		return nil
 	}
 	return d.openFlow(flow.Dormant{})
 }

@@ -66,12 +66,6 @@ func (l *listenerState) sourceOf(conn datapath.Conn) source {
 	return source{peer: peerKey{l.cfg.Name, name}}
 }
 
-// hasOwnClients reports whether the clients of l connect to an address of this machine. Captured clients and
-// those inside a tunnel connect to addresses of other machines.
-func (l *listenerState) hasOwnClients() bool {
-	return l.cfg.Mode != access.TPROXY && !l.cfg.Mode.Tunnels()
-}
-
 // peerEndpoints returns the last known address of each peer. Peers that never connected are absent; the
 // result is nil for sockets.
 func (l *listenerState) peerEndpoints() map[access.Key]netip.AddrPort {

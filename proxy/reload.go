@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // reloadPlan is what a new configuration changes of the listeners. Once it is made, all listeners are open and
@@ -154,24 +153,6 @@ func (p *reloadPlan) setListener(i int, e *entrance) {
 		counts = newListenerTotals()
 	}
 	p.listeners[i] = newListenerState(e, counts, cfg, p.env.Local)
-}
-
-// listenAddresses returns the addresses of the listeners of next.
-func (p *reloadPlan) listenAddresses() []netip.AddrPort {
-	var at []netip.AddrPort
-	for _, l := range p.listeners {
-		at = append(at, datapath.AddrPortOf(l.Addr()))
-	}
-	return at
-}
-
-// listenerLimits returns how many connections each listener of next may have.
-func (p *reloadPlan) listenerLimits() map[*share]int {
-	out := map[*share]int{}
-	for _, l := range p.listeners {
-		out[&l.share] = l.cfg.Connections
-	}
-	return out
 }
 
 // ListenError is why a listener cannot listen at its address, and how to cure that: another socket has the address,

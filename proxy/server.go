@@ -368,8 +368,13 @@ func (s *Server) applyConfig(cfg config.Config) (Reloaded, error) {
 	if err != nil {
 		return Reloaded{}, err
 	}
-	s.env.limits.applyLimits(cfg, plan.listenerLimits())
-	s.env.loops.setListeners(plan.listenAddresses())
+	most, addresses := map[*share]int{}, []netip.AddrPort(nil)
+	for _, l := range plan.listeners {
+		most[&l.share] = l.cfg.Connections
+		addresses = append(addresses, datapath.AddrPortOf(l.Addr()))
+	}
+	s.env.limits.applyLimits(cfg, most)
+	s.env.loops.setListeners(addresses)
 	// The settings are stored before the connections are looked at. One that is not relayed yet looks itself, once it is.
 	s.env.inForce.Store(&settings{
 		cfg: cfg, policy: rules, listeners: plan.listeners, loops: s.env.loops, local: s.env.Local,
@@ -396,7 +401,11 @@ func (s *Server) commitPlan(p *reloadPlan) {
 	for _, commit := range p.commits {
 		commit()
 	}
-	s.reconsiderHeld()
+	for _, l := range p.listeners {
+		for _, h := range servedUDP(l) { // rules have changed
+			h.holder.Reconsider()
+		}
+	}
 	for _, l := range p.gone {
 		s.drainListener(l)
 	}
@@ -406,15 +415,6 @@ func (s *Server) commitPlan(p *reloadPlan) {
 		}
 		s.env.Log.Info("listening", "listener", l.cfg.Name, "mode", l.cfg.Mode, "address", l.Addr().String())
 		s.beginAccepting(l.entrance)
-	}
-}
-
-// reconsiderHeld asks for decisions about held packets again, since rules have changed.
-func (s *Server) reconsiderHeld() {
-	for _, l := range s.env.currentSettings().listeners {
-		for _, h := range servedUDP(l) {
-			h.holder.Reconsider()
-		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -94,6 +95,9 @@ func (leg) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 func (leg) Observe(func(flow.Report))                {}
 func (leg) Apply(flow.Limit)                         {}
 func (leg) Info() datapath.Info                      { return datapath.Info{} }
+func (leg) Undelivered() (cc.Bytes, error)           { return 0, nil }
+func (leg) Aborted() bool                            { return false }
+func (leg) InProcess() bool                          { return false }
 
 func (l leg) Reset() error { return l.TCPConn.Close() }
 

@@ -5,7 +5,6 @@
 // them:
 //
 //	interface     what for                                                 legs
-//	Ending        a RST is passed on as a RST, behind what came before it  all
 //	ReadyReader   an idle connection holds no memory                       kernel, netstack
 //	Carriage      bytes pass without a copy                                kernel
 //	Receiver,     the peer's sending is held back while its queue grows    kernel; Advertiser: netstack too
@@ -60,6 +59,19 @@ type Conn interface {
 
 	// Info says what is in use on this leg and how the transport sees it.
 	Info() Info
+
+	// Undelivered returns how many of the bytes written the peer has not
+	// acknowledged and still may; the end of the stream counts as one. Reset throws them away.
+	Undelivered() (cc.Bytes, error)
+
+	// Aborted reports whether the peer, or a timeout, has torn the connection down. Read cannot say so once a write
+	// has returned the error: it then returns io.EOF, as after the peer's orderly end. Aborted is meaningful until
+	// CloseWrite.
+	Aborted() bool
+
+	// InProcess reports whether the transport runs in this process. Then what it has not delivered when the process
+	// ends is lost, also after Close.
+	InProcess() bool
 }
 
 // Hold says which part of a flow.Limit a transport enforces by itself.

@@ -45,6 +45,10 @@ func (p *pipeLeg) CloseWrite() error   { return p.Close() }
 func (p *pipeLeg) Reset() error        { return p.Close() }
 func (p *pipeLeg) Info() datapath.Info { return datapath.Info{Tier: "pipe"} }
 
+func (p *pipeLeg) Undelivered() (cc.Bytes, error) { return 0, nil }
+func (p *pipeLeg) Aborted() bool                  { return false }
+func (p *pipeLeg) InProcess() bool                { return true }
+
 // A leg is a net.Conn that reports what became of the bytes written to it.
 func ExampleConn() {
 	here, there := net.Pipe()

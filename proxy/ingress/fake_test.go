@@ -116,6 +116,9 @@ func (c *fakeConn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 func (c *fakeConn) Observe(func(flow.Report))                {}
 func (c *fakeConn) Apply(flow.Limit)                         {}
 func (c *fakeConn) Info() datapath.Info                      { return datapath.Info{Tier: "fake"} }
+func (c *fakeConn) Undelivered() (cc.Bytes, error)           { return 0, nil }
+func (c *fakeConn) Aborted() bool                            { return false }
+func (c *fakeConn) InProcess() bool                          { return true }
 
 // heard is what was written to the peer.
 func (c *fakeConn) heard() string {

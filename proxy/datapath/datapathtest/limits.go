@@ -94,7 +94,7 @@ func (s suite) changedWindow() {
 		return err
 	})
 	blocked := o.until(s.T, "bytes wait", func(r flow.Report) bool { return r.Unsent > 0 })
-	undelivered, err := a.(datapath.Ending).Undelivered()
+	undelivered, err := a.Undelivered()
 	require.NoError(s, err)
 	left := undelivered - a.Info().Unsent
 	assert.LessOrEqual(s, blocked.Pipe, narrow)

@@ -264,7 +264,7 @@ func (s suite) delivered() {
 	require.EqualValues(s, 1<<20, n)
 	require.NoError(s, sent())
 	require.Eventually(s, func() bool {
-		n, err := a.(datapath.Ending).Undelivered()
+		n, err := a.Undelivered()
 		return err == nil && n == 0
 	}, patience, time.Millisecond, "its end too")
 }

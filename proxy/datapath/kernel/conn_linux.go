@@ -36,7 +36,6 @@ var (
 	_ datapath.Receiver    = (*Conn)(nil)
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
-	_ datapath.Ending      = (*Conn)(nil)
 	_ datapath.Addressed   = (*Conn)(nil)
 )
 
@@ -336,7 +335,7 @@ func (c *Conn) Close() error { return c.closeSocket(lingerDeliver) }
 // Reset implements datapath.Conn.
 func (c *Conn) Reset() error { return c.closeSocket(lingerReset) }
 
-// Undelivered implements datapath.Ending.
+// Undelivered implements datapath.Conn.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	n, err := c.unsentAndUnacked()
 	if err != nil || n > 0 && c.Aborted() {
@@ -345,7 +344,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	return cc.Bytes(n), nil
 }
 
-// Aborted implements datapath.Ending. After a peer's FIN the connection is in CLOSE_WAIT; only one that is no more is
+// Aborted implements datapath.Conn. After a peer's FIN the connection is in CLOSE_WAIT; only one that is no more is
 // in CLOSE.
 func (c *Conn) Aborted() bool {
 	c.mu.Lock()
@@ -353,7 +352,7 @@ func (c *Conn) Aborted() bool {
 	return c.readTCPInfo() != nil || c.status.closed
 }
 
-// InProcess implements datapath.Ending: the kernel delivers what was written, also after this process has ended.
+// InProcess implements datapath.Conn: the kernel delivers what was written, also after this process has ended.
 func (c *Conn) InProcess() bool { return false }
 
 // KeepAlive implements datapath.KeepAliver. An accepted leg inherits it from its listener.

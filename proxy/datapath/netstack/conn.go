@@ -27,8 +27,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Conn is a connection that ends in a Stack. It implements datapath.Conn, datapath.Ending,
-// datapath.ReadyReader, datapath.Advertiser and datapath.Marker.
+// Conn is a connection that ends in a Stack. It implements datapath.Conn, datapath.ReadyReader,
+// datapath.Advertiser and datapath.Marker.
 //
 // Who touches what:
 //
@@ -72,7 +72,6 @@ type Conn struct {
 
 var (
 	_ datapath.Conn        = (*Conn)(nil)
-	_ datapath.Ending      = (*Conn)(nil)
 	_ datapath.ReadyReader = (*Conn)(nil)
 	_ datapath.Advertiser  = (*Conn)(nil)
 	_ datapath.Marker      = (*Conn)(nil)
@@ -498,7 +497,7 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 // errNoTimestamps is why the queueing delay on a peer's path is not known.
 var errNoTimestamps = errors.New("netstack: the peer sends no TCP timestamps, so that its round trips are not known")
 
-// Undelivered implements datapath.Ending. A connection that was aborted delivers nothing any
+// Undelivered implements datapath.Conn. A connection that was aborted delivers nothing any
 // more: 0.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	if _, err := c.liveEndpoint(); err != nil {
@@ -512,10 +511,10 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	return max(1, c.signals.written-c.signals.una), nil
 }
 
-// InProcess implements datapath.Ending.
+// InProcess implements datapath.Conn.
 func (c *Conn) InProcess() bool { return true }
 
-// Aborted implements datapath.Ending.
+// Aborted implements datapath.Conn.
 func (c *Conn) Aborted() bool {
 	endpoint, err := c.liveEndpoint()
 	if err != nil {

@@ -35,8 +35,7 @@ type Stream interface {
 	QlogTrace() qlogwriter.Trace
 }
 
-// Conn is a stream as a leg. It implements datapath.Conn and datapath.Ending. A
-// FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114 §4.4).
+// Conn is a stream as a leg. A FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114 §4.4).
 //
 // Who touches what:
 //
@@ -65,10 +64,9 @@ type Conn struct {
 }
 
 var (
-	_ datapath.Conn   = (*Conn)(nil)
-	_ datapath.Ending = (*Conn)(nil)
-	_ Stream          = (*http3.Stream)(nil)
-	_ Stream          = (*http3.RequestStream)(nil)
+	_ datapath.Conn = (*Conn)(nil)
+	_ Stream        = (*http3.Stream)(nil)
+	_ Stream        = (*http3.RequestStream)(nil)
 )
 
 // NewConn returns the leg of a request that has not been answered yet. Admit gives it its stream.
@@ -277,7 +275,7 @@ func (c *Conn) Info() datapath.Info {
 	return info
 }
 
-// Undelivered implements datapath.Ending.
+// Undelivered implements datapath.Conn.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	if _, err := c.liveStream(); err != nil {
 		return 0, c.opError("read", err)
@@ -288,10 +286,10 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	return c.signals.undeliveredBytes(), nil
 }
 
-// InProcess implements datapath.Ending.
+// InProcess implements datapath.Conn.
 func (c *Conn) InProcess() bool { return true }
 
-// Aborted implements datapath.Ending: the connection has ended, or the peer has cancelled the
+// Aborted implements datapath.Conn: the connection has ended, or the peer has cancelled the
 // stream.
 func (c *Conn) Aborted() bool {
 	s, err := c.liveStream()
