@@ -28,7 +28,7 @@ func Send(fd int, b []byte) (int, error) {
 }
 
 // SetOption is setsockopt(2).
-func SetOption[T int32 | unix.Linger](fd, level, option int, value T) error {
+func SetOption[T int32 | uint | unix.Linger](fd, level, option int, value T) error {
 	_, err := errnoResult(unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
 		uintptr(unsafe.Pointer(&value)), unsafe.Sizeof(value), 0))
 	return err

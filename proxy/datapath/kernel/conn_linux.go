@@ -335,11 +335,18 @@ func (c *Conn) Close() error { return c.closeSocket(lingerDeliver) }
 // Reset implements datapath.Conn.
 func (c *Conn) Reset() error { return c.closeSocket(lingerReset) }
 
-// Undelivered implements datapath.Conn.
+// Undelivered implements datapath.Conn: what is in the send queue is unsent, or not acknowledged yet.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
-	n, err := c.unsentAndUnacked()
-	if err != nil || n > 0 && c.Aborted() {
-		return 0, err // of an aborted connection nothing more will be delivered
+	var n int
+	err := c.raw.Visit(func(fd int) (err error) {
+		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return err
+	})
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("kernel: read send queue: %w", err)
+	case n > 0 && c.Aborted():
+		return 0, nil // nothing more will be delivered
 	}
 	return cc.Bytes(n), nil
 }

@@ -85,18 +85,6 @@ func (s *socket) readInfo(info *unix.TCPInfo) (size uintptr, err error) {
 	return size, nil
 }
 
-// unsentAndUnacked returns the bytes in the send queue: unsent, or not acknowledged yet.
-func (s *socket) unsentAndUnacked() (n int, err error) {
-	err = s.raw.Visit(func(fd int) (err error) {
-		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("kernel: read send queue: %w", err)
-	}
-	return n, nil
-}
-
 // congestionName returns the name of the socket's congestion control; empty: unknown.
 func (s *socket) congestionName() (name string) {
 	_ = s.raw.Visit(func(fd int) error {

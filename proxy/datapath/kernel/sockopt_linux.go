@@ -179,41 +179,30 @@ const (
 
 // setOptions sets what has changed, and returns how many options the socket refused. It makes no system call if
 // nothing has changed.
+//
+// Go's scheduler is not told of the calls. After one that it knows of, a tick would wait behind all goroutines that move
+// bytes, and so would all sockets that it serves. A call lasts as long as another thread works on the socket, at most.
 func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
 	}
-	if raw.Control(func(fd uintptr) { refused = o.applyToFD(fd) }) != nil {
-		return 1
+	count := func(err error) {
+		if err != nil {
+			refused++
+		}
 	}
-	return refused
-}
-
-// applyToFD is setOptions for the descriptor.
-func (o sockopts) applyToFD(fd uintptr) (refused uint64) {
-	if o.rate != unchanged {
-		value := pacingOption(cc.Rate(o.rate))
-		refused += setOption(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	if o.unsent != unchanged {
-		value := int32(o.unsent)
-		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	if o.send { // guardStream has set it; setting it again has the kernel try to send, as far as the window goes
-		value := int32(1)
-		refused += setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
-	}
-	return refused
-}
-
-// setOption sets an option without telling Go's scheduler. After a call that the scheduler knows of, a tick would wait
-// behind all goroutines that move bytes, and so would all sockets that it serves. The call lasts as long as another
-// thread works on the socket, at most.
-func setOption(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
-	if errno != 0 {
-		refused = 1
-	}
+	count(raw.Visit(func(fd int) error {
+		if o.rate != unchanged {
+			count(eventloop.SetOption(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, pacingOption(cc.Rate(o.rate))))
+		}
+		if o.unsent != unchanged {
+			count(eventloop.SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, int32(o.unsent)))
+		}
+		if o.send { // guardStream has set it; setting it again has the kernel try to send, as far as the window goes
+			count(eventloop.SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, int32(1)))
+		}
+		return nil
+	}))
 	return refused
 }
 
