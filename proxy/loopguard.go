@@ -90,24 +90,19 @@ func (g *loopGuard) listensAt(l, target netip.Addr) bool {
 var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")
 
 // noteCaptured counts a captured connection. It refuses one that the proxy opened itself.
-func (g *loopGuard) noteCaptured(w wire) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.dialling[w] > 0 {
-		return errLoop
-	}
-	g.captured[w]++
-	return nil
-}
+func (g *loopGuard) noteCaptured(w wire) error { return g.addWire(g.captured, g.dialling, w) }
 
 // noteDialled counts a server leg. It refuses one that was captured before this call.
-func (g *loopGuard) noteDialled(w wire) error {
+func (g *loopGuard) noteDialled(w wire) error { return g.addWire(g.dialling, g.captured, w) }
+
+// addWire adds one count of w to m, unless the other map has it.
+func (g *loopGuard) addWire(m, other map[wire]int, w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.captured[w] > 0 {
+	if other[w] > 0 {
 		return errLoop
 	}
-	g.dialling[w]++
+	m[w]++
 	return nil
 }
 
