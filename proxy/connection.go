@@ -212,7 +212,7 @@ func (c *connection) onLate() {
 }
 
 // lateContext has ended, since its time was over.
-var lateContext, _ = context.WithDeadline(context.Background(), expired) //nolint:govet // it has ended
+var lateContext, _ = context.WithDeadline(context.Background(), datapath.Expired) //nolint:govet // it has ended
 
 // greetingContext returns a context that has ended once the connection is torn down.
 func (c *connection) greetingContext() context.Context {
@@ -589,9 +589,6 @@ func (c *connection) applyNameVerdict() *rejection {
 	return c.resetBoth(RejectedRule, refusedBy(verdict))
 }
 
-// expired is a deadline in the past.
-var expired = time.Unix(1, 0)
-
 // lookForName looks for a server name in the client's first bytes, and reads on while it is not whole. What it reads is
 // relayed first. After an error there is no name, and the relay meets the error. more: it would have to wait.
 func (c *connection) lookForName() (name string, more bool) {
@@ -631,10 +628,10 @@ func (c *connection) awaitServerName() string {
 	go func() {
 		defer close(heard)
 		_ = c.down.readEarly(server, c.env.buffers)
-		_ = client.SetReadDeadline(expired)
+		_ = client.SetReadDeadline(datapath.Expired)
 	}()
 	name, _ := c.lookForName()
-	_ = server.SetReadDeadline(expired)
+	_ = server.SetReadDeadline(datapath.Expired)
 	<-heard
 	_ = server.SetReadDeadline(time.Time{})
 	_ = client.SetReadDeadline(time.Time{})
@@ -795,12 +792,6 @@ func (c *connection) stepBoth() {
 			c.onDirectionEnd()
 		}
 	}
-}
-
-// isKnownToLoopAlone reports whether only the loop of the legs refers to a connection that is over, but for walks:
-// neither a flow nor a bound of a receive window calls it.
-func (c *connection) isKnownToLoopAlone() bool {
-	return c.onLoop && c.down.isUnmanaged() && c.up.isUnmanaged()
 }
 
 // onDirectionEnd ends the connection when both directions are over.

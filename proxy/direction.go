@@ -327,10 +327,7 @@ func (d *direction) wakeUp() {
 		d.relay.driver.Post()
 		return
 	}
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	datapath.Signal(d.wake)
 }
 
 // progress is why moveBytes has returned.

@@ -250,9 +250,7 @@ func (k *Kernel) startMoved(c *connection) {
 	c.listener.handlers.Add(1)
 	k.handlers.Add(1)
 	c.driver.Do(c.resume)
-	select {
-	case <-k.aborted: // and perhaps before c was among the connections
+	if datapath.IsClosed(k.aborted) { // and perhaps before c was among the connections
 		c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
-	default:
 	}
 }

@@ -12,6 +12,9 @@ type Deadline struct {
 	expired chan struct{} // closed once the moment has come
 }
 
+// Expired is a moment in the past. As a deadline it ends a call that waits.
+var Expired = time.Unix(1, 0)
+
 // NewDeadline returns one that never comes.
 func NewDeadline() *Deadline { return &Deadline{expired: make(chan struct{})} }
 
@@ -30,10 +33,8 @@ func (d *Deadline) Set(t time.Time) {
 		<-d.expired // the timer's function has run, or is about to
 	}
 	d.timer = nil
-	select {
-	case <-d.expired:
+	if IsClosed(d.expired) {
 		d.expired = make(chan struct{})
-	default:
 	}
 	if t.IsZero() {
 		return
@@ -51,10 +52,8 @@ func (d *Deadline) Set(t time.Time) {
 func (d *Deadline) Pending() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	select {
-	case <-d.expired:
-		return true
-	default:
-		return d.timer != nil
-	}
+	return d.timer != nil || IsClosed(d.expired)
 }
+
+// HasCome reports whether the present deadline is over.
+func (d *Deadline) HasCome() bool { return IsClosed(d.Wait()) }

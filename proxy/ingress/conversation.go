@@ -51,7 +51,7 @@ func (l *greeter) greetClient(ctx context.Context, conn datapath.Conn) (Client, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.HandshakeTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(datapath.Expired) })
 	c, err := h.proceed(ctx)
 	switch {
 	case !stop() && err == nil: // the deadline is set or about to be
@@ -69,9 +69,6 @@ const (
 	lingerTime  = time.Second // for a refused client to take its answer
 	lingerBytes = 256 << 10   // of unread input thrown away while it does
 )
-
-// expired is a deadline in the past: it ends a call that waits.
-var expired = time.Unix(1, 0)
 
 // inputs lends memory to reads.
 var inputs = sync.Pool{New: func() any { return new([inputBuffer]byte) }}
@@ -387,7 +384,7 @@ func (h *conversation) closeAfterAnswer() error {
 			return h.conn.Close()
 		}
 		if !h.driven {
-			timer := time.AfterFunc(lingerTime, func() { _ = h.conn.SetReadDeadline(expired) })
+			timer := time.AfterFunc(lingerTime, func() { _ = h.conn.SetReadDeadline(datapath.Expired) })
 			defer timer.Stop()
 		}
 	}

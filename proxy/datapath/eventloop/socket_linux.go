@@ -141,12 +141,8 @@ func (s *Socket) handleEvent(l *Loop, events uint32) {
 
 // wakeWaiters wakes the goroutine that waits, if one does. The socket's mu is held.
 func (d *side) wakeWaiters() {
-	if d.wake == nil {
-		return
-	}
-	select {
-	case d.wake <- struct{}{}:
-	default:
+	if d.wake != nil {
+		datapath.Signal(d.wake)
 	}
 }
 

@@ -99,7 +99,7 @@ func (n *Listener) Addr() net.Addr { return n.addr }
 func (n *Listener) Duplicate() (fd int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.isClosed() {
+	if datapath.IsClosed(n.closed) {
 		return 0, net.ErrClosed
 	}
 	return unix.FcntlInt(uintptr(n.fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -109,20 +109,10 @@ func (n *Listener) Duplicate() (fd int, err error) {
 func (n *Listener) SetTransparent() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.isClosed() {
+	if datapath.IsClosed(n.closed) {
 		return net.ErrClosed
 	}
 	return setTransparent(n.fd, networkOf(n.addr))
-}
-
-// isClosed reports whether Close was called. mu is held.
-func (n *Listener) isClosed() bool {
-	select {
-	case <-n.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 // Serve calls accept for each connection until Close, on a loop, where accept must not wait. onError gets the reason
@@ -143,7 +133,7 @@ func (n *Listener) Serve(accept func(datapath.Conn), onError func(error) (pause 
 		return time.Hour // Serve closes it
 	}
 	n.mu.Lock()
-	if n.isClosed() {
+	if datapath.IsClosed(n.closed) {
 		n.mu.Unlock()
 		return net.ErrClosed
 	}

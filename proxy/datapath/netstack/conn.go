@@ -239,10 +239,8 @@ func (c *Conn) ReadReady(room datapath.Room) (n int, err error) {
 	if err != nil {
 		return 0, c.opError("read", err)
 	}
-	select {
-	case <-c.readDeadline.Wait():
+	if c.readDeadline.HasCome() {
 		return 0, c.opError("read", os.ErrDeadlineExceeded)
-	default:
 	}
 	err = c.retryUntilReady(c.readDeadline, waiter.ReadableEvents, func() tcpip.Error {
 		if endpoint.Readiness(waiter.ReadableEvents) == 0 {
@@ -268,10 +266,8 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	if err != nil {
 		return 0, c.opError("write", err)
 	}
-	select {
-	case <-c.writeDeadline.Wait():
+	if c.writeDeadline.HasCome() {
 		return 0, c.opError("write", os.ErrDeadlineExceeded)
-	default:
 	}
 	var r bytes.Reader
 	for n < len(b) && err == nil {

@@ -52,11 +52,14 @@ func (u Unreachable) icmpMessage() []byte {
 		})
 	}
 	source, target := tcpip.AddrFromSlice(u.Source.Addr().AsSlice()), tcpip.AddrFromSlice(u.Target.Addr().AsSlice())
+	protocol := udp.ProtocolNumber
+	switch {
+	case u.Echo && u.Source.Addr().Is6():
+		protocol = icmp.ProtocolNumber6
+	case u.Echo:
+		protocol = icmp.ProtocolNumber4
+	}
 	if u.Source.Addr().Is6() {
-		protocol := udp.ProtocolNumber
-		if u.Echo {
-			protocol = icmp.ProtocolNumber6
-		}
 		b := make([]byte, echoHeader+header.IPv6MinimumSize, echoHeader+header.IPv6MinimumSize+len(quoted))
 		b[0], b[1] = u.Type, u.Code
 		binary.BigEndian.PutUint32(b[4:], u.MTU)
@@ -65,10 +68,6 @@ func (u Unreachable) icmpMessage() []byte {
 			SrcAddr: source, DstAddr: target,
 		})
 		return append(b, quoted[:]...)
-	}
-	protocol := udp.ProtocolNumber
-	if u.Echo {
-		protocol = icmp.ProtocolNumber4
 	}
 	b := make([]byte, echoHeader+header.IPv4MinimumSize, echoHeader+header.IPv4MinimumSize+len(quoted))
 	b[0], b[1] = u.Type, u.Code

@@ -7,6 +7,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // A connection that waits for an acknowledgement is looked at pollEvery after it was written to.
@@ -48,10 +49,8 @@ func newPoller(clock func() cc.Time) poller {
 func (p *poller) watchConn(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.closed:
+	if datapath.IsClosed(p.closed) {
 		return
-	default:
 	}
 	p.joining = append(p.joining, c)
 	switch soon := p.clock().Add(pollEvery); {
@@ -60,10 +59,7 @@ func (p *poller) watchConn(c *Conn) {
 		p.done.Go(p.pollLoop)
 	case soon < p.next:
 		p.next = soon // so that others do not kick as well
-		select {
-		case p.kick <- struct{}{}:
-		default:
-		}
+		datapath.Signal(p.kick)
 	}
 }
 

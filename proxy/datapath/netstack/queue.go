@@ -14,6 +14,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // queue holds the packets that wait to be collected. Any goroutine may append, and several may
@@ -51,17 +53,9 @@ func (q *queue) enqueue(o segmentRange) (fits, over bool) {
 		o.pkt.IncRef()
 		q.waiting = append(q.waiting, o)
 		q.packets += o.end
-		q.wakeReader()
+		datapath.Signal(q.ready)
 	}
 	return o.end > 0 || n == 0, false
-}
-
-// wakeReader lets one call of waitAndDequeue look again. It never blocks.
-func (q *queue) wakeReader() {
-	select {
-	case q.ready <- struct{}{}:
-	default:
-	}
 }
 
 // collectPackets copies packets into bufs from offset on, as Outlet.Collect does, and adds their
@@ -123,7 +117,7 @@ func (q *queue) dequeue(pieces []segmentRange, most int) (n int) {
 	}
 	q.waiting = slices.Delete(q.waiting, 0, whole)
 	if len(q.waiting) > 0 {
-		q.wakeReader() // another may collect, too
+		datapath.Signal(q.ready) // another may collect, too
 	}
 	return n
 }

@@ -195,15 +195,10 @@ func (s *Stack) configure(cfg Config) error {
 	})
 	s.requests.forwarder = tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.queueRequest)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.takeSegment)
-	s.interceptDatagrams()
-	return nil
-}
-
-// interceptDatagrams makes the stack hand over UDP and ICMP.
-func (s *Stack) interceptDatagrams() {
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
 	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.takeEcho)
 	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber6, s.takeEcho)
+	return nil
 }
 
 // SetPeer sets the function that returns the name of the peer that has an address inside the
@@ -246,10 +241,8 @@ func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (*
 // connectEndpoint opens an endpoint, and adds its connection to the table before its SYN leaves:
 // the signals then see the whole handshake.
 func (s *Stack) connectEndpoint(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
-	select {
-	case <-s.closed:
+	if datapath.IsClosed(s.closed) {
 		return nil, os.ErrClosed
-	default:
 	}
 	c := newConn(s.conns, stack.TransportEndpointID{})
 	endpoint, failed := s.net.NewEndpoint(tcp.ProtocolNumber, networkOf(from), &c.events)
@@ -548,11 +541,9 @@ func (s *Stack) queueRequest(asked *tcp.ForwarderRequest) {
 	s.requests.mu.Lock()
 	r.synInfo = s.requests.waiting[asked.ID()]
 	s.requests.mu.Unlock()
-	select {
-	case <-s.draining:
+	if datapath.IsClosed(s.draining) {
 		r.Complete(false)
 		return
-	default:
 	}
 	c := newConn(s.conns, r.ID())
 	c.request, c.hops, c.dscp = r, r.hops, r.dscp
@@ -674,10 +665,8 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 func (s *Stack) sendDatagram(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte,
 	encode func(r *stack.Route, h []byte, sum uint16),
 ) error {
-	select {
-	case <-s.closed:
+	if datapath.IsClosed(s.closed) {
 		return fmt.Errorf("netstack: send: %w", os.ErrClosed)
-	default:
 	}
 	r, err := s.net.FindRoute(nic, tcpip.AddrFromSlice(source.AsSlice()), tcpip.AddrFromSlice(target.AsSlice()),
 		networkOf(target), false)

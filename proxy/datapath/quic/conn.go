@@ -142,10 +142,8 @@ type readResult struct {
 // itself. The stream has no deadline of its own, since HTTP/3 forgets the part of a frame's
 // header that it has read when a read fails.
 func (c *Conn) readAhead(s Stream, n int) error {
-	select {
-	case <-c.readDeadline.Wait():
+	if c.readDeadline.HasCome() {
 		return c.opError("read", os.ErrDeadlineExceeded)
-	default:
 	}
 	if c.pendingRead == nil {
 		done := make(chan readResult, 1)
@@ -198,7 +196,7 @@ func (c *Conn) CloseWrite() error {
 // it cannot be ended in order, and is cancelled.
 func (c *Conn) Close() error {
 	return c.shutStream(func(s Stream) {
-		_ = s.SetWriteDeadline(expired) // a write may wait
+		_ = s.SetWriteDeadline(datapath.Expired) // a write may wait
 		c.writing.Lock()
 		defer c.writing.Unlock()
 		if c.frameTorn {
@@ -215,9 +213,6 @@ func (c *Conn) Close() error {
 func (c *Conn) Reset() error {
 	return c.shutStream(func(s Stream) { cancelStream(s, http3.ErrCodeConnectError) })
 }
-
-// expired is a deadline in the past.
-var expired = time.Unix(1, 0)
 
 // cancelStream aborts both directions.
 func cancelStream(s Stream, code http3.ErrCode) {

@@ -20,6 +20,7 @@ import (
 	"github.com/quic-go/quic-go/qlogwriter"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Tracer returns the quic.Config.Tracer of connections with streams that become legs. refused,
@@ -163,10 +164,7 @@ func (t *Trace) noteDatagrams(frames []qlog.Frame) {
 // noteDatagramTaken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
 func (t *Trace) noteDatagramTaken() {
 	if t.datagrams.Add(-1) == fewDatagrams {
-		select {
-		case t.fewLeft <- struct{}{}:
-		default:
-		}
+		datapath.Signal(t.fewLeft)
 	}
 }
 
