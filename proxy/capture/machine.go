@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -280,29 +281,20 @@ func (i *iface) address(f family) netip.Addr {
 	return netip.Addr{}
 }
 
-// nameValue returns the name as nft has it, padded with zeros; an unknown interface has an unknown
-// one.
-func (i *iface) nameValue() value {
-	if i == nil {
+// metaValue returns the name as nft has it, padded with zeros, the index or the group. All of an unknown interface is
+// unknown, and of one that is not there all but the name.
+func (i *iface) metaValue(key expr.MetaKey) value {
+	switch {
+	case i == nil:
 		return value{}
-	}
-	data := make([]byte, unix.IFNAMSIZ)
-	copy(data, i.name)
-	return knownValue(data)
-}
-
-// indexValue returns the index; it is unknown for an interface that is not there.
-func (i *iface) indexValue() value {
-	if i == nil || i.index == 0 {
+	case key == expr.MetaKeyIIFNAME || key == expr.MetaKeyOIFNAME:
+		data := make([]byte, unix.IFNAMSIZ)
+		copy(data, i.name)
+		return knownValue(data)
+	case i.index == 0:
 		return value{}
-	}
-	return nativeNumber(uint32(i.index))
-}
-
-// groupValue returns the group; it is unknown for an interface that is not there.
-func (i *iface) groupValue() value {
-	if i == nil || i.index == 0 {
-		return value{}
+	case key == expr.MetaKeyIIF || key == expr.MetaKeyOIF:
+		return nativeNumber(uint32(i.index))
 	}
 	return nativeNumber(i.group)
 }

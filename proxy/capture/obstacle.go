@@ -219,17 +219,17 @@ func (w *firewall) readInterception(c *nftables.Chain) (interception, error) {
 
 // readSet reads one of the sets that select the captured connections.
 func (w *firewall) readSet(t *interception, table *nftables.Table, name string) error {
-	if name != "interfaces" && name != "ports" {
+	switch name {
+	case "interfaces":
+		t.interfaces = nil
+	case "ports":
+		t.ports = nil
+	default:
 		return nil
 	}
 	s, err := w.readFilterSet(table, name)
 	if err != nil {
 		return err
-	}
-	if name == "interfaces" {
-		t.interfaces = nil
-	} else {
-		t.ports = nil
 	}
 	for _, e := range s.elements {
 		switch {

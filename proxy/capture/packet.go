@@ -84,27 +84,20 @@ func (p packet) metaValue(key expr.MetaKey) (value, fields) {
 	switch key {
 	case expr.MetaKeyMARK:
 		return p.markValue(), 0
-	case expr.MetaKeyIIFNAME:
-		return p.from.nameValue(), interfaceFields
-	case expr.MetaKeyIIF:
-		return p.from.indexValue(), interfaceFields
-	case expr.MetaKeyIIFGROUP:
-		return p.from.groupValue(), interfaceFields
-	case expr.MetaKeyOIFNAME:
-		return p.to.nameValue(), interfaceFields
-	case expr.MetaKeyOIF:
-		return p.to.indexValue(), interfaceFields
-	case expr.MetaKeyOIFGROUP:
-		return p.to.groupValue(), interfaceFields
+	case expr.MetaKeyIIFNAME, expr.MetaKeyIIF, expr.MetaKeyIIFGROUP:
+		return p.from.metaValue(key), interfaceFields
+	case expr.MetaKeyOIFNAME, expr.MetaKeyOIF, expr.MetaKeyOIFGROUP:
+		return p.to.metaValue(key), interfaceFields
 	case expr.MetaKeyNFPROTO:
 		return knownValue([]byte{p.family.proto}), 0
 	case expr.MetaKeyL4PROTO:
 		return knownValue([]byte{unix.IPPROTO_TCP}), 0
 	case expr.MetaKeyPROTOCOL:
-		if p.family.isIPv4() {
-			return knownValue(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP)), 0
+		etherType := uint16(unix.ETH_P_IP)
+		if !p.family.isIPv4() {
+			etherType = unix.ETH_P_IPV6
 		}
-		return knownValue(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IPV6)), 0
+		return knownValue(binary.BigEndian.AppendUint16(nil, etherType)), 0
 	case expr.MetaKeyPKTTYPE:
 		return knownValue([]byte{unix.PACKET_HOST}), 0
 	case metaIPsec:
