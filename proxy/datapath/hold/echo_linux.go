@@ -21,9 +21,9 @@ const answersBatch = 64
 // EchoSocket sends ICMP echo requests, and requests to neighbours, and receives their answers. One goroutine at a time
 // may use it.
 type EchoSocket struct {
-	neighbours *neighbourSocket // nil: this machine lets nothing ask neighbours
-	four, six  int              // raw sockets; -1: the family is not there
-	buffer     []byte
+	*neighbourSocket     // nil: this machine lets nothing ask neighbours
+	four, six        int // raw sockets; -1: the family is not there
+	buffer           []byte
 	// cookie is the content of requests: answers to other programs have another one.
 	cookie [8]byte
 }
@@ -48,7 +48,7 @@ func OpenEchoSocket() (*EchoSocket, error) {
 		s.Close()
 		return nil, fmt.Errorf("hold: raw sockets for echo requests need CAP_NET_RAW: %w", errors.Join(err4, err6))
 	}
-	s.neighbours, _ = openNeighbourSocket() // without it clients that answer no echo request have a share
+	s.neighbourSocket, _ = openNeighbourSocket() // without it clients that answer no echo request have a share
 	return s, nil
 }
 
@@ -61,14 +61,6 @@ func filterICMPv6(socket int, kind ipv6.ICMPType) error {
 	filter.Data[kind/32] &^= 1 << (kind % 32)
 	return unix.SetsockoptICMPv6Filter(socket, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter)
 }
-
-// FindNeighbour returns the neighbour at an address; false: there is none that can be asked.
-func (s *EchoSocket) FindNeighbour(address netip.Addr) (Neighbour, bool) {
-	return s.neighbours.find(address)
-}
-
-// AskNeighbour sends a request for a neighbour's hardware address.
-func (s *EchoSocket) AskNeighbour(n *Neighbour, marked bool) { s.neighbours.ask(n, marked) }
 
 // Send sends an echo request. The zone of a link-local address is the number of an interface. A request that cannot be
 // sent is lost, as the network may lose it.
@@ -143,13 +135,13 @@ func (s *EchoSocket) descriptors() (fds []int) {
 			fds = append(fds, fd)
 		}
 	}
-	return append(fds, s.neighbours.descriptors()...)
+	return append(fds, s.neighbourSocket.descriptors()...)
 }
 
 // Close closes the sockets.
 func (s *EchoSocket) Close() {
-	s.neighbours.close()
-	s.neighbours = nil
+	s.neighbourSocket.close()
+	s.neighbourSocket = nil
 	for _, fd := range s.descriptors() {
 		_ = unix.Close(fd)
 	}

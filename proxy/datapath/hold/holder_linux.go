@@ -248,7 +248,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 		}
 		if hasOthers {
 			echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
-			echoes.neighbours.receive(func(a neighbourAnswer) { h.receiveNeighbour(now, a) })
+			echoes.neighbourSocket.receive(func(a neighbourAnswer) { h.receiveNeighbour(now, a) })
 			// Copies come first: the answer to a ClientHello is decided by the name in it.
 			if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
 				return err

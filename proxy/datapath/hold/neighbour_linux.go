@@ -72,9 +72,9 @@ func (s *neighbourSocket) open() (err error) {
 	return filterICMPv6(s.six, ipv6.ICMPTypeNeighborAdvertisement)
 }
 
-// find returns the neighbour at an address; false: it is not on a connected network, or the kernel does not know its
-// hardware address.
-func (s *neighbourSocket) find(address netip.Addr) (n Neighbour, ok bool) {
+// FindNeighbour returns the neighbour at an address; false: it is not on a connected network, or the kernel does not
+// know its hardware address.
+func (s *neighbourSocket) FindNeighbour(address netip.Addr) (n Neighbour, ok bool) {
 	if s == nil || address.Is6() && s.six < 0 {
 		return n, false
 	}
@@ -117,8 +117,9 @@ func (s *neighbourSocket) linkLocalAddress(link netlink.Link) netip.Addr {
 	return netip.Addr{}
 }
 
-// ask sends a request. One that cannot be sent is lost, as the network may lose it.
-func (s *neighbourSocket) ask(n *Neighbour, marked bool) {
+// AskNeighbour sends a request for a neighbour's hardware address. One that cannot be sent is lost, as the network may
+// lose it.
+func (s *neighbourSocket) AskNeighbour(n *Neighbour, marked bool) {
 	source := n.source
 	if marked {
 		source = n.marked

@@ -115,7 +115,7 @@ func TestANeighbourAnswersThoughItDropsPings(t *testing.T) {
 	s, err := OpenEchoSocket()
 	require.NoError(t, err)
 	defer s.Close()
-	require.NotNil(t, s.neighbours)
+	require.NotNil(t, s.neighbourSocket)
 	for _, address := range []string{"203.0.113.2", "fd77::2"} {
 		address := netip.MustParseAddr(address)
 		var n Neighbour
@@ -131,7 +131,7 @@ func TestANeighbourAnswersThoughItDropsPings(t *testing.T) {
 			seen := map[bool]int{}
 			awaits(t, "an answer of "+address.String(), func() bool {
 				s.AskNeighbour(&n, marked)
-				s.neighbours.receive(func(a neighbourAnswer) {
+				s.neighbourSocket.receive(func(a neighbourAnswer) {
 					if ok, isMarked := a.isOf(&n); ok {
 						seen[isMarked]++
 					}
