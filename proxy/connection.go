@@ -719,7 +719,6 @@ func (c *connection) startRelaying() {
 func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error {
 	c.noteActivity()
 	v, limits := c.verdict, &c.env.currentSettings().cfg.Limits
-	bounds := directionLimits{piece: int(limits.Buffer), boundsInflow: limits.ReceiveBuffer > 0}
 	c.down.relay, c.down.src, c.down.dst = &c.relay, &c.server, &c.client
 	c.up.relay, c.up.src, c.up.dst, c.up.up = &c.relay, &c.client, &c.server, true
 	if exchange := c.chosen.Exchange; exchange == nil {
@@ -729,10 +728,10 @@ func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error
 		c.down.carrier = datapath.NewCopy(c.client.conn, exchange.AnswerFrom(c.server.conn), c.env.buffers)
 		c.up.carrier = datapath.NewCopy(c.server.conn, exchange.RequestFrom(c.client.conn), c.env.buffers)
 	}
-	if err := c.down.startUnder(&v.Down, &v.FromServer, bounds, beforeDown); err != nil {
+	if err := c.down.startUnder(&v.Down, &v.FromServer, limits, beforeDown); err != nil {
 		return err
 	}
-	return c.up.startUnder(&v.Up, &v.FromClient, bounds, beforeUp)
+	return c.up.startUnder(&v.Up, &v.FromClient, limits, beforeUp)
 }
 
 // runDirections returns at once. It runs both directions until the connection is over: on the
@@ -929,7 +928,7 @@ func (c *connection) applyCurrentRules(done *Reloaded) {
 		each.d.applyTerms(each.sends, done)
 		moved, err := each.d.applyReceiveTerms(each.receives)
 		if err != nil {
-			c.env.Log.Error("receive window keeps its terms", "direction", each.d.directionName(), "err", err)
+			c.env.Log.Error("receive window keeps its terms", "direction", directionName(each.d.up), "err", err)
 		}
 		if moved && done.Moved+done.Kept == counted {
 			done.Moved++

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -126,14 +127,6 @@ type direction struct {
 	unbounded              bool // src takes in what it likes, and is bounded once much comes or dst is slower
 }
 
-// directionName returns the direction's name in logs.
-func (d *direction) directionName() string {
-	if d.up {
-		return "up"
-	}
-	return "down"
-}
-
 // isManaged reports whether terms need a flow.
 func isManaged(t *flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
@@ -169,14 +162,14 @@ func enforcedLimits(t *flow.Terms) datapath.Hold {
 // startUnder puts the first terms into force. The direction does not run yet. Terms that leave nothing unmanaged
 // open a flow at once. before is where the direction comes from another process; nil: it begins.
 func (d *direction) startUnder(
-	terms, receives *flow.Terms, limits directionLimits, before *directionRecord,
+	terms, receives *flow.Terms, limits *config.Limits, before *directionRecord,
 ) error {
 	d.terms, d.receives = terms, receives
 	d.read.Store(int64(len(d.early)))
-	d.maxPiece = limits.piece
+	d.maxPiece = int(limits.Buffer)
 	d.piece = d.maxPiece
 	_, d.unbounded = d.src.conn.(datapath.Receiver)
-	d.unbounded = d.unbounded && limits.boundsInflow
+	d.unbounded = d.unbounded && limits.ReceiveBuffer > 0
 	if isManaged(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}
@@ -233,12 +226,6 @@ func (d *direction) describe(now cc.Time) directionRecord {
 	return r
 }
 
-// directionLimits are the limits of the configuration that a direction starts with.
-type directionLimits struct {
-	piece        int  // bytes read at once at most
-	boundsInflow bool // what a source takes in is bounded
-}
-
 // openFlow opens the flow, unless a reload has made that needless. The
 // goroutine that writes calls it, or nothing is written yet. from is the window that the direction had elsewhere.
 func (d *direction) openFlow(from flow.Dormant) error {
@@ -253,7 +240,7 @@ func (d *direction) openFlow(from flow.Dormant) error {
 	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
 	f, err := flows.Resume(d.relay.env.Clock(), *d.terms, leg, from)
 	if err != nil {
-		return fmt.Errorf("proxy: %s: %w", d.directionName(), err)
+		return fmt.Errorf("proxy: %s: %w", directionName(d.up), err)
 	}
 	d.flow, d.enforces = f, enforces
 	// Reports begin only now, so that none comes before the flow is there.
@@ -290,7 +277,7 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 	}
 	before := d.flow.Snapshot()
 	if err := d.flow.Move(d.relay.env.Clock(), *t); err != nil { // the check of the configuration excludes it
-		d.relay.env.Log.Error("direction keeps its terms", "direction", d.directionName(),
+		d.relay.env.Log.Error("direction keeps its terms", "direction", directionName(d.up),
 			"algorithm", t.Algorithm, "err", err)
 		done.Kept++
 		return

@@ -125,14 +125,6 @@ func (h *heldUDP) passedBytes() int64 {
 	return h.passes.bytes.Load()
 }
 
-// direction names the direction as telemetry does.
-func (h *heldUDP) direction() string {
-	if h.uplink {
-		return "up"
-	}
-	return "down"
-}
-
 // HeldInfo is the state of the UDP that is held for one listener in one direction.
 type HeldInfo struct {
 	Listener  string

@@ -207,13 +207,10 @@ func explainOpenError(i int, cfg access.Listener, present []*listenerState, err 
 func isTunnelPort(cfg access.Listener, present []*listenerState) bool {
 	_, port, _ := net.SplitHostPort(cfg.Address)
 	// The hosts are not compared: either may stand for every address of the machine.
-	for _, l := range present {
-		if _, theirs, _ := net.SplitHostPort(l.cfg.Address); l.cfg.Mode.Tunnels() && theirs == port &&
-			l.cfg.Network() == cfg.Network() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(present, func(l *listenerState) bool {
+		_, theirs, _ := net.SplitHostPort(l.cfg.Address)
+		return l.cfg.Mode.Tunnels() && theirs == port && l.cfg.Network() == cfg.Network()
+	})
 }
 
 // wildcardAddress returns the address that stands for all addresses of the machine, with the port of address.

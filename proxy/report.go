@@ -53,6 +53,14 @@ func (f *FlowInfo) ClientHost() string { return policy.ClientHost(f.Source.Addr(
 // Relayed reports whether the directions and legs are in place.
 func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
 
+// directionName names a direction as users see it.
+func directionName(up bool) string {
+	if up {
+		return "up"
+	}
+	return "down"
+}
+
 // DirectionInfo is one direction of a live connection.
 type DirectionInfo struct {
 	Algorithm string   // "none": the kernel's own congestion control

@@ -770,7 +770,7 @@ func (s *Server) Held() (all []HeldInfo) {
 	for _, l := range s.env.currentSettings().listeners {
 		for _, h := range servedUDP(l) {
 			all = append(all, HeldInfo{
-				l.cfg.Name, h.direction(), h.passedBytes(), h.holder.Stats(), slices.Clone(h.holder.States()),
+				l.cfg.Name, directionName(h.uplink), h.passedBytes(), h.holder.Stats(), slices.Clone(h.holder.States()),
 			})
 		}
 	}

@@ -91,7 +91,7 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 	for _, held := range s.held {
 		cfg := hold.Config{
 			Flows: e.Flows, Clock: e.Clock,
-			Log:            e.Log.With("listener", way.Name, "direction", held.direction()),
+			Log:            e.Log.With("listener", way.Name, "direction", directionName(held.uplink)),
 			CongestionMark: capture.CongestionMark, Uplink: held.uplink, ReadName: policy.HelloServerName,
 			KeepServed: func(lasts time.Duration) (isInstalled bool, err error) {
 				return capture.KeepServed(held.uplink, lasts)

@@ -337,10 +337,16 @@ func (s suite) lateObserve() {
 
 func (s suite) stalledReader() {
 	a, b := s.connect()
+	s.stall(a, b, func() {})
+}
+
+// stall has b not read until the window is full, and read all once before has run.
+func (s suite) stall(a, b datapath.Conn, before func()) {
 	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
 	data := payload(32<<20, 4) // more than buffers on the way hold
 	wrote := inBackground(func() error { return send(a, data) })
 	o.until(s.T, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
+	before()
 	got, err := io.ReadAll(b)
 	require.NoError(s, err)
 	require.NoError(s, wrote())

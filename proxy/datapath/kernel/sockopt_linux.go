@@ -15,20 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
 // errTransparent names the privilege that IP_TRANSPARENT needs.
 var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
-
-// A vanished peer is found after four minutes. The first probe comes after two, so that it seldom wakes the radio of a
-// phone.
-const (
-	keepAliveIdle     = 2 * time.Minute
-	keepAliveInterval = 30 * time.Second
-	keepAliveCount    = 4
-)
 
 // guardStream sets the options that keep a stream from being cut unnoticed. It must be called before the first byte
 // can come. Accepted sockets inherit the options from the listener.
@@ -67,9 +60,9 @@ func setLinger(fd, seconds int) error {
 func keepAlive(fd int) error {
 	for _, o := range []struct{ level, option, value int }{
 		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAliveIdle / time.Second)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepAliveInterval / time.Second)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(datapath.KeepAliveIdle / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(datapath.KeepAliveInterval / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, datapath.KeepAliveCount},
 	} {
 		if err := unix.SetsockoptInt(fd, o.level, o.option, o.value); err != nil {
 			return fmt.Errorf("set the keep-alive of a connection: %w", err)

@@ -149,23 +149,16 @@ func (c *Conn) adoptEndpoint(ctx context.Context, endpoint tcpip.Endpoint) error
 	return nil
 }
 
-// The keep-alive times of a kernel leg: an idle peer that has vanished is noticed after four
-// minutes.
-const (
-	keepAliveIdle     = 2 * time.Minute
-	keepAliveInterval = 30 * time.Second
-	keepAliveCount    = 4
-)
-
 // enableKeepAlive turns on TCP keep-alive (RFC 9293 §3.8.4).
 func enableKeepAlive(endpoint tcpip.Endpoint) error {
-	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
+	idle := tcpip.KeepaliveIdleOption(datapath.KeepAliveIdle)
+	interval := tcpip.KeepaliveIntervalOption(datapath.KeepAliveInterval)
 	err := endpoint.SetSockOpt(&idle)
 	if err == nil {
 		err = endpoint.SetSockOpt(&interval)
 	}
 	if err == nil {
-		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
+		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, datapath.KeepAliveCount)
 	}
 	if err != nil {
 		return kernelError(err)

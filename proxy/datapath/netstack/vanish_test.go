@@ -13,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // newTimed is a stack whose timers go by a clock of the test's.
@@ -47,7 +48,7 @@ func TestAnIdlePeerIsAskedWhetherItIsThereAndGivenUpWhenItIsNot(t *testing.T) {
 
 	for range 3 { // while it answers, it may be idle for as long as it likes
 		conn.idle(t)
-		timers.Advance(keepAliveIdle)
+		timers.Advance(datapath.KeepAliveIdle)
 		probe := segment(a.next())
 		assert.Equal(t, next-1, probe.SequenceNumber())
 		assert.Empty(t, probe.Payload())
@@ -58,11 +59,11 @@ func TestAnIdlePeerIsAskedWhetherItIsThereAndGivenUpWhenItIsNot(t *testing.T) {
 	assert.False(t, conn.Aborted())
 
 	conn.idle(t)
-	timers.Advance(keepAliveIdle)
-	for range keepAliveCount {
+	timers.Advance(datapath.KeepAliveIdle)
+	for range datapath.KeepAliveCount {
 		assert.Equal(t, next-1, segment(a.next()).SequenceNumber())
 		assert.False(t, conn.Aborted())
-		timers.Advance(keepAliveInterval)
+		timers.Advance(datapath.KeepAliveInterval)
 	}
 	_, err := conn.Read(make([]byte, 1))
 	require.ErrorIs(t, err, syscall.ETIMEDOUT)
