@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -104,9 +105,12 @@ type passage struct {
 	hook         *nftables.ChainHook
 	// what describes the packets.
 	what string
-	// match returns a match of them for the cure, for iptables or for nft.
-	match func(iptables bool) string
+	// match is a match of them for the cure.
+	match cureMatch
 }
+
+// cureMatch is a match of packets as iptables writes it, and as nft does.
+type cureMatch struct{ iptables, nft string }
 
 // interception is what the firewall has to let through for rules, installed or not.
 type interception struct {
@@ -299,10 +303,13 @@ func (t *interception) passages(m machine) []passage {
 				begin := passage{
 					family: f, interception: t, hook: nftables.ChainHookInput,
 					what:  fmt.Sprintf("captured connections%s, such as over IPv%s to port %d", by, f.version, port),
-					match: func(iptables bool) string { return markMatch(t.mark, iptables) },
+					match: markMatch(t.mark),
 				}
 				if t.mode == Redirect {
-					begin.match = func(iptables bool) string { return redirectedMatch(t.port, iptables) }
+					begin.match = cureMatch{
+						fmt.Sprintf("-p tcp --dport %d -m conntrack --ctstate DNAT", t.port),
+						fmt.Sprintf("ct status dnat tcp dport %d", t.port),
+					}
 				}
 				follow, answer := begin, begin
 				follow.what, follow.match = "what follows the first packet of captured connections"+by, establishedMatch
@@ -322,7 +329,7 @@ func (t *interception) passages(m machine) []passage {
 			begin := passage{
 				family: f, interception: t, hook: nftables.ChainHookOutput,
 				what:  fmt.Sprintf("the proxy's own connections, such as over IPv%s to port %d", f.version, port),
-				match: func(iptables bool) string { return markMatch(t.own, iptables) },
+				match: markMatch(t.own),
 			}
 			answer := passage{
 				family: f, interception: t, hook: nftables.ChainHookInput,
@@ -348,36 +355,20 @@ func (t *interception) passages(m machine) []passage {
 }
 
 // markMatch returns a match of the mark.
-func markMatch(mark uint32, iptables bool) string {
-	if mark == 0 { // unknown: what the configuration says
-		mark = DefaultOwnMark
+func markMatch(mark uint32) cureMatch {
+	mark = cmp.Or(mark, DefaultOwnMark) // 0 is unknown: what the configuration says
+	return cureMatch{
+		fmt.Sprintf("-m mark --mark 0x%x/0x%x", mark, mark), fmt.Sprintf("meta mark and 0x%08x == 0x%08x", mark, mark),
 	}
-	if iptables {
-		return fmt.Sprintf("-m mark --mark 0x%x/0x%x", mark, mark)
-	}
-	return fmt.Sprintf("meta mark and 0x%08x == 0x%08x", mark, mark)
 }
 
-// redirectedMatch returns a match of connections that Redirect rules have translated.
-func redirectedMatch(port uint16, iptables bool) string {
-	if iptables {
-		return fmt.Sprintf("-p tcp --dport %d -m conntrack --ctstate DNAT", port)
-	}
-	return fmt.Sprintf("ct status dnat tcp dport %d", port)
-}
-
-// establishedMatch returns a match of packets in open connections.
-func establishedMatch(iptables bool) string {
-	if iptables {
-		return "-m conntrack --ctstate ESTABLISHED,RELATED"
-	}
-	return "ct state established,related"
-}
+// establishedMatch is a match of packets in open connections.
+var establishedMatch = cureMatch{"-m conntrack --ctstate ESTABLISHED,RELATED", "ct state established,related"}
 
 // cure returns the command that makes a chain let packets through. It adds how to keep it under
 // firewalls that write their chains anew.
 func (w *firewall) cure(chain *nftables.Chain, p passage) string {
-	now := fmt.Sprintf("nft insert rule %s %s accept", nameOf(chain), p.match(false))
+	now := fmt.Sprintf("nft insert rule %s %s accept", nameOf(chain), p.match.nft)
 	table := chain.Table
 	has := func(name string) bool { return w.chain(table, name) != nil }
 	switch {
@@ -400,14 +391,14 @@ func (w *firewall) cure(chain *nftables.Chain, p passage) string {
 		if table.Family == nftables.TableFamilyIPv6 {
 			program, rules, file = "ip6tables", "ufw6", "/etc/ufw/before6.rules"
 		}
-		cure := fmt.Sprintf("%s -I %s %s -j ACCEPT (or %s)", program, chain.Name, p.match(true), now)
+		cure := fmt.Sprintf("%s -I %s %s -j ACCEPT (or %s)", program, chain.Name, p.match.iptables, now)
 		if before := rules + "-before-" + direction; has(before) {
-			cure += fmt.Sprintf("; for ufw to keep it: -A %s %s -j ACCEPT, as the first rule in %s", before, p.match(true), file)
+			cure += fmt.Sprintf("; for ufw to keep it: -A %s %s -j ACCEPT, as the first rule in %s", before, p.match.iptables, file)
 		}
 		return cure
 	case table.Name == "fw4":
 		return fmt.Sprintf("%s; for OpenWrt to keep it: the line %q in /usr/share/nftables.d/chain-pre/%s/penstock.nft",
-			now, p.match(false)+" accept", chain.Name)
+			now, p.match.nft+" accept", chain.Name)
 	}
 	return now
 }
@@ -416,7 +407,7 @@ func (w *firewall) cure(chain *nftables.Chain, p passage) string {
 func (l legacyFilter) obstacle(passages []passage) Obstacle {
 	return Obstacle{
 		Hook: "input", Chain: l.words("INPUT"), Drops: "captured connections, if it drops what it does not know",
-		Cure: fmt.Sprintf("%s -I INPUT %s -j ACCEPT", l.command(), passages[0].match(true)),
+		Cure: fmt.Sprintf("%s -I INPUT %s -j ACCEPT", l.command(), passages[0].match.iptables),
 	}
 }
 

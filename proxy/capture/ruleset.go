@@ -225,15 +225,6 @@ func ruleText(clauses []clause) string {
 	return strings.Join(words, " ")
 }
 
-// ruleExprs returns a rule as the kernel runs it.
-func ruleExprs(clauses []clause) []expr.Any {
-	var exprs []expr.Any
-	for _, c := range clauses {
-		exprs = append(exprs, c.exprs...)
-	}
-	return exprs
-}
-
 // addressElements returns the prefixes of one family as disjoint ranges, because the kernel refuses
 // elements that overlap.
 func addressElements(prefixes []netip.Prefix, v4 bool) []element {
@@ -385,7 +376,11 @@ func replaceTable(t ruleset) error {
 			Table: table, Name: chain.name, Type: chain.kind, Hooknum: chain.hook, Priority: chain.priority, Policy: &policy,
 		})
 		for _, rule := range chain.rules {
-			c.AddRule(&nftables.Rule{Table: table, Chain: added, Exprs: ruleExprs(rule)})
+			var exprs []expr.Any
+			for _, part := range rule {
+				exprs = append(exprs, part.exprs...)
+			}
+			c.AddRule(&nftables.Rule{Table: table, Chain: added, Exprs: exprs})
 		}
 	}
 	if err := c.Flush(); err != nil {
