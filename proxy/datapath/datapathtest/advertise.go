@@ -78,5 +78,5 @@ func (s suite) heldStall() {
 	_, err := window.Arrivals()
 	require.NoError(s, err)
 	require.NoError(s, window.Advertise(20e3))
-	s.stall(a, b, func() { require.NoError(s, window.Advertise(0)) })
+	s.stallReader(a, b, func() { require.NoError(s, window.Advertise(0)) })
 }

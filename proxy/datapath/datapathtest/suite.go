@@ -337,12 +337,14 @@ func (s suite) lateObserve() {
 
 func (s suite) stalledReader() {
 	a, b := s.connect()
-	s.stall(a, b, func() {})
+	o, n := s.stallReader(a, b, func() {})
+	o.until(s.T, "everything arrived", arrived(n))
+	o.all(s.T)
 }
 
-// stall has b not read until the window is full, and read all once before has run.
-func (s suite) stall(a, b datapath.Conn, before func()) {
-	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+// stallReader has b not read until the window is full, and read all n bytes once before has run.
+func (s suite) stallReader(a, b datapath.Conn, before func()) (o *observer, n int) {
+	o = observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
 	data := payload(32<<20, 4) // more than buffers on the way hold
 	wrote := inBackground(func() error { return send(a, data) })
 	o.until(s.T, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
@@ -351,8 +353,7 @@ func (s suite) stall(a, b datapath.Conn, before func()) {
 	require.NoError(s, err)
 	require.NoError(s, wrote())
 	require.Equal(s, sha256.Sum256(data), sha256.Sum256(got))
-	o.until(s.T, "everything arrived", arrived(len(data)))
-	o.all(s.T)
+	return o, len(data)
 }
 
 func (s suite) afterClose() {

@@ -230,17 +230,12 @@ func (s *Stack) Accept() (*Conn, error) {
 
 // Dial opens a connection into the tunnel, with the source address from. It is given up when ctx
 // ends.
-func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
-	c, err := s.connectEndpoint(ctx, from, to)
-	if err != nil {
-		return nil, fmt.Errorf("netstack: dial %v: %w", to, err)
-	}
-	return c, nil
-}
-
-// connectEndpoint opens an endpoint, and adds its connection to the table before its SYN leaves:
-// the signals then see the whole handshake.
-func (s *Stack) connectEndpoint(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
+func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (_ *Conn, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("netstack: dial %v: %w", to, err)
+		}
+	}()
 	if datapath.IsClosed(s.closed) {
 		return nil, os.ErrClosed
 	}
@@ -262,7 +257,7 @@ func (s *Stack) connectEndpoint(ctx context.Context, from netip.Addr, to netip.A
 	c.id = stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	}
-	s.conns.addConn(c) // before its SYN leaves
+	s.conns.addConn(c) // before its SYN leaves: the signals then see the whole handshake
 	entry, connected := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
 	c.events.EventRegister(&entry)
 	defer c.events.EventUnregister(&entry)

@@ -89,7 +89,10 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 		}
 	case qlog.PacketReceived:
 		if e.Header.PacketType == qlog.PacketType1RTT {
-			t.onPacketReceived(e.Frames)
+			// Owners of datagrams are called without t.mu, because they may send.
+			if a := t.onPacketReceived(e.Frames); a.datagrams > 0 {
+				a.asked.Owner.ReceiveAck(a.asked.Sequence, a.datagrams, a.delay)
+			}
 			t.noteDatagrams(e.Frames)
 		}
 	case qlog.DatagramDropped:
@@ -254,14 +257,6 @@ func (t *Trace) takeUnsent() (a AckRequest) {
 	return a
 }
 
-// onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in
-// it. Owners of datagrams are called without t.mu, because they may send.
-func (t *Trace) onPacketReceived(frames []qlog.Frame) {
-	if a := t.noteReceived(frames); a.datagrams > 0 {
-		a.asked.Owner.ReceiveAck(a.asked.Sequence, a.datagrams, a.delay)
-	}
-}
-
 // acked is the datagrams that a packet from the peer acknowledges.
 type acked struct {
 	packet               // the newest of their owner's, with the number of all its datagrams
@@ -284,8 +279,9 @@ func (a *acked) add(p *packet) {
 	}
 }
 
-// noteReceived is onPacketReceived without the call of owners. It returns the datagrams that have arrived.
-func (t *Trace) noteReceived(frames []qlog.Frame) (arrived acked) {
+// onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in
+// it. It returns the datagrams that have arrived.
+func (t *Trace) onPacketReceived(frames []qlog.Frame) (arrived acked) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.touched = t.touched[:0]
