@@ -116,8 +116,7 @@ func dialReason(err error) Reason {
 
 // legReason returns the reason for the failure of a leg that was in use.
 func legReason(err error) Reason {
-	switch {
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.ErrUnexpectedEOF):
+	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return ClosedReset
 	}
 	return ClosedError

@@ -267,6 +267,16 @@ func drainDeadline(limit time.Duration) (expired <-chan time.Time, stop func() b
 	return t.C, t.Stop
 }
 
+// closedAfter returns a channel that is closed once all of a group have ended.
+func closedAfter(group *sync.WaitGroup) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(ended)
+	}()
+	return ended
+}
+
 // drainWords says in words how long connections may go on that drain since some time.
 func drainWords(limit, since time.Duration) string {
 	if limit == 0 {
@@ -286,11 +296,7 @@ func (s *Server) DrainLeft() time.Duration {
 
 // drainConnections waits for the connections to end, and resets those that do not in time.
 func (s *Server) drainConnections() {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.handlers.Wait()
-	}()
+	done := closedAfter(&s.handlers)
 	limit := s.env.currentSettings().cfg.Shutdown.Drain
 	began := s.env.Clock()
 	expired, stop := drainDeadline(limit)
@@ -443,11 +449,7 @@ func (s *Server) drainListener(l *listenerState) {
 		"for_at_most", drainWords(limit, 0))
 	s.retiring.Go(func() {
 		<-l.accepting
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			l.handlers.Wait()
-		}()
+		ended := closedAfter(&l.handlers)
 		expired, stop := drainDeadline(limit)
 		defer stop()
 		select {
@@ -649,12 +651,10 @@ func (s *Server) warnOfLimits() {
 	addGrowth := func(listener string, reason Reason, count uint64) {
 		s.limitsMet.addGrowth(s.env.Log, now, metLimit{listener, reason}, count)
 	}
-	for _, l := range s.env.currentSettings().listeners {
-		if t := l.Tunnel(); t != nil {
-			status, _ := t.Status() // its counters are good even with an error
-			addGrowth(l.cfg.Name, limitHandshakes, status.Handshakes)
-			addGrowth(l.cfg.Name, limitSessions, status.Datagrams.Crowded)
-		}
+	for l, t := range s.tunnels {
+		status, _ := t.Status() // its counters are good even with an error
+		addGrowth(l.cfg.Name, limitHandshakes, status.Handshakes)
+		addGrowth(l.cfg.Name, limitSessions, status.Datagrams.Crowded)
 	}
 	addGrowth("", limitMemory, s.env.buffers.Short())
 	if s.env.UnenforcedLegs != nil {
@@ -699,14 +699,19 @@ func (s *Server) Dialled(from, to netip.AddrPort) bool {
 	return s.env.loops.isDialled(wireOf(from, to))
 }
 
+// tunnels yields the listeners in force that end a tunnel, in the order of the configuration.
+func (s *Server) tunnels(yield func(*listenerState, tunnel.Listener) bool) {
+	for _, l := range s.env.currentSettings().listeners {
+		if t := l.Tunnel(); t != nil && !yield(l, t) {
+			return
+		}
+	}
+}
+
 // Tunnels returns the state of the tunnels, in the order of the configuration.
 func (s *Server) Tunnels() []TunnelInfo {
 	var out []TunnelInfo
-	for _, l := range s.env.currentSettings().listeners {
-		t := l.Tunnel()
-		if t == nil {
-			continue
-		}
+	for l, t := range s.tunnels {
 		status, err := t.Status()
 		if err != nil { // its counters are good
 			s.env.Log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
@@ -727,11 +732,7 @@ func (e Endpoints) Equal(other Endpoints) bool { return maps.EqualFunc(e, other,
 // list them at present are taken from before.
 func (s *Server) Endpoints(before Endpoints) Endpoints {
 	all := Endpoints{}
-	for _, l := range s.env.currentSettings().listeners {
-		t := l.Tunnel()
-		if t == nil {
-			continue
-		}
+	for l, t := range s.tunnels {
 		at := map[string]netip.AddrPort{}
 		status, err := t.Status()
 		if err != nil || t.Health() != nil {
@@ -750,11 +751,7 @@ func (s *Server) Endpoints(before Endpoints) Endpoints {
 // Resume contacts the peers of tunnels at the addresses where an earlier process heard from
 // them last. Peers that the configuration does not have are left out.
 func (s *Server) Resume(all Endpoints) {
-	for _, l := range s.env.currentSettings().listeners {
-		t := l.Tunnel()
-		if t == nil {
-			continue
-		}
+	for l, t := range s.tunnels {
 		at := map[access.Key]netip.AddrPort{}
 		for key, where := range all[l.cfg.Name] {
 			if k, err := access.ParseKey(key); err == nil && where.IsValid() {

@@ -301,7 +301,8 @@ func (h *conversation) consumeHTTP(ctx context.Context) error {
 	}
 	h.client.Answer = func(_ netip.AddrPort, err error) error {
 		if err != nil {
-			return h.answerFailure(httpDialFailure(err))
+			status, why, reason := HTTPFailure(err)
+			return h.answerFailure(httpRefusal(status, "Proxy-Status: "+why+"\r\n", reason))
 		}
 		if established != nil {
 			_, err = h.conn.Write(established)

@@ -52,8 +52,14 @@ func (l *greeter) trustsPeer(peer netip.Addr) bool {
 // setTarget sets the destination of a client that is not asked. It refuses a captured destination that would come back
 // to this listener.
 func (l *greeter) setTarget(c *Client) error {
-	mode := l.cfg.Mode
-	c.Answer = answerWithReset(c.Conn)
+	mode, conn := l.cfg.Mode, c.Conn
+	// The client speaks no protocol with us. The kernel has completed its handshake, and RST is the only refusal left.
+	c.Answer = func(_ netip.AddrPort, err error) error {
+		if err == nil {
+			return nil
+		}
+		return conn.Reset()
+	}
 	switch mode {
 	case access.Forward:
 		c.Target, c.Host, c.Fixed = l.target, l.host, true
@@ -91,17 +97,6 @@ func (l *greeter) reachesSelf(target netip.AddrPort) bool {
 	}
 	local, err := new(Routes).Local(target.Addr()) // rarely: it is for our very port
 	return err != nil || local                     // cannot tell: a refused connection is cheaper than a loop
-}
-
-// answerWithReset is Answer for clients that speak no protocol with us. The kernel has completed
-// their handshake, and RST is the only refusal left.
-func answerWithReset(conn datapath.Conn) func(netip.AddrPort, error) error {
-	return func(_ netip.AddrPort, err error) error {
-		if err == nil {
-			return nil
-		}
-		return conn.Reset()
-	}
 }
 
 // httpUser returns why the client of a request may not use the listener, and for how long its answer is held. A request

@@ -236,9 +236,3 @@ func httpRefusal(status int, header, reason string) []byte {
 		len(reason)+1, reason)
 	return b.Bytes()
 }
-
-// httpDialFailure returns the answer that tells a client why the dial failed.
-func httpDialFailure(err error) []byte {
-	status, why, reason := HTTPFailure(err)
-	return httpRefusal(status, "Proxy-Status: "+why+"\r\n", reason)
-}
