@@ -219,7 +219,7 @@ func New(cfg Config, queue Verdicts, echoes Echoes) *Holder {
 	return &Holder{
 		cfg: cfg, queue: queue, echoes: echoes,
 		clients: map[netip.Addr]*client{}, flows: map[FlowKey]*flowState{}, lanes: map[uint16]*lane{},
-		names: newNameTable(),
+		names: nameTable{map[FlowKey]*knownName{}, map[FlowKey]*pendingHandshake{}},
 	}
 }
 
@@ -408,7 +408,12 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 		h.stats.unmanaged.Add(1)
 		h.queue.Accept(p.ID)
 	default:
-		h.noteActive(now, state.lane.client)
+		c := state.lane.client
+		c.used = now
+		if !c.isListed {
+			c.isListed = true
+			h.active = append(h.active, c)
+		}
 		held := heldPacket{id: p.ID, size: cc.Bytes(p.Length), mark: p.Mark}
 		if h.cfg.CongestionMark != 0 {
 			held.ecn = head.ecn
@@ -591,15 +596,6 @@ func (h *Holder) serve(now cc.Time) {
 	}
 	h.stats.clients.Store(int64(len(h.clients)))
 	h.stats.flows.Store(int64(len(h.flows)))
-}
-
-// noteActive lists a client that a packet has come for.
-func (h *Holder) noteActive(now cc.Time, c *client) {
-	c.used = now
-	if !c.isListed {
-		c.isListed = true
-		h.active = append(h.active, c)
-	}
 }
 
 // tendActive does what time brings for the clients that have packets, and takes the others from the list.

@@ -579,7 +579,7 @@ func TestAFlowIsDecidedByItsServerName(t *testing.T) {
 }
 
 func TestServerNamesAreBounded(t *testing.T) {
-	table := newNameTable()
+	table := nameTable{map[FlowKey]*knownName{}, map[FlowKey]*pendingHandshake{}}
 	for i := range uint16(maxNames + 10) {
 		key := FlowKey{Source: netip.AddrPortFrom(netip.IPv4Unspecified(), i)}
 		table.setName(0, key, "video.test")

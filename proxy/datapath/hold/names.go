@@ -35,11 +35,6 @@ type pendingHandshake struct {
 	begun cc.Time
 }
 
-// newNameTable returns an empty table.
-func newNameTable() nameTable {
-	return nameTable{known: map[FlowKey]*knownName{}, handshakes: map[FlowKey]*pendingHandshake{}}
-}
-
 // addDatagram reads a datagram of a client, and returns the ClientHello once it is whole; nil: it is not.
 func (t *nameTable) addDatagram(now cc.Time, key FlowKey, datagram []byte) []byte {
 	handshake := t.handshakes[key]

@@ -24,14 +24,6 @@ type requests struct {
 	waiting map[stack.TransportEndpointID]synInfo
 }
 
-// peerOf returns the name of the peer that has an address; without SetPeer the address itself.
-func (r *requests) peerOf(inner netip.Addr) string {
-	if of := r.peer.Load(); of != nil {
-		return (*of)(inner)
-	}
-	return inner.String()
-}
-
 // synInfo is what is kept of a SYN beside gVisor's own request, which does not give access to the
 // packet.
 type synInfo struct {
@@ -47,7 +39,7 @@ func (r *requests) takeSegment(id stack.TransportEndpointID, pkt *stack.PacketBu
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
 		return false
 	}
-	peer := r.peerOf(addrPortOf(id.RemoteAddress, 0).Addr())
+	peer := (*r.peer.Load())(addrPortOf(id.RemoteAddress, 0).Addr())
 	r.mu.Lock()
 	_, again := r.waiting[id]
 	full := !again && !r.places.Take(peer)

@@ -148,6 +148,9 @@ func New(cfg Config) (*Stack, error) {
 	}
 	s.requests.places = datapath.NewPlaces(cfg.Handshakes)
 	s.requests.waiting = map[stack.TransportEndpointID]synInfo{}
+	s.SetPeer(netip.Addr.String)
+	s.SetGateway(func(netip.Addr) netip.Addr { return netip.Addr{} })
+	s.Handle(nil)
 	s.wire = newWire(s.conns, cfg.MTU)
 	s.net = stack.New(stack.Options{
 		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -494,12 +497,7 @@ func (s *Stack) hopLimitIsSpent(p []byte) bool {
 }
 
 // gatewayFor returns our own address in the network of inner; invalid: there is none.
-func (s *Stack) gatewayFor(inner netip.Addr) netip.Addr {
-	if of := s.gateway.Load(); of != nil {
-		return (*of)(inner)
-	}
-	return netip.Addr{}
-}
+func (s *Stack) gatewayFor(inner netip.Addr) netip.Addr { return (*s.gateway.Load())(inner) }
 
 // Source addresses of Time Exceeded messages if we have no address in the tunnel: the IPv4 dummy
 // address (RFC 7600 §4.8) and a link-local one.
@@ -561,17 +559,9 @@ func (s *Stack) onProbe(state *tcp.TCPEndpointState) {
 	}
 }
 
-// datagramHandler returns what Handle was called with; nil: datagrams end here.
-func (s *Stack) datagramHandler() Datagrams {
-	if h := s.datagrams.Load(); h != nil {
-		return *h
-	}
-	return nil
-}
-
 // takeUDP is called by gVisor with a UDP datagram; false: the stack is to answer or count it.
 func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
-	h := s.datagramHandler()
+	h := *s.datagrams.Load()
 	if h == nil {
 		return false
 	}
@@ -606,7 +596,7 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 		return true
 	}
 	source, target := addrPortOf(id.RemoteAddress, 0).Addr(), addrPortOf(id.LocalAddress, 0).Addr()
-	h := s.datagramHandler()
+	h := *s.datagrams.Load()
 	if h == nil || len(b) < echoHeader || !isSameFamily(source, target) {
 		return true
 	}
