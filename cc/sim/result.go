@@ -282,7 +282,7 @@ func (s *stats) result(w *world, cfg FlowConfig, i, host int, to cc.Time) FlowRe
 // result adds what its client saw to a flow's.
 func (c *client) result(f *FlowResult, to cc.Time) {
 	var took []time.Duration
-	for _, o := range c.objects {
+	for _, o := range c.Objects {
 		if o.At < f.From {
 			continue
 		}
@@ -292,8 +292,8 @@ func (c *client) result(f *FlowResult, to cc.Time) {
 		}
 	}
 	f.FCT = DelaysOf(took)
-	if c.s.cfg.Video.Rate > 0 && len(c.objects) > 0 {
-		f.Video = c.player.Playback(to.Sub(c.started))
+	if played := c.Playback(to.Sub(c.s.w.origin)); played != nil {
+		f.Video = *played
 	}
 }
 

@@ -28,72 +28,65 @@ const rhythmStream = 0x72687974686d
 // worked returns for how much of the time up to since the application worked;
 // and, within a rest, when it goes on.
 func (r *rhythm) worked(since time.Duration) (worked, resumes time.Duration) {
-	switch {
-	case r.on == 0 || r.off == 0:
-		return since, 0
-	case r.rng != nil:
-		s := r.find(func(s stretch) bool { return s.to > since })
-		if since < s.from {
-			return s.before, s.from
-		}
-		return s.before + since - s.from, 0
+	s := r.until(since)
+	if since < s.from {
+		return s.before, s.from
 	}
-	period := r.on + r.off
-	cycles, within := int64(since/period), since%period
-	if within >= r.on {
-		return times(cycles+1, r.on), times(cycles+1, period)
-	}
-	return times(cycles, r.on) + within, 0
+	return s.before + since - s.from, 0
 }
 
-func times(n int64, d time.Duration) time.Duration { return time.Duration(n) * d }
+// until returns the stretch that is under way at a time or, if it rests then, the next.
+func (r *rhythm) until(at time.Duration) stretch {
+	return r.find(func(s stretch) bool { return s.to > at })
+}
 
 // elapsed is the inverse of worked: when the application has worked for d.
 func (r *rhythm) elapsed(d time.Duration) time.Duration {
-	switch {
-	case r.on == 0 || r.off == 0 || d <= 0:
+	if d <= 0 {
 		return d
-	case r.rng != nil:
-		s := r.find(func(s stretch) bool { return s.before+(s.to-s.from) >= d })
-		return s.from + d - s.before
 	}
-	return d + times(int64((d-1)/r.on), r.off)
+	s := r.find(func(s stretch) bool { return s.before+(s.to-s.from) >= d })
+	return s.from + d - s.before
 }
 
 // find returns the first stretch for which enough holds, as it does for all
 // after that one.
 func (r *rhythm) find(enough func(stretch) bool) stretch {
-	i := sort.Search(len(r.stretches), func(i int) bool { return enough(r.stretches[i]) })
-	if i < len(r.stretches) {
-		return r.stretches[i]
+	n := 1
+	for !enough(r.stretch(n - 1)) {
+		n *= 2
 	}
-	for {
-		if n := len(r.stretches); n > 0 && r.stretches[n-1].to == math.MaxInt64 {
-			return r.stretches[n-1]
-		}
-		if s := r.draw(); enough(s) {
-			return s
-		}
-	}
+	return r.stretch(sort.Search(n-1, func(i int) bool { return enough(r.stretch(i)) }))
 }
 
-// draw adds a stretch. One beyond the longest run never ends, which keeps the
-// list short.
-func (r *rhythm) draw() (s stretch) {
+// stretch returns the stretch of a number from 0. One beyond the longest run never ends, which keeps the list short.
+func (r *rhythm) stretch(n int) stretch {
+	switch {
+	case r.on == 0 || r.off == 0:
+		return stretch{to: math.MaxInt64}
+	case r.rng == nil:
+		k := time.Duration(n)
+		return stretch{k * (r.on + r.off), k*(r.on+r.off) + r.on, k * r.on}
+	}
 	length := func(mean time.Duration) time.Duration {
 		return max(time.Microsecond, time.Duration(r.rng.ExpFloat64()*float64(mean)))
 	}
-	if n := len(r.stretches); n > 0 {
-		last := r.stretches[n-1]
-		s.from = last.to + length(r.off)
-		s.before = last.before + last.to - last.from
+	for last := len(r.stretches) - 1; last < n; last++ {
+		var s stretch
+		if last >= 0 {
+			before := r.stretches[last]
+			if before.to == math.MaxInt64 {
+				return before
+			}
+			s.from = before.to + length(r.off)
+			s.before = before.before + before.to - before.from
+		}
+		if s.to = s.from + length(r.on); s.from > maxDuration {
+			s.to = math.MaxInt64
+		}
+		r.stretches = append(r.stretches, s)
 	}
-	s.to = s.from + length(r.on)
-	if s.from > maxDuration {
-		s.to = math.MaxInt64
-	}
-	r.stretches = append(r.stretches, s)
-	return s
+	return r.stretches[n]
 }
 
 // Turn is a time in which an application works, counted from the run's start.
@@ -106,31 +99,15 @@ func (f FlowConfig) Turns(i int, seed uint64, end time.Duration) (all []Turn) {
 		end = min(end, f.Stop)
 	}
 	r := newRhythm(f, i, seed)
-	for at := time.Duration(0); f.Start+at < end; {
-		from, to := r.stretchAt(at)
-		if f.Start+from >= end {
+	for at := time.Duration(0); at < end-f.Start; {
+		s := r.until(at)
+		if f.Start+s.from >= end {
 			break
 		}
-		all = append(all, Turn{f.Start + from, min(f.Start+to, end)})
-		at = to
+		all = append(all, Turn{f.Start + s.from, min(s.to, end-f.Start) + f.Start})
+		at = s.to
 	}
 	return all
-}
-
-// stretchAt is when it works, at that time or, if it rests then, next.
-func (r *rhythm) stretchAt(at time.Duration) (from, to time.Duration) {
-	switch {
-	case r.on == 0 || r.off == 0:
-		return 0, math.MaxInt64 / 2
-	case r.rng != nil:
-		s := r.find(func(s stretch) bool { return s.to > at })
-		return s.from, s.to
-	}
-	from = at.Truncate(r.on + r.off)
-	if at >= from+r.on {
-		from += r.on + r.off
-	}
-	return from, from + r.on
 }
 
 // newRhythm is that of flow number i.

@@ -65,7 +65,7 @@ func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 	s.held = cfg.Upload || cfg.Hold != "" || w.scenario.Transport != Relay
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
-		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}
+		s.ask = &client{Client: NewClient(cfg.Bytes, cfg.Every, cfg.Video), s: s}
 	}
 	s.rcv = receiver{every: w.scenario.AckEvery, delay: w.scenario.AckDelay, clock: w.clock(i)}
 	s.stats = newStats(w, cfg)

@@ -117,7 +117,7 @@ func TestOneFlowsQueueingIsThatOfTheLink(t *testing.T) {
 func TestResponsivenessIsNotThatOfRequestsCutShort(t *testing.T) {
 	a := stage.ActorRecord{Name: "probe"}
 	for i := range 15 {
-		q := stage.Request{At: time.Duration(2*i) * time.Second, Took: 10 * time.Second}
+		q := sim.Object{At: time.Duration(2*i) * time.Second, Took: 10 * time.Second}
 		if q.At+q.Took > 30*time.Second {
 			q.Took = 0
 		}

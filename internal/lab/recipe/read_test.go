@@ -191,7 +191,7 @@ func TestFunctionsOfNumbers(t *testing.T) {
 func TestResponsivenessLeavesOutTheSlowest(t *testing.T) {
 	a := stage.ActorRecord{Name: "probe"}
 	for i := range 20 {
-		a.Requests = append(a.Requests, stage.Request{At: time.Duration(i) * time.Second, Took: 50 * time.Millisecond})
+		a.Requests = append(a.Requests, sim.Object{At: time.Duration(i) * time.Second, Took: 50 * time.Millisecond})
 	}
 	a.Requests[7].Took = 5 * time.Second
 	run := Run{Stage: stage.Stage{Duration: time.Minute}, Record: stage.Record{Actors: []stage.ActorRecord{a}}}
@@ -201,7 +201,7 @@ func TestResponsivenessLeavesOutTheSlowest(t *testing.T) {
 }
 
 func TestARequestWithoutAnEndTakesUntilTheEnd(t *testing.T) {
-	a := stage.ActorRecord{Name: "page 1", Requests: []stage.Request{
+	a := stage.ActorRecord{Name: "page 1", Requests: []sim.Object{
 		{At: 0, Took: time.Second},
 		{At: 20 * time.Second},
 	}}

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // requests is how long, in ms, each request took that began after the warm-up, of a flow or of all that
@@ -27,7 +27,7 @@ func (r Run) requests(flow string, sizes ...any) (all []float64, err error) {
 }
 
 // begun are those requests.
-func (r Run) begun(flow string, sizes ...float64) (all []stage.Request, err error) {
+func (r Run) begun(flow string, sizes ...float64) (all []sim.Object, err error) {
 	found := false
 	for i, a := range r.Record.Actors {
 		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
@@ -53,7 +53,7 @@ func (r Run) isBetween(i int, above, upTo float64) bool {
 }
 
 // took is how long, in ms, a request took, or had taken at the end of the run.
-func (r Run) took(q stage.Request) float64 {
+func (r Run) took(q sim.Object) float64 {
 	return record.Millis(cmp.Or(q.Took, r.Stage.Duration-q.At))
 }
 
@@ -65,7 +65,7 @@ func (r Run) rpm(flow string) (float64, error) {
 	if err != nil || len(begun) == 0 {
 		return math.NaN(), err
 	}
-	longest := slices.MaxFunc(begun, func(a, b stage.Request) int { return cmp.Compare(a.Took, b.Took) }).Took
+	longest := slices.MaxFunc(begun, func(a, b sim.Object) int { return cmp.Compare(a.Took, b.Took) }).Took
 	var all []float64
 	for _, q := range begun {
 		if q.Took > 0 || r.Stage.Duration-q.At >= longest {

@@ -84,10 +84,8 @@ func (a *actor) play(ctx context.Context) {
 			err = a.nativeBulk(ctx)
 		case a.Kind == Bulk:
 			err = a.bulk(ctx)
-		case a.Kind == Requests || a.Kind == Web:
-			err = a.request(ctx)
-		case a.Kind == Video:
-			err = a.watch(ctx)
+		case a.Kind == Requests || a.Kind == Web || a.Kind == Video:
+			err = a.ask(ctx)
 		case a.Kind == Upload:
 			err = a.upload(ctx)
 		case a.Kind == QUIC:
@@ -126,33 +124,41 @@ func (a *actor) upload(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("upload: %w", err), l.close())
 }
 
-func (a *actor) request(ctx context.Context) (err error) {
+// ask asks for one thing after the other in the actor's turns, each on a connection of its own where the kind is Web.
+func (a *actor) ask(ctx context.Context) error {
+	client := sim.NewClient(a.Size, a.Every, a.video())
 	var l *line
 	defer func() {
 		if l != nil {
 			_ = l.close() // what ended it is known
 		}
+		if a.record.Video = client.Playback(min(a.run.now(), a.run.stage.Duration)); a.Kind != Video {
+			a.record.Requests = client.Objects
+		}
 	}()
-	for due := a.Start; ; due += a.Every {
-		from, more := nextTurn(a.turns, max(due, a.run.now()))
-		if !more {
+	for next := a.Start; ; {
+		due, more := nextTurn(a.turns, max(next, a.run.now()))
+		switch {
+		case !more && a.Kind == Video: // to watch what is there
+			return a.run.wait(ctx, a.run.stage.Duration)
+		case !more:
 			return nil
 		}
-		due = from
 		if err := a.run.wait(ctx, due); err != nil {
 			return err
 		}
 		began := time.Now()
-		a.record.Requests = append(a.record.Requests, Request{At: a.run.now()})
+		client.Ask(a.run.now())
 		if l == nil {
+			var err error
 			if l, err = a.open(ctx); err != nil {
 				return err
 			}
 		}
-		if err := l.get(a.Size); err != nil {
+		if err := l.get(client.Size); err != nil {
 			return err
 		}
-		a.record.Requests[len(a.record.Requests)-1].Took = time.Since(began)
+		next = client.Take(due, a.run.now(), time.Since(began))
 		if a.Kind == Web {
 			err := l.close()
 			if l = nil; err != nil {
@@ -162,36 +168,13 @@ func (a *actor) request(ctx context.Context) (err error) {
 	}
 }
 
-func (a *actor) watch(ctx context.Context) error {
-	began := a.run.now()
-	since := func() time.Duration { return a.run.now() - began }
-	p := sim.Player{Chunk: a.Every, Buffer: a.buffer()}
-	defer func() {
-		v := p.Playback(min(a.run.now(), a.run.stage.Duration) - began)
-		a.record.Video = &v
-	}()
-	l, err := a.open(ctx)
-	if err != nil {
-		return err
+// video is what the actor's player asks for; that of other kinds asks for nothing.
+func (a Actor) video() sim.Video {
+	if a.Kind != Video {
+		return sim.Video{}
 	}
-	defer func() { _ = l.close() }() // what ended it is known
-	for {
-		if err := l.get(a.Rate.BytesIn(a.Every)); err != nil {
-			return err
-		}
-		p.Arrived(since())
-		next, more := nextTurn(a.turns, began+p.Room(since()))
-		if !more {
-			next = a.run.stage.Duration // to watch what is there
-		}
-		if err := a.run.wait(ctx, next); err != nil || !more {
-			return err
-		}
-	}
+	return sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: cmp.Or(a.Buffer, defaultBuffer)}
 }
-
-// buffer is how far a player downloads ahead.
-func (a Actor) buffer() time.Duration { return cmp.Or(a.Buffer, defaultBuffer) }
 
 // read counts payload that the application has read just now.
 func (a *actor) read(n int) {

@@ -142,7 +142,7 @@ func (a Actor) check(s Stage) error {
 		if a.Rate == 0 || a.Every == 0 || a.Rate.BytesIn(a.Every) == 0 {
 			return errors.New("a video needs the rate of the encoding and a chunk's length, such as rate 4mbit and chunk 4s")
 		}
-		if a.buffer() < a.Every {
+		if a.video().Buffer < a.Every {
 			return fmt.Errorf("its buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
 		}
 	case UDP:

@@ -184,7 +184,7 @@ type ActorRecord struct {
 	Cwnd     []cc.Bytes
 	Share    []cc.Bytes         // its part of Cwnd
 	Limited  map[string]float64 // seconds that it was held back by each cause, as the proxy says; nil: it does not
-	Requests []Request          // Requests and Web, in the order of their starts
+	Requests []sim.Object       // Requests and Web, in the order of their starts; they take from dialling on
 	Flows    []int              // those of Record.Virtual that are its own; nil over real sockets
 	Video    *sim.Playback      // Video
 	Sent     cc.Bytes           // UDP: payload, as Bytes counts it
@@ -193,12 +193,6 @@ type ActorRecord struct {
 	Jitter  []time.Duration
 	Corrupt string // what was wrong with the bytes that came; empty: nothing
 	Error   string // what ended the application before its time; empty: nothing
-}
-
-// Request is one download of a Requests or Web application.
-type Request struct {
-	At   time.Duration
-	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
 }
 
 // isDatagrams reports whether the actor's packets are UDP.

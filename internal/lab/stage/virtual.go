@@ -268,7 +268,7 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 	case Web:
 		f.On, f.Off, f.Random = 0, 0, false // what has begun goes on in a rest
 	case Video:
-		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: a.buffer()}
+		f.Rate, f.Video = 0, a.video()
 	}
 	return f, err
 }
@@ -425,12 +425,10 @@ func (v *virtual) actorRecord(i int, flows []sim.FlowResult) ActorRecord {
 	case Video:
 		r.Video = &flows[0].Video
 	case Requests:
-		for _, o := range flows[0].Objects {
-			r.Requests = append(r.Requests, Request{At: o.At, Took: o.Took})
-		}
+		r.Requests = flows[0].Objects
 	case Web:
 		for k, f := range flows {
-			q := Request{At: v.scenario.Flows[v.flows[i][k]].Start}
+			q := sim.Object{At: v.scenario.Flows[v.flows[i][k]].Start}
 			if f.Received > 0 {
 				q.Took = s.dial(q.At, a.Host) + f.Received
 			}
