@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"math/rand/v2"
 
 	"github.com/penstock-net/penstock/cc"
@@ -20,23 +19,13 @@ const (
 )
 
 // aqmNames are as files and a command line have them.
-var aqmNames = [...]string{DropTail: "droptail", CoDel: "codel", DualPI2: "dualpi2", PIE: "pie", FQCoDel: "fq_codel"}
+var aqmNames = []string{DropTail: "droptail", CoDel: "codel", DualPI2: "dualpi2", PIE: "pie", FQCoDel: "fq_codel"}
 
-func (a AQM) String() string {
-	if int(a) < len(aqmNames) {
-		return aqmNames[a]
-	}
-	return fmt.Sprintf("AQM(%d)", uint8(a))
-}
+func (a AQM) String() string { return nameOf(aqmNames, a, "AQM") }
 
 // ParseAQM reads the name of a way to manage a queue.
 func ParseAQM(s string) (AQM, error) {
-	for a, name := range aqmNames {
-		if s == name {
-			return AQM(a), nil
-		}
-	}
-	return 0, fmt.Errorf("no management %q of a queue; use droptail, codel, dualpi2, pie or fq_codel", s)
+	return valueOf[AQM](aqmNames, s, "no management %q of a queue; use droptail, codel, dualpi2, pie or fq_codel")
 }
 
 // aqm is the part of a ManagedLink that decides. Waiting times are the sojourn

@@ -16,9 +16,23 @@ const UDP = "udp"
 
 // Of a datagram.
 const (
-	datagramPayload cc.Bytes = 1400
-	datagramBytes            = datagramPayload + 28 // with the headers of IPv4 and UDP
+	DatagramPayload cc.Bytes = 1400
+	DatagramBytes            = DatagramPayload + 28 // with the headers of IPv4 and UDP
 )
+
+// Jitter is how much the transit of each datagram differs from that of the one before it (RFC 3393 §2).
+type Jitter struct {
+	All  []time.Duration
+	last time.Duration // transit of the one that arrived last; 0: none has
+}
+
+// Arrive notes a datagram's transit, which counts or serves the next one alone.
+func (j *Jitter) Arrive(transit time.Duration, counts bool) {
+	if j.last > 0 && counts {
+		j.All = append(j.All, (transit - j.last).Abs())
+	}
+	j.last = transit
+}
 
 // datagrams sends them.
 type datagrams struct {
@@ -33,9 +47,7 @@ type datagrams struct {
 	got    cc.Bytes // of payload, to the run's end
 	closed cc.Time  // 0: it is open, or will be
 	stats  stats
-
-	transit time.Duration   // of the packet that arrived last; 0: none has
-	jitter  []time.Duration // as in FlowResult
+	jitter Jitter
 }
 
 func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
@@ -62,7 +74,7 @@ func (d *datagrams) move(flow.Terms) {}
 
 // plan waits until the next has been produced.
 func (d *datagrams) plan() {
-	d.src.taken += datagramBytes
+	d.src.taken += DatagramBytes
 	d.w.at(d.src.started.Add(d.src.next(d.src.taken)), d.send)
 }
 
@@ -71,33 +83,29 @@ func (d *datagrams) send() {
 		return
 	}
 	now := d.w.now
-	d.sent += datagramPayload
+	d.sent += DatagramPayload
 	d.stats.sent(now)
 	settled := func(left cc.Time, v Verdict) {
-		d.stats.settled(left, datagramBytes, d.cfg.Delay+left.Sub(now), v)
+		d.stats.settled(left, DatagramBytes, d.cfg.Delay+left.Sub(now), v)
 		if v.Dropped == DropNone {
 			d.w.at(v.Arrives.Add(d.cfg.Delay), func() { d.arrive(now) })
 		}
 	}
 	if d.edge != nil {
-		d.edge.pass(heldPacket{flow: d.number, size: datagramBytes, settled: settled})
+		d.edge.pass(heldPacket{flow: d.number, size: DatagramBytes, settled: settled})
 	} else {
-		d.w.send(d.host, datagramBytes, d.number, NotECT, func(v Verdict) { settled(now, v) })
+		d.w.send(d.host, DatagramBytes, d.number, NotECT, func(v Verdict) { settled(now, v) })
 	}
 	d.plan()
 }
 
 // arrive takes in a packet that was sent at a time.
 func (d *datagrams) arrive(sent cc.Time) {
-	d.got += datagramPayload
-	transit := d.w.now.Sub(sent)
-	if d.transit > 0 && sent >= d.stats.from {
-		d.jitter = append(d.jitter, (transit - d.transit).Abs())
-	}
-	d.transit = transit
+	d.got += DatagramPayload
+	d.jitter.Arrive(d.w.now.Sub(sent), sent >= d.stats.from)
 	if d.closed == 0 {
 		d.stats.cameThrough(d.w.now)
-		d.stats.delivered(d.w.now, datagramPayload)
+		d.stats.delivered(d.w.now, DatagramPayload)
 	}
 }
 
@@ -124,6 +132,6 @@ func (d *datagrams) result(i int) FlowResult {
 	}
 	d.stats.final = d.state()
 	f := d.stats.result(d.w, d.cfg, i, d.host, to)
-	f.Read, f.Jitter = d.got, d.jitter
+	f.Read, f.Jitter = d.got, d.jitter.All
 	return f
 }

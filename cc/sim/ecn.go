@@ -1,10 +1,6 @@
 package sim
 
-import (
-	"fmt"
-
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // Codepoint is the ECN field of an IP header, by its value there (RFC 3168 §5).
 type Codepoint uint8
@@ -29,23 +25,13 @@ const (
 )
 
 // ecnNames are as files and a command line have them.
-var ecnNames = [...]string{ECNDefault: "default", ECNClassic: "classic", ECNL4S: "l4s", ECNOff: "off"}
+var ecnNames = []string{ECNDefault: "default", ECNClassic: "classic", ECNL4S: "l4s", ECNOff: "off"}
 
-func (e ECN) String() string {
-	if int(e) < len(ecnNames) {
-		return ecnNames[e]
-	}
-	return fmt.Sprintf("ECN(%d)", uint8(e))
-}
+func (e ECN) String() string { return nameOf(ecnNames, e, "ECN") }
 
 // ParseECN reads what packets say.
 func ParseECN(s string) (ECN, error) {
-	for e, name := range ecnNames {
-		if s == name {
-			return ECN(e), nil
-		}
-	}
-	return 0, fmt.Errorf("no ECN %q; use classic, l4s or off", s)
+	return valueOf[ECN](ecnNames, s, "no ECN %q; use classic, l4s or off")
 }
 
 // codepoint is what the packets of a flow of that algorithm say.

@@ -148,7 +148,7 @@ func TestAHostWithAHeldDownloadHasAsMuchAsOneWithAManagedOne(t *testing.T) {
 func TestHeldDatagramsLeaveTheirHostItsPart(t *testing.T) {
 	hop := lastHops(t)["20 Mbit/s"]
 	call := FlowConfig{
-		Name: "call", Algorithm: UDP, Rate: 50 * 8 * cc.Rate(datagramBytes), Hold: "penstock", Group: "phone",
+		Name: "call", Algorithm: UDP, Rate: 50 * 8 * cc.Rate(DatagramBytes), Hold: "penstock", Group: "phone",
 	}
 	for _, algorithm := range []string{"reno", "bbr"} {
 		r := playOver(t, hop, download, heldDownload(algorithm), call)

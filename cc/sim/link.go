@@ -56,22 +56,12 @@ const (
 // empty is lost.
 type Link struct {
 	cfg     LinkConfig
-	start   cc.Time // of the trace
 	line    delayLine
 	rng     *rand.Rand
 	waiting ring[queuedPacket]
 	queued  cc.Bytes // sum over waiting
 	now     cc.Time  // the latest seen
-	departs cc.Time  // when the last packet accepted leaves
-
-	// With a fixed rate: the present busy period. Counting from its start keeps
-	// rounding from adding up.
-	busyFrom  cc.Time
-	busyBytes cc.Bytes
-
-	// With a trace: the opportunity that sends the last byte accepted.
-	opportunity int64
-	left        cc.Bytes // what it can still carry
+	schedule
 }
 
 // lossStream keeps a link's draws apart from those of other users of its seed.
@@ -80,7 +70,7 @@ const lossStream = 0x6c696e6b
 // NewLink returns a link that starts at time zero of its trace at start.
 func NewLink(cfg LinkConfig, start cc.Time) *Link {
 	return &Link{
-		cfg: cfg, start: start, line: delayLine{start: start}, now: start,
+		cfg: cfg, schedule: newSchedule(cfg, start), line: delayLine{start: start}, now: start,
 		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
 	}
 }
@@ -100,15 +90,10 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 		l.cfg.QueuePackets > 0 && l.waiting.n >= l.cfg.QueuePackets {
 		return Verdict{Dropped: DropQueue}
 	}
-	switch {
-	case l.cfg.Trace != nil:
-		l.departs = l.serveByTrace(now, size)
-	case l.cfg.Rate > 0:
-		l.departs = l.serveAtRate(now, size)
-	default:
-		l.departs = now
+	if l.departs <= now {
+		l.begin(now)
 	}
-	if l.departs > now {
+	if l.send(size); l.departs > now {
 		l.waiting.push(queuedPacket{l.departs, size})
 		l.queued += size
 	}
@@ -118,27 +103,6 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 	}
 	marked := l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
 	return Verdict{Departs: l.departs, Arrives: arrives, Marked: marked}
-}
-
-func (l *Link) serveAtRate(now cc.Time, size cc.Bytes) cc.Time {
-	if l.departs <= now {
-		l.busyFrom, l.busyBytes = now, 0
-	}
-	l.busyBytes += size
-	return l.busyFrom.Add(l.cfg.Rate.TimeFor(l.busyBytes))
-}
-
-func (l *Link) serveByTrace(now cc.Time, size cc.Bytes) cc.Time {
-	if l.departs <= now {
-		l.opportunity, l.left = l.cfg.Trace.until(now.Sub(l.start)), OpportunityBytes
-	}
-	if more := size - l.left; more > 0 {
-		opportunities := (more + OpportunityBytes - 1) / OpportunityBytes
-		l.opportunity += int64(opportunities)
-		l.left += opportunities * OpportunityBytes
-	}
-	l.left -= size
-	return l.start.Add(l.cfg.Trace.at(l.opportunity))
 }
 
 // Backlog returns what waits in the queue at now, with the packet that is being

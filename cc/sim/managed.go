@@ -18,30 +18,20 @@ import (
 // further. The schedule does not depend on when it is asked.
 type ManagedLink struct {
 	cfg      LinkConfig
-	start    cc.Time // of the trace
 	line     delayLine
 	rng      *rand.Rand
 	aqm      aqm
 	lanes    lanes
 	now      cc.Time     // the latest seen
-	next     cc.Time     // when the next packet is taken out of the queue, if there is one
-	departs  cc.Time     // when the last one taken has left
 	departed []Departure // since the last Advance
 	handed   []Departure // by the last Advance
-
-	// With a fixed rate: the present busy period, as in a Link.
-	busyFrom  cc.Time
-	busyBytes cc.Bytes
-
-	// With a trace: the opportunity that sends the next byte, and what it can still carry.
-	opportunity int64
-	left        cc.Bytes
+	schedule             // of the packets that were taken out of the queue
 }
 
 // NewManagedLink returns a link with an AQM that starts at time zero of its trace at start.
 func NewManagedLink(cfg LinkConfig, start cc.Time) *ManagedLink {
 	l := &ManagedLink{
-		cfg: cfg, start: start, line: delayLine{start: start}, now: start,
+		cfg: cfg, schedule: newSchedule(cfg, start), line: delayLine{start: start}, now: start,
 		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
 	}
 	var n int
@@ -108,15 +98,6 @@ func (l *ManagedLink) makeRoom(lane int, size cc.Bytes) bool {
 	return true
 }
 
-// begin ends a time in which nothing was to be sent.
-func (l *ManagedLink) begin(now cc.Time) {
-	l.busyFrom, l.busyBytes, l.next = now, 0, now
-	if t := l.cfg.Trace; t != nil {
-		l.opportunity, l.left = t.until(now.Sub(l.start)), OpportunityBytes
-		l.next = l.start.Add(t.at(l.opportunity))
-	}
-}
-
 // Advance serves what is to be served by now and returns it, in the order in which it
 // is; valid until the next call.
 func (l *ManagedLink) Advance(now cc.Time) []Departure {
@@ -133,7 +114,7 @@ func (l *ManagedLink) Next() cc.Time {
 	case l.lanes.n == 0:
 		return cc.Never
 	}
-	return l.next
+	return l.next()
 }
 
 // Backlog returns what waits in the queue at now.
@@ -147,9 +128,9 @@ func (l *ManagedLink) Offered(from, to cc.Time) cc.Bytes { return l.cfg.offered(
 
 func (l *ManagedLink) advance(now cc.Time) {
 	l.now = max(l.now, now)
-	for l.lanes.n > 0 && l.next <= l.now {
-		l.aqm.settle(l.next, &l.lanes)
-		l.dequeuePacket(l.next)
+	for l.lanes.n > 0 && l.next() <= l.now {
+		l.aqm.settle(l.next(), &l.lanes)
+		l.dequeuePacket(l.next())
 	}
 }
 
@@ -164,32 +145,11 @@ func (l *ManagedLink) dequeuePacket(now cc.Time) {
 		l.departed = append(l.departed, d)
 		return
 	}
-	l.serve(p.size)
+	l.send(p.size)
 	d.Departs, d.Arrives = l.departs, l.line.arrives(l.cfg, l.departs)
 	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
 		d.Arrives = d.Arrives.Add(l.cfg.ReorderBy)
 	}
 	d.Marked = judged == signals || p.marked || l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
 	l.departed = append(l.departed, d)
-}
-
-// serve sends size bytes.
-func (l *ManagedLink) serve(size cc.Bytes) {
-	if l.cfg.Trace == nil {
-		l.busyBytes += size
-		l.departs = l.busyFrom.Add(l.cfg.Rate.TimeFor(l.busyBytes))
-		l.next = l.departs
-		return
-	}
-	if more := size - l.left; more > 0 {
-		opportunities := (more + OpportunityBytes - 1) / OpportunityBytes
-		l.opportunity += int64(opportunities)
-		l.left += opportunities * OpportunityBytes
-	}
-	l.left -= size
-	l.departs = l.start.Add(l.cfg.Trace.at(l.opportunity))
-	if l.left == 0 {
-		l.opportunity, l.left = l.opportunity+1, OpportunityBytes
-	}
-	l.next = l.start.Add(l.cfg.Trace.at(l.opportunity))
 }

@@ -46,11 +46,10 @@ type FlowResult struct {
 	Video            Playback      // of the whole run
 	PerSecond        []cc.Rate     // throughput in each second of the run
 	Samples          []Sample
-	Final            flow.Snapshot // as it closed, or at the end
-	Read             cc.Bytes      // as in Sample, by then; UDP: by the end
-	// Jitter is, of UDP, how much the transit of each packet differs from that of the one before it (RFC 3393 §2).
-	Jitter []time.Duration
-	Window flow.Snapshot // at the same moment, of the flow that decides the window an upload's receiver advertises
+	Final            flow.Snapshot   // as it closed, or at the end
+	Read             cc.Bytes        // as in Sample, by then; UDP: by the end
+	Jitter           []time.Duration // of UDP, as Jitter has all
+	Window           flow.Snapshot   // at the same moment, of the flow that decides the window an upload's receiver advertises
 }
 
 // Sample is a flow's state at one moment.

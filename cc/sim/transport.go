@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -43,23 +42,13 @@ const datapathTick = time.Millisecond
 const kernelTick = time.Millisecond
 
 // transportNames are as files and a command line have them.
-var transportNames = [...]string{Relay: "relay", Kernel: "kernel", Native: "native"}
+var transportNames = []string{Relay: "relay", Kernel: "kernel", Native: "native"}
 
-func (t Transport) String() string {
-	if int(t) < len(transportNames) {
-		return transportNames[t]
-	}
-	return fmt.Sprintf("Transport(%d)", uint8(t))
-}
+func (t Transport) String() string { return nameOf(transportNames, t, "Transport") }
 
 // ParseTransport reads a transport's name.
 func ParseTransport(s string) (Transport, error) {
-	for t, name := range transportNames {
-		if s == name {
-			return Transport(t), nil
-		}
-	}
-	return 0, fmt.Errorf("no transport %q; use kernel, relay or native", s)
+	return valueOf[Transport](transportNames, s, "no transport %q; use kernel, relay or native")
 }
 
 // complete spells out what comes with the scenario's transport.

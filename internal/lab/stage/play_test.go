@@ -126,7 +126,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 	assert.LessOrEqual(t, video.StartUp+video.Played+video.Rebuffer, s.Duration)
 
 	udp := by["udp"]
-	assert.InDelta(t, 2e6/8*datagramPayload/datagramBytes, float64(udp.Sent), 2*datagramPayload)
+	assert.InDelta(t, 2e6/8*float64(sim.DatagramPayload)/float64(sim.DatagramBytes), float64(udp.Sent), 2*float64(sim.DatagramPayload))
 	assert.LessOrEqual(t, total(udp), udp.Sent)
 	assert.Nil(t, udp.Cwnd)
 	assert.NotEmpty(t, udp.Jitter)
@@ -177,7 +177,7 @@ func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
 	untouched(t, r)
 	a := r.Actors[0]
 	const ran = 0.4 + 0.4 + 0.1
-	assert.InDelta(t, ran*8e6/8*datagramPayload/datagramBytes, float64(a.Sent), 3*datagramPayload)
+	assert.InDelta(t, ran*8e6/8*float64(sim.DatagramPayload)/float64(sim.DatagramBytes), float64(a.Sent), 3*float64(sim.DatagramPayload))
 	assert.Positive(t, total(a))
 	// A quarter goes through, and what the queue holds at each end.
 	assert.Less(t, total(a), a.Sent/2)

@@ -13,16 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-// Of a datagram: its payload, which begins with its number and with when it was sent, and with the headers
-// of IPv4 and UDP.
-const (
-	datagramPayload = 1400
-	datagramHead    = 16
-	datagramBytes   = datagramPayload + 28
-)
+// datagramHead is what a datagram begins with: its number and when it was sent.
+const datagramHead = 16
 
 // datagramRoom is the receiver's buffer, so that only the network loses any.
 const datagramRoom = 4 << 20
@@ -78,7 +74,7 @@ func listenUDP(ctx context.Context, node *netlab.Node, host netip.Addr) (conn *n
 // blastTo sends at the actor's rate, in its turns.
 func (a *actor) blastTo(ctx context.Context, out *net.UDPConn, to netip.AddrPort) error {
 	p := patternOf(a.number, 0)
-	buf := make([]byte, datagramPayload)
+	buf := make([]byte, sim.DatagramPayload)
 	sent := cc.Bytes(0) // on the wire
 	for number := uint64(0); ; {
 		now := a.run.now()
@@ -86,12 +82,12 @@ func (a *actor) blastTo(ctx context.Context, out *net.UDPConn, to netip.AddrPort
 		for ; sent <= due; number++ {
 			binary.BigEndian.PutUint64(buf, number)
 			binary.BigEndian.PutUint64(buf[8:], uint64(a.run.now()))
-			p.fill(buf[datagramHead:], number*datagramPayload)
+			p.fill(buf[datagramHead:], number*uint64(sim.DatagramPayload))
 			if _, err := out.WriteToUDPAddrPort(buf, to); err != nil {
 				return fmt.Errorf("send datagram %d: %w", number, err)
 			}
-			sent += datagramBytes
-			a.record.Sent += datagramPayload
+			sent += sim.DatagramBytes
+			a.record.Sent += sim.DatagramPayload
 		}
 		resumes, more := nextTurn(a.turns, now)
 		if !more {
@@ -106,8 +102,9 @@ func (a *actor) blastTo(ctx context.Context, out *net.UDPConn, to netip.AddrPort
 // receive counts what comes until the socket is closed.
 func (a *actor) receive(in *net.UDPConn) error {
 	p := patternOf(a.number, 0)
-	buf := make([]byte, datagramPayload+1)
-	last := time.Duration(0) // transit of the one before; 0: there is none
+	buf := make([]byte, sim.DatagramPayload+1)
+	var jitter sim.Jitter
+	defer func() { a.record.Jitter = jitter.All }()
 	for {
 		n, _, err := in.ReadFromUDPAddrPort(buf)
 		if errors.Is(err, net.ErrClosed) {
@@ -117,14 +114,12 @@ func (a *actor) receive(in *net.UDPConn) error {
 			return fmt.Errorf("receive datagrams: %w", err)
 		}
 		a.read(n)
-		if n != datagramPayload || !p.holds(buf[datagramHead:n], binary.BigEndian.Uint64(buf)*datagramPayload) {
+		at := binary.BigEndian.Uint64(buf) * uint64(sim.DatagramPayload)
+		if n != int(sim.DatagramPayload) || !p.holds(buf[datagramHead:n], at) {
 			a.record.Corrupt = fmt.Sprintf("a datagram of %d bytes is not what the server sent", n)
 			return errors.New(a.record.Corrupt)
 		}
 		now, sent := a.run.now(), time.Duration(binary.BigEndian.Uint64(buf[8:])) //nolint:gosec // what blastTo wrote
-		if last > 0 && sent >= a.run.stage.Warmup {
-			a.record.Jitter = append(a.record.Jitter, (now - sent - last).Abs())
-		}
-		last = now - sent
+		jitter.Arrive(now-sent, sent >= a.run.stage.Warmup)
 	}
 }
