@@ -120,13 +120,13 @@ func (h *hints) tell(host *host, hint cc.Hint) {
 
 // report lets the bottleneck tell all hosts of itself, time and again.
 func (h *hints) report() {
-	if h.w.cell == nil {
+	if h.w.scenario.Cell == nil {
 		h.reportLink()
 	} else {
 		claims := h.w.manager.Claims(everyone)
 		for _, host := range h.hosts {
 			if host.running() > 0 {
-				hint := h.w.cell.Hint(h.w.now, host.number)
+				hint, _ := h.w.down.Hint(h.w.now, host.number)
 				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
 				h.tell(host, hint)
 			}
@@ -168,7 +168,7 @@ func (h *hints) reportLink() {
 			FairShare:   Known(cc.RateOf(Payload(offered/sharers), span)),
 			LinkRate:    Known(cc.RateOf(offered, span)),
 			ArrivalRate: Known(cc.RateOf(came, span)),
-			QueueRoom:   Known(h.room()),
+			QueueRoom:   Known(h.w.scenario.Down.Room(h.w.down.backlog(h.w.now, 0))),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
 			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
@@ -181,7 +181,7 @@ func (h *hints) reportLink() {
 func (h *hints) measure(now cc.Time) {
 	period := h.w.scenario.Hints
 	periods := max(1, int(HintWindow/period))
-	n := h.w.down.Offered(now.Add(-period), now)
+	n := h.w.down.Offered(0, now.Add(-period), now)
 	h.offered = append(h.offered, n)
 	h.offered = h.offered[max(0, len(h.offered)-periods):]
 	for _, host := range h.hosts {
@@ -219,11 +219,6 @@ func Known[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
 
 // Payload is what is left of n bytes on the wire without headers, in full segments.
 func Payload(n cc.Bytes) cc.Bytes { return n * cc.DefaultMSS / (cc.DefaultMSS + HeaderBytes) }
-
-// room is what is free in the queue.
-func (h *hints) room() cc.Bytes {
-	return h.w.down.cfg.Room(h.w.backlog(0))
-}
 
 // Room returns the bytes that are free in the link's queue while waiting bytes in a
 // number of packets wait there; cc.MaxCwnd where the queue has no limit.

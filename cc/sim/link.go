@@ -105,6 +105,12 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 	return Verdict{Departs: l.departs, Arrives: arrives, Marked: marked}
 }
 
+// Next and Advance have nothing to do: each packet's fate is settled as it comes.
+func (l *Link) Next() cc.Time { return cc.Never }
+
+// Advance implements Hop's queue.
+func (l *Link) Advance(cc.Time) []Departure { return nil }
+
 // Backlog returns what waits in the queue at now, with the packet that is being
 // sent.
 func (l *Link) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {

@@ -188,7 +188,7 @@ func (s *stats) timeout(now cc.Time) {
 }
 
 func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
-	bytes, packets := w.backlog(host)
+	bytes, packets := w.down.backlog(w.now, host)
 	s.samples = append(s.samples, Sample{
 		At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes,
 		BacklogPackets: packets,
@@ -220,7 +220,7 @@ func (w *world) result() Result {
 			throughputs = append(throughputs, float64(f.Throughput))
 		}
 	}
-	if w.cell == nil || up {
+	if w.scenario.Cell == nil || up {
 		r.Utilisation = ratio(r.Carried, r.Offered)
 	} else if r.Utilisation > 0 {
 		r.Offered = cc.Bytes(float64(r.Carried) / r.Utilisation)

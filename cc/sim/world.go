@@ -19,11 +19,10 @@ type world struct {
 	events   eventHeap
 	seq      uint64
 
-	down, up  *Link
-	cell      *Cell        // in place of down; nil: there is none
-	managed   *ManagedLink // in place of down; nil: there is none
-	held      [][]holding  // by lane of the cell or the managed link
-	pulsing   bool         // a call of its Advance is planned
+	down      *Hop
+	up        *Link
+	held      [][]holding // that wait on the way down, by lane
+	pulsing   bool        // a call of its Advance is planned
 	hints     hints
 	manager   flow.Manager
 	armed     cc.Time // when the manager's next tick is planned
@@ -59,7 +58,7 @@ type endpoint interface {
 	result(i int) FlowResult
 }
 
-// holding is a packet in the queue of a cell or a managed link.
+// holding is a packet that waits on the way down.
 type holding struct {
 	at      cc.Time
 	host    int
@@ -85,17 +84,12 @@ func newWorld(s Scenario) *world {
 	if up.Seed == 0 {
 		up.Seed = s.Seed ^ upSeed
 	}
-	w.down, w.up = NewLink(down, w.origin), NewLink(up, w.origin)
-	if s.Cell != nil {
-		cell := *s.Cell
-		if cell.Seed == 0 {
-			cell.Seed = down.Seed
-		}
-		w.cell = NewCell(cell, w.origin)
+	cell := s.Cell
+	if cell != nil && cell.Seed == 0 {
+		seeded := *cell
+		seeded.Seed, cell = down.Seed, &seeded
 	}
-	if down.AQM != DropTail {
-		w.managed = NewManagedLink(down, w.origin)
-	}
+	w.down, w.up = NewHop(down, cell, w.origin), NewLink(up, w.origin)
 	w.hosts = s.hosts()
 	w.held = make([][]holding, max(slices.Max(w.hosts)+1, MaxLanes))
 	w.hints.w = w
@@ -127,17 +121,9 @@ func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settle
 		w.passed[host] += size
 	}
 	p := holding{w.now, host, ecn, settled}
-	lane, v, waits := host, Verdict{}, true
-	switch {
-	case w.cell != nil:
-		v.Dropped = w.cell.Enqueue(w.now, host, size)
-	case w.managed != nil:
-		lane, v.Dropped = w.managed.Enqueue(w.now, size, flow, ecn)
-	default:
-		v, waits = w.down.Send(w.now, size), false
-	}
+	lane, v, waits := w.down.Send(w.now, host, size, flow, ecn)
 	w.hints.note(host, size, v)
-	if !waits || v.Dropped != DropNone {
+	if !waits {
 		w.settle(p, size, v)
 		return
 	}
@@ -152,12 +138,6 @@ func (w *world) settle(p holding, size cc.Bytes, v Verdict) {
 	p.settled(v)
 }
 
-// server settles what becomes of packets when it serves them: a Cell or a ManagedLink.
-type server interface {
-	Next() cc.Time
-	Advance(cc.Time) []Departure
-}
-
 // carry is send for either way.
 func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
 	if !up {
@@ -170,20 +150,16 @@ func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoi
 	settled(v)
 }
 
-// pulse plans when to ask the cell or the managed link next, if anything waits there.
+// pulse plans when to ask the way down next, if anything waits there.
 func (w *world) pulse() {
-	var s server = w.managed
-	if w.cell != nil {
-		s = w.cell
-	}
-	next := s.Next()
+	next := w.down.Next()
 	if w.pulsing || next == cc.Never {
 		return
 	}
 	w.pulsing = true
 	w.at(next, func() {
 		w.pulsing = false
-		for _, d := range s.Advance(w.now) {
+		for _, d := range w.down.Advance(w.now) {
 			p := w.held[d.Lane][0]
 			w.held[d.Lane] = w.held[d.Lane][1:]
 			if d.Dropped != DropNone {
@@ -198,13 +174,6 @@ func (w *world) pulse() {
 // setDelay changes the propagation delay of the path, each way.
 func (w *world) setDelay(d time.Duration) {
 	w.up.SetDelay(d)
-	if w.cell != nil {
-		w.cell.SetDelay(d)
-		return
-	}
-	if w.managed != nil {
-		w.managed.SetDelay(d)
-	}
 	w.down.SetDelay(d)
 }
 
@@ -213,21 +182,7 @@ func (w *world) offered(up bool, host int, from, to cc.Time) cc.Bytes {
 	if up {
 		return w.up.Offered(from, to)
 	}
-	if w.cell != nil {
-		return w.cell.Offered(host, from, to)
-	}
-	return w.down.Offered(from, to)
-}
-
-// backlog is what waits in the queue for a host's packets.
-func (w *world) backlog(host int) (bytes cc.Bytes, packets int) {
-	if w.cell != nil {
-		return w.cell.Backlog(w.now, host)
-	}
-	if w.managed != nil {
-		return w.managed.Backlog(w.now)
-	}
-	return w.down.Backlog(w.now)
+	return w.down.Offered(host, from, to)
 }
 
 // arm plans the manager's tick. It may be called from within the manager.

@@ -24,7 +24,7 @@ const (
 // packet is one IP packet on its way.
 type packet struct {
 	due  cc.Time
-	at   cc.Time // it came into the queue of a cell or a managed link
+	at   cc.Time // it came into the queue of a hop that settles its fate later
 	host int
 	rec  *entry // nil before the start
 	n    int
@@ -37,11 +37,9 @@ type pipe struct {
 	cfg     sim.LinkConfig
 	radio   *sim.CellConfig // in place of cfg; nil: none
 	in, out int
-	link    *sim.Link        // nil before the start; there is one of the three
-	cell    *sim.Cell        // nil: another of the three
-	managed *sim.ManagedLink // nil: another of the three
-	waiting []queue          // by lane of the cell or the managed link
-	line    queue            // packets by due time
+	hop     *sim.Hop // nil before the start
+	waiting []queue  // by lane of the hop
+	line    queue    // packets by due time
 }
 
 // queue is a growing ring of packets.
@@ -183,8 +181,8 @@ func (e *emulator) wait() bool {
 		if line := &e.dirs[d].line; !line.empty() {
 			next = min(next, line.first().due.Add(-spin))
 		}
-		if s := e.dirs[d].server(); s != nil {
-			next = min(next, s.Next())
+		if hop := e.dirs[d].hop; hop != nil {
+			next = min(next, hop.Next())
 		}
 	}
 	var timeout *unix.Timespec // nil: for ever
@@ -258,25 +256,20 @@ func (e *emulator) refuse(d *pipe) {
 func (e *emulator) admit(d *pipe, p *packet) bool {
 	now, host := e.now(), e.hostOf(d, p)
 	p.host = host
-	if d.link == nil && d.server() == nil && !e.begin(d, now, p.n) {
+	if d.hop == nil && !e.begin(d, now, p.n) {
 		p.due, p.rec = now.Add(d.delay(host)), nil
 		d.line.insert(p)
 		return true
 	}
 	now = max(now, cc.Time(e.zero.Load()))
 	rec := entry{at: now, size: uint16(p.n), dir: d.dir, host: uint16(host), late: latePending}
-	lane := host
-	switch {
-	case d.cell != nil:
-		rec.drop = d.cell.Enqueue(now, host, cc.Bytes(p.n))
-	case d.managed != nil:
-		lane, rec.drop = d.managed.Enqueue(now, cc.Bytes(p.n), flowOf(p.data[:p.n]), codepoint(p.data[:p.n]))
-	default:
-		return e.settle(d, p, rec, d.link.Send(now, cc.Bytes(p.n)))
+	flow := uint32(0)
+	if d.cfg.AQM != sim.DropTail { // which alone looks at it
+		flow = flowOf(p.data[:p.n])
 	}
-	if rec.drop != sim.DropNone {
-		e.record.add(rec)
-		return false
+	lane, v, waits := d.hop.Send(now, host, cc.Bytes(p.n), flow, codepoint(p.data[:p.n]))
+	if !waits {
+		return e.settle(d, p, rec, v)
 	}
 	p.at = now
 	d.waiting[lane].push(p)
@@ -297,30 +290,12 @@ func (e *emulator) settle(d *pipe, p *packet, rec entry, v sim.Verdict) bool {
 	return true
 }
 
-// server is what settles a packet's fate only when it serves it.
-type server interface {
-	Next() cc.Time
-	Advance(cc.Time) []sim.Departure
-}
-
-// server is the direction's; nil: it is a link that settles it at once, or has not begun.
-func (d *pipe) server() server {
-	switch {
-	case d.cell != nil:
-		return d.cell
-	case d.managed != nil:
-		return d.managed
-	}
-	return nil
-}
-
-// serve settles what a cell or a managed link has let go.
+// serve settles what the hop has let go.
 func (e *emulator) serve(d *pipe) {
-	s := d.server()
-	if s == nil || s.Next() > e.now() {
+	if d.hop == nil || d.hop.Next() > e.now() {
 		return
 	}
-	for _, gone := range s.Advance(e.now()) {
+	for _, gone := range d.hop.Advance(e.now()) {
 		p := d.waiting[gone.Lane].pop()
 		rec := entry{at: p.at, size: uint16(p.n), dir: d.dir, host: uint16(p.host), late: latePending}
 		if !e.settle(d, p, rec, gone.Verdict) {
@@ -347,14 +322,8 @@ func (d *pipe) setDelay(delay time.Duration) {
 		d.radio.Delay = delay
 	}
 	d.cfg.Delay = delay
-	if d.cell != nil {
-		d.cell.SetDelay(delay)
-	}
-	if d.link != nil {
-		d.link.SetDelay(delay)
-	}
-	if d.managed != nil {
-		d.managed.SetDelay(delay)
+	if d.hop != nil {
+		d.hop.SetDelay(delay)
 	}
 }
 
@@ -367,14 +336,7 @@ func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
 	if zero == 0 {
 		return false
 	}
-	switch {
-	case d.radio != nil:
-		d.cell = sim.NewCell(*d.radio, zero)
-	case d.cfg.AQM != sim.DropTail:
-		d.managed = sim.NewManagedLink(d.cfg, zero)
-	default:
-		d.link = sim.NewLink(d.cfg, zero)
-	}
+	d.hop = sim.NewHop(d.cfg, d.radio, zero)
 	return true
 }
 

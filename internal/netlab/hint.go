@@ -69,8 +69,8 @@ func (d *pipe) waits() (all []entry) {
 // radioHint is what the cell tells a host now; false: nothing has come to it yet.
 func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
 	err := p.do(func() {
-		if cell := p.dirs[Down].cell; cell != nil {
-			h, ok = cell.Hint(p.now(), host), true
+		if hop := p.dirs[Down].hop; hop != nil {
+			h, ok = hop.Hint(p.now(), host)
 		}
 	})
 	return h, ok && err == nil

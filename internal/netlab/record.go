@@ -122,41 +122,36 @@ func (e *entry) lateness() (time.Duration, bool) {
 	return time.Duration(v), v >= 0
 }
 
-// since calls note for each entry from number n on, in the order of all, and
-// returns the number of the next.
-func (r *record) since(n int64, note func(*entry)) int64 {
-	end := r.count.Load()
+// published returns how many entries there are, and where each is. They are in the order in which their fates were
+// settled: that of arrival, but in a cell.
+func (r *record) published() (count int64, at func(n int64) *entry) {
+	count = r.count.Load()
 	r.mu.Lock()
 	blocks := r.blocks
 	r.mu.Unlock()
+	return count, func(n int64) *entry { return &blocks[n/entriesPerBlock][n%entriesPerBlock] }
+}
+
+// since calls note for each entry from number n on, and returns the number of the next.
+func (r *record) since(n int64, note func(*entry)) int64 {
+	end, at := r.published()
 	for ; n < end; n++ {
-		note(&blocks[n/entriesPerBlock][n%entriesPerBlock])
+		note(at(n))
 	}
 	return n
 }
 
-// all calls yield for each entry, in the order in which their fates were settled:
-// that of arrival, but in a cell.
+// all calls yield for each entry.
 func (r *record) all(yield func(*entry) bool) {
-	n := r.count.Load()
-	r.mu.Lock()
-	blocks := r.blocks
-	r.mu.Unlock()
-	for i := range n {
-		if !yield(&blocks[i/entriesPerBlock][i%entriesPerBlock]) {
-			return
-		}
+	end, at := r.published()
+	for n := int64(0); n < end && yield(at(n)); n++ {
 	}
 }
 
 // from calls yield for each entry from the first on that arrived at the moment or later.
 func (r *record) from(moment cc.Time) func(yield func(*entry) bool) {
 	return func(yield func(*entry) bool) {
-		end := r.count.Load()
-		r.mu.Lock()
-		blocks := r.blocks
-		r.mu.Unlock()
-		at := func(i int64) *entry { return &blocks[i/entriesPerBlock][i%entriesPerBlock] }
+		end, at := r.published()
 		first := end
 		for first > 0 && at(first-1).at >= moment {
 			first--

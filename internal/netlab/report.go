@@ -114,15 +114,10 @@ func (a account) of(host int) account {
 // offers returns what a direction could have delivered to a host from one moment
 // up to another; 0: no limit.
 func (a account) offers(dir Direction) func(host int, from, to cc.Time) cc.Bytes {
-	cfg := a.down
 	if dir == Up {
-		cfg = a.up
+		return sim.NewHop(a.up, nil, a.zero).Offered
 	}
-	if dir == Down && a.cell != nil {
-		return sim.NewCell(*a.cell, a.zero).Offered
-	}
-	link := sim.NewLink(cfg, a.zero)
-	return func(_ int, from, to cc.Time) cc.Bytes { return link.Offered(from, to) }
+	return sim.NewHop(a.down, a.cell, a.zero).Offered
 }
 
 func (a account) report(from, to time.Duration) Report {
