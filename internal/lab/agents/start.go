@@ -163,29 +163,39 @@ func (a *Agent) start() (end func(), err error) {
 		_ = os.RemoveAll(dir) // what is left there does no harm
 	}
 	what := cmp.Or(a.Command, cmd.Path)
-	late := time.NewTimer(startLimit)
-	defer late.Stop()
+	err = old.await(over, fmt.Errorf("%s makes no socket within %s", what, startLimit))
+	if errors.Is(err, errEnded) {
+		err = fmt.Errorf("%s ended: %v", what, said)
+	}
+	if err != nil {
+		end()
+		return nil, err
+	}
+	a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
+	return end, nil
+}
+
+var errEnded = errors.New("it ended")
+
+// await waits until an agent listens at the place for datapaths, or is one on portus 0.5 that is served there. The
+// error is errEnded once ended is closed, and late after startLimit.
+func (o *oldForm) await(ended <-chan struct{}, late error) error {
+	limit := time.NewTimer(startLimit)
+	defer limit.Stop()
 	look := time.NewTicker(startLook)
 	defer look.Stop()
 	for {
-		if there, err := old.connect(); err != nil {
-			end()
-			return nil, err
-		} else if there {
-			a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
-			return end, nil
+		if there, err := o.connect(); there || err != nil {
+			return err
 		}
-		if _, err := os.Stat(socket); err == nil {
-			a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
-			return end, nil
+		if _, err := os.Stat(o.place); err == nil {
+			return nil
 		}
 		select {
-		case <-over:
-			end()
-			return nil, fmt.Errorf("%s ended: %v", what, said)
-		case <-late.C:
-			end()
-			return nil, fmt.Errorf("%s makes no socket within %s", what, startLimit)
+		case <-ended:
+			return errEnded
+		case <-limit.C:
+			return late
 		case <-look.C:
 		}
 	}
@@ -200,8 +210,7 @@ func (a *Agent) awaitOldForm() (end func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a place for its socket: %w", err)
 	}
-	place := filepath.Join(dir, "socket")
-	old, err := newOldForm(place, a.In, a.Out)
+	old, err := newOldForm(filepath.Join(dir, "socket"), a.In, a.Out)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -210,28 +219,14 @@ func (a *Agent) awaitOldForm() (end func(), err error) {
 		_ = os.Remove(a.Out)
 		_ = os.RemoveAll(dir) // what is left there does no harm
 	}
-	late := time.NewTimer(startLimit)
-	defer late.Stop()
-	look := time.NewTicker(startLook)
-	defer look.Stop()
-	for {
-		there, err := old.connect()
-		if err != nil {
-			end()
-			return nil, err
-		}
-		if there {
-			a.Socket = place
-			return end, nil
-		}
-		select {
-		case <-late.C:
-			end()
-			return nil, fmt.Errorf("nobody listens at %s within %s; one on portus 0.5 is started after this program, which "+
-				"takes its answers at %s", a.In, startLimit, a.Out)
-		case <-look.C:
-		}
+	err = old.await(nil, fmt.Errorf("nobody listens at %s within %s; one on portus 0.5 is started after this program, "+
+		"which takes its answers at %s", a.In, startLimit, a.Out))
+	if err != nil {
+		end()
+		return nil, err
 	}
+	a.Socket = old.place
+	return end, nil
 }
 
 // CPUTime is what those have used so far that Start has started.
