@@ -242,10 +242,10 @@ func (p path) makeSection(number int, files []File, baseline string) (section, e
 		l := line{
 			Name: p.rowLabel(w), Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
 			Runs: len(w.runs), Discarded: w.discarded, Noisy: w.countNoisy(),
-			Throughput: w.medianText(func(r record.Run) float64 { return r.Throughput }),
+			Throughput: w.medianText(throughputOf),
 			Used:       w.medianText(func(r record.Run) float64 { return 100 * r.Utilisation }),
 			P50:        w.medianText(func(r record.Run) float64 { return r.Queueing.P50 }),
-			P95:        w.medianText(func(r record.Run) float64 { return r.Queueing.P95 }),
+			P95:        w.medianText(delayOf),
 			Lost:       w.medianText(func(r record.Run) float64 { return 100 * r.DropShare() }),
 			Up:         w.medianText(func(r record.Run) float64 { return r.UpQueueing.P95 }),
 		}
@@ -387,13 +387,26 @@ func WriteComparison(w io.Writer, files []File) error {
 	return err
 }
 
+// values are a figure of the runs that count.
+func (w row) values(figure func(record.Run) float64) (all []float64) {
+	for _, r := range w.runs {
+		all = append(all, figure(r))
+	}
+	return all
+}
+
+// median is that of a figure; 0: no run counts.
+func (w row) median(figure func(record.Run) float64) float64 {
+	if len(w.runs) == 0 {
+		return 0
+	}
+	return figures.SpreadOf(w.values(figure)).Median
+}
+
 // medianText is the median of a figure, with its 95 % confidence interval or, of fewer than six runs,
 // the range.
 func (w row) medianText(figure func(record.Run) float64) string {
-	var values []float64
-	for _, r := range w.runs {
-		values = append(values, figure(r))
-	}
+	values := w.values(figure)
 	if len(values) == 0 {
 		return "–"
 	}
@@ -431,11 +444,11 @@ type trust struct {
 	Lateness          string // of the emulator at p99, over the runs; empty: none was real
 	Noisy             int
 	Discarded         []string
+	late              []float64 // p99 of each run over real sockets
 }
 
 func trustOf(files []File) trust {
 	var t trust
-	var late []float64
 	note := func(list *[]string, text string) {
 		if text = strings.TrimSpace(text); text != "" && !slices.Contains(*list, text) {
 			*list = append(*list, text)
@@ -453,16 +466,16 @@ func trustOf(files []File) trust {
 				continue
 			}
 			note(&t.Systems, r.System.String())
-			late = append(late, r.Lateness.P99)
+			t.late = append(t.late, r.Lateness.P99)
 			if r.Noisy {
 				t.Noisy++
 			}
 		}
 	}
-	if len(late) > 0 {
-		slices.Sort(late)
-		t.Lateness = fmt.Sprintf("%s ms in the middle run, %s ms in the worst",
-			figures.Number(figures.Quantile(late, 0.5)), figures.Number(late[len(late)-1]))
+	if len(t.late) > 0 {
+		s := figures.SpreadOf(t.late)
+		t.Lateness = fmt.Sprintf("%s ms in the middle run, %s ms in the worst", figures.Number(s.Median),
+			figures.Number(s.Max))
 	}
 	return t
 }

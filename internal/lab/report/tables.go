@@ -30,7 +30,7 @@ func WriteTables(w io.Writer, results []record.Run) error {
 // writeTable writes the rows of a path, by probability of random loss.
 func (p path) writeTable(b *strings.Builder) {
 	b.WriteString(p.name)
-	if offered, ok := p.offered(); ok {
+	if offered := p.offered(); offered > 0 {
 		fmt.Fprintf(b, "; %.2f Mbit/s offered", offered)
 	}
 	b.WriteString("\n\n")
@@ -88,15 +88,14 @@ func (p path) tableHead(first, second []string) figures.Table {
 	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
 }
 
-// addRows adds the rows for which there are cells, an empty line before each
-// further probability of loss.
+// addRows adds a line for each row, an empty line before each further probability of
+// loss.
 func (p path) addRows(g *figures.Table, cells func(row) []string) {
 	head := len(*g)
-	for _, rows := range p.rowsByLoss() {
+	for _, loss := range p.losses() {
 		first := len(*g)
-		for _, w := range rows {
-			c := cells(w)
-			if c == nil {
+		for _, w := range p.rows {
+			if w.first.Loss != loss {
 				continue
 			}
 			if len(*g) == first && first > head {
@@ -106,7 +105,7 @@ func (p path) addRows(g *figures.Table, cells func(row) []string) {
 			if len(p.losses()) > 1 {
 				line = append(line, figures.Number(w.first.Loss*100))
 			}
-			*g = append(*g, append(line, c...))
+			*g = append(*g, append(line, cells(w)...))
 		}
 	}
 }
@@ -119,26 +118,6 @@ func (p path) losses() (all []float64) {
 		}
 	}
 	return all
-}
-
-// rowsByLoss are the rows by probability of loss.
-func (p path) rowsByLoss() (blocks [][]row) {
-	for _, loss := range p.losses() {
-		blocks = append(blocks, slices.DeleteFunc(slices.Clone(p.rows), func(w row) bool { return w.first.Loss != loss }))
-	}
-	return blocks
-}
-
-// spreadOf summarises one figure over the runs that count; false when none does.
-func (w row) spreadOf(figure func(record.Run) float64) (figures.Spread, bool) {
-	var values []float64
-	for _, r := range w.runs {
-		values = append(values, figure(r))
-	}
-	if len(values) == 0 {
-		return figures.Spread{}, false
-	}
-	return figures.SpreadOf(values), true
 }
 
 // baseline is the sender that the others are compared with: the first of the
@@ -164,13 +143,12 @@ func (p path) findRow(sender string, loss float64) *row {
 }
 
 // offered is the median of what the link could carry.
-func (p path) offered() (float64, bool) {
+func (p path) offered() float64 {
 	var all row
 	for _, w := range p.rows {
 		all.runs = append(all.runs, w.runs...)
 	}
-	s, ok := all.spreadOf(func(r record.Run) float64 { return r.Offered })
-	return s.Median, ok && s.Median > 0
+	return all.median(func(r record.Run) float64 { return r.Offered })
 }
 
 func (w row) cells() []string {
@@ -178,30 +156,23 @@ func (w row) cells() []string {
 	if w.discarded > 0 {
 		runs += "/" + strconv.Itoa(len(w.runs)+w.discarded)
 	}
-	for _, r := range w.runs {
-		if r.Noisy {
-			runs += "*"
-			break
-		}
+	if w.countNoisy() > 0 {
+		runs += "*"
 	}
-	throughput, ok := w.spreadOf(func(r record.Run) float64 { return r.Throughput })
-	if !ok {
+	if len(w.runs) == 0 {
 		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
-	median := func(figure func(record.Run) float64) float64 { s, _ := w.spreadOf(figure); return s.Median }
-	p95, _ := w.spreadOf(func(r record.Run) float64 { return r.Queueing.P95 })
-	several := len(w.runs) > 1
 	return []string{
 		runs,
-		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
-		figures.Percent(median(func(r record.Run) float64 { return r.Utilisation }), 1),
-		figures.Number(median(func(r record.Run) float64 { return r.Queueing.P50 })),
-		withRange(p95, several, figures.Number),
-		figures.Number(median(func(r record.Run) float64 { return r.Queueing.P99 })),
-		figures.Number(median(func(r record.Run) float64 { return r.OneWay.P50 })),
-		figures.Number(median(func(r record.Run) float64 { return r.OneWay.P95 })),
-		figures.Percent(median(record.Run.DropShare), 2),
-		figures.Percent(median(func(r record.Run) float64 { return r.Retransmitted }), 2),
+		w.withRange(throughputOf, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
+		figures.Percent(w.median(func(r record.Run) float64 { return r.Utilisation }), 1),
+		figures.Number(w.median(func(r record.Run) float64 { return r.Queueing.P50 })),
+		w.withRange(delayOf, figures.Number),
+		figures.Number(w.median(func(r record.Run) float64 { return r.Queueing.P99 })),
+		figures.Number(w.median(func(r record.Run) float64 { return r.OneWay.P50 })),
+		figures.Number(w.median(func(r record.Run) float64 { return r.OneWay.P95 })),
+		figures.Percent(w.median(record.Run.DropShare), 2),
+		figures.Percent(w.median(func(r record.Run) float64 { return r.Retransmitted }), 2),
 	}
 }
 
@@ -225,11 +196,11 @@ func listFlows(r record.Run) string {
 
 // fairness returns the median of Jain's index; "-" where one flow has the link.
 func (w row) fairness() string {
-	s, ok := w.spreadOf(func(r record.Run) float64 { return r.Jain })
-	if !ok || s.Median == 0 {
+	jain := w.median(func(r record.Run) float64 { return r.Jain })
+	if jain == 0 {
 		return "-"
 	}
-	return strconv.FormatFloat(s.Median, 'f', 3, 64)
+	return strconv.FormatFloat(jain, 'f', 3, 64)
 }
 
 // ratiosTo compares throughput and delay with those of base.
@@ -237,29 +208,18 @@ func (w row) ratiosTo(base *row) []string {
 	if base == nil || len(w.runs) == 0 {
 		return []string{"-", "-"}
 	}
-	compare := func(figure func(record.Run) float64) string {
-		ours, _ := w.spreadOf(figure)
-		theirs, _ := base.spreadOf(figure)
-		return figures.Ratio(ours.Median, theirs.Median)
-	}
 	return []string{
-		compare(func(r record.Run) float64 { return r.Throughput }),
-		compare(func(r record.Run) float64 { return r.Queueing.P95 }),
+		figures.Ratio(w.median(throughputOf), base.median(throughputOf)),
+		figures.Ratio(w.median(delayOf), base.median(delayOf)),
 	}
 }
 
 // shareOfLossless is the throughput in per cent of what the same sender has without random loss.
 func (w row) shareOfLossless(lossless *row) string {
-	if lossless == nil || len(w.runs) == 0 {
+	if lossless == nil || len(w.runs) == 0 || lossless.median(throughputOf) <= 0 {
 		return "-"
 	}
-	throughput := func(r record.Run) float64 { return r.Throughput }
-	ours, _ := w.spreadOf(throughput)
-	whole, _ := lossless.spreadOf(throughput)
-	if whole.Median <= 0 {
-		return "-"
-	}
-	return figures.Percent(ours.Median/whole.Median, 1)
+	return figures.Percent(w.median(throughputOf)/lossless.median(throughputOf), 1)
 }
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
@@ -281,28 +241,18 @@ func writeTrust(b *strings.Builder, results []record.Run) {
 	if len(results) == 0 {
 		return
 	}
-	var late []float64
-	noisy := 0
-	for _, r := range results {
-		if r.Virtual {
-			continue
-		}
-		late = append(late, r.Lateness.P99)
-		if r.Noisy {
-			noisy++
-		}
-	}
+	t := trustOf([]File{{Runs: results}})
 	b.WriteByte('\n')
-	if len(late) > 0 {
-		s := figures.SpreadOf(late)
+	if len(t.late) > 0 {
+		s := figures.SpreadOf(t.late)
 		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max,
 			results[0].System)
 	}
 	fmt.Fprintf(b, "%s.\n", results[0].Version)
 	writeTransports(b, results)
-	if noisy > 0 {
+	if t.Noisy > 0 {
 		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, "+
-			"or use --retry-noisy.\n", noisy, len(late))
+			"or use --retry-noisy.\n", t.Noisy, len(t.late))
 	}
 	for _, r := range results {
 		if r.Discarded != "" {
@@ -339,8 +289,10 @@ func runLabel(r record.Run) string {
 	return fmt.Sprintf("%s%s, seed %d", r.Name, loss, r.Seed)
 }
 
-func withRange(s figures.Spread, several bool, format func(float64) string) string {
-	if !several {
+// withRange is the median of a figure, and of several runs the range around it.
+func (w row) withRange(figure func(record.Run) float64, format func(float64) string) string {
+	s := figures.SpreadOf(w.values(figure))
+	if len(w.runs) == 1 {
 		return format(s.Median)
 	}
 	return fmt.Sprintf("%s (%s–%s)", format(s.Median), format(s.Min), format(s.Max))
