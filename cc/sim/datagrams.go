@@ -104,7 +104,7 @@ func (d *datagrams) arrive(sent cc.Time) {
 	d.got += DatagramPayload
 	d.jitter.Arrive(d.w.now.Sub(sent), sent >= d.stats.from)
 	if d.closed == 0 {
-		d.stats.cameThrough(d.w.now)
+		d.stats.count(&d.stats.through, d.w.now)
 		d.stats.delivered(d.w.now, DatagramPayload)
 	}
 }

@@ -130,9 +130,7 @@ func newStats(w *world, cfg FlowConfig) stats {
 // sent notes a packet that is sent at now.
 func (s *stats) sent(now cc.Time) {
 	s.waited += s.end.Sub(max(now, s.from)) // until it leaves
-	if now >= s.from {
-		s.packets++
-	}
+	s.count(&s.packets, now)
 }
 
 // settled notes what became of a packet of size bytes that was sent at a time
@@ -160,10 +158,10 @@ func (s *stats) settled(sent cc.Time, size cc.Bytes, behind time.Duration, v Ver
 	}
 }
 
-// cameThrough notes a packet's arrival.
-func (s *stats) cameThrough(now cc.Time) {
+// count counts what happens at now, if that time counts.
+func (s *stats) count(n *int, now cc.Time) {
 	if now >= s.from {
-		s.through++
+		*n++
 	}
 }
 
@@ -172,18 +170,6 @@ func (s *stats) delivered(now cc.Time, size cc.Bytes) {
 	s.perSecond[now.Sub(s.origin)/time.Second] += size
 	if now >= s.from {
 		s.arrived += size
-	}
-}
-
-func (s *stats) retransmit(now cc.Time) {
-	if now >= s.from {
-		s.resent++
-	}
-}
-
-func (s *stats) timeout(now cc.Time) {
-	if now >= s.from {
-		s.timeouts++
 	}
 }
 

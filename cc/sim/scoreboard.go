@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // Scoreboard is what a sender knows of all that it has sent: it finds out what was lost and keeps the retransmission
@@ -255,4 +256,9 @@ func (b *Scoreboard) Unacked() cc.Bytes {
 		return b.Acked
 	}
 	return b.segs[0].end - b.segs[0].size
+}
+
+// Describe brings a report up to date with what is known now.
+func (b *Scoreboard) Describe(r *flow.Report) {
+	r.Pipe, r.Acked, r.Newest, r.Sacked = b.Pipe, b.Acked, b.Newest, b.Acked-b.Unacked()
 }

@@ -231,7 +231,7 @@ func (s *sender) transmit(n int64) {
 func (s *sender) retransmit(n int64) {
 	size := s.board.at(n).size
 	s.report.Lost += size
-	s.stats.retransmit(s.w.now)
+	s.stats.count(&s.stats.resent, s.w.now)
 	s.spend(size)
 	s.transmit(n)
 }
@@ -274,7 +274,7 @@ func (s *sender) arrive(a arrival) {
 	if s.closed {
 		return
 	}
-	s.stats.cameThrough(s.w.now)
+	s.stats.count(&s.stats.through, s.w.now)
 	if s.rcv.addArrival(s.w.now, a) {
 		s.stats.delivered(s.w.now, a.size)
 		if s.rcv.upTo == s.cfg.Bytes { // 0: no end
@@ -374,7 +374,7 @@ func (s *sender) look() {
 	switch {
 	case s.board.Expired(s.w.now):
 		s.report.Timeouts++
-		s.stats.timeout(s.w.now)
+		s.stats.count(&s.stats.timeouts, s.w.now)
 		s.repair(1)
 		s.tell(0)
 		s.setAlarm()
@@ -392,8 +392,7 @@ func (s *sender) look() {
 // tell reports to the flow.
 func (s *sender) tell(raw time.Duration) {
 	s.report.At = s.w.now
-	s.report.Acked, s.report.Newest, s.report.Pipe = s.board.Acked, s.board.Newest, s.board.Pipe
-	s.report.Sacked = s.board.Acked - s.board.Unacked()
+	s.board.Describe(&s.report)
 	s.report.RTT = 0
 	if s.w.scenario.RawRTT || s.cfg.Upload || s.edgeHold != nil {
 		s.report.RTT = raw

@@ -44,6 +44,7 @@ const maxHosts = 100
 // Until it is started a path delays packets and does nothing else to them, and
 // records nothing.
 type Path struct {
+	History
 	cfg    PathConfig
 	record *record
 	dirs   [2]pipe
@@ -80,6 +81,7 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 		cfg: cfg, record: newRecord(), hosts: cfg.Near.hosts(),
 		epoch: time.Now(), wake: -1, asked: make(chan func(), 1),
 	}
+	p.History = History{p.readRecord}
 	p.moved, p.quit, p.supplied = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	p.dirs[Down] = pipe{dir: Down, cfg: cfg.Down, in: -1, out: -1}
 	if cfg.Cell != nil {

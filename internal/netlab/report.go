@@ -62,15 +62,22 @@ type Report struct {
 	Down, Up DirectionReport
 }
 
+// History is what a path, or a simulation, has done so far. It may be asked while packets flow and after the lab closed.
+type History struct{ account func() account }
+
 // Report summarises the time between two moments since the start; the record
-// of a path that was not started is empty. It may be asked while packets flow
-// and after the lab closed.
-func (p *Path) Report(from, to time.Duration) Report { return p.account().report(from, to) }
+// of a path that was not started is empty.
+func (h History) Report(from, to time.Duration) Report { return h.account().report(from, to) }
 
 // HostReport is Report of the packets to and from one host, counted from 0. What
 // is offered is what the host would have had alone.
-func (p *Path) HostReport(host int, from, to time.Duration) Report {
-	return p.account().of(host).report(from, to)
+func (h History) HostReport(host int, from, to time.Duration) Report {
+	return h.account().of(host).report(from, to)
+}
+
+// Series cuts the time from the start up to a moment into whole steps, for plots.
+func (h History) Series(dir Direction, to, step time.Duration) []Point {
+	return h.account().series(dir, to, step)
 }
 
 // Recent summarises the last span of time, as Report does.
@@ -94,7 +101,7 @@ type account struct {
 	all      iter.Seq[*entry]
 }
 
-func (p *Path) account() account {
+func (p *Path) readRecord() account {
 	return account{down: p.cfg.Down, up: p.cfg.Up, cell: p.cfg.Cell, zero: cc.Time(p.zero.Load()), all: p.record.all}
 }
 

@@ -19,11 +19,6 @@ type Point struct {
 	Drops      int           // packets dropped on arrival in the step
 }
 
-// Series cuts the time from the start up to a moment into whole steps, for plots.
-func (p *Path) Series(dir Direction, to, step time.Duration) []Point {
-	return p.account().series(dir, to, step)
-}
-
 func (a account) series(dir Direction, to, step time.Duration) []Point {
 	zero := a.zero
 	if zero == 0 || to < step {

@@ -187,32 +187,15 @@ func (r *Routed) build(near func(r *Routed, client, edge End) error) (err error)
 			return err
 		}
 	}
-	if err := near(r, End{r.Client, NearDevice, prefixes(r.Hosts...)},
-		End{r.Edge, NearDevice, prefixes(r.EdgeNear)}); err != nil {
+	err = near(r, End{r.Client, NearDevice, prefixes(r.Hosts...)}, End{r.Edge, NearDevice, prefixes(r.EdgeNear)})
+	if err != nil {
 		return err
 	}
-	if err := r.Veth(End{r.Edge, FarDevice, prefixes(r.EdgeFar)},
-		End{r.Server, FarDevice, prefixes(r.ServerAddr)}); err != nil {
-		return err
-	}
-	// Last, as a router's device is born into multicast groups, which it reports.
-	if err := r.Edge.Forward(); err != nil {
-		return err
-	}
-	for _, route := range []struct {
-		node *Node
-		via  netip.Addr
-	}{
-		{r.Client, r.EdgeNear.V4},
-		{r.Client, r.EdgeNear.V6},
-		{r.Server, r.EdgeFar.V4},
-		{r.Server, r.EdgeFar.V6},
-	} {
-		if err := route.node.Route(netip.Prefix{}, route.via); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(
+		r.Veth(End{r.Edge, FarDevice, prefixes(r.EdgeFar)}, End{r.Server, FarDevice, prefixes(r.ServerAddr)}),
+		r.Edge.Forward(), // last, as a router's device is born into multicast groups, which it reports
+		r.Client.Route(netip.Prefix{}, r.EdgeNear.V4), r.Client.Route(netip.Prefix{}, r.EdgeNear.V6),
+		r.Server.Route(netip.Prefix{}, r.EdgeFar.V4), r.Server.Route(netip.Prefix{}, r.EdgeFar.V6))
 }
 
 func addrs(v4, v6 string) Addrs {

@@ -15,9 +15,7 @@ import (
 // by the same code, so that the two can stand side by side.
 type Simulation struct {
 	sim.Result
-	down, up sim.LinkConfig
-	cell     *sim.CellConfig
-	packets  []entry
+	History
 }
 
 // simulationZero is where the record's clock is at the run's start; 0 would say
@@ -26,7 +24,13 @@ const simulationZero = cc.Time(time.Second)
 
 // Simulate plays a scenario, until it is over or ctx is done.
 func Simulate(ctx context.Context, s sim.Scenario) (*Simulation, error) {
-	r := &Simulation{down: s.Down, up: s.Up, cell: s.Cell}
+	var packets []entry
+	r := &Simulation{History: History{func() account {
+		return account{down: s.Down, up: s.Up, cell: s.Cell, zero: simulationZero, all: func(yield func(*entry) bool) {
+			for i := 0; i < len(packets) && yield(&packets[i]); i++ {
+			}
+		}}
+	}}}
 	s.Watch = func(p sim.Packet) {
 		if ctx.Err() != nil {
 			runtime.Goexit() // of a goroutine that has nothing else to do, see below
@@ -41,7 +45,7 @@ func Simulate(ctx context.Context, s sim.Scenario) (*Simulation, error) {
 		if p.Dropped == sim.DropNone {
 			e.departs, e.arrives = simulationZero.Add(p.Departs), simulationZero.Add(p.Arrives)
 		}
-		r.packets = append(r.packets, e)
+		packets = append(packets, e)
 	}
 	var err error
 	over := make(chan struct{})
@@ -55,27 +59,4 @@ func Simulate(ctx context.Context, s sim.Scenario) (*Simulation, error) {
 		err = context.Cause(ctx)
 	}
 	return r, err
-}
-
-// Report is as a path's; nothing is ever late.
-func (r *Simulation) Report(from, to time.Duration) Report { return r.account().report(from, to) }
-
-// HostReport is as a path's.
-func (r *Simulation) HostReport(host int, from, to time.Duration) Report {
-	return r.account().of(host).report(from, to)
-}
-
-// Series is as a path's.
-func (r *Simulation) Series(dir Direction, to, step time.Duration) []Point {
-	return r.account().series(dir, to, step)
-}
-
-func (r *Simulation) account() account {
-	return account{down: r.down, up: r.up, cell: r.cell, zero: simulationZero, all: func(yield func(*entry) bool) {
-		for i := range r.packets {
-			if !yield(&r.packets[i]) {
-				return
-			}
-		}
-	}}
 }

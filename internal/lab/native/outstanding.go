@@ -54,14 +54,8 @@ func (o *outstanding) send(now cc.Time) (tx uint64) {
 	tx = uint64(o.Transmit(now, n)) //nolint:gosec // a count
 	o.txs = append(o.txs, n)
 	o.owed = false
-	o.note()
+	o.Describe(&o.report)
 	return tx
-}
-
-// note brings the report up to date.
-func (o *outstanding) note() {
-	o.report.Pipe, o.report.Acked, o.report.Newest = o.Pipe, o.Acked, o.Newest
-	o.report.Sacked = o.Acked - o.Unacked()
 }
 
 // take takes in an acknowledgement and reports whether it told anything new.
@@ -89,7 +83,7 @@ func (o *outstanding) take(now cc.Time, a ack, window cc.Bytes) (news bool) {
 	if forget := int(a.highest) - int(o.txBase) - 2*maskBits; forget > 0 { //nolint:gosec // later ones tell of no earlier
 		o.txs, o.txBase = o.txs[forget:], o.txBase+uint64(forget)
 	}
-	o.note()
+	o.Describe(&o.report)
 	return true
 }
 
@@ -102,6 +96,6 @@ func (o *outstanding) look(now cc.Time) bool {
 		return false
 	}
 	o.owed, o.report.RTT = true, 0
-	o.note()
+	o.Describe(&o.report)
 	return true
 }
