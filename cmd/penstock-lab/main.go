@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 func main() {
@@ -65,24 +66,29 @@ Exit codes:
 // proxyFlag names the program that is the proxy of real runs.
 const proxyFlag = "penstock"
 
-// proxyOf is the program that is the proxy of cmd's real runs, and its build where that is
-// another than this program's.
-func proxyOf(cmd *cobra.Command) (path, other string, err error) {
+// findProxy has env play with the program that is the proxy of cmd's real runs, and with cmd's models. It returns the
+// proxy's build where that is another than this program's.
+func findProxy(cmd *cobra.Command, env *stage.Env) (other string, err error) {
 	named, err := cmd.Flags().GetString(proxyFlag)
 	if err != nil {
-		return "", "", err
+		return "", err
 	}
-	if path, err = edge.Find(named); err != nil {
-		return "", "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
+	path, err := edge.Find(named)
+	if err != nil {
+		return "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
 	}
 	said, err := exec.CommandContext(cmd.Context(), path, "version").Output()
 	if err != nil {
-		return "", "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
+		return "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
+	}
+	env.Executable = path
+	for _, model := range cli.Models(cmd) {
+		env.Args = append(env.Args, "--mdi-model", model)
 	}
 	own := cli.ReadBuild().String()
 	if other = strings.TrimSpace(string(said)); other == own {
-		return path, "", nil
+		return "", nil
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
-	return path, other, nil
+	return other, nil
 }

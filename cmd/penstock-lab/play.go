@@ -313,21 +313,11 @@ func (s *session) playAhead(ctx context.Context, units []unit) (wait func()) {
 func (s *session) tellRest(rest []unit) {
 	var all time.Duration
 	for _, u := range rest {
-		all += u.lasts()
+		all += recipe.TimeOf(u.stages)
 	}
 	if n := len(rest) / len(s.seeds); n > 1 && all > 0 && !s.virtual && !s.quiet {
 		fmt.Fprintf(s.cmd.ErrOrStderr(), "%d experiments are left, of %s\n", n, all.Round(time.Second))
 	}
-}
-
-// lasts is how long the runs over real sockets take.
-func (u unit) lasts() (d time.Duration) {
-	for _, one := range u.stages {
-		if !one.Virtual {
-			d += one.Duration
-		}
-	}
-	return d
 }
 
 // doubt tells where --resume may take runs of other code for those of this build.
@@ -383,11 +373,8 @@ func (s *session) prepare(experiments []recipe.Recipe) (units []unit, err error)
 	if ran {
 		os.Exit(code)
 	}
-	if s.env.Executable, s.proxy, err = proxyOf(s.cmd); err != nil {
+	if s.proxy, err = findProxy(s.cmd, &s.env); err != nil {
 		return nil, err
-	}
-	for _, file := range cli.Models(s.cmd) {
-		s.env.Args = append(s.env.Args, "--mdi-model", file)
 	}
 	s.real = recipe.Retry(func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (stage.Record, error) {
 		rec, err := stage.Play(ctx, s.env, one, tell)
@@ -459,7 +446,7 @@ func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result re
 	if s.within > 0 {
 		over := time.Since(s.began)
 		if !s.virtual {
-			over += u.lasts()
+			over += recipe.TimeOf(u.stages)
 		}
 		if over > s.within {
 			return nil, result, nil

@@ -171,11 +171,8 @@ func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error
 	defer func() { err = errors.Join(err, done()) }()
 	var env stage.Env
 	if slices.ContainsFunc(stages, func(s stage.Stage) bool { return s.Edge != "" }) {
-		if env.Executable, f.proxy, err = proxyOf(cmd); err != nil {
+		if f.proxy, err = findProxy(cmd, &env); err != nil {
 			return err
-		}
-		for _, model := range cli.Models(cmd) {
-			env.Args = append(env.Args, "--mdi-model", model)
 		}
 	}
 	// The summary is not the program's output.

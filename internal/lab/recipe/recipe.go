@@ -70,15 +70,14 @@ func (r Recipe) Scales() []Scale {
 // Asserts reports whether anything must hold of it.
 func (r Recipe) Asserts() bool { return len(r.musts) > 0 }
 
-// Lasts is how long its runs over real sockets take, without the second or two that each needs to start.
-func (r Recipe) Lasts(scale Scale) (d time.Duration, err error) {
-	stages, err := r.Stages(scale, 1)
+// TimeOf is how long stages over real sockets take, without the second or two that each needs to start.
+func TimeOf(stages []stage.Stage) (d time.Duration) {
 	for _, s := range stages {
 		if !s.Virtual {
 			d += s.Duration
 		}
 	}
-	return d, err
+	return d
 }
 
 // Scale is how much of an experiment is played.

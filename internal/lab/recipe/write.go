@@ -16,11 +16,11 @@ import (
 func WriteList(w io.Writer, recipes []Recipe) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, r := range recipes {
-		lasts, err := r.Lasts(Full)
+		stages, err := r.Stages(Full, 1)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", r.Name, lasts.Round(time.Second), r.About, r.Source)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", r.Name, TimeOf(stages).Round(time.Second), r.About, r.Source)
 	}
 	return t.Flush()
 }
