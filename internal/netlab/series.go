@@ -15,8 +15,6 @@ type Point struct {
 	Throughput cc.Rate       // IP bytes that left the queue in the step
 	Offered    cc.Rate       // what the link could have delivered, a cell to its first host; 0: no limit, or an outage
 	Queueing   time.Duration // mean of the packets that left, their own transmission included; 0: none left
-	MaxQueue   time.Duration // the longest of these packets' delays
-	Drops      int           // packets dropped on arrival in the step
 }
 
 func (a account) series(dir Direction, to, step time.Duration) []Point {
@@ -27,23 +25,14 @@ func (a account) series(dir Direction, to, step time.Duration) []Point {
 	points := make([]Point, to/step)
 	bytes := make([]cc.Bytes, len(points))
 	left := make([]time.Duration, len(points))
-	index := func(t cc.Time) int { return int(t.Sub(zero) / step) }
 	for e := range a.all {
-		if e.dir != dir {
+		if e.dir != dir || e.drop != sim.DropNone {
 			continue
 		}
-		if e.drop != sim.DropNone {
-			if i := index(e.at); i < len(points) {
-				points[i].Drops++
-			}
-			continue
-		}
-		if i := index(e.departs); i < len(points) {
-			queued := e.departs.Sub(e.at)
+		if i := int(e.departs.Sub(zero) / step); i < len(points) {
 			bytes[i] += cc.Bytes(e.size)
 			left[i]++
-			points[i].Queueing += queued
-			points[i].MaxQueue = max(points[i].MaxQueue, queued)
+			points[i].Queueing += e.departs.Sub(e.at)
 		}
 	}
 	offers := a.offers(dir)

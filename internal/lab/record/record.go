@@ -471,8 +471,6 @@ func Merge(points []netlab.Point, n int) []netlab.Point {
 		for _, p := range points[:n] {
 			m.Throughput += p.Throughput / cc.Rate(n)
 			m.Offered += p.Offered / cc.Rate(n)
-			m.MaxQueue = max(m.MaxQueue, p.MaxQueue)
-			m.Drops += p.Drops
 			weighted += float64(p.Queueing) * float64(p.Throughput)
 		}
 		if m.Throughput > 0 {
