@@ -65,8 +65,8 @@ func (r *rhythm) stretch(n int) stretch {
 	case r.on == 0 || r.off == 0:
 		return stretch{to: math.MaxInt64}
 	case r.rng == nil:
-		k := time.Duration(n)
-		return stretch{k * (r.on + r.off), k*(r.on+r.off) + r.on, k * r.on}
+		from := time.Duration(int64(n) * int64(r.on+r.off))
+		return stretch{from: from, to: from + r.on, before: time.Duration(int64(n) * int64(r.on))}
 	}
 	length := func(mean time.Duration) time.Duration {
 		return max(time.Microsecond, time.Duration(r.rng.ExpFloat64()*float64(mean)))

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -42,7 +41,7 @@ func traceInfoCommand() *cobra.Command {
 			t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "TRACE\tSECONDS\tMBIT/S MEAN\tP5\tP50\tP95\tLONGEST GAP MS\tOPPORTUNITIES")
 			for _, name := range files {
-				trace, err := openTrace(name)
+				trace, err := linktrace.Open(name, linktrace.Read)
 				if err != nil {
 					return cli.BadInput(err)
 				}
@@ -76,7 +75,7 @@ writes such lines: their last span may carry less, as the trace ends within it.`
 			}
 			switch to {
 			case "rates":
-				trace, err := openTrace(names[0])
+				trace, err := linktrace.Open(names[0], linktrace.Read)
 				if err == nil && every >= trace.Duration() {
 					err = fmt.Errorf("--every is %v, but must be shorter than the trace of %v: rates are two at least",
 						every, trace.Duration())
@@ -86,12 +85,7 @@ writes such lines: their last span may carry less, as the trace ends within it.`
 				}
 				return written(names[1], func(w io.Writer) error { return linktrace.WriteRates(w, trace, every) })
 			case "trace":
-				from, err := os.Open(names[0])
-				if err != nil {
-					return cli.BadInput(err)
-				}
-				defer from.Close()
-				trace, err := linktrace.ReadRates(filepath.Base(names[0]), from)
+				trace, err := linktrace.Open(names[0], linktrace.ReadRates)
 				if err != nil {
 					return cli.BadInput(err)
 				}
@@ -214,13 +208,4 @@ func parseLinkRate(text string) (cc.Rate, error) {
 		err = fmt.Errorf("%q carries nothing", text)
 	}
 	return rate, err
-}
-
-func openTrace(name string) (*sim.Trace, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return linktrace.Read(filepath.Base(name), f)
 }

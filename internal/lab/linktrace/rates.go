@@ -2,9 +2,11 @@ package linktrace
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -35,6 +37,16 @@ func Read(name string, r io.Reader) (*sim.Trace, error) {
 		err = fmt.Errorf("%w (if these are times and rates, end the file's name in .csv)", err)
 	}
 	return trace, err
+}
+
+// Open reads a file as read does.
+func Open[T any](file string, read func(name string, r io.Reader) (*T, error)) (*T, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	v, err := read(filepath.Base(file), f)
+	return v, errors.Join(err, f.Close())
 }
 
 // ReadDelays reads a trace of delays.

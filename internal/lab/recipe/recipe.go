@@ -6,7 +6,6 @@ package recipe
 
 import (
 	"embed"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -207,17 +206,8 @@ func once[T any](place func(string) string, read func(string, io.Reader) (*T, er
 	files := map[string]*T{}
 	return func(name string) (v *T, err error) {
 		if files[name] == nil {
-			files[name], err = opened(place(name), read)
+			files[name], err = linktrace.Open(place(name), read)
 		}
 		return files[name], err
 	}
-}
-
-func opened[T any](name string, read func(string, io.Reader) (*T, error)) (*T, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	v, err := read(filepath.Base(name), f)
-	return v, errors.Join(err, f.Close())
 }
