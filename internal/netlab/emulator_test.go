@@ -30,7 +30,7 @@ func newBench(tb testing.TB, down, up sim.LinkConfig) *bench {
 	far, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	require.NoError(tb, err)
 	p := &Path{record: newRecord(), epoch: time.Now(), asked: make(chan func(), 1), quit: make(chan struct{}), supplied: make(chan struct{})}
-	p.cfg.Down, p.cfg.Up = down, up
+	p.History, p.cfg.Down, p.cfg.Up = History{p.readRecord}, down, up
 	p.dirs[Down] = pipe{dir: Down, cfg: down, in: far[1], out: near[1]}
 	p.dirs[Up] = pipe{dir: Up, cfg: up, in: near[1], out: far[1]}
 	go func() {
@@ -149,6 +149,7 @@ func TestQueueIsFirstInFirstOut(t *testing.T) {
 func history(tb testing.TB, down sim.LinkConfig, entries ...entry) *Path {
 	tb.Helper()
 	p := &Path{record: newRecord()}
+	p.History = History{p.readRecord}
 	p.cfg.Down = down
 	p.zero.Store(1)
 	quit, done := make(chan struct{}), make(chan struct{})
