@@ -41,7 +41,7 @@ func traceInfoCommand() *cobra.Command {
 			t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "TRACE\tSECONDS\tMBIT/S MEAN\tP5\tP50\tP95\tLONGEST GAP MS\tOPPORTUNITIES")
 			for _, name := range files {
-				trace, err := linktrace.Open(name, linktrace.Read)
+				trace, err := linktrace.OpenTrace(name, linktrace.Read)
 				if err != nil {
 					return cli.BadInput(err)
 				}
@@ -75,7 +75,7 @@ writes such lines: their last span may carry less, as the trace ends within it.`
 			}
 			switch to {
 			case "rates":
-				trace, err := linktrace.Open(names[0], linktrace.Read)
+				trace, err := linktrace.OpenTrace(names[0], linktrace.Read)
 				if err == nil && every >= trace.Duration() {
 					err = fmt.Errorf("--every is %v, but must be shorter than the trace of %v: rates are two at least",
 						every, trace.Duration())
@@ -85,7 +85,7 @@ writes such lines: their last span may carry less, as the trace ends within it.`
 				}
 				return written(names[1], func(w io.Writer) error { return linktrace.WriteRates(w, trace, every) })
 			case "trace":
-				trace, err := linktrace.Open(names[0], linktrace.ReadRates)
+				trace, err := linktrace.OpenTrace(names[0], linktrace.ReadRates)
 				if err != nil {
 					return cli.BadInput(err)
 				}

@@ -39,8 +39,8 @@ func Read(name string, r io.Reader) (*sim.Trace, error) {
 	return trace, err
 }
 
-// Open reads a file as read does.
-func Open[T any](file string, read func(name string, r io.Reader) (*T, error)) (*T, error) {
+// OpenTrace reads a file as read does.
+func OpenTrace[T any](file string, read func(name string, r io.Reader) (*T, error)) (*T, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err

@@ -63,7 +63,7 @@ func readRecorded(name string) (*sim.Trace, error) {
 // model (generate:lte, with the seed that is given; generate:lte:7), one of the library
 // (recorded:campus-walk), or the name of a file, as linktrace.Read has it.
 func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
-	read := func(name string) (*sim.Trace, error) { return linktrace.Open(name, linktrace.Read) }
+	read := func(name string) (*sim.Trace, error) { return linktrace.OpenTrace(name, linktrace.Read) }
 	return loader{Trace: read}.carries(spec, seed)
 }
 

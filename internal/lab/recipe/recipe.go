@@ -206,7 +206,7 @@ func once[T any](place func(string) string, read func(string, io.Reader) (*T, er
 	files := map[string]*T{}
 	return func(name string) (v *T, err error) {
 		if files[name] == nil {
-			files[name], err = linktrace.Open(place(name), read)
+			files[name], err = linktrace.OpenTrace(place(name), read)
 		}
 		return files[name], err
 	}
