@@ -7,8 +7,8 @@ import (
 )
 
 // Hop is one direction of a path: a Cell, or else a ManagedLink where an AQM manages the queue, or else a Link. Who
-// plays it keeps the packets that wait by lane, calls Advance at the times that Next names, or later, and lets the oldest
-// of a lane go for each Departure.
+// plays it keeps the packets that wait by lane, calls Advance at the times that Next names, or later, and lets the
+// oldest of a lane go for each Departure.
 type Hop struct {
 	queue
 	link    *Link        // there is one of the three
@@ -43,9 +43,11 @@ func NewHop(cfg LinkConfig, cell *CellConfig, start cc.Time) *Hop {
 	return h
 }
 
-// Send puts a packet of size bytes (IP length) of a flow, for a host, into the queue at now, which never goes backwards.
-// It returns the lane in which the packet waits until its fate is certain; false: v is its fate.
-func (h *Hop) Send(now cc.Time, host int, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, v Verdict, waits bool) {
+// Send puts a packet of size bytes (IP length) of a flow, for a host, into the queue at now, which never goes
+// backwards. It returns the lane in which the packet waits until its fate is certain; false: v is its fate.
+func (h *Hop) Send(now cc.Time, host int, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, v Verdict,
+	waits bool,
+) {
 	switch {
 	case h.cell != nil:
 		lane, v.Dropped = host, h.cell.Enqueue(now, host, size)

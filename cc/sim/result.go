@@ -49,7 +49,7 @@ type FlowResult struct {
 	Final            flow.Snapshot   // as it closed, or at the end
 	Read             cc.Bytes        // as in Sample, by then; UDP: by the end
 	Jitter           []time.Duration // of UDP, as Jitter has all
-	Window           flow.Snapshot   // at the same moment, of the flow that decides the window an upload's receiver advertises
+	Window           flow.Snapshot   // then, too, of the flow that decides an upload's receive window
 }
 
 // Sample is a flow's state at one moment.

@@ -62,7 +62,8 @@ type Report struct {
 	Down, Up DirectionReport
 }
 
-// History is what a path, or a simulation, has done so far. It may be asked while packets flow and after the lab closed.
+// History is what a path, or a simulation, has done so far. It may be asked while packets flow and after the lab
+// closed.
 type History struct{ account func() account }
 
 // Report summarises the time between two moments since the start; the record

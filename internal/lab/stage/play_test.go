@@ -126,7 +126,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 	assert.LessOrEqual(t, video.StartUp+video.Played+video.Rebuffer, s.Duration)
 
 	udp := by["udp"]
-	assert.InDelta(t, 2e6/8*float64(sim.DatagramPayload)/float64(sim.DatagramBytes), float64(udp.Sent), 2*float64(sim.DatagramPayload))
+	assert.InDelta(t, 2e6/8*payloadShare, float64(udp.Sent), 2*float64(sim.DatagramPayload))
 	assert.LessOrEqual(t, total(udp), udp.Sent)
 	assert.Nil(t, udp.Cwnd)
 	assert.NotEmpty(t, udp.Jitter)
@@ -164,6 +164,9 @@ func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
 	assert.InDelta(t, 7*1448, float64(r.Actors[0].Cwnd[19]), 100, "the last good one is in force")
 }
 
+// payloadShare is what of a datagram is payload.
+const payloadShare = float64(sim.DatagramPayload) / float64(sim.DatagramBytes)
+
 func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
 	labtest.Need(t)
 	s := short(Actor{
@@ -177,7 +180,7 @@ func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
 	untouched(t, r)
 	a := r.Actors[0]
 	const ran = 0.4 + 0.4 + 0.1
-	assert.InDelta(t, ran*8e6/8*float64(sim.DatagramPayload)/float64(sim.DatagramBytes), float64(a.Sent), 3*float64(sim.DatagramPayload))
+	assert.InDelta(t, ran*8e6/8*payloadShare, float64(a.Sent), 3*float64(sim.DatagramPayload))
 	assert.Positive(t, total(a))
 	// A quarter goes through, and what the queue holds at each end.
 	assert.Less(t, total(a), a.Sent/2)
