@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Penstock's own algorithm, for links with rates that change within a round
-// trip. The window is what the path delivers in its least round trip, in
-// a target more, and while an acknowledgement waits on its way back:
+// Penstock's own algorithm is for links with rates that change within a round trip. The window is what the path
+// delivers in its least round trip and in a target more, and while acknowledgements wait on their way back:
 //
 //	cwnd = rate · (base + target + reverse queue)
 //
@@ -15,23 +14,24 @@ import (
 //	     ▲                                   │
 //	     └────────────(timeout)──────────────┘
 //
-// The rate is the mean of two windows': a short one follows the link, a long one
-// rides out the pauses of its scheduler; both count by when the bytes arrived. The
-// target (penstock_target.go) adapts to how long the link idles. Draining (penstock_drain.go)
-// empties the queue. That keeps the base right, and shows whether other flows fill the
-// queue. Beside those the window is what half of the link has in flight at the present
-// round trip (penstock_rivals.go). A loss puts CUBIC's window (rival) in force.
+// The rate is the mean of two windows of time. The short one follows the link. The long one rides out the pauses of
+// its scheduler. Both count bytes by when they arrived, not by when their acknowledgements did. The target
+// (penstock_target.go) adapts to how long the link idles. Draining (penstock_drain.go) empties the queue: so the base
+// stays right, and a queue of other flows shows. Beside those the window is what half of the link has in flight at the
+// present round trip (penstock_rivals.go). A loss puts CUBIC's window in force while it is the larger one.
+// docs/decisions/0004-own-algorithm.md has the measurements behind the constants.
 
 func init() {
 	Register(Spec{
 		Name: "penstock",
-		About: "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to " +
-			"how long the link idles.",
+		About: "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which " +
+			"adapts to how long the link idles.",
 		Source: "docs/decisions/0004-own-algorithm.md",
 		Params: []Param{
 			{
 				Name: "target_ms", Unit: "ms", Default: 29, Min: 1, Max: 1000,
-				About: "queueing delay to ask for at 10 Mbit/s; in force is from half of it to 1.3 times, more at a lower rate and less at a higher",
+				About: "queueing delay to ask for at 10 Mbit/s; in force is from half of it to 1.3 times, more at a lower rate " +
+					"and less at a higher",
 			},
 			{Name: "compete", Default: 1, Choices: []string{"off", "on"}, About: "keep up with flows that fill the queue"},
 		},
@@ -44,242 +44,227 @@ func init() {
 			{Name: "base_ms", About: "least round trip remembered, without the queue on the way back"},
 			{Name: "idle_percent", About: "of the last minute, the part in which the link had nothing of ours"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
-			{
-				Name: "link_mbit",
-				About: "what the link is relied on for: half of it is held where others fill its queue; 0: its rate wavers " +
-					"too much",
-			},
+			{Name: "link_mbit", About: "what the link is relied on for: half of it is held where others fill its queue; " +
+				"0: its rate wavers too much"},
 			{Name: "reverse_ms", About: "queueing delay of the newest sample on the way back, as far as it is known"},
 		},
 	})
 }
 
 const (
-	ownShort = 50 * time.Millisecond // about: in whole round trips
-	ownLong  = 500 * time.Millisecond
-	// ownLongBases bases are the long window of a longer path.
-	ownLongBases = 4
-	ownMinCwnd   = 4.0 // packets: what keeps acknowledgements coming
-	ownMinDrain  = 2.0 // packets, while draining
+	shortRateWindow   = 50 * time.Millisecond // rounded to whole round trips (rateWindows)
+	longRateWindow    = 500 * time.Millisecond
+	longRateBases     = 4           // bases that the long window has at least
+	bestRateWindow    = time.Second // and at least two round trips: the memory of bestRate
+	leastTrackingCwnd = 4.0         // packets, so that acknowledgements keep coming
+	leastDrainingCwnd = 2.0         // packets
+	// With a queue on the way back of more than reversePacingBases bases, acknowledgements come in trains. The window
+	// is then paced, at reversePacingGain times what it is per round trip.
+	reversePacingGain  = 1.2
+	reversePacingBases = 1. / 4
+	// maxReverseCovered is in seconds. The window covers no longer queue on the way back, because our own
+	// acknowledgements may be what fills that.
+	maxReverseCovered = 2.0
+	linkFullTargets   = 3.0 // a queueing delay of this many targets proves that the link is full
+	silencesPerRTT    = 2   // a silence of more than a smoothed round trip over this is the application's
+	aloneQueueTargets = 1.5 // targets of queueing delay that our flows make at most, if no others send
+	aloneEdgePart     = 0.9 // part of the edge's bytes from which on a window counts as the edge's only one
 
-	// ownReverseGain of the rate is the pace while the queue on the way back is more
-	// than ownReverseBases of the base: acknowledgements come in trains then.
-	ownReverseGain  = 1.2
-	ownReverseBases = 1. / 4
-	// ownReverseMost seconds of it are covered at most: it may be of our acknowledgements.
-	ownReverseMost = 2.0
-	ownQueueProof  = 3.0         // targets of queueing delay prove that the link is full
-	ownBest        = time.Second // and two round trips: the best rate of them fills the way back
-	// ownIdle in one smoothed round trip: a longer silence is the application's.
-	ownIdle = 2
-	// ownAloneQueue targets of queue are as many as we make by ourselves.
-	ownAloneQueue = 1.5
-	// ownAlone of what the edge delivers is one flow by itself.
-	ownAlone = 0.9
-	// ownStartQueue of the base, or half of the target if that is more, is a queue that ends slow start. From a base of
-	// ownStartLong on, it does so only where a round trip delivers less than ownStartGrowth times what the one before
-	// did, or at ownStartMost times that queue.
-	ownStartQueue  = 1. / 4
-	ownStartLong   = 200 * time.Millisecond
-	ownStartGrowth = 1.3
-	ownStartMost   = 2
-	// ownPeakSegments at least are what the best rate of slow start is over.
-	ownPeakSegments = 4
-	// ownObject bytes after a silence may be all that the application has: until they are delivered, the window grows
-	// as in slow start to what is left of them, and nothing drains.
-	ownObject = Bytes(100e3)
+	// Slow start ends at a queue of slowStartQueueBases bases, or of half of the target if that is more. From a base of
+	// slowStartLongBase on, the queue must be slowStartMostQueues times that, or a round trip must deliver less than
+	// slowStartGrowth times what the one before it did.
+	slowStartQueueBases = 1. / 4
+	slowStartLongBase   = 200 * time.Millisecond
+	slowStartGrowth     = 1.3
+	slowStartMostQueues = 2
+	peakRateSegments    = 4 // least segments that the best rate of slow start is measured over
+
+	// The first objectBytes after a silence may be all that the application has. Until they are delivered, the window
+	// grows as in slow start, up to what is left of them, and nothing drains.
+	objectBytes = Bytes(100e3)
 )
 
-type ownPhase uint8
+type penstockPhase uint8
 
 const (
-	ownStarting ownPhase = iota
-	ownTracking
-	ownDraining
+	penstockSlowStart penstockPhase = iota
+	penstockTracking
+	penstockDraining
 )
 
 type penstock struct {
 	NoTick
 	segments
-	initial  float64 // packets
-	resumed  bool    // initial was in force elsewhere until now, and slow start only measures the rate
-	began    Time    // the first acknowledgement of that
-	competes bool
+	competes    bool    // Spec.Params has it
+	receives    bool    // Config.Receives
+	initialCwnd float64 // packets
+	resumed     bool    // initialCwnd was in force elsewhere until now: slow start only measures the rate
+	startedAt   Time    // of the first acknowledgement
 
-	phase       ownPhase
-	cwnd        float64 // packets
-	pace        Rate    // of a window that the rate asks to be less than ownMinCwnd; 0: none
-	back        float64 // packets of it, which cover the queue on the way back
-	short, long history
-	rate        float64 // bytes/s
-	held        float64 // bytes/s that the rate is held at after draining
-	until       Time    // then
-	target      float64 // seconds, in force
-	aim         queueTarget
+	phase        penstockPhase
+	cwnd         float64 // packets
+	reverseCwnd  float64 // packets, the part of cwnd that covers the queue on the way back
+	squeezedPace Rate    // pacing rate, where the rate asks for less than leastTrackingCwnd; 0: not paced
 
-	base    windowedFilter
-	srtt    time.Duration
-	queue   time.Duration  // of the newest sample, on the way there
-	reverse time.Duration  // and on the way back
-	best    windowedFilter // of the rate; bytes/s for nanoseconds
-	arrived Time           // when the receiver had what the newest acknowledgement told of
-	heard   Time           // when that came
-	idle    time.Duration  // of silences so far, in which nothing was in flight: no rate is over them
-	object  Bytes          // delivered once the first ownObject bytes after a silence are
-	empty   Time           // when the queue was last seen empty, or was to be emptied
+	short, long history // of delivered bytes, for rate
+	rate        float64 // bytes/s, delivered
+	heldRate    float64 // bytes/s: rate while draining, and the least that rate is until heldUntil
+	heldUntil   Time
+	bestRate    windowedFilter // greatest rate; its durations stand for bytes/s
+	silences    time.Duration  // all times in which nothing was in flight; rates are not measured over them
+	ackedAt     Time           // when the newest acknowledgement came
+	arrivedAt   Time           // when the receiver had what that told of
 
-	receives   bool // as in Config
-	next       Time // when to drain, unless the queue is seen empty before
-	drainDepth float64
-	drainFrom  Time          // what left after this finds the queue drained
-	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
-	drained    Time          // what left before this found the queue as draining left it
-	drainLeft  time.Duration // least round trip of that; 0: none yet
-	doubted    time.Duration // that of the draining before, where it did not come down to the base
-	rivalry    rivalry
-	ours, edge float64 // bytes that this window and all of the edge have delivered, fading over edgeMemory
-	edgeTotal  Bytes
+	base         windowedFilter // least round trip without the queue on the way back
+	srtt         time.Duration
+	queueDelay   time.Duration // of the newest sample, on the way there
+	reverseQueue time.Duration // of the newest sample, on the way back
+	target       float64       // seconds of queueing delay, in force
+	queueTarget  queueTarget
+	objectEnd    Bytes // Delivered once the first objectBytes after the newest silence have arrived
 
-	path       pathWatch
-	besideSeen bool // the edge counts rivals that want more than the window without them
+	emptyAt       Time          // when the queue was last seen empty, or a draining began or ended
+	nextDrain     Time          // when to drain, unless the queue is seen empty before
+	drainDepth    float64       // bases that the window covers at least while draining
+	drainedFrom   Time          // what leaves after this finds the queue drained
+	drainDeadline Time          // a draining ends then at the latest, because an outage may lengthen round trips
+	drainEndedAt  Time          // of the last draining
+	drainedRTT    time.Duration // least round trip with the queue drained; 0: none yet
+	doubtedRTT    time.Duration // drainedRTT of the last draining, if that was above the base; 0: it was not
 
-	rival  cubic
-	losses epoch
-	expiry epoch // what left before the last timeout counts as lost by it, even if it is reported later
+	rivalry       rivalry
+	besideCounted bool    // rivals that the edge counts widen the window
+	recentBytes   float64 // delivered by this window, fading over edgeMemory
+	recentEdge    float64 // bytes delivered by all windows of the edge, fading over edgeMemory
+	edgeDelivered Bytes   // State.EdgeDelivered at the newest acknowledgement
+	pathWatch     pathWatch
+
+	cubic        cubic // the window that a loss puts in force
+	lossEpoch    epoch
+	timeoutEpoch epoch // what left before the last timeout counts as lost by it, even if it is reported later
 }
 
 func newPenstock(cfg Config) *penstock {
 	p := &penstock{
-		segments: segments{cfg.MSS},
-		competes: cfg.Params["compete"] == 1,
-		receives: cfg.Receives,
-		base:     newMinFilter(),
-		best:     newMaxFilter(),
-		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
-		rival:    cubic{lossWindow: newLossWindow(cfg)},
-		path:     pathWatch{most: -1},
+		segments:    segments{cfg.MSS},
+		competes:    cfg.Params["compete"] == 1,
+		receives:    cfg.Receives,
+		base:        newMinFilter(),
+		bestRate:    newMaxFilter(),
+		queueTarget: queueTarget{set: cfg.Params["target_ms"] / 1e3, lossGuard: newLossGuard()},
+		cubic:       cubic{lossWindow: newLossWindow(cfg)},
+		pathWatch:   pathWatch{mostThere: -1},
 	}
-	p.initial = p.toPackets(cfg.InitialCwnd)
+	p.initialCwnd = p.toPackets(cfg.InitialCwnd)
 	p.restart()
 	p.resumed = cfg.Ssthresh > 0 && cfg.InitialCwnd >= cfg.Ssthresh
 	return p
 }
 
-// restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known. What
-// is sent again shows no round trip: until one comes the newest queue counts, and a long one ends slow start.
+// restart begins slow start. The base, the target's idle time and the rate of the link stay known. What is sent again
+// shows no round trip. Until one comes the newest queueDelay counts, and a long one ends slow start.
 func (p *penstock) restart() {
-	p.phase, p.resumed = ownStarting, false
-	p.rivalry.release(p.rivalry.rest)
-	p.cwnd, p.pace, p.back = p.clampWindow(p.initial, ownMinCwnd), 0, 0
+	p.phase, p.resumed = penstockSlowStart, false
+	p.rivalry.release(p.rivalry.restUntil)
+	p.cwnd, p.squeezedPace, p.reverseCwnd = p.clampWindow(p.initialCwnd, leastTrackingCwnd), 0, 0
 	p.short.reset()
 	p.long.reset()
-	p.rate, p.held = 0, 0
-	p.target = p.aim.set
+	p.rate, p.heldRate = 0, 0
+	p.target = p.queueTarget.set
 }
 
 func (p *penstock) OnAck(a Ack) {
 	p.setMSS(a.MSS)
-	p.rival.OnAck(a)
-	idle := p.silenceBefore(a)
-	if idle > 0 || p.heard == 0 {
-		p.object = a.Delivered - a.Acked + ownObject
+	p.cubic.OnAck(a)
+	silence := p.silenceBefore(a)
+	if silence > 0 || p.ackedAt == 0 {
+		p.objectEnd = a.Delivered - a.Acked + objectBytes
 	}
 	p.addRTTSample(a)
-	p.updateDeliveryRate(a, idle)
-	p.aim.excess.onAck(a.State, float64(a.Acked), p.target)
+	p.updateDeliveryRate(a, silence)
+	p.queueTarget.lossGuard.onAck(a.State, float64(a.Acked), p.target)
 	base := p.base.extreme()
 	if base == 0 || p.rate == 0 {
 		p.growInSlowStart(a)
 		return
 	}
-	if p.phase == ownStarting {
-		// Others leave less of a longer time. Of a few segments the rate would be twice the link's.
-		few := time.Duration(ownPeakSegments * float64(p.mss) / p.rate * float64(time.Second))
-		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(max(ownShort, few)))
+	if p.phase == penstockSlowStart {
+		// Over a long time others leave less. Over a few segments the rate would be twice the link's.
+		few := time.Duration(peakRateSegments * float64(p.mss) / p.rate * float64(time.Second))
+		p.rivalry.link.peak = max(p.rivalry.link.peak, p.short.rateOver(max(shortRateWindow, few)))
 		p.growInSlowStart(a)
-		if p.isLinkFull() || p.resumed && a.Now >= p.began.Add(p.srtt) {
+		if p.isLinkFull() || p.resumed && a.Now >= p.startedAt.Add(p.srtt) {
 			p.leaveSlowStart(a.Now)
 		}
 		return
 	}
-	counts := p.phase == ownTracking && a.CwndLimited && a.sentTime() >= p.drained.Add(p.srtt)
-	p.aim.addAck(a, base, p.rate, p.queue, p.emptyThreshold(), counts)
+	counts := p.phase == penstockTracking && a.CwndLimited && a.sentTime() >= p.drainEndedAt.Add(p.srtt)
+	p.queueTarget.addAck(a, base, p.rate, p.queueDelay, p.emptyThreshold(), counts)
 	switch p.phase {
-	case ownTracking:
-		if p.isDrainDue(a.Now) && a.Delivered > p.object {
-			p.beginDraining(a.State, ownDrainDepth)
+	case penstockTracking:
+		if p.checkDrainTime(a.Now) && a.Delivered > p.objectEnd {
+			p.beginDraining(a.State, drainDepth)
 		}
-	case ownDraining:
+	case penstockDraining:
 		p.checkDrainEnd(a)
 	}
 	p.setWindowFromRate(a)
-	if p.phase == ownTracking && a.RTT > 0 {
-		p.watchForRivals(a, a.RTT-p.reverse)
+	if p.phase == penstockTracking && a.RTT > 0 {
+		p.watchForRivals(a, a.RTT-p.reverseQueue)
 		p.followLongerPath(a)
 	}
 }
 
-// addRTTSample takes in a round trip.
+// addRTTSample takes in a round trip. It updates the base and the queueing delays.
 func (p *penstock) addRTTSample(a Ack) {
 	if a.RTT <= 0 {
 		return
 	}
-	p.reverse = a.ReverseQueue
-	rtt := max(a.RTT-p.reverse, minDivisor)
+	p.reverseQueue = a.ReverseQueue
+	forwardRTT := max(a.RTT-p.reverseQueue, minDivisor)
 	p.srtt = max(a.SRTT, minDivisor)
-	if p.phase == ownTracking && a.Delivered > p.object && rtt < p.base.extreme()-ownBaseSeen &&
-		a.Now.Sub(p.drainFrom) > ownRejoin {
-		p.beginDraining(a.State, ownDrainDepth) // another flow drains, and the base was never the path's
-	}
-	if rtt < p.base.extreme()-p.emptyThreshold() { // what found no queue had found one
-		p.aim.idle, p.aim.all = 0, 0
-	}
-	least := rtt
+	p.noteShorterPath(a, forwardRTT)
+	least := forwardRTT
 	switch base := p.base.extreme(); {
 	case base == 0:
-		least = leastAtFirst(a.State, rtt)
-	case p.rivalry.holds || p.besideSeen: // the base is not to become the others' queue
-		least = min(rtt, base)
+		least = leastAtFirst(a.State, forwardRTT)
+	case p.rivalry.holds || p.besideCounted: // the base must not become the queue of others
+		least = min(forwardRTT, base)
 	}
 	p.base.addSample(a.Now, least, 2*p.drainInterval())
-	p.queue = rtt - p.base.extreme()
-	paused := p.phase == ownTracking && a.Sent.At > p.drained && p.toPackets(a.Sent.Inflight) <= ownMinDrain
-	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
-		p.empty = a.Now
-	}
-	if r := &p.rivalry; p.queue <= p.emptyThreshold() && a.sentTime() >= r.from && (r.holds || r.bound) {
-		r.release(r.rest)
-	}
+	p.queueDelay = forwardRTT - p.base.extreme()
+	p.noteEmptyQueue(a)
 }
 
-// silenceBefore returns how long nothing was in flight before what is acknowledged; 0: not for long.
+// silenceBefore returns how long nothing was in flight before the acknowledged bytes left; 0: not for long.
 func (p *penstock) silenceBefore(a Ack) time.Duration {
-	idle := a.Sent.At.Sub(p.heard)
-	if p.heard == 0 || a.Sent.Inflight != 0 || idle <= a.SRTT/ownIdle {
+	silence := a.Sent.At.Sub(p.ackedAt)
+	if p.ackedAt == 0 || a.Sent.Inflight != 0 || silence <= a.SRTT/silencesPerRTT {
 		return 0
 	}
-	return idle
+	return silence
 }
 
-// updateDeliveryRate updates the delivery rate, after a silence of idle.
-func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
+// updateDeliveryRate updates the delivery rates of this window, of the edge and of the link. The acknowledged bytes
+// left after a silence.
+func (p *penstock) updateDeliveryRate(a Ack, silence time.Duration) {
 	short, long := p.rateWindows()
-	if idle > 0 {
-		p.idle += idle
-		if p.phase == ownTracking { // in the first round trip there is nothing to come
-			p.held, p.until = p.rate, a.Now.Add(short)
+	if silence > 0 {
+		p.silences += silence
+		if p.phase == penstockTracking { // the short window has nothing of the first round trip after it
+			p.heldRate, p.heldUntil = p.rate, a.Now.Add(short)
 		}
 	}
-	gap := a.Now.Sub(p.heard).Seconds()
-	if p.heard != 0 {
+	gap := a.Now.Sub(p.ackedAt).Seconds()
+	if p.ackedAt != 0 {
 		fade := math.Exp(-gap / edgeMemory.Seconds())
-		p.ours = p.ours*fade + float64(a.Acked)
-		p.edge = p.edge*fade + float64(a.EdgeDelivered-p.edgeTotal)
+		p.recentBytes = p.recentBytes*fade + float64(a.Acked)
+		p.recentEdge = p.recentEdge*fade + float64(a.EdgeDelivered-p.edgeDelivered)
 	}
-	p.edgeTotal = a.EdgeDelivered
-	p.heard = a.Now
-	p.arrived = max(p.arrived, a.Now.Add(-p.reverse))
-	at := p.arrived.Add(-p.idle)
+	p.edgeDelivered = a.EdgeDelivered
+	p.ackedAt = a.Now
+	p.arrivedAt = max(p.arrivedAt, a.Now.Add(-p.reverseQueue))
+	at := p.arrivedAt.Add(-p.silences)
 	if p.long.n == 0 {
 		began := at.Add(-max(a.RTT, a.SRTT))
 		p.short.addMark(began, a.Delivered-a.Acked, short)
@@ -289,161 +274,167 @@ func (p *penstock) updateDeliveryRate(a Ack, idle time.Duration) {
 	p.long.addMark(at, a.Delivered, long)
 	p.rate = (p.short.rateOver(short) + p.long.rateOver(long)) / 2
 	switch {
-	case p.phase == ownDraining: // which sends less, not the link
-		p.rate, p.until = p.held, a.Now.Add(long)
-	case a.Now < p.until:
-		p.rate = max(p.rate, p.held)
+	case p.phase == penstockDraining: // less is sent; the link carries what it did
+		p.rate, p.heldUntil = p.heldRate, a.Now.Add(long)
+	case a.Now < p.heldUntil:
+		p.rate = max(p.rate, p.heldRate)
 	}
-	if p.phase == ownTracking && p.rate > 0 && p.rivalry.isQuiet() {
+	if p.phase == penstockTracking && p.rate > 0 && p.rivalry.isQuiet() {
 		p.rivalry.link.add(a.Now, p.rate, gap)
 	}
 }
 
 // growInSlowStart grows the window by what is delivered.
 func (p *penstock) growInSlowStart(a Ack) {
-	if p.began == 0 {
-		p.began = a.Now
+	if p.startedAt == 0 {
+		p.startedAt = a.Now
 	}
 	if a.CwndLimited && !p.resumed {
-		p.cwnd = p.clampWindow(p.cwnd+min(p.toPackets(a.Acked), p.cwnd), ownMinCwnd)
+		p.cwnd = p.clampWindow(p.cwnd+min(p.toPackets(a.Acked), p.cwnd), leastTrackingCwnd)
 	}
 }
 
-// isLinkFull reports whether slow start has filled the link: there is a queue and, on a long path, deliveries hardly
-// grow from round trip to round trip (draft-chung-ccwg-search, section 3). A window that doubles sends
-// bursts, which queue before the link is full.
+// isLinkFull reports whether slow start has filled the link. There is a queue then. On a long path deliveries hardly
+// grow from round trip to round trip as well (draft-chung-ccwg-search, section 3): a window that doubles sends bursts,
+// which queue before the link is full.
 func (p *penstock) isLinkFull() bool {
 	base := p.base.extreme()
-	queue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base)))
-	if p.queue <= queue || base < ownStartLong || p.queue > ownStartMost*queue {
-		return p.queue > queue
+	queue := max(time.Duration(p.target*float64(time.Second)/2), time.Duration(slowStartQueueBases*float64(base)))
+	if p.queueDelay <= queue || base < slowStartLongBase || p.queueDelay > slowStartMostQueues*queue {
+		return p.queueDelay > queue
 	}
-	return p.long.growth(p.srtt) < ownStartGrowth
+	return p.long.growth(p.srtt) < slowStartGrowth
 }
 
-// leaveSlowStart ends slow start: the rates before it are those of smaller windows.
+// leaveSlowStart begins to track. It forgets older rates, which are those of smaller windows.
 func (p *penstock) leaveSlowStart(now Time) {
-	p.phase, p.empty = ownTracking, now.Add(-ownDrainEvery)
+	p.phase, p.emptyAt = penstockTracking, now.Add(-drainEvery)
 	p.rivalry.link.peak = max(p.rivalry.link.peak, p.rate)
-	p.next = p.nextDrainTime(now, ownDrainEvery)
+	p.nextDrain = p.nextDrainTime(now, drainEvery)
 	short, _ := p.rateWindows()
 	p.long.keepLast(short)
 }
 
-// rateWindows are those that the rate is measured over. What is in flight comes back as
-// a train of acknowledgements, so that the short one is whole round trips: over a
-// part of one the rate would swing with the train, the window with the rate, and of
-// several connections that share it each would always meet the same part of the
-// swing. Where others fill the queue the swing is let be: it holds our place.
+// rateWindows returns the times that the rate is measured over. What is in flight comes back as a train of
+// acknowledgements, so the short one is whole round trips. Over parts of one the rate would swing with the train, and
+// the window with the rate. Of several connections that share the window each would always meet the same part of it.
 func (p *penstock) rateWindows() (short, long time.Duration) {
 	base := p.base.extreme()
-	rtt := max(p.srtt, base+p.reverse, minDivisor).Seconds()
-	whole := max(1, math.Round(ownShort.Seconds()/rtt)) * rtt
+	rtt := max(p.srtt, base+p.reverseQueue, minDivisor).Seconds()
+	whole := max(1, math.Round(shortRateWindow.Seconds()/rtt)) * rtt
 	short = time.Duration(whole * float64(time.Second))
-	long = max(ownLong, ownLongBases*base)
+	long = max(longRateWindow, longRateBases*base)
 	return short, max(short, long)
 }
 
+// emptyThreshold returns the queueing delay up to which the queue counts as empty.
 func (p *penstock) emptyThreshold() time.Duration {
 	return emptyQueueThreshold(p.base.extreme(), p.rate, p.mss)
 }
 
-// setWindowFromRate sets the window by the rate.
+// setWindowFromRate sets the target, the window and squeezedPace.
 func (p *penstock) setWindowFromRate(a Ack) {
 	base := p.base.extreme().Seconds()
-	p.target = p.aim.targetDelay(p.rate, base)
-	p.best.addSample(a.Now, time.Duration(p.rate), max(ownBest, 2*p.srtt))
-	back := p.rate
-	if p.phase != ownDraining && p.queue.Seconds() < p.target { // the way back tells late what the link carries
-		back = float64(p.best.extreme())
+	p.target = p.queueTarget.targetDelay(p.rate, base)
+	p.bestRate.addSample(a.Now, time.Duration(p.rate), max(bestRateWindow, 2*p.srtt))
+	cwnd, least := p.rate*(base+p.target), leastTrackingCwnd
+	if p.phase == penstockDraining {
+		cwnd, least = p.rate*max(p.drainDepth*base, base-drainTargets*p.target), leastDrainingCwnd
 	}
-	back *= min(p.reverse.Seconds(), ownReverseMost) / float64(p.mss)
-	cwnd := p.rate * (base + p.target)
-	if p.phase == ownDraining {
-		cwnd = p.rate * max(p.drainDepth*base, base-ownDrainTargets*p.target)
-	}
-	n := cwnd/float64(p.mss) + back
+	reverse := p.windowOnWayBack()
+	n := cwnd/float64(p.mss) + reverse
 	n = p.widenForRivals(n)
-	n = p.widenForSeenRivals(a, n)
-	// The rate is the application's, but the queue on the way back is what it is now. Behind a long queue the rate is
-	// the link's, whoever limits the sender: an old window would let more stand there.
-	kept, left := p.cwnd-p.back+back, p.toPackets(p.object-a.Delivered)
-	switch object := a.Delivered <= p.object && p.phase == ownTracking; {
+	n = p.widenForCountedRivals(a, n)
+	n = p.keepUnusedWindow(a, n, p.cwnd-p.reverseCwnd+reverse)
+	p.cwnd, p.reverseCwnd, p.squeezedPace = p.clampWindow(n, least), reverse, 0
+	// Of many flows on a slow link each has less than leastTrackingCwnd: they are paced, at a segment per round trip at
+	// least. They are not in a queue that our flows make: a flow that the others squeeze there would not grow again.
+	shared := p.recentBytes < aloneEdgePart*p.recentEdge
+	if shared && n < least && p.phase == penstockTracking && p.queueDelay.Seconds() > aloneQueueTargets*p.target {
+		p.squeezedPace = p.pacingRate(1, n, p.base.extreme()+p.queueDelay+p.reverseQueue)
+	}
+}
+
+// windowOnWayBack returns how many packets cover the queue on the way back. While the way there has no queue, the best
+// rate counts: behind the queue on the way back the rate shows late what the link carries.
+func (p *penstock) windowOnWayBack() float64 {
+	rate := p.rate
+	if p.phase != penstockDraining && p.queueDelay.Seconds() < p.target {
+		rate = float64(p.bestRate.extreme())
+	}
+	return rate * (min(p.reverseQueue.Seconds(), maxReverseCovered) / float64(p.mss))
+}
+
+// keepUnusedWindow returns a window of n packets, or more where the rate is the application's and not the link's. kept
+// is the old window with the present reverseCwnd. Behind a long queue the rate is the link's, whoever limits the
+// sender, and an old window would let more stand there.
+func (p *penstock) keepUnusedWindow(a Ack, n, kept float64) float64 {
+	left := p.toPackets(p.objectEnd - a.Delivered)
+	switch object := a.Delivered <= p.objectEnd && p.phase == penstockTracking; {
 	case object && a.CwndLimited:
-		n = max(n, min(kept+p.toPackets(a.Acked), left))
+		return max(n, min(kept+p.toPackets(a.Acked), left))
 	case object: // the window that slow start would have, for the next object
-		n = max(n, kept, p.initial+p.toPackets(ownObject)-left)
-	case !a.CwndLimited && p.pace == 0 && p.queue.Seconds() <= ownQueueProof*p.target:
-		n = max(n, kept)
+		return max(n, kept, p.initialCwnd+p.toPackets(objectBytes)-left)
+	case !a.CwndLimited && p.squeezedPace == 0 && p.queueDelay.Seconds() <= linkFullTargets*p.target:
+		return max(n, kept)
 	}
-	p.back = back
-	least := ownMinCwnd
-	if p.phase == ownDraining {
-		least = ownMinDrain
-	}
-	p.cwnd, p.pace = p.clampWindow(n, least), 0
-	// Of many flows on a slow link each has less than ownMinCwnd: they are paced, a segment in a round trip at least.
-	// Paced in a queue of our own, a flow that the others squeeze for a moment would not come back.
-	shared := p.ours < ownAlone*p.edge
-	if shared && n < least && p.phase == ownTracking && p.queue.Seconds() > ownAloneQueue*p.target {
-		p.pace = p.pacingRate(1, n, p.base.extreme()+p.queue+p.reverse)
-	}
+	return n
 }
 
 func (p *penstock) OnLoss(l Loss) {
 	p.setMSS(l.MSS)
 	if l.Timeout {
-		p.rival.OnLoss(l)
-		p.expiry.reacted = l.Now
+		p.cubic.OnLoss(l)
+		p.timeoutEpoch.reacted = l.Now
 		p.restart()
 		return
 	}
-	if p.expiry.covers(l.SentAt) {
+	if p.timeoutEpoch.covers(l.SentAt) {
 		return
 	}
-	p.aim.excess.lost += float64(l.Lost)
-	if p.phase == ownStarting && p.rate > 0 {
+	p.queueTarget.lossGuard.lost += float64(l.Lost)
+	if p.phase == penstockSlowStart && p.rate > 0 {
 		p.leaveSlowStart(l.Now)
 	}
-	if p.competes && p.losses.beginEpoch(l) {
+	if p.competes && p.lossEpoch.beginEpoch(l) {
 		p.answerLoss(l)
 	}
-	p.rival.OnLoss(l)
+	p.cubic.OnLoss(l)
 }
 
 // Inspect shows what Spec.Internals lists.
 func (p *penstock) Inspect() Internals {
 	i := Internals{
-		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queue), toMillis(p.base.extreme()),
-		100 * p.aim.idle / max(p.aim.all, 1),
+		bytesToMbit(p.rate), p.target * 1e3, toMillis(p.queueDelay), toMillis(p.base.extreme()),
+		100 * p.queueTarget.idle / max(p.queueTarget.total, 1),
 	}
-	if p.rivalry.bound {
-		i[5] = p.rival.cwnd
+	if p.rivalry.cubicActive {
+		i[5] = p.cubic.cwnd
 	}
 	i[6] = bytesToMbit(p.rivalry.link.rate())
-	i[7] = toMillis(p.reverse)
+	i[7] = toMillis(p.reverseQueue)
 	return i
 }
 
 func (p *penstock) Control() Control {
-	c := Control{Cwnd: p.toBytes(p.cwnd), PacingRate: p.pace, Phase: p.phaseName()}
+	c := Control{Cwnd: p.toBytes(p.cwnd), PacingRate: p.squeezedPace, Phase: p.phaseName()}
 	base := p.base.extreme()
-	if p.pace == 0 && p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
-		rtt := base + p.reverse + time.Duration(p.target*float64(time.Second))
-		c.PacingRate = p.pacingRate(ownReverseGain, p.cwnd, rtt)
+	trains := p.reverseQueue > time.Duration(reversePacingBases*float64(base))
+	if trains && p.squeezedPace == 0 && p.phase != penstockSlowStart {
+		rtt := base + p.reverseQueue + time.Duration(p.target*float64(time.Second))
+		c.PacingRate = p.pacingRate(reversePacingGain, p.cwnd, rtt)
 	}
 	return c
 }
 
 func (p *penstock) phaseName() string {
 	switch {
-	case p.phase == ownStarting:
+	case p.phase == penstockSlowStart:
 		return "slow_start"
-	case p.phase == ownDraining:
+	case p.phase == penstockDraining:
 		return "draining"
-	case p.rivalry.holds || p.rivalry.bound && p.rival.cwnd >= p.cwnd:
+	case p.rivalry.holds || p.rivalry.cubicActive && p.cubic.cwnd >= p.cwnd:
 		return "competing"
-	default:
-		return "tracking"
 	}
+	return "tracking"
 }

@@ -2,51 +2,50 @@ package cc
 
 import "time"
 
-// A draining has the window shrink for two round trips, so that the queue runs empty: the least
-// round trip is the path's then, and what stays is not ours.
+// A draining makes the window smaller for two round trips, so that the queue runs empty. The least round trip after it
+// is the path's. A queue that stays is not ours.
 
 const (
-	// The base is the least round trip of two draining intervals: ownDrainEvery, doubled
-	// until it is at least ownDrainBases of it. All flows have the same beginnings of them.
-	ownDrainEvery = 5 * time.Second
-	ownBaseSeen   = time.Millisecond // above the base, and the base has been seen
-	ownDrainBases = 50
-	ownRejoin     = time.Second // between drainings that others began, or that settle a doubt
-	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
-	// ownDrainTargets of queue less are enough on a long path, as bases are not wrong by more.
-	ownDrainTargets = 2
-	// ownDrainMost is the longest drained round trip that asks for a trial by itself: more may be an outage.
-	ownDrainMost  = 500 * time.Millisecond
-	ownProbeDepth = 0.75 // where the question is whether others fill the queue: they leave less than this of it
+	// The interval of drainings is drainEvery, doubled until it is at least drainBases bases. It begins for all flows at
+	// the same times. The base is the least round trip of two intervals.
+	drainEvery       = 5 * time.Second
+	drainBases       = 50
+	baseSeenWithin   = time.Millisecond // a queueing delay up to this shows the base
+	drainRejoinAfter = time.Second      // from the last draining to one that joins another flow's
+	drainDepth       = 0.5              // bases that the window covers: enough to empty a queue of several flows
+	drainTargets     = 2                // targets below the base suffice on a long path: bases are not wrong by more
+	rivalDrainDepth  = 0.75             // is drainDepth where others may fill the queue: they leave us less than this
+	// drainTrialMostRTT is the longest drainedRTT that leads to a trial by itself: a longer one may be an outage.
+	drainTrialMostRTT = 500 * time.Millisecond
 )
 
-// drainInterval is the interval of drainings.
+// drainInterval returns the time between drainings. It is longer beside others.
 func (p *penstock) drainInterval() time.Duration {
-	every := ownDrainEvery
-	for every < ownDrainBases*p.base.extreme() || p.rivalry.holds && every < shareDrains*p.srtt {
+	every := drainEvery
+	for every < drainBases*p.base.extreme() || p.rivalry.holds && every < holdDrainRTTs*p.srtt {
 		every *= 2
 	}
 	return every
 }
 
-// isDrainDue is whether to drain now: not where the queue was empty just before. What was planned for a base that
-// proved too long is planned anew, because the base would expire before it.
-func (p *penstock) isDrainDue(now Time) bool {
+// checkDrainTime reports whether to drain now, and plans the next draining when its time has come. There is none where
+// the queue was empty within half an interval, nor beside counted rivals, because their queue stays. A time that was
+// planned for a longer base is planned anew, because the base would expire before.
+func (p *penstock) checkDrainTime(now Time) bool {
 	every := p.drainInterval()
-	if p.next.Sub(now) > 2*every {
-		p.next = p.nextDrainTime(now, every)
+	if p.nextDrain.Sub(now) > 2*every {
+		p.nextDrain = p.nextDrainTime(now, every)
 	}
-	if now < p.next || p.besideSeen { // the queue of rivals does not go for ours
+	if now < p.nextDrain || p.besideCounted {
 		return false
 	}
-	p.next = p.nextDrainTime(now, every)
-	return now.Sub(p.empty) > every/2
+	p.nextDrain = p.nextDrainTime(now, every)
+	return now.Sub(p.emptyAt) > every/2
 }
 
-// nextDrainTime is the next of an interval: all flows of an edge drain then, since none of
-// them empties the queue by itself. A window that a host is let send in drains half-way
-// between: its round trips meet the queue that our flows to the host make, and it is
-// not to shrink for that.
+// nextDrainTime returns the end of the present interval. All flows of an edge drain then, because none of them empties
+// the queue by itself. A window that a host is let send in drains half an interval later. Its round trips meet the
+// queue that our flows to the host make, and it must not shrink for that.
 func (p *penstock) nextDrainTime(now Time, every time.Duration) Time {
 	past := time.Duration(now) % every
 	if p.receives {
@@ -55,48 +54,74 @@ func (p *penstock) nextDrainTime(now Time, every time.Duration) Time {
 	return now.Add(every - past)
 }
 
+// noteShorterPath reacts to a round trip below the base. Another flow has drained the queue then, and the base never
+// was the path's: this flow drains as well. The idle time, too, was measured with a queue that counted as empty.
+func (p *penstock) noteShorterPath(a Ack, forwardRTT time.Duration) {
+	if p.phase == penstockTracking && a.Delivered > p.objectEnd && forwardRTT < p.base.extreme()-baseSeenWithin &&
+		a.Now.Sub(p.drainedFrom) > drainRejoinAfter {
+		p.beginDraining(a.State, drainDepth)
+	}
+	if forwardRTT < p.base.extreme()-p.emptyThreshold() {
+		p.queueTarget.idle, p.queueTarget.total = 0, 0
+	}
+}
+
+// noteEmptyQueue notes when the queue is empty. An empty queue ends a hold and CUBIC's window, because no other flow
+// fills it. What leaves with next to nothing in flight finds no queue of ours, whatever its round trip is.
+func (p *penstock) noteEmptyQueue(a Ack) {
+	paused := a.Sent.At > p.drainEndedAt && p.toPackets(a.Sent.Inflight) <= leastDrainingCwnd
+	if p.queueDelay <= baseSeenWithin || paused && p.phase == penstockTracking {
+		p.emptyAt = a.Now
+	}
+	r := &p.rivalry
+	if p.queueDelay <= p.emptyThreshold() && a.sentTime() >= r.showsFrom && (r.holds || r.cubicActive) {
+		r.release(r.restUntil)
+	}
+}
+
 func (p *penstock) beginDraining(s State, depth float64) {
 	p.drainDepth = depth
-	p.phase, p.held = ownDraining, p.rate
-	p.drainFrom, p.drainLeft = s.Now.Add(s.SRTT), 0
-	p.drainEnd = s.Now.Add(p.drainInterval())
-	p.empty = s.Now
+	p.phase, p.heldRate = penstockDraining, p.rate
+	p.drainedFrom, p.drainedRTT = s.Now.Add(s.SRTT), 0
+	p.drainDeadline = s.Now.Add(p.drainInterval())
+	p.emptyAt = s.Now
 }
 
-// checkDrainEnd ends it once a round trip has passed with the queue drained. Where that
-// is as long as ever a second time, soon after, the queue is not ours: the first time
-// it may have been a flow that began. It is part of the path, but where it leaves the edge
-// less than half of the link; there a trial tells.
+// checkDrainEnd ends a draining once a round trip has passed with the queue drained.
 func (p *penstock) checkDrainEnd(a Ack) {
 	left := a.sentTime()
-	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
-		p.drainLeft = a.RTT - p.reverse
+	if a.RTT > 0 && left >= p.drainedFrom && (p.drainedRTT == 0 || a.RTT-p.reverseQueue < p.drainedRTT) {
+		p.drainedRTT = a.RTT - p.reverseQueue
 	}
-	if left < p.drainFrom.Add(p.base.extreme()) && a.Now < p.drainEnd {
-		return
-	}
-	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	first := p.doubted
-	p.doubted = 0
-	switch {
-	case p.drainLeft <= p.base.extreme()+p.emptyThreshold():
-	case p.rivalry.holds:
-		p.beginTrial(a.Now, p.drainLeft)
-	case p.competes && p.isEdgeShort() && a.Now > p.rivalry.rest && (p.drainLeft < ownDrainMost || p.rivalry.above > 1):
-		p.beginTrial(a.Now, p.drainLeft)
-	case first == 0:
-		p.doubted = p.drainLeft
-		p.scheduleDrain(a.Now, p.nextDrainTime(a.Now, ownDrainEvery))
-	default:
-		p.resetBase(a.Now, min(first, p.drainLeft))
+	if left >= p.drainedFrom.Add(p.base.extreme()) || a.Now >= p.drainDeadline {
+		p.phase, p.emptyAt, p.drainEndedAt = penstockTracking, a.Now, a.Now
+		p.judgeDrainedRTT(a.Now)
 	}
 }
 
-// resetBase forgets the base for another.
+// judgeDrainedRTT draws conclusions from drainedRTT. If it is above the base, a queue stays that is not ours. Where
+// that leaves the edge less than half of the link, a trial finds the cause. Otherwise it may be a flow that has just
+// begun, and a second draining follows soon. What stays then, too, is part of the path.
+func (p *penstock) judgeDrainedRTT(now Time) {
+	rtt, first := p.drainedRTT, p.doubtedRTT
+	p.doubtedRTT = 0
+	switch {
+	case rtt <= p.base.extreme()+p.emptyThreshold():
+	case p.rivalry.holds:
+		p.beginTrial(now, rtt)
+	case p.competes && p.isEdgeShort() && now > p.rivalry.restUntil &&
+		(rtt < drainTrialMostRTT || p.rivalry.roundsAbove > 1):
+		p.beginTrial(now, rtt)
+	case first == 0:
+		p.doubtedRTT = rtt
+		p.nextDrain, p.emptyAt = p.nextDrainTime(now, drainEvery), now.Add(-p.drainInterval()) // even if it was empty
+	default:
+		p.resetBase(now, min(first, rtt))
+	}
+}
+
+// resetBase replaces the base.
 func (p *penstock) resetBase(now Time, base time.Duration) {
 	p.base.reset()
 	p.base.addSample(now, base, 2*p.drainInterval())
 }
-
-// scheduleDrain has the next draining be at that time, even though the queue was seen empty.
-func (p *penstock) scheduleDrain(now, at Time) { p.next, p.empty = at, now.Add(-p.drainInterval()) }

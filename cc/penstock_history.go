@@ -5,19 +5,16 @@ import (
 	"time"
 )
 
-// history remembers how many bytes had been delivered by when, for as long as a
-// window, to tell the delivery rate over it.
+// history keeps how many bytes had been delivered by when, to compute delivery rates over windows of time.
 type history struct {
 	marks [historyMarks]deliveryMark
-	head  int // index of the oldest
-	n     int
+	head  int // index of the oldest mark
+	n     int // marks in use
 }
 
 const (
-	// historyMarks bounds its memory: 1 KiB.
-	historyMarks = 64
-	// historySpacing is the part of the window within which one note will do.
-	historySpacing = 50
+	historyMarks   = 64 // 1 KiB
+	historySpacing = 50 // a window over this is the time between two marks, at least
 )
 
 type deliveryMark struct {
@@ -27,7 +24,8 @@ type deliveryMark struct {
 
 func (h *history) markAt(i int) *deliveryMark { return &h.marks[(h.head+i)%historyMarks] }
 
-// addMark notes the bytes delivered by now, for a window that may differ from call to call.
+// addMark adds a mark. It replaces the newest one if that follows the one before too closely. The window of time that
+// the marks are for may differ from call to call.
 func (h *history) addMark(now Time, delivered Bytes, window time.Duration) {
 	if h.n > 1 && now.Sub(h.markAt(h.n-2).at) < window/historySpacing {
 		*h.markAt(h.n - 1) = deliveryMark{now, delivered}
@@ -41,9 +39,8 @@ func (h *history) addMark(now Time, delivered Bytes, window time.Duration) {
 	h.n++
 }
 
-// rateOver returns the bytes per second delivered within the window before the
-// newest note; over less time where there is less to remember, and 0 where there
-// is nothing.
+// rateOver returns the bytes/s delivered within the window before the newest mark, or since the oldest mark if that is
+// later. It returns 0 if there are fewer than two marks.
 func (h *history) rateOver(window time.Duration) float64 {
 	if h.n < 2 {
 		return 0
@@ -58,8 +55,8 @@ func (h *history) rateOver(window time.Duration) float64 {
 	return float64(newest.delivered-from.delivered) / max(window, minDivisor).Seconds()
 }
 
-// growth returns how many times as much was delivered in the window before the newest note as in the window before
-// that; 0 where less than both is remembered.
+// growth divides what was delivered in the window before the newest mark by what was delivered in the window before
+// that. It returns 0 if the marks do not reach back over both.
 func (h *history) growth(window time.Duration) float64 {
 	twice := h.rateOver(2 * window)
 	if h.n < 2 || h.markAt(h.n-1).at.Sub(h.markAt(0).at) < 2*window {
@@ -69,7 +66,7 @@ func (h *history) growth(window time.Duration) float64 {
 	return once / max(2*twice-once, 1)
 }
 
-// keepLast forgets all but the last d.
+// keepLast drops marks that the rate over the last d does not need.
 func (h *history) keepLast(d time.Duration) {
 	for h.n > 2 && h.markAt(h.n-1).at.Sub(h.markAt(1).at) >= d {
 		h.head = (h.head + 1) % historyMarks

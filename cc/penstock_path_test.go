@@ -23,7 +23,7 @@ func TestPathWatch(t *testing.T) {
 		{"a queue that grows", func(r, _ int) ways { return ways{time.Duration(14+5*r) * ms, 20 * ms} }, false},
 		{"a queue of bursts", func(_, i int) ways { return ways{time.Duration(15+i) * ms, 19 * ms} }, false},
 	} {
-		w := pathWatch{most: -1, lastBack: 7 * ms} // an older rise says nothing
+		w := pathWatch{mostThere: -1, lastBack: 7 * ms} // an older rise says nothing
 		now, grown := Time(time.Second), false
 		for round := range steps {
 			for i := range steps {

@@ -6,238 +6,242 @@ import (
 )
 
 const (
-	// edgeMemory is what bytes delivered fade over where windows of the edge are compared.
-	edgeMemory = 500 * time.Millisecond
+	edgeMemory = 500 * time.Millisecond // over which delivered bytes fade, to compare windows of the edge
 
-	// shareOfLink is held beside others: more than half, as links are worth a little less than they carry.
-	shareOfLink = 0.55
-	shareJump   = 1.4 // of the round trip, in one round: others do not fill a queue so fast
-	shareStall  = 3   // round trips of the round before: a link that stands still, whatever is held
-	shareFall   = 16  // of what the link is taken to carry is left after that: of more, half would be held again
-	shareMost   = 2   // round trips of the round before count at most
-	shareDrains = 8   // round trips at least from one draining to the next
-	// shareLess of what is held is missing, over four rounds: no other flow grows the queue.
-	shareLess = 0.25
+	// While a hold lasts, holdShare of the link is held: a bit more than half, since links are rated a bit low.
+	holdShare     = 0.55
+	holdMostRTTs  = 2 // a hold's round trip counts as no more than this many of the last round
+	holdDrainRTTs = 8 // round trips between drainings, at least
+	// A hold ends at the first of these.
+	holdRTTJump     = 1.4  // times the last round's shortest round trip is this round's: others are not that fast
+	holdRTTStall    = 3    // times the last round's shortest round trip is a sample: the link stands still
+	holdUndelivered = 0.25 // of what is held does not arrive, over four rounds: no other flow grows the queue
+	// holdStallDivisor divides the link's rate after a stall, or half of it would be held again.
+	holdStallDivisor = 16
 
-	// A round trip stands after standRounds above what we make ourselves, or after standTime.
+	// A round trip above what our flows make stands after standRounds rounds, or after two and standTime.
 	standRounds = 3
 	standTime   = 300 * time.Millisecond
-	// standRate of the link is more than the edge delivers while others fill the queue.
-	standRate = 0.5
+	// shortEdgePart of the link's rate is more than the edge delivers while others fill the queue.
+	shortEdgePart = 0.5
 
-	// trialRise is how much longer a trial must make the window to tell anything. Where the round trip grows by trialOwn
-	// of that, we are alone. Where it grows by trialPath at most, the path is longer.
-	trialRise = 0.5
-	trialOwn  = 0.9
-	trialPath = 1. / 16
-	trialRest = time.Second // after a hold that failed, doubled trialFails times at most
-	// trialFails bounds the rest at 32 s.
-	trialFails = 5
+	// A trial tells nothing if the window grows by less than trialGrowth of itself. We are alone if the round trip grows
+	// by trialAlonePart of the window's growth. The path is longer if it grows by trialPathGrowth of itself at most.
+	trialGrowth     = 0.5
+	trialAlonePart  = 0.9
+	trialPathGrowth = 1. / 16
+	// After a hold that failed there is no trial for trialRest, doubled for each failure in a row, up to 32 s.
+	trialRest          = time.Second
+	trialMostDoublings = 5
 )
 
-// rivalry is what is known of flows under no window of ours. Where the round trip stands above what we make ourselves,
-// and the edge delivers less than half of what the link did, a trial tells the cause. The window becomes what half of
-// the link has in flight at this round trip. A longer path shows no more queue then. A slower link shows as much more
-// as the window. Others show something between: half of the link is held.
+// rivalry is what is known of flows under no window of ours. Where the round trip stands above what our flows make,
+// and the edge delivers less than half of what the link did, a trial finds the cause. The window becomes what half of
+// the link has in flight at this round trip. On a longer path the queue does not grow then. On a slower link the round
+// trip grows as the window does. Something between shows others: half of the link is held.
 //
 // A hold ends where the queue is empty, where the round trip jumps, and where it grows from round to round, because a
 // link alone with us delivers less than is held. The zero value knows no link.
 type rivalry struct {
-	link  linkRate
-	fails int // holds in a row that failed
+	link     linkRate
+	failures int // holds in a row that failed
 
-	round round
-	least time.Duration // shortest round trip of this round; 0: none yet
-	most  time.Duration // longest round trip of this round
-	last  time.Duration // shortest of the round before
-	began Time          // of this round
-	got   Bytes         // delivered by then
-	above int           // rounds in a row that stand above what we make ourselves
-	since Time          // when the first of them ended
+	round          round
+	leastRTT       time.Duration // shortest of this round; 0: none yet
+	mostRTT        time.Duration // longest of this round
+	lastRTT        time.Duration // shortest of the round before
+	roundBegan     Time
+	roundDelivered Bytes // Delivered when the round began
+	roundsAbove    int   // rounds in a row with a round trip that stands above what our flows make
+	aboveSince     Time  // when the first of them ended
 
-	holds  bool          // half of the link is held
-	part   float64       // of that half: ours of what the edge delivers
-	less   float64       // part of what is held that was not delivered, mean of about four rounds
-	bound  bool          // a loss has put CUBIC's window in force: the most that is held, or else the least window
-	before time.Duration // round trip before the trial; 0: there is none
-	small  float64       // packets, before it
-	from   Time          // what leaves after this shows how it went
-	former time.Duration // the base before a longer one; 0: that is no longer in doubt
-	rest   Time          // no trial before
+	holds       bool          // a trial runs, or half of the link is held
+	edgePart    float64       // our part of that half: of what the edge delivers
+	undelivered float64       // part of what is held that did not arrive, mean of about four rounds
+	cubicActive bool          // a loss has put CUBIC's window in force: the most that is held, or else the least window
+	rttBefore   time.Duration // round trip before the trial; 0: no trial runs
+	cwndBefore  float64       // packets, before the trial
+	showsFrom   Time          // what leaves after this shows the effect of the trial
+	formerBase  time.Duration // the base before a trial lengthened it; 0: the new one is not in doubt
+	restUntil   Time          // no trial before
 }
 
-// release forgets all but what the link carries.
-func (r *rivalry) release(rest Time) {
-	*r = rivalry{link: r.link, round: r.round, rest: rest, fails: r.fails}
+// release ends a trial, a hold and CUBIC's window. What the link carries stays known.
+func (r *rivalry) release(restUntil Time) {
+	*r = rivalry{link: r.link, round: r.round, restUntil: restUntil, failures: r.failures}
 }
 
-// fail ends a hold in which no other flow filled the queue. Each that follows another lets the next trial wait twice
-// as long.
+// fail ends a hold in which no other flow filled the queue.
 func (r *rivalry) fail(now Time) {
-	rest := now.Add(trialRest << r.fails)
-	r.fails = min(r.fails+1, trialFails)
-	r.release(rest)
+	restUntil := now.Add(trialRest << r.failures)
+	r.failures = min(r.failures+1, trialMostDoublings)
+	r.release(restUntil)
 }
 
 // isQuiet reports whether nothing suggests that others fill the queue.
-func (r *rivalry) isQuiet() bool { return r.above == 0 && !r.holds && !r.bound }
+func (r *rivalry) isQuiet() bool { return r.roundsAbove == 0 && !r.holds && !r.cubicActive }
 
-// longestOwnRTT is the longest round trip that we make by ourselves.
-func (p *penstock) longestOwnRTT() time.Duration {
-	target := p.aim.targetDelay(max(p.rate, p.rivalry.link.rate()), p.base.extreme().Seconds())
-	return p.base.extreme() + time.Duration(ownAloneQueue*target*float64(time.Second))
+// longestAloneRTT returns the longest round trip that our flows make if no others send.
+func (p *penstock) longestAloneRTT() time.Duration {
+	target := p.queueTarget.targetDelay(max(p.rate, p.rivalry.link.rate()), p.base.extreme().Seconds())
+	return p.base.extreme() + time.Duration(aloneQueueTargets*target*float64(time.Second))
 }
 
-// isEdgeShort reports whether the edge delivers less than half of what the link did. Windows of ours that share a link
-// have it together, so that they do not take each other for others.
+// isEdgeShort reports whether the edge delivers less than half of what the link did. It compares all windows of the
+// edge, so that those that share a link do not take each other for rivals.
 func (p *penstock) isEdgeShort() bool {
-	return p.edge < standRate*p.rivalry.link.rate()*edgeMemory.Seconds()
+	return p.recentEdge < shortEdgePart*p.rivalry.link.rate()*edgeMemory.Seconds()
 }
 
-// watchForRivals is called with each round trip of tracking, less its way back.
+// watchForRivals takes in a round trip while tracking, less its way back.
 func (p *penstock) watchForRivals(a Ack, rtt time.Duration) {
 	r := &p.rivalry
-	if r.holds && rtt > shareStall*r.last {
-		r.link.peak /= shareFall
+	if r.holds && rtt > holdRTTStall*r.lastRTT {
+		r.link.peak /= holdStallDivisor
 		r.fail(a.Now)
 		return
 	}
-	if a.sentTime() < r.from {
-		r.least, r.round.start = 0, a.Now
+	if a.sentTime() < r.showsFrom {
+		r.leastRTT, r.round.start = 0, a.Now
 		return
 	}
-	if r.least == 0 {
-		r.least, r.most = rtt, rtt
+	if r.leastRTT == 0 {
+		r.leastRTT, r.mostRTT = rtt, rtt
 	}
-	r.least, r.most = min(r.least, rtt), max(r.most, rtt)
+	r.leastRTT, r.mostRTT = min(r.leastRTT, rtt), max(r.mostRTT, rtt)
 	if !r.round.endsWith(a) {
 		return
 	}
-	got := float64(a.Delivered-r.got) / max(a.Now.Sub(r.began), minDivisor).Seconds()
-	r.got, r.began = a.Delivered, a.Now
-	least, last, own := r.least, r.last, r.least <= p.longestOwnRTT()
-	r.least, r.last = 0, least
-	switch {
-	case r.former != 0 && !own: // it was a queue
-		p.resetBase(a.Now, r.former)
-		p.until = 0
+	delivered := float64(a.Delivered-r.roundDelivered) / max(a.Now.Sub(r.roundBegan), minDivisor).Seconds()
+	r.roundDelivered, r.roundBegan = a.Delivered, a.Now
+	least, last := r.leastRTT, r.lastRTT
+	r.leastRTT, r.lastRTT = 0, least
+	p.judgeRound(a, least, last, delivered)
+}
+
+// judgeRound decides at the end of a round whether to begin or end a trial or a hold. least is the shortest round trip
+// of the round, last that of the one before. delivered is the rate in bytes/s.
+func (p *penstock) judgeRound(a Ack, least, last time.Duration, delivered float64) {
+	r := &p.rivalry
+	switch alone := least <= p.longestAloneRTT(); {
+	case r.formerBase != 0 && !alone: // the longer base was a queue
+		p.resetBase(a.Now, r.formerBase)
+		p.heldUntil = 0
 		r.release(a.Now.Add(p.drainInterval()))
-	case r.before != 0:
+	case r.rttBefore != 0:
 		p.endTrial(a, least)
-	case own:
-		r.above, r.former = 0, 0
+	case alone:
+		r.roundsAbove, r.formerBase = 0, 0
 		if a.CwndLimited && !r.holds {
 			r.link.peak = max(p.rate, r.link.peak*math.Exp(-least.Seconds()/linkMemory.Seconds()))
 		}
 	case r.holds:
-		held := shareOfLink * r.part * r.link.rate()
-		if r.bound {
-			held = min(held, p.rival.cwnd*float64(p.mss)/least.Seconds())
+		held := holdShare * r.edgePart * r.link.rate()
+		if r.cubicActive {
+			held = min(held, p.cubic.cwnd*float64(p.mss)/least.Seconds())
 		}
-		r.less += (max(0, 1-got/held) - r.less) / 4
-		if float64(least) > shareJump*float64(last) || r.less > shareLess {
+		r.undelivered += (max(0, 1-delivered/held) - r.undelivered) / 4
+		if float64(least) > holdRTTJump*float64(last) || r.undelivered > holdUndelivered {
 			r.fail(a.Now)
 		}
 	default:
-		if r.above++; r.above == 1 || !standsBeside(least, last) || !standsBeside(r.most, least) {
-			r.above, r.since = 1, a.Now
+		if r.roundsAbove++; r.roundsAbove == 1 || !isAboutEqual(least, last) || !isAboutEqual(r.mostRTT, least) {
+			r.roundsAbove, r.aboveSince = 1, a.Now
 		}
-		stands := r.above >= standRounds || r.above > 1 && a.Now.Sub(r.since) > standTime
-		if stands && p.isEdgeShort() && a.Now > r.rest {
+		stands := r.roundsAbove >= standRounds || r.roundsAbove > 1 && a.Now.Sub(r.aboveSince) > standTime
+		if stands && p.isEdgeShort() && a.Now > r.restUntil {
 			p.beginTrial(a.Now, least)
 		}
 	}
 }
 
-// standsBeside reports whether two round trips are about the same.
-func standsBeside(rtt, last time.Duration) bool {
-	return float64(rtt) <= shareJump*float64(last) && float64(last) <= shareJump*float64(rtt)
+// isAboutEqual reports whether two round trips differ by no jump.
+func isAboutEqual(a, b time.Duration) bool {
+	return float64(a) <= holdRTTJump*float64(b) && float64(b) <= holdRTTJump*float64(a)
 }
 
-// answerLoss answers a loss: another flow may be filling the queue. CUBIC's window is in force then. Draining our part
-// of the queue tells, once that has grown as large as we are.
+// answerLoss puts CUBIC's window in force, because another flow may be filling the queue. Once that window is the
+// larger one, a draining of our part of the queue shows whether another flow does.
 func (p *penstock) answerLoss(l Loss) {
 	r := &p.rivalry
 	switch {
-	case !r.bound:
-		r.bound = true
-		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
-	case !r.holds && p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainInterval():
-		p.beginDraining(l.State, ownProbeDepth)
+	case !r.cubicActive:
+		r.cubicActive = true
+		p.cubic.cwnd, p.cubic.ssthresh = p.cwnd, p.cwnd
+	case !r.holds && p.phase == penstockTracking && p.cubic.cwnd >= p.cwnd &&
+		l.Now.Sub(p.drainedFrom) > p.drainInterval():
+		p.beginDraining(l.State, rivalDrainDepth)
 	}
 }
 
-// beginTrial begins a trial, at that round trip.
+// beginTrial begins a trial at a round trip of rtt.
 func (p *penstock) beginTrial(now Time, rtt time.Duration) {
 	r := &p.rivalry
 	if !r.holds {
-		r.holds, r.bound, r.part = true, false, min(1, p.ours/max(p.edge, 1))
+		r.holds, r.cubicActive, r.edgePart = true, false, min(1, p.recentBytes/max(p.recentEdge, 1))
 	}
-	r.before, r.small = rtt, p.cwnd
-	r.last = max(r.last, rtt)
-	r.from = now.Add(rtt)
-	r.least, r.round.start = 0, now
+	r.rttBefore, r.cwndBefore = rtt, p.cwnd
+	r.lastRTT = max(r.lastRTT, rtt)
+	r.showsFrom = now.Add(rtt)
+	r.leastRTT, r.round.start = 0, now
 }
 
-// endTrial ends a trial with the least round trip after it.
+// endTrial ends a trial. least is the shortest round trip after the window has grown.
 func (p *penstock) endTrial(a Ack, least time.Duration) {
 	r := &p.rivalry
-	before := r.before
-	r.before, r.last = 0, least
-	grown := float64(least-before) / float64(before)
-	switch rise := p.cwnd/r.small - 1; {
-	case rise < trialRise:
-	case grown >= trialOwn*rise:
+	rttGrowth := float64(least-r.rttBefore) / float64(r.rttBefore)
+	r.rttBefore, r.lastRTT = 0, least
+	switch cwndGrowth := p.cwnd/r.cwndBefore - 1; {
+	case cwndGrowth < trialGrowth:
+	case rttGrowth >= trialAlonePart*cwndGrowth:
 		r.fail(a.Now)
-	case math.Abs(grown) <= trialPath:
-		r.former, r.holds = p.base.extreme(), false
+	case math.Abs(rttGrowth) <= trialPathGrowth:
+		r.formerBase, r.holds = p.base.extreme(), false
 		p.resetBase(a.Now, least)
 		_, long := p.rateWindows()
-		p.held, p.until = r.link.peak, a.Now.Add(long)
-		r.from = a.Now.Add(least)
+		p.heldRate, p.heldUntil = r.link.peak, a.Now.Add(long)
+		r.showsFrom = a.Now.Add(least)
 	case !p.competes:
 		r.release(a.Now.Add(p.drainInterval()))
 	default:
 		r.link.forgetChange()
-		r.fails = 0
+		r.failures = 0
 	}
 }
 
-// widenForRivals returns the window beside others, in packets; without is that without them.
+// widenForRivals returns the window beside others. without is the window if there were none. Both are in packets.
 func (p *penstock) widenForRivals(without float64) float64 {
 	r := &p.rivalry
 	switch {
-	case p.phase == ownDraining:
-		return without
+	case p.phase == penstockDraining:
 	case r.holds:
-		rtt := min(p.base.extreme()+p.queue, shareMost*r.last)
-		if r.before != 0 {
-			rtt = min(rtt, r.before)
+		rtt := min(p.base.extreme()+p.queueDelay, holdMostRTTs*r.lastRTT)
+		if r.rttBefore != 0 {
+			rtt = min(rtt, r.rttBefore)
 		}
-		half := shareOfLink * r.part * r.link.rate() * (rtt + p.reverse).Seconds() / float64(p.mss)
-		if r.bound {
-			half = min(half, p.rival.cwnd)
+		half := holdShare * r.edgePart * r.link.rate() * (rtt + p.reverseQueue).Seconds() / float64(p.mss)
+		if r.cubicActive {
+			half = min(half, p.cubic.cwnd)
 		}
 		return max(half, without)
-	case r.bound:
-		return max(p.rival.cwnd, without)
-	default:
-		return without
+	case r.cubicActive:
+		return max(p.cubic.cwnd, without)
 	}
+	return without
 }
 
-// seenRivals is how much is in flight for each byte that rivals have in flight. Below 1, windows of two such edges
-// that follow each other shrink until the queue is our own target's again.
-const seenRivals = 7. / 8
+// countedRivalsPart is how much is in flight for each byte that counted rivals have in flight. Below 1, windows of two
+// such edges that follow each other shrink until the queue is our own target's again.
+const countedRivalsPart = 7. / 8
 
-// widenForSeenRivals returns the window beside rivals that the edge counts, in packets; without is that without them.
-// It opens by what is acknowledged at most, as in slow start.
-func (p *penstock) widenForSeenRivals(a Ack, without float64) float64 {
-	if p.phase == ownDraining || !p.competes {
+// widenForCountedRivals returns the window beside rivals that the edge counts. without is the window if there were
+// none. Both are in packets. The window grows by what is acknowledged at most, as in slow start.
+func (p *penstock) widenForCountedRivals(a Ack, without float64) float64 {
+	if p.phase == penstockDraining || !p.competes {
 		return without
 	}
 	theirs := float64(a.RivalRate.BytesIn(p.srtt)) / float64(p.mss)
-	ours := min(seenRivals*theirs, p.cwnd+p.toPackets(a.Acked))
-	p.besideSeen = ours > without
+	ours := min(countedRivalsPart*theirs, p.cwnd+p.toPackets(a.Acked))
+	p.besideCounted = ours > without
 	return max(ours, without)
 }

@@ -15,7 +15,7 @@ func tracking(t *testing.T) (*path, *penstock) {
 	t.Helper()
 	p := newPath(t, "penstock")
 	own := as[*penstock](p)
-	for own.phase == ownStarting {
+	for own.phase == penstockSlowStart {
 		p.Round(40 * ms)
 		p.Round(80 * ms) // a queue
 	}
@@ -23,7 +23,7 @@ func tracking(t *testing.T) (*path, *penstock) {
 		p.Wait(ms)
 		p.Ack(1, 60*ms)
 	}
-	require.Equal(t, ownTracking, own.phase)
+	require.Equal(t, penstockTracking, own.phase)
 	return p, own
 }
 
@@ -94,18 +94,18 @@ func TestPenstockDrainsWhenTheBaseHasNotBeenSeen(t *testing.T) {
 	p, own := tracking(t)
 	drain := func(within int, least time.Duration) {
 		waited := 0
-		for ; own.phase == ownTracking; waited++ {
+		for ; own.phase == penstockTracking; waited++ {
 			p.Wait(ms)
 			p.Ack(1, 60*ms)
 			require.LessOrEqual(t, waited, within)
 		}
 		assert.InDelta(t, 1000*0.040/2, p.Cwnd(), 1, "half of what the path holds")
-		for own.phase == ownDraining {
+		for own.phase == penstockDraining {
 			p.Wait(ms)
 			p.Ack(1, least)
 		}
 	}
-	at := func() time.Duration { return time.Duration(p.state.Now) % ownDrainEvery }
+	at := func() time.Duration { return time.Duration(p.state.Now) % drainEvery }
 	drain(5001, 55*ms)
 	assert.Less(t, at(), 500*ms, "at the multiples of the interval, as all flows")
 	assert.Equal(t, 40*ms, own.base.extreme(), "that once may be a flow that began")
@@ -125,16 +125,16 @@ func TestPenstockDrainsTheWindowThatAHostIsLetSendBetweenItsFlows(t *testing.T) 
 		p, own := tracking(t)
 		own.receives = receives
 		for drained := 0; drained < 2; drained++ {
-			for own.phase == ownTracking {
+			for own.phase == penstockTracking {
 				p.Wait(ms)
 				p.Ack(1, 60*ms)
 			}
-			for own.phase == ownDraining {
+			for own.phase == penstockDraining {
 				p.Wait(ms)
 				p.Ack(1, 40*ms)
 			}
 		}
-		return time.Duration(p.state.Now) % ownDrainEvery
+		return time.Duration(p.state.Now) % drainEvery
 	}
 	assert.Less(t, at(false), 500*ms)
 	assert.InDelta(t, 2.5, at(true).Seconds(), 0.5)
@@ -147,7 +147,7 @@ func TestPenstockDoesNotDrainAfterAPause(t *testing.T) {
 		p.idle = true
 		p.Ack(1, 60*ms) // left with nothing before it
 		p.idle = false
-		assert.Equal(t, ownTracking, own.phase)
+		assert.Equal(t, penstockTracking, own.phase)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 				p.Round(tt.rtt(p.Cwnd()))
 			}
 			rtt := tt.rtt(p.Cwnd())
-			assert.InDelta(t, shareOfLink, p.Cwnd()/(link*rtt.Seconds()), 0.05, "as much as the others")
+			assert.InDelta(t, holdShare, p.Cwnd()/(link*rtt.Seconds()), 0.05, "as much as the others")
 			p.Round(41 * ms)
 			assert.False(t, own.rivalry.holds, "they have left")
 		}
@@ -185,13 +185,13 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 
 func TestPenstockDoesNotFillALinkThatStandsStill(t *testing.T) {
 	p, own := tracking(t)
-	for !own.rivalry.holds || own.rivalry.before != 0 {
+	for !own.rivalry.holds || own.rivalry.rttBefore != 0 {
 		p.Round(140*ms + time.Duration(p.Cwnd())*ms) // a queue of others
 	}
 	half := func(rtt time.Duration) float64 {
-		return shareOfLink * own.rivalry.link.rate() * rtt.Seconds() / float64(DefaultMSS)
+		return holdShare * own.rivalry.link.rate() * rtt.Seconds() / float64(DefaultMSS)
 	}
-	least, link := float64(own.rivalry.last), own.rivalry.link.rate()
+	least, link := float64(own.rivalry.lastRTT), own.rivalry.link.rate()
 	for _, n := range []float64{1.5, 2, 3} { // times the least round trip
 		p.Wait(ms)
 		p.Ack(1, time.Duration(n*least))
@@ -200,32 +200,32 @@ func TestPenstockDoesNotFillALinkThatStandsStill(t *testing.T) {
 	p.Wait(ms)
 	p.Ack(1, time.Duration(6*least))
 	assert.False(t, own.rivalry.holds)
-	assert.InEpsilon(t, link/shareFall, own.rivalry.link.rate(), 1e-9, "it may be slower now")
+	assert.InEpsilon(t, link/holdStallDivisor, own.rivalry.link.rate(), 1e-9, "it may be slower now")
 }
 
 func TestPenstockMeetsALossWithARivalAndLeavesItWhenTheQueueIsEmpty(t *testing.T) {
 	p, own := tracking(t)
 	tracked := p.Cwnd()
 	p.Lose(1)
-	require.True(t, own.rivalry.bound)
-	assert.InDelta(t, cubicBeta*tracked, own.rival.cwnd, 0.1)
+	require.True(t, own.rivalry.cubicActive)
+	assert.InDelta(t, cubicBeta*tracked, own.cubic.cwnd, 0.1)
 	p.Wait(ms)
 	p.Ack(1, 60*ms)
 	assert.InDelta(t, tracked, p.Cwnd(), 2, "one loss shows nothing: the window stays")
-	own.rival.cwnd = 3 * tracked
+	own.cubic.cwnd = 3 * tracked
 	p.Ack(1, 60*ms)
 	assert.InDelta(t, 3*tracked, p.Cwnd(), 2)
 	assert.Equal(t, "competing", p.alg.Control().Phase)
 	p.Wait(ms)
 	p.Ack(1, 41*ms)
-	assert.False(t, own.rivalry.bound, "nobody fills the queue")
+	assert.False(t, own.rivalry.cubicActive, "nobody fills the queue")
 	assert.InDelta(t, tracked, p.Cwnd(), 2)
 
 	p = newPath(t, "penstock:compete=off")
 	p.Round(40 * ms)
 	p.Ack(1, 80*ms)
 	p.Lose(1)
-	assert.False(t, as[*penstock](p).rivalry.bound)
+	assert.False(t, as[*penstock](p).rivalry.cubicActive)
 }
 
 func TestQueueTarget(t *testing.T) {
@@ -236,22 +236,22 @@ func TestQueueTarget(t *testing.T) {
 		idle       float64 // of the time
 		want       float64 // ms
 	}{
-		{"at 10 Mbit/s, as idle as wanted: as set", 10 * mbit, 0.02, idleSet, 30},
-		{"less idle: shorter", 10 * mbit, 0.02, 0, 30 * math.Exp(-idleSet*idleGain)},
-		{"more idle than wanted: longer", 10 * mbit, 0.02, idleSet + 0.01, 30 * math.Exp(0.01*idleGain)},
-		{"always idle: not without end", 10 * mbit, 0.02, 1, 30 * math.Exp(idleMost)},
-		{"a slower flow asks for more", 1 * mbit, 0.02, idleSet, 30 * math.Pow(10, targetPower)},
-		{"a faster for less", 100 * mbit, 0.02, idleSet, 30 / math.Pow(10, targetPower)},
-		{"a longer path needs more", 10 * mbit, 0.08, idleSet, 30 * math.Pow(4, targetBasePower)},
+		{"at 10 Mbit/s, as idle as wanted: as set", 10 * mbit, 0.02, idleWanted, 30},
+		{"less idle: shorter", 10 * mbit, 0.02, 0, 30 * math.Exp(-idleWanted*idleGain)},
+		{"more idle than wanted: longer", 10 * mbit, 0.02, idleWanted + 0.01, 30 * math.Exp(0.01*idleGain)},
+		{"always idle: not without end", 10 * mbit, 0.02, 1, 30 * math.Exp(mostAdaptation)},
+		{"a slower flow asks for more", 1 * mbit, 0.02, idleWanted, 30 * math.Pow(10, targetPower)},
+		{"a faster for less", 100 * mbit, 0.02, idleWanted, 30 / math.Pow(10, targetPower)},
+		{"a longer path needs more", 10 * mbit, 0.08, idleWanted, 30 * math.Pow(4, targetBasePower)},
 		{"enough to grow by on the longest", 1000 * mbit, 0.6, 0, 600 * targetFloor},
 	} {
-		target := queueTarget{set: 0.030, idle: tt.idle * 60, all: 60, excess: newLossGuard()}
+		target := queueTarget{set: 0.030, idle: tt.idle * 60, total: 60, lossGuard: newLossGuard()}
 		assert.InDelta(t, tt.want, 1e3*target.targetDelay(tt.rate, tt.base), 0.01, tt.name)
 	}
 }
 
 func TestQueueTargetCountsIdleTimeOfTheLastMinute(t *testing.T) {
-	target := queueTarget{set: 0.030, excess: newLossGuard()}
+	target := queueTarget{set: 0.030, lossGuard: newLossGuard()}
 	const base = 40 * ms
 	now := Time(time.Second)
 	// feed sends a packet every 10 ms, which finds a queue of that length.
@@ -267,11 +267,11 @@ func TestQueueTargetCountsIdleTimeOfTheLastMinute(t *testing.T) {
 	feed(time.Minute, 0, false)
 	assert.Zero(t, target.idleExcess(), "what says nothing changes nothing")
 	feed(time.Second, 0, true)
-	assert.InDelta(t, (1-idleSet)/idleUnsure, target.idleExcess(), 0.01, "a second is half of what is sure")
+	assert.InDelta(t, (1-idleWanted)/idleSureAfter, target.idleExcess(), 0.01, "a second is half of what is sure")
 	feed(4*time.Minute, 20*ms, true)
-	assert.InDelta(t, -idleSet, target.idleExcess(), 0.01, "there always was a queue")
+	assert.InDelta(t, -idleWanted, target.idleExcess(), 0.01, "there always was a queue")
 	feed(6*time.Second, 0, true)
-	assert.InDelta(t, 0.1-idleSet, target.idleExcess(), 0.02, "a tenth of it")
+	assert.InDelta(t, 0.1-idleWanted, target.idleExcess(), 0.02, "a tenth of it")
 }
 
 func TestLossGuard(t *testing.T) {
@@ -372,11 +372,11 @@ func TestPenstockLearnsNothingNewFromWhatATimeoutHasLost(t *testing.T) {
 	p.Wait(time.Second)
 	p.Timeout()
 	p.Ack(1, 40*ms)
-	require.Equal(t, ownStarting, own.phase)
+	require.Equal(t, penstockSlowStart, own.phase)
 	p.alg.OnLoss(Loss{State: p.state, Lost: 10 * DefaultMSS, SentAt: left})
-	assert.Equal(t, ownStarting, own.phase, "told as it is sent again")
-	assert.Zero(t, own.aim.excess.lost)
+	assert.Equal(t, penstockSlowStart, own.phase, "told as it is sent again")
+	assert.Zero(t, own.queueTarget.lossGuard.lost)
 	p.Wait(ms)
 	p.alg.OnLoss(Loss{State: p.state, Lost: DefaultMSS, SentAt: p.state.Now})
-	assert.Equal(t, ownTracking, own.phase, "lost since")
+	assert.Equal(t, penstockTracking, own.phase, "lost since")
 }
