@@ -281,6 +281,7 @@ type Receiving struct {
 
 	// Used by Arrived only, which one goroutine calls.
 	origin     Arrivals      // the first ones
+	holes      int           // of the newest ones
 	report     Report        // the newest that flow got
 	rtt        time.Duration // newest; 0: none
 	round      roundTrip     // under way
@@ -301,7 +302,7 @@ func (r *Receiving) Arrived(a Arrivals) {
 		r.rtt = a.RTT
 	}
 	if r.report.At == 0 {
-		r.origin = a
+		r.origin, r.holes = a, a.Holes
 		r.round = roundTrip{a.At, a.Received, a.Window}
 	}
 	flight, limited := r.estimateFlight(a)
@@ -311,9 +312,9 @@ func (r *Receiving) Arrived(a Arrivals) {
 		p.RTT = r.origin.RTT
 	}
 	p.Acked = a.Received - r.origin.Received
-	p.Lost = cc.Bytes(a.Holes-r.origin.Holes) * max(a.MSS, 1)
-	p.Pipe = flight
-	p.Unsent = 0
+	p.Lost += cc.Bytes(a.Holes-r.holes) * max(a.MSS, 1) // each at the MSS of its time: the kernel estimates that
+	r.holes = a.Holes
+	p.Pipe, p.Unsent = flight, 0
 	if limited { // one segment represents what the peer would send
 		p.Unsent = a.MSS
 	}

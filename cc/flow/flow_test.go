@@ -266,6 +266,21 @@ func TestTheWindowOfAReceiverDoesNotFollowItsReader(t *testing.T) {
 	assert.Equal(t, LimitedByApplication, p.r.Snapshot().LimitedBy)
 }
 
+// TestLargerSegmentsAreNoLoss has a peer send small segments at first. The kernel estimates their size.
+func TestLargerSegmentsAreNoLoss(t *testing.T) {
+	p := newPeer(t, &Manager{}, uploadTerms("penstock"))
+	a := Arrivals{At: p.now, Received: p.got, RTT: peerRTT, Window: ReceiveBulk, MSS: 536}
+	arrive := func(mss cc.Bytes, holes int) cc.Bytes {
+		a.At, a.Received, a.MSS, a.Holes = a.At.Add(time.Millisecond), a.Received+mss, mss, holes
+		p.r.Arrived(a)
+		return p.r.Snapshot().Lost
+	}
+	arrive(536, 0)
+	assert.EqualValues(t, 2*536, arrive(536, 2))
+	assert.EqualValues(t, 2*536, arrive(1448, 2))
+	assert.EqualValues(t, 2*536+1448, arrive(1448, 3))
+}
+
 func TestWhoReceivesSharesWithNobodyWhoSends(t *testing.T) {
 	m := &Manager{}
 	sender, err := m.Open(1, uploadTerms("penstock"), Leg{})
