@@ -219,7 +219,8 @@ func (m *Manager) Remember(now cc.Time, from Memory) error {
 		g.resumeFrom(from.Window, p, now)
 	}
 	g.mu.Unlock()
-	m.noteFewerMembers(r.key)
+	m.removeFromIdle(g) // its idle time begins anew, so its place is behind the others
+	m.noteFewerMembers(r.key, false)
 	m.forgetIdleGroups(now)
 	return nil
 }
@@ -311,9 +312,10 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
-		m.noteFewerMembers(to.key) // it may be new and without members
+		m.noteFewerMembers(to.key, t.Alone) // it may be new and without members
 		return nil
 	}
+	wasAlone := f.terms.Alone
 	to.mu.Lock()
 	to.moveMember(&f.member, from.group, now, m.findOrMakePath(to, t.Host))
 	f.home.Store(to.group)
@@ -324,7 +326,7 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 		m.shareHints(now, to)
 	}
 	m.removeFromIdle(to)
-	m.noteFewerMembers(from.key)
+	m.noteFewerMembers(from.key, wasAlone)
 	return nil
 }
 
@@ -346,9 +348,7 @@ func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.releaseRateLimit(now, f.maxRate)
-	if g := m.noteFewerMembers(f.home.Load().key); g != nil && f.terms.Alone {
-		m.dropGroup(g)
-	}
+	m.noteFewerMembers(f.home.Load().key, f.terms.Alone)
 	m.forgetIdleGroups(now)
 }
 
@@ -407,24 +407,24 @@ func (m *Manager) deliveredCounter(algorithm string) *atomic.Int64 {
 	return n
 }
 
-// noteFewerMembers is called when the group with a key has lost a member or gained none. It returns the group if it
-// has no members; nil: it has some, or is dropped. The caller holds m.mu, but not the group's.
-func (m *Manager) noteFewerMembers(key string) *managedGroup {
+// noteFewerMembers is called when the group with a key has lost a member or gained none. A group without members is
+// kept for a while, unless it was that of an Alone flow. The caller holds m.mu, but not the group's.
+func (m *Manager) noteFewerMembers(key string, alone bool) {
 	g := m.groups[key]
 	if g == nil {
-		return nil
+		return
 	}
 	g.mu.Lock()
 	m.trimPaths(g)
 	empty := len(g.members) == 0
 	g.mu.Unlock()
-	if !empty {
-		return nil
-	}
-	if g.idleElement == nil {
+	switch {
+	case !empty:
+	case alone:
+		m.dropGroup(g)
+	case g.idleElement == nil:
 		g.idleElement = m.idleGroups.PushBack(g)
 	}
-	return g
 }
 
 // removeFromIdle takes g out of the lists of idle groups. The caller holds m.mu.

@@ -532,6 +532,34 @@ func TestAGroupThatAllHaveLeftIsForgotten(t *testing.T) {
 
 // TestAccountingHoldsAcrossMoves moves the members of random crowds between
 // groups and algorithms while they send.
+func TestAGroupThatAnAloneFlowHasLeftIsForgottenAtOnce(t *testing.T) {
+	p := newTestbed(t)
+	l := p.open(Terms{Group: "a", Alone: true, Algorithm: "reno"})
+	require.NoError(t, l.Move(p.now, Terms{Group: "a", Alone: true, Algorithm: "vegas"}))
+	groups := p.mgr.Groups(p.now)
+	require.Len(t, groups, 1)
+	assert.Equal(t, "vegas", groups[0].Algorithm)
+	l.Close(p.now)
+	assert.Empty(t, p.mgr.Groups(p.now))
+}
+
+func TestAGroupThatIsRememberedAnewDelaysNoOther(t *testing.T) {
+	p := newTestbed(t)
+	known := Memory{Terms{Group: "a", Host: addr("192.0.2.1"), Algorithm: "reno"}, Dormant{Cwnd: mss, BaseRTT: 1, MSS: mss}}
+	other := known
+	other.Terms.Group = "b"
+	for _, m := range []Memory{known, other} {
+		require.NoError(t, p.mgr.Remember(p.now, m))
+	}
+	for range 2 {
+		p.wait(memoryLasts/2 + time.Second)
+		require.NoError(t, p.mgr.Remember(p.now, known))
+	}
+	groups := p.mgr.Groups(p.now)
+	require.Len(t, groups, 1)
+	assert.Equal(t, "a", groups[0].Name)
+}
+
 func TestAccountingHoldsAcrossMoves(t *testing.T) {
 	need.OneGoroutine(t)
 	var names []string
