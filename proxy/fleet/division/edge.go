@@ -116,10 +116,10 @@ func NewEdge(name string) *Edge {
 
 // AddMember adds another edge, and reports whether there is room for it. It counts as heard.
 func (e *Edge) AddMember(now cc.Time, name string) bool {
-	if name == e.name || len(e.members)+1 >= MaxMembers {
-		return name == e.name
-	}
 	if e.members[name] == nil {
+		if name == e.name || len(e.members)+1 >= MaxMembers {
+			return name == e.name
+		}
 		e.members[name] = &member{}
 	}
 	e.members[name].heard, e.members[name].echo = now, now

@@ -400,6 +400,7 @@ func TestBoundsOfMembersAndLimits(t *testing.T) {
 		require.True(t, e.AddMember(1, fmt.Sprint(i)))
 	}
 	assert.False(t, e.AddMember(1, "one too many"))
+	assert.True(t, e.AddMember(2, "0"), "a member that has come back")
 	uses := make([]Use, maxLimits+10)
 	for i := range uses {
 		uses[i] = Use{Key: Key{fmt.Sprint(i), mbit}}
