@@ -6,10 +6,10 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// fewMembers is up to how many active members a window is divided at each change, which costs about as much as a
-// report. With more members it is divided once in a tick, or four times in a round trip if that is less often. Each
-// member acknowledges about once in that time. It is divided earlier if one in fewMembers is new: each of these uses
-// what the last division would have left to a single one.
+// fewMembers is the number of active members up to which each change divides the window. That costs about as much as a
+// report. With more members the window is divided once in a tick, or four times in a round trip if that is less often.
+// Each member has about one acknowledgement in that time. The division comes earlier if one member in fewMembers is
+// new, because each new one uses what the last division left to a single one.
 const fewMembers = 8
 
 // allocator divides a window among the active members of a group. It changes allocations only.

@@ -184,8 +184,8 @@ func (d *division) adoptReduction(now cc.Time) {
 	}
 }
 
-// divideIfDue divides the window if something has changed, now or when it is due. Each call into the group that may
-// change anything ends with it.
+// divideIfDue divides the window if something has changed: now, or at divideAt. It ends each call into the group that
+// may change anything.
 func (d *division) divideIfDue(now cc.Time) {
 	d.noteIdle(now)
 	switch {
@@ -323,7 +323,7 @@ func (d *division) computeLimit(m *member) Limit {
 	if m.ramping && d.rttIsKnown() {
 		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(m.inflightLimit, d.rtt.srtt)))
 	}
-	if m.follows && d.rttIsKnown() { // another's acknowledgement may let out all that it has in flight
+	if m.follows && d.rttIsKnown() { // one acknowledgement of another member may free all that m has in flight
 		l.PacingRate = lesserRate(l.PacingRate, max(1, cc.RateOf(followerPace*m.inflightLimit/4, d.rtt.srtt)))
 	}
 	return l
@@ -378,7 +378,7 @@ func (d *division) membersWantWindow(now cc.Time) bool {
 	})
 }
 
-// setFollows makes m a follower, or a member that reports its own bytes. What is in flight counts as arrived.
+// setFollows makes m a follower, or a member that reports its own bytes. What m has in flight counts as arrived.
 func (d *division) setFollows(m *member, now cc.Time, follows bool) {
 	d.freeFollower(m, now)
 	d.followers = slices.DeleteFunc(d.followers, func(f *member) bool { return f == m })
@@ -387,7 +387,7 @@ func (d *division) setFollows(m *member, now cc.Time, follows bool) {
 	}
 }
 
-// freeFollower takes what m, a follower, has in flight as gone, and makes it want nothing of the window.
+// freeFollower takes what m, a follower, has in flight as arrived, and makes m want nothing of the window.
 func (d *division) freeFollower(m *member, now cc.Time) {
 	if m.inflight > 0 {
 		m.ackSentBy(now, now)

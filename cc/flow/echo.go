@@ -14,14 +14,14 @@ const EchoBytes cc.Bytes = 36
 // Echo requests follow what has left, so often that their answers come as acknowledgements of a transport do: evenly,
 // and not once for a burst.
 const (
-	echoEveryBytes            = 100 * EchoBytes       // that leave, at least, between two requests: one per cent of them
-	echoPerWindow             = 32                    // requests of a window, where those are fewer
-	echoSpacing               = time.Millisecond      // between requests on a fast path, where at least
-	leastPerWindow            = 4                     // requests of a window are left
-	echoesOfDrain    cc.Bytes = 24_000                // bytes in packets with a request each, after a window shrinks
-	echoAtEndOfBurst          = 5 * time.Millisecond  // what left last has a request then, while packets wait for room
-	echoAtEnd                 = 50 * time.Millisecond // what left last has a request then, while none waits
-	echoTimeout               = time.Second           // an answer that is later, and later than echoTimeoutRTTs, is lost
+	echoEveryBytes            = 100 * EchoBytes       // least bytes between two requests, which are then 1 % of them
+	echoPerWindow             = 32                    // most requests for one window of bytes
+	echoSpacing               = time.Millisecond      // least time between requests, if it leaves leastPerWindow
+	leastPerWindow            = 4                     // requests for one window of bytes
+	echoesOfDrain    cc.Bytes = 24_000                // bytes after a cut of the window, with a request for each packet
+	echoAtEndOfBurst          = 5 * time.Millisecond  // from the last packet to its request, while packets wait for room
+	echoAtEnd                 = 50 * time.Millisecond // from the last packet to its request, while none waits
+	echoTimeout               = time.Second           // an answer after this, and after echoTimeoutRTTs, is lost
 	echoTimeoutRTTs           = 3
 	maxPacket        cc.Bytes = 1500 // larger ones are several segments
 )
@@ -46,8 +46,8 @@ const (
 	usualRateTime = 2 * time.Second // over which the usual rate is smoothed
 )
 
-// Hosts limit how many requests a second they answer (macOS and iOS: 250, net.inet.icmp.icmplim), and networks lose
-// some. Requests become rarer then, and more frequent again by spacingDecay a second.
+// Hosts limit how many requests they answer in a second (macOS and iOS: 250, net.inet.icmp.icmplim), and networks lose
+// some. The spacing of requests then grows, and shrinks again by spacingDecay of itself a second.
 const (
 	answeredGain = 1. / 32 // of the smoothed part of requests that are answered
 	stallWeight  = 8       // of a request that timed out while packets waited for its answer
@@ -170,7 +170,7 @@ func (e *EchoFlow) applyLimit(l Limit) {
 	}
 }
 
-// Take implements PacketWindow.
+// Take implements PacketWindow. With nothing in flight a packet leaves: nothing else would bring the rest of its room.
 func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	if e.source == ByTransport {
 		passes, isHeld, srtt := e.flow.passFollower(now, n, sparse)
@@ -188,7 +188,6 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		}
 		e.credit += granted
 	}
-	// Without anything in flight nothing would ever bring the rest of the room.
 	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked
 	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
 	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
@@ -403,7 +402,8 @@ func (e *EchoFlow) reportAcked(now cc.Time, upTo cc.Bytes) {
 	e.report.At = now
 	e.report.Acked = max(e.report.Acked, upTo)
 	e.report.Pipe = e.report.Written - e.report.Acked
-	if len(e.probes) > 0 { // half of what one answer acknowledges has arrived before it, but for a packet as with TCP
+	// Bytes arrive evenly, and one answer acknowledges many of them: half of those, less a packet, count as arrived.
+	if len(e.probes) > 0 {
 		lump := min(e.probes[0].upTo-e.report.Acked, e.echoInterval())
 		e.report.Pipe -= max(0, lump-e.report.MSS) / 2
 	}

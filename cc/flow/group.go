@@ -154,7 +154,7 @@ func (g *group) updateFromReport(m *member, r Report) reportDelta {
 	}
 	m.updateInflight(delta)
 	g.countInflight(m)
-	if m.inflight > 0 { // of a flow that goes on from elsewhere: the others are not to have the room that it takes
+	if m.inflight > 0 { // a flow that goes on from elsewhere has sent before: its room is not for the others
 		g.activateMember(m)
 	}
 	last := &m.last
@@ -205,18 +205,18 @@ func (g *group) informOfLoss(m *member, delta reportDelta, event *Event) {
 func (g *group) informOfAck(m *member, delta reportDelta, event *Event) bool {
 	now := m.last.At
 	ack, beside := g.makeAck(m, delta)
-	own := min(delta.acked, m.last.Acked-m.joinOffset)
-	if own <= 0 {
+	sinceJoin := min(delta.acked, m.last.Acked-m.joinOffset)
+	if sinceJoin <= 0 {
 		return false
 	}
-	ack.Acked, ack.Marked = own+beside, min(ack.Marked, own)
+	ack.Acked, ack.Marked = sinceJoin+beside, min(ack.Marked, sinceJoin)
 	g.algorithm.OnAck(ack)
 	if ack.Marked > 0 {
 		g.adoptReduction(now)
 	} else {
 		g.adoptControl(now)
 	}
-	*event = g.makeEvent(m, KindAck, ack.State, ack.RTT, own)
+	*event = g.makeEvent(m, KindAck, ack.State, ack.RTT, sinceJoin)
 	event.Reverse = ack.ReverseQueue
 	return true
 }
@@ -315,9 +315,9 @@ func (g *group) startCredit(m *member, now cc.Time, want, quantum cc.Bytes) (n c
 	return n
 }
 
-// passFollower lets a packet of n bytes of m, a follower, pass the window while no other member wants it: what it is
-// worth is not known then. Only a maximum rate refuses the packet, and m is woken at its turn. isHeld: the window
-// decides.
+// passFollower asks whether a packet of n bytes of m, a follower, may leave without asking the window. It may while no
+// other member wants the window, because nothing shows then what the path carries. Only a maximum rate refuses the
+// packet, and m is woken at its turn. isHeld reports that the window decides.
 func (g *group) passFollower(m *member, now cc.Time, n cc.Bytes, sparse bool) (passes, isHeld bool) {
 	if g.membersWantWindow(now) {
 		g.scheduleTick(now.Add(max(g.rtt.srtt, leastTick))) // by then they may have ceased to want it

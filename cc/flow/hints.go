@@ -279,7 +279,7 @@ func (k *hintCheck) updateBaseRTT(now cc.Time, rtt time.Duration) time.Duration 
 func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
 	stands := k.intervalQueue > max(standingQueue, time.Duration(queuePart*float64(base)))
 	k.countInterval(stands)
-	switch said := k.recentlySaid(); {
+	switch said := k.recentClaims(); {
 	case k.trial.cut:
 		k.judgeCut(a.now, stands)
 	case k.trial.rise:
@@ -318,8 +318,8 @@ func (k *hintCheck) countInterval(stands bool) {
 	}
 }
 
-// recentlySaid returns what hints claimed during the last two intervals. Hints are averages, and late.
-func (k *hintCheck) recentlySaid() claimSpan {
+// recentClaims returns what hints claimed during the last two intervals. Hints are averages, and late.
+func (k *hintCheck) recentClaims() claimSpan {
 	said := k.thisInterval
 	said.addSpan(k.prevInterval)
 	return said

@@ -203,8 +203,8 @@ func (m *Manager) Memories(now cc.Time) (all []Memory) {
 	return all
 }
 
-// Remember takes in what another edge knew about a host. A group without members starts from it, unless it has an
-// algorithm; one that has knows more. Errors are those of Terms.Check.
+// Remember takes in what another edge knew about a host. A group without members starts from that. A group with members
+// or an algorithm knows more, and ignores it. Errors are those of Terms.Check.
 func (m *Manager) Remember(now cc.Time, from Memory) error {
 	r, err := m.resolveTerms(from.Terms)
 	if err != nil {
@@ -592,15 +592,15 @@ func (m *Manager) shareHints(now cc.Time, g *managedGroup) {
 		return
 	}
 	host := g.paths.all[0].host
-	var best cc.Hint
+	var newest cc.Hint
 	m.eachIn(netip.PrefixFrom(host, host.BitLen()), func(other *group) {
-		if other.hints.isFresh(now, other.rtt.srtt) && other.hints.newest.At > best.At {
-			best = other.hints.newest
+		if other.hints.isFresh(now, other.rtt.srtt) && other.hints.newest.At > newest.At {
+			newest = other.hints.newest
 		}
 	})
-	if best.At > 0 {
+	if newest.At > 0 {
 		g.mu.Lock()
-		g.addHint(best, 0)
+		g.addHint(newest, 0)
 		g.mu.Unlock()
 	}
 }

@@ -42,10 +42,10 @@ type oneWayEstimator struct {
 	skew            float64 // part by which the peer's clock is slow
 	skewBound       float64 // most that skew may be
 	minima          *spanMinima
-	leastBack       float64 // least reading of the way back, without skew, ns
-	leastBackTarget float64 // leastBack rises to this, slowly
-	leastThere      float64 // least reading of the way there, without skew, ns
-	backQueue       time.Duration
+	leastBack       float64       // least reading of the way back, without skew, ns
+	leastBackTarget float64       // leastBack rises to this, slowly
+	leastThere      float64       // least reading of the way there, without skew, ns
+	backQueue       time.Duration // queue on the way back, at the newest reading
 }
 
 // The constants of oneWayEstimator.
@@ -130,8 +130,8 @@ func (o *oneWayEstimator) processReading(c PeerClock, rtt, least time.Duration) 
 		level = back - o.skew*t
 	}
 	// The way back is at least the least round trip without the least way there.
-	least0 := max(o.leastBack, float64(least)-o.leastThere-o.tick)
-	o.backQueue = time.Duration(max(0, level-least0-o.tick))
+	emptyBack := max(o.leastBack, float64(least)-o.leastThere-o.tick)
+	o.backQueue = time.Duration(max(0, level-emptyBack-o.tick))
 }
 
 // beginAt makes c the first reading if its round trip is known. The round trip of another acknowledgement would not

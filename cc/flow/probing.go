@@ -8,7 +8,7 @@ import (
 
 const (
 	probeEvery = time.Second // between two requests to a host that is not known to answer
-	maxProbes  = 3           // requests without an answer; then the host is asked each ProbeLater
+	maxProbes  = 3           // requests without an answer; after them the host is asked once in ProbeLater
 	// ProbeLater is the time between two requests to a host that has answered none.
 	ProbeLater = 30 * time.Second
 )
@@ -17,10 +17,10 @@ const (
 // once.
 type Probing struct {
 	Asked int     // requests without an answer
-	Next  cc.Time // not before this comes the next
+	Next  cc.Time // when the next request is due
 }
 
-// ProbingLater returns the state of a host that has stopped to answer.
+// ProbingLater returns the state for a host that does not answer any more.
 func ProbingLater(now cc.Time) Probing { return Probing{maxProbes, now.Add(ProbeLater)} }
 
 // Ask reports whether a request is due, and counts it if it is.

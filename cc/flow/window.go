@@ -317,7 +317,7 @@ func (w *window) lossEpochStart(m *member, delta reportDelta) cc.Time {
 }
 
 // makeAck returns the event for newly delivered bytes of m. beside is the number of followers' bytes delivered along
-// with them: an algorithm that took the members' rate for the path's would leave the followers less and less.
+// with them. The event includes those: otherwise the rate would be too low for the path, and the window would shrink.
 func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
 	sent, rtt, rate := m.takeDelivered(delta, &w.delivered, w.pathMinRTT(m))
@@ -333,8 +333,8 @@ func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Byt
 		w.deliveryRate = rate
 	}
 	ev = cc.Ack{
-		Acked: delta.acked + beside, Marked: min(delta.marked, delta.acked), RTT: rtt, DeliveryRate: rate, Sent: w.sinceStart(sent),
-		L4S: m.last.L4S, ReverseQueue: reverse,
+		Acked: delta.acked + beside, Marked: min(delta.marked, delta.acked), RTT: rtt, DeliveryRate: rate,
+		Sent: w.sinceStart(sent), L4S: m.last.L4S, ReverseQueue: reverse,
 	}
 	ev.State = w.algorithmState(now)
 	w.checkHint(&ev)
@@ -493,14 +493,14 @@ func (w *window) capToMaxRate() {
 	if limit == nil {
 		return
 	}
-	own, rate := w.control, limit.rate()
+	asked, rate := w.control, limit.rate()
 	slack := w.segmentsOfEach(floorSegments + ackedTogether)
-	w.caps.rateBinds = w.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
+	w.caps.rateBinds = w.rtt.srtt > 0 && asked.Cwnd > rate.BytesIn(w.rtt.srtt+pacerBurst)+slack
 	// A window that allows less than the rate would only be slowed down by pacing.
-	if !w.caps.rateBinds && own.PacingRate == 0 {
+	if !w.caps.rateBinds && asked.PacingRate == 0 {
 		return
 	}
-	if w.capToRate(rate, w.rtt.srtt+spareWindow, slack); own.PacingRate != w.control.PacingRate {
+	if w.capToRate(rate, w.rtt.srtt+spareWindow, slack); asked.PacingRate != w.control.PacingRate {
 		w.caps.burstTime = limitBurst
 	}
 }
@@ -532,13 +532,13 @@ func (w *window) capToHint(now cc.Time) {
 	if w.caps.hintCap == 0 || w.hints.believed.Capacity == 0 || !w.hints.isFresh(now, w.rtt.srtt) {
 		return
 	}
-	own := w.control
+	asked := w.control
 	slack := w.segmentsOfEach(floorSegments)
 	rate := max(cc.Rate(w.caps.hintCap*float64(w.hints.believed.Capacity)), cc.RateOf(slack, w.hints.lifetime(w.rtt.srtt)))
 	w.capToRate(rate, w.rtt.min, slack)
 	// If the window itself is small enough, pacing only spreads what it allows.
-	w.caps.hintBinds = own.Cwnd > w.control.Cwnd
-	w.caps.binds = w.caps.binds || w.caps.hintBinds || w.rtt.srtt == 0 && own.PacingRate != w.control.PacingRate
+	w.caps.hintBinds = asked.Cwnd > w.control.Cwnd
+	w.caps.binds = w.caps.binds || w.caps.hintBinds || w.rtt.srtt == 0 && asked.PacingRate != w.control.PacingRate
 	w.scheduleTick(w.hints.newest.At.Add(w.hints.lifetime(w.rtt.srtt) + 1))
 }
 
@@ -603,8 +603,8 @@ func (w *window) unpacedWindow() cc.Bytes {
 	return max(0, w.control.Cwnd-w.control.PacingRate.BytesIn(w.rtt.srtt))
 }
 
-// acknowledgeFollowers takes what followers sent by a time as arrived, because another member's byte that left then
-// has, and one queue holds both. It returns how many bytes that is.
+// acknowledgeFollowers takes what followers sent by a time as arrived: a byte of another member that left at that time
+// has arrived, and one queue holds both. It returns the number of the followers' bytes.
 func (w *window) acknowledgeFollowers(now, sentBy cc.Time) (n cc.Bytes) {
 	for _, m := range w.followers {
 		arrived := m.ackSentBy(now, sentBy)
