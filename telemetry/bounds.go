@@ -15,10 +15,10 @@ import (
 // maxPerSource bounds the connections of one other host at a port: a browser opens six.
 const maxPerSource = 8
 
-// BoundedListener closes connections beyond its bounds at once, since each takes a descriptor
-// that a client's connection could have had. There is a total for all. Other hosts have at most
-// three quarters of it, and one of them at most maxPerSource, and no more than is left free
-// besides. This machine is not bounded by itself. On a Unix socket a user counts as a host.
+// BoundedListener closes connections beyond its bounds at once, because a client could have the descriptors that they
+// take. All connections together have a total. Other hosts have at most three quarters of it. One of them has at
+// most maxPerSource, and gets none while it has as many as are free (datapath.Places). The total alone bounds this
+// machine. On a Unix socket a user counts as a host.
 type BoundedListener struct {
 	net.Listener
 	total   int // connections at most

@@ -88,7 +88,7 @@ func (d *Downloads) countLeg(name string, leg *datapath.Info) {
 	d.segments[name] += uint64(leg.Retransmits)
 }
 
-// keepRules drops the series of rules that are not in force. Those that are have routes, because they were used.
+// keepRules drops the series of rules that are not in force. A rule with series was used; in force it has a route.
 func (d *Downloads) keepRules(routes []proxy.RouteCounters) {
 	inForce := map[string]bool{otherRules: true}
 	for _, r := range routes {
@@ -125,7 +125,7 @@ type hostBases map[string]*hostState
 // hostState is what is known of one host.
 type hostState struct {
 	base   time.Duration // the least round trip that any of its legs has seen; 0: unknown
-	lately time.Time     // when it was noted last
+	seenAt time.Time     // when it was noted last
 }
 
 // noteHost notes the least round trip of a leg, and returns the least one of its host. 0: unknown.
@@ -138,7 +138,7 @@ func (b *hostBases) noteHost(now time.Time, host string, least time.Duration) ti
 		h = &hostState{base: least}
 		(*b)[host] = h
 	}
-	h.lately = now
+	h.seenAt = now
 	if least > 0 && (least < h.base || h.base == 0) {
 		h.base = least
 	}
@@ -150,7 +150,7 @@ func (b hostBases) forgetHosts(now time.Time) {
 	if len(b) <= maxObservedHosts {
 		return
 	}
-	maps.DeleteFunc(b, func(_ string, h *hostState) bool { return now.Sub(h.lately) > time.Hour })
+	maps.DeleteFunc(b, func(_ string, h *hostState) bool { return now.Sub(h.seenAt) > time.Hour })
 	if len(b) <= maxObservedHosts {
 		return
 	}

@@ -21,9 +21,8 @@ import (
 // hintRate is how many hints are taken in a second, over all ways in, and at once.
 const hintRate = 1000
 
-// HintReceiver takes what the network says about paths: over TCP from this machine or
-// with a token, and from a Unix socket by whoever can open that. It is safe for
-// concurrent use.
+// HintReceiver takes what the network says about paths: over TCP from this machine or with a token, and over a Unix
+// socket from any program that may open it. It is safe for concurrent use.
 type HintReceiver struct {
 	// Pass hands a hint on and returns how many groups of flows it was for.
 	Pass  func(p netip.Prefix, h cc.Hint) (groups int)
@@ -64,7 +63,7 @@ type refusal struct {
 	err     error
 }
 
-// answerHints takes the hints of a request for which permit says nothing else.
+// answerHints takes the hints of a request, unless permit returns an error.
 func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
 	hints, no := k.receiveHints(w, r, permit)
 	if no != nil {
@@ -98,8 +97,8 @@ type pathHint struct {
 	hint  cc.Hint
 }
 
-// receiveHints returns the hints of a request, all of them or a refusal; with one for
-// coming too often also those that are refused.
+// receiveHints returns the hints of a request, or a refusal of them all. With a refusal for too many hints in a second
+// it returns the hints as well, to be counted.
 func (k *HintReceiver) receiveHints(
 	w http.ResponseWriter, r *http.Request, permit func(*http.Request) error,
 ) ([]pathHint, *refusal) {
@@ -174,9 +173,7 @@ func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: " +
 	"Bearer TOKEN")
 
-// permitTCP wants the token where there is one, and where there is none that who asks is
-// local. A page in a browser there cannot send JSON here without asking first, and is not
-// answered.
+// permitTCP returns a check of requests over TCP. If a token is set, a request must have it, otherwise it must be local.
 func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Request) error {
 	return func(r *http.Request) error {
 		given, carried := k.token.carriedBy(r)
@@ -191,8 +188,7 @@ func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Requ
 	}
 }
 
-// Serve takes hints, and does nothing else, from ln until ctx ends: who may open
-// ln may hint.
+// Serve takes hints, and does nothing else, from ln until ctx ends. Any program that may connect to ln may send hints.
 func (k *HintReceiver) Serve(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
@@ -297,7 +293,7 @@ func readArray(d *json.Decoder) ([]Hint, error) {
 	return hints, err
 }
 
-// checkHint returns whom h is about, and what is wrong with it.
+// checkHint returns the hosts that h is about. An error says what is wrong with h.
 func (h Hint) checkHint() (netip.Prefix, error) {
 	about, err := h.hintPrefix()
 	if err != nil {

@@ -29,16 +29,14 @@ import (
 const (
 	// defaultLimit is how many lines a list has unless asked for more.
 	defaultLimit = 1000
-	// headerTimeout bounds how long a client may take over its request.
+	// headerTimeout bounds the time in which a client sends its request.
 	headerTimeout = 5 * time.Second
-	// answerTimeout bounds how long it may take over our answer; a CPU profile
-	// runs for 30 s unless told otherwise.
+	// answerTimeout bounds the time in which a client takes our answer. A CPU profile alone runs for 30 s by default.
 	answerTimeout = 2 * time.Minute
-	// maxScrapes bounds those for whom metrics are put together at once: a scraper that
-	// cannot wait has gone, and a pile of them must not form.
+	// maxScrapes bounds the scrapes at a time. Scrapers that cannot wait have gone, and their scrapes must not pile up.
 	maxScrapes = 4
-	// goodbye is how long answers underway may go on once the server is to end.
-	goodbye = 2 * time.Second
+	// shutdownTimeout is how long answers underway may go on once the server is to end.
+	shutdownTimeout = 2 * time.Second
 )
 
 // Pages is what the HTTP server shows. The zero value of a field that may be nil leaves its page out. Handlers run on
@@ -299,8 +297,7 @@ func writeList(w io.Writer, limit int, items iter.Seq[any]) error {
 	return out.Flush()
 }
 
-// Serve answers on ln until ctx ends, then lets answers underway finish, but
-// not for long.
+// Serve answers on ln until ctx ends, then lets answers underway finish within shutdownTimeout.
 func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	local := false
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
@@ -320,8 +317,7 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	return serveHTTP(ctx, ln, p.Handler(local), p.Log)
 }
 
-// serveHTTP answers on ln until ctx ends, then lets answers underway finish, but not
-// for long.
+// serveHTTP answers on ln until ctx ends, then lets answers underway finish within shutdownTimeout.
 func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
 		Handler:           h,
@@ -341,7 +337,7 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 		return fmt.Errorf("telemetry: serve: %w", err)
 	case <-ctx.Done():
 	}
-	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := srv.Shutdown(wait); err != nil {
 		_ = srv.Close() // whoever is still reading has had time enough
@@ -352,8 +348,8 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	return nil
 }
 
-// fromHere reports whether who asks is on this machine: at the address of ours
-// that was asked, or on loopback. A client that comes here by way of the proxy is not.
+// fromHere reports whether a request comes from this machine: from the address that it was sent to, or from loopback. A
+// request of a client that comes by way of the proxy does not.
 func (p Pages) fromHere(r *http.Request) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
@@ -372,14 +368,14 @@ func ofThisMachine(peer, own netip.AddrPort, dialled func(from, to netip.AddrPor
 // ErrNoFile is what Pages.Reload returns where there is nothing to reread.
 var ErrNoFile = errors.New("the proxy runs without --config: there is no file to reread")
 
-// fromWebPage reports whether a page in a browser asks, whichever page: none of ours has a use for it.
+// fromWebPage reports whether a page in a browser sends the request. Our own page counts, because it sends none here.
 func fromWebPage(r *http.Request) bool {
 	site := r.Header.Get("Sec-Fetch-Site")
 	return r.Header.Get("Origin") != "" || site != "" && site != "none"
 }
 
-// serveReload has the configuration be reread. Who may is whoever asks from this
-// machine, but no page in a browser there, which says where it comes from.
+// serveReload has the configuration be reread. It takes requests from this machine, but none of a web page in a browser
+// there. Browsers name the page that sends a request.
 func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
 	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",

@@ -77,8 +77,7 @@ func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	}
 	c.flows++
 	c.inflight += float64(s.Inflight)
-	// Members of a group share one window and one rate; each stands for its
-	// part of it, whoever is active, so that together they make up the whole.
+	// Members of a group share one window and one rate. Each adds an equal part, active or not: together they add all.
 	members := float64(max(1, s.Members))
 	if s.Cwnd < cc.MaxCwnd {
 		c.window += float64(s.Cwnd) / members

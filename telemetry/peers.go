@@ -10,8 +10,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// maxPeerSeries bounds the peers of a listener that have series of their own; the
-// first by name have.
+// maxPeerSeries bounds the peers of a listener with series of their own: they are the first by name.
 const maxPeerSeries = 1000
 
 // peerKey names a peer.

@@ -53,7 +53,7 @@ func (p *proof) sideOfTurn(turn int) string {
 	return managedSide
 }
 
-// observeTurn records a second in which only connections of the side were busy that has its turn.
+// observeTurn records a second if only connections of one side were busy in it, and that side has its turn.
 func (p *proof) observeTurn(now time.Time, sides []string, add func(*compare.Unit)) {
 	turn := p.turnAt(now)
 	if side, ok := onlyOne(sides); ok && side == p.sideOfTurn(turn) {

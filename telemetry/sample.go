@@ -90,7 +90,7 @@ func (s *sampler) writeMetrics(out sink) {
 // sample is one look at the flows, by one scrape. A nil one sees nothing, and all methods may be called on it.
 type sample struct {
 	*sampler
-	before, now []moved // those before go as their flows come
+	before, now []moved // before loses a flow once addFlow has had it, or a later one
 }
 
 // beginSample locks s until the sample ends; nil: there was one just now.

@@ -27,9 +27,9 @@ const (
 	// maxQueued and maxQueuedBytes bound what waits for a collector that does not answer: the newest stay.
 	maxQueued      = 64
 	maxQueuedBytes = 4 << 20
-	// sendTimeout bounds one request, and goodbye the last one.
+	// sendTimeout bounds a request, and lastTimeout the one at the end of the process.
 	sendTimeout = 10 * time.Second
-	goodbye     = 2 * time.Second
+	lastTimeout = 2 * time.Second
 	// firstRetry is the time until a failed request is sent again. It doubles up to lastRetry, and a collector may
 	// ask for more by Retry-After, up to maxRetryAfter.
 	firstRetry    = time.Second
@@ -91,7 +91,7 @@ func (e *Exporter) ExportMetrics(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 			_, _ = e.sendExport(last, client, e.encodeMetrics())
 			cancel()
 			return

@@ -13,13 +13,12 @@ import (
 const (
 	maxEvents    = 128
 	maxEventText = 400 // bytes
-	// together is within how long the same event again counts as one.
-	together = time.Minute
+	// repeatWithin is the time within which an event and its repetition count as one.
+	repeatWithin = time.Minute
 )
 
-// quiet are messages that are no news: connections have rows and counters, and
-// the start logs each rule.
-var quiet = []string{"flow closed", "flow refused", "rule"}
+// quietMessages are no news: connections have rows and counters, and the start logs each rule.
+var quietMessages = []string{"flow closed", "flow refused", "rule"}
 
 // Events keeps what happened of late: what the log tells, and what counters say.
 // The zero value is ready.
@@ -36,7 +35,7 @@ func (e *Events) addEvent(at float64, level slog.Level, text string, count int) 
 	defer e.mu.Unlock()
 	e.seq++
 	same := func(x Event) bool {
-		return x.Text == text && x.Level == level.String() && at-x.At < together.Seconds()
+		return x.Text == text && x.Level == level.String() && at-x.At < repeatWithin.Seconds()
 	}
 	if i := slices.IndexFunc(e.ring, same); i >= 0 {
 		count += e.ring[i].Count
@@ -90,7 +89,7 @@ func (n noting) Enabled(ctx context.Context, l slog.Level) bool {
 
 // Handle implements slog.Handler.
 func (n noting) Handle(ctx context.Context, r slog.Record) error {
-	if r.Level >= slog.LevelInfo && !slices.Contains(quiet, r.Message) {
+	if r.Level >= slog.LevelInfo && !slices.Contains(quietMessages, r.Message) {
 		var b strings.Builder
 		b.WriteString(r.Message)
 		b.WriteString(n.attrs)

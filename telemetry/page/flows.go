@@ -23,15 +23,15 @@ type row struct {
 
 // side is one direction of a row, as far as the page shows and sorts it.
 type side struct {
-	algorithm, phase         string
-	bytes                    cc.Bytes
-	rate                     cc.Rate
-	known                    bool // rate is
-	managed                  bool // the rest is
-	window, inflight, lost   cc.Bytes
-	pacing                   cc.Rate
-	queue, srtt, min, limits time.Duration
-	limitedBy                flow.LimitedBy
+	algorithm, phase             string
+	bytes                        cc.Bytes
+	rate                         cc.Rate
+	rateKnown                    bool
+	managed                      bool // a window of ours is in force; the fields below are set only then
+	window, inflight, lost       cc.Bytes
+	pacing                       cc.Rate
+	queue, srtt, min, limitedFor time.Duration
+	limitedBy                    flow.LimitedBy
 }
 
 // rowOf keeps of a connection what the page shows.
@@ -54,14 +54,14 @@ func sideOf(d *proxy.DirectionInfo) side {
 		f := &d.Flow
 		s.managed, s.phase, s.window, s.inflight, s.lost = true, f.Phase, f.Share, f.Inflight, f.Lost
 		s.pacing, s.queue, s.srtt, s.min = f.PacingRate, f.QueueingDelay, f.SRTT, f.MinRTT
-		s.limitedBy, s.limits = f.LimitedBy, f.Limited[f.LimitedBy]
+		s.limitedBy, s.limitedFor = f.LimitedBy, f.Limited[f.LimitedBy]
 	}
 	return s
 }
 
-// updateRate tells the rate since before.
+// updateRate sets the rate since before, over a time of d.
 func (s *side) updateRate(before side, d time.Duration) {
-	s.known, s.rate = true, rateOf(before.bytes, s.bytes, d)
+	s.rateKnown, s.rate = true, rateOf(before.bytes, s.bytes, d)
 }
 
 // updateRates fills in the rates of rows, which are in the order of their numbers as
@@ -88,7 +88,7 @@ func updateRates(rows, before []row, d time.Duration) {
 	}
 }
 
-// main is the direction that moves more, or has.
+// main returns the direction with the greater rate; with equal rates, the one with more bytes.
 func (r *row) main() (name string, s *side) {
 	if r.up.rate > r.down.rate || r.up.rate == r.down.rate && r.up.bytes > r.down.bytes {
 		return "up", &r.up
@@ -116,7 +116,7 @@ func (r *row) flowView() Flow {
 // sideView is the direction as JSON, of a flow of that age. A rate that is not known yet is absent.
 func (s *side) sideView(age time.Duration) Side {
 	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
-	if s.known {
+	if s.rateKnown {
 		out.Rate = &s.rate
 	}
 	if !s.managed {
@@ -130,8 +130,8 @@ func (s *side) sideView(age time.Duration) Side {
 		out.Queue = new(s.queue.Seconds())
 	}
 	out.SRTT, out.MinRTT = s.srtt.Seconds(), s.min.Seconds()
-	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limits.Seconds()
-	part := min(1, s.limits.Seconds()/max(age.Seconds(), 1e-3))
+	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limitedFor.Seconds()
+	part := min(1, s.limitedFor.Seconds()/max(age.Seconds(), 1e-3))
 	out.Reason = fmt.Sprintf("%s, %.0f %%", limits[s.limitedBy], 100*part)
 	return out
 }

@@ -15,12 +15,12 @@ const HintedWithin = time.Second
 
 // hosts are the groups at one moment.
 type hosts struct {
-	at, before cc.Time // before is when they were looked at before that; 0: never
-	groups     []flow.Group
-	was        map[string]cc.Bytes // delivered by then, by Group.Key
-	held       map[string]HeldUDP  // by Group.Name
-	wasHeld    map[string]HeldUDP  // by then
-	rows       []Host              // of groups; nil until a request wants to see them
+	at, before      cc.Time // before is when they were looked at before that; 0: never
+	groups          []flow.Group
+	deliveredBefore map[string]cc.Bytes // delivered at before, by Group.Key
+	held            map[string]HeldUDP  // by Group.Name
+	heldBefore      map[string]HeldUDP  // held at before
+	rows            []Host              // of groups; nil until a request wants to see them
 }
 
 // SumHeld returns held UDP by the names of groups.
@@ -49,16 +49,16 @@ func (h hosts) nextLook(groups []flow.Group, held map[string]HeldUDP, now cc.Tim
 	out hosts, delays []time.Duration,
 ) {
 	out = hosts{
-		at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups)),
-		held: held, wasHeld: h.held,
+		at: now, before: h.at, groups: groups, deliveredBefore: make(map[string]cc.Bytes, len(h.groups)),
+		held: held, heldBefore: h.held,
 	}
 	for i := range h.groups {
 		g := &h.groups[i]
-		out.was[g.Key] = g.Delivered
+		out.deliveredBefore[g.Key] = g.Delivered
 	}
 	for i := range groups {
 		g := &groups[i]
-		if g.SRTT > 0 && h.at != 0 && g.Delivered > out.was[g.Key] {
+		if g.SRTT > 0 && h.at != 0 && g.Delivered > out.deliveredBefore[g.Key] {
 			delays = append(delays, g.QueueingDelay)
 		}
 	}
@@ -100,11 +100,11 @@ func (h *hosts) hostRow(g *flow.Group) Host {
 	if g.SRTT > 0 {
 		v.Queue = new(g.QueueingDelay.Seconds())
 	}
-	if was, ok := h.was[g.Key]; ok {
+	if was, ok := h.deliveredBefore[g.Key]; ok {
 		v.Rate = new(rateOf(was, g.Delivered, h.at.Sub(h.before)))
 	}
 	if u, ok := h.held[g.Name]; ok {
-		if was, ok := h.wasHeld[g.Name]; ok {
+		if was, ok := h.heldBefore[g.Name]; ok {
 			u.Rate = new(rateOf(was.Delivered, u.Delivered, h.at.Sub(h.before)))
 		}
 		v.UDP = &u
@@ -206,7 +206,7 @@ func (p peers) nextLook(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time)
 	add := func(v Peer, key string) {
 		key = v.Listener + "\x00" + key
 		out.moved[key] = [2]uint64{v.Received, v.Sent}
-		if was, ok := p.moved[key]; ok && now.Sub(p.at) <= lately {
+		if was, ok := p.moved[key]; ok && now.Sub(p.at) <= maxRateSpan {
 			d := now.Sub(p.at)
 			v.Up = new(rateOf(cc.Bytes(was[0]), cc.Bytes(v.Received), d))
 			v.Down = new(rateOf(cc.Bytes(was[1]), cc.Bytes(v.Sent), d))

@@ -19,15 +19,14 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// One look at the proxy serves all who ask for minFresh at least, so that a second
-// reader costs nothing, and for share times what it took, so that looking takes no more
-// than a fortieth of the time however many flows there are; but not beyond maxFresh.
+// One look at the flows serves all requests for minFresh at least, so that a second reader costs nothing, and for
+// freshPerLook times what the look took, so that looks take a fortieth of the time at most. maxFresh bounds that.
 const (
-	minFresh = time.Second
-	maxFresh = 10 * time.Second
-	share    = 40
-	// lately bounds the time since the last look: a rate over a longer time is not the present one.
-	lately = 3 * maxFresh
+	minFresh     = time.Second
+	maxFresh     = 10 * time.Second
+	freshPerLook = 40
+	// maxRateSpan bounds the time that a rate is over: one over a longer time is not the present one.
+	maxRateSpan = 3 * maxFresh
 )
 
 // contentPolicy lets the page load its own script and style, ask the proxy it came from,
@@ -209,11 +208,11 @@ func (p *Page) updateFlows() {
 	for f := range flows {
 		rows = append(rows, rowOf(f))
 	}
-	if p.looked != 0 && d <= lately {
+	if p.looked != 0 && d <= maxRateSpan {
 		updateRates(rows, p.rows, d)
 	}
 	p.rows, p.looked = rows, now
-	p.fresh = min(max(minFresh, share*p.o.Clock().Sub(now)), maxFresh)
+	p.fresh = min(max(minFresh, freshPerLook*p.o.Clock().Sub(now)), maxFresh)
 }
 
 // answerQuery answers q.
