@@ -69,15 +69,15 @@ func (p phase) publicState() State {
 // connection is one accepted client on its way through the proxy. All that is known of it is here, in its legs and
 // in its directions: between two steps on a loop no stack holds a part of it.
 //
-// A step of one phase hands the fields to the next, so that they need no lock. Where other goroutines
-// read them too, mu guards them: phase to decidedBy, the legs but for their conn, and what direction says.
+// Each step hands the fields to the next one, so most of them need no lock. mu guards those that other goroutines read
+// as well: phase to decidedBy, the legs but for their conn, and what the table of direction says.
 type connection struct {
 	relay
 
 	// What the Server sets.
 	id         uint64
 	listener   *listenerState
-	started    cc.Time
+	started    cc.Time // when it was accepted
 	counted    *client // the source that it counts against; nil: not known yet
 	kept       *connectionKept
 	seen       bool        // a walk over all connections may still look at it; guarded by Server.mu
@@ -93,7 +93,7 @@ type connection struct {
 
 	// What dialling and deciding find out.
 	rejected      *rejection // in phase refusing
-	dialStarted   cc.Time
+	dialStarted   cc.Time    // when the dial began
 	server        leg
 	dialled       bool              // the loop guard has its server leg
 	decidedOn     policy.Facts      // what the verdict was given on
@@ -102,7 +102,7 @@ type connection struct {
 
 	// What relays.
 	down, up  direction
-	opened    cc.Time
+	opened    cc.Time       // when it began to relay
 	route     *route        // its counters by rule
 	peer      *PeerCounters // its counters by peer; nil: none
 	moving    atomic.Int32  // directions that are not over
@@ -605,8 +605,8 @@ func (c *connection) lookForName() (name string, more bool) {
 	}
 }
 
-// decideOnLoop decides once the client's first bytes have shown a server name, or that they have none. It does not wait
-// when isLate is set, and once the server speaks: then the client does not speak first, and bytes would be held up.
+// decideOnLoop decides once the client's first bytes have shown a server name, or that they have none. It decides
+// without a name if isLate is set, or once the server has sent bytes: then the client does not speak first.
 func (c *connection) decideOnLoop(isLate bool) {
 	name, more := c.lookForName()
 	if more && !isLate && errors.Is(c.down.readEarly(c.server.conn, c.env.buffers), datapath.ErrWait) {
@@ -734,9 +734,9 @@ func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error
 	return c.up.startUnder(&v.Up, &v.FromClient, limits, beforeUp)
 }
 
-// runDirections returns at once. It runs both directions until the connection is over: on the
-// loop of both legs, or, where they share none, each on a new goroutine. A goroutine that has
-// greeted and dialled has a stack several times as large as an idle direction needs.
+// runDirections has both directions run until the connection is over, and returns at once. They run on the loop of both
+// legs, or each on a goroutine if the legs share no loop. The goroutine that has greeted and dialled does not go on,
+// because its stack is several times as large as an idle direction needs.
 func (c *connection) runDirections() {
 	for _, d := range []*direction{&c.down, &c.up} {
 		if !d.finished.Load() {
@@ -957,12 +957,10 @@ func (c *connection) isPeerRevoked() bool {
 	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
 
-// finishDirection passes the end of one direction on, and returns the leg that must be
-// aborted. nil: none.
+// finishDirection passes the end of one direction on, and returns the leg that must be aborted. nil: none.
 //
-// A FIN becomes a FIN, once all that came before it is written. A leg
-// that fails is different: what it had sent is still delivered, and then the
-// other leg is reset. A FIN would make a cut transfer look complete.
+// A FIN becomes a FIN, once all that came before it is written. If a leg fails, what it had sent is still delivered.
+// Then the other leg is reset, because a FIN would make a cut transfer look complete.
 func (c *connection) finishDirection(d *direction, e end) (abort *leg) {
 	defer d.finished.Store(true)
 	switch {
@@ -980,8 +978,7 @@ func (c *connection) finishDirection(d *direction, e end) (abort *leg) {
 // onSourceEnd passes the source's FIN on, if it was one.
 func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 	c.mu.Lock()
-	// A write to src may have met a RST and collected the error. The
-	// read then saw a plain end.
+	// A write to src may have met a RST and taken the socket's error. The read then saw a plain end.
 	if d.src.failed || !d.src.closed && d.src.conn.Aborted() {
 		c.mu.Unlock()
 		return c.onReadFailed(d.src, d.dst, nil)
@@ -1004,9 +1001,8 @@ func (c *connection) onSourceEnd(d *direction) (abort *leg) {
 	return nil
 }
 
-// onWriteFailed handles a leg that takes no more. What it sent before may still
-// be on its way through the other direction, which then ends the connection.
-// If that direction is over, the other leg is to be aborted now.
+// onWriteFailed handles a leg that takes no more bytes. What it has sent may still be on its way in the other
+// direction, which then ends the connection. If that direction is over, the other leg is to be aborted now.
 func (c *connection) onWriteFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -1025,8 +1021,8 @@ func (c *connection) onReadFailed(failed, other *leg, err error) (abort *leg) {
 	return other
 }
 
-// setFailed marks a leg as failed. The failure replaces an orderly end that came before as the cause,
-// because that did not end the connection. c.mu is held.
+// setFailed marks a leg as failed. The failure replaces an earlier orderly end as the cause, because that end has not
+// ended the connection. c.mu is held.
 func (c *connection) setFailed(l *leg, err error) {
 	l.failed = true
 	c.phase = draining
@@ -1058,8 +1054,8 @@ func (c *connection) abortLeg(l *leg) {
 	c.tearDown(Cause{}, nil)
 }
 
-// awaitDelivery waits until transports in this process have delivered their bytes, because the
-// process may end before. The kernel's transports go on by themselves.
+// awaitDelivery waits until transports in this process have delivered their bytes, because the process may end before
+// that. The kernel's transports go on by themselves.
 func (c *connection) awaitDelivery() {
 	for _, l := range []*leg{&c.client, &c.server} {
 		if l.conn.InProcess() {
@@ -1178,8 +1174,8 @@ type timeouts struct {
 	period           time.Duration // between two looks
 }
 
-// checkTimeouts resets a connection on which nothing has moved for too long. One
-// look at all connections now and then costs less than a timer that is set for every byte.
+// checkTimeouts resets a connection on which nothing has moved for too long. One look at all connections now and then
+// costs less than a timer that each byte sets anew.
 func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
 	quiet := now.Sub(cc.Time(c.active.Load()))
 	at := c.currentPhase()
@@ -1246,8 +1242,8 @@ func (c *connection) hasDelivered(now cc.Time) bool {
 	return true
 }
 
-// resetIfPeerGone ends a half-closed connection if the side that has finished has since gone away
-// altogether. No direction reads from that leg any more, so nothing else notices.
+// resetIfPeerGone ends a half-closed connection if the side that has sent its FIN was reset or has vanished since. No
+// direction reads from that leg any more, so nothing else notices.
 func (c *connection) resetIfPeerGone() {
 	for _, l := range []struct{ gone, other *leg }{{&c.client, &c.server}, {&c.server, &c.client}} {
 		c.mu.Lock()
@@ -1264,8 +1260,8 @@ func (c *connection) resetIfPeerGone() {
 	}
 }
 
-// resetIfAborted ends a connection if one side has reset it or vanished. The other side takes no more bytes,
-// so no read has come as far as the reset.
+// resetIfAborted ends a connection if one side has reset it or vanished. No read has met the reset where bytes before it
+// wait for the other side, which takes none.
 func (c *connection) resetIfAborted() {
 	for _, l := range []*leg{&c.client, &c.server} {
 		if l.conn.Aborted() {

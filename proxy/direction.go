@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// minPiece is the first read from a source that is faster than its destination. Reading more would only
-	// make it wait here. Larger pieces cost less CPU per byte: at 1 MiB a splice costs two thirds of what
-	// it costs at 256 KiB.
+	// minPiece is the first read from a source that may be faster than its destination, in bytes. Bytes beyond what the
+	// destination takes would wait here. Larger pieces cost less CPU per byte: at 1 MiB a splice costs two thirds of
+	// what it costs at 256 KiB.
 	minPiece = 64 << 10
 	// stepBytes bounds what a direction moves in one step, in bytes, because other connections of the loop wait.
 	stepBytes = 2 << 20
@@ -40,9 +40,9 @@ var errStopped = errors.New("proxy: relay stopped")
 // leg is one of the two legs of a connection; relay.mu guards all but conn.
 type leg struct {
 	conn   datapath.Conn
-	ended  bool // it has sent us its end, and no more follows
-	failed bool // it takes nothing more
-	closed bool // we have sent it our end
+	ended  bool // its peer has sent a FIN
+	failed bool // it has ended without a FIN, or takes no more bytes
+	closed bool // we have sent a FIN, or send it by closing the leg
 }
 
 // relay is what the directions of a connection share. Its lock also guards the legs, and the terms and flows of both
@@ -103,19 +103,19 @@ type direction struct {
 	src, dst  *leg
 	terms     *flow.Terms         // for sending to dst, part of a verdict
 	receives  *flow.Terms         // for the receive window that src advertises, part of a verdict
-	earlier   []AlgorithmCounters // under the algorithms that terms had before
+	earlier   []AlgorithmCounters // of the algorithms that terms had before
 	flow      *flow.Flow          // nil: unmanaged, or not managed yet
 	receive   *receiveControl     // of src's receive window; nil: too little has come yet
 	allowance atomic.Int64        // bytes that may be underway before a flow is opened; below 0: none need be
 	underway  int64               // upper bound of the bytes underway while there is no flow
 	carrier   datapath.Carrier
-	early     []byte  // was read from src before the relay began, and is written first
-	granted   int     // bytes stored that may be written
-	filled    int     // bytes of the last read, while any is stored
-	ending    error   // how src has ended; it takes effect once all stored bytes are written
-	inflow    *inflow // bounds what src takes in; nil: no bound, or none yet
-	piece     int     // bytes to read at once at present
-	maxPiece  int
+	early     []byte        // was read from src before the relay began, and is written first
+	granted   int           // stored bytes that may be written now
+	lastRead  int           // bytes of the last read; 0: all of them are written
+	ending    error         // how src has ended; it takes effect once all stored bytes are written
+	inflow    *inflow       // bounds what src takes in; nil: no bound, or none yet
+	piece     int           // bytes to read at once at present
+	maxPiece  int           // bound of piece
 	counted   *countedBytes // nil: all are this process's
 	wake      chan struct{} // holds a token when a refused Take may succeed; nil: a loop runs the direction
 
@@ -357,7 +357,7 @@ func (d *direction) moveBytes() (progress, end) {
 			if d.wake != nil { // on a loop, the write in this step notes it, or the wait for one
 				d.relay.noteActivity()
 			}
-			d.filled, d.waited = n, false
+			d.lastRead, d.waited = n, false
 			moved += n
 			if d.unbounded && d.read.Load() >= datapath.SmallBuffer { // the kernel takes in far more after such a read
 				d.boundInflow()
@@ -445,9 +445,9 @@ func (d *direction) drainStored() error {
 			return err
 		}
 	}
-	if d.filled > 0 {
-		d.resizePiece(d.filled, d.waited)
-		d.filled = 0
+	if d.lastRead > 0 {
+		d.resizePiece(d.lastRead, d.waited)
+		d.lastRead = 0
 	}
 	return nil
 }
@@ -538,8 +538,8 @@ func (d *direction) takeGrant(n int) (int, error) {
 	}
 }
 
-// manageIfNeeded opens the flow if n bytes more would exceed what may be underway without one. It first asks
-// the transport how much of what was sent is still undelivered.
+// manageIfNeeded opens the flow if n bytes more would exceed what may be underway without one. It first asks the
+// transport how many bytes are still undelivered.
 func (d *direction) manageIfNeeded(n int) error {
 	free := d.allowance.Load()
 	if free < 0 {

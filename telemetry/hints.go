@@ -173,7 +173,7 @@ func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: " +
 	"Bearer TOKEN")
 
-// permitTCP returns a check of requests over TCP. If a token is set, a request must have it, otherwise it must be local.
+// permitTCP returns a check of requests over TCP. A request must have the token if one is set, or else be local.
 func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Request) error {
 	return func(r *http.Request) error {
 		given, carried := k.token.carriedBy(r)

@@ -270,8 +270,8 @@ type Status struct {
 // EnforcedStatus is the state of the windows that the kernel enforces, and totals since New.
 type EnforcedStatus struct {
 	Legs, Limit  int                // legs with such a window now, and at most
-	Full, Failed uint64             // legs that the kernel refused: as all Limit were in use, for another reason
-	Fallbacks    uint64             // times that a socket fell back to Reno, as the process did not answer it in time
+	Full, Failed uint64             // legs refused because all Limit were in use; legs refused for another reason
+	Fallbacks    uint64             // times that a socket fell back to Reno because the process did not answer in time
 	Answers      datapath.Histogram // from an acknowledgement until the window computed from it was in force
 }
 

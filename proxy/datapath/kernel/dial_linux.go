@@ -190,9 +190,9 @@ func wrapShortage(err error) error {
 //	beginConnect ──▶ waitForEvents (on the loop) ──▶ checkOutcome, at each event ──▶ a leg, or an error
 //	                                                endWithError: timeout, cancel, a reset of near
 //
-// From waitForEvents on only the loop's goroutine touches it. raw is nil before that and once the attempt is over. One
-// that has succeeded serves as a later attempt, perhaps of another loop. Only generation, which is read on the loop of
-// the attempt that cancel was made for, keeps that cancel from ending the later one.
+// From waitForEvents on only the loop's goroutine touches it. raw is nil before that and once the attempt is over. The
+// memory of an attempt that has succeeded serves a later one, perhaps of another loop. A cancel of the former must not
+// end the latter, so it compares generation first, on the loop of the former.
 type attempt struct {
 	generation atomic.Uint32 // attempts that have succeeded in this memory
 

@@ -122,7 +122,7 @@ type cellReporter struct {
 	latest          bpf.Seen // the last reading
 	lostBytes       cc.Bytes // packets, each at the MSS of the report that had it
 	acceptedAtStart int64    // bytes that the socket had accepted when observation began
-	confirmed       int64    // stream offset up to which all has arrived, though the cell may not say so yet
+	confirmed       int64    // stream offset up to which all has arrived by TCP_INFO; the cell may lag behind
 }
 
 // readFirst takes the first reading of a socket that has accepted that many bytes. It reports whether there is one.
