@@ -402,7 +402,7 @@ func (e *EchoFlow) reportAcked(now cc.Time, upTo cc.Bytes) {
 	e.report.At = now
 	e.report.Acked = max(e.report.Acked, upTo)
 	e.report.Pipe = e.report.Written - e.report.Acked
-	// Bytes arrive evenly, and one answer acknowledges many of them: half of those, less a packet, count as arrived.
+	// Bytes arrive evenly, and one answer acknowledges many: half of them, less a packet, count as arrived.
 	if len(e.probes) > 0 {
 		lump := min(e.probes[0].upTo-e.report.Acked, e.echoInterval())
 		e.report.Pipe -= max(0, lump-e.report.MSS) / 2
