@@ -18,8 +18,8 @@ type windowedFilter struct {
 	n    int
 }
 
-// leastAtFirst is the least round trip that is known with an algorithm's first sample. That is less than the sample where
-// the flow has sent before, under another algorithm or from another process: the sample has its own queue in it then.
+// leastAtFirst returns the least round trip that is known with an algorithm's first sample. A flow that has sent before,
+// under another algorithm or from another process, has its own queue in that sample, and a shorter one is known.
 func leastAtFirst(s State, rtt time.Duration) time.Duration {
 	if s.MinRTT > 0 {
 		return min(rtt, s.MinRTT)

@@ -8,18 +8,19 @@ import (
 const (
 	edgeMemory = 500 * time.Millisecond // over which delivered bytes fade, to compare windows of the edge
 
-	// While a hold lasts, holdShare of the link is held: a bit more than half, since links are rated a bit low.
+	// A hold keeps holdShare of the link: a bit more than half, because the link is rated a bit low.
 	holdShare     = 0.55
-	holdMostRTTs  = 2 // a hold's round trip counts as no more than this many of the last round
-	holdDrainRTTs = 8 // round trips between drainings, at least
-	// A hold ends at the first of these.
-	holdRTTJump     = 1.4  // times the last round's shortest round trip is this round's: others are not that fast
-	holdRTTStall    = 3    // times the last round's shortest round trip is a sample: the link stands still
-	holdUndelivered = 0.25 // of what is held does not arrive, over four rounds: no other flow grows the queue
-	// holdStallDivisor divides the link's rate after a stall, or half of it would be held again.
-	holdStallDivisor = 16
+	holdMostRTTs  = 2 // a sample counts as no more than this many of the last round's shortest round trip
+	holdDrainRTTs = 8 // round trips from one draining to the next, at least
+	// A hold ends once a round's shortest round trip is holdRTTJump times the last round's: others are not so fast.
+	holdRTTJump = 1.4
+	// It ends at a sample of holdRTTStall times that: the link stands still. The link's rate is then divided by
+	// holdStallDivisor, or half of it would be held again.
+	holdRTTStall, holdStallDivisor = 3, 16
+	// It ends once this part of what is held has not arrived, over four rounds: no other flow grows the queue.
+	holdUndelivered = 0.25
 
-	// A round trip above what our flows make stands after standRounds rounds, or after two and standTime.
+	// A round trip above what our flows make stands after standRounds rounds of about the same, or after standTime.
 	standRounds = 3
 	standTime   = 300 * time.Millisecond
 	// shortEdgePart of the link's rate is more than the edge delivers while others fill the queue.

@@ -1260,8 +1260,8 @@ func (c *connection) resetIfPeerGone() {
 	}
 }
 
-// resetIfAborted ends a connection if one side has reset it or vanished. Where bytes before the reset wait for the other
-// side, which takes none, no read has met it.
+// resetIfAborted ends a connection if one side has reset it or vanished. No read has met the reset where bytes before
+// it wait for the other side, which takes none.
 func (c *connection) resetIfAborted() {
 	for _, l := range []*leg{&c.client, &c.server} {
 		if l.conn.Aborted() {
