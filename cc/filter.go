@@ -18,8 +18,8 @@ type windowedFilter struct {
 	n    int
 }
 
-// leastAtFirst returns the least round trip that is known with an algorithm's first sample. A flow that has sent before,
-// under another algorithm or from another process, has its own queue in that sample, and a shorter one is known.
+// leastAtFirst returns the least round trip that is known with an algorithm's first sample. If the flow has sent
+// before, under another algorithm or from another process, its own queue is in that sample.
 func leastAtFirst(s State, rtt time.Duration) time.Duration {
 	if s.MinRTT > 0 {
 		return min(rtt, s.MinRTT)

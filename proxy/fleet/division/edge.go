@@ -91,7 +91,7 @@ type limit struct {
 	weight   int
 	sent     float64 // smoothed rate of what passed, in bits per second
 	allowed  float64 // smoothed rate in force, by the same filter, so that both can be compared
-	held     float64 // smoothed part of the periods in which flows were held back
+	heldPart float64 // smoothed part of the periods in which flows were held back
 	grant    cc.Rate
 	grantAt  cc.Time // Message.At of the grant, by the owner's clock
 	granter  string
@@ -311,33 +311,34 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 		l.usedAt = now
 	}
 	l.allowed += newPart * (float64(allowed) - l.allowed)
-	l.held -= newPart * l.held
+	l.heldPart -= newPart * l.heldPart
 	if u.Held {
-		l.held += newPart
+		l.heldPart += newPart
 	}
 	l.passed, l.passedAt, l.weight = max(u.Passed, 0), now, max(1, u.Weight)
 }
 
-// limitedFrom is the part of the rate in force from which flows count as held back by it. demandHeadroom is by how
-// much the others' demand exceeds what they send, so that they can grow. A flow that has all that it asks for must
-// stay below limitedFrom. What passes in one period jitters, so that flows that are held back in heldFrom of the
-// periods count from half of limitedFrom. At a low rate nothing passes for many periods after one write: flows that
-// are held back in limitedFrom of the periods count whatever they send. growth is the demand of flows that are held
-// back, in parts of the rate in force: what they could send is not known, and one that sends little must not take all
-// from the others to find out.
+// Flows count as held back by the rate in force if they send limitedFromRate of it, more than a flow needs that has all
+// it asks for. What passes in one period jitters: if flows are held back in limitedFromHeld of the periods, half of
+// that rate is enough. At a low rate nothing passes for many periods after one write: flows that are held back in
+// limitedFromRate of the periods count whatever they send.
+//
+// The demand of flows that are held back is heldDemand times the rate in force. What they could send is not known, and
+// one that sends little must not take all from the others to find out. The demand of other flows exceeds what they send
+// by demandHeadroom, so that they can grow.
 const (
-	limitedFrom    = 0.88
-	heldFrom       = 0.4
-	demandHeadroom = 1.15
-	growth         = 2
+	limitedFromRate = 0.88
+	limitedFromHeld = 0.4
+	heldDemand      = 2
+	demandHeadroom  = 1.15
 )
 
 // makeReport returns what the owner learns about l.
 func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	r := Report{Key: l.key, Demand: cc.Rate(demandHeadroom * l.sent), Sent: cc.Rate(l.sent), Weight: l.weight}
-	if l.sent >= limitedFrom*l.allowed || l.held >= limitedFrom ||
-		l.held >= heldFrom && l.sent >= limitedFrom*l.allowed/2 {
-		r.Demand = cc.Rate(growth * l.allowed)
+	if l.sent >= limitedFromRate*l.allowed || l.heldPart >= limitedFromRate ||
+		l.heldPart >= limitedFromHeld && l.sent >= limitedFromRate*l.allowed/2 {
+		r.Demand = cc.Rate(heldDemand * l.allowed)
 	}
 	r.Demand = min(r.Demand, l.key.Max)
 	if r.Rate = e.Rate(now, l.key); l.expires > now && l.granter == owner {
