@@ -21,7 +21,9 @@ func fieldsOf(t reflect.Type) map[string]reflect.StructField {
 			maps.Copy(fields, fieldsOf(f.Type))
 			continue
 		}
-		fields[name] = f
+		if name != "" && name != "-" { // those are set by other means than a key
+			fields[name] = f
+		}
 	}
 	return fields
 }
