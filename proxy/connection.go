@@ -734,9 +734,9 @@ func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error
 	return c.up.startUnder(&v.Up, &v.FromClient, limits, beforeUp)
 }
 
-// runDirections has both directions run until the connection is over, and returns at once. They run on the loop of both
-// legs, or each on a goroutine if the legs share no loop. The goroutine that has greeted and dialled does not go on,
-// because its stack is several times as large as an idle direction needs.
+// runDirections has both directions run until the connection is over, and returns at once. They run on the loop of
+// both legs, or each on a goroutine if the legs share no loop. The goroutine that has greeted and dialled does not go
+// on, because its stack is several times as large as an idle direction needs.
 func (c *connection) runDirections() {
 	for _, d := range []*direction{&c.down, &c.up} {
 		if !d.finished.Load() {

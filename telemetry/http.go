@@ -348,8 +348,8 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	return nil
 }
 
-// fromHere reports whether a request comes from this machine: from the address that it was sent to, or from loopback. A
-// request of a client that comes by way of the proxy does not.
+// fromHere reports whether a request comes from this machine: from the address that it was sent to, or from loopback.
+// A request of a client that comes by way of the proxy does not.
 func (p Pages) fromHere(r *http.Request) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
@@ -374,8 +374,8 @@ func fromWebPage(r *http.Request) bool {
 	return r.Header.Get("Origin") != "" || site != "" && site != "none"
 }
 
-// serveReload has the configuration be reread. It takes requests from this machine, but none of a web page in a browser
-// there. Browsers name the page that sends a request.
+// serveReload has the configuration be reread. It takes requests from this machine, but none of a web page in a
+// browser there. Browsers name the page that sends a request.
 func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
 	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",

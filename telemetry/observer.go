@@ -163,8 +163,8 @@ func appendNew(all []string, s string) []string {
 	return append(all, s)
 }
 
-// onlyOne returns the only element. In a second in which a host had connections of several sides, they share its queue,
-// so that it shows none of the sides.
+// onlyOne returns the only element. In a second in which a host had connections of several sides, they share its
+// queue, so that it shows none of the sides.
 func onlyOne(all []string) (string, bool) {
 	if len(all) != 1 {
 		return "", false

@@ -203,8 +203,8 @@ func (m *Manager) Memories(now cc.Time) (all []Memory) {
 	return all
 }
 
-// Remember takes in what another edge knew about a host. A group without members starts from that. A group with members
-// or an algorithm knows more, and ignores it. Errors are those of Terms.Check.
+// Remember takes in what another edge knew about a host. A group without members starts from that. A group with
+// members or an algorithm knows more, and ignores it. Errors are those of Terms.Check.
 func (m *Manager) Remember(now cc.Time, from Memory) error {
 	r, err := m.resolveTerms(from.Terms)
 	if err != nil {

@@ -545,7 +545,9 @@ func TestAGroupThatAnAloneFlowHasLeftIsForgottenAtOnce(t *testing.T) {
 
 func TestAGroupThatIsRememberedAnewDelaysNoOther(t *testing.T) {
 	p := newTestbed(t)
-	known := Memory{Terms{Group: "a", Host: addr("192.0.2.1"), Algorithm: "reno"}, Dormant{Cwnd: mss, BaseRTT: 1, MSS: mss}}
+	known := Memory{
+		Terms{Group: "a", Host: addr("192.0.2.1"), Algorithm: "reno"}, Dormant{Cwnd: mss, BaseRTT: 1, MSS: mss},
+	}
 	other := known
 	other.Terms.Group = "b"
 	for _, m := range []Memory{known, other} {

@@ -186,8 +186,8 @@ func TestAFlowGoesOnWithItsWindowElsewhere(t *testing.T) {
 	}
 }
 
-// TestFlowsThatGoOnElsewhereShareTheirWindowAtOnce has eight flows go on with an eighth of their window in flight each.
-// The first that asks for more does not get what the others have in flight.
+// TestFlowsThatGoOnElsewhereShareTheirWindowAtOnce has eight flows go on with an eighth of their window in flight
+// each. The first that asks for more does not get what the others have in flight.
 func TestFlowsThatGoOnElsewhereShareTheirWindowAtOnce(t *testing.T) {
 	const flows, part = 8, 10 * mss
 	p := newTestbed(t)

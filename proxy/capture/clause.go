@@ -110,8 +110,8 @@ func removeMark(mark uint32) clause {
 	return changeMark(fmt.Sprintf("& 0x%08x", ^mark), mark, 0)
 }
 
-// changeMark gives some bits of the mark a value, and keeps the other bits, which belong to other programs. text is what
-// nft does to the mark.
+// changeMark gives some bits of the mark a value, and keeps the other bits, which belong to other programs. text is
+// what nft does to the mark.
 func changeMark(text string, bits, value uint32) clause {
 	return clause{"meta mark set meta mark " + text, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},

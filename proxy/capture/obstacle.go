@@ -393,7 +393,8 @@ func (w *firewall) cure(chain *nftables.Chain, p passage) string {
 		}
 		cure := fmt.Sprintf("%s -I %s %s -j ACCEPT (or %s)", program, chain.Name, p.match.iptables, now)
 		if before := rules + "-before-" + direction; has(before) {
-			cure += fmt.Sprintf("; for ufw to keep it: -A %s %s -j ACCEPT, as the first rule in %s", before, p.match.iptables, file)
+			cure += fmt.Sprintf("; for ufw to keep it: -A %s %s -j ACCEPT, as the first rule in %s", before,
+				p.match.iptables, file)
 		}
 		return cure
 	case table.Name == "fw4":

@@ -164,7 +164,8 @@ func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]cla
 }
 
 // deliverOpen delivers what belongs to connections of transparent sockets, and passes over all else but the first
-// packets of TCP. First packets are left to tproxy, which knows what to do where they reopen a connection in TIME_WAIT.
+// packets of TCP. First packets are left to tproxy, which knows what to do where they reopen a connection in
+// TIME_WAIT.
 //
 // ICMP errors go to the socket that sent the packet quoted in them. They are addressed to that socket's address, which
 // is another machine's. Forwarded there, they would leave the socket without path MTU discovery (RFC 1191, RFC 8201)

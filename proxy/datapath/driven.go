@@ -9,8 +9,8 @@ import (
 // it is worth trying again once the loop says so.
 var ErrWait = errors.New("datapath: not yet")
 
-// The keep-alive of legs over TCP. A vanished peer is found after four minutes. The first probe comes after two, so that
-// it seldom wakes the radio of a phone.
+// The keep-alive of legs over TCP. A vanished peer is found after four minutes. The first probe comes after two, so
+// that it seldom wakes the radio of a phone.
 const (
 	KeepAliveIdle     = 2 * time.Minute
 	KeepAliveInterval = 30 * time.Second

@@ -173,8 +173,9 @@ const (
 // setOptions sets what has changed, and returns how many options the socket refused. It makes no system call if
 // nothing has changed.
 //
-// Go's scheduler is not told of the calls. After one that it knows of, a tick would wait behind all goroutines that move
-// bytes, and so would all sockets that it serves. A call lasts as long as another thread works on the socket, at most.
+// Go's scheduler is not told of the calls. After one that it knows of, a tick would wait behind all goroutines that
+// move bytes, and so would all sockets that it serves. A call lasts as long as another thread works on the socket, at
+// most.
 func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
@@ -309,9 +310,10 @@ func setDSCP(fd int, is4 bool, dscp uint8) error {
 	return nil
 }
 
-// readReceived returns the DSCP of a packet that a socket received, from what the kernel remembers of it: of an accepted
-// socket the packet that completed the handshake, of a dialled one of IPv6 any after IPV6_RECVTCLASS was set. The option
-// receive has the kernel add it to the control messages that the option packet returns, in one of type kind.
+// readReceived returns the DSCP of a packet that a socket received, from what the kernel remembers of it: of an
+// accepted socket the packet that completed the handshake, of a dialled one of IPv6 any after IPV6_RECVTCLASS was set.
+// The option receive has the kernel add it to the control messages that the option packet returns, in one of type
+// kind.
 func readReceived(fd int, is4 bool) (uint8, error) {
 	level, receive, packet, kind := unix.IPPROTO_IP, unix.IP_RECVTOS, unix.IP_PKTOPTIONS, unix.IP_TOS
 	if !is4 {

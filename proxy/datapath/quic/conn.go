@@ -35,7 +35,8 @@ type Stream interface {
 	QlogTrace() qlogwriter.Trace
 }
 
-// Conn is a stream as a leg. A FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114 §4.4).
+// Conn is a stream as a leg. A FIN is the end of one direction; cancelling the stream stands for a RST (RFC 9114
+// §4.4).
 //
 // Who touches what:
 //

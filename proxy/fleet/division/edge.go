@@ -318,14 +318,14 @@ func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 	l.passed, l.passedAt, l.weight = max(u.Passed, 0), now, max(1, u.Weight)
 }
 
-// Flows count as held back by the rate in force if they send limitedFromRate of it, more than a flow needs that has all
-// it asks for. What passes in one period jitters: if flows are held back in limitedFromHeld of the periods, half of
-// that rate is enough. At a low rate nothing passes for many periods after one write: flows that are held back in
+// Flows count as held back by the rate in force if they send limitedFromRate of it, more than a flow needs that has
+// all it asks for. What passes in one period jitters: if flows are held back in limitedFromHeld of the periods, half
+// of that rate is enough. At a low rate nothing passes for many periods after one write: flows that are held back in
 // limitedFromRate of the periods count whatever they send.
 //
 // The demand of flows that are held back is heldDemand times the rate in force. What they could send is not known, and
-// one that sends little must not take all from the others to find out. The demand of other flows exceeds what they send
-// by demandHeadroom, so that they can grow.
+// one that sends little must not take all from the others to find out. The demand of other flows exceeds what they
+// send by demandHeadroom, so that they can grow.
 const (
 	limitedFromRate = 0.88
 	limitedFromHeld = 0.4
