@@ -85,6 +85,9 @@ type connection struct {
 	parked     bool        // its legs are detached; the loop's goroutine alone
 	keptBack   bool        // another process has not taken it over; the Mover's goroutine alone
 	recyclable atomic.Bool // it is over, and only its loop knows it; the loop gives it back
+	// A goroutine beside the loop ends a direction. It may refer to the connection when the loop no longer does. The
+	// loop's goroutine sets it.
+	endsOutside bool
 
 	// What the greeting finds out.
 	chosen   ingress.Client // before that, its Again goes on with the greeting
@@ -782,6 +785,7 @@ func (c *connection) stepBoth() {
 		case over:
 			d.carrier.Release()
 			if l := c.finishDirection(d, e); l != nil {
+				c.endsOutside = true
 				go func() { // a loop must not wait for acknowledgements
 					c.abortLeg(l)
 					c.onDirectionEnd()

@@ -214,9 +214,10 @@ func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	c.releaseCounts()
 	c.listener.handlers.Done()
 	s.handlers.Done()
-	// Where neither a walk nor a flow nor a bound of a receive window refers to it, only the loop of the legs does. The
-	// loop has been posted by the end of the legs. It gives the memory back in the step after that, its last one.
-	if r == nil && !seen && c.onLoop && c.down.isUnmanaged() && c.up.isUnmanaged() {
+	// Where neither a walk nor a flow, a bound of a receive window or a goroutine refers to it, only the loop of the legs
+	// does. The loop has been posted by the end of the legs. It gives the memory back in the step after that, its last
+	// one.
+	if r == nil && !seen && c.onLoop && !c.endsOutside && c.down.isUnmanaged() && c.up.isUnmanaged() {
 		c.recyclable.Store(true)
 		c.driver.Post()
 	}
