@@ -85,9 +85,6 @@ type connection struct {
 	parked     bool        // its legs are detached; the loop's goroutine alone
 	keptBack   bool        // another process has not taken it over; the Mover's goroutine alone
 	recyclable atomic.Bool // it is over, and only its loop knows it; the loop gives it back
-	// A goroutine beside the loop ends a direction. It may refer to the connection when the loop no longer does. The
-	// loop's goroutine sets it.
-	endsOutside bool
 
 	// What the greeting finds out.
 	chosen   ingress.Client // before that, its Again goes on with the greeting
@@ -110,7 +107,10 @@ type connection struct {
 	peer      *PeerCounters // its counters by peer; nil: none
 	moving    atomic.Int32  // directions that are not over
 	keptAlive bool          // keepAlive was called
-	lastSweep sweepState
+	// A goroutine beside the loop ends a direction. It may refer to the connection when the loop no longer does. The
+	// loop's goroutine sets it.
+	endsOutside bool
+	lastSweep   sweepState
 
 	phase     phase
 	cancel    func() // ends the greeting or the dial; nil: there is none, or it needs no end
