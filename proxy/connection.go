@@ -107,8 +107,8 @@ type connection struct {
 	peer      *PeerCounters // its counters by peer; nil: none
 	moving    atomic.Int32  // directions that are not over
 	keptAlive bool          // keepAlive was called
-	// A goroutine beside the loop ends a direction. It may refer to the connection when the loop no longer does. The
-	// loop's goroutine sets it.
+	// A goroutine beside the loop has ended a direction. It may use the connection after the loop has, so the memory is
+	// not given back. The loop's goroutine sets it.
 	endsOutside bool
 	lastSweep   sweepState
 

@@ -161,8 +161,15 @@ type GivenSocket struct {
 }
 
 // closePassing closes the descriptors of sockets that are not kept, and returns the others.
-func closePassing(sockets []GivenSocket) []GivenSocket {
-	return slices.DeleteFunc(sockets, func(s GivenSocket) bool { return !s.Kept && unix.Close(s.FD) == nil })
+func closePassing(sockets []GivenSocket) (kept []GivenSocket) {
+	for _, s := range sockets {
+		if s.Kept {
+			kept = append(kept, s)
+		} else {
+			_ = unix.Close(s.FD) // its listener has a descriptor of its own
+		}
+	}
+	return kept
 }
 
 // closeAll closes the descriptors of sockets.

@@ -214,9 +214,8 @@ func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	c.releaseCounts()
 	c.listener.handlers.Done()
 	s.handlers.Done()
-	// Where neither a walk nor a flow, a bound of a receive window or a goroutine refers to it, only the loop of the legs
-	// does. The loop has been posted by the end of the legs. It gives the memory back in the step after that, its last
-	// one.
+	// If no walk, flow, receive bound or goroutine refers to the connection, only the loop of its legs does. The end of
+	// the legs has posted the loop already. The step after that is its last one, and gives the memory back.
 	if r == nil && !seen && c.onLoop && !c.endsOutside && c.down.isUnmanaged() && c.up.isUnmanaged() {
 		c.recyclable.Store(true)
 		c.driver.Post()

@@ -149,8 +149,7 @@ func describeStandard(runs []record.Run) string {
 		b.WriteByte('\n')
 	}
 	b.WriteString("\nIn each cell: utilisation, %; packets' time in the queue, ms, median/95th percentile; where two " +
-		"flows\n" +
-		"share the link also Jain's index; the algorithm's share of the throughput, %.\n\n")
+		"flows\nshare the link also Jain's index; the algorithm's share of the throughput, %.\n\n")
 	for _, c := range cases {
 		fmt.Fprintf(&b, "- **%s**: %s\n", c.Name, c.About)
 	}

@@ -161,9 +161,9 @@ const (
 // rulesInForce names the check whether connections come to listeners that capture.
 const rulesInForce = "capture_rules"
 
-// judgeNeeds turns the report of a machine into that of a configuration, which decides the exit code by Fatal. It keeps
-// the checks that the configuration needs, and adds those that only a configuration shows. A check that would be a
-// warning is Missing where a key cannot do without it.
+// judgeNeeds turns the report of a machine into that of a configuration, which decides the exit code by Fatal. It
+// keeps the checks that the configuration needs, and adds those that only a configuration shows. A check that would
+// be a warning is Missing where a key cannot do without it.
 func (f facts) judgeNeeds(r Report) Report {
 	out := r
 	out.Checks = nil

@@ -58,9 +58,10 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 
 		strings.Replace(fine, "a: {}", "", 1): "flows: there is none: write such as flows: {download: {}}",
 
-		strings.Replace(fine, "{}", "{app: x}", 1):              `its kind is "x", but must be one of bulk`,
-		strings.Replace(fine, "{}", "{sise: 1MB}", 1):           "my:3:13: flows.a.sise: unknown key; did you mean size?",
-		strings.Replace(fine, "{}", "{bogus: 1}", 1):            "my:3:13: flows.a.bogus: unknown key; there are algorithm, app,",
+		strings.Replace(fine, "{}", "{app: x}", 1):    `its kind is "x", but must be one of bulk`,
+		strings.Replace(fine, "{}", "{sise: 1MB}", 1): "my:3:13: flows.a.sise: unknown key; did you mean size?",
+		strings.Replace(fine, "{}", "{bogus: 1}", 1): "my:3:13: flows.a.bogus: unknown key; there are algorithm, " +
+			"app,",
 		strings.Replace(fine, "copa", "kopa", 1):                `my:2:12: algorithm: no algorithm "kopa"`,
 		strings.Replace(fine, "{}", "{sizes: many}", 1):         `flows.a.sizes: there are no sizes "many"`,
 		strings.Replace(fine, "duration", "warmup", 1):          "duration: it is missing or above 1h0m0s",

@@ -219,7 +219,7 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
 // brokenHead begins the line above the bounds that do not hold on a side.
 const brokenHead = "Bounds that do not hold "
 
-// socketsTable is what a page of WriteMarkdown says of runs over real sockets, by the recipe's name.
+// socketsTable is what a page that WriteMarkdown wrote says of runs over real sockets. Both maps are by recipe name.
 type socketsTable struct {
 	cells  map[string]socketsCell
 	broken map[string]string // the lines of its bounds that do not hold
@@ -310,7 +310,7 @@ func builds(all []played) string {
 	return "build " + cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// commit is what the version of a run says of its source, without the name of the program and that of the compiler.
+// commit returns the source's commit, or release, from the version of a run: its second word.
 func commit(r record.Run) string {
 	if words := strings.Fields(r.Version); len(words) > 1 {
 		return words[1]
