@@ -145,7 +145,13 @@ func TestWhatTheKernelSeesBelowReachesTheFlow(t *testing.T) {
 	require.NoError(t, err)
 	f := ours.leg.(*framed)
 	inFlight := func() int64 { return int64(ours.Stats().Inflight) }
-	require.Eventually(t, func() bool { return inFlight() == sent }, 10*time.Second, time.Millisecond)
+	isHandedOver := func() bool { // what is in flight counts before the stream below has taken it
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.handed == sent
+	}
+	require.Eventually(t, isHandedOver, 10*time.Second, time.Millisecond)
+	require.EqualValues(t, sent, inFlight())
 
 	if below, ok := f.inner.(datapath.Conn); ok {
 		below.Observe(nil) // the kernel says what follows no more
