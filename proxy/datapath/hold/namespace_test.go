@@ -202,8 +202,9 @@ func serveQueue(t *testing.T, number uint16) (h *Holder, end func()) {
 		Decide:     func(FlowKey, string) Decision { return Decision{Manage: true, Acknowledged: true, Terms: window} },
 	}, q, echoes)
 	ctx, stop := context.WithCancel(t.Context())
+	copies := openCopies(t) // here: a goroutine of its own is not in the namespace
 	ended := make(chan error, 1)
-	go func() { ended <- h.ServeQueue(ctx, q, echoes, openCopies(t)) }()
+	go func() { ended <- h.ServeQueue(ctx, q, echoes, copies) }()
 	return h, func() {
 		stop()
 		require.NoError(t, <-ended)
