@@ -314,10 +314,7 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 const (
 	forecastEvery = 20 * time.Millisecond // between two forecasts: a tick
 	forecastAfter = time.Second           // since the newest data; an outage is forecast for so long
-	// pauseAtWindow is how long a sender may be silent when its window is used up. Without data it is silent for an
-	// hour.
-	pauseAtWindow = 50 * time.Millisecond
-	pauseAtEnd    = time.Hour
+	pauseAtEnd    = time.Hour             // for how long a sender that has no data may be silent
 )
 
 // noteForForecast takes in what came, and has a forecast sent. mu is held.
@@ -533,7 +530,7 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 		f.out.take(len(data))
 	}
 	if f.fed && !f.idleSent && f.credit == 0 {
-		pause := pauseAtWindow
+		pause := cc.SproutPause(f.srtt)
 		if f.out.length() == 0 {
 			pause = pauseAtEnd
 		}

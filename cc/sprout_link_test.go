@@ -165,7 +165,7 @@ func (e *twoEnds) run(t *testing.T, length time.Duration) {
 			}
 			p := cc.SproutPacket{Seq: next, Size: unit, Behind: unit * cc.Bytes(len(recent))}
 			if st.Inflight+2*unit > sender.Control().Cwnd { // the last for now
-				p.Pause = 50 * millisecond
+				p.Pause = cc.SproutPause(st.SRTT)
 			}
 			queue, recent = append(queue, packet{SproutPacket: p, sent: now}), append(recent, now)
 			next += unit
@@ -210,4 +210,25 @@ func TestSproutBetweenTwoEnds(t *testing.T) {
 	e.run(t, length)
 	assert.Zero(t, e.quiet, "the window is shut in an outage")
 	assert.GreaterOrEqual(t, float64(e.delivered)/(500*0.75*length.Seconds()), 0.95, "and open again after it")
+}
+
+// TestSproutLeavesTheLeastWindow plays a link that nearly stops. Then it is fast, but a packet or two in a round trip do
+// not fill a tick of it.
+func TestSproutLeavesTheLeastWindow(t *testing.T) {
+	const slow, length = 5 * time.Second, 15 * time.Second
+	for oneWay, least := range map[time.Duration]float64{
+		10 * millisecond: 0.95,
+		20 * millisecond: 0.95,
+		40 * millisecond: 0.7, // a forecast is of 100 ms, and cautious: that is less than what the path holds
+	} {
+		e := &twoEnds{oneWay: oneWay, rate: func(at time.Duration) float64 {
+			if at < slow {
+				return 20
+			}
+			return 400
+		}}
+		e.run(t, length)
+		could := 20*slow.Seconds() + 400*(length-slow).Seconds()
+		assert.GreaterOrEqual(t, float64(e.delivered)/could, least, oneWay)
+	}
 }

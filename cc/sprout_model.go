@@ -85,6 +85,18 @@ func (m *sproutModel) addArrivals(n int) {
 	m.normaliseBelief()
 }
 
+// addAtLeast takes in that the tick would have brought n units or more, had more been sent.
+func (m *sproutModel) addAtLeast(n int) {
+	if n == 0 {
+		return
+	}
+	fewer := &m.reaches[1][min(n, len(m.reaches[1]))-1]
+	for i := range m.p {
+		m.p[i] *= 1 - fewer[i]
+	}
+	m.normaliseBelief()
+}
+
 func (m *sproutModel) normaliseBelief() {
 	sum := 0.0
 	for _, p := range m.p {

@@ -18,6 +18,10 @@ type SproutPacket struct {
 	Pause  time.Duration // the sender means to be silent for so long
 }
 
+// SproutPause is for how long a sender whose window is used up may be silent: a forecast that has its last packet comes
+// after a round trip and a tick. 50 ms are what the authors' program has.
+func SproutPause(srtt time.Duration) time.Duration { return max(50*time.Millisecond, srtt+sproutTick) }
+
 // SproutForecast is what the receiver answers.
 type SproutForecast struct {
 	ReceivedOrLost Bytes // of what the sender has sent
@@ -109,8 +113,9 @@ func (r *SproutReceiver) Forecast(now Time) SproutForecast {
 	return f
 }
 
-// endTicks takes in the ticks that have ended. An empty one is evidence only
-// when the sender did not say that it would be silent.
+// endTicks takes in the ticks that have ended. Where the sender has said that it would be silent until the end of one,
+// the link may be faster than what came: taken for all that the link delivers, it would hold the sender to the few
+// packets of a round trip that it sends already.
 func (r *SproutReceiver) endTicks(now Time) {
 	if now.Sub(r.began) >= sproutRest {
 		r.model.resetToUniform()
@@ -125,7 +130,11 @@ func (r *SproutReceiver) endTicks(now Time) {
 		if r.came > 0 {
 			n = max(n, 1)
 		}
-		r.model.addArrivals(n)
+		if r.silent > r.began.Add(sproutTick) {
+			r.model.addAtLeast(n)
+		} else {
+			r.model.addArrivals(n)
+		}
 		r.came = 0
 	}
 }

@@ -258,6 +258,9 @@ func (b *Scoreboard) Unacked() cc.Bytes {
 	return b.segs[0].end - b.segs[0].size
 }
 
+// SRTT is the smoothed round trip; 0: none has been measured.
+func (b *Scoreboard) SRTT() time.Duration { return b.timer.srtt }
+
 // Describe brings a report up to date with what is known now.
 func (b *Scoreboard) Describe(r *flow.Report) {
 	r.Pipe, r.Acked, r.Newest, r.Sacked = b.Pipe, b.Acked, b.Newest, b.Acked-b.Unacked()

@@ -152,16 +152,13 @@ func (s *Sender) pump() (next cc.Time, err error) {
 	return cc.Never, nil
 }
 
-// pauseAtWindow is how long a sender of forecast windows may be silent once its window is full.
-const pauseAtWindow = 50 * time.Millisecond
-
 // wants returns what the next data packet says of forecasts.
 func (s *Sender) wants() uint16 {
 	switch {
 	case !s.fed:
 		return 0
 	case s.out.report.Pipe+2*payload > s.limit.Cwnd:
-		return uint16(1 + pauseAtWindow.Milliseconds()) //nolint:gosec // it is 51
+		return uint16(1 + min(cc.SproutPause(s.out.SRTT()), time.Minute).Milliseconds()) //nolint:gosec // it fits
 	}
 	return 1
 }
