@@ -71,6 +71,8 @@ type arrival struct {
 	ce     bool    // it came with an ECN mark
 	stamp  *uint32 // timestamp of its sender; nil: none
 	echo   cc.Time // when the newest acknowledgement that its sender had heard was sent; 0: none
+
+	forForecast cc.SproutPacket // where the receiver forecasts
 }
 
 // addArrival notes an arrival at now and reports whether its segment is new.

@@ -35,6 +35,8 @@ type Scenario struct {
 	// Hints is how often the bottleneck tells the senders of itself; their copy
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
+	// Forecasts has receivers forecast what the path will deliver, for senders whose algorithm takes that (cc.Forecaster).
+	Forecasts bool
 	// Tell replaces the hints of the link, to see what a wrong hint does; nil: senders get
 	// the link's own.
 	Tell func(cc.Hint) cc.Hint

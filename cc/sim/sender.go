@@ -50,6 +50,9 @@ type sender struct {
 	heard cc.Time  // when the newest acknowledgement that came was sent
 	told  int      // of the receiver's log, how much the sender has seen
 
+	forecasts   *forecasts // of the receiver; nil: none
+	transmitted cc.Bytes   // retransmissions included
+
 	telling  bool     // a report of what has left is planned
 	toldSent cc.Bytes // sent, as last reported
 
@@ -80,6 +83,9 @@ func (s *sender) open(t flow.Terms) {
 		return
 	}
 	s.flow = f
+	if s.w.scenario.Forecasts {
+		s.forecasts = s.newForecasts(t.Algorithm, t.Params)
+	}
 	if s.cfg.Hold != "" {
 		if s.edgeHold = s.w.holdingEdge(int(s.number)); s.edgeHold == nil {
 			return
@@ -210,6 +216,9 @@ func (s *sender) transmit(n int64) {
 	now, seg := s.w.now, s.board.at(n)
 	s.board.Transmit(now, n)
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
+	if s.forecasts != nil {
+		a.forForecast = s.describeForForecast(seg.size)
+	}
 	s.stats.sent(now)
 	settled := func(left cc.Time, v Verdict) {
 		s.stats.settled(left, a.size+HeaderBytes, s.cfg.Delay+left.Sub(now), v)
@@ -281,6 +290,9 @@ func (s *sender) arrive(a arrival) {
 			s.stats.received = s.w.now
 		}
 	}
+	if s.forecasts != nil {
+		s.noteForForecast(a.forForecast)
+	}
 	if s.ask != nil {
 		s.ask.took(s.rcv.upTo)
 	}
@@ -333,7 +345,7 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 		atLeast = 1 // the flow learns of a loss from what is sent again
 	}
 	s.repair(atLeast)
-	if s.held { // before anybody hears of the acknowledgement
+	if s.held && s.forecasts == nil { // before anybody hears of the acknowledgement, which makes no room beside forecasts
 		s.pumpHeld()
 	}
 	s.tell(raw)

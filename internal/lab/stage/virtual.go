@@ -92,7 +92,8 @@ func (v *virtual) prepare() error {
 	}
 	v.scenario = sim.Scenario{
 		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(edge.Envelope.Kernel()),
-		RawRTT: s.Tunnel != "", Hints: s.Hints, AckEvery: s.AckEvery, AckDelay: s.AckDelay,
+		Forecasts: s.Native && s.Over != OverTCP,
+		RawRTT:    s.Tunnel != "", Hints: s.Hints, AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
 	v.edges = []virtualEdge{{rules: rules}}

@@ -1,0 +1,84 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// How receivers forecast (NSDI 2013 §3.4).
+const (
+	forecastEvery = 20 * time.Millisecond // a tick of the model
+	forecastAfter = time.Second           // since the newest packet: an outage is forecast for so long
+	forecastBytes = HeaderBytes + 50      // on the wire
+	endOfData     = time.Hour             // for how long a sender without data means to be silent
+)
+
+// forecasts are a receiver's, for a sender whose algorithm takes them.
+type forecasts struct {
+	receiver *cc.SproutReceiver
+	planned  bool
+	newest   cc.Time // when one was sent
+}
+
+// newForecasts returns those for an algorithm; nil: it takes none.
+func (s *sender) newForecasts(algorithm string, params cc.Params) *forecasts {
+	made, err := cc.New(algorithm, cc.Config{Params: params})
+	if err != nil || cc.FindForecaster(made) == nil {
+		return nil // the flow tells of an error
+	}
+	receiver, err := cc.NewSproutReceiver(s.w.now, nil)
+	if err != nil {
+		s.w.err = err
+	}
+	return &forecasts{receiver: receiver}
+}
+
+// describeForForecast says what a packet of size bytes that leaves now tells the receiver.
+func (s *sender) describeForForecast(size cc.Bytes) cc.SproutPacket {
+	p := cc.SproutPacket{Seq: s.transmitted, Size: size, Behind: ReorderPackets * cc.DefaultMSS}
+	s.transmitted += size
+	if n, _ := s.src.available(s.w.now); n == 0 && s.wrote <= s.sent {
+		p.Pause = endOfData
+	} else if s.board.Pipe+cc.DefaultMSS > s.limit {
+		p.Pause = cc.SproutPause(s.board.SRTT())
+	}
+	return p
+}
+
+// noteForForecast takes in a packet at the receiver, and plans a forecast.
+func (s *sender) noteForForecast(p cc.SproutPacket) {
+	s.forecasts.receiver.OnPacket(s.w.now, p)
+	s.planForecast(s.forecasts.newest.Add(forecastEvery))
+}
+
+// planForecast plans one at a time, unless there is one already.
+func (s *sender) planForecast(at cc.Time) {
+	if s.forecasts.planned {
+		return
+	}
+	s.forecasts.planned = true
+	s.w.at(max(at, s.w.now), s.sendForecast)
+}
+
+// sendForecast sends one to the sender.
+func (s *sender) sendForecast() {
+	s.forecasts.planned = false
+	if s.closed || s.w.now.Sub(s.rcv.newest) > forecastAfter {
+		return
+	}
+	f := s.forecasts.receiver.Forecast(s.w.now)
+	s.forecasts.newest = s.w.now
+	s.planForecast(s.w.now.Add(forecastEvery))
+	s.w.carry(!s.cfg.Upload, s.to, forecastBytes, s.number, NotECT, func(v Verdict) {
+		if v.Dropped != DropNone {
+			return
+		}
+		s.w.at(v.Arrives.Add(s.cfg.Delay), func() {
+			if !s.closed {
+				s.flow.TakeForecast(s.w.now, s.transmitted, f)
+				s.pump()
+			}
+		})
+	})
+}
