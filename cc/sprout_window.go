@@ -18,7 +18,7 @@ type SproutPacket struct {
 	Pause  time.Duration // the sender means to be silent for so long
 }
 
-// SproutPause is for how long a sender whose window is used up may be silent: a forecast that has its last packet comes
+// SproutPause is how long a sender may be silent once its window is used up: a forecast that has its last packet comes
 // after a round trip and a tick. 50 ms are what the authors' program has.
 func SproutPause(srtt time.Duration) time.Duration { return max(50*time.Millisecond, srtt+sproutTick) }
 

@@ -14,7 +14,7 @@ const (
 	endOfData     = time.Hour             // for how long a sender without data means to be silent
 )
 
-// forecasts are a receiver's, for a sender whose algorithm takes them.
+// forecasts are what a receiver tells a sender that has an algorithm for them.
 type forecasts struct {
 	receiver *cc.SproutReceiver
 	planned  bool

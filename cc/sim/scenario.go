@@ -35,7 +35,7 @@ type Scenario struct {
 	// Hints is how often the bottleneck tells the senders of itself; their copy
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
-	// Forecasts has receivers forecast what the path will deliver, for senders whose algorithm takes that (cc.Forecaster).
+	// Forecasts has receivers forecast what the path will deliver, where the algorithm takes that (cc.Forecaster).
 	Forecasts bool
 	// Tell replaces the hints of the link, to see what a wrong hint does; nil: senders get
 	// the link's own.
