@@ -183,6 +183,40 @@ func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
 		"nothing that is nearby": {
 			listener + "log: {level: verbose}\n", `"verbose" is not one of debug, info, warn, error`,
 		},
+		"an address without quotes": {
+			"listeners:\n- mode: tproxy\n  address: [::]:7000\n", `3:16: a value that begins with a bracket or a colon is ` +
+				`written in quotes, such as "[::]:7000"`,
+		},
+		"the same between braces": {
+			"listeners: [{mode: tproxy, address: [::]:7000}]\n", `is written in quotes, such as "[::]:7000"`,
+		},
+		"a prefix without quotes": {
+			listener + "rules: [{name: a, match: {source: [2001:db8::/32]}}]\n",
+			"rules[0].match.source[0]: expected one value, not keys with values; one with a colon is written in quotes",
+		},
+		"a line too far to the left": {
+			"listeners:\n  - name: a\n   mode: mixed\n", "3:4: this cannot stand here: its line begins in another column than",
+		},
+		"a line too far to the right": {
+			"listeners:\n- name: a\n    mode: mixed\n", "no key can stand here: its line begins too far to the right",
+		},
+		"no colon": {"listeners:\n- name: a\n  mode mixed\n", "a colon and a space are missing between key and value"},
+		"no brace": {"log: {level: debug\n", "no } closes this {"},
+		"no quote": {"log: {level: \"debug}\n", "no quote closes this one"},
+		"a character of YAML's own": {
+			listener + "log: {level: @}\n", "'@' is a reserved character; write the value in quotes",
+		},
+		"a key twice": {listener + "mark: 1\nmark: 2\n", `key "mark" already defined at [2:1]; keep one of them`},
+		"one port":    {listener + "rules: [{name: a, match: {ports: 25}}]\n", `not "25"; put brackets around it`},
+		"one prefix": {
+			listener + "rules: [{name: a, match: {source: 2001:db8::/32}}]\n", "; put quotes and brackets around it",
+		},
+		"no dash":         {"listeners: {name: a}\n", "not keys with values; begin each entry with a -"},
+		"a section's key": {listener + "algorithm: copa\n", "algorithm: unknown key; it stands below agents or defaults or rules"},
+		"a key of match":  {listener + "rules: [{name: a, ports: [25]}]\n", "rules[0].ports: unknown key; it stands below match"},
+		"no key": {
+			listener + "log: debug\n", `log: expected keys with values, not "debug"; there are flows, format, level`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte(c.doc))

@@ -41,7 +41,11 @@ func scalarText(node ast.Node) (string, error) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
 		return node.GetToken().Value, nil
 	}
-	return "", errorAt(node, "expected one value, not %s", describeNode(node, nil))
+	cure := ""
+	if _, isMap := node.(ast.MapNode); isMap { // YAML takes 2001:db8::/32 in a list for a key
+		cure = "; one with a colon is written in quotes"
+	}
+	return "", errorAt(node, "expected one value, not %s%s", describeNode(node, nil), cure)
 }
 
 // isText reports whether a scalar is a text to YAML, as it is in quotes.

@@ -47,8 +47,7 @@ func (r *reading) readShape(data []byte) (fine bool) {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		r.noteError("", err)
-		withoutValues(r.wrong[0])
-		nameTab(r.wrong[0], data)
+		explainSyntax(r.wrong[0], data)
 		return false
 	}
 	root, err := rootOf(file)
@@ -108,7 +107,13 @@ func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 	case reflect.Slice:
 		seq, ok := node.(*ast.SequenceNode)
 		if !ok {
-			wrong("expected a list, not %s", describeNode(node, t))
+			cure := "put brackets around it"
+			if _, isMap := node.(ast.MapNode); isMap {
+				cure = "begin each entry with a -"
+			} else if text, _ := scalarText(node); strings.Contains(text, ":") {
+				cure = "put quotes and brackets around it"
+			}
+			wrong("expected a list, not %s; %s", describeNode(node, t), cure)
 			return
 		}
 		list := reflect.MakeSlice(t, len(seq.Values), len(seq.Values))
@@ -163,11 +168,14 @@ func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	m, ok := node.(ast.MapNode)
 	if !ok {
-		t := v.Type()
+		t, cure := v.Type(), ""
+		if t.Kind() == reflect.Struct {
+			cure = "; there are " + strings.Join(slices.Sorted(maps.Keys(fieldsOf(t))), ", ")
+		}
 		if t == configType {
 			t = nil
 		}
-		r.noteError(key, errorAt(node, "expected keys with values, not %s", describeNode(node, t)))
+		r.noteError(key, errorAt(node, "expected keys with values, not %s%s", describeNode(node, t), cure))
 		return
 	}
 	var fields map[string]reflect.StructField
@@ -375,7 +383,30 @@ func suggestKey(key, name string, fields map[string]reflect.StructField) string 
 	if i := slices.IndexFunc(names, func(n string) bool { return len(name) > 2 && strings.HasPrefix(n, name) }); i >= 0 {
 		return fmt.Sprintf("did you mean %s?", names[i])
 	}
+	for _, in := range []map[string]reflect.StructField{fields, fieldsOf(configType)} {
+		if above := sectionsWith(name, in); len(above) > 0 {
+			return "it stands below " + strings.Join(above, " or ")
+		}
+	}
 	return "there are " + strings.Join(names, ", ")
+}
+
+// sectionsWith returns the names of those fields that have the key directly below them.
+func sectionsWith(key string, fields map[string]reflect.StructField) (sections []string) {
+	for name, f := range fields {
+		t := f.Type
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			continue
+		}
+		if _, has := fieldsOf(t)[key]; has {
+			sections = append(sections, name)
+		}
+	}
+	slices.Sort(sections)
+	return sections
 }
 
 // rootOf returns the root of the only document; nil when there is nothing.
@@ -396,21 +427,46 @@ func rootOf(file *ast.File) (ast.Node, error) {
 // quoted is a value in a message of the YAML library's.
 var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 
-// withoutValues takes what the file says out of a message of the YAML library's,
-// which does not know what is a secret.
-func withoutValues(e *Error) {
-	if !strings.HasPrefix(e.Message, "mapping key ") {
-		e.Message = quoted.ReplaceAllString(e.Message, "this")
-	}
+// inQuotes is the cure of what YAML takes for a list or a key.
+const inQuotes = `a value that begins with a bracket or a colon is written in quotes, such as "[::]:7000"`
+
+// syntaxWords say what is wrong, and the cure, in place of the YAML library's words.
+var syntaxWords = []struct{ library, ours string }{
+	{"mapping value is not allowed", "no key can stand here: its line begins too far to the right, a - lacks the space " +
+		"behind it, or a value with a colon is not in quotes"},
+	{"value is not allowed", "this cannot stand here: its line begins in another column than those beside it, or one " +
+		"bracket too many is closed"},
+	{"non-map value is specified", "a colon and a space are missing between key and value, as in mode: mixed"},
+	{"found an invalid key", inQuotes},
+	{"could not find flow mapping end", "no } closes this {"},
+	{"could not find end character of", "no quote closes this one"},
 }
 
-// nameTab says so where a tab is in the way: it looks like the spaces that YAML wants.
-func nameTab(e *Error, data []byte) {
+// explainSyntax tells of an error of the YAML library in our words. It shows no value, which may be a secret, and says
+// so where a tab is in the way: it looks like the spaces that YAML wants.
+func explainSyntax(e *Error, data []byte) {
+	if strings.HasPrefix(e.Message, "mapping key ") {
+		e.Message += "; keep one of them"
+	} else {
+		e.Message = quoted.ReplaceAllString(e.Message, "this")
+	}
+	for _, w := range syntaxWords {
+		if strings.HasPrefix(e.Message, w.library) {
+			e.Message = w.ours
+			break
+		}
+	}
+	if strings.HasSuffix(e.Message, "is a reserved character") {
+		e.Message += "; write the value in quotes"
+	}
 	lines := bytes.Split(data, []byte("\n"))
 	if e.Line < 1 || e.Line > len(lines) {
 		return
 	}
 	line := lines[e.Line-1]
+	if e.Column > 1 && e.Column <= len(line) && string(line[e.Column-2:e.Column]) == "]:" {
+		e.Message = inQuotes
+	}
 	if indent := line[:len(line)-len(bytes.TrimLeft(line, " \t-"))]; bytes.Contains(indent, []byte("\t")) {
 		e.Message = "a tab begins the line; YAML wants spaces"
 	}
