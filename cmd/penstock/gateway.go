@@ -475,6 +475,12 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 				list[i] = netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
 			}
 		}
+		for _, pool := range g.WireGuard.Pool {
+			own := pool.Masked().Addr().Next()
+			if slices.Contains(list, netip.PrefixFrom(own, own.BitLen())) {
+				return nil, fmt.Errorf("--address: %v is the gateway's own, as the first of %v; give another one", own, pool)
+			}
+		}
 		return list, nil
 	}
 	if len(g.WireGuard.Pool) == 0 {

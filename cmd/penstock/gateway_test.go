@@ -164,6 +164,10 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 			gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.2"}, end...),
 			"both have 10.9.0.2/32",
 		},
+		"the gateway's address": {
+			gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.1/32"}, end...),
+			"--address: 10.9.0.1 is the gateway's own, as the first of 10.9.0.0/29; give another one",
+		},
 		"an address that is none": {
 			gatewayConfig, append([]string{"add", "phone", "--address", "10.9"}, end...),
 			"--address",
