@@ -162,6 +162,9 @@ func (f *benchFlags) readExperiments(cmd *cobra.Command, files []string, senders
 	if f.runs < 1 {
 		return nil, fmt.Errorf("--runs %d: must be at least 1", f.runs)
 	}
+	if f.Flows < 1 && cmd.Flags().Changed("flows") {
+		return nil, fmt.Errorf("--flows is %d, but must be at least 1", f.Flows)
+	}
 	if err := f.outputs.check(slices.Concat(files, f.Links, []string{f.Up, f.DelayTrace})...); err != nil {
 		return nil, err
 	}

@@ -134,6 +134,7 @@ func TestSimRefuses(t *testing.T) {
 		`--aqm: no management "red" of a queue; use`:        "--aqm red",
 		`--ecn: no ECN "yes"; use classic, l4s or off`:      "--ecn yes",
 		"--flows is -1, but must be at least 1":             "--flows -1",
+		"--flows is 0, but must be at least 1":              "--flows 0",
 		"--warmup: its warm-up is 30s, but must be shorter": "--warmup 30s",
 		"--duration: it is missing or above 1h0m0s":         "--duration -1s",
 		"it is missing or above 1h0m0s: write such as":      "--duration 2h",

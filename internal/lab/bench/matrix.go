@@ -48,8 +48,6 @@ func (m Matrix) check() error {
 	switch {
 	case len(m.Senders) == 0 || len(m.Links) == 0 || len(m.Buffers) == 0 || len(m.Losses) == 0:
 		return errors.New("nothing to run: give at least one --sender, --link, --buffer and --loss")
-	case m.Flows < 0:
-		return fmt.Errorf("--flows is %d, but must be at least 1", m.Flows)
 	case m.Delay < 0 || m.Warmup < 0 || m.AckEvery < 0 || m.Hints < 0:
 		return errors.New("--delay, --warmup, --hints and --ack-every must not be negative; write a time such as 20ms")
 	case !part(m.Reorder):
