@@ -37,7 +37,7 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	}
 	host, port, err := net.SplitHostPort(at)
 	if err != nil {
-		return 0, nil, cli.BadInput(fmt.Errorf("--telemetry: %w", err))
+		return 0, nil, cli.BadInput(fmt.Errorf("--telemetry: %q is not host:port, such as 127.0.0.1:9464", at))
 	}
 	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
 		at = net.JoinHostPort("localhost", port) // it is there, too
@@ -51,7 +51,8 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy between
 	resp, err := client.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return 0, nil, fmt.Errorf("no proxy answers at %s: %w", at, syscall.ECONNREFUSED)
+		return 0, nil, fmt.Errorf("no proxy answers at %s: %w; start it by penstock run, or say by --telemetry where it is",
+			at, syscall.ECONNREFUSED)
 	}
 	if err != nil {
 		return 0, nil, err

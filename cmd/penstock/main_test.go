@@ -74,6 +74,19 @@ func TestExitCodes(t *testing.T) {
 			"2 arguments do not fit; write: penstock check FILE [--explain CLIENT SERVER]",
 		},
 		"an unknown flag is bad usage": {[]string{"algorithms", "--frob"}, cli.ExitInput, "unknown flag: --frob"},
+		"a flag of other commands": {
+			[]string{"--explain"}, cli.ExitInput, "unknown flag: --explain; commands that have it: penstock check",
+		},
+		"an address to listen on without its host": {
+			[]string{"run", "--listen", "1080"}, cli.ExitInput, `--listen: "1080" is not host:port, such as 127.0.0.1:1080`,
+		},
+		"an address of telemetry without its host": {
+			[]string{"run", "--telemetry", "9464"}, cli.ExitInput, `--telemetry: "9464" is not host:port, such as`,
+		},
+		"an address to ask without its port": {
+			[]string{"top", "--once", "--telemetry", "127.0.0.1"}, cli.ExitInput,
+			`--telemetry: "127.0.0.1" is not host:port, such as 127.0.0.1:9464`,
+		},
 		"too many arguments are bad usage": {
 			[]string{"algorithms", "copa", "reno"},
 			cli.ExitInput,

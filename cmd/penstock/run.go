@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -183,6 +184,9 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 	return f.layOver(flags, saved.Config)
 }
 
+// flagOfKey has the flags whose values are checked with the configuration.
+var flagOfKey = map[string]string{"listeners[0].address": "--listen", "telemetry.address": "--telemetry"}
+
 // layOver lays the flags over cfg. Only flags that were given count, since the defaults are those of the
 // configuration.
 func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
@@ -205,7 +209,12 @@ func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Conf
 			apply()
 		}
 	}
-	return cfg, cli.BadInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
+	err := cfg.Validate() // a mistake of the flags: what is in a file has been checked
+	var mistake *config.Error
+	if errors.As(err, &mistake) {
+		mistake.Key = cmp.Or(flagOfKey[mistake.Key], mistake.Key)
+	}
+	return cfg, cli.BadInput(err)
 }
 
 // locateState decides where this process keeps what the next one needs: in the directory of

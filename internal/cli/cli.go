@@ -174,6 +174,20 @@ func CompleteFlag(c *cobra.Command, flag string, values func() []string) {
 	}
 }
 
+// commandsWith returns the commands below c that have the flag.
+func commandsWith(c *cobra.Command, flag string) (have []string) {
+	for _, sub := range c.Commands() {
+		if sub.Hidden {
+			continue
+		}
+		if sub.Flags().Lookup(flag) != nil || sub.PersistentFlags().Lookup(flag) != nil {
+			have = append(have, sub.CommandPath())
+		}
+		have = append(have, commandsWith(sub, flag)...)
+	}
+	return have
+}
+
 // flagError says in words what the libraries say of a flag that there is none, and of a number or a time that is none.
 func flagError(c *cobra.Command, err error) error {
 	var absent *pflag.NotExistError
@@ -182,6 +196,9 @@ func flagError(c *cobra.Command, err error) error {
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		if near := cc.Nearest(absent.GetSpecifiedName(), names); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
+		}
+		if have := commandsWith(c.Root(), absent.GetSpecifiedName()); len(have) > 0 {
+			return fmt.Errorf("%w; commands that have it: %s", err, strings.Join(have, ", "))
 		}
 		return err
 	}
