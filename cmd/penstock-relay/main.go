@@ -40,6 +40,10 @@ github.com/penstock-net/penstock/alcc/mobile.
 
 `
 
+// flagOfOption puts flags in the place of the library's names for them.
+var flagOfOption = strings.NewReplacer("relay: Server.Token has", "-token-file: the token has",
+	"relay: Server.MaxConnections", "-max-connections", "alcc: Options.Algorithm", "-algorithm")
+
 // runRelay relays until ctx ends, and prints to out where it listens. Errors name the flag.
 func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("penstock-relay", flag.ContinueOnError)
@@ -60,8 +64,11 @@ func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	flags.Func("allow", "`PREFIX` of destinations beside public addresses; repeat for several",
 		func(text string) error {
 			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				return errors.New("write a prefix such as 10.0.0.0/8, or 192.0.2.7/32 for one address")
+			}
 			server.Allow = append(server.Allow, prefix)
-			return err
+			return nil
 		})
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -81,7 +88,10 @@ func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	first, _, _ := strings.Cut(string(text), "\n")
 	server.Token = strings.TrimSpace(first)
 	if err := server.Validate(); err != nil {
-		return err
+		return errors.New(flagOfOption.Replace(err.Error()))
+	}
+	if _, _, err := net.SplitHostPort(*listen); err != nil {
+		return fmt.Errorf("-listen: %q is not ADDRESS:PORT, such as :8443", *listen)
 	}
 	var config *tls.Config // nil: no TLS
 	if !*plain {

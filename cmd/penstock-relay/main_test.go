@@ -64,13 +64,13 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                            "-token-file is missing",
 		"-token-file /none":           "-token-file: open /none",
-		"-token-file " + short:        "Server.Token has 5 bytes, but must have at least 16",
+		"-token-file " + short:        "-token-file: the token has 5 bytes, but must have at least 16",
 		"-token-file " + token:        "-certificate and -key are missing",
 		"-token-file " + token + " x": `nothing to do with "x"`,
-		"-allow x":                    `invalid value "x" for flag -allow`,
-		"-token-file " + token + " -plain -listen x":      "-listen: listen tcp",
-		"-token-file " + token + " -algorithm x":          "no algorithm",
-		"-token-file " + token + " -max-connections -1":   "MaxConnections is -1",
+		"-allow x":                    `"x" for flag -allow: write a prefix such as 10.0.0.0/8`,
+		"-token-file " + token + " -plain -listen x":      `-listen: "x" is not ADDRESS:PORT, such as :8443`,
+		"-token-file " + token + " -algorithm x":          "-algorithm: no algorithm",
+		"-token-file " + token + " -max-connections -1":   "-max-connections is -1",
 		"-token-file " + token + " -certificate x -key y": "-certificate and -key: open x",
 	} {
 		assert.ErrorContains(t, runRelay(t.Context(), strings.Fields(args), io.Discard), want, args)
