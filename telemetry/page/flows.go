@@ -151,7 +151,7 @@ func (r *row) searchWords(to []byte) []byte {
 	}
 	words := []string{r.host, r.server, r.listener, r.rule, r.peer, string(r.state), r.down.algorithm, r.up.algorithm}
 	if _, s := r.main(); s.managed {
-		words = append(words, s.limitedBy.String())
+		words = append(words, s.limitedBy.String(), limits[s.limitedBy])
 	}
 	return appendWords(to, words...)
 }

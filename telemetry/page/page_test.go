@@ -230,6 +230,7 @@ func TestRowsAreFoundSortedAndCut(t *testing.T) {
 	assert.Equal(t, []int{200, 10, 2}, []int{v.Total, v.Matches, len(v.Flows)})
 	assert.Equal(t, 1, ask(t, p, "q=192.0.2.7:1200").Matches)
 	assert.Equal(t, 200, ask(t, p, "q=cwnd").Matches)
+	assert.Equal(t, 200, ask(t, p, "q=window").Matches, "as the page shows it")
 	assert.Zero(t, ask(t, p, "q=nowhere").Matches)
 	assert.Empty(t, ask(t, p, "offset=1000").Flows)
 	for table, keys := range columns {
