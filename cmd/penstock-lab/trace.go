@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -138,6 +139,9 @@ of a volume of data as the rate and the time come to.`,
 			r, err := parseLinkRate(rate)
 			if err != nil {
 				return cli.BadInput(fmt.Errorf("--rate: %w", err))
+			}
+			if _, _, err := net.SplitHostPort(names[0]); err != nil {
+				return cli.BadInput(fmt.Errorf("%q is not SERVER:PORT, such as server.example:9000", names[0]))
 			}
 			if d < time.Second {
 				return cli.BadInput(fmt.Errorf("--duration is %v, but must be 1s at least", d))

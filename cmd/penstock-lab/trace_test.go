@@ -53,3 +53,9 @@ func TestTracesAreGeneratedConvertedAndDescribed(t *testing.T) {
 		assert.Contains(t, stderr, says, args)
 	}
 }
+
+func TestAServerWithoutItsPortIsRefused(t *testing.T) {
+	code, _, stderr := run(t, "trace", "record", "server.example", "lte.trace")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, `"server.example" is not SERVER:PORT, such as server.example:9000`)
+}

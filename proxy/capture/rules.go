@@ -372,7 +372,7 @@ func (r Rules) withDefaults() (Rules, error) {
 	}
 	for _, name := range r.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"*\x00") {
-			return r, fmt.Errorf("capture: interface %q: not the full name of a network interface", name)
+			return r, fmt.Errorf("capture: interface %q: not the full name of a network interface; ip link lists them", name)
 		}
 	}
 	for _, p := range slices.Concat(r.Ports, r.Hold.Ports) {
