@@ -103,6 +103,10 @@ the proof, and new connections are managed again. It is begun on the machine of 
 			if err := from.followProof(ctx, cmd, &p); err != nil {
 				return err
 			}
+			if p.Result.First.Seconds+p.Result.Second.Seconds == 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: no new connection of %s was busy; penstock top shows the clients that "+
+					"there are\n", config.Printable(host)) //nolint:errcheck // the result counts
+			}
 			if asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(p)
 			}

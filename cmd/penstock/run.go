@@ -184,7 +184,7 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 	return f.layOver(flags, saved.Config)
 }
 
-// flagOfKey has the flags whose values are checked with the configuration.
+// flagOfKey has the flag for each key that is checked with the configuration alone.
 var flagOfKey = map[string]string{"listeners[0].address": "--listen", "telemetry.address": "--telemetry"}
 
 // layOver lays the flags over cfg. Only flags that were given count, since the defaults are those of the

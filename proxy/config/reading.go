@@ -391,7 +391,7 @@ func suggestKey(key, name string, fields map[string]reflect.StructField) string 
 	return "there are " + strings.Join(names, ", ")
 }
 
-// sectionsWith returns the names of those fields that have the key directly below them.
+// sectionsWith returns the names of the fields that have the key directly below them.
 func sectionsWith(key string, fields map[string]reflect.StructField) (sections []string) {
 	for name, f := range fields {
 		t := f.Type
