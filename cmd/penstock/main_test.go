@@ -84,7 +84,8 @@ func TestExitCodes(t *testing.T) {
 			[]string{"run", "--telemetry", "9464"}, cli.ExitInput, `--telemetry: "9464" is not host:port, such as`,
 		},
 		"an address to ask without its port": {
-			[]string{"top", "--once", "--telemetry", "127.0.0.1"}, cli.ExitInput,
+			[]string{"top", "--once", "--telemetry", "127.0.0.1"},
+			cli.ExitInput,
 			`--telemetry: "127.0.0.1" is not host:port, such as 127.0.0.1:9464`,
 		},
 		"too many arguments are bad usage": {
