@@ -61,23 +61,23 @@ func ParseTokens(r io.Reader) ([]Token, error) {
 			continue
 		}
 		if len(fields) != 2 {
-			return nil, fmt.Errorf("access: tokens: line %d is not a name and a token", n)
+			return nil, fmt.Errorf("tokens: line %d is not a name and a token, with a space between them", n)
 		}
 		t := Token{Name: fields[0], Value: fields[1]}
 		if err := errors.Join(t.CheckName(), t.CheckValue()); err != nil {
-			return nil, fmt.Errorf("access: tokens: line %d: %w", n, err)
+			return nil, fmt.Errorf("tokens: line %d: %w", n, err)
 		}
 		if other, twice := names[t.Name]; twice {
-			return nil, fmt.Errorf("access: tokens: lines %d and %d have the same name", other, n)
+			return nil, fmt.Errorf("tokens: lines %d and %d have the same name", other, n)
 		}
 		if other, twice := values[t.Value]; twice {
-			return nil, fmt.Errorf("access: tokens: lines %d and %d have the same token", other, n)
+			return nil, fmt.Errorf("tokens: lines %d and %d have the same token", other, n)
 		}
 		names[t.Name], values[t.Value] = n, n
 		tokens = append(tokens, t)
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("access: tokens: %w", err)
+		return nil, fmt.Errorf("tokens: %w", err)
 	}
 	return tokens, nil
 }

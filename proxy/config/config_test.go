@@ -764,7 +764,7 @@ func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
 		f["tokens"] = "a " + strings.Repeat("x",
 			4097) + "\n"
 	}))
-	require.ErrorContains(t, err, "masque.tokens_file: access: tokens: line 1")
+	require.ErrorContains(t, err, "masque.tokens_file: tokens: line 1")
 
 	dir := folder(t, map[string]string{
 		"c.yaml": "listeners:\n- {name: v, mode: wireguard, address: ':51820', wireguard: {private_key_file: k}}\n- " +

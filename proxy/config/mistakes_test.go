@@ -200,9 +200,11 @@ func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
 		"a line too far to the right": {
 			"listeners:\n- name: a\n    mode: mixed\n", "no key can stand here: its line begins too far to the right",
 		},
-		"no colon": {"listeners:\n- name: a\n  mode mixed\n", "a colon and a space are missing between key and value"},
-		"no brace": {"log: {level: debug\n", "no } closes this {"},
-		"no quote": {"log: {level: \"debug}\n", "no quote closes this one"},
+		"no colon":                    {"listeners:\n- name: a\n  mode mixed\n", "a colon and a space are missing between key and value"},
+		"no brace":                    {"log: {level: debug\n", "no } closes this {"},
+		"no brace before another key": {"log: {level: debug\nmark: 1\n", "a comma or the } is missing"},
+		"no bracket":                  {"rules: [{name: a}\n", "no ] closes this ["},
+		"no quote":                    {"log: {level: \"debug}\n", "no quote closes this one"},
 		"a character of YAML's own": {
 			listener + "log: {level: @}\n", "'@' is a reserved character; write the value in quotes",
 		},

@@ -47,7 +47,7 @@ func (r *reading) readShape(data []byte) (fine bool) {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		r.noteError("", err)
-		explainSyntax(r.wrong[0], data)
+		ExplainSyntax(r.wrong[0], data)
 		return false
 	}
 	root, err := rootOf(file)
@@ -439,12 +439,15 @@ var syntaxWords = []struct{ library, ours string }{
 	{"non-map value is specified", "a colon and a space are missing between key and value, as in mode: mixed"},
 	{"found an invalid key", inQuotes},
 	{"could not find flow mapping end", "no } closes this {"},
+	{"sequence end token", "no ] closes this ["},
+	{"',' or '}' must be specified", "a comma or the } is missing"},
+	{"',' or ']' must be specified", "a comma or the ] is missing"},
 	{"could not find end character of", "no quote closes this one"},
 }
 
-// explainSyntax tells of an error of the YAML library in our words. It shows no value, which may be a secret, and says
+// ExplainSyntax tells of an error of the YAML library, at a place in data, in our words. It shows no value, which may be a secret, and says
 // so where a tab is in the way: it looks like the spaces that YAML wants.
-func explainSyntax(e *Error, data []byte) {
+func ExplainSyntax(e *Error, data []byte) {
 	if strings.HasPrefix(e.Message, "mapping key ") {
 		e.Message += "; keep one of them"
 	} else {

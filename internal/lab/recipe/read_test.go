@@ -58,7 +58,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 
 		strings.Replace(fine, "a: {}", "", 1): "flows: there is none: write such as flows: {download: {}}",
 
-		strings.Replace(fine, "{}", "{app: x}", 1):    `its kind is "x", but must be one of bulk`,
+		strings.Replace(fine, "{}", "{app: x}", 1):    `its app is "x", but must be one of bulk`,
 		strings.Replace(fine, "{}", "{sise: 1MB}", 1): "my:3:13: flows.a.sise: unknown key; did you mean size?",
 		strings.Replace(fine, "{}", "{bogus: 1}", 1): "my:3:13: flows.a.bogus: unknown key; there are algorithm, " +
 			"app,",
@@ -110,7 +110,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		strings.Replace(fine, "{a: {}}", "{a: {count: 2}, a 2: {}}", 1): `my:3:24: flows.a 2: two flows are called`,
 		strings.Replace(fine, "{}", "{count: 2, start: 5s}", 1):         "my:3:9: flows.a 1: its start is 5s",
 		strings.Replace(fine, "rate: 12mbit", "loss: .nan", 1):          `my:1:14: link.loss: ".nan" is not a part`,
-		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1):  "indent with spaces, not with tabs",
+		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1):  "a tab begins the line; YAML wants spaces",
 		"- a":  "an experiment is one document of keys with values",
 		"a: [": "my:1:",
 	} {

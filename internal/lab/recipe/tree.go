@@ -87,11 +87,9 @@ func parse(text []byte) (section, error) {
 		if !errors.As(err, &mistake) || mistake.Line < 1 || mistake.Line > len(lines) {
 			return section{}, err
 		}
-		switch line := lines[mistake.Line-1]; {
-		case strings.Contains(line, " #"):
+		config.ExplainSyntax(mistake, text)
+		if strings.Contains(lines[mistake.Line-1], " #") {
 			mistake.Message += comment
-		case strings.HasPrefix(line, "\t"):
-			mistake.Message += "; indent with spaces, not with tabs"
 		}
 		return section{}, err
 	}

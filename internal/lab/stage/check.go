@@ -150,7 +150,7 @@ func (a Actor) check(s Stage) error {
 			return errors.New("its rate is missing, such as rate 3mbit")
 		}
 	default:
-		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s, %s",
+		return fmt.Errorf("its app is %q, but must be one of %s, %s, %s, %s, %s, %s, %s",
 			a.Kind, Bulk, Requests, Web, Video, UDP, Upload, QUIC)
 	}
 	return nil

@@ -97,7 +97,7 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"duration is 0s":                         func(s *Stage) { s.Duration = 0 },
 		"warm-up is 1s":                          func(s *Stage) { s.Warmup = time.Second },
 		"there is no actor":                      func(s *Stage) { s.Actors = nil },
-		"kind is \"\"":                           func(s *Stage) { s.Actors[0].Kind = "" },
+		"app is \"\"":                            func(s *Stage) { s.Actors[0].Kind = "" },
 		"size of what it requests is missing":    func(s *Stage) { s.Actors[0].Kind = Web },
 		"a video needs the rate of the encoding": func(s *Stage) { s.Actors[0].Kind = Video },
 		"its rate is missing":                    func(s *Stage) { s.Actors[0].Kind = UDP },
