@@ -245,8 +245,10 @@ func (c *Config) findWarnings() (out []string) {
 			}
 		}
 	}
-	holdsUDP := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
-		return l.UDP.HoldsAny()
+	holdsUDP := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool { return l.UDP.HoldsAny() })
+	tunnels := slices.ContainsFunc(c.Listeners, func(l access.Listener) bool { return l.Mode.Tunnels() })
+	namesNone := !slices.ContainsFunc(c.Listeners, func(l access.Listener) bool {
+		return !l.Mode.Captures() && l.Mode != access.WireGuard && l.Mode != access.TUN
 	})
 	rules := make([]policy.Rule, len(c.Rules))
 	for i, r := range c.Rules {
@@ -254,9 +256,19 @@ func (c *Config) findWarnings() (out []string) {
 			out = append(out, fmt.Sprintf("rules[%d]: %s: only TCP has a use for it, and the rule is for %s; remove it, "+
 				"or match.protocol", i, strings.Join(keys, ", "), r.Match.Protocol))
 		}
-		if r.Match.Protocol == policy.UDP && len(r.Match.ServerNames) > 0 && !holdsUDP {
+		switch p := r.Match.Protocol; {
+		case p == policy.UDP && len(r.Match.ServerNames) > 0 && !holdsUDP:
 			out = append(out, fmt.Sprintf("rules[%d]: UDP shows a server name only where it is held, so the rule "+
 				"matches nothing; set udp.queue of a listener of mode tproxy or redirect", i))
+		case p == policy.UDP && !holdsUDP && !tunnels:
+			out = append(out, fmt.Sprintf("rules[%d]: UDP goes past these listeners, so the rule matches nothing; set "+
+				"udp.queue of a listener of mode tproxy or redirect, or refuse UDP in the forward chain", i))
+		case p == policy.ICMP && !tunnels:
+			out = append(out, fmt.Sprintf("rules[%d]: only tunnels have icmp, so the rule matches nothing; remove it", i))
+		}
+		if len(r.Match.Hosts) > 0 && namesNone {
+			out = append(out, fmt.Sprintf("rules[%d]: match.host: clients tell these listeners no host, so the rule matches "+
+				"nothing; match.server_name is the name in their first bytes", i))
 		}
 		c.clearVoidConditions(&r.Match)
 		rules[i] = r.Rule(policy.Rule{})

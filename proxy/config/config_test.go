@@ -661,11 +661,21 @@ func TestRulesThatDoNothingAreWarnedOf(t *testing.T) {
 		}},
 		"for datagrams, with keys of TCP": {
 			"{name: q, match: {protocol: udp}, send_proxy: v1, dscp: keep, up: {receive: none}, max_rate: 1mbit}",
-			[]string{"rules[0]: send_proxy, dscp, up.receive: only TCP has a use for it, and the rule is for udp; remove it"},
+			[]string{
+				"rules[0]: send_proxy, dscp, up.receive: only TCP has a use for it, and the rule is for udp; remove it",
+				"rules[0]: UDP goes past these listeners, so the rule matches nothing; set udp.queue of a listener",
+			},
 		},
 		"for datagrams, with a name that none shows": {
 			"{name: q, match: {protocol: udp, server_name: [a.example]}, refuse: true}",
 			[]string{"rules[0]: UDP shows a server name only where it is held, so the rule matches nothing; set udp.queue"},
+		},
+		"for pings without a tunnel": {
+			"{name: p, match: {protocol: icmp}, refuse: true}", []string{"rules[0]: only tunnels have icmp"},
+		},
+		"for a host that no client tells": {
+			"{name: h, match: {host: [a.example]}, refuse: true}",
+			[]string{"rules[0]: match.host: clients tell these listeners no host, so the rule matches nothing; match.server_name"},
 		},
 		"of many": {"{name: all}, {name: b}, {name: c}, {name: d}, {name: e}, {name: f}, {name: g}, {name: h}", []string{
 			"are never reached: b, c, d, e, f and 2 more; ",
