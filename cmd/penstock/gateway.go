@@ -108,9 +108,10 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 	cmd.AddCommand(
 		add,
 		&cobra.Command{
-			Use:   "remove NAME",
-			Short: "Let a client in no longer",
-			Args:  cobra.ExactArgs(1),
+			Use:        "remove NAME",
+			Short:      "Let a client in no longer",
+			SuggestFor: []string{"rm", "del", "delete"},
+			Args:       cobra.ExactArgs(1),
 			RunE: func(c *cobra.Command, args []string) error {
 				return g.removePeer(c.Context(), args[0], c.ErrOrStderr())
 			},

@@ -42,6 +42,11 @@ func TestExitCodes(t *testing.T) {
 			cli.ExitInput,
 			`unknown command "rnu" for "penstock"; did you mean run?`,
 		},
+		"another word for a command": {
+			[]string{"gateway", "peer", "rm", "phone"},
+			cli.ExitInput,
+			`unknown command "rm" for "penstock gateway peer"; did you mean remove?`,
+		},
 		"a command of the laboratory": {
 			[]string{"bench"},
 			cli.ExitInput,

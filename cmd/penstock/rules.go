@@ -84,8 +84,9 @@ Needs CAP_NET_ADMIN.`,
 			return nil
 		}),
 		&cobra.Command{
-			Use:   "remove",
-			Short: "Remove everything that apply has ever installed",
+			Use:        "remove",
+			Short:      "Remove everything that apply has ever installed",
+			SuggestFor: []string{"rm", "del", "delete", "flush"},
 			Long: `Needs no settings: it finds what apply made by its names and numbers, also
 after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`,
 			Args: cli.NoArgs,
