@@ -118,6 +118,8 @@ func TestSimRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "case.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("duration: 1s\nfrob: 1\n"), 0o600))
+	mistyped := filepath.Join(t.TempDir(), "mistyped.yaml")
+	require.NoError(t, os.WriteFile(mistyped, []byte("link: {trace: lte5}\nflows: {a: {}}\nduration: 1s\n"), 0o600))
 	for complaint, args := range map[string]string{
 		`--link: "12" is neither a rate`:                    "--link 12",
 		`--link: "0mbit" carries nothing`:                   "--link 0mbit",
@@ -143,6 +145,7 @@ func TestSimRefuses(t *testing.T) {
 		"--trace-every is 3.333ms, but must be":             "--trace-every 3333us",
 		"--trace-out: open /nope/x":                         "--trace-out /nope/x",
 		"case.yaml:2:1: frob: unknown key":                  file,
+		`no such file or directory; no model "lte5"`:        mistyped,
 		"--loss does not go with a file: write it there":    "--loss 0.1 " + file,
 		"open /nope: no such file":                          "/nope",
 	} {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"compress/gzip"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -19,17 +20,23 @@ func (b *builder) trace(l Link) (*sim.Trace, error) {
 		_, t, err := b.load.carries(l.Trace, b.seed)
 		return t, err
 	}
-	if _, err := sim.Model(l.Trace); err == nil {
+	_, noModel := sim.Model(l.Trace)
+	if noModel == nil {
 		name := generate + l.Trace
 		if l.TraceSeed != nil {
 			name += fmt.Sprintf(":%d", *l.TraceSeed)
 		}
 		_, t, err := b.load.carries(name, b.seed)
 		return t, err
-	} else if b.load.Trace == nil {
-		return nil, err
 	}
-	return b.load.Trace(l.Trace)
+	if b.load.Trace == nil {
+		return nil, noModel
+	}
+	t, err := b.load.Trace(l.Trace)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; %w", err, noModel)
+	}
+	return t, err
 }
 
 // What stands before the name of a model, and of a trace of the library.
@@ -100,7 +107,8 @@ func (load loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error
 	}
 	t, err := load.Trace(spec)
 	if err != nil {
-		err = fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME, nor a trace file: %w", spec, generate, err)
+		err = fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME or %sNAME, nor a trace file: %w", spec,
+			generate, recorded, err)
 	}
 	return 0, t, err
 }
