@@ -67,7 +67,7 @@ func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
 		"it does not listen": {
 			[]string{"sim", "-a", "ccp:x", "--agent", "x=" + nowhere},
 			cli.ExitFail,
-			"connecting to " + nowhere,
+			"connecting to " + nowhere + ": no such file or directory, for 5s; start the agent first",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

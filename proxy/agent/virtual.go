@@ -78,7 +78,7 @@ func Reach(cfg Config) (*Virtual, error) {
 		case <-again.C:
 		case <-starting.C:
 			own.closeUnused(cfg.Reply)
-			return nil, err
+			return nil, fmt.Errorf("%w, for %v; start the agent first", err, startLimit)
 		}
 	}
 	if err = unix.SetsockoptInt(v.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1); err == nil { // the least there is
