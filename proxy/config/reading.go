@@ -445,8 +445,8 @@ var syntaxWords = []struct{ library, ours string }{
 	{"could not find end character of", "no quote closes this one"},
 }
 
-// ExplainSyntax tells of an error of the YAML library, at a place in data, in our words. It shows no value, which may be a secret, and says
-// so where a tab is in the way: it looks like the spaces that YAML wants.
+// ExplainSyntax tells of an error of the YAML library, at a place in data, in our words. It shows no value, which may
+// be a secret. It names a tab that is in the way, for a tab looks like the spaces that YAML wants.
 func ExplainSyntax(e *Error, data []byte) {
 	if strings.HasPrefix(e.Message, "mapping key ") {
 		e.Message += "; keep one of them"
