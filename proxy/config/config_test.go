@@ -675,7 +675,7 @@ func TestRulesThatDoNothingAreWarnedOf(t *testing.T) {
 		},
 		"for a host that no client tells": {
 			"{name: h, match: {host: [a.example]}, refuse: true}",
-			[]string{"rules[0]: match.host: clients tell these listeners no host, so the rule matches nothing; match.server_name"},
+			[]string{"rules[0]: match.host: clients tell these listeners no host, so the rule matches nothing"},
 		},
 		"of many": {"{name: all}, {name: b}, {name: c}, {name: d}, {name: e}, {name: f}, {name: g}, {name: h}", []string{
 			"are never reached: b, c, d, e, f and 2 more; ",

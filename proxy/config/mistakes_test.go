@@ -200,7 +200,7 @@ func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
 		"a line too far to the right": {
 			"listeners:\n- name: a\n    mode: mixed\n", "no key can stand here: its line begins too far to the right",
 		},
-		"no colon":                    {"listeners:\n- name: a\n  mode mixed\n", "a colon and a space are missing between key and value"},
+		"no colon":                    {"listeners:\n- name: a\n  mode mixed\n", "a colon and a space are missing"},
 		"no brace":                    {"log: {level: debug\n", "no } closes this {"},
 		"no brace before another key": {"log: {level: debug\nmark: 1\n", "a comma or the } is missing"},
 		"no bracket":                  {"rules: [{name: a}\n", "no ] closes this ["},
@@ -214,7 +214,7 @@ func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
 			listener + "rules: [{name: a, match: {source: 2001:db8::/32}}]\n", "; put quotes and brackets around it",
 		},
 		"no dash":         {"listeners: {name: a}\n", "not keys with values; begin each entry with a -"},
-		"a section's key": {listener + "algorithm: copa\n", "algorithm: unknown key; it stands below agents or defaults or rules"},
+		"a section's key": {listener + "algorithm: copa\n", "algorithm: unknown key; it stands below agents or defaults"},
 		"a key of match":  {listener + "rules: [{name: a, ports: [25]}]\n", "rules[0].ports: unknown key; it stands below match"},
 		"no key": {
 			listener + "log: debug\n", `log: expected keys with values, not "debug"; there are flows, format, level`,
