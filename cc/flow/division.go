@@ -86,9 +86,9 @@ func (d *division) setWant(m *member, want cc.Bytes) {
 	m.want = want
 }
 
-// onSendStart prepares for m to send, if m neither sent nor wanted to. After an idle period of m beside others, or of
-// the group, m is paced to its share for a round trip: the others need that long to give way, and the path may have
-// changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others. The algorithm starts if there is none.
+// onSendStart is called when m is about to send. It starts the algorithm if there is none, and activates m. After a
+// silence m is paced to its share for a round trip: other members need that long to give way, and if the whole group
+// was silent, the path may have changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others.
 func (d *division) onSendStart(m *member, now cc.Time) {
 	wasIdle := d.endIdle(m.path, now)
 	d.startAlgorithm(now)
@@ -126,8 +126,8 @@ func (d *division) deactivateMember(m *member) {
 	}
 }
 
-// deactivateAll makes members inactive, and limits each to what it may burst when it sends again. They are no longer
-// in the allocator's list.
+// deactivateAll makes members inactive, and limits each to the burst that it may send when it starts again. The caller
+// has taken them out of the allocator's list.
 func (d *division) deactivateAll(members []*member, now cc.Time) {
 	for _, m := range members {
 		m.active = false
@@ -138,9 +138,9 @@ func (d *division) deactivateAll(members []*member, now cc.Time) {
 	}
 }
 
-// noteIdle records when the group has become idle, and releases in time what an idle group does not need: first the
-// members' ledgers, then the algorithm.
-func (d *division) noteIdle(now cc.Time) {
+// releaseIfIdle does nothing while a member sends or wants to. It records when the group became idle, makes the members
+// inactive after a retransmission timeout, and releases the algorithm after lingerTime.
+func (d *division) releaseIfIdle(now cc.Time) {
 	if d.inflight > 0 || d.wanting > 0 {
 		return
 	}
@@ -156,14 +156,14 @@ func (d *division) noteIdle(now cc.Time) {
 		return
 	}
 	rto := d.rtt.rto()
-	rested := d.idle.since.Add(rto)
-	if now >= rested {
+	inactiveAt := d.idle.since.Add(rto)
+	if now >= inactiveAt {
 		for _, m := range d.allocator.active {
-			rested = max(rested, m.pacer.tat.Add(rto)) // it may have sent ahead of its rate
+			inactiveAt = max(inactiveAt, m.pacer.tat.Add(rto)) // it may have sent ahead of its rate
 		}
 	}
-	if now < rested {
-		d.scheduleTick(rested)
+	if now < inactiveAt {
+		d.scheduleTick(inactiveAt)
 		return
 	}
 	active := d.allocator.active
@@ -174,8 +174,8 @@ func (d *division) noteIdle(now cc.Time) {
 	}
 }
 
-// adoptReduction is adoptControl after a loss or a mark. If the window or the rate is smaller now, it is divided soon,
-// but not for each loss: many members lose packets in the same round trip.
+// adoptReduction calls adoptControl after a loss or a mark. If the window or the rate has become smaller, it brings the
+// next division forward, but does not divide for each loss: many members lose packets in the same round trip.
 func (d *division) adoptReduction(now cc.Time) {
 	before := d.control
 	d.adoptControl(now)
@@ -184,10 +184,10 @@ func (d *division) adoptReduction(now cc.Time) {
 	}
 }
 
-// divideIfDue divides the window if something has changed: now, or at divideAt. It ends each call into the group that
-// may change anything.
+// divideIfDue divides the window if something has changed: now, or at divideAt. Each call into the group that may
+// change something ends with it.
 func (d *division) divideIfDue(now cc.Time) {
-	d.noteIdle(now)
+	d.releaseIfIdle(now)
 	switch {
 	case !d.needsDivision || d.algorithm == nil:
 	case now < d.divideAt && len(d.allocator.active) > fewMembers*max(1, d.allocator.newcomers):
@@ -378,17 +378,17 @@ func (d *division) membersWantWindow(now cc.Time) bool {
 	})
 }
 
-// setFollows makes m a follower, or a member that reports its own bytes. What m has in flight counts as arrived.
+// setFollows makes m a follower, or a member that reports its own bytes.
 func (d *division) setFollows(m *member, now cc.Time, follows bool) {
-	d.freeFollower(m, now)
+	d.releaseInflight(m, now)
 	d.followers = slices.DeleteFunc(d.followers, func(f *member) bool { return f == m })
 	if m.follows = follows; follows {
 		d.followers = append(d.followers, m)
 	}
 }
 
-// freeFollower takes what m, a follower, has in flight as arrived, and makes m want nothing of the window.
-func (d *division) freeFollower(m *member, now cc.Time) {
+// releaseInflight counts what m has in flight as arrived, and makes m want nothing of the window.
+func (d *division) releaseInflight(m *member, now cc.Time) {
 	if m.inflight > 0 {
 		m.ackSentBy(now, now)
 		d.countInflight(m)
@@ -402,16 +402,15 @@ func (d *division) wakeFollowers(now cc.Time) {
 	if len(d.followers) == 0 {
 		return
 	}
-	held := d.membersWantWindow(now)
+	isHeld := d.membersWantWindow(now)
 	for _, m := range d.followers {
-		switch {
-		case held:
+		if isHeld {
 			d.wakeIfAllowed(m, now)
-		case m.gate.waiting && m.waiter.turn.Load() == noTurn:
-			m.wakeRelay()
-			fallthrough
-		default:
-			d.freeFollower(m, now)
+		} else {
+			if m.gate.waiting && m.waiter.turn.Load() == noTurn {
+				m.wakeRelay()
+			}
+			d.releaseInflight(m, now)
 		}
 		if m.isBusy() {
 			d.scheduleTick(now.Add(max(d.rtt.srtt, leastTick)))
@@ -419,9 +418,9 @@ func (d *division) wakeFollowers(now cc.Time) {
 	}
 }
 
-// takeWindowAway returns the window that m takes to another group: its part, as if all active members used theirs, but
-// no more than it needs for what has arrived of late, or ten segments. Members that leave together take no part twice.
-// known reports whether the path is known to carry that window, because it is what has arrived.
+// takeWindowAway returns the window that m takes to another group: its part by weight of a window that is at most what
+// the group's delivery rate fills, or ten segments. What members took within the last timeout is not given again.
+// known reports whether the path is known to carry that window, because as much has been delivered.
 func (d *division) takeWindowAway(m *member, now cc.Time) (window cc.Bytes, known bool) {
 	if d.algorithm == nil {
 		return 0, false

@@ -84,31 +84,32 @@ type EchoFlow struct {
 	source Source
 	terms  Terms
 	cwnd   atomic.Int64 // the flow's limit
-	dense  atomic.Int64 // bytes in which each packet has a request of its own
+	// denseBytes is how many bytes still get a request for each packet, after a cut of the window.
+	denseBytes atomic.Int64
 
-	credit   cc.Bytes // granted by the flow, not used yet; below 0: lent to sparse flows
-	report   Report
-	probes   []echoProbe // requests without an answer, the oldest first
-	sequence uint16      // of the newest request
-	leftAt   cc.Time     // when a packet left last
-	waits    bool        // a packet was refused last
-	askedAt  cc.Time     // when the newest request was sent
-	srtt     time.Duration
-	least    time.Duration // round trip of a request that followed a packet at once; 0: none yet
-	usual    cc.Rate
-	usualAt  cc.Time
+	credit    cc.Bytes // granted by the flow, not used yet; below 0: lent to sparse flows
+	report    Report
+	probes    []echoProbe // requests without an answer, the oldest first
+	sequence  uint16      // of the newest request
+	leftAt    cc.Time     // when a packet left last
+	refused   bool        // the newest packet found no room, and waits
+	askedAt   cc.Time     // when the newest request was sent
+	srtt      time.Duration
+	minRTT    time.Duration // least round trip of requests that followed a packet at once; 0: none yet
+	usualRate cc.Rate
+	usualAt   cc.Time // when usualRate was updated
 
 	// expired is a request that timed out, the first in maxSilence. The zero value: its answer has come, or there is
 	// none. An answer to it shows that the timeout is too short.
-	expired   echoProbe
-	lost      int           // requests that timed out since the newest answer; stallWeight each if packets waited
-	silentAt  cc.Time       // when the first of them was sent
-	spacing   time.Duration // least time between two requests; 0: bytes alone count
-	relaxedAt cc.Time       // when spacing was changed last
-	answered  float64       // smoothed part of the requests that are answered
-	isRare    bool          // too few are answered even at maxSpacing
-	shorter   float64       // smoothed part of the comparisons in which a transport's round trip is longer
-	compareAt cc.Time       // when the next comparison is due
+	expired      echoProbe
+	lost         int           // requests that timed out since the newest answer; stallWeight each if packets waited
+	silentAt     cc.Time       // when the first of them was sent
+	spacing      time.Duration // least time between two requests; 0: bytes alone count
+	relaxedAt    cc.Time       // when spacing was changed last
+	answeredPart float64       // of the requests, smoothed
+	isRare       bool          // too few are answered even at maxSpacing
+	shorterPart  float64       // of the comparisons, smoothed: an echo's round trip was shorter than a transport's
+	compareAt    cc.Time       // when the next comparison is due
 }
 
 // Trouble is why the answers to echo requests do not acknowledge packets.
@@ -129,22 +130,22 @@ func (t Trouble) String() string {
 
 // echoProbe is a request without an answer.
 type echoProbe struct {
-	sequence uint16
-	at       cc.Time
-	upTo     cc.Bytes // stream offset of what had left before it
-	isBehind bool     // it followed a packet at once, so that its round trip has the packet's own time on the link
+	sequence      uint16
+	at            cc.Time
+	upTo          cc.Bytes // stream offset of what had left before it
+	followsPacket bool     // it followed a packet at once, so that its round trip has the packet's own time on the link
 }
 
 // OpenEcho adds packets that by acknowledges to the group that t leads to. Wake is called, as a Leg's is, when a
 // refused Take may succeed.
 func (m *Manager) OpenEcho(now cc.Time, t Terms, by Source, wake func()) (*EchoFlow, error) {
-	e := &EchoFlow{terms: t, source: by, answered: 1}
+	e := &EchoFlow{terms: t, source: by, answeredPart: 1}
 	f, err := m.Open(now, t, Leg{Apply: e.applyLimit, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
 	f.markEchoed()
-	f.follow(now, by == ByTransport)
+	f.setFollower(now, by == ByTransport)
 	e.flow = f
 	return e, nil
 }
@@ -154,23 +155,23 @@ func (e *EchoFlow) Source() Source { return e.source }
 
 // AcknowledgeBy makes s acknowledge the packets from now on. What is in flight counts as arrived.
 func (e *EchoFlow) AcknowledgeBy(now cc.Time, s Source) {
-	taken := e.flow.follow(now, s == ByTransport)
+	taken := e.flow.setFollower(now, s == ByTransport)
 	e.source, e.credit, e.probes = s, 0, nil
-	e.lost, e.spacing, e.answered, e.isRare, e.shorter = 0, 0, 1, false, 0
+	e.lost, e.spacing, e.answeredPart, e.isRare, e.shorterPart = 0, 0, 1, false, 0
 	e.report.Written, e.report.Acked = taken, taken
 }
 
-// applyLimit keeps the limit. A window that shrinks at once, as to empty the queue, asks for the least round trip of
-// the path. It is shorter behind one packet than behind the several that share a request, and on a slow link by as much
-// as a host's part of the queue.
+// applyLimit stores the limit. An algorithm that cuts its window to empty the queue wants to see the least round trip.
+// A request behind several packets waits for all of them on a slow link, so each of the next packets gets its own.
 func (e *EchoFlow) applyLimit(l Limit) {
 	before := cc.Bytes(e.cwnd.Swap(int64(l.Cwnd)))
 	if l.Cwnd < before*3/4 {
-		e.dense.Store(int64(min(before, echoesOfDrain)))
+		e.denseBytes.Store(int64(min(before, echoesOfDrain)))
 	}
 }
 
-// Take implements PacketWindow. With nothing in flight a packet leaves: nothing else would bring the rest of its room.
+// Take implements PacketWindow. With nothing in flight a packet leaves although there is too little room for it: no
+// acknowledgement will make more.
 func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	if e.source == ByTransport {
 		passes, isHeld, srtt := e.flow.passFollower(now, n, sparse)
@@ -189,16 +190,16 @@ func (e *EchoFlow) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		e.credit += granted
 	}
 	isIdle := e.source == ByEcho && e.report.Written == e.report.Acked
-	isLent := sparse && e.credit-n >= -e.usual.BytesIn(loanTime)
-	if e.waits = e.credit < room && !isIdle && !isLent; e.waits {
+	isLent := sparse && e.credit-n >= -e.usualRate.BytesIn(loanTime)
+	if e.refused = e.credit < room && !isIdle && !isLent; e.refused {
 		return false
 	}
 	e.credit -= n
 	e.report.Written += n
 	e.report.MSS = max(e.report.MSS, min(n, maxPacket))
 	e.leftAt = now
-	if e.dense.Load() > 0 {
-		e.dense.Add(-int64(n))
+	if e.denseBytes.Load() > 0 {
+		e.denseBytes.Add(-int64(n))
 	}
 	return true
 }
@@ -220,19 +221,19 @@ func (e *EchoFlow) QueueTarget() time.Duration {
 	return min(max(queueTargetLeast, e.srtt*3/2), queueTargetMost)
 }
 
-// Usual implements PacketWindow.
-func (e *EchoFlow) Usual() cc.Rate { return e.usual }
+// UsualRate implements PacketWindow.
+func (e *EchoFlow) UsualRate() cc.Rate { return e.usualRate }
 
-// updateUsual smooths what the window lets leave in a round trip.
+// updateUsual smooths the rate that the window allows.
 func (e *EchoFlow) updateUsual(now cc.Time) {
 	if e.srtt == 0 {
 		return
 	}
 	rate := cc.RateOf(cc.Bytes(e.cwnd.Load()), e.srtt)
 	if e.usualAt == 0 {
-		e.usual = rate
+		e.usualRate = rate
 	} else {
-		e.usual += cc.Rate(float64(rate-e.usual) * min(1, now.Sub(e.usualAt).Seconds()/usualRateTime.Seconds()))
+		e.usualRate += cc.Rate(float64(rate-e.usualRate) * min(1, now.Sub(e.usualAt).Seconds()/usualRateTime.Seconds()))
 	}
 	e.usualAt = now
 }
@@ -250,8 +251,8 @@ func (e *EchoFlow) NextEcho() cc.Time {
 	switch uncovered := e.report.Written - covered; {
 	case uncovered <= 0:
 		return cc.Never
-	case uncovered >= e.echoInterval() || e.dense.Load() > 0:
-	case e.waits:
+	case uncovered >= e.echoInterval() || e.denseBytes.Load() > 0:
+	case e.refused:
 		at = at.Add(echoAtEndOfBurst)
 	default:
 		at = at.Add(echoAtEnd)
@@ -262,7 +263,7 @@ func (e *EchoFlow) NextEcho() cc.Time {
 // echoInterval returns how many bytes leave between two requests.
 func (e *EchoFlow) echoInterval() cc.Bytes {
 	cwnd := cc.Bytes(e.cwnd.Load())
-	return max(echoEveryBytes, cwnd/echoPerWindow, min(cwnd/leastPerWindow, e.usual.BytesIn(echoSpacing)))
+	return max(echoEveryBytes, cwnd/echoPerWindow, min(cwnd/leastPerWindow, e.usualRate.BytesIn(echoSpacing)))
 }
 
 // SendEcho accounts for an echo request that is sent now and returns its sequence number. A packet that its carrier
@@ -289,16 +290,16 @@ func (e *EchoFlow) ReceiveAck(now cc.Time, sequence uint16, n int, delay time.Du
 		}
 		e.probes = e.probes[i+1:]
 		rtt := now.Sub(p.at)
-		if less := rtt - delay; e.least > 0 && less >= e.least { // as RFC 9002 §5.3 has it
+		if less := rtt - delay; e.minRTT > 0 && less >= e.minRTT { // as RFC 9002 §5.3 has it
 			rtt = less
 		}
 		e.countAnswers(now, max(0, e.lost+i+1-n), n)
 		e.lost = 0
 		e.compareWithTransports(now, rtt)
-		if p.isBehind && (e.least == 0 || rtt < e.least) {
-			e.least = rtt
+		if p.followsPacket && (e.minRTT == 0 || rtt < e.minRTT) {
+			e.minRTT = rtt
 		}
-		e.report.RTT = max(rtt, e.least)
+		e.report.RTT = max(rtt, e.minRTT)
 		if e.srtt == 0 {
 			e.srtt = rtt
 		} else {
@@ -315,13 +316,13 @@ func (e *EchoFlow) ReceiveAck(now cc.Time, sequence uint16, n int, delay time.Du
 
 // countAnswers counts requests as unanswered, and then some as answered. It makes requests as frequent as answers.
 func (e *EchoFlow) countAnswers(now cc.Time, unanswered, answered int) {
-	e.answered *= math.Pow(1-answeredGain, float64(unanswered))
-	e.answered += (1 - e.answered) * (1 - math.Pow(1-answeredGain, float64(answered)))
+	e.answeredPart *= math.Pow(1-answeredGain, float64(unanswered))
+	e.answeredPart += (1 - e.answeredPart) * (1 - math.Pow(1-answeredGain, float64(answered)))
 	switch {
-	case e.answered < rareAnswers:
+	case e.answeredPart < rareAnswers:
 		e.isRare = e.isRare || 2*e.spacing > maxSpacing
 		e.spacing = min(max(2*e.spacing, firstSpacing), maxSpacing)
-		e.answered, e.relaxedAt = 1, now
+		e.answeredPart, e.relaxedAt = 1, now
 	case now.Sub(e.relaxedAt) >= time.Second:
 		e.spacing -= time.Duration(spacingDecay * float64(e.spacing))
 		if e.relaxedAt = now; e.spacing < leastSpacing {
@@ -344,13 +345,13 @@ func (e *EchoFlow) compareWithTransports(now cc.Time, rtt time.Duration) {
 	if float64(transport-shorterBy) > shorterFactor*float64(rtt) {
 		isShorter = 1
 	}
-	e.shorter += compareGain * (isShorter - e.shorter)
+	e.shorterPart += compareGain * (isShorter - e.shorterPart)
 }
 
 // Trouble returns why the packets need another kind of acknowledgement; NoTrouble: they do not.
 func (e *EchoFlow) Trouble() Trouble {
 	switch {
-	case e.shorter > mostlyShorter:
+	case e.shorterPart > mostlyShorter:
 		return BesideThePath
 	case e.isRare:
 		return RareAnswers
@@ -384,7 +385,7 @@ func (e *EchoFlow) Expire(now cc.Time) {
 	if lost == 0 {
 		return
 	}
-	if e.waits {
+	if e.refused {
 		lost *= stallWeight
 	}
 	e.lost += lost

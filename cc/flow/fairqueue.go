@@ -174,7 +174,7 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 		f.meter.at = now
 		q.flows[key] = f
 	}
-	rate := cc.Rate(sparseShare * float64(q.cfg.Window.Usual()))
+	rate := cc.Rate(sparseShare * float64(q.cfg.Window.UsualRate()))
 	f.sparse = f.meter.add(now, size, rate)
 	f.busy = !f.sparse
 	if f.sparse && rate > 0 && now.Sub(f.since) < sparseTime {

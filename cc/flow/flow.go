@@ -95,19 +95,19 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	return Grant{n}
 }
 
-// follow makes f a follower, or makes f report its own bytes again. What is in flight counts as arrived. It returns how
-// many bytes f has been granted in all.
-func (f *Flow) follow(now cc.Time, follows bool) (taken cc.Bytes) {
+// setFollower makes f a follower, or makes f report its own bytes again. What is in flight counts as arrived. It
+// returns how many bytes f has been granted in all.
+func (f *Flow) setFollower(now cc.Time, follows bool) (taken cc.Bytes) {
 	g := f.lockGroup()
 	defer g.divideAndUnlock(now)
-	f.legMeasuresRTT = true // the ledger lacks what was lent, and would date it to the next grant
+	f.legMeasuresRTT = true // the ledger would date bytes that an EchoFlow lends to their grant, which comes later
 	if !f.closed {
 		g.setFollows(&f.member, now, follows)
 	}
 	return f.taken
 }
 
-// passFollower is group.passFollower for f. srtt is the group's, 0 before the first sample.
+// passFollower calls group.passFollower for f. srtt is the group's, 0 before the first sample.
 func (f *Flow) passFollower(now cc.Time, n cc.Bytes, sparse bool) (passes, isHeld bool, srtt time.Duration) {
 	g := f.lockGroup()
 	defer g.divideAndUnlock(now)
@@ -140,7 +140,7 @@ func (f *Flow) Close(now cc.Time) {
 	f.keeper.removeFlow(f, now)
 }
 
-// markEchoed has transportRTT of other flows leave f out.
+// markEchoed makes transportRTT of other flows leave f out.
 func (f *Flow) markEchoed() {
 	g := f.lockGroup()
 	defer g.mu.Unlock()
@@ -173,7 +173,7 @@ func (f *Flow) lockGroup() *group {
 		if f.home.Load() == g {
 			return g
 		}
-		g.mu.Unlock() // f moved between load and lock
+		g.mu.Unlock()
 	}
 }
 
@@ -187,12 +187,12 @@ func (f *Flow) onTimer(now cc.Time) {
 	g.wakeIfAllowed(&f.member, now)
 }
 
-// Dormant returns what Manager.Resume needs to go on with f elsewhere, for which f is to be closed. Its window is that
-// of the group: members that leave together find it shared there as it is here.
+// Dormant returns what Manager.Resume needs to go on with f elsewhere. Close f then. The window is the whole group's,
+// because members that leave together share it there as they do here.
 func (f *Flow) Dormant(now cc.Time) Dormant {
 	g := f.lockGroup()
 	defer g.mu.Unlock()
-	return g.dormantOn(f.path, now)
+	return g.savedWindowOn(f.path, now)
 }
 
 // Snapshot is the state of one flow at one moment.
@@ -207,7 +207,7 @@ type Snapshot struct {
 	Target    cc.Rate // 0: none
 
 	Cwnd       cc.Bytes // the group's window
-	Share      cc.Bytes // this flow's part of it: the newest limit; 0: closed
+	Share      cc.Bytes // the flow's newest limit; 0: closed
 	Lent       cc.Bytes // the part of Share that the flow does not want and leaves to others
 	PacingRate cc.Rate  // of the group; 0: not paced
 	Inflight   cc.Bytes // of this flow

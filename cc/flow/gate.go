@@ -180,9 +180,8 @@ type SharedLimit struct {
 	Rate    cc.Rate  // the part that is in force here
 	Passed  cc.Bytes // so far; it begins anew when the limit has had no users for a while
 	Weight  int      // sum over the flows that have bytes in flight, or waiting
-	// Held reports that nothing but the rate holds a flow back that wants to send, or that what has passed takes the
-	// rate's time until later than now. At a low rate one write does so for seconds, in which no flow asks, and flows
-	// that wait for their turns as long count as inactive.
+	// Held reports that the rate holds a flow back that wants to send, or that bytes have passed ahead of the rate. The
+	// latter counts because at a low rate no flow asks for seconds after one write, and waiting flows become inactive.
 	Held bool
 }
 

@@ -72,7 +72,7 @@ func (g *group) onTimer(now cc.Time) {
 			g.scheduleTick(g.control.NextTick)
 		}
 	}
-	g.needsDivision = g.needsDivision || len(g.allocator.active) > 1
+	g.needsDivision = g.needsDivision || len(g.allocator.active) > 1 // some may have ceased to contend or to send
 	g.wakeFollowers(now)
 	g.divideIfDue(now)
 	g.mu.Unlock()
@@ -146,11 +146,11 @@ func (g *group) processReport(m *member, r Report, events *[2]Event) (n int) {
 // updateFromReport updates what m has in flight and wants, and returns what is new in the report.
 func (g *group) updateFromReport(m *member, r Report) reportDelta {
 	before := m.last.At
-	m.noteLossEpoch(g.lossEpoch, g.lossEpochAt)
+	m.joinLossEpoch(g.lossEpoch, g.lossEpochAt)
 	delta := m.readReport(r)
 	g.prepareForReport(m, r.At)
 	if m.enforced {
-		g.noteDepartures(m, before)
+		g.countDepartures(m, before)
 	}
 	m.updateInflight(delta)
 	g.countInflight(m)
@@ -159,7 +159,7 @@ func (g *group) updateFromReport(m *member, r Report) reportDelta {
 	}
 	last := &m.last
 	g.limitedBelow = last.RwndFull || !m.enforced && last.Unsent > max(4*m.segmentSize(), m.inflight/4)
-	m.noteLimitedBy(r.At, g.limitedBelow)
+	m.updateLimitedBy(r.At, g.limitedBelow)
 	return delta
 }
 
@@ -181,7 +181,7 @@ func (g *group) informAlgorithm(m *member, delta reportDelta, events *[2]Event) 
 		}
 	}
 	m.timedOut = delta.acked == 0 && (m.timedOut || delta.timeouts > 0)
-	g.noteAppLimited()
+	g.updateAppLimited()
 	if m.want > 0 || m.inflight > 0 || delta.acked > 0 {
 		m.lastBusy = last.At
 	}
@@ -204,12 +204,12 @@ func (g *group) informOfLoss(m *member, delta reportDelta, event *Event) {
 // control. It reports whether there was such a part.
 func (g *group) informOfAck(m *member, delta reportDelta, event *Event) bool {
 	now := m.last.At
-	ack, beside := g.makeAck(m, delta)
+	ack, followed := g.makeAck(m, delta)
 	sinceJoin := min(delta.acked, m.last.Acked-m.joinOffset)
 	if sinceJoin <= 0 {
 		return false
 	}
-	ack.Acked, ack.Marked = sinceJoin+beside, min(ack.Marked, sinceJoin)
+	ack.Acked, ack.Marked = sinceJoin+followed, min(ack.Marked, sinceJoin)
 	g.algorithm.OnAck(ack)
 	if ack.Marked > 0 {
 		g.adoptReduction(now)
@@ -235,13 +235,13 @@ func (g *group) prepareForReport(m *member, now cc.Time) {
 	}
 }
 
-// noteDepartures counts what an enforcing leg has sent since the report at before. No grants are asked for there:
+// countDepartures counts what an enforcing leg has sent since the report at before. No grants are asked for there:
 // bytes that have not left are what the flow wants to send.
-func (g *group) noteDepartures(m *member, before cc.Time) {
+func (g *group) countDepartures(m *member, before cc.Time) {
 	r := &m.last
 	now := r.At
 	if left := m.newlyDeparted(); left > 0 {
-		g.noteSent(m, m.departureTime(before, left, m.path.fromReference(g.control.Cwnd)), left)
+		g.countSent(m, m.departureTime(before, left, m.path.fromReference(g.control.Cwnd)), left)
 		m.pacer.spendBytes(now, left)
 	}
 	want := r.Unsent
@@ -256,7 +256,7 @@ func (g *group) noteDepartures(m *member, before cc.Time) {
 
 // takeUnenforced grants m up to want bytes over a leg that does not enforce the window, and counts them in flight.
 func (g *group) takeUnenforced(m *member, now cc.Time, want cc.Bytes) (n cc.Bytes) {
-	m.noteLossEpoch(g.lossEpoch, g.lossEpochAt)
+	m.joinLossEpoch(g.lossEpoch, g.lossEpochAt)
 	g.onSendStart(m, now)
 	m.askedAt, m.lastBusy = now, now
 	quantum := m.grantQuantum(want, m.segmentSize())
@@ -266,7 +266,7 @@ func (g *group) takeUnenforced(m *member, now cc.Time, want cc.Bytes) (n cc.Byte
 	n, by := m.grantBytes(now, want, m.inflight, m.segmentSize())
 	m.limits.enterState(now, by)
 	if n = m.passMaxRate(now, n, quantum); n > 0 {
-		g.noteSent(m, now, n)
+		g.countSent(m, now, n)
 		m.pacer.spendBytes(now, n)
 	} else if m.retryAt > now {
 		g.timers.scheduleAt(&m.timer, m.retryAt)
@@ -315,15 +315,15 @@ func (g *group) startCredit(m *member, now cc.Time, want, quantum cc.Bytes) (n c
 	return n
 }
 
-// passFollower asks whether a packet of n bytes of m, a follower, may leave without asking the window. It may while no
-// other member wants the window, because nothing shows then what the path carries. Only a maximum rate refuses the
-// packet, and m is woken at its turn. isHeld reports that the window decides.
+// passFollower lets a packet of n bytes of m, a follower, pass the window while no other member wants it, because
+// nothing shows then what the path carries. Only a maximum rate refuses the packet, and m is woken at its turn. isHeld
+// reports that another member wants the window, so that the packet must ask for its part.
 func (g *group) passFollower(m *member, now cc.Time, n cc.Bytes, sparse bool) (passes, isHeld bool) {
 	if g.membersWantWindow(now) {
 		g.scheduleTick(now.Add(max(g.rtt.srtt, leastTick))) // by then they may have ceased to want it
 		return false, true
 	}
-	g.freeFollower(m, now)
+	g.releaseInflight(m, now)
 	passes = m.maxRate.passPacket(now, &m.waiter, n, sparse)
 	m.gate.waiting = !passes
 	return passes, false
@@ -430,7 +430,8 @@ func (g *group) addWeights(limits map[*rateLimit]*SharedLimit) {
 	}
 }
 
-// appendMemories appends what g knows about the hosts that it sends to. A window that nothing bounds says nothing.
+// appendMemories appends what g knows about the hosts that it sends to. It leaves out windows without a bound, which
+// say nothing about a path.
 func (g *group) appendMemories(all []Memory, now cc.Time) []Memory {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -438,7 +439,7 @@ func (g *group) appendMemories(all []Memory, now cc.Time) []Memory {
 		return all
 	}
 	for _, p := range g.paths.all {
-		d := g.dormantOn(p, now)
+		d := g.savedWindowOn(p, now)
 		if p.host.IsValid() && g.pathInUse(p) && d.Cwnd > 0 && d.Cwnd < cc.MaxCwnd && d.BaseRTT > 0 {
 			t := Terms{Group: g.name, Host: p.host, Algorithm: g.spec.Name, Params: g.params}
 			all = append(all, Memory{t, d})

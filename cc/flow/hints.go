@@ -71,7 +71,7 @@ type hintCheck struct {
 
 	contradictions int // intervals in a row that contradict the hint
 	queueFree      int // intervals in a row without a queue
-	quietIntervals int // intervals without a queue in which the hint held the sender back; less some for each with a queue
+	quietIntervals int // without a queue, the hint holding the sender back; an interval with a queue takes four of them
 
 	trial                   trial
 	cutBackoff, riseBackoff backoff
@@ -97,7 +97,7 @@ func (d doubt) believedRate(stated cc.Rate) cc.Rate {
 	return stated
 }
 
-// trial is a change of the doubt until its effect is seen; the zero value: none runs.
+// trial is a change of the doubt of which the effect is not seen yet; the zero value: none runs.
 type trial struct {
 	cut, rise    bool // which one it is
 	doubtBefore  doubt
@@ -163,16 +163,16 @@ const (
 	standingQueue = 5 * time.Millisecond // queueing delay that counts as a queue, or
 	queuePart     = 0.125                // this part of the least round trip if longer
 
-	fulfilled = 0.95 // part of the least claim that must be delivered for a hint to be right
-	roughly   = 0.75 // part of the mean claim; it is less, because hints are late
-	cutTo     = 0.95 // part of the delivered rate that a cut leaves
-	growBy    = 1.1  // per interval without a queue
-	growMore  = 1.25 // per interval, from the fifth without a queue on
-	calmFor   = 20   // quietIntervals before a rise
-	riseBy    = 1.25 // factor of a rise
-	risen     = 1.1  // delivered part of the claim that proves a rise right
-	nearly    = 1.25 // factor by which actualRate may exceed a right hint that was too low
-	mostBelow = 64   // factor above a hint that is never believed
+	leastFulfilled = 0.95 // part of the least claim that must be delivered for a hint to be right
+	meanFulfilled  = 0.75 // part of the mean claim; it is less, because hints are late
+	cutTo          = 0.95 // part of the delivered rate that a cut leaves
+	growBy         = 1.1  // per interval without a queue
+	growFaster     = 1.25 // per interval, from the fifth without a queue on
+	quietNeeded    = 20   // quietIntervals before a rise
+	riseBy         = 1.25 // factor of a rise
+	riseProof      = 1.1  // delivered part of the claim that proves a rise right
+	mostAbove      = 1.25 // factor by which actualRate may exceed a right hint that was too low
+	mostCorrection = 64   // factor by which hints are corrected
 
 	leastWait  = time.Second // before a failed trial is repeated
 	waitLonger = 4           // factor, after each failure
@@ -189,7 +189,7 @@ func claimedRate(h *cc.Hint, delivered cc.Rate) cc.Rate {
 // addClaim takes in a new hint. others is the rate delivered to the same host by other groups.
 func (k *hintCheck) addClaim(h *cc.Hint, others cc.Rate) {
 	claimed := claimedRate(h, k.deliveredRate)
-	k.claimed = max(claimed-others, claimed/mostBelow)
+	k.claimed = max(claimed-others, claimed/mostCorrection)
 	k.thisInterval.addSpan(spanOf(k.claimed))
 }
 
@@ -279,13 +279,13 @@ func (k *hintCheck) updateBaseRTT(now cc.Time, rtt time.Duration) time.Duration 
 func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
 	stands := k.intervalQueue > max(standingQueue, time.Duration(queuePart*float64(base)))
 	k.countInterval(stands)
-	switch said := k.recentClaims(); {
+	switch claims := k.recentClaims(); {
 	case k.trial.cut:
 		k.judgeCut(a.now, stands)
 	case k.trial.rise:
 		k.judgeRise(a.now, stands)
 	case stands && a.now >= k.cutBackoff.freeAt && !k.unbound &&
-		(k.tooHigh || k.tooLow || k.isUnfulfilled(said, a.usedPart)):
+		(k.tooHigh || k.tooLow || k.isUnfulfilled(claims, a.usedPart)):
 		if k.contradictions++; k.contradictions >= contradictionsNeeded {
 			k.beginTrial(trial{cut: true, endsAt: a.now.Add(2*a.srtt + contradictionsNeeded*max(checkEvery, base))})
 			k.actualRate = max(1, cc.Rate(cutTo/a.usedPart*float64(k.deliveredRate)))
@@ -294,9 +294,9 @@ func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
 		return
 	case stands || k.unbound:
 	case k.tooHigh || k.tooLow:
-		k.raiseBelieved(said.most)
-	case k.quietIntervals >= calmFor && a.now >= k.riseBackoff.freeAt &&
-		float64(k.deliveredRate) > fulfilled*float64(said.meanRate()):
+		k.raiseBelieved(claims.most)
+	case k.quietIntervals >= quietNeeded && a.now >= k.riseBackoff.freeAt &&
+		float64(k.deliveredRate) > leastFulfilled*float64(claims.meanRate()):
 		pulse := 7 * max(checkEvery, base) / 4 // long enough to contain a whole interval
 		shows := a.now.Add(a.srtt * 9 / 10)
 		k.beginTrial(trial{rise: true, began: a.now, pulseEnds: a.now.Add(pulse), showsFrom: shows, endsAt: shows.Add(pulse)})
@@ -320,16 +320,16 @@ func (k *hintCheck) countInterval(stands bool) {
 
 // recentClaims returns what hints claimed during the last two intervals. Hints are averages, and late.
 func (k *hintCheck) recentClaims() claimSpan {
-	said := k.thisInterval
-	said.addSpan(k.prevInterval)
-	return said
+	claims := k.thisInterval
+	claims.addSpan(k.prevInterval)
+	return claims
 }
 
-// isUnfulfilled reports whether clearly less is delivered than was claimed. uses is the part of the claim that the
+// isUnfulfilled reports whether clearly less is delivered than was claimed. usedPart is the part of the claim that the
 // sender tries to use.
-func (k *hintCheck) isUnfulfilled(said claimSpan, uses float64) bool {
-	least, mean := float64(k.believedRate(said.least)), float64(k.believedRate(said.meanRate()))
-	return float64(k.deliveredRate) < uses*max(fulfilled*least, roughly*mean)
+func (k *hintCheck) isUnfulfilled(claims claimSpan, usedPart float64) bool {
+	least, mean := float64(k.believedRate(claims.least)), float64(k.believedRate(claims.meanRate()))
+	return float64(k.deliveredRate) < usedPart*max(leastFulfilled*least, meanFulfilled*mean)
 }
 
 // beginTrial begins a trial.
@@ -378,17 +378,17 @@ func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
 
 // deliveredMore reports whether clearly more was delivered than hints claimed.
 func (t *trial) deliveredMore() bool {
-	return t.intervals > 0 && float64(t.deliveredSum) >= risen*float64(t.claimed.meanRate())*float64(t.intervals)
+	return t.intervals > 0 && float64(t.deliveredSum) >= riseProof*float64(t.claimed.meanRate())*float64(t.intervals)
 }
 
 // raiseBelieved raises the rate that replaces a doubted hint. most is the highest recent claim.
 func (k *hintCheck) raiseBelieved(most cc.Rate) {
 	if k.tooLow {
-		most *= mostBelow
+		most *= mostCorrection
 	}
 	by := growBy
 	if k.queueFree > contradictionsNeeded {
-		by = growMore
+		by = growFaster
 	}
 	grown := max(cc.Rate(by*float64(k.actualRate)), k.deliveredRate)
 	k.actualRate = max(k.actualRate, min(grown, most))
@@ -398,7 +398,7 @@ func (k *hintCheck) raiseBelieved(most cc.Rate) {
 func (k *hintCheck) maybeTrustAgain(now cc.Time) {
 	switch {
 	case !k.tooHigh && !k.tooLow || k.trial.isRunning():
-	case k.tooHigh && k.claimed > k.actualRate, k.tooLow && nearly*float64(k.claimed) < float64(k.actualRate):
+	case k.tooHigh && k.claimed > k.actualRate, k.tooLow && mostAbove*float64(k.claimed) < float64(k.actualRate):
 		k.agreesSince = 0
 	case k.agreesSince == 0:
 		k.agreesSince = now
@@ -419,9 +419,9 @@ const (
 
 // HintNews says that a group's hints are doubted from now on, or no longer.
 type HintNews struct {
-	Group, Algorithm          string
-	Doubt                     HintDoubt // empty: no longer
-	Told, Delivered, Believed cc.Rate   // what the newest hint claims, what arrives, and what is used
+	Group, Algorithm             string
+	Doubt                        HintDoubt // empty: no longer
+	Claimed, Delivered, Believed cc.Rate   // what the newest hint claims, what arrives, and what is used
 }
 
 // certainDoubt returns the doubt without that of a trial that still runs.

@@ -318,7 +318,7 @@ func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {
 	if assert.Len(t, news, 1) {
 		assert.Equal(t, "host", news[0].Group)
 		assert.Equal(t, HintTooHigh, news[0].Doubt)
-		assert.EqualValues(t, 40e6, news[0].Told)
+		assert.EqualValues(t, 40e6, news[0].Claimed)
 		assert.InEpsilon(t, 10e6, float64(news[0].Delivered), 0.15)
 	}
 	g := p.mgr.Groups(p.now)[0]

@@ -107,11 +107,11 @@ func (m *Manager) Resume(now cc.Time, t Terms, leg Leg, d Dormant) (*Flow, error
 	return f, nil
 }
 
-// Receive adds a flow that receives to its group. put is called with each new window, with locks held and on any
+// Receive adds a flow that receives to its group. apply is called with each new window, with locks held and on any
 // goroutine: it must neither block nor call back.
-func (m *Manager) Receive(now cc.Time, t Terms, put func(window cc.Bytes)) (*Receiving, error) {
+func (m *Manager) Receive(now cc.Time, t Terms, apply func(window cc.Bytes)) (*Receiving, error) {
 	t.Receives = true
-	f, err := m.Open(now, t, Leg{Enforces: true, Apply: func(l Limit) { put(l.Cwnd) }})
+	f, err := m.Open(now, t, Leg{Enforces: true, Apply: func(l Limit) { apply(l.Cwnd) }})
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +220,7 @@ func (m *Manager) Remember(now cc.Time, from Memory) error {
 	}
 	g.mu.Unlock()
 	m.removeFromIdle(g) // its idle time begins anew, so its place is behind the others
-	m.noteFewerMembers(r.key, false)
+	m.retireIfEmpty(r.key, false)
 	m.forgetIdleGroups(now)
 	return nil
 }
@@ -240,9 +240,9 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	}
 	host := cc.Rate(0) // delivered to p by all groups, if p is a single host
 	if p.IsSingleIP() {
-		m.eachIn(p, func(g *group) { host += g.hints.check.recentRate(h.At) })
+		m.visitGroupsIn(p, func(g *group) { host += g.hints.check.recentRate(h.At) })
 	}
-	m.eachIn(p, func(g *group) {
+	m.visitGroupsIn(p, func(g *group) {
 		groups++
 		if assigns {
 			h.Share = memberClaims(g).Of(all)
@@ -252,13 +252,13 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	return groups
 }
 
-// CountPassing takes in how many bytes have gone to a host past all groups by now, since some beginning. Each group
-// that sends only to this host shows its algorithm their rate. Counts that come every 100 ms let it follow soon.
+// CountPassing takes in a cumulative count of the bytes that go to a host beside all groups. Each group that sends only
+// to this host shows its algorithm their rate. Call it about every 100 ms, so that the rate is recent.
 func (m *Manager) CountPassing(now cc.Time, host netip.Addr, total cc.Bytes) {
 	host = plainAddr(host)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.eachIn(netip.PrefixFrom(host, host.BitLen()), func(g *group) { g.passing.addCount(now, total) })
+	m.visitGroupsIn(netip.PrefixFrom(host, host.BitLen()), func(g *group) { g.passing.addCount(now, total) })
 }
 
 // BusyHosts returns the hosts that members with bytes in flight, or waiting, send to.
@@ -266,11 +266,9 @@ func (m *Manager) BusyHosts() (hosts []netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for host, all := range m.hosts {
-		for _, l := range all {
-			if host.IsValid() && l.group.isBusyTowards(l.path) {
-				hosts = append(hosts, host)
-				break
-			}
+		isBusy := func(l hostPath) bool { return l.group.isBusyTowards(l.path) }
+		if host.IsValid() && slices.ContainsFunc(all, isBusy) {
+			hosts = append(hosts, host)
 		}
 	}
 	return hosts
@@ -312,7 +310,7 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
-		m.noteFewerMembers(to.key, t.Alone) // it may be new and without members
+		m.retireIfEmpty(to.key, t.Alone) // it may be new and without members
 		return nil
 	}
 	wasAlone := f.terms.Alone
@@ -326,7 +324,7 @@ func (m *Manager) moveFlow(f *Flow, now cc.Time, t Terms) error {
 		m.shareHints(now, to)
 	}
 	m.removeFromIdle(to)
-	m.noteFewerMembers(from.key, wasAlone)
+	m.retireIfEmpty(from.key, wasAlone)
 	return nil
 }
 
@@ -348,7 +346,7 @@ func (m *Manager) removeFlow(f *Flow, now cc.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.releaseRateLimit(now, f.maxRate)
-	m.noteFewerMembers(f.home.Load().key, f.terms.Alone)
+	m.retireIfEmpty(f.home.Load().key, f.terms.Alone)
 	m.forgetIdleGroups(now)
 }
 
@@ -407,9 +405,9 @@ func (m *Manager) deliveredCounter(algorithm string) *atomic.Int64 {
 	return n
 }
 
-// noteFewerMembers is called when the group with a key has lost a member or gained none. A group without members is
-// kept for a while, unless it was that of an Alone flow. The caller holds m.mu, but not the group's.
-func (m *Manager) noteFewerMembers(key string, alone bool) {
+// retireIfEmpty puts the group with a key into the list of idle groups if it has no members. The group of an Alone flow
+// is dropped at once. The caller holds m.mu, but not the group's mutex.
+func (m *Manager) retireIfEmpty(key string, alone bool) {
 	g := m.groups[key]
 	if g == nil {
 		return
@@ -479,7 +477,7 @@ func (m *Manager) dropGroup(g *managedGroup) {
 func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
 	host = plainAddr(host)
 	known := m.hosts[host]
-	if len(g.paths.all) < len(known) {
+	if len(g.paths.all) < len(known) { // the shorter list is searched
 		if p := g.paths.pathTo(host); p != nil {
 			return p
 		}
@@ -487,12 +485,12 @@ func (m *Manager) findOrMakePath(g *managedGroup, host netip.Addr) *path {
 		return known[i].path
 	}
 	p := &path{host: host, hostIndex: len(known)}
-	if len(known) > 0 {
+	if len(known) > 0 { // all paths to a host share its queue
 		p.queue.Store(known[0].path.queue.Load())
 	}
 	g.paths.all = append(g.paths.all, p)
 	m.hosts[host] = append(known, hostPath{g, p})
-	if g.receives && host.IsValid() && p.queue.Load() == nil {
+	if g.receives && host.IsValid() && p.queue.Load() == nil { // only groups that receive need it
 		shared := new(hostQueue)
 		for _, l := range m.hosts[host] {
 			l.path.queue.Store(shared)
@@ -543,27 +541,27 @@ func plainPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr().WithZone(""), bits)
 }
 
-// eachIn calls do with each group with paths in use that all lead into p. It holds the group's mutex during the call.
-// The caller holds m.mu.
-func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
+// visitGroupsIn calls do with each group that has paths in use, all of which lead into p. It holds the group's mutex
+// during the call. The caller holds m.mu.
+func (m *Manager) visitGroupsIn(p netip.Prefix, do func(*group)) {
 	if p.IsSingleIP() {
 		for _, l := range m.hosts[p.Addr()] {
-			l.callIfWithin(p, do)
+			l.visitIfWithin(p, do)
 		}
 		return
 	}
 	for host, all := range m.hosts {
 		if p.Contains(host) {
 			for _, l := range all {
-				l.callIfWithin(p, do)
+				l.visitIfWithin(p, do)
 			}
 		}
 	}
 }
 
-// callIfWithin calls do if all paths of the group that are in use lead into p. It does so for the first of them only,
-// so that each group is met once. For a group without members all paths are in use.
-func (l hostPath) callIfWithin(p netip.Prefix, do func(*group)) {
+// visitIfWithin calls do if all paths in use of l's group lead into p, and l.path is the first of them. The group
+// stands in Manager.hosts once for each path, and must be visited once.
+func (l hostPath) visitIfWithin(p netip.Prefix, do func(*group)) {
 	g := l.group.group
 	if g.receives { // hints are about the way to a host, not from it
 		return
@@ -593,7 +591,7 @@ func (m *Manager) shareHints(now cc.Time, g *managedGroup) {
 	}
 	host := g.paths.all[0].host
 	var newest cc.Hint
-	m.eachIn(netip.PrefixFrom(host, host.BitLen()), func(other *group) {
+	m.visitGroupsIn(netip.PrefixFrom(host, host.BitLen()), func(other *group) {
 		if other.hints.isFresh(now, other.rtt.srtt) && other.hints.newest.At > newest.At {
 			newest = other.hints.newest
 		}
@@ -658,7 +656,7 @@ func (m *Manager) dropUnusedLimits(now cc.Time) {
 
 // claimsIn returns Claims(p). The caller holds m.mu.
 func (m *Manager) claimsIn(p netip.Prefix) (c Claims) {
-	m.eachIn(p, func(g *group) { c = c.addClaims(memberClaims(g)) })
+	m.visitGroupsIn(p, func(g *group) { c = c.addClaims(memberClaims(g)) })
 	return c
 }
 

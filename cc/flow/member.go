@@ -98,8 +98,8 @@ func (m *member) wakeRelay() {
 	}
 }
 
-// noteLimitedBy records what holds m back according to its last report. below: the transport or the receiver does.
-func (m *member) noteLimitedBy(now cc.Time, below bool) {
+// updateLimitedBy records what holds m back according to its last report. below: the transport or the receiver does.
+func (m *member) updateLimitedBy(now cc.Time, below bool) {
 	r := &m.last
 	m.limits.addElapsed(now)
 	switch {

@@ -217,8 +217,8 @@ type PacketWindow interface {
 	// Take asks whether a packet of n bytes may leave now, and accounts for it if it may. One of a sparse flow may be
 	// lent room. After a refusal the window's owner is called when asking again may help.
 	Take(now cc.Time, n cc.Bytes, sparse bool) bool
-	// Usual returns the rate of what may leave, smoothed over some seconds; 0: not known.
-	Usual() cc.Rate
+	// UsualRate returns the rate of what may leave, smoothed over some seconds; 0: not known.
+	UsualRate() cc.Rate
 	// QueueTarget returns for how long a flow's packets may wait for room. A sender that halves its own window still
 	// fills the path when a round trip's worth of its packets waits.
 	QueueTarget() time.Duration

@@ -65,7 +65,7 @@ func (s *sampler) readReport(r Report) (delta reportDelta) {
 	return delta
 }
 
-// newlyDeparted returns how many bytes have left, over a leg that enforces the window, since noteSent last counted
+// newlyDeparted returns how many bytes have left, over a leg that enforces the window, since countSent last counted
 // them. Call it after readReport.
 func (s *sampler) newlyDeparted() cc.Bytes {
 	if !s.enforced {
@@ -100,7 +100,7 @@ func (s *sampler) updateInflight(delta reportDelta) {
 	if delta.timeouts > 0 || delta.lost > 0 && r.Newest == 0 {
 		s.ledger.markResent(delta.timeouts > 0)
 	}
-	s.ledger.noteUnsent(r.Written-r.Unsent, r.At)
+	s.ledger.markUnsent(r.Written-r.Unsent, r.At)
 	inflight := s.taken - r.Acked
 	switch {
 	case s.enforced && r.Pipe >= 0:
@@ -122,9 +122,9 @@ func (s *sampler) sentOffset() cc.Bytes {
 	return s.taken - s.last.Unsent
 }
 
-// noteLossEpoch records that the group's loss event with number epoch began at a time, if it is a new one. Call it
+// joinLossEpoch records that the group's loss event with number epoch began at a time, if it is a new one. Call it
 // before the rest of a report or request is processed, because it reads how far the flow has sent.
-func (s *sampler) noteLossEpoch(epoch uint64, at cc.Time) {
+func (s *sampler) joinLossEpoch(epoch uint64, at cc.Time) {
 	if s.lossEpoch != epoch {
 		s.lossEpoch, s.recoveryPoint, s.lossEpochAt = epoch, s.sentOffset(), at
 	}
@@ -136,7 +136,7 @@ func (s *sampler) isRecovering() bool {
 	return s.lossEpochAt != 0 && s.last.Acked-s.last.Sacked < s.recoveryPoint
 }
 
-// ackSentBy takes what had left by a time as arrived, without a report. It returns how many bytes that is.
+// ackSentBy counts what had left by sentBy as arrived, without a report, and returns its bytes.
 func (s *sampler) ackSentBy(now, sentBy cc.Time) (n cc.Bytes) {
 	s.ledger.dropSentBy(sentBy)
 	n = s.taken - s.ledger.inFlight() - s.last.Acked
@@ -343,9 +343,9 @@ func (l *ledger) makeRoom() {
 	l.count /= 2
 }
 
-// noteUnsent records that the bytes from stream offset sent on had still not left at now, however long ago the
-// transport accepted them.
-func (l *ledger) noteUnsent(sent cc.Bytes, now cc.Time) {
+// markUnsent moves the departure of the bytes from stream offset sent on to now: the transport accepted them earlier,
+// but has not sent them yet.
+func (l *ledger) markUnsent(sent cc.Bytes, now cc.Time) {
 	for i := l.count - 1; i >= 0; i-- {
 		if l.chunkAt(i).end <= sent {
 			return

@@ -464,7 +464,7 @@ func TestAChunkWaitsWhileItsNewestByteDoes(t *testing.T) {
 	for left, want := range map[cc.Bytes]cc.Time{0: 9, 50: 9, 99: 9, 100: 1} {
 		var l ledger
 		l.addChunk(100, 100, chunk{sent: cc.Sent{At: 1}})
-		l.noteUnsent(left, 9)
+		l.markUnsent(left, 9)
 		c, ok := l.dropArrived(100)
 		require.True(t, ok)
 		assert.Equal(t, want, c.sent.At, "%d of 100 bytes have left", left)

@@ -85,8 +85,8 @@ func (w *window) countInflightOf(members []*member) {
 	}
 }
 
-// noteSent counts n bytes of m in flight that leave now.
-func (w *window) noteSent(m *member, now cc.Time, n cc.Bytes) {
+// countSent counts n bytes of m in flight that leave now.
+func (w *window) countSent(m *member, now cc.Time, n cc.Bytes) {
 	granule := max(m.segmentSize(), w.control.Cwnd/(ledgerChunks/2))
 	m.sampler.addSent(n, roundUp(min(granule, cc.MaxCwnd/ledgerChunks), m.segmentSize()), w.sentState(now))
 	w.countInflight(m)
@@ -227,8 +227,8 @@ func (w *window) adoptControl(now cc.Time) {
 	w.needsDivision = w.needsDivision || w.control.Cwnd != before.Cwnd || w.control.PacingRate != before.PacingRate
 }
 
-// reapplyCaps applies caps again, since hints grow old between the algorithm's events. It reports whether there may be
-// any caps.
+// reapplyCaps applies caps again, because hints grow old between the algorithm's events. It reports whether it had to:
+// false if nothing caps the control.
 func (w *window) reapplyCaps(now cc.Time) bool {
 	if w.algorithm == nil || !w.caps.binds && w.caps.hintCap == 0 {
 		return false
@@ -278,9 +278,9 @@ func (w *window) cwndLimited() bool {
 		w.cwndFullAt >= w.delivered.firstSentAt
 }
 
-// noteAppLimited marks what is in flight as too little to measure the path. That is so if the window has room that no
-// member wants, or that a cap does not let them use.
-func (w *window) noteAppLimited() {
+// updateAppLimited makes rate samples count as app-limited until what is in flight has arrived, if the window has room
+// that no member wants, or that a cap does not let them use.
+func (w *window) updateAppLimited() {
 	if w.delivered.total > w.delivered.appLimitedUntil {
 		w.delivered.appLimitedUntil = 0
 	}
@@ -312,16 +312,16 @@ func (w *window) lossEpochStart(m *member, delta reportDelta) cc.Time {
 	}
 	w.lossEpoch++
 	w.lossEpochAt = now
-	m.noteLossEpoch(w.lossEpoch, now)
+	m.joinLossEpoch(w.lossEpoch, now)
 	return max(1, now.Add(-w.pathSRTT(m)))
 }
 
-// makeAck returns the event for newly delivered bytes of m. beside is the number of followers' bytes delivered along
+// makeAck returns the event for newly delivered bytes of m. followed is the number of followers' bytes delivered along
 // with them. The event includes those: otherwise the rate would be too low for the path, and the window would shrink.
-func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Bytes) {
+func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, followed cc.Bytes) {
 	now := m.last.At
 	sent, rtt, rate := m.takeDelivered(delta, &w.delivered, w.pathMinRTT(m))
-	beside = w.acknowledgeFollowers(now, sent.At)
+	followed = w.acknowledgeFollowers(now, sent.At)
 	reverse, oneWay := m.oneWayDelays.addReading(m.last.Peer, now, rtt, m.rtt.min)
 	if rtt > 0 {
 		rtt = w.addRTTSample(m, now, rtt)
@@ -333,12 +333,12 @@ func (w *window) makeAck(m *member, delta reportDelta) (ev cc.Ack, beside cc.Byt
 		w.deliveryRate = rate
 	}
 	ev = cc.Ack{
-		Acked: delta.acked + beside, Marked: min(delta.marked, delta.acked), RTT: rtt, DeliveryRate: rate,
+		Acked: delta.acked + followed, Marked: min(delta.marked, delta.acked), RTT: rtt, DeliveryRate: rate,
 		Sent: w.sinceStart(sent), L4S: m.last.L4S, ReverseQueue: reverse,
 	}
 	ev.State = w.algorithmState(now)
 	w.checkHint(&ev)
-	return ev, beside
+	return ev, followed
 }
 
 // findReverseQueue returns how much of queueing, a round trip's delay above the least, was on the way back, and
@@ -585,7 +585,7 @@ func (w *window) hintPart() float64 {
 }
 
 // takeHintNews returns a change in the doubt of hints that has not been reported yet; false: there is none.
-func (w *window) takeHintNews() (news HintNews, is bool) {
+func (w *window) takeHintNews() (news HintNews, ok bool) {
 	k := &w.hints.check
 	doubt := k.certainDoubt()
 	if doubt == k.reported {
@@ -603,8 +603,8 @@ func (w *window) unpacedWindow() cc.Bytes {
 	return max(0, w.control.Cwnd-w.control.PacingRate.BytesIn(w.rtt.srtt))
 }
 
-// acknowledgeFollowers takes what followers sent by a time as arrived: a byte of another member that left at that time
-// has arrived, and one queue holds both. It returns the number of the followers' bytes.
+// acknowledgeFollowers counts what followers had sent by sentBy as arrived, because a byte of another member that left
+// then has arrived, and both wait in one queue. It returns the number of the followers' bytes.
 func (w *window) acknowledgeFollowers(now, sentBy cc.Time) (n cc.Bytes) {
 	for _, m := range w.followers {
 		arrived := m.ackSentBy(now, sentBy)
@@ -618,7 +618,7 @@ func (w *window) acknowledgeFollowers(now, sentBy cc.Time) (n cc.Bytes) {
 // idleness is how long a group has been idle, and what it remembers once its algorithm is gone.
 type idleness struct {
 	since cc.Time // when the last byte arrived with no member wanting to send; 0: a member is sending
-	saved Dormant // the window when the algorithm was released; Cwnd is 0: it is not
+	saved Dormant // the window when the algorithm was released; Cwnd is 0: nothing is saved
 }
 
 // Dormant is a window without its algorithm: what a group remembers after a long idle period, and what another process
@@ -674,15 +674,15 @@ func (w *window) saveWindow() {
 	if w.algorithm == nil {
 		return
 	}
-	w.idle.saved = w.dormant()
+	w.idle.saved = w.currentWindow()
 	w.closeAlgorithm()
 	w.initialCwnd, w.ssthresh, w.movedPart = 0, 0, 0
 	w.control = cc.Control{}
 }
 
-// dormant returns what the window is without its algorithm; Cwnd is 0 without one. The base round trip is the
-// reference path's.
-func (w *window) dormant() Dormant {
+// currentWindow returns what would be saved if the algorithm were released now; Cwnd is 0: there is no algorithm. The
+// base round trip is the reference path's.
+func (w *window) currentWindow() Dormant {
 	d := Dormant{Rate: w.deliveryRate, MSS: w.mss}
 	if w.algorithm != nil {
 		d.Cwnd = w.algorithm.Control().Cwnd
@@ -693,9 +693,9 @@ func (w *window) dormant() Dormant {
 	return d
 }
 
-// dormantOn returns what a flow on path p needs to go on elsewhere at now.
-func (w *window) dormantOn(p *path, now cc.Time) Dormant {
-	d := w.dormant()
+// savedWindowOn returns what a flow on path p needs to go on elsewhere at now.
+func (w *window) savedWindowOn(p *path, now cc.Time) Dormant {
+	d := w.currentWindow()
 	if w.idle.saved.Cwnd > 0 {
 		d = w.idle.saved
 		d.Cwnd = w.rememberedWindow(now)

@@ -904,6 +904,6 @@ func (h *service) hintNews(n flow.HintNews) {
 	case "":
 		log, words = h.log.Info, "hints are believed again"
 	}
-	log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Told),
+	log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Claimed),
 		"delivered_bits_per_second", int64(n.Delivered), "believed_bits_per_second", int64(n.Believed))
 }

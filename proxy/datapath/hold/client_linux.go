@@ -278,9 +278,9 @@ func (l *lane) countFlows(now cc.Time) {
 // rate returns what the window usually lets go; 0: not known.
 func (l *lane) rate() cc.Rate {
 	if l.terms.MaxRate > 0 {
-		return min(l.window.Usual(), l.terms.MaxRate)
+		return min(l.window.UsualRate(), l.terms.MaxRate)
 	}
-	return l.window.Usual()
+	return l.window.UsualRate()
 }
 
 // probe asks a client that is not known to answer: by an echo request, and if the first had no answer as a neighbour.
