@@ -79,11 +79,11 @@ type connection struct {
 	listener   *listenerState
 	started    cc.Time // when it was accepted
 	counted    *client // the source that it counts against; nil: not known yet
-	kept       *connectionKept
+	funcs      *connectionFuncs
 	seen       bool        // a walk over all connections may still look at it; guarded by Server.mu
 	isOver     bool        // it was rejected; the loop's goroutine alone
 	parked     bool        // its legs are detached; the loop's goroutine alone
-	keptBack   bool        // another process has not taken it over; the Mover's goroutine alone
+	keptBack   bool        // it came back from a takeover that failed; the Mover's goroutine alone
 	recyclable atomic.Bool // it is over, and only its loop knows it; the loop gives it back
 
 	// What the greeting finds out.
@@ -107,8 +107,8 @@ type connection struct {
 	peer      *PeerCounters // its counters by peer; nil: none
 	moving    atomic.Int32  // directions that are not over
 	keptAlive bool          // keepAlive was called
-	// A goroutine beside the loop has ended a direction. It may use the connection after the loop has, so the memory is
-	// not given back. The loop's goroutine sets it.
+	// endsOutside is set by the loop when another goroutine ends a direction. That goroutine may use the connection after
+	// the loop does, so the memory is not given back.
 	endsOutside bool
 	lastSweep   sweepState
 
@@ -120,14 +120,15 @@ type connection struct {
 	decidedBy *settings       // that gave the verdict
 }
 
-// connectionKept is what a connection's memory keeps for the next one. Each would otherwise be made anew.
-type connectionKept struct {
-	done     func(*rejection) // is called once, when the connection is over; nil: it was relayed
-	giveBack func()           // gives its memory to a later connection
-	step     func()           // the methods of these names
-	onLate   func()
-	onDialed func(datapath.Conn, error)
-	permit   func(netip.AddrPort) error
+// connectionFuncs are the callbacks of a connection. They stay with its memory, because each new closure would cost an
+// allocation.
+type connectionFuncs struct {
+	onEnd      func(*rejection) // called once, when the connection is over; nil: it was relayed
+	giveBack   func()           // gives the connection's memory to a later one
+	onLegEvent func()           // the method of this name, as is the next one
+	onTimeout  func()
+	onDialed   func(datapath.Conn, error)
+	permit     func(netip.AddrPort) error
 }
 
 // currentPhase returns the phase.
@@ -169,7 +170,7 @@ func (c *connection) clientAddress() netip.AddrPort {
 
 // start begins with the greeting: on the loop that has accepted the client, or in the setup pool. It does not wait.
 func (c *connection) start() {
-	if c.onLoop = c.driver.Start(c.client.conn, c.kept.step); c.onLoop {
+	if c.onLoop = c.driver.Start(c.client.conn, c.funcs.onLegEvent); c.onLoop {
 		c.greetClient(context.Background())
 		return
 	}
@@ -181,8 +182,8 @@ func (c *connection) start() {
 	})
 }
 
-// step goes on with what has happened to the legs. It runs on their loop, and does not wait.
-func (c *connection) step() {
+// onLegEvent continues the present phase after an event of a leg. It runs on the loop of the legs, and does not wait.
+func (c *connection) onLegEvent() {
 	if c.isOver {
 		return
 	}
@@ -196,16 +197,16 @@ func (c *connection) step() {
 		c.reject(c.rejected)
 	default:
 		if c.onLoop {
-			c.stepBoth()
+			c.moveDirections()
 		}
 	}
 }
 
-// onLate goes on after the time that awaits has set. It runs on the loop.
-func (c *connection) onLate() {
+// onTimeout ends the wait of the present phase. It runs on the loop, once the time that was set there is over.
+func (c *connection) onTimeout() {
 	switch c.currentPhase() {
 	case greeting:
-		c.greetClient(lateContext)
+		c.greetClient(expiredContext)
 	case deciding:
 		c.decideOnLoop(true)
 	case refusing:
@@ -214,31 +215,32 @@ func (c *connection) onLate() {
 	}
 }
 
-// lateContext has ended, since its time was over.
-var lateContext, _ = context.WithDeadline(context.Background(), datapath.Expired) //nolint:govet // it has ended
+// expiredContext makes a greeting that is retried end with a timeout.
+var expiredContext, _ = context.WithDeadline(context.Background(), datapath.Expired) //nolint:govet // it has ended
 
 // greetingContext returns a context that has ended once the connection is torn down.
 func (c *connection) greetingContext() context.Context {
 	if c.stopped.Load() {
-		return lateContext
+		return expiredContext
 	}
 	return context.Background()
 }
 
-// awaits reports whether a call of package ingress is to be made again: with the next step, or once its time is over.
-func (c *connection) awaits(err error) bool {
+// scheduleRetry reports whether err says that a call of package ingress must be made again. onLegEvent then does so, or
+// onTimeout after the time that err allows.
+func (c *connection) scheduleRetry(err error) bool {
 	if err == nil || !errors.Is(err, datapath.ErrWait) {
 		return false
 	}
 	var p ingress.Pause
 	if errors.As(err, &p) {
-		c.driver.Expect(time.Duration(p), c.kept.onLate)
+		c.driver.Expect(time.Duration(p), c.funcs.onTimeout)
 	}
 	return true
 }
 
-// endWait ends the time that awaits has set.
-func (c *connection) endWait() {
+// cancelTimeout cancels the call of onTimeout.
+func (c *connection) cancelTimeout() {
 	if c.onLoop {
 		c.driver.Expect(-1, nil)
 	}
@@ -246,14 +248,14 @@ func (c *connection) endWait() {
 
 // reject ends a connection that is not relayed. The client is first sent an answer, if it has none yet.
 func (c *connection) reject(r *rejection) {
-	if r.unanswered && c.awaits(c.chosen.Answer(netip.AddrPort{}, r.err)) {
+	if r.unanswered && c.scheduleRetry(c.chosen.Answer(netip.AddrPort{}, r.err)) {
 		c.rejected = r
 		c.setPhase(refusing)
 		return
 	}
-	c.endWait()
+	c.cancelTimeout()
 	c.isOver = true
-	c.kept.done(r)
+	c.funcs.onEnd(r)
 }
 
 // greetClient finds out where the client wants to go, and dials the server. It leaves what the client sent beyond its
@@ -267,7 +269,7 @@ func (c *connection) greetClient(ctx context.Context) {
 		chosen, err = c.listener.Greet(ctx, c.client.conn)
 	}
 	switch {
-	case c.awaits(err):
+	case c.scheduleRetry(err):
 		c.chosen.Again = chosen.Again
 		return
 	case errors.Is(err, ingress.ErrUnauthorized):
@@ -277,7 +279,7 @@ func (c *connection) greetClient(ctx context.Context) {
 		c.reject(&rejection{reason: RejectedHandshake, err: err})
 		return
 	}
-	c.endWait()
+	c.cancelTimeout()
 	early, conn := chosen.Detach()
 	c.mu.Lock()
 	c.chosen = chosen
@@ -306,7 +308,7 @@ func (c *connection) countGreeted() *rejection {
 		}
 	}
 	if c.listener.cfg.Mode.Captures() {
-		if err := c.env.loops.noteCaptured(c.clientWire()); err != nil {
+		if err := c.env.loops.addCaptured(c.clientWire()); err != nil {
 			return refuseClient(&refusal{RejectedLoop, err})
 		}
 		c.captured = true
@@ -348,7 +350,7 @@ func (c *connection) dialServer() {
 		Mark:    uint32(c.decidedBy.cfg.Mark),
 		Hops:    c.chosen.Hops,
 		Near:    c.client.conn, // the loop of the client leg serves the server leg, too
-		Guard:   c.kept.permit,
+		Guard:   c.funcs.permit,
 		Timeout: timeout,
 	}
 	if c.listener.cfg.KeepClient { // the kernel chooses the port
@@ -357,13 +359,13 @@ func (c *connection) dialServer() {
 	if c.decidedBy.policy.KeepsDSCP() {
 		cfg.DSCP = c.dscpTowards
 	}
-	c.setCancel(c.env.Dial(cfg, c.kept.onDialed))
+	c.setCancel(c.env.Dial(cfg, c.funcs.onDialed))
 }
 
 // onOutsideDialled continues after a dial from this machine: on the loop, or for a name on a goroutine.
 func (c *connection) onOutsideDialled(server datapath.Conn, err error) {
 	if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
-		if err = c.noteDialled(server); err != nil {
+		if err = c.registerServerLeg(server); err != nil {
 			server = nil
 		}
 	}
@@ -404,11 +406,11 @@ func (c *connection) onDialled(server datapath.Conn, err error) {
 	}
 	c.setPhase(deciding)
 	if c.onLoop {
-		c.driver.Expect(c.decidedBy.cfg.Limits.ServerNameWait, c.kept.onLate)
+		c.driver.Expect(c.decidedBy.cfg.Limits.ServerNameWait, c.funcs.onTimeout)
 		c.decideOnLoop(false)
 		return
 	}
-	c.env.setups.runSetup(func() { c.decide(c.awaitServerName()) })
+	c.env.setups.runSetup(func() { c.decideByName(c.awaitServerName()) })
 }
 
 // setCancel sets what tearDown calls to end the greeting or the dial. After a tearDown it calls cancel itself.
@@ -423,9 +425,9 @@ func (c *connection) setCancel(cancel func()) {
 	}
 }
 
-// noteDialled gives the server leg to the loop guard, which refuses one that has come back to us.
-func (c *connection) noteDialled(conn datapath.Conn) error {
-	if err := c.env.loops.noteDialled(wireOfLeg(conn)); err != nil {
+// registerServerLeg gives the server leg to the loop guard, which refuses one that has come back to us.
+func (c *connection) registerServerLeg(conn datapath.Conn) error {
+	if err := c.env.loops.addDialled(wireOfLeg(conn)); err != nil {
 		_ = conn.Reset()
 		return &refusal{RejectedLoop, err}
 	}
@@ -514,7 +516,7 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	c.verdict = &c.prospects[len(c.prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
 	// the client's first bytes, unless they decide about the header.
-	if c.isHeaderSettled() {
+	if c.isHeaderCertain() {
 		if err := c.sendProxyHeader(); err != nil {
 			_ = server.Reset()
 			return refuseClient(err)
@@ -528,8 +530,8 @@ func (c *connection) attachServer(server datapath.Conn, err error) *rejection {
 	return nil
 }
 
-// isHeaderSettled reports whether all verdicts that are possible send the same PROXY header.
-func (c *connection) isHeaderSettled() bool {
+// isHeaderCertain reports whether all verdicts that are possible send the same PROXY header.
+func (c *connection) isHeaderCertain() bool {
 	return !slices.ContainsFunc(c.prospects, func(v policy.Verdict) bool { return v.SendProxy != c.verdict.SendProxy })
 }
 
@@ -563,15 +565,15 @@ func (c *connection) resetBoth(reason Reason, err error) *rejection {
 	return &rejection{reason: reason, err: err}
 }
 
-// decide chooses one of the prospects by the server name, and begins to relay.
-func (c *connection) decide(name string) {
+// decideByName chooses one of the prospects by the server name, and begins to relay.
+func (c *connection) decideByName(name string) {
 	c.decidedOn.ServerName = name
-	settled := c.isHeaderSettled() // then attachServer has sent it
+	isHeaderSent := c.isHeaderCertain() // by attachServer
 	if r := c.applyNameVerdict(); r != nil {
 		c.reject(r)
 		return
 	}
-	if !settled {
+	if !isHeaderSent {
 		if err := c.sendProxyHeader(); err != nil {
 			c.reject(c.resetBoth(RejectedDialError, err))
 			return
@@ -592,9 +594,9 @@ func (c *connection) applyNameVerdict() *rejection {
 	return c.resetBoth(RejectedRule, refusedBy(verdict))
 }
 
-// lookForName looks for a server name in the client's first bytes, and reads on while it is not whole. What it reads is
-// relayed first. After an error there is no name, and the relay meets the error. more: it would have to wait.
-func (c *connection) lookForName() (name string, more bool) {
+// readServerName reads the client's first bytes until they show a server name, or that there is none. It keeps them for
+// the relay. After an error there is no name, and the relay meets the error. more: it would have to wait.
+func (c *connection) readServerName() (name string, more bool) {
 	if c.chosen.Exchange != nil {
 		return policy.HostName(c.decidedOn.Host), false // of the URL, in whatever form the request has
 	}
@@ -608,19 +610,19 @@ func (c *connection) lookForName() (name string, more bool) {
 	}
 }
 
-// decideOnLoop decides once the client's first bytes have shown a server name, or that they have none. It decides
-// without a name if isLate is set, or once the server has sent bytes: then the client does not speak first.
-func (c *connection) decideOnLoop(isLate bool) {
-	name, more := c.lookForName()
-	if more && !isLate && errors.Is(c.down.readEarly(c.server.conn, c.env.buffers), datapath.ErrWait) {
+// decideOnLoop decides by the server name once the client's first bytes show whether they have one. It decides without
+// a name if timedOut is set, or once the server has sent bytes: then the client does not speak first.
+func (c *connection) decideOnLoop(timedOut bool) {
+	name, more := c.readServerName()
+	if more && !timedOut && errors.Is(c.down.readEarly(c.server.conn, c.env.buffers), datapath.ErrWait) {
 		return
 	}
-	c.endWait()
-	c.decide(name)
+	c.cancelTimeout()
+	c.decideByName(name)
 }
 
-// awaitServerName is decideOnLoop's wait for goroutines. Reads of the client fail once the server speaks or ends, or
-// the time is over.
+// awaitServerName waits for the server name where no loop calls decideOnLoop. Reads of the client fail once the server
+// speaks or ends, or the time is over.
 func (c *connection) awaitServerName() string {
 	client, server := c.client.conn, c.server.conn
 	until := time.Now().Add(c.decidedBy.cfg.Limits.ServerNameWait) //nolint:forbidigo // a deadline is of the real clock
@@ -633,7 +635,7 @@ func (c *connection) awaitServerName() string {
 		_ = c.down.readEarly(server, c.env.buffers)
 		_ = client.SetReadDeadline(datapath.Expired)
 	}()
-	name, _ := c.lookForName()
+	name, _ := c.readServerName()
 	_ = server.SetReadDeadline(datapath.Expired)
 	<-heard
 	_ = server.SetReadDeadline(time.Time{})
@@ -641,8 +643,8 @@ func (c *connection) awaitServerName() string {
 	return name
 }
 
-// dscpTowards returns the mark of packets to an address. keep reports whether all verdicts that are possible for it
-// keep the client's mark; the SYN then has it, too.
+// dscpTowards returns the client's DSCP for packets to an address. keep reports whether all verdicts that are possible
+// for the address keep it, so that the SYN may have it already.
 func (c *connection) dscpTowards(target netip.AddrPort) (dscp uint8, keep bool) {
 	for _, v := range c.decidedBy.policy.Prospects(nil, c.policyFacts(target)) {
 		if v.Refuse == "" && !v.KeepDSCP {
@@ -652,8 +654,8 @@ func (c *connection) dscpTowards(target netip.AddrPort) (dscp uint8, keep bool) 
 	return receivedDSCP(c.client.conn), true
 }
 
-// carryDSCP marks the packets of each leg as those that came over the other one. If the server sets no
-// mark, the client gets its own mark back.
+// carryDSCP gives the packets of each leg the DSCP that came over the other one. If the server sets none, the client
+// gets its own back.
 func (c *connection) carryDSCP() {
 	there := receivedDSCP(c.client.conn)
 	back := receivedDSCP(c.server.conn)
@@ -683,7 +685,7 @@ func receivedDSCP(conn datapath.Conn) uint8 {
 	return 0
 }
 
-// startRelaying puts the verdict into force and runs both directions.
+// startRelaying puts the verdict into force, and runs both directions.
 func (c *connection) startRelaying() {
 	if t := c.env.trial.Load(); t != nil && t.leavesToKernel(c.decidedOn.Source.Addr(), c.chosen.Peer) {
 		v := *c.verdict
@@ -717,10 +719,10 @@ func (c *connection) startRelaying() {
 	c.runDirections()
 }
 
-// openDirections puts the verdict into force: it joins the legs by a carrier for each direction, and opens flows where
-// terms need them at once. before is what the directions were in another process; nil: they begin.
+// openDirections joins the legs by a carrier for each direction, and opens flows where the verdict's terms need them at
+// once. beforeDown and beforeUp describe the directions in another process; nil: they begin here.
 func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error {
-	c.noteActivity()
+	c.markActive()
 	v, limits := c.verdict, &c.env.currentSettings().cfg.Limits
 	c.down.relay, c.down.src, c.down.dst = &c.relay, &c.server, &c.client
 	c.up.relay, c.up.src, c.up.dst, c.up.up = &c.relay, &c.client, &c.server, true
@@ -731,15 +733,15 @@ func (c *connection) openDirections(beforeDown, beforeUp *directionRecord) error
 		c.down.carrier = datapath.NewCopy(c.client.conn, exchange.AnswerFrom(c.server.conn), c.env.buffers)
 		c.up.carrier = datapath.NewCopy(c.server.conn, exchange.RequestFrom(c.client.conn), c.env.buffers)
 	}
-	if err := c.down.startUnder(&v.Down, &v.FromServer, limits, beforeDown); err != nil {
+	if err := c.down.setFirstTerms(&v.Down, &v.FromServer, limits, beforeDown); err != nil {
 		return err
 	}
-	return c.up.startUnder(&v.Up, &v.FromClient, limits, beforeUp)
+	return c.up.setFirstTerms(&v.Up, &v.FromClient, limits, beforeUp)
 }
 
-// runDirections has both directions run until the connection is over, and returns at once. They run on the loop of
-// both legs, or each on a goroutine if the legs share no loop. The goroutine that has greeted and dialled does not go
-// on, because its stack is several times as large as an idle direction needs.
+// runDirections starts both directions, and returns at once. They run on the loop of both legs, or each on a goroutine
+// if the legs share no loop. Those goroutines are new, because the one that has greeted and dialled has a stack several
+// times as large as an idle direction needs.
 func (c *connection) runDirections() {
 	for _, d := range []*direction{&c.down, &c.up} {
 		if !d.finished.Load() {
@@ -765,10 +767,10 @@ func (c *connection) runDirections() {
 	}
 }
 
-// stepBoth moves what both directions can move now. It runs on a loop, and does not wait.
-func (c *connection) stepBoth() {
+// moveDirections moves what both directions can move now. It runs on a loop, and does not wait.
+func (c *connection) moveDirections() {
 	if c.recyclable.Load() {
-		c.kept.giveBack()
+		c.funcs.giveBack()
 		return
 	}
 	if c.parked {
@@ -779,10 +781,10 @@ func (c *connection) stepBoth() {
 			continue
 		}
 		switch p, e := d.moveBytes(); p {
-		case waits:
-		case again:
+		case mustWait:
+		case hasMore:
 			c.driver.Post()
-		case over:
+		case hasEnded:
 			d.carrier.Release()
 			if l := c.finishDirection(d, e); l != nil {
 				c.endsOutside = true
@@ -801,15 +803,15 @@ func (c *connection) stepBoth() {
 func (c *connection) onDirectionEnd() {
 	if c.moving.Add(-1) == 0 {
 		c.awaitDelivery()
-		c.kept.done(nil)
+		c.funcs.onEnd(nil)
 	}
 }
 
-// park takes a relayed connection out of service, for another process to go on with, and describes it. ok is false, and
-// it goes on, if another end is near or its loop does not relay it. It runs on that loop, where nothing is half done
-// between two steps. The connection is over then but for done, which the caller calls.
-func (c *connection) park() (r connectionRecord, ok bool) {
-	if !c.onLoop || c.parked || !c.isMovable() || !c.down.unload() || !c.up.unload() {
+// parkForTakeover detaches the legs of a relayed connection, and describes it for another process. ok is false, and the
+// connection goes on, if it is about to end or no loop relays it. It runs on that loop, where nothing is half done
+// between two events. Afterwards the caller must call onEnd.
+func (c *connection) parkForTakeover() (r connectionRecord, ok bool) {
+	if !c.onLoop || c.parked || !c.isMovable() || !c.down.unloadCarrier() || !c.up.unloadCarrier() {
 		return r, false
 	}
 	now := c.env.Clock()
@@ -834,7 +836,7 @@ func (c *connection) park() (r connectionRecord, ok bool) {
 	r.Facts, r.Verdict = c.decidedOn, *c.verdict
 	r.Verdict.Down, r.Verdict.Up = *c.down.terms, *c.up.terms
 	r.Verdict.FromServer, r.Verdict.FromClient = *c.down.receives, *c.up.receives
-	r.Down, r.Up = c.down.describe(now), c.up.describe(now)
+	r.Down, r.Up = c.down.makeRecord(now), c.up.makeRecord(now)
 	r.Down.Retransmitted, r.Up.Retransmitted = int64(sent.Retransmitted), int64(sentUp.Retransmitted)
 	return r, true
 }
@@ -852,9 +854,9 @@ func (c *connection) isMovable() bool {
 	return (c.phase == relaying || c.phase == halfClosed) && !c.stopped.Load() && c.moving.Load() > 0
 }
 
-// restore makes a relayed connection of what park has described, between attached legs. The directions do not run yet.
-// After an error drop ends what it has begun.
-func (c *connection) restore(r *connectionRecord, client, server *kernel.Conn) error {
+// restoreFrom makes a relayed connection of what parkForTakeover has described, between attached legs. The directions
+// do not run yet. After an error the caller calls abandonRestored.
+func (c *connection) restoreFrom(r *connectionRecord, client, server *kernel.Conn) error {
 	now := c.env.Clock()
 	c.started, c.opened = now.Add(-r.Age), now.Add(r.Setup-r.Age)
 	c.chosen = ingress.Client{
@@ -862,8 +864,8 @@ func (c *connection) restore(r *connectionRecord, client, server *kernel.Conn) e
 	}
 	c.decidedOn, c.verdict = r.Facts, &r.Verdict
 	c.client, c.server = leg{conn: client}, leg{conn: server}
-	c.phase = dialling // steps do nothing before resume
-	c.onLoop = c.driver.Start(client, c.kept.step) && c.driver.Join(server)
+	c.phase = dialling // events of legs do nothing before runRestored
+	c.onLoop = c.driver.Start(client, c.funcs.onLegEvent) && c.driver.Join(server)
 	c.down.early, c.up.early = r.Down.Stored, r.Up.Stored
 	if err := c.openDirections(&r.Down, &r.Up); err != nil {
 		return err
@@ -877,8 +879,9 @@ func (c *connection) restore(r *connectionRecord, client, server *kernel.Conn) e
 	return nil
 }
 
-// drop ends a restored connection that has not run, and leaves its sockets to the other process that has them.
-func (c *connection) drop() {
+// abandonRestored ends a restored connection that has not run, and leaves its sockets to the other process that has
+// them.
+func (c *connection) abandonRestored() {
 	_ = c.client.conn.(*kernel.Conn).Abandon()
 	_ = c.server.conn.(*kernel.Conn).Abandon()
 	now := c.env.Clock()
@@ -893,8 +896,8 @@ func closeDetached(legs ...kernel.DetachedLeg) {
 	}
 }
 
-// resume runs a restored connection under the present rules. It runs on the loop.
-func (c *connection) resume() {
+// runRestored runs a restored connection under the present rules. It is called on the loop.
+func (c *connection) runRestored() {
 	c.route, c.peer = c.env.totals.countOpened(routeKey{c.listener.cfg.Name, c.verdict.Rule}, c.chosen.Peer,
 		c.verdict.Down.Algorithm, c.verdict.Up.Algorithm)
 	c.mu.Lock()
@@ -963,8 +966,8 @@ func (c *connection) isPeerRevoked() bool {
 
 // finishDirection passes the end of one direction on, and returns the leg that must be aborted. nil: none.
 //
-// A FIN becomes a FIN, once all that came before it is written. If a leg fails, what it had sent is still delivered.
-// Then the other leg is reset, because a FIN would make a cut transfer look complete.
+// A FIN is passed on as a FIN, once all that came before it is written. If a leg fails, what it had sent is still
+// delivered. Then the other leg is reset, because a FIN would make a cut transfer look complete.
 func (c *connection) finishDirection(d *direction, e end) (abort *leg) {
 	defer d.finished.Store(true)
 	switch {
@@ -1089,7 +1092,7 @@ func (c *connection) waitUntilDelivered(conn datapath.Conn) {
 		}
 		if n != last { // acknowledgements count as activity for the timeout
 			last = n
-			c.noteActivity()
+			c.markActive()
 		}
 		select {
 		case <-timer.C:
@@ -1141,10 +1144,10 @@ func (c *connection) closeLegs() {
 // releaseCounts takes the connection out of the limits and the loop guard.
 func (c *connection) releaseCounts() {
 	if c.captured {
-		c.env.loops.forgetCaptured(c.clientWire())
+		c.env.loops.removeCaptured(c.clientWire())
 	}
 	if c.dialled {
-		c.env.loops.forgetDialled(wireOfLeg(c.server.conn))
+		c.env.loops.removeDialled(wireOfLeg(c.server.conn))
 	}
 	if c.counted != nil {
 		c.env.limits.leaveSource(c.counted)
@@ -1190,7 +1193,7 @@ func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
 	switch at {
 	case relaying:
 		limit, how = t.idle, ClosedIdle
-	case greeting, dialling, deciding, refusing: // have timeouts of their own
+	case greeting, dialling, deciding, refusing: // these have timeouts of their own
 		limit = 0
 	}
 	// Bytes that are still being delivered count as activity. Only quiet connections are
@@ -1204,7 +1207,7 @@ func (c *connection) checkTimeouts(now cc.Time, t timeouts) {
 	case limit > 0 && quiet >= limit:
 		c.tearDown(Cause{ProxySide, how}, nil)
 	case at == relaying && t.halfClosed > 0 && quiet >= t.halfClosed && quiet%t.halfClosed < t.period:
-		c.resetIfAborted() // not each time: it looks at both legs
+		c.resetIfAborted() // once in a half-closed timeout, because it costs system calls for both legs
 	case at == halfClosed:
 		c.resetIfPeerGone()
 	}
@@ -1223,7 +1226,7 @@ func (c *connection) keepAlive() {
 	}
 }
 
-// sweepState is what the legs had still to deliver when hasDelivered looked last.
+// sweepState is what the legs had still to deliver at the last call of hasDelivered.
 type sweepState struct {
 	active int64    // connection.active at that time
 	left   cc.Bytes // undelivered, of both legs
@@ -1264,8 +1267,8 @@ func (c *connection) resetIfPeerGone() {
 	}
 }
 
-// resetIfAborted ends a connection if one side has reset it or vanished. No read has met the reset where bytes before
-// it wait for the other side, which takes none.
+// resetIfAborted ends a connection if one side has reset it or vanished. Reads do not find that out while the other
+// side takes no bytes, because then nothing is read.
 func (c *connection) resetIfAborted() {
 	for _, l := range []*leg{&c.client, &c.server} {
 		if l.conn.Aborted() {

@@ -82,8 +82,8 @@ func (r *relay) markStopped() bool {
 	return true
 }
 
-// noteActivity sets the time when a byte last moved to now.
-func (r *relay) noteActivity() { r.active.Store(int64(r.env.Clock())) }
+// markActive sets the time when a byte last moved to now.
+func (r *relay) markActive() { r.active.Store(int64(r.env.Clock())) }
 
 // direction moves the bytes of one direction from its source leg to its destination leg.
 // One goroutine runs it: its own, or that of the loop that serves both legs.
@@ -159,9 +159,9 @@ func enforcedLimits(t *flow.Terms) datapath.Hold {
 	return datapath.HoldAll
 }
 
-// startUnder puts the first terms into force. The direction does not run yet. Terms that leave nothing unmanaged
-// open a flow at once. before is where the direction comes from another process; nil: it begins.
-func (d *direction) startUnder(
+// setFirstTerms puts the first terms into force, before the direction runs. Terms that leave nothing unmanaged open a
+// flow at once. before describes the direction in another process; nil: it begins here.
+func (d *direction) setFirstTerms(
 	terms, receives *flow.Terms, limits *config.Limits, before *directionRecord,
 ) error {
 	d.terms, d.receives = terms, receives
@@ -202,8 +202,8 @@ func (d *direction) restoreCounts(r *directionRecord) {
 	}
 }
 
-// unload moves what the carrier stores to early, and reports whether it could.
-func (d *direction) unload() bool {
+// unloadCarrier moves what the carrier stores to early, and reports whether it could.
+func (d *direction) unloadCarrier() bool {
 	if d.finished.Load() || d.storedBytes() == 0 || len(d.early) > 0 {
 		return true
 	}
@@ -214,8 +214,8 @@ func (d *direction) unload() bool {
 	return ok && len(d.early) <= maxStored
 }
 
-// describe returns the state for another process. relay.mu is held.
-func (d *direction) describe(now cc.Time) directionRecord {
+// makeRecord describes the direction for another process. relay.mu is held.
+func (d *direction) makeRecord(now cc.Time) directionRecord {
 	r := directionRecord{
 		Read: d.read.Load(), Written: d.written.Load(), Spliced: d.spliced.Load(), Stored: d.early,
 		Finished: d.finished.Load(), Managed: d.flow != nil, Underway: d.underway,
@@ -226,8 +226,8 @@ func (d *direction) describe(now cc.Time) directionRecord {
 	return r
 }
 
-// openFlow opens the flow, unless a reload has made that needless. The
-// goroutine that writes calls it, or nothing is written yet. from is the window that the direction had elsewhere.
+// openFlow opens the flow, unless a reload has made that needless. from is the window that the direction had in another
+// process. Only the runner may call it once bytes move.
 func (d *direction) openFlow(from flow.Dormant) error {
 	d.relay.mu.Lock()
 	defer d.relay.mu.Unlock()
@@ -261,7 +261,7 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
 		return
 	}
-	if d.allowance.Load() >= 0 { // no flow is open, so any terms will do
+	if d.allowance.Load() >= 0 { // no flow is open yet, and the next one is opened under these terms
 		d.terms = t
 		d.allowance.Store(unmanagedAllowance(t))
 		done.Moved++
@@ -269,7 +269,7 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 	}
 	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged ||
 		d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
-		// The kernel's control has a window of its own by now, or would have none.
+		// Neither our control nor the kernel's can take a running connection over from the other.
 		if isManaged(t) || isManaged(d.terms) {
 			done.Kept++
 		}
@@ -283,7 +283,7 @@ func (d *direction) applyTerms(t *flow.Terms, done *Reloaded) {
 		return
 	}
 	if t.Algorithm != d.terms.Algorithm {
-		d.noteAlgorithmEnd(d.terms.Algorithm, &before)
+		d.keepCountersOf(d.terms.Algorithm, &before)
 	}
 	d.terms = t
 	done.Moved++
@@ -321,9 +321,9 @@ func (d *direction) wakeUp() {
 type progress uint8
 
 const (
-	waits progress = iota // for a leg, or for the flow to grant more
-	again                 // it has moved stepBytes, and others may be waiting
-	over
+	mustWait progress = iota // for a leg, or for the flow to grant more
+	hasMore                  // it has moved stepBytes, and other connections of the loop may be waiting
+	hasEnded
 )
 
 // moveBytes moves bytes until the source ends, a leg fails or the connection stops. On a loop it also
@@ -334,37 +334,37 @@ func (d *direction) moveBytes() (progress, end) {
 		case err == nil:
 		case errors.Is(err, datapath.ErrWait):
 			if moved > 0 {
-				d.relay.noteActivity()
+				d.relay.markActive()
 			}
 			if d.unbounded {
 				d.boundInflow()
 			}
-			return waits, end{}
+			return mustWait, end{}
 		case errors.Is(err, errStopped):
-			return over, end{stopped: true}
+			return hasEnded, end{stopped: true}
 		default:
-			return over, end{writeErr: err}
+			return hasEnded, end{writeErr: err}
 		}
 		if d.ending != nil {
-			return over, d.readEnd()
+			return hasEnded, d.readEnd()
 		}
 		if moved >= stepBytes {
-			return again, end{}
+			return hasMore, end{}
 		}
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
 			d.onArrived(d.read.Add(int64(n)))
-			if d.wake != nil { // on a loop, the write in this step notes it, or the wait for one
-				d.relay.noteActivity()
+			if d.wake != nil { // on a loop, the write below or its ErrWait marks it without another call of the clock
+				d.relay.markActive()
 			}
 			d.lastRead, d.waited = n, false
 			moved += n
-			if d.unbounded && d.read.Load() >= datapath.SmallBuffer { // the kernel takes in far more after such a read
+			if d.unbounded && d.read.Load() >= datapath.SmallBuffer { // from here on the kernel takes in far more
 				d.boundInflow()
 			}
 		}
 		if errors.Is(err, datapath.ErrWait) {
-			return waits, end{}
+			return mustWait, end{}
 		}
 		d.ending = err
 	}
@@ -373,7 +373,7 @@ func (d *direction) moveBytes() (progress, end) {
 // runUntilEnd moves bytes until the direction is over. A goroutine of its own calls it.
 func (d *direction) runUntilEnd() end {
 	for {
-		if p, e := d.moveBytes(); p == over {
+		if p, e := d.moveBytes(); p == hasEnded {
 			d.carrier.Release()
 			return e
 		}
@@ -392,7 +392,8 @@ func (d *direction) readEnd() end {
 	}
 }
 
-// onArrived bounds the window that src advertises once much has come. got is the number of bytes read in all.
+// onArrived creates the control of src's receive window once flow.ReceiveBulk bytes have come, and lets it look at what
+// has arrived. got is the number of bytes read in all.
 func (d *direction) onArrived(got int64) {
 	if cc.Bytes(got) < flow.ReceiveBulk {
 		return
@@ -418,7 +419,7 @@ func (d *direction) boundInflow() {
 	}
 }
 
-// drainStored writes what is stored, as fast as the flow grants it.
+// drainStored writes all that is stored, as fast as the flow grants it.
 func (d *direction) drainStored() error {
 	for n := d.storedBytes(); n > 0; n = d.storedBytes() {
 		if d.granted == 0 {
@@ -432,7 +433,7 @@ func (d *direction) drainStored() error {
 		}
 		inKernel := d.carrier.Splicing() // asked before the write, which may end it
 		n, err := d.writeStored(d.granted)
-		d.noteWritten(n)
+		d.countWritten(n)
 		if inKernel {
 			d.spliced.Add(int64(n))
 		}
@@ -465,7 +466,7 @@ func (d *direction) readEarly(src datapath.Conn, buffers *datapath.Buffers) erro
 		return nil
 	}
 	if !errors.Is(err, datapath.ErrWait) && !errors.Is(err, os.ErrDeadlineExceeded) {
-		d.ending = err // the socket may not tell of it again
+		d.ending = err // the socket may report it only once
 	}
 	return err
 }
@@ -500,14 +501,14 @@ func (d *direction) resizePiece(n int, waited bool) {
 	}
 }
 
-// noteWritten counts n bytes written, and adapts the bound of src to them.
-func (d *direction) noteWritten(n int) {
+// countWritten counts n bytes written, and adapts the bound of src to them.
+func (d *direction) countWritten(n int) {
 	if n > 0 {
 		written := d.written.Add(int64(n))
 		if d.inflow != nil && !d.inflow.growIfNeeded(d.relay.env.Clock, written) {
 			d.inflow = nil
 		}
-		d.relay.noteActivity()
+		d.relay.markActive()
 	}
 }
 
@@ -600,9 +601,9 @@ func (d *direction) countersSince(algorithm string, s *flow.Snapshot) AlgorithmC
 	return now
 }
 
-// noteAlgorithmEnd keeps what has happened up to s under the algorithm that ends now. There is one entry for
-// each algorithm, because the number of reloads has no bound.
-func (d *direction) noteAlgorithmEnd(algorithm string, s *flow.Snapshot) {
+// keepCountersOf adds what has happened up to s under an algorithm that ends now to earlier. It has one entry for each
+// algorithm, because the number of reloads has no bound.
+func (d *direction) keepCountersOf(algorithm string, s *flow.Snapshot) {
 	now := d.countersSince(algorithm, s)
 	i := slices.IndexFunc(d.earlier, func(e AlgorithmCounters) bool { return e.Algorithm == algorithm })
 	if i < 0 {

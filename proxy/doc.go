@@ -4,9 +4,9 @@
 //
 // Open puts a Server on top of kernel TCP; New takes the parts one by one, which tests use for virtual time.
 //
-//	client ──▶ Way ──▶ connection: leg ◀─ direction down ── leg ──▶ server
-//	                                   ── direction up ───▶
-//	                                  each: Flow.Take before a write, Flow.Report after an acknowledgement
+//	client ──▶ Listener ──▶ connection: leg ◀─ direction down ── leg ──▶ server
+//	                                        ── direction up ───▶
+//	                                        each: Flow.Take before a write, Flow.Report after an acknowledgement
 //
 // Files call only files further down this list:
 //
@@ -19,9 +19,9 @@
 //	direction.go                  one direction of it: grants, reads, writes, terms
 //	receive.go                    bounds of what a leg takes in
 //	settings.go                   what connections share; a configuration in force, and what it allows
-//	way_netstack.go, way_none.go  tunnels that end in this process, or their absence
-//	listener.go                   a way in as one configuration has it, and its counters
-//	way.go                        sockets and tunnels of the kernel as ways in
+//	listen_netstack.go            listeners with tunnels that end in this process; listen_none.go: a build without them
+//	listener.go                   a listener as one configuration has it, and its counters
+//	listen.go                     listeners of sockets, and of tunnels that the kernel ends
 //	heldudp.go                    UDP that waits in the kernel for room in a window
 //	trial.go                      connections of one host that are left to the kernel, to compare
 //	limits.go                     limits of connections; the division of descriptors
@@ -32,7 +32,7 @@
 //
 // # A download
 //
-//  1. A Way accepts the client leg on a loop (package eventloop), and greets it. Where that takes asking
+//  1. A Listener accepts the client leg on a loop (package eventloop), and greets it. Where that takes asking
 //     the client (SOCKS5, HTTP, a PROXY header), the loop feeds what comes to a parser of package greeting.
 //  2. policy.Decide returns a verdict: a refusal, or flow.Terms for each direction. The server is dialled on the loop
 //     of the client, and then the client is answered in its own protocol. The kernel answers captured
@@ -61,16 +61,16 @@
 //
 // An idle connection between kernel sockets has no goroutine, stack or buffer: one task of the loop of both legs
 // moves both directions without a lock. The same task greets the client before that, and reads the first bytes that
-// show a server name. What runs on a loop must not wait. The setup pool serves the clients of tunnels and dials through
-// tunnels, and the wait for the last acknowledgements before a reset has a goroutine.
+// show a server name. What runs on a loop must not wait. So the setup pool serves the clients of tunnels and dials
+// through tunnels, and a goroutine waits for the last acknowledgements before a reset.
 //
-// direction.moveBytes is written once for both. While a kernel.Driver serves both legs, they return
-// datapath.ErrWait instead of waiting, and an event, Wake or the close of a leg has the loop call again. Elsewhere
-// (netstack, HTTP/3, a request with parsed content) the same calls wait, and moveBytes returns when all is over.
+// direction.moveBytes serves loops and goroutines. While a kernel.Driver serves both legs, they return datapath.ErrWait
+// instead of waiting, and the loop calls again after an event, a Wake or the close of a leg. Elsewhere (netstack,
+// HTTP/3, a request with parsed content) the same calls wait, and moveBytes returns when all is over.
 //
 // Keep-alives of server legs and the bound of what a leg takes in are set late, because most connections end before
-// they matter. Timeouts of silence have no timer of their own: one look at all connections replaces a timer that
-// every byte would set.
+// they matter. Timeouts of silence have no timer of their own, which every byte would have to set: a sweep over all
+// connections checks them.
 //
 // # Time and locks
 //

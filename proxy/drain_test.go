@@ -85,10 +85,10 @@ func TestWhatIsLeftOfATunnelWhenTheDrainIsOverIsResetAndToldSo(t *testing.T) {
 	assert.Contains(t, g.logs.String(), "closed_by=proxy reason=shutdown")
 }
 
-// slowWay is a listener whose end takes long, as that of MASQUE does with clients that do not leave.
-type slowWay struct{ *fakeListener }
+// slowListener is a listener whose end takes long, as that of MASQUE does with clients that do not leave.
+type slowListener struct{ *fakeListener }
 
-func (slowWay) Close() error {
+func (slowListener) Close() error {
 	time.Sleep(5 * time.Second)
 	return nil
 }
@@ -103,7 +103,7 @@ func TestListenersCloseAtTheSameTime(t *testing.T) {
 		}
 		s, err := proxy.New(cfg, proxy.Parts{
 			Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial,
-			Open: func(proxy.WayConfig) (proxy.Way, error) { return slowWay{newFakeListener()}, nil },
+			Open: func(proxy.ListenerConfig) (proxy.Listener, error) { return slowListener{newFakeListener()}, nil },
 		})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())

@@ -76,7 +76,7 @@ func ExampleNew() {
 	s, err := proxy.New(cfg, proxy.Parts{
 		Clock: func() cc.Time { return 1 },
 		Flows: &flow.Manager{},
-		Open:  func(proxy.WayConfig) (proxy.Way, error) { return newFakeListener(), nil },
+		Open:  func(proxy.ListenerConfig) (proxy.Listener, error) { return newFakeListener(), nil },
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -326,7 +326,7 @@ func (l *fakeListener) Health() error { return l.health }
 
 func (l *fakeListener) Drain() { _ = l.Close() }
 
-func (l *fakeListener) Apply(proxy.WayConfig) (func(), error) { return func() {}, nil }
+func (l *fakeListener) Apply(proxy.ListenerConfig) (func(), error) { return func() {}, nil }
 
 func (l *fakeListener) Tunnel() tunnel.Listener { return nil }
 
@@ -384,7 +384,7 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	b.cfg = cfg
 	var err error
 	b.server, err = proxy.New(cfg, proxy.Parts{
-		Clock: b.clock, Flows: &flow.Manager{}, Open: func(proxy.WayConfig) (proxy.Way, error) { return b.listener, nil },
+		Clock: b.clock, Flows: &flow.Manager{}, Open: func(proxy.ListenerConfig) (proxy.Listener, error) { return b.listener, nil },
 		Dial: b.dial, Addresses: func() ([]netip.Addr, error) { return b.addresses(), nil }, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
 	})
 	require.NoError(tb, err)

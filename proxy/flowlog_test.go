@@ -76,7 +76,7 @@ func unread() (*slog.Logger, func() error) {
 
 // crowd is a way in to which connections come at once.
 type crowd struct {
-	Way
+	Listener
 	connections int
 }
 
@@ -97,8 +97,8 @@ func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 		Parts: Parts{Log: log, Clock: func() cc.Time { return 1 }}, limits: limiter{global: 1, active: 1},
 	}}
 	s.env.inForce.Store(&settings{cfg: config.Default()})
-	e := &entrance{Way: crowd{connections: 10_000}}
-	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})
+	e := &openListener{Listener: crowd{connections: 10_000}}
+	e.now.Store(&listenerState{openListener: e, listenerTotals: newListenerTotals()})
 	require.NoError(t, s.acceptFrom(e))
 	assert.EqualValues(t, 10_000, e.now.Load().refused.copyCounts()[RejectedGlobalLimit])
 	assert.NoError(t, end())

@@ -16,27 +16,27 @@ import (
 //
 //	this process: Park                          the other process: Adopt
 //	loops detach the legs and write records ──▶ attaches the legs, opens flows
-//	settle: closes its descriptors, or      ◀── acknowledges, and only then moves bytes
-//	adopts what was not acknowledged itself
+//	endParked: closes the descriptors, or   ◀── acknowledges, and only then moves bytes
+//	restores what was not acknowledged
 type Mover struct {
-	kernel  *Kernel
-	queue   []*connection // to be tried
-	moved   int           // connections that the other process has
-	logged  int           // moved when it was logged last; below 0: never was
-	longest time.Duration // from Park to settle
-	began   cc.Time       // when the first walk since then did
+	kernel    *Kernel
+	queue     []*connection // to be tried
+	moved     int           // connections that the other process has
+	logged    int           // moved at the last log line; -1: there was none
+	longest   time.Duration // from Park to endParked
+	walkBegan cc.Time       // the first walk over all connections since the last log line
 }
 
 // Mover returns a mover of the relayed connections.
 func (k *Kernel) Mover() *Mover { return &Mover{kernel: k, logged: -1} }
 
-// Park takes the next connections out of service. Settle must be called with whether the other process has each, and
+// Park takes the next connections out of service. The caller must call end with whether the other process has each, and
 // whether it takes no further batch. An empty batch ends a walk over all connections; the next call begins another one.
 // What cannot move stays as it is: connections that are being made, legs in user space, exchanges with parsed content.
-func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool, last bool)) {
+func (m *Mover) Park() (b takeover.Batch, end func(adopted []bool, last bool)) {
 	if len(m.queue) == 0 {
 		if m.moved == max(m.logged, 0) {
-			m.began = m.kernel.env.Clock()
+			m.walkBegan = m.kernel.env.Clock()
 		}
 		m.fillQueue()
 	}
@@ -66,7 +66,7 @@ func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool, last bool)
 	}
 	return b, func(adopted []bool, last bool) {
 		m.longest = max(m.longest, m.kernel.env.Clock().Sub(began))
-		m.settle(parked, records, adopted)
+		m.endParked(parked, records, adopted)
 		if last {
 			m.logMoved()
 		}
@@ -76,7 +76,8 @@ func (m *Mover) Park() (b takeover.Batch, settle func(adopted []bool, last bool)
 // parksAtOnce is how many connections are parked before their stored bytes are counted.
 const parksAtOnce = 30
 
-// fillQueue lists the connections that might move. Those of one client stand together, since they share windows.
+// fillQueue lists the connections that might move. Those of one client follow one another, because they share windows
+// and should move in one batch.
 func (m *Mover) fillQueue() {
 	for _, c := range m.kernel.liveConnections() {
 		if at := c.currentPhase(); (at == relaying || at == halfClosed) && !c.keptBack {
@@ -109,7 +110,7 @@ func (m *Mover) logMoved() {
 		}
 	}
 	m.kernel.env.Log.Info("connections have moved to the process that has taken over", "moved", m.moved,
-		"took", m.kernel.env.Clock().Sub(m.began), "longest_pause", m.longest,
+		"took", m.kernel.env.Clock().Sub(m.walkBegan), "longest_pause", m.longest,
 		"stay_in_setup", setup, "stay_in_user_space", userSpace, "stay_as_exchanges", exchanges,
 		"stay_for_another_try", other)
 }
@@ -126,7 +127,7 @@ func parkAll(conns []*connection) (parked []*connection, records []connectionRec
 		all.Add(1)
 		leg.Do(func() {
 			defer all.Done()
-			if r, ok := c.park(); ok {
+			if r, ok := c.parkForTakeover(); ok {
 				mu.Lock()
 				defer mu.Unlock()
 				parked, records = append(parked, c), append(records, r)
@@ -137,25 +138,26 @@ func parkAll(conns []*connection) (parked []*connection, records []connectionRec
 	return parked, records
 }
 
-// settle ends the parked connections. Those that the other process has not adopted go on here, as new ones.
-func (m *Mover) settle(parked []*connection, records []connectionRecord, adopted []bool) {
+// endParked ends the parked connections. Those that the other process has not adopted go on here, as new ones.
+func (m *Mover) endParked(parked []*connection, records []connectionRecord, adopted []bool) {
 	for i, c := range parked {
 		r := &records[i]
 		if i < len(adopted) && adopted[i] {
 			closeDetached(r.Client, r.Server)
 			m.moved++
-		} else if back, err := m.kernel.prepare(r); err != nil {
+		} else if back, err := m.kernel.restoreConnection(r); err != nil {
 			m.kernel.env.Log.Warn("a connection is lost in a takeover", "id", c.id, "err", err)
 		} else {
 			back.keptBack = true
 			m.kernel.startMoved(back)
 		}
-		c.kept.done(nil)
+		c.funcs.onEnd(nil)
 	}
 }
 
-// Adopt restores the connections that another process has parked, and returns which it could. start must be called once
-// the other process knows: kept says that they are this process's now. Descriptors of all others are closed.
+// Adopt restores the connections that another process has parked, and returns which it could restore. The descriptors
+// of all others are closed. Call start once the other process has been told: with kept they run here, otherwise they
+// stay with the other process.
 func (k *Kernel) Adopt(b takeover.Batch) (adopted []bool, start func(kept bool)) {
 	records, err := decodeBatch(b.Record, b.FDs)
 	if err != nil {
@@ -165,7 +167,7 @@ func (k *Kernel) Adopt(b takeover.Batch) (adopted []bool, start func(kept bool))
 	}
 	var all []*connection
 	for i := range records {
-		c, err := k.prepareIfServing(&records[i])
+		c, err := k.restoreIfServing(&records[i])
 		if err != nil {
 			k.env.Log.Warn("a connection stays with the process before this one", "err", err)
 		} else {
@@ -179,7 +181,7 @@ func (k *Kernel) Adopt(b takeover.Batch) (adopted []bool, start func(kept bool))
 				k.startMoved(c)
 				k.adopted.Add(1)
 			} else {
-				c.drop()
+				c.abandonRestored()
 			}
 			c.listener.handlers.Done()
 			k.handlers.Done()
@@ -190,14 +192,14 @@ func (k *Kernel) Adopt(b takeover.Batch) (adopted []bool, start func(kept bool))
 // Adopted returns how many connections came from the process before this one.
 func (k *Kernel) Adopted() int { return int(k.adopted.Load()) }
 
-// prepareIfServing is prepare unless the Server drains. The connection counts for the end of the Server.
-func (k *Kernel) prepareIfServing(r *connectionRecord) (*connection, error) {
+// restoreIfServing calls restoreConnection unless the Server drains. Serve then waits for the connection's end.
+func (k *Kernel) restoreIfServing(r *connectionRecord) (*connection, error) {
 	k.reloading.Lock()
 	defer k.reloading.Unlock()
 	if k.draining.Load() {
 		return nil, errEnding
 	}
-	c, err := k.prepare(r)
+	c, err := k.restoreConnection(r)
 	if err == nil {
 		c.listener.handlers.Add(1)
 		k.handlers.Add(1)
@@ -205,11 +207,11 @@ func (k *Kernel) prepareIfServing(r *connectionRecord) (*connection, error) {
 	return c, err
 }
 
-// errNoListener refuses connections of a listener that the configuration does not have: they end as after a reload.
+// errNoListener refuses connections of a listener that this process does not have.
 var errNoListener = errors.New("proxy: its listener is not in the configuration of this process")
 
-// prepare restores a parked connection. It takes its descriptors over, and closes them after an error.
-func (k *Kernel) prepare(r *connectionRecord) (*connection, error) {
+// restoreConnection restores a parked connection. It takes its descriptors over, and closes them after an error.
+func (k *Kernel) restoreConnection(r *connectionRecord) (*connection, error) {
 	in := k.env.currentSettings()
 	i := slices.IndexFunc(in.listeners, func(l *listenerState) bool { return l.cfg.Name == r.Listener })
 	if i < 0 {
@@ -229,18 +231,18 @@ func (k *Kernel) prepare(r *connectionRecord) (*connection, error) {
 	}
 	c := k.newConnection()
 	c.env, c.listener = &k.env, in.listeners[i]
-	if err := c.restore(r, client, server); err != nil {
-		c.drop()
+	if err := c.restoreFrom(r, client, server); err != nil {
+		c.abandonRestored()
 		return nil, err
 	}
 	return c, nil
 }
 
-// startMoved counts a restored connection in, and runs it.
+// startMoved counts a restored connection in the limits, and runs it.
 func (k *Kernel) startMoved(c *connection) {
 	c.counted = k.env.limits.admitMoved(&c.listener.share, source{host: datapath.Host(c.chosen.Source.Addr())})
-	c.captured = c.listener.cfg.Mode.Captures() && k.env.loops.noteCaptured(c.clientWire()) == nil
-	c.dialled = !c.listener.cfg.KeepClient && k.env.loops.noteDialled(wireOfLeg(c.server.conn)) == nil
+	c.captured = c.listener.cfg.Mode.Captures() && k.env.loops.addCaptured(c.clientWire()) == nil
+	c.dialled = !c.listener.cfg.KeepClient && k.env.loops.addDialled(wireOfLeg(c.server.conn)) == nil
 	k.mu.Lock()
 	k.nextID++
 	c.id = k.nextID
@@ -249,7 +251,7 @@ func (k *Kernel) startMoved(c *connection) {
 	k.mu.Unlock()
 	c.listener.handlers.Add(1)
 	k.handlers.Add(1)
-	c.driver.Do(c.resume)
+	c.driver.Do(c.runRestored)
 	if datapath.IsClosed(k.aborted) { // and perhaps before c was among the connections
 		c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 	}

@@ -79,8 +79,9 @@ func openHeldUDP(number uint16) (*heldUDP, error) {
 	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
 
-// serve lets packets go as decide and the windows say, until close. turn says which listener counts what passes.
-func (h *heldUDP) serve(cfg hold.Config, turn *atomic.Pointer[passCounter]) {
+// serve lets packets go as cfg.Decide and the windows say, until close. counting holds the one counter of the process
+// that counts what passes.
+func (h *heldUDP) serve(cfg hold.Config, counting *atomic.Pointer[passCounter]) {
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop, h.holder = stop, hold.New(cfg, h.queue, h.echoes)
 	h.startThread(func() {
@@ -90,8 +91,8 @@ func (h *heldUDP) serve(cfg hold.Config, turn *atomic.Pointer[passCounter]) {
 		h.queue.Close() // so that the kernel lets packets pass
 	})
 	if !h.uplink {
-		h.passes = &passCounter{flows: cfg.Flows, clock: cfg.Clock, log: cfg.Log, turn: turn}
-		h.startThread(func() { h.passes.run(ctx) })
+		h.passes = &passCounter{flows: cfg.Flows, clock: cfg.Clock, log: cfg.Log, counting: counting}
+		h.startThread(func() { h.passes.countUntilDone(ctx) })
 	}
 }
 
@@ -141,30 +142,31 @@ const (
 	countIdleEvery = time.Second
 )
 
-// passCounter tells flows what passes to their hosts under no window.
+// passCounter reports to flows how many bytes pass to their hosts under no window.
 type passCounter struct {
 	flows *flow.Manager
 	clock func() cc.Time
 	log   *slog.Logger
-	turn  *atomic.Pointer[passCounter] // the one counter of the process that reads: all listeners share the flows
-	bytes atomic.Int64                 // that have passed to hosts while they were sent to
-	rules capture.Passing
+	bytes atomic.Int64 // that have passed to hosts while they were sent to
+	// counting is the one counter of the process that counts, because all listeners share the flows.
+	counting *atomic.Pointer[passCounter]
+	rules    capture.Passing
 }
 
-// run reads the kernel's counters until ctx is done.
-func (c *passCounter) run(ctx context.Context) {
+// countUntilDone reads the kernel's counters until ctx is done, while this is the counter that counts.
+func (c *passCounter) countUntilDone(ctx context.Context) {
 	failed := false
 	last := map[netip.Addr]uint64{}
 	timer := time.NewTimer(countBusyEvery)
 	defer timer.Stop()
-	defer c.turn.CompareAndSwap(c, nil)
+	defer c.counting.CompareAndSwap(c, nil)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		}
-		if c.turn.Load() != c && !c.turn.CompareAndSwap(nil, c) {
+		if c.counting.Load() != c && !c.counting.CompareAndSwap(nil, c) {
 			timer.Reset(countIdleEvery)
 			continue
 		}

@@ -124,17 +124,17 @@ func TestHeldUDPShowsWhileItsListenerIsClosed(t *testing.T) {
 	socket, err := ingress.Listen(t.Context(), ingress.Config{Mode: access.SOCKS5, Addr: ":0"},
 		func(ln *net.TCPListener) (ingress.Acceptor, error) { return socketOnly{ln}, nil })
 	require.NoError(t, err)
-	way := &socketWay{Socket: socket}
-	way.held, err = openHeldUDPs(access.UDPSettings{Queue: 9})
+	in := &socketListener{Socket: socket}
+	in.held, err = openHeldUDPs(access.UDPSettings{Queue: 9})
 	require.NoError(t, err)
 	var turn atomic.Pointer[passCounter]
-	way.held[0].serve(hold.Config{
+	in.held[0].serve(hold.Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
 		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 	}, &turn)
-	l := &listenerState{entrance: &entrance{Way: way}}
+	l := &listenerState{openListener: &openListener{Listener: in}}
 	closed := make(chan error)
-	go func() { closed <- way.Close() }()
+	go func() { closed <- in.Close() }()
 	for isClosed := false; !isClosed; {
 		select {
 		case err := <-closed:
@@ -144,5 +144,5 @@ func TestHeldUDPShowsWhileItsListenerIsClosed(t *testing.T) {
 		}
 		require.Len(t, servedUDP(l), 1)
 	}
-	require.Error(t, way.Close(), "its socket is closed, and nothing else")
+	require.Error(t, in.Close(), "its socket is closed, and nothing else")
 }

@@ -16,7 +16,7 @@ func TestTowardCountsWhoHasMovedBytesToHostsBehindALink(t *testing.T) {
 	r := newRig(t, under("cubic"))
 	there := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 	count := func(prefixes []netip.Prefix, lately time.Duration) [2]int {
-		flows, hosts := r.proxy.Toward(prefixes, lately)
+		flows, hosts := r.proxy.CountFlowsTo(prefixes, lately)
 		return [2]int{flows, hosts}
 	}
 	assert.Equal(t, [2]int{}, count(there, time.Hour))

@@ -33,9 +33,9 @@ type Kernel struct {
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
-// together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup.
-// sockets listen at some of the configured addresses already, and those of a keeper may be those of a later
-// configuration; Open takes them over. Close ends the Kernel once Serve has returned, or without Serve.
+// together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup. It takes over sockets that listen
+// already: at addresses of cfg or, if they are Kept, of a later configuration. Close ends the Kernel once Serve has
+// returned, or without Serve.
 func Open(
 	ctx context.Context, cfg config.Config, sockets []GivenSocket,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
@@ -69,25 +69,15 @@ func Open(
 			log.Warn("a socket was handed over that no listener has", "address", s.Address)
 		}
 	}
-	// The Server knows legs by their interface, so that tests can replace the kernel.
-	dial := func(d kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
-		return dp.Connect(d, func(conn *kernel.Conn, err error) {
-			if err != nil {
-				done(nil, err) // not a nil *kernel.Conn in an interface
-				return
-			}
-			done(conn, nil)
-		})
-	}
-	open := func(l WayConfig) (Way, error) {
+	open := func(l ListenerConfig) (Listener, error) {
 		socket, err := socketOf(sockets, l.Listener)
 		if err != nil {
 			return nil, err
 		}
-		return openWay(ctx, l, socket, clock, accept, dp, log)
+		return openByMode(ctx, l, socket, clock, accept, dp, log)
 	}
 	s, err := New(cfg, Parts{
-		Clock: clock, Flows: flows, Dial: dial, Open: open, Local: routes.Local, Log: log,
+		Clock: clock, Flows: flows, Dial: dialOver(dp), Open: open, Local: routes.Local, Log: log,
 		UnenforcedLegs: func() uint64 {
 			if e := dp.Status().Enforced; e != nil {
 				return e.Full
@@ -103,6 +93,19 @@ func Open(
 	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes, sockets: sockets}, nil
 }
 
+// dialOver returns Parts.Dial over kernel TCP. It hands legs over as interfaces, so that tests can replace the kernel.
+func dialOver(dp *kernel.Datapath) func(kernel.DialConfig, func(datapath.Conn, error)) (cancel func()) {
+	return func(d kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
+		return dp.Connect(d, func(conn *kernel.Conn, err error) {
+			if err != nil {
+				done(nil, err) // not a nil *kernel.Conn in an interface
+				return
+			}
+			done(conn, nil)
+		})
+	}
+}
+
 // TakeoverRole is the role of client listeners among the sockets of a takeover.
 const TakeoverRole = "listener"
 
@@ -115,7 +118,7 @@ func (k *Kernel) TakeoverSockets() (sockets takeover.Sockets, stays []string, er
 		return nil, nil, errEnding
 	}
 	for _, l := range k.env.currentSettings().listeners {
-		w, ok := l.Way.(*socketWay)
+		w, ok := l.Listener.(*socketListener)
 		switch {
 		case !ok:
 			stays = append(stays, fmt.Sprintf("listener %q, which ends a tunnel", l.cfg.Name))
@@ -208,33 +211,33 @@ func socketOf(given []GivenSocket, l access.Listener) (*net.TCPListener, error) 
 	return tcp, nil
 }
 
-// openWay opens a listener of any mode. socket listens at its address already; nil: it does not.
-func openWay(
-	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
+// openByMode opens a listener of any mode. socket already listens at its address; nil: none does.
+func openByMode(
+	ctx context.Context, l ListenerConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
 	dp *kernel.Datapath, log *slog.Logger,
-) (Way, error) {
+) (Listener, error) {
 	if l.Mode.Tunnels() && l.WireGuard.Path() != access.DatapathNetstack {
-		way, err := openKernelWay(ctx, l, open, dp, log)
+		in, err := openKernelListener(ctx, l, open, dp, log)
 		if err == nil || l.WireGuard.Path() == access.DatapathKernel || !access.Netstack {
-			return way, err // there is nothing else
+			return in, err // there is nothing else
 		}
 		// With datapath auto the tunnel works in user space, too.
 		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
 	}
 	if l.Mode.Tunnels() {
-		return openTunnelWay(l, clock, log)
+		return openTunnelListener(l, clock, log)
 	}
 	cfg := l.ingressConfig(log)
 	cfg.Socket = socket
-	in, err := ingress.Listen(ctx, cfg, open)
+	socketIn, err := ingress.Listen(ctx, cfg, open)
 	if err != nil {
 		return nil, err
 	}
-	way := &socketWay{Socket: in, log: log}
-	if way.held, err = openHeldUDPs(l.UDP); err != nil {
-		return nil, errors.Join(err, in.Close())
+	in := &socketListener{Socket: socketIn, log: log}
+	if in.held, err = openHeldUDPs(l.UDP); err != nil {
+		return nil, errors.Join(err, socketIn.Close())
 	}
-	return way, nil
+	return in, nil
 }
 
 // agents are the links to the agents of a configuration, in its order.

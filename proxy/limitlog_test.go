@@ -38,18 +38,18 @@ func TestALimitThatIsMetIsToldOnceAMinute(t *testing.T) {
 	line := func(listener, reason, times, raise string) string {
 		return `level=WARN msg="a limit is met" listener=` + listener + " reason=" + reason + " times=" + times + " raise=" + raise
 	}
-	s.noteRefusal("lan", RejectedSourceLimit)
+	s.countMetLimit("lan", RejectedSourceLimit)
 	assert.Equal(t, []string{line("lan", "source_limit", "1", "limits.per_source")}, out.take(), "at once")
 	for range 500 {
-		s.noteRefusal("lan", RejectedSourceLimit)
+		s.countMetLimit("lan", RejectedSourceLimit)
 	}
 	s.limitsMet.warnOfAll(s.env.Log, now)
 	assert.Empty(t, out.take())
-	s.noteRefusal("dmz", RejectedSourceLimit)
+	s.countMetLimit("dmz", RejectedSourceLimit)
 	assert.Equal(t, []string{line("dmz", "source_limit", "1", "limits.per_source")}, out.take(), "each listener")
-	s.noteRefusal("lan", RejectedGlobalLimit)
+	s.countMetLimit("lan", RejectedGlobalLimit)
 	assert.Equal(t, []string{line("lan", "limit", "1", `"LimitNOFILE (ulimit -n)"`)}, out.take(), "each reason")
-	s.noteRefusal("lan", RejectedDialRefused)
+	s.countMetLimit("lan", RejectedDialRefused)
 	assert.Empty(t, out.take(), "which is no limit")
 
 	now = now.Add(limitLogPeriod)
@@ -60,7 +60,7 @@ func TestALimitThatIsMetIsToldOnceAMinute(t *testing.T) {
 	s.limitsMet.warnOfAll(s.env.Log, now)
 	assert.Empty(t, out.take())
 	s.env.limits.configured = true
-	s.noteRefusal("lan", RejectedGlobalLimit)
+	s.countMetLimit("lan", RejectedGlobalLimit)
 	assert.Equal(t, []string{line("lan", "limit", "1", "limits.connections")}, out.take())
 }
 

@@ -110,7 +110,7 @@ func TestLimiterCountsBothWays(t *testing.T) {
 func hostOf(addr string) source { return source{host: datapath.Host(netip.MustParseAddr(addr))} }
 
 // inTunnel is the way in of a tunnel with one peer, which has a network.
-type inTunnel struct{ Way }
+type inTunnel struct{ Listener }
 
 type onePeer struct{ tunnel.Listener }
 
@@ -145,7 +145,7 @@ type overQUIC struct{ told }
 func (q overQUIC) RemoteAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(q.addr)} }
 
 func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
-	l := &listenerState{entrance: &entrance{Way: inTunnel{}}, cfg: access.Listener{Name: "vpn"}}
+	l := &listenerState{openListener: &openListener{Listener: inTunnel{}}, cfg: access.Listener{Name: "vpn"}}
 	site := l.sourceOf(from{addr: "10.9.0.2"})
 	assert.Equal(t, site, l.sourceOf(from{addr: "10.9.0.3"}))
 	assert.Equal(t, site, l.sourceOf(told{from{addr: "192.0.2.1"}, "site"}))
@@ -227,34 +227,34 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	now := cc.Time(0)
 	g := newLoopGuard(nil, func() cc.Time { return now })
 	s := &Server{env: environment{loops: g}}
-	s.ServesAt([]uint16{443, 9464})
+	s.SetServicePorts([]uint16{443, 9464})
 	leg := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.5:443"))
 	other := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.6:443")) // one port may serve two destinations
-	require.NoError(t, g.noteDialled(leg))
-	assert.Error(t, g.noteCaptured(leg), "our own connection has come back")
-	assert.NoError(t, g.noteCaptured(other))
-	assert.Error(t, g.noteDialled(other), "it was captured before we knew it")
-	g.forgetCaptured(other)
-	g.forgetDialled(leg)
-	assert.NoError(t, g.noteCaptured(leg))
-	g.forgetCaptured(leg)
+	require.NoError(t, g.addDialled(leg))
+	assert.Error(t, g.addCaptured(leg), "our own connection has come back")
+	assert.NoError(t, g.addCaptured(other))
+	assert.Error(t, g.addDialled(other), "it was captured before we knew it")
+	g.removeCaptured(other)
+	g.removeDialled(leg)
+	assert.NoError(t, g.addCaptured(leg))
+	g.removeCaptured(leg)
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
-	assert.Empty(t, g.late, "it led to another host, though to a port that is ours, too")
+	assert.Empty(t, g.ended, "it led to another host, though to a port that is ours, too")
 
 	here := wireOf(ap("127.0.0.1:50000"), ap("127.0.0.1:9464"))
-	require.NoError(t, g.noteDialled(here))
-	g.forgetDialled(here)
-	isDialled := func() bool { return s.Dialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")) }
+	require.NoError(t, g.addDialled(here))
+	g.removeDialled(here)
+	isDialled := func() bool { return s.IsDialled(ap("127.0.0.1:50000"), ap("127.0.0.1:9464")) }
 	assert.True(t, isDialled(), "what it brought may be read after its end")
-	assert.NoError(t, g.noteCaptured(here), "it has come to its end all the same")
-	g.forgetCaptured(here)
+	assert.NoError(t, g.addCaptured(here), "it has come to its end all the same")
+	g.removeCaptured(here)
 	for i := range 4 {
-		now = now.Add(readLate / 2)
+		now = now.Add(keepEnded / 2)
 		assert.Equal(t, i < 3, isDialled(), "after %v", now)
 	}
-	require.NoError(t, g.noteDialled(here))
-	g.forgetDialled(here)
-	now = now.Add(2 * readLate)
+	require.NoError(t, g.addDialled(here))
+	g.removeDialled(here)
+	now = now.Add(2 * keepEnded)
 	assert.False(t, isDialled(), "nothing ended in between")
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// entrance is a Way that is open. It outlives the configurations that it is in.
-type entrance struct {
-	Way
+// openListener is a Listener that is open. It outlives the configurations that it is in.
+type openListener struct {
+	Listener
 	now       atomic.Pointer[listenerState] // as the configuration in force has it; nil: no configuration has yet
 	handlers  sync.WaitGroup                // of its connections
 	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
@@ -21,7 +21,7 @@ type entrance struct {
 
 // listenerState is a listener as one configuration has it. It is never changed.
 type listenerState struct {
-	*entrance
+	*openListener
 	*listenerTotals
 	cfg   access.Listener
 	guard destination.Guard
@@ -29,9 +29,9 @@ type listenerState struct {
 
 // newListenerState returns the state of e under cfg. local reports whether an address is this machine's.
 func newListenerState(
-	e *entrance, t *listenerTotals, cfg access.Listener, local func(netip.Addr) (bool, error),
+	e *openListener, t *listenerTotals, cfg access.Listener, local func(netip.Addr) (bool, error),
 ) *listenerState {
-	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
+	l := &listenerState{openListener: e, listenerTotals: t, cfg: cfg}
 	l.guard = destination.Guard{Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: local}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
 		l.guard.Inner = func(a netip.Addr) bool { return via.Place(a) == tunnel.OfPeer }

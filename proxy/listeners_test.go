@@ -368,7 +368,7 @@ func TestTheConnectionsOfAListenerThatIsLeftOutHaveTheTimeOfADrain(t *testing.T)
 		}
 		s, err := proxy.New(cfg, proxy.Parts{
 			Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial, Log: slog.New(slog.DiscardHandler),
-			Open: func(l proxy.WayConfig) (proxy.Way, error) { return ways[l.Name], nil },
+			Open: func(l proxy.ListenerConfig) (proxy.Listener, error) { return ways[l.Name], nil },
 		})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -407,15 +407,15 @@ type fakeTunnel struct {
 	early           error // of the first
 }
 
-func (f *fakeTunnel) Addr() net.Addr                        { return nil }
-func (f *fakeTunnel) Apply(proxy.WayConfig) (func(), error) { return func() {}, nil }
-func (f *fakeTunnel) Close() error                          { return f.fakeListener.Close() }
-func (f *fakeTunnel) Drain()                                { f.fakeListener.Drain() }
-func (f *fakeTunnel) Health() error                         { return nil }
-func (f *fakeTunnel) Place(netip.Addr) tunnel.Place         { return tunnel.Elsewhere }
-func (f *fakeTunnel) Serve(take func(datapath.Conn)) error  { return f.fakeListener.Serve(take) }
-func (f *fakeTunnel) Status() (tunnel.Status, error)        { return tunnel.Status{}, nil }
-func (f *fakeTunnel) Tunnel() tunnel.Listener               { return f }
+func (f *fakeTunnel) Addr() net.Addr                             { return nil }
+func (f *fakeTunnel) Apply(proxy.ListenerConfig) (func(), error) { return func() {}, nil }
+func (f *fakeTunnel) Close() error                               { return f.fakeListener.Close() }
+func (f *fakeTunnel) Drain()                                     { f.fakeListener.Drain() }
+func (f *fakeTunnel) Health() error                              { return nil }
+func (f *fakeTunnel) Place(netip.Addr) tunnel.Place              { return tunnel.Elsewhere }
+func (f *fakeTunnel) Serve(take func(datapath.Conn)) error       { return f.fakeListener.Serve(take) }
+func (f *fakeTunnel) Status() (tunnel.Status, error)             { return tunnel.Status{}, nil }
+func (f *fakeTunnel) Tunnel() tunnel.Listener                    { return f }
 func (f *fakeTunnel) Greet(ctx context.Context, c datapath.Conn) (ingress.Client, error) {
 	return f.fakeListener.Greet(ctx, c)
 }
@@ -439,7 +439,7 @@ func TestDatagramsThatComeBeforeATunnelIsInForceAreRefused(t *testing.T) {
 	cfg.Listeners = all[:1]
 	s, err := proxy.New(cfg, proxy.Parts{
 		Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial, Log: slog.New(slog.DiscardHandler),
-		Open: func(l proxy.WayConfig) (proxy.Way, error) { return ways[l.Name], nil },
+		Open: func(l proxy.ListenerConfig) (proxy.Listener, error) { return ways[l.Name], nil },
 	})
 	require.NoError(t, err)
 	require.ErrorIs(t, ways["a"].early, syscall.EHOSTUNREACH)

@@ -17,7 +17,7 @@ import (
 // firewall mark spare our connections; the guard is for all other rules.
 type loopGuard struct {
 	listening atomic.Pointer[[]netip.AddrPort] // addresses of our listeners
-	services  []uint16                         // ports of this process that ask isDialled; set before it serves
+	services  []uint16                         // ports of this process's own services; set before it serves
 	local     func(netip.Addr) (bool, error)   // reports whether an address is this machine's
 
 	clock func() cc.Time
@@ -26,18 +26,18 @@ type loopGuard struct {
 	dialling map[wire]int // our server legs, from us to the server
 	captured map[wire]int // captured client legs, from the client to its destination
 
-	// Server legs to services of this machine that have ended, since renewedAt and in the readLate before it. The two
-	// maps change places, so that no leg needs a timer.
-	late, older map[wire]struct{}
-	renewedAt   cc.Time
+	// Server legs to services of this process that have ended: since rotatedAt, and in the time of keepEnded before that.
+	// A rotation drops the older ones, so that no leg needs a timer.
+	ended, endedBefore map[wire]struct{}
+	rotatedAt          cc.Time
 }
 
-// readLate is how long a service of this machine may read from a connection after we closed it. The
-// telemetry address waits for a request for less.
-const readLate = 30 * time.Second
+// keepEnded is for how long a service of this process may still read from a connection that we have closed. The
+// telemetry address waits less long for a request.
+const keepEnded = 30 * time.Second
 
-// wire names a connection by both its ends. One address alone would not do: on
-// one machine a client and the proxy may use the same port for different destinations.
+// wire identifies a connection by both its ends, because a client on this machine and the proxy may use the same port
+// for different destinations.
 type wire struct{ from, to endpoint }
 
 // endpoint is an address without a zone, and a port.
@@ -89,11 +89,11 @@ func (g *loopGuard) listensAt(l, target netip.Addr) bool {
 
 var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")
 
-// noteCaptured counts a captured connection. It refuses one that the proxy opened itself.
-func (g *loopGuard) noteCaptured(w wire) error { return g.addWire(g.captured, g.dialling, w) }
+// addCaptured counts a captured connection. It refuses one that the proxy opened itself.
+func (g *loopGuard) addCaptured(w wire) error { return g.addWire(g.captured, g.dialling, w) }
 
-// noteDialled counts a server leg. It refuses one that was captured before this call.
-func (g *loopGuard) noteDialled(w wire) error { return g.addWire(g.dialling, g.captured, w) }
+// addDialled counts a server leg. It refuses one that was captured before this call.
+func (g *loopGuard) addDialled(w wire) error { return g.addWire(g.dialling, g.captured, w) }
 
 // addWire adds one count of w to m, unless the other map has it.
 func (g *loopGuard) addWire(m, other map[wire]int, w wire) error {
@@ -106,42 +106,43 @@ func (g *loopGuard) addWire(m, other map[wire]int, w wire) error {
 	return nil
 }
 
-// isDialled reports whether a connection is a server leg, or was one less than readLate ago. Up to twice as long it
-// may still be one.
+// isDialled reports whether a connection is a server leg, or was one less than keepEnded ago. It may still report so
+// for twice that time.
 func (g *loopGuard) isDialled(w wire) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.renewLate()
-	_, late := g.late[w]
-	_, older := g.older[w]
-	return g.dialling[w] > 0 || late || older
+	g.rotateEnded()
+	_, ended := g.ended[w]
+	_, endedBefore := g.endedBefore[w]
+	return g.dialling[w] > 0 || ended || endedBefore
 }
 
-// renewLate begins a new map once the present one is readLate old, and drops the one before. mu is held.
-func (g *loopGuard) renewLate() {
+// rotateEnded begins a new map of ended legs once the present one is keepEnded old, and drops the one before it. mu is
+// held.
+func (g *loopGuard) rotateEnded() {
 	now := g.clock()
-	age := now.Sub(g.renewedAt)
-	if g.late != nil && age < readLate {
+	age := now.Sub(g.rotatedAt)
+	if g.ended != nil && age < keepEnded {
 		return
 	}
-	g.older = g.late
-	if age >= 2*readLate {
-		g.older = nil
+	g.endedBefore = g.ended
+	if age >= 2*keepEnded {
+		g.endedBefore = nil
 	}
-	g.late, g.renewedAt = map[wire]struct{}{}, now
+	g.ended, g.rotatedAt = map[wire]struct{}{}, now
 }
 
-// forgetCaptured undoes noteCaptured.
-func (g *loopGuard) forgetCaptured(w wire) { g.removeWire(g.captured, w) }
+// removeCaptured undoes addCaptured.
+func (g *loopGuard) removeCaptured(w wire) { g.removeWire(g.captured, w) }
 
-// forgetDialled undoes noteDialled. A leg to a service of this process is kept for readLate. Legs to other hosts are
-// not, because a service may have the port of many sites, as 443.
-func (g *loopGuard) forgetDialled(w wire) {
+// removeDialled undoes addDialled. A leg to a service of this process is remembered for keepEnded. Legs to other hosts
+// are not: with a service at port 443, every leg to a web site would be.
+func (g *loopGuard) removeDialled(w wire) {
 	here := w.from.addr == w.to.addr || netip.AddrFrom16(w.from.addr).Unmap().IsLoopback()
 	if here && slices.Contains(g.services, w.to.port) {
 		g.mu.Lock()
-		g.renewLate()
-		g.late[w] = struct{}{}
+		g.rotateEnded()
+		g.ended[w] = struct{}{}
 		g.mu.Unlock()
 	}
 	g.removeWire(g.dialling, w)

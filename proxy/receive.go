@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// lookEvery is how often arrivals are read while the window is bounded, and watchEvery while no queue
-	// is seen. A look costs as much as moving a piece.
-	lookEvery  = time.Millisecond
-	watchEvery = 4 * time.Millisecond
+	// Arrivals are read this often while the window is bounded, and while it is not. Reading them costs as much as moving
+	// a piece.
+	readBoundedEvery   = time.Millisecond
+	readUnboundedEvery = 4 * time.Millisecond
 	// leastQueue is the least delay above the least round trip that counts as a queue. It is the least
 	// round trip divided by queueBases, if that is more: the kernel's clock has milliseconds, and the
 	// round trips of long paths waver.
 	leastQueue = 4 * time.Millisecond
 	queueBases = 32
-	// letGoAfter is how long a window stays bounded without a queue. Algorithms that drain
-	// the queue on purpose do so for less.
-	letGoAfter = 5 * time.Second
+	// unboundAfter is how long a window stays bounded without a queue. It is longer than algorithms drain the queue on
+	// purpose.
+	unboundAfter = 5 * time.Second
 )
 
 // errNoAdvertiser is why a leg's window is left to its transport.
@@ -40,18 +40,19 @@ var errNoAdvertiser = errors.New("this transport's receive window cannot be boun
 // The goroutine that reads from the leg calls onRead after each read, so that an idle leg costs nothing:
 //
 //	field           written by                          read by
-//	looked, minRTT  the reading goroutine               the same
+//	readAt, minRTT  the reading goroutine               the same
 //	bounded         the reading goroutine, under mu     any, under mu
 //	window          the flow, on any goroutine          the reading goroutine
 //	terms, flow     reloads and the reader, under mu    any, under mu
 type receiveControl struct {
 	leg     datapath.Advertiser // nil: its window cannot be bounded
 	parts   *Parts
-	looked  cc.Time       // when arrivals were read last
+	readAt  cc.Time       // when arrivals were read last
 	minRTT  time.Duration // 0: no round trip yet
-	queued  cc.Time       // a queue was last seen; 0: not in letGoAfter
 	bounded bool          // the leg advertises no more than window
 	window  atomic.Int64  // of the flow, in bytes
+	// queueSeenAt is when a queue was last seen; 0: not within unboundAfter.
+	queueSeenAt cc.Time
 
 	mu     sync.Mutex      // guards what follows
 	terms  *flow.Terms     // of a verdict, which is never changed
@@ -69,20 +70,20 @@ func newReceiveControl(conn datapath.Conn, parts *Parts, terms *flow.Terms) *rec
 	return h
 }
 
-// onRead reads what has arrived, if a look is due. got is how many bytes the relay has read from the leg in all.
+// onRead reads the leg's arrivals, if that is due. got is how many bytes the relay has read from the leg in all.
 func (h *receiveControl) onRead(got int64) {
 	if h.leg == nil {
 		return
 	}
-	every := watchEvery
+	every := readUnboundedEvery
 	if h.bounded {
-		every = lookEvery
+		every = readBoundedEvery
 	}
 	now := h.parts.Clock()
-	if now < h.looked.Add(every) {
+	if now < h.readAt.Add(every) {
 		return
 	}
-	h.looked = now
+	h.readAt = now
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -94,7 +95,7 @@ func (h *receiveControl) onRead(got int64) {
 			h.dropFlow(now)
 		}
 	}
-	if h.bounded && (h.flow == nil || h.queued == 0) {
+	if h.bounded && (h.flow == nil || h.queueSeenAt == 0) {
 		h.bounded = false
 		if err := h.leg.Advertise(0); err != nil {
 			h.parts.Log.Debug("receive window stays bounded", "err", err)
@@ -122,23 +123,23 @@ func (h *receiveControl) reportArrivals(now cc.Time, got int64) error {
 	}
 	h.flow.Arrived(a)
 	h.addRTTSample(now, a.RTT)
-	if h.queued == 0 {
+	if h.queueSeenAt == 0 {
 		return nil
 	}
 	h.bounded = true
 	return h.leg.Advertise(cc.Bytes(h.window.Load()))
 }
 
-// addRTTSample updates minRTT and queued. An rtt of 0 is no sample.
+// addRTTSample updates minRTT and queueSeenAt. An rtt of 0 is no sample.
 func (h *receiveControl) addRTTSample(now cc.Time, rtt time.Duration) {
 	switch {
 	case rtt > 0 && (h.minRTT == 0 || rtt < h.minRTT):
 		h.minRTT = rtt
 	case rtt-h.minRTT >= max(leastQueue, h.minRTT/queueBases):
-		h.queued = now
+		h.queueSeenAt = now
 	}
-	if h.queued > 0 && now.Sub(h.queued) > letGoAfter {
-		h.queued = 0
+	if h.queueSeenAt > 0 && now.Sub(h.queueSeenAt) > unboundAfter {
+		h.queueSeenAt = 0
 	}
 }
 
@@ -209,40 +210,40 @@ func (h *receiveControl) currentInfo() HoldingInfo {
 	return out
 }
 
-// calmInflow is what a source may have waiting unread where its path needs no more, in bytes. If the destination
-// stalls, all of it waits here.
-const calmInflow = 1 << 20
+// usualInflow is how many bytes of a source may wait unread where its path needs no more. If the destination stalls,
+// all of them wait here.
+const usualInflow = 1 << 20
 
 // inflow bounds what the transport of a leg takes in before the relay reads it. A reader that stalls then holds back
 // its server instead of filling memory.
 type inflow struct {
-	from    datapath.Receiver
-	bound   int64   // bytes
-	lookAt  cc.Time // when growIfNeeded looked last
-	written int64   // bytes passed on to the other leg until then
+	from      datapath.Receiver
+	bound     int64   // bytes
+	checkedAt cc.Time // when growIfNeeded last compared the bound
+	written   int64   // bytes passed on to the other leg until then
 }
 
 // growIfNeeded raises the bound when written bytes in all have been passed on. It reports whether the leg is still
-// bounded. Up to calmInflow the bound is two to four times written, where half may be overhead: a sender in slow
+// bounded. Up to usualInflow the bound is two to four times written, where half may be overhead: a sender in slow
 // start has no more in flight than has arrived before. Beyond, it doubles if the path from the source needs it.
 func (in *inflow) growIfNeeded(clock func() cc.Time, written int64) (bounded bool) {
 	if written < in.written+in.bound/2 {
 		return true
 	}
 	now, before := clock(), in.bound
-	if in.bound >= calmInflow && in.isOutgrown(now, written) {
+	if in.bound >= usualInflow && in.isOutgrown(now, written) {
 		in.bound *= 2
 	}
-	for in.bound < calmInflow && in.bound <= 2*written {
+	for in.bound < usualInflow && in.bound <= 2*written {
 		in.bound *= 2
 	}
-	in.lookAt, in.written = now, written
+	in.checkedAt, in.written = now, written
 	return in.bound == before || in.from.LimitReceive(cc.Bytes(in.bound))
 }
 
 // isOutgrown reports whether twice the bytes passed on in one round trip, and overhead of the same size, exceed the
 // bound. The rate is that since the last look, and the round trip is that of the source's path.
 func (in *inflow) isOutgrown(now cc.Time, written int64) bool {
-	passed := now.Sub(in.lookAt).Seconds()
+	passed := now.Sub(in.checkedAt).Seconds()
 	return 4*float64(written-in.written)*in.from.LeastRTT().Seconds() > float64(in.bound)*passed
 }

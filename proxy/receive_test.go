@@ -128,11 +128,11 @@ func TestAQueueIsSeenByThePathsLength(t *testing.T) {
 	h := &receiveControl{}
 	h.addRTTSample(1, 640*time.Millisecond)
 	h.addRTTSample(2, 659*time.Millisecond)
-	assert.Zero(t, h.queued)
+	assert.Zero(t, h.queueSeenAt)
 	h.addRTTSample(3, 660*time.Millisecond)
-	assert.EqualValues(t, 3, h.queued)
+	assert.EqualValues(t, 3, h.queueSeenAt)
 	h.addRTTSample(4, 0)
-	assert.EqualValues(t, 3, h.queued, "that is no round trip")
+	assert.EqualValues(t, 3, h.queueSeenAt, "that is no round trip")
 }
 
 func TestAWindowThatCannotBeHeldSaysWhy(t *testing.T) {
@@ -179,9 +179,9 @@ func TestASourceTakesInNoMoreThanItsPathNeeds(t *testing.T) {
 		rate        float64 // bytes a second
 		least, most int64   // at the end
 	}{
-		{"next to it, as fast as it goes", 50 * time.Microsecond, 2000 * mb, calmInflow, calmInflow},
-		{"on a local network", 2 * time.Millisecond, 110 * mb, calmInflow, calmInflow},
-		{"far away, and slow", 150 * time.Millisecond, 1 * mb, calmInflow, calmInflow},
+		{"next to it, as fast as it goes", 50 * time.Microsecond, 2000 * mb, usualInflow, usualInflow},
+		{"on a local network", 2 * time.Millisecond, 110 * mb, usualInflow, usualInflow},
+		{"far away, and slow", 150 * time.Millisecond, 1 * mb, usualInflow, usualInflow},
 		{"far away", 100 * time.Millisecond, 12 * mb, 4 << 20, 8 << 20},
 		{"very far away, and fast", 200 * time.Millisecond, 110 * mb, 32 << 20, 32 << 20},
 	} {

@@ -15,10 +15,10 @@ import (
 // reloadPlan is what a new configuration changes of the listeners. Once it is made, all listeners are open and
 // nothing of it is in force:
 //
-//	listener            made by           undone by          put into force by
-//	kept                findKept, change  Way.Apply          its commit
-//	opened              open              Way.Close          serving it
-//	gone                -                 -                  draining it
+//	listener            made by                   undone by          put into force by
+//	kept                findKept, changeListener  Listener.Apply     its commit
+//	opened              addListener               Listener.Close     serving it
+//	gone                -                         -                  draining it
 type reloadPlan struct {
 	env     *environment
 	present *settings                  // in force until the plan is committed
@@ -41,7 +41,7 @@ func newReloadPlan(
 		env: env, present: present, next: next, counts: counts, listeners: make([]*listenerState, len(next.Listeners)),
 	}
 	if err := p.makeChanges(append(draining, present.listeners...)); err != nil {
-		p.undo()
+		p.undoSteps()
 		return nil, err
 	}
 	return p, nil
@@ -71,14 +71,14 @@ func (p *reloadPlan) makeChanges(open []*listenerState) error {
 	// Opening fails most often, so it comes before the changes, which are harder to undo.
 	for i := range p.next.Listeners {
 		if kept[i] == nil {
-			if err := p.open(i); err != nil {
+			if err := p.addListener(i); err != nil {
 				return err
 			}
 		}
 	}
 	for i := range p.next.Listeners {
 		if kept[i] != nil {
-			if err := p.change(i, kept[i]); err != nil {
+			if err := p.changeListener(i, kept[i]); err != nil {
 				return err
 			}
 		}
@@ -86,15 +86,15 @@ func (p *reloadPlan) makeChanges(open []*listenerState) error {
 	return nil
 }
 
-// undo undoes all steps, the last one first.
-func (p *reloadPlan) undo() {
+// undoSteps undoes all steps, the last one first.
+func (p *reloadPlan) undoSteps() {
 	for _, back := range slices.Backward(p.undoing) {
 		back()
 	}
 }
 
-// findKept returns, for each listener of next, the present one that it is already; nil: none. A listener of
-// the same name goes before a socket at the same address.
+// findKept returns, for each listener of next, the present one that it takes over; nil: it must be opened. A present
+// one of the same name takes precedence over one that only has the same address.
 func findKept(present []*listenerState, next []access.Listener) []*listenerState {
 	kept := make([]*listenerState, len(next))
 	for _, byName := range []bool{true, false} {
@@ -109,44 +109,44 @@ func findKept(present []*listenerState, next []access.Listener) []*listenerState
 	return kept
 }
 
-// open opens listener i of next.
-func (p *reloadPlan) open(i int) error {
+// addListener opens listener i of next.
+func (p *reloadPlan) addListener(i int) error {
 	cfg := p.next.Listeners[i]
-	way := newWayConfig(p.next, cfg, DescriptorBudget(p.next))
-	in, err := p.env.Open(way)
+	lc := newListenerConfig(p.next, cfg, DescriptorBudget(p.next))
+	in, err := p.env.Open(lc)
 	if err != nil {
 		return explainOpenError(i, cfg, p.present.listeners, err)
 	}
-	e := &entrance{Way: in}
+	e := &openListener{Listener: in}
 	p.undoing = append(p.undoing, func() { _ = e.Close() })
 	p.setListener(i, e)
 	p.opened = append(p.opened, p.listeners[i])
-	p.env.forwardDatagrams(e, way, p.next.Mark)
-	p.env.holdDatagrams(e, way)
+	p.env.forwardDatagrams(e, lc, p.next.Mark)
+	p.env.holdDatagrams(e, lc)
 	return nil
 }
 
-// change applies listener i of next to old.
-func (p *reloadPlan) change(i int, old *listenerState) error {
+// changeListener applies listener i of next to old.
+func (p *reloadPlan) changeListener(i int, old *listenerState) error {
 	cfg, at := p.next.Listeners[i], old.peerEndpoints()
-	commit, err := old.Apply(newWayConfig(p.next, cfg, DescriptorBudget(p.next)))
+	commit, err := old.Apply(newListenerConfig(p.next, cfg, DescriptorBudget(p.next)))
 	if err != nil {
 		return fmt.Errorf("listeners[%d]: %w", i, err)
 	}
 	p.commits = append(p.commits, commit)
 	p.undoing = append(p.undoing, func() { // commit has not been called
 		// An error could not be helped: this was in force before.
-		_, _ = old.Apply(newWayConfig(&p.present.cfg, old.cfg, DescriptorBudget(&p.present.cfg)))
+		_, _ = old.Apply(newListenerConfig(&p.present.cfg, old.cfg, DescriptorBudget(&p.present.cfg)))
 		if len(at) > 0 { // peers that were removed come back without their sessions
 			old.Tunnel().Resume(at)
 		}
 	})
-	p.setListener(i, old.entrance)
+	p.setListener(i, old.openListener)
 	return nil
 }
 
 // setListener sets listener i of next, which counts on from the listener of its name.
-func (p *reloadPlan) setListener(i int, e *entrance) {
+func (p *reloadPlan) setListener(i int, e *openListener) {
 	cfg := p.next.Listeners[i]
 	counts := p.counts[cfg.Name]
 	if counts == nil {

@@ -34,7 +34,7 @@ type Server struct {
 	limitsMet limitLog
 	flows     flowLog
 	infos     sync.Pool // of *FlowInfo
-	// closedWatcher is called with the last state of each relayed connection; nil: nothing is.
+	// closedWatcher is called with the last state of each relayed connection; nil: there is none.
 	closedWatcher atomic.Pointer[func(*FlowInfo)]
 	freeConns     sync.Pool // of *connection; newConnection says what they keep
 
@@ -47,7 +47,7 @@ type Server struct {
 	reloading sync.Mutex     // guards changes of env.inForce, and beginAccepting
 	retiring  sync.WaitGroup // listeners that a reload has left out
 	// beginAccepting starts to accept from a listener. nil: Serve does not run.
-	beginAccepting func(*entrance)
+	beginAccepting func(*openListener)
 
 	mu      sync.Mutex // guards what follows
 	nextID  uint64
@@ -93,7 +93,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer cancel(nil)
 	var accepting sync.WaitGroup
 	s.reloading.Lock()
-	s.beginAccepting = func(e *entrance) {
+	s.beginAccepting = func(e *openListener) {
 		e.accepting = make(chan struct{})
 		accepting.Go(func() {
 			defer close(e.accepting)
@@ -103,7 +103,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		})
 	}
 	for _, l := range s.env.currentSettings().listeners {
-		s.beginAccepting(l.entrance)
+		s.beginAccepting(l.openListener)
 	}
 	s.reloading.Unlock()
 	sweeping := make(chan struct{})
@@ -137,13 +137,13 @@ func (s *Server) Serve(ctx context.Context) error {
 }
 
 // acceptFrom takes the connections of a listener until it is drained.
-func (s *Server) acceptFrom(e *entrance) error {
+func (s *Server) acceptFrom(e *openListener) error {
 	err := e.Serve(func(conn datapath.Conn) {
 		l := e.now.Load()
 		l.taken.Add(1)
 		if reason, ok := s.admitConn(l, conn); !ok {
 			l.refused.countRejection(reason)
-			s.noteRefusal(l.cfg.Name, reason)
+			s.countMetLimit(l.cfg.Name, reason)
 			if s.env.currentSettings().cfg.Log.Flows {
 				s.env.Log.Debug("flow refused", "listener", l.cfg.Name, "client", datapath.RemoteOf(conn), "reason", reason)
 			}
@@ -182,20 +182,20 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 	return "", true
 }
 
-// newConnection returns a connection, in memory that one which is over may have given back.
+// newConnection returns a connection. It uses memory that a connection has given back, if there is any.
 func (s *Server) newConnection() *connection {
 	if c, ok := s.freeConns.Get().(*connection); ok {
 		return c
 	}
 	c := &connection{}
-	c.kept = &connectionKept{
-		done: func(r *rejection) { s.onConnectionEnd(c, r) },
+	c.funcs = &connectionFuncs{
+		onEnd: func(r *rejection) { s.onConnectionEnd(c, r) },
 		giveBack: func() {
 			kernel.Recycle(c.client.conn, c.server.conn)
-			*c = connection{kept: c.kept}
+			*c = connection{funcs: c.funcs}
 			s.freeConns.Put(c)
 		},
-		step: c.step, onLate: c.onLate, onDialed: c.onOutsideDialled, permit: c.permitOutside,
+		onLegEvent: c.onLegEvent, onTimeout: c.onTimeout, onDialed: c.onOutsideDialled, permit: c.permitOutside,
 	}
 	return c
 }
@@ -214,8 +214,8 @@ func (s *Server) onConnectionEnd(c *connection, r *rejection) {
 	c.releaseCounts()
 	c.listener.handlers.Done()
 	s.handlers.Done()
-	// If no walk, flow, receive bound or goroutine refers to the connection, only the loop of its legs does. The end of
-	// the legs has posted the loop already. The step after that is its last one, and gives the memory back.
+	// If no walk, flow, receive bound or goroutine refers to the connection, only the loop of its legs does. The legs have
+	// ended, so the event that is posted here is the last one. It gives the memory back.
 	if r == nil && !seen && c.onLoop && !c.endsOutside && c.down.isUnmanaged() && c.up.isUnmanaged() {
 		c.recyclable.Store(true)
 		c.driver.Post()
@@ -246,7 +246,7 @@ func (s *Server) countClosed(c *connection) {
 func (s *Server) countRejected(c *connection, r *rejection) {
 	c.explainRejection(r)
 	c.listener.refused.countRejection(r.reason)
-	s.noteRefusal(c.listener.cfg.Name, r.reason)
+	s.countMetLimit(c.listener.cfg.Name, r.reason)
 	if s.env.currentSettings().cfg.Log.Flows {
 		last := s.infos.Get().(*FlowInfo)
 		defer s.infos.Put(last)
@@ -277,12 +277,12 @@ func closedAfter(group *sync.WaitGroup) <-chan struct{} {
 	return ended
 }
 
-// drainWords says in words how long connections may go on that drain since some time.
-func drainWords(limit, since time.Duration) string {
+// drainWords says how much of a drain of limit is left after elapsed.
+func drainWords(limit, elapsed time.Duration) string {
 	if limit == 0 {
 		return "as long as they last"
 	}
-	return (limit - since).String()
+	return (limit - elapsed).String()
 }
 
 // DrainLeft returns how long connections may still go on while the Server drains; 0: as long as they last.
@@ -382,7 +382,8 @@ func (s *Server) applyConfig(cfg config.Config) (Reloaded, error) {
 	}
 	s.env.limits.applyLimits(cfg, most)
 	s.env.loops.setListeners(addresses)
-	// The settings are stored before the connections are looked at. One that is not relayed yet looks itself, once it is.
+	// The settings are stored before the walk over the connections. One that is not relayed yet is skipped there, and
+	// calls applyCurrentRules itself once it is.
 	s.env.inForce.Store(&settings{
 		cfg: cfg, policy: rules, listeners: plan.listeners, loops: s.env.loops, local: s.env.Local,
 	})
@@ -421,13 +422,13 @@ func (s *Server) commitPlan(p *reloadPlan) {
 			continue // Serve will
 		}
 		s.env.Log.Info("listening", "listener", l.cfg.Name, "mode", l.cfg.Mode, "address", l.Addr().String())
-		s.beginAccepting(l.entrance)
+		s.beginAccepting(l.openListener)
 	}
 }
 
 // servedUDP returns the directions of UDP that are held for a listener.
 func servedUDP(l *listenerState) []*heldUDP {
-	if w, ok := l.Way.(*socketWay); ok && len(w.held) > 0 && w.held[0].holder != nil {
+	if w, ok := l.Listener.(*socketListener); ok && len(w.held) > 0 && w.held[0].holder != nil {
 		return w.held
 	}
 	return nil
@@ -457,7 +458,7 @@ func (s *Server) drainListener(l *listenerState) {
 		case <-s.aborted: // all connections are being reset
 		case <-expired:
 			for _, c := range s.liveConnections() {
-				if c.listener.entrance == l.entrance {
+				if c.listener.openListener == l.openListener {
 					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 				}
 			}
@@ -482,8 +483,7 @@ func (s *Server) allListeners() []*listenerState {
 	return all
 }
 
-// sweepMin and sweepMax bound the time between two looks at all connections: it is short
-// enough for the shortest timeout, and no look is busy.
+// sweepMin and sweepMax bound the time between two sweeps over all connections.
 const (
 	sweepMin = 50 * time.Millisecond
 	sweepMax = 5 * time.Second
@@ -513,7 +513,7 @@ func (s *Server) sweepConnections(done <-chan struct{}) {
 	}
 }
 
-// currentTimeouts returns the timeouts in force, and the time between two looks that follows from them.
+// currentTimeouts returns the timeouts in force, and the time between two sweeps: an eighth of the shortest timeout.
 func (s *Server) currentTimeouts() timeouts {
 	limits := s.env.currentSettings().cfg.Limits
 	t := timeouts{idle: limits.IdleTimeout, halfClosed: limits.HalfClosedTimeout, period: sweepMax}
@@ -631,8 +631,8 @@ func (s *Server) LimitMet(listener string, reason Reason, raise string) {
 	s.limitsMet.addTimes(s.env.Log, s.env.Clock(), metLimit{listener, reason}, 1, raise)
 }
 
-// noteRefusal counts a connection that was refused, if that was for a limit.
-func (s *Server) noteRefusal(listener string, reason Reason) {
+// countMetLimit calls LimitMet for a connection that was refused, if reason is a limit.
+func (s *Server) countMetLimit(listener string, reason Reason) {
 	raise, ok := raises[reason]
 	if reason == RejectedGlobalLimit {
 		raise, ok = raises[RejectedDescriptors], true
@@ -669,8 +669,7 @@ func (s *Server) Config() config.Config { return s.env.currentSettings().cfg }
 // Ready reports whether the server accepts connections.
 func (s *Server) Ready() bool { return !s.draining.Load() }
 
-// Health names the listeners that clients do not reach at present, and why. nil:
-// they reach all.
+// Health names the listeners that clients do not reach at present, and why. nil: they reach all.
 func (s *Server) Health() error {
 	var failed []error
 	for _, l := range s.env.currentSettings().listeners {
@@ -690,12 +689,12 @@ func (s *Server) Addrs() map[string]net.Addr {
 	return out
 }
 
-// ServesAt sets the ports of this process that ask Dialled. It is called before Serve.
-func (s *Server) ServesAt(ports []uint16) { s.env.loops.services = ports }
+// SetServicePorts sets the ports of this process's own services, which call IsDialled. Call it before Serve.
+func (s *Server) SetServicePorts(ports []uint16) { s.env.loops.services = ports }
 
-// Dialled reports whether a connection to a port of ServesAt, as it arrives, is one that was opened for a client.
-// It does so for readLate or more after the end of the connection, because its bytes may be read later.
-func (s *Server) Dialled(from, to netip.AddrPort) bool {
+// IsDialled reports whether a connection that has arrived at a port of SetServicePorts was opened by the proxy for a
+// client. It still does so for keepEnded or more after the end of the connection, because a service may read late.
+func (s *Server) IsDialled(from, to netip.AddrPort) bool {
 	return s.env.loops.isDialled(wireOf(from, to))
 }
 
@@ -796,9 +795,9 @@ func (s *Server) Groups() ([]flow.Group, cc.Time) {
 // it has downloads of clients, or uploads to servers.
 func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.env.Flows.Hint(p, h) }
 
-// Toward counts the connections that moved a byte in the time lately before now, and
-// send to hosts in any of the prefixes, down or up. It counts these hosts, too.
-func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hosts int) {
+// CountFlowsTo counts the connections that have moved a byte within lately and send to hosts in any of the prefixes,
+// down or up. It counts these hosts, too.
+func (s *Server) CountFlowsTo(prefixes []netip.Prefix, lately time.Duration) (flows, hosts int) {
 	now := s.env.Clock()
 	seen := map[netip.Addr]bool{}
 	for _, c := range s.liveConnections() {
@@ -807,7 +806,7 @@ func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hos
 		}
 		found := false
 		for _, host := range c.destinationHosts() {
-			if host.IsValid() && destination.Contains(within, host) {
+			if host.IsValid() && destination.Contains(prefixes, host) {
 				found, seen[host] = true, true
 			}
 		}
@@ -833,12 +832,12 @@ func (s *Server) Flows() (n int, each iter.Seq[*FlowInfo]) {
 	}
 }
 
-// WatchClosed has watch be called with the last state of each relayed connection that ends from now on. It runs on the
-// goroutine that ends the connection, so it must not wait. The value is overwritten when it returns.
+// WatchClosed sets a function to call with the last state of each relayed connection that ends from now on. It runs on
+// the goroutine that ends the connection, so it must not wait. The value is overwritten when it returns.
 func (s *Server) WatchClosed(watch func(*FlowInfo)) { s.closedWatcher.Store(&watch) }
 
-// Try puts a trial into force for connections that begin from now on; nil ends it.
-func (s *Server) Try(t *Trial) { s.env.trial.Store(t) }
+// SetTrial puts a trial into force for connections that begin from now on; nil ends it.
+func (s *Server) SetTrial(t *Trial) { s.env.trial.Store(t) }
 
 // Counters returns the totals, with the bytes of live connections. What the kernel or an
 // algorithm counts is added when a connection is over; Snapshot adds it earlier.
@@ -853,7 +852,7 @@ func (s *Server) Snapshot(visit func(*FlowInfo)) Counters {
 	return s.countLive(func(c *connection, out *FlowInfo) { c.fillInfo(out, now) }, visit)
 }
 
-// countLive adds up the totals and what fill returns of each live connection, oldest first. It calls visit with each.
+// countLive adds what fill writes about each live connection to the totals, oldest first, and calls visit with it.
 func (s *Server) countLive(fill func(*connection, *FlowInfo), visit func(*FlowInfo)) Counters {
 	active, sources, limit := s.env.limits.currentCounts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
@@ -931,7 +930,7 @@ type connectionList struct {
 	gone  int
 }
 
-// minGone is the least number of gone connections at which the rest move up. With fewer there is nothing to gain.
+// minGone is the least number of gone connections at which the lists are compacted. With fewer nothing is gained.
 const minGone = 64
 
 // addConnection appends c, which has a greater number than all before.
@@ -951,7 +950,7 @@ func (r *connectionList) removeConnection(c *connection) {
 	}
 }
 
-// appendConnections appends all to out, nil for those that are gone. They are seen from then on.
+// appendConnections appends all to out, nil for those that are gone, and marks them as seen.
 func (r *connectionList) appendConnections(out []*connection) []*connection {
 	for _, c := range r.conns {
 		if c != nil {

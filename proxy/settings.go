@@ -28,7 +28,7 @@ type Parts struct {
 	Flows *flow.Manager
 	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
 	Dial func(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func())
-	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
+	Open func(ListenerConfig) (Listener, error) // opens a listener; the Server closes it
 	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
 	Local func(netip.Addr) (bool, error)
 	// UnenforcedLegs counts the legs that found no room among those that the kernel enforces windows of. nil: the
@@ -47,7 +47,7 @@ type environment struct {
 	buffers *datapath.Buffers // for bytes that are copied, within limits.memory
 	totals  totals
 	setups  setupPool
-	passing atomic.Pointer[passCounter] // the listener that counts what passes; nil: none does
+	passing atomic.Pointer[passCounter] // the one that counts for all listeners; nil: none does
 	inForce atomic.Pointer[settings]    // replaced by reloads; a step of a connection loads it once
 	trial   atomic.Pointer[Trial]       // nil: there is none
 }
@@ -56,13 +56,13 @@ type environment struct {
 func (e *environment) currentSettings() *settings { return e.inForce.Load() }
 
 // forwardDatagrams forwards the UDP and ICMP of a tunnel by the rules that hold for its connections.
-func (e *environment) forwardDatagrams(in *entrance, way WayConfig, mark config.Mark) {
+func (e *environment) forwardDatagrams(in *openListener, lc ListenerConfig, mark config.Mark) {
 	t := in.Tunnel()
 	if t == nil {
 		return
 	}
-	bounds := way.Listener.Tunnel.Datagrams()
-	bounds.Most = way.Datagrams
+	bounds := lc.Listener.Tunnel.Datagrams()
+	bounds.Most = lc.Datagrams
 	t.Forward(bounds, tunnel.Forwarding{
 		Flows: e.Flows, Clock: e.Clock, Mark: uint32(mark), Log: e.Log,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
@@ -83,15 +83,15 @@ func (e *environment) forwardDatagrams(in *entrance, way WayConfig, mark config.
 }
 
 // holdDatagrams holds the UDP of a listener's clients by the rules that hold for their connections.
-func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
-	s, ok := in.Way.(*socketWay)
+func (e *environment) holdDatagrams(in *openListener, lc ListenerConfig) {
+	s, ok := in.Listener.(*socketListener)
 	if !ok {
 		return
 	}
 	for _, held := range s.held {
 		cfg := hold.Config{
 			Flows: e.Flows, Clock: e.Clock,
-			Log:            e.Log.With("listener", way.Name, "direction", directionName(held.uplink)),
+			Log:            e.Log.With("listener", lc.Name, "direction", directionName(held.uplink)),
 			CongestionMark: capture.CongestionMark, Uplink: held.uplink, ReadName: policy.HelloServerName,
 			KeepServed: func(lasts time.Duration) (isInstalled bool, err error) {
 				return capture.KeepServed(held.uplink, lasts)
@@ -109,14 +109,14 @@ func (e *environment) holdDatagrams(in *entrance, way WayConfig) {
 			},
 		}
 		if held.uplink {
-			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(way.UDP.UplinkEcho, server) }
+			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(lc.UDP.UplinkEcho, server) }
 		}
 		held.serve(cfg, &e.passing)
 	}
 }
 
-// uplinkEcho returns the host that answers echo requests about packets to a server: the one that is configured, else
-// the gateway. The server itself is none, since its owner did not agree to that load.
+// uplinkEcho returns the host that is sent echo requests about packets to a server: the configured one, else the
+// gateway. The server itself is sent none, because its owner did not agree to that load.
 func (e *environment) uplinkEcho(configured, server netip.Addr) netip.Addr {
 	if configured.IsValid() {
 		return configured
@@ -145,7 +145,7 @@ type settings struct {
 func (in *settings) tunnelTo(l *listenerState, target netip.Addr, fixed bool) (tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
 	all := in.listeners
-	isOwn := func(other *listenerState) bool { return other.entrance == l.entrance }
+	isOwn := func(other *listenerState) bool { return other.openListener == l.openListener }
 	if l.Tunnel() != nil && !slices.ContainsFunc(all, isOwn) { // it drains
 		all = append(slices.Clip(all), l)
 	}
@@ -184,7 +184,7 @@ func (in *settings) tunnelTo(l *listenerState, target netip.Addr, fixed bool) (t
 
 // guardTarget refuses the destinations that need no rule: those through which clients would reach the proxy
 // itself, and those of this machine alone. fixed is set for a target that the configuration names, which is
-// allowed. The mode of l does not decide, because a reload may have changed the Way that greeted the client.
+// allowed. It ignores the mode of l, because a reload may have changed the Listener since it greeted the client.
 func (in *settings) guardTarget(l *listenerState, target netip.AddrPort, fixed bool) error {
 	via, err := in.tunnelTo(l, target.Addr(), fixed)
 	if err != nil {

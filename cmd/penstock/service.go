@@ -124,7 +124,7 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, monotonicTime, h.log); err != nil {
 		return errors.Join(h.explainListen(err), h.closeTelemetry())
 	}
-	h.proxy.ServesAt(h.telemetryTCPPorts())
+	h.proxy.SetServicePorts(h.telemetryTCPPorts())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
 	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
 	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
@@ -475,7 +475,7 @@ func (h *service) openTelemetry() error {
 // boundListener bounds the connections of a telemetry port, which would take descriptors from those of clients. The
 // first one that meets the bound is logged under name.
 func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
-	dialled := func(from, to netip.AddrPort) bool { return h.proxy.Dialled(from, to) }
+	dialled := func(from, to netip.AddrPort) bool { return h.proxy.IsDialled(from, to) }
 	met := func(reason proxy.Reason) {
 		h.proxy.LimitMet(name, reason, "nothing beyond 64 connections, 8 of a host: keep others out by a firewall; "+
 			"below that LimitNOFILE (ulimit -n)")
@@ -546,7 +546,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		return h.proxy.Health()
 	}
 	observer := &telemetry.Observer{
-		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.Try,
+		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.SetTrial,
 		Wall: time.Now,
 		Log:  h.log, Downloads: o.Downloads,
 	}
@@ -585,7 +585,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Hints:   &h.hints,
 		Changes: &h.changes,
 		Reload:  func() (string, error) { return h.reloads.reloadConfig("http") },
-		Dialled: h.proxy.Dialled,
+		Dialled: h.proxy.IsDialled,
 		Log:     h.log,
 	}
 }
@@ -882,7 +882,7 @@ func (h *service) closeSources() {
 // linkUsers counts the flows and hosts that a link's capacity is divided by: those in prefixes that moved a byte
 // within recentUse.
 func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
-	flows, hosts := h.proxy.Toward(prefixes, recentUse)
+	flows, hosts := h.proxy.CountFlowsTo(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
-// openTunnelWay refuses. The check of a configuration does so before.
-func openTunnelWay(l WayConfig, _ func() cc.Time, _ *slog.Logger) (Way, error) {
+// openTunnelListener refuses. The check of a configuration does so before.
+func openTunnelListener(l ListenerConfig, _ func() cc.Time, _ *slog.Logger) (Listener, error) {
 	return nil, fmt.Errorf("proxy: listener %q: mode %s: %s", l.Name, l.Mode, access.NoNetstack)
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel/userspace"
 )
 
-// tunnelWay is a tunnel that this process ends, as a Way.
-type tunnelWay struct{ *userspace.Listener }
+// tunnelListener is a tunnel that this process ends, as a Listener.
+type tunnelListener struct{ *userspace.Listener }
 
-// openTunnelWay opens a listener that ends a tunnel in a stack of its own.
-func openTunnelWay(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
+// openTunnelListener opens a listener that ends a tunnel in a stack of its own.
+func openTunnelListener(l ListenerConfig, clock func() cc.Time, log *slog.Logger) (Listener, error) {
 	settings, err := l.tunnelSettings()
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
@@ -31,11 +31,11 @@ func openTunnelWay(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, er
 		_ = stack.Close() // no packet has come through it
 		return nil, err
 	}
-	return tunnelWay{userspace.Listen(l.Name, stack, outside)}, nil
+	return tunnelListener{userspace.Listen(l.Name, stack, outside)}, nil
 }
 
 // openOutside opens the part of the tunnel that carries its packets over the network.
-func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
+func (l ListenerConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
 	log *slog.Logger,
 ) (userspace.Outside, error) {
 	switch l.Mode {
@@ -57,8 +57,8 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 	}, stack)
 }
 
-// Apply implements Way.
-func (w tunnelWay) Apply(next WayConfig) (commit func(), err error) {
+// Apply implements Listener.
+func (w tunnelListener) Apply(next ListenerConfig) (commit func(), err error) {
 	s, err := next.tunnelSettings()
 	if err != nil {
 		return nil, err
@@ -66,5 +66,5 @@ func (w tunnelWay) Apply(next WayConfig) (commit func(), err error) {
 	return func() {}, w.Listener.Apply(s)
 }
 
-// Tunnel implements Way.
-func (w tunnelWay) Tunnel() tunnel.Listener { return w.Listener }
+// Tunnel implements Listener.
+func (w tunnelListener) Tunnel() tunnel.Listener { return w.Listener }

@@ -22,19 +22,19 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel/kernelspace"
 )
 
-// Way is one way in, be it a socket or a tunnel.
-type Way interface {
+// Listener takes clients in, at a socket or out of a tunnel.
+type Listener interface {
 	ingress.Listener
 	// Apply puts the settings that may change while running into force, for clients that come
 	// from now on. After an error nothing has changed. Settings that decide about clients together
 	// with the Server's are in force once commit has been called.
-	Apply(WayConfig) (commit func(), err error)
+	Apply(ListenerConfig) (commit func(), err error)
 	// Tunnel returns the tunnel that the clients are inside of. nil: they are in none.
 	Tunnel() tunnel.Listener
 }
 
-// WayConfig is what a Way is opened and changed by.
-type WayConfig struct {
+// ListenerConfig is what a Listener is opened with, and what Apply changes it to.
+type ListenerConfig struct {
 	access.Listener
 	Handshake time.Duration // for a client to name its destination
 	Datagrams int           // sessions of a tunnel's datagrams that there are descriptors for
@@ -44,16 +44,16 @@ type WayConfig struct {
 	KernelRules []policy.RuleSettings
 }
 
-// newWayConfig returns the settings of listener l of cfg.
-func newWayConfig(cfg *config.Config, l access.Listener, d Descriptors) WayConfig {
-	return WayConfig{
+// newListenerConfig returns the settings of listener l of cfg.
+func newListenerConfig(cfg *config.Config, l access.Listener, d Descriptors) ListenerConfig {
+	return ListenerConfig{
 		Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name], KernelLacks: cfg.KernelLacks(&l),
 		KernelRules: cfg.KernelRules(&l),
 	}
 }
 
-// socketWay is a TCP listener as a Way.
-type socketWay struct {
+// socketListener is a TCP listener as a Listener.
+type socketListener struct {
 	*ingress.Socket
 	log  *slog.Logger // for the configurations that Apply passes on
 	held []*heldUDP   // the directions of UDP that do not pass; Server.Held reads them, also once they are closed
@@ -61,13 +61,13 @@ type socketWay struct {
 	closeOnce sync.Once
 }
 
-// Apply implements Way.
-func (w *socketWay) Apply(next WayConfig) (commit func(), err error) {
+// Apply implements Listener.
+func (w *socketListener) Apply(next ListenerConfig) (commit func(), err error) {
 	return w.Socket.Apply(next.ingressConfig(w.log))
 }
 
 // Close implements ingress.Listener.
-func (w *socketWay) Close() error {
+func (w *socketListener) Close() error {
 	err := w.Socket.Close()
 	w.closeOnce.Do(func() {
 		for _, h := range w.held {
@@ -80,11 +80,11 @@ func (w *socketWay) Close() error {
 	return nil
 }
 
-// Tunnel implements Way.
-func (*socketWay) Tunnel() tunnel.Listener { return nil }
+// Tunnel implements Listener.
+func (*socketListener) Tunnel() tunnel.Listener { return nil }
 
 // ingressConfig returns what the ingress needs of the configuration.
-func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
+func (l ListenerConfig) ingressConfig(log *slog.Logger) ingress.Config {
 	out := ingress.Config{
 		Name: l.Name, Mode: l.Mode, Addr: l.Address, Target: l.Target,
 		HandshakeTimeout: l.Handshake, Log: log,
@@ -97,7 +97,7 @@ func (l WayConfig) ingressConfig(log *slog.Logger) ingress.Config {
 }
 
 // tunnelSettings returns the settings that may change while a tunnel runs.
-func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
+func (l ListenerConfig) tunnelSettings() (s tunnel.Settings, err error) {
 	s = tunnel.Settings{
 		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
 		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Peers, Tokens: l.MASQUE.Tokens,
@@ -115,7 +115,7 @@ func (l WayConfig) tunnelSettings() (s tunnel.Settings, err error) {
 }
 
 // listenPort returns the port of a UDP listener.
-func (l WayConfig) listenPort() (uint16, error) {
+func (l ListenerConfig) listenPort() (uint16, error) {
 	_, port, _ := net.SplitHostPort(l.Address) // the check of the configuration has split it before
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
@@ -124,17 +124,17 @@ func (l WayConfig) listenPort() (uint16, error) {
 	return uint16(n), nil
 }
 
-// kernelWay is a tunnel that the kernel ends, as a Way.
-type kernelWay struct {
+// kernelListener is a tunnel that the kernel ends, as a Listener.
+type kernelListener struct {
 	*kernelspace.WireGuard
 	log *slog.Logger
 }
 
-// openKernelWay opens a listener of mode wireguard with the kernel's WireGuard. With datapath auto it
+// openKernelListener opens a listener of mode wireguard with the kernel's WireGuard. With datapath auto it
 // refuses a configuration that the kernel cannot carry out.
-func openKernelWay(
-	ctx context.Context, l WayConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
-) (Way, error) {
+func openKernelListener(
+	ctx context.Context, l ListenerConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
+) (Listener, error) {
 	if l.WireGuard.Path() == access.DatapathAuto {
 		if l.KernelLacks != nil {
 			return nil, l.KernelLacks
@@ -165,11 +165,11 @@ func openKernelWay(
 	if err != nil {
 		return nil, err
 	}
-	return kernelWay{w, log}, nil
+	return kernelListener{w, log}, nil
 }
 
 // kernelSettings returns the settings of the tunnel, with the rules for packets that the kernel forwards.
-func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
+func (l ListenerConfig) kernelSettings() (kernelspace.Settings, error) {
 	common, err := l.tunnelSettings()
 	s := kernelspace.Settings{Settings: common, From: l.WireGuard.ReachableFrom}
 	for _, r := range l.KernelRules {
@@ -204,8 +204,8 @@ func kernelRules(r policy.RuleSettings) []kernelspace.Rule {
 	return []kernelspace.Rule{udp, icmp}
 }
 
-// Apply implements Way.
-func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
+// Apply implements Listener.
+func (w kernelListener) Apply(next ListenerConfig) (commit func(), err error) {
 	s, err := next.kernelSettings()
 	if err != nil {
 		return nil, err
@@ -217,5 +217,5 @@ func (w kernelWay) Apply(next WayConfig) (commit func(), err error) {
 	return w.WireGuard.Apply(s, next.ingressConfig(w.log))
 }
 
-// Tunnel implements Way.
-func (w kernelWay) Tunnel() tunnel.Listener { return w.WireGuard }
+// Tunnel implements Listener.
+func (w kernelListener) Tunnel() tunnel.Listener { return w.WireGuard }
