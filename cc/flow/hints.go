@@ -97,7 +97,7 @@ func (d doubt) believedRate(stated cc.Rate) cc.Rate {
 	return stated
 }
 
-// trial is a change of the doubt of which the effect is not seen yet; the zero value: none runs.
+// trial is a change of the doubt that has not shown its effect yet; the zero value: none runs.
 type trial struct {
 	cut, rise    bool // which one it is
 	doubtBefore  doubt

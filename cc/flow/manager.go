@@ -541,7 +541,7 @@ func plainPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr().WithZone(""), bits)
 }
 
-// visitGroupsIn calls do with each group that has paths in use, all of which lead into p. It holds the group's mutex
+// visitGroupsIn calls do with each group that uses paths, if all of them lead into p. It holds the group's mutex
 // during the call. The caller holds m.mu.
 func (m *Manager) visitGroupsIn(p netip.Prefix, do func(*group)) {
 	if p.IsSingleIP() {
