@@ -234,7 +234,7 @@ func (c *connection) scheduleRetry(err error) bool {
 	}
 	var p ingress.Pause
 	if errors.As(err, &p) {
-		c.driver.Expect(time.Duration(p), c.funcs.onTimeout)
+		c.driver.SetTimeout(time.Duration(p), c.funcs.onTimeout)
 	}
 	return true
 }
@@ -242,7 +242,7 @@ func (c *connection) scheduleRetry(err error) bool {
 // cancelTimeout cancels the call of onTimeout.
 func (c *connection) cancelTimeout() {
 	if c.onLoop {
-		c.driver.Expect(-1, nil)
+		c.driver.SetTimeout(-1, nil)
 	}
 }
 
@@ -406,7 +406,7 @@ func (c *connection) onDialled(server datapath.Conn, err error) {
 	}
 	c.setPhase(deciding)
 	if c.onLoop {
-		c.driver.Expect(c.decidedBy.cfg.Limits.ServerNameWait, c.funcs.onTimeout)
+		c.driver.SetTimeout(c.decidedBy.cfg.Limits.ServerNameWait, c.funcs.onTimeout)
 		c.decideOnLoop(false)
 		return
 	}

@@ -230,10 +230,10 @@ func (h *service) logStart() {
 	if control := d.Control(); control != "" {
 		attrs = []any{
 			"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "kernel", "control", control,
-			"otherwise", d.Beneath(),
+			"otherwise", d.RelayEnvelope(),
 		}
 	}
-	if why := d.Why(); why != "" {
+	if why := d.WhyUnenforced(); why != "" {
 		attrs = append(attrs, "why", why)
 	}
 	h.log.Info("datapath", attrs...)
@@ -761,7 +761,7 @@ func (h *service) dropPrivileges() {
 	if why != nil {
 		h.log.Info("CAP_NET_ADMIN is kept by all threads, since those that hold UDP cannot keep it alone", "why", why)
 	}
-	keep := neededCapabilities(h.cfg, h.proxy.Datapath.Beneath(), allowed, why != nil, has) | h.neededToReread(has)
+	keep := neededCapabilities(h.cfg, h.proxy.Datapath.RelayEnvelope(), allowed, why != nil, has) | h.neededToReread(has)
 	dropped, err := caps.Drop(keep)
 	switch {
 	case err == nil:

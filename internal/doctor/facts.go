@@ -116,7 +116,7 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	if dp, err := kernel.New(kernel.Config{Clock: p.Clock}); err != nil {
 		f.datapath = err
 	} else {
-		f.envelope, f.beneath, f.lacking = dp.Envelope(), dp.Beneath(), dp.Missing()
+		f.envelope, f.beneath, f.lacking = dp.Envelope(), dp.RelayEnvelope(), dp.Missing()
 		_ = dp.Close() // it had no legs
 	}
 	f.sources, f.sourceless = linkstat.Interfaces()

@@ -105,7 +105,7 @@ func (n *Listener) Duplicate() (fd int, err error) {
 	return unix.FcntlInt(uintptr(n.fd), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-// SetTransparent has it accept connections to addresses that are not this host's.
+// SetTransparent makes it accept connections to addresses that are not this host's.
 func (n *Listener) SetTransparent() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -177,7 +177,7 @@ func (n *Listener) acceptWaiting(l *eventloop.Loop, most int) (pause time.Durati
 	return 0
 }
 
-// handToLoop has a loop serve a connection: the one that has accepted it, unless another has much less to do.
+// handToLoop gives a connection to a loop: the one that has accepted it, unless another has much less to do.
 func (n *Listener) handToLoop(l *eventloop.Loop, fd int, from netip.AddrPort) error {
 	other := n.dp.loops.Least()
 	if other.Load()+maxLoadGap >= l.Load() {

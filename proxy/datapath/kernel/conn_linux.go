@@ -46,7 +46,7 @@ func (d *Datapath) newLeg(raw *eventloop.Socket, remote netip.AddrPort, dialled 
 	return c
 }
 
-// freeConns lends the memory of legs.
+// freeConns has the memory that Recycle was given.
 var freeConns = sync.Pool{New: func() any { return new(Conn) }}
 
 // Recycle gives the memory of two closed legs, which a Driver served, to later ones. Only their loop's goroutine
@@ -64,9 +64,9 @@ func Recycle(a, b datapath.Conn) {
 // Adopt makes a leg of a connected socket of package net, which may have sent bytes already. It takes conn over: the
 // leg has a descriptor of its own, and conn is closed. After an error the caller still has conn.
 //
-// The leg waits on a loop of the datapath, since Go's poller could not tell a task that the socket may be written. It
-// has no keep-alive, and keeps urgent bytes in their place, only where conn did. An MPTCP connection is refused:
-// TCP_INFO and limits are of one path.
+// A loop of the datapath watches the socket, because Go's poller cannot tell a task that a socket may be written. The
+// leg has keep-alives, and keeps urgent bytes in their place, only if conn did. An MPTCP connection is refused, because
+// TCP_INFO and limits are those of one path.
 func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -95,8 +95,8 @@ func (d *Datapath) Adopt(conn *net.TCPConn) (*Conn, error) {
 // DetachedLeg is an open connection that no Datapath serves. Attach makes a leg of it, in this process or another. What
 // the socket says of itself is not part of it: its addresses here, the state of the connection, an urgent mark.
 //
-// Two processes can have descriptors of one socket. Only the last close ends the connection: with a reset, since
-// guardStream has set SO_LINGER so and only Close takes that back. Thus the death of either process changes nothing.
+// Two processes can have descriptors of one socket. Only the last close ends the connection, so the death of either
+// process changes nothing. That close resets it, because of the SO_LINGER of guardStream, which only Close takes back.
 type DetachedLeg struct {
 	FD          int            `json:"-"` // of whoever holds it: Attach takes it over
 	Remote      netip.AddrPort `json:"remote"`
@@ -123,11 +123,11 @@ func Detach(a, b *Conn) (one, two DetachedLeg, err error) {
 		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
 		return one, two, fmt.Errorf("kernel: detach: %w", err)
 	}
-	return a.describe(fds[0]), b.describe(fds[1]), nil
+	return a.makeDetached(fds[0]), b.makeDetached(fds[1]), nil
 }
 
-// describe returns the leg as a detached one that fd is of.
-func (c *Conn) describe(fd int) DetachedLeg {
+// makeDetached describes the leg as a detached one with the descriptor fd.
+func (c *Conn) makeDetached(fd int) DetachedLeg {
 	return DetachedLeg{
 		FD: fd, Remote: c.remote, Dialled: c.dialled, WriteClosed: c.writeClosed.Load(),
 		Control: c.systemControl,
@@ -183,18 +183,18 @@ func (d *Datapath) Attach(leg DetachedLeg, near *Conn) (*Conn, error) {
 // Do calls f on the goroutine of the leg's loop. f must not wait.
 func (c *Conn) Do(f func()) { c.raw.Loop().Do(f) }
 
-// Driver has the loop of a leg run the steps of a connection, without goroutines. The loop calls step after each Post,
-// whenever a leg may be read or written, and once a leg is closed. Only step, and what else runs on that loop, may then
-// read and write, and gets datapath.ErrWait where it would have to wait.
+// Driver runs a connection on the loop of a leg, without goroutines. The loop calls step after each Post, whenever a
+// leg may be read or written, and once a leg is closed. Only step, and what else runs on that loop, may then read and
+// write. It gets datapath.ErrWait where it would have to wait.
 //
-// Post and Do may be called from any goroutine, all else on the loop alone; Start and Join elsewhere only while step
-// does nothing. The zero value is ready for Start.
+// Post and Do may be called from any goroutine, the other methods on the loop only. Start and Join may also be called
+// elsewhere while step does nothing. The zero value is ready for Start.
 type Driver struct {
 	task     eventloop.Task
-	deadline *eventloop.Deadline // nil: Expect was not called
+	deadline *eventloop.Deadline // nil: SetTimeout was not called
 }
 
-// Start has the leg's loop run step. ok: it is a leg of this package.
+// Start makes the leg's loop call step. ok: it is a leg of this package.
 func (d *Driver) Start(leg datapath.Conn, step func()) (ok bool) {
 	c, ok := leg.(*Conn)
 	if ok {
@@ -204,7 +204,8 @@ func (d *Driver) Start(leg datapath.Conn, step func()) (ok bool) {
 	return ok
 }
 
-// Join has the loop serve another leg as well. ok: it is a leg of this package and of the same loop (DialConfig.Near).
+// Join makes the loop serve another leg as well. ok: it is a leg of this package and of the same loop
+// (DialConfig.Near).
 func (d *Driver) Join(leg datapath.Conn) (ok bool) {
 	c, ok := leg.(*Conn)
 	if ok = ok && c.raw.Loop() == d.task.OwnLoop(); ok {
@@ -213,21 +214,21 @@ func (d *Driver) Join(leg datapath.Conn) (ok bool) {
 	return ok
 }
 
-// Leave has reads and writes of a leg wait again, on any goroutine.
+// Leave makes reads and writes of a leg wait again, on any goroutine.
 func (d *Driver) Leave(leg datapath.Conn) {
 	if c, ok := leg.(*Conn); ok {
 		c.raw.Drive(nil)
 	}
 }
 
-// Post has the loop call step soon.
+// Post makes the loop call step soon.
 func (d *Driver) Post() { d.task.Post() }
 
-// Do has the loop call f, once.
+// Do makes the loop call f, once.
 func (d *Driver) Do(f func()) { d.task.OwnLoop().Do(f) }
 
-// Expect has the loop call run after that time. It takes the place of an earlier Expect. Below 0: never.
-func (d *Driver) Expect(after time.Duration, run func()) {
+// SetTimeout makes the loop call run after that time, instead of what an earlier call has set. Below 0: never.
+func (d *Driver) SetTimeout(after time.Duration, run func()) {
 	if d.deadline != nil {
 		d.task.OwnLoop().Forget(d.deadline)
 	}
@@ -294,11 +295,12 @@ func (c *Conn) ReadReady(room datapath.Room) (int, error) {
 	r.room = room
 	poll := c.raw.Read(func(fd uintptr) bool { return r.tryRead(c.raw, fd) })
 	r.room = nil
-	return c.noteRead(c.readResult(r.n, poll, r.err, "read"))
+	return c.adaptReceiveWindow(c.readResult(r.n, poll, r.err, "read"))
 }
 
-// noteRead adapts the receive window to the pressure on TCP's memory after bytes were taken from the socket.
-func (c *Conn) noteRead(n int, err error) (int, error) {
+// adaptReceiveWindow adapts the receive window to the pressure on TCP's memory after a read. It returns its arguments,
+// which are the result of the read.
+func (c *Conn) adaptReceiveWindow(n int, err error) (int, error) {
 	if err == nil && c.isOutdated(&c.dp.pressure) {
 		c.LimitReceive(c.receiveLimit)
 	}
@@ -323,7 +325,7 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 	if err != nil {
 		return flow.Arrivals{}, err
 	}
-	return c.noteArrivals(size)
+	return c.makeArrivals(size)
 }
 
 // Advertise implements datapath.Advertiser.

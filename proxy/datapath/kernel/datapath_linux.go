@@ -33,7 +33,7 @@ type Datapath struct {
 	closing    sync.Once
 
 	enforcer      *enforcer // has the kernel enforce windows; nil: the relay does
-	why           string    // see Why
+	whyUnenforced string    // see WhyUnenforced
 	envelope      string    // set on polled legs; empty: the system's default stays
 	relayEnvelope string    // what polled legs then have
 	missing       []string  // what this kernel, or our privilege, does not give
@@ -130,7 +130,7 @@ func (d *Datapath) chooseTier(cfg Config) (err error) {
 		return fmt.Errorf("envelope %q: %w", EBPF, err)
 	}
 	if err != nil {
-		d.why = err.Error()
+		d.whyUnenforced = err.Error()
 	}
 	return nil
 }
@@ -198,13 +198,13 @@ func (d *Datapath) Close() (err error) {
 	return err
 }
 
-// placeOnShard gives a leg a shard, unless it has one: the one asked for, or the one with the most free cells if that
-// has none.
-func (d *Datapath) placeOnShard(s *sender, asked int) {
+// placeOnShard gives a leg a shard, unless it has one: the wanted one or, if that has no free cell, the one with the
+// most of them.
+func (d *Datapath) placeOnShard(s *sender, wanted int) {
 	if s.shard != nil {
 		return
 	}
-	s.shard = d.shards[asked]
+	s.shard = d.shards[wanted]
 	if d.enforcer != nil && d.freeCells(s.shard) == 0 {
 		s.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.freeCells(a), d.freeCells(b)) })
 	}
@@ -216,7 +216,7 @@ func (d *Datapath) freeCells(s *shard) int { return d.enforcer.control.Room(s.in
 // Shards returns the number of ticks.
 func (d *Datapath) Shards() int { return len(d.shards) }
 
-// Wake has OnTick called for a shard at its next tick, within Tick, also when nothing is busy.
+// Wake makes a shard call OnTick within Tick, also when none of its legs is busy.
 func (d *Datapath) Wake(shard int) { d.shards[shard].wakeSoon() }
 
 // Envelope returns the congestion control that new managed legs get.
@@ -227,8 +227,8 @@ func (d *Datapath) Envelope() string {
 	return d.relayEnvelope
 }
 
-// Beneath returns the congestion control of polled legs.
-func (d *Datapath) Beneath() string { return d.relayEnvelope }
+// RelayEnvelope returns the congestion control of polled legs.
+func (d *Datapath) RelayEnvelope() string { return d.relayEnvelope }
 
 // Control returns the name under which the kernel lists our congestion control; empty: it is not loaded.
 func (d *Datapath) Control() string {
@@ -238,9 +238,9 @@ func (d *Datapath) Control() string {
 	return d.enforcer.control.Name()
 }
 
-// Why says why the kernel enforces no windows although Config.Envelope left the choice open; empty: it does, or
-// another envelope was asked for.
-func (d *Datapath) Why() string { return d.why }
+// WhyUnenforced says why the kernel enforces no windows although Config.Envelope left the choice open; empty: it does,
+// or another envelope was asked for.
+func (d *Datapath) WhyUnenforced() string { return d.whyUnenforced }
 
 // Missing says in words what was asked for, or is useful, and cannot be had.
 func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
@@ -251,12 +251,12 @@ func (d *Datapath) String() string {
 		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room",
 			Tier, d.Control(), d.relayEnvelope)
 	}
-	way := "clients' timestamps read"
+	clocks := "clients' timestamps read"
 	if d.noPeerClocks != nil {
-		way = fmt.Sprintf("clients' timestamps not read (%v)", d.noPeerClocks)
+		clocks = fmt.Sprintf("clients' timestamps not read (%v)", d.noPeerClocks)
 	}
 	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s, %s", Tier, d.relayEnvelope,
-		way)
+		clocks)
 }
 
 // Status is the load of the ticks.

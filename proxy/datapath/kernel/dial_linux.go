@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +18,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/happyeyeballs"
 )
 
-// Dial is Connect for callers that can wait.
+// Dial calls Connect and waits for its result.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	return awaitConn(ctx, func(done func(*Conn, error)) (cancel func()) { return d.Connect(cfg, done) })
 }
@@ -45,7 +44,7 @@ func awaitConn(ctx context.Context, connect func(done func(*Conn, error)) (cance
 	if r.err != nil {
 		return nil, fmt.Errorf("%w: %w", r.err, context.Cause(ctx))
 	}
-	return r.conn, nil // it came before cancel
+	return r.conn, nil // cancel came too late
 }
 
 // Connect opens a leg to a target and calls done once, perhaps before it returns. Where the target is an address, done
@@ -64,7 +63,7 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	return d.connectName(cfg, loop, done)
 }
 
-// connectName is Connect for a name.
+// connectName dials a name on a goroutine of its own.
 func (d *Datapath) connectName(cfg DialConfig, loop *eventloop.Loop, done func(*Conn, error)) (cancel func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -169,7 +168,7 @@ func (r boundedResolver) LookupNetIP(ctx context.Context, network, host string) 
 	return addrs, wrapShortage(err)
 }
 
-// wrapShortage has a DNS error wrap the lack of a descriptor, which package net names in words alone.
+// wrapShortage makes a DNS error wrap the lack of a descriptor, which package net only names in its text.
 func wrapShortage(err error) error {
 	var dns *net.DNSError
 	if !errors.As(err, &dns) {
@@ -231,7 +230,7 @@ func (d *Datapath) connectTo(
 		return func() {}
 	}
 	generation := a.generation.Load() // before the loop can end the attempt
-	loop.Do(a.wait)                   // on the loop, where nothing can end the attempt before it watches
+	loop.Do(a.wait)                   // on the loop, so that nothing ends the attempt before it watches
 	return func() {
 		loop.Do(func() {
 			if a.generation.Load() == generation {
@@ -241,10 +240,11 @@ func (d *Datapath) connectTo(
 	}
 }
 
-// freeAttempts lends the memory of attempts.
+// freeAttempts has the memory that recycle was called for.
 var freeAttempts = sync.Pool{New: func() any { return new(attempt) }}
 
-// recycle gives the memory of an attempt that has succeeded to a later one. Its socket and near post its task no more.
+// recycle gives the memory of an attempt that has succeeded to a later one. Its socket and near must not post its task
+// any more.
 func (a *attempt) recycle() {
 	a.generation.Add(1)
 	a.cfg, a.done, a.near, a.foreignErr, a.keepDSCP = DialConfig{}, nil, nil, nil, false
@@ -305,8 +305,8 @@ func (a *attempt) startSocket(fd int, network string) (err error) {
 	return os.NewSyscallError("connect", err)
 }
 
-// prepareSocket sets what must be set before the socket is bound. Without the privilege for transparency the source
-// may still be an address of this host. So that failure is returned as foreign, for the case that it is not.
+// prepareSocket sets what must be set before the socket is bound. foreign is why Source must be an address of this
+// host: the privilege for transparency is missing. That is no failure before the kernel has refused the address.
 func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) {
 	if err := guardStream(fd); err != nil {
 		return nil, err
@@ -343,7 +343,7 @@ func prepareSocket(fd int, network string, cfg DialConfig) (foreign, err error) 
 	return foreign, nil
 }
 
-// waitForEvents has the loop call checkOutcome at the socket's events. It runs on the loop.
+// waitForEvents makes the loop call checkOutcome at the socket's events. It runs on the loop.
 func (a *attempt) waitForEvents() {
 	var err error
 	if a.raw, err = a.loop.Watch(a.fd); err != nil {
@@ -373,25 +373,14 @@ func (a *attempt) checkOutcome() {
 		return
 	}
 	if a.raw.Ended() {
-		var failed error
-		err := a.raw.Visit(func(fd int) error {
-			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-			if code != 0 {
-				failed = unix.Errno(code)
-			}
-			return err
-		})
-		if hasUnread(a.raw) {
-			failed = nil // the server has sent bytes, which precede its reset
-		}
-		if err = cmp.Or(err, failed); err != nil {
+		if err := a.connectError(); err != nil {
 			a.endWithError(os.NewSyscallError("connect", err))
 			return
 		}
 	}
 	c := a.dp.newLeg(a.raw, a.connectedPeer(), true)
-	if c.local = c.readLocal(); c.local == c.remote {
-		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED)) // without a listener, it met itself
+	if c.local = c.readLocal(); c.local == c.remote { // nothing listens there, and the socket met itself
+		a.endWithError(os.NewSyscallError("connect", unix.ECONNREFUSED))
 		return
 	}
 	if a.keepDSCP {
@@ -403,11 +392,24 @@ func (a *attempt) checkOutcome() {
 			a.dp.log.Debug("a server's DSCP is not known", "target", a.cfg.Target, "err", err)
 		}
 	}
-	a.noteOver()
+	a.stopWatching()
 	c.raw.Drive(nil)
 	done := a.done
 	a.recycle()
 	done(c, nil)
+}
+
+// connectError returns why a socket that has ended is not connected; nil: the server has sent bytes before its reset.
+func (a *attempt) connectError() (err error) {
+	var code int
+	err = a.raw.Visit(func(fd int) (err error) {
+		code, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		return err
+	})
+	if err == nil && code != 0 && !hasUnread(a.raw) {
+		err = unix.Errno(code)
+	}
+	return err
 }
 
 // connectedPeer returns the address that the socket is connected to. It differs from the target if that is
@@ -433,12 +435,12 @@ func (a *attempt) endWithError(err error) {
 		return
 	}
 	_ = a.raw.Close()
-	a.noteOver()
+	a.stopWatching()
 	a.done(nil, a.dialError(err))
 }
 
-// noteOver notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
-func (a *attempt) noteOver() {
+// stopWatching ends the attempt: neither cancel nor its timeout nor a reset of near has an effect any more.
+func (a *attempt) stopWatching() {
 	a.raw = nil
 	a.loop.Forget(&a.deadline)
 	if a.near != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// enforcer has the kernel enforce the windows of a bounded number of legs. Its methods may be called at the same time.
+// enforcer lets the kernel enforce the windows of a bounded number of legs. Its methods may be called at the same time.
 type enforcer struct {
 	control    *bpf.Control
 	clockAhead time.Duration            // Config.Clock minus the kernel's CLOCK_MONOTONIC
@@ -51,8 +51,8 @@ func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
 	}, nil
 }
 
-// clockOffset returns clock minus the kernel's: the least of several readings, since the thread may wait for its
-// processor between the two clocks.
+// clockOffset returns clock minus the kernel's clock: the least of several readings, because the thread may wait for a
+// processor between reading one clock and the other.
 func clockOffset(clock func() cc.Time) (least time.Duration, err error) {
 	for i := range 16 {
 		var ts unix.Timespec
@@ -69,8 +69,8 @@ func clockOffset(clock func() cc.Time) (least time.Duration, err error) {
 // clockTime converts a time of the kernel's clock, in nanoseconds.
 func (o *enforcer) clockTime(at uint64) cc.Time { return cc.Time(at).Add(o.clockAhead) }
 
-// bindCell has the kernel enforce the window of a leg, by a cell of the leg's shard. After an error the socket is as
-// it was; system is the congestion control that it had.
+// bindCell lets the kernel enforce the window of a leg, by a cell of the leg's shard. system is the congestion control
+// of the socket, which it keeps after an error.
 func (o *enforcer) bindCell(s *sender, shard int, accepted int64, system string) (*cellReporter, error) {
 	h := &cellReporter{}
 	err := s.raw.Visit(func(fd int) (err error) {
@@ -98,7 +98,7 @@ func (o *enforcer) bindCell(s *sender, shard int, accepted int64, system string)
 	return h, nil
 }
 
-// releaseCell gives back the cell of a leg. The kernel enforces the leg's window no more; the socket runs Reno.
+// releaseCell gives back the cell of a leg. From then on the socket runs Reno.
 func (o *enforcer) releaseCell(h *cellReporter) {
 	o.legs[h.cell.Index()].Store(nil)
 	h.cell.Free()
@@ -118,8 +118,8 @@ func (o *enforcer) visitLegsWithNews(shard, limit int, visit func(*sender)) {
 type cellReporter struct {
 	reportCounter
 	cell            *bpf.Cell
-	reported        bpf.Seen // the last reading that was reported
 	latest          bpf.Seen // the last reading
+	reported        bpf.Seen // the last reading that was reported
 	lostBytes       cc.Bytes // packets, each at the MSS of the report that had it
 	acceptedAtStart int64    // bytes that the socket had accepted when observation began
 	confirmed       int64    // stream offset up to which all has arrived by TCP_INFO; the cell may lag behind
@@ -191,7 +191,7 @@ func (h *cellReporter) releasedSince(p position, since time.Duration, limit flow
 	return room
 }
 
-// confirmArrival notes that all bytes that the socket has accepted have arrived.
+// confirmArrival stores that all bytes that the socket has accepted have arrived.
 func (h *cellReporter) confirmArrival(accepted int64) {
 	h.confirmed = h.origin + accepted - h.acceptedAtStart
 }
@@ -203,14 +203,14 @@ func (h *cellReporter) makeReport(
 ) flow.Report {
 	s := &h.latest
 	at := now
-	if s.At != h.reported.At { // else nothing has happened since
+	if s.At != h.reported.At { // otherwise nothing has happened since
 		at = min(happened, now)
 	}
 	at = max(at, h.report.At)
 	mss := cc.Bytes(s.Mss)
 	p := h.positionAt(accepted-h.acceptedAtStart, fin, now.Sub(happened), limit, prev)
 	r := h.updateReport(p, mss, at)
-	r.Newest = h.noteArrived(min(int64(s.Newest), p.nxt))
+	r.Newest = h.raiseNewest(min(int64(s.Newest), p.nxt))
 	h.lostBytes += cc.Bytes(s.Lost-h.reported.Lost) * mss
 	r.Lost = h.lostBytes
 	r.Marked = min(r.Marked+cc.Bytes(s.Marked-h.reported.Marked)*mss, r.Acked)

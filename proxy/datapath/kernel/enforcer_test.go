@@ -58,7 +58,7 @@ func (d *Datapath) drain(t *testing.T, c *Conn, acked cc.Bytes) flow.Report {
 func TestTheRelayKeepsTheWindowOfALegForWhichThereIsNoRoom(t *testing.T) {
 	d := enforcing(t, 1)
 	assert.Equal(t, EBPF, d.Envelope())
-	assert.NotEqual(t, EBPF, d.Beneath())
+	assert.NotEqual(t, EBPF, d.RelayEnvelope())
 	enforced, _ := d.pair(t, loopback4)
 	late, peer := d.pair(t, loopback4)
 	watched(enforced)
@@ -70,7 +70,7 @@ func TestTheRelayKeepsTheWindowOfALegForWhichThereIsNoRoom(t *testing.T) {
 	assert.Empty(t, info.Missing)
 
 	info = late.Info()
-	assert.Equal(t, d.Beneath(), info.Envelope)
+	assert.Equal(t, d.RelayEnvelope(), info.Envelope)
 	assert.Zero(t, info.Holds)
 	require.Len(t, info.Missing, 1)
 	assert.Contains(t, info.Missing[0], "limits.held_legs")
@@ -231,7 +231,7 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 		_, err := unix.Write(fd, make([]byte, 1))
 		return err
 	}))
-	a.noteTaken(1)
+	a.countAccepted(1)
 	asked, due := 0, cc.Time(0)
 	for range 4000 {
 		h.step(s, Tick)

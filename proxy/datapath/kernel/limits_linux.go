@@ -25,18 +25,18 @@ type limits struct {
 	relayPaces     bool       // the relay enforces the rate, and the socket spreads what the relay writes
 	cell           *bpf.Cell  // nil: the kernel does not enforce the window
 	limit          flow.Limit // the one applied last
-	lowered        cc.Time    // when the window was cut last
+	cutAt          cc.Time    // when the window was cut last
 	prev           prevWindow // in force until then
 	reportUnderway bool       // setChangedOptions comes after it
-	paced          cc.Rate    // SO_MAX_PACING_RATE of the socket; 0: unlimited
-	lowat          int        // TCP_NOTSENT_LOWAT of the socket, bytes; 0: the system's
+	socketRate     cc.Rate    // SO_MAX_PACING_RATE of the socket; 0: unlimited
+	socketLowat    int        // TCP_NOTSENT_LOWAT of the socket, bytes; 0: the system's
 
 	// Of an enforced leg, as last reported.
 	mss           cc.Bytes
 	srtt          time.Duration
 	windowBlocked bool     // bytes wait for the window
 	inForce       cc.Bytes // a window that the socket has used already
-	sendNow       bool     // what the newest limit lets out is not to wait for an acknowledgement
+	sendNow       bool     // the kernel is to send at once what the newest limit allows
 }
 
 // prevWindow is the window before the last cut. The socket may still hold bytes that it accepted under it.
@@ -45,29 +45,29 @@ type prevWindow struct {
 	accepted int64    // bytes that the socket had accepted when the window was cut
 }
 
-// beginEnforcing has limits applied from now on. cell is nil unless the kernel enforces the window.
+// beginEnforcing makes applyLimit apply limits from now on. cell is nil unless the kernel enforces the window.
 func (l *limits) beginEnforcing(cell *bpf.Cell, enforces datapath.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.enforcing, l.cell, l.relayPaces = true, cell, enforces&datapath.HoldRate == 0
 }
 
-// stopEnforcing has no limit applied any more, and reports whether any was. l may be nil.
-func (l *limits) stopEnforcing() (was bool) {
+// stopEnforcing makes applyLimit apply no more limits. It reports whether that is a change. l may be nil.
+func (l *limits) stopEnforcing() (changed bool) {
 	if l == nil {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was = l.enforcing
-	l.enforcing, l.cell, l.limit, l.prev, l.paced, l.lowat = false, nil, flow.Limit{}, prevWindow{}, 0, 0
+	changed = l.enforcing
+	l.enforcing, l.cell, l.limit, l.prev, l.socketRate, l.socketLowat = false, nil, flow.Limit{}, prevWindow{}, 0, 0
 	l.mss, l.srtt, l.windowBlocked, l.inForce, l.sendNow, l.reportUnderway = 0, 0, false, 0, false, false
 	l.optionsDue.Store(false)
-	return was
+	return changed
 }
 
-// applyLimit puts into force what needs no system call. It reports whether socket options have to follow and no report
-// is underway, after which they would. accepted counts the bytes that the socket has accepted.
+// applyLimit puts into force what needs no system call. It reports whether the caller must have socket options set. It
+// need not during a report, which sets them at its end. accepted counts the bytes that the socket has accepted.
 func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, accepted *atomic.Int64) (optionsDue bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, accepted *at
 	}
 	if limit.Cwnd < l.limit.Cwnd {
 		l.prev = prevWindow{max(l.prev.window, l.limit.Cwnd), accepted.Load()}
-		l.lowered = clock()
+		l.cutAt = clock()
 		l.inForce = min(l.inForce, limit.Cwnd)
 	}
 	l.limit = limit
@@ -95,7 +95,7 @@ func (l *limits) applyLimit(limit flow.Limit, clock func() cc.Time, accepted *at
 func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if reading > l.lowered {
+	if reading > l.cutAt {
 		l.prev = prevWindow{}
 	}
 	return l.limit, l.prev
@@ -115,18 +115,18 @@ func (l *limits) maxUnsent() int {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.lowat
+	return l.socketLowat
 }
 
-// noteReport notes that a report is underway.
-func (l *limits) noteReport() {
+// beginReport is called before a report. takeOptions ends it.
+func (l *limits) beginReport() {
 	l.mu.Lock()
 	l.reportUnderway = true
 	l.mu.Unlock()
 }
 
-// noteReading notes what a report says of an enforced leg. fresh: s was not reported before.
-func (l *limits) noteReading(r *flow.Report, s *bpf.Seen, fresh bool) {
+// updateFromReport takes in what a report says of an enforced leg. fresh: s was not reported before.
+func (l *limits) updateFromReport(r *flow.Report, s *bpf.Seen, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mss, l.srtt = r.MSS, microseconds(s.SrttUs)
@@ -165,11 +165,11 @@ func (l *limits) socketOptions() (rate cc.Rate, unsent int) {
 // hasOptionChanges reports whether takeOptions would return anything. mu is held.
 func (l *limits) hasOptionChanges() bool {
 	rate, unsent := l.socketOptions()
-	return rateMoved(l.paced, rate) || unsentMoved(l.lowat, unsent) || l.wantsSend()
+	return rateMoved(l.socketRate, rate) || unsentMoved(l.socketLowat, unsent) || l.wantsSend()
 }
 
-// takeOptions returns the socket options that the newest limit has changed, and notes them as set. It ends a report.
-// cell is nil unless the kernel enforces the window; unsent is what may then wait unsent. ok: there is a limit.
+// takeOptions ends a report. It returns the socket options that the newest limit has changed, which the caller sets at
+// once. cell is nil unless the kernel enforces the window; unsent is what may then wait unsent. ok: there is a limit.
 func (l *limits) takeOptions() (do sockopts, cell *bpf.Cell, unsent int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,11 +180,11 @@ func (l *limits) takeOptions() (do sockopts, cell *bpf.Cell, unsent int, ok bool
 	}
 	rate, unsent := l.socketOptions()
 	do = sockopts{rate: unchanged, unsent: unchanged, send: l.wantsSend()}
-	if rateMoved(l.paced, rate) {
-		l.paced, do.rate = rate, int64(rate)
+	if rateMoved(l.socketRate, rate) {
+		l.socketRate, do.rate = rate, int64(rate)
 	}
-	if unsentMoved(l.lowat, unsent) {
-		l.lowat, do.unsent = unsent, int64(unsent)
+	if unsentMoved(l.socketLowat, unsent) {
+		l.socketLowat, do.unsent = unsent, int64(unsent)
 	}
 	if do.send {
 		l.inForce = l.limit.Cwnd
@@ -229,7 +229,8 @@ func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	return int(min(max(minSegments*mss, unsent), maxUnsent))
 }
 
-// rateMoved reports whether a pacing rate is more than 2 % off the socket's. The kernel's pacing is no more exact.
+// rateMoved reports whether a pacing rate differs from the socket's by more than 2 %. The kernel's pacing is not more
+// exact.
 func rateMoved(has, rate cc.Rate) bool {
 	if has == 0 || rate == 0 {
 		return has != rate

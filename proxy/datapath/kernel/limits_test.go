@@ -100,9 +100,9 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	// said is what the socket says, and what comes of that before settle.
 	said := func(packets uint32, pipe, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {
 		at++
-		l.noteReport()
+		l.beginReport()
 		s := bpf.Seen{Cwnd: packets, At: at, SrttUs: 100_000}
-		l.noteReading(&flow.Report{MSS: mss, Pipe: pipe, Unsent: unsent, RwndFull: rwndFull}, &s, true)
+		l.updateFromReport(&flow.Report{MSS: mss, Pipe: pipe, Unsent: unsent, RwndFull: rwndFull}, &s, true)
 		a.Apply(flow.Limit{Cwnd: limit})
 	}
 	settle := func() bool {

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	pressureEvery = 250 * time.Millisecond // between two looks at TCP's memory, while bytes come
+	pressureEvery = 250 * time.Millisecond // between two checks of TCP's memory, while bytes come
 	pressureLog   = time.Minute            // between two log lines
-	shrinkAfter   = 8                      // looks under pressure after which a buffer shrinks to what it holds
+	shrinkAfter   = 8                      // checks under pressure after which a buffer shrinks to what it holds
 	maxHalvings   = 11                     // of a receive window
 	minReceive    = cc.Bytes(8 << 10)      // below which no receive window is halved
 )
@@ -30,32 +30,32 @@ const (
 // then all connections are slow. So our receive windows are halved again and again while more than half of the bound
 // is used. They are doubled while less than a quarter is.
 //
-// Any goroutine that reads from a leg looks at the memory; nextLook lets one of them do it at a time.
+// Goroutines that read from legs check the memory; nextCheck lets one of them do it at a time.
 type memoryPressure struct {
-	clock    func() cc.Time
-	log      *slog.Logger
-	bound    int64         // pages; above it the kernel advertises four segments
-	nextLook atomic.Int64  // cc.Time
-	halvings atomic.Int32  // of every receive window
-	looks    atomic.Uint32 // so far
-	loggedAt atomic.Int64  // cc.Time; 0: never
+	clock     func() cc.Time
+	log       *slog.Logger
+	bound     int64         // pages; above it the kernel advertises four segments
+	nextCheck atomic.Int64  // cc.Time
+	halvings  atomic.Int32  // of every receive window
+	checks    atomic.Uint32 // so far
+	loggedAt  atomic.Int64  // cc.Time; 0: never
 }
 
-// checkMemory looks at the memory if it is time to. It returns the numbers of halvings and of looks.
-func (p *memoryPressure) checkMemory() (halvings int32, looks uint32) {
-	now, due := p.clock(), p.nextLook.Load()
-	if int64(now) >= due && p.nextLook.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
+// checkMemory checks the memory if that is due. It returns the numbers of halvings and of checks.
+func (p *memoryPressure) checkMemory() (halvings int32, checks uint32) {
+	now, due := p.clock(), p.nextCheck.Load()
+	if int64(now) >= due && p.nextCheck.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
 		if used, err := tcpPages(); err == nil {
 			p.addPages(used)
 			p.logHalving(now, used)
 		}
 	}
-	return p.halvings.Load(), p.looks.Load()
+	return p.halvings.Load(), p.checks.Load()
 }
 
 // addPages takes a reading of the pages in use.
 func (p *memoryPressure) addPages(used int64) {
-	p.looks.Add(1)
+	p.checks.Add(1)
 	switch h := p.halvings.Load(); {
 	case used > p.bound/2:
 		p.halvings.Store(min(h+1, maxHalvings))

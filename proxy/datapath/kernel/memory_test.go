@@ -160,7 +160,7 @@ func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
 		later := func(bound int64) {
 			d.pressure.bound = bound
 			d.look(h, maxHalvings)
-			_, _ = to.noteRead(1, nil)
+			_, _ = to.adaptReceiveWindow(1, nil)
 		}
 		to.LimitReceive(receiveBuffer)
 		require.False(t, to.LimitReceive(1<<40))

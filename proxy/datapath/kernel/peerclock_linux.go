@@ -89,7 +89,7 @@ func (p *peerClocks) close() (err error) {
 	return err
 }
 
-// watchLeg has the timestamps of a leg's peer read, until forgetLeg. nil: there are no readings.
+// watchLeg begins to read the timestamps of a leg's peer. nil: there are no readings.
 func (p *peerClocks) watchLeg(local, remote netip.AddrPort) *peerReading {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +101,7 @@ func (p *peerClocks) watchLeg(local, remote netip.AddrPort) *peerReading {
 	return r
 }
 
-// forgetLeg ends what watchLeg began. r may be nil. A later leg with the same ends keeps its place.
+// forgetLeg ends what watchLeg began, but not for a later leg with the same ends. r may be nil.
 func (p *peerClocks) forgetLeg(r *peerReading) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,8 +144,8 @@ func (p *peerClocks) readRings() {
 	}
 }
 
-// newAckRing opens a packet socket for one protocol, ETH_P_IP or ETH_P_IPV6. It hears nothing before it is bound, when
-// it has its filter. A socket for one protocol does not see what this host sends.
+// newAckRing opens a packet socket for one protocol, ETH_P_IP or ETH_P_IPV6. It sets the filter before it binds the
+// socket, which then gets packets. A socket for one protocol does not get what this host sends.
 func newAckRing(protocol uint16, filter []unix.SockFilter) (*ackRing, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -179,8 +179,8 @@ func (r *ackRing) close() (err error) {
 	return errors.Join(err, unix.Close(r.fd))
 }
 
-// header returns the kernel's header of the frame that is next. The kernel writes Status last, and whoever reads a
-// frame reads it first.
+// header returns the kernel's header of the frame that is next. The kernel writes Status last, so a reader must read it
+// first.
 func (r *ackRing) header() *unix.Tpacket2Hdr {
 	return (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.ring[r.next*ackFrameSize]))
 }

@@ -26,11 +26,11 @@ var (
 //
 // Only the goroutine that reads from the leg uses it.
 type receiveWindow struct {
-	receiveLimit  cc.Bytes          // LimitReceive's bound; 0: never called
-	receiveClamp  cc.Bytes          // of the window, by LimitReceive; 0: none
-	halvings      int32             // of the window, by memoryPressure, when LimitReceive ran last
-	pressureLooks uint32            // memoryPressure.looks then
-	advertised    *advertisedWindow // nil: neither Arrivals nor Advertise was called
+	receiveLimit   cc.Bytes          // LimitReceive's bound; 0: never called
+	receiveClamp   cc.Bytes          // of the window, by LimitReceive; 0: none
+	halvings       int32             // of the window, by memoryPressure, when LimitReceive ran last
+	pressureChecks uint32            // memoryPressure.checks then
+	advertised     *advertisedWindow // nil: neither Arrivals nor Advertise was called
 }
 
 // advertisedWindow is the bound that Advertise sets, and what Arrivals has seen.
@@ -38,7 +38,7 @@ type advertisedWindow struct {
 	window     cc.Bytes // 0: none
 	savedClamp int      // TCP_WINDOW_CLAMP before the first Advertise
 	info       unix.TCPInfo
-	asked      bool   // by Arrivals
+	asked      bool   // Arrivals was called
 	holes      int    // times that oooPackets grew
 	oooPackets uint32 // tcpi_rcv_ooopack
 }
@@ -51,7 +51,7 @@ func (w *receiveWindow) ensureAdvertised() *advertisedWindow {
 	return w.advertised
 }
 
-// underAdvertised returns a clamp, or the smaller one that Advertise has set.
+// underAdvertised returns clamp, or the window that Advertise has set if that is smaller.
 func (w *receiveWindow) underAdvertised(clamp cc.Bytes) cc.Bytes {
 	if a := w.advertised; a != nil && a.window > 0 {
 		return min(clamp, a.window)
@@ -69,35 +69,35 @@ func (w *receiveWindow) limitReceive(
 		return false
 	}
 	w.receiveLimit = n
-	was := w.halvings > 0
-	w.halvings, w.pressureLooks = pressure.checkMemory()
+	wasPressed := w.halvings > 0
+	w.halvings, w.pressureChecks = pressure.checkMemory()
 	err := raw.Visit(func(fd int) error {
-		buffer, clamp, pressed := min(n, bounds.largest), min(n, math.MaxInt32), w.halvings > 0
-		if pressed {
+		buffer, clamp, isPressed := min(n, bounds.largest), min(n, math.MaxInt32), w.halvings > 0
+		if isPressed {
 			clamp = max(buffer/2>>w.halvings, minReceive)
 			buffer = min(buffer, max(2*clamp, bufferInUse(fd))) // half is overhead
 		}
-		// Under pressure the largest buffer that needs no privilege will do.
-		limited = (n < bounds.largest || pressed) &&
-			(bounds.setBuffer(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
-			setClamp(fd, w.underAdvertised(clamp)) == nil
-		if limited {
-			w.receiveClamp = clamp
-			return nil
+		if n < bounds.largest || isPressed {
+			// Under pressure the largest buffer that needs no privilege will do.
+			isSet := bounds.setBuffer(fd, buffer) || isPressed && setBuffer(fd, buffer)
+			if isSet && setClamp(fd, w.underAdvertised(clamp)) == nil {
+				limited, w.receiveClamp = true, clamp
+				return nil
+			}
 		}
-		return w.releaseBuffer(fd, min(n, bounds.largest)/2, bounds.largest/2, was)
+		return w.releaseBuffer(fd, min(n, bounds.largest)/2, bounds.largest/2, wasPressed)
 	})
 	return limited && err == nil
 }
 
-// releaseBuffer lets the kernel size the buffer again, and enlarges it to window bytes. After pressure it enlarges it
-// to the largest window, since the buffer may have had as much before.
-func (w *receiveWindow) releaseBuffer(fd int, window, largest cc.Bytes, underPressure bool) error {
+// releaseBuffer lets the kernel size the buffer again, and enlarges it for a window. After pressure that is the largest
+// one, because the buffer may have been as large before.
+func (w *receiveWindow) releaseBuffer(fd int, window, largest cc.Bytes, wasPressed bool) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0); err != nil || w.receiveClamp == 0 {
 		return err
 	}
 	window = max(window, w.receiveClamp)
-	if underPressure {
+	if wasPressed {
 		window = largest
 	}
 	if a := w.advertised; a != nil && a.window > 0 {
@@ -112,15 +112,15 @@ func (w *receiveWindow) isOutdated(pressure *memoryPressure) bool {
 	if w.receiveLimit == 0 {
 		return false
 	}
-	halvings, looks := pressure.checkMemory()
-	return halvings != w.halvings || halvings > 0 && looks-w.pressureLooks >= shrinkAfter
+	halvings, checks := pressure.checkMemory()
+	return halvings != w.halvings || halvings > 0 && checks-w.pressureChecks >= shrinkAfter
 }
 
-// noteArrivals returns what TCP_INFO, read into advertised.info, says of the peer; size is its length.
+// makeArrivals returns the arrivals that advertised.info shows, a reading of TCP_INFO with a length of size.
 //
 // The kernel's estimate of a receiver's round trips falls at once to a shorter one, and rises by an eighth of the
 // difference. Its resolution is that of timestamps, a millisecond. Before the first it is the handshake's.
-func (w *receiveWindow) noteArrivals(size uintptr) (flow.Arrivals, error) {
+func (w *receiveWindow) makeArrivals(size uintptr) (flow.Arrivals, error) {
 	a := w.advertised
 	i := &a.info
 	switch {
@@ -181,13 +181,13 @@ func (w *receiveWindow) advertise(raw *eventloop.Socket, window cc.Bytes) error 
 	return nil
 }
 
-// isClose reports whether a window differs from b by less than a sixteenth, which is not worth a system call.
+// isClose reports whether a window differs from b by less than a sixteenth. That is not worth a system call.
 func isClose(a, b cc.Bytes) bool { return max(a, b)-min(a, b) < b/16 }
 
-// bufferInUse returns the size of a receive buffer, in bytes, for what the socket holds unread and what its peer may
-// have in flight; never more than the socket has. A larger buffer fills up even behind a small window, since each read
-// opens the window again while there is room. Before Linux 6.2 the kernel does not tell the window; then the buffer
-// stays as it is.
+// bufferInUse returns the size of a receive buffer, in bytes, that has room for what waits unread and what the peer may
+// have in flight. It is at most the present size. A larger buffer fills up even behind a small window, because each
+// read opens the window again while there is room. Before Linux 6.2 the window is not known, and the result is the
+// present size.
 func bufferInUse(fd int) cc.Bytes {
 	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {

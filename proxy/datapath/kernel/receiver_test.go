@@ -146,7 +146,7 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 				d.pressure.bound = -2
 			}
 			d.look(h, maxHalvings)
-			_, _ = b.noteRead(1, nil)
+			_, _ = b.adaptReceiveWindow(1, nil)
 		}
 		b.LimitReceive(receiveBuffer)
 		require.NoError(t, b.Advertise(window))

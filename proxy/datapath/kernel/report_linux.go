@@ -160,9 +160,9 @@ func (t *reportCounter) updateReport(p position, mss cc.Bytes, at cc.Time) *flow
 	return r
 }
 
-// noteArrived notes that something up to offset has arrived, although there may be holes below it. It returns the
+// raiseNewest is called when something up to offset has arrived, although there may be holes below it. It returns the
 // largest such offset since observation began.
-func (t *reportCounter) noteArrived(offset int64) cc.Bytes {
+func (t *reportCounter) raiseNewest(offset int64) cc.Bytes {
 	t.newest = max(t.newest, t.report.Acked, t.countedSince(offset))
 	return t.newest
 }
@@ -213,17 +213,17 @@ func (a *infoReporter) findSYNOffset(i *unix.TCPInfo, dialled bool) {
 func (a *infoReporter) startCounting(i *unix.TCPInfo) {
 	a.startAt(a.positionOf(i))
 	a.retransBase = i.Bytes_retrans
-	a.noteReported(i)
+	a.rememberReported(i)
 }
 
-// noteReported remembers the fields that the next report is compared with.
-func (a *infoReporter) noteReported(i *unix.TCPInfo) {
+// rememberReported remembers the fields that the next report is compared with.
+func (a *infoReporter) rememberReported(i *unix.TCPInfo) {
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
 }
 
-// positionOf returns where a reading puts the socket. It notes bytes that bytes_sent has twice, for later readings.
+// positionOf returns where a reading puts the socket. It updates recounted.
 func (a *infoReporter) positionOf(i *unix.TCPInfo) position {
 	p := position{
 		una: int64(i.Bytes_acked) - a.synOffset, unsent: int64(i.Notsent_bytes),
@@ -270,13 +270,13 @@ func (a *infoReporter) makeReport(i *unix.TCPInfo, at cc.Time) flow.Report {
 	if p.sacked > 0 && i.Ca_state != tcpCALoss {
 		// The kernel marks most holes below the highest selectively acknowledged byte as lost, so both together reach
 		// up to about that byte. After a timeout everything is marked, which says nothing.
-		r.Newest = a.noteArrived(min(p.una+p.bytesOf(p.sacked+p.lost), p.nxt))
+		r.Newest = a.raiseNewest(min(p.una+p.bytesOf(p.sacked+p.lost), p.nxt))
 	}
 	r.Lost = max(r.Lost, cc.Bytes(i.Bytes_retrans-a.retransBase))
 	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)
 	r.Timeouts += a.newTimeouts(i)
 	r.RwndFull = a.rwndFull(i, p)
-	a.noteReported(i)
+	a.rememberReported(i)
 	return *r
 }
 
@@ -291,7 +291,7 @@ func (a *infoReporter) newTimeouts(i *unix.TCPInfo) int {
 	return 0
 }
 
-// rwndFull reports whether the peer's receive window holds back a sender with bytes to send.
+// rwndFull reports whether bytes wait because of the peer's receive window.
 func (a *infoReporter) rwndFull(i *unix.TCPInfo, p position) bool {
 	if p.unsent == 0 {
 		return false

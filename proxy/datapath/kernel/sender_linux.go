@@ -26,13 +26,13 @@ import (
 // Writers (the goroutines or the loop's task that call Write), the tick of the leg's shard, and whoever calls Apply or
 // Info use a sender at the same time.
 //
-//	word           says                             written by                    read by
+//	field          says                             written by                    read by
 //	accepted       bytes that the socket took       writers, after each write     reports, Apply, Info
 //	writeCount     writes that took bytes           writers, after accepted       the tick
 //	writersInside  writers between beginWrite and   writers                       the tick
 //	               endWrite, while observed
 //	onTick         the tick serves the leg          whoever moves it (below)      writers, Apply, the tick
-//	inSettleList   queued for setQueuedOptions      Apply sets, the tick clears   Apply, the tick
+//	inOptionsList  queued for setQueuedOptions      Apply sets, the tick clears   Apply, the tick
 //	observed       reports are made                 Observe and Close, under mu   writers
 //	writeClosed    CloseWrite was called            CloseWrite                    reports, before accepted
 //	enforced       the kernel enforces the window   Enforce, under mu             all
@@ -47,7 +47,7 @@ import (
 //
 // # From a signal to a limit
 //
-// An enforced leg's cell has news, or it is a polled leg's turn (shard). pollAndNote reads the state (readState) and
+// An enforced leg's cell has news, or it is a polled leg's turn (shard). pollLeg reads the state (readState) and
 // reports it (sendReport). The observer, which is the leg's flow, answers with Apply, at once or later. A window for
 // the kernel goes into the cell at once (limits.applyLimit). Socket options follow after the report, with the next
 // tick, or before the next write of an idle leg (setChangedOptions).
@@ -73,7 +73,7 @@ type sender struct {
 	writersInside atomic.Int32
 	writeCount    atomic.Uint32
 	onTick        atomic.Bool
-	inSettleList  atomic.Bool
+	inOptionsList atomic.Bool
 	observed      atomic.Bool
 	writeClosed   atomic.Bool
 	enforced      atomic.Pointer[cellReporter] // nil: the kernel does not enforce the window
@@ -147,14 +147,14 @@ func (s *sender) ensureLimits() *limits {
 	return s.limits.Load()
 }
 
-// enforceWindow has the kernel enforce the window, and reports whether it does. mu is held.
+// enforceWindow asks the kernel to enforce the window, and reports whether it does. mu is held.
 func (s *sender) enforceWindow() bool {
 	if s.dp.enforcer == nil {
 		return false
 	}
 	h, err := s.dp.enforcer.bindCell(s, s.shard.index, s.accepted.Load(), s.systemControl)
 	if err != nil {
-		s.noteMissing(err.Error())
+		s.addMissing(err.Error())
 		return false
 	}
 	s.enforced.Store(h)
@@ -169,14 +169,14 @@ func (s *sender) setEnvelope() {
 		return
 	}
 	if err := s.setCongestion(name); err != nil {
-		s.noteMissing(envelopeRefused(name, err))
+		s.addMissing(envelopeRefused(name, err))
 		return
 	}
 	s.envelope = name
 }
 
-// noteMissing adds to what Info names as missing. The datapath's list, which all legs share, stays as it is.
-func (s *sender) noteMissing(words string) {
+// addMissing adds to what Info names as missing. It copies the datapath's list, which all legs share.
+func (s *sender) addMissing(words string) {
 	s.missing = append(s.missing[:len(s.missing):len(s.missing)], words)
 }
 
@@ -230,7 +230,7 @@ func (s *sender) makeLastReport() {
 	s.removeFromTick()
 }
 
-// endObservation ends an observation and gives the socket back what it had before Enforce. mu is held.
+// endObservation ends an observation, and gives the socket the options that it had before Enforce. mu is held.
 func (s *sender) endObservation() {
 	s.makeLastReport()
 	if !s.limits.Load().stopEnforcing() {
@@ -296,7 +296,7 @@ func (s *sender) isUnchanged() bool {
 // new limit has changed. mu is held.
 func (s *sender) sendReport() {
 	now, limits := s.dp.clock(), s.limits.Load()
-	limits.noteReport()
+	limits.beginReport()
 	if h := s.enforced.Load(); h != nil {
 		o := s.dp.enforcer
 		o.fallbacks.Add(uint64(h.latest.Fallbacks - h.reported.Fallbacks))
@@ -304,7 +304,7 @@ func (s *sender) sendReport() {
 		limit, prev := limits.limitSince(happened)
 		fin := s.writeClosed.Load() // read before accepted: all that was written precedes the FIN
 		r := h.makeReport(s.accepted.Load(), fin, happened, now, limit, prev)
-		limits.noteReading(&r, &h.reported, fresh)
+		limits.updateFromReport(&r, &h.reported, fresh)
 		s.observer(r)
 		h.cell.Answer(&h.reported) // after the limit that follows from it: sockets that are not answered fall back
 		if fresh {
@@ -343,7 +343,7 @@ func (s *sender) isDrained() bool {
 func (s *sender) Apply(limit flow.Limit) {
 	l := s.limits.Load()
 	if l != nil && l.applyLimit(limit, s.dp.clock, &s.accepted) && s.onTick.Load() &&
-		s.inSettleList.CompareAndSwap(false, true) {
+		s.inOptionsList.CompareAndSwap(false, true) {
 		s.shard.enqueueForOptions(s)
 	}
 }
@@ -365,9 +365,9 @@ func (s *sender) setChangedOptions() (sent bool) {
 	return do.send
 }
 
-// setQueuedOptions is setChangedOptions for the tick, after enqueueForOptions.
+// setQueuedOptions calls setChangedOptions. The tick calls it after enqueueForOptions.
 func (s *sender) setQueuedOptions() (sent bool) {
-	s.inSettleList.Store(false)
+	s.inOptionsList.Store(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.closed && s.setChangedOptions()
@@ -387,7 +387,7 @@ func (s *sender) Write(b []byte) (n int, err error) {
 		w.b, w.n, w.err = b[n:s.writeEnd(n, len(b))], 0, nil
 		poll := s.raw.Write(w.tryWrite)
 		w.b = nil
-		s.noteTaken(w.n)
+		s.countAccepted(w.n)
 		n += w.n
 		if err := s.opFailure("write", poll, w.err); err != nil {
 			return n, err
@@ -417,7 +417,7 @@ func (s *sender) SendFile(f *os.File, n int) (sent int, err error) {
 		})
 	})
 	sent = max(0, sent)
-	s.noteTaken(sent)
+	s.countAccepted(sent)
 	return sent, cmp.Or(err, s.opFailure("sendfile", poll, call))
 }
 
@@ -435,7 +435,7 @@ func (w *writer) tryWrite(fd uintptr) bool {
 	return !errors.Is(w.err, unix.EAGAIN)
 }
 
-// beginWrite and endWrite enclose everything that hands bytes to the socket. noteTaken is called in between.
+// beginWrite is called before anything that hands bytes to the socket. countAccepted and then endWrite follow.
 func (s *sender) beginWrite() {
 	if s.observed.Load() {
 		s.writersInside.Add(1)
@@ -448,8 +448,8 @@ func (s *sender) beginWrite() {
 	}
 }
 
-// noteTaken notes that the socket has accepted n bytes.
-func (s *sender) noteTaken(n int) {
+// countAccepted counts n bytes that the socket has accepted.
+func (s *sender) countAccepted(n int) {
 	if n <= 0 {
 		return
 	}
@@ -465,7 +465,7 @@ func (s *sender) noteTaken(n int) {
 	}
 }
 
-// endWrite is described with beginWrite.
+// endWrite ends what beginWrite has begun.
 func (s *sender) endWrite() {
 	if s.observed.Load() {
 		s.writersInside.Add(-1)
@@ -560,14 +560,14 @@ func (s *sender) endEnforcing() {
 	}
 }
 
-// markForPoll has the tick visit an enforced leg, although its socket may say nothing for long.
+// markForPoll makes the tick visit an enforced leg, although its socket may say nothing for long.
 func (s *sender) markForPoll() {
 	if h := s.enforced.Load(); h != nil {
 		h.cell.Mark()
 	}
 }
 
-// addToTick has the tick serve the leg until nothing of what was written is underway.
+// addToTick makes the tick serve the leg until nothing of what was written is underway.
 func (s *sender) addToTick() {
 	if s.onTick.Load() || !s.onTick.CompareAndSwap(false, true) {
 		return
@@ -588,8 +588,8 @@ func (s *sender) removeFromTick() {
 	}
 }
 
-// tryRetire is removeFromTick unless a writer came in between. See the type's comment for why the counts are read
-// twice. It reports whether the leg is off the tick, or was put on it anew by a writer.
+// tryRetire calls removeFromTick unless a writer is active. The type's comment says why the counts are read twice. It
+// reports whether the leg is off the tick; if a writer has put it on again, the shard will list it again.
 func (s *sender) tryRetire() (left bool) {
 	if s.writersInside.Load() != 0 || s.writeCount.Load() != s.seenWrites {
 		return false
@@ -630,8 +630,8 @@ const (
 // isBulk reports whether the leg is polled every bulkPause. The tick calls it.
 func (s *sender) isBulk() bool { return s.bulkStreak >= bulkPolls }
 
-// pollAndNote polls the leg and remembers the outcome. The tick calls it.
-func (s *sender) pollAndNote(now cc.Time) outcome {
+// pollLeg polls the leg, and updates what decides when it is polled next. The tick calls it.
+func (s *sender) pollLeg(now cc.Time) outcome {
 	if writes := s.writeCount.Load(); s.seenWrites != writes {
 		s.seenWrites, s.progressAt = writes, now
 	}
@@ -720,7 +720,8 @@ func (s *sender) pacedRest() time.Duration {
 	return 0
 }
 
-// confirmArrivals asks TCP_INFO whether all has arrived without the cell saying so, and has the tick report that.
+// confirmArrivals asks TCP_INFO whether all has arrived although the cell does not say so. If it has, the tick reports
+// that.
 func (s *sender) confirmArrivals() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

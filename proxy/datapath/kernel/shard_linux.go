@@ -31,12 +31,12 @@ type shard struct {
 	pollCount    atomic.Int64 // len(pollList), for Status
 	slow         atomic.Bool  // the tick may be more than bulkPause away although legs are busy: writers wake it
 
-	mu         sync.Mutex
-	tickAt     cc.Time   // for which the timer is set; cc.Never: it is not
-	hasNewWork bool      // a leg has become busy, or was written to while slow
-	joining    []*sender // legs that have become busy
-	settleNext []*sender // legs that have socket options to be set
-	closed     bool
+	mu          sync.Mutex
+	tickAt      cc.Time   // for which the timer is set; cc.Never: it is not
+	hasNewWork  bool      // a leg has become busy, or was written to while slow
+	joining     []*sender // legs that have become busy
+	optionsNext []*sender // legs with socket options that the next tick sets
+	closed      bool
 
 	// Only the tick touches these.
 	tickTime    cc.Time   // for which the tick was set, or when it came if that was earlier
@@ -47,7 +47,7 @@ type shard struct {
 	confirmedAt cc.Time   // when confirmQuietLegs was called last
 	progressAt  cc.Time   // when a leg that the kernel enforces last made progress, bulk legs aside
 	bulkAt      cc.Time   // when a bulk leg did
-	settleNow   []*sender // the other buffer of settleNext
+	optionsNow  []*sender // the other buffer of optionsNext
 	warned      bool      // of the budget
 }
 
@@ -93,7 +93,7 @@ func (s *shard) stopTicking() error {
 	return err
 }
 
-// armTimer has the tick come at that time, or earlier if it is set so. mu is held.
+// armTimer sets the next tick to at, unless it is set to an earlier time. mu is held.
 func (s *shard) armTimer(at cc.Time) {
 	if s.closed || at >= s.tickAt {
 		return
@@ -105,15 +105,15 @@ func (s *shard) armTimer(at cc.Time) {
 	s.tickAt = at
 }
 
-// wakeSoon has the tick come within Tick.
+// wakeSoon makes the next tick come within Tick.
 func (s *shard) wakeSoon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// wakeForLeg has the tick come within Tick, for a leg that was written to while the tick was slow. join is a leg that
-// has become busy; nil: none has.
+// wakeForLeg makes the next tick come within Tick, because a leg has become busy (join), or was written to while the
+// tick was slow (nil).
 func (s *shard) wakeForLeg(join *sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,12 +125,12 @@ func (s *shard) wakeForLeg(join *sender) {
 	s.armTimer(s.dp.clock().Add(Tick))
 }
 
-// enqueueForOptions has the next tick set the leg's socket options.
+// enqueueForOptions makes the next tick set the leg's socket options.
 func (s *shard) enqueueForOptions(c *sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		s.settleNext = append(s.settleNext, c)
+		s.optionsNext = append(s.optionsNext, c)
 		s.armTimer(s.dp.clock().Add(Tick))
 	}
 }
@@ -216,7 +216,7 @@ func (s *shard) pollLegs() (next cc.Time) {
 		case !c.onTick.Load(): // its observation has ended
 			s.pollList = removeLeg(s.pollList, s.pollTurn)
 			continue
-		case c.enforced.Load() != nil: // by now
+		case c.enforced.Load() != nil: // since it was listed
 			s.pollList = removeLeg(s.pollList, s.pollTurn)
 			s.addLeg(c)
 			continue
@@ -226,7 +226,7 @@ func (s *shard) pollLegs() (next cc.Time) {
 			return s.tickTime
 		default:
 			budget--
-			if c.pollAndNote(s.tickTime) == polledGone {
+			if c.pollLeg(s.tickTime) == polledGone {
 				s.pollList = removeLeg(s.pollList, s.pollTurn)
 				continue
 			}
@@ -246,7 +246,7 @@ func (s *shard) visitLeg(c *sender) {
 	if !c.onTick.Load() {
 		return
 	}
-	o := c.pollAndNote(s.tickTime)
+	o := c.pollLeg(s.tickTime)
 	c.nextPoll = s.tickTime.Add(confirmAfter + c.pacedRest())
 	switch {
 	case o == polledQuiet, o == polledGone:
@@ -266,7 +266,7 @@ const (
 	maxConfirm   = 16 * time.Second
 )
 
-// confirmQuietLegs looks at as many legs of confirmList as give each a turn once in confirmAfter. It drops those that
+// confirmQuietLegs looks at part of confirmList, so that each leg is looked at once in confirmAfter. It drops legs that
 // are busy no more.
 func (s *shard) confirmQuietLegs() {
 	turns := len(s.confirmList)
@@ -283,7 +283,7 @@ func (s *shard) confirmQuietLegs() {
 		case !c.onTick.Load():
 			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
 			continue
-		case c.enforced.Load() == nil: // by now
+		case c.enforced.Load() == nil: // since it was listed
 			s.confirmList = removeLeg(s.confirmList, s.confirmTurn)
 			s.addLeg(c)
 			continue
@@ -295,18 +295,18 @@ func (s *shard) confirmQuietLegs() {
 	}
 }
 
-// setQueuedOptions sets the socket options of the legs in settleNext.
+// setQueuedOptions sets the socket options of the legs in optionsNext. It does so without mu.
 func (s *shard) setQueuedOptions() {
 	s.mu.Lock()
-	s.settleNext, s.settleNow = s.settleNow, s.settleNext
+	s.optionsNext, s.optionsNow = s.optionsNow, s.optionsNext
 	s.mu.Unlock()
-	for _, c := range s.settleNow {
+	for _, c := range s.optionsNow {
 		if c.setQueuedOptions() {
 			s.progressAt = s.tickTime
 		}
 	}
-	clear(s.settleNow)
-	s.settleNow = s.settleNow[:0]
+	clear(s.optionsNow)
+	s.optionsNow = s.optionsNow[:0]
 }
 
 // nextDue returns when the enforced legs want the next tick; cc.Never: none is busy.

@@ -226,7 +226,7 @@ func TestASilentLegIsPolledLessOften(t *testing.T) {
 	assert.Less(t, *reports, 450)
 	assert.Equal(t, h.now.Add(maxPause), s.tickAt)
 
-	a.noteTaken(1) // a piece of the write
+	a.countAccepted(1) // a piece of the write
 	assert.Equal(t, h.now.Add(Tick), s.tickAt, "ends the pause")
 	before := *reports
 	h.step(s, Tick)
@@ -345,16 +345,16 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	assert.Equal(t, minUnsent, unsent())
 	limit.PacingRate -= 1_000_000_000
 	a.Apply(limit)
-	assert.Empty(t, s.settleNext, "one percent is not worth a system call")
+	assert.Empty(t, s.optionsNext, "one percent is not worth a system call")
 	limit.PacingRate = 0
 	a.Apply(limit)
 	a.Apply(flow.Limit{Cwnd: 400_000})
-	assert.Len(t, s.settleNext, 1)
+	assert.Len(t, s.optionsNext, 1)
 	assert.NotEqual(t, cc.Never, s.tickAt)
 	s.next(t)
 	assert.EqualValues(t, uint64(math.MaxUint64), rate(), "lifted")
 	assert.Equal(t, 200_000, unsent())
-	assert.Empty(t, s.settleNext)
+	assert.Empty(t, s.optionsNext)
 	assert.Zero(t, a.Info().SignalErrors)
 	a.endWrite()
 
@@ -376,7 +376,7 @@ func TestALimitOfAClosedLegGoesNowhere(t *testing.T) {
 	require.NoError(t, a.Close())
 	d.shards[0].next(t)
 	a.Apply(flow.Limit{Cwnd: 200_000, PacingRate: 160_000_000})
-	assert.Empty(t, d.shards[0].settleNext)
+	assert.Empty(t, d.shards[0].optionsNext)
 	assert.Zero(t, a.Info().SignalErrors)
 }
 

@@ -56,7 +56,7 @@ func setLinger(fd, seconds int) error {
 	return eventloop.SetOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, l)
 }
 
-// keepAlive has the kernel find out that a peer has vanished.
+// keepAlive makes the kernel find out that a peer has vanished.
 func keepAlive(fd int) error {
 	for _, o := range []struct{ level, option, value int }{
 		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
@@ -173,9 +173,9 @@ const (
 // setOptions sets what has changed, and returns how many options the socket refused. It makes no system call if
 // nothing has changed.
 //
-// Go's scheduler is not told of the calls. After one that it knows of, a tick would wait behind all goroutines that
-// move bytes, and so would all sockets that it serves. A call lasts as long as another thread works on the socket, at
-// most.
+// The system calls bypass Go's scheduler. After one that the scheduler knows of, a tick would wait behind all
+// goroutines that move bytes, and so would all sockets that it serves. A call lasts at most as long as another thread
+// works on the socket.
 func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
@@ -192,7 +192,7 @@ func (o sockopts) setOptions(raw *eventloop.Socket) (refused uint64) {
 		if o.unsent != unchanged {
 			count(eventloop.SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, int32(o.unsent)))
 		}
-		if o.send { // guardStream has set it; setting it again has the kernel try to send, as far as the window goes
+		if o.send { // guardStream has set it; when it is set again, the kernel sends what the window allows
 			count(eventloop.SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, int32(1)))
 		}
 		return nil
@@ -222,8 +222,8 @@ func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
 	return readOption(fd, unix.IPPROTO_TCP, unix.TCP_INFO, unsafe.Pointer(info), unsafe.Sizeof(*info))
 }
 
-// readOption reads an option into memory of that size, and returns how many bytes the kernel has written. It does not
-// tell Go's scheduler either.
+// readOption reads an option into memory of room bytes, and returns how many the kernel has written. It bypasses Go's
+// scheduler, as setOptions does.
 func readOption(fd, level, name int, to unsafe.Pointer, room uintptr) (uintptr, error) {
 	size := uint32(room)
 	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(to),
@@ -248,10 +248,10 @@ func memoryInfo(fd int) (vars [memoryInfoSize]uint32, err error) {
 	return vars, err
 }
 
-// enlargeBuffer has the kernel enlarge a receive buffer until it can take a window of bytes, up to half of
-// net.ipv4.tcp_rmem's maximum. The kernel sizes the buffer itself. Without a hint it enlarges one only when more bytes
-// than ever arrive in a round trip, which a small window may prevent. It also makes room for as many bytes as the
-// reader waits for (SO_RCVLOWAT), which needs no privilege.
+// enlargeBuffer makes the kernel enlarge a receive buffer for a window of that many bytes, up to half of
+// net.ipv4.tcp_rmem's maximum. By itself the kernel does so only when more bytes than ever arrive in a round trip,
+// which a small window may prevent. It also makes room for as many bytes as the reader waits for (SO_RCVLOWAT), and
+// setting that needs no privilege.
 func enlargeBuffer(fd int, window cc.Bytes) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(window)),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1))
@@ -268,8 +268,8 @@ func setClamp(fd int, clamp cc.Bytes) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp))
 }
 
-// hasRoom reports whether a socket takes bytes. Asking has the kernel wake the writer when it does. It runs inside
-// RawConn.Write.
+// hasRoom reports whether a socket takes bytes. If it takes none, the question makes the kernel wake the writer once it
+// does. hasRoom runs inside RawConn.Write.
 func hasRoom(fd uintptr) bool {
 	asked := [...]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	n, err := unix.Poll(asked[:], 0)
@@ -310,10 +310,9 @@ func setDSCP(fd int, is4 bool, dscp uint8) error {
 	return nil
 }
 
-// readReceived returns the DSCP of a packet that a socket received, from what the kernel remembers of it: of an
-// accepted socket the packet that completed the handshake, of a dialled one of IPv6 any after IPV6_RECVTCLASS was set.
-// The option receive has the kernel add it to the control messages that the option packet returns, in one of type
-// kind.
+// readReceived returns the DSCP of the received packet that the kernel remembers. On an accepted socket that is the one
+// that completed the handshake, on a dialled socket of IPv6 any since IPV6_RECVTCLASS was set. While the option receive
+// is on, the option packet returns control messages. The one of type kind has the TOS byte.
 func readReceived(fd int, is4 bool) (uint8, error) {
 	level, receive, packet, kind := unix.IPPROTO_IP, unix.IP_RECVTOS, unix.IP_PKTOPTIONS, unix.IP_TOS
 	if !is4 {
@@ -339,8 +338,8 @@ func readReceived(fd int, is4 bool) (uint8, error) {
 	return 0, nil
 }
 
-// tosReader has the filter that reads the mark of what dialled IPv4 sockets receive. It is loaded at the start,
-// because the program drops its privileges then and a reload may ask for it.
+// tosReader has the filter that reads the DSCP of what dialled IPv4 sockets receive. It is loaded at the start, before
+// the program drops its privileges, because a reload may need it.
 type tosReader struct {
 	filter *bpf.TOSFilter // nil: it could not be loaded
 	err    error          // why not
@@ -358,7 +357,7 @@ func (r *tosReader) close() error {
 	return r.filter.Close()
 }
 
-// prepareSocket has the mark of what comes remembered, for readDSCP. Call it before the socket connects.
+// prepareSocket makes the socket remember the DSCP of what comes, for readDSCP. Call it before the socket connects.
 func (r *tosReader) prepareSocket(fd int, is4 bool, log *slog.Logger) error {
 	if !is4 {
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
@@ -373,8 +372,8 @@ func (r *tosReader) prepareSocket(fd int, is4 bool, log *slog.Logger) error {
 	return nil
 }
 
-// readDSCP returns the mark of what a socket has received since prepareSocket, and undoes that: it costs time with
-// each packet. 0: unknown, or unmarked.
+// readDSCP returns the DSCP of what a socket has received since prepareSocket; 0: none, or not known. It undoes
+// prepareSocket, which costs time with each packet.
 func (r *tosReader) readDSCP(fd int, is4 bool) (uint8, error) {
 	if !is4 {
 		return readReceived(fd, false)

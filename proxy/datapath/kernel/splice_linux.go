@@ -14,9 +14,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// splicer is the carrier between two legs of this package. A stream goes through a pipe, so that its bytes never leave
-// the kernel. What comes in small pieces is copied, which takes fewer system calls. All is copied while no pipe can be
-// had. So is what begins with an urgent byte, at which a splice would stand still. It is sent as an ordinary byte.
+// splicer is the carrier between two legs of this package. It moves a stream through a pipe, so that the bytes never
+// leave the kernel. It copies small pieces, because that takes fewer system calls; everything while there is no pipe
+// for it; and what begins with an urgent byte, at which a splice would not go on. That byte is sent as an ordinary one.
 //
 //	source socket ──spliceIn──▶ pipe ──spliceOut──▶ destination socket
 //	             └──inlet──▶ copy (memory) ──outlet──┘
@@ -34,7 +34,7 @@ type splicer struct {
 	mustCopy     bool  // what comes next can only be copied
 	dstStalled   bool  // the destination takes nothing of the little that is in the pipe
 	drainingPipe bool  // copy is filled from the pipe
-	markErr      error // of a splice at the mark: to be returned after the bytes behind it; the kernel gives it once
+	markErr      error // of a splice at an urgent mark; it is returned after the bytes that follow the mark
 
 	// Of the call underway.
 	limit, n int
@@ -56,7 +56,7 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	return s
 }
 
-// freeSplicers lends the memory of splicers.
+// freeSplicers has the memory of splicers that were released.
 var freeSplicers sync.Pool
 
 // Fill implements datapath.Carrier. Bytes that the destination has no room for stay in the source's socket, so that a
@@ -74,10 +74,11 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 		return 0, err
 	}
 	limit = s.dst.writeEnd(0, limit)
-	if s.mustCopy = !s.inBulk; s.inBulk {
+	s.mustCopy = !s.inBulk
+	if s.inBulk {
 		n, err = s.fillPipe(limit)
 	}
-	if s.mustCopy {
+	if s.mustCopy { // fillPipe may have found that out
 		if !s.inBulk {
 			limit = min(limit, datapath.SmallBuffer)
 		}
@@ -99,7 +100,7 @@ func (s *splicer) fillPipe(limit int) (int, error) {
 	if s.mustCopy && poll == nil {
 		return 0, nil
 	}
-	n, err := s.src.noteRead(s.src.readResult(s.n, poll, s.err, "splice"))
+	n, err := s.src.adaptReceiveWindow(s.src.readResult(s.n, poll, s.err, "splice"))
 	if s.pipe != nil {
 		if s.pipe.n = n; n == 0 {
 			s.returnPipe()
@@ -117,15 +118,15 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 		}
 	}
 	s.n, s.err = spliceOnce(int(fd), s.pipe.w, s.limit)
-	if s.n == 0 && atMark(fd) { // splice says for ever that there is nothing
+	if s.n == 0 && atMark(fd) { // a splice would return nothing for ever
 		if s.err != nil && !errors.Is(s.err, unix.EAGAIN) {
-			s.markErr = s.err
+			s.markErr = s.err // the kernel does not return it again
 		}
 		s.returnPipe()
 		s.mustCopy = true
 		return true
 	}
-	if errors.Is(s.err, unix.EAGAIN) { // the pipe is empty, so it is the socket that is
+	if errors.Is(s.err, unix.EAGAIN) { // the pipe has room, so the socket has no bytes
 		s.returnPipe()
 		return false
 	}
@@ -147,7 +148,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 		s.limit = s.dst.writeEnd(0, limit)
 		poll = s.dst.raw.Write(s.spliceOut)
 	}
-	s.dst.noteTaken(s.n)
+	s.dst.countAccepted(s.n)
 	s.dst.endWrite()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.returnPipe()
@@ -172,7 +173,7 @@ func (s *splicer) spliceOut(fd uintptr) bool {
 	return s.dstStalled
 }
 
-// drainPipe moves what the pipe stores, a small buffer of bytes at most, into memory and gives the pipe back.
+// drainPipe moves the bytes of the pipe into memory, and returns the pipe. They fit into a small buffer.
 func (s *splicer) drainPipe() bool {
 	s.drainingPipe = true
 	n, err := s.copy.Fill(s.pipe.n)
@@ -187,7 +188,7 @@ func (s *splicer) drainPipe() bool {
 	return true
 }
 
-// returnPipe gives the pipe back. What is stored from now on is stored elsewhere.
+// returnPipe gives the pipe back.
 func (s *splicer) returnPipe() {
 	s.pipes.returnPipe(s.pipe)
 	s.pipe = nil
@@ -201,7 +202,8 @@ func (s *splicer) Buffered() int {
 	return s.copy.Buffered()
 }
 
-// TakeStored implements datapath.Unloader. What an error that the kernel has given follows stays.
+// TakeStored implements datapath.Unloader. It refuses while markErr is set, because another process would not learn of
+// that error.
 func (s *splicer) TakeStored() ([]byte, bool) {
 	switch {
 	case s.markErr != nil:

@@ -232,7 +232,7 @@ func (c *Conn) sendUrgent(tb testing.TB, b string) {
 		return !errors.Is(err, unix.EAGAIN)
 	}))
 	require.NoError(tb, err)
-	c.noteTaken(1)
+	c.countAccepted(1)
 }
 
 // hear reads n bytes, one by one. None of them is urgent.
