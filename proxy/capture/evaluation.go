@@ -182,7 +182,7 @@ func (e *evaluation) evaluateChain(c *nftables.Chain) (f fate) {
 
 // evaluateJump returns the fate of the packet in the chain of a jump.
 func (e *evaluation) evaluateJump(table *nftables.Table, name string) fate {
-	c := e.chain(table, name)
+	c := e.findChain(table, name)
 	if c == nil {
 		return mayPass | mayDrop | mayReturn
 	}
@@ -232,43 +232,31 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 		case *expr.Bitwise:
 			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).bitwise(x))
 		case *expr.Byteorder:
-			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).swap(x.Size))
+			r.write(x.DestRegister, r.read(x.SourceRegister, int(x.Len)).swapBytes(x.Size))
 		case *expr.Exthdr:
-			r.forget(x.DestRegister, registerSize)
+			r.forgetBytes(x.DestRegister, registerSize)
 		case *expr.Hash:
-			r.forget(x.DestRegister, registerSize)
+			r.forgetBytes(x.DestRegister, registerSize)
 		case *expr.Numgen:
-			r.forget(x.Register, registerSize)
+			r.forgetBytes(x.Register, registerSize)
 		case *expr.Cmp:
 			is = r.read(x.Register, len(x.Data)).compare(x.Op, x.Data)
 			if x.Op != expr.CmpOpGte { // the other bound of a range comes next
-				r.forget(x.Register, len(x.Data))
+				r.forgetBytes(x.Register, len(x.Data))
 			}
 		case *expr.Range:
 			v := r.read(x.Register, len(x.FromData))
 			is = v.compare(expr.CmpOpGte, x.FromData).and(v.compare(expr.CmpOpLte, x.ToData)).notIf(x.Op == expr.CmpOpNeq)
-			r.forget(x.Register, len(x.FromData))
+			r.forgetBytes(x.Register, len(x.FromData))
 		case *expr.Lookup:
 			s, err := e.readFilterSet(table, x.SetName)
 			if err != nil {
 				e.err = err
 				return maybe, nil
 			}
-			n := registerSize
-			if len(s.elements) > 0 {
-				n = len(s.elements[0].Key)
-			}
-			key := r.read(x.SourceRegister, n)
-			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
-				is, ends = key.mapTo(s)
-			} else {
-				_, is = s.find(key)
-				is = is.notIf(x.Invert)
-			}
-			r.forget(x.SourceRegister, n)
-			if x.IsDestRegSet {
-				r.forget(x.DestRegister, registerSize)
-			}
+			var mapped []verdict
+			is, mapped = r.lookUp(x, s)
+			ends = append(ends, mapped...)
 		case *expr.Match:
 			is = e.packet.matches(x)
 			e.read |= portFields
@@ -288,6 +276,26 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 		}
 	}
 	return matches, ends
+}
+
+// lookUp evaluates a look-up of a register in a set, or in a verdict map, which has the verdicts that it may give.
+func (r *registers) lookUp(x *expr.Lookup, s filterSet) (is truth, ends []verdict) {
+	n := registerSize
+	if len(s.elements) > 0 {
+		n = len(s.elements[0].Key)
+	}
+	key := r.read(x.SourceRegister, n)
+	if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
+		is, ends = key.mapTo(s)
+	} else {
+		_, is = s.findElement(key)
+		is = is.notIf(x.Invert)
+	}
+	r.forgetBytes(x.SourceRegister, n)
+	if x.IsDestRegSet {
+		r.forgetBytes(x.DestRegister, registerSize)
+	}
+	return is, ends
 }
 
 // verdictsOf returns the verdict of an expression; none: it has none.

@@ -72,8 +72,8 @@ func nameIn(table *nftables.Table, name string) chainName {
 	return chainName{nftables.Table{Family: table.Family, Name: table.Name}, name}
 }
 
-// filters returns the base chains of a hook that filter routed packets.
-func (w *firewall) filters(hook *nftables.ChainHook) []*nftables.Chain {
+// filterChains returns the base chains of a hook that filter routed packets.
+func (w *firewall) filterChains(hook *nftables.ChainHook) []*nftables.Chain {
 	return slices.DeleteFunc(slices.Clone(w.chains), func(c *nftables.Chain) bool {
 		_, routed := families[c.Table.Family]
 		return !routed || c.Hooknum == nil || *c.Hooknum != *hook || c.Type == nftables.ChainTypeNAT
@@ -93,8 +93,8 @@ func (w *firewall) isOwned(table *nftables.Table) bool {
 	})
 }
 
-// chain returns the chain of a table that a rule jumps to; nil: it has gone.
-func (w *firewall) chain(table *nftables.Table, name string) *nftables.Chain {
+// findChain returns the chain of a table that a rule jumps to; nil: it has gone.
+func (w *firewall) findChain(table *nftables.Table, name string) *nftables.Chain {
 	return w.chainsByName[nameIn(table, name)]
 }
 
@@ -138,7 +138,7 @@ func ForwardFilters() ([]string, error) {
 		return nil, err
 	}
 	var filters []string
-	for _, chain := range w.filters(nftables.ChainHookForward) {
+	for _, chain := range w.filterChains(nftables.ChainHookForward) {
 		if dropsByPolicy(chain) {
 			filters = append(filters, nameOf(chain)+" (policy drop)")
 			continue

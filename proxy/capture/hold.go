@@ -35,7 +35,7 @@ const (
 	holdChain       = "hold"
 	uplinkChain     = "uplink"
 	congestionChain = "congestion"
-	passingChain    = "passing" // in front of the others: what they hold it leaves out
+	passingChain    = "passing" // comes before the others, and leaves out what they hold
 
 	passingPriority    nftables.ChainPriority = 9
 	holdPriority       nftables.ChainPriority = 10
@@ -77,11 +77,12 @@ func (h Hold) withDefaults(interfaces []string) (Hold, error) {
 	return h, nil
 }
 
-// heldSide is one direction of what is held. Clients and servers are sources or targets there.
+// heldSide is one direction of what is held: clients are the sources and servers the targets of packets, or the other
+// way round.
 type heldSide struct {
 	clients, servers func(family, set) clause
 	serverPort       func(set) clause
-	ends             [][]clause // of the rules for what is held
+	ends             [][]clause // each ends a rule for what is held
 }
 
 // holdDatagrams adds the chains that hold UDP towards the interfaces of r, and that show the proxy how QUIC begins.
@@ -175,8 +176,8 @@ func (t *ruleset) addHeldSide(r Rules, s heldSide) {
 	}
 }
 
-// countPassing adds the rules that count what goes to hosts in the sets of ReadPassing and does not wait in the queue.
-// UDP of the ports that are held counts as held, even if it goes past the queue by another rule.
+// countPassing adds the rules that count what goes to hosts in the sets of Passing and does not wait in the queue. UDP
+// of the ports that are held is not counted, even if another rule lets it pass the queue.
 func (t *ruleset) countPassing(r Rules, served set) {
 	held := []clause{isUDP(), isServed(served)}
 	if !r.Hold.All {
@@ -205,9 +206,10 @@ func copyInitial(served set, group uint16) []clause {
 	}
 }
 
-// isInitial matches Initial packets of QUIC, and a few others, by the first five bytes behind the header of UDP. The
-// first three bits are a long header's, the fixed one, and 0 of an Initial's type in versions 1 and 2 (RFC 9000 §17.2,
-// RFC 9369 §3.2). Of the version, those bits are compared that are the same in 0x00000001 and 0x6b3343cf.
+// isInitial matches Initial packets of QUIC, and a few others, by the first five bytes behind the header of UDP. It
+// compares three bits of the first byte: the long header's, the fixed one, and one that is 0 in an Initial's type in
+// versions 1 and 2 (RFC 9000 §17.2, RFC 9369 §3.2). Then it compares the bits that 0x00000001 and 0x6b3343cf, the
+// numbers of these versions, have in common.
 func isInitial() clause {
 	return clause{"@th,64,40 & 0xe094ccbc31 == 0xc000000001", []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 8, Len: 5},
@@ -219,9 +221,9 @@ func isInitial() clause {
 	}}
 }
 
-// KeepServed has the installed rules send UDP into its queue for that time from now; 0: no longer. uplink: it is what
-// clients send, and not what goes to them. Without rules that hold UDP it does nothing, and reports false. It needs
-// CAP_NET_ADMIN.
+// KeepServed makes the installed rules send UDP into its queue for that time from now; 0: no longer. uplink selects
+// what clients send instead of what goes to them. Without rules that hold UDP it does nothing, and reports false. It
+// needs CAP_NET_ADMIN.
 func KeepServed(uplink bool, lasts time.Duration) (isInstalled bool, err error) {
 	name := servedSet
 	if uplink {
@@ -235,7 +237,8 @@ func KeepServed(uplink bool, lasts time.Duration) (isInstalled bool, err error) 
 		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, Name: name,
 		KeyType: nftables.TypeInetProto, HasTimeout: true,
 	}
-	// An element that is there keeps its timeout: it is made anew. Deleting needs it to be there.
+	// Adding an element that is there does not renew its timeout, so it is deleted first. It can only be deleted if it is
+	// there, so it is added before that.
 	udp := []byte{unix.IPPROTO_UDP}
 	err = c.SetAddElements(s, []nftables.SetElement{{Key: udp, Timeout: time.Hour}})
 	err = errors.Join(err, c.SetDeleteElements(s, []nftables.SetElement{{Key: udp}}))

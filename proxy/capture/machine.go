@@ -269,8 +269,8 @@ func spreadAddresses(n netip.Prefix) (all []netip.Addr) {
 	return all
 }
 
-// address returns the first global address of a family; invalid: the interface has none.
-func (i *iface) address(f family) netip.Addr {
+// globalAddress returns the first global address of a family; invalid: the interface has none.
+func (i *iface) globalAddress(f family) netip.Addr {
 	if i != nil {
 		for _, a := range i.addresses {
 			if a.Is4() == f.isIPv4() && a.IsGlobalUnicast() {

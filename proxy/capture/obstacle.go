@@ -37,11 +37,11 @@ func (o Obstacle) String() string {
 // are installed, it returns the obstacles to default rules, and inForce is false. It needs
 // CAP_NET_ADMIN.
 func Obstacles() (found []Obstacle, inForce bool, err error) {
-	traps, err := readInterceptions()
+	interceptions, err := readInterceptions()
 	if err != nil {
 		return nil, false, err
 	}
-	if len(traps) == 0 {
+	if len(interceptions) == 0 {
 		r := Rules{Mode: TPROXY, Port: 1, Interfaces: []string{AnyInterface}}
 		if r, err = r.withDefaults(); err != nil {
 			return nil, false, err
@@ -51,7 +51,7 @@ func Obstacles() (found []Obstacle, inForce bool, err error) {
 		found, err = findObstacles([]interception{t})
 		return found, false, err
 	}
-	found, err = findObstacles(traps)
+	found, err = findObstacles(interceptions)
 	return found, true, err
 }
 
@@ -63,7 +63,7 @@ func Obstacles() (found []Obstacle, inForce bool, err error) {
 // A chain is an obstacle only if it certainly drops all packets of a passage. A part of a rule that
 // is not understood, or that depends on unknown parts of a packet, may match or not: then the
 // packet may pass, and there is no obstacle.
-func findObstacles(traps []interception) ([]Obstacle, error) {
+func findObstacles(interceptions []interception) ([]Obstacle, error) {
 	w, err := readFirewall()
 	if err != nil {
 		return nil, err
@@ -74,13 +74,13 @@ func findObstacles(traps []interception) ([]Obstacle, error) {
 	}
 	var found []Obstacle
 	for _, hook := range []*nftables.ChainHook{nftables.ChainHookInput, nftables.ChainHookOutput} {
-		for _, t := range traps {
+		for _, t := range interceptions {
 			passages := t.passages(m)
-			for _, chain := range w.filters(hook) {
+			for _, chain := range w.filterChains(hook) {
 				if strings.HasPrefix(chain.Table.Name, tunnelTable) {
 					continue // ours, which knows what we need
 				}
-				o, err := w.obstructs(chain, passages)
+				o, err := w.findObstacles(chain, passages)
 				if err != nil {
 					return nil, err
 				}
@@ -88,7 +88,7 @@ func findObstacles(traps []interception) ([]Obstacle, error) {
 			}
 			for _, l := range legacyFilters() {
 				if hook == nftables.ChainHookInput && slices.Contains(t.families, l.family) {
-					found = append(found, l.obstacle(passages))
+					found = append(found, l.possibleObstacle(passages))
 				}
 			}
 		}
@@ -96,7 +96,7 @@ func findObstacles(traps []interception) ([]Obstacle, error) {
 	return slices.Compact(found), nil
 }
 
-// passage is a kind of packets that one hook has to let through.
+// passage is packets of one kind that a hook has to let through.
 type passage struct {
 	family family
 	// packets stand for all of the passage. A chain is an obstacle if it drops them all.
@@ -150,7 +150,7 @@ func readInterceptions() ([]interception, error) {
 	if err != nil {
 		return nil, err
 	}
-	var traps []interception
+	var interceptions []interception
 	for _, c := range w.chains {
 		tunnel, ofTunnel := strings.CutPrefix(c.Table.Name, tunnelTable)
 		if c.Table.Family != nftables.TableFamilyINet || c.Name != ourChain || c.Table.Name != Table && !ofTunnel {
@@ -168,9 +168,9 @@ func readInterceptions() ([]interception, error) {
 		if ofTunnel {
 			t.own, t.interfaces, t.tunnel = 0, []string{tunnel}, true
 		}
-		traps = append(traps, t)
+		interceptions = append(interceptions, t)
 	}
-	return traps, nil
+	return interceptions, nil
 }
 
 // readInterception reads a chain that Rules or a Tunnel has made: marks, the listener's port,
@@ -247,8 +247,8 @@ func (w *firewall) readSet(t *interception, table *nftables.Table, name string) 
 	return nil
 }
 
-// obstructs returns the passages that a chain certainly drops, once for each cure.
-func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found []Obstacle, err error) {
+// findObstacles returns the passages that a chain certainly drops, once for each cure.
+func (w *firewall) findObstacles(chain *nftables.Chain, passages []passage) (found []Obstacle, err error) {
 	for _, p := range passages {
 		f := p.family
 		if *p.hook != *chain.Hooknum ||
@@ -256,7 +256,7 @@ func (w *firewall) obstructs(chain *nftables.Chain, passages []passage) (found [
 			chain.Table.Family == nftables.TableFamilyIPv6 && f.isIPv4() {
 			continue
 		}
-		cure := w.cure(chain, p)
+		cure := w.cureFor(chain, p)
 		if slices.ContainsFunc(found, func(o Obstacle) bool { return o.Cure == cure }) {
 			continue
 		}
@@ -289,69 +289,79 @@ func hookName(hook *nftables.ChainHook) string {
 	return "output"
 }
 
-// passages returns the packets that begin a captured connection: the client's first, the answer and
-// what follows. Of the proxy's own connection it returns the first and the answer.
-func (t *interception) passages(m machine) []passage {
-	var all []passage
+// passages returns the packets that begin captured connections and the proxy's own.
+func (t *interception) passages(m machine) (all []passage) {
 	for _, f := range t.families {
 		for _, clients := range t.clientGroups(m, f) {
-			by := ""
-			if !slices.Contains(t.interfaces, AnyInterface) {
-				by = " from " + clients[0].via.name
-			}
 			for _, port := range t.ports {
-				begin := passage{
-					family: f, interception: t, hook: nftables.ChainHookInput,
-					what:  fmt.Sprintf("captured connections%s, such as over IPv%s to port %d", by, f.version, port),
-					match: markMatch(t.mark),
-				}
-				if t.mode == Redirect {
-					begin.match = cureMatch{
-						fmt.Sprintf("-p tcp --dport %d -m conntrack --ctstate DNAT", t.port),
-						fmt.Sprintf("ct status dnat tcp dport %d", t.port),
-					}
-				}
-				follow, answer := begin, begin
-				follow.what, follow.match = "what follows the first packet of captured connections"+by, establishedMatch
-				answer.hook = nftables.ChainHookOutput
-				answer.what, answer.match = "answers to captured clients"+by, establishedMatch
-				for i, c := range clients {
-					in := t.firstPacket(f, c, serverAddresses(f)[i%len(serverAddresses(f))], port)
-					begin.packets = append(begin.packets, in)
-					answer.packets = append(answer.packets, in.answerPacket())
-					in.flags, in.state = flagACK, expr.CtStateBitESTABLISHED
-					follow.packets = append(follow.packets, in)
-				}
-				all = append(all, begin, follow, answer)
+				all = append(all, t.clientPassages(f, clients, port)...)
 			}
 		}
 		for _, port := range t.ports {
-			begin := passage{
-				family: f, interception: t, hook: nftables.ChainHookOutput,
-				what:  fmt.Sprintf("the proxy's own connections, such as over IPv%s to port %d", f.version, port),
-				match: markMatch(t.own),
-			}
-			answer := passage{
-				family: f, interception: t, hook: nftables.ChainHookInput,
-				what: "answers to the proxy's own connections", match: establishedMatch,
-			}
-			for _, by := range m.anyInterface() {
-				for _, server := range serverAddresses(f) {
-					dial := packet{
-						family: f, to: by, target: server, flags: flagSYN, state: expr.CtStateBitNEW,
-						sourcePort: ephemeralPort, targetPort: port, sourceType: unix.RTN_LOCAL, targetType: unix.RTN_UNICAST,
-					}
-					if t.own != 0 {
-						dial.mark, dial.known = t.own, allBits
-					}
-					begin.packets = append(begin.packets, dial)
-					answer.packets = append(answer.packets, dial.answerPacket())
-				}
-			}
-			all = append(all, begin, answer)
+			all = append(all, t.ownPassages(m, f, port)...)
 		}
 	}
 	return all
+}
+
+// clientPassages returns the packets that begin captured connections of a group of clients: the first, the answer, and
+// what follows.
+func (t *interception) clientPassages(f family, clients []client, port uint16) []passage {
+	by := ""
+	if !slices.Contains(t.interfaces, AnyInterface) {
+		by = " from " + clients[0].via.name
+	}
+	begin := passage{
+		family: f, interception: t, hook: nftables.ChainHookInput,
+		what:  fmt.Sprintf("captured connections%s, such as over IPv%s to port %d", by, f.version, port),
+		match: markMatch(t.mark),
+	}
+	if t.mode == Redirect {
+		begin.match = cureMatch{
+			fmt.Sprintf("-p tcp --dport %d -m conntrack --ctstate DNAT", t.port),
+			fmt.Sprintf("ct status dnat tcp dport %d", t.port),
+		}
+	}
+	follow, answer := begin, begin
+	follow.what, follow.match = "what follows the first packet of captured connections"+by, establishedMatch
+	answer.hook = nftables.ChainHookOutput
+	answer.what, answer.match = "answers to captured clients"+by, establishedMatch
+	servers := serverAddresses(f)
+	for i, c := range clients {
+		in := t.firstPacket(f, c, servers[i%len(servers)], port)
+		begin.packets = append(begin.packets, in)
+		answer.packets = append(answer.packets, in.answerPacket())
+		in.flags, in.state = flagACK, expr.CtStateBitESTABLISHED
+		follow.packets = append(follow.packets, in)
+	}
+	return []passage{begin, follow, answer}
+}
+
+// ownPassages returns the packets that begin the proxy's own connections: the first, and the answer.
+func (t *interception) ownPassages(m machine, f family, port uint16) []passage {
+	begin := passage{
+		family: f, interception: t, hook: nftables.ChainHookOutput,
+		what:  fmt.Sprintf("the proxy's own connections, such as over IPv%s to port %d", f.version, port),
+		match: markMatch(t.own),
+	}
+	answer := passage{
+		family: f, interception: t, hook: nftables.ChainHookInput,
+		what: "answers to the proxy's own connections", match: establishedMatch,
+	}
+	for _, by := range m.anyInterface() {
+		for _, server := range serverAddresses(f) {
+			dial := packet{
+				family: f, to: by, target: server, flags: flagSYN, state: expr.CtStateBitNEW,
+				sourcePort: ephemeralPort, targetPort: port, sourceType: unix.RTN_LOCAL, targetType: unix.RTN_UNICAST,
+			}
+			if t.own != 0 {
+				dial.mark, dial.known = t.own, allBits
+			}
+			begin.packets = append(begin.packets, dial)
+			answer.packets = append(answer.packets, dial.answerPacket())
+		}
+	}
+	return []passage{begin, answer}
 }
 
 // markMatch returns a match of the mark.
@@ -365,12 +375,12 @@ func markMatch(mark uint32) cureMatch {
 // establishedMatch is a match of packets in open connections.
 var establishedMatch = cureMatch{"-m conntrack --ctstate ESTABLISHED,RELATED", "ct state established,related"}
 
-// cure returns the command that makes a chain let packets through. It adds how to keep it under
+// cureFor returns the command that makes a chain let packets through. It adds how to keep it under
 // firewalls that write their chains anew.
-func (w *firewall) cure(chain *nftables.Chain, p passage) string {
+func (w *firewall) cureFor(chain *nftables.Chain, p passage) string {
 	now := fmt.Sprintf("nft insert rule %s %s accept", nameOf(chain), p.match.nft)
 	table := chain.Table
-	has := func(name string) bool { return w.chain(table, name) != nil }
+	has := func(name string) bool { return w.findChain(table, name) != nil }
 	switch {
 	case table.Name == "firewalld":
 		var zone strings.Builder
@@ -404,8 +414,8 @@ func (w *firewall) cure(chain *nftables.Chain, p passage) string {
 	return now
 }
 
-// obstacle returns an obstacle that is only possible: the rules of the older iptables are not read.
-func (l legacyFilter) obstacle(passages []passage) Obstacle {
+// possibleObstacle returns an obstacle that is only possible: the rules of the older iptables are not read.
+func (l legacyFilter) possibleObstacle(passages []passage) Obstacle {
 	return Obstacle{
 		Hook: "input", Chain: l.words("INPUT"), Drops: "captured connections, if it drops what it does not know",
 		Cure: fmt.Sprintf("%s -I INPUT %s -j ACCEPT", l.command(), passages[0].match.iptables),
@@ -420,7 +430,7 @@ func (t *interception) firstPacket(f family, c client, server netip.Addr, port u
 		sourceType: unix.RTN_UNICAST, targetType: unix.RTN_UNICAST,
 	}
 	if t.mode == Redirect {
-		p.mark, p.target, p.targetPort = 0, c.via.address(f), t.port
+		p.mark, p.target, p.targetPort = 0, c.via.globalAddress(f), t.port
 		p.translated, p.targetType = true, unix.RTN_LOCAL
 	}
 	return p
@@ -452,7 +462,7 @@ func (t *interception) clientGroups(m machine, f family) (groups [][]client) {
 // LostParts returns the parts of the installed rules that have gone, in words: policy rules and
 // routes, or the table where they are left without it. It needs CAP_NET_ADMIN.
 func LostParts() (lost []string, err error) {
-	traps, err := readInterceptions()
+	interceptions, err := readInterceptions()
 	if err != nil {
 		return nil, err
 	}
@@ -466,17 +476,17 @@ func LostParts() (lost []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	traps = slices.DeleteFunc(traps, func(t interception) bool { return t.tunnel })
-	if len(traps) == 0 && len(have) > 0 {
+	interceptions = slices.DeleteFunc(interceptions, func(t interception) bool { return t.tunnel })
+	if len(interceptions) == 0 && len(have) > 0 {
 		return []string{"the nftables table inet " + Table}, nil
 	}
-	for _, t := range traps {
+	for _, t := range interceptions {
 		if t.mode != TPROXY {
 			continue
 		}
 		for _, f := range t.families {
 			r := Rules{Mark: t.mark, RouteTable: DefaultRouteTable}
-			for _, o := range have { // the rule tells the table
+			for _, o := range have { // the policy rule names the table
 				if o.rule != nil && o.rule.Priority == RulePriority && o.rule.Mark == t.mark {
 					r.RouteTable = o.rule.Table
 				}

@@ -413,7 +413,7 @@ func FuzzRulesOfOthers(f *testing.F) {
 		}
 		p.markValue().bitwise(&expr.Bitwise{Len: 4, Mask: data, Xor: data})
 		set := filterSet{&nftables.Set{Interval: true}, []nftables.SetElement{{Key: data}, {Key: data, IntervalEnd: true}}}
-		_, is = set.find(portValue(p.targetPort))
+		_, is = set.findElement(portValue(p.targetPort))
 		assert.Contains(t, []truth{no, maybe, yes}, is)
 	})
 }

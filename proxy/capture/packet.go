@@ -260,8 +260,8 @@ func (p packet) matchesTCP(t *xt.Tcp) truth {
 	if t.Option != 0 {
 		flags = flags.and(maybe)
 	}
-	source := portValue(p.sourcePort).between(t.SrcPorts[0], t.SrcPorts[1]).notIf(t.InvFlags&xt.TcpInvSrcPorts != 0)
-	target := portValue(p.targetPort).between(t.DstPorts[0], t.DstPorts[1]).notIf(t.InvFlags&xt.TcpInvDestPorts != 0)
+	source := portValue(p.sourcePort).isBetween(t.SrcPorts[0], t.SrcPorts[1]).notIf(t.InvFlags&xt.TcpInvSrcPorts != 0)
+	target := portValue(p.targetPort).isBetween(t.DstPorts[0], t.DstPorts[1]).notIf(t.InvFlags&xt.TcpInvDestPorts != 0)
 	return source.and(target).and(flags)
 }
 
@@ -281,7 +281,7 @@ func (p packet) matchesPorts(b []byte) truth {
 				i++
 				last = binary.NativeEndian.Uint16(b[ports+2*i:])
 			}
-			is = is.or(v.between(first, last))
+			is = is.or(v.isBetween(first, last))
 		}
 		return is
 	}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// passingSet begins the names of the sets of hosts to count packets for. A proxy fills them, and their elements
-// expire: without one nothing is counted.
+// passingSet begins the names of the sets of hosts to count packets for. A proxy fills them. Their elements expire, so
+// that nothing is counted when the proxy is gone.
 const passingSet = "passing"
 
 // passingLasts is how long the kernel counts for a host. Half of it is left when Passing asks for that time again.
@@ -26,14 +26,15 @@ type Passing struct {
 
 // passingHost is what is known of a host that packets are counted for.
 type passingHost struct {
-	renewed time.Duration // when the kernel was asked to count
-	counter uint64        // bytes, as the kernel said last
-	total   uint64        // bytes, whatever became of the kernel's counter
+	renewed time.Duration // when the kernel was asked to count, by the clock of Read
+	counter uint64        // bytes by the kernel's counter, which begins anew with each element
+	total   uint64        // bytes of all counters so far
 	wanted  bool
 }
 
-// Read returns, at a reading of any one clock, how many bytes have passed to each of the hosts since Read first asked
-// for it, and has the kernel go on counting for these alone. Without rules that hold UDP no bytes are added.
+// Read returns how many bytes have passed to each of the hosts since Read was first called with it. From then on the
+// kernel counts for these hosts only. now is the time by any clock, the same one in all calls. Without rules that hold
+// UDP no bytes are added.
 func (p *Passing) Read(now time.Duration, hosts []netip.Addr) (totals map[netip.Addr]uint64, err error) {
 	if p.hosts == nil {
 		p.hosts = map[netip.Addr]*passingHost{}
@@ -89,42 +90,42 @@ func (p *Passing) readFamily(c *nftables.Conn, f family, now time.Duration) erro
 			h.addCounter(e.Counter.Bytes)
 		}
 	}
-	var anew, old []nftables.SetElement
+	var toAdd, toDelete []nftables.SetElement
 	for host, h := range p.hosts {
 		key := nftables.SetElement{Key: host.AsSlice(), Timeout: passingLasts}
 		switch isDue := now-h.renewed >= passingLasts/2; {
 		case host.Is4() != f.isIPv4():
 			continue
 		case !h.wanted && there[host]:
-			old = append(old, key)
-		case h.wanted && there[host] && isDue: // an element that is there keeps its timeout
-			old, anew = append(old, key), append(anew, key)
+			toDelete = append(toDelete, key)
+		case h.wanted && there[host] && isDue: // adding an element that is there does not renew its timeout
+			toDelete, toAdd = append(toDelete, key), append(toAdd, key)
 		case h.wanted && !there[host]:
-			anew = append(anew, key)
+			toAdd = append(toAdd, key)
 		}
 	}
-	for part := range slices.Chunk(old, maxKeysPerMessage) {
+	for part := range slices.Chunk(toDelete, maxKeysPerMessage) {
 		err = errors.Join(err, c.SetDeleteElements(s, part))
 	}
-	for part := range slices.Chunk(anew, maxKeysPerMessage) {
+	for part := range slices.Chunk(toAdd, maxKeysPerMessage) {
 		err = errors.Join(err, c.SetAddElements(s, part))
 	}
 	if err != nil {
 		return fmt.Errorf("capture: set %s: %w", s.Name, err)
 	}
-	if len(old)+len(anew) > 0 {
+	if len(toDelete)+len(toAdd) > 0 {
 		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
 			return explainError("count what passes", err)
 		}
 	}
-	for _, e := range anew {
+	for _, e := range toAdd {
 		host, _ := netip.AddrFromSlice(e.Key)
 		p.hosts[host].renewed, p.hosts[host].counter = now, 0
 	}
 	return nil
 }
 
-// addCounter takes in the kernel's counter, which begins anew with its element.
+// addCounter adds to total what the kernel's counter has grown by. A lower one has begun anew.
 func (h *passingHost) addCounter(bytes uint64) {
 	if bytes < h.counter {
 		h.counter = 0

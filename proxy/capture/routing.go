@@ -105,8 +105,8 @@ func (g *routing) undoAdded() error {
 	return errs
 }
 
-// removeUnless deletes our objects but those that keep wants. Policy rules go first, so that none
-// leads to an empty table.
+// removeUnless deletes our objects except those for which keep is true. Policy rules go first, so
+// that none leads to an empty table.
 func (g *routing) removeUnless(keep func(object) bool) error {
 	objects, err := g.listOwn()
 	if err != nil {
@@ -182,7 +182,7 @@ func (o object) isWantedBy(r Rules) bool {
 	})
 }
 
-// containsObject reports whether an equal object is among those.
+// containsObject reports whether have has an equal object.
 func containsObject(have []object, o object) bool { return slices.ContainsFunc(have, o.equalsObject) }
 
 // equalsObject compares what this package sets. All listed routes are ours, and of type local.
@@ -208,11 +208,11 @@ func isDefault(n *net.IPNet) bool {
 	return ones == 0 && n.IP.IsUnspecified()
 }
 
-// lockFile is one per network namespace. Only a user who may change rules may open it.
+// lockFile is a file that each network namespace has one of, and that only a user who may change rules may open.
 const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
 
-// lockNetlink opens netlink once no other process changes rules in this network namespace. Each
-// would otherwise remove what the other has just made. done ends both.
+// lockNetlink waits until no other process changes rules in this network namespace, and opens
+// netlink. Without the lock each would remove what the other has just made. done releases both.
 func lockNetlink() (h *netlink.Handle, done func(), err error) {
 	lock, err := os.Open(lockFile)
 	if errors.Is(err, os.ErrPermission) {

@@ -115,9 +115,9 @@ type Match struct{ Include, Exclude []netip.Prefix }
 // gone TPROXY captures nothing, and new connections pass as if there were no
 // rules; Redirect refuses them.
 //
-// TPROXY captures by the first packet and recognises the others by the socket
-// that it made. A connection answered with a SYN cookie, in a flood, has none
-// yet: its client is reset and has to try again.
+// TPROXY captures the first packet of a connection, and recognises the others by
+// the socket that the first one has made. In a flood the kernel answers with SYN
+// cookies and makes no socket: such a client is reset and has to try again.
 type Rules struct {
 	Mode Mode
 	// Port is that of the transparent listener, on every local address.
@@ -144,7 +144,7 @@ type Rules struct {
 	// Hold says which UDP towards Interfaces waits for room in its host's window.
 	Hold Hold
 
-	// holdsByTarget sends packets into the queue by a target of iptables.
+	// holdsByTarget is set where the kernel has no nft_queue: a target of iptables sends packets into the queue.
 	holdsByTarget bool
 	// machineNetworks are those of this machine at the last withMachineState.
 	machineNetworks []netip.Prefix
@@ -224,62 +224,39 @@ func (r Rules) Print(w io.Writer) error {
 	if r, err = r.withMachineState(); err != nil {
 		return err
 	}
-	t := r.buildRuleset()
 	var b strings.Builder
 	if r.Mode == TPROXY {
-		b.WriteString("# Marked packets are routed to this machine, and what it sends itself by its usual routes.\n")
-		for _, f := range r.usedFamilies() {
-			ip := "ip"
-			if !f.isIPv4() {
-				ip = "ip -6"
-			}
-			fmt.Fprintf(&b, "%s rule add priority %d iif lo fwmark %#x/%#x lookup main protocol %d\n",
-				ip, RulePriority-1, r.Mark, r.Mark, RouteProtocol)
-			fmt.Fprintf(&b, "%s rule add priority %d fwmark %#x/%#x lookup %d protocol %d\n",
-				ip, RulePriority, r.Mark, r.Mark, r.RouteTable, RouteProtocol)
-			fmt.Fprintf(&b, "%s route add local default dev lo table %d proto %d\n", ip, r.RouteTable, RouteProtocol)
-		}
-		b.WriteString("\n")
+		r.printRouting(&b)
 	}
 	b.WriteString("# nft takes this whole or not at all.\nnft -f - <<'END'\n")
-	fmt.Fprintf(&b, "table inet %s\ndelete table inet %s\ntable inet %s {\n", Table, Table, Table)
-	for _, s := range t.sets {
-		fmt.Fprintf(&b, "\tset %s {\n\t\ttype %s\n", s.name, s.kind.Name)
-		if s.interval {
-			b.WriteString("\t\tflags interval\n")
-		}
-		if s.expires {
-			b.WriteString("\t\tflags timeout\n")
-		}
-		if s.counts {
-			b.WriteString("\t\tcounter\n")
-		}
-		texts := make([]string, 0, len(s.elements))
-		for _, e := range s.elements {
-			texts = append(texts, e.text)
-		}
-		if len(texts) > 0 {
-			fmt.Fprintf(&b, "\t\telements = { %s }\n", strings.Join(texts, ", "))
-		}
-		b.WriteString("\t}\n")
-	}
-	for _, chain := range t.chains {
-		fmt.Fprintf(&b, "\tchain %s {\n\t\t%s; policy accept;\n", chain.name, chain.words)
-		for _, rule := range chain.rules {
-			fmt.Fprintf(&b, "\t\t%s\n", ruleText(rule))
-		}
-		b.WriteString("\t}\n")
-	}
-	b.WriteString("}\nEND\n")
+	r.buildRuleset().printTable(&b)
+	b.WriteString("END\n")
 	_, err = io.WriteString(w, b.String())
 	return err
+}
+
+// printRouting writes the commands for policy rules and routes.
+func (r Rules) printRouting(b *strings.Builder) {
+	b.WriteString("# Marked packets are routed to this machine, and what it sends itself by its usual routes.\n")
+	for _, f := range r.usedFamilies() {
+		ip := "ip"
+		if !f.isIPv4() {
+			ip = "ip -6"
+		}
+		fmt.Fprintf(b, "%s rule add priority %d iif lo fwmark %#x/%#x lookup main protocol %d\n",
+			ip, RulePriority-1, r.Mark, r.Mark, RouteProtocol)
+		fmt.Fprintf(b, "%s rule add priority %d fwmark %#x/%#x lookup %d protocol %d\n",
+			ip, RulePriority, r.Mark, r.Mark, r.RouteTable, RouteProtocol)
+		fmt.Fprintf(b, "%s route add local default dev lo table %d proto %d\n", ip, r.RouteTable, RouteProtocol)
+	}
+	b.WriteString("\n")
 }
 
 // Advice returns warnings about these rules on this machine, a sentence each. It leaves out what it
 // may not read.
 func (r Rules) Advice() []string {
-	var say []string
-	add := func(format string, args ...any) { say = append(say, fmt.Sprintf(format, args...)) }
+	var advice []string
+	add := func(format string, args ...any) { advice = append(advice, fmt.Sprintf(format, args...)) }
 	for _, name := range r.Interfaces {
 		if name == AnyInterface {
 			add("interface any: connections from outside are captured too; " +
@@ -307,7 +284,7 @@ func (r Rules) Advice() []string {
 			"forbid for them by a rule with refuse, too (docs/capture.md, The forward chain)",
 			strings.Join(filters, ", "))
 	}
-	return say
+	return advice
 }
 
 // Obstacles returns what keeps connections of these rules from the proxy, and the proxy's own
@@ -335,7 +312,7 @@ func (r Rules) interception() interception {
 }
 
 // withDefaults fills in the defaults, and refuses rules that cannot work. The error names the field
-// as flags and files do.
+// as flags and configuration files do.
 func (r Rules) withDefaults() (Rules, error) {
 	if !r.IPv4 && !r.IPv6 {
 		r.IPv4, r.IPv6 = true, true

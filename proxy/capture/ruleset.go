@@ -70,13 +70,13 @@ type matchedSide struct {
 	match Match
 }
 
-// selectAddresses passes over what is excluded of one family, and returns the beginning of the rule for what is
-// included, behind first. prefix begins the names of sets. some is false if that is nothing.
+// selectAddresses adds rules that return what is excluded of one family to the caller. It returns the clauses that
+// match what is included, after first. some is false if nothing is included. prefix begins the names of sets.
 func (t *ruleset) selectAddresses(
 	r Rules, f family, prefix string, clients, servers matchedSide, first ...clause,
 ) (rule []clause, some bool) {
 	if r.Connected == ConnectedLeave {
-		// The set is there even if it is empty: it tells how the rules were applied.
+		// An empty set is added, too: CapturedNetworks sees by it that networks were left out.
 		connected := t.addSet(prefix+connectedSet+f.version, f.addresses, addressElements(r.machineNetworks, f.isIPv4()))
 		t.addRule(ofFamily(f), servers.in(f, connected), returnToCaller())
 	}
@@ -116,9 +116,10 @@ func (t *ruleset) captureFamily(r Rules, f family, ports []clause) {
 	t.addRule(append(rule, toProxy(f, r.Port), addMark(r.Mark), acceptPacket())...)
 }
 
-// verdictRules returns the ends of the rules of a Verdict for a family. suffix ends the names of
-// its sets. None: it is about the other family.
-func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]clause) {
+// verdictRules returns the clauses of a Verdict for a family, one list for each rule. The caller puts
+// in front of them where the rules hold. suffix ends the names of sets. None: it is about the other
+// family.
+func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (rules [][]clause) {
 	var match []clause
 	for _, part := range []struct {
 		name  string
@@ -158,14 +159,13 @@ func (t *ruleset) verdictRules(v Verdict, f family, suffix string) (ends [][]cla
 		end = []clause{countPackets(), rejectPacket()}
 	}
 	for _, protocol := range protocols {
-		ends = append(ends, slices.Concat(match, protocol, end))
+		rules = append(rules, slices.Concat(match, protocol, end))
 	}
-	return ends
+	return rules
 }
 
-// deliverOpen delivers what belongs to connections of transparent sockets, and passes over all else but the first
-// packets of TCP. First packets are left to tproxy, which knows what to do where they reopen a connection in
-// TIME_WAIT.
+// deliverOpen delivers packets of open connections of transparent sockets, and returns all other packets to the caller
+// but the first ones of TCP. Those are left to tproxy, which handles one that reopens a connection in TIME_WAIT.
 //
 // ICMP errors go to the socket that sent the packet quoted in them. They are addressed to that socket's address, which
 // is another machine's. Forwarded there, they would leave the socket without path MTU discovery (RFC 1191, RFC 8201)
@@ -215,6 +215,39 @@ func (t *ruleset) beginChain(
 func (t *ruleset) addRule(clauses ...clause) {
 	last := t.chains[len(t.chains)-1]
 	last.rules = append(last.rules, clauses)
+}
+
+// printTable writes the table as nft reads it, in place of one of the same name.
+func (t ruleset) printTable(b *strings.Builder) {
+	fmt.Fprintf(b, "table inet %s\ndelete table inet %[1]s\ntable inet %[1]s {\n", t.table)
+	for _, s := range t.sets {
+		fmt.Fprintf(b, "\tset %s {\n\t\ttype %s\n", s.name, s.kind.Name)
+		if s.interval {
+			b.WriteString("\t\tflags interval\n")
+		}
+		if s.expires {
+			b.WriteString("\t\tflags timeout\n")
+		}
+		if s.counts {
+			b.WriteString("\t\tcounter\n")
+		}
+		texts := make([]string, 0, len(s.elements))
+		for _, e := range s.elements {
+			texts = append(texts, e.text)
+		}
+		if len(texts) > 0 {
+			fmt.Fprintf(b, "\t\telements = { %s }\n", strings.Join(texts, ", "))
+		}
+		b.WriteString("\t}\n")
+	}
+	for _, chain := range t.chains {
+		fmt.Fprintf(b, "\tchain %s {\n\t\t%s; policy accept;\n", chain.name, chain.words)
+		for _, rule := range chain.rules {
+			fmt.Fprintf(b, "\t\t%s\n", ruleText(rule))
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
 }
 
 // ruleText returns a rule as nft writes it.
@@ -337,7 +370,7 @@ const maxKeysPerMessage = 1000
 const transactionBytes = 1 << 26
 
 // replaceTable installs a table in place of the one of that name, in one transaction. It refuses to
-// replace a table that another program has made.
+// replace the table of Rules if another program has made it.
 func replaceTable(t ruleset) error {
 	c, err := nftables.New(nftables.WithSockOptions(setBuffers))
 	if err != nil {
@@ -417,8 +450,8 @@ func deleteTable() error {
 }
 
 // findTable returns the table of Rules, and whether Apply has made it; nil: there is none. It
-// decides by the one chain, which begins with a look at the mark. A comment would be clearer, but
-// kernels before 5.10 do not keep it, and earlier versions wrote none.
+// recognises its own by the chain ourChain, in which the first rule compares the mark. A comment in
+// the table would be clearer, but kernels before 5.10 do not keep it, and earlier versions wrote none.
 func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {

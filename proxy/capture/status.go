@@ -18,11 +18,11 @@ type InstalledCounters struct {
 
 // ReadInstalled returns the rules that are in force. It needs CAP_NET_ADMIN.
 func ReadInstalled() (all []Installed, err error) {
-	traps, err := readInterceptions()
+	interceptions, err := readInterceptions()
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range traps {
+	for _, t := range interceptions {
 		one := Installed{Mode: t.mode, Port: t.port, Interfaces: t.interfaces, Tunnel: t.tunnel}
 		for i, f := range t.families {
 			one.Packets = append(one.Packets, InstalledCounters{"IPv" + f.version, t.packets[i]})

@@ -201,96 +201,130 @@ func (t Tunnel) tableName() string { return tunnelTable + t.Interface }
 //	both         what a Verdict refuses                       refused, Open or not
 //	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
 func (t Tunnel) buildRuleset() ruleset {
-	r := ruleset{table: t.tableName()}
-	families := t.usedFamilies()
-	closed, open, outside := map[family]set{}, map[family]set{}, map[family]set{}
-	verdicts := map[family][][]clause{}
-	for _, f := range families {
-		closed[f] = r.addSet("closed"+f.version, f.addresses, addressElements(t.Closed, f.isIPv4()))
-		open[f] = r.addSet("open"+f.version, f.addresses, addressElements(t.Open, f.isIPv4()))
-		outside[f] = r.addSet("outside"+f.version, f.addresses, addressElements(t.From, f.isIPv4()))
+	r := tunnelRuleset{
+		ruleset: ruleset{table: t.tableName()}, tunnel: t, families: t.usedFamilies(),
+		closed: map[family]set{}, open: map[family]set{}, outside: map[family]set{}, verdicts: map[family][][]clause{},
+		from: fromInterface(t.Interface), to: toInterface(t.Interface),
+	}
+	for _, f := range r.families {
+		r.closed[f] = r.addSet("closed"+f.version, f.addresses, addressElements(t.Closed, f.isIPv4()))
+		r.open[f] = r.addSet("open"+f.version, f.addresses, addressElements(t.Open, f.isIPv4()))
+		r.outside[f] = r.addSet("outside"+f.version, f.addresses, addressElements(t.From, f.isIPv4()))
 		for i, v := range t.Verdicts {
-			verdicts[f] = append(verdicts[f], r.verdictRules(v, f, strconv.Itoa(i)+f.version)...)
+			r.verdicts[f] = append(r.verdicts[f], r.verdictRules(v, f, strconv.Itoa(i)+f.version)...)
 		}
 	}
-	decide := func(where func(f family) []clause) {
-		for _, f := range families {
-			for _, v := range verdicts[f] {
-				r.addRule(slices.Concat(where(f), v)...)
-			}
-		}
-	}
-	from, to := fromInterface(t.Interface), toInterface(t.Interface)
+	r.captureTCP()
+	r.translateNames()
+	r.guardMachine()
+	r.guardForwarding()
+	r.masqueradePeers()
+	return r.ruleset
+}
 
+// tunnelRuleset is the ruleset of a tunnel while it is built.
+type tunnelRuleset struct {
+	ruleset
+	tunnel                Tunnel
+	families              []family
+	closed, open, outside map[family]set // addresses of Tunnel.Closed, Open and From
+	verdicts              map[family][][]clause
+	from, to              clause // the tunnel's interface
+}
+
+// addVerdicts adds the rules of all verdicts for packets that where matches.
+func (r *tunnelRuleset) addVerdicts(where func(f family) []clause) {
+	for _, f := range r.families {
+		for _, v := range r.verdicts[f] {
+			r.addRule(slices.Concat(where(f), v)...)
+		}
+	}
+}
+
+// captureTCP adds the chain prerouting.
+func (r *tunnelRuleset) captureTCP() {
 	r.beginChain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
 		"type filter hook prerouting priority mangle")
-	r.addRule(notFromInterface(t.Interface), returnToCaller())
-	r.deliverOpen(DefaultMark, families)
+	r.addRule(notFromInterface(r.tunnel.Interface), returnToCaller())
+	r.deliverOpen(DefaultMark, r.families)
 	r.addRule(toThisMachine(), returnToCaller())
-	for _, f := range families {
-		r.addRule(ofFamily(f), isTCP(), countPackets(), toProxy(f, t.Port), addMark(DefaultMark), acceptPacket())
+	for _, f := range r.families {
+		r.addRule(ofFamily(f), isTCP(), countPackets(), toProxy(f, r.tunnel.Port), addMark(DefaultMark), acceptPacket())
 	}
+}
 
+// translateNames adds the chain dns.
+func (r *tunnelRuleset) translateNames() {
+	server := r.tunnel.DNS
 	r.beginChain("dns", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
 		"type nat hook prerouting priority dstnat")
-	for _, gateway := range t.Gateways {
-		if f := familyOf(gateway); t.DNS.IsValid() && f == familyOf(t.DNS.Addr()) {
+	for _, gateway := range r.tunnel.Gateways {
+		if f := familyOf(gateway); server.IsValid() && f == familyOf(server.Addr()) {
 			for _, protocol := range []clause{isUDP(), isTCP()} {
-				r.addRule(from, ofFamily(f), targetIs(f, gateway), protocol, toPort(dnsPort), translateTo(f, t.DNS))
+				r.addRule(r.from, ofFamily(f), targetIs(f, gateway), protocol, toPort(dnsPort), translateTo(f, server))
 			}
 		}
 	}
+}
 
+// guardMachine adds the chain input.
+func (r *tunnelRuleset) guardMachine() {
 	r.beginChain("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		"type filter hook input priority filter")
-	r.addRule(notFromInterface(t.Interface), returnToCaller())
+	r.addRule(notFromInterface(r.tunnel.Interface), returnToCaller())
 	r.addRule(hasMark(DefaultMark), returnToCaller())
 	r.addRule(isAnswer(), returnToCaller())
 	r.addRule(ofTranslated(), returnToCaller())
-	for _, gateway := range t.Gateways {
+	for _, gateway := range r.tunnel.Gateways {
 		f := familyOf(gateway)
 		r.addRule(ofFamily(f), targetIs(f, gateway), isEcho(f), returnToCaller())
 	}
-	decide(func(f family) []clause { return []clause{ofFamily(f), targetIn(f, open[f])} })
-	for _, f := range families {
-		r.addRule(ofFamily(f), targetIn(f, open[f]), returnToCaller())
+	r.addVerdicts(func(f family) []clause { return []clause{ofFamily(f), targetIn(f, r.open[f])} })
+	for _, f := range r.families {
+		r.addRule(ofFamily(f), targetIn(f, r.open[f]), returnToCaller())
 	}
 	r.addRule(isTCP(), countPackets(), rejectWithReset())
 	r.addRule(countPackets(), rejectPacket())
+}
 
+// guardForwarding adds the chain forward.
+func (r *tunnelRuleset) guardForwarding() {
+	from, to, open := r.from, r.to, r.open
 	r.beginChain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
 		"type filter hook forward priority filter")
 	r.addRule(isAnswer(), returnToCaller())
-	decide(func(f family) []clause { return []clause{from, ofFamily(f), targetIn(f, open[f])} })
-	if t.Isolate {
-		for _, f := range families {
+	r.addVerdicts(func(f family) []clause { return []clause{from, ofFamily(f), targetIn(f, open[f])} })
+	if r.tunnel.Isolate {
+		for _, f := range r.families {
 			r.addRule(from, to, ofFamily(f), targetIn(f, open[f]), returnToCaller())
 		}
 		r.addRule(from, to, countPackets(), rejectPacket())
 	} else {
-		decide(func(f family) []clause { return []clause{from, to, ofFamily(f)} })
+		r.addVerdicts(func(f family) []clause { return []clause{from, to, ofFamily(f)} })
 		r.addRule(from, to, returnToCaller())
 	}
-	for _, f := range families {
+	for _, f := range r.families {
 		r.addRule(from, ofFamily(f), targetIn(f, open[f]), returnToCaller())
-		r.addRule(from, ofFamily(f), targetIn(f, closed[f]), countPackets(), rejectPacket())
+		r.addRule(from, ofFamily(f), targetIn(f, r.closed[f]), countPackets(), rejectPacket())
 	}
-	decide(func(f family) []clause { return []clause{from, ofFamily(f)} })
+	r.addVerdicts(func(f family) []clause { return []clause{from, ofFamily(f)} })
 	r.addRule(from, returnToCaller())
-	for _, f := range families {
-		r.addRule(to, ofFamily(f), sourceIn(f, outside[f]), returnToCaller())
+	for _, f := range r.families {
+		r.addRule(to, ofFamily(f), sourceIn(f, r.outside[f]), returnToCaller())
 	}
 	r.addRule(to, countPackets(), rejectPacket())
+}
 
+// masqueradePeers adds the chain postrouting.
+func (r *tunnelRuleset) masqueradePeers() {
 	r.beginChain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
 		"type nat hook postrouting priority srcnat")
-	for _, f := range families {
-		r.addRule(to, ofFamily(f), sourceIn(f, outside[f]), masqueradeSource())
+	for _, f := range r.families {
+		r.addRule(r.to, ofFamily(f), sourceIn(f, r.outside[f]), masqueradeSource())
 	}
-	r.addRule(to, returnToCaller())
-	for _, f := range families {
-		inside := r.addSet("inside"+f.version, f.addresses, addressElements(t.Inside, f.isIPv4()))
+	r.addRule(r.to, returnToCaller())
+	for _, f := range r.families {
+		inside := r.addSet("inside"+f.version, f.addresses, addressElements(r.tunnel.Inside, f.isIPv4()))
 		r.addRule(ofFamily(f), sourceIn(f, inside), masqueradeSource())
 	}
-	return r
 }

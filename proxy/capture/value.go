@@ -74,8 +74,8 @@ func (v value) bitwise(x *expr.Bitwise) value {
 	return is
 }
 
-// swap converts between this machine's byte order and the network's.
-func (v value) swap(size uint32) value {
+// swapBytes converts between this machine's byte order and the network's.
+func (v value) swapBytes(size uint32) value {
 	is := value{slices.Clone(v.data), slices.Clone(v.known)}
 	if size == 0 || binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		return is
@@ -124,8 +124,8 @@ func (v value) compare(op expr.CmpOp, data []byte) truth {
 	return maybe
 }
 
-// between evaluates a range of ports.
-func (v value) between(first, last uint16) truth {
+// isBetween evaluates a range of ports.
+func (v value) isBetween(first, last uint16) truth {
 	if first == 0 && last == 1<<16-1 {
 		return yes
 	}
@@ -133,8 +133,8 @@ func (v value) between(first, last uint16) truth {
 		and(v.compare(expr.CmpOpLte, binary.BigEndian.AppendUint16(nil, last)))
 }
 
-// find returns the element that holds v.
-func (s filterSet) find(v value) (found nftables.SetElement, is truth) {
+// findElement returns the element that holds v.
+func (s filterSet) findElement(v value) (found nftables.SetElement, is truth) {
 	if s.Interval && !v.isKnown() && len(s.elements) > 0 {
 		return found, maybe
 	}
@@ -181,7 +181,7 @@ func (v value) isWithin(first, last []byte) bool {
 
 // mapTo returns the verdicts that a look-up in a verdict map may have.
 func (v value) mapTo(s filterSet) (is truth, ends []verdict) {
-	e, is := s.find(v)
+	e, is := s.findElement(v)
 	switch is {
 	case yes:
 		ends = []verdict{elementVerdict(e)}
@@ -224,7 +224,7 @@ func (r *registers) read(register uint32, n int) value {
 func (r *registers) write(register uint32, v value) {
 	n := len(v.data)
 	if n == 0 {
-		r.forget(register, registerSize)
+		r.forgetBytes(register, registerSize)
 		return
 	}
 	to := r.read(register, (n+3)&^3)
@@ -238,8 +238,8 @@ func (r *registers) write(register uint32, v value) {
 	}
 }
 
-// forget makes n bytes unknown.
-func (r *registers) forget(register uint32, n int) {
+// forgetBytes makes n bytes unknown.
+func (r *registers) forgetBytes(register uint32, n int) {
 	at := r.offset(register)
 	clear(r.known[at:min(at+n, len(r.known))])
 }
