@@ -16,7 +16,7 @@ import (
 // BenchmarkManyClients has all clients known that a Holder keeps, each with a window of its own and six flows, and a
 // tenth of them active, with ten packets a second each.
 //
-// CPU-ns/op is a round of tendEvery with its packets; longest-ms the longest one; B/client the memory of a client, and
+// CPU-ns/op is a round of checkEvery with its packets; longest-ms the longest one; B/client the memory of a client, and
 // B/flow that of a flow.
 func BenchmarkManyClients(b *testing.B) {
 	const flows, active = 6, maxClients / 10
@@ -45,7 +45,7 @@ func BenchmarkManyClients(b *testing.B) {
 	for client := range maxClients {
 		arrive(client, 0)
 	}
-	r.serve(r.now)
+	r.runDueWork(r.now)
 	r.answer(20 * time.Millisecond)
 	settle()
 	known := heap()
@@ -60,15 +60,15 @@ func BenchmarkManyClients(b *testing.B) {
 	require.Equal(b, maxClients*flows, len(r.flows))
 	r.wait(activeTime + time.Second)
 
-	const perRound = active * 10 / int(time.Second/tendEvery)
+	const perRound = active * 10 / int(time.Second/checkEvery)
 	next := 0
 	round := func() {
-		r.now = r.now.Add(tendEvery)
+		r.now = r.now.Add(checkEvery)
 		for range perRound {
 			arrive(next%active, 0)
 			next++
 		}
-		r.serve(r.now)
+		r.runDueWork(r.now)
 		for _, e := range r.requests {
 			r.ReceiveEcho(r.now, e.to, e.id, e.sequence)
 		}

@@ -64,13 +64,13 @@ func (c *client) laneFor(now cc.Time, d Decision) (*lane, error) {
 		return nil, fmt.Errorf("hold: rules give the flows of all clients more than %d unlike terms", maxLanesOfAll)
 	}
 	l := &lane{holder: c.holder, client: c, terms: d.Terms, acknowledged: d.Acknowledged}
-	window, err := c.holder.cfg.Flows.OpenEcho(now, d.Terms, flow.ByTransport, l.noteRoom)
+	window, err := c.holder.cfg.Flows.OpenEcho(now, d.Terms, flow.ByTransport, l.wakeForRoom)
 	if err != nil {
 		return nil, fmt.Errorf("hold: window of a client: %w", err)
 	}
 	l.window = window
 	l.fair = flow.NewFairQueue[FlowKey](flow.QueueConfig[heldPacket]{
-		Window: window, Dropped: l.discard,
+		Window: window, Dropped: l.dropPacket,
 		ECN:  func(p heldPacket) flow.ECN { return p.ecn },
 		Mark: func(p *heldPacket) { p.marked = true },
 	})
@@ -92,8 +92,8 @@ func (c *client) isEmpty() bool {
 	return true
 }
 
-// close gives the client's part of windows back. No packet may wait.
-func (c *client) close(now cc.Time) {
+// closeLanes gives the client's part of windows back. No packet may wait.
+func (c *client) closeLanes(now cc.Time) {
 	c.closed = true
 	for _, l := range c.lanes {
 		l.window.Close(now)
@@ -101,7 +101,7 @@ func (c *client) close(now cc.Time) {
 	}
 }
 
-// floodTime is for how long packets count as a flood once their queue was full: their senders heed no signals.
+// floodTime is for how long packets count as a flood after their queue was full, because their senders heed no signals.
 const floodTime = 2 * time.Second
 
 // heldPacket is a packet that waits in the kernel.
@@ -115,8 +115,8 @@ type heldPacket struct {
 
 // lane holds the packets of one client that have the same terms, in a fair queue in front of a window.
 //
-// At first the client's TCP acknowledges the packets, and they pass where no TCP wants the window. Once the client has
-// answered an echo request, its answers do.
+// At first the client's TCP connections acknowledge the packets, which pass freely while none of these wants the
+// window. Once the client has answered a request, its answers acknowledge the packets.
 type lane struct {
 	holder *Holder
 	client *client
@@ -127,23 +127,23 @@ type lane struct {
 	window       *flow.EchoFlow
 	id           uint16 // of its echo requests
 
-	byEcho, byNeighbour way
-	answering           *way // one of them; nil: the client is not known to answer
+	byEcho, byNeighbour requestKind
+	answering           *requestKind // the kind that the client answers; nil: it is not known to answer any
 
 	probing flow.Probing // while the client is not known to answer
 	busy    int          // flows, as counted last
 
-	overflowed cc.Time // when the queue was full last; 0: never
+	overflowed cc.Time // when the queue was last full; 0: never
 
 	published ClientState // as of Holder.publishStates
 
 	isWoken   bool // it stands in Holder.woken; guarded by Holder.mu
-	releasing bool // discarded packets go instead of being dropped
+	releasing bool // dropPacket lets packets go
 }
 
-// way is a way to ask a client what has arrived.
-type way struct {
-	trouble     flow.Trouble // when it was given up last
+// requestKind is one of the two kinds of requests that a client may answer: echo requests, and those to a neighbour.
+type requestKind struct {
+	trouble     flow.Trouble // why it was given up last
 	barredUntil cc.Time      // until then its answers do not count
 }
 
@@ -169,6 +169,7 @@ func (l *lane) release(now cc.Time) {
 	l.releaseFitting(now)
 }
 
+// releaseFitting lets the packets go that have room by now. The caller calls countWaiting.
 func (l *lane) releaseFitting(now cc.Time) {
 	for p, ok := l.fair.Pop(now); ok; p, ok = l.fair.Pop(now) {
 		l.accept(now, p)
@@ -178,8 +179,8 @@ func (l *lane) releaseFitting(now cc.Time) {
 	}
 }
 
-// empty lets all waiting packets go, or drops them. Each flow's keep their order.
-func (l *lane) empty(release bool) {
+// clearQueue lets all waiting packets go, or drops them. Packets of one flow keep their order.
+func (l *lane) clearQueue(release bool) {
 	packets, bytes := l.fair.Len()
 	defer l.countWaiting(packets, bytes)
 	l.releasing = release
@@ -196,10 +197,10 @@ func (l *lane) accept(now cc.Time, p heldPacket) {
 }
 
 // sendEcho sends a request behind what has left.
-func (l *lane) sendEcho(now cc.Time) { l.ask(now, l.answering, l.window.SendEcho(now)) }
+func (l *lane) sendEcho(now cc.Time) { l.askClient(now, l.answering, l.window.SendEcho(now)) }
 
-// ask sends a request with a sequence number.
-func (l *lane) ask(now cc.Time, by *way, sequence uint16) {
+// askClient sends a request of a kind with a sequence number.
+func (l *lane) askClient(now cc.Time, by *requestKind, sequence uint16) {
 	c, echoes := l.client, l.holder.echoes
 	l.holder.sendRequest(func() {
 		if by == &l.byEcho {
@@ -210,8 +211,8 @@ func (l *lane) ask(now cc.Time, by *way, sequence uint16) {
 	})
 }
 
-// discard drops a packet that the fair queue gives up.
-func (l *lane) discard(p heldPacket, why flow.Drop) {
+// dropPacket drops a packet that the fair queue has given up.
+func (l *lane) dropPacket(p heldPacket, why flow.Drop) {
 	switch {
 	case l.releasing:
 		l.holder.accept(p)
@@ -225,8 +226,8 @@ func (l *lane) discard(p heldPacket, why flow.Drop) {
 	l.holder.queue.Drop(p.id)
 }
 
-// receiveAnswer takes in the answer to a request. Echoes go before neighbours' answers.
-func (l *lane) receiveAnswer(now cc.Time, by *way, sequence uint16) {
+// receiveAnswer takes in the answer to a request. Answers to echo requests take the place of a neighbour's.
+func (l *lane) receiveAnswer(now cc.Time, by *requestKind, sequence uint16) {
 	switch {
 	case l.client.closed:
 		return
@@ -239,11 +240,11 @@ func (l *lane) receiveAnswer(now cc.Time, by *way, sequence uint16) {
 	l.release(now)
 }
 
-// tend does what time brings: echo requests behind the last packets, and answers that do not come. It is
-// called every few milliseconds while the client has packets.
-func (l *lane) tend(now cc.Time) {
+// checkTimers sends requests that are due, and gives up those that were not answered in time. It is called every
+// checkEvery while the client has packets.
+func (l *lane) checkTimers(now cc.Time) {
 	if l.answering == nil {
-		l.probe(now)
+		l.probeClient(now)
 		return
 	}
 	if l.window.NextTimeout() <= now {
@@ -251,7 +252,7 @@ func (l *lane) tend(now cc.Time) {
 		l.release(now)
 	}
 	if l.window.Trouble() != flow.NoTrouble {
-		l.fallBack(now)
+		l.fallBackToTransport(now)
 		return
 	}
 	if l.window.NextEcho() <= now {
@@ -275,34 +276,36 @@ func (l *lane) countFlows(now cc.Time) {
 	}
 }
 
-// rate returns what the window usually lets go; 0: not known.
-func (l *lane) rate() cc.Rate {
+// usualRate returns the rate that the window usually allows; 0: not known.
+func (l *lane) usualRate() cc.Rate {
 	if l.terms.MaxRate > 0 {
 		return min(l.window.UsualRate(), l.terms.MaxRate)
 	}
 	return l.window.UsualRate()
 }
 
-// probe asks a client that is not known to answer: by an echo request, and if the first had no answer as a neighbour.
-func (l *lane) probe(now cc.Time) {
+// probeClient asks a client that is not known to answer: by an echo request, and from the second time on also as a
+// neighbour.
+func (l *lane) probeClient(now cc.Time) {
 	c := l.client
 	if !l.acknowledged || !c.echoTo.IsValid() || !l.probing.Ask(now) {
 		return
 	}
 	if now >= l.byEcho.barredUntil {
-		l.ask(now, &l.byEcho, 0)
+		l.askClient(now, &l.byEcho, 0)
 	}
 	if l.probing.Asked < 2 || c.echoTo != c.address || now < l.byNeighbour.barredUntil {
 		return
 	}
 	if n, ok := l.holder.echoes.FindNeighbour(c.address); ok {
 		c.neighbour = n
-		l.ask(now, &l.byNeighbour, 0)
+		l.askClient(now, &l.byNeighbour, 0)
 	}
 }
 
-// fallBack gives up the way by which the client answers. Its TCP acknowledges the packets until another way is found.
-func (l *lane) fallBack(now cc.Time) {
+// fallBackToTransport gives up the kind of requests that the client answers. Its TCP acknowledges the packets until it
+// answers another kind.
+func (l *lane) fallBackToTransport(now cc.Time) {
 	trouble, later := l.window.Trouble(), probeMuchLater
 	if trouble == flow.Silent {
 		later = flow.ProbeLater
@@ -310,10 +313,10 @@ func (l *lane) fallBack(now cc.Time) {
 		l.holder.cfg.Log.Info("hold: a client's answers do not acknowledge its packets",
 			"client", l.client.address, "answers", l.answeringName(), "reason", trouble)
 	}
-	*l.answering = way{trouble, now.Add(later)}
+	*l.answering = requestKind{trouble, now.Add(later)}
 	l.answering = nil
 	l.window.AcknowledgeBy(now, flow.ByTransport)
-	l.probing = flow.Probing{Asked: 1, Next: now} // the other way is tried at once
+	l.probing = flow.Probing{Asked: 1, Next: now} // both kinds are tried at once; one of them is barred
 	l.release(now)
 }
 
@@ -331,8 +334,8 @@ func (l *lane) answeringName() string {
 	return "none"
 }
 
-// state returns what can be told of the lane.
-func (l *lane) state() ClientState {
+// describeLane returns the lane's state.
+func (l *lane) describeLane() ClientState {
 	snapshot := l.window.Snapshot()
 	s := ClientState{
 		Address: l.client.address, Group: l.terms.Group, BusyFlows: l.busy, AcknowledgedBy: l.answeringName(),
@@ -345,8 +348,9 @@ func (l *lane) state() ClientState {
 	return s
 }
 
-// noteRoom makes ServeQueue look at the lane. The window calls it, under its locks, when there may be room.
-func (l *lane) noteRoom() {
+// wakeForRoom makes ServeQueue release the lane's packets. The window calls it, under its locks, when there may be
+// room.
+func (l *lane) wakeForRoom() {
 	h := l.holder
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -51,16 +51,16 @@ const (
 	flowIdleTime   = 60 * time.Second // a flow is decided anew after this
 	clientIdleTime = 30 * time.Second // a client gives its part of a window back after this
 	sweepEvery     = 10 * time.Millisecond
-	sweepTime      = time.Second // each flow and client is looked at as often as this, on average
+	sweepTime      = time.Second // each flow and client is checked for idleness as often as this, on average
 	statesEvery    = time.Second
-	tendEvery      = 5 * time.Millisecond // while a client has packets
+	checkEvery     = 5 * time.Millisecond // while a client has packets
 	activeTime     = 3 * time.Second      // a client has none after this
 	// Packets that come more often than once in crowdedTime are received together, every mergeTime.
 	crowdedTime = 400 * time.Microsecond
 	mergeTime   = 200 * time.Microsecond
-	// Several segments of a flow stay in one packet while windows let this much go to every client that is busy: 64 KiB
-	// take 10 ms there.
-	wholeRate = cc.Rate(50e6)
+	// Several segments of a flow stay in one packet (GSO) while the windows of all busy clients allow this rate, at which
+	// 64 KiB take 10 ms.
+	gsoRate = cc.Rate(50e6)
 	// ServeQueue wakes up this often while packets come. A wait that is longer than asked for by maxPause is a pause of
 	// this process.
 	watchEvery = 250 * time.Millisecond
@@ -78,8 +78,8 @@ type Verdicts interface {
 	Accept(id uint32)
 	AcceptWithMark(id, mark uint32)
 	Drop(id uint32)
-	// SetWhole has several segments of a flow stay in one packet, or come one by one.
-	SetWhole(whole bool)
+	// SetGSO says whether several segments of a flow stay in one packet, or come one by one.
+	SetGSO(on bool)
 	// Flush carries out the verdicts so far.
 	Flush() error
 }
@@ -97,7 +97,7 @@ type Decision struct {
 	Refuse bool       // its packets are dropped
 	Manage bool       // its packets wait for room as Terms say; otherwise they pass
 	Terms  flow.Terms // of Manage
-	// Acknowledged has echo requests acknowledge the packets; otherwise nothing does, and Terms bound only their rate.
+	// Acknowledged: answers to requests acknowledge the packets. Otherwise nothing does, and Terms bound only their rate.
 	Acknowledged bool
 }
 
@@ -107,8 +107,8 @@ type Config struct {
 	Flows  *flow.Manager
 	Clock  func() cc.Time
 	Decide func(f FlowKey, serverName string) Decision
-	// Uplink says that the packets are those of clients. A client below is a server then, since the names here are
-	// those of what goes to clients.
+	// Uplink says that the packets come from clients. Names in this package are those of the other direction: what they
+	// call a client is the address that packets go to, here a server.
 	Uplink bool
 	// EchoTo returns the host that answers echo requests about packets to an address. Not valid: none does. nil: the
 	// address does.
@@ -120,8 +120,8 @@ type Config struct {
 	// CongestionMark are the bits by which the rules that hold packets know those that are to say CE; 0: there is no
 	// such rule, and packets are dropped instead.
 	CongestionMark uint32
-	// KeepServed has packets come into the queue for that time from now; 0: no longer. It bounds for how long packets
-	// stand while this process does. It reports whether rules are installed that send packets into the queue.
+	// KeepServed makes packets come into the queue for that time from now; 0: no longer. So packets wait no longer than
+	// that if this process stands still. It reports whether rules are installed that send packets into the queue.
 	KeepServed func(time.Duration) (isInstalled bool, err error)
 	Log        *slog.Logger
 }
@@ -168,8 +168,8 @@ type Holder struct {
 	states atomic.Pointer[[]ClientState]
 
 	clients      map[netip.Addr]*client
-	active       []*client // those with isListed: they had packets when tendActive looked last
-	isWhole      bool      // SetWhole was called with it last
+	active       []*client // those with isListed: they had packets at the last checkActive
+	gsoOn        bool      // the last argument of SetGSO
 	flows        map[FlowKey]*flowState
 	names        nameTable
 	lanes        map[uint16]*lane // by the identifier of their echo requests
@@ -178,17 +178,17 @@ type Holder struct {
 	lastSweep    cc.Time
 	lastStates   cc.Time // when states were published last
 	lastNames    cc.Time // when names were forgotten last
-	lastTending  cc.Time
+	lastCheck    cc.Time
 	lastCount    cc.Time // when busy flows were counted last
 	lastPacket   cc.Time // when one came last
 	lastServed   cc.Time // when KeepServed was called last; 0: never
-	servedAsBusy bool    // it was for a short time, since packets come
-	isInstalled  bool    // as KeepServed reported last
-	servedError  string  // that KeepServed returned last; empty: none
+	servedAsBusy bool    // it was called for the short time, because packets come
+	isInstalled  bool    // the last result of KeepServed
+	servedError  string  // the last error of KeepServed; empty: none
 
 	mu       sync.Mutex
 	woken    []*lane // the window of these may have room by now
-	outdated bool    // decisions are to be asked for again
+	outdated bool    // Reconsider was called
 	wake     func()  // makes ServeQueue look at woken and outdated; nil: it does not run
 }
 
@@ -206,8 +206,8 @@ type flowState struct {
 	// isCrowded reports whether the client has too many flows: this one shares a queue with others.
 	isCrowded bool
 	name      *knownName // nil: none was known when it was decided
-	// outdated reports whether another name is known by now. The flow is decided anew once none of its packets waits,
-	// so that they keep their order.
+	// outdated reports that the decision was made under another name. The flow is decided anew once none of its packets
+	// waits, so that they keep their order.
 	outdated bool
 }
 
@@ -258,17 +258,17 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 		if err != nil {
 			return err
 		}
-		if received == IdleQueueLimit && !h.servedAsBusy { // others have found the queue full, and passed these
+		if received == IdleQueueLimit && !h.servedAsBusy { // the queue was full, so later packets have passed these
 			q.ForEach(func(p Packet) { h.dropLate(now, p) })
 		} else {
 			q.ForEach(func(p Packet) { h.HandlePacket(now, p) })
 		}
 		sinceLast := now.Sub(lastRound)
 		lastRound = h.cfg.Clock()
-		if err := h.dropAfterPause(q, lastRound.Sub(now), 0); err != nil { // before serve lets any of them go
+		if err := h.dropAfterPause(q, lastRound.Sub(now), 0); err != nil { // before any of them is let go
 			return err
 		}
-		h.serve(lastRound)
+		h.runDueWork(lastRound)
 		h.keepServed(q, lastRound)
 		if err := q.Flush(); err != nil {
 			return err
@@ -285,8 +285,8 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 	return q.Flush()
 }
 
-// keepServed has packets come into the queue for a while longer, a short one while there are any, and logs when rules
-// that send them come and go.
+// keepServed makes packets come into the queue for a while longer: for a short while if some come now. It logs when
+// the rules that send them come and go.
 func (h *Holder) keepServed(q *Queue, now cc.Time) {
 	busy := h.isBusy(now)
 	every, lasts, length := serveIdleEvery, servedIdle, uint32(IdleQueueLimit)
@@ -324,7 +324,7 @@ func (h *Holder) keepServed(q *Queue, now cc.Time) {
 func (h *Holder) nextRound(q *Queue) time.Duration {
 	switch {
 	case len(h.active) > 0:
-		return tendEvery
+		return checkEvery
 	case q.hasNewTables:
 		return serveAnewEvery
 	case h.servedAsBusy:
@@ -333,15 +333,15 @@ func (h *Holder) nextRound(q *Queue) time.Duration {
 	return serveIdleEvery
 }
 
-// dropLate drops a packet that others have passed.
+// dropLate drops a packet that later ones have passed.
 func (h *Holder) dropLate(now cc.Time, p Packet) {
 	h.lastPacket = now
 	h.stats.late.Add(1)
 	h.queue.Drop(p.ID)
 }
 
-// dropAfterPause drops what waits here and in the kernel if something took longer by maxPause than it should have: this
-// process stood still. Packets behind them have passed: if they still went, they would arrive out of order.
+// dropAfterPause drops what waits here and in the kernel if a step took longer than allowed by maxPause, because this
+// process stood still then. Later packets have passed, so those that waited would arrive out of order.
 func (h *Holder) dropAfterPause(q *Queue, took, allowed time.Duration) error {
 	if took <= allowed+maxPause {
 		return nil
@@ -349,7 +349,7 @@ func (h *Holder) dropAfterPause(q *Queue, took, allowed time.Duration) error {
 	h.cfg.Log.Warn("hold: this process stood still; packets that waited are dropped", "for", took)
 	for _, c := range h.clients {
 		for _, l := range c.lanes {
-			l.empty(false)
+			l.clearQueue(false)
 		}
 	}
 	for left, received := kernelQueueLimit, receiveBatch; received == receiveBatch && left > 0; left -= received {
@@ -438,7 +438,8 @@ func (h *Holder) accept(p heldPacket) {
 	h.queue.Accept(p.id)
 }
 
-// sendRequest calls send, which sends a request behind the packets that have been let go.
+// sendRequest calls send for a request that must follow the packets which have been let go. So it flushes their
+// verdicts first.
 func (h *Holder) sendRequest(send func()) {
 	if err := h.queue.Flush(); err != nil {
 		return // the end of this round reports an error that lasts
@@ -447,13 +448,13 @@ func (h *Holder) sendRequest(send func()) {
 	send()
 }
 
-// receiveNeighbour takes in a neighbour's answer. Those that nothing asked for, or of other hosts, are ignored.
+// receiveNeighbour takes in a neighbour's answer. It ignores those of other hosts, and those without a request.
 func (h *Holder) receiveNeighbour(now cc.Time, a neighbourAnswer) {
 	c := h.clients[a.from]
 	if c == nil {
 		return
 	}
-	ok, marked := a.isOf(&c.neighbour)
+	ok, marked := a.matchRequest(&c.neighbour)
 	if !ok {
 		return
 	}
@@ -493,7 +494,7 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 	state := h.flows[key]
 	if state != nil && !state.isClosed() && (!state.outdated || state.hasPackets(key)) {
 		state.used = now
-		state.name.keepUntil(now)
+		state.name.markUsed(now)
 		return state
 	}
 	old, isNew := state, state == nil
@@ -519,15 +520,15 @@ func (h *Holder) flowOf(now cc.Time, key FlowKey) *flowState {
 		}
 	}
 	if !state.isCrowded && (!isNew || len(h.flows) < maxFlows) {
-		old.count(-1)
-		state.count(1)
+		old.countFlow(-1)
+		state.countFlow(1)
 		h.flows[key] = state
 	}
 	return state
 }
 
-// count adds n to the flows of the client. A nil state has none.
-func (s *flowState) count(n int) {
+// countFlow adds n to the number of the client's flows. A nil state has no client.
+func (s *flowState) countFlow(n int) {
 	if s != nil && s.lane != nil {
 		s.lane.client.flows += n
 	}
@@ -566,8 +567,8 @@ func (h *Holder) HandleCopy(now cc.Time, packet []byte) {
 	}
 }
 
-// serve lets go what has room by now, carries out Reconsider, and forgets who is idle.
-func (h *Holder) serve(now cc.Time) {
+// runDueWork lets packets go that have room by now, carries out Reconsider, and does what is due by time.
+func (h *Holder) runDueWork(now cc.Time) {
 	h.mu.Lock()
 	woken, outdated := h.woken, h.outdated
 	h.woken, h.outdated = nil, false
@@ -582,9 +583,9 @@ func (h *Holder) serve(now cc.Time) {
 		h.releaseWaiting()
 		h.closeClients()
 	}
-	if now.Sub(h.lastTending) >= tendEvery {
-		h.lastTending = now
-		h.tendActive(now)
+	if now.Sub(h.lastCheck) >= checkEvery {
+		h.lastCheck = now
+		h.checkActive(now)
 	}
 	if elapsed := now.Sub(h.lastSweep); elapsed >= sweepEvery {
 		h.lastSweep = now
@@ -598,15 +599,16 @@ func (h *Holder) serve(now cc.Time) {
 	h.stats.flows.Store(int64(len(h.flows)))
 }
 
-// tendActive does what time brings for the clients that have packets, and takes the others from the list.
-func (h *Holder) tendActive(now cc.Time) {
+// checkActive checks the timers of the clients that have packets, and takes the others off the list. Now and then it
+// counts busy flows, and decides about GSO.
+func (h *Holder) checkActive(now cc.Time) {
 	h.active = slices.DeleteFunc(h.active, func(c *client) bool {
 		c.isListed = !c.closed && c.isActive(now)
 		return !c.isListed
 	})
 	for _, c := range h.active {
 		for _, l := range c.lanes {
-			l.tend(now)
+			l.checkTimers(now)
 		}
 	}
 	if now.Sub(h.lastCount) < countFlowsTime {
@@ -617,38 +619,38 @@ func (h *Holder) tendActive(now cc.Time) {
 	for _, c := range h.active {
 		for _, l := range c.lanes {
 			l.countFlows(now)
-			isFast = isFast || l.rate() >= wholeRate
-			isSlow = isSlow || l.busy > 0 && l.rate() < wholeRate
+			isFast = isFast || l.usualRate() >= gsoRate
+			isSlow = isSlow || l.busy > 0 && l.usualRate() < gsoRate
 		}
 	}
-	if whole := isFast && !isSlow; whole != h.isWhole {
-		h.isWhole = whole
-		h.queue.SetWhole(whole)
+	if on := isFast && !isSlow; on != h.gsoOn {
+		h.gsoOn = on
+		h.queue.SetGSO(on)
 	}
 }
 
-// forgetIdle forgets flows and clients that have had no packets for a while. It looks at a share of them, chosen by
-// chance, since all at once would take tens of milliseconds.
+// forgetIdle forgets flows and clients that have had no packets for a while. It checks a share of them, in the random
+// order of maps, because checking all at once would take tens of milliseconds.
 func (h *Holder) forgetIdle(now cc.Time, share float64) {
-	looks := 1 + int(share*float64(len(h.clients)))
+	left := 1 + int(share*float64(len(h.clients)))
 	for address, c := range h.clients {
 		if now.Sub(c.used) >= clientIdleTime && c.isEmpty() {
-			c.close(now)
+			c.closeLanes(now)
 			delete(h.clients, address)
 		}
-		// What waits would be passed by packets with a queue of their own.
+		// While packets wait in the shared queue, later ones of the same flows must not get a queue of their own.
 		c.isCrowded = c.isCrowded && (c.flows >= maxClientFlows || !c.isEmpty())
-		if looks--; looks == 0 {
+		if left--; left == 0 {
 			break
 		}
 	}
-	looks = 1 + int(share*float64(len(h.flows)))
+	left = 1 + int(share*float64(len(h.flows)))
 	for key, s := range h.flows {
 		if now.Sub(s.used) >= flowIdleTime || s.isClosed() {
-			s.count(-1)
+			s.countFlow(-1)
 			delete(h.flows, key)
 		}
-		if looks--; looks == 0 {
+		if left--; left == 0 {
 			break
 		}
 	}
@@ -662,7 +664,7 @@ func (h *Holder) forgetIdle(now cc.Time, share float64) {
 func (h *Holder) closeClients() {
 	now := h.cfg.Clock()
 	for _, c := range h.clients {
-		c.close(now)
+		c.closeLanes(now)
 	}
 	clear(h.clients)
 	clear(h.flows)
@@ -680,7 +682,7 @@ func (h *Holder) publishStates() {
 	for _, c := range h.clients {
 		for _, l := range c.lanes {
 			if c.isListed || !c.isPublished {
-				l.published = l.state()
+				l.published = l.describeLane()
 			}
 			states = append(states, l.published)
 		}
@@ -701,7 +703,7 @@ func (h *Holder) States() []ClientState {
 func (h *Holder) releaseWaiting() {
 	for _, c := range h.clients {
 		for _, l := range c.lanes {
-			l.empty(true)
+			l.clearQueue(true)
 		}
 	}
 }

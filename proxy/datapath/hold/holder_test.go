@@ -37,7 +37,7 @@ type road struct {
 	asked     []bool
 	ecn       flow.ECN // of packets that arrive
 	nextID    uint32
-	whole     bool // as SetWhole said last
+	whole     bool // the last argument of SetGSO
 	decide    func(FlowKey) Decision
 	seen      []string // server name of each decision
 }
@@ -88,7 +88,7 @@ func (r *road) answer(rtt time.Duration) {
 	}
 }
 
-func (r *road) SetWhole(whole bool) { r.whole = whole }
+func (r *road) SetGSO(on bool) { r.whole = on }
 
 func (r *road) Flush() error { return nil }
 
@@ -123,7 +123,7 @@ func (r *road) wait(d time.Duration) {
 			r.due = cc.Never
 			r.due = min(r.due, r.manager.Tick(0, r.now))
 		}
-		r.serve(r.now)
+		r.runDueWork(r.now)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestChangedRulesLetWaitingPacketsGoInTheirOrder(t *testing.T) {
 	require.NotZero(t, r.Stats().Waiting)
 	r.decide = func(FlowKey) Decision { return Decision{Refuse: true} }
 	r.Reconsider()
-	r.serve(r.now)
+	r.runDueWork(r.now)
 	assert.Zero(t, r.Stats().Waiting)
 	assert.Empty(t, r.dropped)
 	assert.Len(t, r.accepted, 200)
@@ -258,7 +258,7 @@ func TestChangedRulesLetWaitingPacketsGoInTheirOrder(t *testing.T) {
 func TestIdleClientsAndFlowsAreForgotten(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)
-	r.serve(r.now)
+	r.runDueWork(r.now)
 	require.Equal(t, 1, r.Stats().Clients)
 	r.wait(clientIdleTime + 2*sweepTime)
 	assert.Zero(t, r.Stats().Clients)
@@ -307,7 +307,7 @@ func TestAFloodLeavesRoomForACall(t *testing.T) {
 			r := newRoad(t)
 			r.wait(time.Second)
 			r.arrive(5004, 200)
-			r.wait(tendEvery + time.Millisecond)
+			r.wait(checkEvery + time.Millisecond)
 			r.answer(20 * time.Millisecond)
 			var calls []uint32
 			port := uint16(10_000)
@@ -373,11 +373,11 @@ func TestEveryPacketHasOneVerdictAndFlowsKeepTheirOrder(t *testing.T) {
 func TestAClientThatAnswersEchoRequestsHasAWindowWithoutTCP(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	require.Len(t, r.requests, 1, "the client is asked")
-	assert.Equal(t, "none", r.clients[r.requests[0].to].lanes[0].state().AcknowledgedBy)
+	assert.Equal(t, "none", r.clients[r.requests[0].to].lanes[0].describeLane().AcknowledgedBy)
 	r.answer(20 * time.Millisecond)
-	assert.Equal(t, "echo", r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().AcknowledgedBy)
+	assert.Equal(t, "echo", r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].describeLane().AcknowledgedBy)
 
 	before := len(r.accepted)
 	for range 200 {
@@ -387,7 +387,7 @@ func TestAClientThatAnswersEchoRequestsHasAWindowWithoutTCP(t *testing.T) {
 	require.NotEmpty(t, r.requests)
 	assert.Less(t, r.requests[0].behind, len(r.accepted), "requests stand within the burst")
 	before = len(r.accepted)
-	r.wait(2 * tendEvery) // the last packets of the burst have a request, too
+	r.wait(2 * checkEvery) // the last packets of the burst have a request, too
 	r.answer(20 * time.Millisecond)
 	assert.InDelta(t, 12, len(r.accepted)-before, 1, "the answers make room for as much")
 }
@@ -402,12 +402,12 @@ func TestTheUplinkIsAskedAboutInPlaceOfServers(t *testing.T) {
 	copy(copyOf, []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocolUDP, 0, 0, 203, 0, 113, 9, 10, 77, 2, 2, 0, 0, 1, 187})
 	r.arriveAs(copyOf, segment)
 	assert.Equal(t, []string{"video.test"}, r.seen, "the name is of the flow itself")
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	require.Len(t, r.requests, 1)
 	assert.Equal(t, gateway, r.requests[0].to)
 	r.answer(20 * time.Millisecond)
 	server := r.clients[netip.MustParseAddr("10.77.2.2")]
-	assert.Equal(t, "echo", server.lanes[0].state().AcknowledgedBy)
+	assert.Equal(t, "echo", server.lanes[0].describeLane().AcknowledgedBy)
 
 	gateway = netip.Addr{}
 	r.requests = nil
@@ -419,7 +419,7 @@ func TestTheUplinkIsAskedAboutInPlaceOfServers(t *testing.T) {
 func TestAnAnswerByAnotherAddressIsIgnored(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	r.ReceiveEcho(r.now, netip.MustParseAddr("203.0.113.10"), r.requests[0].id, r.requests[0].sequence)
 	assert.Zero(t, r.Stats().EchoAnswers)
 }
@@ -427,13 +427,13 @@ func TestAnAnswerByAnotherAddressIsIgnored(t *testing.T) {
 func TestAClientThatAnswersNoMoreFallsBackToItsShare(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	r.answer(20 * time.Millisecond)
 	for range 15 * 100 {
 		r.arrive(443, segment)
 		r.wait(10 * time.Millisecond)
 	}
-	state := r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state()
+	state := r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].describeLane()
 	assert.Equal(t, "none", state.AcknowledgedBy)
 	assert.Zero(t, state.Waiting, "no TCP wants the window")
 	asked := len(r.requests)
@@ -461,7 +461,7 @@ func TestAPacketThatSaysECTIsMarkedInPlaceOfADrop(t *testing.T) {
 func TestABusyClientWeighsAsMuchAsItHasFlows(t *testing.T) {
 	r := newRoad(t)
 	r.arrive(443, segment)
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	r.answer(20 * time.Millisecond)
 	for range 100 {
 		for i := range uint16(12) {
@@ -470,7 +470,7 @@ func TestABusyClientWeighsAsMuchAsItHasFlows(t *testing.T) {
 		r.answer(20 * time.Millisecond)
 	}
 	r.wait(countFlowsTime)
-	assert.Equal(t, 2, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].state().BusyFlows)
+	assert.Equal(t, 2, r.clients[netip.MustParseAddr("203.0.113.9")].lanes[0].describeLane().BusyFlows)
 }
 
 func TestIdentifiersOfEchoRequestsRunOut(t *testing.T) {
@@ -621,7 +621,7 @@ func TestSegmentsStayTogetherWhereAllThatIsBusyIsFast(t *testing.T) {
 					r.arrive(80, segment)
 					r.arrive(80, segment)
 				}
-				r.wait(tendEvery)
+				r.wait(checkEvery)
 				r.answer(20 * time.Millisecond)
 			}
 			assert.Equal(t, c.whole, r.whole)
@@ -637,9 +637,9 @@ func TestANeighbourThatAnswersNoEchoIsAskedForItsHardwareAddress(t *testing.T) {
 		address: phone, hardware: []byte{2, 0, 0, 0, 0, 7}, source: netip.MustParseAddr("203.0.113.1"),
 		marked: netip.IPv4Unspecified(),
 	}
-	acknowledgedBy := func() string { return r.clients[phone].lanes[0].state().AcknowledgedBy }
+	acknowledgedBy := func() string { return r.clients[phone].lanes[0].describeLane().AcknowledgedBy }
 	r.arrive(443, segment)
-	r.wait(tendEvery + time.Millisecond)
+	r.wait(checkEvery + time.Millisecond)
 	assert.Empty(t, r.asked, "echoes go first")
 	assert.Equal(t, "none", acknowledgedBy())
 	r.wait(time.Second)
@@ -655,7 +655,7 @@ func TestANeighbourThatAnswersNoEchoIsAskedForItsHardwareAddress(t *testing.T) {
 	}
 	assert.InDelta(t, 12, len(r.accepted)-before, 1, "15,000 bytes are its window")
 	for answered := 24; answered <= 48; answered += 12 {
-		r.wait(2 * tendEvery)
+		r.wait(2 * checkEvery)
 		r.answerAsNeighbour(20*time.Millisecond, 7)
 		assert.InDelta(t, answered, len(r.accepted)-before, 4, "the answers make room for as much")
 	}

@@ -66,7 +66,7 @@ func (t *nameTable) setName(now cc.Time, key FlowKey, name string) {
 // nameOf returns what is known of a flow.
 func (t *nameTable) nameOf(now cc.Time, key FlowKey) *knownName {
 	known := t.known[key]
-	known.keepUntil(now)
+	known.markUsed(now)
 	return known
 }
 
@@ -78,8 +78,8 @@ func (t *nameTable) forgetIdle(now cc.Time) {
 	})
 }
 
-// keepUntil notes that the flow had a packet at a time.
-func (n *knownName) keepUntil(used cc.Time) {
+// markUsed keeps the name for nameIdleTime from a packet of its flow on.
+func (n *knownName) markUsed(used cc.Time) {
 	if n != nil {
 		n.used = max(n.used, used)
 	}
@@ -93,7 +93,7 @@ func (n *knownName) text() string {
 	return n.name
 }
 
-// makeRoom removes an entry of a map that has its most.
+// makeRoom removes an entry of a map that has as many as it may.
 func makeRoom[V any](entries map[FlowKey]V, most int) {
 	if len(entries) < most {
 		return

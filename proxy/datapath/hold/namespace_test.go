@@ -151,7 +151,7 @@ func TestThePacketsOfAKernelQueueGoOnWithTheirVerdicts(t *testing.T) {
 	}
 	setSegment(4)
 	for _, whole := range []bool{true, false} {
-		q.SetWhole(whole)
+		q.SetGSO(whole)
 		require.NoError(t, q.Flush())
 		held = nil
 		send("one-two-last")

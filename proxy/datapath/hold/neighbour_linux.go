@@ -19,7 +19,8 @@ type Neighbour struct {
 	device    int              // index of the interface on its network
 	hardware  net.HardwareAddr // of the host
 	requester net.HardwareAddr // of the interface
-	// Answers go to the address that a request comes from. So that of marked requests is another one.
+	// source is the address that requests come from, and marked that of marked ones. The answer goes to the same address,
+	// and so shows which it answers.
 	source, marked netip.Addr
 }
 
@@ -91,7 +92,7 @@ func (s *neighbourSocket) FindNeighbour(address netip.Addr) (n Neighbour, ok boo
 	n.source, n.marked = source.Unmap(), netip.IPv4Unspecified() // as an ARP probe's (RFC 5227 §2.1)
 	family := netlink.FAMILY_V4
 	if address.Is6() {
-		// The kernel asks from its link-local address. Its answers then pass for those of requests without a mark.
+		// The kernel's own requests come from the link-local address, too. Answers to them count as answers to unmarked ones.
 		family, n.source, n.marked = netlink.FAMILY_V6, s.linkLocalAddress(link), source
 	}
 	known, err := s.routes.NeighList(n.device, family)
@@ -156,8 +157,8 @@ type neighbourAnswer struct {
 	hardware net.HardwareAddr // of the host; nil: the answer does not show it
 }
 
-// isOf reports whether a neighbour gave the answer to one of our requests, and to a marked one.
-func (a *neighbourAnswer) isOf(n *Neighbour) (ok, marked bool) {
+// matchRequest reports whether n gave the answer to one of our requests, and whether that was a marked one.
+func (a *neighbourAnswer) matchRequest(n *Neighbour) (ok, marked bool) {
 	ok = a.from == n.address && a.device == n.device && (a.to == n.source || a.to == n.marked) &&
 		(a.hardware == nil || bytes.Equal(a.hardware, n.hardware))
 	return ok, a.to == n.marked

@@ -132,7 +132,7 @@ func TestANeighbourAnswersThoughItDropsPings(t *testing.T) {
 			awaits(t, "an answer of "+address.String(), func() bool {
 				s.AskNeighbour(&n, marked)
 				s.neighbourSocket.receive(func(a neighbourAnswer) {
-					if ok, isMarked := a.isOf(&n); ok {
+					if ok, isMarked := a.matchRequest(&n); ok {
 						seen[isMarked]++
 					}
 				})

@@ -14,7 +14,8 @@ import (
 // may need it. The thread ends with its goroutine.
 //
 // A process gives capabilities up by capset(2) on each thread (syscall.AllThreadsSyscall). A seccomp filter of this
-// thread alone has that call succeed without effect. Go starts no thread from a locked one, so none inherits either.
+// thread alone makes that call succeed without effect. Go starts no thread from a locked one, so no other thread
+// inherits the filter or the capability.
 func LockPrivilege() error {
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -37,7 +37,7 @@ const (
 	copyPackets = 2
 
 	failOpenFlag = 1 << 0 // a packet that finds the queue full passes
-	wholeFlag    = 1 << 2 // segments that stand in one packet (GSO) stay in it
+	gsoFlag      = 1 << 2 // segments that stand in one packet (GSO) stay in it
 
 	verdictDrop   = 0
 	verdictAccept = 1
@@ -181,7 +181,7 @@ func (q *Queue) Wait(timeout time.Duration, others ...int) (hasOthers bool, err 
 		q.polled = append(q.polled, pollIn(fd))
 	}
 	if _, err := unix.Poll(q.polled, milliseconds); errors.Is(err, unix.EINTR) {
-		return false, nil // it has filled in nothing
+		return false, nil // poll has set no Revents
 	} else if err != nil {
 		return false, fmt.Errorf("hold: poll: %w", err)
 	}
@@ -253,17 +253,17 @@ func (q *Queue) AcceptWithMark(id, mark uint32) {
 	q.appendVerdict(id, verdictAccept, binary.BigEndian.AppendUint32(nil, mark))
 }
 
-// SetWhole has the kernel leave several segments of a flow in one packet (GSO), or cut them into packets, which is so
-// at first. It begins with the next Flush.
-func (q *Queue) SetWhole(whole bool) {
+// SetGSO makes the kernel leave several segments of a flow in one packet (GSO), or cut them into packets as at first.
+// It takes effect with the next Flush.
+func (q *Queue) SetGSO(on bool) {
 	flags := uint32(0)
-	if whole {
-		flags = wholeFlag
+	if on {
+		flags = gsoFlag
 	}
-	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(wholeFlag, flags))
+	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, flagAttrs(gsoFlag, flags))
 }
 
-// SetLength has the kernel keep up to length packets. It begins with the next Flush.
+// SetLength makes the kernel keep up to length packets. It takes effect with the next Flush.
 func (q *Queue) SetLength(length uint32) {
 	q.pending = appendMessage(q.pending, messageConfig, unix.NLM_F_REQUEST, q.number, lengthAttrs(length))
 }
@@ -283,7 +283,7 @@ func (q *Queue) appendVerdict(id, verdict uint32, mark []byte) {
 	}
 	binary.NativeEndian.PutUint32(q.pending[start:], uint32(len(q.pending)-start))
 	if len(q.pending) >= verdictBatch {
-		_ = q.Flush() // the next Flush tells of an error that lasts
+		_ = q.Flush() // the next Flush returns an error that lasts
 	}
 }
 
