@@ -30,9 +30,9 @@ const (
 	cookieReply = 3 // WireGuard: the type of a message to a peer that is not authenticated
 )
 
-// udpBind has the sockets of a WireGuard device. The bind of wireguard-go has the kernel cut its
-// messages into packets (UDP_SEGMENT). Linux refuses that for packets larger than the path's MTU,
-// and such packets would be lost for ever. udpBind passes larger packets one by one, and the kernel
+// udpBind has the sockets of a WireGuard device. The bind of wireguard-go lets the kernel cut each
+// message into packets (UDP_SEGMENT). Linux refuses that for packets larger than the path's MTU, and
+// wireguard-go would lose them each time. udpBind passes larger packets one by one, and the kernel
 // sends them in fragments, as it does for its own WireGuard.
 type udpBind struct {
 	paths  *paths
@@ -52,7 +52,7 @@ type udpSocket struct {
 	// batch is used for IPv6 too: its WriteBatch is the same.
 	batch  *ipv4.PacketConn
 	reader *udpbatch.Reader
-	// noSegmentation is set once UDP_SEGMENT has failed, because a device computes no checksums.
+	// noSegmentation is set once UDP_SEGMENT has failed because a network device computes no checksums.
 	noSegmentation atomic.Bool
 }
 
@@ -325,16 +325,16 @@ var outboxes = sync.Pool{New: func() any { return new(outbox) }}
 type writeBatch func(messages []ipv4.Message, flags int) (int, error)
 
 // sendPackets passes packets to the kernel, and counts those that the kernel refuses.
-func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
+func (b *udpBind) sendPackets(write writeBatch, noSegmentation *atomic.Bool, packets [][]byte, e *udpEndpoint) error {
 	box := outboxes.Get().(*outbox)
 	largest := maxMessage
-	if whole.Load() {
+	if noSegmentation.Load() {
 		largest = 0
 	} else if packets[0][0] != cookieReply {
 		largest = b.paths.largestPayload(e)
 	}
 	ms := box.fillMessages(packets, e, largest)
-	err := b.sendMessages(write, whole, ms, e)
+	err := b.sendMessages(write, noSegmentation, ms, e)
 	for i := range ms {
 		ms[i].Buffers = nil // the caller's
 	}
@@ -342,11 +342,11 @@ func (b *udpBind) sendPackets(write writeBatch, whole *atomic.Bool, packets [][]
 	return err
 }
 
-// sendMessages writes all messages. After a refusal it tries again with one packet a message, or
-// without a source address, where that may help.
-func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.Message, e *udpEndpoint) error {
+// sendMessages writes all messages. After an error that may come from UDP_SEGMENT it tries again with
+// one packet in each message, and after one that may come from the source address, without that.
+func (b *udpBind) sendMessages(write writeBatch, noSegmentation *atomic.Bool, ms []ipv4.Message, e *udpEndpoint) error {
 	var failure error
-	pinned := true // as far as we know, to the source address
+	pinned := true // messages may have a source address
 	for len(ms) > 0 {
 		n, err := write(ms, 0)
 		if ms = ms[max(n, 0):]; err == nil {
@@ -356,11 +356,11 @@ func (b *udpBind) sendMessages(write writeBatch, whole *atomic.Bool, ms []ipv4.M
 		switch {
 		case len(packets) > 1 && (isTooLarge(err) || errors.Is(err, unix.EIO)):
 			if errors.Is(err, unix.EIO) {
-				whole.Store(true)
+				noSegmentation.Store(true)
 			} else {
-				b.paths.noteTooLarge(e, len(packets[0]))
+				b.paths.recordTooLarge(e, len(packets[0]))
 			}
-			if err := b.sendMessages(write, whole, new(outbox).fillMessages(packets, e, 0), e); err != nil {
+			if err := b.sendMessages(write, noSegmentation, new(outbox).fillMessages(packets, e, 0), e); err != nil {
 				failure = err
 			}
 			ms = ms[1:]
@@ -458,8 +458,8 @@ func (s *sendErrors) errorCounts() tunnel.SendErrors {
 }
 
 const (
-	pathPeriod  = 10 * time.Second // how long a path's MTU counts where a send fails once it is less
-	routePeriod = time.Second      // and where none does
+	pathPeriod  = 10 * time.Second // how long a path's MTU is used where a send that exceeds it fails
+	routePeriod = time.Second      // how long it is used where no send fails
 	maxPaths    = 4096
 	anyPort     = 9 // a route has none, but a socket needs one
 
@@ -499,18 +499,18 @@ func newPaths(readMTU func(netip.Addr, netip.AddrPort) (int, error), period time
 func (p *paths) largestPayload(e *udpEndpoint) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.find(e.SrcIP(), e.to).largest
+	return p.findPath(e.SrcIP(), e.to).largest
 }
 
 // routeMTU returns the MTU of the route to an address in bytes. 0: the kernel does not know it.
 func (p *paths) routeMTU(to netip.Addr) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.find(netip.Addr{}, netip.AddrPortFrom(to, anyPort)).mtu
+	return p.findPath(netip.Addr{}, netip.AddrPortFrom(to, anyPort)).mtu
 }
 
-// find returns a path that was read within the last period. The caller holds p.mu.
-func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
+// findPath returns a path that was read within the last period. The caller holds p.mu.
+func (p *paths) findPath(from netip.Addr, to netip.AddrPort) path {
 	known, exists := p.byEndpoint[to]
 	if !exists || time.Since(known.read) > p.period { //nolint:forbidigo // the kernel's routes are of the real clock
 		return p.readPath(from, to)
@@ -518,9 +518,9 @@ func (p *paths) find(from netip.Addr, to netip.AddrPort) path {
 	return known
 }
 
-// noteTooLarge records that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not
+// recordTooLarge records that UDP_SEGMENT failed for packets of size bytes. If the route's MTU is not
 // the reason, UDP_SEGMENT is not used until a period is over.
-func (p *paths) noteTooLarge(e *udpEndpoint, size int) {
+func (p *paths) recordTooLarge(e *udpEndpoint, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := p.readPath(e.SrcIP(), e.to); now.largest >= size {

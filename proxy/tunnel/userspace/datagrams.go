@@ -56,8 +56,8 @@ type Datagrams struct {
 	counts counters
 	// queued has the bytes in the queues of all peers.
 	queued atomic.Int64
-	// raw has sockets for echo requests over IPv6 (true) and IPv4, where there may be no ping
-	// sockets.
+	// raw has sockets for echo requests over IPv6 (key true) and IPv4 (false), for families without
+	// ping sockets.
 	raw map[bool]*socket
 
 	mu sync.Mutex
@@ -80,11 +80,11 @@ type Datagrams struct {
 	wakeSignal   chan struct{}
 	wakeMu       sync.Mutex
 	wokenShapers []*shaper
-	// tended has the shapers with packets. wakeMu guards it and wokenShapers.
-	tended []*shaper
-	stop   chan struct{}
-	done   sync.WaitGroup
-	// cookie is the content of our own echo requests: answers to other hosts' have another one.
+	// activeShapers have packets, or had some within activeTime. wakeMu guards this and wokenShapers.
+	activeShapers []*shaper
+	stop          chan struct{}
+	done          sync.WaitGroup
+	// cookie is the content of our own echo requests. It distinguishes answers to them.
 	cookie [8]byte
 }
 
@@ -128,7 +128,7 @@ func forwardDatagrams(
 	_, _ = rand.Read(d.cookie[:]) // it never fails
 	d.Configure(cfg)
 	d.openEchoes()
-	d.done.Go(d.endIdleSessions)
+	d.done.Go(d.serveTimers)
 	stack.Handle(d)
 	return d
 }
@@ -343,7 +343,7 @@ func (d *Datagrams) sendFromClient(s *session, target netip.AddrPort, payload []
 		d.mu.Unlock()
 		return false
 	}
-	up, _ := s.uplinkFor(target, d.with.Clock()) // the one that it knows
+	up, _ := s.uplinkFor(target, d.with.Clock()) // target is known: the session has no other
 	d.mu.Unlock()
 	s.sendOutside(up, target, payload, udpHops)
 	return true
@@ -389,7 +389,7 @@ func (d *Datagrams) sessionFor(from origin, target netip.AddrPort, host string) 
 	defer d.mu.Unlock()
 	if s = d.sessions[from]; s == nil && fresh != nil {
 		s = d.addSession(from, name, down, fresh)
-	} else if fresh != nil { // another was faster
+	} else if fresh != nil { // another goroutine has added the session
 		fresh.releaseSocket()
 	}
 	if s == nil {
@@ -511,7 +511,7 @@ func (d *Datagrams) assignIdentifier(s *session) uint16 {
 	}
 }
 
-// refuseDatagram drops a datagram. It sends an ICMP error unless there was only no room.
+// refuseDatagram drops a datagram. It sends an ICMP error, except where only room is missing.
 func (d *Datagrams) refuseDatagram(from origin, target netip.AddrPort, payload []byte, err error) {
 	if errors.Is(err, errCrowded) {
 		d.counts.crowded.Add(1)
@@ -540,35 +540,36 @@ func (d *Datagrams) sendICMPError(about origin, target netip.AddrPort, payload [
 	if u.Echo && len(payload) >= icmpHeader {
 		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
 	}
-	switch told, err := d.stack.SendUnreachable(u); {
+	switch sent, err := d.stack.SendUnreachable(u); {
 	case err != nil:
 		d.counts.failed.Add(1)
-	case told:
+	case sent:
 		d.counts.notices.Add(1)
 	}
 }
 
-// endIdleSessions ends idle sessions, and sends queued packets once there is room, until Close.
-func (d *Datagrams) endIdleSessions() {
-	timer, tending := time.NewTimer(0), time.NewTicker(time.Hour)
+// serveTimers ends idle sessions, sends queued packets once there is room, and checks the timers of active shapers,
+// until Close.
+func (d *Datagrams) serveTimers() {
+	timer, checks := time.NewTimer(0), time.NewTicker(time.Hour)
 	defer timer.Stop()
-	defer tending.Stop()
-	isTending := false
+	defer checks.Stop()
+	isChecking := false
 	for {
 		select {
 		case <-d.stop:
 			return
-		case <-tending.C:
-			if isTending = d.tendAll(d.with.Clock()); !isTending {
-				tending.Reset(time.Hour)
+		case <-checks.C:
+			if isChecking = d.checkActive(d.with.Clock()); !isChecking {
+				checks.Reset(time.Hour)
 			}
 		case <-d.wakeSignal:
 			for _, p := range d.takeWoken() {
 				p.sendAfterWake(d.with.Clock())
 			}
-			if !isTending {
-				isTending = true
-				tending.Reset(tendEvery)
+			if !isChecking {
+				isChecking = true
+				checks.Reset(checkEvery)
 			}
 		case <-timer.C:
 			d.endStaleSessions(d.with.Clock())

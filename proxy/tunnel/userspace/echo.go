@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	tendEvery      = 5 * time.Millisecond   // a look at a shaper with packets
-	activeTime     = time.Second            // after the last packet a shaper is still looked at
+	checkEvery     = 5 * time.Millisecond   // between two checks of an active shaper's timers
+	activeTime     = time.Second            // a shaper is active until this long after its last packet
 	countFlowsTime = 100 * time.Millisecond // between two counts of busy flows
 	unmanaged      = "none"                 // the algorithm of a window that bounds nothing
 )
 
-// pinger finds out whether a peer answers echo requests inside the tunnel, and makes its answers
-// acknowledge the packets for it. A request has the addresses of the packet before it: such packets
-// pass the tunnel's routes and the peer's filters. The shaper's mu guards it.
+// pinger finds out whether a peer answers echo requests inside the tunnel. If it does, its answers
+// acknowledge the packets for it. A request has the addresses of the packet before it, because
+// packets with these pass the tunnel's routes and the peer's filters. The shaper's mu guards it.
 type pinger struct {
 	from, to netip.Addr   // of the newest packet; invalid: none can be followed by a request
 	isUseful bool         // the window is an algorithm's
@@ -75,8 +75,8 @@ func (d *Datagrams) isPing(message []byte) bool {
 	return bytes.Equal(message[icmpHeader:], d.cookie[:])
 }
 
-// ackRequest asks for QUIC's acknowledgement of a packet into the tunnel if that is an echo request of ours. It serves
-// as the answer of a client that answers none. d may be nil.
+// ackRequest asks for QUIC's acknowledgement of a packet into the tunnel if that is an echo request of ours. That
+// acknowledgement counts as the answer, because the client may answer no echo requests. d may be nil.
 func (d *Datagrams) ackRequest(packet []byte) (ack quic.AckRequest) {
 	head, kind := ipv4Header, byte(echoRequest4) // of our packets, which have no options
 	if packet[0]>>4 == 6 {
@@ -94,9 +94,9 @@ func (d *Datagrams) ackRequest(packet []byte) (ack quic.AckRequest) {
 	return ack
 }
 
-// tend does what time brings: echo requests behind the last packets, answers that do not come, and
-// other numbers of busy flows. It reports whether the shaper has packets, or had some of late.
-func (s *shaper) tend(now cc.Time) (active bool) {
+// checkTimers sends echo requests that are due, gives up those without an answer, and counts busy
+// flows. It reports whether the shaper has packets, or had some within activeTime.
+func (s *shaper) checkTimers(now cc.Time) (active bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.queue == nil {
@@ -117,8 +117,8 @@ func (s *shaper) tend(now cc.Time) (active bool) {
 	}
 	s.pingDue(now)
 	packets, _ := s.queue.Len()
-	s.isTended = packets > 0 || now.Sub(s.usedAt) < activeTime
-	return s.isTended
+	s.isListed = packets > 0 || now.Sub(s.usedAt) < activeTime
+	return s.isListed
 }
 
 // countFlows gives the window as much weight as it has busy flows. The caller holds s.mu.
@@ -134,32 +134,32 @@ func (s *shaper) countFlows(now cc.Time) {
 	}
 }
 
-// tendLater has tend called until the shaper is idle. The caller holds s.mu.
-func (s *shaper) tendLater() {
-	if s.isTended {
+// addToActive makes serveTimers call checkTimers until the shaper is idle. The caller holds s.mu.
+func (s *shaper) addToActive() {
+	if s.isListed {
 		return
 	}
-	s.isTended = true
+	s.isListed = true
 	s.d.wakeMu.Lock()
-	s.d.tended = append(s.d.tended, s)
+	s.d.activeShapers = append(s.d.activeShapers, s)
 	s.d.wakeMu.Unlock()
 	s.d.signalWake()
 }
 
-// tendAll tends all shapers that are active, and reports whether any is still.
-func (d *Datagrams) tendAll(now cc.Time) bool {
+// checkActive checks the timers of all active shapers, and reports whether any is still active.
+func (d *Datagrams) checkActive(now cc.Time) bool {
 	d.wakeMu.Lock()
-	all := d.tended
-	d.tended = nil
+	all := d.activeShapers
+	d.activeShapers = nil
 	d.wakeMu.Unlock()
 	kept := all[:0]
 	for _, s := range all {
-		if s.tend(now) {
+		if s.checkTimers(now) {
 			kept = append(kept, s)
 		}
 	}
 	d.wakeMu.Lock()
-	d.tended = append(kept, d.tended...)
+	d.activeShapers = append(kept, d.activeShapers...)
 	defer d.wakeMu.Unlock()
-	return len(d.tended) > 0
+	return len(d.activeShapers) > 0
 }

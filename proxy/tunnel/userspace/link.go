@@ -52,17 +52,18 @@ func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 
 // fitOutgoing makes connections send smaller segments where a packet would need fragments outside.
 // It lowers the MSS of a SYN, and reports a larger segment to the stack by ICMP. The packet leaves
-// in either case. room returns the largest packet for an address in bytes; 0: there is no bound.
-func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
+// in either case. largest returns the size of the largest packet for an address, in bytes; 0: there
+// is no bound.
+func fitOutgoing(stack *netstack.Stack, p []byte, largest func(netip.Addr) int) {
 	_, to, ok := endsOf(p)
 	if !ok || !isTCP(p) {
 		return
 	}
 	syn := isSYN(p)
 	if !syn && len(p) <= netstack.MinMTU {
-		return // paths that carry less have shown it by their SYNs
+		return // for a path that carries less, the MSS of the SYN was lowered
 	}
-	switch most := room(to); {
+	switch most := largest(to); {
 	case most == 0:
 	case syn:
 		clampMSS(p, most)
@@ -74,9 +75,9 @@ func fitOutgoing(stack *netstack.Stack, p []byte, room func(netip.Addr) int) {
 }
 
 // fitIncoming lowers the MSS of a peer's SYN to a size that needs no fragments outside.
-func fitIncoming(p []byte, room func(netip.Addr) int) {
+func fitIncoming(p []byte, largest func(netip.Addr) int) {
 	if from, _, ok := endsOf(p); ok && isSYN(p) {
-		if most := room(from); most > 0 {
+		if most := largest(from); most > 0 {
 			clampMSS(p, most)
 		}
 	}

@@ -150,7 +150,7 @@ type MASQUE struct {
 	pool   *pool
 	// sessions are by inner address: one session may have several.
 	sessions map[netip.Addr]*ipSession
-	// sessionsPerPeer counts sessions by peer, with those that begin.
+	// sessionsPerPeer counts sessions by peer, and those that are being begun.
 	sessionsPerPeer map[string]int
 	// endedTraffic has the bytes of ended sessions, by peer.
 	endedTraffic map[string]tunnel.Traffic
@@ -362,20 +362,20 @@ func (m *MASQUE) admitConnection(ctx context.Context, from *quicgo.ClientInfo) (
 		m.refused.Add(1)
 		return nil, errTooManyUnauthenticated
 	}
-	known := sync.OnceFunc(func() { m.unauthPerHost.Leave(host) })
-	context.AfterFunc(ctx, known)
-	return context.WithValue(ctx, authenticatedKey{}, known), nil
+	uncount := sync.OnceFunc(func() { m.unauthPerHost.Leave(host) })
+	context.AfterFunc(ctx, uncount)
+	return context.WithValue(ctx, authenticatedKey{}, uncount), nil
 }
 
-// onConnected starts the time in which a new connection has to authenticate. It also bounds the
-// requests that the client may begin before.
+// onConnected bounds the time in which a new connection must authenticate, and the requests that its
+// client may begin before that.
 func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Context {
 	m.mu.Lock()
 	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
 	m.mu.Unlock()
-	expel := func() { m.closeUnauthenticated(c) }
-	quic.BoundRequests(c.QlogTrace(), unauthRequests, func() { time.AfterFunc(requestGrace, expel) })
-	timer := time.AfterFunc(authenticateWithin, expel)
+	closeIt := func() { m.closeUnauthenticated(c) }
+	quic.BoundRequests(c.QlogTrace(), unauthRequests, func() { time.AfterFunc(requestGrace, closeIt) })
+	timer := time.AfterFunc(authenticateWithin, closeIt)
 	context.AfterFunc(c.Context(), func() {
 		timer.Stop()
 		m.mu.Lock()
@@ -394,12 +394,12 @@ func (m *MASQUE) onConnected(ctx context.Context, c *quicgo.Conn) context.Contex
 func (m *MASQUE) closeUnauthenticated(c *quicgo.Conn) {
 	m.mu.Lock()
 	state := m.conns[c]
-	stranger := state != nil && state.name == ""
-	if stranger {
+	isUnknown := state != nil && state.name == ""
+	if isUnknown {
 		state.rejected = true
 	}
 	m.mu.Unlock()
-	if stranger {
+	if isUnknown {
 		m.refused.Add(1)
 		_ = c.CloseWithError(quicgo.ApplicationErrorCode(http3.ErrCodeRequestRejected), errUnknown.Error())
 	}
@@ -423,8 +423,8 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.rejectRequest(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
-	if known, ok := r.Context().Value(authenticatedKey{}).(func()); ok {
-		known()
+	if uncount, ok := r.Context().Value(authenticatedKey{}).(func()); ok {
+		uncount()
 	}
 	switch protocol := extendedProtocol(r); {
 	case r.Method != http.MethodConnect:
@@ -635,6 +635,15 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 		return
 	}
 	defer d.finishSession(s)
+	send := func(b []byte) bool { return d.sendFromClient(s, target, b) }
+	m.relayUDP(ctx, w, u, send, m.log.With("peer", who.name, "target", target))
+}
+
+// relayUDP accepts a CONNECT-UDP request and moves its datagrams both ways, until either side ends it or u is
+// cancelled. send sends a datagram of the client; false: the session is over.
+func (m *MASQUE) relayUDP(
+	ctx context.Context, w http.ResponseWriter, u *udpStream, send func([]byte) bool, log *slog.Logger,
+) {
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
 	w.WriteHeader(http.StatusOK)
 	stream, err := w.(http3.HTTPStreamer).HTTPStream()
@@ -647,19 +656,15 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	}
 	var done sync.WaitGroup
 	for _, part := range []func() error{
-		func() error {
-			return inwardUDP(ctx, datagrams, func(b []byte) bool { return d.sendFromClient(s, target, b) })
-		},
-		func() error {
-			return capsulesUDP(stream, func(b []byte) bool { return d.sendFromClient(s, target, b) })
-		},
+		func() error { return inwardUDP(ctx, datagrams, send) },
+		func() error { return capsulesUDP(stream, send) },
 		func() error { return m.outwardUDP(ctx, datagrams, stream.SendDatagram, u) },
 	} {
 		done.Go(func() {
 			if err := part(); err != nil && !errors.Is(err, io.EOF) && ctx.Err() == nil {
-				m.log.Debug("tunnel: CONNECT-UDP ended", "peer", who.name, "target", target, "err", err)
+				log.Debug("tunnel: CONNECT-UDP ended", "err", err)
 			}
-			cancel()
+			u.cancel()
 		})
 	}
 	<-ctx.Done()
@@ -681,7 +686,7 @@ func (m *MASQUE) outwardUDP(
 			var large *quicgo.DatagramTooLargeError
 			switch err := datagrams.Send(b.content, send, b.ack); {
 			case errors.As(err, &large):
-				m.drops.large.Add(1) // in the stream it would wait for others (RFC 9298 §5)
+				m.drops.large.Add(1)
 			case err != nil:
 				return err
 			}
@@ -979,14 +984,14 @@ func (m *MASQUE) Drops() MASQUEDrops {
 // Drain implements Outside. It asks clients to send no more requests (GOAWAY, RFC 9114 §5.2).
 func (m *MASQUE) Drain() {
 	m.mu.Lock()
-	again := m.draining
+	wasDraining := m.draining
 	m.draining = true
 	m.mu.Unlock()
-	if again {
+	if wasDraining {
 		return
 	}
 	m.stopServing()
-	m.done.Go(func() { _ = m.currentServer().Shutdown(m.lifetime) }) // what is left then is closed
+	m.done.Go(func() { _ = m.currentServer().Shutdown(m.lifetime) }) // it closes what is left at the end of lifetime
 }
 
 // Close implements Outside.

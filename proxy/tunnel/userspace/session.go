@@ -25,8 +25,8 @@ type session struct {
 	// holds it to a rate; nil: no rate does.
 	remotes map[netip.AddrPort]*uplink
 	used    cc.Time
-	// addressReused is set at the end if another client may have the address now. Queued packets
-	// are then dropped.
+	// addressReused is set when the session ends because another client may have the address now.
+	// Packets that are still queued are then dropped.
 	addressReused atomic.Bool
 	// dns reports whether all remotes are name servers.
 	dns       bool
@@ -40,8 +40,8 @@ type origin struct {
 	echo bool
 	// stream is the CONNECT-UDP request from that address outside; nil: the address is inside.
 	stream *udpStream
-	// gatewayAddr is the gateway's address that the peer has asked, where a name server outside
-	// answers in its place. Else it is invalid.
+	// gatewayAddr is the gateway's address that the peer has sent to, if a name server outside answers
+	// in its place; otherwise it is invalid.
 	gatewayAddr netip.AddrPort
 	// dnsServer is that name server. Another one makes another session.
 	dnsServer netip.AddrPort
@@ -61,14 +61,14 @@ func (s *session) knowsRemote(remote netip.AddrPort) bool {
 	return ok
 }
 
-// uplinkFor returns the uplink for a remote. false: the remote is new, and policy has to decide.
-// The caller holds d.mu.
+// uplinkFor returns the uplink for a remote; nil: no rate holds it. false: the remote is new, and policy
+// must decide about it. The caller holds d.mu.
 func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	up, known := s.remotes[remote]
 	if !known {
 		return nil, false
 	}
-	s.noteUse(now)
+	s.markUsed(now)
 	if up != nil {
 		if up.evicted {
 			up = s.peer.uplinkFor(up.terms)
@@ -119,8 +119,8 @@ func (s *session) addRemote(remote netip.AddrPort, up *uplink) {
 	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
 }
 
-// noteUse records a use, for the end of idle sessions. The caller holds d.mu.
-func (s *session) noteUse(now cc.Time) {
+// markUsed records a use, for the end of idle sessions. The caller holds d.mu.
+func (s *session) markUsed(now cc.Time) {
 	s.used = now
 	s.peer.sessions.MoveToFront(s.listEntry)
 }
@@ -157,7 +157,7 @@ func (s *session) deliverReceived(news received) {
 	known := s.knowsRemote(news.from)
 	if known && news.icmpError == nil {
 		s.hasAnswer = true
-		s.noteUse(now)
+		s.markUsed(now)
 	}
 	d.mu.Unlock()
 	switch {

@@ -44,8 +44,8 @@ type shaper struct {
 	pinger pinger
 	// usedAt is when a packet came last, and countedAt when busy flows were counted last.
 	usedAt, countedAt cc.Time
-	busy              int  // flows, as counted last
-	isTended          bool // the shaper is among Datagrams.tended
+	busy              int  // flows at the last count
+	isListed          bool // the shaper is among Datagrams.activeShapers
 }
 
 // fiveTuple identifies a flow of a peer.
@@ -73,7 +73,7 @@ func (s *shaper) openWindow(name string, terms flow.Terms) {
 	if s.d.with.Flows == nil {
 		return
 	}
-	window, err := s.d.with.Flows.OpenEcho(s.d.with.Clock(), terms, flow.ByTransport, s.noteRoom)
+	window, err := s.d.with.Flows.OpenEcho(s.d.with.Clock(), terms, flow.ByTransport, s.wakeForRoom)
 	if err != nil {
 		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return
@@ -95,9 +95,9 @@ func (s *shaper) closeWindow() {
 	s.queue = nil
 }
 
-// noteRoom is called by the flow once there is room. It must not send there, so endIdleSessions
-// does.
-func (s *shaper) noteRoom() {
+// wakeForRoom is called by the flow once there is room. It must not send packets there, so it makes
+// serveTimers do so.
+func (s *shaper) wakeForRoom() {
 	if s.pending.Swap(true) {
 		return
 	}
@@ -108,7 +108,7 @@ func (s *shaper) noteRoom() {
 	d.signalWake()
 }
 
-// signalWake makes endIdleSessions look at wokenShapers and tended.
+// signalWake makes serveTimers look at wokenShapers and activeShapers.
 func (d *Datagrams) signalWake() {
 	select {
 	case d.wakeSignal <- struct{}{}:
@@ -126,7 +126,7 @@ func (s *shaper) sendOrQueue(now cc.Time, pkt packet) {
 		return
 	}
 	s.usedAt = now
-	s.tendLater()
+	s.addToActive()
 	if s.queue.Pass(now, pkt.fiveTuple, size) {
 		s.sendAndPing(now, pkt)
 		return
@@ -160,8 +160,8 @@ func (s *shaper) sendQueued(now cc.Time) {
 	}
 }
 
-// sendAndPing sends a packet, and an echo request behind it if one is due. QUIC acknowledges a packet to a CONNECT-UDP
-// request, so that it is a request itself. The caller holds s.mu.
+// sendAndPing sends a packet, and an echo request after it if one is due. A packet to a CONNECT-UDP request is
+// acknowledged by QUIC, so it counts as an echo request itself. The caller holds s.mu.
 func (s *shaper) sendAndPing(now cc.Time, pkt packet) {
 	if pkt.viaSession == nil && pkt.target.stream != nil && s.pinger.isUseful {
 		pkt.ack.Owner = s

@@ -142,7 +142,7 @@ func (s *socket) sendDatagram(target netip.AddrPort, payload []byte, id uint16, 
 	var err error
 	closed := s.conn.Control(func(fd uintptr) {
 		_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
-		if isPendingError(err) { // about an earlier one, which receive tells of
+		if isPendingError(err) { // about an earlier datagram: receiveOne returns it
 			_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
 		}
 	})
@@ -236,8 +236,7 @@ func (r received) releaseMemory() { memories.Put(r.memory) }
 // receiveOne waits for something from outside, until the socket is closed. It takes memory only
 // once there is something, because most sessions are silent.
 func (s *socket) receiveOne() (news received, err error) {
-	waited := s.conn.Read(func(fd uintptr) bool {
-		// only once there is something, for the many that are silent
+	ended := s.conn.Read(func(fd uintptr) bool {
 		news.memory = memories.Get().(*[largestDatagrams]byte)
 		for {
 			var more bool
@@ -249,11 +248,11 @@ func (s *socket) receiveOne() (news received, err error) {
 				news.releaseMemory()
 				return false
 			}
-			news.payload = nil // of no use
+			news.payload = nil // it was not for the session
 		}
 	})
-	if waited != nil {
-		return received{}, fmt.Errorf("tunnel: receive: %w", waited)
+	if ended != nil {
+		return received{}, fmt.Errorf("tunnel: receive: %w", ended)
 	}
 	if err != nil {
 		news.releaseMemory()
@@ -261,8 +260,8 @@ func (s *socket) receiveOne() (news received, err error) {
 	return news, err
 }
 
-// readOne reads without waiting. ok: it is for the session. news without a payload: there was
-// nothing.
+// readOne reads without waiting. ok: what it has read is for the session. It leaves news without a
+// payload if there was nothing to read.
 func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 	var control [128]byte
 	n, oobn, _, from, err := unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_DONTWAIT)
@@ -276,11 +275,11 @@ func (s *socket) readOne(fd int, news *received) (ok bool, err error) {
 	case !errors.Is(err, unix.EAGAIN) && !isPendingError(err):
 		return false, err
 	}
-	again := isPendingError(err)
+	mayFollow := isPendingError(err)
 	n, oobn, _, from, err = unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 	if err != nil {
-		if again {
-			news.payload = news.memory[:0] // the error has been taken: there may be something behind it
+		if mayFollow {
+			news.payload = news.memory[:0] // the error has been read, and a datagram may follow it
 		}
 		return false, nil
 	}
@@ -363,7 +362,7 @@ func icmpErrorIn(control []byte) *netstack.Unreachable {
 		case origin == fromUs && tooBig:
 			u.Type, u.Code = 2, 0
 		default:
-			continue // send has told of it
+			continue // sendDatagram has returned it
 		}
 		if tooBig {
 			u.MTU = binary.NativeEndian.Uint32(data[8:])

@@ -51,11 +51,11 @@ type Listener struct {
 	name    string
 	stack   *netstack.Stack
 	outside Outside
-	// requests come beside the packets; nil: none do.
+	// requests are connections that come beside the packets; nil: none do.
 	requests <-chan datapath.Conn
-	// packets has the stack's connections where there are requests too, so that one select waits
+	// stackConns has the stack's connections where there are requests too, so that one select waits
 	// for both.
-	packets chan datapath.Conn
+	stackConns chan datapath.Conn
 	// drained is closed by Drain.
 	drained   chan struct{}
 	drainOnce sync.Once
@@ -73,7 +73,7 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	stack.SetGateway(outside.Gateway)
 	stack.SetPeer(outside.Peer)
 	if l.requests = outside.Requests(); l.requests != nil {
-		l.packets = make(chan datapath.Conn)
+		l.stackConns = make(chan datapath.Conn)
 		l.done.Go(l.queueConnections)
 	}
 	return l
@@ -100,7 +100,7 @@ func (l *Listener) acceptNext() (datapath.Conn, error) {
 		return c, nil
 	}
 	select {
-	case c := <-l.packets:
+	case c := <-l.stackConns:
 		return c, nil
 	case c := <-l.requests:
 		return c, nil
@@ -109,7 +109,7 @@ func (l *Listener) acceptNext() (datapath.Conn, error) {
 	}
 }
 
-// queueConnections moves the stack's connections to packets until Drain.
+// queueConnections moves the stack's connections to stackConns until Drain.
 func (l *Listener) queueConnections() {
 	for {
 		c, err := l.stack.Accept()
@@ -117,7 +117,7 @@ func (l *Listener) queueConnections() {
 			return
 		}
 		select {
-		case l.packets <- c:
+		case l.stackConns <- c:
 		case <-l.drained:
 			c.Leave()
 			return
@@ -208,12 +208,12 @@ func (l *Listener) Drain() {
 		close(l.drained)
 		l.stack.Drain()
 		l.outside.Drain()
-		for waits := l.requests != nil; waits; {
+		for isQueued := l.requests != nil; isQueued; {
 			select {
 			case c := <-l.requests:
-				_ = c.Reset() // answered with a refusal
+				_ = c.Reset() // the client is sent a refusal
 			default:
-				waits = false
+				isQueued = false
 			}
 		}
 	})

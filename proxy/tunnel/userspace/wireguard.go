@@ -103,7 +103,8 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 		err = w.learnPort()
 	}
 	if err == nil && cfg.Port != 0 && w.port != cfg.Port {
-		// The device, which sets itself up as well, failed to open the port and forgot it: again, for the error.
+		// The device also comes up by an event of its link. If it could not open the port then, it has forgotten it. Opening
+		// the port again returns the error.
 		w.port = cfg.Port
 		err = w.bindPort()
 	}
@@ -120,8 +121,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	return w, nil
 }
 
-// followPaths keeps peerMTUs up to date until ctx is done. A path may change, and a peer may take
-// another.
+// followPaths keeps peerMTUs up to date until ctx is done. A path may change, and a peer may move to another path.
 func (w *WireGuard) followPaths(ctx context.Context) {
 	tick := time.NewTicker(pathPeriod)
 	defer tick.Stop()
@@ -139,31 +139,31 @@ func (w *WireGuard) followPaths(ctx context.Context) {
 		if err != nil {
 			continue // the device is being closed
 		}
-		rooms := map[string]int{}
+		sizes := map[string]int{}
 		for _, s := range states {
 			at, err := netip.ParseAddrPort(s.Endpoint)
 			if err != nil {
 				continue
 			}
-			if room := w.bind.paths.largestInner(at); room > 0 && room < w.stack.MTU() {
-				rooms[s.Name] = room
+			if size := w.bind.paths.largestInner(at); size > 0 && size < w.stack.MTU() {
+				sizes[s.Name] = size
 			}
 		}
-		if len(rooms) == 0 {
+		if len(sizes) == 0 {
 			w.peerMTUs.Store(nil)
 		} else {
-			w.peerMTUs.Store(&rooms)
+			w.peerMTUs.Store(&sizes)
 		}
 	}
 }
 
 // largestPacket implements peerGate.
 func (w *WireGuard) largestPacket(inner netip.Addr) int {
-	rooms := w.peerMTUs.Load()
-	if rooms == nil {
+	sizes := w.peerMTUs.Load()
+	if sizes == nil {
 		return 0
 	}
-	return (*rooms)[w.Peer(inner)]
+	return (*sizes)[w.Peer(inner)]
 }
 
 // watchPort opens the UDP port again after its sockets have failed, until ctx is done.
@@ -286,7 +286,7 @@ func (w *WireGuard) Place(addr netip.Addr) tunnel.Place {
 // States returns the peers' states, ordered by name. It reads the text of WireGuard's configuration
 // protocol.
 func (w *WireGuard) States() ([]tunnel.PeerState, error) {
-	said, err := w.device.IpcGet()
+	text, err := w.device.IpcGet()
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: read peers: %w", err)
 	}
@@ -295,7 +295,7 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 	var states []tunnel.PeerState
 	var seconds int64
 	known := false // the peer that lines are about is ours
-	lines := bufio.NewScanner(strings.NewReader(said))
+	lines := bufio.NewScanner(strings.NewReader(text))
 	for lines.Scan() {
 		key, value, _ := strings.Cut(lines.Text(), "=")
 		if key == "public_key" {
@@ -338,13 +338,13 @@ func (w *WireGuard) Refused() uint64 { return w.refused.Load() }
 
 // learnPort reads the port that the device has chosen.
 func (w *WireGuard) learnPort() error {
-	said, err := w.device.IpcGet()
+	text, err := w.device.IpcGet()
 	if err != nil {
 		return err
 	}
-	for line := range strings.SplitSeq(said, "\n") {
-		if text, ok := strings.CutPrefix(line, "listen_port="); ok {
-			n, err := strconv.ParseUint(text, 10, 16)
+	for line := range strings.SplitSeq(text, "\n") {
+		if port, ok := strings.CutPrefix(line, "listen_port="); ok {
+			n, err := strconv.ParseUint(port, 10, 16)
 			w.port = uint16(n)
 			return err
 		}
@@ -415,24 +415,11 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	if before == nil {
 		before = &leaving{}
 	}
-	after := &leaving{remaining: map[access.Key]*access.Peer{}}
+	after, gone := w.findLeaving(next, taken)
 	var change strings.Builder
-	var gone []access.Peer
-	for key := range before.remaining { // they have had their time
+	for key := range before.remaining { // their period ends early
 		if _, back := next[key]; !back {
 			fmt.Fprintf(&change, "public_key=%s\nremove=true\n", key.Hex())
-		}
-	}
-	for key, old := range w.peers {
-		p, stays := next[key]
-		if !stays {
-			after.remaining[key] = nil
-			gone = append(gone, old)
-			continue
-		}
-		if lost := without(old.AllowedIPs, taken); len(lost) > 0 {
-			after.remaining[key] = &p
-			gone = append(gone, access.Peer{Name: old.Name, AllowedIPs: lost})
 		}
 	}
 	for key, p := range next {
@@ -461,6 +448,27 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	after.timer = time.AfterFunc(leavingPeriod, func() { w.removeLeaving(after) })
 	w.leaving.Store(after)
 	return nil
+}
+
+// findLeaving returns what leaves when next replaces the peers, which take these prefixes. gone has the leaving peers,
+// and the peers that lose addresses, with these alone. The caller holds w.mu.
+func (w *WireGuard) findLeaving(
+	next map[access.Key]access.Peer, taken map[netip.Prefix]bool,
+) (l *leaving, gone []access.Peer) {
+	l = &leaving{remaining: map[access.Key]*access.Peer{}}
+	for key, old := range w.peers {
+		p, stays := next[key]
+		if !stays {
+			l.remaining[key] = nil
+			gone = append(gone, old)
+			continue
+		}
+		if lost := without(old.AllowedIPs, taken); len(lost) > 0 {
+			l.remaining[key] = &p
+			gone = append(gone, access.Peer{Name: old.Name, AllowedIPs: lost})
+		}
+	}
+	return l, gone
 }
 
 // without returns prefixes without those that are taken.
