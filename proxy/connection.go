@@ -168,8 +168,8 @@ func (c *connection) clientAddress() netip.AddrPort {
 	return datapath.RemoteOf(c.client.conn)
 }
 
-// start begins with the greeting: on the loop that has accepted the client, or in the setup pool. It does not wait.
-func (c *connection) start() {
+// startGreeting begins the greeting: on the loop that has accepted the client, or in the setup pool. It does not wait.
+func (c *connection) startGreeting() {
 	if c.onLoop = c.driver.Start(c.client.conn, c.funcs.onLegEvent); c.onLoop {
 		c.greetClient(context.Background())
 		return
@@ -194,7 +194,7 @@ func (c *connection) onLegEvent() {
 	case deciding:
 		c.decideOnLoop(false)
 	case refusing:
-		c.reject(c.rejected)
+		c.rejectClient(c.rejected)
 	default:
 		if c.onLoop {
 			c.moveDirections()
@@ -211,7 +211,7 @@ func (c *connection) onTimeout() {
 		c.decideOnLoop(true)
 	case refusing:
 		_ = c.client.conn.Close()
-		c.reject(c.rejected)
+		c.rejectClient(c.rejected)
 	}
 }
 
@@ -246,8 +246,8 @@ func (c *connection) cancelTimeout() {
 	}
 }
 
-// reject ends a connection that is not relayed. The client is first sent an answer, if it has none yet.
-func (c *connection) reject(r *rejection) {
+// rejectClient ends a connection that is not relayed. The client is first sent an answer, if it has none yet.
+func (c *connection) rejectClient(r *rejection) {
 	if r.unanswered && c.scheduleRetry(c.chosen.Answer(netip.AddrPort{}, r.err)) {
 		c.rejected = r
 		c.setPhase(refusing)
@@ -273,10 +273,10 @@ func (c *connection) greetClient(ctx context.Context) {
 		c.chosen.Again = chosen.Again
 		return
 	case errors.Is(err, ingress.ErrUnauthorized):
-		c.reject(&rejection{reason: RejectedAuth, err: err})
+		c.rejectClient(&rejection{reason: RejectedAuth, err: err})
 		return
 	case err != nil:
-		c.reject(&rejection{reason: RejectedHandshake, err: err})
+		c.rejectClient(&rejection{reason: RejectedHandshake, err: err})
 		return
 	}
 	c.cancelTimeout()
@@ -288,7 +288,7 @@ func (c *connection) greetClient(ctx context.Context) {
 	c.phase = dialling
 	c.mu.Unlock()
 	if r := c.countGreeted(); r != nil {
-		c.reject(r)
+		c.rejectClient(r)
 		return
 	}
 	c.decidedBy = c.env.currentSettings()
@@ -392,7 +392,7 @@ func (c *connection) onDialled(server datapath.Conn, err error) {
 		c.listener.dial.Observe(c.env.Clock().Sub(c.dialStarted))
 	}
 	if r := c.attachServer(server, err); r != nil {
-		c.reject(r)
+		c.rejectClient(r)
 		return
 	}
 	// An exchange may read several times for one byte.
@@ -570,12 +570,12 @@ func (c *connection) decideByName(name string) {
 	c.decidedOn.ServerName = name
 	isHeaderSent := c.isHeaderCertain() // by attachServer
 	if r := c.applyNameVerdict(); r != nil {
-		c.reject(r)
+		c.rejectClient(r)
 		return
 	}
 	if !isHeaderSent {
 		if err := c.sendProxyHeader(); err != nil {
-			c.reject(c.resetBoth(RejectedDialError, err))
+			c.rejectClient(c.resetBoth(RejectedDialError, err))
 			return
 		}
 	}
@@ -699,7 +699,7 @@ func (c *connection) startRelaying() {
 	if err := c.openDirections(nil, nil); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.closeLegs()
-		c.reject(&rejection{reason: RejectedDialError, err: err})
+		c.rejectClient(&rejection{reason: RejectedDialError, err: err})
 		return
 	}
 	c.opened = c.env.Clock()
@@ -820,8 +820,8 @@ func (c *connection) parkForTakeover() (r connectionRecord, ok bool) {
 		Fixed: c.chosen.Fixed, Age: now.Sub(c.started), Setup: c.opened.Sub(c.started),
 		Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
 	}
-	c.down.receive.release(now)
-	c.up.receive.release(now)
+	c.down.receive.liftBound(now)
+	c.up.receive.liftBound(now)
 	client, server := c.client.conn.(*kernel.Conn), c.server.conn.(*kernel.Conn)
 	var err error
 	if r.Client, r.Server, err = kernel.Detach(client, server); err != nil {

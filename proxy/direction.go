@@ -513,7 +513,7 @@ func (d *direction) countWritten(n int) {
 }
 
 // takeGrant returns how many of n bytes may be written, and waits until some may. On a loop it
-// returns datapath.ErrWait instead; the flow's Wake has the loop call again.
+// returns datapath.ErrWait instead; and the flow's Wake makes the loop call again.
 func (d *direction) takeGrant(n int) (int, error) {
 	if err := d.manageIfNeeded(n); err != nil {
 		return 0, err

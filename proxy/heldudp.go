@@ -79,9 +79,9 @@ func openHeldUDP(number uint16) (*heldUDP, error) {
 	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
 
-// serve lets packets go as cfg.Decide and the windows say, until close. counting holds the one counter of the process
+// serveQueue lets packets go as cfg.Decide and the windows say, until close. counting holds the one counter of the process
 // that counts what passes.
-func (h *heldUDP) serve(cfg hold.Config, counting *atomic.Pointer[passCounter]) {
+func (h *heldUDP) serveQueue(cfg hold.Config, counting *atomic.Pointer[passCounter]) {
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop, h.holder = stop, hold.New(cfg, h.queue, h.echoes)
 	h.startThread(func() {

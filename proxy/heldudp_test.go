@@ -128,7 +128,7 @@ func TestHeldUDPShowsWhileItsListenerIsClosed(t *testing.T) {
 	in.held, err = openHeldUDPs(access.UDPSettings{Queue: 9})
 	require.NoError(t, err)
 	var turn atomic.Pointer[passCounter]
-	in.held[0].serve(hold.Config{
+	in.held[0].serveQueue(hold.Config{
 		Flows: &flow.Manager{}, Clock: func() cc.Time { return 1 },
 		KeepServed: func(time.Duration) (bool, error) { return true, nil },
 	}, &turn)

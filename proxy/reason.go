@@ -71,7 +71,7 @@ type Cause struct {
 type rejection struct {
 	reason     Reason
 	err        error
-	unanswered bool // the client is to be told in its protocol
+	unanswered bool // the client still gets an answer in its protocol
 }
 
 // refusal is an error of our own about where a connection may go.

@@ -171,8 +171,8 @@ func (h *receiveControl) applyTerms(now cc.Time, t *flow.Terms) (moved bool, err
 	return h.leg != nil && h.why == nil, nil
 }
 
-// release ends the control and lifts its bound. The reading goroutine calls it. h may be nil.
-func (h *receiveControl) release(now cc.Time) {
+// liftBound ends the control and lifts its bound. The reading goroutine calls it. h may be nil.
+func (h *receiveControl) liftBound(now cc.Time) {
 	if h == nil {
 		return
 	}

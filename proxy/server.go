@@ -178,7 +178,7 @@ func (s *Server) admitConn(l *listenerState, conn datapath.Conn) (Reason, bool) 
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
-	c.start()
+	c.startGreeting()
 	return "", true
 }
 

@@ -111,7 +111,7 @@ func (e *environment) holdDatagrams(in *openListener, lc ListenerConfig) {
 		if held.uplink {
 			cfg.EchoTo = func(server netip.Addr) netip.Addr { return e.uplinkEcho(lc.UDP.UplinkEcho, server) }
 		}
-		held.serve(cfg, &e.passing)
+		held.serveQueue(cfg, &e.passing)
 	}
 }
 

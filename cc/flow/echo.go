@@ -213,7 +213,7 @@ func (e *EchoFlow) roomFor(n cc.Bytes) cc.Bytes {
 	return min(n, max(maxPacket, cc.Bytes(e.cwnd.Load())/2))
 }
 
-// StopWanting tells the window that no packet waits any more.
+// StopWanting withdraws the request for room, because no packet waits any more.
 func (e *EchoFlow) StopWanting(now cc.Time) { e.flow.Take(now, 0) }
 
 // QueueTarget implements PacketWindow.
@@ -393,7 +393,7 @@ func (e *EchoFlow) Expire(now cc.Time) {
 	e.reportAcked(now, upTo)
 }
 
-// SetFlows tells how many busy flows the packets belong to. They share the window as that many Flows would.
+// SetFlows sets how many busy flows the packets belong to. They share the window as that many Flows would.
 func (e *EchoFlow) SetFlows(now cc.Time, n int) error {
 	return e.flow.Move(now, e.terms.multiply(max(1, n)))
 }

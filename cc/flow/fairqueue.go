@@ -115,8 +115,8 @@ type sparseMeter struct {
 	at    cc.Time // when it was computed
 }
 
-// add measures size bytes and reports whether they are sparse, where rate always is.
-func (m *sparseMeter) add(now cc.Time, size cc.Bytes, rate cc.Rate) (isSparse bool) {
+// addBytes measures size bytes and reports whether they are sparse, where rate always is.
+func (m *sparseMeter) addBytes(now cc.Time, size cc.Bytes, rate cc.Rate) (isSparse bool) {
 	most := max(2*fairQuantum, rate.BytesIn(sparseTime))
 	level := max(0, m.level-rate.BytesIn(now.Sub(m.at))) + size
 	m.level, m.at = min(level, 2*most), now // bounded, so that a flow can become sparse again soon
@@ -175,10 +175,10 @@ func (q *FairQueue[K, P]) meterFlow(now cc.Time, key K, size cc.Bytes) *fairFlow
 		q.flows[key] = f
 	}
 	rate := cc.Rate(sparseShare * float64(q.cfg.Window.UsualRate()))
-	f.sparse = f.meter.add(now, size, rate)
+	f.sparse = f.meter.addBytes(now, size, rate)
 	f.busy = !f.sparse
 	if f.sparse && rate > 0 && now.Sub(f.since) < sparseTime {
-		f.sparse = q.newcomers.add(now, size, rate)
+		f.sparse = q.newcomers.addBytes(now, size, rate)
 	}
 	return f
 }

@@ -461,7 +461,7 @@ type Group struct {
 	Algorithm string
 	Receives  bool // the windows are advertised to hosts that send
 	Phase     string
-	// Hosts are where the bytes of the members go, in order, at most 64. Without members: where they went of late.
+	// Hosts are where the bytes of the members go, in order, at most 64. Without members: where they went lately.
 	Hosts   []netip.Addr
 	Members int           // 0: the window is kept for the next one
 	Active  int           // members with something in flight, or waiting to be

@@ -192,7 +192,7 @@ func (m *Manager) SetSharedRate(now cc.Time, group string, most, rate cc.Rate) {
 	}
 }
 
-// Memories returns what groups know of the hosts that they send to, or have sent to of late.
+// Memories returns what groups know of the hosts that they send to, or have sent to lately.
 func (m *Manager) Memories(now cc.Time) (all []Memory) {
 	m.mu.Lock()
 	groups := slices.Collect(maps.Values(m.groups))

@@ -258,7 +258,7 @@ func (e *evaluation) evaluateRule(table *nftables.Table, exprs []expr.Any) (matc
 			is, mapped = r.lookUp(x, s)
 			ends = append(ends, mapped...)
 		case *expr.Match:
-			is = e.packet.matches(x)
+			is = e.packet.matchesIptables(x)
 			e.read |= portFields
 		case *expr.Target:
 			if x.Name == "MARK" || x.Name == "CONNMARK" {

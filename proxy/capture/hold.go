@@ -314,8 +314,8 @@ func setCongestionExperienced(f family) clause {
 	}}
 }
 
-// install installs the table of the rules. Where the kernel has no nft_queue it uses the target of iptables.
-func (r Rules) install() error {
+// installTable installs the table of the rules. Where the kernel has no nft_queue it uses the target of iptables.
+func (r Rules) installTable() error {
 	err := replaceTable(r.buildRuleset())
 	if r.Hold.isOn() && errors.Is(err, unix.ENOENT) {
 		r.holdsByTarget = true

@@ -106,7 +106,7 @@ type iface struct {
 	addresses []netip.Addr
 	// networks are those of its addresses.
 	networks []netip.Prefix
-	// routed are the networks that routes lead to, and onLink those of them that the machine has been told to be on.
+	// routed are the networks that routes lead to, and onLink those of them that are on its link.
 	routed, onLink []netip.Prefix
 }
 
@@ -157,8 +157,8 @@ func readMachine() (m machine, err error) {
 		}
 		i.routed = appendNetwork(i.routed, r.Dst)
 		// An address need not be within the network that its link has.
-		told := r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Protocol == unix.RTPROT_DHCP
-		if told && r.Gw == nil && r.Via == nil && len(r.MultiPath) == 0 {
+		isAnnounced := r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Protocol == unix.RTPROT_DHCP
+		if isAnnounced && r.Gw == nil && r.Via == nil && len(r.MultiPath) == 0 {
 			i.onLink = appendNetwork(i.onLink, r.Dst)
 		}
 	}

@@ -390,7 +390,7 @@ func TestMatchesOfIptablesAreEvaluated(t *testing.T) {
 		"a remark":               {&expr.Match{Name: "comment", Info: new(xt.Comment)}, p, yes},
 		"what nobody understood": {raw("bpf"), p, maybe},
 	} {
-		assert.Equal(t, row.is, row.of.matches(row.match), name)
+		assert.Equal(t, row.is, row.of.matchesIptables(row.match), name)
 	}
 }
 
@@ -403,7 +403,7 @@ func FuzzRulesOfOthers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		info := xt.Unknown(data)
 		p := packet{family: ipv4, mark: 1, known: 1, targetPort: 443}
-		is := p.matches(&expr.Match{Name: name, Info: &info})
+		is := p.matchesIptables(&expr.Match{Name: name, Info: &info})
 		assert.Contains(t, []truth{no, maybe, yes}, is)
 		if v := elementVerdict(nftables.SetElement{Val: data}); v.chain != "" {
 			assert.Greater(t, len(data), 12)

@@ -214,8 +214,8 @@ func (p packet) answerPacket() packet {
 	return p
 }
 
-// matches evaluates a match of iptables over nftables.
-func (p packet) matches(m *expr.Match) truth {
+// matchesIptables evaluates a match of iptables over nftables.
+func (p packet) matchesIptables(m *expr.Match) truth {
 	switch info := m.Info.(type) {
 	case *xt.Comment:
 		return yes

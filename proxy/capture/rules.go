@@ -188,7 +188,7 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	if err := r.install(); err != nil {
+	if err := r.installTable(); err != nil {
 		return err
 	}
 	routing.added = nil // from here on the table needs them

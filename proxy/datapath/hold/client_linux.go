@@ -150,29 +150,29 @@ type requestKind struct {
 // handlePacket lets a packet go if its window has room, and makes it wait otherwise.
 func (l *lane) handlePacket(now cc.Time, key FlowKey, p heldPacket) {
 	if l.fair.Pass(now, key, p.size) {
-		l.accept(now, p)
+		l.acceptPacket(now, p)
 		return
 	}
 	l.holder.stats.held.Add(1)
 	packets, bytes := l.fair.Len()
 	defer l.countWaiting(packets, bytes)
 	l.fair.Push(now, key, p.size, p)
-	l.releaseFitting(now)
+	l.popFitting(now)
 	others := l.holder.waitingBytes - bytes
 	l.fair.Trim(maxLanePackets, min(maxLaneBytes, maxWaitingBytes-others))
 }
 
-// release lets the packets go that have room by now.
-func (l *lane) release(now cc.Time) {
+// releaseFitting lets the packets go that have room by now.
+func (l *lane) releaseFitting(now cc.Time) {
 	packets, bytes := l.fair.Len()
 	defer l.countWaiting(packets, bytes)
-	l.releaseFitting(now)
+	l.popFitting(now)
 }
 
-// releaseFitting lets the packets go that have room by now. The caller calls countWaiting.
-func (l *lane) releaseFitting(now cc.Time) {
+// popFitting lets the packets go that have room by now. The caller calls countWaiting.
+func (l *lane) popFitting(now cc.Time) {
 	for p, ok := l.fair.Pop(now); ok; p, ok = l.fair.Pop(now) {
-		l.accept(now, p)
+		l.acceptPacket(now, p)
 	}
 	if packets, _ := l.fair.Len(); packets == 0 {
 		l.window.StopWanting(now)
@@ -188,9 +188,9 @@ func (l *lane) clearQueue(release bool) {
 	l.releasing = false
 }
 
-// accept lets a packet go, and sends an echo request behind it when one is due.
-func (l *lane) accept(now cc.Time, p heldPacket) {
-	l.holder.accept(p)
+// acceptPacket lets a packet go, and sends an echo request behind it when one is due.
+func (l *lane) acceptPacket(now cc.Time, p heldPacket) {
+	l.holder.acceptPacket(p)
 	if l.window.NextEcho() <= now {
 		l.sendEcho(now)
 	}
@@ -215,7 +215,7 @@ func (l *lane) askClient(now cc.Time, by *requestKind, sequence uint16) {
 func (l *lane) dropPacket(p heldPacket, why flow.Drop) {
 	switch {
 	case l.releasing:
-		l.holder.accept(p)
+		l.holder.acceptPacket(p)
 		return
 	case why == flow.DroppedOverflow:
 		l.overflowed = l.holder.lastPacket
@@ -237,7 +237,7 @@ func (l *lane) receiveAnswer(now cc.Time, by *requestKind, sequence uint16) {
 		l.window.AcknowledgeBy(now, flow.ByEcho)
 		l.answering, l.probing.Asked = by, 0
 	}
-	l.release(now)
+	l.releaseFitting(now)
 }
 
 // checkTimers sends requests that are due, and gives up those that were not answered in time. It is called every
@@ -249,7 +249,7 @@ func (l *lane) checkTimers(now cc.Time) {
 	}
 	if l.window.NextTimeout() <= now {
 		l.window.Expire(now)
-		l.release(now)
+		l.releaseFitting(now)
 	}
 	if l.window.Trouble() != flow.NoTrouble {
 		l.fallBackToTransport(now)
@@ -317,7 +317,7 @@ func (l *lane) fallBackToTransport(now cc.Time) {
 	l.answering = nil
 	l.window.AcknowledgeBy(now, flow.ByTransport)
 	l.probing = flow.Probing{Asked: 1, Next: now} // both kinds are tried at once; one of them is barred
-	l.release(now)
+	l.releaseFitting(now)
 }
 
 // answeringName names what acknowledges the packets.

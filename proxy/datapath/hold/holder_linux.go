@@ -248,7 +248,7 @@ func (h *Holder) ServeQueue(ctx context.Context, q *Queue, echoes *EchoSocket, c
 		}
 		if hasOthers {
 			echoes.Receive(func(from netip.Addr, id, sequence uint16) { h.ReceiveEcho(now, from, id, sequence) })
-			echoes.neighbourSocket.receive(func(a neighbourAnswer) { h.receiveNeighbour(now, a) })
+			echoes.neighbourSocket.receiveAnswers(func(a neighbourAnswer) { h.receiveNeighbour(now, a) })
 			// Copies come first: the answer to a ClientHello is decided by the name in it.
 			if err := copies.Receive(func(packet []byte) { h.HandleCopy(now, packet) }); err != nil {
 				return err
@@ -426,8 +426,8 @@ func (h *Holder) HandlePacket(now cc.Time, p Packet) {
 	}
 }
 
-// accept lets a packet go.
-func (h *Holder) accept(p heldPacket) {
+// acceptPacket lets a packet go.
+func (h *Holder) acceptPacket(p heldPacket) {
 	h.stats.acceptedPackets.Add(1)
 	h.stats.acceptedBytes.Add(uint64(p.size))
 	if p.marked {
@@ -577,7 +577,7 @@ func (h *Holder) runDueWork(now cc.Time) {
 	}
 	h.mu.Unlock()
 	for _, l := range woken {
-		l.release(now)
+		l.releaseFitting(now)
 	}
 	if outdated {
 		h.releaseWaiting()

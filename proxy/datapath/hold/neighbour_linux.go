@@ -195,8 +195,8 @@ func parseAdvertisement(packet []byte) (a neighbourAnswer, ok bool) {
 	return a, true
 }
 
-// receive calls handle with the answers that have come, at most a batch of each family.
-func (s *neighbourSocket) receive(handle func(neighbourAnswer)) {
+// receiveAnswers calls handle with the answers that have come, at most a batch of each family.
+func (s *neighbourSocket) receiveAnswers(handle func(neighbourAnswer)) {
 	if s == nil {
 		return
 	}

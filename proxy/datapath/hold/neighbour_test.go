@@ -131,7 +131,7 @@ func TestANeighbourAnswersThoughItDropsPings(t *testing.T) {
 			seen := map[bool]int{}
 			awaits(t, "an answer of "+address.String(), func() bool {
 				s.AskNeighbour(&n, marked)
-				s.neighbourSocket.receive(func(a neighbourAnswer) {
+				s.neighbourSocket.receiveAnswers(func(a neighbourAnswer) {
 					if ok, isMarked := a.matchRequest(&n); ok {
 						seen[isMarked]++
 					}

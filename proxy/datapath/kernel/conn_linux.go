@@ -329,7 +329,7 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 }
 
 // Advertise implements datapath.Advertiser.
-func (c *Conn) Advertise(window cc.Bytes) error { return c.advertise(c.raw, window) }
+func (c *Conn) Advertise(window cc.Bytes) error { return c.boundAdvertised(c.raw, window) }
 
 // Close implements net.Conn. It makes a last report. The kernel goes on delivering what is underway.
 func (c *Conn) Close() error { return c.closeSocket(lingerDeliver) }

@@ -101,8 +101,8 @@ func (l *limits) limitSince(reading cc.Time) (flow.Limit, prevWindow) {
 	return l.limit, l.prev
 }
 
-// current returns the limit.
-func (l *limits) current() flow.Limit {
+// currentLimit returns the limit.
+func (l *limits) currentLimit() flow.Limit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit

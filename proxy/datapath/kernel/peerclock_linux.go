@@ -136,7 +136,7 @@ func (p *peerClocks) readRings() {
 	for _, r := range p.rings {
 		for frame, stamp := r.nextFrame(); frame != nil; frame, stamp = r.nextFrame() {
 			ends, value, ok := parseAck(frame)
-			r.release()
+			r.releaseFrame()
 			if leg := p.legs[ends]; ok && leg != nil {
 				leg.newest = flow.PeerClock{At: min(now, now.Add(time.Duration(stamp-wall.Nano()))), Value: value}
 			}
@@ -185,7 +185,7 @@ func (r *ackRing) header() *unix.Tpacket2Hdr {
 	return (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.ring[r.next*ackFrameSize]))
 }
 
-// nextFrame returns the next packet and when it came, in ns by the wall clock; nil: there is none. release gives it
+// nextFrame returns the next packet and when it came, in ns by the wall clock; nil: there is none. releaseFrame gives it
 // back.
 func (r *ackRing) nextFrame() (packet []byte, stamp int64) {
 	h := r.header()
@@ -198,8 +198,8 @@ func (r *ackRing) nextFrame() (packet []byte, stamp int64) {
 	return frame[from:to], int64(h.Sec)*int64(time.Second) + int64(h.Nsec)
 }
 
-// release gives the frame that nextFrame returned back to the kernel, which may write into it at once.
-func (r *ackRing) release() {
+// releaseFrame gives the frame that nextFrame returned back to the kernel, which may write into it at once.
+func (r *ackRing) releaseFrame() {
 	atomic.StoreUint32(&r.header().Status, unix.TP_STATUS_KERNEL)
 	r.next = (r.next + 1) % (len(r.ring) / ackFrameSize)
 }

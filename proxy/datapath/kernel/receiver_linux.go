@@ -145,10 +145,10 @@ func (w *receiveWindow) makeArrivals(size uintptr) (flow.Arrivals, error) {
 	}, nil
 }
 
-// advertise bounds the window that the socket advertises by TCP_WINDOW_CLAMP; 0 ends the bound. The kernel raises the
+// boundAdvertised bounds the window that the socket advertises by TCP_WINDOW_CLAMP; 0 ends the bound. The kernel raises the
 // clamp with a buffer that it enlarges by itself, so it has to be set again. It rounds a window up to a multiple of
 // what its scale allows, and advertises at least half of its least buffer.
-func (w *receiveWindow) advertise(raw *eventloop.Socket, window cc.Bytes) error {
+func (w *receiveWindow) boundAdvertised(raw *eventloop.Socket, window cc.Bytes) error {
 	a := w.ensureAdvertised()
 	clamp := int(min(max(window, 1), math.MaxInt32))
 	if w.receiveClamp > 0 {

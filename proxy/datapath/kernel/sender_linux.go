@@ -706,7 +706,7 @@ func (s *sender) windowIsFull(used cc.Bytes) bool {
 	if s.enforced.Load() != nil {
 		return r.Unsent > 0 && !r.RwndFull
 	}
-	return used+2*r.MSS > s.limits.Load().current().Cwnd
+	return used+2*r.MSS > s.limits.Load().currentLimit().Cwnd
 }
 
 // pacedRest returns how long the unsent bytes take at the pacing rate, up to maxConfirm.
@@ -714,7 +714,7 @@ func (s *sender) pacedRest() time.Duration {
 	s.mu.Lock()
 	unsent := s.lastReport().Unsent
 	s.mu.Unlock()
-	if rate := s.limits.Load().current().PacingRate; unsent > 0 && rate > 0 {
+	if rate := s.limits.Load().currentLimit().PacingRate; unsent > 0 && rate > 0 {
 		return min(rate.TimeFor(unsent), maxConfirm)
 	}
 	return 0

@@ -442,7 +442,7 @@ func (d *Datagrams) addSession(from origin, name string, terms flow.Terms, sock 
 	if sock.isShared() {
 		s.id = d.assignIdentifier(s)
 	} else {
-		d.done.Go(s.receive)
+		d.done.Go(s.receiveUntilEnd)
 	}
 	return s
 }

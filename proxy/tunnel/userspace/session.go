@@ -82,7 +82,7 @@ func (s *session) uplinkFor(remote netip.AddrPort, now cc.Time) (*uplink, bool) 
 // sendOutside sends a datagram now, or when its uplink has room.
 func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
 	if up == nil {
-		s.send(target, payload, hops)
+		s.sendNow(target, payload, hops)
 		return
 	}
 	up.sendOrQueue(s.d.with.Clock(), packet{
@@ -90,8 +90,8 @@ func (s *session) sendOutside(up *uplink, target netip.AddrPort, payload []byte,
 	})
 }
 
-// send sends a datagram outside. If the network refuses it, the peer gets an ICMP error.
-func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
+// sendNow sends a datagram outside. If the network refuses it, the peer gets an ICMP error.
+func (s *session) sendNow(target netip.AddrPort, payload []byte, hops uint8) {
 	c := &s.d.counts
 	c.sentPackets.Add(1)
 	c.sentBytes.Add(uint64(len(payload)))
@@ -134,8 +134,8 @@ func (s *session) idleTimeout(idle time.Duration) time.Duration {
 	return idle
 }
 
-// receive passes on what comes to the session's socket, until the session ends.
-func (s *session) receive() {
+// receiveUntilEnd passes on what comes to the session's socket, until the session ends.
+func (s *session) receiveUntilEnd() {
 	for {
 		news, err := s.socket.receiveOne()
 		if err != nil {

@@ -200,7 +200,7 @@ func (pkt packet) sizeWithHeaders() cc.Bytes {
 // sendPacket puts a packet into the tunnel, or sends it outside.
 func (s *shaper) sendPacket(pkt packet) {
 	if pkt.viaSession != nil {
-		pkt.viaSession.send(pkt.source, pkt.payload, pkt.hops)
+		pkt.viaSession.sendNow(pkt.source, pkt.payload, pkt.hops)
 		return
 	}
 	c := &s.d.counts
