@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -204,37 +203,4 @@ func TestAStepAmongThoseThatRestVisitsNone(t *testing.T) {
 	}
 	assert.LessOrEqual(t, told, len(legs), "who rests is told once")
 	assert.GreaterOrEqual(t, legs[0].limit.Cwnd, 100*mss)
-}
-
-func crowded(tb testing.TB, flows int) *Manager {
-	var mgr Manager
-	for range flows {
-		f, err := mgr.Open(1, reno(), Leg{})
-		require.NoError(tb, err)
-		f.Report(Report{At: 1, MSS: mss})
-	}
-	return &mgr
-}
-
-// Snapshots is linear: each flow's takes no more than among few.
-func TestASnapshotCostsTheSameAmongMany(t *testing.T) {
-	each := func(flows int) float64 {
-		mgr := crowded(t, flows)
-		require.Len(t, mgr.Snapshots(), flows)
-		return testing.AllocsPerRun(2, func() { mgr.Snapshots() }) / float64(flows)
-	}
-	assert.LessOrEqual(t, each(10_000), each(100)+0.1)
-}
-
-// BenchmarkSnapshots shows the time of one flow's: the same among 100 and 10,000.
-func BenchmarkSnapshots(b *testing.B) {
-	for _, flows := range []int{100, 10_000} {
-		b.Run(fmt.Sprintf("%d flows", flows), func(b *testing.B) {
-			mgr := crowded(b, flows)
-			for b.Loop() {
-				mgr.Snapshots()
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(flows), "ns/flow")
-		})
-	}
 }

@@ -14,7 +14,6 @@ type Flow struct {
 	member                       // guarded by the mutex of home
 
 	closed bool // guarded by the mutex of home
-	gone   bool // left out of Snapshots; guarded by Manager.flowsMu
 }
 
 // flowKeeper is the Manager, as far as flows need it.
@@ -228,14 +227,8 @@ type Snapshot struct {
 
 // Snapshot returns the flow's present state.
 func (f *Flow) Snapshot() Snapshot {
-	s, _ := f.takeSnapshot()
-	return s
-}
-
-// takeSnapshot returns the present state, and whether the flow is open.
-func (f *Flow) takeSnapshot() (s Snapshot, open bool) {
 	g := f.lockGroup()
-	s = Snapshot{
+	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: g.spec.Name, Phase: g.control.Phase, Members: len(g.members),
 		Internals: g.algorithmInternals(), Class: f.terms.Class, Target: f.terms.Target,
 		Cwnd: g.control.Cwnd, PacingRate: g.control.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
@@ -244,7 +237,7 @@ func (f *Flow) takeSnapshot() (s Snapshot, open bool) {
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.lossEvents, LimitedBy: f.limits.by, Limited: f.limits.total,
 	}
-	if open = !f.closed; open {
+	if !f.closed {
 		s.Share = f.limit.Cwnd
 		if f.want == 0 {
 			s.Lent = f.path.fromReference(max(0, f.inflightLimit-f.counted))
@@ -256,7 +249,7 @@ func (f *Flow) takeSnapshot() (s Snapshot, open bool) {
 		s.QueueingDelay = max(0, s.LatestRTT-s.MinRTT)
 		s.ReverseQueue = min(reverse, s.QueueingDelay)
 	}
-	return s, open
+	return s
 }
 
 // Arrivals is what has come of a stream that the peer sends. Counters are cumulative; gauges are as of At.

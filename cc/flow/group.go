@@ -24,7 +24,6 @@ import (
 //	3 rateLimit.mu        bucket, queue and turns of a maximum rate      nothing else; waiters are woken without it
 //	  hostQueue.mu        the queue on the way to a host                 nothing else
 //	4 timers.mu           one shard's heap of timers                     Manager.Arm
-//	  Manager.flowsMu     list of flows, Flow.gone                       nothing else
 //
 // Timers, Manager.Trace and Manager.HintNews run without any of these locks.
 //

@@ -54,10 +54,6 @@ type Manager struct {
 	unusedLimits    []*rateLimit // the part of rateLimits without users
 	nextID          uint64
 	deliveredBytes  map[string]*atomic.Int64 // by algorithm
-
-	flowsMu   sync.Mutex // taken last; guards the fields below
-	flows     []*Flow    // by ID; some are closed
-	openFlows int        // number of flows that are not
 }
 
 // managedGroup is a group as the manager knows it. The manager's mutex guards it.
@@ -100,10 +96,6 @@ func (m *Manager) Resume(now cc.Time, t Terms, leg Leg, d Dormant) (*Flow, error
 		m.shareHints(now, g)
 	}
 	m.removeFromIdle(g)
-	m.flowsMu.Lock()
-	m.flows = append(m.flows, f)
-	m.openFlows++
-	m.flowsMu.Unlock()
 	return f, nil
 }
 
@@ -125,20 +117,6 @@ func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shardTimers()[
 // Shard returns the shard of the group that t leads to. A leg that reports from the goroutine of that shard's Tick
 // contends with no other shard.
 func (m *Manager) Shard(t Terms) int { return m.shardOf(t.Group) }
-
-// Snapshots returns the state of every open flow, ordered by ID.
-func (m *Manager) Snapshots() []Snapshot {
-	m.flowsMu.Lock()
-	flows := slices.Clone(m.flows)
-	m.flowsMu.Unlock()
-	all := make([]Snapshot, 0, len(flows))
-	for _, f := range flows {
-		if s, open := f.takeSnapshot(); open {
-			all = append(all, s)
-		}
-	}
-	return all
-}
 
 // Groups returns the state of every group at now, ordered by name. Groups without members are included.
 func (m *Manager) Groups(now cc.Time) []Group {
@@ -337,12 +315,6 @@ func (m *Manager) applyTerms(g *group, f *Flow, now cc.Time, t Terms) {
 
 // removeFlow releases what the manager keeps of f, which is closed.
 func (m *Manager) removeFlow(f *Flow, now cc.Time) {
-	m.flowsMu.Lock()
-	f.gone = true
-	if m.openFlows--; len(m.flows) > 2*m.openFlows+64 {
-		m.flows = slices.DeleteFunc(m.flows, func(f *Flow) bool { return f.gone })
-	}
-	m.flowsMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.releaseRateLimit(now, f.maxRate)

@@ -176,3 +176,11 @@ func watchLosses(t *testing.T) *[]cc.Loss {
 	t.Cleanup(func() { onLoss = func(cc.Loss) {} })
 	return &losses
 }
+
+// countMembers returns the number of members of all groups.
+func countMembers(groups []Group) (n int) {
+	for _, g := range groups {
+		n += g.Members
+	}
+	return n
+}
