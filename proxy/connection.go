@@ -66,10 +66,10 @@ func (p phase) publicState() State {
 	}[p]
 }
 
-// connection is one accepted client on its way through the proxy. All that is known of it is here, in its legs and
-// in its directions: between two steps on a loop no stack holds a part of it.
+// connection is one accepted client on its way through the proxy. All its state is here, in its legs and in its
+// directions: between two events on a loop no goroutine's stack has a part of it.
 //
-// Each step hands the fields to the next one, so most of them need no lock. mu guards those that other goroutines read
+// Each phase hands the fields to the next one, so most of them need no lock. mu guards those that other goroutines read
 // as well: phase to decidedBy, the legs but for their conn, and what the table of direction says.
 type connection struct {
 	relay

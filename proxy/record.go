@@ -89,7 +89,7 @@ func decodeBatch(text []byte, fds []int) ([]connectionRecord, error) {
 	}
 	for i := range b.Connections {
 		r := &b.Connections[i]
-		if err := r.check(); err != nil {
+		if err := r.checkRecord(); err != nil {
 			return nil, fmt.Errorf("proxy: connections of another process: %w", err)
 		}
 		r.Client.FD, r.Server.FD = fds[2*i], fds[2*i+1]
@@ -97,8 +97,8 @@ func decodeBatch(text []byte, fds []int) ([]connectionRecord, error) {
 	return b.Connections, nil
 }
 
-// check returns what no connection can have.
-func (r *connectionRecord) check() error {
+// checkRecord returns why no connection can be as the record says.
+func (r *connectionRecord) checkRecord() error {
 	switch {
 	case !r.Client.Remote.IsValid() || !r.Server.Remote.IsValid() || !r.Source.IsValid():
 		return errors.New("an address is missing")

@@ -277,14 +277,14 @@ func (k *hintCheck) updateBaseRTT(now cc.Time, rtt time.Duration) time.Duration 
 
 // judgeInterval judges the interval that has ended: it continues a trial, begins one, or raises what is believed.
 func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
-	stands := k.intervalQueue > max(standingQueue, time.Duration(queuePart*float64(base)))
-	k.countInterval(stands)
+	hasQueue := k.intervalQueue > max(standingQueue, time.Duration(queuePart*float64(base)))
+	k.countInterval(hasQueue)
 	switch claims := k.recentClaims(); {
 	case k.trial.cut:
-		k.judgeCut(a.now, stands)
+		k.judgeCut(a.now, hasQueue)
 	case k.trial.rise:
-		k.judgeRise(a.now, stands)
-	case stands && a.now >= k.cutBackoff.freeAt && !k.unbound &&
+		k.judgeRise(a.now, hasQueue)
+	case hasQueue && a.now >= k.cutBackoff.freeAt && !k.unbound &&
 		(k.tooHigh || k.tooLow || k.isUnfulfilled(claims, a.usedPart)):
 		if k.contradictions++; k.contradictions >= contradictionsNeeded {
 			k.beginTrial(trial{cut: true, endsAt: a.now.Add(2*a.srtt + contradictionsNeeded*max(checkEvery, base))})
@@ -292,7 +292,7 @@ func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
 			k.tooHigh = k.tooHigh || k.actualRate < k.claimed
 		}
 		return
-	case stands || k.unbound:
+	case hasQueue || k.unbound:
 	case k.tooHigh || k.tooLow:
 		k.raiseBelieved(claims.most)
 	case k.quietIntervals >= quietNeeded && a.now >= k.riseBackoff.freeAt &&
@@ -305,10 +305,10 @@ func (k *hintCheck) judgeInterval(a hintEvidence, base time.Duration) {
 	k.contradictions = 0
 }
 
-// countInterval counts the interval that has ended; stands: a queue stood during all of it.
-func (k *hintCheck) countInterval(stands bool) {
+// countInterval counts the interval that has ended; hasQueue: a queue stood during all of it.
+func (k *hintCheck) countInterval(hasQueue bool) {
 	switch {
-	case stands:
+	case hasQueue:
 		k.queueFree, k.quietIntervals = 0, max(0, k.quietIntervals-contradictionsNeeded)
 	case k.unbound:
 		k.queueFree = 0
@@ -339,9 +339,9 @@ func (k *hintCheck) beginTrial(t trial) {
 }
 
 // judgeCut keeps a cut that drains the queue, and undoes one that has not when its time is over.
-func (k *hintCheck) judgeCut(now cc.Time, stands bool) {
+func (k *hintCheck) judgeCut(now cc.Time, hasQueue bool) {
 	switch {
-	case !stands || k.intervalQueue <= k.trial.queueAtStart/2:
+	case !hasQueue || k.intervalQueue <= k.trial.queueAtStart/2:
 		k.cutBackoff, k.trial = backoff{}, trial{}
 	case now >= k.trial.endsAt:
 		k.doubt, k.trial = k.trial.doubtBefore, trial{}
@@ -351,7 +351,7 @@ func (k *hintCheck) judgeCut(now cc.Time, stands bool) {
 
 // judgeRise doubts the hint if what was sent beyond it was delivered without a queue. Otherwise it waits until the
 // pulse has drained, and undoes the rise.
-func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
+func (k *hintCheck) judgeRise(now cc.Time, hasQueue bool) {
 	t := &k.trial
 	if k.intervalStart >= t.showsFrom && now <= t.endsAt {
 		t.claimed.addSpan(k.thisInterval)
@@ -360,7 +360,7 @@ func (k *hintCheck) judgeRise(now cc.Time, stands bool) {
 	more := min(now, t.pulseEnds).Sub(t.began)
 	switch {
 	case t.drainedAt > 0:
-	case stands || k.unbound || now >= t.endsAt && !t.deliveredMore():
+	case hasQueue || k.unbound || now >= t.endsAt && !t.deliveredMore():
 		t.drainedAt = t.began.Add(more + time.Duration(riseBy*float64(more)))
 		k.riseBackoff.backOff(now)
 	case now >= t.endsAt:

@@ -179,9 +179,10 @@ func (w *window) startAlgorithm(now cc.Time) {
 	}
 	w.startedAt, w.deliveredAtStart = now, w.delivered.total
 	w.startCount++
+	number := w.startCount // onWake does nothing once another algorithm is built
 	cfg := cc.Config{
 		MSS: w.mss, InitialCwnd: initial, Ssthresh: w.ssthresh, Params: w.params, Receives: w.receives,
-		Rand: rand.New(rand.NewPCG(w.seed, 0)), Wake: w.wakeFunc(),
+		Rand: rand.New(rand.NewPCG(w.seed, 0)), Wake: func(now cc.Time) { w.onWake(number, now) },
 	}
 	if len(w.members) > 0 {
 		first := w.members[0]
@@ -192,12 +193,6 @@ func (w *window) startAlgorithm(now cc.Time) {
 	}
 	w.algorithm = w.spec.New(cfg)
 	w.adoptControl(now)
-}
-
-// wakeFunc returns cc.Config.Wake for the algorithm that is being built. It does nothing once another one is built.
-func (w *window) wakeFunc() func(cc.Time) {
-	number := w.startCount
-	return func(now cc.Time) { w.onWake(number, now) }
 }
 
 // closeAlgorithm releases the algorithm, if there is one.

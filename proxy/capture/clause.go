@@ -122,11 +122,10 @@ func changeMark(text string, bits, value uint32) clause {
 
 // notFirst matches all packets of a connection but the client's first.
 func notFirst() clause {
-	const syn, ack = 0x02, 0x10 // RFC 9293 §3.1, byte 13 of the header
 	return clause{"tcp flags & (syn | ack) != syn", []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{syn}},
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{flagSYN | flagACK}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{flagSYN}},
 	}}
 }
 
@@ -318,8 +317,7 @@ func isAnswer() clause {
 
 // ofTranslated matches packets with a translated target.
 func ofTranslated() clause {
-	const destination = 1 << 5 // IPS_DST_NAT
-	return matchTracked(expr.CtKeySTATUS, destination, "ct status dnat")
+	return matchTracked(expr.CtKeySTATUS, statusDNAT, "ct status dnat")
 }
 
 // translateTo translates the target of packets.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flags of the packets that begin a connection.
+// Flags of TCP's header (RFC 9293 §3.1).
 const (
 	flagSYN = 0x02
 	flagACK = 0x10
