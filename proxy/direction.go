@@ -354,7 +354,7 @@ func (d *direction) moveBytes() (progress, end) {
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
 			d.onArrived(d.read.Add(int64(n)))
-			if d.wake != nil { // on a loop, the write below or its ErrWait marks it without another call of the clock
+			if d.wake != nil { // on a loop, the write or the wait of the next drainStored does
 				d.relay.markActive()
 			}
 			d.lastRead, d.waited = n, false
@@ -513,7 +513,7 @@ func (d *direction) countWritten(n int) {
 }
 
 // takeGrant returns how many of n bytes may be written, and waits until some may. On a loop it
-// returns datapath.ErrWait instead; and the flow's Wake makes the loop call again.
+// returns datapath.ErrWait instead, and the flow's Wake makes the loop call again.
 func (d *direction) takeGrant(n int) (int, error) {
 	if err := d.manageIfNeeded(n); err != nil {
 		return 0, err

@@ -77,7 +77,7 @@ func (m *Mover) Park() (b takeover.Batch, end func(adopted []bool, last bool)) {
 const parksAtOnce = 30
 
 // fillQueue lists the connections that might move. Those of one client follow one another, because they share windows
-// and should move in one batch.
+// and should move together.
 func (m *Mover) fillQueue() {
 	for _, c := range m.kernel.liveConnections() {
 		if at := c.currentPhase(); (at == relaying || at == halfClosed) && !c.keptBack {

@@ -79,8 +79,8 @@ func openHeldUDP(number uint16) (*heldUDP, error) {
 	return &heldUDP{number: number, queue: queue, echoes: echoes, copies: copies}, nil
 }
 
-// serveQueue lets packets go as cfg.Decide and the windows say, until close. counting holds the one counter of the process
-// that counts what passes.
+// serveQueue lets packets go as cfg.Decide and the windows say, until close. counting holds the one counter of the
+// process that counts what passes.
 func (h *heldUDP) serveQueue(cfg hold.Config, counting *atomic.Pointer[passCounter]) {
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop, h.holder = stop, hold.New(cfg, h.queue, h.echoes)

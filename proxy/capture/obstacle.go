@@ -80,7 +80,7 @@ func findObstacles(interceptions []interception) ([]Obstacle, error) {
 				if strings.HasPrefix(chain.Table.Name, tunnelTable) {
 					continue // ours, which knows what we need
 				}
-				o, err := w.findObstacles(chain, passages)
+				o, err := w.obstaclesIn(chain, passages)
 				if err != nil {
 					return nil, err
 				}
@@ -247,8 +247,8 @@ func (w *firewall) readSet(t *interception, table *nftables.Table, name string) 
 	return nil
 }
 
-// findObstacles returns the passages that a chain certainly drops, once for each cure.
-func (w *firewall) findObstacles(chain *nftables.Chain, passages []passage) (found []Obstacle, err error) {
+// obstaclesIn returns the passages that a chain certainly drops, once for each cure.
+func (w *firewall) obstaclesIn(chain *nftables.Chain, passages []passage) (found []Obstacle, err error) {
 	for _, p := range passages {
 		f := p.family
 		if *p.hook != *chain.Hooknum ||

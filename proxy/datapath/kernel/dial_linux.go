@@ -399,7 +399,7 @@ func (a *attempt) checkOutcome() {
 	done(c, nil)
 }
 
-// connectError returns why a socket that has ended is not connected; nil: the server has sent bytes before its reset.
+// connectError returns why a socket that has ended was not connected; nil: it was, and the server may have sent bytes.
 func (a *attempt) connectError() (err error) {
 	var code int
 	err = a.raw.Visit(func(fd int) (err error) {

@@ -185,8 +185,8 @@ func (r *ackRing) header() *unix.Tpacket2Hdr {
 	return (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.ring[r.next*ackFrameSize]))
 }
 
-// nextFrame returns the next packet and when it came, in ns by the wall clock; nil: there is none. releaseFrame gives it
-// back.
+// nextFrame returns the next packet and when it came, in ns by the wall clock; nil: there is none. releaseFrame gives
+// it back.
 func (r *ackRing) nextFrame() (packet []byte, stamp int64) {
 	h := r.header()
 	if atomic.LoadUint32(&h.Status)&unix.TP_STATUS_USER == 0 {

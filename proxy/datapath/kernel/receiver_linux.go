@@ -145,8 +145,8 @@ func (w *receiveWindow) makeArrivals(size uintptr) (flow.Arrivals, error) {
 	}, nil
 }
 
-// boundAdvertised bounds the window that the socket advertises by TCP_WINDOW_CLAMP; 0 ends the bound. The kernel raises the
-// clamp with a buffer that it enlarges by itself, so it has to be set again. It rounds a window up to a multiple of
+// boundAdvertised bounds the window that the socket advertises by TCP_WINDOW_CLAMP; 0 ends the bound. The kernel raises
+// the clamp with a buffer that it enlarges by itself, so it has to be set again. It rounds a window up to a multiple of
 // what its scale allows, and advertises at least half of its least buffer.
 func (w *receiveWindow) boundAdvertised(raw *eventloop.Socket, window cc.Bytes) error {
 	a := w.ensureAdvertised()
