@@ -64,6 +64,52 @@ must:
 	assert.Equal(t, "not measured", result.Findings[1].Got)
 }
 
+// A figure of no samples is none, and no 0 that is within a bound.
+func TestAFigureOfNoSamplesIsNotMeasured(t *testing.T) {
+	const early = `
+link: {rate: 12mbit, rtt: 40ms}
+algorithm: copa
+flows: {a: {stop: 1s}, b: {stop: 1s}}
+duration: 3s
+warmup: 2s
+`
+	const never = `
+link: {rate: 12mbit, rtt: 40ms}
+algorithm: copa
+flows:
+  a: {}
+  late: {start: 1990ms}
+  sound: {app: udp, rate: 1mbit, start: 1999ms}
+  film: {app: video, rate: 2mbit, chunk: 4s, start: 1990ms}
+duration: 2s
+`
+	for text, figures := range map[string][]string{
+		early: {
+			"queueing.p95", `queueing_of("a").p95`, "fairness", `rate("a")`, `share("a")`, "queueing_centiles[50]",
+			"least_jain(2, 3)", `mean(window("a"))`, `median(seconds("a"))`,
+		},
+		never: {
+			`rate_beside("a", "late")`, `finish("late")`, `mean(jitter("sound"))`,
+			`video("film").rebuffers`, `video("film").rebuffer`,
+			"mean([])", "median([])", "jain([])", "jain([0, 0])", "max([1, 0/0])", "min(1, [0/0])", "median([1, 0/0, 2])",
+		},
+	} {
+		text += "must:\n"
+		for _, f := range figures {
+			text += "  - '" + f + " <= 1000'\n"
+		}
+		for _, f := range playText(t, text).Findings {
+			assert.False(t, f.OK, "%s is %s", f.What, f.Got)
+			assert.Contains(t, f.Got, "not measured", f.What)
+		}
+	}
+	result := playText(t, never+`must: ["mean(1..3) == 2", "median([4, 1..2]) == 2", "max([1, inf], 2) == inf", "min(3, 2) == 2",
+  "(1..5)[max(0, 2)] == 3"]`)
+	for _, f := range result.Findings {
+		assert.True(t, f.OK, "%s is %s", f.What, f.Got)
+	}
+}
+
 func TestAWebApplicationIsOneAmongTheFlows(t *testing.T) {
 	r := playText(t, `
 link: {rate: 12mbit, rtt: 40ms, queue: 20pkt, loss: 0.05}

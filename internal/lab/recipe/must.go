@@ -37,7 +37,7 @@ type formula string
 // UnmarshalYAML implements the YAML library's NodeUnmarshaler.
 func (f *formula) UnmarshalYAML(n yaml.Node) error {
 	text, ok := scalar(n)
-	if !ok {
+	if !ok || strings.TrimSpace(text) == "" {
 		return at(n, "", "expected an expression; one with a colon, a comma or a quote in the wrong place stands in quotes")
 	}
 	*f = formula(text)
@@ -175,7 +175,11 @@ func (r *Recipe) compile(m must) (must, error) {
 		if f == "" || failed != nil {
 			return nil
 		}
-		program, err := expr.Compile(string(f), expr.Env(env))
+		options := append([]expr.Option{expr.Env(env)}, language...)
+		if name == ".when" {
+			options = append(options, expr.AsBool())
+		}
+		program, err := expr.Compile(string(f), options...)
 		if err == nil {
 			failed = r.checkNames(m, name, program)
 			return program

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/builtin"
+	"github.com/expr-lang/expr/conf"
 	"github.com/expr-lang/expr/vm"
 
 	"github.com/penstock-net/penstock/cc"
@@ -22,12 +24,42 @@ type functions struct {
 }
 
 var judging = functions{
-	Jain:      of(func(v []float64) float64 { return sim.Jain(v...) }),
+	Jain:      of(jain),
 	Variation: of(variation),
 	KS:        kolmogorov,
 	Percentile: func(list any, p float64) (float64, error) {
 		return of(func(v []float64) float64 { return percentile(v, p) })(list)
 	},
+}
+
+// language replaces functions of the language by functions that are NaN where there is no number, or where one was not
+// measured. The language's own are 0 there, or pass over the NaN.
+var language = []expr.Option{measured("mean"), measured("median"), measured("min"), measured("max")}
+
+func measured(name string) expr.Option {
+	own := func(name string) builtin.Function { return *builtin.Builtins[builtin.Index[name]] }
+	replaced := own(name)
+	replaced.Func = func(values ...any) (any, error) {
+		value, err := own(name).Func(values...)
+		if err != nil {
+			return nil, err
+		}
+		least, _ := own("min").Func(values...) // fails of what is no number alone, as the other did
+		mean, _ := own("mean").Func(values...)
+		if mean, ok := mean.(float64); least == nil || ok && math.IsNaN(mean) {
+			return math.NaN(), nil
+		}
+		return value, nil
+	}
+	return func(c *conf.Config) { c.Functions[name] = &replaced }
+}
+
+// jain is the fairness of rates; NaN where nothing moved.
+func jain(rates []float64) float64 {
+	if index := sim.Jain(rates...); index > 0 {
+		return index
+	}
+	return math.NaN()
 }
 
 func of(f func([]float64) float64) func(any) (float64, error) {

@@ -52,7 +52,11 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		return strings.Replace(fine, "link: {rate: 12mbit, rtt: 40ms}", "cell: "+keys, 1)
 	}
 	for text, says := range map[string]string{
-		fine + "durration: 3s":        "my:5:1: durration: unknown key; did you mean duration?",
+		fine + "durration: 3s":                                "my:5:1: durration: unknown key; did you mean duration?",
+		fine + "must: ['max(\"a\") > 1']":                     "my:5:8: must[0].is: invalid argument for max (type",
+		fine + "must: [{is: duration, when: 1, at_least: 9}]": "my:5:8: must[0].when: expected bool, but got int",
+		fine + "must: [{is: duration, at_least: ''}]":         "my:5:33: must[0].at_least: expected an expression",
+
 		fine + "warmup: soon":         `my:5:9: warmup: "soon" is not a time with a unit`,
 		fine + "link: {rate: 12mbit}": "my:5:1",
 

@@ -99,11 +99,19 @@ type view struct {
 	// Longest time without a byte from then on.
 	Stall func(flow string, from any) (float64, error) `expr:"stall"`
 	// .rebuffers: how often; .rebuffer, .startup: seconds.
-	Video func(flow string) (record.Video, error) `expr:"video"`
+	Video func(flow string) (video, error) `expr:"video"`
 	// In virtual time alone.
 	Timeouts func(flow string) (float64, error) `expr:"timeouts"`
 	// What its algorithm shows at each 0.1 s, as `penstock algorithms NAME` lists it. In virtual time alone.
 	Internal func(flow, name string) ([]float64, error) `expr:"internal"`
+}
+
+// video is record.Video as an expression sees it.
+type video struct {
+	StartUp   float64 `expr:"startup"`
+	Rebuffers float64 `expr:"rebuffers"`
+	Rebuffer  float64 `expr:"rebuffer"`
+	Played    float64 `expr:"played"`
 }
 
 // view shows the run to expressions.
@@ -112,7 +120,7 @@ func (r Run) view() *view {
 	v := &view{
 		Duration: r.Stage.Duration.Seconds(), Wire: rec.Throughput.Mbps(), Capacity: r.capacity(),
 		Utilisation:  rec.Utilisation,
-		Queueing:     record.PercentilesOf(rec.Queueing),
+		Queueing:     delaysOf(rec.Queueing, rec.Throughput),
 		QueuePackets: unknown, Retransmits: unknown, Covers: unknown,
 		Drops: float64(rec.Path.Down.Drops.Queue), Losses: float64(rec.Path.Down.Drops.Loss),
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
@@ -133,13 +141,15 @@ func (r Run) view() *view {
 		v.Flows = append(v.Flows, a.Name)
 		v.Intact = v.Intact && a.Corrupt+a.Error == ""
 	}
-	v.Fairness = sim.Jain(rec.Rates(r.Stage)...)
+	v.Fairness = jain(rec.Rates(r.Stage))
 	if one := rec.Virtual; one != nil {
 		v.QueuePackets = one.QueuePackets
 		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)
 	}
-	for _, q := range rec.Path.Down.DataQueueing.Centiles {
-		v.Centiles = append(v.Centiles, record.Millis(q))
+	if down := rec.Path.Down.DataQueueing; down.Count > 0 {
+		for _, q := range down.Centiles {
+			v.Centiles = append(v.Centiles, record.Millis(q))
+		}
 	}
 	for _, p := range record.Merge(rec.Points, int(time.Second/stage.Step)) {
 		v.Course = append(v.Course, record.Millis(p.Queueing))
@@ -161,17 +171,26 @@ func (r Run) view() *view {
 	return v
 }
 
+// delaysOf are delays in ms; NaN where nothing passed, at a rate, that could have had any.
+func delaysOf(d sim.Delays, passed cc.Rate) record.Percentiles {
+	if none := math.NaN(); d == (sim.Delays{}) && passed == 0 {
+		return record.Percentiles{Mean: none, P50: none, P95: none, P99: none, Max: none}
+	}
+	return record.PercentilesOf(d)
+}
+
 // queueing is of a flow's packets, where its host's are not others' too.
 func (r Run) queueing(i int) (record.Percentiles, error) {
 	rec := r.Record
+	own := rec.RateOf(r.Stage, i)
 	switch {
 	case len(rec.Actors) == 1: // all packets are its own
 	case rec.Virtual != nil && r.Stage.Actors[i].Kind != stage.Web: // which has a flow for each request
-		return record.PercentilesOf(rec.Virtual.Flows[i].Queueing), nil
+		return delaysOf(rec.Virtual.Flows[i].Queueing, own), nil
 	case r.Stage.HostHasQueueing(i) || r.Stage.Actors[i].Kind == stage.Upload:
-		return record.PercentilesOf(rec.Actors[i].Queueing), nil
+		return delaysOf(rec.Actors[i].Queueing, own), nil
 	}
-	return record.PercentilesOf(rec.Queueing), nil // the queue is everybody's
+	return delaysOf(rec.Queueing, rec.Throughput), nil // the queue is everybody's
 }
 
 // ofFlow is a figure of a flow's name, made of one of its number.
@@ -244,6 +263,9 @@ func (r Run) rate(flow string, span ...any) (float64, error) {
 		return 0, err
 	}
 	from, to, err := r.span(i, span)
+	if err == nil && from == to { // it is never there
+		return math.NaN(), nil
+	}
 	whole := from%time.Second == 0 && to%time.Second == 0
 	if v := r.Record.Virtual; err == nil && v != nil && whole && len(span) > 0 && r.Stage.Actors[i].Kind != stage.Web {
 		return mean(v.Flows[i].PerSecond, from, to), nil
@@ -279,17 +301,17 @@ func (r Run) share(i int) (float64, error) {
 			own = rate
 		}
 	}
-	return own / max(all, math.SmallestNonzeroFloat64), nil
+	return own / all, nil
 }
 
 // leastJain is the least fairness of any whole second between two times, among the flows
-// that are there in all of it. One flow alone is fair.
+// that are there in all of it. One flow alone is fair; NaN: none ever is there.
 func (r Run) leastJain(from, to any) (float64, error) {
 	first, last, err := r.between(from, to, time.Second)
 	if err != nil {
 		return 0, err
 	}
-	least := 1.0
+	least, none := 1.0, true
 	for at := first; at+time.Second <= last; at += time.Second {
 		var open []float64
 		for _, a := range r.Stage.Actors {
@@ -302,8 +324,11 @@ func (r Run) leastJain(from, to any) (float64, error) {
 			}
 		}
 		if len(open) > 0 {
-			least = min(least, sim.Jain(open...))
+			least, none = min(least, sim.Jain(open...)), false
 		}
+	}
+	if none {
+		return math.NaN(), nil
 	}
 	return least, nil
 }
@@ -335,7 +360,7 @@ func (r Run) firstAt(flow string, mbit, over, from any) (float64, error) {
 }
 
 // rateBeside is a flow's rate in the time in which another runs, from a second after the
-// other's start on.
+// other's start on; NaN: there is none.
 func (r Run) rateBeside(flow, other string) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {
@@ -353,7 +378,7 @@ func (r Run) rateBeside(flow, other string) (float64, error) {
 			length += (to - from).Seconds()
 		}
 	}
-	return got / max(length, 1e-9), nil
+	return got / length, nil
 }
 
 // window is a flow's group's at each step, in packets.
@@ -394,11 +419,11 @@ func (r Run) listJitter(i int) (all []float64, err error) {
 
 // arrived is the part that came of what a flow's server sent.
 func (r Run) arrived(i int) (float64, error) {
-	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), r.checkDatagrams(i)
+	return float64(total(r.Record.Actors[i].Bytes)) / float64(r.Record.Actors[i].Sent), r.checkDatagrams(i)
 }
 
 // finish is when the last byte of a flow came, in seconds from the run's start; +Inf: a download of a size did
-// not end.
+// not end; NaN: there is no byte.
 func (r Run) finish(i int) (float64, error) {
 	a, v := r.Stage.Actors[i], r.Record.Virtual
 	switch ends := a.Size > 0 && a.Kind == stage.Bulk; {
@@ -412,6 +437,9 @@ func (r Run) finish(i int) (float64, error) {
 		if n > 0 {
 			last = k + 1
 		}
+	}
+	if last == 0 {
+		return math.NaN(), nil
 	}
 	return (time.Duration(last) * stage.Step).Seconds(), nil
 }
@@ -436,16 +464,16 @@ func (r Run) stall(flow string, from any) (float64, error) {
 	return (time.Duration(longest) * stage.Step).Seconds(), nil
 }
 
-func (r Run) video(i int) (record.Video, error) {
+// video is how a flow's video played; one that never began has no rebuffers that could be few.
+func (r Run) video(i int) (video, error) {
 	v := r.Record.Actors[i].Video
 	if v == nil {
-		return record.Video{}, fmt.Errorf("flow %q is no video", r.Stage.Actors[i].Name)
+		return video{}, fmt.Errorf("flow %q is no video", r.Stage.Actors[i].Name)
 	}
-	out := record.VideoOf(*v)
 	if v.StartUp == 0 {
-		out.StartUp = math.Inf(1)
+		return video{StartUp: math.Inf(1), Rebuffers: math.NaN(), Rebuffer: math.NaN()}, nil
 	}
-	return out, nil
+	return video{v.StartUp.Seconds(), float64(v.Rebuffers), v.Rebuffer.Seconds(), v.Played.Seconds()}, nil
 }
 
 func (r Run) timeouts(i int) (float64, error) {

@@ -204,13 +204,13 @@ type Flow struct {
 // Video is how a video played.
 type Video struct {
 	// Until it began; 0: it has not.
-	StartUp float64 `json:"startup_seconds" expr:"startup"`
+	StartUp float64 `json:"startup_seconds"`
 	// How often it stood.
-	Rebuffers int `json:"rebuffers" expr:"rebuffers"`
+	Rebuffers int `json:"rebuffers"`
 	// How long it stood in all.
-	Rebuffer float64 `json:"rebuffer_seconds" expr:"rebuffer"`
+	Rebuffer float64 `json:"rebuffer_seconds"`
 	// How much of it was played.
-	Played float64 `json:"played_seconds" expr:"played"`
+	Played float64 `json:"played_seconds"`
 }
 
 // VideoOf converts a playback to seconds.
