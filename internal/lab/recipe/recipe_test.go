@@ -256,6 +256,42 @@ func TestTheTableHasFindingsOfRealSocketsAlone(t *testing.T) {
 	assert.Contains(t, page, "- `made-up`, 1: real alone is 3 ms (at most 1 ms): **the reason is not known**.")
 }
 
+// A bound of the table holds only if it held with each seed, and each bound has the verdict that is its own.
+func TestATableHasEachBoundOfEachSeed(t *testing.T) {
+	found := func(seed uint64, version string, oks ...bool) record.Run {
+		r := record.Run{Experiment: "made-up", Seed: seed, Version: version}
+		for _, ok := range oks {
+			r.Findings = append(r.Findings, record.Finding{What: "ratio", Bound: "at most 1", Got: fmt.Sprint(ok), OK: ok})
+		}
+		return r
+	}
+	noisy := found(1, "v1", false)
+	noisy.Noisy = true
+	none := found(2, "v1", true)
+	none.Findings[0].Bound = "for comparison"
+	for _, c := range []struct {
+		runs []record.Run
+		row  string
+	}{
+		{[]record.Run{found(1, "v1", true, false)}, "**no** 1/2"},
+		{[]record.Run{found(1, "v1", false), found(2, "v1", true)}, "**no** 0/1"},
+		{[]record.Run{found(2, "v1", true), found(1, "v1", false)}, "**no** 0/1"},
+		{[]record.Run{found(1, "v1", false), found(2, "v1", true), found(1, "v1", true)}, "ok 1/1"},
+		{[]record.Run{found(1, "v1", false), found(2, "v2", true)}, "ok 1/1"},
+		{[]record.Run{noisy, found(2, "v1", true)}, "ok 1/1"},
+		{[]record.Run{found(2, "v1", true), noisy}, "ok 1/1"},
+		{[]record.Run{found(1, "v1", true), noisy}, "not measured, disturbed"},
+	} {
+		assert.Contains(t, tableOf(t, writeTable, c.runs...), "| `made-up` | not measured | "+c.row+" |")
+	}
+	assert.Contains(t, tableOf(t, recipe.WriteFigures, found(1, "v1", true), found(2, "v1", false)),
+		"| true · false | **no** |")
+	virtual := none
+	virtual.Virtual = true
+	assert.Contains(t, tableOf(t, writeTable, virtual, found(1, "v1", false)), "| `made-up` | not measured | **no** 0/1 |",
+		"what is for comparison in virtual time alone")
+}
+
 func TestAFindingMustHoldInEachRun(t *testing.T) {
 	finding := func(seed uint64, ok bool, got string) record.Run {
 		return record.Run{Name: "one", Seed: seed, Findings: []record.Finding{

@@ -24,11 +24,63 @@ var unplayed = [][3]string{
 	},
 }
 
-// played are the last findings of one experiment in virtual time and over real sockets.
+// played is what was found of one experiment in virtual time and over real sockets.
 type played struct {
 	name             string
-	virtual, sockets record.Run
-	disturbed        bool // by the machine, in a run over real sockets: what was found there counts for nothing
+	virtual, sockets side
+}
+
+// side is what was found in one way of playing: the last run with findings of each seed, of one build and form. Noisy
+// are those that the machine disturbed, or disturbed a run before: what was found there counts for nothing.
+type side []record.Run
+
+// add takes the place of what is there of the seed, and of other builds and forms.
+func (s *side) add(r record.Run) {
+	*s = append(slices.DeleteFunc(*s, func(old record.Run) bool {
+		return old.Seed == r.Seed || old.Version != r.Version || old.Scale != r.Scale
+	}), r)
+}
+
+// first has what all runs have in common.
+func (s side) first() record.Run {
+	if len(s) == 0 {
+		return record.Run{}
+	}
+	return s[0]
+}
+
+// isDisturbed reports whether the machine disturbed all runs.
+func (s side) isDisturbed() bool {
+	return len(s) > 0 && !slices.ContainsFunc(s, func(r record.Run) bool { return !r.Noisy })
+}
+
+// nth is the name of a finding, and how many have that name before it.
+type nth struct {
+	what   string
+	before int
+}
+
+// findings are those of all runs that were not disturbed, or of all: a bound must hold in each. They are by names,
+// which are in their order.
+func (s side) findings() (names []nth, found map[nth]record.Finding) {
+	found = map[nth]record.Finding{}
+	for _, r := range s {
+		if r.Noisy && !s.isDisturbed() {
+			continue
+		}
+		seen := map[string]int{}
+		for _, f := range r.Findings {
+			name := nth{f.What, seen[f.What]}
+			seen[f.What]++
+			if before, there := found[name]; there {
+				f.Got, f.OK, f.Why = before.Got+" · "+f.Got, before.OK && f.OK, cmp.Or(before.Why, f.Why)
+			} else {
+				names = append(names, name)
+			}
+			found[name] = f
+		}
+	}
+	return names, found
 }
 
 // last are those of every recipe of the library, then of what else the records have.
@@ -46,18 +98,17 @@ func last(runs []record.Run) (all []played) {
 		if i < 0 {
 			i, all = len(all), append(all, played{name: r.Experiment})
 		}
-		there := all[i].sockets
+		there := &all[i].sockets
 		if r.Virtual {
-			there = all[i].virtual
+			there = &all[i].virtual
 		}
-		if r.Scale != "" && there.Findings != nil && there.Scale == "" {
+		if r.Scale != "" && len(*there) > 0 && there.first().Scale == "" {
 			continue // the short form, and the full one is there
 		}
-		if r.Virtual {
-			all[i].virtual = r
-		} else {
-			all[i].sockets, all[i].disturbed, noisy[r.Experiment] = r, noisy[r.Experiment], false
+		if !r.Virtual {
+			r.Noisy, noisy[r.Experiment] = noisy[r.Experiment], false
 		}
+		there.add(r)
 	}
 	return all
 }
@@ -134,30 +185,35 @@ func (r row) explain(side int) string {
 // rows are the findings of both sides, in the order of virtual time. Some are of one side alone, such as processor
 // time, which only a real proxy uses.
 func (p played) rows() (all []row) {
-	list := slices.Clone(p.virtual.Findings)
-	for _, f := range p.sockets.Findings {
-		if _, there := finding(p.virtual, f.What); !there {
-			list = append(list, f)
+	names, virtual := p.virtual.findings()
+	more, sockets := p.sockets.findings()
+	for _, name := range more {
+		if _, there := virtual[name]; !there {
+			names = append(names, name)
 		}
 	}
-	for _, f := range list {
-		v, isVirtual := finding(p.virtual, f.What)
-		r, isReal := finding(p.sockets, f.What)
+	for _, name := range names {
+		v, isVirtual := virtual[name]
+		r, isReal := sockets[name]
+		f := v
+		if !isVirtual {
+			f = r
+		}
 		all = append(all, row{Finding: f, figures: [2]string{v.Got, r.Got}, verdicts: [2]string{
-			verdict(f.Bound, v.OK, isVirtual), verdict(f.Bound, r.OK, isReal && !p.disturbed),
+			verdict(f.Bound, v.OK, isVirtual), verdict(cmp.Or(r.Bound, f.Bound), r.OK, isReal && !p.sockets.isDisturbed()),
 		}, reasons: [2]string{v.Why, r.Why}})
 	}
 	return all
 }
 
 // describe is an experiment's cell on one side.
-func (p played) describe(run record.Run, count boundCount) string {
+func (s side) describe(count boundCount) string {
 	text := count.String()
-	if p.disturbed && !run.Virtual && run.Findings != nil {
+	if s.isDisturbed() {
 		text += ", disturbed"
 	}
-	if run.Scale != "" {
-		text += ", " + run.Scale + " form"
+	if scale := s.first().Scale; scale != "" {
+		text += ", " + scale + " form"
 	}
 	return text
 }
@@ -165,8 +221,8 @@ func (p played) describe(run record.Run, count boundCount) string {
 // sides name the ways of playing in words.
 var sides = [2]string{"in virtual time", "over real sockets"}
 
-// WriteMarkdown writes a table of all published experiments with a verdict on each side, by the last findings in
-// virtual time and over real sockets, and each bound that does not hold with the reason. Where runs have no findings
+// WriteMarkdown writes a table of all published experiments with a verdict on each side, by the findings of the last
+// build in virtual time and over real sockets, which must hold in the runs of all seeds, and each bound that does not hold with the reason. Where runs have no findings
 // over real sockets, the table says what earlier, a page with such a table, says of them, with the build they are of.
 func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
 	all, there := last(runs), readSockets(earlier)
@@ -183,12 +239,12 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
 			}
 			writeBroken(&broken[side], p.name, rows, side)
 		}
-		sockets := socketsCell{p.describe(p.sockets, counts[1]), cmp.Or(commit(p.sockets), "-"), counts[1]}
-		if old, is := there.cells[p.name]; is && p.sockets.Findings == nil {
+		sockets := socketsCell{p.sockets.describe(counts[1]), cmp.Or(commit(p.sockets.first()), "-"), counts[1]}
+		if old, is := there.cells[p.name]; is && len(p.sockets) == 0 {
 			sockets = old
 			broken[1].WriteString(there.broken[p.name])
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.describe(p.virtual, counts[0]), sockets.text, sockets.build)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.virtual.describe(counts[0]), sockets.text, sockets.build)
 		for side, c := range [2]boundCount{counts[0], sockets.count} {
 			totals[side].held += c.held
 			totals[side].broken += c.broken
@@ -281,7 +337,7 @@ func writeBroken(b *strings.Builder, name string, rows []row, side int) {
 	}
 }
 
-// WriteFigures writes a table of all findings: the last in virtual time beside the last over real sockets.
+// WriteFigures writes a table of all findings: those of the last build in virtual time beside those over real sockets.
 func WriteFigures(w io.Writer, runs []record.Run) error {
 	var b strings.Builder
 	b.WriteString("| recipe | finding | paper | bound | virtual | verdict | real | verdict |\n" +
@@ -302,7 +358,7 @@ func WriteFigures(w io.Writer, runs []record.Run) error {
 func builds(all []played) string {
 	var names []string
 	for _, p := range all {
-		if name := commit(p.virtual); name != "" && !slices.Contains(names, name) {
+		if name := commit(p.virtual.first()); name != "" && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -319,12 +375,3 @@ func commit(r record.Run) string {
 }
 
 func escape(s string) string { return strings.ReplaceAll(cmp.Or(s, "-"), "|", "\\|") }
-
-func finding(r record.Run, what string) (record.Finding, bool) {
-	for _, f := range r.Findings {
-		if f.What == what {
-			return f, true
-		}
-	}
-	return record.Finding{}, false
-}
