@@ -356,3 +356,13 @@ func TestRecordsBecomeAPage(t *testing.T) {
 	}
 	assert.NoFileExists(t, "other.html")
 }
+
+// A bound fails a command where the machine left its runs alone.
+func TestWhatTheMachineDisturbedIsNoFailure(t *testing.T) {
+	broken := record.Run{Experiment: "a", Findings: []record.Finding{{What: "ratio"}}}
+	noisy := record.Run{Experiment: "a", Noisy: true}
+	require.ErrorContains(t, failures([]record.Run{broken}), "1 of 1 findings do not hold")
+	require.NoError(t, failures([]record.Run{noisy, broken}))
+	noisy.Experiment = "before"
+	require.ErrorContains(t, failures([]record.Run{noisy, broken}), "1 of 1 findings do not hold")
+}

@@ -303,6 +303,19 @@ func TestAFindingMustHoldInEachRun(t *testing.T) {
 	require.NoError(t, recipe.WriteFindings(&b, runs))
 	assert.Contains(t, b.String(), "FAIL 1 of 2")
 	assert.Contains(t, b.String(), "3 · 1")
+
+	// What the machine disturbed says nothing, in any run of that time.
+	written := func(runs ...record.Run) string {
+		var b bytes.Buffer
+		require.NoError(t, recipe.WriteFindings(&b, runs))
+		return b.String()
+	}
+	before := record.Run{Name: "before", Seed: 2, Noisy: true}
+	assert.Contains(t, written(before, runs[0]), "\nnot measured  what")
+	assert.Contains(t, written(before, runs[1]), "\nnot measured  what")
+	assert.Contains(t, written(runs[0], before, runs[1]), "\nok  what")
+	before.Noisy, before.Discarded = false, "packets were lost"
+	assert.Contains(t, written(before, runs[0], runs[1]), "\nFAIL  what")
 }
 
 func TestAStageThatCannotBePlayedAgainKeepsItsRecord(t *testing.T) {

@@ -50,30 +50,41 @@ func WriteFindings(w io.Writer, runs []record.Run) error {
 			end = len(runs)
 		}
 		var all [][]record.Finding
-		for _, r := range runs[:end] {
+		var disturbed []bool
+		for i, r := range runs[:end] {
 			if r.Findings != nil {
-				all = append(all, r.Findings)
+				all, disturbed = append(all, r.Findings), append(disturbed, IsDisturbed(runs, i))
 			}
 		}
 		if runs = runs[end:]; len(all) == 0 {
 			continue
 		}
 		fmt.Fprintf(w, "\n%s\n", name)
-		if err := writeFindings(w, all); err != nil {
+		if err := writeFindings(w, all, disturbed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// IsDisturbed reports whether the machine disturbed a run that the findings of run i are about: they count for nothing.
+func IsDisturbed(runs []record.Run, i int) bool {
+	for k := i; k >= 0 && runs[k].Experiment == runs[i].Experiment && (k == i || runs[k].Findings == nil); k-- {
+		if runs[k].Noisy || runs[k].Discarded != "" {
+			return true
+		}
+	}
+	return false
+}
+
 // writeFindings writes those of one experiment, a list for each time that it was played; the condition of one may
 // hold some times only.
-func writeFindings(w io.Writer, all [][]record.Finding) error {
+func writeFindings(w io.Writer, all [][]record.Finding, disturbed []bool) error {
 	const absent = "-"
 	type line struct {
 		record.Finding
 		got         []string // each time
-		there, held int
+		there, held int      // of the times that were not disturbed
 	}
 	var lines []line
 	for i, findings := range all {
@@ -88,9 +99,11 @@ func writeFindings(w io.Writer, all [][]record.Finding) error {
 			}
 			l := &lines[k]
 			l.got[i] = f.Got
-			l.there++
-			if f.OK {
-				l.held++
+			if !disturbed[i] {
+				l.there++
+				if f.OK {
+					l.held++
+				}
 			}
 			next = k + 1
 		}
@@ -99,7 +112,10 @@ func writeFindings(w io.Writer, all [][]record.Finding) error {
 	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
 	for _, l := range lines {
 		verdict := "ok"
-		if l.held < l.there {
+		switch {
+		case l.there == 0:
+			verdict = notMeasured
+		case l.held < l.there:
 			verdict = "FAIL"
 		}
 		if l.held > 0 && l.held < l.there {

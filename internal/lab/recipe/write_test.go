@@ -26,7 +26,7 @@ func TestFindingsOfSeveralSeedsMayDiffer(t *testing.T) {
 			all = append(all, seeds[i])
 		}
 		var b strings.Builder
-		require.NoError(t, writeFindings(&b, all))
+		require.NoError(t, writeFindings(&b, all, make([]bool, len(all))))
 		var got []string
 		for line := range strings.Lines(b.String()) {
 			got = append(got, strings.Join(strings.Fields(line), " "))
