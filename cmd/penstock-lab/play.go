@@ -420,7 +420,7 @@ func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, see
 }
 
 // findKnown finds the runs of a unit that are there. What must hold is about all of them, so that one which is
-// missing has all be made.
+// missing has all be made, and so has another bound.
 func (s *session) findKnown(u *unit) {
 	u.known = slices.Repeat([]int{-1}, len(u.stages))
 	if !s.resume {
@@ -429,7 +429,7 @@ func (s *session) findKnown(u *unit) {
 	for i, one := range u.stages {
 		u.known[i] = s.record(u.Recipe, one, stage.Record{}, u.seed).Find(s.there)
 	}
-	if u.Asserts() && (!u.isKnown() || s.there[u.known[len(u.known)-1]].Findings == nil) {
+	if u.Asserts() && (!u.isKnown() || s.there[u.known[len(u.known)-1]].Must != u.DigestMusts()) {
 		u.known = slices.Repeat([]int{-1}, len(u.stages))
 	}
 }
@@ -492,8 +492,9 @@ func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result re
 	}
 	if u.Asserts() && len(runs) == len(u.stages) {
 		s.again = append(s.again, runs...)
-		runs[len(runs)-1].Findings = result.Findings
-		err = errors.Join(err, record.Write(s.file, runs[len(runs)-1]))
+		last := &runs[len(runs)-1]
+		last.Findings, last.Must = result.Findings, u.DigestMusts()
+		err = errors.Join(err, record.Write(s.file, *last))
 	}
 	return runs, result, err
 }

@@ -103,6 +103,32 @@ duration: 2s
 	}
 }
 
+// What is there was judged by the bounds of its time: others have it played again, and take its place.
+func TestResumeJudgesByTheBoundsOfNow(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const text = "link: {rate: 12mbit, rtt: 20ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	for _, c := range []struct {
+		must, says string
+		ends       int
+		played     bool
+	}{
+		{"must: [utilisation >= 0.5]\n", "at least 0.5", cli.ExitOK, true},
+		{"must: [utilisation >= 0.5] # as before\n", "at least 0.5", cli.ExitOK, false},
+		{"must: [utilisation >= 2]\n", "at least 2", cli.ExitFail, true},
+		{"must: [{is: utilisation, when: not virtual, at_least: 2}]\n", "", cli.ExitOK, true},
+		{"must: [{is: utilisation, when: not virtual, at_least: 2}]\n", "", cli.ExitOK, false},
+	} {
+		require.NoError(t, os.WriteFile("my.yaml", []byte(text+c.must), 0o600))
+		code, stdout, stderr := run(t, "bench", "recipe", "my.yaml", "--virtual", "--json", "runs.jsonl", "--resume")
+		assert.Equal(t, c.ends, code, stderr)
+		assert.Contains(t, stdout, c.says)
+		assert.Equal(t, c.played, strings.Contains(stderr, "my 1/1"), c.must)
+		records, err := record.Open("runs.jsonl")
+		require.NoError(t, err)
+		assert.Len(t, records, 1)
+	}
+}
+
 // Records that are not replaced keep their bytes, and what cannot be read is told before anything is played.
 func TestWhatIsNotReplacedStaysAsItIs(t *testing.T) {
 	t.Chdir(t.TempDir())

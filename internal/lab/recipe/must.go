@@ -3,7 +3,9 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/expr-lang/expr"
@@ -233,6 +235,17 @@ func (r *Recipe) hasFlow(prefix string) bool {
 		}
 	}
 	return false
+}
+
+// DigestMusts returns a digest of what must hold, and of what is known not to.
+func (r Recipe) DigestMusts() string {
+	digest := fnv.New64a()
+	for _, m := range r.musts {
+		m.form.For = raw{} // what it repeats is in the rest
+		fmt.Fprintf(digest, "%q\n", m.form)
+	}
+	fmt.Fprintf(digest, "%q", r.missed)
+	return strconv.FormatUint(digest.Sum64(), 16)
 }
 
 type visitor func(ast.Node)

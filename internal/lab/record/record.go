@@ -157,6 +157,8 @@ type Run struct {
 	Flows []Flow `json:"flows"`
 	// What must hold of the experiment, with its last run.
 	Findings []Finding `json:"findings,omitempty"`
+	// A digest of what must hold by the experiment's file, with its last run.
+	Must string `json:"must,omitempty"`
 
 	Points []netlab.Point `json:"-"` // for plots
 }
