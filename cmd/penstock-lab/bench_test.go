@@ -49,6 +49,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		"a file beside flags that describe one": {
 			[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"},
 		},
+		"to go on with no file":        {[]string{"bench", "--resume", "--json", "/dev/null"}, []string{"/dev/null is no file"}},
 		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.gif"}, []string{"--plot"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},

@@ -90,6 +90,9 @@ func (o *outputs) check(read ...string) error {
 	if o.replace && o.json == "" {
 		return errors.New("--replace needs --json, the file that it is about")
 	}
+	if info, err := os.Stat(o.json); (o.resume || o.replace) && err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("--resume and --replace read the file of --json, and %s is no file", o.json)
+	}
 	if o.resume && o.traceOut != "" {
 		return errors.New("--resume does not go with --trace-out: the file of --json has no such trace")
 	}

@@ -153,7 +153,13 @@ func Append(path string) (*Records, error) {
 	if f, err := standard(path); f != nil || err != nil {
 		return &Records{f: f}, err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
+	var f *os.File
+	info, err := os.Stat(path)
+	if err == nil && info.Mode()&fs.ModeNamedPipe != 0 { // open for reading, it would not tell that its reader has gone
+		f, err = os.OpenFile(path, os.O_WRONLY, 0)
+	} else {
+		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
+	}
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) { // such as a pipe that cannot be read
 		f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	}
@@ -161,7 +167,7 @@ func Append(path string) (*Records, error) {
 		return nil, err
 	}
 	r := &Records{f: f}
-	info, err := f.Stat()
+	info, err = f.Stat()
 	if err == nil && info.Mode().IsRegular() {
 		if r.file, err = true, r.lock(path); err == nil {
 			err = r.endLine()

@@ -97,6 +97,26 @@ func TestANamedPipeIsOpenedOnce(t *testing.T) {
 	assert.EqualValues(t, unix.POLLIN|unix.POLLHUP, seen[0].Revents)
 }
 
+// Who writes records to a pipe hears that its reader has gone.
+func TestRecordsOfAPipeEndWithItsReader(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	reader := make(chan error)
+	go func() {
+		f, err := os.Open(path)
+		if err == nil {
+			err = f.Close()
+		}
+		reader <- err
+	}()
+	records, err := output.Append(path)
+	require.NoError(t, err)
+	require.NoError(t, <-reader)
+	_, err = records.Write([]byte("{}\n"))
+	require.ErrorIs(t, err, unix.EPIPE)
+	require.NoError(t, records.Close())
+}
+
 func TestNoFileIsWrittenOverAnother(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.WriteFile("there", nil, 0o600))
