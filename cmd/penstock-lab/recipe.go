@@ -47,13 +47,17 @@ func recipeTableCommand() *cobra.Command {
 			if figures {
 				return recipe.WriteFigures(cmd.OutOrStdout(), all)
 			}
-			var page []byte
+			var there recipe.Sockets
 			if earlier != "" {
-				if page, err = os.ReadFile(earlier); err != nil {
+				page, err := os.ReadFile(earlier)
+				if err != nil {
 					return cli.BadInput(fmt.Errorf("--earlier: %w", err))
 				}
+				if there, err = recipe.ReadSockets(string(page)); err != nil {
+					return cli.BadInput(fmt.Errorf("--earlier: %s: %w", earlier, err))
+				}
 			}
-			return recipe.WriteMarkdown(cmd.OutOrStdout(), all, string(page))
+			return recipe.WriteMarkdown(cmd.OutOrStdout(), all, there)
 		},
 	}
 	cmd.Flags().BoolVar(&figures, "figures", false, "each figure beside the paper's and its bound")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,7 +144,9 @@ func TestAResultIsWritten(t *testing.T) {
 }
 
 // writeTable writes the table of runs alone.
-func writeTable(w io.Writer, runs []record.Run) error { return recipe.WriteMarkdown(w, runs, "") }
+func writeTable(w io.Writer, runs []record.Run) error {
+	return recipe.WriteMarkdown(w, runs, recipe.Sockets{})
+}
 
 // A page keeps what it says of a recipe over real sockets until that is played again, since that takes hours.
 func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
@@ -157,7 +160,9 @@ func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
 		run("rpm", "r1", false, true))
 	again := func(runs ...record.Run) string {
 		var page bytes.Buffer
-		require.NoError(t, recipe.WriteMarkdown(&page, runs, "before\n\n"+earlier))
+		there, err := recipe.ReadSockets("before\n\n" + earlier)
+		require.NoError(t, err)
+		require.NoError(t, recipe.WriteMarkdown(&page, runs, there))
 		return page.String()
 	}
 	assert.Equal(t, earlier, again(run("hosts", "v1", true, false)), "what is in the page is read as it was written")
@@ -169,6 +174,28 @@ func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
 	assert.Contains(t, again(run("rpm", "r2", false, false)), "| `hosts` | not measured | **no** 0/1 | r1 |")
 	assert.Contains(t, again(run("rpm", "r2", false, false)), "- `hosts`, 1: ratio is r1 (at most 1): of a reason.\n"+
 		"- `rpm`, 1: ratio is r2 (at most 1): of a reason.\n")
+	earlier = strings.ReplaceAll(strings.ReplaceAll(earlier, " |", "   |"), "\n", "\r\n") // by an editor
+	assert.Contains(t, again(run("hosts", "v2", true, true)), "| `hosts` | ok 1/1 | **no** 0/1 | r1 |")
+}
+
+// A page that does not say what was measured is told, not taken for one that says nothing.
+func TestAnEarlierPageThatCannotBeReadIsTold(t *testing.T) {
+	const head = "| recipe | virtual | real | build of real |\n|---|---|---|---|\n"
+	for page, says := range map[string]string{
+		"": "there is no table", "| recipe | real |\n|---|---|\n| `hosts` | ok 3/3 |\n": "there is no table",
+
+		head + "| `hosts` | ok 3/3 | ok 9/8 | b |\n":        `line 3: hosts is "ok 9/8", which contradicts itself: mend`,
+		head + "| `hosts` | ok 3/3 | ok 7/8 | b |\n":        "contradicts itself",
+		head + "| `hosts` | ok 3/3 | **no** 8/8 | b |\n":    "contradicts itself",
+		head + "| `hosts` | ok 3/3 | ok 0/0 | b |\n":        "contradicts itself",
+		head + "| `hosts` | ok 3/3 | fine 8/8 | b |\n":      `is "fine 8/8", which is no verdict`,
+		head + "| `hosts` | ok 3/3 | ok 9999999999/1 | b |": "no verdict",
+
+		head + strings.Repeat("| `hosts` | ok 3/3 | ok 8/8, short form | b |\n", 2): "line 4: hosts has two rows",
+	} {
+		_, err := recipe.ReadSockets(page)
+		require.ErrorContains(t, err, says, page)
+	}
 }
 
 // tableOf is what a table says of runs.

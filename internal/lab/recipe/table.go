@@ -223,13 +223,13 @@ var sides = [2]string{"in virtual time", "over real sockets"}
 
 // WriteMarkdown writes a table of all published experiments with a verdict on each side, by the findings of the last
 // build in virtual time and over real sockets, which must hold in the runs of all seeds, and each bound that does not hold with the reason. Where runs have no findings
-// over real sockets, the table says what earlier, a page with such a table, says of them, with the build they are of.
-func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
-	all, there := last(runs), readSockets(earlier)
+// over real sockets, the table says what an earlier one says of them, with the build they are of.
+func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
+	all := last(runs)
 	var b strings.Builder
 	var broken [2]strings.Builder
 	var totals [2]boundCount
-	b.WriteString("| recipe | virtual | real | build of real |\n|---|---|---|---|\n")
+	fmt.Fprintf(&b, "| %s |\n|---|---|---|---|\n", strings.Join(tableHead, " | "))
 	for _, p := range all {
 		var counts [2]boundCount
 		rows := p.rows()
@@ -240,9 +240,9 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
 			writeBroken(&broken[side], p.name, rows, side)
 		}
 		sockets := socketsCell{p.sockets.describe(counts[1]), cmp.Or(commit(p.sockets.first()), "-"), counts[1]}
-		if old, is := there.cells[p.name]; is && len(p.sockets) == 0 {
+		if old, is := earlier.cells[p.name]; is && len(p.sockets) == 0 {
 			sockets = old
-			broken[1].WriteString(there.broken[p.name])
+			broken[1].WriteString(earlier.broken[p.name])
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.virtual.describe(counts[0]), sockets.text, sockets.build)
 		for side, c := range [2]boundCount{counts[0], sockets.count} {
@@ -275,8 +275,8 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier string) error {
 // brokenHead begins the line above the bounds that do not hold on a side.
 const brokenHead = "Bounds that do not hold "
 
-// socketsTable is what a page that WriteMarkdown wrote says of runs over real sockets. Both maps are by recipe name.
-type socketsTable struct {
+// Sockets is what a page that WriteMarkdown wrote says of runs over real sockets. Both maps are by recipe name.
+type Sockets struct {
 	cells  map[string]socketsCell
 	broken map[string]string // the lines of its bounds that do not hold
 }
@@ -287,20 +287,31 @@ type socketsCell struct {
 	count       boundCount
 }
 
+// tableHead are the columns of the table.
+var tableHead = []string{"recipe", "virtual", "real", "build of real"}
+
 var (
-	tableRow   = regexp.MustCompile("^\\| `([^`]+)` \\| [^|]* \\| ([^|]*?(\\d+)/(\\d+)[^|]*) \\| ([^|]*) \\|$")
+	tableName  = regexp.MustCompile("^`([^`]+)`$")
+	realCount  = regexp.MustCompile(`^(ok|\*\*no\*\*) (\d{1,9})/(\d{1,9})\b`)
 	brokenLine = regexp.MustCompile("^- `([^`]+)`, ")
 )
 
-// readSockets reads a page of WriteMarkdown. A row without a measured bound is left out.
-func readSockets(page string) socketsTable {
-	t := socketsTable{map[string]socketsCell{}, map[string]string{}}
-	isReal := false
-	for line := range strings.Lines(page) {
-		if row := tableRow.FindStringSubmatch(strings.TrimSpace(line)); row != nil {
-			held, _ := strconv.Atoi(row[3]) // digits, by the expression
-			all, _ := strconv.Atoi(row[4])
-			t.cells[row[1]] = socketsCell{row[2], row[5], boundCount{held: held, broken: all - held}}
+// ReadSockets reads a page of WriteMarkdown. A row without a measured bound is left out. One that contradicts itself is
+// an error, and so is a page without the table: what it says of hours of runs would be lost.
+func ReadSockets(page string) (Sockets, error) {
+	t := Sockets{map[string]socketsCell{}, map[string]string{}}
+	hasTable, isReal, number := false, false, 0
+	for line := range strings.Lines(strings.ReplaceAll(page, "\r\n", "\n")) {
+		number++
+		cells := strings.Split(strings.Trim(line, "| \n"), "|")
+		for i, text := range cells {
+			cells[i] = strings.TrimSpace(text)
+		}
+		hasTable = hasTable || slices.Equal(cells, tableHead)
+		if name := tableName.FindStringSubmatch(cells[0]); hasTable && name != nil && len(cells) == len(tableHead) {
+			if err := t.addRow(name[1], cells[2], cells[3]); err != nil {
+				return t, fmt.Errorf("line %d: %w: mend the line, or take it out", number, err)
+			}
 		}
 		if strings.HasPrefix(line, brokenHead) {
 			isReal = strings.HasPrefix(line, brokenHead+sides[1])
@@ -309,7 +320,32 @@ func readSockets(page string) socketsTable {
 			t.broken[bound[1]] += line
 		}
 	}
-	return t
+	if !hasTable {
+		return t, fmt.Errorf("there is no table of %s in it", strings.Join(tableHead, ", "))
+	}
+	return t, nil
+}
+
+// addRow takes what the table says of a recipe over real sockets.
+func (t Sockets) addRow(name, text, build string) error {
+	if _, twice := t.cells[name]; twice {
+		return fmt.Errorf("%s has two rows", name)
+	}
+	if strings.HasPrefix(text, notMeasured) {
+		return nil
+	}
+	found := realCount.FindStringSubmatch(text)
+	if found == nil {
+		return fmt.Errorf("%s is %q, which is no verdict", name, text)
+	}
+	held, _ := strconv.Atoi(found[2]) // digits, by the expression
+	all, _ := strconv.Atoi(found[3])
+	count := boundCount{held: held, broken: all - held}
+	if held > all || count.verdict() != found[1] {
+		return fmt.Errorf("%s is %q, which contradicts itself", name, text)
+	}
+	t.cells[name] = socketsCell{text, build, count}
+	return nil
 }
 
 // unknownReason stands where a recipe does not say why its bound is missed.
