@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -132,11 +133,17 @@ func (r *Recipe) read() error {
 	if r.missed, err = readMissed(root.take("missed")); err != nil {
 		return err
 	}
+	var before []stage.Stage // of the scale before
 	for _, scale := range r.Scales() {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
 			return err
 		}
+		if scale == Short && reflect.DeepEqual(stages, before) {
+			return at(root.find("control"), "control", "it changes no run of the short form, so that no bound can fail: its run "+
+				"is how the name of one begins, and the rest is another algorithm, such as {run: copa, algorithm: cubic}")
+		}
+		before = stages
 		if err := r.distinct(scale, stages, asserts); err != nil {
 			return err
 		}

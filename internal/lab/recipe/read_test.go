@@ -94,6 +94,8 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		fine + "must: [{for: [], is: drops}]": "my:5:14: must[0].for: expected names with lists of values",
 		fine + "vary: {x: 1}":                 "my:5:8: vary: expected a list of values, such as x: [copa",
 
+		fine + "control: {run: a, algorithm: cubic}":                    "my:5:1: control: it changes no run",
+		fine + "control: {algorithm: copa}":                             "my:5:1: control: it changes no run",
 		fine + "must: [utilisation]":                                    "my:5:8: must[0]: expected a comparison",
 		fine + "must: [utilization >= 0.9]":                             "my:5:8: must[0].is: unknown name utilization",
 		fine + "must:\n  - {run: b, is: drops}":                         `my:6:5: must[0].run: there is no run "b"`,

@@ -151,7 +151,13 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 	}
 	known := paths()
 	var out []Recipe
+	taken := map[string]bool{}
 	for _, name := range names {
+		called := strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+		if taken[called] {
+			return nil, fmt.Errorf("recipe: two are called %s, and their records could not be told apart: play one", called)
+		}
+		taken[called] = true
 		if strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") {
 			r, err := Open(name, there)
 			if err != nil {

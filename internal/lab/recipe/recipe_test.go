@@ -58,6 +58,8 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 	require.ErrorContains(t, err, `no "nonesuch"; penstock-lab bench recipe list`)
 	_, err = recipe.Select([]string{"all", "hosts"}, nil)
 	require.Error(t, err)
+	_, err = recipe.Select([]string{"hosts", "my/hosts.yaml"}, nil)
+	require.ErrorContains(t, err, "two are called hosts")
 }
 
 // What only virtual time can play says so, and is not the run that the findings are kept with.
