@@ -91,6 +91,9 @@ func (f *fidelityFlags) readSenders() error {
 	if f.against != bench.EnvelopeSim && f.against != bench.EnvelopeNative {
 		return fmt.Errorf("--against %q: must be %s or %s", f.against, bench.EnvelopeSim, bench.EnvelopeNative)
 	}
+	if len(f.envelopes) == 0 {
+		return errors.New("--envelope is empty, and there is nothing to compare: name one, such as ebpf")
+	}
 	for _, e := range f.envelopes {
 		if !slices.Contains(bench.ProxyEnvelopes, e) {
 			return fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e,

@@ -62,6 +62,7 @@ func TestFidelityRefuses(t *testing.T) {
 		"--envelope sim":    `--envelope "sim": must be one of cubic, bbr, reno, ebpf, wireguard, for the real runs`,
 		"--envelope hybla":  `--envelope "hybla"`,
 		"--envelope native": `--envelope "native": must be one of`,
+		"--envelope=":       "--envelope is empty",
 		"--against bbr":     `--against "bbr": must be sim or native`,
 		"--link none.down":  "--link: ",
 		"--links 0":         "--links is 0, but must be from 1 to 1000",

@@ -37,7 +37,7 @@ a column, 85 mm, with text of 8 points.`,
   penstock-lab report before.jsonl after.jsonl --figures figures`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if width < leastWidth || width > mostWidth {
+			if !(width >= leastWidth && width <= mostWidth) { // not a number is neither
 				return cli.BadInput(fmt.Errorf("--width %v: must be from %d to %d mm", width, leastWidth, mostWidth))
 			}
 			if err := output.Apart([]string{out}, names...); err != nil {

@@ -511,6 +511,10 @@ func Read(name string, r io.Reader) (runs []Run, err error) {
 			if err == nil && run.Experiment == "" {
 				err = errors.New("it is no record of a run; older builds wrote another form: make it again")
 			}
+			if s := run.Series; err == nil && s != nil &&
+				(len(s.Offered) != len(s.Throughput) || len(s.Queueing) != len(s.Throughput)) {
+				err = errors.New("the lists of its series are not of one length: make it again")
+			}
 			if err != nil {
 				return runs, fmt.Errorf("%s: line %d: %w", name, n, err)
 			}

@@ -134,6 +134,9 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	assert.Len(t, got, 2, "lines without anything say nothing")
 	_, err = record.Read("runs", strings.NewReader("{\"experiment\":\"a\"}\n{\"experiment\":\"b"))
 	require.ErrorContains(t, err, "runs: line 2: it is cut off: take the line out")
+	const uneven = `{"experiment":"a","series":{"throughput_mbit":[1,2],"offered_mbit":[1]}}`
+	_, err = record.Read("runs", strings.NewReader(uneven))
+	require.ErrorContains(t, err, "runs: line 1: the lists of its series are not of one length")
 }
 
 func TestTheProxysTimeIsThatOfAllThatItMoved(t *testing.T) {
