@@ -51,6 +51,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		},
 		"to go on with no file":        {[]string{"bench", "--resume", "--json", "/dev/null"}, []string{"/dev/null is no file"}},
 		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
+		"a link without a name":        {[]string{"bench", "--link", ""}, []string{"--link is empty"}},
 		"a width that is no number":    {[]string{"report", "--width", "NaN", "x.jsonl"}, []string{"--width NaN"}},
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.gif"}, []string{"--plot"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},

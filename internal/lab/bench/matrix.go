@@ -48,6 +48,8 @@ func (m Matrix) check() error {
 	switch {
 	case len(m.Senders) == 0 || len(m.Links) == 0 || len(m.Buffers) == 0 || len(m.Losses) == 0:
 		return errors.New("nothing to run: give at least one --sender, --link, --buffer and --loss")
+	case slices.Contains(m.Links, ""):
+		return errors.New("--link is empty: write such as 12mbit or generate:lte")
 	case m.Delay < 0 || m.Warmup < 0 || m.AckEvery < 0 || m.Hints < 0:
 		return errors.New("--delay, --warmup, --hints and --ack-every must not be negative; write a time such as 20ms")
 	case !part(m.Reorder):
