@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"context"
 	"math"
 	"testing"
 	"time"
@@ -62,6 +63,30 @@ must:
 	assert.True(t, result.Findings[0].OK, result.Findings[0].Got)
 	assert.False(t, result.Findings[1].OK, "a link that varies has no fixed capacity")
 	assert.Equal(t, "not measured", result.Findings[1].Got)
+}
+
+// A bound from above does not hold by itself where the flow that it is about has gone.
+func TestAFlowThatBrokeIsFound(t *testing.T) {
+	const text = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}, b: {}}\nduration: 2s\n"
+	for must, broken := range map[string]string{"": "", "must: [duration > 1]": "2: my: a: refused"} {
+		r, err := readText("my", "my", []byte(text+must), loader{})
+		require.NoError(t, err)
+		play := func(ctx context.Context, s stage.Stage, tell func(time.Duration)) (stage.Record, error) {
+			rec, err := Virtual(ctx, s, tell)
+			rec.Actors[0].Error, rec.Actors[1].Corrupt = "refused", "a wrong byte"
+			return rec, err
+		}
+		result, err := r.Play(t.Context(), Full, 1, play, func(Progress) {})
+		require.NoError(t, err)
+		if broken == "" {
+			assert.Empty(t, result.Findings)
+			continue
+		}
+		require.Len(t, result.Findings, 2)
+		assert.True(t, result.Findings[0].OK)
+		assert.False(t, result.Findings[1].OK)
+		assert.Equal(t, broken, result.Findings[1].Got)
+	}
 }
 
 // A figure of no samples is none, and no 0 that is within a bound.

@@ -282,13 +282,37 @@ func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 			env = about{views[o.Runs[0].Stage.Name], rest}
 		}
 		if f, there := m.judge(env); there {
-			if !f.OK {
-				f.Why = r.missedReason(f.What)
-			}
 			all = append(all, f)
 		}
 	}
+	if f, there := o.findBroken(); there && r.Asserts() {
+		all = append(all, f)
+	}
+	for i := range all {
+		if f := &all[i]; !f.OK {
+			f.Why = r.missedReason(f.What)
+		}
+	}
 	return all, nil
+}
+
+// findBroken is a finding where flows ended before their time or got wrong bytes: a queue that such a flow has left is
+// short, whatever the algorithm does.
+func (o Outcome) findBroken() (f record.Finding, there bool) {
+	var broken []string
+	for _, run := range o.Runs {
+		for _, a := range run.Record.Actors {
+			if what := a.Corrupt + a.Error; what != "" {
+				broken = append(broken, fmt.Sprintf("%s: %s: %s", run.Stage.Name, a.Name, what))
+			}
+		}
+	}
+	if len(broken) == 0 {
+		return f, false
+	}
+	return record.Finding{
+		What: "flows that broke", Bound: "at most 0", Got: fmt.Sprintf("%d: %s", len(broken), broken[0]),
+	}, true
 }
 
 // comparing is the bound of a finding that has none, unmeasured its figure where there is none.
