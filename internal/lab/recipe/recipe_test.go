@@ -176,6 +176,10 @@ func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
 	assert.Contains(t, again(run("rpm", "r2", false, false)), "| `hosts` | not measured | **no** 0/1 | r1 |")
 	assert.Contains(t, again(run("rpm", "r2", false, false)), "- `hosts`, 1: ratio is r1 (at most 1): of a reason.\n"+
 		"- `rpm`, 1: ratio is r2 (at most 1): of a reason.\n")
+	disturbed := run("rpm", "r3", false, true)
+	disturbed.Noisy = true
+	earlier = tableOf(t, writeTable, run("hosts", "r1", false, false), disturbed)
+	assert.Contains(t, again(run("hosts", "v2", true, true)), "| `rpm` | not measured | not measured, disturbed | r3 |")
 	earlier = strings.ReplaceAll(strings.ReplaceAll(earlier, " |", "   |"), "\n", "\r\n") // by an editor
 	assert.Contains(t, again(run("hosts", "v2", true, true)), "| `hosts` | ok 1/1 | **no** 0/1 | r1 |")
 }

@@ -296,8 +296,8 @@ var (
 	brokenLine = regexp.MustCompile("^- `([^`]+)`, ")
 )
 
-// ReadSockets reads a page of WriteMarkdown. A row without a measured bound is left out. One that contradicts itself is
-// an error, and so is a page without the table: what it says of hours of runs would be lost.
+// ReadSockets reads a page of WriteMarkdown. A row that contradicts itself is an error, and so is a page without the
+// table: what it says of hours of runs would be lost.
 func ReadSockets(page string) (Sockets, error) {
 	t := Sockets{map[string]socketsCell{}, map[string]string{}}
 	hasTable, isReal, number := false, false, 0
@@ -332,6 +332,7 @@ func (t Sockets) addRow(name, text, build string) error {
 		return fmt.Errorf("%s has two rows", name)
 	}
 	if strings.HasPrefix(text, notMeasured) {
+		t.cells[name] = socketsCell{text: text, build: build}
 		return nil
 	}
 	found := realCount.FindStringSubmatch(text)
