@@ -161,7 +161,9 @@ func Append(path string) (*Records, error) {
 		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
 	}
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) { // such as a pipe that cannot be read
-		f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		if only, failed := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0); failed == nil {
+			f, err = only, nil
+		}
 	}
 	if err != nil {
 		return nil, err

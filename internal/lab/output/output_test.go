@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func content(t *testing.T, path string) string {
@@ -95,6 +97,16 @@ func TestANamedPipeIsOpenedOnce(t *testing.T) {
 	_, err = unix.Poll(seen, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, unix.POLLIN|unix.POLLHUP, seen[0].Revents)
+}
+
+func TestAFolderThatIsNotOursIsToldAsSuch(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none")
+	require.NoError(t, os.Mkdir(path, 0o500))
+	require.NoError(t, need.Unprivileged(func() error {
+		_, err := output.Append(filepath.Join(path, "runs.jsonl"))
+		assert.ErrorIs(t, err, fs.ErrPermission)
+		return nil
+	}))
 }
 
 // Who writes records to a pipe hears that its reader has gone.
