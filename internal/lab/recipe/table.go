@@ -222,8 +222,9 @@ func (s side) describe(count boundCount) string {
 var sides = [2]string{"in virtual time", "over real sockets"}
 
 // WriteMarkdown writes a table of all published experiments with a verdict on each side, by the findings of the last
-// build in virtual time and over real sockets, which must hold in the runs of all seeds, and each bound that does not hold with the reason. Where runs have no findings
-// over real sockets, the table says what an earlier one says of them, with the build they are of.
+// build in virtual time and over real sockets, which must hold in the runs of all seeds, and each bound that does not
+// hold with the reason. Where runs have no findings over real sockets, the table says what an earlier one says of
+// them, with the build they are of.
 func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
 	all := last(runs)
 	var b strings.Builder
