@@ -15,34 +15,35 @@ import (
 // maxPerSource bounds the connections of one other host at a port: a browser opens six.
 const maxPerSource = 8
 
-// BoundedListener closes connections beyond its bounds at once, because a client could have the descriptors that they
-// take. All connections together have a total. Other hosts have at most three quarters of it. One of them has at
-// most maxPerSource, and gets none while it has as many as are free (datapath.Places). The total alone bounds this
+// BoundedListener closes connections beyond its bounds at once, because each takes a descriptor that the proxy needs for
+// its clients. All connections together have a total. Other hosts have at most three quarters of it. One of them has at
+// most maxPerSource, and gets none while it has as many as are free (datapath.Places). Only the total bounds this
 // machine. On a Unix socket a user counts as a host.
 type BoundedListener struct {
 	net.Listener
-	total   int // connections at most
-	dialled func(from, to netip.AddrPort) bool
-	met     func(proxy.Reason)
-	refused tally[proxy.Reason]
+	total     int // connections at most
+	dialled   func(from, to netip.AddrPort) bool
+	onRefused func(proxy.Reason)
+	refused   tally[proxy.Reason]
 
 	mu     sync.Mutex
-	taken  int              // connections now
+	open   int              // connections now
 	others *datapath.Places // those of other hosts, by host
 }
 
-// Bound has at most total connections of ln be open at a time. dialled reports whether the proxy
-// opened a connection for a client, which then is not one of this machine; nil: none is. met is called for each
-// connection that is closed, with the bound; nil: it is not.
+// Bound limits ln to total open connections. dialled reports whether the proxy opened a connection for a client, which
+// then does not count as one of this machine; nil: none is. onRefused is called with the bound for each connection that
+// is closed at once; nil: it is not.
 func Bound(
-	ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool, met func(proxy.Reason),
+	ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool, onRefused func(proxy.Reason),
 ) *BoundedListener {
 	return &BoundedListener{
-		Listener: ln, total: total, dialled: dialled, met: met, others: datapath.NewPlaces(max(2, total*3/4)),
+		Listener: ln, total: total, dialled: dialled, onRefused: onRefused,
+		others: datapath.NewPlaces(max(2, total*3/4)),
 	}
 }
 
-// Refused counts the connections that were closed for a bound.
+// Refused returns how many connections were closed for each bound.
 func (l *BoundedListener) Refused() map[proxy.Reason]uint64 {
 	return l.refused.outcomeCounts(proxy.RejectedListenerLimit, proxy.RejectedSourceLimit)
 }
@@ -57,44 +58,44 @@ func (l *BoundedListener) Accept() (net.Conn, error) {
 		who := l.sourceOf(conn)
 		if reason, ok := l.admitHost(who); !ok {
 			if tcp, ok := conn.(*net.TCPConn); ok {
-				_ = tcp.SetLinger(0) // nothing of it is kept, not even by the kernel
+				_ = tcp.SetLinger(0) // a reset, so that the kernel keeps no TIME_WAIT state either
 			}
 			_ = conn.Close()
 			l.refused.countOutcome(reason, 1)
-			if l.met != nil {
-				l.met(reason)
+			if l.onRefused != nil {
+				l.onRefused(reason)
 			}
 			continue
 		}
-		return &boundedConn{Conn: conn, leave: sync.OnceFunc(func() { l.releaseHost(who) })}, nil
+		return &boundedConn{Conn: conn, release: sync.OnceFunc(func() { l.releaseHost(who) })}, nil
 	}
 }
 
-// admitHost counts a connection of who, or returns which bound it met.
+// admitHost counts a connection of who, or returns the bound that forbids it.
 func (l *BoundedListener) admitHost(who string) (proxy.Reason, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.taken >= l.total:
+	case l.open >= l.total:
 		return proxy.RejectedListenerLimit, false
 	case who != "" && (l.others.TakenBy(who) >= maxPerSource || !l.others.Take(who)):
 		return proxy.RejectedSourceLimit, false
 	}
-	l.taken++
+	l.open++
 	return "", true
 }
 
-// releaseHost gives back the place of a connection that has closed.
+// releaseHost frees the place of a connection that has closed.
 func (l *BoundedListener) releaseHost(who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.taken--
+	l.open--
 	if who != "" {
 		l.others.Leave(who)
 	}
 }
 
-// sourceOf is the host or user that a connection counts against; empty: this machine, which has no bound of its own.
+// sourceOf returns the host or user that a connection counts for; empty: this machine, which has no bound of its own.
 func (l *BoundedListener) sourceOf(conn net.Conn) string {
 	if user, ok := userOf(conn); ok {
 		return user
@@ -128,14 +129,14 @@ func userOf(conn net.Conn) (string, bool) {
 	return user, true
 }
 
-// boundedConn gives its place back when it is closed, once, however often Close is called.
+// boundedConn frees its place at the first Close.
 type boundedConn struct {
 	net.Conn
-	leave func()
+	release func() // does nothing when called again
 }
 
 // Close implements net.Conn.
 func (c *boundedConn) Close() error {
-	defer c.leave()
+	defer c.release()
 	return c.Conn.Close()
 }

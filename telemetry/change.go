@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net/http"
 )
 
@@ -27,16 +25,16 @@ type Rule struct {
 	Up     string `json:"up,omitempty"`
 }
 
-// Rules are those in force.
+// Rules is the answer to GET /v1/rules: the rules in force.
 type Rules struct {
 	Rules      []Rule   `json:"rules"`      // in order, and last the defaults
-	Algorithms []string `json:"algorithms"` // that a change may name
+	Algorithms []string `json:"algorithms"` // those that a change may name
 }
 
 // Changer lets those who have a token change algorithms. It is safe for concurrent use.
 type Changer struct {
 	Rules func() (Rules, error)
-	// Change puts c into force and tells in words what came of it. client is who asks.
+	// Change puts c into force and says in words what it changed. client is the address of who asks.
 	Change func(c Change, client string) (string, error)
 
 	token    token
@@ -62,11 +60,11 @@ func (k *Changer) Outcomes() map[ChangeOutcome]uint64 {
 		ChangeFailed)
 }
 
-// SetToken has changes carry a token from now on; empty: none are taken.
+// SetToken sets the token that changes must carry from now on; empty: no changes are taken.
 func (k *Changer) SetToken(secret string) { k.token.setSecret(secret) }
 
-// On reports whether changes are taken.
-func (k *Changer) On() bool { return k.token.isSet() }
+// TakesChanges reports whether there is a token, without which no changes are taken.
+func (k *Changer) TakesChanges() bool { return k.token.isSet() }
 
 // registerPages adds the pages of rules and algorithms.
 func (k *Changer) registerPages(mux *http.ServeMux) {
@@ -111,8 +109,8 @@ func (k *Changer) serveChange(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, words)
 }
 
-// permitChange says why a request may change nothing. No page but our own may ask for a
-// change in a browser that has the token.
+// permitChange returns an error if a request may change nothing. It refuses requests of other web pages, because a
+// browser may have the token.
 func (k *Changer) permitChange(r *http.Request) (code int, o ChangeOutcome, err error) {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
 		return http.StatusForbidden, ChangeForeign, errors.New("changes are not taken from other web pages")
@@ -128,20 +126,15 @@ func (k *Changer) permitChange(r *http.Request) (code int, o ChangeOutcome, err 
 	return 0, "", nil
 }
 
-// readChange reads one change, and nothing else. Its content type has to be JSON, which a web page cannot send to
-// another site without asking first.
+// readChange reads one change, and nothing else.
 func readChange(w http.ResponseWriter, r *http.Request) (c Change, code int, err error) {
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+	if !isJSON(r) {
 		return c, http.StatusUnsupportedMediaType, errors.New("a change is JSON: send Content-Type: application/json")
 	}
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxChangeBytes))
 	d.DisallowUnknownFields()
 	if err = d.Decode(&c); err == nil {
-		if _, err = d.Token(); errors.Is(err, io.EOF) {
-			err = nil
-		} else if err == nil {
-			err = errors.New("something follows it")
-		}
+		err = checkEnd(d)
 	}
 	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
 		return c, http.StatusRequestEntityTooLarge, fmt.Errorf("a change has at most %d bytes", maxChangeBytes)

@@ -98,7 +98,7 @@ func TestAChangeIsAskedForAndAnswered(t *testing.T) {
 			if !c.without {
 				p.Changes.SetToken(changeToken)
 			}
-			assert.Equal(t, !c.without, p.Changes.On())
+			assert.Equal(t, !c.without, p.Changes.TakesChanges())
 			if c.method == "" {
 				c.method = http.MethodPost
 			}
@@ -169,7 +169,7 @@ func TestATokenThatIsTakenAwayEndsChanges(t *testing.T) {
 	assert.Equal(t, http.StatusOK, ask("second"))
 	k.SetToken("")
 	assert.Equal(t, http.StatusForbidden, ask("second"))
-	assert.False(t, k.On())
+	assert.False(t, k.TakesChanges())
 }
 
 func TestRulesAreShownToWhoAsks(t *testing.T) {

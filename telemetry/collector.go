@@ -19,17 +19,17 @@ import (
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
-// Source is a proxy.Server as telemetry reads it. All methods return copies, or call back for each part, so that the
-// proxy waits for no reader.
+// Source is the part of proxy.Server that telemetry reads. All methods return copies, or call back for each part, so
+// that the proxy waits for no reader.
 type Source interface {
 	page.Source
-	// Snapshot returns the totals, and has visit see each flow that is counted in them first.
+	// Snapshot calls visit for each open flow, and then returns the totals, which count these flows.
 	Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters
 	// Held returns the state of held UDP, by listener.
 	Held() []proxy.HeldInfo
 }
 
-// Facts do not change while the process lives.
+// Facts describe the process. They do not change while it lives.
 type Facts struct {
 	Version   string
 	Revision  string // of the sources; empty: unknown
@@ -40,13 +40,13 @@ type Facts struct {
 	Missing   []string // what the datapath lacks, in words
 }
 
-// Options are what a collector shows besides the source. Functions are called once in each scrape, on any goroutine.
+// Options has what a collector shows besides its Source. Functions are called once in each scrape, on any goroutine.
 type Options struct {
 	Facts Facts
 	Clock func() cc.Time   // the flows' clock
 	Wall  func() time.Time // the date, for handshakes
 	Load  func() Load      // of the datapath; nil: not shown
-	// Config returns how it stands with the configuration; nil: not shown.
+	// Config returns which configuration is in force, and how reloads went; nil: not shown.
 	Config func() Config
 	// Hints returns how many hints were posted, by what became of them; nil: not shown.
 	Hints func() map[HintOutcome]uint64
@@ -60,10 +60,11 @@ type Options struct {
 	Agents func() []agent.Info
 	// Predecessor returns how many connections the process that this one has taken over from still has; nil: not shown.
 	Predecessor func() int
-	// PredecessorLeft returns how long it lets them go on; set with Predecessor.
+	// PredecessorLeft returns the time until that process resets them; set with Predecessor.
 	PredecessorLeft func() time.Duration
-	TakenOver       func() int         // how many of them have come here; set with Predecessor
-	Fleet           func() FleetCounts // nil: there is no fleet
+	// TakenOver returns how many connections have come from that process; set with Predecessor.
+	TakenOver func() int
+	Fleet     func() FleetCounts // nil: there is no fleet
 	// Downloads has the histograms of downloads that are over; nil: not shown.
 	Downloads *Downloads
 	// Exports returns how many exports by OTLP were sent, refused and dropped; nil: not shown.
@@ -89,12 +90,12 @@ type Enforced struct {
 	Answers   datapath.Histogram // seconds from an acknowledgement to the window computed from it
 }
 
-// Config says which configuration is in force and how rereading it went.
+// Config tells which configuration is in force, and how reloads went.
 type Config struct {
 	Hash              string  // SHA-256 of the file; empty: built-in
-	Succeeded, Failed uint64  // times it was reread, the start not counted
-	OK                bool    // the last time, or the start, went well
-	Since             float64 // when the one in force was put there, in Unix time
+	Succeeded, Failed uint64  // reloads; the start is not counted
+	OK                bool    // the last reload, or the start, succeeded
+	Since             float64 // when this configuration was put into force, in Unix time
 
 	Changed []string // rules that differ from the file since, in words
 }
@@ -107,9 +108,9 @@ type HintSource struct {
 	Up        bool   // the last reading worked
 }
 
-// collector implements prometheus.Collector. Each scrape takes the proxy's snapshots anew, because values that are
-// kept between scrapes would have to be updated on the way of every packet. It may run on several goroutines at once;
-// only the sampler has state, and a lock.
+// collector implements prometheus.Collector. Each scrape takes new snapshots of the proxy, because values kept between
+// scrapes would have to be updated for each packet. Collect may run on several goroutines at once. Only the sampler has
+// state, and a lock.
 type collector struct {
 	src    Source
 	o      Options
@@ -138,7 +139,7 @@ func countGCCycles() float64 {
 	return float64(value[0].Value.Uint64())
 }
 
-// Describe implements prometheus.Collector: it has all families, also those without samples at present.
+// Describe implements prometheus.Collector. It sends all families, also those without samples at present.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, f := range families {
 		out <- f.desc
@@ -157,7 +158,7 @@ func (c *collector) Collect(samples chan<- prometheus.Metric) {
 	})
 	sample.endSample()
 	loads.addCounters(counters.Peers)
-	c.writeFacts(out)
+	c.writeOptions(out)
 	out.putSample(draining, oneIf(counters.Draining))
 	out.putSample(hostsActive, float64(counters.Sources))
 	out.putSample(limit, float64(counters.Limit))
@@ -172,7 +173,7 @@ func (c *collector) Collect(samples chan<- prometheus.Metric) {
 		out.writeRoute(r)
 	}
 	if c.o.Downloads != nil {
-		c.o.Downloads.keepRules(counters.Routes)
+		c.o.Downloads.dropOldRules(counters.Routes)
 		c.o.Downloads.writeMetrics(out)
 	}
 	for _, t := range c.src.Tunnels() {
@@ -193,15 +194,15 @@ func (c *collector) Collect(samples chan<- prometheus.Metric) {
 	c.sample.writeMetrics(out)
 }
 
-// rejection is a listener and why it rejected connections. Some are counted by the proxy and some by a tunnel, which
-// sees requests before there are connections; a series must have one sample.
+// rejection is the key of one series. The proxy counts some rejections, and a tunnel counts requests that it refuses
+// before there is a connection. Collect adds both up, because a series must have one sample.
 type rejection struct {
 	listener string
 	reason   proxy.Reason
 }
 
-// writeFacts writes what Options tells. A part that is nil there has no samples.
-func (c *collector) writeFacts(out sink) {
+// writeOptions writes the metrics of Options. A part that is nil there has no samples.
+func (c *collector) writeOptions(out sink) {
 	f := c.o.Facts
 	out.putSample(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
 	out.putSample(startTime, f.Start)
@@ -283,8 +284,8 @@ func (s sink) writeLoad(l Load) {
 	}
 }
 
-// writeListener writes what is counted of a listener's connections before they are relayed. Rejections are not among
-// it, see rejection.
+// writeListener writes what is counted of a listener's connections before they are relayed. Collect writes their
+// rejections, because tunnels count some of them.
 func (s sink) writeListener(l proxy.ListenerCounters) {
 	s.putSample(conns, float64(l.Active), l.Listener)
 	s.putSample(accepted, float64(l.Accepted), l.Listener)
@@ -322,7 +323,7 @@ func (s sink) writeDirection(r proxy.RouteCounters, d proxy.DirectionCounters, n
 	}
 }
 
-// oneIf is how Prometheus writes a truth value.
+// oneIf returns a truth value as Prometheus writes it.
 func oneIf(b bool) float64 {
 	if b {
 		return 1
@@ -337,8 +338,8 @@ func (s sink) writeHintSource(h HintSource) {
 	s.putSample(hintSourceUp, oneIf(h.Up), h.Interface)
 }
 
-// writeAgent writes what is counted of an agent since the start. Flows that the agent does not steer are under their
-// fallback.
+// writeAgent writes what is counted of an agent since the start. The fallback algorithm steers the flows that the agent
+// does not.
 func (s sink) writeAgent(a agent.Info) {
 	s.putSample(agentUp, oneIf(a.Up), a.Name)
 	s.putSample(agentFlows, float64(a.Steered), a.Name, "agent")
@@ -357,14 +358,14 @@ func (s sink) writeAgent(a agent.Info) {
 	}
 }
 
-// unixSeconds is t in Unix time, to the millisecond.
+// unixSeconds returns t in Unix time, to the millisecond.
 func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 
 // sessionLife is how long after its handshake a WireGuard session ends at the latest (REJECT_AFTER_TIME of the
 // protocol, 180 s).
 const sessionLife = 3 * time.Minute
 
-// writeTunnel writes what is known of a tunnel; now is the wall clock's.
+// writeTunnel writes the metrics of a tunnel. now is the date.
 func (s sink) writeTunnel(t proxy.TunnelInfo, now time.Time) {
 	active := len(t.Sessions)
 	for _, p := range t.Peers {

@@ -15,18 +15,18 @@ import (
 func (o *Observer) registerPages(mux *http.ServeMux, fromHere func(*http.Request) bool) {
 	mux.HandleFunc("GET /v1/compare", o.serveCompare)
 	mux.HandleFunc("GET /v1/proof", o.serveProof)
-	change := func(do http.HandlerFunc) http.HandlerFunc {
+	fromHereOnly := func(serve http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if !fromHere(r) || !namesThisHost(r.Host) || fromWebPage(r) {
 				http.Error(w, "proofs are begun and ended from this machine only, by a loopback address or its own, and not "+
 					"by web pages", http.StatusForbidden)
 				return
 			}
-			do(w, r)
+			serve(w, r)
 		}
 	}
-	mux.HandleFunc("POST /v1/proof", change(o.beginProof))
-	mux.HandleFunc("DELETE /v1/proof", change(func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /v1/proof", fromHereOnly(o.beginProof))
+	mux.HandleFunc("DELETE /v1/proof", fromHereOnly(func(w http.ResponseWriter, r *http.Request) {
 		o.StopProof()
 		o.serveProof(w, r)
 	}))
@@ -49,7 +49,7 @@ func (o *Observer) serveCompare(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, result)
 }
 
-// serveProof answers with how the last proof stands.
+// serveProof answers with the state of the last proof.
 func (o *Observer) serveProof(w http.ResponseWriter, _ *http.Request) {
 	p, ok := o.LastProof()
 	if !ok {
@@ -78,7 +78,7 @@ func (o *Observer) beginProof(w http.ResponseWriter, r *http.Request) {
 	o.serveProof(w, r)
 }
 
-// writeJSON answers with a value. Who has gone needs no answer.
+// writeJSON answers with a value. It ignores errors, which mean that the client has gone.
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v)

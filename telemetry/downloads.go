@@ -28,15 +28,15 @@ const (
 type Downloads struct {
 	mu    sync.Mutex
 	bases hostBases
-	rules map[string]bool // that have series
+	rules map[string]bool // those that have series
 
 	took, rate, queueing *prometheus.HistogramVec
 	rtt                  *prometheus.HistogramVec // of all connections, by leg
-	segments             map[string]uint64        // that were sent again, by leg
+	retransmits          map[string]uint64        // segments sent again, by leg
 }
 
-// newDownloadVec returns the histograms of a family. Native buckets are a tenth wide each, and at most 100. The
-// classic ones are few, because text has each as a series.
+// newDownloadVec returns the histograms of a family. Each native bucket is a tenth wider than the one before, and there
+// are at most 100. There are few classic buckets, because the text format makes a series of each.
 func newDownloadVec(f *family, classic ...float64) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: f.name, Help: f.help, Buckets: classic,
@@ -47,12 +47,12 @@ func newDownloadVec(f *family, classic ...float64) *prometheus.HistogramVec {
 // NewDownloads returns one that has counted nothing.
 func NewDownloads() *Downloads {
 	return &Downloads{
-		rules:    map[string]bool{},
-		segments: map[string]uint64{"client": 0, "server": 0},
-		rtt:      newDownloadVec(lastRTT, .001, .003, .01, .03, .1, .3, 1, 3),
-		took:     newDownloadVec(downloadTook, .1, .3, 1, 3, 10, 30, 100, 300, 1000),
-		rate:     newDownloadVec(downloadRate, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8),
-		queueing: newDownloadVec(downloadQueueing, .005, .01, .02, .05, .1, .2, .5, 1, 3),
+		rules:       map[string]bool{},
+		retransmits: map[string]uint64{"client": 0, "server": 0},
+		rtt:         newDownloadVec(lastRTT, .001, .003, .01, .03, .1, .3, 1, 3),
+		took:        newDownloadVec(downloadTook, .1, .3, 1, 3, 10, 30, 100, 300, 1000),
+		rate:        newDownloadVec(downloadRate, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8),
+		queueing:    newDownloadVec(downloadQueueing, .005, .01, .02, .05, .1, .2, .5, 1, 3),
 	}
 }
 
@@ -74,10 +74,10 @@ func (d *Downloads) ObserveClosed(now time.Time, f *proxy.FlowInfo) {
 	d.took.WithLabelValues(rule, size).Observe(took)
 	d.rate.WithLabelValues(rule, size).Observe(float64(f.Down.Written) / took)
 	if f.Client.SRTT > 0 {
-		base := d.bases.noteHost(now, f.ClientHost(), f.Client.MinRTT)
+		base := d.bases.updateBase(now, f.ClientHost(), f.Client.MinRTT)
 		d.queueing.WithLabelValues(rule, size).Observe(max(0, f.Client.SRTT-base).Seconds())
 	}
-	d.bases.forgetHosts(now)
+	d.bases.dropOldHosts(now)
 }
 
 // countLeg counts a leg that is over. The caller holds mu.
@@ -85,11 +85,12 @@ func (d *Downloads) countLeg(name string, leg *datapath.Info) {
 	if leg.SRTT > 0 {
 		d.rtt.WithLabelValues(name).Observe(leg.SRTT.Seconds())
 	}
-	d.segments[name] += uint64(leg.Retransmits)
+	d.retransmits[name] += uint64(leg.Retransmits)
 }
 
-// keepRules drops the series of rules that are not in force. A rule with series was used; in force it has a route.
-func (d *Downloads) keepRules(routes []proxy.RouteCounters) {
+// dropOldRules drops the series of rules without a route. Such a rule is no longer in force, because a rule in force has
+// a route from its first connection on.
+func (d *Downloads) dropOldRules(routes []proxy.RouteCounters) {
 	inForce := map[string]bool{otherRules: true}
 	for _, r := range routes {
 		inForce[r.Rule] = true
@@ -113,7 +114,7 @@ func (d *Downloads) writeMetrics(out sink) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for leg, n := range d.segments {
+	for leg, n := range d.retransmits {
 		out.putSample(retransmits, float64(n), leg)
 	}
 }
@@ -125,11 +126,11 @@ type hostBases map[string]*hostState
 // hostState is what is known of one host.
 type hostState struct {
 	base   time.Duration // the least round trip that any of its legs has seen; 0: unknown
-	seenAt time.Time     // when it was noted last
+	seenAt time.Time     // the time of the last update
 }
 
-// noteHost notes the least round trip of a leg, and returns the least one of its host. 0: unknown.
-func (b *hostBases) noteHost(now time.Time, host string, least time.Duration) time.Duration {
+// updateBase lowers the base of a host to the least round trip of one of its legs, and returns the base. 0: unknown.
+func (b *hostBases) updateBase(now time.Time, host string, least time.Duration) time.Duration {
 	if *b == nil {
 		*b = hostBases{}
 	}
@@ -145,8 +146,9 @@ func (b *hostBases) noteHost(now time.Time, host string, least time.Duration) ti
 	return h.base
 }
 
-// forgetHosts drops hosts that were not noted for an hour, once there are many.
-func (b hostBases) forgetHosts(now time.Time) {
+// dropOldHosts drops hosts without an update for an hour, once there are too many. If too many are left it drops any of
+// them, down to half of the bound, so that this happens rarely.
+func (b hostBases) dropOldHosts(now time.Time) {
 	if len(b) <= maxObservedHosts {
 		return
 	}
@@ -154,9 +156,8 @@ func (b hostBases) forgetHosts(now time.Time) {
 	if len(b) <= maxObservedHosts {
 		return
 	}
-	half := maxObservedHosts / 2 // any of them, and many, so that it happens rarely
 	for host := range b {
-		if delete(b, host); len(b) <= half {
+		if delete(b, host); len(b) <= maxObservedHosts/2 {
 			return
 		}
 	}

@@ -13,8 +13,8 @@ import (
 // complete before main begins.
 type family struct {
 	name   string   // with the prefix penstock_
-	help   string   // docs/metrics.md has it, too
-	labels []string // in the order in which samples give their values
+	help   string   // docs/metrics.md repeats it
+	labels []string // putSample takes their values in this order
 	kind   prometheus.ValueType
 	desc   *prometheus.Desc
 }
@@ -79,8 +79,8 @@ type histogramSample struct {
 // Desc implements prometheus.Metric.
 func (h histogramSample) Desc() *prometheus.Desc { return h.desc }
 
-// Write implements prometheus.Metric. Buckets are cumulative there; the last one, which has no bound, is implied by
-// the count.
+// Write implements prometheus.Metric. Prometheus wants cumulative buckets, and takes the count for the last one, which
+// has no bound.
 func (h histogramSample) Write(out *dto.Metric) error {
 	count, buckets := uint64(0), make([]*dto.Bucket, len(h.values.Bounds))
 	for i := range h.values.Bounds {

@@ -4,12 +4,12 @@ import "net/http"
 
 // FleetCounts is the state of the fleet that the proxy is an edge of. Messages are counted since the start.
 type FleetCounts struct {
-	Live, Silent   int // members; this edge is live
-	Granted, Parts int // shared rates in use here: by a grant, or by one Nth without one
-	Decides        bool
+	Live, Silent   int  // members; this edge is live
+	Granted, Parts int  // shared rates in use here: with a grant, or with one Nth because there is no grant
+	Decides        bool // enough edges are heard to divide shared rates
 	Sent, Received uint64
 	Refused        uint64 // as malformed, or of another version
-	Remembered     uint64 // windows of hosts that edges have told, which drained
+	Remembered     uint64 // hosts with a window that a draining edge has sent
 }
 
 // Families of a fleet.
@@ -29,11 +29,7 @@ var (
 func (s sink) writeFleet(c FleetCounts) {
 	s.putSample(fleetMembers, float64(c.Live), "live")
 	s.putSample(fleetMembers, float64(c.Silent), "silent")
-	decides := 0.0
-	if c.Decides {
-		decides = 1
-	}
-	s.putSample(fleetDecides, decides)
+	s.putSample(fleetDecides, oneIf(c.Decides))
 	s.putSample(fleetLimits, float64(c.Granted), "grant")
 	s.putSample(fleetLimits, float64(c.Parts), "part")
 	s.putSample(fleetMessages, float64(c.Sent), "sent")

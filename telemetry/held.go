@@ -34,7 +34,7 @@ func (p Pages) serveHeld(w http.ResponseWriter, r *http.Request) {
 	p.serveList(w, r, len(clients), eachOf(clients, func(c *HeldClient) any { return c }))
 }
 
-// describeHeld turns the proxy's account of held UDP into ours, in order.
+// describeHeld returns the proxy's held UDP as /held lists it, in order.
 func describeHeld(all []proxy.HeldInfo) []HeldClient {
 	var out []HeldClient
 	for _, l := range all {

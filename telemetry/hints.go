@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"mime"
 	"net"
 	"net/http"
 	"net/netip"
@@ -18,22 +17,24 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// hintRate is how many hints are taken in a second, over all ways in, and at once.
+// hintRate is how many hints are taken in a second, and how many at once, over TCP and the Unix socket together.
 const hintRate = 1000
 
 // HintReceiver takes what the network says about paths: over TCP from this machine or with a token, and over a Unix
 // socket from any program that may open it. It is safe for concurrent use.
 type HintReceiver struct {
-	// Pass hands a hint on and returns how many groups of flows it was for.
+	// Pass hands a hint to the groups of flows to p, and returns how many there are.
 	Pass  func(p netip.Prefix, h cc.Hint) (groups int)
-	Clock func() cc.Time // the flows'
+	Clock func() cc.Time // the flows' clock
 	Log   *slog.Logger   // nil: silent
 
 	token    token
 	outcomes tally[HintOutcome]
-	mu       sync.Mutex
-	allowed  float64 // tokens of a bucket: hints that may come at once
-	filled   cc.Time // when allowed was last raised; 0: never
+
+	// A token bucket of hintRate.
+	mu      sync.Mutex
+	allowed float64 // hints that may come at once
+	filled  cc.Time // when allowed was last raised; 0: never
 }
 
 // HintOutcome is what became of a hint.
@@ -48,7 +49,7 @@ const (
 	HintTooOften HintOutcome = "limited"      // more than hintRate
 )
 
-// SetToken has hints over TCP carry a token from now on; empty: no longer.
+// SetToken sets the token that hints over TCP must carry from now on; empty: they need none.
 func (k *HintReceiver) SetToken(secret string) { k.token.setSecret(secret) }
 
 // Outcomes returns how many hints have come so far, by what became of them.
@@ -56,7 +57,7 @@ func (k *HintReceiver) Outcomes() map[HintOutcome]uint64 {
 	return k.outcomes.outcomeCounts(HintHeard, HintUnheard, HintInvalid, HintRefused, HintTooOften)
 }
 
-// refusal is an answer other than what was asked for.
+// refusal is the answer to a request with hints that are not taken.
 type refusal struct {
 	code    int
 	outcome HintOutcome
@@ -65,16 +66,16 @@ type refusal struct {
 
 // answerHints takes the hints of a request, unless permit returns an error.
 func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
-	hints, no := k.receiveHints(w, r, permit)
-	if no != nil {
-		k.outcomes.countOutcome(no.outcome, max(1, len(hints)))
-		switch no.code {
+	hints, refused := k.receiveHints(w, r, permit)
+	if refused != nil {
+		k.outcomes.countOutcome(refused.outcome, max(1, len(hints)))
+		switch refused.code {
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 		case http.StatusTooManyRequests:
 			w.Header().Set("Retry-After", "1")
 		}
-		http.Error(w, no.err.Error(), no.code)
+		http.Error(w, refused.err.Error(), refused.code)
 		return
 	}
 	total := 0
@@ -102,7 +103,7 @@ type pathHint struct {
 func (k *HintReceiver) receiveHints(
 	w http.ResponseWriter, r *http.Request, permit func(*http.Request) error,
 ) ([]pathHint, *refusal) {
-	if fromWebPage(r) { // also with the token, which a browser may have been given
+	if fromWebPage(r) { // even with the token, because a browser may have it
 		return nil, &refusal{http.StatusForbidden, HintRefused, errors.New("hints are not taken from web pages")}
 	}
 	if err := permit(r); err != nil {
@@ -112,7 +113,7 @@ func (k *HintReceiver) receiveHints(
 		}
 		return nil, &refusal{code, HintRefused, err}
 	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+	if !isJSON(r) {
 		return nil, &refusal{
 			http.StatusUnsupportedMediaType, HintInvalid,
 			errors.New("a hint is JSON: send Content-Type: application/json"),
@@ -152,8 +153,8 @@ func (k *HintReceiver) receiveHints(
 	return out, nil
 }
 
-// admitHints lets n hints pass, or none of them. It is a token bucket of hintRate: a sender that has gone wild must
-// not keep the algorithms from their work.
+// admitHints takes n hints out of the token bucket, or none of them. The bucket is there because each hint takes the
+// locks of groups, which connections need.
 func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,7 +212,7 @@ type Hint struct {
 	// Host is the address that the path leads to: the client's for downloads. This or Prefix is required.
 	Host   string `json:"host"`
 	Prefix string `json:"prefix"` // the same for many hosts, such as a cell's: 192.0.2.0/24
-	// Age is how long ago this was so, up to a minute.
+	// Age is how long ago the values below were measured, up to a minute.
 	Age float64 `json:"age_ms"`
 	// Capacity is what the link would carry for this host now, without headers: its own part and its share of what is
 	// idle. For pbe and hint_cap.
@@ -248,14 +249,12 @@ func readHints(r io.Reader) ([]Hint, error) {
 		err = d.Decode(&hints[0])
 	}
 	if err == nil {
-		if _, err = d.Token(); errors.Is(err, io.EOF) {
-			return hints, nil
-		}
-		if err == nil {
-			err = errors.New("something follows it")
-		}
+		err = checkEnd(d)
 	}
-	return nil, fmt.Errorf("read the hint: %w", err)
+	if err != nil {
+		return nil, fmt.Errorf("read the hint: %w", err)
+	}
+	return hints, nil
 }
 
 // opensArray reports whether the first byte that is no space opens an array. It leaves that byte to be read.
@@ -340,7 +339,7 @@ func (h Hint) hintPrefix() (netip.Prefix, error) {
 	return netip.PrefixFrom(host, host.BitLen()), nil
 }
 
-// hintAt is the hint as of now.
+// hintAt returns h for the algorithms. Age counts back from now.
 func (h Hint) hintAt(now cc.Time) cc.Hint {
 	return cc.Hint{
 		At:       max(1, now.Add(-time.Duration(h.Age*float64(time.Millisecond)))),

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"log/slog"
 	"math"
+	"mime"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -33,7 +34,8 @@ const (
 	headerTimeout = 5 * time.Second
 	// answerTimeout bounds the time in which a client takes our answer. A CPU profile alone runs for 30 s by default.
 	answerTimeout = 2 * time.Minute
-	// maxScrapes bounds the scrapes at a time. Scrapers that cannot wait have gone, and their scrapes must not pile up.
+	// maxScrapes bounds the scrapes at a time. A scrape goes on after its scraper has given up, and such scrapes must not
+	// pile up.
 	maxScrapes = 4
 	// shutdownTimeout is how long answers underway may go on once the server is to end.
 	shutdownTimeout = 2 * time.Second
@@ -44,7 +46,7 @@ const (
 type Pages struct {
 	Source  Source
 	Metrics prometheus.Gatherer
-	// Page is what a browser shows at /; nil: there is none.
+	// Page is served at /; nil: there is none.
 	Page *page.Page
 	// Ready says what keeps the proxy from serving new connections; nil: it serves.
 	Ready func() error
@@ -60,11 +62,10 @@ type Pages struct {
 	Observer *Observer
 	// Links opens a reader of the interfaces; nil: there is no /v1/signals.
 	Links func() (LinkReader, error)
-	// Wall is the date; only /v1/signals needs it.
+	// Wall returns the date; only /v1/signals needs it.
 	Wall func() time.Time
-	// Reload rereads the configuration and tells in words what came of it, or why
-	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
-	// is no /-/reload.
+	// Reload rereads the configuration and says in words what it changed. An error is ErrNoFile, or says what is wrong
+	// with the new configuration; the old one stays then. nil: there is no /-/reload.
 	Reload func() (string, error)
 	// Fleet returns what /v1/fleet shows; nil: the proxy is in no fleet.
 	Fleet func() any
@@ -72,12 +73,11 @@ type Pages struct {
 	Dialled func(from, to netip.AddrPort) bool
 	Log     *slog.Logger
 
-	ending <-chan struct{} // closed when answers without an end have to end; nil: they need not
+	ending <-chan struct{} // closed when the server ends, so that followers of signals end; nil: it never does
 }
 
-// Handler returns the pages. Where the listener is on loopback, pass local:
-// requests that name another host are then refused, so that a web page in a
-// browser on this machine cannot read them by pointing its own name here.
+// Handler returns the pages. Pass local for a listener on loopback. Requests that name another host are then refused, so
+// that a web page in a browser on this machine cannot read them through a name that resolves to loopback.
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", p.metricsHandler())
@@ -127,8 +127,8 @@ func (p Pages) Handler(local bool) http.Handler {
 	})
 }
 
-// namesThisHost reports whether a Host header is an address or localhost, and so no domain that a web page's owner
-// could point here (DNS rebinding).
+// namesThisHost reports whether a Host header is an address or localhost. Any other name could be of a web page's owner,
+// who lets it resolve to this machine (DNS rebinding).
 func namesThisHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -150,12 +150,12 @@ func (p Pages) addHealthPages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /readyz", p.serveReady)
 }
 
-// ServeHealth is Serve for the pages for probes alone, which anybody may see.
+// ServeHealth is Serve with only the pages for probes, which anybody may see.
 func (p Pages) ServeHealth(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	p.addHealthPages(mux)
 	return serveHTTP(ctx, ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Connection", "close") // or anybody could have thousands stay open
+		w.Header().Set("Connection", "close") // or anybody could keep thousands open
 		mux.ServeHTTP(w, r)
 	}), p.Log)
 }
@@ -238,7 +238,7 @@ func (p Pages) serveHosts(w http.ResponseWriter, r *http.Request) {
 	}))
 }
 
-// eachOf yields what describe makes of each of all. Items beyond the limit of a list are never described.
+// eachOf yields describe of each item. It describes one when it is asked for, so not those beyond the limit of a list.
 func eachOf[T any](all []T, describe func(*T) any) iter.Seq[any] {
 	return func(yield func(any) bool) {
 		for i := range all {
@@ -249,8 +249,7 @@ func eachOf[T any](all []T, describe func(*T) any) iter.Seq[any] {
 	}
 }
 
-// serveList answers with the first of n items, as many as the request wants. The others are
-// not looked at.
+// serveList answers with the first of n items, as many as the request wants. It does not ask for the others.
 func (p Pages) serveList(w http.ResponseWriter, r *http.Request, n int, items iter.Seq[any]) {
 	limit := defaultLimit
 	if text := r.URL.Query().Get("limit"); text != "" {
@@ -297,22 +296,22 @@ func writeList(w io.Writer, limit int, items iter.Seq[any]) error {
 	return out.Flush()
 }
 
-// Serve answers on ln until ctx ends, then lets answers underway finish within shutdownTimeout.
+// Serve serves the pages on ln until ctx ends. As long as it runs it observes flows for them.
 func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	local := false
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 		local = tcp.IP.IsLoopback()
 	}
 	p.ending = ctx.Done()
-	looking, end := context.WithCancel(ctx)
-	var looks sync.WaitGroup
-	defer looks.Wait()
-	defer end()
+	serving, stop := context.WithCancel(ctx)
+	var observers sync.WaitGroup
+	defer observers.Wait()
+	defer stop()
 	if p.Page != nil {
-		looks.Go(func() { p.Page.Run(looking) })
+		observers.Go(func() { p.Page.Run(serving) })
 	}
 	if p.Observer != nil {
-		looks.Go(func() { p.Observer.ObserveFlows(looking) })
+		observers.Go(func() { p.Observer.ObserveFlows(serving) })
 	}
 	return serveHTTP(ctx, ln, p.Handler(local), p.Log)
 }
@@ -348,8 +347,7 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	return nil
 }
 
-// fromHere reports whether a request comes from this machine: from the address that it was sent to, or from loopback.
-// A request of a client that comes by way of the proxy does not.
+// fromHere reports whether a request comes from this machine.
 func (p Pages) fromHere(r *http.Request) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
@@ -359,7 +357,8 @@ func (p Pages) fromHere(r *http.Request) bool {
 	return ofThisMachine(peer, own.AddrPort(), p.Dialled)
 }
 
-// ofThisMachine reports whether a connection comes from this machine, and not from a client by way of the proxy.
+// ofThisMachine reports whether a connection comes from this machine: from the address that it leads to, or from
+// loopback. One that the proxy has dialled for a client does not.
 func ofThisMachine(peer, own netip.AddrPort, dialled func(from, to netip.AddrPort) bool) bool {
 	from, to := peer.Addr().Unmap().WithZone(""), own.Addr().Unmap().WithZone("")
 	return (from.IsLoopback() || from == to) && (dialled == nil || !dialled(peer, own))
@@ -374,8 +373,26 @@ func fromWebPage(r *http.Request) bool {
 	return r.Header.Get("Origin") != "" || site != "" && site != "none"
 }
 
-// serveReload has the configuration be reread. It takes requests from this machine, but none of a web page in a
-// browser there. Browsers name the page that sends a request.
+// isJSON reports whether a request says that its body is JSON. A web page cannot send this type to another site before
+// the browser has asked that site.
+func isJSON(r *http.Request) bool {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return err == nil && kind == "application/json"
+}
+
+// checkEnd returns an error unless d has read all of its input.
+func checkEnd(d *json.Decoder) error {
+	switch _, err := d.Token(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.New("something follows it")
+}
+
+// serveReload rereads the configuration. It takes requests from this machine only, and none that a web page in a browser
+// there sends.
 func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
 	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",

@@ -9,17 +9,17 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Internals are what an algorithm shows of itself, in the order of its Spec. As
-// JSON they are an object that keeps it: {"target_packets":20.5,"velocity":2}.
+// Internals are the internal values that an algorithm shows, in the order of its Spec. JSON has them as an object with
+// keys in this order: {"target_packets":20.5,"velocity":2}.
 type Internals []Internal
 
-// Internal is one value; 0 is what the algorithm does not know yet.
+// Internal is one value; 0: the algorithm does not know it yet.
 type Internal struct {
 	Name  string
 	Value float64
 }
 
-// InternalsOf names the values; nil for an algorithm that shows none.
+// InternalsOf returns values with their names; nil for an algorithm that shows none.
 func InternalsOf(algorithm string, values cc.Internals) Internals {
 	spec, err := cc.Lookup(algorithm)
 	if err != nil {
@@ -58,7 +58,7 @@ func (in *Internals) UnmarshalJSON(text []byte) error {
 		if err != nil {
 			return err
 		}
-		v.Name = name.(string) // an object's keys are
+		v.Name = name.(string) // JSON has no other keys
 		if err := d.Decode(&v.Value); err != nil {
 			return fmt.Errorf("telemetry: internal %s: %w", v.Name, err)
 		}
@@ -67,7 +67,7 @@ func (in *Internals) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// appendInternal writes the i-th member of the object, with six digits: more would only fill the trace.
+// appendInternal writes the i-th member of the object, with six digits, because more would only lengthen the trace.
 func appendInternal(b []byte, i int, name string, value float64) []byte {
 	if i > 0 {
 		b = append(b, ',')

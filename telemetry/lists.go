@@ -52,10 +52,10 @@ type Direction struct {
 // Receive is the receive window that a leg advertises to the sender of these bytes.
 type Receive struct {
 	Algorithm string `json:"algorithm"`      // none: it is left to the transport
-	Held      bool   `json:"held,omitempty"` // the window is in force, because the bytes' way here has a queue
+	Held      bool   `json:"held,omitempty"` // the window is in force, because bytes on their way here are queued
 	Why       string `json:"why,omitempty"`  // the reason why there is none although it was asked for
-	// Control is absent until much has come, or for Why. Its queueing delay is that on the
-	// bytes' way here, its share the window that is in force once a queue is seen.
+	// Control is absent until many bytes have come, or for the reason in Why. Its queueing delay is that on the bytes'
+	// way here. Its share is the window that comes into force once there is a queue.
 	Control *Control `json:"control,omitempty"`
 }
 
@@ -69,7 +69,7 @@ type Control struct {
 	Phase         string   `json:"phase"`                  // of the algorithm, in its own words
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`             // of the group
 	Share         cc.Bytes `json:"share_bytes"`            // this flow's part of the window
-	Unused        cc.Bytes `json:"unused_share_bytes"`     // of what it is due of the window, what it leaves to others
+	Unused        cc.Bytes `json:"unused_share_bytes"`     // the part of its share by weight that it leaves to others
 	PacingRate    cc.Rate  `json:"pacing_bits_per_second"` // 0: not paced
 	Inflight      cc.Bytes `json:"inflight_bytes"`
 	Unsent        cc.Bytes `json:"unsent_bytes"` // in the socket and not on the wire
@@ -106,11 +106,11 @@ type Leg struct {
 	Unsent        cc.Bytes `json:"unsent_bytes"` // in the send queue and not on the wire
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 	SignalErrors  uint64   `json:"signal_errors"` // failed reads of the transport's state
-	// times the kernel ran Reno on the leg, since the process did not answer it
+	// Fallbacks is how often the kernel ran Reno on the leg, because the process did not answer in time.
 	Fallbacks uint64 `json:"fallbacks"`
 }
 
-// describeFlow turns the proxy's account of a connection into ours.
+// describeFlow returns a connection as /flows lists it.
 func describeFlow(f *proxy.FlowInfo) Flow {
 	out := Flow{
 		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule,
@@ -130,7 +130,7 @@ func describeFlow(f *proxy.FlowInfo) Flow {
 	return out
 }
 
-// describeLeg turns a transport's account of itself into ours.
+// describeLeg returns a leg as /flows lists it.
 func describeLeg(i *datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
@@ -155,7 +155,7 @@ func describeDirection(d *proxy.DirectionInfo) *Direction {
 	return out
 }
 
-// describeControl turns the flow manager's account of a flow into ours: durations in seconds, causes by name.
+// describeControl returns the state of a flow as lists have it: durations in seconds, causes by name.
 func describeControl(s *flow.Snapshot) *Control {
 	c := &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
@@ -193,7 +193,7 @@ type Group struct {
 
 	Cwnd     cc.Bytes `json:"cwnd_bytes"`
 	Inflight cc.Bytes `json:"inflight_bytes"`
-	// in flight beyond shares by weight, out of what other members leave unused
+	// Borrowed is what members have in flight beyond their shares by weight, out of what others leave unused.
 	Borrowed   cc.Bytes `json:"borrowed_bytes"`
 	Unused     cc.Bytes `json:"unused_bytes"` // what no member wants
 	PacingRate cc.Rate  `json:"pacing_bits_per_second"`
@@ -205,7 +205,7 @@ type Group struct {
 	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
 	Delivered     cc.Bytes `json:"delivered_bytes"`
 	LimitedBy     string   `json:"limited_by"`
-	// RivalRate is of what goes to the host beside the group, 0: nothing, or nothing counts it
+	// RivalRate is the rate of what goes to the host and is not of the group. 0: nothing does, or nothing counts it.
 	RivalRate cc.Rate `json:"rival_bits_per_second"`
 
 	// UDP is what is held of the group's; absent where none is.
@@ -228,12 +228,13 @@ type GroupHint struct {
 	Flows       int      `json:"flows"`
 	RadioLost   cc.Bytes `json:"radio_lost_bytes"`
 	Share       float64  `json:"share"`
-	// Believed is the part of these rates that is; Doubt is empty, "high" or "low".
+	// Believed is the part of these rates that the group believes. Doubt says that they are too "high" or too "low"; empty:
+	// neither.
 	Believed float64        `json:"believed"`
 	Doubt    flow.HintDoubt `json:"doubt"`
 }
 
-// describeGroup turns the flow manager's account of a group into ours.
+// describeGroup returns a group as /hosts lists it.
 func describeGroup(g *flow.Group, now cc.Time) Group {
 	out := Group{
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
@@ -270,15 +271,14 @@ type Peer struct {
 	Received  uint64         `json:"received_bytes"`       // WireGuard's with the tunnel's own
 	Sent      uint64         `json:"sent_bytes"`
 
-	// The load of all connections of this peer. Delay and rate are the newest of connections with bytes in flight to
-	// it.
+	// The load of all connections of this peer. Delay and rate are the newest of connections with bytes in flight to it.
 	Connections   int      `json:"connections"`
 	QueueingDelay float64  `json:"queueing_delay_seconds"`
 	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 }
 
-// withLoads adds what the connections of a peer do.
+// withLoads returns p with the load of its connections.
 func (p Peer) withLoads(loads peerLoads) Peer {
 	l := loads[peerKey{p.Listener, p.Name}]
 	p.Connections, p.QueueingDelay = l.connections, l.queueing.Seconds()

@@ -10,16 +10,15 @@ import (
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
-// live is what the open flows hold at the moment. Windows, rates and queues
-// add up over flows; what does not add up, such as round-trip times, is
-// sampled into histograms instead.
+// live sums up what the open flows have at the moment: windows, rates and queues. What does not add up, such as
+// round-trip times, goes into the histograms of the sampler.
 type live struct {
 	control  map[controlKey]*control
 	legs     map[string]*legs    // by leg: client, server
 	buffered map[string]cc.Bytes // by direction: down, up
 }
 
-// controlKey is what windows of ours are summed by.
+// controlKey is what our windows are summed by.
 type controlKey struct{ algorithm, direction string }
 
 // control sums up the windows of one key.
@@ -32,7 +31,7 @@ type control struct {
 // legs sums up what TCP itself holds on the legs of one side.
 type legs struct{ cwnd, unsent cc.Bytes }
 
-// newLive has both legs and both directions from the start, so that their series are there while no flow is.
+// newLive returns sums with both legs and both directions, so that their series are there while there is no flow.
 func newLive() live {
 	return live{
 		control:  map[controlKey]*control{},
@@ -41,7 +40,7 @@ func newLive() live {
 	}
 }
 
-// countFlow counts a connection in. One that is not relayed yet has no legs to sum.
+// countFlow adds a connection. One that is not relayed yet has no legs to sum.
 func (l live) countFlow(f *proxy.FlowInfo) {
 	if !f.Relayed() {
 		return
@@ -55,20 +54,19 @@ func (l live) countFlow(f *proxy.FlowInfo) {
 	l.addLeg("server", &f.Server)
 }
 
-// controlledWindows yields the windows of ours that a connection has. A direction of down or up is
-// towards the client or the server; one of from_client or from_server is what they are let
-// send in.
+// controlledWindows yields our windows of a connection. In the directions down and up the proxy sends, to the client and
+// to the server. In from_client and from_server they send, within the receive window that the proxy advertises.
 func controlledWindows(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
 	return func(yield func(controlKey, *flow.Snapshot) bool) {
-		side := func(d *proxy.DirectionInfo, name, from string) bool {
-			return (!d.Managed || yield(controlKey{d.Algorithm, name}, &d.Flow)) &&
-				(!d.Receive.Held || yield(controlKey{d.Receive.Flow.Algorithm, from}, &d.Receive.Flow))
+		yieldBoth := func(d *proxy.DirectionInfo, sent, received string) bool {
+			return (!d.Managed || yield(controlKey{d.Algorithm, sent}, &d.Flow)) &&
+				(!d.Receive.Held || yield(controlKey{d.Receive.Flow.Algorithm, received}, &d.Receive.Flow))
 		}
-		_ = side(&f.Down, "down", "from_server") && side(&f.Up, "up", "from_client")
+		_ = yieldBoth(&f.Down, "down", "from_server") && yieldBoth(&f.Up, "up", "from_client")
 	}
 }
 
-// addSnapshot adds a window of ours to those of its key.
+// addSnapshot adds one of our windows to those of its key.
 func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	c := l.control[k]
 	if c == nil {
@@ -77,7 +75,7 @@ func (l live) addSnapshot(k controlKey, s *flow.Snapshot) {
 	}
 	c.flows++
 	c.inflight += float64(s.Inflight)
-	// Members of a group share one window and one rate. Each adds an equal part, active or not: together they add all.
+	// Members of a group share one window and one rate. Each adds an equal part, so that together they add all of it.
 	members := float64(max(1, s.Members))
 	if s.Cwnd < cc.MaxCwnd {
 		c.window += float64(s.Cwnd) / members
@@ -108,7 +106,7 @@ func (l live) writeMetrics(out sink) {
 	}
 }
 
-// groups are what groups of flows hold at the moment, by algorithm.
+// groups sums up what groups of flows have at the moment, by algorithm.
 type groups map[string]*groupSums
 
 // groupSums sums up the groups of one algorithm.
@@ -119,7 +117,8 @@ type groupSums struct {
 	borrowed, unused                float64 // bytes
 }
 
-// sumGroups sums up all groups. Windows without a bound are left out of the sums of bytes, which they would drown.
+// sumGroups sums up all groups. It leaves windows without a bound out of the sums of bytes, which would show nothing
+// else.
 func sumGroups(all []flow.Group, now cc.Time) groups {
 	sums := groups{}
 	for _, g := range all {

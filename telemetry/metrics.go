@@ -136,7 +136,7 @@ var (
 			"what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
-// Of legs, and of directions under our congestion control.
+// Families that the sampler fills: of legs, and of directions under our congestion control.
 var (
 	rtt    = newHistogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
 	minRTT = newHistogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
@@ -150,11 +150,11 @@ var (
 			"scrapes.", "algorithm", "direction")
 )
 
+// Families of tunnels.
 var (
 	tunnelUp = newGauge("tunnel_up",
 		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened "+
-			"again.",
-		"listener")
+			"again.", "listener")
 	tunnelPeers  = newGauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
 	tunnelActive = newGauge("tunnel_peers_active",
 		"Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and "+
@@ -176,8 +176,7 @@ var (
 		"How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
 	tunnelInvalid = newCounter("tunnel_invalid_packets_total",
 		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) "+
-			"and flags "+
-			"(no TCP sends them together).", "listener", "reason")
+			"and flags (no TCP sends them together).", "listener", "reason")
 	tunnelExpired = newCounter("tunnel_expired_packets_total",
 		"Packets out of the tunnel whose hop limit had run out.", "listener")
 
@@ -230,8 +229,7 @@ var (
 	agentRefused   = newCounter("agent_messages_refused_total",
 		"Messages of the agent that were not heeded, by reason: malformed; about a flow that there is none of "+
 			"(no_such_flow), as one that has just ended; about a program that was not installed (no_such_program); "+
-			"or of a kind that "+
-			"agents do not send (unexpected_kind).", "agent", "reason")
+			"or of a kind that agents do not send (unexpected_kind).", "agent", "reason")
 	agentAborts = newCounter("agent_program_aborts_total",
 		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")
 	agentFallbacks = newCounter("agent_fallbacks_total",
@@ -239,6 +237,5 @@ var (
 			"answer), or its program fails.", "agent", "reason")
 	agentTook = newHistogram("agent_decision_seconds",
 		"From a report to the agent until the decision that followed it was in force; without reports that the agent "+
-			"passed "+
-			"over for a later one.", "agent")
+			"passed over for a later one.", "agent")
 )

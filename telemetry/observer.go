@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// observePeriod is the time between two looks at the flows.
+	// observePeriod is the time between two readings of all flows.
 	observePeriod = time.Second
-	// checkPeriod is the time between two looks for samples that do harm.
+	// checkPeriod is the time between two checks of whether a sampled rule does harm.
 	checkPeriod = time.Minute
 	// busyBytes is what a host gets in a busy second, at least. Less shows neither its rate nor its queue.
 	busyBytes = 16 << 10
 )
 
-// SampledRule is a rule that is for a sample of the hosts.
+// SampledRule is a rule that only a sample of the hosts gets.
 type SampledRule struct {
 	Rule    string
 	Against string // the rule that the other hosts have; empty: the defaults
 }
 
-// Observer records what hosts see under the rules that are to be compared, and during proofs. Without a sampled rule
-// and without a proof it looks at nothing. It is safe for concurrent use.
+// Observer records the rates and queueing delays of hosts under the rules that are compared, and during proofs. Without
+// a sampled rule and without a proof it records nothing. It is safe for concurrent use.
 //
 //	field                       guarded by
 //	recorder, watched, readers  themselves
@@ -43,11 +43,11 @@ type SampledRule struct {
 //	hosts, delivered            only ObserveFlows uses them
 //	Downloads                   itself
 type Observer struct {
-	// Flows returns how many connections live, and each of them.
+	// Flows returns how many connections there are, and each of them.
 	Flows func() (n int, each iter.Seq[*proxy.FlowInfo])
 	// Samples returns the sampled rules in force.
 	Samples func() []SampledRule
-	// StopSample takes a sampled rule out of force. why says what it does to its hosts.
+	// StopSample takes a sampled rule out of force. why says what harm it does to its hosts.
 	StopSample func(rule, why string) error
 	// Try puts a trial into force; nil ends it.
 	Try  func(*proxy.Trial)
@@ -65,7 +65,7 @@ type Observer struct {
 	gains []page.Gain // of the samples, at the last check
 
 	hosts     hostBases
-	delivered map[uint64]cc.Bytes // by flow, at the last look
+	delivered map[uint64]cc.Bytes // by flow, at the last reading
 }
 
 // ObserveFlows observes until ctx ends.
@@ -97,7 +97,9 @@ func (o *Observer) observeSecond(now time.Time) {
 		watched = append(watched, s.Rule, s.Against)
 	}
 	o.watched.Store(&watched)
-	p := o.currentProof(now)
+	o.mu.Lock()
+	p := o.runningProof(now)
+	o.mu.Unlock()
 	if len(watched) == 0 && p == nil {
 		clear(o.delivered)
 		return
@@ -115,7 +117,7 @@ func (o *Observer) observeSecond(now time.Time) {
 			p.observeTurn(now, s.sides, add)
 		}
 	}
-	o.hosts.forgetHosts(now)
+	o.hosts.dropOldHosts(now)
 }
 
 // hostSecond is what one host got in one second.
@@ -126,8 +128,8 @@ type hostSecond struct {
 	sides []string      // of a proof
 }
 
-// sumSeconds adds up what each host got since the last call. Round trips are those that TCP measures, because that
-// instrument is the same for managed and unmanaged connections.
+// sumSeconds adds up what each host got since the last call. It takes TCP's round trips, because TCP measures those of
+// managed and of unmanaged connections in the same way.
 func (o *Observer) sumSeconds(now time.Time) map[string]*hostSecond {
 	sums, delivered := map[string]*hostSecond{}, make(map[uint64]cc.Bytes, len(o.delivered))
 	_, flows := o.Flows()
@@ -135,12 +137,12 @@ func (o *Observer) sumSeconds(now time.Time) map[string]*hostSecond {
 		before, known := o.delivered[f.ID]
 		delivered[f.ID] = f.Client.Delivered
 		moved := f.Client.Delivered - before
-		known = known || f.Age < 2*observePeriod // a new one has moved all of it since the last look
+		known = known || f.Age < 2*observePeriod // a new one has moved all its bytes since the last reading
 		if !f.Relayed() || !known || moved <= 0 || f.Client.SRTT <= 0 {
 			continue
 		}
 		host := f.ClientHost()
-		o.hosts.noteHost(now, host, f.Client.MinRTT)
+		o.hosts.updateBase(now, host, f.Client.MinRTT)
 		s := sums[host]
 		if s == nil {
 			s = &hostSecond{}
@@ -163,8 +165,8 @@ func appendNew(all []string, s string) []string {
 	return append(all, s)
 }
 
-// onlyOne returns the only element. In a second in which a host had connections of several sides, they share its
-// queue, so that it shows none of the sides.
+// onlyOne returns the only element. Seconds with several rules or sides are not recorded, because their connections
+// share one queue.
 func onlyOne(all []string) (string, bool) {
 	if len(all) != 1 {
 		return "", false
@@ -185,22 +187,17 @@ func (o *Observer) ObserveClosed(f *proxy.FlowInfo) {
 	})
 }
 
-// addReader has read be called with each connection that is over, until stop is called. read must not wait, and not
-// keep its argument.
+// addReader calls read with each connection that is over, until stop is called. read must not wait, and not keep its
+// argument.
 func (o *Observer) addReader(read func(*proxy.FlowInfo)) (stop func()) {
 	key := new(byte)
 	o.readers.Store(key, read)
 	return func() { o.readers.Delete(key) }
 }
 
-// checkSamples notes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.
+// checkSamples computes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.
 func (o *Observer) checkSamples(now time.Time) {
 	var gains []page.Gain
-	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.gains = gains
-	}()
 	for _, s := range o.Samples() {
 		r := o.recorder.Compare(now, s.Rule, s.Against, "hosts")
 		gains = append(gains, page.Gain{
@@ -215,6 +212,9 @@ func (o *Observer) checkSamples(now time.Time) {
 				"verdict", r.Verdict, "err", err)
 		}
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.gains = gains
 }
 
 // Compare compares two rules that are recorded. An empty name stands for the defaults.
@@ -264,14 +264,7 @@ func nameRules(rules []string) []string {
 	return out
 }
 
-// currentProof returns the proof that runs, and ends it once its time is over. nil: none runs.
-func (o *Observer) currentProof(now time.Time) *proof {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.runningProof(now)
-}
-
-// runningProof is currentProof for callers that hold mu.
+// runningProof returns the proof that runs, and ends it once its time is over. nil: none runs. The caller holds mu.
 func (o *Observer) runningProof(now time.Time) *proof {
 	p := o.proof
 	switch {
@@ -284,7 +277,7 @@ func (o *Observer) runningProof(now time.Time) *proof {
 	return p
 }
 
-// endProof ends the proof. Its result is computed once, because pages ask for it again and again. mu is held.
+// endProof ends the proof. It keeps the result, because pages ask for it again and again. The caller holds mu.
 func (o *Observer) endProof(now time.Time) {
 	o.proof.result = o.proof.compareSides(now)
 	o.proof.ended.Store(true)
@@ -316,19 +309,17 @@ func (o *Observer) StartProof(host string, last time.Duration) error {
 	return nil
 }
 
-// StopProof ends the proof that runs, and reports whether one did.
-func (o *Observer) StopProof() bool {
+// StopProof ends the proof that runs, if there is one.
+func (o *Observer) StopProof() {
 	now := o.Wall()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.runningProof(now) == nil {
-		return false
+	if o.runningProof(now) != nil {
+		o.endProof(now)
 	}
-	o.endProof(now)
-	return true
 }
 
-// LastProof returns how the last proof stands. false: there was none.
+// LastProof returns the state of the last proof. false: there was none.
 func (o *Observer) LastProof() (Proof, bool) {
 	now := o.Wall()
 	o.mu.Lock()

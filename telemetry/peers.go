@@ -16,7 +16,7 @@ const maxPeerSeries = 1000
 // peerKey names a peer.
 type peerKey struct{ listener, name string }
 
-// peerLoad is what the connections of a peer do.
+// peerLoad is the load of a peer's connections.
 type peerLoad struct {
 	connections   int           // that are relayed
 	queueing      time.Duration // the greatest one of connections with bytes in flight
@@ -27,7 +27,7 @@ type peerLoad struct {
 // peerLoads sums up connections by their peers.
 type peerLoads map[peerKey]peerLoad
 
-// addFlow counts a connection in. One without bytes in flight is left out, because its newest delay and rate are old.
+// addFlow adds a connection. It leaves out one without bytes in flight, because its newest delay and rate are old.
 func (loads peerLoads) addFlow(f *proxy.FlowInfo) {
 	s := &f.Down.Flow
 	if f.Peer == "" || !f.Down.Managed || s.Inflight == 0 {
@@ -39,7 +39,7 @@ func (loads peerLoads) addFlow(f *proxy.FlowInfo) {
 	loads[k] = l
 }
 
-// addCounters adds what is counted of peers since the start. It comes after all calls of addFlow.
+// addCounters adds what is counted of peers since the start. It is called once, after addFlow of all flows.
 func (loads peerLoads) addCounters(peers []proxy.PeerCounters) {
 	for _, p := range peers {
 		k := peerKey{p.Listener, p.Peer}
@@ -49,8 +49,8 @@ func (loads peerLoads) addCounters(peers []proxy.PeerCounters) {
 	}
 }
 
-// writePeers writes the series of a tunnel's peers. A WireGuard peer has one from the configuration on, a MASQUE
-// client from its first connection on.
+// writePeers writes the series of a tunnel's peers. WireGuard peers have series as soon as they are configured, MASQUE
+// clients from their first connection on.
 func (s sink) writePeers(t proxy.TunnelInfo, loads peerLoads) {
 	type state struct {
 		received, sent uint64
@@ -63,7 +63,7 @@ func (s sink) writePeers(t proxy.TunnelInfo, loads peerLoads) {
 	for name, c := range t.Clients {
 		known[name] = state{received: c.Received, sent: c.Sent}
 	}
-	for k := range loads { // a MASQUE client may have streams alone
+	for k := range loads { // a MASQUE client may have streams only, which t.Clients does not count
 		if _, counted := known[k.name]; !counted && k.listener == t.Listener && t.Clients != nil {
 			known[k.name] = state{}
 		}
@@ -72,11 +72,11 @@ func (s sink) writePeers(t proxy.TunnelInfo, loads peerLoads) {
 	// A client without a name is known by its address, and there may be any number of them.
 	names = slices.DeleteFunc(names, func(name string) bool { _, err := netip.ParseAddr(name); return err == nil })
 	for _, name := range names[:min(len(names), maxPeerSeries)] {
-		load, is := loads[peerKey{t.Listener, name}], known[name]
-		s.putSample(peerBytes, float64(is.received), t.Listener, name, "received")
-		s.putSample(peerBytes, float64(is.sent), t.Listener, name, "sent")
-		if !is.handshake.IsZero() {
-			s.putSample(peerHandshake, unixSeconds(is.handshake), t.Listener, name)
+		load, peer := loads[peerKey{t.Listener, name}], known[name]
+		s.putSample(peerBytes, float64(peer.received), t.Listener, name, "received")
+		s.putSample(peerBytes, float64(peer.sent), t.Listener, name, "sent")
+		if !peer.handshake.IsZero() {
+			s.putSample(peerHandshake, unixSeconds(peer.handshake), t.Listener, name)
 		}
 		s.putSample(peerConnections, float64(load.connections), t.Listener, name)
 		s.putSample(peerQueueing, load.queueing.Seconds(), t.Listener, name)

@@ -24,8 +24,8 @@ const (
 	unmanagedSide = "left to the kernel"
 )
 
-// proof compares managed and unmanaged connections of one host, which take turns in time. Within each pair of turns
-// chance decides which comes first, so that what changes with time falls on both.
+// proof compares managed and unmanaged connections of one host, which take turns in time. Chance decides the order
+// within each pair of turns, so that what changes with time affects both sides alike.
 type proof struct {
 	host     string
 	begin    time.Time
@@ -36,7 +36,7 @@ type proof struct {
 	result   compare.Result // once it has ended
 }
 
-// turnAt returns the number of the turn at a moment.
+// turnAt returns the number of the turn that now falls into.
 func (p *proof) turnAt(now time.Time) int { return int(now.Sub(p.begin) / p.turn) }
 
 // isUnmanaged reports whether connections that begin in a turn are left to the kernel.
@@ -66,11 +66,11 @@ func (p *proof) compareSides(now time.Time) compare.Result {
 	return p.recorder.Compare(now, managedSide, unmanagedSide, "turns")
 }
 
-// Proof is how a proof stands.
+// Proof is the state of a proof.
 type Proof struct {
 	Host    string         `json:"host"`
-	Seconds float64        `json:"seconds"` // since it began
-	Of      float64        `json:"of_seconds"`
+	Seconds float64        `json:"seconds"`    // since it began
+	Of      float64        `json:"of_seconds"` // how long it lasts
 	Ended   bool           `json:"ended"`
 	Turn    string         `json:"turn,omitempty"` // which side has its turn; empty: it has ended
 	Result  compare.Result `json:"result"`

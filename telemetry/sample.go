@@ -15,14 +15,12 @@ import (
 // does not count everything twice.
 const sampleEvery = time.Second
 
-// sampler keeps the distributions of what does not add up over flows. At each
-// scrape every leg that has moved bytes since the last one adds one
-// observation: a mean would hide the one phone in a cellar, a series per flow
-// would drown the database, and idle connections would only repeat what was
-// true when they fell silent. The counts never go back, so rates and quantiles
-// over time work as for any histogram.
+// sampler has the distributions of what does not add up over flows. At each scrape, every leg that has moved bytes since
+// the last scrape adds one observation. A mean would hide a single bad leg, and a series for each flow would be too many
+// for a database. Idle connections add nothing, because their last values are old. The counts never go back, so rates
+// and quantiles over time work as for any histogram.
 type sampler struct {
-	mu      sync.Mutex // held by a sample from its begin to its end
+	mu      sync.Mutex // held from beginSample to endSample
 	last    cc.Time    // when the last sample began; 0: there was none
 	seen    []moved    // at the last sample, by flow
 	client  legDistributions
@@ -87,13 +85,14 @@ func (s *sampler) writeMetrics(out sink) {
 	}
 }
 
-// sample is one look at the flows, by one scrape. A nil one sees nothing, and all methods may be called on it.
+// sample is the part of one scrape in the distributions. All methods do nothing on nil.
 type sample struct {
 	*sampler
-	before, now []moved // before loses a flow once addFlow has had it, or a later one
+	before []moved // what addFlow has not passed yet of the flows in the last sample
+	now    []moved
 }
 
-// beginSample locks s until the sample ends; nil: there was one just now.
+// beginSample locks s until endSample. It returns nil within sampleEvery of the last sample.
 func (s *sampler) beginSample(now cc.Time) *sample {
 	s.mu.Lock()
 	if s.last != 0 && now.Sub(s.last) < sampleEvery {
@@ -104,7 +103,7 @@ func (s *sampler) beginSample(now cc.Time) *sample {
 	return &sample{s, s.seen, make([]moved, 0, len(s.seen))}
 }
 
-// endSample keeps how far the flows have come for the next sample.
+// endSample stores what the flows have moved, for the next sample, and unlocks the sampler.
 func (s *sample) endSample() {
 	if s != nil {
 		s.seen = s.now
@@ -120,20 +119,24 @@ func (s *sample) addFlow(f *proxy.FlowInfo) {
 	for len(s.before) > 0 && s.before[0].flow < f.ID {
 		s.before = s.before[1:]
 	}
-	was, is := moved{}, moved{f.ID, f.Down.Written, f.Up.Written}
+	before, now := moved{}, moved{f.ID, f.Down.Written, f.Up.Written}
 	if len(s.before) > 0 && s.before[0].flow == f.ID {
-		was = s.before[0]
+		before = s.before[0]
 	}
-	s.now = append(s.now, is)
-	if is.down > was.down {
+	s.now = append(s.now, now)
+	downBusy, upBusy := now.down > before.down, now.up > before.up
+	if downBusy {
 		s.client.observeLeg(&f.Client)
 	}
-	if is.up > was.up {
+	if upBusy {
 		s.server.observeLeg(&f.Server)
 	}
 	for k, c := range controlledWindows(f) {
-		down := k.direction == "down" || k.direction == "from_server"
-		if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
+		busy := upBusy
+		if k.direction == "down" || k.direction == "from_server" {
+			busy = downBusy
+		}
+		if busy && c.LatestRTT > 0 {
 			d := s.control[k]
 			if d == nil {
 				d = &distribution{}
@@ -144,7 +147,7 @@ func (s *sample) addFlow(f *proxy.FlowInfo) {
 	}
 }
 
-// observeLeg adds what the leg's transport knows so far; 0 is not known.
+// observeLeg adds what the leg's transport knows so far; 0: unknown.
 func (d *legDistributions) observeLeg(i *datapath.Info) {
 	if i.SRTT > 0 {
 		d.rtt.observeValue(delayBuckets, i.SRTT.Seconds())

@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// maxSignalReaders bounds those that read signals at once: each looks at all flows.
+	// maxSignalReaders bounds those that read signals at once, because each reads all flows.
 	maxSignalReaders = 4
-	// The shortest and the longest time between two looks, and the one unless asked for another.
+	// The shortest and the longest time between two readings, and the default.
 	minSignalPeriod, maxSignalPeriod = 100 * time.Millisecond, time.Minute
 	signalPeriod                     = time.Second
-	// relearnPeriod is the time after which rates of links and routes to hosts are read again.
-	relearnPeriod = 10 * time.Second
+	// routesPeriod is the time after which rates of links and routes to hosts are read again.
+	routesPeriod = 10 * time.Second
 )
 
-// Signal is what an interface of this machine carried since the last look, and how long it was queued. Shapers read
+// Signal is what an interface of this machine carried since the last reading, and how long it was queued. Shapers read
 // it from /v1/signals.
 type Signal struct {
-	// Time is the end of the look, in Unix time.
+	// Time is when it was read, in Unix time.
 	Time      float64 `json:"time"`
 	Interface string  `json:"interface"`
 	// QueueingDelay is the median of what connections that sent through the interface saw, weighted by their bytes.
@@ -38,9 +38,9 @@ type Signal struct {
 	QueueingDelay *float64 `json:"queueing_delay_seconds,omitempty"`
 	// QueueingDelay95 is their 95th percentile.
 	QueueingDelay95 *float64 `json:"queueing_delay_p95_seconds,omitempty"`
-	// ReceiveQueueingDelay is the median of what comes in. Absent: no receive window is managed there.
+	// ReceiveQueueingDelay is the median of received bytes. Absent: no receive window is managed there.
 	ReceiveQueueingDelay *float64 `json:"receive_queueing_delay_seconds,omitempty"`
-	// Sent and Received are those of all traffic, and ProxySent and ProxyReceived of the proxy's payload.
+	// Sent and Received are the rates of all traffic, ProxySent and ProxyReceived those of the proxy's payload.
 	Sent          cc.Rate `json:"sent_bits_per_second"`
 	Received      cc.Rate `json:"received_bits_per_second"`
 	ProxySent     cc.Rate `json:"proxy_sent_bits_per_second"`
@@ -60,24 +60,26 @@ type LinkReader interface {
 	Close()
 }
 
-// signalReader makes signals of what changes between two looks. It is a reader of closed connections, too, because
-// short ones begin and end between looks. addClosed may be called on any goroutine; one goroutine calls the rest.
+// signalReader computes signals from what changes between two readings. An Observer calls addClosed, because short
+// connections begin and end between two readings. addClosed may be called on any goroutine; one goroutine calls the
+// rest.
 type signalReader struct {
 	source  Source
 	links   LinkReader
-	at      time.Time
-	learned time.Time                   // when routes and rates were read
-	traffic map[string]linkstat.Traffic // by interface
-	routes  map[netip.Addr]string
-	// moved is what the legs of a flow had sent and received at the last look, and gone the same of flows that were not
-	// there any more at that look. They are needed until their last state comes.
+	at      time.Time                   // of the last reading; zero: there was none
+	traffic map[string]linkstat.Traffic // by interface, at the last reading
+	routes  map[netip.Addr]string       // the interface to a host
+	// routesAt is when routes and the rates of links were read.
+	routesAt time.Time
+	// moved is what the legs of open flows had sent and received at the last reading. gone is the same for flows that were
+	// no longer open at that reading, until addClosed has their last state.
 	moved, gone map[uint64][2]legBytes
 
 	mu     sync.Mutex
-	closed [][2]legState // since the last look, maxClosed at most
+	closed [][2]legState // since the last reading, maxClosed at most
 }
 
-// maxClosed bounds the connections that end between two looks and count, of about 200 bytes each.
+// maxClosed bounds the connections that end between two readings and count, of about 200 bytes each.
 const maxClosed = 16 << 10
 
 // legBytes is what a leg has sent and received so far.
@@ -87,8 +89,7 @@ type legBytes struct{ sent, received cc.Bytes }
 type legState struct {
 	legBytes
 	flow uint64
-	// host is where the leg leads; not valid: the leg is of a tunnel that ends in this program, and its address of the
-	// inside.
+	// host is where the leg leads. Not valid: a tunnel ends in this program, and no route leads to addresses inside it.
 	host netip.Addr
 	// sending and arrival are the queueing delays of what is sent and received. Below 0: unknown.
 	sending, arrival time.Duration
@@ -120,7 +121,7 @@ func legOf(flow uint64, host netip.Addr, leg *datapath.Info, out, in *proxy.Dire
 	return s
 }
 
-// addClosed notes the last state of a connection.
+// addClosed stores the last state of a connection for the next reading.
 func (s *signalReader) addClosed(f *proxy.FlowInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,14 +143,14 @@ type interfaceSums struct {
 	sending, arrival []delaySample
 }
 
-// lookAgain returns a signal for each interface, by name, over the time since the last look. The first look returns
+// readSignals returns a signal for each interface, by name, over the time since the last reading. The first reading has
 // rates of 0.
-func (s *signalReader) lookAgain(now time.Time) ([]Signal, error) {
-	relearn := now.Sub(s.learned) >= relearnPeriod
-	if relearn {
-		s.learned, s.routes = now, map[netip.Addr]string{}
+func (s *signalReader) readSignals(now time.Time) ([]Signal, error) {
+	withRates := now.Sub(s.routesAt) >= routesPeriod
+	if withRates {
+		s.routesAt, s.routes = now, map[netip.Addr]string{}
 	}
-	traffic, err := s.links.ReadTraffic(relearn)
+	traffic, err := s.links.ReadTraffic(withRates)
 	if err != nil {
 		return nil, err
 	}
@@ -186,8 +187,9 @@ func (s *signalReader) lookAgain(now time.Time) ([]Signal, error) {
 	return out, nil
 }
 
-// sumInterfaces adds up what connections did since the last look. In the first one nothing has moved. Open connections
-// come before those that have ended: one that ends between is in both, and its rest counts.
+// sumInterfaces adds up what connections did since the last reading. In the first one nothing has moved. It reads open
+// connections before those that have closed. One that closes in between is in both: the second time only what it has
+// moved since the first counts.
 func (s *signalReader) sumInterfaces() map[string]interfaceSums {
 	sums, moved, first := map[string]interfaceSums{}, map[uint64][2]legBytes{}, s.moved == nil
 	_, flows := s.source.Flows()
@@ -198,7 +200,7 @@ func (s *signalReader) sumInterfaces() map[string]interfaceSums {
 		legs := legsOf(f)
 		moved[f.ID] = [2]legBytes{legs[0].legBytes, legs[1].legBytes}
 		if !first {
-			s.addLegs(sums, &legs, s.moved[f.ID]) // 0: it has begun since
+			s.addLegs(sums, &legs, s.moved[f.ID]) // absent: it has begun since
 		}
 	}
 	s.mu.Lock()
@@ -207,12 +209,8 @@ func (s *signalReader) sumInterfaces() map[string]interfaceSums {
 	s.mu.Unlock()
 	for i := range closed {
 		id := closed[i][0].flow
-		was, open := moved[id]
-		if delete(moved, id); !open {
-			if was, open = s.moved[id]; !open {
-				was = s.gone[id]
-			}
-		}
+		was := cmp.Or(moved[id], s.moved[id], s.gone[id])
+		delete(moved, id)
 		delete(s.moved, id)
 		if !first {
 			s.addLegs(sums, &closed[i], was)
@@ -223,7 +221,7 @@ func (s *signalReader) sumInterfaces() map[string]interfaceSums {
 	return sums
 }
 
-// addLegs adds what the legs of a connection have moved since they had moved was.
+// addLegs adds what the legs of a connection have moved beyond was.
 func (s *signalReader) addLegs(sums map[string]interfaceSums, legs *[2]legState, was [2]legBytes) {
 	for i := range legs {
 		leg := &legs[i]
@@ -250,7 +248,7 @@ func (s *signalReader) addLegs(sums map[string]interfaceSums, legs *[2]legState,
 	}
 }
 
-// delayQuantile returns a quantile in seconds, weighted by bytes; nil of none. It sorts the samples.
+// delayQuantile returns the quantile p in seconds, weighted by bytes; nil: there are no samples. It sorts the samples.
 func delayQuantile(samples []delaySample, p float64) *float64 {
 	total := cc.Bytes(0)
 	for _, s := range samples {
@@ -266,8 +264,8 @@ func delayQuantile(samples []delaySample, p float64) *float64 {
 	return nil
 }
 
-// serveSignals answers with the signals of a second, or with follow=200ms with a line for each interface each 200 ms
-// until the client goes or the server ends. readers has room for those that read at once.
+// serveSignals answers with the signals of one second. With follow=200ms it writes a line for each interface each 200 ms,
+// until the client goes or the server ends. readers bounds how many read at once.
 func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan struct{}) {
 	period, follow, only := signalPeriod, r.URL.Query().Get("follow"), r.URL.Query().Get("interface")
 	if follow != "" {
@@ -296,7 +294,7 @@ func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan
 	if p.Observer != nil {
 		defer p.Observer.addReader(reader.addClosed)()
 	}
-	if _, err := reader.lookAgain(p.Wall()); err != nil {
+	if _, err := reader.readSignals(p.Wall()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
@@ -312,7 +310,7 @@ func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan
 			return
 		case <-tick.C:
 		}
-		signals, err := reader.lookAgain(p.Wall())
+		signals, err := reader.readSignals(p.Wall())
 		if err != nil {
 			p.logUnsent(r, err)
 			return
@@ -322,7 +320,7 @@ func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan
 			p.serveList(w, r, len(signals), eachOf(signals, func(s *Signal) any { return s }))
 			return
 		}
-		// A client that does not read ends within the time of any answer. Writers without deadlines are those of tests.
+		// Each reading extends the deadline, which would otherwise end the answer. Only writers of tests have none.
 		_ = control.SetWriteDeadline(p.Wall().Add(answerTimeout))
 		for i := range signals {
 			if err := out.Encode(&signals[i]); err != nil {

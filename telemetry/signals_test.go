@@ -65,7 +65,7 @@ func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 	links := &madeUpLinks{traffic: []linkstat.Traffic{{Name: "wan", Rate: 8e6, Sent: 1e6}, {Name: "lan"}}}
 	reader := &signalReader{source: src, links: links}
 	now := time.Unix(1_800_000_000, 0)
-	first, err := reader.lookAgain(now)
+	first, err := reader.readSignals(now)
 	require.NoError(t, err)
 	assert.Zero(t, first[1].Sent, "there is nothing to compare with")
 
@@ -78,7 +78,7 @@ func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 		LatestRTT: 1, QueueingDelay: 30 * time.Millisecond,
 	}}
 	links.traffic[0].Sent += 250e3
-	signals, err := reader.lookAgain(now.Add(500 * time.Millisecond))
+	signals, err := reader.readSignals(now.Add(500 * time.Millisecond))
 	require.NoError(t, err)
 	assert.Equal(t, []Signal{
 		{
@@ -93,7 +93,7 @@ func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 	}, signals)
 	assert.Equal(t, 2, links.asked, "routes are remembered")
 
-	signals, err = reader.lookAgain(now.Add(time.Second))
+	signals, err = reader.readSignals(now.Add(time.Second))
 	require.NoError(t, err)
 	assert.Nil(t, signals[0].QueueingDelay, "nothing was sent")
 
@@ -107,12 +107,12 @@ func TestSignalsSayWhatConnectionsSeeOfEachInterface(t *testing.T) {
 	src.flows = src.flows[1:]
 	late := src.flows[0]
 	src.flows = src.flows[1:]
-	signals, err = reader.lookAgain(now.Add(2 * time.Second))
+	signals, err = reader.readSignals(now.Add(2 * time.Second))
 	require.NoError(t, err)
 	assert.EqualValues(t, 15e3*8, signals[0].ProxySent)
 	late.Down.Written += 1e3
 	reader.addClosed(&late)
-	signals, err = reader.lookAgain(now.Add(3 * time.Second))
+	signals, err = reader.readSignals(now.Add(3 * time.Second))
 	require.NoError(t, err)
 	assert.EqualValues(t, 1e3*8, signals[0].ProxySent, "what it had sent before was counted then")
 }

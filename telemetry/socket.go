@@ -20,8 +20,8 @@ func ListenSocket(path string) (net.Listener, error) {
 	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
-	// It is made beside its place and moved there, so that no client finds it with another mode, or finds none while
-	// it is replaced.
+	// The socket is made beside path and moved there. So no client finds one with another mode, or none while one replaces
+	// another.
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("telemetry: %w", err)
@@ -34,7 +34,7 @@ func ListenSocket(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: %w", err)
 	}
-	ln.SetUnlinkOnClose(false) // it would look under its first name
+	ln.SetUnlinkOnClose(false) // Close would remove fresh, where the socket is no longer
 	s := &socket{Listener: ln, path: path}
 	if err := s.moveIntoPlace(fresh); err != nil {
 		return nil, errors.Join(fmt.Errorf("telemetry: %w", err), ln.Close(), os.Remove(fresh))
@@ -42,8 +42,7 @@ func ListenSocket(path string) (net.Listener, error) {
 	return s, nil
 }
 
-// AdoptSocket returns what ListenSocket returns, for a listener at path that another process has opened and leaves
-// (Abandon).
+// AdoptSocket is ListenSocket for a listener at path that another process has opened, which has called Abandon.
 func AdoptSocket(ln net.Listener, path string) (net.Listener, error) {
 	own, err := os.Lstat(path)
 	if err != nil {
@@ -52,14 +51,14 @@ func AdoptSocket(ln net.Listener, path string) (net.Listener, error) {
 	return &socket{Listener: ln, path: path, own: own}, nil
 }
 
-// Abandon has Close leave the file of a Unix socket alone, since another process listens there.
+// Abandon makes Close keep the file of a Unix socket, because another process listens there.
 func Abandon(ln net.Listener) {
 	if s, ok := ln.(*socket); ok {
 		s.own = nil
 	}
 }
 
-// checkVacant reports why nothing may be put at path.
+// checkVacant returns an error if path has a file that must not be replaced.
 func checkVacant(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -85,10 +84,10 @@ func checkVacant(path string) error {
 type socket struct {
 	net.Listener
 	path string
-	own  fs.FileInfo // of the file that this listener made
+	own  fs.FileInfo // the file that this listener made; nil: Close removes none
 }
 
-// moveIntoPlace moves the socket to its place.
+// moveIntoPlace sets the mode of the socket and moves it to its place.
 func (s *socket) moveIntoPlace(from string) (err error) {
 	if err = os.Chmod(from, socketMode); err != nil {
 		return err

@@ -8,8 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// token is a secret that requests carry (RFC 6750). The zero value is none. It is safe
-// for concurrent use.
+// token is a secret that requests carry (RFC 6750). The zero value accepts no request. It is safe for concurrent use.
 type token struct {
 	sum atomic.Pointer[[sha256.Size]byte]
 }
@@ -34,6 +33,6 @@ func (t *token) carriedBy(r *http.Request) (given, carried bool) {
 		return false, false
 	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	got := sha256.Sum256([]byte(strings.TrimSpace(secret))) // as long as the other, whatever was sent
+	got := sha256.Sum256([]byte(strings.TrimSpace(secret)))
 	return true, subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
 }

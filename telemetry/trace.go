@@ -21,8 +21,8 @@ const (
 	traceBacklog = 8192
 	// traceFlush is how long an event may stay in our buffer.
 	traceFlush = time.Second
-	// traceBlock is how many bytes of whole lines are written at once: whoever moves the
-	// file away, or ends the process, cuts none in two.
+	// traceBlock is how many bytes are written at once. Only whole lines are, so that who moves the file away, or ends the
+	// process, cuts none in two.
 	traceBlock = 64 << 10
 )
 
@@ -36,7 +36,7 @@ type Trace struct {
 	dropped atomic.Uint64
 	done    chan struct{}
 
-	mu     sync.RWMutex // read while an event goes in
+	mu     sync.RWMutex // Event holds it for reading, so that Close does not close events under it
 	closed bool
 	err    error // the first failed write; read after done
 }
@@ -48,7 +48,7 @@ func NewTrace(w io.Writer) *Trace {
 	return t
 }
 
-// Event takes one event; it is made for flow.Manager.Trace.
+// Event queues one event for the writer. It fits flow.Manager.Trace.
 func (t *Trace) Event(e flow.Event) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -124,8 +124,8 @@ func (t *Trace) writeLoop(w io.Writer) {
 	}
 }
 
-// appendEvent writes e as one line. By hand, since a reflecting encoder takes
-// longer than the acknowledgement it tells of.
+// appendEvent writes e as one line. It uses no reflection, because encoding/json takes longer than processing the
+// acknowledgement.
 func appendEvent(b []byte, e flow.Event) []byte {
 	b = append(b, `{"t_seconds":`...)
 	b = appendSeconds(b, time.Duration(e.State.Now))
@@ -174,8 +174,8 @@ func appendEvent(b []byte, e flow.Event) []byte {
 	return append(b, "\"}\n"...)
 }
 
-// appendInternals writes what the algorithm shows of itself, by the names of its Spec. It writes nothing for one that
-// shows nothing.
+// appendInternals writes the internal values of the algorithm, by the names in its Spec. It writes nothing if there are
+// none.
 func appendInternals(b []byte, e flow.Event) []byte {
 	spec, err := cc.Lookup(e.Algorithm)
 	if err != nil || len(spec.Internals) == 0 {
@@ -195,12 +195,11 @@ func appendKey(b []byte, key string) []byte {
 	return append(b, `":`...)
 }
 
-// appendString writes s as JSON; addresses, which groups are made of, take the
-// short way.
+// appendString writes s as JSON. Plain ASCII, as in most names of groups, is copied.
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			quoted, _ := json.Marshal(s) // a string always has a form
+			quoted, _ := json.Marshal(s) // does not fail for a string
 			return append(b, quoted...)
 		}
 	}

@@ -578,7 +578,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 			Gains:   observer.Gains,
 			Fleet:   words,
 			Drain:   h.predecessor.DescribeDrain,
-			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.configStatus().Changed },
+			Changes: func() (bool, []string) { return h.changes.TakesChanges(), h.reloads.configStatus().Changed },
 		}),
 		Ready:   ready,
 		Profile: h.flags.pprof,
