@@ -15,10 +15,10 @@ import (
 // maxPerSource bounds the connections of one other host at a port: a browser opens six.
 const maxPerSource = 8
 
-// BoundedListener closes connections beyond its bounds at once, because each takes a descriptor that the proxy needs for
-// its clients. All connections together have a total. Other hosts have at most three quarters of it. One of them has at
-// most maxPerSource, and gets none while it has as many as are free (datapath.Places). Only the total bounds this
-// machine. On a Unix socket a user counts as a host.
+// BoundedListener closes connections beyond its bounds at once, because each takes a descriptor that the proxy needs
+// for its clients. All connections together have a total. Other hosts have at most three quarters of it. One of them
+// has at most maxPerSource, and gets none while it has as many as are free (datapath.Places). Only the total bounds
+// this machine. On a Unix socket a user counts as a host.
 type BoundedListener struct {
 	net.Listener
 	total     int // connections at most
@@ -32,8 +32,8 @@ type BoundedListener struct {
 }
 
 // Bound limits ln to total open connections. dialled reports whether the proxy opened a connection for a client, which
-// then does not count as one of this machine; nil: none is. onRefused is called with the bound for each connection that
-// is closed at once; nil: it is not.
+// then does not count as one of this machine; nil: none is. onRefused is called with the bound for each connection
+// that is closed at once; nil: it is not.
 func Bound(
 	ln net.Listener, total int, dialled func(from, to netip.AddrPort) bool, onRefused func(proxy.Reason),
 ) *BoundedListener {

@@ -109,8 +109,8 @@ type HintSource struct {
 }
 
 // collector implements prometheus.Collector. Each scrape takes new snapshots of the proxy, because values kept between
-// scrapes would have to be updated for each packet. Collect may run on several goroutines at once. Only the sampler has
-// state, and a lock.
+// scrapes would have to be updated for each packet. Collect may run on several goroutines at once. Only the sampler
+// has state, and a lock.
 type collector struct {
 	src    Source
 	o      Options
@@ -338,8 +338,8 @@ func (s sink) writeHintSource(h HintSource) {
 	s.putSample(hintSourceUp, oneIf(h.Up), h.Interface)
 }
 
-// writeAgent writes what is counted of an agent since the start. The fallback algorithm steers the flows that the agent
-// does not.
+// writeAgent writes what is counted of an agent since the start. The fallback algorithm steers the flows that the
+// agent does not.
 func (s sink) writeAgent(a agent.Info) {
 	s.putSample(agentUp, oneIf(a.Up), a.Name)
 	s.putSample(agentFlows, float64(a.Steered), a.Name, "agent")

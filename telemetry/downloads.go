@@ -35,8 +35,8 @@ type Downloads struct {
 	retransmits          map[string]uint64        // segments sent again, by leg
 }
 
-// newDownloadVec returns the histograms of a family. Each native bucket is a tenth wider than the one before, and there
-// are at most 100. There are few classic buckets, because the text format makes a series of each.
+// newDownloadVec returns the histograms of a family. Each native bucket is a tenth wider than the one before, and
+// there are at most 100. There are few classic buckets, because the text format makes a series of each.
 func newDownloadVec(f *family, classic ...float64) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: f.name, Help: f.help, Buckets: classic,
@@ -88,8 +88,8 @@ func (d *Downloads) countLeg(name string, leg *datapath.Info) {
 	d.retransmits[name] += uint64(leg.Retransmits)
 }
 
-// dropOldRules drops the series of rules without a route. Such a rule is no longer in force, because a rule in force has
-// a route from its first connection on.
+// dropOldRules drops the series of rules without a route. Such a rule is no longer in force, because a rule in force
+// has a route from its first connection on.
 func (d *Downloads) dropOldRules(routes []proxy.RouteCounters) {
 	inForce := map[string]bool{otherRules: true}
 	for _, r := range routes {
@@ -146,8 +146,8 @@ func (b *hostBases) updateBase(now time.Time, host string, least time.Duration) 
 	return h.base
 }
 
-// dropOldHosts drops hosts without an update for an hour, once there are too many. If too many are left it drops any of
-// them, down to half of the bound, so that this happens rarely.
+// dropOldHosts drops hosts without an update for an hour, once there are too many. If too many are left it drops any
+// of them, down to half of the bound, so that this happens rarely.
 func (b hostBases) dropOldHosts(now time.Time) {
 	if len(b) <= maxObservedHosts {
 		return

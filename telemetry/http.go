@@ -76,8 +76,8 @@ type Pages struct {
 	ending <-chan struct{} // closed when the server ends, so that followers of signals end; nil: it never does
 }
 
-// Handler returns the pages. Pass local for a listener on loopback. Requests that name another host are then refused, so
-// that a web page in a browser on this machine cannot read them through a name that resolves to loopback.
+// Handler returns the pages. Pass local for a listener on loopback. Requests that name another host are then refused,
+// so that a web page in a browser on this machine cannot read them through a name that resolves to loopback.
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", p.metricsHandler())
@@ -127,8 +127,8 @@ func (p Pages) Handler(local bool) http.Handler {
 	})
 }
 
-// namesThisHost reports whether a Host header is an address or localhost. Any other name could be of a web page's owner,
-// who lets it resolve to this machine (DNS rebinding).
+// namesThisHost reports whether a Host header is an address or localhost. Any other name could be of a web page's
+// owner, who lets it resolve to this machine (DNS rebinding).
 func namesThisHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -391,8 +391,8 @@ func checkEnd(d *json.Decoder) error {
 	return errors.New("something follows it")
 }
 
-// serveReload rereads the configuration. It takes requests from this machine only, and none that a web page in a browser
-// there sends.
+// serveReload rereads the configuration. It takes requests from this machine only, and none that a web page in a
+// browser there sends.
 func (p Pages) serveReload(w http.ResponseWriter, r *http.Request) {
 	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",

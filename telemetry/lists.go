@@ -228,8 +228,8 @@ type GroupHint struct {
 	Flows       int      `json:"flows"`
 	RadioLost   cc.Bytes `json:"radio_lost_bytes"`
 	Share       float64  `json:"share"`
-	// Believed is the part of these rates that the group believes. Doubt says that they are too "high" or too "low"; empty:
-	// neither.
+	// Believed is the part of these rates that the group believes. Doubt says that they are too "high" or too "low";
+	// empty: neither.
 	Believed float64        `json:"believed"`
 	Doubt    flow.HintDoubt `json:"doubt"`
 }

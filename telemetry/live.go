@@ -54,8 +54,8 @@ func (l live) countFlow(f *proxy.FlowInfo) {
 	l.addLeg("server", &f.Server)
 }
 
-// controlledWindows yields our windows of a connection. In the directions down and up the proxy sends, to the client and
-// to the server. In from_client and from_server they send, within the receive window that the proxy advertises.
+// controlledWindows yields our windows of a connection. In the directions down and up the proxy sends, to the client
+// and to the server. In from_client and from_server they send, within the receive window that the proxy advertises.
 func controlledWindows(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
 	return func(yield func(controlKey, *flow.Snapshot) bool) {
 		yieldBoth := func(d *proxy.DirectionInfo, sent, received string) bool {

@@ -34,8 +34,8 @@ type SampledRule struct {
 	Against string // the rule that the other hosts have; empty: the defaults
 }
 
-// Observer records the rates and queueing delays of hosts under the rules that are compared, and during proofs. Without
-// a sampled rule and without a proof it records nothing. It is safe for concurrent use.
+// Observer records the rates and queueing delays of hosts under the rules that are compared, and during proofs.
+// Without a sampled rule and without a proof it records nothing. It is safe for concurrent use.
 //
 //	field                       guarded by
 //	recorder, watched, readers  themselves
@@ -195,7 +195,8 @@ func (o *Observer) addReader(read func(*proxy.FlowInfo)) (stop func()) {
 	return func() { o.readers.Delete(key) }
 }
 
-// checkSamples computes what each sampled rule gains, and stops those that cost their hosts a large part of their rate.
+// checkSamples computes what each sampled rule gains, and stops those that cost their hosts a large part of their
+// rate.
 func (o *Observer) checkSamples(now time.Time) {
 	var gains []page.Gain
 	for _, s := range o.Samples() {

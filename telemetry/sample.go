@@ -15,10 +15,10 @@ import (
 // does not count everything twice.
 const sampleEvery = time.Second
 
-// sampler has the distributions of what does not add up over flows. At each scrape, every leg that has moved bytes since
-// the last scrape adds one observation. A mean would hide a single bad leg, and a series for each flow would be too many
-// for a database. Idle connections add nothing, because their last values are old. The counts never go back, so rates
-// and quantiles over time work as for any histogram.
+// sampler has the distributions of what does not add up over flows. At each scrape, every leg that has moved bytes
+// since the last scrape adds one observation. A mean would hide a single bad leg, and a series for each flow would be
+// too many for a database. Idle connections add nothing, because their last values are old. The counts never go back,
+// so rates and quantiles over time work as for any histogram.
 type sampler struct {
 	mu      sync.Mutex // held from beginSample to endSample
 	last    cc.Time    // when the last sample began; 0: there was none

@@ -71,8 +71,8 @@ type signalReader struct {
 	routes  map[netip.Addr]string       // the interface to a host
 	// routesAt is when routes and the rates of links were read.
 	routesAt time.Time
-	// moved is what the legs of open flows had sent and received at the last reading. gone is the same for flows that were
-	// no longer open at that reading, until addClosed has their last state.
+	// moved is what the legs of open flows had sent and received at the last reading. gone is the same for flows that
+	// were no longer open at that reading, until addClosed has their last state.
 	moved, gone map[uint64][2]legBytes
 
 	mu     sync.Mutex
@@ -143,8 +143,8 @@ type interfaceSums struct {
 	sending, arrival []delaySample
 }
 
-// readSignals returns a signal for each interface, by name, over the time since the last reading. The first reading has
-// rates of 0.
+// readSignals returns a signal for each interface, by name, over the time since the last reading. The first reading
+// has rates of 0.
 func (s *signalReader) readSignals(now time.Time) ([]Signal, error) {
 	withRates := now.Sub(s.routesAt) >= routesPeriod
 	if withRates {
@@ -264,8 +264,8 @@ func delayQuantile(samples []delaySample, p float64) *float64 {
 	return nil
 }
 
-// serveSignals answers with the signals of one second. With follow=200ms it writes a line for each interface each 200 ms,
-// until the client goes or the server ends. readers bounds how many read at once.
+// serveSignals answers with the signals of one second. With follow=200ms it writes a line for each interface each 200
+// ms, until the client goes or the server ends. readers bounds how many read at once.
 func (p Pages) serveSignals(w http.ResponseWriter, r *http.Request, readers chan struct{}) {
 	period, follow, only := signalPeriod, r.URL.Query().Get("follow"), r.URL.Query().Get("interface")
 	if follow != "" {

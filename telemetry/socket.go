@@ -20,8 +20,8 @@ func ListenSocket(path string) (net.Listener, error) {
 	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
-	// The socket is made beside path and moved there. So no client finds one with another mode, or none while one replaces
-	// another.
+	// The socket is made beside path and moved there. So no client finds one with another mode, or none while one
+	// replaces another.
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("telemetry: %w", err)

@@ -21,8 +21,8 @@ const (
 	traceBacklog = 8192
 	// traceFlush is how long an event may stay in our buffer.
 	traceFlush = time.Second
-	// traceBlock is how many bytes are written at once. Only whole lines are, so that who moves the file away, or ends the
-	// process, cuts none in two.
+	// traceBlock is how many bytes are written at once. Only whole lines are, so that who moves the file away, or ends
+	// the process, cuts none in two.
 	traceBlock = 64 << 10
 )
 
@@ -174,8 +174,8 @@ func appendEvent(b []byte, e flow.Event) []byte {
 	return append(b, "\"}\n"...)
 }
 
-// appendInternals writes the internal values of the algorithm, by the names in its Spec. It writes nothing if there are
-// none.
+// appendInternals writes the internal values of the algorithm, by the names in its Spec. It writes nothing if there
+// are none.
 func appendInternals(b []byte, e flow.Event) []byte {
 	spec, err := cc.Lookup(e.Algorithm)
 	if err != nil || len(spec.Internals) == 0 {

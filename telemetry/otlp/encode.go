@@ -40,7 +40,7 @@ type (
 			StringValue string `json:"stringValue"`
 		} `json:"value"`
 	}
-	// metric has one of its kinds.
+	// metric has one of Gauge, Sum, Histogram and Summary.
 	metric struct {
 		Name        string `json:"name"`
 		Description string `json:"description"`
@@ -55,7 +55,7 @@ type (
 		AggregationTemporality int      `json:"aggregationTemporality,omitempty"`
 		IsMonotonic            bool     `json:"isMonotonic,omitempty"`
 	}
-	// point has AsDouble of a gauge or a sum, and the rest of a histogram or a summary.
+	// point has AsDouble for a gauge or a sum, and the fields after it for a histogram or a summary.
 	point struct {
 		Attributes        []attribute `json:"attributes,omitempty"`
 		StartTimeUnixNano int64       `json:"startTimeUnixNano,string"`
@@ -91,7 +91,7 @@ func attributesOf(pairs ...string) []attribute {
 	return out
 }
 
-// newRequest describes all families at a moment. Counts began at start.
+// newRequest encodes all families as of now. Counts began at start.
 func newRequest(families []*dto.MetricFamily, start, now time.Time, version string, about []attribute) request {
 	var metrics []*metric
 	for _, f := range families {
@@ -125,7 +125,7 @@ func describeFamily(f *dto.MetricFamily, start, now time.Time) *metric {
 	return newMetric(f.GetName(), f.GetHelp(), unitOf(f.GetName()), f.GetType(), d)
 }
 
-// newMetric puts points in the place of their kind; nil: there are none.
+// newMetric returns a metric of that kind with the points of d; nil: there are none, or OTLP does not have the kind.
 func newMetric(name, description, unit string, kind dto.MetricType, d *data) *metric {
 	m := &metric{Name: name, Description: description, Unit: unit}
 	switch kind {
@@ -148,7 +148,7 @@ func newMetric(name, description, unit string, kind dto.MetricType, d *data) *me
 	return m
 }
 
-// describePoint returns one sample without attributes; nil: JSON has no number for its value.
+// describePoint returns a sample without its labels; nil: JSON has no number for its value.
 func describePoint(m *dto.Metric, start, now time.Time) *point {
 	p := &point{StartTimeUnixNano: start.UnixNano(), TimeUnixNano: now.UnixNano()}
 	switch {
@@ -208,19 +208,19 @@ type derived struct {
 // source is a family that a derived metric is summed up from.
 type source struct {
 	family string
-	// attributes returns those of a sample, as keys and values by turns. ok is false for samples that are left out.
+	// attributes returns the attributes of a sample as pairs of keys and values. ok is false if the sample is left out.
 	attributes func(label func(name string) string) (pairs []string, ok bool)
 }
 
-// roleKey is who began the handshake of a connection: towards its servers the proxy is the client.
+// roleKey is the role of the proxy in the handshake: client on legs to servers, server on legs to clients.
 const roleKey = "network.tcp.handshake.role"
 
-// withAttributes has the same attributes for each sample.
+// withAttributes gives each sample the same attributes.
 func withAttributes(pairs ...string) func(func(string) string) ([]string, bool) {
 	return func(func(string) string) ([]string, bool) { return pairs, true }
 }
 
-// byLeg has the role that the proxy had on a leg.
+// byLeg gives a sample the role of the proxy on its leg.
 func byLeg(label func(string) string) ([]string, bool) {
 	if label("leg") == "client" {
 		return []string{roleKey, "server"}, true
@@ -228,13 +228,14 @@ func byLeg(label func(string) string) ([]string, bool) {
 	return []string{roleKey, "client"}, true
 }
 
-// dialErrors are values of error.type, by the reasons that a server could not be reached for.
+// dialErrors has the value of error.type for each reason why a server was not reached.
 var dialErrors = map[string]string{
 	"dial_refused": "refused", "dial_timeout": "timed_out", "dial_unreachable": "host_unreachable",
 	"dial_error": "_OTHER",
 }
 
-// allDerived are all derived metrics. Handshakes are left out, because a dial has the look-up of a name in it.
+// allDerived are all derived metrics. The duration of handshakes is left out, because the time of a dial includes the
+// look-up of a name.
 var allDerived = []derived{
 	{
 		"system.network.tcp.rtt", "s", "Smoothed round-trip time of a connection, recorded at its end.",

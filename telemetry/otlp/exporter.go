@@ -1,5 +1,5 @@
-// Package otlp sends metrics to a collector by OTLP over HTTP, as JSON. The SDK of OpenTelemetry does the same and
-// would make the program a third larger.
+// Package otlp sends metrics to a collector by OTLP over HTTP, as JSON. It does not use the SDK of OpenTelemetry,
+// which would make the program a third larger.
 //
 // The files, from what calls to what is called: exporter.go, encode.go.
 package otlp
@@ -24,7 +24,8 @@ import (
 )
 
 const (
-	// maxQueued and maxQueuedBytes bound what waits for a collector that does not answer: the newest stay.
+	// maxQueued and maxQueuedBytes bound the exports that wait for a collector that does not answer. The oldest are
+	// dropped.
 	maxQueued      = 64
 	maxQueuedBytes = 4 << 20
 	// sendTimeout bounds a request, and lastTimeout the one at the end of the process.
@@ -55,12 +56,12 @@ type Exporter struct {
 	headers                atomic.Pointer[map[string]string] // secret
 	sent, refused, dropped atomic.Uint64
 
-	// failing is that the last request failed, and partial that the collector left metrics out of the last one that it
-	// took. Only ExportMetrics uses them.
+	// failing is true if the last request failed. partial is true if the collector left metrics out of the last export
+	// that it took. Only ExportMetrics uses them.
 	failing, partial bool
 }
 
-// SetHeaders replaces the headers of requests from now on. Nothing logs them.
+// SetHeaders replaces the headers of requests. They are not logged, because they may have a token.
 func (e *Exporter) SetHeaders(h map[string]string) { e.headers.Store(&h) }
 
 // Counts returns how many exports were taken by the collector, were refused by it, and were dropped because it did not
@@ -69,7 +70,7 @@ func (e *Exporter) Counts() (sent, refused, dropped uint64) {
 	return e.sent.Load(), e.refused.Load(), e.dropped.Load()
 }
 
-// ExportMetrics sends until ctx ends, and then what is there once more.
+// ExportMetrics sends all metrics at each interval until ctx ends, and then one last time.
 func (e *Exporter) ExportMetrics(ctx context.Context) {
 	client := &http.Client{
 		Transport: e.Transport,
@@ -78,7 +79,7 @@ func (e *Exporter) ExportMetrics(ctx context.Context) {
 	}
 	if client.Transport == nil {
 		direct := http.DefaultTransport.(*http.Transport).Clone()
-		direct.Proxy = nil // the environment's may be this process
+		direct.Proxy = nil // HTTP_PROXY of the environment may name this process
 		client.Transport = direct
 	}
 	defer client.CloseIdleConnections()
@@ -87,7 +88,7 @@ func (e *Exporter) ExportMetrics(ctx context.Context) {
 	var queue [][]byte // the oldest first
 	var retry <-chan time.Time
 	pause := firstRetry
-	draw := rand.New(rand.NewPCG(uint64(e.Start.UnixNano()), 0)) //nolint:gosec // of times
+	random := rand.New(rand.NewPCG(uint64(e.Start.UnixNano()), 0)) //nolint:gosec // only for pauses
 	for {
 		select {
 		case <-ctx.Done():
@@ -106,8 +107,8 @@ func (e *Exporter) ExportMetrics(ctx context.Context) {
 				queue, pause = queue[1:], firstRetry
 				continue
 			}
-			// Proxies that began together do not come back together.
-			retry = time.After(max(after, pause/2+time.Duration(draw.Int64N(int64(pause/2)))))
+			// The pause is random, so that proxies that failed together do not retry together.
+			retry = time.After(max(after, pause/2+time.Duration(random.Int64N(int64(pause/2)))))
 			pause = min(2*pause, lastRetry)
 		}
 	}
@@ -190,14 +191,14 @@ func (r *refusal) Error() string {
 	return "the collector answers " + r.status + "; telemetry.otlp.endpoint and headers_file say where to and as whom"
 }
 
-// answer is what a collector says of an export that it takes.
+// answer is the collector's answer to an export that it takes.
 type answer struct {
 	PartialSuccess struct {
 		ErrorMessage string `json:"errorMessage"`
 	} `json:"partialSuccess"`
 }
 
-// postExport makes one request. Errors are *refusal where another attempt would end the same.
+// postExport makes one request. An error is *refusal if another attempt would fail in the same way.
 func (e *Exporter) postExport(
 	ctx context.Context, client *http.Client, body []byte,
 ) (said answer, after time.Duration, err error) {

@@ -17,18 +17,17 @@ const (
 	repeatWithin = time.Minute
 )
 
-// quietMessages are no news: connections have rows and counters, and the start logs each rule.
+// quietMessages are not shown as events, because connections have rows and counters, and the start logs each rule.
 var quietMessages = []string{"flow closed", "flow refused", "rule"}
 
-// Events keeps what happened of late: what the log tells, and what counters say.
-// The zero value is ready.
+// Events has the newest events: records of the log, and what counters show. The zero value is ready.
 type Events struct {
 	mu   sync.Mutex
 	seq  uint64
 	ring []Event // oldest first, at most maxEvents
 }
 
-// addEvent notes an event. The same text again within a minute is counted.
+// addEvent adds an event. If the same text comes again within repeatWithin, it raises the count of the first.
 func (e *Events) addEvent(at float64, level slog.Level, text string, count int) {
 	text = cutText(text)
 	e.mu.Lock()
@@ -71,24 +70,24 @@ func (e *Events) eventsSince(seq uint64) ([]Event, uint64) {
 	return out, e.seq
 }
 
-// Handler returns a handler that passes records on to next and notes those that
-// are news, whatever the level from which next writes them.
-func (e *Events) Handler(next slog.Handler) slog.Handler { return noting{e, next, ""} }
+// Handler returns a handler that passes records to next, and adds those of level info and above to e, also if next
+// does not write them.
+func (e *Events) Handler(next slog.Handler) slog.Handler { return recorder{e, next, ""} }
 
-// noting is a slog.Handler that passes records on and notes them for the page.
-type noting struct {
+// recorder is the slog.Handler of Events.Handler.
+type recorder struct {
 	events *Events
 	next   slog.Handler
 	attrs  string
 }
 
 // Enabled implements slog.Handler.
-func (n noting) Enabled(ctx context.Context, l slog.Level) bool {
+func (n recorder) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelInfo || n.next.Enabled(ctx, l)
 }
 
 // Handle implements slog.Handler.
-func (n noting) Handle(ctx context.Context, r slog.Record) error {
+func (n recorder) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo && !slices.Contains(quietMessages, r.Message) {
 		var b strings.Builder
 		b.WriteString(r.Message)
@@ -106,15 +105,15 @@ func (n noting) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs implements slog.Handler.
-func (n noting) WithAttrs(attrs []slog.Attr) slog.Handler {
+func (n recorder) WithAttrs(attrs []slog.Attr) slog.Handler {
 	words := n.attrs
 	for _, a := range attrs {
 		words += " " + a.String()
 	}
-	return noting{n.events, n.next.WithAttrs(attrs), words}
+	return recorder{n.events, n.next.WithAttrs(attrs), words}
 }
 
 // WithGroup implements slog.Handler.
-func (n noting) WithGroup(name string) slog.Handler {
-	return noting{n.events, n.next.WithGroup(name), n.attrs}
+func (n recorder) WithGroup(name string) slog.Handler {
+	return recorder{n.events, n.next.WithGroup(name), n.attrs}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// row is what is kept of a flow from one look to the next.
+// row is what the page shows of a connection. It is kept until the next reading, for the rates.
 type row struct {
 	id                                 uint64
 	state                              proxy.State
@@ -34,7 +34,7 @@ type side struct {
 	limitedBy                    flow.LimitedBy
 }
 
-// rowOf keeps of a connection what the page shows.
+// rowOf returns the row of a connection.
 func rowOf(f *proxy.FlowInfo) row {
 	r := row{
 		id: f.ID, state: f.State, listener: f.Listener, rule: f.Rule, peer: f.Peer, host: f.Host, server: f.ServerName,
@@ -47,7 +47,7 @@ func rowOf(f *proxy.FlowInfo) row {
 	return r
 }
 
-// sideOf keeps of a direction what the page shows.
+// sideOf returns one direction of a row.
 func sideOf(d *proxy.DirectionInfo) side {
 	s := side{algorithm: d.Algorithm, bytes: d.Written}
 	if d.Managed {
@@ -64,8 +64,7 @@ func (s *side) updateRate(before side, d time.Duration) {
 	s.rateKnown, s.rate = true, rateOf(before.bytes, s.bytes, d)
 }
 
-// updateRates fills in the rates of rows, which are in the order of their numbers as
-// those before are.
+// updateRates fills in the rates of rows over the time d since before. Both are in the order of flow numbers.
 func updateRates(rows, before []row, d time.Duration) {
 	i := 0
 	for n := range rows {
@@ -74,7 +73,7 @@ func updateRates(rows, before []row, d time.Duration) {
 			i++
 		}
 		var was row
-		lived := d // a flow that was not there before has moved all it has since
+		lived := d // for a new flow it is its age, because it has moved all its bytes since it began
 		if i < len(before) && before[i].id == r.id {
 			was = before[i]
 		} else {
@@ -88,22 +87,22 @@ func updateRates(rows, before []row, d time.Duration) {
 	}
 }
 
-// main returns the direction with the greater rate; with equal rates, the one with more bytes.
-func (r *row) main() (name string, s *side) {
+// busierSide returns the direction with the greater rate; with equal rates, the one with more bytes.
+func (r *row) busierSide() (name string, s *side) {
 	if r.up.rate > r.down.rate || r.up.rate == r.down.rate && r.up.bytes > r.down.bytes {
 		return "up", &r.up
 	}
 	return "down", &r.down
 }
 
-// flowView is the row as JSON.
+// flowView returns the row as JSON has it.
 func (r *row) flowView() Flow {
 	out := Flow{
 		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer,
 		Host: r.host, ServerName: r.server, Age: r.age.Seconds(), Idle: r.idle.Seconds(),
 		Down: r.down.sideView(r.age), Up: r.up.sideView(r.age),
 	}
-	out.Main, _ = r.main()
+	out.Main, _ = r.busierSide()
 	if r.client.IsValid() {
 		out.Client = r.client.String()
 	}
@@ -113,7 +112,7 @@ func (r *row) flowView() Flow {
 	return out
 }
 
-// sideView is the direction as JSON, of a flow of that age. A rate that is not known yet is absent.
+// sideView returns the direction as JSON has it, for a flow of that age. A rate that is not known yet is absent.
 func (s *side) sideView(age time.Duration) Side {
 	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
 	if s.rateKnown {
@@ -132,16 +131,16 @@ func (s *side) sideView(age time.Duration) Side {
 	out.SRTT, out.MinRTT = s.srtt.Seconds(), s.min.Seconds()
 	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limitedFor.Seconds()
 	part := min(1, s.limitedFor.Seconds()/max(age.Seconds(), 1e-3))
-	out.Reason = fmt.Sprintf("%s, %.0f %%", limits[s.limitedBy], 100*part)
+	out.Reason = fmt.Sprintf("%s, %.0f %%", limitWords[s.limitedBy], 100*part)
 	return out
 }
 
-// isOf reports whether a host is the client, or shares one of the flow's windows.
-func (r *row) isOf(host string) bool {
+// isOfHost reports whether a host is the client, or shares one of the flow's windows.
+func (r *row) isOfHost(host string) bool {
 	return host == r.groups[0] || host == r.groups[1] || host == r.peer || host == r.client.Addr().String()
 }
 
-// searchWords appends what a search looks at.
+// searchWords appends the words that a search finds the flow by.
 func (r *row) searchWords(to []byte) []byte {
 	if r.client.IsValid() {
 		to = r.client.AppendTo(to)
@@ -150,8 +149,8 @@ func (r *row) searchWords(to []byte) []byte {
 		to = r.target.AppendTo(to)
 	}
 	words := []string{r.host, r.server, r.listener, r.rule, r.peer, string(r.state), r.down.algorithm, r.up.algorithm}
-	if _, s := r.main(); s.managed {
-		words = append(words, s.limitedBy.String(), limits[s.limitedBy])
+	if _, s := r.busierSide(); s.managed {
+		words = append(words, s.limitedBy.String(), limitWords[s.limitedBy])
 	}
 	return appendWords(to, words...)
 }

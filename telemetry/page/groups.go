@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// HintedWithin is how old the hint of a group may be that counts.
+// HintedWithin is the age up to which a hint counts as present.
 const HintedWithin = time.Second
 
 // hosts are the groups at one moment.
 type hosts struct {
-	at, before      cc.Time // before is when they were looked at before that; 0: never
+	at, before      cc.Time // before is the time of the reading before this one; 0: there was none
 	groups          []flow.Group
 	deliveredBefore map[string]cc.Bytes // delivered at before, by Group.Key
 	held            map[string]HeldUDP  // by Group.Name
@@ -43,9 +43,9 @@ func SumHeld(all []proxy.HeldInfo) map[string]HeldUDP {
 	return out
 }
 
-// nextLook looks at groups after h was looked at. It also returns the queueing delays of the groups
-// that had bytes delivered since.
-func (h hosts) nextLook(groups []flow.Group, held map[string]HeldUDP, now cc.Time) (
+// readAfter returns the next reading after h. It also returns the queueing delays of the groups that had bytes
+// delivered since h.
+func (h hosts) readAfter(groups []flow.Group, held map[string]HeldUDP, now cc.Time) (
 	out hosts, delays []time.Duration,
 ) {
 	out = hosts{
@@ -65,7 +65,7 @@ func (h hosts) nextLook(groups []flow.Group, held map[string]HeldUDP, now cc.Tim
 	return out, delays
 }
 
-// allHosts are the groups as rows show them.
+// allHosts returns a row for each group. It makes them on the first call.
 func (h *hosts) allHosts() []Host {
 	if h.rows == nil {
 		h.rows = make([]Host, len(h.groups))
@@ -74,7 +74,7 @@ func (h *hosts) allHosts() []Host {
 			h.rows[i] = h.hostRow(&h.groups[i])
 			count[h.rows[i].Label]++
 		}
-		for i := range h.rows { // of two listeners
+		for i := range h.rows { // groups of two listeners may have the same label
 			if r := &h.rows[i]; count[r.Label] > 1 {
 				_, r.Label = parseGroupName(r.Name).labels()
 			}
@@ -83,7 +83,7 @@ func (h *hosts) allHosts() []Host {
 	return h.rows
 }
 
-// hostRow keeps of a group what the page shows.
+// hostRow returns the row of a group.
 func (h *hosts) hostRow(g *flow.Group) Host {
 	v := Host{
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: stringsOf(g.Hosts),
@@ -113,16 +113,16 @@ func (h *hosts) hostRow(g *flow.Group) Host {
 	return v
 }
 
-// groupName is what the name of a group says. A name is the direction and the parts that proxy/policy joins by "|".
+// groupName has the parts of a group's name: the direction and the parts that proxy/policy joins by "|".
 type groupName struct {
-	direction string // of the bytes: down or up; empty: the name is of another form
+	direction string // of the bytes: down or up; empty: the name has another form
 	listener  string // empty: a rule gives the name
 	host      string // the host, network or peer that the bytes go to or come from, or the name that a rule gives
 	toServer  bool
-	received  bool // the window is the one that the hosts may send in
+	received  bool // the window is a receive window, which the hosts send in
 }
 
-// parseGroupName reads the name of a group. One of another form has it as its host.
+// parseGroupName parses the name of a group. A name of another form becomes the host.
 func parseGroupName(name string) (n groupName) {
 	rest, received := strings.CutPrefix(name, "from ")
 	parts := strings.SplitN(rest, "|", 3)
@@ -140,9 +140,9 @@ func parseGroupName(name string) (n groupName) {
 // sends reports whether the bytes of the group come from its host.
 func (n groupName) sends() bool { return (n.direction == "up") != n.toServer }
 
-// labels return what an operator calls the group. In full it ends with the listener, if it has one.
+// labels returns what an operator calls the group. full ends with the listener, if the name has one.
 func (n groupName) labels() (label, full string) {
-	usual := "down" // the direction that the label needs not tell
+	usual := "down" // the label leaves this direction out
 	if n.toServer {
 		usual = "up"
 	}
@@ -168,7 +168,7 @@ func (n groupName) labels() (label, full string) {
 	return label, label + " (" + n.listener + ")"
 }
 
-// stringsOf are the elements of a list in words; never nil.
+// stringsOf returns the elements of a list as text; never nil.
 func stringsOf[T fmt.Stringer](list []T) []string {
 	all := make([]string, len(list))
 	for i, v := range list {
@@ -185,10 +185,10 @@ func (h *Host) udpRate() *cc.Rate {
 	return h.UDP.Rate
 }
 
-// isOf reports whether the window is one of a host.
-func (h *Host) isOf(host string) bool { return h.Host == host }
+// isOfHost reports whether the window is one of a host.
+func (h *Host) isOfHost(host string) bool { return h.Host == host }
 
-// searchWords appends what a search finds the host by.
+// searchWords appends the words that a search finds the host by.
 func (h *Host) searchWords(to []byte) []byte {
 	return appendWords(to, h.Label, h.Name, h.Algorithm, h.Phase, h.LimitedBy, h.Reason, strings.Join(h.Hosts, " "))
 }
@@ -200,8 +200,8 @@ type peers struct {
 	moved map[string][2]uint64 // received and sent, by listener and name
 }
 
-// nextLook looks at tunnels after p was looked at; wall is the date.
-func (p peers) nextLook(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) peers {
+// readAfter returns the next reading after p. wall is the date.
+func (p peers) readAfter(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) peers {
 	out := peers{at: now, moved: map[string][2]uint64{}}
 	add := func(v Peer, key string) {
 		key = v.Listener + "\x00" + key
@@ -234,7 +234,7 @@ func (p peers) nextLook(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time)
 	return out
 }
 
-// searchWords appends what a search finds the peer by.
+// searchWords appends the words that a search finds the peer by.
 func (p *Peer) searchWords(to []byte) []byte {
 	return appendWords(to, p.Listener, p.Mode, p.Name, p.Endpoint, strings.Join(p.Addresses, " "))
 }

@@ -12,72 +12,72 @@ import (
 )
 
 const (
-	// step is the time between two points.
+	// step is the time between two points of the whole proxy, and longStep that of the history of a day.
 	step = 5 * time.Second
-	// hostStep and hostLongStep are longer than those of the whole proxy, since there are many hosts.
+	// hostStep and hostLongStep are the same for one host. They are longer, because there are many hosts.
 	hostStep     = 15 * time.Second
 	longStep     = 2 * time.Minute
 	hostLongStep = 15 * time.Minute
-	// maxTrails bounds the hosts with a history, of up to 22 kB each.
-	maxTrails = 256
-	// quietTrail is how long a host with a history has nothing to do before another one takes its place.
-	quietTrail = 10 * time.Minute
+	// maxHostHistories bounds the hosts with a history, of up to 22 kB each.
+	maxHostHistories = 256
+	// quietHistory is how long a host with a history has nothing to do before another one takes its place.
+	quietHistory = 10 * time.Minute
 )
 
-// trail is a history of the last hour, and one of the last day with fewer points.
-type trail struct {
-	hour, day history
-	// recent are not yet in a point of the hour, pending not yet in one of the day.
+// history has points of the last hour, and fewer points of the last day.
+type history struct {
+	hour, day pointRing
+	// recent are not yet merged into a point of the hour, pending not yet into one of the day.
 	recent, pending []Point
-	// The times between two points.
-	step, longStep time.Duration
+	// The times between two points of the hour, and of the day.
+	hourStep, dayStep time.Duration
 }
 
-// newTrail returns a trail of points that are so far apart: multiples of step.
-func newTrail(each, eachOfDay time.Duration) *trail {
-	return &trail{
-		hour: newHistory(time.Hour, each), day: newHistory(24*time.Hour, eachOfDay),
-		step: each, longStep: eachOfDay,
+// newHistory returns an empty history. hourStep is a multiple of step, and dayStep one of hourStep.
+func newHistory(hourStep, dayStep time.Duration) *history {
+	return &history{
+		hour: newPointRing(time.Hour, hourStep), day: newPointRing(24*time.Hour, dayStep),
+		hourStep: hourStep, dayStep: dayStep,
 	}
 }
 
-// addPoint adds what one step came to.
-func (t *trail) addPoint(p Point) {
-	if t.recent = append(t.recent, p); len(t.recent) < int(t.step/step) {
+// addPoint adds the point of one step.
+func (h *history) addPoint(p Point) {
+	if h.recent = append(h.recent, p); len(h.recent) < int(h.hourStep/step) {
 		return
 	}
-	p = mergePoints(t.recent)
-	t.recent = t.recent[:0]
-	t.hour.addPoint(p)
-	if t.pending = append(t.pending, p); len(t.pending) == int(t.longStep/t.step) {
-		t.day.addPoint(mergePoints(t.pending))
-		t.pending = t.pending[:0]
+	p = mergePoints(h.recent)
+	h.recent = h.recent[:0]
+	h.hour.addPoint(p)
+	if h.pending = append(h.pending, p); len(h.pending) == int(h.dayStep/h.hourStep) {
+		h.day.addPoint(mergePoints(h.pending))
+		h.pending = h.pending[:0]
 	}
 }
 
-// since returns the points after at of the last day, or else of the last hour.
-func (t *trail) since(at float64, day bool) History {
+// pointsSince returns the points after at of the last day, or else of the last hour.
+func (h *history) pointsSince(at float64, day bool) History {
 	if day {
-		return History{Step: t.longStep.Seconds(), Points: t.day.pointsSince(at)}
+		return History{Step: h.dayStep.Seconds(), Points: h.day.pointsSince(at)}
 	}
-	return History{Step: t.step.Seconds(), Points: t.hour.pointsSince(at)}
+	return History{Step: h.hourStep.Seconds(), Points: h.hour.pointsSince(at)}
 }
 
-// trails are the histories of hosts.
-type trails struct {
+// hostHistories are the histories of hosts.
+type hostHistories struct {
 	at        cc.Time             // of the newest points; 0: there are none
 	delivered map[string]cc.Bytes // by then, by Group.Key
-	byHost    map[string]*hostTrail
+	byHost    map[string]*hostHistory
 }
 
-// hostTrail is the history of one host.
-type hostTrail struct {
-	*trail
+// hostHistory is the history of one host.
+type hostHistory struct {
+	*history
 	busy cc.Time // when it had bytes delivered last
 }
 
-// addPoints adds a point for each host, by the state of all groups. A host is known from its first bytes on.
-func (t *trails) addPoints(groups []flow.Group, now cc.Time, wall float64) {
+// addPoints adds a point for each host, from the state of all groups. A host has a history from its first bytes on.
+func (t *hostHistories) addPoints(groups []flow.Group, now cc.Time, wall float64) {
 	before, was := t.at, t.delivered
 	t.at, t.delivered = now, make(map[string]cc.Bytes, len(groups))
 	points := map[string]*Point{}
@@ -105,7 +105,7 @@ func (t *trails) addPoints(groups []flow.Group, now cc.Time, wall float64) {
 		}
 	}
 	for host, p := range points {
-		if h := t.trailOf(host, p.Down+p.Up > 0, quietTrail); h != nil {
+		if h := t.historyOf(host, p.Down+p.Up > 0, quietHistory); h != nil {
 			h.addPoint(*p)
 		}
 	}
@@ -116,30 +116,30 @@ func (t *trails) addPoints(groups []flow.Group, now cc.Time, wall float64) {
 	}
 }
 
-// trailOf returns the history of a host. A busy one without gets one, if there is a place or another host has had
-// nothing to do for so long. nil: it has none.
-func (t *trails) trailOf(host string, busy bool, quiet time.Duration) *hostTrail {
+// historyOf returns the history of a host. A busy host without a history gets one, if there is a place, or if another
+// host has not been busy for the time quiet. nil: it has none.
+func (t *hostHistories) historyOf(host string, busy bool, quiet time.Duration) *hostHistory {
 	h := t.byHost[host]
 	if !busy {
 		return h
 	}
 	if h == nil {
-		if len(t.byHost) >= maxTrails && !t.dropQuietest(quiet) {
+		if len(t.byHost) >= maxHostHistories && !t.dropQuietest(quiet) {
 			return nil
 		}
 		if t.byHost == nil {
-			t.byHost = map[string]*hostTrail{}
+			t.byHost = map[string]*hostHistory{}
 		}
-		h = &hostTrail{trail: newTrail(hostStep, hostLongStep)}
+		h = &hostHistory{history: newHistory(hostStep, hostLongStep)}
 		t.byHost[host] = h
 	}
 	h.busy = t.at
 	return h
 }
 
-// dropQuietest drops the history of the host that had nothing to do for the longest time. It reports whether there
-// was one that had nothing to do for so long.
-func (t *trails) dropQuietest(quiet time.Duration) bool {
+// dropQuietest drops the history of the host that has not been busy for the longest time. It reports false if no host
+// has been quiet for that long.
+func (t *hostHistories) dropQuietest(quiet time.Duration) bool {
 	quietest := ""
 	for host, h := range t.byHost {
 		if t.at.Sub(h.busy) >= quiet && (quietest == "" || h.busy < t.byHost[quietest].busy) {
@@ -150,21 +150,20 @@ func (t *trails) dropQuietest(quiet time.Duration) bool {
 	return quietest != ""
 }
 
-// history is a ring of points.
-type history struct {
+// pointRing has the newest points of a history.
+type pointRing struct {
 	ring []Point
 	next int // where the next point goes once the ring is full
 	most int // points in the ring
 }
 
-// newHistory returns one of points that are a step apart.
-func newHistory(last, step time.Duration) history { return history{most: int(last / step)} }
+// newPointRing returns a ring of the last points that are a step apart.
+func newPointRing(last, step time.Duration) pointRing { return pointRing{most: int(last / step)} }
 
-// addPoint adds a point. One that is older than the newest shows that the clock was set back: then the points
-// before it are forgotten.
-func (h *history) addPoint(p Point) {
+// addPoint adds a point. If it is older than the newest one, the clock was set back, and all other points are dropped.
+func (h *pointRing) addPoint(p Point) {
 	if n := len(h.ring); n > 0 && p.At < h.ring[(h.next+n-1)%n].At {
-		*h = history{most: h.most}
+		*h = pointRing{most: h.most}
 	}
 	if len(h.ring) < h.most {
 		h.ring = append(h.ring, p)
@@ -174,8 +173,8 @@ func (h *history) addPoint(p Point) {
 	h.next = (h.next + 1) % h.most
 }
 
-// mergePoints returns one point for several: means of rates and of the median delay, and the worst of the rest. It is
-// at the time of the last.
+// mergePoints returns one point for several, at the time of the last: means of rates and of the median delay, the sum
+// of what was refused, and the maximum of the rest.
 func mergePoints(several []Point) (out Point) {
 	out = several[len(several)-1]
 	out.Down, out.Up, out.Refused, out.Queue50, out.Queue95 = 0, 0, 0, nil, nil
@@ -200,7 +199,7 @@ func mergePoints(several []Point) (out Point) {
 }
 
 // pointsSince returns the points after at, oldest first; never nil.
-func (h *history) pointsSince(at float64) []Point {
+func (h *pointRing) pointsSince(at float64) []Point {
 	all := append(append(make([]Point, 0, len(h.ring)), h.ring[h.next:]...), h.ring[:h.next]...)
 	i, _ := slices.BinarySearchFunc(all, at, func(p Point, at float64) int {
 		if p.At <= at {
@@ -211,17 +210,17 @@ func (h *history) pointsSince(at float64) []Point {
 	return all[i:]
 }
 
-// counted is what counters said at one moment.
-type counted struct {
+// counts are the proxy's counters at one moment.
+type counts struct {
 	at        cc.Time
 	down, up  map[string]cc.Bytes // by listener
 	refused   map[string]map[proxy.Reason]uint64
 	fallbacks uint64
 }
 
-// countAll adds up over all routes what the page draws as curves.
-func countAll(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
-	out := counted{
+// newCounts adds up over all routes what the page draws as curves.
+func newCounts(c proxy.Counters, fallbacks uint64, now cc.Time) counts {
+	out := counts{
 		at: now, down: map[string]cc.Bytes{}, up: map[string]cc.Bytes{},
 		refused: map[string]map[proxy.Reason]uint64{}, fallbacks: fallbacks,
 	}
@@ -235,20 +234,20 @@ func countAll(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
 	return out
 }
 
-// refusedSince counts what was refused after before, and tells events of it.
-func (c counted) refusedSince(before counted, tell func(slog.Level, string, int)) (n uint64) {
+// refusedSince returns how many connections were refused after before. It calls addEvent for each listener and reason.
+func (c counts) refusedSince(before counts, addEvent func(slog.Level, string, int)) (n uint64) {
 	for listener, reasons := range c.refused {
 		for reason, total := range reasons {
 			if now := total - before.refused[listener][reason]; total > before.refused[listener][reason] {
 				n += now
-				tell(slog.LevelWarn, fmt.Sprintf("connections refused at %s: %s", listener, reason), int(now))
+				addEvent(slog.LevelWarn, fmt.Sprintf("connections refused at %s: %s", listener, reason), int(now))
 			}
 		}
 	}
 	return n
 }
 
-// rateOf is the rate at which a counter rose from was to is in d; 0 where it did not.
+// rateOf returns the rate at which a counter rose from was to is in the time d; 0: it did not rise.
 func rateOf(was, is cc.Bytes, d time.Duration) cc.Rate {
 	if is <= was || d <= 0 {
 		return 0

@@ -19,27 +19,28 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// One look at the flows serves all requests for minFresh at least, so that a second reader costs nothing, and for
-// freshPerLook times what the look took, so that looks take a fortieth of the time at most. maxFresh bounds that.
+// One reading of all flows serves all requests for minFresh at least, so that a second browser costs nothing. It
+// serves them for freshPerRead times as long as it took, so that readings take a fortieth of the time at most.
+// maxFresh bounds both.
 const (
 	minFresh     = time.Second
 	maxFresh     = 10 * time.Second
-	freshPerLook = 40
+	freshPerRead = 40
 	// maxRateSpan bounds the time that a rate is over: one over a longer time is not the present one.
 	maxRateSpan = 3 * maxFresh
 )
 
-// contentPolicy lets the page load its own script and style, ask the proxy it came from,
-// and nothing else (Content Security Policy Level 3).
+// contentPolicy lets the page load its own script and style, and ask the proxy that it came from, but nothing else
+// (Content Security Policy Level 3).
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 //go:embed assets
 var assets embed.FS
 
-// Source is what a proxy tells of itself.
+// Source is the part of a proxy that the page reads.
 type Source interface {
-	// Counters returns the totals, without what takes a look at each flow.
+	// Counters returns the totals, without those that take a reading of each flow.
 	Counters() proxy.Counters
 	// Flows returns how many flows there are, and each, oldest first. What it yields is
 	// overwritten by the next.
@@ -48,11 +49,11 @@ type Source interface {
 	Groups() ([]flow.Group, cc.Time)
 	// Held returns the state of held UDP, by listener.
 	Held() []proxy.HeldInfo
-	// Tunnels returns how it goes with the listeners that end tunnels.
+	// Tunnels returns the state of the listeners that end tunnels.
 	Tunnels() []proxy.TunnelInfo
 }
 
-// Options are what a page is made of.
+// Options has what a page shows, and where it comes from.
 type Options struct {
 	Source  Source
 	Version string
@@ -61,36 +62,36 @@ type Options struct {
 	Wall    func() time.Time
 	// Ready says what keeps the proxy from serving new connections; nil: it serves.
 	Ready func() error
-	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
+	// Fallbacks returns how often the kernel ran Reno on a leg; nil: it never does.
 	Fallbacks func() uint64
 	Events    *Events
 	// Gains says what rules gain over others; nil: nothing is compared.
 	Gains func() []Gain
-	// Fleet says in words, a line each, what the edges and the shared rates of a fleet do; nil: there is none.
+	// Fleet returns a line on the edges of a fleet and on each shared rate; nil: there is none.
 	Fleet func() []string
-	// Drain says in words what the process before this one still has; empty: nothing.
+	// Drain returns a line on the connections that the process before this one still has; empty: none.
 	Drain func() string
-	// Changes reports whether algorithms may be changed here, and which rules differ from the
-	// file by that; nil: they may not.
+	// Changes reports whether algorithms may be changed here, and which rules such changes have made differ from the
+	// file; nil: they may not.
 	Changes func() (may bool, changed []string)
 }
 
-// Page looks at a proxy and remembers the last day.
+// Page shows a proxy, with a history of the last day.
 type Page struct {
 	o Options
 
-	mu      sync.Mutex    // guards what follows
-	rows    []row         // connections at the last look, in the order of their numbers
-	looked  cc.Time       // when rows were read
-	fresh   time.Duration // for how long rows are shown before the next look
-	hosts   hosts
-	peers   peers
-	counted counted // at the last look
-	noted   counted // as of the last point of the history
-	totals  Totals
-	lists   []Listener
-	history *trail
-	trails  trails
+	mu            sync.Mutex    // guards what follows
+	rows          []row         // connections at the last look, in the order of their numbers
+	rowsAt        cc.Time       // when rows were read
+	fresh         time.Duration // for how long rows are shown before the next look
+	hosts         hosts
+	peers         peers
+	counts        counts // at the last look
+	pointCounts   counts // as of the last point of the history
+	totals        Totals
+	listeners     []Listener
+	history       *history
+	hostHistories hostHistories
 }
 
 // New returns the page of a proxy.
@@ -107,12 +108,12 @@ func New(o Options) *Page {
 	if o.Events == nil {
 		o.Events = &Events{}
 	}
-	return &Page{o: o, fresh: minFresh, history: newTrail(step, longStep)}
+	return &Page{o: o, fresh: minFresh, history: newHistory(step, longStep)}
 }
 
 // Run writes the history until ctx is done.
 func (p *Page) Run(ctx context.Context) {
-	p.Note()
+	p.AddPoint()
 	tick := time.NewTicker(step)
 	defer tick.Stop()
 	for {
@@ -120,41 +121,40 @@ func (p *Page) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			p.Note()
+			p.AddPoint()
 		}
 	}
 }
 
-// Note adds a point to the history, and the events that counters tell of.
-func (p *Page) Note() {
+// AddPoint adds a point to the history, and an event for each counter of trouble that has risen.
+func (p *Page) AddPoint() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updateSums()
-	before, now := p.noted, p.counted
-	p.noted = now
+	before, now := p.pointCounts, p.counts
+	p.pointCounts = now
 	if before.at == 0 || before.at == now.at {
-		return // there is no earlier look to take a difference from
+		return // there are no earlier counts to take a difference from
 	}
 	at := p.wallSeconds()
-	tell := func(l slog.Level, text string, n int) { p.o.Events.addEvent(at, l, text, n) }
-	refused := now.refusedSince(before, tell)
+	addEvent := func(l slog.Level, text string, n int) { p.o.Events.addEvent(at, l, text, n) }
+	refused := now.refusedSince(before, addEvent)
 	if n := now.fallbacks - before.fallbacks; now.fallbacks > before.fallbacks {
-		tell(slog.LevelWarn, "connections fell back to Reno in the kernel: the process did not answer in time", int(n))
+		addEvent(slog.LevelWarn, "connections fell back to Reno in the kernel: the process did not answer in time", int(n))
 	}
 	down, up := ratesBetween(before, now)
-	point := Point{
+	p.history.addPoint(Point{
 		At: at, Down: down, Up: up, Connections: p.totals.Connections,
 		Queue50: p.totals.Queue50, Queue95: p.totals.Queue95, Refused: refused,
-	}
-	p.history.addPoint(point)
-	p.trails.addPoints(p.hosts.groups, p.hosts.at, at)
+	})
+	p.hostHistories.addPoints(p.hosts.groups, p.hosts.at, at)
 }
 
-// wallSeconds is the date in Unix time.
+// wallSeconds returns the date in Unix time.
 func (p *Page) wallSeconds() float64 { return float64(p.o.Wall().UnixMilli()) / 1e3 }
 
-// ratesBetween are those of all listeners between two counts.
-func ratesBetween(before, now counted) (down, up cc.Rate) {
+// ratesBetween returns the rates of all listeners together between two counts.
+func ratesBetween(before, now counts) (down, up cc.Rate) {
 	d := now.at.Sub(before.at)
 	for name, n := range now.down {
 		down += rateOf(before.down[name], n, d)
@@ -163,25 +163,25 @@ func ratesBetween(before, now counted) (down, up cc.Rate) {
 	return down, up
 }
 
-// updateSums counts anew unless it just did: what the whole proxy and its groups do, without
-// a look at each flow. Callers hold mu.
+// updateSums reads the totals, the groups and the listeners, unless it has within minFresh. It does not read each
+// flow. Callers hold mu.
 func (p *Page) updateSums() {
 	now := p.o.Clock()
-	before := p.counted
+	before := p.counts
 	if before.at != 0 && now.Sub(before.at) < minFresh {
 		return
 	}
 	c := p.o.Source.Counters()
-	p.counted = countAll(c, p.o.Fallbacks(), now)
+	p.counts = newCounts(c, p.o.Fallbacks(), now)
 	var delays []time.Duration
 	groups, at := p.o.Source.Groups()
-	p.hosts, delays = p.hosts.nextLook(groups, SumHeld(p.o.Source.Held()), at)
+	p.hosts, delays = p.hosts.readAfter(groups, SumHeld(p.o.Source.Held()), at)
 	p.totals = Totals{Connections: c.Active, Limit: c.Limit, Sources: c.Sources}
 	if before.at != 0 {
-		p.totals.Down, p.totals.Up = ratesBetween(before, p.counted)
+		p.totals.Down, p.totals.Up = ratesBetween(before, p.counts)
 	}
 	p.totals.Queue50, p.totals.Queue95 = medianAndP95(delays)
-	p.lists = make([]Listener, len(c.Listeners))
+	p.listeners = make([]Listener, len(c.Listeners))
 	for i, l := range c.Listeners {
 		v := Listener{Name: l.Listener, Mode: l.Mode, Active: l.Active, Accepted: l.Accepted}
 		for _, n := range l.Rejected {
@@ -189,18 +189,18 @@ func (p *Page) updateSums() {
 		}
 		if before.at != 0 {
 			d := now.Sub(before.at)
-			v.Down = rateOf(before.down[v.Name], p.counted.down[v.Name], d)
-			v.Up = rateOf(before.up[v.Name], p.counted.up[v.Name], d)
+			v.Down = rateOf(before.down[v.Name], p.counts.down[v.Name], d)
+			v.Up = rateOf(before.up[v.Name], p.counts.up[v.Name], d)
 		}
-		p.lists[i] = v
+		p.listeners[i] = v
 	}
 }
 
-// updateFlows looks at all flows unless the last look is fresh. Callers hold mu.
+// updateFlows reads all flows, unless the last reading is still fresh. Callers hold mu.
 func (p *Page) updateFlows() {
 	now := p.o.Clock()
-	d := now.Sub(p.looked)
-	if p.looked != 0 && d < p.fresh {
+	d := now.Sub(p.rowsAt)
+	if p.rowsAt != 0 && d < p.fresh {
 		return
 	}
 	n, flows := p.o.Source.Flows()
@@ -208,14 +208,14 @@ func (p *Page) updateFlows() {
 	for f := range flows {
 		rows = append(rows, rowOf(f))
 	}
-	if p.looked != 0 && d <= maxRateSpan {
+	if p.rowsAt != 0 && d <= maxRateSpan {
 		updateRates(rows, p.rows, d)
 	}
-	p.rows, p.looked = rows, now
-	p.fresh = min(max(minFresh, freshPerLook*p.o.Clock().Sub(now)), maxFresh)
+	p.rows, p.rowsAt = rows, now
+	p.fresh = min(max(minFresh, freshPerRead*p.o.Clock().Sub(now)), maxFresh)
 }
 
-// answerQuery answers q.
+// answerQuery returns the view that q asks for.
 func (p *Page) answerQuery(q query) View {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,8 +223,8 @@ func (p *Page) answerQuery(q query) View {
 	out := View{
 		Now: p.wallSeconds(), Version: p.o.Version, Start: p.o.Start,
 		State: "serving", Serving: true, Drain: p.o.Drain(), Totals: p.totals,
-		Listeners: p.lists, Table: q.table, Offset: q.offset,
-		History: p.history.since(q.since, q.day),
+		Listeners: p.listeners, Table: q.table, Offset: q.offset,
+		History: p.history.pointsSince(q.since, q.day),
 	}
 	var gains []Gain
 	if p.o.Gains != nil {
@@ -243,37 +243,16 @@ func (p *Page) answerQuery(q query) View {
 		out.Changeable, out.Changed = p.o.Changes()
 	}
 	out.Events, out.EventsSeq = p.o.Events.eventsSince(q.events)
-	now := p.o.Clock()
 	if q.host != "" {
 		p.updateFlows()
 		out.Focus = p.focusOn(q.host, gains)
 		out.History = History{Step: hostStep.Seconds(), Points: []Point{}}
-		// A host that is looked at has a history from now on, whatever it moves.
-		if h := p.trails.trailOf(q.host, out.Focus.Connections > 0, 0); h != nil {
-			out.History = h.since(q.since, q.day)
+		// An open page of a host keeps its history, however little the host moves.
+		if h := p.hostHistories.historyOf(q.host, out.Focus.Connections > 0, 0); h != nil {
+			out.History = h.pointsSince(q.since, q.day)
 		}
 	}
-	switch q.table {
-	case "listeners", "events": // which every answer has
-	case "hosts":
-		all := ofHost(p.hosts.allHosts(), q.host, (*Host).isOf)
-		rows, n := selectRows(all, q, hostOrder[q.sort], (*Host).searchWords)
-		out.Total, out.Matches, out.Hosts = len(all), n, valuesOf(rows)
-	case "peers":
-		if p.peers.at == 0 || now.Sub(p.peers.at) >= p.fresh {
-			p.peers = p.peers.nextLook(p.o.Source.Tunnels(), now, p.o.Wall())
-		}
-		rows, n := selectRows(p.peers.all, q, peerOrder[q.sort], (*Peer).searchWords)
-		out.Total, out.Matches, out.Peers = len(p.peers.all), n, valuesOf(rows)
-	default:
-		p.updateFlows()
-		all := ofHost(p.rows, q.host, (*row).isOf)
-		rows, n := selectRows(all, q, flowOrder[q.sort], (*row).searchWords)
-		out.Total, out.Matches = len(all), n
-		for _, r := range rows {
-			out.Flows = append(out.Flows, r.flowView())
-		}
-	}
+	p.addRows(&out, q)
 	if q.detail != 0 {
 		p.updateFlows()
 		if i, ok := findFlow(p.rows, q.detail); ok {
@@ -284,12 +263,37 @@ func (p *Page) answerQuery(q query) View {
 	return out
 }
 
-// focusOn sums up what a host does. Callers hold mu.
+// addRows adds the rows of the table that q asks for. Callers hold mu, and have called updateSums.
+func (p *Page) addRows(out *View, q query) {
+	switch q.table {
+	case "listeners", "events": // every answer has them
+	case "hosts":
+		all := ofHost(p.hosts.allHosts(), q.host, (*Host).isOfHost)
+		rows, n := selectRows(all, q, hostOrder[q.sort], (*Host).searchWords)
+		out.Total, out.Matches, out.Hosts = len(all), n, valuesOf(rows)
+	case "peers":
+		if now := p.o.Clock(); p.peers.at == 0 || now.Sub(p.peers.at) >= p.fresh {
+			p.peers = p.peers.readAfter(p.o.Source.Tunnels(), now, p.o.Wall())
+		}
+		rows, n := selectRows(p.peers.all, q, peerOrder[q.sort], (*Peer).searchWords)
+		out.Total, out.Matches, out.Peers = len(p.peers.all), n, valuesOf(rows)
+	default:
+		p.updateFlows()
+		all := ofHost(p.rows, q.host, (*row).isOfHost)
+		rows, n := selectRows(all, q, flowOrder[q.sort], (*row).searchWords)
+		out.Total, out.Matches = len(all), n
+		for _, r := range rows {
+			out.Flows = append(out.Flows, r.flowView())
+		}
+	}
+}
+
+// focusOn sums up the connections and windows of a host. Callers hold mu, and have called updateFlows.
 func (p *Page) focusOn(host string, gains []Gain) *Focus {
 	f := &Focus{Host: host, Rules: []string{}}
 	for i := range p.rows {
 		r := &p.rows[i]
-		if !r.isOf(host) {
+		if !r.isOfHost(host) {
 			continue
 		}
 		f.Connections++
@@ -300,7 +304,7 @@ func (p *Page) focusOn(host string, gains []Gain) *Focus {
 		}
 	}
 	slices.Sort(f.Rules)
-	windows := ofHost(p.hosts.allHosts(), host, (*Host).isOf)
+	windows := ofHost(p.hosts.allHosts(), host, (*Host).isOfHost)
 	for i := range windows {
 		w := &windows[i]
 		if i == 0 || w.Severity.rank() > f.Severity.rank() {
@@ -327,21 +331,21 @@ func (p *Page) focusOn(host string, gains []Gain) *Focus {
 	return f
 }
 
-// ofHost returns the rows that are of a host; all if it is empty.
-func ofHost[T any](all []T, host string, isOf func(*T, string) bool) []T {
+// ofHost returns the rows of a host; all rows if host is empty.
+func ofHost[T any](all []T, host string, isOfHost func(*T, string) bool) []T {
 	if host == "" {
 		return all
 	}
 	var out []T
 	for i := range all {
-		if isOf(&all[i], host) {
+		if isOfHost(&all[i], host) {
 			out = append(out, all[i])
 		}
 	}
 	return out
 }
 
-// Register puts the page at / and what it is made of beside it.
+// Register adds the page at /, and the files and the view that it asks for.
 func (p *Page) Register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /{$}", serveAsset("index.html"))
 	mux.HandleFunc("GET /page.js", serveAsset("page.js"))

@@ -164,16 +164,16 @@ func TestTheHistoryHasTheQueuesOfHostsThatReceive(t *testing.T) {
 		group("a", 100, 10*time.Millisecond), group("b", 100, 30*time.Millisecond), group("c", 100, time.Second),
 	}}
 	p := h.page()
-	p.Note()
+	p.AddPoint()
 	h.later(step, 0, 0)
 	h.groups[0].Delivered, h.groups[1].Delivered = 200, 101
-	p.Note()
+	p.AddPoint()
 	assert.Zero(t, h.looks, "a point needs no look at every flow")
 	v := ask(t, p, "")
 	assert.InDelta(t, .03, *v.Totals.Queue95, 1e-9)
 	assert.InDelta(t, .03, *v.History.Points[0].Queue95, 1e-9)
 	h.later(step, 0, 0)
-	p.Note()
+	p.AddPoint()
 	assert.Nil(t, ask(t, p, "").Totals.Queue50, "nobody has received anything since")
 }
 
@@ -328,13 +328,13 @@ func TestAHostHasAViewOfItsOwn(t *testing.T) {
 			}
 		}
 	})
-	p.Note()
+	p.AddPoint()
 	for range 2 * int(hostStep/step) {
 		h.later(step, 125_000, 1000)
 		h.groups[0].Delivered += 250_000
 		h.groups[1].Delivered += 2500
 		ask(t, p, "host=192.0.2.7")
-		p.Note()
+		p.AddPoint()
 	}
 	v := ask(t, p, "host=192.0.2.7&table=hosts")
 	assert.Equal(t, &Focus{
@@ -357,8 +357,8 @@ func TestAHostHasAViewOfItsOwn(t *testing.T) {
 
 // TestHistoriesOfHostsAreBounded has more hosts than histories. Those that move nothing give way.
 func TestHistoriesOfHostsAreBounded(t *testing.T) {
-	var all trails
-	groups := make([]flow.Group, maxTrails+10)
+	var all hostHistories
+	groups := make([]flow.Group, maxHostHistories+10)
 	moved := func(from, to int, at time.Duration) {
 		for i := from; i < to; i++ {
 			groups[i].Delivered += 1000
@@ -370,13 +370,13 @@ func TestHistoriesOfHostsAreBounded(t *testing.T) {
 		groups[i].Name = "down|lan|host" + groups[i].Key
 	}
 	moved(0, 0, time.Second)
-	moved(0, maxTrails, 2*time.Second)
+	moved(0, maxHostHistories, 2*time.Second)
 	moved(0, len(groups), 3*time.Second)
-	require.Len(t, all.byHost, maxTrails)
-	assert.NotContains(t, all.byHost, groups[maxTrails].Name)
-	moved(10, len(groups), 3*time.Second+quietTrail)
-	require.Len(t, all.byHost, maxTrails)
-	assert.Contains(t, all.byHost, fmt.Sprint("host", maxTrails+9))
+	require.Len(t, all.byHost, maxHostHistories)
+	assert.NotContains(t, all.byHost, groups[maxHostHistories].Name)
+	moved(10, len(groups), 3*time.Second+quietHistory)
+	require.Len(t, all.byHost, maxHostHistories)
+	assert.Contains(t, all.byHost, fmt.Sprint("host", maxHostHistories+9))
 	assert.NotContains(t, all.byHost, "host3")
 }
 
@@ -483,10 +483,10 @@ func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 	h := &hand{at: 1, flows: []proxy.FlowInfo{managed(1, "a", 5*time.Millisecond)}}
 	h.later(0, 0, 0)
 	p := h.page()
-	p.Note()
+	p.AddPoint()
 	for range points + 100 {
 		h.later(step, 625, 0)
-		p.Note()
+		p.AddPoint()
 	}
 	v := ask(t, p, "")
 	require.Len(t, v.History.Points, points)
@@ -508,7 +508,7 @@ func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 }
 
 func TestTheHistoryBeginsAnewWhereTheClockIsSetBack(t *testing.T) {
-	h := newHistory(time.Hour, step)
+	h := newPointRing(time.Hour, step)
 	for at := range h.most + 3 { // past its end
 		h.addPoint(Point{At: 1000 + float64(at)})
 	}
@@ -544,14 +544,14 @@ func TestRefusalsAndFallbacksAreEvents(t *testing.T) {
 	}
 	count()
 	p := h.page(func(o *Options) { o.Fallbacks = func() uint64 { return fallbacks } })
-	p.Note()
+	p.AddPoint()
 	assert.Empty(t, ask(t, p, "").Events, "what was before is no news")
 	for range 3 {
 		h.later(step, 0, 0)
 		refused += 4
 		count()
 		fallbacks++
-		p.Note()
+		p.AddPoint()
 	}
 	v := ask(t, p, "")
 	require.Len(t, v.Events, 2, "the same again is counted")

@@ -23,18 +23,18 @@ const (
 
 // query is what a request wants to see.
 type query struct {
-	table      string // of columns
-	sort       string // a column
+	table      string // a key of columns
+	sort       string // a column of it
 	descending bool
 	search     string // in lower case
 	offset     int
 	rows       int
-	since      float64 // of the history, in Unix seconds
+	since      float64 // the history begins after it, in Unix seconds
 	day        bool    // the history is that of the last day, not of the last hour
-	events     uint64  // the newest event that it has
+	events     uint64  // number of the newest event that the client has
 	detail     uint64  // a flow's number; 0: none
-	host       string  // whom rows and history are of; empty: all
-	csv        bool    // the answer has the rows alone, all of them, as CSV
+	host       string  // rows and history are of this host only; empty: of all
+	csv        bool    // the answer is all rows as CSV, and nothing else
 }
 
 // readQuery reads the parameters of a request. An error names the parameter and
@@ -105,7 +105,7 @@ func readQuery(v url.Values) (q query, err error) {
 	return q, err
 }
 
-// columns are what tables can be sorted by; the first is the default.
+// columns has the columns that each table can be sorted by. The first is the default.
 var columns = map[string][]string{
 	"flows": {
 		"rate", "down", "up", "bytes", "queue", "window", "age", "idle", "client", "server", "listener",
@@ -119,7 +119,7 @@ var columns = map[string][]string{
 	"events":    {"when"},
 }
 
-// The orders of columns, by name.
+// The orders by each column. The names are those in columns.
 var (
 	flowOrder = map[string]func(a, b *row) int{
 		"rate":      func(a, b *row) int { return cmp.Compare(a.down.rate+a.up.rate, b.down.rate+b.up.rate) },
@@ -168,16 +168,16 @@ var (
 	}
 )
 
-// bySide compares what the busier directions of two flows have.
+// bySide compares two flows by a value of their busier directions.
 func bySide[T cmp.Ordered](of func(*side) T) func(a, b *row) int {
 	return func(a, b *row) int {
-		_, x := a.main()
-		_, y := b.main()
+		_, x := a.busierSide()
+		_, y := b.busierSide()
 		return cmp.Compare(of(x), of(y))
 	}
 }
 
-// compareLabels orders groups by what they are called, those of hosts by the addresses.
+// compareLabels orders groups by their labels, and addresses before all other labels.
 func compareLabels(a, b *Host) int {
 	x, xErr := netip.ParseAddr(a.Label)
 	y, yErr := netip.ParseAddr(b.Label)
@@ -192,7 +192,7 @@ func compareLabels(a, b *Host) int {
 	return cmp.Compare(a.Label, b.Label)
 }
 
-// compareKnown puts what is not known before all that is.
+// compareKnown orders values. One that is not known (nil) comes first.
 func compareKnown[T cmp.Ordered](a, b *T) int {
 	switch {
 	case a == nil && b == nil:
@@ -205,8 +205,8 @@ func compareKnown[T cmp.Ordered](a, b *T) int {
 	return cmp.Compare(*a, *b)
 }
 
-// selectRows returns the rows of all that q wants, and how many it finds. Rows that
-// compare equal stay in the order of all.
+// selectRows returns the rows that q asks for, and how many its search finds. words appends the text of a row that is
+// searched. Rows that compare equal stay in the order of all.
 func selectRows[T any](
 	all []T, q query, order func(a, b *T) int, words func(*T, []byte) []byte,
 ) (rows []*T, matches int) {
@@ -231,7 +231,7 @@ func selectRows[T any](
 	return found[:min(q.rows, len(found))], matches
 }
 
-// appendWords appends words with a break between, so that no search matches across two of them.
+// appendWords appends words with spaces between them.
 func appendWords(to []byte, words ...string) []byte {
 	for _, w := range words {
 		to = append(append(to, ' '), w...)
@@ -248,7 +248,7 @@ func valuesOf[T any](rows []*T) []T {
 	return out
 }
 
-// findFlow looks for a flow among rows, which are in the order of their numbers.
+// findFlow searches rows, which are in the order of flow numbers.
 func findFlow(rows []row, id uint64) (int, bool) {
 	return slices.BinarySearchFunc(rows, id, func(r row, id uint64) int { return cmp.Compare(r.id, id) })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Severity is how much a host wants a look.
+// Severity is how much a host needs the attention of an operator.
 type Severity string
 
 // The severities, from the greatest.
@@ -20,8 +20,7 @@ const (
 	Idle Severity = "idle"
 )
 
-// Delays from which the queue of a host is a trouble. People who talk notice the first, and stop talking at the
-// second.
+// Queueing delays from which a host is in trouble. In a call people notice the first, and cannot talk with the second.
 const (
 	longQueue     = 100 * time.Millisecond
 	veryLongQueue = 250 * time.Millisecond
@@ -30,8 +29,8 @@ const (
 // rank orders severities.
 func (s Severity) rank() int { return slices.Index([]Severity{Idle, Well, Warn, Bad}, s) }
 
-// withoutTrouble says what holds a group without a long queue back.
-var withoutTrouble = map[flow.LimitedBy]string{
+// limitSentences say what limits a group without a long queue.
+var limitSentences = map[flow.LimitedBy]string{
 	flow.LimitedByApplication: "has all that it asks for",
 	flow.LimitedByCwnd:        "fills its link",
 	flow.LimitedByPacing:      "gets the rate of its window",
@@ -39,8 +38,8 @@ var withoutTrouble = map[flow.LimitedBy]string{
 	flow.LimitedByReceiver:    "takes no more: its receive window",
 }
 
-// causes say why a group has a long queue.
-var causes = map[flow.LimitedBy]string{
+// queueCauses say why a group has a long queue, by what limits it.
+var queueCauses = map[flow.LimitedBy]string{
 	flow.LimitedByApplication: "others fill it, since it asks for less",
 	flow.LimitedByCwnd:        "it fills the link itself",
 	flow.LimitedByPacing:      "it drains at the rate of the window",
@@ -53,10 +52,10 @@ func explainGroup(g *flow.Group, udp *HeldUDP) (string, Severity) {
 	busyUDP := udp != nil && udp.BusyFlows > 0
 	switch {
 	case g.Active > 0 && g.SRTT > 0 && g.QueueingDelay >= longQueue:
-		cause := causes[g.LimitedBy]
-		holds := g.Inflight > g.DeliveryRate.BytesIn(g.MinRTT+g.QueueingDelay/2) // half of the queue is its own
-		if holds && g.LimitedBy == flow.LimitedByApplication {
-			cause = causes[flow.LimitedByCwnd]
+		cause := queueCauses[g.LimitedBy]
+		ownQueue := g.Inflight > g.DeliveryRate.BytesIn(g.MinRTT+g.QueueingDelay/2) // half of the queue, at least
+		if ownQueue && g.LimitedBy == flow.LimitedByApplication {
+			cause = queueCauses[flow.LimitedByCwnd]
 		}
 		if g.RivalRate > g.DeliveryRate/10 {
 			cause = rateWords(g.RivalRate) + " go there past its window"
@@ -75,7 +74,7 @@ func explainGroup(g *flow.Group, udp *HeldUDP) (string, Severity) {
 	case g.Active > 0 && g.Capped:
 		return "held below its window by a limit", Well
 	case g.Active > 0:
-		return withoutTrouble[g.LimitedBy], Well
+		return limitSentences[g.LimitedBy], Well
 	case busyUDP:
 		return "UDP alone", Well
 	case g.Members > 0:
@@ -87,8 +86,8 @@ func explainGroup(g *flow.Group, udp *HeldUDP) (string, Severity) {
 // rateWords writes a rate in Mbit/s.
 func rateWords(r cc.Rate) string { return fmt.Sprintf("%.1f Mbit/s", float64(r)/1e6) }
 
-// limits are what holds a flow back, in words.
-var limits = map[flow.LimitedBy]string{
+// limitWords are what holds a flow back, in words.
+var limitWords = map[flow.LimitedBy]string{
 	flow.LimitedByApplication: "sender idle",
 	flow.LimitedByCwnd:        "window",
 	flow.LimitedByPacing:      "pacing",

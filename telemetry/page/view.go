@@ -1,7 +1,6 @@
-// Package page serves what an operator looks at: a page for the browser, and the
-// view it is made of as JSON, which penstock top shows in a terminal. Lists are
-// searched, sorted and cut on this side, so that only rows in sight are sent. The
-// package pulls snapshots and changes nothing: changes are package telemetry's.
+// Package page serves a page for the browser, and the view that it shows as JSON, which penstock top shows in a
+// terminal. The proxy searches, sorts and cuts lists, so that it sends only the rows in sight. The package reads
+// snapshots and changes nothing: changes are made by package telemetry.
 package page
 
 import "github.com/penstock-net/penstock/cc"

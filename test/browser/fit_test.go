@@ -84,7 +84,7 @@ const clipped = `[...document.querySelectorAll("#table td.t > *")].filter(e => e
 
 func TestNoFigureIsCutAtAnyWidth(t *testing.T) {
 	at, p := serve(t, &busy{n: 60, flow: wideFlow, group: wideGroup}, nil)
-	p.Note()
+	p.AddPoint()
 	b := open(t, 1280, 800)
 	// fits waits until the page has taken a width, and checks that everything has its room.
 	fits := func(width int64, what string) {

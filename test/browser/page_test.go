@@ -83,7 +83,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	slog.New(events.Handler(slog.DiscardHandler)).Error("configuration not reloaded", "err",
 		"line 3: <b>unknown</b> key")
 	at, p := serve(t, &busy{n: 25}, events)
-	p.Note()
+	p.AddPoint()
 	b := open(t, 1280, 800)
 	b.do(chromedp.Navigate(at + "#tab=flows"))
 	b.until(`document.querySelectorAll("#table tbody button").length === 25`)
@@ -157,7 +157,7 @@ func TestChartsHaveAxesAndShowTheirValues(t *testing.T) {
 	at, p := serveAt(t, &busy{n: 64}, nil, func() time.Duration { return later })
 	for range 120 {
 		later += 5 * time.Second
-		p.Note()
+		p.AddPoint()
 	}
 	b := open(t, 1280, 800)
 	b.do(chromedp.Navigate(at + "#tab=flows"))
@@ -220,7 +220,7 @@ func TestTheWorstHostComesFirstAndHasAPageOfItsOwn(t *testing.T) {
 	at, p := serveAt(t, source, nil, func() time.Duration { return later })
 	for range 60 {
 		later += 5 * time.Second
-		p.Note()
+		p.AddPoint()
 	}
 	b := open(t, 390, 844)
 	b.do(chromedp.Navigate(at))

@@ -35,7 +35,7 @@ func TestADeadProxysFiguresAreGrey(t *testing.T) {
 				}
 			}))
 			defer srv.Close()
-			p.Note()
+			p.AddPoint()
 			b := open(t, 1280, 800)
 			b.do(chromedp.Navigate(srv.URL + "#tab=flows"))
 			b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent !== "–"`)
