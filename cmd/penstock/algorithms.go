@@ -48,8 +48,8 @@ func algorithmsCommand() *cobra.Command {
 	return cmd
 }
 
-// signals explains what an algorithm may need (cc.Spec.Needs).
-var signals = map[cc.Signal]string{
+// signalWords explains each signal that an algorithm may need (cc.Spec.Needs).
+var signalWords = map[cc.Signal]string{
 	cc.NeedsRTT:    "a sample of the round trip with most acknowledgements",
 	cc.NeedsRate:   "how fast bytes arrived over the flight of each acknowledged one",
 	cc.NeedsLoss:   "what was lost, and timeouts",
@@ -59,7 +59,7 @@ var signals = map[cc.Signal]string{
 	cc.NeedsHints:  "what the network says of the path; where that is silent, another algorithm's rules apply",
 }
 
-// listNeeds lists what s needs, each as format has it.
+// listNeeds lists the signals that s needs. format is applied to each.
 func listNeeds(s cc.Spec, format string) string {
 	var names []string
 	for _, n := range s.Needs {
@@ -114,7 +114,7 @@ func explainAlgorithm(w io.Writer, s cc.Spec) error {
 		fmt.Fprintln(t, "\nNEEDS\tMEANING")
 	}
 	for _, n := range s.Needs {
-		fmt.Fprintf(t, "%s\t%s\n", n, signals[n])
+		fmt.Fprintf(t, "%s\t%s\n", n, signalWords[n])
 	}
 	if len(s.Internals) > 0 {
 		fmt.Fprintln(t, "\nSHOWS\tMEANING")
@@ -161,14 +161,14 @@ What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock-lab
 func writeNeeds(b *strings.Builder, specs []cc.Spec) {
 	b.WriteString("\nBeside acknowledged bytes an algorithm may need:\n\n| signal | what it is | who needs it " +
 		"|\n|---|---|---|\n")
-	for _, n := range slices.Sorted(maps.Keys(signals)) {
+	for _, n := range slices.Sorted(maps.Keys(signalWords)) {
 		var who []string
 		for _, s := range specs {
 			if slices.Contains(s.Needs, n) {
 				who = append(who, s.Name)
 			}
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", n, escapeCell(signals[n]), orDash(strings.Join(who, ", ")))
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", n, escapeCell(signalWords[n]), orDash(strings.Join(who, ", ")))
 	}
 }
 
@@ -205,7 +205,7 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 	}
 }
 
-// formatSettings writes params as one would on a command line, in the Spec's order.
+// formatSettings writes params as a command line has them, in the Spec's order.
 func formatSettings(s cc.Spec, params cc.Params) string {
 	var items []string
 	for _, p := range s.Params {

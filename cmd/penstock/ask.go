@@ -25,12 +25,12 @@ import (
 // proxyPatience bounds how long a running proxy may take over an answer. A reload waits for listeners and files.
 const proxyPatience = 10 * time.Second
 
-// errTelemetryOff is why a proxy that may well run cannot be asked.
+// errTelemetryOff is the error of a request to a proxy that has no telemetry.
 var errTelemetryOff = errors.New("telemetry.address is off, so that no proxy can be asked; SIGHUP has it reread its " +
 	"files")
 
-// askProxy asks the proxy that has its telemetry at that address for a page. An address that stands for all of the
-// machine's is asked at localhost.
+// askProxy asks the proxy with its telemetry at that address for a page. For an unspecified address, such as
+// 0.0.0.0:9464, it asks localhost.
 func askProxy(ctx context.Context, at, method, page string) (status int, body []byte, err error) {
 	if at == "off" {
 		return 0, nil, errTelemetryOff
@@ -40,7 +40,7 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 		return 0, nil, cli.BadInput(fmt.Errorf("--telemetry: %q is not host:port, such as 127.0.0.1:9464", at))
 	}
 	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
-		at = net.JoinHostPort("localhost", port) // it is there, too
+		at = net.JoinHostPort("localhost", port)
 	}
 	ctx, cancel := context.WithTimeout(ctx, proxyPatience)
 	defer cancel()
@@ -48,7 +48,7 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	if err != nil {
 		return 0, nil, err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy between
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // does not ask the proxy of HTTP_PROXY
 	resp, err := client.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return 0, nil, fmt.Errorf("no proxy answers at %s: %w; start it by penstock run, or say by --telemetry where it is",
@@ -64,8 +64,8 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	return resp.StatusCode, body, err
 }
 
-// runningConfig is the configuration of the proxy that runs. It is the defaults where --config is not given and the
-// usual file cannot be read.
+// runningConfig returns the configuration of the proxy that runs. It returns the defaults if --config is not given and
+// the usual file cannot be read.
 func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	cfg, err := config.Load(path)
 	switch {
@@ -77,7 +77,7 @@ func runningConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	return config.Default(), nil
 }
 
-// proxyAddress is where a running proxy is asked, as flags have it.
+// proxyAddress has the flags that say where a running proxy is asked.
 type proxyAddress struct{ path, at string }
 
 // registerFlags adds the flags.
@@ -96,7 +96,7 @@ func (a *proxyAddress) telemetryAddress(cmd *cobra.Command) (string, error) {
 	return cfg.Telemetry.Address, err
 }
 
-// askJSON asks for a page, and decodes the answer into out. Where the proxy refuses, the error has its words.
+// askJSON asks for a page, and decodes the answer into out. If the proxy refuses, the error is its answer.
 func (a *proxyAddress) askJSON(ctx context.Context, cmd *cobra.Command, method, page string, out any) error {
 	at, err := a.telemetryAddress(cmd)
 	if err != nil {
@@ -134,7 +134,7 @@ func splitAnswer(answer string) (words string, warnings []string) {
 	return strings.Join(other, "\n"), warnings
 }
 
-// readyCommand is for probes where there is no shell and no curl: its exit code is the answer.
+// readyCommand asks whether a proxy serves, for probes. Its exit code is the answer.
 func readyCommand() *cobra.Command {
 	var path, at string
 	var alive bool
@@ -184,7 +184,7 @@ at the usual address.`,
 	return cmd
 }
 
-// reloadCommand waits for the answer of the proxy, which SIGHUP does not give.
+// reloadCommand reloads a running proxy and waits for its answer, which SIGHUP does not give.
 func reloadCommand() *cobra.Command {
 	var from proxyAddress
 	cmd := &cobra.Command{
@@ -209,12 +209,12 @@ the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.
 	return cmd
 }
 
-// reloadProxy asks for a reload over HTTP. It falls back to SIGHUP where telemetry is off or the file is wrong, so
-// that the log and the metrics of the proxy have the attempt as well. w gets the outcome, notes the warnings.
+// reloadProxy asks for a reload over HTTP. It sends SIGHUP if telemetry is off. It also does if the file is wrong, so
+// that the proxy's log and metrics show the attempt. w gets the outcome, notes the warnings.
 func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) error {
 	cfg, err := config.Load(from.path)
 	if err != nil {
-		_, _ = hangUp() // so that its log, metrics and status have it, too
+		_, _ = sendSIGHUP()
 		return badConfig(notes, err)
 	}
 	if args := argumentsOfOther(mainPID()); args != nil {
@@ -228,7 +228,7 @@ func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) err
 	address := cmp.Or(from.at, cfg.Telemetry.Address)
 	status, body, err := askProxy(ctx, address, http.MethodPost, "/-/reload")
 	if errors.Is(err, errTelemetryOff) {
-		sent, err := hangUp()
+		sent, err := sendSIGHUP()
 		switch {
 		case err != nil:
 			return err
@@ -258,8 +258,8 @@ func reloadProxy(ctx context.Context, from proxyAddress, w, notes io.Writer) err
 	return nil
 }
 
-// hangUp sends SIGHUP to the process that systemd says is the proxy. sent is false outside of a unit.
-func hangUp() (sent bool, err error) {
+// sendSIGHUP sends SIGHUP to the proxy that $MAINPID names. sent is false outside of a unit.
+func sendSIGHUP() (sent bool, err error) {
 	pid := mainPID()
 	if pid == 0 {
 		return false, nil
@@ -270,7 +270,7 @@ func hangUp() (sent bool, err error) {
 	return true, nil
 }
 
-// mainPID returns the process that systemd says is the proxy; 0: outside of a unit.
+// mainPID returns the process id of the proxy, which systemd passes in $MAINPID; 0: outside of a unit.
 func mainPID() int {
 	if pid, _ := strconv.Atoi(os.Getenv("MAINPID")); pid > 1 {
 		return pid

@@ -79,8 +79,8 @@ func printWarnings(w io.Writer, cfg config.Config) {
 	}
 }
 
-// badConfig prints the excerpt of a mistake in the file to w. It returns the error, which has the exit code and the
-// one line that follows; an error without a place is bad input.
+// badConfig prints the excerpt of a mistake in the file to w. It returns err, which has the exit code and the line
+// that is printed after the excerpt. An error that is not of a file becomes bad input.
 func badConfig(w io.Writer, err error) error {
 	var ce *config.Error
 	if !errors.As(err, &ce) {
@@ -96,30 +96,8 @@ func badConfig(w io.Writer, err error) error {
 // telemetry.
 func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
-	for _, l := range cfg.Listeners {
-		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
-		if l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack {
-			fmt.Fprintf(&b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
-		}
-		if l.Mode.Tunnels() {
-			fmt.Fprintf(&b, ", MTU %d", l.MTU())
-		}
-		if n := len(l.WireGuard.Peers); n > 0 {
-			fmt.Fprintf(&b, ", %d peers", n)
-		}
-		if n := len(l.MASQUE.Tokens); n > 0 {
-			fmt.Fprintf(&b, ", %d tokens", n)
-		}
-		if l.Target != "" {
-			fmt.Fprintf(&b, " to %s", l.Target)
-		}
-		if len(l.Users) > 0 {
-			fmt.Fprintf(&b, ", %d users", len(l.Users))
-		}
-		if l.KeepClient {
-			b.WriteString(", keeps the client's address")
-		}
-		b.WriteByte('\n')
+	for i := range cfg.Listeners {
+		describeListener(&b, &cfg.Listeners[i])
 	}
 	routes, err := cfg.Routes()
 	if err != nil {
@@ -138,26 +116,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 			}
 			name += fmt.Sprintf(" (server name %s%s)", joinPatterns(names), none)
 		}
-		if r.Refuse != "" {
-			fmt.Fprintf(&b, "%s: refuse (%s)\n", name, r.Refuse)
-			continue
-		}
-		fmt.Fprintf(&b, "%s: down %s, up %s", name, describeTerms(r.Down), describeTerms(r.Up))
-		for _, held := range []struct {
-			who   string
-			terms flow.Terms
-		}{{"servers", r.FromServer}, {"clients", r.FromClient}} {
-			if held.terms.Algorithm != policy.Unmanaged {
-				fmt.Fprintf(&b, ", %s' windows held by %s", held.who, describeTerms(held.terms))
-			}
-		}
-		if r.SendProxy > 0 {
-			fmt.Fprintf(&b, ", PROXY protocol v%d to the server", r.SendProxy)
-		}
-		if r.KeepDSCP {
-			b.WriteString(", DSCP kept")
-		}
-		b.WriteByte('\n')
+		describeVerdict(&b, name, &r)
 	}
 	if named > 0 {
 		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server "+
@@ -171,7 +130,58 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 	return err
 }
 
-// hintWays lists where hints are taken, and by what right: a token, this machine, or who may open a socket.
+// describeListener writes the line of a listener.
+func describeListener(b *strings.Builder, l *access.Listener) {
+	fmt.Fprintf(b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
+	if l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack {
+		fmt.Fprintf(b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
+	}
+	if l.Mode.Tunnels() {
+		fmt.Fprintf(b, ", MTU %d", l.MTU())
+	}
+	if n := len(l.WireGuard.Peers); n > 0 {
+		fmt.Fprintf(b, ", %d peers", n)
+	}
+	if n := len(l.MASQUE.Tokens); n > 0 {
+		fmt.Fprintf(b, ", %d tokens", n)
+	}
+	if l.Target != "" {
+		fmt.Fprintf(b, " to %s", l.Target)
+	}
+	if len(l.Users) > 0 {
+		fmt.Fprintf(b, ", %d users", len(l.Users))
+	}
+	if l.KeepClient {
+		b.WriteString(", keeps the client's address")
+	}
+	b.WriteByte('\n')
+}
+
+// describeVerdict writes the line of a rule: what its connections get.
+func describeVerdict(b *strings.Builder, name string, v *policy.Verdict) {
+	if v.Refuse != "" {
+		fmt.Fprintf(b, "%s: refuse (%s)\n", name, v.Refuse)
+		return
+	}
+	fmt.Fprintf(b, "%s: down %s, up %s", name, describeTerms(v.Down), describeTerms(v.Up))
+	for _, receive := range []struct {
+		who   string
+		terms flow.Terms
+	}{{"servers", v.FromServer}, {"clients", v.FromClient}} {
+		if receive.terms.Algorithm != policy.Unmanaged {
+			fmt.Fprintf(b, ", %s' windows held by %s", receive.who, describeTerms(receive.terms))
+		}
+	}
+	if v.SendProxy > 0 {
+		fmt.Fprintf(b, ", PROXY protocol v%d to the server", v.SendProxy)
+	}
+	if v.KeepDSCP {
+		b.WriteString(", DSCP kept")
+	}
+	b.WriteByte('\n')
+}
+
+// hintWays lists where hints are taken, and whether with a token.
 func hintWays(cfg config.Config) (ways []string) {
 	hints := cfg.Telemetry.Hints
 	switch address := cfg.Telemetry.Address; {
@@ -223,14 +233,14 @@ func describeTerms(t flow.Terms) string {
 	return out
 }
 
-// describeAlgorithm writes it as the configuration has it, with its settings.
+// describeAlgorithm writes an algorithm with its settings, as the configuration has it.
 func describeAlgorithm(t flow.Terms) string {
 	s := paramsOf(t)
 	if s == "" {
 		return t.Algorithm
 	}
 	between := ":"
-	if strings.Contains(t.Algorithm, ":") { // a member of a family
+	if strings.Contains(t.Algorithm, ":") { // such as ccp:NAME
 		between = ","
 	}
 	return t.Algorithm + between + s

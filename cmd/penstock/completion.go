@@ -48,7 +48,8 @@ func (a *proxyAddress) ruleNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// completeRunFlags has shells complete the flags of run. Those with a key in the configuration take what it takes.
+// completeRunFlags lets shells complete the flags of run. A flag with a key in the configuration has the choices of
+// that key.
 func completeRunFlags(cmd *cobra.Command) {
 	cli.CompleteFlag(cmd, "algorithm", algorithmNames)
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {

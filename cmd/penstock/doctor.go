@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-net/penstock/internal/doctor"
 )
 
-// trialsFlag makes doctor the child that tries things in a user namespace.
+// trialsFlag is the flag of the child process that makes trials in a user namespace.
 const trialsFlag = "namespace-trials"
 
 // doctorCommand prints what internal/doctor finds. It starts itself again, in a user namespace, for trials that need

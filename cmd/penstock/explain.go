@@ -18,7 +18,8 @@ import (
 // question is a connection that check is asked about.
 type question struct{ name, listener, peer string }
 
-// explainDecision prints which rule decides about a connection of a client to a server, and why no rule before it does.
+// explainDecision prints which rule decides about a connection of a client to a server, and why no rule before it
+// does.
 func (q *question) explainDecision(w io.Writer, cfg *config.Config, client, server string) error {
 	listener := &cfg.Listeners[0]
 	if q.listener != "" {
@@ -66,10 +67,10 @@ func (q *question) explainDecision(w io.Writer, cfg *config.Config, client, serv
 	return err
 }
 
-// describeGroup writes the key of a group, which has its parts apart by |.
+// describeGroup writes the key of a group without the | between its parts.
 func describeGroup(key string) string { return strings.ReplaceAll(key, "|", " ") }
 
-// readFacts reads what policy decides on.
+// readFacts returns the facts of the connection that policy decides on.
 func (q *question) readFacts(listener *access.Listener, client, server string) (f policy.Facts, err error) {
 	f = policy.Facts{
 		Listener: listener.Name, Protocol: policy.TCP, Host: q.name, ServerName: q.name, Peer: q.peer,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -128,21 +129,21 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 	return cmd
 }
 
-// gateway is one listener of mode wireguard with its file, as a command works on it.
+// gateway is one listener of mode wireguard and its file of peers, which commands edit.
 type gateway struct {
 	config    string // the flag: the proxy's configuration file
 	listener  string // the flag: a name; empty: there is only one
 	telemetry string // the flag: host:port; empty: as in the configuration
 
 	file            string        // where the peers are
-	release         func()        // lets the next command work on them
+	release         func()        // releases the lock of openFiles
 	cfg             config.Config // as a proxy would read it
-	access.Listener               // of cfg
+	access.Listener               // the listener in cfg
 }
 
-// openFiles finds the listener and its file, which it makes if need be. It locks the configuration first, so that two
-// commands do not write the same file of peers. The listener is looked for in the configuration as written, because a
-// file of peers that is not there yet is no mistake here. Call release afterwards.
+// openFiles finds the listener and its file of peers, and makes the file if it is not there. It locks the
+// configuration first, so that two commands do not write the same file of peers. Call release afterwards. It looks for
+// the listener in the configuration as written, because config.Load refuses a file of peers that is not there.
 func (g *gateway) openFiles() (err error) {
 	if g.release, err = lockFile(g.config); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -166,10 +167,10 @@ func (g *gateway) openFiles() (err error) {
 	w := written.Listeners[i].WireGuard
 	switch {
 	case w.ConfigFile != "":
-		g.file = pathBeside(g.config, w.ConfigFile)
+		g.file = resolvePath(g.config, w.ConfigFile)
 	case w.PeersFile != "":
-		g.file = pathBeside(g.config, w.PeersFile)
-		if err := makeLike(g.config, g.file); err != nil {
+		g.file = resolvePath(g.config, w.PeersFile)
+		if err := createLike(g.config, g.file); err != nil {
 			return err
 		}
 	default:
@@ -237,8 +238,8 @@ func (g *gateway) removePeer(ctx context.Context, name string, notes io.Writer) 
 	return g.reloadProxy(ctx, notes)
 }
 
-// listPeers prints the peers of the files. What a running proxy knows of them stands beside; where none answers, that
-// is noted and the columns have dashes.
+// listPeers prints the peers of the files, and what a running proxy knows of each. If no proxy answers, the columns
+// have dashes and notes says why.
 func (g *gateway) listPeers(ctx context.Context, w, notes io.Writer) error {
 	if err := g.openFiles(); err != nil {
 		return err
@@ -369,7 +370,7 @@ func initGateway(config string, notes io.Writer) (err error) {
 	return nil
 }
 
-// shellWord is a file's name as a shell takes it.
+// shellWord returns a file's name as a shell takes it.
 func shellWord(name string) string {
 	if !strings.ContainsFunc(name, func(r rune) bool {
 		return !strings.ContainsRune("/._-+,:@%", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
@@ -379,7 +380,7 @@ func shellWord(name string) string {
 	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }
 
-// newPeer is a client to be, as the flags have it.
+// newPeer has the flags of peer add.
 type newPeer struct {
 	name      string
 	endpoint  string   // HOST or HOST:PORT; empty: this machine's own address
@@ -391,8 +392,8 @@ type newPeer struct {
 	noQR      bool
 }
 
-// clientKeepalive is in seconds. It keeps the way to a client open in translators of addresses, which forget UDP after
-// 30 s or more.
+// clientKeepalive is in seconds. It keeps the mappings of address translators to a client open, which end after 30 s
+// or more without a packet.
 const clientKeepalive = 25
 
 // addPeer makes a key pair and an address for a client, and prints the client's configuration to w. The peer is in the
@@ -436,24 +437,24 @@ func (g *gateway) addPeer(ctx context.Context, n newPeer, w, notes io.Writer) er
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.file, err)
 	}
-	// The key is nowhere else, so a peer without its configuration must not be let in. A reader that
-	// has gone is an error of the write, and no signal.
+	// The private key is nowhere else, so a peer must not be added unless its configuration was printed. Without SIGPIPE
+	// the write fails if the reader has gone.
 	signal.Ignore(syscall.SIGPIPE)
-	show := func() error {
+	printConfig := func() error {
 		_, err := io.WriteString(w, client)
 		if terminal, ok := w.(*os.File); err == nil && !n.noQR && ok && isTerminal(terminal) {
 			err = writeQR(w, client)
 		}
 		return err
 	}
-	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p)), show); err != nil {
+	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p)), printConfig); err != nil {
 		return err
 	}
 	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
 	return g.reloadProxy(ctx, notes)
 }
 
-// checkPeerName refuses a name that would not come back from the comment of a WireGuard section in which it is kept.
+// checkPeerName refuses a name that cannot be read back from the comment of a WireGuard section, where it is stored.
 func checkPeerName(name string) error {
 	odd := func(r rune) bool { return !strconv.IsPrint(r) || r == '#' || r == '=' }
 	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) ||
@@ -463,8 +464,8 @@ func checkPeerName(name string) error {
 	return nil
 }
 
-// chooseAddresses are the client's in the tunnel: as given, or the next that is
-// free of each prefix of the pool.
+// chooseAddresses returns the client's addresses in the tunnel: as given, or the next free one of each prefix of the
+// pool.
 func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 	if len(given) > 0 {
 		list, err := parsePrefixes(given)
@@ -472,7 +473,7 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("--address: %w", err)
 		}
 		for i, p := range list {
-			if p != p.Masked() { // as wg-quick writes an address: the network is not the peer's
+			if p != p.Masked() { // an address with the length of its network, as wg-quick writes it
 				list[i] = netip.PrefixFrom(p.Addr(), p.Addr().BitLen())
 			}
 		}
@@ -504,9 +505,9 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// nextFree returns the first address of pool that no peer has. The pool's own,
-// the one after it, which is the gateway's, and the last of IPv4 are left out.
-// A prefix that holds the whole pool is a peer's way elsewhere, and takes no address.
+// nextFree returns the first address of pool that no peer has. It leaves out the first address, the second one, which
+// is the gateway's, and the last one of IPv4. A prefix that contains the whole pool takes no address, because the peer
+// that has it is an exit.
 func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 	taken = slices.DeleteFunc(slices.Clone(taken), func(t netip.Prefix) bool {
 		return !t.Overlaps(pool) || t.Bits() <= pool.Bits()
@@ -519,7 +520,7 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 		if i < 0 {
 			return addr, true
 		}
-		addr = access.LastOf(taken[i]) // a prefix may have more than can be counted
+		addr = access.LastOf(taken[i]) // skips the prefix, which may be too large to walk through
 	}
 	return netip.Addr{}, false
 }
@@ -564,8 +565,8 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 	return b.String(), nil
 }
 
-// endpointFor returns where the client reaches us: as given, else at this machine's own address, with the port of the
-// listener where none is given. A guess is said in notes.
+// endpointFor returns where the client reaches the gateway: as given, else at this machine's own address, which it
+// mentions in notes. The port is that of the listener unless it is given.
 func (g *gateway) endpointFor(given string, notes io.Writer) (string, error) {
 	_, port, _ := net.SplitHostPort(g.Address) // it has been checked
 	host := given
@@ -600,8 +601,8 @@ func isIP(host string) bool {
 	return err == nil
 }
 
-// ownAddress is the address from which this machine reaches the rest of the
-// world. A connected UDP socket has it without a packet being sent (192.0.2.1 is for documentation, RFC 5737).
+// ownAddress returns the address from which this machine reaches the internet. A connected UDP socket has it, and
+// connect sends no packet (192.0.2.1 is for documentation, RFC 5737).
 func ownAddress() (string, error) {
 	conn, err := net.Dial("udp", "192.0.2.1:9")
 	if err != nil {
@@ -611,10 +612,9 @@ func ownAddress() (string, error) {
 	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
 }
 
-// lockFile keeps other commands from working on what belongs to the file until
-// release is called. The lock ends with the process, however that ends.
+// lockFile locks a file against other commands until release is called, or the process ends.
 func lockFile(path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // which waits for no writer of a pipe
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // for a pipe, does not wait for a writer
 	if err != nil {
 		return nil, err
 	}
@@ -624,17 +624,17 @@ func lockFile(path string) (release func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// pathBeside is a file named in the configuration, relative to the directory of that.
-func pathBeside(config, name string) string {
+// resolvePath returns the path of a file that the configuration names, relative to the configuration's directory.
+func resolvePath(config, name string) string {
 	if filepath.IsAbs(name) {
 		return name
 	}
 	return filepath.Join(filepath.Dir(config), name)
 }
 
-// makeLike makes an empty file unless there is one, of the same owner and group
-// as model and with its mode, but closed to others.
-func makeLike(model, path string) error {
+// createLike makes an empty file unless there is one. It gets the owner, group and mode of model, but others may
+// neither read nor write it, and its group may not write it.
+func createLike(model, path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -642,13 +642,13 @@ func makeLike(model, path string) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(path, nil, info, info.Mode().Perm()&^0o027, nil)
+	return writeBeside(path, nil, info, info.Mode().Perm()&^0o027, nil)
 }
 
-// replaceFile puts other content into a file at once: a reader sees the
-// old or the new. Owner, group and mode stay. An error of last, which is called once nothing
-// but the name is missing, leaves the old; nil: there is nothing else to do.
-func replaceFile(path string, content []byte, last func() error) error {
+// replaceFile replaces a file by one with other content, so that a reader sees the old or the new. Owner, group and
+// mode stay. It calls beforeRename once the new file is complete. If that returns an error, the old file stays. nil:
+// there is nothing to call.
+func replaceFile(path string, content []byte, beforeRename func() error) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
@@ -657,12 +657,12 @@ func replaceFile(path string, content []byte, last func() error) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(path, content, info, info.Mode().Perm(), last)
+	return writeBeside(path, content, info, info.Mode().Perm(), beforeRename)
 }
 
-// writeNew writes a file beside path and has it take that name, unless last says no.
-func writeNew(
-	path string, content []byte, owner fs.FileInfo, mode fs.FileMode, last func() error,
+// writeBeside writes a file beside path and renames it to path, unless beforeRename returns an error.
+func writeBeside(
+	path string, content []byte, owner fs.FileInfo, mode fs.FileMode, beforeRename func() error,
 ) (err error) {
 	f, err := config.CreateTemporary(path)
 	if err != nil {
@@ -687,8 +687,8 @@ func writeNew(
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	if last != nil {
-		if err := last(); err != nil {
+	if beforeRename != nil {
+		if err := beforeRename(); err != nil {
 			return err
 		}
 	}
@@ -698,17 +698,13 @@ func writeNew(
 	return f.Close()
 }
 
-// requestPage asks the running proxy for a page and returns what it answers.
+// requestPage asks the running proxy for a page and returns its answer.
 func (g *gateway) requestPage(ctx context.Context, method, page string) (status int, body []byte, err error) {
-	at := g.telemetry
-	if at == "" {
-		at = g.cfg.Telemetry.Address
-	}
-	return askProxy(ctx, at, method, page)
+	return askProxy(ctx, cmp.Or(g.telemetry, g.cfg.Telemetry.Address), method, page)
 }
 
-// reloadProxy has a running proxy take the file over. That none runs is no error, because the file is in force with
-// the next start; a proxy that refuses it is.
+// reloadProxy lets a running proxy read the file again. It is an error if the proxy refuses it. It is none if no proxy
+// runs, because the next start reads the file.
 func (g *gateway) reloadProxy(ctx context.Context, notes io.Writer) error {
 	status, body, err := g.requestPage(ctx, http.MethodPost, "/-/reload")
 	switch {

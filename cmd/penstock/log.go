@@ -32,7 +32,7 @@ func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.L
 	if isJournal(w) {
 		return slog.New(newJournalHandler(w, lines))
 	}
-	return slog.New(lines.openOn(w, nil))
+	return slog.New(lines.newHandler(w, nil))
 }
 
 // lineHandler makes handlers that write one record a line.
@@ -41,8 +41,8 @@ type lineHandler struct {
 	level slog.Leveler
 }
 
-// openOn returns a handler that writes to w. replace is as in slog.HandlerOptions; nil: it changes nothing.
-func (l lineHandler) openOn(w io.Writer, replace func([]string, slog.Attr) slog.Attr) slog.Handler {
+// newHandler returns a handler that writes to w. replace is as in slog.HandlerOptions; nil: it changes nothing.
+func (l lineHandler) newHandler(w io.Writer, replace func([]string, slog.Attr) slog.Attr) slog.Handler {
 	if l.text {
 		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: l.level, ReplaceAttr: replace})
 	}
@@ -52,27 +52,28 @@ func (l lineHandler) openOn(w io.Writer, replace func([]string, slog.Attr) slog.
 			if replace != nil {
 				a = replace(groups, a)
 			}
-			return inSeconds(groups, a)
+			return durationInSeconds(groups, a)
 		},
 	})
 }
 
-// takeStandardLog has what libraries write to package log go to our log. They would write to standard
-// error, and wait for its reader.
-func takeStandardLog(to *slog.Logger) {
+// redirectStandardLog sends to our log what libraries write to package log. They would write to standard error, and
+// wait for its reader.
+func redirectStandardLog(to *slog.Logger) {
 	log.SetFlags(0)
 	log.SetOutput(slog.NewLogLogger(to.Handler(), slog.LevelDebug).Writer())
 }
 
-// inSeconds names the unit of a duration, which JSON would show as a bare number of nanoseconds.
-func inSeconds(_ []string, a slog.Attr) slog.Attr {
+// durationInSeconds writes a duration in seconds and names the unit, because JSON would show nanoseconds without a
+// unit.
+func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
 	}
 	return a
 }
 
-// fileOf is the file that w writes to, behind a queue as well; nil: it is no file.
+// fileOf returns the file that w writes to, directly or through a queue; nil: it is no file.
 func fileOf(w io.Writer) *os.File {
 	if queue, ok := w.(*logqueue.Writer); ok {
 		w = queue.To
@@ -93,18 +94,18 @@ func isJournal(w io.Writer) bool {
 	return err == nil && is
 }
 
-// journalHandler begins each line with its priority (sd-daemon(3)). Lines go through standard error and not to the
-// journal's socket, because the journal keeps the order and the unit of what comes there, and a queue may stand before
-// it.
+// journalHandler begins each line with its priority (sd-daemon(3)). It writes to standard error and not to the
+// journal's socket, because the journal then keeps the order of lines and knows their unit, and because lines may go
+// through a queue.
 type journalHandler struct {
 	slog.Handler // writes whole lines to "to"
 	to           *prioritized
 }
 
-// newJournalHandler returns a handler of these lines, but without the time, which the journal has itself.
+// newJournalHandler returns a handler that writes lines without the time, which the journal adds.
 func newJournalHandler(w io.Writer, lines lineHandler) journalHandler {
 	to := &prioritized{w: w}
-	return journalHandler{lines.openOn(to, func(groups []string, a slog.Attr) slog.Attr {
+	return journalHandler{lines.newHandler(to, func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}
@@ -112,7 +113,7 @@ func newJournalHandler(w io.Writer, lines lineHandler) journalHandler {
 	}), to}
 }
 
-// journalPriority is the journal's for a level of slog.
+// journalPriority returns the journal's priority for a level of slog.
 func journalPriority(l slog.Level) journald.Priority {
 	switch {
 	case l >= slog.LevelError:
@@ -162,7 +163,7 @@ func (p *prioritized) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// errorWriter is where errors outside the log are written.
+// errorWriter returns the writer for errors outside the log.
 func errorWriter(w io.Writer) io.Writer {
 	if isJournal(w) {
 		return &prioritized{w: w, priority: journald.PriErr}

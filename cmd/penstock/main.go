@@ -28,7 +28,7 @@ func monotonicTime() cc.Time { return cc.Time(time.Since(started) + time.Second)
 
 // main hands over to runCommandLine, which tests call as well.
 func main() {
-	if passStartOn() {
+	if restartAsOrphan() {
 		os.Exit(cli.ExitOK)
 	}
 	forbidCoreDumps()
@@ -47,15 +47,15 @@ func runCommandLine(ctx context.Context, args []string, stdout, stderr io.Writer
 	return cli.Run(ctx, root, errorWriter(log))
 }
 
-// inLab are commands of the laboratory. An unknown command of that name is answered with the program that has it.
+// inLab are commands of penstock-lab. A user who gives one to penstock learns from the error where it is.
 var inLab = map[string]string{
 	"demo": "penstock-lab", "bench": "penstock-lab", "sim": "penstock-lab", "mdi": "penstock-lab",
 }
 
-// packaging are commands that only builds for packages have.
+// packaging are the commands of builds with the tag packaging.
 var packaging []*cobra.Command
 
-// rootCommand is penstock with all its commands.
+// rootCommand returns penstock with all its commands.
 func rootCommand() *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "penstock",
@@ -90,9 +90,9 @@ Exit codes:
 	return root
 }
 
-// forbidCoreDumps keeps the secrets in our memory, such as keys and passwords, off the disk where no
-// unit does. The hard limit stays, so that prlimit(1) can have the kernel write a core all the same.
-// PR_SET_DUMPABLE would do more, but takes /proc/self from an unprivileged process.
+// forbidCoreDumps keeps the secrets in memory, such as keys and passwords, out of core dumps on the disk. The hard
+// limit stays, so that prlimit(1) can allow a core all the same. PR_SET_DUMPABLE would do more, but an unprivileged
+// process could not open its /proc/self then.
 func forbidCoreDumps() {
 	var core unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil {

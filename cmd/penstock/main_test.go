@@ -152,8 +152,8 @@ func TestEveryAlgorithmExplainsItself(t *testing.T) {
 			assert.Regexp(t, `(?m)^`+f.Name+` `, stdout)
 		}
 		for _, n := range s.Needs {
-			assert.NotEmpty(t, signals[n], "%s needs %q, which signals does not explain", s.Name, n)
-			assert.Contains(t, stdout, signals[n])
+			assert.NotEmpty(t, signalWords[n], "%s needs %q, which signalWords does not explain", s.Name, n)
+			assert.Contains(t, stdout, signalWords[n])
 		}
 		for _, show := range s.Internals {
 			assert.Regexp(t, `(?m)^`+show.Name+` .*`+regexp.QuoteMeta(show.About), stdout)

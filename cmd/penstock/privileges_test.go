@@ -91,8 +91,8 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 }
 
 func TestWhyPrivilegesStayIsSaid(t *testing.T) {
-	assert.Contains(t, whyTheyStay(fmt.Errorf("x: %w", syscall.EPERM)), "SystemCallFilter=capset")
-	assert.Contains(t, whyTheyStay(syscall.EINVAL), "the kernel refused")
+	assert.Contains(t, explainKept(fmt.Errorf("x: %w", syscall.EPERM)), "SystemCallFilter=capset")
+	assert.Contains(t, explainKept(syscall.EINVAL), "the kernel refused")
 }
 
 func TestMain(m *testing.M) {

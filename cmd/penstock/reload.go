@@ -23,91 +23,96 @@ import (
 	"github.com/penstock-net/penstock/telemetry"
 )
 
-// reloader puts changes into force while the proxy runs: a configuration that is read again, and another algorithm for
-// a rule until then. It remembers what came of it for telemetry and for systemd's status.
+// reloader puts changes into force while the proxy runs: a configuration that is read again, and until then another
+// algorithm for a rule. It has the outcome for telemetry and for systemd's status.
 //
-//	lock   guards
-//	turn   the whole of a change: one at a time
-//	mu     the fields below it, which others read at any time
+//	lock      guards
+//	changing  the whole of a change: there is one at a time
+//	mu        the fields below it, which others read at any time
 type reloader struct {
 	*service
 
-	turn sync.Mutex
+	changing sync.Mutex
 
-	mu     sync.Mutex
-	now    telemetry.Config
-	err    error                  // of the newest attempt; nil: it went well
-	seen   map[string]fs.FileInfo // files of the configuration as they were when it was read; nil: not there
-	inFile config.Config          // of the newest reload, or of the start: without changes of algorithms since
+	mu      sync.Mutex
+	outcome telemetry.Config
+	err     error                  // of the newest attempt; nil: it succeeded
+	seen    map[string]fs.FileInfo // files of the configuration as they were when it was read; nil: not there
+	inFile  config.Config          // of the newest reload, or of the start: without changes of algorithms since
 }
 
-// noteStart notes that the first configuration is in force. broken is what is wrong with the file, where an older one
-// is in force; nil: nothing.
-func (r *reloader) noteStart(hash string, broken error) {
-	r.noteOutcome(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
+// recordStart stores the outcome of the start. A start with the last good configuration counts as a failed reload, and
+// the files of the broken one are watched until they are mended.
+func (r *reloader) recordStart() {
+	f := &r.flags
+	r.setOutcome(telemetry.Config{Hash: f.loaded.Hash, OK: f.broken == nil, Since: unixNow()}, f.broken)
+	r.setInForce(r.cfg, f.loaded)
+	if f.broken != nil {
+		r.setSeen(f.wanted)
+	}
 }
 
-// noteOutcome notes what came of an attempt.
-func (r *reloader) noteOutcome(c telemetry.Config, err error) {
+// setOutcome stores the outcome of a start or a reload.
+func (r *reloader) setOutcome(c telemetry.Config, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.now, r.err = c, err
+	r.outcome, r.err = c, err
 }
 
-// noteTaken notes that cfg is in force, and which files were looked for to read it.
-func (r *reloader) noteTaken(cfg config.Config, from config.Loaded) {
+// setInForce stores cfg, which is in force, and the files that were looked for to read it.
+func (r *reloader) setInForce(cfg config.Config, from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inFile, r.seen = cfg, from.Seen
 }
 
-// noteRefused notes which files were looked for to read a configuration that cannot be put into force: the mistake may
-// be in one of them.
-func (r *reloader) noteRefused(from config.Loaded) {
+// setSeen stores the files that were looked for to read a configuration that cannot be put into force, because the
+// mistake may be in any of them.
+func (r *reloader) setSeen(from config.Loaded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seen = from.Seen
 }
 
-// noteChange notes which rules differ from the file from now on.
-func (r *reloader) noteChange(words []string) {
+// setChanged stores which rules differ from the file.
+func (r *reloader) setChanged(words []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.now.Changed = words
+	r.outcome.Changed = words
 }
 
-// pendingError is what keeps the file that lies there from being in force; nil: nothing.
+// pendingError returns why the configuration file is not in force; nil: it is.
 func (r *reloader) pendingError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-// configStatus returns how the configuration stands, for metrics.
+// configStatus returns which configuration is in force, and how reloads went.
 func (r *reloader) configStatus() telemetry.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.now
+	return r.outcome
 }
 
-// fileConfig is the configuration as it was read, with the flags over it.
+// fileConfig returns the configuration as it was read, with the flags applied.
 func (r *reloader) fileConfig() config.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.inFile
 }
 
-// unixNow is what the wall clock showed when the process began, plus the time since.
+// unixNow returns the date when the process began plus the monotonic time since, so that it never goes back.
 func unixNow() float64 {
 	return float64(started.UnixNano()+int64(monotonicTime().Sub(cc.Time(time.Second)))) / 1e9
 }
 
-// reloadConfig rereads the configuration file, lays the flags over it as at the start
-// and puts it into force. by says who asked: SIGHUP, http (POST /-/reload) or file (--watch).
-// It logs one line and returns the same in words; on an error nothing has changed.
+// reloadConfig rereads the configuration file, applies the flags as at the start and puts it into force. by says who
+// asked: SIGHUP, http (POST /-/reload) or file (--watch). It logs one line and returns the same in words. On an error
+// nothing has changed.
 func (r *reloader) reloadConfig(by string) (string, error) {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	defer func() { r.notifySystemd(r.statusLine()) }()
 	if r.flags.config == "" {
 		r.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
@@ -118,7 +123,7 @@ func (r *reloader) reloadConfig(by string) (string, error) {
 	if err != nil {
 		status.Failed++
 		status.OK = false
-		r.noteOutcome(status, err)
+		r.setOutcome(status, err)
 		r.log.Error("configuration not reloaded", "by", by, "config", r.flags.config, "err", err)
 		var rest strings.Builder
 		for _, line := range config.Rest(err) {
@@ -131,7 +136,7 @@ func (r *reloader) reloadConfig(by string) (string, error) {
 		r.log.Info("changes of algorithms have ended with the reload", "were", status.Changed)
 	}
 	status.Succeeded++
-	r.noteOutcome(telemetry.Config{
+	r.setOutcome(telemetry.Config{
 		Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded,
 		Failed: status.Failed,
 	}, nil)
@@ -145,8 +150,8 @@ func (r *reloader) reloadConfig(by string) (string, error) {
 	return answer, nil
 }
 
-// rereadConfig reads the configuration and puts it into force, as far as that can fail. The proxy takes over all of it
-// or nothing; level, tokens and the saved copy follow only after that. It also logs the warnings.
+// rereadConfig reads the configuration and puts it into force. The proxy takes all of it or nothing. Log level, tokens
+// and the saved copy follow only after that, because none of them can fail. It also logs the warnings.
 func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Reloaded, err error) {
 	if !r.proxy.Ready() {
 		return "", nil, done, errors.New("the proxy is ending")
@@ -159,13 +164,11 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 		}
 	}
 	if err != nil {
-		r.noteRefused(flags.loaded)
+		r.setSeen(flags.loaded)
 		return "", nil, done, err
 	}
 	r.level.Set(cfg.Log.Level.Level())
-	r.hints.SetToken(string(cfg.Telemetry.Hints.Token))
-	r.changes.SetToken(string(cfg.Telemetry.ChangeToken))
-	r.exporter.SetHeaders(cfg.Telemetry.OTLP.Headers.Fields())
+	r.setSecrets(&cfg)
 	if r.fleet != nil {
 		if err := r.fleet.Reload(&cfg.Fleet); err != nil {
 			r.log.Warn("the fleet goes on with its old keys", "err", err)
@@ -176,12 +179,12 @@ func (r *reloader) rereadConfig() (hash string, warnings []string, done proxy.Re
 		r.log.Warn(w)
 	}
 	r.saveLastGood(flags.loaded)
-	r.noteTaken(cfg, flags.loaded)
+	r.setInForce(cfg, flags.loaded)
 	return flags.loaded.Hash, warnings, done, nil
 }
 
-// saveLastGood saves a configuration that works, for a start with one that does not. A failure is logged: the proxy
-// does without the copy.
+// saveLastGood saves a configuration that works, for a start with one that does not. It only logs a failure, because
+// the proxy runs without the copy.
 func (r *reloader) saveLastGood(l config.Loaded) {
 	if r.flags.lastGood == "" || r.flags.config == "" {
 		return
@@ -213,22 +216,22 @@ func describeReload(what string, done proxy.Reloaded) string {
 	return b.String()
 }
 
-// reloadOnSignal is the reload of SIGHUP. systemd wants RELOADING=1 with the time before, and READY=1 after
+// reloadOnSignal reloads after SIGHUP. systemd wants RELOADING=1 with the time before, and READY=1 after
 // (Type=notify-reload, systemd.service(5)). A proxy that is ending has sent STOPPING=1, which neither may follow.
 func (r *reloader) reloadOnSignal() {
-	tell := !r.isEnding()
-	if tell {
+	notify := !r.isEnding()
+	if notify {
 		var t unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail
 		r.notifySystemd(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
-	_, _ = r.reloadConfig("SIGHUP") // which has logged what came of it
-	if tell {
+	_, _ = r.reloadConfig("SIGHUP") // it logs the outcome
+	if notify {
 		r.notifySystemd(daemon.SdNotifyReady)
 	}
 }
 
-// currentRules returns the rules in force, the defaults last, and the algorithms that there are to choose from.
+// currentRules returns the rules in force, the defaults last, and all algorithms that a change may name.
 func (r *reloader) currentRules() (out telemetry.Rules, err error) {
 	cfg := r.proxy.Config()
 	routes, err := cfg.Routes()
@@ -251,15 +254,18 @@ func (r *reloader) currentRules() (out telemetry.Rules, err error) {
 	return out, nil
 }
 
-// changeAlgorithm puts what is in force, but for one algorithm, into force as a reload would: until
-// the next reload, for the file does not have it. It logs one line and returns the same in
-// words; on an error nothing has changed.
+// changeAlgorithm changes one algorithm of the configuration in force, until the next reload. It logs one line and
+// returns the same in words. On an error nothing has changed.
 func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, error) {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	log := r.log.With("rule", telemetry.RuleName(*c.Rule), "direction", cmp.Or(c.Direction, "both"),
 		"algorithm", c.Algorithm, "client", client)
-	done, err := r.putChanged(c)
+	var done proxy.Reloaded
+	cfg, err := r.proxy.Config().SetAlgorithm(*c.Rule, c.Direction, c.Algorithm)
+	if err == nil {
+		done, err = r.applyUnsaved(cfg)
+	}
 	if err != nil {
 		log.Warn("algorithm not changed", "err", err)
 		return "", err
@@ -268,18 +274,9 @@ func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, e
 	return describeReload("changed until the next reload", done), nil
 }
 
-// putChanged makes the change, as far as that can fail. The proxy takes it as a reload, so that running connections
-// move.
-func (r *reloader) putChanged(c telemetry.Change) (done proxy.Reloaded, err error) {
-	cfg, err := r.proxy.Config().SetAlgorithm(*c.Rule, c.Direction, c.Algorithm)
-	if err != nil {
-		return done, err
-	}
-	return r.putUnfiled(cfg)
-}
-
-// putUnfiled puts cfg into force, which has the rules of the file with changes, and notes which rules differ.
-func (r *reloader) putUnfiled(cfg config.Config) (done proxy.Reloaded, err error) {
+// applyUnsaved puts cfg, which differs from the file, into force as a reload does, so that running connections move.
+// It stores which rules differ.
+func (r *reloader) applyUnsaved(cfg config.Config) (done proxy.Reloaded, err error) {
 	different, err := cfg.Different(r.fileConfig())
 	if err != nil {
 		return done, err
@@ -296,19 +293,19 @@ func (r *reloader) putUnfiled(cfg config.Config) (done proxy.Reloaded, err error
 			words = append(words, rule.Name+": its sample is stopped")
 		}
 	}
-	r.noteChange(words)
+	r.setChanged(words)
 	return done, nil
 }
 
 // stopSample takes a sampled rule out of force until the next reload.
 func (r *reloader) stopSample(rule, why string) error {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	cfg, err := r.proxy.Config().StopSample(rule)
 	if err != nil {
 		return err
 	}
-	done, err := r.putUnfiled(cfg)
+	done, err := r.applyUnsaved(cfg)
 	if err != nil {
 		return err
 	}
@@ -325,23 +322,23 @@ func describeRule(v policy.Verdict) string {
 	return telemetry.RuleName(v.Rule) + ": down " + down + ", up " + up
 }
 
-// watchPeriod is how often the files of the configuration are looked at. They are polled, because inotify does not see
-// a change of a ConfigMap in one place: it is a symbolic link to a link that is replaced. A change there comes up to a
-// minute late anyway.
+// watchPeriod is the time between two polls of the configuration's files. They are polled, because inotify needs a
+// watch at several places for a ConfigMap, which is a symbolic link to a link that is replaced. A change of one comes
+// up to a minute late anyway.
 const watchPeriod = time.Second
 
-// watchUnrest is how many periods files may go on changing before they are read nevertheless.
+// watchUnrest is the number of periods after which files that go on changing are read all the same.
 const watchUnrest = 10
 
-// stamp tells one state of a file from another; zero: it is not there. Owner, group and mode are in it, because they
-// decide whether a secret file is taken.
+// stamp is equal for equal states of a file. The zero value: it is not there. It has owner, group and mode, because
+// they decide whether a file of secrets is taken.
 type stamp struct {
 	device, inode      uint64
 	mode, owner, group uint32
 	size, modified     int64 // bytes, nanoseconds
 }
 
-// stampOf returns the stamp of a file; nil: of one that is not there.
+// stampOf returns the stamp of a file. info is nil if it is not there.
 func stampOf(info fs.FileInfo) stamp {
 	if info == nil {
 		return stamp{}
@@ -356,7 +353,7 @@ func stampOf(info fs.FileInfo) stamp {
 	}
 }
 
-// currentStamps returns those of the configuration's files as they were when it was read last.
+// currentStamps returns the stamps of the configuration's files when it was read last.
 func (r *reloader) currentStamps() map[string]stamp {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -367,11 +364,11 @@ func (r *reloader) currentStamps() map[string]stamp {
 	return read
 }
 
-// stampsNow returns the stamps of the same files as they are.
+// stampsNow returns the stamps of the same files now.
 func stampsNow(read map[string]stamp) map[string]stamp {
 	now := map[string]stamp{}
 	for name := range read {
-		info, err := os.Stat(name) // of what links lead to
+		info, err := os.Stat(name) // follows links
 		if err != nil {
 			info = nil
 		}
@@ -380,23 +377,22 @@ func stampsNow(read map[string]stamp) map[string]stamp {
 	return now
 }
 
-// watchFiles reloads, until ctx is done, once files have changed since they were read and then stayed as they are for
-// a period, or have changed for watchUnrest periods. What cannot be taken over is tried again when it has changed
-// again.
+// watchFiles reloads whenever the files of the configuration have changed, until ctx is done. A configuration with a
+// mistake is tried again once its files have changed again.
 func (r *reloader) watchFiles(ctx context.Context) {
 	if !r.flags.watch || r.flags.config == "" {
 		return
 	}
 	watchStamps(ctx, r.currentStamps, func() {
 		if !r.isEnding() {
-			_, _ = r.reloadConfig("file") // which has logged what came of it
+			_, _ = r.reloadConfig("file") // it logs the outcome
 		}
 	})
 }
 
-// watchStamps calls changed once files differ from their stamps as read, and have stayed as they are for a period, or
-// have changed for watchUnrest periods. It compares with what was read and not with what it saw first: files may
-// change before its first look.
+// watchStamps calls changed once files differ from their stamps when they were read. It waits until they have stayed
+// as they are for a period, but for watchUnrest periods at most. It does not compare with its own first poll, because
+// files may have changed before that.
 func watchStamps(ctx context.Context, read func() map[string]stamp, changed func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
@@ -78,7 +79,7 @@ Needs CAP_NET_ADMIN.`,
 			for _, note := range r.Advice() {
 				fmt.Fprintln(c.ErrOrStderr(), "note: "+note) //nolint:errcheck // the rules are in place
 			}
-			for _, warning := range warnings(r) {
+			for _, warning := range findObstacles(r) {
 				fmt.Fprintln(c.ErrOrStderr(), "warning: "+warning) //nolint:errcheck // as above
 			}
 			return nil
@@ -151,41 +152,60 @@ func printRuleStatus(w io.Writer) error {
 	return nil
 }
 
-// warnings returns what keeps rules that were applied from working, with the cure of each: chains of the firewall that
-// drop captured connections, and settings of the kernel.
-func warnings(r capture.Rules) (say []string) {
+// findObstacles returns what keeps applied rules from working, with the cure of each: chains of the firewall that drop
+// captured connections, and settings of the kernel.
+func findObstacles(r capture.Rules) (lines []string) {
 	obstacles, err := r.Obstacles()
 	if err != nil {
-		say = append(say, fmt.Sprintf("whether the input and output chains let captured connections in is unknown: %v",
+		lines = append(lines, fmt.Sprintf("whether the input and output chains let captured connections in is unknown: %v",
 			err))
 	}
 	for _, o := range obstacles {
-		say = append(say, o.String())
+		lines = append(lines, o.String())
 	}
 	for _, c := range doctor.Settings() {
 		if r.Mode == capture.Redirect && c.Name == doctor.SYNCookies {
 			continue // address translation does not need the socket
 		}
 		if c.State != doctor.OK {
-			say = append(say, fmt.Sprintf("%s is %s: %s", c.Name, c.Found, c.Fix))
+			lines = append(lines, fmt.Sprintf("%s is %s: %s", c.Name, c.Found, c.Fix))
 		}
 	}
-	return say
+	return lines
 }
 
 // rulesFor gives cmd the flags that describe rules, and calls do with the rules once they are checked. apply and print
 // share them, so that what is printed is what would be applied.
 func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) *cobra.Command {
-	var (
-		r                             capture.Rules
-		mode                          string
-		ports                         []string
-		sources, notSources           []string
-		destinations, notDestinations []string
-		udp                           []string
-	)
-	f := cmd.Flags()
-	f.StringVar(&mode, "mode", string(capture.TPROXY), "the listener's mode: tproxy or redirect")
+	var flags ruleFlags
+	flags.registerFlags(cmd.Flags())
+	cmd.Args = cli.NoArgs
+	cli.CompleteFlag(cmd, "interface", interfaceNames)
+	cli.CompleteFlag(cmd, "mode", oneOf(capture.TPROXY, capture.Redirect))
+	cli.CompleteFlag(cmd, "connected", oneOf(capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave))
+	cmd.RunE = func(c *cobra.Command, _ []string) error {
+		if err := flags.parseLists(); err != nil {
+			return cli.BadInput(err)
+		}
+		return do(c, flags.rules)
+	}
+	return cmd
+}
+
+// ruleFlags are the flags that describe rules. parseLists puts the texts into rules.
+type ruleFlags struct {
+	rules                         capture.Rules
+	mode                          string
+	ports                         []string
+	sources, notSources           []string
+	destinations, notDestinations []string
+	udp                           []string
+}
+
+// registerFlags defines the flags.
+func (flags *ruleFlags) registerFlags(f *pflag.FlagSet) {
+	r := &flags.rules
+	f.StringVar(&flags.mode, "mode", string(capture.TPROXY), "the listener's mode: tproxy or redirect")
 	f.Uint16Var(&r.Port, "port", 0, "the listener's port")
 	f.BoolVar(&r.IPv4, "ipv4", true, "capture IPv4")
 	f.BoolVar(&r.IPv6, "ipv6", true, "capture IPv6")
@@ -195,12 +215,12 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		"capture what goes to networks that this machine is on: auto (where no forward chain drops or rejects), "+
 			"yes or no")
 	f.Lookup("connected").NoOptDefVal = string(capture.ConnectedCapture)
-	f.StringSliceVar(&ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
-	f.StringSliceVar(&sources, "source", nil, "only from these prefixes")
-	f.StringSliceVar(&notSources, "not-source", nil, "not from these prefixes")
-	f.StringSliceVar(&destinations, "destination", nil, "only to these prefixes")
-	f.StringSliceVar(&notDestinations, "not-destination", nil, "not to these prefixes")
-	f.StringSliceVar(&udp, "udp", nil,
+	f.StringSliceVar(&flags.ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
+	f.StringSliceVar(&flags.sources, "source", nil, "only from these prefixes")
+	f.StringSliceVar(&flags.notSources, "not-source", nil, "not from these prefixes")
+	f.StringSliceVar(&flags.destinations, "destination", nil, "only to these prefixes")
+	f.StringSliceVar(&flags.notDestinations, "not-destination", nil, "not to these prefixes")
+	f.StringSliceVar(&flags.udp, "udp", nil,
 		"hold UDP towards the interfaces until its host's window has room: all, or ports of servers such as 443")
 	f.Uint16Var(&r.Hold.Queue, "udp-queue", capture.DefaultHoldQueue,
 		`number of the netfilter queue that holds UDP ("udp.queue" of the listener)`)
@@ -213,58 +233,53 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		`bits that mark the proxy's own connections ("mark" in its configuration)`)
 	f.IntVar(&r.RouteTable, "route-table", capture.DefaultRouteTable,
 		"routing table for captured packets, for tproxy; only ours")
-
-	cmd.Args = cli.NoArgs
-	cli.CompleteFlag(cmd, "interface", interfaceNames)
-	cli.CompleteFlag(cmd, "mode", oneOf(capture.TPROXY, capture.Redirect))
-	cli.CompleteFlag(cmd, "connected", oneOf(capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave))
-	cmd.RunE = func(c *cobra.Command, _ []string) error {
-		r.Mode = capture.Mode(mode)
-		err := checkWord("--mode", r.Mode, capture.TPROXY, capture.Redirect)
-		if err == nil {
-			err = checkWord("--connected", r.Connected, capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave)
-		}
-		if err != nil {
-			return cli.BadInput(err)
-		}
-		if r.Ports, err = parsePorts(ports); err != nil {
-			return cli.BadInput(fmt.Errorf("--dport: %w", err))
-		}
-		if r.Hold.All = slices.Equal(udp, []string{"all"}); !r.Hold.All {
-			if r.Hold.Ports, err = parsePorts(udp); err != nil {
-				return cli.BadInput(fmt.Errorf("--udp: write all, or ports such as 443: %w", err))
-			}
-		}
-		for _, list := range []struct {
-			flag  string
-			texts []string
-			out   *[]netip.Prefix
-		}{
-			{"source", sources, &r.Sources.Include},
-			{"not-source", notSources, &r.Sources.Exclude},
-			{"destination", destinations, &r.Destinations.Include},
-			{"not-destination", notDestinations, &r.Destinations.Exclude},
-		} {
-			if *list.out, err = parsePrefixes(list.texts); err != nil {
-				return cli.BadInput(fmt.Errorf("--%s: %w", list.flag, err))
-			}
-		}
-		if !r.IPv4 && !r.IPv6 {
-			return cli.BadInput(errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture"))
-		}
-		if r.Port == 0 {
-			return cli.BadInput(fmt.Errorf("--port: missing; name the port of the listener of mode %s in the "+
-				"configuration, such as --port 7000", mode))
-		}
-		if err := r.Validate(); err != nil {
-			return cli.BadInput(err)
-		}
-		return do(c, r)
-	}
-	return cmd
 }
 
-// checkWord wants one of some words.
+// parseLists completes the rules by what flags have as text, and checks them.
+func (flags *ruleFlags) parseLists() error {
+	r := &flags.rules
+	r.Mode = capture.Mode(flags.mode)
+	err := checkWord("--mode", r.Mode, capture.TPROXY, capture.Redirect)
+	if err != nil {
+		return err
+	}
+	err = checkWord("--connected", r.Connected, capture.ConnectedAuto, capture.ConnectedCapture, capture.ConnectedLeave)
+	if err != nil {
+		return err
+	}
+	if r.Ports, err = parsePorts(flags.ports); err != nil {
+		return fmt.Errorf("--dport: %w", err)
+	}
+	if r.Hold.All = slices.Equal(flags.udp, []string{"all"}); !r.Hold.All {
+		if r.Hold.Ports, err = parsePorts(flags.udp); err != nil {
+			return fmt.Errorf("--udp: write all, or ports such as 443: %w", err)
+		}
+	}
+	for _, list := range []struct {
+		flag  string
+		texts []string
+		out   *[]netip.Prefix
+	}{
+		{"source", flags.sources, &r.Sources.Include},
+		{"not-source", flags.notSources, &r.Sources.Exclude},
+		{"destination", flags.destinations, &r.Destinations.Include},
+		{"not-destination", flags.notDestinations, &r.Destinations.Exclude},
+	} {
+		if *list.out, err = parsePrefixes(list.texts); err != nil {
+			return fmt.Errorf("--%s: %w", list.flag, err)
+		}
+	}
+	if !r.IPv4 && !r.IPv6 {
+		return errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture")
+	}
+	if r.Port == 0 {
+		return fmt.Errorf("--port: missing; name the port of the listener of mode %s in the configuration, such as "+
+			"--port 7000", flags.mode)
+	}
+	return r.Validate()
+}
+
+// checkWord returns an error unless given is one of words.
 func checkWord[T ~string](flag string, given T, words ...T) error {
 	if slices.Contains(words, given) {
 		return nil

@@ -63,7 +63,7 @@ now, with the same arguments and --takeover.`,
 			h.reloads.service = h
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
-			takeStandardLog(h.log)
+			redirectStandardLog(h.log)
 			return h.runService(cmd.Context(), rereads, upgrades)
 		},
 	}
@@ -72,7 +72,7 @@ now, with the same arguments and --takeover.`,
 	return cmd
 }
 
-// runFlags are the flags of run as written, and what was read by them.
+// runFlags are the flags of run as written, and the configuration that was read.
 type runFlags struct {
 	config         string // file; empty: the built-in configuration
 	listen         string // host:port; only without config
@@ -93,9 +93,9 @@ type runFlags struct {
 	drain     time.Duration
 	mark      config.Mark
 
-	loaded config.Loaded // the configuration file
-	broken error         // what is wrong with it, where loaded is the last good one
-	wanted config.Loaded // what of it was read then
+	loaded config.Loaded // the configuration in force: the file's, or the last good one
+	broken error         // the mistake in the file, if loaded is the last good one; nil otherwise
+	wanted config.Loaded // what was read of the file with the mistake
 }
 
 // registerFlags defines the flags. Flags with a key in the configuration read what that key reads (scalar).
@@ -144,11 +144,11 @@ func (s scalar) Type() string { return s.kind }
 // String implements pflag.Value: the defaults are those of the configuration.
 func (s scalar) String() string { return "" }
 
-// errNoName refuses an empty file name, which comes of a script's variable that is not set.
+// errNoName refuses an empty file name, because it comes from a variable of a script that is not set.
 var errNoName = errors.New("the name of the configuration file is empty")
 
-// loadConfig reads the configuration and lays the flags over it. It keeps what was read in f.loaded, also of a file
-// with a mistake, so that the files can be watched until it is mended.
+// loadConfig reads the configuration and applies the flags. It stores what was read in f.loaded, also of a file with a
+// mistake, so that the files can be watched until it is mended.
 func (f *runFlags) loadConfig(flags *pflag.FlagSet) (config.Config, error) {
 	cfg := config.Default()
 	if f.config == "" && flags.Changed("config") {
@@ -164,11 +164,11 @@ func (f *runFlags) loadConfig(flags *pflag.FlagSet) (config.Config, error) {
 		}
 		cfg = f.loaded.Config
 	}
-	return f.layOver(flags, cfg)
+	return f.applyFlags(flags, cfg)
 }
 
-// loadLastGood is load for the configuration that worked last, where there is one.
-// Without one the error is what is wrong with the file.
+// loadLastGood reads the configuration that worked last and applies the flags. If there is none it returns broken, the
+// mistake in the file.
 func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Config, error) {
 	if f.config == "" || f.lastGood == "" {
 		return config.Config{}, broken
@@ -181,15 +181,14 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 		return config.Config{}, broken
 	}
 	f.loaded, f.broken, f.wanted = saved, broken, f.loaded
-	return f.layOver(flags, saved.Config)
+	return f.applyFlags(flags, saved.Config)
 }
 
-// flagOfKey has the flag for each key that is checked with the configuration alone.
+// flagOfKey has the flags that errors name in place of a key. Flags of other keys check their values themselves.
 var flagOfKey = map[string]string{"listeners[0].address": "--listen", "telemetry.address": "--telemetry"}
 
-// layOver lays the flags over cfg. Only flags that were given count, since the defaults are those of the
-// configuration.
-func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
+// applyFlags puts the values of flags into cfg. Only flags that were given count, because cfg has the defaults.
+func (f *runFlags) applyFlags(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
 	for name, apply := range map[string]func(){
 		"listen":    func() { cfg.Listeners[0].Address = f.listen },
 		"telemetry": func() { cfg.Telemetry.Address = f.telemetry },
@@ -209,7 +208,7 @@ func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Conf
 			apply()
 		}
 	}
-	err := cfg.Validate() // a mistake of the flags: what is in a file has been checked
+	err := cfg.Validate() // an error is of a flag, because the file has been checked
 	var mistake *config.Error
 	if errors.As(err, &mistake) {
 		mistake.Key = cmp.Or(flagOfKey[mistake.Key], mistake.Key)
@@ -217,10 +216,9 @@ func (f *runFlags) layOver(flags *pflag.FlagSet, cfg config.Config) (config.Conf
 	return cfg, cli.BadInput(err)
 }
 
-// locateState decides where this process keeps what the next one needs: in the directory of
-// --state-directory, else in systemd's (env is its STATE_DIRECTORY), else beside the configuration file.
-// The copy of the configuration has its secrets, so that without a directory of our own nothing but --last-good
-// asks for one.
+// locateState decides where this process stores what the next one needs: in the directory of --state-directory, else
+// in systemd's (env is its STATE_DIRECTORY), else beside the configuration file. The last good configuration is not
+// stored beside the file unless --last-good asks for it, because it has secrets.
 func (f *runFlags) locateState(env string) {
 	if f.stateDirectory == "" {
 		f.stateDirectory, _, _ = strings.Cut(strings.TrimLeft(env, ":"), ":") // the first that has a name

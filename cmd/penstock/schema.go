@@ -90,8 +90,8 @@ func referenceRows(path string, schema map[string]any) []referenceRow {
 	return rows
 }
 
-// isSubset reports whether all keys stand among others with the same descriptions, as those of one direction stand
-// among those of both.
+// isSubset reports whether others has all keys with the same descriptions. The keys of one direction are a subset of
+// the keys for both.
 func isSubset(keys, others map[string]any) bool {
 	for name, key := range keys {
 		if other, found := others[name]; !found || !reflect.DeepEqual(key, other) {

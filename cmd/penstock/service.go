@@ -46,42 +46,42 @@ import (
 type service struct {
 	cfg    config.Config  // at the start
 	flags  runFlags       // at the start
-	given  *pflag.FlagSet // which of the flags were given
+	given  *pflag.FlagSet // tells which flags were given
 	log    *slog.Logger
 	level  slog.LevelVar // of log
 	events page.Events   // of log, for the page
 
-	flows      flow.Manager
-	trace      *telemetry.Trace           // of --trace; nil: there is none
-	pages      *telemetry.BoundedListener // where telemetry is; nil: nowhere
-	probe      *telemetry.BoundedListener // where probes ask for the health alone; nil: nowhere
-	hintSocket *telemetry.BoundedListener // the Unix socket for hints; nil: there is none
-	hints      telemetry.HintReceiver
-	changes    telemetry.Changer
-	exporter   otlp.Exporter // without an endpoint it does not run
-	proxy      *proxy.Kernel
+	flows          flow.Manager
+	trace          *telemetry.Trace           // of --trace; nil: there is none
+	pagesListener  *telemetry.BoundedListener // for telemetry's pages; nil: they are off
+	healthListener *telemetry.BoundedListener // for the pages for probes alone; nil: there is none
+	hintsListener  *telemetry.BoundedListener // the Unix socket for hints; nil: there is none
+	hints          telemetry.HintReceiver
+	changes        telemetry.Changer
+	exporter       otlp.Exporter // without an endpoint it does not run
+	proxy          *proxy.Kernel
 
 	sources []*linkstat.Source // interfaces that give hints
 	fleet   *fleet.Fleet       // nil: there is none
-	drained chan struct{}      // closed: connections are to go to the other edges of the fleet
+	drained chan struct{}      // closed when connections have to go to the other edges of the fleet
 
 	reloads reloader
 	state   *stateKeeper
 	leaving atomic.Bool // a signal has come, or another process has taken over
 
-	starting atomic.Bool // a process that is to take over
+	startingSuccessor atomic.Bool // a process that is to take over is starting
 
 	predecessor *takeover.Predecessor // the process that this one takes over from; nil: there is none
 	successor   chan int              // receives the number of a process that has taken over
-	handedOver  bool                  // one has
+	handedOver  bool                  // successor has received one
 	unitSockets []proxy.GivenSocket   // of a socket unit of systemd
-	stored      takeover.Sockets      // that systemd has kept since the last process ended, and nothing has taken
-	wasStored   bool                  // there were any
+	stored      takeover.Sockets      // sockets in systemd's store that no listener has taken
+	wasStored   bool                  // the store had sockets at the start
 }
 
-// runService builds everything, serves until a signal comes, and takes it down again. The order matters: ports are
-// taken before anything is written, what needs privileges comes before they are dropped, and a check of what is left
-// to do without them comes after that. An error closes what was opened so far.
+// runService opens everything, serves until a signal comes, and closes everything. The order matters: it takes ports
+// before it writes anything, does what needs privileges before it drops them, and checks after that what has to work
+// without them. An error closes what was opened so far.
 func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Signal) (err error) {
 	defer runtime.KeepAlive(newBallast())
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
@@ -92,7 +92,7 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	for _, w := range h.cfg.Warnings() {
 		h.log.Warn(w)
 	}
-	if err := mayMark(uint32(h.cfg.Mark)); err != nil {
+	if err := checkMark(uint32(h.cfg.Mark)); err != nil {
 		return err
 	}
 	if h.flags.trace != "" {
@@ -126,20 +126,13 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	}
 	h.proxy.SetServicePorts(h.telemetryTCPPorts())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, monotonicTime, h.log
-	h.hints.SetToken(string(h.cfg.Telemetry.Hints.Token))
-	h.changes.SetToken(string(h.cfg.Telemetry.ChangeToken))
-	h.exporter.SetHeaders(h.cfg.Telemetry.OTLP.Headers.Fields())
+	h.setSecrets(&h.cfg)
 	h.changes.Rules, h.changes.Change = h.reloads.currentRules, h.reloads.changeAlgorithm
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
-	// A start with the last good configuration counts as a failed reload: the file is watched until it is mended.
-	h.reloads.noteStart(h.flags.loaded.Hash, h.flags.broken)
-	h.reloads.noteTaken(h.cfg, h.flags.loaded)
-	if h.flags.broken != nil {
-		h.reloads.noteRefused(h.flags.wanted)
-	}
-	h.state = openState(h.flags, h.cfg, h.log)
+	h.reloads.recordStart()
+	h.state = newStateKeeper(h.flags, h.cfg, h.log)
 	h.state.makeDirectory()
 	h.state.resumePeers(h.proxy.Resume)
 	h.logStart()
@@ -161,6 +154,13 @@ func (h *service) runService(ctx context.Context, rereads, upgrades <-chan os.Si
 	return err
 }
 
+// setSecrets puts the tokens and headers of cfg into force.
+func (h *service) setSecrets(cfg *config.Config) {
+	h.hints.SetToken(string(cfg.Telemetry.Hints.Token))
+	h.changes.SetToken(string(cfg.Telemetry.ChangeToken))
+	h.exporter.SetHeaders(cfg.Telemetry.OTLP.Headers.Fields())
+}
+
 // newBallast returns bytes that are never written to, so that they occupy no memory. The garbage collector counts them
 // as live, and collects when the heap has grown to twice what is live. Without them that is after a few MB, every few
 // hundred connections. They are 16 MB, or a 64th of the machine's memory if that is less.
@@ -173,7 +173,7 @@ func newBallast() []byte {
 	return make([]byte, min(16<<20, ram/64))
 }
 
-// receiveSockets takes the descriptors that systemd has for us (sd_listen_fds(3)): sockets of a socket unit, and those
+// receiveSockets takes the descriptors that systemd passes (sd_listen_fds(3)): sockets of a socket unit, and sockets
 // that an earlier process has stored.
 func (h *service) receiveSockets() error {
 	for _, file := range activation.Files(true) {
@@ -203,8 +203,8 @@ func (h *service) receiveSockets() error {
 	return nil
 }
 
-// openTrace starts writing events to the file of --trace, which it empties. done writes what waits and closes the
-// file; a pipe without a reader keeps it no longer than readWithin.
+// openTrace starts writing events to the file of --trace, which it empties. done writes the events that wait and
+// closes the file. If that is a pipe without a reader, it gives up after readWithin.
 func (h *service) openTrace() (done func() error, err error) {
 	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
@@ -213,7 +213,7 @@ func (h *service) openTrace() (done func() error, err error) {
 	h.trace = telemetry.NewTrace(file)
 	h.flows.Trace = h.trace.Event
 	return func() error {
-		_ = file.SetWriteDeadline(time.Now().Add(readWithin)) // only a pipe or a terminal has one
+		_ = file.SetWriteDeadline(time.Now().Add(readWithin)) // only a pipe or a terminal has a deadline
 		err := errors.Join(h.trace.Close(), file.Close())
 		if n := h.trace.Dropped(); n > 0 {
 			h.log.Warn("events are missing from the trace: the disk was slow or full", "dropped", n)
@@ -260,18 +260,18 @@ func (h *service) logStart() {
 		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up),
 			"client_windows", describeTerms(r.FromClient), "server_windows", describeTerms(r.FromServer))
 	}
-	if h.probe != nil {
-		h.log.Info("health", "address", h.probe.Addr().String())
+	if h.healthListener != nil {
+		h.log.Info("health", "address", h.healthListener.Addr().String())
 	}
-	if h.hintSocket != nil {
+	if h.hintsListener != nil {
 		h.log.Info("taking hints", "socket", h.cfg.Telemetry.Hints.Socket)
 	}
-	if h.pages == nil {
+	if h.pagesListener == nil {
 		h.log.Info("telemetry is off")
 		return
 	}
-	h.log.Info("telemetry", "page", "http://"+h.pages.Addr().String()+"/", "metrics",
-		"http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
+	h.log.Info("telemetry", "page", "http://"+h.pagesListener.Addr().String()+"/", "metrics",
+		"http://"+h.pagesListener.Addr().String()+"/metrics", "flows", "http://"+h.pagesListener.Addr().String()+"/flows")
 }
 
 // errStoppedAtOnce says that connections were reset, because a second signal came while they drained.
@@ -289,10 +289,10 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 //	SIGHUP                          the configuration is read again
 //	SIGUSR2                         the program file is started to take over
 func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signals <-chan os.Signal) error {
-	asked := ctx.Done()
+	callerDone := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Telemetry goes on while connections drain, so that an operator can watch them go.
+	// Telemetry goes on while connections drain, so that an operator can watch them.
 	lastCtx, endLast := context.WithCancel(context.WithoutCancel(ctx))
 	pagesCtx, endPages := context.WithCancel(lastCtx)
 	var others sync.WaitGroup
@@ -302,24 +302,11 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 
 	ended := make(chan error, 1)
 	go func() { ended <- h.proxy.Serve(ctx) }()
-	pagesEnded := make(chan error, 3)
-	pages := h.telemetryPages()
-	if h.pages != nil {
-		others.Go(func() { pagesEnded <- pages.Serve(pagesCtx, h.pages) })
-	}
-	if h.probe != nil {
-		others.Go(func() { pagesEnded <- pages.ServeHealth(pagesCtx, h.probe) })
-	}
-	if h.hintSocket != nil {
-		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.hintSocket) })
-	}
-	if h.cfg.Telemetry.OTLP.Endpoint != "" {
-		others.Go(func() { h.exporter.ExportMetrics(pagesCtx) })
-	}
+	pagesEnded := h.startTelemetry(pagesCtx, &others)
 	others.Go(func() { h.watchHealth(pagesCtx) })
 	others.Go(func() { h.state.keepEndpoints(pagesCtx, h.proxy.Endpoints) })
 	others.Go(func() { h.reloads.watchFiles(pagesCtx) })
-	others.Go(func() { h.runSources(lastCtx) }) // what drains is still sent by their word
+	others.Go(func() { h.readSources(lastCtx) }) // algorithms need the hints as long as connections drain
 	fleetCtx, endFleet := context.WithCancel(lastCtx)
 	defer endFleet()
 	if h.fleet != nil {
@@ -327,7 +314,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 	}
 	ready := daemon.SdNotifyReady + "\n" + h.statusLine()
 	if h.predecessor != nil {
-		awaitOrphanage()
+		awaitOrphaned() // the main process that MAINPID= names must not be a child of the predecessor
 		if err := h.beginTakeover(); err != nil {
 			cancel()
 			return errors.Join(err, <-ended)
@@ -357,8 +344,8 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 		case err := <-pagesEnded:
 			failed = errors.Join(failed, err)
 			cancel()
-		case <-asked: // by whoever called runService; the proxy's own context has ended with it
-			asked, stopping = nil, true
+		case <-callerDone: // ctx, which the proxy has, has ended as well
+			callerDone, stopping = nil, true
 			h.state.saveEndpoints(h.proxy.Endpoints)
 		case <-rereads:
 			h.reloads.reloadOnSignal()
@@ -369,8 +356,8 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 			h.handedOver = true
 			h.leaving.Store(true)
 			h.log.Info("another process has taken over; open connections may end here", "pid", pid)
-			endPages() // the other process answers at their port
-			endFleet() // and is this edge from now on
+			endPages() // the other process serves them
+			endFleet() // the other process is this edge of the fleet
 			cancel()
 		case s := <-signals:
 			if stopping {
@@ -385,13 +372,7 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 				return err
 			}
 			stopping = true
-			h.leaving.Store(true)
-			close(h.drained)
-			h.state.saveEndpoints(h.proxy.Endpoints)
-			delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
-			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
-			h.notifySystemd(daemon.SdNotifyStopping + "\n" + h.statusLine())
-			if delay > 0 {
+			if delay := h.beginEnding(s); delay > 0 {
 				delayed = time.After(delay)
 			} else {
 				h.storeSockets()
@@ -401,10 +382,42 @@ func (h *service) serveUntilSignal(ctx context.Context, rereads, upgrades, signa
 	}
 }
 
+// startTelemetry serves the pages, the probes and the hints, and exports metrics, until ctx ends. The channel receives
+// the error of each server.
+func (h *service) startTelemetry(ctx context.Context, others *sync.WaitGroup) <-chan error {
+	ended := make(chan error, 3)
+	pages := h.telemetryPages()
+	if h.pagesListener != nil {
+		others.Go(func() { ended <- pages.Serve(ctx, h.pagesListener) })
+	}
+	if h.healthListener != nil {
+		others.Go(func() { ended <- pages.ServeHealth(ctx, h.healthListener) })
+	}
+	if h.hintsListener != nil {
+		others.Go(func() { ended <- h.hints.Serve(ctx, h.hintsListener) })
+	}
+	if h.cfg.Telemetry.OTLP.Endpoint != "" {
+		others.Go(func() { h.exporter.ExportMetrics(ctx) })
+	}
+	return ended
+}
+
+// beginEnding lets /readyz fail and the fleet take over the hosts. It returns for how long connections are still
+// taken.
+func (h *service) beginEnding(s os.Signal) time.Duration {
+	h.leaving.Store(true)
+	close(h.drained)
+	h.state.saveEndpoints(h.proxy.Endpoints)
+	delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
+	h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
+	h.notifySystemd(daemon.SdNotifyStopping + "\n" + h.statusLine())
+	return delay
+}
+
 // isEnding reports whether the proxy is to end: it drains, or will after shutdown.delay.
 func (h *service) isEnding() bool { return h.leaving.Load() || !h.proxy.Ready() }
 
-// datapathLoad is the load of the datapath, in telemetry's terms.
+// datapathLoad returns the load of the datapath for telemetry.
 func (h *service) datapathLoad() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
@@ -416,7 +429,7 @@ func (h *service) datapathLoad() telemetry.Load {
 	return l
 }
 
-// fallbackCount counts how often the kernel ran Reno on a leg.
+// fallbackCount returns how often the kernel ran Reno on a leg.
 func (h *service) fallbackCount() uint64 {
 	if k := h.proxy.Datapath.Status().Enforced; k != nil {
 		return k.Fallbacks
@@ -424,9 +437,9 @@ func (h *service) fallbackCount() uint64 {
 	return 0
 }
 
-// mayMark tries whether our connections can carry the firewall mark. Without the trial
-// the first connection would find out, long after the start.
-func mayMark(mark uint32) error {
+// checkMark returns an error unless this process may set the firewall mark. It tries that now, because the first
+// connection may come long after the start.
+func checkMark(mark uint32) error {
 	if mark == 0 {
 		return nil
 	}
@@ -434,7 +447,7 @@ func mayMark(mark uint32) error {
 	if err != nil {
 		return fmt.Errorf("mark: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+	defer unix.Close(fd) //nolint:errcheck // nothing was sent
 	switch err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("mark %#x needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+
@@ -453,39 +466,41 @@ func (h *service) openTelemetry() error {
 		if err != nil {
 			return err
 		}
-		h.pages = h.boundListener(ln, "telemetry")
+		h.pagesListener = h.boundListener(ln, "telemetry")
 	}
 	if at := h.cfg.Telemetry.Health; at != "off" {
 		ln, err := h.listenTCP("telemetry.health", at, "write another, or off to do without")
 		if err != nil {
 			return errors.Join(err, h.closeTelemetry())
 		}
-		h.probe = h.boundListener(ln, "telemetry.health")
+		h.healthListener = h.boundListener(ln, "telemetry.health")
 	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
 		ln, err := h.listenHints(path)
 		if err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
-		h.hintSocket = h.boundListener(ln, "telemetry.hints")
+		h.hintsListener = h.boundListener(ln, "telemetry.hints")
 	}
 	return nil
 }
 
-// boundListener bounds the connections of a telemetry port, which would take descriptors from those of clients. The
-// first one that meets the bound is logged under name.
+// boundListener bounds the connections of a telemetry port, because each takes a descriptor that connections of
+// clients need. The first connection that is refused is logged under name.
 func (h *service) boundListener(ln net.Listener, name string) *telemetry.BoundedListener {
 	dialled := func(from, to netip.AddrPort) bool { return h.proxy.IsDialled(from, to) }
-	met := func(reason proxy.Reason) {
+	onRefused := func(reason proxy.Reason) {
 		h.proxy.LimitMet(name, reason, "nothing beyond 64 connections, 8 of a host: keep others out by a firewall; "+
 			"below that LimitNOFILE (ulimit -n)")
 	}
-	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled, met)
+	return telemetry.Bound(ln, proxy.DescriptorBudget(&h.cfg).Port, dialled, onRefused)
 }
 
-// telemetryPorts are the ports of telemetry that are open, by the names that metrics have for them.
+// telemetryPorts returns the open listeners of telemetry, by the names that metrics have for them.
 func (h *service) telemetryPorts() map[string]*telemetry.BoundedListener {
-	ports := map[string]*telemetry.BoundedListener{"pages": h.pages, "health": h.probe, "hints": h.hintSocket}
+	ports := map[string]*telemetry.BoundedListener{
+		"pages": h.pagesListener, "health": h.healthListener, "hints": h.hintsListener,
+	}
 	maps.DeleteFunc(ports, func(_ string, ln *telemetry.BoundedListener) bool { return ln == nil })
 	return ports
 }
@@ -500,7 +515,7 @@ func (h *service) telemetryTCPPorts() (ports []uint16) {
 	return ports
 }
 
-// closeTelemetry closes what openTelemetry opened, where nothing has been served.
+// closeTelemetry closes what openTelemetry has opened, before anything is served.
 func (h *service) closeTelemetry() (err error) {
 	for _, ln := range h.telemetryPorts() {
 		err = errors.Join(err, ln.Close())
@@ -508,10 +523,8 @@ func (h *service) closeTelemetry() (err error) {
 	return err
 }
 
-// telemetryPages puts the HTTP pages together. Every function in it may be called at any time, also while the proxy
-// ends.
-func (h *service) telemetryPages() telemetry.Pages {
-	b := cli.ReadBuild()
+// metricsOptions returns what metrics show. Its functions may be called at any time, also while the proxy ends.
+func (h *service) metricsOptions(b cli.Build) telemetry.Options {
 	o := telemetry.Options{
 		Facts: telemetry.Facts{
 			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
@@ -539,6 +552,17 @@ func (h *service) telemetryPages() telemetry.Pages {
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
 	}
+	if h.cfg.Telemetry.OTLP.Endpoint != "" {
+		o.Exports = h.exporter.Counts
+	}
+	return o
+}
+
+// telemetryPages returns the HTTP pages, and sets the exporter up. Functions of the pages may be called at any time,
+// also while the proxy ends.
+func (h *service) telemetryPages() telemetry.Pages {
+	b := cli.ReadBuild()
+	o := h.metricsOptions(b)
 	ready := func() error {
 		if h.isEnding() {
 			return errors.New("draining: connect elsewhere")
@@ -547,25 +571,21 @@ func (h *service) telemetryPages() telemetry.Pages {
 	}
 	observer := &telemetry.Observer{
 		Flows: h.proxy.Flows, Samples: h.sampledRules, StopSample: h.reloads.stopSample, Try: h.proxy.SetTrial,
-		Wall: time.Now,
-		Log:  h.log, Downloads: o.Downloads,
+		Wall: time.Now, Log: h.log, Downloads: o.Downloads,
 	}
 	h.proxy.WatchClosed(observer.ObserveClosed)
-	if h.cfg.Telemetry.OTLP.Endpoint != "" {
-		o.Exports = h.exporter.Counts
-	}
 	metrics := telemetry.NewRegistry(h.proxy, o)
 	h.exporter.Endpoint, h.exporter.Interval = h.cfg.Telemetry.OTLP.URL(), h.cfg.Telemetry.OTLP.Interval
 	h.exporter.Metrics, h.exporter.Version, h.exporter.Start = metrics, b.Version, started
 	h.exporter.Wall, h.exporter.Log = time.Now, h.log
-	var state func() any
-	var words func() []string
+	var fleetStatus func() any
+	var fleetLines func() []string
 	if h.fleet != nil {
-		state = func() any { return h.fleet.Status() }
-		words = func() []string { return describeFleet(h.fleet.Status()) }
+		fleetStatus = func() any { return h.fleet.Status() }
+		fleetLines = func() []string { return describeFleet(h.fleet.Status()) }
 	}
 	return telemetry.Pages{
-		Fleet:    state,
+		Fleet:    fleetStatus,
 		Observer: observer,
 		Links:    func() (telemetry.LinkReader, error) { return linkstat.OpenLinks() },
 		Wall:     time.Now,
@@ -576,7 +596,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: monotonicTime, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbackCount, Events: &h.events,
 			Gains:   observer.Gains,
-			Fleet:   words,
+			Fleet:   fleetLines,
 			Drain:   h.predecessor.DescribeDrain,
 			Changes: func() (bool, []string) { return h.changes.TakesChanges(), h.reloads.configStatus().Changed },
 		}),
@@ -615,8 +635,8 @@ func (h *service) listenTCP(key, address, cure string) (net.Listener, error) {
 	return ln, nil
 }
 
-// explainListen adds to an error about a listener which process has the port, and the flag to change where there
-// is no configuration file.
+// explainListen adds the process that has the port to an error about a listener. Without a configuration file it names
+// the flag to change.
 func (h *service) explainListen(err error) error {
 	var failed *proxy.ListenError
 	if !errors.As(err, &failed) {
@@ -628,7 +648,7 @@ func (h *service) explainListen(err error) error {
 	return nameOwner(failed)
 }
 
-// nameOwner adds who has the port.
+// nameOwner adds the process that has the port.
 func nameOwner(failed *proxy.ListenError) error {
 	if failed.InUse() {
 		failed.Owner = doctor.SocketOwner(failed.Network, failed.Address)
@@ -639,11 +659,12 @@ func nameOwner(failed *proxy.ListenError) error {
 // statusPeriod is how often systemd gets a new status.
 const statusPeriod = 5 * time.Second
 
-// readWithin is how long a notification waits for systemd to read it, and the last of a trace for its reader.
+// readWithin bounds how long a notification waits for systemd to read it, and how long the end of a trace waits for
+// its reader.
 const readWithin = time.Second
 
-// watchHealth sends systemd a status and, if the unit has a watchdog, a sign of life. It gives that only while every
-// lock on the way to every connection can be had.
+// watchHealth sends systemd a status and, if the unit has a watchdog, WATCHDOG=1. It takes the locks of all groups
+// before each, so that the watchdog runs out if one of them is never released.
 func (h *service) watchHealth(ctx context.Context) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
@@ -659,7 +680,7 @@ func (h *service) watchHealth(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			h.proxy.Groups() // blocks where a group is stuck, and then the watchdog runs out
+			h.proxy.Groups() // takes their locks
 			h.notifySystemd(alive + h.statusLine())
 		}
 	}
@@ -668,7 +689,7 @@ func (h *service) watchHealth(ctx context.Context) {
 // maxReason bounds what a status shows of an error, in bytes.
 const maxReason = 200
 
-// statusLine is what systemctl status shows: the connections, and why a changed configuration is not in force.
+// statusLine returns what systemctl status shows: the connections, and why a changed configuration is not in force.
 func (h *service) statusLine() string {
 	open := h.proxy.Counters().Active
 	words := fmt.Sprintf("serving %d connections", open)
@@ -685,7 +706,7 @@ func (h *service) statusLine() string {
 	return "STATUS=" + words
 }
 
-// notifySystemd sends a state (sd_notify(3)) with descriptors where a supervisor waits for it.
+// notifySystemd sends a state (sd_notify(3)) and descriptors to the supervisor, if there is one.
 func (h *service) notifySystemd(state string, fds ...int) {
 	at := os.Getenv("NOTIFY_SOCKET")
 	if at == "" {
@@ -696,8 +717,8 @@ func (h *service) notifySystemd(state string, fds ...int) {
 	}
 }
 
-// sendNotification writes to the socket at. daemon.SdNotify does the same but waits for a reader without end, and a
-// supervisor that reads nothing must not hold up the proxy.
+// sendNotification writes to the socket at. It waits for its reader for readWithin at most, where daemon.SdNotify
+// waits without end, because a supervisor that reads nothing must not stop the proxy.
 func sendNotification(at, state string, fds ...int) error {
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: at, Net: "unixgram"})
 	if err != nil {
@@ -719,16 +740,16 @@ func sendNotification(at, state string, fds ...int) error {
 	return errors.Join(err, conn.Close())
 }
 
-// neededCapabilities returns what a proxy with all its sockets open still needs of what it
-// has. envelope is the congestion control that it sets on each socket; allowed are those that
-// every user may set. held reports whether verdicts about held UDP need CAP_NET_ADMIN of all threads.
+// neededCapabilities returns which of the capabilities in has a proxy needs once all its sockets are open. envelope is
+// the congestion control that it sets on each socket. allowed are the congestion controls that every user may set.
+// held is true if all threads need CAP_NET_ADMIN for held UDP.
 func neededCapabilities(cfg config.Config, envelope string, allowed []string, held bool, has caps.Set) caps.Set {
-	foreign := cfg.Mark != 0 // what either of two capabilities permits
+	foreign := cfg.Mark != 0 // CAP_NET_ADMIN and CAP_NET_RAW both permit marks and foreign addresses
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
 	device := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool {
-		// A device that goes is made again; peers of the kernel's come and go.
+		// The proxy makes a device again if it goes, and changes the peers of the kernel's WireGuard.
 		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack
 	})
 	var keep caps.Set
@@ -738,12 +759,12 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, he
 	case foreign, device, held, !slices.Contains(allowed, envelope):
 		keep = caps.NetAdmin
 	}
-	// A port below 1024 gives little away, and a later listener may want one.
+	// The right to ports below 1024 is a small risk, and a listener of a later reload may need it.
 	return (keep | caps.NetBindService) & has
 }
 
-// dropPrivileges gives up what the proxy needed only to open its sockets. A failure
-// is logged with its cure, and the proxy runs on.
+// dropPrivileges drops the capabilities that the proxy needed only to open its sockets. It logs a failure with its
+// cure, and the proxy runs on.
 func (h *service) dropPrivileges() {
 	if h.flags.keepPrivileges {
 		return
@@ -769,12 +790,12 @@ func (h *service) dropPrivileges() {
 	case has&^keep == 0:
 		h.log.Debug("no_new_privs is not set", "err", err)
 	default:
-		h.log.Warn("privileges stay: "+whyTheyStay(err), "kept", has.Words(), "err", err)
+		h.log.Warn("privileges stay: "+explainKept(err), "kept", has.Words(), "err", err)
 	}
 }
 
-// neededToReread returns the capability that a reload needs to read again what the start has
-// read. It logs the files that no reload will be able to read.
+// neededToReread returns the capability that a reload needs to read the configuration's files again. It logs the files
+// that no reload will be able to read.
 func (h *service) neededToReread(has caps.Set) caps.Set {
 	closed, err := caps.ReadOnlyBy(caps.DACOverride|caps.DACReadSearch, h.flags.loaded.Files)
 	switch {
@@ -794,8 +815,8 @@ func (h *service) neededToReread(has caps.Set) caps.Set {
 	return 0
 }
 
-// whyTheyStay says in words what keeps privileges from being dropped, and the cure.
-func whyTheyStay(err error) string {
+// explainKept says in words why privileges could not be dropped, and the cure.
+func explainKept(err error) string {
 	if errors.Is(err, caps.ErrForeignProc) {
 		return "/proc belongs to another PID namespace; mount one for this namespace, or build with CGO_ENABLED=0"
 	}
@@ -806,10 +827,10 @@ func whyTheyStay(err error) string {
 	return "the kernel refused"
 }
 
-// recentUse is how long ago a flow may have moved a byte that counts as using a link.
+// recentUse is the time since its last byte within which a flow counts as a user of a link.
 const recentUse = time.Second
 
-// fleetCounts returns the state of the fleet, in telemetry's terms.
+// fleetCounts returns the state of the fleet for telemetry.
 func (h *service) fleetCounts() telemetry.FleetCounts {
 	s := h.fleet.Status()
 	c := telemetry.FleetCounts{
@@ -832,7 +853,8 @@ func (h *service) fleetCounts() telemetry.FleetCounts {
 	return c
 }
 
-// openFleet opens this edge's part of a fleet, if the configuration has one. A predecessor has its port until it ends.
+// openFleet makes this process an edge of the fleet, if the configuration has one. It does not listen if there is a
+// predecessor, which has the port until it ends.
 func (h *service) openFleet() (err error) {
 	if !h.cfg.Fleet.IsOn() {
 		return nil
@@ -862,8 +884,8 @@ func (h *service) openSources() error {
 	return nil
 }
 
-// runSources reads the interfaces at their intervals until ctx is done, then closes them.
-func (h *service) runSources(ctx context.Context) {
+// readSources reads the interfaces that give hints at their intervals, until ctx is done. Then it closes them.
+func (h *service) readSources(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, s := range h.sources {
 		all.Go(func() { s.Run(ctx) })
@@ -872,21 +894,21 @@ func (h *service) runSources(ctx context.Context) {
 	h.closeSources()
 }
 
-// closeSources gives back the descriptors of interfaces that give hints.
+// closeSources closes the interfaces that give hints.
 func (h *service) closeSources() {
 	for _, s := range h.sources {
 		s.Close()
 	}
 }
 
-// linkUsers counts the flows and hosts that a link's capacity is divided by: those in prefixes that moved a byte
-// within recentUse.
+// linkUsers returns the number of flows and hosts in prefixes that have moved a byte within recentUse. They share the
+// capacity of a link.
 func (h *service) linkUsers(prefixes []netip.Prefix) linkstat.Users {
 	flows, hosts := h.proxy.CountFlowsTo(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}
 }
 
-// sourceStats returns how readings of the interfaces went, in telemetry's terms.
+// sourceStats returns how readings of the interfaces went, for telemetry.
 func (h *service) sourceStats() []telemetry.HintSource {
 	out := make([]telemetry.HintSource, len(h.sources))
 	for i, s := range h.sources {

@@ -20,27 +20,26 @@ import (
 )
 
 const (
-	// endpointsPeriod is how soon a peer that was heard from, or has moved, is written down. A
-	// crash loses no more.
+	// endpointsPeriod is the time between two writes of where peers are. A crash loses what changed within it.
 	endpointsPeriod = 2 * time.Second
 	maxEndpoints    = 16 << 20 // bytes of the file
 )
 
-// stateKeeper keeps in a directory what the next process needs: where peers of tunnels are. The last good
-// configuration may be there too, which config.Loaded writes.
+// stateKeeper stores in a directory what the next process needs: where peers of tunnels are. The directory may also
+// have the last good configuration, which config.Loaded writes.
 type stateKeeper struct {
-	directory string // empty: nothing is kept
-	needed    bool   // something is to be kept from the start on
+	directory string // empty: nothing is stored
+	needed    bool   // there is something to store from the start on
 	lastGood  string // the file of the last good configuration; empty: there is none
 	log       *slog.Logger
 
 	mu      sync.Mutex // guards what follows
 	written proxy.Endpoints
-	failed  bool // the newest attempt, so that only the first of a row is logged
+	failed  bool // the newest write has failed; only the first failure of a row is logged
 }
 
-// openState says where this process keeps its state.
-func openState(f runFlags, cfg config.Config, log *slog.Logger) *stateKeeper {
+// newStateKeeper returns the keeper of this process. It opens nothing.
+func newStateKeeper(f runFlags, cfg config.Config, log *slog.Logger) *stateKeeper {
 	return &stateKeeper{
 		directory: f.stateDirectory, needed: f.stateDirectory != "" && (f.ownState || hasPeers(cfg)),
 		lastGood: f.lastGood, log: log,
@@ -52,18 +51,18 @@ func hasPeers(cfg config.Config) bool {
 	return slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool { return l.Mode == access.WireGuard })
 }
 
-// endpointsFile is the file with where peers are.
+// endpointsFile returns the path of the file that says where peers are.
 func (k *stateKeeper) endpointsFile() string { return filepath.Join(k.directory, "endpoints.json") }
 
-// makeDirectory comes while the process still has its privileges. The directory is its own, so
-// that it can write there without them.
+// makeDirectory makes the directory. It is called while the process still has its privileges. The process owns the
+// directory, so that it can write there without them.
 func (k *stateKeeper) makeDirectory() {
 	if k.needed {
 		_ = os.MkdirAll(k.directory, 0o700) // checkDirectory reports whether it is there
 	}
 }
 
-// checkDirectory warns where nothing can be kept. It comes after privileges have been dropped.
+// checkDirectory warns if the process cannot write in the directory. It is called after privileges have been dropped.
 func (k *stateKeeper) checkDirectory() {
 	if !k.needed {
 		return
@@ -79,13 +78,13 @@ func (k *stateKeeper) checkDirectory() {
 	}
 }
 
-// resumePeers passes on where the process before this one left the peers of tunnels.
+// resumePeers calls resume with where peers of tunnels were when the process before this one ended.
 func (k *stateKeeper) resumePeers(resume func(proxy.Endpoints)) {
 	if k.directory == "" {
 		return
 	}
 	all, err := readEndpoints(k.endpointsFile())
-	if errors.Is(err, fs.ErrNotExist) && k.lastGood != "" { // where former versions had it
+	if errors.Is(err, fs.ErrNotExist) && k.lastGood != "" { // former versions wrote it there
 		all, err = readEndpoints(k.lastGood + ".endpoints")
 	}
 	switch {
@@ -98,8 +97,8 @@ func (k *stateKeeper) resumePeers(resume func(proxy.Endpoints)) {
 	}
 }
 
-// keepEndpoints writes down where peers are when that has changed, until ctx is done. read returns it, and may reuse
-// what it returned before.
+// keepEndpoints writes where peers are whenever that has changed, until ctx is done. read returns where they are, and
+// may reuse what it returned before.
 func (k *stateKeeper) keepEndpoints(ctx context.Context, read func(before proxy.Endpoints) proxy.Endpoints) {
 	tick := time.NewTicker(endpointsPeriod)
 	defer tick.Stop()
@@ -113,7 +112,7 @@ func (k *stateKeeper) keepEndpoints(ctx context.Context, read func(before proxy.
 	}
 }
 
-// saveEndpoints writes down where peers are at present, if that has changed.
+// saveEndpoints writes where peers are, if that has changed.
 func (k *stateKeeper) saveEndpoints(read func(before proxy.Endpoints) proxy.Endpoints) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -133,8 +132,7 @@ func (k *stateKeeper) saveEndpoints(read func(before proxy.Endpoints) proxy.Endp
 	}
 }
 
-// readEndpoints reads what writeEndpoints wrote. It opens regular files only, and reads no more than maxEndpoints of
-// one.
+// readEndpoints reads what writeEndpoints wrote. It opens regular files only, and reads at most maxEndpoints of one.
 func readEndpoints(name string) (all proxy.Endpoints, err error) {
 	f, _, err := config.OpenRegular(name)
 	if err != nil {

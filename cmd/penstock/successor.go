@@ -14,20 +14,19 @@ import (
 	"time"
 )
 
-// successorVariable is in the environment of a process that startSuccessor has started: startedOnce in the first one,
-// which starts another and ends, and the number of the first in that.
+// startSuccessor starts a process, which starts another one and ends, so that the second is an orphan.
 const (
-	successorVariable = "PENSTOCK_SUCCESSOR"
-	startedOnce       = "once"
-	reportFD          = 3 // where both report to startSuccessor
+	successorVariable = "PENSTOCK_SUCCESSOR" // in the environment of both
+	startedOnce       = "once"               // its value in the first; in the second it is the process id of the first
+	reportFD          = 3                    // both write to it for startSuccessor
 )
 
 // successorPatience bounds the time from the start of a process to its takeover.
 const successorPatience = 2 * time.Minute
 
-// startSuccessor starts this program file with the arguments of a running proxy, to take over from that. It returns
-// once the process serves, or with why it does not. The process is an orphan by then: systemd awaits the end of a main
-// process that is its own child, and kills any other at once.
+// startSuccessor starts this program file with the arguments of a running proxy, to take over from that proxy. It
+// returns once the process serves, or the reason why it does not. The process is an orphan by then, because systemd
+// awaits the end of a main process only if that is its own child, and kills any other at once.
 func startSuccessor(ctx context.Context, args []string) (pid int, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -70,18 +69,19 @@ func startAgain(ctx context.Context, args []string, value string, report *os.Fil
 	// A reader of the standard output would wait for the end of this process, too.
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{report}
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), isOfOneProcess), successorVariable+"="+value)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), isForOneProcess), successorVariable+"="+value)
 	return cmd, cmd.Start()
 }
 
-// isOfOneProcess reports whether a variable of the environment is for the process that has it alone.
-func isOfOneProcess(variable string) bool {
+// isForOneProcess reports whether a variable of the environment is for this process only, and not for its children.
+func isForOneProcess(variable string) bool {
 	name, _, _ := strings.Cut(variable, "=")
 	return name == "WATCHDOG_PID" || name == successorVariable
 }
 
-// passStartOn starts this program again, and reports true, in the process that startSuccessor has started.
-func passStartOn() bool {
+// restartAsOrphan starts this program again and reports true, if this is the first process of startSuccessor. The
+// caller then ends, which makes the second an orphan.
+func restartAsOrphan() bool {
 	if os.Getenv(successorVariable) != startedOnce {
 		return false
 	}
@@ -92,8 +92,9 @@ func passStartOn() bool {
 	return true
 }
 
-// awaitOrphanage waits until the process that has started this one has ended, if that was passStartOn.
-func awaitOrphanage() {
+// awaitOrphaned waits until the first process of startSuccessor has ended, if this is the second. It waits for a
+// second at most.
+func awaitOrphaned() {
 	parent, err := strconv.Atoi(os.Getenv(successorVariable))
 	for range 1000 {
 		if err != nil || os.Getppid() != parent {
@@ -103,7 +104,7 @@ func awaitOrphanage() {
 	}
 }
 
-// reportServing tells startSuccessor, if that has started this process, that this one serves.
+// reportServing reports to startSuccessor, if that has started this process, that this one serves.
 func reportServing() {
 	if os.Getenv(successorVariable) == "" {
 		return
@@ -114,8 +115,8 @@ func reportServing() {
 	_ = report.Close()
 }
 
-// argumentsOfOther returns the arguments of a process that runs another program file. nil: it is the
-// same file, or nothing is known of the process.
+// argumentsOfOther returns the arguments of a process, if that runs another program file than this one. nil: it runs
+// the same file, or nothing is known of it.
 func argumentsOfOther(pid int) []string {
 	if pid == 0 {
 		return nil
@@ -132,7 +133,8 @@ func argumentsOfOther(pid int) []string {
 	return line[1:]
 }
 
-// adoptWatchdog takes the watchdog's time from the environment of the main process: systemd gives it to no other.
+// adoptWatchdog copies the watchdog's time from the environment of the main process, because systemd gives it to no
+// other process.
 func adoptWatchdog(pid int) {
 	variables, err := readWords(pid, "environ")
 	for _, v := range variables {
@@ -142,7 +144,7 @@ func adoptWatchdog(pid int) {
 	}
 }
 
-// readWords returns the words of a file of /proc about a process.
+// readWords returns the strings in a file of /proc about a process, which end with 0 bytes.
 func readWords(pid int, file string) ([]string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	return strings.Split(string(bytes.TrimSuffix(text, []byte{0})), "\x00"), err
@@ -157,13 +159,13 @@ func (h *service) startSuccessorOnSignal() {
 	case h.takeoverPath() == "":
 		h.log.Warn("no process is started to take over: without --state-directory there is no socket for it")
 		return
-	case !h.starting.CompareAndSwap(false, true):
+	case !h.startingSuccessor.CompareAndSwap(false, true):
 		h.log.Warn("a process that is to take over is starting already")
 		return
 	}
 	h.log.Info("starting a process that takes over", "signal", "SIGUSR2")
 	go func() {
-		defer h.starting.Store(false)
+		defer h.startingSuccessor.Store(false)
 		if _, err := startSuccessor(context.Background(), os.Args[1:]); err != nil {
 			h.log.Error("no process takes over", "err", err)
 		}

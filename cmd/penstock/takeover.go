@@ -16,15 +16,15 @@ import (
 	"github.com/penstock-net/penstock/telemetry"
 )
 
-// Roles of telemetry's sockets in a takeover: the keys of the configuration that they are of.
+// The roles of telemetry's sockets in a takeover are their keys in the configuration.
 const (
 	pagesRole  = "telemetry.address"
 	healthRole = "telemetry.health"
 	hintsRole  = "telemetry.hints.socket"
 )
 
-// takeoverPath is where this process offers its sockets to the next one. It is empty without a state directory of our
-// own.
+// takeoverPath returns the Unix socket at which this process offers its sockets to the next one. Empty: there is none,
+// because neither --state-directory nor systemd has given a directory.
 func (h *service) takeoverPath() string {
 	if !h.flags.ownState {
 		return ""
@@ -63,7 +63,7 @@ func (h *service) takeSockets(role string, want func(address string) bool) []tak
 	return h.stored.Take(role, want)
 }
 
-// takeSocket returns the socket of a role at an address that was handed over; nil: there is none.
+// takeSocket returns the predecessor's or the stored socket of a role at an address; nil: there is none.
 func (h *service) takeSocket(role, address string) (net.Listener, error) {
 	sockets := h.takeSockets(role, func(at string) bool { return at == address || takeover.SameAddress(address, at) })
 	if len(sockets) == 0 {
@@ -72,7 +72,8 @@ func (h *service) takeSocket(role, address string) (net.Listener, error) {
 	return sockets[0].Listener()
 }
 
-// takeListeners adds sockets that were handed over, and that listeners of the configuration have, to sockets.
+// takeListeners adds the sockets of the predecessor, or from systemd's store, at addresses of the configuration's
+// listeners. It leaves out addresses that sockets has already.
 func (h *service) takeListeners(sockets []proxy.GivenSocket) []proxy.GivenSocket {
 	given := func(at string) bool {
 		return slices.ContainsFunc(sockets, func(s proxy.GivenSocket) bool { return s.Address == at })
@@ -99,7 +100,7 @@ func (h *service) listenHints(path string) (net.Listener, error) {
 	return telemetry.ListenSocket(path)
 }
 
-// beginTakeover tells the predecessor that this process serves. An error says that the predecessor goes on.
+// beginTakeover tells the predecessor that this process serves. On an error the predecessor goes on.
 func (h *service) beginTakeover() error {
 	err := h.predecessor.Begin(h.proxy.Adopt, func() {
 		h.log.Info("the process before this one has ended", "pid", h.predecessor.PID, "connections_taken_over",
@@ -117,7 +118,7 @@ func (h *service) beginTakeover() error {
 	return nil
 }
 
-// listenTakeover opens the socket that a process which takes over asks at. nil: there is none.
+// listenTakeover listens at takeoverPath; nil: there is none, or it cannot be opened.
 func (h *service) listenTakeover() *net.UnixListener {
 	path := h.takeoverPath()
 	if path == "" {
@@ -138,10 +139,10 @@ func (h *service) offerTakeover(ctx context.Context, ln *net.UnixListener) {
 	offer := takeover.Offer{
 		Sockets: h.offeredSockets,
 		Leave: func(pid int) {
-			if h.hintSocket != nil {
-				telemetry.Abandon(h.hintSocket.Listener)
+			if h.hintsListener != nil {
+				telemetry.Abandon(h.hintsListener.Listener)
 			}
-			h.notifySystemd(fmt.Sprintf("MAINPID=%d", pid)) // it listens to no other process yet
+			h.notifySystemd(fmt.Sprintf("MAINPID=%d", pid)) // systemd takes it from the present main process only
 			select {
 			case h.successor <- pid:
 			case <-ctx.Done():
@@ -167,7 +168,7 @@ func (h *service) offeredSockets() (all takeover.Sockets, stays []string, err er
 func (h *service) listeningSockets() (all takeover.Sockets, stays []string, err error) {
 	all, stays, err = h.proxy.TakeoverSockets()
 	for role, port := range map[string]*telemetry.BoundedListener{
-		pagesRole: h.pages, healthRole: h.probe, hintsRole: h.hintSocket,
+		pagesRole: h.pagesListener, healthRole: h.healthListener, hintsRole: h.hintsListener,
 	} {
 		if port == nil || err != nil {
 			continue
@@ -187,8 +188,8 @@ func (h *service) listeningSockets() (all takeover.Sockets, stays []string, err 
 // storedName is what the names of descriptors in systemd's store begin with. The role follows.
 const storedName = "penstock."
 
-// storeSockets has systemd keep the listening sockets until the next start, if FileDescriptorStoreMax= of the unit
-// lets it. What connects in between waits. Systemd closes them where no start follows.
+// storeSockets sends the listening sockets to systemd's store, which keeps them until the next start if the unit has
+// FileDescriptorStoreMax=. Clients that connect in between wait. If no start follows, systemd closes them.
 func (h *service) storeSockets() {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
@@ -200,13 +201,14 @@ func (h *service) storeSockets() {
 		return
 	}
 	for _, s := range all {
-		if s.Role != hintsRole { // its file goes with RuntimeDirectory=
+		if s.Role != hintsRole { // systemd removes its file with RuntimeDirectory=
 			h.notifySystemd("FDSTORE=1\nFDNAME="+storedName+s.Role, s.FD)
 		}
 	}
 }
 
-// forgetStored has systemd forget what an earlier process has stored, and closes what this one does not use.
+// forgetStored removes from systemd's store what an earlier process has put there, and closes what this one does not
+// use.
 func (h *service) forgetStored() {
 	h.stored.CloseAll()
 	if !h.wasStored {

@@ -28,7 +28,8 @@ import (
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
-// topPoll is how often the proxy is asked, unless it says that its rows stay as they are for longer (page.View.Fresh).
+// topPoll is the time between two requests, unless the proxy says that its rows stay the same for longer
+// (page.View.Fresh).
 const topPoll = 2 * time.Second
 
 // topCommand shows what /v1/view has: live on a terminal, and once elsewhere.
@@ -83,10 +84,10 @@ type topColumn[T any] struct {
 	room
 }
 
-// room says what a column does in a narrow terminal.
+// room says how a column gives way in a narrow terminal.
 type room struct {
 	rank  int // the columns with the highest are left out first; 0: never
-	least int // characters that are enough; 0: as many as the widest cell
+	least int // characters that are enough; 0: the column needs its full width
 }
 
 // topTable is a list that top shows.
@@ -98,7 +99,7 @@ type topTable struct {
 	cells func(page.View) [][]string // rows of an answer, fit to print
 }
 
-// tableOf returns the table of the rows that rows takes out of an answer.
+// tableOf returns a table. rows takes its rows out of an answer.
 func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[T]) topTable {
 	t := topTable{name: name}
 	for _, c := range columns {
@@ -117,10 +118,10 @@ func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[
 	return t
 }
 
-// topTables are the lists, in the order of the Tab key. The proxy sorts and searches, so that a screen of 40 rows
-// costs the same however many flows there are. A dash stands for what is not known, or does not apply.
+// topTables are the lists, in the order of the Tab key. The proxy sorts and searches, so that only the rows on the
+// screen are sent. A dash stands for what is not known, or does not apply.
 var topTables = []topTable{
-	// Of each flow its main direction is shown in full.
+	// A line shows rates of both directions of a flow, and the rest of its main direction.
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
 		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string {
 			return strings.TrimSpace(f.Client + " " + f.Peer)
@@ -146,7 +147,7 @@ var topTables = []topTable{
 		}, room{rank: 6}},
 		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }, room{rank: 3}},
 	),
-	// A group has the delay and the limit of its flows only while one of them is active.
+	// The queueing delay of a group is old unless one of its flows is active.
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
 		topColumn[page.Host]{"name", "HOST", func(h page.Host) string {
 			return cmp.Or(h.Label, h.Name)
@@ -154,7 +155,7 @@ var topTables = []topTable{
 		topColumn[page.Host]{"trouble", "HOW IT DOES", func(h page.Host) string { return h.Reason }, room{least: 35}},
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }, room{rank: 1}},
 		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string {
-			if h.Active == 0 { // it was measured when something was sent
+			if h.Active == 0 {
 				return "-"
 			}
 			return delayWords(h.Queue)
@@ -191,7 +192,7 @@ var topTables = []topTable{
 	),
 }
 
-// mainSide is the direction that a flow's line shows: the one that has more to do.
+// mainSide returns the direction that a flow's line shows: the one that moves more.
 func mainSide(f page.Flow) page.Side {
 	if f.Main == "up" {
 		return f.Up
@@ -217,7 +218,7 @@ func delayWords(seconds *float64) string {
 
 // windowWords writes a window; 0, where no control of ours decides, is a dash.
 func windowWords(b cc.Bytes) string {
-	if b == 0 { // the kernel decides alone
+	if b == 0 {
 		return "-"
 	}
 	return sizeWords(float64(b), "B")
@@ -261,45 +262,46 @@ type top struct {
 	ctx context.Context // ends requests
 	at  string          // host:port of the proxy
 
-	table  int    // of topTables
-	sort   int    // column
-	down   bool   // the greatest value first
-	search string // empty: all rows
-	paused bool
-	typing bool   // keys go to typed
-	typed  string // what to search for
-	offset int    // of the first row in sight
-	height int    // rows in sight
-	width  int    // characters of a line; 0: any number
+	table      int    // of topTables
+	sort       int    // column
+	descending bool   // the greatest value first
+	search     string // empty: all rows
+	paused     bool
+	typing     bool   // keys go to typed
+	typed      string // what to search for
+	offset     int    // of the first row in sight
+	height     int    // rows in sight
+	width      int    // characters of a line; 0: any number
 
-	view    page.View  // the newest answer
-	cells   [][]string // of view, from row view.Offset on
-	trouble error      // of the newest answer; nil: none
+	view  page.View  // the newest answer
+	cells [][]string // of view, from row view.Offset on
+	err   error      // of the newest answer; nil: none
 
 	fetching bool // a request is out
-	changed  bool // the request that is out asked for something else
-	polls    int  // answers so far; a poll that was begun before the newest one is not heeded
+	changed  bool // the rows in sight are others than that request asks for
+	polls    int  // answers so far; Update ignores a poll from before the newest answer
 }
 
-// viewAnswer is what came of one request. It has the table that was asked for, because Tab may have been pressed
-// since.
+// viewAnswer is the answer to one request, or its error. It has the table that was asked for, because Tab may have
+// been pressed since.
 type viewAnswer struct {
-	table int // that was asked for
+	table int
 	view  page.View
 	err   error
 }
 
-// poll asks for the next request; it has the value that top.polls had when it was begun.
+// poll is the message that the time for the next request has come. It has the value of top.polls when it was
+// scheduled.
 type poll int
 
 // newTop returns a screen of flows with the greatest download rates first, and 50 rows until the terminal's size is
 // known.
 func newTop(ctx context.Context, at, search string) *top {
-	return &top{ctx: ctx, at: at, search: search, sort: 2, down: true, height: 50}
+	return &top{ctx: ctx, at: at, search: search, sort: 2, descending: true, height: 50}
 }
 
-// fetch asks the proxy for the rows in sight, a screen before and a screen after. It calls no method of t, so that it
-// may run in the background.
+// fetch returns a request for the rows in sight, a screen before and a screen after. The request does not use t, so
+// that it may run in the background.
 func (t *top) fetch() tea.Cmd {
 	ctx, at, table := t.ctx, t.at, t.table
 	q := url.Values{
@@ -307,7 +309,7 @@ func (t *top) fetch() tea.Cmd {
 		"offset": {strconv.Itoa(max(0, t.offset-t.height))}, "rows": {strconv.Itoa(min(3*t.height, 500))},
 		"events": {"0"}, "since": {"1e12"}, // neither events nor history
 	}
-	if t.down {
+	if t.descending {
 		q.Set("sort", "-"+q.Get("sort"))
 	}
 	return func() tea.Msg {
@@ -326,8 +328,8 @@ func (t *top) fetch() tea.Cmd {
 	}
 }
 
-// fetchSoon keeps the rows in sight within those that there are, and returns the request for them; nil: it follows
-// when the one that is out is answered.
+// fetchSoon keeps the rows in sight within those that there are, and returns the request for them. nil: another
+// request is out, and takeAnswer returns this one after its answer.
 func (t *top) fetchSoon() tea.Cmd {
 	t.offset = max(0, min(t.offset, t.view.Matches-t.height))
 	if t.fetching {
@@ -338,13 +340,13 @@ func (t *top) fetchSoon() tea.Cmd {
 	return t.fetch()
 }
 
-// takeAnswer shows an answer, unless another table is shown by now, and returns what comes next.
+// takeAnswer shows an answer, unless another table is shown by now. It returns the next request, or a poll.
 func (t *top) takeAnswer(a viewAnswer) tea.Cmd {
 	t.fetching = false
 	t.polls++
-	if t.trouble = a.err; a.err == nil && a.table == t.table {
+	if t.err = a.err; a.err == nil && a.table == t.table {
 		t.view, t.cells = a.view, topTables[t.table].cells(a.view)
-		// There were more rows: the last ones that are left come into sight.
+		// If rows in sight have gone, the last rows come into sight.
 		t.changed = t.changed || t.offset > max(0, t.view.Matches-t.height)
 	}
 	switch {
@@ -353,9 +355,9 @@ func (t *top) takeAnswer(a viewAnswer) tea.Cmd {
 	case t.paused:
 		return nil
 	}
-	begun := poll(t.polls)
+	next := poll(t.polls)
 	wait := max(topPoll, time.Duration(t.view.Fresh*float64(time.Second)))
-	return tea.Tick(wait, func(time.Time) tea.Msg { return begun })
+	return tea.Tick(wait, func(time.Time) tea.Msg { return next })
 }
 
 // Init implements tea.Model.
@@ -371,7 +373,7 @@ func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			return t, t.fetchSoon()
 		}
 	case tea.WindowSizeMsg:
-		t.width, t.height = msg.Width, max(1, msg.Height-3) // beside the summary, the heads and the foot
+		t.width, t.height = msg.Width, max(1, msg.Height-3) // without the summary, the heads and the foot
 		return t, t.fetchSoon()
 	case tea.PasteMsg:
 		if t.typing {
@@ -386,7 +388,7 @@ func (t *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return t, nil
 }
 
-// dropControl is for strings.Map.
+// dropControl drops control characters, for strings.Map.
 func dropControl(r rune) rune {
 	if unicode.IsControl(r) {
 		return -1
@@ -406,7 +408,7 @@ func (t *top) pressKey(key string) tea.Cmd {
 	case "p":
 		t.paused = !t.paused
 	case "r":
-		t.down = !t.down
+		t.descending = !t.descending
 	case "s":
 		t.sort = (t.sort + 1) % columns
 	case "S":
@@ -431,7 +433,7 @@ func (t *top) pressKey(key string) tea.Cmd {
 	return t.fetchSoon()
 }
 
-// typeSearch edits what to search for.
+// typeSearch edits the text to search for.
 func (t *top) typeSearch(key tea.KeyPressMsg) tea.Cmd {
 	switch key.String() {
 	case "enter", "esc":
@@ -453,14 +455,14 @@ func (t *top) typeSearch(key tea.KeyPressMsg) tea.Cmd {
 func (t *top) showNextTable() {
 	t.table, t.search, t.offset, t.cells, t.view.Matches = (t.table+1)%len(topTables), "", 0, nil, 0
 	t.sort = map[string]int{"flows": 2, "hosts": 1}[topTables[t.table].name]
-	t.down = topTables[t.table].name != "peers"
+	t.descending = topTables[t.table].name != "peers"
 }
 
 // View implements tea.Model.
 func (t *top) View() tea.View {
 	table := topTables[t.table]
 	heads := slices.Clone(table.heads)
-	heads[t.sort] += map[bool]string{true: " ▼", false: " ▲"}[t.down]
+	heads[t.sort] += map[bool]string{true: " ▼", false: " ▲"}[t.descending]
 	body := t.tableLines(heads)
 	lines := append([]string{t.summaryLine(), "\x1b[1m" + body[0] + "\x1b[m"}, make([]string, t.height)...)
 	for i := range t.height { // a row that is not known yet is empty
@@ -473,7 +475,7 @@ func (t *top) View() tea.View {
 	return view
 }
 
-// footLine is the last line: what is typed, or what is shown and the keys.
+// footLine returns the last line: what is typed, or what is shown and the keys.
 func (t *top) footLine() string {
 	if t.typing {
 		return "search: " + t.typed
@@ -485,8 +487,8 @@ func (t *top) footLine() string {
 	return foot + "Tab lists  s sort  r reverse  / search  p pause  q end"
 }
 
-// runScreen shows the screen on a terminal until it is left. A signal has the terminal put back before the program
-// ends. Keys come from the terminal, wherever standard input comes from.
+// runScreen shows the screen on a terminal until the user ends it. After a signal it restores the terminal. Keys come
+// from the terminal, wherever standard input comes from.
 func (t *top) runScreen(out *os.File) error {
 	var end context.CancelFunc
 	t.ctx, end = signal.NotifyContext(t.ctx, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
@@ -499,19 +501,19 @@ func (t *top) runScreen(out *os.File) error {
 	return nil
 }
 
-// printOnce prints the rows once. It asks twice, because a rate is the difference of two looks.
+// printOnce prints the rows once. It asks twice, because a rate is the difference of two readings.
 func (t *top) printOnce(w io.Writer) error {
 	t.height = 500
-	for look := range 2 {
-		if look > 0 {
+	for i := range 2 {
+		if i > 0 {
 			select {
 			case <-time.After(time.Duration(t.view.Fresh * float64(time.Second))):
 			case <-t.ctx.Done():
 				return t.ctx.Err()
 			}
 		}
-		if t.takeAnswer(t.fetch()().(viewAnswer)); t.trouble != nil {
-			return t.trouble
+		if t.takeAnswer(t.fetch()().(viewAnswer)); t.err != nil {
+			return t.err
 		}
 	}
 	fmt.Fprintln(w, t.summaryLine())
@@ -526,8 +528,8 @@ func (t *top) printOnce(w io.Writer) error {
 	return nil
 }
 
-// widest is how many characters of a cell are shown: a host's name may have 253, and would hide all other columns.
-const widest = 44
+// maxCellWidth bounds the characters of a cell, because a host's name may have 253 and would hide all other columns.
+const maxCellWidth = 44
 
 // tableLines returns the heads and the rows of the newest answer, in the columns that have room.
 func (t *top) tableLines(heads []string) (lines []string) {
@@ -535,7 +537,7 @@ func (t *top) tableLines(heads []string) (lines []string) {
 	rows := append([][]string{heads}, t.cells...)
 	for _, row := range rows {
 		for i, c := range row {
-			widths[i] = max(widths[i], min(widest, utf8.RuneCountInString(c)))
+			widths[i] = max(widths[i], min(maxCellWidth, utf8.RuneCountInString(c)))
 		}
 	}
 	fitWidths(widths, topTables[t.table].rooms, t.width)
@@ -552,8 +554,8 @@ func (t *top) tableLines(heads []string) (lines []string) {
 	return lines
 }
 
-// fitWidths makes columns fit a line: it leaves out those of the highest rank, which get the width 0, and then makes
-// those narrower that can be. total 0 stands for a line of any length.
+// fitWidths makes columns fit a line of total characters. It leaves out the columns of the highest rank, which get the
+// width 0, and then narrows others down to what is enough for them. total 0: the line has any length.
 func fitWidths(widths []int, rooms []room, total int) {
 	lengthOf := func(width func(i int) int) (n int) {
 		for i := range widths {
@@ -587,10 +589,10 @@ func fitWidths(widths []int, rooms []room, total int) {
 	}
 }
 
-// summaryLine is the first line: how the proxy does, or why it does not answer.
+// summaryLine returns the first line: the state of the proxy, or why it does not answer.
 func (t *top) summaryLine() string {
-	if t.trouble != nil {
-		return "no answer: " + config.Printable(t.trouble.Error())
+	if t.err != nil {
+		return "no answer: " + config.Printable(t.err.Error())
 	}
 	v := t.view
 	state := v.State
