@@ -28,7 +28,7 @@ import (
 func healthy() facts {
 	return facts{
 		version: "v1.2.3", release: "6.12.4-generic", machine: "x86_64",
-		envelope: kernel.EBPF, beneath: "bbr", infoSize: 280, btf: true,
+		envelope: kernel.EBPF, relayEnvelope: "bbr", infoSize: 280, btf: true,
 		available: []string{"reno", "cubic", "bbr"}, allowed: []string{"reno", "cubic", "bbr"},
 		sources: []linkstat.Interface{
 			{Name: "wlan0", Queue: "noqueue", Radio: true},
@@ -60,19 +60,19 @@ func healthy() facts {
 func limited() facts {
 	f := healthy()
 	f.release, f.infoSize = "5.4.0", 232
-	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
-	f.filterless = unix.EPERM
-	f.lacking = []string{
+	f.sources, f.sourcesErr = nil, unix.EAFNOSUPPORT
+	f.captureErr = unix.EPERM
+	f.datapathMissing = []string{
 		"TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state",
 		`envelope "bbr": not loaded`,
 	}
-	f.envelope, f.beneath = "cubic", "cubic"
-	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.4.0: %w", unix.EPERM)
+	f.envelope, f.relayEnvelope = "cubic", "cubic"
+	f.ebpfErr = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.4.0: %w", unix.EPERM)
 	f.btf, f.root, f.capabilities = false, false, 0
 	f.available, f.allowed = []string{"reno", "cubic"}, []string{"reno", "cubic"}
-	f.transparent = [2]error{unix.EPERM, unix.EPERM}
-	f.ping = unix.EACCES
-	f.own, f.user, f.trials, f.inUserTrials = unix.EPERM, unix.EPERM, nil, true
+	f.transparentErrs = [2]error{unix.EPERM, unix.EPERM}
+	f.pingErr = unix.EACCES
+	f.namespaceErr, f.userNamespaceErr, f.trials, f.inUserTrials = unix.EPERM, unix.EPERM, nil, true
 	f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56}
 	maps.Copy(f.sysctls, map[string]string{
 		"net.ipv4.ping_group_range":        "1 0",
@@ -119,7 +119,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 	}
 	sysctl := func(name, value string) func(*facts) { return func(f *facts) { f.sysctls[name] = value } }
 	without := func(c caps.Set) func(*facts) {
-		return func(f *facts) { f.capabilities, f.ebpf = c, unix.EPERM }
+		return func(f *facts) { f.capabilities, f.ebpfErr = c, unix.EPERM }
 	}
 	for name, c := range map[string]struct {
 		change func(*facts)
@@ -128,28 +128,28 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		fix    string // a part of it; empty: there is none
 	}{
 		"a kernel without the datapath": {
-			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "release",
+			func(f *facts) { f.datapathErr = errors.New("kernel: too old") }, "release",
 			Missing, "boot Linux 5.4",
 		},
 		"no tier without a datapath": {
-			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "tier", Missing,
+			func(f *facts) { f.datapathErr = errors.New("kernel: too old") }, "tier", Missing,
 			"see release",
 		},
 		"no look at TCP_INFO without a datapath": {
-			func(f *facts) { f.datapath, f.infoSize = errors.New("kernel: too old"), 0 }, "tcp_info", Warn,
+			func(f *facts) { f.datapathErr, f.infoSize = errors.New("kernel: too old"), 0 }, "tcp_info", Warn,
 			"see release",
 		},
 		"a short TCP_INFO": {
-			func(f *facts) { f.lacking = []string{"TCP_INFO has no total_rto"} },
+			func(f *facts) { f.datapathMissing = []string{"TCP_INFO has no total_rto"} },
 			"tcp_info", Warn, "boot Linux 6.7",
 		},
 
 		"eBPF on an old kernel": {
-			func(f *facts) { f.release, f.ebpf = "6.9.12", unix.ENOTSUP }, "ebpf", Warn,
+			func(f *facts) { f.release, f.ebpfErr = "6.9.12", unix.ENOTSUP }, "ebpf", Warn,
 			"boot Linux 6.10",
 		},
 		"eBPF without type information": {
-			func(f *facts) { f.btf, f.ebpf = false, unix.ENOENT }, "ebpf", Warn,
+			func(f *facts) { f.btf, f.ebpfErr = false, unix.ENOENT }, "ebpf", Warn,
 			"CONFIG_DEBUG_INFO_BTF=y",
 		},
 		"eBPF without both capabilities": {
@@ -157,14 +157,14 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			"setcap cap_net_admin,cap_perfmon,cap_bpf+ep",
 		},
 		"eBPF without one of the two": {without(caps.BPF), "ebpf", Warn, "AmbientCapabilities=CAP_PERFMON CAP_BPF in"},
-		"eBPF behind a filter":        {func(f *facts) { f.ebpf = unix.EPERM }, "ebpf", Warn, "SystemCallFilter=bpf"},
+		"eBPF behind a filter":        {func(f *facts) { f.ebpfErr = unix.EPERM }, "ebpf", Warn, "SystemCallFilter=bpf"},
 		"eBPF in a rootless container": {
-			func(f *facts) { f.ebpf, f.guest = unix.EPERM, true }, "ebpf", Warn,
+			func(f *facts) { f.ebpfErr, f.inUserNamespace = unix.EPERM, true }, "ebpf", Warn,
 			"which cannot grant CAP_PERFMON CAP_BPF",
 		},
-		"eBPF in a kernel built without": {func(f *facts) { f.ebpf = unix.EINVAL }, "ebpf", Warn, "CONFIG_BPF_JIT=y"},
+		"eBPF in a kernel built without": {func(f *facts) { f.ebpfErr = unix.EINVAL }, "ebpf", Warn, "CONFIG_BPF_JIT=y"},
 		"congestion controls are unknown": {
-			func(f *facts) { f.controls = unix.EACCES }, "congestion_controls", Warn,
+			func(f *facts) { f.controlsErr = unix.EACCES }, "congestion_controls", Warn,
 			"ProcSubset",
 		},
 
@@ -186,19 +186,19 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			"setcap cap_net_admin+ep on the binary, or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit",
 		},
 		"IP_TRANSPARENT is refused": {
-			func(f *facts) { f.transparent[0], f.capabilities = unix.EPERM, 0 },
+			func(f *facts) { f.transparentErrs[0], f.capabilities = unix.EPERM, 0 },
 			"tproxy_ipv4", Missing, "setcap cap_net_admin+ep",
 		},
 		"IP_TRANSPARENT in a rootless container": {
-			func(f *facts) { f.transparent[0], f.guest = unix.EPERM, true },
+			func(f *facts) { f.transparentErrs[0], f.inUserNamespace = unix.EPERM, true },
 			"tproxy_ipv4", Missing, "which cannot grant CAP_NET_ADMIN",
 		},
 		"IPv6 is switched off": {
-			func(f *facts) { f.transparent[1] = unix.EAFNOSUPPORT }, "tproxy_ipv6",
+			func(f *facts) { f.transparentErrs[1] = unix.EAFNOSUPPORT }, "tproxy_ipv6",
 			Missing, "ipv6.disable=1",
 		},
 		"a kernel without transparency": {
-			func(f *facts) { f.transparent[1] = unix.ENOPROTOOPT }, "tproxy_ipv6",
+			func(f *facts) { f.transparentErrs[1] = unix.ENOPROTOOPT }, "tproxy_ipv6",
 			Missing, "CONFIG_IPV6",
 		},
 		"no tproxy in nftables": {
@@ -218,11 +218,11 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			Missing, "setcap cap_net_bind_service,cap_net_admin,",
 		},
 		"rules that could not be tried": {
-			func(f *facts) { f.trials, f.own = nil, unix.EPERM },
+			func(f *facts) { f.trials, f.namespaceErr = nil, unix.EPERM },
 			"tproxy_rules_ipv4", Warn, "run penstock doctor as root",
 		},
 		"a TUN device not tried": {
-			func(f *facts) { f.trials, f.own = nil, unix.EPERM }, "tun", Warn,
+			func(f *facts) { f.trials, f.namespaceErr = nil, unix.EPERM }, "tun", Warn,
 			"user_namespaces",
 		},
 		"no netfilter queue": {
@@ -247,20 +247,20 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		},
 		"pings are for nobody": {
 			func(f *facts) {
-				f.ping, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0"
+				f.pingErr, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0"
 				f.capabilities &^= caps.NetRaw
 			}, "ping", Missing,
 			`sysctl -w net.ipv4.ping_group_range="0 2147483647"; or run as root, or setcap cap_net_bind_service,cap_net_admin,cap_net_raw`,
 		},
 		"pings by raw sockets": {
-			func(f *facts) { f.ping, f.capabilities = unix.EACCES, caps.NetRaw }, "ping",
+			func(f *facts) { f.pingErr, f.capabilities = unix.EACCES, caps.NetRaw }, "ping",
 			OK, "",
 		},
 		"low ports are for information":  {without(caps.NetBindService), "ports", OK, ""},
 		"a TUN device without its ioctl": {refused("tun", unix.EINVAL), "tun", Missing, "CONFIG_TUN"},
 
 		"user namespaces are switched off": {
-			func(f *facts) { f.user, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" }, "user_namespaces", Missing,
+			func(f *facts) { f.userNamespaceErr, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" }, "user_namespaces", Missing,
 			"sysctl -w user.max_user_namespaces=10000",
 		},
 		"user namespaces are for root only, says Debian": {
@@ -273,37 +273,37 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		},
 		"user namespaces are refused to a user": {
 			func(f *facts) {
-				f.root, f.user = false, unix.EPERM
+				f.root, f.userNamespaceErr = false, unix.EPERM
 				f.sysctls["kernel.unprivileged_userns_clone"] = "0"
 			}, "user_namespaces", Missing,
 			"sysctl -w kernel.unprivileged_userns_clone=1",
 		},
 		"user namespaces in a container": {
-			func(f *facts) { f.user = unix.EPERM }, "user_namespaces", Missing,
+			func(f *facts) { f.userNamespaceErr = unix.EPERM }, "user_namespaces", Missing,
 			"seccomp=unconfined",
 		},
 		"a kernel without user namespaces": {
-			func(f *facts) { f.user = unix.EINVAL }, "user_namespaces", Missing,
+			func(f *facts) { f.userNamespaceErr = unix.EINVAL }, "user_namespaces", Missing,
 			"CONFIG_USER_NS=y",
 		},
 
 		"a forward chain that drops": {
-			func(f *facts) { f.filters = []string{"inet fw forward (policy drop)"} }, "forward_chain", Warn, "The " +
+			func(f *facts) { f.forwardFilters = []string{"inet fw forward (policy drop)"} }, "forward_chain", Warn, "The " +
 				"forward chain",
 		},
 		"a network that came after the rules": {
 			func(f *facts) {
-				f.newcomers = []capture.Network{{Prefix: netip.MustParsePrefix("2001:db8::/64"), Interface: "lan0"}}
+				f.lateNetworks = []capture.Network{{Prefix: netip.MustParsePrefix("2001:db8::/64"), Interface: "lan0"}}
 			},
 			"captured_networks", Warn, "penstock rules apply once more",
 		},
 		"a route that has gone": {
-			func(f *facts) { f.lost = []string{"the local IPv6 route of table 11200"} }, "captured_routes", Warn,
+			func(f *facts) { f.lostParts = []string{"the local IPv6 route of table 11200"} }, "captured_routes", Warn,
 			"penstock rules apply once more",
 		},
 		"an input chain that drops": {
 			func(f *facts) {
-				f.inForce = true
+				f.rulesInstalled = true
 				f.obstacles = []capture.Obstacle{{Hook: "input", Chain: "inet fw input", Drops: "all", Cure: "nft insert"}}
 			}, "input_chain", Warn, "nft insert",
 		},
@@ -322,7 +322,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			}, "output_chain", OK, "",
 		},
 		"nobody may look at the input chain": {
-			func(f *facts) { f.filterless = unix.EPERM }, "input_chain", Warn, "run penstock doctor as root",
+			func(f *facts) { f.captureErr = unix.EPERM }, "input_chain", Warn, "run penstock doctor as root",
 		},
 		"SYN cookies for all": {
 			sysctl("net.ipv4.tcp_syncookies", "2"), "net.ipv4.tcp_syncookies", Warn,
@@ -354,10 +354,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			}, "ipv6", OK, "",
 		},
 		"nobody may look at the forward chain": {
-			func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", Warn, "run penstock doctor as root",
+			func(f *facts) { f.captureErr = unix.EPERM }, "forward_chain", Warn, "run penstock doctor as root",
 		},
 		"nor at the rules": {
-			func(f *facts) { f.filterless = unix.EPERM }, "captured_networks", Warn, "run penstock doctor as root",
+			func(f *facts) { f.captureErr = unix.EPERM }, "captured_networks", Warn, "run penstock doctor as root",
 		},
 
 		"few descriptors": {func(f *facts) {
@@ -388,7 +388,7 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			"sysctl -w net.ipv4.tcp_mtu_probing=1",
 		},
 		"capabilities are unknown": {
-			func(f *facts) { f.capabilityLoss = unix.EPERM }, "capabilities", Warn,
+			func(f *facts) { f.capabilitiesErr = unix.EPERM }, "capabilities", Warn,
 			"SystemCallFilter",
 		},
 
@@ -451,10 +451,10 @@ func TestTheVerdictIsWhatRunWillDo(t *testing.T) {
 		},
 		"without rights": {func(f *facts) { f.capabilities = 0 }, "cannot capture connections as it is"},
 		"without a datapath": {
-			func(f *facts) { f.datapath = errors.New("kernel: no TCP_INFO") },
+			func(f *facts) { f.datapathErr = errors.New("kernel: no TCP_INFO") },
 			"penstock run cannot work here: kernel: no TCP_INFO.",
 		},
-		"without IPv6, still": {func(f *facts) { f.transparent[1] = unix.EAFNOSUPPORT }, "by tproxy and by redirect."},
+		"without IPv6, still": {func(f *facts) { f.transparentErrs[1] = unix.EAFNOSUPPORT }, "by tproxy and by redirect."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy()
@@ -481,8 +481,8 @@ func TestOnlyAProxyThatCannotRunIsAFailure(t *testing.T) {
 	assert.NoError(t, judgeFacts(healthy()).Fatal)
 	assert.NoError(t, judgeFacts(limited()).Fatal)
 	f := healthy()
-	f.datapath = errors.New("kernel: no TCP_INFO")
+	f.datapathErr = errors.New("kernel: no TCP_INFO")
 	r := judgeFacts(f)
-	assert.ErrorIs(t, r.Fatal, f.datapath)
+	assert.ErrorIs(t, r.Fatal, f.datapathErr)
 	assert.Empty(t, r.Tier)
 }

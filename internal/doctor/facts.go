@@ -20,62 +20,61 @@ import (
 	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
-// facts has the findings, to be judged.
+// facts has what gatherFacts has found. An error is nil if the thing works, or if what it is about is known.
 type facts struct {
 	version          string
 	release, machine string
 
-	// datapath is why there is none; nil: there is one.
-	datapath error
+	// datapathErr is why there is no datapath.
+	datapathErr error
 	// envelope is what auto comes to: ebpf, or a congestion control of the kernel.
 	envelope string
-	// beneath is the congestion control of sockets with windows that the kernel does not enforce
-	// for us.
-	beneath string
-	// lacking is what the datapath misses, in words.
-	lacking []string
+	// relayEnvelope is the congestion control of sockets with windows that the relay keeps.
+	relayEnvelope string
+	// datapathMissing is what the datapath misses, in words.
+	datapathMissing []string
 	// infoSize is the size of TCP_INFO, in bytes.
 	infoSize int
-	// ebpf is why the eBPF tier cannot be had; nil: it can.
-	ebpf error
+	// ebpfErr is why the eBPF tier cannot be had.
+	ebpfErr error
 	// btf reports whether the kernel has its type information.
 	btf bool
 
 	// available and allowed are congestion controls.
 	available, allowed []string
-	// controls is why they are unknown.
-	controls error
+	// controlsErr is why they are unknown.
+	controlsErr error
 
 	// obstacles are chains that drop captured connections, and the proxy's own.
 	obstacles []capture.Obstacle
-	// lost are parts of the rules that have gone.
-	lost []string
-	// inForce reports whether obstacles are those of installed rules.
-	inForce bool
-	// filters are forward chains that captured connections do not pass.
-	filters []string
-	// newcomers are networks of this machine that its rules capture by now.
-	newcomers []capture.Network
-	// filterless is why the fields above, from obstacles on, are unknown.
-	filterless error
+	// lostParts are parts of the rules that have gone.
+	lostParts []string
+	// rulesInstalled reports whether obstacles are those of installed rules.
+	rulesInstalled bool
+	// forwardFilters are forward chains that captured connections do not pass.
+	forwardFilters []string
+	// lateNetworks are networks of this machine that came after the rules, which capture them.
+	lateNetworks []capture.Network
+	// captureErr is why the fields above, from obstacles on, are unknown.
+	captureErr error
 
 	// sources are interfaces that could give hints.
 	sources []linkstat.Interface
-	// sourceless is why they are unknown.
-	sourceless error
+	// sourcesErr is why they are unknown.
+	sourcesErr error
 
 	// root reports whether the process runs as root.
 	root bool
-	// guest reports whether the process is in a user namespace, where capabilities count for
+	// inUserNamespace reports whether the process is in a user namespace other than the first, where capabilities permit
 	// little.
-	guest        bool
-	capabilities caps.Set
-	// ping is the result of opening a ping socket.
-	ping error
-	// transparent has the results of setting IP_TRANSPARENT and IPV6_TRANSPARENT.
-	transparent [2]error
-	// own and user are why a network namespace, and one in a user namespace, cannot be made.
-	own, user error
+	inUserNamespace bool
+	capabilities    caps.Set
+	// pingErr is the result of opening a ping socket.
+	pingErr error
+	// transparentErrs are the results of setting IP_TRANSPARENT and IPV6_TRANSPARENT.
+	transparentErrs [2]error
+	// namespaceErr is why no network namespace can be made, userNamespaceErr why none can in a new user namespace.
+	namespaceErr, userNamespaceErr error
 	// trials are by the name of their check.
 	trials map[string]attempt
 	// descriptors is the budget of file descriptors, for connections and pipes.
@@ -84,13 +83,13 @@ type facts struct {
 	sysctls map[string]string
 	// config is what the machine is judged for; nil: for everything.
 	config *config.Config
-	// listening has the results of listening at its addresses, and owners who is there, by key.
-	listening map[string]error
-	owners    map[string]string
-	// inUserTrials reports whether trials were made in the user namespace.
+	// listenErrs are the errors of listening at its addresses, and owners the processes that have them, by key.
+	listenErrs map[string]error
+	owners     map[string]string
+	// inUserTrials reports whether trials were made in a new user namespace.
 	inUserTrials bool
-	// capabilityLoss is why capabilities is unknown.
-	capabilityLoss error
+	// capabilitiesErr is why capabilities is unknown.
+	capabilitiesErr error
 }
 
 // sysctlNames are the kernel settings that are judged.
@@ -105,7 +104,7 @@ var sysctlNames = []string{
 // gatherFacts looks at everything once.
 func gatherFacts(ctx context.Context, p Program) facts {
 	f := facts{
-		config: p.Config, listening: map[string]error{}, owners: map[string]string{},
+		config: p.Config, listenErrs: map[string]error{}, owners: map[string]string{},
 		version: p.Version, machine: runtime.GOARCH,
 		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(&config.Config{}), sysctls: map[string]string{},
 	}
@@ -114,46 +113,46 @@ func gatherFacts(ctx context.Context, p Program) facts {
 		f.release, f.machine = unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:])
 	}
 	if dp, err := kernel.New(kernel.Config{Clock: p.Clock}); err != nil {
-		f.datapath = err
+		f.datapathErr = err
 	} else {
-		f.envelope, f.beneath, f.lacking = dp.Envelope(), dp.RelayEnvelope(), dp.Missing()
+		f.envelope, f.relayEnvelope, f.datapathMissing = dp.Envelope(), dp.RelayEnvelope(), dp.Missing()
 		_ = dp.Close() // it had no legs
 	}
-	f.sources, f.sourceless = linkstat.Interfaces()
-	if f.filters, f.filterless = capture.ForwardFilters(); f.filterless == nil {
-		f.newcomers, f.filterless = capture.CapturedNetworks()
+	f.sources, f.sourcesErr = linkstat.Interfaces()
+	if f.forwardFilters, f.captureErr = capture.ForwardFilters(); f.captureErr == nil {
+		f.lateNetworks, f.captureErr = capture.CapturedNetworks()
 	}
-	if f.filterless == nil {
-		f.obstacles, f.inForce, f.filterless = capture.Obstacles()
+	if f.captureErr == nil {
+		f.obstacles, f.rulesInstalled, f.captureErr = capture.Obstacles()
 	}
-	if f.filterless == nil {
-		f.lost, f.filterless = capture.LostParts()
+	if f.captureErr == nil {
+		f.lostParts, f.captureErr = capture.LostParts()
 	}
 	if p.Config != nil {
 		f.descriptors = proxy.DescriptorBudget(p.Config)
 		for _, s := range socketsOf(p.Config) {
 			if err := tryListen(s.network, s.address); err != nil {
-				f.listening[s.key], f.owners[s.key] = err, SocketOwner(s.network, s.address)
+				f.listenErrs[s.key], f.owners[s.key] = err, SocketOwner(s.network, s.address)
 			}
 		}
 	}
 	f.infoSize = infoSize()
-	f.ebpf = bpf.Check()
+	f.ebpfErr = bpf.Check()
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	f.btf = err == nil
-	f.available, f.allowed, f.controls = kernel.Envelopes() // trying bbr may have loaded it
-	f.capabilities, _, f.capabilityLoss = caps.Held()
+	f.available, f.allowed, f.controlsErr = kernel.Envelopes() // trying bbr may have loaded it
+	f.capabilities, _, f.capabilitiesErr = caps.Held()
 	users, err := os.ReadFile("/proc/self/uid_map")
-	f.guest = err == nil && strings.Join(strings.Fields(string(users)), " ") != "0 0 4294967295"
-	f.ping = mayPing()
-	f.transparent = [2]error{
-		maySet(unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT),
-		maySet(unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT),
+	f.inUserNamespace = err == nil && strings.Join(strings.Fields(string(users)), " ") != "0 0 4294967295"
+	f.pingErr = tryPingSocket()
+	f.transparentErrs = [2]error{
+		tryOption(unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT),
+		tryOption(unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT),
 	}
 	f.readSettings(sysctlNames...)
 	var inUser map[string]attempt
-	inUser, f.user = tryInUserNamespace(ctx, p.Trials)
-	if f.trials, f.own = tryInNamespace(ctx); f.own != nil {
+	inUser, f.userNamespaceErr = tryInUserNamespace(ctx, p.Trials)
+	if f.trials, f.namespaceErr = tryInNamespace(ctx); f.namespaceErr != nil {
 		f.trials, f.inUserTrials = inUser, true
 	}
 	return f
@@ -169,8 +168,8 @@ func (f facts) readSettings(names ...string) {
 	}
 }
 
-// mayPing tries to open a ping socket.
-func mayPing() error {
+// tryPingSocket tries to open a ping socket.
+func tryPingSocket() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 	if err != nil {
 		return err
@@ -178,8 +177,8 @@ func mayPing() error {
 	return unix.Close(fd)
 }
 
-// maySet tries an option that is on or off on a socket that goes nowhere.
-func maySet(family, level, option int) error {
+// tryOption sets an option to 1 on a socket that is not connected.
+func tryOption(family, level, option int) error {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -16,11 +16,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// judgeFacts turns facts into checks, group by group, and the verdict. It looks at nothing itself,
-// so that tests need no machine.
+// judgeFacts turns facts into checks, group by group, and the verdict. It does not read the machine, so that tests can
+// make up the facts.
 func judgeFacts(f facts) Report {
-	r := Report{Version: f.version, Kernel: f.release, Envelope: f.envelope, Fatal: f.datapath}
-	if f.datapath == nil {
+	r := Report{Version: f.version, Kernel: f.release, Envelope: f.envelope, Fatal: f.datapathErr}
+	if f.datapathErr == nil {
 		r.Tier = f.kernelTier()
 	}
 	for _, group := range []struct {
@@ -58,15 +58,15 @@ func (f facts) kernelTier() string {
 
 // overallVerdict returns the report's sentence for people.
 func (f facts) overallVerdict(r Report) string {
-	if f.datapath != nil {
-		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
+	if f.datapathErr != nil {
+		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapathErr)
 	}
 	able := func(names ...string) bool {
 		return !slices.ContainsFunc(r.Checks, func(c Check) bool {
 			return c.State == Missing && slices.Contains(names, c.Name)
 		})
 	}
-	// A redirect listener is open to everybody; its rules are not.
+	// Anybody may open a redirect listener, but its rules need CAP_NET_ADMIN.
 	capturing := "can capture connections by tproxy and by redirect"
 	tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4")
 	switch {
@@ -89,12 +89,12 @@ func okCheck(name, format string, args ...any) Check {
 // judgeKernel judges the kernel's release and its TCP_INFO.
 func (f facts) judgeKernel() []Check {
 	release := okCheck("release", "Linux %s on %s", f.release, f.machine)
-	if f.datapath != nil {
+	if f.datapathErr != nil {
 		release.State, release.Fix = Missing, "boot Linux 5.4 or later; in a sandbox that emulates Linux, leave it"
-		release.Found += ": " + f.datapath.Error()
+		release.Found += ": " + f.datapathErr.Error()
 	}
 	info := okCheck("tcp_info", "%d bytes, with all that is used", f.infoSize)
-	if f.datapath != nil {
+	if f.datapathErr != nil {
 		info = Check{Name: "tcp_info", State: Warn, Found: "not looked at: there is no datapath", Fix: "see release"}
 	} else if less := f.joinMissing("TCP_INFO"); less != "" {
 		info = Check{
@@ -107,12 +107,12 @@ func (f facts) judgeKernel() []Check {
 
 // judgeDatapath judges the tier, and what it rests on.
 func (f facts) judgeDatapath() []Check {
-	tier := okCheck("tier", "%s: the relay keeps the windows, with %s below them", f.kernelTier(), f.beneath)
+	tier := okCheck("tier", "%s: the relay keeps the windows, with %s below them", f.kernelTier(), f.relayEnvelope)
 	if f.kernelTier() == "ebpf" {
-		tier.Found = fmt.Sprintf("ebpf: the kernel enforces the windows; %s where it has no room for more", f.beneath)
+		tier.Found = fmt.Sprintf("ebpf: the kernel enforces the windows; %s where it has no room for more", f.relayEnvelope)
 	}
-	if f.datapath != nil {
-		tier = Check{Name: "tier", State: Missing, Found: "none: " + f.datapath.Error(), Fix: "see release"}
+	if f.datapathErr != nil {
+		tier = Check{Name: "tier", State: Missing, Found: "none: " + f.datapathErr.Error(), Fix: "see release"}
 	}
 	return append([]Check{tier, f.judgeEBPF()}, f.judgeControls()...)
 }
@@ -121,10 +121,10 @@ func (f facts) judgeDatapath() []Check {
 // capabilities, or a filter of system calls.
 func (f facts) judgeEBPF() Check {
 	c := okCheck("ebpf", "a congestion control of ours loads and registers")
-	if f.ebpf == nil {
+	if f.ebpfErr == nil {
 		return c
 	}
-	c.State, c.Found = Warn, f.ebpf.Error()
+	c.State, c.Found = Warn, f.ebpfErr.Error()
 	lacks := ebpfNeeds &^ f.capabilities
 	switch {
 	case isBefore(f.release, 6, 10):
@@ -137,18 +137,16 @@ func (f facts) judgeEBPF() Check {
 		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s",
 			strings.ReplaceAll(lacks.String(), " ", " and "))
 		c.Fix = f.grantHint(lacks)
-	case errors.Is(f.ebpf, unix.EPERM) && f.guest:
+	case errors.Is(f.ebpfErr, unix.EPERM) && f.inUserNamespace:
 		c.Found = "a congestion control of ours may not be loaded from a user namespace"
 		c.Fix = f.grantHint(ebpfNeeds)
-	case errors.Is(f.ebpf, unix.EPERM):
+	case errors.Is(f.ebpfErr, unix.EPERM):
 		c.Found = "a congestion control of ours may not be loaded, although the capabilities are held"
 		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: " +
-			"SystemCallFilter=bpf, " +
-			"after the other filters)"
+			"SystemCallFilter=bpf, after the other filters)"
 	default:
 		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then " +
-			"the " +
-			"unprivileged tier serves"
+			"the unprivileged tier serves"
 	}
 	return c
 }
@@ -165,12 +163,12 @@ func isBefore(release string, major, minor int) bool {
 	return a < major || a == major && b < minor
 }
 
-// judgeControls judges the kernel's congestion controls. bbr is wanted: the others shrink below our
-// window at the first losses.
+// judgeControls judges the kernel's congestion controls. bbr is the best below our window, because the others shrink
+// below it at the first losses.
 func (f facts) judgeControls() []Check {
-	if f.controls != nil {
+	if f.controlsErr != nil {
 		return []Check{{
-			Name: "congestion_controls", State: Warn, Found: f.controls.Error(),
+			Name: "congestion_controls", State: Warn, Found: f.controlsErr.Error(),
 			Fix: "let /proc/sys be read (under systemd: without ProcSubset=pid)",
 		}}
 	}
@@ -208,8 +206,8 @@ func (f facts) judgeCapture() []Check {
 	}
 	checks := []Check{
 		admin,
-		f.judgeTransparent("tproxy_ipv4", "IP_TRANSPARENT", f.transparent[0]),
-		f.judgeTransparent("tproxy_ipv6", "IPV6_TRANSPARENT", f.transparent[1]),
+		f.judgeTransparent("tproxy_ipv4", "IP_TRANSPARENT", f.transparentErrs[0]),
+		f.judgeTransparent("tproxy_ipv6", "IPV6_TRANSPARENT", f.transparentErrs[1]),
 	}
 	for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
 		for _, v6 := range []bool{false, true} {
@@ -234,8 +232,7 @@ func (f facts) judgeTransparent(name, option string, err error) Check {
 		c.Fix = f.grantHint(caps.NetAdmin)
 	case errors.Is(err, unix.EAFNOSUPPORT):
 		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it " +
-			"on, or " +
-			"listen on 0.0.0.0"
+			"on, or listen on 0.0.0.0"
 	default:
 		c.Fix = "boot a kernel with CONFIG_INET and CONFIG_IPV6"
 	}
@@ -267,8 +264,7 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 		c.Fix = f.grantHint(caps.NetAdmin)
 	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
 		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the " +
-			"kernel's " +
-			"command line)"
+			"kernel's command line)"
 	default:
 		c.Fix = "modprobe -a " + modules + "; where there are no such modules, boot a kernel that has them"
 	}
@@ -304,7 +300,7 @@ func (f facts) judgeQueue() Check {
 	return c
 }
 
-// judgeIPv6 judges the family that penstock rules apply leaves out where it is off.
+// judgeIPv6 judges whether IPv6 is on. If it is not, penstock rules apply leaves it out.
 func (f facts) judgeIPv6() Check {
 	const name = "ipv6"
 	everywhere, loopback := f.sysctls[ipv6OffAll], f.sysctls[ipv6OffLoopback]
@@ -322,47 +318,48 @@ func (f facts) judgeIPv6() Check {
 	}
 }
 
-// judgeForward judges what the machine's firewall keeps apart and capturing would join.
+// judgeForward judges whether capturing connects networks that the machine's firewall separates, and whether parts of
+// the rules have gone.
 func (f facts) judgeForward() []Check {
 	const filters, networks, routes = "forward_chain", "captured_networks", "captured_routes"
-	if f.filterless != nil {
-		unknown := Check{State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot}
+	if f.captureErr != nil {
+		unknown := Check{State: Warn, Found: "could not be looked at: " + f.captureErr.Error(), Fix: lookAsRoot}
 		forward, own, parts := unknown, unknown, unknown
 		forward.Name, own.Name, parts.Name = filters, networks, routes
 		return []Check{forward, own, parts}
 	}
 	forward := okCheck(filters, "nothing is dropped there that captured connections would go round")
-	if len(f.filters) > 0 {
+	if len(f.forwardFilters) > 0 {
 		forward.State = Warn
-		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
+		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.forwardFilters, ", ")
 		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
 			"connections by a rule with refuse, too (docs/capture.md, The forward chain)"
 	}
 	own := okCheck(networks, "connections to networks of this machine go past the rules, or are captured as asked")
-	if len(f.newcomers) > 0 {
+	if len(f.lateNetworks) > 0 {
 		var words []string
-		for _, n := range f.newcomers {
+		for _, n := range f.lateNetworks {
 			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
 		}
 		own.State, own.Found = Warn, "captured, since they came after the rules: "+strings.Join(words, ", ")
 		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
 	}
 	parts := okCheck(routes, "nothing that the rules need has gone")
-	if len(f.lost) > 0 {
+	if len(f.lostParts) > 0 {
 		parts.State = Warn
-		parts.Found = "gone, so captured connections fail or go past the proxy: " + strings.Join(f.lost, ", ")
+		parts.Found = "gone, so captured connections fail or go past the proxy: " + strings.Join(f.lostParts, ", ")
 		parts.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
 	}
 	return []Check{forward, own, parts}
 }
 
-// judgeObstacles judges the chains of one hook of the machine's firewall. Where nothing is captured
-// and nothing is routed, they are right as they are.
+// judgeObstacles judges the chains of one hook of the machine's firewall. On a machine that neither captures nor
+// routes they may drop anything.
 func (f facts) judgeObstacles(hook, passes string) Check {
 	name := hook + "_chain"
-	if f.filterless != nil {
+	if f.captureErr != nil {
 		return Check{
-			Name: name, State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot,
+			Name: name, State: Warn, Found: "could not be looked at: " + f.captureErr.Error(), Fix: lookAsRoot,
 		}
 	}
 	var found, cures []string
@@ -375,7 +372,7 @@ func (f facts) judgeObstacles(hook, passes string) Check {
 	switch {
 	case len(found) == 0:
 		return okCheck(name, "%s, as far as can be told", passes)
-	case !f.inForce && !routes:
+	case !f.rulesInstalled && !routes:
 		return okCheck(name, "nothing is captured here; otherwise in the way: %s", strings.Join(found, "; "))
 	}
 	return Check{Name: name, State: Warn, Found: strings.Join(found, "; "), Fix: strings.Join(cures, "; ")}
@@ -384,12 +381,11 @@ func (f facts) judgeObstacles(hook, passes string) Check {
 // judgeSources lists the interfaces that the key hints could name, with what they report of
 // themselves.
 func (f facts) judgeSources() Check {
-	if f.sourceless != nil {
+	if f.sourcesErr != nil {
 		return Check{
-			Name: "sources", State: Warn, Found: f.sourceless.Error(),
+			Name: "sources", State: Warn, Found: f.sourcesErr.Error(),
 			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them " +
-				"the key " +
-				"hints has no effect",
+				"the key hints has no effect",
 		}
 	}
 	words := make([]string, len(f.sources))
@@ -417,7 +413,7 @@ func (f facts) judgeTunnels() []Check {
 	return []Check{f.judgePorts(), f.judgePing(), f.judgeWireGuard()}
 }
 
-// judgePorts judges the ports that listeners may have, with WireGuard's.
+// judgePorts judges the ports at which listeners may be.
 func (f facts) judgePorts() Check {
 	first, err := strconv.Atoi(f.sysctls[unprivilegedPorts])
 	if err != nil {
@@ -433,7 +429,7 @@ func (f facts) judgePorts() Check {
 // judgePing judges echo requests out of a tunnel.
 func (f facts) judgePing() Check {
 	switch {
-	case f.ping == nil:
+	case f.pingErr == nil:
 		return okCheck("ping", "pings through a tunnel are sent by ping sockets, which this process may open")
 	case f.capabilities.Has(caps.NetRaw):
 		return okCheck("ping", "pings through a tunnel are sent by raw sockets, opened at the start with CAP_NET_RAW")
@@ -441,8 +437,7 @@ func (f facts) judgePing() Check {
 	return Check{
 		Name: "ping", State: Missing,
 		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, "+
-			"and "+
-			"CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
+			"and CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
 		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grantHint(caps.NetRaw)),
 	}
 }
@@ -483,7 +478,7 @@ func (f facts) judgeUserNamespaces() Check {
 		}
 		return ""
 	}()
-	switch err := f.user; {
+	switch err := f.userNamespaceErr; {
 	case err == nil && (!f.root || limits == ""):
 		return okCheck(c.Name, "may be made: penstock-lab needs no root")
 	case err == nil:
@@ -533,9 +528,9 @@ func (f facts) judgeTUN() Check {
 // judgeCapabilities lists the capabilities of the process.
 func (f facts) judgeCapabilities() Check {
 	switch {
-	case f.capabilityLoss != nil:
+	case f.capabilitiesErr != nil:
 		return Check{
-			Name: "capabilities", State: Warn, Found: f.capabilityLoss.Error(),
+			Name: "capabilities", State: Warn, Found: f.capabilitiesErr.Error(),
 			Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)",
 		}
 	case f.capabilities == 0:
@@ -638,9 +633,8 @@ func judgeSwitch(off string) func(name, value string) Check {
 	}
 }
 
-// judgeMTUProbing judges the probes for paths that are narrower further on (RFC 4821). With 1 the
-// kernel probes once a connection loses packets without end, with 2 from the start. No socket can
-// set it for itself.
+// judgeMTUProbing judges packetization layer path MTU discovery (RFC 4821). With 1 the kernel probes once a connection
+// has lost several packets in a row, with 2 from the start. A socket cannot set it for itself.
 func judgeMTUProbing(name, value string) Check {
 	if value != "0" {
 		return okCheck(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)
@@ -652,8 +646,8 @@ func judgeMTUProbing(name, value string) Check {
 	}
 }
 
-// judgeSYNCookies judges handshakes that leave no socket behind. TPROXY recognises the rest of a
-// connection by that socket.
+// judgeSYNCookies judges SYN cookies. A handshake with a cookie leaves no socket, by which TPROXY recognises later
+// packets of the connection.
 func judgeSYNCookies(name, value string) Check {
 	switch value {
 	case "0":
@@ -668,8 +662,8 @@ func judgeSYNCookies(name, value string) Check {
 		"(with 0 clients try again)", value)
 }
 
-// A port rests for portRest behind a connection. Fewer than fewPorts, or fewOpenPorts where they
-// are reused, are worth a warning.
+// A port is in TIME_WAIT for portRest after a connection. Fewer ports than fewPorts are worth a warning, or fewer than
+// fewOpenPorts where ports in TIME_WAIT are reused.
 const (
 	portRest     = time.Minute
 	fewPorts     = 16384
@@ -714,18 +708,17 @@ const unprivilegedPorts = "net.ipv4.ip_unprivileged_port_start"
 // pingGroups is the setting of the groups that may open ping sockets.
 const pingGroups = "net.ipv4.ping_group_range"
 
-// Settings that switch IPv6 off, everywhere and where captured packets are delivered.
 const (
-	// ipv6OffAll switches IPv6 off on all interfaces, and ipv6OffLoopback on lo, where captured
+	// ipv6OffAll is the setting that switches IPv6 off on all interfaces, ipv6OffLoopback the one for lo, where captured
 	// packets are delivered.
 	ipv6OffAll      = "net.ipv6.conf.all.disable_ipv6"
 	ipv6OffLoopback = "net.ipv6.conf.lo.disable_ipv6"
 )
 
-// grantHint returns how the process gets capabilities. setcap replaces those of a file, so it names
-// useful ones that are there already.
+// grantHint returns how the process gets capabilities. It also names the useful ones that it has, because setcap
+// replaces all capabilities of a file.
 func (f facts) grantHint(c caps.Set) string {
-	if f.guest && f.capabilities.Has(c) {
+	if f.inUserNamespace && f.capabilities.Has(c) {
 		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
 	}
 	names := strings.Fields((c | f.capabilities&(caps.NetAdmin|caps.NetBindService|ebpfNeeds)).String())
@@ -736,7 +729,7 @@ func (f facts) grantHint(c caps.Set) string {
 // joinMissing joins what the datapath misses of one kind.
 func (f facts) joinMissing(kind string) string {
 	var words []string
-	for _, w := range f.lacking {
+	for _, w := range f.datapathMissing {
 		if strings.HasPrefix(w, kind) {
 			words = append(words, w)
 		}
@@ -763,10 +756,10 @@ func addName(names []string, name string) []string {
 // lookAsRoot is the cure for what this process may not read.
 const lookAsRoot = "run penstock doctor as root, outside of any container"
 
-// untriedCheck returns a check that could not be tried, because no namespace can be made here.
+// untriedCheck returns the check of a trial that was not made, because no namespace can be made here.
 func (f facts) untriedCheck(c Check) Check {
 	c.State = Warn
-	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
+	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.namespaceErr)
 	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
 	return c
 }

@@ -41,7 +41,7 @@ func (n *needs) addNeed(key string, checks ...string) {
 	}
 }
 
-// needsOf returns what cfg needs. Keys that work everywhere need nothing.
+// needsOf returns what cfg needs. Keys that work on every machine are left out.
 func needsOf(cfg *config.Config) (n needs) {
 	for i, l := range cfg.Listeners {
 		key := func(name string) string { return fmt.Sprintf("listeners[%d].%s", i, name) }
@@ -108,7 +108,7 @@ func chooseChecks(v4, v6 bool, forV4, forV6 string) (out []string) {
 	return out
 }
 
-// socketOf is a TCP or UDP address that a configuration has the proxy listen at.
+// socketOf is a TCP or UDP address of a configuration at which the proxy listens.
 type socketOf struct {
 	key string
 	// network is tcp or udp.
@@ -117,7 +117,7 @@ type socketOf struct {
 	address string
 }
 
-// socketsOf returns all that cfg listens at. A tunnel of the kernel's WireGuard opens its own.
+// socketsOf returns the sockets that cfg needs. It leaves out those of tunnels in the kernel, which opens them.
 func socketsOf(cfg *config.Config) (out []socketOf) {
 	for i, l := range cfg.Listeners {
 		if l.Address != "" && !l.EndsInKernel() {
@@ -134,8 +134,7 @@ func socketsOf(cfg *config.Config) (out []socketOf) {
 	return out
 }
 
-// tryListen listens at an address for a moment. Errors wrap those of the system call, by which judgeSockets knows the
-// cure.
+// tryListen listens at an address and closes the socket. judgeSockets finds the cure by the error of the system call.
 func tryListen(network, address string) error {
 	if network == "udp" {
 		conn, err := net.ListenPacket(network, address)
@@ -151,19 +150,19 @@ func tryListen(network, address string) error {
 	return ln.Close()
 }
 
-// The settings by which a machine is a router. A check is a warning where a listener that captures finds one off: a
-// router needs it, and a machine that captures its own connections does not.
+// The settings that make a machine a router. If one is off, listeners that capture get a warning only, because a
+// machine that captures its own connections does not need it.
 const (
 	forwarding4 = "net.ipv4.ip_forward"
 	forwarding6 = "net.ipv6.conf.all.forwarding"
 )
 
-// rulesInForce names the check whether connections come to listeners that capture.
+// rulesInForce names the check of whether capture rules are installed.
 const rulesInForce = "capture_rules"
 
-// judgeNeeds turns the report of a machine into that of a configuration, which decides the exit code by Fatal. It
-// keeps the checks that the configuration needs, and adds those that only a configuration shows. A check that would
-// be a warning is Missing where a key cannot do without it.
+// judgeNeeds turns the report of a machine into that of a configuration. It keeps the checks that the configuration
+// needs, and adds those of its addresses and interfaces. A warning becomes Missing if a key needs the thing. Then
+// Fatal is set, which decides the exit code.
 func (f facts) judgeNeeds(r Report) Report {
 	out := r
 	out.Checks = nil
@@ -174,16 +173,15 @@ func (f facts) judgeNeeds(r Report) Report {
 	var lacks []string
 	for _, c := range all {
 		at := slices.IndexFunc(wanted, func(n requirement) bool { return n.check == c.Name })
-		// These hold for every configuration.
+		// Every configuration needs these.
 		general := c.Group == "kernel" || c.Name == "tier" || c.Group == "limits" && c.Name != SYNCookies ||
 			c.Group == "process"
 		if at < 0 && !general {
 			continue
 		}
-		// What is a warning in general is a fault where the configuration asks for it: the proxy does not start, or does
-		// not do what was asked for.
 		if at >= 0 {
 			c.Found += " (needed by " + strings.Join(wanted[at].keys, ", ") + ")"
+			// Without these the proxy does not start, or does not do what a key asks for.
 			if hard := []string{"ebpf", "bbr", queueTrial, wireGuardTrial}; c.State == Warn &&
 				slices.Contains(hard, c.Name) {
 				c.State = Missing
@@ -211,28 +209,28 @@ func (f facts) judgeNeeds(r Report) Report {
 	return out
 }
 
-// judgeInForce judges whether anything comes to listeners that capture. It is no fault that nothing does: rules may be
-// applied after the start.
+// judgeInForce judges whether capture rules are installed. If not, it is a warning only, because they may be applied
+// after the start.
 func (f facts) judgeInForce() Check {
 	c := okCheck(rulesInForce, "rules are in force")
 	c.Group = "capture"
 	switch {
-	case f.filterless != nil:
-		c.State, c.Found, c.Fix = Warn, "could not be looked at: "+f.filterless.Error(), lookAsRoot
-	case !f.inForce:
+	case f.captureErr != nil:
+		c.State, c.Found, c.Fix = Warn, "could not be looked at: "+f.captureErr.Error(), lookAsRoot
+	case !f.rulesInstalled:
 		c.State, c.Found = Warn, "no rules are in force, so nothing comes to listeners that capture"
 		c.Fix = "penstock rules apply, with the interface of the clients (docs/capture.md)"
 	}
 	return c
 }
 
-// judgeSockets judges the addresses that the proxy would listen at. Each is a fault where it cannot be had: the proxy
-// opens all of them or does not start.
+// judgeSockets judges the addresses at which the proxy would listen. One that it cannot have is Missing, because the
+// proxy opens all of them or does not start.
 func (f facts) judgeSockets() (out []Check) {
 	for _, s := range socketsOf(f.config) {
 		c := okCheck(s.key, "%s %s is free", s.network, s.address)
 		c.Group = "configuration"
-		err := f.listening[s.key]
+		err := f.listenErrs[s.key]
 		switch owner := f.owners[s.key]; {
 		case err == nil:
 		// Doctor is run beside a running proxy, too, which has the addresses of its own configuration.
@@ -258,16 +256,15 @@ func (f facts) judgeSockets() (out []Check) {
 	return out
 }
 
-// judgeHints judges the interfaces that are to give hints. None of it is Missing, because the proxy waits for an
-// interface.
+// judgeHints judges the interfaces that give hints. None is Missing, because the proxy waits for an interface.
 func (f facts) judgeHints() (out []Check) {
 	for i, s := range f.config.Hints {
 		c := okCheck(fmt.Sprintf("hints[%d].interface", i), "%s is up", s.Interface)
 		c.Group = "configuration"
 		at := slices.IndexFunc(f.sources, func(has linkstat.Interface) bool { return has.Name == s.Interface })
 		switch {
-		case f.sourceless != nil:
-			c.State, c.Found, c.Fix = Warn, f.sourceless.Error(), "let the process open netlink sockets"
+		case f.sourcesErr != nil:
+			c.State, c.Found, c.Fix = Warn, f.sourcesErr.Error(), "let the process open netlink sockets"
 		case at < 0:
 			c.State, c.Found = Warn, s.Interface+" is not there, or down: it gives no hints until it is up"
 			c.Fix = "ip link set " + s.Interface + " up; or write another name there"

@@ -28,9 +28,9 @@ func judgedFor(t *testing.T, file string, change func(*facts)) Report {
 	cfg, err := config.Parse([]byte(file))
 	require.NoError(t, err)
 	f := healthy()
-	f.config, f.inForce, f.listening, f.owners = &cfg, true, map[string]error{}, map[string]string{}
+	f.config, f.rulesInstalled, f.listenErrs, f.owners = &cfg, true, map[string]error{}, map[string]string{}
 	f.sysctls["net.ipv4.ip_forward"] = "1"
-	f.ebpf, f.envelope = nil, "ebpf"
+	f.ebpfErr, f.envelope = nil, "ebpf"
 	f.sources[0].Name = "wlan0"
 	change(&f)
 	return judgeFacts(f)
@@ -62,24 +62,24 @@ func TestAConfigurationIsJudgedByWhatItNeeds(t *testing.T) {
 			func(f *facts) { f.trials[queueTrial] = refused }, queueTrial, Missing, "modprobe -a nfnetlink_queue",
 		},
 		"so is the envelope": {
-			func(f *facts) { f.ebpf, f.release = errors.New("too old"), "5.10.0" }, "ebpf", Missing, "boot Linux 6.10",
+			func(f *facts) { f.ebpfErr, f.release = errors.New("too old"), "5.10.0" }, "ebpf", Missing, "boot Linux 6.10",
 		},
-		"nothing is captured": {func(f *facts) { f.inForce = false }, rulesInForce, Warn, "penstock rules apply"},
+		"nothing is captured": {func(f *facts) { f.rulesInstalled = false }, rulesInForce, Warn, "penstock rules apply"},
 		"no router": {
 			func(f *facts) { f.sysctls["net.ipv4.ip_forward"] = "0" }, "net.ipv4.ip_forward", Warn,
 			"sysctl -w net.ipv4.ip_forward=1",
 		},
 		"a port of another": {func(f *facts) {
-			f.listening["listeners[1].address"], f.owners["listeners[1].address"] = syscall.EADDRINUSE, "nginx (process 7)"
+			f.listenErrs["listeners[1].address"], f.owners["listeners[1].address"] = syscall.EADDRINUSE, "nginx (process 7)"
 		}, "listeners[1].address", Missing, "end that process"},
 		"a port of the running proxy": {func(f *facts) {
-			f.listening["telemetry.address"], f.owners["telemetry.address"] = syscall.EADDRINUSE, "penstock (process 7)"
+			f.listenErrs["telemetry.address"], f.owners["telemetry.address"] = syscall.EADDRINUSE, "penstock (process 7)"
 		}, "telemetry.address", OK, ""},
 		"an address of another": {func(f *facts) {
-			f.listening["listeners[0].address"] = syscall.EADDRNOTAVAIL
+			f.listenErrs["listeners[0].address"] = syscall.EADDRNOTAVAIL
 		}, "listeners[0].address", Missing, "ip addr add"},
 		"a port of root's": {func(f *facts) {
-			f.listening["listeners[1].address"] = syscall.EACCES
+			f.listenErrs["listeners[1].address"] = syscall.EACCES
 		}, "listeners[1].address", Missing, "cap_net_bind_service"},
 		"an interface that is gone": {
 			func(f *facts) { f.sources = nil }, "hints[0].interface", Warn,

@@ -46,7 +46,7 @@ func openSockets(network string) (open []*netlink.Socket) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		all, err := list(family)
 		if err != nil {
-			continue // then the message is without the process
+			continue // the owner stays unknown
 		}
 		for _, s := range all {
 			if network == "udp" || s.State == netlink.TCP_LISTEN {

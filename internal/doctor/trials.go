@@ -19,10 +19,10 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/hold"
 )
 
-// tunDevice is the kernel's door to TUN devices.
+// tunDevice is the file that makes TUN devices.
 const tunDevice = "/dev/net/tun"
 
-// trialsPatience bounds the time of the child, which needs a hundredth of it.
+// trialsPatience bounds the time of the child process, which usually takes a hundredth of it.
 const trialsPatience = 20 * time.Second
 
 // attempt is the result of a trial.
@@ -41,7 +41,7 @@ type outcome struct {
 	Trials map[string]attempt `json:"trials"`
 }
 
-// attemptOf returns an attempt with that result.
+// attemptOf returns the attempt that ended with err.
 func attemptOf(err error) attempt {
 	if err == nil {
 		return attempt{}
@@ -49,7 +49,7 @@ func attemptOf(err error) attempt {
 	return attempt{Failed: err.Error(), Errno: errnoOf(err)}
 }
 
-// asError returns the failure as an error, for errors.Is as it was.
+// asError returns the failure as an error, which errors.Is compares as the original.
 func (t attempt) asError() error {
 	if t.Failed == "" {
 		return nil
@@ -57,13 +57,13 @@ func (t attempt) asError() error {
 	return failure(t)
 }
 
-// failure is an error of another process.
+// failure is the error of an attempt, which may come from another process.
 type failure attempt
 
-// Error returns the text of the error in the other process.
+// Error implements error.
 func (f failure) Error() string { return f.Failed }
 
-// Unwrap returns its number, so that errors.Is knows it.
+// Unwrap returns the error's number, for errors.Is.
 func (f failure) Unwrap() error { return f.Errno }
 
 // tryInNamespace applies capture rules and makes devices in a new network namespace, with the
@@ -74,15 +74,15 @@ func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) 
 		defer close(over)
 		runtime.LockOSThread() // for good: the thread and its namespace end with the goroutine
 		if err = os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET)); err == nil {
-			trials, err = tryHere(ctx)
+			trials, err = makeTrials(ctx)
 		}
 	}()
 	<-over
 	return trials, err
 }
 
-// tryHere makes the trials in the network namespace of the calling thread.
-func tryHere(ctx context.Context) (map[string]attempt, error) {
+// makeTrials makes all trials in the network namespace of the calling thread.
+func makeTrials(ctx context.Context) (map[string]attempt, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
@@ -107,9 +107,10 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 	return trials, nil
 }
 
-// tryQueue applies rules that hold UDP where the calling thread is, binds their queue and log group, and removes all.
-// Each needs modules of its own: the rules nft_queue or xt_NFQUEUE and nft_log, the queue nfnetlink_queue, the group
-// nfnetlink_log. Both belong to a namespace, so that those of a running proxy do not stand in the way.
+// tryQueue applies rules that hold UDP in the network namespace of the calling thread, binds their queue and log
+// group, and removes all. Each needs modules of its own: the rules nft_queue or xt_NFQUEUE and nft_log, the queue
+// nfnetlink_queue, the group nfnetlink_log. Queues and groups belong to a namespace, so that a running proxy does not
+// have them.
 func tryQueue(ctx context.Context) error {
 	rules := capture.Rules{
 		Mode: capture.TPROXY, Port: 1, IPv4: true, Interfaces: []string{capture.AnyInterface},
@@ -123,8 +124,8 @@ func tryQueue(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		// Copies of what clients send show the server names of QUIC. The proxy does not start without them, so that no
-		// rule by name is passed over in silence.
+		// The proxy reads the server names of QUIC from copies of what clients send. It does not start without them,
+		// because rules by name would not match.
 		var copies *hold.Copies
 		if copies, err = hold.OpenCopies(capture.DefaultHoldQueue); err == nil {
 			copies.Close()
@@ -136,7 +137,7 @@ func tryQueue(ctx context.Context) error {
 	return err
 }
 
-// tryDevice makes a network device of a kind where the calling thread is, and removes it.
+// tryDevice makes a network device in the network namespace of the calling thread, and removes it.
 func tryDevice(kind string) error {
 	const name = "trial0"
 	if err := capture.MakeInterface(name, kind); err != nil {
@@ -157,7 +158,7 @@ func rulesCheck(mode capture.Mode, v6 bool) string {
 	return string(mode) + "_rules_ipv4"
 }
 
-// tryTUN makes a TUN device where the calling thread is, and lets it go.
+// tryTUN makes a TUN device in the network namespace of the calling thread. It ends with its descriptor.
 func tryTUN() error {
 	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -171,8 +172,8 @@ func tryTUN() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// tryInUserNamespace makes the trials as root of a user namespace, in a child: a process with
-// threads cannot enter one.
+// tryInUserNamespace makes the trials as root of a new user namespace. It starts a child process, because a process
+// with several threads cannot enter a user namespace.
 func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt, error) {
 	runtime.LockOSThread() // the child dies with the thread that starts it
 	defer runtime.UnlockOSThread()
@@ -197,7 +198,7 @@ func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt,
 	return o.Trials, o.Namespace.asError()
 }
 
-// PrintTrials is the work of the child that Diagnose starts in a user namespace.
+// PrintTrials makes the trials in the child process that Diagnose starts in a user namespace.
 func PrintTrials(ctx context.Context, w io.Writer) error {
 	trials, err := tryInNamespace(ctx)
 	return json.NewEncoder(w).Encode(outcome{Namespace: attemptOf(err), Trials: trials})
