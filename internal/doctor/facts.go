@@ -158,7 +158,8 @@ func gatherFacts(ctx context.Context, p Program) facts {
 	return f
 }
 
-// readSettings reads kernel settings in the namespace of the calling thread.
+// readSettings reads kernel settings in the namespace of the calling thread. Numbers get single spaces between them.
+// A setting that cannot be read is left out.
 func (f facts) readSettings(names ...string) {
 	for _, name := range names {
 		text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))

@@ -467,6 +467,7 @@ func (f facts) judgeWireGuard() Check {
 // container keeps it from that.
 func (f facts) judgeUserNamespaces() Check {
 	c := Check{Name: "user_namespaces", State: Warn}
+	// The setting that forbids user namespaces to all but root, with the value that permits them; empty: there is none.
 	limits := func() string {
 		switch {
 		case f.sysctls["user.max_user_namespaces"] == "0":

@@ -1,7 +1,6 @@
-// Package linkstat makes hints of what the machine knows about a link of its
-// own: how fast it is, how much comes to its queue, and how much room there is.
-// It reads netlink, from a queueing discipline and, where there is a radio, from
-// nl80211; it changes nothing and needs no privilege.
+// Package linkstat makes hints about a link of this machine: its rate, how much comes to its queue, and how much room
+// is left there. It reads them by netlink, from queueing disciplines and from nl80211. It changes nothing and needs no
+// privilege.
 package linkstat
 
 import (
@@ -24,8 +23,8 @@ type Config struct {
 	// Interface is the name; it need not exist yet.
 	Interface string
 
-	// Prefixes have the hosts behind the interface. Networks of other interfaces within them do not
-	// count. None: the interface's own networks.
+	// Prefixes have the hosts behind the interface. Networks of other interfaces are taken out of them. None: the
+	// interface's own networks.
 	Prefixes []netip.Prefix
 
 	// Capacity bounds the rate that the interface reports. 0: there is no bound.
@@ -44,10 +43,8 @@ type Config struct {
 
 // Users counts the senders through a link.
 type Users struct {
-	// Flows have moved bytes lately.
-	Flows int
-	// Hosts are those that these flows lead to.
-	Hosts int
+	Flows int // flows that have moved bytes lately
+	Hosts int // hosts that these flows lead to
 }
 
 // Stats are a source's totals since Open.
@@ -59,7 +56,7 @@ type Stats struct {
 	Up bool
 }
 
-// checkConfig returns what is missing, and fills in a silent log.
+// checkConfig returns an error if something is missing, and fills in a silent log.
 func (c *Config) checkConfig() error {
 	switch {
 	case c.Interface == "":

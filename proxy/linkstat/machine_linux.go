@@ -44,7 +44,7 @@ func (m *machine) openSockets() (err error) {
 		return err
 	}
 	for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC} {
-		s, err := nl.Subscribe(protocol) // to nothing: it is the way to open a socket
+		s, err := nl.Subscribe(protocol) // opens a socket; it subscribes to no group
 		if err != nil {
 			return err
 		}
@@ -92,7 +92,8 @@ func Interfaces() ([]Interface, error) {
 	return m.describeInterfaces(all)
 }
 
-// describeInterfaces leaves out interfaces that have vanished since they were listed.
+// describeInterfaces returns the interfaces in listed that are up, without loopback. It leaves out those that have
+// gone since they were listed.
 func (m *machine) describeInterfaces(listed []netlink.Link) (out []Interface, err error) {
 	for _, l := range listed {
 		attrs := l.Attrs()
@@ -101,7 +102,7 @@ func (m *machine) describeInterfaces(listed []netlink.Link) (out []Interface, er
 		}
 		d, err := m.describeDevice(attrs.Name)
 		if err != nil {
-			if _, now := m.links.LinkByName(attrs.Name); errors.As(now, new(netlink.LinkNotFoundError)) {
+			if _, goneErr := m.links.LinkByName(attrs.Name); errors.As(goneErr, new(netlink.LinkNotFoundError)) {
 				continue
 			}
 			return nil, err
@@ -132,7 +133,7 @@ func (m *machine) describeDevice(name string) (*device, error) {
 	}
 	attrs := l.Attrs()
 	d := &device{index: attrs.Index, upper: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
-	// A VRF leaves addresses with the interface.
+	// In a VRF the interface itself has the addresses.
 	if attrs.MasterIndex != 0 && (attrs.Slave == nil || attrs.Slave.SlaveType() != "vrf") {
 		d.upper = attrs.MasterIndex
 	}
@@ -213,8 +214,8 @@ func (m *machine) listNeighbours(index int) (map[string][]netip.Addr, error) {
 	return out, nil
 }
 
-// readQueue takes a reading of an interface's queue. For an interface without a queue, or with
-// one that only its driver knows, it reads the counters of sent packets.
+// readQueue reads the state of an interface's queue. For an interface without a queueing discipline it reads the
+// counters of sent packets and, for a radio, of the radio's own queues.
 func (m *machine) readQueue(d *device, at cc.Time) (reading, error) {
 	qs, err := m.listQdiscs(d.index, false)
 	if err != nil {
@@ -294,13 +295,13 @@ func (m *machine) askFamily(name string, command uint8, flags int, attrs ...*nl.
 	return replies, nil
 }
 
-// isMissing reports whether something asked for does not exist, or not for that interface.
+// isMissing reports whether the kernel has no such thing, or not for that interface.
 func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// attributes are those of a netlink message, by type without its flags. Of several with one type
-// it has the last.
+// attributes are the attributes of a netlink message, by type without flags. If a type occurs several times, it has
+// the last.
 type attributes map[uint16][]byte
 
 var errMalformed = errors.New("a malformed netlink message")

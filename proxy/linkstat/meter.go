@@ -55,8 +55,7 @@ func newMeter(interval time.Duration) *meter {
 	return &meter{window: max(meterWindow, meterPeriods*interval)}
 }
 
-// addReading adds a reading. It forgets all earlier ones after the queue was replaced or its
-// counters began anew.
+// addReading adds a reading. It drops all earlier ones if the queue was replaced, or its counters were reset.
 func (m *meter) addReading(r reading) {
 	if n := len(m.readings); n > 0 {
 		switch last := m.readings[n-1]; {
@@ -67,7 +66,7 @@ func (m *meter) addReading(r reading) {
 		}
 	}
 	m.readings = append(m.readings, r)
-	// The newest that is as old as the window is where that begins.
+	// The window begins at the newest reading that is at least as old.
 	old := 0
 	for old+1 < len(m.readings) && r.at.Sub(m.readings[old+1].at) >= m.window {
 		old++
@@ -75,32 +74,32 @@ func (m *meter) addReading(r reading) {
 	m.readings = append(m.readings[:0], m.readings[old:]...)
 }
 
-// arrivalRate returns the rate at which bytes arrived, with those that the queue dropped. 0: not
-// known yet.
+// arrivalRate returns the rate at which bytes arrived at the queue, dropped ones included. If no packet has left the
+// queue, a dropped one counts as a frame. 0: not known yet.
 func (m *meter) arrivalRate(frame cc.Bytes) cc.Rate {
 	if len(m.readings) < 2 {
 		return 0
 	}
 	first, last := m.readings[0], m.readings[len(m.readings)-1]
 	sent := last.sent - first.sent
-	came := sent + last.backlog - first.backlog
+	arrived := sent + last.backlog - first.backlog
 	if dropped := last.dropped - first.dropped; dropped > 0 {
 		size := frame
 		if packets := last.packets - first.packets; packets > 0 {
 			size = sent / cc.Bytes(packets)
 		}
-		came += cc.Bytes(dropped) * size
+		arrived += cc.Bytes(dropped) * size
 	}
-	return knownValue(cc.RateOf(max(0, came), last.at.Sub(first.at)))
+	return knownValue(cc.RateOf(max(0, arrived), last.at.Sub(first.at)))
 }
 
-// limit is the most that a queue holds. 0: not known, or no limit of that kind.
+// limit bounds what a queue holds. 0: not known, or no limit of that kind.
 type limit struct {
 	bytes   cc.Bytes
 	packets int
 }
 
-// smallerOf returns the limit where both hold.
+// smallerOf returns the smaller limit of each kind.
 func (l limit) smallerOf(o limit) limit {
 	return limit{leastKnownOf(l.bytes, o.bytes), leastKnownOf(l.packets, o.packets)}
 }
@@ -138,8 +137,8 @@ func (l link) payloadRate(r cc.Rate) cc.Rate {
 	return cc.Rate(float64(r) * float64(segment) / float64(l.maxFrame()))
 }
 
-// makeHint makes a hint for each host behind the link. The newest reading of m has the queue. Other
-// traffic on the link is not known here, so the hosts divide all of its rate.
+// makeHint makes the hint for the hosts behind the link, from the newest reading of m. It divides all of the link's
+// rate among the hosts, because other traffic on the link is not known here.
 func (l link) makeHint(m *meter, u Users) cc.Hint {
 	r := m.readings[len(m.readings)-1]
 	h := cc.Hint{
@@ -154,7 +153,7 @@ func (l link) makeHint(m *meter, u Users) cc.Hint {
 	return h
 }
 
-// knownValue keeps a value of 0 apart from an unknown one in a cc.Hint.
+// knownValue returns v, but 1 instead of 0, because 0 stands for an unknown value in a cc.Hint.
 func knownValue[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
 
 // leastKnownOf returns the lesser of the known values. 0 is unknown.

@@ -37,13 +37,12 @@ type qdisc struct {
 	childLimit limit
 }
 
-// isQueue reports whether packets that are sent wait in it. ingress and clsact only hold filters.
+// isQueue reports whether packets wait in q to be sent. ingress and clsact have only filters.
 func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
 
-// listQdiscs reads the queueing disciplines of an interface that "tc qdisc show" lists. With
-// hidden it also reads those that the kernel put into them by itself. It reads those of all
-// interfaces, because a dump has no filter, and because the kernel multicasts the answer to a
-// request for a single one.
+// listQdiscs reads the queueing disciplines of an interface that "tc qdisc show" lists. With hidden it also reads
+// those that the kernel has added by itself. It dumps those of all interfaces, because a dump has no filter, and
+// because the kernel multicasts the answer to a request for a single one.
 func (m *machine) listQdiscs(index int, hidden bool) ([]qdisc, error) {
 	replies, err := nldump.Retry(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
@@ -76,7 +75,7 @@ func (m *machine) listQdiscs(index int, hidden bool) ([]qdisc, error) {
 	return out, nil
 }
 
-// rootQdisc returns the qdisc that all others of an interface are below.
+// rootQdisc returns the root qdisc of an interface.
 func rootQdisc(qs []qdisc) (qdisc, error) {
 	for _, q := range qs {
 		if q.parent == rootHandle {
@@ -86,14 +85,13 @@ func rootQdisc(qs []qdisc) (qdisc, error) {
 	return qdisc{}, errNoQueue
 }
 
-// errNoQueue says that an interface is not there, or not yet.
+// errNoQueue is the error for an interface that is not there, or is being made.
 var errNoQueue = errors.New("linkstat: the interface has no queueing discipline")
 
 // rootHandle is the parent of an interface's first qdisc, and of a qdisc's first classes.
 const rootHandle = 0xffffffff
 
-// decodeAttributes reads a qdisc's attributes. Its counters come with its kind, which decides how
-// to read its settings.
+// decodeAttributes reads a qdisc's kind, and then its counters and its settings, which depend on the kind.
 func (q *qdisc) decodeAttributes(b []byte) error {
 	attrs, err := parseAttributes(b)
 	if err != nil {
@@ -165,15 +163,14 @@ func (q *qdisc) decodeSettings(options []byte) error {
 // rateOfBytes makes a rate of bytes per second.
 func rateOfBytes(bytes uint64) cc.Rate { return cc.RateOf(cc.Bytes(min(bytes, 1<<60)), time.Second) }
 
-// limitOf returns how much an interface's qdiscs hold: the smallest limit of any, because all
-// traffic may go through that one.
+// limitOf returns the smallest limit of an interface's qdiscs, because all traffic may go through that one.
 func limitOf(qs []qdisc, txQueue int) limit {
 	var own, child limit
 	for _, q := range qs {
 		if !q.isQueue() {
 			continue
 		}
-		if q.kind == "pfifo_fast" { // in each of its bands
+		if q.kind == "pfifo_fast" { // each of its bands has this limit
 			q.limit.packets = txQueue
 		}
 		own, child = own.smallerOf(q.limit), child.smallerOf(q.childLimit)

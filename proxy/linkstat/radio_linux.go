@@ -22,12 +22,12 @@ type radio struct {
 // station is one of the radios that an interface sends to.
 type station struct {
 	mac string
-	// rate is physical: headers and waits for the air take a part of it. 0: not known.
+	// rate is that of the physical layer. Headers and waits for the medium take a part of it. 0: not known.
 	rate cc.Rate
 	// expected is the rate of payload when no other station sends. 0: not known.
 	expected cc.Rate
 	frame    cc.Bytes // mean size of the frames sent to it up to now; 0: there was none
-	failed   uint32   // frames that were given up; wraps around
+	failed   uint32   // frames that were not acknowledged after all retries; wraps around
 }
 
 // describeRadio describes the radio of an interface; nil: it has none.
@@ -67,8 +67,7 @@ func (m *machine) readTXQLimit(phy uint32) (packets int, err error) {
 	return packets, nil
 }
 
-// addRadioQueue adds to r the packets that wait in the radio's own queues, which stand in for a
-// queueing discipline.
+// addRadioQueue adds to r what waits in the radio's own queues, which replace a queueing discipline.
 func (m *machine) addRadioQueue(d *device, r *reading) error {
 	replies, err := m.ask(unix.NL80211_GENL_NAME, unix.NL80211_CMD_GET_INTERFACE, 0, interfaceAttribute(d.index))
 	if err != nil {
@@ -121,23 +120,21 @@ func decodeStation(reply attributes) station {
 type stationState struct {
 	station
 	hosts []netip.Addr
-	// lost is the payload of frames that were given up since the source began. The mean size of
-	// frames gives it.
+	// lost is the payload of failed frames since the source began, by the mean size of frames.
 	lost cc.Bytes
 }
 
-// updateFrom takes newer figures of the station.
+// updateFrom stores newer figures of the station, and adds what was lost since.
 func (l *stationState) updateFrom(s station, hosts []netip.Addr) {
-	// A station that has come back counts from zero.
+	// The counter of a station that has left and come back begins at 0. The difference is then above 1<<31.
 	if failed := s.failed - l.failed; l.mac == s.mac && failed < 1<<31 {
 		l.lost += cc.Bytes(failed) * max(0, s.frame-packetHeaders)
 	}
 	l.station, l.hosts = s, hosts
 }
 
-// makeHint makes the hint for a station's hosts from the hint h for the whole link, which is
-// divided among a number of hosts. Stations divide the time on the air, and each has a rate of
-// its own.
+// makeHint makes the hint for a station's hosts from the hint h for the whole link, which has that number of hosts.
+// Each station has a rate of its own, and stations share the airtime.
 func (l *stationState) makeHint(h cc.Hint, hosts int) cc.Hint {
 	h.LinkRate = leastKnownOf(l.rate, h.LinkRate)
 	h.FairShare = leastKnownOf(l.expected/cc.Rate(max(1, hosts)), h.FairShare)

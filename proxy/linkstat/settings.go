@@ -28,8 +28,8 @@ type Settings struct {
 	Interval time.Duration `yaml:"interval"`
 }
 
-// How often an interface may be read. Below the shortest, a reading costs more than it
-// tells: what it is averaged over is eight times as long.
+// The time between two readings. Shorter ones would cost time and show no more, because rates are averaged over
+// meterWindow, eight times the shortest.
 const (
 	defaultInterval  = 20 * time.Millisecond
 	shortestInterval = 5 * time.Millisecond

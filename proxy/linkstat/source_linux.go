@@ -2,7 +2,9 @@ package linkstat
 
 import (
 	"context"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +19,7 @@ type Source struct {
 
 	// device is nil until it is found, and after it was lost.
 	device *device
-	// foundAt is the time of the last attempt to find it.
+	// foundAt is the time of the last attempt to find it, or of its last failure.
 	foundAt cc.Time
 	meter   *meter
 	users   Users
@@ -67,7 +69,7 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// readOnce makes one reading, or none within linkEvery of one that failed.
+// readOnce makes one reading and gives its hints. It does nothing within linkEvery of a failure.
 func (s *Source) readOnce(now cc.Time) {
 	if s.device == nil && s.foundAt != 0 && now.Sub(s.foundAt) < linkEvery {
 		return
@@ -133,7 +135,7 @@ func (s *Source) giveHints(now cc.Time) error {
 	return nil
 }
 
-// findInterface reads all about the interface anew.
+// findInterface reads all that changes rarely about the interface.
 func (s *Source) findInterface(now cc.Time) error {
 	d, err := s.machine.describeDevice(s.cfg.Interface)
 	if err != nil {
@@ -150,7 +152,7 @@ func (s *Source) findInterface(now cc.Time) error {
 	return nil
 }
 
-// findUsers reads who uses the link and, for a radio, its stations with their hosts.
+// findUsers reads the number of users and, for a radio, its stations with their hosts.
 func (s *Source) findUsers() error {
 	prefixes := s.device.prefixes
 	if s.cfg.Users != nil {
@@ -160,40 +162,33 @@ func (s *Source) findUsers() error {
 		clear(s.stations)
 		return nil
 	}
-	heard, err := s.machine.listStations(s.device)
+	stations, err := s.machine.listStations(s.device)
 	if err != nil {
 		return err
 	}
-	near, err := s.machine.listNeighbours(s.device.upper)
+	hosts, err := s.machine.listNeighbours(s.device.upper)
 	if err != nil {
 		return err
 	}
 	present := map[string]bool{}
-	for _, each := range heard {
+	for _, each := range stations {
 		l := s.stations[each.mac]
 		if l == nil {
 			l = &stationState{}
 			s.stations[each.mac] = l
 		}
-		l.updateFrom(each, hostsWithin(prefixes, near[each.mac]))
+		l.updateFrom(each, hostsWithin(prefixes, hosts[each.mac]))
 		present[each.mac] = true
 	}
-	for mac := range s.stations {
-		if !present[mac] {
-			delete(s.stations, mac)
-		}
-	}
+	maps.DeleteFunc(s.stations, func(mac string, _ *stationState) bool { return !present[mac] })
 	return nil
 }
 
 // hostsWithin returns the hosts that lie in any of the prefixes.
 func hostsWithin(prefixes []netip.Prefix, hosts []netip.Addr) (out []netip.Addr) {
 	for _, host := range hosts {
-		for _, p := range prefixes {
-			if p.Contains(host) {
-				out = append(out, host)
-				break
-			}
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(host) }) {
+			out = append(out, host)
 		}
 	}
 	return out

@@ -25,7 +25,7 @@ type Links struct {
 	rates   map[string]cc.Rate // at the last reading of rates
 }
 
-// OpenLinks opens it for the network namespace of the calling thread. Close ends it.
+// OpenLinks opens a reader for the network namespace of the calling thread. Close ends it.
 func OpenLinks() (*Links, error) {
 	m, err := openMachine()
 	if err != nil {
@@ -34,11 +34,11 @@ func OpenLinks() (*Links, error) {
 	return &Links{machine: m}, nil
 }
 
-// Close gives back its sockets.
+// Close closes the sockets.
 func (l *Links) Close() { l.machine.closeSockets() }
 
-// ReadTraffic returns the interfaces that are up, without loopback. withRates reads their rates, too, which takes
-// several requests for each.
+// ReadTraffic returns the interfaces that are up, without loopback. withRates reads their rates anew, which takes
+// several requests for each. Without it they are those of the last time.
 func (l *Links) ReadTraffic(withRates bool) (out []Traffic, err error) {
 	all, err := nldump.Retry(l.machine.links.LinkList)
 	if err != nil {
