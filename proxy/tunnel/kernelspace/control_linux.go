@@ -14,27 +14,26 @@ const answerWithin = 2 * time.Second
 // errSilent says that the program behind an interface does not answer.
 var errSilent = errors.New("the program that made the interface does not answer")
 
-// control configures WireGuard interfaces. The program behind an interface may not answer. A call
-// then ends with errSilent, and so does every later one until the program has answered the first.
+// control reads and configures WireGuard interfaces. If the program that has made an interface does not answer, a call
+// ends with errSilent, and so does each later call until that program has answered the first one.
 type control struct {
 	client *wgctrl.Client
 	// busy has room for one call.
 	busy chan struct{}
 }
 
-// openControl opens sockets to the kernel, and to programs that speak WireGuard's configuration
-// protocol.
+// openControl opens sockets to the kernel, and to programs that speak WireGuard's configuration protocol.
 func openControl() (*control, error) {
 	client, err := wgctrl.New()
 	return &control{client, make(chan struct{}, 1)}, err
 }
 
 // Device returns the state of an interface.
-func (c *control) Device(name string) (is *wgtypes.Device, err error) {
+func (c *control) Device(name string) (*wgtypes.Device, error) {
 	answer := make(chan *wgtypes.Device, 1)
-	err = c.callWithin(func() error {
-		is, err := c.client.Device(name)
-		answer <- is
+	err := c.callWithin(func() error {
+		device, err := c.client.Device(name)
+		answer <- device
 		return err
 	})
 	if err != nil {

@@ -20,41 +20,39 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// ours is the alias of interfaces that this package has made. It takes over one that an earlier
-// process has left behind.
-const ours = "made by penstock"
+// ownAlias is the alias of interfaces that this package makes. It shows which ones an earlier process has left, so
+// that they are used and removed.
+const ownAlias = "made by penstock"
 
-// discard is a port to which a packet without meaning may be sent (RFC 863).
-const discard = 9
+// discardPort is the UDP port for packets without meaning (RFC 863).
+const discardPort = 9
 
 // device is the WireGuard interface with its addresses and routes. The mu of WireGuard guards it.
 type device struct {
+	// name is that of the interface.
 	name string
-	// made reports whether the interface is ours, so that it goes at the end.
+	// made reports whether the interface has ownAlias, so that removeAdded removes it.
 	made bool
-	// blank reports whether the interface had no key before.
-	blank bool
-	// raised reports whether bringUp has set the interface up.
-	raised bool
+	// hadNoKey reports whether the interface had no private key before.
+	hadNoKey bool
+	// setUp reports whether bringUp has set the interface up.
+	setUp bool
 	// link is nil while there is no interface.
 	link netlink.Link
-	// claim is an abstract socket that only one process of this network namespace can have. It ends
-	// with the process.
+	// claim is an abstract socket with the interface's name, which only one process of this network namespace can have.
+	// It ends with the process.
 	claim   net.PacketConn
 	control *control
 	// added are the gateway's addresses.
 	added []netlink.Addr
-	// inside are all prefixes of peers. Packets for them go nowhere else while there is no
-	// interface.
-	inside []netip.Prefix
-	// routes are prefixes of inside that no gateway address has.
+	// refused are the prefixes inside the tunnel, which have refusal routes.
+	refused []netip.Prefix
+	// routes are the prefixes that need a route to the interface, because no gateway address is in them.
 	routes []netip.Prefix
-	// carried is the traffic of interfaces that have gone.
-	carried traffic
-	// newest is the traffic of the present interface at the last look.
-	newest traffic
-	// probes are addresses inside. The kernel removes their routes as the link goes down, and does
-	// not bring them back with it.
+	// past is the traffic of interfaces that have gone, current that of the present one at the last readTraffic.
+	past, current traffic
+	// probes are addresses in routes. The kernel removes these routes when the link goes down, and does not add them
+	// again when it comes up.
 	probes []netip.Addr
 }
 
@@ -66,38 +64,38 @@ func (t traffic) addTraffic(o traffic) traffic {
 	return traffic{t.received + o.received, t.sent + o.sent, t.lost + o.lost}
 }
 
-// openDevice finds or makes the interface, with its keys and its port. It returns the keys of the
-// peers that the interface has; their other fields are zero.
+// openDevice finds or makes the interface, and sets its key and its port. It returns the peers that the interface has
+// by their keys. All their fields are zero.
 func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
 	d = &device{name: cfg.Interface}
 	if d.control, err = openControl(); err != nil {
 		return nil, nil, err
 	}
-	if peers, err = d.takeInterface(cfg); err != nil {
+	if peers, err = d.openInterface(cfg); err != nil {
 		return nil, nil, errors.Join(err, d.closeDevice())
 	}
 	return d, peers, nil
 }
 
-// takeInterface finds or makes the interface, at the start or after the last one has gone.
-func (d *device) takeInterface(cfg Config) (peers map[access.Key]access.Peer, err error) {
+// openInterface finds or makes the interface, at the start or after the last one has gone.
+func (d *device) openInterface(cfg Config) (peers map[access.Key]access.Peer, err error) {
 	if d.claim == nil {
 		if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
 			return nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
 		}
 	}
-	d.raised, d.blank, d.added, d.routes = false, false, nil, nil
-	d.carried, d.newest = d.carried.addTraffic(d.newest), traffic{}
-	if err := d.findOrMake(); err != nil {
+	d.setUp, d.hadNoKey, d.added, d.routes = false, false, nil, nil
+	d.past, d.current = d.past.addTraffic(d.current), traffic{}
+	if err := d.findOrMakeInterface(); err != nil {
 		return nil, err
 	}
 	key, port := wgtypes.Key(cfg.PrivateKey), int(cfg.Port)
-	is, err := d.control.Device(d.name)
+	found, err := d.control.Device(d.name)
 	if err != nil {
 		return nil, d.explainError("is no WireGuard interface", err)
 	}
-	d.blank = is.PrivateKey == wgtypes.Key{}
-	if is.PrivateKey != key && !d.blank && !d.made {
+	d.hadNoKey = found.PrivateKey == wgtypes.Key{}
+	if found.PrivateKey != key && !d.hadNoKey && !d.made {
 		return nil, errors.New("it is another's: it has another private key")
 	}
 	err = d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key, ListenPort: &port})
@@ -105,17 +103,17 @@ func (d *device) takeInterface(cfg Config) (peers map[access.Key]access.Peer, er
 		return nil, d.explainError(fmt.Sprintf("UDP port %d", port), err)
 	}
 	peers = map[access.Key]access.Peer{}
-	for _, p := range is.Peers {
+	for _, p := range found.Peers {
 		peers[access.Key(p.PublicKey)] = access.Peer{}
 	}
 	return peers, netlink.LinkSetMTU(d.link, cfg.MTU)
 }
 
-// findOrMake finds the interface, and makes it where there is none.
-func (d *device) findOrMake() (err error) {
+// findOrMakeInterface finds the interface, or makes it.
+func (d *device) findOrMakeInterface() (err error) {
 	d.link, err = netlink.LinkByName(d.name)
 	if err == nil {
-		d.made = d.link.Attrs().Alias == ours
+		d.made = d.link.Attrs().Alias == ownAlias
 		return nil
 	}
 	if !errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -128,7 +126,7 @@ func (d *device) findOrMake() (err error) {
 	if d.link, err = netlink.LinkByName(d.name); err != nil {
 		return d.explainError("find it", err)
 	}
-	if err := netlink.LinkSetAlias(d.link, ours); err != nil {
+	if err := netlink.LinkSetAlias(d.link, ownAlias); err != nil {
 		return d.explainError("name it", err)
 	}
 	return nil
@@ -146,39 +144,39 @@ func (d *device) explainError(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// bringUp sets the link up, and adds the routes that need it to be up.
+// bringUp sets the interface up, and then adds the routes to peers, which need it to be up.
 func (d *device) bringUp() error {
-	d.raised = d.link.Attrs().Flags&net.FlagUp == 0
+	d.setUp = d.link.Attrs().Flags&net.FlagUp == 0
 	if err := netlink.LinkSetUp(d.link); err != nil {
 		return d.explainError("set it up", err)
 	}
-	return d.addPeerRoutes() // routes need an interface that is up
+	return d.addPeerRoutes()
 }
 
 // chosenPort returns the UDP port that WireGuard has chosen.
 func (d *device) chosenPort() (uint16, error) {
-	is, err := d.control.Device(d.name)
+	found, err := d.control.Device(d.name)
 	if err != nil {
 		return 0, d.explainError("ask for its port", err)
 	}
-	return uint16(is.ListenPort), nil
+	return uint16(found.ListenPort), nil
 }
 
-// setPeers replaces peers by next. Peers without a change keep their sessions.
-func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
+// setPeers replaces the peers in present by those in next. Peers without a change keep their sessions.
+func (d *device) setPeers(present, next map[access.Key]access.Peer) error {
 	var peers []wgtypes.PeerConfig
-	for key := range are {
+	for key := range present {
 		if _, stays := next[key]; !stays {
 			peers = append(peers, wgtypes.PeerConfig{PublicKey: wgtypes.Key(key), Remove: true})
 		}
 	}
 	for key, p := range next {
-		if old, known := are[key]; known && old.Equal(p) {
+		if old, known := present[key]; known && old.Equal(p) {
 			continue
 		}
-		shared, alive := wgtypes.Key(p.Preshared), p.Keepalive
 		peer := wgtypes.PeerConfig{
-			PublicKey: wgtypes.Key(key), PresharedKey: &shared, PersistentKeepaliveInterval: &alive, ReplaceAllowedIPs: true,
+			PublicKey: wgtypes.Key(key), PresharedKey: new(wgtypes.Key(p.Preshared)),
+			PersistentKeepaliveInterval: new(p.Keepalive), ReplaceAllowedIPs: true,
 		}
 		for _, a := range p.AllowedIPs {
 			peer.AllowedIPs = append(peer.AllowedIPs, *ipNet(a.Masked()))
@@ -194,8 +192,8 @@ func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
 	return nil
 }
 
-// addAddresses gives the interface the gateway's addresses, and routes inside to it.
-func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
+// setAddresses replaces the gateway's addresses of the interface, and the routes to the prefixes inside the tunnel.
+func (d *device) setAddresses(gateways, inside []netip.Prefix) error {
 	var wanted []netlink.Addr
 	for _, g := range gateways {
 		a := netlink.Addr{IPNet: ipNet(g)}
@@ -212,7 +210,7 @@ func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
 		}
 	}
 	d.added = wanted
-	if err := d.addFence(inside); err != nil {
+	if err := d.setRefusalRoutes(inside); err != nil {
 		return err
 	}
 	d.chooseProbes(gateways, inside)
@@ -230,35 +228,33 @@ func (d *device) addAddresses(gateways, inside []netip.Prefix) error {
 	return d.addPeerRoutes()
 }
 
-// resumePeers sends a packet to peers at their last known addresses, unless they have been heard
-// from.
-func (d *device) resumePeers(peers map[access.Key]access.Peer, at map[access.Key]netip.AddrPort) error {
-	is, err := d.control.Device(d.name)
+// resumePeers sends a packet to peers at their last known endpoints, except to those that have been heard from since.
+func (d *device) resumePeers(peers map[access.Key]access.Peer, endpoints map[access.Key]netip.AddrPort) error {
+	found, err := d.control.Device(d.name)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, known := range is.Peers {
-		key := access.Key(known.PublicKey)
-		if where, was := at[key]; was && known.Endpoint == nil {
-			if err := d.seekPeer(peers[key], where); err != nil {
-				errs = append(errs, fmt.Errorf("peer %q at %v: %w", peers[key].Name, where, err))
+	for _, p := range found.Peers {
+		key := access.Key(p.PublicKey)
+		if endpoint, known := endpoints[key]; known && p.Endpoint == nil {
+			if err := d.contactPeer(peers[key], endpoint); err != nil {
+				errs = append(errs, fmt.Errorf("peer %q at %v: %w", peers[key].Name, endpoint, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// seekPeer sets the address of a peer and sends it a packet, for which WireGuard shakes hands
-// first.
-func (d *device) seekPeer(p access.Peer, where netip.AddrPort) error {
+// contactPeer sets the endpoint of a peer and sends it a packet, before which WireGuard makes a handshake.
+func (d *device) contactPeer(p access.Peer, endpoint netip.AddrPort) error {
 	err := d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
-		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(where),
+		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
 	}}})
 	if err != nil || len(p.AllowedIPs) == 0 {
 		return err
 	}
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.AllowedIPs[0].Addr(), discard)))
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.AllowedIPs[0].Addr(), discardPort)))
 	if err != nil {
 		return err
 	}
@@ -266,10 +262,10 @@ func (d *device) seekPeer(p access.Peer, where netip.AddrPort) error {
 	return errors.Join(err, c.Close())
 }
 
-// errGone says that the interface is not there.
+// errGone is the error of readTraffic if the interface has gone.
 var errGone = errors.New("it is not there")
 
-// readTraffic reads the interface's counters. It returns errGone after the interface has gone.
+// readTraffic reads the interface's counters into current.
 func (d *device) readTraffic() error {
 	if d.link == nil {
 		return errGone
@@ -280,23 +276,23 @@ func (d *device) readTraffic() error {
 		return errGone
 	case err != nil:
 		return err
-	case link.Attrs().Name != d.name: // all else goes by its name
+	case link.Attrs().Name != d.name: // renamed; control and rules find it by its name
 		return errGone
 	}
 	if s := link.Attrs().Statistics; s != nil {
-		d.newest = traffic{s.RxBytes, s.TxBytes, s.TxDropped}
+		d.current = traffic{s.RxBytes, s.TxBytes, s.TxDropped}
 	}
 	return nil
 }
 
 // peerStates returns the state of the peers, ordered by name.
 func (d *device) peerStates(peers map[access.Key]access.Peer) ([]tunnel.PeerState, error) {
-	is, err := d.control.Device(d.name)
+	found, err := d.control.Device(d.name)
 	if err != nil {
 		return nil, err
 	}
-	states := make([]tunnel.PeerState, 0, len(is.Peers))
-	for _, p := range is.Peers {
+	states := make([]tunnel.PeerState, 0, len(found.Peers))
+	for _, p := range found.Peers {
 		known := peers[access.Key(p.PublicKey)]
 		s := tunnel.PeerState{
 			Name: known.Name, PublicKey: access.Key(p.PublicKey), Addresses: known.AllowedIPs,
@@ -315,11 +311,11 @@ func (d *device) peerStates(peers map[access.Key]access.Peer) ([]tunnel.PeerStat
 	return states, nil
 }
 
-// releaseAdded removes what was added, and the interface if it was made here.
-func (d *device) releaseAdded() error {
-	errs := []error{d.addFence(nil)}
+// removeAdded removes the interface if this package has made it, and otherwise what it has added to it.
+func (d *device) removeAdded() error {
+	errs := []error{d.setRefusalRoutes(nil)}
 	switch {
-	case d.link == nil: // there is none
+	case d.link == nil:
 	case d.made:
 		err := netlink.LinkDel(d.link)
 		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, syscall.ENODEV) {
@@ -327,15 +323,15 @@ func (d *device) releaseAdded() error {
 		}
 	default:
 		for _, p := range d.routes {
-			_ = netlink.RouteDel(d.routeTo(p)) // gone with the interface, or by another's hand
+			_ = netlink.RouteDel(d.routeTo(p)) // an error means that it has gone already
 		}
 		for _, a := range d.added {
 			_ = netlink.AddrDel(d.link, &a)
 		}
-		if d.raised {
+		if d.setUp {
 			errs = append(errs, netlink.LinkSetDown(d.link))
 		}
-		if d.blank {
+		if d.hadNoKey {
 			none := wgtypes.Config{PrivateKey: new(wgtypes.Key), ListenPort: new(int)}
 			errs = append(errs, d.control.ConfigureDevice(d.name, none))
 		}
@@ -349,15 +345,14 @@ func (d *device) releaseAdded() error {
 }
 
 // closeDevice removes what was added, and closes control.
-func (d *device) closeDevice() error { return errors.Join(d.releaseAdded(), d.control.Close()) }
+func (d *device) closeDevice() error { return errors.Join(d.removeAdded(), d.control.Close()) }
 
 // ipNet converts a prefix for packages that use net.IPNet.
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// ForwardingOff returns the kernel settings that keep packets of the pool's families from being
-// forwarded.
+// ForwardingOff returns the kernel settings that are off, and have to be on to forward packets of the pool's families.
 func ForwardingOff(pool []netip.Prefix) []string {
 	var off []string
 	for _, f := range []struct {
@@ -367,8 +362,8 @@ func ForwardingOff(pool []netip.Prefix) []string {
 		if !slices.ContainsFunc(pool, func(p netip.Prefix) bool { return p.Addr().Is4() == f.is4 }) {
 			continue
 		}
-		is, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(f.setting, ".", "/"))
-		if err == nil && strings.TrimSpace(string(is)) == "0" {
+		value, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(f.setting, ".", "/"))
+		if err == nil && strings.TrimSpace(string(value)) == "0" {
 			off = append(off, f.setting)
 		}
 	}

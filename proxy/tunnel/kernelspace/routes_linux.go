@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
-// chooseProbes chooses an address of each family, to notice that routes are lost. For IPv4 it is
-// one beside the pool, with a route of its own.
+// chooseProbes chooses an address of each family, by which isUnrouted finds that routes are lost. For IPv4 the address
+// is outside of the pool, because the kernel adds the route of an IPv4 address again when the link comes up.
 func (d *device) chooseProbes(pool, inside []netip.Prefix) {
 	d.probes = nil
 	for _, six := range []bool{false, true} {
@@ -32,7 +32,7 @@ func (d *device) chooseProbes(pool, inside []netip.Prefix) {
 	}
 }
 
-// isUnrouted reports whether the fence refuses packets to peers although the link is up.
+// isUnrouted reports whether refusal routes refuse packets to peers although the link is up.
 func (d *device) isUnrouted() bool {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
@@ -44,35 +44,34 @@ func (d *device) isUnrouted() bool {
 	})
 }
 
-// addFence adds routes that refuse packets for addresses inside while the interface is down or not
-// there. Without them other routes would take these packets outside, unencrypted.
-func (d *device) addFence(inside []netip.Prefix) error {
+// setRefusalRoutes replaces the routes that refuse packets to addresses inside while the interface is down or not
+// there. Without them other routes would lead these packets out unencrypted.
+func (d *device) setRefusalRoutes(inside []netip.Prefix) error {
 	for _, p := range inside {
 		if err := netlink.RouteReplace(refusalRoute(p)); err != nil {
 			return d.explainError("add the route that refuses "+p.String(), err)
 		}
 	}
-	for _, p := range d.inside {
+	for _, p := range d.refused {
 		if !slices.Contains(inside, p) {
 			if err := netlink.RouteDel(refusalRoute(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return d.explainError("remove the route that refuses "+p.String(), err)
 			}
 		}
 	}
-	d.inside = inside
+	d.refused = inside
 	return nil
 }
 
-// refusalRoute returns a route with the lowest priority: any other to the same addresses comes
-// before.
+// refusalRoute returns a route with the lowest priority, so that it only takes effect without another to the prefix.
 func refusalRoute(to netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
 	}
 }
 
-// addPeerRoutes adds the routes of peers' addresses beside the pool's. A link that is down has
-// none.
+// addPeerRoutes adds the routes to the prefixes in routes. It adds none to a link that is down, which cannot have
+// them.
 func (d *device) addPeerRoutes() error {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
 	if err != nil {
@@ -94,15 +93,15 @@ func (d *device) addPeerRoutes() error {
 				"remove it, or the peer's addresses", p, r)
 		}
 		err := netlink.RouteAdd(d.routeTo(p))
-		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
+		if err != nil && !errors.Is(err, syscall.EEXIST) { // the interface has it already
 			return d.explainError("add a route to "+p.String(), err)
 		}
 	}
 	return nil
 }
 
-// otherRoutes returns this machine's routes to other interfaces, by destination. Beside a route of
-// ours to the same one, their metrics would decide which is used.
+// otherRoutes returns this machine's routes to other interfaces, by destination. If one has the destination of a
+// peer's route, only metrics would decide between the two.
 func (d *device) otherRoutes() (map[string]netlink.Route, error) {
 	all := map[string]netlink.Route{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -113,8 +112,8 @@ func (d *device) otherRoutes() (map[string]netlink.Route, error) {
 			return nil, err
 		}
 		for _, r := range routes {
-			refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
-			onLink := r.Dst != nil && r.Dst.IP.To4() == nil && r.Dst.IP.IsLinkLocalUnicast()  // each link has the same
+			refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE
+			onLink := r.Dst != nil && r.Dst.IP.To4() == nil && r.Dst.IP.IsLinkLocalUnicast() // each link has this route
 			if r.Dst != nil && !onLink && r.LinkIndex != d.link.Attrs().Index && !refuses {
 				all[r.Dst.String()] = r
 			}

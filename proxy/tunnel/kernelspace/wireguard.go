@@ -1,7 +1,6 @@
-// Package kernelspace ends WireGuard tunnels in the kernel: it makes the interface, has
-// what comes out of it as TCP handed to a transparent socket, and the rest forwarded in
-// this machine's name. Whatever speaks WireGuard's configuration protocol for an
-// interface that is there will do in place of the kernel's own.
+// Package kernelspace ends WireGuard tunnels in the kernel. It makes the interface, and rules that hand TCP out of it
+// to a transparent socket and forward the rest with this machine's address. It also uses an interface of a program
+// that speaks WireGuard's configuration protocol.
 //
 //	peer ══ WireGuard ══▶ interface ──┬─ TCP ──▶ TPROXY ──▶ socket ──▶ proxy
 //	                                  └─ other ──▶ forwarded, masqueraded
@@ -29,13 +28,13 @@ import (
 // Config describes a tunnel.
 type Config struct {
 	Name string
-	// Interface is its name. An existing one is used, and stays, if it has no other private key.
+	// Interface is the name of the interface. One that exists is used, and stays, unless it has another private key.
 	Interface string
 	// Port is the UDP port, on every address. 0: any free port.
 	Port       uint16
 	PrivateKey access.Key
 	MTU        int
-	// Closed has destinations that the kernel may not forward to.
+	// Closed has the destinations to which the kernel must not forward.
 	Closed []netip.Prefix
 	// Socket configures the transparent socket. Its address and mode are set here.
 	Socket ingress.Config
@@ -46,10 +45,10 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Settings are those of any tunnel, and of packets that the kernel forwards.
+// Settings are the settings of any tunnel, and those for packets that the kernel forwards.
 type Settings struct {
 	tunnel.Settings
-	// From has addresses outside that reach peers.
+	// From has the addresses outside that may reach peers.
 	From []netip.Prefix
 	// Rules decide about packets that a peer sends. The first match decides.
 	Rules []Rule
@@ -66,30 +65,36 @@ type WireGuard struct {
 	*ingress.Socket
 	tunnel.Pool
 	tunnel.Condition
+	// cfg has the port that WireGuard has chosen, so that the interface gets the same one when it is made again.
 	cfg    Config
 	log    *slog.Logger
 	device *device
+	// owners finds the peer that has an address inside.
 	owners atomic.Pointer[tunnel.Owners]
 	drain  sync.Once
 	once   sync.Once
-	err    error
+	// err is the result of Close.
+	err error
+	// cancel ends watchInterface, and done waits for its end.
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
 	// mu guards the device and the fields below. owners is read without it.
 	mu sync.Mutex
-	// gone reports that there is no interface that is set up.
+	// gone reports that the interface has gone, until reopenInterface has made and configured it again.
 	gone bool
 	// unrouted is the result of the last isUnrouted.
 	unrouted bool
-	peers    map[access.Key]access.Peer
-	// at has the addresses of peers at the last Status.
-	at      map[access.Key]netip.AddrPort
+	// peers are those that the interface has.
+	peers map[access.Key]access.Peer
+	// endpoints are those of peers at the last Status.
+	endpoints map[access.Key]netip.AddrPort
+	// inForce are the settings that the interface gets again if it has to be made again.
 	inForce Settings
 }
 
-// lookEvery is the time between two looks for the interface.
-const lookEvery = time.Second
+// watchPeriod is the time between two checks of the interface.
+const watchPeriod = time.Second
 
 var _ tunnel.Listener = (*WireGuard)(nil)
 
@@ -103,7 +108,7 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	w.owners.Store(tunnel.OwnersOf(nil))
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.undoAll())
+			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.closeAll())
 		}
 	}()
 	if w.Socket, err = ingress.Listen(ctx, transparentConfig(cfg.Socket), cfg.Open); err != nil {
@@ -132,8 +137,8 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	return w, nil
 }
 
-// warnOfObstacles logs which chains of the machine's firewall drop connections out of the tunnel.
-// penstock doctor reports chains that may not be read here.
+// warnOfObstacles logs which chains of the machine's firewall drop connections out of the tunnel. It ignores an error,
+// which penstock doctor shows.
 func (w *WireGuard) warnOfObstacles(s Settings) {
 	obstacles, _ := capture.Tunnel{Interface: w.cfg.Interface, Inside: s.Pool}.Obstacles()
 	for _, o := range obstacles {
@@ -219,7 +224,7 @@ func (w *WireGuard) applySettings(s Settings) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.isMissing() { // else it is put in with the interface
+	if !w.isMissing() { // otherwise reopenInterface configures all
 		if err := w.configureAll(s); err != nil {
 			return err
 		}
@@ -230,7 +235,7 @@ func (w *WireGuard) applySettings(s Settings) error {
 	return nil
 }
 
-// configureAll makes the device, its rules and its routes as settings say. The caller holds w.mu.
+// configureAll puts settings into the interface, its rules and its routes. The caller holds w.mu.
 func (w *WireGuard) configureAll(s Settings) error {
 	next := make(map[access.Key]access.Peer, len(s.Peers))
 	inside := s.Pool
@@ -238,26 +243,26 @@ func (w *WireGuard) configureAll(s Settings) error {
 		next[p.PublicKey] = p
 		inside = append(inside[:len(inside):len(inside)], p.AllowedIPs...)
 	}
-	// Peers go before the table changes, and come after: nothing of theirs passes that
-	// neither configuration lets pass.
+	// Old peers are removed before the rules change, and new ones are added after that. So no packet of a peer passes
+	// that neither configuration permits.
 	stay := peersThatStay(w.peers, next)
 	if err := w.device.setPeers(w.peers, stay); err != nil {
 		return err
 	}
 	w.peers = stay
 	gateways := gatewaysOf(s.Pool)
-	around := capture.Tunnel{
+	rules := capture.Tunnel{
 		Interface: w.cfg.Interface, Port: uint16(w.Socket.Addr().(*net.TCPAddr).Port),
 		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate,
 		Closed: w.cfg.Closed, Open: s.Allow, From: s.From, Verdicts: s.Rules,
 	}
 	for _, g := range gateways {
-		around.Gateways = append(around.Gateways, g.Addr())
+		rules.Gateways = append(rules.Gateways, g.Addr())
 	}
-	if err := around.Apply(context.Background()); err != nil {
+	if err := rules.Apply(context.Background()); err != nil {
 		return err
 	}
-	if err := w.device.addAddresses(gateways, inside); err != nil {
+	if err := w.device.setAddresses(gateways, inside); err != nil {
 		return err
 	}
 	if err := w.device.setPeers(stay, next); err != nil {
@@ -267,17 +272,17 @@ func (w *WireGuard) configureAll(s Settings) error {
 	return nil
 }
 
-// peersThatStay returns peers that others have too, by key.
-func peersThatStay(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
+// peersThatStay returns the peers with a key that next has, too.
+func peersThatStay(peers, next map[access.Key]access.Peer) map[access.Key]access.Peer {
 	stay := maps.Clone(peers)
 	maps.DeleteFunc(stay, func(key access.Key, _ access.Peer) bool {
-		_, stays := others[key]
+		_, stays := next[key]
 		return !stays
 	})
 	return stay
 }
 
-// gatewaysOf returns this machine's addresses inside, with the lengths of the pool's prefixes.
+// gatewaysOf returns this machine's addresses inside the tunnel, with the lengths of the pool's prefixes.
 func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range pool {
@@ -286,10 +291,10 @@ func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// watchInterface makes the interface again after it has gone, until ctx is done. It may be deleted,
-// or end with the program that made it. Connections wait for it.
+// watchInterface makes the interface again whenever it has gone, until ctx is done. A user may have deleted it, or the
+// program that made it may have ended. Connections wait for it.
 func (w *WireGuard) watchInterface(ctx context.Context) {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -297,14 +302,14 @@ func (w *WireGuard) watchInterface(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if err := w.checkInterface(); err != nil && !w.Reopen(ctx, w.log, err, w.makeAgain) {
+		if err := w.checkInterface(); err != nil && !w.Reopen(ctx, w.log, err, w.reopenInterface) {
 			return
 		}
 	}
 }
 
-// checkInterface returns an error after the interface has gone. Otherwise it restores lost parts:
-// addresses and routes that go with a link, and the table after "nft flush ruleset".
+// checkInterface returns an error if the interface has gone. Otherwise it restores lost parts: addresses and routes,
+// which the kernel removes when the link goes down, and rules, which "nft flush ruleset" removes.
 func (w *WireGuard) checkInterface() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -316,13 +321,13 @@ func (w *WireGuard) checkInterface() error {
 		w.unrouted = unrouted
 		return nil
 	}
-	w.unrouted = unrouted // where it does not help, once is enough
+	w.unrouted = unrouted // if restoring does not help, it is not tried each period
 	w.log.Warn("tunnel: addresses, routes or rules of the interface have gone, and are put back",
 		"listener", w.cfg.Name, "interface", w.cfg.Interface, "err", w.configureAll(w.inForce))
 	return nil
 }
 
-// isMissing reports whether there is no interface that is set up. The caller holds w.mu.
+// isMissing returns gone, and sets it if the interface has gone. The caller holds w.mu.
 func (w *WireGuard) isMissing() bool {
 	if w.device.link != nil && errors.Is(w.device.readTraffic(), errGone) {
 		w.gone, w.device.link = true, nil
@@ -330,11 +335,11 @@ func (w *WireGuard) isMissing() bool {
 	return w.gone
 }
 
-// makeAgain finds or makes the interface once more, with its addresses, routes and rules.
-func (w *WireGuard) makeAgain() (err error) {
+// reopenInterface finds or makes the interface again, with its addresses, routes and rules.
+func (w *WireGuard) reopenInterface() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.peers, err = w.device.takeInterface(w.cfg); err != nil {
+	if w.peers, err = w.device.openInterface(w.cfg); err != nil {
 		return err
 	}
 	if err := w.configureAll(w.inForce); err != nil {
@@ -344,12 +349,12 @@ func (w *WireGuard) makeAgain() (err error) {
 		return err
 	}
 	w.gone = false
-	w.resumePeers(w.at)
+	w.resumePeers(w.endpoints)
 	return nil
 }
 
-// Resume implements tunnel.Listener. It sends a packet to each peer that has not been heard from
-// yet; WireGuard has to shake hands for it.
+// Resume implements tunnel.Listener. It sends a packet to each peer that has not been heard from yet, before which
+// WireGuard makes a handshake.
 func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -375,9 +380,9 @@ func (w *WireGuard) Status() (tunnel.Status, error) {
 		}
 	} else if err = w.device.readTraffic(); err == nil {
 		s.Peers, err = w.device.peerStates(w.peers)
-		w.at = tunnel.Endpoints(s.Peers)
+		w.endpoints = tunnel.Endpoints(s.Peers)
 	}
-	all := w.device.carried.addTraffic(w.device.newest)
+	all := w.device.past.addTraffic(w.device.current)
 	s.Received, s.Sent, s.Lost = all.received, all.sent, all.lost
 	if err != nil {
 		return s, fmt.Errorf("tunnel: listener %q: %w", w.cfg.Name, err)
@@ -393,12 +398,12 @@ func (w *WireGuard) Drain() { w.drain.Do(w.Socket.Drain) }
 
 // Close implements tunnel.Listener.
 func (w *WireGuard) Close() error {
-	w.once.Do(func() { w.err = w.undoAll() })
+	w.once.Do(func() { w.err = w.closeAll() })
 	return w.err
 }
 
-// undoAll removes all that there is by now.
-func (w *WireGuard) undoAll() error {
+// closeAll removes what Listen has made so far.
+func (w *WireGuard) closeAll() error {
 	var errs []error
 	if w.cancel != nil {
 		w.cancel()
@@ -422,5 +427,5 @@ func (w *WireGuard) removeInterface() error {
 		err = w.device.setPeers(w.peers, nil)
 	}
 	rules := capture.Tunnel{Interface: w.cfg.Interface}
-	return errors.Join(err, w.device.releaseAdded(), rules.Remove(context.Background()))
+	return errors.Join(err, w.device.removeAdded(), rules.Remove(context.Background()))
 }
