@@ -20,10 +20,10 @@ type Conn struct {
 	leg    leg
 	engine *engine    // nil: the connection passes through
 	flow   *flow.Flow // nil: the kernel alone decides
-	asks   bool       // Write asks the flow for room; false: the kernel holds the window
+	asks   bool       // Write asks the flow for room; false: the kernel enforces the window
 
 	writing  sync.Mutex         // one call at a time
-	granted  cc.Bytes           // room that was granted and not used, of a write that ended early; guarded by writing
+	granted  cc.Bytes           // room that the flow has granted and that is not used yet; guarded by writing
 	room     chan struct{}      // has a value once there may be room
 	deadline *datapath.Deadline // of writes that wait for room
 	closing  sync.Once
@@ -84,7 +84,7 @@ func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
 	file, isFile := source.(*os.File)
 	sender, sends := c.leg.(fileSender)
 	if !isFile || !sends || !isRegular(file) {
-		return io.Copy(struct{ io.Writer }{c}, r) // Conn without ReadFrom
+		return io.Copy(struct{ io.Writer }{c}, r) // hides ReadFrom, which io.Copy would call again
 	}
 	n, err = c.sendFile(sender, file, left)
 	if isLimited {
@@ -93,7 +93,7 @@ func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
 	return n, err
 }
 
-// isRegular reports whether the kernel can read a file by itself, since it has pages.
+// isRegular reports whether f is a regular file. sendfile(2) reads no others.
 func isRegular(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && info.Mode().IsRegular()
@@ -132,7 +132,7 @@ func (c *Conn) awaitRoom(n int) (int, error) {
 		case <-c.closed:
 			return 0, c.writeError(net.ErrClosed)
 		case <-c.deadline.Wait():
-			c.flow.Take(c.engine.now(), 0) // no longer wanted
+			c.flow.Take(c.engine.now(), 0) // tells the flow that nothing waits any more
 			return 0, c.writeError(os.ErrDeadlineExceeded)
 		}
 	}
@@ -144,7 +144,7 @@ func (c *Conn) writeError(err error) error {
 	return &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// useRoom takes what was written off the granted room. The caller holds writing.
+// useRoom subtracts what was written from the granted room. The caller holds writing.
 func (c *Conn) useRoom(n int) { c.granted = max(0, c.granted-cc.Bytes(n)) }
 
 // CloseWrite ends what is sent, as net.TCPConn's does. The peer reads the end of the stream.
@@ -191,7 +191,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.leg.SetWriteDeadline(t)
 }
 
-// SyscallConn implements syscall.Conn, for options of the socket. What is written through it is not controlled.
+// SyscallConn implements syscall.Conn, for options of the socket. Nothing controls what is written through it.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	if s, ok := c.leg.(syscall.Conn); ok {
 		return s.SyscallConn()

@@ -8,23 +8,23 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// engine is what all connections of the process share: their windows, and what calls them as time passes. It is
-// started with the first connection and lives as long as the process.
+// engine has what all connections of the process share: their windows, and what calls their ticks. It
+// starts with the first connection and lives as long as the process.
 type engine struct {
 	start   time.Time
 	flows   flow.Manager
 	agents  agents
-	sockets *sockets // the kernel's; nil: this machine gives none
-	missing string   // why not
+	sockets *sockets // the kernel datapath; nil: it cannot be had
+	missing string   // why sockets is nil
 
-	arm  chan struct{} // of tickLoop, which serves flows where there are no sockets
+	arm  chan struct{} // wakes tickLoop, which calls ticks if sockets is nil
 	stop chan struct{}
 }
 
 // sharedEngine returns the engine of the process.
 var sharedEngine = sync.OnceValue(func() *engine { return newEngine("") })
 
-// newEngine starts an engine over an envelope of the kernel datapath; empty: the best that the process may use.
+// newEngine starts an engine. envelope is that of the kernel datapath; empty: the best that the process may use.
 func newEngine(envelope string) *engine {
 	e := &engine{arm: make(chan struct{}, 1), stop: make(chan struct{})}
 	e.start = time.Now() //nolint:forbidigo // the program's clock
@@ -69,7 +69,7 @@ func (e *engine) close() error {
 	return e.sockets.Close()
 }
 
-// notify puts a value into a channel of one place, unless there is one.
+// notify puts a value into a channel with room for one, unless it is full.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

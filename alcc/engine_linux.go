@@ -19,12 +19,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// sockets read and limit the sockets of the kernel's TCP.
+// sockets is the kernel datapath, which reads and limits sockets of TCP.
 type sockets struct{ *kernel.Datapath }
 
-// openSockets starts the datapath of an engine. The error says why this machine can have none.
+// openSockets starts the kernel datapath of an engine. The error says why it cannot be had.
 func openSockets(e *engine, envelope string) (*sockets, error) {
-	if runtime.GOOS == "android" { // which kills a program that asks for eBPF
+	if runtime.GOOS == "android" { // Android kills a program that calls bpf(2)
 		return nil, errors.New("windows over the kernel's TCP are not held on Android: set Options.OwnAcks")
 	}
 	dp, err := kernel.New(kernel.Config{Clock: e.now, Envelope: envelope, OnTick: e.flows.Tick})
@@ -49,16 +49,17 @@ func (e *engine) manage(conn *net.TCPConn, s *settings) (*Conn, error) {
 	c.flow, err = e.flows.Open(e.now(), terms, flow.Leg{
 		Enforces: !c.asks, Apply: l.Apply, Wake: func() { notify(c.room) },
 	})
-	if err != nil { // the terms were checked
+	if err != nil { // unlikely: resolve has checked the terms
 		return nil, fmt.Errorf("alcc: %w", err)
 	}
 	l.Observe(c.flow.Report)
 	return c, nil
 }
 
-// openWindow takes a connection over and opens its window in the kernel so far that it does not bind, where the kernel
-// runs our congestion control. nil: it does not, and conn keeps the system's. The kernel's BBR would not do: it stops
-// for 200 ms in every 10 s, which an algorithm above takes for an outage.
+// openWindow takes a connection over and sets its window in the kernel to unboundWindow, so that only the window above
+// limits it. It returns nil unless the kernel runs our eBPF congestion control; conn keeps the system's then. The
+// kernel's BBR is no substitute, because it stops for 200 ms in every 10 s, which an algorithm above takes for an
+// outage.
 func (e *engine) openWindow(conn *net.TCPConn, t flow.Terms) datapath.Conn {
 	if e.sockets == nil || e.sockets.Envelope() != kernel.EBPF {
 		return nil
@@ -72,13 +73,13 @@ func (e *engine) openWindow(conn *net.TCPConn, t flow.Terms) datapath.Conn {
 	return l
 }
 
-// unboundWindow is a window that no framing fills, in bytes.
+// unboundWindow is larger than any window of a framed connection, in bytes.
 const unboundWindow = 64 << 20
 
-// agents are the links to agents that options have named.
+// agents has the links to the agents that options have named.
 type agents struct {
 	mu    sync.Mutex
-	links map[string]*agent.Link // by the algorithm that asks for one
+	links map[string]*agent.Link // by algorithm, such as ccp:NAME
 }
 
 // lookupAlgorithm finds the algorithms of agents, and all others.
@@ -91,7 +92,7 @@ func (a *agents) lookupAlgorithm(name string) (cc.Spec, error) {
 	return cc.Lookup(name)
 }
 
-// reachAgent starts to look for the agent that decides for s, unless that was done before.
+// reachAgent starts a link to the agent that decides for s, unless there is one.
 func (e *engine) reachAgent(s *settings) error {
 	name, isAgent := strings.CutPrefix(s.terms.Algorithm, ccp.Family+":")
 	if !isAgent {
@@ -114,8 +115,8 @@ func (e *engine) reachAgent(s *settings) error {
 	return nil
 }
 
-// limitUnsent bounds what the kernel holds unsent of the TCP connection below conn, if there is one: what waits there
-// would count as the path's delay, and acknowledgements would wait behind it.
+// limitUnsent bounds the unsent bytes in the kernel of the TCP connection below conn, if there is one. Otherwise their
+// wait would count as the path's delay, and acknowledgements would wait behind them.
 func limitUnsent(conn net.Conn) {
 	const bound = 2 * 1448 // two segments
 	for {
@@ -127,16 +128,16 @@ func limitUnsent(conn net.Conn) {
 	}
 	if c, ok := conn.(syscall.Conn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { // other sockets than TCP's refuse
+			_ = raw.Control(func(fd uintptr) { // sockets that are not of TCP refuse it
 				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bound)
 			})
 		}
 	}
 }
 
-// readOvertaken returns how many bytes a TCP connection has received behind a hole, those that came twice included. It
-// is a count since the connection began; 0: the system does not say.
-func readOvertaken(conn net.Conn) (n cc.Bytes) {
+// readOutOfOrder returns how many bytes a TCP connection has received behind a hole since it began. Bytes that came
+// twice count twice. 0: the system does not say.
+func readOutOfOrder(conn net.Conn) (n cc.Bytes) {
 	c, ok := conn.(syscall.Conn)
 	if !ok {
 		return 0

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// sockets are those of Linux.
+// sockets is the kernel datapath, which only Linux has.
 type sockets struct{}
 
 // openSockets fails: this is not Linux.
@@ -40,5 +40,5 @@ func (*engine) reachAgent(*settings) error { return nil }
 // limitUnsent does nothing.
 func limitUnsent(net.Conn) {}
 
-// readOvertaken returns 0.
-func readOvertaken(net.Conn) cc.Bytes { return 0 }
+// readOutOfOrder returns 0.
+func readOutOfOrder(net.Conn) cc.Bytes { return 0 }

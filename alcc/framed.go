@@ -19,16 +19,16 @@ import (
 
 // Bounds of a framed connection.
 const (
-	sendQueue    = 256 << 10 // bytes that Write has taken and that have not been handed over
-	receiveQueue = 4 << 20   // bytes that Read has not taken; with more the socket is not read
+	sendQueue    = 256 << 10 // bytes that Write has taken and that were not handed over to the stream below
+	receiveQueue = 4 << 20   // bytes that Read has not taken; with more the stream below is not read
 	maxBatch     = 32 << 10  // bytes handed over in one write
 	batchTime    = 2 * time.Millisecond
 	// linger bounds how long Close waits for the peer to acknowledge the end of the data.
 	linger = 5 * time.Second
 )
 
-// framed is a leg between two ends that both use package frame. Its receiver acknowledges data when it comes from the
-// stream below, whether or not the application reads it, so a slow reader does not look like a slow path.
+// framed is a leg between two ends that both use package frame. Its receiver acknowledges data as soon as it comes
+// from the stream below, so that an application that reads slowly does not look like a slow path.
 //
 // # Concurrency
 //
@@ -40,8 +40,9 @@ type framed struct {
 	inner  net.Conn
 	engine *engine
 	flow   *flow.Flow
-	fed    bool         // forecasts are wanted of the peer
 	cwnd   atomic.Int64 // the flow's limit
+
+	wantsForecasts bool // the peer has to send forecasts, because the algorithm needs them
 
 	reading, writing            sync.Mutex // one call at a time
 	readDeadline, writeDeadline *datapath.Deadline
@@ -50,59 +51,59 @@ type framed struct {
 	taken   chan struct{} // the application has read
 	freed   chan struct{} // the send queue has room, or sending has failed
 	work    chan struct{} // sendLoop has something to do
-	ended   chan struct{} // the peer has acknowledged the end of our data, or the stream has failed
 	done    chan struct{} // closed by Close
 	closing sync.Once
 	loops   sync.WaitGroup
 
+	finAcked chan struct{} // the peer has acknowledged the end of our data, or the stream has failed
+
 	mu      sync.Mutex
 	in      byteQueue
 	readErr error // what Read returns once in is empty; nil: nothing yet
-	// discards: Close was called, so the application will not read what comes. It is still acknowledged.
-	discards bool
-	out      byteQueue
-	sendErr  error // what Write returns; nil: it may write
-	finSent  bool
-	fin      bool // no data follows
+	closed  bool  // Close was called. Data that comes is dropped, but still acknowledged.
+	out     byteQueue
+	sendErr error // what Write returns; nil: it may write
+	finSent bool
+	fin     bool // no data follows
 
-	credit cc.Bytes // granted by the flow and not used
-	report flow.Report
-	acked  cc.Bytes   // by the peer; what came behind a hole is not
-	handed cc.Bytes   // to the stream below; what it has not taken yet is not
-	sent   []handover // not acknowledged yet, the oldest first
-	filled cc.Time    // when what is handed over was taken from the queue
-	srtt   time.Duration
-	minRTT time.Duration
+	credit     cc.Bytes // granted by the flow and not used
+	report     flow.Report
+	acked      cc.Bytes   // acknowledged by the peer, which does not acknowledge data behind a hole
+	handedOver cc.Bytes   // data that the stream below has taken
+	sent       []handover // not acknowledged yet, the oldest first
+	filledAt   cc.Time    // when the newest data in sent left the send queue
+	srtt       time.Duration
+	minRTT     time.Duration
 
-	// forecaster infers the path's rate from what comes; nil: the peer wants no forecasts. One is due at forecastAt, if
-	// that is above 0.
-	forecaster           *cc.SproutReceiver
-	forecast, forecastAt cc.Time
-	overtaken            cc.Bytes // behind holes, at the newest forecast
-	idleSent             bool     // the peer knows that the flight has ended
+	// forecaster infers the path's rate from what comes; nil: the peer wants no forecasts.
+	forecaster     *cc.SproutReceiver
+	forecastSentAt cc.Time  // of the newest forecast
+	forecastDueAt  cc.Time  // of the next one; 0: none is due
+	outOfOrder     cc.Bytes // readOutOfOrder at the newest forecast
+	idleSent       bool     // the peer knows that no data is in flight behind what it has
 
-	ackDue   bool
-	received frame.Acknowledgement // what is to be acknowledged; Held and Clock are set when it is sent
-	newest   cc.Time               // when the newest data came
-	answered cc.Time               // newest, as the acknowledgement before had it
-	gap      time.Duration         // about the median between arrivals
+	ackDue        bool
+	received      frame.Acknowledgement // the next acknowledgement; Held and Clock are set when it is sent
+	newestAt      cc.Time               // when the newest data came
+	lastAckNewest cc.Time               // newestAt at the last acknowledgement
+	gap           time.Duration         // about the median between arrivals
 }
 
-// handover is data that was given to the stream below in one piece.
+// handover is data that was handed over to the stream below in one record.
 type handover struct {
 	end cc.Bytes // offset behind it
 	at  cc.Time
-	// isLate: at is when the stream below was seen to have taken it, which may have been long before.
+	// isLate reports that at may be later than the time at which the stream below took the data, which is not known.
 	isLate bool
 }
 
 // newFramed begins to speak the framing over inner, which it takes over.
 func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 	f := &framed{
-		inner: inner, engine: e, fed: s.forecasts,
+		inner: inner, engine: e, wantsForecasts: s.forecasts,
 		readDeadline: datapath.NewDeadline(), writeDeadline: datapath.NewDeadline(),
 		arrived: make(chan struct{}, 1), taken: make(chan struct{}, 1), freed: make(chan struct{}, 1),
-		work: make(chan struct{}, 1), ended: make(chan struct{}, 1), done: make(chan struct{}),
+		work: make(chan struct{}, 1), finAcked: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	f.report.MSS = frame.DataBytes
 	limitUnsent(inner)
@@ -119,7 +120,7 @@ func newFramed(e *engine, inner net.Conn, s *settings) (*framed, error) {
 		if tcp, ok := inner.(*net.TCPConn); ok {
 			if opened := e.openWindow(tcp, terms); opened != nil {
 				f.inner = opened
-				opened.Observe(f.takeKernelReport)
+				opened.Observe(f.processKernelReport)
 			}
 		}
 	}
@@ -143,7 +144,7 @@ func (f *framed) Read(b []byte) (int, error) {
 		}
 		f.mu.Lock()
 		n, err := copy(b, f.in.first(len(b))), f.readErr
-		f.in.take(n)
+		f.in.removeFirst(n)
 		f.mu.Unlock()
 		switch {
 		case n > 0 || len(b) == 0:
@@ -177,7 +178,7 @@ func (f *framed) Write(b []byte) (n int, err error) {
 		f.mu.Lock()
 		err := f.sendErr
 		switch {
-		case f.discards:
+		case f.closed:
 			err = net.ErrClosed
 		case err == nil && f.fin:
 			err = syscall.EPIPE
@@ -204,7 +205,7 @@ func (f *framed) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// receiveLoop takes in what the peer sends, until the stream ends.
+// receiveLoop reads and processes what the peer sends, until the stream ends.
 func (f *framed) receiveLoop() {
 	err := f.receiveRecords()
 	if errors.Is(err, io.EOF) {
@@ -218,7 +219,7 @@ func (f *framed) receiveLoop() {
 		f.sendErr = err // nothing more will be acknowledged
 	}
 	f.mu.Unlock()
-	for _, c := range []chan struct{}{f.arrived, f.freed, f.ended, f.work} {
+	for _, c := range []chan struct{}{f.arrived, f.freed, f.finAcked, f.work} {
 		notify(c)
 	}
 }
@@ -244,7 +245,7 @@ func (f *framed) receiveRecords() error {
 	buffer, kept := make([]byte, 2*frame.MaxRecord), 0
 	for {
 		n, err := f.inner.Read(buffer[kept:])
-		rest, bad := f.takeRecords(buffer[:kept+n])
+		rest, bad := f.processRecords(buffer[:kept+n])
 		if bad != nil {
 			return bad
 		}
@@ -258,13 +259,13 @@ func (f *framed) receiveRecords() error {
 	}
 }
 
-// takeRecords takes in all whole records of b and returns the rest.
-func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
+// processRecords processes all whole records of b and returns the rest.
+func (f *framed) processRecords(b []byte) (rest []byte, err error) {
 	now := f.engine.now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	data := 0 // records
-	defer func() { f.noteArrivals(now, data) }()
+	defer func() { f.countRecords(now, data) }()
 	for {
 		kind, body, size, err := frame.Parse(b)
 		if err != nil || size == 0 {
@@ -276,10 +277,10 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 			if f.received.Fin {
 				return nil, fmt.Errorf("%w: data after the end", frame.ErrFormat)
 			}
-			if !f.discards {
+			if !f.closed {
 				f.in.push(body)
 			}
-			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Size: cc.Bytes(len(body))})
+			f.addForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Size: cc.Bytes(len(body))})
 			f.received.Offset += uint64(len(body))
 			data++
 		case frame.Idle:
@@ -287,13 +288,13 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 			if err != nil {
 				return nil, err
 			}
-			f.noteForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Pause: pause})
+			f.addForForecast(now, cc.SproutPacket{Seq: cc.Bytes(f.received.Offset), Pause: pause})
 		case frame.Forecast:
 			forecast, err := frame.ParseForecast(body)
 			if err != nil {
 				return nil, err
 			}
-			if f.flow != nil && f.fed {
+			if f.flow != nil && f.wantsForecasts {
 				f.flow.TakeForecast(now, f.report.Written+f.credit, forecast)
 			}
 		case frame.Fin:
@@ -301,7 +302,7 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 		case frame.Ack:
 			a, err := frame.ParseAck(body)
 			if err == nil {
-				err = f.takeAck(now, a)
+				err = f.processAck(now, a)
 			}
 			if err != nil {
 				return nil, err
@@ -314,42 +315,43 @@ func (f *framed) takeRecords(b []byte) (rest []byte, err error) {
 const (
 	forecastEvery = 20 * time.Millisecond // between two forecasts: a tick
 	forecastAfter = time.Second           // since the newest data; an outage is forecast for so long
-	pauseAtEnd    = time.Hour             // for how long a sender that has no data may be silent
+	pauseAtEnd    = time.Hour             // the pause that a sender without data announces
 )
 
-// noteForForecast takes in what came, and has a forecast sent. mu is held.
-func (f *framed) noteForForecast(now cc.Time, p cc.SproutPacket) {
+// addForForecast gives p to the forecaster, and schedules a forecast. mu is held.
+func (f *framed) addForForecast(now cc.Time, p cc.SproutPacket) {
 	if f.forecaster == nil {
 		return
 	}
 	f.forecaster.OnPacket(now, p)
-	if f.forecastAt == 0 {
-		f.forecastAt = max(now, f.forecast.Add(forecastEvery))
+	if f.forecastDueAt == 0 {
+		f.forecastDueAt = max(now, f.forecastSentAt.Add(forecastEvery))
 		notify(f.work)
 	}
 }
 
-// noteOvertaken counts what has come behind a hole since the newest forecast. Data that has come in order since then
-// has closed the hole, if nothing comes behind one. mu is held.
-func (f *framed) noteOvertaken(now cc.Time) {
-	total := readOvertaken(f.inner)
+// countOutOfOrder gives the forecaster the bytes that have come behind a hole since the newest forecast. If there are
+// none, but data has come in order, the hole is closed. mu is held.
+func (f *framed) countOutOfOrder(now cc.Time) {
+	total := readOutOfOrder(f.inner)
 	switch {
-	case total > f.overtaken:
-		f.forecaster.OnEarly(now, total-f.overtaken)
-		f.overtaken = total
-	case f.newest > f.forecast:
+	case total > f.outOfOrder:
+		f.forecaster.OnEarly(now, total-f.outOfOrder)
+		f.outOfOrder = total
+	case f.newestAt > f.forecastSentAt:
 		f.forecaster.ForgetEarly()
 	}
 }
 
-// burst is how many records that come together after a pause are taken for what a repaired hole has held back.
+// burst is the number of records above which those that come together after a pause count as repaired: the stream
+// below has held them back behind a hole.
 const burst = 4
 
-// noteArrivals notes that data records came, and has them acknowledged. mu is held.
-func (f *framed) noteArrivals(now cc.Time, records int) {
+// countRecords counts data records that came at once, and schedules an acknowledgement. mu is held.
+func (f *framed) countRecords(now cc.Time, records int) {
 	if records > 0 {
-		if f.newest > 0 {
-			gap := now.Sub(f.newest)
+		if f.newestAt > 0 {
+			gap := now.Sub(f.newestAt)
 			f.received.Repaired = records > burst && gap > 2*f.gap
 			switch { // a median goes up as often as down
 			case f.gap == 0:
@@ -360,7 +362,7 @@ func (f *framed) noteArrivals(now cc.Time, records int) {
 				f.gap -= f.gap / 8
 			}
 		}
-		f.newest = now
+		f.newestAt = now
 		f.received.Records += uint64(records)
 		f.received.Full = f.in.length() >= receiveQueue
 		f.ackDue = true
@@ -371,14 +373,15 @@ func (f *framed) noteArrivals(now cc.Time, records int) {
 	}
 }
 
-// awaitReader waits while the application has more to read than fits, and tells the peer when that has ended.
+// awaitReader waits while the receive queue is full, until it is half empty. Then it schedules an acknowledgement that
+// says so.
 func (f *framed) awaitReader() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.received.Full {
 		return nil
 	}
-	for f.in.length() > receiveQueue/2 && !f.discards {
+	for f.in.length() > receiveQueue/2 && !f.closed {
 		f.mu.Unlock()
 		select {
 		case <-f.taken:
@@ -393,27 +396,27 @@ func (f *framed) awaitReader() error {
 	return nil
 }
 
-// takeAck takes in an acknowledgement. mu is held.
-func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
+// processAck processes an acknowledgement. mu is held.
+func (f *framed) processAck(now cc.Time, a frame.Acknowledgement) error {
 	if a.Offset > uint64(f.report.Written) || a.Offset < uint64(f.acked) {
 		return fmt.Errorf("%w: acknowledged %d of %d bytes after %d", frame.ErrFormat, a.Offset, f.report.Written,
 			f.acked)
 	}
-	var newest handover // of them
+	var newest handover // the newest one that a acknowledges
 	for len(f.sent) > 0 && f.sent[0].end <= cc.Bytes(a.Offset) {
 		newest = f.sent[0]
 		f.sent = f.sent[1:]
 	}
 	if a.Fin {
-		notify(f.ended)
+		notify(f.finAcked)
 	}
 	f.acked = cc.Bytes(a.Offset)
 	r := &f.report
 	r.RwndFull = a.Full
 	r.Peer = flow.PeerClock{At: now, Value: uint32(a.Clock)} //nolint:gosec // it wraps around, as TSval does
-	// Without a sample the newest one stays, as in TCP_INFO: what waited for its reader, or for a hole before it, shows
-	// another delay than the path's.
-	// A late time makes a round trip too short, which would lower the least one for good.
+	// Data that waited for its reader, or for a hole before it, is no sample, because it has another delay than the
+	// path's. The last sample stays then, as in TCP_INFO. A late handover is no sample if it would lower minRTT, because
+	// its round trip may be too short.
 	rtt := max(now.Sub(newest.at)-a.Held, time.Microsecond)
 	isSample := newest.at > 0 && a.Records > 0 && !a.Full && !a.Repaired && (!newest.isLate || rtt >= f.minRTT)
 	if isSample {
@@ -428,16 +431,16 @@ func (f *framed) takeAck(now cc.Time, a frame.Acknowledgement) error {
 	return nil
 }
 
-// takeKernelReport takes in what the kernel below says. Its window is open: only it sees losses and marks, and what
+// processKernelReport processes a report of the kernel's TCP below. Only the kernel sees losses and marks, and what
 // has come behind a hole, which the peer acknowledges once the hole is filled. It is called with the leg's lock held.
-func (f *framed) takeKernelReport(k flow.Report) {
+func (f *framed) processKernelReport(k flow.Report) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := &f.report
 	switch {
 	case k.Sacked > 0:
-		// Records have headers: no less data than that has arrived.
-		r.Acked = max(r.Acked, f.handed-(k.Written-k.Acked))
+		// The kernel's bytes include headers of records, so at least this much data has arrived.
+		r.Acked = max(r.Acked, f.handedOver-(k.Written-k.Acked))
 		if k.RTT > 0 {
 			r.RTT = k.RTT
 		}
@@ -448,7 +451,7 @@ func (f *framed) takeKernelReport(k flow.Report) {
 	f.sendReport(k.At)
 }
 
-// sendReport tells the flow what has become of what was handed over. mu is held.
+// sendReport reports to the flow what has been acknowledged and lost so far. mu is held.
 func (f *framed) sendReport(now cc.Time) {
 	r := &f.report
 	r.At = now
@@ -462,7 +465,7 @@ func (f *framed) sendReport(now cc.Time) {
 
 // sendLoop hands over acknowledgements and data, until the stream fails or Close has ended it.
 func (f *framed) sendLoop() {
-	buffer := frame.AppendHello(nil, f.fed)
+	buffer := frame.AppendHello(nil, f.wantsForecasts)
 	timer := time.NewTimer(time.Hour) //nolint:forbidigo // forecasts follow the real clock
 	defer timer.Stop()
 	for {
@@ -478,7 +481,7 @@ func (f *framed) sendLoop() {
 				if !f.hasFailed() {
 					continue
 				}
-				_ = f.inner.Close() // so that the peer learns of it
+				_ = f.inner.Close() // the peer reads the end of the stream
 			case <-f.done:
 			}
 			return
@@ -487,7 +490,7 @@ func (f *framed) sendLoop() {
 			f.failSending(err)
 			return
 		}
-		f.noteHandover(f.engine.now())
+		f.recordHandover(f.engine.now())
 		buffer = buffer[:0]
 	}
 }
@@ -496,40 +499,40 @@ func (f *framed) sendLoop() {
 func (f *framed) setForecastTimer(timer *time.Timer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.forecastAt > 0 {
-		timer.Reset(max(0, f.forecastAt.Sub(f.engine.now())))
+	if f.forecastDueAt > 0 {
+		timer.Reset(max(0, f.forecastDueAt.Sub(f.engine.now())))
 	}
 }
 
-// fillBuffer appends what may be handed over now: an acknowledgement, which must not wait behind data, and data as far
-// as the window allows.
+// fillBuffer appends what may be handed over now: an acknowledgement and a forecast first, which must not wait behind
+// data, and then data as far as the window allows.
 func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ackDue {
 		b = f.appendAck(now, b)
 	}
-	if f.forecastAt > 0 && f.forecastAt <= now {
-		f.noteOvertaken(now)
+	if f.forecastDueAt > 0 && f.forecastDueAt <= now {
+		f.countOutOfOrder(now)
 		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
-		next := max(f.forecastAt.Add(forecastEvery), now.Add(forecastEvery/2))
-		if f.forecast, f.forecastAt = now, 0; now.Sub(f.newest) < forecastAfter {
-			f.forecastAt = next // a late one must not make all others late: the sender then takes each for older
+		next := max(f.forecastDueAt.Add(forecastEvery), now.Add(forecastEvery/2))
+		if f.forecastSentAt, f.forecastDueAt = now, 0; now.Sub(f.newestAt) < forecastAfter {
+			f.forecastDueAt = next // counts from when this one was due, so that a late one does not delay all that follow
 		}
 	}
-	n := f.takeRoom(now)
+	n := f.takeGrant(now)
 	if n > 0 {
 		notify(f.freed)
 	}
-	for f.filled = now; n > 0; f.idleSent = false {
+	for f.filledAt = now; n > 0; f.idleSent = false {
 		data := f.out.first(min(n, frame.DataBytes))
 		b = frame.AppendData(b, data)
 		f.report.Written += cc.Bytes(len(data))
 		f.sent = append(f.sent, handover{end: f.report.Written, at: now})
 		n -= len(data)
-		f.out.take(len(data))
+		f.out.removeFirst(len(data))
 	}
-	if f.fed && !f.idleSent && f.credit == 0 {
+	if f.wantsForecasts && !f.idleSent && f.credit == 0 {
 		pause := cc.SproutPause(f.srtt)
 		if f.out.length() == 0 {
 			pause = pauseAtEnd
@@ -549,19 +552,19 @@ func (f *framed) appendAck(now cc.Time, b []byte) []byte {
 	a := f.received
 	a.Clock = uint64(time.Duration(now).Milliseconds())
 	if a.Records > 0 {
-		a.Held = max(0, now.Sub(f.newest)) // it may have come just after now
-		if f.answered > 0 {
-			a.Gap = f.newest.Sub(f.answered)
+		a.Held = max(0, now.Sub(f.newestAt)) // data may have come after now was read
+		if f.lastAckNewest > 0 {
+			a.Gap = f.newestAt.Sub(f.lastAckNewest)
 		}
-		f.answered = f.newest
+		f.lastAckNewest = f.newestAt
 	}
 	f.ackDue, f.received.Records, f.received.Repaired = false, 0, false
 	return frame.AppendAck(b, a)
 }
 
-// takeRoom returns how many bytes of the send queue may be handed over now. It asks the flow for all of the queue, so
-// that the flow knows what the application wants. mu is held.
-func (f *framed) takeRoom(now cc.Time) int {
+// takeGrant returns how many bytes of the send queue may be handed over now. It asks the flow for room for all of the
+// queue, so that the flow knows how much waits. mu is held.
+func (f *framed) takeGrant(now cc.Time) int {
 	queued := cc.Bytes(f.out.length())
 	batch := min(queued, cc.Bytes(f.batchBytes()))
 	if f.flow == nil {
@@ -575,8 +578,8 @@ func (f *framed) takeRoom(now cc.Time) int {
 	return int(n)
 }
 
-// batchBytes returns how much is handed over in one write: what leaves within batchTime, so that an acknowledgement
-// does not wait for longer behind data that the stream below has not taken. It is whole records, which fill the packets
+// batchBytes returns how much data is handed over in one write: what leaves within batchTime, so that an
+// acknowledgement waits no longer than that behind data. It returns the bytes of whole records, which fill the packets
 // of TCP. mu is held.
 func (f *framed) batchBytes() int {
 	if f.srtt == 0 {
@@ -586,16 +589,16 @@ func (f *framed) batchBytes() int {
 	return int(min(max(batch, frame.DataBytes), maxBatch)) / frame.DataBytes * frame.DataBytes
 }
 
-// noteHandover corrects when the newest data was handed over, if the stream below took its time: what waits there is
-// not in flight yet. Some of it may have been acknowledged by now.
-func (f *framed) noteHandover(now cc.Time) {
+// recordHandover records that the stream below has taken the newest data. If its write took longer than batchTime, the
+// data counts as sent now, because it was not in flight while it waited. Some of it may have been acknowledged by now.
+func (f *framed) recordHandover(now cc.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.handed = f.report.Written
-	if now.Sub(f.filled) < batchTime {
+	f.handedOver = f.report.Written
+	if now.Sub(f.filledAt) < batchTime {
 		return
 	}
-	for i := len(f.sent) - 1; i >= 0 && f.sent[i].at == f.filled; i-- {
+	for i := len(f.sent) - 1; i >= 0 && f.sent[i].at == f.filledAt; i-- {
 		f.sent[i].at, f.sent[i].isLate = now, true
 	}
 }
@@ -607,7 +610,7 @@ func (f *framed) hasFailed() bool {
 	return f.sendErr != nil
 }
 
-// failSending ends sending.
+// failSending stores the error of sending, and wakes those that wait for room or for the end.
 func (f *framed) failSending(err error) {
 	f.mu.Lock()
 	if f.sendErr == nil {
@@ -615,7 +618,7 @@ func (f *framed) failSending(err error) {
 	}
 	f.mu.Unlock()
 	notify(f.freed)
-	notify(f.ended)
+	notify(f.finAcked)
 }
 
 // opError returns an error in the form that package net has.
@@ -654,12 +657,13 @@ func (f *framed) Reset() error {
 	return f.closeAfter(false, end)
 }
 
-// closeAfter ends the stream below by end, after the peer has acknowledged the end of the data if waits.
+// closeAfter closes the stream below by end. If waits is set, it first waits until the peer has acknowledged the end
+// of the data, for linger at most.
 func (f *framed) closeAfter(waits bool, end func() error) error {
 	err := net.ErrClosed
 	f.closing.Do(func() {
 		f.mu.Lock()
-		f.discards, f.fin = true, true
+		f.closed, f.fin = true, true
 		waits = waits && f.sendErr == nil
 		f.mu.Unlock()
 		notify(f.taken)
@@ -668,7 +672,7 @@ func (f *framed) closeAfter(waits bool, end func() error) error {
 		if waits {
 			timer := time.NewTimer(linger) //nolint:forbidigo // deadlines of net.Conn are of the real clock
 			select {
-			case <-f.ended:
+			case <-f.finAcked:
 			case <-timer.C:
 			}
 			timer.Stop()

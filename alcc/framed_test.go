@@ -148,7 +148,7 @@ func TestWhatTheKernelSeesBelowReachesTheFlow(t *testing.T) {
 	isHandedOver := func() bool { // what is in flight counts before the stream below has taken it
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.handed == sent
+		return f.handedOver == sent
 	}
 	require.Eventually(t, isHandedOver, 10*time.Second, time.Millisecond)
 	require.EqualValues(t, sent, inFlight())
@@ -159,7 +159,7 @@ func TestWhatTheKernelSeesBelowReachesTheFlow(t *testing.T) {
 	const header = 3
 	k := flow.Report{At: f.engine.now(), Written: 4 * (frame.DataBytes + header), RTT: 20 * time.Millisecond}
 	k.Acked, k.Sacked, k.Lost = k.Written/2, k.Written/2, frame.DataBytes+header
-	f.takeKernelReport(k)
+	f.processKernelReport(k)
 	assert.InDelta(t, sent/2, inFlight(), 2*header, "what came behind the hole is in flight no more")
 	assert.EqualValues(t, k.Lost, ours.Stats().Lost)
 

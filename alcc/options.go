@@ -19,8 +19,8 @@ type Options struct {
 	Algorithm string
 	// AgentSocket is the path of the Unix socket where an agent of Algorithm listens; empty: portus's.
 	AgentSocket string
-	// OwnAcks has both ends acknowledge data by themselves, in the framing of package frame, so that the kernel need
-	// give nothing. Both must say so. Connections may then be of any kind, such as TLS or a stream of QUIC.
+	// OwnAcks makes both ends acknowledge data by themselves, in the framing of package frame, so that nothing is needed
+	// of the kernel. Both ends must set it. Connections may then be of any kind, such as TLS or a stream of QUIC.
 	OwnAcks bool
 	// Group returns the name of the window that a connection shares; nil: the peer's address.
 	Group func(local, remote net.Addr) string
@@ -46,7 +46,7 @@ type settings struct {
 	group func(local, remote net.Addr) string
 	// ownAcks is Options.OwnAcks.
 	ownAcks bool
-	// forecasts: the algorithm is fed by what the receiver forecasts, where the receiver is one of ours.
+	// forecasts reports whether the algorithm uses forecasts of the receiver.
 	forecasts bool
 	// agentSocket is where the agent of a ccp algorithm listens.
 	agentSocket string
@@ -82,7 +82,7 @@ func (s *settings) termsFor(local, remote net.Addr) flow.Terms {
 	switch {
 	case s.group != nil:
 		t.Group = s.group(local, remote)
-	case s.forecasts: // which are of one connection
+	case s.forecasts: // a forecast is for one connection only
 		t.Group, t.Alone = fmt.Sprintf("%v to %v", local, remote), true
 	default:
 		t.Group = t.Host.String()

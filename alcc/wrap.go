@@ -19,7 +19,7 @@ func Wrap(conn net.Conn, opts Options) (*Conn, error) {
 	return s.wrap(conn)
 }
 
-// wrap is Wrap.
+// wrap is Wrap with options that have been checked.
 func (s *settings) wrap(conn net.Conn) (*Conn, error) {
 	tcp, isTCP := conn.(*net.TCPConn)
 	switch {
@@ -70,8 +70,7 @@ func newConn(l leg) *Conn {
 }
 
 // NewListener returns a listener that puts the connections of ln under a congestion controller. It takes ln over.
-// Errors are those of opts, and of an
-// ln that is no TCP listener where Options.OwnAcks is not set.
+// Errors are those of opts, and of an ln that is no TCP listener where Options.OwnAcks is not set.
 func NewListener(ln net.Listener, opts Options) (net.Listener, error) {
 	s, err := opts.resolve()
 	if err != nil {
@@ -98,7 +97,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return l.settings.wrapOrClose(conn)
 }
 
-// wrapOrClose is wrap, and closes a connection that cannot be wrapped.
+// wrapOrClose calls wrap, and closes conn if that returns an error.
 func (s *settings) wrapOrClose(conn net.Conn) (net.Conn, error) {
 	c, err := s.wrap(conn)
 	if err != nil {

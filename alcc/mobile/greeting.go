@@ -21,14 +21,15 @@ const (
 	replyHost      = 4 // there is no connection, for whatever reason
 )
 
-// greeting is what an app has asked for.
+// greeting is the request of an app.
 type greeting struct {
 	destination string // HOST:PORT
-	socks       bool   // otherwise it was CONNECT of HTTP/1.1
-	early       []byte // was read from the app, and is no part of what it asks
+	socks       bool   // it is SOCKS5; otherwise CONNECT of HTTP/1.1
+	early       []byte // what was read of the app and follows the request
 }
 
-// readGreeting reads what an app asks for, and refuses what is not spoken. The caller closes the app then.
+// readGreeting reads the request of an app, and answers one of another kind with a refusal and an error. The caller
+// then closes the app.
 func readGreeting(app io.ReadWriter) (*greeting, error) {
 	g := &greeting{}
 	err := g.readUntil(app, func(b []byte) (int, []byte, bool, error) {
@@ -45,8 +46,8 @@ func readGreeting(app io.ReadWriter) (*greeting, error) {
 	return g, err
 }
 
-// readUntil has feed take bytes of the app until it is done. feed returns how many it has consumed, and what the app
-// is to be answered, also beside an error.
+// readUntil calls feed with what it has read of the app, until feed is done. feed returns how many bytes it has
+// consumed, and an answer for the app, also with an error.
 func (g *greeting) readUntil(
 	app io.ReadWriter, feed func(b []byte) (n int, reply []byte, done bool, err error),
 ) error {
@@ -68,8 +69,8 @@ func (g *greeting) readUntil(
 	}
 }
 
-// readSOCKS reads a greeting of SOCKS5. Nothing but CONNECT without a password is spoken. A name goes to the relay as
-// it is, since the phone may not be able to look it up.
+// readSOCKS reads a request of SOCKS5, which must be CONNECT without a password. A name goes to the relay as it is,
+// because the phone may not be able to look it up.
 func (g *greeting) readSOCKS(app io.ReadWriter) error {
 	var s greets.SOCKS5
 	err := g.readUntil(app, func(b []byte) (int, []byte, bool, error) {
@@ -80,8 +81,8 @@ func (g *greeting) readSOCKS(app io.ReadWriter) error {
 	return err
 }
 
-// readHTTP reads a request of HTTP/1.1. Requests of plain HTTP would need their headers rewritten, so only tunnels are
-// served (RFC 9110 §9.3.6).
+// readHTTP reads a request of HTTP/1.1, which must be CONNECT (RFC 9110 §9.3.6), because other requests would need
+// their headers rewritten.
 func (g *greeting) readHTTP(app io.ReadWriter) error {
 	var h greets.HTTPHead
 	return g.readUntil(app, func(b []byte) (n int, reply []byte, done bool, err error) {
@@ -102,7 +103,7 @@ func (g *greeting) readHTTP(app io.ReadWriter) error {
 	})
 }
 
-// answerApp says to the app whether there is a connection; err says why not.
+// answerApp answers the app that there is a connection, or if err is not nil that there is none.
 func (g *greeting) answerApp(app io.Writer, err error) error {
 	var refused relay.StatusError
 	isRefused := errors.As(err, &refused) && refused == http.StatusForbidden
@@ -121,7 +122,7 @@ func (g *greeting) answerApp(app io.Writer, err error) error {
 	return err
 }
 
-// resumed is a connection after its first bytes were read.
+// resumed is a connection of an app. Read returns first what was read with the request.
 type resumed struct {
 	net.Conn
 	early []byte

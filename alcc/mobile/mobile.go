@@ -1,5 +1,5 @@
-// Package mobile uploads from a phone under a congestion controller, with nothing of its system's kernel (ALCC, §4.3).
-// Its exported names are those that gomobile bind takes for Java and Objective-C.
+// Package mobile uploads from a phone under a congestion controller, and needs nothing of the phone's kernel (ALCC,
+// §4.3). gomobile bind makes its exported names available to Java and Objective-C.
 //
 //	Settings s = new Settings();
 //	s.setServer("relay.example:8443");
@@ -43,9 +43,9 @@ const (
 )
 
 const (
-	greetTime   = 10 * time.Second // for what an app asks for
-	connectTime = 20 * time.Second // for the relay, and its answer
-	idleTime    = 30 * time.Second // that the connection of an upload stays for the next
+	greetTime   = 10 * time.Second // bounds the request of an app
+	connectTime = 20 * time.Second // bounds the connection to the relay, and its answer
+	idleTime    = 30 * time.Second // how long the connection of an upload stays open for the next
 )
 
 // Settings say how a Proxy works. Server and Token have no default.
@@ -54,15 +54,15 @@ type Settings struct {
 	Server string
 	// Token is what the relay demands.
 	Token string
-	// Certificate has the authorities that the relay's certificate may be of, in PEM; empty: the system's.
+	// Certificate has the authorities that may have signed the relay's certificate, in PEM; empty: the system's.
 	Certificate string
-	// Plain has no TLS to the relay, so that who is on the path reads the token.
+	// Plain connects to the relay without TLS, so that anybody on the path can read the token.
 	Plain bool
 	// Algorithm is a name of ListAlgorithms, with settings where wanted: "copa:delta=0.1". Empty: DefaultAlgorithm.
 	Algorithm string
 	// Listen is the proxy's address, port 0: one that is free. Empty: DefaultListen.
 	Listen string
-	// Shared lets Listen be another address than the phone's own, where other devices reach it.
+	// Shared lets Listen be an address that other devices reach.
 	Shared bool
 	// MaxConnections bounds the connections of apps at once; 0: DefaultMaxConnections. Others are closed at once.
 	MaxConnections int
@@ -75,15 +75,15 @@ type Settings struct {
 //	stats    mu                with each read and write of them
 //	others   -                 by Start alone
 type Proxy struct {
-	settings  Settings
-	tls       *tls.Config // nil: no TLS
-	options   alcc.Options
-	listener  net.Listener
-	places    chan struct{}   // has a value for each connection of an app
-	ctx       context.Context // ends with Close
-	cancel    context.CancelFunc
-	served    sync.WaitGroup // acceptLoop, and connections of apps
-	uploading *http.Client   // of UploadFile; its connections go through the relay
+	settings Settings
+	tls      *tls.Config // nil: no TLS
+	options  alcc.Options
+	listener net.Listener
+	places   chan struct{}   // has a value for each connection of an app
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	served   sync.WaitGroup // acceptLoop, and connections of apps
+	uploader *http.Client   // for UploadFile; its connections go through the relay
 
 	mu    sync.Mutex
 	conns map[*alcc.Conn]bool // to the relay
@@ -121,7 +121,7 @@ func Start(s *Settings) (*Proxy, error) {
 	}
 	p.places = make(chan struct{}, cmp.Or(s.MaxConnections, DefaultMaxConnections))
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.uploading = &http.Client{Transport: &http.Transport{
+	p.uploader = &http.Client{Transport: &http.Transport{
 		IdleConnTimeout: idleTime,
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return p.dialRelay(ctx, address)
@@ -143,7 +143,7 @@ func (p *Proxy) checkSettings() error {
 	case s.MaxConnections < 0:
 		return fmt.Errorf("mobile: Settings.MaxConnections is %d, but must be above 0, or 0 for %d", s.MaxConnections,
 			DefaultMaxConnections)
-	case s.Plain && s.Certificate != "": // who trusts a certificate expects TLS
+	case s.Plain && s.Certificate != "":
 		return errors.New("mobile: Settings.Certificate is for TLS: leave it out, or Plain")
 	case !s.Plain:
 		p.tls = &tls.Config{ServerName: host, MinVersion: tls.VersionTLS13}
@@ -154,7 +154,7 @@ func (p *Proxy) checkSettings() error {
 			}
 		}
 	}
-	if err := p.options.Validate(); err != nil { // the algorithm is all that can be wrong
+	if err := p.options.Validate(); err != nil { // only the algorithm can be wrong
 		return fmt.Errorf("mobile: Settings.Algorithm: %w", err)
 	}
 	return nil
@@ -168,11 +168,11 @@ func (p *Proxy) Close() error {
 	p.cancel()
 	err := p.listener.Close()
 	p.served.Wait()
-	p.uploading.CloseIdleConnections()
+	p.uploader.CloseIdleConnections()
 	return err
 }
 
-// acceptLoop serves apps until Close. An app above the bound sees its connection closed rather than wait without an
+// acceptLoop serves apps until Close. It closes connections above the bound at once, so that no app waits for an
 // answer.
 func (p *Proxy) acceptLoop() {
 	for {
@@ -202,8 +202,8 @@ func (p *Proxy) acceptLoop() {
 	}
 }
 
-// serveApp serves one connection of an app until it ends. Only the greeting has a deadline: what follows may rest as
-// long as the app and the destination like.
+// serveApp serves one connection of an app until it ends. Only the request has a deadline. After it the connection may
+// be idle for any time.
 func (p *Proxy) serveApp(app net.Conn) {
 	defer app.Close()
 	defer context.AfterFunc(p.ctx, func() { _ = app.Close() })()
@@ -227,7 +227,8 @@ func (p *Proxy) serveApp(app net.Conn) {
 	relay.CopyBoth(&resumed{Conn: app, early: g.early}, tunnel)
 }
 
-// dialRelay returns a connection through the relay to a destination, HOST:PORT.
+// dialRelay returns a connection through the relay to a destination, HOST:PORT. It counts failures, and stores the
+// newest error.
 func (p *Proxy) dialRelay(ctx context.Context, destination string) (net.Conn, error) {
 	c, err := p.connectRelay(ctx, destination)
 	if err != nil {
@@ -240,7 +241,7 @@ func (p *Proxy) dialRelay(ctx context.Context, destination string) (net.Conn, er
 	return c, nil
 }
 
-// connectRelay is dialRelay, which counts.
+// connectRelay connects to the relay and asks it for a destination.
 func (p *Proxy) connectRelay(ctx context.Context, destination string) (net.Conn, error) {
 	below, err := new(net.Dialer).DialContext(ctx, "tcp", p.settings.Server)
 	if err != nil {
@@ -259,7 +260,7 @@ func (p *Proxy) connectRelay(ctx context.Context, destination string) (net.Conn,
 		_ = below.Close()
 		return nil, err
 	}
-	// Reset does not wait for what the relay has not acknowledged, as Close does.
+	// Reset, because Close would wait until the relay has acknowledged all data.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Reset() })
 	err = relay.Connect(conn, destination, p.settings.Token)
 	if !stop() || err != nil {
@@ -273,8 +274,8 @@ func (p *Proxy) connectRelay(ctx context.Context, destination string) (net.Conn,
 	return &tunnel{Conn: conn, proxy: p}, nil
 }
 
-// tunnel is a connection to a destination. The proxy counts its bytes as they pass, so that Stats shows an upload while
-// it is under way.
+// tunnel is a connection to a destination. The proxy counts its bytes as they pass, so that Stats shows an upload
+// while it is under way.
 type tunnel struct {
 	*alcc.Conn
 	proxy *Proxy
@@ -319,8 +320,8 @@ type UploadWatcher interface {
 	OnProgress(sent, total int64) bool
 }
 
-// UploadFile sends a file through the relay to an address of HTTP or HTTPS, by PUT, and returns once the answer has
-// come. It blocks, so it is not for a phone's main thread. watcher may be nil. An answer other than 2xx is an error.
+// UploadFile sends a file through the relay to a URL of HTTP or HTTPS, by PUT, and returns once the answer has come.
+// It blocks, so do not call it on a phone's main thread. watcher may be nil. An answer other than 2xx is an error.
 func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -336,8 +337,8 @@ func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 	if err != nil {
 		return fmt.Errorf("mobile: upload: %w", err)
 	}
-	r.ContentLength = body.total // servers of files often refuse what has no length
-	answer, err := p.uploading.Do(r)
+	r.ContentLength = body.total // many servers refuse a PUT without a length
+	answer, err := p.uploader.Do(r)
 	if err != nil {
 		return fmt.Errorf("mobile: upload: %w", err)
 	}
@@ -348,7 +349,7 @@ func (p *Proxy) UploadFile(path, url string, watcher UploadWatcher) error {
 	return nil
 }
 
-// watched is a file that tells its watcher what was read of it.
+// watched is a file that calls its watcher with how much was read.
 type watched struct {
 	file        io.Reader
 	sent, total int64         // bytes
@@ -369,10 +370,10 @@ func (w *watched) Read(b []byte) (int, error) {
 type Stats struct {
 	Open        int    `json:"open"`           // connections to destinations now
 	Connections int    `json:"connections"`    // all of them
-	Failed      int    `json:"failed"`         // that the relay could not give
-	Refused     int    `json:"refused"`        // of apps, above Settings.MaxConnections
-	Sent        int64  `json:"sent_bytes"`     // by apps and uploads, requests to the relay left out
-	Received    int64  `json:"received_bytes"` // by them
+	Failed      int    `json:"failed"`         // connections that could not be made
+	Refused     int    `json:"refused"`        // connections of apps above Settings.MaxConnections
+	Sent        int64  `json:"sent_bytes"`     // by apps and uploads, without requests to the relay
+	Received    int64  `json:"received_bytes"` // by apps and uploads
 	LastError   string `json:"last_error"`     // empty: none
 	Algorithm   string `json:"algorithm"`
 	// The rest is 0 while no connection is open, or nothing is measured.
@@ -389,7 +390,7 @@ func (p *Proxy) Stats() *Stats {
 	defer p.mu.Unlock()
 	s := p.stats
 	s.Open, s.Algorithm = len(p.conns), p.settings.Algorithm
-	for c := range p.conns { // they share a window: the one that was heard of has the path's state
+	for c := range p.conns { // they share a window; each that has round trips shows the path's state
 		now := c.Stats()
 		if now.SRTT == 0 {
 			continue

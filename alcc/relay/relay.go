@@ -34,13 +34,13 @@ const (
 	// MinToken is the least length of a token, in bytes.
 	MinToken = 16
 
-	requestTime = 10 * time.Second // for TLS and the request
-	dialTime    = 10 * time.Second // for the connection to a destination
-	guessTime   = time.Second      // that an answer to a wrong token waits
-	maxRequest  = 4 << 10          // bytes of a request or an answer
-	defaultMost = 1024
-	tokenHeader = "Proxy-Authorization" //nolint:gosec // the name of a header
-	tokenScheme = "Bearer "
+	requestTime           = 10 * time.Second // bounds TLS and the request
+	dialTime              = 10 * time.Second // bounds the connection to a destination
+	wrongTokenTime        = time.Second      // that an answer to a wrong token waits
+	maxRequest            = 4 << 10          // bytes of a request or an answer
+	defaultMaxConnections = 1024
+	tokenHeader           = "Proxy-Authorization" //nolint:gosec // the name of a header
+	tokenScheme           = "Bearer "
 )
 
 // Server is the end of a relay in the network.
@@ -62,18 +62,18 @@ func (s *Server) Validate() error {
 		return fmt.Errorf("relay: Server.Token has %d bytes, but must have at least %d", len(s.Token), MinToken)
 	case s.MaxConnections < 0:
 		return fmt.Errorf("relay: Server.MaxConnections is %d, but must be above 0, or 0 for %d", s.MaxConnections,
-			defaultMost)
+			defaultMaxConnections)
 	}
 	return s.phoneOptions().Validate()
 }
 
-// phoneOptions returns how connections to phones send.
+// phoneOptions returns the options of connections to phones.
 func (s *Server) phoneOptions() alcc.Options {
 	return alcc.Options{Algorithm: s.Algorithm, OwnAcks: true}
 }
 
-// Serve serves connections of ln, which it closes, until ctx ends. It returns nil then, after all connections have been
-// reset. A ln of package tls keeps the token from being read on the way.
+// Serve serves connections of ln, which it closes, until ctx ends. It returns nil then, after all connections have
+// been reset. A ln of package tls keeps the token from being read on the way.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer ln.Close()
 	if err := s.Validate(); err != nil {
@@ -84,7 +84,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer served.Wait()
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
-	places := make(chan struct{}, cmp.Or(s.MaxConnections, defaultMost))
+	places := make(chan struct{}, cmp.Or(s.MaxConnections, defaultMaxConnections))
 	for {
 		conn, err := ln.Accept()
 		switch {
@@ -144,12 +144,13 @@ func (s *Server) serveConn(ctx context.Context, below net.Conn) {
 	}
 }
 
-// openDestination connects to where a request leads. Without a connection it returns the status to answer with.
+// openDestination connects to the destination of a request. If it cannot, it returns nil and the status to answer
+// with.
 func (s *Server) openDestination(ctx context.Context, r *http.Request) (net.Conn, int) {
 	token := []byte(r.Header.Get(tokenHeader))
 	if subtle.ConstantTimeCompare(token, []byte(tokenScheme+s.Token)) != 1 {
 		select {
-		case <-time.After(guessTime): //nolint:forbidigo // guesses take real time
+		case <-time.After(wrongTokenTime): //nolint:forbidigo // guesses take real time
 		case <-ctx.Done():
 		}
 		return nil, http.StatusProxyAuthRequired
@@ -166,8 +167,9 @@ func (s *Server) openDestination(ctx context.Context, r *http.Request) (net.Conn
 		return nil, http.StatusBadGateway
 	}
 	at := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() //nolint:forcetypeassert // of TCP
+	// The kernel connects to an address of this machine from the same address.
 	if from, ok := conn.LocalAddr().(*net.TCPAddr); ok && from.AddrPort().Addr() == at && !s.isAllowed(at) {
-		_ = conn.Close() // it is this machine's
+		_ = conn.Close()
 		return nil, http.StatusForbidden
 	}
 	return conn, 0
@@ -175,7 +177,7 @@ func (s *Server) openDestination(ctx context.Context, r *http.Request) (net.Conn
 
 var errForbidden = errors.New("relay: no public address, and none that Server.Allow has")
 
-// checkDestination implements net.Dialer.Control. It sees the address that a name led to.
+// checkDestination implements net.Dialer.Control, which is called with the address that a name has resolved to.
 func (s *Server) checkDestination(_, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil || !isPublic(at.Addr()) && !s.isAllowed(at.Addr()) {
@@ -184,14 +186,14 @@ func (s *Server) checkDestination(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// isAllowed reports whether Allow has an address.
+// isAllowed reports whether an address is in Allow.
 func (s *Server) isAllowed(a netip.Addr) bool {
 	return destination.Contains(s.Allow, a.Unmap())
 }
 
-// special are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be.
+// notPublic are addresses that are not public though they look so (RFC 6890), or hold an IPv4 address that may not be.
 // What package destination closes has the metadata services of clouds, also those at addresses of the public network.
-var special = append(destination.Closed(),
+var notPublic = append(destination.Closed(),
 	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("64:ff9b::/96"),
 	netip.MustParsePrefix("64:ff9b:1::/48"),
 	netip.MustParsePrefix("::ffff:0:0:0/96"), netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
@@ -200,7 +202,7 @@ var special = append(destination.Closed(),
 // isPublic reports whether an address is one of the public network.
 func isPublic(a netip.Addr) bool {
 	a = a.Unmap()
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !destination.Contains(special, a)
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !destination.Contains(notPublic, a)
 }
 
 // StatusError is a relay's answer other than 200.
@@ -208,7 +210,7 @@ type StatusError int
 
 // Error implements error.
 func (s StatusError) Error() string {
-	// The status's own name would say "Proxy Authentication Required", which is no cure.
+	// The name of status 407 does not say that the token is wrong.
 	why := map[StatusError]string{
 		http.StatusProxyAuthRequired: "the token is not the relay's",
 		http.StatusForbidden:         "the relay does not reach such addresses",
@@ -224,12 +226,11 @@ func (s StatusError) Error() string {
 // written to conn goes there. Errors are of conn, and a StatusError.
 func Connect(conn net.Conn, destination, token string) error {
 	request := fmt.Sprintf("CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n%s: %s%s\r\n\r\n", destination, tokenHeader,
-		tokenScheme,
-		token)
+		tokenScheme, token)
 	if _, err := io.WriteString(conn, request); err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
-	// Nothing that follows the answer may be read, so it comes byte by byte, of a buffer of conn's own.
+	// The answer is read byte by byte, because bytes after it are those of the destination.
 	answer, err := http.ReadResponse(bufio.NewReaderSize(oneByte{io.LimitReader(conn, maxRequest)}, 16),
 		&http.Request{Method: http.MethodConnect})
 	if err != nil {
@@ -242,14 +243,14 @@ func Connect(conn net.Conn, destination, token string) error {
 	return nil
 }
 
-// oneByte reads single bytes.
+// oneByte reads at most one byte in a call.
 type oneByte struct{ io.Reader }
 
 // Read implements io.Reader.
 func (r oneByte) Read(b []byte) (int, error) { return r.Reader.Read(b[:min(1, len(b))]) }
 
-// CopyBoth carries bytes between two connections until both directions have ended, and returns how many went from a to
-// b and back. An end of one direction is passed on, an error ends both.
+// CopyBoth copies bytes between two connections until both directions have ended, and returns how many went from a to
+// b and back. It passes the end of one direction on. An error ends both directions.
 func CopyBoth(a, b net.Conn) (there, back int64) {
 	var other sync.WaitGroup
 	other.Go(func() { back = copyUntilEnd(a, b) })
@@ -258,7 +259,7 @@ func CopyBoth(a, b net.Conn) (there, back int64) {
 	return there, back
 }
 
-// copyUntilEnd carries bytes one way.
+// copyUntilEnd copies bytes one way, and then ends that direction of to. After an error it closes both.
 func copyUntilEnd(to, from net.Conn) int64 {
 	n, err := io.Copy(to, from)
 	half, ok := to.(interface{ CloseWrite() error })
