@@ -64,9 +64,9 @@ type refusal struct {
 	err     error
 }
 
-// answerHints takes the hints of a request, unless permit returns an error.
-func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
-	hints, refused := k.receiveHints(w, r, permit)
+// answerHints takes the hints of a request. forbidden is why it may send none; nil: it may.
+func (k *HintReceiver) answerHints(w http.ResponseWriter, r *http.Request, forbidden error) {
+	hints, refused := k.receiveHints(w, r, forbidden)
 	if refused != nil {
 		k.outcomes.countOutcome(refused.outcome, max(1, len(hints)))
 		switch refused.code {
@@ -101,17 +101,17 @@ type pathHint struct {
 // receiveHints returns the hints of a request, or a refusal of them all. With a refusal for too many hints in a second
 // it returns the hints as well, to be counted.
 func (k *HintReceiver) receiveHints(
-	w http.ResponseWriter, r *http.Request, permit func(*http.Request) error,
+	w http.ResponseWriter, r *http.Request, forbidden error,
 ) ([]pathHint, *refusal) {
 	if fromWebPage(r) { // even with the token, because a browser may have it
 		return nil, &refusal{http.StatusForbidden, HintRefused, errors.New("hints are not taken from web pages")}
 	}
-	if err := permit(r); err != nil {
+	if forbidden != nil {
 		code := http.StatusForbidden
-		if errors.Is(err, errToken) {
+		if errors.Is(forbidden, errToken) {
 			code = http.StatusUnauthorized
 		}
-		return nil, &refusal{code, HintRefused, err}
+		return nil, &refusal{code, HintRefused, forbidden}
 	}
 	if !isJSON(r) {
 		return nil, &refusal{
@@ -170,30 +170,28 @@ func (k *HintReceiver) admitHints(now cc.Time, n int) bool {
 	return true
 }
 
-// errToken is wrapped where a token is wanted.
+// errToken refuses a request over TCP without the token.
 var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: " +
 	"Bearer TOKEN")
 
-// permitTCP returns a check of requests over TCP. A request must have the token if one is set, or else be local.
-func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Request) error {
-	return func(r *http.Request) error {
-		given, carried := k.token.carriedBy(r)
-		switch {
-		case given && !carried:
-			return errToken
-		case !given && !local(r):
-			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only, from " +
-				"this machine; set it, move telemetry.address there, or use telemetry.hints.socket")
-		}
-		return nil
+// permitTCP returns an error if a request over TCP may send no hints. It must have the token if one is set, or else be
+// local.
+func (k *HintReceiver) permitTCP(r *http.Request, local bool) error {
+	switch given, carried := k.token.carriedBy(r); {
+	case given && !carried:
+		return errToken
+	case !given && !local:
+		return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only, from " +
+			"this machine; set it, move telemetry.address there, or use telemetry.hints.socket")
 	}
+	return nil
 }
 
 // Serve takes hints, and does nothing else, from ln until ctx ends. Any program that may connect to ln may send hints.
 func (k *HintReceiver) Serve(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
-		k.answerHints(w, r, func(*http.Request) error { return nil })
+		k.answerHints(w, r, nil)
 	})
 	return serveHTTP(ctx, ln, mux, k.Log)
 }

@@ -104,9 +104,8 @@ func (p Pages) Handler(local bool) http.Handler {
 		mux.HandleFunc("GET /v1/signals", func(w http.ResponseWriter, r *http.Request) { p.serveSignals(w, r, readers) })
 	}
 	if p.Hints != nil {
-		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
 		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
-			p.Hints.answerHints(w, r, permit)
+			p.Hints.answerHints(w, r, p.Hints.permitTCP(r, local && p.fromHere(r)))
 		})
 	}
 	if p.Profile {

@@ -635,7 +635,7 @@ func judgeSwitch(off string) func(name, value string) Check {
 }
 
 // judgeMTUProbing judges packetization layer path MTU discovery (RFC 4821). With 1 the kernel probes once a connection
-// has lost several packets in a row, with 2 from the start. A socket cannot set it for itself.
+// has had several retransmission timeouts in a row, with 2 from the start. A socket cannot set it for itself.
 func judgeMTUProbing(name, value string) Check {
 	if value != "0" {
 		return okCheck(name, "%s: a path that swallows full packets without a word of ICMP is found out", value)

@@ -47,7 +47,8 @@ type device struct {
 	added []netlink.Addr
 	// refused are the prefixes inside the tunnel, which have refusal routes.
 	refused []netip.Prefix
-	// routes are the prefixes that need a route to the interface, because no gateway address is in them.
+	// routes are the prefixes in refused that need a route to the interface, because they are no gateway address's
+	// network.
 	routes []netip.Prefix
 	// past is the traffic of interfaces that have gone, current that of the present one at the last readTraffic.
 	past, current traffic
