@@ -8,11 +8,10 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// janus is the algorithm that keeps to a class by itself.
+// janus is the algorithm that has parameters for a class.
 const janus = "janus"
 
-// CheckClass finds what does not go together in what a flow is promised, and
-// names it by its key in the configuration.
+// CheckClass checks the class against the rates, and returns the configuration key to which an error belongs.
 func (t Terms) CheckClass() (key string, err error) {
 	switch {
 	case t.Class > flow.Guarantee:
@@ -40,7 +39,7 @@ func (t Terms) CheckClass() (key string, err error) {
 		return "hint_cap", fmt.Errorf("%v is no part of a capacity; write a number above 0, up to 1, or 0 for no cap",
 			t.HintCap)
 	}
-	if t.isDistributed() {
+	if t.janusKeepsClass() {
 		for _, name := range []string{"class", "target_mbit", "min_mbit"} {
 			if _, given := t.Params[name]; given {
 				return "class", fmt.Errorf("%v, and janus is given %s as well; leave one of them out", t.Class, name)
@@ -50,22 +49,16 @@ func (t Terms) CheckClass() (key string, err error) {
 	return "", nil
 }
 
-// isDistributed reports whether the class is Janus' own matter: each flow has a
-// window for itself, so that no flow sees all that share the link.
-func (t Terms) isDistributed() bool {
+// janusKeepsClass reports whether Janus keeps to the class instead of the flow manager. Where each flow has a window
+// of its own, the flow manager divides no window.
+func (t Terms) janusKeepsClass() bool {
 	return t.Algorithm == janus && t.Group.by == byFlow && t.Class != flow.Bulk
 }
 
-// resolveClasses gives classes to who keeps to them.
-func (r *Rule) resolveClasses() {
-	r.Down.resolveClass()
-	r.Up.resolveClass()
-}
-
-// resolveClass hands the class to Janus where it has to find its part of the link by
-// its distributed rule (TMC 2018 §5); all else is the flow manager's.
-func (t *Terms) resolveClass() {
-	if !t.isDistributed() {
+// passClassToJanus turns the class into parameters of Janus where Janus keeps to it, by its distributed rule (TMC 2018
+// §5).
+func (t *Terms) passClassToJanus() {
+	if !t.janusKeepsClass() {
 		return
 	}
 	params := maps.Clone(t.Params)

@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// maxCoverPairs bounds how many pairs of entries Covers compares in one field. It gives lists beyond
-// that up, and reports that nothing is covered.
+// maxCoverPairs bounds how many pairs of entries Covers compares in one field. For longer lists it reports that the
+// rule does not cover the other one.
 const maxCoverPairs = 1 << 16
 
 // MatchesAll reports whether the rule matches every connection.
 func (r *Rule) MatchesAll() bool { return r.Covers(&Rule{Nameless: true}) }
 
 // Covers reports whether the rule matches every connection that next matches, so that next is never
-// reached below it. It may miss that several entries of a list cover one of next's together.
+// reached below it. It misses the case that only several entries of a list together cover one entry of next.
 func (r *Rule) Covers(next *Rule) bool {
 	m, n := &r.Match, &next.Match
 	everywhere := matchesAnyAddress(m.Destinations)
 	switch {
-	case m.Sample.isPart(): // next has hosts that are not in it
+	case m.Sample.isPart(): // next also matches hosts outside the sample
 		return false
 	case m.Protocol != "" && m.Protocol != next.onlyProtocol():
 		return false
@@ -46,7 +46,7 @@ func (r *Rule) Covers(next *Rule) bool {
 // onlyProtocol is the only transport that the rule matches; empty: any.
 func (r *Rule) onlyProtocol() Protocol {
 	if len(r.Match.Hosts) > 0 {
-		return TCP // nothing else asks for a host
+		return TCP // only clients over TCP ask for a host
 	}
 	return r.Match.Protocol
 }
@@ -92,8 +92,7 @@ const (
 	maxNamed = 5
 )
 
-// Unreachable warns of rules that never decide about a connection, because a rule before them matches all that they
-// match. There is one warning for each rule that covers others, by its index.
+// Unreachable returns a warning for each rule that covers rules below it, by the index of the covering rule.
 func Unreachable(rules []Rule) map[int]string {
 	behind := map[int][]string{}
 	catchAll := slices.IndexFunc(rules, func(r Rule) bool { return r.MatchesAll() })

@@ -15,7 +15,7 @@ const (
 	up   direction = "up"
 )
 
-// groupBy is what members of one group have in common.
+// groupBy is the property that the flows of one group share.
 type groupBy uint8
 
 const (
@@ -28,10 +28,9 @@ const (
 	byName
 )
 
-// Group is a template for flow.Terms.Group: which flows share one window. All
-// but a literal name keep listeners apart, since behind different listeners
-// lie different last hops; directions never share,
-// but for what one peer of a tunnel sends to another.
+// Group is a template for flow.Terms.Group: which flows share one window. Only a literal name joins flows of several
+// listeners, since different listeners have different last hops. The two directions have separate groups. The
+// exception is what one peer of a tunnel sends to another: it joins the receiving peer's downloads.
 type Group struct {
 	by     groupBy
 	v4, v6 int // prefix lengths for bySource; 0: the whole address
@@ -41,12 +40,15 @@ type Group struct {
 // GroupForms lists what ParseGroup understands, for help and error messages.
 const GroupForms = "peer, source, source/24, source/24/64, destination, tunnel, listener, flow, or a name of your own"
 
-// ParseGroup reads a template: "peer" (or nothing) is the host the bytes go to,
-// so the client's for downloads, where it is inside a tunnel the tunnel's far
-// end, and the server's for uploads; "source" the
-// client's host in both directions; "source/24" its network, with /64 for IPv6
-// unless a second length is given; "tunnel" what the client comes through, or
-// else its host; any other word is a group by that name.
+// ParseGroup reads a template:
+//
+//   - "peer" or nothing: the host the bytes go to. For downloads it is the client, or the tunnel's peer that it is
+//     inside; for uploads the server.
+//   - "source": the client's host in both directions.
+//   - "source/24", "source/24/64": the client's network; /64 for IPv6 where no second length is given.
+//   - "destination", "listener", "flow": what the word says.
+//   - "tunnel": the tunnel's peer that the client comes through, else the client's host.
+//   - any other word: one group of that name.
 func ParseGroup(s string) (Group, error) {
 	switch s {
 	case "", "peer":
@@ -83,7 +85,7 @@ func ParseGroup(s string) (Group, error) {
 	return Group{by: bySource, v4: int(v4), v6: int(v6)}, nil
 }
 
-// expandFor returns the key of the group that a connection is in. Its parts are apart by |.
+// expandFor returns the key of a connection's group, with | between its parts.
 func (g Group) expandFor(f Facts, d direction) string {
 	by := g.by
 	switch {
@@ -113,7 +115,7 @@ func (g Group) expandFor(f Facts, d direction) string {
 	return string(d) + "|" + f.Listener + "|" + key
 }
 
-// maskAddr is the part of an address that members of a group have in common.
+// maskAddr returns the network of an address by the template's prefix lengths.
 func (g Group) maskAddr(a netip.Addr) string {
 	bits := g.v4
 	if a.Is6() {

@@ -99,8 +99,8 @@ func (s Sample) String() string { return strconv.FormatFloat(100*float64(s), 'g'
 func (s Sample) isPart() bool { return s != 0 && s < 1 }
 
 // containsHost reports whether the client host of f is in the sample. The salt makes the samples of two rules
-// independent of each other. A host is what a group of the default template has in common, so that no group of a
-// client is split; privacy addresses of IPv6 change within a /64.
+// independent of each other. Hosts are those of the default group template, so that all flows of one group are in the
+// sample or none. An IPv6 host is its /64, because privacy addresses change within it.
 func (s Sample) containsHost(f *Facts, salt string) bool {
 	switch {
 	case s == 0, s >= 1:
@@ -109,7 +109,7 @@ func (s Sample) containsHost(f *Facts, salt string) bool {
 		return false
 	}
 	peer := ""
-	if f.Inside { // otherwise it hands on what many hosts send
+	if f.Inside { // otherwise Peer forwards for many hosts
 		peer = f.Peer
 	}
 	h := fnv.New64a()
@@ -125,8 +125,8 @@ func mixBits(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// ClientHost returns what samples take for one client: the peer of the tunnel that it is inside, else the IPv4 address
-// or the IPv6 /64.
+// ClientHost returns the name of a client host in samples: the tunnel's peer that it is inside, else the IPv4 address or
+// the IPv6 /64.
 func ClientHost(client netip.Addr, peer string) string {
 	if peer != "" {
 		return peer
@@ -142,7 +142,7 @@ func ClientHost(client netip.Addr, peer string) string {
 	return network.String()
 }
 
-// checkMatch finds what no configuration can say, but a caller can.
+// checkMatch checks values that the configuration's parsers refuse, since callers may build a Match without them.
 func (m Match) checkMatch() error {
 	for _, p := range slices.Concat(m.Sources, m.Destinations) {
 		if !p.IsValid() || p.Addr().Is4In6() {
@@ -171,13 +171,13 @@ func (m *Match) hasHostsWithoutTCP() bool {
 	return m.Protocol != "" && m.Protocol != TCP && len(m.Hosts) > 0
 }
 
-// matchesName is the matcher of a name as ServerName returns it.
+// matchesName reports whether ServerNames matches a name as ServerName returns it.
 func (m *Match) matchesName(name string) bool {
 	return len(m.ServerNames) == 0 ||
 		slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matchesName(name) })
 }
 
-// matchesBeforeName reports whether everything but ServerNames matches, since that name comes later than the rest.
+// matchesBeforeName reports whether everything but ServerNames matches. The server name is known later than the rest.
 func (m *Match) matchesBeforeName(f Facts) bool { return m.mismatchBeforeName(&f) == "" }
 
 // mismatchBeforeName returns the key of a matcher that does not match; empty: all but ServerNames match. It has one

@@ -15,20 +15,18 @@ import (
 	"github.com/penstock-net/penstock/proxy/destination"
 )
 
-// Facts are what is known about a connection, all but ServerName before its
-// server leg is dialled.
+// Facts describe a connection before its server leg is dialled. ServerName may become known later than the rest.
 type Facts struct {
-	Listener string
-	Protocol Protocol       // of the transport; empty: TCP
-	Source   netip.AddrPort // the client
-	// who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
-	Peer           string
-	Inside         bool           // Peer is the client's own tunnel: what goes to the client goes to that host
+	Listener       string
+	Protocol       Protocol       // of the transport; empty: TCP
+	Source         netip.AddrPort // the client
+	Peer           string         // the tunnel's peer that the client's bytes come from; empty: from no tunnel
+	Inside         bool           // Peer is the client's own host, and forwards nothing for other hosts
 	Target         netip.AddrPort // the server, resolved
-	TargetPeer     string         // the peer of a tunnel that Target is of; empty: it is outside
+	TargetPeer     string         // the tunnel's peer that has the address of Target; empty: none
 	TargetListener string         // of that tunnel
 	Host           string         // the name the client asked for, without its port; empty when it gave an address
-	ServerName     string         // as the function of that name found it; empty: there is none, or not yet
+	ServerName     string         // returned by the function ServerName; empty: none, or not known yet
 }
 
 // Verdict is what a connection may do.
@@ -36,8 +34,7 @@ type Verdict struct {
 	Rule     string     // the rule that matched; empty: the defaults
 	Refuse   string     // why it may not pass; empty: it may
 	Down, Up flow.Terms // towards the client, towards the server
-	// FromServer and FromClient are what decides the windows that servers and clients are
-	// let send in.
+	// FromServer and FromClient are the terms of the receive windows advertised to the server and to the client.
 	FromServer, FromClient flow.Terms
 	SendProxy              int  // version of the PROXY protocol header sent to the server; 0: none
 	KeepDSCP               bool // packets carry the DSCP that the other side's had
@@ -58,7 +55,7 @@ type Rule struct {
 	Name      string
 	Match     Match
 	Refuse    string // not empty: refuse, and this is why
-	Nameless  bool   // refuse what Match would match if it had one of the ServerNames, and that has none at all
+	Nameless  bool   // refuse a connection without any server name that all of Match but ServerNames matches
 	Down, Up  Terms
 	SendProxy int
 	KeepDSCP  bool
@@ -108,9 +105,11 @@ func New(rules []Rule, defaults Rule) (*Policy, error) {
 		return nil, fmt.Errorf("policy: defaults: %w", err)
 	}
 	for i := range p.rules {
-		p.rules[i].resolveClasses()
+		p.rules[i].Down.passClassToJanus()
+		p.rules[i].Up.passClassToJanus()
 	}
-	p.defaults.resolveClasses()
+	p.defaults.Down.passClassToJanus()
+	p.defaults.Up.passClassToJanus()
 	return p, nil
 }
 
@@ -151,7 +150,7 @@ func (t Terms) checkTerms() error {
 	return checkReceives(t.Receive)
 }
 
-// checkReceives wants an algorithm that can decide the window of a sender.
+// checkReceives refuses an algorithm that cannot decide a receive window.
 func checkReceives(name string) error {
 	spec, err := cc.Lookup(name)
 	if err != nil {
@@ -189,14 +188,14 @@ func (p *Policy) Decide(f Facts) Verdict {
 	return p.defaults.verdictFor(f)
 }
 
-// Step is what one rule says to a connection, on the way to the one that decides.
+// Step is the outcome of one rule for a connection.
 type Step struct {
 	Rule     string  // empty: the defaults
 	Mismatch string  // the key of match that does not match; empty: the rule decides
 	Verdict  Verdict // of the rule that decides
 }
 
-// Explain returns the steps of Decide; the last one decides.
+// Explain returns a step for each rule that Decide passes over, and last one for the rule that decides.
 func (p *Policy) Explain(f Facts) (steps []Step) {
 	f.Source, f.Target = unmapAddrPort(f.Source), unmapAddrPort(f.Target)
 	v := p.Decide(f)
@@ -214,9 +213,9 @@ func (p *Policy) Explain(f Facts) (steps []Step) {
 	return append(steps, Step{Rule: v.Rule, Verdict: v})
 }
 
-// Prospects returns what Decide may say once the server name of f is known: the
-// verdicts of the rules that only wait for it, in their order, and last the one
-// without any of them. A single one is settled. They are appended to out.
+// Prospects appends to out every verdict that Decide may return once the server name of f is known. First come the
+// rules that match but for ServerNames, in order, then the first rule without ServerNames or the defaults, then the
+// refusal of a connection without a name. A single verdict means that Decide does not depend on the name.
 func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 	f.Source, f.Target, f.ServerName = unmapAddrPort(f.Source), unmapAddrPort(f.Target), ""
 	var nameless []Verdict
@@ -238,8 +237,8 @@ func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 	return append(append(out, last.verdictFor(f)), nameless...)
 }
 
-// matchesBeforeName reports whether the rule may be for f, whatever the server name is. Where it refuses
-// what leads to an IPv4 address, it refuses the IPv6 addresses that lead there as well.
+// matchesBeforeName reports whether everything but ServerNames matches. A rule that refuses an IPv4 address also
+// matches the IPv6 addresses that embed it, so that a translator does not lead around the rule.
 func (r *Rule) matchesBeforeName(f Facts) bool {
 	if !r.Match.Sample.containsHost(&f, r.Name) {
 		return false
@@ -256,7 +255,7 @@ func (r *Rule) matchesBeforeName(f Facts) bool {
 	})
 }
 
-// namelessVerdict is the verdict on a connection that shows no name and had to.
+// namelessVerdict refuses a connection because it shows no server name.
 func (r *Rule) namelessVerdict() Verdict {
 	return Verdict{Rule: r.Name, Refuse: "it shows no server name", SendProxy: r.SendProxy}
 }
@@ -307,9 +306,9 @@ func (t Terms) flowTerms(f Facts, d direction) flow.Terms {
 	}
 }
 
-// receiveTerms is what decides the receive window advertised to the sender of a direction: as in terms,
-// but its group is that of the hosts that they come from. Maximum rates are kept by who
-// sends the bytes on, and hints are about the other way.
+// receiveTerms returns the terms of the receive window advertised to the sender of direction d. Flows are grouped by
+// the sender's host. There are no maximum rates, because the flow that forwards the bytes keeps them, and no hint
+// cap, because hints describe the path on which we send.
 func (t Terms) receiveTerms(f Facts, d direction) flow.Terms {
 	if t.Receive == "" || t.Receive == Unmanaged {
 		return flow.Terms{Algorithm: Unmanaged}

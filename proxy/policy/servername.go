@@ -11,9 +11,8 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// MaxFirstBytes is how much of what a client sends is looked at for a name: a
-// ClientHello with post-quantum key shares takes 2 KiB, and most servers take
-// no longer request headers.
+// MaxFirstBytes bounds the first bytes of a client that ServerName searches. A ClientHello with post-quantum key shares
+// takes 2 KiB, and most servers accept no longer request headers.
 const MaxFirstBytes = 16 << 10
 
 // ServerName finds the server's name in the first bytes that a client sent: of
@@ -21,8 +20,7 @@ const MaxFirstBytes = 16 << 10
 // to be seen), or of an HTTP/1 request (its absolute URI, else its Host). It is
 // in lower case, without port or final dot.
 //
-// Without a name, more says that b is the beginning of what may still have one.
-// Once more is false, further bytes change nothing.
+// Where name is empty, more says whether further bytes may still bring one.
 func ServerName(b []byte) (name string, more bool) {
 	full := len(b) >= MaxFirstBytes
 	b = b[:min(len(b), MaxFirstBytes)]
@@ -61,13 +59,13 @@ func tlsServerName(b []byte) (name string, more bool) {
 	if !ok || more {
 		return "", more
 	}
-	name, _ = helloServerName(hello)
-	return name, false
+	return helloServerName(hello), false
 }
 
-// handshakeMessage joins the body of the first handshake message from as many records as it takes. Some of them may be
-// empty. It is wrong as soon as its beginning is. Warnings between the records are passed over, as servers do. What
-// follows in the last record is not looked at: servers that speak TLS 1.2 take it for the next message.
+// handshakeMessage joins the body of the first handshake message from its records. Records may be empty. ok is
+// false as soon as the bytes so far cannot begin a ClientHello; more: the message is not complete. Warnings between
+// the records are skipped, as servers do. Bytes behind the message in the last record are not checked, because servers
+// that speak TLS 1.2 take them for the next message.
 func handshakeMessage(b []byte) (body []byte, more, ok bool) {
 	var message []byte
 	for {
@@ -120,50 +118,40 @@ func HelloServerName(message []byte) string {
 	if len(message) < messageHeader || message[0] != clientHello {
 		return ""
 	}
-	name, _ := helloServerName(message[messageHeader:])
-	return name
+	return helloServerName(message[messageHeader:])
 }
 
-// helloServerName reads the whole of a ClientHello and returns the name in it;
-// not ok where a length or a name is wrong.
-func helloServerName(body []byte) (name string, ok bool) {
+// helloServerName returns the name in the body of a ClientHello; empty: none, or a length or a name is wrong.
+func helloServerName(body []byte) (name string) {
 	s := cryptobyte.String(body)
 	var sessionID, ciphers, compression, extensions cryptobyte.String
 	if !s.Skip(2+helloRandomLength) ||
 		!s.ReadUint8LengthPrefixed(&sessionID) || len(sessionID) > maxSessionID ||
 		!s.ReadUint16LengthPrefixed(&ciphers) || len(ciphers) == 0 || len(ciphers)%2 != 0 ||
-		!s.ReadUint8LengthPrefixed(&compression) || len(compression) == 0 {
-		return "", false
-	}
-	if s.Empty() {
-		return "", true // no extensions at all
-	}
-	if !s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() {
-		return "", false
+		!s.ReadUint8LengthPrefixed(&compression) || len(compression) == 0 ||
+		!s.ReadUint16LengthPrefixed(&extensions) || !s.Empty() {
+		return ""
 	}
 	for seen := false; !extensions.Empty(); {
 		var kind uint16
 		var data cryptobyte.String
 		if !extensions.ReadUint16(&kind) || !extensions.ReadUint16LengthPrefixed(&data) {
-			return "", false
+			return ""
 		}
 		if kind != extServerName {
 			continue
 		}
-		if seen {
-			return "", false
+		var ok bool
+		if name, ok = readNameList(data); !ok || seen {
+			return ""
 		}
 		seen = true
-		if name, ok = nameList(data); !ok {
-			return "", false
-		}
 	}
-	return name, true
+	return name
 }
 
-// nameList reads the content of a server_name extension: at most one name of
-// the one type there is.
-func nameList(data cryptobyte.String) (name string, ok bool) {
+// readNameList reads the content of a server_name extension, which has at most one host name (RFC 6066 §3).
+func readNameList(data cryptobyte.String) (name string, ok bool) {
 	var list cryptobyte.String
 	if !data.ReadUint16LengthPrefixed(&list) || list.Empty() || !data.Empty() {
 		return "", false
@@ -187,9 +175,9 @@ func nameList(data cryptobyte.String) (name string, ok bool) {
 	return name, true
 }
 
-// httpServerName waits for the whole header, since a second Host makes the first one worthless, but gives up as soon
-// as the first line is no HTTP. Servers differ in what they take for a request. So it is read as the most lenient of
-// them do, in all that cannot make another name of it.
+// httpServerName returns the server name of an HTTP/1 request; more: the header is not complete. It needs the whole
+// header, since a second Host field makes the first one invalid, but gives up as soon as the first line is not HTTP. It
+// accepts all that a lenient server accepts, as long as that does not change the name.
 func httpServerName(b []byte) (name string, more bool) {
 	b = bytes.TrimLeft(b, "\r\n") // RFC 9112 §2.2
 	line, rest, whole := bytes.Cut(b, []byte("\n"))
@@ -285,7 +273,7 @@ func requestHeader(b []byte) (header []byte, complete bool) {
 	}
 }
 
-// withoutPort leaves what is in brackets as it is: an address, which is no name.
+// withoutPort returns host without its port. An address in brackets stays as it is: hostName refuses it anyway.
 func withoutPort(host string) string {
 	if strings.HasPrefix(host, "[") {
 		return host
@@ -300,15 +288,14 @@ const (
 	maxLabel    = 63
 )
 
-// HostName is the name that host is to rules by server name; empty: it is none.
+// HostName returns host in the form that ServerName returns; empty: it is no host name.
 func HostName(host string) string {
 	name, _ := hostName(host)
 	return name
 }
 
-// hostName returns a name in lower case and without its final dot, if it is
-// that of a host: letters, digits and hyphens (RFC 1123 §2.1), and underscores,
-// which do occur. An address is none: no name ends in a number.
+// hostName returns s in lower case and without its final dot. ok: s is a host name of letters, digits and hyphens (RFC
+// 1123 §2.1), and underscores, which occur in practice. An address is not, because no name ends in a number.
 func hostName(s string) (name string, ok bool) {
 	s = strings.TrimSuffix(s, ".")
 	if len(s) > maxHostName {
@@ -332,8 +319,7 @@ func notLabel(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'
 }
 
-// NamePattern is a host name, or every name below one. It is made by
-// ParseNamePattern.
+// NamePattern matches a host name, or every name below one. ParseNamePattern returns it.
 type NamePattern struct {
 	name  string
 	below bool // those below name, of any depth, and not name itself
@@ -350,7 +336,7 @@ func ParseNamePattern(s string) (NamePattern, error) {
 	return NamePattern{}, fmt.Errorf("%q is no server name; %s", s, hostNameCure(host))
 }
 
-// hostNameCure says what to write instead of what is no host name.
+// hostNameCure says what to write instead of s, which is no host name.
 func hostNameCure(s string) string {
 	_, afterScheme, isURL := strings.Cut(s, "://")
 	if isURL {
@@ -390,7 +376,7 @@ func (p NamePattern) String() string {
 	return p.name
 }
 
-// matchesName takes a name as ServerName returns it.
+// matchesName reports whether p matches a name as ServerName returns it.
 func (p NamePattern) matchesName(name string) bool {
 	if p.below {
 		above, ok := strings.CutSuffix(name, p.name)

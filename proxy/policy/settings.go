@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -132,7 +133,7 @@ func ParseRefuse(s string) (Refuse, error) {
 	return Refuse(s), nil
 }
 
-// RefuseByRule returns the reason of a rule that gives none but true; empty for false.
+// RefuseByRule returns the reason for a key that is true or false instead of a reason in words; empty for false.
 func RefuseByRule(refuse bool) Refuse {
 	if refuse {
 		return "refused by rule"
@@ -140,7 +141,7 @@ func RefuseByRule(refuse bool) Refuse {
 	return ""
 }
 
-// headerVersion is 0 for no header.
+// headerVersion returns the version of the PROXY protocol; 0: no header.
 func (p SendProxy) headerVersion() int {
 	switch p {
 	case "v1":
@@ -151,7 +152,7 @@ func (p SendProxy) headerVersion() int {
 	return 0
 }
 
-// Validate finds what does not go together in a rule, but for its terms, which Compile checks with the defaults.
+// Validate checks the keys of a rule against each other. Compile checks the terms, because it knows the defaults.
 // Errors are *check.Errors.
 func (s *RuleSettings) Validate() error {
 	errs := []error{check.Name("name", s.Name)}
@@ -174,8 +175,8 @@ func (s *RuleSettings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// VoidKeys returns the keys below the rule that mean nothing, because all that it matches are datagrams: TCP alone has
-// a header of the PROXY protocol, the DSCP of a handshake, and a window that is advertised.
+// VoidKeys returns the keys below the rule that have no effect, because the rule matches datagrams only: the PROXY
+// protocol, the DSCP of a handshake and the advertised window exist for TCP alone.
 func (s *RuleSettings) VoidKeys() (keys []string) {
 	if s.Match.Protocol == "" || s.Match.Protocol == TCP {
 		return nil
@@ -197,7 +198,7 @@ func (s *RuleSettings) VoidKeys() (keys []string) {
 	return keys
 }
 
-// cureOfHost says what to write instead of what no client's host name matches; empty: one may.
+// cureOfHost says what to write instead of a pattern that can match no host name; empty: the pattern is right.
 func cureOfHost(s string) string {
 	address, err := netip.ParseAddr(s)
 	switch {
@@ -211,8 +212,8 @@ func cureOfHost(s string) string {
 	return "write example.com, or .example.com for all names below it"
 }
 
-// Compile returns the rules with what each gives, and what holds where none matches. Errors are *check.Errors, with
-// keys below rules and defaults.
+// Compile returns the rules with their terms, and as base the rule for connections that none of them matches. Errors
+// are *check.Errors, with keys below rules and defaults.
 func Compile(settings []RuleSettings, defaults TermsSettings) (rules []Rule, base Rule, err error) {
 	base = Rule{SendProxy: defaults.SendProxy.headerVersion(), KeepDSCP: defaults.DSCP == KeepDSCP}
 	errs := []error{base.addDirections(defaults.scopesAt("defaults"))}
@@ -228,7 +229,7 @@ func Compile(settings []RuleSettings, defaults TermsSettings) (rules []Rule, bas
 	return rules, base, errors.Join(errs...)
 }
 
-// Rule returns the rule without its terms; base is what holds where it says nothing.
+// Rule returns the rule without its terms. SendProxy and KeepDSCP are those of base where the rule does not set them.
 func (s *RuleSettings) Rule(base Rule) Rule {
 	out := Rule{
 		Name: s.Name, Refuse: string(s.Refuse), Nameless: s.Undecided == "refuse", Match: s.Match,
@@ -251,7 +252,7 @@ func (t *TermsSettings) Algorithms() iter.Seq2[string, Algorithm] {
 	}
 }
 
-// SharedKeys yields the keys of t that share a maximum rate with other edges.
+// SharedKeys returns the keys of t that share a maximum rate with other edges.
 func (t *TermsSettings) SharedKeys() (keys []string) {
 	for _, d := range []struct {
 		key    string
@@ -264,20 +265,20 @@ func (t *TermsSettings) SharedKeys() (keys []string) {
 	return keys
 }
 
-// scope is what one place says about a direction.
+// scope is the settings that one place of the configuration has for a direction.
 type scope struct {
-	key string // of the whole configuration
+	key string // where the settings stand in the whole configuration
 	DirectionSettings
 }
 
-// scopesAt returns what t, which stands at key, says about each direction, down first. The widest scope comes first.
+// scopesAt returns the scopes of t, which stands at key, for the direction down and for up. The widest scope is first.
 func (t *TermsSettings) scopesAt(key string) [2][]scope {
 	both := scope{key, t.DirectionSettings}
 	return [2][]scope{{both, {key + ".down", t.Down}}, {both, {key + ".up", t.Up}}}
 }
 
-// addDirections sets the terms of both directions. Where no scope names the algorithm of the window that clients may
-// send in, that is our own, unless the direction is left to the kernel.
+// addDirections sets the terms of both directions. Where no scope names an algorithm for the receive window advertised
+// to clients, it is the default algorithm, or none where up is left to the kernel.
 func (r *Rule) addDirections(scopes [2][]scope) error {
 	var down, up error
 	r.Down, down = mergeScopes(scopes[0])
@@ -288,37 +289,37 @@ func (r *Rule) addDirections(scopes [2][]scope) error {
 	return errors.Join(down, up)
 }
 
-// mergeScopes lets each scope override what the wider ones before it said. An algorithm brings its own parameters and
-// drops those of another. A class that has no target drops one.
+// mergeScopes returns the terms of the scopes. Each scope overrides the wider ones before it. A scope with an
+// algorithm drops the parameters of the one before, and a scope with a class without target drops the target.
 func mergeScopes(scopes []scope) (Terms, error) {
 	t := Terms{Algorithm: Unmanaged}
 	var errs []error
-	said := map[string]string{} // by key: the scope that said what holds
+	setAt := map[string]string{} // by key: the scope that set its value
 	for _, s := range scopes {
-		errs = append(errs, check.Within(s.key, s.addTo(&t)))
+		errs = append(errs, check.Within(s.key, s.overrideTerms(&t)))
 		for key, set := range map[string]bool{
 			"class": s.Class != "", "target": s.Target > 0, "min_rate": s.MinRate > 0, "hint_cap": s.HintCap != nil,
 			"shared": s.Shared != nil,
 		} {
 			if set {
-				said[key] = s.key
+				setAt[key] = s.key
 			}
 		}
 	}
 	if t.Shared && t.MaxRate == 0 {
-		errs = append(errs, check.Errorf(said["shared"]+".shared",
+		errs = append(errs, check.Errorf(setAt["shared"]+".shared",
 			"there is no max_rate to share; add one, or remove shared"))
 	}
 	if key, err := t.CheckClass(); err != nil {
-		errs = append(errs, check.Errorf(said[key]+"."+key, "%v", err))
+		errs = append(errs, check.Errorf(setAt[key]+"."+key, "%v", err))
 	}
 	return t, errors.Join(errs...)
 }
 
-// addTo overrides what t says with what s says.
-func (s *DirectionSettings) addTo(t *Terms) error {
+// overrideTerms replaces those terms that s sets.
+func (s *DirectionSettings) overrideTerms(t *Terms) error {
 	var errs []error
-	note := func(key string, err error) {
+	addError := func(key string, err error) {
 		if err != nil {
 			errs = append(errs, check.Errorf(key, "%v", err))
 		}
@@ -336,17 +337,17 @@ func (s *DirectionSettings) addTo(t *Terms) error {
 		if err == nil {
 			err = checkReceives(name)
 		}
-		note("receive", err)
+		addError("receive", err)
 		t.Receive, t.ReceiveParams = name, params
 	}
 	if s.Group != "" {
 		g, err := ParseGroup(s.Group)
-		note("group", err)
+		addError("group", err)
 		t.Group = g
 	}
 	if s.Class != "" {
 		c, err := flow.ParseClass(string(s.Class))
-		note("class", err)
+		addError("class", err)
 		if t.Class = c; c != flow.Guarantee {
 			t.Target = 0
 		}
@@ -360,22 +361,15 @@ func (s *DirectionSettings) addTo(t *Terms) error {
 	if s.HintCap != nil {
 		t.HintCap = float64(*s.HintCap)
 	}
-	override(&t.Weight, s.Weight)
-	override(&t.MaxRate, s.MaxRate)
-	override(&t.ConnectionRate, s.ConnectionRate)
-	override(&t.Target, s.Target)
-	override(&t.MinRate, s.MinRate)
+	t.Weight = cmp.Or(s.Weight, t.Weight)
+	t.MaxRate = cmp.Or(s.MaxRate, t.MaxRate)
+	t.ConnectionRate = cmp.Or(s.ConnectionRate, t.ConnectionRate)
+	t.Target = cmp.Or(s.Target, t.Target)
+	t.MinRate = cmp.Or(s.MinRate, t.MinRate)
 	return errors.Join(errs...)
 }
 
-// override sets what is given: 0 is not.
-func override[T int | cc.Rate](to *T, v T) {
-	if v > 0 {
-		*to = v
-	}
-}
-
-// addParams adds settings to those of the algorithm.
+// addParams adds the parameters of s to those that stand with the algorithm's name.
 func (s *DirectionSettings) addParams(t *Terms) error {
 	if len(s.Params) == 0 {
 		return nil
