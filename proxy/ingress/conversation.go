@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/greeting"
 )
 
-// Pause is an ErrWait with a bound. The call is to be made again at the next event of the connection, and after this
-// time at the latest.
+// Pause is a datapath.ErrWait with a time limit. The caller repeats the call at the next event of the connection, and
+// after this time at the latest.
 type Pause time.Duration
 
 // Error implements error.
@@ -25,80 +25,80 @@ func (p Pause) Error() string { return fmt.Sprintf("ingress: not yet, for %v", t
 // Is has errors.Is find a datapath.ErrWait.
 func (p Pause) Is(target error) bool { return target == datapath.ErrWait } //nolint:errorlint // ErrWait wraps none
 
-// greetClient is Listener's Greet.
-func (l *greeter) greetClient(ctx context.Context, conn datapath.Conn) (Client, error) {
+// greetClient implements Listener.Greet.
+func (g *greeter) greetClient(ctx context.Context, conn datapath.Conn) (Client, error) {
 	client := Client{Conn: conn, Source: datapath.RemoteOf(conn)}
-	isTrusted := l.trustsPeer(client.Source.Addr())
-	if !isTrusted && !l.cfg.Mode.Asks() {
-		if err := l.setTarget(&client); err != nil {
+	isTrusted := g.trustsPeer(client.Source.Addr())
+	if !isTrusted && !g.cfg.Mode.Asks() {
+		if err := g.setTarget(&client); err != nil {
 			_ = conn.Reset()
-			return Client{}, l.wrapError(err)
+			return Client{}, g.wrapError(err)
 		}
 		return client, nil
 	}
-	h := &conversation{conn: conn, by: l, client: client}
-	h.socks.NeedsPassword = len(l.users) > 0
+	h := &conversation{conn: conn, greeter: g, client: client}
+	h.socks.NeedsPassword = len(g.users) > 0
 	if !isTrusted {
-		h.at = stageOf(l.cfg.Mode)
+		h.stage = firstStage(g.cfg.Mode)
 	}
 	if d, ok := conn.(datapath.Driven); ok && d.Driven() {
 		h.driven = true
 		c, err := h.proceed(ctx)
 		if err == datapath.ErrWait { //nolint:errorlint // a Pause is shorter
-			err = Pause(l.cfg.HandshakeTimeout)
+			err = Pause(g.cfg.HandshakeTimeout)
 		}
 		return c, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(datapath.Expired) })
 	c, err := h.proceed(ctx)
 	switch {
 	case !stop() && err == nil: // the deadline is set or about to be
 		_ = conn.Reset()
-		return Client{}, l.wrapError(context.Cause(ctx))
+		return Client{}, g.wrapError(context.Cause(ctx))
 	case err != nil && ctx.Err() != nil:
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	return c, err
 }
 
-// Bounds of what is read of a client before its destination is known.
+// Bounds of the input of a client.
 const (
 	inputBuffer = 4096        // bytes read at once
-	lingerTime  = time.Second // for a refused client to take its answer
-	lingerBytes = 256 << 10   // of unread input thrown away while it does
+	lingerTime  = time.Second // how long a refused client may take to read its answer
+	lingerBytes = 256 << 10   // of its input discarded in this time
 )
 
-// inputs lends memory to reads.
+// inputs are the buffers of reads.
 var inputs = sync.Pool{New: func() any { return new([inputBuffer]byte) }}
 
-// errMore says that a message of the client is not whole yet.
+// errMore says that a message of the client is not complete yet.
 var errMore = errors.New("ingress: more bytes are needed")
 
-// conversation asks a client where it wants to go. Parsers of package greeting are fed what has come. Where a loop
-// drives the connection, a call that would wait returns datapath.ErrWait, and is made again. Elsewhere it waits.
+// conversation asks a client where it wants to go, with the parsers of package greeting. Where a loop drives the
+// connection, a call that would block returns datapath.ErrWait, and the loop repeats it. Elsewhere the call blocks.
 //
 //	readHeader ──▶ readFirst ──▶ readSOCKS ──▶ the destination is known
 //	  │    │             └─────▶ readHTTP  ──▶
 //	  │    └ a mode that asks nothing ───────▶
-//	  └─ any ──▶ holdAnswer: a password was wrong ──▶ err is set, and the connection is closed
+//	  └─ any ──▶ delayAnswer: a password was wrong ──▶ err is set, and the connection is closed
 type conversation struct {
-	conn   datapath.Conn
-	by     *greeter
-	driven bool
-	at     stage
-	in     []byte // came, and is not consumed yet
-	client Client
-	header greeting.ProxyHeader
-	socks  greeting.SOCKS5
-	head   greeting.HTTPHead
+	conn    datapath.Conn
+	greeter *greeter
+	driven  bool // by a loop
+	stage   stage
+	in      []byte // read and not parsed yet
+	client  Client
+	header  greeting.ProxyHeader
+	socks   greeting.SOCKS5
+	head    greeting.HTTPHead
 
-	answer     []byte // of holdAnswer
-	why        error  // of holdAnswer
-	err        error  // why the client is refused; nil: it is not, or not yet
-	closing    bool   // CloseWrite was called
-	lingerLeft int    // bytes that may still be thrown away
+	delayedAnswer []byte // sent at the end of delayAnswer
+	delayedErr    error  // returned at the end of delayAnswer
+	err           error  // why the client is refused; nil: it is not, or not yet
+	closing       bool   // CloseWrite was called
+	lingerLeft    int    // bytes that may still be discarded
 }
 
 // stage is what a conversation waits for.
@@ -109,12 +109,12 @@ const (
 	readFirst               // the byte that tells SOCKS5 from HTTP
 	readSOCKS
 	readHTTP
-	holdAnswer // the time of an answer that is held
-	knowTarget // nothing
+	delayAnswer // the time at which the answer to a wrong password may be sent
+	knowTarget  // nothing
 )
 
-// stageOf returns what follows the PROXY header.
-func stageOf(mode access.Mode) stage {
+// firstStage returns the stage that follows the PROXY header.
+func firstStage(mode access.Mode) stage {
 	switch mode {
 	case access.SOCKS5:
 		return readSOCKS
@@ -126,9 +126,8 @@ func stageOf(mode access.Mode) stage {
 	return knowTarget
 }
 
-// proceed goes on until the destination is known or the client is refused. Once ctx has ended, what it waits for is
-// not waited for any longer. After an error other than ErrWait the connection is closed, with RST where the protocol
-// has no answer.
+// proceed continues until the destination is known or the client is refused. Once ctx has ended, it waits no longer.
+// After an error other than ErrWait the connection is closed, with RST where the protocol has no answer.
 func (h *conversation) proceed(ctx context.Context) (Client, error) {
 	if h.err == nil {
 		err := h.readTarget(ctx)
@@ -141,9 +140,9 @@ func (h *conversation) proceed(ctx context.Context) (Client, error) {
 		case errors.Is(err, datapath.ErrWait):
 			return Client{Again: h.proceed}, err
 		}
-		h.err = h.by.wrapError(err)
+		h.err = h.greeter.wrapError(err)
 	}
-	if !h.by.cfg.Mode.Asks() || h.closing && ctx.Err() != nil {
+	if !h.greeter.cfg.Mode.Asks() || h.closing && ctx.Err() != nil {
 		_ = h.conn.Reset()
 	} else if err := h.closeAfterAnswer(); errors.Is(err, datapath.ErrWait) {
 		return Client{Again: h.proceed}, err
@@ -153,22 +152,22 @@ func (h *conversation) proceed(ctx context.Context) (Client, error) {
 
 // readTarget reads until the destination is known.
 func (h *conversation) readTarget(ctx context.Context) error {
-	if h.at == holdAnswer {
+	if h.stage == delayAnswer {
 		if ctx.Err() == nil {
 			return datapath.ErrWait
 		}
-		_, _ = h.conn.Write(h.answer)
-		return h.why
+		_, _ = h.conn.Write(h.delayedAnswer)
+		return h.delayedErr
 	}
 	for {
-		if err := h.consume(ctx); !errors.Is(err, errMore) {
+		if err := h.parseInput(ctx); !errors.Is(err, errMore) {
 			return err
 		}
-		protocol := [...]string{"proxy protocol", "mixed", "socks5", "connect"}[h.at]
+		protocol := [...]string{"proxy protocol", "mixed", "socks5", "connect"}[h.stage]
 		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", protocol, context.Cause(ctx))
 		}
-		if err := h.read(); err != nil {
+		if err := h.readMore(); err != nil {
 			if errors.Is(err, datapath.ErrWait) {
 				return err
 			}
@@ -177,8 +176,8 @@ func (h *conversation) readTarget(ctx context.Context) error {
 	}
 }
 
-// read reads what has come, or waits for it.
-func (h *conversation) read() error {
+// readMore appends the next bytes of the client to in.
+func (h *conversation) readMore() error {
 	buf := inputs.Get().(*[inputBuffer]byte)
 	defer inputs.Put(buf)
 	n, err := h.conn.Read(buf[:])
@@ -189,9 +188,9 @@ func (h *conversation) read() error {
 	return err
 }
 
-// consume takes as much as it understands of what was read; errMore: it needs more.
-func (h *conversation) consume(ctx context.Context) error {
-	if h.at == readHeader {
+// parseInput parses in until the destination is known; errMore: more bytes are needed.
+func (h *conversation) parseInput(ctx context.Context) error {
+	if h.stage == readHeader {
 		n, done, err := h.header.Feed(h.in)
 		h.in = h.in[n:]
 		switch {
@@ -202,32 +201,32 @@ func (h *conversation) consume(ctx context.Context) error {
 		case h.header.Source.IsValid():
 			h.client.Source, h.client.cameTo = h.header.Source, &h.header.Destination
 		}
-		h.at = stageOf(h.by.cfg.Mode)
+		h.stage = firstStage(h.greeter.cfg.Mode)
 	}
-	if h.at == readFirst {
+	if h.stage == readFirst {
 		if len(h.in) == 0 {
 			return errMore
 		}
 		switch b := h.in[0]; {
 		case b == greeting.SOCKSVersion:
-			h.at = readSOCKS
+			h.stage = readSOCKS
 		case b >= 'A' && b <= 'Z', b >= 'a' && b <= 'z':
-			h.at = readHTTP
+			h.stage = readHTTP
 		default:
 			return fmt.Errorf("mixed: first byte %#02x is neither SOCKS5 nor HTTP", b)
 		}
 	}
-	switch h.at {
+	switch h.stage {
 	case readSOCKS:
-		return h.consumeSOCKS(ctx)
+		return h.parseSOCKS(ctx)
 	case readHTTP:
-		return h.consumeHTTP(ctx)
+		return h.parseHTTP(ctx)
 	}
-	return h.by.setTarget(&h.client)
+	return h.greeter.setTarget(&h.client)
 }
 
-// consumeSOCKS takes what has come of a SOCKS5 greeting. The reply to the request is Answer's.
-func (h *conversation) consumeSOCKS(ctx context.Context) error {
+// parseSOCKS parses a SOCKS5 greeting and answers it, up to the request. Client.Answer replies to the request.
+func (h *conversation) parseSOCKS(ctx context.Context) error {
 	n, reply, next, err := h.socks.Feed(h.in)
 	h.in = h.in[n:]
 	if len(reply) > 0 {
@@ -241,14 +240,14 @@ func (h *conversation) consumeSOCKS(ctx context.Context) error {
 	case next == greeting.More:
 		return errMore
 	case next == greeting.CheckUser:
-		pause, err := h.by.checkPassword(h.client.Source.Addr(), h.socks.Name, h.socks.Password)
+		pause, err := h.greeter.checkPassword(h.client.Source.Addr(), h.socks.Name, h.socks.Password)
 		if err != nil {
 			return h.refuse(ctx, pause, h.socks.DenyUser(), fmt.Errorf("socks5: %w", err))
 		}
 		if _, err := h.conn.Write(h.socks.AllowUser()); err != nil {
 			return fmt.Errorf("socks5: %w", err)
 		}
-		return h.consumeSOCKS(ctx)
+		return h.parseSOCKS(ctx)
 	}
 	h.client.Target, h.client.Host, err = destinationOf(h.socks.Host, strconv.Itoa(int(h.socks.Port)))
 	if err != nil {
@@ -265,9 +264,9 @@ func (h *conversation) consumeSOCKS(ctx context.Context) error {
 	return nil
 }
 
-// consumeHTTP takes what a client asks of an HTTP proxy, once it is whole: a CONNECT, or a request for a whole http://
+// parseHTTP parses the request to an HTTP proxy once its head is complete: a CONNECT, or a request for a whole http://
 // URL.
-func (h *conversation) consumeHTTP(ctx context.Context) error {
+func (h *conversation) parseHTTP(ctx context.Context) error {
 	raw, n, err := h.head.Feed(h.in)
 	if err != nil {
 		return h.refuseHTTP(ctx, http.StatusRequestHeaderFieldsTooLarge, "the request header is too long", err)
@@ -287,7 +286,7 @@ func (h *conversation) consumeHTTP(ctx context.Context) error {
 			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
 		return h.refuse(ctx, 0, answer, fmt.Errorf("connect: method %.24q without an http:// URL", req.method))
 	}
-	if pause, err := h.by.httpUser(h.client.Source.Addr(), req.parsed); err != nil {
+	if pause, err := h.greeter.checkHTTPUser(h.client.Source.Addr(), req.parsed); err != nil {
 		answer := httpRefusal(http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
 		return h.refuse(ctx, pause, answer, fmt.Errorf("connect: %w", err))
@@ -340,7 +339,7 @@ func (h *conversation) takeWholeURL(ctx context.Context, req request, to wholeUR
 		return h.refuseHTTP(ctx, http.StatusBadRequest, "the URL needs a host, and a port in 1..65535 if any", err)
 	}
 	h.client.Exchange = newExchange(req)
-	n, err := h.client.Exchange.content.take(h.in)
+	n, err := h.client.Exchange.content.advance(h.in)
 	if err != nil {
 		return h.refuseHTTP(ctx, http.StatusBadRequest, "the content is malformed", err)
 	}
@@ -348,7 +347,7 @@ func (h *conversation) takeWholeURL(ctx context.Context, req request, to wholeUR
 	return nil
 }
 
-// refuseHTTP is refuse for a request.
+// refuseHTTP sends an HTTP client an answer with the status and the reason, and returns err.
 func (h *conversation) refuseHTTP(ctx context.Context, status int, reason string, err error) error {
 	return h.refuse(ctx, 0, httpRefusal(status, "", reason), fmt.Errorf("connect: %w", err))
 }
@@ -356,7 +355,7 @@ func (h *conversation) refuseHTTP(ctx context.Context, status int, reason string
 // refuse sends the client an answer after a pause, and returns err, or ErrWait until then.
 func (h *conversation) refuse(ctx context.Context, pause time.Duration, answer []byte, err error) error {
 	if pause > 0 && h.driven {
-		h.at, h.answer, h.why = holdAnswer, answer, err
+		h.stage, h.delayedAnswer, h.delayedErr = delayAnswer, answer, err
 		return Pause(pause)
 	}
 	if pause > 0 {
@@ -375,8 +374,9 @@ func (h *conversation) answerFailure(answer []byte) (err error) {
 	return errors.Join(err, h.closeAfterAnswer())
 }
 
-// closeAfterAnswer closes the connection once the client has had time to read the answer just written. To close it with
-// unread input sends RST, at which the client drops the answer (RFC 9112 §9.6).
+// closeAfterAnswer closes the connection once the client has had time to read the answer just written. It reads the
+// client's input first, because a close with unread input sends RST, at which the client drops the answer (RFC 9112
+// §9.6).
 func (h *conversation) closeAfterAnswer() error {
 	isFirst := !h.closing
 	if isFirst {

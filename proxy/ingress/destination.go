@@ -13,7 +13,7 @@ import (
 // maxAuthority bounds a "host:port", in bytes. No name or address with a port is as long.
 const maxAuthority = 300
 
-// Destination reads "host:port" as a client asks for it: an address, or a name with its port.
+// Destination reads the "host:port" that a client asks for. It returns an address, or else "name:port".
 func Destination(authority string) (netip.AddrPort, string, error) {
 	if len(authority) > maxAuthority {
 		return netip.AddrPort{}, "", fmt.Errorf("host and port of %d bytes", len(authority))
@@ -25,8 +25,8 @@ func Destination(authority string) (netip.AddrPort, string, error) {
 	return destinationOf(host, port)
 }
 
-// destinationOf makes an address or a "name:port" of what a client asked for. An address that a
-// client sends in the place of a name is an address, so that policy's rules for addresses apply.
+// destinationOf returns the address or the "name:port" that a client asked for. A name in the form of an address becomes
+// an address, so that policy's rules for addresses apply.
 func destinationOf(host, port string) (netip.AddrPort, string, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || port[0] == '+' {

@@ -15,23 +15,22 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Exchange is the one request for a whole URL that a connection serves, and its answer. Requests
-// behind it may be for other servers and hold their secrets, or the proxy's: they are dropped. So
-// the answer tells the client that the connection ends with it, and it does, whatever the server
-// says. A WebSocket goes on instead (RFC 6455).
+// Exchange is a request for a whole URL and its answer. A connection serves only one, because the
+// next request may be for another server, and must not reach this one with its secrets or the
+// proxy's. So the answer announces the end of the connection, and later requests are dropped. A
+// WebSocket continues instead (RFC 6455).
 type Exchange struct {
 	method   string
 	content  *content    // of the request
-	upgrades bool        // it asks for a WebSocket
-	upgraded atomic.Bool // the server has agreed: all that comes passes, both ways
+	upgrades bool        // the request asks for a WebSocket
+	upgraded atomic.Bool // the server has agreed: all later bytes pass in both directions
 }
 
-// newExchange returns the exchange of a request. It notes whether the request asks for a
-// WebSocket.
+// newExchange returns the exchange of a request.
 func newExchange(req request) *Exchange {
 	e := &Exchange{method: req.method, content: contentOfRequest(req.parsed)}
 	upgrade := func(option string) bool { return strings.EqualFold(option, "upgrade") }
-	// h2c would let requests pass that no proxy sees.
+	// Of all protocols only a WebSocket may pass: within h2c the proxy would not see the requests.
 	e.upgrades = req.parsed.ProtoMinor >= 1 && e.content.isOver() &&
 		slices.ContainsFunc(req.connectionOptions(), upgrade) &&
 		strings.EqualFold(req.parsed.Header.Get("Upgrade"), "websocket") && len(req.parsed.Header["Upgrade"]) == 1
@@ -41,7 +40,7 @@ func newExchange(req request) *Exchange {
 // RequestFrom returns a reader of the bytes for the server behind the head of the request. client
 // is the client's stream. It ends when client does.
 func (e *Exchange) RequestFrom(client io.Reader) io.Reader {
-	return &contentReader{content: e.content, src: client, unbound: &e.upgraded}
+	return &contentReader{content: e.content, src: client, upgraded: &e.upgraded}
 }
 
 // AnswerFrom returns a reader of the answer to the client. server is the server's stream. It ends
@@ -57,11 +56,11 @@ const maxAnswerHead = 64 << 10
 type answerReader struct {
 	exchange *Exchange
 	src      io.Reader
-	head     []byte    // as far as it has come, and what was read behind it
-	line     int       // where a line of head begins: the last one that was looked at
-	ready    []byte    // to be read before rest
-	rest     io.Reader // what follows the final head; nil: that has not come yet
-	err      error     // that src has ended with
+	head     []byte    // the bytes read so far of a head, and perhaps some behind it
+	line     int       // where in head the first line begins that findHeadEnd has not seen complete
+	ready    []byte    // to be returned before rest
+	rest     io.Reader // what follows ready; nil: the final head is not complete yet
+	err      error     // with which src has ended
 }
 
 var _ datapath.ReadyReader = (*answerReader)(nil)
@@ -72,13 +71,13 @@ func (a *answerReader) Read(b []byte) (int, error) { return a.ReadReady(datapath
 // ReadReady implements datapath.ReadyReader.
 func (a *answerReader) ReadReady(room datapath.Room) (int, error) {
 	for len(a.ready) == 0 && a.rest == nil {
-		switch end := a.headEnd(); {
+		switch end := a.findHeadEnd(); {
 		case end > 0 && end <= maxAnswerHead:
-			a.takeHead(a.head[:end], a.head[end:])
+			a.processHead(a.head[:end], a.head[end:])
 		case max(end, len(a.head)) > maxAnswerHead:
-			a.pass(append(announceClose(a.head[:maxAnswerHead]), a.head[maxAnswerHead:]...))
+			a.passAll(append(announceClose(a.head[:maxAnswerHead]), a.head[maxAnswerHead:]...))
 		case a.err != nil:
-			a.pass(a.head)
+			a.passAll(a.head)
 		default:
 			piece := make([]byte, 4096)
 			var n int
@@ -100,9 +99,9 @@ func (a *answerReader) ReadReady(room datapath.Room) (int, error) {
 	return a.rest.Read(room.Take())
 }
 
-// headEnd returns the length of the head that a.head begins with, with the empty line that ends
-// it; 0: it goes on.
-func (a *answerReader) headEnd() int {
+// findHeadEnd returns the length of the head that a.head begins with, with the empty line that
+// ends it; 0: it is not complete.
+func (a *answerReader) findHeadEnd() int {
 	for {
 		line, _, whole := bytes.Cut(a.head[a.line:], []byte("\n"))
 		if !whole {
@@ -115,15 +114,16 @@ func (a *answerReader) headEnd() int {
 	}
 }
 
-// takeHead takes a head, and what was read behind it.
-func (a *answerReader) takeHead(raw, behind []byte) {
+// processHead prepares a head and the bytes behind it for being read. An interim answer passes as
+// it is. A final one announces the end of the connection, and rest ends with its content.
+func (a *answerReader) processHead(raw, behind []byte) {
 	answer, err := readAnswerHead(raw, a.exchange.method) //nolint:bodyclose // nothing is read from it
 	switch {
 	case err != nil: // the client may understand it
-		a.pass(append(announceClose(raw), behind...))
+		a.passAll(append(announceClose(raw), behind...))
 	case answer.StatusCode == http.StatusSwitchingProtocols && a.exchange.upgrades:
 		a.exchange.upgraded.Store(true)
-		a.pass(a.head)
+		a.passAll(a.head)
 	case answer.StatusCode < http.StatusOK && answer.StatusCode != http.StatusSwitchingProtocols:
 		a.ready, a.head, a.line = raw, behind, 0
 	default:
@@ -133,18 +133,18 @@ func (a *answerReader) takeHead(raw, behind []byte) {
 			last = h.bytes()
 		}
 		content := &contentReader{content: contentOfAnswer(answer, a.exchange.method), src: a.src, last: true}
-		n, _ := content.take(behind)
-		a.pass(append(last, behind[:n]...))
+		n, _ := content.countReadable(behind)
+		a.passAll(append(last, behind[:n]...))
 		a.rest = content
 	}
 }
 
-// pass makes b the next bytes to be read, and then what is still to come.
-func (a *answerReader) pass(b []byte) { a.ready, a.rest, a.head = b, a.src, nil }
+// passAll makes b the next bytes to be read, and all that src still sends those after it.
+func (a *answerReader) passAll(b []byte) { a.ready, a.rest, a.head = b, a.src, nil }
 
-// readAnswerHead reads what tells where an answer ends. Clients take more than package net/http
-// does. Where that refuses a head, readAnswerHead gives it only the status code and the fields of
-// the content.
+// readAnswerHead reads the status code and the fields that tell where an answer ends. Clients
+// accept heads that package net/http refuses. Then readAnswerHead gives net/http a head with only
+// these parts.
 func readAnswerHead(raw []byte, method string) (*http.Response, error) {
 	read := func(b []byte) (*http.Response, error) {
 		return http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), &http.Request{Method: method})
@@ -174,9 +174,9 @@ func readAnswerHead(raw []byte, method string) (*http.Response, error) {
 	return read(framing.bytes())
 }
 
-// announceClose returns the lines of a head with a Connection field behind the first one. Where
-// there are others, that one decides (RFC 9112 §9.3). A head without a version of HTTP stays as
-// it is.
+// announceClose returns the lines of a head with "Connection: close" behind the first one (RFC 9112
+// §9.3), and without the other fields about the connection. A head without a version of HTTP stays
+// as it is.
 func announceClose(lines []byte) []byte {
 	first, rest, found := bytes.Cut(lines, []byte("\n"))
 	if !found || !bytes.HasPrefix(first, []byte("HTTP/")) {
@@ -193,7 +193,7 @@ func announceClose(lines []byte) []byte {
 	return edited
 }
 
-// content follows where the content of a message ends (RFC 9112 §6).
+// content finds the end of a message's content while its bytes pass (RFC 9112 §6).
 type content struct {
 	left    int64 // bytes to come of the content, or of the chunk
 	chunked bool  // RFC 9112 §7.1
@@ -222,7 +222,7 @@ var errChunk = errors.New("content: a chunk is malformed (RFC 9112, section 7.1)
 // maxChunkDigits keeps a chunk's size within 63 bits.
 const maxChunkDigits = 15
 
-// contentOfRequest returns the content of a request: without a length it has none (RFC 9112
+// contentOfRequest returns the content of a request, which is empty without a length (RFC 9112
 // §6.3).
 func contentOfRequest(req *http.Request) *content {
 	return &content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
@@ -242,11 +242,11 @@ func contentOfAnswer(answer *http.Response, method string) *content {
 	return &content{left: answer.ContentLength}
 }
 
-// isOver reports whether all has been taken.
+// isOver reports whether the content has ended.
 func (c *content) isOver() bool { return c.chunked && c.at == noMore || !c.chunked && c.left == 0 }
 
-// take returns how many of the next bytes b belong to the content.
-func (c *content) take(b []byte) (int, error) {
+// advance returns how many of the next bytes b belong to the content. They count as passed.
+func (c *content) advance(b []byte) (int, error) {
 	if !c.chunked {
 		n := min(c.left, int64(len(b)))
 		c.left -= n
@@ -264,7 +264,7 @@ func (c *content) take(b []byte) (int, error) {
 			}
 			continue
 		}
-		if err := c.frame(b[i]); err != nil {
+		if err := c.parseFraming(b[i]); err != nil {
 			return i, err
 		}
 		i++
@@ -272,9 +272,9 @@ func (c *content) take(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// frame takes a byte that is not of a chunk's data. Lines end with CR LF alone: a server that
-// took another end for one would see other chunks than we do.
-func (c *content) frame(b byte) error {
+// parseFraming parses a byte that is not of a chunk's data. It accepts CR LF alone as the end of a
+// line, because with other ends a server might see other chunks than we do.
+func (c *content) parseFraming(b byte) error {
 	switch {
 	case c.at == chunkSize && hexDigit(b) >= 0 && c.digits < maxChunkDigits:
 		c.left, c.digits = c.left<<4|int64(hexDigit(b)), c.digits+1
@@ -318,14 +318,13 @@ func hexDigit(b byte) int {
 	return -1
 }
 
-// contentReader reads the content of a message, from the bytes that src brings. It ends when src
-// does.
+// contentReader reads the content of a message from src. It ends when src does.
 type contentReader struct {
-	content *content
-	src     io.Reader
-	last    bool         // it ends with the content as well; else the bytes that follow are dropped
-	raw     bool         // whatever comes is read
-	unbound *atomic.Bool // sets raw once it is set; nil: it never is
+	content  *content
+	src      io.Reader
+	last     bool         // the reader ends with the content; else it drops the bytes behind the content
+	raw      bool         // all bytes of src are returned, where the content has no end that we know
+	upgraded *atomic.Bool // true: raw is to be set; nil: never
 }
 
 var _ datapath.ReadyReader = (*contentReader)(nil)
@@ -339,16 +338,16 @@ func (r *contentReader) Read(b []byte) (int, error) {
 // read.
 func (r *contentReader) ReadReady(room datapath.Room) (int, error) {
 	ready, _ := r.src.(datapath.ReadyReader)
-	noting := &noting{Room: room}
+	recorder := &roomRecorder{Room: room}
 	for !r.last || r.raw || !r.content.isOver() {
 		var n int
 		var err error
 		if ready != nil {
-			n, err = ready.ReadReady(noting)
+			n, err = ready.ReadReady(recorder)
 		} else {
-			n, err = r.src.Read(noting.Take())
+			n, err = r.src.Read(recorder.Take())
 		}
-		n, malformed := r.take(noting.taken[:n])
+		n, malformed := r.countReadable(recorder.taken[:n])
 		if malformed != nil {
 			err = malformed
 		}
@@ -359,15 +358,15 @@ func (r *contentReader) ReadReady(room datapath.Room) (int, error) {
 	return 0, io.EOF
 }
 
-// take returns how many of the next bytes b are to be read.
-func (r *contentReader) take(b []byte) (int, error) {
-	if r.unbound != nil && r.unbound.Load() {
+// countReadable returns how many of the next bytes b the reader returns; the rest are dropped.
+func (r *contentReader) countReadable(b []byte) (int, error) {
+	if r.upgraded != nil && r.upgraded.Load() {
 		r.raw = true
 	}
 	if r.raw {
 		return len(b), nil
 	}
-	n, err := r.content.take(b)
+	n, err := r.content.advance(b)
 	if err != nil && r.last { // the client may understand it
 		r.raw = true
 		return len(b), nil
@@ -375,14 +374,14 @@ func (r *contentReader) take(b []byte) (int, error) {
 	return n, err
 }
 
-// noting is a Room that remembers what it lent last.
-type noting struct {
+// roomRecorder is a Room that remembers the memory that it lent last.
+type roomRecorder struct {
 	datapath.Room
 	taken []byte
 }
 
 // Take implements datapath.Room.
-func (n *noting) Take() []byte {
-	n.taken = n.Room.Take()
-	return n.taken
+func (r *roomRecorder) Take() []byte {
+	r.taken = r.Room.Take()
+	return r.taken
 }

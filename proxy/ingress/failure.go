@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// failure is how SOCKS5 and HTTP tell a client of a dial error.
+// failure is the answer to a dial error in SOCKS5 and HTTP.
 type failure struct {
 	socks  byte   // reply field, RFC 1928 §6
 	status int    // HTTP status code
 	token  string // proxy error type, RFC 9209 §2.3
-	reason string // for people; says nothing about our network beyond the status
+	reason string // for people; shows no more of our network than the status does
 }
 
 var (
@@ -25,12 +25,12 @@ var (
 	failedHost     = failure{4, 502, "destination_ip_unroutable", "the host is unreachable"}
 	failedName     = failure{4, 502, "dns_error", "the name could not be resolved"}
 	failedRefused  = failure{5, 502, "connection_refused", "the server refused the connection"}
-	failedOnTime   = failure{6, 504, "connection_timeout", "the server did not answer in time"}
+	failedTimeout  = failure{6, 504, "connection_timeout", "the server did not answer in time"}
 	failedResource = failure{1, 503, "proxy_internal_error", "the proxy has no room for another connection"}
 )
 
-// HTTPFailure returns how HTTP tells a client of a dial error: the status code, the value of the
-// Proxy-Status field (RFC 9209) and a sentence for people.
+// HTTPFailure returns the parts of the HTTP answer to a dial error: the status code, the value of
+// the Proxy-Status field (RFC 9209) and a sentence for people.
 func HTTPFailure(err error) (status int, proxyStatus, reason string) {
 	f := failureOf(err)
 	return f.status, "penstock; error=" + f.token, f.reason
@@ -56,7 +56,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &dns) && !dns.IsTimeout:
 		return failedName
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		return failedOnTime
+		return failedTimeout
 	}
 	return failedOther
 }

@@ -29,7 +29,7 @@ func testListener(tb testing.TB, cfg Config) *Socket {
 	tb.Helper()
 	cfg.Name = "test"
 	require.NoError(tb, cfg.validateConfig())
-	l, err := newListener(cfg, &fakeAcceptor{})
+	l, err := newSocket(cfg, &fakeAcceptor{})
 	require.NoError(tb, err)
 	return l
 }
@@ -147,7 +147,7 @@ func TestLoopsAreRefused(t *testing.T) {
 		{"a link-local listener with a zone", "[fe80::1%eth0]:1080", "[fe80::1]:1080", true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			l, err := newListener(Config{Name: "test", Mode: access.TPROXY},
+			l, err := newSocket(Config{Name: "test", Mode: access.TPROXY},
 				&fakeAcceptor{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(row.listen))})
 			require.NoError(t, err)
 			conn := newFakeConn("")

@@ -40,9 +40,9 @@ func (us users) allowUser(name, password []byte) bool {
 }
 
 const (
-	freeGuesses     = 5           // of one host in guessPeriod, before its answers wait
-	guessPeriod     = time.Minute // for how long a wrong secret counts
-	maxHeldGuesses  = 128         // answers that wait of one host
+	freeGuesses     = 5           // wrong secrets of one host within guessPeriod that are answered at once
+	guessPeriod     = time.Minute // how long a wrong secret counts
+	maxHeldGuesses  = 128         // delayed answers of one host at a time
 	maxGuessedHosts = 4096        // hosts with wrong secrets that are remembered
 )
 
@@ -56,39 +56,39 @@ var (
 )
 
 // Guesses slow down hosts that guess passwords or tokens. After freeGuesses wrong ones within
-// guessPeriod the answer to each further one waits: a second, and twice as long with each. Right
-// ones are answered at once, since clients behind one address may be many. But while
-// maxHeldGuesses answers wait, no other secret of that host is looked at: a client that does not
-// wait for answers would guess on. The zero value is ready.
+// guessPeriod the answer to the next is delayed by a second, and by twice as long with each
+// further one. Right secrets are answered at once, since many clients may share one address. But
+// while maxHeldGuesses answers are delayed, no secret of that host is checked: otherwise a client
+// that does not wait for answers could guess on. The zero value is ready to use.
 type Guesses struct {
-	mu sync.Mutex
-	by map[netip.Addr]*guesser
+	mu    sync.Mutex
+	hosts map[netip.Addr]*guesser
 }
 
 // guesser is a host that has given wrong secrets.
 type guesser struct {
 	wrong int // within guessPeriod
-	held  int // answers that wait
+	held  int // delayed answers that were not sent yet
 }
 
-// May reports whether a secret of the client at addr is to be looked at.
-func (g *Guesses) May(addr netip.Addr) bool {
+// MayTry reports whether to check a secret of the client at addr.
+func (g *Guesses) MayTry(addr netip.Addr) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h := g.by[datapath.Host(addr)]
+	h := g.hosts[datapath.Host(addr)]
 	return h == nil || h.held < maxHeldGuesses
 }
 
-// Wrong counts a wrong secret of the client at addr. It returns when the client may have its
-// answer: after longest at the latest, or once ctx is done. The answer counts as held for as long
-// even then, so that a client that hangs up guesses no faster.
-func (g *Guesses) Wrong(ctx context.Context, addr netip.Addr, longest time.Duration) {
-	if pause := g.count(datapath.Host(addr), longest); pause > 0 {
+// DelayWrong counts a wrong secret of the client at addr. It returns when the client may get its
+// answer: after longest at the latest, or once ctx is done. Even then the answer counts as held
+// for the whole delay, so that a client that hangs up guesses no faster.
+func (g *Guesses) DelayWrong(ctx context.Context, addr netip.Addr, longest time.Duration) {
+	if pause := g.addWrong(datapath.Host(addr), longest); pause > 0 {
 		waitFor(ctx, pause)
 	}
 }
 
-// waitFor waits for that long, or until ctx has ended.
+// waitFor waits for pause, or until ctx has ended.
 func waitFor(ctx context.Context, pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -98,24 +98,24 @@ func waitFor(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// count notes a wrong secret of host for guessPeriod, and returns for how long its answer is
-// held: longest at most.
-func (g *Guesses) count(host netip.Addr, longest time.Duration) (pause time.Duration) {
+// addWrong counts a wrong secret of host for guessPeriod, and returns how long to delay its
+// answer: longest at most.
+func (g *Guesses) addWrong(host netip.Addr, longest time.Duration) (pause time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.by == nil {
-		g.by = map[netip.Addr]*guesser{}
+	if g.hosts == nil {
+		g.hosts = map[netip.Addr]*guesser{}
 	}
-	h := g.by[host]
+	h := g.hosts[host]
 	if h == nil {
-		if len(g.by) >= maxGuessedHosts {
+		if len(g.hosts) >= maxGuessedHosts {
 			g.evictHost()
 		}
 		h = &guesser{}
-		g.by[host] = h
+		g.hosts[host] = h
 	}
 	h.wrong++
-	time.AfterFunc(guessPeriod, func() { g.forget(host, h) })
+	time.AfterFunc(guessPeriod, func() { g.expireWrong(host, h) })
 	if h.wrong <= freeGuesses {
 		return 0
 	}
@@ -129,22 +129,22 @@ func (g *Guesses) count(host netip.Addr, longest time.Duration) (pause time.Dura
 	return pause
 }
 
-// forget takes one wrong secret off those of host. h may have been evicted.
-func (g *Guesses) forget(host netip.Addr, h *guesser) {
+// expireWrong ends the count of one wrong secret of host. h may have been evicted.
+func (g *Guesses) expireWrong(host netip.Addr, h *guesser) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if h.wrong--; h.wrong == 0 && g.by[host] == h {
-		delete(g.by, host)
+	if h.wrong--; h.wrong == 0 && g.hosts[host] == h {
+		delete(g.hosts, host)
 	}
 }
 
-// evictHost forgets a host with few wrong secrets: the one with the fewest of a sample, since a
-// map is read in random order. Hosts that guess on have more, and stay. The caller holds g.mu.
+// evictHost forgets the host with the fewest wrong secrets of a random sample, which the order of
+// a map is. Hosts that guess on have more, and stay. The caller holds g.mu.
 func (g *Guesses) evictHost() {
 	const sample = 64
 	var least netip.Addr
 	fewest, seen := 0, 0
-	for host, h := range g.by {
+	for host, h := range g.hosts {
 		if seen == 0 || h.wrong < fewest {
 			least, fewest = host, h.wrong
 		}
@@ -152,5 +152,5 @@ func (g *Guesses) evictHost() {
 			break
 		}
 	}
-	delete(g.by, least)
+	delete(g.hosts, least)
 }

@@ -30,7 +30,7 @@ func try(t *testing.T, l *Socket, from, says string) (took time.Duration, heard 
 func countRemembered(g *Guesses) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.by)
+	return len(g.hosts)
 }
 
 // The same account, right and wrong, in both protocols.
@@ -99,7 +99,7 @@ func TestWhoDoesNotWaitForAnswersGuessesNoFaster(t *testing.T) {
 		looked, over := 0, time.Now().Add(guessPeriod/2)
 		var guessing sync.WaitGroup
 		for time.Now().Before(over) {
-			if l.guesses.May(netip.MustParseAddr("2001:db8::1")) {
+			if l.guesses.MayTry(netip.MustParseAddr("2001:db8::1")) {
 				looked++
 				guessing.Go(func() { _, _, _ = try(t, l, "[2001:db8::1]:4000", socksWrong) })
 				synctest.Wait()
@@ -139,10 +139,10 @@ func TestAGuessMayComeAsOthersAreForgotten(t *testing.T) {
 			host := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 			guessing.Go(func() {
 				for range freeGuesses {
-					g.Wrong(t.Context(), host, time.Second)
+					g.DelayWrong(t.Context(), host, time.Second)
 				}
 				time.Sleep(guessPeriod)
-				g.Wrong(t.Context(), host, time.Second)
+				g.DelayWrong(t.Context(), host, time.Second)
 			})
 		}
 		guessing.Wait()
@@ -159,14 +159,14 @@ func TestWhoHangsUpHasItsAnswersHeldAllTheSame(t *testing.T) {
 		hangUp()
 		looked := 0
 		for range 10_000 {
-			if g.May(host) {
+			if g.MayTry(host) {
 				looked++
-				g.Wrong(gone, host, 9*time.Second)
+				g.DelayWrong(gone, host, 9*time.Second)
 			}
 		}
 		assert.Equal(t, freeGuesses+maxHeldGuesses, looked)
 		time.Sleep(10 * time.Second)
-		assert.True(t, g.May(host))
+		assert.True(t, g.MayTry(host))
 		time.Sleep(2 * guessPeriod)
 		synctest.Wait()
 		assert.Zero(t, countRemembered(&g))
@@ -178,12 +178,12 @@ func TestAHostIsSlowedDownBesideThousands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Guesses
 		for i := range 2 * maxGuessedHosts {
-			g.Wrong(t.Context(), netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), time.Second)
+			g.DelayWrong(t.Context(), netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), time.Second)
 		}
 		assert.Equal(t, maxGuessedHosts, countRemembered(&g))
 		began := time.Now()
 		for range 20 {
-			g.Wrong(t.Context(), netip.MustParseAddr("192.0.2.1"), time.Second)
+			g.DelayWrong(t.Context(), netip.MustParseAddr("192.0.2.1"), time.Second)
 		}
 		assert.Equal(t, 15*time.Second, time.Since(began))
 		time.Sleep(2 * guessPeriod)
@@ -194,7 +194,7 @@ func TestWrongPasswordsOfManyHostsAreRememberedInBoundedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Guesses
 		for i := range 2 * maxGuessedHosts {
-			g.Wrong(t.Context(), netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), time.Second)
+			g.DelayWrong(t.Context(), netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), time.Second)
 		}
 		assert.Equal(t, maxGuessedHosts, countRemembered(&g))
 		time.Sleep(guessPeriod + time.Second)

@@ -40,8 +40,7 @@ func (f field) isInvalid() bool {
 	return !httpguts.ValidHeaderFieldName(f.name) || !httpguts.ValidHeaderFieldValue(f.value)
 }
 
-// fieldOf returns the field of a line, which may be malformed: a line without a colon has no
-// value.
+// fieldOf returns the field of a line. The line may be malformed: without a colon it has no value.
 func fieldOf(line string) field {
 	name, value, _ := strings.Cut(line, ":")
 	return field{textproto.TrimString(name), textproto.TrimString(strings.TrimRight(value, "\r\n"))}
@@ -90,8 +89,8 @@ func (h head) connectionOptions() (options []string) {
 	return options
 }
 
-// endToEnd returns the fields that are forwarded. Those that tell where the content ends always
-// are: otherwise the content would be taken for a message.
+// endToEnd returns the fields that are forwarded. Fields that tell where the content ends are
+// always among them: otherwise the server would take the content for another request.
 func (h head) endToEnd() []field {
 	options := h.connectionOptions()
 	return slices.DeleteFunc(slices.Clone(h.fields), func(f field) bool {
@@ -117,8 +116,8 @@ type request struct {
 	parsed         *http.Request // what package net/http makes of all but the target
 }
 
-// parseRequest reads the head of a request. It refuses what servers may understand in different
-// ways: that would let a client smuggle a request past a rule (RFC 9112 §11.2).
+// parseRequest reads the head of a request. It refuses heads that servers understand in different
+// ways, since with them a client could smuggle a request past a rule (RFC 9112 §11.2).
 func parseRequest(b []byte) (request, error) {
 	h, err := parseHead(b, false)
 	if err != nil || slices.ContainsFunc(h.fields, field.isInvalid) {
@@ -138,18 +137,17 @@ func parseRequest(b []byte) (request, error) {
 	return request{h, method, target, parsed}, nil
 }
 
-// isNoTarget reports whether a character is in no request target. Which others are allowed is for
-// the server to say.
+// isNoTarget reports whether a character may be in no request target. The server judges the rest.
 func isNoTarget(r rune) bool { return r <= ' ' || r == 0x7f }
 
 // wholeURL is a URL of scheme http, or ws.
 type wholeURL struct {
-	authority *url.URL // its authority alone; nil: it is malformed
-	origin    string   // what follows the authority, but for the fragment
+	authority *url.URL // without path and query; nil: it is malformed
+	origin    string   // path and query
 }
 
-// parseWholeURL reads the target of a request by a version of HTTP that we speak; not ok: it is
-// of another form. Only the authority is looked into. The rest is for the server to judge.
+// parseWholeURL reads the target of an HTTP/1 request; not ok: it is no whole URL. It parses only
+// the authority. The server judges the rest.
 func parseWholeURL(req request) (to wholeURL, ok bool) {
 	scheme, rest, _ := strings.Cut(req.target, "://")
 	if !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "ws") || req.parsed.ProtoMajor != 1 {
@@ -167,16 +165,16 @@ func parseWholeURL(req request) (to wholeURL, ok bool) {
 	return to, end > 0
 }
 
-// originRequest returns the head of req as the server is to see it (RFC 9112 §3.2.1). The bytes
-// that follow it are the client's own.
+// originRequest returns the head of req for the server, with the target in origin form (RFC 9112
+// §3.2.1).
 func originRequest(req request, to wholeURL, upgrades bool) []byte {
-	h := head{fmt.Sprintf("%s %s HTTP/1.%d", req.method, to.path(req.method), min(req.parsed.ProtoMinor, 1)), nil}
+	h := head{fmt.Sprintf("%s %s HTTP/1.%d", req.method, to.originForm(req.method), min(req.parsed.ProtoMinor, 1)), nil}
 	host := field{"Host", hostField(to.authority)}
 	fields := req.endToEnd()
 	if !slices.ContainsFunc(fields, func(f field) bool { return f.is("Host") }) {
 		h.fields = append(h.fields, host)
 	}
-	// Package net/http has found one that tells the length, perhaps among others.
+	// Only the first field that tells the length is forwarded, of the kind that net/http goes by.
 	length := "Content-Length"
 	if len(req.parsed.TransferEncoding) > 0 {
 		length = "Transfer-Encoding"
@@ -202,8 +200,8 @@ func originRequest(req request, to wholeURL, upgrades bool) []byte {
 	return h.bytes()
 }
 
-// path returns the target of the request for the server.
-func (u wholeURL) path(method string) string {
+// originForm returns the target of the request for the server.
+func (u wholeURL) originForm(method string) string {
 	switch {
 	case u.origin == "" && method == http.MethodOptions:
 		return "*" // RFC 9112 §3.2.4
@@ -227,8 +225,8 @@ func hostField(u *url.URL) string {
 	return strings.TrimSuffix(u.Host, ":")
 }
 
-// httpRefusal returns an answer after which the caller closes the connection. header is whole
-// lines.
+// httpRefusal returns an answer after which the caller closes the connection. header is empty or
+// complete lines.
 func httpRefusal(status int, header, reason string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n%s", status, http.StatusText(status), header)

@@ -26,17 +26,17 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Listener takes connections in two steps, so that a client that is slow to say what it wants
-// never delays the next one.
+// Listener accepts and greets connections in two steps, so that a client that is slow to say what
+// it wants never delays the next one.
 type Listener interface {
-	// Serve calls take for each connection that comes, before its destination is known. It
-	// returns once no more will come, with an error: net.ErrClosed after Drain. Where descriptors
-	// or memory are short it waits and tries again. take must not wait.
+	// Serve calls take for each accepted connection, before its destination is known. It returns
+	// an error once it accepts no more: net.ErrClosed after Drain. Where descriptors or memory are
+	// short it waits and tries again. take must not block.
 	Serve(take func(datapath.Conn)) error
 
 	// Greet finds out where the connection is meant to go. It takes no longer than the configured
-	// handshake timeout. On an error it has told the client what the protocol allows and closed
-	// the connection.
+	// handshake timeout. Before it returns an error it sends the client the answer that the
+	// protocol has for it, and closes the connection.
 	//
 	// Where a loop drives the connection, Greet does not wait: instead it returns
 	// datapath.ErrWait and a Client with nothing but Again. Elsewhere it ends with ctx.
@@ -47,16 +47,16 @@ type Listener interface {
 	// Health says why clients do not reach the listener at present; nil: they do.
 	Health() error
 
-	// Drain takes no further connections. Connections that were taken go on, until Close.
+	// Drain ends accepting. Accepted connections continue until Close.
 	Drain()
 
 	Close() error
 }
 
-// Client is the client leg, and where it meant to go.
+// Client is the client leg with its destination.
 type Client struct {
-	// Conn is the connection that was taken, or a thin layer over it while bytes wait that the
-	// client sent behind its handshake (see Detach).
+	// Conn is the accepted connection. A wrapper returns the bytes first that the client sent
+	// behind its handshake (see Detach).
 	datapath.Conn
 	Source   netip.AddrPort  // the client's own address: from PROXY protocol where it was used
 	Target   netip.AddrPort  // invalid when the client named a Host; never with a zone
@@ -65,11 +65,11 @@ type Client struct {
 	Peer     string          // of the tunnel that it came through; empty: through none
 	Current  func() bool     // reports whether the Peer still has the Source; nil: its connections end with it
 	Hops     uint8           // hop limit of the packets towards the server; 0: the system's default
-	cameTo   *netip.AddrPort // what a PROXY header says of it; nil: there was none
-	Exchange *Exchange       // bounds what passes behind the early bytes; nil: all that comes
+	cameTo   *netip.AddrPort // the destination in the PROXY header; nil: there was none
+	Exchange *Exchange       // bounds what passes behind the early bytes; nil: everything passes
 
-	// Again goes on with a Greet that has returned datapath.ErrWait. Call it at the next event of
-	// the connection, and where the error is a Pause, after that time with a ctx that has ended.
+	// Again continues a Greet that has returned datapath.ErrWait. Call it at the next event of
+	// the connection. Where the error is a Pause, call it after that time with a ctx that has ended.
 	Again func(ctx context.Context) (Client, error)
 
 	// Answer tells the client how the dial went, in its protocol: bound is the local address of

@@ -138,7 +138,7 @@ func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 			return newFakeConn(""), nil
 		}}
 		var log bytes.Buffer
-		l, err := newListener(Config{
+		l, err := newSocket(Config{
 			Name: "lan", Mode: access.SOCKS5,
 			Log: slog.New(slog.NewTextHandler(&log, nil)),
 		}, ln)
@@ -172,7 +172,7 @@ func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 
 func TestAnErrorOfOneConnectionKeepsNoOtherWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		left := slices.Clone(unaccepted)
+		left := slices.Clone(connErrors)
 		ln := &fakeAcceptor{closed: make(chan struct{}), next: func() (datapath.Conn, error) {
 			if len(left) == 0 {
 				return newFakeConn(""), nil
@@ -181,7 +181,7 @@ func TestAnErrorOfOneConnectionKeepsNoOtherWaiting(t *testing.T) {
 			left = left[1:]
 			return nil, err
 		}}
-		l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, ln)
+		l, err := newSocket(Config{Name: "lan", Mode: access.SOCKS5}, ln)
 		require.NoError(t, err)
 		began := time.Now()
 		_, err = accepting(t, l)()
@@ -195,7 +195,7 @@ func TestCloseEndsAServeThatWaits(t *testing.T) {
 		ln := &fakeAcceptor{closed: make(chan struct{}), next: func() (datapath.Conn, error) {
 			return nil, syscall.ENFILE
 		}}
-		l, err := newListener(Config{Mode: access.SOCKS5}, ln)
+		l, err := newSocket(Config{Mode: access.SOCKS5}, ln)
 		require.NoError(t, err)
 		ended := make(chan error)
 		go func() { ended <- l.Serve(func(datapath.Conn) {}) }()
@@ -206,7 +206,7 @@ func TestCloseEndsAServeThatWaits(t *testing.T) {
 }
 
 func TestPermanentAcceptErrorIsReturned(t *testing.T) {
-	l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, &fakeAcceptor{next: func() (datapath.Conn, error) {
+	l, err := newSocket(Config{Name: "lan", Mode: access.SOCKS5}, &fakeAcceptor{next: func() (datapath.Conn, error) {
 		return nil, syscall.EINVAL
 	}})
 	require.NoError(t, err)

@@ -66,7 +66,7 @@ func TestAnswersAreRememberedUntilSomethingChanges(t *testing.T) {
 		require.NoError(t, err)
 		return local
 	}
-	routes.forgetAnswers(map[netip.Addr]bool{}) // what the link's coming up has not forgotten yet
+	routes.replaceAnswers(map[netip.Addr]bool{}) // what the link's coming up has not forgotten yet
 	before := routes.asked
 	for range 1000 {
 		require.False(t, ask())

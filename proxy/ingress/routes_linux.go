@@ -18,7 +18,7 @@ var noRoute = []syscall.Errno{
 	unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
 }
 
-// routeChanges are the netlink groups that tell of everything that an answer of Local follows from.
+// routeChanges are the netlink groups with all changes that can alter an answer of Local.
 var routeChanges = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
 	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
@@ -37,7 +37,7 @@ type Routes struct {
 
 	mu      sync.Mutex
 	answers map[netip.Addr]bool // nil: none is remembered
-	version int                 // of the kernel's routes: changes so far
+	version int                 // number of changes so far
 	asked   int                 // questions to the kernel so far
 }
 
@@ -70,19 +70,19 @@ func (r *Routes) forgetChanged() {
 	defer close(r.done)
 	for {
 		_, _, err := r.changes.Receive()
-		if err != nil && !errors.Is(err, unix.ENOBUFS) { // that: there were more changes than the socket could hold
-			r.forgetAnswers(nil)
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS: changes were lost, so that answers are forgotten too
+			r.replaceAnswers(nil)
 			return
 		}
-		r.forgetAnswers(map[netip.Addr]bool{})
+		r.replaceAnswers(map[netip.Addr]bool{})
 	}
 }
 
-// forgetAnswers replaces the remembered answers.
-func (r *Routes) forgetAnswers(by map[netip.Addr]bool) {
+// replaceAnswers replaces the remembered answers; nil: from now on none are remembered.
+func (r *Routes) replaceAnswers(answers map[netip.Addr]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.answers = by
+	r.answers = answers
 	r.version++
 }
 
@@ -101,7 +101,7 @@ func (r *Routes) Local(addr netip.Addr) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked++
-	if err == nil && r.answers != nil && r.version == version { // else the answer may be of before a change
+	if err == nil && r.answers != nil && r.version == version { // else the answer may be older than a change
 		if len(r.answers) >= maxAnswers {
 			clear(r.answers)
 		}

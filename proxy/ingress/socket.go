@@ -89,26 +89,26 @@ func (c Config) validateConfig() error {
 	return nil
 }
 
-// Waits after an accept that failed for want of a resource: each is twice the one before, from
-// firstDelay up to lastDelay. The kernel keeps the connection in its queue until then.
+// Delays after an accept that failed for lack of a resource double from firstDelay to lastDelay.
+// The kernel keeps the connection in its queue in the meantime.
 const (
 	firstDelay      = 5 * time.Millisecond
 	lastDelay       = time.Second
 	complaintPeriod = 10 * time.Second // between two log lines
 )
 
-// Socket is a TCP listener of any mode. Its greeter does what the modes do differently. All
-// methods may be called from any goroutine: Apply replaces the greeter as a whole, and a
-// client keeps the one that began to greet it.
+// Socket is a TCP listener of any mode. Its greeter implements the modes. Its methods are safe for
+// concurrent use: Apply replaces the greeter as a whole, and a client keeps the one that began to
+// greet it.
 type Socket struct {
 	ln      Acceptor
 	greeter atomic.Pointer[greeter]
 	delay   atomic.Int64 // time.Duration of the last wait; 0: a connection has been accepted since
-	guesses Guesses      // of all greeters: a reload forgives no guesser
-	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
+	guesses Guesses      // shared by all greeters, so that a reload does not reset them
+	quiet   atomic.Bool  // a failure was logged less than complaintPeriod ago
 }
 
-// Listen opens a listener, or takes cfg.Socket, which it closes where it fails. ctx only bounds
+// Listen opens a listener, or takes over cfg.Socket, which it closes on an error. ctx bounds only
 // the opening.
 func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 	tcp := cfg.Socket
@@ -127,7 +127,7 @@ func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
 	}
-	l, err := newListener(cfg, ln)
+	l, err := newSocket(cfg, ln)
 	if err != nil {
 		_ = ln.Close()
 		return nil, err
@@ -143,8 +143,8 @@ func (c Config) openSocket(ctx context.Context) (*net.TCPListener, error) {
 	return kernel.Listen(ctx, c.Addr, c.Mode == access.TPROXY)
 }
 
-// newListener returns a Socket that accepts from ln, and owns it only where there is no error.
-func newListener(cfg Config, ln Acceptor) (*Socket, error) {
+// newSocket returns a Socket that accepts from ln. On an error the caller still owns ln.
+func newSocket(cfg Config, ln Acceptor) (*Socket, error) {
 	l := &Socket{ln: ln}
 	g, err := newGreeter(cfg, datapath.AddrPortOf(ln.Addr()), &l.guesses)
 	if err != nil {
@@ -154,8 +154,8 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	return l, nil
 }
 
-// Apply prepares cfg. Its mode may be another; its Addr and Socket do not count. commit puts it
-// in force for clients that come from then on. An error changes nothing.
+// Apply prepares a change to cfg, except for its Addr and Socket. commit puts cfg into force for
+// clients that come from then on. An error changes nothing.
 func (l *Socket) Apply(cfg Config) (commit func(), err error) {
 	if err := cfg.validateConfig(); err != nil {
 		return nil, fmt.Errorf("listener %q: %w", cfg.Name, err)
@@ -200,8 +200,8 @@ func (l *Socket) Duplicate() (fd int, err error) { return l.ln.Duplicate() }
 // Health implements Listener: a socket that fails ends Serve.
 func (l *Socket) Health() error { return nil }
 
-// Drain implements Listener. The kernel then refuses connections: another process may listen by
-// now.
+// Drain implements Listener. It closes the socket, so that connections reach only another process
+// that listens at the address.
 func (l *Socket) Drain() { _ = l.Close() }
 
 // Close implements Listener. Connections that were accepted go on.
@@ -214,7 +214,7 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 			l.delay.Store(0)
 		}
 		take(conn)
-	}, l.acceptFailed)
+	}, l.pauseAfterFailure)
 	return fmt.Errorf("ingress: listener %q: accept: %w", l.currentConfig().Name, err)
 }
 
@@ -223,10 +223,10 @@ func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) 
 	return l.greeter.Load().greetClient(ctx, conn)
 }
 
-// acceptFailed returns how long to wait after a failure of accept; below 0: it is permanent.
-func (l *Socket) acceptFailed(err error) (pause time.Duration) {
+// pauseAfterFailure returns how long to wait after a failed accept; below 0: the failure is permanent.
+func (l *Socket) pauseAfterFailure(err error) (pause time.Duration) {
 	switch {
-	case isOneOf(err, unaccepted):
+	case isOneOf(err, connErrors):
 		l.logFailure(err)
 		return 0
 	case !isOneOf(err, shortages):
@@ -245,9 +245,9 @@ func (l *Socket) acceptFailed(err error) (pause time.Duration) {
 // again.
 var shortages = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC}
 
-// unaccepted are errors of one connection: it is gone, the firewall refused it, or the network
-// has an error for it, which Linux passes on (accept(2), "Error handling").
-var unaccepted = []syscall.Errno{
+// connErrors are accept errors of one connection only: it is gone, the firewall refused it, or
+// Linux passes on a network error of it (accept(2), "Error handling").
+var connErrors = []syscall.Errno{
 	syscall.ECONNABORTED, syscall.EPERM, syscall.ENETDOWN, syscall.EPROTO, syscall.ENOPROTOOPT, syscall.EHOSTDOWN,
 	syscall.EHOSTUNREACH, syscall.EOPNOTSUPP, syscall.ENETUNREACH,
 }
@@ -257,7 +257,7 @@ func isOneOf(err error, these []syscall.Errno) bool {
 	return slices.ContainsFunc(these, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
-// logFailure logs a failed accept, at most once in complaintPeriod: they come in floods.
+// logFailure logs a failed accept, at most once in complaintPeriod, because many may fail at once.
 func (l *Socket) logFailure(err error) {
 	cfg := l.currentConfig()
 	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {

@@ -465,7 +465,7 @@ var (
 // may wait.
 func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	from := clientAddr(r.RemoteAddr).Addr()
-	if !m.isKnown(r) && !m.guesses.May(from) {
+	if !m.isKnown(r) && !m.guesses.MayTry(from) {
 		m.unauthorized.Add(1)
 		return identity{}, errGuessing
 	}
@@ -475,7 +475,7 @@ func (m *MASQUE) identify(r *http.Request) (who identity, err error) {
 	}
 	if who.token != (digest{}) {
 		m.unauthorized.Add(1)
-		m.guesses.Wrong(r.Context(), from, authenticateWithin*9/10) // before the connection is closed
+		m.guesses.DelayWrong(r.Context(), from, authenticateWithin*9/10) // before the connection is closed
 	}
 	return identity{}, errUnknown
 }
