@@ -216,9 +216,9 @@ func openByMode(
 	ctx context.Context, l ListenerConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
 	dp *kernel.Datapath, log *slog.Logger,
 ) (Listener, error) {
-	if l.Mode.Tunnels() && l.WireGuard.Path() != access.DatapathNetstack {
+	if l.Mode.Tunnels() && l.WireGuard.DatapathOrDefault() != access.DatapathNetstack {
 		in, err := openKernelListener(ctx, l, open, dp, log)
-		if err == nil || l.WireGuard.Path() == access.DatapathKernel || !access.Netstack {
+		if err == nil || l.WireGuard.DatapathOrDefault() == access.DatapathKernel || !access.Netstack {
 			return in, err // there is nothing else
 		}
 		// With datapath auto the tunnel works in user space, too.

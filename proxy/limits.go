@@ -97,7 +97,7 @@ func telemetryPorts(t *config.Telemetry) (n int) {
 // sessionBound returns how many sessions of datagrams a listener asks for. Peers of modes other than wireguard
 // are not known in advance.
 func sessionBound(l access.Listener) int {
-	if !l.Mode.Tunnels() || l.WireGuard.Path() == access.DatapathKernel {
+	if !l.Mode.Tunnels() || l.WireGuard.DatapathOrDefault() == access.DatapathKernel {
 		return 0
 	}
 	each := l.Tunnel.Datagrams().Sessions

@@ -102,7 +102,7 @@ func (l ListenerConfig) tunnelSettings() (s tunnel.Settings, err error) {
 		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
 		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Peers, Tokens: l.MASQUE.Tokens,
 	}
-	s.Datagrams.Most = l.Datagrams
+	s.Datagrams.MaxSessions = l.Datagrams
 	if l.TLS.Certificate != "" {
 		if s.Certificate, err = l.TLS.Pair(); err != nil {
 			return s, fmt.Errorf("tls: %w", err)
@@ -135,7 +135,7 @@ type kernelListener struct {
 func openKernelListener(
 	ctx context.Context, l ListenerConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
 ) (Listener, error) {
-	if l.WireGuard.Path() == access.DatapathAuto {
+	if l.WireGuard.DatapathOrDefault() == access.DatapathAuto {
 		if l.KernelLacks != nil {
 			return nil, l.KernelLacks
 		}

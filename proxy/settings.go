@@ -62,7 +62,7 @@ func (e *environment) forwardDatagrams(in *openListener, lc ListenerConfig, mark
 		return
 	}
 	bounds := lc.Listener.Tunnel.Datagrams()
-	bounds.Most = lc.Datagrams
+	bounds.MaxSessions = lc.Datagrams
 	t.Forward(bounds, tunnel.Forwarding{
 		Flows: e.Flows, Clock: e.Clock, Mark: uint32(mark), Log: e.Log,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {

@@ -133,8 +133,8 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 // describeListener writes the line of a listener.
 func describeListener(b *strings.Builder, l *access.Listener) {
 	fmt.Fprintf(b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
-	if l.Mode == access.WireGuard && l.WireGuard.Path() != access.DatapathNetstack {
-		fmt.Fprintf(b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
+	if l.Mode == access.WireGuard && l.WireGuard.DatapathOrDefault() != access.DatapathNetstack {
+		fmt.Fprintf(b, ", datapath %s, interface %s", l.WireGuard.DatapathOrDefault(), l.Interface())
 	}
 	if l.Mode.Tunnels() {
 		fmt.Fprintf(b, ", MTU %d", l.MTU())

@@ -60,7 +60,7 @@ func needsOf(cfg *config.Config) (n needs) {
 			n.addNeed(key("mode"), chooseChecks(v4, v6, forwarding4, forwarding6)...)
 		case l.Mode == access.TUN:
 			n.addNeed(key("mode"), "tun", "net_admin")
-		case l.Mode == access.WireGuard && l.WireGuard.Path() == access.DatapathKernel:
+		case l.Mode == access.WireGuard && l.WireGuard.DatapathOrDefault() == access.DatapathKernel:
 			n.addNeed(key("wireguard.datapath"), wireGuardTrial, "net_admin")
 		}
 		if l.Mode.Tunnels() {

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Datagrams says what becomes of UDP and ICMP that come through a tunnel.
+// Datagrams configures the forwarding of UDP and ICMP out of a tunnel.
 type Datagrams struct {
-	Idle     time.Duration  // after which a session without packets is forgotten
-	Sessions int            // of one peer at once, the longest idle goes first; 0: none, no datagram is forwarded
-	Most     int            // of all peers: each session may take a descriptor
-	Isolate  bool           // refuse what one peer sends to another, over TCP too
-	DNS      netip.AddrPort // answers at the gateway's own addresses, over TCP too; invalid: none
+	Idle        time.Duration  // a session without packets for so long ends
+	Sessions    int            // of one peer at a time; a new one replaces the longest idle; 0: forward no datagrams
+	MaxSessions int            // of all peers at a time: each session may take a descriptor
+	Isolate     bool           // refuse packets from one peer to another, over TCP too
+	DNS         netip.AddrPort // name server behind the gateway's own addresses, over TCP too; invalid: none
 }

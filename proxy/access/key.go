@@ -45,8 +45,8 @@ func (k Key) Public() (Key, error) {
 // String writes the key so that ParseKey reads it.
 func (k Key) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
 
-// Short is the key's beginning, for people.
+// Short returns the first 8 characters of the key, for people.
 func (k Key) Short() string { return k.String()[:8] }
 
-// Hex is the key as WireGuard's configuration protocol has it.
+// Hex returns the key in the form of WireGuard's configuration protocol.
 func (k Key) Hex() string { return hex.EncodeToString(k[:]) }

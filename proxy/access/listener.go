@@ -74,7 +74,7 @@ type Header struct {
 	From []netip.Prefix `yaml:"from"`
 }
 
-// Validate finds what does not go together in a listener. Errors are *check.Errors.
+// Validate checks the keys of a listener against each other. Errors are *check.Errors.
 func (l *Listener) Validate() error {
 	errs := []error{check.Name("name", l.Name)}
 	if l.Mode == "" {
@@ -92,11 +92,11 @@ func (l *Listener) Validate() error {
 	case l.Mode == Forward:
 		errs = append(errs, check.Target("target", l.Target))
 	}
-	return errors.Join(append(errs, l.checkPlaces(), l.checkUsers(), l.checkTunnel(), l.UDP.validate())...)
+	return errors.Join(append(errs, l.checkMisplaced(), l.checkUsers(), l.checkTunnel(), l.UDP.validate())...)
 }
 
-// checkPlaces finds keys that the listener's mode has no use for.
-func (l *Listener) checkPlaces() error {
+// checkMisplaced refuses keys that the listener's mode does not use.
+func (l *Listener) checkMisplaced() error {
 	var errs []error
 	for _, k := range [...]struct {
 		misplaced bool
@@ -127,7 +127,7 @@ func (l *Listener) checkPlaces() error {
 			"only modes tun and wireguard have a device; remove it or change the mode",
 		},
 		{
-			l.Mode == WireGuard && l.Device != "" && l.WireGuard.Path() == DatapathNetstack, "device",
+			l.Mode == WireGuard && l.Device != "" && l.WireGuard.DatapathOrDefault() == DatapathNetstack, "device",
 			"datapath netstack needs no interface; remove it, or set wireguard.datapath to kernel or auto",
 		},
 		{
@@ -147,7 +147,7 @@ func (l *Listener) checkPlaces() error {
 	return errors.Join(errs...)
 }
 
-// checkUsers wants a name of its own and one password for each user.
+// checkUsers checks that each user has a unique name and a password.
 func (l *Listener) checkUsers() error {
 	var errs []error
 	seen := check.Taken{}
@@ -171,7 +171,7 @@ const maxUser = 255
 // Password is what a user shows, 1 to 255 bytes.
 type Password string
 
-// Validate wants a password that SOCKS5 can carry.
+// Validate checks that SOCKS5 can carry the password.
 func (p Password) Validate() error {
 	if len(p) < 1 || len(p) > maxUser {
 		return fmt.Errorf("a password has 1 to %d bytes, not %d", maxUser, len(p))
@@ -179,7 +179,7 @@ func (p Password) Validate() error {
 	return nil
 }
 
-// LoadFiles puts what the listener's files hold in the place of their names.
+// LoadFiles replaces the names of the listener's files by their contents.
 func (l *Listener) LoadFiles(from check.Files) error {
 	if l.Mode == MASQUE {
 		return errors.Join(check.Within("tls", l.TLS.checkPEM()), l.readTokens(from))
@@ -187,7 +187,7 @@ func (l *Listener) LoadFiles(from check.Files) error {
 	return l.readPeerFiles(from)
 }
 
-// Network is the network of the listener's address: tcp or udp.
+// Network returns the network of the listener's address: tcp or udp.
 func (l *Listener) Network() string {
 	if l.Mode == WireGuard || l.Mode == MASQUE {
 		return "udp"
@@ -195,9 +195,9 @@ func (l *Listener) Network() string {
 	return "tcp"
 }
 
-// EndsInKernel reports whether the kernel ends the listener's tunnel, or may with datapath auto.
+// EndsInKernel reports whether the listener's tunnel ends in the kernel, or may end there with datapath auto.
 func (l *Listener) EndsInKernel() bool {
-	return l.Mode == WireGuard && l.WireGuard.Path() != DatapathNetstack
+	return l.Mode == WireGuard && l.WireGuard.DatapathOrDefault() != DatapathNetstack
 }
 
 // Interface returns the name of the network device that the listener opens; empty: none.
@@ -209,8 +209,8 @@ func (l *Listener) Interface() string {
 	return name[:min(len(name), check.MaxDevice)]
 }
 
-// IsSame reports whether next, of a later configuration, is the listener l: then what is open need not be opened
-// again. A tunnel is known by its name, a socket by its address.
+// IsSame reports whether next, of a later configuration, is the same listener as l, so that its socket or tunnel stays
+// open. The identity of a tunnel is its name, that of a socket its address.
 func (l Listener) IsSame(next Listener) bool {
 	if l.Mode.Tunnels() {
 		return l.Name == next.Name
@@ -218,8 +218,7 @@ func (l Listener) IsSame(next Listener) bool {
 	return !next.Mode.Tunnels() && l.Address == next.Address
 }
 
-// CheckRoom refuses next, which is to be opened, while the tunnel l has its port or device. The error is a
-// *check.Error.
+// CheckRoom refuses to open next while the open tunnel l has its port or device. The error is a *check.Error.
 func (l Listener) CheckRoom(next Listener) error {
 	if !l.Mode.Tunnels() || !next.Mode.Tunnels() {
 		return nil
@@ -237,7 +236,7 @@ func (l Listener) CheckRoom(next Listener) error {
 		"choose another", l.Name)
 }
 
-// Warnings names what is allowed in a listener and probably not meant.
+// Warnings describes settings that are allowed and probably not intended.
 func (l *Listener) Warnings() (out []string) {
 	warn := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if (l.Mode.Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !check.IsLoopback(l.Address) {

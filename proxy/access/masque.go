@@ -43,7 +43,7 @@ func (m *MASQUESettings) isZero() bool {
 	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open
 }
 
-// checkMASQUE is about the keys of mode masque.
+// checkMASQUE checks the keys of mode masque.
 func (l *Listener) checkMASQUE() error {
 	m := &l.MASQUE
 	errs := []error{check.Address("address", l.Address), checkPool("masque.pool", m.Pool)}
@@ -101,7 +101,7 @@ func (l *Listener) readTokens(from check.Files) error {
 	return nil
 }
 
-// checkPEM wants a pair and certificates in the keys, once the files have been read.
+// checkPEM checks that those keys that hold PEM are a certificate with its key, and authorities.
 func (t *TLS) checkPEM() error {
 	var errs []error
 	read := strings.HasPrefix(t.Certificate, check.PEMBegin) && strings.HasPrefix(t.Key, check.PEMBegin)
@@ -114,12 +114,12 @@ func (t *TLS) checkPEM() error {
 	return errors.Join(errs...)
 }
 
-// Pair is the certificate with its key.
+// Pair returns the certificate with its key.
 func (t *TLS) Pair() (tls.Certificate, error) {
 	return tls.X509KeyPair([]byte(t.Certificate), []byte(t.Key))
 }
 
-// Authorities are those of client_ca; nil: none were named.
+// Authorities returns the certificates of client_ca; nil: it is not set.
 func (t *TLS) Authorities() (*x509.CertPool, error) {
 	if t.ClientCA == "" {
 		return nil, nil

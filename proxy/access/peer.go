@@ -32,13 +32,12 @@ func (p Peer) Equal(q Peer) bool {
 		p.Keepalive == q.Keepalive && p.Exit == q.Exit && slices.Equal(p.AllowedIPs, q.AllowedIPs)
 }
 
-// exitBits is the shortest length of a prefix that a site behind a peer may have. A list with a shorter
-// one has been copied from a client's configuration.
-const exitBits = 8
+// minSiteBits is the shortest prefix length of a network behind a peer that is no exit. A shorter prefix was probably
+// copied from the client's configuration.
+const minSiteBits = 8
 
-// CheckExit finds a prefix that takes destinations from everybody else: all of the Internet, or the pool that
-// other peers have their addresses from. Only a peer that is an exit may have it; mark is how the
-// configuration says so.
+// CheckExit refuses a prefix that routes the Internet, or the pool with the other peers' addresses, to a peer that is
+// no exit. mark is how the configuration makes a peer an exit.
 func (p Peer) CheckExit(pool []netip.Prefix, mark string) error {
 	if p.Exit {
 		return nil
@@ -47,7 +46,7 @@ func (p Peer) CheckExit(pool []netip.Prefix, mark string) error {
 		covers := func(other netip.Prefix) bool { return a.Bits() <= other.Bits() && a.Overlaps(other) }
 		what := "most destinations outside"
 		switch {
-		case a.Bits() < exitBits:
+		case a.Bits() < minSiteBits:
 			if a.Bits() == 0 {
 				what = "all destinations"
 			}
@@ -63,7 +62,7 @@ func (p Peer) CheckExit(pool []netip.Prefix, mark string) error {
 	return nil
 }
 
-// CheckPeers finds what keeps peers from standing side by side.
+// CheckPeers checks that peers have names, keys and addresses of their own.
 func CheckPeers(peers []Peer) error {
 	names, keys, owners := map[string]bool{}, map[Key]string{}, map[netip.Prefix]string{}
 	for _, p := range peers {
@@ -90,8 +89,8 @@ func CheckPeers(peers []Peer) error {
 	return nil
 }
 
-// Overlap returns a peer with addresses that lie within those of another, which is no exit; empty:
-// there is none. WireGuard lets the narrower one have them.
+// Overlap returns a peer with addresses that lie within those of another peer that is no exit; empty: there is none.
+// WireGuard routes such addresses to the narrower prefix.
 func Overlap(peers []Peer) (inner, outer string) {
 	for i, p := range peers {
 		for _, q := range peers[i+1:] {

@@ -2,7 +2,7 @@ package access
 
 import "net/netip"
 
-// LastOf is the last address of a prefix.
+// LastOf returns the last address of a prefix.
 func LastOf(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < 8*len(b); bit++ {

@@ -25,7 +25,7 @@ const (
 	maxLineLen   = 2 * maxToken
 )
 
-// CheckName wants a name that a token's line in a file can begin with.
+// CheckName checks that the name can begin a token's line in a file.
 func (t Token) CheckName() error {
 	odd := func(r rune) bool { return r == ' ' || !strconv.IsPrint(r) }
 	if t.Name == "" || len(t.Name) > maxTokenName || t.Name[0] == '#' || strings.ContainsFunc(t.Name, odd) {
@@ -35,21 +35,18 @@ func (t Token) CheckName() error {
 	return nil
 }
 
-// CheckValue wants a token that a header can carry and that is too long to be guessed.
+// CheckValue checks that a header can carry the token, and that it is too long to be guessed.
 func (t Token) CheckValue() error {
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(t.Value) < minToken || len(t.Value) > maxToken || strings.ContainsFunc(t.Value, odd) {
 		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 "+
-			"prints; "+
-			"this has %d bytes",
-			minToken, maxToken, len(t.Value))
+			"prints; this has %d bytes", minToken, maxToken, len(t.Value))
 	}
 	return nil
 }
 
-// ParseTokens reads tokens, one "name token" a line; empty lines and those that
-// begin with # do not count. An error names lines and shows nothing of them: a
-// name may be a token in the wrong place.
+// ParseTokens reads tokens, one "name token" a line. It skips empty lines and those that begin with #. An error has the
+// numbers of lines and none of their text, because a name may be a token in the wrong place.
 func ParseTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	names, values := map[string]int{}, map[string]int{}

@@ -29,8 +29,8 @@ type TunnelSettings struct {
 	DNS netip.Addr `yaml:"dns" reload:"yes"`
 }
 
-// MASQUEMTU is what a CONNECT-IP session carries from its first packet on, in bytes, whatever its path turns out to: a
-// QUIC packet of 1350 bytes less its header with the longest connection ID, its tag, and the names of stream and
+// MASQUEMTU is the packet size, in bytes, that a CONNECT-IP session carries over any path from its first packet on: a
+// QUIC packet of 1350 bytes less its header with the longest connection ID, its tag, and the numbers of stream and
 // context. With a larger MTU each connection over a narrower path has to learn its limit from a Packet Too Big.
 const MASQUEMTU = 1300
 
@@ -63,7 +63,7 @@ func (l *Listener) MTU() int {
 	return defaultTunnelMTU
 }
 
-// Datagrams returns what becomes of UDP and ICMP, with the defaults of what was not set.
+// Datagrams returns the settings for UDP and ICMP, with defaults for keys that are not set.
 func (t TunnelSettings) Datagrams() Datagrams {
 	out := Datagrams{
 		Idle:     valueOr(t.UDPIdle, defaultUDPIdle),
@@ -84,7 +84,7 @@ func valueOr[T any](p *T, other T) T {
 	return *p
 }
 
-// checkTunnel finds what is wrong with the keys of a tunnel, by the listener's mode.
+// checkTunnel checks the keys of a tunnel by the listener's mode.
 func (l *Listener) checkTunnel() error {
 	var errs []error
 	if idle := l.Tunnel.UDPIdle; l.Mode.Tunnels() && idle != nil && *idle < time.Second {
@@ -105,7 +105,7 @@ func (l *Listener) checkTunnel() error {
 	return errors.Join(errs...)
 }
 
-// checkTUN is about the keys of mode tun.
+// checkTUN checks the keys of mode tun.
 func (l *Listener) checkTUN() error {
 	var errs []error
 	if l.Address != "" {
@@ -125,7 +125,7 @@ func (l *Listener) checkTUN() error {
 	return errors.Join(errs...)
 }
 
-// checkPool wants room for a gateway and a client in each prefix of a pool, and no prefix within another.
+// checkPool checks that each prefix of a pool has room for a gateway and a client, and that none overlaps another.
 func checkPool(key string, pool []netip.Prefix) error {
 	var errs []error
 	for i, p := range pool {

@@ -26,7 +26,7 @@ func (u UDPSettings) isZero() bool { return u == UDPSettings{} }
 // HoldsAny reports whether any direction has a queue.
 func (u UDPSettings) HoldsAny() bool { return u.Queue > 0 || u.UplinkQueue > 0 }
 
-// validate wants a queue for what clients send, if there is something for it.
+// validate refuses an echo host for the uplink without a queue for what clients send.
 func (u UDPSettings) validate() error {
 	if u.UplinkEcho.IsValid() && u.UplinkQueue == 0 {
 		return check.Errorf("udp.up_echo", "nothing that clients send is held without udp.up_queue; set it, such as "+

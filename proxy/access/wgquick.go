@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,26 +16,25 @@ type QuickFile struct {
 	PrivateKey Key // zero: not in the file
 	Port       uint16
 	MTU        int            // 0: not in the file
-	Addresses  []netip.Prefix // of ours inside the tunnel, with the tunnel's length
+	Addresses  []netip.Prefix // our own inside the tunnel, with the tunnel's prefix length
 	Peers      []Peer
 
 	spans   []span // of each peer's section
-	allowed []int  // each peer's line with AllowedIPs, or of its head, from 0
+	allowed []int  // line of each peer's AllowedIPs, or of its head without one, from 0
 }
 
-// span is lines of the file, from 0; the last is not in it.
+// span is a range of lines, from 0; to is not in it.
 type span struct{ from, to int }
 
-// maxPeerName bounds names, which become those of groups.
+// maxPeerName bounds names, in bytes, which become those of groups.
 const maxPeerName = 64
 
-// ParseQuick reads such a file. What only wg-quick acts on (DNS, PostUp and the
-// like) is passed over; an unknown key is an error.
+// ParseQuick reads a QuickFile. It skips keys for wg-quick alone (DNS, PostUp and the like); an unknown key is an
+// error.
 //
-// WireGuard has no names for peers: a comment gives one, "# Name = phone"
-// anywhere in the section or right above it, or else "# phone" right above its
-// head or right below. A peer without is called by the beginning of its key. Another comment
-// that is read says that the peer is an exit: "# Exit = true".
+// The format has no names for peers, so comments give them: "# Name = phone" anywhere in the section or right above
+// it, or else "# phone" right above or right below its head. Without a comment the name is the beginning of the key.
+// The comment "# Exit = true" makes the peer an exit.
 func ParseQuick(text string) (QuickFile, error) {
 	p := quickParser{}
 	lines := strings.Split(text, "\n")
@@ -60,27 +60,27 @@ func (f QuickFile) CheckExits(pool []netip.Prefix) error {
 	return nil
 }
 
-// quickParser is where the reading has come to.
+// quickParser is the state of ParseQuick.
 type quickParser struct {
 	file    QuickFile
 	section string // in lower case; empty: none yet
 	peer    *quickPeer
 
-	comments []string // not yet known which section they are of
-	above    int      // line of the first of them
+	comments []string // read, and not yet assigned to a section
+	above    int      // line of the first of comments
 }
 
 // quickPeer is the [Peer] section that is being read.
 type quickPeer struct {
 	Peer
-	line         int  // of its head
-	allowed      int  // line of AllowedIPs
-	from         int  // of the comment above it, if that is its name
-	named, keyed bool // a name was given with Name =; a public key was
-	fresh        bool // nothing stands below the head yet
+	line    int  // of its head
+	allowed int  // line of AllowedIPs
+	from    int  // first line of the section, with the comments right above the head
+	keyed   bool // there was a PublicKey
+	fresh   bool // no key was read yet
 }
 
-// parseLine reads line n. Comments wait until it is known which section they belong to.
+// parseLine reads line n. It collects comments until a later line shows to which section they belong.
 func (p *quickParser) parseLine(n int, line string) error {
 	if i := strings.IndexByte(line, '#'); i >= 0 {
 		comment := strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
@@ -101,7 +101,7 @@ func (p *quickParser) parseLine(n int, line string) error {
 		p.placeComments(nil)
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			// and is not shown: it may hold a secret
+			// The error does not quote the line, which may hold a secret.
 			return errors.New("it is neither [Interface], [Peer] nor a key with its value")
 		}
 		if p.peer != nil {
@@ -116,38 +116,31 @@ func (p *quickParser) parseLine(n int, line string) error {
 	return nil
 }
 
-// beginSection begins a section; comments right above it are about it.
+// beginSection begins a section with its head in line n. Comments right above the head belong to the section.
 func (p *quickParser) beginSection(n int, name string) error {
 	var next *quickPeer
+	first := n
 	switch name {
 	case "[interface]":
 	case "[peer]":
-		next = &quickPeer{line: n, allowed: n, from: n, fresh: true}
+		if len(p.comments) > 0 {
+			first = p.above
+		}
+		next = &quickPeer{line: n, allowed: n, from: first, fresh: true}
+		p.placeComments(next)
 	default:
 		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", wordOr(name, "this"))
 	}
-	if next != nil && len(p.comments) > 0 {
-		next.from = p.above
-		p.placeComments(next)
-	}
 	p.comments = nil
-	if err := p.endSection(next.firstLine(n)); err != nil {
+	if err := p.endSection(first); err != nil {
 		return err
 	}
 	p.section, p.peer = name, next
 	return nil
 }
 
-// firstLine is the section's first line.
-func (q *quickPeer) firstLine(n int) int {
-	if q == nil {
-		return n
-	}
-	return q.from
-}
-
-// placeComments gives waiting comments to the section below them, or to the one they
-// stand in where next is nil.
+// placeComments reads the collected comments as those of next, the section below them; nil: of the section that they
+// stand in.
 func (p *quickParser) placeComments(next *quickPeer) {
 	about := next
 	if about == nil {
@@ -160,9 +153,7 @@ func (p *quickParser) placeComments(next *quickPeer) {
 		key, value, given := strings.Cut(c, "=")
 		switch {
 		case given && strings.EqualFold(strings.TrimSpace(key), "name"):
-			if name := peerName(value); name != "" {
-				about.Name, about.named = name, true
-			}
+			about.Name = cmp.Or(peerName(value), about.Name)
 		case given && strings.EqualFold(strings.TrimSpace(key), "exit"):
 			about.Exit = strings.EqualFold(strings.TrimSpace(value), "true")
 		case given || about.Name != "":
@@ -173,7 +164,7 @@ func (p *quickParser) placeComments(next *quickPeer) {
 	p.comments = nil
 }
 
-// peerName is what can be a name of a comment; empty: nothing can.
+// peerName returns a comment as a peer's name; empty: it is too long, or not printable.
 func peerName(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
 	if len(s) > maxPeerName || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
@@ -182,7 +173,7 @@ func peerName(s string) string {
 	return s
 }
 
-// endSection closes the section that is open; the line is the next one's first.
+// endSection adds the peer that is being read, if any, to the file. line is the first line of the next section.
 func (p *quickParser) endSection(line int) error {
 	q := p.peer
 	if q == nil {
@@ -200,7 +191,7 @@ func (p *quickParser) endSection(line int) error {
 	return nil
 }
 
-// setKey takes over a key of the present section.
+// setKey sets the value of a key in the current section.
 func (p *quickParser) setKey(key, value string) (err error) {
 	switch p.section {
 	case "[interface]":
@@ -216,7 +207,7 @@ func (p *quickParser) setKey(key, value string) (err error) {
 	return nil
 }
 
-// wordOr is s if it could be a word of the format; a key of WireGuard's could not.
+// wordOr returns s if it may be shown as a word of the format, else otherwise: s might be a WireGuard key, a secret.
 func wordOr(s, otherwise string) string {
 	odd := func(r rune) bool { return (r < 'a' || r > 'z') && r != '[' && r != ']' }
 	if len(s) > 24 || strings.ContainsFunc(s, odd) {
@@ -225,7 +216,7 @@ func wordOr(s, otherwise string) string {
 	return s
 }
 
-// setInterface takes over a key of [Interface], and passes over those that only wg-quick acts on.
+// setInterface sets the value of a key of [Interface]. It skips keys for wg-quick alone.
 func (p *quickParser) setInterface(key, value string) (err error) {
 	switch key {
 	case "privatekey":
@@ -249,7 +240,7 @@ func (p *quickParser) setInterface(key, value string) (err error) {
 	return err
 }
 
-// setPeer takes over a key of [Peer].
+// setPeer sets the value of a key of [Peer].
 func (p *quickParser) setPeer(key, value string) (err error) {
 	q := p.peer
 	switch key {
@@ -275,7 +266,7 @@ func (p *quickParser) setPeer(key, value string) (err error) {
 	return err
 }
 
-// eachPrefix reads a list of addresses, each with or without a length.
+// eachPrefix calls add for each item of a list of addresses with or without a prefix length.
 func eachPrefix(list string, add func(netip.Prefix)) error {
 	if list == "" {
 		return nil
@@ -333,7 +324,7 @@ func RemoveSection(text, name string) (rest string, found bool, err error) {
 		}
 		at := f.spans[i]
 		before, after := strings.Join(lines[:at.from], ""), strings.Join(lines[at.to:], "")
-		if after == "" { // and so the empty line that set it off
+		if after == "" { // the empty line above the section goes as well
 			before = strings.TrimRight(before, "\n")
 			if before != "" {
 				before += "\n"
@@ -344,7 +335,7 @@ func RemoveSection(text, name string) (rest string, found bool, err error) {
 	return text, false, nil
 }
 
-// JoinPrefixes writes prefixes as AllowedIPs has them.
+// JoinPrefixes writes prefixes in the form of AllowedIPs.
 func JoinPrefixes(list []netip.Prefix) string {
 	words := make([]string, len(list))
 	for i, p := range list {

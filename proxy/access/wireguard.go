@@ -51,8 +51,8 @@ const (
 	DatapathNetstack Datapath = "netstack"
 )
 
-// Path is the datapath of a listener of mode wireguard, with the default where none was set.
-func (w *WireGuardSettings) Path() Datapath {
+// DatapathOrDefault returns the datapath, or the default one where none is set.
+func (w *WireGuardSettings) DatapathOrDefault() Datapath {
 	if w.Datapath == "" {
 		return DatapathNetstack
 	}
@@ -65,7 +65,7 @@ func (w *WireGuardSettings) isZero() bool {
 		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == "" && len(w.ReachableFrom) == 0
 }
 
-// checkWireGuard is about the keys of mode wireguard.
+// checkWireGuard checks the keys of mode wireguard.
 func (l *Listener) checkWireGuard() error {
 	var errs []error
 	if l.WireGuard.ConfigFile == "" || l.Address != "" {
@@ -83,7 +83,7 @@ func (l *Listener) checkWireGuard() error {
 	return errors.Join(append(errs, check.Within("wireguard", l.WireGuard.checkKeys()))...)
 }
 
-// checkKeys is about the keys of the section alone.
+// checkKeys checks the keys below wireguard.
 func (w *WireGuardSettings) checkKeys() error {
 	var errs []error
 	switch hasKey := w.PrivateKeyFile != "" || w.PrivateKey != (Key{}); {
@@ -97,7 +97,7 @@ func (w *WireGuardSettings) checkKeys() error {
 		errs = append(errs, check.Errorf("private_key_file",
 			"missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)"))
 	}
-	if len(w.ReachableFrom) > 0 && w.Path() != DatapathKernel {
+	if len(w.ReachableFrom) > 0 && w.DatapathOrDefault() != DatapathKernel {
 		errs = append(errs, check.Errorf("reachable_from",
 			"only datapath kernel forwards to peers; set it, or have a listener of mode forward lead there, over TCP"))
 	}
@@ -115,7 +115,7 @@ func (w *WireGuardSettings) checkKeys() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// checkKeys is about one peer; pool is where others have their addresses.
+// checkKeys checks one peer; the other peers have their addresses in pool.
 func (p Peer) checkKeys(pool []netip.Prefix) error {
 	var errs []error
 	if err := p.CheckExit(pool, "exit: true"); err != nil {
@@ -138,8 +138,8 @@ func (p Peer) checkKeys(pool []netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
-// widest is the longest prefix that has as good as all that a machine sends: 2000::/3 has IPv6's.
-const widest = 3
+// maxDefaultBits is the longest prefix that covers nearly all destinations: 2000::/3 covers those of IPv6.
+const maxDefaultBits = 3
 
 // KernelLacks returns an error about the keys that the kernel's WireGuard cannot apply, because it forwards datagrams
 // by itself; nil: it applies all.
@@ -159,7 +159,7 @@ func (l *Listener) KernelLacks() error {
 	}
 	for _, p := range l.WireGuard.Peers {
 		for _, a := range p.AllowedIPs {
-			if a.Bits() <= widest { // the tunnel's own packets, too
+			if a.Bits() <= maxDefaultBits { // it also covers the peers' endpoints, so the tunnel would carry itself
 				errs = append(errs, check.Errorf("wireguard.peers", "peer %q has %v, and all that this machine sends "+
 					"would be routed to it; remove this, or take wireguard.datapath: netstack", p.Name, a))
 			}
@@ -192,7 +192,8 @@ func (l *Listener) readPeerFiles(from check.Files) (err error) {
 	return nil
 }
 
-// adoptQuickFile takes over what a whole file of wg-quick's says and the listener does not.
+// adoptQuickFile adds the values of a wg-quick file with an [Interface] section. Address, MTU and pool of the listener
+// stay where they are set.
 func (l *Listener) adoptQuickFile(name, cure string, from check.Files) error {
 	f, err := readQuickFile(name, cure, from)
 	if err != nil {
@@ -235,7 +236,7 @@ func (w *WireGuardSettings) adoptPeersFile(name, cure string, from check.Files) 
 	return w.addPeers(f, from.Path(name))
 }
 
-// addPeers adds the peers of the file at path, unless they cannot stand beside the others.
+// addPeers adds the peers of the file at path, and checks all peers together.
 func (w *WireGuardSettings) addPeers(f QuickFile, path string) error {
 	if err := f.CheckExits(w.Pool); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
@@ -244,8 +245,8 @@ func (w *WireGuardSettings) addPeers(f QuickFile, path string) error {
 	return CheckPeers(w.Peers)
 }
 
-// readQuickFile reads a file in wg-quick's format; one with secrets must be closed to others. cure is what to do where
-// there is no such file.
+// readQuickFile reads a file in wg-quick's format. A file with secrets must be closed to others. cure says what to do
+// where there is no such file.
 func readQuickFile(name, cure string, from check.Files) (QuickFile, error) {
 	text, err := from.Read(name, false)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -60,7 +60,7 @@ func (c *Config) checkListeners() error {
 		if l.UDP.UplinkQueue > 0 {
 			errs = append(errs, queues.Add(key+".udp.up_queue", strconv.Itoa(l.UDP.UplinkQueue)))
 		}
-		if l.Mode == access.WireGuard && l.WireGuard.Path() == access.DatapathKernel {
+		if l.Mode == access.WireGuard && l.WireGuard.DatapathOrDefault() == access.DatapathKernel {
 			errs = append(errs, c.KernelLacks(l))
 		}
 	}

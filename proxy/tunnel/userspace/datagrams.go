@@ -487,7 +487,7 @@ func (d *Datagrams) peerToEvict(name string) (p *peer, ok bool) {
 	case d.closed || cfg.Sessions == 0:
 		return nil, false
 	case p != nil && p.sessions.Len() >= cfg.Sessions:
-	case len(d.sessions) < cfg.Most:
+	case len(d.sessions) < cfg.MaxSessions:
 		return nil, true
 	case len(d.bySessions) == 0:
 		return nil, false

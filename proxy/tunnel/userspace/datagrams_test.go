@@ -85,7 +85,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	require.NoError(t, err)
 	l := Listen("vpn", stack, w)
 	g.stack, g.outside, g.listener = stack, w, l
-	cfg.Most = most
+	cfg.MaxSessions = most
 	ofPeer := func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }
 	guard := destination.Guard{Allow: allow, Own: new(ingress.Routes).Local, Inner: ofPeer}
 	g.Datagrams = forwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
@@ -112,7 +112,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 }
 
 func usual() access.Datagrams {
-	return access.Datagrams{Idle: 5 * time.Minute, Sessions: 64, Most: 1 << 14, Isolate: true}
+	return access.Datagrams{Idle: 5 * time.Minute, Sessions: 64, MaxSessions: 1 << 14, Isolate: true}
 }
 
 // answer runs a UDP server that answers with what f makes of what it is sent.
@@ -508,7 +508,7 @@ func newForwarder(t *testing.T, most int) *forwarder {
 	require.NoError(t, err)
 	f.stack = stack
 	cfg := usual()
-	cfg.Most = most
+	cfg.MaxSessions = most
 	f.Datagrams = forwardDatagrams("vpn", stack, f.outside, cfg, tunnel.Forwarding{
 		Flows: &f.flows, Clock: clock,
 		Verdict: func(s tunnel.Sent) (_, up flow.Terms, err error) {

@@ -48,7 +48,7 @@ func udpListenerOf(
 	if cfg.Idle == 0 {
 		cfg.Idle = time.Hour
 	}
-	cfg.Most = 16
+	cfg.MaxSessions = 16
 	l.(*Listener).Forward(cfg, tunnel.Forwarding{
 		Clock: m.cfg.Clock, Flows: &flow.Manager{},
 		Verdict: func(s tunnel.Sent) (down, up flow.Terms, err error) {
