@@ -247,7 +247,7 @@ type agents []*agent.Link
 func startAgents(list []agent.Settings, clock func() cc.Time, log *slog.Logger) (agents, error) {
 	var links agents
 	for _, a := range list {
-		secure, err := a.Secure()
+		secure, err := a.TLSConfig()
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("agent %q: tls: %w", a.Name, err), links.closeLinks())
 		}
@@ -276,8 +276,8 @@ func (a agents) lookupAlgorithm(name string) (cc.Spec, error) {
 // updateCertificates sets the certificates for the next connections. The configuration was checked.
 func (a agents) updateCertificates(list []agent.Settings) {
 	for i, c := range list {
-		if by, err := c.Secure(); err == nil {
-			a[i].Secure(by)
+		if by, err := c.TLSConfig(); err == nil {
+			a[i].SetTLS(by)
 		}
 	}
 }

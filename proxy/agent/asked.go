@@ -16,21 +16,21 @@ var tookBounds = []float64{
 	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 1,
 }
 
-// asked remembers the reports that the agent may still answer with a decision.
-type asked struct {
+// openReports are the reports that the agent may still answer with a decision.
+type openReports struct {
 	mu    sync.Mutex          // not Link.mu, so that receiving does not wait for sending
-	since map[uint32]cc.Time  // by flow: when the oldest question was sent
-	order []pending           // the same in the order sent, and some that are over
+	since map[uint32]cc.Time  // by flow: when the oldest open report was sent
+	order []pending           // the same in the order sent, and some that are no longer open
 	took  *datapath.Durations // from report to decision in force
 }
 
-// pending is the oldest report of its flow without a decision, when it was sent.
+// pending is the oldest open report of its flow.
 type pending struct {
 	flow uint32
 	at   cc.Time
 }
 
-// closesFlow reports whether a message closes its flow, as a report of no program without fields does.
+// closesFlow reports whether a message closes its flow: it is a report of program 0 without fields.
 func closesFlow(b []byte) bool {
 	m, _, err := ccp.Next(b)
 	if err != nil || m.Kind != ccp.KindMeasure || len(b) > ccp.HeaderLen+8 {
@@ -40,13 +40,13 @@ func closesFlow(b []byte) bool {
 	return err == nil && r.Program == 0
 }
 
-// newAsked returns an asked without questions.
-func newAsked() *asked {
-	return &asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
+// newOpenReports returns an empty openReports.
+func newOpenReports() *openReports {
+	return &openReports{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
 }
 
 // noteSent notes a message to the agent, if it is a report.
-func (a *asked) noteSent(now cc.Time, b []byte) {
+func (a *openReports) noteSent(now cc.Time, b []byte) {
 	m, _, err := ccp.Next(b)
 	if err != nil || m.Kind != ccp.KindMeasure {
 		return
@@ -57,30 +57,31 @@ func (a *asked) noteSent(now cc.Time, b []byte) {
 		delete(a.since, m.Flow)
 	} else if _, waits := a.since[m.Flow]; !waits {
 		a.since[m.Flow] = now
-		if len(a.order) > 2*len(a.since)+len(tookBounds) { // an agent that decides nothing, and flows come and go
+		// An agent that decides nothing would let order grow, while flows come and go.
+		if len(a.order) > 2*len(a.since)+len(tookBounds) {
 			a.order = slices.DeleteFunc(a.order, a.isAnswered)
 		}
 		a.order = append(a.order, pending{m.Flow, now})
 	}
 }
 
-// isAnswered reports whether p was answered or forgotten: its flow waits since another time, or no longer.
-func (a *asked) isAnswered(p pending) bool {
+// isAnswered reports whether p is no longer the oldest open report of its flow.
+func (a *openReports) isAnswered(p pending) bool {
 	at, waits := a.since[p.flow]
 	return !waits || at != p.at
 }
 
 // forgetAll forgets all reports, when the agent is gone.
-func (a *asked) forgetAll() {
+func (a *openReports) forgetAll() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.since)
 	a.order = nil
 }
 
-// noteDecision notes that a datagram of the agent is in force. Agents read reports in order: one that
-// answers a report does not answer those before it any more.
-func (a *asked) noteDecision(now cc.Time, b []byte) {
+// noteDecision notes that the decisions in a datagram of the agent are in force. Agents read reports in order: after an
+// answer to one report they do not answer earlier ones.
+func (a *openReports) noteDecision(now cc.Time, b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for m := range messagesIn(b) {
@@ -112,21 +113,22 @@ func messagesIn(b []byte) iter.Seq[ccp.Message] {
 	}
 }
 
-// handleDatagram hands a datagram of the agent to the flows: what it decides is in force when hear returns.
+// handleDatagram passes a datagram of the agent to the flows. Its decisions are in force when handleDatagram returns.
 func (l *Link) handleDatagram(datagram []byte) error {
 	l.dropAnsweredCreates(datagram)
 	err := l.agent.Receive(l.cfg.Clock(), datagram)
-	l.asked.noteDecision(l.cfg.Clock(), datagram)
+	l.openReports.noteDecision(l.cfg.Clock(), datagram)
 	return err
 }
 
-// dropAnsweredCreates drops waiting Creates of flows that the agent answers for: it knows them, and would begin anew.
+// dropAnsweredCreates drops waiting Creates of flows that the agent decides for. It knows these flows, and would start
+// them anew at another Create.
 func (l *Link) dropAnsweredCreates(datagram []byte) {
 	for m := range messagesIn(datagram) {
 		if m.Kind == ccp.KindChange {
 			l.mu.Lock()
 			l.waiting.dropCreate(m.Flow)
-			delete(l.sent.begun, m.Flow)
+			delete(l.sent.announced, m.Flow)
 			l.mu.Unlock()
 		}
 	}

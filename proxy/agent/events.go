@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// events waits until a socket can be read or written, once for each call of once. If Go's poller watched
-// the socket, it would wake a thread for each message that comes, and for each that the other side reads.
+// events waits until a socket can be read or written, once for each call of armOnce. If Go's poller watched the socket,
+// it would wake a thread for each message that comes, and for each that the other side reads.
 type events struct {
 	file *os.File // of an epoll instance, which Go's poller watches
 	raw  syscall.RawConn
 	fd   int // file's
 }
 
-// newEvents watches a socket by an epoll instance of its own, which a goroutine can wait for like for a file.
+// newEvents watches a socket by an epoll instance of its own, so that a goroutine can wait for it as for a file.
 func newEvents(socket int) (*events, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -39,8 +39,8 @@ func newEvents(socket int) (*events, error) {
 	return e, nil
 }
 
-// askOnce asks for one event out of what (EPOLLIN, EPOLLOUT), in place of what was asked for before.
-func (e *events) askOnce(socket int, what uint32) {
+// armOnce asks for one event of what (EPOLLIN, EPOLLOUT). It replaces an earlier call.
+func (e *events) armOnce(socket int, what uint32) {
 	_ = unix.EpollCtl(e.fd, unix.EPOLL_CTL_MOD, socket, &unix.EpollEvent{Events: what | unix.EPOLLONESHOT})
 }
 

@@ -23,24 +23,24 @@ import (
 )
 
 const (
-	redial      = 100 * time.Millisecond // between two attempts to reach an agent
-	redialAfter = time.Second            // the same after malformed datagrams, and over TLS; doubles each time
-	redialMost  = 30 * time.Second
-	looks       = 5 * time.Millisecond // between looks at what the agent has not read
-	probes      = time.Second          // between checks of whether an agent that nothing is sent to is still there
-	nonsense    = 8                    // malformed datagrams in a row that end a connection
-	mostReads   = 4                    // of several datagrams each, in one turn
-	mostEarly   = 1024                 // datagrams taken that came before the connection
+	redialDelay  = 100 * time.Millisecond // between two attempts to reach an agent
+	firstBackoff = time.Second            // the same after malformed datagrams, and over TLS; doubles each time
+	maxBackoff   = 30 * time.Second
+	unreadPeriod = 5 * time.Millisecond // between checks of what the agent has not read
+	probePeriod  = time.Second          // between checks of whether a silent agent is still there
+	maxMalformed = 8                    // malformed datagrams in a row that end a connection
+	maxReads     = 4                    // system calls for several datagrams each, in one turn
+	maxEarly     = 1024                 // datagrams accepted from before the connection
 )
 
 // Config describes one agent.
 type Config struct {
 	Name      string
-	Address   string         // HOST:PORT of one on another machine, in place of Socket and Reply
-	TLS       *tls.Config    // for Address: who we are, and whom we trust
-	Socket    string         // path where it listens; empty: ccp.DefaultSocket
+	Address   string         // HOST:PORT of an agent on another machine; Socket and Reply then have no meaning
+	TLS       *tls.Config    // for Address
+	Socket    string         // path where the agent listens; empty: ccp.DefaultSocket
 	Reply     string         // path of our own socket, which the agent can reach; empty: beside the agent's
-	Algorithm string         // which its flows ask for; empty: the agent's default
+	Algorithm string         // that flows ask the agent for; empty: the agent's default
 	Clock     func() cc.Time // the flows'; a Virtual needs none
 	Log       *slog.Logger   // nil: silent
 	Limit     time.Duration  // of a Virtual: how long it may think about a message, by the real clock; 0: 10 s
@@ -52,47 +52,47 @@ type Config struct {
 // Who touches what, and under which lock. Locks are taken in this order: in.mu, a group's, mu.
 //
 //	cfg, log, agent, asked         anyone: set before Start returns, safe by themselves
-//	own, there                     connectLoop, and watch while connectLoop waits for it
-//	in.batch, in.bad               in.mu, held over reading datagrams and handing them to flows
+//	own, agentFile                 connectLoop, and watchAgent while connectLoop waits for it
+//	in.batch, in.bad               in.mu, held over reading datagrams and passing them to flows
 //	open, failed, fd, events,      mu, held over sending; flows send with their group's lock held,
-//	waiting, out, sent, looking,     so that a message can wait for room and never for the agent
-//	looked
-//	secure                         atomic: a reload sets it, the next connection over TLS loads it
+//	waiting, out, sent, watching,    so that a message can wait for room and never for the agent
+//	checkedAt
+//	tls                            atomic: a reload sets it, the next connection over TLS loads it
 //	heard                          atomic: the reader over TLS sets it, connectLoop clears it
-//	refused                        atomic: one warning for a connection
+//	warned                         atomic: one warning for a connection
 //	held                           atomic: above 0 while a tick of the datapath collects messages
-//	kick, room                     channels of one place: they wake the goroutines that send
+//	wakeWatch, wakeSender          channels of one place, for watchAgent and sendRemote
 type Link struct {
-	cfg    Config
-	log    *slog.Logger
-	agent  *ccp.Agent
-	kick   chan struct{} // something was sent
-	room   chan struct{} // something waits for an agent on another machine
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-	own    socket                     // our end; only run uses it, and watch while run waits for it
-	there  os.FileInfo                // the agent's path before it was dialled; nil: none by then
-	secure atomic.Pointer[tls.Config] // of the next connection to an agent on another machine
-	heard  atomic.Bool                // a message has come over that connection
+	cfg        Config
+	log        *slog.Logger
+	agent      *ccp.Agent
+	wakeWatch  chan struct{} // a message was added while watchAgent was idle, or the connection has failed
+	wakeSender chan struct{} // a message waits for an agent on another machine
+	cancel     context.CancelFunc
+	done       sync.WaitGroup
+	own        socket                     // our end
+	agentFile  os.FileInfo                // of the agent's path before it was dialled; nil: there was no such file
+	tls        atomic.Pointer[tls.Config] // of the next connection to an agent on another machine
+	heard      atomic.Bool                // a message has come over that connection
 
-	refused atomic.Bool // a message that came over the present connection was
+	warned atomic.Bool // a message of the current connection was refused, and logged as a warning
 
 	connects, malformed atomic.Uint64
 
-	in      inbox
-	held    atomic.Int32 // Holds without their Release
-	mu      sync.Mutex   // locked after all others
-	open    bool         // there is a connection
-	failed  error        // what has ended it
-	fd      int          // -1: none, or to an agent on another machine
-	events  *events      // of fd
-	waiting backlog
-	out     datagrams
-	sent    ledger
-	looking bool    // watch has its timer set to call look
-	looked  cc.Time // when look was called last
+	in        inbox
+	held      atomic.Int32 // Holds without their Release
+	mu        sync.Mutex   // locked after all others
+	open      bool         // there is a connection
+	failed    error        // what has ended it
+	fd        int          // -1: none, or the agent is on another machine
+	events    *events      // of fd
+	waiting   backlog
+	out       datagrams
+	sent      ledger
+	watching  bool    // watchAgent's timer is set for a check of unread messages
+	checkedAt cc.Time // when checkUnread was called last
 
-	asked *asked
+	openReports *openReports
 }
 
 // Info is the state of an agent.
@@ -106,7 +106,7 @@ type Info struct {
 	ccp.Counters
 }
 
-// Start begins to look for an agent. End it with Close.
+// Start begins to connect to an agent. End it with Close.
 func Start(cfg Config) (*Link, error) {
 	l, err := newLink(cfg)
 	if err != nil {
@@ -123,24 +123,25 @@ func newLink(cfg Config) (l *Link, err error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
 	l = &Link{
-		cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), room: make(chan struct{}, 1), fd: -1, asked: newAsked(),
+		cfg: cfg, log: cfg.Log, wakeWatch: make(chan struct{}, 1), wakeSender: make(chan struct{}, 1), fd: -1,
+		openReports: newOpenReports(),
 	}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
 	l.log = l.log.With("agent", cfg.Name)
-	l.Secure(cfg.TLS)
+	l.SetTLS(cfg.TLS)
 	l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmitMessage)
 	return l, err
 }
 
-// Spec is the algorithm that the agent decides.
+// Spec returns the algorithm with which flows follow the agent.
 func (l *Link) Spec() cc.Spec { return l.agent.Spec() }
 
-// Secure sets the TLS configuration of the next connection to an agent on another machine.
-func (l *Link) Secure(by *tls.Config) { l.secure.Store(by) }
+// SetTLS sets the TLS configuration of the next connection to an agent on another machine.
+func (l *Link) SetTLS(cfg *tls.Config) { l.tls.Store(cfg) }
 
-// Close ends the connection to the agent; its flows go on under their fallback.
+// Close ends the connection to the agent. Its flows continue under their fallback.
 func (l *Link) Close() error {
 	l.cancel()
 	l.done.Wait()
@@ -151,7 +152,7 @@ func (l *Link) Close() error {
 func (l *Link) Info() Info {
 	return Info{
 		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.Connected(),
-		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Took: l.asked.took.Snapshot(),
+		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Took: l.openReports.took.Snapshot(),
 		Counters: l.agent.Counters(),
 	}
 }
@@ -159,7 +160,7 @@ func (l *Link) Info() Info {
 // connectLoop connects to the agent, and again after each failure, until ctx is done.
 func (l *Link) connectLoop(ctx context.Context) {
 	defer func() { l.own.closeUnused(l.cfg.Reply) }()
-	after, said := redialAfter, ""
+	backoff, logged := firstBackoff, "" // logged: the last reason that was logged
 	for {
 		began := l.cfg.Clock()
 		session, err := l.dialAgent(ctx)
@@ -172,18 +173,18 @@ func (l *Link) connectLoop(ctx context.Context) {
 			return
 		}
 		if reached {
-			said = ""
+			logged = ""
 			l.log.Warn("agent lost: its flows go on under their fallback", "err", err)
-		} else if why := disconnectReason(err); why != said { // once for each
-			said = why
+		} else if why := disconnectReason(err); why != logged {
+			logged = why
 			l.log.Info("agent not reached; its flows go on under their fallback", "err", err)
 		}
-		wait := redial
+		wait := redialDelay
 		if l.cfg.Address != "" || reached && errors.Is(err, ccp.ErrMalformed) {
-			if l.cfg.Clock().Sub(began) > redialMost {
-				after = redialAfter
+			if l.cfg.Clock().Sub(began) > maxBackoff {
+				backoff = firstBackoff
 			}
-			wait, after = after, min(2*after, redialMost)
+			wait, backoff = backoff, min(2*backoff, maxBackoff)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -204,7 +205,7 @@ func (l *Link) dialAgent(ctx context.Context) (session func(context.Context) err
 		}
 		return func(ctx context.Context) error { return l.serveRemote(ctx, conn) }, nil
 	}
-	l.there, _ = os.Stat(l.cfg.Socket)
+	l.agentFile, _ = os.Stat(l.cfg.Socket)
 	fd, early, err := l.cfg.dialSocket(&l.own)
 	if err != nil {
 		return nil, err
@@ -225,14 +226,14 @@ func (l *Link) dialAgent(ctx context.Context) (session func(context.Context) err
 	}, nil
 }
 
-// socket is one that is bound to Config.Reply.
+// socket is our own one, bound to Config.Reply.
 type socket struct {
-	fd   int         // where it waits
-	at   os.FileInfo // the path as it was bound; nil: it never was
-	open bool        // it waits for an agent
+	fd   int
+	file os.FileInfo // of the path when it was bound; nil: it was not bound yet
+	open bool        // fd is bound and not connected to an agent yet
 }
 
-// closeUnused closes a socket that was not taken over.
+// closeUnused closes a socket that was not connected to an agent.
 func (s *socket) closeUnused(path string) {
 	if s.open {
 		_ = unix.Close(s.fd)
@@ -243,24 +244,25 @@ func (s *socket) closeUnused(path string) {
 
 // isBound reports whether the path still leads to the socket.
 func (s *socket) isBound(path string) bool {
-	at, err := os.Lstat(path)
-	return err == nil && isSameFile(at, s.at)
+	file, err := os.Lstat(path)
+	return err == nil && isSameFile(file, s.file)
 }
 
-// removePath removes the path, unless it is another process's by now.
+// removePath removes the path, unless another process has replaced the socket there.
 func (s *socket) removePath(path string) {
 	if s.isBound(path) {
 		_ = os.Remove(path)
 	}
 }
 
-// isSameFile reports whether two looks at a path saw the same file. An inode's number may be used again at once.
+// isSameFile reports whether a and b are of the same file. It compares the times too, because the file system may use an
+// inode's number again at once.
 func isSameFile(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
 // dialSocket binds a socket to the path where the agent answers, and connects it to the agent's,
-// so that no other process can send to it. While no agent listens it waits, bound, in own: agents
-// of portus 0.5 send their programs as they start, and exit if no socket receives them. early is
-// what the agent has sent by then.
+// so that no other process can send to it. While no agent listens, the bound socket stays in own,
+// because agents of portus 0.5 send their programs as they start, and exit if no socket receives
+// them. early are the datagrams that the agent has sent before the connection.
 func (c Config) dialSocket(own *socket) (fd int, early [][]byte, err error) {
 	fail := func(what, path string, err error) (int, [][]byte, error) {
 		return -1, nil, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
@@ -273,7 +275,7 @@ func (c Config) dialSocket(own *socket) (fd int, early [][]byte, err error) {
 			return fail("binding", c.Reply, err)
 		}
 		own.open = true
-		if own.at, err = os.Lstat(c.Reply); err != nil {
+		if own.file, err = os.Lstat(c.Reply); err != nil {
 			own.closeUnused(c.Reply)
 			return fail("binding", c.Reply, err)
 		}
@@ -308,25 +310,26 @@ func (c Config) bindReply() (fd int, err error) {
 	return fd, nil
 }
 
-// admitSenders lets everybody send to the reply's socket: only the agent's is listened to. It follows no link
-// that another process has put in the socket's place.
+// admitSenders lets every user send to the socket at Reply, because the agent may run as any. Of the others' datagrams
+// none is handled: readEarly drops them, and the connected socket refuses them. admitSenders follows no link that
+// another process has put in the socket's place.
 func (c Config) admitSenders() error {
 	fd, err := unix.Open(c.Reply, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd) //nolint:errcheck // it was not written to
-	var is unix.Stat_t
-	if err := unix.Fstat(fd, &is); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
 		return err
 	}
-	if is.Mode&unix.S_IFMT != unix.S_IFSOCK {
+	if stat.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return errors.New("another file has taken the socket's place")
 	}
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }
 
-// removeStale removes a socket that an earlier process has left where ours is to be.
+// removeStale removes a socket that an earlier process has left at Reply.
 func (c Config) removeStale() error {
 	const cure = "; remove it, or give this agent another reply"
 	info, err := os.Lstat(c.Reply)
@@ -351,7 +354,7 @@ func (c Config) removeStale() error {
 	return nil
 }
 
-// readEarly reads what anybody sent before the socket was connected, and returns what came from
+// readEarly reads the datagrams that came before the socket was connected, and returns those from
 // the user who owns the agent's socket.
 func (c Config) readEarly(fd int) (early [][]byte) {
 	var agent unix.Stat_t
@@ -359,7 +362,7 @@ func (c Config) readEarly(fd int) (early [][]byte) {
 		return nil
 	}
 	buf, oob := make([]byte, ccp.MaxFromAgent+1), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	for len(early) < mostEarly {
+	for len(early) < maxEarly {
 		n, nc, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -378,15 +381,15 @@ func (c Config) readEarly(fd int) (early [][]byte) {
 	return early
 }
 
-// connection is one to an agent on this machine.
+// connection is a connection to an agent.
 type connection struct {
-	fd     int // -1: it is on another machine
+	fd     int // -1: the agent is on another machine
 	events *events
-	early  [][]byte // what the agent has sent before
+	early  [][]byte // datagrams that the agent sent before the connection
 }
 
-// serveUntilEnd runs tasks, which pass messages on, until one of them returns, as the agent is gone or
-// sends what is malformed, or ctx is done. end closes the connection.
+// serveUntilEnd runs tasks until one of them returns or ctx is done. Tasks pass messages on, and return once the agent
+// is gone or has sent too many malformed messages. end closes the connection.
 func (l *Link) serveUntilEnd(
 	ctx context.Context, at string, c connection, end func(), tasks ...func(context.Context) error,
 ) error {
@@ -404,12 +407,12 @@ func (l *Link) serveUntilEnd(
 		}
 	}
 	<-ctx.Done()
-	l.in.mu.Lock() // no tick takes anything in any more
+	l.in.mu.Lock() // no tick reads datagrams while the connection ends
 	l.mu.Lock()
 	l.open, l.fd, l.events, l.waiting = false, -1, nil, backlog{}
 	l.mu.Unlock()
 	l.in.mu.Unlock()
-	l.asked.forgetAll()
+	l.openReports.forgetAll()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
 	end()
@@ -417,17 +420,17 @@ func (l *Link) serveUntilEnd(
 	return context.Cause(ctx)
 }
 
-// beginConnection lets flows use a connection, and takes in what came early before anything else.
+// beginConnection lets flows use a connection. It handles the early datagrams before any others.
 func (l *Link) beginConnection(c connection) error {
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
 	l.in.bad = 0
-	l.refused.Store(false)
+	l.warned.Store(false)
 	l.mu.Lock()
 	l.open, l.failed, l.fd, l.events = true, nil, c.fd, c.events
-	l.sent, l.looking = ledger{sizes: l.sent.sizes}, false
+	l.sent, l.watching = ledger{sizes: l.sent.sizes}, false
 	if c.fd < 0 {
-		l.waiting.noteScarce() // what leaves waits for a goroutine anyway
+		l.waiting.noteFull() // messages always wait for sendRemote
 	}
 	l.mu.Unlock()
 	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
@@ -441,7 +444,7 @@ func (l *Link) beginConnection(c connection) error {
 	return nil
 }
 
-// noteReached notes that an agent is there.
+// noteReached counts and logs a connection to the agent.
 func (l *Link) noteReached(at string) {
 	l.connects.Add(1)
 	l.log.Info("agent reached", "socket", at)

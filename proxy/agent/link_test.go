@@ -263,14 +263,14 @@ func TestNonsenseEndsAConnection(t *testing.T) {
 	s := start(t)
 	p := listen(t, s.path)
 	p.greet()
-	for range nonsense - 1 {
+	for range maxMalformed - 1 {
 		p.say([]byte{1, 2, 3})
 	}
 	p.say(ccp.Ready{Datapath: 1}.Append(nil)) // of the wrong direction, but a message
-	for range nonsense - 2 {
+	for range maxMalformed - 2 {
 		p.say(make([]byte, ccp.MaxFromAgent+1))
 	}
-	require.Eventually(t, func() bool { return s.link.Info().Malformed == 2*nonsense-3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.link.Info().Malformed == 2*maxMalformed-3 }, patience, time.Millisecond)
 	assert.True(t, s.link.Info().Up)
 	p.say(nil)
 	p.say(nil)
@@ -300,7 +300,7 @@ func TestTheAgeOfWhatIsUnreadIsThatOfTheOldest(t *testing.T) {
 }
 
 func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
-	a := newAsked()
+	a := newOpenReports()
 	report := func(flow uint32, fields ...uint64) []byte {
 		return ccp.Measure{Flow: flow, Program: uint32(min(len(fields), 1)), Fields: fields}.Append(nil)
 	}

@@ -10,27 +10,27 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// together is how many datagrams are read or written at a time.
-const together = 16
+// batchLen is how many datagrams one system call reads or writes.
+const batchLen = 16
 
-// header is the kernel's struct mmsghdr.
-type header struct {
+// mmsghdr is the kernel's struct of that name.
+type mmsghdr struct {
 	unix.Msghdr
 	n uint32
 }
 
-// datagrams are what one system call reads or writes. The call does not block, so it bypasses Go's
-// scheduler: after one that does not, a goroutine may have to wait for a processor.
+// datagrams are those that one system call reads or writes. The call does not block, so it bypasses Go's scheduler:
+// after a call through the scheduler, a goroutine may have to wait for a processor.
 type datagrams struct {
-	headers [together]header
-	pieces  [together]unix.Iovec
+	headers [batchLen]mmsghdr
+	buffers [batchLen]unix.Iovec
 }
 
-// setBuffer makes b the buffer of the i-th.
+// setBuffer makes b the buffer of datagram i.
 func (t *datagrams) setBuffer(i int, b []byte) {
-	t.pieces[i].Base = &b[0]
-	t.pieces[i].SetLen(len(b))
-	t.headers[i].Iov = &t.pieces[i]
+	t.buffers[i].Base = &b[0]
+	t.buffers[i].SetLen(len(b))
+	t.headers[i].Iov = &t.buffers[i]
 	t.headers[i].SetIovlen(1)
 }
 
@@ -45,7 +45,7 @@ func (t *datagrams) moveMessages(call, fd uintptr, n, flags int) (moved int, err
 	return int(got), nil
 }
 
-// sendMessages sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
+// sendMessages sends up to batchLen messages, and returns how many; ccp.ErrBusy where the next has no room.
 func (t *datagrams) sendMessages(fd int, messages []message) (n int, err error) {
 	for i, m := range messages {
 		t.setBuffer(i, m.bytes)
@@ -57,10 +57,10 @@ func (t *datagrams) sendMessages(fd int, messages []message) (n int, err error) 
 	return n, err
 }
 
-// batch is datagrams that were read.
+// batch is a buffer for datagrams that are read.
 type batch struct {
 	datagrams
-	bytes [together][ccp.MaxFromAgent + 1]byte
+	bytes [batchLen][ccp.MaxFromAgent + 1]byte
 }
 
 // newBatch returns a batch with a buffer for each datagram. A datagram that fills its buffer is longer than any that
@@ -73,11 +73,11 @@ func newBatch() *batch {
 	return b
 }
 
-// readWaiting takes the datagrams that wait at a socket, and returns how many: 0 and no error if there are none,
-// together if there may be more.
+// readWaiting reads the datagrams that wait at a socket, and returns how many: 0 and no error if there are none, batchLen
+// if there may be more.
 func (b *batch) readWaiting(fd uintptr) (n int, err error) {
 	for {
-		n, err = b.moveMessages(unix.SYS_RECVMMSG, fd, together, unix.MSG_DONTWAIT)
+		n, err = b.moveMessages(unix.SYS_RECVMMSG, fd, batchLen, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
 			return 0, nil
 		}

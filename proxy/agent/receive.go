@@ -12,22 +12,22 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// inbox is what an agent on this machine sends.
+// inbox is the state of reading from an agent on this machine.
 type inbox struct {
-	mu    sync.Mutex // locked before the locks of groups, which have the flows of what came
+	mu    sync.Mutex // locked before the locks of groups: their flows get the decisions
 	batch *batch     // nil: nothing has been read yet
 	bad   int        // datagrams in a row that were malformed
 }
 
-// takeDatagrams reads what the agent has sent and hands it to the flows. What it sends in this time may wait for
-// the next call: one that never pauses is not to hold up who calls. l.in.mu is held.
+// takeDatagrams reads the agent's datagrams and passes them to the flows. It reads a bounded number, so that an agent
+// that sends without a pause does not delay the caller. l.in.mu is held.
 func (l *Link) takeDatagrams() {
-	for range mostReads {
+	for range maxReads {
 		n := l.readDatagrams()
 		for i := range n {
-			l.judgeDatagram(l.in.batch.datagramAt(i))
+			l.checkAndHandle(l.in.batch.datagramAt(i))
 		}
-		if n < together {
+		if n < batchLen {
 			return
 		}
 	}
@@ -52,8 +52,8 @@ func (l *Link) readDatagrams() (n int) {
 	return n
 }
 
-// judgeDatagram takes a datagram. Too many in a row that are malformed end the connection.
-func (l *Link) judgeDatagram(datagram []byte) {
+// checkAndHandle handles a datagram. Too many malformed ones in a row end the connection. l.in.mu is held.
+func (l *Link) checkAndHandle(datagram []byte) {
 	var err error
 	switch n := len(datagram); {
 	case n > ccp.MaxFromAgent:
@@ -65,15 +65,15 @@ func (l *Link) judgeDatagram(datagram []byte) {
 	default:
 		err = l.handleDatagram(datagram)
 	}
-	if l.in.bad = l.countMalformed(l.in.bad, err); l.in.bad >= nonsense {
+	if l.in.bad = l.countMalformed(l.in.bad, err); l.in.bad >= maxMalformed {
 		l.mu.Lock()
-		l.failWith(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
+		l.failWith(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, maxMalformed))
 		l.mu.Unlock()
 	}
 }
 
-// countMalformed returns how many messages in a row are malformed after one more, which led to err. A message that
-// installs a program that cannot run is not malformed: the agent's other programs may run.
+// countMalformed returns the number of malformed messages in a row after one more message, which led to err. A message
+// that installs a program that cannot run is not malformed, because the agent's other programs may run.
 func (l *Link) countMalformed(bad int, err error) int {
 	if err == nil {
 		return 0
@@ -85,27 +85,26 @@ func (l *Link) countMalformed(bad int, err error) int {
 	return bad + 1
 }
 
-// noteRefused notes a datagram that is malformed, or that installs a program that cannot run: flows that the agent
-// sets that program for keep their fallback. The first one of a connection is logged as a warning.
+// noteRefused counts and logs a datagram that is malformed, or that installs a program that cannot run. Flows for which
+// the agent sets such a program keep their fallback. The first one of a connection is logged as a warning.
 func (l *Link) noteRefused(err error) {
 	l.malformed.Add(1)
 	level := slog.LevelWarn
-	if l.refused.Swap(true) {
+	if l.warned.Swap(true) {
 		level = slog.LevelDebug
 	}
 	l.log.Log(context.Background(), level, "message of the agent refused", "err", err)
 }
 
-// takeNow is take for a tick: it returns at once if another goroutine is in take.
-func (l *Link) takeNow() {
+// tryTakeDatagrams calls takeDatagrams for a tick. It returns at once if another goroutine is reading.
+func (l *Link) tryTakeDatagrams() {
 	if l.in.mu.TryLock() {
 		defer l.in.mu.Unlock()
 		l.takeDatagrams()
 	}
 }
 
-// serveEvents takes in what comes between ticks, all of it at once, and sends what waits as soon as the agent
-// makes room.
+// serveEvents reads datagrams that come between ticks, and sends waiting messages as soon as the agent makes room.
 func (l *Link) serveEvents(e *events) error {
 	for {
 		l.in.mu.Lock()
@@ -113,7 +112,7 @@ func (l *Link) serveEvents(e *events) error {
 		l.in.mu.Unlock()
 		l.mu.Lock()
 		if l.waiting.full {
-			_ = l.flushBacklog() // watch ends the connection after an error
+			_ = l.flushBacklog() // watchAgent ends the connection after an error
 		}
 		l.armEvents()
 		l.mu.Unlock()
@@ -123,7 +122,7 @@ func (l *Link) serveEvents(e *events) error {
 	}
 }
 
-// armEvents asks for the event that attend has to wake for. l.mu is held.
+// armEvents sets the events that wake serveEvents. l.mu is held.
 func (l *Link) armEvents() {
 	if l.fd < 0 {
 		return
@@ -132,5 +131,5 @@ func (l *Link) armEvents() {
 	if l.waiting.full {
 		what |= unix.EPOLLOUT
 	}
-	l.events.askOnce(l.fd, what)
+	l.events.armOnce(l.fd, what)
 }

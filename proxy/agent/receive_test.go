@@ -177,11 +177,11 @@ func TestAProgramThatIsRefusedIsAWarning(t *testing.T) {
 			var said strings.Builder
 			c := gather(t, 0)
 			c.link.log = slog.New(slog.NewTextHandler(&said, nil))
-			for i := range of.accepted + nonsense {
+			for i := range of.accepted + maxMalformed {
 				c.say(ccp.Install{Program: 9 + i, Instructions: of.instructions}.Append(nil))
-				c.link.takeNow()
+				c.link.tryTakeDatagrams()
 			}
-			assert.EqualValues(t, nonsense, c.link.Info().Malformed)
+			assert.EqualValues(t, maxMalformed, c.link.Info().Malformed)
 			assert.NoError(t, c.link.failureCause(), "others of it may run")
 			assert.Equal(t, 1, strings.Count(said.String(), "\n"))
 			assert.Contains(t, said.String(), "level=WARN")
@@ -270,7 +270,7 @@ func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) 
 	stopped := c.now()
 	for steered() > 0 {
 		c.tick(time.Millisecond, true)
-		require.Less(t, c.now().Sub(stopped), ccp.Patience(roundTrip)+looks+2*time.Millisecond, "it reads no more")
+		require.Less(t, c.now().Sub(stopped), ccp.Patience(roundTrip)+unreadPeriod+2*time.Millisecond, "it reads no more")
 	}
 	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"])
 }
@@ -303,7 +303,7 @@ func TestAnAgentMayTakeItsTimeOverANewFlow(t *testing.T) {
 
 	c.join()
 	for announced[flows+1] == 0 {
-		turn(beginning + 4*roundTrip)
+		turn(maxSetUp + 4*roundTrip)
 	}
 	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"], "but not for ever")
 }
@@ -320,7 +320,7 @@ func TestMessagesThatAreNotHeededAreCountedByReason(t *testing.T) {
 	} {
 		before := c.link.Info().Refused
 		c.say(b)
-		c.link.takeNow()
+		c.link.tryTakeDatagrams()
 		for other, n := range c.link.Info().Refused {
 			want := before[other]
 			if other == reason {
@@ -330,6 +330,6 @@ func TestMessagesThatAreNotHeededAreCountedByReason(t *testing.T) {
 		}
 	}
 	c.say(make([]byte, ccp.MaxFromAgent+1))
-	c.link.takeNow()
+	c.link.tryTakeDatagrams()
 	assert.EqualValues(t, 2, c.link.Info().Refused["malformed"], "a message that is too long is malformed, too")
 }

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	remoteDial = 5 * time.Second // for connection and handshake
-	remoteDead = 2 * time.Second // without an acknowledgement from the other machine
+	remoteDial = 5 * time.Second // limit for connection and handshake
+	remoteDead = 2 * time.Second // limit without an acknowledgement from the other machine
 )
 
 // remoteKeepAlive finds out within about remoteDead that the other machine is gone.
@@ -70,12 +70,12 @@ func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	secure := l.secure.Load()
-	if secure.ServerName == "" {
-		secure = secure.Clone()
-		secure.ServerName = name
+	cfg := l.tls.Load()
+	if cfg.ServerName == "" {
+		cfg = cfg.Clone()
+		cfg.ServerName = name
 	}
-	secured := tls.Client(conn, secure)
+	secured := tls.Client(conn, cfg)
 	if err := secured.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -83,7 +83,8 @@ func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
 	return secured, nil
 }
 
-// disconnectReason is why there is no connection, without what differs each time: the hour, and our port.
+// disconnectReason returns why there is no connection, without the parts of the error that differ each time: the time of
+// day and our port.
 func disconnectReason(err error) string {
 	var invalid x509.CertificateInvalidError
 	var op *net.OpError
@@ -96,26 +97,28 @@ func disconnectReason(err error) string {
 	return err.Error()
 }
 
-// serveRemote is serve for a connection to an agent on another machine.
+// serveRemote serves a connection to an agent on another machine until it ends.
 func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
 	return l.serveUntilEnd(ctx, l.cfg.Address, connection{fd: -1}, func() { _ = conn.Close() },
 		func(context.Context) error { return l.receiveRemote(conn) },
 		func(ctx context.Context) error { return l.sendRemote(ctx, conn) })
 }
 
-// sendRemote sends what waits.
+// sendRemote sends waiting messages until the connection ends.
 func (l *Link) sendRemote(ctx context.Context, conn net.Conn) error {
 	w := bufio.NewWriter(conn)
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-l.room:
+		case <-l.wakeSender:
 		}
 		for b := l.takeOldest(); b != nil; b = l.takeOldest() {
 			_, _ = w.Write(b) // Flush has the error as well
 		}
-		if err := w.Flush(); err != nil { // the other direction tells why, as with the alert of who does not trust us
+		if err := w.Flush(); err != nil {
+			// receiveRemote may get the reason, such as the alert of an agent that does not trust us. It has time
+			// to return first.
 			select {
 			case <-ctx.Done():
 			case <-time.After(remoteDead):
@@ -125,7 +128,7 @@ func (l *Link) sendRemote(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// takeOldest takes what waits longest; nil: nothing does.
+// takeOldest removes and returns the message that has waited longest; nil: none waits.
 func (l *Link) takeOldest() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,11 +138,11 @@ func (l *Link) takeOldest() []byte {
 	return l.waiting.removeFirst().bytes
 }
 
-// receiveRemote hands on what the agent sends. A malformed header ends it: where the next
-// message begins is not known then.
+// receiveRemote passes the agent's messages to the flows. It ends at a malformed header, which
+// does not tell where the next message begins.
 func (l *Link) receiveRemote(conn net.Conn) error {
 	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxFromAgent)
-	for bad := 0; bad < nonsense; {
+	for bad := 0; bad < maxMalformed; {
 		if _, err := io.ReadFull(r, buf[:ccp.HeaderLen]); err != nil {
 			return fmt.Errorf("the agent has closed the connection: %w", err)
 		}
@@ -157,5 +160,5 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		}
 		bad = l.countMalformed(bad, l.handleDatagram(buf[:n]))
 	}
-	return fmt.Errorf("%w: %d in a row", ccp.ErrMalformed, nonsense)
+	return fmt.Errorf("%w: %d in a row", ccp.ErrMalformed, maxMalformed)
 }

@@ -94,7 +94,7 @@ func TestAnAgentIsReachedByItsName(t *testing.T) {
 	_, port, err := net.SplitHostPort(at)
 	require.NoError(t, err)
 	link := &Link{cfg: Config{Name: "x", Address: net.JoinHostPort(need.LoopbackName, port)}}
-	link.Secure(trusting(ca, ca))
+	link.SetTLS(trusting(ca, ca))
 	conn, err := link.dialRemote(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, at, conn.RemoteAddr().String())
@@ -106,7 +106,7 @@ func TestBothEndsWantACertificate(t *testing.T) {
 	t.Run("the agent's is not trusted", func(t *testing.T) {
 		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
 		link := &Link{cfg: Config{Name: "x", Address: at}}
-		link.Secure(trusting(ca, other))
+		link.SetTLS(trusting(ca, other))
 		_, err := link.dialRemote(context.Background())
 		var unknown x509.UnknownAuthorityError
 		assert.ErrorAs(t, err, &unknown)
@@ -157,7 +157,7 @@ func TestTheNextConnectionIsByNewCertificates(t *testing.T) {
 	at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
 	s := startWith(t, Config{Address: at, TLS: trusting(other, ca)})
 	assert.Equal(t, "fallback", s.ack())
-	s.link.Secure(trusting(ca, ca))
+	s.link.SetTLS(trusting(ca, ca))
 	s.until("agent")
 }
 
@@ -193,7 +193,7 @@ func TestAReasonIsTheSameEachTime(t *testing.T) {
 func sameReason(t *testing.T, at string, secure *tls.Config) {
 	t.Helper()
 	link := &Link{cfg: Config{Name: "x", Address: at}}
-	link.Secure(secure)
+	link.SetTLS(secure)
 	_, first := link.dialRemote(t.Context())
 	_, second := link.dialRemote(t.Context())
 	require.Error(t, first)
@@ -207,7 +207,7 @@ func TestWhatIsNoMessageEndsAConnectionToAnotherMachine(t *testing.T) {
 		"too long":  {1, 0, 0xff, 0xff, 0, 0, 0, 0},
 		"too short": {1, 0, 7, 0, 0, 0, 0, 0},
 		"eight that are malformed": func() (b []byte) {
-			for range nonsense {
+			for range maxMalformed {
 				b = append(b, byte(ccp.KindInstall), 0, 9, 0, 0, 0, 0, 0, 1)
 			}
 			return b

@@ -11,22 +11,22 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// mostWaiting bounds what waits for room at the agent, in messages.
-const mostWaiting = 1 << 14
+// maxWaiting bounds the messages that wait for room at the agent.
+const maxWaiting = 1 << 14
 
-// backlog is what is to be sent, in order. While the agent's socket is full, which is called scarce room, it
-// has at most one report and one Create of each flow.
+// backlog is the queue of messages to the agent. While the agent's socket is full, it has at most one report and one
+// Create of each flow.
 type backlog struct {
-	messages []message     // those that were dropped have no bytes; the first never is one
-	gone     int           // messages that have left
-	full     bool          // room is scarce
-	waits    map[about]int // how many messages came before it, ever: of each Create, and of all where room is scarce
+	messages []message     // removed ones inside the queue have no bytes; the first one always has
+	gone     int           // messages that have left the queue at its front
+	full     bool          // the agent's socket has no room
+	waits    map[about]int // gone + index of each Create, and while full of each message
 }
 
-// message is one to the agent, and when a flow sent it.
+// message is a message to the agent.
 type message struct {
 	bytes []byte
-	at    cc.Time
+	at    cc.Time // when the flow sent it
 }
 
 // about is the kind of a message, and the flow that it is about.
@@ -44,8 +44,8 @@ func aboutOf(b []byte) about {
 // isEmpty reports whether no message waits.
 func (q *backlog) isEmpty() bool { return len(q.messages) == 0 }
 
-// noteScarce notes that room is scarce.
-func (q *backlog) noteScarce() {
+// noteFull notes that the agent's socket is full.
+func (q *backlog) noteFull() {
 	if q.full {
 		return
 	}
@@ -57,7 +57,7 @@ func (q *backlog) noteScarce() {
 	}
 }
 
-// indexMessage enters the i-th message into waits.
+// indexMessage adds message i to waits, if it belongs there.
 func (q *backlog) indexMessage(i int, what about) {
 	if !q.full && what.kind != ccp.KindCreate {
 		return
@@ -68,8 +68,8 @@ func (q *backlog) indexMessage(i int, what about) {
 	q.waits[what] = q.gone + i
 }
 
-// addMessage takes a copy of a message; false: there is no room, or room is scarce and a report of the flow
-// waits already. A report that closes its flow takes the place of one that waits.
+// addMessage adds a copy of a message; false: the backlog has no room for it, or the agent's socket is full and a report
+// of the flow waits already. A report that closes its flow replaces one that waits.
 func (q *backlog) addMessage(now cc.Time, b []byte) bool {
 	what := aboutOf(b)
 	if at, waits := q.waits[what]; waits {
@@ -79,7 +79,7 @@ func (q *backlog) addMessage(now cc.Time, b []byte) bool {
 		q.messages[at-q.gone].bytes = slices.Clone(b)
 		return true
 	}
-	if len(q.messages) >= mostWaiting {
+	if len(q.messages) >= maxWaiting {
 		return false
 	}
 	q.messages = append(q.messages, message{slices.Clone(b), now})
@@ -87,7 +87,7 @@ func (q *backlog) addMessage(now cc.Time, b []byte) bool {
 	return true
 }
 
-// firstMessages are the first messages, up to n.
+// firstMessages returns up to n messages from the front, as far as none was removed between them.
 func (q *backlog) firstMessages(n int) []message {
 	first := q.messages[:min(n, len(q.messages))]
 	if i := slices.IndexFunc(first, func(m message) bool { return m.bytes == nil }); i >= 0 {
@@ -96,7 +96,7 @@ func (q *backlog) firstMessages(n int) []message {
 	return first
 }
 
-// removeFirst takes the first message off.
+// removeFirst removes and returns the first message.
 func (q *backlog) removeFirst() message {
 	m := q.messages[0]
 	if what := aboutOf(m.bytes); q.waits[what] == q.gone {
@@ -117,22 +117,22 @@ func (q *backlog) dropCreate(flow uint32) {
 	}
 }
 
-// skipRemoved leaves the first message that has bytes in front.
+// skipRemoved drops removed messages from the front.
 func (q *backlog) skipRemoved() {
 	for !q.isEmpty() && q.messages[0].bytes == nil {
 		q.messages, q.gone = q.messages[1:], q.gone+1
 	}
 }
 
-// Hold keeps back what flows send until Release, so that the messages of a tick leave with one
-// system call, while no group is locked. It first puts into force what the agent has sent by now.
+// Hold keeps back messages of flows until Release, so that those of a tick leave with one system
+// call, while no group is locked. It first puts the decisions into force that the agent has sent.
 func (l *Link) Hold() {
 	now := l.cfg.Clock()
 	l.held.Add(1)
-	l.takeNow()
+	l.tryTakeDatagrams()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if now.Sub(l.looked) >= looks {
+	if now.Sub(l.checkedAt) >= unreadPeriod {
 		l.checkUnread(now)
 	}
 }
@@ -142,11 +142,11 @@ func (l *Link) Release() {
 	l.held.Add(-1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = l.sendAndArm() // watch ends the connection after an error
+	_ = l.sendAndArm() // watchAgent ends the connection after an error
 }
 
-// transmitMessage is the agent's ccp.Transmit. What finds no room waits for it, so that the reports of
-// many flows at once reach an agent with a socket that has room for ten (net.unix.max_dgram_qlen).
+// transmitMessage is the agent's ccp.Transmit. Messages wait for room at the agent's socket, which may hold only ten
+// (net.unix.max_dgram_qlen), while many flows report at once.
 func (l *Link) transmitMessage(b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,18 +154,18 @@ func (l *Link) transmitMessage(b []byte) error {
 		return unix.ENOTCONN
 	}
 	now := l.cfg.Clock()
-	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.isHearingOf(now, what.flow, unreadMemory(l.fd)) {
-		return nil // the agent would begin anew
+	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.hasPendingCreate(now, what.flow, unreadMemory(l.fd)) {
+		return nil // at a second Create the agent would start the flow anew
 	} else if closesFlow(b) {
-		l.waiting.dropCreate(what.flow) // it may be behind the report that b replaces
+		l.waiting.dropCreate(what.flow) // else it may follow the closing report, which takes the place of an earlier one
 	}
 	if !l.waiting.addMessage(now, b) {
 		return ccp.ErrBusy
 	}
-	l.asked.noteSent(now, b)
-	if !l.looking {
-		l.looking = true
-		notifyChannel(l.kick)
+	l.openReports.noteSent(now, b)
+	if !l.watching {
+		l.watching = true
+		notifyChannel(l.wakeWatch)
 	}
 	if l.held.Load() > 0 {
 		return nil
@@ -181,32 +181,33 @@ func notifyChannel(c chan<- struct{}) {
 	}
 }
 
-// sendAndArm sends what there is room for, and has attend send the rest. l.mu is held.
+// sendAndArm sends the messages that find room, and leaves the rest to serveEvents or sendRemote. l.mu is held.
 func (l *Link) sendAndArm() error {
-	scarce := l.waiting.full
+	wasFull := l.waiting.full
 	err := l.flushBacklog()
 	switch {
 	case l.fd < 0 && !l.waiting.isEmpty():
-		notifyChannel(l.room)
-	case !scarce && l.waiting.full:
+		notifyChannel(l.wakeSender)
+	case !wasFull && l.waiting.full:
 		l.armEvents()
 	}
 	return err
 }
 
-// flushBacklog sends what waits and finds room. An error ends the connection. l.mu is held.
+// flushBacklog sends waiting messages to an agent on this machine, as far as they find room. An error ends the
+// connection. l.mu is held.
 func (l *Link) flushBacklog() error {
 	for now := l.cfg.Clock(); l.fd >= 0 && !l.waiting.isEmpty(); {
-		n, err := l.postMessages(l.waiting.firstMessages(together))
+		n, err := l.postMessages(l.waiting.firstMessages(batchLen))
 		if n > 0 && l.waiting.full {
-			l.noteAlive(now) // there was no room before
+			l.noteAlive(now) // the agent has read something, since there was no room before
 		}
 		for range n {
 			l.waiting.removeFirst()
 		}
 		switch {
 		case errors.Is(err, ccp.ErrBusy):
-			l.waiting.noteScarce()
+			l.waiting.noteFull()
 			return nil
 		case err != nil:
 			l.failWith(fmt.Errorf("nobody reads what is sent: %w", err))
@@ -219,8 +220,8 @@ func (l *Link) flushBacklog() error {
 	return nil
 }
 
-// postMessages sends some of the messages, which are up to together, to an agent on this machine with one system
-// call, and returns how many. For the first messages of a length it makes others, to learn how much memory they take.
+// postMessages sends the first of up to batchLen messages to an agent on this machine with one system call, and returns
+// how many. A message of a length with unknown memory it sends alone, and measures how much memory that takes.
 func (l *Link) postMessages(messages []message) (n int, err error) {
 	known := 0
 	for known < len(messages) && !l.sent.isUnknown(len(messages[known].bytes)) {
@@ -241,7 +242,8 @@ func (l *Link) postMessages(messages []message) (n int, err error) {
 	return n, err
 }
 
-// unreadMemory is the memory, in bytes, of what we have sent and the agent has not read (unix(7), SIOCOUTQ).
+// unreadMemory returns the memory, in bytes, of messages that we have sent and the agent has not read (unix(7),
+// SIOCOUTQ).
 func unreadMemory(fd int) int {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	if err != nil {
@@ -250,23 +252,23 @@ func unreadMemory(fd int) int {
 	return n
 }
 
-// noteAlive notes that the agent reads or sends: then the length of its queue does not matter. l.mu is held.
+// noteAlive notes that the agent reads or sends. However long its queue is, it is then not stuck. l.mu is held.
 func (l *Link) noteAlive(now cc.Time) {
-	l.sent.stirred = now
+	l.sent.lastActive = now
 	l.agent.Unread(0)
 }
 
-// checkUnread finds out since when a message has waited, and the agent has neither read nor sent anything, and tells
-// the flows; 0: none waits. l.mu is held.
+// checkUnread returns since when a message has been unread while the agent has neither read nor sent anything, and lets
+// the flows know; 0: none is unread. l.mu is held.
 func (l *Link) checkUnread(now cc.Time) (since cc.Time) {
-	l.looked = now
+	l.checkedAt = now
 	if l.fd < 0 {
 		return 0
 	}
 	memory := unreadMemory(l.fd)
 	since = l.sent.unreadSince(now, memory)
-	if since == 0 && !l.waiting.isEmpty() { // its queue is full of what others have sent
-		since = max(l.waiting.messages[0].at, l.sent.stirred)
+	if since == 0 && !l.waiting.isEmpty() { // messages of other processes fill its queue
+		since = max(l.waiting.messages[0].at, l.sent.lastActive)
 	}
 	if l.sent.flowBeingSetUp(now, memory) == 0 {
 		l.agent.Unread(since)

@@ -19,7 +19,7 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	}
 	var q backlog
 	require.True(t, q.isEmpty())
-	q.noteScarce()
+	q.noteFull()
 	assert.True(t, q.addMessage(1, report(1, 10)))
 	assert.True(t, q.addMessage(2, report(2, 20)))
 	assert.False(t, q.addMessage(3, report(1, 11)), "the next one has what it would have told")
@@ -35,15 +35,15 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	assert.True(t, q.isEmpty())
 	assert.Empty(t, q.waits)
 
-	for i := range uint32(mostWaiting) {
+	for i := range uint32(maxWaiting) {
 		require.True(t, q.addMessage(8, report(i, 1)))
 	}
-	assert.False(t, q.addMessage(8, report(mostWaiting, 1)))
+	assert.False(t, q.addMessage(8, report(maxWaiting, 1)))
 }
 
 // More flows than may wait are announced at once, as when an agent comes back to a large proxy.
 func TestAFlowForWhichThereIsNoRoomIsAnnouncedOnceThereIs(t *testing.T) {
-	const flows = mostWaiting + 20
+	const flows = maxWaiting + 20
 	c := gather(t, flows)
 	for range 4 {
 		c.tick(10*time.Millisecond, false)
@@ -151,7 +151,7 @@ func TestWhatIsHeldLeavesTogether(t *testing.T) {
 	spec := link.Spec()
 	params, err := spec.Resolve(nil)
 	require.NoError(t, err)
-	const flows = 2 * together
+	const flows = 2 * batchLen
 	announce := func() {
 		for range flows {
 			f := spec.New(cc.Config{MSS: 1448, InitialCwnd: 14480, Params: params})
@@ -186,7 +186,7 @@ func TestACreateIsDroppedFromWhereverItWaits(t *testing.T) {
 	for _, scarce := range []bool{false, true} {
 		var q backlog
 		if scarce {
-			q.noteScarce()
+			q.noteFull()
 		}
 		for _, b := range [][]byte{create(1), create(2), report, create(3), create(4)} {
 			require.True(t, q.addMessage(1, b))
@@ -194,9 +194,9 @@ func TestACreateIsDroppedFromWhereverItWaits(t *testing.T) {
 		q.dropCreate(2)
 		q.dropCreate(2)
 		q.dropCreate(4)
-		assert.Equal(t, []message{{create(1), 1}}, q.firstMessages(together))
+		assert.Equal(t, []message{{create(1), 1}}, q.firstMessages(batchLen))
 		q.dropCreate(1)
-		assert.Equal(t, []message{{report, 1}, {create(3), 1}}, q.firstMessages(together))
+		assert.Equal(t, []message{{report, 1}, {create(3), 1}}, q.firstMessages(batchLen))
 		assert.Len(t, q.firstMessages(1), 1)
 		assert.True(t, q.addMessage(2, create(2)), "after all others")
 		assert.Equal(t, message{report, 1}, q.removeFirst())

@@ -45,7 +45,7 @@ type TLS struct {
 	CA string `yaml:"ca" pem:"yes"`
 }
 
-// Validate finds what does not go together in an agent's keys. Errors are *check.Errors.
+// Validate checks an agent's keys against each other. Errors are *check.Errors.
 func (s *Settings) Validate() error {
 	var errs []error
 	if err := ccp.CheckName(s.Name); err != nil {
@@ -63,15 +63,15 @@ func (s *Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkSockets wants whole paths.
+// checkSockets checks the paths of both sockets.
 func (s *Settings) checkSockets() error {
-	if err := checkSocket("socket", s.SocketPath()); err != nil && s.Reply == "" { // which begins with the socket's
+	if err := checkSocket("socket", s.SocketPath()); err != nil && s.Reply == "" { // the default of reply begins with socket
 		return err
 	}
 	return errors.Join(checkSocket("socket", s.SocketPath()), checkSocket("reply", s.ReplyPath()))
 }
 
-// checkSocket wants a whole path that fits the address of a Unix socket.
+// checkSocket checks that a path is absolute and fits the address of a Unix socket.
 func checkSocket(key, path string) error {
 	if !filepath.IsAbs(path) || len(path) > ccp.MaxReply {
 		return check.Errorf(key, "%q is no whole path of at most %d bytes, such as %s", path, ccp.MaxReply, ccp.DefaultSocket)
@@ -79,7 +79,7 @@ func checkSocket(key, path string) error {
 	return nil
 }
 
-// checkRemote wants all that a connection to another machine needs.
+// checkRemote checks the keys of an agent on another machine.
 func (s *Settings) checkRemote() error {
 	var errs []error
 	if s.Address == "" {
@@ -105,21 +105,21 @@ func (s *Settings) checkRemote() error {
 	return errors.Join(errs...)
 }
 
-// LoadFiles wants a pair and certificates in tls, once its files have been read.
+// LoadFiles checks that tls has a certificate with its key, and authorities, once its files have been read.
 func (s *Settings) LoadFiles(check.Files) error {
 	for _, text := range []string{s.TLS.Certificate, s.TLS.Key, s.TLS.CA} {
 		if !strings.HasPrefix(text, check.PEMBegin) {
 			return nil
 		}
 	}
-	if _, err := s.Secure(); err != nil {
+	if _, err := s.TLSConfig(); err != nil {
 		return check.Errorf("tls", "%v", err)
 	}
 	return nil
 }
 
-// Secure returns how to connect to an agent on another machine; nil: the agent is on this one.
-func (s *Settings) Secure() (*tls.Config, error) {
+// TLSConfig returns the configuration for an agent on another machine; nil: the agent is on this one.
+func (s *Settings) TLSConfig() (*tls.Config, error) {
 	if s.Address == "" {
 		return nil, nil
 	}
@@ -134,7 +134,7 @@ func (s *Settings) Secure() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: authorities}, nil
 }
 
-// SocketPath is where the agent listens.
+// SocketPath returns the path where the agent listens.
 func (s *Settings) SocketPath() string {
 	if s.Socket == "" {
 		return ccp.DefaultSocket
@@ -142,7 +142,7 @@ func (s *Settings) SocketPath() string {
 	return s.Socket
 }
 
-// ReplyPath is where the agent sends its answers to.
+// ReplyPath returns the path to which the agent sends its answers.
 func (s *Settings) ReplyPath() string {
 	if s.Reply == "" {
 		return s.SocketPath() + ".penstock-" + s.Name

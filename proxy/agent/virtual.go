@@ -17,10 +17,10 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// Virtual is an agent that decides in virtual time, which stands still while the agent thinks:
-// a flow that reports goes on once the agent has read the report and sent what it decides.
-// So a run is the same each time, if the agent goes by nothing but its reports.
-// An agent that answers on another thread than it reads on cannot be waited for.
+// Virtual is an agent that decides in virtual time. Time stands still while the agent works: a
+// flow that reports continues once the agent has read the report and sent its decisions. So each
+// run is the same, if the agent depends on its reports alone. Virtual cannot wait for an agent
+// that answers on another thread than it reads on.
 type Virtual struct {
 	cfg   Config
 	agent *ccp.Agent
@@ -28,7 +28,7 @@ type Virtual struct {
 	fence []byte
 	buf   []byte
 	sent  int             // messages
-	flows map[uint32]bool // that the agent was told of, and not the end of
+	flows map[uint32]bool // announced to the agent and not closed
 	err   error
 }
 
@@ -37,19 +37,19 @@ const (
 	startLimit  = 5 * time.Second  // how long one may still be starting: an interpreter on a busy machine
 )
 
-// fenceFields are the fields of a message (fence) so large that a socket with the least send
-// buffer is not writable until the agent has read it.
+// fenceFields is the number of fields of the fence. It makes a message so large that a socket with
+// the smallest send buffer is not writable until the agent has read it.
 const fenceFields = 123
 
-// replies tells the sockets of a process apart.
-var replies atomic.Int64
+// replyCount numbers the reply sockets of this process.
+var replyCount atomic.Int64
 
 // Reach connects to an agent, which may just be starting, and has it install its programs. Where
 // cfg.Reply is not set it is a path of its own beside the agent's. End it with Close.
 func Reach(cfg Config) (*Virtual, error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	if cfg.Reply == "" {
-		cfg.Reply = fmt.Sprintf("%s.penstock-%d-%d", cfg.Socket, os.Getpid(), replies.Add(1))
+		cfg.Reply = fmt.Sprintf("%s.penstock-%d-%d", cfg.Socket, os.Getpid(), replyCount.Add(1))
 	}
 	cfg.Limit = cmp.Or(cfg.Limit, answerLimit)
 	v := &Virtual{
@@ -73,7 +73,7 @@ func Reach(cfg Config) (*Virtual, error) {
 		if v.fd, early, err = cfg.dialSocket(&own); err == nil {
 			break
 		}
-		again := time.NewTimer(redial)
+		again := time.NewTimer(redialDelay)
 		select {
 		case <-again.C:
 		case <-starting.C:
@@ -93,10 +93,10 @@ func Reach(cfg Config) (*Virtual, error) {
 	return v, nil
 }
 
-// Spec is the algorithm that the agent decides.
+// Spec returns the algorithm with which flows follow the agent.
 func (v *Virtual) Spec() cc.Spec { return v.agent.Spec() }
 
-// Err tells, after a run, why its result is not what the agent decides; nil: it is.
+// Err returns, after a run, why its result does not show the agent's decisions; nil: it does.
 func (v *Virtual) Err() error {
 	if v.err != nil {
 		return v.wrapError(v.err)
@@ -114,7 +114,7 @@ func (v *Virtual) Err() error {
 	return nil
 }
 
-// Close tells the agent of the end of its flows, and ends the connection.
+// Close closes the agent's flows and ends the connection.
 func (v *Virtual) Close() error {
 	for _, flow := range slices.Sorted(maps.Keys(v.flows)) {
 		_ = v.transmitMessage(ccp.Measure{Flow: flow}.Append(nil)) // lost, it costs the agent some memory
@@ -128,7 +128,7 @@ func (v *Virtual) wrapError(err error) error {
 	return fmt.Errorf("agent %q at %s: %w", v.cfg.Name, v.cfg.Socket, err)
 }
 
-// transmitMessage is the agent's ccp.Transmit: what the agent answers has been taken in when it returns.
+// transmitMessage is the agent's ccp.Transmit. The agent's answers are in force when it returns.
 func (v *Virtual) transmitMessage(b []byte) error {
 	if v.err == nil {
 		v.sent++
@@ -142,7 +142,8 @@ func (v *Virtual) transmitMessage(b []byte) error {
 	return v.err
 }
 
-// runAgentTurn has the agent read b and then the fence: by then it has sent all that it decides on b.
+// runAgentTurn sends b and then the fence, and waits until the agent has read both. An agent that has read the fence has
+// sent all its answers to b.
 func (v *Virtual) runAgentTurn(b []byte) error {
 	limit := time.NewTimer(v.cfg.Limit)
 	defer limit.Stop()
@@ -168,7 +169,7 @@ func (v *Virtual) runAgentTurn(b []byte) error {
 	return v.receiveAll()
 }
 
-// waitForAgent waits until the agent has read or said something, and takes in what it says.
+// waitForAgent waits until the agent has read or sent something, and receives what it has sent.
 func (v *Virtual) waitForAgent(limit <-chan time.Time) error {
 	select {
 	case <-limit:
@@ -183,7 +184,7 @@ func (v *Virtual) waitForAgent(limit <-chan time.Time) error {
 	return v.receiveAll()
 }
 
-// receiveAll takes in all that has come.
+// receiveAll handles all datagrams that have come.
 func (v *Virtual) receiveAll() error {
 	for {
 		n, _, err := unix.Recvfrom(v.fd, v.buf, unix.MSG_DONTWAIT)
