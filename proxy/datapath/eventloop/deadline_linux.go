@@ -2,28 +2,28 @@ package eventloop
 
 import "time"
 
-// Deadline is a time at which a loop calls a function, unless Forget comes first. The zero value is ready for Expect.
-// Only the loop's goroutine uses it.
+// Deadline is a time at which a loop calls a function, unless CancelDeadline comes first. The zero value is ready for
+// StartDeadline. Only the loop's goroutine uses it.
 type Deadline struct {
 	at    time.Time
-	run   func() // nil: Expect was not called, or the deadline is over
+	run   func() // nil: the deadline was not started, or is over
 	index int    // in deadlines.all
 }
 
-// deadlineSlack is how late a deadline may be, so that others come with it. Each look goes over all deadlines.
+// deadlineSlack is how late a deadline may be, so that one timer serves several: runExpired goes over all deadlines.
 const deadlineSlack = 10 * time.Millisecond
 
 // deadlines are the deadlines of a loop. One timer serves all of them. It is set for the earliest, and set again only
-// once it has expired. So a deadline that is forgotten in time, as most are, costs no timer.
+// once it has expired. So a deadline that is cancelled in time, as most are, costs no timer.
 type deadlines struct {
 	all     []*Deadline
 	timer   *time.Timer // nil: there was no deadline yet
 	timerAt time.Time   // when timer expires; zero: it does not run
 }
 
-// Expect has the loop call run after that time, up to deadlineSlack late, unless Forget comes first. x must not be in
-// use.
-func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
+// StartDeadline makes the loop call run after that time, up to deadlineSlack late, unless CancelDeadline comes first. x
+// must not be in use.
+func (l *Loop) StartDeadline(x *Deadline, after time.Duration, run func()) {
 	d := &l.deadlines
 	x.at, x.run, x.index = currentTime().Add(after), run, len(d.all)
 	d.all = append(d.all, x)
@@ -32,8 +32,8 @@ func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
 	}
 }
 
-// Forget ends what Expect began. It does nothing if the deadline is over.
-func (l *Loop) Forget(x *Deadline) {
+// CancelDeadline ends a deadline without a call. It does nothing if the deadline is over.
+func (l *Loop) CancelDeadline(x *Deadline) {
 	if x.run == nil {
 		return
 	}
@@ -80,8 +80,8 @@ func (l *Loop) runExpired() {
 		l.setTimer(earliest)
 	}
 	for _, x := range due {
-		if run := x.run; run != nil && !x.at.After(at) { // one before it may have forgotten it, or set it again
-			l.Forget(x)
+		if run := x.run; run != nil && !x.at.After(at) { // an earlier function may have cancelled it, or started it again
+			l.CancelDeadline(x)
 			run()
 		}
 	}

@@ -15,14 +15,14 @@ func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
 	came := make(chan string, 10)
 	var met, late, hour Deadline
 	l.Do(func() {
-		l.Expect(&hour, time.Hour, func() { came <- "an hour" })
-		l.Expect(&met, time.Millisecond, func() { came <- "met" })
-		l.Expect(&late, 2*time.Millisecond, func() {
+		l.StartDeadline(&hour, time.Hour, func() { came <- "an hour" })
+		l.StartDeadline(&met, time.Millisecond, func() { came <- "met" })
+		l.StartDeadline(&late, 2*time.Millisecond, func() {
 			came <- "late"
-			l.Expect(&late, 0, func() { came <- "again" })
+			l.StartDeadline(&late, 0, func() { came <- "again" })
 		})
-		l.Forget(&met)
-		l.Forget(&met)
+		l.CancelDeadline(&met)
+		l.CancelDeadline(&met)
 	})
 	assert.Equal(t, "late", <-came)
 	assert.Equal(t, "again", <-came)
@@ -31,7 +31,7 @@ func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
 		defer close(done)
 		assert.Equal(t, []*Deadline{&hour}, l.deadlines.all)
 		assert.Equal(t, hour.at, l.deadlines.timerAt, "the timer is set for what is left")
-		l.Forget(&hour)
+		l.CancelDeadline(&hour)
 		assert.Empty(t, l.deadlines.all)
 	})
 	<-done
@@ -44,17 +44,17 @@ func TestDeadlinesThatAreNearComeTogether(t *testing.T) {
 	l.Do(func() {
 		defer close(done)
 		var due, near, far Deadline
-		l.Expect(&due, 0, func() {})
-		l.Expect(&near, time.Millisecond, func() {})
-		l.Expect(&far, time.Hour, func() {})
+		l.StartDeadline(&due, 0, func() {})
+		l.StartDeadline(&near, time.Millisecond, func() {})
+		l.StartDeadline(&far, time.Hour, func() {})
 		before := currentTime()
 		l.runExpired()
 		assert.GreaterOrEqual(t, l.deadlines.timerAt.Sub(before), deadlineSlack)
 		assert.True(t, l.deadlines.timerAt.Before(far.at))
-		l.Forget(&near)
+		l.CancelDeadline(&near)
 		l.runExpired()
 		assert.Equal(t, far.at, l.deadlines.timerAt)
-		l.Forget(&far)
+		l.CancelDeadline(&far)
 	})
 	<-done
 }
@@ -65,13 +65,13 @@ func TestADeadlineForgottenByOneThatIsDueAsWellDoesNotCome(t *testing.T) {
 	l.Do(func() {
 		var one, two Deadline
 		n := 0
-		l.Expect(&one, 0, func() {
+		l.StartDeadline(&one, 0, func() {
 			n++
-			l.Forget(&two)
+			l.CancelDeadline(&two)
 		})
-		l.Expect(&two, 0, func() {
+		l.StartDeadline(&two, 0, func() {
 			n++
-			l.Forget(&one)
+			l.CancelDeadline(&one)
 		})
 		l.runExpired()
 		came <- n

@@ -13,7 +13,7 @@
 //	Socket.Read, Write with a driver           the driver's run alone; they return datapath.ErrWait instead of waiting
 //	Socket.Close, deadlines, Visit, Control    any goroutine
 //	Socket.Writable, Ended, Broken, OnBroken,  the loop's goroutine
-//	Emptied, Expect, Forget
+//	Emptied, StartDeadline, CancelDeadline
 //
 // What runs on a loop must not wait: all of the loop's sockets would wait with it.
 //

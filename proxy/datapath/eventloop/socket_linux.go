@@ -89,7 +89,7 @@ func (l *Loop) Watch(fd int) (*Socket, error) {
 	return s, nil
 }
 
-// freeSockets lends the memory of sockets.
+// freeSockets holds the memory of recycled sockets.
 var freeSockets = sync.Pool{New: func() any { return new(Socket) }}
 
 // Recycle gives the memory of a closed socket to a later one, and reports whether it does. It does not if a call is
@@ -309,8 +309,8 @@ func (s *Socket) Duplicate() (fd int, err error) {
 	return fd, err
 }
 
-// Abandon is Close for a socket that has another descriptor: its connection stays open, and the loop hears no more of
-// it.
+// Abandon closes a socket that has another descriptor. The connection stays open, and the loop gets no more of its
+// events.
 func (s *Socket) Abandon() error {
 	if err := s.Visit(func(fd int) error { s.loop.removeFromEpoll(fd); return nil }); err != nil {
 		return err

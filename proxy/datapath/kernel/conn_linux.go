@@ -230,7 +230,7 @@ func (d *Driver) Do(f func()) { d.task.OwnLoop().Do(f) }
 // SetTimeout makes the loop call run after that time, instead of what an earlier call has set. Below 0: never.
 func (d *Driver) SetTimeout(after time.Duration, run func()) {
 	if d.deadline != nil {
-		d.task.OwnLoop().Forget(d.deadline)
+		d.task.OwnLoop().CancelDeadline(d.deadline)
 	}
 	if after < 0 {
 		return
@@ -238,7 +238,7 @@ func (d *Driver) SetTimeout(after time.Duration, run func()) {
 	if d.deadline == nil {
 		d.deadline = new(eventloop.Deadline)
 	}
-	d.task.OwnLoop().Expect(d.deadline, after, run)
+	d.task.OwnLoop().StartDeadline(d.deadline, after, run)
 }
 
 // Driven implements datapath.Driven.

@@ -352,7 +352,7 @@ func (a *attempt) waitForEvents() {
 		return
 	}
 	if a.cfg.Timeout > 0 {
-		a.loop.Expect(&a.deadline, a.cfg.Timeout, a.timeOut)
+		a.loop.StartDeadline(&a.deadline, a.cfg.Timeout, a.timeOut)
 	}
 	a.task.Prepare(a.loop, a.check)
 	a.raw.Drive(&a.task)
@@ -442,7 +442,7 @@ func (a *attempt) endWithError(err error) {
 // stopWatching ends the attempt: neither cancel nor its timeout nor a reset of near has an effect any more.
 func (a *attempt) stopWatching() {
 	a.raw = nil
-	a.loop.Forget(&a.deadline)
+	a.loop.CancelDeadline(&a.deadline)
 	if a.near != nil {
 		a.near.OnBroken(nil)
 	}

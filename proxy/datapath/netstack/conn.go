@@ -53,12 +53,12 @@ type Conn struct {
 	writeDeadline *datapath.Deadline
 	aborted       atomic.Bool // by the peer, or by a timeout
 	windowHeld    atomic.Bool // the relay writes no more than a window
-	watched       atomic.Bool // the poller looks at it
+	watched       atomic.Bool // the poller checks it
 	stalled       atomic.Bool // the stack cannot be made to send again
 	probeDelayed  bool        // delayTailProbe has returned true
 
-	window  atomic.Int64 // bytes, of the limit applied last, if the relay keeps it; 0: the stack's own holds
-	widened atomic.Int64 // the value of window that the stack's own has been opened for
+	window  atomic.Int64 // bytes, of the limit applied last, if the relay keeps it; 0: only the stack's own window binds
+	widened atomic.Int64 // the value of window for which the stack's own was last opened
 
 	checkedAt cc.Time // when the poller last looked at the stack's timers
 	restarts  int     // timers that it has started since a segment came last
@@ -129,7 +129,7 @@ func (c *Conn) Admit(ctx context.Context) error {
 	return c.adoptEndpoint(ctx, endpoint)
 }
 
-// adoptEndpoint takes an endpoint that is connected.
+// adoptEndpoint makes a connected endpoint that of c. On an error it aborts the endpoint.
 func (c *Conn) adoptEndpoint(ctx context.Context, endpoint tcpip.Endpoint) error {
 	endpoint.SocketOptions().SetDelayOption(false)
 	if err := enableKeepAlive(endpoint); err != nil {
@@ -167,7 +167,7 @@ func enableKeepAlive(endpoint tcpip.Endpoint) error {
 	return nil
 }
 
-// SetDSCP implements datapath.Marker.
+// SetDSCP implements datapath.Marker: it sets the DSCP of the packets that leave.
 func (c *Conn) SetDSCP(dscp uint8) error {
 	endpoint, err := c.liveEndpoint()
 	if err != nil {
@@ -196,8 +196,8 @@ func (c *Conn) liveEndpoint() (tcpip.Endpoint, error) {
 	return c.endpoint, nil
 }
 
-// retryUntilReady repeats try until it does not return ErrWouldBlock, or the deadline has come.
-// try runs without locks.
+// retryUntilReady calls try after each of events until it does not return ErrWouldBlock, or the
+// deadline has come. try runs without locks.
 func (c *Conn) retryUntilReady(d *datapath.Deadline, events waiter.EventMask, try func() tcpip.Error) error {
 	err := try()
 	if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
@@ -310,7 +310,7 @@ func (c *Conn) Close() error { return c.shutEndpoint(tcpip.Endpoint.Close) }
 // Reset implements datapath.Conn. A SYN that waits is answered with a RST.
 func (c *Conn) Reset() error { return c.shutEndpoint(tcpip.Endpoint.Abort) }
 
-// Leave forgets a SYN that waits, without an answer to it.
+// Leave drops a SYN that waits, and leaves it unanswered.
 func (c *Conn) Leave() {
 	c.mu.Lock()
 	request := c.request
@@ -393,10 +393,9 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(c.readD
 // SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadline(c.writeDeadline, t) }
 
-// setDeadline moves a deadline, and has a call that waits with the old one look again.
+// setDeadline sets a deadline, and wakes calls that wait with the old one.
 func (c *Conn) setDeadline(d *datapath.Deadline, t time.Time) error {
 	d.Set(t)
-	// A call may be waiting with the old one.
 	c.events.Notify(waiter.ReadableEvents | waiter.WritableEvents)
 	return nil
 }
@@ -526,10 +525,10 @@ func (c *Conn) hasEnded() bool {
 	return true
 }
 
-// onProbe takes in the stack's state after a segment that came, and reports it. The stack holds
-// its lock of the endpoint. A report that waited for another goroutine would cost a switch for
-// each segment, and come out of order with what the stack does next. So a report takes no lock
-// that is held by a goroutine that waits for an endpoint.
+// onProbe reads the stack's state after a segment that came, corrects it, and reports it. The
+// stack holds the endpoint's lock. The report is made at once: on another goroutine it would cost
+// a switch for each segment, and come late for what the stack does next. So a report must take no
+// lock that a goroutine holds while it waits for an endpoint.
 func (c *Conn) onProbe(state *tcp.TCPEndpointState) {
 	e := c.tcpEndpoint()
 	if e == nil {
@@ -573,15 +572,15 @@ func (c *Conn) delayTailProbe(e *tcp.Endpoint, probe *timer) bool {
 // two round trips, and each probe counts as a loss.
 const minProbeDelay = 10 * time.Millisecond
 
-// startWatching makes the poller look at the connection until it waits for no acknowledgement.
+// startWatching makes the poller check the connection until it waits for no acknowledgement.
 func (c *Conn) startWatching() {
 	if !c.watched.Swap(true) {
 		c.conns.poller.watchConn(c)
 	}
 }
 
-// stopWatching is called by the poller once checkProgress has returned false. A connection that waits again by now is
-// watched again.
+// stopWatching is called by the poller once checkProgress has returned false. If c waits for an
+// acknowledgement again, the poller watches it again.
 func (c *Conn) stopWatching() {
 	c.watched.Store(false)
 	if c.isWaitingForAck() {
@@ -613,17 +612,18 @@ const (
 	// checkAfterSilence is the time without a segment from the peer before the stack's timers are
 	// checked.
 	checkAfterSilence = tcp.MinRTO
-	// maxRestarts is how often, without an answer, a stopped timer of the stack is started: as
-	// often as the stack itself sends again, and also at doubling intervals.
+	// maxRestarts is how often a stopped timer of the stack is started without an answer of the
+	// peer: as often as the stack itself retransmits, and also at doubling intervals.
 	maxRestarts = tcp.MaxRetries
 )
 
 var errStalled = fmt.Errorf("the stack in user space has stopped retransmitting: %w", syscall.ECONNABORTED)
 
-// checkProgress is called by the poller. It reports what changes without a segment that comes, and
-// makes a stack that has stopped retransmitting go on. It returns whether the poller is to look again.
+// checkProgress is called by the poller. It reports changes that no incoming segment shows, and
+// restarts a stack that has stopped retransmitting. It returns whether the poller is to call it
+// again.
 func (c *Conn) checkProgress() bool {
-	early := c.signals.checkSilently(c.conns.clock, c.timeoutCount, c.hasEnded() && !c.aborted.Load())
+	early := c.signals.reportWithoutSegment(c.conns.clock, c.timeoutCount, c.hasEnded() && !c.aborted.Load())
 	if !c.isWaitingForAck() {
 		return early
 	}
@@ -700,12 +700,12 @@ func (c *Conn) resultError(op string, err error) error {
 // opError is datapath.OpError of the connection.
 func (c *Conn) opError(op string, err error) error { return datapath.OpError(c, op, "tcp", err) }
 
-// registry is what the connections of a Stack have in common. It finds a connection by addresses
-// and ports for every packet: a sync.Map would put each key that is looked up on the heap.
+// registry is the table of a Stack's connections, with the state that they share. It is searched
+// for every packet. A sync.Map would allocate memory for each key that is looked up.
 type registry struct {
 	clock    func() cc.Time
 	poller   poller
-	counting atomic.Int64  // connections with incoming.counting set; 0: segments with data need not be looked at
+	counting atomic.Int64  // connections with incoming.counting set; 0: noteIncoming need not be called
 	stalls   atomic.Uint64 // see Counts.Stalls
 
 	mu    sync.RWMutex
@@ -731,7 +731,8 @@ func (r *registry) addConn(c *Conn) {
 	r.conns[c.id] = c
 }
 
-// removeConn takes c out, unless another has its addresses and ports by now.
+// removeConn removes c, unless another connection with the same addresses and ports has replaced
+// it.
 func (r *registry) removeConn(c *Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,20 +10,20 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// Datagrams takes the UDP datagrams and ICMP echo messages that come out of the tunnel,
-// reassembled from fragments. Calls may overlap; the bytes are the callee's. hops is the hop
-// limit to forward it with, at least one.
+// Datagrams handles the UDP datagrams and ICMP echo messages that come out of the tunnel,
+// reassembled from fragments. Calls may overlap. The callee owns the bytes. hops is the hop limit
+// to forward a message with, at least one.
 type Datagrams interface {
-	// UDP takes a datagram.
+	// UDP handles a datagram.
 	UDP(source, target netip.AddrPort, hops uint8, payload []byte)
-	// Echo takes an ICMP echo request, of the version that its addresses are of.
+	// Echo handles an ICMP echo request of the addresses' version.
 	Echo(source, target netip.Addr, hops uint8, message []byte)
-	// EchoReply takes the answer to one that was sent into the tunnel.
+	// EchoReply handles the answer to a request that was sent into the tunnel.
 	EchoReply(source, target netip.Addr, message []byte)
 }
 
 // Unreachable describes an ICMP error from the network outside about a packet that came out of
-// the tunnel. It is of the ICMP version that the packet's addresses are of.
+// the tunnel. Its ICMP version is that of the packet's addresses.
 type Unreachable struct {
 	Type, Code uint8
 	MTU        uint32         // in bytes, if the packet was too big; 0 otherwise
@@ -35,8 +35,8 @@ type Unreachable struct {
 	Length     int // bytes of its payload
 }
 
-// icmpMessage returns the ICMP message, with the first eight bytes of the packet it is about (RFC
-// 792).
+// icmpMessage returns the ICMP message. It quotes the packet's IP header and the first eight bytes
+// behind that (RFC 792).
 func (u Unreachable) icmpMessage() []byte {
 	var quoted [8]byte
 	if u.Echo {

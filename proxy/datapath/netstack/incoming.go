@@ -18,13 +18,13 @@ const (
 	minSegment = 536  // bytes, RFC 9293 §3.7.1
 )
 
-// incoming is what is known of a connection's receiving side, and the bound of the window that it
-// advertises. The bound is written into the segments that leave. The stack's own window and
-// buffers stay as they are, so there is room for all that was advertised.
+// incoming follows the receiving side of a connection, and bounds the window that it advertises.
+// The bound is written into the segments that leave. The stack's own window and buffers do not
+// change, so they have room for all that was advertised.
 type incoming struct {
 	mu       sync.Mutex
-	counting bool     // Arrivals was called: onSegmentReceived is called for each segment
-	ended    bool     // nothing comes any more
+	counting bool     // Arrivals was called, so onSegmentReceived is needed
+	ended    bool     // stopCounting was called
 	window   cc.Bytes // bound of the window; 0: none but the stack's own
 	scale    uint8    // window scale of ours (RFC 7323 §2)
 
@@ -36,8 +36,8 @@ type incoming struct {
 	highest cc.Bytes      // stream offset of the end of what has come, holes or not
 	holes   int           // how often a segment came beyond highest
 	mss     cc.Bytes      // the most that came in one segment
-	rtt     time.Duration // of the newest timestamp that came back; 0: none has
-	stamps  []stamp       // those that have left and were not echoed yet, the oldest first
+	rtt     time.Duration // of the newest timestamp that was echoed; 0: none was
+	stamps  []stamp       // sent and not echoed yet, the oldest first
 }
 
 // stamp is a timestamp of ours, and when it first left.
@@ -46,7 +46,7 @@ type stamp struct {
 	at    cc.Time
 }
 
-// onSegmentSent notes what a segment that leaves acknowledges, and reduces its window to the
+// onSegmentSent notes the acknowledgement in a segment that leaves, and reduces its window to the
 // bound. The right edge of the window never moves to the left (RFC 9293 §3.8.6).
 func (in *incoming) onSegmentSent(segment header.TCP, now cc.Time) {
 	if !segment.Flags().Contains(header.TCPFlagAck) {
@@ -92,8 +92,8 @@ func (in *incoming) rememberTimestamp(value uint32, now cc.Time) {
 	in.stamps = append(in.stamps, stamp{value, now})
 }
 
-// onSegmentReceived notes a segment that brings data. The first one that echoes a timestamp was
-// sent when the segment with that timestamp arrived.
+// onSegmentReceived notes a segment with data. It measures a round trip at the first echo of a
+// timestamp, since that was sent when the segment with the timestamp arrived.
 func (in *incoming) onSegmentReceived(segment header.TCP, size cc.Bytes, now cc.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -125,18 +125,18 @@ func (in *incoming) onSegmentReceived(segment header.TCP, size cc.Bytes, now cc.
 	in.stamps = slices.Delete(in.stamps, 0, known)
 }
 
-// onProbe notes the stack's window scale, which the handshake settled.
+// onProbe notes the stack's window scale, which the handshake has set.
 func (in *incoming) onProbe(state *tcp.TCPEndpointState) {
 	in.mu.Lock()
 	in.scale = state.Receiver.RcvWndScale
 	in.mu.Unlock()
 }
 
-// stopCounting makes onSegmentReceived ignore all segments from now on. It reports whether it did
-// not before.
-func (in *incoming) stopCounting() (was bool) {
+// stopCounting makes onSegmentReceived ignore all segments from now on. It reports whether it was
+// counting.
+func (in *incoming) stopCounting() (wasCounting bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	was, in.counting, in.ended, in.stamps = in.counting, false, true, nil
-	return was
+	wasCounting, in.counting, in.ended, in.stamps = in.counting, false, true, nil
+	return wasCounting
 }

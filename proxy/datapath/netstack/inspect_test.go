@@ -101,7 +101,7 @@ func TestWhatIsDamagedGoesNoFurther(t *testing.T) {
 				t.Run(name+" "+what+" "+how, func(t *testing.T) {
 					a := newAlone(t)
 					var r taken
-					a.Handle(&r)
+					a.SetDatagrams(&r)
 					deliver(a)
 					assert.Empty(t, r.what)
 					assert.Zero(t, a.asked())
@@ -128,7 +128,7 @@ func TestADatagramNeedsNoChecksumOverIPv4(t *testing.T) {
 	for name, f := range families {
 		a := newAlone(t)
 		var r taken
-		a.Handle(&r)
+		a.SetDatagrams(&r)
 		p := f.udp()
 		binary.BigEndian.PutUint16(p[f.head+6:], 0)
 		a.Deliver(p)
@@ -141,7 +141,7 @@ func TestFragmentsOfWhatIsWholeArePutTogether(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAlone(t)
 			var r taken
-			a.Handle(&r)
+			a.SetDatagrams(&r)
 			a.Deliver(f.parts(f.udp(), 8)...)
 			a.Deliver(f.parts(f.ping(), 8)...)
 			assert.Len(t, r.what, 2)
@@ -214,7 +214,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				a := newAlone(t)
 				var r taken
-				a.Handle(&r)
+				a.SetDatagrams(&r)
 				from := map[string]netip.Addr{"IPv4": routerIPv4, "IPv6": routerIPv6}[name]
 				if known {
 					from = gateway[name]
@@ -285,7 +285,7 @@ func TestEachGatewayIsAHop(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAlone(t)
 			var h hopsTaken
-			a.Handle(&h)
+			a.SetDatagrams(&h)
 			a.Deliver(f.withHops(f.udp(), 2))
 			a.Deliver(f.withHops(f.ping(), 255))
 			assert.Equal(t, []uint8{1, 254}, h.hops)

@@ -17,7 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// verdict is what becomes of a packet that comes out of the tunnel.
+// verdict is the result of inspecting a packet that comes out of the tunnel.
 type verdict uint8
 
 const (
@@ -33,8 +33,8 @@ const (
 )
 
 // inspectPacket judges a packet, and returns it without the bytes behind its end. The tunnel
-// authenticates what its peer sent. But that may have been damaged in a network behind the peer,
-// and must not leave with a right checksum.
+// authenticates its peer's packets, but a network behind the peer may have damaged them. Without
+// this check such a packet would be forwarded with a right checksum.
 func inspectPacket(p []byte) ([]byte, verdict) {
 	if len(p) == 0 {
 		return p, malformed
@@ -71,9 +71,8 @@ func inspectIPv4(p []byte) ([]byte, verdict) {
 	return p, inspectTransport(p[head:], uint8(protocol), p[12:20], false)
 }
 
-// inspectIPv6 is inspectPacket for IPv6. It passes over extension headers, as the stack does (RFC
-// 8200 §4): behind those that the stack does not pass over, a packet could hide a segment that
-// was not judged.
+// inspectIPv6 is inspectPacket for IPv6. It skips the extension headers that the stack skips (RFC
+// 8200 §4). Otherwise a packet could hide a segment behind them that was not judged.
 func inspectIPv6(p []byte) ([]byte, verdict) {
 	if len(p) < header.IPv6MinimumSize {
 		return p, malformed
@@ -100,7 +99,7 @@ func inspectIPv6(p []byte) ([]byte, verdict) {
 			if len(rest) < header.IPv6FragmentExtHdrLength {
 				return p, malformed
 			}
-			switch header.IPv6ExtensionHeaderIdentifier(rest[0]) { // behind which the stack would look
+			switch header.IPv6ExtensionHeaderIdentifier(rest[0]) { // those that the stack would skip
 			case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
 				header.IPv6FragmentExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier,
 				header.IPv6ExperimentExtHdrIdentifier:
@@ -108,7 +107,7 @@ func inspectIPv6(p []byte) ([]byte, verdict) {
 			}
 			first := binary.BigEndian.Uint16(rest[2:])>>3 == 0
 			return p, inspectFragment(rest[header.IPv6FragmentExtHdrLength:], rest[0], first)
-		case header.IPv6ExperimentExtHdrIdentifier: // the stack would look behind it, too
+		case header.IPv6ExperimentExtHdrIdentifier: // the stack would skip it
 			return p, malformed
 		default:
 			return p, inspectTransport(rest, next, p[8:40], true)
@@ -129,7 +128,7 @@ func inspectFragment(b []byte, protocol uint8, first bool) verdict {
 	}
 	icmps := protocol == uint8(icmp.ProtocolNumber4) || protocol == uint8(icmp.ProtocolNumber6)
 	if icmps && first && (len(b) == 0 || !isEcho(b, protocol)) {
-		return malformed // errors fit a packet
+		return malformed // no ICMP error is large enough for fragments
 	}
 	return unchecked
 }

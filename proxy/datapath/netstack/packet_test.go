@@ -269,7 +269,7 @@ func (r *taken) EchoReply(source, target netip.Addr, message []byte) {
 func TestDatagramsAreHandedOverWholeAndOnceOnly(t *testing.T) {
 	a := newAlone(t)
 	var r taken
-	a.Handle(&r)
+	a.SetDatagrams(&r)
 	a.Deliver(udpPacket(netip.AddrPortFrom(client, 5000), server, []byte("four")))
 	a.Deliver(udpPacket(netip.AddrPortFrom(client6, 5000), server6, []byte("six")))
 	a.Deliver(icmpPacket(client, server.Addr(), append([]byte{8, 0, 0, 0, 0, 1, 0, 1}, "echo"...)))
@@ -384,7 +384,7 @@ func FuzzDeliver(f *testing.F) {
 	}
 	a := newAlone(f)
 	var r taken
-	a.Handle(&r)
+	a.SetDatagrams(&r)
 	f.Fuzz(func(t *testing.T, one, two []byte) {
 		a.Deliver(one, two)
 		for ended := false; !ended; {

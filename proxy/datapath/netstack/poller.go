@@ -10,42 +10,42 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// A connection that waits for an acknowledgement is looked at pollEvery after it was written to.
-// A stalled reader, a retransmission timeout and a stack that has stopped retransmitting show
-// only here. It is looked at again after the time for which nothing has come divided by
-// pollShare, but no less than pollEvery and no more than maxPollDelay.
+// The poller checks a connection that waits for an acknowledgement pollEvery after a write. It
+// checks again after the time since the last segment divided by pollShare, but no less than
+// pollEvery and no more than maxPollDelay. A stalled reader, a retransmission timeout and a stack
+// that has stopped retransmitting show only in these checks.
 const (
 	pollEvery    = 10 * time.Millisecond
 	pollShare    = 8
 	maxPollDelay = tcp.MinRTO
 )
 
-// poller looks at the connections that wait for an acknowledgement. Its goroutine runs only while
+// poller checks the connections that wait for an acknowledgement. Its goroutine runs only while
 // there are any.
 type poller struct {
 	clock   func() cc.Time
 	mu      sync.Mutex
-	joining []*Conn
-	next    cc.Time // when it looks next
+	joining []*Conn // given to watchConn, and not yet taken by pollLoop
+	next    cc.Time // time of the next check
 	running bool
-	kick    chan struct{} // it is to look earlier than next
+	wake    chan struct{} // next has become earlier
 	closed  chan struct{}
 	done    sync.WaitGroup
 }
 
-// polledConn is a connection that the poller looks at.
+// polledConn is a connection that the poller checks.
 type polledConn struct {
 	*Conn
-	since cc.Time // when the poller began to look at it
-	due   cc.Time // when to look next
+	since cc.Time // when the poller took it
+	due   cc.Time // time of its next check
 }
 
 // newPoller returns a poller without a goroutine; watchConn starts it.
 func newPoller(clock func() cc.Time) poller {
-	return poller{clock: clock, kick: make(chan struct{}, 1), closed: make(chan struct{})}
+	return poller{clock: clock, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 }
 
-// watchConn makes the poller look at c until c waits for no acknowledgement any more.
+// watchConn makes the poller check c until c waits for no acknowledgement any more.
 func (p *poller) watchConn(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,8 +58,8 @@ func (p *poller) watchConn(c *Conn) {
 		p.running = true
 		p.done.Go(p.pollLoop)
 	case soon < p.next:
-		p.next = soon // so that others do not kick as well
-		datapath.Signal(p.kick)
+		p.next = soon // so that further calls do not wake the poller again
+		datapath.Signal(p.wake)
 	}
 }
 
@@ -71,8 +71,8 @@ func (p *poller) stopAndWait() {
 	p.done.Wait()
 }
 
-// pollLoop is the poller's goroutine. It keeps the connections for itself, so that looking at
-// them takes no lock of the poller.
+// pollLoop is the poller's goroutine. Its list of connections is a local variable, so that checks
+// take no lock of the poller.
 func (p *poller) pollLoop() {
 	timer := time.NewTimer(pollEvery)
 	defer timer.Stop()
@@ -105,8 +105,7 @@ func (p *poller) pollLoop() {
 	}
 }
 
-// takeNewConns adds the connections that watchConn was called for. If it returns none, the poller
-// ends.
+// takeNewConns adds the joining connections to conns. If it returns none, the poller ends.
 func (p *poller) takeNewConns(conns []polledConn, now cc.Time) []polledConn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +118,7 @@ func (p *poller) takeNewConns(conns []polledConn, now cc.Time) []polledConn {
 	return conns
 }
 
-// sleepUntil waits until next, or a kick; false: the poller is to end.
+// sleepUntil waits until next, or until the poller is woken; false: the poller is to end.
 func (p *poller) sleepUntil(timer *time.Timer, now, next cc.Time) bool {
 	p.mu.Lock()
 	if len(p.joining) > 0 {
@@ -131,7 +130,7 @@ func (p *poller) sleepUntil(timer *time.Timer, now, next cc.Time) bool {
 		timer.Reset(next.Sub(now))
 		select {
 		case <-timer.C:
-		case <-p.kick:
+		case <-p.wake:
 		case <-p.closed:
 			return false
 		}

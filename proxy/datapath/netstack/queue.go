@@ -37,9 +37,9 @@ func newQueue(most int, drops *atomic.Uint64) *queue {
 	return &queue{maxPackets: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
 }
 
-// enqueue appends a packet, or as many of its segments as there is room for. over: the queue is
-// closed.
-func (q *queue) enqueue(o segmentRange) (fits, over bool) {
+// enqueue appends a packet, or as many of its segments as there is room for. fits: some of them
+// were appended, or there were none.
+func (q *queue) enqueue(o segmentRange) (fits, closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -78,7 +78,7 @@ func (q *queue) collectPackets(
 	return n, nil
 }
 
-// waitAndDequeue is dequeue once something waits; 0: the queue is closed, or ctx is done.
+// waitAndDequeue waits for packets and dequeues them; 0: the queue is closed, or ctx is done.
 func (q *queue) waitAndDequeue(ctx context.Context, pieces []segmentRange, most int) int {
 	for {
 		if n := q.dequeue(pieces, most); n > 0 {
@@ -94,8 +94,8 @@ func (q *queue) waitAndDequeue(ctx context.Context, pieces []segmentRange, most 
 	}
 }
 
-// dequeue moves packets into pieces, which own them then, up to most segments. It returns how
-// many pieces there are.
+// dequeue moves packets of up to most segments into pieces, and returns how many pieces it has
+// filled. The caller owns the packets then.
 func (q *queue) dequeue(pieces []segmentRange, most int) (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -117,7 +117,7 @@ func (q *queue) dequeue(pieces []segmentRange, most int) (n int) {
 	}
 	q.waiting = slices.Delete(q.waiting, 0, whole)
 	if len(q.waiting) > 0 {
-		datapath.Signal(q.ready) // another may collect, too
+		datapath.Signal(q.ready) // for another collector
 	}
 	return n
 }
@@ -129,13 +129,13 @@ func (q *queue) isEmpty() bool {
 	return len(q.waiting) == 0
 }
 
-// closeQueue drops all that waits; false: the queue was closed before.
+// closeQueue closes the queue and drops its packets; false: the queue was closed before.
 func (q *queue) closeQueue() bool {
 	q.mu.Lock()
-	again := q.closed
+	wasClosed := q.closed
 	q.closed = true
 	q.mu.Unlock()
-	if again {
+	if wasClosed {
 		return false
 	}
 	q.dropAll()
@@ -143,7 +143,7 @@ func (q *queue) closeQueue() bool {
 	return true
 }
 
-// dropAll drops all that waits, and returns how many packets that was.
+// dropAll drops the waiting packets, and returns how many there were.
 func (q *queue) dropAll() (n int) {
 	var p [1]segmentRange
 	for q.dequeue(p[:], q.maxPackets) > 0 {
@@ -153,16 +153,16 @@ func (q *queue) dropAll() (n int) {
 	return n
 }
 
-// segmentRange is a packet that waits for the tunnel, or part of it. The stack sends several
-// segments of a connection as one packet (GSO), and they are cut here and get their checksums.
+// segmentRange is a packet that waits for the tunnel, or some of its segments. The stack sends
+// several segments of a connection as one packet (GSO). copySegments cuts them.
 type segmentRange struct {
 	pkt       *stack.PacketBuffer
-	next, end int    // numbers of the segments to be collected: from next until before end
-	omit      []bool // segments that need not leave, by their numbers; nil: all should
+	next, end int    // numbers of the segments to be collected; end is not among them
+	omit      []bool // by number: the segment need not leave; nil: all are to leave
 }
 
-// copySegments copies each segment into a buffer of its own, from offset on. It sets its length
-// in sizes, and returns how many there were. One that does not fit its buffer is lost.
+// copySegments copies each segment into a buffer of its own, from offset on. It sets the lengths in
+// sizes, and returns the number of copies. A segment that does not fit its buffer is lost.
 func (o segmentRange) copySegments(bufs [][]byte, sizes []int, offset int) (n int) {
 	network, transport := o.pkt.NetworkHeader().Slice(), o.pkt.TransportHeader().Slice()
 	head, size, mss := len(network)+len(transport), o.pkt.Data().Size(), 0
@@ -239,7 +239,7 @@ func newCursor(pkt *stack.PacketBuffer, head int) *cursor {
 	return c
 }
 
-// nextPart makes sure that part is not empty where there is something left.
+// nextPart moves to the next buffer that is not empty, if part is; false: nothing is left.
 func (c *cursor) nextPart() bool {
 	for len(c.part) == 0 {
 		if c.view == nil {

@@ -32,9 +32,9 @@ type synInfo struct {
 	dscp uint8 // see Conn.ReceivedDSCP
 }
 
-// takeSegment is called by gVisor with a segment of no connection; false: the stack is to answer
-// it. A SYN that comes again while it waits is dropped.
-func (r *requests) takeSegment(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+// handleNewSegment is called by gVisor with a segment of no connection. It makes a SYN a request;
+// false: the stack is to answer the segment. A SYN that comes again while it waits is dropped.
+func (r *requests) handleNewSegment(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	flags := header.TCP(pkt.TransportHeader().Slice()).Flags()
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
 		return false
@@ -61,7 +61,7 @@ func (r *requests) takeSegment(id stack.TransportEndpointID, pkt *stack.PacketBu
 	return taken
 }
 
-// removeRequest gives a SYN's place back.
+// removeRequest removes a SYN and frees its place.
 func (r *requests) removeRequest(id stack.TransportEndpointID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

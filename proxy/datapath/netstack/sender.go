@@ -119,7 +119,7 @@ func (t *timer) startTimer(d time.Duration) {
 	}
 }
 
-// wrapCallback has before run each time the timer expires, ahead of what the stack does then.
+// wrapCallback makes the timer call before each time it expires, ahead of the stack's callback.
 // False: the timer has just expired, and nothing was changed.
 func (t *timer) wrapCallback(before func()) bool {
 	if t.state != timerStopped && t.timer != nil && !t.timer.Stop() {
@@ -139,8 +139,8 @@ func (t *timer) wrapCallback(before func()) bool {
 	return true
 }
 
-// postponeTarget makes a timer that has expired be started again by the stack's callback, for d
-// from now: the stack compares the time with target.
+// postponeTarget sets the target of a timer that has expired to d from now. The stack's callback
+// compares the time with target, and starts the timer again.
 func (t *timer) postponeTarget(d time.Duration) {
 	if !t.isRunning() {
 		return // a timer of an endpoint that has ended has no clock either

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// signals is what is known of a connection's sending side. gVisor calls it, with the endpoint
-// locked, when a segment leaves, and with its whole state after each segment that came. Offsets
+// signals follows the sending side of a connection and reports it. It is called, with the endpoint
+// locked, when a segment leaves, and with the stack's state after each segment that came. Offsets
 // count the bytes of the stream from 0.
 type signals struct {
 	mu           sync.Mutex
@@ -41,7 +41,7 @@ type signals struct {
 	unaSeq        seqnum.Value
 	sacked        cc.Bytes // bytes beyond una
 	sackBlocks    []span   // the ranges that are sacked
-	keptBlocks    []span   // those sacked before a timeout, at which the stack forgets them
+	keptBlocks    []span   // ranges sacked before a timeout, which the stack forgets then
 	timeouts      int      // expiries of the retransmission timer that keptBlocks has seen
 	newestArrived cc.Bytes // highest offset known to have arrived
 
@@ -65,9 +65,9 @@ func (g *signals) offsetOf(seq seqnum.Value) cc.Bytes {
 	return g.una + cc.Bytes(int32(seq-g.unaSeq))
 }
 
-// onSegmentsSent notes that n bytes from seq leave, in segments of mss bytes. It returns which
-// segments, by their numbers, are to be left out; nil: none. Those are what the peer has SACKed:
-// the stack sends them again if it has sent several segments as one and one of them was lost.
+// onSegmentsSent notes that n bytes from seq leave, in segments of mss bytes. It returns by number
+// which segments are to be left out, because the peer has SACKed them; nil: none. The stack sends
+// such segments again if it has sent several as one and one of them was lost.
 func (g *signals) onSegmentsSent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -112,8 +112,8 @@ func (g *signals) noteSentRange(from, end cc.Bytes) {
 	g.pipe += end - from
 }
 
-// updateTimestamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack
-// repeats that of the first. The timeout between them would then be a part of the round trip that
+// updateTimestamp corrects the timestamp of a SYN or SYN-ACK that is sent again, in which the stack
+// repeats the first one. Otherwise the timeout between them would be a part of the round trip that
 // the acknowledgement measures (RFC 7323 §4.1).
 func (g *signals) updateTimestamp(syn header.TCP, now cc.Time) {
 	g.mu.Lock()
@@ -141,7 +141,7 @@ func (g *signals) noteAccepted(n int) {
 	g.mu.Unlock()
 }
 
-// updateFromState takes in the stack's state and reports it.
+// updateFromState updates the signals from the stack's state, and reports them.
 func (g *signals) updateFromState(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -183,10 +183,10 @@ func (g *signals) updateFromState(state *tcp.TCPEndpointState, timeouts int, clo
 			g.minRTT = rtt
 		}
 	}
-	// RecentTS is of the newest segment in order: if it has not changed, it may be of an earlier
-	// one than the segment that has just come.
+	// RecentTS is the timestamp of the newest segment in order. Unless it has changed, it may be
+	// older than the segment that has just come.
 	if stamp := state.RecentTS; stamp != g.peerStamp {
-		if g.peerStamp != 0 { // what the first segment shows may be that of the SYN
+		if g.peerStamp != 0 { // the first one may be that of the SYN
 			g.peerTick = flow.PeerClock{At: now, Value: stamp}
 		}
 		g.peerStamp = stamp
@@ -195,8 +195,8 @@ func (g *signals) updateFromState(state *tcp.TCPEndpointState, timeouts int, clo
 	g.sendReport(now, rtt, timeouts)
 }
 
-// keepSACKs remembers over a timeout what the peer has SACKed, unless the peer has dropped that
-// since (RFC 2018 §8): an acknowledgement that reaches a range must go beyond it.
+// keepSACKs keeps SACKed ranges over a timeout. It drops them once an acknowledgement reaches a
+// range and does not go beyond it, since the peer has then discarded that data (RFC 2018 §8).
 func (g *signals) keepSACKs(timeouts int) {
 	if timeouts > g.timeouts {
 		g.timeouts = timeouts
@@ -222,10 +222,10 @@ func (g *signals) noteStackWindow(segments int) {
 	g.mu.Unlock()
 }
 
-// checkSilently reports what changes without a segment that comes. early: the last segment came
-// less than pollEvery ago. finished says that the peer has acknowledged our FIN and with it all
-// bytes: the stack does not call the probe then.
-func (g *signals) checkSilently(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
+// reportWithoutSegment reports changes that no incoming segment shows. early: it did not, since the
+// last segment came less than pollEvery ago. finished: the peer has acknowledged our FIN and with
+// it all bytes, for which the stack does not call the probe.
+func (g *signals) reportWithoutSegment(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := clock()

@@ -13,7 +13,7 @@
 // kept above the relay's (sender.widenCwnd) and does not bind. The stack enforces neither our
 // window nor a rate: the relay calls flow.Take before every write.
 //
-// # What is known of each byte
+// # Reports
 //
 // Two places see all segments of a connection. gVisor calls a probe with a copy of its state
 // after each segment that came (Stack.onProbe). The link towards the tunnel sees each segment
@@ -150,7 +150,7 @@ func New(cfg Config) (*Stack, error) {
 	s.requests.waiting = map[stack.TransportEndpointID]synInfo{}
 	s.SetPeer(netip.Addr.String)
 	s.SetGateway(func(netip.Addr) netip.Addr { return netip.Addr{} })
-	s.Handle(nil)
+	s.SetDatagrams(nil)
 	s.wire = newWire(s.conns, cfg.MTU)
 	s.net = stack.New(stack.Options{
 		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -166,8 +166,8 @@ func New(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// configure sets the stack's options, and has it receive for all addresses and hand over what is
-// no connection of its own.
+// configure sets the stack's options, makes it receive for all addresses, and sets the handlers of
+// packets that belong to no connection.
 func (s *Stack) configure(cfg Config) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	below := tcpip.CongestionControlOption(stackAlgorithm)
@@ -197,10 +197,10 @@ func (s *Stack) configure(cfg Config) error {
 		{Destination: header.IPv6EmptySubnet, NIC: nic},
 	})
 	s.requests.forwarder = tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.queueRequest)
-	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.takeSegment)
-	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
-	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.takeEcho)
-	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber6, s.takeEcho)
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.handleNewSegment)
+	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.handleUDP)
+	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.handleEcho)
+	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber6, s.handleEcho)
 	return nil
 }
 
@@ -212,10 +212,10 @@ func (s *Stack) SetPeer(of func(inner netip.Addr) string) { s.requests.peer.Stor
 // the tunnel; invalid: we have none.
 func (s *Stack) SetGateway(of func(inner netip.Addr) netip.Addr) { s.gateway.Store(&of) }
 
-// Handle makes h take datagrams from now on. Before it, and with nil, they end here. UDP then
-// finds its port closed. Echo requests are not answered, since their target is never the stack's
-// own address.
-func (s *Stack) Handle(h Datagrams) { s.datagrams.Store(&h) }
+// SetDatagrams makes h handle datagrams from now on. Without it, and with nil, the stack answers
+// UDP as a closed port does, and drops echo requests, since their target is never the stack's own
+// address.
+func (s *Stack) SetDatagrams(h Datagrams) { s.datagrams.Store(&h) }
 
 // MTU returns the tunnel's MTU, in bytes of an IP packet.
 func (s *Stack) MTU() int { return int(s.wire.MTU()) }
@@ -286,9 +286,9 @@ func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (_
 	return c, nil
 }
 
-// Drain leaves SYNs unanswered from now on, and those that wait for Accept: clients send them
-// again, and may reach the process that takes our place. A RST would say that there is no server.
-// Connections go on.
+// Drain leaves new SYNs unanswered, and those that wait for Accept. Clients send them again, and
+// may then reach the process that replaces this one. A RST would say that there is no server.
+// Connections continue.
 func (s *Stack) Drain() {
 	s.drain.Do(func() { close(s.draining) })
 	for {
@@ -310,8 +310,8 @@ func (s *Stack) Abort() {
 	}
 }
 
-// AbortFor resets every connection with these addresses inside, and those that were closed and
-// have yet to send something. The resets still have to be collected.
+// AbortFor resets every connection with these addresses inside, even closed ones that have yet to
+// send something. The resets still have to be collected.
 func (s *Stack) AbortFor(inner []netip.Addr) {
 	for _, c := range s.conns.allConns() {
 		if !slices.Contains(inner, addrPortOf(c.id.RemoteAddress, 0).Addr()) {
@@ -325,10 +325,10 @@ func (s *Stack) AbortFor(inner []netip.Addr) {
 	}
 }
 
-// flushEvery is how often Flush looks whether packets wait. It runs once, at the end of a tunnel.
+// flushEvery is how often Flush checks whether packets wait. It runs once, at the end of a tunnel.
 const flushEvery = time.Millisecond
 
-// Flush waits until all that is to go into the tunnel has been collected, or ctx is done.
+// Flush waits until all packets for the tunnel have been collected, or ctx is done.
 func (s *Stack) Flush(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
@@ -353,9 +353,9 @@ func (s *Stack) Close() error {
 	return nil
 }
 
-// Deliver takes IP packets that came out of the tunnel; the memory stays the caller's. Invalid
-// packets are dropped; one that has reached its hop limit is answered. Segments of a connection
-// that follow each other go through the stack as one.
+// Deliver passes IP packets that came out of the tunnel to the stack. The memory stays the
+// caller's. Invalid packets are dropped, and a packet that has reached its hop limit is answered.
+// Segments of a connection that follow each other go through the stack as one.
 func (s *Stack) Deliver(packets ...[]byte) {
 	var merged *gro.GRO // nil: there is only one packet
 	if len(packets) > 1 {
@@ -363,16 +363,8 @@ func (s *Stack) Deliver(packets ...[]byte) {
 		merged.Dispatcher = s.wire
 	}
 	for _, p := range packets {
-		p, v := inspectPacket(p)
+		p, v := s.judgePacket(p)
 		s.received.Add(uint64(len(p)))
-		if v == icmpError {
-			if v = icmpErrorUnfounded; s.isErrorInFlight(p) {
-				v = valid
-			}
-		}
-		if v <= unchecked && s.hopLimitIsSpent(p) {
-			v = expired
-		}
 		if v > unchecked {
 			s.dropped[v].Add(1)
 			if v == expired {
@@ -409,6 +401,21 @@ func (s *Stack) Deliver(packets ...[]byte) {
 	}
 }
 
+// judgePacket inspects a packet, and checks its hop limit and whether an ICMP error is to be
+// trusted. It returns the packet without the bytes behind its end.
+func (s *Stack) judgePacket(p []byte) ([]byte, verdict) {
+	p, v := inspectPacket(p)
+	if v == icmpError {
+		if v = icmpErrorUnfounded; s.isErrorInFlight(p) {
+			v = valid
+		}
+	}
+	if v <= unchecked && s.hopLimitIsSpent(p) {
+		v = expired
+	}
+	return p, v
+}
+
 // mergers are GRO instances, empty between uses. Flush takes only the first packet off each of
 // their lists.
 var mergers = sync.Pool{New: func() any {
@@ -422,7 +429,7 @@ const mergerDepth = 8
 
 // isErrorInFlight reports whether a packet with an ICMP message other than echoes is an error
 // about a segment that a connection has in flight (RFC 5927 §4.1). The stack itself would believe
-// any sender. An error with an MTU that no segment fits would have it send one byte in each
+// any sender. After an error with an MTU that no segment fits it would send one byte in each
 // segment.
 func (s *Stack) isErrorInFlight(p []byte) bool {
 	var id stack.TransportEndpointID
@@ -506,8 +513,8 @@ var (
 	routerIPv6 = netip.MustParseAddr("fe80::1")
 )
 
-// sendTimeExceeded answers a packet that has reached its hop limit, as a router does, unless
-// there have been many such answers of late (RFC 1812 §4.3.2, RFC 4443 §2.4 and 3.3).
+// sendTimeExceeded answers a packet that has reached its hop limit, as a router does, as far as
+// the rate limit of ICMP errors allows (RFC 1812 §4.3.2, RFC 4443 §2.4 and 3.3).
 func (s *Stack) sendTimeExceeded(p []byte) {
 	var to netip.Addr
 	var answerable bool
@@ -559,8 +566,8 @@ func (s *Stack) onProbe(state *tcp.TCPEndpointState) {
 	}
 }
 
-// takeUDP is called by gVisor with a UDP datagram; false: the stack is to answer or count it.
-func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+// handleUDP is called by gVisor with a UDP datagram; false: the stack is to answer or count it.
+func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	h := *s.datagrams.Load()
 	if h == nil {
 		return false
@@ -581,8 +588,8 @@ func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	return true
 }
 
-// takeEcho is called by gVisor with an ICMP message.
-func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+// handleEcho is called by gVisor with an ICMP message.
+func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	message := stack.PayloadSince(pkt.TransportHeader())
 	defer message.Release()
 	b := message.AsSlice()
@@ -671,8 +678,8 @@ func (s *Stack) sendDatagram(source, target netip.Addr, protocol tcpip.Transport
 	return nil
 }
 
-// SendUnreachable sends the ICMP error to the packet's sender, unless there have been many such
-// messages of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f). It reports whether it did.
+// SendUnreachable sends the ICMP error to the packet's sender, as far as the rate limit of ICMP
+// errors allows (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f). It reports whether it did.
 func (s *Stack) SendUnreachable(u Unreachable) (bool, error) {
 	if !s.net.AllowICMPMessage() {
 		return false, nil
@@ -697,7 +704,7 @@ func (s *Stack) Outlet(most int, addrs []netip.Addr) *Outlet {
 	return o
 }
 
-// Collect is like Outlet.Collect, for the packets that no outlet is for.
+// Collect is like Outlet.Collect, for packets to addresses without an outlet.
 func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
 	return s.wire.queue.collectPackets(ctx, bufs, sizes, offset, &s.collected)
 }
@@ -706,7 +713,7 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 type Counts struct {
 	Lost       uint64 // packets towards the tunnel for which the queue had no room
 	Handshakes uint64 // SYNs dropped beyond Config.Handshakes
-	Stalls     uint64 // how often a connection had stopped retransmitting, and was made to go on
+	Stalls     uint64 // how often a connection had stopped retransmitting, and was restarted
 
 	// Packets that came out of the tunnel and were dropped. Malformed is no IP packet or a
 	// truncated one, Damaged has a wrong checksum, Senseless has TCP flags that no sender uses

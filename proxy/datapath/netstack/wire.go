@@ -13,17 +13,17 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// wire is the stack's interface towards the tunnel. It passes each segment that leaves to its
-// connection, since the probe only sees those that come. Packets wait in queues of wire's own:
-// channel.Endpoint's would copy every packet's headers and pass packets one by one.
+// wire is the stack's interface towards the tunnel. It shows each segment that leaves to its
+// connection, since the probe sees only incoming ones. Packets wait in wire's own queues, because
+// that of channel.Endpoint copies every packet's headers and passes packets one by one.
 type wire struct {
 	*channel.Endpoint
 	conns *registry
-	queue *queue // of packets that no outlet is for
+	queue *queue // of packets to addresses without an outlet
 
-	// An unchecked packet is delivered alone, with unchecked set: Capabilities then has the stack
+	// An unchecked packet is delivered alone, with unchecked set. Capabilities then makes the stack
 	// verify its checksum.
-	delivering sync.RWMutex // locked for writing to deliver an unchecked packet, for reading else
+	delivering sync.RWMutex // locked for writing to deliver an unchecked packet, else for reading
 	unchecked  atomic.Bool
 
 	mu      sync.RWMutex
@@ -56,8 +56,8 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
 	for _, p := range pkts.AsSlice() {
 		o := w.noteSent(p)
-		fits, over := w.queueFor(p).enqueue(o)
-		if over {
+		fits, closed := w.queueFor(p).enqueue(o)
+		if closed {
 			return written, &tcpip.ErrClosedForSend{}
 		}
 		if fits {
@@ -67,8 +67,8 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.E
 	return written, nil
 }
 
-// noteSent passes a packet to its connection, and returns the segments that should leave. The
-// packet itself stays the caller's.
+// noteSent shows a packet to its connection, and returns the segments that should leave. The packet
+// itself stays the caller's.
 func (w *wire) noteSent(p *stack.PacketBuffer) segmentRange {
 	o := segmentRange{pkt: p, end: 1}
 	if p.TransportProtocolNumber != header.TCPProtocolNumber {
@@ -132,7 +132,7 @@ func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *s
 }
 
 // deliverUnchecked delivers a packet with a checksum that the stack has to verify: a fragment, or
-// a packet with a routing header. It is rare, so that it may stop all others.
+// a packet with a routing header. All others wait in the meantime, since such packets are rare.
 func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
 	w.delivering.Lock()
 	defer w.delivering.Unlock()
@@ -165,7 +165,7 @@ func (w *wire) allQueues() []*queue {
 	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
 }
 
-// Outlet is a queue of its own for the packets to some addresses.
+// Outlet is a separate queue for packets to some addresses.
 type Outlet struct {
 	*queue
 	wire      *wire

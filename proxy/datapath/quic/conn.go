@@ -54,8 +54,8 @@ type Conn struct {
 	aborted       atomic.Bool     // by the peer, or by a timeout
 	writing       sync.Mutex      // one write at a time, and none beside the end of the stream
 	frameTorn     bool            // a write ended within an HTTP/3 frame
-	ahead         []byte          // read ahead and not by Read
-	pendingRead   chan readResult // a read of the stream that is underway, of ahead; nil: there is none
+	ahead         []byte          // read from the stream and not returned by Read yet
+	pendingRead   chan readResult // the result of a read ahead that is underway; nil: there is none
 	readDeadline  *datapath.Deadline
 
 	mu      sync.Mutex
@@ -133,14 +133,14 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return 0, c.resultError("read", err)
 }
 
-// readResult is what a read ahead has brought.
+// readResult is the result of a read ahead.
 type readResult struct {
 	b   []byte
 	err error
 }
 
-// readAhead reads up to n bytes ahead, unless the deadline comes first. Then the read goes on by
-// itself. The stream has no deadline of its own, since HTTP/3 forgets the part of a frame's
+// readAhead reads up to n bytes into ahead. If the deadline comes first, the read continues on its
+// goroutine. It does not set a deadline on the stream, since HTTP/3 forgets a part of a frame's
 // header that it has read when a read fails.
 func (c *Conn) readAhead(s Stream, n int) error {
 	if c.readDeadline.HasCome() {
@@ -193,8 +193,8 @@ func (c *Conn) CloseWrite() error {
 	return c.resultError("close", s.Close())
 }
 
-// Close implements net.Conn. What has been written still arrives. A stream with half a frame in
-// it cannot be ended in order, and is cancelled.
+// Close implements net.Conn. Bytes written before still arrive. A stream that ends within a frame
+// cannot end in order, and is cancelled.
 func (c *Conn) Close() error {
 	return c.shutStream(func(s Stream) {
 		_ = s.SetWriteDeadline(datapath.Expired) // a write may wait
@@ -303,7 +303,8 @@ func (c *Conn) Aborted() bool {
 	return cause != nil && !errors.Is(cause, quic.ErrStreamClosed)
 }
 
-// resultError is the error that a caller gets for err: that of a kernel socket.
+// resultError returns the error that a caller gets for err, as a kernel socket would, and notes an
+// abort.
 func (c *Conn) resultError(op string, err error) error {
 	aborted, err := kernelError(err)
 	c.mu.Lock()

@@ -11,18 +11,18 @@ import (
 )
 
 // QUIC queues up to 128 datagrams of a connection until HTTP/3 takes them (maxDatagramRcvQueueLen
-// of quic-go), and handles up to 256 packets in a row. When more than manyDatagrams are queued it
-// waits until only fewDatagrams are, but no longer than takenWithin; what comes then may be lost.
-// takenWithin is more than a goroutine waits for a processor of a busy machine, and less than an
-// acknowledgement may take (max_ack_delay, 25 ms of quic-go).
+// of quic-go), and handles up to 256 packets in a row. When more than manyDatagrams are queued, it
+// waits until only fewDatagrams are, but no longer than maxTakeWait. Datagrams after that may be
+// lost. maxTakeWait is longer than a goroutine waits for a processor on a busy machine, and shorter
+// than an acknowledgement may be delayed (max_ack_delay, 25 ms of quic-go).
 const (
 	manyDatagrams = 96
 	fewDatagrams  = 48
 	maxTakeWait   = 20 * time.Millisecond
 )
 
-// keptDatagrams is how many of a stream's datagrams HTTP/3 queues until they are received
-// (streamDatagramQueueLen of quic-go's http3); it drops others silently.
+// http3Queue is how many of a stream's datagrams HTTP/3 queues until they are received
+// (streamDatagramQueueLen of quic-go's http3). It drops further ones silently.
 const http3Queue = 32
 
 // AckRequest asks for the acknowledgement of a datagram. The zero value asks for none.
@@ -39,11 +39,11 @@ type AckReceiver interface {
 	ReceiveAck(newest uint16, n int, delay time.Duration)
 }
 
-// Datagrams receives a stream's datagrams, and makes HTTP/3 wait rather than drop those that its
-// queue has no room for. HTTP/3 logs each before it queues it (h3log.DatagramParsed), and the log
-// call returns only once there is room. Until then datagrams wait in QUIC's queue of 128 for the
-// connection (Trace.noteDatagrams). One goroutine calls Receive; HTTP/3's calls waitForRoom; mu
-// guards what they share.
+// Datagrams receives a stream's datagrams. While HTTP/3's queue is full, it makes HTTP/3 wait, which
+// would drop them otherwise: HTTP/3 logs each datagram before it queues it (h3log.DatagramParsed),
+// and the log call returns only once there is room. In the meantime datagrams wait in QUIC's queue
+// of 128 for the connection (Trace.noteDatagrams). One goroutine calls Receive, HTTP/3's calls
+// waitForRoom. mu guards the fields that they share.
 type Datagrams struct {
 	trace   *Trace
 	id      quic.StreamID
@@ -51,7 +51,7 @@ type Datagrams struct {
 
 	mu      sync.Mutex
 	room    sync.Cond
-	waiting int // datagrams in HTTP/3's queue, or about to be
+	waiting int // datagrams in HTTP/3's queue, or about to enter it
 	closed  bool
 }
 
@@ -89,8 +89,8 @@ func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, erro
 	}
 }
 
-// noteTaken notes that one has been received, and reports whether there are more. Those that came
-// before ReceiveDatagrams are not counted.
+// noteTaken notes that a datagram has been received, and reports whether more are queued. Datagrams
+// that came before ReceiveDatagrams are not counted.
 func (d *Datagrams) noteTaken() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -128,7 +128,7 @@ func (d *Datagrams) Send(b []byte, send func([]byte) error, ack AckRequest) erro
 	return err
 }
 
-// Close ends the wait of HTTP/3 for this stream; what its queue has no room for is lost then.
+// Close ends the wait of HTTP/3 for this stream. Datagrams beyond its queue are lost from then on.
 func (d *Datagrams) Close() {
 	d.trace.inboxes.CompareAndDelete(d.id, d)
 	d.mu.Lock()

@@ -2,12 +2,12 @@ package quic
 
 import "github.com/penstock-net/penstock/cc"
 
-// forgotten is how many packet numbers behind the newest acknowledged packet one is given up that
-// is neither acknowledged nor lost: a probe has sent its bytes again, for which quic-go logs no
-// event.
+// maxPacketsBehind is how far behind the newest acknowledged packet the number of a packet in flight
+// may be. An older one is forgotten: a probe has sent its bytes again, for which quic-go logs
+// neither an acknowledgement nor a loss.
 const maxPacketsBehind = 1024
 
-// span is bytes of one stream in one packet, by their offsets in the stream.
+// span is a range of one stream's bytes in one packet.
 type span struct {
 	signals  *signals // nil: none
 	from, to int64
@@ -18,12 +18,12 @@ type span struct {
 // packet is a packet that carries stream bytes, or datagrams that have an AckRequest.
 type packet struct {
 	at    cc.Time
-	first span   // the first
-	more  []span // the others: of several streams, or pieces of one
+	first span
+	more  []span // further ones, of several streams or of one
 	done  bool   // acknowledged or lost
 
 	asked     AckRequest // of the newest datagram
-	datagrams int        // of its owner
+	datagrams int        // number of the same owner's datagrams
 }
 
 // addDatagram adds a datagram that the packet carries. Datagrams of another owner before it are forgotten, since most
@@ -36,7 +36,7 @@ func (p *packet) addDatagram(a AckRequest) {
 	p.datagrams++
 }
 
-// addSpan adds bytes that the packet carries. Most packets carry one piece: it needs no slice.
+// addSpan adds a span. Most packets have one, which needs no slice.
 func (p *packet) addSpan(b span) {
 	if p.first.signals == nil {
 		p.first = b
@@ -45,7 +45,7 @@ func (p *packet) addSpan(b span) {
 	p.more = append(p.more, b)
 }
 
-// eachSpan is an iterator over the packet's pieces.
+// eachSpan is an iterator over the packet's spans.
 func (p *packet) eachSpan(yield func(span) bool) {
 	if p.first.signals == nil || !yield(p.first) {
 		return
@@ -57,8 +57,8 @@ func (p *packet) eachSpan(yield func(span) bool) {
 	}
 }
 
-// flight is the packets in flight, by their numbers. Those that carry nothing
-// that is waited for count as done.
+// flight is the packets in flight, by their numbers. Packets without spans and datagrams count as
+// done.
 type flight struct {
 	first   int64 // number of packets[0]
 	packets []packet
@@ -76,8 +76,7 @@ func (f *flight) addPacket(pn int64, p packet) {
 	f.packets = append(f.packets, p)
 }
 
-// takePackets calls use with the packets from first to last that are not done, and marks them
-// done.
+// takePackets marks the packets from first to last as done, and calls use with those that were not.
 func (f *flight) takePackets(first, last int64, use func(*packet)) {
 	from, to := max(0, first-f.first), min(int64(len(f.packets)), last-f.first+1)
 	for i := from; i < to; i++ {
@@ -94,7 +93,7 @@ func (f *flight) forgetBefore(pn int64) {
 	f.dropDone()
 }
 
-// dropDone drops what is done from the front.
+// dropDone drops packets that are done from the front.
 func (f *flight) dropDone() {
 	n := 0
 	for n < len(f.packets) && f.packets[n].done {

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// signals is what is known of a stream's sending side; the trace's lock guards it. Offsets are
-// those of QUIC's stream, headers of HTTP/3's frames included.
+// signals follows the sending side of a stream and reports it. The trace's lock guards it. Offsets
+// are those of QUIC's stream, with the headers of HTTP/3's frames.
 type signals struct {
 	trace        *Trace
 	id           quic.StreamID
@@ -21,22 +21,22 @@ type signals struct {
 	stopped      bool              // closed: nothing is reported any more
 	finished     bool              // the FIN has been written
 	ended        bool              // the FIN has arrived
-	reset        bool              // what has not arrived never will
+	reset        bool              // bytes that have not arrived never will
 	observedFrom cc.Bytes          // payload written before Observe
 
 	layout        layout
-	next          int64    // up to which all has been sent once
-	una           int64    // up to which all has arrived
-	beyond        []piece  // that have arrived beyond una, in order
+	next          int64    // offset up to which all has been sent once
+	una           int64    // offset up to which all has arrived
+	beyond        []piece  // arrived beyond una, in order
 	newest        int64    // highest offset known to have arrived by its first transmission
-	missing       int64    // found lost and not sent again yet
+	missing       int64    // bytes found lost and not sent again yet
 	blockedAt     int64    // offset at which the peer's window is full; 0: it is not
 	retransmitted cc.Bytes // sent again
 	marked        cc.Bytes // arrived with an ECN mark
 	timeouts      int
 
-	newlyAcked cc.Bytes // newly acknowledged by the present event
-	touched    bool     // is in trace.touched
+	newlyAcked cc.Bytes // acknowledged by the current event
+	changed    bool     // is in trace.changed
 }
 
 // piece is a part of the stream, by offsets.
@@ -54,8 +54,8 @@ func (s *signals) noteSent(from, to int64) span {
 	return b
 }
 
-// noteAcked notes that b is acknowledged. What was lost and sent again may be acknowledged twice,
-// and counts once.
+// noteAcked notes that b is acknowledged. Bytes that were lost and sent again may be acknowledged
+// twice, and count once.
 func (s *signals) noteAcked(b span) {
 	s.ended = s.ended || b.fin
 	n := s.missingBytes(b.from, b.to)
@@ -151,7 +151,7 @@ func (s *signals) noteFIN() {
 	s.finished = true
 }
 
-// undeliveredBytes is how much of the payload has not arrived; the FIN counts as a byte.
+// undeliveredBytes returns how much of the payload has not arrived. The FIN counts as a byte.
 func (s *signals) undeliveredBytes() cc.Bytes {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
@@ -169,9 +169,9 @@ func (s *signals) undeliveredBytes() cc.Bytes {
 	return cc.Bytes(n)
 }
 
-// layout says where in a QUIC stream the payload of HTTP/3's DATA frames is.
+// layout maps offsets of a QUIC stream to those of the payload in HTTP/3's DATA frames.
 type layout struct {
-	frames []frame // those that may not have arrived entirely, in order; the first also stands for all before it
+	frames []frame // those that may not have arrived entirely, in order; the first one counts those before it
 	wire   int64   // where the next frame begins
 	end    int64   // payload in all frames
 }

@@ -31,8 +31,8 @@ const (
 // waits only while the kernel is busy with earlier ones.
 //
 // quic-go raises the size of its packets as the path allows, and never lowers it. Where a path
-// has become narrower, packets of sizes that it has carried leave in fragments. Larger ones are
-// probes of quic-go's, which have to fail.
+// becomes narrower, packets of sizes that it has carried before leave in fragments. Larger packets
+// are quic-go's probes of the path's MTU, which have to fail.
 //
 // Writes append to waiting under mu, from any goroutine. One goroutine, sendLoop, takes the
 // batches out and sends them without mu. One goroutine reads.
@@ -41,7 +41,7 @@ type Socket struct {
 	*udpbatch.Reader // used by one goroutine, as quic-go does
 	write            func(b, oob []byte, to *net.UDPAddr) error
 
-	// Only run uses these.
+	// Only sendLoop uses these.
 	noSegments  bool                   // UDP_SEGMENT fails, as a device cannot do it
 	carriedSize map[netip.AddrPort]int // bytes of the largest packet that has left whole for an address
 	fragment    func(allow bool) error // sets whether the kernel may make fragments
@@ -93,8 +93,8 @@ func newSocket(conn *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) err
 	return w
 }
 
-// WriteMsgUDP takes a packet, or several with their size in oob (UDP_SEGMENT). An error is that
-// of an earlier packet to the same address.
+// WriteMsgUDP queues a packet, or several with their size in oob (UDP_SEGMENT). An error is that of
+// an earlier packet to the same address.
 func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
 	addr := to.AddrPort()
 	w.mu.Lock()
@@ -124,7 +124,7 @@ func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err e
 	return len(b), len(oob), nil
 }
 
-// join adds packets to the last batch that goes to their address; false: they do not fit it.
+// appendToBatch adds packets to the last batch for their address; false: they do not fit it.
 func (w *Socket) appendToBatch(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	for i := len(w.waiting) - 1; i >= 0; i-- {
 		p := w.waiting[i]
@@ -142,8 +142,8 @@ func (w *Socket) appendToBatch(addr netip.AddrPort, b, oob []byte, segment int) 
 	return false
 }
 
-// sendLoop sends batches until Close. An error is kept for the next write to its address: quic-go
-// has had its answer by then.
+// sendLoop sends batches until Close. The next write to an address returns the error of the last
+// packet to it, because the write of that packet has returned before.
 func (w *Socket) sendLoop() {
 	defer close(w.ended)
 	w.mu.Lock()
@@ -168,11 +168,11 @@ func (w *Socket) sendLoop() {
 	}
 }
 
-// send passes a batch to the kernel, packet by packet if UDP_SEGMENT fails.
+// sendBatch passes a batch to the kernel, packet by packet if UDP_SEGMENT fails.
 func (w *Socket) sendBatch(p *batch) error {
 	if !w.fragmentSet {
 		w.fragmentSet = true
-		_ = w.fragment(false) // without, a path is narrow only where the device is
+		_ = w.fragment(false) // on an error quic-go finds only the MTU of the device
 	}
 	if len(p.data) <= p.segment {
 		return w.sendPacket(p, p.data)
@@ -199,8 +199,8 @@ func (w *Socket) sendBatch(p *batch) error {
 	return nil
 }
 
-// sendPacket sends one packet of a batch, in fragments if the path has carried such packets and
-// does no more.
+// sendPacket sends one packet of a batch, in fragments if it is too large for the path now and was
+// not before.
 func (w *Socket) sendPacket(p *batch, packet []byte) error {
 	err := w.write(packet, p.oob, p.addr)
 	switch {
@@ -225,8 +225,8 @@ func (w *Socket) noteCarried(to netip.AddrPort, size int) {
 	w.carriedSize[to] = size
 }
 
-// setFragments sets whether the kernel makes fragments of what is larger than the path's MTU, or
-// refuses it. A socket of IPv6 sends IPv4, too.
+// setFragments sets whether the kernel fragments packets that are larger than the path's MTU, or
+// refuses them. It sets both families' options, since an IPv6 socket sends IPv4, too.
 func setFragments(conn *net.UDPConn, allow bool) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -246,20 +246,20 @@ func setFragments(conn *net.UDPConn, allow bool) error {
 	})
 }
 
-// Close sends what has been written, and closes the socket.
+// Close sends the waiting packets, and closes the socket.
 func (w *Socket) Close() error {
 	w.mu.Lock()
 	w.closed = true
 	w.changed.Broadcast()
 	w.mu.Unlock()
-	late := time.AfterFunc(flushWithin, func() { _ = w.UDPConn.Close() }) // the kernel has no room
+	late := time.AfterFunc(flushWithin, func() { _ = w.UDPConn.Close() }) // ends a write for which the kernel has no room
 	<-w.ended
 	late.Stop()
 	return w.UDPConn.Close()
 }
 
-// withoutSize returns the size of packets in a UDP_SEGMENT control message (0: there is none),
-// and appends the other control messages to rest.
+// splitSegmentSize returns the size of packets in a UDP_SEGMENT control message; 0: there is none.
+// It appends the other control messages to rest.
 func splitSegmentSize(oob, rest []byte) (int, []byte) {
 	segment := 0
 	for left := oob; len(left) >= unix.SizeofCmsghdr; {

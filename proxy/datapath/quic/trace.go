@@ -32,8 +32,8 @@ func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, qu
 	}
 }
 
-// Trace is what is known of one QUIC connection. Its one lock serves all its streams: the events
-// of a connection come one after the other anyway.
+// Trace follows one QUIC connection by the events that quic-go logs. One lock serves all its
+// streams, since the events of a connection come one after the other anyway.
 //
 // mu guards all fields below it, and the signals of all streams. Observers run with it held.
 // QUIC's goroutine logs most events, HTTP/3's the frames and datagrams; legs take it for Info and
@@ -44,17 +44,17 @@ type Trace struct {
 	inboxes      sync.Map      // quic.StreamID to *Datagrams
 	datagrams    atomic.Int64  // that QUIC has received and HTTP/3 has not taken yet
 	fewLeft      chan struct{} // signals that only fewDatagrams are left
-	waitTimedOut bool          // a wait for few has timed out; only QUIC's goroutine touches it
+	waitTimedOut bool          // a wait for fewLeft has timed out; only QUIC's goroutine touches it
 	sending      sync.Mutex    // held while a datagram is queued for QUIC, which may wait for room; taken before mu
 
 	mu            sync.Mutex
 	requestsBegun int64  // requests that the client has begun
-	maxRequests   int64  // of these, for which beyond is called
-	onTooMany     func() // nil: there may be as many as QUIC lets it begin
+	maxRequests   int64  // bound of requestsBegun
+	onTooMany     func() // called once beyond maxRequests; nil: no bound, or it was called
 	streams       map[quic.StreamID]*signals
 	packets       flight
 	unsent        []AckRequest  // of the datagrams that QUIC has queued, the oldest first
-	touched       []*signals    // scratch: the streams that the present event is about
+	changed       []*signals    // scratch: the streams that the current event is about
 	ceCount       uint64        // packets that the peer says arrived with an ECN mark (CE)
 	mss           cc.Bytes      // the most that one packet has carried of a stream
 	blocked       bool          // the peer's window for the whole connection is full
@@ -79,8 +79,8 @@ type recorder struct{ *Trace }
 // Close implements qlogwriter.Recorder.
 func (recorder) Close() error { return nil }
 
-// RecordEvent implements qlogwriter.Recorder. quic-go calls it in the midst of its own work, so
-// it must not block, but for events of datagrams.
+// RecordEvent implements qlogwriter.Recorder. quic-go calls it in the midst of its own work, so it
+// must not block. The events of datagrams block on purpose: noteDatagrams, waitForRoom.
 func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	switch e := e.(type) {
 	case qlog.PacketSent:
@@ -132,8 +132,8 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	}
 }
 
-// noteDatagrams notes the datagrams in a packet that QUIC has received, and waits if many are
-// queued. After a wait in which too few were taken it does not wait again until few are queued.
+// noteDatagrams counts the datagrams in a packet that QUIC has received, and waits if many are
+// queued. After a wait that has timed out it does not wait again until few are queued.
 func (t *Trace) noteDatagrams(frames []qlog.Frame) {
 	n := int64(0)
 	for _, f := range frames {
@@ -141,11 +141,11 @@ func (t *Trace) noteDatagrams(frames []qlog.Frame) {
 			n++
 		}
 	}
-	there := t.datagrams.Add(n)
-	if there <= fewDatagrams {
+	queued := t.datagrams.Add(n)
+	if queued <= fewDatagrams {
 		t.waitTimedOut = false
 	}
-	if there <= manyDatagrams || t.waitTimedOut {
+	if queued <= manyDatagrams || t.waitTimedOut {
 		return
 	}
 	select {
@@ -201,7 +201,7 @@ func (t *Trace) onFrameCreated(e h3log.FrameCreated) {
 func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.touched = t.touched[:0]
+	t.changed = t.changed[:0]
 	var p packet
 	for _, f := range frames {
 		switch f := f.Frame.(type) {
@@ -249,7 +249,8 @@ func (t *Trace) onPacketSent(pn int64, frames []qlog.Frame) {
 	t.reportChanged(0)
 }
 
-// takeUnsent takes the request of the datagram that leaves QUIC's queue. The caller holds t.mu.
+// takeUnsent removes and returns the request of the datagram that leaves QUIC's queue. The caller
+// holds t.mu.
 func (t *Trace) takeUnsent() (a AckRequest) {
 	if len(t.unsent) > 0 {
 		a, t.unsent = t.unsent[0], t.unsent[1:]
@@ -257,14 +258,15 @@ func (t *Trace) takeUnsent() (a AckRequest) {
 	return a
 }
 
-// acked is the datagrams that a packet from the peer acknowledges.
-type acked struct {
-	packet               // the newest of their owner's, with the number of all its datagrams
+// ackedDatagrams are the datagrams that a packet from the peer acknowledges.
+type ackedDatagrams struct {
+	packet               // the newest one with datagrams; datagrams counts those of all packets of its owner
 	delay  time.Duration // for which the peer kept the acknowledgement
 }
 
-// add adds a packet that the peer acknowledges. Those of another owner than the newest's are forgotten.
-func (a *acked) add(p *packet) {
+// addPacket adds a packet that the peer acknowledges. Datagrams of another owner than the newest packet's are not
+// counted.
+func (a *ackedDatagrams) addPacket(p *packet) {
 	switch {
 	case p.datagrams == 0:
 	case p.at >= a.at:
@@ -281,10 +283,10 @@ func (a *acked) add(p *packet) {
 
 // onPacketReceived notes what a packet from the peer acknowledges, and the flow control limits in
 // it. It returns the datagrams that have arrived.
-func (t *Trace) onPacketReceived(frames []qlog.Frame) (arrived acked) {
+func (t *Trace) onPacketReceived(frames []qlog.Frame) (arrived ackedDatagrams) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.touched = t.touched[:0]
+	t.changed = t.changed[:0]
 	var rtt time.Duration
 	for _, f := range frames {
 		switch f := f.Frame.(type) {
@@ -307,9 +309,9 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) (arrived acked) {
 	return arrived
 }
 
-// onAckFrame takes in an acknowledgement, adds the datagrams that have arrived to arrived, and returns the round trip
+// onAckFrame handles an acknowledgement. It adds the datagrams that have arrived to arrived, and returns the round trip
 // of the newest packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
-func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
+func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *ackedDatagrams) time.Duration {
 	var newest cc.Time
 	arrived.delay = f.DelayTime
 	packets := uint64(0)
@@ -317,7 +319,7 @@ func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
 		t.packets.takePackets(int64(r.Smallest), int64(r.Largest), func(p *packet) {
 			packets++
 			newest = max(newest, p.at)
-			arrived.add(p)
+			arrived.addPacket(p)
 			for b := range p.eachSpan {
 				b.signals.noteAcked(b)
 				t.markChanged(b.signals)
@@ -329,7 +331,7 @@ func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
 		return 0
 	}
 	if f.ECNCE > t.ceCount {
-		for _, s := range t.touched {
+		for _, s := range t.changed {
 			s.marked += s.newlyAcked * cc.Bytes(min(f.ECNCE-t.ceCount, packets)) / cc.Bytes(packets)
 		}
 		t.ceCount = f.ECNCE
@@ -341,7 +343,7 @@ func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *acked) time.Duration {
 	return max(rtt, time.Nanosecond)
 }
 
-// onPacketLost notes that quic-go takes a packet for lost. Its bytes will be sent again, in other
+// onPacketLost notes that quic-go has declared a packet lost. It will send its bytes again in other
 // packets.
 func (t *Trace) onPacketLost(pn int64) {
 	t.mu.Lock()
@@ -354,8 +356,7 @@ func (t *Trace) onPacketLost(pn int64) {
 	t.packets.dropDone()
 }
 
-// onMetrics notes what quic-go says of the connection as a whole. A field that has not changed is
-// 0.
+// onMetrics notes window and round trips of the connection. A field that has not changed is 0.
 func (t *Trace) onMetrics(e qlog.MetricsUpdated) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -374,7 +375,7 @@ func (t *Trace) onMetrics(e qlog.MetricsUpdated) {
 func (t *Trace) onTimeout() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.touched = t.touched[:0]
+	t.changed = t.changed[:0]
 	for _, s := range t.streams {
 		if s.next > s.una {
 			s.timeouts++
@@ -386,29 +387,29 @@ func (t *Trace) onTimeout() {
 
 // markChanged makes reportChanged report s.
 func (t *Trace) markChanged(s *signals) {
-	if !s.touched {
-		s.touched, t.touched = true, append(t.touched, s)
+	if !s.changed {
+		s.changed, t.changed = true, append(t.changed, s)
 	}
 }
 
-// reportChanged reports the streams that the present event is about.
+// reportChanged reports the streams that the current event is about.
 func (t *Trace) reportChanged(rtt time.Duration) {
-	if len(t.touched) == 0 {
+	if len(t.changed) == 0 {
 		return
 	}
 	now := t.clock() // with the lock held: reports are in the order of their times
-	for i, s := range t.touched {
-		t.touched[i] = nil
+	for i, s := range t.changed {
+		t.changed[i] = nil
 		sample := rtt
 		if s.newlyAcked == 0 {
 			sample = 0
 		}
-		s.touched, s.newlyAcked = false, 0
+		s.changed, s.newlyAcked = false, 0
 		s.sendReport(now, sample)
 	}
 }
 
-// signalsOf returns what is known of a stream, for a leg.
+// signalsOf returns the signals of a stream that becomes a leg.
 func (t *Trace) signalsOf(id quic.StreamID) *signals {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -421,20 +422,20 @@ func (t *Trace) signalsOf(id quic.StreamID) *signals {
 	return s
 }
 
-// BoundRequests has beyond called, by a goroutine of its own, once the client has begun more than
-// most requests on a connection. trace is the connection's QlogTrace, made by Tracer.
-func BoundRequests(trace qlogwriter.Trace, most int64, beyond func()) {
+// BoundRequests makes the trace call onTooMany, on a new goroutine, once the client has begun more
+// than most requests on a connection. trace is the connection's QlogTrace, made by Tracer.
+func BoundRequests(trace qlogwriter.Trace, most int64, onTooMany func()) {
 	t, ok := trace.(*Trace)
 	if !ok {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.maxRequests, t.onTooMany = most, beyond
+	t.maxRequests, t.onTooMany = most, onTooMany
 	t.checkRequestBound()
 }
 
-// checkRequestBound calls beyond if the client has begun too many requests. The caller holds
+// checkRequestBound calls onTooMany if the client has begun too many requests. The caller holds
 // t.mu.
 func (t *Trace) checkRequestBound() {
 	if t.onTooMany != nil && t.requestsBegun > t.maxRequests {

@@ -129,7 +129,7 @@ func forwardDatagrams(
 	d.Configure(cfg)
 	d.openEchoes()
 	d.done.Go(d.serveTimers)
-	stack.Handle(d)
+	stack.SetDatagrams(d)
 	return d
 }
 
@@ -703,7 +703,7 @@ func (d *Datagrams) Stats() tunnel.DatagramStats {
 
 // Close ends all sessions.
 func (d *Datagrams) Close() error {
-	d.stack.Handle(nil)
+	d.stack.SetDatagrams(nil)
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()
