@@ -156,7 +156,7 @@ func (g *gateway) openFiles() (err error) {
 			g.release()
 		}
 	}()
-	written, err := config.Written(g.config)
+	written, err := config.LoadAlone(g.config)
 	if err != nil {
 		return err
 	}

@@ -277,7 +277,7 @@ func (r *reloader) changeAlgorithm(c telemetry.Change, client string) (string, e
 // applyUnsaved puts cfg, which differs from the file, into force as a reload does, so that running connections move.
 // It stores which rules differ.
 func (r *reloader) applyUnsaved(cfg config.Config) (done proxy.Reloaded, err error) {
-	different, err := cfg.Different(r.fileConfig())
+	different, err := cfg.ChangedVerdicts(r.fileConfig())
 	if err != nil {
 		return done, err
 	}

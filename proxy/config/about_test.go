@@ -31,5 +31,5 @@ func TestEachTextIsAboutAKey(t *testing.T) {
 		}
 	}
 	visit(reflect.TypeFor[Config]())
-	assert.ElementsMatch(t, keys, slices.Collect(maps.Keys(abouts())))
+	assert.ElementsMatch(t, keys, slices.Collect(maps.Keys(keyComments())))
 }

@@ -19,7 +19,7 @@ const (
 	maxItems = 65536 // of one list
 )
 
-// level is a list or a mapping that has not ended.
+// level is a list or a mapping that is still open.
 type level struct {
 	flow   bool // in brackets or braces
 	list   bool
@@ -27,7 +27,7 @@ type level struct {
 	count  int // of its keys or items
 }
 
-// checkBounds refuses what would take the parser long, by the tokens alone.
+// checkBounds refuses a file that would take the parser long. It reads only tokens.
 func checkBounds(data []byte) error {
 	if bytes.HasPrefix(data, []byte("%")) || bytes.Contains(data, []byte("\n%")) {
 		return &Error{Message: "a line begins with %; YAML directives are not supported"}
@@ -44,20 +44,20 @@ func checkBounds(data []byte) error {
 		}
 		switch {
 		case len(open) > maxDepth:
-			return tooMuch(tk, "more than %d lists and keys within each other", maxDepth)
+			return boundError(tk, "more than %d lists and keys within each other", maxDepth)
 		case top.count > most:
-			return tooMuch(tk, "more than %d entries in one place", most)
+			return boundError(tk, "more than %d entries in one place", most)
 		}
 	}
 	return nil
 }
 
-// tooMuch is the error of a bound that a token exceeds.
-func tooMuch(tk *token.Token, format string, most int) error {
+// boundError returns the error about a bound that a token exceeds.
+func boundError(tk *token.Token, format string, most int) error {
 	return &yaml.SyntaxError{Message: fmt.Sprintf(format+"; the configuration has far fewer", most), Token: tk}
 }
 
-// nestingAfter returns what is open behind the token tk.
+// nestingAfter returns the levels that are open behind the token tk.
 func nestingAfter(open []level, tk *token.Token) []level {
 	inFlow := len(open) > 0 && open[len(open)-1].flow
 	switch tk.Type {
@@ -85,8 +85,8 @@ func nestingAfter(open []level, tk *token.Token) []level {
 	return open
 }
 
-// openBlock closes the blocks that end where tk stands, and opens its own unless it is
-// that of the entry before.
+// openBlock closes the blocks that end before tk, which is the first token of an entry. It opens a
+// block for the entry, unless that belongs to one that is open.
 func openBlock(open []level, tk *token.Token, list bool) []level {
 	column := tk.Position.Column
 	for len(open) > 0 {

@@ -52,7 +52,7 @@ func TestSetAlgorithmChangesThatAlone(t *testing.T) {
 			got, err := file.SetAlgorithm(c.rule, c.direction, c.algorithm)
 			require.NoError(t, err)
 			assert.Equal(t, c.want, algorithms(t, got))
-			different, err := got.Different(file)
+			different, err := got.ChangedVerdicts(file)
 			require.NoError(t, err)
 			var names []string
 			for _, v := range different {
@@ -78,7 +78,7 @@ func TestSetAlgorithmKeepsTheOtherTerms(t *testing.T) {
 	assert.EqualValues(t, 8e6, routes[0].Down.MaxRate)
 	back, err := got.SetAlgorithm("bulk", "", "copa:delta=0.1")
 	require.NoError(t, err)
-	different, err := back.Different(file)
+	different, err := back.ChangedVerdicts(file)
 	require.NoError(t, err)
 	assert.Empty(t, different, "what is set back is as in the file")
 }

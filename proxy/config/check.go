@@ -18,8 +18,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// checkAll finds what the shape alone does not show: in each section, and between them. The errors are *check.Errors,
-// joined.
+// checkAll checks each section, and the sections against each other. The errors are *check.Errors, joined.
 func (c *Config) checkAll() error {
 	if len(c.Listeners) == 0 {
 		return check.Errorf("listeners",
@@ -44,7 +43,7 @@ func (c *Config) checkAll() error {
 	return errors.Join(errs...)
 }
 
-// checkListeners is about each listener, and about names, devices, queues and sockets that two may not have.
+// checkListeners checks each listener, and that no two have the same name, device, queue or socket.
 func (c *Config) checkListeners() error {
 	var errs []error
 	names, devices, queues := check.Taken{}, check.Taken{}, check.Taken{}
@@ -68,7 +67,7 @@ func (c *Config) checkListeners() error {
 		taken.addSocket("telemetry.health", "tcp", c.Telemetry.Health))...)
 }
 
-// checkRules is about each rule, and about names: rules have one each, and those of listeners exist.
+// checkRules checks each rule, that names are unique, and that the listeners that rules name exist.
 func (c *Config) checkRules() error {
 	var errs []error
 	names := check.Taken{}
@@ -86,7 +85,7 @@ func (c *Config) checkRules() error {
 	return errors.Join(errs...)
 }
 
-// checkShared wants a fleet where maximum rates are shared.
+// checkShared refuses shared maximum rates without a fleet.
 func (c *Config) checkShared() error {
 	if c.Fleet.IsOn() {
 		return nil
@@ -105,7 +104,7 @@ func (c *Config) checkShared() error {
 	return errors.Join(errs...)
 }
 
-// checkAgents is about each agent, and about rules: the agents that they name exist.
+// checkAgents checks each agent, and that the agents that rules name exist.
 func (c *Config) checkAgents() error {
 	var errs []error
 	names, sockets := check.Taken{}, check.Taken{}
@@ -127,7 +126,7 @@ func (c *Config) checkAgents() error {
 	return errors.Join(errs...)
 }
 
-// checkAgentsOf wants each algorithm ccp:NAME of terms to be an agent's of the configuration.
+// checkAgentsOf checks that there is an agent for each algorithm ccp:NAME of t.
 func (c *Config) checkAgentsOf(key string, t *policy.TermsSettings) error {
 	var errs []error
 	for below, algorithm := range t.Algorithms() {
@@ -136,15 +135,15 @@ func (c *Config) checkAgentsOf(key string, t *policy.TermsSettings) error {
 		if word != ccp.Family {
 			continue
 		}
-		var there []string
+		var agents []string
 		for _, a := range c.Agents {
-			there = append(there, a.Name)
+			agents = append(agents, a.Name)
 		}
-		cure := fmt.Sprintf("agents has %s", strings.Join(there, ", "))
-		if there == nil {
+		cure := fmt.Sprintf("agents has %s", strings.Join(agents, ", "))
+		if agents == nil {
 			cure = fmt.Sprintf("name it in agents, as in {name: %s}", name)
 		}
-		if !slices.Contains(there, name) {
+		if !slices.Contains(agents, name) {
 			err := check.Errorf(key+"."+below, "there is no agent %q; %s", name, cure)
 			errs = append(errs, check.CausedBy("agents", err))
 		}
@@ -158,7 +157,7 @@ func (c *Config) KernelLacks(l *access.Listener) error {
 	at := slices.IndexFunc(c.Listeners, func(other access.Listener) bool { return other.Name == l.Name })
 	errs := []error{check.Within(fmt.Sprintf("listeners[%d]", at), l.KernelLacks())}
 	for i := range c.Rules {
-		if r := &c.Rules[i]; isSentBy(l, r) && r.Match.Protocol != "" && r.Match.Protocol != policy.TCP && r.Refuse == "" {
+		if r := &c.Rules[i]; matchesNameless(l, r) && r.Match.Protocol != "" && r.Match.Protocol != policy.TCP && r.Refuse == "" {
 			errs = append(errs, check.Errorf(fmt.Sprintf("rules[%d].match.protocol", i), "what the kernel forwards out of "+
 				"listener %q has no window, so that this rule can refuse it and nothing else; have it refuse, or take "+
 				"wireguard.datapath: netstack", l.Name))
@@ -167,31 +166,31 @@ func (c *Config) KernelLacks(l *access.Listener) error {
 	return errors.Join(errs...)
 }
 
-// isSentBy reports whether the rule decides about something that comes out of the listener's tunnel and shows no name.
-func isSentBy(l *access.Listener, r *policy.RuleSettings) bool {
+// matchesNameless reports whether the rule may decide about packets out of the listener's tunnel that show no name.
+func matchesNameless(l *access.Listener, r *policy.RuleSettings) bool {
 	m := &r.Match
 	return (len(m.Listeners) == 0 || slices.Contains(m.Listeners, l.Name)) && len(m.Hosts) == 0 &&
 		(len(m.ServerNames) == 0 || r.Undecided == "refuse")
 }
 
-// KernelRules returns the rules, in order, for what the kernel takes out of the listener's tunnel past the proxy,
-// where names are not known.
+// KernelRules returns the rules, in order, for packets that the kernel forwards out of the listener's tunnel past the
+// proxy. It knows no names.
 func (c *Config) KernelRules(l *access.Listener) []policy.RuleSettings {
-	return slices.DeleteFunc(slices.Clone(c.Rules), func(r policy.RuleSettings) bool { return !isSentBy(l, &r) })
+	return slices.DeleteFunc(slices.Clone(c.Rules), func(r policy.RuleSettings) bool { return !matchesNameless(l, &r) })
 }
 
-// sockets are the addresses that are listened on.
+// sockets are the addresses of all listening sockets.
 type sockets []socket
 
-// socket is an address that is listened on, with the key that names it.
+// socket is the address of a listening socket, with the key that has it.
 type socket struct {
 	key, network, address string
-	host                  netip.Addr // unspecified: all of its family, and of both where it is IPv6
+	host                  netip.Addr // 0.0.0.0: all IPv4 addresses; [::]: all of both families
 	port                  string
 }
 
-// addSocket notes an address that has been checked, unless the kernel would refuse it
-// beside one that is there. Port 0 is another each time.
+// addSocket adds an address that has been checked. It returns an error if the kernel would refuse it
+// beside another one. Addresses with port 0 never collide.
 func (list *sockets) addSocket(key, network, address string) error {
 	host, port, _ := net.SplitHostPort(address)
 	if port == "" || port == "0" { // off, or known once its config_file is read
@@ -218,12 +217,12 @@ func (list *sockets) addSocket(key, network, address string) error {
 	return nil
 }
 
-// coversSocket reports whether what comes to other could come to s.
+// coversSocket reports whether the address of s includes that of other.
 func (s socket) coversSocket(other socket) bool {
 	return s.host == other.host || s.host.IsUnspecified() && (s.host.Is6() || other.host.Is4())
 }
 
-// Warnings names what is allowed and probably not meant.
+// Warnings describes settings that are allowed and probably not intended.
 func (c Config) Warnings() (out []string) {
 	if failed := new(reading).runRecovering(nil, func() { out = c.findWarnings() }); failed != nil {
 		return []string{failed.Message}
@@ -231,7 +230,7 @@ func (c Config) Warnings() (out []string) {
 	return out
 }
 
-// findWarnings asks each section, and compares those that affect each other.
+// findWarnings collects the warnings of each section, and those about sections together.
 func (c *Config) findWarnings() (out []string) {
 	for i := range c.Listeners {
 		l := &c.Listeners[i]
@@ -298,8 +297,7 @@ func (c *Config) clearVoidConditions(m *policy.Match) {
 	}
 }
 
-// Policy compiles the rules: what decides about connections. The configuration has been
-// checked, or the errors name the keys.
+// Policy compiles the rules to the policy that decides about connections. Errors name keys.
 func (c *Config) Policy() (*policy.Policy, error) {
 	rules, base, err := policy.Compile(c.Rules, c.Defaults)
 	if err != nil {
@@ -312,8 +310,8 @@ func (c *Config) Policy() (*policy.Policy, error) {
 	return p, nil
 }
 
-// Routes returns what each rule gives in order, and last what the defaults
-// give to the rest. Groups are those of a connection about which nothing is known.
+// Routes returns the verdict of each rule in order, and last that of the defaults. Groups are those
+// of a connection about which nothing is known.
 func (c *Config) Routes() ([]policy.Verdict, error) {
 	p, err := c.Policy()
 	if err != nil {

@@ -44,7 +44,7 @@ type Config struct {
 	Shutdown Shutdown `yaml:"shutdown" reload:"yes"`
 }
 
-// defaultConfig is what a file leaves out.
+// defaultConfig returns the values of keys that a file leaves out.
 func defaultConfig() Config {
 	return Config{
 		Defaults: policy.TermsSettings{DirectionSettings: policy.DirectionSettings{Algorithm: cc.Default}},
@@ -66,8 +66,8 @@ func defaultConfig() Config {
 	}
 }
 
-// Default is what runs without a file: SOCKS5 and HTTP CONNECT on one
-// loopback port, our own algorithm in both directions. It needs no privilege.
+// Default returns the configuration without a file: SOCKS5 and HTTP CONNECT on one loopback port,
+// our own algorithm in both directions. It needs no privilege.
 func Default() Config {
 	c := defaultConfig()
 	c.Listeners = []access.Listener{{Name: "local", Mode: access.Mixed, Address: "127.0.0.1:1080"}}

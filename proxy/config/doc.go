@@ -13,14 +13,14 @@
 //	files.go      the files that a configuration names
 //	check.go      checks between sections, and warnings
 //	reading.go    decoding, and mistakes with their places
-//	bounds.go     sizes that the YAML library has no limits for
+//	bounds.go     limits of size that the YAML library lacks
 //	excerpt.go    the lines around a mistake
 //	schema.go     the JSON Schema
 //	config.go     all sections together, and their defaults
 //	scalars.go    types of one value: how they are written
 //	process.go    sections of the process itself
 //	node.go       values of YAML, and errors about them
-//	fields.go     what the tags of fields say
+//	fields.go     the tags of fields
 //	error.go      mistakes as they are reported
-//	statefile.go  files that are replaced at once
+//	statefile.go  files that are replaced atomically
 package config

@@ -20,14 +20,14 @@ type Error struct {
 	Message      string
 	Excerpt      string // the lines around the place, the place marked; may be empty
 
-	Others []*Error // further mistakes of the file, without excerpts, at most maxOthers
-	Untold int      // how many there are beyond these
+	Others   []*Error // further mistakes of the file, without excerpts, at most maxOthers
+	Unlisted int      // number of mistakes beyond Others
 }
 
 // maxOthers bounds how many mistakes are reported besides the first.
 const maxOthers = 19
 
-// Error is the first mistake alone, in one line.
+// Error returns the first mistake alone, in one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -45,8 +45,8 @@ func (e *Error) Error() string {
 	return escapeControls(b.String()+e.Message, false)
 }
 
-// Rest are the lines that tell of the mistakes behind the first one, which err tells of;
-// none where err is another one.
+// Rest returns a line for each mistake behind the first one, which err.Error returns. For an error
+// of another type there are none.
 func Rest(err error) (lines []string) {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -55,8 +55,8 @@ func Rest(err error) (lines []string) {
 	for _, other := range e.Others {
 		lines = append(lines, other.Error())
 	}
-	if e.Untold > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more", e.Untold))
+	if e.Unlisted > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", e.Unlisted))
 	}
 	return lines
 }
@@ -70,18 +70,18 @@ func (e *Error) setFile(path string) *Error {
 	return e
 }
 
-// markToken takes over the place of a token.
-func (e *Error) markToken(tk *token.Token) {
+// setPlace sets Line and Column to those of a token.
+func (e *Error) setPlace(tk *token.Token) {
 	if tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
 	}
 }
 
-// Printable returns s with everything that a terminal would act on written as an
-// escape. The ends of lines and tabs stay.
+// Printable returns s with escapes in place of characters that a terminal would act on. The ends of
+// lines and tabs stay.
 func Printable(s string) string { return escapeControls(s, true) }
 
-// escapeControls escapes what is not printable. With lines, ends of lines and tabs stay.
+// escapeControls escapes characters that are not printable. lines: ends of lines and tabs stay.
 func escapeControls(s string, lines bool) string {
 	fine := func(r rune) bool {
 		return unicode.IsPrint(r) && r != utf8.RuneError || lines && (r == '\n' || r == '\t')

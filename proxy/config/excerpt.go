@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	around  = 3   // lines shown before and after the one with the mistake
-	maxLine = 120 // characters shown of a line
-	hidden  = "***"
-	cutMark = "…"
+	around  = 3     // lines shown before and after the one with the mistake
+	maxLine = 120   // characters shown of a line
+	hidden  = "***" // in place of a secret
+	cutMark = "…"   // in place of the rest of a line or value
 )
 
 // makeExcerpt returns a place in a configuration and the lines around it, without the values of secret keys.
@@ -42,8 +42,8 @@ func makeExcerpt(data []byte, line, column int) string {
 	return out.String()
 }
 
-// lineWindow makes a line printable and cuts it to what is around the character at,
-// from 1; 0: its beginning. It returns where that character is then.
+// lineWindow makes a line printable and cuts it to the part around the character at, from 1; 0: to
+// its beginning. It returns the position of that character in the part.
 func lineWindow(s string, at int) (string, int) {
 	runes := []rune(s)
 	from := 0
@@ -88,11 +88,11 @@ var maskedKey = func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b(` + strings.Join(names, "|") + `)\b["']?\s*[:=][ \t]*`)
 }()
 
-// maskSecrets replaces the values of secret keys. It needs the keys alone, since text may be no YAML, and keeps the
-// number of lines.
+// maskSecrets replaces the values of secret keys. It searches for the keys, since text may be no valid YAML. The number
+// of lines stays.
 func maskSecrets(text string) string {
 	var out strings.Builder
-	shown := 0 // what is before has been written
+	shown := 0 // text before this has been written
 	for {
 		at := maskedKey.FindStringIndex(text[shown:])
 		if at == nil {

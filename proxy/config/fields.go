@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
-// fieldsOf returns the keys a struct reads, those of inlined structs among them.
+// fieldsOf returns the fields of a struct by key, those of inlined structs among them.
 func fieldsOf(t reflect.Type) map[string]reflect.StructField {
 	fields := map[string]reflect.StructField{}
 	for f := range t.Fields() {
@@ -21,25 +21,25 @@ func fieldsOf(t reflect.Type) map[string]reflect.StructField {
 			maps.Copy(fields, fieldsOf(f.Type))
 			continue
 		}
-		if name != "" && name != "-" { // those are set by other means than a key
+		if name != "" && name != "-" { // other fields have no key
 			fields[name] = f
 		}
 	}
 	return fields
 }
 
-// fieldIn is a field of a configuration, with its value there.
+// fieldIn is a field with its value in a configuration.
 type fieldIn struct {
 	reflect.StructField
 	value reflect.Value
 }
 
-// fieldsIn are the fields of v and of all that it holds, with their keys; key is v's.
+// fieldsIn yields the fields of v and of all structs in it, with their keys; key is v's.
 func fieldsIn(key string, v reflect.Value) iter.Seq2[string, fieldIn] {
 	return func(yield func(string, fieldIn) bool) { eachField(key, v, yield) }
 }
 
-// eachField yields the fields of v, the outer before the inner, and reports whether yield wants more.
+// eachField yields the fields of v, outer before inner ones, and reports whether yield wants more.
 func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bool {
 	switch v.Kind() {
 	case reflect.Slice:
@@ -64,8 +64,8 @@ func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bo
 	return true
 }
 
-// checkTags finds numbers outside the bounds that their fields' tags name, where 0 is left out, and secrets that are
-// given both here and in a file.
+// checkTags refuses numbers outside the bounds in their fields' tags, and secrets that are given both in the
+// configuration and in a file. A number of 0 counts as left out.
 func checkTags(key string, v reflect.Value) error {
 	var errs []error
 	given := map[string]bool{} // secrets, by key
@@ -97,7 +97,7 @@ func checkSecret(key string, v reflect.Value) error {
 	return nil
 }
 
-// numberBounds are those of a number; nil: none.
+// numberBounds returns the bounds in the tags of a field; nil: there is none.
 func numberBounds(f reflect.StructField) (least, most *int) {
 	read := func(tag string) *int {
 		if v, err := strconv.Atoi(f.Tag.Get(tag)); err == nil {
@@ -142,7 +142,7 @@ func inlineSecret(key string, v reflect.Value) string {
 }
 
 // hasSecrets reports whether values of the type are, or directly hold, secrets;
-// deep: or hold them anywhere. What is written in the place of one may be one.
+// deep: or hold them anywhere. Then a misplaced value may be a secret, and messages do not show it.
 func hasSecrets(t reflect.Type, deep bool) bool {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()

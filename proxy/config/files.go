@@ -26,13 +26,13 @@ const (
 	pipePatience = 2 * time.Second
 )
 
-// files reads the configuration and the files that it names, and keeps what it read.
+// files reads the configuration and the files that it names, and keeps their contents.
 type files struct {
-	dir   string // where relative names begin
-	read  map[string]file
-	lacks []string               // that could not be read
-	seen  map[string]fs.FileInfo // each file that was looked for, as it was then; nil: it was not there
-	saved bool                   // all is in read; there is nothing to look at elsewhere
+	dir    string // of relative names
+	read   map[string]file
+	failed []string               // paths that could not be read
+	seen   map[string]fs.FileInfo // each file that was looked for, as it was then; nil: it was not there
+	saved  bool                   // all contents are in read already, from a saved configuration
 }
 
 // newFiles returns the files of a configuration at a path. None is read yet.
@@ -59,25 +59,25 @@ func (f *files) readBytes(name string) ([]byte, error) {
 		}
 		data, info, err := readFile(path)
 		if err != nil {
-			f.seen[path] = before // whoever mends it from now on has changed it
+			f.seen[path] = before // of before the failure, so that a repair in between counts as a change
 			if !mayBeSecret(name) {
-				f.lacks = append(f.lacks, path)
+				f.failed = append(f.failed, path)
 			}
 			return nil, err
 		}
 		f.read[path], f.seen[path] = file{data, info}, info
 	}
-	return withoutMark(f.read[path].data), nil
+	return withoutBOM(f.read[path].data), nil
 }
 
 // checkPrivate refuses a file with secrets that others than its owner and group can read, or that others than its
 // owner can write. The file has been read.
 func (f *files) checkPrivate(path string) error {
 	path = f.pathOf(path)
-	if f.saved { // it was, and Save's file is
+	if f.saved { // it was private when it was read, and LoadSaved has checked the file of Save
 		return nil
 	}
-	return closedToOthers(path, f.read[path].info)
+	return checkClosedToOthers(path, f.read[path].info)
 }
 
 // Read implements check.Files.
@@ -92,7 +92,7 @@ func (f *files) Read(name string, secret bool) (string, error) {
 	return string(data), err
 }
 
-// readInto puts what files hold in the place of their names. Errors are *check.Errors, joined.
+// readInto replaces the names of files in c by their contents. Errors are *check.Errors, joined.
 func (f *files) readInto(c *Config) error {
 	var errs []error
 	secrets := map[string]reflect.Value{}
@@ -115,7 +115,7 @@ func (f *files) readInto(c *Config) error {
 	return errors.Join(errs...)
 }
 
-// readSecret puts the first line of the file that name has into to, and empties name.
+// readSecret sets to to the first line of the file of that name, and empties name.
 func (f *files) readSecret(name, to reflect.Value) error {
 	path := name.String()
 	if path == "" {
@@ -143,7 +143,7 @@ func (f *files) readSecret(name, to reflect.Value) error {
 	return nil
 }
 
-// readPEM puts what the file holds that v names in the place of its name, without the lines before the first block.
+// readPEM replaces the name of a file in v by its contents, without the lines before the first block of PEM.
 func (f *files) readPEM(v reflect.Value, secret bool) error {
 	text := v.String()
 	if text == "" {
@@ -163,7 +163,7 @@ func (f *files) readPEM(v reflect.Value, secret bool) error {
 	return nil
 }
 
-// pathOf is the file's from where the process runs.
+// pathOf returns the path of a file; its name may be relative to the configuration.
 func (f *files) pathOf(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -203,11 +203,11 @@ func mayBeSecret(name string) bool {
 	return err == nil && len(data) >= leastSecret && (mixed || bare != name)
 }
 
-// fileNames are the files that were read, in order, and those that could not be.
-func (f *files) fileNames() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
+// fileNames returns the files that were read, in order, and those that could not be read.
+func (f *files) fileNames() []string { return append(slices.Sorted(maps.Keys(f.read)), f.failed...) }
 
-// withoutMark cuts off the byte order mark that some editors begin a file with.
-func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
+// withoutBOM removes the byte order mark with which some editors begin a file.
+func withoutBOM(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
 
 // ReadFile reads a configuration or a file that one names, of at most 1 MiB, as
 // the proxy itself does. Errors do not name the file.
@@ -262,8 +262,7 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return data, info, nil
 }
 
-// kernelFile names the file system of f if its files are made as they are read; empty:
-// they are not.
+// kernelFile returns the name of the file system of f if it is one of kernelFiles, else an empty one.
 func kernelFile(f *os.File) (string, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -277,7 +276,7 @@ func kernelFile(f *os.File) (string, error) {
 	return kernelFiles[int64(on.Type)], nil //nolint:unconvert // 32 bits wide elsewhere
 }
 
-// withoutPath is the cause alone; callers name the file.
+// withoutPath returns the cause of err without the path, because callers name the file.
 func withoutPath(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -286,8 +285,9 @@ func withoutPath(err error) error {
 	return err
 }
 
-// closedToOthers is files.closed for one file.
-func closedToOthers(path string, info fs.FileInfo) error {
+// checkClosedToOthers refuses a file with secrets that others than its owner and group can read, or that others than
+// its owner can write.
+func checkClosedToOthers(path string, info fs.FileInfo) error {
 	m := info.Mode().Perm()
 	if !info.Mode().IsRegular() || m&0o027 == 0 || inPrivateHome(path, info) {
 		return nil

@@ -17,12 +17,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
-// Loaded is a configuration with what it was read from.
+// Loaded is a configuration with the files that it was read from.
 type Loaded struct {
 	Config
 	Path string // of the configuration file
 	Hash string // SHA-256 of it, in hexadecimal
-	// Files were read: the configuration and those it names. With an error those are among them that could not be.
+	// Files are the configuration and the files that it names. After an error they include those that could not be read.
 	Files []string
 	// Seen has each file that was looked for, as it was then; nil: it was not there. Saved files are not looked for.
 	Seen  map[string]fs.FileInfo
@@ -36,7 +36,7 @@ func Load(path string) (Config, error) {
 	return l.Config, err
 }
 
-// LoadFiles is Load, and tells what was read, or was to be where there is a mistake.
+// LoadFiles is Load that also returns which files it has read. After an error Files and Seen are set.
 func LoadFiles(path string) (Loaded, error) { return newFiles(path).loadFile(path) }
 
 // loadFile reads the configuration at path.
@@ -56,8 +56,8 @@ func (f *files) loadFile(path string) (Loaded, error) {
 	return l, nil
 }
 
-// loadData reads a configuration and the files that it names. What they hold is checked
-// like what stands in the configuration itself.
+// loadData reads a configuration and the files that it names, and checks their contents like the
+// configuration's own.
 func loadData(data []byte, name string, from *files) (Config, *Error) {
 	r := newReading()
 	mistake := r.runRecovering(data, func() {
@@ -76,9 +76,9 @@ func loadData(data []byte, name string, from *files) (Config, *Error) {
 	return r.Config, mistake
 }
 
-// Written reads and checks a configuration file, but none of the files that it names.
-// Every mistake is an *Error.
-func Written(path string) (Config, error) {
+// LoadAlone reads and checks a configuration file without the files that it names. Every mistake is
+// an *Error.
+func LoadAlone(path string) (Config, error) {
 	data, err := ReadFile(path)
 	if err != nil {
 		return Config{}, &Error{File: path, Message: err.Error()}
@@ -93,7 +93,7 @@ func Written(path string) (Config, error) {
 
 // Parse reads and checks a configuration. Files of secrets are not read.
 func Parse(data []byte) (Config, error) {
-	data = withoutMark(data)
+	data = withoutBOM(data)
 	r := newReading()
 	mistake := r.runRecovering(data, func() {
 		if r.readShape(data) {
@@ -106,8 +106,7 @@ func Parse(data []byte) (Config, error) {
 	return r.Config, nil
 }
 
-// Validate finds what is wrong with a configuration that did not come whole from a
-// file, since flags changed it, or once more with one that did. The error is an *Error.
+// Validate checks a configuration again, after flags have changed it. The error is an *Error.
 func (c Config) Validate() error {
 	r := reading{Config: c}
 	if mistake := r.runRecovering(nil, func() { r.noteErrors(c.checkAll(), true) }); mistake != nil {
@@ -124,8 +123,8 @@ func Decode(data []byte, key string, node ast.Node, v any) *Error {
 	return r.runRecovering(data, func() { r.decodeNode(key, node, reflect.ValueOf(v).Elem()) })
 }
 
-// maxSaved bounds what is read of a saved configuration: the file itself and
-// those that it names, in base64.
+// maxSaved bounds a saved configuration, in bytes. It has the configuration file and those that it
+// names in base64.
 const maxSaved = 64 << 20
 
 // saved is a configuration with all that was read for it.
@@ -134,9 +133,9 @@ type saved struct {
 	Files map[string][]byte `json:"files"` // by path, that of the configuration among them
 }
 
-// Save writes all that was read to a file, secrets and all, that only its owner
-// can read. What is there already is replaced at once, unless it is one of the
-// files that were read.
+// Save writes the contents of all files that were read, secrets among them, to a file that only its
+// owner can read. It replaces an earlier file atomically, and refuses to replace one of the files
+// that were read.
 func (l Loaded) Save(path string) (err error) {
 	if there, err := os.Stat(path); err == nil {
 		for name := range l.files.read {
@@ -178,7 +177,7 @@ func LoadSaved(path, config string) (Loaded, error) {
 	if info.Size() > maxSaved {
 		return Loaded{}, fmt.Errorf("%s is no saved configuration", path)
 	}
-	if err := closedToOthers(path, info); err != nil {
+	if err := checkClosedToOthers(path, info); err != nil {
 		return Loaded{}, err
 	}
 	var s saved

@@ -22,7 +22,7 @@ func fromYAMLError(err error) *Error {
 		return &Error{Message: oneLine(err.Error())}
 	}
 	e = &Error{Message: oneLine(ye.GetMessage())}
-	e.markToken(ye.GetToken())
+	e.setPlace(ye.GetToken())
 	return e
 }
 
@@ -48,20 +48,20 @@ func scalarText(node ast.Node) (string, error) {
 	return "", errorAt(node, "expected one value, not %s%s", describeNode(node, nil), cure)
 }
 
-// isText reports whether a scalar is a text to YAML, as it is in quotes.
+// isText reports whether a scalar is a text in YAML, as every value in quotes is.
 func isText(node ast.Node) bool {
 	return node.Type() == ast.StringType || node.Type() == ast.LiteralType
 }
 
-// goesOn reports whether a value without quotes has more than one line. YAML joins a line that
-// stands further to the right, and has no key, to the value before.
-func goesOn(node ast.Node) bool {
+// isMultiline reports whether a value without quotes has more than one line. YAML joins a line that
+// is indented further and has no key to the value above it.
+func isMultiline(node ast.Node) bool {
 	s, ok := node.(*ast.StringNode)
 	return ok && s.Token.Type == token.StringType && strings.Contains(strings.TrimSpace(s.Token.Origin), "\n")
 }
 
-// describeNode names for people what node is in the place of a t; nil: any type. It shows no value
-// that may be a secret.
+// describeNode describes for people a node that stands where a value of type t belongs; nil: any
+// type. It shows no value that may be a secret.
 func describeNode(node ast.Node, t reflect.Type) string {
 	switch node.Type() {
 	case ast.MappingType, ast.MappingValueType:

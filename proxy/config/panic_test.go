@@ -57,7 +57,7 @@ func TestAPanicRefusesTheConfiguration(t *testing.T) {
 
 			_, parsed := config.Parse([]byte(bad))
 			loaded, read := config.LoadFiles(path)
-			_, written := config.Written(path)
+			_, written := config.LoadAlone(path)
 			_, saved := config.LoadSaved(filepath.Join(dir, "last"), path)
 			for by, err := range map[string]error{
 				"Parse": parsed, "LoadFiles": read, "Written": written, "LoadSaved": saved, "Validate": cfg.Validate(),

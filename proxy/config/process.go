@@ -105,7 +105,7 @@ type OTLP struct {
 // metricsPath is where collectors take metrics.
 const metricsPath = "/v1/metrics"
 
-// Validate wants a URL that can be shown.
+// Validate checks the interval, and that the URL has no secrets, because logs show it.
 func (o *OTLP) Validate() error {
 	var errs []error
 	if o.Interval < time.Second {
@@ -124,7 +124,7 @@ func (o *OTLP) Validate() error {
 	return errors.Join(errs...)
 }
 
-// URL is the whole URL that metrics are sent to.
+// URL returns the complete URL to which metrics are sent.
 func (o *OTLP) URL() string {
 	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), metricsPath) + metricsPath
 }
@@ -132,7 +132,7 @@ func (o *OTLP) URL() string {
 // OTLPHeaders are headers in the form of OTEL_EXPORTER_OTLP_HEADERS.
 type OTLPHeaders string
 
-// Fields returns the headers by name; those that Validate refuses are left out.
+// Fields returns the headers by name, as far as they are valid.
 func (o OTLPHeaders) Fields() map[string]string {
 	h, _ := o.parse()
 	return h
@@ -197,34 +197,31 @@ type (
 // DefaultTelemetry is where telemetry listens unless told otherwise.
 const DefaultTelemetry = "127.0.0.1:9464"
 
-// defaultIdle is how long Linux's connection tracking remembers a silent
-// connection, so that the proxy ends none which would have lived without it; RFC
-// 5382 REQ-5 asks for 2 h 4 min at least. Keep-alives find peers that are gone
-// long before.
+// defaultIdle is how long Linux's connection tracking keeps a silent connection. So the proxy ends none that would have
+// survived without it; RFC 5382 REQ-5 asks for 2 h 4 min at least. Keep-alives find peers that are gone long before.
 const defaultIdle = 5 * 24 * time.Hour
 
 const (
 	// defaultHeldLegs is how many windows the kernel enforces at a time, in 3 MiB.
 	defaultHeldLegs = 16 << 10
-	// defaultReceiveBuffer is what a socket may take in before its bytes have proved to
-	// be wanted, the kernel's overhead included: more than the 64 KiB that Linux lets a
-	// peer send first.
+	// defaultReceiveBuffer is how much a socket may receive before the other side has taken some of it, with the
+	// kernel's overhead. It is more than the 64 KiB that Linux lets a peer send first.
 	defaultReceiveBuffer = 256 << 10
 )
 
-// minBuffer is the least that a copy takes, which package datapath keeps for when memory is short.
+// minBuffer is the smallest buffer of a copy, which package datapath uses when memory is short.
 const minBuffer = 16 << 10
 
-// What Linux lets a peer send first takes 128 KiB with its overhead.
+// Bounds of ReceiveBuffer: the bytes that Linux lets a peer send first take 128 KiB with their overhead.
 const (
 	minReceiveBuffer = 128 << 10
 	maxReceiveBuffer = 1 << 30
 )
 
-// maxServerNameWait is longer than any client takes that is going to speak.
+// maxServerNameWait is longer than any client that speaks first waits before it does.
 const maxServerNameWait = time.Minute
 
-// Validate finds bounds that no connection could live with. Errors are *check.Errors.
+// Validate refuses bounds with which no connection could work. Errors are *check.Errors.
 func (l *Limits) Validate() error {
 	var errs []error
 	wrong := func(key, format string, args ...any) { errs = append(errs, check.Errorf(key, format, args...)) }
@@ -251,11 +248,11 @@ func (l *Limits) Validate() error {
 	return errors.Join(errs...)
 }
 
-// maxSocketPath is what an address of a Unix socket has room for (sun_path, with
-// its final zero), less what tells apart the one that is being made.
+// maxSocketPath is the length of a Unix socket's address (sun_path, with its final zero) without the suffix of the
+// socket while it is being made.
 const maxSocketPath = 107 - len(".new")
 
-// Validate finds what is wrong with the ports and sockets. Errors are *check.Errors.
+// Validate checks addresses and sockets. Errors are *check.Errors.
 func (t *Telemetry) Validate() error {
 	var errs []error
 	if t.Address != "off" {
@@ -274,7 +271,7 @@ func (t *Telemetry) Validate() error {
 	return errors.Join(append(errs, check.Within("otlp", t.OTLP.Validate()))...)
 }
 
-// Warnings names what is allowed and probably not meant.
+// Warnings describes settings that are allowed and probably not intended.
 func (t *Telemetry) Warnings() (out []string) {
 	if u, err := url.Parse(t.OTLP.Endpoint); err == nil && u.Scheme == "http" && t.OTLP.Headers != "" &&
 		!check.IsLoopback(net.JoinHostPort(u.Hostname(), "0")) {
@@ -299,7 +296,7 @@ func (t *Telemetry) Warnings() (out []string) {
 // Token is a bearer token, which a header can carry and which cannot be guessed: 16 to 255 visible characters.
 type Token string
 
-// Validate wants what a header can carry.
+// Validate checks that a header can carry the token.
 func (t Token) Validate() error {
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(t) < 16 || len(t) > 255 || strings.ContainsFunc(string(t), odd) {
@@ -309,14 +306,14 @@ func (t Token) Validate() error {
 	return nil
 }
 
-// Level is the level for slog.
+// Level returns the level for slog.
 func (l LogLevel) Level() slog.Level {
 	var v slog.Level
 	_ = v.UnmarshalText([]byte(l)) // info, slog's zero, where it is not set
 	return v
 }
 
-// Kernel is the name for the kernel; empty: let the datapath choose.
+// Kernel returns the name of the kernel's congestion control; empty: the datapath chooses.
 func (e Envelope) Kernel() string {
 	if e == "auto" {
 		return ""

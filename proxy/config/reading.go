@@ -23,19 +23,19 @@ import (
 	"github.com/penstock-net/penstock/proxy/config/check"
 )
 
-// reading is a configuration that is being read, with what is wrong with it.
+// reading is a configuration that is being read, with the mistakes found so far.
 type reading struct {
 	Config
 	places places
 	wrong  []*Error
 }
 
-// newReading begins with what a file may leave out.
+// newReading returns a reading that has only the defaults.
 func newReading() *reading { return &reading{Config: defaultConfig(), places: places{}} }
 
-// readShape reads a configuration: each value may stand where it does, whatever others
-// say. It is not fine where it cannot be read at all.
-func (r *reading) readShape(data []byte) (fine bool) {
+// readShape decodes a configuration, and checks each value alone. It returns false if data cannot be
+// parsed.
+func (r *reading) readShape(data []byte) (parsed bool) {
 	if len(data) > maxFile {
 		r.wrong = []*Error{{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}}
 		return false
@@ -61,106 +61,126 @@ func (r *reading) readShape(data []byte) (fine bool) {
 	return true
 }
 
-// decodeNode reads a node into v, and notes where each value stands. What is wrong is
-// noted in the words of the file and not of Go, and left as it was in v.
+// decodeNode reads a node into v, and notes where each value stands. It notes a mistake in the words of the file and
+// not of Go, and leaves v as it was then.
 func (r *reading) decodeNode(key string, node ast.Node, v reflect.Value) {
 	r.places[key] = node.GetToken()
+	if why := unsupported(node); why != "" {
+		r.noteError(key, errorAt(node, "%s", why))
+		return
+	}
 	t := v.Type()
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	wrong := func(format string, args ...any) { r.noteError(key, errorAt(node, format, args...)) }
-	switch node.Type() {
-	case ast.AliasType:
-		wrong("a value that begins with * is written in quotes; aliases are not supported")
-		return
-	case ast.AnchorType, ast.MergeKeyType, ast.TagType:
-		wrong("anchors, aliases and tags are not supported; write the value out")
-		return
-	case ast.NullType:
-		wrong("no value; leave the key out for its default")
-		return
-	}
-	if goesOn(node) { // what it took from the lines below may be a secret
-		wrong("the value goes on in the next line; a key is missing there, or the line begins too far to the right")
-		return
-	}
 	read := reflect.New(t)
-	set := func(err error) {
-		if err != nil {
-			r.noteError(key, err)
-			return
-		}
-		setThrough(v, read)
-	}
-	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
-		set(u.UnmarshalYAML(node))
-		return
-	}
-	if _, ok := scalars[t]; ok {
-		set(readScalar(node, read.Elem()))
-		return
-	}
-	switch t.Kind() {
-	case reflect.Struct, reflect.Map:
+	u, readsItself := read.Interface().(yaml.NodeUnmarshaler)
+	_, isScalar := scalars[t]
+	var err error
+	switch kind := t.Kind(); {
+	case readsItself:
+		err = u.UnmarshalYAML(node)
+	case isScalar:
+		err = readScalar(node, read.Elem())
+	case kind == reflect.Struct, kind == reflect.Map:
 		r.decodeMapping(key, node, v)
-	case reflect.Slice:
-		seq, ok := node.(*ast.SequenceNode)
-		if !ok {
-			cure := "put brackets around it"
-			if _, isMap := node.(ast.MapNode); isMap {
-				cure = "begin each entry with a -"
-			} else if text, _ := scalarText(node); strings.Contains(text, ":") {
-				cure = "put quotes and brackets around it"
-			}
-			wrong("expected a list, not %s; %s", describeNode(node, t), cure)
-			return
-		}
-		list := reflect.MakeSlice(t, len(seq.Values), len(seq.Values))
-		for i, item := range seq.Values {
-			r.decodeNode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
-		}
-		v.Set(list)
-	case reflect.Bool:
-		b, ok := node.(*ast.BoolNode)
-		if !ok {
-			wrong("expected true or false, not %s", describeNode(node, t))
-			return
-		}
-		read.Elem().SetBool(b.Value)
-		setThrough(v, read)
-	case reflect.Int:
-		n, ok := node.(*ast.IntegerNode)
-		if !ok {
-			wrong("expected a whole number, not %s", describeNode(node, t))
-			return
-		}
-		i, ok := n.Value.(int64)
-		if u, unsigned := n.Value.(uint64); unsigned {
-			i, ok = int64(u), u <= math.MaxInt
-		}
-		if !ok || read.Elem().OverflowInt(i) {
-			wrong("%s is out of range", cutText(n.Token.Value))
-			return
-		}
-		read.Elem().SetInt(i)
-		setThrough(v, read)
-	case reflect.String:
-		if _, err := scalarText(node); err != nil {
-			wrong("expected a text, not %s", describeNode(node, t))
-			return
-		}
-		switch n := node.(type) {
-		case *ast.StringNode:
-			v.SetString(n.Value)
-		case *ast.LiteralNode:
-			v.SetString(n.Value.Value)
-		default: // what it is may be a secret
-			wrong("expected a text; write it in quotes")
-		}
+		return
+	case kind == reflect.Slice:
+		r.decodeList(key, node, v)
+		return
+	case kind == reflect.Bool:
+		err = readBool(node, read.Elem())
+	case kind == reflect.Int:
+		err = readInt(node, read.Elem())
+	case kind == reflect.String:
+		err = readText(node, read.Elem())
 	default:
 		panic("config: field of a kind nobody reads: " + t.String())
 	}
+	if err != nil {
+		r.noteError(key, err)
+		return
+	}
+	setThrough(v, read)
+}
+
+// unsupported says why a node is no value here, and the cure; empty: it may be one.
+func unsupported(node ast.Node) string {
+	switch node.Type() {
+	case ast.AliasType:
+		return "a value that begins with * is written in quotes; aliases are not supported"
+	case ast.AnchorType, ast.MergeKeyType, ast.TagType:
+		return "anchors, aliases and tags are not supported; write the value out"
+	case ast.NullType:
+		return "no value; leave the key out for its default"
+	}
+	if isMultiline(node) { // the message shows none of it, because the lines below may hold a secret
+		return "the value goes on in the next line; a key is missing there, or the line begins too far to the right"
+	}
+	return ""
+}
+
+// readBool reads true or false.
+func readBool(node ast.Node, to reflect.Value) error {
+	b, ok := node.(*ast.BoolNode)
+	if !ok {
+		return errorAt(node, "expected true or false, not %s", describeNode(node, to.Type()))
+	}
+	to.SetBool(b.Value)
+	return nil
+}
+
+// readInt reads a whole number.
+func readInt(node ast.Node, to reflect.Value) error {
+	n, ok := node.(*ast.IntegerNode)
+	if !ok {
+		return errorAt(node, "expected a whole number, not %s", describeNode(node, to.Type()))
+	}
+	i, ok := n.Value.(int64)
+	if u, unsigned := n.Value.(uint64); unsigned {
+		i, ok = int64(u), u <= math.MaxInt
+	}
+	if !ok || to.OverflowInt(i) {
+		return errorAt(node, "%s is out of range", cutText(n.Token.Value))
+	}
+	to.SetInt(i)
+	return nil
+}
+
+// readText reads a text.
+func readText(node ast.Node, to reflect.Value) error {
+	if _, err := scalarText(node); err != nil {
+		return errorAt(node, "expected a text, not %s", describeNode(node, to.Type()))
+	}
+	switch n := node.(type) {
+	case *ast.StringNode:
+		to.SetString(n.Value)
+	case *ast.LiteralNode:
+		to.SetString(n.Value.Value)
+	default: // the message does not show the value, which may be a secret
+		return errorAt(node, "expected a text; write it in quotes")
+	}
+	return nil
+}
+
+// decodeList reads a list.
+func (r *reading) decodeList(key string, node ast.Node, v reflect.Value) {
+	seq, ok := node.(*ast.SequenceNode)
+	if !ok {
+		cure := "put brackets around it"
+		if _, isMap := node.(ast.MapNode); isMap {
+			cure = "begin each entry with a -"
+		} else if text, _ := scalarText(node); strings.Contains(text, ":") {
+			cure = "put quotes and brackets around it"
+		}
+		r.noteError(key, errorAt(node, "expected a list, not %s; %s", describeNode(node, v.Type()), cure))
+		return
+	}
+	list := reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values))
+	for i, item := range seq.Values {
+		r.decodeNode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
+	}
+	v.Set(list)
 }
 
 // decodeMapping reads keys with values into the fields of a struct, or into a map. Unknown keys are mistakes, and the
@@ -239,9 +259,8 @@ func (r *reading) noteError(key string, err error) {
 	r.wrong = append(r.wrong, e)
 }
 
-// noteErrors notes the mistakes that are joined in err, but for those that may only follow
-// from one that an earlier pass has found: one at the same key, or, for checks, in the
-// same section.
+// noteErrors notes the mistakes that are joined in err. It leaves out those that may only follow
+// from a mistake of an earlier pass: one at the same key, or, for checks, in the same section.
 func (r *reading) noteErrors(err error, checks bool) {
 	earlier := r.wrong
 	for _, err := range check.Split(err) {
@@ -258,8 +277,8 @@ func (r *reading) noteErrors(err error, checks bool) {
 	}
 }
 
-// firstMistake is the first one in the file, with its place there, and the others; nil:
-// there is none.
+// firstMistake returns the first mistake in the file, with its excerpt and the others; nil: there is
+// none.
 func (r *reading) firstMistake(data []byte) *Error {
 	if len(r.wrong) == 0 {
 		return nil
@@ -275,8 +294,8 @@ func (r *reading) firstMistake(data []byte) *Error {
 		first.Excerpt = makeExcerpt(data, first.Line, first.Column)
 	}
 	others := r.wrong[1:]
-	first.Untold = max(0, len(others)-maxOthers)
-	first.Others = others[:len(others)-first.Untold]
+	first.Unlisted = max(0, len(others)-maxOthers)
+	first.Others = others[:len(others)-first.Unlisted]
 	return first
 }
 
@@ -314,7 +333,7 @@ func panickedAt() string {
 	}
 }
 
-// mayFollowFrom reports whether the mistake may come of another at that key.
+// mayFollowFrom reports whether e may be a consequence of a mistake at that key.
 func mayFollowFrom(e *check.Error, key string, sections bool) bool {
 	return isWithin(key, e.Key) || isWithin(e.Key, key) || e.Cause != "" && isWithin(key, e.Cause) ||
 		sections && sectionOf(e.Key) == sectionOf(key)
@@ -337,7 +356,7 @@ func sectionOf(key string) string {
 	return first + "." + second
 }
 
-// places are the tokens of the values that were given, by path.
+// places are the tokens of the values in the file, by path.
 type places map[string]*token.Token
 
 // locateError finds the place of a check.Error: its own, or that of the nearest
@@ -350,7 +369,7 @@ func (p places) locateError(err error) *Error {
 	out := &Error{Key: ke.Key, Message: oneLine(ke.Text())}
 	for key := ke.Key; key != ""; key = parentKey(key) {
 		if tk := p[key]; tk != nil {
-			out.markToken(tk)
+			out.setPlace(tk)
 			break
 		}
 	}
@@ -362,7 +381,7 @@ func parentKey(key string) string {
 	return key[:max(0, strings.LastIndexAny(key, ".["))]
 }
 
-// setThrough sets v, or what it points to, to what read points to.
+// setThrough sets v to the value that read points to, or to read itself where v is a pointer.
 func setThrough(v, read reflect.Value) {
 	if v.Kind() == reflect.Pointer {
 		v.Set(read)
@@ -371,7 +390,7 @@ func setThrough(v, read reflect.Value) {
 	v.Set(read.Elem())
 }
 
-// suggestKey helps after a key that does not exist.
+// suggestKey says what to write instead of a key that does not exist.
 func suggestKey(key, name string, fields map[string]reflect.StructField) string {
 	if strings.HasSuffix(key, ".tunnel.udp_share") || strings.HasSuffix(key, ".udp.share") {
 		return "it is gone: UDP weighs as its busy flows do; remove it, and have a rule with protocol: udp set a weight"
@@ -424,13 +443,13 @@ func rootOf(file *ast.File) (ast.Node, error) {
 	return root, nil
 }
 
-// quoted is a value in a message of the YAML library's.
+// quoted matches a value in a message of the YAML library.
 var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 
-// inQuotes is the cure of what YAML takes for a list or a key.
+// inQuotes is the cure for a value that YAML takes for a list or a key.
 const inQuotes = `a value that begins with a bracket or a colon is written in quotes, such as "[::]:7000"`
 
-// syntaxWords say what is wrong, and the cure, in place of the YAML library's words.
+// syntaxWords are our messages in place of messages that begin with the YAML library's words.
 var syntaxWords = []struct{ library, ours string }{
 	{"mapping value is not allowed", "no key can stand here: its line begins too far to the right, a - lacks the space " +
 		"behind it, or a value with a colon is not in quotes"},
@@ -445,8 +464,8 @@ var syntaxWords = []struct{ library, ours string }{
 	{"could not find end character of", "no quote closes this one"},
 }
 
-// ExplainSyntax tells of an error of the YAML library, at a place in data, in our words. It shows no value, which may
-// be a secret. It names a tab that is in the way, for a tab looks like the spaces that YAML wants.
+// ExplainSyntax replaces the message of a syntax error at a place in data by our own. It shows no value, which may be a
+// secret. It names a tab in the indentation, because a tab looks like the spaces that YAML wants.
 func ExplainSyntax(e *Error, data []byte) {
 	if strings.HasPrefix(e.Message, "mapping key ") {
 		e.Message += "; keep one of them"

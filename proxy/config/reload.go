@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// CheckReload finds what differs in next and cannot change while the proxy runs, but for
-// what listeners are. What may has the tag reload:"yes", or reload:"sockets" if it may of all listeners but tunnels.
-// The error is an *Error.
+// CheckReload refuses next if it changes a key that cannot change while the proxy runs. Keys that can have the tag
+// reload:"yes", or reload:"sockets" if they can except for tunnels. CheckListenerReload checks the keys of listeners
+// that stay open. The error is an *Error.
 func (c Config) CheckReload(next Config) error {
 	var key string
 	compare := func() { key = firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)) }
@@ -23,9 +23,8 @@ func (c Config) CheckReload(next Config) error {
 	return cannotChange(key)
 }
 
-// CheckListenerReload finds what differs in next, which is listener i of a configuration and the same listener as old,
-// and cannot change while old is open. Of a tunnel that is all that says where it is and what it is. The error is an
-// *Error.
+// CheckListenerReload refuses next if it changes a key that cannot change while the listener old is open. next is
+// listener i of a configuration, and the same listener as old. The error is an *Error.
 func CheckListenerReload(i int, old, next access.Listener) error {
 	switch {
 	case old.Mode.Tunnels():
@@ -40,8 +39,8 @@ func CheckListenerReload(i int, old, next access.Listener) error {
 	return cannotChange(firstChange(key, reflect.ValueOf(old.UDP), reflect.ValueOf(next.UDP)))
 }
 
-// CheckRoom refuses next, which is listener i of a configuration and is to be opened, while the tunnel open has its
-// port or device. The error is an *Error.
+// CheckRoom refuses to open next, which is listener i of a configuration, while the tunnel open has its port or device.
+// The error is an *Error.
 func CheckRoom(i int, open, next access.Listener) error {
 	if err := open.CheckRoom(next); err != nil {
 		return places(nil).locateError(check.Within(fmt.Sprintf("listeners[%d]", i), err))
@@ -49,7 +48,7 @@ func CheckRoom(i int, open, next access.Listener) error {
 	return nil
 }
 
-// cannotChange returns the error about a key; nil for none.
+// cannotChange returns the error about a changed key; nil for an empty key.
 func cannotChange(key string) error {
 	if key == "" {
 		return nil
@@ -57,13 +56,12 @@ func cannotChange(key string) error {
 	return reloadErrorf(key, "cannot change while running; put the old value back, or restart the proxy")
 }
 
-// reloadErrorf is an error about a key of a configuration that was checked: it has no place in a file.
+// reloadErrorf returns an error about a key of a configuration, without a place in the file.
 func reloadErrorf(key, format string, args ...any) error {
 	return places(nil).locateError(check.Errorf(key, format, args...))
 }
 
-// firstChange returns the first key of a section that differs, but for those
-// that may.
+// firstChange returns the first key of a section that differs and cannot change while running.
 func firstChange(section string, a, b reflect.Value) string {
 	for i := range a.NumField() {
 		f := a.Type().Field(i)
@@ -75,7 +73,7 @@ func firstChange(section string, a, b reflect.Value) string {
 			if changed := firstChange(key+".", x, y); changed != "" {
 				return changed
 			}
-		case f.Type.Kind() == reflect.Slice && x.Len() == y.Len(): // both may be empty, left out or written as such
+		case f.Type.Kind() == reflect.Slice && x.Len() == y.Len(): // a nil slice equals an empty one
 			for j := range x.Len() {
 				if mayChange(f.Type.Elem()) {
 					if changed := firstChange(fmt.Sprintf("%s[%d].", key, j), x.Index(j), y.Index(j)); changed != "" {
@@ -105,9 +103,9 @@ func mayChange(t reflect.Type) bool {
 	return false
 }
 
-// SetAlgorithm returns c with another algorithm for the connections of a rule, or by
-// the defaults where rule is empty: in direction down or up, or in both where that is
-// empty. What else c says of them stays. c is not changed; the errors name what is wrong.
+// SetAlgorithm returns c with another algorithm for the connections of a rule, or of the defaults
+// where rule is empty: in direction down or up, or in both where that is empty. All other settings
+// stay. c is not changed.
 func (c Config) SetAlgorithm(rule, direction, algorithm string) (Config, error) {
 	name, err := policy.ParseAlgorithm(algorithm)
 	if err != nil {
@@ -132,12 +130,12 @@ func (c Config) SetAlgorithm(rule, direction, algorithm string) (Config, error) 
 		return c, fmt.Errorf("direction is %q, but must be down, up, or left out for both", direction)
 	}
 	for _, d := range sides {
-		d.Algorithm, d.Params = name, nil // those beside it are the former algorithm's
+		d.Algorithm, d.Params = name, nil // the parameters were those of the former algorithm
 	}
 	return c, nil
 }
 
-// StopSample returns c with a sampled rule that is for no host any more.
+// StopSample returns c with a sampled rule that matches no host any more.
 func (c Config) StopSample(rule string) (Config, error) {
 	c.Rules = slices.Clone(c.Rules)
 	i := slices.IndexFunc(c.Rules, func(r policy.RuleSettings) bool { return r.Name == rule && r.Match.Sample != 0 })
@@ -148,8 +146,8 @@ func (c Config) StopSample(rule string) (Config, error) {
 	return c, nil
 }
 
-// SampledRules returns the rules that are for a part of the hosts, each with the first rule below it that is for the
-// others; an empty name stands for the defaults.
+// SampledRules returns the names of rules that match a sample of the hosts, each with the first rule below it that
+// matches the other hosts; an empty name stands for the defaults.
 func (c *Config) SampledRules() (rules [][2]string) {
 	if !slices.ContainsFunc(c.Rules, func(r policy.RuleSettings) bool { return r.Match.Sample > 0 }) {
 		return nil
@@ -174,9 +172,9 @@ func (c *Config) SampledRules() (rules [][2]string) {
 	return rules
 }
 
-// Different names the rules, and the defaults with an empty name, that SetAlgorithm has
-// changed since c was file, with what they give now. The rules of both are the same.
-func (c Config) Different(file Config) ([]policy.Verdict, error) {
+// ChangedVerdicts returns the verdicts of the rules, and of the defaults with an empty name, that
+// SetAlgorithm has changed since c was file. Both have the same rules.
+func (c Config) ChangedVerdicts(file Config) ([]policy.Verdict, error) {
 	was, err := file.Routes()
 	if err != nil {
 		return nil, err

@@ -26,20 +26,20 @@ import (
 // object is a piece of JSON Schema.
 type object = map[string]any
 
-// scalar is how values of a type are written: by JSON Schema, and as parse reads their text.
+// scalar describes a type with values of one text, number or word.
 type scalar struct {
-	schema object
-	parse  func(string) (any, error)
-	ofBool reflect.Value // a function of true and false where these are values, too; else zero
+	schema object                    // JSON Schema of the values
+	parse  func(string) (any, error) // reads the text of a value
+	ofBool reflect.Value             // function that makes a value of true and false; zero: these are no values
 }
 
-// orBool returns s with true and false as further values; value turns them into the type.
+// orBool returns s with true and false as further values, which the function value converts.
 func (s scalar) orBool(value any) scalar {
 	s.ofBool = reflect.ValueOf(value)
 	return s
 }
 
-// How numbers before a unit, and ports, are written.
+// Patterns of numbers before a unit, and of ports.
 const (
 	number     = `\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?`
 	portNumber = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
@@ -110,7 +110,7 @@ var scalars = map[reflect.Type]scalar{
 	reflect.TypeFor[LogFormat]():        oneOf[LogFormat]("auto", "text", "json"),
 }
 
-// algorithmPattern knows the names of algorithms, and none of their settings.
+// algorithmPattern returns a pattern of algorithms' names with any settings.
 func algorithmPattern() string {
 	var names []string
 	for _, s := range cc.Specs() {
@@ -119,12 +119,12 @@ func algorithmPattern() string {
 	return `^((` + strings.Join(names, "|") + `)(:.*)?|` + ccp.Family + `:.+)$`
 }
 
-// newTextScalar is a scalar with texts that parse reads.
+// newTextScalar returns a scalar with texts that parse reads.
 func newTextScalar[T any](parse func(string) (T, error), schema object) scalar {
 	return scalar{schema: schema, parse: func(s string) (any, error) { return parse(s) }}
 }
 
-// oneOf is a scalar that is one of some words.
+// oneOf returns a scalar with some words as values.
 func oneOf[T ~string](values ...T) scalar {
 	words := check.Strings(values)
 	return scalar{schema: object{"enum": words}, parse: func(s string) (any, error) {
@@ -153,7 +153,7 @@ func acceptsScalar(kinds []string, node ast.Node) bool {
 	return slices.Contains(kinds, kind) || kind == "integer" && slices.Contains(kinds, "number")
 }
 
-// kindNames says in words what kinds are taken.
+// kindNames names kinds for people.
 func kindNames(kinds []string) string {
 	words := map[string]string{
 		"string": "a text", "integer": "a whole number", "number": "a number", "boolean": "true or false",
@@ -165,7 +165,7 @@ func kindNames(kinds []string) string {
 	return strings.Join(all, " or ")
 }
 
-// readScalar reads a node into one of the scalars, and puts the parser's words where the value stands.
+// readScalar reads a node into one of the scalars. An error has the place of the node.
 func readScalar(node ast.Node, to reflect.Value) error {
 	s, err := scalarText(node)
 	if err != nil {
@@ -264,7 +264,7 @@ func parseMark(s string) (Mark, error) {
 	return Mark(v), nil
 }
 
-// jsonTypes are the kinds of JSON values that a schema takes.
+// jsonTypes returns the kinds of JSON values that a schema allows.
 func jsonTypes(schema object) (all []string) {
 	switch t := schema["type"].(type) {
 	case string:
@@ -283,7 +283,7 @@ func jsonTypes(schema object) (all []string) {
 	return all
 }
 
-// patterns are how texts of a type may be written; nil: in any way.
+// patterns returns the patterns that texts of types must match. Types without a pattern are absent.
 var patterns = sync.OnceValue(func() map[reflect.Type]*regexp.Regexp {
 	all := map[reflect.Type]*regexp.Regexp{}
 	for t, scalar := range scalars {

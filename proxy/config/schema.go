@@ -45,7 +45,7 @@ func schemaOf(t reflect.Type) object {
 		s := object{"type": "object", "properties": properties, "additionalProperties": false}
 		var required []string
 		for name, f := range fieldsOf(t) {
-			properties[name] = fieldSchema(f, aboutKey(t, name))
+			properties[name] = fieldSchema(f, keyComment(t, name))
 			if f.Tag.Get("required") != "" {
 				required = append(required, name)
 			}
@@ -65,8 +65,8 @@ func schemaOf(t reflect.Type) object {
 	}
 }
 
-// fieldSchema is the schema of a field, with what it is for and what its tags say: min and
-// max bound a number, and reload is whether a running proxy takes another value.
+// fieldSchema returns the schema of a field with its purpose and the meaning of its tags: min and max
+// bound a number, and reload says whether a running proxy accepts another value.
 func fieldSchema(f reflect.StructField, purpose string) object {
 	s := schemaOf(f.Type)
 	s["description"] = purpose
@@ -92,8 +92,8 @@ var sources embed.FS
 // yamlTag finds the key in the tag of a field.
 var yamlTag = regexp.MustCompile("`yaml:\"([a-z_]+)")
 
-// abouts are the texts of keys by package, type and key: the comment above a field, in its source.
-var abouts = sync.OnceValue(func() map[string]string {
+// keyComments returns the comments above fields in their sources, by package, type and key.
+var keyComments = sync.OnceValue(func() map[string]string {
 	texts := map[string]string{}
 	for t, files := range map[reflect.Type]embed.FS{
 		configType:                         sources,
@@ -125,15 +125,15 @@ var abouts = sync.OnceValue(func() map[string]string {
 	return texts
 })
 
-// aboutKey says what a key of a struct, or of one that is inlined there, is for; empty:
-// nothing does.
-func aboutKey(t reflect.Type, key string) string {
-	if text := abouts()[t.PkgPath()+"."+t.Name()+"."+key]; text != "" {
+// keyComment returns the comment above a key of a struct, or of one that is inlined there; empty:
+// there is none.
+func keyComment(t reflect.Type, key string) string {
+	if text := keyComments()[t.PkgPath()+"."+t.Name()+"."+key]; text != "" {
 		return text
 	}
 	for f := range t.Fields() {
 		if _, opts, _ := strings.Cut(f.Tag.Get("yaml"), ","); opts == "inline" {
-			if text := aboutKey(f.Type, key); text != "" {
+			if text := keyComment(f.Type, key); text != "" {
 				return text
 			}
 		}

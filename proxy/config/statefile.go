@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// OpenRegular opens a regular file for reading, and refuses all else. It does not wait for the writer of a pipe.
+// OpenRegular opens a regular file for reading, and refuses other files. It does not wait for the writer of a pipe.
 func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -28,8 +28,8 @@ func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
 }
 
 // CreateTemporary creates a file of mode 0600 beside path, for the caller to write and to rename to path. It first
-// removes those that killed processes have left: they may hold secrets. The file is locked until it is closed, so that
-// another process does not remove it.
+// removes the files of killed processes, because they may hold secrets. The new file is locked until it is closed, so
+// that another process does not remove it.
 func CreateTemporary(path string) (*os.File, error) {
 	dir, prefix := filepath.Dir(path), "."+filepath.Base(path)+"."
 	removeAbandoned(dir, prefix)
@@ -43,7 +43,7 @@ func CreateTemporary(path string) (*os.File, error) {
 
 // removeAbandoned removes the files that CreateTemporary has made and that no process has locked.
 func removeAbandoned(dir, prefix string) {
-	entries, _ := os.ReadDir(dir) // what cannot be read cannot be written either
+	entries, _ := os.ReadDir(dir) // after an error the caller cannot create a file either
 	for _, e := range entries {
 		suffix, ours := strings.CutPrefix(e.Name(), prefix)
 		if _, err := strconv.ParseUint(suffix, 10, 64); !ours || err != nil || !e.Type().IsRegular() {
@@ -61,7 +61,7 @@ func removeAbandoned(dir, prefix string) {
 	}
 }
 
-// fileKind says what is there instead of a regular file.
+// fileKind describes a file that is not regular.
 func fileKind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():

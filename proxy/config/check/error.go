@@ -1,6 +1,6 @@
-// Package check is what rooms of the configuration say about their keys: errors that name a key, and the checks that
-// several rooms share. Sections have a method Validate, and its errors name keys relative to the section. Package
-// config prefixes them with the section's own key, and finds the place in the file.
+// Package check has errors that name a key of the configuration, and the checks that several sections share. Sections
+// have a method Validate, which returns errors with keys relative to the section. Package config prefixes them with the
+// section's own key, and finds the place in the file.
 package check
 
 import (
@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// Error is what is wrong with the value of a key.
+// Error is a mistake in the value of a key.
 type Error struct {
 	Key     string // path below the value that was validated, such as peers[0].name; empty: the value itself
 	Message string // what is wrong and its cure
@@ -19,7 +19,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Key + ": " + e.Text() }
 
-// Text is the whole message without the key.
+// Text returns the whole message without the key.
 func (e *Error) Text() string { return e.Message + e.Other }
 
 // Errorf returns an *Error about a key.
@@ -46,7 +46,7 @@ func below(key, relative string) string {
 	return key + "." + relative
 }
 
-// CausedBy returns err with a key that may be the cause of its Errors: where that has a mistake, they are not shown.
+// CausedBy returns err with a key that may be the cause of its Errors. They are not shown if that key has a mistake.
 func CausedBy(key string, err error) error {
 	return mapErrors(err, func(e Error) Error { e.Cause = key; return e })
 }

@@ -35,7 +35,7 @@ func Strings[T ~string](values []T) []string {
 	return all
 }
 
-// Name wants a name of letters, digits, - and _.
+// Name checks that a name has letters, digits, - and _ only.
 func Name(key, name string) error {
 	if name == "" {
 		return Errorf(key, "missing; give it a name of letters, digits, - and _")
@@ -52,7 +52,7 @@ func Name(key, name string) error {
 // Taken are values that must be unique, with the keys that have them.
 type Taken map[string]string
 
-// Add wants a value that no other key has. An empty value is none.
+// Add adds a value, and returns an error if another key has it. Empty values may repeat.
 func (t Taken) Add(key, value string) error {
 	if other, taken := t[value]; taken && value != "" {
 		return &Error{Key: key, Message: fmt.Sprintf("%q is already ", value), Other: other}
@@ -70,7 +70,7 @@ func (t Taken) AddSecret(key, value string) error {
 	return nil
 }
 
-// Address wants host:port to listen on. The host is an address, since a name may have several.
+// Address checks a host:port to listen on. The host is an address, since a name may have several.
 func Address(key, s string) error {
 	if s == "" {
 		return Errorf(key, "missing; write host:port, such as 127.0.0.1:1080 or [::]:7000")
@@ -91,7 +91,7 @@ func Address(key, s string) error {
 	return nil
 }
 
-// Target wants host:port to connect to. The host is an address or a name.
+// Target checks a host:port to connect to. The host is an address or a name.
 func Target(key, s string) error {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil || host == "" {
