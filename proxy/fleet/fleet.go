@@ -24,12 +24,12 @@ import (
 	"github.com/penstock-net/penstock/proxy/fleet/division"
 )
 
-// Config is what a Fleet is made of.
+// Config describes a Fleet.
 type Config struct {
 	Settings
-	Flows *flow.Manager // has not opened a flow
+	Flows *flow.Manager // without flows yet
 	Clock func() cc.Time
-	Start time.Time // when Clock began, by the calendar
+	Start time.Time // calendar time at which Clock was 0
 	Log   *slog.Logger
 }
 
@@ -37,33 +37,33 @@ type Config struct {
 //
 //	lock   guards                 is held while
 //	mu     edge, nodes, probed,   division computes; never while flows or memberlist are called
-//	       warned
+//	       warnedAt
 type Fleet struct {
 	cfg     Config
 	list    *memberlist.Memberlist
 	keyring *memberlist.Keyring
-	join    atomic.Pointer[[]string]
-	rejoin  chan struct{} // asks for the members of join at once
+	join    atomic.Pointer[[]string] // Settings.Join
+	rejoin  chan struct{}            // wakes keepJoining
 
-	mu     sync.Mutex
-	edge   *division.Edge
-	nodes  map[string]memberlist.Node // the newest state of each member, also while it is silent
-	probed map[string]cc.Time         // when a silent member was connected to
-	warned cc.Time                    // when two edges of one name were logged last; 0: never
+	mu       sync.Mutex
+	edge     *division.Edge
+	nodes    map[string]memberlist.Node // the newest state of each member, also while it is silent
+	probed   map[string]cc.Time         // when a silent member was probed last
+	warnedAt cc.Time                    // when two edges of one name were logged last; 0: never
 
 	sent, received, refused, remembered atomic.Uint64
 }
 
 const (
-	joinEvery     = 30 * time.Second // between two rounds through Settings.Join
-	joinSoon      = 2 * time.Second  // while no other edge is known
-	memoriesEvery = 5 * time.Second  // between two tellings of memories while this edge drains
-	leavePatience = time.Second      // for telling the others that this edge leaves
-	dialPatience  = 2 * time.Second  // for a connection to another edge, and for an answer there
-	warnEvery     = 30 * time.Second // between two warnings of edges that have one name
-	probePatience = time.Second
+	joinEvery     = 30 * time.Second    // between two rounds through Settings.Join
+	joinSoon      = 2 * time.Second     // while no other edge is known
+	memoriesEvery = 5 * time.Second     // between two rounds of sendMemories while this edge drains
+	leavePatience = time.Second         // limit for the message that this edge leaves
+	dialPatience  = 2 * time.Second     // limit for a connection to another edge, and for its answer
+	warnEvery     = 30 * time.Second    // between two warnings of edges that have one name
+	probePatience = time.Second         // limit for a probe, and time between two
 	probeAfter    = 2 * division.Period // of silence
-	maxMemories   = 4096                // sent or taken at once
+	maxMemories   = 4096                // sent or accepted at once
 	memoryBatch   = 256                 // in one message
 	maxMessage    = 1 << 20             // bytes
 )
@@ -83,7 +83,7 @@ func NewFleet(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Listen begins to listen. It does not wait for other edges. Where it is not called, RunEdge tries until it can.
+// Listen begins to listen, and does not wait for other edges. If it was not called or has failed, RunEdge repeats it.
 func (f *Fleet) Listen() error {
 	cfg := &f.cfg
 	host, port, err := net.SplitHostPort(cfg.Listen)
@@ -108,7 +108,7 @@ func (f *Fleet) Listen() error {
 	return nil
 }
 
-// logFilter passes memberlist's lines on under our own message.
+// logFilter logs memberlist's lines with a prefix.
 type logFilter struct{ slog.Handler }
 
 // Handle implements slog.Handler.
@@ -117,7 +117,7 @@ func (h logFilter) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, out)
 }
 
-// keysOf returns the keys that are taken, the one that is sent with first.
+// keysOf returns the keys that are accepted. The first one encrypts what this edge sends.
 func keysOf(s *Settings) (keys [][]byte) {
 	for _, k := range []Key{s.Key, s.OtherKey} {
 		if raw := k.rawBytes(); len(raw) > 0 {
@@ -127,7 +127,7 @@ func keysOf(s *Settings) (keys [][]byte) {
 	return keys
 }
 
-// Reload takes over the keys and addresses of s. A key that s does not have is no longer taken.
+// Reload replaces the keys and the addresses to join by those of s.
 func (f *Fleet) Reload(s *Settings) error {
 	keys := keysOf(s)
 	for _, k := range keys {
@@ -153,21 +153,20 @@ func (f *Fleet) Reload(s *Settings) error {
 	return nil
 }
 
-// readClock returns a time that grows over restarts, so that others take this edge's messages for newer than its old
-// ones.
+// readClock returns a time that also grows over restarts, so that messages after a restart are newer than those before.
 func (f *Fleet) readClock() cc.Time { return cc.Time(f.cfg.Start.UnixNano()) + f.cfg.Clock() }
 
-// RunEdge exchanges messages until ctx is done. Then it says to the others that this edge leaves, and closes. draining
-// is closed when connections are to go elsewhere: from then on the others learn what is known of their hosts.
+// RunEdge exchanges messages until ctx is done. Then it announces that this edge leaves, and closes. draining is closed
+// when connections are to go to other edges: from then on the others get this edge's memories of hosts.
 func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	if !f.awaitListening(ctx) {
 		return
 	}
-	go f.keepJoining(ctx) // nothing ends an attempt to connect early, and no end of this edge waits for it
-	told := make(chan struct{})
+	go f.keepJoining(ctx) // not waited for at the end, because nothing can interrupt an attempt to connect
+	sent := make(chan struct{})
 	go func() {
-		defer close(told)
-		f.tellMemories(ctx, draining)
+		defer close(sent)
+		f.sendMemories(ctx, draining)
 	}()
 	tick := time.NewTicker(division.Period)
 	defer tick.Stop()
@@ -177,7 +176,7 @@ func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 			f.exchangeMessages()
 		case <-ctx.Done():
 			select {
-			case <-told:
+			case <-sent:
 			case <-time.After(dialPatience):
 			}
 			f.Close()
@@ -186,8 +185,8 @@ func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	}
 }
 
-// awaitListening tries to listen until it can, or until ctx is done. The process that this one takes over from may
-// still have the port.
+// awaitListening repeats Listen until it succeeds, and returns false if ctx is done before. The process that this one
+// takes over from may still have the port.
 func (f *Fleet) awaitListening(ctx context.Context) bool {
 	for warned := false; f.list == nil; warned = true {
 		if err := f.Listen(); err != nil && !warned {
@@ -202,14 +201,14 @@ func (f *Fleet) awaitListening(ctx context.Context) bool {
 	return true
 }
 
-// Close tells the others that this edge leaves, and stops listening.
+// Close announces that this edge leaves, and stops listening.
 func (f *Fleet) Close() {
 	if err := errors.Join(f.list.Leave(leavePatience), f.list.Shutdown()); err != nil {
 		f.cfg.Log.Debug("fleet: leave", "err", err)
 	}
 }
 
-// keepJoining asks for the edges of Settings.Join again and again, because their names may stand for others by then.
+// keepJoining joins the edges of Settings.Join periodically, because their names may resolve to others later.
 func (f *Fleet) keepJoining(ctx context.Context) {
 	for failed := false; ; {
 		if join := *f.join.Load(); len(join) > 0 {
@@ -232,8 +231,7 @@ func (f *Fleet) keepJoining(ctx context.Context) {
 	}
 }
 
-// exchangeMessages does what an edge does each Period: it tells the others what flows use, and puts granted rates into
-// force.
+// exchangeMessages runs each Period. It sends the other edges what flows use, and puts granted rates into force.
 func (f *Fleet) exchangeMessages() {
 	limits := f.cfg.Flows.SharedLimits(f.cfg.Clock())
 	uses := make([]division.Use, len(limits))
@@ -272,8 +270,8 @@ func (f *Fleet) exchangeMessages() {
 	}
 }
 
-// probeSilent connects to members that are silent. One that refuses has ended: its process is gone, and its machine is
-// there to say so. The caller holds mu.
+// probeSilent connects to silent members. A member that refuses the connection has ended: its machine still answers, and
+// no process listens. The caller holds mu.
 func (f *Fleet) probeSilent(now cc.Time) {
 	members, _ := f.edge.Members(now)
 	for _, m := range members {
@@ -296,8 +294,8 @@ func (f *Fleet) probeSilent(now cc.Time) {
 	}
 }
 
-// removeMember removes an edge that has ended. Its node stays until memberlist knows as well: a process that is
-// started again before is no news to memberlist, and its messages alone bring it back.
+// removeMember removes an edge that has ended. Its node stays until memberlist has noticed the end, too. If the process
+// is started again before, memberlist calls no NotifyJoin, and only its messages make it a member again.
 func (f *Fleet) removeMember(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -312,7 +310,7 @@ func (f *Fleet) sharedRate(group string, most cc.Rate) cc.Rate {
 	return f.edge.Rate(f.readClock(), division.Key{Group: group, Max: most})
 }
 
-// A message is its version, its kind, the length of the sender's name, the name, and what its kind says.
+// A message has its version, its kind, the length of the sender's name, the name, and a body by its kind.
 const (
 	messageVersion = 1
 	kindDivision   = 'd' // a packet of package division
@@ -325,8 +323,8 @@ func (f *Fleet) wrapMessage(kind byte, body []byte) []byte {
 	return append(append([]byte{messageVersion, kind, byte(len(name))}, name...), body...)
 }
 
-// openEnvelope returns the parts of a message.
-func openEnvelope(message []byte) (kind byte, from string, body []byte, err error) {
+// unwrapMessage returns the parts of a message.
+func unwrapMessage(message []byte) (kind byte, from string, body []byte, err error) {
 	switch {
 	case len(message) < 3 || len(message) > maxMessage || len(message) < 3+int(message[2]) || message[2] == 0:
 		return 0, "", nil, errors.New("fleet: a message is cut off or too long")
@@ -337,9 +335,9 @@ func openEnvelope(message []byte) (kind byte, from string, body []byte, err erro
 	return message[1], string(message[3:end]), message[end:], nil
 }
 
-// receiveMessage takes in a message that another edge with the key has sent.
+// receiveMessage handles a message of another edge.
 func (f *Fleet) receiveMessage(message []byte) error {
-	kind, from, body, err := openEnvelope(message)
+	kind, from, body, err := unwrapMessage(message)
 	if err != nil {
 		return err
 	}
@@ -354,20 +352,20 @@ func (f *Fleet) receiveMessage(message []byte) error {
 		f.edge.Receive(f.readClock(), from, m)
 		return nil
 	case kindMemories:
-		return f.rememberHosts(body)
+		return f.addMemories(body)
 	}
 	return fmt.Errorf("fleet: a message of kind %q", kind)
 }
 
-// rememberHosts takes in what another edge knew about hosts.
-func (f *Fleet) rememberHosts(body []byte) error {
+// addMemories adds another edge's memories of hosts.
+func (f *Fleet) addMemories(body []byte) error {
 	var all []flow.Memory
 	if err := json.Unmarshal(body, &all); err != nil {
 		return fmt.Errorf("fleet: what an edge knows of hosts: %w", err)
 	}
-	var failed error // the last one: an edge of another version may have algorithms that this one lacks
+	var failed error // the last one; others are added, since another version may have algorithms that this one lacks
 	for _, m := range all[:min(len(all), maxMemories)] {
-		if err := f.rememberHost(m); err != nil {
+		if err := f.addMemory(m); err != nil {
 			failed = fmt.Errorf("fleet: what an edge knows of a host: %w", err)
 			continue
 		}
@@ -376,8 +374,8 @@ func (f *Fleet) rememberHosts(body []byte) error {
 	return failed
 }
 
-// rememberHost takes in what another edge knew about one host.
-func (f *Fleet) rememberHost(m flow.Memory) error {
+// addMemory checks and adds another edge's memory of one host.
+func (f *Fleet) addMemory(m flow.Memory) error {
 	w, t := &m.Window, &m.Terms
 	if !t.Host.IsValid() || w.Cwnd <= 0 || w.Cwnd > cc.MaxCwnd || w.BaseRTT <= 0 || w.BaseRTT > time.Minute ||
 		w.Rate < 0 || w.MSS <= 0 || w.MSS > 1<<16 {
@@ -389,9 +387,9 @@ func (f *Fleet) rememberHost(m flow.Memory) error {
 	})
 }
 
-// tellMemories tells all members what flows know of their hosts, from when this edge drains until ctx is done, and
-// once at least: which of them gets a host is decided upstream.
-func (f *Fleet) tellMemories(ctx context.Context, draining <-chan struct{}) {
+// sendMemories sends this edge's memories of hosts to all members, since it does not know which of them gets a host's
+// connections. It does so periodically from draining until ctx is done, and once at least.
+func (f *Fleet) sendMemories(ctx context.Context, draining <-chan struct{}) {
 	select {
 	case <-draining:
 	case <-ctx.Done():
@@ -418,7 +416,7 @@ func (f *Fleet) tellMemories(ctx context.Context, draining <-chan struct{}) {
 		f.mu.Unlock()
 		var reached atomic.Int64
 		var sends sync.WaitGroup
-		for _, node := range nodes { // one that does not answer delays no other
+		for _, node := range nodes { // at the same time, so that one that does not answer delays no other
 			sends.Go(func() {
 				for _, body := range bodies {
 					if err := f.list.SendReliable(&node, body); err != nil {
@@ -485,7 +483,7 @@ func (f *Fleet) NotifyUpdate(n *memberlist.Node) {
 	}
 }
 
-// NotifyLeave implements memberlist.EventDelegate. Only an edge that says so has left; one that is silent may be
+// NotifyLeave implements memberlist.EventDelegate. An edge has left only if it has announced that. A silent one may be
 // behind a partition.
 func (f *Fleet) NotifyLeave(n *memberlist.Node) {
 	if n.State == memberlist.StateLeft {
@@ -506,11 +504,11 @@ func (f *Fleet) NotifyLeave(n *memberlist.Node) {
 func (f *Fleet) NotifyConflict(have, other *memberlist.Node) {
 	now := f.readClock()
 	f.mu.Lock()
-	if f.warned > 0 && now.Sub(f.warned) < warnEvery {
+	if f.warnedAt > 0 && now.Sub(f.warnedAt) < warnEvery {
 		f.mu.Unlock()
 		return
 	}
-	f.warned = now
+	f.warnedAt = now
 	f.mu.Unlock()
 	f.cfg.Log.Warn("fleet: two edges have one name; give one another fleet.name", "edge", have.Name,
 		"address", have.Address(), "other", other.Address())

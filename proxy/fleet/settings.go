@@ -1,5 +1,5 @@
-// Package fleet lets edges share maximum rates, and tell each other about the hosts that they send to. memberlist
-// finds the members and encrypts what they exchange; package division divides the rates.
+// Package fleet lets edges share maximum rates, and pass on their memories of hosts when they drain. memberlist finds
+// the members and encrypts their messages. Package division divides the rates.
 package fleet
 
 import (
@@ -46,11 +46,11 @@ type Key string
 // keySize is that of AES-256.
 const keySize = 32
 
-// leastDistinct is how many unlike bytes a key has at least. Of 32 random ones, 16 are alike less often than once in
+// minDistinct is the least number of distinct bytes in a key. A random key of 32 bytes has fewer less often than once in
 // 10^14 keys.
-const leastDistinct = 16
+const minDistinct = 16
 
-// Validate wants a key that cannot be guessed. The error does not show it.
+// Validate checks that the key has the right form and looks random. The error does not show it.
 func (k Key) Validate() error {
 	if len(k) == 0 {
 		return nil
@@ -63,7 +63,7 @@ func (k Key) Validate() error {
 	for _, b := range raw {
 		distinct[b] = true
 	}
-	if len(distinct) < leastDistinct {
+	if len(distinct) < minDistinct {
 		return errors.New("the key is too regular to be random; write what openssl rand -base64 32 prints")
 	}
 	return nil
@@ -93,7 +93,7 @@ const maxName = 128
 // maxJoin bounds Settings.Join.
 const maxJoin = 64
 
-// Validate finds what does not go together in the keys. Errors are *check.Errors.
+// Validate checks the keys against each other. Errors are *check.Errors.
 func (s *Settings) Validate() error {
 	if !s.IsOn() {
 		if s.Name != "" || s.Key != "" || s.KeyFile != "" || len(s.Join) > 0 || s.OtherKey != "" || s.OtherKeyFile != "" {
@@ -128,8 +128,8 @@ func (s *Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkListen wants an address that the other edges can be given. memberlist listens at every address where it cannot
-// read a host.
+// checkListen checks that the other edges can reach the address. With a host that it cannot read, memberlist would listen
+// at every address.
 func checkListen(listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
 	switch addr, err := netip.ParseAddr(host); {
@@ -144,7 +144,7 @@ func checkListen(listen string) error {
 	return nil
 }
 
-// Warnings names what is allowed and probably not meant.
+// Warnings describes settings that are allowed and probably not intended.
 func (s *Settings) Warnings() (out []string) {
 	host, _, _ := net.SplitHostPort(s.Listen)
 	if addr, err := netip.ParseAddr(host); err == nil && addr.IsUnspecified() {

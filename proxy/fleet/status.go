@@ -2,7 +2,7 @@ package fleet
 
 import "github.com/penstock-net/penstock/cc"
 
-// Status is what an edge knows of its fleet, as GET /v1/fleet shows it. Rates are in bits per second.
+// Status is an edge's view of its fleet, as GET /v1/fleet shows it. Rates are in bits per second.
 type Status struct {
 	Name string `json:"name"`
 	// Decides is false while less than half of the members are heard: then each has one Nth of every shared limit.
@@ -13,7 +13,7 @@ type Status struct {
 	Sent       uint64 `json:"messages_sent"`
 	Received   uint64 `json:"messages_received"`
 	Refused    uint64 `json:"messages_refused"`
-	Remembered uint64 `json:"hosts_remembered"` // windows of hosts that edges have told, which drained
+	Remembered uint64 `json:"hosts_remembered"` // memories of hosts from edges that drained
 }
 
 // Member is one edge.
@@ -36,7 +36,7 @@ type Limit struct {
 	Claims  []Claim `json:"claims,omitempty"`
 }
 
-// Claim is what the owner of a limit knows of an edge.
+// Claim is an edge's use of a limit, as the limit's owner knows it.
 type Claim struct {
 	Member string  `json:"member"`
 	Demand cc.Rate `json:"demand"`
@@ -44,7 +44,7 @@ type Claim struct {
 	Rate   cc.Rate `json:"rate"`
 }
 
-// Status returns the present state.
+// Status returns the current state.
 func (f *Fleet) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()

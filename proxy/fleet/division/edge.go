@@ -1,6 +1,6 @@
-// Package division divides maximum rates among several edges. Each shared limit is owned by one live edge, which the
-// others tell what they send and want. It grants each a part for a short time. The package does no I/O and reads no
-// clock: a caller passes messages and time.
+// Package division divides maximum rates among several edges. Each shared limit has one live edge as its owner. The
+// other edges report to it what they send and want, and it grants each a part for a short time. The package does no I/O
+// and reads no clock: a caller passes messages and time.
 //
 //	edge                                      owner of the limit (by rendezvous hashing)
 //	Exchange: what flows did ──▶ Report  ───▶ Receive: the claim of the edge
@@ -9,12 +9,12 @@
 // These rules bound the sum of what is in force:
 //
 //   - A grant holds for Lease from the report that it answers, by the clock of the edge that sent the report.
-//   - The owner raises a part only by what no unexpired grant of another edge may still use.
-//   - It raises none while members differ about who is heard, because an owner before it may have granted more.
+//   - The owner raises a part only by the rate that no unexpired grant of another edge may still use.
+//   - It raises none while members hear different sets of members, because a former owner may have granted more.
 //   - An edge without a grant has its floor: one Nth of the limit, where N is the number of known members.
 //
-// Edges that hear less than half of the known members own nothing and have their floors. So a partition never has two
-// owners, and the sum exceeds the limit by no more than the floors.
+// Edges that hear less than half of the known members own nothing and have their floors. So a limit never has owners on
+// both sides of a partition, and the sum exceeds the limit by no more than the floors.
 package division
 
 import (
@@ -31,13 +31,13 @@ import (
 // Period is how often an edge calls Exchange.
 const Period = 100 * time.Millisecond
 
-// Lease is how long a grant holds from the report that it answers. A member that was silent for as long is missing.
+// Lease is how long a grant holds from the report that it answers. A member that was silent for that long is missing.
 const Lease = 5 * Period
 
 const (
-	forgetAfter = 30 * time.Second // a missing member counts for this long, as long as half of all are heard
-	idleAfter   = time.Second      // a limit is no longer reported when nothing passed for this long
-	maxLimits   = 4096             // limits that an edge reports, and edges' claims per owner, are at most this many
+	forgetAfter = 30 * time.Second // how long a missing member counts while this side decides
+	idleAfter   = time.Second      // a limit with no bytes for this long is no longer reported
+	maxLimits   = 4096             // bound of reported limits, and of owned limits
 )
 
 // MaxMembers is how many members an edge knows at most, itself included.
@@ -49,12 +49,12 @@ type Key struct {
 	Max   cc.Rate // flow.Terms.MaxRate
 }
 
-// Use is what the flows of an edge do at a shared limit.
+// Use is the use of a shared limit by the flows of an edge.
 type Use struct {
 	Key
-	Passed cc.Bytes // that have passed the limit so far
+	Passed cc.Bytes // total that has passed the limit
 	Weight int      // sum of the weights of the flows that send; 0 counts as 1
-	Held   bool     // the limit holds a flow back, or has nothing left
+	Held   bool     // the limit holds a flow back, or is used up
 }
 
 // Edge is one edge's view of a fleet: the members that it hears, the shared limits of its own flows, and the limits
@@ -62,13 +62,13 @@ type Use struct {
 type Edge struct {
 	name         string
 	members      map[string]*member // without the edge itself
-	gone         map[string]cc.Time // when members were removed: their last messages may still be under way
+	gone         map[string]cc.Time // when members were removed; their last messages may still arrive
 	live         []string           // names of the members heard within Lease, and of the edge, in order
 	view         uint32             // a hash of live
-	isQuorum     bool               // live is a half of all that decides
-	views        int                // number of changes of live, so that owners are found once for each
+	isQuorum     bool               // live is more than half of all members, or the half with the first name
+	views        int                // number of changes of live; tells when an ownership must be found again
 	decidesSince cc.Time            // when isQuorum became true
-	growsFrom    cc.Time            // grants raise nothing before
+	growsFrom    cc.Time            // grants raise no part before this time
 	limits       map[Key]*limit
 	ledgers      map[Key]*ledger // of the limits that the edge owns
 }
@@ -77,7 +77,7 @@ type Edge struct {
 type member struct {
 	at    cc.Time // Message.At of its newest message, by its clock; 0: none came
 	heard cc.Time // when that came, or when the member was added; by our clock
-	echo  cc.Time // Message.Heard, or when the member was added: it heard us then, by our clock
+	echo  cc.Time // Message.Heard: when it last heard us, by our clock; at first when the member was added
 	view  uint32  // Message.View
 }
 
@@ -86,11 +86,11 @@ type limit struct {
 	key      Key
 	owner    ownership
 	passed   cc.Bytes
-	passedAt cc.Time // of passed
+	passedAt cc.Time // time of passed
 	usedAt   cc.Time // when passed last grew, or flows were held back
 	weight   int
-	sent     float64 // smoothed rate of what passed, in bits per second
-	allowed  float64 // smoothed rate in force, by the same filter, so that both can be compared
+	sent     float64 // smoothed rate of passed, in bits per second
+	allowed  float64 // smoothed rate in force, by the same filter, to be comparable with sent
 	heldPart float64 // smoothed part of the periods in which flows were held back
 	grant    cc.Rate
 	grantAt  cc.Time // Message.At of the grant, by the owner's clock
@@ -98,7 +98,7 @@ type limit struct {
 	expires  cc.Time // of the grant, by our clock
 }
 
-// ownership is who owns a limit in one view of the fleet. To find it takes a hash for each member.
+// ownership is the owner of a limit in one view of the fleet. It is kept because findOwner hashes every member's name.
 type ownership struct {
 	name string // empty: none
 	view int    // Edge.views when it was found
@@ -136,8 +136,8 @@ func (e *Edge) RemoveMember(now cc.Time, name string) {
 	e.updateView(now)
 }
 
-// updateView finds who is heard, and forgets members that have been missing for long. Only a side that decides may
-// forget: the other one would decide as well once it knows few enough.
+// updateView finds the live members, and forgets members that have been missing for long. Only a side with a quorum may
+// forget them. Otherwise the other side would know fewer members in time, and have a quorum as well.
 func (e *Edge) updateView(now cc.Time) {
 	live := []string{e.name}
 	for name, m := range e.members {
@@ -160,7 +160,7 @@ func (e *Edge) updateView(now cc.Time) {
 		e.decidesSince = now
 	}
 	for _, name := range e.live {
-		if e.members[name] != nil && !slices.Contains(live, name) { // it may use a grant until it misses us as well
+		if e.members[name] != nil && !slices.Contains(live, name) { // it may still use a grant until it misses us, too
 			e.growsFrom = now.Add(Lease)
 		}
 	}
@@ -182,8 +182,8 @@ func hashNames(names []string) uint32 {
 	return h.Sum32()
 }
 
-// othersAgree reports whether all live members hear the same members as this edge. Only then have all of them reported
-// to the right owners what they use.
+// othersAgree reports whether all live members hear the same members as this edge. Only then do all report to the same
+// owners.
 func (e *Edge) othersAgree() bool {
 	for _, name := range e.live {
 		if m := e.members[name]; m != nil && m.view != e.view {
@@ -193,9 +193,9 @@ func (e *Edge) othersAgree() bool {
 	return true
 }
 
-// findOwner returns the live member that owns a limit; empty: too few members are heard. Each member weighs in with a
-// hash of its name and the limit (highest random weight, Thaler and Ravishankar 1998), so that one that goes moves
-// no limits but its own.
+// findOwner returns the live member that owns a limit; empty: too few members are heard. It is the one with the highest
+// hash of its name and the limit (highest random weight, Thaler and Ravishankar 1998). So when a member goes, only its
+// own limits move.
 func (e *Edge) findOwner(k Key) string {
 	if !e.isQuorum {
 		return ""
@@ -215,7 +215,7 @@ func memberWeight(name string, k Key) uint64 {
 	return v ^ v>>33
 }
 
-// ownerFor returns the owner of a limit in the present view, and keeps it in o until the view changes.
+// ownerFor returns the owner of a limit in the current view, and keeps it in o until the view changes.
 func (e *Edge) ownerFor(k Key, o *ownership) string {
 	if o.view != e.views {
 		*o = ownership{e.findOwner(k), e.views}
@@ -229,7 +229,7 @@ func (e *Edge) Rate(now cc.Time, k Key) cc.Rate {
 	switch l := e.limits[k]; {
 	case l == nil || l.expires <= now:
 		return floor
-	case !e.isQuorum: // others may divide the limit already
+	case !e.isQuorum: // the other side may divide the limit already
 		return min(l.grant, floor)
 	default:
 		return l.grant
@@ -239,8 +239,8 @@ func (e *Edge) Rate(now cc.Time, k Key) cc.Rate {
 // floorOf returns the part of a limit that an edge has without a grant.
 func (e *Edge) floorOf(k Key) cc.Rate { return max(1, k.Max/cc.Rate(len(e.members)+1)) }
 
-// Exchange takes in what flows did until now, divides the limits that the edge owns, and returns a message for each
-// other member. A member that has nothing to learn gets an empty one, which shows that this edge lives.
+// Exchange notes the uses of limits until now, divides the limits that the edge owns, and returns a message for each
+// other member. A message without entries shows that this edge lives.
 func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 	e.updateView(now)
 	e.noteUses(now, uses)
@@ -266,9 +266,9 @@ func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 		if e.ownerFor(k, &d.owner) != e.name {
 			continue
 		}
-		for name, rate := range d.divide(now, len(e.members)+1, mayGrow) {
+		for name, rate := range d.divideLimit(now, len(e.members)+1, mayGrow) {
 			if l := e.limits[k]; name == e.name && l != nil {
-				l.take(now, now, now, e.name, rate)
+				l.applyGrant(now, now, now, e.name, rate)
 			} else if m := out[name]; m != nil {
 				m.Grants = append(m.Grants, Grant{k, rate})
 			}
@@ -277,7 +277,7 @@ func (e *Edge) Exchange(now cc.Time, uses []Use) map[string]*Message {
 	return out
 }
 
-// noteUses updates the limits of this edge. The limits that uses does not have are forgotten.
+// noteUses updates the limits of this edge. It forgets limits that are absent from uses, or idle.
 func (e *Edge) noteUses(now cc.Time, uses []Use) {
 	seen := make(map[Key]bool, len(uses))
 	for _, u := range uses {
@@ -295,25 +295,25 @@ func (e *Edge) noteUses(now cc.Time, uses []Use) {
 	maps.DeleteFunc(e.limits, func(k Key, _ *limit) bool { return !seen[k] })
 }
 
-// newPart is the weight of the newest period in smoothed rates.
-const newPart = 0.4
+// smoothing is the weight of the newest period in smoothed rates.
+const smoothing = 0.4
 
-// noteUse takes in what has passed until now, while the part in force was allowed.
+// noteUse updates l by a use until now. allowed is the rate in force.
 func (l *limit) noteUse(now cc.Time, u Use, allowed cc.Rate) {
 	if n := u.Passed - l.passed; n > 0 {
 		l.usedAt = now
 		rate := float64(cc.RateOf(n, now.Sub(l.passedAt)))
-		l.sent += newPart * (rate - l.sent)
+		l.sent += smoothing * (rate - l.sent)
 	} else {
-		l.sent -= newPart * l.sent
+		l.sent -= smoothing * l.sent
 	}
 	if u.Held {
 		l.usedAt = now
 	}
-	l.allowed += newPart * (float64(allowed) - l.allowed)
-	l.heldPart -= newPart * l.heldPart
+	l.allowed += smoothing * (float64(allowed) - l.allowed)
+	l.heldPart -= smoothing * l.heldPart
 	if u.Held {
-		l.heldPart += newPart
+		l.heldPart += smoothing
 	}
 	l.passed, l.passedAt, l.weight = max(u.Passed, 0), now, max(1, u.Weight)
 }
@@ -333,7 +333,7 @@ const (
 	demandHeadroom  = 1.15
 )
 
-// makeReport returns what the owner learns about l.
+// makeReport returns the report about l to its owner.
 func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	r := Report{Key: l.key, Demand: cc.Rate(demandHeadroom * l.sent), Sent: cc.Rate(l.sent), Weight: l.weight}
 	if l.sent >= limitedFromRate*l.allowed || l.heldPart >= limitedFromRate ||
@@ -347,18 +347,17 @@ func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	return r
 }
 
-// take puts a grant into force. at is when the owner sent it, and heard the report that it answers. An older one than
-// that in force changes nothing.
-func (l *limit) take(now, at, heard cc.Time, granter string, rate cc.Rate) {
+// applyGrant puts a grant into force, unless it is older than the one in force. at is when the owner sent it, and heard
+// when this edge sent the report that it answers.
+func (l *limit) applyGrant(now, at, heard cc.Time, granter string, rate cc.Rate) {
 	if l.granter == granter && at < l.grantAt && now < l.expires {
 		return
 	}
 	l.grant, l.grantAt, l.granter, l.expires = rate, at, granter, heard.Add(Lease)
 }
 
-// Receive takes in a message from another edge, which becomes a member if it is none. A message that is older than the
-// newest one changes nothing, unless none came for Lease: then the sender was started again, with a clock that is
-// behind.
+// Receive handles a message from another edge, which becomes a member if it is none. It ignores a message that is older
+// than the newest one. But if none came for Lease, the sender was restarted with a clock that is behind.
 func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	if _, gone := e.gone[from]; gone || from == e.name || e.members[from] == nil && !e.AddMember(now, from) {
 		return
@@ -373,14 +372,14 @@ func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	}
 	e.updateView(now)
 	for _, r := range m.Reports {
-		// The sender may know sooner than this edge who owns the limit.
+		// The sender may know before this edge that this edge owns the limit now.
 		if e.ledgers[r.Key] != nil || len(e.ledgers) < maxLimits {
 			e.ledgerOf(r.Key).addReport(now, m.At, from, r)
 		}
 	}
 	for _, g := range m.Grants {
 		if l := e.limits[g.Key]; l != nil && e.ownerFor(l.key, &l.owner) == from && m.Heard <= now {
-			l.take(now, m.At, m.Heard, from, min(g.Rate, g.Max))
+			l.applyGrant(now, m.At, m.Heard, from, min(g.Rate, g.Max))
 		}
 	}
 }
@@ -395,7 +394,7 @@ func (e *Edge) ledgerOf(k Key) *ledger {
 	return d
 }
 
-// MemberState is what an edge knows of a member.
+// MemberState is the state of a member, as this edge knows it.
 type MemberState struct {
 	Name   string
 	Own    bool          // it is this edge
@@ -413,7 +412,7 @@ func (e *Edge) Members(now cc.Time) (all []MemberState, decides bool) {
 	return all, e.isQuorum
 }
 
-// LimitState is what an edge knows of a shared limit.
+// LimitState is the state of a shared limit, as this edge knows it.
 type LimitState struct {
 	Key
 	Owner  string  // empty: too few members are heard
@@ -423,14 +422,14 @@ type LimitState struct {
 	Claims []ClaimState
 }
 
-// ClaimState is what the owner of a limit knows of an edge that uses it.
+// ClaimState is an edge's use of a limit, as the limit's owner knows it.
 type ClaimState struct {
 	Member             string
 	Demand, Sent, Rate cc.Rate
 }
 
-// Limits returns the state of the limits that flows of this edge use, or that it owns, by group. Claims are known of
-// the latter only.
+// Limits returns the state of the limits that flows of this edge use, or that it owns, by group. Only limits that it owns
+// have claims.
 func (e *Edge) Limits(now cc.Time) []LimitState {
 	all := map[Key]*LimitState{}
 	for k, l := range e.limits {

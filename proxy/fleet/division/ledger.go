@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// ledger is what the owner of a limit knows of the edges that use it.
+// ledger has the claims of all edges on a limit that this edge owns.
 type ledger struct {
 	key    Key
 	owner  ownership
@@ -17,25 +17,25 @@ type ledger struct {
 
 // claim is one edge's part of a limit.
 type claim struct {
-	Report           // the newest
-	at       cc.Time // Message.At of Report, by the edge's clock
-	heard    cc.Time // when Report came
-	promises []promise
+	Report             // the newest
+	at       cc.Time   // Message.At of Report, by the edge's clock
+	heard    cc.Time   // when Report came
+	promises []promise // grants that may be in force
 }
 
 // maxPromises bounds claim.promises. An edge that sends one report each Period causes at most three times
 // Lease/Period.
 const maxPromises = 32
 
-// promise is a grant that may be in force.
+// promise is a grant that may be in force at its edge.
 type promise struct {
 	at      cc.Time // Message.At
 	rate    cc.Rate
 	expires cc.Time // at the latest, by our clock
 }
 
-// addReport takes in a report that an edge sent at a time of its own clock. Grants that are older than the one in
-// force there will never be in force again.
+// addReport notes a report that an edge sent at a time of its own clock. It drops promises that are older than the grant
+// in force there, since they will never be in force again.
 func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 	c := d.claims[from]
 	if c == nil {
@@ -45,9 +45,9 @@ func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 	c.Report, c.at, c.heard = r, at, now
 	if r.GrantAt > 0 && r.GrantAt <= now {
 		c.promises = slices.DeleteFunc(c.promises, func(p promise) bool { return p.at < r.GrantAt })
-	} else if r.Rate > 0 { // what another owner granted, or this one before a restart with a later clock; or the floor
+	} else if r.Rate > 0 { // a grant of another owner, or of this one before a restart with a later clock; or the floor
 		p := promise{0, min(r.Rate, d.key.Max), now.Add(Lease)}
-		if last := len(c.promises) - 1; last+1 >= maxPromises { // it stands for both
+		if last := len(c.promises) - 1; last+1 >= maxPromises { // merge it with the last one
 			p.at, p.rate = c.promises[last].at, max(p.rate, c.promises[last].rate)
 			c.promises = c.promises[:last]
 		}
@@ -55,7 +55,7 @@ func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 	}
 }
 
-// dropStale removes the claims of edges that report no more, once nothing that they were granted can be in force.
+// dropStale removes expired promises, and the claims of edges that have none and report no more.
 func (d *ledger) dropStale(now cc.Time) {
 	maps.DeleteFunc(d.claims, func(_ string, c *claim) bool {
 		c.promises = slices.DeleteFunc(c.promises, func(p promise) bool { return p.expires <= now })
@@ -71,31 +71,31 @@ func (c *claim) promised() (most cc.Rate) {
 	return most
 }
 
-// leastDemand is the part of a limit that members together have at least, whatever they send: one that begins to send
-// is not slowed down until its next report.
-const leastDemand = 0.05
+// minDemand is the part of a limit that all members together demand at least. So an edge that begins to send is not
+// slowed down until its next report.
+const minDemand = 0.05
 
-// divide returns the parts of the edges that report, and notes them as promises. A part that grows waits until others
-// no longer use what it takes. Without mayGrow none does.
-func (d *ledger) divide(now cc.Time, members int, mayGrow bool) map[string]cc.Rate {
+// divideLimit returns the parts of the edges that report, and notes them as promises. A part grows only by rate that no
+// promise to another edge covers, and not at all without mayGrow.
+func (d *ledger) divideLimit(now cc.Time, members int, mayGrow bool) map[string]cc.Rate {
 	names := slices.Sorted(maps.Keys(d.claims))
 	names = slices.DeleteFunc(names, func(n string) bool { return now.Sub(d.claims[n].heard) >= Lease })
-	least := cc.Rate(leastDemand*float64(d.key.Max)) / cc.Rate(members)
+	least := cc.Rate(minDemand*float64(d.key.Max)) / cc.Rate(members)
 	wants := make([]want, len(names))
 	for i, name := range names {
 		c := d.claims[name]
 		wants[i] = want{float64(max(c.Demand, least)), float64(max(1, c.Weight))}
 	}
 	shares := shareByDemand(float64(d.key.Max), wants)
-	free := d.key.Max // what no edge may use
+	free := d.key.Max // rate that no promise covers
 	for _, c := range d.claims {
 		free -= c.promised()
 	}
-	grow := 0.0 // by which parts are to grow
+	grow := 0.0 // sum by which parts should grow
 	for i, name := range names {
 		grow += max(0, shares[i]-float64(d.claims[name].promised()))
 	}
-	part := 0.0 // of it that there is room for
+	part := 0.0 // fraction of grow that free covers
 	if free > 0 && grow > 0 && mayGrow {
 		part = min(1, float64(free)/grow)
 	}
@@ -122,7 +122,7 @@ func (d *ledger) describe() (all []ClaimState) {
 	return all
 }
 
-// want is what one edge asks of a limit.
+// want is the demand of one edge.
 type want struct{ demand, weight float64 }
 
 // shareByDemand divides a rate by weighted max-min: no edge gets more than its demand while another one lacks some.

@@ -9,20 +9,20 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Message is what one edge tells another each Period.
+// Message is sent by each edge to each other one every Period.
 type Message struct {
 	At      cc.Time // when it was sent, by the sender's clock; it grows from message to message, also after a restart
-	Heard   cc.Time // At of the newest message from the receiver; 0: none came. Grants answer the reports of that one
+	Heard   cc.Time // At of the receiver's newest message, with the reports that Grants answer; 0: none came
 	View    uint32  // a hash of the names of the members that the sender hears
 	Reports []Report
 	Grants  []Grant
 }
 
-// Report is what an edge tells the owner of a limit.
+// Report is an edge's use of a limit, for the limit's owner.
 type Report struct {
 	Key
-	Demand  cc.Rate // what the flows want
-	Sent    cc.Rate // what they send
+	Demand  cc.Rate // rate that the flows want
+	Sent    cc.Rate // rate that they send
 	Weight  int     // of the flows that send
 	Rate    cc.Rate // the part in force at the edge
 	GrantAt cc.Time // Message.At of the grant in force, if it is this owner's; 0: it is not
@@ -47,8 +47,8 @@ const (
 	kindGrant  = 2
 )
 
-// AppendPackets appends the packets of m to out: several if one has no room for all. Each has the header, so that each
-// is a message by itself. An entry with a name that is too long is left out.
+// AppendPackets appends the packets of m to out: several if one has no room for all. Each begins with the header, and is
+// a complete message. Entries with too long a group name are left out.
 func (m *Message) AppendPackets(out [][]byte) [][]byte {
 	header := binary.AppendUvarint(nil, uint64(m.At))
 	header = binary.BigEndian.AppendUint32(binary.AppendUvarint(header, uint64(m.Heard)), m.View)
@@ -82,7 +82,7 @@ func appendKey(e []byte, k Key) []byte {
 	return binary.AppendUvarint(e, uint64(k.Max))
 }
 
-// errMessage refuses what no edge sends.
+// errMessage is the error about a malformed message.
 var errMessage = errors.New("division: a message is cut off or has a number out of bounds")
 
 // ParsePacket reads a packet of AppendPackets.
@@ -116,7 +116,7 @@ func ParsePacket(packet []byte) (*Message, error) {
 	return m, nil
 }
 
-// parser takes values off the front of rest. After a failure all are zero.
+// parser reads values from the front of rest. After a failure all values are zero.
 type parser struct {
 	rest   []byte
 	failed bool
