@@ -18,24 +18,24 @@ import (
 // patience is how long the running process may take for an answer.
 const patience = 10 * time.Second
 
-// ErrRefused says that the running proxy goes on.
+// ErrRefused says that the running proxy refuses and continues.
 var ErrRefused = errors.New("the running proxy refuses")
 
-// ErrNoProxy says that no proxy runs that could be taken over.
+// ErrNoProxy says that no proxy to take over from runs.
 var ErrNoProxy = errors.New("takeover: no proxy runs there")
 
-// Predecessor is the process that is taken over, as the new process sees it.
+// Predecessor is the running process for the new process, which takes over from it.
 type Predecessor struct {
 	PID     int
 	conn    *net.UnixConn
-	sockets Sockets // not taken yet
-	open    atomic.Int64
-	until   atomic.Int64  // when it resets what is open, in Unix nanoseconds; 0: never
+	sockets Sockets       // not taken yet
+	open    atomic.Int64  // connections left
+	until   atomic.Int64  // when it resets open connections, in Unix nanoseconds; 0: never
 	done    chan struct{} // closed: the predecessor has ended
 	process *os.File      // its pidfd; nil: there is none
 }
 
-// Ask takes the sockets of the proxy that offers them at path. Close ends the conversation.
+// Ask receives the sockets of the proxy that offers them at path. Close ends the conversation.
 func Ask(path string) (*Predecessor, error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	switch {
@@ -45,15 +45,15 @@ func Ask(path string) (*Predecessor, error) {
 		return nil, fmt.Errorf("takeover: %w", err)
 	}
 	p := &Predecessor{conn: conn, done: make(chan struct{})}
-	if err := p.takeSockets(); err != nil {
+	if err := p.askForSockets(); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("takeover at %s: %w", path, err)
 	}
 	return p, nil
 }
 
-// takeSockets asks for the sockets.
-func (p *Predecessor) takeSockets() error {
+// askForSockets asks for the listening sockets and receives them.
+func (p *Predecessor) askForSockets() error {
 	pid, err := checkPeer(p.conn)
 	if err != nil {
 		return err
@@ -65,9 +65,9 @@ func (p *Predecessor) takeSockets() error {
 		return err
 	}
 	for more := true; more; {
-		m, err := expect(p.conn, stepSockets)
-		if errors.Is(err, syscall.ECONNRESET) { // it has refused without reading, and what it said follows
-			m, err = expect(p.conn, stepSockets)
+		m, err := expectStep(p.conn, stepSockets)
+		if errors.Is(err, syscall.ECONNRESET) { // it has refused before it read ask; the refusal follows the error
+			m, err = expectStep(p.conn, stepSockets)
 		}
 		if err != nil {
 			return explainSilence(err)
@@ -106,7 +106,7 @@ func openPeer(conn *net.UnixConn, pid int) *os.File {
 	return os.NewFile(uintptr(fd), "pidfd")
 }
 
-// explainSilence says in words what no answer means.
+// explainSilence turns an error of a missing answer into words.
 func explainSilence(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -123,7 +123,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// TakeSockets takes sockets that are still there. Without a predecessor there are none.
+// TakeSockets removes and returns the sockets of a role for which want reports true. A nil predecessor has none.
 func (p *Predecessor) TakeSockets(role string, want func(address string) bool) (taken []Socket) {
 	if p == nil {
 		return nil
@@ -131,17 +131,17 @@ func (p *Predecessor) TakeSockets(role string, want func(address string) bool) (
 	return p.sockets.Take(role, want)
 }
 
-// Begin tells the predecessor that this process serves, so that it accepts nothing any more. adopt takes in batches of
-// its connections, and returns which it could; start is called once it is clear whether they are this process's. ended
-// is called once the predecessor has ended. After an error that is no ErrRefused the predecessor may have heard, so
-// this process must serve.
+// Begin tells the predecessor that this process serves, so that it stops accepting. adopt prepares to serve a batch of
+// its connections, and returns which it can serve. start is called once it is known whether this process serves them.
+// ended is called once the predecessor has ended. After an error other than ErrRefused the predecessor may have got the
+// message, so this process must serve.
 func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept bool)), ended func()) error {
 	p.sockets.CloseAll()
 	waitAtMost(p.conn, patience)
 	err := sendMessage(p.conn, message{Step: stepBegin})
 	var m message
 	if err == nil {
-		m, err = expect(p.conn, stepDraining)
+		m, err = expectStep(p.conn, stepDraining)
 	}
 	if err != nil {
 		return fmt.Errorf("takeover: begin: %w", err)
@@ -150,7 +150,7 @@ func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept b
 	_ = p.conn.SetDeadline(time.Time{})
 	go func() {
 		defer close(p.done)
-		for p.takeIn(adopt) {
+		for p.handleNext(adopt) {
 		}
 		p.noteDrain(message{})
 		ended()
@@ -158,8 +158,8 @@ func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept b
 	return nil
 }
 
-// takeIn takes in what the predecessor says next. It reports whether there may be more.
-func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept bool))) bool {
+// handleNext handles the next message of the predecessor. It reports whether there may be more.
+func (p *Predecessor) handleNext(adopt func(Batch) (adopted []bool, start func(kept bool))) bool {
 	m, err := receiveMessage(p.conn)
 	switch {
 	case err != nil:
@@ -171,7 +171,7 @@ func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept 
 		m.closeDescriptors()
 		return false
 	}
-	b, err := m.takeBatch()
+	b, err := m.readBatch()
 	if err != nil {
 		return sendMessage(p.conn, message{Step: stepAdopted}) == nil
 	}
@@ -181,25 +181,25 @@ func (p *Predecessor) takeIn(adopt func(Batch) (adopted []bool, start func(kept 
 	return err == nil
 }
 
-// noteDrain keeps what a message of stepDraining says.
+// noteDrain notes the contents of a message of stepDraining.
 func (p *Predecessor) noteDrain(m message) {
 	p.open.Store(int64(m.Open))
 	var until int64
 	if m.Left > 0 {
-		until = time.Now().Add(m.Left).UnixNano() //nolint:forbidigo // between two messages time goes on
+		until = time.Now().Add(m.Left).UnixNano() //nolint:forbidigo // Left must count down between two messages
 	}
 	p.until.Store(until)
 }
 
-// deathTakes is how long a process may take from the end of its sockets to its end.
-const deathTakes = 2 * time.Second
+// exitPatience is how long a process may take from the end of its sockets to its exit.
+const exitPatience = 2 * time.Second
 
-// isDead reports whether the predecessor is dead, or dies within deathTakes.
+// isDead reports whether the predecessor has exited, or does so within exitPatience.
 func (p *Predecessor) isDead() bool {
 	if p.process == nil {
 		return false
 	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.process.Fd()), Events: unix.POLLIN}}, int(deathTakes.Milliseconds()))
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.process.Fd()), Events: unix.POLLIN}}, int(exitPatience.Milliseconds()))
 	return err == nil && n > 0
 }
 
@@ -211,7 +211,7 @@ func (p *Predecessor) Open() int {
 	return int(p.open.Load())
 }
 
-// Left returns how long the predecessor lets its connections go on; 0: as long as they last, or it has ended.
+// Left returns for how long the predecessor keeps its connections; 0: as long as they last, or it has ended.
 func (p *Predecessor) Left() time.Duration {
 	until := p.until.Load()
 	if until == 0 {
@@ -220,7 +220,7 @@ func (p *Predecessor) Left() time.Duration {
 	return max(0, time.Until(time.Unix(0, until))) //nolint:forbidigo // see noteDrain
 }
 
-// DescribeDrain says in words what the predecessor still has, and how long yet; empty: nothing.
+// DescribeDrain says in words how many connections the predecessor has, and for how long; empty: none.
 func (p *Predecessor) DescribeDrain() string {
 	n := p.Open()
 	if n == 0 {
@@ -236,8 +236,8 @@ func (p *Predecessor) DescribeDrain() string {
 	return words + " as long as they last"
 }
 
-// Close ends the conversation, and closes the sockets that were not taken. Before Begin the predecessor then goes on as
-// it was.
+// Close ends the conversation, and closes the sockets that were not taken. Without a Begin the predecessor then
+// continues as before.
 func (p *Predecessor) Close() {
 	if p == nil {
 		return

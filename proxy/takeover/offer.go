@@ -20,24 +20,24 @@ const (
 	reportEvery = 200 * time.Millisecond
 )
 
-// Offer is what a running proxy lets another process take over.
+// Offer lets another process take over from a running proxy.
 type Offer struct {
-	// Sockets returns descriptors of the listening sockets, which the Offer closes, and in words what cannot be taken
-	// over.
+	// Sockets returns descriptors of the listening sockets, which the Offer closes. stays describes what cannot be
+	// taken over.
 	Sockets func() (sockets Sockets, stays []string, err error)
-	// Leave has the proxy accept nothing any more. It drains.
+	// Leave makes the proxy stop accepting, and drain.
 	Leave func(pid int)
 	// Open returns how many connections are left.
 	Open func() int
-	// Left returns how long they may go on; 0: as long as they last.
+	// Left returns for how long they are kept; 0: as long as they last.
 	Left func() time.Duration
-	// Park takes established connections out of service. settle is called once it is known which of them the new
-	// process serves; nil: none. last: it takes no further batch. Without FDs there are none at present. Park may be
-	// nil.
+	// Park takes established connections out of service. Without FDs in b there are none at present. settle is called
+	// once it is known which of them the new process serves; nil: none. last: no further batch follows. A nil Park
+	// means that no connections move.
 	Park func() (b Batch, settle func(adopted []bool, last bool))
 	Log  *slog.Logger
 
-	takesBatches bool // the process that takes over does
+	takesBatches bool // the new process has asked for batches
 }
 
 // Listen listens at path, where it replaces a socket of another process. The file stays when the process ends.
@@ -45,7 +45,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
 		return nil, fmt.Errorf("takeover: %s is there and is no socket; remove it", path)
 	}
-	// It is made beside its place and moved there, so that there is always one to connect to.
+	// The socket is made beside path and renamed, so that there is always one to connect to.
 	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
 	_ = os.Remove(fresh)
 	ln, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: fresh, Net: "unixpacket"})
@@ -59,8 +59,8 @@ func Listen(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// Serve answers processes that ask, one after the other, until ctx is done. Once one has taken over it only
-// reports to that one how many connections are left. It closes ln.
+// Serve answers processes that ask, one after the other, until ctx is done. Once one has taken over, Serve answers no
+// other: it passes connections to that one, and reports how many are left. It closes ln.
 func (o *Offer) Serve(ctx context.Context, ln *net.UnixListener) {
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
@@ -70,7 +70,7 @@ func (o *Offer) Serve(ctx context.Context, ln *net.UnixListener) {
 		if err != nil {
 			return // ctx is done
 		}
-		pid, err := o.answer(ctx, conn)
+		pid, err := o.answerUntilBegin(ctx, conn)
 		if err == nil {
 			_ = ln.Close() // another process that asks is refused at once
 			o.Leave(pid)
@@ -83,8 +83,8 @@ func (o *Offer) Serve(ctx context.Context, ln *net.UnixListener) {
 	}
 }
 
-// reportDrain hands connections over and says how many are left, until ctx is done or the new process has gone. It
-// closes conn.
+// reportDrain passes connections to the new process and reports how many are left, until ctx is done or that process has
+// gone. It closes conn.
 func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	tick := time.NewTicker(reportEvery)
@@ -107,7 +107,7 @@ func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// sendBatches hands over all connections that can move.
+// sendBatches passes all connections that can move to the new process.
 func (o *Offer) sendBatches(conn *net.UnixConn) error {
 	for o.Park != nil && o.takesBatches {
 		b, settle := o.Park()
@@ -123,8 +123,8 @@ func (o *Offer) sendBatches(conn *net.UnixConn) error {
 	return nil
 }
 
-// exchangeBatch sends a batch and returns which of its connections the other process serves. After an error nothing
-// more can be said.
+// exchangeBatch sends a batch and returns which of its connections the other process serves. After an error the
+// conversation is over.
 func exchangeBatch(conn *net.UnixConn, b Batch) (adopted []bool, err error) {
 	m, err := b.makeMessage()
 	if err != nil {
@@ -134,30 +134,30 @@ func exchangeBatch(conn *net.UnixConn, b Batch) (adopted []bool, err error) {
 	waitAtMost(conn, patience)
 	if err = sendMessage(conn, m); err == nil {
 		var answer message
-		if answer, err = expect(conn, stepAdopted); err == nil {
+		if answer, err = expectStep(conn, stepAdopted); err == nil {
 			return answer.Adopted, nil
 		}
 	}
-	// The other process may be about to answer. After this it has, or it cannot.
+	// The other process may be about to answer. After the shutdown it has answered, or it cannot any more.
 	_ = errors.Join(conn.CloseWrite(), conn.CloseRead())
 	waitAtMost(conn, patience)
-	for range 2 { // a process that died before it read all leaves an error in front of what it had sent
-		if answer, lastErr := expect(conn, stepAdopted); lastErr == nil {
+	for range 2 { // a process that died before it read all leaves an error in front of its last message
+		if answer, lastErr := expectStep(conn, stepAdopted); lastErr == nil {
 			return answer.Adopted, err
 		}
 	}
 	return nil, err
 }
 
-// answer goes through a conversation up to begin. After an error all is as before.
-func (o *Offer) answer(ctx context.Context, conn *net.UnixConn) (pid int, err error) {
+// answerUntilBegin holds a conversation up to begin. After an error the proxy continues as before.
+func (o *Offer) answerUntilBegin(ctx context.Context, conn *net.UnixConn) (pid int, err error) {
 	waitAtMost(conn, startPatience)
 	stop := context.AfterFunc(ctx, func() { waitAtMost(conn, 0) })
 	defer stop()
 	if pid, err = checkPeer(conn); err != nil {
 		return pid, err
 	}
-	m, err := expect(conn, stepAsk)
+	m, err := expectStep(conn, stepAsk)
 	if err != nil {
 		return pid, err
 	}
@@ -168,11 +168,11 @@ func (o *Offer) answer(ctx context.Context, conn *net.UnixConn) (pid int, err er
 	if err := o.sendSockets(conn); err != nil {
 		return pid, err
 	}
-	_, err = expect(conn, stepBegin)
+	_, err = expectStep(conn, stepBegin)
 	return pid, err
 }
 
-// sendSockets sends all sockets.
+// sendSockets sends the listening sockets, in several messages if there are many.
 func (o *Offer) sendSockets(conn *net.UnixConn) error {
 	all, stays, err := o.Sockets()
 	defer func() { all.CloseAll() }()

@@ -12,13 +12,13 @@
 //	                            ◀──     batch: connections that no process serves now, if the new one asked for any
 //	adopted: it serves some now ──▶
 //
-// A conversation that ends before begin leaves the running process as it was. Only processes of the same user, or of
-// root, are listened to.
+// A conversation that ends before begin leaves the running process as it was. Processes of other users are refused,
+// except root's.
 //
 // Each connection of a batch is served by one process at any time. The new process serves it once adopted is sent. The
-// old one serves it again if adopted can come no more. It finds that out by shutting the conversation down: what the
-// other has sent before can still be read, and nothing can be sent after. If adopted cannot be sent, the new process
-// serves the connections only if the old one is dead. A process that dies leaves its open sockets to the other.
+// old one serves it again once adopted can come no more. To be sure of that, it shuts the conversation down: earlier
+// messages can still be read, and none can be sent after. If adopted cannot be sent, the new process serves the
+// connections only if the old one is dead. Both processes have descriptors, so the sockets outlive either of them.
 package takeover
 
 import (
@@ -43,11 +43,11 @@ const (
 	maxMessage = 64 << 10
 	// socketsAtOnce is how many descriptors one message carries; Linux allows 253.
 	socketsAtOnce = 64
-	// maxSockets bounds what a process takes over.
+	// maxSockets bounds the listening sockets that a process takes over.
 	maxSockets = 4096
 )
 
-// step is what a message asks for, or answers.
+// step is the kind of a message.
 type step string
 
 const (
@@ -67,13 +67,13 @@ type message struct {
 	PID     int      `json:"pid,omitempty"`
 	Sockets []Socket `json:"sockets,omitempty"` // one for each descriptor
 	More    bool     `json:"more,omitempty"`    // sockets follow in another message
-	Stays   []string `json:"stays,omitempty"`   // in words, what cannot be taken over
+	Stays   []string `json:"stays,omitempty"`   // descriptions of what cannot be taken over
 	Open    int      `json:"open,omitempty"`    // connections
-	// Left is how long they may go on, in nanoseconds; 0: as long as they last.
+	// Left is for how long they are kept, in nanoseconds; 0: as long as they last.
 	Left    time.Duration `json:"left,omitempty"`
 	Batches bool          `json:"batches,omitempty"` // of ask: this process takes batches
 	Batch   int           `json:"batch,omitempty"`   // descriptors of a batch, the first of its record
-	Adopted []bool        `json:"adopted,omitempty"` // by the order in the batch
+	Adopted []bool        `json:"adopted,omitempty"` // in the order of the batch
 	Reason  string        `json:"reason,omitempty"`
 
 	fds []int // of the batch
@@ -81,7 +81,7 @@ type message struct {
 
 // Batch is established connections on their way to another process.
 type Batch struct {
-	Record []byte // describes them, in a form that this package does not know
+	Record []byte // describes them; opaque to this package
 	FDs    []int  // their sockets, MaxBatch at most
 }
 
@@ -98,7 +98,7 @@ func CloseDescriptors(fds []int) {
 	}
 }
 
-// makeMessage returns the message of a batch. The caller closes fds[0].
+// makeMessage returns the message of a batch. fds[0] is a file with the record, which the caller closes.
 func (b Batch) makeMessage() (message, error) {
 	fd, err := unix.MemfdCreate("penstock", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -114,8 +114,8 @@ func (b Batch) makeMessage() (message, error) {
 	return message{Step: stepBatch, Batch: 1 + len(b.FDs), fds: append([]int{fd}, b.FDs...)}, nil
 }
 
-// takeBatch returns the batch of a message, and closes the descriptor of its record. After an error all are closed.
-func (m message) takeBatch() (b Batch, err error) {
+// readBatch returns the batch of a message, and closes the descriptor of its record. After an error all are closed.
+func (m message) readBatch() (b Batch, err error) {
 	if len(m.fds) == 0 {
 		return b, errors.New("a batch has no record")
 	}
@@ -150,7 +150,7 @@ type Listening interface {
 	Addr() net.Addr
 }
 
-// Duplicate returns a Socket with a descriptor of its own for a listener.
+// Duplicate returns a Socket with a new descriptor of a listener.
 func Duplicate(role string, ln Listening) (Socket, error) {
 	s := Socket{Role: role, Address: ln.Addr().String()}
 	raw, err := ln.SyscallConn()
@@ -164,7 +164,7 @@ func Duplicate(role string, ln Listening) (Socket, error) {
 	return s, nil
 }
 
-// Listener returns a listener with a descriptor of its own, and closes FD.
+// Listener returns a listener with a new descriptor, and closes FD.
 func (s Socket) Listener() (net.Listener, error) {
 	f := os.NewFile(uintptr(s.FD), s.Address)
 	ln, err := net.FileListener(f)
@@ -174,21 +174,21 @@ func (s Socket) Listener() (net.Listener, error) {
 	return ln, nil
 }
 
-// SameAddress reports whether a listener at address, of a configuration, would listen at at. An address without a host,
-// such as ":443", stands for every address.
-func SameAddress(address, at string) bool {
-	want, err := net.ResolveTCPAddr("tcp", address)
-	has, hasErr := net.ResolveTCPAddr("tcp", at)
+// SameAddress reports whether a socket at address is right for a listener with the address configured. A configured
+// address without a host, such as ":443", stands for every address.
+func SameAddress(configured, address string) bool {
+	want, err := net.ResolveTCPAddr("tcp", configured)
+	has, hasErr := net.ResolveTCPAddr("tcp", address)
 	if err != nil || hasErr != nil || want.Port != has.Port || want.Zone != has.Zone {
 		return false
 	}
 	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
 }
 
-// Sockets are listening sockets that wait for who takes them.
+// Sockets are listening sockets that were not taken yet.
 type Sockets []Socket
 
-// Take returns the sockets of a role, where want reports true for the address, and leaves the others.
+// Take removes and returns the sockets of a role for which want reports true.
 func (s *Sockets) Take(role string, want func(address string) bool) (taken []Socket) {
 	*s = slices.DeleteFunc(*s, func(one Socket) bool {
 		if one.Role != role || !want(one.Address) {
@@ -208,8 +208,8 @@ func (s *Sockets) CloseAll() {
 	*s = nil
 }
 
-// errNotUs refuses a process of another user.
-var errNotUs = errors.New("the process at the other end belongs to another user")
+// errOtherUser refuses a process of another user.
+var errOtherUser = errors.New("the process at the other end belongs to another user")
 
 // checkPeer refuses a process that is neither of this process's user nor of root. It returns the process's number.
 func checkPeer(conn *net.UnixConn) (pid int, err error) {
@@ -224,12 +224,12 @@ func checkPeer(conn *net.UnixConn) (pid int, err error) {
 		return 0, errors.Join(ctlErr, err)
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return int(peer.Pid), fmt.Errorf("%w: uid %d", errNotUs, peer.Uid)
+		return int(peer.Pid), fmt.Errorf("%w: uid %d", errOtherUser, peer.Uid)
 	}
 	return int(peer.Pid), nil
 }
 
-// waitAtMost has reads and writes of conn fail after d.
+// waitAtMost makes reads and writes of conn fail after d.
 func waitAtMost(conn *net.UnixConn, d time.Duration) {
 	_ = conn.SetDeadline(time.Now().Add(d)) //nolint:forbidigo // a deadline is a date
 }
@@ -252,15 +252,15 @@ func sendMessage(conn *net.UnixConn, m message) error {
 	return err
 }
 
-// receiveMessage returns the next message, and takes the descriptors that come with it. io.EOF: the other end is gone.
+// receiveMessage returns the next message with its descriptors. io.EOF: the other end is gone.
 func receiveMessage(conn *net.UnixConn) (message, error) {
 	text, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*(1+MaxBatch)))
 	n, control, flags, _, err := conn.ReadMsgUnix(text, rights)
 	if err != nil {
 		return message{}, err
 	}
-	fds, err := descriptors(rights[:control])
-	m, decodeErr := decode(text[:n], len(fds))
+	fds, err := parseDescriptors(rights[:control])
+	m, decodeErr := decodeMessage(text[:n], len(fds))
 	switch {
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		err = errors.New("the message is longer than any of this version")
@@ -278,8 +278,8 @@ func receiveMessage(conn *net.UnixConn) (message, error) {
 	return m, nil
 }
 
-// decode reads a message that came with that many descriptors.
-func decode(text []byte, descriptors int) (m message, err error) {
+// decodeMessage reads a message that came with that many descriptors.
+func decodeMessage(text []byte, descriptors int) (m message, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := d.Decode(&m); err != nil {
 		return message{}, fmt.Errorf("the message is not one of a takeover: %w", err)
@@ -293,8 +293,8 @@ func decode(text []byte, descriptors int) (m message, err error) {
 	return m, nil
 }
 
-// descriptors returns the descriptors in control messages, which programs that are started do not inherit.
-func descriptors(control []byte) (fds []int, err error) {
+// parseDescriptors returns the descriptors in control messages, and marks them as close-on-exec.
+func parseDescriptors(control []byte) (fds []int, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return nil, err
@@ -312,15 +312,15 @@ func descriptors(control []byte) (fds []int, err error) {
 	return fds, nil
 }
 
-// closeDescriptors closes all that came with the message.
+// closeDescriptors closes the descriptors that came with the message.
 func (m message) closeDescriptors() {
 	sockets := Sockets(m.Sockets)
 	sockets.CloseAll()
 	CloseDescriptors(m.fds)
 }
 
-// expect receives a message of a kind.
-func expect(conn *net.UnixConn, want step) (message, error) {
+// expectStep receives a message, which must be of a step.
+func expectStep(conn *net.UnixConn, want step) (message, error) {
 	m, err := receiveMessage(conn)
 	switch {
 	case err != nil:

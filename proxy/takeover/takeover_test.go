@@ -128,13 +128,13 @@ func (r *running) takeOver(t *testing.T) (*net.UnixConn, message) {
 	t.Cleanup(func() { _ = conn.Close() })
 	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	require.NoError(t, sendMessage(conn, message{Step: stepAsk, Version: Version, Batches: true}))
-	m, err := expect(conn, stepSockets)
+	m, err := expectStep(conn, stepSockets)
 	require.NoError(t, err)
 	m.closeDescriptors()
 	require.NoError(t, sendMessage(conn, message{Step: stepBegin}))
-	_, err = expect(conn, stepDraining)
+	_, err = expectStep(conn, stepDraining)
 	require.NoError(t, err)
-	m, err = expect(conn, stepBatch)
+	m, err = expectStep(conn, stepBatch)
 	require.NoError(t, err)
 	return conn, m
 }
@@ -166,7 +166,7 @@ func TestEachConnectionHasOneProcess(t *testing.T) {
 			defer read.Close()
 			r.batch <- Batch{Record: make([]byte, 100_000), FDs: []int{int(read.Fd()), int(write.Fd())}}
 			conn, m := r.takeOver(t)
-			b, err := m.takeBatch()
+			b, err := m.readBatch()
 			require.NoError(t, err)
 			assert.Len(t, b.Record, 100_000)
 			tt.answer(t, conn)
@@ -206,7 +206,7 @@ func TestAProcessThatTakesABatchBackKeepsIt(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, sendMessage(ends[0], m))
 	CloseDescriptors(m.fds[:1])
-	more := p.takeIn(func(b Batch) ([]bool, func(bool)) {
+	more := p.handleNext(func(b Batch) ([]bool, func(bool)) {
 		assert.Equal(t, "x", string(b.Record))
 		CloseDescriptors(b.FDs)
 		assert.NoError(t, ends[0].Close())
@@ -294,7 +294,7 @@ func TestAnswersOfNoPenstock(t *testing.T) {
 		if words == "" {
 			require.NoError(t, conn.CloseWrite())
 		}
-		_, err = expect(conn, stepSockets)
+		_, err = expectStep(conn, stepSockets)
 		assert.Error(t, err, words)
 		_ = conn.Close()
 	}
@@ -327,7 +327,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(text, 1)
 	f.Add([]byte(`{"step":"refused","reason":"x"}`), 0)
 	f.Fuzz(func(t *testing.T, text []byte, descriptors int) {
-		m, err := decode(text, descriptors)
+		m, err := decodeMessage(text, descriptors)
 		if err == nil {
 			assert.Len(t, m.Sockets, descriptors)
 			assert.NotEqual(t, stepRefused, m.Step)
