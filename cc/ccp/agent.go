@@ -11,30 +11,29 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// ErrBusy is what a Transmit returns where there is no room for a message at present.
+// ErrBusy is the error of a Transmit that has no room for a message at present.
 var ErrBusy = errors.New("the agent's queue is full")
 
-// maxPrograms bounds what an agent may install.
+// maxPrograms bounds the programs that an agent may install.
 const maxPrograms = 256
 
 // Transmit sends one message to an agent, as one datagram. It must not block and not keep
 // b. ErrBusy: there is no room now; any other error: no agent reads there any more.
 type Transmit func(b []byte) error
 
-// Agent is an agent as its datapath sees it: its programs and the flows it steers. Its
-// methods may be called from any goroutine; those that call Wake of flows, which are
-// Connect, Lost and Receive, with no lock of a flow's group held.
+// Agent is the datapath's side of an agent: its programs and the flows that it steers. Its methods may be called from
+// any goroutine. Connect, Disconnect and Receive wake flows, so no lock of a flow's group may be held then.
 //
 // Who touches what. A flow's own calls come with the lock of its group held; mu is taken after it.
 //
-//	epoch     Connect sets it once its Ready is sent; Lost and a failed message clear it; flows compare it with theirs
-//	unread    the datapath sets it; flows look at it to know that the agent is stalled
-//	starts    Receive counts a Ready; a flow that has seen another number and gets no answer takes its state for lost
+//	epoch     Connect sets it after the Ready; Disconnect and a failed message clear it; flows compare it with theirs
+//	unread    the datapath sets it; flows read it to see whether the agent is stalled
+//	starts    Receive counts a Ready; a flow that saw another count and gets no answer is unknown to the agent
 //	counters  anyone
 //	last, nextFlow, flows, programs   under mu; a Program never changes once it is in the map
 type Agent struct {
-	// Inline says that answers come in while Transmit runs, as in virtual time. Flows are
-	// not woken then: they look for answers after each report. Set it before the first flow.
+	// Inline says that answers are received while Transmit runs, as in virtual time. Then flows are
+	// not woken, and look for answers after each report. Set it before the first flow.
 	Inline bool
 
 	name      string
@@ -43,7 +42,7 @@ type Agent struct {
 
 	epoch    atomic.Uint64 // of the connection; 0: there is none
 	unread   atomic.Int64  // cc.Time since when a message waits to be read; 0: none does
-	starts   atomic.Uint64 // times that the agent has said Ready: it has begun anew
+	starts   atomic.Uint64 // times that the agent has sent Ready, which it does when it starts
 	counters counters
 
 	mu       sync.Mutex // taken after that of a group
@@ -53,41 +52,41 @@ type Agent struct {
 	programs map[uint32]*Program
 }
 
-// counters are what has happened, for metrics.
+// counters count events for metrics.
 type counters struct {
 	reports, dropped, decisions, aborted, steered atomic.Uint64
 	refused                                       [refusals]atomic.Uint64
 	fallbacks                                     [reasons]atomic.Uint64
 }
 
-// refusal is why a message of the agent was not heeded.
+// refusal is why a message of the agent had no effect.
 type refusal int
 
 const (
-	malformed      refusal = iota // its bytes are no message, or install no program that can run
-	noSuchFlow                    // it is about a flow that there is none of, as one that has just ended
+	malformed      refusal = iota // its bytes are no message, or its program cannot run
+	noSuchFlow                    // its flow does not exist, perhaps because it has just ended
 	noSuchProgram                 // it sets a program that was not installed
-	unexpectedKind                // it is of the other direction, or of a version to come
+	unexpectedKind                // its kind is for the other direction, or unknown
 	refusals
 )
 
 var refusalNames = [refusals]string{"malformed", "no_such_flow", "no_such_program", "unexpected_kind"}
 
-// Counters are what an agent's flows have seen since the start.
+// Counters are the state and the counters of an agent's flows. Counters begin at the start of the process.
 type Counters struct {
-	Flows     int               // that would be steered
-	Steered   int               // that are
-	Programs  int               // that are installed
-	Reports   uint64            // sent
-	Dropped   uint64            // reports that found no room; the next one has what they would have told
+	Flows     int               // flows of the agent
+	Steered   int               // flows that the agent steers now
+	Programs  int               // installed programs
+	Reports   uint64            // sent reports
+	Dropped   uint64            // reports that found no room; the flow's next report includes them
 	Decisions uint64            // messages that set a flow's program or registers
-	Refused   map[string]uint64 // messages that were not heeded, by reason
+	Refused   map[string]uint64 // messages without effect, by reason
 	Aborted   uint64            // runs of programs that ended in arithmetic without a result
 	Fallbacks map[string]uint64 // by reason
 }
 
-// NewAgent returns an agent that is not connected yet. Its flows ask for an algorithm
-// by that name, if it is not empty.
+// NewAgent returns an agent that is not connected yet. Its flows ask it for the algorithm, unless that
+// is empty.
 func NewAgent(name, algorithm string, t Transmit) (*Agent, error) {
 	if len(algorithm) > MaxName {
 		return nil, fmt.Errorf("ccp: the name of an algorithm has %d bytes; it may have %d", len(algorithm), MaxName)
@@ -98,8 +97,8 @@ func NewAgent(name, algorithm string, t Transmit) (*Agent, error) {
 	}, nil
 }
 
-// Connect says that an agent is there, a new one as far as anybody knows: what an earlier
-// one installed is forgotten, and flows are announced to it.
+// Connect begins a connection to an agent. It forgets earlier programs, since the agent may be a new
+// process, and flows are announced to it.
 func (a *Agent) Connect(now cc.Time, datapath uint32) error {
 	a.mu.Lock()
 	a.last++
@@ -110,25 +109,24 @@ func (a *Agent) Connect(now cc.Time, datapath uint32) error {
 	if err := a.transmit(Ready{datapath}.Append(nil)); err != nil {
 		return err
 	}
-	a.epoch.Store(epoch) // only now, as the Ready has the agent forget what was announced before
+	a.epoch.Store(epoch) // after the Ready, because at a Ready the agent forgets flows announced before
 	a.wakeAll(now)
 	return nil
 }
 
-// Lost reports that the agent is gone: flows go on without it.
-func (a *Agent) Lost(now cc.Time) {
+// Disconnect ends the connection. Flows continue under their fallback.
+func (a *Agent) Disconnect(now cc.Time) {
 	a.epoch.Store(0)
 	a.wakeAll(now)
 }
 
-// Unread says since when a message has waited to be read; 0: none does.
-func (a *Agent) Unread(since cc.Time) { a.unread.Store(int64(since)) }
+// SetUnread sets since when a message to the agent has been unread; 0: none is.
+func (a *Agent) SetUnread(since cc.Time) { a.unread.Store(int64(since)) }
 
-// Connected reports whether an agent is there.
-func (a *Agent) Connected() bool { return a.epoch.Load() != 0 }
+// IsConnected reports whether an agent is connected.
+func (a *Agent) IsConnected() bool { return a.epoch.Load() != 0 }
 
-// wakeAll lets every flow look at what has changed. Flows are woken without the lock, since each takes that of its
-// group.
+// wakeAll makes every flow look for changes. It does not hold mu then, since each flow takes the lock of its group.
 func (a *Agent) wakeAll(now cc.Time) {
 	a.mu.Lock()
 	flows := slices.Collect(maps.Values(a.flows))
@@ -154,14 +152,13 @@ func (a *Agent) sendMessage(b []byte) error {
 // errGone is the error of a message while no agent is connected.
 var errGone = errors.New("no agent is there")
 
-// Receive takes a datagram of the agent. An error wraps ErrMalformed, and what is behind
-// it in the datagram is not looked at; messages about flows and programs that there are
-// none of are late, and only counted.
+// Receive handles a datagram of the agent. Errors wrap ErrMalformed; the rest of the datagram is not
+// read then. Messages about flows and programs that do not exist are late, and only counted.
 func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 	for len(datagram) > 0 {
 		m, rest, err := Next(datagram)
 		if err == nil {
-			err = a.takeMessage(now, m)
+			err = a.handleMessage(now, m)
 		}
 		if err != nil {
 			a.CountMalformed()
@@ -172,11 +169,11 @@ func (a *Agent) Receive(now cc.Time, datagram []byte) error {
 	return nil
 }
 
-// CountMalformed counts a message that was malformed, as Receive does. It is for those that cannot be handed to it.
+// CountMalformed counts a malformed message that cannot be passed to Receive, for example because of its length.
 func (a *Agent) CountMalformed() { a.counters.refused[malformed].Add(1) }
 
-// takeMessage acts on one message. Kinds that an agent does not send are counted and ignored.
-func (a *Agent) takeMessage(now cc.Time, m Message) error {
+// handleMessage handles one message. Kinds that an agent does not send are counted and ignored.
+func (a *Agent) handleMessage(now cc.Time, m Message) error {
 	switch m.Kind {
 	case KindInstall:
 		in, err := m.Install()
@@ -190,7 +187,7 @@ func (a *Agent) takeMessage(now cc.Time, m Message) error {
 			return err
 		}
 		a.decideFlow(now, c)
-	case KindReady: // the agent has begun anew, and knows no flow
+	case KindReady: // the agent has started, and knows no flow
 		a.starts.Add(1)
 		if !a.Inline {
 			a.wakeAll(now)
@@ -201,8 +198,8 @@ func (a *Agent) takeMessage(now cc.Time, m Message) error {
 	return nil
 }
 
-// installProgram verifies a program and keeps it for the flows that will name it. A program of a number that is
-// known replaces the former one; flows that run that keep it.
+// installProgram verifies a program and stores it by its number. Flows that run a former program of that number keep
+// running it.
 func (a *Agent) installProgram(in Install) error {
 	p, err := in.Verify()
 	if err != nil {
@@ -210,7 +207,7 @@ func (a *Agent) installProgram(in Install) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p.id == 1 { // numbers count from 1: the agent has started anew
+	if p.id == 1 { // agents count from 1, so this one has started anew
 		clear(a.programs)
 	}
 	if a.programs[p.id] == nil && len(a.programs) == maxPrograms {
@@ -220,7 +217,7 @@ func (a *Agent) installProgram(in Install) error {
 	return nil
 }
 
-// decideFlow hands a decision to its flow.
+// decideFlow passes a decision to its flow.
 func (a *Agent) decideFlow(now cc.Time, c Change) {
 	a.mu.Lock()
 	f, p := a.flows[c.Flow], a.programs[c.Program]
@@ -240,7 +237,7 @@ func (a *Agent) decideFlow(now cc.Time, c Change) {
 	}
 }
 
-// openFlow gives a flow a number that no message in flight is about.
+// openFlow gives a flow a new number, so that messages in flight are not about it.
 func (a *Agent) openFlow(f *Flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -251,14 +248,14 @@ func (a *Agent) openFlow(f *Flow) {
 	a.flows[f.id] = f
 }
 
-// closeFlow forgets a flow: later messages about its number are counted as late.
+// closeFlow removes a flow. Later messages about its number are counted as late.
 func (a *Agent) closeFlow(f *Flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.flows, f.id)
 }
 
-// Counters returns what there is and what has happened.
+// Counters returns the state and the counters.
 func (a *Agent) Counters() Counters {
 	a.mu.Lock()
 	flows, programs := len(a.flows), len(a.programs)

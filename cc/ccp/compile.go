@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// typ is what a value of a program's text is.
+// typ is the type of a value in a program's text.
 type typ uint8
 
 const (
@@ -22,7 +22,7 @@ var primitiveNames = [primitives]string{
 	"Flow.packets_in_flight", "Flow.rate_incoming", "Flow.rate_outgoing", "Flow.rtt_sample_us", "Flow.was_timeout",
 }
 
-// implicitNames are those that a text may use, in the order of their indexes.
+// implicitNames are the names of implicit registers that a text may use, in the order of their indexes.
 var implicitNames = [implicits]string{implicitMicros: "Micros", implicitCwnd: "Cwnd", implicitRate: "Rate"}
 
 // Code is a compiled program.
@@ -30,10 +30,10 @@ type Code struct {
 	Events       []Event
 	Instructions []Instruction
 	Fields       []string            // of a report, in order, without "Report."
-	Registers    map[string]Register // that an agent may set, by name: Cwnd, Rate, and control
+	Registers    map[string]Register // those that an agent may set, by name: Cwnd, Rate, and control variables
 }
 
-// Install is the message that installs the program under a number above 0.
+// Install returns the message that installs the program under a number above 0.
 func (c *Code) Install(program uint32) Install {
 	return Install{Program: program, Events: c.Events, Instructions: c.Instructions}
 }
@@ -44,7 +44,7 @@ type variable struct {
 	typ typ
 }
 
-// compiler translates one program. Registers of a class are numbered in the order in which they come.
+// compiler translates one program. It numbers the registers of a class in the order of their appearance.
 type compiler struct {
 	code  Code
 	names map[string]*variable
@@ -114,7 +114,7 @@ func (c *compiler) declareVariables(list []decl, kept, volatile Class) error {
 	return nil
 }
 
-// emitDefinitions emits the first values, in the order of names.
+// emitDefinitions emits the definitions of first values, in the order of names.
 func (c *compiler) emitDefinitions(list []decl) {
 	slices.SortFunc(list, func(a, b decl) int { return strings.Compare(a.name, b.name) })
 	for _, d := range list {
@@ -130,11 +130,11 @@ func (c *compiler) emitInstruction(op Op, result, left, right Register) {
 	c.code.Instructions = append(c.code.Instructions, Instruction{op, result, left, right})
 }
 
-// nextIndex is the index of the next instruction.
+// nextIndex returns the index of the next instruction.
 func (c *compiler) nextIndex() uint32 { return uint32(len(c.code.Instructions)) }
 
-// compileEvent translates one (when flag body …): first the flag, then each expression of the body. Temporaries begin
-// anew with each expression, because none of them is used after it.
+// compileEvent translates one (when flag body …): first the flag, then each expression of the body. The numbers of
+// temporaries begin anew with each expression, because no other one uses them.
 func (c *compiler) compileEvent(e clause) error {
 	at := Event{Flag: c.nextIndex()}
 	if err := c.compileFlag(e.flag); err != nil {
@@ -173,7 +173,7 @@ func (c *compiler) compileFlag(n node) error {
 	return nil
 }
 
-// compileExpr emits an expression, and returns where its value is.
+// compileExpr emits an expression, and returns the register and the type of its value.
 func (c *compiler) compileExpr(n node) (Register, typ, error) {
 	switch {
 	case n.op == "" && n.atom == "":
@@ -199,7 +199,7 @@ func (c *compiler) compileExpr(n node) (Register, typ, error) {
 	}
 }
 
-// lookUpName finds a name; one that is not known is a local's.
+// lookUpName returns the variable of a name. An unknown name becomes a local variable.
 func (c *compiler) lookUpName(name string) *variable {
 	v := c.names[name]
 	if v == nil {
@@ -241,7 +241,7 @@ func (c *compiler) compileBind(left, right node) (Register, typ, error) {
 	return v.reg, v.typ, nil
 }
 
-// compileOperands emits what an operation takes, and checks what it is.
+// compileOperands emits the operands of an operation, and checks their types.
 func (c *compiler) compileOperands(n node, op Op) (a, b Register, err error) {
 	want := [2]typ{numType, numType}
 	switch {

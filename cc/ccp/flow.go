@@ -8,15 +8,13 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// How often a flow is announced until the agent answers: soon where its queue was full. An agent built
-// on portus begins the flow anew with each announcement, so one that answers late is left more and more time.
+// A flow is announced repeatedly until the agent answers. The delays double from minCreateDelay to maxCreateDelay,
+// because an agent built on portus starts the flow anew with each announcement, and may need more time to answer.
 const (
-	createSoon  = 5 * time.Millisecond
-	createFirst = 100 * time.Millisecond
-	createLast  = 30 * time.Second
-
-	// afterFailing is when a flow is announced again after its program has failed.
-	afterFailing = time.Second
+	minCreateDelay = 100 * time.Millisecond
+	maxCreateDelay = 30 * time.Second
+	fullQueueDelay = 5 * time.Millisecond // after an announcement for which the agent's queue had no room
+	afterFailing   = time.Second          // after the flow's program has failed
 )
 
 // Flow is the algorithm that an agent decides: it runs the agent's program for each
@@ -27,31 +25,31 @@ const (
 //	    └── gone, program ───┘                               │
 //	    └── gone, Ready of the agent, silent for long ───────┘
 //
-// All methods are called with the lock of the flow's group held, but for stageDecision and wakeGroup, which other
-// goroutines call.
-// Two fields have locks of their own: id that of the agent, staged the flow's mu.
+// All methods are called with the lock of the flow's group held, except stageDecision and wakeGroup, which other
+// goroutines call. The agent's lock guards id, and mu guards staged.
 //
-// A suspended flow keeps its number and its program, which goes on reporting while the fallback decides. So an agent
-// that was slow loses none of its state.
+// A suspended flow keeps its number and its program, which continues to report while the fallback decides. So a slow
+// agent loses none of its state.
 type Flow struct {
-	agent    *Agent // nil: there is none at all
-	cfg      cc.Config
-	fallback cc.Spec
-	waker    func(cc.Time)
-	most     float64 // packets
-	silence  time.Duration
+	agent     *Agent // nil: the fallback decides alone
+	cfg       cc.Config
+	fallback  cc.Spec
+	waker     func(cc.Time)
+	maxWindow float64       // packets
+	silence   time.Duration // how long the agent may leave all reports unanswered
 
 	standby   cc.Algorithm // decides while the agent does not; nil: the agent does
 	suspended bool         // standby decides, and the agent knows the flow
-	ctl       cc.Control   // what the agent has asked for
+	ctl       cc.Control   // limits that the agent has asked for
 	allowance allowance
-	resumed   cc.Bytes // largest window of a resumed flow, until that is what the agent asks for; 0: not bounded
+	resumed   cc.Bytes // bound of a resumed flow's window, until it reaches the one of ctl; 0: none
 	machine   machine
-	epoch     uint64 // of the agent's connection to which the flow was announced; 0: to none
-	starts    uint64 // Agent.starts when the agent last decided
-	at        cc.Time
-	retry     time.Duration // to the next Create
-	create    cc.Time       // when it is due; 0: none is
+	epoch     uint64  // Agent.epoch when the flow was announced; 0: it was not
+	starts    uint64  // Agent.starts when the agent last decided
+	now       cc.Time // of the current event
+
+	createDelay time.Duration // from the next Create to the one after it
+	createAt    cc.Time       // when the next Create is due; 0: none is
 
 	mss       cc.Bytes
 	rtt       time.Duration // newest sample
@@ -59,11 +57,11 @@ type Flow struct {
 	rate      cc.Rate // newest sample
 	acked     packets
 	marked    packets
-	asked     cc.Time // first report since the agent was last heard; 0: none
-	failed    cc.Time // since when each run has been aborted; 0: the last was not
-	aborted   int     // runs since then
-	fields    []uint64
-	out       []byte
+	asked     cc.Time  // first report since the agent last decided; 0: none
+	failed    cc.Time  // since when each run has been aborted; 0: the last was not
+	aborted   int      // runs since then
+	fields    []uint64 // scratch: of a report
+	out       []byte   // scratch: a message
 	reports   uint64
 	dropped   uint64
 	decisions uint64
@@ -71,19 +69,19 @@ type Flow struct {
 
 	id uint32 // guarded by the agent's mutex; a flow's own calls may read it
 
-	mu     sync.Mutex // guards what has come and not been looked at yet
+	mu     sync.Mutex
 	staged staged
 }
 
-// staged is what the agent has decided and the next run begins with.
+// staged is a decision of the agent that the flow's next event puts into force.
 type staged struct {
-	any     bool
-	program *Program // nil: the present one
-	n       int
+	any     bool     // there is a decision
+	program *Program // nil: the current one stays
+	n       int      // of updates
 	updates [maxUpdates]Update
 }
 
-// packets counts bytes in packets, each rest with the next.
+// packets converts bytes to packets, and carries the remainder over to the next conversion.
 type packets struct{ rest cc.Bytes }
 
 // packetsOf returns n bytes in packets of mss bytes, rounded to the nearest with what earlier calls left over.
@@ -94,8 +92,7 @@ func (p *packets) packetsOf(n, mss cc.Bytes) uint64 {
 	return uint64(whole)
 }
 
-// newFlow returns a flow that its fallback decides, until a program of the agent a does; nil: there is no agent at
-// all.
+// newFlow returns a flow for which the fallback decides until a program of the agent a does; nil: for ever.
 func newFlow(cfg cc.Config, a *Agent) *Flow {
 	fallback, err := cc.Lookup(fallbackNames()[int(cfg.Params["fallback"])])
 	if err != nil {
@@ -103,10 +100,10 @@ func newFlow(cfg cc.Config, a *Agent) *Flow {
 	}
 	f := &Flow{
 		agent: a, cfg: cfg, fallback: fallback, waker: cfg.Wake, mss: cfg.MSS,
-		most: cfg.Params["max_window"], silence: time.Duration(cfg.Params["silence"] * float64(time.Second)),
-		retry: createFirst,
+		maxWindow: cfg.Params["max_window"], silence: time.Duration(cfg.Params["silence"] * float64(time.Second)),
+		createDelay: minCreateDelay,
 	}
-	f.cfg.Params, _ = fallback.Resolve(nil) // the defaults go together
+	f.cfg.Params, _ = fallback.Resolve(nil) // defaults never fail
 	f.standby = fallback.New(f.cfg)
 	if a != nil {
 		a.openFlow(f)
@@ -114,7 +111,7 @@ func newFlow(cfg cc.Config, a *Agent) *Flow {
 	return f
 }
 
-// wakeGroup has the flow manager run the flow soon, at now, from another goroutine than its group's.
+// wakeGroup makes the flow manager run the flow soon. Other goroutines than the group's call it.
 func (f *Flow) wakeGroup(now cc.Time) {
 	if f.waker != nil {
 		f.waker(now)
@@ -163,7 +160,7 @@ func (f *Flow) OnLoss(l cc.Loss) {
 	f.runProgram(l.State)
 }
 
-// OnTick looks whether the agent is there and what it has said.
+// OnTick looks for decisions of the agent, and runs the fallback's timer.
 func (f *Flow) OnTick(s cc.State) {
 	f.readState(s)
 	f.chooseDecider(s)
@@ -174,18 +171,18 @@ func (f *Flow) OnTick(s cc.State) {
 	}
 }
 
-// readState takes over the time and the segment size that each call of the algorithm brings.
+// readState sets the time and the segment size from the state of an event.
 func (f *Flow) readState(s cc.State) {
-	f.at = max(f.at, s.Now) // members of a group report in any order within a tick
+	f.now = max(f.now, s.Now) // members of a group report in any order within a tick
 	if s.MSS > 0 {
 		f.mss = s.MSS
 	}
 }
 
-// Control returns the limits of whoever decides.
+// Control returns the limits of the agent or of the fallback.
 func (f *Flow) Control() cc.Control {
 	if f.standby == nil {
-		ctl := f.allowance.limit(f.ctl, cc.InitialCwndPackets*f.mss)
+		ctl := f.allowance.limitControl(f.ctl, cc.InitialCwndPackets*f.mss)
 		if f.resumed > 0 {
 			ctl.Cwnd = min(ctl.Cwnd, f.resumed)
 		}
@@ -193,13 +190,13 @@ func (f *Flow) Control() cc.Control {
 	}
 	ctl := f.standby.Control()
 	ctl.Phase = "fallback"
-	if f.create != 0 && (ctl.NextTick == 0 || f.create < ctl.NextTick) {
-		ctl.NextTick = f.create
+	if f.createAt != 0 && (ctl.NextTick == 0 || f.createAt < ctl.NextTick) {
+		ctl.NextTick = f.createAt
 	}
 	return ctl
 }
 
-// Inspect shows who decides.
+// Inspect returns the values of Spec.Internals.
 func (f *Flow) Inspect() cc.Internals {
 	in := cc.Internals{2: float64(f.reports), float64(f.dropped), float64(f.decisions), float64(f.fallbacks)}
 	if f.standby == nil {
@@ -208,7 +205,7 @@ func (f *Flow) Inspect() cc.Internals {
 	return in
 }
 
-// Close has the agent forget the flow.
+// Close closes the flow at the agent.
 func (f *Flow) Close() {
 	if f.agent == nil {
 		return
@@ -224,64 +221,64 @@ func (f *Flow) Close() {
 func (f *Flow) closeAtAgent() {
 	if f.epoch != 0 && f.epoch == f.agent.epoch.Load() {
 		f.out = Measure{Flow: f.id}.Append(f.out[:0])
-		_ = f.agent.sendMessage(f.out) // lost, it costs the agent some memory
+		_ = f.agent.sendMessage(f.out) // if it is lost, the agent only keeps some memory
 	}
 }
 
-// chooseDecider finds out who decides now, and takes in what the agent has said.
+// chooseDecider puts decisions of the agent into force, and switches between the agent and the fallback.
 func (f *Flow) chooseDecider(s cc.State) {
 	if f.agent == nil {
 		return
 	}
 	if f.standby == nil {
-		if why, over := f.agentIsOver(s); over {
+		if why, should := f.shouldFallBack(s); should {
 			f.fallBack(s, why)
 		}
 	}
 	if f.suspended && f.isForgotten(s) {
-		f.renumber()
+		f.renumberFlow()
 	}
-	f.applyStaged(s.Now) // where an answer has come another announcement would make the agent begin anew
+	f.applyStaged(s.Now) // before announceFlow, since another Create would make the agent start the flow anew
 	if f.standby != nil && !f.suspended {
 		f.announceFlow(s)
 		f.applyStaged(s.Now) // in virtual time the answer is there
 	}
 }
 
-// announceFlow tells the agent of the flow, until it answers.
+// announceFlow sends a Create if one is due.
 func (f *Flow) announceFlow(s cc.State) {
 	epoch := f.agent.epoch.Load()
 	if epoch != f.epoch {
-		f.epoch, f.retry, f.create = epoch, createFirst, s.Now
+		f.epoch, f.createDelay, f.createAt = epoch, minCreateDelay, s.Now
 	}
 	if epoch == 0 {
-		f.create = 0
+		f.createAt = 0
 		return
 	}
-	if s.Now < f.create {
+	if s.Now < f.createAt {
 		return
 	}
 	if unread := cc.Time(f.agent.unread.Load()); unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT) {
-		f.create = s.Now.Add(createFirst) // no agent would read it
+		f.createAt = s.Now.Add(minCreateDelay) // the agent does not read at present
 		return
 	}
 	f.out = Create{
-		Flow: f.id, InitialCwnd: clampToUint32(f.firstWindow()), MSS: clampToUint32(f.mss), Algorithm: f.agent.algorithm,
+		Flow: f.id, InitialCwnd: clampToUint32(f.initialWindow()), MSS: clampToUint32(f.mss), Algorithm: f.agent.algorithm,
 		Local: f.cfg.Ends.From, Remote: f.cfg.Ends.To,
 	}.Append(f.out[:0])
 	if err := f.agent.sendMessage(f.out); err != nil {
-		f.create = s.Now.Add(createSoon)
+		f.createAt = s.Now.Add(fullQueueDelay)
 		return
 	}
-	f.create = s.Now.Add(f.retry)
-	f.retry = min(2*f.retry, createLast)
+	f.createAt = s.Now.Add(f.createDelay)
+	f.createDelay = min(2*f.createDelay, maxCreateDelay)
 }
 
-// firstWindow is what an agent starts from: some never go below it.
-func (f *Flow) firstWindow() cc.Bytes { return min(f.cfg.InitialCwnd, cc.InitialCwndPackets*f.mss) }
+// initialWindow returns the window that the agent starts with. It is small, since some agents never go below it.
+func (f *Flow) initialWindow() cc.Bytes { return min(f.cfg.InitialCwnd, cc.InitialCwndPackets*f.mss) }
 
-// stageDecision keeps a decision until the flow's next event. A program replaces what was decided
-// before; registers are set one by one.
+// stageDecision stores a decision until the flow's next event. A program replaces earlier decisions.
+// Without one, its updates are added to the earlier ones.
 func (f *Flow) stageDecision(p *Program, updates []Update) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -304,7 +301,7 @@ func (f *Flow) stageDecision(p *Program, updates []Update) {
 	}
 }
 
-// applyStaged puts into force what the agent has decided.
+// applyStaged puts the stored decision into force.
 func (f *Flow) applyStaged(now cc.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -314,7 +311,7 @@ func (f *Flow) applyStaged(now cc.Time) {
 	}
 	st.any = false
 	if f.suspended {
-		f.resume()
+		f.resumeFlow()
 	}
 	if st.program != nil {
 		f.startProgram(st.program, now)
@@ -332,8 +329,8 @@ func (f *Flow) applyStaged(now cc.Time) {
 // startProgram lets the agent's program decide from now on.
 func (f *Flow) startProgram(p *Program, now cc.Time) {
 	if f.standby != nil {
-		f.ctl = cc.Control{Cwnd: f.firstWindow(), Phase: "agent"}
-		f.standby, f.create, f.resumed = nil, 0, 0
+		f.ctl = cc.Control{Cwnd: f.initialWindow(), Phase: "agent"}
+		f.standby, f.createAt, f.resumed = nil, 0, 0
 		f.agent.counters.steered.Add(1)
 	}
 	f.machine.resetProgram(p, microseconds(now))
@@ -354,42 +351,42 @@ func (f *Flow) setRegister(u Update) {
 	}
 }
 
-// leastWindow is in segments. A window of one waits for the receiver's delayed acknowledgement with
-// each segment, 40 ms or more; agents get there on short paths by arithmetic without a least window.
-const leastWindow = 2
+// minWindow is in segments. With a window of one, each segment waits for the receiver's delayed acknowledgement, 40 ms or
+// more. Agents without a minimum of their own compute such windows on short paths.
+const minWindow = 2
 
-// setCwnd keeps a window within what the rule lets an agent have.
+// setCwnd sets the agent's window, between minWindow and max_window.
 func (f *Flow) setCwnd(v uint64) {
-	least := leastWindow * f.mss
-	most := max(least, cc.Bytes(f.most*float64(f.mss)))
+	least := minWindow * f.mss
+	most := max(least, cc.Bytes(f.maxWindow*float64(f.mss)))
 	f.ctl.Cwnd = max(least, min(cc.Bytes(min(v, uint64(cc.MaxCwnd))), most))
 }
 
-// leastRate is in segments per second. At a byte per second the next acknowledgement, and with it the report that
-// the agent could answer with another rate, would come after minutes.
-const leastRate = 2
+// minRate is in segments per second. At a byte per second it would take minutes until the next acknowledgement, and so
+// until the report that the agent answers with another rate.
+const minRate = 2
 
-// setRate takes bytes per second; 32 bits of them, as libccp does. 0 is no limit.
+// setRate sets the agent's rate in bytes per second, cut to 32 bits as by libccp; 0: no limit.
 func (f *Flow) setRate(v uint64) {
 	rate := uint64(uint32(v))
 	if rate > 0 {
-		rate = max(rate, leastRate*uint64(f.mss))
+		rate = max(rate, minRate*uint64(f.mss))
 	}
 	f.ctl.PacingRate = cc.Rate(8 * rate)
 }
 
-// clockStart is what the time of agents begins with. They subtract windows of seconds from it without a sign, and a
-// kernel's clock, for which they were made, is hours up.
+// clockStart is the time of agents at our time 0. Agents were made for a kernel's clock, which is hours ahead, and
+// subtract windows of seconds from it without a sign.
 const clockStart = cc.Time(time.Hour)
 
-// microseconds is a time as agents see it.
+// microseconds returns a time by the clock of agents.
 func microseconds(t cc.Time) uint64 { return uint64(max(t, 0)+clockStart) / uint64(time.Microsecond) }
 
-// runProgram runs the program on the primitives, after the caller has set those of the event.
+// runProgram sets the primitives of the flow's state and runs the program. The caller has set those of the event.
 func (f *Flow) runProgram(s cc.State) {
 	r := f.machine.regs
 	p := r[slotPrimitives:]
-	p[primNow] = microseconds(f.at)
+	p[primNow] = microseconds(f.now)
 	p[primBytesInFlight] = uint64(max(s.Inflight, 0))
 	p[primPacketsInFlight] = uint64(max(s.Inflight+f.mss/2, 0) / f.mss)
 	p[primRTT] = noRTT
@@ -403,7 +400,7 @@ func (f *Flow) runProgram(s cc.State) {
 	inForce := f.Control()
 	cwnd, rate := uint64(inForce.Cwnd), uint64(inForce.PacingRate/8)
 	r[implicitCwnd], r[implicitRate] = cwnd, rate
-	if !f.machine.runOnce(microseconds(f.at)) {
+	if !f.machine.runOnce(microseconds(f.now)) {
 		f.agent.counters.aborted.Add(1)
 		if f.failed == 0 {
 			f.failed, f.aborted = s.Now, 0
@@ -423,7 +420,8 @@ func (f *Flow) runProgram(s cc.State) {
 	}
 }
 
-// sendReport sends what the program has folded. One that finds no room is part of the next.
+// sendReport sends the report's fields. If there is no room for it, the program goes on folding, and the next report
+// includes this one.
 func (f *Flow) sendReport(now cc.Time) {
 	f.fields = f.fields[:0]
 	for _, slot := range f.machine.program.reports {

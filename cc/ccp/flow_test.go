@@ -209,7 +209,7 @@ var faults = map[string]func(b *bench){
 		b.ack(1)
 	},
 	"stalled": func(b *bench) {
-		b.agent.Unread(b.now)
+		b.agent.SetUnread(b.now)
 		for range 100 {
 			b.ack(1)
 		}
@@ -280,7 +280,7 @@ func TestASlowAgentHasItsFlowBackWithItsLateAnswer(t *testing.T) {
 			assert.Greater(t, b.count(KindMeasure), reported, "the program goes on, for agents that answer few reports")
 			held := b.alg.Control().Cwnd
 
-			b.agent.Unread(0)
+			b.agent.SetUnread(0)
 			b.say(0, cwnd(400*1448))
 			require.True(t, b.steered())
 			assert.Equal(t, held, b.alg.Control().Cwnd, "no burst")
@@ -317,7 +317,7 @@ func TestASuspendedFlowIsAnnouncedAnewOnceTheAgentHasForgottenIt(t *testing.T) {
 	ready := func(b *bench) { require.NoError(b.t, b.agent.Receive(b.now, Ready{1}.Append(nil))) }
 	for name, happens := range map[string]func(*bench){
 		"the agent has gone": func(b *bench) {
-			b.agent.Lost(b.now)
+			b.agent.Disconnect(b.now)
 			b.connect(reports)
 		},
 		"it says Ready": ready,
@@ -333,7 +333,7 @@ func TestASuspendedFlowIsAnnouncedAnewOnceTheAgentHasForgottenIt(t *testing.T) {
 			b.now = b.now.Add(10 * time.Minute) // stopped, it keeps the flow
 			b.ack(1)
 			require.Equal(t, 1, b.count(KindCreate))
-			b.agent.Unread(0)
+			b.agent.SetUnread(0)
 			happens(b)
 			b.ack(1)
 			assert.Equal(t, 2, b.count(KindCreate))
@@ -484,7 +484,7 @@ func BenchmarkAcknowledgement(b *testing.B) {
 // Another goroutine's tick may come between.
 func TestTheAgentHearsOfTheDatapathFirst(t *testing.T) {
 	b := newBench(t, reports)
-	b.agent.Lost(b.now)
+	b.agent.Disconnect(b.now)
 	b.sent = nil
 	transmit := b.agent.transmit
 	b.agent.transmit = func(m []byte) error {

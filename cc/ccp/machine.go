@@ -2,7 +2,7 @@ package ccp
 
 import "math/bits"
 
-// noRTT is what a program reads where there is no sample yet.
+// noRTT is the value of the round trip while there is no sample.
 const noRTT = 1<<32 - 1
 
 // machine is a flow's registers under a program.
@@ -12,7 +12,7 @@ type machine struct {
 	zero    uint64 // µs by the flow's clock at which Micros is 0
 }
 
-// resetProgram puts a program in place, with the first values of its registers.
+// resetProgram sets the program and the first values of its registers.
 func (m *machine) resetProgram(p *Program, now uint64) {
 	m.program, m.zero = p, now
 	if cap(m.regs) < p.size {
@@ -28,7 +28,7 @@ func (m *machine) resetProgram(p *Program, now uint64) {
 	}
 }
 
-// renewVolatile gives volatile registers their first values, as each report does.
+// renewVolatile sets volatile registers to their first values, as after each report.
 func (m *machine) renewVolatile() {
 	for _, d := range m.program.presets {
 		if d.volatile {
@@ -37,16 +37,16 @@ func (m *machine) renewVolatile() {
 	}
 }
 
-// runOnce runs the program for one acknowledgement, loss or timeout. Its primitives and
-// present limits are in the registers. Where the arithmetic fails the rest of the program
-// is skipped, and nothing of it counts but what it has stored.
+// runOnce runs the program for one acknowledgement, loss or timeout. The caller has set the primitives
+// and the limits in the registers. Where the arithmetic fails, the rest of the program is skipped, and
+// values stored before remain.
 func (m *machine) runOnce(now uint64) (ok bool) {
 	r := m.regs
 	r[implicitFlag], r[implicitContinue], r[implicitReport] = 0, 0, 0
 	r[implicitMicros] = now - m.zero
 	ok = true
 	for _, e := range m.program.events {
-		ok = m.execute(e[0]) && (r[implicitFlag] == 0 || m.execute(e[1]))
+		ok = m.runSteps(e[0]) && (r[implicitFlag] == 0 || m.runSteps(e[1]))
 		if !ok || r[implicitFlag] != 0 && r[implicitContinue] == 0 {
 			break
 		}
@@ -55,8 +55,8 @@ func (m *machine) runOnce(now uint64) (ok bool) {
 	return ok
 }
 
-// execute executes a range of instructions; false: a result has no place in 64 bits.
-func (m *machine) execute(s span) bool {
+// runSteps executes a range of instructions; false: a result does not fit 64 bits, or a division is by 0.
+func (m *machine) runSteps(s span) bool {
 	r := m.regs
 	for _, in := range m.program.steps[s.from:s.to] {
 		left, right := r[in.left], r[in.right]
@@ -124,7 +124,7 @@ func boolValue(b bool) uint64 {
 	return 0
 }
 
-// ewmaOf is an average with a tenths of the old value; the first value counts whole.
+// ewmaOf returns an average with a tenths of the old value, or x for the first value.
 func ewmaOf(a, old, x uint64) (v uint64, ok bool) {
 	switch {
 	case old == 0:
@@ -139,8 +139,8 @@ func ewmaOf(a, old, x uint64) (v uint64, ok bool) {
 	return v, true
 }
 
-// maxWrap is the later of two sequence numbers of 32 bits; 0 is not set. Where they are half
-// of all numbers apart it is the smaller.
+// maxWrap returns the later of two sequence numbers of 32 bits; 0 counts as not set. If they are 2^31
+// apart, it returns the smaller one.
 func maxWrap(a, b uint64) uint64 {
 	left, right := uint32(a), uint32(b)
 	switch {

@@ -12,7 +12,7 @@ type node struct {
 	args []node
 	atom string // name, or empty for a number
 	num  uint32
-	kind typ // of an atom that is no name
+	kind typ // of a constant
 }
 
 // decl is a variable with its first value.
@@ -22,7 +22,7 @@ type decl struct {
 	first    node
 }
 
-// clause is a flag and what to do where it holds.
+// clause is a flag with the expressions that run if it is true.
 type clause struct {
 	flag node
 	body []node
@@ -35,10 +35,10 @@ type parser struct {
 	depth int // of the expression that is being read
 }
 
-// maxDepth bounds how deep expressions are nested; more have no registers.
+// maxDepth bounds the nesting of expressions. Deeper ones would have too few registers anyway.
 const maxDepth = 32
 
-// failf returns an error that names the line that the parser has come to.
+// failf returns an error with the current line.
 func (p *parser) failf(format string, args ...any) error {
 	line := 1 + strings.Count(p.text[:p.at], "\n")
 	return fmt.Errorf("%w: line %d: %s", ErrProgram, line, fmt.Sprintf(format, args...))
@@ -62,8 +62,8 @@ func (p *parser) skipComments() {
 	}
 }
 
-// takeText skips s, if it is next.
-func (p *parser) takeText(s string) bool {
+// skipText skips s if it is next, and reports whether it was.
+func (p *parser) skipText(s string) bool {
 	p.skipBlanks()
 	if !strings.HasPrefix(p.text[p.at:], s) {
 		return false
@@ -72,27 +72,27 @@ func (p *parser) takeText(s string) bool {
 	return true
 }
 
-// wantText takes s, and fails where something else is next.
+// wantText skips s, and fails where something else is next.
 func (p *parser) wantText(s string) error {
-	if !p.takeText(s) {
+	if !p.skipText(s) {
 		return p.failf("expected %q before %q", s, p.nextText())
 	}
 	return nil
 }
 
-// nextText is what comes next, for errors.
+// nextText returns the beginning of the text that comes next, for errors.
 func (p *parser) nextText() string { return p.text[p.at:min(len(p.text), p.at+12)] }
 
-// nameByte reports whether names of variables have the byte.
-func nameByte(c byte) bool {
+// isNameByte reports whether names of variables may have the byte.
+func isNameByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_'
 }
 
-// parseWord takes what names are made of.
+// parseWord reads the bytes of a name or a number.
 func (p *parser) parseWord() string {
 	p.skipBlanks()
 	from := p.at
-	for p.at < len(p.text) && nameByte(p.text[p.at]) {
+	for p.at < len(p.text) && isNameByte(p.text[p.at]) {
 		p.at++
 	}
 	return p.text[from:p.at]
@@ -104,9 +104,9 @@ func (p *parser) parseProgram() (report, plain []decl, events []clause, err erro
 	if err := p.wantText("(def"); err != nil {
 		return nil, nil, nil, err
 	}
-	for !p.takeText(")") {
-		if p.parseReport() {
-			for !p.takeText(")") {
+	for !p.skipText(")") {
+		if p.skipReportHead() {
+			for !p.skipText(")") {
 				d, err := p.parseDecl()
 				if err != nil {
 					return nil, nil, nil, err
@@ -139,14 +139,15 @@ func (p *parser) parseProgram() (report, plain []decl, events []clause, err erro
 	return report, plain, events, nil
 }
 
-// parseReport takes the beginning of a list of the report's fields; (Report.name …) is none.
-func (p *parser) parseReport() bool {
+// skipReportHead skips the beginning of a list of the report's fields, and reports whether it was next. (Report.name …)
+// is none.
+func (p *parser) skipReportHead() bool {
 	p.skipBlanks()
 	rest, is := strings.CutPrefix(p.text[p.at:], "(Report")
-	if !is || rest != "" && nameByte(rest[0]) {
+	if !is || rest != "" && isNameByte(rest[0]) {
 		return false
 	}
-	return p.takeText("(Report")
+	return p.skipText("(Report")
 }
 
 // parseDecl reads a declaration: (name value) or (volatile name value). Names that begin with __ are the compiler's
@@ -155,7 +156,7 @@ func (p *parser) parseDecl() (d decl, err error) {
 	if err := p.wantText("("); err != nil {
 		return d, err
 	}
-	d.volatile = p.takeText("volatile")
+	d.volatile = p.skipText("volatile")
 	if d.name = p.parseWord(); d.name == "" || strings.HasPrefix(d.name, "__") {
 		return d, p.failf("%q is no name", d.name)
 	}
@@ -173,7 +174,7 @@ func (p *parser) parseEvent() (c clause, err error) {
 	if c.flag, err = p.parseExpr(); err != nil {
 		return c, err
 	}
-	for p.skipComments(); !p.takeText(")"); p.skipComments() {
+	for p.skipComments(); !p.skipText(")"); p.skipComments() {
 		n, err := p.parseExpr()
 		if err != nil {
 			return c, err
@@ -198,7 +199,7 @@ var operators = map[string]Op{
 // it calls itself and the text comes from another process.
 func (p *parser) parseExpr() (n node, err error) {
 	p.skipComments()
-	if !p.takeText("(") {
+	if !p.skipText("(") {
 		return p.parseAtom()
 	}
 	p.skipBlanks()
@@ -231,11 +232,11 @@ func (p *parser) parseExpr() (n node, err error) {
 // parseAtom reads a constant, a number or the name of a variable.
 func (p *parser) parseAtom() (node, error) {
 	switch {
-	case p.takeText("true"):
+	case p.skipText("true"):
 		return node{num: 1, kind: boolType}, nil
-	case p.takeText("false"):
+	case p.skipText("false"):
 		return node{kind: boolType}, nil
-	case p.takeText("+infinity"):
+	case p.skipText("+infinity"):
 		return node{num: 1<<32 - 1, kind: numType}, nil
 	}
 	from := p.at

@@ -32,7 +32,7 @@ const (
 // Class is the kind of a register.
 type Class uint8
 
-// The classes. Volatile registers go back to their first value with each report.
+// The classes. Volatile registers return to their first value with each report.
 const (
 	ClassControl Class = iota
 	ClassImmediate
@@ -104,8 +104,8 @@ const (
 	maxUpdates      = maxNamed + 2
 )
 
-// registersOf is how many registers of a class a program may use.
-var registersOf = [classEnd]uint32{
+// maxRegisters bounds the registers that a program may use, by class.
+var maxRegisters = [classEnd]uint32{
 	ClassControl: maxNamed, ClassVolatileControl: maxNamed,
 	ClassReport: maxNamed, ClassVolatileReport: maxNamed,
 	ClassImplicit: implicits, ClassLocal: maxLocals, ClassPrimitive: primitives, ClassTemporary: maxTemporaries,
@@ -114,7 +114,7 @@ var registersOf = [classEnd]uint32{
 // ErrProgram is wrapped by every error about a program that cannot run.
 var ErrProgram = errors.New("program refused")
 
-// The first slots of a flow's registers; what a program names comes behind them.
+// The slots of a flow's registers: implicit ones, primitives, then those that the program names.
 const (
 	slotPrimitives = int(implicits)
 	slotNamed      = slotPrimitives + primitives
@@ -136,22 +136,22 @@ type preset struct {
 	value    uint64
 }
 
-// Program is a verified program. It is never changed, so flows share it.
+// Program is a verified program. It is immutable, so flows share it.
 type Program struct {
 	id      uint32
 	steps   []step
 	events  [][2]span // flag, body
 	presets []preset
 	consts  []preset
-	reports []uint16 // slots, in the order of their indexes
-	control map[uint32]uint16
-	size    int // slots
+	reports []uint16          // slots, in the order of their indexes
+	control map[uint32]uint16 // slots of control registers by index
+	size    int               // number of slots
 }
 
-// Fields is how many a report has.
+// Fields returns the number of fields of a report.
 func (p *Program) Fields() int { return len(p.reports) }
 
-// Verify checks a program; it runs afterwards without any check.
+// Verify checks a program, so that it can run without further checks.
 func (m Install) Verify() (*Program, error) {
 	fail := func(format string, args ...any) (*Program, error) {
 		return nil, fmt.Errorf("%w: program %d: %s", ErrProgram, m.Program, fmt.Sprintf(format, args...))
@@ -188,7 +188,7 @@ func (m Install) Verify() (*Program, error) {
 		}
 		p.events = append(p.events, [2]span{flag, body})
 	}
-	// What a program reports is what it has a first value for; their indexes begin at 0.
+	// The fields of a report are the report registers with a first value. Their indexes begin at 0.
 	for i := range v.defined {
 		slot, ok := v.slots[namedRegister(ClassReport, uint32(i))]
 		if !ok {
@@ -202,7 +202,7 @@ func (m Install) Verify() (*Program, error) {
 	return p, nil
 }
 
-// spanWithin returns the n entries from from on, unless some of them are beyond total.
+// spanWithin returns the span of n entries from from on; false: it ends beyond total.
 func spanWithin(from, n, total uint32) (span, bool) {
 	ok := from <= total && n <= total-from
 	return span{int(from), int(from) + int(n)}, ok
@@ -215,7 +215,7 @@ type verifier struct {
 	defined int // fields of the report
 }
 
-// namedRegister is a register under the class that all that share its index have.
+// namedRegister returns a register without the volatility in its class. Volatile and other registers share indexes.
 func namedRegister(c Class, i uint32) Register {
 	switch c {
 	case ClassVolatileControl:
@@ -226,14 +226,14 @@ func namedRegister(c Class, i uint32) Register {
 	return Register{c, i}
 }
 
-// slotOf returns a register's place.
+// slotOf returns a register's slot, and assigns one at the first use.
 func (v *verifier) slotOf(r Register) (uint16, error) {
 	if r.Class >= classEnd {
 		return 0, fmt.Errorf("there is no register of class %d", r.Class)
 	}
-	if r.Class != ClassImmediate && r.Index >= registersOf[r.Class] {
+	if r.Class != ClassImmediate && r.Index >= maxRegisters[r.Class] {
 		return 0, fmt.Errorf("there is no %s register %d: there are %d",
-			classNames[r.Class], r.Index, registersOf[r.Class])
+			classNames[r.Class], r.Index, maxRegisters[r.Class])
 	}
 	switch r.Class {
 	case ClassImplicit:
@@ -257,7 +257,7 @@ func (v *verifier) slotOf(r Register) (uint16, error) {
 	return s, nil
 }
 
-// addInstruction takes the next instruction.
+// addInstruction checks the next instruction and adds its step.
 func (v *verifier) addInstruction(in Instruction) error {
 	if in.Op >= opEnd {
 		return fmt.Errorf("there is no operation %d", in.Op)
@@ -286,7 +286,7 @@ func (v *verifier) addInstruction(in Instruction) error {
 	return nil
 }
 
-// defineValue notes a first value.
+// defineValue adds the first value of a register.
 func (v *verifier) defineValue(in Instruction, slot uint16) error {
 	if in.Right.Class != ClassImmediate {
 		return errors.New("a def of something other than a number")

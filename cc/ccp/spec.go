@@ -11,8 +11,7 @@ import (
 // Family is the first word of the algorithms' names: ccp:NAME is what agent NAME decides.
 const Family = "ccp"
 
-// init makes every name ccp:NAME known to the registry. Which agents there are is known only where a proxy is
-// configured.
+// init registers every name ccp:NAME, because only the configuration of a proxy tells which agents there are.
 func init() {
 	cc.RegisterFamily(Family, func(name string) (cc.Spec, error) {
 		if err := CheckName(name); err != nil {
@@ -35,8 +34,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Spec is the algorithm that a decides. Where no agent is given at all, as by the
-// registry, the fallback decides alone.
+// Spec returns the algorithm with which flows follow the agent.
 func (a *Agent) Spec() cc.Spec { return specFor(a.name, a) }
 
 // specFor describes the algorithm ccp:name. With a nil agent the fallback decides alone, as in the registry's lists.
@@ -73,7 +71,7 @@ func specFor(name string, a *Agent) cc.Spec {
 	}.Answering()
 }
 
-// fallbackNames are the algorithms that need no agent: those that are registered.
+// fallbackNames returns the algorithms that need no agent: the registered ones.
 func fallbackNames() []string {
 	var names []string
 	for _, s := range cc.Specs() {
@@ -86,8 +84,8 @@ func fallbackNames() []string {
 type reason int
 
 const (
-	gone    reason = iota // no agent reads there any more
-	stalled               // a message waits unread for too long
+	gone    reason = iota // no agent is connected, or it has started anew
+	stalled               // a message has been unread for too long
 	silent                // reports are read and not answered
 	failing               // the program's arithmetic has no result
 	reasons
@@ -95,12 +93,12 @@ const (
 
 var reasonNames = [reasons]string{"gone", "stalled", "silent", "program"}
 
-// Patience is how long a message may wait unread: three round trips, and no less than a
-// busy machine may take to give a process its turn.
-func Patience(srtt time.Duration) time.Duration { return max(3*srtt, leastPatience) }
+// Patience returns how long a message may be unread: three round trips, and no less than a process may
+// wait for a processor on a busy machine.
+func Patience(srtt time.Duration) time.Duration { return max(3*srtt, minPatience) }
 
-const leastPatience = 100 * time.Millisecond
+const minPatience = 100 * time.Millisecond
 
-// leastAborted is how many runs in a row have to be aborted until a program counts as failing: after one that was,
-// nothing may come for long, as where a timer has fired.
-const leastAborted = 8
+// minAborted is how many runs in a row must be aborted until a program counts as failing. One is not enough, because the
+// next run may come late, for example after a retransmission timeout.
+const minAborted = 8

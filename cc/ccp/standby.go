@@ -2,46 +2,46 @@ package ccp
 
 import "github.com/penstock-net/penstock/cc"
 
-// agentIsOver says whether the agent decides no more, and why.
-func (f *Flow) agentIsOver(s cc.State) (why reason, over bool) {
+// shouldFallBack reports whether the agent must decide no longer, and why.
+func (f *Flow) shouldFallBack(s cc.State) (why reason, should bool) {
 	unread := cc.Time(f.agent.unread.Load())
 	switch {
 	case f.epoch != f.agent.epoch.Load():
 		return gone, true
 	case f.starts != f.agent.starts.Load() && f.asked != 0 && s.Now.Sub(f.asked) > Patience(s.SRTT):
-		return gone, true // it has begun anew, and answers for this flow no more
+		return gone, true // the agent has started anew, and does not know this flow
 	case unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT):
 		return stalled, true
 	case f.asked != 0 && s.Now.Sub(f.asked) > f.silence:
 		return silent, true
-	case f.failed != 0 && f.aborted >= leastAborted && s.Now.Sub(f.failed) > Patience(s.SRTT):
+	case f.failed != 0 && f.aborted >= minAborted && s.Now.Sub(f.failed) > Patience(s.SRTT):
 		return failing, true
 	}
 	return 0, false
 }
 
-// isForgotten reports whether the agent does not know a suspended flow any more: it has gone, has begun anew, or has
-// read reports and answered none for as long again as made it count as silent.
+// isForgotten reports whether the agent does not know a suspended flow any more. It has gone, has started anew, or has
+// read reports without an answer for twice the time after which it counts as silent.
 func (f *Flow) isForgotten(s cc.State) bool {
 	if f.epoch != f.agent.epoch.Load() || f.starts != f.agent.starts.Load() {
 		return true
 	}
-	if f.agent.unread.Load() != 0 { // it cannot have answered what it has not read
+	if f.agent.unread.Load() != 0 { // unread reports cannot be answered
 		f.asked = s.Now
 	}
 	return f.asked != 0 && s.Now.Sub(f.asked) > 2*f.silence
 }
 
-// fallBack lets the fallback decide: from the window that there is, but with no more than
-// what has arrived of late in a round trip, or ten segments. The path is known to carry
-// that. An agent that is slow keeps the flow.
+// fallBack makes the fallback decide. It starts from the window in force, but with no more than the path
+// has recently delivered in a round trip, or ten segments. A slow agent keeps the flow, which is
+// suspended.
 func (f *Flow) fallBack(s cc.State, why reason) {
 	least := cc.InitialCwndPackets * f.mss
 	inForce := f.Control().Cwnd
 	cfg := f.cfg
 	cfg.MSS, cfg.Wake, cfg.Ssthresh = f.mss, nil, 0
-	if arrived := f.allowance.delivered(); arrived >= least {
-		cfg.Ssthresh = min(inForce, arrived)
+	if delivered := f.allowance.deliveredPerRTT(); delivered >= least {
+		cfg.Ssthresh = min(inForce, delivered)
 	}
 	cfg.InitialCwnd = max(f.mss, min(inForce, max(least, cfg.Ssthresh)))
 	f.standby = f.fallback.New(cfg)
@@ -52,30 +52,30 @@ func (f *Flow) fallBack(s cc.State, why reason) {
 	if f.suspended {
 		return
 	}
-	f.renumber()
+	f.renumberFlow()
 	if why == failing { // the same program would fail again
-		f.epoch, f.create = f.agent.epoch.Load(), s.Now.Add(afterFailing)
+		f.epoch, f.createAt = f.agent.epoch.Load(), s.Now.Add(afterFailing)
 	}
 }
 
-// renumber makes the flow a new one to the agent: what the agent says about the old one is late.
-func (f *Flow) renumber() {
+// renumberFlow gives the flow a new number, so that it is a new flow to the agent. Messages about the old one are late.
+func (f *Flow) renumberFlow() {
 	f.closeAtAgent()
 	f.agent.openFlow(f)
 	f.suspended = false
-	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
+	f.epoch, f.createAt, f.createDelay, f.asked, f.failed = 0, 0, minCreateDelay, 0, 0
 	f.mu.Lock()
 	f.staged = staged{}
 	f.mu.Unlock()
 }
 
-// resume lets the agent decide again for a suspended flow. The window goes on from that of the fallback: it rises to
-// what the agent asked for last as in slow start, and does not fall until the agent asks for less.
-func (f *Flow) resume() {
+// resumeFlow lets the agent decide again for a suspended flow. The window starts from that of the fallback. It rises to
+// the one that the agent asked for last as in slow start, and does not fall until the agent asks for less.
+func (f *Flow) resumeFlow() {
 	held := f.standby.Control().Cwnd
 	f.standby, f.suspended = nil, false
 	f.failed = 0
-	f.resumed = max(held, leastWindow*f.mss)
+	f.resumed = max(held, minWindow*f.mss)
 	f.ctl.Cwnd = max(f.ctl.Cwnd, held)
 	f.agent.counters.steered.Add(1)
 }

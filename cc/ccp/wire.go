@@ -1,9 +1,9 @@
-// Package ccp is the datapath side of a congestion control plane: an agent, a process
-// of its own, installs programs that fold acknowledgements into reports, and answers
-// reports with windows and rates (Narayan, "The Design and Implementation of a
-// Congestion Control Plane", MIT 2019). The messages and programs are those of the
-// authors' portus and libccp, so unmodified agents drive it. Like all of cc it does no
-// I/O: an Agent is given a function that sends, and what arrives is handed in.
+// Package ccp is the datapath side of a congestion control plane. An agent, which is another process,
+// installs programs that fold acknowledgements into reports, and answers reports with windows and
+// rates (Narayan, "The Design and Implementation of a Congestion Control Plane", MIT 2019). The
+// messages and programs are those of the authors' portus and libccp, so unmodified agents drive it.
+// Like all of cc it does no I/O: the caller gives an Agent a function that sends, and passes it the
+// datagrams that arrive.
 package ccp
 
 import (
@@ -60,7 +60,7 @@ var ErrMalformed = errors.New("malformed message")
 
 var le = binary.LittleEndian
 
-// Create tells the agent of a new flow.
+// Create announces a new flow to the agent.
 type Create struct {
 	Flow          uint32
 	InitialCwnd   uint32 // bytes
@@ -76,14 +76,14 @@ type Measure struct {
 	Fields  []uint64
 }
 
-// Install brings a program, which is not verified yet.
+// Install has a program, which is not verified yet.
 type Install struct {
 	Program      uint32
 	Events       []Event
 	Instructions []Instruction
 }
 
-// Event is a flag and, where that comes out as not 0, a body: ranges of instructions.
+// Event has two ranges of instructions: a flag, and a body that runs if the flag is not 0.
 type Event struct{ Flag, Flags, Body, Bodies uint32 }
 
 // Update sets one register.
@@ -99,10 +99,10 @@ type Change struct {
 	Updates []Update
 }
 
-// Ready tells the agent that a datapath has started.
+// Ready announces a datapath that has started. Agents send it, too, when they start.
 type Ready struct{ Datapath uint32 }
 
-// appendHeader appends what each message begins with: kind, length in bytes with the header, and flow.
+// appendHeader appends the header of a message: kind, length in bytes with the header, and flow.
 func appendHeader(b []byte, k Kind, length int, flow uint32) []byte {
 	b = le.AppendUint16(b, uint16(k))
 	b = le.AppendUint16(b, uint16(length))
@@ -121,7 +121,7 @@ func (m Create) Append(b []byte) []byte {
 	return append(b, name[:]...)
 }
 
-// appendAddr appends an IPv4 address and a port as numbers; there is no room for IPv6: 0.
+// appendAddr appends an IPv4 address and a port as numbers. The address is 0 for IPv6, which has no room.
 func appendAddr(b []byte, a netip.AddrPort) []byte {
 	var ip uint32
 	if addr := a.Addr().Unmap(); addr.Is4() {
@@ -184,14 +184,14 @@ func (m Change) Append(b []byte) []byte {
 	return b
 }
 
-// Message is one of a datagram: its kind, its flow (0: none) and what is behind the header.
+// Message is one message of a datagram: its kind, its flow (0: none) and its body.
 type Message struct {
 	Kind Kind
 	Flow uint32
 	body []byte
 }
 
-// Length is how long the message is that begins with the HeaderLen bytes of header.
+// Length returns the length in bytes of the message that begins with header, which has HeaderLen bytes.
 func Length(header []byte) (int, error) {
 	n := int(le.Uint16(header[2:]))
 	if n < HeaderLen {
@@ -200,7 +200,7 @@ func Length(header []byte) (int, error) {
 	return n, nil
 }
 
-// Next takes the first message off a datagram, which may hold several.
+// Next returns the first message of a datagram, and the rest, which may have more.
 func Next(b []byte) (m Message, rest []byte, err error) {
 	if len(b) < HeaderLen {
 		return m, nil, fmt.Errorf("%w: %d bytes are no header", ErrMalformed, len(b))
@@ -214,13 +214,13 @@ func Next(b []byte) (m Message, rest []byte, err error) {
 	return m, b[n:], nil
 }
 
-// lengthError is the error about a body that is not as long as it should be.
+// lengthError returns the error about a body of the wrong length.
 func (m Message) lengthError(want int) error {
 	return fmt.Errorf("%w: a %v of %d bytes has to have %d",
 		ErrMalformed, m.Kind, HeaderLen+len(m.body), HeaderLen+want)
 }
 
-// Create decodes a message of that kind, as Measure, Ready, Install and Change do theirs.
+// Create decodes the announcement of a flow.
 func (m Message) Create() (Create, error) {
 	b := m.body
 	if len(b) != createLen-HeaderLen {
@@ -243,7 +243,7 @@ func (m Message) Create() (Create, error) {
 	return c, nil
 }
 
-// readAddr is the reverse of appendAddr.
+// readAddr reads what appendAddr has written.
 func readAddr(b []byte) netip.AddrPort {
 	var four [4]byte
 	binary.BigEndian.PutUint32(four[:], le.Uint32(b))
@@ -308,8 +308,8 @@ func (m Message) Install() (Install, error) {
 // readRegister reads five bytes: the class and the number.
 func readRegister(b []byte) Register { return Register{Class(b[0]), le.Uint32(b[1:])} }
 
-// Change decodes a KindChange or a KindUpdate. As portus does, the number of updates may
-// be cut to its low eight bits; the length of the message is what counts.
+// Change decodes a KindChange or a KindUpdate. The number of updates follows from the length, since
+// portus may send only its low eight bits.
 func (m Message) Change() (Change, error) {
 	b, out := m.body, Change{Flow: m.Flow}
 	least := 4
@@ -337,5 +337,5 @@ func (m Message) Change() (Change, error) {
 	return out, nil
 }
 
-// clampToUint32 is a size as 32 bits have room for it.
+// clampToUint32 returns a size, or the nearest that 32 bits can hold.
 func clampToUint32(b cc.Bytes) uint32 { return uint32(min(max(b, 0), 1<<32-1)) }

@@ -151,7 +151,7 @@ func (l *Link) Close() error {
 // Info returns the state of the agent.
 func (l *Link) Info() Info {
 	return Info{
-		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.Connected(),
+		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.IsConnected(),
 		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Took: l.openReports.took.Snapshot(),
 		Counters: l.agent.Counters(),
 	}
@@ -413,8 +413,8 @@ func (l *Link) serveUntilEnd(
 	l.mu.Unlock()
 	l.in.mu.Unlock()
 	l.openReports.forgetAll()
-	l.agent.Lost(l.cfg.Clock())
-	l.agent.Unread(0)
+	l.agent.Disconnect(l.cfg.Clock())
+	l.agent.SetUnread(0)
 	end()
 	running.Wait()
 	return context.Cause(ctx)

@@ -255,7 +255,7 @@ func unreadMemory(fd int) int {
 // noteAlive notes that the agent reads or sends. However long its queue is, it is then not stuck. l.mu is held.
 func (l *Link) noteAlive(now cc.Time) {
 	l.sent.lastActive = now
-	l.agent.Unread(0)
+	l.agent.SetUnread(0)
 }
 
 // checkUnread returns since when a message has been unread while the agent has neither read nor sent anything, and lets
@@ -271,9 +271,9 @@ func (l *Link) checkUnread(now cc.Time) (since cc.Time) {
 		since = max(l.waiting.messages[0].at, l.sent.lastActive)
 	}
 	if l.sent.flowBeingSetUp(now, memory) == 0 {
-		l.agent.Unread(since)
+		l.agent.SetUnread(since)
 	} else {
-		l.agent.Unread(0)
+		l.agent.SetUnread(0)
 	}
 	return since
 }

@@ -66,7 +66,7 @@ func (b *bus) transmit(message []byte) error {
 	case b.stopped:
 		if b.deaf == 0 {
 			b.deaf = b.now
-			b.agent.Unread(b.deaf)
+			b.agent.SetUnread(b.deaf)
 		}
 		if len(b.unread) >= 10 { // as many as a socket has room for
 			return ccp.ErrBusy
@@ -99,7 +99,7 @@ func (b *bus) transmit(message []byte) error {
 // goOn has an agent that was stopped read and answer what waits.
 func (b *bus) goOn() {
 	b.stopped, b.deaf = false, 0
-	b.agent.Unread(0)
+	b.agent.SetUnread(0)
 	for _, message := range b.unread {
 		require.NoError(b.t, b.transmit(message))
 	}
@@ -205,7 +205,7 @@ func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *te
 		"its host unreachable": {
 			func(b *bus) {
 				b.gone = true
-				b.agent.Lost(b.now)
+				b.agent.Disconnect(b.now)
 			},
 			func(b *bus) {
 				b.gone = false
