@@ -17,8 +17,8 @@ import (
 //	ProbeRTT ◀──(RTprop not seen for 10 s)────────── ProbeBW: 1.25, 0.75, 1×6
 //	  └───────────────(200 ms, a round trip)──────────────▲
 //
-// What Linux's packets are, segments are here. It learns of restarts after a
-// pause from the transport; here the first acknowledgement tells.
+// Segments take the place of Linux's packets. Linux learns of a restart after a pause from the transport,
+// this one from the first acknowledgement after it.
 
 func init() {
 	Register(Spec{
@@ -65,7 +65,7 @@ const (
 	bbrFullGrowth        = 1.25 // less growth than this, in
 	bbrFullRounds        = 3    // round trips: the pipe is full
 	bbrUnknownRTT        = time.Millisecond
-	bbrQuanta            = 3           // bursts that end hosts hold back: what they do not send waits, and is in flight
+	bbrQuanta            = 3           // bursts that the hosts hold back at a time, and that count as in flight
 	bbrLowRate      Rate = 1_200_000   // below, a burst may be a single packet; tcp_tso_autosize
 	bbrMaxBurst          = 65215 * 1.0 // bytes; GSO_MAX_SIZE−1−MAX_TCP_HEADER
 	bbrBurst             = time.Second / 1024
@@ -86,7 +86,7 @@ type bbr struct {
 	bbrModel
 	bw       roundMax
 	bwRounds int64 // round trips with a delivery rate
-	rated    bool  // there is one in this
+	rated    bool  // there is one in this round trip
 	rng      *rand.Rand
 	initial  float64       // packets
 	gain     float64       // the parameter cwnd_gain
@@ -102,8 +102,8 @@ type bbr struct {
 	pacing  Rate    // 0: before the first round trip
 	seenRTT bool    // pacing follows from a round trip
 
-	fullBw     Rate // what a quarter more than is still growth
-	fullRounds int  // without
+	fullBw     Rate // a rate of a quarter more counts as growth
+	fullRounds int  // round trips without growth
 	fullPipe   bool
 
 	probeRTTDone  Time // when ProbeRTT may end; 0: not yet drained
@@ -112,7 +112,7 @@ type bbr struct {
 	recovery   epoch
 	expiry     epoch // what left before the last timeout counts as lost by it, even if it is reported later
 	recovering bool
-	timedOut   bool    // from a timeout: what is lost then, an outage may have taken, and no token bucket
+	timedOut   bool    // by a timeout; an outage may be the cause of its losses, and no token bucket
 	entering   bool    // since the last acknowledgement
 	conserving bool    // the first round trip of it: send what is delivered
 	priorCwnd  float64 // packets; the window to return to
@@ -134,7 +134,7 @@ func newBbr(cfg Config) *bbr {
 	return b
 }
 
-// startPacing sets the rate by the window, for want of a better one.
+// startPacing sets the rate from the window, until there is a delivery rate.
 func (b *bbr) startPacing(srtt time.Duration) {
 	b.seenRTT = srtt > 0
 	if srtt <= 0 {
@@ -194,7 +194,7 @@ func (b *bbr) checkPolicer(s State, newRound, lossy, understates bool) {
 	}
 }
 
-// sendingRate is BtlBw, or a token bucket's.
+// sendingRate returns BtlBw, or the rate of a token bucket.
 func (b *bbr) sendingRate() Rate {
 	if b.policer.found {
 		return b.policer.bw
@@ -202,7 +202,7 @@ func (b *bbr) sendingRate() Rate {
 	return b.bw.maxRate()
 }
 
-// currentGains are those of pacing and window that are in force.
+// currentGains returns the gains of pacing and window in force.
 func (b *bbr) currentGains() (pacing, cwnd float64) {
 	switch b.state {
 	case bbrStartup:
@@ -224,7 +224,7 @@ func (b *bbr) enterProbeBW(now Time) {
 	b.cycle.startCycle(now, b.rng)
 }
 
-// checkFullPipe looks, once per round trip, for the plateau that ends Startup.
+// checkFullPipe checks once per round trip whether the rate has stopped growing, which ends Startup.
 func (b *bbr) checkFullPipe() {
 	if bw := b.bw.maxRate(); float64(bw) >= bbrFullGrowth*float64(b.fullBw) {
 		b.fullBw, b.fullRounds = bw, 0
@@ -258,7 +258,7 @@ func (b *bbr) checkRTprop(a Ack, restarted bool) {
 	}
 }
 
-// endProbeRTT returns to what was interrupted, once the time has come.
+// endProbeRTT returns to the interrupted state once ProbeRTT may end.
 func (b *bbr) endProbeRTT(now Time) {
 	if b.probeRTTDone == 0 || now <= b.probeRTTDone {
 		return
@@ -283,8 +283,7 @@ func (b *bbr) setPacing(srtt time.Duration) {
 	}
 }
 
-// inflightForGain is gain times what fills the path at BtlBw, with the allowance
-// for bursts.
+// inflightForGain returns gain bandwidth-delay products at BtlBw, with the allowance for bursts.
 func (b *bbr) inflightForGain(gain float64) float64 {
 	return b.addBurstAllowance(b.bdpPackets(b.bw.maxRate(), gain))
 }
@@ -297,7 +296,7 @@ func (b *bbr) bdpPackets(bw Rate, gain float64) float64 {
 	return math.Ceil(gain * b.bdpAt(bw))
 }
 
-// addBurstAllowance adds what bursts at the hosts hold back, and makes it even: receivers
+// addBurstAllowance adds the packets in bursts at the hosts, and rounds to an even number, since receivers
 // acknowledge every second packet.
 func (b *bbr) addBurstAllowance(packets float64) float64 {
 	packets += bbrQuanta * b.burstPackets()
@@ -308,7 +307,7 @@ func (b *bbr) addBurstAllowance(packets float64) float64 {
 	return packets
 }
 
-// burstPackets is the burst of a host that paces, in packets.
+// burstPackets returns the size of a pacing host's bursts, in packets.
 func (b *bbr) burstPackets() float64 {
 	least := 2.0
 	if b.pacing < bbrLowRate {
@@ -394,7 +393,7 @@ func (b *bbr) OnLoss(l Loss) {
 	b.cwnd = b.clampWindow(b.cwnd, 1)
 }
 
-// onTimeout starts over with a packet, but not the model.
+// onTimeout sets the window to one packet, and keeps the model.
 func (b *bbr) onTimeout(l Loss) {
 	b.saveCwnd()
 	b.recovery.reacted, b.expiry.reacted = l.Now, l.Now

@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// BBR, version 3 (draft-ietf-ccwg-bbr-06). As version 1 it paces by the most that the
-// path has delivered and keeps up to twice what fills it in flight. Losses bound both:
-// those while it probes for bandwidth say how much may be in flight (inflight_longterm),
-// those at other times what it keeps to until it probes again (bw_shortterm,
-// inflight_shortterm).
+// BBR, version 3 (draft-ietf-ccwg-bbr-06). Like version 1 it paces by the highest delivery rate, and has up
+// to two bandwidth-delay products in flight. Losses bound both. Losses of a probe for bandwidth bound the
+// bytes in flight (inflight_longterm). Other losses bound rate and window until the next probe
+// (bw_shortterm, inflight_shortterm).
 //
 //	  Startup ──(3 rounds without a quarter more, or heavy loss)──▶ Drain
 //	  ▲                                                               │ in flight ≤ BDP
@@ -17,9 +16,9 @@ import (
 //	ProbeRTT ◀──(5 s without a shorter round trip)── ProbeBW: Down ─▶ Cruise ─▶ Refill ─▶ Up
 //	  └───(200 ms, a round trip)───────────────────▶            ▲─────────────────────────┘
 //
-// Transports report what was lost in bytes, not packet by packet, so it is judged with
-// the next acknowledgement; nor do they tell of a loss that was none, so nothing is
-// undone (§5.5.11). The draft leaves the answer to ECN marks open: see Spec.Marks.
+// Transports report lost bytes, not packets, so losses are judged with the next acknowledgement. They do not
+// report spurious losses, so no reaction is undone (§5.5.11). The draft leaves the answer to ECN marks open:
+// see Spec.Marks.
 
 func init() {
 	Register(Spec{
@@ -85,8 +84,7 @@ var bbr3Phases = [...]string{
 	"startup", "drain", "probe_bw_down", "probe_bw_cruise", "probe_bw_refill", "probe_bw_up", "probe_rtt",
 }
 
-// isProbing reports whether the sender asks for more than it knows of, so that losses are
-// no news of the path.
+// isProbing reports whether the sender sends more than the known bandwidth, so that losses are expected.
 func (s bbr3State) isProbing() bool { return s == bbr3Startup || s == bbr3Refill || s == bbr3Up }
 
 func (s bbr3State) isProbeBW() bool { return s >= bbr3Down && s <= bbr3Up }
@@ -134,7 +132,7 @@ type bbr3 struct {
 	idle       bool // nothing was in flight, and nothing to send
 }
 
-// bbr3Sample is what an acknowledgement shows of the flight of its newest byte.
+// bbr3Sample describes the flight of the newest byte of an acknowledgement.
 type bbr3Sample struct {
 	rate      Rate    // 0: nothing
 	delivered float64 // packets, since the byte left
@@ -144,11 +142,11 @@ type bbr3Sample struct {
 	limited   bool    // the rate understates the path
 }
 
-// bbr3FullBw finds out whether more is sent than arrives: three round trips in which the
-// delivery rate does not grow by a quarter (§5.3.1.2).
+// bbr3FullBw detects a full pipe: three round trips in which the delivery rate does not grow by a quarter
+// (§5.3.1.2).
 type bbr3FullBw struct {
-	rate    Rate // what a quarter more than is growth
-	rounds  int  // without
+	rate    Rate // a rate of a quarter more counts as growth
+	rounds  int  // round trips without growth
 	now     bool
 	reached bool // ever
 }
@@ -181,7 +179,7 @@ func newBbr3(cfg Config) *bbr3 {
 	return b
 }
 
-// startPacing sets the rate by the window, for want of a better one.
+// startPacing sets the rate from the window, until there is a delivery rate.
 func (b *bbr3) startPacing(srtt time.Duration) {
 	b.seenRTT = srtt > 0
 	if srtt <= 0 {
@@ -227,8 +225,8 @@ func (b *bbr3) OnAck(a Ack) {
 	b.idle = a.Inflight <= 0 && !a.CwndLimited
 }
 
-// takeSample reads the sample that a carries. What was in flight when its newest byte left
-// has since arrived or been lost, however coarse the sender's record of it is.
+// takeSample returns the sample of a. All bytes in flight when its newest byte left have arrived or were
+// lost since, so their sum corrects a coarse record of the sender.
 func (b *bbr3) takeSample(a Ack) {
 	s := bbr3Sample{
 		rate: a.DeliveryRate, lost: b.toPackets(b.losses.lostSince(a.sentTime())), newlyLost: b.toPackets(b.newlyLost),
@@ -248,12 +246,12 @@ func (b *bbr3) takeSample(a Ack) {
 
 func (b *bbr3) maxBandwidth() Rate { return max(b.maxBw[0], b.maxBw[1]) }
 
-// bandwidth is the rate that the path is known to take.
+// bandwidth returns the known bandwidth of the path.
 func (b *bbr3) bandwidth() Rate { return min(b.maxBandwidth(), b.bwShort) }
 
-// lowerShortTerm answers a round trip with losses outside of a probe: what was
-// delivered in it, and at least beta of what was kept to before (§5.5.10.3). A window
-// that a timeout has closed is no measure of that.
+// lowerShortTerm lowers the short-term bounds after a round trip with losses outside of a probe: to the
+// values delivered in it, but no lower than beta of the former bounds (§5.5.10.3). The window after a
+// timeout does not count as a former bound.
 func (b *bbr3) lowerShortTerm() {
 	if b.bwShort == maxBbrRate {
 		b.bwShort = b.maxBandwidth()
@@ -293,7 +291,7 @@ func (b *bbr3) checkDrain(a Ack) {
 	}
 }
 
-// currentGains are those of pacing and window that are in force.
+// currentGains returns the gains of pacing and window in force.
 func (b *bbr3) currentGains() (pacing, cwnd float64) {
 	switch b.state {
 	case bbr3Startup:
@@ -329,10 +327,10 @@ func (b *bbr3) bdpPackets(bw Rate, gain float64) float64 {
 	return gain * b.bdpAt(bw)
 }
 
-// inflightForRate is what fills the path at rate bw, and at least what the hosts hold back.
+// inflightForRate returns the packets that fill the path at rate bw, with the allowance for bursts.
 func (b *bbr3) inflightForRate(bw Rate) float64 { return b.addBurstAllowance(b.bdpPackets(bw, 1)) }
 
-// addBurstAllowance has a window be at least what bursts at the hosts hold back, and enough for a
+// addBurstAllowance raises a window to the packets in bursts at the hosts, and to a size that is enough for a
 // receiver that acknowledges every second packet (§5.6.4.2).
 func (b *bbr3) addBurstAllowance(packets float64) float64 {
 	quantum := max(min(b.toPackets(b.pacing.BytesIn(time.Millisecond)), b.toPackets(bbr3MaxQuantum)), 2)

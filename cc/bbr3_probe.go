@@ -29,7 +29,7 @@ type bbr3Cycle struct {
 	cautious bool    // it ended where the one before it lost much
 }
 
-// bbr3Acks is what acknowledgements are of.
+// bbr3Acks is the part of the cycle in which acknowledged bytes left.
 type bbr3Acks uint8
 
 const (
@@ -97,8 +97,8 @@ func (b *bbr3) advanceCycle(a Ack) {
 	}
 }
 
-// probeDue begins the next probe, if it is time: two to three seconds after the last, or
-// as many round trips as Reno needs to gain its loss back.
+// probeDue begins the next probe if it is due: two to three seconds after the last, or after as many round
+// trips as Reno needs to recover from a loss.
 func (b *bbr3) probeDue(now Time) bool {
 	c := &b.cycle
 	reno := min(b.targetInflight(), bbr3MostRounds)
@@ -109,8 +109,8 @@ func (b *bbr3) probeDue(now Time) bool {
 	return true
 }
 
-// targetInflight is what should be in flight: what fills the path, unless congestion
-// has closed the window further.
+// targetInflight returns how many packets should be in flight: those that fill the path, or fewer if
+// congestion has reduced the window.
 func (b *bbr3) targetInflight() float64 { return min(b.bdpAt(b.bandwidth()), b.cwnd) }
 
 // wentFarEnough is IsTimeToGoDown.
@@ -126,9 +126,8 @@ func (b *bbr3) wentFarEnough(a Ack) bool {
 	return b.fullBw.now
 }
 
-// adaptLongTerm follows what acknowledgements say of a probe, and reports whether it has
-// decided what comes next (AdaptLongTermModel of §5.3.3.9, HandleInflightTooHigh of
-// §5.5.10.2).
+// adaptLongTerm updates the long-term model from the acknowledgements of a probe, and reports whether it has
+// decided the next state (AdaptLongTermModel of §5.3.3.9, HandleInflightTooHigh of §5.5.10.2).
 func (b *bbr3) adaptLongTerm(a Ack) (decided bool) {
 	c := &b.cycle
 	if c.acks == bbr3Starts && b.newRound {
@@ -158,12 +157,11 @@ func (b *bbr3) adaptLongTerm(a Ack) (decided bool) {
 	return false
 }
 
-// lossIsTooHigh reports whether more was lost of the flight of the newest byte than is
-// tolerated.
+// lossIsTooHigh reports whether the flight of the newest byte has lost more than is tolerated.
 func (b *bbr3) lossIsTooHigh() bool { return b.sample.lost > b.tolerated*b.sample.inflight }
 
-// cutLongTerm lowers inflight_longterm to where the losses of a probe crossed the threshold, once
-// in each, and ends it.
+// cutLongTerm lowers inflight_longterm to the packets in flight at which the losses of a probe have exceeded
+// the threshold, once in each probe, and ends the probe.
 func (b *bbr3) cutLongTerm(now Time) (decided bool) {
 	s := &b.sample
 	size := min(s.newlyLost, s.inflight)
@@ -185,15 +183,14 @@ func (b *bbr3) endProbeAt(now Time, inflight float64) (decided bool) {
 	return false
 }
 
-// steepenLongTerm has inflight_longterm grow by twice as many packets in a round trip as in the
-// one before.
+// steepenLongTerm doubles the number of packets by which inflight_longterm grows in a round trip.
 func (b *bbr3) steepenLongTerm() {
 	c := &b.cycle
 	c.perStep = max(b.cwnd/math.Exp2(float64(c.doubles)), 1)
 	c.doubles = min(c.doubles+1, bbr3MostDoubles)
 }
 
-// raiseLongTerm lets inflight_longterm grow while it is what bounds the flow.
+// raiseLongTerm raises inflight_longterm while it bounds the flow.
 func (b *bbr3) raiseLongTerm(a Ack) {
 	c := &b.cycle
 	if !a.CwndLimited || b.cwnd < b.inflightLong {
@@ -209,7 +206,7 @@ func (b *bbr3) raiseLongTerm(a Ack) {
 	}
 }
 
-// longTermWithHeadroom is inflight_longterm with room for others.
+// longTermWithHeadroom returns inflight_longterm less some room for other flows.
 func (b *bbr3) longTermWithHeadroom() float64 {
 	if b.inflightLong == infinite {
 		return infinite
@@ -217,8 +214,8 @@ func (b *bbr3) longTermWithHeadroom() float64 {
 	return max(b.inflightLong-max(1, bbr3Headroom*b.inflightLong), bbrMinCwnd)
 }
 
-// checkMinRTT keeps the least round trip, of five seconds and of ten, and drains the path
-// to see it (§5.3.4.3).
+// checkMinRTT updates the least round trips of five and of ten seconds, and drains the path to measure them
+// again (§5.3.4.3).
 func (b *bbr3) checkMinRTT(a Ack, restarted bool) {
 	expired := b.shortest != 0 && a.Now.Sub(b.shortestAt) > bbr3RTTInterval
 	if rtt := max(a.RTT, minDivisor); a.RTT > 0 && (b.shortest == 0 || rtt < b.shortest || expired) {
@@ -254,7 +251,7 @@ func (b *bbr3) probeRTTCwnd() float64 {
 	return max(b.bdpPackets(b.bandwidth(), bbr3ProbeRTTCwnd), bbrMinCwnd)
 }
 
-// endProbeRTT goes on with the cycle, or with Startup, once the time has come.
+// endProbeRTT continues with the cycle, or with Startup, once ProbeRTT may end.
 func (b *bbr3) endProbeRTT(now Time) {
 	if b.rttDone == 0 || now <= b.rttDone {
 		return

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Algorithm decides how much may be in flight on one path. It never asks,
-// sends, logs or sleeps; whoever drives it serialises the calls.
+// Algorithm decides how much may be in flight on one path. It does no I/O and never blocks. The caller
+// makes one call at a time.
 type Algorithm interface {
 	OnAck(Ack)        // bytes were acknowledged
 	OnLoss(Loss)      // bytes were lost, or the transport's retransmission timer fired
@@ -19,16 +19,16 @@ type Algorithm interface {
 	Control() Control // the limits now in force; no side effects
 }
 
-// Inspector is an algorithm that shows what it reckons with, beside its limits.
+// Inspector is an algorithm that shows internal values, beside its limits.
 type Inspector interface {
 	Inspect() Internals // no side effects
 }
 
-// MaxInternals bounds what an algorithm may show.
+// MaxInternals bounds the number of values that an algorithm shows.
 const MaxInternals = 8
 
-// Internals are values in the order of Spec.Internals, all finite; what is not
-// known yet, or infinite, is 0. They are for traces only.
+// Internals are values in the order of Spec.Internals. All are finite: a value that is not known yet, or
+// infinite, is 0. They are for traces only.
 type Internals [MaxInternals]float64
 
 // Control is what an algorithm allows from now on.
@@ -39,46 +39,46 @@ type Control struct {
 	Phase      string // "slow_start", "probe_rtt", …; for traces only
 }
 
-// State is what the sender knows about its path, estimated once for all
-// algorithms; every event embeds it, as of after that event.
+// State is the sender's estimate of its path, which is the same for all algorithms. Every event embeds the
+// state after that event.
 type State struct {
 	Now                  Time
 	MSS                  Bytes
-	Inflight             Bytes // taken by the sender and not yet acknowledged
+	Inflight             Bytes // accepted by the sender and not yet acknowledged
 	Delivered            Bytes // acknowledged since the start
 	EdgeDelivered        Bytes // acknowledged since the start, over all windows at the edge under this algorithm
 	SRTT, RTTVar, MinRTT time.Duration
-	// SRTT and RTTVar follow RFC 6298; MinRTT is over the flow's life, so an
-	// algorithm that wants it windowed keeps a filter of its own. All are 0
-	// before the first sample.
+	// SRTT and RTTVar follow RFC 6298. MinRTT is over the flow's life; an algorithm
+	// that needs it over a window keeps its own filter. All are 0 before the first
+	// sample.
 	CwndLimited bool // the window, not the application, held the sender back
 	// OneWay is whether the receiver's timestamps tell the two ways of a round trip
 	// apart: of the newest acknowledgement's flow.
 	OneWay bool
-	// RivalRate is the rate of what goes to the same host under no window of ours, headers included, as counted where
-	// it enters the path. 0: nothing does, or nothing counts it.
+	// RivalRate is the rate of traffic to the same host under no window of ours, headers included, as counted where it
+	// enters the path. 0: there is none, or it is not counted.
 	RivalRate Rate
 	// Hint is the newest hint about the path, to be read during the call
 	// only; nil: there is none.
 	Hint *Hint
 }
 
-// Hint is what the network itself, a base station or a router, says about the
-// path to a host. What it does not know is 0.
+// Hint is information of the network itself, such as a base station or a router, about the path to a host.
+// A value that it does not know is 0.
 type Hint struct {
-	At Time // when this was so, by the sender's clock
-	// what the link would carry for this host now, headers left out: its own part and its share of what is idle
+	At Time // when the values were measured, by the sender's clock
+	// rate that the link could carry for this host now, without headers: the host's part and a share of the idle rate
 	Capacity    Rate
-	FairShare   Rate    // what it would if every host that is active had as much
+	FairShare   Rate    // the same if every active host had the same rate
 	LinkRate    Rate    // of the whole link
 	ArrivalRate Rate    // at the link's queue, of all flows
 	QueueRoom   Bytes   // free in that queue
-	Flows       int     // through it
-	RadioLost   Bytes   // of this host's, lost to bad reception and not to a full queue; cumulative
+	Flows       int     // through that queue
+	RadioLost   Bytes   // of this host, lost to bad reception and not to a full queue; cumulative
 	Share       float64 // of LinkRate, assigned to this host by priority: above 0, up to 1
 }
 
-// Age is how old the hint is at now; the longest duration for none.
+// Age returns the age of the hint at now; for no hint the longest duration.
 func (h *Hint) Age(now Time) time.Duration {
 	if h == nil {
 		return math.MaxInt64
@@ -90,13 +90,13 @@ func (h *Hint) Age(now Time) time.Duration {
 type Ack struct {
 	State
 	Acked, Marked Bytes         // newly acknowledged, and the part that was ECN-CE marked
-	L4S           bool          // they left as ECT(1), and each mark is known: marks come in proportion (RFC 9331)
+	L4S           bool          // they left as ECT(1), and every mark is known, so marks are proportional (RFC 9331)
 	RTT           time.Duration // of the newest acknowledged byte; 0: no sample
 	DeliveryRate  Rate          // over that byte's flight; 0: no sample
 	Sent          Sent          // the flow as it was when that byte left
-	// ReverseQueue is by how much longer than at least the acknowledgement was on its way
-	// back; it is a part of RTT, and at most RTT−MinRTT. 0: no longer, or not known. What
-	// RTT−ReverseQueue has beyond its own least is the queue on the way there.
+	// ReverseQueue is the queueing delay of the acknowledgement on its way back. It is a part
+	// of RTT, and at most RTT−MinRTT. 0: none, or not known. RTT−ReverseQueue minus its own
+	// minimum is the queueing delay on the way there.
 	ReverseQueue time.Duration
 }
 
@@ -115,35 +115,35 @@ type Loss struct {
 	Timeout bool // the transport's retransmission timer fired
 }
 
-// Ends are where bytes come from and go; invalid: not known.
+// Ends are the source and the destination of bytes; invalid: not known.
 type Ends struct{ From, To netip.AddrPort }
 
-// Config is what an algorithm starts from.
+// Config is the input of a new algorithm.
 type Config struct {
 	MSS, InitialCwnd Bytes
 	// Ssthresh is where slow start ends at the latest, if the path is known
 	// (RFC 5681 §3.1 leaves its first value open); 0: not known.
 	Ssthresh Bytes
-	// Receives is whether the window is what a host is let send: its round trips then
-	// pass the queue towards the host on their way back.
+	// Receives is whether the window is advertised to a host that sends. Its round trips
+	// then include the queue towards the host on their way back.
 	Receives bool
 	Params   Params     // complete: the Spec's defaults, overridden by policy
 	Rand     *rand.Rand // the only randomness an algorithm may use
-	// Ends are those of a flow that shares its window with no other; of others To is the host of the first flow,
-	// with port 0.
+	// Ends are those of a flow with a window of its own. For a shared window To is the host of the first flow, with
+	// port 0.
 	Ends Ends
-	// Wake has OnTick called at once, before the time that Control.NextTick names. It may
-	// be called from any goroutine but not from within a call of the algorithm, and does
-	// nothing once the algorithm is given up; nil: the algorithm cannot be woken.
+	// Wake makes the caller call OnTick at once, before Control.NextTick. It may be called
+	// from any goroutine, but not within a call of the algorithm. After the end of the
+	// algorithm it does nothing; nil: the algorithm cannot be woken.
 	Wake func(now Time)
 }
 
-// Closer is an algorithm that holds something outside its flow, such as a connection to an agent.
+// Closer is an algorithm with resources outside its flow, such as a connection to an agent.
 type Closer interface {
-	Close() // it is given up: no call follows
+	Close() // ends the algorithm: no call follows
 }
 
-// Close tells an algorithm that New has built that it is given up.
+// Close ends an algorithm that New has built.
 func Close(a Algorithm) {
 	if c := findCloser(a); c != nil {
 		c.Close()
@@ -171,7 +171,7 @@ func findCloser(a Algorithm) Closer {
 	return nil
 }
 
-// NoTick is embedded by algorithms that need no clock of their own.
+// NoTick is embedded by algorithms that need no timer.
 type NoTick struct{}
 
 // OnTick does nothing.

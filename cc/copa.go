@@ -127,7 +127,7 @@ func newCopa(cfg Config) *copa {
 	return c
 }
 
-// restart forgets the path.
+// restart drops all samples of the path, and begins slow start.
 func (c *copa) restart() {
 	c.cwnd, c.slowStart = c.clampWindow(c.initial, copaMinCwnd), true
 	c.resetVelocity(0)
@@ -140,7 +140,7 @@ func (c *copa) restart() {
 	c.compete.reset()
 }
 
-// resetVelocity takes the momentum out of the window.
+// resetVelocity sets the velocity to its first value.
 func (c *copa) resetVelocity(now Time) {
 	c.velocity, c.dir, c.agreed = 1, still, 0
 	c.snapAt, c.snapCwnd = now, c.cwnd
@@ -165,11 +165,11 @@ func (c *copa) OnAck(a Ack) {
 	}
 }
 
-// addRTTSample feeds the filters and reports whether they say enough to act on.
+// addRTTSample adds a round trip to the filters, and reports whether they have enough samples.
 func (c *copa) addRTTSample(a Ack) bool {
 	if a.RTT <= 0 {
-		// Bytes that may have been sent twice carry no sample (Karn). What was
-		// last known stands for a round trip.
+		// Bytes that may have been sent twice give no sample (Karn). The last one
+		// counts for a round trip.
 		return c.sampled != 0 && a.Now.Sub(c.sampled) <= a.SRTT
 	}
 	rtt := max(a.RTT, minDivisor)
@@ -179,8 +179,8 @@ func (c *copa) addRTTSample(a Ack) bool {
 	}
 	c.minRTT.addSample(a.Now, rtt, max(copaMinWindow, copaMinWindowRTTs*least))
 	if c.sampled != 0 && a.Inflight+a.Acked <= c.mss {
-		// A lone segment: the receiver may have held its acknowledgement back,
-		// which would read as a queue.
+		// With a single segment in flight the receiver may have delayed its
+		// acknowledgement, which would look like a queue.
 		return false
 	}
 	c.sampled = a.Now
@@ -202,13 +202,13 @@ func (c *copa) targetWindow() float64 {
 // stepWindow moves the window for n acknowledged packets.
 func (c *copa) stepWindow(a Ack, n float64) {
 	if c.standing.extreme() < c.minRTT.extreme() {
-		return // the filters' windows differ: the least has expired first
+		return // the filters have different windows, and the least round trip has expired first
 	}
 	target := c.targetWindow()
 	up := c.cwnd <= target
 	known := c.ssthresh > 0 && c.cwnd >= c.ssthresh
-	// A window that is not used says nothing about the path, and the missing
-	// queue would make it grow for ever.
+	// While the window is not used, there is no queue, and without this the
+	// window would grow for ever.
 	grow := a.CwndLimited && c.toPackets(a.Inflight)+n >= c.cwnd/2
 	switch {
 	case c.slowStart && up && !known:
@@ -248,9 +248,9 @@ func (c *copa) stepWindow(a Ack, n float64) {
 	c.cwnd = c.clampWindow(c.cwnd, copaMinCwnd)
 }
 
-// updateVelocity judges, once per round trip and the window's lag, where the window has been
-// moving, and doubles the velocity once it has kept its direction: faster, it would
-// double several times before the first of it shows in the queue.
+// updateVelocity judges in which direction the window has moved, and doubles the velocity once it has kept its
+// direction. It does so once per round trip and the window's lag. More often, the velocity would double
+// several times before the queue shows the effect of the first.
 func (c *copa) updateVelocity(now Time) {
 	dir := still // unused, or at its floor: nothing to speed up
 	switch {
@@ -301,7 +301,7 @@ func (c *copa) guardLoss(s State) {
 	}
 	if c.lost > copaMaxLoss*total {
 		c.cwnd = c.clampWindow(copaLossCut*c.cwnd, copaMinCwnd)
-		// Slow start, or momentum, would undo the cut within the period.
+		// Slow start, or the velocity, would undo the cut within the period.
 		if c.slowStart {
 			c.slowStart = false
 			c.compete.beginSettling()

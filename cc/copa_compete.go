@@ -2,9 +2,9 @@ package cc
 
 import "time"
 
-// Copa's mode switching (NSDI 2018 §2.2): against flows that fill the queue,
-// 1/delta grows by one per round trip and halves at a loss, as Reno's window
-// would. Such a flow is there when the queue is never nearly empty.
+// Copa's mode switching (NSDI 2018 §2.2). Beside flows that fill the queue, 1/delta grows by one per round
+// trip and halves at a loss, as Reno's window does. The sign of such flows is a queue that is never nearly
+// empty.
 
 type copaMode int
 
@@ -15,15 +15,15 @@ const (
 )
 
 const (
-	copaMinDelta = 0.004 // 1/packet; the bound of 250 on 1/delta keeps a wrong guess from taking long to drain
+	copaMinDelta = 0.004 // 1/packet; with 1/delta of 250 at most, the queue of a wrong guess drains soon
 	copaEmpty    = 0.1   // of the highest queueing delay; NSDI 2018 §2.2
 
 	copaEmptyRTTs = 5 // in which the queue is emptied at least once; NSDI 2018 §2.2
 	copaMaxRTTs   = 4 // over which the highest delay is taken; genericCC
 
-	// Copa's own oscillation is as slow as five round trips, so one window of
-	// five without an empty queue proves nothing: it takes two in a row. The
-	// first is over at the first round that finds its window without one.
+	// Copa's own oscillation takes up to five round trips. So one window of five
+	// without an empty queue proves nothing, but two in a row do. The first one is
+	// over at the first round that finds no empty queue in its window.
 	copaBusyRounds = 1 + copaEmptyRTTs
 	// copaSettleRounds is how long a flow's start keeps the queue filled.
 	copaSettleRounds = 10
@@ -48,7 +48,7 @@ type copaCompete struct {
 	loss     epoch
 	lossy    bool // a loss in this round trip
 	busy     int  // rounds since the queue was last seen nearly empty
-	settle   int  // rounds left in which a flow's start disturbs the picture
+	settle   int  // rounds left in which a flow's start may fill the queue
 	lossFree int  // rounds far above the usual 1/delta and without a loss
 	probe    int  // rounds left in which the default mode is kept to see whether the queue empties
 }
@@ -67,7 +67,7 @@ func (c *copaCompete) reset() {
 	c.busy, c.settle, c.lossFree, c.probe = 0, 0, 0, 0
 }
 
-// beginSettling tells that slow start, with the queue it leaves behind, is over.
+// beginSettling is called at the end of slow start, which may have left a queue.
 func (c *copaCompete) beginSettling() { c.settle = copaSettleRounds }
 
 func (c *copaCompete) addRTTSample(s State, rtt time.Duration) {
@@ -139,7 +139,7 @@ func (c *copaCompete) enterDefaultMode() {
 	c.delta = c.base
 }
 
-// maybeProbe starts a probe when the queue may be our own doing.
+// maybeProbe starts a probe when our own flow may be what fills the queue.
 func (c *copaCompete) maybeProbe(lossy bool) {
 	if c.mode != copaAuto || !c.competitive || lossy || 1/c.delta <= copaProbeScale/c.base {
 		c.lossFree = 0

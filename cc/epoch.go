@@ -1,7 +1,7 @@
 package cc
 
-// epoch lets a sender react to congestion once per round trip: losses among
-// bytes that left before the last reaction belong to the same event.
+// epoch limits a sender's reactions to congestion to one per round trip. A loss of bytes that left before
+// the last reaction belongs to the same event.
 type epoch struct{ reacted Time }
 
 // beginEpoch reports whether a loss opens a new event, and if so closes it for
@@ -18,8 +18,7 @@ func (e *epoch) beginEpoch(l Loss) bool {
 // such bytes are being acknowledged the sender is in recovery.
 func (e *epoch) covers(left Time) bool { return e.reacted != 0 && left <= e.reacted }
 
-// sentTime tells when the newest acknowledged byte left: a smoothed round trip ago
-// where there is no record of it.
+// sentTime returns when the newest acknowledged byte left. Without a record it is a smoothed round trip ago.
 func (a Ack) sentTime() Time {
 	if a.Sent.At != 0 {
 		return a.Sent.At

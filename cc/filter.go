@@ -6,9 +6,8 @@ import "time"
 // window/filterSlots share a slot, so expiry is exact to that fraction.
 const filterSlots = 32
 
-// windowedFilter keeps the extreme of the samples of a sliding window as a
-// monotonic deque. Old samples go, but the last one always stays, so that a
-// long silence leaves something usable.
+// windowedFilter keeps the extreme of the samples of a sliding window as a monotonic deque. Old samples
+// expire, but the last one always stays, so that there is a value after a long silence.
 type windowedFilter struct {
 	less func(a, b time.Duration) bool // a is more extreme than b
 	// Twice the slots: a window that widens finds samples closer together than
@@ -42,8 +41,7 @@ func newMaxFilter() windowedFilter {
 
 func (f *windowedFilter) sampleAt(i int) *filterSample { return &f.ring[(f.head+i)%len(f.ring)] }
 
-// addSample takes a sample and forgets those older than window, which may differ from
-// call to call.
+// addSample adds a sample and drops those older than window, which may differ from call to call.
 func (f *windowedFilter) addSample(now Time, v time.Duration, window time.Duration) {
 	for f.n > 0 && !f.less(f.sampleAt(f.n-1).v, v) {
 		f.n--

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Janus (Zhou, Choffnes & Chowdhury, IEEE TMC 2018): as aggressive as it takes
-// to get the rate the application wants, and no more. Two algorithms take turns
-// on one window, each starting afresh at every switch:
+// Janus (Zhou, Choffnes & Chowdhury, IEEE TMC 2018) is only as aggressive as it must be to reach the rate
+// that the application wants. Two algorithms take turns on one window. Each starts afresh at every switch:
 //
 //	                ┌──────────(P above R')──────────┐
 //	guarantee ──▶ Cubic                              ▼
@@ -16,19 +15,18 @@ import (
 //	                ▲                              Vegas          (R' unknown until two round
 //	                └──────(P below (1−γ)·R')────────┘             trips after its slow start)
 //
-// R is the rate that was asked for, R' what Algorithm 1 has made of it, P the
-// throughput, smoothed once a round trip.
+// R is the requested rate, R' the target into which Algorithm 1 turns it, P the throughput, smoothed once a
+// round trip.
 //
-// Three things are ours, for what the paper's flows come to where every round trip
-// is like the one before, and for short flows beside long ones. Vegas keeps two
-// packets in the queue, and is not content with anything up to four: between these
-// bounds flows stay as unequal as they happen to be. A conservative stage that
-// lasts clears the buffer time and again, as at its start: a flow that has taken a
-// queue of the others for the path adds its own, and all of them, being content,
-// would keep it for good. When one clears, the round trip falls for each, and each
-// corrects its base. And Vegas' slow start grows by three packets for each ten that
-// arrive, where Linux doubles the window in a round trip: the burst of a short
-// download would stand in front of whoever shares the link with it.
+// Three rules are ours. The first two are for steady paths, the third for short flows beside long ones:
+//
+//   - Vegas keeps two packets in the queue, and not two to four. Between these bounds flows would keep whatever
+//     unequal rates they happen to have.
+//   - A long conservative stage clears the buffer periodically, as at its start. A flow that has measured the
+//     others' queue as part of its base adds its own, and without clearing all would keep that queue for good.
+//     When one flow clears, the round trip falls for all, and each corrects its base.
+//   - Vegas' slow start grows by three packets for each ten that arrive, where Linux doubles the window in a
+//     round trip. Otherwise the burst of a short download would delay the packets of others on the link.
 
 func init() {
 	Register(Spec{
@@ -95,7 +93,7 @@ func init() {
 	})
 }
 
-// janusClass is what a flow is for; the values are those of Param class.
+// janusClass is the class of a flow; the values are those of Param class.
 type janusClass int
 
 const (
@@ -104,7 +102,7 @@ const (
 	janusGuarantee
 )
 
-// janusPair is what the aggressive stage is; the values are those of Param aggressive.
+// janusPair is the algorithm of the aggressive stage; the values are those of Param aggressive.
 type janusPair int
 
 const (
@@ -204,7 +202,7 @@ func (j *janus) OnAck(a Ack) {
 	}
 }
 
-// growAggressively is an acknowledgement in the aggressive stage.
+// growAggressively handles an acknowledgement in the aggressive stage.
 func (j *janus) growAggressively(a Ack) {
 	w := &j.cubic.lossWindow
 	switch j.pair {
@@ -217,7 +215,7 @@ func (j *janus) growAggressively(a Ack) {
 	}
 }
 
-// shrinkAggressively is a loss there.
+// shrinkAggressively handles a loss in the aggressive stage.
 func (j *janus) shrinkAggressively(l Loss) {
 	w, fresh := &j.cubic.lossWindow, false
 	switch j.pair {
@@ -231,8 +229,8 @@ func (j *janus) shrinkAggressively(l Loss) {
 	j.cubic.hasLost = j.cubic.hasLost || fresh
 }
 
-// limitSlowStart ends the first slow start where the target is reached, as the
-// path has looked so far (TMC 2018 §4.4).
+// limitSlowStart ends the first slow start at the window for the target, by the round trips so far (TMC 2018
+// §4.4).
 func (j *janus) limitSlowStart() {
 	c := &j.cubic
 	if j.first && j.propagation > 0 && c.inSlowStart() && c.epoch.reacted == 0 {
@@ -240,12 +238,12 @@ func (j *janus) limitSlowStart() {
 	}
 }
 
-// windowFor is the window in packets that moves rate bytes/s over that round trip.
+// windowFor returns the window in packets that moves rate bytes/s over that round trip.
 func (j *janus) windowFor(rate float64, rtt time.Duration) float64 {
 	return rate * rtt.Seconds() / float64(j.mss)
 }
 
-// endRound acts on the round trip that a has ended.
+// endRound evaluates the round trip that a has ended.
 func (j *janus) endRound(a Ack) {
 	m, t := &j.meter, &j.target
 	switch {
@@ -269,7 +267,7 @@ func (j *janus) endRound(a Ack) {
 	default:
 		j.rounds++
 		if j.rounds == 1 {
-			return // the window was cut: a pause in sending is no loss of throughput
+			return // after a cut the sender pauses, and a lower throughput means nothing
 		}
 		m.updateAverage()
 		if j.rounds == janusProbe {
@@ -278,7 +276,7 @@ func (j *janus) endRound(a Ack) {
 		t.raiseTarget(m.avg)
 		j.limitRate()
 		switch {
-		case m.limited: // neither a lack nor a queue is the network's
+		case m.limited: // the application is the cause of a low throughput or of an empty queue
 		case m.avg < t.unmetBelow():
 			j.enterAggressive(a.Now)
 		case j.rounds >= janusClearEvery && j.cap == 0: // a cap leaves no queue behind
@@ -287,7 +285,7 @@ func (j *janus) endRound(a Ack) {
 	}
 }
 
-// leastTarget is a segment per second: a target of 0 could never be raised.
+// leastTarget returns a segment per second, because a target of 0 could never be raised.
 func (j *janus) leastTarget() float64 { return float64(j.mss) }
 
 // measureTarget takes the target from the network: Vegas leaves slow start as soon as
@@ -308,9 +306,8 @@ func (j *janus) measureTarget() {
 	}
 }
 
-// enterConservative enters the conservative stage: what exceeds the flow's rate times the
-// propagation delay stands in the queue, and is cleared (TMC 2018 §4.4). Vegas
-// learns its base from what comes after.
+// enterConservative enters the conservative stage, and clears the flow's packets from the queue (TMC 2018
+// §4.4). Vegas measures its base after that.
 func (j *janus) enterConservative(a Ack) {
 	if j.first {
 		j.meter.avg = j.meter.smp
@@ -321,8 +318,8 @@ func (j *janus) enterConservative(a Ack) {
 	j.aggressive, j.cap = false, 0
 }
 
-// clearQueue takes out of the window what stands in the queue: all that exceeds the
-// flow's rate times the propagation delay (TMC 2018 §4.4).
+// clearQueue reduces the window by the flow's packets in the queue: those beyond its rate times the
+// propagation delay (TMC 2018 §4.4).
 func (j *janus) clearQueue(w *lossWindow) {
 	w.cwnd = max(min(w.cwnd, j.windowFor(j.meter.avg, j.propagation)), janusMinCwnd)
 	w.ssthresh = w.cwnd
@@ -348,9 +345,8 @@ func (j *janus) estimatePropagation() {
 	j.propagation = min(max(m.rtt-own, time.Duration(janusLeastBase*float64(m.base))), m.rtt)
 }
 
-// limitRate keeps a guaranteed flow from taking more than it asked for (TMC
-// 2018 §4.4). The bound is R's: one of R' would stand in the way of the rise
-// beyond R'/(1−γ) by which a lowered target recovers.
+// limitRate limits a guaranteed flow to the rate that it asked for (TMC 2018 §4.4). It goes by R. A limit by
+// R' would prevent the rise beyond R'/(1−γ) by which a lowered target recovers.
 func (j *janus) limitRate() {
 	if !j.guarantee {
 		return
@@ -373,7 +369,7 @@ func (j *janus) OnLoss(l Loss) {
 	}
 }
 
-// activeWindow is that of the stage in force.
+// activeWindow returns the window of the current stage.
 func (j *janus) activeWindow() *lossWindow {
 	if j.aggressive {
 		return &j.cubic.lossWindow

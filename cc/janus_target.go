@@ -23,7 +23,7 @@ type janusMeter struct {
 	base time.Duration // least sample of all; 0: none
 }
 
-// addAck takes an acknowledgement into the round trip under way.
+// addAck adds an acknowledgement to the current round trip.
 func (m *janusMeter) addAck(a Ack) {
 	m.acked += a.Acked
 	if left := a.sentTime(); m.idle != 0 && left > m.idle {
@@ -46,7 +46,7 @@ func (m *janusMeter) addAck(a Ack) {
 	}
 }
 
-// endsRound reports whether a ends the round trip, with something to act on.
+// endsRound reports whether a ends the round trip, and updates the measurements of the last one.
 func (m *janusMeter) endsRound(a Ack) bool {
 	from := m.round.start
 	if !m.round.endsWith(a) {
@@ -65,8 +65,8 @@ func (m *janusMeter) endsRound(a Ack) bool {
 	return true
 }
 
-// updateAverage smooths the throughput. A round trip that the application did not
-// fill counts only for more than is known already: it shows no lack.
+// updateAverage smooths the throughput. A round trip that the application did not fill counts only if it
+// raises the average.
 func (m *janusMeter) updateAverage() {
 	if !m.limited || m.smp > m.avg {
 		m.avg += m.xi * (m.smp - m.avg)
@@ -93,7 +93,7 @@ const janusCutEvery = 2
 // and schedulers make as much.
 const janusMinSigma = time.Millisecond
 
-// setOriginal gives the target; 0 leaves it to the network.
+// setOriginal sets the requested rate; 0: measureTarget sets the target.
 func (t *janusTarget) setOriginal(original, floor float64) {
 	t.original, t.now, t.floor = original, original, floor
 	if original > 0 {
@@ -101,7 +101,7 @@ func (t *janusTarget) setOriginal(original, floor float64) {
 	}
 }
 
-// unmetBelow is the throughput below which the flow does not have its target.
+// unmetBelow returns the throughput below which the target is not met.
 func (t *janusTarget) unmetBelow() float64 { return (1 - t.gamma) * t.now }
 
 // beginAggressive starts an aggressive stage.
@@ -109,9 +109,8 @@ func (t *janusTarget) beginAggressive(now Time, rtt time.Duration) {
 	t.since, t.sinceRTT, t.cuts = now, rtt, 0
 }
 
-// cutInterval is how long the stage goes on before the next cut: at first for as long
-// as it takes to regain the target where there is room, then only for the last
-// cut to show.
+// cutInterval returns the time until the next cut: at first as long as it takes to regain the target on a
+// link with room, and later as long as the effect of the last cut takes.
 func (t *janusTarget) cutInterval(rtt time.Duration) time.Duration {
 	if t.cuts == 0 {
 		return time.Duration(t.tau * t.gamma / (1 - t.gamma) * float64(rtt))
@@ -135,14 +134,13 @@ func (t *janusTarget) lowerTarget(now Time, rtt, rttvar time.Duration, least flo
 	t.cuts++
 }
 
-// noteDrainedQueue lets the queue's growth count from rtt, where that is less, once a
-// loss has taken something out of it. Behind a full buffer, where the last cut
-// may have been, the round trip cannot grow: by the paper's rule alone the flow
-// would compete for ever for what the link does not have.
+// noteDrainedQueue measures the growth of the queue from rtt, if that is less, after a loss has shortened
+// the queue. Since the last cut the buffer may have been full, and then the round trip cannot grow. By the
+// paper's rule alone the flow would compete for ever for a rate that the link does not have.
 func (t *janusTarget) noteDrainedQueue(rtt time.Duration) { t.sinceRTT = min(t.sinceRTT, rtt) }
 
-// raiseTarget undoes a cut once the flow, in a conservative stage, has more than the
-// target was before it. A target that was given is never exceeded.
+// raiseTarget undoes a cut once the flow, in a conservative stage, has more than the target before the cut.
+// It never exceeds the requested rate.
 func (t *janusTarget) raiseTarget(avg float64) {
 	before := t.now / (1 - t.gamma)
 	if t.original > 0 {

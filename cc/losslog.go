@@ -1,7 +1,7 @@
 package cc
 
-// lossLog remembers when how much was lost, so that one can tell what was since some
-// byte left: exactly for as many reports, which are within a round trip or two.
+// lossLog records losses by time, to tell how much was lost since some byte left. It has room for the
+// reports of a round trip or two.
 type lossLog struct {
 	ring  [32]lossEntry
 	n     int // entries so far
@@ -13,7 +13,7 @@ type lossEntry struct {
 	total Bytes // lost by then
 }
 
-// addLoss takes in a loss. Reports less than a sixteenth of a round trip apart share an entry.
+// addLoss adds a loss. Reports less than a sixteenth of a round trip apart share an entry.
 func (l *lossLog) addLoss(e Loss) {
 	l.total += min(max(e.Lost, 0), MaxCwnd)
 	if last := l.entryBefore(0); l.n == 0 || e.Now.Sub(last.at) >= e.SRTT/16 {
@@ -23,10 +23,10 @@ func (l *lossLog) addLoss(e Loss) {
 	l.entryBefore(0).total = l.total
 }
 
-// entryBefore is the entry i before the newest.
+// entryBefore returns the entry i before the newest.
 func (l *lossLog) entryBefore(i int) *lossEntry { return &l.ring[(l.n-1-i+len(l.ring))%len(l.ring)] }
 
-// lostSince is what has been lost after then.
+// lostSince returns how much was lost after that time.
 func (l *lossLog) lostSince(then Time) Bytes {
 	for i := range min(l.n, len(l.ring)) {
 		if e := l.entryBefore(i); e.at <= then {

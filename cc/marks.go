@@ -2,15 +2,15 @@ package cc
 
 import "time"
 
-// Marks is how an algorithm answers ECN marks (RFC 3168): as it would losses, at
-// most once per round trip. Those that do not answer losses have a ceiling.
+// Marks is how an algorithm answers ECN marks (RFC 3168): as it answers losses, at most once per round trip.
+// Algorithms that do not answer losses get a ceiling.
 type Marks uint8
 
 // The ways to answer a mark.
 const (
-	MarksLowerCeiling Marks = iota // by a window as Reno would have it, above which the algorithm's does not count
+	MarksLowerCeiling Marks = iota // by a ceiling of the algorithm's window, which answers as Reno would
 	MarksAreLosses                 // by OnLoss, with no bytes lost
-	MarksPass                      // not at all: the transport does
+	MarksPass                      // not at all: the transport answers them
 )
 
 var marksAbout = [...]string{
@@ -20,7 +20,7 @@ var marksAbout = [...]string{
 	MarksPass:      "are answered by the transport's own congestion control",
 }
 
-// String says what a mark does.
+// String describes the answer to a mark.
 func (m Marks) String() string { return marksAbout[m] }
 
 // Answering returns s with algorithms that answer marks by s.Marks.
@@ -51,7 +51,7 @@ type inspected struct {
 	Inspector
 }
 
-// lossMarks tells an algorithm of marks as of losses.
+// lossMarks reports marks to an algorithm as losses.
 type lossMarks struct {
 	Algorithm
 	l4s bool // but those of L4S, which it answers by itself
@@ -64,9 +64,9 @@ func (m lossMarks) OnAck(a Ack) {
 	m.Algorithm.OnAck(a)
 }
 
-// ceiling bounds the window of an algorithm by another that starts with the first mark
-// and is lifted when the algorithm asks for less by itself. RFC 3168 §6.1.2 asks for no
-// more than the answer of a Reno sender; on L4S packets it is that of a scalable one.
+// ceiling bounds the window of an algorithm by another window. That starts with the first mark, and ends when
+// the algorithm by itself asks for less. It answers marks as a Reno sender does (RFC 3168 §6.1.2), and on L4S
+// packets as a scalable one.
 type ceiling struct {
 	Algorithm
 	window scalable
@@ -105,13 +105,13 @@ func (c *ceiling) OnAck(a Ack) {
 	}
 }
 
-// wasBinding reports whether the ceiling held back what left then.
+// wasBinding reports whether the ceiling bounded the sender at that time.
 func (c *ceiling) wasBinding(left Time) bool {
 	return c.from != 0 && left >= c.from && (c.low || left <= c.till)
 }
 
-// lowerCeiling answers a mark. A window that the application or the pacing rate leaves
-// unused stands for what is in flight, or for a first window.
+// lowerCeiling answers a mark. If the application or the pacing rate leaves the window unused, the ceiling
+// starts from the bytes in flight, or from an initial window.
 func (c *ceiling) lowerCeiling(a Ack) {
 	if a.L4S && a.sentTime() <= c.window.first || !a.L4S && c.window.epoch.covers(a.sentTime()) {
 		return
@@ -132,7 +132,7 @@ func (c *ceiling) lowerCeiling(a Ack) {
 	}
 }
 
-// wantedInflight is what the algorithm by itself would have in flight.
+// wantedInflight returns how much the algorithm by itself would have in flight.
 func (c *ceiling) wantedInflight() Bytes {
 	ctl := c.Algorithm.Control()
 	if ctl.PacingRate > 0 && c.srtt > 0 {
@@ -141,7 +141,7 @@ func (c *ceiling) wantedInflight() Bytes {
 	return ctl.Cwnd
 }
 
-// OnLoss has a loss on an L4S path cut the ceiling, too (RFC 9331 §4.3).
+// OnLoss also cuts the ceiling after a loss on an L4S path (RFC 9331 §4.3).
 func (c *ceiling) OnLoss(l Loss) {
 	if c.low && c.l4s {
 		c.window.cutWindow(l, renoBeta)

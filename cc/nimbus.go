@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// Nimbus (Goyal et al., SIGCOMM 2022) keeps the queue short where that costs
-// nothing, and competes where it must. It pulses its sending rate and looks
-// whether cross traffic answers, as flows do that are clocked by their
-// acknowledgements:
+// Nimbus (Goyal et al., SIGCOMM 2022) keeps the queue short unless elastic cross traffic would take its
+// share. It pulses its sending rate, and checks whether cross traffic reacts, as flows do that are clocked by
+// their acknowledgements:
 //
 //	slow start ──(capacity known)──▶ delay ──(elastic: E > 2.25)──▶ competitive
 //	     ▲                             ▲                                 │
@@ -17,8 +16,8 @@ import (
 //
 // In delay mode the rate follows what the cross traffic leaves of the capacity
 // and the queue's distance from its target; in competitive mode it is CUBIC's.
-// What the paper leaves open follows its authors' nimbus. Its several flows that
-// agree on one that pulses are not here.
+// What the paper leaves open follows its authors' nimbus. The agreement of several flows on one that pulses
+// is not implemented.
 
 func init() {
 	Register(Spec{
@@ -71,10 +70,10 @@ const (
 	nimbusLow       = 0.125 // height of competitive mode's, of its rate
 	nimbusFloor     = 0.05  // least rate, of the capacity
 	nimbusCeiling   = 1.5   // largest rate, of the capacity, which may be more than what was seen of it
-	nimbusAlpha     = 0.8   // by how much of what is left over the rate changes
+	nimbusAlpha     = 0.8   // part of the unused capacity by which the rate changes
 	nimbusBeta      = 0.5   // of the capacity, per round trip of distance from the target
 	nimbusGain      = 2.0   // windows per round trip that the window allows
-	// nimbusSettle is by how much the target falls per sample towards its place
+	// nimbusSettle is by how much the target falls per sample to its final value
 	// after a switch that found a queue.
 	nimbusSettle = 0.005
 
@@ -89,10 +88,10 @@ const (
 	nimbusSpan  = 50 * time.Millisecond
 	nimbusLeast = 10.0
 
-	// The least round trip is remembered for nimbusBase. A queue that stands
-	// hides it, so a delay mode that has not been within nimbusNear of it for
-	// nimbusDrainAfter slows down to nimbusDrain of its rate for nimbusDrainRTTs,
-	// and again nimbusDrainAgain later if that showed a shorter one.
+	// The least round trip is remembered for nimbusBase. A standing queue hides it.
+	// So if delay mode has not been within nimbusNear of it for nimbusDrainAfter, it
+	// slows down to nimbusDrain of its rate for nimbusDrainRTTs, and again
+	// nimbusDrainAgain later if a shorter round trip has shown.
 	nimbusBase       = 30 * time.Second
 	nimbusNear       = 1.05
 	nimbusDrainAfter = 20 * time.Second
@@ -104,7 +103,7 @@ const (
 	nimbusSilenceRTTs = 2
 )
 
-// nimbusMode is what the rate follows.
+// nimbusMode is the rule that sets the rate.
 type nimbusMode uint8
 
 const (
@@ -135,16 +134,16 @@ type nimbus struct {
 	paced    float64       // bytes/s, with it
 	extra    float64       // bytes by which the pulse widens the window
 	ratio    float64       // target round trip over the least one
-	aim      float64       // where ratio settles
+	aim      float64       // final value of ratio
 	began    Time          // the first acknowledgement; 0: none
 	switched Time          // to the present mode
 	grid     Time          // when the next sample is due; 0: none is
 	looks    int           // samples since the last look
 	deadline Time          // when the silence has lasted too long; 0: nothing is awaited
 	near     Time          // when the round trip was last near the least one
-	drain    Time          // until when the queue is let out; 0: it is not
-	drained  Time          // when that has been over for two round trips; 0: never yet
-	covered  time.Duration // least round trip remembered when that began
+	drain    Time          // end of the current draining; 0: none
+	drained  Time          // two round trips after the end of the last draining; 0: there was none
+	covered  time.Duration // least round trip known when the last draining began
 }
 
 func newNimbus(cfg Config) *nimbus {
@@ -204,8 +203,7 @@ func (n *nimbus) OnAck(a Ack) {
 	}
 }
 
-// checkSlowStartEnd ends the start once slow start has found the capacity, or filled
-// the one it was told.
+// checkSlowStartEnd ends the start once slow start has found the capacity, or filled the configured one.
 func (n *nimbus) checkSlowStartEnd(s State) {
 	mu := n.mu.estimate()
 	full := n.mu.fixed > 0 && n.base.n > 0 && n.cwnd*float64(n.mss) >= mu*n.base.extreme().Seconds()
@@ -240,7 +238,7 @@ func (n *nimbus) enterCompetitiveMode(now Time, window float64) {
 
 func (n *nimbus) OnLoss(l Loss) {
 	n.setMSS(l.MSS)
-	if n.mode != nimbusDelay { // which the rates steer
+	if n.mode != nimbusDelay { // in delay mode losses do not set the rate
 		n.cubic.OnLoss(l)
 	}
 }
@@ -262,7 +260,7 @@ func (n *nimbus) OnTick(s State) {
 	}
 	mu := n.mu.estimate()
 	n.cross = crossTraffic(mu, n.sent, n.received)
-	// The samples of a tick that is late are alike; more of them than the history
+	// The samples of a late tick are all the same. More of them than the history
 	// holds are of no use.
 	n.grid = max(n.grid, s.Now.Add(-nimbusHistory*nimbusGrid))
 	for n.grid <= s.Now {
@@ -277,7 +275,7 @@ func (n *nimbus) OnTick(s State) {
 	}
 }
 
-// chooseMode looks at the cross traffic and switches modes.
+// chooseMode switches modes by the elasticity of cross traffic.
 func (n *nimbus) chooseMode(s State, mu float64) {
 	run := s.Now.Sub(n.began)
 	if n.looks < nimbusLook || run < nimbusLookFrom {
@@ -285,7 +283,7 @@ func (n *nimbus) chooseMode(s State, mu float64) {
 	}
 	n.looks = 0
 	if n.drained != 0 && s.Now.Sub(n.drained) < nimbusHistory*nimbusGrid {
-		return // without a queue the cross traffic cannot be told, and the dip would be all there is to see
+		return // without a queue cross traffic cannot be measured, and the draining would dominate the spectrum
 	}
 	n.elastic.updateElasticity(mu)
 	if !n.auto || run < nimbusActFrom {
@@ -294,8 +292,8 @@ func (n *nimbus) chooseMode(s State, mu float64) {
 	switch n.mode {
 	case nimbusDelay:
 		if n.elastic.value > elasticAbove {
-			// What the elastic flows have taken since is to be had back. Those that were
-			// there before anything could be told have taken it earlier: a half is the
+			// Take back the rate that the elastic flows have taken since. Flows that were
+			// there before nimbusLookFrom have taken theirs earlier. Then a half is the
 			// share beside one of them.
 			before := max(n.elastic.receivedAgo(int(nimbusStay/nimbusGrid)), mu/2)
 			n.enterCompetitiveMode(s.Now, before*max(n.rtt, minDivisor).Seconds()/float64(n.mss))
@@ -326,22 +324,22 @@ func (n *nimbus) setRate(s State) {
 		n.paced, n.extra = max(n.rate+pulseRate(phase, nimbusPulse*mu), nimbusFloor*mu), 0
 		return
 	}
-	// The window is CUBIC's and breathes with the pulse. A rate that is not
-	// clocked by acknowledgements runs on into a full queue and takes the losses;
-	// and a pulse that is high beside the flow's own rate does so, too.
+	// The window is CUBIC's, and follows the pulse. A rate that is not clocked by
+	// acknowledgements keeps sending into a full queue and suffers the losses, and so
+	// does a pulse that is high in relation to the flow's own rate.
 	height := nimbusLow * min(mu, n.rate)
 	n.paced = cubicGain*n.rate + max(0, pulseRate(phase, height))
 	n.extra = pulseIntegral(phase, height)
 }
 
-// delayRate is delay mode's law, in bytes per second: what the cross traffic
-// leaves, and what brings the queue to its target within a few round trips.
+// delayRate returns the rate of delay mode in bytes per second. It is the capacity that cross traffic leaves,
+// corrected so that the queue reaches its target within a few round trips.
 func delayRate(mu, cross, sent float64, rtt, base time.Duration, ratio float64) float64 {
 	return sent + nimbusAlpha*(mu-cross-sent) - mu*nimbusBeta/rtt.Seconds()*(rtt.Seconds()-ratio*base.Seconds())
 }
 
-// drainForBaseRTT empties the queue when it has hidden the least round trip for long,
-// and again soon while that uncovers a shorter one.
+// drainForBaseRTT drains the queue when it has hidden the least round trip for long, and again soon after a
+// draining that has shown a shorter round trip.
 func (n *nimbus) drainForBaseRTT(s State) {
 	base := n.base.extreme()
 	if n.drain == 0 && s.Now.Sub(n.near) >= nimbusDrainAfter {

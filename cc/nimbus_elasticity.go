@@ -8,9 +8,9 @@ import (
 	"gonum.org/v1/gonum/dsp/fourier"
 )
 
-// Whether cross traffic is elastic shows in its spectrum: it answers our pulses
-// at their own frequency. Constants and rules are those of the authors' nimbus,
-// its averages brought from one report each 5 ms to one look each nimbusLook.
+// Elastic cross traffic reacts to our pulses at their frequency, which shows in its spectrum. Constants and
+// rules are those of the authors' nimbus. Its averages over reports each 5 ms are converted to looks each
+// nimbusLook samples.
 
 const (
 	nimbusGrid    = 10 * time.Millisecond // between samples of the histories
@@ -22,13 +22,13 @@ const (
 
 	elasticityStart   = 1.0
 	elasticityGain    = 0.05 // weight of a new look
-	elasticityVisible = 0.25 // of the pulse in what arrives: when cross traffic shows less of it, that counts for less
-	elasticityCapped  = 3.0  // to which it is then cut
+	elasticityVisible = 0.25 // of the pulse in received: if cross traffic shows less of it, a look is capped
+	elasticityCapped  = 3.0  // the cap
 	elasticityTooFew  = 0.1  // of the capacity: less cross traffic counts as none
 	elasticityTooMany = 0.9  // of the capacity: more cross traffic crowds us out
-	elasticityOwn     = 2.0  // times the rest, by which the pulse has to stand out of what arrives
-	elasticityCrowded = 6.0  // what a look counts as when we are crowded out
-	elasticityBlind   = 3.0  // and when the pulse does not stand out
+	elasticityOwn     = 2.0  // times the other peaks that the pulse must reach in received
+	elasticityCrowded = 6.0  // value of a look when we are crowded out
+	elasticityBlind   = 3.0  // value of a look when the pulse does not reach elasticityOwn
 )
 
 // pulseRate is what is sent beyond the rate, at the given phase from 0 to 1, of a
@@ -136,9 +136,8 @@ func (e *elasticity) updateElasticity(mu float64) {
 	e.value += elasticityGain * (look - e.value)
 }
 
-// elasticityOf is by how much the pulse stands out of cross traffic: the peak there over
-// the peak elsewhere. It counts for less where the pulse in what arrives is much
-// larger: then it is our own that shows.
+// elasticityOf returns the peak of cross traffic at the pulse's frequency over its peak elsewhere. It is
+// capped where the pulse in our received rate is much larger, because then our own pulse is what shows.
 func elasticityOf(shows, showsElse, arrives float64) float64 {
 	const tiny = 1e-9 // bytes/s; a spectrum without noise is one of a model
 	e := shows / max(showsElse, tiny)

@@ -66,9 +66,9 @@ func (f *FlightRates) Rates(span time.Duration, least Bytes) (sent, received flo
 	return float64(n) / toLeave.Seconds(), float64(n) / toArrive.Seconds(), true
 }
 
-// crossTraffic is the rate of the other flows at a bottleneck of rate mu with
-// a queue that does not run empty. What we send at the rate sent arrives at the
-// rate received: flows share mu in the proportion in which they arrive at it.
+// crossTraffic returns the rate of the other flows at a bottleneck of rate mu with a queue that does not run
+// empty. Flows get parts of mu in proportion to their rates in front of it, so the other flows' rate
+// follows from our rates sent and received.
 func crossTraffic(mu, sent, received float64) float64 {
 	if received <= 0 {
 		return 0
@@ -76,9 +76,8 @@ func crossTraffic(mu, sent, received float64) float64 {
 	return min(max(mu*sent/received-sent, 0), mu)
 }
 
-// capacity is the largest rate at which bytes arrived within a window. What the
-// filter keeps are the times that a fixed amount took: a least time is a
-// largest rate.
+// capacity is the largest rate at which bytes arrived within a window. The filter keeps the times of a fixed
+// number of bytes, so its least time is the largest rate.
 type capacity struct {
 	fixed   float64 // bytes/s; 0: measured
 	smooth  float64 // bytes/s
@@ -98,7 +97,7 @@ func (c *capacity) addRate(now Time, received float64, window time.Duration) {
 	c.slowest.addSample(now, time.Duration(capacityUnit/max(c.smooth, 1)*float64(time.Second)), window)
 }
 
-// estimate returns it in bytes per second; 0: not known yet.
+// estimate returns the capacity in bytes per second; 0: not known yet.
 func (c *capacity) estimate() float64 {
 	if c.fixed > 0 {
 		return c.fixed

@@ -35,7 +35,7 @@ type Internal struct {
 	About string
 }
 
-// Signal is something that an algorithm needs to be told, or to have done.
+// Signal is an input that an algorithm needs, or an action that it needs the caller to perform.
 type Signal string
 
 // The signals there are.
@@ -44,9 +44,9 @@ const (
 	NeedsRate   Signal = "delivery_rate" // over the flight of each
 	NeedsLoss   Signal = "loss"          // and timeouts
 	NeedsSent   Signal = "sent"          // the window in force when the newest acknowledged byte left
-	NeedsTicks  Signal = "ticks"         // a clock of its own
-	NeedsPacing Signal = "pacing"        // its rate kept, not only its window
-	// what the network says of the path; where it is silent, another algorithm's rules apply
+	NeedsTicks  Signal = "ticks"         // calls of OnTick
+	NeedsPacing Signal = "pacing"        // enforcement of its rate, not only of its window
+	// hints of the network about the path; without them another algorithm's rules apply
 	NeedsHints Signal = "hints"
 )
 
@@ -65,7 +65,7 @@ type Spec struct {
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
 	Marks     Marks      // how ECN marks are answered
 	L4S       bool       // it is made for packets that say ECT(1) (RFC 9331)
-	Fixed     bool       // its settings are the limits, from the first byte on
+	Fixed     bool       // it has constant limits, which are its settings
 }
 
 // Scales reports whether the algorithm answers marks on ECT(1) packets in proportion, which
@@ -75,8 +75,8 @@ func (s Spec) Scales() bool { return s.L4S || s.Marks == MarksLowerCeiling }
 // Default is the algorithm where the configuration names none (docs/decisions/0004-own-algorithm.md).
 const Default = "penstock"
 
-// CheckReceives tells what keeps the algorithm from deciding the window that a receiver
-// advertises: what it needs and a receiver does not have.
+// CheckReceives returns an error if the algorithm cannot decide the window that a receiver advertises,
+// because it needs signals that a receiver does not have.
 func (s Spec) CheckReceives() error {
 	if s.canReceive() {
 		return nil
@@ -105,12 +105,11 @@ func Register(s Spec) {
 	registry[s.Name] = s.Answering()
 }
 
-// families make the algorithms with names of a word, a colon and a member.
+// families make the algorithms with names of the form word:member.
 var families = map[string]func(member string) (Spec, error){}
 
-// RegisterFamily adds algorithms that are named by what outside the process they stand
-// for, such as ccp:NAME: spec returns the one of a member. It is called from init and
-// panics on a word that is taken.
+// RegisterFamily adds algorithms with names of the form word:member, such as ccp:NAME for the agent of
+// that name. spec returns the one of a member. It is called from init and panics on a word that is taken.
 func RegisterFamily(word string, spec func(member string) (Spec, error)) {
 	_, taken := registry[word]
 	if families[word] != nil || taken || spec == nil {
@@ -152,7 +151,7 @@ func New(name string, cfg Config) (Algorithm, error) {
 	return s.New(cfg), nil
 }
 
-// completeConfig fills in what New's caller may leave out.
+// completeConfig sets the values that New's caller has left out.
 func (s Spec) completeConfig(cfg Config) (Config, error) {
 	var err error
 	if cfg.Params, err = s.Resolve(cfg.Params); err != nil {

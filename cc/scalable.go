@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// What the window of a scalable sender reckons with (draft-briscoe-iccrg-prague-congestion-control
-// §2.4.2 and §2.4.4; RFC 8257 §3.3).
+// Constants of the window of a scalable sender (draft-briscoe-iccrg-prague-congestion-control §2.4.2 and
+// §2.4.4; RFC 8257 §3.3).
 const (
 	scalableGain  = 1.0 / 16              // of the newest fraction in their average
-	scalableRound = 25 * time.Millisecond // shorter round trips count as so long
+	scalableRound = 25 * time.Millisecond // shorter round trips count as this
 
 	scalablePatience = 2.0      // times that marks take to come at the latest
 	scalableHaste    = 1.0 / 16 // windows per round trip, where there are none
 )
 
-// What tells a classic queue: marks while the queue stands for longer than an L4S
-// queue ever does, round trip after round trip (RFC 9331 §4.3).
+// The sign of a classic queue are marks, round trip after round trip, while the queueing delay stays above
+// that of any L4S queue (RFC 9331 §4.3).
 const (
 	classicQueue  = 3 * time.Millisecond // CoDel lets 5 ms stand, PI2 15 ms
 	classicSize   = 1.5                  // packets: what stands at an L4S queue of any rate
@@ -25,11 +25,9 @@ const (
 	classicBase   = 30 * time.Second     // for how long the least round trip is believed
 )
 
-// scalable is a window that answers marks on ECT(1) packets in proportion (RFC 9331
-// §4.3): their average fraction alpha is followed, and the window shrinks by half of
-// it, once per round trip. Where the queue turns out to be a classic one, marks halve
-// it, as losses do everywhere. Round trips below 25 ms count as 25 ms, so that senders
-// nearby do not take more than others.
+// scalable is a window that answers marks on ECT(1) packets in proportion (RFC 9331 §4.3). It shrinks by half
+// of alpha, the average fraction of marks, once per round trip. At a classic queue marks halve it, as losses
+// do everywhere. Round trips below 25 ms count as 25 ms, so that senders nearby do not get more than others.
 type scalable struct {
 	lossWindow
 	alpha         float64 // average fraction of marked bytes
@@ -43,12 +41,12 @@ type scalable struct {
 	classic       int           // rounds with marks on a standing queue, less those on a short one
 }
 
-// newScalable starts at an alpha of 1: the first mark says nothing of how many follow.
+// newScalable returns a window with an alpha of 1, because the first mark does not show how many follow.
 func newScalable(w lossWindow) scalable {
 	return scalable{lossWindow: w, alpha: 1, base: newMinFilter()}
 }
 
-// onAck takes in an acknowledgement of bytes that said ECT(1).
+// onAck handles an acknowledgement of bytes that left as ECT(1).
 func (s *scalable) onAck(a Ack) {
 	s.setMSS(a.MSS)
 	s.acked += a.Acked
@@ -85,13 +83,13 @@ func (s *scalable) queueIsStanding(srtt time.Duration) bool {
 	return s.least-s.base.extreme() >= max(classicQueue, packets)
 }
 
-// isClassic reports whether marks stand for losses.
+// isClassic reports whether marks count as losses.
 func (s *scalable) isClassic() bool { return s.classic >= classicRounds }
 
-// virtualRound is what a round trip counts as.
+// virtualRound returns the round trip, or 25 ms if that is longer.
 func virtualRound(rtt time.Duration) time.Duration { return max(rtt, scalableRound) }
 
-// answerMark has a mark in a shorten the window, unless one did in this round trip.
+// answerMark shrinks the window if a has a mark, at most once in a round trip.
 func (s *scalable) answerMark(a Ack) {
 	switch {
 	case a.Marked == 0 || a.sentTime() <= s.first: // nothing is paced before there is a round trip
@@ -104,8 +102,8 @@ func (s *scalable) answerMark(a Ack) {
 	}
 }
 
-// growUnmarked has unmarked bytes lengthen the window: by a packet per round trip of 25 ms or
-// more, and by as much less as shorter ones are.
+// growUnmarked grows the window for unmarked bytes: by a packet per round trip of 25 ms or more, and by
+// proportionally less per shorter ones.
 func (s *scalable) growUnmarked(a Ack) {
 	if s.isClassic() {
 		s.growWindow(s.growthCredit(a))
@@ -119,10 +117,9 @@ func (s *scalable) growUnmarked(a Ack) {
 	s.growLinearly(n * scalableGrowth(a.SRTT))
 }
 
-// growFaster has a window that no mark holds any more grow by a sixteenth per round trip:
-// one sender alone at a queue that marks from a threshold on meets a mark every
-// sqrt(cwnd / 2) round trips (RFC 8257 §1; Alizadeh et al., SIGMETRICS 2011), and twice as
-// long without any is taken for room.
+// growFaster grows a window without recent marks by a sixteenth per round trip. A sender alone at a queue that
+// marks above a threshold gets a mark every sqrt(cwnd / 2) round trips (RFC 8257 §1; Alizadeh et al.,
+// SIGMETRICS 2011). Twice that time without a mark shows that the link has room.
 func (s *scalable) growFaster(a Ack) {
 	period := math.Sqrt(s.cwnd/2/scalableGrowth(a.SRTT)) * a.SRTT.Seconds()
 	if !s.isClassic() && a.Marked == 0 && a.Now.Sub(s.heard).Seconds() > scalablePatience*period {
@@ -130,13 +127,13 @@ func (s *scalable) growFaster(a Ack) {
 	}
 }
 
-// scalableGrowth is by how many packets per round trip the window grows.
+// scalableGrowth returns by how many packets per round trip the window grows.
 func scalableGrowth(rtt time.Duration) float64 {
 	part := float64(max(rtt, minDivisor)) / float64(virtualRound(rtt))
 	return part * part
 }
 
-// pacingGain is how many windows are paced out in a round trip: an L4S queue has no room for bursts.
+// pacingGain returns how many windows are paced out in a round trip, because an L4S queue has no room for bursts.
 func (s *scalable) pacingGain() float64 {
 	if s.cwnd < s.ssthresh/2 {
 		return slowStartGain

@@ -15,8 +15,8 @@ type Bytes int64
 // Rate is in bits per second.
 type Rate int64
 
-// Time is a reading of the caller's monotonic clock, in nanoseconds. Zero
-// stands for "unset"; clocks therefore start above it.
+// Time is a reading of the caller's monotonic clock, in nanoseconds. Clocks start above zero, which
+// stands for "unset".
 type Time int64
 
 // Never is later than every other Time.
@@ -72,8 +72,8 @@ func (r Rate) TimeFor(n Bytes) time.Duration {
 	return time.Duration(d)
 }
 
-// Repace returns the end of a sender's pause when its rate changes now. What is left of
-// the pause takes the new rate's time, so that a raise counts at once; a rate of zero does not pace.
+// Repace returns the end of a sender's pause when its rate changes now. The rest of the pause is scaled
+// to the new rate, so that a raise counts at once. A rate of zero does not pace.
 func Repace(now, until Time, from, to Rate) Time {
 	if until <= now || to == 0 {
 		return min(until, now)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// PCC Vivace (Dong et al., NSDI 2018): an experiment, over and over. Time is
-// cut into intervals of one rate each; throughput, growth of the round trip and
-// loss make the utility of that rate; the rate climbs the slope of the utility:
+// PCC Vivace (Dong et al., NSDI 2018) experiments continuously. Time is divided into intervals with one rate
+// each. Throughput, growth of the round trip and loss give the utility of that rate. The rate follows the
+// slope of the utility:
 //
 //	Starting ──(twice the rate is worth less)──▶ Probing ◀─┐ the pairs disagree,
 //	  ▲  doubles                          1±ε, two pairs ──┘ or too little comes through
@@ -17,11 +17,10 @@ import (
 //	  │                                    ▼          │
 //	  └──(2 s of silence)               Moving: rate += θ·slope
 //
-// Utility, steps and bounds are the paper's; lengths of intervals, the order of
-// the pairs and the least step are those of its authors' code, PCC-Uspace, and
-// so is that a shrinking round trip is worth nothing. An interval's bytes are
-// those that left in it; nothing is decided until all of them are accounted for,
-// and until then the sender coasts, in Starting too: it never doubles on trust.
+// Utility, steps and bounds are the paper's. The lengths of intervals, the order of the pairs and the least
+// step are those of its authors' code, PCC-Uspace. As there, a shrinking round trip adds no utility. An
+// interval's bytes are those that left in it. Until all of them are acknowledged or lost, the sender decides
+// nothing, also in Starting, and sends at the rate decided last.
 
 func init() {
 	Register(Spec{
@@ -89,12 +88,12 @@ const (
 	vivaceUspace
 )
 
-// vivaceRules are what paper and code do differently.
+// vivaceRules are the differences between paper and code.
 type vivaceRules struct {
 	noise      float64 // least slope of the round trip that counts
 	leastBound float64 // on a step, as a part of the rate
-	widen      float64 // by which it grows each time it binds
-	mbit       float64 // bit/s in what they call Mbit/s
+	widen      float64 // by which the bound grows each time it binds
+	mbit       float64 // bit/s in their Mbit/s
 	// loss counts by itself, not times the rate; the second pair alone gives the slope; steps grow by a tenth
 	code bool
 }
@@ -110,8 +109,8 @@ const (
 	vivaceStep      = 0.1  // the part of the amplified step that is taken; PCC-Uspace
 	vivaceMinStep   = 0.01 // of the rate; PCC-Uspace
 	vivaceMinRate   = 0.1  // Mbit/s
-	// In flight may be this many round trips at the rate, and these packets:
-	// pacing is the limit that matters.
+	// The window is this many round trips at the rate, and these packets, so that
+	// pacing is what limits the sender.
 	vivaceWindows = 2
 	vivaceExtra   = 10
 	// vivaceOverruns is how many intervals in a row must overrun the path to be
@@ -132,7 +131,7 @@ const (
 
 var vivacePhases = [...]string{"starting", "probing", "moving"}
 
-// worth is the utility of a rate; of rate 0, none.
+// worth is a rate with its utility; rate 0: none.
 type worth struct{ rate, utility float64 }
 
 type vivace struct {
@@ -199,8 +198,8 @@ func (v *vivace) utilityOfInterval(k int) float64 {
 	return v.utility
 }
 
-// streakFactor is the factor of the streak's next step (NSDI 2018 §4.2): it grows
-// with τ, faster beyond three.
+// streakFactor returns the factor of the streak's next step (NSDI 2018 §4.2). It grows with τ, faster beyond
+// three.
 func (v *vivace) streakFactor(streak int) float64 {
 	tau := float64(streak)
 	switch {
@@ -213,8 +212,8 @@ func (v *vivace) streakFactor(streak int) float64 {
 	}
 }
 
-// boundedStep is by how much a gradient moves rate r. What would move it further than
-// the bound widens it for the next one.
+// boundedStep returns by how much a gradient moves rate r. A step beyond the bound widens the bound for the
+// next one.
 func (v *vivace) boundedStep(gradient, r float64) float64 {
 	size := v.streakFactor(max(v.streak, 1)) * math.Abs(gradient)
 	if most := v.bound * r; size > most {
@@ -281,8 +280,8 @@ func (v *vivace) OnAck(a Ack) {
 	}
 }
 
-// decideStart doubles the rate for as long as that is worth more. A deep buffer
-// hides for long that it is not, where only loss counts.
+// decideStart doubles the rate as long as the utility grows. Where only loss counts, a deep buffer delays
+// the end.
 func (v *vivace) decideStart(now Time) {
 	u := v.utilityOfInterval(0)
 	if v.last.rate > 0 && (u < v.last.utility || v.follow && v.intervals[0].overruns(v.mbit)) {
@@ -330,7 +329,7 @@ func (v *vivace) decideProbes(now Time) {
 	v.beginState(now, vivaceMoving)
 }
 
-// decideMove goes on while the slope keeps its sign.
+// decideMove moves the rate again while the slope keeps its sign.
 func (v *vivace) decideMove(now Time) {
 	u := v.utilityOfInterval(0)
 	if v.rate == v.last.rate { // at the floor or the ceiling
@@ -368,7 +367,7 @@ func (v *vivace) OnLoss(l Loss) {
 	v.restart(l.Now)
 }
 
-// restart judges the present rate anew.
+// restart begins new intervals at the current rate.
 func (v *vivace) restart(now Time) {
 	v.last = worth{}
 	if !v.started {
@@ -392,7 +391,7 @@ func (v *vivace) OnTick(s State) {
 	v.endInterval(s.Now)
 }
 
-// currentRate is the rate of the present interval.
+// currentRate returns the rate of the current interval.
 func (v *vivace) currentRate() float64 {
 	if v.sending < v.planned {
 		return v.intervals[v.sending].rate

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// vivaceIntervalPackets is what an interval sends at the least, so that one
-	// loss is no verdict; PCC-Uspace's code.
+	// vivaceIntervalPackets is how many packets an interval sends at least, so that
+	// one loss does not decide; PCC-Uspace's code.
 	vivaceIntervalPackets = 20
 	// vivaceMinSamples of the round trip make a slope.
 	vivaceMinSamples = 5
@@ -20,19 +20,19 @@ const (
 	// vivaceMinSent is the part of its rate that an interval must have sent to be
 	// judged. Where less than this part comes through, the rate was an overrun.
 	vivaceMinSent = 0.75
-	// vivaceSignificance is how many standard errors a slope of the round trip
-	// must be from none to count: at 900 times the rate noise would outweigh all
-	// else.
+	// vivaceSignificance is how many standard errors a slope of the round trip must
+	// have to count. The utility has it times 900 times the rate, so noise would
+	// outweigh all else.
 	vivaceSignificance = 2.0
 	vivaceGapWeight    = 8 // of the mean time between samples, as in SRTT
 	vivacePlan         = 4 // intervals judged together, at most
 )
 
-// interval is a time in which the sender keeps one rate; what becomes of the
-// bytes that left in it tells what the rate is worth.
+// interval is a time in which the sender keeps one rate. The utility of the rate follows from the bytes
+// that left in it.
 type interval struct {
 	rate          float64 // Mbit/s
-	from, due, to Time    // to 0: it lasts still
+	from, due, to Time    // to 0: it has not ended
 	acked, lost   Bytes
 	before, heard Time // of the last acknowledgement before those of its bytes, and of the last of them
 	limited       bool // the application held the sender back
@@ -46,30 +46,29 @@ func (i *interval) containsSent(left Time) bool {
 	return i.from != 0 && left >= i.from && (i.to == 0 || left < i.to)
 }
 
-// sentEnough reports whether as much left as the rate calls for, or enough of it to
-// be lost. Where not, a policy, the receiver or the transport held it back.
+// sentEnough reports whether enough bytes for the rate have left, or some of them were lost. Otherwise a
+// policy, the receiver or the transport held the sender back.
 func (i *interval) sentEnough(mbit float64) bool {
 	wanted := i.rate * mbit / 8 * i.to.Sub(i.from).Seconds()
 	return !i.limited && (i.lost > 0 || float64(i.acked) >= vivaceMinSent*wanted)
 }
 
-// isUsable reports whether the interval shows what its rate does. Loss speaks for
-// itself, however few samples came through.
+// isUsable reports whether the interval shows the effect of its rate. After a loss few samples are enough.
 func (i *interval) isUsable(mbit float64) bool {
 	return i.sentEnough(mbit) && !i.paused && (i.lost > 0 || i.slope.n >= vivaceMinSamples)
 }
 
-// deliveredRate is the rate at which what was sent came through, in Mbit/s.
+// deliveredRate returns the rate at which the interval's bytes arrived, in Mbit/s.
 func (i *interval) deliveredRate(mbit float64) float64 {
 	return float64(RateOf(i.acked, max(i.heard.Sub(i.before), i.to.Sub(i.from)))) / mbit
 }
 
-// overruns reports whether far less came through than was sent.
+// overruns reports whether far fewer bytes arrived than were sent.
 func (i *interval) overruns(mbit float64) bool {
 	return i.sentEnough(mbit) && i.acked > 0 && i.deliveredRate(mbit) < vivaceMinSent*i.rate
 }
 
-// lossRate is the part that was lost.
+// lossRate returns the part of the bytes that was lost.
 func (i *interval) lossRate() float64 {
 	if i.lost <= 0 {
 		return 0
@@ -77,9 +76,8 @@ func (i *interval) lossRate() float64 {
 	return float64(i.lost) / float64(i.lost+i.acked)
 }
 
-// rttSlope is by how much the round trip grew, in seconds per second. Below
-// noise it is none. A shrinking one is none either: draining would be worth
-// something otherwise. What waits behind a hole gives no sample to begin with.
+// rttSlope returns the growth of the round trip in seconds per second. It is 0 below noise, and for a
+// shrinking round trip, because otherwise draining would add utility. Bytes behind a hole give no samples.
 func (i *interval) rttSlope(noise float64) float64 {
 	if g := i.slope.slopeValue(); g >= noise {
 		return g
@@ -104,8 +102,7 @@ func (s *slope) addPoint(x, y float64) {
 	s.syy += dy * (y - s.y)
 }
 
-// slopeValue is 0 where the points have no extent, or lie too far off their line to
-// tell its slope from none.
+// slopeValue returns the slope; 0: the points have no extent, or are too far off their line for a slope.
 func (s *slope) slopeValue() float64 {
 	if s.sxx <= 0 || s.n < 3 {
 		return 0
@@ -118,24 +115,24 @@ func (s *slope) slopeValue() float64 {
 	return b
 }
 
-// monitor runs a plan of intervals, one behind the other, and collects what
-// becomes of each. Behind the last, the sender coasts until all is known.
+// monitor runs a plan of intervals, one after the other, and collects the results of each. After the last
+// one the sender sends at the rate decided last until all bytes are acknowledged or lost.
 type monitor struct {
 	segments
 	unit      float64 // bit/s in a Mbit/s
 	intervals [vivacePlan]interval
 	planned   int
-	sending   int           // the one that lasts; planned: it coasts
-	known     int           // of how many all is known
+	sending   int           // index of the current interval; planned: all have ended
+	known     int           // number of intervals with complete results
 	srtt      time.Duration // 0: unknown
 	gap       time.Duration // smoothed, between samples
 	sampled   Time          // the newest
 	heard     Time          // the newest acknowledgement
 	overrun   int           // intervals in a row that overran the path
-	through   float64       // Mbit/s, at which the last of them came through
+	through   float64       // delivered rate of the last of them, Mbit/s
 }
 
-// packetTime is how long n packets take at a rate in Mbit/s.
+// packetTime returns how long n packets take at a rate in Mbit/s.
 func (m *monitor) packetTime(n, rate float64) time.Duration {
 	return time.Duration(n * float64(m.mss) * 8 / (rate * m.unit) * float64(time.Second))
 }
@@ -155,7 +152,7 @@ func (m *monitor) openInterval(now Time) {
 	i.due = now.Add(max(m.srtt, m.packetTime(vivaceIntervalPackets, i.rate), vivaceGapsPerInterval*m.gap))
 }
 
-// intervalEnd is when the interval that lasts shall end; 0: none does.
+// intervalEnd returns when the current interval is due to end; 0: there is none.
 func (m *monitor) intervalEnd() Time {
 	if m.sending >= m.planned {
 		return 0
@@ -195,8 +192,8 @@ func (m *monitor) onAck(a Ack) (complete bool) {
 		}
 		i.heard = a.Now
 		i.limited = i.limited || a.Sent.AppLimited
-		// It takes time to send what one acknowledgement tells of, be it a batch or a
-		// packet at a slow rate: no pause is in that.
+		// To send the bytes of one acknowledgement takes time, be they a batch or a
+		// packet at a slow rate. That time is no pause.
 		i.paused = i.paused || left.Sub(i.newest)-m.packetTime(m.toPackets(a.Acked), i.rate) > a.SRTT
 		i.newest = max(i.newest, left)
 		if a.RTT > 0 {
@@ -229,7 +226,7 @@ func (m *monitor) onLoss(lost Bytes) {
 	}
 }
 
-// planIsUsable reports whether each interval of the plan shows what its rate does.
+// planIsUsable reports whether every interval of the plan is usable.
 func (m *monitor) planIsUsable() bool {
 	for k := range m.planned {
 		if !m.intervals[k].isUsable(m.unit) {
