@@ -7,9 +7,9 @@ import (
 )
 
 // An agent that has lost its estimate of the path may ask for any window. The window that it gets is bounded by the
-// larger of two: an initial window and twice the bytes delivered in a round trip, which leaves room for slow start; or
-// four times the bytes of a round trip without a queue, which leaves room for BBR's gain of 2.89 on an estimate that is
-// a round trip old.
+// larger of two: an initial window and twice the bytes delivered in a round trip, which leaves room for slow start;
+// or four times the bytes of a round trip without a queue, which leaves room for BBR's gain of 2.89 on an estimate
+// that is a round trip old.
 const (
 	flightGain = 2
 	pathGain   = 4
@@ -35,8 +35,9 @@ type maxima struct {
 	rate   cc.Rate  // of delivery
 }
 
-// addAck adds the samples of an acknowledgement. Where the transport does not measure flights, the allowance grows as in
-// slow start. A flight that the application did not fill ends no span, since it does not show what the path carries.
+// addAck adds the samples of an acknowledgement. Where the transport does not measure flights, the allowance grows as
+// in slow start. A flight that the application did not fill ends no span, since it does not show what the path
+// carries.
 func (w *allowance) addAck(a cc.Ack) {
 	w.minRTT = a.MinRTT
 	if a.Sent.At == 0 || a.RTT <= 0 || a.DeliveryRate <= 0 {

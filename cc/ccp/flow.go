@@ -351,8 +351,8 @@ func (f *Flow) setRegister(u Update) {
 	}
 }
 
-// minWindow is in segments. With a window of one, each segment waits for the receiver's delayed acknowledgement, 40 ms or
-// more. Agents without a minimum of their own compute such windows on short paths.
+// minWindow is in segments. With a window of one, each segment waits for the receiver's delayed acknowledgement, 40
+// ms or more. Agents without a minimum of their own compute such windows on short paths.
 const minWindow = 2
 
 // setCwnd sets the agent's window, between minWindow and max_window.

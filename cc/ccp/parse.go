@@ -139,8 +139,8 @@ func (p *parser) parseProgram() (report, plain []decl, events []clause, err erro
 	return report, plain, events, nil
 }
 
-// skipReportHead skips the beginning of a list of the report's fields, and reports whether it was next. (Report.name …)
-// is none.
+// skipReportHead skips the beginning of a list of the report's fields, and reports whether it was next. (Report.name
+// …) is none.
 func (p *parser) skipReportHead() bool {
 	p.skipBlanks()
 	rest, is := strings.CutPrefix(p.text[p.at:], "(Report")

@@ -99,6 +99,6 @@ func Patience(srtt time.Duration) time.Duration { return max(3*srtt, minPatience
 
 const minPatience = 100 * time.Millisecond
 
-// minAborted is how many runs in a row must be aborted until a program counts as failing. One is not enough, because the
-// next run may come late, for example after a retransmission timeout.
+// minAborted is how many runs in a row must be aborted until a program counts as failing. One is not enough, because
+// the next run may come late, for example after a retransmission timeout.
 const minAborted = 8

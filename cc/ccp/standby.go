@@ -58,7 +58,8 @@ func (f *Flow) fallBack(s cc.State, why reason) {
 	}
 }
 
-// renumberFlow gives the flow a new number, so that it is a new flow to the agent. Messages about the old one are late.
+// renumberFlow gives the flow a new number, so that it is a new flow to the agent. Messages about the old one are
+// late.
 func (f *Flow) renumberFlow() {
 	f.closeAtAgent()
 	f.agent.openFlow(f)
@@ -69,8 +70,8 @@ func (f *Flow) renumberFlow() {
 	f.mu.Unlock()
 }
 
-// resumeFlow lets the agent decide again for a suspended flow. The window starts from that of the fallback. It rises to
-// the one that the agent asked for last as in slow start, and does not fall until the agent asks for less.
+// resumeFlow lets the agent decide again for a suspended flow. The window starts from that of the fallback. It rises
+// to the one that the agent asked for last as in slow start, and does not fall until the agent asks for less.
 func (f *Flow) resumeFlow() {
 	held := f.standby.Control().Cwnd
 	f.standby, f.suspended = nil, false

@@ -750,7 +750,7 @@ func neededCapabilities(cfg config.Config, envelope string, allowed []string, he
 	}
 	device := slices.ContainsFunc(cfg.Listeners, func(l access.Listener) bool {
 		// The proxy makes a device again if it goes, and changes the peers of the kernel's WireGuard.
-		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.DatapathOrDefault() != access.DatapathNetstack
+		return l.Mode == access.TUN || l.EndsInKernel()
 	})
 	var keep caps.Set
 	switch {

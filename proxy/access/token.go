@@ -45,8 +45,8 @@ func (t Token) CheckValue() error {
 	return nil
 }
 
-// ParseTokens reads tokens, one "name token" a line. It skips empty lines and those that begin with #. An error has the
-// numbers of lines and none of their text, because a name may be a token in the wrong place.
+// ParseTokens reads tokens, one "name token" a line. It skips empty lines and those that begin with #. An error has
+// the numbers of lines and none of their text, because a name may be a token in the wrong place.
 func ParseTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	names, values := map[string]int{}, map[string]int{}

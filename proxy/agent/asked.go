@@ -79,8 +79,8 @@ func (a *openReports) forgetAll() {
 	a.order = nil
 }
 
-// noteDecision notes that the decisions in a datagram of the agent are in force. Agents read reports in order: after an
-// answer to one report they do not answer earlier ones.
+// noteDecision notes that the decisions in a datagram of the agent are in force. Agents read reports in order: after
+// an answer to one report they do not answer earlier ones.
 func (a *openReports) noteDecision(now cc.Time, b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// events waits until a socket can be read or written, once for each call of armOnce. If Go's poller watched the socket,
-// it would wake a thread for each message that comes, and for each that the other side reads.
+// events waits until a socket can be read or written, once for each call of armOnce. If Go's poller watched the
+// socket, it would wake a thread for each message that comes, and for each that the other side reads.
 type events struct {
 	file *os.File // of an epoll instance, which Go's poller watches
 	raw  syscall.RawConn

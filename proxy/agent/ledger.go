@@ -55,8 +55,8 @@ func (l *ledger) sizeOf(length int) *size {
 // isUnknown reports whether the memory of messages of a length must still be measured.
 func (l *ledger) isUnknown(length int) bool { return l.sizeOf(length).seen < learnSamples }
 
-// learnGrowth adds a measurement: one message of a length has grown the memory in use by grown bytes. That is too little
-// if the agent has read others in the meantime, so the largest one counts.
+// learnGrowth adds a measurement: one message of a length has grown the memory in use by grown bytes. That is too
+// little if the agent has read others in the meantime, so the largest one counts.
 func (l *ledger) learnGrowth(length, grown int) {
 	s := l.sizeOf(length)
 	s.seen++
@@ -80,8 +80,8 @@ func (l *ledger) addMessage(m message) {
 	l.n++
 }
 
-// flowBeingSetUp returns the flow that the agent is setting up, since it has read its Create last and not answered yet;
-// 0: none. memory, here and below, is that of the unread messages.
+// flowBeingSetUp returns the flow that the agent is setting up, since it has read its Create last and not answered
+// yet; 0: none. memory, here and below, is that of the unread messages.
 func (l *ledger) flowBeingSetUp(now cc.Time, memory int) (flow uint32) {
 	i := l.oldestUnread(memory) - 1
 	if i < max(0, l.n-maxMarks) {
@@ -94,8 +94,8 @@ func (l *ledger) flowBeingSetUp(now cc.Time, memory int) (flow uint32) {
 	return m.about.flow
 }
 
-// unreadSince returns when the agent was last active, or when the oldest unread message was sent if that is later; 0: no
-// message is unread.
+// unreadSince returns when the agent was last active, or when the oldest unread message was sent if that is later; 0:
+// no message is unread.
 func (l *ledger) unreadSince(now cc.Time, memory int) cc.Time {
 	if memory < l.unread {
 		l.lastActive = now

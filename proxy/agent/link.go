@@ -255,8 +255,8 @@ func (s *socket) removePath(path string) {
 	}
 }
 
-// isSameFile reports whether a and b are of the same file. It compares the times too, because the file system may use an
-// inode's number again at once.
+// isSameFile reports whether a and b are of the same file. It compares the times too, because the file system may use
+// an inode's number again at once.
 func isSameFile(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
 // dialSocket binds a socket to the path where the agent answers, and connects it to the agent's,

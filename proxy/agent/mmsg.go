@@ -73,8 +73,8 @@ func newBatch() *batch {
 	return b
 }
 
-// readWaiting reads the datagrams that wait at a socket, and returns how many: 0 and no error if there are none, batchLen
-// if there may be more.
+// readWaiting reads the datagrams that wait at a socket, and returns how many: 0 and no error if there are none,
+// batchLen if there may be more.
 func (b *batch) readWaiting(fd uintptr) (n int, err error) {
 	for {
 		n, err = b.moveMessages(unix.SYS_RECVMMSG, fd, batchLen, unix.MSG_DONTWAIT)

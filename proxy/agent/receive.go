@@ -85,8 +85,8 @@ func (l *Link) countMalformed(bad int, err error) int {
 	return bad + 1
 }
 
-// noteRefused counts and logs a datagram that is malformed, or that installs a program that cannot run. Flows for which
-// the agent sets such a program keep their fallback. The first one of a connection is logged as a warning.
+// noteRefused counts and logs a datagram that is malformed, or that installs a program that cannot run. Flows for
+// which the agent sets such a program keep their fallback. The first one of a connection is logged as a warning.
 func (l *Link) noteRefused(err error) {
 	l.malformed.Add(1)
 	level := slog.LevelWarn

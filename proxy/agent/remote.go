@@ -83,8 +83,8 @@ func (l *Link) handshake(ctx context.Context) (net.Conn, error) {
 	return secured, nil
 }
 
-// disconnectReason returns why there is no connection, without the parts of the error that differ each time: the time of
-// day and our port.
+// disconnectReason returns why there is no connection, without the parts of the error that differ each time: the time
+// of day and our port.
 func disconnectReason(err error) string {
 	var invalid x509.CertificateInvalidError
 	var op *net.OpError

@@ -68,8 +68,8 @@ func (q *backlog) indexMessage(i int, what about) {
 	q.waits[what] = q.gone + i
 }
 
-// addMessage adds a copy of a message; false: the backlog has no room for it, or the agent's socket is full and a report
-// of the flow waits already. A report that closes its flow replaces one that waits.
+// addMessage adds a copy of a message; false: the backlog has no room for it, or the agent's socket is full and a
+// report of the flow waits already. A report that closes its flow replaces one that waits.
 func (q *backlog) addMessage(now cc.Time, b []byte) bool {
 	what := aboutOf(b)
 	if at, waits := q.waits[what]; waits {
@@ -220,8 +220,9 @@ func (l *Link) flushBacklog() error {
 	return nil
 }
 
-// postMessages sends the first of up to batchLen messages to an agent on this machine with one system call, and returns
-// how many. A message of a length with unknown memory it sends alone, and measures how much memory that takes.
+// postMessages sends the first of up to batchLen messages to an agent on this machine with one system call, and
+// returns how many. A message of a length with unknown memory it sends alone, and measures how much memory that
+// takes.
 func (l *Link) postMessages(messages []message) (n int, err error) {
 	known := 0
 	for known < len(messages) && !l.sent.isUnknown(len(messages[known].bytes)) {
@@ -258,8 +259,8 @@ func (l *Link) noteAlive(now cc.Time) {
 	l.agent.SetUnread(0)
 }
 
-// checkUnread returns since when a message has been unread while the agent has neither read nor sent anything, and lets
-// the flows know; 0: none is unread. l.mu is held.
+// checkUnread returns since when a message has been unread while the agent has neither read nor sent anything, and
+// lets the flows know; 0: none is unread. l.mu is held.
 func (l *Link) checkUnread(now cc.Time) (since cc.Time) {
 	l.checkedAt = now
 	if l.fd < 0 {

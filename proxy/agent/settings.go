@@ -65,7 +65,8 @@ func (s *Settings) Validate() error {
 
 // checkSockets checks the paths of both sockets.
 func (s *Settings) checkSockets() error {
-	if err := checkSocket("socket", s.SocketPath()); err != nil && s.Reply == "" { // the default of reply begins with socket
+	// The default of reply begins with socket, so that one error is enough.
+	if err := checkSocket("socket", s.SocketPath()); err != nil && s.Reply == "" {
 		return err
 	}
 	return errors.Join(checkSocket("socket", s.SocketPath()), checkSocket("reply", s.ReplyPath()))

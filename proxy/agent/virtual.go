@@ -142,8 +142,8 @@ func (v *Virtual) transmitMessage(b []byte) error {
 	return v.err
 }
 
-// runAgentTurn sends b and then the fence, and waits until the agent has read both. An agent that has read the fence has
-// sent all its answers to b.
+// runAgentTurn sends b and then the fence, and waits until the agent has read both. An agent that has read the fence
+// has sent all its answers to b.
 func (v *Virtual) runAgentTurn(b []byte) error {
 	limit := time.NewTimer(v.cfg.Limit)
 	defer limit.Stop()

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// watchAgent returns once the agent is gone, or cannot answer because our path was removed. It checks how long messages
-// have been unread. While nothing is sent, or nothing is read, it probes whether the agent still listens.
+// watchAgent returns once the agent is gone, or cannot answer because our path was removed. It checks how long
+// messages have been unread. While nothing is sent, or nothing is read, it probes whether the agent still listens.
 func (l *Link) watchAgent(ctx context.Context) error {
 	timer := time.NewTimer(probePeriod)
 	defer timer.Stop()
@@ -83,8 +83,8 @@ func (l *Link) isReachable() bool {
 	return err == nil || errors.Is(err, unix.EPERM)
 }
 
-// unixConnect connects a new socket to a path, closes it again, and returns the error of the connect. ECONNREFUSED says
-// that no process has the path's socket open any more.
+// unixConnect connects a new socket to a path, closes it again, and returns the error of the connect. ECONNREFUSED
+// says that no process has the path's socket open any more.
 func unixConnect(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

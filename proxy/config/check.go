@@ -157,7 +157,9 @@ func (c *Config) KernelLacks(l *access.Listener) error {
 	at := slices.IndexFunc(c.Listeners, func(other access.Listener) bool { return other.Name == l.Name })
 	errs := []error{check.Within(fmt.Sprintf("listeners[%d]", at), l.KernelLacks())}
 	for i := range c.Rules {
-		if r := &c.Rules[i]; matchesNameless(l, r) && r.Match.Protocol != "" && r.Match.Protocol != policy.TCP && r.Refuse == "" {
+		r := &c.Rules[i]
+		isForDatagrams := r.Match.Protocol != "" && r.Match.Protocol != policy.TCP
+		if isForDatagrams && r.Refuse == "" && matchesNameless(l, r) {
 			errs = append(errs, check.Errorf(fmt.Sprintf("rules[%d].match.protocol", i), "what the kernel forwards out of "+
 				"listener %q has no window, so that this rule can refuse it and nothing else; have it refuse, or take "+
 				"wireguard.datapath: netstack", l.Name))

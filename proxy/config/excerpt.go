@@ -88,8 +88,8 @@ var maskedKey = func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b(` + strings.Join(names, "|") + `)\b["']?\s*[:=][ \t]*`)
 }()
 
-// maskSecrets replaces the values of secret keys. It searches for the keys, since text may be no valid YAML. The number
-// of lines stays.
+// maskSecrets replaces the values of secret keys. It searches for the keys, since text may be no valid YAML. The
+// number of lines stays.
 func maskSecrets(text string) string {
 	var out strings.Builder
 	shown := 0 // text before this has been written

@@ -197,8 +197,9 @@ type (
 // DefaultTelemetry is where telemetry listens unless told otherwise.
 const DefaultTelemetry = "127.0.0.1:9464"
 
-// defaultIdle is how long Linux's connection tracking keeps a silent connection. So the proxy ends none that would have
-// survived without it; RFC 5382 REQ-5 asks for 2 h 4 min at least. Keep-alives find peers that are gone long before.
+// defaultIdle is how long Linux's connection tracking keeps a silent connection. So the proxy ends none that would
+// have survived without it; RFC 5382 REQ-5 asks for 2 h 4 min at least. Keep-alives find peers that are gone long
+// before.
 const defaultIdle = 5 * 24 * time.Hour
 
 const (

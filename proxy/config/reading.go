@@ -464,8 +464,8 @@ var syntaxWords = []struct{ library, ours string }{
 	{"could not find end character of", "no quote closes this one"},
 }
 
-// ExplainSyntax replaces the message of a syntax error at a place in data by our own. It shows no value, which may be a
-// secret. It names a tab in the indentation, because a tab looks like the spaces that YAML wants.
+// ExplainSyntax replaces the message of a syntax error at a place in data by our own. It shows no value, which may be
+// a secret. It names a tab in the indentation, because a tab looks like the spaces that YAML wants.
 func ExplainSyntax(e *Error, data []byte) {
 	if strings.HasPrefix(e.Message, "mapping key ") {
 		e.Message += "; keep one of them"

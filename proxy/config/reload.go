@@ -39,8 +39,8 @@ func CheckListenerReload(i int, old, next access.Listener) error {
 	return cannotChange(firstChange(key, reflect.ValueOf(old.UDP), reflect.ValueOf(next.UDP)))
 }
 
-// CheckRoom refuses to open next, which is listener i of a configuration, while the tunnel open has its port or device.
-// The error is an *Error.
+// CheckRoom refuses to open next, which is listener i of a configuration, while the tunnel open has its port or
+// device. The error is an *Error.
 func CheckRoom(i int, open, next access.Listener) error {
 	if err := open.CheckRoom(next); err != nil {
 		return places(nil).locateError(check.Within(fmt.Sprintf("listeners[%d]", i), err))

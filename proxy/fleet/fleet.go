@@ -153,11 +153,12 @@ func (f *Fleet) Reload(s *Settings) error {
 	return nil
 }
 
-// readClock returns a time that also grows over restarts, so that messages after a restart are newer than those before.
+// readClock returns a time that also grows over restarts, so that messages after a restart are newer than those
+// before.
 func (f *Fleet) readClock() cc.Time { return cc.Time(f.cfg.Start.UnixNano()) + f.cfg.Clock() }
 
-// RunEdge exchanges messages until ctx is done. Then it announces that this edge leaves, and closes. draining is closed
-// when connections are to go to other edges: from then on the others get this edge's memories of hosts.
+// RunEdge exchanges messages until ctx is done. Then it announces that this edge leaves, and closes. draining is
+// closed when connections are to go to other edges: from then on the others get this edge's memories of hosts.
 func (f *Fleet) RunEdge(ctx context.Context, draining <-chan struct{}) {
 	if !f.awaitListening(ctx) {
 		return
@@ -270,8 +271,8 @@ func (f *Fleet) exchangeMessages() {
 	}
 }
 
-// probeSilent connects to silent members. A member that refuses the connection has ended: its machine still answers, and
-// no process listens. The caller holds mu.
+// probeSilent connects to silent members. A member that refuses the connection has ended: its machine still answers,
+// and no process listens. The caller holds mu.
 func (f *Fleet) probeSilent(now cc.Time) {
 	members, _ := f.edge.Members(now)
 	for _, m := range members {
@@ -294,8 +295,8 @@ func (f *Fleet) probeSilent(now cc.Time) {
 	}
 }
 
-// removeMember removes an edge that has ended. Its node stays until memberlist has noticed the end, too. If the process
-// is started again before, memberlist calls no NotifyJoin, and only its messages make it a member again.
+// removeMember removes an edge that has ended. Its node stays until memberlist has noticed the end, too. If the
+// process is started again before, memberlist calls no NotifyJoin, and only its messages make it a member again.
 func (f *Fleet) removeMember(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -46,8 +46,8 @@ type Key string
 // keySize is that of AES-256.
 const keySize = 32
 
-// minDistinct is the least number of distinct bytes in a key. A random key of 32 bytes has fewer less often than once in
-// 10^14 keys.
+// minDistinct is the least number of distinct bytes in a key. A random key of 32 bytes has fewer less often than once
+// in 10^14 keys.
 const minDistinct = 16
 
 // Validate checks that the key has the right form and looks random. The error does not show it.
@@ -128,8 +128,8 @@ func (s *Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkListen checks that the other edges can reach the address. With a host that it cannot read, memberlist would listen
-// at every address.
+// checkListen checks that the other edges can reach the address. With a host that it cannot read, memberlist would
+// listen at every address.
 func checkListen(listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
 	switch addr, err := netip.ParseAddr(host); {

@@ -25,8 +25,8 @@ func Destination(authority string) (netip.AddrPort, string, error) {
 	return destinationOf(host, port)
 }
 
-// destinationOf returns the address or the "name:port" that a client asked for. A name in the form of an address becomes
-// an address, so that policy's rules for addresses apply.
+// destinationOf returns the address or the "name:port" that a client asked for. A name in the form of an address
+// becomes an address, so that policy's rules for addresses apply.
 func destinationOf(host, port string) (netip.AddrPort, string, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || port[0] == '+' {

@@ -125,8 +125,8 @@ func mixBits(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// ClientHost returns the name of a client host in samples: the tunnel's peer that it is inside, else the IPv4 address or
-// the IPv6 /64.
+// ClientHost returns the name of a client host in samples: the tunnel's peer that it is inside, else the IPv4 address
+// or the IPv6 /64.
 func ClientHost(client netip.Addr, peer string) string {
 	if peer != "" {
 		return peer

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// MaxFirstBytes bounds the first bytes of a client that ServerName searches. A ClientHello with post-quantum key shares
-// takes 2 KiB, and most servers accept no longer request headers.
+// MaxFirstBytes bounds the first bytes of a client that ServerName searches. A ClientHello with post-quantum key
+// shares takes 2 KiB, and most servers accept no longer request headers.
 const MaxFirstBytes = 16 << 10
 
 // ServerName finds the server's name in the first bytes that a client sent: of
@@ -176,8 +176,8 @@ func readNameList(data cryptobyte.String) (name string, ok bool) {
 }
 
 // httpServerName returns the server name of an HTTP/1 request; more: the header is not complete. It needs the whole
-// header, since a second Host field makes the first one invalid, but gives up as soon as the first line is not HTTP. It
-// accepts all that a lenient server accepts, as long as that does not change the name.
+// header, since a second Host field makes the first one invalid, but gives up as soon as the first line is not HTTP.
+// It accepts all that a lenient server accepts, as long as that does not change the name.
 func httpServerName(b []byte) (name string, more bool) {
 	b = bytes.TrimLeft(b, "\r\n") // RFC 9112 §2.2
 	line, rest, whole := bytes.Cut(b, []byte("\n"))

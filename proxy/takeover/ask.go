@@ -131,10 +131,10 @@ func (p *Predecessor) TakeSockets(role string, want func(address string) bool) (
 	return p.sockets.Take(role, want)
 }
 
-// Begin tells the predecessor that this process serves, so that it stops accepting. adopt prepares to serve a batch of
-// its connections, and returns which it can serve. start is called once it is known whether this process serves them.
-// ended is called once the predecessor has ended. After an error other than ErrRefused the predecessor may have got the
-// message, so this process must serve.
+// Begin tells the predecessor that this process serves, so that it stops accepting. adopt prepares to serve a batch
+// of its connections, and returns which it can serve. start is called once it is known whether this process serves
+// them. ended is called once the predecessor has ended. After an error other than ErrRefused the predecessor may have
+// got the message, so this process must serve.
 func (p *Predecessor) Begin(adopt func(Batch) (adopted []bool, start func(kept bool)), ended func()) error {
 	p.sockets.CloseAll()
 	waitAtMost(p.conn, patience)

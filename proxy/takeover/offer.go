@@ -83,8 +83,8 @@ func (o *Offer) Serve(ctx context.Context, ln *net.UnixListener) {
 	}
 }
 
-// reportDrain passes connections to the new process and reports how many are left, until ctx is done or that process has
-// gone. It closes conn.
+// reportDrain passes connections to the new process and reports how many are left, until ctx is done or that process
+// has gone. It closes conn.
 func (o *Offer) reportDrain(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	tick := time.NewTicker(reportEvery)

@@ -1,6 +1,6 @@
 // Package check has errors that name a key of the configuration, and the checks that several sections share. Sections
-// have a method Validate, which returns errors with keys relative to the section. Package config prefixes them with the
-// section's own key, and finds the place in the file.
+// have a method Validate, which returns errors with keys relative to the section. Package config prefixes them with
+// the section's own key, and finds the place in the file.
 package check
 
 import (

@@ -21,8 +21,8 @@ type deadlines struct {
 	timerAt time.Time   // when timer expires; zero: it does not run
 }
 
-// StartDeadline makes the loop call run after that time, up to deadlineSlack late, unless CancelDeadline comes first. x
-// must not be in use.
+// StartDeadline makes the loop call run after that time, up to deadlineSlack late, unless CancelDeadline comes first.
+// x must not be in use.
 func (l *Loop) StartDeadline(x *Deadline, after time.Duration, run func()) {
 	d := &l.deadlines
 	x.at, x.run, x.index = currentTime().Add(after), run, len(d.all)

@@ -309,8 +309,8 @@ func (t *Trace) onPacketReceived(frames []qlog.Frame) (arrived ackedDatagrams) {
 	return arrived
 }
 
-// onAckFrame handles an acknowledgement. It adds the datagrams that have arrived to arrived, and returns the round trip
-// of the newest packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
+// onAckFrame handles an acknowledgement. It adds the datagrams that have arrived to arrived, and returns the round
+// trip of the newest packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
 func (t *Trace) onAckFrame(f *qlog.AckFrame, arrived *ackedDatagrams) time.Duration {
 	var newest cc.Time
 	arrived.delay = f.DelayTime

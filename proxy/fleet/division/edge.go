@@ -1,6 +1,6 @@
 // Package division divides maximum rates among several edges. Each shared limit has one live edge as its owner. The
-// other edges report to it what they send and want, and it grants each a part for a short time. The package does no I/O
-// and reads no clock: a caller passes messages and time.
+// other edges report to it what they send and want, and it grants each a part for a short time. The package does no
+// I/O and reads no clock: a caller passes messages and time.
 //
 //	edge                                      owner of the limit (by rendezvous hashing)
 //	Exchange: what flows did ──▶ Report  ───▶ Receive: the claim of the edge
@@ -13,8 +13,8 @@
 //   - It raises none while members hear different sets of members, because a former owner may have granted more.
 //   - An edge without a grant has its floor: one Nth of the limit, where N is the number of known members.
 //
-// Edges that hear less than half of the known members own nothing and have their floors. So a limit never has owners on
-// both sides of a partition, and the sum exceeds the limit by no more than the floors.
+// Edges that hear less than half of the known members own nothing and have their floors. So a limit never has owners
+// on both sides of a partition, and the sum exceeds the limit by no more than the floors.
 package division
 
 import (
@@ -136,8 +136,8 @@ func (e *Edge) RemoveMember(now cc.Time, name string) {
 	e.updateView(now)
 }
 
-// updateView finds the live members, and forgets members that have been missing for long. Only a side with a quorum may
-// forget them. Otherwise the other side would know fewer members in time, and have a quorum as well.
+// updateView finds the live members, and forgets members that have been missing for long. Only a side with a quorum
+// may forget them. Otherwise the other side would know fewer members in time, and have a quorum as well.
 func (e *Edge) updateView(now cc.Time) {
 	live := []string{e.name}
 	for name, m := range e.members {
@@ -193,9 +193,9 @@ func (e *Edge) othersAgree() bool {
 	return true
 }
 
-// findOwner returns the live member that owns a limit; empty: too few members are heard. It is the one with the highest
-// hash of its name and the limit (highest random weight, Thaler and Ravishankar 1998). So when a member goes, only its
-// own limits move.
+// findOwner returns the live member that owns a limit; empty: too few members are heard. It is the one with the
+// highest hash of its name and the limit (highest random weight, Thaler and Ravishankar 1998). So when a member goes,
+// only its own limits move.
 func (e *Edge) findOwner(k Key) string {
 	if !e.isQuorum {
 		return ""
@@ -347,8 +347,8 @@ func (l *limit) makeReport(e *Edge, now cc.Time, owner string) Report {
 	return r
 }
 
-// applyGrant puts a grant into force, unless it is older than the one in force. at is when the owner sent it, and heard
-// when this edge sent the report that it answers.
+// applyGrant puts a grant into force, unless it is older than the one in force. at is when the owner sent it, and
+// heard when this edge sent the report that it answers.
 func (l *limit) applyGrant(now, at, heard cc.Time, granter string, rate cc.Rate) {
 	if l.granter == granter && at < l.grantAt && now < l.expires {
 		return
@@ -356,8 +356,8 @@ func (l *limit) applyGrant(now, at, heard cc.Time, granter string, rate cc.Rate)
 	l.grant, l.grantAt, l.granter, l.expires = rate, at, granter, heard.Add(Lease)
 }
 
-// Receive handles a message from another edge, which becomes a member if it is none. It ignores a message that is older
-// than the newest one. But if none came for Lease, the sender was restarted with a clock that is behind.
+// Receive handles a message from another edge, which becomes a member if it is none. It ignores a message that is
+// older than the newest one. But if none came for Lease, the sender was restarted with a clock that is behind.
 func (e *Edge) Receive(now cc.Time, from string, m *Message) {
 	if _, gone := e.gone[from]; gone || from == e.name || e.members[from] == nil && !e.AddMember(now, from) {
 		return
@@ -428,8 +428,8 @@ type ClaimState struct {
 	Demand, Sent, Rate cc.Rate
 }
 
-// Limits returns the state of the limits that flows of this edge use, or that it owns, by group. Only limits that it owns
-// have claims.
+// Limits returns the state of the limits that flows of this edge use, or that it owns, by group. Only limits that it
+// owns have claims.
 func (e *Edge) Limits(now cc.Time) []LimitState {
 	all := map[Key]*LimitState{}
 	for k, l := range e.limits {

@@ -34,8 +34,8 @@ type promise struct {
 	expires cc.Time // at the latest, by our clock
 }
 
-// addReport notes a report that an edge sent at a time of its own clock. It drops promises that are older than the grant
-// in force there, since they will never be in force again.
+// addReport notes a report that an edge sent at a time of its own clock. It drops promises that are older than the
+// grant in force there, since they will never be in force again.
 func (d *ledger) addReport(now, at cc.Time, from string, r Report) {
 	c := d.claims[from]
 	if c == nil {
@@ -75,8 +75,8 @@ func (c *claim) promised() (most cc.Rate) {
 // slowed down until its next report.
 const minDemand = 0.05
 
-// divideLimit returns the parts of the edges that report, and notes them as promises. A part grows only by rate that no
-// promise to another edge covers, and not at all without mayGrow.
+// divideLimit returns the parts of the edges that report, and notes them as promises. A part grows only by rate that
+// no promise to another edge covers, and not at all without mayGrow.
 func (d *ledger) divideLimit(now cc.Time, members int, mayGrow bool) map[string]cc.Rate {
 	names := slices.Sorted(maps.Keys(d.claims))
 	names = slices.DeleteFunc(names, func(n string) bool { return now.Sub(d.claims[n].heard) >= Lease })

@@ -47,8 +47,8 @@ const (
 	kindGrant  = 2
 )
 
-// AppendPackets appends the packets of m to out: several if one has no room for all. Each begins with the header, and is
-// a complete message. Entries with too long a group name are left out.
+// AppendPackets appends the packets of m to out: several if one has no room for all. Each begins with the header, and
+// is a complete message. Entries with too long a group name are left out.
 func (m *Message) AppendPackets(out [][]byte) [][]byte {
 	header := binary.AppendUvarint(nil, uint64(m.At))
 	header = binary.BigEndian.AppendUint32(binary.AppendUvarint(header, uint64(m.Heard)), m.View)
