@@ -150,6 +150,15 @@ func writeTable(w io.Writer, runs []record.Run) error {
 	return recipe.WriteMarkdown(w, runs, recipe.Sockets{})
 }
 
+// The reason of a bound that is missed is the library's, which may have learnt it after the run.
+func TestATableHasTheReasonThatTheLibraryHas(t *testing.T) {
+	found := record.Finding{What: "janus over cubic, R_min 9", Bound: "at least 0.8", Got: "0.64"}
+	run := record.Run{Experiment: "janus-f19", Version: "penstock v1 go1.26", Findings: []record.Finding{found}}
+	assert.Contains(t, tableOf(t, writeTable, run), "0.64 (at least 0.8): the aggressive stage begins")
+	run.Experiment = "a file of its own"
+	assert.Contains(t, tableOf(t, writeTable, run), "0.64 (at least 0.8): **the reason is not known**")
+}
+
 // A page keeps what it says of a recipe over real sockets until that is played again, since that takes hours.
 func TestATableKeepsWhatWasNotPlayedAgain(t *testing.T) {
 	run := func(experiment, version string, virtual, ok bool) record.Run {

@@ -27,7 +27,13 @@ var unplayed = [][3]string{
 // played is what was found of one experiment in virtual time and over real sockets.
 type played struct {
 	name             string
+	recipe           Recipe // zero: it is none of the library
 	virtual, sockets side
+}
+
+// reasonFor says why a bound is missed: as the library has it now, else as the record has it.
+func (p played) reasonFor(f record.Finding) string {
+	return cmp.Or(p.recipe.missedReason(f.What), f.Why)
 }
 
 // side is what was found in one way of playing: the last run with findings of each seed, of one build and form. Noisy
@@ -86,7 +92,7 @@ func (s side) findings() (names []nth, found map[nth]record.Finding) {
 // last are those of every recipe of the library, then of what else the records have.
 func last(runs []record.Run) (all []played) {
 	for _, r := range All(nil) {
-		all = append(all, played{name: r.Name})
+		all = append(all, played{name: r.Name, recipe: r})
 	}
 	noisy := map[string]bool{} // experiments with a run since their last findings that was disturbed or does not count
 	for _, r := range runs {
@@ -201,7 +207,7 @@ func (p played) rows() (all []row) {
 		}
 		all = append(all, row{Finding: f, figures: [2]string{v.Got, r.Got}, verdicts: [2]string{
 			verdict(f.Bound, v.OK, isVirtual), verdict(cmp.Or(r.Bound, f.Bound), r.OK, isReal && !p.sockets.isDisturbed()),
-		}, reasons: [2]string{v.Why, r.Why}})
+		}, reasons: [2]string{p.reasonFor(v), p.reasonFor(r)}})
 	}
 	return all
 }
