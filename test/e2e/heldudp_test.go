@@ -187,13 +187,15 @@ func compareDownloads(t *testing.T, w way, phone func(*scene) net.PacketConn, op
 	tcp, udp, queue := measure(true, true)
 	assert.InDelta(t, 0.5, udp/(tcp+udp), 0.15)
 	assert.Greater(t, tcp+udp, 0.85*alone)
-	assert.LessOrEqual(t, queue, 6*aloneQueue/5+slack)
-	_, udp, queue = measure(false, true)
-	if w.tunnel == throughMASQUE { // below it is another Reno, of HTTP/3, and its queue
+	if w.tunnel == throughMASQUE { // below is another Reno, of HTTP/3: two that start at once queue for up to 8 s
+		assert.Less(t, queue, 150*time.Millisecond, "of 300")
+		_, udp, queue = measure(false, true)
 		assert.Greater(t, udp, 0.65*alone)
 		assert.Less(t, queue, 100*time.Millisecond, "of 300")
 		return
 	}
+	assert.LessOrEqual(t, queue, 6*aloneQueue/5+slack)
+	_, udp, queue = measure(false, true)
 	assert.Greater(t, udp, 0.85*alone)
 	assert.LessOrEqual(t, queue, 3*aloneQueue/2+slack)
 }
