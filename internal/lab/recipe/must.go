@@ -321,6 +321,9 @@ const (
 	unmeasured = "not measured"
 )
 
+// name is that of the finding.
+func (m must) name() string { return cmp.Or(m.form.What, string(m.form.Is)) }
+
 // judge evaluates the assertion; false: it is not about this run. What cannot be evaluated does not hold.
 func (m must) judge(env any) (f record.Finding, there bool) {
 	var (
@@ -337,7 +340,7 @@ func (m must) judge(env any) (f record.Finding, there bool) {
 	if err == nil {
 		got, err = number(m.is, env)
 	}
-	f = record.Finding{What: cmp.Or(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
+	f = record.Finding{What: m.name(), Paper: m.form.Paper, OK: true}
 	var bounds []string
 	for i, c := range comparisons {
 		if m.bounds[i] == nil {

@@ -130,7 +130,8 @@ func (r *Recipe) read() error {
 	names, asserts := map[string]bool{}, root.index("must") >= 0
 	r.flows = map[string]bool{}
 	r.hasControl = root.index("control") >= 0
-	if r.missed, err = readMissed(root.take("missed")); err != nil {
+	missed := root.take("missed")
+	if r.missed, err = readMissed(missed); err != nil {
 		return err
 	}
 	var before []stage.Stage // of the scale before
@@ -156,8 +157,15 @@ func (r *Recipe) read() error {
 		}
 	}
 	r.all = names
-	r.musts, err = r.readMusts()
-	return err
+	if r.musts, err = r.readMusts(); err != nil {
+		return err
+	}
+	for _, m := range r.missed {
+		if !slices.ContainsFunc(r.musts, func(bound must) bool { return m.matches(bound.name()) }) {
+			return at(missed, "missed", "no bound is called %q; a final * stands for the rest of a name", m.what)
+		}
+	}
+	return nil
 }
 
 // variant is one run of an experiment: the values of variables, and what differs.

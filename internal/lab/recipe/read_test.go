@@ -96,6 +96,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 
 		fine + "control: {run: a, algorithm: cubic}":                    "my:5:1: control: it changes no run",
 		fine + "control: {algorithm: copa}":                             "my:5:1: control: it changes no run",
+		fine + "must: [drops == 0]\nmissed: {drop*ed: why}":             `missed: no bound is called "drop*ed"`,
 		fine + "must: [utilisation]":                                    "my:5:8: must[0]: expected a comparison",
 		fine + "must: [utilization >= 0.9]":                             "my:5:8: must[0].is: unknown name utilization",
 		fine + "must:\n  - {run: b, is: drops}":                         `my:6:5: must[0].run: there is no run "b"`,
