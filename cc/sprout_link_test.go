@@ -137,8 +137,8 @@ func TestSproutShutsItsWindowInAnOutage(t *testing.T) {
 	assert.GreaterOrEqual(t, r.Utilisation, 0.95, "and open again after it")
 }
 
-// TestSproutLeavesTheLeastWindow plays a link that nearly stops. Then it is fast, but a packet or two in a round trip do
-// not fill a tick of it.
+// TestSproutLeavesTheLeastWindow plays a link that nearly stops. Then it is fast, but a packet or two in a round trip
+// do not fill a tick of it.
 func TestSproutLeavesTheLeastWindow(t *testing.T) {
 	trace, err := sim.Steps("slow, then fast", time.Minute,
 		sim.Step{Rate: sproutUnits(20)}, sim.Step{At: 5 * time.Second, Rate: sproutUnits(400)})

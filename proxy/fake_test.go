@@ -384,7 +384,8 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	b.cfg = cfg
 	var err error
 	b.server, err = proxy.New(cfg, proxy.Parts{
-		Clock: b.clock, Flows: &flow.Manager{}, Open: func(proxy.ListenerConfig) (proxy.Listener, error) { return b.listener, nil },
+		Clock: b.clock, Flows: &flow.Manager{},
+		Open: func(proxy.ListenerConfig) (proxy.Listener, error) { return b.listener, nil },
 		Dial: b.dial, Addresses: func() ([]netip.Addr, error) { return b.addresses(), nil }, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
 	})
 	require.NoError(tb, err)

@@ -49,7 +49,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		"a file beside flags that describe one": {
 			[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"},
 		},
-		"to go on with no file":        {[]string{"bench", "--resume", "--json", "/dev/null"}, []string{"/dev/null is no file"}},
+		"to go on with no file":        {[]string{"bench", "--resume", "--json", "/dev/null"}, []string{"is no file"}},
 		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
 		"a link without a name":        {[]string{"bench", "--link", ""}, []string{"--link is empty"}},
 		"a width that is no number":    {[]string{"report", "--width", "NaN", "x.jsonl"}, []string{"--width NaN"}},

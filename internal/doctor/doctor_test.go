@@ -260,7 +260,8 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"a TUN device without its ioctl": {refused("tun", unix.EINVAL), "tun", Missing, "CONFIG_TUN"},
 
 		"user namespaces are switched off": {
-			func(f *facts) { f.userNamespaceErr, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" }, "user_namespaces", Missing,
+			func(f *facts) { f.userNamespaceErr, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" },
+			"user_namespaces", Missing,
 			"sysctl -w user.max_user_namespaces=10000",
 		},
 		"user namespaces are for root only, says Debian": {

@@ -215,7 +215,7 @@ func TestMistakesOfTypingAreToldWithTheCure(t *testing.T) {
 		},
 		"no dash":         {"listeners: {name: a}\n", "not keys with values; begin each entry with a -"},
 		"a section's key": {listener + "algorithm: copa\n", "algorithm: unknown key; it stands below agents or defaults"},
-		"a key of match":  {listener + "rules: [{name: a, ports: [25]}]\n", "rules[0].ports: unknown key; it stands below match"},
+		"a key of match":  {listener + "rules: [{name: a, ports: [25]}]\n", "ports: unknown key; it stands below match"},
 		"no key": {
 			listener + "log: debug\n", `log: expected keys with values, not "debug"; there are flows, format, level`,
 		},

@@ -128,7 +128,8 @@ duration: 2s
 			assert.Contains(t, f.Got, "not measured", f.What)
 		}
 	}
-	result := playText(t, never+`must: ["mean(1..3) == 2", "median([4, 1..2]) == 2", "max([1, inf], 2) == inf", "min(3, 2) == 2",
+	result := playText(t, never+`must: ["mean(1..3) == 2", "median([4, 1..2]) == 2", "max([1, inf], 2) == inf",
+		"min(3, 2) == 2",
   "(1..5)[max(0, 2)] == 3"]`)
 	for _, f := range result.Findings {
 		assert.True(t, f.OK, "%s is %s", f.What, f.Got)

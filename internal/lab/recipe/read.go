@@ -141,8 +141,8 @@ func (r *Recipe) read() error {
 			return err
 		}
 		if scale == Short && reflect.DeepEqual(stages, before) {
-			return at(root.find("control"), "control", "it changes no run of the short form, so that no bound can fail: its run "+
-				"is how the name of one begins, and the rest is another algorithm, such as {run: copa, algorithm: cubic}")
+			return at(root.find("control"), "control", "it changes no run of the short form, so that no bound can fail: its "+
+				"run is how the name of one begins, and the rest is another algorithm, such as {run: copa, algorithm: cubic}")
 		}
 		before = stages
 		if err := r.distinct(scale, stages, asserts); err != nil {
