@@ -311,13 +311,6 @@ func (f *framed) processRecords(b []byte) (rest []byte, err error) {
 	}
 }
 
-// Sprout's times.
-const (
-	forecastEvery = 20 * time.Millisecond // between two forecasts: a tick
-	forecastAfter = time.Second           // since the newest data; an outage is forecast for so long
-	pauseAtEnd    = time.Hour             // the pause that a sender without data announces
-)
-
 // addForForecast gives p to the forecaster, and schedules a forecast. mu is held.
 func (f *framed) addForForecast(now cc.Time, p cc.SproutPacket) {
 	if f.forecaster == nil {
@@ -325,7 +318,7 @@ func (f *framed) addForForecast(now cc.Time, p cc.SproutPacket) {
 	}
 	f.forecaster.OnPacket(now, p)
 	if f.forecastDueAt == 0 {
-		f.forecastDueAt = max(now, f.forecastSentAt.Add(forecastEvery))
+		f.forecastDueAt = max(now, f.forecastSentAt.Add(cc.SproutTick))
 		notify(f.work)
 	}
 }
@@ -515,8 +508,8 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 	if f.forecastDueAt > 0 && f.forecastDueAt <= now {
 		f.countOutOfOrder(now)
 		b = frame.AppendForecast(b, f.forecaster.Forecast(now))
-		next := max(f.forecastDueAt.Add(forecastEvery), now.Add(forecastEvery/2))
-		if f.forecastSentAt, f.forecastDueAt = now, 0; now.Sub(f.newestAt) < forecastAfter {
+		next := max(f.forecastDueAt.Add(cc.SproutTick), now.Add(cc.SproutTick/2))
+		if f.forecastSentAt, f.forecastDueAt = now, 0; now.Sub(f.newestAt) < cc.SproutSilence {
 			f.forecastDueAt = next // counts from when this one was due, so that a late one does not delay all that follow
 		}
 	}
@@ -533,11 +526,7 @@ func (f *framed) fillBuffer(b []byte, now cc.Time) []byte {
 		f.out.removeFirst(len(data))
 	}
 	if f.wantsForecasts && !f.idleSent && f.credit == 0 {
-		pause := cc.SproutPause(f.srtt)
-		if f.out.length() == 0 {
-			pause = pauseAtEnd
-		}
-		b = frame.AppendIdle(b, pause)
+		b = frame.AppendIdle(b, cc.SproutPause(f.srtt, f.out.length() > 0))
 		f.idleSent = true
 	}
 	if f.fin && !f.finSent && f.out.length() == 0 {

@@ -65,10 +65,7 @@ func (o Options) resolve() (*settings, error) {
 	if err := s.terms.Check(); err != nil {
 		return nil, fmt.Errorf("alcc: Options: %w", err)
 	}
-	if o.OwnAcks {
-		algorithm, err := cc.New(name, cc.Config{Params: params})
-		s.forecasts = err == nil && cc.FindForecaster(algorithm) != nil
-	}
+	s.forecasts = o.OwnAcks && cc.TakesForecasts(name, params)
 	return s, nil
 }
 

@@ -157,7 +157,7 @@ func (s *sprout) OnAck(a Ack) {
 		return
 	}
 	if s.ends == 0 {
-		s.ends = a.Now.Add(sproutTick)
+		s.ends = a.Now.Add(SproutTick)
 		s.sent = [sproutMemory]Bytes{} // what left before is not known
 	}
 	s.came += float64(max(a.Acked, 0))
@@ -187,14 +187,14 @@ func (s *sprout) endTicks(st State, acked Bytes) {
 		s.forgetRate(st)
 		return
 	}
-	for ; s.ends <= st.Now; s.ends = s.ends.Add(sproutTick) {
+	for ; s.ends <= st.Now; s.ends = s.ends.Add(SproutTick) {
 		s.endTick(st.Delivered+st.Inflight, st.Delivered-acked)
 	}
 	s.limited = false
 	switch {
 	case st.Inflight+acked > 0:
 		s.idle = 0
-	case s.idle >= int(sproutRest/sproutTick):
+	case s.idle >= int(sproutRest/SproutTick):
 		s.forgetRate(st)
 		return
 	}
@@ -204,7 +204,7 @@ func (s *sprout) endTicks(st State, acked Bytes) {
 // endTick ends a tick; sent and delivered count bytes since the start.
 func (s *sprout) endTick(sent, delivered Bytes) {
 	s.sent[s.ticks%sproutMemory] = sent
-	back := min(int((s.base.rtt+sproutTick-1)/sproutTick), sproutMemory-1)
+	back := min(int((s.base.rtt+SproutTick-1)/SproutTick), sproutMemory-1)
 	overdue := s.sent[(s.ticks+sproutMemory-back)%sproutMemory] > delivered
 	s.ticks++
 	s.idle++
@@ -246,12 +246,12 @@ func (s *sprout) updateForecast(st State) {
 	s.ahead = s.model.forecastUnits(s.target, s.quantile, s.ahead)
 	// What the window has room for, and what will leave it, goes out over a tick.
 	room := max(0, s.windowBytes()-float64(st.Inflight)) + s.rate*s.unit*sproutTickSecs
-	s.pace = RateOf(Bytes(max(room, leastBytesPerTick(s.unit))), sproutTick)
+	s.pace = RateOf(Bytes(max(room, leastBytesPerTick(s.unit))), SproutTick)
 }
 
 // leastBytesPerTick is what is always let go in a tick, in bytes: a unit each sproutProbe.
 func leastBytesPerTick(unit float64) float64 {
-	return unit * float64(sproutTick) / float64(sproutProbe)
+	return unit * float64(SproutTick) / float64(sproutProbe)
 }
 
 // windowBytes is what may be in the network, in bytes: what is under way without a

@@ -6,9 +6,11 @@ import (
 	"time"
 )
 
+// SproutTick is a tick of the model, and the time between two forecasts of a receiver (NSDI 2013 §3.1, §3.4).
+const SproutTick = 20 * time.Millisecond
+
 // The constants of the model (NSDI 2013 §3.1 and keithw/sprout, which agree).
 const (
-	sproutTick     = 20 * time.Millisecond
 	sproutTickSecs = 0.02
 	sproutHorizons = 8      // ticks ahead
 	sproutMaxRate  = 1000.0 // units/s; nothing above it can be told apart

@@ -32,7 +32,7 @@ func (p *sproutPath) Arrive(n int, rtt time.Duration) {
 	}
 	end := p.in.ends
 	for i := range n {
-		p.state.Now = max(p.state.Now, end.Add(-sproutTick*time.Duration(n-i)/time.Duration(n+1)))
+		p.state.Now = max(p.state.Now, end.Add(-SproutTick*time.Duration(n-i)/time.Duration(n+1)))
 		p.Ack(1, rtt)
 	}
 	p.Tick(0)
@@ -60,7 +60,7 @@ func TestSproutWindow(t *testing.T) {
 	assert.InDelta(t, 10, p.Cwnd(), 0.01, "the initial window before the first round trip")
 	assert.Equal(t, "start", p.alg.Control().Phase)
 	assert.Zero(t, p.alg.Control().NextTick, "no tick before the first acknowledgement")
-	assert.InDelta(t, 10+10, float64(p.alg.Control().PacingRate.BytesIn(sproutTick))/1448, 0.1,
+	assert.InDelta(t, 10+10, float64(p.alg.Control().PacingRate.BytesIn(SproutTick))/1448, 0.1,
 		"which goes out within a tick")
 
 	p.Ack(1, 40*ms)
@@ -75,7 +75,7 @@ func TestSproutWindow(t *testing.T) {
 	p.state.Inflight = 0
 	p.idle = true
 	p.Tick(0)
-	assert.InDelta(t, 505.9*0.04+35+10, float64(p.alg.Control().PacingRate.BytesIn(sproutTick))/1448, 4,
+	assert.InDelta(t, 505.9*0.04+35+10, float64(p.alg.Control().PacingRate.BytesIn(SproutTick))/1448, 4,
 		"an empty network: the whole window, and what will leave it")
 
 	assert.InDelta(t, 12, steady(t, whole+",target_ticks=2", 40*ms).in.Inspect()[2], 1, "the forecast of 2 ticks")
@@ -228,11 +228,11 @@ func TestSproutLateTicks(t *testing.T) {
 	for range 6 {
 		a.Tick(0)
 	}
-	b.Tick(5 * sproutTick)
+	b.Tick(5 * SproutTick)
 	assert.Equal(t, a.in.model.p, b.in.model.p, "six ticks at once are six ticks")
 	assert.Equal(t, a.alg.Control(), b.alg.Control())
 	b.Tick(7 * ms)
-	assert.Equal(t, a.alg.Control().NextTick.Add(sproutTick), b.alg.Control().NextTick,
+	assert.Equal(t, a.alg.Control().NextTick.Add(SproutTick), b.alg.Control().NextTick,
 		"being late does not shift the next")
 }
 
@@ -316,14 +316,14 @@ func TestSproutReceiver(t *testing.T) {
 	now := Time(time.Second)
 	r, err := NewSproutReceiver(now, nil)
 	require.NoError(t, err)
-	now = now.Add(sproutTick / 2)
+	now = now.Add(SproutTick / 2)
 	seq := Bytes(0)
 	arrive := func(n int, pause time.Duration) {
 		for range n {
 			r.OnPacket(now, SproutPacket{Seq: seq, Size: unit, Behind: 5 * unit, Pause: pause})
 			seq += unit
 		}
-		now = now.Add(sproutTick)
+		now = now.Add(SproutTick)
 	}
 	for range 200 {
 		arrive(10, 0)
@@ -351,7 +351,7 @@ func TestSproutReceiver(t *testing.T) {
 	}
 	for range 3 { // a segment is missing, so that the stream stops
 		r.OnEarly(now, 10*unit)
-		now = now.Add(sproutTick)
+		now = now.Add(SproutTick)
 	}
 	f = r.Forecast(now)
 	assert.InDelta(t, 35, f.Counts[4], 1, "bytes behind a hole are evidence")
@@ -362,7 +362,7 @@ func TestSproutReceiver(t *testing.T) {
 
 	for range 200 { // two packets of each flight, a round trip of three ticks
 		arrive(2, 60*ms)
-		now = now.Add(2 * sproutTick)
+		now = now.Add(2 * SproutTick)
 	}
 	assert.Greater(t, r.Forecast(now).Counts[4], 5, "a flight that ends within a tick says the least that the link has")
 

@@ -18,9 +18,18 @@ type SproutPacket struct {
 	Pause  time.Duration // the sender means to be silent for so long
 }
 
-// SproutPause is how long a sender may be silent once its window is used up: a forecast that has its last packet comes
-// after a round trip and a tick. 50 ms are what the authors' program has.
-func SproutPause(srtt time.Duration) time.Duration { return max(50*time.Millisecond, srtt+sproutTick) }
+// SproutSilence is how long after the newest packet a receiver still forecasts, so that the sender learns of an outage.
+const SproutSilence = time.Second
+
+// SproutPause is how long a sender may be silent after its last packet. With more data it waits for a forecast that
+// has that packet, which comes after a round trip and a tick; 50 ms are what the authors' program has. Without data
+// nothing ends the silence.
+func SproutPause(srtt time.Duration, hasData bool) time.Duration {
+	if !hasData {
+		return time.Hour
+	}
+	return max(50*time.Millisecond, srtt+SproutTick)
+}
 
 // SproutForecast is what the receiver answers.
 type SproutForecast struct {
@@ -121,7 +130,7 @@ func (r *SproutReceiver) endTicks(now Time) {
 		r.model.resetToUniform()
 		r.began, r.came = now, 0
 	}
-	for ; r.began.Add(sproutTick) < now; r.began = r.began.Add(sproutTick) {
+	for ; r.began.Add(SproutTick) < now; r.began = r.began.Add(SproutTick) {
 		r.model.evolveTick()
 		if r.came == 0 && r.began < r.silent {
 			continue
@@ -130,7 +139,7 @@ func (r *SproutReceiver) endTicks(now Time) {
 		if r.came > 0 {
 			n = max(n, 1)
 		}
-		if r.silent > r.began.Add(sproutTick) {
+		if r.silent > r.began.Add(SproutTick) {
 			r.model.addAtLeast(n)
 		} else {
 			r.model.addArrivals(n)
@@ -145,6 +154,12 @@ type Forecaster interface {
 	// OnForecast takes in a forecast that has arrived. next is what the sender has sent, as SproutPacket.Seq counts it.
 	// From the first forecast on they alone decide: Control.Cwnd is what is in flight and what may follow at once.
 	OnForecast(s State, next Bytes, f SproutForecast)
+}
+
+// TakesForecasts reports whether an algorithm is one that a receiver's forecasts may feed.
+func TakesForecasts(name string, params Params) bool {
+	a, err := New(name, Config{Params: params})
+	return err == nil && FindForecaster(a) != nil
 }
 
 // FindForecaster returns the part of an algorithm that takes forecasts; nil: it takes none.
@@ -188,7 +203,7 @@ func (d *sproutDrainer) tickEnd() Time {
 	if d.tick == sproutHorizons-1 {
 		return 0
 	}
-	return d.came.Add(time.Duration(d.tick+1) * sproutTick)
+	return d.came.Add(time.Duration(d.tick+1) * SproutTick)
 }
 
 // drainQueue lets the queue fill by what has been sent, and drain.

@@ -1,18 +1,9 @@
 package sim
 
-import (
-	"time"
+import "github.com/penstock-net/penstock/cc"
 
-	"github.com/penstock-net/penstock/cc"
-)
-
-// How receivers forecast (NSDI 2013 §3.4).
-const (
-	forecastEvery = 20 * time.Millisecond // a tick of the model
-	forecastAfter = time.Second           // since the newest packet: an outage is forecast for so long
-	forecastBytes = HeaderBytes + 50      // on the wire
-	endOfData     = time.Hour             // for how long a sender without data means to be silent
-)
+// forecastBytes is a forecast's size on the wire.
+const forecastBytes = HeaderBytes + 50
 
 // forecasts are what a receiver tells a sender that has an algorithm for them.
 type forecasts struct {
@@ -23,9 +14,8 @@ type forecasts struct {
 
 // newForecasts returns those for an algorithm; nil: it takes none.
 func (s *sender) newForecasts(algorithm string, params cc.Params) *forecasts {
-	made, err := cc.New(algorithm, cc.Config{Params: params})
-	if err != nil || cc.FindForecaster(made) == nil {
-		return nil // the flow tells of an error
+	if !cc.TakesForecasts(algorithm, params) {
+		return nil
 	}
 	receiver, err := cc.NewSproutReceiver(s.w.now, nil)
 	if err != nil {
@@ -38,10 +28,10 @@ func (s *sender) newForecasts(algorithm string, params cc.Params) *forecasts {
 func (s *sender) describeForForecast(size cc.Bytes) cc.SproutPacket {
 	p := cc.SproutPacket{Seq: s.transmitted, Size: size, Behind: ReorderPackets * cc.DefaultMSS}
 	s.transmitted += size
-	if n, _ := s.src.available(s.w.now); n == 0 && s.wrote <= s.sent {
-		p.Pause = endOfData
-	} else if s.board.Pipe+cc.DefaultMSS > s.limit {
-		p.Pause = cc.SproutPause(s.board.SRTT())
+	n, _ := s.src.available(s.w.now)
+	hasData := n > 0 || s.wrote > s.sent
+	if !hasData || s.board.Pipe+cc.DefaultMSS > s.limit {
+		p.Pause = cc.SproutPause(s.board.SRTT(), hasData)
 	}
 	return p
 }
@@ -49,7 +39,7 @@ func (s *sender) describeForForecast(size cc.Bytes) cc.SproutPacket {
 // noteForForecast takes in a packet at the receiver, and plans a forecast.
 func (s *sender) noteForForecast(p cc.SproutPacket) {
 	s.forecasts.receiver.OnPacket(s.w.now, p)
-	s.planForecast(s.forecasts.newest.Add(forecastEvery))
+	s.planForecast(s.forecasts.newest.Add(cc.SproutTick))
 }
 
 // planForecast plans one at a time, unless there is one already.
@@ -64,12 +54,12 @@ func (s *sender) planForecast(at cc.Time) {
 // sendForecast sends one to the sender.
 func (s *sender) sendForecast() {
 	s.forecasts.planned = false
-	if s.closed || s.w.now.Sub(s.rcv.newest) > forecastAfter {
+	if s.closed || s.w.now.Sub(s.rcv.newest) > cc.SproutSilence {
 		return
 	}
 	f := s.forecasts.receiver.Forecast(s.w.now)
 	s.forecasts.newest = s.w.now
-	s.planForecast(s.w.now.Add(forecastEvery))
+	s.planForecast(s.w.now.Add(cc.SproutTick))
 	s.w.carry(!s.cfg.Upload, s.to, forecastBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return

@@ -478,7 +478,7 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 			}
 		}
 		for _, pool := range g.WireGuard.Pool {
-			own := pool.Masked().Addr().Next()
+			own := access.GatewayIn(pool)
 			if slices.Contains(list, netip.PrefixFrom(own, own.BitLen())) {
 				return nil, fmt.Errorf("--address: %v is the gateway's own, as the first of %v; give another one", own, pool)
 			}
@@ -512,7 +512,7 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 	taken = slices.DeleteFunc(slices.Clone(taken), func(t netip.Prefix) bool {
 		return !t.Overlaps(pool) || t.Bits() <= pool.Bits()
 	})
-	for addr := pool.Addr().Next().Next(); pool.Contains(addr); addr = addr.Next() {
+	for addr := access.GatewayIn(pool).Next(); pool.Contains(addr); addr = addr.Next() {
 		if addr.Is4() && !pool.Contains(addr.Next()) {
 			break
 		}
@@ -546,7 +546,7 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 		}
 	}
 	if len(n.dns) == 0 && g.Tunnel.DNS.IsValid() && len(g.WireGuard.Pool) > 0 {
-		n.dns = []string{g.WireGuard.Pool[0].Masked().Addr().Next().String()}
+		n.dns = []string{access.GatewayIn(g.WireGuard.Pool[0]).String()}
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, access.JoinPrefixes(p.AllowedIPs))

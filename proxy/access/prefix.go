@@ -11,3 +11,6 @@ func LastOf(p netip.Prefix) netip.Addr {
 	last, _ := netip.AddrFromSlice(b)
 	return last
 }
+
+// GatewayIn returns the gateway's own address in a prefix of a tunnel's pool: the one after the first.
+func GatewayIn(pool netip.Prefix) netip.Addr { return pool.Masked().Addr().Next() }

@@ -67,7 +67,7 @@ func (s *Pool) Gateway(inner netip.Addr) netip.Addr {
 	defer s.mu.RUnlock()
 	for _, p := range s.prefixes {
 		if p.Contains(inner) {
-			return p.Masked().Addr().Next()
+			return access.GatewayIn(p)
 		}
 	}
 	return netip.Addr{}
@@ -79,7 +79,7 @@ func (s *Pool) Own(like netip.Addr) netip.Addr {
 	defer s.mu.RUnlock()
 	for _, p := range s.prefixes {
 		if p.Addr().Is4() == like.Is4() {
-			return p.Masked().Addr().Next()
+			return access.GatewayIn(p)
 		}
 	}
 	return netip.Addr{}

@@ -110,7 +110,7 @@ func TestForecastsGoOnForASecond(t *testing.T) {
 	acks, forecasts := listen(1, 1)
 	assert.Equal(t, 1, acks)
 	assert.Greater(t, forecasts, 1)
-	assert.LessOrEqual(t, forecasts, 1+int((silence+silence/4)/forecastEvery))
+	assert.LessOrEqual(t, forecasts, 1+int((silence+silence/4)/cc.SproutTick))
 	acks, forecasts = listen(0, 1) // another sender, of another algorithm
 	assert.Equal(t, 1, acks)
 	assert.Zero(t, forecasts)

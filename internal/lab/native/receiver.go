@@ -12,12 +12,8 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-const (
-	// silence is how long a sender must have sent nothing before a receiver takes up another.
-	silence = time.Second
-	// forecastEvery is the time between two forecasts: a tick of the model.
-	forecastEvery = 20 * time.Millisecond
-)
+// silence is how long a sender must have sent nothing before a receiver takes up another.
+const silence = time.Second
 
 // startOf returns how many bytes were sent before a transmission.
 func startOf(tx uint64) cc.Bytes { return cc.Bytes(tx-1) * payload } //nolint:gosec // transmissions are counted from 1
@@ -114,7 +110,7 @@ func (r *receiver) noteForForecast(now cc.Time, p cc.SproutPacket) {
 // none after a silence.
 func (r *receiver) forecast(now cc.Time, reply []byte) error {
 	err := r.send(writeForecast(reply, r.token, r.forecaster.Forecast(now)))
-	r.forecastAt = max(r.forecastAt.Add(forecastEvery), now.Add(forecastEvery/2))
+	r.forecastAt = max(r.forecastAt.Add(cc.SproutTick), now.Add(cc.SproutTick/2))
 	due := r.began.Add(time.Duration(r.forecastAt) - time.Second)
 	if now.Sub(r.heard) > silence {
 		r.forecastAt, due = 0, time.Time{}

@@ -61,10 +61,9 @@ func Open(to netip.AddrPort, algorithm string, params cc.Params) (*Sender, error
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
 		return nil, errors.Join(fmt.Errorf("native: connect to %s: %w", to, err), unix.Close(fd))
 	}
-	made, err := cc.New(algorithm, cc.Config{Params: params})
 	return &Sender{
 		fd: fd, token: newToken(), algo: algorithm, params: params, out: newOutstanding(),
-		fed: err == nil && cc.FindForecaster(made) != nil,
+		fed: cc.TakesForecasts(algorithm, params),
 	}, nil
 }
 
@@ -158,7 +157,7 @@ func (s *Sender) wants() uint16 {
 	case !s.fed:
 		return 0
 	case s.out.report.Pipe+2*payload > s.limit.Cwnd:
-		return uint16(1 + min(cc.SproutPause(s.out.SRTT()), time.Minute).Milliseconds()) //nolint:gosec // it fits
+		return uint16(1 + min(cc.SproutPause(s.out.SRTT(), true), time.Minute).Milliseconds()) //nolint:gosec // it fits
 	}
 	return 1
 }

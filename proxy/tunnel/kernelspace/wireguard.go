@@ -286,7 +286,7 @@ func peersThatStay(peers, next map[access.Key]access.Peer) map[access.Key]access
 func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range pool {
-		out = append(out, netip.PrefixFrom(p.Masked().Addr().Next(), p.Bits()))
+		out = append(out, netip.PrefixFrom(access.GatewayIn(p), p.Bits()))
 	}
 	return out
 }

@@ -405,7 +405,7 @@ func newPool(prefixes []netip.Prefix) (*pool, error) {
 
 // leastAddress returns the first address for clients. The prefix's own is not used, and the next is
 // the gateway's by convention.
-func (r addressRange) leastAddress() netip.Addr { return r.prefix.Addr().Next().Next() }
+func (r addressRange) leastAddress() netip.Addr { return access.GatewayIn(r.prefix).Next() }
 
 // containsClient reports whether a client may have an address. The last of an IPv4 prefix is for
 // broadcast.
