@@ -194,10 +194,10 @@ func (p *Proxy) acceptLoop() {
 				p.serveApp(app)
 			})
 		default:
-			_ = app.Close()
 			p.mu.Lock()
-			p.stats.Refused++
+			p.stats.Refused++ // before the app sees that it is refused
 			p.mu.Unlock()
+			_ = app.Close()
 		}
 	}
 }
