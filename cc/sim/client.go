@@ -81,7 +81,7 @@ func (c *client) ask() {
 func (c *client) request() {
 	s := c.s
 	c.timer.Start(s.w.now)
-	s.w.carry(true, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
+	s.w.carry(true, s.host, ackBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			s.w.at(c.timer.Due(), func() {
 				c.timer.Fire(s.w.now)

@@ -36,41 +36,27 @@ func (j *Jitter) Arrive(transit time.Duration, counts bool) {
 
 // datagrams sends them.
 type datagrams struct {
-	number uint32 // of the flow
-	w      *world
-	cfg    FlowConfig
-	host   int
-	edge   *holdingEdge // of its group; nil: it passes unseen
-	src    source       // of what they are on the wire
+	sending
 	opened bool
 	sent   cc.Bytes // of payload
-	got    cc.Bytes // of payload, to the run's end
-	closed cc.Time  // 0: it is open, or will be
-	stats  stats
 	jitter Jitter
 }
 
-func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
-	return &datagrams{
-		number: uint32(i), w: w, cfg: cfg, host: host,
-		src: newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed), stats: newStats(w, cfg),
-	}
+func newDatagrams(w *world, cfg FlowConfig, i int) *datagrams {
+	return &datagrams{sending: newSending(w, cfg, i)}
 }
 
-func (d *datagrams) open(flow.Terms) {
+func (d *datagrams) open() {
 	d.opened = true
 	if d.cfg.Hold != "" {
-		if d.edge = d.w.holdingEdge(int(d.number)); d.edge == nil {
+		if d.hold = d.w.holdingEdge(int(d.number)); d.hold == nil {
 			return
 		}
 	}
 	d.plan()
 }
 
-func (d *datagrams) underWay() bool { return d.opened && d.closed == 0 }
-
-// move is not for them: Check refuses it.
-func (d *datagrams) move(flow.Terms) {}
+func (d *datagrams) underWay() bool { return d.opened && !d.closed }
 
 // plan waits until the next has been produced.
 func (d *datagrams) plan() {
@@ -79,59 +65,36 @@ func (d *datagrams) plan() {
 }
 
 func (d *datagrams) send() {
-	if d.closed != 0 {
+	if d.closed {
 		return
 	}
 	now := d.w.now
 	d.sent += DatagramPayload
-	d.stats.sent(now)
-	settled := func(left cc.Time, v Verdict) {
-		d.stats.settled(left, DatagramBytes, d.cfg.Delay+left.Sub(now), v)
-		if v.Dropped == DropNone {
-			d.w.at(v.Arrives.Add(d.cfg.Delay), func() { d.arrive(now) })
-		}
-	}
-	if d.edge != nil {
-		d.edge.pass(heldPacket{flow: d.number, size: DatagramBytes, settled: settled})
-	} else {
-		d.w.send(d.host, DatagramBytes, d.number, NotECT, func(v Verdict) { settled(now, v) })
-	}
+	d.launch(DatagramBytes, NotECT, func(bool) { d.arrive(now) })
 	d.plan()
 }
 
 // arrive takes in a packet that was sent at a time.
 func (d *datagrams) arrive(sent cc.Time) {
-	d.got += DatagramPayload
-	d.jitter.Arrive(d.w.now.Sub(sent), sent >= d.stats.from)
-	if d.closed == 0 {
-		d.stats.count(&d.stats.through, d.w.now)
-		d.stats.delivered(d.w.now, DatagramPayload)
+	d.Read += DatagramPayload
+	d.jitter.Arrive(d.w.now.Sub(sent), sent >= d.from)
+	if !d.closed {
+		d.count(&d.Arrived)
+		d.deliver(DatagramPayload)
 	}
 }
 
-func (d *datagrams) close() {
-	d.closed = d.w.now
-}
-
 // state is what a flow's would be.
-func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.got} }
+func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.Read} }
 
 // record goes on after the last has been sent: what is under way then still comes.
 func (d *datagrams) record() {
 	if d.opened {
-		d.stats.sample(d.w, d.host, d.state(), d.got)
+		d.sample(d.state(), d.Read)
 	}
 }
 
-func (d *datagrams) measured() *stats { return &d.stats }
-
-func (d *datagrams) result(i int) FlowResult {
-	to := d.w.end
-	if d.closed != 0 {
-		to = d.closed
-	}
-	d.stats.final = d.state()
-	f := d.stats.result(d.w, d.cfg, i, d.host, to)
-	f.Read, f.Jitter = d.got, d.jitter.All
-	return f
+func (d *datagrams) result() FlowResult {
+	d.Final, d.Jitter = d.state(), d.jitter.All
+	return d.sending.result()
 }

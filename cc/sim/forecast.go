@@ -60,7 +60,7 @@ func (s *sender) sendForecast() {
 	f := s.forecasts.receiver.Forecast(s.w.now)
 	s.forecasts.newest = s.w.now
 	s.planForecast(s.w.now.Add(cc.SproutTick))
-	s.w.carry(!s.cfg.Upload, s.to, forecastBytes, s.number, NotECT, func(v Verdict) {
+	s.w.carry(!s.cfg.Upload, s.host, forecastBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return
 		}

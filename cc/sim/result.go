@@ -102,85 +102,6 @@ func Jain(x ...float64) float64 {
 	return sum * sum / (float64(len(x)) * squares)
 }
 
-// stats gathers what becomes of one flow's packets.
-type stats struct {
-	from, end, origin cc.Time // counting begins and ends; the run's start
-	queueing, oneWay  []time.Duration
-	waited            time.Duration // sum over all packets in the queue, of the time that counts
-	packets, through  int
-	drops             int
-	losses, resent    int
-	timeouts          int
-	carried, arrived  cc.Bytes
-	perSecond         []cc.Bytes
-	received          cc.Time // all there is to send; 0: not yet
-	completed         cc.Time // 0: not yet
-	samples           []Sample
-	final, window     flow.Snapshot
-}
-
-func newStats(w *world, cfg FlowConfig) stats {
-	seconds := (w.scenario.Duration + time.Second - 1) / time.Second
-	return stats{
-		from: w.origin.Add(max(cfg.Start, w.scenario.Warmup)), end: w.end, origin: w.origin,
-		perSecond: make([]cc.Bytes, seconds),
-	}
-}
-
-// sent notes a packet that is sent at now.
-func (s *stats) sent(now cc.Time) {
-	s.waited += s.end.Sub(max(now, s.from)) // until it leaves
-	s.count(&s.packets, now)
-}
-
-// settled notes what became of a packet of size bytes that was sent at a time
-// and has further propagation behind the bottleneck.
-func (s *stats) settled(sent cc.Time, size cc.Bytes, behind time.Duration, v Verdict) {
-	left := sent
-	if v.Dropped == DropNone {
-		left = v.Departs
-	}
-	s.waited -= s.end.Sub(min(max(left, s.from), s.end))
-	if v.Dropped == DropNone && v.Departs >= s.from && v.Departs < s.end {
-		s.carried += size
-	}
-	if sent < s.from {
-		return
-	}
-	switch v.Dropped {
-	case DropQueue:
-		s.drops++
-	case DropLoss:
-		s.losses++
-	case DropNone:
-		s.queueing = append(s.queueing, v.Departs.Sub(sent))
-		s.oneWay = append(s.oneWay, v.Arrives.Sub(sent)+behind)
-	}
-}
-
-// count counts what happens at now, if that time counts.
-func (s *stats) count(n *int, now cc.Time) {
-	if now >= s.from {
-		*n++
-	}
-}
-
-// delivered notes the first arrival of size bytes of payload.
-func (s *stats) delivered(now cc.Time, size cc.Bytes) {
-	s.perSecond[now.Sub(s.origin)/time.Second] += size
-	if now >= s.from {
-		s.arrived += size
-	}
-}
-
-func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
-	bytes, packets := w.down.backlog(w.now, host)
-	s.samples = append(s.samples, Sample{
-		At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes,
-		BacklogPackets: packets,
-	})
-}
-
 // result sums up the run.
 func (w *world) result() Result {
 	from := w.origin.Add(w.scenario.Warmup)
@@ -190,7 +111,7 @@ func (w *world) result() Result {
 	waited := time.Duration(0)
 	var throughputs []float64
 	for i, e := range w.endpoints {
-		f, s := e.result(i), e.measured()
+		f, s := e.result(), e.measured()
 		r.Flows = append(r.Flows, f)
 		if w.scenario.Flows[i].Upload == up {
 			r.Carried += s.carried
@@ -217,55 +138,8 @@ func (w *world) result() Result {
 	return r
 }
 
-func (s *sender) measured() *stats { return &s.stats }
-
-func (s *sender) result(i int) FlowResult {
-	st := &s.stats
-	to := s.w.end
-	if s.flow != nil && !s.closed {
-		st.final = s.flow.Snapshot()
-	}
-	if s.closedAt != 0 {
-		to = s.closedAt
-	}
-	if s.win != nil && !s.closed {
-		st.window = s.win.flow.Snapshot()
-	}
-	f := st.result(s.w, s.cfg, i, s.to, to)
-	f.Read, f.Window = s.rcv.upTo, st.window
-	if st.received != 0 {
-		f.Received = st.received.Sub(s.src.started)
-	}
-	if st.completed != 0 {
-		f.Completed = st.completed.Sub(s.src.started)
-	}
-	if s.ask != nil {
-		s.ask.result(&f, to)
-	}
-	return f
-}
-
-// result sums up flow number i, which was open until to.
-func (s *stats) result(w *world, cfg FlowConfig, i, host int, to cc.Time) FlowResult {
-	f := FlowResult{
-		Name: cfg.name(i), Algorithm: cfg.Algorithm,
-		From: s.from.Sub(s.origin), To: to.Sub(s.origin),
-		Throughput: cc.RateOf(s.arrived, to.Sub(s.from)),
-		Packets:    s.packets, Arrived: s.through, Drops: s.drops, Losses: s.losses,
-		Retransmits: s.resent, Timeouts: s.timeouts,
-		Queueing: DelaysOf(s.queueing), OneWay: DelaysOf(s.oneWay),
-		Samples: s.samples, Final: s.final,
-	}
-	f.Utilisation = ratio(s.carried, w.offered(cfg.Upload, host, s.from, to))
-	for k, n := range s.perSecond {
-		length := min(time.Second, w.scenario.Duration-time.Duration(k)*time.Second)
-		f.PerSecond = append(f.PerSecond, cc.RateOf(n, length))
-	}
-	return f
-}
-
 // result adds what its client saw to a flow's.
-func (c *client) result(f *FlowResult, to cc.Time) {
+func (c *client) result(f *FlowResult) {
 	var took []time.Duration
 	for _, o := range c.Objects {
 		if o.At < f.From {
@@ -277,7 +151,7 @@ func (c *client) result(f *FlowResult, to cc.Time) {
 		}
 	}
 	f.FCT = DelaysOf(took)
-	if played := c.Playback(to.Sub(c.s.w.origin)); played != nil {
+	if played := c.Playback(f.To); played != nil {
 		f.Video = *played
 	}
 }

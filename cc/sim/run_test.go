@@ -279,7 +279,7 @@ func TestRunKeepsItsBooks(t *testing.T) {
 			if snd.board.Acked != first+arrivedBytes {
 				t.Fatalf("flow %d: acked %d, but %d arrived", i, snd.board.Acked, first+arrivedBytes)
 			}
-			if delivered := snd.stats.arrived; delivered < snd.board.Acked {
+			if delivered := snd.arrived; delivered < snd.board.Acked {
 				t.Fatalf("flow %d: acknowledged %d bytes, of which %d arrived", i, snd.board.Acked, delivered)
 			}
 		}

@@ -356,8 +356,7 @@ func (w *world) plan() {
 	for i, f := range s.Flows {
 		e := w.newEndpoint(f, i)
 		w.endpoints = append(w.endpoints, e)
-		terms := w.terms(i)
-		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
+		w.at(w.origin.Add(f.Start), e.open)
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), e.close)
 		}
@@ -366,7 +365,7 @@ func (w *world) plan() {
 		w.at(w.origin.Add(c.At), func() {
 			if c.Flow != "" {
 				i := s.named(c.Flow)
-				w.endpoints[i].move(w.moved(i, c.Terms))
+				w.endpoints[i].(*sender).move(w.moved(i, c.Terms))
 				return
 			}
 			w.setDelay(c.Delay)

@@ -22,25 +22,18 @@ const sendBatch = 64 * cc.DefaultMSS
 // the limit that the flow's last answer named. Its acknowledgements are those
 // of TCP with selective acknowledgement and as many blocks as it takes.
 type sender struct {
-	w        *world
-	cfg      FlowConfig
-	flow     *flow.Flow // nil before it opens
-	src      source
-	rcv      receiver
-	win      *window      // that the receiver advertises; nil: more than is ever in flight
-	ask      *client      // nil: no client asks
-	to       int          // number of the host, from 0; of an upload, where it comes from
-	number   uint32       // of the flow, from 0
-	held     bool         // the transport keeps the flow's window
-	edgeHold *holdingEdge // holds the packets of a server's own transport; nil: none does
+	sending
+	flow *flow.Flow // nil before it opens
+	rcv  receiver
+	win  *window // that the receiver advertises; nil: more than is ever in flight
+	ask  *client // nil: no client asks
+	held bool    // the transport keeps the flow's window
 
-	closed   bool
-	closedAt cc.Time
-	waking   bool     // a pump is planned because the flow called
-	resumes  cc.Time  // when the application will have something again, or the pace allows it
-	limit    cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
-	pace     cc.Rate  // the pacing rate, for a leg that enforces the window; 0: none
-	paced    cc.Time  // not to send before
+	waking  bool     // a pump is planned because the flow called
+	resumes cc.Time  // when the application will have something again, or the pace allows it
+	limit   cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
+	pace    cc.Rate  // the pacing rate, for a leg that enforces the window; 0: none
+	paced   cc.Time  // not to send before
 
 	board Scoreboard
 	alarm cc.Time  // when the next look at the clock is planned; 0: none is
@@ -57,26 +50,23 @@ type sender struct {
 	toldSent cc.Bytes // sent, as last reported
 
 	report flow.Report
-	stats  stats
 }
 
-func newSender(w *world, cfg FlowConfig, i, host int) *sender {
+func newSender(w *world, cfg FlowConfig, i int) *sender {
 	s := &sender{
-		w: w, cfg: cfg, number: uint32(i), to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS,
-		edge: cc.MaxCwnd,
+		sending: newSending(w, cfg, i), limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd,
 	}
 	s.held = cfg.Upload || cfg.Hold != "" || w.scenario.Transport != Relay
-	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
 		s.ask = &client{Client: NewClient(cfg.Bytes, cfg.Every, cfg.Video), s: s}
 	}
 	s.rcv = receiver{every: w.scenario.AckEvery, delay: w.scenario.AckDelay, clock: w.clock(i)}
-	s.stats = newStats(w, cfg)
 	s.report.MSS, s.report.L4S = cc.DefaultMSS, cfg.ECN.codepoint(cfg.Algorithm) == ECT1
 	return s
 }
 
-func (s *sender) open(t flow.Terms) {
+func (s *sender) open() {
+	t := s.w.terms(int(s.number))
 	f, err := s.w.manager.Open(s.w.now, t, flow.Leg{Enforces: s.held, Apply: s.apply, Wake: s.wake})
 	if err != nil {
 		s.w.err = err
@@ -87,7 +77,7 @@ func (s *sender) open(t flow.Terms) {
 		s.forecasts = s.newForecasts(t.Algorithm, t.Params)
 	}
 	if s.cfg.Hold != "" {
-		if s.edgeHold = s.w.holdingEdge(int(s.number)); s.edgeHold == nil {
+		if s.hold = s.w.holdingEdge(int(s.number)); s.hold == nil {
 			return
 		}
 	}
@@ -127,13 +117,34 @@ func (s *sender) close() {
 	if s.closed || s.flow == nil {
 		return
 	}
-	s.closed, s.closedAt = true, s.w.now
-	s.stats.final = s.flow.Snapshot()
+	s.noteEnd()
+	s.sending.close()
 	s.flow.Close(s.w.now)
 	if s.win != nil {
-		s.stats.window = s.win.flow.Snapshot()
 		s.win.flow.Close(s.w.now)
 	}
+}
+
+// noteEnd notes the flow's last state.
+func (s *sender) noteEnd() {
+	if s.flow != nil {
+		s.Final = s.flow.Snapshot()
+	}
+	if s.win != nil {
+		s.Window = s.win.flow.Snapshot()
+	}
+}
+
+func (s *sender) result() FlowResult {
+	if !s.closed {
+		s.noteEnd()
+	}
+	s.Read = s.rcv.upTo
+	f := s.sending.result()
+	if s.ask != nil {
+		s.ask.result(&f)
+	}
+	return f
 }
 
 // apply has the transport keep to a limit.
@@ -219,20 +230,10 @@ func (s *sender) transmit(n int64) {
 	if s.forecasts != nil {
 		a.forForecast = s.describeForForecast(seg.size)
 	}
-	s.stats.sent(now)
-	settled := func(left cc.Time, v Verdict) {
-		s.stats.settled(left, a.size+HeaderBytes, s.cfg.Delay+left.Sub(now), v)
-		if v.Dropped == DropNone {
-			a.ce = v.Marked
-			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
-		}
-	}
-	size, ecn := seg.size+HeaderBytes, s.cfg.ECN.codepoint(s.cfg.Algorithm)
-	if s.edgeHold != nil {
-		s.edgeHold.pass(heldPacket{flow: s.number, size: size, ecn: ecn, settled: settled})
-	} else {
-		s.w.carry(s.cfg.Upload, s.to, size, s.number, ecn, func(v Verdict) { settled(now, v) })
-	}
+	s.launch(a.size+HeaderBytes, s.cfg.ECN.codepoint(s.cfg.Algorithm), func(marked bool) {
+		a.ce = marked
+		s.arrive(a)
+	})
 	s.setAlarm()
 }
 
@@ -240,7 +241,7 @@ func (s *sender) transmit(n int64) {
 func (s *sender) retransmit(n int64) {
 	size := s.board.at(n).size
 	s.report.Lost += size
-	s.stats.count(&s.stats.resent, s.w.now)
+	s.count(&s.Retransmits)
 	s.spend(size)
 	s.transmit(n)
 }
@@ -283,11 +284,11 @@ func (s *sender) arrive(a arrival) {
 	if s.closed {
 		return
 	}
-	s.stats.count(&s.stats.through, s.w.now)
+	s.count(&s.Arrived)
 	if s.rcv.addArrival(s.w.now, a) {
-		s.stats.delivered(s.w.now, a.size)
+		s.deliver(a.size)
 		if s.rcv.upTo == s.cfg.Bytes { // 0: no end
-			s.stats.received = s.w.now
+			s.Received = s.w.now.Sub(s.src.started)
 		}
 	}
 	if s.forecasts != nil {
@@ -336,7 +337,7 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 	found := s.board.Detect(s.w.now)
 	if s.src.done() && len(s.board.segs) == 0 {
 		s.tell(raw)
-		s.stats.completed = s.w.now
+		s.Completed = s.w.now.Sub(s.src.started)
 		s.close()
 		return
 	}
@@ -386,7 +387,7 @@ func (s *sender) look() {
 	switch {
 	case s.board.Expired(s.w.now):
 		s.report.Timeouts++
-		s.stats.count(&s.stats.timeouts, s.w.now)
+		s.count(&s.Timeouts)
 		s.repair(1)
 		s.tell(0)
 		s.setAlarm()
@@ -406,7 +407,7 @@ func (s *sender) tell(raw time.Duration) {
 	s.report.At = s.w.now
 	s.board.Describe(&s.report)
 	s.report.RTT = 0
-	if s.w.scenario.RawRTT || s.cfg.Upload || s.edgeHold != nil {
+	if s.w.scenario.RawRTT || s.cfg.Upload || s.hold != nil {
 		s.report.RTT = raw
 	}
 	if s.held {
@@ -425,5 +426,5 @@ func (s *sender) record() {
 	if s.flow == nil || s.closed {
 		return
 	}
-	s.stats.sample(s.w, s.to, s.flow.Snapshot(), s.rcv.upTo)
+	s.sample(s.flow.Snapshot(), s.rcv.upTo)
 }

@@ -37,7 +37,7 @@ type window struct {
 func (s *sender) advertise() {
 	w := &window{s: s, clamp: mostWindow, size: flow.ReceiveBulk}
 	s.win, w.last = w, w.size
-	host := hostAddr(s.to)
+	host := hostAddr(s.host)
 	terms := flow.Terms{Group: host.String(), Host: host, Algorithm: s.cfg.Receive, Params: s.cfg.ReceiveParams}
 	w.flow, s.w.err = s.w.manager.Receive(s.w.now, terms, func(n cc.Bytes) { w.clamp = n })
 }
@@ -46,13 +46,13 @@ func (s *sender) advertise() {
 // round trip.
 func (s *sender) connect() {
 	began := s.w.now
-	s.w.carry(false, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
+	s.w.carry(false, s.host, ackBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			s.w.at(began.Add(firstRTO), s.connect)
 			return
 		}
 		s.w.at(v.Arrives.Add(s.cfg.Delay), func() {
-			s.w.carry(true, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
+			s.w.carry(true, s.host, ackBytes, s.number, NotECT, func(v Verdict) {
 				if s.win != nil && v.Dropped == DropNone {
 					s.win.least = v.Arrives.Add(s.cfg.Delay).Sub(began)
 				}
@@ -127,7 +127,7 @@ func (s *sender) answer() {
 	if s.win != nil {
 		edge = s.win.edge()
 	}
-	s.w.carry(!s.cfg.Upload, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
+	s.w.carry(!s.cfg.Upload, s.host, ackBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return
 		}

@@ -37,9 +37,9 @@ type world struct {
 func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 	var e endpoint
 	if f.Algorithm == UDP {
-		e = newDatagrams(w, f, i, w.hosts[i])
+		e = newDatagrams(w, f, i)
 	} else {
-		e = newSender(w, f, i, w.hosts[i])
+		e = newSender(w, f, i)
 	}
 	if w.scenario.Hints > 0 && !f.Upload {
 		w.hints.add(w.hosts[i], e)
@@ -49,13 +49,12 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 
 // endpoint is the sending end of a flow.
 type endpoint interface {
-	open(flow.Terms)
-	move(flow.Terms)
+	open()
 	close()
 	underWay() bool // it is open
 	record()        // samples its state
-	measured() *stats
-	result(i int) FlowResult
+	measured() *sending
+	result() FlowResult
 }
 
 // holding is a packet that waits on the way down.
