@@ -143,22 +143,21 @@ func (c *Cell) host(i int) *cellHost {
 // queues from now on. They may overtake earlier ones when it becomes shorter.
 func (c *Cell) SetDelay(d time.Duration) { c.cfg.Delay = d }
 
-// Enqueue puts a packet of size bytes (IP length) for a host, counted from 0,
-// into its queue at now, which never goes backwards; unless it is dropped.
-func (c *Cell) Enqueue(now cc.Time, host int, size cc.Bytes) Drop {
+// Enqueue implements Hop. Hosts are counted from 0.
+func (c *Cell) Enqueue(now cc.Time, host int, size cc.Bytes, _ uint32, _ Codepoint) (lane int, v Verdict, waits bool) {
 	c.advance(now)
 	h := c.host(host)
-	if h.Loss > 0 && c.rng.Float64() < h.Loss {
+	if draws(c.rng, h.Loss) {
 		h.lost += max(0, size-HeaderBytes)
-		return DropLoss
+		return host, Verdict{Dropped: DropLoss}, false
 	}
 	h.arrived(c.next-1, size)
-	if h.QueueBytes > 0 && h.queued+size > h.QueueBytes || h.QueuePackets > 0 && h.waiting.n >= h.QueuePackets {
-		return DropQueue
+	if overflows(h.QueueBytes, h.QueuePackets, h.queued+size, h.waiting.n) {
+		return host, Verdict{Dropped: DropQueue}, false
 	}
 	h.waiting.push(queuedPacket{size: size})
 	h.queued += size
-	return DropNone
+	return host, Verdict{}, true
 }
 
 // Advance divides the blocks of the subframes that have begun by now and returns

@@ -17,7 +17,7 @@ const cellBytes = defaultBlocks * defaultBits / 8
 func TestACellCarriesWhatItsBlocksCan(t *testing.T) {
 	c := NewCell(CellConfig{Delay: 10 * ms}, start)
 	for range 5 {
-		require.Equal(t, DropNone, c.Enqueue(start, 0, 2500))
+		require.Equal(t, DropNone, dropOf(c, start, 0, 2500, NotECT))
 	}
 	assert.Equal(t, start.Add(ms), c.Next(), "the subframe that has begun is divided")
 	assert.Empty(t, c.Advance(start.Add(ms-1)))
@@ -37,7 +37,7 @@ func TestACellsHostsHaveTheirOwnModulationAndDelay(t *testing.T) {
 		{BitsPerBlock: 800}, {BitsPerBlock: 400, Delay: 5 * ms},
 	}}, start)
 	for _, host := range []int{0, 1, 2} {
-		require.Equal(t, DropNone, c.Enqueue(start, host, 1000))
+		require.Equal(t, DropNone, dropOf(c, start, host, 1000, NotECT))
 	}
 	var left []Departure
 	for d := ms; len(left) < 3; d += ms {
@@ -58,7 +58,7 @@ func TestACellDropsByHost(t *testing.T) {
 	var drops [4][]Drop
 	for host := range drops {
 		for range 3 {
-			drops[host] = append(drops[host], c.Enqueue(start, host, 1000))
+			drops[host] = append(drops[host], dropOf(c, start, host, 1000, NotECT))
 		}
 	}
 	assert.Equal(t, []Drop{DropNone, DropNone, DropQueue}, drops[0])
@@ -114,8 +114,8 @@ func TestACellKeepsItsPromises(t *testing.T) {
 				leave(prompt.Advance(at))
 				checkDivision(t, prompt, waiting)
 			}
-			drop := prompt.Enqueue(now, host, size)
-			if lazily := lazy.Enqueue(now, host, size); lazily != drop {
+			drop := dropOf(prompt, now, host, size, NotECT)
+			if lazily := dropOf(lazy, now, host, size, NotECT); lazily != drop {
 				t.Fatalf("late, a packet's fate is %d and not %d", lazily, drop)
 			}
 			if drop == DropNone {
@@ -168,7 +168,7 @@ func TestWhatDoesNotDivideGoesRound(t *testing.T) {
 	c := NewCell(CellConfig{Blocks: 10}, start)
 	for range 100 {
 		for host := range 4 {
-			c.Enqueue(start, host, 1500)
+			dropOf(c, start, host, 1500, NotECT)
 		}
 	}
 	var given [4]int
@@ -194,9 +194,9 @@ func TestACellsReport(t *testing.T) {
 	assert.Equal(t, cc.RadioCell{Blocks: 100, Idle: 100, Users: 1, BitsPerBlock: 400}, report(start, 0))
 	now := start
 	for range 80 {
-		c.Enqueue(now, 0, 1000) // 20 blocks
-		c.Enqueue(now, 1, 2500) // 40
-		c.Enqueue(now, 2, 100)  // 2: signalling
+		dropOf(c, now, 0, 1000, NotECT) // 20 blocks
+		dropOf(c, now, 1, 2500, NotECT) // 40
+		dropOf(c, now, 2, 100, NotECT)  // 2: signalling
 		now = now.Add(ms)
 		c.Advance(now)
 	}

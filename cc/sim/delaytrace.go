@@ -5,8 +5,6 @@ import (
 	"io"
 	"slices"
 	"time"
-
-	"github.com/penstock-net/penstock/cc"
 )
 
 // DelayStep is how long each line of a trace of delays holds (LeoCC, SIGCOMM 2025: the
@@ -55,20 +53,4 @@ func (d *DelayTrace) First() time.Duration { return d.steps[0] }
 // at is the delay of what leaves that long after the start.
 func (d *DelayTrace) at(since time.Duration) time.Duration {
 	return d.steps[max(0, int64(since/DelayStep))%int64(len(d.steps))]
-}
-
-// delayLine is the propagation behind a queue: what leaves it arrives later, and in the
-// order in which it left however the delay moves.
-type delayLine struct {
-	start  cc.Time // of the trace of delays
-	newest cc.Time // when the last one arrives
-}
-
-// arrives is when what leaves the queue at a moment reaches the far end.
-func (l *delayLine) arrives(cfg LinkConfig, departs cc.Time) cc.Time {
-	if cfg.Delays == nil {
-		return departs.Add(cfg.Delay)
-	}
-	l.newest = max(l.newest, departs.Add(cfg.Delay+cfg.Delays.at(departs.Sub(l.start))))
-	return l.newest
 }

@@ -64,7 +64,7 @@ func TestAMovingDelayOvertakesNobody(t *testing.T) {
 			v := tail.Send(now, 1500)
 			check(v, last)
 			last = v.Arrives
-			managed.Enqueue(now, 1500, 0, NotECT)
+			managed.Enqueue(now, 0, 1500, 0, NotECT)
 			for _, gone := range managed.Advance(now) {
 				check(gone.Verdict, lastManaged)
 				lastManaged = gone.Arrives

@@ -82,16 +82,16 @@ func (d *dualPI2) pick(now cc.Time, lanes *lanes) int {
 func (d *dualPI2) judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement {
 	classic, coupled := d.p*d.p, dualCouple*d.p
 	switch {
-	case lane == classicLane && d.draws(classic):
+	case lane == classicLane && draws(d.rng, classic):
 		if classic >= dualMostClassic { // marks do not help any more
 			return drops
 		}
 		return signals
 	case lane == classicLane:
 		return passes
-	case coupled >= 1 && d.draws(classic): // nor here: overload
+	case coupled >= 1 && draws(d.rng, classic): // nor here: overload
 		return drops
-	case d.draws(max(coupled, ramp(now.Sub(p.at).Seconds(), lanes.each[lane].bytes))):
+	case draws(d.rng, max(coupled, ramp(now.Sub(p.at).Seconds(), lanes.each[lane].bytes))):
 		return signals
 	}
 	return passes
@@ -103,8 +103,4 @@ func ramp(waited float64, behind cc.Bytes) float64 {
 		return 0
 	}
 	return min(max(0, (waited-dualRampFrom)/(dualRampTo-dualRampFrom)), 1)
-}
-
-func (d *dualPI2) draws(probability float64) bool {
-	return probability > 0 && d.rng.Float64() < probability
 }

@@ -12,6 +12,12 @@ func flowOf(r Result, name string) FlowResult {
 	return r.Flows[slices.IndexFunc(r.Flows, func(f FlowResult) bool { return f.Name == name })]
 }
 
+// dropOf puts a packet of a host into a hop, and returns why it is dropped at once.
+func dropOf(h Hop, now cc.Time, host int, size cc.Bytes, ecn Codepoint) Drop {
+	_, v, _ := h.Enqueue(now, host, size, 0, ecn)
+	return v.Dropped
+}
+
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // share is the flow's part of the sum of all throughputs.

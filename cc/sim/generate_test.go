@@ -19,7 +19,7 @@ func shapeOf(t *Trace) shape {
 	s := shape{mean: t.MeanRate().Mbps(), min: 1e9}
 	l := NewLink(LinkConfig{Trace: t}, start)
 	for d := time.Duration(0); d+time.Second <= t.Duration(); d += time.Second {
-		mbps := float64(l.Offered(start.Add(d), start.Add(d+time.Second))) * 8 / 1e6
+		mbps := float64(l.Offered(0, start.Add(d), start.Add(d+time.Second))) * 8 / 1e6
 		s.min, s.max = min(s.min, mbps), max(s.max, mbps)
 	}
 	busy, last := 0, int64(0)

@@ -120,13 +120,13 @@ func (h *hints) tell(host *host, hint cc.Hint) {
 
 // report lets the bottleneck tell all hosts of itself, time and again.
 func (h *hints) report() {
-	if h.w.scenario.Cell == nil {
+	if cell, ok := h.w.down.(*Cell); !ok {
 		h.reportLink()
 	} else {
 		claims := h.w.manager.Claims(everyone)
 		for _, host := range h.hosts {
 			if host.running() > 0 {
-				hint, _ := h.w.down.Hint(h.w.now, host.number)
+				hint := cell.Hint(h.w.now, host.number)
 				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
 				h.tell(host, hint)
 			}
@@ -168,7 +168,7 @@ func (h *hints) reportLink() {
 			FairShare:   Known(cc.RateOf(Payload(offered/sharers), span)),
 			LinkRate:    Known(cc.RateOf(offered, span)),
 			ArrivalRate: Known(cc.RateOf(came, span)),
-			QueueRoom:   Known(h.w.scenario.Down.Room(h.w.down.backlog(h.w.now, 0))),
+			QueueRoom:   Known(h.w.scenario.Down.Room(h.w.down.Backlog(now, 0))),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
 			Share:       h.w.manager.Claims(host.prefix()).Of(claims),

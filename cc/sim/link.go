@@ -4,7 +4,6 @@ package sim
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -55,39 +54,22 @@ const (
 // several packets may share one, and what is left of one when the queue runs
 // empty is lost.
 type Link struct {
-	cfg     LinkConfig
-	line    delayLine
-	rng     *rand.Rand
+	wire
 	waiting ring[queuedPacket]
 	queued  cc.Bytes // sum over waiting
-	now     cc.Time  // the latest seen
-	schedule
 }
-
-// lossStream keeps a link's draws apart from those of other users of its seed.
-const lossStream = 0x6c696e6b
 
 // NewLink returns a link that starts at time zero of its trace at start.
-func NewLink(cfg LinkConfig, start cc.Time) *Link {
-	return &Link{
-		cfg: cfg, schedule: newSchedule(cfg, start), line: delayLine{start: start}, now: start,
-		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
-	}
-}
-
-// SetDelay changes the propagation delay for the packets sent from now on. They
-// may overtake earlier ones when it becomes shorter.
-func (l *Link) SetDelay(d time.Duration) { l.cfg.Delay = d }
+func NewLink(cfg LinkConfig, start cc.Time) *Link { return &Link{wire: newWire(cfg, start)} }
 
 // Send puts a packet of size bytes (IP length) into the queue at now, which
 // never goes backwards.
 func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 	now = l.advance(now)
-	if l.cfg.Loss > 0 && l.rng.Float64() < l.cfg.Loss {
+	if draws(l.rng, l.cfg.Loss) {
 		return Verdict{Dropped: DropLoss}
 	}
-	if l.cfg.QueueBytes > 0 && l.queued+size > l.cfg.QueueBytes ||
-		l.cfg.QueuePackets > 0 && l.waiting.n >= l.cfg.QueuePackets {
+	if overflows(l.cfg.QueueBytes, l.cfg.QueuePackets, l.queued+size, l.waiting.n) {
 		return Verdict{Dropped: DropQueue}
 	}
 	if l.departs <= now {
@@ -97,42 +79,27 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 		l.waiting.push(queuedPacket{l.departs, size})
 		l.queued += size
 	}
-	arrives := l.line.arrives(l.cfg, l.departs)
-	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
-		arrives = arrives.Add(l.cfg.ReorderBy)
-	}
-	marked := l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
-	return Verdict{Departs: l.departs, Arrives: arrives, Marked: marked}
+	v := l.pass()
+	v.Marked = draws(l.rng, l.cfg.Mark)
+	return v
+}
+
+// Enqueue implements Hop: nothing waits for its fate.
+func (l *Link) Enqueue(now cc.Time, _ int, size cc.Bytes, _ uint32, _ Codepoint) (lane int, v Verdict, waits bool) {
+	return 0, l.Send(now, size), false
 }
 
 // Next and Advance have nothing to do: each packet's fate is settled as it comes.
 func (l *Link) Next() cc.Time { return cc.Never }
 
-// Advance implements Hop's queue.
+// Advance implements Hop.
 func (l *Link) Advance(cc.Time) []Departure { return nil }
 
 // Backlog returns what waits in the queue at now, with the packet that is being
 // sent.
-func (l *Link) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
+func (l *Link) Backlog(now cc.Time, _ int) (bytes cc.Bytes, packets int) {
 	l.advance(now)
 	return l.queued, l.waiting.n
-}
-
-// Offered returns how many bytes the link could have delivered from one moment
-// up to another: 1500 for each opportunity of a trace. An infinitely fast link
-// has no such number and returns 0.
-func (l *Link) Offered(from, to cc.Time) cc.Bytes {
-	return l.cfg.offered(l.start, from, to)
-}
-
-// offered is Offered of a link that starts at start.
-func (c LinkConfig) offered(start, from, to cc.Time) cc.Bytes {
-	from, to = max(from, start), max(to, start)
-	if t := c.Trace; t != nil {
-		before := func(at cc.Time) int64 { return t.until(at.Sub(start) - 1) }
-		return cc.Bytes(max(0, before(to)-before(from))) * OpportunityBytes
-	}
-	return c.Rate.BytesIn(to.Sub(from))
 }
 
 // advance lets go of the packets that have left by now.
@@ -147,6 +114,12 @@ func (l *Link) advance(now cc.Time) cc.Time {
 type queuedPacket struct {
 	departs cc.Time
 	size    cc.Bytes
+}
+
+// overflows reports whether a queue with such limits, 0 where there is none, has no room for one more packet, with
+// which it would have that many bytes.
+func overflows(limit cc.Bytes, limitPackets int, bytes cc.Bytes, packets int) bool {
+	return limit > 0 && bytes > limit || limitPackets > 0 && packets >= limitPackets
 }
 
 // ParseQueue reads the limit of a queue: packets ("100pkt") or bytes ("2MB").

@@ -37,7 +37,7 @@ func TestLinkAtAFixedRate(t *testing.T) {
 	assert.Equal(t, []float64{11}, departures(l, []float64{10}, 1500), "an idle link starts at once")
 	v := l.Send(start.Add(20*ms), 1500)
 	assert.Equal(t, start.Add(41*ms), v.Arrives)
-	assert.EqualValues(t, 15_000, l.Offered(start, start.Add(10*ms)))
+	assert.EqualValues(t, 15_000, l.Offered(0, start, start.Add(10*ms)))
 }
 
 func TestLinkRoundsOncePerBusyPeriod(t *testing.T) {
@@ -54,7 +54,7 @@ func TestLinkWithoutARate(t *testing.T) {
 	for range 3 {
 		assert.Equal(t, Verdict{Departs: start, Arrives: start.Add(5 * ms)}, l.Send(start, 1500))
 	}
-	assert.Zero(t, l.Offered(start, start.Add(ms)))
+	assert.Zero(t, l.Offered(0, start, start.Add(ms)))
 }
 
 func TestLinkPlaysATrace(t *testing.T) {
@@ -116,7 +116,7 @@ func TestLinkDropsAtTheTail(t *testing.T) {
 	t.Run("by bytes, and a small packet may still fit", func(t *testing.T) {
 		l := NewLink(LinkConfig{Rate: 12_000_000, QueueBytes: 3100}, start)
 		assert.Equal(t, []float64{1, 2, -1}, departures(l, []float64{0}, 1500, 1500, 1500))
-		bytes, packets := l.Backlog(start)
+		bytes, packets := l.Backlog(start, 0)
 		assert.EqualValues(t, 3000, bytes)
 		assert.Equal(t, 2, packets)
 		assert.Equal(t, Verdict{Departs: start.Add(2*ms + ms/20), Arrives: start.Add(2*ms + ms/20)}, l.Send(start, 75))
@@ -171,7 +171,7 @@ func TestLinkOffers(t *testing.T) {
 		{-100 * ms, 6 * ms, 3},
 		{9 * ms, 6 * ms, 0},
 	} {
-		assert.Equal(t, c.packets*1500, l.Offered(start.Add(c.from), start.Add(c.to)), "%v to %v", c.from, c.to)
+		assert.Equal(t, c.packets*1500, l.Offered(0, start.Add(c.from), start.Add(c.to)), "%v to %v", c.from, c.to)
 	}
 }
 
@@ -244,7 +244,7 @@ func TestLinkPlaysATraceLikeMahimahi(t *testing.T) {
 			for _, i := range model.queue {
 				bytes += model.sizes[i]
 			}
-			b, n := l.Backlog(start.Add(now))
+			b, n := l.Backlog(start.Add(now), 0)
 			if n != len(model.queue) || b != bytes {
 				t.Fatalf("at %v: backlog is %d bytes in %d packets, but should be %d in %d", now, b, n, bytes,
 					len(model.queue))

@@ -1,11 +1,6 @@
 package sim
 
-import (
-	"math/rand/v2"
-	"time"
-
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // ManagedLink is one direction of a path: a queue that is managed as it is served,
 // in front of a server, then a delay line. Rate, trace and limits are a Link's; what
@@ -17,38 +12,35 @@ import (
 // oldest of a lane go for each Departure; its Dropped tells of one that goes no
 // further. The schedule does not depend on when it is asked.
 type ManagedLink struct {
-	cfg      LinkConfig
-	line     delayLine
-	rng      *rand.Rand
+	wire     // of the packets that were taken out of the queue
 	aqm      aqm
 	lanes    lanes
-	now      cc.Time     // the latest seen
 	departed []Departure // since the last Advance
 	handed   []Departure // by the last Advance
-	schedule             // of the packets that were taken out of the queue
 }
 
 // NewManagedLink returns a link with an AQM that starts at time zero of its trace at start.
 func NewManagedLink(cfg LinkConfig, start cc.Time) *ManagedLink {
-	l := &ManagedLink{
-		cfg: cfg, schedule: newSchedule(cfg, start), line: delayLine{start: start}, now: start,
-		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
-	}
+	l := &ManagedLink{wire: newWire(cfg, start)}
 	var n int
 	l.aqm, n = newAQM(cfg.AQM, l.rng)
 	l.lanes = newLanes(n)
 	return l
 }
 
-// SetDelay changes the propagation delay for the packets that leave the queue from now on.
-func (l *ManagedLink) SetDelay(d time.Duration) { l.cfg.Delay = d }
+// Enqueue implements Hop.
+func (l *ManagedLink) Enqueue(now cc.Time, _ int, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, v Verdict,
+	waits bool,
+) {
+	lane, v.Dropped = l.admit(now, size, flow, ecn)
+	return lane, v, v.Dropped == DropNone
+}
 
-// Enqueue puts a packet of size bytes (IP length) of that flow into the lane that it
-// names, at now, which never goes backwards; unless it is dropped.
-func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, drop Drop) {
+// admit puts a packet into the lane that it returns, unless it is dropped.
+func (l *ManagedLink) admit(now cc.Time, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, drop Drop) {
 	l.advance(now)
 	now = l.now
-	if l.cfg.Loss > 0 && l.rng.Float64() < l.cfg.Loss {
+	if draws(l.rng, l.cfg.Loss) {
 		return 0, DropLoss
 	}
 	l.aqm.settle(now, &l.lanes)
@@ -72,8 +64,7 @@ func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, flow uint32, ecn Codep
 
 // full reports whether the queue has no room for size bytes.
 func (l *ManagedLink) full(size cc.Bytes) bool {
-	return l.cfg.QueueBytes > 0 && l.lanes.total+size > l.cfg.QueueBytes ||
-		l.cfg.QueuePackets > 0 && l.lanes.n >= l.cfg.QueuePackets
+	return overflows(l.cfg.QueueBytes, l.cfg.QueuePackets, l.lanes.total+size, l.lanes.n)
 }
 
 // makeRoom drops the oldest packets of the longest lane, where flows have lanes of their
@@ -118,13 +109,10 @@ func (l *ManagedLink) Next() cc.Time {
 }
 
 // Backlog returns what waits in the queue at now.
-func (l *ManagedLink) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
+func (l *ManagedLink) Backlog(now cc.Time, _ int) (bytes cc.Bytes, packets int) {
 	l.advance(now)
 	return l.lanes.total, l.lanes.n
 }
-
-// Offered returns how many bytes the link could have delivered, as Link.Offered does.
-func (l *ManagedLink) Offered(from, to cc.Time) cc.Bytes { return l.cfg.offered(l.start, from, to) }
 
 func (l *ManagedLink) advance(now cc.Time) {
 	l.now = max(l.now, now)
@@ -142,14 +130,10 @@ func (l *ManagedLink) dequeuePacket(now cc.Time) {
 	judged := l.aqm.judge(now, i, p, &l.lanes)
 	if judged == drops || judged == signals && p.ecn == NotECT {
 		d.Dropped = DropQueue
-		l.departed = append(l.departed, d)
-		return
+	} else {
+		l.send(p.size)
+		d.Verdict = l.pass()
+		d.Marked = judged == signals || p.marked || draws(l.rng, l.cfg.Mark)
 	}
-	l.send(p.size)
-	d.Departs, d.Arrives = l.departs, l.line.arrives(l.cfg, l.departs)
-	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
-		d.Arrives = d.Arrives.Add(l.cfg.ReorderBy)
-	}
-	d.Marked = judged == signals || p.marked || l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
 	l.departed = append(l.departed, d)
 }

@@ -34,13 +34,13 @@ func TestAManagedLinkServesAsALinkDoes(t *testing.T) {
 			now = now.Add(time.Duration(rapid.IntRange(0, 12).Draw(t, "wait")) * ms / 4)
 			size := cc.Bytes(rapid.IntRange(40, 4000).Draw(t, "size"))
 			want = append(want, link.Send(now, size))
-			_, drop := managed.Enqueue(now, size, 0, NotECT)
+			drop := dropOf(managed, now, 0, size, NotECT)
 			require.Equal(t, DropNone, drop)
 			if rapid.Bool().Draw(t, "asked now") { // when it is asked makes no difference
 				got = append(got, verdicts(managed.Advance(now))...)
 			}
 		}
-		assert.Equal(t, link.Offered(start, now), managed.Offered(start, now))
+		assert.Equal(t, link.Offered(0, start, now), managed.Offered(0, start, now))
 		got = append(got, verdicts(managed.Advance(now.Add(time.Hour)))...)
 		assert.Equal(t, want, got)
 		assert.Equal(t, cc.Never, managed.Next())
@@ -62,13 +62,13 @@ func TestAManagedLinksQueueHasLimits(t *testing.T) {
 		l := NewManagedLink(cfg, start)
 		var drops []Drop
 		for _, ecn := range []Codepoint{ECT0, ECT1, NotECT} {
-			_, drop := l.Enqueue(start, 1500, 0, ecn)
+			drop := dropOf(l, start, 0, 1500, ecn)
 			drops = append(drops, drop)
 		}
 		assert.Equal(t, []Drop{DropNone, DropNone, DropNone}, drops, "%s: one is being sent", what)
-		_, drop := l.Enqueue(start, 1500, 0, ECT1)
+		drop := dropOf(l, start, 0, 1500, ECT1)
 		assert.Equal(t, DropQueue, drop, what)
-		bytes, packets := l.Backlog(start.Add(ms))
+		bytes, packets := l.Backlog(start.Add(ms), 0)
 		assert.EqualValues(t, 1500, bytes)
 		assert.Equal(t, 1, packets)
 	}
@@ -80,7 +80,7 @@ func flood(aqm AQM, d time.Duration, ecn ...Codepoint) (l *ManagedLink, out []De
 	l = NewManagedLink(LinkConfig{Rate: 12e6, AQM: aqm, Seed: 5}, start)
 	for i := range int(2 * d / ms) {
 		now := start.Add(time.Duration(i) * ms / 2)
-		l.Enqueue(now, 1500, 0, ecn[i%len(ecn)])
+		l.Enqueue(now, 0, 1500, 0, ecn[i%len(ecn)])
 		out = append(out, l.Advance(now)...)
 	}
 	return l, out
@@ -204,7 +204,7 @@ func TestDualPI2DropsUnderOverload(t *testing.T) {
 			}
 		}
 		assert.InDelta(t, 0.5, float64(drops)/float64(len(out)/2), 0.05, "codepoint %d: half of it is too much", ecn)
-		_, packets := l.Backlog(start.Add(10 * time.Second))
+		_, packets := l.Backlog(start.Add(10*time.Second), 0)
 		assert.Less(t, packets, 60, "codepoint %d: about 15 ms of them", ecn)
 	}
 }
@@ -224,7 +224,7 @@ func TestAManagedLinkAllocatesNothing(t *testing.T) {
 		now := start
 		send := func() {
 			now = now.Add(ms / 2)
-			l.Enqueue(now, 1500, 0, ECT1)
+			l.Enqueue(now, 0, 1500, 0, ECT1)
 			l.Advance(now)
 		}
 		for range 1000 {
@@ -267,7 +267,7 @@ func TestPIEDropsWhatIsTooMuch(t *testing.T) {
 	const packets = 40_000 // of 20 s, twice of what the link carries
 	for i := range packets {
 		now := start.Add(time.Duration(i) * ms / 2)
-		_, drop := l.Enqueue(now, 1500, 0, ECT0)
+		drop := dropOf(l, now, 0, 1500, ECT0)
 		for _, d := range l.Advance(now) {
 			if d.Marked {
 				marks++
@@ -276,7 +276,7 @@ func TestPIEDropsWhatIsTooMuch(t *testing.T) {
 		if drop == DropQueue {
 			assert.Greater(t, now, start.Add(pieBurst), "the burst passes")
 			if drops++; i > packets/2 {
-				_, waiting := l.Backlog(now)
+				_, waiting := l.Backlog(now, 0)
 				assert.Less(t, waiting, 200)
 			}
 		}
@@ -318,8 +318,8 @@ func TestFQCoDelHasFlowsTakeTurns(t *testing.T) {
 	for i := range 20_000 { // 10 s
 		now := start.Add(time.Duration(i) * ms / 2)
 		put := func(flow uint32, size cc.Bytes) {
-			lane, drop := l.Enqueue(now, size, flow, NotECT)
-			if drop == DropNone {
+			lane, v, _ := l.Enqueue(now, 0, size, flow, NotECT)
+			if v.Dropped == DropNone {
 				lanes[lane] = flow
 			}
 		}
@@ -340,7 +340,7 @@ func TestFQCoDelHasFlowsTakeTurns(t *testing.T) {
 				}
 			}
 		}
-		_, packets := l.Backlog(now)
+		_, packets := l.Backlog(now, 0)
 		require.LessOrEqual(t, packets, 1000)
 	}
 	byFlow := map[uint32]cc.Bytes{}

@@ -99,7 +99,7 @@ func (s *sending) deliver(size cc.Bytes) {
 
 // sample notes the flow's state.
 func (s *sending) sample(state flow.Snapshot, read cc.Bytes) {
-	bytes, packets := s.w.down.backlog(s.w.now, s.host)
+	bytes, packets := s.w.down.Backlog(s.w.now, s.host)
 	s.Samples = append(s.Samples, Sample{
 		At: s.w.now.Sub(s.w.origin), Snapshot: state, Read: read, Backlog: bytes, BacklogPackets: packets,
 	})

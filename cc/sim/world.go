@@ -19,7 +19,7 @@ type world struct {
 	events   eventHeap
 	seq      uint64
 
-	down      *Hop
+	down      Hop
 	up        *Link
 	held      [][]holding // that wait on the way down, by lane
 	pulsing   bool        // a call of its Advance is planned
@@ -120,7 +120,7 @@ func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settle
 		w.passed[host] += size
 	}
 	p := holding{w.now, host, ecn, settled}
-	lane, v, waits := w.down.Send(w.now, host, size, flow, ecn)
+	lane, v, waits := w.down.Enqueue(w.now, host, size, flow, ecn)
 	w.hints.note(host, size, v)
 	if !waits {
 		w.settle(p, size, v)
@@ -179,7 +179,7 @@ func (w *world) setDelay(d time.Duration) {
 // offered is what one way's bottleneck could have carried; a cell: to that host alone.
 func (w *world) offered(up bool, host int, from, to cc.Time) cc.Bytes {
 	if up {
-		return w.up.Offered(from, to)
+		return w.up.Offered(host, from, to)
 	}
 	return w.down.Offered(host, from, to)
 }

@@ -144,7 +144,8 @@ func TestACellsRecordIsItsSchedule(t *testing.T) {
 	}
 	for _, e := range arrivals {
 		check(cell.Advance(e.at))
-		require.Equal(t, e.drop, cell.Enqueue(e.at, int(e.host), cc.Bytes(e.size)))
+		_, v, _ := cell.Enqueue(e.at, int(e.host), cc.Bytes(e.size), 0, sim.NotECT)
+		require.Equal(t, e.drop, v.Dropped)
 		if e.drop == sim.DropNone {
 			waiting[e.host] = append(waiting[e.host], e)
 		}

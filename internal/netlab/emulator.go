@@ -37,9 +37,9 @@ type pipe struct {
 	cfg     sim.LinkConfig
 	radio   *sim.CellConfig // in place of cfg; nil: none
 	in, out int
-	hop     *sim.Hop // nil before the start
-	waiting []queue  // by lane of the hop
-	line    queue    // packets by due time
+	hop     sim.Hop // nil before the start
+	waiting []queue // by lane of the hop
+	line    queue   // packets by due time
 }
 
 // queue is a growing ring of packets.
@@ -267,7 +267,7 @@ func (e *emulator) admit(d *pipe, p *packet) bool {
 	if d.cfg.AQM != sim.DropTail { // which alone looks at it
 		flow = flowOf(p.data[:p.n])
 	}
-	lane, v, waits := d.hop.Send(now, host, cc.Bytes(p.n), flow, codepoint(p.data[:p.n]))
+	lane, v, waits := d.hop.Enqueue(now, host, cc.Bytes(p.n), flow, codepoint(p.data[:p.n]))
 	if !waits {
 		return e.settle(d, p, rec, v)
 	}

@@ -69,8 +69,8 @@ func (d *pipe) waits() (all []entry) {
 // radioHint is what the cell tells a host now; false: nothing has come to it yet.
 func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
 	err := p.do(func() {
-		if hop := p.dirs[Down].hop; hop != nil {
-			h, ok = hop.Hint(p.now(), host)
+		if cell, begun := p.dirs[Down].hop.(*sim.Cell); begun {
+			h, ok = cell.Hint(p.now(), host), true
 		}
 	})
 	return h, ok && err == nil
@@ -125,7 +125,7 @@ func (w *watch) hint(now cc.Time, waiting ...entry) cc.Hint {
 	}
 	h := cc.Hint{At: now, ArrivalRate: sim.Known(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
 	if w.cfg.Rate > 0 || w.cfg.Trace != nil {
-		offered := sim.NewLink(w.cfg, w.zero).Offered(from, now)
+		offered := sim.NewLink(w.cfg, w.zero).Offered(0, from, now)
 		h.LinkRate = sim.Known(cc.RateOf(offered, span))
 		h.Capacity = sim.Known(cc.RateOf(sim.Payload(offered), span))
 		h.FairShare = h.Capacity
