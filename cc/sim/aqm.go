@@ -43,6 +43,15 @@ type aqm interface {
 	judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement
 }
 
+// passive is an aqm that does nothing: what an AQM has no part in.
+type passive struct{}
+
+func (passive) lane(uint32, Codepoint) int                          { return 0 }
+func (passive) admit(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
+func (passive) settle(cc.Time, *lanes)                              {}
+func (passive) pick(cc.Time, *lanes) int                            { return 0 }
+func (passive) judge(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
+
 // newAQM returns how the queue is managed, and in how many lanes.
 func newAQM(kind AQM, rng *rand.Rand) (aqm, int) {
 	switch kind {

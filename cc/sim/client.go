@@ -24,7 +24,7 @@ type Object struct {
 // NewClient returns a client that asks for objects of a size, or for the chunks of a video where there is one.
 func NewClient(size cc.Bytes, every time.Duration, v Video) Client {
 	if v.Rate > 0 {
-		return Client{Size: v.Rate.BytesIn(v.Chunk), player: &Player{Chunk: v.Chunk, Buffer: v.Buffer}}
+		return Client{Size: v.Rate.BytesIn(v.Chunk), player: &Player{Video: v}}
 	}
 	return Client{Size: size, Every: every}
 }

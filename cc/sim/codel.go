@@ -11,14 +11,14 @@ import (
 const codelTarget = 5 * time.Millisecond
 
 // codel is CoDel (RFC 8289) with ECN. Less than a packet behind another is no queue.
-type codel struct{ flow.CoDel }
+type codel struct {
+	passive
+	flow.CoDel
+}
 
-func newCoDel() *codel { return &codel{flow.CoDel{Target: codelTarget, Spare: OpportunityBytes}} }
-
-func (c *codel) lane(uint32, Codepoint) int                          { return 0 }
-func (c *codel) admit(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
-func (c *codel) settle(cc.Time, *lanes)                              {}
-func (c *codel) pick(cc.Time, *lanes) int                            { return 0 }
+func newCoDel() *codel {
+	return &codel{CoDel: flow.CoDel{Target: codelTarget, Spare: OpportunityBytes}}
+}
 
 func (c *codel) judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement {
 	if c.Signals(now, now.Sub(p.at), lanes.each[lane].bytes) {

@@ -33,6 +33,7 @@ const (
 // classic queue at its target; packets there signal with the square of its
 // probability, those of the L4S queue with its double, or by their own ramp.
 type dualPI2 struct {
+	passive
 	rng     *rand.Rand
 	p       float64 // base probability
 	before  float64 // waiting time at the last update, in seconds
@@ -45,8 +46,6 @@ func (d *dualPI2) lane(_ uint32, ecn Codepoint) int {
 	}
 	return classicLane
 }
-
-func (d *dualPI2) admit(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
 
 // settle makes the updates that are due by now. Nothing has come or gone since the
 // last call, so what had waited at each of them is known.

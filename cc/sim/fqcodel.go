@@ -8,6 +8,7 @@ const fqQuantum cc.Bytes = 1514
 // fqCoDel is FQ-CoDel (RFC 8290): each flow has a lane under CoDel, lanes take turns by
 // deficit, and a flow that was silent goes first.
 type fqCoDel struct {
+	passive
 	flows      []fqFlow
 	fresh, old ring[int] // lanes in turn: of flows that were silent, and of all others
 }
@@ -38,8 +39,6 @@ func (f *fqCoDel) admit(_ cc.Time, lane int, _ waitingPacket, _ *lanes) judgemen
 	}
 	return passes
 }
-
-func (f *fqCoDel) settle(cc.Time, *lanes) {}
 
 // pick is RFC 8290 §4.2.
 func (f *fqCoDel) pick(_ cc.Time, lanes *lanes) int {

@@ -254,7 +254,7 @@ func TestAVideo(t *testing.T) {
 }
 
 func TestPlayer(t *testing.T) {
-	p := Player{Chunk: 4 * time.Second, Buffer: 10 * time.Second}
+	p := Player{Video: Video{Chunk: 4 * time.Second, Buffer: 10 * time.Second}}
 	at := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	assert.Equal(t, Playback{}, p.Playback(at(2)), "nothing has come")
 	p.Arrived(at(2))

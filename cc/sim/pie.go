@@ -21,14 +21,13 @@ const (
 // pie is RFC 8033 with the waiting time of the packet at the head: what comes is dropped, or
 // marked, with a probability that a PI controller sets.
 type pie struct {
+	passive
 	rng     *rand.Rand
 	p       float64
 	before  float64       // waiting time at the last update, in seconds
 	allowed time.Duration // burst that passes yet
 	updates cc.Time       // the next; 0: not begun
 }
-
-func (d *pie) lane(uint32, Codepoint) int { return 0 }
 
 // admit is RFC 8033 §4.1.
 func (d *pie) admit(_ cc.Time, lane int, _ waitingPacket, lanes *lanes) judgement {
@@ -89,7 +88,3 @@ func (d *pie) scale() float64 {
 	}
 	return scale
 }
-
-func (d *pie) pick(cc.Time, *lanes) int { return 0 }
-
-func (d *pie) judge(cc.Time, int, waitingPacket, *lanes) judgement { return passes }

@@ -18,8 +18,7 @@ type Video struct {
 // chunk on; when it has run dry it waits for the next. Times count from when it
 // asked for the first.
 type Player struct {
-	Chunk, Buffer time.Duration // a chunk's length; played ahead at most
-
+	Video
 	arrived  time.Duration // of video
 	playing  time.Duration // when it last began to, after a wait
 	before   time.Duration // of video, played until then

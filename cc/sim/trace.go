@@ -93,34 +93,26 @@ func parseMillis(line []byte) (int64, error) {
 	if len(line) > maxTraceLine {
 		return 0, errTraceLine
 	}
-	v := int64(0)
-	for _, c := range line {
-		if c < '0' || c > '9' {
-			return 0, fmt.Errorf("%q is not a whole number of milliseconds", line)
-		}
-		if v = v*10 + int64(c-'0'); v > maxTraceMillis {
-			return 0, fmt.Errorf("%s ms is beyond the %d h a trace may last", line, maxTraceMillis/3_600_000)
-		}
+	v, err := strconv.ParseUint(string(line), 10, 63)
+	switch {
+	case errors.Is(err, strconv.ErrSyntax):
+		return 0, fmt.Errorf("%q is not a whole number of milliseconds", line)
+	case err != nil || v > maxTraceMillis:
+		return 0, fmt.Errorf("%s ms is beyond the %d h a trace may last", line, maxTraceMillis/3_600_000)
 	}
-	return v, nil
+	return int64(v), nil //nolint:gosec // at most maxTraceMillis
 }
 
-// WriteTo writes the trace in the format that ReadTrace reads.
-func (t *Trace) WriteTo(w io.Writer) (int64, error) {
-	buf := bufio.NewWriter(w)
-	var line [maxTraceLine]byte
-	n := int64(0)
+// WriteLines writes the trace in the format that ReadTrace reads.
+func (t *Trace) WriteLines(w io.Writer) error {
+	buf := bufio.NewWriter(w) // which keeps its first error
 	for _, at := range t.times {
-		k, err := buf.Write(append(strconv.AppendInt(line[:0], at, 10), '\n'))
-		n += int64(k)
-		if err != nil {
-			return n, fmt.Errorf("sim: write trace %s: %w", t.Name, err)
-		}
+		_, _ = buf.Write(append(strconv.AppendInt(buf.AvailableBuffer(), at, 10), '\n'))
 	}
 	if err := buf.Flush(); err != nil {
-		return n - int64(buf.Buffered()), fmt.Errorf("sim: write trace %s: %w", t.Name, err)
+		return fmt.Errorf("sim: write trace %s: %w", t.Name, err)
 	}
-	return n, nil
+	return nil
 }
 
 // loop is the length of one loop in milliseconds.

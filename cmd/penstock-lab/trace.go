@@ -192,10 +192,7 @@ func traceServeCommand() *cobra.Command {
 }
 
 func writeTraceTo(name string, t *sim.Trace) error {
-	return written(name, func(w io.Writer) error {
-		_, err := t.WriteTo(w)
-		return err
-	})
+	return written(name, t.WriteLines)
 }
 
 // written makes a file; a place where there can be none is the user's to mend.
