@@ -84,21 +84,21 @@ type lanes struct {
 }
 
 type lane struct {
-	ring[waitingPacket]
+	Ring[waitingPacket]
 	bytes cc.Bytes
 }
 
 func newLanes(n int) lanes { return lanes{each: make([]lane, n)} }
 
 func (l *lanes) push(lane int, p waitingPacket) {
-	l.each[lane].push(p)
+	l.each[lane].Push(p)
 	l.each[lane].bytes += p.size
 	l.n++
 	l.total += p.size
 }
 
 func (l *lanes) pop(lane int) waitingPacket {
-	p := l.each[lane].pop()
+	p := l.each[lane].Pop()
 	l.each[lane].bytes -= p.size
 	l.n--
 	l.total -= p.size
@@ -115,8 +115,8 @@ type waitingPacket struct {
 
 // waited is how long the first packet of a lane has waited at now, in seconds; 0: there is none.
 func (l *lanes) waited(lane int, now cc.Time) float64 {
-	if l.each[lane].n == 0 {
+	if l.each[lane].Len() == 0 {
 		return 0
 	}
-	return now.Sub(l.each[lane].first().at).Seconds()
+	return now.Sub(l.each[lane].At(0).at).Seconds()
 }

@@ -75,7 +75,7 @@ type Cell struct {
 type cellHost struct {
 	CellHost
 	number  int
-	waiting ring[queuedPacket]
+	waiting Ring[queuedPacket]
 	queued  cc.Bytes
 	sent    cc.Bytes // bits of the first in the queue that have left
 	want    int      // blocks, in the division under way
@@ -152,10 +152,10 @@ func (c *Cell) Enqueue(now cc.Time, host int, size cc.Bytes, _ uint32, _ Codepoi
 		return host, Verdict{Dropped: DropLoss}, false
 	}
 	h.arrived(c.next-1, size)
-	if overflows(h.QueueBytes, h.QueuePackets, h.queued+size, h.waiting.n) {
+	if overflows(h.QueueBytes, h.QueuePackets, h.queued+size, h.waiting.Len()) {
 		return host, Verdict{Dropped: DropQueue}, false
 	}
-	h.waiting.push(queuedPacket{size: size})
+	h.waiting.Push(queuedPacket{size: size})
 	h.queued += size
 	return host, Verdict{}, true
 }
@@ -185,7 +185,7 @@ func (c *Cell) Next() cc.Time {
 func (c *Cell) Backlog(now cc.Time, host int) (bytes cc.Bytes, packets int) {
 	c.advance(now)
 	h := c.host(host)
-	return h.queued, h.waiting.n
+	return h.queued, h.waiting.Len()
 }
 
 // Offered returns how many bytes the cell could have delivered to a host that
@@ -202,7 +202,7 @@ func (c *Cell) begins(subframe int64) cc.Time {
 
 func (c *Cell) busy() bool {
 	for _, h := range c.hosts {
-		if h.waiting.n > 0 {
+		if h.waiting.Len() > 0 {
 			return true
 		}
 	}
@@ -271,8 +271,8 @@ func (h *cellHost) wants() int {
 func (c *Cell) serve(h *cellHost) {
 	departs := c.begins(c.next + 1)
 	h.sent += cc.Bytes(h.given) * cc.Bytes(h.BitsPerBlock)
-	for h.waiting.n > 0 && 8*h.waiting.first().size <= h.sent {
-		p := h.waiting.pop()
+	for h.waiting.Len() > 0 && 8*h.waiting.At(0).size <= h.sent {
+		p := h.waiting.Pop()
 		h.sent -= 8 * p.size
 		h.queued -= p.size
 		c.departed = append(c.departed, Departure{
@@ -280,7 +280,7 @@ func (c *Cell) serve(h *cellHost) {
 			Verdict: Verdict{Departs: departs, Arrives: departs.Add(c.cfg.Delay + h.Delay)},
 		})
 	}
-	if h.waiting.n == 0 {
+	if h.waiting.Len() == 0 {
 		h.sent = 0
 	}
 }

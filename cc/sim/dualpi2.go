@@ -70,9 +70,9 @@ func (d *dualPI2) settle(now cc.Time, lanes *lanes) {
 // earlier by a fixed time.
 func (d *dualPI2) pick(now cc.Time, lanes *lanes) int {
 	switch {
-	case lanes.each[classicLane].n == 0:
+	case lanes.each[classicLane].Len() == 0:
 		return l4sLane
-	case lanes.each[l4sLane].n == 0, lanes.waited(l4sLane, now)+dualShift < lanes.waited(classicLane, now):
+	case lanes.each[l4sLane].Len() == 0, lanes.waited(l4sLane, now)+dualShift < lanes.waited(classicLane, now):
 		return classicLane
 	}
 	return l4sLane

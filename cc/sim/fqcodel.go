@@ -10,7 +10,7 @@ const fqQuantum cc.Bytes = 1514
 type fqCoDel struct {
 	passive
 	flows      []fqFlow
-	fresh, old ring[int] // lanes in turn: of flows that were silent, and of all others
+	fresh, old Ring[int] // lanes in turn: of flows that were silent, and of all others
 }
 
 type fqFlow struct {
@@ -35,7 +35,7 @@ func (f *fqCoDel) lane(flow uint32, _ Codepoint) int {
 func (f *fqCoDel) admit(_ cc.Time, lane int, _ waitingPacket, _ *lanes) judgement {
 	if q := &f.flows[lane]; !q.listed {
 		q.listed, q.deficit = true, fqQuantum
-		f.fresh.push(lane)
+		f.fresh.Push(lane)
 	}
 	return passes
 }
@@ -44,22 +44,22 @@ func (f *fqCoDel) admit(_ cc.Time, lane int, _ waitingPacket, _ *lanes) judgemen
 func (f *fqCoDel) pick(_ cc.Time, lanes *lanes) int {
 	for {
 		list, isFresh := &f.fresh, true
-		if list.n == 0 {
+		if list.Len() == 0 {
 			list, isFresh = &f.old, false
 		}
-		lane := *list.first()
+		lane := *list.At(0)
 		q := &f.flows[lane]
 		switch {
 		case q.deficit <= 0:
 			q.deficit += fqQuantum
-			f.old.push(list.pop())
-		case lanes.each[lane].n > 0:
+			f.old.Push(list.Pop())
+		case lanes.each[lane].Len() > 0:
 			return lane
 		case isFresh: // once round the others, so that no flow is always new
-			f.old.push(list.pop())
+			f.old.Push(list.Pop())
 		default:
 			q.listed = false
-			list.pop()
+			list.Pop()
 		}
 	}
 }

@@ -55,7 +55,7 @@ const (
 // empty is lost.
 type Link struct {
 	wire
-	waiting ring[queuedPacket]
+	waiting Ring[queuedPacket]
 	queued  cc.Bytes // sum over waiting
 }
 
@@ -69,14 +69,14 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 	if draws(l.rng, l.cfg.Loss) {
 		return Verdict{Dropped: DropLoss}
 	}
-	if overflows(l.cfg.QueueBytes, l.cfg.QueuePackets, l.queued+size, l.waiting.n) {
+	if overflows(l.cfg.QueueBytes, l.cfg.QueuePackets, l.queued+size, l.waiting.Len()) {
 		return Verdict{Dropped: DropQueue}
 	}
 	if l.departs <= now {
 		l.begin(now)
 	}
 	if l.send(size); l.departs > now {
-		l.waiting.push(queuedPacket{l.departs, size})
+		l.waiting.Push(queuedPacket{l.departs, size})
 		l.queued += size
 	}
 	v := l.pass()
@@ -99,14 +99,14 @@ func (l *Link) Advance(cc.Time) []Departure { return nil }
 // sent.
 func (l *Link) Backlog(now cc.Time, _ int) (bytes cc.Bytes, packets int) {
 	l.advance(now)
-	return l.queued, l.waiting.n
+	return l.queued, l.waiting.Len()
 }
 
 // advance lets go of the packets that have left by now.
 func (l *Link) advance(now cc.Time) cc.Time {
 	l.now = max(l.now, now)
-	for l.waiting.n > 0 && l.waiting.first().departs <= l.now {
-		l.queued -= l.waiting.pop().size
+	for l.waiting.Len() > 0 && l.waiting.At(0).departs <= l.now {
+		l.queued -= l.waiting.Pop().size
 	}
 	return l.now
 }

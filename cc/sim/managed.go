@@ -80,7 +80,7 @@ func (l *ManagedLink) makeRoom(lane int, size cc.Bytes) bool {
 				longest = i
 			}
 		}
-		if l.lanes.each[longest].n == 0 {
+		if l.lanes.each[longest].Len() == 0 {
 			return false
 		}
 		p := l.lanes.pop(longest)

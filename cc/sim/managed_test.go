@@ -187,7 +187,7 @@ func TestDualPI2ServesL4SFirst(t *testing.T) {
 	l.push(l4sLane, waitingPacket{at: start.Add(49 * ms)})
 	d := &dualPI2{}
 	assert.Equal(t, l4sLane, d.pick(start.Add(60*ms), &l))
-	l.each[l4sLane].first().at = start.Add(51 * ms)
+	l.each[l4sLane].At(0).at = start.Add(51 * ms)
 	assert.Equal(t, classicLane, d.pick(start.Add(60*ms), &l))
 	l.pop(classicLane)
 	assert.Equal(t, l4sLane, d.pick(start.Add(60*ms), &l))

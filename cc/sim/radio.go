@@ -93,7 +93,7 @@ func (c *Cell) Hint(now cc.Time, host int) cc.Hint {
 		came += n
 	}
 	h.ArrivalRate = Known(cc.RateOf(came, time.Duration(c.window())*Subframe))
-	h.QueueRoom = Known(roomOf(me.QueueBytes, me.QueuePackets, me.queued, me.waiting.n))
+	h.QueueRoom = Known(roomOf(me.QueueBytes, me.QueuePackets, me.queued, me.waiting.Len()))
 	h.RadioLost = me.lost
 	return h
 }

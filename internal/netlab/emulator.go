@@ -24,7 +24,7 @@ const (
 // packet is one IP packet on its way.
 type packet struct {
 	due  cc.Time
-	at   cc.Time // it came into the queue of a hop that settles its fate later
+	at   cc.Time // it came into the queue
 	host int
 	rec  *entry // nil before the start
 	n    int
@@ -42,40 +42,15 @@ type pipe struct {
 	line    queue   // packets by due time
 }
 
-// queue is a growing ring of packets.
-type queue struct {
-	ring       []*packet // length a power of two
-	head, tail uint
-}
+// queue holds packets.
+type queue = sim.Ring[*packet]
 
-func (q *queue) empty() bool    { return q.head == q.tail }
-func (q *queue) first() *packet { return q.ring[q.head&uint(len(q.ring)-1)] }
-
-func (q *queue) push(p *packet) {
-	if q.tail-q.head == uint(len(q.ring)) {
-		ring := make([]*packet, max(readyPackets, 2*len(q.ring)))
-		for i := q.head; i != q.tail; i++ {
-			ring[i&uint(len(ring)-1)] = q.ring[i&uint(len(q.ring)-1)]
-		}
-		q.ring = ring
+// insert puts a packet in its place on the line, by due time and behind those that are as early.
+func (d *pipe) insert(p *packet) {
+	d.line.Push(p)
+	for i := d.line.Len() - 1; i > 0 && (*d.line.At(i - 1)).due > p.due; i-- {
+		*d.line.At(i), *d.line.At(i - 1) = *d.line.At(i - 1), p
 	}
-	q.ring[q.tail&uint(len(q.ring)-1)] = p
-	q.tail++
-}
-
-// insert puts a packet in its place by due time, behind those that are as early.
-func (q *queue) insert(p *packet) {
-	q.push(p)
-	at := func(i uint) **packet { return &q.ring[i&uint(len(q.ring)-1)] }
-	for i := q.tail - 1; i != q.head && (*at(i - 1)).due > p.due; i-- {
-		*at(i), *at(i - 1) = *at(i - 1), p
-	}
-}
-
-func (q *queue) pop() *packet {
-	p := q.first()
-	q.head++
-	return p
 }
 
 // emulator is the state of the one thread that moves a path's packets.
@@ -93,7 +68,6 @@ func newEmulator(p *Path) *emulator {
 	}
 	for d := range p.dirs {
 		e.fds[d] = unix.PollFd{Fd: int32(p.dirs[d].in), Events: unix.POLLIN}
-		p.dirs[d].line.ring = make([]*packet, readyPackets)
 		p.dirs[d].waiting = make([]queue, max(sim.MaxLanes, len(p.hosts)))
 	}
 	e.fds[2] = unix.PollFd{Fd: int32(p.wake), Events: unix.POLLIN}
@@ -178,8 +152,8 @@ func (e *emulator) answer() {
 func (e *emulator) wait() bool {
 	next := cc.Never
 	for d := range e.dirs {
-		if line := &e.dirs[d].line; !line.empty() {
-			next = min(next, line.first().due.Add(-spin))
+		if line := &e.dirs[d].line; line.Len() > 0 {
+			next = min(next, (*line.At(0)).due.Add(-spin))
 		}
 		if hop := e.dirs[d].hop; hop != nil {
 			next = min(next, hop.Next())
@@ -210,13 +184,11 @@ func (e *emulator) receive(d *pipe) {
 		}
 		n, errno := readPacket(d.in, p.data[:])
 		if errno != 0 || n <= 0 {
-			e.free = append(e.free, p)
+			e.release(p)
 			return // nothing left, or interrupted: poll tells
 		}
 		p.n = n
-		if !e.admit(d, p) {
-			e.free = append(e.free, p)
-		}
+		e.admit(d, p)
 	}
 }
 
@@ -243,6 +215,12 @@ func (e *emulator) take() *packet {
 	return p
 }
 
+// release takes back a packet that has come to its end.
+func (e *emulator) release(p *packet) {
+	p.rec = nil
+	e.free = append(e.free, p)
+}
+
 // refuse reads one packet that there is no room for and records it as dropped.
 func (e *emulator) refuse(d *pipe) {
 	var scratch [MTU]byte
@@ -251,43 +229,42 @@ func (e *emulator) refuse(d *pipe) {
 	}
 }
 
-// admit puts the packet into the queue or, before the start, on the line; false:
-// it is lost. On a link its fate is settled, and recorded, at once.
-func (e *emulator) admit(d *pipe, p *packet) bool {
+// admit puts the packet into the queue or, before the start, on the line. On a link its fate is settled, and recorded,
+// at once.
+func (e *emulator) admit(d *pipe, p *packet) {
 	now, host := e.now(), e.hostOf(d, p)
-	p.host = host
 	if d.hop == nil && !e.begin(d, now, p.n) {
-		p.due, p.rec = now.Add(d.delay(host)), nil
-		d.line.insert(p)
-		return true
+		p.due = now.Add(d.delay(host))
+		d.insert(p)
+		return
 	}
-	now = max(now, cc.Time(e.zero.Load()))
-	rec := entry{at: now, size: uint16(p.n), dir: d.dir, host: uint16(host), late: latePending}
+	p.at, p.host = max(now, cc.Time(e.zero.Load())), host
 	flow := uint32(0)
 	if d.cfg.AQM != sim.DropTail { // which alone looks at it
 		flow = flowOf(p.data[:p.n])
 	}
-	lane, v, waits := d.hop.Enqueue(now, host, cc.Bytes(p.n), flow, codepoint(p.data[:p.n]))
-	if !waits {
-		return e.settle(d, p, rec, v)
+	lane, v, waits := d.hop.Enqueue(p.at, host, cc.Bytes(p.n), flow, codepoint(p.data[:p.n]))
+	if waits {
+		d.waiting[lane].Push(p)
+	} else {
+		e.settle(d, p, v)
 	}
-	p.at = now
-	d.waiting[lane].push(p)
-	return true
 }
 
-// settle records what becomes of a packet, and puts it on the line; false: it is lost.
-func (e *emulator) settle(d *pipe, p *packet, rec entry, v sim.Verdict) bool {
-	rec.departs, rec.arrives, rec.drop = v.Departs, v.Arrives, v.Dropped
-	p.due, p.rec = v.Arrives, e.record.add(rec)
+// settle records what becomes of a packet, and puts it on the line unless it is lost.
+func (e *emulator) settle(d *pipe, p *packet, v sim.Verdict) {
+	p.due, p.rec = v.Arrives, e.record.add(entry{
+		at: p.at, departs: v.Departs, arrives: v.Arrives, late: latePending,
+		size: uint16(p.n), dir: d.dir, drop: v.Dropped, host: uint16(p.host),
+	})
 	if v.Dropped != sim.DropNone {
-		return false
+		e.release(p)
+		return
 	}
 	if v.Marked {
 		mark(p.data[:p.n])
 	}
-	d.line.insert(p)
-	return true
+	d.insert(p)
 }
 
 // serve settles what the hop has let go.
@@ -296,12 +273,7 @@ func (e *emulator) serve(d *pipe) {
 		return
 	}
 	for _, gone := range d.hop.Advance(e.now()) {
-		p := d.waiting[gone.Lane].pop()
-		rec := entry{at: p.at, size: uint16(p.n), dir: d.dir, host: uint16(p.host), late: latePending}
-		if !e.settle(d, p, rec, gone.Verdict) {
-			p.rec = nil
-			e.free = append(e.free, p)
-		}
+		e.settle(d, d.waiting[gone.Lane].Pop(), gone.Verdict)
 	}
 }
 
@@ -342,12 +314,12 @@ func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
 
 // deliver hands over what is due.
 func (e *emulator) deliver(d *pipe) {
-	for !d.line.empty() {
+	for d.line.Len() > 0 {
 		now := e.now()
-		if d.line.first().due > now {
+		if (*d.line.At(0)).due > now {
 			return
 		}
-		p := d.line.pop()
+		p := d.line.Pop()
 		errno := writePacket(d.out, p.data[:p.n])
 		if p.rec != nil {
 			if errno == 0 {
@@ -356,7 +328,6 @@ func (e *emulator) deliver(d *pipe) {
 				p.rec.fail()
 			}
 		}
-		p.rec = nil
-		e.free = append(e.free, p)
+		e.release(p)
 	}
 }

@@ -56,7 +56,7 @@ func TestEmulatorAllocatesNothingPerPacket(t *testing.T) {
 			require.Zero(t, writePacket(b.server, data))
 		}
 		b.receive(&b.dirs[Down])
-		for !b.dirs[Down].line.empty() {
+		for b.dirs[Down].line.Len() > 0 {
 			b.deliver(&b.dirs[Down])
 		}
 		for range 10 {
@@ -71,7 +71,7 @@ func TestEmulatorAllocatesNothingPerPacket(t *testing.T) {
 			writePacket(b.server, data)
 		}
 		b.receive(&b.dirs[Down])
-		for !b.dirs[Down].line.empty() {
+		for b.dirs[Down].line.Len() > 0 {
 			b.deliver(&b.dirs[Down])
 		}
 		for range 10 {
@@ -92,8 +92,8 @@ func TestWhatComesBeforeTheStartHasTheFirstDelayOfATrace(t *testing.T) {
 	require.Zero(t, writePacket(b.server, make([]byte, 60)))
 	came := b.now()
 	b.receive(&b.dirs[Down])
-	require.False(t, b.dirs[Down].line.empty())
-	assert.GreaterOrEqual(t, b.dirs[Down].line.first().due, came.Add(50*time.Millisecond))
+	require.Positive(t, b.dirs[Down].line.Len())
+	assert.GreaterOrEqual(t, (*b.dirs[Down].line.At(0)).due, came.Add(50*time.Millisecond))
 }
 
 func TestEmulatorHoldsNoMoreThanItMay(t *testing.T) {
@@ -102,7 +102,7 @@ func TestEmulatorHoldsNoMoreThanItMay(t *testing.T) {
 	for range maxPackets {
 		p := b.take()
 		require.NotNil(t, p)
-		b.dirs[Down].line.push(p)
+		b.dirs[Down].line.Push(p)
 	}
 	require.Nil(t, b.take())
 	require.Zero(t, writePacket(b.server, make([]byte, 600)))
@@ -118,31 +118,12 @@ func TestEmulatorReportsRefusedPackets(t *testing.T) {
 	require.Zero(t, writePacket(b.server, make([]byte, 600)))
 	b.receive(&b.dirs[Down])
 	b.dirs[Down].out = -1
-	for !b.dirs[Down].line.empty() {
+	for b.dirs[Down].line.Len() > 0 {
 		b.deliver(&b.dirs[Down])
 	}
 	r := b.Report(0, time.Hour).Down
 	assert.Equal(t, Drops{Failed: 1}, r.Drops)
 	assert.Zero(t, r.Lateness.Count)
-}
-
-func TestQueueIsFirstInFirstOut(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		q := queue{ring: make([]*packet, 2)}
-		var model []*packet
-		for range rapid.IntRange(1, 5000).Draw(t, "operations") {
-			if rapid.IntRange(0, 2).Draw(t, "op") > 0 {
-				p := new(packet)
-				q.push(p)
-				model = append(model, p)
-			} else if len(model) > 0 {
-				require.Same(t, model[0], q.first())
-				require.Same(t, model[0], q.pop())
-				model = model[1:]
-			}
-			require.Equal(t, len(model) == 0, q.empty())
-		}
-	})
 }
 
 // history is a record written by hand.

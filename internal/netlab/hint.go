@@ -58,8 +58,8 @@ func (m *Monitor) managedHint() (h cc.Hint, ok bool) {
 // waits are the packets in the queue of a managed link, or of a cell.
 func (d *pipe) waits() (all []entry) {
 	for i := range d.waiting {
-		for q, k := &d.waiting[i], d.waiting[i].head; k != q.tail; k++ {
-			p := q.ring[k&uint(len(q.ring)-1)]
+		for k := range d.waiting[i].Len() {
+			p := *d.waiting[i].At(k)
 			all = append(all, entry{at: p.at, departs: cc.Never, size: uint16(p.n), host: uint16(p.host)})
 		}
 	}
