@@ -16,7 +16,6 @@
 //	              of several hosts, the next have 10.77.1.3, fd77:1::3 and so on
 //
 //	NewRouted     the same, with a veth pair in place of the path
-//	NewFleet      client ── near ══ edges side by side ══ far ── server, where near and far are routers
 package netlab
 
 import (

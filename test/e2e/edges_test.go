@@ -26,7 +26,7 @@ const edgeFiles = "../../deploy/edges/"
 
 // fleet is several edges between two routers, each with a proxy and a bird.
 type fleet struct {
-	*netlab.Fleet
+	*routedEdges
 	t       *testing.T
 	dir     string
 	proxies []*program
@@ -37,10 +37,10 @@ func newFleet(t *testing.T, edges, hosts int) *fleet {
 	t.Helper()
 	needsPrivilege(t)
 	need.Programs(t, "bird", "birdc", "ip", "nft")
-	lab, err := netlab.NewFleet(edges, hosts)
+	lab, err := newRoutedEdges(edges, hosts)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
-	f := &fleet{Fleet: lab, t: t, dir: t.TempDir(), proxies: make([]*program, edges)}
+	f := &fleet{routedEdges: lab, t: t, dir: t.TempDir(), proxies: make([]*program, edges)}
 	f.chooses(f.Near, f.EdgeNear, "1", "default", "default") // 1: by source
 	f.bird(f.Near, "router.conf", "router id 10.78.0.1;", "define edges = 10.78.0.0/16;")
 	for i, edge := range f.Edges {
@@ -147,9 +147,9 @@ func (f *fleet) awaitEdges(router *netlab.Node, n int) {
 
 // dial connects from an address of the client to the server.
 func (f *fleet) dial(from netip.Addr) (net.Conn, error) {
-	to := f.ServerAddr.V4
+	to := f.ServerAddr().V4
 	if from.Is6() {
-		to = f.ServerAddr.V6
+		to = f.ServerAddr().V6
 	}
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: patience}
 	d.SetMultipathTCP(false)
