@@ -48,17 +48,16 @@ type Outside struct {
 	datagrams *net.UDPConn
 	done      sync.WaitGroup
 
+	conns connections // of flows, both sides
 	mu    sync.Mutex
 	flows map[[2]netip.AddrPort]chan []byte // datagrams that came before the flow's own socket, by client and target
-	conns map[net.Conn]struct{}             // of flows, both sides
-	shut  bool
 }
 
 // ServeOutside starts at the server of a network, where the kernel's algorithm sends towards the clients.
 func ServeOutside(lab *netlab.Routed, algorithm string) (*Outside, error) {
 	o := &Outside{
 		Host: lab.ServerAddr, node: lab.Server, resolver: netip.MustParseAddr("127.0.0.1"),
-		flows: map[[2]netip.AddrPort]chan []byte{}, conns: map[net.Conn]struct{}{},
+		flows: map[[2]netip.AddrPort]chan []byte{},
 	}
 	o.readResolver()
 	if probe, err := net.Dial("udp6", "[2001:db8::1]:9"); err == nil { // which sends nothing
@@ -184,7 +183,7 @@ func (o *Outside) addDatagram(pair [2]netip.AddrPort, data []byte) {
 	defer o.mu.Unlock()
 	early, begun := o.flows[pair]
 	if !begun {
-		if o.shut || len(o.flows) >= mostDatagrams {
+		if len(o.flows) >= mostDatagrams {
 			return
 		}
 		early = make(chan []byte, mostEarly)
@@ -207,15 +206,15 @@ func (o *Outside) addDatagram(pair [2]netip.AddrPort, data []byte) {
 func (o *Outside) forwardDatagrams(pair [2]netip.AddrPort, early <-chan []byte) {
 	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(pair[1]), Control: transparent}
 	near, err := o.node.DialWith(context.Background(), &dialer, "udp", pair[0].String())
-	if err != nil || !o.keep(near) {
+	if err != nil || !o.conns.keep(near) {
 		return
 	}
-	defer o.forget(near)
+	defer o.conns.end(near)
 	far, err := net.Dial("udp", o.target(pair[1]))
-	if err != nil || !o.keep(far) {
+	if err != nil || !o.conns.keep(far) {
 		return
 	}
-	defer o.forget(far)
+	defer o.conns.end(far)
 	o.done.Go(func() {
 		for data := range early {
 			_, _ = far.Write(data) // it may be lost, as any datagram
@@ -224,7 +223,7 @@ func (o *Outside) forwardDatagrams(pair [2]netip.AddrPort, early <-chan []byte) 
 	var up sync.WaitGroup
 	up.Go(func() { passDatagrams(far, near) })
 	passDatagrams(near, far)
-	o.forget(near) // which ends the other way
+	o.conns.end(near) // which ends the other way
 	up.Wait()
 }
 
@@ -244,33 +243,9 @@ func passDatagrams(to, from net.Conn) {
 	}
 }
 
-// keep has Close end the connection; false: it is over already.
-func (o *Outside) keep(c net.Conn) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.shut {
-		_ = c.Close() // nothing was sent
-		return false
-	}
-	o.conns[c] = struct{}{}
-	return true
-}
-
-func (o *Outside) forget(c net.Conn) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.conns, c)
-	_ = c.Close() // datagrams have no end to lose
-}
-
 // Close ends all connections and flows.
 func (o *Outside) Close() error {
-	o.mu.Lock()
-	o.shut = true
-	for c := range o.conns {
-		_ = c.Close() // datagrams have no end to lose
-	}
-	o.mu.Unlock()
+	o.conns.close()
 	err := errors.Join(o.streams.Close(), o.datagrams.Close())
 	o.done.Wait()
 	return err

@@ -37,11 +37,8 @@ func Loosen(nodes ...*netlab.Node) error {
 type Server struct {
 	ln     net.Listener
 	handle func(net.Conn)
+	conns  connections
 	done   sync.WaitGroup
-
-	mu     sync.Mutex
-	conns  map[net.Conn]struct{}
-	closed bool
 }
 
 // Serve starts a server at the node's address, an IP literal or nothing, with a
@@ -61,7 +58,7 @@ func serve(node *netlab.Node, network, address string, control func(string, stri
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
-	s := &Server{ln: ln, handle: handle, conns: map[net.Conn]struct{}{}}
+	s := &Server{ln: ln, handle: handle}
 	s.done.Go(s.accept)
 	return s, nil
 }
@@ -89,35 +86,20 @@ func (s *Server) accept() {
 		if err != nil {
 			return
 		}
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			_ = conn.Close() // came too late to matter
+		if !s.conns.keep(conn) {
 			return
 		}
-		s.conns[conn] = struct{}{}
-		s.mu.Unlock()
-		s.done.Go(func() { s.serve(conn) })
+		s.done.Go(func() {
+			s.handle(conn)
+			s.conns.end(conn)
+		})
 	}
-}
-
-func (s *Server) serve(conn net.Conn) {
-	s.handle(conn)
-	s.mu.Lock()
-	delete(s.conns, conn)
-	s.mu.Unlock()
-	_ = conn.Close() // the client hung up already: an error would say so
 }
 
 // Close hangs up on every client and waits for the handlers.
 func (s *Server) Close() error {
 	err := s.ln.Close()
-	s.mu.Lock()
-	s.closed = true
-	for c := range s.conns {
-		_ = c.Close()
-	}
-	s.mu.Unlock()
+	s.conns.close()
 	s.done.Wait()
 	return err
 }
