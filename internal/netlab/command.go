@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -66,20 +65,11 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output runs the command inside the node and returns what it printed. Without a
-// Stderr of the caller's, an ExitError carries the command's.
+// Output runs the command inside the node and returns what it printed.
 func (c *Cmd) Output() ([]byte, error) {
-	var out, diag bytes.Buffer
+	var out bytes.Buffer
 	c.Stdout = &out
-	capture := c.Stderr == nil
-	if capture {
-		c.Stderr = &diag
-	}
 	err := c.Run()
-	var exit *exec.ExitError
-	if capture && errors.As(err, &exit) {
-		exit.Stderr = diag.Bytes()
-	}
 	return out.Bytes(), err
 }
 
@@ -98,7 +88,6 @@ type spawner struct {
 	calls chan func()
 	quit  chan struct{}
 	done  chan struct{}
-	once  sync.Once
 
 	covers bool // the thread has mounts of its own; of the thread
 }
@@ -180,7 +169,7 @@ func (n *Node) Cover(file, text string) error {
 
 // stop ends the thread, and with it every command that still runs.
 func (s *spawner) stop() {
-	s.once.Do(func() { close(s.quit) })
+	close(s.quit)
 	<-s.done
 }
 

@@ -136,23 +136,18 @@ func (e End) tun() (fd int, err error) {
 	// Without a link-local address and multicast the device sends nothing of its
 	// own accord. Veth devices need both: a router asks for its neighbours so.
 	err = e.Node.Sysctl("net.ipv6.conf."+e.Device+".addr_gen_mode", "1")
-	if err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
+	if err == nil {
+		err = e.Node.withLink(e.Device, func(h *netlink.Handle, link netlink.Link) error {
+			if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets),
+				h.LinkSetMulticastOff(link)); err != nil {
+				return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
+			}
+			if err := e.up(h); err != nil {
+				return err
+			}
+			return e.await(h)
+		})
 	}
-	err = e.Node.withNetlink(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(e.Device)
-		if err != nil {
-			return fmt.Errorf("netlab: find %s in %s: %w", e.Device, e.Node.name, err)
-		}
-		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets),
-			h.LinkSetMulticastOff(link)); err != nil {
-			return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
-		}
-		if err := e.up(h); err != nil {
-			return err
-		}
-		return e.await(h)
-	})
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
 	}
@@ -189,17 +184,16 @@ func openTUN(name string) (int, error) {
 
 // missed returns how many packets the end's device has dropped by itself.
 func (e End) missed() (n uint64, err error) {
-	err = e.Node.withNetlink(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(e.Device)
-		if err != nil {
-			return fmt.Errorf("netlab: read statistics of %s: %w", e.Device, err)
-		}
+	err = e.Node.withLink(e.Device, func(_ *netlink.Handle, link netlink.Link) error {
 		if s := link.Attrs().Statistics; s != nil {
 			n = s.TxDropped
 		}
 		return nil
 	})
-	return n, err
+	if err != nil {
+		return 0, fmt.Errorf("netlab: read statistics of %s: %w", e.Device, err)
+	}
+	return n, nil
 }
 
 // readPacket and writePacket keep the goroutine's processor, which the usual

@@ -103,22 +103,15 @@ func (w *watch) hint(now cc.Time, waiting ...entry) cc.Hint {
 	from := max(w.zero, now.Add(-sim.HintWindow))
 	span := max(now.Sub(from), time.Microsecond)
 	came, queued, packets := cc.Bytes(0), cc.Bytes(0), 0
-	keep := w.recent[:0]
-	for _, e := range w.recent {
-		waits := e.drop == sim.DropNone && e.departs > now
-		if e.at <= from && !waits {
-			continue
-		}
-		keep = append(keep, e)
-	}
-	w.recent = keep
+	waits := func(e entry) bool { return e.drop == sim.DropNone && e.departs > now }
+	w.recent = slices.DeleteFunc(w.recent, func(e entry) bool { return e.at <= from && !waits(e) })
 	hosts := map[uint16]bool{}
-	for _, e := range slices.Concat(keep, waiting) {
+	for _, e := range slices.Concat(w.recent, waiting) {
 		hosts[e.host] = true
 		if e.at > from {
 			came += cc.Bytes(e.size)
 		}
-		if e.drop == sim.DropNone && e.departs > now {
+		if waits(e) {
 			queued += cc.Bytes(e.size)
 			packets++
 		}

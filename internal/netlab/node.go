@@ -171,15 +171,23 @@ func (n *Node) Route(dst netip.Prefix, via netip.Addr) error {
 
 // Address gives a device of the node one more IPv4 address.
 func (n *Node) Address(device string, addr netip.Prefix) error {
+	err := n.withLink(device, func(h *netlink.Handle, link netlink.Link) error {
+		return h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)})
+	})
+	if err != nil {
+		return fmt.Errorf("netlab: give %s in %s the address %s: %w", device, n.name, addr, err)
+	}
+	return nil
+}
+
+// withLink is withNetlink for one of the node's devices.
+func (n *Node) withLink(device string, fn func(*netlink.Handle, netlink.Link) error) error {
 	return n.withNetlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(device)
-		if err == nil {
-			err = h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)})
-		}
 		if err != nil {
-			return fmt.Errorf("netlab: give %s in %s the address %s: %w", device, n.name, addr, err)
+			return fmt.Errorf("find %s in %s: %w", device, n.name, err)
 		}
-		return nil
+		return fn(h, link)
 	})
 }
 

@@ -63,8 +63,6 @@ type Path struct {
 	err      error         // why it ended by itself; read after moved
 	quit     chan struct{} // ends the record's supply, which must outlive the emulator
 	supplied chan struct{}
-	once     sync.Once
-	closeErr error
 }
 
 // Path joins two nodes with an emulated link, which runs until the lab closes.
@@ -242,18 +240,15 @@ func (p *Path) Missed() (uint64, error) {
 
 // close ends the emulator and removes the devices. The record stays readable.
 func (p *Path) close() error {
-	p.once.Do(func() {
-		p.asking.Lock()
-		p.shut = true
-		p.asking.Unlock()
-		p.stopping.Store(true)
-		err := p.rouse()
-		<-p.moved
-		close(p.quit)
-		<-p.supplied
-		p.closeErr = errors.Join(err, p.err, p.closeFDs())
-	})
-	return p.closeErr
+	p.asking.Lock()
+	p.shut = true
+	p.asking.Unlock()
+	p.stopping.Store(true)
+	err := p.rouse()
+	<-p.moved
+	close(p.quit)
+	<-p.supplied
+	return errors.Join(err, p.err, p.closeFDs())
 }
 
 func (p *Path) closeFDs() error {

@@ -50,12 +50,9 @@ func (n *Node) Dump(device string, w io.Writer) (*Sniffer, error) {
 	}
 	_, _ = s.out.Write(pcapHead())
 	var index int
-	err := n.withNetlink(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(device)
-		if err == nil {
-			index = link.Attrs().Index
-		}
-		return err
+	err := n.withLink(device, func(_ *netlink.Handle, link netlink.Link) error {
+		index = link.Attrs().Index
+		return nil
 	})
 	if err == nil {
 		err = n.Do(func() error { return s.open(index) })
