@@ -52,10 +52,8 @@ type Departure struct {
 // is one host's: what it has no bytes for is lost.
 //
 // A packet's fate depends on those that come to others after it, so it is not
-// settled on arrival, as a Link's is. Whoever holds the packets keeps them by
-// host, calls Advance at the times that Next names, or later, and lets the
-// oldest of a lane go for each Departure, which may lie up to a subframe ahead. The
-// schedule depends on when packets come and not on when it is asked, so lateness
+// settled on arrival, as a Link's is. A Departure may lie up to a subframe ahead.
+// The schedule depends on when packets come and not on when it is asked, so lateness
 // never adds up.
 type Cell struct {
 	cfg   CellConfig

@@ -8,7 +8,7 @@ const forecastBytes = HeaderBytes + 50
 // forecasts are what a receiver tells a sender that has an algorithm for them.
 type forecasts struct {
 	receiver *cc.SproutReceiver
-	planned  bool
+	sends    alarm
 	newest   cc.Time // when one was sent
 }
 
@@ -21,7 +21,7 @@ func (s *sender) newForecasts(algorithm string, params cc.Params) *forecasts {
 	if err != nil {
 		s.w.err = err
 	}
-	return &forecasts{receiver: receiver}
+	return &forecasts{receiver: receiver, sends: s.w.alarm(s.sendForecast)}
 }
 
 // describeForForecast says what a packet of size bytes that leaves now tells the receiver.
@@ -39,27 +39,17 @@ func (s *sender) describeForForecast(size cc.Bytes) cc.SproutPacket {
 // noteForForecast takes in a packet at the receiver, and plans a forecast.
 func (s *sender) noteForForecast(p cc.SproutPacket) {
 	s.forecasts.receiver.OnPacket(s.w.now, p)
-	s.planForecast(s.forecasts.newest.Add(cc.SproutTick))
-}
-
-// planForecast plans one at a time, unless there is one already.
-func (s *sender) planForecast(at cc.Time) {
-	if s.forecasts.planned {
-		return
-	}
-	s.forecasts.planned = true
-	s.w.at(max(at, s.w.now), s.sendForecast)
+	s.forecasts.sends.by(max(s.forecasts.newest.Add(cc.SproutTick), s.w.now))
 }
 
 // sendForecast sends one to the sender.
 func (s *sender) sendForecast() {
-	s.forecasts.planned = false
 	if s.closed || s.w.now.Sub(s.rcv.newest) > cc.SproutSilence {
 		return
 	}
 	f := s.forecasts.receiver.Forecast(s.w.now)
 	s.forecasts.newest = s.w.now
-	s.planForecast(s.w.now.Add(cc.SproutTick))
+	s.forecasts.sends.by(s.w.now.Add(cc.SproutTick))
 	s.w.carry(!s.cfg.Upload, s.host, forecastBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return

@@ -164,17 +164,17 @@ func (g GenConfig) level(n int, rng *rand.Rand) []float64 {
 		return out
 	}
 	linear := g.Linear.start(rng)
-	logs := make([]wander, len(g.Log))
-	for k, noise := range g.Log {
-		logs[k] = noise.start(rng)
+	var logs []func() float64
+	for _, noise := range g.Log {
+		logs = append(logs, noise.start(rng))
 	}
 	sum := 0.0
 	for i := range out {
 		exponent := 0.0
-		for k := range logs {
-			exponent += logs[k].step(rng)
+		for _, step := range logs {
+			exponent += step()
 		}
-		out[i] = max(0, 1+linear.step(rng)) * math.Exp(exponent)
+		out[i] = max(0, 1+linear()) * math.Exp(exponent)
 		sum += out[i]
 	}
 	scale := float64(g.Mean)
@@ -190,23 +190,17 @@ func (g GenConfig) level(n int, rng *rand.Rand) []float64 {
 	return out
 }
 
-// wander is a Noise that runs, one step a millisecond.
-type wander struct{ x, keep, kick float64 }
-
-func (n Noise) start(rng *rand.Rand) wander {
-	if n.Sigma == 0 || n.Tau <= 0 {
-		return wander{}
+// start returns a run of the noise, which each call takes on by a millisecond; 0 where there is none.
+func (n Noise) start(rng *rand.Rand) (step func() float64) {
+	if n.Sigma == 0 {
+		return func() float64 { return 0 }
 	}
 	keep := math.Exp(-float64(time.Millisecond) / float64(n.Tau))
-	return wander{x: n.Sigma * rng.NormFloat64(), keep: keep, kick: n.Sigma * math.Sqrt(1-keep*keep)}
-}
-
-func (w *wander) step(rng *rand.Rand) float64 {
-	if w.kick == 0 {
-		return 0
+	x, kick := n.Sigma*rng.NormFloat64(), n.Sigma*math.Sqrt(1-keep*keep)
+	return func() float64 {
+		x = keep*x + kick*rng.NormFloat64()
+		return x
 	}
-	w.x = w.keep*w.x + w.kick*rng.NormFloat64()
-	return w.x
 }
 
 // cutOutages silences the level.

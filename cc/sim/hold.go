@@ -17,9 +17,9 @@ type holdingEdge struct {
 	host    int
 	member  *flow.EchoFlow
 	queue   *flow.FairQueue[uint32, heldPacket]
-	waking  bool    // a release is planned
+	waking  alarm   // a release
 	counted cc.Time // when busy flows were counted last
-	next    cc.Time // when the next look at echo requests is planned; cc.Never: none is
+	looks   alarm   // at echo requests
 
 	echoes    EchoConfig
 	rng       *rand.Rand             // of lost requests
@@ -45,16 +45,16 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 		return e
 	}
 	e := &holdingEdge{
-		w: w, host: w.hosts[i], next: cc.Never, echoes: cfg.Echoes,
-		rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
+		w: w, host: w.hosts[i], echoes: cfg.Echoes, rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
 	}
+	e.waking, e.looks = w.alarm(e.proceed), w.alarm(e.look)
 	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
 	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams
 	source := flow.ByEcho
 	if cfg.NoEcho {
 		source = flow.ByTransport
 	}
-	member, err := w.manager.OpenEcho(w.now, terms, source, e.wake)
+	member, err := w.manager.OpenEcho(w.now, terms, source, func() { e.waking.by(w.now) })
 	if err != nil {
 		w.err = err
 		return nil
@@ -83,17 +83,10 @@ func (e *holdingEdge) pass(p heldPacket) {
 	e.planEcho()
 }
 
-// wake is called from within the manager: it only plans.
-func (e *holdingEdge) wake() {
-	if e.waking {
-		return
-	}
-	e.waking = true
-	e.w.at(e.w.now, func() {
-		e.waking = false
-		e.release()
-		e.planEcho()
-	})
+// proceed sends what there is room for.
+func (e *holdingEdge) proceed() {
+	e.release()
+	e.planEcho()
 }
 
 // release sends what waits, as far as there is room.
@@ -119,24 +112,18 @@ func (e *holdingEdge) send(p heldPacket) {
 
 // planEcho plans the next look at echo requests.
 func (e *holdingEdge) planEcho() {
-	at := max(e.w.now, min(e.member.NextEcho(), e.member.NextTimeout()))
-	if at >= e.next {
-		return
+	e.looks.by(max(e.w.now, min(e.member.NextEcho(), e.member.NextTimeout())))
+}
+
+// look does what is due by the clock.
+func (e *holdingEdge) look() {
+	e.member.Expire(e.w.now)
+	if e.member.NextEcho() <= e.w.now {
+		e.sendEcho()
 	}
-	e.next = at
-	e.w.at(at, func() {
-		if e.next != at {
-			return // an earlier one took its place
-		}
-		e.next = cc.Never
-		e.member.Expire(e.w.now)
-		if e.member.NextEcho() <= e.w.now {
-			e.sendEcho()
-		}
-		e.countFlows()
-		e.release()
-		e.planEcho()
-	})
+	e.countFlows()
+	e.release()
+	e.planEcho()
 }
 
 // countFlows gives the member as much weight as it stands for busy flows.
@@ -200,6 +187,5 @@ func (e *holdingEdge) carryEcho(up bool, arrived func()) {
 // receiveEcho takes in an answer.
 func (e *holdingEdge) receiveEcho(sequence uint16) {
 	e.member.ReceiveEcho(e.w.now, sequence)
-	e.release()
-	e.planEcho()
+	e.proceed()
 }

@@ -7,10 +7,8 @@ import "github.com/penstock-net/penstock/cc"
 // is being sent does not count as waiting.
 //
 // A packet's fate depends on how long it will have waited, so it is not settled on
-// arrival, as a Link's is. Whoever holds the packets keeps them by lane, as Enqueue
-// tells it, calls Advance at the times that Next names, or later, and lets the
-// oldest of a lane go for each Departure; its Dropped tells of one that goes no
-// further. The schedule does not depend on when it is asked.
+// arrival, as a Link's is; Dropped of a Departure tells of one that goes no further.
+// The schedule does not depend on when it is asked.
 type ManagedLink struct {
 	wire     // of the packets that were taken out of the queue
 	aqm      aqm

@@ -29,14 +29,14 @@ type sender struct {
 	ask  *client // nil: no client asks
 	held bool    // the transport keeps the flow's window
 
-	waking  bool     // a pump is planned because the flow called
+	waking  alarm    // a pump, because the flow called
 	resumes cc.Time  // when the application will have something again, or the pace allows it
 	limit   cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
 	pace    cc.Rate  // the pacing rate, for a leg that enforces the window; 0: none
 	paced   cc.Time  // not to send before
 
 	board Scoreboard
-	alarm cc.Time  // when the next look at the clock is planned; 0: none is
+	looks alarm    // at the clock
 	sent  cc.Bytes // stream offset of what comes next
 	wrote cc.Bytes // stream offset up to which a transport that holds the window was given bytes
 	edge  cc.Bytes // stream offset up to which the receiver lets send
@@ -46,7 +46,7 @@ type sender struct {
 	forecasts   *forecasts // of the receiver; nil: none
 	transmitted cc.Bytes   // retransmissions included
 
-	telling  bool     // a report of what has left is planned
+	telling  alarm    // of what has left
 	toldSent cc.Bytes // sent, as last reported
 
 	report flow.Report
@@ -56,6 +56,7 @@ func newSender(w *world, cfg FlowConfig, i int) *sender {
 	s := &sender{
 		sending: newSending(w, cfg, i), limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd,
 	}
+	s.waking, s.looks, s.telling = w.alarm(s.pump), w.alarm(s.look), w.alarm(s.tellOfSent)
 	s.held = cfg.Upload || cfg.Hold != "" || w.scenario.Transport != Relay
 	if cfg.hasClient() {
 		s.ask = &client{Client: NewClient(cfg.Bytes, cfg.Every, cfg.Video), s: s}
@@ -158,24 +159,19 @@ func (s *sender) apply(l flow.Limit) {
 	}
 }
 
-// wake is the flow's to call, from within the manager: it only plans.
+// wake is the flow's to call.
 func (s *sender) wake() {
-	if s.waking || s.closed {
-		return
+	if !s.closed {
+		s.waking.by(s.w.now)
 	}
-	s.waking = true
-	s.w.at(s.w.now, func() {
-		s.waking = false
-		s.pump()
-	})
 }
 
 // pump sends new data as far as the application and the flow allow.
 func (s *sender) pump() {
 	if s.held {
 		before := s.sent
-		if s.pumpHeld(); s.sent > before {
-			s.tellOfSent()
+		if s.pumpHeld(); s.sent > before && !s.cfg.Upload { // a client has no datapath
+			s.telling.by(s.w.now.Add(datapathTick))
 		}
 		return
 	}
@@ -366,17 +362,9 @@ func (s *sender) acknowledge(a arrival) time.Duration {
 
 // setAlarm plans the next look at the clock.
 func (s *sender) setAlarm() {
-	at := s.board.Deadline()
-	if s.closed || at == cc.Never || s.alarm != 0 && s.alarm <= at {
-		return
+	if !s.closed {
+		s.looks.by(s.board.Deadline())
 	}
-	s.alarm = at
-	s.w.at(at, func() {
-		if s.alarm == at {
-			s.alarm = 0
-			s.look()
-		}
-	})
 }
 
 // look does what is due by the clock.

@@ -90,19 +90,12 @@ func (s *sender) pumpHeld() {
 	}
 }
 
-// tellOfSent plans a report of what has left with the datapath's next tick, unless an
-// acknowledgement brings one before. A client has no datapath.
+// tellOfSent reports what has left with a tick of the datapath, unless an
+// acknowledgement has brought a report.
 func (s *sender) tellOfSent() {
-	if s.telling || s.cfg.Upload {
-		return
+	if !s.closed && s.sent > s.toldSent {
+		s.tell(0)
 	}
-	s.telling = true
-	s.w.at(s.w.now.Add(datapathTick), func() {
-		s.telling = false
-		if !s.closed && s.sent > s.toldSent {
-			s.tell(0)
-		}
-	})
 }
 
 // write gives a transport that holds the window up to n bytes beyond what it has

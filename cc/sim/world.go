@@ -25,7 +25,7 @@ type world struct {
 	pulsing   bool        // a call of its Advance is planned
 	hints     hints
 	manager   flow.Manager
-	armed     cc.Time // when the manager's next tick is planned
+	ticks     alarm // of the manager
 	endpoints []endpoint
 	hosts     []int // of the flows, counted from 0
 	edges     map[string]*holdingEdge
@@ -72,7 +72,7 @@ const (
 )
 
 func newWorld(s Scenario) *world {
-	w := &world{scenario: s.complete(), origin: cc.Time(time.Second), armed: cc.Never}
+	w := &world{scenario: s.complete(), origin: cc.Time(time.Second)}
 	w.edges, w.passed = map[string]*holdingEdge{}, map[int]cc.Bytes{}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
@@ -93,7 +93,8 @@ func newWorld(s Scenario) *world {
 	w.held = make([][]holding, max(slices.Max(w.hosts)+1, MaxLanes))
 	w.hints.w = w
 	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
-	w.manager.Arm = func(_ int, at cc.Time) { w.arm(at) }
+	w.ticks = w.alarm(func() { w.ticks.by(w.manager.Tick(0, w.now)) })
+	w.manager.Arm = func(_ int, at cc.Time) { w.ticks.by(at) }
 	return w
 }
 
@@ -182,23 +183,6 @@ func (w *world) offered(up bool, host int, from, to cc.Time) cc.Bytes {
 		return w.up.Offered(host, from, to)
 	}
 	return w.down.Offered(host, from, to)
-}
-
-// arm plans the manager's tick. It may be called from within the manager.
-func (w *world) arm(at cc.Time) {
-	if at >= w.armed {
-		return
-	}
-	w.armed = at
-	w.at(at, func() {
-		if w.armed != at {
-			return // an earlier one took its place
-		}
-		w.armed = cc.Never
-		if next := w.manager.Tick(0, w.now); next != cc.Never {
-			w.arm(next)
-		}
-	})
 }
 
 // show tells whoever watches of a packet that was sent at a time.
