@@ -113,16 +113,13 @@ func (c CellConfig) Check() error {
 		return fmt.Errorf("the delay is %v, but must not be negative", c.Delay)
 	}
 	for i, h := range c.Hosts {
-		switch {
-		case h.BitsPerBlock < 0 || h.BitsPerBlock > maxBits:
+		if h.BitsPerBlock < 0 || h.BitsPerBlock > maxBits {
 			return fmt.Errorf("host %d: a block carries %d bits, but must carry 1 to %d; 0: %d", i+1, h.BitsPerBlock,
 				maxBits, defaultBits)
-		case h.Delay < 0:
-			return fmt.Errorf("host %d: the delay is %v, but must not be negative", i+1, h.Delay)
-		case h.QueueBytes < 0 || h.QueuePackets < 0:
-			return fmt.Errorf("host %d: the queue's limit must not be negative", i+1)
-		case !(h.Loss >= 0 && h.Loss < 1):
-			return fmt.Errorf("host %d: the loss is %v, but must be from 0 to less than 1", i+1, h.Loss)
+		}
+		link := LinkConfig{Delay: h.Delay, QueueBytes: h.QueueBytes, QueuePackets: h.QueuePackets, Loss: h.Loss}
+		if err := link.Check(); err != nil {
+			return fmt.Errorf("host %d: %w", i+1, err)
 		}
 	}
 	return nil

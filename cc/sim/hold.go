@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -17,15 +16,10 @@ type holdingEdge struct {
 	host    int
 	member  *flow.EchoFlow
 	queue   *flow.FairQueue[uint32, heldPacket]
-	waking  alarm   // a release
-	counted cc.Time // when busy flows were counted last
-	looks   alarm   // at echo requests
-
-	echoes    EchoConfig
-	rng       *rand.Rand             // of lost requests
-	numbering flow.Numbering[uint16] // of requests, where answers have no number
-	second    cc.Time                // in which the host has answered requests
-	answers   int                    // of the host in that second
+	waking  alarm                 // a release
+	counted cc.Time               // when busy flows were counted last
+	looks   alarm                 // at echo requests
+	ask     func(sequence uint16) // sends an echo request to the host
 }
 
 // heldPacket is a packet at the edge.
@@ -44,8 +38,10 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 	if e := w.edges[key]; e != nil {
 		return e
 	}
-	e := &holdingEdge{
-		w: w, host: w.hosts[i], echoes: cfg.Echoes, rng: rand.New(rand.NewPCG(w.scenario.Seed, echoFlow)),
+	e := &holdingEdge{w: w, host: w.hosts[i]}
+	e.ask = e.askHost
+	if w.ask != nil {
+		e.ask = w.ask(e)
 	}
 	e.waking, e.looks = w.alarm(e.proceed), w.alarm(e.look)
 	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
@@ -106,7 +102,7 @@ func (e *holdingEdge) send(p heldPacket) {
 		p.settled(left, v)
 	})
 	if e.member.NextEcho() <= left { // within a burst, too
-		e.sendEcho()
+		e.ask(e.member.SendEcho(e.w.now))
 	}
 }
 
@@ -119,7 +115,7 @@ func (e *holdingEdge) planEcho() {
 func (e *holdingEdge) look() {
 	e.member.Expire(e.w.now)
 	if e.member.NextEcho() <= e.w.now {
-		e.sendEcho()
+		e.ask(e.member.SendEcho(e.w.now))
 	}
 	e.countFlows()
 	e.release()
@@ -140,39 +136,11 @@ func (e *holdingEdge) countFlows() {
 // echoFlow is the number of the flow that echo requests belong to, apart from all others' in a queue by flow.
 const echoFlow = 1 << 31
 
-// sendEcho sends an echo request to the host, which answers as its EchoConfig says.
-func (e *holdingEdge) sendEcho() {
-	now := e.w.now
-	sequence := e.member.SendEcho(now)
-	receive := func() { e.receiveEcho(sequence) }
-	if e.echoes.Numberless {
-		marked := e.numbering.Ask(now, sequence)
-		receive = func() {
-			if sequence, ok := e.numbering.Answer(e.w.now, marked); ok {
-				e.receiveEcho(sequence)
-			}
-		}
-	}
-	switch {
-	case e.rng.Float64() < e.echoes.Loss:
-	case e.echoes.Beside > 0:
-		e.w.at(now.Add(e.echoes.Beside), receive)
-	default:
-		e.carryEcho(false, func() {
-			if e.mayAnswer() {
-				e.carryEcho(true, receive)
-			}
-		})
-	}
-}
-
-// mayAnswer counts an answer of the host, and reports whether it gives one.
-func (e *holdingEdge) mayAnswer() bool {
-	if second := e.w.now - e.w.now%cc.Time(time.Second); second != e.second {
-		e.second, e.answers = second, 0
-	}
-	e.answers++
-	return e.echoes.PerSecond == 0 || e.answers <= e.echoes.PerSecond
+// askHost sends an echo request to the host, which answers at once.
+func (e *holdingEdge) askHost(sequence uint16) {
+	e.carryEcho(false, func() {
+		e.carryEcho(true, func() { e.receiveEcho(sequence) })
+	})
 }
 
 // carryEcho has a request or an answer take its way, and calls arrived if it does.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -50,11 +51,55 @@ func playOver(t *testing.T, hop LinkConfig, flows ...FlowConfig) Result {
 	return play(t, over(hop, flows...))
 }
 
-// playWithTrouble runs a scenario with one holding edge, and returns the edge's trouble at the end, too.
-func playWithTrouble(t *testing.T, s Scenario) (Result, flow.Trouble) {
+// answers is how a host answers the echo requests of the edge that holds its packets.
+type answers struct {
+	loss       float64       // part of the requests that are lost
+	perSecond  int           // the host answers no further request in a second; 0: no limit
+	numberless bool          // answers do not say which request they are to
+	beside     time.Duration // round trip to what answers in the host's place, in front of the bottleneck; 0: the host does
+}
+
+// edge has an edge get such answers.
+func (c answers) edge(e *holdingEdge) func(sequence uint16) {
+	var numbering flow.Numbering[uint16]
+	rng := rand.New(rand.NewPCG(e.w.scenario.Seed, echoFlow))
+	answered := map[cc.Time]int{} // by second
+	mayAnswer := func() bool {
+		second := e.w.now / cc.Time(time.Second)
+		answered[second]++
+		return c.perSecond == 0 || answered[second] <= c.perSecond
+	}
+	return func(sequence uint16) {
+		receive := func() { e.receiveEcho(sequence) }
+		if c.numberless {
+			marked := numbering.Ask(e.w.now, sequence)
+			receive = func() {
+				if sequence, ok := numbering.Answer(e.w.now, marked); ok {
+					e.receiveEcho(sequence)
+				}
+			}
+		}
+		switch {
+		case rng.Float64() < c.loss:
+		case c.beside > 0:
+			e.w.at(e.w.now.Add(c.beside), receive)
+		default:
+			e.carryEcho(false, func() {
+				if mayAnswer() {
+					e.carryEcho(true, receive)
+				}
+			})
+		}
+	}
+}
+
+// playWithTrouble runs a scenario with one holding edge that gets such answers, and returns the edge's trouble at the
+// end, too.
+func playWithTrouble(t *testing.T, s Scenario, how answers) (Result, flow.Trouble) {
 	t.Helper()
 	require.NoError(t, s.Check())
 	w := newWorld(s)
+	w.ask = how.edge
 	w.plan()
 	w.run()
 	require.NoError(t, w.err)
@@ -189,20 +234,18 @@ func TestHeldDownloadsBearAnswersThatAreLostOrHaveNoNumber(t *testing.T) {
 	for name, hop := range lastHops(t) {
 		alone := playOver(t, hop, download)
 		for what, c := range map[string]struct {
-			echoes    EchoConfig
+			echoes    answers
 			rate      float64 // least, as a part of the managed download's
 			queueing  float64 // most, p95 as a multiple of the managed download's
 			algorithm string
 		}{
-			"all are answered without a number": {EchoConfig{Numberless: true}, 0.8, 1.5, "cubic"},
-			"some of those are lost":            {EchoConfig{Numberless: true, Loss: 0.05}, 0.8, 1.5, "bbr"},
-			"a third is lost":                   {EchoConfig{Loss: 0.3}, 0.7, 3.2, "cubic"},
-			"a host of 250 answers a second":    {EchoConfig{PerSecond: 250}, 0.7, 6, "cubic"},
+			"all are answered without a number": {answers{numberless: true}, 0.8, 1.5, "cubic"},
+			"some of those are lost":            {answers{numberless: true, loss: 0.05}, 0.8, 1.5, "bbr"},
+			"a third is lost":                   {answers{loss: 0.3}, 0.7, 3.2, "cubic"},
+			"a host of 250 answers a second":    {answers{perSecond: 250}, 0.7, 6, "cubic"},
 		} {
 			t.Run(fmt.Sprintf("%s over %s", what, name), func(t *testing.T) {
-				f := heldDownload(c.algorithm)
-				f.Echoes = c.echoes
-				r, trouble := playWithTrouble(t, over(hop, f))
+				r, trouble := playWithTrouble(t, over(hop, heldDownload(c.algorithm)), c.echoes)
 				rate := float64(r.Flows[0].Throughput) / float64(alone.Flows[0].Throughput)
 				t.Logf("rate %.2f of the managed one's, p95 of the queue %v and %v", rate, r.Queueing.P95,
 					alone.Queueing.P95)
@@ -215,9 +258,7 @@ func TestHeldDownloadsBearAnswersThatAreLostOrHaveNoNumber(t *testing.T) {
 }
 
 func TestTenAnswersASecondAreTooFew(t *testing.T) {
-	f := heldDownload("cubic")
-	f.Echoes = EchoConfig{PerSecond: 10}
-	_, trouble := playWithTrouble(t, over(lastHops(t)["20 Mbit/s"], f))
+	_, trouble := playWithTrouble(t, over(lastHops(t)["20 Mbit/s"], heldDownload("cubic")), answers{perSecond: 10})
 	assert.Equal(t, flow.RareAnswers, trouble)
 }
 
@@ -240,14 +281,13 @@ func TestAnswersBesideThePathAreFoundOut(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s over %s", what, name), func(t *testing.T) {
 				s := over(hop, flows[0], flows[1])
-				_, trouble := playWithTrouble(t, s)
+				_, trouble := playWithTrouble(t, s, answers{})
 				assert.Equal(t, flow.NoTrouble, trouble, "the host answers")
 				if flows[0].Rate > 0 || flows[0].On > 0 || flows[1].On > 0 {
 					return
 				}
-				s.Flows[1].Echoes = EchoConfig{Beside: 5 * ms}
 				s.Duration = 15 * time.Second
-				_, trouble = playWithTrouble(t, s)
+				_, trouble = playWithTrouble(t, s, answers{beside: 5 * ms})
 				assert.Equal(t, flow.BesideThePath, trouble, "a router answers")
 			})
 		}

@@ -32,8 +32,8 @@ type receiver struct {
 	upTo  cc.Bytes           // their payload
 	above map[int64]cc.Bytes // payload of segments that have arrived beyond a hole
 
-	log    []arrival // what the sender may not know of yet
-	before int       // entries already taken off the log
+	log  []arrival // what the sender may not know of yet
+	told int       // arrivals that it has heard of, which left the log
 }
 
 // clock is a receiver's. It shows another time on each connection (RFC 7323 §7.1).
@@ -133,13 +133,11 @@ func (r *receiver) acknowledge() (news int) {
 }
 
 // logged counts the arrivals so far.
-func (r *receiver) logged() int { return r.before + len(r.log) }
+func (r *receiver) logged() int { return r.told + len(r.log) }
 
-// since returns the arrivals from number from up to, not including, to.
-func (r *receiver) since(from, to int) []arrival { return r.log[from-r.before : to-r.before] }
-
-// forget drops the first n arrivals.
-func (r *receiver) forget(n int) {
-	r.log = r.log[n-r.before:]
-	r.before = n
+// tell takes off the log which the sender hears of with the first upTo arrivals.
+func (r *receiver) tell(upTo int) (news []arrival) {
+	n := upTo - r.told
+	news, r.log, r.told = r.log[:n], r.log[n:], upTo
+	return news
 }

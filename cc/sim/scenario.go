@@ -87,9 +87,8 @@ type FlowConfig struct {
 	// Passes makes the flow a server's own, by Algorithm, that the edge forwards beside all windows. The edge counts
 	// its bytes for the windows to the same host.
 	Passes         bool
-	Echoes         EchoConfig // how the host answers echo requests of the edge
-	NoEcho         bool       // the host answers no echo request, so acknowledgements of the group's other flows serve
-	Group          string     // flows with equal Group, Algorithm and Params share one window; empty: alone
+	NoEcho         bool   // the host answers no echo request, so acknowledgements of the group's other flows serve
+	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority       int
 	Weight         int
 	MaxRate        cc.Rate // of the group
@@ -116,15 +115,6 @@ type FlowConfig struct {
 	// after it asked for the last, or when that has come, if it took longer. 0: once.
 	Every time.Duration
 	Video Video // in place of Bytes
-}
-
-// EchoConfig is how a host answers the echo requests of the edge that holds its packets. Zero value: each, at once.
-type EchoConfig struct {
-	Loss       float64 // part of the requests that are lost
-	PerSecond  int     // answers in each second; the host answers no further request in it; 0: no limit
-	Numberless bool    // answers do not say which request they are to
-	// Beside is the round trip to what answers in the host's place, in front of the bottleneck; 0: the host answers.
-	Beside time.Duration
 }
 
 // Change alters the path, or moves a flow, during the run.

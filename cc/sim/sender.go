@@ -41,7 +41,6 @@ type sender struct {
 	wrote cc.Bytes // stream offset up to which a transport that holds the window was given bytes
 	edge  cc.Bytes // stream offset up to which the receiver lets send
 	heard cc.Time  // when the newest acknowledgement that came was sent
-	told  int      // of the receiver's log, how much the sender has seen
 
 	forecasts   *forecasts // of the receiver; nil: none
 	transmitted cc.Bytes   // retransmissions included
@@ -312,7 +311,7 @@ func (s *sender) arrive(a arrival) {
 // hear takes in an acknowledgement that tells of the first upTo arrivals, and of the
 // receiver's time unless that is nil.
 func (s *sender) hear(upTo int, stamp *uint32) {
-	if s.closed || upTo <= s.told {
+	if s.closed || upTo <= s.rcv.told {
 		return
 	}
 	if stamp != nil {
@@ -320,13 +319,11 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 	}
 	raw := time.Duration(0)
 	newest := int64(-1)
-	for _, a := range s.rcv.since(s.told, upTo) {
+	for _, a := range s.rcv.tell(upTo) {
 		if rtt := s.acknowledge(a); rtt > 0 && a.tx > newest {
 			raw, newest = rtt, a.tx
 		}
 	}
-	s.told = upTo
-	s.rcv.forget(upTo)
 	if s.board.Heard(s.w.now, raw) && s.board.Pipe >= s.limit && s.board.LoseNewest() {
 		s.repair(1) // else part of it may be lost, and fill the window until the timer fires again
 	}

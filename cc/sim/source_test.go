@@ -88,8 +88,9 @@ func TestReceiver(t *testing.T) {
 	}
 	assert.Empty(t, r.above)
 	assert.Equal(t, 7, r.logged())
-	r.forget(5)
-	assert.Equal(t, []arrival{{n: 0}, {n: 3}}, r.since(5, 7))
+	assert.Len(t, r.tell(5), 5)
+	assert.Equal(t, []arrival{{n: 0}, {n: 3}}, r.tell(7))
+	assert.Equal(t, 7, r.logged())
 }
 
 func TestReceiverBatchesAcknowledgements(t *testing.T) {

@@ -29,7 +29,8 @@ type world struct {
 	endpoints []endpoint
 	hosts     []int // of the flows, counted from 0
 	edges     map[string]*holdingEdge
-	passed    map[int]cc.Bytes // by host, of flows that pass
+	ask       func(*holdingEdge) func(sequence uint16) // how edges ask their hosts; nil: by askHost
+	passed    map[int]cc.Bytes                         // by host, of flows that pass
 	err       error
 }
 
