@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -82,11 +81,8 @@ type FlowConfig struct {
 	ReceiveParams cc.Params
 	// Hold makes the flow a server's own, by Algorithm, in packets that the edge holds under this one, in one group with
 	// all of its host's; empty: Algorithm is the edge's.
-	Hold       string
-	HoldParams cc.Params
-	// Passes makes the flow a server's own, by Algorithm, that the edge forwards beside all windows. The edge counts
-	// its bytes for the windows to the same host.
-	Passes         bool
+	Hold           string
+	HoldParams     cc.Params
 	NoEcho         bool   // the host answers no echo request, so acknowledgements of the group's other flows serve
 	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority       int
@@ -302,7 +298,7 @@ func (s Scenario) named(name string) int {
 // terms are those of the i-th flow.
 func (w *world) terms(i int) flow.Terms {
 	cfg, group := w.scenario.Flows[i], w.scenario.group(i)
-	if cfg.Hold != "" || cfg.Passes { // the server knows no group
+	if cfg.Hold != "" { // the server knows no group
 		group = fmt.Sprintf("server of flow %d", i+1)
 	}
 	return cfg.terms(group, w.hosts[i])
@@ -360,9 +356,6 @@ func (w *world) plan() {
 			}
 			w.setDelay(c.Delay)
 		})
-	}
-	if slices.ContainsFunc(s.Flows, func(f FlowConfig) bool { return f.Passes }) {
-		w.at(w.origin, w.countPassing)
 	}
 	if s.Hints > 0 {
 		w.at(w.origin.Add(s.Hints), w.hints.report)

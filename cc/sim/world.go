@@ -2,7 +2,6 @@ package sim
 
 import (
 	"container/heap"
-	"maps"
 	"slices"
 	"time"
 
@@ -30,7 +29,6 @@ type world struct {
 	hosts     []int // of the flows, counted from 0
 	edges     map[string]*holdingEdge
 	ask       func(*holdingEdge) func(sequence uint16) // how edges ask their hosts; nil: by askHost
-	passed    map[int]cc.Bytes                         // by host, of flows that pass
 	err       error
 }
 
@@ -74,7 +72,7 @@ const (
 
 func newWorld(s Scenario) *world {
 	w := &world{scenario: s.complete(), origin: cc.Time(time.Second)}
-	w.edges, w.passed = map[string]*holdingEdge{}, map[int]cc.Bytes{}
+	w.edges = map[string]*holdingEdge{}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
 	down, up := s.Down, s.Up
@@ -118,9 +116,6 @@ func (w *world) run() {
 // send puts a packet of size bytes of a flow, for a host, into the bottleneck; settled
 // hears what becomes of it, as soon as that is certain.
 func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
-	if flow != echoFlow && w.scenario.Flows[flow].Passes {
-		w.passed[host] += size
-	}
 	p := holding{w.now, host, ecn, settled}
 	lane, v, waits := w.down.Enqueue(w.now, host, size, flow, ecn)
 	w.hints.note(host, size, v)
@@ -196,17 +191,6 @@ func (w *world) show(up bool, host int, size cc.Bytes, at cc.Time, v Verdict) {
 		p.Departs, p.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
 	}
 	w.scenario.Watch(p)
-}
-
-// countPassingEvery is how often an edge reads the kernel's counters.
-const countPassingEvery = 100 * time.Millisecond
-
-// countPassing tells the manager what has passed to each host so far.
-func (w *world) countPassing() {
-	for _, host := range slices.Sorted(maps.Keys(w.passed)) {
-		w.manager.CountPassing(w.now, hostAddr(host), w.passed[host])
-	}
-	w.at(w.now.Add(countPassingEvery), w.countPassing)
 }
 
 // sample records the state of every flow, now and then.
