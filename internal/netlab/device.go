@@ -61,24 +61,31 @@ func (l *Lab) Veth(a, b End) error {
 	})
 }
 
-// up gives the device its addresses and starts it. IPv6 addresses are usable at
-// once: in a network of our own no other node can hold them.
+// up gives the device its addresses and starts it.
 func (e End) up(h *netlink.Handle) error {
 	link, err := h.LinkByName(e.Device)
-	for i := 0; err == nil && i < len(e.Addrs); i++ {
-		addr := &netlink.Addr{IPNet: ipNet(e.Addrs[i])}
-		if e.Addrs[i].Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		err = h.AddrAdd(link, addr)
-	}
 	if err == nil {
-		err = h.LinkSetUp(link)
+		err = bringUp(h, link, e.Addrs)
 	}
 	if err != nil {
 		return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
 	}
 	return nil
+}
+
+// bringUp gives a device addresses and starts it. IPv6 addresses are usable at
+// once: in a network of our own no other node can hold them.
+func bringUp(h *netlink.Handle, link netlink.Link, addrs []netip.Prefix) error {
+	for _, a := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(a)}
+		if a.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.AddrAdd(link, addr); err != nil {
+			return err
+		}
+	}
+	return h.LinkSetUp(link)
 }
 
 // await waits until the kernel has taken notice that the device's peer is up, and

@@ -29,33 +29,29 @@ func (p *Path) Monitor(host int) *Monitor {
 
 // Hint tells how the link is now; false: the path has not started, or is closed.
 // Its time is the path's and means nothing elsewhere.
-func (m *Monitor) Hint() (cc.Hint, bool) {
-	m.zero = cc.Time(m.path.zero.Load())
-	if m.zero == 0 {
-		return cc.Hint{}, false
+func (m *Monitor) Hint() (h cc.Hint, ok bool) {
+	p := m.path
+	if m.zero = cc.Time(p.zero.Load()); m.zero == 0 {
+		return h, false
 	}
-	if m.path.cfg.Cell != nil {
-		return m.path.radioHint(m.host)
+	if p.cfg.Cell == nil && m.cfg.AQM == sim.DropTail {
+		now := p.now()
+		m.next = p.record.since(m.next, m.note)
+		return m.hint(now), true
 	}
-	if m.cfg.AQM != sim.DropTail {
-		return m.managedHint()
-	}
-	now := m.path.now()
-	m.next = m.path.record.since(m.next, m.note)
-	return m.hint(now), true
-}
-
-// managedHint returns the hint of a managed queue: its packets are in the record once they have left. false: the path
-// is closed.
-func (m *Monitor) managedHint() (h cc.Hint, ok bool) {
-	err := m.path.do(func() {
-		m.next = m.path.record.since(m.next, m.note)
-		h, ok = m.hint(m.path.now(), m.path.dirs[Down].waits()...), true
+	err := p.do(func() {
+		down := &p.dirs[Down]
+		if p.cfg.Cell == nil { // packets of a managed queue are in the record once they have left
+			m.next = p.record.since(m.next, m.note)
+			h, ok = m.hint(p.now(), down.waits()...), true
+		} else if cell, begun := down.hop.(*sim.Cell); begun { // else nothing has come to it yet
+			h, ok = cell.Hint(p.now(), m.host), true
+		}
 	})
 	return h, ok && err == nil
 }
 
-// waits are the packets in the queue of a managed link, or of a cell.
+// waits are the packets in the queue of a managed link.
 func (d *pipe) waits() (all []entry) {
 	for i := range d.waiting {
 		for k := range d.waiting[i].Len() {
@@ -64,16 +60,6 @@ func (d *pipe) waits() (all []entry) {
 		}
 	}
 	return all
-}
-
-// radioHint is what the cell tells a host now; false: nothing has come to it yet.
-func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
-	err := p.do(func() {
-		if cell, begun := p.dirs[Down].hop.(*sim.Cell); begun {
-			h, ok = cell.Hint(p.now(), host), true
-		}
-	})
-	return h, ok && err == nil
 }
 
 // watch is the state of a link as its packets tell it.

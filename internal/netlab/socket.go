@@ -14,15 +14,13 @@ import (
 func (n *Node) Listen(network, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
-	return n.ListenWith(context.Background(), &lc, network, address)
+	return n.ListenWith(&lc, network, address)
 }
 
 // ListenWith is Listen with the caller's options.
-func (n *Node) ListenWith(ctx context.Context, lc *net.ListenConfig, network, address string) (ln net.Listener,
-	err error,
-) {
+func (n *Node) ListenWith(lc *net.ListenConfig, network, address string) (ln net.Listener, err error) {
 	err = n.Do(func() error {
-		ln, err = lc.Listen(ctx, network, address)
+		ln, err = lc.Listen(context.Background(), network, address)
 		return err
 	})
 	return ln, err

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/ipc"
@@ -145,22 +144,16 @@ func (cfg WireGuardConfig) setup() string {
 
 // route gives the device its addresses, and what is for the peers.
 func (cfg WireGuardConfig) route() error {
-	link, err := netlink.LinkByName(cfg.Device)
+	h := &netlink.Handle{} // of the calling thread's namespace
+	link, err := h.LinkByName(cfg.Device)
 	if err != nil {
 		return err
 	}
-	for _, a := range cfg.Addrs {
-		addr := &netlink.Addr{IPNet: ipNet(a)}
-		if a.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD // as those of an End
-		}
-		err = errors.Join(err, netlink.AddrAdd(link, addr))
-	}
-	err = errors.Join(err, netlink.LinkSetUp(link))
+	err = bringUp(h, link, cfg.Addrs)
 	for _, p := range cfg.Peers {
 		for _, a := range p.Allowed {
 			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(a.Masked()), Src: cfg.source(a.Addr())}
-			err = errors.Join(err, netlink.RouteReplace(route))
+			err = errors.Join(err, h.RouteReplace(route))
 		}
 	}
 	return err

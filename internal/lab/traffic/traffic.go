@@ -3,7 +3,6 @@
 package traffic
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"sync"
@@ -54,7 +53,7 @@ func serve(node *netlab.Node, network, address string, control func(string, stri
 ) (*Server, error) {
 	lc := net.ListenConfig{Control: control}
 	lc.SetMultipathTCP(false)
-	ln, err := node.ListenWith(context.Background(), &lc, network, address)
+	ln, err := node.ListenWith(&lc, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}

@@ -162,7 +162,7 @@ func (s *scene) watch(url string, length, lasts time.Duration) sim.Playback {
 		return body, err
 	}
 	began := time.Now()
-	p := sim.Player{Chunk: length, Buffer: 5 * length}
+	p := sim.Player{Video: sim.Video{Chunk: length, Buffer: 5 * length}}
 	playlist, err := get("index.m3u8")
 	require.NoError(s.t, err)
 	for name := range strings.FieldsSeq(string(playlist)) {
