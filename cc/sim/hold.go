@@ -34,17 +34,17 @@ type heldPacket struct {
 // holdingEdge returns the edge that holds the packets of the i-th flow.
 func (w *world) holdingEdge(i int) *holdingEdge {
 	cfg := w.scenario.Flows[i]
-	key := w.scenario.group(i) + "\x00" + cfg.Hold
+	key := cfg.Group + "\x00" + cfg.Hold
 	if e := w.edges[key]; e != nil {
 		return e
 	}
-	e := &holdingEdge{w: w, host: w.hosts[i]}
+	e := &holdingEdge{w: w, host: cfg.Host - 1}
 	e.ask = e.askHost
 	if w.ask != nil {
 		e.ask = w.ask(e)
 	}
 	e.waking, e.looks = w.alarm(e.proceed), w.alarm(e.look)
-	terms := cfg.terms(w.scenario.group(i), w.hosts[i])
+	terms := cfg.terms()
 	terms.Algorithm, terms.Params = cfg.Hold, cfg.HoldParams
 	source := flow.ByEcho
 	if cfg.NoEcho {

@@ -133,7 +133,9 @@ func TestAFlowsOwnDelay(t *testing.T) {
 
 func TestHostsOfFlows(t *testing.T) {
 	s := Scenario{Flows: []FlowConfig{{}, {Group: "a"}, {Host: 3}, {Group: "a"}, {}, {Host: 1}}}
-	assert.Equal(t, []int{1, 3, 2, 3, 4, 0}, s.hosts())
+	for i, host := range []int{2, 4, 3, 4, 5, 1} {
+		assert.Equal(t, host, s.identify().Flows[i].Host)
+	}
 	assert.Equal(t, "10.0.0.4", newWorld(s).terms(1).Host.String())
 }
 

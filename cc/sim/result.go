@@ -115,7 +115,7 @@ func (w *world) result() Result {
 		r.Flows = append(r.Flows, f)
 		if w.scenario.Flows[i].Upload == up {
 			r.Carried += s.carried
-			r.Utilisation += ratio(s.carried, w.offered(up, w.hosts[i], from, w.end))
+			r.Utilisation += ratio(s.carried, w.offered(up, s.host, from, w.end))
 			queueing = append(queueing, s.queueing...)
 			waited += s.waited
 		}

@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -130,6 +132,7 @@ const maxDuration = time.Hour
 // Check tells what is wrong with the scenario; Run asks it, too. Who describes flows checks them: negative sizes and
 // times, for example, are not looked for.
 func (s Scenario) Check() error {
+	s = s.identify()
 	switch {
 	case s.Duration <= 0 || s.Duration > maxDuration:
 		return fmt.Errorf("sim: duration is %v, but must be above 0 and at most %v", s.Duration, maxDuration)
@@ -154,9 +157,9 @@ func (s Scenario) Check() error {
 			return fmt.Errorf("sim: link %s: %w", name, err)
 		}
 	}
-	for i, f := range s.Flows {
+	for _, f := range s.Flows {
 		if err := f.check(); err != nil {
-			return fmt.Errorf("sim: flow %s: %w", f.name(i), err)
+			return fmt.Errorf("sim: flow %s: %w", f.Name, err)
 		}
 	}
 	for _, c := range s.Changes {
@@ -221,65 +224,47 @@ func (f FlowConfig) check() error {
 	if f.Algorithm == UDP {
 		return nil
 	}
-	return f.terms("", 0).Check()
+	return f.terms().Check()
 }
 
-func (f FlowConfig) name(i int) string {
-	if f.Name != "" {
-		return f.Name
+// identify gives each flow that has none a name, a group, and a host: one for a group, with the lowest number that is
+// free, in the order of the groups' first flows.
+func (s Scenario) identify() Scenario {
+	s.Flows = slices.Clone(s.Flows)
+	taken := map[int]bool{}
+	for i := range s.Flows {
+		f := &s.Flows[i]
+		f.Name = cmp.Or(f.Name, fmt.Sprint(i+1))
+		f.Group = cmp.Or(f.Group, fmt.Sprintf("flow %d", i+1))
+		taken[f.Host] = true
 	}
-	return fmt.Sprint(i + 1)
-}
-
-// group is the name of the i-th flow's.
-func (s Scenario) group(i int) string {
-	if g := s.Flows[i].Group; g != "" {
-		return g
-	}
-	return fmt.Sprintf("flow %d", i+1)
-}
-
-// hosts returns the number of each flow's host, counted from 0. A group that names
-// none has the lowest number that is free, in the order of the groups' first flows.
-func (s Scenario) hosts() []int {
-	numbers := make([]int, len(s.Flows))
-	named := map[int]bool{}
-	for _, f := range s.Flows {
-		named[f.Host-1] = true
-	}
-	of, next := map[string]int{}, 0
-	for i, f := range s.Flows {
-		if f.Host > 0 {
-			numbers[i] = f.Host - 1
-			continue
-		}
-		group := s.group(i)
-		number, known := of[group]
-		if !known {
-			for named[next] {
+	hosts, next := map[string]int{}, 1
+	for i := range s.Flows {
+		f := &s.Flows[i]
+		if f.Host == 0 && hosts[f.Group] == 0 {
+			for taken[next] {
 				next++
 			}
-			number = next
-			of[group] = number
+			hosts[f.Group] = next
 			next++
 		}
-		numbers[i] = number
+		f.Host = cmp.Or(f.Host, hosts[f.Group])
 	}
-	return numbers
+	return s
 }
 
-// terms are those of a flow of that group, to the host of that number.
-func (f FlowConfig) terms(group string, number int) flow.Terms {
+// terms are those of the flow.
+func (f FlowConfig) terms() flow.Terms {
 	target := f.Target
 	if target == 0 {
 		target = f.Rate // what it produces is what it needs
 	}
-	host := hostAddr(number)
+	host := hostAddr(f.Host - 1)
 	if f.Upload { // the hints are about the way down
 		host = netip.Addr{}
 	}
 	return flow.Terms{
-		Group: group, Host: host, Algorithm: f.Algorithm, Params: f.Params,
+		Group: f.Group, Host: host, Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, ConnectionRate: f.ConnectionRate, Priority: f.Priority, Weight: f.Weight,
 		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap, Restarts: f.Restarts,
 	}
@@ -287,32 +272,22 @@ func (f FlowConfig) terms(group string, number int) flow.Terms {
 
 // named is the index of the flow of that name, or -1.
 func (s Scenario) named(name string) int {
-	for i, f := range s.Flows {
-		if f.name(i) == name {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(s.Flows, func(f FlowConfig) bool { return f.Name == name })
 }
 
 // terms are those of the i-th flow.
 func (w *world) terms(i int) flow.Terms {
-	cfg, group := w.scenario.Flows[i], w.scenario.group(i)
-	if cfg.Hold != "" { // the server knows no group
-		group = fmt.Sprintf("server of flow %d", i+1)
+	f := w.scenario.Flows[i]
+	if f.Hold != "" { // the server knows no group
+		f.Group = fmt.Sprintf("server of flow %d", i+1)
 	}
-	return cfg.terms(group, w.hosts[i])
+	return f.terms()
 }
 
 // moved completes the terms that the i-th flow moves to.
 func (w *world) moved(i int, t flow.Terms) flow.Terms {
 	own := w.terms(i)
-	if t.Group == "" {
-		t.Group = own.Group
-	}
-	if !t.Host.IsValid() {
-		t.Host = own.Host
-	}
+	t.Group, t.Host = cmp.Or(t.Group, own.Group), cmp.Or(t.Host, own.Host)
 	return t
 }
 

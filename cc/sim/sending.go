@@ -30,8 +30,8 @@ type sending struct {
 func newSending(w *world, cfg FlowConfig, i int) sending {
 	from := w.origin.Add(max(cfg.Start, w.scenario.Warmup))
 	return sending{
-		FlowResult: FlowResult{Name: cfg.name(i), Algorithm: cfg.Algorithm, From: from.Sub(w.origin)},
-		w:          w, cfg: cfg, number: uint32(i), host: w.hosts[i], until: w.end, from: from,
+		FlowResult: FlowResult{Name: cfg.Name, Algorithm: cfg.Algorithm, From: from.Sub(w.origin)},
+		w:          w, cfg: cfg, number: uint32(i), host: cfg.Host - 1, until: w.end, from: from,
 		src:       newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed),
 		perSecond: make([]cc.Bytes, (w.scenario.Duration+time.Second-1)/time.Second),
 	}

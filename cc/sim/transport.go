@@ -51,8 +51,9 @@ func ParseTransport(s string) (Transport, error) {
 	return valueOf[Transport](transportNames, s, "no transport %q; use kernel, relay or native")
 }
 
-// complete spells out what comes with the scenario's transport.
+// complete spells out what the scenario leaves open.
 func (s Scenario) complete() Scenario {
+	s = s.identify()
 	s.RawRTT = s.RawRTT || s.Transport != Relay
 	if s.Transport == Kernel {
 		if s.AckDelay == 0 && s.AckEvery == 0 {

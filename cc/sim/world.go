@@ -2,7 +2,6 @@ package sim
 
 import (
 	"container/heap"
-	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -26,7 +25,6 @@ type world struct {
 	manager   flow.Manager
 	ticks     alarm // of the manager
 	endpoints []endpoint
-	hosts     []int // of the flows, counted from 0
 	edges     map[string]*holdingEdge
 	ask       func(*holdingEdge) func(sequence uint16) // how edges ask their hosts; nil: by askHost
 	err       error
@@ -41,7 +39,7 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 		e = newSender(w, f, i)
 	}
 	if w.scenario.Hints > 0 && !f.Upload {
-		w.hints.add(w.hosts[i], e)
+		w.hints.add(f.Host-1, e)
 	}
 	return e
 }
@@ -88,8 +86,11 @@ func newWorld(s Scenario) *world {
 		seeded.Seed, cell = down.Seed, &seeded
 	}
 	w.down, w.up = NewHop(down, cell, w.origin), NewLink(up, w.origin)
-	w.hosts = s.hosts()
-	w.held = make([][]holding, max(slices.Max(w.hosts)+1, MaxLanes))
+	lanes := MaxLanes
+	for _, f := range w.scenario.Flows {
+		lanes = max(lanes, f.Host)
+	}
+	w.held = make([][]holding, lanes)
 	w.hints.w = w
 	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
 	w.ticks = w.alarm(func() { w.ticks.by(w.manager.Tick(0, w.now)) })
