@@ -97,7 +97,7 @@ func (e *holdingEdge) release() {
 
 func (e *holdingEdge) send(p heldPacket) {
 	left := e.w.now
-	e.w.send(e.host, p.size, p.flow, p.ecn, func(v Verdict) {
+	e.w.carry(false, e.host, p.size, p.flow, p.ecn, func(v Verdict) {
 		v.Marked = v.Marked || p.marked
 		p.settled(left, v)
 	})

@@ -54,10 +54,12 @@ type endpoint interface {
 	result() FlowResult
 }
 
-// holding is a packet that waits on the way down.
+// holding is a packet on its way.
 type holding struct {
-	at      cc.Time
+	up      bool
+	at      cc.Time // it was sent
 	host    int
+	size    cc.Bytes
 	ecn     Codepoint
 	settled func(Verdict)
 }
@@ -114,14 +116,18 @@ func (w *world) run() {
 	w.now = w.end
 }
 
-// send puts a packet of size bytes of a flow, for a host, into the bottleneck; settled
-// hears what becomes of it, as soon as that is certain.
-func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
-	p := holding{w.now, host, ecn, settled}
+// carry sends a packet of size bytes of a flow one way, to or from a host; settled hears what becomes of it, as soon as
+// that is certain.
+func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
+	p := holding{up, w.now, host, size, ecn, settled}
+	if up {
+		w.settle(p, w.up.Send(w.now, size))
+		return
+	}
 	lane, v, waits := w.down.Enqueue(w.now, host, size, flow, ecn)
 	w.hints.note(host, size, v)
 	if !waits {
-		w.settle(p, size, v)
+		w.settle(p, v)
 		return
 	}
 	w.held[lane] = append(w.held[lane], p)
@@ -129,22 +135,16 @@ func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settle
 }
 
 // settle tells all who want to know what becomes of a packet.
-func (w *world) settle(p holding, size cc.Bytes, v Verdict) {
+func (w *world) settle(p holding, v Verdict) {
 	v.Marked = v.Marked && p.ecn != NotECT
-	w.show(false, p.host, size, p.at, v)
-	p.settled(v)
-}
-
-// carry is send for either way.
-func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
-	if !up {
-		w.send(host, size, flow, ecn, settled)
-		return
+	if w.scenario.Watch != nil {
+		seen := Packet{Up: p.up, Host: p.host, Size: p.size, At: p.at.Sub(w.origin), Dropped: v.Dropped}
+		if v.Dropped == DropNone {
+			seen.Departs, seen.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
+		}
+		w.scenario.Watch(seen)
 	}
-	v := w.up.Send(w.now, size)
-	v.Marked = v.Marked && ecn != NotECT
-	w.show(true, host, size, w.now, v)
-	settled(v)
+	p.settled(v)
 }
 
 // pulse plans when to ask the way down next, if anything waits there.
@@ -160,9 +160,9 @@ func (w *world) pulse() {
 			p := w.held[d.Lane][0]
 			w.held[d.Lane] = w.held[d.Lane][1:]
 			if d.Dropped != DropNone {
-				w.hints.gone(p.host, d.Size)
+				w.hints.gone(p.host, p.size)
 			}
-			w.settle(p, d.Size, d.Verdict)
+			w.settle(p, d.Verdict)
 		}
 		w.pulse()
 	})
@@ -180,18 +180,6 @@ func (w *world) offered(up bool, host int, from, to cc.Time) cc.Bytes {
 		return w.up.Offered(host, from, to)
 	}
 	return w.down.Offered(host, from, to)
-}
-
-// show tells whoever watches of a packet that was sent at a time.
-func (w *world) show(up bool, host int, size cc.Bytes, at cc.Time, v Verdict) {
-	if w.scenario.Watch == nil {
-		return
-	}
-	p := Packet{Up: up, Host: host, Size: size, At: at.Sub(w.origin), Dropped: v.Dropped}
-	if v.Dropped == DropNone {
-		p.Departs, p.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
-	}
-	w.scenario.Watch(p)
 }
 
 // sample records the state of every flow, now and then.
