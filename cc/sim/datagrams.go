@@ -49,9 +49,7 @@ func newDatagrams(w *world, cfg FlowConfig, i int) *datagrams {
 func (d *datagrams) open() {
 	d.opened = true
 	if d.cfg.Hold != "" {
-		if d.hold = d.w.holdingEdge(int(d.number)); d.hold == nil {
-			return
-		}
+		d.hold = d.w.holdingEdge(int(d.number))
 	}
 	d.plan()
 }

@@ -315,7 +315,15 @@ func Run(s Scenario) (Result, error) {
 func (w *world) plan() {
 	s := w.scenario
 	for i, f := range s.Flows {
-		e := w.newEndpoint(f, i)
+		var e endpoint
+		if f.Algorithm == UDP {
+			e = newDatagrams(w, f, i)
+		} else {
+			e = newSender(w, f, i)
+		}
+		if s.Hints > 0 && !f.Upload {
+			w.hints.add(f.Host-1, e)
+		}
 		w.endpoints = append(w.endpoints, e)
 		w.at(w.origin.Add(f.Start), e.open)
 		if f.Stop > 0 {
@@ -329,7 +337,8 @@ func (w *world) plan() {
 				w.endpoints[i].(*sender).move(w.moved(i, c.Terms))
 				return
 			}
-			w.setDelay(c.Delay)
+			w.up.SetDelay(c.Delay)
+			w.down.SetDelay(c.Delay)
 		})
 	}
 	if s.Hints > 0 {

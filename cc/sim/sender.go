@@ -77,9 +77,7 @@ func (s *sender) open() {
 		s.forecasts = s.newForecasts(t.Algorithm, t.Params)
 	}
 	if s.cfg.Hold != "" {
-		if s.hold = s.w.holdingEdge(int(s.number)); s.hold == nil {
-			return
-		}
+		s.hold = s.w.holdingEdge(int(s.number))
 	}
 	if s.cfg.Upload {
 		s.edge = 0 // until it is connected

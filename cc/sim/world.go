@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"container/heap"
 	"time"
 
@@ -19,8 +20,8 @@ type world struct {
 
 	down      Hop
 	up        *Link
-	held      [][]holding // that wait on the way down, by lane
-	pulsing   bool        // a call of its Advance is planned
+	held      []Ring[holding] // that wait on the way down, by lane
+	pulsing   bool            // a call of its Advance is planned
 	hints     hints
 	manager   flow.Manager
 	ticks     alarm // of the manager
@@ -28,20 +29,6 @@ type world struct {
 	edges     map[string]*holdingEdge
 	ask       func(*holdingEdge) func(sequence uint16) // how edges ask their hosts; nil: by askHost
 	err       error
-}
-
-// newEndpoint makes the sending end of flow number i.
-func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
-	var e endpoint
-	if f.Algorithm == UDP {
-		e = newDatagrams(w, f, i)
-	} else {
-		e = newSender(w, f, i)
-	}
-	if w.scenario.Hints > 0 && !f.Upload {
-		w.hints.add(f.Host-1, e)
-	}
-	return e
 }
 
 // endpoint is the sending end of a flow.
@@ -75,24 +62,19 @@ func newWorld(s Scenario) *world {
 	w.edges = map[string]*holdingEdge{}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
-	down, up := s.Down, s.Up
-	if down.Seed == 0 {
-		down.Seed = s.Seed ^ downSeed
-	}
-	if up.Seed == 0 {
-		up.Seed = s.Seed ^ upSeed
-	}
-	cell := s.Cell
-	if cell != nil && cell.Seed == 0 {
+	down, up, cell := s.Down, s.Up, s.Cell
+	down.Seed, up.Seed = cmp.Or(down.Seed, s.Seed^downSeed), cmp.Or(up.Seed, s.Seed^upSeed)
+	if cell != nil {
 		seeded := *cell
-		seeded.Seed, cell = down.Seed, &seeded
+		seeded.Seed = cmp.Or(cell.Seed, down.Seed)
+		cell = &seeded
 	}
 	w.down, w.up = NewHop(down, cell, w.origin), NewLink(up, w.origin)
 	lanes := MaxLanes
 	for _, f := range w.scenario.Flows {
 		lanes = max(lanes, f.Host)
 	}
-	w.held = make([][]holding, lanes)
+	w.held = make([]Ring[holding], lanes)
 	w.hints.w = w
 	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
 	w.ticks = w.alarm(func() { w.ticks.by(w.manager.Tick(0, w.now)) })
@@ -106,9 +88,9 @@ func (w *world) at(at cc.Time, do func()) {
 	heap.Push(&w.events, event{at: max(at, w.now), seq: w.seq, do: do})
 }
 
-// run lets everything happen that is due before the end.
+// run lets everything happen that is due before the end, or an error.
 func (w *world) run() {
-	for len(w.events) > 0 && w.events[0].at < w.end {
+	for w.err == nil && len(w.events) > 0 && w.events[0].at < w.end {
 		e := heap.Pop(&w.events).(event)
 		w.now = e.at
 		e.do()
@@ -130,7 +112,7 @@ func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoi
 		w.settle(p, v)
 		return
 	}
-	w.held[lane] = append(w.held[lane], p)
+	w.held[lane].Push(p)
 	w.pulse()
 }
 
@@ -157,8 +139,7 @@ func (w *world) pulse() {
 	w.at(next, func() {
 		w.pulsing = false
 		for _, d := range w.down.Advance(w.now) {
-			p := w.held[d.Lane][0]
-			w.held[d.Lane] = w.held[d.Lane][1:]
+			p := w.held[d.Lane].Pop()
 			if d.Dropped != DropNone {
 				w.hints.gone(p.host, p.size)
 			}
@@ -166,12 +147,6 @@ func (w *world) pulse() {
 		}
 		w.pulse()
 	})
-}
-
-// setDelay changes the propagation delay of the path, each way.
-func (w *world) setDelay(d time.Duration) {
-	w.up.SetDelay(d)
-	w.down.SetDelay(d)
 }
 
 // offered is what one way's bottleneck could have carried; a cell: to that host alone.
