@@ -134,8 +134,7 @@ func (c *Cell) host(i int) *cellHost {
 	return c.hosts[i]
 }
 
-// SetDelay changes the cell's propagation delay for the packets that leave its
-// queues from now on. They may overtake earlier ones when it becomes shorter.
+// SetDelay implements Hop, for all hosts.
 func (c *Cell) SetDelay(d time.Duration) { c.cfg.Delay = d }
 
 // Enqueue implements Hop. Hosts are counted from 0.
@@ -155,16 +154,14 @@ func (c *Cell) Enqueue(now cc.Time, host int, size cc.Bytes, _ uint32, _ Codepoi
 	return host, Verdict{}, true
 }
 
-// Advance divides the blocks of the subframes that have begun by now and returns
-// what left in them, in the order in which it left; valid until the next call.
+// Advance implements Hop: it divides the blocks of the subframes that have begun by now.
 func (c *Cell) Advance(now cc.Time) []Departure {
 	c.advance(now)
 	c.handed, c.departed = c.departed, c.handed[:0]
 	return c.handed
 }
 
-// Next returns when the cell will have something to do: the start of the next
-// subframe, while anything waits; cc.Never else.
+// Next implements Hop: the start of the next subframe, while anything waits.
 func (c *Cell) Next() cc.Time {
 	if len(c.departed) > 0 {
 		return c.now
@@ -175,16 +172,14 @@ func (c *Cell) Next() cc.Time {
 	return c.begins(c.next)
 }
 
-// Backlog returns what waits for a host at now, without what the subframe under
-// way carries.
+// Backlog implements Hop, without what the subframe under way carries.
 func (c *Cell) Backlog(now cc.Time, host int) (bytes cc.Bytes, packets int) {
 	c.advance(now)
 	h := c.host(host)
 	return h.queued, h.waiting.Len()
 }
 
-// Offered returns how many bytes the cell could have delivered to a host that
-// had it for itself, in the subframes that ended from one moment up to another.
+// Offered implements Hop, of the subframes that ended from one moment up to another.
 func (c *Cell) Offered(host int, from, to cc.Time) cc.Bytes {
 	ended := func(t cc.Time) int64 { return int64(max(0, t.Sub(c.start)-1) / Subframe) }
 	bits := cc.Bytes(c.cfg.Blocks) * cc.Bytes(c.cfg.Host(host).BitsPerBlock)

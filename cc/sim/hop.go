@@ -16,7 +16,7 @@ type Hop interface {
 	SetDelay(d time.Duration)
 	// Next returns when Advance will have something to do; cc.Never: when a packet comes, or with a Link.
 	Next() cc.Time
-	// Advance returns what was served or dropped since the last call; valid until the next one.
+	// Advance returns what was served or dropped since the last call, in that order; valid until the next one.
 	Advance(now cc.Time) []Departure
 	// Offered returns how many bytes the hop could have delivered from one moment up to another; a cell: to a host that
 	// had it for itself. 0: there is no limit.

@@ -89,14 +89,13 @@ func (l *Link) Enqueue(now cc.Time, _ int, size cc.Bytes, _ uint32, _ Codepoint)
 	return 0, l.Send(now, size), false
 }
 
-// Next and Advance have nothing to do: each packet's fate is settled as it comes.
+// Next implements Hop: there is never anything to do.
 func (l *Link) Next() cc.Time { return cc.Never }
 
 // Advance implements Hop.
 func (l *Link) Advance(cc.Time) []Departure { return nil }
 
-// Backlog returns what waits in the queue at now, with the packet that is being
-// sent.
+// Backlog implements Hop, with the packet that is being sent.
 func (l *Link) Backlog(now cc.Time, _ int) (bytes cc.Bytes, packets int) {
 	l.advance(now)
 	return l.queued, l.waiting.Len()

@@ -87,15 +87,14 @@ func (l *ManagedLink) makeRoom(lane int, size cc.Bytes) bool {
 	return true
 }
 
-// Advance serves what is to be served by now and returns it, in the order in which it
-// is; valid until the next call.
+// Advance implements Hop.
 func (l *ManagedLink) Advance(now cc.Time) []Departure {
 	l.advance(now)
 	l.handed, l.departed = l.departed, l.handed[:0]
 	return l.handed
 }
 
-// Next returns when the link will have something to do; cc.Never: when something comes.
+// Next implements Hop.
 func (l *ManagedLink) Next() cc.Time {
 	switch {
 	case len(l.departed) > 0:
@@ -106,7 +105,7 @@ func (l *ManagedLink) Next() cc.Time {
 	return l.next()
 }
 
-// Backlog returns what waits in the queue at now.
+// Backlog implements Hop, without the packet that is being sent.
 func (l *ManagedLink) Backlog(now cc.Time, _ int) (bytes cc.Bytes, packets int) {
 	l.advance(now)
 	return l.lanes.total, l.lanes.n

@@ -19,17 +19,16 @@ import (
 // CombinedOutput differ; the rest is exec.Cmd's.
 type Cmd struct {
 	*exec.Cmd
-	node *Node
-	stop func() bool
-	end  context.CancelFunc
+	node    *Node
+	release func() // lets go of the contexts
 }
 
 // Command prepares a child process inside the node. It is killed when ctx or the
 // lab ends, or this process dies.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *Cmd {
 	ctx, cancel := context.WithCancel(ctx)
-	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...), node: n, end: cancel}
-	c.stop = context.AfterFunc(n.ctx, cancel)
+	stop := context.AfterFunc(n.ctx, cancel)
+	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...), node: n, release: func() { stop(); cancel() }}
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return c
 }
@@ -50,11 +49,6 @@ func (c *Cmd) Start() error {
 func (c *Cmd) Wait() error {
 	defer c.release()
 	return c.Cmd.Wait()
-}
-
-func (c *Cmd) release() {
-	c.stop()
-	c.end()
 }
 
 // Run starts the command inside the node and waits for it.

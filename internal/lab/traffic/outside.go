@@ -69,7 +69,10 @@ func ServeOutside(lab *netlab.Routed, algorithm string) (*Outside, error) {
 	}
 	address := fmt.Sprintf("[::]:%d", outsidePort)
 	var err error
-	if o.streams, err = serve(o.node, "tcp", address, both(Control(algorithm), transparent), o.forward); err != nil {
+	control := func(network, address string, c syscall.RawConn) error {
+		return errors.Join(Control(algorithm)(network, address, c), transparent(network, address, c))
+	}
+	if o.streams, err = serve(o.node, "tcp", address, control, o.forward); err != nil {
 		return nil, err
 	}
 	err = o.node.Do(func() error {
@@ -283,11 +286,4 @@ func transparent(network, _ string, c syscall.RawConn) error {
 		}
 	})
 	return errors.Join(err, errors.Join(errs...))
-}
-
-// both is one Control after the other.
-func both(first, second func(string, string, syscall.RawConn) error) func(string, string, syscall.RawConn) error {
-	return func(network, address string, c syscall.RawConn) error {
-		return errors.Join(first(network, address, c), second(network, address, c))
-	}
 }
