@@ -110,35 +110,33 @@ func (h *host) sum() (u usage) {
 	return u
 }
 
-// tell sends a host's senders a hint.
-func (h *hints) tell(host *host, hint cc.Hint) {
-	if tell := h.w.scenario.Tell; tell != nil {
-		hint = tell(hint)
-	}
-	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
-}
-
-// report lets the bottleneck tell all hosts of itself, time and again.
+// report lets the bottleneck tell the senders to all hosts of itself, time and again.
 func (h *hints) report() {
-	if cell, ok := h.w.down.(*Cell); !ok {
-		h.reportLink()
-	} else {
-		claims := h.w.manager.Claims(everyone)
-		for _, host := range h.hosts {
-			if host.running() > 0 {
-				hint := cell.Hint(h.w.now, host.number)
-				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
-				h.tell(host, hint)
-			}
-		}
+	now, manager := h.w.now, &h.w.manager
+	cell, _ := h.w.down.(*Cell)
+	hintOf := func(host *host) cc.Hint { return cell.Hint(now, host.number) }
+	if cell == nil {
+		h.measure(now)
+		hintOf = h.ofLink()
 	}
-	h.w.at(h.w.now.Add(h.w.scenario.Hints), h.report)
+	claims := manager.Claims(everyone)
+	for _, host := range h.hosts {
+		if host.running() == 0 {
+			continue
+		}
+		hint := hintOf(host)
+		hint.Share = manager.Claims(host.prefix()).Of(claims)
+		if tell := h.w.scenario.Tell; tell != nil {
+			hint = tell(hint)
+		}
+		h.w.at(now.Add(h.w.up.cfg.Delay), func() { manager.Hint(host.prefix(), hint) })
+	}
+	h.w.at(now.Add(h.w.scenario.Hints), h.report)
 }
 
-// reportLink works out what each host may have of a link.
-func (h *hints) reportLink() {
+// ofLink works out what each host may have of a link.
+func (h *hints) ofLink() func(*host) cc.Hint {
 	now := h.w.now
-	h.measure(now)
 	span := time.Duration(len(h.offered)) * h.w.scenario.Hints
 	offered, came, part, active, flows := cc.Bytes(0), cc.Bytes(0), cc.Bytes(0), cc.Bytes(0), 0
 	for _, n := range h.offered {
@@ -153,16 +151,12 @@ func (h *hints) reportLink() {
 		}
 		flows += host.running()
 	}
-	claims := h.w.manager.Claims(everyone)
-	for _, host := range h.hosts {
-		if host.running() == 0 {
-			continue
-		}
+	return func(host *host) cc.Hint {
 		u, sharers := host.sum(), active
 		if u.wanted == 0 {
 			sharers++
 		}
-		hint := cc.Hint{
+		return cc.Hint{
 			At:          now,
 			Capacity:    Known(cc.RateOf(Payload(u.part+(offered-part)/sharers), span)),
 			FairShare:   Known(cc.RateOf(Payload(offered/sharers), span)),
@@ -171,9 +165,7 @@ func (h *hints) reportLink() {
 			QueueRoom:   Known(h.w.scenario.Down.Room(h.w.down.Backlog(now, 0))),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
-			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
 		}
-		h.tell(host, hint)
 	}
 }
 
