@@ -56,7 +56,7 @@ type answers struct {
 	loss       float64       // part of the requests that are lost
 	perSecond  int           // the host answers no further request in a second; 0: no limit
 	numberless bool          // answers do not say which request they are to
-	beside     time.Duration // round trip to what answers in the host's place, in front of the bottleneck; 0: the host does
+	beside     time.Duration // round trip to what answers in front of the bottleneck; 0: the host does
 }
 
 // edge has an edge get such answers.

@@ -8,8 +8,8 @@ import (
 )
 
 // wire is what Link and ManagedLink have in common: when the server has sent what it is given, and the propagation
-// behind it. An opportunity of a trace sends up to 1500 bytes; a packet may need several, and several packets may share
-// one.
+// behind it. An opportunity of a trace sends up to 1500 bytes; a packet may need several, and several packets may
+// share one.
 type wire struct {
 	cfg     LinkConfig
 	rng     *rand.Rand

@@ -98,8 +98,8 @@ func (w *world) run() {
 	w.now = w.end
 }
 
-// carry sends a packet of size bytes of a flow one way, to or from a host; settled hears what becomes of it, as soon as
-// that is certain.
+// carry sends a packet of size bytes of a flow one way, to or from a host; settled hears what becomes of it, as soon
+// as that is certain.
 func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
 	p := holding{up, w.now, host, size, ecn, settled}
 	if up {

@@ -15,7 +15,8 @@ import (
 //	client ── near ══ edges side by side ══ far ── server
 //
 // Near and far are the routers that choose an edge for what comes from the client, and for what comes from the server.
-// Neither has a route yet to what is behind the edges. Edge i is the neighbor EdgeNear(i) of Near and EdgeFar(i) of Far.
+// Neither has a route yet to what is behind the edges. Edge i is the neighbor EdgeNear(i) of Near and EdgeFar(i) of
+// Far.
 type routedEdges struct {
 	*netlab.Lab
 	Client, Near, Far, Server *netlab.Node
