@@ -15,23 +15,17 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/report"
-	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // benchFlags are the flags of bench, sim, fidelity and demo as written.
 type benchFlags struct {
 	bench.Matrix
+	session
 	senders, envelopes []string
 	agents             []string
-	seeds              []uint
-	runs               int
-	retry              bool
-	blind              bool                // the proxy is not looked at as it runs
-	virtual            bool                // all is played in virtual time
-	loud               bool                // and yet tells its progress
-	change             func(*sim.Scenario) // alters what is played in virtual time; nil: nothing
-	outputs            outputs
+	firstSeeds         []uint
+	runs               int // with each of firstSeeds and the next ones
+	retryNoisy         bool
 }
 
 func benchCommand() *cobra.Command {
@@ -90,7 +84,7 @@ where user namespaces are allowed.`,
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			return f.playAndShow(cmd, experiments, nil)
+			return f.playAndShow(cmd, experiments)
 		},
 	}
 	f.register(cmd)
@@ -100,7 +94,7 @@ where user namespaces are allowed.`,
 	flags.StringSliceVar(&f.envelopes, "envelope", nil,
 		"what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
 			"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
-	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
+	flags.BoolVar(&f.retryNoisy, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	cmd.AddCommand(fidelityCommand(), recipeCommand())
 	return cmd
 }
@@ -148,7 +142,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 // registerSeeds adds the flags that say how often each run is made.
 func (f *benchFlags) registerSeeds(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.runs, "runs", 1, "runs of each sender for each of --seeds: with this seed and the next ones")
-	cmd.Flags().UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss and of generated traces that "+
+	cmd.Flags().UintSliceVar(&f.firstSeeds, "seeds", []uint{1}, "seeds of random loss and of generated traces that "+
 		"name none; others than 1 also of when flows start and where other traces begin")
 }
 
@@ -190,48 +184,30 @@ func (f *benchFlags) readExperiments(cmd *cobra.Command, files []string, senders
 	return []recipe.Recipe{r}, err
 }
 
-// play plays the experiments.
-func (f *benchFlags) play(cmd *cobra.Command, experiments []recipe.Recipe, played func([]course)) (all []record.Run,
-	err error,
-) {
-	s := session{
-		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, quiet: f.virtual && !f.loud,
-		change: f.change, env: stage.Env{Blind: f.blind},
+// playSeeds plays the experiments with each seed.
+func (f *benchFlags) playSeeds(cmd *cobra.Command, experiments []recipe.Recipe) error {
+	f.cmd, f.scale = cmd, recipe.Full
+	if f.retryNoisy {
+		f.retry = 1
 	}
-	if f.retry {
-		s.retry = 1
-	}
-	for _, first := range f.seeds {
+	for _, first := range f.firstSeeds {
 		for seed := range uint64(f.runs) {
-			if seed += uint64(first); slices.Contains(s.seeds, seed) {
-				return nil, cli.BadInput(fmt.Errorf("--seeds has %d twice: a seed gives one result", seed))
+			if seed += uint64(first); slices.Contains(f.seeds, seed) {
+				return cli.BadInput(fmt.Errorf("--seeds has %d twice: a seed gives one result", seed))
 			}
-			s.seeds = append(s.seeds, seed)
+			f.seeds = append(f.seeds, seed)
 		}
 	}
-	if len(s.seeds) == 0 {
-		return nil, cli.BadInput(errors.New("nothing to run: give at least one of --seeds"))
+	if len(f.seeds) == 0 {
+		return cli.BadInput(errors.New("nothing to run: give at least one of --seeds"))
 	}
-	var courses []course
-	err = s.play(experiments, func(_ recipe.Recipe, runs []record.Run, results []recipe.Result) error {
-		for _, result := range results {
-			for i, one := range result.Runs {
-				courses = append(courses, course{runs[i], one})
-			}
-			runs = runs[len(result.Runs):]
-		}
-		return nil
-	})
-	if played != nil {
-		played(courses)
-	}
-	return s.all, errors.Join(err, failures(s.all))
+	err := f.play(experiments, func(recipe.Recipe, []record.Run) error { return nil })
+	return errors.Join(err, failures(f.all))
 }
 
 // playAndShow plays the experiments and prints their tables.
-func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe, played func([]course)) error {
-	runs, err := f.play(cmd, experiments, played)
-	return errors.Join(err, f.outputs.tables(cmd, runs))
+func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe) error {
+	return errors.Join(f.playSeeds(cmd, experiments), f.tables())
 }
 
 // failures is an error where something does not hold that must, and the machine did not disturb it.
@@ -252,28 +228,4 @@ func failures(runs []record.Run) error {
 		return fmt.Errorf("%d of %d findings do not hold", failed, findings)
 	}
 	return nil
-}
-
-// tables prints the tables, and draws the plots, of what was finished.
-func (o *outputs) tables(cmd *cobra.Command, runs []record.Run) error {
-	if len(runs) == 0 {
-		return nil
-	}
-	if err := report.WriteTables(cmd.OutOrStdout(), runs); err != nil {
-		return err
-	}
-	if err := recipe.WriteFindings(cmd.OutOrStdout(), runs); err != nil {
-		return err
-	}
-	return o.draw(cmd, runs)
-}
-
-// draw makes the pictures of --plot.
-func (o *outputs) draw(cmd *cobra.Command, runs []record.Run) error {
-	if o.plot == "" {
-		return nil
-	}
-	names, err := report.WritePlots(o.plot, runs)
-	tellDrawn(cmd, names)
-	return err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // demoLink is the link of the demo: a seeded model, so that no recorded trace
@@ -28,7 +29,7 @@ func demoCommand() *cobra.Command {
 			Name: "demo", Up: record.Same, Buffers: []string{"2MB"}, Delay: 10 * time.Millisecond, Losses: []float64{0},
 			AQM: sim.DropTail.String(),
 		},
-		seeds: []uint{1}, blind: true,
+		firstSeeds: []uint{1}, session: session{env: stage.Env{Blind: true}},
 	}
 	var trace string
 	algorithms := []string{cc.Default}
@@ -67,7 +68,7 @@ or as a user where user namespaces are allowed.`,
 				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ",
 					"--algorithm ").Replace(err.Error())))
 			}
-			return f.playAndShow(cmd, append(experiments, uploads), nil)
+			return f.playAndShow(cmd, append(experiments, uploads))
 		},
 	}
 	flags := cmd.Flags()
@@ -75,7 +76,7 @@ or as a user where user namespaces are allowed.`,
 	flags.Var(&names{list: &algorithms}, "algorithm", "`ALGORITHMS` of Penstock's to show, separated by commas")
 	flags.DurationVar(&f.Duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender, from different moments of the link's course")
-	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")
+	flags.BoolVar(&f.retryNoisy, "retry-noisy", false, "repeat a download once when the machine disturbed it")
 	f.outputs.register(cmd)
 	return cmd
 }

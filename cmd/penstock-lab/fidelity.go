@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/report"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // fidelityFlags are the flags of bench fidelity as written.
@@ -29,7 +30,8 @@ const maxFidelityLinks = 1000
 
 func fidelityCommand() *cobra.Command {
 	f := fidelityFlags{benchFlags: benchFlags{
-		Matrix: bench.Matrix{Name: "fidelity"}, senders: []string{cc.Default}, blind: true, runs: 1,
+		Matrix: bench.Matrix{Name: "fidelity"}, senders: []string{cc.Default}, firstSeeds: []uint{1}, runs: 1,
+		session: session{env: stage.Env{Blind: true}},
 	}}
 	cmd := &cobra.Command{
 		Use:   "fidelity",
@@ -58,11 +60,11 @@ namespaces are allowed.`,
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			runs, err := f.play(cmd, experiments, nil)
-			if len(runs) == 0 {
+			err = f.playSeeds(cmd, experiments)
+			if len(f.all) == 0 {
 				return err
 			}
-			return errors.Join(err, f.outputs.tables(cmd, runs), f.compare(cmd.OutOrStdout(), runs))
+			return errors.Join(err, f.tables(), f.compare(cmd.OutOrStdout(), f.all))
 		},
 	}
 	f.register(cmd)
@@ -75,7 +77,7 @@ namespaces are allowed.`,
 	flags.StringVar(&f.against, "against", bench.EnvelopeSim, "the reference: sim, virtual time; or native")
 	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on; or runs over each "+
 		"trace, which begin at different moments of it")
-	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
+	flags.BoolVar(&f.retryNoisy, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	return cmd
 }
 
@@ -84,10 +86,7 @@ func (f *fidelityFlags) readSenders() error {
 	if f.links < 1 || f.links > maxFidelityLinks {
 		return fmt.Errorf("--links is %d, but must be from 1 to %d", f.links, maxFidelityLinks)
 	}
-	f.seeds = nil
-	for seed := range f.links {
-		f.seeds = append(f.seeds, uint(seed)+1)
-	}
+	f.runs = f.links
 	if f.against != bench.EnvelopeSim && f.against != bench.EnvelopeNative {
 		return fmt.Errorf("--against %q: must be %s or %s", f.against, bench.EnvelopeSim, bench.EnvelopeNative)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/edge"
-	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 func main() {
@@ -66,29 +65,29 @@ Exit codes:
 // proxyFlag names the program that is the proxy of real runs.
 const proxyFlag = "penstock"
 
-// findProxy has env play with the program that is the proxy of cmd's real runs, and with cmd's models. It returns the
-// proxy's build where that is another than this program's.
-func findProxy(cmd *cobra.Command, env *stage.Env) (other string, err error) {
-	named, err := cmd.Flags().GetString(proxyFlag)
+// findProxy has real runs be played with the program that is the proxy of the session's command, and with that one's
+// models.
+func (s *session) findProxy() error {
+	named, err := s.cmd.Flags().GetString(proxyFlag)
 	if err != nil {
-		return "", err
+		return err
 	}
 	path, err := edge.Find(named)
 	if err != nil {
-		return "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
+		return fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
 	}
-	said, err := exec.CommandContext(cmd.Context(), path, "version").Output()
+	said, err := exec.CommandContext(s.cmd.Context(), path, "version").Output()
 	if err != nil {
-		return "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
+		return fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
 	}
-	env.Executable = path
-	for _, model := range cli.Models(cmd) {
-		env.Args = append(env.Args, "--mdi-model", model)
+	s.env.Executable = path
+	for _, model := range cli.Models(s.cmd) {
+		s.env.Args = append(s.env.Args, "--mdi-model", model)
 	}
-	own := cli.ReadBuild().String()
-	if other = strings.TrimSpace(string(said)); other == own {
-		return "", nil
+	own, other := cli.ReadBuild().String(), strings.TrimSpace(string(said))
+	if other != own {
+		s.proxy = other
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
-	return other, nil
+	return nil
 }

@@ -99,33 +99,6 @@ func (o *outputs) check(read ...string) error {
 	return output.Apart([]string{o.json, o.report, o.plot, o.traceOut}, read...)
 }
 
-// open opens the file of --json, reads what is there, and finds out whether the others can be made.
-func (o *outputs) open() (file io.Writer, there []record.Run, done func() error, err error) {
-	for flag, path := range map[string]string{
-		"plot": o.plot, "report": o.report, "trace-out": o.traceOut,
-	} {
-		if path == "" {
-			continue
-		}
-		if err := output.CheckPath(path); err != nil {
-			return nil, nil, nil, fmt.Errorf("--%s: %w", flag, err)
-		}
-	}
-	if o.json == "" {
-		return io.Discard, nil, func() error { return nil }, nil
-	}
-	f, err := output.Append(o.json) // which takes away what a run that was stopped has left of a record
-	if err == nil && (o.resume || o.replace) {
-		if there, err = record.Open(o.json); err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}
-	if err != nil {
-		return nil, nil, nil, fmt.Errorf("--json: %w", err)
-	}
-	return f, there, f.Close, nil
-}
-
 // drop takes out of the file of --json, with --replace, what other builds say of the experiments that
 // were played, and what was there of stopped ones that were played again.
 func (s *session) drop() error {
@@ -147,29 +120,11 @@ func (s *session) drop() error {
 	})
 }
 
-// write makes the page.
-func (o *outputs) write(cmd *cobra.Command, runs []record.Run) error {
-	if len(runs) == 0 || o.report == "" {
-		return nil
-	}
-	name := filepath.Base(o.report)
-	files := []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Runs: runs}}
-	if err := writeReport(cmd, o.report, files, ""); err != nil {
-		return fmt.Errorf("--report: %w", err)
-	}
-	return nil
-}
-
-func tellDrawn(cmd *cobra.Command, names []string) {
-	for _, name := range names {
-		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
-	}
-}
-
-// session plays experiments for a command.
+// session plays experiments for a command, and has what its flags say.
 type session struct {
 	outputs
 	cmd     *cobra.Command
+	command string // as it was typed, for the records
 	scale   recipe.Scale
 	virtual bool     // all of it
 	seeds   []uint64 // of each experiment
@@ -178,7 +133,7 @@ type session struct {
 	env     stage.Env
 	quiet   bool                // no progress
 	change  func(*sim.Scenario) // alters what is played in virtual time; nil: nothing
-	proxy   string              // build of the proxy; empty: this program's
+	proxy   string              // build of the proxy where that is another than this program's
 	models  string              // digest of the models of --mdi-model; empty: there are none
 
 	began time.Time
@@ -187,6 +142,35 @@ type session struct {
 	real  recipe.Player
 	all   []record.Run // of all experiments
 	again []record.Run // made again though they were there, since their experiment had been stopped
+
+	traced []course // for --trace-out
+}
+
+// open opens the file of --json, reads what is there, and finds out whether the others can be made.
+func (s *session) open() (done func() error, err error) {
+	for flag, path := range map[string]string{"plot": s.plot, "report": s.report, "trace-out": s.traceOut} {
+		if path == "" {
+			continue
+		}
+		if err := output.CheckPath(path); err != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	if s.json == "" {
+		s.file = io.Discard
+		return func() error { return nil }, nil
+	}
+	f, err := output.Append(s.json) // which takes away what a run that was stopped has left of a record
+	if err == nil && (s.resume || s.replace) {
+		if s.there, err = record.Open(s.json); err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	s.file = f
+	return f.Close, nil
 }
 
 // unit is an experiment with one seed.
@@ -207,12 +191,10 @@ type made struct {
 // isKnown reports whether all runs are there.
 func (u unit) isKnown() bool { return !slices.Contains(u.known, -1) }
 
-// play plays experiments, one after the other, and tells of each when it is over, or was stopped, with the
-// records of its runs and, of the runs made now, all that came of them. Nothing is played before all
-// of it can be, and before its outputs are open.
-func (s *session) play(
-	experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error,
-) (err error) {
+// play plays experiments, one after the other, and tells of each when it is over, or was stopped, with the records
+// of its runs. Nothing is played before all of it can be, and before its outputs are open.
+func (s *session) play(experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run) error) (err error) {
+	s.command = commandLine(os.Args)
 	units, err := s.prepare(experiments)
 	if err != nil {
 		return err
@@ -220,7 +202,7 @@ func (s *session) play(
 	if s.models, err = modelsOf(s.cmd); err != nil {
 		return cli.BadInput(err)
 	}
-	file, there, done, err := s.open()
+	done, err := s.open()
 	if err != nil {
 		return cli.BadInput(err)
 	}
@@ -230,7 +212,7 @@ func (s *session) play(
 		}
 		err = errors.Join(err, done())
 	}()
-	s.file, s.there, s.began = file, there, time.Now()
+	s.began = time.Now()
 	s.doubt()
 	for i := range units {
 		s.findKnown(&units[i])
@@ -238,25 +220,21 @@ func (s *session) play(
 	ctx, stop := interruptible(s.cmd)
 	defer s.playAhead(ctx, units)()
 	defer stop()
-	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
+	defer func() { err = errors.Join(err, s.writePage()) }()
 	for n := len(s.seeds); len(units) > 0; units = units[n:] {
 		s.tellRest(units)
 		var runs []record.Run
-		var results []recipe.Result
 		var failed error
 		for _, u := range units[:n] {
-			if failed != nil {
-				break
-			}
-			made, result, err := s.one(ctx, u)
-			runs = append(runs, made...)
-			if failed = err; len(result.Runs) > 0 {
-				results = append(results, result)
+			if failed == nil {
+				var made []record.Run
+				made, failed = s.one(ctx, u)
+				runs = append(runs, made...)
 			}
 		}
 		s.all = append(s.all, runs...)
 		if failed == nil || len(runs) > 0 {
-			failed = errors.Join(failed, tell(units[0].Recipe, runs, results))
+			failed = errors.Join(failed, tell(units[0].Recipe, runs))
 		}
 		if failed != nil {
 			return failed
@@ -272,40 +250,36 @@ const aheadMost = 2
 // disturb. An agent that was started elsewhere serves one run at a time, so that its runs wait for their turn. It
 // returns what waits for the end of all, which comes soon after ctx ends.
 func (s *session) playAhead(ctx context.Context, units []unit) (wait func()) {
-	type job struct {
-		stage.Stage
-		made chan made
-	}
-	var jobs []job
 	for i, u := range units {
 		units[i].ahead = make([]chan made, len(u.stages))
 		for k, one := range u.stages {
 			if s.real == nil && u.known[k] < 0 && !one.Agents.AreElsewhere() {
 				units[i].ahead[k] = make(chan made)
-				jobs = append(jobs, job{one, units[i].ahead[k]})
 			}
 		}
 	}
-	next := make(chan job)
+	room := make(chan struct{}, aheadMost*runtime.GOMAXPROCS(0))
 	var over sync.WaitGroup
-	for range min(len(jobs), aheadMost*runtime.GOMAXPROCS(0)) {
-		over.Go(func() {
-			for j := range next {
-				rec, err := stage.PlayVirtual(ctx, j.Stage, s.change)
-				select {
-				case j.made <- made{rec, err}:
-				case <-ctx.Done():
-				}
-			}
-		})
+	playOne := func(one stage.Stage, ahead chan<- made) {
+		rec, err := stage.PlayVirtual(ctx, one, s.change)
+		select {
+		case ahead <- made{rec, err}:
+		case <-ctx.Done():
+		}
+		<-room
 	}
 	over.Go(func() {
-		defer close(next)
-		for _, j := range jobs {
-			select {
-			case next <- j:
-			case <-ctx.Done():
-				return
+		for _, u := range units {
+			for k, ahead := range u.ahead {
+				if ahead == nil {
+					continue
+				}
+				select {
+				case room <- struct{}{}:
+					over.Go(func() { playOne(u.stages[k], ahead) })
+				case <-ctx.Done():
+					return
+				}
 			}
 		}
 	})
@@ -376,7 +350,7 @@ func (s *session) prepare(experiments []recipe.Recipe) (units []unit, err error)
 	if ran {
 		os.Exit(code)
 	}
-	if s.proxy, err = findProxy(s.cmd, &s.env); err != nil {
+	if err := s.findProxy(); err != nil {
 		return nil, err
 	}
 	s.real = recipe.Retry(func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (stage.Record, error) {
@@ -410,8 +384,8 @@ func modelsOf(cmd *cobra.Command) (string, error) {
 // record is that of one run.
 func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, seed uint64) record.Run {
 	run := record.Of(one, rec)
-	run.Command = commandLine(os.Args)
-	run.Experiment, run.Source, run.Version, run.Seed = r.Name, r.Source, cli.ReadBuild().String(), seed
+	run.Experiment, run.Source, run.Command, run.Seed = r.Name, r.Source, s.command, seed
+	run.Version = cli.ReadBuild().String()
 	run.Setup += s.models
 	if run.Virtual = s.virtual || one.Virtual; !run.Virtual && s.proxy != "" && one.Edge != "" && !one.Native {
 		run.Version += ", proxy " + s.proxy
@@ -439,12 +413,12 @@ func (s *session) findKnown(u *unit) {
 
 // one makes the runs of a unit, but for those that are there, and returns the records of all: of none where there is
 // no time for them.
-func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result recipe.Result, err error) {
+func (s *session) one(ctx context.Context, u unit) (runs []record.Run, err error) {
 	if u.isKnown() {
 		for _, k := range u.known {
 			runs = append(runs, s.there[k])
 		}
-		return runs, result, nil
+		return runs, nil
 	}
 	if s.within > 0 {
 		over := time.Since(s.began)
@@ -452,7 +426,7 @@ func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result re
 			over += recipe.TimeOf(u.stages)
 		}
 		if over > s.within {
-			return nil, result, nil
+			return nil, nil
 		}
 	}
 	printer := bench.NewPrinter(s.cmd.ErrOrStderr())
@@ -478,14 +452,18 @@ func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result re
 			rec, err = s.real(ctx, one, tell)
 		}
 		if err == nil {
-			runs = append(runs, s.record(u.Recipe, one, rec, u.seed))
+			run := s.record(u.Recipe, one, rec, u.seed)
+			runs = append(runs, run)
+			if s.traceOut != "" {
+				s.traced = append(s.traced, course{run, rec.Virtual.Flows})
+			}
 			if !u.Asserts() || next < len(u.stages) { // the last takes the findings along
-				err = record.Write(s.file, runs[len(runs)-1])
+				err = record.Write(s.file, run)
 			}
 		}
 		return rec, err
 	}
-	result, err = u.Play(ctx, s.scale, u.seed, player, func(p recipe.Progress) {
+	result, err := u.Play(ctx, s.scale, u.seed, player, func(p recipe.Progress) {
 		if !s.quiet && (!p.Over || u.known[p.Number-1] < 0) {
 			printer.Line(p.String(), p.Over)
 		}
@@ -499,7 +477,55 @@ func (s *session) one(ctx context.Context, u unit) (runs []record.Run, result re
 		last.Findings, last.Must = result.Findings, u.DigestMusts()
 		err = errors.Join(err, record.Write(s.file, *last))
 	}
-	return runs, result, err
+	return runs, err
+}
+
+// tables prints the tables, and draws the plots, of what was finished.
+func (s *session) tables() error {
+	if len(s.all) == 0 {
+		return nil
+	}
+	if err := writeResults(s.cmd.OutOrStdout(), s.all); err != nil {
+		return err
+	}
+	return s.draw()
+}
+
+// writeResults writes tables of runs, and what was found.
+func writeResults(w io.Writer, runs []record.Run) error {
+	if err := report.WriteTables(w, runs); err != nil {
+		return err
+	}
+	return recipe.WriteFindings(w, runs)
+}
+
+// draw makes the pictures of --plot.
+func (s *session) draw() error {
+	if s.plot == "" {
+		return nil
+	}
+	names, err := report.WritePlots(s.plot, s.all)
+	tellDrawn(s.cmd, names)
+	return err
+}
+
+// writePage makes the page of --report.
+func (s *session) writePage() error {
+	if len(s.all) == 0 || s.report == "" {
+		return nil
+	}
+	name := filepath.Base(s.report)
+	files := []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Runs: s.all}}
+	if err := writeReport(s.cmd, s.report, files, ""); err != nil {
+		return fmt.Errorf("--report: %w", err)
+	}
+	return nil
+}
+
+func tellDrawn(cmd *cobra.Command, names []string) {
+	for _, name := range names {
+		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
+	}
 }
 
 // plainWord is what a shell reads as it stands.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/report"
 )
 
 func recipeListCommand() *cobra.Command {
@@ -69,12 +67,11 @@ func recipeTableCommand() *cobra.Command {
 
 // recipeFlags are the flags of bench recipe as written.
 type recipeFlags struct {
-	virtual, short, control bool
-	seed                    uint64
-	runs, retry             int
-	within                  time.Duration
-	agents                  []string
-	outputs                 outputs
+	session
+	short, control bool
+	seed           uint64
+	runs           int
+	agents         []string
 }
 
 func recipeCommand() *cobra.Command {
@@ -120,7 +117,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 		"and keep the calmest")
 	flags.DurationVar(&f.within, "within", 0, "leave out what would not be over by then; with --resume the next call "+
 		"goes on; 0: all")
-	flags.BoolVar(&f.outputs.replace, "replace", false, "what other builds say of the experiments that are played "+
+	flags.BoolVar(&f.replace, "replace", false, "what other builds say of the experiments that are played "+
 		"leaves the file of --json")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage+"; without it a recipe starts its own")
 	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
@@ -146,21 +143,18 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	if err := f.outputs.check(names...); err != nil {
 		return cli.BadInput(err)
 	}
-	s := session{
-		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, retry: f.retry,
-		within: f.within,
-	}
+	f.cmd, f.scale = cmd, recipe.Full
 	switch {
 	case f.short:
-		s.scale = recipe.Short
+		f.scale = recipe.Short
 	case f.control:
-		s.scale = recipe.Control
+		f.scale = recipe.Control
 	}
 	for n := range f.runs {
-		s.seeds = append(s.seeds, f.seed+uint64(n))
+		f.seeds = append(f.seeds, f.seed+uint64(n))
 	}
 	first := true
-	err = s.play(recipes, func(r recipe.Recipe, runs []record.Run, _ []recipe.Result) error {
+	err = f.play(recipes, func(r recipe.Recipe, runs []record.Run) error {
 		if !first {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
@@ -169,14 +163,10 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: left out: it would not be over within %v\n", r.Name, f.within)
 			return nil
 		}
-		err := recipe.WriteHead(cmd.OutOrStdout(), r, runs)
-		if err == nil {
-			err = report.WriteTables(cmd.OutOrStdout(), runs)
+		if err := recipe.WriteHead(cmd.OutOrStdout(), r, runs); err != nil {
+			return err
 		}
-		if err == nil {
-			err = recipe.WriteFindings(cmd.OutOrStdout(), runs)
-		}
-		return err
+		return writeResults(cmd.OutOrStdout(), runs)
 	})
-	return errors.Join(err, f.outputs.draw(cmd, s.all), failures(s.all))
+	return errors.Join(err, f.draw(), failures(f.all))
 }

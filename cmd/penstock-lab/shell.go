@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,16 +31,15 @@ const noEdge = "none"
 // shellFlags are the flags of shell as written.
 type shellFlags struct {
 	bench.Matrix
+	session       // its command is without the program's own words, which may be secrets
 	edges, agents []string
 	link, buffer  string
 	loss          float64
 	seed          uint64
-	hold, quiet   bool
+	hold          bool
 	pcap          string
-	outputs       outputs
 
-	proxy   string // its build where that is another than this program's
-	command string // as it was typed, without the program, which may be given secrets
+	experiment recipe.Recipe
 }
 
 func shellCommand() *cobra.Command {
@@ -74,11 +72,11 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
   penstock-lab shell --link 20mbit --buffer 1MB --edge bbr --record runs.jsonl -- chromium --incognito
   penstock-lab shell --link 50mbit --up 5mbit --delay 30ms --edge penstock --hold --plot out.png -- mpv URL`,
 		RunE: func(cmd *cobra.Command, command []string) error {
-			f.command = commandLine(os.Args[:len(os.Args)-len(command)])
+			f.cmd, f.command = cmd, commandLine(os.Args[:len(os.Args)-len(command)])
 			if len(command) == 0 {
 				command = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
 			}
-			return f.runAtEdges(cmd, command)
+			return f.runAtEdges(command)
 		},
 	}
 	flags := cmd.Flags()
@@ -100,10 +98,10 @@ it as root, or as a user where user namespaces are allowed; the program runs as 
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show nothing while the program runs")
 	flags.StringVar(&f.pcap, "pcap", "", "write the packets' headers, as the program's host sees them, to this file; "+
 		"of several edges, to one file each")
-	flags.StringVar(&f.outputs.json, "record", "", "append one JSON line for each run to this file, as bench "+
+	flags.StringVar(&f.json, "record", "", "append one JSON line for each run to this file, as bench "+
 		"--json does")
-	flags.StringVar(&f.outputs.report, "report", "", "make a page of the runs, as the command report does")
-	flags.StringVar(&f.outputs.plot, "plot", "", "draw the course of the runs into this .png, .pdf or .svg file")
+	flags.StringVar(&f.report, "report", "", "make a page of the runs, as the command report does")
+	flags.StringVar(&f.plot, "plot", "", "draw the course of the runs into this .png, .pdf or .svg file")
 	return cmd
 }
 
@@ -115,7 +113,7 @@ func (f *shellFlags) readStages(command []string) (all []stage.Stage, err error)
 	if err := f.outputs.check(f.link, f.Up, f.DelayTrace); err != nil {
 		return nil, err
 	}
-	if err := output.Apart([]string{f.pcap, f.outputs.json, f.outputs.report, f.outputs.plot}); err != nil {
+	if err := output.Apart([]string{f.pcap, f.json, f.report, f.plot}); err != nil {
 		return nil, err
 	}
 	f.Links, f.Buffers, f.Losses = []string{f.link}, []string{f.buffer}, []float64{f.loss}
@@ -140,9 +138,9 @@ func (f *shellFlags) readStages(command []string) (all []stage.Stage, err error)
 			return nil, fmt.Errorf("--hold: %s has no proxy that could hold UDP: name another --edge", s.Name)
 		}
 	}
-	experiment, err := f.Experiment()
+	f.experiment, err = f.Experiment()
 	if err == nil {
-		all, err = experiment.Stages(recipe.Full, f.seed)
+		all, err = f.experiment.Stages(recipe.Full, f.seed)
 	}
 	for i := range all {
 		all[i].Hold = f.hold
@@ -152,7 +150,7 @@ func (f *shellFlags) readStages(command []string) (all []stage.Stage, err error)
 }
 
 // runAtEdges runs the program at each edge, and writes what came of it.
-func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error) {
+func (f *shellFlags) runAtEdges(command []string) (err error) {
 	stages, err := f.readStages(command)
 	if err != nil {
 		return cli.BadInput(err)
@@ -164,27 +162,25 @@ func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error
 	if ran {
 		return statusError(code)
 	}
-	file, _, done, err := f.outputs.open()
+	done, err := f.open()
 	if err != nil {
 		return cli.BadInput(err)
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	var env stage.Env
 	if slices.ContainsFunc(stages, func(s stage.Stage) bool { return s.Edge != "" }) {
-		if f.proxy, err = findProxy(cmd, &env); err != nil {
+		if err := f.findProxy(); err != nil {
 			return err
 		}
 	}
 	// The summary is not the program's output.
-	stdout := cmd.OutOrStdout()
-	cmd.SetOut(cmd.ErrOrStderr())
-	defer cmd.SetOut(stdout)
-	var runs []record.Run
+	stdout := f.cmd.OutOrStdout()
+	f.cmd.SetOut(f.cmd.ErrOrStderr())
+	defer f.cmd.SetOut(stdout)
 	for i, s := range stages {
-		run, exit, err := f.runAtEdge(cmd, env, s, i, command)
+		run, exit, err := f.runAtEdge(s, i, command)
 		if err == nil {
-			runs = append(runs, run)
-			err = record.Write(file, run)
+			f.all = append(f.all, run)
+			err = record.Write(f.file, run)
 		}
 		if err != nil {
 			return err
@@ -193,21 +189,19 @@ func (f *shellFlags) runAtEdges(cmd *cobra.Command, command []string) (err error
 			break
 		}
 	}
-	if err := errors.Join(f.outputs.write(cmd, runs), f.outputs.tables(cmd, runs)); err != nil {
+	if err := errors.Join(f.writePage(), f.tables()); err != nil {
 		return err
 	}
 	return statusError(code)
 }
 
 // runAtEdge runs the program at edge i, which is a stage's, and records its packets.
-func (f *shellFlags) runAtEdge(
-	cmd *cobra.Command, env stage.Env, s stage.Stage, i int, command []string,
-) (run record.Run, code int, err error) {
+func (f *shellFlags) runAtEdge(s stage.Stage, i int, command []string) (run record.Run, code int, err error) {
 	name := s.Name
 	if f.edges[i] == noEdge {
 		name, s.Name = noEdge, noEdge
 	}
-	screen := &screen{w: cmd.ErrOrStderr(), edge: name, quiet: f.quiet, titled: isInteractive(command)}
+	screen := &screen{w: f.cmd.ErrOrStderr(), edge: name, quiet: f.quiet, titled: isInteractive(command)}
 	p := stage.Program{Args: command, Tell: screen.show, Ready: func(host netlab.Addrs) {
 		if !f.quiet {
 			link := strings.TrimSuffix(record.PathOf(s), ", 3600 s")
@@ -216,7 +210,7 @@ func (f *shellFlags) runAtEdge(
 		}
 	}}
 	if f.pcap == "" {
-		return f.recordRun(cmd.Context(), env, s, p, screen)
+		return f.recordRun(s, p, screen)
 	}
 	path := f.pcap
 	if len(f.edges) > 1 {
@@ -225,27 +219,21 @@ func (f *shellFlags) runAtEdge(
 	}
 	err = output.Write(path, func(w io.Writer) error {
 		p.Pcap = w
-		run, code, err = f.recordRun(cmd.Context(), env, s, p, screen)
+		run, code, err = f.recordRun(s, p, screen)
 		return err
 	})
 	return run, code, err
 }
 
 // recordRun returns the record of one run, and the program's exit code.
-func (f *shellFlags) recordRun(ctx context.Context, env stage.Env, s stage.Stage, p stage.Program, screen *screen) (
-	run record.Run, code int, err error,
-) {
-	code, s, rec, err := stage.RunProgram(ctx, env, s, p)
+func (f *shellFlags) recordRun(s stage.Stage, p stage.Program, screen *screen) (run record.Run, code int, err error) {
+	code, s, rec, err := stage.RunProgram(f.cmd.Context(), f.env, s, p)
 	screen.clear()
 	if err != nil {
 		return run, code, err
 	}
-	run = record.Of(s, rec)
-	run.Experiment, run.Version, run.Program = f.Name, cli.ReadBuild().String(), filepath.Base(p.Args[0])
-	run.Seed, run.Command = f.seed, f.command
-	if f.proxy != "" && s.Edge != "" {
-		run.Version += ", proxy " + f.proxy
-	}
+	run = f.record(f.experiment, s, rec, f.seed)
+	run.Program = filepath.Base(p.Args[0])
 	return run, code, nil
 }
 

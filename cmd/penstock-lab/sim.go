@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -26,13 +27,14 @@ type simFlags struct {
 	benchFlags
 	sweeps    []string
 	transport string
-	all       bool
+	standard  bool          // the cases of --all
 	every     time.Duration // how often --trace-out records
 }
 
 func simCommand() *cobra.Command {
 	f := simFlags{benchFlags: benchFlags{
-		Matrix: bench.Matrix{Name: "sim"}, senders: []string{cc.Default}, virtual: true,
+		Matrix: bench.Matrix{Name: "sim"}, senders: []string{cc.Default},
+		session: session{virtual: true, quiet: true},
 	}}
 	cmd := &cobra.Command{
 		Use:   "sim [FILE...]",
@@ -79,22 +81,17 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms",
 					f.every))
 			}
-			if f.outputs.traceOut != "" {
+			if f.traceOut != "" {
 				f.change = func(s *sim.Scenario) { s.Sample = commonStep(f.every, stage.Step) }
 			}
-			if f.all {
+			if f.standard {
 				return f.runAll(cmd, files)
 			}
 			experiments, err := f.readExperiments(cmd, files, f.readSenders)
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			var traced error
-			err = f.playAndShow(cmd, experiments, func(played []course) { traced = f.writeTraces(played) })
-			if err == nil {
-				err = traced
-			}
-			return err
+			return errors.Join(f.playSeeds(cmd, experiments), f.writeTraces(), f.tables())
 		},
 	}
 	f.register(cmd)
@@ -112,8 +109,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 			"relay has the proxy keep it, and each packet is acknowledged; native is nothing but the algorithm")
 	flags.DurationVar(&f.AckEvery, "ack-every", 0,
 		"acknowledge in batches, at multiples of this; 0: as --transport has it")
-	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
-	flags.StringVar(&f.outputs.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
+	flags.BoolVar(&f.standard, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
+	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
 		"`FILE`, as JSON lines")
 	flags.DurationVar(&f.every, "trace-every", 10*time.Millisecond, "how often --trace-out records")
 	return cmd
@@ -184,20 +181,20 @@ func commonStep(a, b time.Duration) time.Duration {
 	return a
 }
 
-// course is a run; --trace-out may have its samples.
+// course is a run with its samples, for --trace-out.
 type course struct {
 	record.Run
-	played recipe.Run
+	flows []sim.FlowResult
 }
 
 // writeTraces makes the file of --trace-out, if there is to be one.
-func (f *simFlags) writeTraces(runs []course) error {
-	if f.outputs.traceOut == "" || len(runs) == 0 {
+func (f *simFlags) writeTraces() error {
+	if len(f.traced) == 0 {
 		return nil
 	}
-	err := output.Write(f.outputs.traceOut, func(w io.Writer) error {
+	err := output.Write(f.traceOut, func(w io.Writer) error {
 		buffered := bufio.NewWriter(w)
-		for _, r := range runs {
+		for _, r := range f.traced {
 			if err := f.writeSamples(buffered, r); err != nil {
 				return err
 			}
@@ -235,7 +232,7 @@ type simSample struct {
 
 func (f *simFlags) writeSamples(w io.Writer, run course) error {
 	enc, path := json.NewEncoder(w), run.Path()
-	for _, one := range run.played.Record.Virtual.Flows {
+	for _, one := range run.flows {
 		for _, s := range one.Samples {
 			if s.At%f.every != 0 {
 				continue

@@ -47,18 +47,18 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 		return cli.BadInput(err)
 	}
 	sampling := f.change
-	f.virtual, f.loud, f.seeds, f.runs = true, true, []uint{1}, 1
+	f.quiet, f.firstSeeds, f.runs = false, []uint{1}, 1
 	f.change = func(scenario *sim.Scenario) {
 		scenario.Transport = transport
 		if sampling != nil {
 			sampling(scenario)
 		}
 	}
-	var traced error
-	runs, err := f.play(cmd, cases, func(played []course) { traced = f.writeTraces(played) })
-	if len(runs) == len(cases) {
-		_, written := io.WriteString(cmd.OutOrStdout(), describeStandard(runs))
-		err = errors.Join(written, standardFailures(runs))
+	err = f.playSeeds(cmd, cases)
+	traced := f.writeTraces()
+	if len(f.all) == len(cases) {
+		_, written := io.WriteString(cmd.OutOrStdout(), describeStandard(f.all))
+		err = errors.Join(written, standardFailures(f.all))
 	}
 	return errors.Join(err, traced)
 }
