@@ -115,11 +115,7 @@ func (a *actor) upload(ctx context.Context) error {
 	}
 	q := question{actor: a.number, stream: l.stream, upload: true}
 	if _, err = l.Write(q.text()); err == nil {
-		p := patternOf(q.actor, q.stream)
-		for sent := uint64(0); err == nil; sent += piece {
-			p.fill(l.buf, sent)
-			_, err = l.Write(l.buf)
-		}
+		err = a.pour(ctx, l, q, l.buf)
 	}
 	return errors.Join(fmt.Errorf("upload: %w", err), l.close())
 }
@@ -213,29 +209,11 @@ func (a *actor) open(ctx context.Context) (*line, error) {
 	return l, nil
 }
 
-// get downloads size bytes, 0 without end, and looks at each.
+// get downloads size bytes; 0: without end.
 func (l *line) get(size cc.Bytes) error {
 	q := question{actor: l.number, stream: l.stream, size: size}
 	if _, err := l.Write(q.text()); err != nil {
 		return fmt.Errorf("ask the server: %w", err)
 	}
-	p := patternOf(l.number, l.stream)
-	for got := cc.Bytes(0); size == 0 || got < size; {
-		buf := l.buf
-		if size > 0 {
-			buf = buf[:min(cc.Bytes(len(buf)), size-got)]
-		}
-		n, err := l.Read(buf)
-		l.read(n)
-		if !p.holds(buf[:n], uint64(got)) {
-			l.record.Corrupt = fmt.Sprintf("connection %d, bytes %d to %d are not what the server sent", l.stream+1,
-				got, got+cc.Bytes(n))
-			return errors.New(l.record.Corrupt)
-		}
-		got += cc.Bytes(n)
-		if err != nil && (size == 0 || got < size) {
-			return fmt.Errorf("connection %d ended after %d bytes: %w", l.stream+1, got, err)
-		}
-	}
-	return nil
+	return l.take(l, q, l.buf)
 }

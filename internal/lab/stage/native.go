@@ -179,14 +179,19 @@ func (e *nativeEnd) explain(what string) error {
 	return fmt.Errorf("the native %s ended: %s", what, &e.complaint)
 }
 
-// nativeCPU returns the processor time that the processes of native senders have used so far.
-func (r *run) nativeCPU() (sum time.Duration, err error) {
+// usedTime returns the processor time that the proxy, or the processes of native senders, have used so far.
+func (r *run) usedTime() (sum time.Duration, err error) {
+	if r.proxy != nil {
+		return r.proxy.CPUTime()
+	}
 	for _, a := range r.actors {
-		if s := a.sender.Load(); s != nil && err == nil {
-			var used time.Duration
-			used, err = s.cpu()
+		if s := a.sender.Load(); s != nil {
+			used, err := s.cpu()
+			if err != nil {
+				return 0, err
+			}
 			sum += used
 		}
 	}
-	return sum, err
+	return sum, nil
 }

@@ -170,7 +170,7 @@ func TestBytesThatTheServerDidNotSendAreTold(t *testing.T) {
 	}()
 	err := l.get(400)
 	require.NoError(t, <-told)
-	assert.EqualError(t, err, "connection 1, bytes 200 to 300 are not what the server sent")
+	assert.EqualError(t, err, "connection 1, bytes 200 to 300 are not what was sent")
 	assert.Equal(t, err.Error(), a.record.Corrupt)
 	assert.Equal(t, cc.Bytes(300), total(a.record))
 	require.NoError(t, errors.Join(ours.Close(), theirs.Close()))

@@ -64,34 +64,48 @@ func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Dura
 	if err := errors.Join(s.Check(), s.Realisable()); err != nil {
 		return Record{}, err
 	}
-	defer netlab.QuietCollector()()
-	runtime.GC() // now, not in the middle of the run
-	r := &run{stage: s, env: env, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name}}
-	err := r.play(ctx, progress)
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
+	r := newRun(env, s)
+	err := r.play(ctx, func(ctx context.Context) error {
+		err := r.set(ctx)
+		if err == nil {
+			err = r.act(ctx, progress)
+		}
+		return err
+	})
 	if err != nil {
-		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
+		return Record{}, err
 	}
 	return r.record, nil
 }
 
-func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
-	var err error
+func newRun(env Env, s Stage) *run {
+	return &run{
+		stage: s, env: env, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name},
+	}
+}
+
+// play builds the last hop, starts the agents that the proxy is to name, calls act, and takes the figures.
+func (r *run) play(ctx context.Context, act func(context.Context) error) (err error) {
+	defer func() {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			err = fmt.Errorf("stage: %s: %w", r.stage.Name, err)
+		}
+	}()
+	defer netlab.QuietCollector()()
+	runtime.GC() // now, not in the middle of the run
 	if r.lab, err = r.stage.network(); err != nil {
 		return err
 	}
 	// The servers' side outlives the actors, so that no actor sees an error that the
 	// end of the run itself made.
-	ctx, cancel := context.WithCancel(ctx)
-	ended, err := r.decide()
-	if err == nil {
+	edgeCtx, cancel := context.WithCancel(ctx)
+	var ended func()
+	if r.agents, ended, err = r.stage.deciding().Start(); err == nil {
 		defer ended()
-		err = r.set(ctx)
-	}
-	if err == nil {
-		err = r.act(ctx, progress)
+		err = act(edgeCtx)
 	}
 	cancel()
 	for _, s := range r.servers {
@@ -138,12 +152,6 @@ func (s Stage) network() (*netlab.Cellular, error) {
 		return nil, errors.Join(err, lab.Close())
 	}
 	return lab, nil
-}
-
-// decide starts the agents that the proxy is to name.
-func (r *run) decide() (ended func(), err error) {
-	r.agents, ended, err = r.stage.deciding().Start()
-	return ended, err
 }
 
 // set puts hosts, servers and proxy in place.

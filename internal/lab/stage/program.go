@@ -39,25 +39,15 @@ func RunProgram(ctx context.Context, env Env, s Stage, p Program) (code int, pla
 	if err := s.kernelHas(); err != nil {
 		return 0, s, rec, err
 	}
-	defer netlab.QuietCollector()()
-	lab, err := s.network()
-	if err != nil {
-		return 0, s, rec, fmt.Errorf("stage: %s: %w", s.Name, err)
-	}
-	agents, ended, err := s.deciding().Start()
-	if err == nil {
-		defer ended()
-		r := run{stage: s, env: env, lab: lab, agents: agents, record: Record{Stage: s.Name}}
+	r := newRun(env, s)
+	err = r.play(ctx, func(ctx context.Context) (err error) {
 		code, err = r.playProgram(ctx, p)
-		s, rec = r.stage, r.record
-	}
-	if err = errors.Join(err, lab.Close()); err != nil {
-		err = fmt.Errorf("stage: %s: %w", s.Name, err)
-	}
-	return code, s, rec, err
+		return err
+	})
+	return code, r.stage, r.record, err
 }
 
-// playProgram puts the world and the edge in place, runs the program, and takes the figures.
+// playProgram puts the world and the edge in place, and runs the program.
 func (r *run) playProgram(ctx context.Context, p Program) (code int, err error) {
 	world, err := traffic.ServeOutside(r.lab.Routed, cmp.Or(r.stage.Kernel, kernelDefault))
 	if err != nil {
@@ -67,7 +57,6 @@ func (r *run) playProgram(ctx context.Context, p Program) (code int, err error) 
 	if err := r.routeOutside(world); err != nil {
 		return 0, err
 	}
-	var before time.Duration
 	if r.stage.Edge != "" {
 		r.proxy, err = edge.Start(ctx, r.lab.Edge, edge.Options{
 			Executable: r.env.Executable, Args: r.env.Args, Config: r.agents.YAML() + r.stage.Edge, Hold: r.stage.Hold,
@@ -76,10 +65,10 @@ func (r *run) playProgram(ctx context.Context, p Program) (code int, err error) 
 		if err != nil {
 			return 0, err
 		}
-		defer func() { err = errors.Join(err, r.proxy.Stop()) }()
-		if before, err = r.proxy.CPUTime(); err != nil {
-			return 0, err
-		}
+	}
+	before, err := r.usedTime()
+	if err != nil {
+		return 0, err
 	}
 	if p.Pcap != nil {
 		sniffer, err := r.lab.Client.Dump(netlab.NearDevice, p.Pcap)
@@ -97,17 +86,15 @@ func (r *run) playProgram(ctx context.Context, p Program) (code int, err error) 
 	if code, err = r.runProgram(ctx, p, world); err != nil {
 		return 0, err
 	}
-	if r.proxy != nil {
-		after, err := r.proxy.CPUTime()
-		if err != nil {
-			return code, r.proxy.Explain(err)
-		}
-		r.record.CPU = after - before
+	after, err := r.usedTime()
+	if err != nil {
+		return code, err
 	}
+	r.record.CPU = after - before
 	if up := r.lab.Path.Report(0, r.stage.Duration); up.Up.Bytes > up.Down.Bytes {
 		r.stage.Actors[0].Kind = Upload
 	}
-	return code, r.account()
+	return code, nil
 }
 
 // routeOutside leads from the hosts to the world, by names as well.
@@ -159,7 +146,7 @@ func (r *run) runProgram(ctx context.Context, p Program, world *traffic.Outside)
 	}
 	select {
 	case <-r.ended():
-		return code, r.proxy.Explain(errors.New("the proxy ended before the program"))
+		return code, errors.New("the proxy ended before the program")
 	default:
 		return code, nil
 	}

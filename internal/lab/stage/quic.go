@@ -46,7 +46,7 @@ func (a *actor) quic(ctx context.Context) error {
 		defer context.AfterFunc(ctx, func() { _ = conn.CloseWithError(0, "") })()
 		var stream *quic.ReceiveStream
 		if stream, err = conn.AcceptUniStream(ctx); err == nil {
-			a.take(stream, question{actor: a.number}, make([]byte, piece))
+			_ = a.take(stream, question{actor: a.number}, make([]byte, piece)) // it has no end but that of ctx
 		}
 	}
 	return errors.Join(err, server.Close(), <-serverEnded)

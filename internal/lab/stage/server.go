@@ -73,7 +73,7 @@ func (r *run) answer(ctx context.Context) func(net.Conn) {
 				return
 			}
 			if q.upload {
-				r.actors[q.actor].take(in, q, buf)
+				_ = r.actors[q.actor].take(in, q, buf) // the client's record tells how it ended
 				return
 			}
 			if err := r.actors[q.actor].holdBack(conn); err != nil {
@@ -146,20 +146,26 @@ func (a *actor) pour(ctx context.Context, conn io.Writer, q question, buf []byte
 	return nil
 }
 
-// take reads what the other end sends without end, and looks at each byte, until that is gone.
-func (a *actor) take(in io.Reader, q question, buf []byte) {
-	p := patternOf(q.actor, q.stream)
-	for got := uint64(0); ; {
+// take reads what the other end sends, and looks at each byte.
+func (a *actor) take(in io.Reader, q question, buf []byte) error {
+	p := patternOf(a.number, q.stream)
+	for got := cc.Bytes(0); q.size == 0 || got < q.size; {
+		if q.size > 0 {
+			buf = buf[:min(cc.Bytes(len(buf)), q.size-got)]
+		}
 		n, err := in.Read(buf)
 		a.read(n)
-		if !p.holds(buf[:n], got) {
-			a.record.Corrupt = fmt.Sprintf("bytes %d to %d are not what was sent", got, got+uint64(n))
-			return
+		if !p.holds(buf[:n], uint64(got)) {
+			a.record.Corrupt = fmt.Sprintf("connection %d, bytes %d to %d are not what was sent", q.stream+1, got,
+				got+cc.Bytes(n))
+			return errors.New(a.record.Corrupt)
 		}
-		if got += uint64(n); err != nil {
-			return
+		got += cc.Bytes(n)
+		if err != nil && (q.size == 0 || got < q.size) {
+			return fmt.Errorf("connection %d ended after %d bytes: %w", q.stream+1, got, err)
 		}
 	}
+	return nil
 }
 
 // produced waits until the application has more than what was sent, and returns

@@ -98,6 +98,9 @@ func (v *virtual) prepare() error {
 	}
 	v.edges = []virtualEdge{{rules: rules}}
 	for _, c := range s.Changes {
+		if c.Delay > 0 {
+			v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: c.At, Delay: c.Delay})
+		}
 		if c.Edge == "" {
 			continue
 		}
@@ -111,11 +114,6 @@ func (v *virtual) prepare() error {
 	}
 	if err := v.addFlows(); err != nil {
 		return err
-	}
-	for _, c := range s.Changes {
-		if c.Delay > 0 {
-			v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: c.At, Delay: c.Delay})
-		}
 	}
 	for _, e := range v.edges[1:] {
 		v.move(e)

@@ -26,8 +26,8 @@ type watch struct {
 	*run
 	ctx    context.Context
 	stop   context.CancelFunc
-	cpu    time.Duration // that the proxy had used when the run began
-	theirs time.Duration // that its agents had
+	cpu    time.Duration // as usedTime had it when the run began
+	theirs time.Duration // that the agents had
 	looked []*actor      // their windows are looked at
 	next   int           // step that has no sample yet
 }
@@ -43,21 +43,16 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 	if r.stage.Warmup > 0 {
 		r.apart(w.countEarly)
 	}
-	if r.stage.Native {
-		var err error
-		w.cpu, err = r.nativeCPU()
-		return w, err
+	var err error
+	if w.cpu, err = r.usedTime(); err == nil && r.proxy != nil {
+		w.theirs, err = r.agents.CPUTime()
 	}
-	if r.proxy != nil {
-		var err error
-		w.cpu, err = r.proxy.CPUTime()
-		if err == nil {
-			w.theirs, err = r.agents.CPUTime()
-		}
-		if err != nil {
-			w.stop()
-			return nil, err
-		}
+	if err != nil {
+		w.stop()
+		return nil, err
+	}
+	if r.stage.Native {
+		return w, nil
 	}
 	for _, a := range r.actors {
 		if r.stage.windowed(a.Actor) {
@@ -249,19 +244,14 @@ func (w *watch) finish() error {
 	for a, c := range late {
 		a.late = c
 	}
-	if w.stage.Native {
-		used, err := w.nativeCPU()
-		w.record.CPU = used - w.cpu
-		return err
-	}
-	if w.proxy == nil {
-		return nil
-	}
-	used, err := w.proxy.CPUTime()
+	used, err := w.usedTime()
 	if err != nil {
 		return err
 	}
 	w.record.CPU = used - w.cpu
+	if w.proxy == nil {
+		return nil
+	}
 	flows, err := w.proxy.Flows(w.ctx)
 	if err != nil {
 		return err
