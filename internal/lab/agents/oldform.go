@@ -1,9 +1,11 @@
 package agents
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"sync"
@@ -139,13 +141,7 @@ func (o *oldForm) run() {
 
 // takeRequest hands a datapath's messages to the agent, and returns once that has read them.
 func (o *oldForm) takeRequest(path string, datagram []byte) (gone bool) {
-	for len(datagram) > 0 {
-		m, rest, err := ccp.Next(datagram)
-		if err != nil {
-			return false
-		}
-		message := append([]byte(nil), datagram[:len(datagram)-len(rest)]...)
-		datagram = rest
+	for m, message := range messagesOf(datagram) {
 		switch m.Kind {
 		case ccp.KindReady:
 			o.forgetFlows(path)
@@ -165,6 +161,19 @@ func (o *oldForm) takeRequest(path string, datagram []byte) (gone bool) {
 		}
 	}
 	return false
+}
+
+// messagesOf reads the messages of a datagram up to one that is broken, and copies each.
+func messagesOf(datagram []byte) iter.Seq2[ccp.Message, []byte] {
+	return func(yield func(ccp.Message, []byte) bool) {
+		for len(datagram) > 0 {
+			m, rest, err := ccp.Next(datagram)
+			if err != nil || !yield(m, bytes.Clone(datagram[:len(datagram)-len(rest)])) {
+				return
+			}
+			datagram = rest
+		}
+	}
 }
 
 // welcome has a datapath that was not heard of before know the programs.
@@ -250,13 +259,8 @@ func (o *oldForm) takeAnswers() {
 		if err != nil {
 			return
 		}
-		for datagram := buf[:n]; len(datagram) > 0; {
-			m, rest, err := ccp.Next(datagram)
-			if err != nil {
-				break
-			}
-			o.handOn(m, append([]byte(nil), datagram[:len(datagram)-len(rest)]...))
-			datagram = rest
+		for m, message := range messagesOf(buf[:n]) {
+			o.handOn(m, message)
 		}
 	}
 }

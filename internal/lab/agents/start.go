@@ -29,25 +29,32 @@ const (
 func (a Agents) Start() (there Agents, stop func(), err error) {
 	there = slices.Clone(a)
 	var ends []func()
+	later := func(end func()) { ends = append(ends, end) }
 	stop = func() {
-		for _, end := range ends {
+		for _, end := range slices.Backward(ends) {
 			end()
 		}
 	}
 	for i := range there {
-		if there[i].Socket != "" {
+		one := &there[i]
+		if one.Socket != "" {
 			continue
 		}
-		start := there[i].start
-		if there[i].In != "" {
-			start = there[i].awaitOldForm
+		dir, err := os.MkdirTemp("", Prefix)
+		if err != nil {
+			err = fmt.Errorf("make a place for its socket: %w", err)
+		} else {
+			later(func() { _ = os.RemoveAll(dir) }) // what is left there does no harm
+			start := one.start
+			if one.In != "" {
+				start = one.awaitOldForm
+			}
+			err = start(dir, later)
 		}
-		end, err := start()
 		if err != nil {
 			stop()
-			return nil, nil, there[i].failed(err)
+			return nil, nil, one.failed(err)
 		}
-		ends = append(ends, end)
 	}
 	return there, stop, nil
 }
@@ -123,20 +130,17 @@ func (a Agents) explain(err error) error {
 	return err
 }
 
-// start starts the agent.
-func (a *Agent) start() (end func(), err error) {
-	dir, err := os.MkdirTemp("", Prefix)
-	if err != nil {
-		return nil, fmt.Errorf("make a place for its socket: %w", err)
-	}
+// start starts the agent, which makes its socket in dir. It hands to later what ends it, also where it fails.
+func (a *Agent) start(dir string, later func(end func())) error {
 	cmd, socket, err := a.command(dir)
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return err
 	}
 	old, err := newOldForm(socket, filepath.Join(dir, oldPlace, "in"), filepath.Join(dir, oldPlace, "out"))
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return err
 	}
+	later(old.close)
 	said := &edge.Tail{Most: lastWords}
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.SysProcAttr.Setpgid = true              // the terminal's Ctrl-C is for us, who end it in its turn
@@ -153,26 +157,19 @@ func (a *Agent) start() (end func(), err error) {
 		close(over)
 	}()
 	if err := <-started; err != nil {
-		old.close()
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return err
 	}
-	end = func() {
-		old.close()
+	later(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended just now
 		<-over
-		_ = os.RemoveAll(dir) // what is left there does no harm
-	}
+	})
 	what := cmp.Or(a.Command, cmd.Path)
 	err = old.await(over, fmt.Errorf("%s makes no socket within %s", what, startLimit))
 	if errors.Is(err, errEnded) {
 		err = fmt.Errorf("%s ended: %v", what, said)
 	}
-	if err != nil {
-		end()
-		return nil, err
-	}
 	a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
-	return end, nil
+	return err
 }
 
 var errEnded = errors.New("it ended")
@@ -204,29 +201,20 @@ func (o *oldForm) await(ended <-chan struct{}, late error) error {
 // oldPlace is where agents on portus 0.5 have their sockets, below the directory of today's.
 const oldPlace = "0"
 
-// awaitOldForm makes the path to which an agent on portus 0.5 answers, and waits until that is started.
-func (a *Agent) awaitOldForm() (end func(), err error) {
-	dir, err := os.MkdirTemp("", Prefix)
-	if err != nil {
-		return nil, fmt.Errorf("make a place for its socket: %w", err)
-	}
+// awaitOldForm makes the path to which an agent on portus 0.5 answers, and waits until that is started. Datapaths
+// reach it in dir.
+func (a *Agent) awaitOldForm(dir string, later func(end func())) error {
 	old, err := newOldForm(filepath.Join(dir, "socket"), a.In, a.Out)
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return err
 	}
-	end = func() {
+	later(func() {
 		old.close()
 		_ = os.Remove(a.Out)
-		_ = os.RemoveAll(dir) // what is left there does no harm
-	}
-	err = old.await(nil, fmt.Errorf("nobody listens at %s within %s; one on portus 0.5 is started after this program, "+
-		"which takes its answers at %s", a.In, startLimit, a.Out))
-	if err != nil {
-		end()
-		return nil, err
-	}
+	})
 	a.Socket = old.place
-	return end, nil
+	return old.await(nil, fmt.Errorf("nobody listens at %s within %s; one on portus 0.5 is started after this program, "+
+		"which takes its answers at %s", a.In, startLimit, a.Out))
 }
 
 // CPUTime is what those have used so far that Start has started.
