@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -208,6 +207,3 @@ func (p *Proxy) Explain(err error) error {
 	}
 	return err
 }
-
-// pid is the process's, as /proc has it.
-func (p *Proxy) pid() string { return strconv.Itoa(p.cmd.Process.Pid) }

@@ -8,20 +8,17 @@ import (
 	"path/filepath"
 )
 
-// proxy is the name of its program.
-const proxy = "penstock"
-
 // Find returns the program that is the proxy: the one that is named, or else the one
 // beside this program, or else the one in $PATH.
 func Find(named string) (string, error) {
-	if named != "" {
-		path, err := exec.LookPath(named)
-		if err != nil {
-			return "", fmt.Errorf("find the proxy: %w", err)
-		}
-		return filepath.Abs(path)
+	if named == "" {
+		return Beside("penstock")
 	}
-	return Beside(proxy)
+	path, err := exec.LookPath(named)
+	if err != nil {
+		return "", fmt.Errorf("find the proxy: %w", err)
+	}
+	return filepath.Abs(path)
 }
 
 // Beside returns the program of a name that stands beside this program, or else the one in $PATH.
@@ -32,10 +29,8 @@ func Beside(program string) (string, error) {
 		}
 	}
 	path, err := exec.LookPath(program)
-	switch {
-	case errors.Is(err, exec.ErrDot), err == nil:
-		return filepath.Abs(path)
-	default:
+	if err != nil && !errors.Is(err, exec.ErrDot) {
 		return "", fmt.Errorf("%s is neither beside this program nor in $PATH", program)
 	}
+	return filepath.Abs(path)
 }

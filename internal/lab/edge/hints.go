@@ -3,7 +3,11 @@ package edge
 import (
 	"context"
 	"fmt"
+	"iter"
+	"net/netip"
 	"time"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // LeastHints is the shortest period of hints: a subframe of a cellular link.
@@ -11,14 +15,15 @@ const LeastHints = time.Millisecond
 
 // delayedHint is a hint on its way.
 type delayedHint struct {
-	HostHint
+	cc.Hint
+	host netip.Addr
 	made time.Time
 }
 
 // Feed brings what the emulated link says of itself to the proxy until ctx ends,
 // as a monitor of the radio would: by HTTP, and delay late, as a report on the
 // way back is. look is asked each period.
-func (p *Proxy) Feed(ctx context.Context, look func() []HostHint, period, delay time.Duration) error {
+func (p *Proxy) Feed(ctx context.Context, look iter.Seq2[netip.Addr, cc.Hint], period, delay time.Duration) error {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	arrive := time.NewTimer(0)
@@ -29,13 +34,13 @@ func (p *Proxy) Feed(ctx context.Context, look func() []HostHint, period, delay 
 		case <-ctx.Done():
 			return nil
 		case now := <-ticker.C:
-			for _, w := range look() {
-				way = append(way, delayedHint{w, now})
+			for host, hint := range look {
+				way = append(way, delayedHint{hint, host, now})
 			}
 		case <-arrive.C:
 		}
 		for len(way) > 0 && time.Since(way[0].made) >= delay {
-			if err := p.Hint(ctx, way[0].HostHint, way[0].made); err != nil {
+			if err := p.tellHint(ctx, way[0]); err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}

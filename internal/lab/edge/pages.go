@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -86,16 +85,10 @@ func Client(f telemetry.Flow) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// HostHint is what the link says about the path to a host.
-type HostHint struct {
-	Host netip.Addr
-	cc.Hint
-}
-
-// Hint tells the proxy what the link said when it was made.
-func (p *Proxy) Hint(ctx context.Context, w HostHint, made time.Time) error {
+// tellHint tells the proxy what the link said of a host when the hint was made.
+func (p *Proxy) tellHint(ctx context.Context, w delayedHint) error {
 	body, err := json.Marshal(telemetry.Hint{
-		Host: w.Host.String(), Age: float64(time.Since(made).Round(time.Microsecond)) / 1e6,
+		Host: w.host.String(), Age: float64(time.Since(w.made).Round(time.Microsecond)) / 1e6,
 		Capacity: float64(w.Capacity), FairShare: float64(w.FairShare),
 		LinkRate: float64(w.LinkRate), ArrivalRate: float64(w.ArrivalRate),
 		QueueRoom: float64(w.QueueRoom), Flows: float64(w.Flows), RadioLost: float64(w.RadioLost), Share: w.Share,

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
@@ -31,19 +30,15 @@ func CPUTime(pid int) (time.Duration, error) {
 
 // Memory is the proxy's resident memory.
 func (p *Proxy) Memory() (cc.Bytes, error) {
-	text, err := os.ReadFile("/proc/" + p.pid() + "/statm")
+	var all, resident int64 // in pages
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &all, &resident)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read the proxy's memory: %w", err)
 	}
-	fields := bytes.Fields(text)
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("read the proxy's memory: %q is not what statm says", text)
-	}
-	pages, err := strconv.ParseInt(string(fields[1]), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("read the proxy's memory: %w", err)
-	}
-	return cc.Bytes(pages * int64(os.Getpagesize())), nil
+	return cc.Bytes(resident * int64(os.Getpagesize())), nil
 }
 
 // Tail keeps the end of what is written to it: the last Most bytes.

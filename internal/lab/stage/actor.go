@@ -74,7 +74,7 @@ func (a *actor) play(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		if a.Stop > 0 {
-			a.run.apart(func() {
+			a.run.others.Go(func() {
 				_ = a.run.wait(ctx, a.Stop) // fails when ctx ends: nothing is left to stop
 				cancel()
 			})

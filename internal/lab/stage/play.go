@@ -236,9 +236,6 @@ func (r *run) wait(ctx context.Context, until time.Duration) error {
 	}
 }
 
-// apart runs f in a goroutine that the run waits for.
-func (r *run) apart(f func()) { r.others.Go(f) }
-
 // fail ends the run with err, unless something else has.
 func (r *run) fail(err error) {
 	select {

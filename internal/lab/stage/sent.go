@@ -14,20 +14,15 @@ type sentFor struct{ sent, resent cc.Bytes }
 func (s sentFor) plus(t sentFor) sentFor { return sentFor{s.sent + t.sent, s.resent + t.resent} }
 
 // countEarly notes what has been sent by the end of the warm-up: it does not count.
-func (w *watch) countEarly() {
-	if w.wait(w.ctx, w.stage.Warmup) != nil {
-		return
+func (w *watch) countEarly() error {
+	if err := w.wait(w.ctx, w.stage.Warmup); err != nil {
+		return err
 	}
 	early, err := w.counts(w.ctx)
-	if err != nil {
-		if w.ctx.Err() == nil {
-			w.fail(err)
-		}
-		return
-	}
 	for a, c := range early {
 		a.early = c
 	}
+	return err
 }
 
 // counts are of all that was sent into the last hop until now.

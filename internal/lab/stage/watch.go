@@ -2,7 +2,9 @@ package stage
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"time"
 
@@ -37,11 +39,9 @@ type watch struct {
 func (r *run) accompany(ctx context.Context) (*watch, error) {
 	w := &watch{run: r}
 	w.ctx, w.stop = context.WithCancel(ctx)
-	if len(r.stage.Changes) > 0 {
-		r.apart(w.change)
-	}
+	w.apart(w.change)
 	if r.stage.Warmup > 0 {
-		r.apart(w.countEarly)
+		w.apart(w.countEarly)
 	}
 	var err error
 	if w.cpu, err = r.usedTime(); err == nil && r.proxy != nil {
@@ -61,28 +61,33 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 		}
 	}
 	if r.stage.Hints > 0 && r.proxy != nil {
-		r.apart(func() {
-			if err := r.proxy.Feed(w.ctx, w.hints(), r.stage.Hints, r.stage.Up.Delay); err != nil {
-				r.fail(err)
-			}
-		})
+		hints := w.hints()
+		w.apart(func() error { return r.proxy.Feed(w.ctx, hints, r.stage.Hints, r.stage.Up.Delay) })
 	}
 	if !r.env.Blind {
-		r.apart(w.look)
+		w.apart(w.look)
 	}
 	return w, nil
 }
 
+// apart runs f in a goroutine that the run waits for. An error of f ends the run, unless that is over.
+func (w *watch) apart(f func() error) {
+	w.others.Go(func() {
+		if err := f(); err != nil && w.ctx.Err() == nil {
+			w.fail(err)
+		}
+	})
+}
+
 // change alters the stage, each time in its turn.
-func (w *watch) change() {
+func (w *watch) change() error {
 	for _, c := range w.stage.Changes {
-		if w.wait(w.ctx, c.At) != nil {
-			return
+		if err := w.wait(w.ctx, c.At); err != nil {
+			return err
 		}
 		if c.Delay > 0 {
 			if err := w.lab.Path.SetDelay(c.Delay); err != nil {
-				w.fail(err)
-				return
+				return err
 			}
 		}
 		if c.Edge == "" {
@@ -94,36 +99,29 @@ func (w *watch) change() {
 		if err == nil {
 			refused, err = w.proxy.Reload(w.ctx)
 		}
-		if w.ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			w.fail(err)
-			return
+		if err = errors.Join(err, w.ctx.Err()); err != nil {
+			return err
 		}
 		w.record.Reloads = append(w.record.Reloads, Reload{At: at, Error: refused})
 	}
+	return nil
 }
 
 // look keeps looking at the proxy until the run is over.
-func (w *watch) look() {
+func (w *watch) look() error {
 	period := Step * time.Duration(1+len(w.looked)/flowsPerLook)
 	for at, memory := w.now(), time.Duration(0); ; at += period {
-		if w.wait(w.ctx, at) != nil {
-			return
+		if err := w.wait(w.ctx, at); err != nil {
+			return err
 		}
 		if w.now() >= memory {
 			if err := w.noteMemory(); err != nil {
-				w.fail(err)
-				return
+				return err
 			}
 			memory += memoryEvery
 		}
 		if err := w.sample(); err != nil {
-			if w.ctx.Err() == nil {
-				w.fail(err)
-			}
-			return
+			return err
 		}
 		at = max(at, w.now()-period) // behind: no use in catching up
 	}
@@ -290,21 +288,20 @@ func (w *watch) finish() error {
 	return nil
 }
 
-// hints returns what asks the last hop about the hosts that the proxy serves.
-func (w *watch) hints() func() []edge.HostHint {
+// hints returns what the last hop says of the hosts that the proxy serves, each time it is asked.
+func (w *watch) hints() iter.Seq2[netip.Addr, cc.Hint] {
 	monitors := map[netip.Addr]*netlab.Monitor{}
 	for _, a := range w.looked {
 		if monitors[a.host] == nil {
 			monitors[a.host] = w.lab.Path.Monitor(a.Host)
 		}
 	}
-	return func() (hints []edge.HostHint) {
+	return func(yield func(netip.Addr, cc.Hint) bool) {
 		for host, m := range monitors {
-			if h, ok := m.Hint(); ok {
-				hints = append(hints, edge.HostHint{Host: host, Hint: h})
+			if h, ok := m.Hint(); ok && !yield(host, h) {
+				return
 			}
 		}
-		return hints
 	}
 }
 
