@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
+	"net/http"
 
 	"golang.org/x/sys/unix"
 
@@ -32,33 +32,24 @@ type question struct {
 
 // text is the question as it travels. It looks like HTTP/1, for rules by server name.
 func (q question) text() []byte {
-	method := "GET"
+	method := http.MethodGet
 	if q.upload {
-		method = "PUT"
+		method = http.MethodPut
 	}
 	return fmt.Appendf([]byte(method), " /%d/%d/%d HTTP/1.1\r\nHost: stage.test\r\n\r\n", q.actor, q.stream, q.size)
 }
 
 // readQuestion reads one; io.EOF: there is none any more.
 func readQuestion(in *bufio.Reader) (q question, err error) {
-	first, err := in.ReadString('\n')
+	asked, err := http.ReadRequest(in)
 	if err != nil {
 		return q, err
 	}
-	var method string
-	if _, err := fmt.Sscanf(first, "%s /%d/%d/%d HTTP/1.1", &method, &q.actor, &q.stream, &q.size); err != nil {
-		return q, fmt.Errorf("read question %q: %w", first, err)
+	q.upload = asked.Method == http.MethodPut
+	if _, err := fmt.Sscanf(asked.RequestURI, "/%d/%d/%d", &q.actor, &q.stream, &q.size); err != nil {
+		return q, fmt.Errorf("read question %q: %w", asked.RequestURI, err)
 	}
-	q.upload = method == "PUT"
-	for {
-		rest, err := in.ReadString('\n')
-		if err != nil {
-			return q, io.ErrUnexpectedEOF
-		}
-		if strings.TrimSpace(rest) == "" {
-			return q, nil
-		}
-	}
+	return q, nil
 }
 
 // answer returns what serves a client until it is gone. What it does not understand it hangs
