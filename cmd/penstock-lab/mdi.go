@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -105,7 +104,6 @@ func axisText(a cc.MDIAxis) string { return fmt.Sprintf("%v,%v,%v", a.Min, a.Max
 type mdiPlan struct {
 	grid      cc.MDIGrid
 	algorithm cc.Spec
-	params    cc.Params
 	window    int // index of the algorithm's Internals that is its window; −1: none, Control.Cwnd is
 	scenario  sim.Scenario
 	runs      int
@@ -125,7 +123,6 @@ func (f *mdiTrainFlags) makePlan() (p mdiPlan, err error) {
 	if p.algorithm, err = cc.Lookup(name); err != nil {
 		return p, fmt.Errorf("--algorithm: %w", err)
 	}
-	p.params = params
 	// An algorithm that sends by credits has a window behind them: that counts.
 	p.window = slices.IndexFunc(p.algorithm.Internals, func(i cc.Internal) bool { return i.Name == "window_packets" })
 	if p.grid.Window, err = parseAxis(f.windows); err != nil {
@@ -150,7 +147,7 @@ func (f *mdiTrainFlags) makePlan() (p mdiPlan, err error) {
 	}
 	p.scenario = sim.Scenario{
 		Down: sim.LinkConfig{Delay: f.delay}, Up: sim.LinkConfig{Delay: f.delay}, Transport: sim.Kernel,
-		Duration: f.duration, Flows: []sim.FlowConfig{{Algorithm: name}},
+		Duration: f.duration, Flows: []sim.FlowConfig{{Algorithm: name, Params: params}},
 	}
 	if f.buffer != "none" {
 		down := &p.scenario.Down
@@ -202,7 +199,6 @@ func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 		return fmt.Errorf("--output: %w", err)
 	}
 	s := p.scenario
-	s.Flows = []sim.FlowConfig{{Algorithm: p.algorithm.Name, Params: p.params}}
 	var runs [][]cc.MDIEpoch
 	for i := range p.runs {
 		link, seed := f.links[i%len(f.links)], f.seed+uint64(i)
@@ -225,11 +221,8 @@ func (f *mdiTrainFlags) trainModel(cmd *cobra.Command, p mdiPlan) error {
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := model.Write(&text, f.commandLine()); err != nil {
-		return err
-	}
-	if err := output.Write(f.output, func(w io.Writer) error { _, err := text.WriteTo(w); return err }); err != nil {
+	err = output.Write(f.output, func(w io.Writer) error { return model.Write(w, f.commandLine()) })
+	if err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	return nil

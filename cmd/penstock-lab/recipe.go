@@ -102,7 +102,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
   sudo penstock-lab bench recipe live-switch --plot switch.png
   sudo penstock-lab bench recipe all --runs 3 --json runs.jsonl`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, names []string) error { return f.run(cmd, names) },
+		RunE: f.run,
 	}
 	cmd.AddCommand(recipeListCommand(), recipeTableCommand())
 	flags := cmd.Flags()

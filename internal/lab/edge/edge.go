@@ -47,23 +47,18 @@ type Options struct {
 	Everything bool
 }
 
-// listener is where connections come in.
-func (o Options) listener() string {
-	if o.Listener != "" {
-		return o.Listener
-	}
-	held := ""
+// file is the whole configuration.
+func (o Options) file(config string) string {
+	listener, held := o.Listener, ""
 	if o.Hold {
 		held = fmt.Sprintf(", udp: {queue: %d}", capture.DefaultHoldQueue)
 	}
-	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"%s}", capturePort, held)
-}
-
-// file is the whole configuration.
-func (o Options) file(config string) string {
+	if listener == "" {
+		listener = fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"%s}", capturePort, held)
+	}
 	return strings.TrimRight(config, "\n") + `
 listeners:
-  - ` + o.listener() + `
+  - ` + listener + `
 telemetry:
   address: "` + telemetryAddr + `"
 log:
@@ -79,7 +74,6 @@ shutdown:
 type Proxy struct {
 	opts   Options
 	cmd    *netlab.Cmd
-	node   *netlab.Node
 	client *http.Client
 	dir    string
 	said   *Tail
@@ -93,7 +87,7 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a place for the proxy's configuration: %w", err)
 	}
-	p := &Proxy{opts: o, node: node, dir: dir, said: &Tail{Most: tailBytes}, ended: make(chan struct{})}
+	p := &Proxy{opts: o, dir: dir, said: &Tail{Most: tailBytes}, ended: make(chan struct{})}
 	p.client = &http.Client{
 		Transport: &http.Transport{DialContext: node.DialContext, MaxIdleConnsPerHost: 4},
 		Timeout:   10 * time.Second,

@@ -60,10 +60,8 @@ func Need(t *testing.T) {
 
 // builds are the programs as they are shipped, each built once for the package.
 var builds = map[string]func() (string, error){
-	"penstock": sync.OnceValues(func() (string, error) { return Build(place) }),
-	"penstock-lab": sync.OnceValues(func() (string, error) {
-		return place + "/penstock-lab", makeIn(place, "penstock-lab")
-	}),
+	"penstock":     sync.OnceValues(func() (string, error) { return build(place, "penstock") }),
+	"penstock-lab": sync.OnceValues(func() (string, error) { return build(place, "penstock-lab") }),
 }
 
 // Penstock returns the program that is the proxy.
@@ -107,24 +105,23 @@ func StartAgent(t testing.TB, cmd *exec.Cmd, socket string) {
 func Agents(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	require.NoError(t, makeIn(dir, "agents"))
+	_, err := build(dir, "agents")
+	require.NoError(t, err)
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
 // Build builds the program as it is shipped, into a directory.
-func Build(dir string) (path string, err error) {
-	return filepath.Join(dir, "penstock"), makeIn(dir, "penstock")
-}
+func Build(dir string) (path string, err error) { return build(dir, "penstock") }
 
-// makeIn makes a target, which is put into a directory.
-func makeIn(dir, target string) error {
+// build makes a target, and returns the path of the program that has its name.
+func build(dir, target string) (path string, err error) {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
-		return fmt.Errorf("find the module of the program: %w", err)
+		return "", fmt.Errorf("find the module of the program: %w", err)
 	}
 	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), target, "BIN="+dir)
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", target, err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", target, err, out)
 	}
-	return nil
+	return filepath.Join(dir, target), nil
 }

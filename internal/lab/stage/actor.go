@@ -82,12 +82,10 @@ func (a *actor) play(ctx context.Context) {
 		switch {
 		case a.run.stage.Native && (a.Kind == Bulk || a.Kind == Upload):
 			err = a.nativeBulk(ctx)
-		case a.Kind == Bulk:
-			err = a.bulk(ctx)
+		case a.Kind == Bulk || a.Kind == Upload:
+			err = a.streamBulk(ctx)
 		case a.Kind == Requests || a.Kind == Web || a.Kind == Video:
 			err = a.ask(ctx)
-		case a.Kind == Upload:
-			err = a.upload(ctx)
 		case a.Kind == QUIC:
 			err = a.quic(ctx)
 		}
@@ -100,24 +98,18 @@ func (a *actor) play(ctx context.Context) {
 	}
 }
 
-func (a *actor) bulk(ctx context.Context) error {
+// streamBulk downloads or uploads on one connection.
+func (a *actor) streamBulk(ctx context.Context) error {
 	l, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(l.get(a.Size), l.close())
-}
-
-func (a *actor) upload(ctx context.Context) error {
-	l, err := a.open(ctx)
-	if err != nil {
-		return err
+	if a.Kind == Upload {
+		err = l.put(ctx)
+	} else {
+		err = l.get(a.Size)
 	}
-	q := question{actor: a.number, stream: l.stream, upload: true}
-	if _, err = l.Write(q.text()); err == nil {
-		err = a.pour(ctx, l, q, l.buf)
-	}
-	return errors.Join(fmt.Errorf("upload: %w", err), l.close())
+	return errors.Join(err, l.close())
 }
 
 // ask asks for one thing after the other in the actor's turns, each on a connection of its own where the kind is Web.
@@ -216,4 +208,14 @@ func (l *line) get(size cc.Bytes) error {
 		return fmt.Errorf("ask the server: %w", err)
 	}
 	return l.take(l, q, l.buf)
+}
+
+// put uploads without end.
+func (l *line) put(ctx context.Context) error {
+	q := question{actor: l.number, stream: l.stream, upload: true}
+	_, err := l.Write(q.text())
+	if err == nil {
+		err = l.pour(ctx, l, q, l.buf)
+	}
+	return fmt.Errorf("upload: %w", err)
 }

@@ -79,9 +79,7 @@ func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Dura
 }
 
 func newRun(env Env, s Stage) *run {
-	return &run{
-		stage: s, env: env, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name},
-	}
+	return &run{stage: s, env: env, began: make(chan struct{}), failed: make(chan error, 1)}
 }
 
 // play builds the last hop, starts the agents that the proxy is to name, calls act, and takes the figures.

@@ -20,16 +20,11 @@ func (a *actor) quic(ctx context.Context) error {
 	if control := cmp.Or(a.Control, quicControl); control != quicControl {
 		return a.sendNative(ctx, control, OverUDP)
 	}
-	out, err := listenUDP(ctx, a.run.lab.Server, a.server.Addr())
+	out, in, err := a.openUDP(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = out.Close() }()
-	in, err := listenUDP(ctx, a.run.lab.Client, a.host)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
+	defer func() { _, _ = out.Close(), in.Close() }()
 	server, err := quic.Listen(out, &tls.Config{
 		Certificates: []tls.Certificate{certs.SelfSigned(a.server.Addr().String())}, NextProtos: []string{quicProtocol},
 	}, nil)

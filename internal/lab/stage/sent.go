@@ -61,7 +61,7 @@ func (r *run) present(ctx context.Context, actors ...*actor) (map[*actor]sentFor
 					return nil, err
 				}
 			}
-			all[a] = sentFor{nodes[node][*at].sent, nodes[node][*at].resent}
+			all[a] = nodes[node][*at].sentFor
 		}
 		if s := a.sender.Load(); s != nil && a.at.Load() == nil {
 			all[a] = sentFor{cc.Bytes(s.bytes.Load()), cc.Bytes(s.again.Load())}

@@ -119,7 +119,6 @@ type Actor struct {
 
 // Record is what came of a run.
 type Record struct {
-	Stage  string
 	Actors []ActorRecord // in the order of Stage.Actors
 
 	// Throughput to Queueing are of the uplink where there is nothing but uploads.

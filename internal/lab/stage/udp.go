@@ -30,15 +30,12 @@ const leastRest = time.Millisecond
 // blast has the server send datagrams to the host until the actor stops, and
 // counts what comes until ctx ends.
 func (a *actor) blast(ctx context.Context) error {
-	in, err := listenUDP(ctx, a.run.lab.Client, a.host)
+	out, in, err := a.openUDP(ctx)
 	if err != nil {
 		return err
 	}
-	out, err := listenUDP(ctx, a.run.lab.Server, a.server.Addr())
-	if err != nil {
-		return errors.Join(err, in.Close())
-	}
-	defer context.AfterFunc(ctx, func() { _, _ = in.Close(), out.Close() })()
+	closeBoth := func() { _, _ = out.Close(), in.Close() } // either may be closed already
+	defer context.AfterFunc(ctx, closeBoth)()
 	ended := make(chan error, 1)
 	go func() { ended <- a.receive(in) }()
 	to := in.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -46,9 +43,19 @@ func (a *actor) blast(ctx context.Context) error {
 	if err == nil {
 		<-ctx.Done() // what is under way still counts
 	}
-	_ = out.Close() // either may be closed already
-	_ = in.Close()
+	closeBoth()
 	return errors.Join(err, <-ended)
+}
+
+// openUDP opens a socket at the server, and one at the host.
+func (a *actor) openUDP(ctx context.Context) (server, host *net.UDPConn, err error) {
+	if server, err = listenUDP(ctx, a.run.lab.Server, a.server.Addr()); err != nil {
+		return nil, nil, err
+	}
+	if host, err = listenUDP(ctx, a.run.lab.Client, a.host); err != nil {
+		return nil, nil, errors.Join(err, server.Close())
+	}
+	return server, host, nil
 }
 
 func listenUDP(ctx context.Context, node *netlab.Node, host netip.Addr) (conn *net.UDPConn, err error) {

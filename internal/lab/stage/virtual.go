@@ -380,10 +380,7 @@ func (v *virtual) move(edge virtualEdge) {
 
 // record reads the run as that of a real one is.
 func (v *virtual) record(run sim.Result) Record {
-	s := v.stage
-	r := Record{
-		Stage: s.Name, Reloads: v.reloads, Virtual: &run, Transport: v.scenario.Transport,
-	}
+	r := Record{Reloads: v.reloads, Virtual: &run, Transport: v.scenario.Transport}
 	packets := 0
 	for _, f := range run.Flows {
 		if f.Algorithm != sim.UDP {

@@ -35,8 +35,7 @@ type Window struct {
 type socket struct {
 	cwnd, pipe float64
 	mss        cc.Bytes
-
-	sent, resent cc.Bytes // since the connection began
+	sentFor    // since the connection began
 }
 
 // windowSample is one look at our window and at the socket below it.
@@ -89,21 +88,17 @@ func sockets(node *netlab.Node, own bool) (all map[netip.AddrPort]socket, err er
 					ip, port = r.InetDiagMsg.ID.Source, r.InetDiagMsg.ID.SourcePort
 				}
 				if addr, ok := netip.AddrFromSlice(ip); ok && r.TCPInfo != nil {
-					all[netip.AddrPortFrom(addr.Unmap(), port)] = socketOf(r.TCPInfo)
+					i := r.TCPInfo
+					all[netip.AddrPortFrom(addr.Unmap(), port)] = socket{
+						cwnd: float64(i.Snd_cwnd), mss: cc.Bytes(i.Snd_mss),
+						// What the kernel itself counts as being on the wire, RFC 6675's pipe.
+						pipe:    float64(i.Unacked) - float64(i.Sacked) - float64(i.Lost) + float64(i.Retrans),
+						sentFor: sentFor{cc.Bytes(i.Bytes_sent), cc.Bytes(i.Bytes_retrans)},
+					}
 				}
 			}
 		}
 		return nil
 	})
 	return all, err
-}
-
-func socketOf(i *netlink.TCPInfo) socket {
-	return socket{
-		cwnd: float64(i.Snd_cwnd),
-		// What the kernel itself counts as being on the wire, RFC 6675's pipe.
-		pipe: float64(i.Unacked) - float64(i.Sacked) - float64(i.Lost) + float64(i.Retrans),
-		mss:  cc.Bytes(i.Snd_mss),
-		sent: cc.Bytes(i.Bytes_sent), resent: cc.Bytes(i.Bytes_retrans),
-	}
 }
