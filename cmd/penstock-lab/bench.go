@@ -162,10 +162,15 @@ func (f *benchFlags) readExperiments(cmd *cobra.Command, files []string, senders
 	if err := f.outputs.check(slices.Concat(files, f.Links, []string{f.Up, f.DelayTrace})...); err != nil {
 		return nil, err
 	}
-	if len(files) > 0 {
-		if err := only(cmd.Flags(), ofRuns, withFile); err != nil {
+	if len(files) == 0 {
+		if err := senders(); err != nil {
 			return nil, err
 		}
+		r, err := f.Experiment()
+		return []recipe.Recipe{r}, err
+	}
+	if err := only(cmd.Flags(), ofRuns, "a file: write it there"); err != nil {
+		return nil, err
 	}
 	for _, file := range files {
 		r, err := recipe.Open(file, f.Agents)
@@ -174,14 +179,7 @@ func (f *benchFlags) readExperiments(cmd *cobra.Command, files []string, senders
 		}
 		all = append(all, r)
 	}
-	if len(files) > 0 {
-		return all, nil
-	}
-	if err := senders(); err != nil {
-		return nil, err
-	}
-	r, err := f.Experiment()
-	return []recipe.Recipe{r}, err
+	return all, nil
 }
 
 // playSeeds plays the experiments with each seed.

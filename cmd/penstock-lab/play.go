@@ -42,8 +42,6 @@ var ofRuns = []string{
 	"trace-every", "help", proxyFlag, "mdi-model",
 }
 
-const withFile = "a file: write it there"
-
 // only refuses other flags than those that go with something.
 func only(flags *pflag.FlagSet, those []string, with string) (err error) {
 	flags.Visit(func(flag *pflag.Flag) {

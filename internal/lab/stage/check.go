@@ -163,18 +163,13 @@ func (s Stage) CheckEdge() error {
 	if err != nil {
 		return err
 	}
-	read := map[string]error{}
 	for _, c := range s.Changes {
 		if c.Edge == "" {
 			continue
 		}
-		wrong, known := read[c.Edge]
-		if !known {
-			_, wrong = s.rereadEdge(edge, c.Edge)
-			if mistake := (*config.Error)(nil); errors.As(wrong, &mistake) {
-				mistake.Line = 0 // it is of the proxy's file
-			}
-			read[c.Edge] = wrong
+		_, wrong := s.rereadEdge(edge, c.Edge)
+		if mistake := (*config.Error)(nil); errors.As(wrong, &mistake) {
+			mistake.Line = 0 // it is of the proxy's file
 		}
 		switch {
 		case wrong != nil && !c.Refused:

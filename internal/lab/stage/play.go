@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -250,7 +251,11 @@ func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error)
 		stop()
 		playing.Wait()
 	}()
-	r.start()
+	if slices.ContainsFunc(r.stage.Actors, func(a Actor) bool { return a.Start == 0 }) {
+		r.lab.Path.StartOnData()
+	} else {
+		r.lab.Path.Start() // none sends data at the start
+	}
 	for _, a := range r.actors {
 		playing.Go(func() { a.play(actors) })
 	}
@@ -282,18 +287,6 @@ func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error)
 			return watch.finish()
 		}
 	}
-}
-
-// start begins the clock: with the first data packet, or at once where no actor
-// sends any at the start.
-func (r *run) start() {
-	for _, a := range r.actors {
-		if a.Start == 0 {
-			r.lab.Path.StartOnData()
-			return
-		}
-	}
-	r.lab.Path.Start()
 }
 
 func (r *run) awaitData(ctx context.Context) error {

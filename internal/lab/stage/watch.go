@@ -346,14 +346,8 @@ func (r *Record) passed(s Stage, hop interface {
 		dir, way = netlab.Up, r.Path.Up
 	}
 	r.Points = hop.Series(dir, s.Duration, Step)
-	r.Left = leftOf(hop.Series(netlab.Down, s.Duration, FineStep))
-	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays
-}
-
-// leftOf are the bytes of a series in steps of FineStep.
-func leftOf(points []netlab.Point) (all []cc.Bytes) {
-	for _, pt := range points {
-		all = append(all, pt.Throughput.BytesIn(FineStep))
+	for _, pt := range hop.Series(netlab.Down, s.Duration, FineStep) {
+		r.Left = append(r.Left, pt.Throughput.BytesIn(FineStep))
 	}
-	return all
+	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays
 }
