@@ -500,7 +500,7 @@ func (p *program) telemetry() (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	families, err := edge.ReadMetrics(bytes.NewReader(page))
+	families, err := edge.ReadMetrics(page)
 	if err != nil {
 		return nil, err
 	}

@@ -160,7 +160,7 @@ func (p *Proxy) awaitReady(ctx context.Context) error {
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
 	for {
-		if p.Get(ctx, "/readyz", nil) == nil {
+		if _, err := p.Get(ctx, "/readyz"); err == nil {
 			return nil
 		}
 		select {

@@ -1,9 +1,9 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math"
 
 	dto "github.com/prometheus/client_model/go"
@@ -17,18 +17,18 @@ import (
 type Metrics map[string]*dto.MetricFamily
 
 // Metrics fetches and parses the proxy's /metrics page.
-func (p *Proxy) Metrics(ctx context.Context) (m Metrics, err error) {
-	err = p.Get(ctx, "/metrics", func(r io.Reader) (err error) {
-		m, err = ReadMetrics(r)
-		return err
-	})
-	return m, err
+func (p *Proxy) Metrics(ctx context.Context) (Metrics, error) {
+	page, err := p.Get(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	return ReadMetrics(page)
 }
 
 // ReadMetrics parses the Prometheus text format.
-func ReadMetrics(r io.Reader) (Metrics, error) {
+func ReadMetrics(page []byte) (Metrics, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	m, err := parser.TextToMetricFamilies(r)
+	m, err := parser.TextToMetricFamilies(bytes.NewReader(page))
 	if err != nil {
 		err = fmt.Errorf("read the proxy's metrics: %w", err)
 	}

@@ -14,44 +14,34 @@ import (
 	"github.com/penstock-net/penstock/telemetry"
 )
 
-// Get reads one of the proxy's telemetry pages; read may be nil.
-func (p *Proxy) Get(ctx context.Context, page string, read func(io.Reader) error) error {
-	status, err := p.ask(ctx, http.MethodGet, page, nil, func(resp *http.Response) error {
-		if resp.StatusCode != http.StatusOK || read == nil {
-			return nil
-		}
-		return read(resp.Body)
-	})
+// Get reads one of the proxy's telemetry pages.
+func (p *Proxy) Get(ctx context.Context, page string) ([]byte, error) {
+	status, said, err := p.ask(ctx, http.MethodGet, page, nil)
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("%s: %d %s", page, status, http.StatusText(status))
 	}
-	return err
+	return said, err
 }
 
-func (p *Proxy) ask(ctx context.Context, method, page string, body []byte,
-	read func(*http.Response) error,
-) (status int, err error) {
+func (p *Proxy) ask(ctx context.Context, method, page string, body []byte) (status int, said []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+telemetryAddr+page, bytes.NewReader(body))
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := p.client.Do(req)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	return resp.StatusCode, errors.Join(read(resp), resp.Body.Close())
+	said, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, said, errors.Join(err, resp.Body.Close())
 }
 
 // post sends body and returns what the proxy refused it with, if it did.
 func (p *Proxy) post(ctx context.Context, page string, body []byte) (refused string, err error) {
-	var said []byte
-	status, err := p.ask(ctx, http.MethodPost, page, body, func(resp *http.Response) (err error) {
-		said, err = io.ReadAll(io.LimitReader(resp.Body, tailBytes))
-		return err
-	})
+	status, said, err := p.ask(ctx, http.MethodPost, page, body)
 	if err == nil && status != http.StatusOK {
 		refused = fmt.Sprintf("%d %s: %s", status, http.StatusText(status), bytes.TrimSpace(said))
 	}
@@ -69,7 +59,10 @@ func (p *Proxy) Reload(ctx context.Context) (refused string, err error) {
 
 // Flows are the connections that pass through the proxy, all of them.
 func (p *Proxy) Flows(ctx context.Context) (flows []telemetry.Flow, err error) {
-	err = p.Get(ctx, "/flows?limit=0", func(r io.Reader) error { return json.NewDecoder(r).Decode(&flows) })
+	page, err := p.Get(ctx, "/flows?limit=0")
+	if err == nil {
+		err = json.Unmarshal(page, &flows)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the proxy for its flows: %w", err)
 	}

@@ -100,9 +100,9 @@ type peer struct {
 // peers are what the gateway tells of all.
 func (s *scene) peers() (all []peer) {
 	s.t.Helper()
-	require.NoError(s.t, s.proxy.Get(s.t.Context(), "/v1/peers", func(r io.Reader) error {
-		return json.NewDecoder(r).Decode(&all)
-	}))
+	page, err := s.proxy.Get(s.t.Context(), "/v1/peers")
+	require.NoError(s.t, err)
+	require.NoError(s.t, json.Unmarshal(page, &all))
 	return all
 }
 
@@ -355,7 +355,8 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return strings.Contains(s.metrics(), there+"0")
 	}, patience, 10*time.Millisecond)
-	require.Error(t, s.proxy.Get(t.Context(), "/readyz", nil))
+	_, err = s.proxy.Get(t.Context(), "/readyz")
+	require.Error(t, err)
 	assert.Len(t, s.peers(), 2)
 	_, err = io.WriteString(far, "meanwhile")
 	require.NoError(t, err)
@@ -370,8 +371,10 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 		}, patience, 10*time.Millisecond)
 		s.wireGuardGo(s.Edge, is, edgeDevice) // else the kernel's comes by itself
 	}
-	require.Eventually(t, func() bool { return s.proxy.Get(t.Context(), "/readyz", nil) == nil },
-		2*patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		_, err := s.proxy.Get(t.Context(), "/readyz")
+		return err == nil
+	}, 2*patience, 10*time.Millisecond)
 	assert.Contains(t, s.metrics(), there+"1")
 	pings.await(t, pings.answers.Load()+10)
 	got := make([]byte, len("meanwhile"))
@@ -476,14 +479,11 @@ func TestAnInterfaceThatACrashLeftTakesAnotherKey(t *testing.T) {
 }
 
 // metrics are the gateway's.
-func (s *scene) metrics() (all string) {
+func (s *scene) metrics() string {
 	s.t.Helper()
-	require.NoError(s.t, s.proxy.Get(s.t.Context(), "/metrics", func(r io.Reader) error {
-		text, err := io.ReadAll(r)
-		all = string(text)
-		return err
-	}))
-	return all
+	page, err := s.proxy.Get(s.t.Context(), "/metrics")
+	require.NoError(s.t, err)
+	return string(page)
 }
 
 // Without the module there is no interface, and netstack does the same.
