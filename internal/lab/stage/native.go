@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // What carries the data of native senders.
@@ -48,11 +49,11 @@ type nativeEnd struct {
 
 // nativeBulk sends by the algorithm that the stage's edge names, and by no edge.
 func (a *actor) nativeBulk(ctx context.Context) error {
-	managed, terms, err := a.run.stage.terms(a.number)
+	terms, err := a.run.stage.terms(a.number)
 	if err != nil {
 		return err
 	}
-	if !managed {
+	if terms.Algorithm == policy.Unmanaged {
 		return fmt.Errorf("native: %q has no algorithm", a.Name)
 	}
 	spec, err := cc.Lookup(terms.Algorithm)

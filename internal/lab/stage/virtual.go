@@ -281,13 +281,10 @@ func (v *virtual) upload(n int) (sim.FlowConfig, error) {
 		Algorithm: control, Params: sim.KernelParams(control), Upload: true, Host: a.Host + 1,
 		Start: a.Start, Stop: a.Stop,
 	}
-	if v.stage.Native {
-		t, _, err := v.managed(n, v.edges[0])
-		f.Algorithm, f.Params = t.Algorithm, t.Params
-		return f, err
-	}
 	verdict, err := v.decide(n, v.edges[0])
-	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {
+	if v.stage.Native {
+		f.Algorithm, f.Params = verdict.Down.Algorithm, verdict.Down.Params
+	} else if verdict.FromClient.Algorithm != policy.Unmanaged {
 		f.Receive, f.ReceiveParams = verdict.FromClient.Algorithm, verdict.FromClient.Params
 	}
 	return f, err
@@ -309,24 +306,15 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, bool, error) {
 			edge = e
 		}
 	}
-	if t, ok, err := v.managed(n, edge); ok || err != nil {
-		return t, ok, err
+	verdict, err := v.decide(n, edge)
+	if err != nil || verdict.Down.Algorithm != policy.Unmanaged {
+		return verdict.Down, err == nil, err
 	}
 	name, _, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
 	return flow.Terms{
 		Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: sim.KernelParams(name),
 		Restarts: name == "cubic" || name == "reno", // tcp_slow_start_after_idle; bbr does not
 	}, false, err
-}
-
-// managed are the terms that an edge gives connection n, and those of all native senders; false: it is an upload, or
-// the edge has no part in it.
-func (v *virtual) managed(n int, edge virtualEdge) (flow.Terms, bool, error) {
-	verdict, err := v.decide(n, edge)
-	if err != nil || v.actor(n).Kind == Upload && !v.stage.Native {
-		return flow.Terms{}, false, err
-	}
-	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
 }
 
 // decide is what an edge makes of connection n.
@@ -348,28 +336,31 @@ func (v *virtual) decide(n int, edge virtualEdge) (policy.Verdict, error) {
 	return verdict, nil
 }
 
-// terms are what the stage's edge says of an actor's downloads; false: it has no part in them.
-func (s Stage) terms(i int) (bool, flow.Terms, error) {
-	v := virtual{stage: s}
+// terms are what the stage's edge says of an actor's downloads.
+func (s Stage) terms(i int) (flow.Terms, error) {
 	_, rules, err := s.readEdge(s.Edge)
 	if err != nil {
-		return false, flow.Terms{}, err
+		return flow.Terms{}, err
 	}
-	t, managed, err := v.managed(i, virtualEdge{rules: rules})
-	return managed, t, err
+	v := virtual{stage: s}
+	verdict, err := v.decide(i, virtualEdge{rules: rules})
+	return verdict.Down, err
 }
 
 // move gives running flows what another configuration says, as a reload does:
 // one that it would leave alone or refuse goes on as it was.
 func (v *virtual) move(edge virtualEdge) {
 	for i, a := range v.stage.Actors {
-		if _, ours, err := v.managed(i, v.edges[0]); !ours || err != nil || a.isDatagrams() {
-			continue // the server's own control does not change hands
+		before, err := v.decide(i, v.edges[0])
+		if err != nil || before.Down.Algorithm == policy.Unmanaged || a.isDatagrams() ||
+			a.Kind == Upload && !v.stage.Native {
+			continue // a host's own control does not change hands
 		}
 		for k, n := range v.flows[i] {
 			f := v.scenario.Flows[n]
-			t, ours, err := v.managed(v.connection(i, k), edge)
-			if !ours || err != nil || f.Start >= edge.from {
+			verdict, err := v.decide(v.connection(i, k), edge)
+			t := verdict.Down
+			if err != nil || t.Algorithm == policy.Unmanaged || f.Start >= edge.from {
 				continue
 			}
 			t.Host = netip.Addr{} // the simulator's own
