@@ -78,11 +78,10 @@ func (f *transfer) check() error {
 
 // report prints the counts until ctx ends.
 func (f *transfer) report(ctx context.Context, out io.Writer) {
-	ticker := time.NewTicker(f.every)
-	defer ticker.Stop()
+	tick := time.Tick(f.every)
 	for {
 		select {
-		case <-ticker.C:
+		case <-tick:
 			fmt.Fprintf(out, stage.NativeLine, f.bytes.Load(), f.again.Load())
 		case <-ctx.Done():
 			return

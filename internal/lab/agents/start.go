@@ -177,10 +177,7 @@ var errEnded = errors.New("it ended")
 // await waits until an agent listens at the place for datapaths, or is one on portus 0.5 that is served there. The
 // error is errEnded once ended is closed, and late after startLimit.
 func (o *oldForm) await(ended <-chan struct{}, late error) error {
-	limit := time.NewTimer(startLimit)
-	defer limit.Stop()
-	look := time.NewTicker(startLook)
-	defer look.Stop()
+	limit, look := time.After(startLimit), time.Tick(startLook)
 	for {
 		if there, err := o.connect(); there || err != nil {
 			return err
@@ -191,9 +188,9 @@ func (o *oldForm) await(ended <-chan struct{}, late error) error {
 		select {
 		case <-ended:
 			return errEnded
-		case <-limit.C:
+		case <-limit:
 			return late
-		case <-look.C:
+		case <-look:
 		}
 	}
 }

@@ -157,8 +157,7 @@ func (p *Proxy) RewriteListener(listener string) error {
 func (p *Proxy) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the proxy is not ready after %s", startTime))
 	defer cancel()
-	poll := time.NewTicker(10 * time.Millisecond)
-	defer poll.Stop()
+	poll := time.Tick(10 * time.Millisecond)
 	for {
 		if _, err := p.Get(ctx, "/readyz"); err == nil {
 			return nil
@@ -168,7 +167,7 @@ func (p *Proxy) awaitReady(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-p.ended:
 			return fmt.Errorf("the proxy ended before it was ready: %w", p.err)
-		case <-poll.C:
+		case <-poll:
 		}
 	}
 }

@@ -24,20 +24,18 @@ type delayedHint struct {
 // as a monitor of the radio would: by HTTP, and delay late, as a report on the
 // way back is. look is asked each period.
 func (p *Proxy) Feed(ctx context.Context, look iter.Seq2[netip.Addr, cc.Hint], period, delay time.Duration) error {
-	ticker := time.NewTicker(period)
-	defer ticker.Stop()
-	arrive := time.NewTimer(0)
-	defer arrive.Stop()
+	tick := time.Tick(period)
+	var arrive <-chan time.Time
 	var way []delayedHint // the oldest first; as many as fit into the delay
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case now := <-ticker.C:
+		case now := <-tick:
 			for host, hint := range look {
 				way = append(way, delayedHint{hint, host, now})
 			}
-		case <-arrive.C:
+		case <-arrive:
 		}
 		for len(way) > 0 && time.Since(way[0].made) >= delay {
 			if err := p.tellHint(ctx, way[0]); err != nil {
@@ -49,7 +47,7 @@ func (p *Proxy) Feed(ctx context.Context, look iter.Seq2[netip.Addr, cc.Hint], p
 			way = way[1:]
 		}
 		if len(way) > 0 {
-			arrive.Reset(delay - time.Since(way[0].made))
+			arrive = time.After(delay - time.Since(way[0].made))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package stage
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,9 +72,7 @@ func (a *actor) sendNative(ctx context.Context, algorithm, over string) (err err
 		source, sink, at = sink, source, a.server.Addr()
 	}
 	to := netip.AddrPortFrom(at, uint16(nativePort+a.number))
-	if over == "" {
-		over = OverUDP
-	}
+	over = cmp.Or(over, OverUDP)
 	read := cc.Bytes(0)
 	take := func(all cc.Bytes) {
 		a.read(int(all - read))

@@ -225,10 +225,8 @@ func (r *run) wait(ctx context.Context, until time.Duration) error {
 	if left <= 0 {
 		return ctx.Err()
 	}
-	t := time.NewTimer(left)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(left):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -267,10 +265,7 @@ func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error)
 	if err != nil {
 		return err
 	}
-	end := time.NewTimer(r.stage.Duration - r.now())
-	defer end.Stop()
-	tell := time.NewTicker(progressEvery)
-	defer tell.Stop()
+	end, tell := time.After(r.stage.Duration-r.now()), time.Tick(progressEvery)
 	for {
 		select {
 		case <-ctx.Done():
@@ -279,21 +274,18 @@ func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error)
 			return err
 		case <-r.ended():
 			return fmt.Errorf("the proxy ended after %s", r.now().Round(time.Millisecond))
-		case <-tell.C:
+		case <-tell:
 			if progress != nil {
 				progress(r.now())
 			}
-		case <-end.C:
+		case <-end:
 			return watch.finish()
 		}
 	}
 }
 
 func (r *run) awaitData(ctx context.Context) error {
-	poll := time.NewTicker(5 * time.Millisecond)
-	defer poll.Stop()
-	late := time.NewTimer(firstData)
-	defer late.Stop()
+	poll, late := time.Tick(5*time.Millisecond), time.After(firstData)
 	for r.now() == 0 {
 		select {
 		case <-ctx.Done():
@@ -302,9 +294,9 @@ func (r *run) awaitData(ctx context.Context) error {
 			return errors.New("the proxy ended before any data came")
 		case err := <-r.failed:
 			return err
-		case <-late.C:
+		case <-late:
 			return fmt.Errorf("no data came within %s", firstData)
-		case <-poll.C:
+		case <-poll:
 		}
 	}
 	return nil

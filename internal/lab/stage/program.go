@@ -120,11 +120,10 @@ func (r *run) runProgram(ctx context.Context, p Program, world *traffic.Outside)
 	over, told := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(told)
-		tick := time.NewTicker(tellEvery)
-		defer tick.Stop()
+		tick := time.Tick(tellEvery)
 		for {
 			select {
-			case <-tick.C:
+			case <-tick:
 				if p.Tell != nil {
 					p.Tell(r.now(), r.lab.Path.Recent(tellEvery))
 				}
