@@ -179,13 +179,13 @@ func (e *nativeEnd) explain(what string) error {
 	return fmt.Errorf("the native %s ended: %s", what, &e.complaint)
 }
 
-// usedTime returns the processor time that the proxy, or the processes of native senders, have used so far.
+// usedTime returns the processor time that the proxy, or a native stage's senders, have used so far; 0 without both.
 func (r *run) usedTime() (sum time.Duration, err error) {
 	if r.proxy != nil {
 		return r.proxy.CPUTime()
 	}
 	for _, a := range r.actors {
-		if s := a.sender.Load(); s != nil {
+		if s := a.sender.Load(); s != nil && r.stage.Native {
 			used, err := s.cpu()
 			if err != nil {
 				return 0, err
