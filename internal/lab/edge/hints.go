@@ -39,9 +39,6 @@ func (p *Proxy) Feed(ctx context.Context, look iter.Seq2[netip.Addr, cc.Hint], p
 		}
 		for len(way) > 0 && time.Since(way[0].made) >= delay {
 			if err := p.tellHint(ctx, way[0]); err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
 				return fmt.Errorf("tell the proxy of the link: %w", err)
 			}
 			way = way[1:]
