@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
@@ -76,12 +75,7 @@ A run begins to count after a second.
 			return f.trainModel(cmd, plan)
 		},
 	}
-	f.register(cmd.Flags())
-	_ = cmd.MarkFlagRequired("output") // which exists
-	return cmd
-}
-
-func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
+	flags := cmd.Flags()
 	flags.StringVarP(&f.algorithm, "algorithm", "a", "verus",
 		"`ALGORITHM` to imitate, with settings as in copa:delta=0.1")
 	flags.IntVar(&f.runs, "runs", 0, "how many runs, the links taking turns; 0: one over each")
@@ -96,6 +90,8 @@ func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.levels, "levels", axisText(cc.DefaultMDIGrid.Level),
 		"levels of the delay to tell apart: `LEAST,LARGEST,STEP`, or none: its change before, as published")
 	flags.StringVarP(&f.output, "output", "o", "", "`FILE` to write the model to")
+	_ = cmd.MarkFlagRequired("output") // which exists
+	return cmd
 }
 
 func axisText(a cc.MDIAxis) string { return fmt.Sprintf("%v,%v,%v", a.Min, a.Max, a.Step) }
@@ -117,10 +113,10 @@ const (
 
 func (f *mdiTrainFlags) makePlan() (p mdiPlan, err error) {
 	name, params, err := cc.Parse(f.algorithm)
-	if err != nil {
-		return p, fmt.Errorf("--algorithm: %w", err)
+	if err == nil {
+		p.algorithm, err = cc.Lookup(name)
 	}
-	if p.algorithm, err = cc.Lookup(name); err != nil {
+	if err != nil {
 		return p, fmt.Errorf("--algorithm: %w", err)
 	}
 	// An algorithm that sends by credits has a window behind them: that counts.
