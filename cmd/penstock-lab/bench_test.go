@@ -94,23 +94,12 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 	for _, name := range []string{"join-leave", "live-switch", "janus-c10", "nacc-d1", "pbe-e5"} {
 		assert.Regexp(t, `(?m)^`+name+` +(\d+m)?\d+s `, stdout)
 	}
-	for name, c := range map[string]struct {
-		args []string
-		says string
-	}{
-		"an unknown recipe": {
-			[]string{"nonesuch", "--virtual"},
-			`no "nonesuch"; penstock-lab bench recipe list`,
-		},
-		"all and another":           {[]string{"all", "hosts", "--virtual"}, "all goes without other names"},
-		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
-		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.gif"}, ".pdf, .png, .svg"},
-	} {
-		code, stdout, stderr := run(t, append([]string{"bench", "recipe"}, c.args...)...)
-		assert.Equal(t, cli.ExitInput, code, name)
-		assert.Empty(t, stdout, name)
-		assert.Contains(t, stderr, c.says, name)
-	}
+	assertRefused(t, "bench recipe", map[string]string{
+		"nonesuch --virtual":             `no "nonesuch"; penstock-lab bench recipe list`,
+		"all hosts --virtual":            "all goes without other names",
+		"hosts --virtual --runs 0":       "--runs",
+		"hosts --virtual --plot out.gif": ".pdf, .png, .svg",
+	})
 }
 
 func TestARecipeIsRunInVirtualTime(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
@@ -55,7 +54,7 @@ func TestFidelityIsJudgedLinkByLink(t *testing.T) {
 }
 
 func TestFidelityRefuses(t *testing.T) {
-	for args, complaint := range map[string]string{
+	assertRefused(t, "bench fidelity", map[string]string{
 		"-a kopa":           `--algorithm "kopa": no algorithm "kopa"`,
 		"-a copa:delta=-1":  `--algorithm "copa:delta=-1"`,
 		"-a none":           `--algorithm "none": none leaves the window to the kernel`,
@@ -71,10 +70,5 @@ func TestFidelityRefuses(t *testing.T) {
 		"--duration 0s":     "--duration: it is missing",
 		"--hints 1us":       "--hints: its hints come every 1µs",
 		"runs.jsonl":        `takes no arguments, but there is "runs.jsonl"`,
-	} {
-		code, stdout, stderr := run(t, append([]string{"bench", "fidelity"}, strings.Fields(args)...)...)
-		assert.Equal(t, cli.ExitInput, code, args)
-		assert.Contains(t, stderr, complaint, args)
-		assert.Empty(t, stdout, args)
-	}
+	})
 }

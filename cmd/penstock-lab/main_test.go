@@ -24,57 +24,30 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(t, runCommandLine, args)
 }
 
-func TestWhatGivesNoResultIsRefused(t *testing.T) {
-	for says, args := range map[string][]string{
-		"--seeds has 1 twice": {"bench", "--seeds", "1,2,1"},
-		"its round trip takes 2h0m0s, but must be shorter than the run": {"sim", "-a", "cubic", "--delay", "1h"},
-	} {
-		code, _, stderr := run(t, args...)
-		assert.Equal(t, cli.ExitInput, code)
-		assert.Contains(t, stderr, says)
+// assertRefused runs a command with several arguments, and looks for what one line says of each.
+func assertRefused(t *testing.T, command string, complaints map[string]string) {
+	t.Helper()
+	for args, says := range complaints {
+		code, stdout, stderr := run(t, strings.Fields(command+" "+args)...)
+		assert.Equal(t, cli.ExitInput, code, args)
+		assert.Empty(t, stdout, args)
+		assert.Contains(t, stderr, says, args)
+		said, _, _ := strings.Cut(stderr, "Run 'penstock-lab ")
+		assert.Equal(t, 1, strings.Count(said, "\n"), "%s: one line", args)
 	}
 }
 
 func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {
-	for name, c := range map[string]struct {
-		args []string
-		code int
-		says string // in standard error
-	}{
-		"an unknown command": {
-			[]string{"sin"},
-			cli.ExitInput,
-			`unknown command "sin" for "penstock-lab"; did you mean sim?`,
-		},
-		"an unknown command of trace": {
-			[]string{"trace", "describe", "x"},
-			cli.ExitInput,
-			`unknown command "describe" for "penstock-lab trace"`,
-		},
-		"a time without its unit": {
-			[]string{"bench", "--duration", "5"},
-			cli.ExitInput,
-			`--duration: "5" is not a time with its unit, such as 10s`,
-		},
-		"a word for a number": {
-			[]string{"bench", "--seeds", "abc"},
-			cli.ExitInput,
-			`--seeds: "abc" is not a whole number`,
-		},
-		"a word for a number of runs": {
-			[]string{"bench", "--runs", "many"},
-			cli.ExitInput,
-			`--runs: "many" is not a whole number`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			code, stdout, stderr := run(t, c.args...)
-			assert.Equal(t, c.code, code)
-			assert.Empty(t, stdout)
-			assert.Contains(t, stderr, c.says)
-			assert.Contains(t, stderr, "Run 'penstock-lab ")
-		})
-	}
+	assertRefused(t, "", map[string]string{
+		"sin":                     `unknown command "sin" for "penstock-lab"; did you mean sim?`,
+		"trace describe x":        `unknown command "describe" for "penstock-lab trace"`,
+		"bench --duration 5":      `--duration: "5" is not a time with its unit, such as 10s`,
+		"bench --duration a":      "Run 'penstock-lab bench --help' for usage.",
+		"bench --seeds abc":       `--seeds: "abc" is not a whole number`,
+		"bench --runs many":       `--runs: "many" is not a whole number`,
+		"bench --seeds 1,2,1":     "--seeds has 1 twice",
+		"sim -a cubic --delay 1h": "its round trip takes 2h0m0s, but must be shorter than the run",
+	})
 }
 
 func TestTheLaboratoryNamesItself(t *testing.T) {

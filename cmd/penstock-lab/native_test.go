@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-
-	"github.com/penstock-net/penstock/internal/cli"
 )
 
 func TestNativeEndsAreRefusedWhatCannotBe(t *testing.T) {
@@ -14,15 +12,11 @@ func TestNativeEndsAreRefusedWhatCannotBe(t *testing.T) {
 	if assert.NoError(t, err) {
 		defer taken.Close()
 	}
-	for says, args := range map[string][]string{
-		`--over "quic": must be one of udp, tcp, own-acks`:           {"receive", "--over", "quic"},
-		"--every is 0s, but must be at least 1ms":                    {"receive", "--every", "0s"},
-		"address already in use":                                     {"receive", "--over", "tcp", "--listen", taken.Addr().String()},
-		`"localhost" is no address and port, such as 127.0.0.1:9100`: {"send", "localhost"},
-		`--algorithm: no algorithm "coppa"`:                          {"send", "127.0.0.1:1", "-a", "coppa"},
-	} {
-		code, _, stderr := run(t, append([]string{"native"}, args...)...)
-		assert.Equal(t, cli.ExitInput, code, says)
-		assert.Contains(t, stderr, says)
-	}
+	assertRefused(t, "native", map[string]string{
+		"receive --over quic": `--over "quic": must be one of udp, tcp, own-acks`,
+		"receive --every 0s":  "--every is 0s, but must be at least 1ms",
+		"receive --over tcp --listen " + taken.Addr().String(): "address already in use",
+		"send localhost":            `"localhost" is no address and port, such as 127.0.0.1:9100`,
+		"send 127.0.0.1:1 -a coppa": `--algorithm: no algorithm "coppa"`,
+	})
 }

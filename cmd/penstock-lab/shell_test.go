@@ -295,20 +295,11 @@ func TestAUserWithoutRightsHasAShell(t *testing.T) {
 }
 
 func TestMistakesOfShell(t *testing.T) {
-	for name, row := range map[string]struct {
-		args []string
-		says string
-	}{
-		"an edge in virtual time": {[]string{"--edge", "copa@sim", "true"}, "--edge copa@sim: a program needs an edge"},
-		"no such edge":            {[]string{"--edge", "nosuch", "true"}, "--edge:"},
-		"no such link":            {[]string{"--link", "fast", "true"}, `--link: "fast"`},
-		"nothing to hold":         {[]string{"--hold", "true"}, "--hold: cubic has no proxy"},
-		"one file for two":        {[]string{"--record", "a", "--pcap", "a", "true"}, "a would be overwritten"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			code, _, stderr := clitest.Run(t, runCommandLine, append([]string{"shell"}, row.args...))
-			assert.Equal(t, 2, code)
-			assert.Contains(t, stderr, row.says)
-		})
-	}
+	assertRefused(t, "shell", map[string]string{
+		"--edge copa@sim true":     "--edge copa@sim: a program needs an edge",
+		"--edge nosuch true":       "--edge:",
+		"--link fast true":         `--link: "fast"`,
+		"--hold true":              "--hold: cubic has no proxy",
+		"--record a --pcap a true": "a would be overwritten",
+	})
 }

@@ -120,41 +120,35 @@ func TestSimRefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("duration: 1s\nfrob: 1\n"), 0o600))
 	mistyped := filepath.Join(t.TempDir(), "mistyped.yaml")
 	require.NoError(t, os.WriteFile(mistyped, []byte("link: {trace: lte5}\nflows: {a: {}}\nduration: 1s\n"), 0o600))
-	for complaint, args := range map[string]string{
-		`--link: "12" is neither a rate`:                    "--link 12",
-		`--link: "0mbit" carries nothing`:                   "--link 0mbit",
-		"--link: \"/nope\" is neither":                      "--link /nope",
-		"sim: trace case.yaml: line 1":                      "--link " + file,
-		`no model "x"`:                                      "--link generate:x",
-		`--up: "/nope" is neither`:                          "--up /nope",
-		`--sweep "delta" must be a parameter`:               "--sweep delta",
-		`--algorithm: penstock has no`:                      "--sweep gamma=1",
-		`--algorithm: no algorithm "foo"; there are`:        "-a foo",
-		"none leaves the window to the kernel":              "-a none",
-		"--loss and --up-loss must be probabilities":        "--up-loss 2",
-		`--buffer: "1x" needs a unit, such as 64KiB or`:     "--buffer 1x",
-		`--aqm: no management "red" of a queue; use`:        "--aqm red",
-		`--ecn: no ECN "yes"; use classic, l4s or off`:      "--ecn yes",
-		"--flows is -1, but must be at least 1":             "--flows -1",
-		"--flows is 0, but must be at least 1":              "--flows 0",
-		"--warmup: its warm-up is 30s, but must be shorter": "--warmup 30s",
-		"--duration: it is missing or above 1h0m0s":         "--duration -1s",
-		"it is missing or above 1h0m0s: write such as":      "--duration 2h",
-		"--delay, --warmup, --hints and --ack-every":        "--delay -1s",
-		"--trace-every is 0s, but must be whole millis":     "--trace-every 0s",
-		"--trace-every is 3.333ms, but must be":             "--trace-every 3333us",
-		"--trace-out: open /nope/x":                         "--trace-out /nope/x",
-		"case.yaml:2:1: frob: unknown key":                  file,
-		`no such file or directory; no model "lte5"`:        mistyped,
-		"--loss does not go with a file: write it there":    "--loss 0.1 " + file,
-		"open /nope: no such file":                          "/nope",
-	} {
-		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
-		assert.Equal(t, cli.ExitInput, code, args)
-		assert.Contains(t, stderr, complaint, args)
-		assert.Empty(t, stdout, args)
-		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)
-	}
+	assertRefused(t, "sim", map[string]string{
+		"--link 12":            `--link: "12" is neither a rate`,
+		"--link 0mbit":         `--link: "0mbit" carries nothing`,
+		"--link /nope":         "--link: \"/nope\" is neither",
+		"--link " + file:       "sim: trace case.yaml: line 1",
+		"--link generate:x":    `no model "x"`,
+		"--up /nope":           `--up: "/nope" is neither`,
+		"--sweep delta":        `--sweep "delta" must be a parameter`,
+		"--sweep gamma=1":      `--algorithm: penstock has no`,
+		"-a foo":               `--algorithm: no algorithm "foo"; there are`,
+		"-a none":              "none leaves the window to the kernel",
+		"--up-loss 2":          "--loss and --up-loss must be probabilities",
+		"--buffer 1x":          `--buffer: "1x" needs a unit, such as 64KiB or`,
+		"--aqm red":            `--aqm: no management "red" of a queue; use`,
+		"--ecn yes":            `--ecn: no ECN "yes"; use classic, l4s or off`,
+		"--flows -1":           "--flows is -1, but must be at least 1",
+		"--flows 0":            "--flows is 0, but must be at least 1",
+		"--warmup 30s":         "--warmup: its warm-up is 30s, but must be shorter",
+		"--duration -1s":       "--duration: it is missing or above 1h0m0s",
+		"--duration 2h":        "it is missing or above 1h0m0s: write such as",
+		"--delay -1s":          "--delay, --warmup, --hints and --ack-every",
+		"--trace-every 0s":     "--trace-every is 0s, but must be whole millis",
+		"--trace-every 3333us": "--trace-every is 3.333ms, but must be",
+		"--trace-out /nope/x":  "--trace-out: open /nope/x",
+		file:                   "case.yaml:2:1: frob: unknown key",
+		mistyped:               `no such file or directory; no model "lte5"`,
+		"--loss 0.1 " + file:   "--loss does not go with a file: write it there",
+		"/nope":                "open /nope: no such file",
+	})
 }
 
 func TestTraceEveryIsKept(t *testing.T) {

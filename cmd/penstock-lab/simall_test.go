@@ -80,7 +80,7 @@ func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
 }
 
 func TestSimAllRefuses(t *testing.T) {
-	for args, complaint := range map[string]string{
+	assertRefused(t, "sim", map[string]string{
 		"--all --link 12mbit":                      "--link does not go with --all",
 		"--all case.yaml":                          "--all does not go with a file",
 		"--all -a kopa":                            `no algorithm "kopa"`,
@@ -92,11 +92,5 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all --sweep delta":                      `--sweep "delta" must be a parameter`,
 		"--all --sweep cwnd=1,2,3":                 "has no parameter",
 		"--all -a copa -a vegas --sweep delta=0.5": "vegas has no parameter",
-	} {
-		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
-		assert.Equal(t, cli.ExitInput, code, args)
-		assert.Contains(t, stderr, complaint, args)
-		assert.Empty(t, stdout, args)
-		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)
-	}
+	})
 }

@@ -32,7 +32,7 @@ func TestTracesAreGeneratedConvertedAndDescribed(t *testing.T) {
 	assert.Equal(t, first[4][:1], second[4][:1], "about the same median")
 
 	require.NoError(t, os.WriteFile(rates, []byte("0,x\n1,2\n2,y\n"), 0o600))
-	for args, says := range map[string]string{
+	assertRefused(t, "trace", map[string]string{
 		"info /nope":                     "open /nope",
 		"info " + rates:                  `a.csv: line 1: "x" is not a number`,
 		"convert " + rates + " " + again: `a.csv: line 1: "x" is not a number`,
@@ -43,19 +43,10 @@ func TestTracesAreGeneratedConvertedAndDescribed(t *testing.T) {
 
 		"convert --every 1us a b":              "--every is 1µs",
 		"generate nope " + again:               `no model "nope"`,
+		"record server.example lte.trace":      `"server.example" is not SERVER:PORT, such as server.example:9000`,
 		"record 127.0.0.1:1 x --rate 0mbit":    "--rate",
 		"record 127.0.0.1:1 x --duration 10ms": "--duration is 10ms",
 		"serve --most 0mbit":                   "--most",
 		"serve --listen nowhere":               "--listen",
-	} {
-		code, _, stderr := run(t, append([]string{"trace"}, strings.Fields(args)...)...)
-		assert.Equal(t, cli.ExitInput, code, args)
-		assert.Contains(t, stderr, says, args)
-	}
-}
-
-func TestAServerWithoutItsPortIsRefused(t *testing.T) {
-	code, _, stderr := run(t, "trace", "record", "server.example", "lte.trace")
-	assert.Equal(t, cli.ExitInput, code)
-	assert.Contains(t, stderr, `"server.example" is not SERVER:PORT, such as server.example:9000`)
+	})
 }
