@@ -211,8 +211,8 @@ func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe
 // failures is an error where something does not hold that must, and the machine did not disturb it.
 func failures(runs []record.Run) error {
 	failed, findings := 0, 0
-	for i, r := range runs {
-		if recipe.IsDisturbed(runs, i) {
+	for _, r := range record.Judged(runs) {
+		if r.Noisy {
 			continue
 		}
 		findings += len(r.Findings)

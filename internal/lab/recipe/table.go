@@ -24,20 +24,18 @@ var unplayed = [][3]string{
 	},
 }
 
-// played is what was found of one experiment in virtual time and over real sockets.
+// sides name the ways of playing in words.
+var sides = [2]string{"in virtual time", "over real sockets"}
+
+// played is what was found of one experiment on both sides.
 type played struct {
-	name             string
-	recipe           Recipe // zero: it is none of the library
-	virtual, sockets side
+	name   string
+	recipe Recipe // zero: it is none of the library
+	sides  [2]side
 }
 
-// reasonFor says why a bound is missed: as the library has it now, else as the record has it.
-func (p played) reasonFor(f record.Finding) string {
-	return cmp.Or(p.recipe.missedReason(f.What), f.Why)
-}
-
-// side is what was found in one way of playing: the last run with findings of each seed, of one build and form. Noisy
-// are those that the machine disturbed, or disturbed a run before: what was found there counts for nothing.
+// side is what was found in one way of playing: the last run with findings of each seed, of one build and form, as
+// record.Judged has it.
 type side []record.Run
 
 // add takes the place of what is there of the seed, and of other builds and forms.
@@ -60,33 +58,12 @@ func (s side) isDisturbed() bool {
 	return len(s) > 0 && !slices.ContainsFunc(s, func(r record.Run) bool { return !r.Noisy })
 }
 
-// nth is the name of a finding, and how many have that name before it.
-type nth struct {
-	what   string
-	before int
-}
-
-// findings are those of all runs that were not disturbed, or of all: a bound must hold in each. They are by names,
-// which are in their order.
-func (s side) findings() (names []nth, found map[nth]record.Finding) {
-	found = map[nth]record.Finding{}
-	for _, r := range s {
-		if r.Noisy && !s.isDisturbed() {
-			continue
-		}
-		seen := map[string]int{}
-		for _, f := range r.Findings {
-			name := nth{f.What, seen[f.What]}
-			seen[f.What]++
-			if before, there := found[name]; there {
-				f.Got, f.OK, f.Why = before.Got+" · "+f.Got, before.OK && f.OK, cmp.Or(before.Why, f.Why)
-			} else {
-				names = append(names, name)
-			}
-			found[name] = f
-		}
+// counting are the runs that were not disturbed, or all if each was.
+func (s side) counting() side {
+	if s.isDisturbed() {
+		return s
 	}
-	return names, found
+	return slices.DeleteFunc(slices.Clone(s), func(r record.Run) bool { return r.Noisy })
 }
 
 // last are those of every recipe of the library, then of what else the records have.
@@ -94,27 +71,21 @@ func last(runs []record.Run) (all []played) {
 	for _, r := range All(nil) {
 		all = append(all, played{name: r.Name, recipe: r})
 	}
-	noisy := map[string]bool{} // experiments with a run since their last findings that was disturbed or does not count
-	for _, r := range runs {
-		noisy[r.Experiment] = noisy[r.Experiment] || r.Noisy || r.Discarded != ""
-		if len(r.Findings) == 0 || r.Scale == string(Control) { // they are with an experiment's last run
+	for _, r := range record.Judged(runs) {
+		if r.Scale == string(Control) {
 			continue
 		}
 		i := slices.IndexFunc(all, func(p played) bool { return p.name == r.Experiment })
 		if i < 0 {
 			i, all = len(all), append(all, played{name: r.Experiment})
 		}
-		there := &all[i].sockets
+		there := &all[i].sides[1]
 		if r.Virtual {
-			there = &all[i].virtual
+			there = &all[i].sides[0]
 		}
-		if r.Scale != "" && len(*there) > 0 && there.first().Scale == "" {
-			continue // the short form, and the full one is there
+		if r.Scale == "" || len(*there) == 0 || there.first().Scale != "" { // no short form where the full one is
+			there.add(r)
 		}
-		if !r.Virtual {
-			r.Noisy, noisy[r.Experiment] = noisy[r.Experiment], false
-		}
-		there.add(r)
 	}
 	return all
 }
@@ -126,8 +97,8 @@ const (
 	notMeasured = unmeasured // it was not played, does not apply there, or the machine disturbed the run
 )
 
-// boundCount counts the bounds of one experiment, or of all, by their verdicts in virtual time or over real sockets.
-type boundCount struct{ held, broken, notMeasured int }
+// boundCount counts the bounds of one experiment, or of all, that hold and that do not on one side.
+type boundCount struct{ held, broken int }
 
 // add counts one verdict.
 func (c *boundCount) add(verdict string) {
@@ -136,8 +107,6 @@ func (c *boundCount) add(verdict string) {
 		c.held++
 	case broken:
 		c.broken++
-	case notMeasured:
-		c.notMeasured++
 	}
 }
 
@@ -160,56 +129,73 @@ func (c *boundCount) String() string {
 	return fmt.Sprintf("%s %d/%d", c.verdict(), c.held, c.held+c.broken)
 }
 
-// verdict judges one finding; empty: it has no bound. The bounds of a disturbed run are not measured, whether they
-// hold or not, because the machine may have caused either.
-func verdict(bound string, ok, measured bool) string {
-	switch {
-	case bound == comparing:
-		return ""
-	case !measured:
-		return notMeasured
-	case !ok:
-		return broken
-	}
-	return holds
-}
-
-// row is one finding of an experiment, with the figures and verdicts in virtual time and over real sockets.
+// row is one finding of an experiment on both sides.
 type row struct {
 	record.Finding
-	figures, verdicts, reasons [2]string
+	sides [2]judged
 }
 
-// explain returns the verdict of a side, with the reason where a bound is known to be missed.
-func (r row) explain(side int) string {
-	if r.verdicts[side] == broken && r.reasons[side] != "" {
-		return broken + ": " + escape(r.reasons[side])
+// judged is a finding on one side. The verdict is empty where there is no bound.
+type judged struct{ figure, verdict, reason string }
+
+// explain returns the verdict, with the reason where a bound is known to be missed.
+func (c judged) explain() string {
+	if c.verdict == broken && c.reason != "" {
+		return broken + ": " + escape(c.reason)
 	}
-	return r.verdicts[side]
+	return c.verdict
 }
 
 // rows are the findings of both sides, in the order of virtual time. Some are of one side alone, such as processor
 // time, which only a real proxy uses.
-func (p played) rows() (all []row) {
-	names, virtual := p.virtual.findings()
-	more, sockets := p.sockets.findings()
-	for _, name := range more {
-		if _, there := virtual[name]; !there {
-			names = append(names, name)
+func (p played) rows() []row {
+	virtual, sockets := p.sides[0].counting(), p.sides[1].counting()
+	var all, alone []row // alone: over real sockets
+	for _, l := range joinFindings(slices.Concat(virtual, sockets)) {
+		found := [2]*record.Finding{joinTimes(l.times[:len(virtual)]), joinTimes(l.times[len(virtual):])}
+		r := row{Finding: *cmp.Or(found[0], found[1])}
+		for side, f := range found {
+			r.sides[side] = p.judge(f, r.Bound, p.sides[side].isDisturbed())
+		}
+		if found[0] != nil {
+			all = append(all, r)
+		} else {
+			alone = append(alone, r)
 		}
 	}
-	for _, name := range names {
-		v, isVirtual := virtual[name]
-		r, isReal := sockets[name]
-		f := v
-		if !isVirtual {
-			f = r
+	return append(all, alone...)
+}
+
+// joinTimes makes one finding of those of several times: the bound must hold in each. nil: it was never there.
+func joinTimes(times []*record.Finding) (all *record.Finding) {
+	for _, f := range times {
+		if f != nil && all != nil {
+			next := *f
+			next.Got, next.OK, next.Why = all.Got+" · "+f.Got, all.OK && f.OK, cmp.Or(all.Why, f.Why)
+			f = &next
 		}
-		all = append(all, row{Finding: f, figures: [2]string{v.Got, r.Got}, verdicts: [2]string{
-			verdict(f.Bound, v.OK, isVirtual), verdict(cmp.Or(r.Bound, f.Bound), r.OK, isReal && !p.sockets.isDisturbed()),
-		}, reasons: [2]string{p.reasonFor(v), p.reasonFor(r)}})
+		all = cmp.Or(f, all)
 	}
 	return all
+}
+
+// judge returns what one side has of a finding; f nil: it is not there. What was found in a disturbed run is not
+// measured, whether the bound holds or not, because the machine may have caused either. The reason of a missed bound is
+// as the library has it now, else as the record has it.
+func (p played) judge(f *record.Finding, bound string, disturbed bool) (c judged) {
+	if f != nil {
+		bound, c.figure, c.reason = f.Bound, f.Got, cmp.Or(p.recipe.missedReason(f.What), f.Why)
+	}
+	switch {
+	case bound == comparing:
+	case f == nil || disturbed:
+		c.verdict = notMeasured
+	case f.OK:
+		c.verdict = holds
+	default:
+		c.verdict = broken
+	}
+	return c
 }
 
 // describe is an experiment's cell on one side.
@@ -223,9 +209,6 @@ func (s side) describe(count boundCount) string {
 	}
 	return text
 }
-
-// sides name the ways of playing in words.
-var sides = [2]string{"in virtual time", "over real sockets"}
 
 // WriteMarkdown writes a table of all published experiments with a verdict on each side, by the findings of the last
 // build in virtual time and over real sockets, which must hold in the runs of all seeds, and each bound that does not
@@ -242,16 +225,17 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
 		rows := p.rows()
 		for side := range sides {
 			for _, r := range rows {
-				counts[side].add(r.verdicts[side])
+				counts[side].add(r.sides[side].verdict)
 			}
 			writeBroken(&broken[side], p.name, rows, side)
 		}
-		sockets := socketsCell{p.sockets.describe(counts[1]), cmp.Or(commit(p.sockets.first()), "-"), counts[1]}
-		if old, is := earlier.cells[p.name]; is && len(p.sockets) == 0 {
+		real := p.sides[1]
+		sockets := socketsCell{real.describe(counts[1]), cmp.Or(commit(real.first()), "-"), counts[1]}
+		if old, is := earlier.cells[p.name]; is && len(real) == 0 {
 			sockets = old
 			broken[1].WriteString(earlier.broken[p.name])
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.virtual.describe(counts[0]), sockets.text, sockets.build)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.sides[0].describe(counts[0]), sockets.text, sockets.build)
 		for side, c := range [2]boundCount{counts[0], sockets.count} {
 			totals[side].held += c.held
 			totals[side].broken += c.broken
@@ -367,13 +351,14 @@ func writeBroken(b *strings.Builder, name string, rows []row, side int) {
 	var reasons []string
 	first, counts := map[string]string{}, map[string]int{}
 	for _, r := range rows {
-		if r.verdicts[side] != broken {
+		c := r.sides[side]
+		if c.verdict != broken {
 			continue
 		}
-		why := fullForm.ReplaceAllString(cmp.Or(r.reasons[side], unknownReason), "")
+		why := fullForm.ReplaceAllString(cmp.Or(c.reason, unknownReason), "")
 		if counts[why]++; counts[why] == 1 {
 			reasons = append(reasons, why)
-			first[why] = fmt.Sprintf("%s is %s (%s)", r.What, r.figures[side], r.Bound)
+			first[why] = fmt.Sprintf("%s is %s (%s)", r.What, c.figure, r.Bound)
 		}
 	}
 	for _, why := range reasons {
@@ -390,7 +375,7 @@ func WriteFigures(w io.Writer, runs []record.Run) error {
 		title := "`" + p.name + "`"
 		for _, r := range p.rows() {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", title, escape(r.What), escape(r.Paper),
-				escape(r.Bound), escape(r.figures[0]), r.explain(0), escape(r.figures[1]), r.explain(1))
+				escape(r.Bound), escape(r.sides[0].figure), r.sides[0].explain(), escape(r.sides[1].figure), r.sides[1].explain())
 			title = ""
 		}
 	}
@@ -402,7 +387,7 @@ func WriteFigures(w io.Writer, runs []record.Run) error {
 func builds(all []played) string {
 	var names []string
 	for _, p := range all {
-		if name := commit(p.virtual.first()); name != "" && !slices.Contains(names, name) {
+		if name := commit(p.sides[0].first()); name != "" && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

@@ -43,86 +43,79 @@ func WriteHead(w io.Writer, r Recipe, runs []record.Run) error {
 
 // WriteFindings writes what must hold of the experiments that runs are of, each by itself; nothing where nothing must.
 func WriteFindings(w io.Writer, runs []record.Run) error {
-	for len(runs) > 0 {
-		name := runs[0].Experiment
-		end := slices.IndexFunc(runs, func(r record.Run) bool { return r.Experiment != name })
-		if end < 0 {
-			end = len(runs)
+	for judged := record.Judged(runs); len(judged) > 0; {
+		n := slices.IndexFunc(judged, func(r record.Run) bool { return r.Experiment != judged[0].Experiment })
+		if n < 0 {
+			n = len(judged)
 		}
-		var all [][]record.Finding
-		var disturbed []bool
-		for i, r := range runs[:end] {
-			if r.Findings != nil {
-				all, disturbed = append(all, r.Findings), append(disturbed, IsDisturbed(runs, i))
-			}
-		}
-		if runs = runs[end:]; len(all) == 0 {
-			continue
-		}
-		fmt.Fprintf(w, "\n%s\n", name)
-		if err := writeFindings(w, all, disturbed); err != nil {
+		fmt.Fprintf(w, "\n%s\n", judged[0].Experiment)
+		if err := writeFindings(w, judged[:n]); err != nil {
 			return err
 		}
+		judged = judged[n:]
 	}
 	return nil
 }
 
-// IsDisturbed reports whether the machine disturbed a run that the findings of run i are about: they count for nothing.
-func IsDisturbed(runs []record.Run, i int) bool {
-	for k := i; k >= 0 && runs[k].Experiment == runs[i].Experiment && (k == i || runs[k].Findings == nil); k-- {
-		if runs[k].Noisy || runs[k].Discarded != "" {
-			return true
-		}
-	}
-	return false
+// absent stands for the figure of a finding whose condition did not hold.
+const absent = "-"
+
+// line is a finding with what came of it each time that its experiment was played.
+type line struct {
+	record.Finding                   // of the first time
+	times          []*record.Finding // nil: its condition did not hold then
 }
 
-// writeFindings writes those of one experiment, a list for each time that it was played; the condition of one may
-// hold some times only.
-func writeFindings(w io.Writer, all [][]record.Finding, disturbed []bool) error {
-	const absent = "-"
-	type line struct {
-		record.Finding
-		got         []string // each time
-		there, held int      // of the times that were not disturbed
-	}
-	var lines []line
-	for i, findings := range all {
+// joinFindings joins those of one experiment, a list for each time that it was played. Those of one name have their
+// order.
+func joinFindings(runs []record.Run) (lines []line) {
+	for i, r := range runs {
 		next := 0
-		for _, f := range findings {
+		for _, f := range r.Findings {
 			k := slices.IndexFunc(lines, func(l line) bool {
-				return l.What == f.What && l.Paper == f.Paper && l.got[i] == absent
+				return l.What == f.What && l.Paper == f.Paper && l.times[i] == nil
 			})
 			if k < 0 {
 				k = next
-				lines = slices.Insert(lines, k, line{Finding: f, got: slices.Repeat([]string{absent}, len(all))})
+				lines = slices.Insert(lines, k, line{f, make([]*record.Finding, len(runs))})
 			}
-			l := &lines[k]
-			l.got[i] = f.Got
-			if !disturbed[i] {
-				l.there++
-				if f.OK {
-					l.held++
-				}
-			}
+			lines[k].times[i] = &f
 			next = k + 1
 		}
 	}
+	return lines
+}
+
+// writeFindings writes those of one experiment, which must hold each time that the machine did not disturb.
+func writeFindings(w io.Writer, runs []record.Run) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
-	for _, l := range lines {
+	for _, l := range joinFindings(runs) {
+		there, held := 0, 0
+		got := slices.Repeat([]string{absent}, len(runs))
+		for i, f := range l.times {
+			if f == nil {
+				continue
+			}
+			got[i] = f.Got
+			if !runs[i].Noisy {
+				there++
+				if f.OK {
+					held++
+				}
+			}
+		}
 		verdict := "ok"
 		switch {
-		case l.there == 0:
+		case there == 0:
 			verdict = notMeasured
-		case l.held < l.there:
+		case held < there:
 			verdict = "FAIL"
 		}
-		if l.held > 0 && l.held < l.there {
-			verdict += fmt.Sprintf(" %d of %d", l.there-l.held, l.there)
+		if held > 0 && held < there {
+			verdict += fmt.Sprintf(" %d of %d", there-held, there)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, l.What, cmp.Or(l.Paper, absent), l.Bound,
-			strings.Join(l.got, " · "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, l.What, cmp.Or(l.Paper, absent), l.Bound, strings.Join(got, " · "))
 	}
 	return t.Flush()
 }

@@ -21,12 +21,12 @@ func TestFindingsOfSeveralSeedsMayDiffer(t *testing.T) {
 		{},
 	}
 	for _, order := range [][3]int{{0, 1, 2}, {1, 2, 0}, {2, 0, 1}} {
-		var all [][]record.Finding
+		var all []record.Run
 		for _, i := range order {
-			all = append(all, seeds[i])
+			all = append(all, record.Run{Findings: seeds[i]})
 		}
 		var b strings.Builder
-		require.NoError(t, writeFindings(&b, all, make([]bool, len(all))))
+		require.NoError(t, writeFindings(&b, all))
 		var got []string
 		for line := range strings.Lines(b.String()) {
 			got = append(got, strings.Join(strings.Fields(line), " "))

@@ -543,3 +543,20 @@ func Open(name string) ([]Run, error) {
 
 // Find is the index of that run among others; -1: it is not there.
 func (r Run) Find(runs []Run) int { return slices.IndexFunc(runs, r.Same) }
+
+// Judged returns the runs with findings. Noisy says of each that the machine disturbed a run which its findings are
+// about, or that one of them does not count: the findings say nothing then. They are about the runs of one experiment,
+// form and command since the findings before; those of other experiments may stand between them.
+func Judged(runs []Run) (judged []Run) {
+	type play struct{ experiment, scale, command string }
+	disturbed := map[play]bool{}
+	for _, r := range runs {
+		of := play{r.Experiment, r.Scale, r.Command}
+		r.Noisy = r.Noisy || r.Discarded != "" || disturbed[of]
+		disturbed[of] = r.Noisy && r.Findings == nil && r.Must == "" // a play whose conditions all fail has no findings
+		if len(r.Findings) > 0 {
+			judged = append(judged, r)
+		}
+	}
+	return judged
+}

@@ -287,6 +287,38 @@ func TestWhoLeftInTheWarmUpHasNoPartInFairness(t *testing.T) {
 	}
 }
 
+// Findings are about the runs of their play, whatever stands between these in a file.
+func TestFindingsOfADisturbedPlayAreKnown(t *testing.T) {
+	type run = record.Run
+	found := []record.Finding{{What: "ratio"}}
+	for what, c := range map[string]struct {
+		runs []run
+		want []bool
+	}{
+		"its own": {[]run{{Findings: found}, {Findings: found, Noisy: true}}, []bool{false, true}},
+
+		"one before": {[]run{{Noisy: true}, {}, {Findings: found}, {Findings: found}}, []bool{true, false}},
+
+		"one that does not count": {[]run{{Discarded: "packets were lost"}, {Findings: found}}, []bool{true}},
+
+		"of an experiment between others": {[]run{
+			{Experiment: "a", Noisy: true}, {Experiment: "b", Findings: found}, {Experiment: "a", Findings: found},
+			{Experiment: "b", Findings: found},
+		}, []bool{false, true, false}},
+
+		"of a play whose conditions all fail": {[]run{{Noisy: true, Must: "digest"}, {Findings: found}}, []bool{false}},
+
+		"of another form":    {[]run{{Noisy: true, Scale: "short"}, {Findings: found}}, []bool{false}},
+		"of another command": {[]run{{Noisy: true, Command: "penstock-lab bench"}, {Findings: found}}, []bool{false}},
+	} {
+		var got []bool
+		for _, r := range record.Judged(c.runs) {
+			got = append(got, r.Noisy)
+		}
+		assert.Equal(t, c.want, got, what)
+	}
+}
+
 var update = flag.Bool("update", false, "rewrite the list of docs/records.md")
 
 // TestThePageOfRecordsListsEachKey compares docs/records.md with the keys that a record may have.
