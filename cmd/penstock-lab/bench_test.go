@@ -362,3 +362,22 @@ func TestWhatTheMachineDisturbedIsNoFailure(t *testing.T) {
 	noisy.Experiment = "before"
 	require.ErrorContains(t, failures([]record.Run{noisy, broken}), "1 of 1 findings do not hold")
 }
+
+// Under its control a bound of an experiment must fail, or it could not.
+func TestABoundFailsUnderTheControl(t *testing.T) {
+	need.OneGoroutine(t)
+	t.Chdir(t.TempDir())
+	const text = "link: {rate: 12mbit, rtt: 20ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n" +
+		"control: {algorithm: cubic}\nmust: [queueing.p95 <= $(most)]\n"
+	for most, ends := range map[string]int{"100": cli.ExitOK, "10000": cli.ExitFail} {
+		require.NoError(t, os.WriteFile("my.yaml", []byte(strings.Replace(text, "$(most)", most, 1)), 0o600))
+		code, _, stderr := run(t, "bench", "recipe", "my.yaml", "--virtual")
+		require.Equal(t, cli.ExitOK, code, stderr)
+		code, stdout, stderr := run(t, "bench", "recipe", "my.yaml", "--virtual", "--control")
+		assert.Equal(t, ends, code, stderr)
+		assert.Equal(t, ends == cli.ExitOK, strings.Contains(stdout, "\nFAIL"), stdout)
+		assert.Equal(t, ends == cli.ExitFail, strings.Contains(stderr, "my: no finding fails under its control"), stderr)
+	}
+	held := record.Run{Experiment: "a", Noisy: true, Findings: []record.Finding{{OK: true}}}
+	require.NoError(t, checkControls([]record.Run{held}), "what the machine disturbed says nothing")
+}

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -93,7 +95,8 @@ process at the edge, which needs root or user namespaces, and takes as long as t
 experiment; or with --virtual in virtual time, on any machine and much faster, by
 the same configuration but without a proxy whose time or memory could matter.
 --short plays less: shorter, with fewer flows. --control plays that with what the
-recipe names as its control, such as another algorithm: a finding must fail.
+recipe names as its control, such as another algorithm: a finding must fail, and the
+exit status is 1 when none of a recipe does.
 
 With several --runs, which have seeds of their own, a finding must hold in each.`,
 		Example: `  penstock-lab bench recipe hosts --virtual
@@ -168,5 +171,24 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		}
 		return writeResults(cmd.OutOrStdout(), runs)
 	})
-	return errors.Join(err, f.draw(), failures(f.all))
+	check := failures
+	if f.control {
+		check = checkControls
+	}
+	return errors.Join(err, f.draw(), check(f.all))
+}
+
+// checkControls is an error where no finding of an experiment fails. What the machine disturbed says nothing.
+func checkControls(runs []record.Run) (err error) {
+	fails := map[string]bool{} // by experiment
+	for _, r := range record.Judged(runs) {
+		fails[r.Experiment] = fails[r.Experiment] || r.Noisy ||
+			slices.ContainsFunc(r.Findings, func(f record.Finding) bool { return !f.OK })
+	}
+	for _, name := range slices.Sorted(maps.Keys(fails)) {
+		if !fails[name] {
+			err = errors.Join(err, fmt.Errorf("%s: no finding fails under its control: none can tell the two apart", name))
+		}
+	}
+	return err
 }
