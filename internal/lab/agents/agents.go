@@ -36,12 +36,12 @@ type Agents []Agent
 
 // Agent is one of them.
 type Agent struct {
-	Name      string
+	Name      string `yaml:"name"`
 	Socket    string // where it listens; empty: it is yet to be started
-	Command   string // that Start has a shell start, in place of Program
+	Command   string `yaml:"command"` // that Start has a shell start, in place of Program
 	In, Out   string // paths of one on portus 0.5 that is started elsewhere once Start has made Out
-	Program   string // that Start starts, without Prefix; empty: the one of its name
-	Algorithm string // that flows ask it for; empty: its default
+	Program   string `yaml:"program"`   // that Start starts, without Prefix; empty: the one of its name
+	Algorithm string `yaml:"algorithm"` // that flows ask it for; empty: its default
 
 	pid  int        // 0: another program has started it
 	said *edge.Tail // by what Start has started; complete once that has been ended

@@ -138,7 +138,7 @@ func (m Matrix) run(link, buffer string, loss float64, s Sender) (e recipe.Exper
 	default:
 		up.Carries = m.Up
 	}
-	flow := recipe.Flow{Name: "download", App: string(stage.Bulk), Host: 1}
+	flow := recipe.Flow{Actor: stage.Actor{Name: "download", Kind: stage.Bulk, Host: 1}}
 	if m.Flows > 1 {
 		flow.Count = m.Flows
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -142,11 +141,8 @@ func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 		if a.Program != "" && a.Command != "" {
 			return s, &config.Error{Key: "agents", Message: a.Name + " has a program and a command: take one out"}
 		}
-		s.Agents = append(s.Agents, agents.Agent{
-			Name: a.Name, Program: a.Program, Command: a.Command, Algorithm: a.Algorithm,
-		})
 	}
-	s.Agents = b.load.Agents.Over(s.Agents)
+	s.Agents = b.load.Agents.Over(f.Agents)
 	if err := b.actors(f.Flows, &s); err != nil {
 		return s, err
 	}
@@ -298,7 +294,7 @@ func (b *builder) list(flows Flows) (all []Flow, err error) {
 	}
 	for _, p := range s.Values {
 		key := "flows." + keyOf(p)
-		f := Flow{Name: keyOf(p), App: string(stage.Bulk), Host: 1, at: p}
+		f := Flow{Actor: stage.Actor{Name: keyOf(p), Kind: stage.Bulk, Host: 1}, at: p}
 		if err := b.decode(key, p.Value, &f); err != nil {
 			return nil, err
 		}
@@ -322,14 +318,11 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
 	}
 	random, names := rand.New(rand.NewPCG(s.Seed, 7)), map[string]bool{}
-	ports, owners := make([]int, len(flows)), map[int]int{} // owners: who has terms, by port
-	for i, f := range flows {
-		name, key := f.Name, "flows."+f.Name
-		if f.terms != "" && f.Port == 0 {
-			f.Port = firstPort + i
-		}
-		ports[i] = cmp.Or(f.Port, 80)
+	owners := map[int]int{} // who has terms, by port
+	for i := range flows {
+		f, key := &flows[i], "flows."+flows[i].Name
 		if f.terms != "" {
+			f.Port = cmp.Or(f.Port, firstPort+i)
 			owners[f.Port] = i
 			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port,
 				f.terms))
@@ -337,17 +330,13 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 		if f.Sizes != "" && f.Sizes != "caida" {
 			return &config.Error{Key: key + ".sizes", Message: fmt.Sprintf("there are no sizes %q; write caida", f.Sizes)}
 		}
-		a := f.actor(name)
-		if f.Sizes != "" {
-			a.Size = 1 // until it is drawn
-		}
 		if len(s.Actors)+f.Count > maxFlows {
 			return &config.Error{Key: key, Message: fmt.Sprintf("there are more than %d flows", maxFlows)}
 		}
 		for k := range max(1, f.Count) {
-			one := a
+			one := f.actor()
 			if f.Count > 0 {
-				one.Name = fmt.Sprint(name, " ", k+1)
+				one.Name = fmt.Sprint(f.Name, " ", k+1)
 			}
 			shift := time.Duration(k) * f.Stagger
 			if f.Within > 0 {
@@ -371,9 +360,10 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 		}
 	}
 	for i, f := range flows {
-		if owner, ok := owners[ports[i]]; ok && owner != i {
+		port := cmp.Or(f.Port, 80)
+		if owner, ok := owners[port]; ok && owner != i {
 			return at(f.at.Key, "flows."+f.Name+".port", "it is %d, by which the edge knows flow %q and its terms: "+
-				"write another port", ports[i], flows[owner].Name)
+				"write another port", port, flows[owner].Name)
 		}
 	}
 	return nil
@@ -393,13 +383,11 @@ func caida(random *rand.Rand) cc.Bytes {
 	return between(1e6, 34e6)
 }
 
-func (f Flow) actor(name string) stage.Actor {
-	a := stage.Actor{
-		Name: name, Kind: stage.Kind(f.App), Host: f.Host - 1, Port: f.Port, Direct: f.Direct, Control: f.Control,
-		Start: f.Start, Stop: f.Stop, Size: f.Size, Every: f.Every, Rate: f.Rate,
-		Buffer: f.Buffer, On: f.On, Off: f.Off, Random: f.Random, ECN: f.ECN.Value,
-		SendBuffer: f.Sending,
-	}
+// actor is the flow's first application.
+func (f Flow) actor() stage.Actor {
+	a := f.Actor
+	a.Host--
+	a.ECN = f.ECN.Value
 	if a.Kind == stage.Video {
 		a.Every = f.Chunk
 	}

@@ -258,10 +258,10 @@ func firstLine(err error) string {
 	return line
 }
 
-// Judge compares what came of the runs with what is asserted.
-func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
+// judge compares what came of the runs with what is asserted.
+func (r *Recipe) judge(runs []Run) (all []record.Finding) {
 	views, names := map[string]*view{}, []string(nil)
-	for _, run := range o.Runs {
+	for _, run := range runs {
 		views[run.Stage.Name] = run.view()
 		names = append(names, run.Stage.Name)
 	}
@@ -279,40 +279,36 @@ func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 		if v := views[m.form.Run]; v != nil {
 			env = about{v, rest}
 		} else if len(r.all) == 1 {
-			env = about{views[o.Runs[0].Stage.Name], rest}
+			env = about{views[runs[0].Stage.Name], rest}
 		}
 		if f, there := m.judge(env); there {
 			all = append(all, f)
 		}
 	}
-	if f, there := o.findBroken(); there && r.Asserts() {
-		all = append(all, f)
+	if broken := findBroken(runs); len(broken) > 0 && r.Asserts() {
+		all = append(all, record.Finding{
+			What: "flows that broke", Bound: "at most 0", Got: fmt.Sprintf("%d: %s", len(broken), broken[0]),
+		})
 	}
 	for i := range all {
 		if f := &all[i]; !f.OK {
 			f.Why = r.missedReason(f.What)
 		}
 	}
-	return all, nil
+	return all
 }
 
-// findBroken is a finding where flows ended before their time or got wrong bytes: a queue that such a flow has left is
-// short, whatever the algorithm does.
-func (o Outcome) findBroken() (f record.Finding, there bool) {
-	var broken []string
-	for _, run := range o.Runs {
+// findBroken names flows that ended before their time or got wrong bytes: a queue that such a flow has left is short,
+// whatever the algorithm does.
+func findBroken(runs []Run) (broken []string) {
+	for _, run := range runs {
 		for _, a := range run.Record.Actors {
 			if what := a.Corrupt + a.Error; what != "" {
 				broken = append(broken, fmt.Sprintf("%s: %s: %s", run.Stage.Name, a.Name, what))
 			}
 		}
 	}
-	if len(broken) == 0 {
-		return f, false
-	}
-	return record.Finding{
-		What: "flows that broke", Bound: "at most 0", Got: fmt.Sprintf("%d: %s", len(broken), broken[0]),
-	}, true
+	return broken
 }
 
 // comparing is the bound of a finding that has none, unmeasured its figure where there is none.

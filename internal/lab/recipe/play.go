@@ -55,16 +55,16 @@ type Progress struct {
 // Result is what came of playing a recipe once.
 type Result struct {
 	Recipe
-	Outcome
+	Runs     []Run // in the order of the stages
 	Findings []record.Finding
 }
 
 // Play plays the recipe's stages one after the other and judges what came of
 // them, with the seed that Stages takes.
-func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result,
-	error,
+func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (out Result,
+	err error,
 ) {
-	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}}
+	out.Recipe = r
 	stages, err := r.Stages(scale, seed)
 	if err != nil {
 		return out, err
@@ -86,8 +86,8 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 		at.Elapsed, at.Over, at.Record = s.Duration, true, record
 		progress(at)
 	}
-	out.Findings, err = r.Judge(out.Outcome)
-	return out, err
+	out.Findings = r.judge(out.Runs)
+	return out, nil
 }
 
 // String is the line that a person sees.

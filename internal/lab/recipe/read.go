@@ -12,7 +12,6 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -398,7 +397,7 @@ type Experiment struct {
 	Kernel    string           `yaml:"kernel"`
 	Hold      bool             `yaml:"hold"`
 	Tunnel    string           `yaml:"tunnel"`
-	Agents    []agentForm      `yaml:"agents"`
+	Agents    agents.Agents    `yaml:"agents"`
 	Hints     time.Duration    `yaml:"hints"`
 	Acks      Acks             `yaml:"acks"`
 	Changes   []change         `yaml:"changes"`
@@ -426,13 +425,6 @@ type Flows struct {
 	List []Flow
 }
 
-type agentForm struct {
-	Name      string `yaml:"name"`
-	Program   string `yaml:"program"`
-	Command   string `yaml:"command"`
-	Algorithm string `yaml:"algorithm"`
-}
-
 // Acks says when hosts acknowledge, in virtual time alone.
 type Acks struct {
 	Every   time.Duration  `yaml:"every"`
@@ -450,28 +442,14 @@ type change struct {
 
 // Flow is one application, or several that are alike.
 type Flow struct {
-	Name    string        `yaml:"-"`
-	App     string        `yaml:"app"`
-	Host    int           `yaml:"host" min:"1" max:"100"`
+	stage.Actor `yaml:",inline"`
+
 	Hosts   int           `yaml:"hosts" min:"1" max:"100"` // over which Count is spread
-	Port    int           `yaml:"port" min:"1" max:"65535"`
-	Direct  bool          `yaml:"direct"`
-	Control string        `yaml:"control"`
-	Start   time.Duration `yaml:"start"`
-	Stop    time.Duration `yaml:"stop"`
 	Within  time.Duration `yaml:"within"`
 	Count   int           `yaml:"count" min:"1" max:"5000"`
 	Stagger time.Duration `yaml:"stagger"`
-	Size    cc.Bytes      `yaml:"size"`
 	Sizes   string        `yaml:"sizes"`
-	Every   time.Duration `yaml:"every"`
-	Rate    cc.Rate       `yaml:"rate"`
-	Sending cc.Bytes      `yaml:"send_buffer"`
 	Chunk   time.Duration `yaml:"chunk"`
-	Buffer  time.Duration `yaml:"buffer"`
-	On      time.Duration `yaml:"on"`
-	Off     time.Duration `yaml:"off"`
-	Random  bool          `yaml:"random"`
 	ECN     Word[sim.ECN] `yaml:"ecn"`
 
 	policy.DirectionSettings `yaml:",inline"`

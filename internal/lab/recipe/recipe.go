@@ -92,12 +92,6 @@ const (
 	Control Scale = "control"
 )
 
-// Outcome is all that came of a recipe's stages.
-type Outcome struct {
-	Scale Scale
-	Runs  []Run // in the order of the stages
-}
-
 // Run is a stage and what came of it.
 type Run struct {
 	Stage  stage.Stage

@@ -32,14 +32,13 @@ func (f Flow) unused(key string, n ast.Node) error {
 	if !ok {
 		return nil
 	}
-	app := stage.Kind(f.App)
 	for _, p := range s.Values {
 		name := keyOf(p)
 		wrong := func(format string, args ...any) error { return at(p.Key, key+"."+name, format, args...) }
 		switch apps := appsOf[name]; {
 		case p.Value.Type() == ast.NullType:
-		case apps != nil && !slices.Contains(apps, app):
-			return wrong("it is for app: %s, and this is %s: take it out", either(apps), app)
+		case apps != nil && !slices.Contains(apps, f.Kind):
+			return wrong("it is for app: %s, and this is %s: take it out", either(apps), f.Kind)
 		case (name == "stagger" || name == "hosts") && f.Count == 0:
 			return wrong("it is for several flows: give it count, such as count: 8")
 		case name == "size" && f.Sizes != "":
@@ -49,8 +48,8 @@ func (f Flow) unused(key string, n ast.Node) error {
 		case !slices.Contains(termKeys, name):
 		case f.Direct:
 			return wrong("nothing decides about a flow that goes past the edge: take it or direct out")
-		case app == stage.UDP || app == stage.Upload || app == stage.QUIC:
-			return wrong("nothing decides about %s so: take it out", app)
+		case f.Kind == stage.UDP || f.Kind == stage.Upload || f.Kind == stage.QUIC:
+			return wrong("nothing decides about %s so: take it out", f.Kind)
 		}
 	}
 	return nil

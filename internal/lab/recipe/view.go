@@ -99,19 +99,11 @@ type view struct {
 	// Longest time without a byte from then on.
 	Stall func(flow string, from any) (float64, error) `expr:"stall"`
 	// .rebuffers: how often; .rebuffer, .startup: seconds.
-	Video func(flow string) (video, error) `expr:"video"`
+	Video func(flow string) (record.Video, error) `expr:"video"`
 	// In virtual time alone.
 	Timeouts func(flow string) (float64, error) `expr:"timeouts"`
 	// What its algorithm shows at each 0.1 s, as `penstock algorithms NAME` lists it. In virtual time alone.
 	Internal func(flow, name string) ([]float64, error) `expr:"internal"`
-}
-
-// video is record.Video as an expression sees it.
-type video struct {
-	StartUp   float64 `expr:"startup"`
-	Rebuffers float64 `expr:"rebuffers"`
-	Rebuffer  float64 `expr:"rebuffer"`
-	Played    float64 `expr:"played"`
 }
 
 // view shows the run to expressions.
@@ -465,15 +457,15 @@ func (r Run) stall(flow string, from any) (float64, error) {
 }
 
 // video is how a flow's video played; one that never began has no rebuffers that could be few.
-func (r Run) video(i int) (video, error) {
+func (r Run) video(i int) (record.Video, error) {
 	v := r.Record.Actors[i].Video
 	if v == nil {
-		return video{}, fmt.Errorf("flow %q is no video", r.Stage.Actors[i].Name)
+		return record.Video{}, fmt.Errorf("flow %q is no video", r.Stage.Actors[i].Name)
 	}
 	if v.StartUp == 0 {
-		return video{StartUp: math.Inf(1), Rebuffers: math.NaN(), Rebuffer: math.NaN()}, nil
+		return record.Video{StartUp: math.Inf(1), Rebuffers: math.NaN(), Rebuffer: math.NaN()}, nil
 	}
-	return video{v.StartUp.Seconds(), float64(v.Rebuffers), v.Rebuffer.Seconds(), v.Played.Seconds()}, nil
+	return record.VideoOf(*v), nil
 }
 
 func (r Run) timeouts(i int) (float64, error) {

@@ -206,18 +206,18 @@ type Flow struct {
 // Video is how a video played.
 type Video struct {
 	// Until it began; 0: it has not.
-	StartUp float64 `json:"startup_seconds"`
+	StartUp float64 `json:"startup_seconds" expr:"startup"`
 	// How often it stood.
-	Rebuffers int `json:"rebuffers"`
+	Rebuffers float64 `json:"rebuffers" expr:"rebuffers"`
 	// How long it stood in all.
-	Rebuffer float64 `json:"rebuffer_seconds"`
+	Rebuffer float64 `json:"rebuffer_seconds" expr:"rebuffer"`
 	// How much of it was played.
-	Played float64 `json:"played_seconds"`
+	Played float64 `json:"played_seconds" expr:"played"`
 }
 
 // VideoOf converts a playback to seconds.
 func VideoOf(p sim.Playback) Video {
-	return Video{p.StartUp.Seconds(), p.Rebuffers, p.Rebuffer.Seconds(), p.Played.Seconds()}
+	return Video{p.StartUp.Seconds(), float64(p.Rebuffers), p.Rebuffer.Seconds(), p.Played.Seconds()}
 }
 
 // Finding is one assertion and how it came out.

@@ -85,36 +85,38 @@ const (
 	QUIC     Kind = "quic"   // one connection that downloads without end over UDP, by the server's own control
 )
 
-// Actor is one application on a host behind the last hop.
+// Actor is one application on a host behind the last hop. The tags are keys in the files of experiments.
 type Actor struct {
 	Name   string
-	Kind   Kind
-	Host   int  // its host, from 0; hosts have an address each
-	Port   int  // of the server, for rules; 0: 80
-	Direct bool // past the proxy: the server's own congestion control, end to end
+	Kind   Kind `yaml:"app"`
+	Host   int  `yaml:"host" min:"1" max:"100"`   // its host, from 0, in files from 1; hosts have an address each
+	Port   int  `yaml:"port" min:"1" max:"65535"` // of the server, for rules; 0: 80
+	Direct bool `yaml:"direct"`                   // past the proxy: the server's own congestion control, end to end
 
-	Start, Stop time.Duration // Stop 0: never
-	Size        cc.Bytes      // of a Requests or Web object; of a Bulk download: 0 without end
+	Start time.Duration `yaml:"start"`
+	Stop  time.Duration `yaml:"stop"` // 0: never
+	Size  cc.Bytes      `yaml:"size"` // of a Requests or Web object; of a Bulk download: 0 without end
 	// Every is, of Requests and Web, from one start to the next, or as soon as the last has
 	// ended; of Video a chunk's length.
-	Every time.Duration
+	Every time.Duration `yaml:"every"`
 	// Rate is, of UDP, on the wire; of Video that of the encoding; of Bulk what the server
 	// produces, 0: as fast as it is taken.
-	Rate   cc.Rate
-	Buffer time.Duration // Video: played ahead at most; 0: 30 s
+	Rate   cc.Rate       `yaml:"rate"`
+	Buffer time.Duration `yaml:"buffer"` // Video: played ahead at most; 0: 30 s
 	// SendBuffer is that of the server's socket, SO_SNDBUF, of a Bulk download that no proxy serves; 0: the
 	// kernel's own.
-	SendBuffer cc.Bytes
+	SendBuffer cc.Bytes `yaml:"send_buffer"`
 	// Control is the sender's own congestion control, of Upload and QUIC; empty: cubic, of QUIC reno. Over real
 	// sockets reno is quic-go as it is, and others are this project's over UDP (package native).
-	Control string
+	Control string `yaml:"control"`
 
 	// On and Off let it run and rest in turns, beginning with the first and keeping
 	// its connection: means of exponential times drawn from the stage's seed where
 	// Random is set, else the times themselves. On 0: it never rests.
-	On, Off time.Duration
-	Random  bool
-	ECN     sim.ECN // what its packets say; in virtual time alone
+	On     time.Duration `yaml:"on"`
+	Off    time.Duration `yaml:"off"`
+	Random bool          `yaml:"random"`
+	ECN    sim.ECN       // what its packets say; in virtual time alone
 }
 
 // Record is what came of a run.
