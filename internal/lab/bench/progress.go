@@ -11,21 +11,27 @@ import (
 // Printer shows progress to a person: on a terminal one line that keeps
 // changing, elsewhere a line for each run that is over.
 type Printer struct {
-	w        io.Writer
-	terminal bool
-	open     bool // a line stands there unfinished
+	w       io.Writer
+	columns func() int // the terminal's width; nil: w is none
+	open    bool       // a line stands there unfinished
 }
 
 // NewPrinter prints to w.
 func NewPrinter(w io.Writer) *Printer {
-	f, ok := w.(*os.File)
-	return &Printer{w: w, terminal: ok && term.IsTerminal(int(f.Fd()))}
+	p := &Printer{w: w}
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.columns = func() int {
+			width, _, _ := term.GetSize(int(f.Fd())) // 0: unknown
+			return width
+		}
+	}
+	return p
 }
 
 // Line prints one step, which over says is the last of a run.
 func (p *Printer) Line(step string, over bool) {
 	switch {
-	case p.terminal:
+	case p.columns != nil:
 		fmt.Fprintf(p.w, "\r\x1b[K%s", fit(step, p.columns()))
 		p.open = true
 		if over {
@@ -34,19 +40,6 @@ func (p *Printer) Line(step string, over bool) {
 	case over:
 		fmt.Fprintln(p.w, step)
 	}
-}
-
-// columns is the terminal's width; 0: unknown.
-func (p *Printer) columns() int {
-	f, ok := p.w.(*os.File)
-	if !ok {
-		return 0
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		return 0
-	}
-	return width
 }
 
 // fit cuts a line that would break, as a broken one cannot be written over.

@@ -17,7 +17,7 @@ func TestPrinter(t *testing.T) {
 	p.Break()
 	assert.Equal(t, "bench 1/2: cubic\n", plain.String())
 
-	p = &Printer{w: &terminal, terminal: true}
+	p = &Printer{w: &terminal, columns: func() int { return 0 }}
 	p.Line("bench 1/2: cubic: 2 s", false)
 	assert.Equal(t, "\r\x1b[Kbench 1/2: cubic: 2 s", terminal.String())
 	p.Break()

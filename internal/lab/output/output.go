@@ -198,7 +198,8 @@ func (r *Records) lock(path string) error {
 
 // endLine ends a last line that has no end, or cuts it off where it is a part of a record.
 func (r *Records) endLine() error {
-	line, err := r.lastLine()
+	text, err := io.ReadAll(io.NewSectionReader(r.f, 0, r.end))
+	line := text[bytes.LastIndexByte(text, '\n')+1:]
 	if err != nil || len(line) == 0 {
 		return err
 	}
@@ -208,22 +209,6 @@ func (r *Records) endLine() error {
 	}
 	_, err = r.Write([]byte("\n"))
 	return err
-}
-
-// lastLine returns what follows the last line feed.
-func (r *Records) lastLine() (line []byte, err error) {
-	for at := r.end; at > 0; {
-		part := make([]byte, min(at, 1<<16))
-		at -= int64(len(part))
-		if _, err := r.f.ReadAt(part, at); err != nil {
-			return nil, err
-		}
-		end := bytes.LastIndexByte(part, '\n')
-		if line = slices.Concat(part[end+1:], line); end >= 0 {
-			break
-		}
-	}
-	return line, nil
 }
 
 // Write implements io.Writer for one record. One that does not fit on the disk is

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -103,27 +102,26 @@ func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 	}
 	switch name, _, err := cc.Parse(f.Kernel); {
 	case f.Kernel != "" && err != nil:
-		return s, &config.Error{Key: "kernel", Message: err.Error()}
+		return s, mistake("kernel", "%v", err)
 	case name == "none":
-		return s, &config.Error{Key: "kernel", Message: "a kernel always decides: name what it has, such as reno"}
+		return s, mistake("kernel", "a kernel always decides: name what it has, such as reno")
 	}
 	if d := f.Acks.Delayed; d != nil {
 		s.AckDelay = cmp.Or(*d, sim.AckAtOnce)
 	}
 	if s.AckEvery > 0 && s.AckDelay > 0 {
-		return s, &config.Error{Key: "acks", Message: "they come in batches (every) or delayed: take one out"}
+		return s, mistake("acks", "they come in batches (every) or delayed: take one out")
 	}
 	if s.Duration <= 0 || s.Duration > maxLength {
-		return s, &config.Error{Key: "duration", Message: fmt.Sprintf("it is missing or above %v: write such as "+
-			"duration: 30s", maxLength)}
+		return s, mistake("duration", "it is missing or above %v: write such as duration: 30s", maxLength)
 	}
 	if len(f.Cell.Hosts) > 0 {
 		s.Cell = f.Cell.config()
 	} else if s.Down, err = b.link("link", f.Link, s.Duration); err != nil {
 		return s, err
 	} else if s.Down.Rate == 0 && s.Down.Trace == nil {
-		return s, &config.Error{Key: "link", Message: "it needs a rate or a trace, such as {rate: 12mbit, rtt: 40ms}: " +
-			"nothing else bounds what is sent"}
+		return s, mistake("link", "it needs a rate or a trace, such as {rate: 12mbit, rtt: 40ms}: nothing else bounds "+
+			"what is sent")
 	}
 	if s.Up, err = b.link("up", f.Up, s.Duration); err != nil {
 		return s, err
@@ -136,10 +134,10 @@ func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 	}
 	for _, a := range f.Agents {
 		if err := ccp.CheckName(a.Name); err != nil {
-			return s, &config.Error{Key: "agents", Message: err.Error()}
+			return s, mistake("agents", "%v", err)
 		}
 		if a.Program != "" && a.Command != "" {
-			return s, &config.Error{Key: "agents", Message: a.Name + " has a program and a command: take one out"}
+			return s, mistake("agents", "%s has a program and a command: take one out", a.Name)
 		}
 	}
 	s.Agents = b.load.Agents.Over(f.Agents)
@@ -150,7 +148,10 @@ func (b *builder) stage(f Experiment) (s stage.Stage, err error) {
 	if s.Edge, err = b.edge(f); err != nil {
 		return s, err
 	}
-	return s, b.changes(f, &s)
+	if err := b.changes(f, &s); err != nil {
+		return s, err
+	}
+	return s, s.Check()
 }
 
 // startSpread is how far apart seeds other than the first shift the starts of applications.
@@ -195,7 +196,7 @@ func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, e
 		Mark: l.Mark.Value, AQM: l.AQM.Value,
 	}
 	wrong := func(part string, err error) error {
-		return &config.Error{Key: key + part, Message: strings.TrimPrefix(err.Error(), "sim: ")}
+		return mistake(key+part, "%s", strings.TrimPrefix(err.Error(), "sim: "))
 	}
 	if err := l.unused(key); err != nil {
 		return c, err
@@ -221,7 +222,7 @@ func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, e
 	}
 	if l.DelayTrace != "" {
 		if b.load.Delays == nil {
-			return c, wrong(".delay_trace", fmt.Errorf("no file can be named here: delay_trace %s", l.DelayTrace))
+			return c, mistake(key+".delay_trace", "no file can be named here: delay_trace %s", l.DelayTrace)
 		}
 		if c.Delays, err = b.load.Delays(l.DelayTrace); err != nil {
 			return c, wrong(".delay_trace", err)
@@ -229,16 +230,16 @@ func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, e
 	}
 	if len(l.Steps) > 0 {
 		if c.Trace != nil || c.Rate == 0 {
-			return c, wrong(".steps", fmt.Errorf("steps need a rate from which they begin, and no trace"))
+			return c, mistake(key+".steps", "steps need a rate from which they begin, and no trace")
 		}
 		steps := []sim.Step{{Rate: c.Rate}}
 		for _, s := range l.Steps {
 			switch {
 			case s.At >= d:
-				return c, wrong(".steps", errors.New(notInTheRun(s.At, d)))
+				return c, notInRun(key+".steps", s.At, d)
 			case s.Rate == 0:
-				return c, wrong(".steps", fmt.Errorf("the one at %s has no rate: write {at: %[1]s, rate: 6mbit}, or "+
-					"for none outages: [{from: 10s, to: 20s}]", s.At))
+				return c, mistake(key+".steps", "the one at %s has no rate: write {at: %[1]s, rate: 6mbit}, or for none "+
+					"outages: [{from: 10s, to: 20s}]", s.At)
 			}
 			steps = append(steps, sim.Step{At: s.At, Rate: s.Rate})
 		}
@@ -248,10 +249,10 @@ func (b *builder) link(key string, l Link, d time.Duration) (c sim.LinkConfig, e
 	}
 	for _, o := range l.Outages {
 		if o.To <= o.From {
-			return c, wrong(".outages", fmt.Errorf("an outage ends after it begins: write {from: 10s, to: 20s}"))
+			return c, mistake(key+".outages", "an outage ends after it begins: write {from: 10s, to: 20s}")
 		}
 		if o.From >= d {
-			return c, wrong(".outages", errors.New(notInTheRun(o.From, d)))
+			return c, notInRun(key+".outages", o.From, d)
 		}
 		if c.Trace == nil {
 			if c.Trace, err = sim.Steps("outage", d, sim.Step{Rate: c.Rate}); err != nil {
@@ -315,7 +316,7 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 		return err
 	}
 	if len(flows) == 0 {
-		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
+		return mistake("flows", "there is none: write such as flows: {download: {}}")
 	}
 	random, names := rand.New(rand.NewPCG(s.Seed, 7)), map[string]bool{}
 	owners := map[int]int{} // who has terms, by port
@@ -328,10 +329,10 @@ func (b *builder) actors(section Flows, s *stage.Stage) error {
 				f.terms))
 		}
 		if f.Sizes != "" && f.Sizes != "caida" {
-			return &config.Error{Key: key + ".sizes", Message: fmt.Sprintf("there are no sizes %q; write caida", f.Sizes)}
+			return mistake(key+".sizes", "there are no sizes %q; write caida", f.Sizes)
 		}
 		if len(s.Actors)+f.Count > maxFlows {
-			return &config.Error{Key: key, Message: fmt.Sprintf("there are more than %d flows", maxFlows)}
+			return mistake(key, "there are more than %d flows", maxFlows)
 		}
 		for k := range max(1, f.Count) {
 			one := f.actor()
@@ -443,8 +444,8 @@ func (b *builder) edge(f Experiment) (string, error) {
 	return out.String(), nil
 }
 
-func notInTheRun(at, end time.Duration) string {
-	return fmt.Sprintf("%s is not in the run, which ends at %s", at, end)
+func notInRun(key string, at, end time.Duration) error {
+	return mistake(key, "%s is not in the run, which ends at %s", at, end)
 }
 
 func (b *builder) changes(f Experiment, s *stage.Stage) error {
@@ -465,17 +466,17 @@ func (b *builder) changes(f Experiment, s *stage.Stage) error {
 			}
 		}
 		if one.Edge == "" && one.Delay == 0 {
-			return &config.Error{Key: key, Message: "it changes nothing: give it rtt, algorithm or edge"}
+			return mistake(key, "it changes nothing: give it rtt, algorithm or edge")
 		}
 		if one.Edge == "" && c.Refused {
-			return &config.Error{Key: key + ".refused", Message: "nobody refuses an rtt: it is for algorithm or edge"}
+			return mistake(key+".refused", "nobody refuses an rtt: it is for algorithm or edge")
 		}
 		if c.At >= s.Duration {
-			return &config.Error{Key: key + ".at", Message: notInTheRun(c.At, s.Duration)}
+			return notInRun(key+".at", c.At, s.Duration)
 		}
 		for ; one.At < s.Duration; one.At += c.Every {
 			if len(s.Changes) == maxChanges {
-				return &config.Error{Key: key, Message: fmt.Sprintf("these are more than %d changes", maxChanges)}
+				return mistake(key, "these are more than %d changes", maxChanges)
 			}
 			s.Changes = append(s.Changes, one)
 			if c.Every <= 0 {

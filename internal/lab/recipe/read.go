@@ -257,9 +257,6 @@ func (r *Recipe) Stages(scale Scale, seed uint64) (all []stage.Stage, err error)
 	for _, e := range r.runs {
 		b := builder{load: r.load, seed: seed}
 		s, err := b.stage(e)
-		if err == nil {
-			err = s.Check()
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -286,13 +283,13 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	text := []byte(v.in(string(r.text)))
 	root, err := r.scaled(text, scale)
 	if err != nil {
-		return stage.Stage{}, err
+		return s, err
 	}
 	var own section
 	if v.run >= 0 {
 		runs, err := runsOf(root)
 		if err != nil {
-			return stage.Stage{}, err
+			return s, err
 		}
 		own = runs[v.run]
 		own.take("vary")
@@ -300,27 +297,25 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	}
 	if n := root.take("control"); scale == Control {
 		if n == nil {
-			return stage.Stage{}, &config.Error{
-				Message: "there is no control: write such as control: {algorithm: cubic}",
-			}
+			return s, mistake("", "there is no control: write such as control: {algorithm: cubic}")
 		}
 		if err := root.mergeControl(n); err != nil {
-			return stage.Stage{}, err
+			return s, err
 		}
 	}
 	for _, key := range []string{"about", "source", "vary", "runs", "must", "missed"} {
 		root.take(key)
 	}
 	if err := root.unset(v.variables); err != nil {
-		return stage.Stage{}, err
+		return s, err
 	}
 	b := builder{text: text, load: r.load, seed: seed}
 	f := Experiment{Seed: 1}
 	if err := b.decode("", root.MappingNode, &f); err != nil {
-		return stage.Stage{}, err
+		return s, err
 	}
 	if err := root.unused(f); err != nil {
-		return stage.Stage{}, err
+		return s, err
 	}
 	s, err = b.stage(f)
 	defer func() { err = placedIn(err, v.run, text) }()
@@ -329,9 +324,6 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	}
 	if s.Name == "" {
 		s.Name = r.Name
-	}
-	if err == nil {
-		err = s.Check()
 	}
 	return s, err
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // What would be passed over is refused: who writes it expects that it counts.
@@ -86,10 +85,7 @@ func (l Link) unused(key string) error {
 	if len(pair) < 2 {
 		return nil
 	}
-	return &config.Error{
-		Key:     key + "." + pair[0],
-		Message: fmt.Sprintf("beside it there is %s: take one out, in a run with %s: null", pair[1], pair[0]),
-	}
+	return mistake(key+"."+pair[0], "beside it there is %s: take one out, in a run with %s: null", pair[1], pair[0])
 }
 
 // unused tells which of link and cell says nothing.

@@ -114,12 +114,17 @@ func placed(err error) error {
 	return &config.Error{Line: at.Line, Column: at.Column, Message: strings.Join(strings.Fields(ye.GetMessage()), " ")}
 }
 
+// mistake is one at a key; placedIn finds its place.
+func mistake(key, format string, args ...any) *config.Error {
+	return &config.Error{Key: key, Message: fmt.Sprintf(format, args...)}
+}
+
 // at is a mistake at a node, of a section without braces at its first key.
 func at(n ast.Node, key, format string, args ...any) *config.Error {
 	if s, ok := sectionOf(n); ok && !s.IsFlowStyle && len(s.Values) > 0 {
 		n = s.Values[0].Key
 	}
-	e := &config.Error{Key: key, Message: fmt.Sprintf(format, args...)}
+	e := mistake(key, format, args...)
 	if tk := n.GetToken(); tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
 	}
