@@ -153,18 +153,12 @@ func Append(path string) (*Records, error) {
 	if f, err := standard(path); f != nil || err != nil {
 		return &Records{f: f}, err
 	}
-	var f *os.File
+	flags := os.O_RDWR | os.O_CREATE | os.O_APPEND
 	info, err := os.Stat(path)
-	if err == nil && info.Mode()&fs.ModeNamedPipe != 0 { // open for reading, it would not tell that its reader has gone
-		f, err = os.OpenFile(path, os.O_WRONLY, 0)
-	} else {
-		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
+	if err == nil && !info.Mode().IsRegular() { // a pipe that is open for reading would not tell that its reader has gone
+		flags = os.O_WRONLY
 	}
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) { // such as a pipe that cannot be read
-		if only, failed := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0); failed == nil {
-			f, err = only, nil
-		}
-	}
+	f, err := os.OpenFile(path, flags, 0o666)
 	if err != nil {
 		return nil, err
 	}

@@ -27,87 +27,97 @@ func WriteTables(w io.Writer, results []record.Run) error {
 	return err
 }
 
-// writeTable writes the rows of a path, by probability of random loss.
+// column is one of a table of text.
+type column struct {
+	head, unit string
+	cell       func(row) string
+}
+
+// columns are those of the path's table: some only where a row has something to say there.
+func (p path) columns() []column {
+	percent := func(decimals int) func(float64) string {
+		return func(share float64) string { return figures.Percent(share, decimals) }
+	}
+	all := []column{{"", "sender", func(w row) string { return w.kind[0] }}}
+	if len(p.losses()) > 1 {
+		all = append(all, column{"loss", "%", func(w row) string { return figures.Number(w.first.Loss * 100) }})
+	}
+	all = append(all,
+		column{"", "runs", row.countRuns},
+		column{"Mbit/s", "", withRange(throughputOf, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) })},
+		column{"used", "%", median(func(r record.Run) float64 { return r.Utilisation }, percent(1))},
+		column{"queueing, ms", "p50", median(func(r record.Run) float64 { return r.Queueing.P50 }, figures.Number)},
+		column{figures.Spans, "p95", withRange(delayOf, figures.Number)},
+		column{figures.Spans, "p99", median(func(r record.Run) float64 { return r.Queueing.P99 }, figures.Number)},
+		column{"one-way, ms", "p50", median(func(r record.Run) float64 { return r.OneWay.P50 }, figures.Number)},
+		column{figures.Spans, "p95", median(func(r record.Run) float64 { return r.OneWay.P95 }, figures.Number)},
+		column{"dropped", "%", median(record.Run.DropShare, percent(2))},
+		column{"resent", "%", median(func(r record.Run) float64 { return r.Retransmitted }, percent(2))})
+	if slices.ContainsFunc(p.rows, func(w row) bool { return w.first.CPUShare != nil }) {
+		all = append(all,
+			column{"proxy CPU", "s/GB", func(w row) string {
+				return w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1)
+			}},
+			column{figures.Spans, "% of a core", func(w row) string {
+				return w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100)
+			}})
+	}
+	if base := p.baseline(); base != "" {
+		against := func(figure func(record.Run) float64) func(row) string {
+			return func(w row) string {
+				return w.compare(p.findRow(base, w.first.Loss), figure, figures.Ratio)
+			}
+		}
+		all = append(all,
+			column{"against " + base, "throughput", against(throughputOf)},
+			column{figures.Spans, "p95 queueing", against(delayOf)})
+	}
+	if len(p.losses()) > 1 && slices.Contains(p.losses(), 0) {
+		share := func(lossy, lossless float64) string {
+			if lossless <= 0 {
+				return "-"
+			}
+			return figures.Percent(lossy/lossless, 1)
+		}
+		all = append(all, column{"of lossless", "%", func(w row) string {
+			return w.compare(p.findRow(w.kind[0], 0), throughputOf, share)
+		}})
+	}
+	if slices.ContainsFunc(p.rows, func(w row) bool { return len(w.first.Flows) > 1 || w.first.Jain > 0 }) {
+		all = append(all,
+			column{"each flow", "Mbit/s of payload", func(w row) string { return listFlows(w.first) }},
+			column{"", "Jain", row.fairness})
+	}
+	return all
+}
+
+// writeTable writes the rows of a path, an empty line before each further probability of random loss.
 func (p path) writeTable(b *strings.Builder) {
 	b.WriteString(p.name)
 	if offered := p.offered(); offered > 0 {
 		fmt.Fprintf(b, "; %.2f Mbit/s offered", offered)
 	}
 	b.WriteString("\n\n")
-	base := p.baseline()
-	g := p.tableHead(
-		[]string{
-			"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans,
-			"dropped", "resent",
-		},
-		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%"})
-	proxied := slices.ContainsFunc(p.rows, func(w row) bool { return w.first.CPUShare != nil })
-	if proxied {
-		g[0], g[1] = append(g[0], "proxy CPU", figures.Spans), append(g[1], "s/GB", "% of a core")
+	g, columns := make(figures.Table, 2), p.columns()
+	for _, c := range columns {
+		g[0], g[1] = append(g[0], c.head), append(g[1], c.unit)
 	}
-	if base != "" {
-		g[0] = append(g[0], "against "+base, figures.Spans)
-		g[1] = append(g[1], "throughput", "p95 queueing")
-	}
-	faded := len(p.losses()) > 1 && slices.Contains(p.losses(), 0)
-	if faded {
-		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
-	}
-	several := slices.ContainsFunc(p.rows, func(w row) bool {
-		return len(w.first.Flows) > 1 || w.first.Jain > 0
-	})
-	if several {
-		g[0], g[1] = append(g[0], "each flow", ""), append(g[1], "Mbit/s of payload", "Jain")
-	}
-	p.addRows(&g, func(w row) []string {
-		cells := w.cells()
-		if proxied {
-			cells = append(cells, w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1),
-				w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100))
+	for i, loss := range p.losses() {
+		if i > 0 {
+			g = append(g, nil)
 		}
-		if base != "" {
-			cells = append(cells, w.ratiosTo(p.findRow(base, w.first.Loss))...)
-		}
-		if faded {
-			cells = append(cells, w.shareOfLossless(p.findRow(w.kind[0], 0)))
-		}
-		if several {
-			cells = append(cells, listFlows(w.first), w.fairness())
-		}
-		return cells
-	})
-	g.Write(b)
-}
-
-// tableHead begins a grid with the rows of the table: by sender, and by random loss
-// where it differs.
-func (p path) tableHead(first, second []string) figures.Table {
-	if len(p.losses()) > 1 {
-		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
-	}
-	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
-}
-
-// addRows adds a line for each row, an empty line before each further probability of
-// loss.
-func (p path) addRows(g *figures.Table, cells func(row) []string) {
-	head := len(*g)
-	for _, loss := range p.losses() {
-		first := len(*g)
 		for _, w := range p.rows {
 			if w.first.Loss != loss {
 				continue
 			}
-			if len(*g) == first && first > head {
-				*g = append(*g, nil)
+			var line []string
+			for _, c := range columns {
+				line = append(line, c.cell(w))
 			}
-			line := []string{w.kind[0]}
-			if len(p.losses()) > 1 {
-				line = append(line, figures.Number(w.first.Loss*100))
-			}
-			*g = append(*g, append(line, cells(w)...))
+			g = append(g, line)
 		}
 	}
+	g.Write(b)
 }
 
 // losses are the probabilities of random loss that occur, in order of first appearance.
@@ -151,7 +161,8 @@ func (p path) offered() float64 {
 	return all.median(func(r record.Run) float64 { return r.Offered })
 }
 
-func (w row) cells() []string {
+// countRuns says how many count, of how many, and whether any is noisy.
+func (w row) countRuns() string {
 	runs := strconv.Itoa(len(w.runs))
 	if w.discarded > 0 {
 		runs += "/" + strconv.Itoa(len(w.runs)+w.discarded)
@@ -159,20 +170,28 @@ func (w row) cells() []string {
 	if w.countNoisy() > 0 {
 		runs += "*"
 	}
-	if len(w.runs) == 0 {
-		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+	return runs
+}
+
+// median is the cell with the median of a figure.
+func median(figure func(record.Run) float64, format func(float64) string) func(row) string {
+	return func(w row) string {
+		if len(w.runs) == 0 {
+			return "-"
+		}
+		return format(w.median(figure))
 	}
-	return []string{
-		runs,
-		w.withRange(throughputOf, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
-		figures.Percent(w.median(func(r record.Run) float64 { return r.Utilisation }), 1),
-		figures.Number(w.median(func(r record.Run) float64 { return r.Queueing.P50 })),
-		w.withRange(delayOf, figures.Number),
-		figures.Number(w.median(func(r record.Run) float64 { return r.Queueing.P99 })),
-		figures.Number(w.median(func(r record.Run) float64 { return r.OneWay.P50 })),
-		figures.Number(w.median(func(r record.Run) float64 { return r.OneWay.P95 })),
-		figures.Percent(w.median(record.Run.DropShare), 2),
-		figures.Percent(w.median(func(r record.Run) float64 { return r.Retransmitted }), 2),
+}
+
+// withRange is the cell with the median of a figure, and of several runs the range around it.
+func withRange(figure func(record.Run) float64, format func(float64) string) func(row) string {
+	return func(w row) string {
+		text := median(figure, format)(w)
+		if len(w.runs) > 1 {
+			s := figures.SpreadOf(w.values(figure))
+			text += fmt.Sprintf(" (%s–%s)", format(s.Min), format(s.Max))
+		}
+		return text
 	}
 }
 
@@ -203,23 +222,12 @@ func (w row) fairness() string {
 	return strconv.FormatFloat(jain, 'f', 3, 64)
 }
 
-// ratiosTo compares throughput and delay with those of base.
-func (w row) ratiosTo(base *row) []string {
+// compare writes the median of a figure beside that of base; "-" where there is none.
+func (w row) compare(base *row, figure func(record.Run) float64, write func(a, b float64) string) string {
 	if base == nil || len(w.runs) == 0 {
-		return []string{"-", "-"}
-	}
-	return []string{
-		figures.Ratio(w.median(throughputOf), base.median(throughputOf)),
-		figures.Ratio(w.median(delayOf), base.median(delayOf)),
-	}
-}
-
-// shareOfLossless is the throughput in per cent of what the same sender has without random loss.
-func (w row) shareOfLossless(lossless *row) string {
-	if lossless == nil || len(w.runs) == 0 || lossless.median(throughputOf) <= 0 {
 		return "-"
 	}
-	return figures.Percent(w.median(throughputOf)/lossless.median(throughputOf), 1)
+	return write(w.median(figure), base.median(figure))
 }
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
@@ -287,13 +295,4 @@ func runLabel(r record.Run) string {
 		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))
 	}
 	return fmt.Sprintf("%s%s, seed %d", r.Name, loss, r.Seed)
-}
-
-// withRange is the median of a figure, and of several runs the range around it.
-func (w row) withRange(figure func(record.Run) float64, format func(float64) string) string {
-	s := figures.SpreadOf(w.values(figure))
-	if len(w.runs) == 1 {
-		return format(s.Median)
-	}
-	return fmt.Sprintf("%s (%s–%s)", format(s.Median), format(s.Min), format(s.Max))
 }
