@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/penstock-net/penstock/cc"
@@ -14,13 +15,8 @@ const generatedMost = 4e9
 // generated caches traces, since many runs of an experiment name the same one.
 var generated struct {
 	mu    sync.Mutex
-	kept  map[drawn]*sim.Trace
-	bytes cc.Bytes // that they carry
-}
-
-type drawn struct {
-	model string
-	seed  uint64
+	kept  map[string]*sim.Trace // by model and seed
+	bytes cc.Bytes              // that they carry
 }
 
 // drawTrace draws the trace of a built-in model and a seed, and calls it name.
@@ -31,16 +27,17 @@ func drawTrace(model string, seed uint64, name string) (*sim.Trace, error) {
 	}
 	generated.mu.Lock()
 	defer generated.mu.Unlock()
-	t := generated.kept[drawn{model, seed}]
+	key := fmt.Sprintf("%s:%d", model, seed)
+	t := generated.kept[key]
 	if t == nil {
 		if t, err = m.Generate(seed, sim.GeneratedLength); err != nil {
 			return nil, err
 		}
 		n := t.MeanRate().BytesIn(t.Duration())
 		if generated.bytes += n; generated.kept == nil || generated.bytes > generatedMost {
-			generated.kept, generated.bytes = map[drawn]*sim.Trace{}, n
+			generated.kept, generated.bytes = map[string]*sim.Trace{}, n
 		}
-		generated.kept[drawn{model, seed}] = t
+		generated.kept[key] = t
 	}
 	named := *t
 	named.Name = name

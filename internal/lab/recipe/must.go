@@ -206,11 +206,10 @@ func (r *Recipe) compile(m must) (must, error) {
 // checkNames finds arguments of functions that name a run or a flow which is not there. A name may be the beginning of
 // several flows' names.
 func (r *Recipe) checkNames(m must, key string, program *vm.Program) (failed error) {
-	tree := program.Node()
-	ast.Walk(&tree, visitor(func(n ast.Node) {
+	ast.Find(program.Node(), func(n ast.Node) bool {
 		call, ok := n.(*ast.CallNode)
 		if !ok {
-			return
+			return false
 		}
 		callee := call.Callee.String()
 		for k, argument := range call.Arguments {
@@ -223,7 +222,8 @@ func (r *Recipe) checkNames(m must, key string, program *vm.Program) (failed err
 				failed = at(m.node, m.key+key, "there is no flow %q", named.Value)
 			}
 		}
-	}))
+		return failed != nil
+	})
 	return failed
 }
 
@@ -247,11 +247,6 @@ func (r Recipe) DigestMusts() string {
 	fmt.Fprintf(digest, "%q", r.missed)
 	return strconv.FormatUint(digest.Sum64(), 16)
 }
-
-type visitor func(ast.Node)
-
-// Visit implements ast.Visitor.
-func (v visitor) Visit(n *ast.Node) { v(*n) }
 
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")

@@ -34,8 +34,13 @@ func (r Run) begun(flow string, sizes ...float64) (all []sim.Object, err error) 
 			continue
 		}
 		found = true
+		if len(sizes) > 0 {
+			if size := float64(r.Stage.Actors[i].Size); size <= sizes[0] || size > sizes[1] {
+				continue
+			}
+		}
 		for _, q := range a.Requests {
-			if q.At >= r.Stage.Warmup && (len(sizes) == 0 || r.isBetween(i, sizes[0], sizes[1])) {
+			if q.At >= r.Stage.Warmup {
 				all = append(all, q)
 			}
 		}
@@ -44,12 +49,6 @@ func (r Run) begun(flow string, sizes ...float64) (all []sim.Object, err error) 
 		_, err = r.index(flow)
 	}
 	return all, err
-}
-
-// isBetween reports whether a flow asks for above some bytes and up to others.
-func (r Run) isBetween(i int, above, upTo float64) bool {
-	size := float64(r.Stage.Actors[i].Size)
-	return size > above && size <= upTo
 }
 
 // took is how long, in ms, a request took, or had taken at the end of the run.

@@ -239,34 +239,19 @@ func (v variables) in(text string) string {
 // with returns these variables and more; values of more come first.
 func (v variables) with(more variables) variables {
 	all := maps.Clone(v)
-	if all == nil {
-		all = variables{}
-	}
 	maps.Copy(all, more)
 	return all
 }
 
 // unset is a mistake where a variable in a section has no value; known are those that have.
-func (s section) unset(known variables) (err error) {
-	ast.Walk(walker(func(n ast.Node) {
-		text, ok := n.(*ast.StringNode)
-		if !ok || err != nil {
-			return
-		}
-		if name := variable.FindString(text.Value); name != "" {
-			err = at(n, "", "%s has no value: vary and for give some; there are %s", name,
+func (s section) unset(known variables) error {
+	for _, n := range ast.Filter(ast.StringType, s.MappingNode) {
+		if name := variable.FindString(n.(*ast.StringNode).Value); name != "" {
+			return at(n, "", "%s has no value: vary and for give some; there are %s", name,
 				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
-	}), s.MappingNode)
-	return err
-}
-
-type walker func(ast.Node)
-
-// Visit implements ast.Visitor.
-func (w walker) Visit(n ast.Node) ast.Visitor {
-	w(n)
-	return w
+	}
+	return nil
 }
 
 // scalar is a value as written; false: it is a list or a section.
@@ -302,12 +287,11 @@ func readRow(n ast.Node, key string) (variables, error) {
 // rows are the values that variables take: of a section with lists every combination, the
 // last name's changing first; of a list of sections one after the other.
 func rows(n ast.Node, key string) ([]variables, error) {
-	all := []variables{{}}
 	if n == nil {
-		return all, nil
+		return []variables{{}}, nil
 	}
 	if list, ok := n.(*ast.SequenceNode); ok && len(list.Values) > 0 {
-		all = nil
+		var all []variables
 		for _, item := range list.Values {
 			v, err := readRow(item, key)
 			if err != nil {
@@ -321,6 +305,7 @@ func rows(n ast.Node, key string) ([]variables, error) {
 	if !ok {
 		return nil, at(n, key, "expected names with lists of values, such as {algorithm: [copa, cubic]}")
 	}
+	all := []variables{{}}
 	for _, p := range s.Values {
 		list, ok := p.Value.(*ast.SequenceNode)
 		if !ok || len(list.Values) == 0 {
