@@ -65,6 +65,7 @@ type Figure struct {
 	Title  string // above the legend; empty: none
 	panels []*Panel
 	keys   []key
+	err    error // the first of what could not be drawn; Write returns it
 }
 
 // key is an entry of the legend.
@@ -109,25 +110,32 @@ func SetDecades(axis *plot.Axis, least float64) {
 	axis.Min, axis.Max = least, 10*least
 }
 
+// fails reports whether an error hinders the drawing of what has a name, and keeps the first.
+func (f *Figure) fails(name string, err error) bool {
+	if err != nil && f.err == nil {
+		f.err = fmt.Errorf("draw %s: %w", name, err)
+	}
+	return err != nil
+}
+
 // DrawLine draws series i.
-func (p *Panel) DrawLine(name string, i int, points plotter.XYs) error {
+func (p *Panel) DrawLine(name string, i int, points plotter.XYs) {
 	line, err := plotter.NewLine(points)
-	if err != nil {
-		return fmt.Errorf("draw %s: %w", name, err)
+	if p.figure.fails(name, err) {
+		return
 	}
 	line.Color, line.Width, line.Dashes = Colour(i), lineWidth, dashes[i/len(colours)%len(dashes)]
 	p.Add(line)
 	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) {
 		c.StrokeLine2(line.LineStyle, from.X, from.Y, to.X, to.Y)
 	})
-	return nil
 }
 
 // DrawCapacity fills what the link could carry.
-func (p *Panel) DrawCapacity(points plotter.XYs) error {
+func (p *Panel) DrawCapacity(points plotter.XYs) {
 	area, err := plotter.NewLine(points)
-	if err != nil {
-		return fmt.Errorf("draw the capacity: %w", err)
+	if p.figure.fails("the capacity", err) {
+		return
 	}
 	area.FillColor, area.Color = capacityColour, capacityColour
 	p.Add(area)
@@ -136,15 +144,14 @@ func (p *Panel) DrawCapacity(points plotter.XYs) error {
 		style.Width = textSize * 0.8
 		c.StrokeLine2(style, from.X, from.Y, to.X, to.Y)
 	})
-	return nil
 }
 
 // DrawCloud draws series i as a point for each run and, of at least three, an ellipse of one standard deviation round
 // their mean (Winstein et al., NSDI 2013, Fig. 7). x is on a logarithmic axis.
-func (p *Panel) DrawCloud(name string, i int, points plotter.XYs) error {
+func (p *Panel) DrawCloud(name string, i int, points plotter.XYs) {
 	dots, err := plotter.NewScatter(points)
-	if err != nil {
-		return fmt.Errorf("draw %s: %w", name, err)
+	if p.figure.fails(name, err) {
+		return
 	}
 	dots.GlyphStyle = draw.GlyphStyle{Color: Colour(i), Radius: vg.Points(2), Shape: draw.CircleGlyph{}}
 	if i/len(colours)%2 > 0 {
@@ -152,8 +159,8 @@ func (p *Panel) DrawCloud(name string, i int, points plotter.XYs) error {
 	}
 	if len(points) >= 3 {
 		ring, err := plotter.NewPolygon(deviationEllipse(points))
-		if err != nil {
-			return fmt.Errorf("draw %s: %w", name, err)
+		if p.figure.fails(name, err) {
+			return
 		}
 		c := Colour(i)
 		ring.LineStyle.Color, ring.LineStyle.Width = c, lineWidth
@@ -165,7 +172,6 @@ func (p *Panel) DrawCloud(name string, i int, points plotter.XYs) error {
 	p.figure.addKey(name, func(c draw.Canvas, from, to vg.Point) {
 		c.DrawGlyph(dots.GlyphStyle, vg.Point{X: (from.X + to.X) / 2, Y: from.Y})
 	})
-	return nil
 }
 
 // deviationEllipse is the ellipse of one standard deviation of points, of the logarithm of x and of y.
@@ -212,6 +218,9 @@ func (f *Figure) WriteFile(name string, width vg.Length) error {
 
 // Write draws the figure in one of Formats.
 func (f *Figure) Write(w io.Writer, format string, width vg.Length) error {
+	if f.err != nil {
+		return f.err
+	}
 	height := f.drawAll(draw.New(vgimg.New(width, vg.Inch)), true) + panelHeight*vg.Length(len(f.panels))
 	var canvas vg.CanvasWriterTo
 	if format == ".png" {

@@ -77,20 +77,18 @@ func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 func (load loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 	if rest, ok := strings.CutPrefix(spec, generate); ok {
 		model, text, seeded := strings.Cut(rest, ":")
-		var err error
 		if seeded {
+			var err error
 			if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-				err = fmt.Errorf("the seed after the second colon must be a whole number, such as %s%s:7", generate, model)
+				return 0, nil, fmt.Errorf("%q: the seed after the second colon must be a whole number, such as %s%s:7", spec,
+					generate, model)
 			}
 		}
-		var t *sim.Trace
-		if err == nil {
-			t, err = drawTrace(model, seed, spec)
-		}
+		t, err := drawTrace(model, seed, spec)
 		if err != nil {
-			return 0, nil, fmt.Errorf("%q: %w", spec, err)
+			err = fmt.Errorf("%q: %w", spec, err)
 		}
-		return 0, t, nil
+		return 0, t, err
 	}
 	if name, ok := strings.CutPrefix(spec, recorded); ok {
 		t, err := readRecorded(name)

@@ -101,27 +101,21 @@ type Run struct {
 //go:embed recipes
 var library embed.FS
 
-// paths returns the files of the library, by family, which is the folder.
-func paths() []string {
-	files, err := fs.Glob(library, "recipes/*/*.yaml")
+// mustHave returns a value out of the program's own files, which have no mistake.
+func mustHave[T any](v T, err error) T {
 	if err != nil {
-		panic("recipe: " + err.Error()) // they are part of the program
+		panic("recipe: " + err.Error())
 	}
-	return files
+	return v
 }
+
+// paths returns the files of the library, by family, which is the folder.
+func paths() []string { return mustHave(fs.Glob(library, "recipes/*/*.yaml")) }
 
 // published returns the recipe of a file of the library.
 func published(file string, there agents.Agents) Recipe {
-	text, err := library.ReadFile(file)
-	if err != nil {
-		panic("recipe: " + err.Error())
-	}
 	name := strings.TrimSuffix(path.Base(file), ".yaml")
-	r, err := readText(name, name, text, loader{Agents: there})
-	if err != nil {
-		panic("recipe: " + err.Error())
-	}
-	return r
+	return mustHave(readText(name, name, mustHave(library.ReadFile(file)), loader{Agents: there}))
 }
 
 // All returns every recipe of the library, by family. The agents are those that are there

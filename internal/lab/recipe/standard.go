@@ -34,16 +34,8 @@ type StandardCase struct {
 // Standard returns the standard cases.
 func Standard() (all []StandardCase) {
 	for _, name := range standardNames {
-		text, err := standardFiles.ReadFile("standard/" + name + ".yaml")
-		if err != nil {
-			panic("recipe: standard case: " + err.Error()) // the files are part of the program
-		}
-		c := StandardCase{Name: name, text: string(text)}
-		r, err := c.Recipe(cc.Default, nil)
-		if err != nil {
-			panic("recipe: standard case: " + err.Error())
-		}
-		c.About = r.About
+		c := StandardCase{Name: name, text: string(mustHave(standardFiles.ReadFile("standard/" + name + ".yaml")))}
+		c.About = mustHave(c.Recipe(cc.Default, nil)).About
 		all = append(all, c)
 	}
 	return all
@@ -70,10 +62,7 @@ func (s StandardCase) Recipe(algorithm string, there agents.Agents) (Recipe, err
 // Demo returns an upload beside a download and requests, over what link carries, for a time: its window left alone,
 // and held by the edge.
 func Demo(link string, duration time.Duration) (Recipe, error) {
-	text, err := standardFiles.ReadFile("standard/demo.yaml")
-	if err != nil {
-		return Recipe{}, err
-	}
-	filled := strings.NewReplacer("$(link)", link, "$(duration)", duration.String()).Replace(string(text))
-	return readText("demo uploads", "demo.yaml", []byte(filled), files("", nil))
+	text := strings.NewReplacer("$(link)", link, "$(duration)", duration.String()).Replace(
+		string(mustHave(standardFiles.ReadFile("standard/demo.yaml"))))
+	return readText("demo uploads", "demo.yaml", []byte(text), files("", nil))
 }

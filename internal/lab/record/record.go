@@ -323,15 +323,13 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		r.Lateness, r.Noisy = PercentilesOf(late.Delays), rec.Disturbed()
 	}
 	if rec.CPU > 0 && !s.Native { // the fields are of the proxy
-		share := rec.CPU.Seconds() / s.Duration.Seconds()
-		r.CPUShare = &share
+		r.CPUShare = new(rec.CPU.Seconds() / s.Duration.Seconds())
 		moved := cc.Bytes(0) // in the whole run, as the time is
 		for _, p := range rec.Points {
 			moved += p.Throughput.BytesIn(stage.Step)
 		}
 		if gb := float64(moved) / 1e9; gb > 0 {
-			perGB := rec.CPU.Seconds() / gb
-			r.CPUPerGB = &perGB
+			r.CPUPerGB = new(rec.CPU.Seconds() / gb)
 		}
 	}
 	r.addFlows(s, rec)
@@ -388,8 +386,7 @@ func (r *Run) addFlows(s stage.Stage, rec stage.Record) {
 			Error: a.Corrupt + a.Error,
 		}
 		if v := a.Video; v != nil {
-			own := VideoOf(*v)
-			f.Video = &own
+			f.Video = new(VideoOf(*v))
 		}
 		for t := time.Duration(0); t+time.Second <= s.Duration; t += time.Second {
 			f.PerSecond = append(f.PerSecond, roundToThousandth(a.Rate(t, t+time.Second).Mbps()))
@@ -400,13 +397,11 @@ func (r *Run) addFlows(s stage.Stage, rec stage.Record) {
 			}
 		}
 		if a.Queueing != (sim.Delays{}) {
-			own := PercentilesOf(a.Queueing)
-			f.Queueing = &own
+			f.Queueing = new(PercentilesOf(a.Queueing))
 		}
 		if v := rec.Virtual; v != nil {
 			if s.Actors[i].Kind != stage.Web { // which has a flow for each request
-				own := PercentilesOf(v.Flows[i].Queueing)
-				f.Queueing = &own
+				f.Queueing = new(PercentilesOf(v.Flows[i].Queueing))
 			}
 			for _, n := range a.Flows {
 				one := v.Flows[n]

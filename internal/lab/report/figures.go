@@ -29,34 +29,40 @@ const (
 // figure is one of a path's.
 type figure struct {
 	name, label string // in file names, and in words
-	draw        func() (*figures.Figure, error)
+	draw        func() *figures.Figure
 }
 
 // listFigures returns those that the records have data for.
 func (p path) listFigures() (all []figure) {
-	if p.hasRun(func(r record.Run) bool { return r.Course() != nil }) {
+	if p.hasCourse() {
 		all = append(all,
 			figure{"tradeoff", "throughput against queueing delay", p.drawTradeoff},
 			figure{"course", "throughput and queueing delay over time, of the first run", p.drawCourse})
 	}
-	if p.hasRun(func(r record.Run) bool { return len(r.Centiles) > 0 }) {
+	if slices.ContainsFunc(p.runs(), func(r record.Run) bool { return len(r.Centiles) > 0 }) {
 		all = append(all, figure{"cdf", "distribution of the queueing delay", p.drawDistribution})
 	}
 	return all
 }
 
-func (p path) hasRun(data func(record.Run) bool) bool {
-	return slices.ContainsFunc(p.rows, func(w row) bool { return slices.ContainsFunc(w.runs, data) })
+// runs are those of all rows that count.
+func (p path) runs() (all []record.Run) {
+	for _, w := range p.rows {
+		all = append(all, w.runs...)
+	}
+	return all
+}
+
+func (p path) hasCourse() bool {
+	return slices.ContainsFunc(p.runs(), func(r record.Run) bool { return r.Course() != nil })
 }
 
 // isUnlike reports whether the links of the path's runs could carry unlike amounts, as traces of several seeds do.
 // Throughput is then shown as a share of the link.
 func (p path) isUnlike() bool {
 	least, most := math.Inf(1), 0.0
-	for _, w := range p.rows {
-		for _, r := range w.runs {
-			least, most = min(least, r.Offered), max(most, r.Offered)
-		}
+	for _, r := range p.runs() {
+		least, most = min(least, r.Offered), max(most, r.Offered)
 	}
 	return least > 0 && most > 1.01*least
 }
@@ -77,7 +83,7 @@ func (p path) throughputAxis() string {
 }
 
 // drawTradeoff draws the plot of this field: a point for each run. Better is up and to the right.
-func (p path) drawTradeoff() (*figures.Figure, error) {
+func (p path) drawTradeoff() *figures.Figure {
 	f := &figures.Figure{}
 	panel := f.AddPanel("p95 of the queueing delay, ms (better: right)", p.throughputAxis())
 	figures.SetDecades(&panel.X, leastDelay)
@@ -93,9 +99,7 @@ func (p path) drawTradeoff() (*figures.Figure, error) {
 		if len(points) == 0 {
 			continue
 		}
-		if err := panel.DrawCloud(p.rowLabel(w), i, points); err != nil {
-			return nil, err
-		}
+		panel.DrawCloud(p.rowLabel(w), i, points)
 		for _, pt := range points {
 			panel.X.Max, panel.Y.Max = max(panel.X.Max, 1.5*pt.X), max(panel.Y.Max, 1.05*pt.Y)
 			least, quickest = min(least, pt.Y), min(quickest, pt.X)
@@ -107,16 +111,14 @@ func (p path) drawTradeoff() (*figures.Figure, error) {
 	if panel.Y.Min = 0; least > panel.Y.Max/2 {
 		panel.Y.Min = 0.9 * least
 	}
-	return f, nil
+	return f
 }
 
 // drawCourse draws throughput and queueing delay over time, of each sender's first run.
-func (p path) drawCourse() (*figures.Figure, error) {
+func (p path) drawCourse() *figures.Figure {
 	f, end := &figures.Figure{}, 0.0
-	for _, w := range p.rows {
-		for _, r := range w.runs {
-			end = max(end, r.Duration)
-		}
+	for _, r := range p.runs() {
+		end = max(end, r.Duration)
 	}
 	rate, delay := f.AddPanel("", p.throughputAxis()).OverSeconds(end),
 		f.AddPanel("seconds", delayAxis).OverSeconds(end)
@@ -130,9 +132,7 @@ func (p path) drawCourse() (*figures.Figure, error) {
 		}
 		if !capacity {
 			capacity = true
-			if err := rate.DrawCapacity(seriesPoints(s, s.Offered)); err != nil {
-				return nil, err
-			}
+			rate.DrawCapacity(seriesPoints(s, s.Offered))
 		}
 		rates := seriesPoints(s, s.Throughput)
 		if p.isUnlike() {
@@ -140,23 +140,18 @@ func (p path) drawCourse() (*figures.Figure, error) {
 				rates[k].Y = 100 * rates[k].Y / max(s.Offered[k], rates[k].Y, 0.001)
 			}
 		}
-		if err := rate.DrawLine(p.rowLabel(w), i, rates); err != nil {
-			return nil, err
-		}
+		rate.DrawLine(p.rowLabel(w), i, rates)
 		delays := slices.DeleteFunc(seriesPoints(s, s.Queueing), func(pt plotter.XY) bool { return pt.Y == 0 })
 		for k := range delays {
 			delays[k].Y = max(leastDelay, delays[k].Y)
 		}
-		if len(delays) == 0 { // nothing left
-			continue
-		}
-		if err := delay.DrawLine(p.rowLabel(w), i, delays); err != nil {
-			return nil, err
+		if len(delays) > 0 {
+			delay.DrawLine(p.rowLabel(w), i, delays)
 		}
 	}
 	rate.Y.Max *= 1.05
 	delay.Y.Max = max(1.3*delay.Y.Max, 10*leastDelay)
-	return f, nil
+	return f
 }
 
 // firstCourse is the course of the first run that has one; nil: none has.
@@ -179,7 +174,7 @@ func seriesPoints(s *record.Series, values []float64) (all plotter.XYs) {
 
 // drawDistribution draws the share of packets that waited no longer, the mean of each sender's
 // runs.
-func (p path) drawDistribution() (*figures.Figure, error) {
+func (p path) drawDistribution() *figures.Figure {
 	f := &figures.Figure{}
 	panel := f.AddPanel(delayAxis, "packets below, %")
 	figures.SetDecades(&panel.X, leastDelay)
@@ -206,12 +201,10 @@ func (p path) drawDistribution() (*figures.Figure, error) {
 		if len(line) < 2 {
 			continue
 		}
-		if err := panel.DrawLine(p.rowLabel(w), i, line); err != nil {
-			return nil, err
-		}
+		panel.DrawLine(p.rowLabel(w), i, line)
 		panel.X.Max = max(panel.X.Max, 1.2*line[len(line)-1].X)
 	}
-	return f, nil
+	return f
 }
 
 // WriteFigures draws each figure into a folder, which it makes, in each of its formats and width in mm.
@@ -222,10 +215,7 @@ func WriteFigures(folder string, files []File, width float64) (names []string, e
 	}
 	for i, p := range pathsOf(files) {
 		for _, f := range p.listFigures() {
-			drawn, err := f.draw()
-			if err != nil {
-				return names, err
-			}
+			drawn := f.draw()
 			for _, suffix := range figures.Formats {
 				name := filepath.Join(folder, fmt.Sprintf("%s-%d%s", f.name, i+1, suffix))
 				if err := drawn.WriteFile(name, vg.Length(width)*vg.Millimeter); err != nil {
@@ -244,19 +234,16 @@ func WriteFigures(folder string, files []File, width float64) (names []string, e
 func WritePlots(file string, runs []record.Run) (names []string, err error) {
 	paths := pathsOf([]File{{Runs: runs}})
 	for i, p := range paths {
-		if !p.hasRun(func(r record.Run) bool { return r.Course() != nil }) {
+		if !p.hasCourse() {
 			continue
 		}
 		name, end := file, filepath.Ext(file)
 		if len(paths) > 1 {
 			name = fmt.Sprintf("%s-%d%s", strings.TrimSuffix(file, end), i+1, end)
 		}
-		drawn, err := p.drawCourse()
-		if err == nil {
-			drawn.Title = p.name
-			err = drawn.WriteFile(name, figures.PageWidth)
-		}
-		if err != nil {
+		drawn := p.drawCourse()
+		drawn.Title = p.name
+		if err := drawn.WriteFile(name, figures.PageWidth); err != nil {
 			return names, fmt.Errorf("draw %s: %w", name, err)
 		}
 		names = append(names, name)

@@ -226,11 +226,7 @@ type line struct {
 func (p path) makeSection(number int, files []File, baseline string) (section, error) {
 	s := section{Number: number, Name: p.name, Made: p.describeRuns()}
 	for _, f := range p.listFigures() {
-		drawn, err := f.draw()
-		if err != nil {
-			return s, err
-		}
-		svg, err := drawn.WriteElement(f.label + ": " + p.name)
+		svg, err := f.draw().WriteElement(f.label + ": " + p.name)
 		if err != nil {
 			return s, err
 		}
@@ -266,16 +262,14 @@ func (p path) describeRuns() (all []string) {
 	var commands, machines []string
 	var seeds []uint64
 	var first, last time.Time
-	for _, w := range p.rows {
-		for _, r := range w.runs {
-			commands, machines = append(commands, r.Command), append(machines, r.System.String())
-			seeds = append(seeds, r.Seed)
-			if first.IsZero() || r.StartedAt.Before(first) {
-				first = r.StartedAt
-			}
-			if r.StartedAt.After(last) {
-				last = r.StartedAt
-			}
+	for _, r := range p.runs() {
+		commands, machines = append(commands, r.Command), append(machines, r.System.String())
+		seeds = append(seeds, r.Seed)
+		if first.IsZero() || r.StartedAt.Before(first) {
+			first = r.StartedAt
+		}
+		if r.StartedAt.After(last) {
+			last = r.StartedAt
 		}
 	}
 	distinct := func(texts []string) []string {

@@ -154,11 +154,7 @@ func (p path) findRow(sender string, loss float64) *row {
 
 // offered is the median of what the link could carry.
 func (p path) offered() float64 {
-	var all row
-	for _, w := range p.rows {
-		all.runs = append(all.runs, w.runs...)
-	}
-	return all.median(func(r record.Run) float64 { return r.Offered })
+	return row{runs: p.runs()}.median(func(r record.Run) float64 { return r.Offered })
 }
 
 // countRuns says how many count, of how many, and whether any is noisy.
