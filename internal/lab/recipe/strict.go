@@ -69,23 +69,21 @@ func either(apps []stage.Kind) string {
 
 // unused tells which key of a link another one takes the place of.
 func (l Link) unused(key string) error {
-	var carry []string
-	for _, k := range []struct {
+	type value struct {
 		name  string
 		there bool
-	}{{"rate", l.Rate > 0}, {"payload", l.Payload > 0}, {"carries", l.Carries != ""}, {"trace", l.Trace != ""}} {
-		if k.there {
-			carry = append(carry, k.name)
+	}
+	for _, values := range [][]value{
+		{{"rate", l.Rate > 0}, {"payload", l.Payload > 0}, {"carries", l.Carries != ""}, {"trace", l.Trace != ""}},
+		{{"rtt", l.RTT > 0}, {"delay", l.Delay != nil}},
+	} {
+		values = slices.DeleteFunc(values, func(v value) bool { return !v.there })
+		if len(values) > 1 {
+			return mistake(key+"."+values[0].name, "beside it there is %s: take one out, in a run with %s: null",
+				values[1].name, values[0].name)
 		}
 	}
-	pair := carry
-	if len(carry) < 2 && l.RTT > 0 && l.Delay != nil {
-		pair = []string{"rtt", "delay"}
-	}
-	if len(pair) < 2 {
-		return nil
-	}
-	return mistake(key+"."+pair[0], "beside it there is %s: take one out, in a run with %s: null", pair[1], pair[0])
+	return nil
 }
 
 // unused tells which of link and cell says nothing.

@@ -139,9 +139,7 @@ func (r Run) view() *view {
 		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)
 	}
 	if down := rec.Path.Down.DataQueueing; down.Count > 0 {
-		for _, q := range down.Centiles {
-			v.Centiles = append(v.Centiles, record.Millis(q))
-		}
+		v.Centiles = inMillis(down.Centiles[:])
 	}
 	for _, p := range record.Merge(rec.Points, int(time.Second/stage.Step)) {
 		v.Course = append(v.Course, record.Millis(p.Queueing))
@@ -149,16 +147,15 @@ func (r Run) view() *view {
 	for _, m := range rec.Memory {
 		v.Memory = append(v.Memory, float64(m))
 	}
-	var asked []stage.Change
+	answers := rec.Reloads
 	for _, c := range r.Stage.Changes {
-		if c.Edge != "" {
-			asked = append(asked, c)
+		if c.Edge == "" || len(answers) == 0 {
+			continue
 		}
-	}
-	for i, c := range rec.Reloads {
-		if i < len(asked) && (c.Error != "") != asked[i].Refused {
+		if (answers[0].Error != "") != c.Refused {
 			v.WrongAnswers++
 		}
+		answers = answers[1:]
 	}
 	return v
 }
@@ -402,11 +399,15 @@ func (r Run) checkDatagrams(i int) error {
 }
 
 // listJitter returns how much the transit of each packet of a flow differs from that of the one before it, in ms.
-func (r Run) listJitter(i int) (all []float64, err error) {
-	for _, d := range r.Record.Actors[i].Jitter {
+func (r Run) listJitter(i int) ([]float64, error) {
+	return inMillis(r.Record.Actors[i].Jitter), r.checkDatagrams(i)
+}
+
+func inMillis(times []time.Duration) (all []float64) {
+	for _, d := range times {
 		all = append(all, record.Millis(d))
 	}
-	return all, r.checkDatagrams(i)
+	return all
 }
 
 // arrived is the part that came of what a flow's server sent.

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"strings"
@@ -84,45 +85,35 @@ func (r Run) Path() string { return r.Way(true) }
 // Way is Path, with random loss or without. Runs of one way stand in one table, where
 // random loss may differ.
 func (r Run) Way(withLoss bool) string {
-	var b strings.Builder
-	b.WriteString(r.Link)
+	rates, delay, buffer := r.Link+" down, "+r.Up+" up", figures.Exact(r.Delay)+" ms", "buffer "+r.Buffer
 	if r.Up == Same {
-		b.WriteString(" both ways")
-	} else {
-		b.WriteString(" down, " + r.Up + " up")
+		rates = r.Link + " both ways"
 	}
 	switch {
 	case r.Delays == "":
-		fmt.Fprintf(&b, ", %s ms each way", figures.Exact(r.Delay))
 	case r.Delay == 0:
-		b.WriteString(", delays of " + r.Delays + " each way")
+		delay = "delays of " + r.Delays
 	default:
-		fmt.Fprintf(&b, ", %s ms and delays of %s each way", figures.Exact(r.Delay), r.Delays)
+		delay += " and delays of " + r.Delays
 	}
 	switch {
 	case r.UpBuffer != "":
-		b.WriteString(", buffer " + r.Buffer + " down and " + r.UpBuffer + " up")
+		buffer += " down and " + r.UpBuffer + " up"
 	case r.Buffer == None:
-		b.WriteString(", no buffer limit")
-	default:
-		b.WriteString(", buffer " + r.Buffer)
+		buffer = "no buffer limit"
 	}
+	parts := []string{rates, delay + " each way", buffer}
 	if r.AQM != "" {
-		b.WriteString(", " + r.AQM)
+		parts = append(parts, r.AQM)
 	}
 	if withLoss && r.Loss > 0 {
-		fmt.Fprintf(&b, ", %s %% random loss", figures.Exact(r.Loss*100))
+		parts = append(parts, figures.Exact(r.Loss*100)+" % random loss")
 	}
 	if r.UpLoss > 0 {
-		fmt.Fprintf(&b, ", %s %% lost on the way back", figures.Exact(r.UpLoss*100))
+		parts = append(parts, figures.Exact(r.UpLoss*100)+" % lost on the way back")
 	}
 	if r.Reorder > 0 {
-		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Exact(r.Reorder*100), figures.Exact(r.ReorderBy))
+		parts = append(parts, figures.Exact(r.Reorder*100)+" % reordered by "+figures.Exact(r.ReorderBy)+" ms")
 	}
-	if r.Program != "" {
-		b.WriteString(", " + r.Program)
-	} else {
-		fmt.Fprintf(&b, ", %s s", figures.Exact(r.Duration))
-	}
-	return b.String()
+	return strings.Join(append(parts, cmp.Or(r.Program, figures.Exact(r.Duration)+" s")), ", ")
 }
