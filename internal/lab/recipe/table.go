@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
@@ -66,9 +67,12 @@ func (s side) counting() side {
 	return slices.DeleteFunc(slices.Clone(s), func(r record.Run) bool { return r.Noisy })
 }
 
+// readLibrary reads it once: to read every recipe takes a second.
+var readLibrary = sync.OnceValue(func() []Recipe { return All(nil) })
+
 // last are those of every recipe of the library, then of what else the records have.
 func last(runs []record.Run) (all []played) {
-	for _, r := range All(nil) {
+	for _, r := range readLibrary() {
 		all = append(all, played{name: r.Name, recipe: r})
 	}
 	for _, r := range record.Judged(runs) {
@@ -97,46 +101,44 @@ const (
 	notMeasured = unmeasured // it was not played, does not apply there, or the machine disturbed the run
 )
 
-// boundCount counts the bounds of one experiment, or of all, that hold and that do not on one side.
-type boundCount struct{ held, broken int }
+// tally counts what was measured, and what of it holds: the times of one bound, or the bounds of experiments.
+type tally struct{ measured, held int }
 
-// add counts one verdict.
-func (c *boundCount) add(verdict string) {
-	switch verdict {
-	case holds:
-		c.held++
-	case broken:
-		c.broken++
+// add counts one more.
+func (t *tally) add(holds bool) {
+	t.measured++
+	if holds {
+		t.held++
 	}
 }
 
-// verdict judges an experiment by the bounds that were measured.
-func (c *boundCount) verdict() string {
+// verdict is holds if all does that was measured.
+func (t tally) verdict() string {
 	switch {
-	case c.broken > 0:
+	case t.measured == 0:
+		return notMeasured
+	case t.held < t.measured:
 		return broken
-	case c.held > 0:
-		return holds
 	}
-	return notMeasured
+	return holds
 }
 
-// String is the verdict and how many of the measured bounds hold.
-func (c *boundCount) String() string {
-	if c.held+c.broken == 0 {
+// String is the verdict and how much holds of what was measured.
+func (t tally) String() string {
+	if t.measured == 0 {
 		return notMeasured
 	}
-	return fmt.Sprintf("%s %d/%d", c.verdict(), c.held, c.held+c.broken)
+	return fmt.Sprintf("%s %d/%d", t.verdict(), t.held, t.measured)
 }
 
 // row is one finding of an experiment on both sides.
 type row struct {
-	record.Finding
+	line
 	sides [2]judged
 }
 
 // judged is a finding on one side. The verdict is empty where there is no bound.
-type judged struct{ figure, verdict, reason string }
+type judged struct{ bound, figure, verdict, reason string }
 
 // explain returns the verdict, with the reason where a bound is known to be missed.
 func (c judged) explain() string {
@@ -152,12 +154,15 @@ func (p played) rows() []row {
 	virtual, sockets := p.sides[0].counting(), p.sides[1].counting()
 	var all, alone []row // alone: over real sockets
 	for _, l := range joinFindings(slices.Concat(virtual, sockets)) {
-		found := [2]*record.Finding{joinTimes(l.times[:len(virtual)]), joinTimes(l.times[len(virtual):])}
-		r := row{Finding: *cmp.Or(found[0], found[1])}
-		for side, f := range found {
-			r.sides[side] = p.judge(f, r.Bound, p.sides[side].isDisturbed())
+		n := len(virtual)
+		r := row{l, [2]judged{p.judge(l.What, l.times[:n], virtual), p.judge(l.What, l.times[n:], sockets)}}
+		r.Bound = cmp.Or(r.sides[0].bound, r.sides[1].bound)
+		for i := range r.sides {
+			if one := &r.sides[i]; cmp.Or(one.bound, r.Bound) == comparing {
+				one.verdict = ""
+			}
 		}
-		if found[0] != nil {
+		if r.sides[0].bound != "" {
 			all = append(all, r)
 		} else {
 			alone = append(alone, r)
@@ -166,40 +171,23 @@ func (p played) rows() []row {
 	return append(all, alone...)
 }
 
-// joinTimes makes one finding of those of several times: the bound must hold in each. nil: it was never there.
-func joinTimes(times []*record.Finding) (all *record.Finding) {
+// judge returns what one side has of a finding. The reason of a missed bound is as the library has it now, else as the
+// record has it.
+func (p played) judge(what string, times []*record.Finding, runs side) (j judged) {
+	var figures []string
 	for _, f := range times {
-		if f != nil && all != nil {
-			next := *f
-			next.Got, next.OK, next.Why = all.Got+" · "+f.Got, all.OK && f.OK, cmp.Or(all.Why, f.Why)
-			f = &next
+		if f != nil {
+			figures = append(figures, f.Got)
+			j.bound, j.reason = f.Bound, cmp.Or(j.reason, f.Why)
 		}
-		all = cmp.Or(f, all)
 	}
-	return all
-}
-
-// judge returns what one side has of a finding; f nil: it is not there. What was found in a disturbed run is not
-// measured, whether the bound holds or not, because the machine may have caused either. The reason of a missed bound is
-// as the library has it now, else as the record has it.
-func (p played) judge(f *record.Finding, bound string, disturbed bool) (c judged) {
-	if f != nil {
-		bound, c.figure, c.reason = f.Bound, f.Got, cmp.Or(p.recipe.missedReason(f.What), f.Why)
-	}
-	switch {
-	case bound == comparing:
-	case f == nil || disturbed:
-		c.verdict = notMeasured
-	case f.OK:
-		c.verdict = holds
-	default:
-		c.verdict = broken
-	}
-	return c
+	j.figure, j.verdict = strings.Join(figures, " · "), tallyTimes(times, runs).verdict()
+	j.reason = cmp.Or(p.recipe.missedReason(what), j.reason)
+	return j
 }
 
 // describe is an experiment's cell on one side.
-func (s side) describe(count boundCount) string {
+func (s side) describe(count tally) string {
 	text := count.String()
 	if s.isDisturbed() {
 		text += ", disturbed"
@@ -217,33 +205,35 @@ func (s side) describe(count boundCount) string {
 func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
 	all := last(runs)
 	var b strings.Builder
-	var broken [2]strings.Builder
-	var totals [2]boundCount
+	var missed [2]strings.Builder
+	var totals [2]tally
 	fmt.Fprintf(&b, "| %s |\n|---|---|---|---|\n", strings.Join(tableHead, " | "))
 	for _, p := range all {
-		var counts [2]boundCount
+		var counts [2]tally
 		rows := p.rows()
 		for side := range sides {
 			for _, r := range rows {
-				counts[side].add(r.sides[side].verdict)
+				if verdict := r.sides[side].verdict; verdict == holds || verdict == broken {
+					counts[side].add(verdict == holds)
+				}
 			}
-			writeBroken(&broken[side], p.name, rows, side)
+			writeBroken(&missed[side], p.name, rows, side)
 		}
 		real := p.sides[1]
 		sockets := socketsCell{real.describe(counts[1]), cmp.Or(commit(real.first()), "-"), counts[1]}
 		if old, is := earlier.cells[p.name]; is && len(real) == 0 {
 			sockets = old
-			broken[1].WriteString(earlier.broken[p.name])
+			missed[1].WriteString(earlier.broken[p.name])
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.name, p.sides[0].describe(counts[0]), sockets.text, sockets.build)
-		for side, c := range [2]boundCount{counts[0], sockets.count} {
+		for side, c := range [2]tally{counts[0], sockets.count} {
 			totals[side].held += c.held
-			totals[side].broken += c.broken
+			totals[side].measured += c.measured
 		}
 	}
 	b.WriteString("\nBounds that hold, of those that were measured:")
 	for side, c := range totals {
-		fmt.Fprintf(&b, " %s %d of %d", sides[side], c.held, c.held+c.broken)
+		fmt.Fprintf(&b, " %s %d of %d", sides[side], c.held, c.measured)
 		if side == 0 {
 			fmt.Fprintf(&b, " (%s)", builds(all))
 		}
@@ -253,7 +243,7 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
 		"was busy with other work.\n")
 	for side := range sides {
 		fmt.Fprintf(&b, "\n%s%s, how many of a recipe, the first of them, and why:\n\n", brokenHead, sides[side])
-		b.WriteString(cmp.Or(broken[side].String(), "None.\n"))
+		b.WriteString(cmp.Or(missed[side].String(), "None.\n"))
 	}
 	b.WriteString("\nPublished experiments without a recipe:\n\n")
 	for _, u := range unplayed {
@@ -275,7 +265,7 @@ type Sockets struct {
 // socketsCell is what the table says of one recipe over real sockets.
 type socketsCell struct {
 	text, build string
-	count       boundCount
+	count       tally
 }
 
 // tableHead are the columns of the table.
@@ -332,7 +322,7 @@ func (t Sockets) addRow(name, text, build string) error {
 	}
 	held, _ := strconv.Atoi(found[2]) // digits, by the expression
 	all, _ := strconv.Atoi(found[3])
-	count := boundCount{held: held, broken: all - held}
+	count := tally{all, held}
 	if held > all || count.verdict() != found[1] {
 		return fmt.Errorf("%s is %q, which contradicts itself", name, text)
 	}

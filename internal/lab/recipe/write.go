@@ -86,34 +86,35 @@ func joinFindings(runs []record.Run) (lines []line) {
 	return lines
 }
 
+// tallyTimes counts the times that the machine did not disturb: what was found in the others is not measured, whether
+// the bound holds or not, because the machine may have caused either.
+func tallyTimes(times []*record.Finding, runs []record.Run) (t tally) {
+	for i, f := range times {
+		if f != nil && !runs[i].Noisy {
+			t.add(f.OK)
+		}
+	}
+	return t
+}
+
 // writeFindings writes those of one experiment, which must hold each time that the machine did not disturb.
 func writeFindings(w io.Writer, runs []record.Run) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
 	for _, l := range joinFindings(runs) {
-		there, held := 0, 0
 		got := slices.Repeat([]string{absent}, len(runs))
 		for i, f := range l.times {
-			if f == nil {
-				continue
-			}
-			got[i] = f.Got
-			if !runs[i].Noisy {
-				there++
-				if f.OK {
-					held++
-				}
+			if f != nil {
+				got[i] = f.Got
 			}
 		}
-		verdict := "ok"
-		switch {
-		case there == 0:
-			verdict = notMeasured
-		case held < there:
+		count := tallyTimes(l.times, runs)
+		verdict := count.verdict()
+		if verdict == broken {
 			verdict = "FAIL"
-		}
-		if held > 0 && held < there {
-			verdict += fmt.Sprintf(" %d of %d", there-held, there)
+			if count.held > 0 {
+				verdict += fmt.Sprintf(" %d of %d", count.measured-count.held, count.measured)
+			}
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, l.What, cmp.Or(l.Paper, absent), l.Bound, strings.Join(got, " · "))
 	}
