@@ -84,12 +84,7 @@ type (
 )
 
 // readMusts reads what is asserted.
-func (r *Recipe) readMusts() (all []must, err error) {
-	root, err := parse(r.text)
-	if err != nil {
-		return nil, err
-	}
-	n := root.take("must")
+func (r *Recipe) readMusts(n yaml.Node) (all []must, err error) {
 	if n == nil {
 		return nil, nil
 	}

@@ -116,7 +116,7 @@ func (r *Recipe) read() error {
 		return err
 	}
 	for key, to := range map[string]*string{"about": &r.About, "source": &r.Source} {
-		n := root.take(key)
+		n := root.value(key)
 		if n == nil || n.Type() == ast.NullType {
 			continue
 		}
@@ -126,10 +126,9 @@ func (r *Recipe) read() error {
 		}
 		*to = text
 	}
-	names, asserts := map[string]bool{}, root.index("must") >= 0
-	r.flows = map[string]bool{}
-	r.hasControl = root.index("control") >= 0
-	missed := root.take("missed")
+	r.all, r.flows = map[string]bool{}, map[string]bool{}
+	control, missed, musts := root.find("control"), root.value("missed"), root.value("must")
+	r.hasControl = control != nil
 	if r.missed, err = readMissed(missed); err != nil {
 		return err
 	}
@@ -140,23 +139,23 @@ func (r *Recipe) read() error {
 			return err
 		}
 		if scale == Short && reflect.DeepEqual(stages, before) {
-			return at(root.find("control"), "control", "it changes no run of the short form, so that no bound can fail: its "+
+			return at(control, "control", "it changes no run of the short form, so that no bound can fail: its "+
 				"run is how the name of one begins, and the rest is another algorithm, such as {run: copa, algorithm: cubic}")
 		}
 		before = stages
-		if err := r.distinct(scale, stages, asserts); err != nil {
+		if err := r.distinct(scale, stages, musts != nil); err != nil {
 			return err
 		}
-		clear(names)
 		for _, s := range stages {
-			names[s.Name] = true
+			if scale == Full {
+				r.all[s.Name] = true
+			}
 			for _, a := range s.Actors {
 				r.flows[a.Name] = true
 			}
 		}
 	}
-	r.all = names
-	if r.musts, err = r.readMusts(); err != nil {
+	if r.musts, err = r.readMusts(musts); err != nil {
 		return err
 	}
 	for _, m := range r.missed {
@@ -187,18 +186,16 @@ func (r *Recipe) variants(scale Scale) (all []variant, err error) {
 	if err != nil {
 		return nil, err
 	}
-	own := make([][]variables, len(runs))
-	for i, run := range runs {
-		if own[i], err = rows(run.take("vary"), "vary"); err != nil {
-			return nil, err
-		}
-	}
 	for _, row := range varied {
 		if runs == nil {
 			all = append(all, variant{row, -1})
 		}
-		for i := range runs {
-			for _, more := range own[i] {
+		for i, run := range runs {
+			own, err := rows(run.value("vary"), "vary")
+			if err != nil {
+				return nil, err
+			}
+			for _, more := range own {
 				all = append(all, variant{row.with(more), i})
 			}
 		}
@@ -210,13 +207,13 @@ func (r *Recipe) variants(scale Scale) (all []variant, err error) {
 }
 
 func runsOf(root section) (all []section, err error) {
-	i := root.index("runs")
-	if i < 0 {
+	value := root.value("runs")
+	if value == nil {
 		return nil, nil
 	}
-	list, ok := root.Values[i].Value.(*ast.SequenceNode)
+	list, ok := value.(*ast.SequenceNode)
 	if !ok || len(list.Values) == 0 {
-		return nil, at(root.Values[i].Value, "runs", "expected a list of runs, each with its name and what differs")
+		return nil, at(value, "runs", "expected a list of runs, each with its name and what differs")
 	}
 	for _, n := range list.Values {
 		s, ok := sectionOf(n)
@@ -338,16 +335,12 @@ func (s section) mergeControl(n ast.Node) error {
 	if err != nil {
 		return err
 	}
-	run, name := "", ""
-	if n := control.take("run"); n != nil {
-		if run, ok = scalar(n); !ok {
-			return at(n, "control.run", "expected how the names of its runs begin")
-		}
+	of := control.take("run")
+	run, ok := scalar(of)
+	if of != nil && !ok {
+		return at(of, "control.run", "expected how the names of its runs begin")
 	}
-	if i := s.index("name"); i >= 0 {
-		name, _ = scalar(s.Values[i].Value)
-	}
-	if strings.HasPrefix(name, run) {
+	if name, _ := scalar(s.value("name")); strings.HasPrefix(name, run) {
 		s.merge(control)
 	}
 	return nil

@@ -42,14 +42,18 @@ func (s section) index(key string) int {
 	return slices.IndexFunc(s.Values, func(p *ast.MappingValueNode) bool { return keyOf(p) == key })
 }
 
+// value is that of a key; nil: there is none.
+func (s section) value(key string) ast.Node {
+	if i := s.index(key); i >= 0 {
+		return s.Values[i].Value
+	}
+	return nil
+}
+
 // take takes the value of a key out of the section; nil: there is none.
 func (s section) take(key string) ast.Node {
-	i := s.index(key)
-	if i < 0 {
-		return nil
-	}
-	value := s.Values[i].Value
-	s.Values = slices.Delete(s.Values, i, i+1)
+	value := s.value(key)
+	s.Values = slices.DeleteFunc(s.Values, func(p *ast.MappingValueNode) bool { return keyOf(p) == key })
 	return value
 }
 
@@ -198,10 +202,10 @@ func (r Recipe) Place(err error) error {
 func (s section) ofRule(key string) string {
 	rule, term, ok := strings.Cut(key, ".down.")
 	number, err := strconv.Atoi(strings.Trim(rule, "rules[]"))
-	if !ok || err != nil || s.index("flows") < 0 {
+	flows, there := sectionOf(s.value("flows"))
+	if !ok || err != nil || !there {
 		return ""
 	}
-	flows, _ := sectionOf(s.Values[s.index("flows")].Value)
 	for _, p := range flows.Values {
 		f, is := sectionOf(p.Value)
 		if !is || !slices.ContainsFunc(termKeys, func(k string) bool { return f.index(k) >= 0 }) {
