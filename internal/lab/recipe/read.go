@@ -220,8 +220,7 @@ func runsOf(root section) (all []section, err error) {
 		if !ok {
 			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
 		}
-		err := s.without("runs", "about", "source", "short", "control", "missed", "runs", "must")
-		if err != nil {
+		if err := s.without("runs", "runs"); err != nil {
 			return nil, err
 		}
 		all = append(all, section{ast.Mapping(s.GetToken(), false, slices.Clone(s.Values)...)})
@@ -240,7 +239,7 @@ func (r *Recipe) scaled(text []byte, scale Scale) (section, error) {
 		if !ok {
 			return root, at(n, "short", "expected what differs in the short form, such as {duration: 10s}")
 		}
-		if err := short.without("short", "about", "source", "short", "control", "missed", "must"); err != nil {
+		if err := short.without("short"); err != nil {
 			return root, err
 		}
 		root.merge(short)
@@ -300,7 +299,7 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 			return s, err
 		}
 	}
-	for _, key := range []string{"about", "source", "vary", "runs", "must", "missed"} {
+	for _, key := range append([]string{"vary", "runs"}, ofTheWhole...) {
 		root.take(key)
 	}
 	if err := root.unset(v.variables); err != nil {
@@ -331,8 +330,7 @@ func (s section) mergeControl(n ast.Node) error {
 	if !ok {
 		return at(n, "control", "expected what differs for a bound to fail, such as {algorithm: cubic}")
 	}
-	err := control.without("control", "name", "about", "source", "vary", "runs", "short", "must", "missed")
-	if err != nil {
+	if err := control.without("control", "name", "vary", "runs"); err != nil {
 		return err
 	}
 	of := control.take("run")

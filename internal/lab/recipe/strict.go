@@ -98,10 +98,13 @@ func (s section) unused(f Experiment) error {
 	return nil
 }
 
-// without refuses keys of the whole experiment in one of its parts.
-func (s section) without(part string, keys ...string) error {
+// ofTheWhole are keys of an experiment that none of its parts has.
+var ofTheWhole = []string{"about", "source", "short", "control", "missed", "must"}
+
+// without refuses keys of the whole experiment in one of its parts, and further ones.
+func (s section) without(part string, more ...string) error {
 	for _, p := range s.Values {
-		if key := keyOf(p); slices.Contains(keys, key) {
+		if key := keyOf(p); slices.Contains(ofTheWhole, key) || slices.Contains(more, key) {
 			return at(p.Key, part+"."+key, "it is of the whole experiment: write it beside %s", part)
 		}
 	}

@@ -87,6 +87,7 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 		fine + "short: {about: b}":                      "short.about: it is of the whole experiment",
 		fine + "short: {source: b}":                     "short.source: it is of the whole experiment",
 		fine + "short: {short: {}}":                     "short.short: it is of the whole experiment",
+		fine + "control: {control: {}}":                 "control.control: it is of the whole experiment",
 
 		fine + "must: ['rpm(\"b\") > 0']":      `my:5:8: must[0].is: there is no flow "b"`,
 		fine + "must: ['requests(\"b\") > 0']": `must[0].is: there is no flow "b"`,

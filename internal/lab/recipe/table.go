@@ -219,9 +219,9 @@ func WriteMarkdown(w io.Writer, runs []record.Run, earlier Sockets) error {
 			}
 			writeBroken(&missed[side], p.name, rows, side)
 		}
-		real := p.sides[1]
-		sockets := socketsCell{real.describe(counts[1]), cmp.Or(commit(real.first()), "-"), counts[1]}
-		if old, is := earlier.cells[p.name]; is && len(real) == 0 {
+		found := p.sides[1]
+		sockets := socketsCell{found.describe(counts[1]), cmp.Or(commit(found.first()), "-"), counts[1]}
+		if old, is := earlier.cells[p.name]; is && len(found) == 0 {
 			sockets = old
 			missed[1].WriteString(earlier.broken[p.name])
 		}

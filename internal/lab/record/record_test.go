@@ -301,10 +301,15 @@ func TestFindingsOfADisturbedPlayAreKnown(t *testing.T) {
 
 		"one that does not count": {[]run{{Discarded: "packets were lost"}, {Findings: found}}, []bool{true}},
 
-		"of an experiment between others": {[]run{
-			{Experiment: "a", Noisy: true}, {Experiment: "b", Findings: found}, {Experiment: "a", Findings: found},
-			{Experiment: "b", Findings: found},
-		}, []bool{false, true, false}},
+		"of an experiment between others": {
+			[]run{
+				{Experiment: "a", Noisy: true},
+				{Experiment: "b", Findings: found},
+				{Experiment: "a", Findings: found},
+				{Experiment: "b", Findings: found},
+			},
+			[]bool{false, true, false},
+		},
 
 		"of a play whose conditions all fail": {[]run{{Noisy: true, Must: "digest"}, {Findings: found}}, []bool{false}},
 
