@@ -130,9 +130,6 @@ func TestAResultIsWritten(t *testing.T) {
 	first := other
 	first.Findings, first.Noisy = nil, true // another run of the same experiment
 	assert.Contains(t, tableOf(t, writeTable, last, first, other), "| **no** 3/4 | not measured, disturbed |")
-	first.Noisy, first.Discarded = false, "the emulator lost packets"
-	assert.Contains(t, tableOf(t, writeTable, last, first, other), "| not measured, disturbed |",
-		"what does not count is no finding")
 	other.Findings = other.Findings[:2]
 	assert.Contains(t, tableOf(t, writeTable, last, other), "| **no** 3/4 | ok 2/2 |",
 		"of an earlier form")
@@ -354,10 +351,7 @@ func TestAFindingMustHoldInEachRun(t *testing.T) {
 	}
 	before := record.Run{Name: "before", Seed: 2, Noisy: true}
 	assert.Contains(t, written(before, runs[0]), "\nnot measured  what")
-	assert.Contains(t, written(before, runs[1]), "\nnot measured  what")
 	assert.Contains(t, written(runs[0], before, runs[1]), "\nok  what")
-	before.Noisy, before.Discarded = false, "packets were lost"
-	assert.Contains(t, written(before, runs[0], runs[1]), "\nFAIL  what")
 }
 
 func TestAStageThatCannotBePlayedAgainKeepsItsRecord(t *testing.T) {
