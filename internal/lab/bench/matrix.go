@@ -56,7 +56,7 @@ func (m Matrix) check() error {
 		return fmt.Errorf("--reorder %v: must be a probability below 1, such as 0.01 for one packet in a hundred", m.Reorder)
 	case m.Reorder > 0 && m.ReorderBy <= 0:
 		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken", m.ReorderBy)
-	case m.Hints != 0 && !m.managed():
+	case m.Hints != 0 && !slices.ContainsFunc(m.Senders, func(s Sender) bool { return s.Kernel == "" }):
 		return errors.New("--hints: there is no proxy to tell: name a sender other than the kernel's own")
 	case !part(m.UpLoss) || slices.ContainsFunc(m.Losses, func(l float64) bool { return !part(l) }):
 		return errors.New("--loss and --up-loss must be probabilities below 1, such as 0.01 for one packet in a hundred")
@@ -68,11 +68,6 @@ func (m Matrix) check() error {
 		}
 	}
 	return nil
-}
-
-// managed reports whether any sender is a proxy's.
-func (m Matrix) managed() bool {
-	return slices.ContainsFunc(m.Senders, func(s Sender) bool { return s.Kernel == "" })
 }
 
 func part(p float64) bool { return p >= 0 && p < 1 }

@@ -301,10 +301,11 @@ func findBroken(runs []Run) (broken []string) {
 	return broken
 }
 
-// comparing is the bound of a finding that has none, unmeasured its figure where there is none.
+// comparing is the bound of a finding that has none, notMeasured its figure where there is none, and its verdict where it
+// was not played, does not apply, or the machine disturbed the run.
 const (
-	comparing  = "for comparison"
-	unmeasured = "not measured"
+	comparing   = "for comparison"
+	notMeasured = "not measured"
 )
 
 // name is that of the finding.
@@ -312,18 +313,14 @@ func (m must) name() string { return cmp.Or(m.form.What, string(m.form.Is)) }
 
 // judge evaluates the assertion; false: it is not about this run. What cannot be evaluated does not hold.
 func (m must) judge(env any) (f record.Finding, there bool) {
-	var (
-		is  any = true
-		got     = math.NaN()
-		err error
-	)
+	is, got, err := any(true), math.NaN(), error(nil)
 	if m.when != nil {
 		is, err = expr.Run(m.when, env)
 	}
-	if err == nil && is != true {
-		return f, false
-	}
 	if err == nil {
+		if is != true {
+			return f, false
+		}
 		got, err = number(m.is, env)
 	}
 	f = record.Finding{What: m.name(), Paper: m.form.Paper, OK: true}
@@ -343,9 +340,9 @@ func (m must) judge(env any) (f record.Finding, there bool) {
 	f.Bound = cmp.Or(strings.Join(bounds, ", "), comparing)
 	switch {
 	case err != nil:
-		f.Got, f.OK = unmeasured+": "+firstLine(err), false
+		f.Got, f.OK = notMeasured+": "+firstLine(err), false
 	case math.IsNaN(got):
-		f.Got = unmeasured
+		f.Got = notMeasured
 	default:
 		f.Got = figure(got, m.form.Unit)
 	}

@@ -94,11 +94,10 @@ func last(runs []record.Run) (all []played) {
 	return all
 }
 
-// Verdicts of a bound, and of an experiment over its bounds.
+// Verdicts of a bound, and of an experiment over its bounds, beside notMeasured.
 const (
-	holds       = "ok"
-	broken      = "**no**"
-	notMeasured = unmeasured // it was not played, does not apply there, or the machine disturbed the run
+	holds  = "ok"
+	broken = "**no**"
 )
 
 // tally counts what was measured, and what of it holds: the times of one bound, or the bounds of experiments.

@@ -192,7 +192,9 @@ func (r Recipe) Place(err error) error {
 		text.ofRule(mistake.Key),
 	} {
 		if n := text.find(key); n != nil {
-			return r.at(n, key, "%s", mistake.Message)
+			placed := at(n, key, "%s", mistake.Message)
+			placed.File = r.file
+			return placed
 		}
 	}
 	return err
@@ -216,13 +218,6 @@ func (s section) ofRule(key string) string {
 		}
 	}
 	return ""
-}
-
-// at is a mistake at a node of the recipe's file.
-func (r Recipe) at(n ast.Node, key, format string, args ...any) error {
-	err := at(n, key, format, args...)
-	err.File = r.file
-	return err
 }
 
 // variables are values by name; $(name) in the text stands for one.

@@ -314,7 +314,12 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	r.OneWay = PercentilesOf(down.DataOneWay.Delays)
 	r.UpQueueing = PercentilesOf(up.Queueing.Delays)
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
-	r.addSeries(rec.Points, down.DataQueueing)
+	r.Series = seriesOf(rec.Points, time.Second)
+	if down.DataQueueing.Count > 0 {
+		for _, d := range down.DataQueueing.Centiles {
+			r.Centiles = append(r.Centiles, roundToThousandth(Millis(d)))
+		}
+	}
 	if !r.Virtual {
 		late := down.Lateness
 		if up.Lateness.P99 > late.P99 {
@@ -342,16 +347,6 @@ func digestStage(s stage.Stage) string {
 	err := json.NewEncoder(digest).Encode(s) // of traces the names
 	fmt.Fprint(digest, err, s.Down.Trace, s.Down.Delays, s.Up.Trace, s.Up.Delays)
 	return strconv.FormatUint(digest.Sum64(), 16)
-}
-
-// addSeries adds what came of each second, and the distribution of the queueing delay.
-func (r *Run) addSeries(points []netlab.Point, queueing netlab.Quantiles) {
-	r.Series = seriesOf(points, time.Second)
-	if queueing.Count > 0 {
-		for _, d := range queueing.Centiles {
-			r.Centiles = append(r.Centiles, roundToThousandth(Millis(d)))
-		}
-	}
 }
 
 // courseStep is how finely Course shows a run that was made now, and so has points.
