@@ -57,7 +57,7 @@ func WriteFindings(w io.Writer, runs []record.Run) error {
 	return nil
 }
 
-// absent stands for the figure of a finding whose condition did not hold.
+// absent stands for the figure of a finding that did not apply.
 const absent = "-"
 
 // line is a finding with what came of it each time that its experiment was played.

@@ -543,7 +543,7 @@ func Judged(runs []Run) (judged []Run) {
 	for _, r := range runs {
 		of := play{r.Experiment, r.Scale, r.Command}
 		r.Noisy = r.Noisy || r.Discarded != "" || disturbed[of]
-		disturbed[of] = r.Noisy && r.Findings == nil && r.Must == "" // a play whose conditions all fail has no findings
+		disturbed[of] = r.Noisy && r.Findings == nil && r.Must == "" // no finding of it applied
 		if len(r.Findings) > 0 {
 			judged = append(judged, r)
 		}
