@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -208,22 +209,27 @@ func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe
 	return errors.Join(f.playSeeds(cmd, experiments), f.tables())
 }
 
-// failures is an error where something does not hold that must, and the machine did not disturb it.
-func failures(runs []record.Run) error {
-	failed, findings := 0, 0
+// failures is an error where something does not hold that must, or nothing of an experiment fails under its control.
+// What the machine disturbed says nothing.
+func failures(runs []record.Run) (err error) {
+	all, failed := 0, 0
+	failsControl := map[string]bool{} // by experiment
 	for _, r := range record.Judged(runs) {
-		if r.Noisy {
-			continue
-		}
-		findings += len(r.Findings)
-		for _, f := range r.Findings {
-			if !f.OK {
-				failed++
-			}
+		broken := slices.DeleteFunc(slices.Clone(r.Findings), func(f record.Finding) bool { return f.OK })
+		if r.Scale == string(recipe.Control) {
+			failsControl[r.Experiment] = failsControl[r.Experiment] || r.Noisy || len(broken) > 0
+		} else if !r.Noisy {
+			all += len(r.Findings)
+			failed += len(broken)
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d findings do not hold", failed, findings)
+		err = fmt.Errorf("%d of %d findings do not hold", failed, all)
 	}
-	return nil
+	for _, name := range slices.Sorted(maps.Keys(failsControl)) {
+		if !failsControl[name] {
+			err = errors.Join(err, fmt.Errorf("%s: no finding fails under its control: none can tell the two apart", name))
+		}
+	}
+	return err
 }

@@ -378,6 +378,6 @@ func TestABoundFailsUnderTheControl(t *testing.T) {
 		assert.Equal(t, ends == cli.ExitOK, strings.Contains(stdout, "\nFAIL"), stdout)
 		assert.Equal(t, ends == cli.ExitFail, strings.Contains(stderr, "my: no finding fails under its control"), stderr)
 	}
-	held := record.Run{Experiment: "a", Noisy: true, Findings: []record.Finding{{OK: true}}}
-	require.NoError(t, checkControls([]record.Run{held}), "what the machine disturbed says nothing")
+	held := record.Run{Experiment: "a", Scale: "control", Noisy: true, Findings: []record.Finding{{OK: true}}}
+	require.NoError(t, failures([]record.Run{held}), "what the machine disturbed says nothing")
 }

@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -171,24 +169,5 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		}
 		return writeResults(cmd.OutOrStdout(), runs)
 	})
-	check := failures
-	if f.control {
-		check = checkControls
-	}
-	return errors.Join(err, f.draw(), check(f.all))
-}
-
-// checkControls is an error where no finding of an experiment fails. What the machine disturbed says nothing.
-func checkControls(runs []record.Run) (err error) {
-	fails := map[string]bool{} // by experiment
-	for _, r := range record.Judged(runs) {
-		fails[r.Experiment] = fails[r.Experiment] || r.Noisy ||
-			slices.ContainsFunc(r.Findings, func(f record.Finding) bool { return !f.OK })
-	}
-	for _, name := range slices.Sorted(maps.Keys(fails)) {
-		if !fails[name] {
-			err = errors.Join(err, fmt.Errorf("%s: no finding fails under its control: none can tell the two apart", name))
-		}
-	}
-	return err
+	return errors.Join(err, f.draw(), failures(f.all))
 }
