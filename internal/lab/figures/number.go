@@ -30,9 +30,9 @@ func Exact(v float64) string {
 	return strconv.FormatFloat(nine, 'f', -1, 64)
 }
 
-// Percent writes a share in per cent.
-func Percent(share float64, decimals int) string {
-	return strconv.FormatFloat(share*100, 'f', decimals, 64)
+// Percent returns what writes a share in per cent.
+func Percent(decimals int) func(share float64) string {
+	return func(share float64) string { return strconv.FormatFloat(share*100, 'f', decimals, 64) }
 }
 
 // Ratio writes a/b as one says it: 0.95×, 1.20×, or 1/34 where it is small.

@@ -381,10 +381,12 @@ func WriteComparison(w io.Writer, files []File) error {
 	return err
 }
 
-// values are a figure of the runs that count.
+// values are a figure of the runs that count and have it.
 func (w row) values(figure func(record.Run) float64) (all []float64) {
 	for _, r := range w.runs {
-		all = append(all, figure(r))
+		if v := figure(r); !math.IsNaN(v) {
+			all = append(all, v)
+		}
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,9 +36,6 @@ type column struct {
 
 // columns are those of the path's table: some only where a row has something to say there.
 func (p path) columns() []column {
-	percent := func(decimals int) func(float64) string {
-		return func(share float64) string { return figures.Percent(share, decimals) }
-	}
 	all := []column{{"", "sender", func(w row) string { return w.kind[0] }}}
 	if len(p.losses()) > 1 {
 		all = append(all, column{"loss", "%", func(w row) string { return figures.Number(w.first.Loss * 100) }})
@@ -45,22 +43,20 @@ func (p path) columns() []column {
 	all = append(all,
 		column{"", "runs", row.countRuns},
 		column{"Mbit/s", "", withRange(throughputOf, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) })},
-		column{"used", "%", median(func(r record.Run) float64 { return r.Utilisation }, percent(1))},
+		column{"used", "%", median(func(r record.Run) float64 { return r.Utilisation }, figures.Percent(1))},
 		column{"queueing, ms", "p50", median(func(r record.Run) float64 { return r.Queueing.P50 }, figures.Number)},
 		column{figures.Spans, "p95", withRange(delayOf, figures.Number)},
 		column{figures.Spans, "p99", median(func(r record.Run) float64 { return r.Queueing.P99 }, figures.Number)},
 		column{"one-way, ms", "p50", median(func(r record.Run) float64 { return r.OneWay.P50 }, figures.Number)},
 		column{figures.Spans, "p95", median(func(r record.Run) float64 { return r.OneWay.P95 }, figures.Number)},
-		column{"dropped", "%", median(record.Run.DropShare, percent(2))},
-		column{"resent", "%", median(func(r record.Run) float64 { return r.Retransmitted }, percent(2))})
+		column{"dropped", "%", median(record.Run.DropShare, figures.Percent(2))},
+		column{"resent", "%", median(func(r record.Run) float64 { return r.Retransmitted }, figures.Percent(2))})
 	if slices.ContainsFunc(p.rows, func(w row) bool { return w.first.CPUShare != nil }) {
 		all = append(all,
-			column{"proxy CPU", "s/GB", func(w row) string {
-				return w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1)
-			}},
-			column{figures.Spans, "% of a core", func(w row) string {
-				return w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100)
-			}})
+			column{"proxy CPU", "s/GB", median(func(r record.Run) float64 { return valueOf(r.CPUPerGB) }, figures.Number)},
+			column{figures.Spans, "% of a core", median(func(r record.Run) float64 {
+				return 100 * valueOf(r.CPUShare)
+			}, figures.Number)})
 	}
 	if base := p.baseline(); base != "" {
 		against := func(figure func(record.Run) float64) func(row) string {
@@ -77,7 +73,7 @@ func (p path) columns() []column {
 			if lossless <= 0 {
 				return "-"
 			}
-			return figures.Percent(lossy/lossless, 1)
+			return figures.Percent(1)(lossy / lossless)
 		}
 		all = append(all, column{"of lossless", "%", func(w row) string {
 			return w.compare(p.findRow(w.kind[0], 0), throughputOf, share)
@@ -172,10 +168,11 @@ func (w row) countRuns() string {
 // median is the cell with the median of a figure.
 func median(figure func(record.Run) float64, format func(float64) string) func(row) string {
 	return func(w row) string {
-		if len(w.runs) == 0 {
+		values := w.values(figure)
+		if len(values) == 0 {
 			return "-"
 		}
-		return format(w.median(figure))
+		return format(figures.SpreadOf(values).Median)
 	}
 }
 
@@ -226,18 +223,12 @@ func (w row) compare(base *row, figure func(record.Run) float64, write func(a, b
 	return write(w.median(figure), base.median(figure))
 }
 
-// cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
-func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
-	var values []float64
-	for _, r := range w.runs {
-		if v := figure(r); v != nil {
-			values = append(values, *v*scale)
-		}
+// valueOf is NaN of a figure that a run has not.
+func valueOf(figure *float64) float64 {
+	if figure == nil {
+		return math.NaN()
 	}
-	if len(values) == 0 {
-		return "-"
-	}
-	return figures.Number(figures.SpreadOf(values).Median)
+	return *figure
 }
 
 // writeTrust adds what says how far to trust the figures.
