@@ -128,12 +128,15 @@ func (r *Recipe) read() error {
 	}
 	r.all, r.flows = map[string]bool{}, map[string]bool{}
 	control, missed, musts := root.find("control"), root.value("missed"), root.value("must")
-	r.hasControl = control != nil
 	if r.missed, err = readMissed(missed); err != nil {
 		return err
 	}
 	var before []stage.Stage // of the scale before
-	for _, scale := range r.Scales() {
+	scales := []Scale{Control, Short, Full}
+	if control == nil {
+		scales = scales[1:]
+	}
+	for _, scale := range scales {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
 			return err

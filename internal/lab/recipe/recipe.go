@@ -35,8 +35,7 @@ type Recipe struct {
 	flows map[string]bool // names of the flows of all runs
 	musts []must
 
-	missed     []missedBound
-	hasControl bool
+	missed []missedBound
 }
 
 // missedBound names findings that are known to be outside their bounds, and the reason.
@@ -56,14 +55,6 @@ func (r *Recipe) missedReason(finding string) string {
 		}
 	}
 	return ""
-}
-
-// Scales returns the scales that the recipe has: Control only where its file has that key.
-func (r Recipe) Scales() []Scale {
-	if r.hasControl {
-		return []Scale{Control, Short, Full}
-	}
-	return []Scale{Short, Full}
 }
 
 // Asserts reports whether anything must hold of it.
