@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -67,14 +66,6 @@ type cellHost struct {
 	Queue Word[Queue]   `yaml:"queue"`
 	Loss  Word[float64] `yaml:"loss"`
 	Delay time.Duration `yaml:"delay"`
-}
-
-func parsePart(s string) (float64, error) {
-	v, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(v >= 0 && v <= 1) {
-		return 0, fmt.Errorf("%q is not a part from 0 to 1, such as 0.01", s)
-	}
-	return v, nil
 }
 
 // builder makes a stage of a form.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -498,7 +499,9 @@ func (w *Word[T]) UnmarshalYAML(n ast.Node) (err error) {
 			}
 		}
 	case *float64:
-		*v, err = parsePart(text)
+		if *v, err = strconv.ParseFloat(text, 64); err != nil || !(*v >= 0 && *v <= 1) {
+			err = fmt.Errorf("%q is not a part from 0 to 1, such as 0.01", text)
+		}
 	}
 	if err != nil {
 		return &yaml.SyntaxError{Message: err.Error(), Token: n.GetToken()}
