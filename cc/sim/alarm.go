@@ -11,9 +11,9 @@ type alarm struct {
 
 func (w *world) alarm(do func()) alarm { return alarm{w, cc.Never, do} }
 
-// by plans the call for a moment, unless it comes before. It only plans, so that it may be called from within the
-// manager.
-func (a *alarm) by(at cc.Time) {
+// planBy plans the call for a moment, unless it is planned for an earlier one. The call itself comes later, so
+// the manager may use planBy from within its own calls.
+func (a *alarm) planBy(at cc.Time) {
 	if at >= a.at {
 		return
 	}

@@ -43,7 +43,7 @@ type aqm interface {
 	judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement
 }
 
-// passive is an aqm that does nothing: what an AQM has no part in.
+// passive is an aqm that does nothing. Others embed it for the events that they do not use.
 type passive struct{}
 
 func (passive) lane(uint32, Codepoint) int                          { return 0 }

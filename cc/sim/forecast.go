@@ -39,7 +39,7 @@ func (s *sender) describeForForecast(size cc.Bytes) cc.SproutPacket {
 // noteForForecast takes in a packet at the receiver, and plans a forecast.
 func (s *sender) noteForForecast(p cc.SproutPacket) {
 	s.forecasts.receiver.OnPacket(s.w.now, p)
-	s.forecasts.sends.by(max(s.forecasts.newest.Add(cc.SproutTick), s.w.now))
+	s.forecasts.sends.planBy(max(s.forecasts.newest.Add(cc.SproutTick), s.w.now))
 }
 
 // sendForecast sends one to the sender.
@@ -49,7 +49,7 @@ func (s *sender) sendForecast() {
 	}
 	f := s.forecasts.receiver.Forecast(s.w.now)
 	s.forecasts.newest = s.w.now
-	s.forecasts.sends.by(s.w.now.Add(cc.SproutTick))
+	s.forecasts.sends.planBy(s.w.now.Add(cc.SproutTick))
 	s.w.carry(!s.cfg.Upload, s.host, forecastBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			return

@@ -190,7 +190,7 @@ func (g GenConfig) level(n int, rng *rand.Rand) []float64 {
 	return out
 }
 
-// start returns a run of the noise, which each call takes on by a millisecond; 0 where there is none.
+// start returns a function that returns the noise of the next millisecond, always 0 without noise.
 func (n Noise) start(rng *rand.Rand) (step func() float64) {
 	if n.Sigma == 0 {
 		return func() float64 { return 0 }

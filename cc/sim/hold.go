@@ -50,7 +50,7 @@ func (w *world) holdingEdge(i int) *holdingEdge {
 	if cfg.NoEcho {
 		source = flow.ByTransport
 	}
-	member, err := w.manager.OpenEcho(w.now, terms, source, func() { e.waking.by(w.now) })
+	member, err := w.manager.OpenEcho(w.now, terms, source, func() { e.waking.planBy(w.now) })
 	if err != nil {
 		w.err = err
 		return nil
@@ -108,7 +108,7 @@ func (e *holdingEdge) send(p heldPacket) {
 
 // planEcho plans the next look at echo requests.
 func (e *holdingEdge) planEcho() {
-	e.looks.by(max(e.w.now, min(e.member.NextEcho(), e.member.NextTimeout())))
+	e.looks.planBy(max(e.w.now, min(e.member.NextEcho(), e.member.NextTimeout())))
 }
 
 // look does what is due by the clock.

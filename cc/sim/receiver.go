@@ -135,8 +135,8 @@ func (r *receiver) acknowledge() (news int) {
 // logged counts the arrivals so far.
 func (r *receiver) logged() int { return r.told + len(r.log) }
 
-// tell takes off the log which the sender hears of with the first upTo arrivals.
-func (r *receiver) tell(upTo int) (news []arrival) {
+// takeNews removes from the log the arrivals up to number upTo that the sender has not heard of, and returns them.
+func (r *receiver) takeNews(upTo int) (news []arrival) {
 	n := upTo - r.told
 	news, r.log, r.told = r.log[:n], r.log[n:], upTo
 	return news

@@ -1,19 +1,19 @@
 package sim
 
-// Ring is a queue that grows to what it once held and allocates no more.
+// Ring is a queue. Its buffer grows and never shrinks, so a steady load allocates nothing.
 type Ring[T any] struct {
 	buf  []T // its length is a power of two
 	head int
 	n    int
 }
 
-// Len is how many wait.
+// Len is the number of elements.
 func (r *Ring[T]) Len() int { return r.n }
 
-// At is the one that i others came before, which is there.
+// At returns the element behind the i oldest ones; there must be one.
 func (r *Ring[T]) At(i int) *T { return &r.buf[(r.head+i)&(len(r.buf)-1)] }
 
-// Push adds one at the end.
+// Push adds an element behind all others.
 func (r *Ring[T]) Push(p T) {
 	if r.n == len(r.buf) {
 		grown := make([]T, max(64, 2*len(r.buf)))
@@ -25,7 +25,7 @@ func (r *Ring[T]) Push(p T) {
 	*r.At(r.n - 1) = p
 }
 
-// Pop takes the first, which is there.
+// Pop removes the oldest element and returns it; there must be one.
 func (r *Ring[T]) Pop() T {
 	p := *r.At(0)
 	r.head = (r.head + 1) & (len(r.buf) - 1)

@@ -156,10 +156,10 @@ func (s *sender) apply(l flow.Limit) {
 	}
 }
 
-// wake is the flow's to call.
+// wake has the sender look at its clock now; the flow calls it.
 func (s *sender) wake() {
 	if !s.closed {
-		s.waking.by(s.w.now)
+		s.waking.planBy(s.w.now)
 	}
 }
 
@@ -168,7 +168,7 @@ func (s *sender) pump() {
 	if s.held {
 		before := s.sent
 		if s.pumpHeld(); s.sent > before && !s.cfg.Upload { // a client has no datapath
-			s.telling.by(s.w.now.Add(datapathTick))
+			s.telling.planBy(s.w.now.Add(datapathTick))
 		}
 		return
 	}
@@ -317,7 +317,7 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 	}
 	raw := time.Duration(0)
 	newest := int64(-1)
-	for _, a := range s.rcv.tell(upTo) {
+	for _, a := range s.rcv.takeNews(upTo) {
 		if rtt := s.acknowledge(a); rtt > 0 && a.tx > newest {
 			raw, newest = rtt, a.tx
 		}
@@ -358,7 +358,7 @@ func (s *sender) acknowledge(a arrival) time.Duration {
 // setAlarm plans the next look at the clock.
 func (s *sender) setAlarm() {
 	if !s.closed {
-		s.looks.by(s.board.Deadline())
+		s.looks.planBy(s.board.Deadline())
 	}
 }
 

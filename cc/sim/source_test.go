@@ -88,8 +88,8 @@ func TestReceiver(t *testing.T) {
 	}
 	assert.Empty(t, r.above)
 	assert.Equal(t, 7, r.logged())
-	assert.Len(t, r.tell(5), 5)
-	assert.Equal(t, []arrival{{n: 0}, {n: 3}}, r.tell(7))
+	assert.Len(t, r.takeNews(5), 5)
+	assert.Equal(t, []arrival{{n: 0}, {n: 3}}, r.takeNews(7))
 	assert.Equal(t, 7, r.logged())
 }
 

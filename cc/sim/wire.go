@@ -35,8 +35,8 @@ func newWire(cfg LinkConfig, start cc.Time) wire {
 	return wire{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)), start: start, now: start}
 }
 
-// SetDelay changes the propagation delay for the packets that leave the queue from now on: of a Link, those that come
-// to it. They may overtake earlier ones when it becomes shorter.
+// SetDelay changes the propagation delay of the packets that leave the queue from now on. A Link decides when a packet
+// comes, so there it is for the packets that come from now on. When the delay becomes shorter, packets may overtake.
 func (w *wire) SetDelay(d time.Duration) { w.cfg.Delay = d }
 
 // Offered returns how many bytes the link could have delivered from one moment
@@ -56,7 +56,7 @@ func draws(rng *rand.Rand, probability float64) bool {
 	return probability > 0 && rng.Float64() < probability
 }
 
-// begin ends a time in which nothing was to be sent.
+// begin starts a busy period: nothing was waiting before.
 func (w *wire) begin(now cc.Time) {
 	w.departs, w.busyFrom, w.busyBytes = now, now, 0
 	if w.cfg.Trace != nil {
@@ -92,8 +92,8 @@ func (w *wire) next() cc.Time {
 	return w.start.Add(w.cfg.Trace.at(w.opportunity))
 }
 
-// pass returns what becomes of the packet that was sent last: packets arrive in the order in which they left however
-// the delay moves, unless some are reordered.
+// pass returns what becomes of the packet that was sent last. Packets arrive in the order in which they left, even if
+// the delay shrinks; only random reordering changes that.
 func (w *wire) pass() Verdict {
 	v := Verdict{Departs: w.departs, Arrives: w.departs.Add(w.cfg.Delay)}
 	if w.cfg.Delays != nil {

@@ -77,8 +77,8 @@ func newWorld(s Scenario) *world {
 	w.held = make([]Ring[holding], lanes)
 	w.hints.w = w
 	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
-	w.ticks = w.alarm(func() { w.ticks.by(w.manager.Tick(0, w.now)) })
-	w.manager.Arm = func(_ int, at cc.Time) { w.ticks.by(at) }
+	w.ticks = w.alarm(func() { w.ticks.planBy(w.manager.Tick(0, w.now)) })
+	w.manager.Arm = func(_ int, at cc.Time) { w.ticks.planBy(at) }
 	return w
 }
 

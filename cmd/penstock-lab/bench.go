@@ -209,8 +209,8 @@ func (f *benchFlags) playAndShow(cmd *cobra.Command, experiments []recipe.Recipe
 	return errors.Join(f.playSeeds(cmd, experiments), f.tables())
 }
 
-// failures is an error where something does not hold that must, or nothing of an experiment fails under its control.
-// What the machine disturbed says nothing.
+// failures returns an error if a finding does not hold, or if no finding of an experiment fails under its control.
+// Runs that the machine disturbed do not count.
 func failures(runs []record.Run) (err error) {
 	all, failed := 0, 0
 	failsControl := map[string]bool{} // by experiment

@@ -65,8 +65,7 @@ Exit codes:
 // proxyFlag names the program that is the proxy of real runs.
 const proxyFlag = "penstock"
 
-// findProxy has real runs be played with the program that is the proxy of the session's command, and with that one's
-// models.
+// findProxy finds the program that is the proxy of real runs, and gives it the models of the command.
 func (s *session) findProxy() error {
 	named, err := s.cmd.Flags().GetString(proxyFlag)
 	if err != nil {

@@ -130,7 +130,8 @@ func (a Agents) explain(err error) error {
 	return err
 }
 
-// start starts the agent, which makes its socket in dir. It hands to later what ends it, also where it fails.
+// start starts the agent, which makes its socket in dir. It passes functions that end the agent to later, even if
+// it fails.
 func (a *Agent) start(dir string, later func(end func())) error {
 	cmd, socket, err := a.command(dir)
 	if err != nil {

@@ -110,7 +110,7 @@ func SetDecades(axis *plot.Axis, least float64) {
 	axis.Min, axis.Max = least, 10*least
 }
 
-// fails reports whether an error hinders the drawing of what has a name, and keeps the first.
+// fails reports whether drawing the named part failed, and keeps the first error.
 func (f *Figure) fails(name string, err error) bool {
 	if err != nil && f.err == nil {
 		f.err = fmt.Errorf("draw %s: %w", name, err)

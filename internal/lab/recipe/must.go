@@ -301,10 +301,10 @@ func findBroken(runs []Run) (broken []string) {
 	return broken
 }
 
-// comparing is the bound of a finding that has none, notMeasured its figure where there is none, and its verdict where it
-// was not played, does not apply, or the machine disturbed the run.
 const (
-	comparing   = "for comparison"
+	comparing = "for comparison" // the bound of a finding without one
+	// notMeasured is the figure of a finding without one. It is the verdict if the experiment was not played, does not
+	// apply, or was disturbed by the machine.
 	notMeasured = "not measured"
 )
 

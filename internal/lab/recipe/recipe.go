@@ -92,7 +92,7 @@ type Run struct {
 //go:embed recipes
 var library embed.FS
 
-// mustHave returns a value out of the program's own files, which have no mistake.
+// mustHave returns a value that was read from a file of the program. A mistake there is one of ours, so it panics.
 func mustHave[T any](v T, err error) T {
 	if err != nil {
 		panic("recipe: " + err.Error())

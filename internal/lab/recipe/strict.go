@@ -98,10 +98,10 @@ func (s section) unused(f Experiment) error {
 	return nil
 }
 
-// ofTheWhole are keys of an experiment that none of its parts has.
+// ofTheWhole are the keys that an experiment has once, outside its parts.
 var ofTheWhole = []string{"about", "source", "short", "control", "missed", "must"}
 
-// without refuses keys of the whole experiment in one of its parts, and further ones.
+// without returns an error if a part of an experiment has a key that belongs to the whole experiment, or one of more.
 func (s section) without(part string, more ...string) error {
 	for _, p := range s.Values {
 		if key := keyOf(p); slices.Contains(ofTheWhole, key) || slices.Contains(more, key) {

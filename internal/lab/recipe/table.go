@@ -67,7 +67,7 @@ func (s side) counting() side {
 	return slices.DeleteFunc(slices.Clone(s), func(r record.Run) bool { return r.Noisy })
 }
 
-// readLibrary reads it once: to read every recipe takes a second.
+// readLibrary reads all recipes once, since that takes a second.
 var readLibrary = sync.OnceValue(func() []Recipe { return All(nil) })
 
 // last are those of every recipe of the library, then of what else the records have.

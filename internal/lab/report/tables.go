@@ -153,7 +153,7 @@ func (p path) offered() float64 {
 	return row{runs: p.runs()}.median(func(r record.Run) float64 { return r.Offered })
 }
 
-// countRuns says how many count, of how many, and whether any is noisy.
+// countRuns writes how many runs count, out of how many, and whether one is noisy.
 func (w row) countRuns() string {
 	runs := strconv.Itoa(len(w.runs))
 	if w.discarded > 0 {
