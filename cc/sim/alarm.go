@@ -2,7 +2,7 @@ package sim
 
 import "github.com/penstock-net/penstock/cc"
 
-// alarm is a call that is planned for one moment at a time.
+// alarm calls do at the planned time. At most one time is planned.
 type alarm struct {
 	w  *world
 	at cc.Time // cc.Never: it is not planned

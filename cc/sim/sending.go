@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// sending is what the sending ends of all flows have in common: packets that leave, and what becomes of them.
+// sending is the part that senders of streams and of datagrams share: it sends packets and counts their fates.
 type sending struct {
 	FlowResult // so far
 	w          *world
@@ -26,7 +26,7 @@ type sending struct {
 	perSecond        []cc.Bytes
 }
 
-// newSending is that of flow number i.
+// newSending returns the shared part of the sender of flow number i.
 func newSending(w *world, cfg FlowConfig, i int) sending {
 	from := w.origin.Add(max(cfg.Start, w.scenario.Warmup))
 	return sending{
@@ -57,8 +57,8 @@ func (s *sending) launch(size cc.Bytes, ecn Codepoint, arrive func(marked bool))
 	}
 }
 
-// settle notes what became of a packet of size bytes that came to the bottleneck at a time
-// and has further propagation behind it.
+// settle counts the fate of a packet of size bytes that reached the bottleneck at sent. The propagation delay outside
+// the bottleneck is behind.
 func (s *sending) settle(sent cc.Time, size cc.Bytes, behind time.Duration, v Verdict) {
 	left := sent
 	if v.Dropped == DropNone {
@@ -82,14 +82,14 @@ func (s *sending) settle(sent cc.Time, size cc.Bytes, behind time.Duration, v Ve
 	}
 }
 
-// count counts what happens now, if that time counts.
+// count adds one to n, unless the warm-up still runs.
 func (s *sending) count(n *int) {
 	if s.w.now >= s.from {
 		*n++
 	}
 }
 
-// deliver notes the first arrival of size bytes of payload.
+// deliver counts size bytes of payload that arrive for the first time.
 func (s *sending) deliver(size cc.Bytes) {
 	s.perSecond[s.w.now.Sub(s.w.origin)/time.Second] += size
 	if s.w.now >= s.from {
@@ -97,7 +97,7 @@ func (s *sending) deliver(size cc.Bytes) {
 	}
 }
 
-// sample notes the flow's state.
+// sample records the flow's state and the backlog of its queue.
 func (s *sending) sample(state flow.Snapshot, read cc.Bytes) {
 	bytes, packets := s.w.down.Backlog(s.w.now, s.host)
 	s.Samples = append(s.Samples, Sample{

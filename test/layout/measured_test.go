@@ -16,5 +16,6 @@ func TestMeasurementsAreShort(t *testing.T) {
 	hand, _, generated := strings.Cut(string(page), "<!-- Generated")
 	assert.True(t, generated, "what follows is written by make measurements")
 	assert.LessOrEqual(t, utf8.RuneCountInString(hand), 2_600)
-	assert.LessOrEqual(t, utf8.RuneCountInString(string(page)), 17_000, "two verdicts for each recipe, and a reason for each miss")
+	assert.LessOrEqual(t, utf8.RuneCountInString(string(page)), 17_000,
+		"two verdicts for each recipe, and a reason for each miss")
 }
